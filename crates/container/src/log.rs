@@ -1,8 +1,12 @@
 //! Log files that don't grow without bound.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// Mode of a log: its owner's alone to read, since what tenants' programs write is in it.
+const MODE: u32 = 0o600;
 
 /// Appends to a file. Where that would grow beyond its bound, it becomes `NAME.1`, in place of the
 /// one before, and a new one begins. What is written at once stays together in one file, and may
@@ -32,7 +36,9 @@ impl LogFile {
     }
 
     fn reopen(&mut self) -> io::Result<&mut File> {
-        let file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        let file = OpenOptions::new().create(true).append(true).mode(MODE).open(&self.path)?;
+        // An older version made it for everybody to read.
+        file.set_permissions(Permissions::from_mode(MODE))?;
         self.size = file.metadata()?.len();
         Ok(self.file.insert(file))
     }

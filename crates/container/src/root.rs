@@ -4,9 +4,9 @@
 //! Nothing of the host is in it but `/usr`, the accounts of its system and the files of
 //! [`ETC_COPIED`], none of which is secret on a usual machine.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
@@ -202,8 +202,7 @@ pub(crate) fn shown() -> Vec<PathBuf> {
 
 /// Makes the root of a guest in `root`, which is not there yet.
 pub(crate) fn make(spec: &GuestSpec, root: &Path) -> Result<()> {
-    DirBuilder::new().mode(0o755).create(root).at("make", root)?;
-    own(spec, root, ROOT)?;
+    make_dir(spec, root, 0o755, ROOT)?;
     for (dir, mode) in DIRS {
         make_dir(spec, &root.join(dir), *mode, ROOT)?;
     }

@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::Mode;
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -68,6 +69,9 @@ pub struct Paths {
     pub cgroup: String,
 }
 
+/// The mask of what makes a guest's files, from within or for it. pdpd's own is closer.
+pub(crate) const GUEST_MASK: Mode = Mode::from_raw_mode(0o022);
+
 /// Makes guests and helpers. Holds nothing that another could not make anew, and may be used by
 /// several threads for different guests.
 #[derive(Clone, Debug)]
@@ -108,7 +112,14 @@ impl Runtime {
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
         let workplace = Workplace::new(paths.work.clone(), cgroups.clone());
-        Ok(Self { paths, cgroups, workplace })
+        let this = Self { paths, cgroups, workplace };
+        // An older version let everybody pass, to environments, files and arguments.
+        for dir in this.list()? {
+            let mode = fs::metadata(&dir).at("look at", &dir)?.permissions().mode();
+            let closed = Permissions::from_mode(mode & 0o770);
+            fs::set_permissions(&dir, closed).at("set the mode of", &dir)?;
+        }
+        Ok(this)
     }
 
     /// Where things are.
@@ -357,10 +368,17 @@ impl Runtime {
             command.arg(run_as.workdir.as_deref().unwrap_or(Path::new("")));
         }
         command.args(argv);
-        if let Some(max) = record.open_files_max {
-            // SAFETY: between fork and exec only getrlimit(2) and setrlimit(2) are called, on values of the
-            // stack.
-            unsafe { command.pre_exec(move || init::limit(max)) };
+        let open_files_max = record.open_files_max;
+        // SAFETY: between fork and exec only system calls are made, on values of the stack.
+        unsafe {
+            command.pre_exec(move || {
+                if tty {
+                    rustix::process::setsid()?;
+                    rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+                }
+                rustix::process::umask(GUEST_MASK);
+                open_files_max.map_or(Ok(()), init::limit)
+            });
         }
         Ok((command, session))
     }
@@ -458,7 +476,16 @@ impl Runtime {
             return Err(fail(format!("{} has one already; delete it before", dir.display())));
         }
         DirBuilder::new().recursive(true).mode(0o711).create(dir).at("make", dir)?;
-        for above in dir.ancestors() {
+        let mode = match &what {
+            // The OCI runtime passes it as the guest's root, on the way to the guest's files.
+            What::Guest { users, .. } => {
+                chown(dir, None, Some(users.base)).at("give away", dir)?;
+                0o710
+            }
+            What::Helper(_) => 0o700,
+        };
+        fs::set_permissions(dir, Permissions::from_mode(mode)).at("set the mode of", dir)?;
+        for above in dir.ancestors().skip(1) {
             let mode = fs::metadata(above).at("look at", above)?.permissions().mode();
             if mode & 0o001 == 0 {
                 let above = above.display();

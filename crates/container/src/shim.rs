@@ -21,6 +21,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::io::FdFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
@@ -31,6 +32,7 @@ use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::log::LogFile;
 use crate::process::{Exit, Process, end_within};
+use crate::runtime::GUEST_MASK;
 use crate::spec::{HelperSpec, UserRange, bundle};
 use crate::store::{RUNC_PID, Store};
 use crate::view::View;
@@ -162,7 +164,8 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd, Option<Ear<Keeper>>)> {
     let dir = &*order.dir;
     rustix::process::setsid().at("make a session in", dir)?;
     rustix::process::chdir("/").at("go to", Path::new("/"))?;
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    // What it writes is for nobody else to read.
+    rustix::process::umask(Mode::from_raw_mode(0o066));
     let null = OpenOptions::new().read(true).write(true).open("/dev/null");
     let null = null.at("open", Path::new("/dev/null"))?;
     rustix::stdio::dup2_stdin(&null).at("redirect", dir)?;
@@ -232,7 +235,12 @@ fn create_container(
         .stderr(errors()?);
     // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
     // child may allocate and make system calls.
-    unsafe { command.pre_exec(move || view.enter()) };
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::umask(GUEST_MASK);
+            view.enter()
+        });
+    }
     let status = command.spawn().and_then(|mut runc| end_within(&mut runc, RUNC_WAIT));
     let status = status.at("run", &order.runc)?;
     if status.success() {

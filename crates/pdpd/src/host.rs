@@ -124,7 +124,10 @@ pub fn hide(state: &Path, text: String) -> String {
     }
 }
 
-fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> HostError + 'a {
+pub(crate) fn failed<'a>(
+    what: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> HostError + 'a {
     move |source| HostError::Io { what, path: path.into(), source }
 }
 
@@ -264,7 +267,7 @@ impl Host {
     pub fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
         let Some(path) = &plan.quota else { return Ok(()) };
         let cores = plan.container.limits.cpu_cores.unwrap_or(1.0);
-        write_file(path, format!("{cores}\n").as_bytes())
+        write_file(path, format!("{cores}\n").as_bytes(), 0o644)
     }
 
     /// Starts a helper of which there is nothing, that serves what connects to `socket`: made here, and its
@@ -399,10 +402,11 @@ pub fn find_image(image: &Image) -> Result<(), String> {
     }
 }
 
-/// Replaces a file's content in one step.
-pub fn write_file(path: &Path, content: &[u8]) -> Result<(), HostError> {
+/// Replaces a file's content in one step, and its mode.
+pub fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), HostError> {
     let partial = path.with_extension("partial");
     fs::write(&partial, content)
+        .and_then(|()| fs::set_permissions(&partial, fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&partial, path))
         .map_err(failed("can't write", path))
 }

@@ -26,6 +26,7 @@ use crate::control::{ControlError, Mirror, MuxHello, TapHelper};
 use crate::host::{self, Host, HostError, words};
 use crate::plan::{Directory, GuestPlan, KernelPlan, PortNow, TapHelperPlan};
 use crate::ports::Touched;
+use crate::state::PRIVATE;
 
 /// Entries of the kernel's neighbour tables that are left to the machine itself.
 const NEIGHBOURS_OF_MACHINE: u64 = 1024;
@@ -414,7 +415,7 @@ impl Machine for Host {
         if std::fs::read(path).is_ok_and(|before| before == content) {
             return Ok(false);
         }
-        host::write_file(path, content).map(|()| true)
+        host::write_file(path, content, PRIVATE).map(|()| true)
     }
 
     fn write_over(&self, path: &Path, content: &[u8]) -> Result<(), HostError> {

@@ -113,6 +113,9 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {
+    // What pdpd and its helpers write is for root to read, and directories for those who know a name to pass. What
+    // others read says so.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o066));
     let lib = match &arguments.lib_dir {
         Some(directory) => absolute(directory)?,
         None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
@@ -133,13 +136,11 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let state_directory = place(arguments.state_dir, "/var/lib")?;
     let pins = place(arguments.bpf_pin_dir, pdp_net::xdp::BPF_FS)?;
     let cgroup = arguments.cgroup.unwrap_or_else(|| base.clone());
-    // Guests read some of what is written.
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let descriptors = allow_descriptors()?;
     // Before anything in them is touched, and as long as the process lives.
     let claims =
         claim(claim::Places { run: &run, state: &state_directory, cgroup: &cgroup, pins: &pins })?;
-    let log = run.join("pdpd.log");
+    let log = run.join(upgrade::LOG);
     start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
     upgrade::prepare(&run, &cgroup)?;
     let places = Places { run: run.clone(), lib: lib.clone(), pins };

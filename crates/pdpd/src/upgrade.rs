@@ -16,13 +16,16 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pdp_container::cgroup::Cgroups;
-use pdp_container::tree;
+use pdp_container::{LogFile, tree};
 
-use crate::host::{HostError, words, write_file};
+use crate::host::{HostError, failed, words, write_file};
+use crate::plan::Places;
+use crate::state::PRIVATE;
 
 /// Version of the run directory. What came before 2 had records where guests could write them: none is read.
 pub const RUN_VERSION: u32 = 2;
@@ -32,6 +35,12 @@ pub const FILE: &str = "version";
 
 /// Longest number in it, bytes.
 const FILE_BYTES_MAX: u64 = 16;
+
+/// The log beside it.
+pub const LOG: &str = "pdpd.log";
+
+/// Files of a node's helpers.
+const CONFIGURATIONS: [&str; 2] = ["mirror.json", "management.json"];
 
 /// What versions before had in a run directory, and this one has.
 pub const NAMES: [&str; 5] = ["vnets", "externals", "mux", "records", "runc"];
@@ -51,7 +60,7 @@ pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
     let file = run.join(FILE);
     let found = read(&file);
     if found.as_deref() == Some(&RUN_VERSION.to_string()) {
-        return Ok(());
+        return close(run);
     }
     if NAMES.iter().any(|name| run.join(name).exists()) {
         let found = found.as_deref().unwrap_or("before there were any");
@@ -66,7 +75,35 @@ pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
             set_aside(run, name)?;
         }
     }
-    write_file(&file, RUN_VERSION.to_string().as_bytes())
+    write_file(&file, RUN_VERSION.to_string().as_bytes(), PRIVATE)
+}
+
+/// Takes from others than root what versions before let everybody read: names, addresses and settings of nodes.
+fn close(run: &Path) -> Result<(), HostError> {
+    let below = |dir: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let mut files = vec![run.join(FILE), LogFile::older(&run.join(LOG))];
+    for vnet in below(&run.join("vnets")) {
+        let (hosts, names) = (vnet.join(Places::HOSTS_BEFORE), vnet.join(Places::NAMES));
+        if hosts.is_file() {
+            // Those that run have it bound: it stays the same file. Whose directory it is follows with the vnet.
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&names)
+                .and_then(|()| fs::rename(&hosts, names.join(Places::HOSTS)))
+                .map_err(failed("can't move", &hosts))?;
+        }
+        let nodes = below(&vnet).into_iter();
+        files.extend(nodes.flat_map(|node| CONFIGURATIONS.map(|name| node.join(name))));
+    }
+    for file in files.iter().filter(|file| file.is_file()) {
+        fs::set_permissions(file, fs::Permissions::from_mode(PRIVATE))
+            .map_err(failed("can't set the mode of", file))?;
+    }
+    Ok(())
 }
 
 /// Removes what has a name in a run directory, or gives it another one, [`LEFT`]`NAME`, where it can't be removed.

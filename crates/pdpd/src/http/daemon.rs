@@ -231,8 +231,9 @@ pub trait Daemon: Send + Sync + 'static {
     fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem>;
 
     /// The command that runs `request.command` (a shell, if that is empty) in a guest, not
-    /// started, and the cgroup that it and all that it starts will be in. This module gives it pipes
-    /// or a terminal, and kills all that is in the cgroup when the client goes away.
+    /// started, and the cgroup that it and all that it starts will be in. This module gives it pipes, or a
+    /// terminal, which the command makes its session's own; and kills all that is in the cgroup when the client
+    /// goes away.
     fn exec(
         &self,
         vnet: &str,

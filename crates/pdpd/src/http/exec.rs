@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::answer::{Body, Failure, Names};
-use super::process::{Terminal, resize, with_terminal};
+use super::process::{Terminal, resize};
 use super::{Asked, Attended};
 
 /// Frames that may wait for the client; then the command waits.
@@ -100,7 +100,6 @@ impl Running {
         let terminal = match tty {
             Some(size) => {
                 let (terminal, side) = Terminal::open(size)?;
-                command = with_terminal(&command);
                 command.stdin(side.try_clone()?).stdout(side.try_clone()?).stderr(side);
                 Some(terminal)
             }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::process::Command;
 
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::pty::{OpenptyResult, openpty};
@@ -38,22 +37,4 @@ impl Terminal {
 pub fn resize(terminal: &OwnedFd, size: WindowSize) -> io::Result<()> {
     let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(tcsetwinsize(terminal, size)?)
-}
-
-/// The command as the leader of a session whose terminal is its standard input.
-pub fn with_terminal(command: &Command) -> Command {
-    // `setsid` (util-linux) makes the system calls that std can't without unsafe code. It goes
-    // on as the command itself, in the same process, as long as that leads no process group.
-    let mut leader = Command::new("setsid");
-    leader.arg("--ctty").arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => leader.env(name, value),
-            None => leader.env_remove(name),
-        };
-    }
-    if let Some(directory) = command.get_current_dir() {
-        leader.current_dir(directory);
-    }
-    leader
 }

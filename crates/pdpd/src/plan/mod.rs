@@ -74,9 +74,18 @@ impl Places {
         self.run.join("vnets").join(vnet).join(node)
     }
 
-    /// What the nodes of a vnet see as `/etc/hosts`. No node is called so.
+    /// A vnet's directory that its nodes alone may enter. No node is called so.
+    pub const NAMES: &str = "_names";
+
+    /// The file there that they see as `/etc/hosts`.
+    pub const HOSTS: &str = "hosts";
+
+    /// The file that older versions have them see, beside that directory.
+    pub const HOSTS_BEFORE: &str = "_hosts";
+
+    /// What the nodes of a vnet see as `/etc/hosts`.
     pub fn hosts(&self, vnet: &str) -> PathBuf {
-        self.run.join("vnets").join(vnet).join("_hosts")
+        self.run.join("vnets").join(vnet).join(Self::NAMES).join(Self::HOSTS)
     }
 
     /// The mux's control socket.

@@ -13,7 +13,7 @@ use pdp_proto::mux;
 use super::{Doing, Next, Reconciler, Removal, lock};
 use crate::host::HostError;
 use crate::key::Key;
-use crate::plan::{Places, Plan, VnetPlan};
+use crate::plan::{Directory, Places, Plan, VnetPlan};
 
 /// What is known of a vnet.
 #[derive(Debug, Default)]
@@ -82,8 +82,11 @@ impl Reconciler {
                 }
             }
         }
-        if !wanted.nodes.is_empty() {
-            machine.write_over(&self.places.hosts(name), wanted.hosts.as_bytes())?;
+        if let Some(node) = wanted.nodes.values().next() {
+            let (hosts, gid) = (self.places.hosts(name), node.control.users.base);
+            let path = hosts.parent().unwrap_or(&hosts).to_owned();
+            machine.make_directory(&Directory { path, gid, writable: false })?;
+            machine.write_over(&hosts, wanted.hosts.as_bytes())?;
         }
         machine.weigh(&Places::vnet_cgroup(name), wanted.weight)?;
         self.weigh_all(doing)?;

@@ -917,13 +917,16 @@ impl Daemon for Fake {
         let shell = ["env", "--default-signal=INT", "sh"].map(String::from);
         let words = if request.command.is_empty() { &shell[..] } else { &request.command };
         let session = self.cgroups.session("guest").map_err(Problem::internal)?;
-        let mut command = Command::new(&words[0]);
+        // As a guest's: its input is its own terminal.
+        let leads = request.tty.map_or(&[][..], |_| &["setsid", "--ctty"]);
+        let mut all: Vec<&str> = leads.to_vec();
+        let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", session.dir().display());
         if !words[0].starts_with('/') {
-            let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", session.dir().display());
-            command = Command::new("sh");
-            command.args(["-c", &enter, "sh", &words[0]]);
+            all.extend(["sh", "-c", &enter, "sh"]);
         }
-        command.args(&words[1..]);
+        all.extend(words.iter().map(String::as_str));
+        let mut command = Command::new(all[0]);
+        command.args(&all[1..]);
         command.env("PDP_NODE", node).env("PDP_PROCESS", request.process.to_string());
         if let Some(term) = &request.term {
             command.env("TERM", term);

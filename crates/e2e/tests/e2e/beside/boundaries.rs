@@ -1,8 +1,9 @@
-//! What a guest, a helper, the mux or a program of a memif group can write is nothing to root.
+//! What a guest, a helper, the mux or a program of a memif group can write is nothing to root, and what tenants have is
+//! read by root and their own processes alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -47,18 +48,28 @@ fn network(name: &str, guests: u32, attach: &str, program: &[&str]) -> String {
     two_hosts(name, &plane.to_string())
 }
 
-/// All below a directory, without what guests see as their own root, read-only.
+/// All below a directory.
 fn all_below(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
-        if path.ends_with("bundle/root") {
-            continue;
-        }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             all_below(&path, found);
         }
         found.push(path);
     }
+}
+
+/// The paths for which `test -WHAT` holds when a user of this group runs it.
+fn may(what: char, (uid, gid): (u32, u32), paths: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let list: String = paths.iter().map(|path| format!("{}\n", path.display())).collect();
+    let user = format!("--reuid={uid} --regid={gid} --clear-groups");
+    let mut command = Command::new("setpriv");
+    command.args(user.split(' ')).args(["sh", "-c"]).arg(format!(
+        "while read -r path; do test -{what} \"$path\" && echo \"$path\"; done; true"
+    ));
+    let output = run(&mut command, &list);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect()
 }
 
 #[test]
@@ -75,34 +86,155 @@ fn nobody_below_root_writes_what_root_reads() {
     assert!(users.len() > 8, "the mux, helpers and guests have users of their own: {users:?}");
     let mut paths = Vec::new();
     all_below(&node.run_dir(), &mut paths);
-    let list: String = paths.iter().map(|path| format!("{}\n", path.display())).collect();
+    // What guests see as their own root is read-only.
+    paths.retain(|path| !path.components().any(|part| part.as_os_str() == "root"));
     // What each of them may write: sockets, since that is to connect, and directories with a bound.
     let run_dir = node.run_dir();
     let mut bounded = BTreeSet::new();
-    for (uid, gid) in users {
-        let user = format!("--reuid={uid} --regid={gid} --clear-groups");
-        let mut command = Command::new("setpriv");
-        command.args(user.split(' ')).args(["sh", "-c"]);
-        command.arg("while read -r path; do test -w \"$path\" && echo \"$path\"; done; true");
-        let output = run(&mut command, &list);
-        assert!(output.status.success(), "{output:?}");
-        for path in String::from_utf8_lossy(&output.stdout).lines() {
-            let is_socket = path.ends_with(".sock");
+    for user in users {
+        for path in may('w', user, &paths) {
+            let is_socket = path.extension().is_some_and(|it| it == "sock");
             let is_null =
-                fs::symlink_metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
-            if is_socket || is_null && !path.contains("/vnets/") {
+                fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir());
+            let below = path.strip_prefix(&run_dir).expect("below it");
+            if is_socket || is_null && !below.starts_with("vnets") {
                 continue;
             }
-            let below = Path::new(path).strip_prefix(&run_dir).expect("below it");
             bounded.insert(below.to_owned());
-            let room = rustix::fs::statvfs(path).expect("a directory");
-            assert!(room.f_files <= 64 && room.f_blocks * room.f_frsize <= 64 << 10, "{path}");
-            let meta = fs::metadata(path).expect("a directory");
-            assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0o1770), "{path}");
+            let room = rustix::fs::statvfs(&path).expect("a directory");
+            assert!(room.f_files <= 64 && room.f_blocks * room.f_frsize <= 64 << 10, "{path:?}");
+            let meta = fs::metadata(&path).expect("a directory");
+            assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0o1770), "{path:?}");
         }
     }
     let expected = ["externals/in", "vnets/memifs/r1/g0/memif"].map(PathBuf::from);
     assert_eq!(bounded, BTreeSet::from(expected));
+}
+
+/// A network whose node has an environment, arguments, files, a volume and a published port.
+const SECRETS: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: secrets}
+spec:
+  nodes:
+    h:
+      kind: host
+      env: {PASSWORD: hunter2}
+      commands: [[sh, -c, "exec sleep 1000 # --token 4711"]]
+      files:
+        /etc/key: {content: "a key\n"}
+        /var/key: {content: "a key\n"}
+      volumes: [{source: data, target: /data, size: 16Mi}]
+      management: {ports: ["18099:80"]}
+"#;
+
+/// The network of each user id that a process of one has.
+fn owners(node: &Node) -> BTreeMap<u32, String> {
+    let mut owners = BTreeMap::new();
+    for record in fs::read_dir(node.run_dir().join("records")).expect("records").flatten() {
+        let name = record.file_name().into_string().expect("a name");
+        let pid: serde_json::Value = fs::read_to_string(record.path().join("pid"))
+            .ok()
+            .and_then(|text| serde_json::from_str(&text).ok())
+            .unwrap_or_default();
+        let uid = fs::metadata(format!("/proc/{}/stat", pid["pid"])).map(|meta| meta.uid());
+        let vnet = name.split('.').next().unwrap_or_default();
+        owners.extend(uid.ok().map(|uid| (uid, vnet.to_owned())));
+    }
+    owners.retain(|uid, _| *uid != 0);
+    owners
+}
+
+/// Asserts that each process reads what is its own network's alone, and that a stranger reads nothing.
+fn nobody_reads_anothers(node: &Node, when: &str) {
+    let (run_dir, state) = (node.run_dir(), node.directory.join("state"));
+    let mut paths = vec![run_dir.clone(), state.clone()];
+    all_below(&run_dir, &mut paths);
+    all_below(&state, &mut paths);
+    assert!(paths.len() > 500, "{when}: {} paths", paths.len());
+    let relative = |path: &Path| path.strip_prefix(&node.directory).expect("below").to_owned();
+    let is_socket =
+        |path: &Path| fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    let is_special = |path: &Path| {
+        fs::metadata(path).is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) && !is_socket(path)
+    };
+    let mut users = owners(node);
+    assert!(users.len() >= 6, "{when}: the mux, helpers and guests of three networks: {users:?}");
+    let strangers = [71_002, 65_534, GROUP].map(|uid| (uid, String::new()));
+    users.extend(strangers);
+    for (uid, vnet) in &users {
+        let user = (*uid, *uid);
+        let own = |path: &Path| {
+            let path = path.strip_prefix("run").unwrap_or(path);
+            let is_mux = vnet == "mux";
+            match path.strip_prefix("vnets") {
+                // The mux has the routes of those that it forwards for.
+                Ok(path) if is_mux => path.ends_with("routes") || path.ends_with("routes.sock"),
+                Ok(path) => path.starts_with(vnet),
+                // A memif program reaches the mux.
+                _ if *uid == GROUP => path.starts_with("externals/in"),
+                _ => {
+                    path.starts_with("records")
+                        && path.to_string_lossy().contains(&format!("records/{vnet}."))
+                }
+            }
+        };
+        let mut read: BTreeSet<PathBuf> = may('r', user, &paths);
+        read.retain(|path| !is_socket(path) && !is_special(path));
+        let mut reached = may('w', user, &paths);
+        reached.retain(|path| is_socket(path));
+        let others = |paths: BTreeSet<PathBuf>| -> BTreeSet<PathBuf> {
+            paths.iter().map(|path| relative(path)).filter(|path| !own(path)).collect()
+        };
+        assert_eq!(others(read), BTreeSet::new(), "{when}: {uid} of {vnet:?} reads this");
+        let api = BTreeSet::from([PathBuf::from("run/pdpd.sock")]);
+        assert_eq!(others(reached), api, "{when}: {uid} of {vnet:?} connects to these");
+    }
+}
+
+#[test]
+fn users_of_the_machine_read_nothing_of_tenants() {
+    let mut node = start("reads");
+    node.apply(&network("memifs", 1, "memif", &["sleep", "1000"]));
+    node.apply(&two_hosts("engine", "{kind: fastpath, power: 0.1}"));
+    node.apply(SECRETS);
+    nobody_reads_anothers(&node, "made");
+    // The node has all of it, as whichever user.
+    let read = "cat /etc/key /var/key; getent hosts localhost; ls /data";
+    for user in [&[][..], &["-u", "nobody"]] {
+        let mut words = vec!["exec", "-n"];
+        words.extend(user);
+        words.extend(["secrets/h", "--", "sh", "-c", read]);
+        let text = node.try_pdp(&words).unwrap_or_else(|words| words);
+        assert!(text.starts_with("a key\na key\n"), "{user:?}: {text}");
+    }
+    // A daemon of before left files for everybody to read.
+    node.kill_pdpd();
+    let run_dir = node.run_dir();
+    let open = |path: PathBuf, mode| {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))
+            .unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    };
+    for name in ["secrets.h", "good.r1", "good.r1.g0"] {
+        open(node.record(name), 0o711);
+    }
+    for name in
+        ["pdpd.log", "version", "vnets/good/r1/mirror.json", "vnets/secrets/h/management.json"]
+    {
+        open(run_dir.join(name), 0o644);
+    }
+    let before = run_dir.join("vnets/good/_hosts");
+    fs::rename(run_dir.join("vnets/good/_names/hosts"), &before).expect("as it was before");
+    fs::remove_dir(run_dir.join("vnets/good/_names")).expect("as it was before");
+    node.start_pdpd();
+    eventually("the file of names is where it belongs", || !before.exists());
+    nobody_reads_anothers(&node, "upgraded");
+    // The nodes that ran before have names that come later.
+    node.apply(&two_hosts("good", "{power: 0.2}").replace("10.2.0.2", "10.2.0.77"));
+    eventually("h1 hears of it", || {
+        node.try_exec("good/h1", "grep -q 10.2.0.77 /etc/hosts").is_ok()
+    });
 }
 
 #[test]
