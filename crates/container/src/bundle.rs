@@ -41,6 +41,9 @@ const FILES_AND_BINDS_MAX: usize = 512;
 /// Volumes of a guest.
 const VOLUMES_MAX: usize = 64;
 
+/// Pseudo-terminals of a guest. The kernel has one number of them for all guests of the machine.
+pub const TERMINALS_MAX: u32 = 64;
+
 /// Commands of a guest.
 const COMMANDS_MAX: usize = 128;
 
@@ -471,13 +474,14 @@ fn system_mounts(profile: Profile) -> Vec<Value> {
     let mount = |target: &str, kind: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": kind, "options": options });
     let mut shared = vec!["nosuid", "noexec", "nodev", "mode=1777"];
     shared.push(if profile.is_forwarding() { "size=4m" } else { "size=64m" });
+    let terminals = format!("max={TERMINALS_MAX}");
     vec![
         mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=64k"]),
         mount(
             "/dev/pts",
             "devpts",
-            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", &terminals],
         ),
         mount("/dev/shm", "tmpfs", &shared),
         mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),

@@ -47,6 +47,7 @@ mod view;
 pub mod volumes;
 pub mod work;
 
+pub use bundle::TERMINALS_MAX;
 pub use disk::free_bytes;
 pub use error::{Error, Result, words};
 pub use log::LogFile;
@@ -59,3 +60,4 @@ pub use spec::{
 };
 pub use status::{CommandState, CommandStatus, WORDS_BYTES_MAX};
 pub use store::RECORD_VERSION;
+pub use view::INOTIFY_INSTANCES_MAX;

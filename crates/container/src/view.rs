@@ -57,6 +57,13 @@ pub(crate) const ROOTFS: &str = "rootfs";
 /// In a bundle: where the guest's user namespace is mounted for the OCI runtime.
 pub(crate) const USERS: &str = "users";
 
+/// The bound of that in a user namespace.
+const INOTIFY_INSTANCES: &str = "/proc/sys/user/max_inotify_instances";
+
+/// Inotify instances of each user of a guest. The kernel counts those of all guests of a vnet at its first user id as
+/// well, and has room for fewer there unless it is told.
+pub const INOTIFY_INSTANCES_MAX: u32 = 128;
+
 /// What is to be mounted for one guest.
 pub(crate) struct View {
     mounts: Vec<(OwnedFd, PathBuf)>,
@@ -278,6 +285,9 @@ fn leave(user: u32) -> io::Result<()> {
     unsafe {
         check(libc::prctl(libc::PR_SET_SECUREBITS, libc::SECBIT_NO_SETUID_FIXUP, 0, 0, 0))?;
         check(libc::setresuid(user, user, user))?;
-        check(libc::unshare(libc::CLONE_NEWUSER))
+        check(libc::unshare(libc::CLONE_NEWUSER))?;
     }
+    // Of this namespace, whose root has no right to raise it. A kernel without such bounds has others.
+    let _ = fs::write(INOTIFY_INSTANCES, INOTIFY_INSTANCES_MAX.to_string());
+    Ok(())
 }

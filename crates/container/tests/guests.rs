@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pdp_container::{
-    Bind, Command, Error, File, GuestSpec, HelperSpec, Limits, Owned, Paths, Profile, Restart,
-    Root, RunAs, Runtime, State, UserRange,
+    Bind, Command, Error, File, GuestSpec, HelperSpec, INOTIFY_INSTANCES_MAX, Limits, Owned, Paths,
+    Profile, Restart, Root, RunAs, Runtime, State, TERMINALS_MAX, UserRange,
 };
 
 const GRACE: Duration = Duration::from_secs(10);
@@ -567,6 +567,52 @@ signal.pause()
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let queued = status.split_once("SigQ:").unwrap().1.split_once('/').unwrap().0.trim();
     assert!(queued.parse::<u64>().unwrap() < 2000, "root has {queued} signals queued");
+}
+
+/// Takes all that it gets of something, says how much that is, and holds it.
+fn takes_all(what: &str) -> String {
+    format!(
+        "
+import ctypes, os, signal
+libc, held = ctypes.CDLL(None), 0
+while held < 100_000 and {what} >= 0:
+    held += 1
+print('holds', held, flush=True)
+signal.pause()
+"
+    )
+}
+
+/// Pseudo-terminals are one number for the machine, inotify instances for all guests of a network.
+#[test]
+fn a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs() {
+    let fixture = Fixture::new();
+    let terminal = takes_all("libc.open(b'/dev/ptmx', os.O_RDWR | os.O_NOCTTY)");
+    let instance = takes_all("libc.inotify_init()");
+    let greedy: Vec<GuestSpec> = [&terminal, &instance]
+        .map(|script| {
+            let mut spec = fixture.spec(Profile::Host, &[&["python3", "-c", script]]);
+            spec.open_files_max = 10_000;
+            fixture.run(&spec);
+            spec
+        })
+        .into();
+    let held = |spec: &GuestSpec| {
+        let said = log(&spec.dir).split_once(" holds ")?.1.trim().parse::<u32>();
+        Some(said.expect("a number"))
+    };
+    eventually("they hold all that they get", || greedy.iter().all(|spec| held(spec).is_some()));
+    assert_eq!(held(&greedy[0]), Some(TERMINALS_MAX));
+    assert!(held(&greedy[1]).is_some_and(|held| held <= INOTIFY_INSTANCES_MAX));
+    let other = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+    fixture.run(&other);
+    let one = "import os; os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY); print('has one')";
+    let said = fixture.exec_as(&other, &RunAs::default(), &["python3", "-c", one]);
+    assert_eq!(said, (true, "has one\n".to_owned()));
+    // A guest's root can't raise the bound.
+    let raise = "cat /proc/sys/user/max_inotify_instances; echo 1000 > /proc/sys/user/max_inotify_instances";
+    let (raised, said) = fixture.exec(&other, raise);
+    assert!(!raised && said.starts_with(&format!("{INOTIFY_INSTANCES_MAX}\n")), "{said}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ use pdpd::http::Daemon;
 use pdpd::model::Model;
 use pdpd::plan::Places;
 use pdpd::ports::Ports;
+use pdpd::rooms::Rooms;
 use pdpd::state::State;
 
 /// Two routers of two guests and four ports each, and two hosts.
@@ -150,6 +151,7 @@ fn main() -> Result<()> {
         runtime,
         state,
         neighbours: AtomicU64::default(),
+        rooms: Rooms::default(),
     };
     let descriptors = Descriptors { limit: 1 << 20, kept: 0 };
     let engine = Arc::new(Engine::new(Arc::new(host), cpus, false, descriptors, |_| ())?);

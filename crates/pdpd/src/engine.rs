@@ -984,6 +984,7 @@ mod tests {
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&directory.join("state")).unwrap()),
             neighbours: AtomicU64::default(),
+            rooms: crate::rooms::Rooms::default(),
         };
         let descriptors = Descriptors { limit: 1000, kept: 0 };
         Engine::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()

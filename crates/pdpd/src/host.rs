@@ -20,6 +20,7 @@ use rustix::event::{Timespec, epoll};
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, Plan, TapHelperPlan};
 use crate::ports::Ports;
+use crate::rooms::Rooms;
 use crate::sockets;
 use crate::state::{State, StateError};
 
@@ -146,6 +147,8 @@ pub struct Host {
     pub ports: Ports,
     /// Entries that the kernel's neighbour tables were given room for.
     pub neighbours: AtomicU64,
+    /// What else the guests together were given room for.
+    pub rooms: Rooms,
 }
 
 impl Host {
@@ -542,6 +545,7 @@ mod tests {
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&at("state")).unwrap()),
             neighbours: AtomicU64::default(),
+            rooms: Rooms::default(),
         };
         let (planned, other) = (at("memif.sock"), at("other.sock"));
         let mut sockets = vec![planned.clone(); 20_000];

@@ -16,6 +16,7 @@
 //! | [`doctor`] | what the machine can and can't do |
 //! | [`claim`] | places that no other daemon may have |
 //! | [`machine`], [`host`], [`control`] | what can be done on the machine; calls to the mux and the helpers |
+//! | [`rooms`] | settings of the kernel that bound what all guests have together |
 //! | [`state`] | what is remembered |
 
 #![forbid(unsafe_code)]
@@ -46,6 +47,7 @@ pub mod ports;
 pub mod queue;
 pub mod reconcile;
 pub mod remains;
+pub mod rooms;
 pub mod shared;
 pub mod sockets;
 pub mod state;

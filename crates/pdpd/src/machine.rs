@@ -197,6 +197,10 @@ pub trait Machine: Debug + Send + Sync {
     /// to a bound.
     fn make_room_for_neighbours(&self, count: u64);
 
+    /// Sees to it that each of `all` guests, `of_vnet` of which are one network's, can have what it may of what the
+    /// kernel bounds for all together.
+    fn make_room_for_guests(&self, all: u64, of_vnet: u64);
+
     /// Kills what is left in a cgroup, and removes it once that has ended; false: it has not yet. An
     /// empty name means all below pdpd's own, which stays.
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError>;
@@ -455,6 +459,10 @@ impl Machine for Host {
                 words(&error)
             );
         }
+    }
+
+    fn make_room_for_guests(&self, all: u64, of_vnet: u64) {
+        self.rooms.for_guests(all, of_vnet);
     }
 
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError> {

@@ -24,6 +24,7 @@ use pdpd::http::tls::Tls;
 use pdpd::http::{self, Listeners};
 use pdpd::plan::Places;
 use pdpd::ports::Ports;
+use pdpd::rooms::Rooms;
 use pdpd::state::State;
 use pdpd::upgrade;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -178,6 +179,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         runtime,
         state: state.clone(),
         neighbours: AtomicU64::default(),
+        rooms: Rooms::default(),
     });
     pdpd::ports::attend(&host).context("start a thread")?;
     // The variable alone may come from a service that a shell above belongs to.

@@ -307,6 +307,8 @@ impl Machine for Pretend {
 
     fn make_room_for_neighbours(&self, _: u64) {}
 
+    fn make_room_for_guests(&self, _: u64, _: u64) {}
+
     fn remove_cgroup(&self, _: &str) -> Result<bool, HostError> {
         Ok(true)
     }

@@ -198,6 +198,8 @@ pub struct Plan {
     /// Entries of the kernel's neighbour table that the vnets may have together,
     /// [`VnetPlan::neighbours`].
     pub neighbours: u64,
+    /// Guests of all vnets, [`VnetPlan::guests`].
+    pub guests: u64,
 }
 
 impl Plan {
@@ -481,6 +483,8 @@ pub struct VnetPlan {
     /// Entries of the kernel's neighbour table, which all network namespaces share, of each family: what its
     /// forwarding guests may ask for at a time, room for what kernels that forward do, and stations on its links.
     pub neighbours: u64,
+    /// Containers: control guests, hosts and forwarding guests.
+    pub guests: u64,
 }
 
 /// A node: its control side and its forwarding guests.
@@ -656,7 +660,9 @@ pub fn plan(
     (before, same): (&Plan, bool),
 ) -> Result<Plan, PlanError> {
     let (mut planned, mut weight) = (before.vnets.clone(), before.weight);
-    let mut neighbours = before.neighbours;
+    let (mut neighbours, mut guests) = (before.neighbours, before.guests);
+    let guests_of =
+        |plan: &Shared<VnetPlan>, name: &str| plan.get(name).map_or(0, |vnet| vnet.guests);
     let neighbours_of =
         |plan: &Shared<VnetPlan>, name: &str| plan.get(name).map_or(0, |vnet| vnet.neighbours);
     let weight_of = |plan: &Shared<VnetPlan>, name: &str| {
@@ -676,6 +682,7 @@ pub fn plan(
         weight = weight - weight_of(&before.vnets, name) + weight_of(&planned, name);
         neighbours =
             neighbours - neighbours_of(&before.vnets, name) + neighbours_of(&planned, name);
+        guests = guests - guests_of(&before.vnets, name) + guests_of(&planned, name);
     }
     let takes_as_before = |name: &&str| {
         let [was, is] =
@@ -683,7 +690,7 @@ pub fn plan(
         was.unwrap_or(&BTreeMap::new()) == is.unwrap_or(&BTreeMap::new())
     };
     if same && changed.iter().all(takes_as_before) {
-        return Ok(Plan { vnets: planned, weight, neighbours, ..before.clone() });
+        return Ok(Plan { vnets: planned, weight, neighbours, guests, ..before.clone() });
     }
     let mut externals = BTreeMap::new();
     for (name, interface) in &substrate.interfaces {
@@ -713,6 +720,7 @@ pub fn plan(
         weight,
         capacity: substrate.forwarding_engines.values().map(|it| u64::from(it.capacity.0)).sum(),
         neighbours,
+        guests,
     })
 }
 
@@ -873,10 +881,23 @@ impl VnetPlanner<'_> {
             vlinks,
         };
         let (weight, neighbours) = (weight(&nodes), neighbours(&nodes));
+        let guests = nodes.values().map(|node| 1 + node.guests.len() as u64).sum();
         let silent = self.holding.links_silent.clone();
         let hosts = hosts::text(self.name, self.spec);
         let takes = self.takes();
-        Ok(VnetPlan { nodes, mux, links, ways, far, silent, hosts, takes, weight, neighbours })
+        Ok(VnetPlan {
+            nodes,
+            mux,
+            links,
+            ways,
+            far,
+            silent,
+            hosts,
+            takes,
+            weight,
+            neighbours,
+            guests,
+        })
     }
 
     fn takes(&self) -> BTreeMap<String, Takes> {

@@ -90,6 +90,7 @@ impl Reconciler {
         }
         machine.weigh(&Places::vnet_cgroup(name), wanted.weight)?;
         self.weigh_all(doing)?;
+        machine.make_room_for_guests(plan.guests, wanted.guests);
         let mux = self.mux_process();
         if side.mux != mux {
             (side.mux, side.told) = (mux, None);

@@ -323,3 +323,66 @@ fn forged_records_rubbish_and_depth_are_nothing_to_root() {
     drop(program);
     assert_eq!(node.leftovers(), [""; 0]);
 }
+
+/// Two hosts of two networks.
+fn two_networks() -> String {
+    let host = |name| {
+        format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\nspec: {{nodes: {{a: {{kind: host}}, b: \
+             {{kind: host}}}}}}\n"
+        )
+    };
+    format!("{}---\n{}", host("one"), host("two"))
+}
+
+/// What a command prints in a terminal of a node's.
+fn in_terminal(node: &Node, target: &str, line: &str) -> String {
+    let pdp = node.pdp_command(&["exec", "-t", target, "--", "sh", "-c", line]);
+    let words = std::iter::once(pdp.get_program()).chain(pdp.get_args());
+    let words: Vec<&str> = words.map(|word| word.to_str().expect("UTF-8")).collect();
+    let words = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+    let output = run(Command::new("script").args(["-qec", &words, "/dev/null"]), "");
+    // Before it, what `script` types at the end of its own input.
+    String::from_utf8_lossy(&output.stdout).replace('\r', "").trim_start_matches("^@").to_owned()
+}
+
+/// Pseudo-terminals are one number for all guests of the machine, inotify instances for all of a network.
+#[test]
+fn what_the_kernel_bounds_for_all_guests_is_not_one_guests() {
+    let node = Node::start("all");
+    node.apply(SUBSTRATE);
+    node.apply(&two_networks());
+    let all = r#"python3 -c "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+for what in (lambda: libc.open(b'/dev/ptmx', os.O_RDWR | os.O_NOCTTY), libc.inotify_init):
+    held = 0
+    while held < 100_000 and what() >= 0: held += 1
+    print('holds', held, flush=True)
+time.sleep(1000)""#;
+    let greedy =
+        Background::start(&mut node.pdp_command(&["exec", "one/a", "--", "sh", "-c", all]));
+    let one = r#"python3 -c "
+import ctypes, os
+print(ctypes.CDLL(None).inotify_init() >= 0, os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY) >= 0)""#;
+    let in_shell = |line: &str, target: &str| node.pdp(&["exec", target, "--", "sh", "-c", line]);
+    eventually("it holds all that it gets", || {
+        in_terminal(&node, "one/a", "tty").contains("no space")
+    });
+    for other in ["one/b", "two/a"] {
+        assert_eq!(in_terminal(&node, other, "tty"), "/dev/pts/0\n", "{other}");
+        assert_eq!(in_shell(one, other), "True True\n", "{other}");
+    }
+    // A terminal's session has the bounds that all commands in a node have.
+    let bounds = "ulimit -c; ulimit -n; umask";
+    assert_eq!(in_terminal(&node, "one/b", bounds), in_shell(bounds, "one/b"));
+    let setting = |path| {
+        fs::read_to_string(path).expect("a setting").trim().parse::<u64>().expect("a number")
+    };
+    // Of 4 guests, and of 2 of a network.
+    assert!(
+        setting("/proc/sys/kernel/pty/max") >= 4 * 64 + setting("/proc/sys/kernel/pty/reserve")
+    );
+    assert!(setting("/proc/sys/fs/inotify/max_user_instances") >= 2 * 128);
+    drop(greedy);
+}
