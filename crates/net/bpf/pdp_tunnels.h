@@ -17,7 +17,7 @@
 #include "pdp_ports.h"
 
 #define TUNNELS_MAX (2 * PORTS_MAX)
-#define LIMITS_MAX 4096
+#define LIMITS_MAX 32768
 
 #define DONT_FRAGMENT 0x4000
 #define VXLAN_VALID 0x08

@@ -30,7 +30,7 @@ use sha2::{Digest, Sha256};
 use crate::access::{Scope, hex};
 use crate::host::{hide, words};
 use crate::http::ProgressFn;
-use crate::ledger::UID_BASE;
+use crate::ledger::{GONE, UID_BASE};
 use crate::model::Model;
 use crate::reconcile::lock;
 use skopeo::Job;
@@ -100,8 +100,8 @@ pub struct Images {
     pub settings: Settings,
     /// Held while an image is brought, by tenant: as many have it as are in line.
     bringing: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
-    /// Which user ids pulls have.
-    slots: Mutex<BTreeSet<u32>>,
+    /// User ids of pulls.
+    slots: Mutex<Slots>,
     /// Images that changes under way need, by owner and digest.
     held: Mutex<BTreeMap<(String, String), usize>>,
     /// The daemon ends.
@@ -131,7 +131,7 @@ struct Slot<'a>(&'a Images, u32);
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        lock(&self.0.slots).remove(&self.1);
+        lock(&self.0.slots).taken.remove(&self.1);
     }
 }
 
@@ -427,6 +427,8 @@ impl Images {
                 Err(_) => self.store.forget(&owner).map(drop).map_err(|error| words(&error)),
             });
         }
+        let model = now();
+        lock(&self.slots).keep_only(|owner| owner == NODE || model.tenants.contains_key(owner));
         first
     }
 
@@ -598,7 +600,7 @@ impl Images {
         told: &mut dyn FnMut(u64),
     ) -> Result<String, String> {
         let room = self.room(owner)?;
-        let (slot, uid) = self.slot()?;
+        let (slot, uid) = self.slot(owner.name)?;
         let work = self.store.begin(uid).map_err(|error| self.reason(&error))?;
         let mut bounds = self.settings.bounds;
         bounds.bytes = bounds.bytes.min(room.bytes);
@@ -676,12 +678,38 @@ impl Images {
         Ok(How { global, auth, certs: certs.filter(|certs| certs.is_dir()) })
     }
 
-    fn slot(&self) -> Result<(Slot<'_>, u32), String> {
-        let mut slots = lock(&self.slots);
-        let free = (0..PULLS_MAX).find(|slot| !slots.contains(slot));
+    fn slot(&self, owner: &str) -> Result<(Slot<'_>, u32), String> {
+        let free = lock(&self.slots).take(owner);
         let free = free.ok_or_else(|| format!("{PULLS_MAX} pulls at a time are the limit"))?;
-        slots.insert(free);
         Ok((Slot(self, free), UID_BASE + 1 + free))
+    }
+}
+
+/// User ids of pulls: which are in use, and whose each was last.
+#[derive(Debug, Default)]
+struct Slots {
+    taken: BTreeSet<u32>,
+    owners: BTreeMap<u32, String>,
+}
+
+impl Slots {
+    /// One that this owner had, else one that nobody had, and only then one of an owner that is gone.
+    fn take(&mut self, owner: &str) -> Option<u32> {
+        let of = |whose: Option<&str>| {
+            let is_whose = |slot: &u32| self.owners.get(slot).map(String::as_str) == whose;
+            (0..PULLS_MAX).find(|slot| !self.taken.contains(slot) && is_whose(slot))
+        };
+        let slot = of(Some(owner)).or_else(|| of(None)).or_else(|| of(Some(GONE)))?;
+        self.taken.insert(slot);
+        self.owners.insert(slot, owner.to_owned());
+        Some(slot)
+    }
+
+    /// Lets others have the ids of owners that are gone.
+    fn keep_only(&mut self, is_there: impl Fn(&str) -> bool) {
+        for owner in self.owners.values_mut().filter(|owner| !is_there(owner)) {
+            GONE.clone_into(owner);
+        }
     }
 }
 
@@ -802,5 +830,25 @@ fn find(index: &Index, image: &str) -> Result<String, Problem> {
             let problem = format!("{} images begin with {image}", found.len());
             Err(Problem::new(ProblemKind::Invalid, problem).hint("give more of the digest"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As with user ids of vnets: a file that a pull left is no other owner's.
+    #[test]
+    fn user_ids_of_pulls_stay_their_owners() {
+        let mut slots = Slots::default();
+        let first = slots.take("acme").unwrap();
+        slots.taken.remove(&first);
+        let others: BTreeSet<u32> = (1..PULLS_MAX).filter_map(|_| slots.take("other")).collect();
+        assert!(others.len() == PULLS_MAX as usize - 1 && !others.contains(&first));
+        assert_eq!(slots.take("other"), None);
+        assert_eq!(slots.take("acme"), Some(first));
+        slots.taken.remove(&first);
+        slots.keep_only(|owner| owner == "other");
+        assert_eq!(slots.take("new"), Some(first), "all others are in use");
     }
 }

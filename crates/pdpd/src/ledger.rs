@@ -3,12 +3,12 @@
 //!
 //! Pure: a change is planned on a copy, and what differs is stored with the specs it belongs to.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pdp_alloc::Share;
 use pdp_net::ports::PORTS_MAX;
-use pdp_spec::Shares;
+use pdp_spec::{Shares, tenant_of};
 
 use crate::shared::{self, Shared};
 
@@ -23,8 +23,25 @@ pub const UIDS_PER_VNET: u32 = 1 << 16;
 /// guest can become.
 const UID_STRIDE: u32 = 2 * UIDS_PER_VNET;
 
-/// Vnets of one pdpd, with those that are going: the first range of user ids is the mux's.
-pub const VNETS_MAX: u32 = 4000;
+/// Numbers of vnets: as many as there are ranges of user ids from [`UID_BASE`] on, of which the first is the mux's.
+pub const NUMBERS_MAX: u32 = 28_000;
+
+/// Numbers that one tenant owns at most.
+pub const TENANT_NUMBERS_MAX: usize = 2 * pdp_spec::limits::VNETS_MAX;
+
+/// Numbers that tenants leave to operators.
+pub const OPERATORS_NUMBERS: usize = pdp_spec::limits::VNETS_MAX;
+
+/// Owner of numbers that belong to the operators' vnets. No tenant's name begins so.
+pub const OPERATORS: &str = "_operators";
+
+/// Owner of numbers whose tenant was deleted.
+pub const GONE: &str = "_gone";
+
+/// Owner of a vnet's number: its tenant, or [`OPERATORS`].
+pub fn owner_of(vnet: &str) -> &str {
+    tenant_of(vnet).unwrap_or(OPERATORS)
+}
 
 /// A share of a forwarding engine: a forwarding guest's, or the kernel's where it forwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +120,9 @@ impl Holding {
 pub struct Ledger {
     /// By vnet. One that is going has its number alone.
     pub vnets: Shared<Holding>,
+    /// Owner of every number that a vnet ever had. Files that outlast a vnet keep its user ids, so a number stays its
+    /// owner's as long as that tenant exists.
+    pub owners: Arc<BTreeMap<u32, String>>,
     /// Everything was stopped by its user, and stays so over restarts.
     pub stopped: bool,
 }
@@ -112,7 +132,9 @@ impl Ledger {
     pub fn of(&self, vnet: &str, free: &mut FreeNumbers) -> Option<Holding> {
         match self.vnets.get(vnet) {
             Some(holding) => Some(Holding::clone(holding)),
-            None => Some(Holding { number: free.next(self)?, ..Holding::default() }),
+            None => {
+                Some(Holding { number: free.next(self, owner_of(vnet))?, ..Holding::default() })
+            }
         }
     }
 
@@ -121,9 +143,21 @@ impl Ledger {
         Some(self.vnets.get(vnet)?.number)
     }
 
-    /// Has a vnet hold this, or nothing, not even its number.
+    /// Has a vnet hold this, or nothing, not even its number. The number is its owner's from then on.
     pub fn set(&mut self, vnet: &str, holding: Option<Holding>) {
+        if let Some(Holding { number, .. }) = &holding
+            && self.owners.get(number).map(String::as_str) != Some(owner_of(vnet))
+        {
+            Arc::make_mut(&mut self.owners).insert(*number, owner_of(vnet).to_owned());
+        }
         shared::set(&mut self.vnets, vnet, holding);
+    }
+
+    /// Leaves the numbers of a tenant that was deleted without an owner: a later tenant of that name is another one.
+    pub fn forget_tenant(&mut self, tenant: &str) {
+        for owner in Arc::make_mut(&mut self.owners).values_mut().filter(|it| *it == tenant) {
+            GONE.clone_into(owner);
+        }
     }
 
     /// Takes back all that a vnet has but its number, which what is left of it still bears.
@@ -188,18 +222,38 @@ impl FreePorts {
     }
 }
 
-/// Numbers that no vnet has, found once for all that want one.
+/// Numbers that vnets have, found once for all that want one.
 #[derive(Debug, Default)]
-pub struct FreeNumbers(Option<VecDeque<u32>>);
+pub struct FreeNumbers(Option<BTreeSet<u32>>);
 
 impl FreeNumbers {
-    fn next(&mut self, ledger: &Ledger) -> Option<u32> {
-        let free = self.0.get_or_insert_with(|| {
-            let taken: BTreeSet<u32> = ledger.vnets.values().map(|vnet| vnet.number).collect();
-            (0..VNETS_MAX).filter(|number| !taken.contains(number)).collect()
-        });
-        free.pop_front()
+    fn next(&mut self, ledger: &Ledger, owner: &str) -> Option<u32> {
+        let numbers = || ledger.vnets.values().map(|vnet| vnet.number).collect();
+        let taken = self.0.get_or_insert_with(numbers);
+        let number = choose(&ledger.owners, taken, owner)?;
+        taken.insert(number);
+        Some(number)
     }
+}
+
+/// The number that an owner gets: the lowest of its own that is not taken, else the lowest that nobody ever had, and
+/// only when there is none left one whose tenant was deleted. Never one of another owner.
+fn choose(owners: &BTreeMap<u32, String>, taken: &BTreeSet<u32>, owner: &str) -> Option<u32> {
+    let of = |whose: &str| {
+        let mut numbers =
+            owners.iter().filter(|(number, of)| *of == whose && !taken.contains(number));
+        numbers.next().map(|(number, _)| *number)
+    };
+    if let Some(own) = of(owner) {
+        return Some(own);
+    }
+    let count = |whose: &str| owners.values().filter(|of| *of == whose).count();
+    let left = NUMBERS_MAX as usize - owners.len() + count(GONE);
+    if owner != OPERATORS && (left <= OPERATORS_NUMBERS || count(owner) >= TENANT_NUMBERS_MAX) {
+        return None;
+    }
+    let mut fresh = (0..NUMBERS_MAX).filter(|number| !owners.contains_key(number));
+    fresh.next().or_else(|| of(GONE))
 }
 
 /// First user id of the vnet of this number.
@@ -210,6 +264,7 @@ pub fn vnet_uid_base(vnet: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::{Change, State};
     use proptest::prelude::*;
 
     #[test]
@@ -253,24 +308,90 @@ mod tests {
         }
     }
 
-    #[test]
-    fn numbers_have_an_end() {
-        let (mut ledger, mut free) = (Ledger::default(), FreeNumbers::default());
-        for vnet in 0..VNETS_MAX {
-            let holding = ledger.of(&vnet.to_string(), &mut free).unwrap();
-            assert_eq!(holding.number, vnet);
-            ledger.set(&vnet.to_string(), Some(holding));
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Whatever tenants do, whoever is deleted and however often pdpd is started anew: a number that a tenant had
+        /// is no other owner's while that tenant exists, and afterwards nobody's before all others were used.
+        #[test]
+        fn a_number_once_a_tenants_is_never_anothers(
+            steps in proptest::collection::vec((0u8..8, 0usize..4, 0u8..4), 0..80),
+        ) {
+            const OWNERS: [&str; 4] = ["a.", "b.", "c.", ""];
+            let directory = tempfile::tempdir().unwrap();
+            let mut state = State::open(directory.path()).unwrap();
+            let mut ledger = Ledger::default();
+            // By generation: a tenant that is deleted and made again is another.
+            let mut generations = [0; 4];
+            let mut had: BTreeMap<u32, (usize, u32)> = BTreeMap::new();
+            for (what, who, name) in steps {
+                let vnet = format!("{}{name}", OWNERS[who]);
+                let (before, mut change) = (ledger.clone(), Change::default());
+                match what {
+                    0..4 => {
+                        let holding = ledger.of(&vnet, &mut FreeNumbers::default()).unwrap();
+                        let now = (who, generations[who]);
+                        let before = had.insert(holding.number, now);
+                        prop_assert!(before.is_none_or(|it| it == now), "{vnet}: {before:?}");
+                        ledger.set(&vnet, Some(holding));
+                    }
+                    4..6 => ledger.set(&vnet, None),
+                    6 if who < 3 => {
+                        (0..4).for_each(|name| ledger.set(&format!("{}{name}", OWNERS[who]), None));
+                        let tenant = OWNERS[who].trim_end_matches('.');
+                        ledger.forget_tenant(tenant);
+                        change.delete.push(("Tenant".into(), tenant.into()));
+                        generations[who] += 1;
+                    }
+                    _ => {
+                        drop(state);
+                        state = State::open(directory.path()).unwrap();
+                        ledger = state.ledger().unwrap();
+                    }
+                }
+                for vnet in shared::differing(&before.vnets, &ledger.vnets) {
+                    change.held.insert(vnet.to_owned(), ledger.vnets.get(vnet).cloned());
+                }
+                state.commit(&change).unwrap();
+                prop_assert_eq!(&state.ledger().unwrap(), &ledger);
+            }
         }
-        assert_eq!(ledger.of("more", &mut free), None);
-        assert_eq!(ledger.of("more", &mut FreeNumbers::default()), None);
-        assert!(ledger.of("7", &mut free).is_some());
+    }
+
+    #[test]
+    fn numbers_have_an_end_and_a_part_that_is_the_operators() {
+        let owned = |owner: &str, numbers: std::ops::Range<u32>| {
+            numbers.map(|number| (number, owner.to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        let nothing = BTreeSet::new();
+        // Others' are no one's, however free.
+        let mut owners = owned("a", 0..NUMBERS_MAX - OPERATORS_NUMBERS as u32);
+        assert_eq!(choose(&owners, &nothing, "b"), None);
+        let first = NUMBERS_MAX - OPERATORS_NUMBERS as u32;
+        assert_eq!(choose(&owners, &nothing, OPERATORS), Some(first));
+        assert_eq!(choose(&owners, &nothing, "a"), Some(0), "its own");
+        owners.extend(owned(OPERATORS, first..NUMBERS_MAX));
+        assert_eq!(
+            choose(&owners, &owned(OPERATORS, first..NUMBERS_MAX).into_keys().collect(), OPERATORS),
+            None
+        );
+        // One whose tenant is gone comes after all that nobody had.
+        let owners = owned(GONE, 0..NUMBERS_MAX - 1);
+        assert_eq!(choose(&owners, &nothing, "b"), Some(NUMBERS_MAX - 1));
+        let owners = owned(GONE, 0..NUMBERS_MAX);
+        assert_eq!(choose(&owners, &nothing, "b"), Some(0));
+        // And no tenant owns more than its part.
+        let owners = owned("a", 0..TENANT_NUMBERS_MAX as u32);
+        let taken: BTreeSet<u32> = owners.keys().copied().collect();
+        assert_eq!(choose(&owners, &taken, "a"), None);
+        assert_eq!(choose(&owners, &taken, "b"), Some(TENANT_NUMBERS_MAX as u32));
     }
 
     #[test]
     fn ranges_of_user_ids_do_not_meet_or_overflow() {
         assert!(vnet_uid_base(0) >= UID_BASE + UIDS_PER_VNET);
         assert!(vnet_uid_base(1) - vnet_uid_base(0) > UIDS_PER_VNET);
-        let last = u64::from(UID_BASE) + u64::from(VNETS_MAX + 1) * u64::from(UID_STRIDE);
+        let last = u64::from(UID_BASE) + u64::from(NUMBERS_MAX + 1) * u64::from(UID_STRIDE);
         assert!(last < u64::from(u32::MAX) - u64::from(UIDS_PER_VNET));
     }
 }

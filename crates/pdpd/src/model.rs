@@ -14,7 +14,7 @@ use pdp_spec::{
     Existing, Intent, Object, Placed, Substrate, SubstrateSpec, Tenant, VirtualNetwork, Vnets,
 };
 
-use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, Placement, VNETS_MAX};
+use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, NUMBERS_MAX, Placement};
 use crate::plan::{self, GuestPlan, KernelPlan, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
 use crate::shared::{self, differing};
 use crate::state::{Change, Document};
@@ -216,10 +216,12 @@ impl Model {
         let mut next = self.clone();
         Arc::make_mut(&mut next.tenants).remove(tenant);
         Arc::make_mut(&mut next.damaged).remove(&(TENANT.into(), tenant.into()));
+        next.ledger.forget_tenant(tenant);
         next
     }
 
-    /// The model of nothing: of what still bears a number there is that alone.
+    /// The model of nothing: of what still bears a number there is that alone. The owners of numbers stay, since files
+    /// that outlast everything have their user ids.
     pub fn purged(&self, bears: impl Fn(&str) -> bool) -> Self {
         let mut next = Self { ledger: self.ledger.clone(), ..Self::default() };
         next.ledger.stopped = false;
@@ -229,6 +231,7 @@ impl Model {
                 false => next.ledger.set(vnet, None),
             }
         }
+        self.tenants.keys().for_each(|tenant| next.ledger.forget_tenant(tenant));
         next
     }
 
@@ -277,7 +280,7 @@ impl Model {
             let mut holding = self
                 .ledger
                 .of(name, &mut free)
-                .ok_or_else(|| PlanError::NoNumber { vnet: name.to_owned(), max: VNETS_MAX })?;
+                .ok_or_else(|| PlanError::NoNumber { vnet: name.to_owned(), max: NUMBERS_MAX })?;
             let number = |node: &String, shares| number_shares(holding.guests.get(node), shares);
             let shares = vnet.shares().iter();
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));

@@ -1,7 +1,7 @@
 //! What pdpd remembers: one SQLite file in the state directory.
 //!
 //! - **documents**: the specs as applied, the source of truth;
-//! - **ledger**: numbers and placements given out, see [`Ledger`];
+//! - **ledger**: numbers and placements given out, see [`Ledger`], and whose numbers are that nobody has now;
 //! - **links down**: vlinks that a user took down;
 //! - **things**: the journal of side effects. A thing (a node, a guest, a helper, a pin) is
 //!   written down before it is made ([`State::intend`]), confirmed with the hash of what it was
@@ -25,8 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use pdp_spec::Object;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use crate::ledger::{Began, Holding, Ledger, Placement};
-use crate::shared::Shared;
+use crate::ledger::{Began, GONE, Holding, Ledger, OPERATORS, Placement, owner_of};
 use trail::Trail;
 
 /// Bytes of one stored document.
@@ -46,6 +45,7 @@ CREATE TABLE IF NOT EXISTS documents (
 CREATE TABLE IF NOT EXISTS numbers (
     scope TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (scope, name), UNIQUE (scope, number)) STRICT;
+CREATE TABLE IF NOT EXISTS number_owners (number INTEGER PRIMARY KEY, owner TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS placements (
     vnet TEXT NOT NULL, node TEXT NOT NULL, guest INTEGER NOT NULL,
     engine TEXT NOT NULL, power_millicores INTEGER NOT NULL,
@@ -235,6 +235,15 @@ impl State {
                 access::SCHEMA
             ))
             .map_err(failed("making its tables"))?;
+        // Earlier versions did not write down whose the numbers are that they gave out.
+        database
+            .execute(
+                "INSERT OR IGNORE INTO number_owners SELECT number,
+                 CASE instr(name, '.') WHEN 0 THEN ?1 ELSE substr(name, 1, instr(name, '.') - 1) END
+                 FROM numbers WHERE scope=?2",
+                [OPERATORS, SCOPE],
+            )
+            .map_err(failed("writing down owners of numbers"))?;
         let trail = Trail::open(directory)?;
         trail.take_over(&database).map_err(failed("moving the audit log to its own file"))?;
         Ok(Self { path, database: Mutex::new(database), trail, is_new })
@@ -307,11 +316,14 @@ impl State {
                     holding.schedules.insert(row.get(1)?, began);
                 }
             }
-            let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
-            let vnets: Shared<Holding> = Arc::new(vnets.collect());
+            let mut owners = db.prepare("SELECT number, owner FROM number_owners")?;
+            let rows = owners.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let owners = Arc::new(rows.collect::<rusqlite::Result<BTreeMap<u32, String>>>()?);
+            let mut ledger = Ledger { owners, ..Ledger::default() };
+            vnets.into_iter().for_each(|(name, holding)| ledger.set(&name, Some(holding)));
             let stopped = "SELECT value FROM settings WHERE name='stopped'";
             let stopped = db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
-            Ok(Ledger { vnets, stopped })
+            Ok(Ledger { stopped, ..ledger })
         })
     }
 
@@ -331,6 +343,8 @@ impl State {
                 tx.execute("DELETE FROM documents WHERE kind=?1 AND name=?2", [kind, name])?;
                 if kind == "Tenant" {
                     tx.execute("DELETE FROM tokens WHERE tenant=?1", [name])?;
+                    let gone = "UPDATE number_owners SET owner=?1 WHERE owner=?2";
+                    tx.execute(gone, [GONE, name])?;
                 }
             }
             for d in &change.put {
@@ -437,6 +451,8 @@ impl State {
 fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite::Result<()> {
     let Holding { number, guests, ports, links_down, links_silent, schedules } = holding;
     tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
+    let owned = "INSERT OR REPLACE INTO number_owners VALUES (?1, ?2)";
+    tx.execute(owned, params![number, owner_of(vnet)])?;
     for (node, guests) in guests {
         for (guest, placement) in guests {
             tx.execute(
@@ -526,7 +542,8 @@ mod tests {
         };
         state.commit(&gone).unwrap();
         assert_eq!(state.documents().unwrap(), vec![document("blue")]);
-        let mut ledger = Ledger::default();
+        ledger = Ledger { stopped: false, ..ledger };
+        ledger.set("red", None);
         ledger.set("blue", Some(numbered(0)));
         assert_eq!(state.ledger().unwrap(), ledger);
     }
@@ -555,6 +572,21 @@ mod tests {
         let change = Change { put: vec![document("red")], held, ..Change::default() };
         assert!(state.commit(&change).is_err());
         assert!(state.documents().unwrap().is_empty());
+    }
+
+    #[test]
+    fn numbers_of_an_earlier_version_are_their_vnets_owners() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = State::open(directory.path()).unwrap();
+        let numbered = |number| Holding { number, ..Holding::default() };
+        let vnets = [held("acme.lab", numbered(0)), held("red", numbered(1))];
+        state.commit(&Change { held: vnets.into(), ..Change::default() }).unwrap();
+        state.lock().execute_batch("DROP TABLE number_owners").unwrap();
+        let state = State::open(directory.path()).unwrap();
+        let gone = [("acme.lab".into(), None), ("red".into(), None)].into();
+        state.commit(&Change { held: gone, ..Change::default() }).unwrap();
+        let owners = State::open(directory.path()).unwrap().ledger().unwrap().owners;
+        assert_eq!(*owners, [(0, "acme".into()), (1, OPERATORS.into())].into());
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub const RING_FRAMES: u64 = 256;
 const BEYOND_MTU: u32 = 14 + 4;
 
 /// Limits of what comes by tunnels; their numbers are below it.
-pub const LIMITS_MAX: u32 = 4096;
+pub const LIMITS_MAX: u32 = 32_768;
 
 /// Of `bpf/pdp_ports.h`.
 const INDEX_FIRST: u32 = 4096;

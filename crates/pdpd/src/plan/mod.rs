@@ -611,8 +611,10 @@ pub struct Directory {
 /// Why there can't be a plan. What the checks of specs find is not repeated here.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A vnet without a number: more than the ledger has.
-    #[error("vnet {vnet}: no range of user ids left, {max} vnets at most; delete one first")]
+    /// A vnet without a number: the ledger has none left for its owner.
+    #[error(
+        "vnet {vnet}: no range of user ids left for its owner, {max} in all; delete vnets or tenants first"
+    )]
     NoNumber {
         /// The vnet.
         vnet: String,
@@ -672,7 +674,7 @@ pub fn plan(
         let plan = vnets.get(name).map(|vnet| {
             let holding = ledger.vnets.get(name).ok_or_else(|| PlanError::NoNumber {
                 vnet: name.to_owned(),
-                max: crate::ledger::VNETS_MAX,
+                max: crate::ledger::NUMBERS_MAX,
             })?;
             let uid = vnet_uid_base(holding.number);
             let far = far::ways(name, &vnet.spec, substrate, holding);

@@ -186,3 +186,50 @@ fn a_bind_of_a_tenant_does_not_leave_the_grant() {
     fs::rename(at("kept"), at("granted")).unwrap();
     eventually("it is back", || read().is_ok_and(|text| text == "granted"));
 }
+
+/// A network that is deleted leaves files in a directory that two tenants may write. They are still only for their
+/// owner: the other tenant's next network has other user ids, after a restart too.
+#[test]
+fn a_file_of_a_network_that_is_gone_is_no_other_tenants() {
+    let mut node = Node::start("reuse");
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let place = place.path().display().to_string();
+    let tenant = |name: &str| {
+        format!(
+            "---\napiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: {name}}}\n\
+             spec: {{binds: [\"{place}:rw\"]}}\n"
+        )
+    };
+    let lab = |name: &str| {
+        format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\n\
+             spec: {{nodes: {{h1: {{kind: host, binds: [\"{place}:/data\"]}}}}}}\n"
+        )
+    };
+    node.apply(&format!("{SUBSTRATE}{}{}", tenant("acme"), tenant("other")));
+    let runs = |vnet: &str, command: &str| {
+        let host = format!("{vnet}/h1");
+        eventually("the host runs", || node.try_exec(&host, "true").is_ok());
+        node.try_exec(&host, command)
+    };
+    node.apply(&lab("other.lab"));
+    runs("other.lab", "umask 077; echo key > /data/key").unwrap();
+    node.pdp(&["delete", "other.lab"]);
+    node.apply(&lab("acme.lab"));
+    let read = runs("acme.lab", "cat /data/key").unwrap_err();
+    assert!(read.contains("Permission denied"), "{read}");
+    node.pdp(&["delete", "acme.lab"]);
+    node.kill_pdpd();
+    node.start_pdpd();
+    let runs = |vnet: &str, command: &str| {
+        let host = format!("{vnet}/h1");
+        eventually("the host runs", || node.try_exec(&host, "true").is_ok());
+        node.try_exec(&host, command)
+    };
+    node.apply(&lab("acme.lab"));
+    runs("acme.lab", "cat /data/key").unwrap_err();
+    // The tenant itself gets them back.
+    node.apply(&lab("other.new"));
+    assert_eq!(runs("other.new", "cat /data/key").unwrap().trim(), "key");
+}
