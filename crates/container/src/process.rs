@@ -33,6 +33,15 @@ pub struct Exit {
     pub at_ms: u64,
 }
 
+/// Gives this process an empty session keyring of its own, charged to root, in the place of that of whoever started
+/// pdpd: a guest is not to have that one. A kernel without keys has none.
+pub(crate) fn leave_session_keyring() {
+    const KEYCTL_JOIN_SESSION_KEYRING: libc::c_int = 1;
+    let unnamed = std::ptr::null::<libc::c_char>();
+    // SAFETY: a null pointer is the name of a new keyring (keyctl(2)); nothing is read by it.
+    unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, unnamed) };
+}
+
 impl Process {
     /// The process that has this id now; `None` if there is none or it only waits to be reaped.
     pub fn of(pid: u32) -> Option<Self> {

@@ -21,7 +21,7 @@ use crate::error::{Context, Error, Result};
 use crate::image;
 use crate::init;
 use crate::log::LogFile;
-use crate::process::{Exit, Process, end_within};
+use crate::process::{Exit, Process, end_within, leave_session_keyring};
 use crate::shim::{DESCRIPTOR_FIRST, Order, RUNC_WAIT, What};
 use crate::spec::{GuestSpec, HelperSpec, Limits, Root, RunAs, id_is_good};
 use crate::status::CommandStatus;
@@ -377,6 +377,7 @@ impl Runtime {
                     rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
                 }
                 rustix::process::umask(GUEST_MASK);
+                leave_session_keyring();
                 open_files_max.map_or(Ok(()), init::limit)
             });
         }

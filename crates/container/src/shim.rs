@@ -31,7 +31,7 @@ use self::ear::{Ear, Hearer, Keeper};
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::log::LogFile;
-use crate::process::{Exit, Process, end_within};
+use crate::process::{Exit, Process, end_within, leave_session_keyring};
 use crate::runtime::GUEST_MASK;
 use crate::spec::{HelperSpec, UserRange, bundle};
 use crate::store::{RUNC_PID, Store};
@@ -223,7 +223,8 @@ fn create_container(
         .arg(&order.runc_root)
         .arg("--log")
         .arg(&log)
-        .args(["--log-format", "json", "create", "--bundle"])
+        // A key for each guest would be one of the 200 that the kernel gives to all guests of a vnet.
+        .args(["--log-format", "json", "create", "--no-new-keyring", "--bundle"])
         .arg(bundle(dir))
         .arg("--pid-file")
         .arg(dir.join(RUNC_PID))
@@ -238,6 +239,7 @@ fn create_container(
     unsafe {
         command.pre_exec(move || {
             rustix::process::umask(GUEST_MASK);
+            leave_session_keyring();
             view.enter()
         });
     }

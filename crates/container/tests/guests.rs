@@ -10,9 +10,11 @@ mod volumes;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -567,6 +569,31 @@ signal.pause()
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let queued = status.split_once("SigQ:").unwrap().1.split_once('/').unwrap().0.trim();
     assert!(queued.parse::<u64>().unwrap() < 2000, "root has {queued} signals queued");
+}
+
+/// A user has 200 keys at most, and a network may have more nodes, which are one user to the kernel.
+#[test]
+fn guests_and_commands_in_them_use_none_of_their_users_keys() {
+    const USER: u32 = 1_234_500;
+    let fixture = Fixture::new();
+    let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
+    spec.users.base = USER;
+    fixture.run(&spec);
+    let argv = ["sh", "-c", "echo runs; read -r line"].map(OsString::from);
+    let (mut command, _session) = fixture
+        .runtime
+        .exec_command(&spec.dir, &argv, &RunAs::default(), false, &BTreeMap::new())
+        .unwrap();
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "runs\n");
+    let users = fs::read_to_string("/proc/key-users").unwrap();
+    let own: Vec<&str> =
+        users.lines().filter(|line| line.trim_start().starts_with(&format!("{USER}:"))).collect();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert_eq!(own, [""; 0]);
 }
 
 /// Takes all that it gets of something, says how much that is, and holds it.
