@@ -581,7 +581,7 @@ fn an_index_at_its_limits_is_read_at_the_next_start() {
     assert!(refused > 0);
     let long = kept.1.name("acme", &"x".repeat(4096), &digest).unwrap_err().to_string();
     assert!(long.contains("4096 bytes, 1536 at most"), "{long}");
-    let again = Store::open(&kept.0.images(), kept.1.works()).unwrap();
+    let again = Store::open(&kept.0.images(), kept.1.works(), kept.3.clone()).unwrap();
     assert_eq!(again.index("acme").unwrap(), kept.1.index("acme").unwrap());
     assert!(again.index("acme").unwrap().images.contains_key(&digest));
 }
@@ -618,7 +618,7 @@ fn an_owner_whose_index_is_damaged_keeps_nobody_from_a_start() {
             clear();
         }
         damage();
-        let again = Store::open(&kept.0.images(), kept.1.works()).unwrap();
+        let again = Store::open(&kept.0.images(), kept.1.works(), kept.3.clone()).unwrap();
         assert!(again.index("acme").is_err());
         assert_eq!(again.index("other").unwrap(), other);
         // Nothing that it may have had is touched.
