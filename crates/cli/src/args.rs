@@ -8,7 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use pdp_api::{DaemonName, FrameMatch, WATCH_EVERY_MS};
-use pdp_spec::units::Cores;
+use pdp_spec::units::{Bytes, Cores};
 
 use crate::complete;
 use crate::name::{LinkName, NodeName, Place, PortName};
@@ -288,6 +288,9 @@ pub struct Cp {
     /// The same, or a directory; - for standard output.
     #[arg(value_name = "TO", value_parser = OsStringValueParser::new().map(Place::of))]
     pub to: Place,
+    /// Largest file that is taken from a node, like 20Gi: a node may send without end. Not for standard output.
+    #[arg(long, value_name = "BYTES", default_value = "1Gi")]
+    pub max_size: Bytes,
 }
 
 /// Open a shell in a node.

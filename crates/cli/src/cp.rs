@@ -1,7 +1,7 @@
 //! One file into a node or out of it, by commands in the node: nobody outside of it follows a path of its own.
 //!
 //! The bytes go under another name beside the wanted one, which they get once they are whole. Neither side holds
-//! more of them than a few frames.
+//! more of them than a few frames, and of what a node sends no more than was said is written.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -93,7 +93,7 @@ pub async fn cp(client: &Client, args: Cp) -> Result<ExitCode, Failure> {
             "from a node to a node goes in two: pdp cp VNET/NODE:PATH - | pdp cp - VNET/NODE:PATH",
         )),
         (Place::Node(name, path), to) => tokio::select! {
-            ended = fetch(client, name, path, to) => ended,
+            ended = fetch(client, name, path, to, args.max_size.0) => ended,
             () = interrupted => Err(broken_off()),
         },
         (from, Place::Node(name, path)) => put(client, from, name, path, interrupted).await,
@@ -252,7 +252,13 @@ fn failed(name: &NodeName, words: &[u8], code: i32) -> Failure {
     Failure::Other(format!("{}/{}: {words}", name.vnet, name.node))
 }
 
-async fn fetch(client: &Client, name: &NodeName, path: &str, to: &Place) -> Result<(), Failure> {
+async fn fetch(
+    client: &Client,
+    name: &NodeName,
+    path: &str,
+    to: &Place,
+    bytes_max: u64,
+) -> Result<(), Failure> {
     if path.is_empty() {
         return Err(usage("no path in the node; give one, like red/r1:/tmp/x"));
     }
@@ -263,8 +269,21 @@ async fn fetch(client: &Client, name: &NodeName, path: &str, to: &Place) -> Resu
     let request = script(FETCH.into(), &[path]);
     let connection = client.exec(&name.vnet, &name.node, &request).await?;
     let mut head = Some(Vec::new());
+    let mut left = bytes_max;
+    let mut take = |goal: &mut Goal, bytes: &[u8]| {
+        // What comes by standard output takes no room here.
+        if !matches!(goal, Goal::Stream) {
+            left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+                let what = format!("{}/{}: {path:?}", name.vnet, name.node);
+                let hint =
+                    "give --max-size, or take it by standard output: pdp cp VNET/NODE:PATH -";
+                Failure::Other(format!("{what} has more than {bytes_max} bytes; {hint}"))
+            })?;
+        }
+        goal.write(bytes)
+    };
     end(connection, name, |bytes| {
-        let Some(line) = &mut head else { return goal.write(&bytes) };
+        let Some(line) = &mut head else { return take(&mut goal, &bytes) };
         line.extend(bytes);
         let Some(end) = line.iter().take(MODE_LINE_BYTES_MAX).position(|byte| *byte == b'\n')
         else {
@@ -274,7 +293,7 @@ async fn fetch(client: &Client, name: &NodeName, path: &str, to: &Place) -> Resu
         goal.begin(u32::from_str_radix(digits, 8).map_err(|_| no_mode())? & MODE)?;
         let rest = line.split_off(end + 1);
         head = None;
-        goal.write(&rest)
+        take(&mut goal, &rest)
     })
     .await?;
     if head.is_some() { Err(no_mode()) } else { goal.finish() }

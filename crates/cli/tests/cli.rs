@@ -825,6 +825,30 @@ fn what_can_not_be_copied_is_told_and_leaves_nothing() {
     }
 }
 
+/// A node may say that a file is small, and send without end.
+#[test]
+fn a_copy_from_a_node_has_a_bound() {
+    let server = Server::start();
+    let (here, node) = (server.path("here"), server.path("node"));
+    fs::create_dir(&here).unwrap();
+    fs::create_dir(&node).unwrap();
+    fs::write(here.join("file"), "old").unwrap();
+    fs::write(node.join("file"), "0123456789").unwrap();
+    let (from, to) =
+        (format!("red/r1:{}/file", node.display()), here.join("file").display().to_string());
+    for size in ["9", "0"] {
+        let (code, error) = fails(&server, &["cp", "--max-size", size, &from, &to]);
+        assert!(code == 1 && error.contains(&format!("has more than {size} bytes")), "{error}");
+        assert!(error.contains("give --max-size"), "{error}");
+        assert_eq!(fs::read(here.join("file")).unwrap(), b"old");
+        assert_eq!(fs::read_dir(&here).unwrap().count(), 1);
+    }
+    out(&server, &["cp", "--max-size", "10", &from, &to]);
+    assert_eq!(fs::read(here.join("file")).unwrap(), b"0123456789");
+    // What takes no room here has none.
+    assert_eq!(out(&server, &["cp", "--max-size", "1", &from, "-"]), "0123456789");
+}
+
 #[test]
 fn a_copy_that_is_broken_off_leaves_what_was_there() {
     let server = Server::start();

@@ -92,6 +92,13 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
             let (offset, length) = byte_span(&text, diagnostic.line, diagnostic.column)?;
             Some((NamedSource::new(&source.name, text), offset, length))
         });
+        // Nobody reads a mark below such a line, and miette can't write one: see what is around the place.
+        if let Some((source, offset, length)) = &place
+            && let Some(near) = of_long_line(source.inner(), *offset, *length)
+        {
+            text.push_str(&format!("{diagnostic}\n  near: {near}\n\n"));
+            continue;
+        }
         let (source, offset, length) = match place {
             Some((source, offset, length)) => (Some(source), offset, length),
             None => (None, 0, 0),
@@ -103,6 +110,27 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
         text.push('\n');
     }
     text
+}
+
+/// Bytes of a line that is shown whole.
+const LINE_BYTES_MAX: usize = 4096;
+
+/// Characters that are shown on both sides of a place in a longer one.
+const NEAR_CHARS: usize = 60;
+
+/// What is around a place, where its line is too long to be shown.
+fn of_long_line(text: &str, offset: usize, length: usize) -> Option<String> {
+    let (before, after) = text.split_at_checked(offset)?;
+    let before = before.rsplit('\n').next().unwrap_or_default();
+    let after = after.split('\n').next().unwrap_or_default();
+    if before.len() + after.len() <= LINE_BYTES_MAX {
+        return None;
+    }
+    let from = before.char_indices().rev().nth(NEAR_CHARS).map_or(0, |(at, _)| at);
+    let word = after.get(..length).map_or(0, |word| word.chars().count());
+    let shown = after.chars().take(word.min(NEAR_CHARS) + NEAR_CHARS);
+    let shown: String = before[from..].chars().chain(shown).collect();
+    Some(shown.replace(char::is_control, " "))
 }
 
 /// The text with line feeds where a carriage return ends a line by itself, as it does in YAML (1.2.2,
@@ -127,4 +155,38 @@ fn byte_span(text: &str, line: u32, column: u32) -> Option<(usize, usize)> {
     let rest = &line[skipped..];
     let word = rest.find([' ', ',', '}', ']']).unwrap_or(rest.len());
     Some((start + skipped, word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A spec of one line, as programs write them, with a fault at its end; and a word as long.
+    #[test]
+    fn shows_what_is_around_a_fault_of_a_long_line() {
+        for (length, word) in [(0, 3), (70_000, 3), (65_535, 3), (200_000, 1), (3, 70_000)] {
+            for filler in ["x", "\t", "ü", "漢"] {
+                let text = format!("{{a: '{}', mtu: {}}}", filler.repeat(length), "9".repeat(word));
+                let at = text.find("mtu").unwrap() + 5;
+                let column = text[..at].chars().count() as u32 + 1;
+                let diagnostic = Diagnostic {
+                    file: "one.json".into(),
+                    line: 2,
+                    column,
+                    message: "mtu is too large".into(),
+                    hint: "give a smaller one".into(),
+                    ..Diagnostic::default()
+                };
+                let text = format!("first\n{text}\nlast");
+                let source = SourceFile { name: "one.json".into(), text, ..SourceFile::default() };
+                for colour in [false, true] {
+                    let shown = render(&[diagnostic.clone()], &[source.clone()], colour);
+                    assert!(shown.contains("mtu is too large") && shown.contains("mtu: 9"));
+                    let long = length.max(word) > 4;
+                    assert_eq!(shown.contains(&format!("one.json:2:{column}: mtu is")), long);
+                    assert!(shown.len() < 2000, "{} bytes", shown.len());
+                }
+            }
+        }
+    }
 }
