@@ -949,6 +949,8 @@ pub(crate) fn link_of<'a>(
 mod tests {
     use std::sync::atomic::AtomicU64;
 
+    use serde_json::json;
+
     use super::*;
     use crate::control::Mux;
     use crate::ledger::Holding;
@@ -1006,6 +1008,127 @@ mod tests {
             assert_eq!(ledger.number_of("gone"), None);
             assert_eq!(ledger.number_of("going"), Some(1));
         }
+    }
+
+    fn stored(kind: &str, name: &str, body: &str) -> crate::state::Document {
+        crate::state::Document { kind: kind.into(), name: name.into(), body: body.into() }
+    }
+
+    fn vnet(name: &str) -> crate::state::Document {
+        let body = json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork",
+            "metadata": {"name": name}, "spec": {"nodes": {"h": {"kind": "host"}}}});
+        stored("VirtualNetwork", name, &body.to_string())
+    }
+
+    /// Specs that can't be read in whatever way, and one that can't be planned: they are told, what they hold is
+    /// theirs, and all others are planned.
+    #[test]
+    fn one_stored_spec_that_is_damaged_keeps_nobody_else_from_a_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = engine(directory.path());
+        let whole = vnet("acme.half").body;
+        let bad =
+            ["", "{", "null", "\u{0}", r#"{"kind": "VirtualNetwork"}"#, &whole[..whole.len() / 2]];
+        let name = |number: usize| format!("acme.bad{number}");
+        let mut put: Vec<_> = bad
+            .iter()
+            .enumerate()
+            .map(|(number, body)| stored("VirtualNetwork", &name(number), body))
+            .collect();
+        put.extend([vnet("other.good"), vnet("acme.unplanned"), stored("Tenant", "acme", "{")]);
+        let held = (0..bad.len()).map(name).chain(["other.good".into()]).enumerate();
+        let held = held.map(|(number, vnet)| {
+            (vnet, Some(Arc::new(Holding { number: number as u32, ..Holding::default() })))
+        });
+        let held: BTreeMap<_, _> = held.collect();
+        first.host.state.commit(&Change { put, held, ..Change::default() }).unwrap();
+        drop(first);
+        // Twice: nothing is given back in between.
+        for _ in 0..2 {
+            let engine = engine(directory.path());
+            let model = engine.model();
+            assert_eq!(model.vnets.keys().collect::<Vec<_>>(), ["other.good"]);
+            assert!(engine.keeper.plan().vnets.contains_key("other.good"));
+            for number in 0..bad.len() {
+                let why = model.damaged_vnet(&name(number)).expect("told");
+                assert!(why.contains("can't be read"), "{why}");
+                assert_eq!(model.ledger.number_of(&name(number)), Some(number as u32));
+                assert!(model.plan.damaged.contains(&name(number)));
+            }
+            assert!(model.damaged_vnet("acme.unplanned").unwrap().contains("can't be planned"));
+            assert!(model.knows_tenant("acme") && !model.tenants.contains_key("acme"));
+            let listed = crate::view::vnets(&engine, &Scope::Tenant("acme".into()));
+            assert_eq!(listed.len(), bad.len() + 1);
+            assert!(listed.iter().all(|vnet| vnet.phase == pdp_api::Phase::Failed));
+            let told = engine.remnants();
+            assert!(told.iter().any(|it| it.command == "pdp delete acme.bad0"), "{told:?}");
+            assert!(told.iter().any(|it| it.command == "pdp delete tenant/acme"), "{told:?}");
+            // Deleted it is gone from the file as well.
+            let after = model.without("acme.bad1", &engine.host.places, &engine.cpus).unwrap();
+            let change = after.change_from(&model);
+            assert_eq!(change.delete, [("VirtualNetwork".to_owned(), "acme.bad1".to_owned())]);
+            assert!(
+                after.damaged_vnet("acme.bad1").is_none()
+                    && !after.plan.damaged.contains("acme.bad1")
+            );
+            let gone = model.without_tenant("acme");
+            assert_eq!(gone.change_from(&model).delete, [("Tenant".to_owned(), "acme".to_owned())]);
+        }
+    }
+
+    /// Found, and told with what removes it; nothing that belongs to somebody is.
+    #[test]
+    fn what_outlives_its_owner_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path());
+        assert_eq!(engine.remnants(), []);
+        let paths = engine.host.runtime.paths();
+        let run = &engine.host.places.run;
+        let left = [
+            run.join("vnets/acme.gone"),
+            run.join("externals/E"),
+            engine.host.places.records().join("acme_gone.h"),
+            paths.volumes.join("acme_gone.h"),
+            paths.images.join("store/acme"),
+            run.join("left-vnets-0"),
+        ];
+        for dir in &left {
+            std::fs::create_dir_all(dir).unwrap();
+        }
+        engine.host.state.intend(&Key::node("acme.there", "h").to_string(), "").unwrap();
+        for name in ["vnets/acme.there", "vnets/acme.there/h"] {
+            std::fs::create_dir_all(run.join(name)).unwrap();
+        }
+        std::fs::create_dir_all(engine.host.places.records().join("acme_there.h")).unwrap();
+        let found = engine.remnants();
+        for dir in &left {
+            let removes = format!("rm -rf --one-file-system {}", dir.display());
+            assert!(found.iter().any(|it| it.command == removes), "{removes} in {found:#?}");
+        }
+        assert_eq!(found.len(), left.len(), "{found:#?}");
+        let checks = engine.checks_of_remains();
+        assert!(checks.iter().all(|check| check.state == pdp_api::CheckState::Warn));
+    }
+
+    /// Whatever failed: operators are told where, tenants are not.
+    #[test]
+    fn no_problem_tells_a_tenant_where_the_state_directory_is() {
+        use crate::http::Daemon;
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path());
+        let at = engine.host.state_directory().join("pdpd.sqlite").display().to_string();
+        let text = || format!("can't write {at}: no space");
+        let fault = pdp_spec::Diagnostic { message: text(), hint: text(), ..Default::default() };
+        let problem = || Problem {
+            diagnostics: vec![fault.clone()],
+            ..Problem::internal(text()).hint(text())
+        };
+        let told = engine.shown_to(&Scope::Tenant("acme".into()), problem());
+        let hidden = "can't write STATE/pdpd.sqlite: no space";
+        assert_eq!((told.error.as_str(), told.hint.as_deref()), (hidden, Some(hidden)));
+        let fault = &told.diagnostics[0];
+        assert_eq!((fault.message.as_str(), fault.hint.as_str()), (hidden, hidden));
+        assert_eq!(engine.shown_to(&Scope::Node, problem()).error, text());
     }
 
     fn down(before: &Model, link: &str) -> Model {

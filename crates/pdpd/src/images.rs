@@ -851,4 +851,67 @@ mod tests {
         slots.keep_only(|owner| owner == "other");
         assert_eq!(slots.take("new"), Some(first), "all others are in use");
     }
+
+    #[test]
+    fn an_archive_has_one_name_however_it_is_spelled() {
+        let name = |path: &str| archive_name(Path::new(path), Some("a:1"));
+        for path in ["/srv//acme/./a.tar", "/srv/acme////././a.tar/", "/srv/acme/a.tar"] {
+            assert_eq!(name(path), "archive:/srv/acme/a.tar:a:1");
+        }
+        assert_ne!(name("/srv/acme/../a.tar"), name("/srv/a.tar"));
+    }
+
+    /// Whoever asks, of whatever they ask: others have theirs, and no tenant learns where the state directory is.
+    #[test]
+    fn images_that_can_not_be_read_are_told_to_their_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let paths = Paths {
+            runc: at("runc"),
+            shim: at("shim"),
+            init: at("init"),
+            work: at("work"),
+            records: at("records"),
+            runc_root: at("runc-root"),
+            logs: at("logs"),
+            images: at("images"),
+            volumes: at("volumes"),
+            cgroup: "pdp-images-test".into(),
+        };
+        let store = at("images").join(image::STORE);
+        let digest = format!("sha256:{}", "5e".repeat(32));
+        let index = serde_json::json!({"images": {&digest: {}}, "names": {}}).to_string();
+        for (owner, text) in [("acme", "{"), ("other", index.as_str()), (NODE, index.as_str())] {
+            std::fs::create_dir_all(store.join(owner).join("5e".repeat(32))).unwrap();
+            std::fs::write(store.join(owner).join("index.json"), text).unwrap();
+        }
+        let cgroups = Cgroups::new("pdp-images-test").unwrap();
+        let images = Images::open(&paths, cgroups, Workplace::in_this_process()).unwrap();
+        let mut model = Model::default();
+        let tenant: pdp_spec::Tenant = serde_json::from_value(serde_json::json!({
+            "apiVersion": "pdp/v1", "metadata": {"name": "acme"}, "spec": {}
+        }))
+        .unwrap();
+        Arc::make_mut(&mut model.tenants).insert("acme".into(), tenant);
+        let listed = images.list(&Scope::Node, &model).unwrap();
+        assert_eq!(listed.len(), 3);
+        let problem = listed[1].problem.as_ref().unwrap();
+        let removes = format!("rm -r {}", store.join("acme").display());
+        assert!(listed[1].tenant.as_deref() == Some("acme") && problem.contains(&removes));
+        let hidden = |text: &str| {
+            assert!(!text.contains(&*directory.path().to_string_lossy()), "{text}");
+        };
+        let scope = Scope::Tenant("acme".into());
+        let own = images.list(&scope, &model).unwrap();
+        hidden(own[0].problem.as_ref().unwrap());
+        let query = ImageQuery::default();
+        let now = Arc::new(model);
+        let error = images.remove(&scope, "5e5e5e", &query, &|| now.clone()).unwrap_err();
+        hidden(&error.error);
+        assert!(error.error.contains("STATE/images/store/acme/index.json"), "{}", error.error);
+        assert_eq!(images.prune(&scope, &query, &|| now.clone()).unwrap(), []);
+        // Those of a tenant that is gone go though they can't be read.
+        assert_eq!(images.forget_others(&|| Arc::new(Model::default())), Ok(()));
+        assert_eq!(images.owners(), [NODE]);
+    }
 }

@@ -32,7 +32,7 @@ use crate::ask::{Answer, Question};
 use crate::control::{ControlError, Mirror, TapHelper};
 use crate::engine::{Engine, link_of};
 use crate::fastpath::FastPath;
-use crate::host::{HostError, words};
+use crate::host::{HostError, hide, words};
 use crate::http::{Daemon, ProgressFn, RouteFn};
 use crate::plan::{LinkWay, NodePlan, Part};
 use crate::ports::Observer;
@@ -53,6 +53,20 @@ impl Daemon for Engine {
             managed: self.managed,
             listens: None,
         }
+    }
+
+    fn shown_to(&self, scope: &Scope, problem: Problem) -> Problem {
+        if *scope == Scope::Node {
+            return problem;
+        }
+        let hide = |text: String| hide(self.host.state_directory(), text);
+        let mut problem =
+            Problem { error: hide(problem.error), hint: problem.hint.map(hide), ..problem };
+        for diagnostic in &mut problem.diagnostics {
+            diagnostic.message = hide(std::mem::take(&mut diagnostic.message));
+            diagnostic.hint = hide(std::mem::take(&mut diagnostic.hint));
+        }
+        problem
     }
 
     fn doctor(&self) -> Vec<Check> {

@@ -102,7 +102,7 @@ impl Engine {
         // Found first, and then held against what is known.
         let networks = names(&places.run.join("vnets"));
         let externals = names(&places.run.join("externals"));
-        let (records, volumes) = (names(&paths.records), names(&paths.volumes));
+        let (records, volumes) = (names(&places.records()), names(&paths.volumes));
         let groups = cgroups.below("vnets");
         let mounts = tree::mounts_below(&places.run).unwrap_or_default();
         let owners = self.images.unreadable();
@@ -183,14 +183,14 @@ impl Engine {
             }
         }
         for name in records {
-            let place = paths.records.join(name);
+            let place = places.records().join(name);
             if !processes.contains(&place) && place.exists() {
                 add(format!("record {}", place.display()), "no process has it", removal(&place));
             }
         }
         let kept: BTreeSet<&PathBuf> = plan.with_volumes().collect();
         for name in volumes {
-            let record = paths.records.join(&name);
+            let record = places.records().join(&name);
             let known = kept.contains(&record) || processes.contains(&record);
             if !known && plan.damaged.is_empty() {
                 let place = paths.volumes.join(name);

@@ -104,7 +104,7 @@ impl Asked {
         let scope = self.caller.scope.clone();
         let place = self.place.clone();
         let task = tokio::task::spawn_blocking(move || {
-            let answer = ask(&*daemon, &scope);
+            let answer = ask(&*daemon, &scope).map_err(|problem| daemon.shown_to(&scope, problem));
             drop(place);
             answer
         });

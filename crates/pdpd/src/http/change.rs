@@ -183,6 +183,7 @@ pub(super) async fn change(
             })
         }));
         let result = made.unwrap_or_else(|_| Err(panicked("a change panicked")));
+        let result = result.map_err(|problem| daemon.shown_to(&scope, problem));
         if let Some(begun) = begun {
             match &result {
                 Ok(_) => begun.end_blocking(StatusCode::OK.as_u16(), None),

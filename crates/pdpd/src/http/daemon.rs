@@ -39,6 +39,11 @@ pub trait Daemon: Send + Sync + 'static {
     /// Who answers.
     fn version(&self) -> Version;
 
+    /// A problem as somebody may know it: tenants are not told where on the machine things are.
+    fn shown_to(&self, _: &Scope, problem: Problem) -> Problem {
+        problem
+    }
+
     /// What the machine can do.
     fn doctor(&self) -> Vec<Check>;
 
