@@ -263,7 +263,17 @@ fn forged_records_rubbish_and_depth_are_nothing_to_root() {
     for what in ["unlink", "replace", "directory in its place"] {
         assert!(words.contains(&format!("{what}: refused")), "{words}");
     }
+    // Some forty deep, until the directory is full.
     assert!(words.contains("nested: refused"), "{words}");
+    assert!(outside.join("n/n/n/n").is_dir());
+    // Another one goes as it is: no mux that ended has made room in its directory.
+    let twin = evil("/run/pdp/memif", &run_dir.join("vnets/twin/r1/g0/memif"));
+    let twin: Vec<&str> = twin.iter().map(String::as_str).collect();
+    node.apply(&network("twin", 1, "memif", &twin));
+    let said = || node.try_pdp(&["logs", "twin/r1", "--guest", "0"]).unwrap_or_default();
+    eventually("the twin did what it could", || said().contains("all done"));
+    node.pdp(&["delete", "twin"]);
+    assert!(!node.place("twin").exists());
     // By a program of a memif group, and by the mux and a helper, as which it may write nothing at all.
     let external = run_dir.join("externals/in");
     let as_user = |uid: u32, directory: &Path| {

@@ -31,6 +31,7 @@ mod names;
 mod node;
 mod node_keys;
 mod ready;
+mod removal;
 mod segments;
 mod shared;
 mod slowpath;
