@@ -40,6 +40,9 @@ const THREAD_WAIT: Duration = Duration::from_secs(1);
 /// The mount point that counts where several are of version 2.
 const MOUNT_POINT: &str = "/sys/fs/cgroup";
 
+/// Bound of what sockets hold (version 1), which counts apart from all other memory there.
+const SOCKETS: &str = "memory.kmem.tcp.limit_in_bytes";
+
 /// Controllers that limits need.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
@@ -133,6 +136,9 @@ impl Cgroups {
                 }
                 let bytes = memory.map_or("-1".to_owned(), |bytes| bytes.to_string());
                 set("memory.limit_in_bytes", bytes, memory.is_some())?;
+                let sockets =
+                    memory.map_or("-1".to_owned(), |bytes| socket_bytes(bytes).to_string());
+                set(SOCKETS, sockets, false)?;
             }
             Version::V2 => {
                 let quota = quota.map_or("max".to_owned(), |quota| quota.to_string());
@@ -166,7 +172,14 @@ impl Cgroups {
     /// Makes a cgroup without limits of its own, for processes.
     pub fn ensure_leaf(&self, path: &str) -> Result<()> {
         self.check(path)?;
-        self.hierarchies.iter().try_for_each(|hierarchy| self.make(hierarchy, path).map(|_| ()))
+        self.hierarchies.iter().try_for_each(|hierarchy| self.make(hierarchy, path))?;
+        // Version 1 charges the sockets of a cgroup for which a limit was set, be it none.
+        match self.controlled_by("memory", path).map(|dir| dir.join(SOCKETS)) {
+            Some(file) if self.version == Version::V1 && file.exists() => {
+                fs::write(&file, "-1").at("set a limit by", &file)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Moves a process into a leaf, which is made if need be.
@@ -443,6 +456,11 @@ impl Cgroups {
         }
         Err(Error::Cgroup(format!("{path:?} is no name of a cgroup: names joined by /")))
     }
+}
+
+/// Returns what sockets may hold beside a memory limit of `bytes`, where they count apart (version 1).
+pub fn socket_bytes(bytes: u64) -> u64 {
+    bytes / 4
 }
 
 fn no_controller(controller: &str) -> Error {

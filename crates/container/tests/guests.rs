@@ -642,6 +642,53 @@ fn a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs() {
     assert!(!raised && said.starts_with(&format!("{INOTIFY_INSTANCES_MAX}\n")), "{said}");
 }
 
+/// What a guest's TCP and UDP sockets hold is bounded by its own limit, not by that of all sockets of the machine.
+#[test]
+fn the_sockets_of_a_guest_hold_no_more_than_its_own_bound() {
+    const MEMORY: u64 = 64 << 20;
+    let fixture = Fixture::new();
+    let script = "
+import signal, socket
+kept, tcp, udp = [], 0, 0
+l = socket.socket(); l.bind(('127.0.0.1', 0)); l.listen(200)
+for _ in range(60):
+    c = socket.socket(); c.connect(l.getsockname()); c.setblocking(False); a, _ = l.accept()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+    kept += [c, a]
+    try:
+        while True: tcp += c.send(bytes(1 << 16))
+    except OSError: pass
+print('tcp', tcp >> 20, flush=True)
+for s in kept: s.close()
+kept = []
+for _ in range(1400):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0)); s.connect(s.getsockname())
+    kept.append(s)
+    for _ in range(64): s.send(bytes(30000))
+for s in kept:
+    s.setblocking(False)
+    try:
+        while True: udp += len(s.recv(65536))
+    except OSError: pass
+print('udp', udp >> 20, flush=True)
+signal.pause()
+";
+    let mut spec = fixture.spec(Profile::Host, &[&["python3", "-c", script]]);
+    spec.limits.memory_bytes = Some(MEMORY);
+    spec.open_files_max = 4000;
+    fixture.run(&spec);
+    let said = |what: &str| {
+        let text = log(&spec.dir);
+        let said = text.split_once(&format!(" {what} "))?.1.split_whitespace().next()?.parse::<u64>();
+        said.ok()
+    };
+    eventually("it took what it can have", || said("udp").is_some());
+    let (tcp, udp) = (said("tcp").unwrap(), said("udp").unwrap());
+    println!("{tcp} MiB by TCP, {udp} by UDP");
+    // Each socket may have a little beyond it.
+    assert!(tcp << 20 < MEMORY && udp << 20 < MEMORY, "{tcp} MiB by TCP, {udp} by UDP");
+}
+
 #[test]
 fn a_tap_program_may_open_taps_in_its_own_network_alone() {
     let fixture = Fixture::new();
