@@ -1,13 +1,16 @@
-//! Frames between a node's interface to outside and passt: which go, and as what.
+//! Frames of a node's interface to outside: which go, and as what.
 //!
-//! To outside go whole IPv4 packets of the node's address there, to addresses that [`Judge`] allows; to the gateway
-//! only DNS by UDP. passt takes no loopback address for the node's, so that it sees [`INSIDE`] instead (RFC 1624).
-//! Never panics, whatever the bytes.
+//! To outside go whole IPv4 packets of the node's address there, to addresses that the judge allows; to the gateway
+//! only DNS by UDP. Datagrams go by sockets of the helper's own, everything else goes to passt. passt takes no loopback
+//! address for the node's, so that it sees [`INSIDE`] instead (RFC 1624). Never panics, whatever the bytes.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
 
 use pdp_proto::management::{GATEWAY, SOURCE};
-use pdp_wire::checksum::checksum;
+use pdp_wire::checksum::{Sum, checksum};
+
+use crate::flows::Flow;
 
 /// What passt takes the node's address for, and the length of the prefix that it shares with the gateway.
 pub const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
@@ -26,12 +29,18 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const DNS_PORT: u16 = 53;
+const UDP_HEADER: usize = 8;
+
+/// Longest payload of a datagram, bytes.
+pub const DATAGRAM_MAX: usize = u16::MAX as usize - IPV4 - UDP_HEADER;
 
 /// "More fragments" and the offset: all zero in a packet that is whole.
 const FRAGMENT: u16 = 0x3fff;
 
-/// ICMP: destination unreachable, since communication is administratively prohibited (RFC 1812 section 5.2.7.1).
+/// ICMP: destination unreachable, since nobody listens at the port (RFC 792), or since communication is
+/// administratively prohibited (RFC 1812 section 5.2.7.1).
 const UNREACHABLE: u8 = 3;
+const NO_PORT: u8 = 3;
 const PROHIBITED: u8 = 13;
 
 /// Bytes of the packet's payload that an error quotes.
@@ -42,6 +51,8 @@ const QUOTED: usize = 8;
 pub enum Verdict {
     /// It goes to passt, as it is now.
     Goes,
+    /// These bytes of it go by the flow's socket.
+    Datagram(Flow, Range<usize>),
     /// It goes nowhere.
     Dropped,
     /// It goes nowhere, and this frame tells the node so.
@@ -63,6 +74,10 @@ pub fn leave(frame: &mut [u8], mut allowed: impl FnMut(Ipv4Addr) -> bool) -> Ver
     if !goes {
         return packet.refusal(frame).map_or(Verdict::Dropped, Verdict::Refused);
     }
+    if packet.protocol == UDP {
+        let datagram = packet.datagram(frame);
+        return datagram.map_or(Verdict::Dropped, |(flow, bytes)| Verdict::Datagram(flow, bytes));
+    }
     frame[..6].copy_from_slice(&MAC_PASST);
     packet.rewrite(frame, ETHERNET + 12, SOURCE, INSIDE);
     Verdict::Goes
@@ -71,12 +86,84 @@ pub fn leave(frame: &mut [u8], mut allowed: impl FnMut(Ipv4Addr) -> bool) -> Ver
 /// Rewrites a frame of passt for the node; false: it is not for it.
 pub fn arrive(frame: &mut [u8]) -> bool {
     let Some(packet) = Packet::of(frame) else { return false };
-    if packet.destination != INSIDE {
+    // Its datagrams would be answers to nothing.
+    if packet.destination != INSIDE || packet.protocol == UDP {
         return false;
     }
     frame[..6].copy_from_slice(&MAC_NODE);
     packet.rewrite(frame, ETHERNET + 16, INSIDE, SOURCE);
     true
+}
+
+/// Writes the frame that brings the node an answer of a flow's far end. A frame may be longer than the MTU: the
+/// node's kernel takes it whole, and nothing has to be put together again.
+pub fn answer(frame: &mut Vec<u8>, flow: &Flow, payload: &[u8]) {
+    let payload = &payload[..payload.len().min(DATAGRAM_MAX)];
+    let length = (UDP_HEADER + payload.len()) as u16;
+    start(frame, UDP, *flow.to.ip(), usize::from(length));
+    let mut header = [0; UDP_HEADER];
+    header[..2].copy_from_slice(&flow.to.port().to_be_bytes());
+    header[2..4].copy_from_slice(&flow.port.to_be_bytes());
+    header[4..6].copy_from_slice(&length.to_be_bytes());
+    // A sum of zero would say that there is none (RFC 768).
+    let sum = match udp_sum(*flow.to.ip(), SOURCE, length, &header, payload) {
+        0 => u16::MAX,
+        sum => sum,
+    };
+    header[6..].copy_from_slice(&sum.to_be_bytes());
+    frame.extend_from_slice(&header);
+    frame.extend_from_slice(payload);
+}
+
+/// Writes the frame that tells the node that nobody listens at a flow's far end.
+pub fn nobody_listens(frame: &mut Vec<u8>, flow: &Flow) {
+    let mut quoted = ipv4_header(UDP, SOURCE, *flow.to.ip(), UDP_HEADER).to_vec();
+    quoted.extend_from_slice(&flow.port.to_be_bytes());
+    quoted.extend_from_slice(&flow.to.port().to_be_bytes());
+    quoted.extend_from_slice(&[0, UDP_HEADER as u8, 0, 0]);
+    unreachable(frame, NO_PORT, *flow.to.ip(), &quoted);
+}
+
+/// Writes an error about a packet of the node, from its header and the beginning of its payload.
+fn unreachable(frame: &mut Vec<u8>, code: u8, from: Ipv4Addr, quoted: &[u8]) {
+    let mut message = vec![UNREACHABLE, code, 0, 0, 0, 0, 0, 0];
+    message.extend_from_slice(quoted);
+    let sum = checksum(&message);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    start(frame, ICMP, from, message.len());
+    frame.extend_from_slice(&message);
+}
+
+/// Begins a frame for the node whose packet has a payload of so many bytes.
+fn start(frame: &mut Vec<u8>, protocol: u8, from: Ipv4Addr, payload: usize) {
+    frame.clear();
+    frame.extend_from_slice(&MAC_NODE);
+    frame.extend_from_slice(&MAC_PASST);
+    frame.extend_from_slice(&IPV4_TYPE);
+    frame.extend_from_slice(&ipv4_header(protocol, from, SOURCE, payload));
+}
+
+/// Header of a whole packet, which has no identification since nobody cuts it (RFC 6864 section 4.1).
+fn ipv4_header(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> [u8; IPV4] {
+    const DO_NOT_FRAGMENT: u8 = 0x40;
+    let mut header = [0; IPV4];
+    header[0] = 0x45;
+    // Payloads are at most DATAGRAM_MAX and a UDP header.
+    header[2..4].copy_from_slice(&((IPV4 + payload) as u16).to_be_bytes());
+    header[6] = DO_NOT_FRAGMENT;
+    header[8..10].copy_from_slice(&[64, protocol]);
+    header[12..16].copy_from_slice(&from.octets());
+    header[16..20].copy_from_slice(&to.octets());
+    let sum = checksum(&header);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    header
+}
+
+/// Checksum of a datagram; over one with its right checksum it is 0.
+fn udp_sum(from: Ipv4Addr, to: Ipv4Addr, length: u16, header: &[u8], payload: &[u8]) -> u16 {
+    let sum = Sum::default().with(&from.octets()).with(&to.octets());
+    let sum = sum.with_word(u16::from(UDP)).with_word(length);
+    sum.with(header).with(payload).finish()
 }
 
 /// A whole IPv4 packet in a frame, whose header is there.
@@ -112,47 +199,44 @@ impl Packet {
         self.protocol == UDP && port == Some(&DNS_PORT.to_be_bytes())
     }
 
+    /// Returns the flow of a datagram, and its payload's place in the frame.
+    fn datagram(&self, frame: &[u8]) -> Option<(Flow, Range<usize>)> {
+        let word =
+            |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
+        let end = ETHERNET + usize::from(word(ETHERNET + 2)?);
+        let length = word(self.payload + 4)?;
+        let datagram = self.payload..self.payload + usize::from(length);
+        let payload = self.payload + UDP_HEADER..datagram.end;
+        if datagram.end > end || payload.start > payload.end {
+            return None;
+        }
+        let (header, bytes) = frame.get(datagram)?.split_at(UDP_HEADER);
+        let sum = udp_sum(self.source, self.destination, length, header, bytes);
+        let (port, to) = (word(self.payload)?, word(self.payload + 2)?);
+        let sum_right = word(self.payload + 6)? == 0 || sum == 0;
+        let flow = Flow { port, to: SocketAddrV4::new(self.destination, to) };
+        (sum_right && port != 0 && to != 0).then_some((flow, payload))
+    }
+
     /// Puts another address where one is, in the header and in what its checksums cover.
     fn rewrite(&self, frame: &mut [u8], at: usize, from: Ipv4Addr, to: Ipv4Addr) {
         frame[at..at + 4].copy_from_slice(&to.octets());
         update(frame, ETHERNET + 10, from, to);
         match self.protocol {
             TCP => update(frame, self.payload + 16, from, to),
-            UDP if frame.get(self.payload + 6..self.payload + 8) != Some(&[0, 0]) => {
-                update(frame, self.payload + 6, from, to);
-            }
             _ => {}
         }
     }
 
     /// What tells the node that a packet may not go; nothing tells of an error (RFC 1122 section 3.2.2).
     fn refusal(&self, frame: &[u8]) -> Option<Vec<u8>> {
-        const ICMP_HEADER: usize = 8;
         const ECHO: u8 = 8;
         if self.protocol == ICMP && frame.get(self.payload) != Some(&ECHO) {
             return None;
         }
+        let mut reply = Vec::new();
         let quoted = &frame[ETHERNET..frame.len().min(self.payload + QUOTED)];
-        let length = IPV4 + ICMP_HEADER + quoted.len();
-        let mut reply = Vec::with_capacity(ETHERNET + length);
-        reply.extend_from_slice(&MAC_NODE);
-        reply.extend_from_slice(&MAC_PASST);
-        reply.extend_from_slice(&IPV4_TYPE);
-        let mut header = [0; IPV4];
-        header[0] = 0x45;
-        // At most 60 + 8 + 28 bytes.
-        header[2..4].copy_from_slice(&(length as u16).to_be_bytes());
-        header[8..10].copy_from_slice(&[64, ICMP]);
-        header[12..16].copy_from_slice(&GATEWAY.octets());
-        header[16..20].copy_from_slice(&SOURCE.octets());
-        let sum = checksum(&header);
-        header[10..12].copy_from_slice(&sum.to_be_bytes());
-        reply.extend_from_slice(&header);
-        let mut message = vec![UNREACHABLE, PROHIBITED, 0, 0, 0, 0, 0, 0];
-        message.extend_from_slice(quoted);
-        let sum = checksum(&message);
-        message[2..4].copy_from_slice(&sum.to_be_bytes());
-        reply.extend_from_slice(&message);
+        unreachable(&mut reply, PROHIBITED, GATEWAY, quoted);
         Some(reply)
     }
 }
@@ -219,6 +303,50 @@ mod tests {
 
     const THERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 
+    const HEADERS: usize = ETHERNET + IPV4 + UDP_HEADER;
+
+    fn flow(to: Ipv4Addr, port: u16) -> Flow {
+        Flow { port: 4_000, to: SocketAddrV4::new(to, port) }
+    }
+
+    #[test]
+    fn passt_gets_and_gives_no_datagram() {
+        let mut question = udp(SOURCE, THERE, 80, b"?");
+        assert!(matches!(leave(&mut question, |_| true), Verdict::Datagram(..)));
+        assert!(!arrive(&mut udp(THERE, INSIDE, 80, b"!")));
+        assert!(arrive(&mut tcp(THERE, INSIDE, b"!")));
+    }
+
+    #[test]
+    fn damaged_datagrams_go_nowhere() {
+        let whole = udp(SOURCE, THERE, 80, b"question");
+        let mut padded = [&whole[..], &[0; 10]].concat();
+        let verdict = Verdict::Datagram(flow(THERE, 80), HEADERS..HEADERS + 8);
+        assert_eq!(leave(&mut padded, |_| true), verdict);
+        // Each byte of ports, length, checksum and payload.
+        for at in HEADERS - UDP_HEADER..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(leave(&mut damaged, |_| true), Verdict::Dropped, "byte {at}");
+        }
+        let mut cut = whole;
+        cut.truncate(HEADERS + 3);
+        assert_eq!(leave(&mut cut, |_| true), Verdict::Dropped);
+    }
+
+    #[test]
+    fn an_error_quotes_the_flow_that_it_is_about() {
+        let mut told = Vec::new();
+        nobody_listens(&mut told, &flow(THERE, 80));
+        assert!(sums_right(&told));
+        assert_eq!(told[ETHERNET + 12..][..8], [THERE.octets(), SOURCE.octets()].concat());
+        assert_eq!(told[ETHERNET + IPV4..][..2], [UNREACHABLE, NO_PORT]);
+        let quoted = &told[ETHERNET + IPV4 + 8..];
+        let sent = udp(SOURCE, THERE, 80, b"");
+        assert_eq!(quoted[12..20], sent[ETHERNET + 12..][..8]);
+        assert_eq!(quoted[IPV4..][..6], sent[ETHERNET + IPV4..][..6]);
+    }
+
     #[test]
     fn only_what_is_allowed_goes_and_the_node_is_told() {
         let mut frame = tcp(SOURCE, THERE, b"hello");
@@ -235,7 +363,8 @@ mod tests {
     #[test]
     fn the_gateway_answers_names_and_nothing_else() {
         let ask = |frame: &mut [u8]| leave(frame, |_| panic!("it is none of the machine's"));
-        assert_eq!(ask(&mut udp(SOURCE, GATEWAY, 53, b"?")), Verdict::Goes);
+        let question = ask(&mut udp(SOURCE, GATEWAY, 53, b"?"));
+        assert_eq!(question, Verdict::Datagram(flow(GATEWAY, 53), HEADERS..HEADERS + 1));
         assert!(matches!(ask(&mut udp(SOURCE, GATEWAY, 54, b"?")), Verdict::Refused(_)));
         assert!(matches!(ask(&mut tcp(SOURCE, GATEWAY, b"")), Verdict::Refused(_)));
     }
@@ -262,40 +391,58 @@ mod tests {
     proptest! {
         #[test]
         fn addresses_change_there_and_back_with_their_checksums(
-            payload in prop::collection::vec(any::<u8>(), 0..64), to: [u8; 4], by_tcp: bool,
+            payload in prop::collection::vec(any::<u8>(), 0..64), to: [u8; 4],
         ) {
             let to = Ipv4Addr::from(to);
             prop_assume!(to != GATEWAY);
-            let mut frame = if by_tcp {
-                tcp(SOURCE, to, &payload)
-            } else {
-                udp(SOURCE, to, 80, &payload)
-            };
+            let mut frame = tcp(SOURCE, to, &payload);
             prop_assert_eq!(leave(&mut frame, |_| true), Verdict::Goes);
             prop_assert_eq!(&frame[ETHERNET + 12..][..4], INSIDE.octets());
             prop_assert!(sums_right(&frame));
-            let mut back = if by_tcp {
-                tcp(to, INSIDE, &payload)
-            } else {
-                udp(to, INSIDE, 80, &payload)
-            };
+            let mut back = tcp(to, INSIDE, &payload);
             prop_assert!(arrive(&mut back));
             prop_assert_eq!(&back[ETHERNET + 16..][..4], SOURCE.octets());
             prop_assert!(sums_right(&back));
         }
 
         #[test]
+        fn datagrams_go_and_their_answers_come_whole(
+            payload in prop::collection::vec(any::<u8>(), 0..4_000), to: [u8; 4], port in 1..u16::MAX,
+        ) {
+            let to = Ipv4Addr::from(to);
+            prop_assume!(to != GATEWAY);
+            let mut frame = udp(SOURCE, to, port, &payload);
+            let verdict = leave(&mut frame, |_| true);
+            let Verdict::Datagram(found, bytes) = verdict else { panic!("{verdict:?}") };
+            prop_assert_eq!(&frame[bytes], &payload[..]);
+            prop_assert_eq!(found, flow(to, port));
+            answer(&mut frame, &found, &payload);
+            prop_assert!(sums_right(&frame));
+            let packet = SlicedPacket::from_ethernet(&frame).unwrap();
+            let Some(TransportSlice::Udp(datagram)) = packet.transport else { panic!("not UDP") };
+            prop_assert_eq!((datagram.source_port(), datagram.destination_port()), (port, 4_000));
+            prop_assert_eq!(datagram.payload(), &payload[..]);
+            prop_assert_eq!(&frame[ETHERNET + 12..][..8], [to.octets(), SOURCE.octets()].concat());
+        }
+
+        #[test]
         fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), cut: bool) {
-            let mut like = tcp(SOURCE, GATEWAY, &[0; 8]);
-            let length = bytes.len().min(like.len());
-            if cut {
-                like.truncate(length);
-            } else {
-                like[..length].iter_mut().zip(&bytes).for_each(|(to, noise)| *to ^= noise & 0x11);
-            }
-            for frame in [&mut bytes, &mut like] {
-                leave(frame, |_| false);
-                leave(frame, |_| true);
+            let likes = [tcp(SOURCE, GATEWAY, &[0; 8]), udp(SOURCE, GATEWAY, 53, &[0; 8])];
+            let likes = likes.map(|mut like| {
+                let length = bytes.len().min(like.len());
+                if cut {
+                    like.truncate(length);
+                } else {
+                    like[..length].iter_mut().zip(&bytes).for_each(|(to, noise)| *to ^= noise & 0x11);
+                }
+                like
+            });
+            for frame in [&mut bytes].into_iter().chain(&mut likes.clone()) {
+                for allowed in [false, true] {
+                    if let Verdict::Datagram(_, place) = leave(frame, |_| allowed) {
+                        assert!(frame.get(place).is_some());
+                    }
+                }
                 arrive(frame);
             }
         }

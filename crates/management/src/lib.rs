@@ -3,22 +3,26 @@
 //! One process a node, in the node's cgroup, and for the way out a passt (<https://passt.top>) as its child. It
 //! starts as root of the host with one thread: listens on the machine, makes the node's interface, enters the node's
 //! network namespace, and becomes an ordinary user without any capability. What it opens from then on is in the
-//! node. It holds of the machine what it opened before: listening sockets, and one to ask the kernel for routes.
-//! passt is that user too, from its first instruction on, and has sockets on the machine, as any program of an
-//! ordinary user has; where these lead is judged here, a packet at a time, before passt sees it.
+//! node. It holds of the machine what it opened before: listening sockets, sockets for the node's datagrams, and one
+//! to ask the kernel for routes. passt is that user too, from its first instruction on, and has sockets on the machine
+//! for TCP and ping, as any program of an ordinary user has. Where all these lead is judged here, a packet at a time.
 //!
 //! | file | what |
 //! |---|---|
 //! | `publish` | ports of the machine that lead into the node |
-//! | `outside` | frames between the node's interface and passt |
+//! | `outside` | frames between the node's interface, passt and the datagrams' sockets |
 //! | `frames` | which of them go, and as what (pure) |
+//! | `udp` | a connected socket on the machine for each UDP flow |
+//! | `flows` | which flow has which socket, and until when (pure) |
 //! | `ways` | what the machine's kernel would do with an address |
 //! | `privileges` | out of all of them |
 
 #![forbid(unsafe_code)]
 
+pub mod flows;
 pub mod frames;
 pub mod outside;
 pub mod privileges;
 pub mod publish;
+pub mod udp;
 pub mod ways;

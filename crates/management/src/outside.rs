@@ -1,7 +1,7 @@
-//! The way to outside: frames between the node's interface and passt.
+//! The way to outside: frames between the node's interface, passt and the sockets of its datagrams.
 //!
-//! Each direction waits for its own other end and for nothing else: passt drops what the socket has no room for, and
-//! the kernel drops what nobody reads of the interface.
+//! Each direction waits for its own other end and for nothing else: passt drops what the socket has no room for, the
+//! kernel drops what nobody reads of the interface, and datagrams wait for nothing.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -19,8 +19,10 @@ use pdp_proto::management::{GATEWAY, INTERFACE, MTU, SOURCE};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::task::coop::consume_budget;
 
 use crate::frames::{self, INSIDE, MAC_NODE, MAC_PASST, PREFIX_LENGTH, Verdict};
+use crate::udp::{Datagrams, Sockets};
 use crate::ways::Ways;
 
 /// Longest frame, bytes.
@@ -38,12 +40,14 @@ pub struct Outside {
     socket: UnixStream,
     passt: Child,
     ways: Ways,
+    sockets: Sockets,
 }
 
 impl Outside {
     /// Starts passt on the machine, and makes the node's interface.
     pub fn open(netns: &File, uid: u32) -> Result<Self> {
         let ways = Ways::new().context("cannot ask the machine's kernel for routes")?;
+        let sockets = Sockets::open().context("cannot make sockets for datagrams")?;
         let (socket, passt) = start_passt(uid)?;
         let spec = TapSpec {
             name: INTERFACE.into(),
@@ -56,12 +60,12 @@ impl Outside {
         };
         let tap = pdp_net::management::create(netns.as_fd(), &spec, SOURCE, GATEWAY)
             .with_context(|| format!("cannot make the node's {INTERFACE}"))?;
-        Ok(Self { tap, socket, passt, ways })
+        Ok(Self { tap, socket, passt, ways, sockets })
     }
 
     /// Carries frames; ends with an error where one of both ends is gone.
     pub async fn run(self) -> Result<()> {
-        let Self { tap, socket, mut passt, ways } = self;
+        let Self { tap, socket, mut passt, ways, sockets } = self;
         #[expect(deprecated, reason = "what replaces it is unsafe; a File keeps its descriptor")]
         let tap = AsyncFd::with_interest(File::from(tap), WATCHED)
             .context("cannot watch the interface")?;
@@ -69,9 +73,13 @@ impl Outside {
         socket.set_nonblocking(true).context("cannot watch passt")?;
         let socket = tokio::net::UnixStream::from_std(socket).context("cannot watch passt")?;
         let (from_passt, to_passt) = socket.into_split();
+        let to_node = tap.clone();
+        let datagrams = Datagrams::new(sockets, move |frame| give(&to_node, frame));
+        let datagrams = Rc::new(datagrams.context("cannot watch sockets for datagrams")?);
         let result = tokio::select! {
-            result = leave(tap.clone(), to_passt, ways) => result,
+            result = leave(tap.clone(), to_passt, datagrams.clone(), ways) => result,
             result = arrive(from_passt, tap.clone()) => result,
+            result = datagrams.clone().serve() => result.context("cannot watch datagrams"),
         };
         // It has said why in the log, which is the same.
         let ended = passt.try_wait().ok().flatten();
@@ -96,8 +104,10 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
         .args(["--address", &INSIDE.to_string(), "--netmask", &PREFIX_LENGTH.to_string()])
         .args(["--gateway", &GATEWAY.to_string(), "--mtu", &MTU.to_string()])
         // The gateway stands for no address of the machine.
-        .args(["--no-map-gw", "--dns-forward", &GATEWAY.to_string()])
-        .args(["--tcp-ports", "none", "--udp-ports", "none", "--no-dhcp"])
+        .args(["--no-map-gw", "--tcp-ports", "none"])
+        // It would bind the node's source ports on the machine (its elder versions do), so it is given no datagram,
+        // and makes none.
+        .args(["--udp-ports", "none", "--no-dhcp", "--dns", "none"])
         .uid(uid)
         .gid(uid)
         .current_dir("/")
@@ -115,6 +125,7 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
 async fn leave(
     tap: Rc<AsyncFd<File>>,
     mut passt: tokio::net::unix::OwnedWriteHalf,
+    datagrams: Rc<Datagrams>,
     mut ways: Ways,
 ) -> Result<()> {
     let mut buffer = vec![0; LENGTH + FRAME_MAX];
@@ -132,9 +143,12 @@ async fn leave(
                 head.copy_from_slice(&(length as u32).to_be_bytes());
                 passt.write_all(&buffer[..LENGTH + length]).await.context("passt is gone")?;
             }
+            Verdict::Datagram(flow, bytes) => datagrams.send(flow, &frame[bytes], Instant::now()),
             Verdict::Refused(told) => give(&tap, &told),
             Verdict::Dropped => {}
         }
+        // The node may always have more to send.
+        consume_budget().await;
     }
 }
 

@@ -91,6 +91,8 @@ impl Ways {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -100,13 +102,48 @@ mod tests {
         for own in ["127.0.0.1", "127.9.9.9", "169.254.169.254", "0.0.0.0", "224.0.0.5"] {
             assert!(!ways.leads_away(own.parse().unwrap(), now), "{own}");
         }
-        // Whatever address a machine has, it is not elsewhere.
-        if let Ok(socket) = std::net::UdpSocket::bind("0.0.0.0:0")
-            && socket.connect("192.0.2.77:9").is_ok()
-            && let Ok(std::net::SocketAddr::V4(own)) = socket.local_addr()
-        {
-            assert!(!ways.leads_away(*own.ip(), now), "{own}");
+        // The address of an interface with a route is not elsewhere, though its neighbour is.
+        let namespace = Namespace::new();
+        namespace.run("link add w0 type veth peer name w1");
+        for words in ["addr add 10.9.0.1/24 dev w0", "link set w0 up", "link set w1 up"] {
+            namespace.run(words);
         }
+        namespace.run("route add default via 10.9.0.2");
+        let file = std::fs::File::open(format!("/run/netns/{}", namespace.0)).unwrap();
+        let answers = std::thread::spawn(move || {
+            let network = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(file.as_fd(), network).unwrap();
+            let mut ways = Ways::new().unwrap();
+            ["10.9.0.1", "10.9.0.255", "10.9.0.2", "192.0.2.77"]
+                .map(|to| ways.leads_away(to.parse().unwrap(), now))
+        });
+        assert_eq!(answers.join().unwrap(), [false, false, true, true]);
+    }
+
+    /// A network namespace, which goes with it.
+    struct Namespace(String);
+
+    impl Namespace {
+        fn new() -> Self {
+            let name = format!("pdp-ways-{}", std::process::id());
+            ip(&["netns", "add", &name]);
+            Self(name)
+        }
+
+        fn run(&self, words: &str) {
+            ip(&[&["-n", &self.0], &words.split(' ').collect::<Vec<_>>()[..]].concat());
+        }
+    }
+
+    impl Drop for Namespace {
+        fn drop(&mut self) {
+            ip(&["netns", "del", &self.0]);
+        }
+    }
+
+    fn ip(words: &[&str]) {
+        let output = std::process::Command::new("ip").args(words).output().unwrap();
+        assert!(output.status.success(), "ip {words:?}: {output:?}");
     }
 
     #[test]

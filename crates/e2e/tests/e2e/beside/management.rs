@@ -5,7 +5,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Machine, Node, eventually, sh};
+use pdp_e2e::{Background, Machine, Node, eventually, sh};
 
 /// Answers each question for a name with one address.
 const NAMES: &str = r#"
@@ -218,4 +218,117 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
         let ours = |line: &String| line.contains("passt") || line.contains("pdp-management");
         !node.processes().iter().any(|(_, line)| ours(line))
     });
+}
+
+/// Says three times the same from one port to a far end, and prints what it gets from whom.
+const TALK: &str = r#"
+import socket, sys, time
+port, word, to = int(sys.argv[1]), sys.argv[2].encode(), (sys.argv[3], 9000)
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("", port))
+sock.settimeout(0.2)
+end = time.time() + 6
+said = 0
+while time.time() < end:
+    if time.time() > end - 6 + 2 * said and said < 3:
+        said += 1
+        try: sock.sendto(word, to)
+        except OSError as error: print("error", error.errno, flush=True)
+    try:
+        data, who = sock.recvfrom(65536)
+        print(len(data), data[:40].decode(), who[0], who[1], flush=True)
+    except TimeoutError: pass
+    except OSError as error: print("error", error.errno, flush=True)
+"#;
+
+/// Answers each datagram, from 198.51.100.9:9000; long, where it is asked to be.
+const FAR: &str = r#"
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("198.51.100.9", 9000))
+while True:
+    said, who = sock.recvfrom(2048)
+    sock.sendto(b"to " + said + b"." * (4000 if said == b"long" else 0), who)
+"#;
+
+/// Datagrams from another port of the far end to each port of the machine from 1024 on.
+const STRANGER: &str = r#"
+import socket, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("198.51.100.9", 9001))
+for port in range(1024, 65536):
+    try: sock.sendto(b"unasked", ("10.9.0.1", port))
+    except OSError: pass
+    if port % 500 == 0: time.sleep(0.01)
+"#;
+
+#[test]
+fn datagrams_reach_only_the_node_that_asked() {
+    let mut node = Node::prepare("management-udp");
+    let world = node.machine("w", "w0");
+    let machine = node.namespace();
+    machine.run("ip addr add 10.9.0.1/24 dev w0; ip route add default via 10.9.0.2");
+    world.run("ip addr add 10.9.0.2/24 dev eth0; ip addr add 198.51.100.9/32 dev lo");
+    // Nobody is told of ports where nobody listens, or far more datagrams would be lost than come.
+    machine.run("sysctl -qw net.ipv4.icmp_ratelimit=1000");
+    let directory = node.directory.display().to_string();
+    for (file, text) in [("far.py", FAR), ("stranger.py", STRANGER)] {
+        fs::write(node.directory.join(file), text).expect("a file");
+    }
+    let _far = world.spawn(&format!("python3 {directory}/far.py"));
+    node.start_pdpd();
+    node.apply(SUBSTRATE);
+    let listening = || machine.run("ss -Huln");
+    let before = listening();
+    let tenants = ["acme", "other"];
+    for tenant in tenants {
+        let ports = if tenant == "acme" { "30500-30599" } else { "30600-30699" };
+        node.apply(&format!(
+            "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: {tenant}}}\n\
+             spec: {{management: {{outside: true, ports: \"{ports}\"}}}}\n"
+        ));
+        let talk = serde_json::to_string(TALK).expect("a string");
+        node.apply(&format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {tenant}.lab}}\n\
+             spec: {{nodes: {{h: {{kind: host, files: {{/tmp/talk.py: {{content: {talk}}}}}, \
+             management: {{outside: true}}}}}}}}\n"
+        ));
+    }
+    let talk = |tenant: &str, port: u16, word: &str, to: &str| {
+        let of = format!("{tenant}.lab/h");
+        let mut command = node.pdp_command(&["exec", &of, "--", "python3", "/tmp/talk.py"]);
+        Background::start(command.args([&port.to_string(), word, to]))
+    };
+    for tenant in tenants {
+        eventually("a way outside", || {
+            node.try_exec(&format!("{tenant}.lab/h"), "ip link show dev mgmt0 up").is_ok()
+        });
+    }
+
+    // Two tenants' nodes by one source port, while a stranger sends to all ports of the machine.
+    let asking = tenants.map(|tenant| talk(tenant, 30_500, tenant, "198.51.100.9"));
+    let long = talk("acme", 30_501, "long", "198.51.100.9");
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    world.run(&format!("python3 {directory}/stranger.py"));
+    // What is listened at was so before; connected sockets have ports of the kernel's choice.
+    assert_eq!(listening(), before);
+    assert!(!machine.run("ss -Huan").contains(":3050"), "{}", machine.run("ss -Huan"));
+    // A port that is granted is free, whatever port another's node uses inside.
+    machine.run("python3 -c 'import socket; socket.socket(2, 2).bind((\"\", 30500))'");
+    for (tenant, asking) in tenants.iter().zip(asking) {
+        let got = asking.finish();
+        let own = format!("{} to {tenant} 198.51.100.9 9000\n", 3 + tenant.len());
+        assert_eq!(got, own.repeat(3), "{tenant}");
+    }
+    // A datagram longer than the MTU comes whole.
+    let got = long.finish();
+    assert_eq!(got.matches("4007 to long").count(), 3, "{got}");
+
+    // That nobody listens is told at once: connection refused is 111.
+    let refused = node.try_exec(
+        "acme.lab/h",
+        "python3 -c 'import socket\ns = socket.socket(2, 2); s.connect((\"198.51.100.9\", 9999)); \
+         s.settimeout(5); s.send(b\"x\")\ntry: s.recv(9)\nexcept OSError as e: print(e.errno)'",
+    );
+    assert_eq!(refused.as_deref(), Ok("111\n"));
 }
