@@ -214,7 +214,7 @@ impl Daemon for Nothing {
         _: &str,
         _: &str,
         _: CaptureQuery,
-    ) -> Result<OwnedFd, Problem> {
+    ) -> Result<pdpd::http::Captured, Problem> {
         nothing()
     }
 

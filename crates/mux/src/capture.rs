@@ -12,8 +12,8 @@ use pdp_wire::pcap::{HEADER, RECORD_BYTES, Record};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Captures at a time.
-pub const CAPTURES_MAX: usize = 16;
+/// Captures at a time: those that pdpd shares out (`shared` of pdp-spec), and some whose writers end.
+pub const CAPTURES_MAX: usize = 40;
 
 /// Bytes that a capture's reader may lag behind.
 const RING_BYTES: usize = 1 << 20;

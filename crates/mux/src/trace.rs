@@ -11,8 +11,8 @@ use std::time::Instant;
 use pdp_proto::mux::{Match, Program, TraceStage};
 use pdp_proto::trace::matches;
 
-/// Traces of one worker at a time.
-pub const TRACES_MAX: usize = 8;
+/// Traces of one worker at a time: all that pdpd shares out (`shared` of pdp-spec).
+pub const TRACES_MAX: usize = 16;
 
 /// Numbers in tags: 1..=NUMBERS, given in turn.
 const NUMBERS: u32 = u8::MAX as u32;

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
 
 use pdp_api::{
     Action, ApplyRequest, Change as Changed, DownRequest, LinkChange, LinkRequest, Problem,
@@ -32,12 +33,19 @@ use crate::keeper::{Keeper, News};
 use crate::key::Key;
 use crate::ledger::Moment;
 use crate::model::Model;
+use crate::observers::Observers;
 use crate::reconcile::lock;
 use crate::state::Change;
 use crate::watch::{Board, event};
 
 /// How often a change is checked beside others before it is checked with nobody else storing one.
 const TRIES_MAX: u32 = 3;
+
+/// How long a change that has no room waits for what is still being removed of earlier ones.
+const ROOM_WAIT: Duration = Duration::from_secs(10);
+
+/// Pause before it is looked at again.
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// Who has the turn to store.
 type Turn<'a> = MutexGuard<'a, ()>;
@@ -71,6 +79,9 @@ pub struct Engine {
     /// Held while a tenant's change is parsed and checked, by tenant.
     checking: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
     model: RwLock<Arc<Model>>,
+    /// Captures and traces that there are.
+    pub(crate) captures: Observers,
+    pub(crate) traces: Observers,
     /// Helpers that answer late.
     pub(crate) late: Late,
 }
@@ -102,10 +113,11 @@ impl Engine {
         if !held.is_empty() {
             host.state.commit(&Change { held, stopped, ..Change::default() })?;
         }
-        let model = Model::load(&host.places, &cpus, &documents, ledger)?;
+        let mut model = Model::load(&host.places, &cpus, &documents, ledger)?;
         for ((kind, name), why) in &*model.damaged {
             tracing::warn!("{kind} {name}: {why}; apply it again, or delete it");
         }
+        model.remains = Arc::new(host.state.remains()?);
         let plan = model.wanted();
         let runtime = &host.runtime;
         let workplace = runtime.workplace().clone();
@@ -122,6 +134,8 @@ impl Engine {
             storing: Mutex::default(),
             checking: Mutex::default(),
             model: RwLock::new(Arc::new(model)),
+            captures: Observers::captures(),
+            traces: Observers::traces(),
             late: Late::default(),
         };
         let vnets = engine.model().vnets.keys().cloned().collect::<Vec<_>>();
@@ -180,6 +194,9 @@ impl Engine {
             turn = turns.as_deref().map(lock);
         }
         let check = |before: &Model| wanted(before, &documents);
+        if !dry_run {
+            self.wait_for_room(scope, progress, check);
+        }
         let (mut changes, news) = match dry_run {
             true => (check(&self.model())?.1, None),
             false => self.revise(&retries(scope, &named), check)?,
@@ -195,6 +212,51 @@ impl Engine {
         }
         self.settle(news, &mut scoped(scope, progress))?;
         self.report(scope, changes, &named)
+    }
+
+    /// The model, with what may still be there beside it as far as that is not gone by now.
+    fn counted(&self, model: &Model) -> Model {
+        let mut counted = model.clone();
+        self.forget_remains(&mut counted);
+        counted
+    }
+
+    /// Forgets what is gone; whether there was any.
+    fn forget_remains(&self, model: &mut Model) -> bool {
+        if model.remains.is_empty() {
+            return false;
+        }
+        // Of a plan that the keeper doesn't follow yet it knows nothing.
+        let Some(open) = self.keeper.open(&model.plan) else { return false };
+        model.forget_remains(|vnet, node| !open.contains(&(vnet.into(), node.map(str::to_owned))))
+    }
+
+    /// Waits a while for what is being removed, where a change has room without it and has none beside it.
+    fn wait_for_room<T>(
+        &self,
+        scope: &Scope,
+        progress: ProgressFn<'_>,
+        check: impl Fn(&Model) -> Result<T, Problem>,
+    ) {
+        let (end, mut told) = (Instant::now() + ROOM_WAIT, false);
+        let mut progress = scoped(scope, progress);
+        while Instant::now() < end {
+            let model = self.counted(&self.model());
+            if model.remains.is_empty() || check(&model).is_ok() {
+                return;
+            }
+            let without = Model { remains: Arc::default(), ..model.clone() };
+            if check(&without).is_err() {
+                return;
+            }
+            if !std::mem::replace(&mut told, true) {
+                for vnet in model.remains.keys() {
+                    let what = format!("waiting for what is being removed of vnet {vnet}");
+                    progress(Progress { done: 0, total: 1, what });
+                }
+            }
+            std::thread::sleep(ROOM_PAUSE);
+        }
     }
 
     /// What the check of a change has to know, but for network devices and who asks.
@@ -215,6 +277,7 @@ impl Engine {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("an operator starts it by `pdp up`"));
         }
+        let before = &self.counted(before);
         let is_substrate = |document: &Document| matches!(document.object, Object::Substrate(_));
         let substrate = documents.iter().any(is_substrate);
         let mut existing = self.existing(before, substrate);
@@ -269,14 +332,15 @@ impl Engine {
         before.with(intent, &self.host.places, &self.cpus, going).map_err(invalid)
     }
 
-    /// Has the numbers of vnets that are gone given out again. Those of what is gone later are with the
-    /// next change.
+    /// Has the numbers of vnets that are gone given out again, and forgets what was still there of them. What is gone
+    /// later is with the next change.
     fn free_numbers(&self) -> Result<(), Problem> {
         let going = |vnet: &str| self.keeper.knows(vnet);
-        if Model::clone(&self.model()).free_numbers(going) {
+        let free = |model: &mut Model| model.free_numbers(going) | self.forget_remains(model);
+        if free(&mut Model::clone(&self.model())) {
             self.revise(&|_| false, |before| {
                 let mut after = before.clone();
-                after.free_numbers(going);
+                free(&mut after);
                 Ok((after, ()))
             })?;
         }
@@ -390,6 +454,7 @@ impl Engine {
 
     /// Forgets a tenant and its tokens.
     pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<Report, Problem> {
+        self.free_numbers()?;
         let (changes, news) = self.revise(&|_| false, |before| {
             if !before.knows_tenant(tenant) {
                 return Err(Problem::not_found(format!("no tenant {tenant:?}"))
@@ -402,6 +467,13 @@ impl Engine {
                 let problem = format!("tenant {tenant} has {}", vnets.join(", "));
                 let problem = Problem::new(ProblemKind::Conflict, problem);
                 return Err(problem.hint("delete those first"));
+            }
+            let going: Vec<&str> = before.ledger.vnets.keys().map(String::as_str).collect();
+            let going: Vec<&str> = going.into_iter().filter(|vnet| scope.sees(vnet)).collect();
+            if !going.is_empty() {
+                let problem = format!("tenant {tenant}: {} is not gone yet", going.join(", "));
+                let problem = Problem::new(ProblemKind::Conflict, problem);
+                return Err(problem.hint("try again once it is; see the daemon's log for why"));
             }
             let after = before.without_tenant(tenant);
             let changes = after.changes_from(before, &BTreeSet::new(), false);
@@ -570,6 +642,9 @@ impl Engine {
         progress: ProgressFn<'_>,
     ) -> Result<Report, Problem> {
         let named = BTreeSet::from([vnet.to_string()]);
+        self.wait_for_room(scope, progress, |before| {
+            self.scaled(scope, before, (vnet, node), request, &named)
+        });
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             self.scaled(scope, before, (vnet, node), request, &named)
         })?;
@@ -680,6 +755,7 @@ impl Engine {
         wanted: VirtualNetwork,
         named: &BTreeSet<String>,
     ) -> Result<(Model, Vec<Changed>), Problem> {
+        let before = &self.counted(before);
         let document = pdp_spec::Document::made(Object::VirtualNetwork(wanted));
         let mut existing = self.existing(before, false);
         existing.asker = scope.tenant().map(str::to_owned);
@@ -793,7 +869,10 @@ impl Engine {
             };
             self.board().post(event(object, what, why));
         }
-        Ok(())
+        match self.model().remains.is_empty() {
+            true => Ok(()),
+            false => self.free_numbers(),
+        }
     }
 
     /// What is held while a tenant's change is looked at; an operator's waits for no other.
@@ -1129,6 +1208,51 @@ mod tests {
         let fault = &told.diagnostics[0];
         assert_eq!((fault.message.as_str(), fault.hint.as_str()), (hidden, hidden));
         assert_eq!(engine.shown_to(&Scope::Node, problem()).error, text());
+    }
+
+    /// What the keeper has not removed yet counts: who applies another network in its place waits for it, and is told
+    /// what is in the way.
+    #[test]
+    fn a_change_waits_for_what_is_being_removed_and_is_refused_then() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path());
+        let file =
+            |text: String| pdp_spec::SourceFile { name: "f".into(), text, ..Default::default() };
+        let lab = |name: &str| {
+            file(format!(
+                "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\n\
+                 spec: {{nodes: {{h1: {{kind: host}}}}}}\n"
+            ))
+        };
+        let tenant = file(
+            "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {name: acme}\nspec: {quota: {vnets: 1}}\n"
+                .into(),
+        );
+        for file in [tenant, lab("acme.old")] {
+            let documents = pdp_spec::parse(&[file]).unwrap();
+            let named = BTreeSet::new();
+            let apply = |before: &Model| engine.applied(&Scope::Node, before, &documents, &named);
+            engine.revise(&|_| false, apply).unwrap();
+        }
+        let delete = |before: &Model| {
+            Ok((before.without("acme.old", &engine.host.places, &engine.cpus).unwrap(), ()))
+        };
+        engine.revise(&|_| false, delete).unwrap();
+        let mut told = Vec::new();
+        let began = Instant::now();
+        let request = ApplyRequest { files: vec![lab("acme.new")], dry_run: false, only: vec![] };
+        let acme = Scope::Tenant("acme".into());
+        let refused = engine.change(&acme, request, &mut |step| told.push(step.what)).unwrap_err();
+        assert!(began.elapsed() >= ROOM_WAIT);
+        assert_eq!(told, ["waiting for what is being removed of vnet acme.old"]);
+        let words = refused.diagnostics[0].to_string();
+        assert!(words.contains("vnets 1 exceeds tenant acme's quota of 1"), "{words}");
+        assert!(words.contains("1 of it is still being removed: acme.old (for "), "{words}");
+        // The same network is no other one, and the tenant stays as long as something of it is there.
+        let again = pdp_spec::parse(&[lab("acme.old")]).unwrap();
+        engine.applied(&acme, &engine.model(), &again, &BTreeSet::new()).unwrap();
+        let stays = engine.drop_tenant("acme").unwrap_err();
+        assert!(stays.error.contains("acme.old is not gone yet"), "{}", stays.error);
     }
 
     fn down(before: &Model, link: &str) -> Model {

@@ -58,11 +58,13 @@ pub enum HostError {
     /// There are no ports whose frames stay in the kernel.
     #[error("there are no ports in the kernel")]
     NoPorts,
-    /// Too many look at frames of such ports.
-    #[error("{most} captures and traces of ports in the kernel at a time are the most of {of}")]
+    /// Too many look at frames.
+    #[error("{most} {what} at a time are the most of {of}")]
     Observed {
+        /// Captures or traces.
+        what: &'static str,
         /// The bound.
-        most: usize,
+        most: u64,
         /// Of whom.
         of: &'static str,
     },

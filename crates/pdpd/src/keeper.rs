@@ -9,9 +9,9 @@
 //! One object's failure is its own: it is told in its health and tried again with growing pauses
 //! ([`Backoff`]). A step may take a worker for as long as a call to a helper, which runs on its tenant's
 //! share of the CPU, takes at most ([`crate::control::CALL_MAX`]), or one of the OCI runtime. So
-//! that others don't wait for that, a tenant, or a vnet that is no tenant's, has
-//! [`WORKERS_PER_OWNER`] workers at most, and who has none gets the next that is free: it takes eight
-//! such tenants to have all workers, and then one is free every 20 s / 32 on average.
+//! that others don't wait for that, a tenant, or a vnet that is no tenant's, has 4 of 32 workers at most, tenants that
+//! have one leave 8 to those that have none, and all of them 4 to operators ([`WORKERS`]). Who has none gets the next
+//! that is free: it takes 28 such tenants to have all that are theirs, and then one is free every 20 s / 32 on average.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use pdp_api::{Progress, What};
 use pdp_net::interface::Watch;
+use pdp_spec::shared;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::backoff::Backoff;
@@ -34,16 +35,18 @@ use crate::key::Key;
 use crate::machine::Machine;
 use crate::plan::{Places, Plan};
 use crate::ports::Touched;
-use crate::queue::Queue;
+use crate::queue::{Bounds, Queue};
 use crate::reconcile::{CutOff, Doing, Next, Reconciler, Started, lock};
 use crate::state::State;
 use crate::watch::{Board, event};
 
-/// Steps that are made at a time.
-const WORKERS: usize = 32;
-
-/// Of those, for one tenant, or one vnet that is no tenant's.
-const WORKERS_PER_OWNER: usize = 4;
+/// Steps that are made at a time; of those, for one tenant, or one vnet that is no tenant's.
+const WORKERS: Bounds = Bounds {
+    workers: shared::WORKERS.total.unwrap() as usize,
+    per_owner: shared::WORKERS.tenant as usize,
+    newcomers: 8,
+    operators: shared::WORKERS.operators as usize,
+};
 
 /// Bounds of the pause before what is under way is looked at again, which is a quarter of the time
 /// that it has taken until then.
@@ -358,7 +361,7 @@ impl Keeper {
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         let mut table = Table {
-            queue: Queue::new(WORKERS_PER_OWNER),
+            queue: Queue::new(WORKERS),
             objects: BTreeMap::new(),
             open: BTreeSet::new(),
             tickets: Vec::new(),
@@ -505,6 +508,20 @@ impl Keeper {
         lock(&self.table).objects.contains_key(&Key::vnet(vnet))
     }
 
+    /// Objects that are not as they are planned, or not gone, by vnet and node, or the vnet itself; `None` where
+    /// another plan than this is followed.
+    pub fn open(&self, plan: &Arc<Plan>) -> Option<BTreeSet<(String, Option<String>)>> {
+        let table = lock(&self.table);
+        if !Arc::ptr_eq(&self.plan(), plan) {
+            return None;
+        }
+        let keys = table.open.iter().filter_map(|key| {
+            let node = matches!(key, Key::Node { .. } | Key::Guest { .. }).then(|| key.node_name());
+            Some((key.vnet_name()?.to_owned(), node.map(str::to_owned)))
+        });
+        Some(keys.collect())
+    }
+
     /// Vnets of which there may be something and that are not wanted.
     pub fn going(&self) -> Vec<String> {
         let plan = self.plan();
@@ -563,7 +580,7 @@ impl Keeper {
             first.err().iter().for_each(|error| tracing::warn!("{}", words(error)));
         });
         std::thread::scope(|scope| {
-            for _ in 0..WORKERS {
+            for _ in 0..WORKERS.workers {
                 scope.spawn(|| or_stop(&|| while self.work() {}));
             }
             or_stop(&|| while self.wait() {});

@@ -101,6 +101,10 @@ impl Item for Key {
         let vnet = self.vnet_name().unwrap_or_default();
         vnet.split_once('.').map_or(vnet, |(tenant, _)| tenant)
     }
+
+    fn is_tenants(&self) -> bool {
+        self.vnet_name().is_some_and(|vnet| vnet.contains('.'))
+    }
 }
 
 impl fmt::Display for Key {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use pdp_alloc::Share;
 use pdp_net::ports::PORTS_MAX;
+use pdp_spec::shared::{KERNEL_PORTS, USER_IDS};
 use pdp_spec::{Shares, tenant_of};
 
 use crate::shared::{self, Shared};
@@ -24,13 +25,13 @@ pub const UIDS_PER_VNET: u32 = 1 << 16;
 const UID_STRIDE: u32 = 2 * UIDS_PER_VNET;
 
 /// Numbers of vnets: as many as there are ranges of user ids from [`UID_BASE`] on, of which the first is the mux's.
-pub const NUMBERS_MAX: u32 = 28_000;
+pub const NUMBERS_MAX: u32 = USER_IDS.total.unwrap() as u32;
 
 /// Numbers that one tenant owns at most.
-pub const TENANT_NUMBERS_MAX: usize = 2 * pdp_spec::limits::VNETS_MAX;
+pub const TENANT_NUMBERS_MAX: usize = USER_IDS.tenant as usize;
 
 /// Numbers that tenants leave to operators.
-pub const OPERATORS_NUMBERS: usize = pdp_spec::limits::VNETS_MAX;
+pub const OPERATORS_NUMBERS: usize = USER_IDS.operators as usize;
 
 /// Owner of numbers that belong to the operators' vnets. No tenant's name begins so.
 pub const OPERATORS: &str = "_operators";
@@ -204,17 +205,31 @@ impl Ledger {
 pub struct FreePorts {
     taken: BTreeSet<u32>,
     next: u32,
+    /// How many are tenants'.
+    tenants: u64,
 }
 
 impl FreePorts {
     /// With those that ports of this ledger have.
     pub fn of(ledger: &Ledger) -> Self {
-        let ports = ledger.vnets.values().flat_map(|vnet| vnet.ports.values());
-        Self { taken: ports.flat_map(BTreeMap::values).copied().collect(), next: 0 }
+        let mut free = Self { taken: BTreeSet::new(), next: 0, tenants: 0 };
+        for (name, vnet) in &*ledger.vnets {
+            let before = free.taken.len();
+            free.taken.extend(vnet.ports.values().flat_map(BTreeMap::values));
+            if tenant_of(name).is_some() {
+                free.tenants += (free.taken.len() - before) as u64;
+            }
+        }
+        free
     }
 
-    /// The lowest one, which is taken then; `None`: there is none.
-    pub fn take(&mut self) -> Option<u32> {
+    /// The lowest one, which is this vnet's then; `None`: there is none, or tenants have all that they may.
+    pub fn take(&mut self, vnet: &str) -> Option<u32> {
+        let is_tenants = tenant_of(vnet).is_some();
+        if is_tenants && self.tenants >= KERNEL_PORTS.tenants() {
+            return None;
+        }
+        self.tenants += u64::from(is_tenants);
         let number = (self.next..PORTS_MAX).find(|number| !self.taken.contains(number))?;
         self.taken.insert(number);
         self.next = number + 1;
@@ -385,6 +400,22 @@ mod tests {
         let taken: BTreeSet<u32> = owners.keys().copied().collect();
         assert_eq!(choose(&owners, &taken, "a"), None);
         assert_eq!(choose(&owners, &taken, "b"), Some(TENANT_NUMBERS_MAX as u32));
+    }
+
+    #[test]
+    fn tenants_leave_kernel_ports_to_operators() {
+        let mut free = FreePorts::of(&Ledger::default());
+        let tenants = std::iter::from_fn(|| free.take("a.b")).count() as u64;
+        assert_eq!(tenants, KERNEL_PORTS.tenants());
+        let ports = [("r".to_owned(), (0..10).map(|n| (n.to_string(), n)).collect())].into();
+        let mut ledger = Ledger::default();
+        ledger.set("a.b", Some(Holding { ports, ..Holding::default() }));
+        let mut again = FreePorts::of(&ledger);
+        let more = std::iter::from_fn(|| again.take("b.b")).count() as u64;
+        assert_eq!(more, KERNEL_PORTS.tenants() - 10, "those that there are count");
+        let operators = std::iter::from_fn(|| free.take("red")).count() as u64;
+        assert_eq!(operators, KERNEL_PORTS.operators);
+        assert_eq!(Some(u64::from(PORTS_MAX)), KERNEL_PORTS.total);
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub mod ledger;
 pub mod machine;
 pub mod model;
 pub mod observe;
+pub mod observers;
 pub mod plan;
 pub mod ports;
 pub mod queue;

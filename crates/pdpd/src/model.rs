@@ -5,13 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use pdp_api::{Action, Change as Changed};
 use pdp_container::Limits;
 use pdp_net::ports::PORTS_MAX;
 use pdp_proto::mux;
+use pdp_spec::remains::AllRemains;
 use pdp_spec::{
     Existing, Intent, Object, Placed, Substrate, SubstrateSpec, Tenant, VirtualNetwork, Vnets,
+    tenant_of,
 };
 
 use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, NUMBERS_MAX, Placement};
@@ -30,6 +33,8 @@ pub struct Model {
     pub tenants: Arc<BTreeMap<String, Tenant>>,
     /// What was given out.
     pub ledger: Ledger,
+    /// What may still be there of vnets beside what is wanted of them.
+    pub remains: Arc<AllRemains>,
     /// All that is to run unless stopped.
     pub plan: Arc<Plan>,
     /// Networks and tenants whose stored specs can't be used, by kind and name, and why. Nothing of them runs, and what
@@ -146,6 +151,8 @@ impl Model {
             vnets: self.vnets.clone(),
             tenants: self.tenants.clone(),
             cpus: cpus.clone(),
+            remains: self.remains.clone(),
+            now_s: now_s(),
             ..Existing::default()
         }
     }
@@ -177,6 +184,7 @@ impl Model {
         let vnets = next.vnets.clone();
         let changed = differing(&self.vnets, &vnets);
         next.give(&changed, &next.effective_substrate(cpus).spec)?;
+        next.note_remains(self, &changed);
         next.replan(self, changed, places, cpus)?;
         Ok(next)
     }
@@ -196,6 +204,38 @@ impl Model {
         !gone.is_empty()
     }
 
+    /// Notes what tenants' vnets that changed were before, as far as they are less now or gone: it counts in quotas
+    /// until [`Model::forget_remains`].
+    fn note_remains(&mut self, before: &Self, changed: &[&str]) {
+        for &name in changed.iter().filter(|name| tenant_of(name).is_some()) {
+            let Some(was) = before.vnets.get(name) else { continue };
+            let mut remains = self.remains.get(name).cloned().unwrap_or_default();
+            remains.note(was, self.vnets.get(name).map(|vnet| &**vnet), now_s());
+            if !remains.parts.is_empty() {
+                Arc::make_mut(&mut self.remains).insert(name.to_owned(), remains);
+            }
+        }
+    }
+
+    /// Forgets remains that are gone: the machine is as wanted there, by `follows`, which is told a vnet and a node, or
+    /// the vnet itself. Whether there were any.
+    pub fn forget_remains(&mut self, follows: impl Fn(&str, Option<&str>) -> bool) -> bool {
+        if self.remains.is_empty() {
+            return false;
+        }
+        let mut left = AllRemains::clone(&self.remains);
+        for (vnet, remains) in &mut left {
+            // The links under the empty name.
+            remains.parts.retain(|node, _| !follows(vnet, (!node.is_empty()).then_some(node)));
+        }
+        left.retain(|_, remains| !remains.parts.is_empty());
+        let changed = left != *self.remains;
+        if changed {
+            self.remains = Arc::new(left);
+        }
+        changed
+    }
+
     /// The model without a vnet, whose number stays its own until [`Model::free_numbers`].
     pub fn without(
         &self,
@@ -207,6 +247,7 @@ impl Model {
         shared::set(&mut next.vnets, vnet, None);
         Arc::make_mut(&mut next.damaged).remove(&(VNET.into(), vnet.into()));
         next.ledger.forget_vnet(vnet);
+        next.note_remains(self, &[vnet]);
         next.replan(self, [vnet], places, cpus)?;
         Ok(next)
     }
@@ -293,7 +334,7 @@ impl Model {
             for (node, interface) in plan::straight_ports(name, &vnet.spec).chain(far) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
-                    .or_else(|| free_ports.take())
+                    .or_else(|| free_ports.take(name))
                     .ok_or_else(|| PlanError::NoPort { vnet: name.to_owned(), max: PORTS_MAX })?;
                 holding.ports.entry(node.into()).or_default().insert(interface.into(), number);
             }
@@ -351,6 +392,14 @@ impl Model {
         }
         for name in differing(&before.ledger.vnets, &self.ledger.vnets) {
             change.held.insert(name.to_owned(), self.ledger.vnets.get(name).cloned());
+        }
+        if !Arc::ptr_eq(&before.remains, &self.remains) {
+            let names: BTreeSet<&String> =
+                before.remains.keys().chain(self.remains.keys()).collect();
+            let (was, is) = (&before.remains, &self.remains);
+            for name in names.into_iter().filter(|name| was.get(*name) != is.get(*name)) {
+                change.remains.insert(name.clone(), is.get(name).cloned());
+            }
         }
         change
     }
@@ -427,6 +476,12 @@ impl Model {
         }
         changes
     }
+}
+
+/// Seconds since 1970.
+fn now_s() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
 }
 
 /// Tenants that one of two models has, or has otherwise than the other.

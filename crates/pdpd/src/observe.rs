@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -33,7 +33,8 @@ use crate::control::{ControlError, Mirror, TapHelper};
 use crate::engine::{Engine, link_of};
 use crate::fastpath::FastPath;
 use crate::host::{HostError, hide, words};
-use crate::http::{Daemon, ProgressFn, RouteFn};
+use crate::http::{Captured, Daemon, ProgressFn, RouteFn};
+use crate::observers::Place;
 use crate::plan::{LinkWay, NodePlan, Part};
 use crate::ports::Observer;
 use crate::watch::{self, Reader};
@@ -379,20 +380,20 @@ impl Daemon for Engine {
         node: &str,
         port: &str,
         query: CaptureQuery,
-    ) -> Result<OwnedFd, Problem> {
+    ) -> Result<Captured, Problem> {
         let port = self.port(vnet, node, port)?;
         let program = program(query.filter.as_deref())?;
+        let place = self.captures.place(scope.tenant()).map_err(observed)?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| Problem::internal(format!("pipe: {error}")))?;
-        match self.observer(scope, &port)? {
-            Some(port) => kernel_frames::capture(port, query.snap_bytes, program, write)?,
-            None => self
-                .host
-                .mux
-                .capture(port, query.snap_bytes, program, write.as_fd())
-                .map_err(unavailable)?,
+        if self.is_in_kernel(&port) {
+            let observer = self.observer(place, &port)?;
+            kernel_frames::capture(observer, query.snap_bytes, program, write)?;
+            return Ok(read.into());
         }
-        Ok(read)
+        let capture = self.host.mux.capture(port, query.snap_bytes, program, write.as_fd());
+        capture.map_err(unavailable)?;
+        Ok(Captured { frames: read, place: Some(place) })
     }
 
     fn trace(
@@ -413,7 +414,9 @@ impl Daemon for Engine {
         let filter: Vec<_> = filter.collect();
         let wait = Duration::from_millis(request.wait_ms);
         let way = self.way(&port);
-        if let Some(observer) = self.observer(scope, &port)? {
+        let place = self.traces.place(scope.tenant()).map_err(observed)?;
+        if self.is_in_kernel(&port) {
+            let observer = self.observer(place, &port)?;
             let link = way.map(|(link, _)| link).unwrap_or_default();
             let at = (link.as_str(), port.port.as_str());
             let stages = kernel_frames::follow(&observer, at, &filter, program, wait)?;
@@ -597,20 +600,17 @@ impl Engine {
         Ok(mux::PortName { vnet: vnet.into(), node: node.into(), port: port.into() })
     }
 
+    /// True if a port's frames stay in the kernel.
+    fn is_in_kernel(&self, port: &mux::PortName) -> bool {
+        matches!(self.way(port), Some((_, LinkWay::Kernel)))
+    }
+
     /// To look at frames of a port with, where they stay in the kernel.
-    fn observer(&self, scope: &Scope, port: &mux::PortName) -> Result<Option<Observer>, Problem> {
-        if !matches!(self.way(port), Some((_, LinkWay::Kernel))) {
-            return Ok(None);
-        }
-        let observer = self.host.ports.observe(scope.tenant(), &port.vnet, &port.node, &port.port);
-        observer.map(Some).map_err(|error| match error {
-            HostError::Observed { .. } => Problem::new(ProblemKind::Conflict, words(&error))
-                .hint("end one, or wait: a trace ends within a minute"),
-            error => Problem::new(
-                ProblemKind::Unavailable,
-                format!("{}/{}: {}", port.vnet, port.node, words(&error)),
-            )
-            .hint("see `pdp inspect` for why"),
+    fn observer(&self, place: Place, port: &mux::PortName) -> Result<Observer, Problem> {
+        let observer = self.host.ports.observe(place, &port.vnet, &port.node, &port.port);
+        observer.map_err(|error| {
+            let problem = format!("{}/{}: {}", port.vnet, port.node, words(&error));
+            Problem::new(ProblemKind::Unavailable, problem).hint("see `pdp inspect` for why")
         })
     }
 
@@ -623,6 +623,12 @@ impl Engine {
         let (link, way) = plan.way_of(&port.node, number as u16)?;
         Some((link.name.clone(), way.clone()))
     }
+}
+
+/// There are too many captures or traces.
+fn observed(error: HostError) -> Problem {
+    Problem::new(ProblemKind::Conflict, words(&error))
+        .hint("end one, or wait: a trace ends within a minute")
 }
 
 /// What a filter of the API is to the mux.

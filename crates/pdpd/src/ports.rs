@@ -23,6 +23,7 @@ use pdp_proto::mux;
 
 use crate::far::Ways;
 use crate::host::{self, Host, HostError};
+use crate::observers::Place;
 use crate::plan::{KernelPlan, Places, Plan, PortNow, To};
 use crate::reconcile::lock;
 
@@ -35,11 +36,6 @@ const ATTEND_INTERVAL: Duration = Duration::from_secs(1);
 /// Ports of a tenant that are served again between two looks, in the long run: a guest that takes its ends down and up
 /// asks for it each time, and others wait for about a millisecond meanwhile.
 const SERVED_AGAIN: usize = 16;
-
-/// Captures and traces of such ports at a time: those that all tenants asked for, and those of one of them. Operators
-/// have as many of their own as a tenant.
-const OBSERVERS_MAX: usize = 16;
-const TENANT_OBSERVERS_MAX: usize = 4;
 
 /// The leaf of a vrouter's cgroup that threads are in.
 const THREADS: &str = "threads";
@@ -67,8 +63,8 @@ pub struct Ports {
 /// What is looked at.
 #[derive(Debug, Default)]
 struct Observed {
-    /// Nodes, each as many times as somebody looks at a port of it, and for which tenant.
-    now: Vec<(Node, Option<String>)>,
+    /// Nodes, each as many times as somebody looks at a port of it.
+    now: Vec<Node>,
     /// Frames that were missed, by number of the port.
     missed: BTreeMap<u32, Arc<AtomicU64>>,
 }
@@ -78,7 +74,8 @@ struct Observed {
 #[derive(Debug)]
 pub struct Observer {
     observed: Arc<Mutex<Observed>>,
-    place: (Node, Option<String>),
+    node: Node,
+    _place: Place,
     missed: Arc<AtomicU64>,
     /// The router's control guest.
     pub guest: Process,
@@ -100,7 +97,7 @@ impl Observer {
 impl Drop for Observer {
     fn drop(&mut self) {
         let mut observed = lock(&self.observed);
-        if let Some(at) = observed.now.iter().position(|place| *place == self.place) {
+        if let Some(at) = observed.now.iter().position(|node| *node == self.node) {
             observed.now.swap_remove(at);
         }
     }
@@ -279,13 +276,13 @@ impl Ports {
         Ok(())
     }
 
-    /// Begins to look at frames of a port, for a tenant or for an operator.
+    /// Begins to look at frames of a port, by who has a place for it.
     ///
     /// # Errors
-    /// [`HostError::NoPorts`]: it is not there now. [`HostError::Observed`]: too many look already.
+    /// [`HostError::NoPorts`]: it is not there now.
     pub fn observe(
         &self,
-        tenant: Option<&str>,
+        place: Place,
         vnet: &str,
         node: &str,
         port: &str,
@@ -301,23 +298,11 @@ impl Ports {
             .map(|it| (it.number, it.vrouter))
             .ok_or(HostError::NoPorts)?;
         let netns = host::network_namespace(wanted.guest)?;
-        let mut observed = lock(&self.observed);
-        let all = || observed.now.iter().map(|(_, tenant)| tenant.as_deref());
-        let most = match tenant {
-            Some(_) if all().flatten().count() >= OBSERVERS_MAX => Some((OBSERVERS_MAX, "tenants")),
-            _ if all().filter(|of| *of == tenant).count() < TENANT_OBSERVERS_MAX => None,
-            Some(_) => Some((TENANT_OBSERVERS_MAX, "a tenant")),
-            None => Some((TENANT_OBSERVERS_MAX, "operators")),
-        };
-        if let Some((most, of)) = most {
-            return Err(HostError::Observed { most, of });
-        }
-        let place = (node, tenant.map(str::to_owned));
-        observed.now.push(place.clone());
-        drop(observed);
+        lock(&self.observed).now.push(node.clone());
         let mut observer = Observer {
             observed: self.observed.clone(),
-            place,
+            node,
+            _place: place,
             missed: Arc::default(),
             guest: wanted.guest,
             netns,
@@ -414,7 +399,7 @@ impl Ports {
             (Some(now), Some((last, at))) if now == last && at.elapsed() < LEASE_MAX / 3 => {}
             (Some(now), _) => {
                 let lent = self.with(|ports| {
-                    let may = !lock(&self.observed).now.iter().any(|(it, _)| it == node);
+                    let may = !lock(&self.observed).now.contains(node);
                     if may {
                         ports.lend(vrouter, LEASE_MAX, now)?;
                     }

@@ -3,7 +3,8 @@
 //! Pure: the time is given. A key is worked on by one worker at a time; one that is added while it
 //! waits is there once, and one that is added while it is worked on is worked on once more. Owners
 //! take turns: next is a key of the owner that has the fewest workers, and of these of the one that
-//! was served longest ago; an owner has so many workers at most as [`Queue::new`] is told. So with W workers that
+//! was served longest ago; an owner has so many workers at most as [`Bounds`] says. Some workers are left to owners
+//! that have none, and some to operators. So with W workers that
 //! hold on to a key for no longer than B, whoever has none gets the next that is free: after B at
 //! the latest, and after B/W on average, however many others have work without end.
 
@@ -14,16 +15,37 @@ use std::time::Instant;
 pub trait Item: Clone + Ord {
     /// On whose behalf.
     fn owner(&self) -> &str;
+
+    /// Whether that is a tenant.
+    fn is_tenants(&self) -> bool;
 }
+
+/// How many workers may be at work.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// All of them.
+    pub workers: usize,
+    /// For one owner.
+    pub per_owner: usize,
+    /// That owners who have one leave to who has none.
+    pub newcomers: usize,
+    /// That tenants leave to operators.
+    pub operators: usize,
+}
+
+/// Whether a tenant, and who.
+type Owner = (bool, String);
 
 /// Keys that wait for a worker, now or at a time.
 #[derive(Debug)]
 pub struct Queue<K> {
-    per_owner: usize,
+    bounds: Bounds,
     /// Keys that wait now or are worked on, by owner.
-    lanes: BTreeMap<String, Lane<K>>,
-    /// Owners of whom a key may be taken: workers that they have, when they were served, who.
-    eligible: BTreeSet<(usize, u64, String)>,
+    lanes: BTreeMap<Owner, Lane<K>>,
+    /// Owners of whom a key may be taken: operators, and tenants. Workers that they have, when they were served, who.
+    eligible: [BTreeSet<(usize, u64, Owner)>; 2],
+    /// Workers of operators, and of tenants.
+    at_work: [usize; 2],
     /// Keys in [`Lane::ready`].
     ready: BTreeSet<K>,
     /// Keys that are worked on, and whether once more.
@@ -41,12 +63,13 @@ struct Lane<K> {
 }
 
 impl<K: Item> Queue<K> {
-    /// Empty, with at most so many workers for an owner.
-    pub fn new(per_owner: usize) -> Self {
+    /// Empty.
+    pub fn new(bounds: Bounds) -> Self {
         Self {
-            per_owner,
+            bounds,
             lanes: BTreeMap::new(),
-            eligible: BTreeSet::new(),
+            eligible: Default::default(),
+            at_work: [0; 2],
             ready: BTreeSet::new(),
             working: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -61,8 +84,7 @@ impl<K: Item> Queue<K> {
         if let Some(again) = self.working.get_mut(&key) {
             *again = true;
         } else if self.ready.insert(key.clone()) {
-            let owner = key.owner().to_owned();
-            self.change(&owner, |lane| lane.ready.push_back(key));
+            self.change(&owner(&key), |lane| lane.ready.push_back(key));
         }
     }
 
@@ -100,7 +122,8 @@ impl<K: Item> Queue<K> {
 
     /// The key to work on; [`Queue::done`] gives it back.
     pub fn take(&mut self) -> Option<K> {
-        let (_, _, owner) = self.eligible.first()?.clone();
+        let (_, _, owner) = self.next()?.clone();
+        self.at_work[usize::from(owner.0)] += 1;
         self.served += 1;
         let turn = self.served;
         let mut taken = None;
@@ -118,7 +141,9 @@ impl<K: Item> Queue<K> {
     /// A worker is done with a key.
     pub fn done(&mut self, key: &K) {
         let again = self.working.remove(key) == Some(true);
-        self.change(key.owner(), |lane| lane.workers -= 1);
+        let owner = owner(key);
+        self.at_work[usize::from(owner.0)] -= 1;
+        self.change(&owner, |lane| lane.workers -= 1);
         if again {
             self.add(key.clone());
         }
@@ -129,6 +154,18 @@ impl<K: Item> Queue<K> {
         self.ready.contains(key) || self.working.get(key) == Some(&true)
     }
 
+    /// Whose turn it is, of those who may have one more worker.
+    fn next(&self) -> Option<&(usize, u64, Owner)> {
+        let Bounds { workers, newcomers, operators, .. } = self.bounds;
+        let free = workers.saturating_sub(self.at_work.iter().sum());
+        let may = |(has, _, owner): &&(usize, u64, Owner)| {
+            let of_operators = operators.saturating_sub(self.at_work[0]);
+            let left = if owner.0 { free.saturating_sub(of_operators) } else { free };
+            left > if *has > 0 && owner.0 { newcomers } else { 0 }
+        };
+        self.eligible.iter().filter_map(|all| all.first()).filter(may).min()
+    }
+
     fn forget_due(&mut self, key: &K) {
         if let Some(at) = self.due_at.remove(key) {
             self.due.remove(&(at, key.clone()));
@@ -136,17 +173,22 @@ impl<K: Item> Queue<K> {
     }
 
     /// Changes a lane, and with it whether its owner may have a worker.
-    fn change(&mut self, owner: &str, change: impl FnOnce(&mut Lane<K>)) {
+    fn change(&mut self, owner: &Owner, change: impl FnOnce(&mut Lane<K>)) {
         let new = || Lane { ready: VecDeque::new(), workers: 0, served: 0 };
-        let lane = self.lanes.entry(owner.to_owned()).or_insert_with(new);
-        self.eligible.remove(&(lane.workers, lane.served, owner.to_owned()));
+        let lane = self.lanes.entry(owner.clone()).or_insert_with(new);
+        let eligible = &mut self.eligible[usize::from(owner.0)];
+        eligible.remove(&(lane.workers, lane.served, owner.clone()));
         change(lane);
         if lane.ready.is_empty() && lane.workers == 0 {
             self.lanes.remove(owner);
-        } else if !lane.ready.is_empty() && lane.workers < self.per_owner {
-            self.eligible.insert((lane.workers, lane.served, owner.to_owned()));
+        } else if !lane.ready.is_empty() && lane.workers < self.bounds.per_owner {
+            eligible.insert((lane.workers, lane.served, owner.clone()));
         }
     }
+}
+
+fn owner<K: Item>(key: &K) -> Owner {
+    (key.is_tenants(), key.owner().to_owned())
 }
 
 #[cfg(test)]
@@ -161,11 +203,48 @@ mod tests {
         fn owner(&self) -> &str {
             self.0
         }
+
+        fn is_tenants(&self) -> bool {
+            !self.0.starts_with('_')
+        }
+    }
+
+    fn bounds(per_owner: usize) -> Bounds {
+        Bounds { workers: 1000, per_owner, newcomers: 0, operators: 0 }
+    }
+
+    /// However many tenants' steps hang: who has no worker finds one of those that are left for that, and an operator
+    /// one of its own.
+    #[test]
+    fn tenants_leave_workers_to_operators_and_to_who_has_none() {
+        let bounds = Bounds { workers: 32, per_owner: 4, newcomers: 8, operators: 4 };
+        const TENANTS: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+        let mut queue = Queue::new(bounds);
+        let add = |queue: &mut Queue<_>, owner| (0..50).for_each(|key| queue.add((owner, key)));
+        TENANTS[..8].iter().for_each(|owner| add(&mut queue, owner));
+        let hang: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
+        assert_eq!(hang.len(), 20, "8 for others, and 4 for operators");
+        for owner in ["new", "newer"] {
+            add(&mut queue, owner);
+            assert_eq!(queue.take(), Some((owner, 0)));
+            assert_eq!(queue.take(), None, "no second one of those");
+        }
+        add(&mut queue, "_vnet");
+        (0..4).for_each(|key| assert_eq!(queue.take(), Some(("_vnet", key))));
+        // Tenants enough have all but the operators'.
+        for key in &hang {
+            queue.done(key);
+        }
+        let mut many = Queue::new(bounds);
+        (0..50).for_each(|key| many.add((&*format!("t{key}").leak(), 0)));
+        assert_eq!(std::iter::from_fn(|| many.take()).count(), 28);
+        add(&mut many, "_vnet");
+        assert_eq!(std::iter::from_fn(|| many.take()).count(), 4);
     }
 
     #[test]
     fn owners_take_turns_and_none_has_all_workers() {
-        let mut queue = Queue::new(2);
+        let mut queue = Queue::new(bounds(2));
         (0..100).for_each(|number| queue.add(("greedy", number)));
         queue.add(("good", 0));
         let first: Vec<_> = (0..3).map_while(|_| queue.take()).collect();
@@ -180,7 +259,7 @@ mod tests {
 
     #[test]
     fn whoever_has_no_worker_gets_the_next() {
-        let mut queue = Queue::new(4);
+        let mut queue = Queue::new(bounds(4));
         for owner in ["a", "b", "c", "d"] {
             (0..50).for_each(|number| queue.add((owner, number)));
         }
@@ -197,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_key_that_changes_while_it_is_worked_on_is_worked_on_once_more() {
-        let mut queue = Queue::new(2);
+        let mut queue = Queue::new(bounds(2));
         queue.add(("a", 1));
         queue.add(("a", 1));
         let key = queue.take().unwrap();
@@ -209,12 +288,12 @@ mod tests {
         assert_eq!(queue.take(), Some(key));
         queue.done(&key);
         assert_eq!(queue.take(), None);
-        assert!(queue.lanes.is_empty() && queue.eligible.is_empty());
+        assert!(queue.lanes.is_empty() && queue.eligible.iter().all(BTreeSet::is_empty));
     }
 
     #[test]
     fn what_is_due_comes_at_its_time_and_what_is_added_before_comes_once() {
-        let (mut queue, now) = (Queue::new(2), Instant::now());
+        let (mut queue, now) = (Queue::new(bounds(2)), Instant::now());
         let later = now + Duration::from_secs(1);
         queue.add_at(("a", 1), later);
         queue.add_at(("a", 1), later + Duration::from_secs(1));
@@ -236,7 +315,7 @@ mod tests {
             steps in proptest::collection::vec((0u8..4, 0u32..6, 0usize..3), 0..300),
         ) {
             const OWNERS: [&str; 3] = ["a", "b", "c"];
-            let mut queue = Queue::new(2);
+            let mut queue = Queue::new(bounds(2));
             let mut wanted: BTreeSet<(&str, u32)> = BTreeSet::new();
             let mut working: Vec<(&'static str, u32)> = Vec::new();
             let mut now = Instant::now();

@@ -2,6 +2,7 @@
 //!
 //! - **documents**: the specs as applied, the source of truth;
 //! - **ledger**: numbers and placements given out, see [`Ledger`], and whose numbers are that nobody has now;
+//! - **remains**: what may still be there of tenants' vnets beside what is wanted, which counts in their quotas;
 //! - **links down**: vlinks that a user took down;
 //! - **things**: the journal of side effects. A thing (a node, a guest, a helper, a pin) is
 //!   written down before it is made ([`State::intend`]), confirmed with the hash of what it was
@@ -23,9 +24,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pdp_spec::Object;
+use pdp_spec::remains::{AllRemains, Remains};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::ledger::{Began, GONE, Holding, Ledger, OPERATORS, Placement, owner_of};
+use crate::shared::Shared;
 use trail::Trail;
 
 /// Bytes of one stored document.
@@ -46,6 +49,7 @@ CREATE TABLE IF NOT EXISTS numbers (
     scope TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL,
     PRIMARY KEY (scope, name), UNIQUE (scope, number)) STRICT;
 CREATE TABLE IF NOT EXISTS number_owners (number INTEGER PRIMARY KEY, owner TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS remains (vnet TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS placements (
     vnet TEXT NOT NULL, node TEXT NOT NULL, guest INTEGER NOT NULL,
     engine TEXT NOT NULL, power_millicores INTEGER NOT NULL,
@@ -154,6 +158,8 @@ pub struct Change {
     pub delete: Vec<(String, String)>,
     /// What vnets hold that held something else before; `None`: nothing.
     pub held: BTreeMap<String, Option<Arc<Holding>>>,
+    /// What may still be there of vnets where that is otherwise than before; `None`: nothing.
+    pub remains: BTreeMap<String, Option<Remains>>,
     /// Everything is stopped by its user.
     pub stopped: bool,
 }
@@ -319,11 +325,23 @@ impl State {
             let mut owners = db.prepare("SELECT number, owner FROM number_owners")?;
             let rows = owners.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let owners = Arc::new(rows.collect::<rusqlite::Result<BTreeMap<u32, String>>>()?);
-            let mut ledger = Ledger { owners, ..Ledger::default() };
-            vnets.into_iter().for_each(|(name, holding)| ledger.set(&name, Some(holding)));
+            let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
+            let vnets: Shared<Holding> = Arc::new(vnets.collect());
             let stopped = "SELECT value FROM settings WHERE name='stopped'";
             let stopped = db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
-            Ok(Ledger { stopped, ..ledger })
+            Ok(Ledger { vnets, owners, stopped })
+        })
+    }
+
+    /// What may still be there of vnets beside what is wanted of them.
+    pub fn remains(&self) -> Result<AllRemains, StateError> {
+        self.read("reading remains", |db| {
+            let mut all = db.prepare("SELECT vnet, body FROM remains")?;
+            let rows = all.query_map([], |row| {
+                let body: String = row.get(1)?;
+                Ok((row.get(0)?, serde_json::from_str(&body).unwrap_or_default()))
+            });
+            rows?.collect()
         })
     }
 
@@ -365,6 +383,17 @@ impl State {
             }
             for (vnet, holding) in &change.held {
                 holding.iter().try_for_each(|holding| put_holding(tx, vnet, holding))?;
+            }
+            for (vnet, remains) in &change.remains {
+                match remains {
+                    None => tx.execute("DELETE FROM remains WHERE vnet=?1", [vnet])?,
+                    Some(remains) => {
+                        // Plain data with string keys: it is always JSON.
+                        let body = serde_json::to_string(remains).unwrap_or_default();
+                        let put = "INSERT OR REPLACE INTO remains VALUES (?1, ?2)";
+                        tx.execute(put, [vnet, &body])?
+                    }
+                };
             }
             let stopped = "INSERT OR REPLACE INTO settings VALUES ('stopped', ?1)";
             tx.execute(stopped, [change.stopped]).map(drop)

@@ -51,7 +51,7 @@ struct Inside {
     /// Calls that hang.
     hanging: u32,
     /// Of this path can't be removed.
-    refuses: Option<PathBuf>,
+    refuses: BTreeSet<PathBuf>,
     /// The mux does not let this vnet go.
     keeps: Option<String>,
     /// Mirrors whose path has this never say that a guest has its routes.
@@ -282,7 +282,7 @@ impl Machine for Pretend {
     }
 
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {
-        match self.lock().refuses.as_deref() == Some(path) {
+        match self.lock().refuses.contains(path) {
             true => Err(io_error("can't remove", path)),
             false => Ok(()),
         }
@@ -439,7 +439,8 @@ impl Kept {
         let state = Arc::new(State::open(directory.path()).unwrap());
         let documents = state.documents().unwrap();
         let ledger = state.ledger().unwrap();
-        let model = Model::load(&places(), &cpus(), &documents, ledger).unwrap();
+        let mut model = Model::load(&places(), &cpus(), &documents, ledger).unwrap();
+        model.remains = Arc::new(state.remains().unwrap());
         let keeper = Keeper::new(machine.clone(), state.clone(), places(), model.wanted()).unwrap();
         let keeper = Arc::new(keeper);
         let runs = keeper.clone();
@@ -460,6 +461,23 @@ impl Kept {
         let Some(thread) = self.thread.take() else { return };
         self.keeper.stop();
         assert!(thread.join().is_ok() || std::thread::panicking());
+    }
+
+    /// Has this directory not be removed from now on.
+    fn refuse(&self, directory: PathBuf) {
+        self.machine.set(|inside| {
+            inside.refuses.insert(directory);
+        });
+    }
+
+    /// The model as a check of quotas has it.
+    fn counted(&self) -> Model {
+        let mut model = self.model.clone();
+        if let Some(open) = self.keeper.open(&model.plan) {
+            let node = |node: Option<&str>| node.map(str::to_owned);
+            model.forget_remains(|vnet, of| !open.contains(&(vnet.to_owned(), node(of))));
+        }
+        model
     }
 
     fn store(&self, model: &Model) {
@@ -652,7 +670,7 @@ fn one_whose_containers_hang_takes_no_worker_from_others() {
 fn what_can_not_be_removed_is_told_and_holds_up_nobody() {
     let mut kept = Kept::with_vnets(3);
     let node = places().node("v0", "h1");
-    kept.machine.set(|inside| inside.refuses = Some(node));
+    kept.refuse(node);
     let key = Key::node("v0", "h1");
     wait(&kept.delete("v0"));
     // What stays is told at once; what was around it may still be going.
@@ -664,7 +682,7 @@ fn what_can_not_be_removed_is_told_and_holds_up_nobody() {
     assert_eq!(kept.keeper.unwanted("v1"), []);
     kept.replaced("v2");
     // It is tried again by itself.
-    kept.machine.set(|inside| inside.refuses = None);
+    kept.machine.set(|inside| inside.refuses.clear());
     eventually("it is gone", || kept.keeper.unwanted("v0").is_empty());
     assert_eq!(kept.keeper.problems(|_| true), []);
 }
@@ -677,7 +695,7 @@ fn a_guest_that_can_not_be_removed_keeps_no_process_and_no_volume() {
     let text = vnet("v0", 2).replace("kind: router\n", volume);
     wait(&kept.apply(text));
     let stays = places().node("v0", "r1").join("g1");
-    kept.machine.set(|inside| inside.refuses = Some(stays.clone()));
+    kept.machine.set(|inside| drop(inside.refuses.insert(stays.clone())));
     let news = kept.delete("v0");
     let of_v0 = |dir: &PathBuf| dir.to_string_lossy().contains("/v0.");
     eventually("nothing of it runs", || !kept.machine.lock().processes.keys().any(of_v0));
@@ -698,7 +716,7 @@ fn a_guest_that_can_not_be_removed_keeps_no_process_and_no_volume() {
     stopped.ledger.stopped = true;
     wait(&kept.want(stopped));
     eventually("nothing runs", || kept.machine.lock().processes.is_empty());
-    kept.machine.set(|inside| inside.refuses = None);
+    kept.machine.set(|inside| inside.refuses.clear());
     eventually("all is gone", || kept.state.things().unwrap().is_empty());
 }
 
@@ -784,12 +802,12 @@ fn who_wants_it_otherwise_is_not_told_of_what_failed_before() {
 #[test]
 fn who_has_something_taken_down_waits_while_it_is_tried_again() {
     let mut kept = Kept::with_vnets(1);
-    kept.machine.set(|inside| inside.refuses = Some(places().node("v0", "h1")));
+    kept.refuse(places().node("v0", "h1"));
     let news = kept.delete("v0");
     eventually("a try fails", || {
         kept.keeper.problems(|key| key.to_string() == "node v0/h1").len() == 1
     });
-    kept.machine.set(|inside| inside.refuses = None);
+    kept.machine.set(|inside| inside.refuses.clear());
     wait(&news);
     assert_eq!(kept.keeper.unwanted("v0"), []);
 }
@@ -799,7 +817,7 @@ fn a_number_is_not_given_again_before_all_that_bore_it_is_gone() {
     let mut kept = Kept::with_vnets(2);
     let number = |kept: &Kept, vnet: &str| kept.model.ledger.number_of(vnet);
     let (first, second) = (number(&kept, "v0"), number(&kept, "v1"));
-    kept.machine.set(|inside| inside.refuses = Some(places().node("v0", "h1")));
+    kept.refuse(places().node("v0", "h1"));
     wait(&kept.delete("v0"));
     wait(&kept.apply(vnet("v2", 1)));
     assert!(number(&kept, "v2").is_some() && ![first, second].contains(&number(&kept, "v2")));
@@ -814,12 +832,57 @@ fn a_number_is_not_given_again_before_all_that_bore_it_is_gone() {
     assert_eq!(number(&kept, "v0"), first);
     wait(&kept.delete("v0"));
 
-    kept.machine.set(|inside| inside.refuses = None);
+    kept.machine.set(|inside| inside.refuses.clear());
     eventually("all of it is gone", || !kept.keeper.knows("v0"));
     wait(&kept.apply(vnet("v4", 1)));
     assert_eq!((number(&kept, "v4"), number(&kept, "v0")), (first, None));
     let kept = kept.again();
     assert_eq!((number(&kept, "v4"), number(&kept, "v0")), (first, None));
+}
+
+/// Nodes that can't be removed count for their tenant until they are gone, over a restart too: deleting and applying in
+/// a loop ends in a refusal.
+#[test]
+fn what_is_not_gone_yet_counts_in_its_tenants_quota() {
+    let tenant = "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {name: acme}\n\
+                  spec: {quota: {vnets: 2, power: 2}}\n";
+    let mut kept = Kept::with_vnets(1);
+    wait(&kept.apply(tenant.into()));
+    let refused = |kept: &Kept, name: &str| {
+        let file = SourceFile { name: "f".into(), text: vnet(name, 1), ..SourceFile::default() };
+        let documents = pdp_spec::parse(&[file]).unwrap();
+        let found = pdp_spec::check(&documents, &kept.counted().existing(&cpus(), false));
+        found.err().map(|faults| faults.iter().map(ToString::to_string).collect::<String>())
+    };
+    // As long as they go, as many as one likes.
+    for number in 0..4 {
+        let name = format!("acme.v{number}");
+        wait(&kept.apply(vnet(&name, 1)));
+        wait(&kept.delete(&name));
+        eventually("it is gone", || kept.counted().remains.is_empty());
+        kept.model = kept.counted();
+    }
+    // One after the other is stuck.
+    let stuck = |number| places().node(&format!("acme.s{number}"), "h1");
+    for number in 0..2 {
+        kept.refuse(stuck(number));
+        let name = format!("acme.s{number}");
+        wait(&kept.apply(vnet(&name, 1)));
+        wait(&kept.delete(&name));
+        if number == 0 {
+            assert_eq!(refused(&kept, "acme.next"), None, "there is room for a second one");
+        }
+    }
+    let said = refused(&kept, "acme.next").expect("a refusal");
+    assert!(said.contains("vnets 1 exceeds tenant acme's quota of 2"), "{said}");
+    assert!(said.contains("is still being removed: acme.s"), "{said}");
+    let mut kept = kept.again();
+    assert!(refused(&kept, "acme.next").is_some_and(|said| said.contains("acme.s1")));
+    kept.machine.set(|inside| inside.refuses.clear());
+    eventually("all of it is gone", || kept.counted().remains.is_empty());
+    assert_eq!(refused(&kept, "acme.next"), None);
+    kept.model = kept.counted();
+    wait(&kept.apply(vnet("acme.next", 1)));
 }
 
 #[test]

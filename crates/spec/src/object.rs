@@ -411,10 +411,13 @@ pub struct Quota {
     /// most. Not given: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci_images: Option<u32>,
-    /// Bytes of the images that the daemon keeps for it, of archives and registries, as they came and unpacked;
-    /// also of those that nothing uses (`pdp images prune`). Not given: 4Gi.
+    /// Bytes of the images that the daemon keeps for it, of archives and registries, as they came and unpacked, in
+    /// blocks of 4 KiB and one more for each file and directory; also of those that nothing uses (`pdp images prune`). Not given: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<Bytes>,
+    /// Files and directories of these images, unpacked. Not given: 200000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_files: Option<u32>,
     /// Descriptors that the daemon holds: one for each interface and each process. Not given: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub descriptors: Option<u32>,

@@ -5,6 +5,8 @@
 
 use std::ops::AddAssign;
 
+use serde::{Deserialize, Serialize};
+
 use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
 use crate::object::{Attach, ImageSource, Node, NodeKind, Parallel};
 
@@ -45,7 +47,8 @@ const NOTIFICATION_FACTOR: u64 = 2;
 const LOG_FILES: u64 = 2;
 
 /// What nodes take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Usage {
     /// Nodes.
     pub nodes: u64,
@@ -73,8 +76,10 @@ pub struct Usage {
     pub buffers: u64,
 }
 
-impl AddAssign for Usage {
-    fn add_assign(&mut self, more: Self) {
+impl Usage {
+    /// Combines each number with the other's.
+    #[must_use]
+    pub fn combine(mut self, other: Self, how: impl Fn(u64, u64) -> u64) -> Self {
         let Self {
             nodes,
             cpu_millicores,
@@ -88,23 +93,30 @@ impl AddAssign for Usage {
             descriptors,
             regions,
             buffers,
-        } = self;
-        for (sum, more) in [
-            (nodes, more.nodes),
-            (cpu_millicores, more.cpu_millicores),
-            (power_millicores, more.power_millicores),
-            (memory_bytes, more.memory_bytes),
-            (processes, more.processes),
-            (vports, more.vports),
-            (routes, more.routes),
-            (log_bytes, more.log_bytes),
-            (volume_bytes, more.volume_bytes),
-            (descriptors, more.descriptors),
-            (regions, more.regions),
-            (buffers, more.buffers),
+        } = &mut self;
+        for (own, other) in [
+            (nodes, other.nodes),
+            (cpu_millicores, other.cpu_millicores),
+            (power_millicores, other.power_millicores),
+            (memory_bytes, other.memory_bytes),
+            (processes, other.processes),
+            (vports, other.vports),
+            (routes, other.routes),
+            (log_bytes, other.log_bytes),
+            (volume_bytes, other.volume_bytes),
+            (descriptors, other.descriptors),
+            (regions, other.regions),
+            (buffers, other.buffers),
         ] {
-            *sum = sum.saturating_add(more);
+            *own = how(*own, other);
         }
+        self
+    }
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, more: Self) {
+        *self = self.combine(more, u64::saturating_add);
     }
 }
 

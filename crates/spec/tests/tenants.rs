@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pdp_spec::limits::TENANT_SPECS_DEFAULT;
+use pdp_spec::remains::Remains;
 use pdp_spec::{Diagnostic, Existing, Intent, Placed, SourceFile, VirtualNetwork, check, parse};
 use proptest::prelude::*;
 
@@ -395,6 +396,36 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     Arc::make_mut(&mut full.vnets).insert("acme.one".into(), one);
     let said = refused(&two("0.1"), &full);
     assert!(said.contains("exceeds tenant acme's quota of 64Mi, of which"), "{said}");
+
+    // What is being removed of earlier ones counts as long as it is there, and a change that adds nothing is free.
+    let one = &node.vnets["acme.one"];
+    let mut going = Remains::default();
+    going.note(one, None, 100);
+    let deleted = Existing {
+        vnets: Arc::default(),
+        remains: Arc::new([("acme.old".to_owned(), going.clone())].into()),
+        now_s: 141,
+        ..node.clone()
+    };
+    for node in [&deleted, &as_tenant(&deleted, "acme")] {
+        let words = refused(&two("0.25"), node);
+        let said = "power 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
+                    networks use 0; 0.3 of it is still being removed: acme.old (for 41 s)";
+        assert!(words.contains(said), "{words}");
+    }
+    let both = two("0.1") + "---" + &vnet("acme.three", &vxlan(102), "0.1");
+    let words = refused(&both, &deleted);
+    assert!(words.contains("vnets 2 exceeds tenant acme's quota of 2"), "{words}");
+    assert!(words.contains("1 of it is still being removed: acme.old"), "{words}");
+    try_apply(&two("0.2"), &deleted).unwrap();
+    // Of the same network, its nodes are the same ones again.
+    let again =
+        Existing { remains: Arc::new([("acme.one".to_owned(), going)].into()), ..deleted.clone() };
+    try_apply(&vnet("acme.one", &vxlan(100), "0.5"), &again).unwrap();
+    let renamed = vnet("acme.one", &vxlan(100), "0.3").replace("r1", "r9");
+    assert!(refused(&renamed, &again).contains("0.3 of it is still being removed: acme.one"));
+    let gone = Existing { remains: Arc::default(), ..deleted };
+    try_apply(&two("0.25"), &gone).unwrap();
 
     // A quota below what there is, or a grant without what is used, is refused.
     let lower = NODE.replace("power: 0.5, cpu", "power: 0.2, cpu");

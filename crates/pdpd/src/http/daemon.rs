@@ -19,6 +19,7 @@ use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 
 use crate::access::Scope;
+use crate::observers::Place;
 use crate::watch::Reader;
 
 /// Told what is being done. Never blocks for long.
@@ -27,6 +28,21 @@ pub type ProgressFn<'a> = &'a mut (dyn FnMut(Progress) + Send);
 /// Takes routes one by one, and holds up whoever calls while its client reads slowly. `false`:
 /// the client went away, send no more.
 pub type RouteFn<'a> = &'a mut (dyn FnMut(RouteRow) -> bool + Send);
+
+/// A capture.
+#[derive(Debug)]
+pub struct Captured {
+    /// Frames as pcap, until they are not read any more.
+    pub frames: OwnedFd,
+    /// Its place, where nobody else keeps it as long as that.
+    pub place: Option<Place>,
+}
+
+impl From<OwnedFd> for Captured {
+    fn from(frames: OwnedFd) -> Self {
+        Self { frames, place: None }
+    }
+}
 
 /// The node behind the API.
 ///
@@ -216,7 +232,7 @@ pub trait Daemon: Send + Sync + 'static {
         node: &str,
         port: &str,
         query: CaptureQuery,
-    ) -> Result<OwnedFd, Problem>;
+    ) -> Result<Captured, Problem>;
 
     /// Follows the next frame that matches.
     fn trace(

@@ -53,11 +53,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use connection::{Connection, Server};
-pub use daemon::{Daemon, ProgressFn, RouteFn};
+pub use daemon::{Captured, Daemon, ProgressFn, RouteFn};
 pub use room::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
 pub use watch::HEARD_BYTES_MAX;
 
 use gate::Asked;
+use pdp_spec::shared::{CALLS, CONNECTIONS, SESSIONS};
 use room::Rooms;
 use tls::Tls;
 
@@ -66,25 +67,25 @@ use crate::audit::Audit;
 
 /// Connections at a time, each: of operators by the Unix socket, of other users by it, and over TLS.
 /// More are closed at once.
-pub const CONNECTIONS_MAX: usize = 256;
+pub const CONNECTIONS_MAX: usize = CONNECTIONS.operators as usize;
 
 /// Connections at a time of one user that is no operator, or of one address over TLS.
-pub const CONNECTIONS_PER_PEER_MAX: usize = 32;
+pub const CONNECTIONS_PER_PEER_MAX: usize = CONNECTIONS.tenant as usize;
 
 /// Calls (all but streams) at a time of operators and viewers of the node; more are refused.
-pub const CALLS_MAX: usize = 64;
+pub const CALLS_MAX: usize = CALLS.operators as usize;
 
 /// Streams at a time of these: watches, captures, logs, route tables, commands; more are refused.
 pub const STREAMS_MAX: usize = CALLS_MAX;
 
 /// Calls at a time of one tenant; more are refused. Its streams are its quota's `sessions`.
-pub const TENANT_CALLS_MAX: usize = 16;
+pub const TENANT_CALLS_MAX: usize = CALLS.tenant as usize;
 
 /// Calls at a time of all tenants together; more are refused.
-pub const TENANTS_CALLS_MAX: usize = 256;
+pub const TENANTS_CALLS_MAX: usize = CALLS.tenants() as usize;
 
 /// Streams at a time of all tenants together; more are refused.
-pub const TENANTS_STREAMS_MAX: usize = 256;
+pub const TENANTS_STREAMS_MAX: usize = SESSIONS.tenants() as usize;
 
 /// Threads on which requests may wait, beside those that serve connections: one for each call and each
 /// stream, and some to find out who asks.

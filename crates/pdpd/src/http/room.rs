@@ -12,6 +12,7 @@ use futures::StreamExt;
 use pdp_api::{Problem, ProblemKind};
 use pdp_spec::Quota;
 use pdp_spec::limits::TENANT_SESSIONS_DEFAULT;
+use pdp_spec::shared::BODIES;
 
 use super::{
     BODY_TIME_MAX, CALLS_MAX, STREAMS_MAX, TENANT_CALLS_MAX, TENANTS_CALLS_MAX, TENANTS_STREAMS_MAX,
@@ -20,13 +21,13 @@ use crate::access::{Answer, Scope};
 
 /// Bytes of bodies at a time, of operators and viewers of the node, from when they are read until the
 /// request they came with has ended.
-pub const BODIES_BYTES_MAX: usize = 128 << 20;
+pub const BODIES_BYTES_MAX: usize = BODIES.operators as usize;
 
 /// The same of one tenant: a body of the largest size, and room beside it.
-pub const TENANT_BODIES_BYTES_MAX: usize = 48 << 20;
+pub const TENANT_BODIES_BYTES_MAX: usize = BODIES.tenant as usize;
 
 /// The same of all tenants together.
-pub const TENANTS_BODIES_BYTES_MAX: usize = 256 << 20;
+pub const TENANTS_BODIES_BYTES_MAX: usize = BODIES.tenants() as usize;
 
 /// Bytes that are made room for at a time where a body does not say how long it is.
 const GROW_BYTES: usize = 64 << 10;

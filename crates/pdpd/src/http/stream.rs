@@ -20,9 +20,9 @@ use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::Asked;
 use super::answer::{Failure, Names, Params, panicked};
 use super::description::PCAP;
+use super::{Asked, Captured};
 
 /// Bytes of routes that are gathered before they are sent.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -159,13 +159,13 @@ pub async fn capture(
     Names((vnet, node, port)): Names<(String, String, String)>,
     Params(query): Params<CaptureQuery>,
 ) -> Result<Response, Failure> {
-    let pipe =
+    let Captured { frames, place } =
         api.call(move |daemon, scope| daemon.capture(scope, &vnet, &node, &port, query)).await?;
-    let pipe = pipe::Receiver::from_owned_fd(pipe).map_err(Problem::internal)?;
-    let bytes = stream::try_unfold(pipe, async |mut pipe| {
+    let pipe = pipe::Receiver::from_owned_fd(frames).map_err(Problem::internal)?;
+    let bytes = stream::try_unfold((pipe, place), async |(mut pipe, place)| {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         let count = pipe.read_buf(&mut chunk).await?;
-        Ok::<_, io::Error>((count > 0).then(|| (Bytes::from(chunk), pipe)))
+        Ok::<_, io::Error>((count > 0).then(|| (Bytes::from(chunk), (pipe, place))))
     });
     Ok(body(PCAP, bounded(&api, bytes)))
 }

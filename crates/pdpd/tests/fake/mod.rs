@@ -21,7 +21,7 @@ use pdp_container::cgroup::{Cgroups, Session};
 use pdp_spec::Tenant;
 use pdpd::access::{Guard, Scope, no_vnet};
 use pdpd::http::tls::Tls;
-use pdpd::http::{Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
+use pdpd::http::{Captured, Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
 use pdpd::state::State;
 use pdpd::watch::log::Filter;
 use pdpd::watch::{Board, From, Reader};
@@ -845,7 +845,7 @@ impl Daemon for Fake {
         _: &str,
         port: &str,
         query: CaptureQuery,
-    ) -> Result<OwnedFd, Problem> {
+    ) -> Result<Captured, Problem> {
         self.known(vnet)?;
         if port != "eth0" {
             return Err(Problem::not_found(format!("no port {port}")));
@@ -865,7 +865,7 @@ impl Daemon for Fake {
             }
             fs::write(left, "capture").unwrap();
         });
-        Ok(reader.into())
+        Ok(OwnedFd::from(reader).into())
     }
 
     fn trace(

@@ -32,6 +32,7 @@ use crate::diagnostic::Diagnostic;
 use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
 use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
 use crate::parse::{Document, at_most, label};
+use crate::remains::AllRemains;
 use crate::tree::Path;
 use placed::Sums;
 
@@ -60,6 +61,10 @@ pub struct Existing {
     pub descriptors: Option<Descriptors>,
     /// Forwarding engines that guests can't run on at present.
     pub failed_engines: BTreeSet<String>,
+    /// What may still be there of virtual networks beside what is wanted of them. It counts in quotas.
+    pub remains: Arc<AllRemains>,
+    /// Seconds since 1970, to say how long that has been so.
+    pub now_s: u64,
     /// Nothing is known of a node: external interfaces and tenants that are not described are taken as
     /// there.
     pub unknown: bool,
@@ -100,6 +105,8 @@ struct Wanted<'a> {
     before: &'a Vnets,
     /// Those that change or are new.
     changed: BTreeMap<String, VirtualNetwork>,
+    remains: &'a AllRemains,
+    now_s: u64,
 }
 
 impl<'a> Wanted<'a> {
@@ -125,6 +132,8 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
         tenants: existing.tenants.clone(),
         before: &existing.vnets,
         changed: BTreeMap::new(),
+        remains: &existing.remains,
+        now_s: existing.now_s,
     };
     for document in documents {
         add(document, existing, &mut wanted, &mut reporter);

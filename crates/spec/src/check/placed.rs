@@ -10,6 +10,7 @@ use super::management::{self, Published};
 use super::outside::{self, Outside};
 use crate::link::Link;
 use crate::object::{DataPlane, Node, NodeKind, VirtualNetwork};
+use crate::remains::{Part, Parts};
 use crate::usage::Usage;
 
 /// Virtual networks by name. One that is as before is the same one, by its pointer.
@@ -39,6 +40,8 @@ pub(super) struct Sums {
     pub(super) rated: bool,
     /// Images that are unpacked, as [`Node::oci_images`] has them.
     pub(super) images: BTreeSet<(String, Option<String>)>,
+    /// The same by its parts.
+    pub(super) parts: Parts,
     /// What it has of forwarding engines.
     pub(super) power: Given,
     /// Its guests that borrow on them, as [`pdp_alloc::lend`] counts them.
@@ -71,6 +74,11 @@ impl Placed {
         self.sums.usage
     }
 
+    /// What counts of it, by its parts.
+    pub fn parts(&self) -> Parts {
+        self.sums.parts.clone()
+    }
+
     pub(super) fn sums(&self) -> &Sums {
         &self.sums
     }
@@ -101,9 +109,15 @@ impl Sums {
         sums.usage.memory_bytes =
             vnet.spec.links.iter().map(Link::mux_bytes).fold(0, u64::saturating_add);
         sums.usage.buffers = vnet.spec.links.iter().map(Link::buffers).sum();
+        let links = Part { usage: sums.usage, rate_bps: sums.rate_bps, ..Part::default() };
+        sums.parts.insert(String::new(), links);
+        let owned = |(path, tag): (&str, Option<&str>)| (path.to_owned(), tag.map(str::to_owned));
         for (name, node) in &vnet.spec.nodes {
             let shares = shares.get(name).map_or(&[][..], Vec::as_slice);
-            sums.usage += node.usage(shares.iter().map(|share| share.millicores));
+            let usage = node.usage(shares.iter().map(|share| share.millicores));
+            sums.usage += usage;
+            let images = node.oci_images().map(owned).collect();
+            sums.parts.insert(name.clone(), Part { usage, images, rate_bps: 0 });
             let plane = node.data_plane.as_ref().map(DataPlane::needs);
             let asks = node.kind == NodeKind::Router && plane.is_none_or(|it| it.engines.is_some());
             sums.placed &= !asks || !shares.is_empty();
@@ -118,7 +132,6 @@ impl Sums {
             sums.mtu = mtus.fold(sums.mtu, u32::max);
         }
         let images = vnet.spec.nodes.values().flat_map(Node::oci_images);
-        let owned = |(path, tag): (&str, Option<&str>)| (path.to_owned(), tag.map(str::to_owned));
         sums.images.extend(images.map(owned));
         sums
     }

@@ -17,6 +17,7 @@ use crate::limits::*;
 use crate::object::{Image, ImageSource, Object, Quota, TenantSpec, VirtualNetwork};
 use crate::parse::Document;
 use crate::registry::{self, ImageName};
+use crate::remains::{Part, Parts};
 use crate::tunnel::{External, Grant};
 use crate::units::{BitRate, Bytes, Cores};
 use crate::usage::Usage;
@@ -488,6 +489,13 @@ fn cores(millicores: u64) -> String {
 }
 
 impl<'a> Use<'a> {
+    /// Counts a part in.
+    fn add_part(&mut self, part: &'a Part) {
+        self.nodes += part.usage;
+        self.rate_bps = self.rate_bps.saturating_add(part.rate_bps);
+        self.images.extend(&part.images);
+    }
+
     /// Counts a virtual network in.
     fn add(&mut self, sums: &'a Sums) {
         self.vnets += 1;
@@ -508,8 +516,68 @@ fn of_tenant<'a, T>(
     from.take_while(move |(name, _)| name.starts_with(&first))
 }
 
+/// What counts of a tenant beside what is wanted, and what a change makes more.
+#[derive(Default)]
+struct Beside {
+    /// What may still be there, by virtual network: whether that itself is, and its parts beyond what is wanted.
+    remains: Vec<(String, u64, Vec<Part>)>,
+    /// What the change adds: new virtual networks, and parts beyond those before.
+    new_vnets: u64,
+    new_parts: Vec<Part>,
+}
+
+impl Beside {
+    fn of(tenant: &str, wanted: &Wanted<'_>, changed: &BTreeMap<&str, &Sums>) -> Self {
+        let none = Parts::new();
+        let before = |name: &str| wanted.before.get(name).map(|vnet| &vnet.sums().parts);
+        let after = |name: &str| match changed.get(name) {
+            Some(sums) => Some(&sums.parts),
+            None => before(name),
+        };
+        let mut beside = Self::default();
+        for (name, remains) in of_tenant(wanted.remains, tenant) {
+            let is_gone = u64::from(after(name).is_none());
+            let parts = remains.beyond(after(name).unwrap_or(&none)).collect();
+            beside.remains.push((name.clone(), is_gone, parts));
+        }
+        for (name, _) in of_tenant(&wanted.changed, tenant) {
+            beside.new_vnets += u64::from(before(name).is_none());
+            let (was, is) = (before(name).unwrap_or(&none), after(name).unwrap_or(&none));
+            let part = |name: &str| was.get(name).cloned().unwrap_or_default();
+            beside.new_parts.extend(is.iter().map(|(name, is)| is.beyond(&part(name))));
+        }
+        beside
+    }
+
+    /// What the change adds.
+    fn new(&self) -> Use<'_> {
+        let mut new = Use { vnets: self.new_vnets, ..Use::default() };
+        self.new_parts.iter().for_each(|part| new.add_part(part));
+        new
+    }
+
+    /// Counts in what may still be there.
+    fn add_to<'a>(&'a self, all: &mut Use<'a>) {
+        for (_, vnets, parts) in &self.remains {
+            all.vnets += vnets;
+            parts.iter().for_each(|part| all.add_part(part));
+        }
+    }
+
+    /// Which virtual networks may still have something of this, and since when.
+    fn names(&self, of: fn(&Use<'_>) -> u64, wanted: &Wanted<'_>) -> String {
+        let names = self.remains.iter().filter_map(|(name, vnets, parts)| {
+            let mut used = Use { vnets: *vnets, ..Use::default() };
+            parts.iter().for_each(|part| used.add_part(part));
+            let seconds = wanted.now_s.saturating_sub(wanted.remains.get(name)?.since_s);
+            (of(&used) > 0).then(|| format!("{name} (for {seconds} s)"))
+        });
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// Checks that tenants whose virtual networks or quotas change keep to their quotas; `changed` is what
-/// counts of those that change.
+/// counts of those that change. What may still be there of earlier ones counts for a change that adds to it.
 pub(super) fn quotas(
     wanted: &Wanted<'_>,
     changed: &BTreeMap<&str, &Sums>,
@@ -519,36 +587,55 @@ pub(super) fn quotas(
     let touched: BTreeSet<String> =
         touched.chain(reporter.tenants.keys().copied()).map(str::to_owned).collect();
     for tenant in &touched {
-        // What it has beside what changes, what is asked, and both.
-        let [mut used, mut asked, mut all] = <[Use; 3]>::default();
+        let beside = Beside::of(tenant, wanted, changed);
+        // What it has beside what changes, what is asked, and both; with what may still be there.
+        let [mut used, mut asked, mut all, mut there] = <[Use; 4]>::default();
         for (name, vnet) in of_tenant(wanted.before, tenant) {
             if !wanted.changed.contains_key(name) {
-                used.add(vnet.sums());
-                all.add(vnet.sums());
+                for sum in [&mut used, &mut all, &mut there] {
+                    sum.add(vnet.sums());
+                }
             }
         }
         for (name, _) in of_tenant(&wanted.changed, tenant) {
             if let Some(sums) = changed.get(name.as_str()) {
-                asked.add(sums);
-                all.add(sums);
+                for sum in [&mut asked, &mut all, &mut there] {
+                    sum.add(sums);
+                }
             }
         }
+        beside.add_to(&mut there);
+        let new = beside.new();
         let first = of_tenant(&wanted.changed, tenant).next();
         let Some(object) = wanted.tenants.get(tenant) else { continue };
         let quota = &object.spec.quota;
         for Quantity { name, max, of, write } in QUOTAS {
-            let Some(bound) = max(quota).filter(|bound| of(&all) > *bound) else { continue };
+            let Some(bound) = max(quota) else { continue };
+            let only_there = of(&all) <= bound && of(&new) > 0 && of(&there) > bound;
+            if of(&all) <= bound && !only_there {
+                continue;
+            }
+            let remains = of(&there).saturating_sub(of(&all));
             let (used, asked) = (of(&used), of(&asked));
-            let message = format!(
+            let mut message = format!(
                 "{name} {} exceeds tenant {tenant}'s quota of {}, of which its other virtual \
                  networks use {}",
                 write(asked),
                 write(bound),
                 write(used)
             );
+            let mut hint = "ask for less, or ask an operator";
+            if only_there {
+                message += &format!(
+                    "; {} of it is still being removed: {}",
+                    write(remains),
+                    beside.names(of, wanted)
+                );
+                hint = "try again once it is gone; if that takes long, ask an operator";
+            }
             match first {
                 Some((vnet, _)) => {
-                    reporter.vnet(vnet, &["spec"], message, "ask for less, or ask an operator");
+                    reporter.vnet(vnet, &["spec"], message, hint);
                 }
                 None => {
                     let message = format!(

@@ -263,3 +263,40 @@ fn no_tenant_fills_what_all_share() {
     node.wait_pdpd();
     assert_eq!(node.leftovers(), [""; 0]);
 }
+
+/// One tenant holds all captures and traces that it can: another's and an operator's go on.
+#[test]
+fn no_tenant_has_all_captures_and_traces() {
+    let mut node = Node::prepare("captures");
+    let (address, port) = ADDRESS;
+    node.pdpd_arguments(&["--listen", &format!("{address}:{port}")]);
+    node.start_pdpd();
+    let tenants = TENANTS.replace("sessions: 4", "sessions: 40");
+    node.apply(&format!("{SUBSTRATE}---{tenants}"));
+    let (good, _) = token(&node, "good");
+    let (evil, _) = token(&node, "evil");
+    for (name, who) in [("evil", &evil), ("good", &good)] {
+        let two = two_hosts(&format!("{name}.lab"), "{power: 0.1}");
+        who.pdp(&["apply", "-f", "-"], &two).expect("its own");
+    }
+    let capture = ["capture", "evil.lab/h1:eth0", "-w", "/dev/null"];
+    let trace = ["trace", "evil.lab/r1:eth0", "-f", "ip proto 253", "--wait", "60"];
+    let mut held: Vec<Background> =
+        (0..20).map(|_| Background::start(&mut evil.command(&capture))).collect();
+    held.extend((0..12).map(|_| Background::start(&mut evil.command(&trace))));
+    eventually("what is beyond its share has ended", || {
+        held.iter_mut().filter_map(|it| it.runs().then_some(())).count() <= 4 + 3
+    });
+    let refused = evil.pdp(&capture, "").expect_err("no fifth capture");
+    assert!(refused.contains("4 captures at a time are the most of a tenant"), "{refused}");
+    let refused = evil.pdp(&trace, "").expect_err("no fourth trace");
+    assert!(refused.contains("3 traces at a time are the most of a tenant"), "{refused}");
+    let pings = &["exec", "-n", "good.lab/h1", "--", "ping", "-c300", "-i0.1", "10.2.0.2"];
+    let _pings = Background::start(&mut good.command(pings));
+    let captured = ["capture", "good.lab/h1:eth0", "-c", "1", "-w", "/dev/null"];
+    let traced = ["trace", "good.lab/r1:eth0", "-f", "icmp", "--wait", "10"];
+    for arguments in [&captured[..], &traced] {
+        good.pdp(arguments, "").unwrap_or_else(|error| panic!("another tenant: {error}"));
+        node.try_pdp(arguments).unwrap_or_else(|error| panic!("an operator: {error}"));
+    }
+}

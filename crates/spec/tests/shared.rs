@@ -1,0 +1,127 @@
+//! The table of what all share: it names what is there, and nothing that bounds something shared is outside of it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pdp_spec::shared::{self, ALL, BEGIN, END};
+
+/// Constants `*_MAX` that bound what one owner alone has, or what nobody takes from another: see its head.
+const OWN: &str = include_str!("shared/own.txt");
+
+/// Constants `*_MAX` that bound what all share without a share for each tenant, with what becomes of what is beyond.
+const WITHOUT_SHARE: &str = include_str!("shared/without_share.txt");
+
+/// Crates whose bounds concern nobody on a node: measurements, demonstrations and tests.
+const OUTSIDE: [&str; 4] = ["bench", "demo", "fuzz", "e2e"];
+
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Constants `*_MAX` of the text of a file before its tests.
+fn bounds(text: &str) -> impl Iterator<Item = &str> {
+    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    code.lines().filter_map(|line| {
+        let declared = line.trim_start().split_once("const ")?;
+        let is_declaration = matches!(declared.0, "" | "pub " | "pub(crate) " | "pub(super) ");
+        let name = declared.1.split(':').next()?;
+        (is_declaration && name.ends_with("_MAX")).then_some(name)
+    })
+}
+
+/// All of them, as `FILE NAME`.
+fn all_bounds() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(crates()).unwrap() {
+        let directory = entry.unwrap().path();
+        let name = directory.file_name().unwrap().to_string_lossy().into_owned();
+        if OUTSIDE.contains(&&*name) || !directory.join("src").is_dir() {
+            continue;
+        }
+        let mut files = Vec::new();
+        sources(&directory.join("src"), &mut files);
+        for file in files {
+            let text = fs::read_to_string(&file).unwrap();
+            let place = file.strip_prefix(&directory).unwrap().display().to_string();
+            found.extend(bounds(&text).map(|bound| format!("{name}/{place} {bound}")));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_bound_of_what_all_share_has_a_row() {
+    let listed: Vec<&str> = OWN.lines().filter(|line| !line.starts_with('#')).collect();
+    let mut known: BTreeSet<String> = listed.iter().map(|line| (*line).to_owned()).collect();
+    assert!(known.len() == listed.len() && listed.is_sorted(), "own.txt: sorted, each line once");
+    for line in WITHOUT_SHARE.lines().filter(|line| !line.starts_with('#')) {
+        let (bound, why) = line.split_once(": ").expect("a reason");
+        assert!(!why.is_empty() && known.insert(bound.to_owned()), "{line}: it is in two lists");
+    }
+    for (file, name) in ALL.iter().flat_map(|row| row.constants) {
+        assert!(known.insert(format!("{file} {name}")), "{file} {name} is in a row and a list");
+    }
+    let found = all_bounds();
+    let new: Vec<&String> = found.difference(&known).collect();
+    assert!(
+        new.is_empty(),
+        "{new:#?}: does it bound what all share? Then give it a row in crates/spec/src/shared.rs, with a share for each \
+         tenant; if not, a line in crates/spec/tests/shared/own.txt"
+    );
+    let gone: Vec<&String> = known.difference(&found).collect();
+    assert!(gone.is_empty(), "{gone:#?} are not there any more");
+}
+
+#[test]
+fn bounds_are_found_in_sources() {
+    let text = "pub const A_MAX: u32 = 1;\n    const B_MAX: u8 = 2;\nconst MAX_C: u8 = 1;\n\
+                #[cfg(test)]\nmod tests {\n    const D_MAX: u8 = 1;\n}\n";
+    assert_eq!(bounds(text).collect::<Vec<_>>(), ["A_MAX", "B_MAX"]);
+}
+
+/// A row that nobody counts or shows is only words.
+#[test]
+fn every_row_is_counted_and_shown_by_a_test() {
+    for row in &ALL {
+        assert!(crates().join(row.counted).is_file(), "{}: no {}", row.name, row.counted);
+        let (file, test) = row.test;
+        let text = fs::read_to_string(crates().join(file)).unwrap();
+        assert!(text.contains(&format!("fn {test}(")), "{}: no {test} in {file}", row.name);
+        if let Some(total) = row.total {
+            assert!(row.operators < total, "{}", row.name);
+            assert!(row.tenant <= row.tenants(), "{}: one tenant has all", row.name);
+        }
+    }
+}
+
+/// What a tenant gets is what the table says, whoever enforces it.
+#[test]
+fn every_key_of_a_quota_has_a_row() {
+    let schema = pdp_spec::schema::published();
+    let keys = schema["$defs"]["Quota"]["properties"].as_object().unwrap().keys();
+    let rows: BTreeSet<&str> = ALL.iter().filter_map(|row| row.key).collect();
+    let keys: BTreeSet<&str> = keys.map(String::as_str).collect();
+    assert_eq!(rows, keys);
+}
+
+#[test]
+fn the_table_in_the_docs_is_this_one() {
+    let text = fs::read_to_string(crates().join("../docs/tenants.md")).unwrap();
+    let table = text.split_once(BEGIN).unwrap().1.split_once(END).unwrap().0;
+    assert!(
+        table == shared::markdown(),
+        "run `cargo run -p pdp-spec --example publish` and commit what it wrote"
+    );
+}
