@@ -54,6 +54,13 @@ pub const UNPACKED_BYTES_MAX: u64 = 16 << 30;
 /// Entries of an unpacked image, layers added up.
 pub const UNPACKED_FILES_MAX: u64 = 1_000_000;
 
+/// Bytes of a block of a disk.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Bytes and inodes of the disk that stay free while an image is unpacked: pdpd's journal and logs are there too.
+const KEPT_FREE_BYTES: u64 = 256 << 20;
+const KEPT_FREE_INODES_PERCENT: u64 = 5;
+
 /// User ids of an image; files of others are root's.
 const IDS: u64 = 1 << 16;
 
@@ -273,7 +280,7 @@ pub(crate) fn unpack_alone(
     let part = PathBuf::from(part);
     tree::remove(&part)?;
     let result = make_directories(images, &part).and_then(|()| {
-        let mut left = Left { bytes: UNPACKED_BYTES_MAX, files: UNPACKED_FILES_MAX };
+        let mut left = Left::on(&part, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX);
         for layer in layers {
             let digest = layer.digest().to_string();
             apply(layout, layer, &part, &mut left)
@@ -281,7 +288,7 @@ pub(crate) fn unpack_alone(
         }
         for place in PLACES {
             // What is a link stays one.
-            safe_dir(&part, Path::new(place))
+            safe_dir(&part, Path::new(place), &mut left)
                 .map_err(|error| failed(layout, format!("{place}: {error}")))?;
         }
         // All that it has, before its name says so; and its name, before a guest is told.
@@ -301,6 +308,50 @@ pub(crate) fn unpack_alone(
 struct Left {
     bytes: u64,
     files: u64,
+    /// A directory on the disk whose room counts as well.
+    on: Option<PathBuf>,
+}
+
+impl Left {
+    /// So much, of a disk that keeps some room free.
+    fn on(directory: &Path, bytes: u64, files: u64) -> Self {
+        Self { bytes, files, on: Some(directory.to_owned()) }
+    }
+
+    /// Takes an entry of so many bytes off.
+    fn take(&mut self, size: u64) -> io::Result<()> {
+        let bytes = disk_bytes(size);
+        self.bytes = self
+            .bytes
+            .checked_sub(bytes)
+            .ok_or_else(|| invalid(format!("more than {UNPACKED_BYTES_MAX} bytes unpacked")))?;
+        self.files = self
+            .files
+            .checked_sub(1)
+            .ok_or_else(|| invalid(format!("more than {UNPACKED_FILES_MAX} files unpacked")))?;
+        self.on.as_deref().map_or(Ok(()), |directory| keeps_free(directory, bytes))
+    }
+}
+
+/// Bytes of a disk that a file or directory of this size takes: whole blocks, and one for its inode and its name.
+fn disk_bytes(size: u64) -> u64 {
+    size.div_ceil(BLOCK_BYTES).saturating_add(1).saturating_mul(BLOCK_BYTES)
+}
+
+/// Refuses to take so many bytes of a disk that has too little left then.
+fn keeps_free(directory: &Path, bytes: u64) -> io::Result<()> {
+    let disk = rustix::fs::statvfs(directory)?;
+    if disk.f_bavail.saturating_mul(disk.f_frsize) < KEPT_FREE_BYTES.saturating_add(bytes) {
+        let free = KEPT_FREE_BYTES >> 20;
+        return Err(invalid(format!("the disk is full: {free} MiB stay free; remove something")));
+    }
+    // Some file systems have no fixed number of inodes, and say 0.
+    if disk.f_favail < disk.f_files / 100 * KEPT_FREE_INODES_PERCENT {
+        let free = KEPT_FREE_INODES_PERCENT;
+        let text = format!("the disk has no inodes left: {free} % stay free; remove something");
+        return Err(invalid(text));
+    }
+    Ok(())
 }
 
 /// The directory of all images, which nobody but root passes: what is in it has owners that on the
@@ -437,15 +488,8 @@ fn apply_tar(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<()> {
         let path = entry.path()?.into_owned();
         let Some(path) = relative(&path) else { continue };
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
-        left.bytes = left
-            .bytes
-            .checked_sub(entry.size())
-            .ok_or_else(|| invalid(format!("more than {UNPACKED_BYTES_MAX} bytes unpacked")))?;
-        left.files = left
-            .files
-            .checked_sub(1)
-            .ok_or_else(|| invalid(format!("more than {UNPACKED_FILES_MAX} files unpacked")))?;
-        let Some(parent) = safe_dir(root, parent)? else {
+        left.take(entry.size())?;
+        let Some(parent) = safe_dir(root, parent, left)? else {
             return Err(invalid(format!("{}: a directory on its way is none", path.display())));
         };
         let name = name.as_bytes();
@@ -504,7 +548,7 @@ fn relative(path: &Path) -> Option<PathBuf> {
 
 /// The directory at `path` below the root, made where it is missing; `None` if something on the
 /// way is not a directory: a link would lead elsewhere.
-fn safe_dir(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
+fn safe_dir(root: &Path, path: &Path, left: &mut Left) -> io::Result<Option<PathBuf>> {
     let mut dir = root.to_owned();
     for component in path.components() {
         dir.push(component);
@@ -512,6 +556,7 @@ fn safe_dir(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
             Ok(meta) if meta.is_dir() => {}
             Ok(_) => return Ok(None),
             Err(_) => {
+                left.take(0)?;
                 fs::create_dir(&dir)?;
                 fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
             }

@@ -412,7 +412,7 @@ fn bring(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
     fs::write(inbox.join(MANIFEST), manifest.to_string()).unwrap();
 }
 
-const ROOM: Room = Room { bytes: 1 << 20 };
+const ROOM: Room = Room { bytes: 1 << 20, files: 1000 };
 
 struct Kept(Dir, Store, Cgroups, Workplace);
 
@@ -449,6 +449,47 @@ impl Kept {
         let store = self.0.images().join(image::STORE);
         assert_eq!(fs::read_dir(store).unwrap().count(), 0);
     }
+}
+
+/// Packed, 100,000 empty directories are little. Each takes a block and an inode of the disk, whether an entry says so
+/// or it is only on the way to one.
+#[test]
+fn directories_count_for_blocks_and_inodes() {
+    let kept = Kept::new();
+    let entries = |name: &dyn Fn(u32) -> String, count| -> Vec<u8> {
+        let mut tar = tar::Builder::new(Vec::new());
+        for number in 0..count {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(tar::EntryType::Directory);
+            header.set_size(0);
+            header.set_mode(0o755);
+            tar.append_data(&mut header, name(number), std::io::empty()).unwrap();
+        }
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        std::io::Write::write_all(&mut packed, &tar.into_inner().unwrap()).unwrap();
+        packed.finish().unwrap()
+    };
+    let keep = |layer: &[u8], room| {
+        let work = kept.1.begin(0).unwrap();
+        bring(&work.inbox(), b"{}", &[layer.to_vec()]);
+        kept.1.keep("acme", ("a:1", None), &work, None, room).map_err(|error| error.to_string())
+    };
+    let many = entries(&|number| format!("d{number}"), 100_000);
+    assert!(many.len() < 2 << 20, "{} bytes packed", many.len());
+    let refused = keep(&many, Room { bytes: 100 << 20, files: 200_000 }).unwrap_err();
+    assert!(refused.contains("more than 104857600 bytes"), "{refused}");
+    let refused = keep(&many, Room { bytes: 1 << 30, files: 99_999 }).unwrap_err();
+    assert!(refused.contains("more than 99999 files and directories"), "{refused}");
+    // Ten directories on the way to each of the last ones, by a short and by a long name.
+    let deep = |name: &str| entries(&|number| format!("{number}{}", name.repeat(10)), 20);
+    for deep in [deep("/d"), deep("/dddddddddddddddddddddddddddddddd")] {
+        let refused = keep(&deep, Room { bytes: 1 << 30, files: 199 }).unwrap_err();
+        assert!(refused.contains("more than 199 files and directories"), "{refused}");
+    }
+    let digest = keep(&deep("/d"), Room { bytes: 1 << 30, files: 400 }).unwrap();
+    let index = kept.1.index("acme").unwrap();
+    assert_eq!(index.files(), 220);
+    assert!(index.images[&digest].unpacked_bytes >= 220 * 4096);
 }
 
 /// Whoever brings an image may leave anything.
@@ -844,7 +885,7 @@ fn a_guest_runs_as_its_image_says() {
         Entry::Owned("srv", 42),
     ]);
     bring(&work.inbox(), config.to_string().as_bytes(), &[files]);
-    let room = Room { bytes: 1 << 30 };
+    let room = Room { bytes: 1 << 30, files: 1 << 20 };
     let digest = store.keep("_node", ("its:1", None), &work, None, room).unwrap();
     drop(work);
     let cgroup = format!("pdp-own-{}", std::process::id());

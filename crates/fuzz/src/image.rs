@@ -29,7 +29,7 @@ const DISK: &str = "size=16m,nr_inodes=4096,mode=0755";
 const CANARY: &str = "/canary";
 
 /// What an image may have of the store.
-const ROOM: Room = Room { bytes: 1 << 20 };
+const ROOM: Room = Room { bytes: 1 << 20, files: 1 << 20 };
 
 /// Where an archive is.
 const ARCHIVE: &str = "/archive";

@@ -22,8 +22,9 @@ use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{self, Index, Room, Store, UNPACKED_BYTES_MAX};
 use pdp_container::work::Workplace;
 use pdp_container::{Paths, free_bytes};
-use pdp_spec::limits::TENANT_IMAGES_DEFAULT;
+use pdp_spec::limits::{TENANT_IMAGE_FILES_DEFAULT, TENANT_IMAGES_DEFAULT};
 use pdp_spec::registry::{self, ImageName, is_digest};
+use pdp_spec::shared::DOWNLOADS;
 use pdp_spec::{Diagnostic, Document, ImageSource, Object, TenantSpec, tenant_of};
 use sha2::{Digest, Sha256};
 
@@ -45,8 +46,8 @@ const PULLS_MAX: u32 = 512;
 
 /// Images that are got at a time, or wait for their turn, for one tenant, and for all of them: what hangs takes few of
 /// the places that all tenants have for requests.
-const TENANT_LINE_MAX: usize = 4;
-const TENANTS_LINE_MAX: usize = 128;
+const TENANT_LINE_MAX: usize = DOWNLOADS.tenant as usize;
+const TENANTS_LINE_MAX: usize = DOWNLOADS.tenants() as usize;
 
 /// Time for what an earlier daemon's pulls left to end.
 const END_WAIT: Duration = Duration::from_secs(10);
@@ -559,14 +560,22 @@ impl Images {
 
     /// What an owner may still have.
     fn room(&self, owner: Owner<'_>) -> Result<Room, String> {
-        let Some(tenant) = owner.tenant else { return Ok(Room { bytes: 2 * UNPACKED_BYTES_MAX }) };
-        let quota = tenant.quota.images.map_or(TENANT_IMAGES_DEFAULT, |bytes| bytes.0);
-        let bytes = quota.saturating_sub(self.index(owner.name)?.bytes());
-        match bytes {
-            0 => Err("the quota `images` is used up; `pdp images prune` removes what nothing uses"
-                .into()),
-            bytes => Ok(Room { bytes }),
-        }
+        let Some(tenant) = owner.tenant else {
+            return Ok(Room { bytes: 2 * UNPACKED_BYTES_MAX, files: u64::MAX });
+        };
+        let bytes = tenant.quota.images.map_or(TENANT_IMAGES_DEFAULT, |bytes| bytes.0);
+        let files = tenant.quota.image_files.map_or(TENANT_IMAGE_FILES_DEFAULT, u64::from);
+        let index = self.index(owner.name)?;
+        let (bytes, files) =
+            (bytes.saturating_sub(index.bytes()), files.saturating_sub(index.files()));
+        let used_up = match (bytes, files) {
+            (0, _) => "images",
+            (_, 0) => "imageFiles",
+            _ => return Ok(Room { bytes, files }),
+        };
+        Err(format!(
+            "the quota `{used_up}` is used up; `pdp images prune` removes what nothing uses"
+        ))
     }
 
     fn read_archive(

@@ -16,8 +16,9 @@
 //! Limits: [`KEPT_MAX`] images of one owner, [`NAMES_MAX`] names of [`NAME_BYTES_MAX`]; an index is written with the
 //! bound with which it is read. Bytes of images are the caller's to bound ([`Room`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirBuilder, File, Permissions};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ use tar::Archive;
 
 use super::{
     JSON_BYTES_MAX, MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob,
+    disk_bytes,
     failed, hex, invalid, layer_tar, layers, parse, read_bounded,
 };
 use crate::bounded::Bounded;
@@ -78,8 +80,11 @@ pub struct Index {
 pub struct Kept {
     /// Its bytes as it came.
     pub packed_bytes: u64,
-    /// Bytes of its files.
+    /// Bytes of a disk that its files take.
     pub unpacked_bytes: u64,
+    /// Its files and directories; 0 of one that an earlier version kept.
+    #[serde(default)]
+    pub files: u64,
     /// When it came, milliseconds since 1970.
     pub at_ms: u64,
 }
@@ -106,6 +111,11 @@ impl Index {
     pub fn bytes(&self) -> u64 {
         self.images.values().map(Kept::bytes).sum()
     }
+
+    /// Files and directories of all of it, unpacked.
+    pub fn files(&self) -> u64 {
+        self.images.values().map(|kept| kept.files).sum()
+    }
 }
 
 /// What an image may have.
@@ -113,6 +123,8 @@ impl Index {
 pub struct Room {
     /// Bytes as it comes and unpacked, added up.
     pub bytes: u64,
+    /// Files and directories, unpacked.
+    pub files: u64,
 }
 
 /// The images that are kept.
@@ -459,7 +471,10 @@ fn measure(
         packed = packed.saturating_add(size(layer)?);
     }
     let mut left = room.bytes.checked_sub(packed).ok_or_else(too_large)?.min(UNPACKED_BYTES_MAX);
+    let files_max = room.files.min(UNPACKED_FILES_MAX);
     let (mut unpacked, mut files) = (0, 0);
+    // Directories are made where an entry lacks them. Of their paths, hashes.
+    let (mut known, hashes) = (HashSet::new(), RandomState::new());
     for layer in layers {
         let of = |error: io::Error| invalid(format!("layer {}: {error}", layer.digest()));
         let tar = layer_tar(layout, layer).map_err(of)?;
@@ -468,22 +483,47 @@ fn measure(
         let mut archive = Archive::new(tar.take(bytes_max));
         for entry in archive.entries().map_err(of)?.raw(true) {
             let mut entry = entry.map_err(of)?;
-            check_kind(&mut entry).map_err(of)?;
-            left = left.checked_sub(entry.size()).ok_or_else(too_large)?;
-            unpacked += entry.size();
-            files += 1;
-            if files > UNPACKED_FILES_MAX {
-                return Err(invalid(format!("more than {UNPACKED_FILES_MAX} files unpacked")));
+            let named = check_kind(&mut entry).map_err(of)?;
+            let made = match entry.path().ok().as_deref().and_then(Path::parent) {
+                Some(parent) => new_directories(parent, &hashes, &mut known, files_max),
+                None => 0,
+            } + named;
+            let bytes = disk_bytes(entry.size()) + made * disk_bytes(0);
+            left = left.checked_sub(bytes).ok_or_else(too_large)?;
+            unpacked += bytes;
+            files += 1 + made;
+            if files > files_max {
+                return Err(invalid(format!("it has more than {files_max} files and directories")));
             }
         }
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let at_ms = now.map_or(0, |now| now.as_millis() as u64);
-    Ok(Kept { packed_bytes: packed, unpacked_bytes: unpacked, at_ms })
+    Ok(Kept { packed_bytes: packed, unpacked_bytes: unpacked, files, at_ms })
 }
 
-/// Refuses what would be read otherwise, or whole into memory, when the image is unpacked.
-fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<()> {
+/// Counts directories on the way to this one that were not `known`, and knows them then; `most` and one at the most.
+fn new_directories(
+    directory: &Path,
+    hashes: &RandomState,
+    known: &mut HashSet<u64>,
+    most: u64,
+) -> u64 {
+    let mut hasher = hashes.build_hasher();
+    let mut new = 0;
+    for component in directory.components() {
+        component.hash(&mut hasher);
+        new += u64::from(known.insert(hasher.finish()));
+        if new > most {
+            break;
+        }
+    }
+    new
+}
+
+/// Refuses what would be read otherwise, or whole into memory, when the image is unpacked. Returns how many directories
+/// may be in a long name.
+fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<u64> {
     let kind = entry.header().entry_type();
     if kind.is_gnu_sparse() {
         return Err(invalid("a file with holes (GNU sparse)".to_owned()));
@@ -491,7 +531,7 @@ fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<()> {
     let long = kind.is_gnu_longname() || kind.is_gnu_longlink();
     let pax = kind.is_pax_local_extensions() || kind.is_pax_global_extensions();
     if !long && !pax {
-        return Ok(());
+        return Ok(0);
     }
     if entry.size() > EXTENSION_BYTES_MAX {
         let bytes = entry.size();
@@ -503,5 +543,5 @@ fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<()> {
     if pax && sized {
         return Err(invalid("a file whose size is an attribute (more than 8 GiB)".to_owned()));
     }
-    Ok(())
+    Ok(text.iter().filter(|byte| **byte == b'/').count() as u64)
 }
