@@ -775,7 +775,7 @@ fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
 #[test]
 fn checking_an_image_is_charged_to_its_owner() {
     let kept = Kept::new();
-    let room = Room { bytes: 1 << 30 };
+    let room = Room { bytes: 1 << 30, files: 1000 };
     let zeros = layer(&[Entry::File("zeros", vec![0; 256 << 20], 0)]);
     let work = kept.1.begin(0).unwrap();
     bring(&work.inbox(), b"{}", &[zeros]);

@@ -1,7 +1,6 @@
 //! The API: whatever comes on a connection is answered by HTTP, with a problem where it is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};

@@ -695,7 +695,7 @@ fn a_guest_that_can_not_be_removed_keeps_no_process_and_no_volume() {
     let text = vnet("v0", 2).replace("kind: router\n", volume);
     wait(&kept.apply(text));
     let stays = places().node("v0", "r1").join("g1");
-    kept.machine.set(|inside| drop(inside.refuses.insert(stays.clone())));
+    kept.machine.set(|inside| assert!(inside.refuses.insert(stays.clone())));
     let news = kept.delete("v0");
     let of_v0 = |dir: &PathBuf| dir.to_string_lossy().contains("/v0.");
     eventually("nothing of it runs", || !kept.machine.lock().processes.keys().any(of_v0));
