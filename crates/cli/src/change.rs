@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    ApplyRequest, DaemonName, DownRequest, LinkChange, LinkRequest, Report, ScaleRequest,
+    ApplyRequest, DaemonName, DownRequest, LinkChange, LinkRequest, Phase, Report, ScaleRequest,
 };
 
 use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
@@ -53,7 +53,9 @@ pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<
     };
     let mut vnets = vnets(&files);
     if files.is_empty() && args.until.wait.is_some() {
-        vnets.extend(client.vnets().await?.into_iter().map(|vnet| vnet.name));
+        // What is deleted will not be ready.
+        let stays = client.vnets().await?.into_iter().filter(|it| it.phase != Phase::Removing);
+        vnets.extend(stays.map(|vnet| vnet.name));
     }
     if !files.is_empty() {
         let request = ApplyRequest { files, ..Default::default() };

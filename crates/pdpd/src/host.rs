@@ -407,6 +407,22 @@ pub fn find_image(image: &Image) -> Result<(), String> {
     }
 }
 
+/// Largest file of pdpd's own that is compared with what it is to be.
+const OWN_BYTES_MAX: u64 = 16 << 20;
+
+/// The content of a file of pdpd's own, if there is one. What else has its name is removed: reading a pipe would never
+/// end.
+pub fn read_own(path: &Path) -> Result<Option<Vec<u8>>, HostError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_file() && meta.len() <= OWN_BYTES_MAX => {
+            fs::read(path).map(Some).map_err(failed("can't read", path))
+        }
+        Ok(_) => remove_directory(path).map(|()| None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("can't look at", path)(error)),
+    }
+}
+
 /// Replaces a file's content in one step, and its mode.
 pub fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), HostError> {
     let partial = path.with_extension("partial");
@@ -420,11 +436,10 @@ pub fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), HostErro
 /// it meanwhile finds a mixture of lines at worst, and never nothing: what was longer is cut off last, behind empty
 /// lines.
 pub fn write_over(path: &Path, content: &[u8]) -> Result<(), HostError> {
-    let before = match fs::read(path) {
-        Ok(before) if before == content => return Ok(()),
-        Ok(before) => before.len(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-        Err(error) => return Err(failed("can't read", path)(error)),
+    let before = match read_own(path)? {
+        Some(before) if before == content => return Ok(()),
+        Some(before) => before.len(),
+        None => 0,
     };
     let mut padded = content.to_vec();
     padded.resize(content.len().max(before), b'\n');
@@ -518,6 +533,30 @@ mod tests {
         }
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         assert!(write_over(&place.path().join("none/hosts"), b"").is_err());
+    }
+
+    /// A pipe that nobody writes, a directory, and far too much.
+    #[test]
+    fn whatever_is_in_the_place_of_a_file_of_pdpds_own_is_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("file");
+        let damage: [&dyn Fn(); 4] = [
+            &|| nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+            &|| fs::create_dir_all(path.join("a/b")).unwrap(),
+            &|| std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+            &|| fs::File::create(&path).unwrap().set_len(OWN_BYTES_MAX + 1).unwrap(),
+        ];
+        for damage in damage {
+            damage();
+            write_over(&path, b"one\n").unwrap();
+            assert_eq!(read_own(&path).unwrap().as_deref(), Some(&b"one\n"[..]));
+            fs::remove_file(&path).unwrap();
+            damage();
+            assert_eq!(read_own(&path).unwrap(), None);
+            write_file(&path, b"two").unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"two");
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     /// A mux that lacks the planned socket, many times over, and others that are nobody's, whatever it is given.

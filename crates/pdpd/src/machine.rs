@@ -416,7 +416,7 @@ impl Machine for Host {
     }
 
     fn update_file(&self, path: &Path, content: &[u8]) -> Result<bool, HostError> {
-        if std::fs::read(path).is_ok_and(|before| before == content) {
+        if host::read_own(path)?.is_some_and(|before| before == content) {
             return Ok(false);
         }
         host::write_file(path, content, PRIVATE).map(|()| true)
