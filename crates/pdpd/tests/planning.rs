@@ -10,7 +10,7 @@ use pdp_container::{Limits, Profile};
 use pdp_proto::mux;
 use pdp_spec::limits::{FILE_PLACES, FILE_PLACES_IMAGE};
 use pdp_spec::units::Base64;
-use pdp_spec::{DeviceAttach, SourceFile};
+use pdp_spec::{DeviceAttach, RUN_BYTES, SourceFile};
 use pdp_wire::tunnel::Take;
 use pdpd::key::Key;
 use pdpd::model::Model;
@@ -826,7 +826,11 @@ proptest! {
                 guest.taps.iter().for_each(|(_, helper)| logged(helper.process.log_bytes_max));
             }
         }
-        prop_assert_eq!(counted.memory_bytes, memory);
+        // What the run directory has of each, and few words.
+        let nodes = model.plan.vnets["acme.red"].nodes.values();
+        let guests: u64 = nodes.map(|node| 1 + node.guests.len() as u64).sum();
+        let run = counted.memory_bytes - memory;
+        prop_assert!((guests * RUN_BYTES..guests * (RUN_BYTES + 8192)).contains(&run), "{run} of {guests}");
         prop_assert_eq!(counted.processes, processes);
         prop_assert_eq!(counted.power_millicores, power_set);
         prop_assert!(counted.power_millicores >= u64::from(power.max(guests)));

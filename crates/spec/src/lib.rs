@@ -49,5 +49,5 @@ pub use object::*;
 pub use parse::{Document, SourceFile, parse};
 pub use route::{Hop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};
 pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};
-pub use usage::Usage;
+pub use usage::{RUN_BYTES, Usage};
 pub use volume::{Volume, VolumeParts};

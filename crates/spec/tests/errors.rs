@@ -948,7 +948,7 @@ fn memory() {
     says(
         "mux: {cpus",
         "managementHost: {memory: 1000Mi}\n  mux: {cpus",
-        "memory of all guests and their helpers, 2310720Ki, exceeds the 1000Mi there is (lower \
+        "memory of all guests and their helpers, 2312788Ki, exceeds the 1000Mi there is (lower \
          resources.memory, resources.routes or dataPlane.memory, or raise managementHost.memory)",
     );
 }

@@ -469,7 +469,7 @@ fn what_all_share_has_a_bound_for_each_tenant() {
             "memory: 1500Mi",
             "kind: host,",
             "kind: host, resources: {routes: 16000000},",
-            "memory 980004Ki exceeds tenant acme's quota of 1500Mi",
+            "memory 981552Ki exceeds tenant acme's quota of 1500Mi",
         ),
         (
             "memory: 4Gi",

@@ -9,6 +9,7 @@ use std::process::Command;
 
 use pdp_e2e::specs::two_hosts;
 use pdp_e2e::{Background, Node, eventually, run};
+use pdp_spec::RUN_BYTES;
 use serde_json::json;
 
 /// Does in the directory that it is given, which root has made for its socket, what it can.
@@ -395,4 +396,49 @@ print(ctypes.CDLL(None).inotify_init() >= 0, os.open('/dev/ptmx', os.O_RDWR | os
     );
     assert!(setting("/proc/sys/fs/inotify/max_user_instances") >= 2 * 128);
     drop(greedy);
+}
+
+/// Bytes that everything below a directory takes.
+fn taken(directory: &Path) -> u64 {
+    let mut paths = Vec::new();
+    all_below(directory, &mut paths);
+    let blocks = paths.iter().filter_map(|path| Some(fs::symlink_metadata(path).ok()?.blocks()));
+    blocks.sum::<u64>() * 512
+}
+
+#[test]
+fn what_the_run_directory_has_of_guests_is_less_than_what_is_counted() {
+    const FILE_BYTES: usize = 200_000;
+    let (nodes, guests) = (10, 10);
+    let node = Node::start("rundir");
+    node.apply(SUBSTRATE);
+    let hosts: String = (1..nodes)
+        .map(|number| {
+            format!(
+                "    h{number}: {{kind: host, resources: {{memory: 32Mi}}, interfaces: {{eth0: {{}}}}, env: {{X: {}}}, \
+                 files: {{/etc/x: {{content: {}}}}}}}\n",
+                "x".repeat(10_000),
+                "x".repeat(FILE_BYTES),
+            )
+        })
+        .collect();
+    let links: String = (1..nodes)
+        .map(|number| format!("    - endpoints: [\"r:eth{number}\", \"h{number}:eth0\"]\n"))
+        .collect();
+    let interfaces: Vec<String> = (1..nodes).map(|number| format!("eth{number}: {{}}")).collect();
+    let before = taken(&node.run_dir());
+    node.apply(&format!(
+        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: lab}}\nspec:\n  nodes:\n{hosts}    r:\n      \
+         kind: router\n      interfaces: {{{}}}\n      dataPlane: {{power: 0.1, guests: {guests}, memory: 8Mi, \
+         program: {{attach: memif, run: [sleep, \"1000\"], files: {{/etc/x: {{content: {}}}}}}}}}\n  links:\n{links}",
+        interfaces.join(", "),
+        "x".repeat(FILE_BYTES),
+    ));
+    let took = taken(&node.run_dir()) - before;
+    // As `usage.rs` of pdp-spec counts it, without what is longer in a spec.
+    let of_words = FILE_BYTES as u64 + 4096;
+    let counted = (nodes + guests) * (RUN_BYTES + of_words) + (nodes - 1) * 10_000;
+    eprintln!("{took} bytes of {nodes} nodes and {guests} guests, {counted} counted");
+    assert!(took > (nodes + guests - 1) * FILE_BYTES as u64, "{took}");
+    assert!(took < counted, "{took} of {counted}");
 }
