@@ -557,7 +557,7 @@ impl Path {
     /// By PdP's ports, links inside the machine.
     pub fn pdp() -> Result<Self> {
         let place = Place::new()?;
-        let mut ports = Ports::open(&place.netns(), &place.pins())?;
+        let ports = Ports::open(&place.netns(), &place.pins())?;
         let (hosts, router) = ([netns()?, netns()?], netns()?);
         within(router.as_fd(), || Ok(forwards()))??;
         let port = |number: u32, vrouter, name: &str, address: &str, gateway: Option<&str>| {

@@ -1,9 +1,10 @@
 //! Netlink conversations: one in the calling thread's network namespace, and a socket that stays in its own.
 
+use std::fs::File;
 use std::future::Future;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
@@ -16,7 +17,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use crate::error::{Context, Error, Result};
-use crate::netns::in_thread;
+use crate::netns::{in_thread, within};
 
 /// Runs `work` with a netlink handle to its end, in a thread of its own: callers may be inside a
 /// runtime, which can't have another one in it.
@@ -58,41 +59,39 @@ pub(crate) fn refused(
 /// More than the kernel sends in one datagram.
 const DATAGRAM_BYTES: usize = 64 << 10;
 
-/// A netlink socket that stays in the network namespace where it was opened, whoever asks. A question takes two
-/// system calls.
+/// Netlink sockets that stay in the network namespace where the first one was opened, whoever asks. A question takes two
+/// system calls, and waits for no other thread's.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    socket: OwnedFd,
-    /// One question after another.
-    asking: Mutex<Asking>,
+    netns: OwnedFd,
+    /// Those that nobody asks by now: as many as ever asked at the same time.
+    idle: Mutex<Vec<Asking>>,
 }
 
 #[derive(Debug)]
 struct Asking {
+    socket: OwnedFd,
     /// Number of the last question.
     number: u32,
     buffer: Vec<u8>,
 }
 
-impl Kept {
+impl Asking {
     /// In the calling thread's network namespace.
-    pub(crate) fn open() -> Result<Self> {
+    fn open() -> Result<Self> {
         let kind = SockProtocol::NetlinkRoute;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, kind)
             .on("open", "rtnetlink")?;
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0)).on("open", "rtnetlink")?;
-        let asking = Asking { number: 0, buffer: vec![0; DATAGRAM_BYTES] };
-        Ok(Self { socket, asking: Mutex::new(asking) })
+        Ok(Self { socket, number: 0, buffer: vec![0; DATAGRAM_BYTES] })
     }
 
-    /// What the kernel says to `message`, with these flags beside those of each request.
-    pub(crate) fn ask(
-        &self,
+    fn ask(
+        &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
     ) -> io::Result<Vec<RouteNetlinkMessage>> {
-        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let Asking { number, buffer } = &mut *asking;
+        let Self { socket, number, buffer } = self;
         *number = number.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.sequence_number = *number;
@@ -101,10 +100,10 @@ impl Kept {
         request.finalize();
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
-        send(self.socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
+        send(socket.as_raw_fd(), &bytes, MsgFlags::empty())?;
         let mut answers = Vec::new();
         loop {
-            let count = recv(self.socket.as_raw_fd(), buffer, MsgFlags::empty())?;
+            let count = recv(socket.as_raw_fd(), buffer, MsgFlags::empty())?;
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
                 let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
@@ -124,5 +123,33 @@ impl Kept {
                 }
             }
         }
+    }
+}
+
+impl Kept {
+    /// In the calling thread's network namespace.
+    pub(crate) fn open() -> Result<Self> {
+        let netns = File::open("/proc/thread-self/ns/net").on("open", "the network namespace")?;
+        Ok(Self { netns: netns.into(), idle: Mutex::new(vec![Asking::open()?]) })
+    }
+
+    /// What the kernel says to `message`, with these flags beside those of each request.
+    pub(crate) fn ask(
+        &self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        let idle = self.idle().pop();
+        let mut asking = match idle {
+            Some(asking) => asking,
+            None => within(self.netns.as_fd(), Asking::open).map_err(io::Error::other)?,
+        };
+        let answers = asking.ask(message, flags);
+        self.idle().push(asking);
+        answers
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Asking>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -405,7 +405,7 @@ fn kernel_links() -> Check {
             .on("mount a tmpfs at", place.display())?;
         let (netns, pins) = (place.join("ports"), Path::new(xdp::BPF_FS).join("probe-ports"));
         let guest = File::open("/proc/thread-self/ns/net").on("open", "a network namespace")?;
-        let made = Ports::open(&netns, &pins).and_then(|mut ports| {
+        let made = Ports::open(&netns, &pins).and_then(|ports| {
             for (number, name) in ["probe2", "probe3"].into_iter().enumerate() {
                 let (number, name) = (number as u32, name.to_owned());
                 let mac = [2, 0, 0, 0, 0, number as u8];

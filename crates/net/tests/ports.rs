@@ -467,6 +467,57 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
 }
 
 /// What is missing of a port is made, and nothing else.
+/// The index of an inner end that is gone may be another's at once: it leads to no port before that has a new one.
+#[test]
+fn an_old_place_leads_nowhere_before_a_port_is_made_again() {
+    isolated(|| {
+        let mut pair = Pair::new();
+        let inners = libbpf_rs::MapHandle::from_pinned_path(pair.place.pins.dir().join("inners"));
+        let inners = inners.unwrap();
+        let places = |number: u32| {
+            let is = |key: &Vec<u8>| {
+                let found = inners.lookup(key, MapFlags::ANY).unwrap();
+                found.as_deref() == Some(&number.to_ne_bytes())
+            };
+            inners.keys().filter(is).count()
+        };
+        assert_eq!((places(0), places(1)), (1, 1));
+        // It can't be made again, since its name is taken.
+        pair.guests[0].run("ip link del eth0; ip link add eth0 type ifb");
+        let guest = pair.guests[0].netns();
+        pair.ports.make(guest.as_fd(), &spec(0, 1)).unwrap_err();
+        assert_eq!((places(0), places(1)), (0, 1));
+        pair.guests[0].run("ip link del eth0");
+        assert_eq!(pair.make(0), Made::All);
+        assert_eq!((places(0), places(1)), (1, 1));
+    });
+}
+
+/// Requests to the kernel of several threads wait for each other no longer than the kernel has them wait.
+#[test]
+fn threads_ask_the_kernel_at_the_same_time() {
+    isolated(|| {
+        let pair = Pair::new();
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let pair = &pair;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let rate =
+                            Rate { bps: 1_000_000 + number * 1000 + round, ..Rate::default() };
+                        pair.ports.police(number as u32 % 2, Some(rate)).unwrap();
+                        assert!(pair.ports.counters(number as u32 % 2).is_ok());
+                        // What others change of the same port stays.
+                        pair.ports.set_carrier(0, true).unwrap();
+                        assert_eq!(pair.ports.all().unwrap().len(), 2);
+                    }
+                });
+            }
+        });
+        assert!(pair.pings());
+    });
+}
+
 #[test]
 fn parts_are_made_again() {
     isolated(|| {

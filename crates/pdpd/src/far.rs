@@ -52,14 +52,14 @@ struct Known {
 }
 
 /// What there is in the kernel; `None`: nothing.
-type Open = Mutex<Option<Ports>>;
+type Open = Mutex<Option<Arc<Ports>>>;
 
 impl Ways {
     /// Joins a port to the outside, over a device as it is now; `None`: to nothing.
     pub fn join(
         this: &Arc<Self>,
         open: &Arc<Open>,
-        ports: &mut Ports,
+        ports: &Ports,
         port: &PortSpec,
         far: &Far,
         device: Option<Condition>,
@@ -130,7 +130,7 @@ impl Ways {
     }
 
     /// Tells the program what is known by now.
-    fn look(&self, ports: &mut Ports, underlay: &Underlay) {
+    fn look(&self, ports: &Ports, underlay: &Underlay) {
         for (&number, it) in &mut *lock(&self.known) {
             let hop = underlay.way(it.ends).map(|hop| Hop { mac: hop.mac, mtu: hop.mtu });
             if it.told != Some(hop) && (hop.is_some() || it.since.elapsed() >= LEARN) {
@@ -158,8 +158,9 @@ fn follow(underlay: &Underlay, ways: &Weak<Ways>, open: &Weak<Open>) {
     loop {
         seen = underlay.wait(seen, LOOK_EVERY);
         let (Some(ways), Some(open)) = (ways.upgrade(), open.upgrade()) else { return };
-        if let Some(ports) = &mut *lock(&open) {
-            ways.look(ports, underlay);
+        let now = lock(&open).clone();
+        if let Some(ports) = now {
+            ways.look(&ports, underlay);
         }
         drop((ways, open));
         std::thread::sleep(LOOK_REST);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pdp_container::Process;
@@ -46,7 +46,11 @@ pub struct Ports {
     netns: PathBuf,
     pins: PathBuf,
     /// What there is in the kernel, once any was asked for.
-    open: Arc<Mutex<Option<ports::Ports>>>,
+    open: Arc<Mutex<Option<Arc<ports::Ports>>>>,
+    /// Ports that are being made or removed, which takes requests to the kernel that others may hold up.
+    busy: Mutex<Busy>,
+    /// Some of them were removed.
+    freed: Condvar,
     /// How many times that was opened: each time its maps may be others.
     opened: AtomicU64,
     /// Where what leaves to the outside goes.
@@ -58,6 +62,13 @@ pub struct Ports {
     /// The tokens of `known` are below it.
     tokens: AtomicU64,
     observed: Arc<Mutex<Observed>>,
+}
+
+/// Numbers of ports at which somebody is.
+#[derive(Debug, Default)]
+struct Busy {
+    made: Vec<BTreeSet<u32>>,
+    removed: BTreeSet<u32>,
 }
 
 /// What is looked at.
@@ -159,52 +170,55 @@ impl Ports {
     /// Those of the daemon that has these places.
     pub fn new(places: &Places) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
-        let (open, opened, ways, watch, known, tokens, observed) = Default::default();
-        Self { netns, pins, open, opened, ways, watch, known, tokens, observed }
+        let (open, busy, freed, opened, ways) = Default::default();
+        let (watch, known, tokens, observed) = Default::default();
+        Self { netns, pins, open, busy, freed, opened, ways, watch, known, tokens, observed }
     }
 
     /// Does something with what there is. Who only asks begins nothing: it may come late, when the last port is gone.
     fn with<T>(
         &self,
-        run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
+        run: impl FnOnce(&ports::Ports) -> Result<T, HostError>,
     ) -> Result<T, HostError> {
-        let mut open = lock(&self.open);
-        if self.is_none(&open) {
-            return Err(HostError::NoPorts);
-        }
-        self.with_open(&mut open, run)
+        let open = lock(&self.open).clone();
+        let ports = match open {
+            Some(ports) => ports,
+            None if self.pins.exists() || self.netns.exists() => self.opened()?,
+            None => return Err(HostError::NoPorts),
+        };
+        run(&ports)
     }
 
-    /// As [`Ports::with`], for who makes ports: there is what they have in common afterwards.
+    /// What all ports have in common, which is there afterwards.
+    fn opened(&self) -> Result<Arc<ports::Ports>, HostError> {
+        let mut open = lock(&self.open);
+        if let Some(ports) = &*open {
+            return Ok(ports.clone());
+        }
+        pdp_net::xdp::mount_bpf_fs()?;
+        let ports = Arc::new(ports::Ports::open(&self.netns, &self.pins)?);
+        *lock(&self.watch) = Some(Arc::new(host::epoll()?));
+        self.opened.fetch_add(1, Relaxed);
+        Ok(open.insert(ports).clone())
+    }
+
+    /// Makes ports of these numbers, once nobody removes one of them; nobody does before that is done.
     fn with_made<T>(
         &self,
-        run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
+        numbers: BTreeSet<u32>,
+        run: impl FnOnce(&ports::Ports) -> Result<T, HostError>,
     ) -> Result<T, HostError> {
-        self.with_open(&mut lock(&self.open), run)
-    }
-
-    /// Whether there is nothing of ports, of an earlier daemon neither.
-    fn is_none(&self, open: &Option<ports::Ports>) -> bool {
-        open.is_none() && !self.pins.exists() && !self.netns.exists()
-    }
-
-    fn with_open<T>(
-        &self,
-        open: &mut Option<ports::Ports>,
-        run: impl FnOnce(&mut ports::Ports) -> Result<T, HostError>,
-    ) -> Result<T, HostError> {
-        let mut ports = match open.take() {
-            Some(ports) => ports,
-            None => {
-                pdp_net::xdp::mount_bpf_fs()?;
-                let ports = ports::Ports::open(&self.netns, &self.pins)?;
-                *lock(&self.watch) = Some(Arc::new(host::epoll()?));
-                self.opened.fetch_add(1, Relaxed);
-                ports
-            }
-        };
-        let done = run(&mut ports);
-        *open = Some(ports);
+        let mut busy = lock(&self.busy);
+        while !busy.removed.is_disjoint(&numbers) {
+            busy = self.freed.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        busy.made.push(numbers.clone());
+        drop(busy);
+        let done = self.opened().and_then(|ports| run(&ports));
+        let mut busy = lock(&self.busy);
+        if let Some(at) = busy.made.iter().position(|made| *made == numbers) {
+            busy.made.swap_remove(at);
+        }
         done
     }
 
@@ -225,9 +239,9 @@ impl Ports {
             return Ok(());
         };
         let netns = host::network_namespace(guest)?;
-        self.with_made(|_| Ok(()))?;
-        self.know(&key, &wanted, netns.as_fd())?;
-        self.with_made(|all| {
+        let numbers = wanted.specs.iter().map(|spec| spec.number).collect();
+        self.with_made(numbers, |all| {
+            self.know(&key, &wanted, netns.as_fd())?;
             for PortNow { port, carrier, joined, device } in ports {
                 let number = port.spec.number;
                 all.make(netns.as_fd(), &port.spec)?;
@@ -399,7 +413,9 @@ impl Ports {
             (Some(now), Some((last, at))) if now == last && at.elapsed() < LEASE_MAX / 3 => {}
             (Some(now), _) => {
                 let lent = self.with(|ports| {
-                    let may = !lock(&self.observed).now.contains(node);
+                    // Whoever comes to observe it from here on ends it.
+                    let observed = lock(&self.observed);
+                    let may = !observed.now.contains(node);
                     if may {
                         ports.lend(vrouter, LEASE_MAX, now)?;
                     }
@@ -424,7 +440,7 @@ impl Ports {
         pins: &Path,
         before: Option<u64>,
     ) -> Result<Option<(Xdp, u64)>, HostError> {
-        self.with_made(|ports| {
+        self.with_made(BTreeSet::new(), |ports| {
             let opened = self.opened.load(Relaxed);
             if before == Some(opened) {
                 return Ok(None);
@@ -433,31 +449,45 @@ impl Ports {
         })
     }
 
-    /// Removes all ports but those of the numbers that `kept` says once no other is being made; with the last one all
-    /// that they had in common, unless `any` says then that some are to be made.
+    /// Removes all ports but those of the numbers that `kept` says, and those that somebody is making; with the last one
+    /// all that they had in common, unless `any` says then that some are to be made.
     pub fn remove_but(
         &self,
         kept: &dyn Fn() -> BTreeSet<u32>,
         any: &dyn Fn() -> bool,
     ) -> Result<(), HostError> {
-        let mut open = lock(&self.open);
-        if self.is_none(&open) {
+        let there = self.with(|ports| Ok(ports.all()?));
+        if matches!(there, Err(HostError::NoPorts)) {
             return Ok(());
         }
-        let kept = kept();
-        let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
-        lock(&self.known).retain(|_, known| known.wanted.specs.iter().any(is_kept));
-        self.ways.retain(&kept);
-        lock(&self.observed).missed.retain(|number, _| kept.contains(number));
-        if kept.is_empty() && !any() {
-            *open = None;
+        let gone = {
+            let mut busy = lock(&self.busy);
+            let kept = kept();
+            let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
+            lock(&self.known).retain(|_, known| known.wanted.specs.iter().any(is_kept));
+            self.ways.retain(&kept);
+            lock(&self.observed).missed.retain(|number, _| kept.contains(number));
+            // What somebody else is at is theirs to finish, and is looked at again when their node is.
+            let is_free = |number: &u32| {
+                !busy.removed.contains(number)
+                    && !busy.made.iter().any(|made| made.contains(number))
+            };
+            let there = there.iter().flat_map(|there| there.difference(&kept));
+            let gone: BTreeSet<u32> = there.copied().filter(is_free).collect();
+            busy.removed.extend(&gone);
+            gone
+        };
+        let removed = self.with(|ports| Ok(ports.remove(&Vec::from_iter(gone.iter().copied()))?));
+        let mut busy = lock(&self.busy);
+        busy.removed.retain(|number| !gone.contains(number));
+        self.freed.notify_all();
+        if busy.removed.is_empty() && busy.made.is_empty() && kept().is_empty() && !any() {
+            *lock(&self.open) = None;
             *lock(&self.watch) = None;
             return Ok(ports::destroy(&self.netns, &self.pins)?);
         }
-        self.with_open(&mut open, |ports| {
-            let gone: Vec<u32> = ports.all()?.difference(&kept).copied().collect();
-            Ok(ports.remove(&gone)?)
-        })
+        drop(busy);
+        there.and(removed)
     }
 
     /// What is readable from when a guest did something to an interface of its own, which may be a port, until
@@ -584,7 +614,7 @@ pub fn attend(host: &Arc<Host>) -> std::io::Result<()> {
 }
 
 /// Who a vnet's ports are counted for: its tenant, or itself where it has none.
-fn owner(vnet: &str) -> &str {
+pub(crate) fn owner(vnet: &str) -> &str {
     pdp_spec::tenant_of(vnet).unwrap_or(vnet)
 }
 
@@ -641,6 +671,53 @@ mod tests {
         let asked = ports.with(|ports| Ok(ports.all()?));
         assert!(matches!(asked, Err(HostError::NoPorts)), "{asked:?}");
         assert!(!nowhere.exists());
+    }
+
+    /// One whose request to the kernel takes long holds up nobody who asks of other ports, or makes or removes them;
+    /// and nobody makes a port while it is removed, or removes one while it is made.
+    #[test]
+    fn a_port_that_takes_long_holds_up_no_other() {
+        use std::sync::mpsc::channel;
+
+        let place = tempfile::tempdir().unwrap();
+        pdp_net::xdp::mount_bpf_fs().unwrap();
+        let pins =
+            Path::new(pdp_net::xdp::BPF_FS).join(format!("pdpd-test-{}", std::process::id()));
+        let places =
+            Places { run: place.path().join("run"), lib: PathBuf::new(), pins: pins.clone() };
+        let ports = Ports::new(&places);
+        let numbers = |numbers: &[u32]| BTreeSet::from_iter(numbers.iter().copied());
+        std::thread::scope(|scope| {
+            let ((begun, begins), (go_on, goes_on)) = (channel(), channel());
+            let slow = ports.with_made(numbers(&[0]), |_| Ok(()));
+            slow.unwrap();
+            let slow = scope.spawn(|| {
+                ports.with_made(numbers(&[1, 2]), move |_| {
+                    begun.send(()).unwrap();
+                    Ok(goes_on.recv().unwrap())
+                })
+            });
+            begins.recv().unwrap();
+            assert!(ports.with(|ports| Ok(ports.counters(7)?)).is_ok());
+            ports.with_made(numbers(&[3]), |_| Ok(())).unwrap();
+            // It is none's to remove by now, and what all have in common stays.
+            ports.remove_but(&|| numbers(&[]), &|| false).unwrap();
+            assert!(places.pins.join("_ports").exists());
+            go_on.send(()).unwrap();
+            slow.join().unwrap().unwrap();
+
+            lock(&ports.busy).removed.insert(4);
+            let made = scope.spawn(|| ports.with_made(numbers(&[4]), |_| Ok(())));
+            ports.with_made(numbers(&[5]), |_| Ok(())).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!made.is_finished(), "it is being removed");
+            lock(&ports.busy).removed.clear();
+            ports.freed.notify_all();
+            made.join().unwrap().unwrap();
+        });
+        ports.remove_but(&|| numbers(&[]), &|| false).unwrap();
+        assert!(!places.pins.join("_ports").exists());
+        let _ = std::fs::remove_dir(&pins);
     }
 
     /// However many ports a tenant has, no more than some of them are served again in a second; one that has few

@@ -36,6 +36,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -311,6 +312,9 @@ impl fmt::Display for Change {
 }
 
 /// All ports of a daemon. Dropping it leaves everything as it is; see [`destroy`].
+///
+/// Threads may use it at the same time, but for one port: no two of them may make or remove that. None waits for
+/// another one whose request to the kernel takes long.
 #[derive(Debug)]
 pub struct Ports {
     netns: OwnedFd,
@@ -328,6 +332,8 @@ pub struct Ports {
     vrouters: MapHandle,
     inners: MapHandle,
     used: MapHandle,
+    /// Of what is read from a map, changed and written back, which takes no more than that.
+    changing: Mutex<()>,
 }
 
 /// Which end of a pair: its program's link is pinned as `PINS/NUMBER/out` or `PINS/NUMBER/in`.
@@ -400,6 +406,7 @@ impl Ports {
             devices: map(MAPS[7])?,
             inners: map(MAPS[8])?,
             used: map(MAPS[9])?,
+            changing: Mutex::default(),
         };
         for number in pinned_numbers(pins)? {
             for side in Side::ALL {
@@ -413,6 +420,10 @@ impl Ports {
             }
         }
         Ok(this)
+    }
+
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where its maps are pinned.
@@ -449,7 +460,7 @@ impl Ports {
     /// # Errors
     /// What the kernel refuses, e.g. since the guest has another interface of this name. Nothing is left of a pair
     /// that could not be finished.
-    pub fn make(&mut self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<Made> {
+    pub fn make(&self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<Made> {
         let number = spec.number;
         check_number("port", number)?;
         check_number("vrouter", spec.vrouter)?;
@@ -464,6 +475,8 @@ impl Ports {
         if root.is_some() {
             self.delete(&[number])?;
         }
+        // The index that its inner end had may be another's by now: it leads nowhere before there is a root end again.
+        self.forget_inner(number, &self.port(number)?)?;
         // Of a pair that is gone nothing is under way.
         let lost = self.counts(number)?.missing();
         self.change(number, |port| port.settled = lost)?;
@@ -475,7 +488,7 @@ impl Ports {
         made.map(|()| Made::All)
     }
 
-    fn make_pair(&mut self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<()> {
+    fn make_pair(&self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<()> {
         let PortSpec { number, name, mtu, .. } = spec;
         let place = (root_name(*number), number + INDEX_FIRST);
         veth::make(&self.netlink, place, guest, spec).on("make port", name)?;
@@ -506,7 +519,7 @@ impl Ports {
 
     /// Of a port whose pair is there.
     fn mend(
-        &mut self,
+        &self,
         guest: BorrowedFd<'_>,
         spec: &PortSpec,
         root: &End,
@@ -558,7 +571,7 @@ impl Ports {
     ///
     /// # Errors
     /// A tunnel of a kind that is not known here, or that is another port's.
-    pub fn join(&mut self, number: u32, way: Way) -> Result<()> {
+    pub fn join(&self, number: u32, way: Way) -> Result<()> {
         let before = self.leaving(number)?.map(|leaving| leaving.tunnel);
         let now = match &way {
             Way::None | Way::Port(_) => None,
@@ -588,7 +601,7 @@ impl Ports {
     }
 
     /// Has what comes by a tunnel come to a port, and what the port sends to a tunnel go by it.
-    fn connect(&mut self, number: u32, outside: &Outside) -> Result<Tunnel> {
+    fn connect(&self, number: u32, outside: &Outside) -> Result<Tunnel> {
         let Outside { interface, mac, by, limit } = outside;
         let invalid = |text| Err(Error::Invalid { object: format!("port {number} by {by}"), text });
         let Some(new) = Leaving::new(*interface, by, *mac) else {
@@ -598,6 +611,7 @@ impl Ports {
             return invalid(format!("{LIMITS_MAX} limits at most, from 0"));
         }
         let key = new.tunnel.as_bytes();
+        let _alone = self.alone();
         let there = self.tunnels.lookup(key, MapFlags::ANY).map_err(other);
         let there = there.on("look for the tunnel of port", number)?;
         if let Some(taker) = there.and_then(|bytes| Taker::read_from_bytes(&bytes).ok())
@@ -623,7 +637,8 @@ impl Ports {
 
     /// Says where frames of the tunnel of port `number` are sent to; `None`: it is not known, and they are dropped.
     /// No change where it has no tunnel.
-    pub fn set_hop(&mut self, number: u32, hop: Option<Hop>) -> Result<()> {
+    pub fn set_hop(&self, number: u32, hop: Option<Hop>) -> Result<()> {
+        let _alone = self.alone();
         let Some(mut leaving) = self.leaving(number)? else { return Ok(()) };
         leaving.set_hop(hop);
         self.outsides
@@ -634,8 +649,9 @@ impl Ports {
 
     /// Limits what comes by all tunnels that have limit `number`; `None`: no more. Frames count as they are behind the
     /// outer headers, and nothing beyond that.
-    pub fn limit(&mut self, number: u32, rate: Option<Rate>) -> Result<()> {
+    pub fn limit(&self, number: u32, rate: Option<Rate>) -> Result<()> {
         let key = number.to_ne_bytes();
+        let _alone = self.alone();
         let found =
             self.limits.lookup(&key, MapFlags::LOCK).map_err(other).on("read limit", number)?;
         let found = found.and_then(|bytes| Limit::read_from_bytes(&bytes).ok());
@@ -655,7 +671,7 @@ impl Ports {
 
     /// Limits what the vrouter sends from port `number`; `None`: no more. Where the limit stays as it is, its burst is
     /// not had anew.
-    pub fn police(&mut self, number: u32, rate: Option<Rate>) -> Result<()> {
+    pub fn police(&self, number: u32, rate: Option<Rate>) -> Result<()> {
         if let Some(Rate { overhead_bytes, .. }) = rate
             && overhead_bytes > OVERHEAD_BYTES_MAX
         {
@@ -667,7 +683,7 @@ impl Ports {
 
     /// Gives the inner end of port `number` its carrier or takes it. Without it nothing goes either way, also where the
     /// port is made again.
-    pub fn set_carrier(&mut self, number: u32, on: bool) -> Result<()> {
+    pub fn set_carrier(&self, number: u32, on: bool) -> Result<()> {
         let root = self.root(number)?;
         self.change(number, |port| {
             port.closed = u8::from(!on);
@@ -728,7 +744,7 @@ impl Ports {
     }
 
     /// Removes ports with all that is theirs. What other ports send to them goes nowhere. No change if there are none.
-    pub fn remove(&mut self, numbers: &[u32]) -> Result<()> {
+    pub fn remove(&self, numbers: &[u32]) -> Result<()> {
         let gone: BTreeSet<u32> = numbers.iter().copied().collect();
         // All that were ever joined: a port may have the number later.
         for (key, port) in self.all_settings()? {
@@ -859,6 +875,7 @@ impl Ports {
 
     /// Takes it back; another port that got the index since keeps it.
     fn forget_inner(&self, number: u32, port: &Port) -> Result<()> {
+        let _alone = self.alone();
         let key = Inner { netns: port.netns, index: port.inner };
         let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
         let found = found.on("find the inner end of port", number)?;
@@ -909,6 +926,7 @@ impl Ports {
 
     /// Programs see all of a change or nothing. What they take of the rate meanwhile is not charged.
     fn change(&self, number: u32, change: impl FnOnce(&mut Port)) -> Result<()> {
+        let _alone = self.alone();
         let was = self.port(number)?;
         let mut port = was;
         change(&mut port);

@@ -169,7 +169,7 @@ impl Ports {
     ///
     /// # Errors
     /// [`Error::Invalid`]: no power at all.
-    pub fn power(&mut self, vrouter: u32, power: Option<Power>) -> Result<()> {
+    pub fn power(&self, vrouter: u32, power: Option<Power>) -> Result<()> {
         if power.is_some_and(|power| power.millicores == 0) {
             let text = "1 millicore at least".to_owned();
             return Err(Error::Invalid { object: format!("power of vrouter {vrouter}"), text });
@@ -243,6 +243,7 @@ impl Ports {
     fn change_vrouter(&self, number: u32, change: impl FnOnce(&mut Vrouter)) -> Result<()> {
         check_number("vrouter", number)?;
         let key = number.to_ne_bytes();
+        let _alone = self.alone();
         let found = self.vrouters.lookup(&key, MapFlags::LOCK).map_err(other);
         let found = found.on("read the settings of vrouter", number)?;
         let was = found.and_then(|bytes| Vrouter::read_from_bytes(&bytes).ok());
