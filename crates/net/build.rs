@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use libbpf_cargo::SkeletonBuilder;
 
 /// The last one is for tests and measurements alone.
-const NAMES: [&str; 3] = ["pdp_xdp", "pdp_ports", "measure"];
+const NAMES: [&str; 4] = ["pdp_xdp", "pdp_ports", "pdp_limits", "measure"];
 
 fn main() {
     println!("cargo:rerun-if-changed=bpf");

@@ -679,7 +679,8 @@ signal.pause()
     fixture.run(&spec);
     let said = |what: &str| {
         let text = log(&spec.dir);
-        let said = text.split_once(&format!(" {what} "))?.1.split_whitespace().next()?.parse::<u64>();
+        let said =
+            text.split_once(&format!(" {what} "))?.1.split_whitespace().next()?.parse::<u64>();
         said.ok()
     };
     eventually("it took what it can have", || said("udp").is_some());

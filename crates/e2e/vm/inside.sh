@@ -8,6 +8,14 @@ say "boot $(cat /proc/sys/kernel/random/boot_id)"
 say "kernel $(uname -r)"
 say "cgroups $(stat -fc %T /sys/fs/cgroup) v1=$(grep -c ' cgroup ' /proc/mounts)"
 
+if grep -qw vm.limits /proc/cmdline; then
+    . /root/limits.sh
+    say "end"
+    sync
+    systemctl --no-block reboot
+    exit
+fi
+
 first=
 if [ ! -e /var/lib/vm-applied ]; then
     first=yes

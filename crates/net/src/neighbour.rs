@@ -1,10 +1,9 @@
 //! The kernel's neighbour tables, of which there is one for each family and all network namespaces.
 
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::Path;
 
-use crate::error::{Context, Result};
+use crate::error::Result;
+use crate::shared::first_netns;
 use crate::sysctl;
 
 /// Gives both tables room for this many entries at least, as `gc_thresh3` has it; one that has more keeps it.
@@ -14,9 +13,7 @@ use crate::sysctl;
 /// Neither the caller nor the first process of the machine is in its first network namespace, which alone
 /// has these settings, or they may not be changed.
 pub fn make_room(count: u64) -> Result<()> {
-    let own = Path::new("/proc/sys/net/ipv4/neigh/default/gc_thresh3").exists();
-    let first = if own { "/proc/thread-self/ns/net" } else { "/proc/1/ns/net" };
-    let first = File::open(first).on("open", first)?;
+    let first = first_netns()?;
     for family in ["ipv4", "ipv6"] {
         // In this order: what is above the next is of no use.
         for (name, wanted) in [("gc_thresh3", count), ("gc_thresh2", count / 2)] {

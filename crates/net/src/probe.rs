@@ -19,9 +19,11 @@ use serde::Serialize;
 
 use crate::error::{Context, Result};
 use crate::interface::Interface;
+use crate::limits::{self, Limits};
 use crate::netlink::{converse, refused};
 use crate::netns::in_thread;
 use crate::ports::{self, PortSpec, Ports, Way};
+use crate::shared;
 use crate::tap::{self, TapSpec};
 use crate::xdp::{self, Mode, Xdp};
 
@@ -93,6 +95,8 @@ pub fn run() -> Vec<Check> {
         program("passt", &["/usr/bin/passt", "/usr/local/bin/passt"], "--version", false),
         bpf_fs(),
         locked_memory(),
+        socket_memory(),
+        connections(),
     ];
     let apart = in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).on("make", "namespaces")?;
@@ -110,7 +114,7 @@ pub fn run() -> Vec<Check> {
 
 /// What is tried inside namespaces of the probe's own.
 fn apart() -> Vec<Check> {
-    let mut checks = vec![devices(), tap()];
+    let mut checks = vec![devices(), tap(), guest_bounds()];
     match veth() {
         Ok(()) => checks.extend([xdp(), af_xdp(), kernel_links()]),
         Err(error) => checks.push(missing("veth", text(&error), "enable CONFIG_VETH")),
@@ -302,6 +306,60 @@ fn locked_memory() -> Check {
     } else {
         let detail = format!("{soft} bytes, without CAP_IPC_LOCK");
         warn("locked memory", detail, "raise LimitMEMLOCK= of pdpd, or keep the packet pool small")
+    }
+}
+
+/// Bounds of what sockets hold: each guest's own, or one for all.
+fn socket_memory() -> Check {
+    const NAME: &str = "socket memory";
+    match shared::low_socket_memory() {
+        Ok(low) if low.is_empty() => ok(NAME, "bounded by cgroups alone"),
+        Ok(low) => {
+            let names = low.join(" and ");
+            let remedy =
+                format!("pdpd raises them at its start; set {names} to all memory, in pages");
+            warn(NAME, format!("{names}: one guest's sockets can take what all may have"), remedy)
+        }
+        Err(error) => warn(NAME, text(&error), "start pdpd in the machine's first namespaces"),
+    }
+}
+
+/// Bounds of tracked connections in each network namespace.
+fn connections() -> Check {
+    const NAME: &str = "tracked connections";
+    match shared::connections_max() {
+        Ok(None) => ok(NAME, "none are tracked yet"),
+        Ok(Some(most)) if most <= shared::CONNECTIONS_MAX => {
+            ok(NAME, format!("{most} a namespace"))
+        }
+        Ok(Some(most)) => warn(
+            NAME,
+            format!("{most} a namespace, of 1.6 KB each that no guest is charged for"),
+            format!("sysctl -w net.netfilter.nf_conntrack_max={}", shared::CONNECTIONS_MAX),
+        ),
+        Err(error) => warn(NAME, text(&error), "start pdpd in the machine's first namespaces"),
+    }
+}
+
+/// Bounds of what guests ask the kernel for, in a BPF file system of the probe's own.
+fn guest_bounds() -> Check {
+    const NAME: &str = "guest bounds";
+    let here = Path::new(xdp::BPF_FS);
+    let pins = here.join("probe-limits");
+    let tried = mount(Some("bpf"), here, Some("bpf"), MsFlags::empty(), None::<&str>)
+        .on("mount a BPF file system at", xdp::BPF_FS)
+        .and_then(|()| Limits::open(&pins).map(drop));
+    let _ = limits::destroy(&pins);
+    match tried {
+        Ok(()) => {
+            ok(NAME, "interfaces, and the kernel's time for them, are bounded for each tenant")
+        }
+        Err(error) => warn(
+            NAME,
+            text(&error),
+            "use Linux 5.17 or newer with CONFIG_BPF_LSM, booted with bpf among lsm=; until then a guest with \
+             CAP_NET_ADMIN can keep the kernel from changing interfaces for others",
+        ),
     }
 }
 

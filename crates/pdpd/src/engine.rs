@@ -1031,6 +1031,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::bounds::Bounds;
     use crate::control::Mux;
     use crate::ledger::Holding;
     use crate::plan::Places;
@@ -1061,6 +1062,7 @@ mod tests {
         let host = Host {
             mux: Mux { path: places.mux_control() },
             ports: Ports::new(&places),
+            bounds: Bounds::new(&places),
             places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&directory.join("state")).unwrap()),

@@ -17,6 +17,7 @@ use pdp_proto::mux;
 use pdp_spec::{Image, ImageSource};
 use rustix::event::{Timespec, epoll};
 
+use crate::bounds::Bounds;
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, Plan, TapHelperPlan};
 use crate::ports::Ports;
@@ -147,6 +148,8 @@ pub struct Host {
     pub mux: Mux,
     /// Ports whose frames stay in the kernel.
     pub ports: Ports,
+    /// Bounds of what guests ask the kernel for.
+    pub bounds: Bounds,
     /// Entries that the kernel's neighbour tables were given room for.
     pub neighbours: AtomicU64,
     /// What else the guests together were given room for.
@@ -308,6 +311,17 @@ impl Host {
                 .zip(&plan.ports)
                 .all(|((held, tap), planned)| held == planned && is_tap(tap, &planned.name));
         Ok(same.then(|| held.into_iter().map(|(_, descriptor)| descriptor).collect()))
+    }
+}
+
+/// Has cgroups alone bound what sockets hold, as far as this machine lets pdpd say so.
+pub fn leave_sockets_to_cgroups() {
+    if let Err(error) = pdp_net::shared::raise_socket_memory() {
+        tracing::warn!(
+            "TCP and UDP sockets of one guest can take what all others may have: {}; set net.ipv4.tcp_mem and \
+             net.ipv4.udp_mem to the machine's memory in pages",
+            words(&error)
+        );
     }
 }
 
@@ -582,6 +596,7 @@ mod tests {
         let host = Host {
             mux: Mux { path: control.clone() },
             ports: Ports::new(&places),
+            bounds: Bounds::new(&places),
             places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&at("state")).unwrap()),

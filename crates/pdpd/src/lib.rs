@@ -25,6 +25,7 @@ pub mod access;
 mod ask;
 pub mod audit;
 pub mod backoff;
+pub mod bounds;
 pub mod claim;
 pub mod control;
 pub mod doctor;

@@ -201,6 +201,13 @@ pub trait Machine: Debug + Send + Sync {
     /// kernel bounds for all together.
     fn make_room_for_guests(&self, all: u64, of_vnet: u64);
 
+    /// Has guests of a vnet, whose user ids begin with this one, pay for what they ask their kernel for, as far as the
+    /// kernel can.
+    fn bound(&self, vnet: &str, first_user: u32);
+
+    /// Forgets what [`Machine::bound`] said; with the last vnet all that is left of it.
+    fn unbound(&self, vnet: &str, last: bool) -> Result<(), HostError>;
+
     /// Kills what is left in a cgroup, and removes it once that has ended; false: it has not yet. An
     /// empty name means all below pdpd's own, which stays.
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError>;
@@ -463,6 +470,14 @@ impl Machine for Host {
 
     fn make_room_for_guests(&self, all: u64, of_vnet: u64) {
         self.rooms.for_guests(all, of_vnet);
+    }
+
+    fn bound(&self, vnet: &str, first_user: u32) {
+        self.bounds.put(vnet, first_user);
+    }
+
+    fn unbound(&self, vnet: &str, last: bool) -> Result<(), HostError> {
+        self.bounds.forget(vnet, last)
     }
 
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError> {

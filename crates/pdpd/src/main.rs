@@ -16,6 +16,7 @@ use pdp_api::DaemonName;
 use pdp_container::{LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState, tree};
 use pdp_spec::Descriptors;
 use pdpd::access::Guard;
+use pdpd::bounds::Bounds;
 use pdpd::claim::{self, claim};
 use pdpd::control::Mux;
 use pdpd::engine::Engine;
@@ -171,10 +172,12 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             state_directory.display()
         );
     }
+    pdpd::host::leave_sockets_to_cgroups();
     pdpd::host::allow_huge_pages(Path::new(pdpd::host::SHARED_HUGE_PAGES));
     let host = Arc::new(Host {
         mux: Mux { path: places.mux_control() },
         ports: Ports::new(&places),
+        bounds: Bounds::new(&places),
         places,
         runtime,
         state: state.clone(),

@@ -604,6 +604,7 @@ pub fn attend(host: &Arc<Host>) -> std::io::Result<()> {
         let (mut attended, mut since) = (BTreeMap::new(), ports::now());
         while let Some(host) = Weak::upgrade(&host) {
             let now = ports::now();
+            host.bounds.track();
             host.ports.attend(host.runtime.cgroups(), &mut attended, since);
             since = now;
             drop(host);

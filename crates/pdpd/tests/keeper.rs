@@ -309,6 +309,12 @@ impl Machine for Pretend {
 
     fn make_room_for_guests(&self, _: u64, _: u64) {}
 
+    fn bound(&self, _: &str, _: u32) {}
+
+    fn unbound(&self, _: &str, _: bool) -> Result<(), HostError> {
+        Ok(())
+    }
+
     fn remove_cgroup(&self, _: &str) -> Result<bool, HostError> {
         Ok(true)
     }

@@ -89,6 +89,10 @@ impl Reconciler {
             machine.write_over(&hosts, wanted.hosts.as_bytes())?;
         }
         machine.weigh(&Places::vnet_cgroup(name), wanted.weight)?;
+        // Before any of its nodes is made.
+        if let Some(node) = wanted.nodes.values().next() {
+            machine.bound(name, node.control.users.base);
+        }
         self.weigh_all(doing)?;
         machine.make_room_for_guests(plan.guests, wanted.guests);
         let mux = self.mux_process();
@@ -157,6 +161,7 @@ impl Reconciler {
         removal.step(machine.remove_directory(&self.places.run.join("vnets").join(name)));
         removal.finish()?;
         lock(&self.vnets).remove(name);
+        machine.unbound(name, (doing.newest)().vnets.is_empty())?;
         self.weigh_all(doing)?;
         self.state.forget(&Key::vnet(name).to_string())?;
         Ok(Next::Gone)

@@ -40,6 +40,7 @@ static WORK: LazyLock<PathBuf> = LazyLock::new(make_disks);
 /// The disks, with the same on them.
 const DISK: &str = "disk.img";
 const PEER_DISK: &str = "peer.img";
+const LIMITS_DISK: &str = "limits.img";
 
 /// Debian with PdP installed, below `target/vm/root`, and on the disks.
 fn make_disks() -> PathBuf {
@@ -68,9 +69,11 @@ fn make_disks() -> PathBuf {
         .arg(format!("DESTDIR={}", root.display()))
         .arg(format!("BUILD={}", binaries().display())));
     let vm = repository().join("crates/e2e/vm");
-    for script in ["inside.sh", "peer.sh"] {
+    for script in ["inside.sh", "peer.sh", "limits.sh", "limits.yaml"] {
         fs::copy(vm.join(script), root.join("root").join(script)).expect("copy");
     }
+    // Where guests see it.
+    fs::copy(vm.join("requests.pl"), root.join("usr/local/share/requests.pl")).expect("copy");
     let example = fs::read_to_string(repository().join("examples/ospf.yaml")).expect("an example");
     let limited =
         example.replace("kind: router\n", "kind: router\n      dataPlane: {power: 0.2}\n");
@@ -90,7 +93,9 @@ fn make_disks() -> PathBuf {
     let disk = work.join(DISK);
     File::create(&disk).and_then(|file| file.set_len(DISK_BYTES)).expect("disk");
     run(Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-d"]).arg(&root).arg(&disk));
-    run(Command::new("cp").arg("--sparse=always").arg(&disk).arg(work.join(PEER_DISK)));
+    for other in [PEER_DISK, LIMITS_DISK] {
+        run(Command::new("cp").arg("--sparse=always").arg(&disk).arg(work.join(other)));
+    }
     work
 }
 
@@ -127,10 +132,15 @@ fn machine(disk: &str, words: &str) -> Vec<String> {
 
 /// One boot until the machine resets; returns what it said.
 fn boot(number: usize) -> Vec<String> {
-    let console = WORK.join(format!("console-{number}.log"));
+    boot_with(&number.to_string(), DISK, "")
+}
+
+/// As [`boot`], of a machine with this disk and words for its kernel.
+fn boot_with(name: &str, disk: &str, words: &str) -> Vec<String> {
+    let console = WORK.join(format!("console-{name}.log"));
     let log = File::create(&console).expect("console log");
     let mut machine = Command::new("qemu-system-x86_64")
-        .args(machine(DISK, ""))
+        .args(machine(disk, words))
         .args(["-smp", "2", "-m", "2048", "-nographic", "-nic", "none"])
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("dup"))
@@ -142,7 +152,7 @@ fn boot(number: usize) -> Vec<String> {
         if Instant::now() > deadline {
             machine.kill().expect("kill");
             machine.wait().expect("wait");
-            panic!("boot {number} did not end in {BOOT_S_MAX} s; see {}", console.display());
+            panic!("boot {name} did not end in {BOOT_S_MAX} s; see {}", console.display());
         }
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -207,4 +217,45 @@ fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     assert_ne!(said(&first, "boot"), said(&second, "boot"));
     assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
     check(&second);
+}
+
+/// The first two numbers of what requests.pl said: requests that went well, and those that were refused.
+fn counts(said: &str) -> (u64, u64) {
+    let mut words = said.split(' ').map_while(|word| word.parse().ok());
+    words.next().zip(words.next()).unwrap_or_else(|| panic!("no counts: {said}"))
+}
+
+/// What no cgroup is charged for, and time under the one lock of the kernel's: each owner has its part, whatever
+/// capabilities its guests have and whatever others do.
+#[test]
+fn no_guest_takes_of_the_kernel_what_all_share() {
+    let _turn = beside();
+    let lines = boot_with("limits", LIMITS_DISK, "vm.limits");
+    let said = |what| said(&lines, what);
+    assert!(said("guest-bounds").starts_with("ok "), "{lines:#?}");
+    assert!(said("socket-memory").starts_with("ok "), "{lines:#?}");
+    assert!(said("tracked-connections").starts_with("ok "), "{lines:#?}");
+
+    // 64 interfaces, and those of the time that it takes: an eighth of it is six a second.
+    let (made, refused) = counts(said("links"));
+    assert!((64..130).contains(&made) && made + refused == 150, "{lines:#?}");
+    assert!(said("links").ends_with("Resource temporarily unavailable"), "{lines:#?}");
+    assert!(counts(said("links-same")).1 > 0, "one owner has one part: {lines:#?}");
+    assert_eq!(said("links-others"), "20 0 none", "{lines:#?}");
+    assert_eq!(said("links-root"), "264 0 none", "{lines:#?}");
+    assert_eq!(said("routes"), "5000 0 none", "{lines:#?}");
+    assert_eq!(said("reading"), "lo", "{lines:#?}");
+    assert!(counts(said("links-again")).1 > 0, "{lines:#?}");
+    assert_eq!(said("links-later"), "20 0 none", "{lines:#?}");
+
+    let most = said("links-most");
+    assert!(most.ends_with("No space left on device 320"), "{lines:#?}");
+    let (made, refused) = counts(said("entries"));
+    assert!((32_768 - 50..34_000).contains(&made) && made + refused == 40_000, "{lines:#?}");
+    assert!(said("entries").ends_with("No space left on device"), "{lines:#?}");
+    assert_eq!(said("entries-others"), "100 0 none", "{lines:#?}");
+    let tracked: u64 = said("tracked").rsplit(' ').next().unwrap_or("").parse().expect("a number");
+    assert!(tracked <= 16_384, "{lines:#?}");
+    println!("{}, {}", said("restart-alone"), said("restart-beside"));
+    assert_eq!(said("left"), "", "{lines:#?}");
 }
