@@ -325,10 +325,13 @@ fn datagrams_reach_only_the_node_that_asked() {
     assert_eq!(got.matches("4007 to long").count(), 3, "{got}");
 
     // That nobody listens is told at once: connection refused is 111.
-    let refused = node.try_exec(
-        "acme.lab/h",
-        "python3 -c 'import socket\ns = socket.socket(2, 2); s.connect((\"198.51.100.9\", 9999)); \
-         s.settimeout(5); s.send(b\"x\")\ntry: s.recv(9)\nexcept OSError as e: print(e.errno)'",
-    );
+    let program = "import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.connect(('198.51.100.9', 9999))
+sock.settimeout(5)
+sock.send(b'x')
+try: sock.recv(9)
+except OSError as error: print(error.errno)";
+    let refused = node.try_pdp(&["exec", "acme.lab/h", "--", "python3", "-c", program]);
     assert_eq!(refused.as_deref(), Ok("111\n"));
 }
