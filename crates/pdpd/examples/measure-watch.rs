@@ -17,6 +17,7 @@ use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 use pdp_spec::{Descriptors, SourceFile};
 use pdpd::access::Scope;
+use pdpd::bounds::Bounds;
 use pdpd::control::Mux;
 use pdpd::engine::Engine;
 use pdpd::host::Host;
@@ -144,6 +145,7 @@ fn main() -> Result<()> {
             }
         }
     })?;
+    let bounds = Bounds::new(&places);
     let host = Host {
         mux: Mux { path: places.mux_control() },
         ports: Ports::new(&places),
@@ -152,6 +154,7 @@ fn main() -> Result<()> {
         state,
         neighbours: AtomicU64::default(),
         rooms: Rooms::default(),
+        bounds,
     };
     let descriptors = Descriptors { limit: 1 << 20, kept: 0 };
     let engine = Arc::new(Engine::new(Arc::new(host), cpus, false, descriptors, |_| ())?);

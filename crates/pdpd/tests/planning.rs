@@ -828,9 +828,9 @@ proptest! {
         }
         // What the run directory has of each, and few words.
         let nodes = model.plan.vnets["acme.red"].nodes.values();
-        let guests: u64 = nodes.map(|node| 1 + node.guests.len() as u64).sum();
+        let made: u64 = nodes.map(|node| 1 + node.guests.len() as u64).sum();
         let run = counted.memory_bytes - memory;
-        prop_assert!((guests * RUN_BYTES..guests * (RUN_BYTES + 8192)).contains(&run), "{run} of {guests}");
+        prop_assert!((made * RUN_BYTES..made * (RUN_BYTES + 8192)).contains(&run), "{run} of {made}");
         prop_assert_eq!(counted.processes, processes);
         prop_assert_eq!(counted.power_millicores, power_set);
         prop_assert!(counted.power_millicores >= u64::from(power.max(guests)));

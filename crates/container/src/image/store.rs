@@ -33,8 +33,7 @@ use tar::Archive;
 
 use super::{
     JSON_BYTES_MAX, MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob,
-    disk_bytes,
-    failed, hex, invalid, layer_tar, layers, parse, read_bounded,
+    disk_bytes, failed, hex, invalid, layer_tar, layers, parse, read_bounded,
 };
 use crate::bounded::Bounded;
 use crate::error::{Context, Error, Result};
