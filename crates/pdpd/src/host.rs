@@ -60,7 +60,7 @@ pub enum HostError {
     #[error("there are no ports in the kernel")]
     NoPorts,
     /// Too many look at frames.
-    #[error("{most} {what} at a time are the most of {of}")]
+    #[error("{most} {what} are the most of {of}")]
     Observed {
         /// Captures or traces.
         what: &'static str,

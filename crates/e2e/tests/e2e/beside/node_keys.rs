@@ -211,7 +211,7 @@ fn a_file_of_a_network_that_is_gone_is_no_other_tenants() {
     let runs = |vnet: &str, command: &str| {
         let host = format!("{vnet}/h1");
         eventually("the host runs", || node.try_exec(&host, "true").is_ok());
-        node.try_exec(&host, command)
+        node.try_pdp(&["exec", &host, "--", "sh", "-c", command])
     };
     node.apply(&lab("other.lab"));
     runs("other.lab", "umask 077; echo key > /data/key").unwrap();
@@ -225,7 +225,7 @@ fn a_file_of_a_network_that_is_gone_is_no_other_tenants() {
     let runs = |vnet: &str, command: &str| {
         let host = format!("{vnet}/h1");
         eventually("the host runs", || node.try_exec(&host, "true").is_ok());
-        node.try_exec(&host, command)
+        node.try_pdp(&["exec", &host, "--", "sh", "-c", command])
     };
     node.apply(&lab("acme.lab"));
     runs("acme.lab", "cat /data/key").unwrap_err();
