@@ -550,7 +550,7 @@ impl Beside {
     }
 
     /// What the change adds.
-    fn new(&self) -> Use<'_> {
+    fn added(&self) -> Use<'_> {
         let mut new = Use { vnets: self.new_vnets, ..Use::default() };
         self.new_parts.iter().for_each(|part| new.add_part(part));
         new
@@ -605,7 +605,7 @@ pub(super) fn quotas(
             }
         }
         beside.add_to(&mut there);
-        let new = beside.new();
+        let new = beside.added();
         let first = of_tenant(&wanted.changed, tenant).next();
         let Some(object) = wanted.tenants.get(tenant) else { continue };
         let quota = &object.spec.quota;
