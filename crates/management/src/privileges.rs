@@ -25,6 +25,11 @@ pub fn bound() -> Result<()> {
 pub fn enter(netns: &File, uid: u32) -> Result<()> {
     move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
         .context("cannot enter the node's network namespace")?;
+    become_user(uid)
+}
+
+/// Makes this thread, the only one, an ordinary user's without any capability.
+pub fn become_user(uid: u32) -> Result<()> {
     let become_user = || {
         let (gid, uid) = (Gid::from_raw(uid), Uid::from_raw(uid));
         set_thread_groups(&[])?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -14,10 +14,46 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Answers that are kept; all are forgotten when they are more.
 const KNOWN_MAX: usize = 1024;
 
+/// True for addresses that no route leads away to: loopback, link-local, multicast, and those of "this" network.
+pub fn is_near(to: IpAddr) -> bool {
+    match to {
+        IpAddr::V4(to) => {
+            to.is_loopback() || to.is_link_local() || to.is_multicast() || to.octets()[0] == 0
+        }
+        IpAddr::V6(to) => {
+            to.is_loopback()
+                || to.is_unicast_link_local()
+                || to.is_multicast()
+                || to.is_unspecified()
+        }
+    }
+}
+
+/// True for addresses of the public Internet: neither near nor private, shared, reserved or for documentation, and
+/// none that holds an IPv4 address (RFC 6890).
+pub fn is_public(to: IpAddr) -> bool {
+    match to.to_canonical() {
+        IpAddr::V4(to) => {
+            let [a, b, c, _] = to.octets();
+            let special = matches!(
+                (a, b, c),
+                (100, 64..=127, _) | (192, 0, 0) | (192, 88, 99) | (198, 18 | 19, _) | (240.., ..)
+            );
+            !(special || is_near(to.into()) || to.is_private() || to.is_documentation())
+        }
+        IpAddr::V6(to) => {
+            let [a, b, ..] = to.segments();
+            // 2001::/23 is for protocols (Teredo among them), 2002::/16 is 6to4, 3fff::/20 for documentation.
+            let special = a == 0x2001 && (b < 0x200 || b == 0xdb8) || a == 0x2002 || a == 0x3fff;
+            a & 0xe000 == 0x2000 && !special
+        }
+    }
+}
+
 /// Questions to the kernel of the namespace that it was made in.
 pub struct Ways {
     socket: Socket,
-    known: HashMap<Ipv4Addr, (bool, Instant)>,
+    known: HashMap<IpAddr, (bool, Instant)>,
     /// Number of the last question.
     asked: u32,
 }
@@ -33,8 +69,9 @@ impl Ways {
 
     /// Whether an address is elsewhere: none of the machine's own, on whatever interface, and no loopback,
     /// link-local (where clouds tell machines their secrets), multicast or broadcast one; and there is a route.
-    pub fn leads_away(&mut self, to: Ipv4Addr, now: Instant) -> bool {
-        if to.is_loopback() || to.is_link_local() || to.is_multicast() || to.octets()[0] == 0 {
+    pub fn leads_away(&mut self, to: impl Into<IpAddr>, now: Instant) -> bool {
+        let to = to.into().to_canonical();
+        if is_near(to) {
             return false;
         }
         if let Some((away, at)) = self.known.get(&to)
@@ -51,28 +88,34 @@ impl Ways {
     }
 
     /// Asks the kernel for the route to an address (rtnetlink(7), RTM_GETROUTE).
-    fn send(&mut self, to: Ipv4Addr) -> io::Result<()> {
+    fn send(&mut self, to: IpAddr) -> io::Result<()> {
         const GET_ROUTE: u16 = 26;
         const REQUEST: u16 = 1;
-        const FAMILY_IPV4: u8 = 2;
         const DESTINATION: u16 = 1;
-        let mut request = Vec::with_capacity(36);
-        request.extend_from_slice(&36u32.to_ne_bytes());
+        const HEADERS: u32 = 28;
+        const ATTRIBUTE: u16 = 4;
+        let (family, bits, octets) = match to {
+            IpAddr::V4(to) => (2, 32, to.octets().to_vec()),
+            IpAddr::V6(to) => (10, 128, to.octets().to_vec()),
+        };
+        let attribute = ATTRIBUTE + octets.len() as u16;
+        let mut request = Vec::with_capacity(48);
+        request.extend_from_slice(&(HEADERS + u32::from(attribute)).to_ne_bytes());
         request.extend_from_slice(&GET_ROUTE.to_ne_bytes());
         request.extend_from_slice(&REQUEST.to_ne_bytes());
         self.asked = self.asked.wrapping_add(1);
         request.extend_from_slice(&self.asked.to_ne_bytes());
         request.extend_from_slice(&[0; 4]);
-        request.extend_from_slice(&[FAMILY_IPV4, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        request.extend_from_slice(&8u16.to_ne_bytes());
+        request.extend_from_slice(&[family, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        request.extend_from_slice(&attribute.to_ne_bytes());
         request.extend_from_slice(&DESTINATION.to_ne_bytes());
-        request.extend_from_slice(&to.octets());
+        request.extend_from_slice(&octets);
         self.socket.send(&request, 0)?;
         Ok(())
     }
 
     /// Whether the kernel has a unicast route to an address.
-    fn ask(&mut self, to: Ipv4Addr) -> io::Result<bool> {
+    fn ask(&mut self, to: IpAddr) -> io::Result<bool> {
         const HEADER: usize = 16;
         const NEW_ROUTE: u16 = 24;
         const TYPE_AT: usize = HEADER + 7;
@@ -100,7 +143,7 @@ mod tests {
         let mut ways = Ways::new().unwrap();
         let now = Instant::now();
         for own in ["127.0.0.1", "127.9.9.9", "169.254.169.254", "0.0.0.0", "224.0.0.5"] {
-            assert!(!ways.leads_away(own.parse().unwrap(), now), "{own}");
+            assert!(!ways.leads_away(own.parse::<IpAddr>().unwrap(), now), "{own}");
         }
         // The address of an interface with a route is not elsewhere, though its neighbour is.
         let namespace = Namespace::new();
@@ -115,9 +158,22 @@ mod tests {
             rustix::thread::move_into_link_name_space(file.as_fd(), network).unwrap();
             let mut ways = Ways::new().unwrap();
             ["10.9.0.1", "10.9.0.255", "10.9.0.2", "192.0.2.77"]
-                .map(|to| ways.leads_away(to.parse().unwrap(), now))
+                .map(|to| ways.leads_away(to.parse::<IpAddr>().unwrap(), now))
         });
         assert_eq!(answers.join().unwrap(), [false, false, true, true]);
+    }
+
+    #[test]
+    fn only_the_internet_is_public() {
+        for public in ["1.1.1.1", "192.0.1.1", "100.128.0.1", "2606:4700::1111", "2a00::1"] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+        let others = "0.0.0.1 10.1.1.1 100.64.0.1 127.0.0.1 169.254.169.254 172.16.0.1 192.0.0.1 192.0.2.1 192.168.0.1 \
+            198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 240.0.0.1 255.255.255.255 :: ::1 ::ffff:10.0.0.1 \
+            ::ffff:127.0.0.1 64:ff9b::1 fe80::1 fd00::1 ff02::1 2001::1 2001:db8::1 2002:7f00:1::1 3fff::1";
+        for other in others.split_whitespace() {
+            assert!(!is_public(other.parse().unwrap()), "{other}");
+        }
     }
 
     /// A network namespace, which goes with it.
@@ -150,6 +206,7 @@ mod tests {
     fn an_answer_is_that_of_its_question() {
         let mut ways = Ways::new().unwrap();
         for to in ["127.0.0.1", "192.0.2.77"].map(|to| to.parse().unwrap()) {
+            let to: IpAddr = to;
             let alone = ways.ask(to).unwrap();
             for left in ["192.0.2.77", "127.0.0.1"] {
                 ways.send(left.parse().unwrap()).unwrap();

@@ -5,6 +5,7 @@
 //! a registry. Of one tenant one is brought at a time, and none waits for another's. An image that a change needs
 //! is not removed before the change is stored or refused ([`Held`]).
 
+pub mod proxy;
 mod skopeo;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +70,8 @@ pub struct Settings {
     pub certs: Option<PathBuf>,
     /// The program.
     pub skopeo: PathBuf,
+    /// pdpd itself, for what pulls have as their way out.
+    pub pdpd: PathBuf,
     /// What one pull may take, where nothing else bounds it.
     pub bounds: Bounds,
 }
@@ -79,6 +82,7 @@ impl Default for Settings {
             auth: None,
             certs: None,
             skopeo: "/usr/bin/skopeo".into(),
+            pdpd: "/proc/self/exe".into(),
             bounds: Bounds {
                 bytes: UNPACKED_BYTES_MAX,
                 stall: Duration::from_secs(60),
@@ -615,6 +619,9 @@ impl Images {
         bounds.bytes = bounds.bytes.min(room.bytes);
         let job = Job {
             skopeo: &self.settings.skopeo,
+            pdpd: &self.settings.pdpd,
+            registry: &name.registry,
+            allowed: allowed(owner, name),
             uid,
             work: &work,
             cgroup: format!("{CGROUP}/{}", slot.1),
@@ -637,11 +644,14 @@ impl Images {
         let manifest = job.run(&words, told)?;
         let of_bytes = format!("sha256:{}", hex(&Sha256::digest(&manifest)));
         if let Some(digest) = pinned.or(name.digest.as_deref()).filter(|it| *it != of_bytes) {
-            return Err(format!("the registry sends {of_bytes} for {digest}"));
+            // What came may be another service's, of which nobody is to learn by its hash.
+            tracing::warn!("image {name}: the registry sends {of_bytes} for {digest}");
+            return Err("the registry sends another manifest than it was asked for".to_owned());
         }
         let digest = image::of_index(&manifest)?.unwrap_or(of_bytes);
         if !is_digest(&digest) {
-            return Err(format!("its index names {digest:?}, which is no digest"));
+            tracing::warn!("image {name}: its index names {digest:?}, which is no digest");
+            return Err("its index names something that is no digest".to_owned());
         }
         let whole = name.to_string();
         if self.index(owner.name)?.images.contains_key(&digest) {
@@ -744,6 +754,26 @@ impl How {
         }
         words
     }
+}
+
+/// `HOST:PORT` that a pull may reach, whatever their addresses: its registry, the other registries that its owner may
+/// pull from, and mirrors that the machine's settings name.
+fn allowed(owner: Owner<'_>, name: &ImageName) -> Vec<String> {
+    let registry = |name: &str| {
+        let host = name.split('/').next().unwrap_or_default();
+        let (_, port) = host.rsplit_once(':').unwrap_or_default();
+        if port.parse::<u16>().is_ok() { host.to_owned() } else { format!("{host}:443") }
+    };
+    let granted = owner.tenant.into_iter().flat_map(|tenant| &tenant.registries);
+    let mut allowed: Vec<_> = granted.map(|prefix| registry(prefix)).collect();
+    allowed.push(registry(&name.registry));
+    allowed.extend(skopeo::mirrors().iter().flat_map(|mirror| {
+        let tls = registry(mirror);
+        // A mirror may be without TLS.
+        let plain = tls.strip_suffix(":443").map(|host| format!("{host}:80"));
+        std::iter::once(tls).chain(plain)
+    }));
+    allowed
 }
 
 /// Whose images somebody means: a tenant's, with what it may, or `None` for the operators'.

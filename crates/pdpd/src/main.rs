@@ -23,6 +23,7 @@ use pdpd::engine::Engine;
 use pdpd::host::{Host, words};
 use pdpd::http::tls::Tls;
 use pdpd::http::{self, Listeners};
+use pdpd::images::proxy;
 use pdpd::plan::Places;
 use pdpd::ports::Ports;
 use pdpd::rooms::Rooms;
@@ -104,6 +105,9 @@ struct Arguments {
 const PURGE_WAIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|word| word == proxy::WORD) {
+        return proxy::main();
+    }
     match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

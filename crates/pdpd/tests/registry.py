@@ -20,6 +20,7 @@ def layer(mark):
     return out.getvalue()
 
 
+realm = None
 BLOBS, TYPE = {}, "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 
@@ -74,11 +75,20 @@ class Registry(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self):
+        global realm
         parts = self.path.split("/")
         known = self.headers.get("Authorization") == "Basic bWU6cGFzcw=="
-        if not known and (self.path == "/v2/" or "/secret/" in self.path):
+        if not realm and not known and (self.path == "/v2/" or "/secret/" in self.path):
             self.send_response(401)
             self.send_header("WWW-Authenticate", 'Basic realm="r"')
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        if self.path.startswith("/realm/"):
+            realm = self.path.removeprefix("/realm/")
+            return self.answer(b"", "text/plain")
+        if realm and self.path == "/v2/":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", f'Bearer realm="http://{realm}/token",service="r"')
             self.send_header("Content-Length", "0")
             return self.end_headers()
         if self.path == "/v2/":
@@ -88,6 +98,15 @@ class Registry(http.server.BaseHTTPRequestHandler):
             KNOWN[digest(MANIFESTS["moved"])] = MANIFESTS["moved"]
             return self.answer(b"", "text/plain")
         name, kind, what = parts[-3:]
+        # Sends who asks for its manifest, or for its blobs, elsewhere.
+        if name.startswith("to-"):
+            _, part, host, port = name.split("-")
+            if part == kind:
+                self.send_response(307)
+                self.send_header("Location", f"http://{host}:{port}/secret")
+                self.send_header("Content-Length", "0")
+                return self.end_headers()
+            name = "good"
         if name == "stall":
             self.send_response(200)
             self.end_headers()

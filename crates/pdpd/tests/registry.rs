@@ -27,6 +27,8 @@ const SECRET: &str = "nobody is to hear this";
 struct Registry {
     child: Child,
     port: u16,
+    /// The other's port, at all addresses of the machine.
+    other: u16,
     dir: tempfile::TempDir,
     /// How often the other was asked.
     asked: Arc<AtomicUsize>,
@@ -51,7 +53,7 @@ impl Registry {
             .output()
             .unwrap();
         assert!(made.status.success(), "{made:?}");
-        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpListener::bind("0.0.0.0:0").unwrap();
         let other_port = other.local_addr().unwrap().port();
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = asked.clone();
@@ -79,7 +81,14 @@ impl Registry {
         let certs = dir.path().join(format!("certs/127.0.0.1:{port}"));
         fs::create_dir_all(&certs).unwrap();
         fs::copy(dir.path().join("cert.pem"), certs.join("ca.crt")).unwrap();
-        Self { child, port, dir, asked }
+        Self { child, port, other: other_port, dir, asked }
+    }
+
+    /// Asks it for a path by which it changes.
+    fn tell(&self, path: &str) {
+        let url = format!("https://127.0.0.1:{}{path}", self.port);
+        let done = Command::new("curl").args(["-sSfk", &url]).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
     }
 
     fn name(&self, repository: &str) -> String {
@@ -121,6 +130,7 @@ impl Node {
         let cgroups = Cgroups::new(&cgroup).unwrap();
         let mut images =
             Images::open(&paths, cgroups.clone(), Workplace::in_this_process()).unwrap();
+        images.settings.pdpd = env!("CARGO_BIN_EXE_pdpd").into();
         images.settings.certs = Some(registry.dir.path().join("certs"));
         images.settings.bounds = Bounds {
             bytes: 8 << 20,
@@ -208,26 +218,29 @@ fn a_registry_that_lies_stalls_or_breaks_off_is_told_and_leaves_nothing() {
     let liar = format!("127.0.0.1:{}/lab/liar@sha256:{}", registry.port, "1".repeat(64));
     for (name, why) in [
         (registry.name("lies"), "igest"),
-        (liar, "the registry sends sha256:"),
+        (liar, "the registry sends another manifest than it was asked for"),
         (registry.name("half"), "EOF"),
         (registry.name("stall"), "sends nothing for 10 s"),
         (registry.name("slow"), "sends nothing for 10 s"),
         (registry.name("flood"), "it has more than 8388608 bytes|file too large"),
-        (registry.name("away"), "igest|ize"),
+        (registry.name("away"), "refused"),
         (registry.name("foreign"), "it is not for linux/amd64"),
         (registry.name("none"), "in none of the forms"),
         (registry.name("absent"), "unknown|404"),
-        (format!("127.0.0.1:{}/lab/good:1", registry.port ^ 1), "refused"),
+        (format!("127.0.0.1:{}/lab/good:1", registry.port ^ 1), "refused|reset|EOF"),
     ] {
         let problem = node.pull(&name).unwrap_err();
         let said = &problem.error;
         assert!(why.split('|').any(|why| said.contains(why)), "{name}: {why:?} in {said:?}");
         assert!(said.starts_with(&format!("image {name}: ")), "{said}");
         assert!(!said.contains(SECRET) && !said.contains('\n'), "{said}");
+        // No hash of what came, which may be another service's answer.
+        let told = said.replace(&name, "");
+        assert!(!told.contains("sends sha256:"), "{said}");
         assert_eq!(problem.kind, ProblemKind::Unavailable);
         node.is_clear();
     }
-    assert!(registry.asked.load(Ordering::SeqCst) > 0, "it was led to another");
+    assert_eq!(registry.asked.load(Ordering::SeqCst), 0, "another was asked");
     assert_eq!(node.images.list(&Scope::Node, &Model::default()).unwrap().len(), count);
     // Without its certificate it is not trusted.
     let mut other = Node::new(&registry, "untrusted");
@@ -343,6 +356,53 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
         );
     });
     node.is_clear();
+}
+
+/// Redirects of manifests and blobs, and realms of tokens, at loopback, at the machine's own address, at link-local and
+/// private ones, and at ports of loopback where nobody granted anything.
+#[test]
+fn a_registry_leads_a_pull_nowhere_on_the_machine() {
+    let registry = Registry::start();
+    let node = Node::new(&registry, "away");
+    let own = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    own.connect("192.0.2.77:9").expect("a machine with a route");
+    let own = own.local_addr().unwrap().ip().to_string();
+    assert_ne!(own, "127.0.0.1");
+    let closed = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+    let mut other = std::net::TcpStream::connect((&*own, registry.other)).expect("it listens");
+    other.write_all(b"GET").unwrap();
+    other.read_exact(&mut [0; 8]).unwrap();
+    assert_eq!(registry.asked.load(Ordering::SeqCst), 1);
+    let model = tenants(&[&format!(
+        "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: acme}}\nspec: {{registries: ['127.0.0.1:{}/lab']}}",
+        registry.port
+    )]);
+    // What is said names the place, which the registry itself named, and is the same whoever listens there.
+    let said = |name: &str, port: u16| {
+        let problem = node.pull_for(Some("acme"), name, &model).unwrap_err();
+        node.is_clear();
+        let said = problem.error.replace(name, "NAME").replace(&port.to_string(), "PORT");
+        // Ports that a client had are by chance.
+        said.split_whitespace().filter(|word| !word.contains("->")).collect::<Vec<_>>().join(" ")
+    };
+    for host in ["127.0.0.1", "127.0.0.9", &own, "169.254.169.254", "10.0.0.1"] {
+        for part in ["manifests", "blobs"] {
+            let told = [registry.other, closed]
+                .map(|port| said(&registry.name(&format!("to-{part}-{host}-{port}")), port));
+            assert_eq!(told[0], told[1], "{part} at {host}");
+            assert!(!told[0].contains(SECRET), "{}", told[0]);
+        }
+        let told = [registry.other, closed].map(|port| {
+            registry.tell(&format!("/realm/{host}:{port}"));
+            said(&registry.name("good"), port)
+        });
+        registry.tell("/realm/");
+        assert_eq!(told[0], told[1], "realm at {host}");
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(registry.asked.load(Ordering::SeqCst), 1, "the other was asked");
+    // The registry itself, at loopback, is reached.
+    digest_of(node.pull_for(Some("acme"), &registry.name("good"), &model));
 }
 
 #[test]

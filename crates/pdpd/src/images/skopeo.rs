@@ -6,6 +6,8 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -17,9 +19,12 @@ use std::time::{Duration, Instant};
 use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{JSON_BYTES_MAX, Work};
 use pdp_container::{Limits, free_bytes};
+use pdp_net::netns::within;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+
+use super::proxy::{self, Config};
 
 /// Memory of one, bytes.
 const MEMORY_BYTES_MAX: u64 = 512 << 20;
@@ -48,22 +53,23 @@ pub(super) const STOPPED: &str = "the daemon ends before it has come";
 /// Time for what was killed to end.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// Of pdpd's environment, what says how the network is reached and whom to trust.
-const PASSED: [&str; 8] = [
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "NO_PROXY",
-    "https_proxy",
-    "http_proxy",
-    "no_proxy",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-];
+/// Of pdpd's environment, what says whom to trust.
+const PASSED: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// Of pdpd's environment, what says how the network is reached.
+const PROXIES: [&str; 6] =
+    ["HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy"];
 
 /// What is to be done, and with what rights.
 pub(super) struct Job<'a> {
     /// The program.
     pub skopeo: &'a Path,
+    /// pdpd, which is its way out.
+    pub pdpd: &'a Path,
+    /// `HOST[:PORT]` of its registry.
+    pub registry: &'a str,
+    /// `HOST:PORT` that it may reach, whatever their addresses.
+    pub allowed: Vec<String>,
     /// The user, whose [`Work`] it is.
     pub uid: u32,
     /// Where it works.
@@ -127,12 +133,15 @@ impl Job<'_> {
     /// # Errors
     /// Why it did not do it, in words.
     pub fn run(&self, arguments: &[String], told: &mut dyn FnMut(u64)) -> Result<Vec<u8>, String> {
-        let mut child = self.start(arguments).map_err(|error| format!("skopeo: {error}"))?;
+        let (mut child, mut proxy, _namespace) =
+            self.start(arguments).map_err(|error| format!("skopeo: {error}"))?;
         let output = read(child.stdout.take(), JSON_BYTES_MAX as usize, true);
         let errors = read(child.stderr.take(), TEXT_BYTES_MAX, false);
         let watched = self.watch(&mut child, told);
         let _ = child.kill();
         let ended = child.wait();
+        let _ = proxy.kill();
+        let _ = proxy.wait();
         // Whatever else it started, which may hold its output.
         self.cgroups
             .remove(&self.cgroup, END_WAIT)
@@ -151,12 +160,61 @@ impl Job<'_> {
         }
     }
 
-    fn start(&self, arguments: &[String]) -> io::Result<Child> {
+    /// Starts the way out of a new network namespace. Returns it with the namespace, and the proxy's address there.
+    fn start_proxy(&self) -> io::Result<(Child, OwnedFd, SocketAddr)> {
+        let namespace = pdp_net::netns::alone().map_err(io::Error::other)?;
+        let listen = |at: SocketAddr| {
+            let bound = within(namespace.as_fd(), || Ok(TcpListener::bind(at)));
+            bound.map_err(io::Error::other)?
+        };
+        // Before the proxy's own port is chosen, or that may be the registry's.
+        let relayed = relayed(self.registry);
+        let relay = relayed.map(&listen).transpose()?;
+        let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
+        let at = listener.local_addr()?;
+        let config = Config {
+            uid: self.uid,
+            allowed: self.allowed.clone(),
+            relay: relayed.map(|to| match self.registry.split(':').next() {
+                Some("localhost") => format!("localhost:{}", to.port()),
+                _ => to.to_string(),
+            }),
+        };
+        let config = serde_json::to_string(&config).map_err(io::Error::other)?;
+        let mut command = Command::new(self.pdpd);
+        command.args([proxy::WORD, &config]).env_clear().current_dir("/");
+        for name in PROXIES {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        let output = relay.map_or_else(Stdio::null, |relay| OwnedFd::from(relay).into());
+        command.stdin(OwnedFd::from(listener)).stdout(output);
+        let mut child = command.spawn()?;
+        if let Err(error) = self.cgroups.enter(&format!("{}/proxy", self.cgroup), child.id()) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(io::Error::other(error));
+        }
+        Ok((child, namespace, at))
+    }
+
+    /// Returns skopeo, its way out, and its network namespace, which has to stay open until skopeo is there.
+    fn start(&self, arguments: &[String]) -> io::Result<(Child, Child, OwnedFd)> {
         let scratch = self.work.scratch();
         let uid = self.uid.to_string();
+        let limits = Limits {
+            cpu_cores: Some(1.0),
+            memory_bytes: Some(MEMORY_BYTES_MAX),
+            processes: Some(PROCESSES_MAX),
+            ..Limits::default()
+        };
+        self.cgroups.ensure(&self.cgroup, &limits).map_err(io::Error::other)?;
+        let (mut proxy, namespace, at) = self.start_proxy()?;
         // Waits until it is where it has its limits.
         let mut command = Command::new("/bin/sh");
         command.args(["-c", r#"read -r _ && exec "$@" < /dev/null"#, "sh"]);
+        // Its own network namespace, which has no way out but the proxy.
+        let (pdpd, namespace_at) = (std::process::id(), namespace.as_raw_fd());
+        command.arg("/usr/bin/nsenter").arg(format!("--net=/proc/{pdpd}/fd/{namespace_at}"));
         command.args(["/usr/bin/setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"]);
         command.args(["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]);
         command.args(["--pdeathsig", "KILL", "/usr/bin/prlimit", "--core=0"]);
@@ -166,29 +224,34 @@ impl Job<'_> {
         for name in ["HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"] {
             command.env(name, &scratch);
         }
+        for name in ["HTTPS_PROXY", "HTTP_PROXY"] {
+            command.env(name, format!("http://{at}"));
+        }
         for name in PASSED {
             command.envs(std::env::var_os(name).map(|value| (name, value)));
         }
         command.current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let limits = Limits {
-            cpu_cores: Some(1.0),
-            memory_bytes: Some(MEMORY_BYTES_MAX),
-            processes: Some(PROCESSES_MAX),
-            ..Limits::default()
+        let mut begin = || {
+            let mut child = command.spawn()?;
+            let entered = self.cgroups.enter(&format!("{}/skopeo", self.cgroup), child.id());
+            let begun = entered.map_err(io::Error::other).and_then(|()| {
+                child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(b"\n"))
+            });
+            if begun.is_err() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            begun.map(|()| child)
         };
-        self.cgroups.ensure(&self.cgroup, &limits).map_err(io::Error::other)?;
-        let mut child = command.spawn()?;
-        let entered = self.cgroups.enter(&format!("{}/skopeo", self.cgroup), child.id());
-        let begun = entered
-            .map_err(io::Error::other)
-            .and_then(|()| child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(b"\n")));
-        if let Err(error) = begun {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
+        match begin() {
+            Ok(child) => Ok((child, proxy, namespace)),
+            Err(error) => {
+                let _ = proxy.kill();
+                let _ = proxy.wait();
+                Err(error)
+            }
         }
-        Ok(child)
     }
 
     /// Looks at it until it has ended, or is to be.
@@ -227,6 +290,41 @@ impl Job<'_> {
             }
         }
     }
+}
+
+/// Where a registry is at the machine's loopback interface, which clients ask no proxy for.
+fn relayed(registry: &str) -> Option<SocketAddr> {
+    let (host, port) = match registry.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
+        _ => (registry, 443),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let address = match host {
+        "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        host => host.parse().ok()?,
+    };
+    address.is_loopback().then_some(SocketAddr::new(address, port))
+}
+
+/// Registries and mirrors that the machine's own settings name (containers-registries.conf(5)).
+pub(super) fn mirrors() -> Vec<String> {
+    let mut files = vec![PathBuf::from("/etc/containers/registries.conf")];
+    let more = fs::read_dir("/etc/containers/registries.conf.d").into_iter().flatten().flatten();
+    files.extend(more.map(|entry| entry.path()));
+    let texts = files.into_iter().filter_map(|file| fs::read_to_string(file).ok());
+    texts.flat_map(|text| locations(&text)).collect()
+}
+
+/// The values of `location` in a file.
+fn locations(text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let values = lines.flat_map(|line| line.split("location").skip(1));
+    let quoted = values.filter_map(|rest| {
+        let rest = rest.trim_start().strip_prefix('=')?.trim_start();
+        let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+        Some(rest[1..].split_once(quote)?.0.to_owned())
+    });
+    quoted.collect()
 }
 
 /// That there is no room on the disk.
