@@ -53,7 +53,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let (place, guests) = (Place::new(), [Peer::guest(), Peer::guest()]);
-        let mut ports = place.open();
+        let ports = place.open();
         for (guest, number) in guests.iter().zip(0..) {
             assert_eq!(ports.make(guest.netns().as_fd(), &spec(number, 1)).unwrap(), Made::All);
         }
@@ -121,7 +121,7 @@ fn at_rest<const N: usize>(ports: &Ports, numbers: [u32; N]) -> [Counters; N] {
 fn routers_in_a_row_carry_pings_and_tcp() {
     isolated(|| {
         let place = Place::new();
-        let mut ports = place.open();
+        let ports = place.open();
         // h1 0 -- 1 r1 2 -- 3 r2 4 -- 5 h2
         let nodes: Vec<Peer> = (0..4).map(|_| Peer::guest()).collect();
         let owners = [0, 1, 1, 2, 2, 3];
@@ -183,7 +183,7 @@ fn flood(socket: &UdpSocket, to: &str, bytes: usize, stop: &AtomicBool) {
 #[test]
 fn a_rate_is_kept() {
     isolated(|| {
-        let mut pair = Pair::new();
+        let pair = Pair::new();
         let sender = pair.udp(0);
         let _receiver = pair.udp(1);
         assert!(pair.pings());
@@ -238,7 +238,7 @@ fn a_rate_is_kept() {
 #[test]
 fn what_a_ring_has_no_room_for_is_counted() {
     isolated(|| {
-        let mut pair = Pair::new();
+        let pair = Pair::new();
         let third = Peer::guest();
         let mut port = spec(2, 1);
         port.addresses = vec!["10.0.1.3/24".parse().unwrap()];
@@ -306,7 +306,7 @@ const END: u64 = u64::MAX;
 #[test]
 fn ports_are_adopted_without_a_gap() {
     isolated(|| {
-        let mut pair = Pair::new();
+        let pair = Pair::new();
         pair.ports.police(0, Some(Rate { bps: 500_000_000, ..Rate::default() })).unwrap();
         let (sender, receiver) = (pair.udp(0), pair.udp(1));
         assert!(pair.pings());
@@ -354,7 +354,7 @@ fn ports_are_adopted_without_a_gap() {
             });
             let mut frames = 0;
             for _ in 0..20 {
-                let mut next = pair.place.open();
+                let next = pair.place.open();
                 let now = programs();
                 for (now, before) in now.iter().zip(&before) {
                     assert_eq!(now.0, before.0, "the link is the same");
@@ -562,7 +562,7 @@ fn parts_are_made_again() {
 fn many_ports_are_removed_at_once() {
     isolated(|| {
         let (place, guest) = (Place::new(), Peer::guest());
-        let mut ports = place.open();
+        let ports = place.open();
         let numbers: Vec<u32> = (0..50).collect();
         for &number in &numbers {
             let spec =
@@ -697,7 +697,7 @@ fn raw(guest: &Peer, name: &str) -> OwnedFd {
 #[test]
 fn a_link_is_a_wire() {
     isolated(|| {
-        let mut pair = Pair::new();
+        let pair = Pair::new();
         let [from, to] = [0, 1].map(|at| raw(&pair.guests[at], ["eth0", "eth1"][at]));
         let read = |bytes: &mut [u8]| nix::unistd::read(&to, bytes).ok();
         let comes = |frame: &[u8]| {
@@ -844,7 +844,7 @@ fn maps_of_another_version_are_replaced() {
             &options,
         );
         map.unwrap().pin(pins.join("ports")).unwrap();
-        let mut ports = place.open();
+        let ports = place.open();
         let guest = Peer::guest();
         assert_eq!(ports.make(guest.netns().as_fd(), &spec(0, 1)).unwrap(), Made::All);
         let nowhere = tempfile::tempdir().unwrap();
@@ -883,7 +883,7 @@ impl Outer {
         assert_eq!(["ext", "no-such"].map(xdp::redirects), [Some(false), None]);
         peer.run("ethtool -K far gro on > /dev/null");
         assert_eq!(xdp::redirects("ext"), Some(true));
-        let mut ports = place.open();
+        let ports = place.open();
         let port = PortSpec { mtu: 1430, ..spec(0, 1) };
         ports.make(guest.netns().as_fd(), &port).unwrap();
         let pins = place.pins.dir().with_file_name("xdp");
@@ -926,7 +926,7 @@ fn a_vrouter_reaches_linux_by_a_vxlan_tunnel() {
 
 fn reach_linux(ends: [&str; 2]) {
     let by = vxlan(ends, 7);
-    let mut outer = Outer::new(by.takes().unwrap());
+    let outer = Outer::new(by.takes().unwrap());
     outer.peer.run(&format!(
         "for vni in 7 8; do
                  ip link add vx$vni type vxlan id $vni local {1} remote {0} dstport 4789 dev far
@@ -991,7 +991,7 @@ fn what_goes_the_short_way_leaves_and_comes_by_a_tunnel() {
 
 fn reach_linux_from_behind(ends: [&str; 2]) {
     let by = vxlan(ends, 7);
-    let mut outer = Outer::new(by.takes().unwrap());
+    let outer = Outer::new(by.takes().unwrap());
     outer.peer.run(&format!(
         "ip link add vx7 type vxlan id 7 local {1} remote {0} dstport 4789 dev far
          ip link set vx7 mtu 1430
@@ -1035,7 +1035,7 @@ fn reach_linux_from_behind(ends: [&str; 2]) {
 fn what_comes_for_a_vrouter_that_has_used_its_power_is_refused() {
     isolated(|| {
         let by = vxlan(ENDS[0], 7);
-        let mut outer = Outer::new(by.takes().unwrap());
+        let outer = Outer::new(by.takes().unwrap());
         outer.peer.run(
             "ip link add vx7 type vxlan id 7 local 10.1.1.2 remote 10.1.1.1 dstport 4789 dev far
              ip addr add 10.0.1.2/24 dev vx7; ip link set vx7 up",
@@ -1085,7 +1085,7 @@ fn what_comes_for_a_vrouter_that_has_used_its_power_is_refused() {
 fn outer_headers_are_those_of_the_mux() {
     for by in tunnels() {
         isolated(|| {
-            let mut outer = Outer::new(by.takes().unwrap());
+            let outer = Outer::new(by.takes().unwrap());
             let outside = outer.outside(&by);
             outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
             outer.ports.set_hop(0, Some(outer.hop)).unwrap();
@@ -1162,7 +1162,7 @@ fn inner_frames() -> Vec<Vec<u8>> {
 fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
     for by in tunnels() {
         isolated(|| {
-            let mut outer = Outer::new(by.takes().unwrap());
+            let outer = Outer::new(by.takes().unwrap());
             let outside = outer.outside(&by);
             outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
             let template = outer::Template::new(&by.reversed()).unwrap();

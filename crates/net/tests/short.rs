@@ -578,7 +578,7 @@ fn another_process_adopts_what_is_there_without_a_gap() {
                 (sent, came)
             });
             for _ in 0..20 {
-                let mut next = one.place.open();
+                let next = one.place.open();
                 for port in 0..PORTS {
                     let made = next.make(bench.netns.fd(), &bench.spec(port)).unwrap();
                     // The guest's MTU is not the port's.
@@ -601,7 +601,7 @@ fn another_process_adopts_what_is_there_without_a_gap() {
 #[test]
 fn neighbours_that_are_used_are_told() {
     isolated(|| {
-        let mut one = One::new(64);
+        let one = One::new(64);
         one.lend();
         let before = ports::now().saturating_sub(Duration::from_millis(10));
         assert_eq!(one.ports.used(Duration::ZERO).unwrap(), []);
@@ -675,7 +675,7 @@ fn frames_that_come_by_xdp_go_the_same_way() {
 #[test]
 fn links_are_what_they_are_for_the_stack() {
     isolated(|| {
-        let mut one = One::new(64);
+        let one = One::new(64);
         // So that the router says nothing by itself.
         one.bench.netns.run("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6");
         let far = one.bench.far_spec("p", 1);
