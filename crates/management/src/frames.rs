@@ -222,9 +222,8 @@ impl Packet {
     fn rewrite(&self, frame: &mut [u8], at: usize, from: Ipv4Addr, to: Ipv4Addr) {
         frame[at..at + 4].copy_from_slice(&to.octets());
         update(frame, ETHERNET + 10, from, to);
-        match self.protocol {
-            TCP => update(frame, self.payload + 16, from, to),
-            _ => {}
+        if self.protocol == TCP {
+            update(frame, self.payload + 16, from, to);
         }
     }
 

@@ -104,13 +104,16 @@ impl Ports {
     }
 }
 
+/// Takes frames for the node.
+type Give = Box<dyn Fn(&[u8])>;
+
 /// See the module.
 pub struct Datagrams {
     sockets: Vec<AsyncFd<OwnedFd>>,
     flows: RefCell<Flows>,
     ports: Ports,
     resolver: Option<Ipv4Addr>,
-    give: Box<dyn Fn(&[u8])>,
+    give: Give,
     received: RefCell<Vec<u8>>,
     frame: RefCell<Vec<u8>>,
 }
@@ -249,8 +252,10 @@ mod tests {
         assert_eq!(resolver("nameserver\nnameserverx 10.0.0.1\noptions 10.0.0.1"), None);
     }
 
-    /// Sockets, and the frames that the node was given.
-    fn datagrams(resolver: Option<Ipv4Addr>) -> (Rc<Datagrams>, Rc<RefCell<Vec<Vec<u8>>>>) {
+    /// Frames that the node was given.
+    type Frames = Rc<RefCell<Vec<Vec<u8>>>>;
+
+    fn datagrams(resolver: Option<Ipv4Addr>) -> (Rc<Datagrams>, Frames) {
         let mut sockets = Sockets::open().unwrap();
         sockets.resolver = resolver;
         let given = Rc::new(RefCell::new(Vec::new()));
