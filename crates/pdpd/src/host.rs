@@ -567,7 +567,7 @@ mod tests {
             fs::remove_file(&path).unwrap();
             damage();
             assert_eq!(read_own(&path).unwrap(), None);
-            write_file(&path, b"two").unwrap();
+            write_file(&path, b"two", 0o600).unwrap();
             assert_eq!(fs::read(&path).unwrap(), b"two");
             fs::remove_file(&path).unwrap();
         }

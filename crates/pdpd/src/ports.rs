@@ -695,7 +695,8 @@ mod tests {
             let slow = scope.spawn(|| {
                 ports.with_made(numbers(&[1, 2]), move |_| {
                     begun.send(()).unwrap();
-                    Ok(goes_on.recv().unwrap())
+                    goes_on.recv().unwrap();
+                    Ok(())
                 })
             });
             begins.recv().unwrap();

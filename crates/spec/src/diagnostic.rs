@@ -180,7 +180,11 @@ mod tests {
                 let text = format!("first\n{text}\nlast");
                 let source = SourceFile { name: "one.json".into(), text, ..SourceFile::default() };
                 for colour in [false, true] {
-                    let shown = render(&[diagnostic.clone()], &[source.clone()], colour);
+                    let shown = render(
+                        std::slice::from_ref(&diagnostic),
+                        std::slice::from_ref(&source),
+                        colour,
+                    );
                     assert!(shown.contains("mtu is too large") && shown.contains("mtu: 9"));
                     let long = length.max(word) > 4;
                     assert_eq!(shown.contains(&format!("one.json:2:{column}: mtu is")), long);
