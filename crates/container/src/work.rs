@@ -39,8 +39,8 @@ use crate::volumes;
 /// Longest time for one piece of work.
 pub const TIME_MAX: Duration = Duration::from_secs(1800);
 
-/// The cgroup above those of all owners: no vnet has its name.
-const CGROUP: &str = "work";
+/// The cgroup above those of all owners: those of vnets are below another one.
+pub const CGROUP: &str = "work";
 
 /// Weight of all work together against networks and mux, thousandths of a core: guaranteed power comes first.
 const WEIGHT_MILLICORES: u32 = 100;

@@ -815,7 +815,7 @@ fn work_runs_without_network_and_with_few_capabilities() {
     }]);
     fs::write(inbox.join(MANIFEST), manifest.to_string()).unwrap();
     let order = serde_json::json!({ "Take": {
-        "inbox": inbox, "layout": layout, "wanted": null, "room": { "bytes": 1u64 << 40 },
+        "inbox": inbox, "layout": layout, "wanted": null, "room": { "bytes": 1u64 << 40, "files": 1000 },
     } });
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_pdp-work"))
         .stdin(std::process::Stdio::piped())

@@ -21,7 +21,7 @@ use pdp_api::{
 };
 use pdp_container::cgroup::Cgroups;
 use pdp_container::image::{self, Index, Room, Store, UNPACKED_BYTES_MAX};
-use pdp_container::work::Workplace;
+use pdp_container::work::{self, Workplace};
 use pdp_container::{Paths, free_bytes};
 use pdp_spec::limits::{TENANT_IMAGE_FILES_DEFAULT, TENANT_IMAGES_DEFAULT};
 use pdp_spec::registry::{self, ImageName, is_digest};
@@ -52,9 +52,6 @@ const TENANTS_LINE_MAX: usize = DOWNLOADS.tenants() as usize;
 
 /// Time for what an earlier daemon's pulls left to end.
 const END_WAIT: Duration = Duration::from_secs(10);
-
-/// Cgroups of pulls: a name that no vnet can have.
-const CGROUP: &str = "_pulls";
 
 /// Whose the images of a vnet are.
 pub fn owner_of(vnet: &str) -> &str {
@@ -155,7 +152,7 @@ impl Images {
         workplace: Workplace,
     ) -> pdp_container::Result<Self> {
         // Of a daemon that was killed.
-        if let Err(error) = cgroups.remove(CGROUP, END_WAIT) {
+        if let Err(error) = cgroups.remove(work::CGROUP, END_WAIT) {
             tracing::warn!("pulls of an earlier daemon: {}", words(&error));
         }
         // Beside them, so that who brings one passes through no directory of others' files.
@@ -615,6 +612,7 @@ impl Images {
         let room = self.room(owner)?;
         let (slot, uid) = self.slot(owner.name)?;
         let work = self.store.begin(uid).map_err(|error| self.reason(&error))?;
+        let _place = self.workplace.place(owner.name).map_err(|error| self.reason(&error))?;
         let mut bounds = self.settings.bounds;
         bounds.bytes = bounds.bytes.min(room.bytes);
         let job = Job {
@@ -624,7 +622,7 @@ impl Images {
             allowed: allowed(owner, name),
             uid,
             work: &work,
-            cgroup: format!("{CGROUP}/{}", slot.1),
+            cgroup: format!("{}/pull-{}", work::cgroup(owner.name), slot.1),
             cgroups: &self.cgroups,
             bounds,
             stopping: &self.stopping,

@@ -111,13 +111,19 @@ impl Model {
         };
         if plan(&mut model).is_err() {
             // Each by itself: one that can't be planned keeps nobody else from running.
+            let mut too_long = None;
             for (name, vnet) in &*model.vnets.clone() {
                 let alone = Arc::new([(name.clone(), vnet.clone())].into());
                 if let Err(error) = plan(&mut Self { vnets: alone, ..model.clone() }) {
                     let why = format!("its stored spec can't be planned: {error}");
+                    too_long = Some(error).filter(|it| matches!(it, PlanError::PathTooLong { .. }));
                     Arc::make_mut(&mut model.damaged).insert((VNET.into(), name.clone()), why);
                     shared::set(&mut model.vnets, name, None);
                 }
+            }
+            // No network has room for its sockets: the run directory is at fault.
+            if let Some(error) = too_long.filter(|_| model.vnets.is_empty()) {
+                return Err(error.into());
             }
             plan(&mut model)?;
         }

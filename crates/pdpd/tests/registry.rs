@@ -163,7 +163,7 @@ impl Node {
     fn is_clear(&self) {
         let works = fs::read_dir(self.dir.path().join("pulls")).unwrap().count();
         assert_eq!(works, 0);
-        assert_eq!(self.cgroups.processes("_pulls").unwrap(), [0; 0]);
+        assert_eq!(self.cgroups.processes("work").unwrap(), [0; 0]);
         let mine = |entry: &fs::DirEntry| {
             let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
             let cmdline = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
@@ -333,7 +333,7 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
             assert!(pull("acme", &registry.name("stall")).is_err());
             done.store(true, Ordering::SeqCst);
         });
-        let processes = || node.cgroups.processes("_pulls").unwrap_or_default();
+        let processes = || node.cgroups.processes("work").unwrap_or_default();
         while processes().is_empty() {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -10,7 +10,7 @@ use crate::limits::*;
 use crate::units::{Bytes, Cores};
 
 /// One thing that all share.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Shared {
     /// What it is.
     pub name: &'static str,
@@ -253,10 +253,101 @@ pub const DOWNLOADS: Shared = Shared {
     ],
 };
 
+/// Row of what the kernel or a helper bounds for each guest, node or namespace by itself.
+const fn each(name: &'static str, tenant: u64, of: &'static str) -> Shared {
+    Shared { key: None, ..quota(name, "", tenant, of) }
+}
+
+/// What the kernel counts for all guests together.
+const KERNEL: [Shared; 4] = [
+    Shared {
+        counted: "container/src/bundle.rs",
+        test: (
+            "container/tests/guests.rs",
+            "a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs",
+        ),
+        constants: &[("container/src/bundle.rs", "TERMINALS_MAX")],
+        ..each("pseudo-terminals of each guest", 64, "`kernel.pty.max`, raised to the guests' sum")
+    },
+    Shared {
+        counted: "container/src/view.rs",
+        test: (
+            "container/tests/guests.rs",
+            "a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs",
+        ),
+        constants: &[("container/src/view.rs", "INOTIFY_INSTANCES_MAX")],
+        ..each(
+            "inotify instances of each guest",
+            128,
+            "`fs.inotify.max_user_instances`, raised to a network's sum",
+        )
+    },
+    Shared {
+        counted: "net/src/limits.rs",
+        test: (
+            "e2e/tests/e2e/beside/stock_debian.rs",
+            "no_guest_takes_of_the_kernel_what_all_share",
+        ),
+        constants: &[("net/src/limits.rs", "LINKS_MAX")],
+        ..each(
+            "interfaces of each network namespace (with BPF LSM)",
+            320,
+            "time under the kernel's lock, a quarter of it for all owners",
+        )
+    },
+    Shared {
+        counted: "net/src/shared.rs",
+        test: (
+            "e2e/tests/e2e/beside/stock_debian.rs",
+            "no_guest_takes_of_the_kernel_what_all_share",
+        ),
+        constants: &[("net/src/shared.rs", "CONNECTIONS_MAX")],
+        ..each("tracked connections of each network namespace", 16_384, "the kernel's memory")
+    },
+];
+
+/// What the daemon and its helpers do for a tenant outside of its guests.
+const OUTSIDE: [Shared; 3] = [
+    Shared {
+        unit: Unit::Cores,
+        counted: "container/src/work.rs",
+        test: ("container/tests/images.rs", "checking_an_image_is_charged_to_its_owner"),
+        ..each(
+            "CPU for images that are read, checked and unpacked, and for new volumes",
+            1000,
+            "a tenth of a core for all while others want it",
+        )
+    },
+    Shared {
+        counted: "management/src/udp.rs",
+        test: ("management/src/flows.rs", "a_full_table_ends_the_least_recently_used_flow"),
+        constants: &[("management/src/udp.rs", "FLOWS_MAX")],
+        ..each(
+            "outgoing UDP flows of each node with `management.outside`",
+            256,
+            "the machine's ephemeral ports; 16 a node while half of them are used",
+        )
+    },
+    Shared {
+        unit: Unit::Bytes,
+        counted: "spec/src/usage.rs",
+        test: (
+            "e2e/tests/e2e/beside/boundaries.rs",
+            "what_the_run_directory_has_of_guests_is_less_than_what_is_counted",
+        ),
+        ..quota(
+            "the run directory, counted with memory limits",
+            "memory",
+            TENANT_MEMORY_DEFAULT,
+            "the file system of the run directory",
+        )
+    },
+];
+
 const DISK: &str = "the disk of the state directory";
 
 /// All of it.
-pub const ALL: [Shared; 29] = [
+pub const ALL: [Shared; 36] = [
     VNETS,
     USER_IDS,
     Shared {
@@ -388,6 +479,13 @@ pub const ALL: [Shared; 29] = [
             "the same disk, less than 2 KiB a row",
         )
     },
+    KERNEL[0],
+    KERNEL[1],
+    KERNEL[2],
+    KERNEL[3],
+    OUTSIDE[0],
+    OUTSIDE[1],
+    OUTSIDE[2],
 ];
 
 /// Begin and end of the table in docs/tenants.md.

@@ -257,5 +257,6 @@ fn no_guest_takes_of_the_kernel_what_all_share() {
     let tracked: u64 = said("tracked").rsplit(' ').next().unwrap_or("").parse().expect("a number");
     assert!(tracked <= 16_384, "{lines:#?}");
     println!("{}, {}", said("restart-alone"), said("restart-beside"));
-    assert_eq!(said("left"), "", "{lines:#?}");
+    // The pins of the programs, of which there are none.
+    assert!(lines.iter().any(|line| line == "left"), "{lines:#?}");
 }
