@@ -280,20 +280,19 @@ fn no_tenant_has_all_captures_and_traces() {
         who.pdp(&["apply", "-f", "-"], &two).expect("its own");
     }
     let capture = ["capture", "evil.lab/h1:eth0", "-w", "/dev/null"];
-    let trace = ["trace", "evil.lab/r1:eth0", "-f", "ip proto 253", "--wait", "60"];
+    // One at each port: a second one there takes the first one's place.
+    let trace = |port: &'static str| ["trace", port, "-f", "ip proto 253", "--wait", "60"];
     // Fewer than its requests at a time, so that no other bound is met.
     let start = |words: &[&str]| Background::start(&mut evil.command(words));
-    let mut captures: Vec<Background> = (0..6).map(|_| start(&capture)).collect();
-    let mut traces: Vec<Background> = (0..5).map(|_| start(&trace)).collect();
-    let running = |held: &mut Vec<Background>| -> usize {
-        held.iter_mut().map(|it| usize::from(it.runs())).sum()
-    };
+    let mut held: Vec<Background> = (0..6).map(|_| start(&capture)).collect();
+    let ports = ["evil.lab/r1:eth0", "evil.lab/r1:eth1", "evil.lab/h1:eth0"];
+    held.extend(ports.map(|port| start(&trace(port))));
     eventually("what is beyond its share has ended", || {
-        running(&mut captures) == 4 && running(&mut traces) == 3
+        held.iter_mut().map(|it| usize::from(it.runs())).sum::<usize>() == 4 + ports.len()
     });
     let refused = evil.pdp(&capture, "").expect_err("no fifth capture");
     assert!(refused.contains("4 captures at a time are the most of a tenant"), "{refused}");
-    let refused = evil.pdp(&trace, "").expect_err("no fourth trace");
+    let refused = evil.pdp(&trace("evil.lab/h2:eth0"), "").expect_err("no fourth trace");
     assert!(refused.contains("3 traces at a time are the most of a tenant"), "{refused}");
     let pings = &["exec", "-n", "good.lab/h1", "--", "ping", "-c300", "-i0.1", "10.2.0.2"];
     let _pings = Background::start(&mut good.command(pings));
