@@ -256,7 +256,11 @@ fn no_guest_takes_of_the_kernel_what_all_share() {
     assert_eq!(said("entries-others"), "100 0 none", "{lines:#?}");
     let tracked: u64 = said("tracked").rsplit(' ').next().unwrap_or("").parse().expect("a number");
     assert!(tracked <= 16_384, "{lines:#?}");
-    println!("{}, {}", said("restart-alone"), said("restart-beside"));
+    // Without bounds a restart beside this attack takes 200 times as long; an emulated machine varies by less.
+    let [alone, beside] = ["restart-alone", "restart-beside"]
+        .map(|what| said(what).trim_end_matches(" ms").parse::<u64>().expect("milliseconds"));
+    println!("a node restarts in {alone} ms alone, in {beside} ms beside the attack");
+    assert!(beside <= 4 * alone + 10_000, "{lines:#?}");
     // The pins of the programs, of which there are none.
     assert!(lines.iter().any(|line| line == "left"), "{lines:#?}");
 }
