@@ -335,7 +335,7 @@ impl Cgroups {
         dirs.filter_map(|it| it.file_name().into_string().ok()).collect()
     }
 
-    /// Directories of a cgroup, of those that there are.
+    /// Existing directories of a cgroup, one in each hierarchy.
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let dirs = self.hierarchies.iter().map(|hierarchy| self.dir(hierarchy, path));
         dirs.filter(|dir| dir.is_dir()).collect()
@@ -458,7 +458,7 @@ impl Cgroups {
     }
 }
 
-/// Returns what sockets may hold beside a memory limit of `bytes`, where they count apart (version 1).
+/// Limit of socket memory, bytes, for a memory limit of `bytes`: cgroup version 1 counts sockets apart.
 pub fn socket_bytes(bytes: u64) -> u64 {
     bytes / 4
 }

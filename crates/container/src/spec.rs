@@ -16,8 +16,8 @@ pub struct GuestSpec {
     /// Its cgroup below the runtime's, e.g. `red/r1`: that has the limits, and the guest's
     /// processes are in its leaf `guest`.
     pub cgroup: String,
-    /// Its owner, which pays for what the daemon does to make it ([`crate::work`]): part of a cgroup's name. A guest
-    /// of another owner is no other guest, so hashes of specs leave this out.
+    /// Owner of the guest, as part of a cgroup's name: its cgroup pays for the daemon's work on the guest
+    /// ([`crate::work`]). Hashes of specs leave it out, so that an upgrade restarts no guest.
     #[serde(skip)]
     pub owner: String,
     /// Its root file system.

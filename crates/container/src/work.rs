@@ -45,7 +45,7 @@ pub const CGROUP: &str = "work";
 /// Weight of all work together against networks and mux, thousandths of a core: guaranteed power comes first.
 const WEIGHT_MILLICORES: u32 = 100;
 
-/// How often the daemon checks whether it has to end the work.
+/// Interval at which the daemon checks for its own end and for a timeout.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Bytes of an order, and of an answer.
@@ -54,7 +54,7 @@ const TEXT_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of the reason why an order could not be done.
 const REASON_BYTES_MAX: usize = 4096;
 
-/// What unpacking needs: files of other owners and modes. No device nodes, no mounts, no network.
+/// Capabilities for unpacking: files of other owners and modes. No device nodes, no mounts, no network.
 const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -129,7 +129,7 @@ impl Order {
         }
     }
 
-    /// What it reads, and what it writes below.
+    /// Paths that the order reads, and paths below which it writes.
     fn paths(&self) -> (Vec<&Path>, Vec<&Path>) {
         match self {
             Self::Convert { archive, into, .. } => (vec![archive], vec![into]),

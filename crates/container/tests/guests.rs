@@ -642,7 +642,7 @@ fn a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs() {
     assert!(!raised && said.starts_with(&format!("{INOTIFY_INSTANCES_MAX}\n")), "{said}");
 }
 
-/// What a guest's TCP and UDP sockets hold is bounded by its own limit, not by that of all sockets of the machine.
+/// The guest's own limit bounds the memory of its TCP and UDP sockets, not the machine's limit for all sockets.
 #[test]
 fn the_sockets_of_a_guest_hold_no_more_than_its_own_bound() {
     const MEMORY: u64 = 64 << 20;

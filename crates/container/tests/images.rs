@@ -781,7 +781,7 @@ fn checking_an_image_is_charged_to_its_owner() {
     bring(&work.inbox(), b"{}", &[zeros]);
     let Kept(_, store, cgroups, workplace) = &kept;
     let own = work::cgroup("acme");
-    // Another's work is under way, so that the cgroup stays to be looked at.
+    // A place that is held keeps the cgroup, so that the test can read its CPU time.
     let place = workplace.place("acme").unwrap();
     let cpu = || {
         Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime))
@@ -796,7 +796,7 @@ fn checking_an_image_is_charged_to_its_owner() {
     assert!(!cgroups.exists(&own), "the cgroup outlives its last work");
 }
 
-/// The process that reads what came has only the capabilities that its files need, and no network.
+/// `pdp-work` has four capabilities and no network while it checks an image.
 #[test]
 fn work_runs_without_network_and_with_few_capabilities() {
     const CHOWN_DAC_OVERRIDE_FOWNER_FSETID: u64 = 0b1_1011;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Time without a datagram after which a question and its answer are over.
 pub const QUESTION: Duration = Duration::from_secs(30);
 
-/// The same for a flow that was answered for longer than [`STREAM_FROM`].
+/// Idle time after which a flow ends if the peer answered it for longer than [`STREAM_FROM`].
 pub const STREAM: Duration = Duration::from_secs(120);
 
 /// Age from which an answer makes a flow a stream.

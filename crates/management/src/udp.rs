@@ -46,7 +46,7 @@ const LEFT_MAX: usize = 1 << 16;
 /// A connected socket tells an error of the far end, and nothing to read.
 const WATCHED: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// What the helper has of the machine for datagrams.
+/// UDP sockets in the machine's network namespace, one for each flow.
 pub struct Sockets {
     sockets: Vec<OwnedFd>,
     ports: Ports,

@@ -172,7 +172,7 @@ struct walk {
 	__u32 length;
 	__u32 at;
 	__u32 protocol;
-	__u32 done; /* all were looked at */
+	__u32 done; /* the walk has reached the last message */
 	struct asked asked;
 };
 

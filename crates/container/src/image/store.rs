@@ -81,7 +81,7 @@ pub struct Kept {
     pub packed_bytes: u64,
     /// Bytes of a disk that its files take.
     pub unpacked_bytes: u64,
-    /// Its files and directories; 0 of one that an earlier version kept.
+    /// Number of files and directories; 0 if an earlier version stored the image.
     #[serde(default)]
     pub files: u64,
     /// When it came, milliseconds since 1970.
@@ -131,7 +131,7 @@ pub struct Room {
 pub struct Store {
     store: PathBuf,
     works: PathBuf,
-    /// Who hashes and counts what comes.
+    /// Place where arriving images are hashed and counted.
     workplace: Workplace,
     next: AtomicU64,
     /// Held while an index is changed.
@@ -182,7 +182,7 @@ impl Store {
             changing: Mutex::default(),
         };
         for owner in this.owners()? {
-            // What can't be read or removed is told when it is asked for.
+            // `index` reports a store that can't be read, to whoever asks for it.
             let _ = this.tidy(&owner);
         }
         Ok(this)
@@ -219,7 +219,7 @@ impl Store {
         self.store.join(owner)
     }
 
-    /// Removes all that an owner has, whatever it is. Its bytes go when what is returned is dropped.
+    /// Removes the whole store of an owner, damaged or not. Dropping the result deletes the files.
     pub fn forget(&self, owner: &str) -> Result<Work> {
         let _turn = self.turn();
         let (gone, place) = (self.begin(0)?, self.place(owner));

@@ -1,5 +1,5 @@
-//! What a guest, a helper, the mux or a program of a memif group can write is nothing to root, and what tenants have is
-//! read by root and their own processes alone.
+//! Root trusts nothing that a guest, a helper, the mux or a memif program can write. Only root and a tenant's own
+//! processes read the tenant's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -346,7 +346,7 @@ fn two_networks() -> String {
     format!("{}---\n{}", host("one"), host("two"))
 }
 
-/// What a command prints in a terminal of a node's.
+/// Runs a command in a terminal of a node and returns its output.
 fn in_terminal(node: &Node, target: &str, line: &str) -> String {
     let pdp = node.pdp_command(&["exec", "-t", target, "--", "sh", "-c", line]);
     let words = std::iter::once(pdp.get_program()).chain(pdp.get_args());

@@ -220,7 +220,7 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     });
 }
 
-/// Says three times the same from one port to a far end, and prints what it gets from whom.
+/// Python program: sends a datagram three times from one port, and prints each answer with its sender.
 const TALK: &str = r#"
 import socket, sys, time
 port, word, to = int(sys.argv[1]), sys.argv[2].encode(), (sys.argv[3], 9000)
@@ -241,7 +241,7 @@ while time.time() < end:
     except OSError as error: print("error", error.errno, flush=True)
 "#;
 
-/// Answers each datagram, from 198.51.100.9:9000; long, where it is asked to be.
+/// Python program: answers each datagram from 198.51.100.9:9000, with 4,000 bytes if the datagram says `long`.
 const FAR: &str = r#"
 import socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -269,7 +269,7 @@ fn datagrams_reach_only_the_node_that_asked() {
     let machine = node.namespace();
     machine.run("ip addr add 10.9.0.1/24 dev w0; ip route add default via 10.9.0.2");
     world.run("ip addr add 10.9.0.2/24 dev eth0; ip addr add 198.51.100.9/32 dev lo");
-    // Nobody is told of ports where nobody listens, or far more datagrams would be lost than come.
+    // The kernel limits its ICMP errors, so that unreachable ports do not cost more datagrams than arrive.
     machine.run("sysctl -qw net.ipv4.icmp_ratelimit=1000");
     let directory = node.directory.display().to_string();
     for (file, text) in [("far.py", FAR), ("stranger.py", STRANGER)] {
@@ -324,7 +324,7 @@ fn datagrams_reach_only_the_node_that_asked() {
     let got = long.finish();
     assert_eq!(got.matches("4007 to long").count(), 3, "{got}");
 
-    // That nobody listens is told at once: connection refused is 111.
+    // The node learns of a closed port at once: ECONNREFUSED is 111.
     let program = "import socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sock.connect(('198.51.100.9', 9999))

@@ -174,7 +174,7 @@ impl Drop for Stays {
     }
 }
 
-/// How files are damaged.
+/// Kinds of damage to a file.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     Half,
@@ -276,7 +276,7 @@ fn a_start_and_a_purge_with_every_file_of_a_tenant_damaged() {
     }
 }
 
-/// A stored spec of one tenant's that can't be read: it is told, what it has is kept, and the other's network is there.
+/// pdpd reports a tenant's stored spec that it can't read, keeps that network's volumes, and runs the other tenant's network.
 #[test]
 fn a_stored_spec_that_is_damaged_keeps_nobody_else_from_a_start() {
     let mut node = Node::start("damaged-spec");

@@ -225,8 +225,8 @@ fn counts(said: &str) -> (u64, u64) {
     words.next().zip(words.next()).unwrap_or_else(|| panic!("no counts: {said}"))
 }
 
-/// What no cgroup is charged for, and time under the one lock of the kernel's: each owner has its part, whatever
-/// capabilities its guests have and whatever others do.
+/// Each owner gets its own part of RTNL time and of the kernel memory that no cgroup is charged for. Capabilities of
+/// its guests and attacks of others do not change that.
 #[test]
 fn no_guest_takes_of_the_kernel_what_all_share() {
     let _turn = beside();
