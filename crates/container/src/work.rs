@@ -294,15 +294,15 @@ impl Place<'_> {
     fn watch(&self, child: &Child) -> std::result::Result<(), String> {
         let begun = Instant::now();
         let Some(process) = Process::of(child.id()) else { return Ok(()) };
-        while !process.wait(CHECK_INTERVAL) {
-            if self.own.stopping.load(Ordering::Relaxed) {
-                return Err("the daemon ends".to_owned());
+        while !self.own.stopping.load(Ordering::Relaxed) {
+            if process.wait(CHECK_INTERVAL) {
+                return Ok(());
             }
             if begun.elapsed() > TIME_MAX {
                 return Err(format!("it takes more than {} s", TIME_MAX.as_secs()));
             }
         }
-        Ok(())
+        Err("the daemon ends".to_owned())
     }
 }
 

@@ -241,7 +241,7 @@ while time.time() < end:
     except OSError as error: print("error", error.errno, flush=True)
 "#;
 
-/// Python program: answers each datagram from 198.51.100.9:9000, with 4,000 bytes if the datagram says `long`.
+/// Python program: answers each datagram from 198.51.100.9:9000, with 4,000 bytes more if the datagram says `long`.
 const FAR: &str = r#"
 import socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
