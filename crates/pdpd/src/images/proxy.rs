@@ -10,6 +10,7 @@
 //! and port in the namespace.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -46,6 +47,9 @@ const CONNECTIONS_MAX: usize = 64;
 
 /// Open files: two for a connection, and a few.
 const OPEN_FILES_MAX: u64 = 4 * CONNECTIONS_MAX as u64;
+
+/// Names that one pull may ask for.
+const NAMES_MAX: usize = 256;
 
 /// Time for a name and for each of its addresses.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -94,7 +98,8 @@ fn run() -> Result<()> {
         None => None,
     };
     let judge = Judge { allowed: config.allowed, ways: RefCell::new(ways) };
-    let proxy = Rc::new(Proxy { judge, upstream: Matcher::from_env() });
+    let known = RefCell::default();
+    let proxy = Rc::new(Proxy { judge, upstream: Matcher::from_env(), known });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async move {
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -152,6 +157,9 @@ struct Proxy {
     judge: Judge,
     /// The daemon's own proxy.
     upstream: Matcher,
+    /// Addresses by name and port, from the first look-up on: whoever answers for a registry's name in DNS can't
+    /// move it to the machine between two requests.
+    known: RefCell<HashMap<(String, u16), Vec<SocketAddr>>>,
 }
 
 /// A connection that leads to a destination, or to the daemon's proxy with what it wants to know.
@@ -265,15 +273,37 @@ impl Proxy {
         Ok(response.map(BodyExt::boxed))
     }
 
+    /// Addresses of a name; none if it has none, or the pull asked for too many names. A name with public addresses
+    /// has no others.
+    async fn look_up(&self, host: &str, port: u16) -> Vec<SocketAddr> {
+        let name = (host.to_ascii_lowercase(), port);
+        if let Some(known) = self.known.borrow().get(&name) {
+            return known.clone();
+        }
+        let found = tokio::time::timeout(CONNECT_MAX, lookup_host((host, port))).await;
+        let mut found: Vec<SocketAddr> =
+            found.ok().and_then(Result::ok).into_iter().flatten().collect();
+        let is_public = |to: &SocketAddr| is_public(to.ip().to_canonical());
+        if found.iter().any(is_public) {
+            found.retain(is_public);
+        }
+        if found.is_empty() {
+            return found;
+        }
+        let mut known = self.known.borrow_mut();
+        if known.len() >= NAMES_MAX && !known.contains_key(&name) {
+            return Vec::new();
+        }
+        known.entry(name).or_insert(found).clone()
+    }
+
     /// Connects to a destination that is allowed, or to the daemon's proxy for it.
     async fn way(&self, uri: &Uri) -> Result<Way, StatusCode> {
         let host = uri.host().ok_or(StatusCode::BAD_REQUEST)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         let port = uri.port_u16().unwrap_or(default);
-        let found = tokio::time::timeout(CONNECT_MAX, lookup_host((host, port))).await;
-        let found: Vec<SocketAddr> =
-            found.ok().and_then(Result::ok).into_iter().flatten().collect();
+        let found = self.look_up(host, port).await;
         let allowed = |to: &&SocketAddr| self.judge.is_allowed(host, port, to.ip());
         if let Some(upstream) = self.upstream.intercept(uri) {
             // Who has a proxy may know no names of the Internet. The proxy finds its own address for the name.
