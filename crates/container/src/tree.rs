@@ -32,18 +32,18 @@ const DIRECTORY: OFlags =
 /// directory with all that is in it. The directories above must be root's alone. Takes time for
 /// each entry, and for nothing else.
 pub fn remove(path: &Path) -> Result<()> {
-    let done = Removal { top: path, moved: 0, looked_at: 0 }.run();
+    let done = Walk { top: path, moved: 0, looked_at: 0 }.run();
     done.at("remove", path)
 }
 
-struct Removal<'a> {
+struct Walk<'a> {
     top: &'a Path,
     /// Directories that were moved up: the next one's name.
     moved: u64,
     looked_at: u64,
 }
 
-impl Removal<'_> {
+impl Walk<'_> {
     fn run(&mut self) -> io::Result<()> {
         let above = match self.top.parent() {
             Some(above) if above.as_os_str().is_empty() => Path::new("."),

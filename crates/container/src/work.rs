@@ -159,11 +159,11 @@ fn reason(error: Error) -> String {
 #[derive(Clone, Debug)]
 pub struct Workplace {
     /// `pdp-work` and the cgroups; `None`: this very process does the work.
-    own: Option<Arc<Own>>,
+    apart: Option<Arc<Apart>>,
 }
 
 #[derive(Debug)]
-struct Own {
+struct Apart {
     program: PathBuf,
     cgroups: Cgroups,
     /// Pieces of work under way, by owner: the cgroup goes with the last one.
@@ -174,13 +174,13 @@ struct Own {
 /// An owner's cgroup while somebody works in it.
 #[derive(Debug)]
 pub struct Place<'a> {
-    own: &'a Own,
+    apart: &'a Apart,
     owner: String,
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut busy = lock(&self.own.busy);
+        let mut busy = lock(&self.apart.busy);
         let Some(count) = busy.get_mut(&self.owner) else { return };
         *count -= 1;
         if *count == 0 {
@@ -188,7 +188,7 @@ impl Drop for Place<'_> {
             // A process that has just been waited for may still be counted: the next one, or the end of the
             // daemon's cgroup, removes what stays.
             let cgroup = cgroup(&self.owner);
-            let _ = self.own.cgroups.try_remove(&cgroup);
+            let _ = self.apart.cgroups.try_remove(&cgroup);
         }
     }
 }
@@ -201,19 +201,19 @@ impl Workplace {
     /// Work is done by processes of `program` in cgroups of these.
     pub fn new(program: PathBuf, cgroups: Cgroups) -> Self {
         let (busy, stopping) = (Mutex::default(), AtomicBool::default());
-        Self { own: Some(Arc::new(Own { program, cgroups, busy, stopping })) }
+        Self { apart: Some(Arc::new(Apart { program, cgroups, busy, stopping })) }
     }
 
     /// Work is done by the caller's thread, with all its rights and without limits: for tests and fuzzing of what is
     /// done, not of where.
     pub fn in_this_process() -> Self {
-        Self { own: None }
+        Self { apart: None }
     }
 
     /// Ends the work that is under way, and refuses more.
     pub fn stop(&self) {
-        if let Some(own) = &self.own {
-            own.stopping.store(true, Ordering::Relaxed);
+        if let Some(apart) = &self.apart {
+            apart.stopping.store(true, Ordering::Relaxed);
         }
     }
 
@@ -222,12 +222,12 @@ impl Workplace {
     /// # Errors
     /// The machine's cgroups refuse.
     pub fn place(&self, owner: &str) -> crate::Result<Option<Place<'_>>> {
-        let Some(own) = &self.own else { return Ok(None) };
-        let mut busy = lock(&own.busy);
-        own.cgroups.weigh(CGROUP, WEIGHT_MILLICORES)?;
-        own.cgroups.ensure(&cgroup(owner), &limits())?;
+        let Some(apart) = &self.apart else { return Ok(None) };
+        let mut busy = lock(&apart.busy);
+        apart.cgroups.weigh(CGROUP, WEIGHT_MILLICORES)?;
+        apart.cgroups.ensure(&cgroup(owner), &limits())?;
         *busy.entry(owner.to_owned()).or_default() += 1;
-        Ok(Some(Place { own, owner: owner.to_owned() }))
+        Ok(Some(Place { apart, owner: owner.to_owned() }))
     }
 
     /// Does a piece of work for an owner, and waits for it.
@@ -267,7 +267,7 @@ impl Place<'_> {
     }
 
     fn start(&self, order: &Order) -> io::Result<Child> {
-        let mut child = Command::new(&self.own.program)
+        let mut child = Command::new(&self.apart.program)
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -276,7 +276,7 @@ impl Place<'_> {
             .spawn()?;
         let begun = || -> io::Result<()> {
             let leaf = format!("{}/work", cgroup(&self.owner));
-            self.own.cgroups.enter(&leaf, child.id()).map_err(io::Error::other)?;
+            self.apart.cgroups.enter(&leaf, child.id()).map_err(io::Error::other)?;
             let text = serde_json::to_vec(order)?;
             // The end of the order is the end of the file.
             child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(&text))
@@ -294,7 +294,7 @@ impl Place<'_> {
     fn watch(&self, child: &Child) -> std::result::Result<(), String> {
         let begun = Instant::now();
         let Some(process) = Process::of(child.id()) else { return Ok(()) };
-        while !self.own.stopping.load(Ordering::Relaxed) {
+        while !self.apart.stopping.load(Ordering::Relaxed) {
             if process.wait(CHECK_INTERVAL) {
                 return Ok(());
             }

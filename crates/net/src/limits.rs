@@ -13,18 +13,18 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenMapMut};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::{Context, Error, Result};
 use crate::netns::in_thread;
+use crate::pins::{self, remove_dir, remove_file};
 use crate::ports::now;
-use crate::xdp::{is_bpf_fs, other, program};
+use crate::xdp::{other, program};
 
 /// Interfaces that a namespace may have before its guest makes another one, those that PdP made included.
 pub const LINKS_MAX: u32 = 320;
@@ -41,12 +41,8 @@ const OWN_PARTS: u64 = 8;
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_limits.bpf.o"));
 
-/// The maps, with the bytes of a key and of a value.
-const MAPS: [(&str, usize, usize); 3] = [
-    ("ranges", 4, size_of::<u64>()),
-    ("owners", 8, size_of::<Owner>()),
-    ("settings", 4, size_of::<Settings>()),
-];
+/// The maps.
+const MAPS: [&str; 3] = ["ranges", "owners", "settings"];
 
 /// The programs, which are what the pins of their links are called.
 const PROGRAMS: [&str; 2] = ["pdp_netlink", "pdp_ioctl"];
@@ -92,18 +88,12 @@ impl Limits {
         if let Some(text) = lacking()? {
             return Err(Error::Invalid { object: "bounds of what guests ask for".into(), text });
         }
-        libbpf_rs::set_print(None);
-        fs::create_dir_all(pins).on("make", pins.display())?;
-        if !is_bpf_fs(pins) {
-            let text = format!("not in a BPF file system; mount -t bpf bpf {}", crate::xdp::BPF_FS);
-            return Err(Error::Invalid { object: pins.display().to_string(), text });
-        }
-        if !fits(pins) {
-            destroy(pins)?;
-            fs::create_dir_all(pins).on("make", pins.display())?;
-        }
-        let object =
-            load(pins).map_err(other).on("load the bounds of guests for", pins.display())?;
+        pins::make_dir(pins)?;
+        let place = |map: &mut OpenMapMut<'_>| {
+            Ok(MAPS.into_iter().find(|name| map.name() == *name).map(|name| pins.join(name)))
+        };
+        let empty = || destroy(pins).and_then(|()| pins::make_dir(pins));
+        let object = pins::load(OBJECT, "the bounds of guests", place, empty)?;
         for name in PROGRAMS {
             let attach = || -> Result<()> {
                 let mut link =
@@ -111,22 +101,17 @@ impl Limits {
                 // Such a link can't be given another program: for a moment both count.
                 // No name there has a dot.
                 let (new, pin) = (pins.join(format!("{name}_new")), pins.join(name));
-                remove(&new)?;
+                remove_file(&new)?;
                 link.pin(&new).map_err(other).on("pin", new.display())?;
-                remove(&pin)?;
+                remove_file(&pin)?;
                 fs::rename(&new, &pin).on("pin", pin.display())
             };
             attach()?;
         }
-        let map = |(name, ..): (&str, usize, usize)| {
-            let path = pins.join(name);
-            MapHandle::from_pinned_path(&path).map_err(other).on("open the map", path.display())
-        };
-        let [ranges, owners, settings] = MAPS;
         let this = Self {
-            ranges: map(ranges)?,
-            owners: map(owners)?,
-            settings: map(settings)?,
+            ranges: pins::map(pins, MAPS[0])?,
+            owners: pins::map(pins, MAPS[1])?,
+            settings: pins::map(pins, MAPS[2])?,
             known: BTreeMap::new(),
         };
         this.set_parts()?;
@@ -226,15 +211,10 @@ impl Limits {
 pub fn destroy(pins: &Path) -> Result<()> {
     let new = PROGRAMS.map(|name| format!("{name}_new"));
     let new = new.iter().map(String::as_str);
-    for name in PROGRAMS.into_iter().chain(new).chain(MAPS.iter().map(|(name, ..)| *name)) {
-        remove(&pins.join(name))?;
+    for name in PROGRAMS.into_iter().chain(new).chain(MAPS) {
+        remove_file(&pins.join(name))?;
     }
-    match fs::remove_dir(pins) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).on("remove", pins.display())
-        }
-        _ => Ok(()),
-    }
+    remove_dir(pins)
 }
 
 /// Returns what this kernel lacks for the bounds, and what to do; `None`: nothing.
@@ -273,36 +253,6 @@ fn parts(owners: usize) -> u64 {
 /// The key of user ids in `ranges`.
 fn range(first: u32) -> u32 {
     first / USERS
-}
-
-fn load(pins: &Path) -> libbpf_rs::Result<Object> {
-    let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
-    for mut map in object.maps_mut() {
-        if let Some((name, ..)) = MAPS.iter().find(|(name, ..)| map.name() == *name) {
-            map.set_pin_path(pins.join(name))?;
-        }
-    }
-    object.load()
-}
-
-/// True if the maps that are pinned, if any, are such as this version has.
-fn fits(pins: &Path) -> bool {
-    MAPS.iter().all(|(name, key, value)| {
-        let path = pins.join(name);
-        !path.exists()
-            || MapHandle::from_pinned_path(&path).is_ok_and(|map| {
-                (map.key_size() as usize, map.value_size() as usize) == (*key, *value)
-            })
-    })
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).on("remove", path.display())
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

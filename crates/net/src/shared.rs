@@ -1,11 +1,13 @@
-//! Settings of the kernel that are one for all network namespaces, where one tenant's use would be everybody's.
+//! Settings (sysctls) that bound what all guests of a machine use together.
+//!
+//! The functions set each one so that no guest can use up what another one may have. A setting that is higher stays.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Result};
-use crate::sysctl;
+use crate::netns::within;
 
 /// Connections that each network namespace may track; each takes 1.6 KB that no cgroup is charged for.
 pub const CONNECTIONS_MAX: u64 = 16_384;
@@ -15,47 +17,52 @@ const OWN_CONNECTIONS_MAX: u64 = CONNECTIONS_MAX / 8;
 
 const CONNECTIONS: &str = "net.netfilter.nf_conntrack_max";
 
-/// The machine's first network namespace, which alone has these settings: the caller's, or that of process 1.
-pub(crate) fn first_netns() -> Result<File> {
-    let own = Path::new("/proc/sys/net/ipv4/neigh/default/gc_thresh3").exists();
-    let first = if own { "/proc/thread-self/ns/net" } else { "/proc/1/ns/net" };
-    File::open(first).on("open", first)
-}
-
-/// Raises the bounds of the memory of all TCP and of all UDP sockets to all memory of the machine, where they are lower:
-/// then the bounds of cgroups are met before, each by its own sockets alone.
+/// Raises `kernel.pty.max` so that `count` pseudo-terminals are left beside those of the machine itself.
 ///
 /// # Errors
-/// Neither the caller nor process 1 is in the machine's first network namespace, or the settings may not be changed.
-pub fn raise_socket_memory() -> Result<()> {
-    let (first, pages) = (first_netns()?, memory_pages()?);
-    for (key, has) in socket_memory(&first)? {
-        let raised = has.map(|has| has.max(pages));
-        if raised != has {
-            let value = raised.map(|pages| pages.to_string()).join(" ");
-            sysctl::set(first.as_fd(), key, &value)?;
+/// The setting may not be changed; so for each of these functions.
+pub fn raise_terminals(count: u64) -> Result<()> {
+    // The kernel keeps `reserve` of them for the machine's own mount of devpts.
+    let reserved = numbers("kernel.pty.reserve")?.into_iter().next().unwrap_or(0);
+    raise("kernel.pty.max", count + reserved)
+}
+
+/// Raises the inotify instances that each user may have to `count`.
+pub fn raise_inotify_instances(count: u64) -> Result<()> {
+    raise("fs.inotify.max_user_instances", count)
+}
+
+/// Raises the entries that the neighbour tables of IPv4 and of IPv6 may each hold to `count` (`gc_thresh3`). The
+/// kernel lets go of unused entries while a table holds more than half of it (`gc_thresh2`).
+pub fn raise_neighbours(count: u64) -> Result<()> {
+    for family in ["ipv4", "ipv6"] {
+        // In this order: what is above the next is of no use.
+        for (name, count) in [("gc_thresh3", count), ("gc_thresh2", count / 2)] {
+            raise(&format!("net.{family}.neigh.default.{name}"), count)?;
         }
     }
     Ok(())
 }
 
-/// Returns the names of those that [`raise_socket_memory`] would raise.
-pub fn low_socket_memory() -> Result<Vec<&'static str>> {
+const SOCKET_MEMORY: [&str; 2] = ["net.ipv4.tcp_mem", "net.ipv4.udp_mem"];
+
+/// Raises the memory that all TCP sockets and all UDP sockets may hold to the memory of the machine. Then the sockets
+/// of a cgroup reach the bound of their cgroup first.
+pub fn raise_socket_memory() -> Result<()> {
     let pages = memory_pages()?;
-    let all = socket_memory(&first_netns()?)?.into_iter();
-    Ok(all.filter(|(_, has)| has.iter().any(|has| *has < pages)).map(|(key, _)| key).collect())
+    SOCKET_MEMORY.into_iter().try_for_each(|key| raise(key, pages))
 }
 
-/// Pages, by the name of the setting: below the first one there is no pressure, beyond the last one none are had.
-fn socket_memory(first: &File) -> Result<Vec<(&'static str, [u64; 3])>> {
-    let read = |key: &'static str| {
-        let value = sysctl::get(first.as_fd(), key)?;
-        let pages: Vec<u64> = value.split_whitespace().flat_map(str::parse).collect();
-        let text = format!("{value:?}, not three numbers");
-        let pages = pages.try_into().map_err(|_| Error::Invalid { object: key.into(), text })?;
-        Ok((key, pages))
-    };
-    ["net.ipv4.tcp_mem", "net.ipv4.udp_mem"].into_iter().map(read).collect()
+/// Returns the names of the settings that [`raise_socket_memory`] would raise.
+pub fn low_socket_memory() -> Result<Vec<&'static str>> {
+    let pages = memory_pages()?;
+    let mut low = Vec::new();
+    for key in SOCKET_MEMORY {
+        if numbers(key)?.iter().any(|has| *has < pages) {
+            low.push(key);
+        }
+    }
+    Ok(low)
 }
 
 fn memory_pages() -> Result<u64> {
@@ -67,30 +74,69 @@ fn memory_pages() -> Result<u64> {
     Ok(kib / (rustix::param::page_size() as u64 >> 10))
 }
 
+/// Raises each number of a setting that is lower than `least`, and lowers none.
+fn raise(key: &str, least: u64) -> Result<()> {
+    match raised(&numbers(key)?, least) {
+        Some(value) => write(key, &value),
+        None => Ok(()),
+    }
+}
+
+/// The value in which each number is at least `least`; `None`: they all are.
+fn raised(numbers: &[u64], least: u64) -> Option<String> {
+    let low = numbers.iter().any(|number| *number < least);
+    let raised = || numbers.iter().map(|number| number.max(&least).to_string());
+    low.then(|| raised().collect::<Vec<_>>().join(" "))
+}
+
+fn numbers(key: &str) -> Result<Vec<u64>> {
+    let value = in_first_netns(|| fs::read_to_string(path(key)).on("read sysctl", key))?;
+    let numbers = value.split_whitespace().map(str::parse).collect::<std::result::Result<_, _>>();
+    let text = format!("{:?}, which is no list of numbers", value.trim_end());
+    numbers.map_err(|_| Error::Invalid { object: key.into(), text })
+}
+
+fn write(key: &str, value: &str) -> Result<()> {
+    in_first_netns(|| fs::write(path(key), value).on("set sysctl", key))
+}
+
+fn path(key: &str) -> PathBuf {
+    Path::new("/proc/sys").join(key.replace('.', "/"))
+}
+
+/// Runs `work` in the first network namespace of the machine, which alone has some of the settings: the caller's, or
+/// that of process 1.
+fn in_first_netns<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if path("net.ipv4.neigh.default.gc_thresh3").exists() {
+        return work();
+    }
+    const FIRST: &str = "/proc/1/ns/net";
+    within(File::open(FIRST).on("open", FIRST)?.as_fd(), work)
+}
+
 /// Lowers what each network namespace may track to [`CONNECTIONS_MAX`], unless the machine itself tracks many.
 /// Returns false if the kernel tracks nothing yet: then it is to be called again later.
 ///
 /// # Errors
-/// As [`raise_socket_memory`]; and [`Error::Invalid`]: the machine tracks many.
+/// [`Error::Invalid`]: the machine itself tracks many.
 pub fn bound_connections() -> Result<bool> {
     let Some(most) = connections_max()? else { return Ok(false) };
     if most <= CONNECTIONS_MAX {
         return Ok(true);
     }
-    let first = first_netns()?;
-    let now = sysctl::get(first.as_fd(), "net.netfilter.nf_conntrack_count")?;
-    if !now.parse().is_ok_and(|now: u64| now <= OWN_CONNECTIONS_MAX) {
+    let now: u64 = numbers("net.netfilter.nf_conntrack_count")?.iter().sum();
+    if now > OWN_CONNECTIONS_MAX {
         let text = format!("the machine itself tracks {now}; {most} stay the bound of each node");
         return Err(Error::Invalid { object: CONNECTIONS.into(), text });
     }
-    sysctl::set(first.as_fd(), CONNECTIONS, &CONNECTIONS_MAX.to_string())?;
+    write(CONNECTIONS, &CONNECTIONS_MAX.to_string())?;
     Ok(true)
 }
 
-/// Connections that each network namespace may track; `None`: the kernel tracks none yet.
+/// Returns the connections that each network namespace may track; `None`: the kernel tracks none yet.
 pub fn connections_max() -> Result<Option<u64>> {
-    match sysctl::get(first_netns()?.as_fd(), CONNECTIONS) {
-        Ok(most) => Ok(most.parse().ok()),
+    match numbers(CONNECTIONS) {
+        Ok(most) => Ok(most.first().copied()),
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -102,9 +148,23 @@ mod tests {
 
     #[test]
     fn the_settings_are_found() {
-        let found = socket_memory(&first_netns().unwrap()).unwrap();
-        assert!(found.iter().all(|(_, [low, pressure, high])| low <= pressure && pressure <= high));
+        for key in SOCKET_MEMORY {
+            let is = numbers(key).unwrap();
+            assert!(is.len() == 3 && is.is_sorted(), "{key}: {is:?}");
+        }
         assert!(memory_pages().unwrap() > 1000);
         connections_max().unwrap();
+        // Less than any machine has.
+        raise_neighbours(1).unwrap();
+        raise_inotify_instances(1).unwrap();
+        raise_terminals(0).unwrap();
+        assert!(raise("kernel.pty.none", 1).is_err());
+    }
+
+    #[test]
+    fn settings_are_raised_and_never_lowered() {
+        assert_eq!(raised(&[128], 129).as_deref(), Some("129"));
+        assert_eq!(raised(&[129], 129), None);
+        assert_eq!(raised(&[10, 200, 30], 100).as_deref(), Some("100 200 100"));
     }
 }

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -20,7 +19,7 @@ use std::sync::Mutex;
 
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut, TC_INGRESS, TcHook,
+    Link, MapCore, MapFlags, MapHandle, Object, OpenMapMut, ProgramMut, TC_INGRESS, TcHook,
     XdpFlags,
 };
 
@@ -28,6 +27,7 @@ pub use pdp_wire::tunnel::Take;
 
 use crate::error::{Context, Error, Result};
 use crate::interface::{Condition, Interface};
+use crate::pins::{self, remove_dir, remove_file};
 use crate::ports::{Ports, SHARED_MAPS};
 
 /// Destinations that can be taken on one interface.
@@ -283,21 +283,8 @@ pub fn detach(pins: &Path) -> Result<()> {
         // As above. The descriptor has no meaning here.
         let _ = hook(map.as_fd(), index).detach();
     }
-    for name in [LINK].iter().chain(&MAPS) {
-        let path = pins.join(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).on("remove", path.display());
-            }
-            _ => {}
-        }
-    }
-    match fs::remove_dir(pins) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).on("remove", pins.display())
-        }
-        _ => Ok(()),
-    }
+    [LINK].iter().chain(&MAPS).try_for_each(|name| remove_file(&pins.join(name)))?;
+    remove_dir(pins)
 }
 
 /// Mounts the BPF file system at [`BPF_FS`] unless it is there.
@@ -354,29 +341,23 @@ fn hook(program: BorrowedFd<'_>, index: u32) -> TcHook {
 /// Loads the programs with the maps in `pins` if those are to be kept, else with new ones.
 /// With the maps of ports in `ports`, or with ones without any port.
 fn prepare(device: &str, pins: &Path, keep: bool, ports: Option<&Path>) -> Result<Object> {
-    libbpf_rs::set_print(None);
-    let empty = || -> Result<()> {
-        detach(pins)?;
-        fs::create_dir_all(pins).on("make", pins.display())
-    };
-    fs::create_dir_all(pins).on("make", pins.display())?;
-    if !is_bpf_fs(pins) {
-        let text = format!("not in a BPF file system; mount -t bpf bpf {BPF_FS}");
-        return Err(Error::Invalid { object: pins.display().to_string(), text });
-    }
+    let empty = || detach(pins).and_then(|()| pins::make_dir(pins));
+    pins::make_dir(pins)?;
     if !keep {
         // Of an interface that is gone, or half-made.
         empty()?;
     }
-    let object = match load(pins, ports) {
-        // Maps of an older version, of another shape.
-        Err(_) if keep => {
-            empty()?;
-            load(pins, ports)
+    let place = |map: &mut OpenMapMut<'_>| {
+        let name = map.name().to_owned();
+        let is = |names: &[&str]| names.iter().any(|other| name == *other);
+        match ports {
+            _ if is(&MAPS) => Ok(Some(pins.join(&name))),
+            Some(ports) if is(&SHARED_MAPS) => Ok(Some(ports.join(&name))),
+            None if is(&SHARED_MAPS) => map.set_max_entries(1).map(|()| None),
+            _ => Ok(None),
         }
-        object => object,
     };
-    object.map_err(other).on("load the XDP program for", device)
+    pins::load(OBJECT, &format!("the XDP program for {device}"), place, empty)
 }
 
 pub(crate) fn program<'o>(object: &'o Object, name: &str) -> Result<ProgramMut<'o>> {
@@ -385,27 +366,8 @@ pub(crate) fn program<'o>(object: &'o Object, name: &str) -> Result<ProgramMut<'
 }
 
 fn maps(pins: &Path) -> Result<[MapHandle; 4]> {
-    let map = |name| {
-        let path = pins.join(name);
-        MapHandle::from_pinned_path(&path).map_err(other).on("open the map", path.display())
-    };
+    let map = |name| pins::map(pins, name);
     Ok([map(MAPS[0])?, map(MAPS[1])?, map(MAPS[2])?, map(MAPS[3])?])
-}
-
-/// Loads the program, with the maps that are pinned, or with new ones that are pinned then.
-fn load(pins: &Path, ports: Option<&Path>) -> libbpf_rs::Result<Object> {
-    let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
-    for mut map in object.maps_mut() {
-        let name = map.name().to_owned();
-        let is = |names: &[&str]| names.iter().any(|other| name == *other);
-        match ports {
-            _ if is(&MAPS) => map.set_pin_path(pins.join(&name))?,
-            Some(ports) if is(&SHARED_MAPS) => map.set_pin_path(ports.join(&name))?,
-            None if is(&SHARED_MAPS) => map.set_max_entries(1)?,
-            _ => {}
-        }
-    }
-    object.load()
 }
 
 /// Attaches in the driver, or else in the stack, and pins the link.

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -25,7 +24,7 @@ use pdpd::http::Daemon;
 use pdpd::model::Model;
 use pdpd::plan::Places;
 use pdpd::ports::Ports;
-use pdpd::rooms::Rooms;
+use pdpd::settings::Settings;
 use pdpd::state::State;
 
 /// Two routers of two guests and four ports each, and two hosts.
@@ -152,8 +151,7 @@ fn main() -> Result<()> {
         places,
         runtime,
         state,
-        neighbours: AtomicU64::default(),
-        rooms: Rooms::default(),
+        settings: Settings::default(),
         bounds,
     };
     let descriptors = Descriptors { limit: 1 << 20, kept: 0 };

@@ -1026,7 +1026,6 @@ pub(crate) fn link_of<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
 
     use serde_json::json;
 
@@ -1066,8 +1065,7 @@ mod tests {
             places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&directory.join("state")).unwrap()),
-            neighbours: AtomicU64::default(),
-            rooms: crate::rooms::Rooms::default(),
+            settings: crate::settings::Settings::default(),
         };
         let descriptors = Descriptors { limit: 1000, kept: 0 };
         Engine::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()

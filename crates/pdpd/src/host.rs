@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 pub use pdp_container::words;
 use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
@@ -21,7 +20,7 @@ use crate::bounds::Bounds;
 use crate::control::{ControlError, Mux, Put, TapHelper};
 use crate::plan::{Directory, GuestPlan, Places, Plan, TapHelperPlan};
 use crate::ports::Ports;
-use crate::rooms::Rooms;
+use crate::settings::Settings;
 use crate::sockets;
 use crate::state::{State, StateError};
 
@@ -150,10 +149,8 @@ pub struct Host {
     pub ports: Ports,
     /// Bounds of what guests ask the kernel for.
     pub bounds: Bounds,
-    /// Entries that the kernel's neighbour tables were given room for.
-    pub neighbours: AtomicU64,
-    /// What else the guests together were given room for.
-    pub rooms: Rooms,
+    /// Settings of the machine that grow with the networks.
+    pub settings: Settings,
 }
 
 impl Host {
@@ -600,8 +597,7 @@ mod tests {
             places,
             runtime: runtime.unwrap(),
             state: Arc::new(State::open(&at("state")).unwrap()),
-            neighbours: AtomicU64::default(),
-            rooms: Rooms::default(),
+            settings: Settings::default(),
         };
         let (planned, other) = (at("memif.sock"), at("other.sock"));
         let mut sockets = vec![planned.clone(); 20_000];

@@ -16,7 +16,7 @@
 //! | [`doctor`] | what the machine can and can't do |
 //! | [`claim`] | places that no other daemon may have |
 //! | [`machine`], [`host`], [`control`] | what can be done on the machine; calls to the mux and the helpers |
-//! | [`rooms`] | settings of the kernel that bound what all guests have together |
+//! | [`settings`] | settings of the machine that bound what all guests use together |
 //! | [`state`] | what is remembered |
 
 #![forbid(unsafe_code)]
@@ -49,7 +49,7 @@ pub mod ports;
 pub mod queue;
 pub mod reconcile;
 pub mod remains;
-pub mod rooms;
+pub mod settings;
 pub mod shared;
 pub mod sockets;
 pub mod state;

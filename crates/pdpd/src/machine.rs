@@ -11,7 +11,6 @@ use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -27,13 +26,6 @@ use crate::host::{self, Host, HostError, words};
 use crate::plan::{Directory, GuestPlan, KernelPlan, PortNow, TapHelperPlan};
 use crate::ports::Touched;
 use crate::state::PRIVATE;
-
-/// Entries of the kernel's neighbour tables that are left to the machine itself.
-const NEIGHBOURS_OF_MACHINE: u64 = 1024;
-
-/// Entries of one of the tables, whatever all networks together ask for: some 100 MB of the kernel's memory,
-/// which is charged to nobody.
-const NEIGHBOURS_MAX: u64 = 1 << 18;
 
 /// Longest wait at a socket whose queue of connections is full.
 const LISTEN_WAIT: Duration = Duration::from_millis(20);
@@ -455,21 +447,11 @@ impl Machine for Host {
     }
 
     fn make_room_for_neighbours(&self, count: u64) {
-        let count = (count + NEIGHBOURS_OF_MACHINE).min(NEIGHBOURS_MAX);
-        if self.neighbours.fetch_max(count, Ordering::Relaxed) >= count {
-            return;
-        }
-        if let Err(error) = pdp_net::neighbour::make_room(count) {
-            tracing::warn!(
-                "the kernel's neighbour tables may be too small for all networks together: {}; set \
-                 net.ipv4.neigh.default.gc_thresh3 and that of ipv6 to {count}",
-                words(&error)
-            );
-        }
+        self.settings.hold_neighbours(count);
     }
 
     fn make_room_for_guests(&self, all: u64, of_vnet: u64) {
-        self.rooms.for_guests(all, of_vnet);
+        self.settings.hold_guests(all, of_vnet);
     }
 
     fn bound(&self, vnet: &str, first_user: u32) {

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use pdpd::http::{self, Listeners};
 use pdpd::images::proxy;
 use pdpd::plan::Places;
 use pdpd::ports::Ports;
-use pdpd::rooms::Rooms;
+use pdpd::settings::Settings;
 use pdpd::state::State;
 use pdpd::upgrade;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -185,8 +184,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         places,
         runtime,
         state: state.clone(),
-        neighbours: AtomicU64::default(),
-        rooms: Rooms::default(),
+        settings: Settings::default(),
     });
     pdpd::ports::attend(&host).context("start a thread")?;
     // The variable alone may come from a service that a shell above belongs to.

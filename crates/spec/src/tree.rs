@@ -12,6 +12,10 @@ use crate::limits::{SPEC_BYTES_MAX, VNETS_MAX};
 /// Documents of a file: all virtual networks and the substrate.
 const DOCUMENTS_MAX: usize = VNETS_MAX + 1;
 
+/// Levels of mappings and lists in each other. Specs need 12. Each level takes up to 45 KiB of stack (measured without
+/// optimization).
+const DEPTH_MAX: usize = 24;
+
 /// Line and column, from 1.
 pub type Place = (u32, u32);
 
@@ -182,7 +186,7 @@ pub fn read(text: &str) -> Result<Vec<Tree>, Syntax> {
         underscored_numbers_as_strings: true,
         strict_booleans: true,
         with_snippet: false,
-        budget: serde_saphyr::budget! { max_documents: DOCUMENTS_MAX },
+        budget: serde_saphyr::budget! { max_documents: DOCUMENTS_MAX, max_depth: DEPTH_MAX },
     };
     let documents = serde_saphyr::from_multiple_with_options::<Located>(text, options);
     let documents = documents.map_err(|error| {

@@ -117,8 +117,18 @@ fn aliases_do_not_multiply_without_bound() {
         text.push_str(&format!("a{n}: &a{n} [{refs}]\n"));
     }
     run(&text);
-    run(&"[".repeat(100_000));
-    run(&"{a: ".repeat(10_000));
+}
+
+/// The stack is three quarters of what a thread of pdpd has.
+#[test]
+fn what_is_nested_deeply_is_refused_before_the_stack_is_full() {
+    let block = (0..3000).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
+    let texts = ["[".repeat(100_000), "{a: ".repeat(300_000), "- ".repeat(100_000), block];
+    let deep = |text: String| {
+        parse(&[source(&text)]).unwrap_err();
+    };
+    let all = std::thread::Builder::new().stack_size(3 << 19);
+    all.spawn(move || texts.into_iter().for_each(deep)).unwrap().join().unwrap();
 }
 
 /// What a vnet wants of what all share.

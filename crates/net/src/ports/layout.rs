@@ -348,6 +348,22 @@ mod tests {
         assert_eq!((size_of::<Vrouter>(), size_of::<Inner>(), size_of::<Use>()), (64, 8, 40));
         assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 48));
         assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 132));
+        use crate::ports::{LIMITS_MAX, OBJECT, PORTS_MAX, USED_MAX};
+        let mut builder = libbpf_rs::ObjectBuilder::default();
+        let object = builder.open_memory(OBJECT).unwrap();
+        for (name, bytes, entries) in [
+            ("ports", size_of::<Port>(), PORTS_MAX),
+            ("port_counts", size_of::<Counts>(), PORTS_MAX),
+            ("tunnels", size_of::<Taker>(), 2 * PORTS_MAX),
+            ("limits", size_of::<Limit>(), LIMITS_MAX),
+            ("vrouters", size_of::<Vrouter>(), PORTS_MAX),
+            ("outsides", size_of::<Leaving>(), PORTS_MAX),
+            ("inners", 4, PORTS_MAX),
+            ("used", size_of::<Use>(), USED_MAX),
+        ] {
+            let map = object.maps().find(|map| map.name() == name).expect(name);
+            assert_eq!((map.value_size() as usize, map.max_entries()), (bytes, entries), "{name}");
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, XdpFlags};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenMapMut, XdpFlags};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use pdp_wire::named;
@@ -54,10 +54,11 @@ use crate::ethtool;
 use crate::interface::Watch;
 use crate::netlink::Kept;
 use crate::netns::{in_thread, within};
+use crate::pins::{self, remove_dir, remove_file};
 use crate::sysctl;
 use crate::tap;
-use crate::xdp::{create_link, is_bpf_fs, other, pin_link, pinned_index, pinned_link, program};
-use layout::{Counts, Inner, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel, Use, Vrouter};
+use crate::xdp::{create_link, other, pin_link, pinned_index, pinned_link, program};
+use layout::{Counts, Inner, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel};
 pub use short::{Aside, LEASE_MAX, NO_MTU, Power, USED_MAX, Used, Ways, now, obeys_hooks};
 use veth::{Change as Set, End};
 
@@ -90,24 +91,22 @@ const UNPINNED_WAIT: Duration = Duration::from_millis(500);
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_ports.bpf.o"));
 
-/// The maps, with the bytes of a value and the entries of each. The first ones are shared with the programs of
-/// external interfaces.
-const MAPS: [(&str, usize, u32); 10] = [
-    ("ports", size_of::<Port>(), PORTS_MAX),
-    ("ends", 4, PORTS_MAX),
-    ("port_counts", size_of::<Counts>(), PORTS_MAX),
-    ("tunnels", size_of::<Taker>(), 2 * PORTS_MAX),
-    ("limits", size_of::<Limit>(), LIMITS_MAX),
-    ("vrouters", size_of::<Vrouter>(), PORTS_MAX),
-    ("outsides", size_of::<Leaving>(), PORTS_MAX),
-    ("devices", 4, PORTS_MAX),
-    ("inners", 4, PORTS_MAX),
-    ("used", size_of::<Use>(), USED_MAX),
+/// The maps. The first ones are shared with the programs of external interfaces.
+const MAPS: [&str; 10] = [
+    "ports",
+    "ends",
+    "port_counts",
+    "tunnels",
+    "limits",
+    "vrouters",
+    "outsides",
+    "devices",
+    "inners",
+    "used",
 ];
 
 /// Of [`MAPS`], those that programs of external interfaces have too.
-pub(crate) const SHARED_MAPS: [&str; 6] =
-    [MAPS[0].0, MAPS[1].0, MAPS[2].0, MAPS[3].0, MAPS[4].0, MAPS[5].0];
+pub(crate) const SHARED_MAPS: [&str; 6] = [MAPS[0], MAPS[1], MAPS[2], MAPS[3], MAPS[4], MAPS[5]];
 
 /// A port to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -369,28 +368,19 @@ impl Ports {
     pub fn open(netns: &Path, pins: &Path) -> Result<Self> {
         let netns = open_netns(netns)?;
         let netlink = within(netns.as_fd(), Kept::open)?;
-        libbpf_rs::set_print(None);
-        fs::create_dir_all(pins).on("make", pins.display())?;
-        if !is_bpf_fs(pins) {
-            let text = format!("not in a BPF file system; mount -t bpf bpf {}", crate::xdp::BPF_FS);
-            return Err(Error::Invalid { object: pins.display().to_string(), text });
-        }
-        if !fits(pins) {
-            unpin(pins)?;
-            fs::create_dir_all(pins).on("make", pins.display())?;
-        }
-        let object = load(pins);
-        let object = object.map_err(other).on("load the programs of ports for", pins.display())?;
+        pins::make_dir(pins)?;
+        let place = |map: &mut OpenMapMut<'_>| {
+            Ok(MAPS.into_iter().find(|name| map.name() == *name).map(|name| pins.join(name)))
+        };
+        let empty = || unpin(pins).and_then(|()| pins::make_dir(pins));
+        let object = pins::load(OBJECT, "the programs of ports", place, empty)?;
         let fd = |side: Side| {
             program(&object, side.program())?
                 .as_fd()
                 .try_clone_to_owned()
                 .on("keep", side.program())
         };
-        let map = |(name, ..): (&str, usize, u32)| {
-            let path = pins.join(name);
-            MapHandle::from_pinned_path(&path).map_err(other).on("open the map", path.display())
-        };
+        let map = |name| pins::map(pins, name);
         let this = Self {
             netns,
             netlink,
@@ -1001,28 +991,6 @@ fn open_netns(path: &Path) -> Result<OwnedFd> {
     kept().ok_or(Errno::ENOENT).on("keep a network namespace at", path.display())
 }
 
-/// Loads the programs, with the maps that are pinned, or with new ones that are pinned then.
-fn load(pins: &Path) -> libbpf_rs::Result<Object> {
-    let mut object = ObjectBuilder::default().open_memory(OBJECT)?;
-    for mut map in object.maps_mut() {
-        if let Some((name, ..)) = MAPS.iter().find(|(name, ..)| map.name() == *name) {
-            map.set_pin_path(pins.join(name))?;
-        }
-    }
-    object.load()
-}
-
-/// Whether the maps that are pinned, if any, are such as this version has.
-fn fits(pins: &Path) -> bool {
-    MAPS.iter().all(|(name, bytes, entries)| {
-        let path = pins.join(name);
-        !path.exists()
-            || MapHandle::from_pinned_path(&path).is_ok_and(|map| {
-                (map.value_size() as usize, map.max_entries()) == (*bytes, *entries)
-            })
-    })
-}
-
 /// The numbers of ports of which links are pinned.
 fn pinned_numbers(pins: &Path) -> Result<BTreeSet<u32>> {
     let entries = match fs::read_dir(pins) {
@@ -1038,29 +1006,11 @@ fn unpin(pins: &Path) -> Result<()> {
     for number in pinned_numbers(pins)? {
         unpin_port(&pins.join(number.to_string()))?;
     }
-    MAPS.iter().try_for_each(|(name, ..)| remove_file(&pins.join(name)))?;
+    MAPS.iter().try_for_each(|name| remove_file(&pins.join(name)))?;
     remove_dir(pins)
 }
 
 fn unpin_port(pins: &Path) -> Result<()> {
     Side::ALL.iter().try_for_each(|side| remove_file(&pins.join(side.pin())))?;
     remove_dir(pins)
-}
-
-fn remove_file(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).on("remove", path.display())
-        }
-        _ => Ok(()),
-    }
-}
-
-fn remove_dir(path: &Path) -> Result<()> {
-    match fs::remove_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).on("remove", path.display())
-        }
-        _ => Ok(()),
-    }
 }

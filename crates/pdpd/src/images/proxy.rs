@@ -144,8 +144,9 @@ impl Judge {
         let to = to.to_canonical();
         let name = format!("{host}:{port}");
         if self.allowed.iter().any(|allowed| allowed.eq_ignore_ascii_case(&name)) {
-            // No registry is where clouds tell machines their secrets, whatever its owner says in DNS.
-            return to.is_loopback() || !is_near(to);
+            // Whoever answers for the registry's name in DNS can't move it to a service that listens on loopback, or
+            // to the link-local address where clouds tell machines their secrets.
+            return !is_near(to);
         }
         is_public(to) && self.ways.borrow_mut().leads_away(to, Instant::now())
     }
@@ -348,4 +349,44 @@ fn nothing() -> Body {
 
 fn host(authority: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((hyper::header::HOST, HeaderValue::from_str(authority).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge() -> Judge {
+        Judge { allowed: vec!["Hub.example:5000".into()], ways: RefCell::new(Ways::new().unwrap()) }
+    }
+
+    #[test]
+    fn the_name_of_a_registry_leads_to_nothing_on_the_machine() {
+        let judge = judge();
+        let mut reached = vec!["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"];
+        reached.retain(|to| judge.is_allowed("hub.example", 5000, to.parse().unwrap()));
+        assert_eq!(reached, ["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"]);
+        for to in ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0"]
+        {
+            assert!(!judge.is_allowed("hub.example", 5000, to.parse().unwrap()), "{to}");
+        }
+        for (host, port) in [("hub.example", 443), ("other.example", 5000)] {
+            assert!(!judge.is_allowed(host, port, "10.0.0.1".parse().unwrap()), "{host}:{port}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_keeps_the_addresses_of_its_first_look_up() {
+        let known = RefCell::default();
+        let proxy = Proxy { judge: judge(), upstream: Matcher::builder().build(), known };
+        let first: Vec<SocketAddr> = vec!["203.0.113.1:80".parse().unwrap()];
+        proxy.known.borrow_mut().insert(("localhost".into(), 80), first.clone());
+        assert_eq!(proxy.look_up("LocalHost", 80).await, first);
+        assert_ne!(proxy.look_up("localhost", 81).await, first);
+        for port in 1000..1000 + NAMES_MAX as u16 {
+            proxy.look_up("localhost", port).await;
+        }
+        assert_eq!(proxy.known.borrow().len(), NAMES_MAX);
+        assert_eq!(proxy.look_up("localhost", 9999).await, []);
+        assert_eq!(proxy.look_up("localhost", 80).await, first);
+    }
 }

@@ -314,7 +314,7 @@ fn a_scan_that_a_kernel_forwards_takes_none_either() {
     // As pdpd has them for two such routers, where it is in the machine's first network namespace.
     let both = ["ipv4", "ipv6"]
         .map(|family| ["gc_thresh2", "gc_thresh3"].map(|name| Setting::of(family, name)));
-    pdp_net::neighbour::make_room(2 * 16_384).expect("the tables have room");
+    pdp_net::shared::raise_neighbours(2 * 16_384).expect("the tables have room");
     let node = Node::start("kernelscan");
     node.apply(SUBSTRATE);
     let known = ["10.16.0.2", "fd02::2", "fd01::1"];
