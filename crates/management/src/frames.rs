@@ -1,8 +1,9 @@
 //! Frames of a node's interface to outside: which go, and as what.
 //!
 //! To outside go whole IPv4 packets of the node's address there, to addresses that the judge allows; to the gateway
-//! only DNS by UDP. Datagrams go by sockets of the helper's own, everything else goes to passt. passt takes no loopback
-//! address for the node's, so that it sees [`INSIDE`] instead (RFC 1624). Never panics, whatever the bytes.
+//! only DNS by UDP. Datagrams and echo requests go by sockets of the helper's own, TCP goes to passt, and nothing else
+//! goes. passt takes no loopback address for the node's, so that it sees [`INSIDE`] instead (RFC 1624). Never panics,
+//! whatever the bytes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
@@ -30,12 +31,20 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const DNS_PORT: u16 = 53;
 const UDP_HEADER: usize = 8;
+const ICMP_HEADER: usize = 8;
 
 /// Longest payload of a datagram, bytes.
 pub const DATAGRAM_MAX: usize = u16::MAX as usize - IPV4 - UDP_HEADER;
 
+/// Longest payload of a packet, bytes.
+pub const PAYLOAD_MAX: usize = u16::MAX as usize - IPV4;
+
 /// "More fragments" and the offset: all zero in a packet that is whole.
 const FRAGMENT: u16 = 0x3fff;
+
+/// ICMP: echo, and its reply (RFC 792), both with code 0.
+const ECHO: u8 = 8;
+const ECHO_REPLY: u8 = 0;
 
 /// ICMP: destination unreachable, since nobody listens at the port (RFC 792), or since communication is
 /// administratively prohibited (RFC 1812 section 5.2.7.1).
@@ -53,6 +62,8 @@ pub enum Verdict {
     Goes,
     /// These bytes of it go by the flow's socket.
     Datagram(Flow, Range<usize>),
+    /// These bytes of it, an ICMP message, go by the flow's socket.
+    Echo(Flow, Range<usize>),
     /// It goes nowhere.
     Dropped,
     /// It goes nowhere, and this frame tells the node so.
@@ -74,20 +85,24 @@ pub fn leave(frame: &mut [u8], mut allowed: impl FnMut(Ipv4Addr) -> bool) -> Ver
     if !goes {
         return packet.refusal(frame).map_or(Verdict::Dropped, Verdict::Refused);
     }
-    if packet.protocol == UDP {
-        let datagram = packet.datagram(frame);
-        return datagram.map_or(Verdict::Dropped, |(flow, bytes)| Verdict::Datagram(flow, bytes));
-    }
-    frame[..6].copy_from_slice(&MAC_PASST);
-    packet.rewrite(frame, ETHERNET + 12, SOURCE, INSIDE);
-    Verdict::Goes
+    let verdict = match packet.protocol {
+        UDP => packet.datagram(frame).map(|(flow, bytes)| Verdict::Datagram(flow, bytes)),
+        ICMP => packet.echo(frame).map(|(flow, bytes)| Verdict::Echo(flow, bytes)),
+        TCP => {
+            frame[..6].copy_from_slice(&MAC_PASST);
+            packet.rewrite(frame, ETHERNET + 12, SOURCE, INSIDE);
+            Some(Verdict::Goes)
+        }
+        _ => None,
+    };
+    verdict.unwrap_or(Verdict::Dropped)
 }
 
 /// Rewrites a frame of passt for the node; false: it is not for it.
 pub fn arrive(frame: &mut [u8]) -> bool {
     let Some(packet) = Packet::of(frame) else { return false };
-    // Its datagrams would be answers to nothing.
-    if packet.destination != INSIDE || packet.protocol == UDP {
+    // It was given nothing else to answer.
+    if packet.destination != INSIDE || packet.protocol != TCP {
         return false;
     }
     frame[..6].copy_from_slice(&MAC_NODE);
@@ -113,6 +128,24 @@ pub fn answer(frame: &mut Vec<u8>, flow: &Flow, payload: &[u8]) {
     header[6..].copy_from_slice(&sum.to_be_bytes());
     frame.extend_from_slice(&header);
     frame.extend_from_slice(payload);
+}
+
+/// Writes the frame that brings the node an echo reply of a flow's far end, with the identifier of the node's request;
+/// false: the message is none.
+pub fn echo_reply(frame: &mut Vec<u8>, flow: &Flow, message: &[u8]) -> bool {
+    let Some(header) = message.first_chunk::<ICMP_HEADER>() else { return false };
+    if header[..2] != [ECHO_REPLY, 0] || message.len() > PAYLOAD_MAX {
+        return false;
+    }
+    start(frame, ICMP, *flow.to.ip(), message.len());
+    let at = frame.len();
+    frame.extend_from_slice(message);
+    let reply = &mut frame[at..];
+    reply[2..4].fill(0);
+    reply[4..6].copy_from_slice(&flow.port.to_be_bytes());
+    let sum = checksum(reply);
+    reply[2..4].copy_from_slice(&sum.to_be_bytes());
+    true
 }
 
 /// Writes the frame that tells the node that nobody listens at a flow's far end.
@@ -148,7 +181,7 @@ fn ipv4_header(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> [u
     const DO_NOT_FRAGMENT: u8 = 0x40;
     let mut header = [0; IPV4];
     header[0] = 0x45;
-    // Payloads are at most DATAGRAM_MAX and a UDP header.
+    // Payloads are at most PAYLOAD_MAX.
     header[2..4].copy_from_slice(&((IPV4 + payload) as u16).to_be_bytes());
     header[6] = DO_NOT_FRAGMENT;
     header[8..10].copy_from_slice(&[64, protocol]);
@@ -199,11 +232,26 @@ impl Packet {
         self.protocol == UDP && port == Some(&DNS_PORT.to_be_bytes())
     }
 
+    /// Returns the place of the packet's end in the frame, which may be longer or shorter.
+    fn end(frame: &[u8]) -> Option<usize> {
+        Some(ETHERNET + usize::from(word(frame, ETHERNET + 2)?))
+    }
+
+    /// Returns the flow of an echo request, and its message's place in the frame.
+    fn echo(&self, frame: &[u8]) -> Option<(Flow, Range<usize>)> {
+        let place = self.payload..Self::end(frame)?;
+        let message = frame.get(place.clone())?;
+        let header = message.first_chunk::<ICMP_HEADER>()?;
+        let is_echo = header[..2] == [ECHO, 0] && checksum(message) == 0;
+        let port = u16::from_be_bytes([header[4], header[5]]);
+        let flow = Flow { port, to: SocketAddrV4::new(self.destination, 0) };
+        is_echo.then_some((flow, place))
+    }
+
     /// Returns the flow of a datagram, and its payload's place in the frame.
     fn datagram(&self, frame: &[u8]) -> Option<(Flow, Range<usize>)> {
-        let word =
-            |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
-        let end = ETHERNET + usize::from(word(ETHERNET + 2)?);
+        let word = |at| word(frame, at);
+        let end = Self::end(frame)?;
         let length = word(self.payload + 4)?;
         let datagram = self.payload..self.payload + usize::from(length);
         let payload = self.payload + UDP_HEADER..datagram.end;
@@ -229,7 +277,6 @@ impl Packet {
 
     /// What tells the node that a packet may not go; nothing tells of an error (RFC 1122 section 3.2.2).
     fn refusal(&self, frame: &[u8]) -> Option<Vec<u8>> {
-        const ECHO: u8 = 8;
         if self.protocol == ICMP && frame.get(self.payload) != Some(&ECHO) {
             return None;
         }
@@ -238,6 +285,10 @@ impl Packet {
         unreachable(&mut reply, PROHIBITED, GATEWAY, quoted);
         Some(reply)
     }
+}
+
+fn word(frame: &[u8], at: usize) -> Option<u16> {
+    frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]))
 }
 
 /// Brings a checksum up to date that covers an address which was another (RFC 1624, equation 3).
@@ -281,6 +332,21 @@ mod tests {
         frame
     }
 
+    fn echo(source: Ipv4Addr, destination: Ipv4Addr, id: u16, payload: &[u8]) -> Vec<u8> {
+        let builder = PacketBuilder::ethernet2(MAC_NODE, [2; 6])
+            .ipv4(source.octets(), destination.octets(), 64)
+            .icmpv4_echo_request(id, 7);
+        let mut frame = Vec::new();
+        builder.write(&mut frame, payload).unwrap();
+        frame
+    }
+
+    /// A reply as a ping socket gives it, with whatever checksum and the socket's identifier.
+    fn reply(id: u16, payload: &[u8]) -> Vec<u8> {
+        let [high, low] = id.to_be_bytes();
+        [&[ECHO_REPLY, 0, 0xab, 0xcd, high, low, 0, 7], payload].concat()
+    }
+
     /// Whether all checksums of a frame are right, by somebody else's code.
     fn sums_right(frame: &[u8]) -> bool {
         let packet = SlicedPacket::from_ethernet(frame).unwrap();
@@ -294,6 +360,10 @@ mod tests {
             Some(TransportSlice::Tcp(tcp)) => {
                 let of = tcp.to_header();
                 of.calc_checksum_ipv4(&header, tcp.payload()).unwrap() == of.checksum
+            }
+            Some(TransportSlice::Icmpv4(icmp)) => {
+                let of = icmp.header();
+                of.icmp_type.calc_checksum(icmp.payload()) == of.checksum
             }
             _ => true,
         };
@@ -309,11 +379,61 @@ mod tests {
     }
 
     #[test]
-    fn passt_gets_and_gives_no_datagram() {
+    fn passt_gets_and_gives_tcp_alone() {
         let mut question = udp(SOURCE, THERE, 80, b"?");
         assert!(matches!(leave(&mut question, |_| true), Verdict::Datagram(..)));
+        assert!(matches!(leave(&mut echo(SOURCE, THERE, 9, b"?"), |_| true), Verdict::Echo(..)));
         assert!(!arrive(&mut udp(THERE, INSIDE, 80, b"!")));
+        assert!(!arrive(&mut echo(THERE, INSIDE, 9, b"!")));
         assert!(arrive(&mut tcp(THERE, INSIDE, b"!")));
+        for protocol in (0..=u8::MAX).filter(|protocol| ![ICMP, TCP, UDP].contains(protocol)) {
+            let mut sent = tcp(SOURCE, THERE, b"?");
+            sent[ETHERNET + 9] = protocol;
+            assert_eq!(leave(&mut sent, |_| true), Verdict::Dropped, "{protocol}");
+            let mut got = tcp(THERE, INSIDE, b"!");
+            got[ETHERNET + 9] = protocol;
+            assert!(!arrive(&mut got), "{protocol}");
+        }
+    }
+
+    #[test]
+    fn of_icmp_only_whole_echo_requests_go() {
+        let flow = Flow { port: 9, to: SocketAddrV4::new(THERE, 0) };
+        let whole = echo(SOURCE, THERE, 9, b"question");
+        let place = ETHERNET + IPV4..whole.len();
+        let mut padded = [&whole[..], &[0; 10]].concat();
+        assert_eq!(leave(&mut padded, |_| true), Verdict::Echo(flow, place.clone()));
+        for at in place {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(leave(&mut damaged, |_| true), Verdict::Dropped, "byte {at}");
+        }
+        for length in ETHERNET + IPV4..whole.len() {
+            assert_eq!(leave(&mut whole[..length].to_vec(), |_| true), Verdict::Dropped);
+        }
+        for (kind, code) in (0..=u8::MAX).flat_map(|kind| [(kind, 0), (kind, 1)]) {
+            let mut other = whole.clone();
+            let message = &mut other[ETHERNET + IPV4..];
+            message[..4].copy_from_slice(&[kind, code, 0, 0]);
+            let sum = checksum(message);
+            message[2..4].copy_from_slice(&sum.to_be_bytes());
+            let goes = leave(&mut other, |_| true) != Verdict::Dropped;
+            assert_eq!(goes, (kind, code) == (ECHO, 0), "type {kind}, code {code}");
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_reply_is_brought_to_who_pinged() {
+        let flow = Flow { port: 9, to: SocketAddrV4::new(THERE, 0) };
+        let mut frame = Vec::new();
+        assert!(echo_reply(&mut frame, &flow, &reply(1, &[0; PAYLOAD_MAX - ICMP_HEADER])));
+        assert_eq!(frame.len(), ETHERNET + usize::from(u16::MAX));
+        assert!(!echo_reply(&mut frame, &flow, &reply(1, &[0; PAYLOAD_MAX])));
+        assert!(!echo_reply(&mut frame, &flow, &reply(1, b"")[..7]));
+        let (mut request, mut code) = (reply(1, b"x"), reply(1, b"x"));
+        request[0] = ECHO;
+        code[1] = 1;
+        assert!(!echo_reply(&mut frame, &flow, &request) && !echo_reply(&mut frame, &flow, &code));
     }
 
     #[test]
@@ -425,8 +545,31 @@ mod tests {
         }
 
         #[test]
+        fn echo_requests_go_and_their_replies_come_with_the_nodes_identifier(
+            payload in prop::collection::vec(any::<u8>(), 0..1_500), to: [u8; 4], id: u16, other: u16,
+        ) {
+            let to = Ipv4Addr::from(to);
+            prop_assume!(to != GATEWAY);
+            let mut frame = echo(SOURCE, to, id, &payload);
+            let verdict = leave(&mut frame, |_| true);
+            let Verdict::Echo(found, bytes) = verdict else { panic!("{verdict:?}") };
+            prop_assert_eq!(found, Flow { port: id, to: SocketAddrV4::new(to, 0) });
+            prop_assert_eq!(&frame[bytes][ICMP_HEADER..], &payload[..]);
+            prop_assert!(echo_reply(&mut frame, &found, &reply(other, &payload)));
+            prop_assert!(sums_right(&frame));
+            let message = &frame[ETHERNET + IPV4..];
+            prop_assert_eq!([&message[..2], &message[4..8]].concat(), [[0, 0], id.to_be_bytes(), [0, 7]].concat());
+            prop_assert_eq!(&message[ICMP_HEADER..], &payload[..]);
+            prop_assert_eq!(&frame[ETHERNET + 12..][..8], [to.octets(), SOURCE.octets()].concat());
+        }
+
+        #[test]
         fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..96), cut: bool) {
-            let likes = [tcp(SOURCE, GATEWAY, &[0; 8]), udp(SOURCE, GATEWAY, 53, &[0; 8])];
+            let likes = [
+                tcp(SOURCE, GATEWAY, &[0; 8]),
+                udp(SOURCE, GATEWAY, 53, &[0; 8]),
+                echo(SOURCE, THERE, 9, &[0; 8]),
+            ];
             let likes = likes.map(|mut like| {
                 let length = bytes.len().min(like.len());
                 if cut {
@@ -438,8 +581,10 @@ mod tests {
             });
             for frame in [&mut bytes].into_iter().chain(&mut likes.clone()) {
                 for allowed in [false, true] {
-                    if let Verdict::Datagram(_, place) = leave(frame, |_| allowed) {
-                        assert!(frame.get(place).is_some());
+                    let verdict = leave(frame, |_| allowed);
+                    if let Verdict::Datagram(flow, place) | Verdict::Echo(flow, place) = verdict {
+                        let message = frame.get(place).expect("a place in the frame");
+                        echo_reply(&mut Vec::new(), &flow, message);
                     }
                 }
                 arrive(frame);

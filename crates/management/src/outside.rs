@@ -1,7 +1,7 @@
-//! The way to outside: frames between the node's interface, passt and the sockets of its datagrams.
+//! The way to outside: frames between the node's interface, passt and the sockets of its flows.
 //!
 //! Each direction waits for its own other end and for nothing else: passt drops what the socket has no room for, the
-//! kernel drops what nobody reads of the interface, and datagrams wait for nothing.
+//! kernel drops what nobody reads of the interface, and datagrams and echo requests wait for nothing.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,8 +21,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::task::coop::consume_budget;
 
+use crate::echo::Echo;
 use crate::frames::{self, INSIDE, MAC_NODE, MAC_PASST, PREFIX_LENGTH, Verdict};
-use crate::udp::{Datagrams, Sockets};
+use crate::sockets::{Connected, Protocol, Sockets};
+use crate::udp::Udp;
 use crate::ways::Ways;
 
 /// Longest frame, bytes.
@@ -40,14 +42,22 @@ pub struct Outside {
     socket: UnixStream,
     passt: Child,
     ways: Ways,
-    sockets: Sockets,
+    datagrams: Sockets<Udp>,
+    /// `None` where the machine lets the node have no ping sockets.
+    echoes: Option<Sockets<Echo>>,
 }
 
 impl Outside {
     /// Starts passt on the machine, and makes the node's interface.
     pub fn open(netns: &File, uid: u32) -> Result<Self> {
         let ways = Ways::new().context("cannot ask the machine's kernel for routes")?;
-        let sockets = Sockets::open().context("cannot make sockets for datagrams")?;
+        let datagrams = Udp::open().context("cannot make sockets for datagrams")?;
+        let echoes = Echo::open(uid).context("cannot make sockets for echo requests")?;
+        if echoes.is_none() {
+            eprintln!(
+                "pings get no answer: net.ipv4.ping_group_range of the machine is without group {uid}"
+            );
+        }
         let (socket, passt) = start_passt(uid)?;
         let spec = TapSpec {
             name: INTERFACE.into(),
@@ -60,12 +70,12 @@ impl Outside {
         };
         let tap = pdp_net::management::create(netns.as_fd(), &spec, SOURCE, GATEWAY)
             .with_context(|| format!("cannot make the node's {INTERFACE}"))?;
-        Ok(Self { tap, socket, passt, ways, sockets })
+        Ok(Self { tap, socket, passt, ways, datagrams, echoes })
     }
 
     /// Carries frames; ends with an error where one of both ends is gone.
     pub async fn run(self) -> Result<()> {
-        let Self { tap, socket, mut passt, ways, sockets } = self;
+        let Self { tap, socket, mut passt, ways, datagrams, echoes } = self;
         #[expect(deprecated, reason = "what replaces it is unsafe; a File keeps its descriptor")]
         let tap = AsyncFd::with_interest(File::from(tap), WATCHED)
             .context("cannot watch the interface")?;
@@ -73,13 +83,16 @@ impl Outside {
         socket.set_nonblocking(true).context("cannot watch passt")?;
         let socket = tokio::net::UnixStream::from_std(socket).context("cannot watch passt")?;
         let (from_passt, to_passt) = socket.into_split();
-        let to_node = tap.clone();
-        let datagrams = Datagrams::new(sockets, move |frame| give(&to_node, frame));
-        let datagrams = Rc::new(datagrams.context("cannot watch sockets for datagrams")?);
+        let datagrams = connected(datagrams, &tap)?;
+        let echoes = echoes.map(|echoes| connected(echoes, &tap)).transpose()?;
+        let flows = (datagrams.clone(), echoes.clone());
         let result = tokio::select! {
-            result = leave(tap.clone(), to_passt, datagrams.clone(), ways) => result,
+            result = leave(tap.clone(), to_passt, flows, ways) => result,
             result = arrive(from_passt, tap.clone()) => result,
-            result = datagrams.clone().serve() => result.context("cannot watch datagrams"),
+            result = datagrams.serve() => result.context("cannot watch datagrams"),
+            Some(result) = async { Some(echoes?.serve().await) } => {
+                result.context("cannot watch echo requests")
+            }
         };
         // It has said why in the log, which is the same.
         let ended = passt.try_wait().ok().flatten();
@@ -88,6 +101,16 @@ impl Outside {
             None => result,
         }
     }
+}
+
+/// Flows whose answers go to the node.
+fn connected<P: Protocol + 'static>(
+    sockets: Sockets<P>,
+    tap: &Rc<AsyncFd<File>>,
+) -> Result<Rc<Connected<P>>> {
+    let tap = tap.clone();
+    let connected = Connected::new(sockets, move |frame| give(&tap, frame));
+    Ok(Rc::new(connected.context("cannot watch sockets of flows")?))
 }
 
 /// passt as an ordinary user, at the other end of a socket.
@@ -105,9 +128,9 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
         .args(["--gateway", &GATEWAY.to_string(), "--mtu", &MTU.to_string()])
         // The gateway stands for no address of the machine.
         .args(["--no-map-gw", "--tcp-ports", "none"])
-        // It would bind the node's source ports on the machine (its elder versions do), so it is given no datagram,
-        // and makes none.
-        .args(["--udp-ports", "none", "--no-dhcp", "--dns", "none"])
+        // It would bind the node's source ports and echo identifiers on the machine (its elder versions do), so it is
+        // given no datagram and no echo request, and makes none.
+        .args(["--udp-ports", "none", "--no-icmp", "--no-dhcp", "--dns", "none"])
         .uid(uid)
         .gid(uid)
         .current_dir("/")
@@ -125,7 +148,7 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
 async fn leave(
     tap: Rc<AsyncFd<File>>,
     mut passt: tokio::net::unix::OwnedWriteHalf,
-    datagrams: Rc<Datagrams>,
+    (datagrams, echoes): (Rc<Connected<Udp>>, Option<Rc<Connected<Echo>>>),
     mut ways: Ways,
 ) -> Result<()> {
     let mut buffer = vec![0; LENGTH + FRAME_MAX];
@@ -144,6 +167,11 @@ async fn leave(
                 passt.write_all(&buffer[..LENGTH + length]).await.context("passt is gone")?;
             }
             Verdict::Datagram(flow, bytes) => datagrams.send(flow, &frame[bytes], Instant::now()),
+            Verdict::Echo(flow, bytes) => {
+                if let Some(echoes) = &echoes {
+                    echoes.send(flow, &frame[bytes], Instant::now());
+                }
+            }
             Verdict::Refused(told) => give(&tap, &told),
             Verdict::Dropped => {}
         }

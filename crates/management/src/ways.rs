@@ -134,9 +134,8 @@ impl Ways {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
+    use crate::namespace::Namespace;
 
     #[test]
     fn the_machine_itself_is_nowhere_else() {
@@ -146,21 +145,18 @@ mod tests {
             assert!(!ways.leads_away(own.parse::<IpAddr>().unwrap(), now), "{own}");
         }
         // The address of an interface with a route is not elsewhere, though its neighbour is.
-        let namespace = Namespace::new();
+        let namespace = Namespace::new("ways");
         namespace.run("link add w0 type veth peer name w1");
         for words in ["addr add 10.9.0.1/24 dev w0", "link set w0 up", "link set w1 up"] {
             namespace.run(words);
         }
         namespace.run("route add default via 10.9.0.2");
-        let file = std::fs::File::open(format!("/run/netns/{}", namespace.0)).unwrap();
-        let answers = std::thread::spawn(move || {
-            let network = Some(rustix::thread::LinkNameSpaceType::Network);
-            rustix::thread::move_into_link_name_space(file.as_fd(), network).unwrap();
+        let answers = namespace.within(move || {
             let mut ways = Ways::new().unwrap();
             ["10.9.0.1", "10.9.0.255", "10.9.0.2", "192.0.2.77"]
                 .map(|to| ways.leads_away(to.parse::<IpAddr>().unwrap(), now))
         });
-        assert_eq!(answers.join().unwrap(), [false, false, true, true]);
+        assert_eq!(answers, [false, false, true, true]);
     }
 
     #[test]
@@ -174,32 +170,6 @@ mod tests {
         for other in others.split_whitespace() {
             assert!(!is_public(other.parse().unwrap()), "{other}");
         }
-    }
-
-    /// A network namespace, which goes with it.
-    struct Namespace(String);
-
-    impl Namespace {
-        fn new() -> Self {
-            let name = format!("pdp-ways-{}", std::process::id());
-            ip(&["netns", "add", &name]);
-            Self(name)
-        }
-
-        fn run(&self, words: &str) {
-            ip(&[&["-n", &self.0], &words.split(' ').collect::<Vec<_>>()[..]].concat());
-        }
-    }
-
-    impl Drop for Namespace {
-        fn drop(&mut self) {
-            ip(&["netns", "del", &self.0]);
-        }
-    }
-
-    fn ip(words: &[&str]) {
-        let output = std::process::Command::new("ip").args(words).output().unwrap();
-        assert!(output.status.success(), "ip {words:?}: {output:?}");
     }
 
     #[test]

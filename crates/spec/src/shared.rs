@@ -307,7 +307,7 @@ const KERNEL: [Shared; 4] = [
 ];
 
 /// What the daemon and its helpers do for a tenant outside of its guests.
-const OUTSIDE: [Shared; 3] = [
+const OUTSIDE: [Shared; 4] = [
     Shared {
         unit: Unit::Cores,
         counted: "container/src/work.rs",
@@ -320,12 +320,28 @@ const OUTSIDE: [Shared; 3] = [
     },
     Shared {
         counted: "management/src/udp.rs",
-        test: ("management/src/flows.rs", "a_full_table_ends_the_least_recently_used_flow"),
+        test: (
+            "management/src/udp.rs",
+            "a_node_of_many_flows_has_so_many_sockets_and_fewer_where_few_ports_are_free",
+        ),
         constants: &[("management/src/udp.rs", "FLOWS_MAX")],
         ..each(
             "outgoing UDP flows of each node with `management.outside`",
             256,
-            "the machine's ephemeral ports; 16 a node while half of them are used",
+            "half of the machine's ephemeral ports, in equal parts where nodes want more",
+        )
+    },
+    Shared {
+        counted: "management/src/echo.rs",
+        test: (
+            "management/src/echo.rs",
+            "a_node_of_many_identifiers_has_so_many_sockets_and_fewer_where_few_are_free",
+        ),
+        constants: &[("management/src/echo.rs", "ECHOES_MAX")],
+        ..each(
+            "pinged addresses at a time of each node with `management.outside`",
+            64,
+            "half of the machine's 65535 echo identifiers, in equal parts where nodes want more",
         )
     },
     Shared {
@@ -347,7 +363,7 @@ const OUTSIDE: [Shared; 3] = [
 const DISK: &str = "the disk of the state directory";
 
 /// All of it.
-pub const ALL: [Shared; 36] = [
+pub const ALL: [Shared; 37] = [
     VNETS,
     USER_IDS,
     Shared {
@@ -486,6 +502,7 @@ pub const ALL: [Shared; 36] = [
     OUTSIDE[0],
     OUTSIDE[1],
     OUTSIDE[2],
+    OUTSIDE[3],
 ];
 
 /// Begin and end of the table in docs/tenants.md.

@@ -262,13 +262,43 @@ for port in range(1024, 65536):
     if port % 500 == 0: time.sleep(0.01)
 "#;
 
-#[test]
-fn datagrams_reach_only_the_node_that_asked() {
-    let mut node = Node::prepare("management-udp");
+/// Tenants of [`beside_each_other`].
+const TENANTS: [&str; 2] = ["acme", "other"];
+
+/// Starts a node with a host of each tenant, which has a way outside and the file `/tmp/FILE`. Returns the node, its
+/// machine, and the machine's neighbour with the address 198.51.100.9.
+fn beside_each_other(name: &str, (file, text): (&str, &str)) -> (Node, Machine, Machine) {
+    let mut node = Node::prepare(name);
     let world = node.machine("w", "w0");
     let machine = node.namespace();
     machine.run("ip addr add 10.9.0.1/24 dev w0; ip route add default via 10.9.0.2");
     world.run("ip addr add 10.9.0.2/24 dev eth0; ip addr add 198.51.100.9/32 dev lo");
+    machine.run("sysctl -qw net.ipv4.ping_group_range='0 2147483647'");
+    node.start_pdpd();
+    node.apply(SUBSTRATE);
+    let text = serde_json::to_string(text).expect("a string");
+    for (tenant, ports) in TENANTS.into_iter().zip(["30500-30599", "30600-30699"]) {
+        node.apply(&format!(
+            "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: {tenant}}}\n\
+             spec: {{management: {{outside: true, ports: \"{ports}\"}}}}\n"
+        ));
+        node.apply(&format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {tenant}.lab}}\n\
+             spec: {{nodes: {{h: {{kind: host, files: {{/tmp/{file}: {{content: {text}}}}}, \
+             management: {{outside: true}}}}}}}}\n"
+        ));
+    }
+    for tenant in TENANTS {
+        eventually("a way outside", || {
+            node.try_exec(&format!("{tenant}.lab/h"), "ip link show dev mgmt0 up").is_ok()
+        });
+    }
+    (node, machine, world)
+}
+
+#[test]
+fn datagrams_reach_only_the_node_that_asked() {
+    let (node, machine, world) = beside_each_other("management-udp", ("talk.py", TALK));
     // The kernel limits its ICMP errors, so that unreachable ports do not cost more datagrams than arrive.
     machine.run("sysctl -qw net.ipv4.icmp_ratelimit=1000");
     let directory = node.directory.display().to_string();
@@ -276,46 +306,26 @@ fn datagrams_reach_only_the_node_that_asked() {
         fs::write(node.directory.join(file), text).expect("a file");
     }
     let _far = world.spawn(&format!("python3 {directory}/far.py"));
-    node.start_pdpd();
-    node.apply(SUBSTRATE);
+    eventually("a far end", || world.run("ss -Huln").contains("198.51.100.9:9000"));
     let listening = || machine.run("ss -Huln");
-    let before = listening();
-    let tenants = ["acme", "other"];
-    for tenant in tenants {
-        let ports = if tenant == "acme" { "30500-30599" } else { "30600-30699" };
-        node.apply(&format!(
-            "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: {tenant}}}\n\
-             spec: {{management: {{outside: true, ports: \"{ports}\"}}}}\n"
-        ));
-        let talk = serde_json::to_string(TALK).expect("a string");
-        node.apply(&format!(
-            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {tenant}.lab}}\n\
-             spec: {{nodes: {{h: {{kind: host, files: {{/tmp/talk.py: {{content: {talk}}}}}, \
-             management: {{outside: true}}}}}}}}\n"
-        ));
-    }
+    assert_eq!(listening(), "", "no port of the machine is listened at");
     let talk = |tenant: &str, port: u16, word: &str, to: &str| {
         let of = format!("{tenant}.lab/h");
         let mut command = node.pdp_command(&["exec", &of, "--", "python3", "/tmp/talk.py"]);
         Background::start(command.args([&port.to_string(), word, to]))
     };
-    for tenant in tenants {
-        eventually("a way outside", || {
-            node.try_exec(&format!("{tenant}.lab/h"), "ip link show dev mgmt0 up").is_ok()
-        });
-    }
 
     // Two tenants' nodes by one source port, while a stranger sends to all ports of the machine.
-    let asking = tenants.map(|tenant| talk(tenant, 30_500, tenant, "198.51.100.9"));
+    let asking = TENANTS.map(|tenant| talk(tenant, 30_500, tenant, "198.51.100.9"));
     let long = talk("acme", 30_501, "long", "198.51.100.9");
     std::thread::sleep(std::time::Duration::from_secs(1));
     world.run(&format!("python3 {directory}/stranger.py"));
-    // What is listened at was so before; connected sockets have ports of the kernel's choice.
-    assert_eq!(listening(), before);
+    // Nor now; connected sockets have ports of the kernel's choice.
+    assert_eq!(listening(), "");
     assert!(!machine.run("ss -Huan").contains(":3050"), "{}", machine.run("ss -Huan"));
     // A port that is granted is free, whatever port another's node uses inside.
     machine.run("python3 -c 'import socket; socket.socket(2, 2).bind((\"\", 30500))'");
-    for (tenant, asking) in tenants.iter().zip(asking) {
+    for (tenant, asking) in TENANTS.iter().zip(asking) {
         let got = asking.finish();
         let own = format!("{} to {tenant} 198.51.100.9 9000\n", 3 + tenant.len());
         assert_eq!(got, own.repeat(3), "{tenant}");
@@ -334,4 +344,79 @@ try: sock.recv(9)
 except OSError as error: print(error.errno)";
     let refused = node.try_pdp(&["exec", "acme.lab/h", "--", "python3", "-c", program]);
     assert_eq!(refused.as_deref(), Ok("111\n"));
+}
+
+/// Python program: `NAME FIRST COUNT ROUNDS PAUSE` pings 198.51.100.9 with each of so many ids, and prints how many
+/// replies of each id and payload came from whom.
+const PING: &str = r#"
+import socket, struct, sys, time
+name, (first, count, rounds), pause = sys.argv[1].encode(), map(int, sys.argv[2:5]), float(sys.argv[5])
+sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+def checksum(data):
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16: total = (total & 0xffff) + (total >> 16)
+    return total ^ 0xffff
+def message(id, sequence, payload):
+    text = payload + b"." * (1472 - len(payload))
+    head = struct.pack(">BBHHH", 8, 0, 0, id, sequence)
+    return struct.pack(">BBHHH", 8, 0, checksum(head + text), id, sequence) + text
+got = {}
+def take(seconds):
+    end = time.time() + seconds
+    while (left := end - time.time()) > 0:
+        sock.settimeout(left)
+        try: data, who = sock.recvfrom(65536)
+        except TimeoutError: return
+        if data[20] != 0: continue
+        key = (*struct.unpack(">H", data[24:26]), data[28:].rstrip(b".").decode(), who[0], len(data), checksum(data[20:]))
+        got[key] = got.get(key, 0) + 1
+for sequence in range(rounds):
+    for id in range(first, first + count):
+        sock.sendto(message(id, sequence, name), ("198.51.100.9", 0))
+        take(pause)
+take(2)
+for key in sorted(got): print(*key, got[key])
+"#;
+
+/// Echo replies that nobody asked for, with each id, from another address than the one that is pinged.
+const REPLIES: &str = r#"
+import socket, struct, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+for id in range(65536):
+    total = id + 0x4242
+    total = (total & 0xffff) + (total >> 16)
+    try: sock.sendto(struct.pack(">BBHHH", 0, 0, total ^ 0xffff, id, 0) + b"BB", ("10.9.0.1", 0))
+    except OSError: pass
+    if id % 500 == 0: time.sleep(0.01)
+"#;
+
+#[test]
+fn echo_replies_reach_only_the_node_that_pinged() {
+    let (node, machine, world) = beside_each_other("management-ping", ("ping.py", PING));
+    let replies = node.directory.join("replies.py");
+    fs::write(&replies, REPLIES).expect("a file");
+    let ping = |tenant: &str, ids: &str| {
+        let of = format!("{tenant}.lab/h");
+        let mut command = node.pdp_command(&["exec", &of, "--", "python3", "/tmp/ping.py", tenant]);
+        Background::start(command.args(ids.split(' ')))
+    };
+    let own =
+        |tenant: &str, id: u16, count: u16| format!("{id} {tenant} 198.51.100.9 1500 0 {count}\n");
+
+    // Two tenants' nodes by one id, while a stranger replies to all ids.
+    let pinging = TENANTS.map(|tenant| ping(tenant, "1234 1 10 0.3"));
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    world.run(&format!("python3 {}", replies.display()));
+    let got = pinging.map(Background::finish);
+    assert_eq!(got, TENANTS.map(|tenant| own(tenant, 1234, 10)));
+    // The machine's ids are of the kernel's choice: 04D2 is 1234.
+    assert!(!machine.run("cat /proc/net/icmp").contains(":04D2"));
+
+    // One tenant's node pings with many ids, among them another's.
+    let other = ping("other", "1100 1 20 0.2");
+    let acme = ping("acme", "1000 300 1 0.01").finish();
+    assert_eq!(other.finish(), own("other", 1100, 20));
+    let ids = acme.lines().filter(|line| line.contains(" acme ")).count();
+    assert!(ids > 250 && ids == acme.lines().count(), "{ids} ids: {acme}");
 }
