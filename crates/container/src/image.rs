@@ -13,14 +13,13 @@
 mod archive;
 mod config;
 mod store;
+mod unpacked;
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufReader, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde::de::DeserializeOwned;
@@ -29,15 +28,14 @@ use tar::{Archive, EntryType};
 
 use crate::bounded::Bounded;
 use crate::error::{Context, Error, Result};
-use crate::spec::bundle;
 use crate::tree;
-use crate::view;
-use crate::work::{Order, Workplace};
 
 pub use archive::{ARCHIVE_ENTRIES_MAX, convert};
 pub(crate) use config::{Own, has_directory};
 pub use store::{Index, KEPT_MAX, Kept, Named, Room, STORE, Store, Work};
 pub(crate) use store::{layout, take};
+pub use unpacked::{UNPACKING_MAX, unpack};
+pub(crate) use unpacked::{begin, collect, unpack_for};
 
 /// Bytes of an index or a manifest.
 pub const JSON_BYTES_MAX: u64 = 4 << 20;
@@ -83,83 +81,6 @@ const WHITEOUT: &[u8] = b".wh.";
 
 /// Says that all that lower layers have in this directory is gone.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-
-/// Images that somebody unpacks or removes: guests that start at a time may want the same one, which is unpacked
-/// once; and none goes between its unpacking and the link that keeps it. Who wants another waits for nobody.
-static BUSY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-static FREE: Condvar = Condvar::new();
-
-/// One image that nobody else unpacks or removes, by the path of its root.
-struct Claim(PathBuf);
-
-impl Claim {
-    /// Waits for who has it.
-    fn wait(root: &Path) -> Self {
-        let mut busy = lock();
-        while !busy.insert(root.to_owned()) {
-            busy = FREE.wait(busy).unwrap_or_else(PoisonError::into_inner);
-        }
-        Self(root.to_owned())
-    }
-
-    fn try_now(root: &Path) -> Option<Self> {
-        lock().insert(root.to_owned()).then(|| Self(root.to_owned()))
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        lock().remove(&self.0);
-        FREE.notify_all();
-    }
-}
-
-/// Unpacks an image below `images` unless it is there, and returns its root. One process at a time
-/// may do so.
-pub fn unpack(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
-    unpack_then(layout, reference, images, (&Workplace::in_this_process(), ""), |_| Ok(()))
-}
-
-/// The same for a guest: `link` is made a link to it, and it is kept as long as that is there. The work is done for
-/// an owner.
-pub(crate) fn unpack_for(
-    link: &Path,
-    (layout, reference): (&Path, Option<&str>),
-    images: &Path,
-    by: (&Workplace, &str),
-) -> Result<PathBuf> {
-    unpack_then(layout, reference, images, by, |root| symlink(root, link).at("link", link))
-}
-
-/// Removes what is in `images` and no whole image that a guest runs on, in the directories that
-/// `guests` returns; but [`STORE`].
-pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) -> Result<()> {
-    let there = fs::read_dir(images).at("read", images)?;
-    let there: io::Result<Vec<PathBuf>> = there.map(|entry| Ok(entry?.path())).collect();
-    let mut there = there.at("read", images)?;
-    there.retain(|path| !path.ends_with(STORE));
-    if there.is_empty() {
-        return Ok(());
-    }
-    let used = || -> Result<BTreeSet<PathBuf>> {
-        let used = |dir: &PathBuf| fs::read_link(bundle(dir).join(view::IMAGE)).ok();
-        Ok(guests()?.iter().filter_map(used).collect())
-    };
-    let before = used()?;
-    there.retain(|path| !before.contains(path));
-    for path in there {
-        // Of one that is being unpacked: its part. It is another's, who has it then.
-        let bytes = path.as_os_str().as_bytes();
-        let whole = bytes.strip_suffix(PART.as_bytes()).unwrap_or(bytes);
-        let Some(_claim) = Claim::try_now(Path::new(std::ffi::OsStr::from_bytes(whole))) else {
-            continue;
-        };
-        if !used()?.contains(&path) {
-            discard(&path)?;
-        }
-    }
-    Ok(())
-}
 
 /// Whether an image is there and can be unpacked, as far as its index, its manifest and the presence of its
 /// layers say.
@@ -220,86 +141,46 @@ fn failed(layout: &Path, text: String) -> Error {
     Error::Image { path: layout.to_owned(), text }
 }
 
-fn lock() -> MutexGuard<'static, BTreeSet<PathBuf>> {
-    // A panic leaves nothing under a whole image's name.
-    BUSY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Removes an image, or a part of one; it is no whole one from the first step on.
-fn discard(path: &Path) -> Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    if !path.as_os_str().as_bytes().ends_with(PART.as_bytes()) {
-        part.push(PART);
-        tree::remove(Path::new(&part))?;
-        fs::rename(path, &part).at("rename", path)?;
-    }
-    tree::remove(Path::new(&part))
-}
-
-/// Unpacks an image unless it is there, and does something with its root before anybody can remove it.
-fn unpack_then(
-    layout: &Path,
-    reference: Option<&str>,
-    images: &Path,
-    (workplace, owner): (&Workplace, &str),
-    then: impl FnOnce(&Path) -> Result<()>,
-) -> Result<PathBuf> {
-    let (digest, _) = manifest(layout, reference)?;
-    let root = images.join(digest.replace(':', "-"));
-    let _claim = Claim::wait(&root);
-    if !root.is_dir() {
-        fs::create_dir_all(images).at("make", images)?;
-        let order = Order::Unpack {
-            layout: layout.to_owned(),
-            reference: reference.map(str::to_owned),
-            digest,
-            images: images.to_owned(),
-            root: root.clone(),
-        };
-        workplace.run(owner, &order).map_err(|text| failed(layout, text))?;
-    }
-    then(&root)?;
-    Ok(root)
-}
-
-/// Unpacks the image of this reference into `root`, if its digest is this one. Nobody else does so meanwhile.
+/// Unpacks the image of this reference into `part`, if it has this digest, and renames that to `root`. Nobody else uses
+/// `part` meanwhile; somebody else may make `root`.
 pub(crate) fn unpack_alone(
     layout: &Path,
     (reference, wanted): (Option<&str>, &str),
-    images: &Path,
-    root: &Path,
+    (part, root): (&Path, &Path),
 ) -> Result<()> {
     let (digest, manifest) = manifest(layout, reference)?;
     if digest != wanted {
         return Err(failed(layout, format!("it is {digest} now, and was {wanted} before")));
     }
     let layers = layers(layout, &manifest)?;
+    let images = root.parent().unwrap_or(root);
     // From a process that was killed.
-    let mut part = root.as_os_str().to_owned();
-    part.push(PART);
-    let part = PathBuf::from(part);
-    tree::remove(&part)?;
-    let result = make_directories(images, &part).and_then(|()| {
-        let mut left = Left::on(&part, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX);
+    tree::remove(part)?;
+    let result = make_directories(images, part).and_then(|()| {
+        let mut left = Left::on(part, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX);
         for layer in layers {
             let digest = layer.digest().to_string();
-            apply(layout, layer, &part, &mut left)
+            apply(layout, layer, part, &mut left)
                 .map_err(|error| failed(layout, format!("layer {digest}: {error}")))?;
         }
         for place in PLACES {
             // What is a link stays one.
-            safe_dir(&part, Path::new(place), &mut left)
+            safe_dir(part, Path::new(place), &mut left)
                 .map_err(|error| failed(layout, format!("{place}: {error}")))?;
         }
         // All that it has, before its name says so; and its name, before a guest is told.
-        let unpacked = File::open(&part).at("open", &part)?;
-        rustix::fs::syncfs(&unpacked).at("write to disk", &part)?;
-        fs::rename(&part, root).at("rename", &part)?;
+        let unpacked = File::open(part).at("open", part)?;
+        rustix::fs::syncfs(&unpacked).at("write to disk", part)?;
+        match fs::rename(part, root) {
+            // Another owner's came first.
+            Err(_) if root.is_dir() => return tree::remove(part),
+            renamed => renamed.at("rename", part)?,
+        }
         File::open(images).and_then(|images| images.sync_all()).at("write to disk", images)
     });
     if result.is_err() {
         // What failed first is what the caller has to know.
-        let _ = tree::remove(&part);
+        let _ = tree::remove(part);
     }
     result
 }
@@ -421,12 +302,16 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
 /// Path of a blob; an error if its digest could lead elsewhere.
 fn blob_path(layout: &Path, descriptor: &Descriptor) -> io::Result<(PathBuf, String)> {
     let digest = descriptor.digest().to_string();
-    match digest.strip_prefix("sha256:") {
-        Some(hex) if hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()) => {
-            Ok((layout.join("blobs/sha256").join(hex), hex.to_owned()))
-        }
-        _ => Err(invalid(format!("digest {digest}: only sha256 is known"))),
+    match sha256_hex(&digest) {
+        Some(hex) => Ok((layout.join("blobs/sha256").join(hex), hex.to_owned())),
+        None => Err(invalid(format!("digest {digest}: only sha256 is known"))),
     }
+}
+
+/// The hexadecimal digits of a `sha256:` digest.
+fn sha256_hex(digest: &str) -> Option<&str> {
+    let hex = digest.strip_prefix("sha256:")?;
+    (hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(hex)
 }
 
 fn blob(layout: &Path, descriptor: &Descriptor) -> io::Result<Vec<u8>> {

@@ -87,13 +87,30 @@ impl Process {
 
 /// Waits for the end of a child; one that takes longer than `time` is killed, which is an error.
 pub(crate) fn end_within(child: &mut Child, time: Duration) -> io::Result<ExitStatus> {
-    let in_time = Process::of(child.id()).is_none_or(|process| process.wait(time));
-    if !in_time {
-        child.kill()?;
+    if let Some(status) = wait_child(child, time)? {
+        return Ok(status);
     }
-    let status = child.wait()?;
-    let late = || io::Error::new(io::ErrorKind::TimedOut, format!("not done after {time:?}"));
-    if in_time { Ok(status) } else { Err(late()) }
+    child.kill()?;
+    child.wait()?;
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("not done after {time:?}")))
+}
+
+/// Waits for the end of a child; `None` if it still runs after `time`.
+pub(crate) fn wait_child(child: &mut Child, time: Duration) -> io::Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    let fd = Process::of(child.id()).and_then(|process| process.pidfd());
+    loop {
+        let status = child.try_wait()?;
+        let left = time.saturating_sub(begun.elapsed());
+        if status.is_some() || left.is_zero() {
+            return Ok(status);
+        }
+        match &fd {
+            Some(fd) => drop(wait_readable(fd, left)),
+            // There are no descriptors left.
+            None => std::thread::sleep(left.min(Duration::from_millis(20))),
+        }
+    }
 }
 
 /// Waits until a descriptor is readable; false if it is not after `time`.

@@ -137,6 +137,20 @@ impl Runtime {
         &self.workplace
     }
 
+    /// Begins to unpack a guest's image, unless it has none. Returns true once [`Runtime::create`] finds it unpacked.
+    ///
+    /// # Errors
+    /// Why it can't be unpacked.
+    pub fn unpack(&self, spec: &GuestSpec) -> Result<bool> {
+        let images = &self.paths.images;
+        let (layout, reference) = match &spec.root {
+            Root::Host | Root::Rootfs(_) => return Ok(true),
+            Root::OciLayout { path, reference } => (path.clone(), reference.as_deref()),
+            Root::Image { owner, digest } => (image::layout(images, owner, digest), None),
+        };
+        image::begin(&layout, reference, images, (&self.workplace, &spec.owner))
+    }
+
     /// Makes a guest up to its namespaces, so that interfaces can be put into it; its commands get
     /// `fds` from descriptor 3 on. One that is there already must be deleted before.
     pub fn create(&self, spec: &GuestSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {

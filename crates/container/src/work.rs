@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Cgroups;
 use crate::error::{Error, words};
 use crate::image::{self, Kept, Room};
-use crate::process::{Process, end_within};
+use crate::process::{end_within, wait_child};
 use crate::spec::Limits;
 use crate::status::tame;
 use crate::volumes;
@@ -89,7 +89,7 @@ pub(crate) enum Order {
         layout: PathBuf,
         reference: Option<String>,
         digest: String,
-        images: PathBuf,
+        part: PathBuf,
         root: PathBuf,
     },
     /// Makes an ext4 file system in a file.
@@ -117,8 +117,8 @@ impl Order {
                     .map(|(digest, kept)| Done::Taken(digest, kept))
                     .map_err(|error| error.to_string())
             }
-            Self::Unpack { layout, reference, digest, images, root } => {
-                image::unpack_alone(layout, (reference.as_deref(), digest), images, root)
+            Self::Unpack { layout, reference, digest, part, root } => {
+                image::unpack_alone(layout, (reference.as_deref(), digest), (part, root))
                     .map_err(reason)?;
                 Ok(Done::Nothing)
             }
@@ -137,7 +137,9 @@ impl Order {
                 // It moves files from the one to the other, below a directory for both.
                 (vec![], vec![layout.parent().unwrap_or(layout), inbox])
             }
-            Self::Unpack { layout, images, .. } => (vec![layout], vec![images]),
+            Self::Unpack { layout, root, .. } => {
+                (vec![layout], vec![root.parent().unwrap_or(root)])
+            }
             // It runs mke2fs(8), which reads libraries and what is mounted.
             Self::MakeFileSystem { file } => {
                 (vec![Path::new("/")], vec![file, Path::new("/dev/null")])
@@ -246,7 +248,7 @@ impl Place<'_> {
     fn run(&self, order: &Order) -> std::result::Result<Done, String> {
         let fail = |error: io::Error| format!("pdp-work: {error}");
         let mut child = self.start(order).map_err(fail)?;
-        let watched = self.watch(&child);
+        let watched = self.watch(&mut child);
         if watched.is_err() {
             let _ = child.kill();
         }
@@ -257,8 +259,12 @@ impl Place<'_> {
             output.take(TEXT_BYTES_MAX).read_to_end(&mut text).map_err(fail)?;
         }
         match ended.map_err(fail)? {
-            status if status.success() => serde_json::from_slice(&text)
-                .map_err(|error| format!("pdp-work: its answer: {error}"))?,
+            status if status.success() => {
+                let done: std::result::Result<Done, String> = serde_json::from_slice(&text)
+                    .map_err(|error| format!("pdp-work: its answer: {error}"))?;
+                // A hostile image may have taken it over.
+                done.map_err(|text| tame(&text, REASON_BYTES_MAX))
+            }
             status => Err(format!(
                 "pdp-work ended with {status}; more than {} MiB of memory end it",
                 limits().memory_bytes.unwrap_or_default() >> 20
@@ -291,12 +297,13 @@ impl Place<'_> {
     }
 
     /// Waits for the end of the process; an error if it must not go on.
-    fn watch(&self, child: &Child) -> std::result::Result<(), String> {
+    fn watch(&self, child: &mut Child) -> std::result::Result<(), String> {
         let begun = Instant::now();
-        let Some(process) = Process::of(child.id()) else { return Ok(()) };
         while !self.apart.stopping.load(Ordering::Relaxed) {
-            if process.wait(CHECK_INTERVAL) {
-                return Ok(());
+            match wait_child(child, CHECK_INTERVAL) {
+                Ok(None) => {}
+                Ok(Some(_)) => return Ok(()),
+                Err(error) => return Err(format!("pdp-work: {error}")),
             }
             if begun.elapsed() > TIME_MAX {
                 return Err(format!("it takes more than {} s", TIME_MAX.as_secs()));

@@ -294,7 +294,7 @@ fn nothing_of_a_crash_is_taken_for_whole_and_nothing_is_set_user_id() {
     assert_eq!(mode(&dir.images()), 0o700);
     // As if the process had been killed in the middle.
     let mut part = root.clone().into_os_string();
-    part.push(image::PART);
+    part.push(format!(".{}", image::PART));
     fs::rename(&root, &part).unwrap();
     fs::write(Path::new(&part).join("a"), "half").unwrap();
     assert_eq!(dir.unpack(&layers).unwrap(), root);
@@ -769,6 +769,41 @@ fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
     let error = convert(None, 1 << 20).unwrap_err();
     assert!(error.contains("manifest.json"), "{error}");
     assert_eq!(fs::read_dir(kept.1.works()).unwrap().count(), 0);
+}
+
+/// Nobody waits while an image is unpacked, and no owner waits for another's.
+#[test]
+fn owners_unpack_beside_each_other_and_two_images_at_a_time() {
+    let dir = Dir::new();
+    let cgroup = format!("pdp-unpack-{}", std::process::id());
+    let fixture = fixture(&dir, &cgroup);
+    let layouts = [0, 1, 2].map(|number| {
+        let layout = dir.0.path().join(format!("layout{number}"));
+        let name = format!("zeros{number}");
+        make_layout(&layout, &[layer(&[Entry::File(&name, vec![0; 48 << 20], 0)])]);
+        layout
+    });
+    let unpack = |path: &Path, owner: &str| {
+        let root = Root::OciLayout { path: path.to_owned(), reference: None };
+        let spec = GuestSpec { root, owner: owner.into(), ..guest(&dir, &cgroup) };
+        fixture.runtime.unpack(&spec).unwrap()
+    };
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let (mut of_a, mut of_b, mut done) = (0, 0, false);
+    while !done {
+        assert!(Instant::now() < deadline);
+        done = layouts.iter().fold(true, |done, path| unpack(path, "a") & done);
+        done &= unpack(&layouts[2], "b");
+        let there = fs::read_dir(dir.images()).into_iter().flatten().flatten();
+        let names: Vec<String> =
+            there.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let parts = |owner: &str| names.iter().filter(|name| name.ends_with(owner)).count();
+        (of_a, of_b) = (of_a.max(parts(".a.part")), of_b.max(parts(".b.part")));
+    }
+    assert_eq!((of_a, of_b), (2, 1));
+    // They stay until their guests run on them.
+    fixture.runtime.collect_images().unwrap();
+    assert_eq!(fs::read_dir(dir.images()).unwrap().count(), 3);
 }
 
 /// CPU time of unpacking is the owner's, whose cgroup bounds it.

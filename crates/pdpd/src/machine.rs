@@ -67,6 +67,9 @@ pub trait Machine: Debug + Send + Sync {
     /// tried again the next time: it is nobody's fault who runs now.
     fn collect_images(&self);
 
+    /// Begins to unpack a guest's image, and returns true once it is.
+    fn unpack(&self, spec: &GuestSpec) -> Result<bool, HostError>;
+
     /// Makes a guest up to its namespaces.
     fn create(&self, spec: &GuestSpec) -> Result<Process, HostError>;
 
@@ -281,6 +284,10 @@ impl Machine for Host {
         if let Err(error) = self.runtime.collect_images() {
             tracing::warn!("images: {}", host::words(&error));
         }
+    }
+
+    fn unpack(&self, spec: &GuestSpec) -> Result<bool, HostError> {
+        Ok(self.runtime.unpack(spec)?)
     }
 
     fn create(&self, spec: &GuestSpec) -> Result<Process, HostError> {

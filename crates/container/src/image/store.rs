@@ -33,7 +33,7 @@ use tar::Archive;
 
 use super::{
     JSON_BYTES_MAX, MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob,
-    disk_bytes, failed, hex, invalid, layer_tar, layers, parse, read_bounded,
+    disk_bytes, failed, hex, invalid, layer_tar, layers, parse, read_bounded, sha256_hex,
 };
 use crate::bounded::Bounded;
 use crate::error::{Context, Error, Result};
@@ -283,11 +283,21 @@ impl Store {
         let layout = work.dir.join("layout");
         let fail = |text: String| failed(Path::new(name), tame(&text, TEXT_BYTES_MAX));
         let wanted = wanted.map(str::to_owned);
-        let order = Order::Take { inbox: work.inbox(), layout: layout.clone(), wanted, room };
+        let order = Order::Take {
+            inbox: work.inbox(),
+            layout: layout.clone(),
+            wanted: wanted.clone(),
+            room,
+        };
         let (digest, kept) = match self.workplace.run(owner, &order).map_err(fail)? {
             Done::Taken(digest, kept) => (digest, kept),
             Done::Nothing => return Err(fail("pdp-work answered for another order".to_owned())),
         };
+        // The answer names a directory of the store, and hostile bytes may have taken pdp-work over.
+        if sha256_hex(&digest).is_none() || wanted.as_ref().is_some_and(|wanted| *wanted != digest)
+        {
+            return Err(fail("pdp-work answered with another image".to_owned()));
+        }
         // All that it has, before its name says so.
         let taken = File::open(&layout).at("open", &layout)?;
         rustix::fs::syncfs(&taken).at("write to disk", &layout)?;

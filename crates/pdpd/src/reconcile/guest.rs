@@ -47,6 +47,9 @@ impl Reconciler {
         if !waits && doing.held {
             return Ok(Next::Held);
         }
+        if !waits && !machine.unpack(&wanted.container)? {
+            return Ok(Next::wait(format!("the image of {key} to be unpacked")));
+        }
         if !waits {
             *side = Side { tap: Helper::Bad, ..Side::default() };
             if !self.end(key)? {

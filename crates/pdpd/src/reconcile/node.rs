@@ -86,6 +86,9 @@ impl Reconciler {
                         guest
                     }
                     _ if doing.held => return Ok(Next::Held),
+                    _ if !machine.unpack(&wanted.control)? => {
+                        return Ok(Next::wait(format!("the image of {key} to be unpacked")));
+                    }
                     _ => {
                         // Nothing of what was there before is to be relied on.
                         *side = Side {
