@@ -114,23 +114,37 @@ fn in_first_netns<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
     within(File::open(FIRST).on("open", FIRST)?.as_fd(), work)
 }
 
-/// Lowers what each network namespace may track to [`CONNECTIONS_MAX`], unless the machine itself tracks many.
-/// Returns false if the kernel tracks nothing yet: then it is to be called again later.
+/// Lowers what each network namespace may track to [`CONNECTIONS_MAX`], unless the machine itself tracks many. Returns
+/// what it was before; `None`: the kernel tracks nothing yet, or the bound is as low already.
 ///
 /// # Errors
 /// [`Error::Invalid`]: the machine itself tracks many.
-pub fn bound_connections() -> Result<bool> {
-    let Some(most) = connections_max()? else { return Ok(false) };
-    if most <= CONNECTIONS_MAX {
-        return Ok(true);
-    }
-    let now: u64 = numbers("net.netfilter.nf_conntrack_count")?.iter().sum();
+pub fn bound_connections() -> Result<Option<u64>> {
+    let Some(most) = connections_max()?.filter(|most| *most > CONNECTIONS_MAX) else {
+        return Ok(None);
+    };
+    let now = own_connections()?;
     if now > OWN_CONNECTIONS_MAX {
         let text = format!("the machine itself tracks {now}; {most} stay the bound of each node");
         return Err(Error::Invalid { object: CONNECTIONS.into(), text });
     }
     write(CONNECTIONS, &CONNECTIONS_MAX.to_string())?;
-    Ok(true)
+    Ok(Some(most))
+}
+
+/// Gives the machine its earlier bound back if it itself tracks more than half of [`CONNECTIONS_MAX`]. Returns true if
+/// it did.
+pub fn unbound_connections(before: u64) -> Result<bool> {
+    let needs = own_connections()? > CONNECTIONS_MAX / 2;
+    if needs {
+        write(CONNECTIONS, &before.to_string())?;
+    }
+    Ok(needs)
+}
+
+/// Connections that the machine's first network namespace tracks now.
+fn own_connections() -> Result<u64> {
+    Ok(numbers("net.netfilter.nf_conntrack_count")?.iter().sum())
 }
 
 /// Returns the connections that each network namespace may track; `None`: the kernel tracks none yet.

@@ -187,8 +187,9 @@ impl Images {
         self.workplace.stop();
     }
 
-    /// Has the documents name images by digest: those that are there, and, if `bring`, those that are not and are
-    /// brought; of `only` these nodes, or of all where it is empty. Returns what keeps them until the change is stored, and the names of what is not there.
+    /// Replaces the images' names in the documents by digests. If `bring`, it first gets the images that are not there.
+    /// It does so for `only` these nodes, or for all where that is empty. Returns what keeps the images until the change
+    /// is stored, and the names of the images that are not there.
     ///
     /// # Errors
     /// Which could not be brought and why, each with its place.
@@ -754,24 +755,13 @@ impl How {
     }
 }
 
-/// `HOST:PORT` that a pull may reach, whatever their addresses: its registry, the other registries that its owner may
-/// pull from, and mirrors that the machine's settings name.
+/// `HOST:PORT` of the registries that a pull may reach at private addresses too: its own, and those of which its owner
+/// may pull everything, not only names below a path.
 fn allowed(owner: Owner<'_>, name: &ImageName) -> Vec<String> {
-    let registry = |name: &str| {
-        let host = name.split('/').next().unwrap_or_default();
-        let (_, port) = host.rsplit_once(':').unwrap_or_default();
-        if port.parse::<u16>().is_ok() { host.to_owned() } else { format!("{host}:443") }
-    };
     let granted = owner.tenant.into_iter().flat_map(|tenant| &tenant.registries);
-    let mut allowed: Vec<_> = granted.map(|prefix| registry(prefix)).collect();
-    allowed.push(registry(&name.registry));
-    allowed.extend(skopeo::mirrors().iter().flat_map(|mirror| {
-        let tls = registry(mirror);
-        // A mirror may be without TLS.
-        let plain = tls.strip_suffix(":443").map(|host| format!("{host}:80"));
-        std::iter::once(tls).chain(plain)
-    }));
-    allowed
+    let whole = granted.filter(|prefix| !prefix.trim_end_matches('/').contains('/'));
+    let names = whole.map(String::as_str).chain([&*name.registry]);
+    names.map(skopeo::host_and_port).collect()
 }
 
 /// Whose images somebody means: a tenant's, with what it may, or `None` for the operators'.
@@ -874,6 +864,24 @@ fn find(index: &Index, image: &str) -> Result<String, Problem> {
 mod tests {
     use super::*;
 
+    fn images(directory: &Path) -> Images {
+        let at = |name: &str| directory.join(name);
+        let paths = Paths {
+            runc: at("runc"),
+            shim: at("shim"),
+            init: at("init"),
+            work: at("work"),
+            records: at("records"),
+            runc_root: at("runc-root"),
+            logs: at("logs"),
+            images: at("images"),
+            volumes: at("volumes"),
+            cgroup: "pdp-images-test".into(),
+        };
+        let cgroups = Cgroups::new(&paths.cgroup).unwrap();
+        Images::open(&paths, cgroups, Workplace::in_this_process()).unwrap()
+    }
+
     /// As with user ids of vnets: a file that a pull left is no other owner's.
     #[test]
     fn user_ids_of_pulls_stay_their_owners() {
@@ -890,6 +898,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_waits_for_few_images_and_leaves_others_their_places() {
+        let directory = tempfile::tempdir().unwrap();
+        let images = images(directory.path());
+        let mut lines = Vec::new();
+        let mut take = |tenant: &str| images.line(tenant).map(|line| lines.push(line));
+        for _ in 0..TENANT_LINE_MAX {
+            take("acme").unwrap();
+        }
+        assert!(take("acme").unwrap_err().contains(&TENANT_LINE_MAX.to_string()));
+        let others =
+            (0..2 * TENANTS_LINE_MAX).map(|number| format!("t{}", number / TENANT_LINE_MAX));
+        let taken = others.take_while(|tenant| take(tenant).is_ok()).count();
+        assert_eq!(taken, TENANTS_LINE_MAX - TENANT_LINE_MAX);
+        lines.pop();
+        assert!(images.line("new").is_ok(), "a place is free again");
+    }
+
+    #[test]
     fn an_archive_has_one_name_however_it_is_spelled() {
         let name = |path: &str| archive_name(Path::new(path), Some("a:1"));
         for path in ["/srv//acme/./a.tar", "/srv/acme////././a.tar/", "/srv/acme/a.tar"] {
@@ -903,18 +929,6 @@ mod tests {
     fn images_that_can_not_be_read_are_told_to_their_owner() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let paths = Paths {
-            runc: at("runc"),
-            shim: at("shim"),
-            init: at("init"),
-            work: at("work"),
-            records: at("records"),
-            runc_root: at("runc-root"),
-            logs: at("logs"),
-            images: at("images"),
-            volumes: at("volumes"),
-            cgroup: "pdp-images-test".into(),
-        };
         let store = at("images").join(image::STORE);
         let digest = format!("sha256:{}", "5e".repeat(32));
         let index = serde_json::json!({"images": {&digest: {}}, "names": {}}).to_string();
@@ -922,8 +936,7 @@ mod tests {
             std::fs::create_dir_all(store.join(owner).join("5e".repeat(32))).unwrap();
             std::fs::write(store.join(owner).join("index.json"), text).unwrap();
         }
-        let cgroups = Cgroups::new("pdp-images-test").unwrap();
-        let images = Images::open(&paths, cgroups, Workplace::in_this_process()).unwrap();
+        let images = images(directory.path());
         let mut model = Model::default();
         let tenant: pdp_spec::Tenant = serde_json::from_value(serde_json::json!({
             "apiVersion": "pdp/v1", "metadata": {"name": "acme"}, "spec": {}

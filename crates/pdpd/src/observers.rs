@@ -1,5 +1,5 @@
 //! Captures and traces at a time, whichever plane carries the frames: all tenants together have a bound, each tenant has
-//! a smaller one, and operators have a part of their own. The mux and the kernel are asked by who has a place.
+//! a smaller one, and operators have a part of their own. Only the holder of a [`Place`] asks the mux or the kernel.
 
 use std::sync::{Arc, Mutex};
 

@@ -482,7 +482,9 @@ impl Ports {
         busy.removed.retain(|number| !gone.contains(number));
         self.freed.notify_all();
         if busy.removed.is_empty() && busy.made.is_empty() && kept().is_empty() && !any() {
-            *lock(&self.open) = None;
+            // Held until all is gone: a question opens what it finds.
+            let mut open = lock(&self.open);
+            *open = None;
             *lock(&self.watch) = None;
             return Ok(ports::destroy(&self.netns, &self.pins)?);
         }
@@ -604,7 +606,7 @@ pub fn attend(host: &Arc<Host>) -> std::io::Result<()> {
         let (mut attended, mut since) = (BTreeMap::new(), ports::now());
         while let Some(host) = Weak::upgrade(&host) {
             let now = ports::now();
-            host.bounds.track();
+            host.bounds.attend();
             host.ports.attend(host.runtime.cgroups(), &mut attended, since);
             since = now;
             drop(host);

@@ -27,9 +27,9 @@ pub struct Bounds {
     pub workers: usize,
     /// For one owner.
     pub per_owner: usize,
-    /// That owners who have one leave to who has none.
+    /// Workers that are reserved for owners that have none.
     pub newcomers: usize,
-    /// That tenants leave to operators.
+    /// Workers that are reserved for operators.
     pub operators: usize,
 }
 

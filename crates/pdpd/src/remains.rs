@@ -104,7 +104,7 @@ impl Engine {
         let externals = names(&places.run.join("externals"));
         let (records, volumes) = (names(&places.records()), names(&paths.volumes));
         let groups = cgroups.below("vnets");
-        let mounts = tree::mounts_below(&places.run).unwrap_or_default();
+        let mounts = Mounts::read();
         let owners = self.images.unreadable();
 
         let (model, plan) = (self.model(), self.keeper.plan());
@@ -123,6 +123,9 @@ impl Engine {
         let mut add = |what: String, why: &str, command: String| {
             found.push(Remnant { what, why: why.to_owned(), command });
         };
+        let removal = |place: &Path| mounts.removal(place);
+        // One that was removed since it was found is no remnant.
+        let dir = |place: &Path| place.exists().then(|| format!("directory {}", place.display()));
         for going in self.going() {
             let number = model.ledger.number_of(&going.vnet);
             let ids = number.map_or(String::new(), |number| {
@@ -166,20 +169,22 @@ impl Engine {
         }
         for name in networks.iter().filter(|name| !vnets.contains(name.as_str())) {
             let place = places.run.join("vnets").join(name);
-            add(format!("directory {}", place.display()), unknown, removal(&place));
+            if let Some(what) = dir(&place) {
+                add(what, unknown, removal(&place));
+            }
         }
         for name in names(&places.run).into_iter().filter(|name| name.starts_with(upgrade::LEFT)) {
             let place = places.run.join(name);
-            add(format!("directory {}", place.display()), "another version's", removal(&place));
+            if let Some(what) = dir(&place) {
+                add(what, "another version's", removal(&place));
+            }
         }
         for name in externals {
-            if !keys.contains(&Key::external(&name)) {
-                let place = places.run.join("externals").join(name);
-                add(
-                    format!("directory {}", place.display()),
-                    "no external has it",
-                    removal(&place),
-                );
+            let place = places.run.join("externals").join(&name);
+            if !keys.contains(&Key::external(&name))
+                && let Some(what) = dir(&place)
+            {
+                add(what, "no external has it", removal(&place));
             }
         }
         for name in records {
@@ -192,8 +197,8 @@ impl Engine {
         for name in volumes {
             let record = places.records().join(&name);
             let known = kept.contains(&record) || processes.contains(&record);
-            if !known && plan.damaged.is_empty() {
-                let place = paths.volumes.join(name);
+            let place = paths.volumes.join(name);
+            if !known && plan.damaged.is_empty() && place.exists() {
                 add(format!("volumes {}", place.display()), "no node has them", removal(&place));
             }
         }
@@ -205,16 +210,18 @@ impl Engine {
                 add(format!("cgroup {group}"), unknown, end_cgroup(&dirs));
             }
         }
-        for mount in mounts {
-            let below = mount.strip_prefix(&places.run).unwrap_or(&mount);
+        for mount in mounts.below(&places.run) {
+            let below = mount.strip_prefix(&places.run).unwrap_or(mount);
             let mut parts = below.iter().map(|part| part.to_string_lossy().into_owned());
             let known = match (parts.next().as_deref(), parts.next()) {
                 (None, _) => true,
                 (Some("vnets"), Some(vnet)) => networks.contains(&vnet),
+                // The namespace of kernel ports. pdpd removes it with the last port.
+                (Some("ports"), None) => true,
                 _ => false,
             };
-            if !known && tree::is_mounted(&mount).unwrap_or(false) {
-                let command = format!("umount -l {}", quoted(&mount));
+            if !known && tree::is_mounted(mount).unwrap_or(false) {
+                let command = format!("umount -l {}", quoted(mount));
                 add(format!("mount {}", mount.display()), unknown, command);
             }
         }
@@ -254,19 +261,28 @@ fn names(dir: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The command that removes a directory with what is mounted below.
-fn removal(place: &Path) -> String {
-    let mounts = match tree::mounts_below(place) {
-        Ok(mounts) => mounts,
-        Err(error) => {
+/// The mounts of this mount namespace, in the order in which they were made.
+struct Mounts(Vec<PathBuf>);
+
+impl Mounts {
+    fn read() -> Self {
+        Self(tree::mounts().unwrap_or_else(|error| {
             tracing::warn!("mounts: {}", words(&error));
             Vec::new()
-        }
-    };
-    // Those inside first.
-    let unmount: String =
-        mounts.iter().rev().map(|mount| format!("umount -l {}; ", quoted(mount))).collect();
-    format!("{unmount}rm -rf --one-file-system {}", quoted(place))
+        }))
+    }
+
+    fn below<'a>(&'a self, place: &'a Path) -> impl DoubleEndedIterator<Item = &'a PathBuf> {
+        self.0.iter().filter(move |mount| mount.starts_with(place))
+    }
+
+    /// Returns the command that removes a directory with all that is mounted below it, the last mount first.
+    fn removal(&self, place: &Path) -> String {
+        let mounts = self.below(place).rev();
+        let unmount: String =
+            mounts.map(|mount| format!("umount -l {}; ", quoted(mount))).collect();
+        format!("{unmount}rm -rf --one-file-system {}", quoted(place))
+    }
 }
 
 /// The command that ends what is in a cgroup and removes it.

@@ -88,13 +88,15 @@ fn close(run: &Path) -> Result<(), HostError> {
     for vnet in below(&run.join("vnets")) {
         let (hosts, names) = (vnet.join(Places::HOSTS_BEFORE), vnet.join(Places::NAMES));
         if hosts.is_file() {
-            // Those that run have it bound: it stays the same file. Whose directory it is follows with the vnet.
-            fs::DirBuilder::new()
+            // Nodes that run have it bound: it stays the same file. Whose directory it is follows with the vnet.
+            let moved = fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&names)
-                .and_then(|()| fs::rename(&hosts, names.join(Places::HOSTS)))
-                .map_err(failed("can't move", &hosts))?;
+                .and_then(|()| fs::rename(&hosts, names.join(Places::HOSTS)));
+            if let Err(error) = moved {
+                tracing::warn!("{}", words(&failed("can't move", &hosts)(error)));
+            }
         }
         let nodes = below(&vnet).into_iter();
         files.extend(nodes.flat_map(|node| CONFIGURATIONS.map(|name| node.join(name))));

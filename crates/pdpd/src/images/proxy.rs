@@ -62,8 +62,10 @@ const REFUSED: &str = "the registry leads to a place that pulls may not reach";
 pub struct Config {
     /// The pull's user id.
     pub uid: u32,
-    /// `HOST:PORT` that are allowed whatever their addresses.
+    /// `HOST:PORT` of registries, which may have private addresses.
     pub allowed: Vec<String>,
+    /// `HOST:PORT` from the machine's settings, which may have addresses of the machine too.
+    pub mirrors: Vec<String>,
     /// `HOST:PORT` on the machine that connections to standard output, a listening socket, lead to.
     pub relay: Option<String>,
 }
@@ -97,7 +99,8 @@ fn run() -> Result<()> {
         Some(to) => Some((self::listener(io::stdout())?, to.clone())),
         None => None,
     };
-    let judge = Judge { allowed: config.allowed, ways: RefCell::new(ways) };
+    let (allowed, mirrors) = (config.allowed, config.mirrors);
+    let judge = Judge { allowed, mirrors, ways: RefCell::new(ways) };
     let known = RefCell::default();
     let proxy = Rc::new(Proxy { judge, upstream: Matcher::from_env(), known });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -136,6 +139,7 @@ async fn serve_relay(listener: TcpListener, to: String, connections: Arc<Semapho
 /// The destinations that a pull may reach.
 struct Judge {
     allowed: Vec<String>,
+    mirrors: Vec<String>,
     ways: RefCell<Ways>,
 }
 
@@ -143,7 +147,11 @@ impl Judge {
     fn is_allowed(&self, host: &str, port: u16, to: IpAddr) -> bool {
         let to = to.to_canonical();
         let name = format!("{host}:{port}");
-        if self.allowed.iter().any(|allowed| allowed.eq_ignore_ascii_case(&name)) {
+        let is_in = |names: &[String]| names.iter().any(|it| it.eq_ignore_ascii_case(&name));
+        if is_in(&self.mirrors) {
+            return to.is_loopback() || !is_near(to);
+        }
+        if is_in(&self.allowed) {
             // Whoever answers for the registry's name in DNS can't move it to a service that listens on loopback, or
             // to the link-local address where clouds tell machines their secrets.
             return !is_near(to);
@@ -274,37 +282,36 @@ impl Proxy {
         Ok(response.map(BodyExt::boxed))
     }
 
-    /// Addresses of a name; none if it has none, or the pull asked for too many names. A name with public addresses
-    /// has no others.
-    async fn look_up(&self, host: &str, port: u16) -> Vec<SocketAddr> {
+    /// Returns the addresses of a name. If it has public addresses, it returns no others.
+    ///
+    /// # Errors
+    /// The pull asked for too many names, or the answer takes too long.
+    async fn look_up(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, StatusCode> {
         let name = (host.to_ascii_lowercase(), port);
         if let Some(known) = self.known.borrow().get(&name) {
-            return known.clone();
+            return Ok(known.clone());
+        }
+        if self.known.borrow().len() >= NAMES_MAX {
+            return Err(StatusCode::FORBIDDEN);
         }
         let found = tokio::time::timeout(CONNECT_MAX, lookup_host((host, port))).await;
-        let mut found: Vec<SocketAddr> =
-            found.ok().and_then(Result::ok).into_iter().flatten().collect();
+        let found = found.map_err(|_| StatusCode::FORBIDDEN)?;
+        let mut found: Vec<SocketAddr> = found.into_iter().flatten().collect();
         let is_public = |to: &SocketAddr| is_public(to.ip().to_canonical());
         if found.iter().any(is_public) {
             found.retain(is_public);
         }
-        if found.is_empty() {
-            return found;
-        }
-        let mut known = self.known.borrow_mut();
-        if known.len() >= NAMES_MAX && !known.contains_key(&name) {
-            return Vec::new();
-        }
-        known.entry(name).or_insert(found).clone()
+        // Of two look-ups at a time the first answer counts.
+        Ok(self.known.borrow_mut().entry(name).or_insert(found).clone())
     }
 
     /// Connects to a destination that is allowed, or to the daemon's proxy for it.
     async fn way(&self, uri: &Uri) -> Result<Way, StatusCode> {
         let host = uri.host().ok_or(StatusCode::BAD_REQUEST)?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let host = bare(host);
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         let port = uri.port_u16().unwrap_or(default);
-        let found = self.look_up(host, port).await;
+        let found = self.look_up(host, port).await?;
         let allowed = |to: &&SocketAddr| self.judge.is_allowed(host, port, to.ip());
         if let Some(upstream) = self.upstream.intercept(uri) {
             // Who has a proxy may know no names of the Internet. The proxy finds its own address for the name.
@@ -315,7 +322,7 @@ impl Proxy {
             }
             let authorization = upstream.basic_auth().cloned();
             let at = upstream.uri();
-            let name = (at.host().unwrap_or_default(), at.port_u16().unwrap_or(80));
+            let name = (bare(at.host().unwrap_or_default()), at.port_u16().unwrap_or(80));
             let stream = tokio::time::timeout(CONNECT_MAX, TcpStream::connect(name)).await;
             let stream = stream.ok().and_then(Result::ok).ok_or(StatusCode::BAD_GATEWAY)?;
             return Ok(Way { stream, proxy: Some(authorization) });
@@ -333,6 +340,11 @@ impl Proxy {
         }
         Err(StatusCode::BAD_GATEWAY)
     }
+}
+
+/// A host without the brackets of an IPv6 address.
+fn bare(host: &str) -> &str {
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 /// Sends a request by a connection of its own.
@@ -356,19 +368,25 @@ mod tests {
     use super::*;
 
     fn judge() -> Judge {
-        Judge { allowed: vec!["Hub.example:5000".into()], ways: RefCell::new(Ways::new().unwrap()) }
+        Judge {
+            allowed: vec!["Hub.example:5000".into()],
+            mirrors: vec!["mirror.example:80".into()],
+            ways: RefCell::new(Ways::new().unwrap()),
+        }
     }
 
     #[test]
     fn the_name_of_a_registry_leads_to_nothing_on_the_machine() {
         let judge = judge();
-        let mut reached = vec!["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"];
-        reached.retain(|to| judge.is_allowed("hub.example", 5000, to.parse().unwrap()));
-        assert_eq!(reached, ["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"]);
+        for to in ["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"] {
+            assert!(judge.is_allowed("hub.example", 5000, to.parse().unwrap()), "{to}");
+        }
         for to in ["127.0.0.1", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1", "0.0.0.0"]
         {
             assert!(!judge.is_allowed("hub.example", 5000, to.parse().unwrap()), "{to}");
         }
+        assert!(judge.is_allowed("mirror.example", 80, "127.0.0.1".parse().unwrap()));
+        assert!(!judge.is_allowed("mirror.example", 80, "169.254.169.254".parse().unwrap()));
         for (host, port) in [("hub.example", 443), ("other.example", 5000)] {
             assert!(!judge.is_allowed(host, port, "10.0.0.1".parse().unwrap()), "{host}:{port}");
         }
@@ -380,13 +398,13 @@ mod tests {
         let proxy = Proxy { judge: judge(), upstream: Matcher::builder().build(), known };
         let first: Vec<SocketAddr> = vec!["203.0.113.1:80".parse().unwrap()];
         proxy.known.borrow_mut().insert(("localhost".into(), 80), first.clone());
-        assert_eq!(proxy.look_up("LocalHost", 80).await, first);
-        assert_ne!(proxy.look_up("localhost", 81).await, first);
+        assert_eq!(proxy.look_up("LocalHost", 80).await.unwrap(), first);
+        assert_ne!(proxy.look_up("localhost", 81).await.unwrap(), first);
         for port in 1000..1000 + NAMES_MAX as u16 {
-            proxy.look_up("localhost", port).await;
+            let _ = proxy.look_up("localhost", port).await;
         }
         assert_eq!(proxy.known.borrow().len(), NAMES_MAX);
-        assert_eq!(proxy.look_up("localhost", 9999).await, []);
-        assert_eq!(proxy.look_up("localhost", 80).await, first);
+        assert_eq!(proxy.look_up("localhost", 9999).await, Err(StatusCode::FORBIDDEN));
+        assert_eq!(proxy.look_up("localhost", 80).await.unwrap(), first);
     }
 }

@@ -162,6 +162,14 @@ impl Job<'_> {
 
     /// Starts the way out of a new network namespace. Returns it with the namespace, and the proxy's address there.
     fn start_proxy(&self) -> io::Result<(Child, OwnedFd, SocketAddr)> {
+        for name in PROXIES {
+            if let Some(proxy) = other_proxy(&std::env::var(name).unwrap_or_default()) {
+                let text = format!(
+                    "{name} of pdpd names a proxy of kind {proxy}; only http:// can be used"
+                );
+                return Err(io::Error::other(text));
+            }
+        }
         let namespace = pdp_net::netns::alone().map_err(io::Error::other)?;
         let listen = |at: SocketAddr| {
             let bound = within(namespace.as_fd(), || Ok(TcpListener::bind(at)));
@@ -175,6 +183,7 @@ impl Job<'_> {
         let config = Config {
             uid: self.uid,
             allowed: self.allowed.clone(),
+            mirrors: mirrors(),
             relay: relayed.map(|to| match self.registry.split(':').next() {
                 Some("localhost") => format!("localhost:{}", to.port()),
                 _ => to.to_string(),
@@ -306,13 +315,34 @@ fn relayed(registry: &str) -> Option<SocketAddr> {
     address.is_loopback().then_some(SocketAddr::new(address, port))
 }
 
-/// Registries and mirrors that the machine's own settings name (containers-registries.conf(5)).
-pub(super) fn mirrors() -> Vec<String> {
+/// Scheme of a proxy that is spoken to otherwise than by plain HTTP.
+fn other_proxy(value: &str) -> Option<&str> {
+    let (scheme, _) = value.split_once("://")?;
+    (!scheme.eq_ignore_ascii_case("http")).then_some(scheme)
+}
+
+/// `HOST:PORT` of the registry in a name; 443 is the default port.
+pub(super) fn host_and_port(name: &str) -> String {
+    let host = name.split('/').next().unwrap_or_default();
+    let (_, port) = host.rsplit_once(':').unwrap_or_default();
+    if port.parse::<u16>().is_ok() { host.to_owned() } else { format!("{host}:443") }
+}
+
+/// `HOST:PORT` of the registries and mirrors that the machine's own settings name (containers-registries.conf(5)).
+fn mirrors() -> Vec<String> {
     let mut files = vec![PathBuf::from("/etc/containers/registries.conf")];
     let more = fs::read_dir("/etc/containers/registries.conf.d").into_iter().flatten().flatten();
     files.extend(more.map(|entry| entry.path()));
     let texts = files.into_iter().filter_map(|file| fs::read_to_string(file).ok());
-    texts.flat_map(|text| locations(&text)).collect()
+    let locations = texts.flat_map(|text| locations(&text));
+    locations
+        .flat_map(|mirror| {
+            let tls = host_and_port(&mirror);
+            // A mirror may be without TLS.
+            let plain = tls.strip_suffix(":443").map(|host| format!("{host}:80"));
+            std::iter::once(tls).chain(plain)
+        })
+        .collect()
 }
 
 /// The values of `location` in a file.

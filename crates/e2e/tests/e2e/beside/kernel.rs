@@ -77,6 +77,9 @@ fn a_link_between_two_kernels_needs_no_process() {
     };
     let before = counters(&node);
     assert_eq!(ways(&node), ["mux h1 is a host", "kernel", "mux h2 is a host"]);
+    // What kernel ports have in common is in use.
+    let doctor = node.pdp(&["doctor"]);
+    assert!(doctor.contains("nothing outlives its network or tenant"), "{doctor}");
     // Everything that could be on the way dies, and no frame is lost.
     let pings = "setsid ping -c1500 -i0.002 -w60 10.0.12.2 >/tmp/said 2>&1 &";
     node.pdp(&["exec", "fastpath/r1", "--", "sh", "-c", pings]);
