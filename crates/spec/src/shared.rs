@@ -245,7 +245,7 @@ pub const DOWNLOADS: Shared = Shared {
     key: None,
     operators: 0,
     counted: "pdpd/src/images.rs",
-    test: ("pdpd/src/images.rs", "user_ids_of_pulls_stay_their_owners"),
+    test: ("pdpd/src/images.rs", "a_tenant_waits_for_few_images_and_leaves_others_their_places"),
     constants: &[
         ("pdpd/src/images.rs", "TENANT_LINE_MAX"),
         ("pdpd/src/images.rs", "TENANTS_LINE_MAX"),
@@ -307,7 +307,7 @@ const KERNEL: [Shared; 4] = [
 ];
 
 /// What the daemon and its helpers do for a tenant outside of its guests.
-const OUTSIDE: [Shared; 4] = [
+const OUTSIDE: [Shared; 5] = [
     Shared {
         unit: Unit::Cores,
         counted: "container/src/work.rs",
@@ -317,6 +317,15 @@ const OUTSIDE: [Shared; 4] = [
             1000,
             "a tenth of a core for all while others want it",
         )
+    },
+    Shared {
+        counted: "container/src/image/unpacked.rs",
+        test: (
+            "container/tests/images.rs",
+            "owners_unpack_beside_each_other_and_two_images_at_a_time",
+        ),
+        constants: &[("container/src/image/unpacked.rs", "UNPACKING_MAX")],
+        ..each("images that are unpacked at a time", 2, "")
     },
     Shared {
         counted: "management/src/udp.rs",
@@ -363,7 +372,7 @@ const OUTSIDE: [Shared; 4] = [
 const DISK: &str = "the disk of the state directory";
 
 /// All of it.
-pub const ALL: [Shared; 37] = [
+pub const ALL: [Shared; 38] = [
     VNETS,
     USER_IDS,
     Shared {
@@ -503,6 +512,7 @@ pub const ALL: [Shared; 37] = [
     OUTSIDE[1],
     OUTSIDE[2],
     OUTSIDE[3],
+    OUTSIDE[4],
 ];
 
 /// Begin and end of the table in docs/tenants.md.
