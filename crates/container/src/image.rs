@@ -1,7 +1,8 @@
 //! Unpacks an image from an OCI image layout on disk into a directory of root's, with the owners that
 //! its layers say: guests see it read-only, through their own user ids ([`crate::Root::OciLayout`]).
 //!
-//! Digests are checked; no file is written outside the directory, whatever a layer says; device
+//! Digests are checked, those of layers also unpacked (`rootfs.diff_ids`); no file is written outside the directory,
+//! whatever a layer says; device
 //! nodes are left out, and nothing is set-user-ID. An unpacked image is kept by its manifest's digest,
 //! for all guests that run on it, and removed when there is none ([`collect`]). A name without
 //! [`PART`] is on disk as a whole: it is given when all that it has is.
@@ -12,20 +13,23 @@
 
 mod archive;
 mod config;
+mod layer;
+mod packed;
+mod platform;
 mod store;
 mod unpacked;
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, BufReader, Read, Seek};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, lchown};
-use std::path::{Component, Path, PathBuf};
+use std::io::{self, Read, Seek};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use oci_spec::image::{Descriptor, ImageIndex, ImageManifest, MediaType};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
-use tar::{Archive, EntryType};
 
+use self::packed::Tar;
+use self::platform::Platform;
 use crate::bounded::Bounded;
 use crate::error::{Context, Error, Result};
 use crate::tree;
@@ -82,10 +86,11 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Says that all that lower layers have in this directory is gone.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Whether an image is there and can be unpacked, as far as its index, its manifest and the presence of its
-/// layers say.
+/// Whether an image is there and can be unpacked, as far as its index, its manifest, its configuration and the presence
+/// of its layers say.
 pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
     let (_, manifest) = manifest(layout, reference)?;
+    diff_ids(layout, &manifest).map_err(|error| failed(layout, error.to_string()))?;
     for layer in layers(layout, &manifest)? {
         let there = blob_path(layout, layer).and_then(|(path, _)| fs::metadata(path));
         there.map_err(|error| failed(layout, format!("layer {}: {error}", layer.digest())))?;
@@ -97,7 +102,7 @@ pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
 /// image's own manifest.
 ///
 /// # Errors
-/// Neither, or none of them is for linux/amd64.
+/// Neither, or none of them is for linux/amd64 and this CPU.
 pub fn of_index(bytes: &[u8]) -> std::result::Result<Option<String>, String> {
     #[derive(serde::Deserialize)]
     struct Either {
@@ -109,23 +114,17 @@ pub fn of_index(bytes: &[u8]) -> std::result::Result<Option<String>, String> {
         digest: String,
         platform: Option<Platform>,
     }
-    #[derive(serde::Deserialize)]
-    struct Platform {
-        os: String,
-        architecture: String,
-    }
     let either: Either = parse(bytes).map_err(|error| format!("its manifest: {error}"))?;
     let entries = match (either.manifests, either.config) {
         (Some(entries), _) => entries,
         (None, Some(_)) => return Ok(None),
         (None, None) => return Err("its manifest is in none of the forms of docker and OCI".into()),
     };
-    let for_us = |entry: &Entry| {
-        let platform = entry.platform.as_ref();
-        platform.is_none_or(|is| is.os == "linux" && is.architecture == "amd64")
-    };
-    let found = entries.into_iter().find(for_us);
-    found.map(|entry| Some(entry.digest)).ok_or_else(|| "it is not for linux/amd64".into())
+    let platforms = || entries.iter().map(|entry| entry.platform.clone());
+    match platform::best(platforms().zip(&entries)).first() {
+        Some(best) => Ok(Some(best.digest.clone())),
+        None => Err(format!("it is {}", platform::other(platforms()))),
+    }
 }
 
 /// The layers of an image, lowest first.
@@ -158,14 +157,15 @@ pub(crate) fn unpack_alone(
     tree::remove(part)?;
     let result = make_directories(images, part).and_then(|()| {
         let mut left = Left::on(part, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX);
-        for layer in layers {
+        let diff_ids = diff_ids(layout, &manifest).map_err(|e| failed(layout, e.to_string()))?;
+        for (layer, diff_id) in layers.iter().zip(diff_ids) {
             let digest = layer.digest().to_string();
-            apply(layout, layer, part, &mut left)
+            apply(layout, (layer, diff_id), part, &mut left)
                 .map_err(|error| failed(layout, format!("layer {digest}: {error}")))?;
         }
         for place in PLACES {
             // What is a link stays one.
-            safe_dir(part, Path::new(place), &mut left)
+            layer::directory(part, Path::new(place), Some(&mut left))
                 .map_err(|error| failed(layout, format!("{place}: {error}")))?;
         }
         // All that it has, before its name says so; and its name, before a guest is told.
@@ -250,36 +250,50 @@ fn manifest(layout: &Path, reference: Option<&str>) -> Result<(String, ImageMani
     let index = layout.join("index.json");
     let text = read_bounded(&index).at("read", &index)?;
     let mut index: ImageIndex = parse(&text).map_err(|e| fail(format!("index.json: {e}")))?;
-    let mut reference = reference;
-    for _ in 0..INDEX_DEPTH_MAX {
-        let named = |descriptor: &&Descriptor| {
-            let annotations = descriptor.annotations().as_ref();
-            let name = annotations.and_then(|all| all.get(REFERENCE)).map(String::as_str);
-            reference.is_none_or(|wanted| name == Some(wanted))
-        };
-        let for_us = |descriptor: &&Descriptor| {
-            descriptor.platform().as_ref().is_none_or(|platform| {
-                platform.os().to_string() == "linux"
-                    && platform.architecture().to_string() == "amd64"
-            })
-        };
-        let found: Vec<_> = index.manifests().iter().filter(named).filter(for_us).collect();
-        let [descriptor] = found[..] else {
-            return Err(fail(format!(
-                "{} images for linux/amd64 with reference {}; name one by its {REFERENCE}",
-                found.len(),
-                reference.unwrap_or("(any)"),
-            )));
-        };
+    let mut name = "index.json".to_owned();
+    for depth in 0..INDEX_DEPTH_MAX {
+        let descriptor = choose(&index, reference.filter(|_| depth == 0), depth == 0)
+            .map_err(|text| fail(format!("{name}: {text}")))?;
         let bytes = blob(layout, descriptor).map_err(|e| fail(e.to_string()))?;
         if *descriptor.media_type() != MediaType::ImageIndex {
             let manifest = parse(&bytes).map_err(|e| fail(format!("manifest: {e}")))?;
             return Ok((descriptor.digest().to_string(), manifest));
         }
-        index = parse(&bytes).map_err(|e| fail(format!("index: {e}")))?;
-        reference = None;
+        name = format!("index {}", descriptor.digest());
+        index = parse(&bytes).map_err(|e| fail(format!("{name}: {e}")))?;
     }
     Err(fail(format!("indexes more than {INDEX_DEPTH_MAX} deep")))
+}
+
+/// The image of an index that is to be run, or the index that has it. The names of `index.json` (`top`) are the
+/// layout's owner's, and one of them has to be meant; an index below has builds of one image, of which the first of the
+/// best is taken.
+fn choose<'a>(
+    index: &'a ImageIndex,
+    reference: Option<&str>,
+    top: bool,
+) -> std::result::Result<&'a Descriptor, String> {
+    let named = |descriptor: &&Descriptor| {
+        let annotations = descriptor.annotations().as_ref();
+        let name = annotations.and_then(|all| all.get(REFERENCE)).map(String::as_str);
+        reference.is_none_or(|wanted| name == Some(wanted))
+    };
+    let named: Vec<&Descriptor> = index.manifests().iter().filter(named).collect();
+    let platforms = || named.iter().map(|it| it.platform().as_ref().map(Platform::of));
+    let found = platform::best(platforms().zip(named.iter().copied()));
+    match (&*found, top) {
+        ([one], _) | ([one, ..], false) => Ok(*one),
+        ([], false) => Err(format!("its images are {}", platform::other(platforms()))),
+        ([], true) if !named.is_empty() => {
+            let name = reference.unwrap_or("(any)");
+            Err(format!("the image with reference {name} is {}", platform::other(platforms())))
+        }
+        _ => Err(format!(
+            "{} images for linux/amd64 with reference {}; name one by its {REFERENCE}",
+            found.len(),
+            reference.unwrap_or("(any)"),
+        )),
+    }
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
@@ -327,13 +341,21 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Applies a layer; its digest is checked on a first pass over the file.
-fn apply(layout: &Path, layer: &Descriptor, root: &Path, left: &mut Left) -> io::Result<()> {
-    apply_tar(layer_tar(layout, layer)?, root, left)
+/// Applies a layer; its digest is checked on a first pass over the file, and that of its tar at the end.
+fn apply(
+    layout: &Path,
+    (layer, diff_id): (&Descriptor, Option<String>),
+    root: &Path,
+    left: &mut Left,
+) -> io::Result<()> {
+    let bytes_max = left.bytes;
+    let mut tar = layer_tar(layout, layer, diff_id)?;
+    layer::apply((&mut tar).take(bytes_max), root, left)?;
+    tar.finish(bytes_max)
 }
 
-/// A layer's files as tar, once its digest has been checked.
-fn layer_tar(layout: &Path, layer: &Descriptor) -> io::Result<Box<dyn Read>> {
+/// A layer's files as tar, once its digest has been checked. `diff_id`: the digest of the tar itself, in hexadecimal.
+fn layer_tar(layout: &Path, layer: &Descriptor, diff_id: Option<String>) -> io::Result<Tar> {
     let (path, want) = blob_path(layout, layer)?;
     let mut hash = Sha256::new();
     let mut file = open_file(&path)?;
@@ -347,115 +369,28 @@ fn layer_tar(layout: &Path, layer: &Descriptor) -> io::Result<Box<dyn Read>> {
     if hex(&hash.finalize()) != want {
         return Err(invalid("its bytes have another digest".to_owned()));
     }
-    // By its first bytes: media types of layers come in several dialects. The same file: its name may be another's.
-    let mut magic = [0; 4];
+    // The same file: its name may be another's.
     file.rewind()?;
-    let count = file.read(&mut magic)?;
-    file.rewind()?;
-    let file = BufReader::new(file);
-    Ok(match magic[..count] {
-        [0x1f, 0x8b, ..] => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
-        [0x28, 0xb5, 0x2f, 0xfd] => {
-            let decoder = ruzstd::decoding::StreamingDecoder::new(file)
-                .map_err(|error| invalid(format!("zstd: {error}")))?;
-            Box::new(decoder)
-        }
-        _ => Box::new(file),
-    })
+    Ok(Tar::new(packed::open(file)?, diff_id))
 }
 
-fn apply_tar(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<()> {
-    let mut archive = Archive::new(tar.take(left.bytes));
-    archive.set_preserve_permissions(true);
-    archive.set_overwrite(true);
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let path = entry.path()?.into_owned();
-        let Some(path) = relative(&path) else { continue };
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
-        left.take(entry.size())?;
-        let Some(parent) = safe_dir(root, parent, left)? else {
-            return Err(invalid(format!("{}: a directory on its way is none", path.display())));
-        };
-        let name = name.as_bytes();
-        if name == OPAQUE {
-            for old in fs::read_dir(&parent)? {
-                remove(&old?.path())?;
-            }
-            continue;
-        }
-        if let Some(gone) = name.strip_prefix(WHITEOUT) {
-            if !matches!(gone, b"" | b"." | b"..") {
-                remove(&parent.join(std::ffi::OsStr::from_bytes(gone)))?;
-            }
-            continue;
-        }
-        let kind = entry.header().entry_type();
-        if matches!(kind, EntryType::Char | EntryType::Block | EntryType::Fifo) {
-            continue;
-        }
-        let place = root.join(&path);
-        let both_dirs = kind.is_dir() && place.symlink_metadata().is_ok_and(|meta| meta.is_dir());
-        if !both_dirs {
-            remove(&place)?;
-        }
-        // Checks once more that the parent is inside the root, and hard links' targets too.
-        if !entry.unpack_in(root)? {
-            return Err(invalid(format!("{}: leads out of the image", path.display())));
-        }
-        if kind != EntryType::Link {
-            let id = |id: u64| if id < IDS { id as u32 } else { 0 };
-            let (uid, gid) = (id(entry.header().uid()?), id(entry.header().gid()?));
-            lchown(&place, Some(uid), Some(gid))?;
-            let meta = place.symlink_metadata()?;
-            if meta.is_file() {
-                // Set-user-ID is of no use in a guest, and on the machine it would be root's.
-                let mode = meta.permissions().mode() & 0o1777;
-                fs::set_permissions(&place, Permissions::from_mode(mode))?;
-            }
-        }
+/// The digests of the layers' tars, in hexadecimal, as the image's configuration says them; `None` where it has none.
+fn diff_ids(layout: &Path, manifest: &ImageManifest) -> io::Result<Vec<Option<String>>> {
+    let of = |error: String| invalid(format!("configuration: {error}"));
+    let config = blob(layout, manifest.config()).map_err(|error| of(error.to_string()))?;
+    let said = config::diff_ids(&config).map_err(of)?;
+    let layers = manifest.layers().len();
+    if said.is_empty() {
+        return Ok(vec![None; layers]);
     }
-    Ok(())
-}
-
-/// The path below the root; `None` for the root itself and for paths with `..`.
-fn relative(path: &Path) -> Option<PathBuf> {
-    let mut below = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => below.push(name),
-            Component::CurDir | Component::RootDir => {}
-            Component::ParentDir | Component::Prefix(_) => return None,
-        }
+    if said.len() != layers {
+        return Err(of(format!("it has {} diff_ids for {layers} layers", said.len())));
     }
-    (!below.as_os_str().is_empty()).then_some(below)
-}
-
-/// The directory at `path` below the root, made where it is missing; `None` if something on the
-/// way is not a directory: a link would lead elsewhere.
-fn safe_dir(root: &Path, path: &Path, left: &mut Left) -> io::Result<Option<PathBuf>> {
-    let mut dir = root.to_owned();
-    for component in path.components() {
-        dir.push(component);
-        match dir.symlink_metadata() {
-            Ok(meta) if meta.is_dir() => {}
-            Ok(_) => return Ok(None),
-            Err(_) => {
-                left.take(0)?;
-                fs::create_dir(&dir)?;
-                fs::set_permissions(&dir, Permissions::from_mode(0o755))?;
-            }
-        }
-    }
-    Ok(Some(dir))
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match path.symlink_metadata() {
-        Ok(meta) if meta.is_dir() => tree::remove(path).map_err(io::Error::other),
-        Ok(_) => fs::remove_file(path),
-        Err(_) => Ok(()),
-    }
+    let hexadecimal = |digest: String| match sha256_hex(&digest) {
+        Some(hex) => Ok(Some(hex.to_ascii_lowercase())),
+        None => Err(of(format!("diff_id {digest}: only sha256 is known"))),
+    };
+    said.into_iter().map(hexadecimal).collect()
 }
 
 fn invalid(text: String) -> io::Error {

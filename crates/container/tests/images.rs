@@ -1,5 +1,8 @@
 //! OCI image layouts: unpacked whole, within their bounds, and run. Needs root.
 
+#[path = "images/layers.rs"]
+mod layers;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -236,6 +239,37 @@ fn no_layer_writes_outside() {
             "whiteout" => layer(&[Entry::Symlink("l", &victim), text("l/.wh.kept", "")]),
             "opaque" => layer(&[Entry::Symlink("l", &victim), text("l/.wh..wh..opq", "")]),
             "dotted whiteout" => layer(&[Entry::Dir("d"), text("d/.wh...", "")]),
+            "link up" => layer(&[
+                Entry::Symlink("l", &format!("../../../../..{victim}")),
+                text("l/new", "x"),
+            ]),
+            "link to link" => layer(&[
+                Entry::Symlink("one", &victim),
+                Entry::Symlink("two", "one"),
+                text("two/new", "x"),
+            ]),
+            "link over a directory" => layer(&[
+                text("d/kept", "own"),
+                Entry::Symlink("d", &victim),
+                text("d/kept", "after"),
+                text("d/.wh.kept", ""),
+            ]),
+            "link that changes" => layer(&[
+                Entry::Dir("d"),
+                Entry::Symlink("l", "d"),
+                text("l/new", "x"),
+                Entry::Symlink("l", &victim),
+                text("l/new", "x"),
+            ]),
+            "magic link" => layer(&[Entry::Symlink("l", "/proc/self/cwd"), text("l/new", "x")]),
+            "hard link through a link" => {
+                layer(&[Entry::Symlink("l", &victim), Entry::Hardlink("h", "l/kept")])
+            }
+            "hard link to a link" => layer(&[
+                Entry::Symlink("l", &format!("{victim}/kept")),
+                Entry::Hardlink("h", "l"),
+                text("h", "after"),
+            ]),
             "hard link" => {
                 let kept = format!("{victim}/kept");
                 layer(&[Entry::Hardlink("h", &kept), text("h", "after")])
@@ -256,7 +290,14 @@ fn no_layer_writes_outside() {
         "whiteout",
         "opaque",
         "dotted whiteout",
+        "link up",
+        "link to link",
+        "link over a directory",
+        "link that changes",
+        "magic link",
         "hard link",
+        "hard link through a link",
+        "hard link to a link",
         "hard link to dots",
     ] {
         outside(name);

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::Archive;
 
+use super::packed::{self, Packing};
 use super::{
     JSON_BYTES_MAX, MANIFEST, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, failed, hex, invalid, open_file,
 };
@@ -77,7 +78,7 @@ fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64)
     let config = place(&image.config);
     let layers: Vec<PathBuf> = image.layers.iter().map(place).collect();
     let wanted: BTreeSet<&PathBuf> = layers.iter().chain([&config]).collect();
-    let mut found: BTreeMap<PathBuf, (String, u64, bool)> = BTreeMap::new();
+    let mut found: BTreeMap<PathBuf, (String, u64, Packing)> = BTreeMap::new();
     let mut left = bytes_max;
     visit(archive, |path, entry| {
         let plain = entry.header().entry_type().is_file();
@@ -91,10 +92,7 @@ fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64)
         let (digest, size, packed) = blob.ok_or_else(|| {
             invalid(format!("{IMAGES} names {}, which is not in it", path.display()))
         })?;
-        let kind = match packed {
-            true => format!("application/vnd.oci.image.{kind}+gzip"),
-            false => format!("application/vnd.oci.image.{kind}"),
-        };
+        let kind = format!("application/vnd.oci.image.{kind}{}", packed.suffix());
         Ok(json!({ "mediaType": kind, "digest": format!("sha256:{digest}"), "size": size }))
     };
     let layers: io::Result<Vec<Value>> =
@@ -113,16 +111,10 @@ fn visit(
     archive: &Path,
     mut with: impl FnMut(&Path, &mut tar::Entry<'_, Box<dyn Read>>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut magic = [0; 2];
-    let count = open_file(archive)?.read(&mut magic)?;
-    let file = BufReader::new(open_file(archive)?);
-    let reader: Box<dyn Read> = match magic[..count] {
-        [0x1f, 0x8b] => {
-            Box::new(flate2::bufread::MultiGzDecoder::new(file).take(UNPACKED_BYTES_MAX))
-        }
-        _ => Box::new(file),
-    };
-    let mut tar = Archive::new(reader);
+    let file = open_file(archive)?;
+    let bytes_max = UNPACKED_BYTES_MAX.max(file.metadata()?.len());
+    let reader = packed::open(file)?.take(bytes_max);
+    let mut tar = Archive::new(Box::new(reader) as Box<dyn Read>);
     // No name of theirs is long; what says otherwise is not read.
     for (index, entry) in tar.entries()?.raw(true).enumerate() {
         if index >= ARCHIVE_ENTRIES_MAX {
@@ -172,24 +164,26 @@ fn choose<'a>(images: &'a [Image], tag: Option<&str>) -> io::Result<&'a Image> {
     Ok(image)
 }
 
-/// Writes one file of an archive by its digest; that, its bytes, and whether it is packed.
+/// Writes one file of an archive by its digest; that, its bytes, and how it is packed.
 fn blob(
     entry: &mut impl Read,
     into: &Path,
     left: &mut u64,
     bytes_max: u64,
-) -> io::Result<(String, u64, bool)> {
+) -> io::Result<(String, u64, Packing)> {
     let part = into.join("part");
     let mut file = File::create(&part)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
-    let (mut size, mut packed) = (0, false);
+    let (mut size, mut packed) = (0, Packing::None);
     loop {
         let count = entry.read(&mut buffer)?;
         if count == 0 {
             break;
         }
-        packed |= size == 0 && buffer[..count].starts_with(&[0x1f, 0x8b]);
+        if size == 0 {
+            packed = Packing::of(&buffer[..count]);
+        }
         let bytes = count as u64;
         *left = left
             .checked_sub(bytes)

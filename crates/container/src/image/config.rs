@@ -51,6 +51,22 @@ struct Config {
     user: Option<String>,
 }
 
+/// The digests of an image's layers, unpacked, lowest first; empty where it says none.
+pub(super) fn diff_ids(bytes: &[u8]) -> std::result::Result<Vec<String>, String> {
+    #[derive(Default, Deserialize)]
+    struct File {
+        #[serde(default)]
+        rootfs: Option<RootFs>,
+    }
+    #[derive(Default, Deserialize)]
+    struct RootFs {
+        #[serde(default)]
+        diff_ids: Option<Vec<String>>,
+    }
+    let file: File = parse(bytes).map_err(|error| error.to_string())?;
+    Ok(file.rootfs.unwrap_or_default().diff_ids.unwrap_or_default())
+}
+
 impl Own {
     /// Of the one image of a layout; its digests are checked.
     pub fn read(layout: &Path) -> Result<Self> {

@@ -17,11 +17,13 @@
 //! bound with which it is read. Bytes of images are the caller's to bound ([`Room`]).
 
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +31,7 @@ use oci_spec::image::{Descriptor, ImageManifest};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use tar::Archive;
+use tar::{Archive, PaxExtensions};
 
 use super::{
     JSON_BYTES_MAX, MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob,
@@ -481,23 +483,38 @@ fn measure(
     }
     let mut left = room.bytes.checked_sub(packed).ok_or_else(too_large)?.min(UNPACKED_BYTES_MAX);
     let files_max = room.files.min(UNPACKED_FILES_MAX);
+    let diff_ids = super::diff_ids(layout, manifest)?;
     let (mut unpacked, mut files) = (0, 0);
-    // Directories are made where an entry lacks them. Of their paths, hashes.
-    let (mut known, hashes) = (HashSet::new(), RandomState::new());
-    for layer in layers {
+    let mut ways = Ways::default();
+    for (layer, diff_id) in layers.iter().zip(diff_ids) {
         let of = |error: io::Error| invalid(format!("layer {}: {error}", layer.digest()));
-        let tar = layer_tar(layout, layer).map_err(of)?;
+        let mut tar = layer_tar(layout, layer, diff_id).map_err(of)?;
         // Sizes are looked at before what they are of; beside that there are headers.
         let bytes_max = left + HEADERS_BYTES_MAX;
-        let mut archive = Archive::new(tar.take(bytes_max));
+        let mut archive = Archive::new((&mut tar).take(bytes_max));
+        // What headers before an entry call it.
+        let mut names = Vec::new();
         for entry in archive.entries().map_err(of)?.raw(true) {
             let mut entry = entry.map_err(of)?;
-            let named = check_kind(&mut entry).map_err(of)?;
-            let made = match entry.path().ok().as_deref().and_then(Path::parent) {
-                Some(parent) => new_directories(parent, &hashes, &mut known, files_max),
-                None => 0,
-            } + named;
-            let bytes = disk_bytes(entry.size()) + made * disk_bytes(0);
+            let extension = read_extension(&mut entry).map_err(of)?;
+            let mut made = 0;
+            if let Ok(path) = entry.path() {
+                made += path.parent().map_or(0, |parent| ways.new_directories(parent, files_max));
+                names.push(path.into_owned());
+            }
+            match extension {
+                Some(Extension { directories, name }) => {
+                    made += directories;
+                    names.extend(name);
+                }
+                None => {
+                    let kind = entry.header().entry_type();
+                    let is_link = kind.is_symlink() || kind.is_hard_link();
+                    made +=
+                        names.drain(..).map(|name| ways.behind_links(&name, is_link)).sum::<u64>();
+                }
+            }
+            let bytes = made.saturating_mul(disk_bytes(0)).saturating_add(disk_bytes(entry.size()));
             left = left.checked_sub(bytes).ok_or_else(too_large)?;
             unpacked += bytes;
             files += 1 + made;
@@ -505,34 +522,65 @@ fn measure(
                 return Err(invalid(format!("it has more than {files_max} files and directories")));
             }
         }
+        tar.finish(bytes_max).map_err(of)?;
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let at_ms = now.map_or(0, |now| now.as_millis() as u64);
     Ok(Kept { packed_bytes: packed, unpacked_bytes: unpacked, files, at_ms })
 }
 
-/// Counts directories on the way to this one that were not `known`, and knows them then; `most` and one at the most.
-fn new_directories(
-    directory: &Path,
-    hashes: &RandomState,
-    known: &mut HashSet<u64>,
-    most: u64,
-) -> u64 {
-    let mut hasher = hashes.build_hasher();
-    let mut new = 0;
-    for component in directory.components() {
-        component.hash(&mut hasher);
-        new += u64::from(known.insert(hasher.finish()));
-        if new > most {
-            break;
-        }
-    }
-    new
+/// Paths of an image, as hashes: directories are made where an entry lacks them.
+#[derive(Default)]
+struct Ways {
+    directories: HashSet<u64>,
+    /// Links, and what may be one.
+    links: HashSet<u64>,
+    hashes: RandomState,
 }
 
-/// Refuses what would be read otherwise, or whole into memory, when the image is unpacked. Returns how many directories
-/// may be in a long name.
-fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<u64> {
+impl Ways {
+    /// Counts directories on the way to this one that were not known, and knows them then; `most` and one at the most.
+    fn new_directories(&mut self, directory: &Path, most: u64) -> u64 {
+        let mut hasher = self.hashes.build_hasher();
+        let mut new = 0;
+        for component in directory.components() {
+            component.hash(&mut hasher);
+            new += u64::from(self.directories.insert(hasher.finish()));
+            if new > most {
+                break;
+            }
+        }
+        new
+    }
+
+    /// Counts directories on the way to an entry that are behind a link. Where it leads may be another place each time,
+    /// so that they may be new each time. `is_link`: the entry is a link itself.
+    fn behind_links(&mut self, name: &Path, is_link: bool) -> u64 {
+        let mut hasher = self.hashes.build_hasher();
+        let (mut is_behind, mut behind) = (false, 0);
+        for component in name.components() {
+            let Component::Normal(part) = component else { continue };
+            behind += u64::from(is_behind);
+            part.hash(&mut hasher);
+            is_behind |= self.links.contains(&hasher.finish());
+        }
+        if is_link {
+            self.links.insert(hasher.finish());
+        }
+        // The last component is the entry.
+        behind.saturating_sub(1)
+    }
+}
+
+/// What is said in a header of its own about the entry behind it.
+struct Extension {
+    /// Directories that may be in its name.
+    directories: u64,
+    name: Option<PathBuf>,
+}
+
+/// Refuses what would be read otherwise, or whole into memory, when the image is unpacked.
+fn read_extension(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Option<Extension>> {
     let kind = entry.header().entry_type();
     if kind.is_gnu_sparse() {
         return Err(invalid("a file with holes (GNU sparse)".to_owned()));
@@ -540,7 +588,7 @@ fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<u64> {
     let long = kind.is_gnu_longname() || kind.is_gnu_longlink();
     let pax = kind.is_pax_local_extensions() || kind.is_pax_global_extensions();
     if !long && !pax {
-        return Ok(0);
+        return Ok(None);
     }
     if entry.size() > EXTENSION_BYTES_MAX {
         let bytes = entry.size();
@@ -552,5 +600,14 @@ fn check_kind(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<u64> {
     if pax && sized {
         return Err(invalid("a file whose size is an attribute (more than 8 GiB)".to_owned()));
     }
-    Ok(text.iter().filter(|byte| **byte == b'/').count() as u64)
+    let path = |name: &[u8]| PathBuf::from(OsStr::from_bytes(name));
+    let name = match pax {
+        true => PaxExtensions::new(&text)
+            .filter_map(|extension| extension.ok())
+            .find(|extension| extension.key_bytes() == b"path")
+            .map(|extension| path(extension.value_bytes())),
+        false => Some(path(text.strip_suffix(b"\0").unwrap_or(&text))),
+    };
+    let directories = text.iter().filter(|byte| **byte == b'/').count() as u64;
+    Ok(Some(Extension { directories, name }))
 }

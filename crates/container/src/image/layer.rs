@@ -1,0 +1,194 @@
+//! Puts a layer's files into the directory of an image.
+//!
+//! Nobody else writes into the directory meanwhile. Links in it are followed as a guest would follow them: within the
+//! directory, whatever they name.
+//!
+//! Source: OCI image specification 1.1, layer.md (whiteouts; entries below a link of a lower layer).
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, lchown};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
+use tar::{Archive, EntryType};
+
+use super::{IDS, Left, OPAQUE, WHITEOUT, invalid};
+use crate::tree;
+
+/// Times that the kernel is asked for a link's end: it can't say while somebody renames anything on the machine.
+const RESOLVES_MAX: usize = 10_000;
+
+/// Unpacks a tar into the directory of an image.
+pub(super) fn apply(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<()> {
+    let mut archive = Archive::new(tar);
+    archive.set_preserve_permissions(true);
+    archive.set_overwrite(true);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let kind = entry.header().entry_type();
+        let path = entry.path()?.into_owned();
+        let Some(path) = relative(&path) else { continue };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
+        left.take(entry.size())?;
+        if kind == EntryType::XGlobalHeader {
+            // Of git-archive(1): a comment.
+            continue;
+        }
+        let Some(parent) = directory(root, parent, Some(left))? else {
+            return Err(no_directory(&path));
+        };
+        let name = name.as_bytes();
+        if name == OPAQUE {
+            for old in fs::read_dir(&parent)? {
+                remove(&old?.path())?;
+            }
+            continue;
+        }
+        if let Some(gone) = name.strip_prefix(WHITEOUT) {
+            if !matches!(gone, b"" | b"." | b"..") {
+                remove(&parent.join(std::ffi::OsStr::from_bytes(gone)))?;
+            }
+            continue;
+        }
+        if matches!(kind, EntryType::Char | EntryType::Block | EntryType::Fifo) {
+            continue;
+        }
+        let place = parent.join(std::ffi::OsStr::from_bytes(name));
+        if kind == EntryType::Link {
+            let target = entry.link_name()?.unwrap_or_default().into_owned();
+            link(root, &target, &place).map_err(|error| {
+                invalid(format!("{}: hard link to {}: {error}", path.display(), target.display()))
+            })?;
+            continue;
+        }
+        let both_dirs = kind.is_dir() && place.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+        if !both_dirs {
+            remove(&place)?;
+        }
+        // At the very place, since no part of its path is a link; a link that is made is followed by nobody.
+        entry.unpack(&place).map_err(|error| cause(&path, error))?;
+        let id = |id: u64| if id < IDS { id as u32 } else { 0 };
+        let (uid, gid) = (id(entry.header().uid()?), id(entry.header().gid()?));
+        lchown(&place, Some(uid), Some(gid))?;
+        let meta = place.symlink_metadata()?;
+        if meta.is_file() {
+            // Set-user-ID is of no use in a guest, and on the machine it would be root's.
+            let mode = meta.permissions().mode() & 0o1777;
+            fs::set_permissions(&place, Permissions::from_mode(mode))?;
+        }
+    }
+    Ok(())
+}
+
+/// An error with what is behind it; the library tells of no causes.
+fn cause(path: &Path, error: io::Error) -> io::Error {
+    let inner = error.get_ref().and_then(|inner| inner.source());
+    let causes = std::iter::successors(inner, |cause| cause.source()).map(ToString::to_string);
+    match causes.last() {
+        Some(cause) => invalid(format!("{}: {cause}", path.display())),
+        None => invalid(format!("{}: {error}", path.display())),
+    }
+}
+
+fn no_directory(path: &Path) -> io::Error {
+    let path = path.display();
+    invalid(format!("{path}: a part of its path is a file, or a link to nothing in the image"))
+}
+
+/// Makes a hard link to a file of the image.
+fn link(root: &Path, target: &Path, place: &Path) -> io::Result<()> {
+    let outside = || invalid("leads out of the image".to_owned());
+    let target = relative(target).ok_or_else(outside)?;
+    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+        return Err(outside());
+    };
+    let parent = directory(root, parent, None)?;
+    let from = parent.ok_or_else(|| invalid("there is no such file".to_owned()))?.join(name);
+    if from == *place {
+        return Err(invalid("it is the same path".to_owned()));
+    }
+    remove(place)?;
+    // Of a link, the link itself.
+    fs::hard_link(from, place)
+}
+
+/// The path below the root; `None` for the root itself and for paths with `..`.
+fn relative(path: &Path) -> Option<PathBuf> {
+    let mut below = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => below.push(name),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => return None,
+        }
+    }
+    (!below.as_os_str().is_empty()).then_some(below)
+}
+
+/// The directory at `path` below the root, without links in its own path. Made where it is missing, unless `make` is
+/// `None`; but nothing is made for a link that leads to nothing. `None`: there is no directory.
+pub(super) fn directory(
+    root: &Path,
+    path: &Path,
+    mut make: Option<&mut Left>,
+) -> io::Result<Option<PathBuf>> {
+    let mut dir = root.to_owned();
+    for component in path.components() {
+        let next = dir.join(component);
+        dir = match next.symlink_metadata() {
+            Ok(meta) if meta.is_dir() => next,
+            Ok(meta) if meta.is_symlink() => match resolve(root, &next)? {
+                Some(end) => end,
+                None => return Ok(None),
+            },
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let Some(left) = &mut make else { return Ok(None) };
+                left.take(0)?;
+                fs::create_dir(&next)?;
+                fs::set_permissions(&next, Permissions::from_mode(0o755))?;
+                next
+            }
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(Some(dir))
+}
+
+/// The directory that a link in the root leads to, if it is one in the root: the kernel sees to that.
+fn resolve(root: &Path, link: &Path) -> io::Result<Option<PathBuf>> {
+    let Ok(below) = link.strip_prefix(root) else { return Ok(None) };
+    let top = File::open(root)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let end = (0..RESOLVES_MAX)
+        .map(|_| openat2(&top, below, flags, Mode::empty(), inside))
+        .find(|end| !matches!(end, Err(Errno::AGAIN | Errno::INTR)));
+    let end = match end {
+        Some(Ok(end)) => end,
+        None => return Err(Errno::AGAIN.into()),
+        // Nothing, no directory, or links without end.
+        Some(Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG)) => {
+            return Ok(None);
+        }
+        Some(Err(error)) => return Err(error.into()),
+    };
+    let [top, end] = [top.as_fd(), end.as_fd()]
+        .map(|fd| fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())));
+    match end?.strip_prefix(top?) {
+        Ok(below) => Ok(Some(root.join(below))),
+        Err(_) => Err(invalid("a link leads out of the image".to_owned())),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(meta) if meta.is_dir() => tree::remove(path).map_err(io::Error::other),
+        Ok(_) => fs::remove_file(path),
+        Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,210 @@
+//! Layers and archives as tar, whatever they are packed with: gzip of one or more members, zstd of one or more frames,
+//! or nothing.
+//!
+//! Source: RFC 1952 (gzip, 2.2: members), RFC 8878 (zstd, 3.1: frames; 3.1.2: skippable frames, with which pzstd begins
+//! each frame and `zstd:chunked` ends).
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use sha2::{Digest, Sha256};
+
+use super::{hex, invalid};
+
+/// How bytes are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Packing {
+    /// By the first bytes: media types of layers come in several dialects.
+    pub fn of(head: &[u8]) -> Self {
+        match head {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            _ => Self::None,
+        }
+    }
+
+    /// What it adds to the media type of a layer.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Gzip => "+gzip",
+            Self::Zstd => "+zstd",
+        }
+    }
+}
+
+/// The bytes of a file, from its beginning on.
+pub(super) fn open(file: File) -> io::Result<Box<dyn Read>> {
+    let mut file = BufReader::new(file);
+    Ok(match Packing::of(file.fill_buf()?) {
+        Packing::None => Box::new(file),
+        Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
+        Packing::Zstd => Box::new(Frames::new(file)),
+    })
+}
+
+/// All frames of a source, one after another.
+struct Frames<R> {
+    source: R,
+    decoder: FrameDecoder,
+    /// A frame has begun and is not read to its end.
+    within: bool,
+}
+
+impl<R: BufRead> Frames<R> {
+    fn new(source: R) -> Self {
+        Self { source, decoder: FrameDecoder::new(), within: false }
+    }
+
+    /// Begins the next frame that has content; false: there is none.
+    fn begin(&mut self) -> io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            let length = match self.decoder.reset(&mut self.source) {
+                Ok(()) => {
+                    self.within = true;
+                    return Ok(true);
+                }
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => u64::from(length),
+                Err(error) => return Err(broken(error)),
+            };
+            let skipped = io::copy(&mut self.source.by_ref().take(length), &mut io::sink())?;
+            if skipped < length {
+                return Err(invalid("zstd: it ends within a skippable frame".to_owned()));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Ends a frame that was read whole.
+    fn end(&mut self) -> io::Result<()> {
+        self.within = false;
+        let (said, found) =
+            (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum());
+        match said.is_some() && said != found {
+            true => Err(invalid("zstd: a frame has another checksum than it says".to_owned())),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<R: BufRead> Read for Frames<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while !buffer.is_empty() && (self.within || self.begin()?) {
+            while self.decoder.can_collect() < buffer.len() && !self.decoder.is_finished() {
+                let wanted = buffer.len() - self.decoder.can_collect();
+                self.decoder
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBytes(wanted))
+                    .map_err(broken)?;
+            }
+            match self.decoder.read(buffer)? {
+                0 => self.end()?,
+                count => return Ok(count),
+            }
+        }
+        Ok(0)
+    }
+}
+
+fn broken(error: FrameDecoderError) -> io::Error {
+    invalid(format!("zstd: {error}"))
+}
+
+/// A layer's tar, whose digest the image's configuration says.
+pub(super) struct Tar {
+    reader: Box<dyn Read>,
+    /// The digest as hexadecimal digits, and what was read so far; `None` where the configuration says none.
+    digest: Option<(String, Sha256)>,
+}
+
+impl Tar {
+    pub fn new(reader: Box<dyn Read>, digest: Option<String>) -> Self {
+        Self { reader, digest: digest.map(|digest| (digest, Sha256::new())) }
+    }
+
+    /// Reads what follows the last entry, `bytes_max` at most, and checks the digest of all. A decoder that leaves
+    /// something out does not go unnoticed.
+    pub fn finish(mut self, bytes_max: u64) -> io::Result<()> {
+        let rest = io::copy(&mut (&mut self).take(bytes_max), &mut io::sink())?;
+        if rest == bytes_max && self.read(&mut [0])? > 0 {
+            return Err(invalid(format!("more than {bytes_max} bytes behind its last file")));
+        }
+        let Some((said, read)) = self.digest else { return Ok(()) };
+        match hex(&read.finalize()) == said {
+            true => Ok(()),
+            false => Err(invalid(format!(
+                "unpacked, it has another digest than sha256:{said}, which the image's configuration says (diff_ids)"
+            ))),
+        }
+    }
+}
+
+impl Read for Tar {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        if let Some((_, read)) = &mut self.digest {
+            read.update(&buffer[..count]);
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frame(bytes: &[u8]) -> Vec<u8> {
+        ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+    }
+
+    fn skippable(nibble: u8, bytes: &[u8]) -> Vec<u8> {
+        let length = (bytes.len() as u32).to_le_bytes();
+        [&[0x50 | nibble, 0x2a, 0x4d, 0x18], &length[..], bytes].concat()
+    }
+
+    fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let mut read = Vec::new();
+        Frames::new(bytes).read_to_end(&mut read).map(|_| read)
+    }
+
+    #[test]
+    fn a_frame_that_is_cut_off_is_an_error() {
+        let whole = [skippable(0, b"abc"), frame(&[7; 3000]), skippable(5, b"defg")].concat();
+        assert_eq!(read(&whole).unwrap(), [7; 3000]);
+        let ends = [0, 11, whole.len() - 12, whole.len()];
+        for end in (0..whole.len()).filter(|end| !ends.contains(end)) {
+            assert!(read(&whole[..end]).is_err(), "the first {end} of {}", whole.len());
+        }
+        assert!(read(&[&whole[..], b"rubbish"].concat()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn all_frames_are_read_whatever_is_between_them(
+            pieces in prop::collection::vec((any::<bool>(), 0u8..16, prop::collection::vec(any::<u8>(), 0..5000)), 0..8),
+        ) {
+            let (mut packed, mut want) = (Vec::new(), Vec::new());
+            for (skipped, nibble, bytes) in &pieces {
+                match skipped {
+                    true => packed.extend(skippable(*nibble, bytes)),
+                    false => {
+                        packed.extend(frame(bytes));
+                        want.extend(bytes);
+                    }
+                }
+            }
+            prop_assert_eq!(read(&packed).unwrap(), want);
+        }
+    }
+}

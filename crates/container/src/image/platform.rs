@@ -1,0 +1,128 @@
+//! Which of several builds of an image runs here best.
+//!
+//! Source: OCI image specification 1.1, image-index.md (`platform.variant`); x86-64 psABI 1.0, 3.1.1
+//! (micro-architecture levels).
+
+use serde::Deserialize;
+
+/// System and architecture that an image in an index is for.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Platform {
+    os: String,
+    architecture: String,
+    #[serde(default)]
+    variant: Option<String>,
+}
+
+impl Platform {
+    pub fn of(platform: &oci_spec::image::Platform) -> Self {
+        Self {
+            os: platform.os().to_string(),
+            architecture: platform.architecture().to_string(),
+            variant: platform.variant().clone(),
+        }
+    }
+
+    /// True if the machine's system and architecture are these, whatever its CPU.
+    fn is_ours(&self) -> bool {
+        self.os == "linux" && self.architecture == "amd64"
+    }
+
+    /// The micro-architecture level that it needs, 1 to 4, and `None` for other variants.
+    fn level(&self) -> Option<u8> {
+        match self.variant.as_deref().unwrap_or_default() {
+            "" | "v1" => Some(1),
+            "v2" => Some(2),
+            "v3" => Some(3),
+            "v4" => Some(4),
+            _ => None,
+        }
+    }
+
+    /// Place in the order of preference on a CPU of this level, the best first; `None`: it does not run there.
+    /// Plain builds come first, so that all machines run the same ones; what is built for newer CPUs alone comes last,
+    /// the newest of these first.
+    fn rank(&self, cpu: u8) -> Option<u8> {
+        let level = self.level().filter(|level| self.is_ours() && *level <= cpu)?;
+        Some(match (level, self.variant.as_deref()) {
+            (1, None | Some("")) => 0,
+            (1, _) => 1,
+            _ => 6 - level,
+        })
+    }
+}
+
+/// Of images in an index, those that run here and are equally good, best; an image without a platform is for all.
+pub(super) fn best<T>(images: impl Iterator<Item = (Option<Platform>, T)>) -> Vec<T> {
+    best_on(cpu_level(), images)
+}
+
+fn best_on<T>(cpu: u8, images: impl Iterator<Item = (Option<Platform>, T)>) -> Vec<T> {
+    let rank = |platform: Option<Platform>| platform.map_or(Some(0), |platform| platform.rank(cpu));
+    let ranked: Vec<(u8, T)> =
+        images.filter_map(|(platform, image)| Some((rank(platform)?, image))).collect();
+    let best = ranked.iter().map(|(rank, _)| *rank).min();
+    ranked.into_iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, image)| image).collect()
+}
+
+/// What images are for, of which none runs here, in words without anything of theirs.
+pub(super) fn other(platforms: impl Iterator<Item = Option<Platform>>) -> &'static str {
+    let level = |it: Platform| it.is_ours().then(|| it.level()).flatten();
+    match platforms.flatten().filter_map(level).min() {
+        Some(2..) => "not for linux/amd64 on this CPU, but for newer ones (x86-64-v2 and above)",
+        _ => "not for linux/amd64",
+    }
+}
+
+/// The highest level of this machine's CPU.
+fn cpu_level() -> u8 {
+    macro_rules! has {
+        ($($feature:tt),*) => { $(is_x86_feature_detected!($feature))&&* };
+    }
+    // Without LAHF and OSXSAVE, which no CPU with the others lacks.
+    let second = has!("cmpxchg16b", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3");
+    let third = has!("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "lzcnt", "movbe");
+    let fourth = has!("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl");
+    1 + [second, third, fourth].into_iter().take_while(|has| *has).count() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn platform(os: &str, architecture: &str, variant: &str) -> Option<Platform> {
+        let variant = Some(variant.to_owned()).filter(|variant| !variant.is_empty());
+        Some(Platform { os: os.into(), architecture: architecture.into(), variant })
+    }
+
+    #[test]
+    fn plain_builds_come_first_and_then_the_newest_that_the_cpu_runs() {
+        let amd64 = |variant: &'static str| (platform("linux", "amd64", variant), variant);
+        let all = ["v3", "v1", "v2", "", "v4", "v9"].map(amd64);
+        let others = [
+            (platform("linux", "arm64", ""), "arm64"),
+            (platform("windows", "amd64", ""), "windows"),
+            (platform("unknown", "unknown", ""), "attestation"),
+        ];
+        let best = |cpu, left_out: &[&str]| {
+            let images = all.iter().chain(&others).cloned();
+            best_on(cpu, images.filter(|(_, name)| !left_out.contains(name)))
+        };
+        assert_eq!(best(1, &[]), [""]);
+        assert_eq!(best(4, &[]), [""]);
+        assert_eq!(best(4, &[""]), ["v1"]);
+        assert_eq!(best(4, &["", "v1"]), ["v4"]);
+        assert_eq!(best(3, &["", "v1"]), ["v3"]);
+        assert_eq!(best(2, &["", "v1"]), ["v2"]);
+        assert!(best(1, &["", "v1"]).is_empty());
+        assert_eq!(best_on(1, [(None, "a"), amd64(""), amd64("v1")].into_iter()), ["a", ""]);
+        let left = || [amd64("v2").0, platform("linux", "arm64", "v8"), None];
+        assert!(other(left().into_iter()).contains("newer"));
+        assert_eq!(other(left().into_iter().skip(1)), "not for linux/amd64");
+    }
+
+    #[test]
+    fn a_cpu_has_a_level() {
+        assert!((1..=4).contains(&cpu_level()));
+    }
+}
