@@ -27,6 +27,8 @@ systemctl restart pdpd
 say "links-again $(requests acme.lab/h link 150 1)"
 # It comes back with time.
 sleep 12
+# A call that exceeds all that an owner can save up never passes, and says so.
+say "links-call $(requests acme.more/h link 65 65)"
 say "links-later $(requests acme.more/h link 20 1)"
 # Each namespace has 320 interfaces, whoever made them.
 sleep 5
@@ -44,6 +46,15 @@ say "restart-alone $(restart) ms"
 timeout 60 pdp exec acme.lab/h -- timeout 40 sh -c "$flood" > /dev/null 2>&1 &
 sleep 5
 say "restart-beside $(restart) ms"
+wait
+# One request may change all interfaces of a namespace: up and down, and then others' restarts meanwhile.
+sleep 12
+say "group $(requests acme.more/h group 200 1)"
+say "group-on $(inside _acme_more ip -br link show group 7 | wc -l) interfaces"
+sleep 12
+timeout 60 pdp exec acme.more/h -- timeout 40 sh -c 'for w in $(seq 24); do perl /usr/local/share/requests.pl group 100000 1 & done; wait' > /dev/null 2>&1 &
+sleep 5
+say "restart-beside-group $(restart) ms"
 wait
 pdp delete acme.lab acme.more other.lab > /root/limits.log 2>&1
 say "left $(ls /sys/fs/bpf/pdp 2>/dev/null | tr '\n' ' ')"

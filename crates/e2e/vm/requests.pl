@@ -1,12 +1,14 @@
-# Netlink requests of a guest: perl requests.pl KIND COUNT TOGETHER. Says how many went well, how many were refused, and
-# why the first one was.
+# Sends netlink requests of a guest: perl requests.pl KIND COUNT TOGETHER. Prints how many went well, how many were
+# refused, and why the first one was.
 use strict;
 my ($make, $count, $together) = @ARGV;
 sub attr { my ($k, $b) = @_; pack("SS", 4 + length $b, $k) . $b . "\0" x (-length($b) % 4) }
-# Of names that begin with a letter of their own, so that no call meets what another made.
-my $link = sub { my ($letter) = @_; sub { (0, 16, 0x605, pack("CxSiII", 0, 0, 0, 0, 0) . attr(3, "$letter$_[0]\0") . attr(18, attr(1, "dummy\0"))) } };
+# All of them are in group 7. Names begin with a letter of their own, so that no call meets what another made.
+my $link = sub { my ($letter) = @_; sub { (0, 16, 0x605, pack("CxSiII", 0, 0, 0, 0, 0) . attr(3, "$letter$_[0]\0") . attr(27, pack("I", 7)) . attr(18, attr(1, "dummy\0"))) } };
 my %make = (
     link => $link->("l" . ($$ % 10000) . "_"),
+    # `ip link set group 7 up` and down.
+    group => sub { (0, 16, 0x5, pack("CxSiII", 0, 0, 0, $_[0] % 2, 1) . attr(27, pack("I", 7))) },
     neighbour => sub { (0, 28, 0x605, pack("CCSiSCC", 2, 0, 0, 1, 0x80, 0, 0) . attr(1, pack("N", 0x0c000000 + $_[0])) . attr(2, "\0" x 6)) },
     route => sub { (0, 24, 0x605, pack("CCCCCCCCI", 2, 32, 0, 0, 254, 3, 253, 1, 0) . attr(1, pack("N", 0x0b000000 + $_[0])) . attr(4, pack("I", 1))) },
     tracked => sub {

@@ -1,16 +1,17 @@
-//! Bounds of what guests ask their kernel for where all network namespaces share what it takes: time under the lock of
-//! all changes of interfaces and addresses (RTNL), interfaces, and entries of tables that no cgroup is charged for.
+//! Bounds requests of guests for what all network namespaces share: time under the kernel's lock for changes of
+//! interfaces and addresses (RTNL), interfaces, and entries of tables that no cgroup is charged for.
 //!
 //! Two programs at hooks of security modules (`bpf/pdp_limits.bpf.c`) see each netlink request and `ioctl` of a guest
-//! before it takes the lock. They know a guest by its user id, and refuse what is beyond its owner's part. An owner is
-//! a tenant, or a network of the operators'. Nobody's part depends on what others use: all of them together have
-//! a quarter of the time, in equal parts.
+//! before it takes the lock. They know a guest by its user id, and refuse requests that exceed its owner's part
+//! (`EAGAIN`) or all that an owner can save up (`EMSGSIZE`). An owner is a tenant, or a network of the operators'. Each
+//! owner's part is independent of the others' use: all of them together have a quarter of the time, in equal parts.
 //!
 //! Programs and maps are pinned, so that the bounds hold while there is no process of PdP's. Needs a kernel with
 //! CONFIG_BPF_LSM, CONFIG_DEBUG_INFO_BTF and `bpf` among its active security modules, of Linux 5.17 or newer.
 //! Source: Linux security/security.c, net/netlink/af_netlink.c (`netlink_sendmsg`), net/core/rtnetlink.c.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ pub const ENTRIES_BURST: u64 = 32_768;
 /// User ids of a network: its first one is a multiple of it.
 pub const USERS: u32 = 1 << 16;
 
-/// Owners together have one of so many parts of all time, and one alone has [`OWN_PARTS`] at most.
+/// All owners together get 1/`ALL_PARTS` of RTNL time, and each of them at most 1/[`OWN_PARTS`].
 const ALL_PARTS: u64 = 4;
 const OWN_PARTS: u64 = 8;
 
@@ -56,7 +57,6 @@ struct Owner {
     busy_ns: u64,
     entries_ns: u64,
     at_ns: u64,
-    refused: u64,
 }
 
 /// `struct settings`.
@@ -68,14 +68,45 @@ struct Settings {
     reserved: u32,
 }
 
+/// Owners of user ids, and how many ranges of ids each of them has.
+#[derive(Debug, Default)]
+struct Known {
+    /// By the first user id.
+    ranges: BTreeMap<u32, u64>,
+    owners: BTreeMap<u64, usize>,
+}
+
+impl Known {
+    fn insert(&mut self, first: u32, owner: u64) {
+        self.remove(first);
+        self.ranges.insert(first, owner);
+        *self.owners.entry(owner).or_default() += 1;
+    }
+
+    /// Returns the owner of the range, if it had one.
+    fn remove(&mut self, first: u32) -> Option<u64> {
+        let owner = self.ranges.remove(&first)?;
+        if let Entry::Occupied(mut ranges) = self.owners.entry(owner) {
+            *ranges.get_mut() -= 1;
+            if *ranges.get() == 0 {
+                ranges.remove();
+            }
+        }
+        Some(owner)
+    }
+
+    fn has(&self, owner: u64) -> bool {
+        self.owners.contains_key(&owner)
+    }
+}
+
 /// The bounds of a daemon. Dropping it leaves them in force; see [`destroy`].
 #[derive(Debug)]
 pub struct Limits {
     ranges: MapHandle,
     owners: MapHandle,
     settings: MapHandle,
-    /// By the first user id.
-    known: BTreeMap<u32, u64>,
+    known: Known,
 }
 
 impl Limits {
@@ -112,7 +143,7 @@ impl Limits {
             ranges: pins::map(pins, MAPS[0])?,
             owners: pins::map(pins, MAPS[1])?,
             settings: pins::map(pins, MAPS[2])?,
-            known: BTreeMap::new(),
+            known: Known::default(),
         };
         this.set_parts()?;
         Ok(this)
@@ -130,16 +161,13 @@ impl Limits {
         let mut hasher = DefaultHasher::new();
         owner.hash(&mut hasher);
         let owner = hasher.finish();
-        if self.known.get(&first) == Some(&owner) {
+        if self.known.ranges.get(&first) == Some(&owner) {
             return Ok(());
         }
-        self.forget_idle()?;
-        match self.owners.update(owner.as_bytes(), Owner::default().as_bytes(), MapFlags::NO_EXIST)
-        {
-            Err(error) if error.kind() != libbpf_rs::ErrorKind::AlreadyExists => {
-                return Err(other(error)).on("bound", "an owner");
-            }
-            _ => {}
+        if self.add_owner(owner).is_err() {
+            // The map may be full of owners whose networks are gone.
+            self.forget_idle()?;
+            self.add_owner(owner).map_err(other).on("bound", "an owner")?;
         }
         self.ranges
             .update(range(first).as_bytes(), owner.as_bytes(), MapFlags::ANY)
@@ -151,14 +179,14 @@ impl Limits {
 
     /// Forgets the user ids from `first` on; what they used still counts for their owner.
     pub fn forget(&mut self, first: u32) -> Result<()> {
-        let Some(owner) = self.known.remove(&first) else { return Ok(()) };
+        let Some(owner) = self.known.remove(first) else { return Ok(()) };
         match self.ranges.delete(range(first).as_bytes()) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
                 return Err(other(error)).on("forget the users from", first);
             }
             _ => {}
         }
-        if !self.known.values().any(|known| *known == owner) {
+        if !self.known.has(owner) {
             // What its namespaces had in tables went with them.
             self.change(owner, |owner| owner.entries_ns = 0)?;
         }
@@ -167,24 +195,34 @@ impl Limits {
 
     /// Gives each owner its part of all time.
     fn set_parts(&self) -> Result<()> {
-        let mut owners: Vec<_> = self.known.values().collect();
-        owners.sort_unstable();
-        owners.dedup();
-        let settings = Settings { parts: parts(owners.len()), links_max: LINKS_MAX, reserved: 0 };
+        let parts = parts(self.known.owners.len());
+        let settings = Settings { parts, links_max: LINKS_MAX, reserved: 0 };
         self.settings
             .update(&0u32.to_ne_bytes(), settings.as_bytes(), MapFlags::ANY)
             .map_err(other)
             .on("set", "what owners may use")
     }
 
-    /// Forgets owners without a network once they have paid for what they used.
+    /// Adds an owner that has used nothing, unless the map has it.
+    fn add_owner(&self, owner: u64) -> libbpf_rs::Result<()> {
+        let new = Owner::default();
+        match self.owners.update(owner.as_bytes(), new.as_bytes(), MapFlags::NO_EXIST) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets owners without a network once they have paid for what they used. Reads the whole map.
     fn forget_idle(&self) -> Result<()> {
-        let parts = parts(self.known.len());
+        let parts = parts(self.known.owners.len());
         for key in self.owners.keys() {
             let Ok(owner) = u64::read_from_bytes(&key) else { continue };
+            if self.known.has(owner) {
+                continue;
+            }
             let Some(is) = self.owner(owner)? else { continue };
             let passed = (now().as_nanos() as u64).saturating_sub(is.at_ns);
-            if is.busy_ns <= passed / parts && !self.known.values().any(|known| *known == owner) {
+            if is.busy_ns <= passed / parts {
                 let _ = self.owners.delete(&key);
             }
         }
@@ -245,7 +283,7 @@ pub fn lacking() -> Result<Option<String>> {
     }))
 }
 
-/// The parts of all time of which each of so many owners has one.
+/// Each of so many owners gets 1/`parts` of RTNL time.
 fn parts(owners: usize) -> u64 {
     (ALL_PARTS * owners as u64).max(OWN_PARTS)
 }
@@ -257,6 +295,13 @@ fn range(first: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::mem::offset_of;
+
+    use libbpf_rs::btf::types::{MemberAttr, Struct};
+    use libbpf_rs::btf::{Btf, HasSize};
+    use libbpf_rs::{ObjectBuilder, OpenMap};
+
     use super::*;
 
     #[test]
@@ -268,7 +313,67 @@ mod tests {
     }
 
     #[test]
+    fn known_counts_the_ranges_of_each_owner() {
+        let mut known = Known::default();
+        let mut reference = BTreeMap::new();
+        for step in 0..2000u32 {
+            // No order that repeats soon.
+            let first = step.wrapping_mul(2_654_435_761) >> 28;
+            if step % 3 == 0 {
+                assert_eq!(known.remove(first), reference.remove(&first));
+            } else {
+                let owner = u64::from(step % 5);
+                known.insert(first, owner);
+                reference.insert(first, owner);
+            }
+            let mut owners = BTreeMap::new();
+            for owner in reference.values() {
+                *owners.entry(*owner).or_default() += 1;
+            }
+            assert_eq!((&known.ranges, &known.owners), (&reference, &owners));
+            assert!((0..5).all(|owner| known.has(owner) == owners.contains_key(&owner)));
+        }
+    }
+
+    /// Names of fields of a type and where they begin, in bytes.
+    macro_rules! fields {
+        ($type:ty: $($field:ident),*) => {
+            vec![$((stringify!($field).to_owned(), offset_of!($type, $field))),*]
+        };
+    }
+
+    /// As [`fields!`], of a struct in the programs' type information, and its size.
+    fn layout(name: &str) -> (Vec<(String, usize)>, usize) {
+        let btf = Btf::from_raw("pdp_limits", OBJECT).expect("an object").expect("its types");
+        let of: Struct<'_> = btf.type_by_name(name).expect("a struct");
+        let fields = of.iter().map(|field| {
+            let MemberAttr::Normal { offset } = field.attr else { panic!("a bit field") };
+            let name = field.name.map(OsStr::to_string_lossy).unwrap_or_default();
+            (name.into_owned(), offset as usize / 8)
+        });
+        (fields.collect(), of.size())
+    }
+
+    #[test]
     fn layouts_match_the_programs() {
-        assert_eq!((size_of::<Owner>(), size_of::<Settings>()), (40, 16));
+        let owner = fields!(Owner: lock, reserved, busy_ns, entries_ns, at_ns);
+        assert_eq!(layout("owner"), (owner, size_of::<Owner>()));
+        let settings = fields!(Settings: parts, links_max, reserved);
+        assert_eq!(layout("settings"), (settings, size_of::<Settings>()));
+
+        let object = ObjectBuilder::default().open_memory(OBJECT).expect("an object");
+        let sizes = |map: OpenMap<'_>| {
+            let name = map.name().to_string_lossy().into_owned();
+            (name, (map.key_size() as usize, map.value_size() as usize))
+        };
+        let sizes: BTreeMap<_, _> = object.maps().map(sizes).collect();
+        let ours = [
+            (size_of_val(&range(0)), size_of::<u64>()),
+            (size_of::<u64>(), size_of::<Owner>()),
+            (size_of::<u32>(), size_of::<Settings>()),
+        ];
+        for (name, ours) in MAPS.into_iter().zip(ours) {
+            assert_eq!(sizes.get(name), Some(&ours), "{name}");
+        }
     }
 }
