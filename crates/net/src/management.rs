@@ -40,9 +40,7 @@ pub fn create(
     within(netns, || {
         let tap = open_here(spec)?;
         let v6 = format!("net.ipv6.conf.{}.disable_ipv6", spec.name);
-        if std::path::Path::new("/proc/sys/net/ipv6").exists() {
-            sysctl::set_here(&v6, "1")?;
-        }
+        sysctl::set_v6_here(&v6, "1")?;
         sysctl::set_here(&format!("net.ipv4.conf.{}.route_localnet", spec.name), "1")?;
         let index = if_nametoindex(spec.name.as_str()).on("find", &spec.name)?;
         converse(|handle| async move {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Context, Error, Result};
 use crate::netns::within;
+use crate::sysctl;
 
 /// Connections that each network namespace may track; each takes 1.6 KB that no cgroup is charged for.
 pub const CONNECTIONS_MAX: u64 = 16_384;
@@ -35,7 +36,9 @@ pub fn raise_inotify_instances(count: u64) -> Result<()> {
 /// Raises the entries that the neighbour tables of IPv4 and of IPv6 may each hold to `count` (`gc_thresh3`). The
 /// kernel lets go of unused entries while a table holds more than half of it (`gc_thresh2`).
 pub fn raise_neighbours(count: u64) -> Result<()> {
-    for family in ["ipv4", "ipv6"] {
+    let families = ["ipv4", "ipv6"].into_iter();
+    // A kernel without IPv6 has no such table.
+    for family in families.filter(|family| sysctl::exists(&format!("net.{family}"))) {
         // In this order: what is above the next is of no use.
         for (name, count) in [("gc_thresh3", count), ("gc_thresh2", count / 2)] {
             raise(&format!("net.{family}.neigh.default.{name}"), count)?;

@@ -1,8 +1,8 @@
 //! Sysctls of network namespaces.
 
-use std::fs;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
+use std::{fs, io};
 
 use crate::error::{Context, Error, Result};
 use crate::netns::within;
@@ -31,7 +31,42 @@ pub fn get(netns: BorrowedFd<'_>, key: &str) -> Result<String> {
 
 /// Sets a sysctl of the calling thread's network namespace.
 pub(crate) fn set_here(key: &str, value: &str) -> Result<()> {
-    fs::write(path(key)?, value).on("set sysctl", key)
+    let written = fs::write(path(key)?, value);
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing(key)),
+        written => written.on("set sysctl", format!("{key}={value}")),
+    }
+}
+
+/// Sets a sysctl of IPv6 of the calling thread's network namespace, where the kernel has IPv6.
+pub(crate) fn set_v6_here(key: &str, value: &str) -> Result<()> {
+    if has_v6() { set_here(key, value) } else { Ok(()) }
+}
+
+/// True if the kernel has IPv6. Booted with `ipv6.disable=1` it has no sysctls of it.
+pub fn has_v6() -> bool {
+    exists("net.ipv6")
+}
+
+/// True if the kernel has a sysctl, or a directory of them.
+pub fn exists(key: &str) -> bool {
+    path(key).is_ok_and(|path| path.exists())
+}
+
+/// The error of a sysctl that is not there.
+fn missing(key: &str) -> Error {
+    let modules =
+        [("net.mpls.", "mpls_router"), ("net.vrf.", "vrf"), ("net.bridge.", "br_netfilter")];
+    let module = modules.iter().find(|(names, _)| key.starts_with(names));
+    let text = match module {
+        Some((_, module)) => {
+            format!("this machine's kernel does not have it; load it: modprobe {module}")
+        }
+        None => {
+            "this machine's kernel does not have it; remove it, or take a newer kernel".to_owned()
+        }
+    };
+    Error::Invalid { object: format!("sysctl {key}"), text }
 }
 
 /// /proc/sys/net is that of the thread that opens it.
@@ -55,6 +90,22 @@ fn path(key: &str) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_sysctl_names_what_the_kernel_lacks() {
+        let said = set_here("net.ipv4.no_such_setting", "1").unwrap_err().to_string();
+        let expected = "sysctl net.ipv4.no_such_setting: this machine's kernel does not have it; remove \
+                        it, or take a newer kernel";
+        assert_eq!(said, expected);
+        let said = missing("net.mpls.conf.eth0.input").to_string();
+        assert!(said.ends_with("load it: modprobe mpls_router"), "{said}");
+    }
+
+    #[test]
+    fn a_setting_of_a_missing_protocol_exists_nowhere() {
+        assert!(exists("net.ipv4.ip_forward") && exists("net.ipv4"));
+        assert!(!exists("net.ipv4.no_such_setting") && !exists("kernel.hostname"));
+    }
 
     #[test]
     fn a_dot_in_an_interface_name_stays_one() {

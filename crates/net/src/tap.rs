@@ -73,7 +73,7 @@ pub(crate) fn equip(
     routes: &[(IpNet, IpAddr)],
 ) -> Result<()> {
     let index = link.header.index;
-    sysctl::set_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(name)), "0")?;
+    sysctl::set_v6_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(name)), "0")?;
     converse(|handle| async move {
         handle.link().set(link).execute().await.map_err(refused("set up", name))?;
         for address in addresses {

@@ -980,10 +980,8 @@ fn open_netns(path: &Path) -> Result<OwnedFd> {
     in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET).on("make", "a network namespace")?;
         // Root ends are to say nothing by themselves.
-        if Path::new("/proc/sys/net/ipv6").exists() {
-            for scope in ["all", "default"] {
-                sysctl::set_here(&format!("net.ipv6.conf.{scope}.disable_ipv6"), "1")?;
-            }
+        for scope in ["all", "default"] {
+            sysctl::set_v6_here(&format!("net.ipv6.conf.{scope}.disable_ipv6"), "1")?;
         }
         rustix::mount::mount_bind("/proc/thread-self/ns/net", path)
             .on("keep a network namespace at", path.display())
