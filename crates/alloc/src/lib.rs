@@ -81,6 +81,8 @@ pub struct Refusal {
     /// What each usable FE has free for it, thousandths of a core, by name; of a change, what the
     /// vrouter itself has counts as free.
     pub free_millicores: BTreeMap<String, u32>,
+    /// Less that there is room for, thousandths of a core; 0: none.
+    pub possible_millicores: u32,
     /// What would help.
     pub hint: Hint,
 }
@@ -94,16 +96,24 @@ pub enum Hint {
     AllowSplit,
 }
 
-/// What helps whoever asks for more than there is.
-const WAYS_OUT: &str = "ask for less (power: 0.01, or pdp scale with --power 0.01), leave power out to borrow what others leave, \
-     or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them)";
-
-impl fmt::Display for Hint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::AllowSplit {
-            f.write_str("set split: true to have it spread over more forwarding engines, ")?;
-        }
-        f.write_str(WAYS_OUT)
+impl Refusal {
+    /// What whoever asked can do.
+    pub fn ways_out(&self) -> String {
+        let split = match self.hint {
+            Hint::AllowSplit => "set split: true to spread it over more forwarding engines, ",
+            Hint::AskForLess => "",
+        };
+        let less = match self.possible_millicores {
+            0 => String::new(),
+            free => {
+                let free = f64::from(free) / 1000.0;
+                format!("ask for what is free (power: {free}, or pdp scale with --power {free}), ")
+            }
+        };
+        format!(
+            "{split}{less}leave power out to borrow what others leave, or give a forwarding engine more CPUs \
+             and capacity (pdp inspect substrate shows them)"
+        )
     }
 }
 
@@ -164,6 +174,14 @@ pub fn allocate(
     match spread {
         Some(shares) if request.split => Ok(shares),
         spread => Err(Refusal {
+            possible_millicores: {
+                let sum = rooms.iter().map(|room| room.free).fold(0, u32::saturating_add);
+                let fits = |sum| by_rule(rooms.clone(), sum, |room| room.idle || request.split);
+                match sum < wanted && sum > 0 && fits(sum).is_some() {
+                    true => sum,
+                    false => most_free(rooms.iter().map(|room| room.free)),
+                }
+            },
             wanted_millicores: request.millicores,
             free_millicores: rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect(),
             hint: if spread.is_some() { Hint::AllowSplit } else { Hint::AskForLess },
@@ -220,7 +238,17 @@ pub fn allocate_guests(
         }
     }
     let given: Option<Vec<Share>> = shares.into_iter().collect();
-    given.ok_or(Refusal { wanted_millicores: millicores, free_millicores, hint: Hint::AskForLess })
+    given.ok_or_else(|| Refusal {
+        wanted_millicores: millicores,
+        possible_millicores: most_free(free_millicores.values().copied()),
+        free_millicores,
+        hint: Hint::AskForLess,
+    })
+}
+
+/// What one FE has free, which a vrouter can have on it alone; 0 where that is too little for a share.
+fn most_free(free: impl Iterator<Item = u32>) -> u32 {
+    free.max().filter(|free| *free >= SHARE_MILLICORES_MIN).unwrap_or(0)
 }
 
 /// Shares of nothing for a vrouter with `guests` guests that borrow: each on an FE where the vrouter has the

@@ -136,6 +136,9 @@ fn no_engine_fits_the_rest() {
     );
     let refusal = allocate(&engines, &existing, &request("a", 701)).unwrap_err();
     assert_eq!(refusal.hint, Hint::AskForLess);
+    let ways_out =
+        "ask for what is free (power: 0.4, or pdp scale with --power 0.4), leave power out";
+    assert!(refusal.ways_out().starts_with(ways_out), "{}", refusal.ways_out());
 }
 
 #[test]
@@ -288,6 +291,11 @@ proptest! {
                     prop_assert!(!split || fewest_split.is_none());
                     let hint = if fewest_split.is_some() { Hint::AllowSplit } else { Hint::AskForLess };
                     prop_assert_eq!(refusal.hint, hint);
+                    // What it proposes can be had.
+                    let possible = refusal.possible_millicores;
+                    let less = Request { millicores: possible, ..request };
+                    prop_assert!(possible < millicores);
+                    prop_assert!(possible == 0 || allocate(&engines, &others, &less).is_ok());
                 }
             }
             check_capacity(&engines, &placements);

@@ -539,7 +539,7 @@ fn valid_files_need_no_daemon() {
     }
     fs::write(&path, "").unwrap();
     let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no object in it"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no object in the file"));
 }
 
 #[test]

@@ -262,7 +262,7 @@ fn changes_come_into_force_together_and_outlast_their_program() {
     program.tell(&[drops(1)]);
     forwards(&mut h1, &mut h2, 1);
     let wrong = [
-        (filter(2000, to([1; 4]), does(Verdict::Drop)), "there may be 2000"),
+        (filter(2000, to([1; 4]), does(Verdict::Drop)), "the router has 2000 filters"),
         (filter(3, to([1; 4]), Action { counter: 8, ..does(Verdict::Pass) }), "there are 8"),
         (filter(4, to([1; 4]), Action { vport: 2, ..does(Verdict::Send) }), "there are 2"),
         (filter(5, to([1; 4]), does(Verdict::Send)), "no link address"),

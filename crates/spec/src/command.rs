@@ -278,7 +278,10 @@ mod tests {
             "", ":", "a:", ":b", "a:b:c", "a b", "../a", "a/b", "-1", ".", "é", "a\0", "a\n", "$a",
         ];
         for bad in bad {
-            assert!(bad.parse::<User>().is_err_and(|it| it.problem.contains("no user")), "{bad:?}");
+            assert!(
+                bad.parse::<User>().is_err_and(|it| it.problem.contains("not a user")),
+                "{bad:?}"
+            );
         }
         for bad in ["65536", "root:65536", "4294967295", "99999999999999999999"] {
             assert!(bad.parse::<User>().is_err_and(|it| it.problem.contains("id")), "{bad:?}");

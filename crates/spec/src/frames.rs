@@ -21,7 +21,7 @@ const RECORD_BYTES: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Bad {
     /// Not this format.
-    #[error("is no pcap file")]
+    #[error("is not a pcap file")]
     NoPcap,
     /// The newer format.
     #[error("is a pcapng file, not pcap (`editcap -F pcap` converts it)")]

@@ -43,7 +43,9 @@ pub use check::{
 };
 pub use command::{Names, NodeCommand, Ready, RestartPolicy, Run, Task, bad_workdir};
 pub use diagnostic::{Diagnostic, render};
-pub use link::{Leaving, Link, LinkQueue, QUEUE_FRAMES_DEFAULT, Segment, Step};
+pub use link::{
+    Leaving, Link, LinkQueue, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE, Segment, Step,
+};
 pub use management::{Management, ManagementGrant};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};

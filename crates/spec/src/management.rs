@@ -75,7 +75,7 @@ impl FromStr for PublishedPort {
             problem: problem.into(),
             hint: PORT_HINT,
         };
-        let is_none = || bad("is no published port");
+        let is_none = || bad("is not a published port");
         let (rest, udp) = match text.rsplit_once('/') {
             Some((rest, "udp")) => (rest, true),
             Some((rest, "tcp")) => (rest, false),

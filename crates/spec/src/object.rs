@@ -747,6 +747,10 @@ pub struct Interface {
     /// Default gateways, at most one of IPv4 and one of IPv6, in a subnet of `addresses`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpAddr>,
+    /// `true`: other interfaces of its link that say so too may have its `mac` and its addresses, as those of an anycast
+    /// gateway do. On a segment frames for such a MAC address go to the end that it was heard at last.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub anycast: bool,
 }
 
 /// A file to put into a node: exactly one of `content` and `from`.

@@ -13,7 +13,7 @@ use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
 use crate::object::{DataPlane, Object};
 use crate::schema;
-use crate::shape::{self, Fault, nearest};
+use crate::shape::{self, Fault, nearest, or};
 use crate::tree::{self, Path, Place, Tree, Value};
 use crate::units::Base64;
 
@@ -225,9 +225,14 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
                 line: syntax.place.0,
                 column: syntax.place.1,
                 object: String::new(),
-                hint: match syntax.message.contains("flow mapping") {
-                    true => "correct the YAML; within { } a name with [ ] needs quotes".into(),
-                    false => "correct the YAML".into(),
+                hint: match &syntax.message {
+                    text if text.contains("flow mapping") => {
+                        "correct the YAML; within { } a name with [ ] needs quotes".into()
+                    }
+                    text if text.contains("a spec file has at most") => {
+                        "split it into several files".into()
+                    }
+                    _ => "correct the YAML".into(),
                 },
                 message: syntax.message,
             }),
@@ -239,7 +244,7 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
             line: 1,
             column: 1,
             object: String::new(),
-            message: "there is no object in it".into(),
+            message: "there is no object in the file".into(),
             hint: "describe one: apiVersion, kind, metadata, spec".into(),
         }));
     }
@@ -292,7 +297,10 @@ fn parse_document(
         report(
             place,
             String::new(),
-            format!("kind {kind:?} is none of {}", kinds.join(", ")),
+            match kind {
+                "" => format!("kind is missing: use {}", or(&kinds)),
+                _ => format!("unknown kind {kind:?}: use {}", or(&kinds)),
+            },
             hint,
         );
         return None;

@@ -13,17 +13,17 @@ const INTRODUCTION: &str = "# Specs
 A spec is a YAML file of one or more documents. Each document is an object with `apiVersion`,
 `kind`, `metadata` and `spec`; the daemon adds `status` when it is read back. There is one
 `Substrate` a node and any number of `VirtualNetwork`s and of `Tenant`s
-([tenants.md](tenants.md)). Apply with `pdp apply -f FILE`, check
-without a daemon's change with `pdp validate -f FILE`. Editors check and complete with
+([tenants.md](tenants.md)). `pdp apply -f FILE` applies it; `pdp validate -f FILE` checks files and
+changes nothing. Editors check and complete with
 [schema/pdp-v1.json](../schema/pdp-v1.json):
 
 ```yaml
 # yaml-language-server: $schema=../schema/pdp-v1.json
 ```
 
-`pdp validate` needs no daemon and finds all that is wrong within the files; where no Substrate is among
-them it takes the default one of this machine's CPUs, and external interfaces and tenants that they do
-not describe as there. `pdp apply --dry-run` checks against a node as it is, and that images are there.
+`pdp validate` needs no daemon and finds all that is wrong within the files. Where no Substrate is among
+them, it assumes the default Substrate of this machine, and that any external interface or tenant the files
+mention exists. `pdp apply --dry-run` checks against a node as it is, and that images are there.
 
 Where no Substrate was applied, a default one holds: the mux with one worker and a power of 1 on the
 first CPU, one engine `fe1` with all of the others and a capacity of 1 for each, and no external
@@ -45,9 +45,12 @@ spec:
 (`spec.nodes.NAME.dataPlane`). Routers that name none borrow what is not used, and are counted nowhere. Of the mux's
 `power` half can be guaranteed, as `power` of fast paths ([fastpath.md](fastpath.md#power)).
 
-A key that is not here is an error. Fields without default or \"not given\" are required. YAML
-anchors, aliases and merge keys work. Tables here are made from the types
-(`cargo run -p pdp-spec --example publish`).
+A key that is not here is an error. A field is required unless its default column has a value or
+\"not given\". YAML anchors, aliases and merge keys work; a file with aliases replaced by what they stand for has at
+most 16 MiB and 250,000 values. Tables here are made from the types (`cargo run -p pdp-spec --example publish`).
+
+A link between nodes has a rate of 1 Gbps unless its `rate` says otherwise. Links are described in
+[links.md](links.md).
 
 How values are written:
 
@@ -55,7 +58,12 @@ How values are written:
 |---|---|
 | cores | `0.5`, or thousandths `500m`; at most three decimals |
 | bytes | `268435456`, `256Mi` (`Ki Mi Gi Ti`: 1024), `1G` (`K M G T`: 1000) |
-| bit-rate | `100000000`, `100Mbps`, `1G` |
+| bit-rate | `100000000`, `100Mbps`, `1G`; without a unit: bits a second |
+| span | `20ms`, `1.5s`, `250us`, `2m`; without a unit: milliseconds (`20`) |
+| percent | `0.1%`, or without the sign `0.1`; at most seven decimals |
+| queue | frames `1000`, or the time that they take at the rate `50ms` |
+| length | frames `64`, or bytes with their unit `256KiB`, `1MB` |
+| published-port | `\"8080:80\"`, `\"127.0.0.1:5353:53/udp\"`: the machine's address (not given: 127.0.0.1) and port, and the node's |
 | mac | `02:00:00:00:00:01`; unicast |
 | address | `10.0.0.1/24`, `fd00::1/64` |
 | ip | `192.0.2.1`, `2001:db8::1` |
@@ -74,6 +82,24 @@ Those of nodes, links and externals may have capital letters (`PE1`); no two nod
 Hosts and control guests find all nodes of their network in `/etc/hosts`: by its name a node's first IPv4 and first IPv6
 address, of `loopback` where it has one there, by `INTERFACE.NODE` every address. It is read-only, and follows what is
 applied while they run. A file that `files` has at `/etc/hosts` is there instead.
+
+## Addresses
+
+Each interface has an address once. Several interfaces of one node may have the same address, as Linux allows it:
+
+- **Link-local**: `fe80::1/64` on each interface. Hosts have it as gateway: `gateways: [\"fe80::1\"]`.
+- **Unnumbered**: the /32 or /128 of `loopback` on each interface, with OSPF, or with static routes that say
+  `dev: eth0, onlink: true`.
+- **VRFs** that the node's own commands make. Until they do, the kernel has two routes to one subnet and takes the
+  first.
+
+The two ends of a link have different MAC and IP addresses. Interfaces with `anycast: true` may share them, as the
+anycast gateways of several leaves do on one segment. A segment learns a MAC address at the end that it was heard at
+last, so frames for a shared MAC address reach one of its ends and move between them, at most 16 times a second. Each
+of these ends must be able to forward them. A gateway's ARP answers come from all of them.
+
+An interface with IPv6 needs an `mtu` of at least 1280. A machine that is booted with `ipv6.disable=1` runs IPv4
+networks, and refuses IPv6 addresses when they are applied.
 
 ## Many alike
 
@@ -96,8 +122,8 @@ spec:
 ```
 
 - **Nearest wins**: what is written at a node, then its group's, its kind's, and the defaults'; of a link its own, its
-  group's, and the defaults'. Mappings are merged key by key, at every depth. Lists are replaced, and so is what is one
-  thing: an `image`, a `program`, a file of `files`. A key that is null (`env: null`) takes away what comes from further
+  group's, and the defaults'. Mappings are merged key by key, at every depth. Lists are replaced as a whole, and so are
+  `image`, `program` and each file of `files`. A key that is null (`env: null`) takes away what comes from further
   off. The kind may come from the group or the defaults, and a node may be empty (`h1:`).
 - **Ranges**: `leaf[1-4]` stands for leaf1 to leaf4, `leaf[01-40]` for leaf01 to leaf40. Names of nodes and externals have up
   to two, of interfaces one. A link is written out for each name of the endpoint with ranges, of which it has up to

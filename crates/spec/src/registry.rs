@@ -101,10 +101,10 @@ fn check_host(host: &str) -> Result<(), String> {
     };
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-');
     if name.is_empty() || !name.chars().all(good) || name.starts_with(['.', '-']) {
-        return Err("has a registry that is no name of a host in lower case".into());
+        return Err("has a registry that is not a host name in lower case".into());
     }
     if port.is_some_and(|port| port.starts_with('+') || port.parse::<u16>().is_err()) {
-        return Err("has a registry whose port is no number below 65536".into());
+        return Err("has a registry whose port is not a number below 65536".into());
     }
     Ok(())
 }

@@ -250,8 +250,9 @@ impl<'a> Walk<'a> {
     /// Of a word that is not one of these.
     fn not_of(&mut self, words: Vec<&str>, tree: &Tree, path: &Path) {
         let Value::Text(text) = &tree.value else { return };
-        let message = format!("{} {text:?} is none of {}", last(path), words.join(", "));
-        let hint = nearest(text, words.iter().copied());
+        let message = format!("unknown {} {text:?}: use {}", last(path), or(&words));
+        // Of one word the message says it all.
+        let hint = nearest(text, words.iter().copied()).filter(|_| words.len() > 1);
         let hint = match (hint, elsewhere(text).filter(|_| words.contains(&"router"))) {
             (Some(word), _) => format!("did you mean {word}?"),
             (None, tip) => tip.unwrap_or_default().to_owned(),
@@ -272,7 +273,7 @@ impl<'a> Walk<'a> {
         let mut seen: BTreeSet<&str> = BTreeSet::new();
         for (place, name, value) in entries {
             if !seen.insert(name) {
-                let message = format!("{name:?} stands twice");
+                let message = format!("{name:?} is defined twice");
                 self.fault(*place, &path.key(name), message, "remove or rename one".into());
                 continue;
             }
@@ -283,7 +284,7 @@ impl<'a> Walk<'a> {
                     let of = fitting.iter().filter(|other| other["properties"].get(name).is_some());
                     let of: Vec<_> = of.filter_map(|other| self.kind(other)).collect();
                     if let (Some(kind), false) = (self.kind(schema), of.is_empty()) {
-                        let message = format!("{name:?} is no key of kind {kind}");
+                        let message = format!("{name:?} is not a key of kind {kind}");
                         let hint = format!("remove it, or take kind: {}", of.join(" or "));
                         self.fault(*place, path, message, hint);
                         continue;
@@ -394,6 +395,14 @@ fn words<'a>(schemas: &[&'a Json]) -> Vec<&'a str> {
 }
 
 /// The last key of a path, with the list it is in where it is an index.
+/// Words with commas between, and `or` before the last.
+pub(crate) fn or(words: &[&str]) -> String {
+    match words {
+        [before @ .., last] if !before.is_empty() => format!("{} or {last}", before.join(", ")),
+        _ => words.concat(),
+    }
+}
+
 fn last(path: &Path) -> String {
     let segments = path.segments();
     match segments.as_slice() {

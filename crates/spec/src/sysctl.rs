@@ -52,7 +52,8 @@ const CONF_V6: &str = "accept_ra accept_ra_defrtr accept_ra_from_local accept_ra
     suppress_frag_ndisc temp_prefered_lft temp_valid_lft use_oif_addrs_only use_tempaddr";
 
 /// Below `net.ipv4`.
-const V4: &str = "fib_multipath_hash_fields fib_multipath_hash_policy fib_multipath_use_neigh fwmark_reflect \
+const V4: &str = "fib_multipath_hash_fields fib_multipath_hash_policy fib_multipath_hash_seed \
+    fib_multipath_use_neigh fwmark_reflect \
     icmp_echo_enable_probe icmp_echo_ignore_all icmp_echo_ignore_broadcasts \
     icmp_errors_use_inbound_ifaddr icmp_ignore_bogus_error_responses icmp_ratelimit icmp_ratemask \
     igmp_link_local_mcast_reports igmp_qrv ip_default_ttl ip_dynaddr ip_forward ip_forward_update_priority \
@@ -79,6 +80,25 @@ const V6: &str = "anycast_src_echo_reply auto_flowlabels bindv6only fib_multipat
     icmp.ratelimit icmp.ratemask ip_nonlocal_bind max_dst_opts_length max_dst_opts_number \
     max_hbh_length max_hbh_opts_number seg6_flowlabel";
 
+/// Begins the names of MPLS settings of an interface.
+const CONF_OF_MPLS: &str = "net.mpls.conf.";
+
+/// Below `net.mpls.conf.INTERFACE`.
+const CONF_MPLS: &str = "input";
+
+/// Below `net.mpls`.
+const MPLS: &str = "default_ttl ip_ttl_propagate platform_labels";
+
+/// Below `net.vrf`.
+const VRF: &str = "strict_mode";
+
+/// The place in the kernel's table of labels, which [`MPLS_LABELS_MAX`] bounds.
+const PLATFORM_LABELS: &str = "net.mpls.platform_labels";
+
+/// Most MPLS labels of a node. The kernel takes 8 bytes for each of them and charges them to no cgroup
+/// (net/mpls/af_mpls.c, `resize_platform_label_table`): these are 1 MiB.
+const MPLS_LABELS_MAX: u64 = 131_072;
+
 /// Last words of those that routers can't have otherwise, and why.
 const NOT_OF_ROUTERS: [(&str, &str); 4] = [
     ("ip_forward", "a router forwards, and so do its forwarding guests"),
@@ -104,7 +124,7 @@ const OTHERS: [(&str, &str); 16] = [
     ("net.ipv6.neigh.", "kernels do not show them to a node, or have them for the whole machine"),
     ("net.ipv4.icmp_msgs_", "before Linux 6.12 they are the whole machine's"),
     ("net.core.", "the whole machine's, or not shown to a node by Linux 6.1"),
-    ("net.", "the whole machine's, or not shown to a node"),
+    ("net.", "not on PdP's list"),
 ];
 
 /// Which interfaces a sysctl is for.
@@ -119,11 +139,12 @@ pub enum SysctlOf<'a> {
 /// Takes a name apart as sysctl(8) writes it, where `/` in an interface's name stands for `.`: whom it is for, and
 /// the name with `INTERFACE` in place of the interface.
 pub fn sysctl_of(name: &str) -> (SysctlOf<'_>, String) {
-    for family in ["net.ipv4.conf.", "net.ipv6.conf."] {
+    for family in ["net.ipv4.conf.", "net.ipv6.conf.", CONF_OF_MPLS] {
         if let Some((interface, last)) =
             name.strip_prefix(family).and_then(|rest| rest.split_once('.'))
         {
-            let of = match OF_ALL.contains(&interface) {
+            // MPLS is allowed interface by interface.
+            let of = match OF_ALL.contains(&interface) && family != CONF_OF_MPLS {
                 true => SysctlOf::Node,
                 false => SysctlOf::Interface(interface),
             };
@@ -138,12 +159,29 @@ pub fn sysctls() -> impl Iterator<Item = String> {
     let groups = [
         ("net.ipv4.conf.INTERFACE", CONF_V4),
         ("net.ipv6.conf.INTERFACE", CONF_V6),
+        ("net.mpls.conf.INTERFACE", CONF_MPLS),
         ("net.ipv4", V4),
         ("net.ipv6", V6),
+        ("net.mpls", MPLS),
+        ("net.vrf", VRF),
     ];
     groups.into_iter().flat_map(|(before, names)| {
         names.split_whitespace().map(move |name| format!("{before}.{name}"))
     })
+}
+
+/// Why a sysctl can't have a value, and what to do; `None`: it can, as far as PdP knows.
+pub(crate) fn bad_value(name: &str, value: &str) -> Option<(String, String)> {
+    if name != PLATFORM_LABELS
+        || value.trim().parse().is_ok_and(|labels: u64| labels <= MPLS_LABELS_MAX)
+    {
+        return None;
+    }
+    let message = format!("sysctl {name}: {value} is not a number up to {MPLS_LABELS_MAX}");
+    Some((
+        message,
+        format!("take {MPLS_LABELS_MAX} or less: more take too much of the kernel's memory"),
+    ))
 }
 
 /// Why a sysctl can't be set, and what to do; `None`: it can.
@@ -160,12 +198,12 @@ pub(crate) fn refused(name: &str, router: bool) -> Option<(String, String)> {
             SysctlOf::Node => known.replace("INTERFACE", "all"),
         };
         let all: Vec<String> = sysctls().map(written).collect();
-        let place = "docs/sysctls.md has those that can";
+        let place = "docs/sysctls.md lists what can be set";
         let hint = match (other, nearest(name, all.iter().map(String::as_str))) {
             (Some((other, why)), _) if *other != "net." => format!("{why}; {place}"),
             (_, Some(nearest)) => format!("did you mean {nearest}? {place}"),
             (Some((_, why)), None) => format!("{why}; {place}"),
-            (None, None) => format!("only some of net.ipv4 and net.ipv6 can; {place}"),
+            (None, None) => format!("only settings of a network namespace can; {place}"),
         };
         return Some((format!("sysctl {name:?} can't be set"), hint));
     }
@@ -180,11 +218,20 @@ pub fn markdown() -> String {
 
 Kernel settings that a node's `sysctls` can have otherwise. They are of the node's own network namespace, and are
 set once its interfaces are there (those for all interfaces and for ones made later: just before) and before its
-commands start; `INTERFACE` is one of the node, `lo`, `all`, or `default` for those that are made later. In the name
+commands start; `INTERFACE` is one of the node, `lo`, `all`, or `default` for those that are made later (of
+`net.mpls.conf` one of the node or `lo`). In the name
 of an interface `/` stands for `.`, as in sysctl(8). Which of them there are, and their values, is up to the
 kernel (ip-sysctl.rst): one that it does not have, or a value that it refuses, keeps the node from starting, and
 its note says so. A change makes the node's container anew. Commands in a node may set them as well; what they
 set is gone when it is made anew.
+
+`net.mpls.*` need the machine's kernel module `mpls_router`, `net.vrf.*` the module `vrf`. `net.mpls.platform_labels` is
+131072 at most: the kernel takes 8 bytes of memory for each label and charges them to no node.
+
+Each node has a `net.ipv4.fib_multipath_hash_seed` of its own, which follows from its name and its network's, where the
+kernel has that setting (Linux 6.11). So two `kernel` routers in a row share flows out differently, and all links of a
+multi-stage network are used. Before Linux 6.11 all nodes share flows out alike: of a second stage of equal-cost paths
+some stay unused.
 
 ```yaml
 h1:

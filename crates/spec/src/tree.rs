@@ -1,10 +1,11 @@
-//! YAML as a tree that knows where each value stands.
+//! YAML as a tree that knows where each value is.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
+use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::limits::{SPEC_BYTES_MAX, VNETS_MAX};
@@ -16,6 +17,9 @@ const DOCUMENTS_MAX: usize = VNETS_MAX + 1;
 /// optimization).
 const DEPTH_MAX: usize = 24;
 
+/// Values of a file, counted once for each alias that stands for them.
+const VALUES_MAX: usize = 250_000;
+
 /// Line and column, from 1.
 pub type Place = (u32, u32);
 
@@ -26,7 +30,7 @@ pub struct Tree {
     pub value: Value,
 }
 
-/// A YAML value. Mappings keep their order, and keys that stand twice.
+/// A YAML value. Mappings keep their order, and keys that are given twice.
 #[derive(Clone, Debug)]
 pub enum Value {
     Null,
@@ -81,7 +85,7 @@ impl Value {
         }
     }
 
-    /// As JSON; of keys that stand twice the last counts.
+    /// As JSON; of keys that are given twice the last counts.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,
@@ -99,7 +103,7 @@ impl Value {
 }
 
 impl Tree {
-    /// Where each value stands, by its path: scalars where they begin, others where their key
+    /// Where each value is, by its path: scalars where they begin, others where their key
     /// does.
     pub fn places(&self) -> BTreeMap<String, Place> {
         let mut places = BTreeMap::new();
@@ -186,16 +190,44 @@ pub fn read(text: &str) -> Result<Vec<Tree>, Syntax> {
         underscored_numbers_as_strings: true,
         strict_booleans: true,
         with_snippet: false,
-        budget: serde_saphyr::budget! { max_documents: DOCUMENTS_MAX, max_depth: DEPTH_MAX },
+        // Many aliases of one anchor are no fault. What they stand for is bounded: values and bytes, each alias counted
+        // as what it is replaced by.
+        budget: serde_saphyr::budget! {
+            max_documents: DOCUMENTS_MAX,
+            max_depth: DEPTH_MAX,
+            max_nodes: VALUES_MAX,
+            max_total_scalar_bytes: SPEC_BYTES_MAX,
+            enforce_alias_anchor_ratio: false,
+        },
     };
     let documents = serde_saphyr::from_multiple_with_options::<Located>(text, options);
     let documents = documents.map_err(|error| {
         let place =
             error.location().map_or((1, 1), |at| (at_least_1(at.line()), at_least_1(at.column())));
-        Syntax { place, message: first_line(&error.to_string()) }
+        let message = too_much(&error).unwrap_or_else(|| first_line(&error.to_string()));
+        Syntax { place, message }
     })?;
     let trees = documents.into_iter().map(|document| document.0);
     Ok(trees.filter(|tree| !matches!(tree.value, Value::Null)).collect())
+}
+
+/// Words for a bound of the reader that a file exceeds.
+fn too_much(error: &serde_saphyr::Error) -> Option<String> {
+    let breach = match error {
+        serde_saphyr::Error::AliasError { error, .. } => return too_much(error),
+        serde_saphyr::Error::Budget { breach, .. } => breach,
+        _ => return None,
+    };
+    let (what, max) = match breach {
+        BudgetBreach::Depth { .. } => ("levels of mappings and lists", DEPTH_MAX),
+        BudgetBreach::Documents { .. } => ("documents", DOCUMENTS_MAX),
+        BudgetBreach::Nodes { .. } => ("values, with those that aliases stand for", VALUES_MAX),
+        BudgetBreach::ScalarBytes { .. } => {
+            ("bytes, with those that aliases stand for", SPEC_BYTES_MAX)
+        }
+        _ => return None,
+    };
+    Some(format!("a spec file has at most {max} {what}"))
 }
 
 fn at_least_1(number: u64) -> u32 {

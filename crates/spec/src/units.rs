@@ -218,7 +218,7 @@ impl FromStr for Cores {
             Some(thousandths) => scaled(thousandths, 1),
             None => scaled(text, 1000),
         }
-        .ok_or_else(|| bad(text, "is no number of cores", CORES_HINT))?;
+        .ok_or_else(|| bad(text, "is not a number of cores", CORES_HINT))?;
         match u32::try_from(value) {
             Ok(value) if value <= MILLICORES_MAX => Ok(Self(value)),
             _ => Err(bad(text, format!("is above {} cores", MILLICORES_MAX / 1000), CORES_HINT)),
@@ -250,7 +250,7 @@ impl FromStr for Bytes {
             .find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)))
             .unwrap_or((text, 1));
         let value = scaled(number.trim_end(), scale);
-        value.map(Self).ok_or_else(|| bad(text, "is no number of bytes", BYTES_HINT))
+        value.map(Self).ok_or_else(|| bad(text, "is not a number of bytes", BYTES_HINT))
     }
 }
 
@@ -281,7 +281,7 @@ impl FromStr for BitRate {
             Some(_) => {
                 Err(bad(text, format!("is above {} bits a second", RATE_BPS_MAX), RATE_HINT))
             }
-            None => Err(bad(text, "is no number of bits a second", RATE_HINT)),
+            None => Err(bad(text, "is not a number of bits a second", RATE_HINT)),
         }
     }
 }
@@ -311,7 +311,7 @@ impl FromStr for Span {
         match scaled(number.trim_end(), scale) {
             Some(value) if value <= SPAN_NS_MAX => Ok(Self(value)),
             Some(_) => Err(bad(text, format!("is above {} s", SPAN_NS_MAX / SECOND_NS), SPAN_HINT)),
-            None => Err(bad(text, "is no span of time", SPAN_HINT)),
+            None => Err(bad(text, "is not a duration", SPAN_HINT)),
         }
     }
 }
@@ -335,7 +335,7 @@ impl FromStr for Percent {
         match scaled(number, PERCENT).map(u32::try_from) {
             Some(Ok(value)) if u64::from(value) <= 100 * PERCENT => Ok(Self(value)),
             Some(_) => Err(bad(text, "is above 100%", PERCENT_HINT)),
-            None => Err(bad(text, "is no percentage of up to seven decimals", PERCENT_HINT)),
+            None => Err(bad(text, "is not a percentage of up to seven decimals", PERCENT_HINT)),
         }
     }
 }
@@ -354,14 +354,14 @@ impl FromStr for Queue {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         if text.ends_with(|last: char| last.is_ascii_alphabetic()) {
             return match text.parse()? {
-                Span(0) => Err(bad(text, "is no time to wait", QUEUE_HINT)),
+                Span(0) => Err(bad(text, "is not a time to wait", QUEUE_HINT)),
                 span => Ok(Self::Time(span)),
             };
         }
         match text.parse() {
             Ok(frames @ 1..=QUEUE_FRAMES_MAX) => Ok(Self::Frames(frames)),
             Ok(_) => Err(bad(text, format!("is not 1 to {QUEUE_FRAMES_MAX} frames"), QUEUE_HINT)),
-            Err(_) => Err(bad(text, "is no number of frames or span of time", QUEUE_HINT)),
+            Err(_) => Err(bad(text, "is not a number of frames or a duration", QUEUE_HINT)),
         }
     }
 }
@@ -389,7 +389,7 @@ impl FromStr for Length {
         match text.parse() {
             Ok(frames @ 1..=QUEUE_FRAMES_MAX) => Ok(Self::Frames(frames)),
             Ok(_) => Err(bad(text, format!("is not 1 to {QUEUE_FRAMES_MAX} frames"), LENGTH_HINT)),
-            Err(_) => Err(bad(text, "is no number of frames or bytes", LENGTH_HINT)),
+            Err(_) => Err(bad(text, "is not a number of frames or bytes", LENGTH_HINT)),
         }
     }
 }
@@ -413,10 +413,10 @@ impl FromStr for Mac {
             let part = parts.next().filter(|part| part.len() == 2 && !part.starts_with('+'));
             *byte = part
                 .and_then(|part| u8::from_str_radix(part, 16).ok())
-                .ok_or_else(|| bad(text, "is no link address", MAC_HINT))?;
+                .ok_or_else(|| bad(text, "is not a MAC address", MAC_HINT))?;
         }
         if parts.next().is_some() {
-            return Err(bad(text, "is no link address", MAC_HINT));
+            return Err(bad(text, "is not a MAC address", MAC_HINT));
         }
         if bytes == [0; 6] {
             return Err(bad(text, "is the zero address", MAC_HINT));
@@ -477,7 +477,7 @@ impl FromStr for Base64 {
         }
         match STANDARD.decode(text) {
             Ok(bytes) => Ok(Self(bytes.into())),
-            Err(error) => Err(bad("", format!("is no base64: {error}"), BASE64_HINT)),
+            Err(error) => Err(bad("", format!("is not base64: {error}"), BASE64_HINT)),
         }
     }
 }
@@ -498,7 +498,7 @@ impl FromStr for CpuSet {
             let number = |s: &str| {
                 let s = s.trim();
                 if s.is_empty() || !s.bytes().all(|b| b.is_ascii_digit()) {
-                    return Err(bad(text, "is no set of CPUs", CPUS_HINT));
+                    return Err(bad(text, "is not a set of CPUs", CPUS_HINT));
                 }
                 match s.parse::<u32>() {
                     Ok(cpu) if cpu < CPUS_MAX => Ok(cpu),
@@ -545,7 +545,7 @@ impl FromStr for KeySet {
                 let digits = digits.trim();
                 let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
                 let number = plain.then(|| digits.parse::<u32>().ok()).flatten();
-                number.ok_or_else(|| bad(text, "is no set of keys", KEYS_HINT))
+                number.ok_or_else(|| bad(text, "is not a set of keys", KEYS_HINT))
             };
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
@@ -584,10 +584,10 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let net: IpNet = text
             .parse()
-            .map_err(|_| bad(text, "is no address with a prefix length", ADDRESS_HINT))?;
+            .map_err(|_| bad(text, "is not an address with a prefix length", ADDRESS_HINT))?;
         let address = net.addr();
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-            return Err(bad(text, "is no address that an interface can have", ADDRESS_HINT));
+            return Err(bad(text, "is not an address that an interface can have", ADDRESS_HINT));
         }
         if let IpNet::V4(net) = net
             && net.prefix_len() < 31
@@ -621,7 +621,7 @@ impl FromStr for Destination {
         let net: IpNet = text
             .parse()
             .or_else(|_| alone())
-            .map_err(|_| bad(text, "is no destination of a route", DESTINATION_HINT))?;
+            .map_err(|_| bad(text, "is not a destination of a route", DESTINATION_HINT))?;
         if net.addr() != net.network() {
             let net = net.trunc();
             return Err(bad(
@@ -658,7 +658,7 @@ impl FromStr for User {
         };
         let parts: Vec<&str> = text.split(':').collect();
         if parts.len() > 2 || !parts.iter().all(|part| is_name(part)) {
-            return Err(bad(text, "is no user, or user and group, of a node", USER_HINT));
+            return Err(bad(text, "is not a user, or user and group, of a node", USER_HINT));
         }
         let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
         let in_range = |part: &str| part.parse().is_ok_and(|id: u32| id <= USER_ID_MAX);
@@ -684,7 +684,7 @@ impl FromStr for Endpoint {
             Some((node, interface)) if !node.is_empty() && !interface.is_empty() => {
                 Ok(Self::Port { node: node.into(), interface: interface.into() })
             }
-            _ => Err(bad(text, "is no endpoint", ENDPOINT_HINT)),
+            _ => Err(bad(text, "is not an endpoint", ENDPOINT_HINT)),
         }
     }
 }
@@ -856,10 +856,9 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "user" => text.parse::<User>().map(drop),
         "endpoint" => text.parse::<Endpoint>().map(drop),
         "published-port" => text.parse::<PublishedPort>().map(drop),
-        "ip" => text
-            .parse::<IpAddr>()
-            .map(drop)
-            .map_err(|_| bad(text, "is no IP address", "write it like 192.0.2.1 or 2001:db8::1")),
+        "ip" => text.parse::<IpAddr>().map(drop).map_err(|_| {
+            bad(text, "is not an IP address", "write it like 192.0.2.1 or 2001:db8::1")
+        }),
         _ => Ok(()),
     }
 }

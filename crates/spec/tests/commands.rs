@@ -94,7 +94,7 @@ fn what_does_not_fit_together() {
         ),
         (
             "{run: a, ready: {file: x}}",
-            "8:41: node red/h1: file \"x\" is no absolute path (begin it with /)",
+            "8:41: node red/h1: file \"x\" is not an absolute path (begin it with /)",
         ),
         (
             "{run: a, ready: {file: /x, within: 61m}}",
@@ -120,7 +120,7 @@ fn users_and_directories_are_of_the_node() {
     for (key, expected) in [
         (
             "user: a:b:c",
-            "user \"a:b:c\" is no user, or user and group, of a node (write it like frr, frr:frr or 1000:1000)",
+            "user \"a:b:c\" is not a user, or user and group, of a node (write it like frr, frr:frr or 1000:1000)",
         ),
         (
             "user: 65536",
@@ -128,11 +128,11 @@ fn users_and_directories_are_of_the_node() {
         ),
         (
             "workdir: srv",
-            "workdir \"srv\" is no absolute path without .. (name a directory in the node, like /srv)",
+            "workdir \"srv\" is not an absolute path without .. (name a directory in the node, like /srv)",
         ),
         (
             "workdir: /srv/../etc",
-            "workdir \"/srv/../etc\" is no absolute path without .. (name a directory in the node, like /srv)",
+            "workdir \"/srv/../etc\" is not an absolute path without .. (name a directory in the node, like /srv)",
         ),
     ] {
         let words = said(&format!("commands: [{{run: a, {key}}}]"));

@@ -56,7 +56,7 @@ fn kind() {
     says(
         "kind: VirtualNetwork",
         "kind: VirtualNetwrok",
-        "fig1.yaml:15:7: kind \"VirtualNetwrok\" is none of Substrate, VirtualNetwork, Tenant \
+        "fig1.yaml:15:7: unknown kind \"VirtualNetwrok\": use Substrate, VirtualNetwork or Tenant \
          (did you mean VirtualNetwork?)",
     );
 }
@@ -66,8 +66,7 @@ fn version() {
     let text = GOOD.replacen("pdp/v1", "pdp/v2", 1);
     assert_eq!(
         apply_to(&text, &machine()).unwrap_err(),
-        "fig1.yaml:1:13: substrate fig1: apiVersion \"pdp/v2\" is none of pdp/v1 \
-         (did you mean pdp/v1?)"
+        "fig1.yaml:1:13: substrate fig1: unknown apiVersion \"pdp/v2\": use pdp/v1"
     );
 }
 
@@ -128,7 +127,7 @@ fn key_twice() {
     says(
         "    h1:\n",
         "    r1:\n",
-        "fig1.yaml:39:5: node red/r1: \"r1\" stands twice (remove or rename one)",
+        "fig1.yaml:39:5: node red/r1: \"r1\" is defined twice (remove or rename one)",
     );
 }
 
@@ -137,8 +136,7 @@ fn names() {
     says(
         "    to-y: {",
         "    to_y: {",
-        "fig1.yaml:44:5: external red/to_y: name \"to_y\" is no DNS label (use letters, \
-         digits and -, with a letter or digit first and last)\n\
+        "fig1.yaml:44:5: external red/to_y: name \"to_y\" is not a DNS label (write to-y: use letters, digits and -, with a letter or digit first and last)\n\
          fig1.yaml:50:30: link red/last: endpoint external:to-y does not exist (did you mean to-x?)",
     );
     says(
@@ -163,7 +161,7 @@ fn names_of_capital_letters() {
     says(
         "{name: red, ",
         "{name: Red, ",
-        "fig1.yaml:16:18: vnet Red: name \"Red\" is no DNS label (use lower-case letters, digits and -, with \
+        "fig1.yaml:16:18: vnet Red: name \"Red\" is not a DNS label (write red: use lower-case letters, digits and -, with \
          a letter or digit first and last)",
     );
     says(
@@ -203,7 +201,7 @@ fn endpoints() {
     says(
         "\"r1:eth2\"",
         "r1",
-        "fig1.yaml:50:19: link red/link3: endpoints[0] \"r1\" is no endpoint \
+        "fig1.yaml:50:19: link red/link3: endpoints[0] \"r1\" is not an endpoint \
          (write \"NODE:INTERFACE\" or \"external:NAME\")",
     );
     says(
@@ -240,14 +238,12 @@ fn addresses() {
     says(
         "[10.0.0.2/24], gateways: [10.0.0.1]",
         "[10.0.0.1/24]",
-        "fig1.yaml:41:39: vport red/h1:eth0: address 10.0.0.1/24 is that of r1:eth0, the link's \
-         other end (change one)",
+        "fig1.yaml:41:39: vport red/h1:eth0: address 10.0.0.1/24 is that of r1:eth0, the link's other end (change one, or set anycast: true at both interfaces if they share it on purpose)",
     );
     says(
         "eth2: {}",
-        "eth2: {addresses: [10.0.0.1/24]}",
-        "fig1.yaml:26:28: vport red/r1:eth2: address 10.0.0.1/24 is on eth0 already \
-         (give each interface addresses of its own)",
+        "eth2: {addresses: [10.0.0.1/24, 10.0.0.1/32]}",
+        "fig1.yaml:26:41: vport red/r1:eth2: address 10.0.0.1/32 is given twice (remove or change one)",
     );
     says(
         "10.0.0.1/24",
@@ -258,8 +254,7 @@ fn addresses() {
     says(
         "10.0.0.1/24",
         "10.0.0.1",
-        "fig1.yaml:24:28: vport red/r1:eth0: addresses[0] \"10.0.0.1\" is no address with a \
-         prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)",
+        "fig1.yaml:24:28: vport red/r1:eth0: addresses[0] \"10.0.0.1\" is not an address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)",
     );
 }
 
@@ -284,7 +279,7 @@ fn link_addresses() {
     says(
         "02:00:00:00:00:01",
         "02:00:00:00:00",
-        "fig1.yaml:25:21: vport red/r1:eth1: mac \"02:00:00:00:00\" is no link address \
+        "fig1.yaml:25:21: vport red/r1:eth1: mac \"02:00:00:00:00\" is not a MAC address \
          (write six bytes like 02:00:00:00:00:01)",
     );
     says(
@@ -429,7 +424,7 @@ fn power() {
         "power: 0.8",
         "power: 2.0",
         "fig1.yaml:33:16: node red/r1: power 2 has no room: forwarding engines have 1.5 free \
-         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for less (power: 0.01, or pdp scale with --power 0.01), \
+         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for what is free (power: 1.5, or pdp scale with --power 1.5), \
          leave power out to borrow what others leave, or give a forwarding engine more CPUs and \
          capacity (pdp inspect substrate shows them))",
     );
@@ -441,7 +436,7 @@ fn power() {
     says(
         "power: 0.8",
         "power: 0.8x",
-        "fig1.yaml:33:16: node red/r1: power \"0.8x\" is no number of cores \
+        "fig1.yaml:33:16: node red/r1: power \"0.8x\" is not a number of cores \
          (write cores as 0.5 or thousandths as 500m, with at most three decimals)",
     );
 }
@@ -534,12 +529,12 @@ fn files() {
     says(
         "mode: \"0640\"",
         "mode: \"0980\"",
-        "fig1.yaml:28:58: node red/r1: mode \"0980\" is no file mode (write it like \"0640\")",
+        "fig1.yaml:28:58: node red/r1: mode \"0980\" is not a file mode (write it like \"0640\")",
     );
     says(
         "/etc/frr/frr.conf",
         "/etc/../frr.conf",
-        "fig1.yaml:28:9: node red/r1: \"/etc/../frr.conf\" is no absolute path without .. \
+        "fig1.yaml:28:9: node red/r1: \"/etc/../frr.conf\" is not an absolute path without .. \
          (begin it with /)",
     );
     for path in ["/say.py", "/usr/bin/say", "/etcetera/x", "/run/pdp/init", "/var/tmp"] {
@@ -549,7 +544,7 @@ fn files() {
     says(
         "/etc/frr/frr.conf",
         "/say.py",
-        "fig1.yaml:28:9: node red/r1: /say.py is where no file can be put (choose a place below \
+        "fig1.yaml:28:9: node red/r1: /say.py is a place where PdP puts no files (choose a place below \
          one of /etc, /root, /run, /tmp, /var, but not below /run/pdp; what is to be elsewhere is \
          put into an image)",
     );
@@ -594,8 +589,7 @@ fn data_planes() {
     says(
         "policy: flow",
         "policy: rr",
-        "fig1.yaml:36:32: node red/r1: policy \"rr\" is none of flow, round-robin, weighted, flowlet, \
-         ordered",
+        "fig1.yaml:36:32: node red/r1: unknown policy \"rr\": use flow, round-robin, weighted, flowlet or ordered",
     );
 }
 
@@ -605,13 +599,13 @@ fn kinds_of_data_planes() {
     says(
         "      dataPlane:\n",
         "      dataPlane:\n        kind: fastpth\n",
-        "fig1.yaml:33:15: node red/r1: kind \"fastpth\" is none of parallel, fastpath, kernel \
+        "fig1.yaml:33:15: node red/r1: unknown kind \"fastpth\": use parallel, fastpath or kernel \
          (did you mean fastpath?)",
     );
     let faults = [(35, "split"), (36, "program"), (37, "distribution")];
     let faults = faults.map(|(line, key)| {
         format!(
-            "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind fastpath \
+            "fig1.yaml:{line}:9: node red/r1: {key:?} is not a key of kind fastpath \
              (remove it, or take kind: parallel)"
         )
     });
@@ -620,7 +614,7 @@ fn kinds_of_data_planes() {
     says(
         "      dataPlane:\n",
         "      dataPlane:\n        code: ip\n",
-        "fig1.yaml:33:9: node red/r1: \"code\" is no key of kind parallel \
+        "fig1.yaml:33:9: node red/r1: \"code\" is not a key of kind parallel \
          (remove it, or take kind: fastpath)",
     );
     let faults =
@@ -631,12 +625,12 @@ fn kinds_of_data_planes() {
             let both = ["punt", "puntLimits"].contains(&key);
             let kinds = if both { "parallel or fastpath" } else { "parallel" };
             format!(
-                "fig1.yaml:{line}:9: node red/r1: {key:?} is no key of kind kernel \
+                "fig1.yaml:{line}:9: node red/r1: {key:?} is not a key of kind kernel \
                  (remove it, or take kind: {kinds})"
             )
         })
         .collect();
-    let code = "fig1.yaml:33:9: node red/r1: \"code\" is no key of kind kernel \
+    let code = "fig1.yaml:33:9: node red/r1: \"code\" is not a key of kind kernel \
                 (remove it, or take kind: fastpath)\n";
     says(
         "      dataPlane:\n",
@@ -688,7 +682,7 @@ fn queues() {
     says(
         "split: false",
         "queue: 1000",
-        "fig1.yaml:34:16: node red/r1: queue 1000 is no power of two (take 512 or 1024)",
+        "fig1.yaml:34:16: node red/r1: queue 1000 is not a power of two (take 512 or 1024)",
     );
     says(
         "split: false",
@@ -777,12 +771,12 @@ fn outlets() {
     says(
         b,
         "{generator: {pcap: AAAA}}",
-        "fig1.yaml:7:27: external interface B: pcap is no pcap file (give frames of Ethernet)",
+        "fig1.yaml:7:27: external interface B: pcap is not a pcap file (give frames of Ethernet)",
     );
     says(
         b,
         "{generator: {pcap: A}}",
-        "fig1.yaml:7:27: external interface B: pcap \"A\" is no base64: Invalid input length: 1 \
+        "fig1.yaml:7:27: external interface B: pcap \"A\" is not base64: Invalid input length: 1 \
          (write the output of `base64 -w0 FILE`, or name the file in frames)",
     );
     let frames = pcap(&[100, 60]);
@@ -1053,7 +1047,7 @@ fn images_are_named_as_docker_does_or_by_where_they_are() {
 fn a_file_without_an_object() {
     for text in ["", "# nothing", "---\n"] {
         let refused = apply_to(text, &machine()).unwrap_err();
-        assert!(refused.starts_with("fig1.yaml:1:1: there is no object in it"), "{refused}");
+        assert!(refused.starts_with("fig1.yaml:1:1: there is no object in the file"), "{refused}");
     }
 }
 
@@ -1106,7 +1100,7 @@ fn segments_and_transits() {
     );
     says(
         "\"h1:eth0\", \"h2:eth0\"], segment: {addresses: 7}",
-        "link red/link1: a link of two ends is no segment (remove segment, or add an endpoint)",
+        "link red/link1: a link with two ends is not a segment (remove segment, or add an endpoint)",
     );
     says("\"external:v\", \"external:v\"", "endpoint external:v is used by link1 already");
     says(
@@ -1158,17 +1152,17 @@ fn what_is_done_to_frames() {
         ("      loss: 0.0000001%", ""),
         (
             "      loss: 0.00000001%",
-            "loss \"0.00000001%\" is no percentage of up to seven decimals",
+            "loss \"0.00000001%\" is not a percentage of up to seven decimals",
         ),
         ("      burst: 1000", "48:14: link red/link1: burst 1000 is not 2Ki to 64Mi bytes"),
         ("      weight: 0", "48:15: link red/link1: weight 0 is not within 1 to 1000"),
         ("      overhead: 257", "overhead 257 is not within 0 to 256"),
         ("      queue: 0", "queue \"0\" is not 1 to 4096 frames"),
         ("      queue: 50ms", ""),
-        ("      queue: 0ms", "queue \"0ms\" is no time to wait"),
+        ("      queue: 0ms", "queue \"0ms\" is not a time to wait"),
         (
             "      at: {\"r1:eth1\": {delay: 1ms}}",
-            "48:12: link red/link1: r1:eth1 is no end of the link",
+            "48:12: link red/link1: r1:eth1 is not an end of the link",
         ),
         ("      at: {\"h1:eth0\": {rate: 1}}", "48:30: link red/link1: rate 1bps is below 8kbps"),
         ("      at: {\"h1:eth0\": {delay: 20ms}}", ""),
@@ -1185,19 +1179,19 @@ fn what_is_done_to_frames() {
         ),
         ("      at: {\"h1:eth0\": {queues: [{name: a}]}}", ""),
         ("      queues: []", "48:7: link red/link1: queues has 0 entries, not within 1 to 4096"),
-        ("      queues: [{name: a}, {name: a}]", "48:34: link red/link1: queue a stands twice"),
-        ("      queues: [{name: a b}]", "name \"a b\" is no DNS label"),
+        ("      queues: [{name: a}, {name: a}]", "48:34: link red/link1: queue a is defined twice"),
+        ("      queues: [{name: a b}]", "name \"a b\" is not a DNS label"),
         ("      queues: [{weight: 1}]", "name is missing"),
         ("      queues: [{name: a, weight: 0}]", "weight 0 is not within 1 to 1000"),
         ("      queues: [{name: a, length: 0}]", "length \"0\" is not 1 to 4096 frames"),
         ("      queues: [{name: a, length: 9MiB}]", "length \"9MiB\" is not 1 to 8388608 bytes"),
         ("      queues: [{name: a, length: 1ms}]", "length \"1ms\" is not 1 to 8388608 bytes"),
         ("      queues: [{name: a, buffers: 0}]", "buffers 0 is not within 1 to 4096"),
-        ("      queues: [{name: a, length: 64, buffers: 64}, {name: b, buffers: 256}]", ""),
+        ("      queues: [{name: a, length: 64, buffers: 64}, {name: b, buffers: 1000}]", ""),
         ("      queues: [{name: a, length: 9KiB, buffers: 4096}]", ""),
         (
-            "      queues: [{name: a, buffers: 257}]",
-            "link red/link1: buffers 257 exceeds the 256 frames that may wait (lower it, or give the queue a greater \
+            "      queues: [{name: a, buffers: 1001}]",
+            "link red/link1: buffers 1001 exceeds the 1000 frames that may wait (lower it, or give the queue a greater \
              length)",
         ),
         (
@@ -1218,7 +1212,7 @@ fn what_is_done_to_frames() {
             "DSCP 8 is for queue a already",
         ),
         ("      schedule: [{at: 1s, queues: [{name: a}]}]", "unknown key \"queues\""),
-        ("      schedule: [{at: 25h}]", "at \"25h\" is no span of time"),
+        ("      schedule: [{at: 25h}]", "at \"25h\" is not a duration"),
         ("      schedule: [{at: 1500m}]", "at \"1500m\" is above 86400 s"),
     ] {
         match link(more) {
@@ -1270,7 +1264,7 @@ fn what_is_done_to_frames() {
     link.set(Some("h1:eth0"), &set("weight", "")).unwrap();
     assert!(link.at.is_empty());
     for (at, key, value, expected) in [
-        (None, "delay", "soon", "is no span of time"),
+        (None, "delay", "soon", "is not a duration"),
         (None, "los", "1", "unknown field `los`"),
         (None, "name", "other", "unknown field `name`"),
         (Some("h1:eth9"), "loss", "1", "no frames leave by h1:eth9"),

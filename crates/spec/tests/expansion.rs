@@ -218,9 +218,9 @@ fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
       kind: host
       interfaces: {eth0: {addresses: ['10.0.{n}.1/24', '10.{n}.0.1/24']}}
 ",
-        "lab.yaml:7:34: vnet lab: memory \"much\" is no number of bytes (write bytes as a number or like 256Mi or 1G)\n\
-         lab.yaml:11:39: vport lab/h256:eth0: addresses[0] \"10.0.256.1/24\" is no address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)\n\
-         lab.yaml:11:56: vport lab/h256:eth0: addresses[1] \"10.256.0.1/24\" is no address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)",
+        "lab.yaml:7:34: vnet lab: memory \"much\" is not a number of bytes (write bytes as a number or like 256Mi or 1G)\n\
+         lab.yaml:11:39: vport lab/h256:eth0: addresses[0] \"10.0.256.1/24\" is not an address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)\n\
+         lab.yaml:11:56: vport lab/h256:eth0: addresses[1] \"10.256.0.1/24\" is not an address with a prefix length (write an address with its prefix length like 10.0.0.1/24 or fd00::1/64)",
     );
     refused(
         "
@@ -229,7 +229,7 @@ fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
     leaf[1-4]: {}
     leaf3: {}
 ",
-        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" stands twice (remove or rename one)",
+        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" is defined twice (remove or rename one)",
     );
     refused(
         "
@@ -242,23 +242,23 @@ fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
   links:
     - {endpoints: ['a:e', 'b:e'], group: wan}
 ",
-        "lab.yaml:9:5: node lab/b[1-]: [1-] in \"b[1-]\" is no range of numbers (write a range like leaf[1-40])\n\
+        "lab.yaml:9:5: node lab/b[1-]: [1-] in \"b[1-]\" is not a range of numbers (write a range like leaf[1-40])\n\
          lab.yaml:10:5: node lab/c[1-2]d[1-2]e[1-2]: \"c[1-2]d[1-2]e[1-2]\" has 3 ranges, 2 at most (write the names out by one range less)\n\
-         lab.yaml:8:28: node lab/a: group \"laef\" is none of spec.groups (did you mean leaf?)\n\
-         lab.yaml:13:42: link lab/link1: group \"wan\" is none of spec.linkGroups (describe it in spec.linkGroups)",
+         lab.yaml:8:28: node lab/a: group \"laef\" is not in spec.groups (did you mean leaf?)\n\
+         lab.yaml:13:42: link lab/link1: group \"wan\" is not in spec.linkGroups (describe it in spec.linkGroups)",
     );
     refused(
         "
   nodes: {'f[1-2]': {kind: host, env: {X: '{n-2}'}}}
 ",
-        "lab.yaml:6:43: node lab/f1: {n-2} is no whole number from 0 on where n 1 (change the placeholder or the range)",
+        "lab.yaml:6:43: node lab/f1: {n-2} is not a whole number from 0 on where n 1 (change the placeholder or the range)",
     );
     refused(
         "
   kinds: {switch: {}}
   nodes: {}
 ",
-        "lab.yaml:6:11: vnet lab: \"switch\" is no kind of nodes (kinds are router and host)",
+        "lab.yaml:6:11: vnet lab: \"switch\" is not a kind of nodes (kinds are router and host)",
     );
 }
 

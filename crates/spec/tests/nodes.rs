@@ -33,8 +33,8 @@ fn loopback_addresses() {
     let intent = apply("loopback: [1.1.1.1/32, \"2001:db8::1/128\"]").unwrap();
     assert_eq!(intent.vnets["v"].spec.nodes["r1"].loopback.len(), 2);
     says(
-        "loopback: [10.1.0.1/32]",
-        "address 10.1.0.1/32 is on eth0 already (give each interface addresses of its own)",
+        "loopback: [1.1.1.1/32, 1.1.1.1/32]",
+        "address 1.1.1.1/32 is given twice (remove or change one)",
     );
     let refused = apply("loopback: [1.1.1.1]").unwrap_err();
     assert!(refused.contains("(write an address with its prefix length like"), "{refused}");
@@ -114,7 +114,7 @@ fn routes_that_the_kernel_would_refuse() {
     );
     route(
         "10.9.0.0/16, via: [10.1.0.2, 10.1.0.2]",
-        "the next hop stands twice (give it once, with a weight)",
+        "the next hop is given twice (give it once, with a weight)",
     );
     route("10.9.0.0/16, via: []", "via is an empty list (name a next hop)");
     route(
@@ -123,7 +123,7 @@ fn routes_that_the_kernel_would_refuse() {
     );
     route(
         "10.9.0.0/16, via: 10.1.0.2, src: 9.9.9.9",
-        "src 9.9.9.9 is no address of the node (take one of an interface, or add it to loopback)",
+        "src 9.9.9.9 is not an address of the node (take one of an interface, or add it to loopback)",
     );
     route(
         "10.9.0.0/16, via: 10.1.0.2, table: 255",
@@ -150,22 +150,22 @@ fn files_of_a_program() {
     let one = |file: &str, expected| says(&program(file), expected);
     one(
         "/usr/bin/hub: {content: x}",
-        "/usr/bin/hub is where no file can be put (choose a place directly below / or below one of /etc, \
+        "/usr/bin/hub is a place where PdP puts no files (choose a place directly below / or below one of /etc, \
          /home, /opt, /root, /run, /srv, /tmp, /var)",
     );
     one(
         "/run/pdp/routes: {content: x}",
-        "/run/pdp/routes is where no file can be put (what is below /run/pdp is PdP's own; choose another \
+        "/run/pdp/routes is a place where PdP puts no files (what is below /run/pdp is PdP's own; choose another \
          place)",
     );
     one(
         "/opt/../x: {content: x}",
-        "\"/opt/../x\" is no absolute path without .. (begin it with /)",
+        "\"/opt/../x\" is not an absolute path without .. (begin it with /)",
     );
     one("/x: {}", "file /x has not exactly one of content and from (give one of them)");
     one(
         "/x: {content: x, owner: frr}",
-        "owner \"frr\" is no number (the program runs as user and group 1000)",
+        "owner \"frr\" is not a number (the program runs as user and group 1000)",
     );
     let large = format!("/x: {{content: {}}}", "x".repeat(256 << 10));
     apply(&program(&large)).unwrap_or_else(|refused| panic!("{refused}"));
@@ -195,23 +195,22 @@ fn sysctls_on_the_list_and_off_it() {
     let one = |name: &str, expected| says(&format!("sysctls: {{{name}: 1}}"), expected);
     one(
         "net.ipv4.tcp_enc",
-        "sysctl \"net.ipv4.tcp_enc\" can't be set (did you mean net.ipv4.tcp_ecn? docs/sysctls.md has \
-         those that can)",
+        "sysctl \"net.ipv4.tcp_enc\" can't be set (did you mean net.ipv4.tcp_ecn? docs/sysctls.md lists what can be set)",
     );
     one(
         "net.ipv4.conf.eth0.rpfilter",
         "sysctl \"net.ipv4.conf.eth0.rpfilter\" can't be set (did you mean \
-         net.ipv4.conf.eth0.rp_filter? docs/sysctls.md has those that can)",
+         net.ipv4.conf.eth0.rp_filter? docs/sysctls.md lists what can be set)",
     );
     one(
         "net.ipv4.ipfrag_high_thresh",
         "sysctl \"net.ipv4.ipfrag_high_thresh\" can't be set (memory of the kernel that is charged to \
-         nobody; docs/sysctls.md has those that can)",
+         nobody; docs/sysctls.md lists what can be set)",
     );
     one(
         "kernel.core_pattern",
-        "sysctl \"kernel.core_pattern\" can't be set (only some of net.ipv4 and net.ipv6 can; \
-         docs/sysctls.md has those that can)",
+        "sysctl \"kernel.core_pattern\" can't be set (only settings of a network namespace can; \
+         docs/sysctls.md lists what can be set)",
     );
     one(
         "net.ipv4.ip_forward",
@@ -227,7 +226,7 @@ fn sysctls_on_the_list_and_off_it() {
     }
     says(
         "sysctls: {net.ipv4.tcp_ecn: \"\"}",
-        "sysctl net.ipv4.tcp_ecn has a value that is none (give one line of at most 256 characters)",
+        "sysctl net.ipv4.tcp_ecn has no usable value (give one line of at most 256 characters)",
     );
     assert!(sysctl::sysctls().count() > 150);
 }
@@ -249,12 +248,12 @@ fn volumes() {
     }
     one(
         "\"/srv:/srv\"",
-        "source \"/srv\" is no name of a volume: 1 to 63 letters, digits, - and _ (call it like frr-state; what \
+        "source \"/srv\" is not a name of a volume: 1 to 63 letters, digits, - and _ (call it like frr-state; what \
         is at a path of the machine is shown by binds)",
     );
     one(
         "\"a:srv\"",
-        "target \"srv\" is no absolute path without .. (name a directory in the node, like /var/lib/frr)",
+        "target \"srv\" is not an absolute path without .. (name a directory in the node, like /var/lib/frr)",
     );
     for bad in ["/run", "/run/pdp/x", "/dev/shm", "/proc"] {
         let said = format!(
@@ -269,7 +268,7 @@ fn volumes() {
     );
     one(
         "\"a:/a\", \"a:/b\"",
-        "volume a stands twice (a volume has one place; rename or remove one)",
+        "volume a is defined twice (a volume has one place; rename or remove one)",
     );
     one(
         "{source: a, target: /a, size: 1Mi}",
@@ -295,12 +294,12 @@ fn binds() {
     );
     one(
         "\"./a:/a\"",
-        "source \"./a\" is no absolute path without .. (name a file or directory of the daemon's \
+        "source \"./a\" is not an absolute path without .. (name a file or directory of the daemon's \
         machine, like /srv/lab)",
     );
     one(
         "\"/:/a\"",
-        "source \"/\" is no absolute path without .. (name a file or directory of the daemon's \
+        "source \"/\" is not an absolute path without .. (name a file or directory of the daemon's \
         machine, like /srv/lab)",
     );
     one(

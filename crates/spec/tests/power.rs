@@ -77,8 +77,7 @@ fn a_lab_that_names_no_power_has_room_on_a_full_machine() {
     assert_eq!(
         words,
         "f:5:54: node c/r1: power 0.2 has no room: forwarding engines have 0 free (fe1: 0, fe2: 0) \
-         (ask for less (power: 0.01, or pdp scale with --power 0.01), leave power out to borrow what \
-         others leave, or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them))"
+         (leave power out to borrow what others leave, or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them))"
     );
     // `borrow` with power keeps what was promised of it: that is no way around.
     assert!(apply(&[with_plane("c", "{power: 0.2, borrow: true}")], &node).is_err());

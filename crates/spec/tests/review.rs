@@ -63,24 +63,24 @@ const MISTAKES: [(&str, &str, &[&str]); 17] = [
     (
         "kind: router",
         "kind: switch",
-        &["kind \"switch\" is none of router, host", "a link with more than two endpoints"],
+        &["unknown kind \"switch\": use router or host", "a link with more than two endpoints"],
     ),
     (
         "kind: router",
         "kind: bridge",
-        &["kind \"bridge\" is none of router, host", "a link with more than two endpoints"],
+        &["unknown kind \"bridge\": use router or host", "a link with more than two endpoints"],
     ),
-    ("kind: router", "kind: linux", &["kind \"linux\" is none of router, host", "kind: host"]),
-    ("kind: router", "kind: frr", &["kind \"frr\" is none of router, host", "kind: router"]),
+    ("kind: router", "kind: linux", &["unknown kind \"linux\": use router or host", "kind: host"]),
+    ("kind: router", "kind: frr", &["unknown kind \"frr\": use router or host", "kind: router"]),
     (
         "kind: VirtualNetwork",
         "kind: \"\"",
-        &["kind \"\" is none of Substrate, VirtualNetwork, Tenant"],
+        &["kind is missing: use Substrate, VirtualNetwork or Tenant"],
     ),
     (
         "kind: router",
         "kind: router\n      files: {/say.py: {content: x}}",
-        &["/say.py is where no file can be put", "/etc, /root, /run, /tmp, /var"],
+        &["/say.py is a place where PdP puts no files", "/etc, /root, /run, /tmp, /var"],
     ),
     (
         "kind: router",
@@ -92,7 +92,7 @@ const MISTAKES: [(&str, &str, &[&str]); 17] = [
         "kind: router\n      dataPlane: {power: 1.5}",
         &[
             "power 1.5 has no room: forwarding engines have 1 free (fe1: 1)",
-            "power: 0.01",
+            "ask for what is free (power: 1,",
             "pdp scale",
             "leave power out",
             "give a forwarding engine more CPUs and capacity",

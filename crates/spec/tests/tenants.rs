@@ -127,14 +127,14 @@ fn names_are_of_the_tenant_and_of_one_dot() {
     let node = after(&[NODE]);
     let good = "{interface: A, vxlan: {vni: 1, local: 192.0.2.1, remote: 192.0.2.9}}";
     for (name, said) in [
-        ("lab", "call it acme.NAME"),
-        ("zeta.lab", "call it acme.NAME"),
-        ("none.lab", "call it acme.NAME"),
-        ("acme", "call it acme.NAME"),
-        ("acme.a.b", "is no TENANT.NAME"),
-        ("acme.", "is no TENANT.NAME"),
-        ("acme.A", "is no TENANT.NAME"),
-        ("acme.-", "is no TENANT.NAME"),
+        ("lab", "your networks are called acme.NAME"),
+        ("zeta.lab", "your networks are called acme.NAME"),
+        ("none.lab", "your networks are called acme.NAME"),
+        ("acme", "your networks are called acme.NAME"),
+        ("acme.a.b", "is not a TENANT.NAME"),
+        ("acme.", "is not a TENANT.NAME"),
+        ("acme.A", "is not a TENANT.NAME"),
+        ("acme.-", "is not a TENANT.NAME"),
     ] {
         let words = refused(&vnet(name, good, "0.1"), &as_tenant(&node, "acme"));
         assert!(words.contains(said), "{name}: {words}");
@@ -145,7 +145,7 @@ fn names_are_of_the_tenant_and_of_one_dot() {
     let words = refused(&vnet("none.lab", good, "0.1"), &node);
     assert!(words.contains("there is no tenant none"), "{words}");
     let dotted = "{apiVersion: pdp/v1, kind: Tenant, metadata: {name: a.b}}";
-    assert!(refused(dotted, &node).contains("is no DNS label"));
+    assert!(refused(dotted, &node).contains("is not a DNS label"));
     for kind in ["Substrate", "Tenant"] {
         let spec = "spec: {mux: {cpus: \"0\"}}";
         let spec = if kind == "Tenant" { "spec: {}" } else { spec };
@@ -324,10 +324,10 @@ fn grants_of_two_tenants_do_not_meet() {
         ("{unixUsers: [alice]}", "unix user \"alice\" is of tenant acme"),
         ("{unixUsers: [root]}", "can't be a tenant"),
         ("{unixUsers: ['0']}", "can't be a tenant"),
-        ("{images: [srv]}", "is no absolute path"),
-        ("{images: [/srv/../etc]}", "is no absolute path"),
-        ("{binds: [/srv/../etc]}", "is no absolute path"),
-        ("{binds: [\"srv:rw\"]}", "is no absolute path"),
+        ("{images: [srv]}", "is not an absolute path"),
+        ("{images: [/srv/../etc]}", "is not an absolute path"),
+        ("{binds: [/srv/../etc]}", "is not an absolute path"),
+        ("{binds: [\"srv:rw\"]}", "is not an absolute path"),
     ] {
         let words = refused(&third(spec), &node);
         assert!(words.contains(said), "{spec}: {words}");
@@ -600,15 +600,18 @@ fn images_are_of_the_tenants_directories() {
         "{pull: 'r.example:5000/acme/frr'}",
     ] {
         let words = refused(&with(bad), &node);
-        let said =
-            ["image is in no directory", "absolute", "is in no registry that the tenant may use"];
+        let said = [
+            "image is not below a directory",
+            "absolute",
+            "is in no registry that the tenant may use",
+        ];
         assert!(said.iter().any(|said| words.contains(said)), "{bad}: {words}");
     }
     let program = vnet("acme.lab", &vxlan(100), "0.1").replace(
         "{power: 0.1}",
         "{power: 0.1, program: {run: x, attach: memif, image: {rootfs: /etc}}}",
     );
-    assert!(refused(&program, &node).contains("image is in no directory"));
+    assert!(refused(&program, &node).contains("image is not below a directory"));
 }
 
 #[test]
@@ -629,13 +632,13 @@ fn binds_are_of_the_tenants_directories() {
     for (bad, why) in [
         (
             "\"/srv:/x:ro\"",
-            "of no directory that the tenant may bind (there are /srv/data, /srv/acme:rw)",
+            "/srv is not below a directory this tenant may bind (it may bind /srv/data, /srv/acme:rw)",
         ),
-        ("\"/etc/shadow:/x:ro\"", "of no directory that the tenant may bind"),
-        ("\"/srv/dataother:/x:ro\"", "of no directory that the tenant may bind"),
-        ("\"/srv/data/../acme:/x:ro\"", "is no absolute path without .."),
-        ("\"/srv/data/..:/x:ro\"", "is no absolute path without .."),
-        ("\"srv/data:/x:ro\"", "is no absolute path without .."),
+        ("\"/etc/shadow:/x:ro\"", "is not below a directory this tenant may bind"),
+        ("\"/srv/dataother:/x:ro\"", "is not below a directory this tenant may bind"),
+        ("\"/srv/data/../acme:/x:ro\"", "is not an absolute path without .."),
+        ("\"/srv/data/..:/x:ro\"", "is not an absolute path without .."),
+        ("\"srv/data:/x:ro\"", "is not an absolute path without .."),
         ("\"/srv/data:/x\"", "may be written, and the tenant may not (write /srv/data:/x:ro)"),
         ("\"/srv/data:/x:rw\"", "may be written, and the tenant may not"),
         ("{source: /srv/data, target: /x}", "may be written, and the tenant may not"),
@@ -644,7 +647,7 @@ fn binds_are_of_the_tenants_directories() {
         assert!(words.contains(why), "{bad}: {words}");
     }
     // Nor by an operator, in a tenant's name; those of others' are the operators' own.
-    assert!(refused(&with("\"/etc:/x:ro\""), &after(&[NODE])).contains("of no directory"));
+    assert!(refused(&with("\"/etc:/x:ro\""), &after(&[NODE])).contains("is not below a directory"));
 }
 
 #[test]
@@ -655,7 +658,7 @@ fn no_node_of_a_tenant_is_privileged() {
     let node = as_tenant(&after(&[NODE]), "acme");
     let privileged = "privileged: true";
     let words = refused(&text("acme.lab", privileged), &node);
-    assert!(words.contains("a privileged node is none that a tenant may have"), "{words}");
+    assert!(words.contains("tenants may not have privileged nodes"), "{words}");
     assert!(try_apply(&text("acme.lab", "privileged: false"), &node).is_ok());
     // Nor by an operator, in a tenant's name.
     assert!(refused(&text("acme.lab", privileged), &after(&[NODE])).contains("privileged"));

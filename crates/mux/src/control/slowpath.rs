@@ -587,7 +587,8 @@ impl Place {
         let vports = self.desk.shared.vports.load(Ordering::Relaxed);
         let action = &filter.action;
         if filter.id >= filters {
-            return Err(format!("filter {}: there may be {filters}, from 0 on", filter.id));
+            // Who asks puts the filter's number before it.
+            return Err(format!("the router has {filters} filters, from 0 on (dataPlane.filters)"));
         }
         if action.counter != NO_COUNTER && action.counter >= counters {
             return Err(format!("counter {}: there are {counters}, from 0 on", action.counter));

@@ -82,12 +82,12 @@ impl NodeCheck<'_, '_, '_> {
             self.command(&path("command"), command);
         }
         if ready.tcp == Some(0) {
-            self.fault(&path("tcp"), "tcp 0 is no port", "give 1 to 65535");
+            self.fault(&path("tcp"), "tcp 0 is not a port", "give 1 to 65535");
         }
         if let Some(file) = &ready.file
             && (!file.starts_with('/') || file.contains('\0'))
         {
-            let message = format!("file {file:?} is no absolute path");
+            let message = format!("file {file:?} is not an absolute path");
             self.fault(&path("file"), message, "begin it with /");
         }
         let spans =

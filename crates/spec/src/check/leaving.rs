@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::check::{INNER_NAME_HINT, Reporter, bad_inner_name};
+use crate::check::{Reporter, bad_inner_name, inner_name_hint};
 use crate::limits::{
     BURST_BYTES_MAX, BURST_BYTES_MIN, DELAY_NS_MAX, DSCP_MAX, OVERHEAD_BYTES_MAX, QUEUE_FRAMES_MAX,
     QUEUES_MAX, RATE_BPS_MIN, SCHEDULE_STEPS_MAX, VNET_LINES_BYTES_MAX, VNET_QUEUES_MAX,
@@ -31,7 +31,7 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
         let path = ["spec", "links", &at, "at", &end.to_string()];
         if !link.endpoints.contains(end) {
             let hint = format!("its ends: {}", words(&link.endpoints));
-            reporter.vnet(vnet, &path, format!("{end} is no end of the link"), hint);
+            reporter.vnet(vnet, &path, format!("{end} is not an end of the link"), hint);
         } else if !link.has_leaving(end) {
             let message = format!("no frames leave by {end}: they come from outside there");
             let hint = "say it at the other end, or at the other side of the tunnel";
@@ -97,10 +97,10 @@ fn queues(
             reporter.vnet(vnet, &path, message, hint);
         };
         if let Some(why) = bad_inner_name(&queue.name) {
-            fault("name", format!("name {:?} {why}", queue.name), INNER_NAME_HINT);
+            fault("name", format!("name {:?} {why}", queue.name), &inner_name_hint(&queue.name));
         }
         if !names.insert(&queue.name) {
-            fault("name", format!("queue {} stands twice", queue.name), "remove or rename one");
+            fault("name", format!("queue {} is defined twice", queue.name), "remove or rename one");
         }
         if let Some(weight) = queue.weight.filter(|it| !(1..=WEIGHT_MAX).contains(it)) {
             let message = format!("weight {weight} is not 1 to {WEIGHT_MAX}");
@@ -168,7 +168,7 @@ fn one(vnet: &str, path: &[&str], leaving: &Leaving, reporter: &mut Reporter) {
         fault("burst", format!("burst {burst} is not {least} to {most} bytes"), hint);
     }
     if burst.is_some() && rate.is_none() {
-        fault("burst", "a burst is one of a rate, and there is none".into(), "give a rate");
+        fault("burst", "burst needs a rate".into(), "give a rate");
     }
     if let Some(overhead) = overhead.filter(|it| *it > OVERHEAD_BYTES_MAX) {
         fault("overhead", format!("overhead {overhead} exceeds {OVERHEAD_BYTES_MAX}"), "lower it");

@@ -10,7 +10,9 @@
 
 mod binds;
 mod command;
+mod family;
 mod image;
+mod interfaces;
 mod label;
 mod leaving;
 mod management;
@@ -65,6 +67,8 @@ pub struct Existing {
     pub remains: Arc<AllRemains>,
     /// Seconds since 1970, to say how long that has been so.
     pub now_s: u64,
+    /// The machine's kernel has no IPv6, so that nodes have none.
+    pub without_v6: bool,
     /// Nothing is known of a node: external interfaces and tenants that are not described are taken as
     /// there.
     pub unknown: bool,
@@ -160,6 +164,7 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
         return Err(at_most(reporter.diagnostics));
     }
     outside::check(&mut wanted, existing, &mut reporter);
+    family::check(&wanted, existing.without_v6, &mut reporter);
     management::ports(&wanted, &mut reporter);
     if reporter.diagnostics.is_empty() {
         // What is asked first: who asks for more than is his is told that, and not that it is not there.
@@ -222,7 +227,7 @@ fn add<'a>(
         _ => bad_name(name),
     };
     if let Some(why) = bad {
-        fault(format!("name {name:?} {why}"), NAME_HINT);
+        fault(format!("name {name:?} {why}"), &name_hint(name));
     }
     if let Some((message, hint)) = tenant::may_name(document, existing) {
         fault(message, &hint);
@@ -245,7 +250,7 @@ fn add<'a>(
         }
         Object::VirtualNetwork(vnet) => {
             if reporter.vnets.contains_key(name) {
-                fault(format!("virtual network {name} stands twice"), "rename or remove one");
+                fault(format!("virtual network {name} is defined twice"), "rename or remove one");
                 return;
             }
             reporter.vnets.insert(name, document);
@@ -254,7 +259,7 @@ fn add<'a>(
         }
         Object::Tenant(tenant) => {
             if reporter.tenants.contains_key(name) {
-                fault(format!("tenant {name} stands twice"), "rename or remove one");
+                fault(format!("tenant {name} is defined twice"), "rename or remove one");
                 return;
             }
             reporter.tenants.insert(name, document);
@@ -353,11 +358,32 @@ impl Reporter<'_> {
     }
 }
 
-const NAME_HINT: &str =
-    "use lower-case letters, digits and -, with a letter or digit first and last";
+/// What to write instead of an object's name that is no DNS label.
+fn name_hint(name: &str) -> String {
+    const RULE: &str =
+        "use lower-case letters, digits and -, with a letter or digit first and last";
+    match name.contains('.') {
+        true => RULE.to_owned(),
+        false => instead(name, &name.to_lowercase(), RULE),
+    }
+}
 
-/// The same of names inside of a virtual network.
-const INNER_NAME_HINT: &str = "use letters, digits and -, with a letter or digit first and last";
+/// The same of a name inside of a virtual network, which may have capital letters.
+fn inner_name_hint(name: &str) -> String {
+    instead(name, name, "use letters, digits and -, with a letter or digit first and last")
+}
+
+/// A DNS label like a name, with `-` for each other character of `letters`, before the rule; the rule alone where that
+/// makes none.
+fn instead(name: &str, letters: &str, rule: &str) -> String {
+    let good = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let like: String = letters.chars().map(good).collect();
+    let like = like.trim_matches('-');
+    match like != name && bad_inner_name(like).is_none() {
+        true => format!("write {like}: {rule}"),
+        false => rule.to_owned(),
+    }
+}
 
 /// Why a name is neither a DNS label nor two with a dot between, `TENANT.NAME`.
 fn bad_vnet_name(name: &str) -> Option<String> {
@@ -367,7 +393,7 @@ fn bad_vnet_name(name: &str) -> Option<String> {
         return Some(format!("has {chars} characters, {NAME_CHARS_MAX} at most"));
     }
     let bad = bad_name(tenant).or_else(|| bad_name(own));
-    bad.map(|_| "is no TENANT.NAME of two DNS labels".to_owned())
+    bad.map(|_| "is not a TENANT.NAME of two DNS labels".to_owned())
 }
 
 /// Why a name inside of a virtual network, which may have capital letters, is no DNS label.
@@ -383,5 +409,5 @@ fn bad_name(name: &str) -> Option<String> {
     }
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let ends = name.starts_with('-') || name.ends_with('-');
-    (name.is_empty() || ends || !name.chars().all(good)).then(|| "is no DNS label".to_owned())
+    (name.is_empty() || ends || !name.chars().all(good)).then(|| "is not a DNS label".to_owned())
 }

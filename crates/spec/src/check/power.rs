@@ -298,7 +298,7 @@ impl Refused {
                     &format!("power {power}: the forwarding engines have no room"),
                 ),
                 reporter.of_all(
-                    refusal.hint.to_string(),
+                    refusal.ways_out(),
                     "ask for less (power: 0.01, or pdp scale with --power 0.01), take it from another of \
                      your networks, or ask an operator for more",
                 ),

@@ -118,7 +118,7 @@ impl Check<'_, '_, '_, '_> {
             let same = |other: &NextHop| other.via == hop.via && other.dev == hop.dev;
             if hops[..at].iter().any(same) {
                 let hint = "give it once, with a weight";
-                self.fault(path, "the next hop stands twice", hint);
+                self.fault(path, "the next hop is given twice", hint);
             }
         }
         let has_hop = hops.iter().any(|hop| hop.via.is_some());
@@ -144,7 +144,7 @@ impl Check<'_, '_, '_, '_> {
                 let message = format!("src {src} is of another family than {}", self.prefix);
                 self.fault(&["src"], message, "take an address of the same");
             } else if !own.any(|address| address.0.addr() == src) {
-                let message = format!("src {src} is no address of the node");
+                let message = format!("src {src} is not an address of the node");
                 self.fault(&["src"], message, "take one of an interface, or add it to loopback");
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Existing, NAME_HINT, Reporter, bad_name};
+use super::{Existing, Reporter, bad_name, name_hint};
 use crate::frames;
 use crate::limits::{ENGINES_MAX, FRAME_BYTES_MAX, INTERFACES_MAX, POWER_MILLICORES_MIN};
 use crate::object::{Generator, Outlet, Substrate};
@@ -29,7 +29,7 @@ pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut R
     for (name, engine) in &spec.forwarding_engines {
         let path = ["spec", "forwardingEngines", name];
         if let Some(why) = bad_name(name) {
-            reporter.substrate(&path, format!("name {name:?} {why}"), NAME_HINT);
+            reporter.substrate(&path, format!("name {name:?} {why}"), name_hint(name));
         }
         let cpus = ["spec", "forwardingEngines", name, "cpus"];
         known &= cpus_exist(&engine.cpus, &cpus, existing, reporter);
@@ -96,7 +96,7 @@ fn device<'a>(
 ) {
     let path = ["spec", "interfaces", name, "device"];
     if device.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
-        let message = format!("device {device:?} is no name of a network device");
+        let message = format!("device {device:?} is not a name of a network device");
         reporter.substrate(&path, message, "see `ip link`");
     }
     if let Some(known) = &existing.devices

@@ -4,7 +4,7 @@ use super::vnet::NodeCheck;
 use crate::limits::{SYSCTL_BYTES_MAX, SYSCTLS_MAX};
 use crate::object::{Node, NodeKind};
 use crate::shape::nearest;
-use crate::sysctl::{SysctlOf, refused, sysctl_of};
+use crate::sysctl::{SysctlOf, bad_value, refused, sysctl_of};
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
     check.too_many(&["sysctls"], node.sysctls.len(), SYSCTLS_MAX);
@@ -33,8 +33,10 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
             || value.len() > SYSCTL_BYTES_MAX
             || value.chars().any(char::is_control)
         {
-            let message = format!("sysctl {name} has a value that is none");
+            let message = format!("sysctl {name} has no usable value");
             let hint = format!("give one line of at most {SYSCTL_BYTES_MAX} characters");
+            check.fault(&path, message, hint);
+        } else if let Some((message, hint)) = bad_value(name, &value) {
             check.fault(&path, message, hint);
         }
     }

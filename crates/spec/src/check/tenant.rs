@@ -11,7 +11,7 @@ use pdp_wire::udp;
 
 use super::placed::Sums;
 use super::vnet::{BAD_PATH, good_path};
-use super::{Existing, NAME_HINT, Reporter, Wanted, bad_name, management};
+use super::{Existing, Reporter, Wanted, bad_name, management, name_hint};
 use crate::bind::{self, BindParts};
 use crate::limits::*;
 use crate::object::{Image, ImageSource, Object, Quota, TenantSpec, VirtualNetwork};
@@ -34,8 +34,8 @@ pub(super) fn may_name(document: &Document, existing: &Existing) -> Option<(Stri
     match &document.object {
         Object::VirtualNetwork(_) if tenant_of(name) == Some(asker) => None,
         Object::VirtualNetwork(_) => Some((
-            format!("name {name:?} is none of a virtual network of yours"),
-            format!("call it {asker}.NAME"),
+            format!("name {name:?} is not a name of yours"),
+            format!("your networks are called {asker}.NAME"),
         )),
         other => {
             let message = format!("a {} is the operators' to apply", other.kind());
@@ -96,7 +96,7 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
     }
     for directory in &spec.images {
         if !directory.starts_with('/') || directory.split('/').any(|part| part == "..") {
-            let message = format!("images {directory:?} is no absolute path without ..");
+            let message = format!("images {directory:?} is not an absolute path without ..");
             reporter.tenant(name, &["spec", "images"], message, "write it like /srv/images");
         }
     }
@@ -125,7 +125,7 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
         let path = |key| ["spec", "interfaces", interface, key];
         if let Some(why) = bad_name(&interface.to_lowercase()) {
             let message = format!("name {interface:?} {why}");
-            reporter.tenant(name, &path("")[..3], message, NAME_HINT);
+            reporter.tenant(name, &path("")[..3], message, name_hint(interface));
         }
         for (kind, keys) in grant.keys() {
             let (min, max) = (kind.keys.start(), kind.keys.end());
@@ -225,7 +225,7 @@ fn uses(
             None => {
                 let names: Vec<&str> = spec.interfaces.keys().map(String::as_str).collect();
                 let hint = match names.is_empty() {
-                    true => "there is none that is; ask an operator".to_owned(),
+                    true => "the tenant has none; ask an operator".to_owned(),
                     false => format!("there are {}", names.join(", ")),
                 };
                 let message = format!("interface {interface} is not tenant {tenant}'s");
@@ -244,7 +244,7 @@ fn uses(
     for (node_name, node) in &vnet.spec.nodes {
         let path = ["spec", "nodes", node_name];
         if node.privileged {
-            let message = "a privileged node is none that a tenant may have".to_owned();
+            let message = "tenants may not have privileged nodes".to_owned();
             let path = [&path[..], &["privileged"]].concat();
             reporter.vnet(name, &path, message, "remove it, or ask an operator");
         }
@@ -285,9 +285,9 @@ fn image_refused(image: &Image, spec: &TenantSpec) -> Option<(String, String)> {
     }
     let hint = match spec.images.is_empty() {
         true => "use the machine's own programs, or ask an operator".to_owned(),
-        false => format!("there are {}", spec.images.join(", ")),
+        false => format!("it may use {}", spec.images.join(", ")),
     };
-    Some(("image is in no directory that the tenant may use".to_owned(), hint))
+    Some(("image is not below a directory this tenant may use".to_owned(), hint))
 }
 
 /// Why a tenant with these grants can't have a bind, and what to do. What is at the path, and that no link leads
@@ -299,10 +299,10 @@ fn bind_refused(parts: &BindParts, grants: &[String]) -> Option<(String, String)
     let granted: Vec<&String> = grants.iter().filter(of).collect();
     if granted.is_empty() {
         let hint = match grants.is_empty() {
-            true => "there is none; ask an operator".to_owned(),
-            false => format!("there are {}", grants.join(", ")),
+            true => "the tenant has none; ask an operator".to_owned(),
+            false => format!("it may bind {}", grants.join(", ")),
         };
-        let message = "bind is of no directory that the tenant may bind".to_owned();
+        let message = format!("{} is not below a directory this tenant may bind", parts.source);
         return Some((message, hint));
     }
     (!parts.read_only && !granted.iter().any(|text| bind::grant(text).1)).then(|| {

@@ -8,15 +8,15 @@ use pdp_proto::mux;
 use pdp_proto::slowpath::DATA_BYTES;
 
 use super::{
-    INNER_NAME_HINT, Reporter, bad_inner_name, binds, label, leaving, management, routes, sysctls,
-    tenant_of, volumes,
+    Reporter, bad_inner_name, binds, inner_name_hint, interfaces, label, leaving, management,
+    routes, sysctls, tenant_of, volumes,
 };
 use crate::limits::*;
 use crate::object::*;
 use crate::registry::{ImageName, NAME_BYTES_MAX, is_digest};
 use crate::shape::nearest;
 use crate::tunnel::External;
-use crate::units::{Address, BitRate, Bytes, Cores, EXTERNAL, Endpoint, Mac};
+use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint};
 
 pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     let name = vnet.metadata.name.clone();
@@ -42,7 +42,8 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     for (node_name, node) in &mut spec.nodes {
         let path = ["spec", "nodes", node_name];
         if let Some(why) = bad_inner_name(node_name) {
-            reporter.vnet(&name, &path, format!("name {node_name:?} {why}"), INNER_NAME_HINT);
+            let hint = inner_name_hint(node_name);
+            reporter.vnet(&name, &path, format!("name {node_name:?} {why}"), hint);
         }
         if let Some(other) = nodes.insert(node_name.to_ascii_lowercase(), node_name.clone()) {
             // They would be one host (RFC 4343).
@@ -59,7 +60,8 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     for (external_name, external) in &spec.externals {
         let path = ["spec", "externals", external_name];
         if let Some(why) = bad_inner_name(external_name) {
-            reporter.vnet(&name, &path, format!("name {external_name:?} {why}"), INNER_NAME_HINT);
+            let hint = inner_name_hint(external_name);
+            reporter.vnet(&name, &path, format!("name {external_name:?} {why}"), hint);
         }
         tunnel(&name, external_name, external, reporter);
     }
@@ -85,8 +87,8 @@ fn rate(vnet: &str, path: &[&str], rate: BitRate, reporter: &mut Reporter) {
 
 /// Checks of one node.
 pub(super) struct NodeCheck<'a, 'b, 'c> {
-    vnet: &'a str,
-    node: &'a str,
+    pub(super) vnet: &'a str,
+    pub(super) node: &'a str,
     reporter: &'b mut Reporter<'c>,
 }
 
@@ -111,7 +113,7 @@ impl NodeCheck<'_, '_, '_> {
     fn check(&mut self, node: &mut Node) {
         self.labels(&node.labels);
         self.image(&["image"], &node.image);
-        self.interfaces(node);
+        interfaces::check(self, node);
         routes::check(self, node);
         sysctls::check(self, node);
         self.files(node);
@@ -231,90 +233,6 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn interfaces(&mut self, node: &mut Node) {
-        self.too_many(&["interfaces"], node.interfaces.len(), PORTS_MAX);
-        let mut addresses: BTreeMap<IpAddr, String> = BTreeMap::new();
-        for (name, interface) in &mut node.interfaces {
-            let path = ["interfaces", name.as_str()];
-            let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
-            let chars = name.chars().count();
-            if name.len() > INTERFACE_CHARS_MAX {
-                let message =
-                    format!("name {name:?} has {chars} characters, {INTERFACE_CHARS_MAX} at most");
-                self.fault(&path, message, "choose a shorter one");
-            } else if name.is_empty()
-                || name.contains(bad)
-                || [".", "..", "lo"].contains(&name.as_str())
-            {
-                let message = format!("name {name:?} is no name that an interface can have");
-                let hint = match name.as_str() {
-                    "lo" => {
-                        "every node has it; give its addresses by the node's key loopback: [1.1.1.1/32]"
-                    }
-                    _ => "call it eth0, eth1, …",
-                };
-                self.fault(&path, message, hint);
-            }
-            self.interface(name, interface, &mut addresses);
-            let mac = default_mac(self.vnet, self.node, name);
-            interface.mac.get_or_insert(mac);
-        }
-        self.too_many(&["loopback"], node.loopback.len(), ADDRESSES_MAX);
-        for (index, address) in node.loopback.iter().enumerate() {
-            self.address(&["loopback"], index, address, "lo", &mut addresses);
-        }
-    }
-
-    /// Whether an address of the list at `path` is on no other interface, nor on this one before.
-    fn address(
-        &mut self,
-        path: &[&str],
-        index: usize,
-        address: &Address,
-        name: &str,
-        taken: &mut BTreeMap<IpAddr, String>,
-    ) {
-        if let Some(other) = taken.insert(address.0.addr(), name.to_owned()) {
-            let message = format!("address {address} is on {other} already");
-            let index = index.to_string();
-            let path = [path, &[&index]].concat();
-            self.fault(&path, message, "give each interface addresses of its own");
-        }
-    }
-
-    fn interface(
-        &mut self,
-        name: &str,
-        interface: &Interface,
-        taken: &mut BTreeMap<IpAddr, String>,
-    ) {
-        self.too_many(&["interfaces", name, "addresses"], interface.addresses.len(), ADDRESSES_MAX);
-        for (index, address) in interface.addresses.iter().enumerate() {
-            self.address(&["interfaces", name, "addresses"], index, address, name, taken);
-        }
-        for (index, gateway) in interface.gateways.iter().enumerate() {
-            let path = ["interfaces", name, "gateways", &index.to_string()];
-            let own = interface.addresses.iter().any(|address| address.0.addr() == *gateway);
-            let reachable = interface.addresses.iter().any(|address| address.0.contains(gateway));
-            let link_local = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
-            let before = &interface.gateways[..index];
-            if own {
-                self.fault(&path, format!("gateway {gateway} is the interface's own address"), "");
-            } else if !reachable && !link_local {
-                let message = format!("gateway {gateway} is outside the subnets of {name}");
-                let hint = match interface.addresses.first() {
-                    Some(address) => format!("take an address in {}", address.0.trunc()),
-                    None => "give the interface an address first".into(),
-                };
-                self.fault(&path, message, hint);
-            }
-            if before.iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) {
-                let message = format!("gateway {gateway} is the second of its family");
-                self.fault(&path, message, "use routing software for more");
-            }
-        }
-    }
-
     fn files(&mut self, node: &Node) {
         let places = match node.image.source() {
             ImageSource::Host => &FILE_PLACES[..],
@@ -324,7 +242,7 @@ impl NodeCheck<'_, '_, '_> {
         for (path, file) in &node.files {
             let below = |place: &&str| is_below(path, place);
             if self.file(&["files", path], path, file) && !places.iter().any(below) {
-                let message = format!("{path} is where no file can be put");
+                let message = format!("{path} is a place where PdP puts no files");
                 let hint = format!(
                     "choose a place below one of {}, but not below /run/pdp; what is to be elsewhere \
                      is put into an image",
@@ -346,7 +264,7 @@ impl NodeCheck<'_, '_, '_> {
                 || path.matches('/').count() == 1
                 || PROGRAM_FILE_PLACES.iter().any(below);
             if self.file(&at, path, file) && !placed {
-                let message = format!("{path} is where no file can be put");
+                let message = format!("{path} is a place where PdP puts no files");
                 let places = PROGRAM_FILE_PLACES.join(", ");
                 let hint = format!("choose a place directly below / or below one of {places}");
                 self.fault(&at, message, hint);
@@ -354,7 +272,7 @@ impl NodeCheck<'_, '_, '_> {
             // Names are looked up in a root that has no accounts of programs.
             let number = |part: &str| part == "root" || part.parse::<u32>().is_ok();
             if !file.owner.split(':').all(number) {
-                let message = format!("owner {:?} is no number", file.owner);
+                let message = format!("owner {:?} is not a number", file.owner);
                 let hint = "the program runs as user and group 1000";
                 self.fault(&[&at[..], &["owner"]].concat(), message, hint);
             }
@@ -373,7 +291,7 @@ impl NodeCheck<'_, '_, '_> {
         if !good {
             self.fault(at, format!("{path:?} is {BAD_PATH}"), PATH_HINT);
         } else if is_below(path, "/run/pdp") || path == "/run/pdp" {
-            let message = format!("{path} is where no file can be put");
+            let message = format!("{path} is a place where PdP puts no files");
             self.fault(at, message, "what is below /run/pdp is PdP's own; choose another place");
         }
         match (&file.content, &file.from) {
@@ -390,7 +308,7 @@ impl NodeCheck<'_, '_, '_> {
         }
         let octal = file.mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
         if !octal || !(3..=4).contains(&file.mode.len()) {
-            let message = format!("mode {:?} is no file mode", file.mode);
+            let message = format!("mode {:?} is not a file mode", file.mode);
             self.fault(&[at, &["mode"]].concat(), message, "write it like \"0640\"");
         }
         let is_name = |part: &str| {
@@ -398,7 +316,7 @@ impl NodeCheck<'_, '_, '_> {
         };
         let (user, group) = file.owner.split_once(':').unwrap_or((&file.owner, "root"));
         if !is_name(user) || !is_name(group) {
-            let message = format!("owner {:?} is no user or user and group", file.owner);
+            let message = format!("owner {:?} is not a user or user and group", file.owner);
             self.fault(&[at, &["owner"]].concat(), message, "write it like frr:frr");
         }
         good
@@ -408,7 +326,8 @@ impl NodeCheck<'_, '_, '_> {
         self.too_many(&["env"], node.env.len(), ENV_MAX);
         for (name, value) in &node.env {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                let message = format!("variable {name:?} is no name and value of the environment");
+                let message =
+                    format!("variable {name:?} is not a name and value of the environment");
                 self.fault(&["env", name], message, "use letters, digits and _");
             }
         }
@@ -575,7 +494,11 @@ impl NodeCheck<'_, '_, '_> {
         if !queue.is_power_of_two() {
             let below = 1 << queue.ilog2();
             let hint = format!("take {below} or {}", below * 2);
-            self.fault(&["dataPlane", "queue"], format!("queue {queue} is no power of two"), hint);
+            self.fault(
+                &["dataPlane", "queue"],
+                format!("queue {queue} is not a power of two"),
+                hint,
+            );
         }
         let needs = GUEST_MEMORY_BASE + u64::from(queue) * GUEST_MEMORY_PER_FRAME;
         if memory.0 < needs {
@@ -603,7 +526,7 @@ impl NodeCheck<'_, '_, '_> {
     }
 }
 
-pub(crate) const BAD_PATH: &str = "no absolute path without ..";
+pub(crate) const BAD_PATH: &str = "not an absolute path without ..";
 const PATH_HINT: &str = "begin it with /";
 
 /// Whether an absolute path is below a directory.
@@ -619,17 +542,6 @@ pub(crate) fn good_path(path: &str) -> bool {
         && !path.split('/').any(|part| part == "..")
 }
 
-/// The link address of an interface without one: locally administered, unicast, and the same for
-/// the same names (FNV-1a, 64 bits, of the names).
-fn default_mac(vnet: &str, node: &str, interface: &str) -> Mac {
-    let names = [vnet, node, interface].join("/");
-    let hash = names.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let [_, _, _, a, b, c, d, e] = (hash ^ (hash >> 40)).to_be_bytes();
-    Mac([0x02, a, b, c, d, e])
-}
-
 fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) {
     let all = external.tunnels();
     let kinds: Vec<_> = all.iter().filter_map(|by| Some(by.tunnel()?.kind().name)).collect();
@@ -642,7 +554,7 @@ fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) 
     let (Some(kind), Some((local, remote))) = (kinds.first(), ends) else { return };
     for (key, address) in [("local", local), ("remote", remote)] {
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-            let message = format!("{key} {address} is no address of a tunnel's end");
+            let message = format!("{key} {address} is not an address of a tunnel's end");
             let path = ["spec", "externals", name, kind, key];
             reporter.vnet(vnet, &path, message, "give a unicast address");
         }
@@ -666,7 +578,8 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
         let name = link.name.get_or_insert_with(|| format!("link{}", index + 1)).clone();
         if let Some(why) = bad_inner_name(&name) {
             let path = ["spec", "links", &at, "name"];
-            reporter.vnet(vnet, &path, format!("name {name:?} {why}"), INNER_NAME_HINT);
+            let hint = inner_name_hint(&name);
+            reporter.vnet(vnet, &path, format!("name {name:?} {why}"), hint);
         }
         if let Some(other) = names.insert(name.clone(), index) {
             let message = format!("name {name} is that of link {} already", other + 1);
@@ -717,7 +630,7 @@ fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &m
         if link.segment.is_some() {
             let path = ["spec", "links", &at, "segment"];
             let hint = "remove segment, or add an endpoint";
-            reporter.vnet(vnet, &path, "a link of two ends is no segment", hint);
+            reporter.vnet(vnet, &path, "a link with two ends is not a segment", hint);
         }
         return;
     }
@@ -777,7 +690,7 @@ fn interfaces<'a>(
     if a == b { None } else { Some([interface(a)?, interface(b)?]) }
 }
 
-/// Whether two ends of a link have different link addresses and different IP addresses.
+/// Checks that two ends of a link have different MAC addresses and IP addresses, unless both are anycast.
 fn ends_differ(
     vnet: &str,
     spec: &VirtualNetworkSpec,
@@ -785,23 +698,32 @@ fn ends_differ(
     b: &Endpoint,
     reporter: &mut Reporter,
 ) {
+    const HINT: &str =
+        "change one, or set anycast: true at both interfaces if they share it on purpose";
     let Some([a_port, b_port]) = interfaces(spec, a, b) else { return };
     let Endpoint::Port { node, interface } = b else { return };
+    if a_port.anycast && b_port.anycast {
+        return;
+    }
     let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     if let (Some(a_mac), Some(b_mac)) = (a_port.mac, b_port.mac)
         && a_mac == b_mac
     {
         let message = format!("mac {b_mac} is that of {a}, the link's other end");
-        reporter.vnet(vnet, &[&path[..], &["mac"]].concat(), message, "change one");
+        reporter.vnet(vnet, &[&path[..], &["mac"]].concat(), message, HINT);
     }
     for (index, address) in b_port.addresses.iter().enumerate() {
         if a_port.addresses.iter().any(|other| other.0.addr() == address.0.addr()) {
             let index = index.to_string();
             let path = [&path[..], &["addresses", &index]].concat();
             let message = format!("address {address} is that of {a}, the link's other end");
-            reporter.vnet(vnet, &path, message, "change one");
+            reporter.vnet(vnet, &path, message, HINT);
         }
     }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// Whether the interfaces at the two ends of a link are in one subnet, where both have addresses of a family.
@@ -816,12 +738,14 @@ fn ends_fit(
     let Endpoint::Port { node, interface } = b else { return };
     let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     for v4 in [true, false] {
-        // A host's prefix says nothing of a subnet: routing software borrows such addresses.
+        // A host's prefix says nothing of a subnet: routing software borrows such addresses. Nor does a link-local one,
+        // which is on every link.
         let of_family = |interface: &Interface| -> Vec<(usize, IpNet)> {
             let addresses = interface.addresses.iter().map(|address| address.0).enumerate();
             addresses
                 .filter(|(_, net)| {
-                    net.addr().is_ipv4() == v4 && net.prefix_len() < net.max_prefix_len()
+                    let is_of_subnet = net.prefix_len() < net.max_prefix_len();
+                    net.addr().is_ipv4() == v4 && is_of_subnet && !is_link_local(net.addr())
                 })
                 .collect()
         };

@@ -29,11 +29,11 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
         if !is_name(name) {
             let hint = "call it like frr-state; what is at a path of the machine is shown by binds";
             let what = format!(
-                "source {name:?} is no name of a volume: 1 to {VOLUME_NAME_CHARS_MAX} letters, digits, - and _"
+                "source {name:?} is not a name of a volume: 1 to {VOLUME_NAME_CHARS_MAX} letters, digits, - and _"
             );
             check.fault(&path, what, hint);
         } else if !names.insert(name.clone()) {
-            let message = format!("volume {name} stands twice");
+            let message = format!("volume {name} is defined twice");
             check.fault(&path, message, "a volume has one place; rename or remove one");
         }
         let (size, min, max) = (parts.size, Bytes(VOLUME_BYTES_MIN), Bytes(VOLUME_BYTES_MAX));

@@ -230,7 +230,7 @@ impl<'a> Expansion<'a> {
         let Some(group) = member.value.get("group") else { return Some(None) };
         let path = path.key("group");
         let Value::Text(name) = &group.value else {
-            self.fault(group.place, &path, format!("group is no name of one of {key}"), "");
+            self.fault(group.place, &path, format!("group is not a name of one of {key}"), "");
             return None;
         };
         let groups = match self.of(key).map(|groups| &groups.value) {
@@ -246,7 +246,7 @@ impl<'a> Expansion<'a> {
             None if groups.is_empty() => format!("describe it in spec.{key}"),
             None => format!("{key}: {}", known().collect::<Vec<_>>().join(", ")),
         };
-        self.fault(group.place, &path, format!("group {name:?} is none of spec.{key}"), &hint);
+        self.fault(group.place, &path, format!("group {name:?} is not in spec.{key}"), &hint);
         None
     }
 
@@ -262,7 +262,7 @@ impl<'a> Expansion<'a> {
                 (Value::Map(entries), _) => {
                     for (place, kind, _) in entries.iter().filter(|_| key == "kinds") {
                         if serde_json::from_value::<NodeKind>(kind.as_str().into()).is_err() {
-                            let message = format!("{kind:?} is no kind of nodes");
+                            let message = format!("{kind:?} is not a kind of nodes");
                             self.fault(
                                 *place,
                                 &path.key(kind),
@@ -274,7 +274,7 @@ impl<'a> Expansion<'a> {
                     entries.iter().map(|(_, name, tree)| (path.key(name), tree)).collect()
                 }
                 _ => {
-                    let message = format!("{key} is no mapping of names to what they give");
+                    let message = format!("{key} is not a mapping of names to what they give");
                     self.fault(tree.place, &path, message, "");
                     Vec::new()
                 }

@@ -40,7 +40,7 @@ impl<'a> Pattern<'a> {
             let ends = inside.split_once('-');
             let ends = ends.and_then(|(a, b)| Some((number(a)?, number(b)?, a)));
             let Some((first, last, written)) = ends else {
-                return Err(format!("[{inside}] in {text:?} is no range of numbers"));
+                return Err(format!("[{inside}] in {text:?} is not a range of numbers"));
             };
             if first > last {
                 return Err(format!("[{inside}] in {text:?} ends before it begins"));
@@ -107,13 +107,13 @@ mod tests {
     fn what_is_none_is_told_and_nothing_is_too_large_to_count() {
         for (text, why) in [
             ("a[1-", "\"a[1-\" has a [ without ]"),
-            ("a[]", "[] in \"a[]\" is no range of numbers"),
-            ("a[1,2]", "[1,2] in \"a[1,2]\" is no range of numbers"),
-            ("a[+1-2]", "[+1-2] in \"a[+1-2]\" is no range of numbers"),
+            ("a[]", "[] in \"a[]\" is not a range of numbers"),
+            ("a[1,2]", "[1,2] in \"a[1,2]\" is not a range of numbers"),
+            ("a[+1-2]", "[+1-2] in \"a[+1-2]\" is not a range of numbers"),
             ("a[2-1]", "[2-1] in \"a[2-1]\" ends before it begins"),
             (
                 "a[0-99999999999999999999]",
-                "[0-99999999999999999999] in \"a[0-99999999999999999999]\" is no range of numbers",
+                "[0-99999999999999999999] in \"a[0-99999999999999999999]\" is not a range of numbers",
             ),
         ] {
             assert_eq!(Pattern::read(text).unwrap_err(), why);

@@ -161,10 +161,10 @@ fn a_bind_of_a_tenant_does_not_leave_the_grant() {
     assert!(node.try_exec("acme.lab/h1", "touch /data/y").is_err());
     for (source, why) in [
         (format!("{granted}/link/in:/data:ro"), "there is a symbolic link in it"),
-        (format!("{granted}/../secret/in:/data:ro"), "no absolute path without .."),
+        (format!("{granted}/../secret/in:/data:ro"), "not an absolute path without .."),
         (
             format!("{}:/data:ro", at("secret").display()),
-            "of no directory that the tenant may bind",
+            "is not below a directory this tenant may bind",
         ),
         (format!("{granted}/in:/data"), "may be written, and the tenant may not"),
         (format!("{granted}/none:/data:ro"), "No such file"),

@@ -64,7 +64,7 @@ fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
     let said = who(&["-u", "nosuch", "red/good", "id"]).expect_err("no such user");
     assert!(said.contains("error: red/good: user nosuch: not in /etc/passwd"), "{said}");
     let said = who(&["-w", "srv", "red/good", "id"]).expect_err("no path");
-    assert!(said.contains("workdir \"srv\" is no absolute path"), "{said}");
+    assert!(said.contains("workdir \"srv\" is not an absolute path"), "{said}");
     let said = who(&["-u", "70000", "red/good", "id"]).expect_err("no id");
     assert!(said.contains("has an id beyond 0 to 65535"), "{said}");
     // What fails is told where people look first, with its last line.

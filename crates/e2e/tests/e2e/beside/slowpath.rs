@@ -180,7 +180,7 @@ fn by_hand(node: &Node) {
         (&["fastpath", "lab/h1", "filters"][..], "lab/h1: the mux has no filters of it"),
         (
             &["fastpath", "lab/r1", "add", "--id", "100", "--match", "ip", "--drop"],
-            "there may be 100",
+            "the router has 100 filters",
         ),
         (&["fastpath", "lab/r1", "add", "--id", "1", "--match", "ip6 in eth9", "--drop"], "eth9"),
         (&["fastpath", "lab/r1", "counters", "10"], "there are 10, from 0 on"),
