@@ -262,7 +262,8 @@ impl Engine {
     /// What the check of a change has to know, but for network devices and who asks.
     fn existing(&self, before: &Model, new_substrate: bool) -> Existing {
         let existing = before.existing(&self.cpus, new_substrate);
-        Existing { descriptors: Some(self.descriptors), ..existing }
+        let without_v6 = !pdp_net::sysctl::has_v6();
+        Existing { descriptors: Some(self.descriptors), without_v6, ..existing }
     }
 
     /// What is wanted once documents are applied, and what that changes.

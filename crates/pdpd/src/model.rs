@@ -470,8 +470,10 @@ impl Model {
                         before.vnets.get(name),
                         self.vnets.get(name),
                     ));
-                    if !inner.is_empty() {
-                        changes.push(changed(object, Action::Change, ""));
+                    let stored = stored_change(before.vnets.get(name), self.vnets.get(name));
+                    let stored = stored.filter(|what| *what == LABELS || inner.is_empty());
+                    if !inner.is_empty() || stored.is_some() {
+                        changes.push(changed(object, Action::Change, stored.unwrap_or_default()));
                         changes.extend(inner);
                     } else if named.contains(name) {
                         changes.push(changed(object, Action::Unchanged, ""));
@@ -560,7 +562,19 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
     changes
 }
 
-/// Nodes whose labels are otherwise, which nothing that runs knows of.
+/// What a change of a network's labels is called.
+const LABELS: &str = "labels";
+
+/// What of a network is stored otherwise, where that may be all that changes: nothing that runs knows of it.
+fn stored_change(was: Option<&Arc<Placed>>, is: Option<&Arc<Placed>>) -> Option<&'static str> {
+    let (was, is) = (was?, is?);
+    match was.metadata.labels != is.metadata.labels {
+        true => Some(LABELS),
+        false => (***was != ***is).then_some("stored spec"),
+    }
+}
+
+/// Nodes with other labels.
 fn label_changes(
     object: &str,
     was: Option<&Arc<Placed>>,
@@ -570,7 +584,7 @@ fn label_changes(
     let mut changes = Vec::new();
     for (name, node) in &is.spec.nodes {
         if was.spec.nodes.get(name).is_some_and(|was| was.labels != node.labels) {
-            changes.push(changed(format!("{object}/node/{name}"), Action::Change, "labels"));
+            changes.push(changed(format!("{object}/node/{name}"), Action::Change, LABELS));
         }
     }
     changes

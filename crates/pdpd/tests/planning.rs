@@ -445,6 +445,30 @@ fn a_change_of_labels_is_told_and_stored_and_restarts_nothing() {
     assert_eq!(after.change_from(&before).put.len(), 1);
 }
 
+/// Whatever is stored is told, also where nothing that runs knows of it.
+#[test]
+fn a_change_that_is_only_stored_is_told() {
+    let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
+    let before = both(&red, &blue);
+    let named = BTreeSet::from(["red".to_string()]);
+    let told = |text: String| {
+        let after = apply(&before, text);
+        assert!(Arc::ptr_eq(&before.plan.vnets["red"], &after.plan.vnets["red"]));
+        assert_eq!(after.change_from(&before).put.len(), 1);
+        let changes = after.changes_from(&before, &named, false);
+        changes.into_iter().map(|c| (c.object, c.action, c.detail)).collect::<Vec<_>>()
+    };
+    let one = |detail: &str| vec![("vnet/red".to_owned(), Action::Change, detail.to_owned())];
+    let labels = red.yaml().replacen("{name: red", "{name: red, labels: {owner: two}", 1);
+    assert_eq!(told(labels), one("labels"));
+    let anycast = red.yaml().replacen("eth0: {", "eth0: {anycast: true, ", 1);
+    assert_ne!(anycast, red.yaml());
+    assert_eq!(told(anycast), one("stored spec"));
+    let again = apply(&before, red.yaml()).changes_from(&before, &named, false);
+    assert_eq!(again.len(), 1);
+    assert_eq!(again[0].action, Action::Unchanged);
+}
+
 /// What `down` and `up` say: nothing is deleted, and nothing is new.
 #[test]
 fn what_is_stored_is_stopped_and_started() {
@@ -941,7 +965,8 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
     let ways = [0, 1].map(|link| way(&tenants, "acme.row", link));
     let second = if told { LinkWay::Kernel } else { mux("the network is a tenant's") };
     assert_eq!(ways, [mux("h1 is a host"), second]);
-    for more in ["rate: 5Mbps", "burst: 9000", "seed: 5"] {
+    // The queue is the default of now, and of earlier versions, which stored specs have.
+    for more in ["rate: 5Mbps", "burst: 9000", "seed: 5", "queue: 256", "queue: 1000"] {
         let after = apply(&before, row_of_kernels(&format!(", {more}")));
         assert_eq!(straight(&after), ports, "{more}");
     }

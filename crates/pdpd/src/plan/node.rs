@@ -19,7 +19,7 @@ use pdp_spec::{
 
 use super::commands::commands;
 use super::far;
-use super::network;
+use super::network::{self, Sysctls};
 use super::straight::{self, StraightPort, To};
 use super::words::{bind, owner, punt_filter, rate, root, volume};
 use super::{
@@ -144,7 +144,7 @@ impl NodePlanner<'_> {
             commands: named,
             taps,
             straight,
-            sysctls: network::sysctls(self.node),
+            sysctls: self.sysctls(),
             loopback: network::loopback(self.node),
             routes: network::routes(self.node),
             tap_helper,
@@ -184,6 +184,15 @@ impl NodePlanner<'_> {
 
     fn users(&self) -> UserRange {
         UserRange { base: self.vnet.uid, length: UIDS_PER_VNET }
+    }
+
+    /// All that are set, PdP's own before the spec's. The node's hash has the spec's alone: PdP's own follow from names.
+    fn sysctls(&self) -> Sysctls {
+        let (vnet, given) = (self.vnet.name, &self.node.sysctls);
+        let own = network::defaults(vnet, self.name, given, pdp_net::sysctl::exists);
+        let mut sysctls = network::sysctls(self.node);
+        sysctls.before.splice(0..0, own);
+        sysctls
     }
 
     /// The node's interfaces as TAPs; for a forwarding guest that works on TAPs without addresses.

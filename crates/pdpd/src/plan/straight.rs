@@ -8,7 +8,8 @@ use pdp_net::napi;
 use pdp_net::ports::{PortSpec, Rate};
 use pdp_spec::units::{Endpoint, Queue};
 use pdp_spec::{
-    DataPlane, Leaving, Link, NodeKind, QUEUE_FRAMES_DEFAULT, VirtualNetworkSpec, tenant_of,
+    DataPlane, Leaving, Link, NodeKind, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE,
+    VirtualNetworkSpec, tenant_of,
 };
 
 use super::far::Far;
@@ -143,7 +144,7 @@ fn other_plane(spec: &VirtualNetworkSpec, node: &str) -> Option<&'static str> {
 }
 
 /// What frames that leave so may have to wait for, or what else the kernel's links can't do: for a rate alone none has
-/// to wait, it is let go at once or dropped. A queue of as many frames as where none is given is not told from that.
+/// to wait, it is let go at once or dropped. A queue of as many frames as where none is given, now or in earlier versions, is not told from that.
 fn waits_for(leaving: &Leaving) -> Option<&'static str> {
     let Leaving {
         rate: _,
@@ -161,7 +162,8 @@ fn waits_for(leaving: &Leaving) -> Option<&'static str> {
         corrupt,
         duplicate,
     } = leaving;
-    let queue = queue.filter(|queue| *queue != Queue::Frames(QUEUE_FRAMES_DEFAULT));
+    let defaults = [QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE].map(Queue::Frames);
+    let queue = queue.filter(|queue| !defaults.contains(queue));
     let all = [
         (delay.is_some(), "a delay"),
         (jitter.is_some(), "jitter"),
