@@ -1,5 +1,6 @@
 //! Tests that a neighbour may slow down, and nothing else.
 
+mod addresses;
 mod behaviour;
 mod boundaries;
 mod changes;
