@@ -183,9 +183,10 @@ pub(crate) fn make(
     // What the container finds there; and what it is on the machine.
     let shown = dir.join(view::ROOT);
     let mut own = None;
+    let of_host = if spec.root == Root::Host { root::shown(spec) } else { Vec::new() };
     let (root, image) = match &spec.root {
         Root::Host => {
-            root::make(spec, &shown)?;
+            root::make(spec, &shown, &of_host)?;
             (shown.clone(), false)
         }
         Root::Rootfs(path) => {
@@ -239,9 +240,7 @@ pub(crate) fn make(
         false => spec.profile.writable(image),
     };
     mounts.extend(writable.iter().map(|place| writable_mount(place, memory)));
-    if !image {
-        mounts.extend(root::shown().iter().map(|path| bind_mount(path, path, false)));
-    }
+    mounts.extend(of_host.iter().map(|path| bind_mount(path, path, false)));
     let init = place_init(spec, config, &files, init_program, (&root, image), &mut mounts)?;
     let own = spec.binds.iter().filter(|bind| !bind.wished);
     mounts.extend(own.map(|b| bind_mount(&b.source, &b.target, b.writable)));
@@ -262,7 +261,7 @@ pub(crate) fn make(
     asked.sort_by(|a, b| a.0.cmp(b.0));
     let below = |path: &Path| writable.iter().any(|place| path.starts_with(place.path));
     for (target, directory, mount) in asked {
-        if !image && !below(target) && !root::shown().iter().any(|it| target.starts_with(it)) {
+        if !image && !below(target) && !of_host.iter().any(|it| target.starts_with(it)) {
             // What the guest's own root lacks to mount on.
             root::make_place(spec, &shown, target, directory)?;
         }
@@ -398,9 +397,9 @@ fn process(spec: &GuestSpec, init: &[String], workdir: &str) -> Value {
         "TERM=xterm".to_owned(),
     ];
     env.extend(spec.env.iter().map(|(key, value)| format!("{key}={value}")));
-    let capabilities = spec.profile.capabilities(spec.privileged);
+    let capabilities = spec.profile.capabilities();
     // Another user than root keeps capabilities over exec only as ambient ones.
-    let kept: &[&str] = if spec.uid == 0 { &[] } else { &capabilities };
+    let kept: &[&str] = if spec.uid == 0 { &[] } else { capabilities };
     json!({
         "terminal": false,
         "user": { "uid": spec.uid, "gid": spec.uid },
@@ -427,7 +426,7 @@ fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
     namespaces.push(json!({ "type": "user", "path": bundle(&spec.dir).join(view::USERS) }));
     let mut devices = vec![json!({ "allow": false, "access": "rwm" })];
     let mut nodes = Vec::new();
-    if matches!(spec.profile, Profile::Forwarding { tap: true }) {
+    if spec.packet_rings || matches!(spec.profile, Profile::Forwarding { tap: true }) {
         devices.push(
             json!({ "allow": true, "type": "c", "major": 10, "minor": 200, "access": "rwm" }),
         );

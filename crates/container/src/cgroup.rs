@@ -87,6 +87,8 @@ pub struct Usage {
     pub throttled_ns: u64,
     /// Processes killed because of the memory limit.
     pub memory_kills: u64,
+    /// Times that a process or thread was refused because of their limit.
+    pub processes_refused: u64,
 }
 
 impl Cgroups {
@@ -247,21 +249,48 @@ impl Cgroups {
                 memory_bytes: number("memory", "memory.usage_in_bytes")?,
                 processes: number("pids", "pids.current")?,
                 throttled_ns: field("cpu", "cpu.stat", "throttled_time")?,
-                // Version 1 counts kills where the process was, not above it.
-                memory_kills: descendants(&file("memory", "")?)
-                    .iter()
-                    .filter_map(|dir| fs::read_to_string(dir.join("memory.oom_control")).ok())
-                    .map(|text| keyed(&text, "oom_kill"))
-                    .sum(),
+                memory_kills: self.memory_kills(path),
+                processes_refused: self.processes_refused(path),
             },
             Version::V2 => Usage {
                 cpu_ns: field("cpu", "cpu.stat", "usage_usec")? * 1000,
                 memory_bytes: number("memory", "memory.current")?,
                 processes: number("pids", "pids.current")?,
                 throttled_ns: field("cpu", "cpu.stat", "throttled_usec")? * 1000,
-                memory_kills: field("memory", "memory.events", "oom_kill")?,
+                memory_kills: self.memory_kills(path),
+                processes_refused: self.processes_refused(path),
             },
         })
+    }
+
+    /// Processes of a cgroup and all below it that were killed because of a memory limit; 0 where it is not counted.
+    pub(crate) fn memory_kills(&self, path: &str) -> u64 {
+        let Some(dir) = self.controlled_by("memory", path) else { return 0 };
+        match self.version {
+            // Counted where the process was, and not above.
+            Version::V1 => count_below(&dir, "memory.oom_control", "oom_kill"),
+            Version::V2 => count(&dir, "memory.events", "oom_kill"),
+        }
+    }
+
+    /// Times that a cgroup and all below it were refused a process or thread; 0 where it is not counted. Linux before
+    /// 6.11, and version 1, count it where the process was, later ones where the limit is, and above.
+    fn processes_refused(&self, path: &str) -> u64 {
+        let Some(dir) = self.controlled_by("pids", path) else { return 0 };
+        match count(&dir, "pids.events", "max") {
+            0 => count_below(&dir, "pids.events", "max"),
+            here => here,
+        }
+    }
+
+    /// True if a cgroup that is to begin to run did not have enough memory for that.
+    pub(crate) fn lacks_memory(&self, path: &str) -> bool {
+        let full = || {
+            let dir = self.controlled_by("memory", path)?;
+            fs::read_to_string(dir.join("memory.failcnt")).ok()?.trim().parse::<u64>().ok()
+        };
+        // The OCI runtime has removed the cgroup of the process that was killed, and version 1 what it counted.
+        self.memory_kills(path) > 0 || full().is_some_and(|times| times > 0)
     }
 
     /// Ids of the processes in a cgroup and all below it.
@@ -552,6 +581,16 @@ fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The number after `key` in a file of a cgroup; 0 where there is none.
+fn count(dir: &Path, file: &str, key: &str) -> u64 {
+    fs::read_to_string(dir.join(file)).map_or(0, |text| keyed(&text, key))
+}
+
+/// The same of a cgroup and all below it.
+fn count_below(dir: &Path, file: &str, key: &str) -> u64 {
+    descendants(dir).iter().map(|dir| count(dir, file, key)).sum()
+}
+
 /// The number after `key` in a file of lines "key number".
 fn keyed(text: &str, key: &str) -> u64 {
     let value = |line: &str| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok();
@@ -749,6 +788,8 @@ mod tests {
         cgroups.0.ensure("b", &Limits { processes: Some(3), ..Limits::default() }).unwrap();
         let mut child = spin(&cgroups.0, "b/guest", "sleep 20 & sleep 20 & sleep 20 & exit 0");
         assert!(!child.wait().unwrap().success(), "a fourth process");
+        assert!(cgroups.0.usage("b").unwrap().processes_refused > 0);
+        assert_eq!(cgroups.0.usage("a").unwrap().processes_refused, 0);
         assert_eq!(cgroups.0.processes("b").unwrap().len(), 2);
         cgroups.0.remove("b", Duration::from_secs(10)).unwrap();
         assert!(!cgroups.0.exists("b"));

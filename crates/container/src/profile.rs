@@ -46,9 +46,9 @@ pub(crate) const WRITABLE_CHANGES: &[Writable] =
 const WRITABLE_FORWARDING: &[Writable] =
     &[writable("/run", 4, "1777", false), writable("/tmp", 16, "1777", false)];
 
-/// FRR and BIRD started directly. FRR's zebra ends at once where it may not have CAP_SYS_ADMIN (it
-/// is for its network namespaces); no system call that takes it is open to the guest.
-const CONTROL_CAPABILITIES: &[&str] = &[
+/// Control guests and hosts alike: a server or routing software runs in either. Each capability is over what belongs to
+/// the guest's user namespace; what leads further is not in the list of system calls ([`crate::seccomp`]).
+const CAPABILITIES: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
     "CAP_FOWNER",
@@ -58,24 +58,13 @@ const CONTROL_CAPABILITIES: &[&str] = &[
     "CAP_NET_RAW",
     "CAP_SETGID",
     "CAP_SETUID",
+    // FRR's zebra ends at once without it (it is for its network namespaces). No system call that takes it is open:
+    // no mount, no namespace, no setns(2), no bpf(2).
     "CAP_SYS_ADMIN",
-];
-
-const HOST_CAPABILITIES: &[&str] = &[
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_KILL",
-    "CAP_NET_ADMIN",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETGID",
-    "CAP_SETUID",
+    // Servers that lock themselves in, as sshd does for each login. The root is the guest's own, and it has no
+    // descriptor of a directory outside.
     "CAP_SYS_CHROOT",
 ];
-
-/// What `privileged` adds: for mounts and namespaces of its own.
-const PRIVILEGED_CAPABILITIES: &[&str] = &["CAP_SYS_ADMIN", "CAP_SYS_CHROOT"];
 
 const TAP_CAPABILITIES: &[&str] = &["CAP_NET_ADMIN", "CAP_NET_RAW"];
 
@@ -105,6 +94,9 @@ const CONTROL_SYSCTLS: &[(&str, &str)] = &[
     // Flows by addresses and ports over several next hops, as the forwarding guests do.
     ("net.ipv4.fib_multipath_hash_policy", "1"),
     ("net.ipv6.fib_multipath_hash_policy", "1"),
+    // A port below 1024 is a node's own, whoever of its users takes it: as docker has it since 20.10, since programs of
+    // other users than root have no capability for it (no new privileges).
+    ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 65535"),
 ];
 
@@ -113,20 +105,18 @@ const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("net.ipv6.conf.default.accept_dad", "0"),
     ("net.ipv6.conf.all.keep_addr_on_down", "1"),
     ("net.ipv6.conf.default.keep_addr_on_down", "1"),
+    ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 65535"),
 ];
 
 impl Profile {
-    pub(crate) fn capabilities(self, privileged: bool) -> Vec<&'static str> {
-        let own = match self {
-            Self::Control => CONTROL_CAPABILITIES,
-            Self::Host => HOST_CAPABILITIES,
+    /// With `privileged` or without: that opens system calls.
+    pub(crate) fn capabilities(self) -> &'static [&'static str] {
+        match self {
+            Self::Control | Self::Host => CAPABILITIES,
             Self::Forwarding { tap: true } => TAP_CAPABILITIES,
             Self::Forwarding { tap: false } => &[],
-        };
-        let more = if privileged { PRIVILEGED_CAPABILITIES } else { &[] };
-        let more = more.iter().filter(|capability| !own.contains(capability));
-        own.iter().chain(more).copied().collect()
+        }
     }
 
     pub(crate) fn sysctls(self) -> &'static [(&'static str, &'static str)] {

@@ -1,13 +1,15 @@
 //! The small root of [`crate::Root::Host`]: directories to mount on, links as the host has them,
 //! and an `/etc` made of what programs look up there.
 //!
-//! Nothing of the host is in it but `/usr`, the accounts of its system and the files of
-//! [`ETC_COPIED`], none of which is secret on a usual machine.
+//! Nothing of the host is in it but `/usr`, the accounts of its system, the files of [`ETC_COPIED`] and certificates,
+//! none of which is secret on a usual machine, and the names of directories that its programs keep their state in. No
+//! password, no private key ([`is_secret`]) and no file below `/var` of the machine is.
 
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::{PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
@@ -32,6 +34,11 @@ const USR_LINKS: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 const DIRS: &[(&str, u32)] = &[
     ("dev", 0o755),
     ("etc", 0o755),
+    ("etc/default", 0o755),
+    ("etc/dhcp", 0o755),
+    ("etc/profile.d", 0o755),
+    ("etc/ssh", 0o755),
+    ("etc/ssl", 0o755),
     ("home", 0o755),
     ("mnt", 0o755),
     ("opt", 0o755),
@@ -51,6 +58,19 @@ const DIRS: &[(&str, u32)] = &[
     ("var/tmp", 0o1777),
 ];
 
+/// Where programs keep their state, in directories that their packages made: dnsmasq, say, in `/var/lib/misc`. Those of
+/// the machine are made empty, with their owners and modes.
+const STATE_DIRS: [&str; 4] = ["var/cache", "var/lib", "var/log", "var/spool"];
+
+/// State of the machine's own package manager: an empty one would be wrong.
+const STATE_LEFT_OUT: [&str; 3] = ["apt", "debconf", "dpkg"];
+
+/// Directories below each of [`STATE_DIRS`].
+const STATE_DIRS_MAX: usize = 256;
+
+/// Who logged in, and when; their group is `utmp`. Login programs complain where there are none.
+const LOGIN_FILES: [&str; 2] = ["var/log/lastlog", "var/log/wtmp"];
+
 /// Directories of routing software, made where its user is there.
 const USERS_DIRS: &[(&str, &str)] = &[
     ("bird", "etc/bird"),
@@ -68,9 +88,16 @@ const LINKS: &[(&str, &str)] =
 const ETC_COPIED: &[&str] = &[
     "bash.bashrc",
     "bindresvport.blacklist",
+    "ca-certificates.conf",
     "debian_version",
+    "default/locale",
+    "default/nss",
+    "default/useradd",
+    "dhcp/dhclient-enter-hooks.d",
+    "dhcp/dhclient-exit-hooks.d",
     "environment",
     "ethertypes",
+    "gai.conf",
     "inputrc",
     "iproute2",
     "ld.so.cache",
@@ -89,12 +116,43 @@ const ETC_COPIED: &[&str] = &[
     "rpc",
     "services",
     "shells",
+    "skel",
+    "ssl/openssl.cnf",
     "terminfo",
     "timezone",
 ];
 
 /// Hundreds of links, which are the same in all guests.
 const ALTERNATIVES: &str = "/etc/alternatives";
+
+/// Whom TLS trusts: hundreds of links, too.
+const CERTIFICATES: &str = "/etc/ssl/certs";
+
+/// Files that are read whole to see whether they are secret.
+const COPIED_BYTES_MAX: u64 = 4 << 20;
+
+/// What Debian's dhclient asks for; the machine's own file may have keys of its network.
+const DHCLIENT: &str = "/etc/dhcp/dhclient.conf";
+const DHCLIENT_CONF: &str = "\
+option rfc3442-classless-static-routes code 121 = array of unsigned integer 8;
+send host-name = gethostname();
+request subnet-mask, broadcast-address, time-offset, routers, domain-name, domain-name-servers, domain-search,
+    host-name, dhcp6.name-servers, dhcp6.domain-search, dhcp6.fqdn, dhcp6.sntp-servers, netbios-name-servers,
+    netbios-scope, interface-mtu, rfc3442-classless-static-routes, ntp-servers;
+";
+
+/// The machine's own may be for its users alone. Without PAM, whose modules want what a guest has not.
+const SSHD: &str = "/usr/sbin/sshd";
+const SSHD_CONFIG: &str = "\
+Include /etc/ssh/sshd_config.d/*.conf
+PermitRootLogin prohibit-password
+KbdInteractiveAuthentication no
+UsePAM no
+PrintMotd no
+AcceptEnv LANG LC_*
+Subsystem sftp internal-sftp
+";
+const SSH_KEYGEN: &str = "/usr/bin/ssh-keygen";
 
 /// An account.
 pub(crate) struct Account<'a> {
@@ -117,7 +175,12 @@ impl<'a> Account<'a> {
 
     /// The members, of a line of `/etc/group`.
     pub(crate) fn members(&self) -> impl Iterator<Item = &'a str> {
-        self.line.split(':').nth(3).unwrap_or_default().split(',')
+        self.last().split(',')
+    }
+
+    /// The members as they are written there.
+    fn last(&self) -> &'a str {
+        self.line.split(':').nth(3).unwrap_or_default()
     }
 }
 
@@ -192,16 +255,54 @@ pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &Owned) -> Result<(u32, 
     Ok((uid, gid))
 }
 
-/// Directories of the host that are to be shown read-only in this root, over what else is there.
-pub(crate) fn shown() -> Vec<PathBuf> {
+/// Directories of the host that are to be shown read-only in the root of this guest, over what else is there.
+pub(crate) fn shown(spec: &GuestSpec) -> Vec<PathBuf> {
     let beside =
         USR_LINKS.iter().map(|name| Path::new("/").join(name)).chain([ALTERNATIVES.into()]);
-    let dirs = beside.filter(|path| path.is_dir() && !path.is_symlink());
+    let certificates = shows_certificates(spec).then(|| PathBuf::from(CERTIFICATES));
+    let dirs = beside.chain(certificates).filter(|path| path.is_dir() && !path.is_symlink());
     std::iter::once(PathBuf::from("/usr")).chain(dirs).collect()
 }
 
-/// Makes the root of a guest in `root`, which is not there yet.
-pub(crate) fn make(spec: &GuestSpec, root: &Path) -> Result<()> {
+/// True if the machine's certificates are shown as they are. Else the guest has a copy, without what is secret, and
+/// with what is its own.
+fn shows_certificates(spec: &GuestSpec) -> bool {
+    let below = |path: &Path| path.starts_with(CERTIFICATES);
+    let own = spec.files.iter().any(|file| below(&file.path))
+        || spec.binds.iter().any(|bind| below(&bind.target))
+        || spec.volumes.iter().any(|volume| below(&volume.target));
+    !own && !has_secrets(Path::new(CERTIFICATES))
+}
+
+/// True if a directory has anything that is not to be shown.
+fn has_secrets(dir: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(dir) else { return false };
+    entries.flatten().any(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => is_secret(&entry.path()) || has_secrets(&entry.path()),
+        // What it leads to is seen in the guest's own root.
+        Ok(kind) if kind.is_symlink() => false,
+        _ => is_secret(&entry.path()),
+    })
+}
+
+/// True for private keys and what may have some, by its name and its text, and for what is too long to look at.
+fn is_secret(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    if name == "private" || ["jks", "key", "keystore", "p12", "pfx"].contains(&ending) {
+        return true;
+    }
+    let Ok(meta) = fs::symlink_metadata(path) else { return true };
+    if !meta.is_file() {
+        return !meta.is_dir();
+    }
+    let words = b"PRIVATE KEY";
+    let is_key = |text: Vec<u8>| text.windows(words.len()).any(|text| text == words);
+    meta.len() > COPIED_BYTES_MAX || fs::read(path).map_or(true, is_key)
+}
+
+/// Makes the root of a guest in `root`, which is not there yet and has directories of the host [`shown`] in it.
+pub(crate) fn make(spec: &GuestSpec, root: &Path, shown: &[PathBuf]) -> Result<()> {
     make_dir(spec, root, 0o755, ROOT)?;
     for (dir, mode) in DIRS {
         make_dir(spec, &root.join(dir), *mode, ROOT)?;
@@ -223,21 +324,99 @@ pub(crate) fn make(spec: &GuestSpec, root: &Path) -> Result<()> {
     for (link, target) in LINKS {
         make_link(spec, Path::new(target), &root.join(link))?;
     }
-    make_etc(spec, &root.join("etc"))
+    for dir in STATE_DIRS {
+        make_state(spec, &Path::new("/").join(dir), &root.join(dir))?;
+    }
+    let utmp = (0, group_of("utmp"));
+    for file in LOGIN_FILES {
+        make_file_of(spec, &root.join(file), "", 0o664, utmp)?;
+    }
+    make_etc(spec, &root.join("etc"), shown)?;
+    if Path::new(SSHD).exists() {
+        make_dir(spec, &root.join("run/sshd"), 0o755, ROOT)?;
+        make_file(spec, &root.join("etc/ssh/sshd_config"), SSHD_CONFIG)?;
+        make_host_key(spec, &root.join("etc/ssh"))?;
+    }
+    Ok(())
 }
 
-fn make_etc(spec: &GuestSpec, etc: &Path) -> Result<()> {
+/// Makes the directories that the machine has in one of its own, as far as their owners are there.
+fn make_state(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
+    let is_system = |id: u32| id <= SYSTEM_ID_MAX || id == NOBODY_ID;
+    let entries = fs::read_dir(from).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let named = dirs.filter(|entry| {
+        entry.file_name().to_str().is_some_and(|name| {
+            !STATE_LEFT_OUT.contains(&name) && !name.starts_with("pdp") && !name.starts_with('.')
+        })
+    });
+    for entry in named.take(STATE_DIRS_MAX) {
+        let Ok(meta) = entry.metadata() else { continue };
+        let place = to.join(entry.file_name());
+        if is_system(meta.uid()) && is_system(meta.gid()) && !place.exists() {
+            make_dir(spec, &place, meta.mode() & 0o3777, (meta.uid(), meta.gid()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a key for an SSH server, where a command is one; the machine's are its own.
+fn make_host_key(spec: &GuestSpec, dir: &Path) -> Result<()> {
+    let mut words = spec.commands.iter().flat_map(|command| &command.argv);
+    let given = Path::new("/etc/ssh/ssh_host_ed25519_key");
+    if !words.any(|word| word.contains("sshd")) || spec.files.iter().any(|it| it.path == given) {
+        return Ok(());
+    }
+    let key = dir.join("ssh_host_ed25519_key");
+    let mut keygen = Command::new(SSH_KEYGEN);
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"]).arg(&key).env_clear();
+    keygen.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // Without one the server says so itself.
+    if keygen.status().is_ok_and(|status| status.success()) {
+        for (file, mode) in [(key.clone(), 0o600), (key.with_extension("pub"), 0o644)] {
+            set_mode(&file, mode)?;
+            own(spec, &file, ROOT)?;
+        }
+    }
+    Ok(())
+}
+
+/// The id of a group of the machine's system; root's if there is none.
+fn group_of(name: &str) -> u32 {
+    let text = fs::read_to_string("/etc/group").unwrap_or_default();
+    system_accounts(&text).find(|group| group.name == name).map_or(0, |group| group.id)
+}
+
+fn make_etc(spec: &GuestSpec, etc: &Path, shown: &[PathBuf]) -> Result<()> {
     for name in ETC_COPIED {
         copy(spec, &Path::new("/etc").join(name), &etc.join(name))?;
     }
     make_dir(spec, &etc.join("alternatives"), 0o755, ROOT)?;
-    for name in ["passwd", "group"] {
+    match shown.iter().any(|dir| dir == Path::new(CERTIFICATES)) {
+        true => make_dir(spec, &etc.join("ssl/certs"), 0o755, ROOT)?,
+        false => copy(spec, Path::new(CERTIFICATES), &etc.join("ssl/certs"))?,
+    }
+    // No account of theirs has a password; `*` keeps no key from logging in.
+    let shadow = (0, group_of("shadow"));
+    for (name, private) in [("passwd", "shadow"), ("group", "gshadow")] {
         let host = Path::new("/etc").join(name);
         let host = fs::read_to_string(&host).at("read", &host)?;
-        let lines: String =
-            system_accounts(&host).map(|account| format!("{}\n", account.line)).collect();
+        let (mut lines, mut without) = (String::new(), String::new());
+        for account in system_accounts(&host) {
+            lines += &format!("{}\n", account.line);
+            without += &match name {
+                "passwd" => format!("{}:*:19000:0:99999:7:::\n", account.name),
+                _ => format!("{}:*::{}\n", account.name, account.last()),
+            };
+        }
         make_file(spec, &etc.join(name), &lines)?;
+        make_file_of(spec, &etc.join(private), &without, 0o640, shadow)?;
     }
+    if Path::new(DHCLIENT).exists() {
+        make_file(spec, &etc.join("dhcp/dhclient.conf"), DHCLIENT_CONF)?;
+    }
+    // Scripts look for it, such as that of dhclient.
+    make_file(spec, &etc.join("fstab"), "")?;
     let hostname = &spec.hostname;
     let hosts = format!("127.0.0.1 localhost {hostname}\n::1 localhost {hostname}\n");
     make_file(spec, &etc.join("hosts"), &hosts)?;
@@ -256,7 +435,7 @@ fn copy(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
     if meta.is_symlink() {
         return make_link(spec, &fs::read_link(from).at("read the link", from)?, to);
     }
-    if meta.permissions().mode() & 0o004 == 0 {
+    if meta.permissions().mode() & 0o004 == 0 || is_secret(from) {
         return Ok(());
     }
     if meta.is_dir() {
@@ -352,9 +531,24 @@ fn make_link(spec: &GuestSpec, target: &Path, link: &Path) -> Result<()> {
 }
 
 fn make_file(spec: &GuestSpec, path: &Path, text: &str) -> Result<()> {
+    make_file_of(spec, path, text, 0o644, ROOT)
+}
+
+/// Makes a file of this mode and owner.
+fn make_file_of(
+    spec: &GuestSpec,
+    path: &Path,
+    text: &str,
+    mode: u32,
+    owner: (u32, u32),
+) -> Result<()> {
     fs::write(path, text).at("write", path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).at("set the mode of", path)?;
-    own(spec, path, ROOT)
+    set_mode(path, mode)?;
+    own(spec, path, owner)
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).at("set the mode of", path)
 }
 
 /// Gives a file of the host to a user and group of the guest.
@@ -377,6 +571,66 @@ mod tests {
         assert_eq!(system_accounts(text).nth(1).map(|frr| (frr.id, frr.group)), Some((106, 111)));
         // In /etc/group the field after the id has members.
         assert_eq!(accounts("frrvty:x:110:frr\n").next().map(|group| group.id), Some(110));
+    }
+
+    #[test]
+    fn private_keys_are_known_by_names_and_text() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path();
+        let put = |name: &str, text: &str| {
+            let path = dir.join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        fs::create_dir(dir.join("more")).unwrap();
+        for (name, text) in [
+            ("ca.crt", "-----BEGIN CERTIFICATE-----\n"),
+            ("more/openssl.cnf", "private_key = $dir/private/cakey.pem\n"),
+            ("key", "of a map\n"),
+        ] {
+            assert!(!is_secret(&put(name, text)), "{name}");
+        }
+        symlink("/etc/ssl/private/key.pem", dir.join("more/link")).unwrap();
+        assert!(!has_secrets(dir), "a link has no text of its own");
+        for (name, text) in [
+            ("both.pem", "-----BEGIN CERTIFICATE-----\n-----BEGIN RSA PRIVATE KEY-----\n"),
+            ("more/new.pem", "-----BEGIN PRIVATE KEY-----\n"),
+            ("server.key", ""),
+            ("store.p12", ""),
+            ("private", ""),
+        ] {
+            let path = put(name, text);
+            assert!(is_secret(&path) && has_secrets(dir), "{name}");
+            fs::remove_file(path).unwrap();
+        }
+        let long = put("long", "");
+        fs::File::options().write(true).open(&long).unwrap().set_len(COPIED_BYTES_MAX + 1).unwrap();
+        assert!(is_secret(&long) && is_secret(&dir.join("none")));
+    }
+
+    #[test]
+    fn no_secret_is_copied() {
+        let top = tempfile::tempdir().unwrap();
+        let (from, to) = (top.path().join("from"), top.path().join("to"));
+        fs::create_dir_all(from.join("private")).unwrap();
+        for (name, text, mode) in [
+            ("ca.crt", "a", 0o644),
+            ("mine.pem", "PRIVATE KEY", 0o644),
+            ("closed", "a", 0o640),
+            ("private/x", "a", 0o644),
+        ] {
+            fs::write(from.join(name), text).unwrap();
+            set_mode(&from.join(name), mode).unwrap();
+        }
+        let spec = serde_json::json!({
+            "id": "a", "dir": "/a", "cgroup": "a", "root": "Host", "profile": "Host", "privileged": false,
+            "packet_rings": false, "users": { "base": rustix::process::getuid().as_raw(), "length": 1 },
+            "uid": 0, "hostname": "a", "files": [], "binds": [], "commands": [], "env": {}, "sysctls": {},
+            "limits": {}, "open_files_max": 1, "log_bytes_max": 1,
+        });
+        copy(&serde_json::from_value(spec).unwrap(), &from, &to).unwrap();
+        let names = fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["ca.crt"]);
     }
 
     /// An image may have anything at `/etc/passwd`.

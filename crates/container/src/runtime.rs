@@ -39,6 +39,9 @@ const KILL_WAIT: Duration = Duration::from_millis(20);
 /// Time for which a dead guest's shim may write down how it ended.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
+/// Memory in which every guest starts, MiB: the OCI runtime's first process and copies of small files.
+const START_MIB: u64 = 16;
+
 /// What the OCI runtime says of a failure, at most.
 const TEXT_BYTES_MAX: u64 = 1 << 16;
 
@@ -516,11 +519,19 @@ impl Runtime {
         };
         let made =
             prepare().and_then(|()| order()).and_then(|order| self.run_shim(id, dir, &order, fds));
-        if made.is_err() {
-            // What failed first is what the caller has to know.
-            let _ = self.delete(dir);
+        let Err(error) = made else { return Ok(()) };
+        // The OCI runtime says that its first process is gone, and not why.
+        let killed = record.kind == Kind::Guest
+            && matches!(error, Error::Runtime { .. })
+            && self.cgroups.lacks_memory(&record.cgroup);
+        // What failed first is what the caller has to know.
+        let _ = self.delete(dir);
+        if killed {
+            return Err(fail(format!(
+                "its memory was full before it had started; give it {START_MIB} MiB or more (resources.memory)"
+            )));
         }
-        made
+        Err(error)
     }
 
     fn run_shim(&self, id: &str, dir: &Path, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<()> {

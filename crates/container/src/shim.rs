@@ -28,6 +28,7 @@ use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 use self::ear::{Ear, Hearer, Keeper};
+use crate::bundle as bundles;
 use crate::cgroup::Cgroups;
 use crate::error::{Context, Error, Result};
 use crate::log::LogFile;
@@ -184,7 +185,10 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd, Option<Ear<Keeper>>)> {
             let mut tells = null;
             if let Some(commands) = *commands {
                 let (hears, end) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
-                told = Some(Ear::new(hears, Keeper::new(dir, commands)?));
+                let record = Store(dir).record()?.ok_or_else(|| Error::Absent(dir.to_owned()))?;
+                let (cgroups, leaf) = (cgroups.clone(), bundles::leaf(&record.cgroup));
+                let keeper = Keeper::new(dir, commands, move || cgroups.memory_kills(&leaf))?;
+                told = Some(Ear::new(hears, keeper));
                 tells = end.into();
             }
             create_container(order, id, *users, tells, write)?;

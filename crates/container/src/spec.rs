@@ -24,11 +24,10 @@ pub struct GuestSpec {
     pub root: Root,
     /// What it may do.
     pub profile: Profile,
-    /// Mounts, and namespaces of its own, within its user namespace; and CAP_SYS_ADMIN and
-    /// CAP_SYS_CHROOT there. Control guests and hosts only.
+    /// Mounts, and namespaces of its own, within its user namespace. Control guests and hosts only.
     pub privileged: bool,
-    /// Whether it may have rings of packet sockets, as tcpdump(8) wants, whose memory the kernel charges to
-    /// nobody. Not for forwarding guests.
+    /// Whether it may have what the kernel keeps in memory that it charges to nobody: rings of packet sockets, as
+    /// tcpdump(8) wants, and tunnel interfaces of its own (`/dev/net/tun`). Not for forwarding guests.
     pub packet_rings: bool,
     /// The user ids on the host that its own are mapped to, from 0.
     pub users: UserRange,
@@ -108,10 +107,10 @@ pub enum Root {
 /// What a guest may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Profile {
-    /// Runs routing software: forwarding on, redirects and reverse-path filter off, the
-    /// capabilities that FRR and BIRD need inside its own user namespace.
+    /// Runs routing software: forwarding on, redirects and reverse-path filter off. Capabilities inside its own user
+    /// namespace.
     Control,
-    /// An end system: capabilities for `ping`, `ip`, `iperf3` inside its own user namespace.
+    /// An end system, with the same capabilities.
     Host,
     /// Processes packets: no capability, a list of permitted system calls, an empty network
     /// namespace with `lo` down.

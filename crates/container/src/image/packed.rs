@@ -194,7 +194,7 @@ mod tests {
         fn all_frames_are_read_whatever_is_between_them(
             pieces in prop::collection::vec((any::<bool>(), 0u8..16, prop::collection::vec(any::<u8>(), 0..5000)), 0..8),
         ) {
-            let (mut packed, mut want) = (Vec::new(), Vec::new());
+            let (mut packed, mut want) = (Vec::new(), Vec::<u8>::new());
             for (skipped, nibble, bytes) in &pieces {
                 match skipped {
                     true => packed.extend(skippable(*nibble, bytes)),

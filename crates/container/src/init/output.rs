@@ -1,5 +1,6 @@
-//! What commands write: passed on to the guest's log, with the last line of each kept.
+//! What commands write: passed on to the guest's log, with the last lines of each kept.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,32 +16,57 @@ use crate::status::{WORDS_BYTES_MAX, tame};
 /// Bytes that are passed on at once: no more than a pipe that polls writable takes without a wait.
 const CHUNK_BYTES_MAX: usize = 4096;
 
-/// The last line that is not blank, of what comes.
+/// Lines of what comes that are kept.
+const LINES_KEPT: usize = 8;
+
+/// Words, in small letters, of a line that says what is wrong. What follows it is often a detail of that, or how to
+/// call the program.
+const FAULTS: [&str; 9] =
+    ["error", "fail", "fatal", "denied", "cannot", "can't", "unable", "not permitted", "invalid"];
+
+/// The last lines that are not blank, of what comes.
 #[derive(Default)]
-pub(super) struct LastLine {
-    last: String,
+pub(super) struct LastLines {
+    lines: VecDeque<String>,
     /// The line that has begun; only its beginning is kept.
     begun: Vec<u8>,
 }
 
-impl LastLine {
+impl LastLines {
     pub fn take(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             match byte {
-                b'\n' | b'\r' => {
-                    self.last = self.words();
-                    self.begun.clear();
-                }
+                b'\n' | b'\r' => self.end_line(),
                 _ if self.begun.len() < WORDS_BYTES_MAX => self.begun.push(byte),
                 _ => {}
             }
         }
     }
 
-    /// At most [`WORDS_BYTES_MAX`] bytes without control characters; empty where nothing came.
+    fn end_line(&mut self) {
+        let line = tame(&String::from_utf8_lossy(&self.begun), WORDS_BYTES_MAX);
+        self.begun.clear();
+        if !line.is_empty() {
+            self.lines.truncate(LINES_KEPT - 1);
+            self.lines.push_front(line);
+        }
+    }
+
+    /// The last line that says what is wrong, or else the last one: at most [`WORDS_BYTES_MAX`] bytes without control
+    /// characters; empty where nothing came.
     pub fn words(&self) -> String {
         let begun = tame(&String::from_utf8_lossy(&self.begun), WORDS_BYTES_MAX);
-        if begun.is_empty() { self.last.clone() } else { begun }
+        let mut lines = [&begun]
+            .into_iter()
+            .filter(|line| !line.is_empty())
+            .chain(&self.lines)
+            .take(LINES_KEPT);
+        let is_fault = |line: &&String| {
+            let line = line.to_lowercase();
+            FAULTS.iter().any(|word| line.contains(word))
+        };
+        let last = lines.clone().next();
+        lines.find(is_fault).or(last).cloned().unwrap_or_default()
     }
 }
 
@@ -49,7 +75,7 @@ pub(super) struct Output {
     read: File,
     /// For processes to come, of a command; those of a check have one each.
     write: OwnedFd,
-    pub last: LastLine,
+    pub last: LastLines,
 }
 
 impl Output {
@@ -57,7 +83,7 @@ impl Output {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         // This end alone: who writes waits as for any pipe.
         rustix::fs::fcntl_setfl(&read, OFlags::NONBLOCK)?;
-        Ok(Self { read: read.into(), write, last: LastLine::default() })
+        Ok(Self { read: read.into(), write, last: LastLines::default() })
     }
 
     /// Its other end.
@@ -127,7 +153,7 @@ mod tests {
     use super::*;
 
     fn last(pieces: &[&str]) -> String {
-        let mut line = LastLine::default();
+        let mut line = LastLines::default();
         pieces.iter().for_each(|piece| line.take(piece.as_bytes()));
         line.words()
     }
@@ -142,12 +168,24 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_says_what_is_wrong_comes_before_those_behind_it() {
+        let zebra = "privs_init: initial cap_set_proc failed: Operation not permitted\n\
+                     Wanted caps: cap_net_admin=p\nHave   caps: =p\n";
+        assert_eq!(last(&[zebra]), zebra.lines().next().unwrap());
+        assert_eq!(last(&["Error: one\n", "ERROR: two\nusage"]), "ERROR: two");
+        assert_eq!(last(&["cannot\n", &"usage\n".repeat(LINES_KEPT - 1)]), "cannot");
+        assert_eq!(last(&["cannot\n", &"usage\n".repeat(LINES_KEPT)]), "usage");
+    }
+
+    #[test]
     fn a_line_without_end_is_bounded() {
-        let mut line = LastLine::default();
+        let mut line = LastLines::default();
         for _ in 0..1000 {
             line.take("é".repeat(100).as_bytes());
         }
         assert!(line.words().len() <= WORDS_BYTES_MAX && line.words().starts_with("éé"));
         assert!(line.begun.capacity() <= 2 * WORDS_BYTES_MAX);
+        line.take(&b"x\n".repeat(1000));
+        assert_eq!(line.lines.len(), LINES_KEPT);
     }
 }

@@ -18,6 +18,13 @@ use crate::status::{CommandState, CommandStatus, WORDS_BYTES_MAX, tame};
 /// Ends in a row, without a good run between, from which on a command counts as one that keeps ending.
 pub(super) const ENDS_TOLD: u32 = 2;
 
+/// What a command did that SIGSYS ended.
+const FORBIDDEN: &str =
+    "(SIGSYS): a system call that nodes may not make, as those of 32-bit programs";
+
+/// Bytes of a command's own words in what is said of it.
+const LINE_BYTES: usize = 48;
+
 /// Stands for the end of a command that could not be started, as with sh(1).
 const CODE_NOT_STARTED: u8 = 127;
 
@@ -190,6 +197,7 @@ impl Service {
         self.ends = if killed { self.ends } else { self.ends.saturating_add(1) };
         self.ending = match signal {
             _ if killed => String::new(),
+            Some(libc::SIGSYS) => format!("ended by signal {} {FORBIDDEN}", libc::SIGSYS),
             Some(signal) => format!("ended by signal {signal}"),
             None => format!("ended with code {code}"),
         };
@@ -244,16 +252,11 @@ impl Service {
 
     fn status(&self, now: Instant) -> CommandStatus {
         let keeps_ending = self.ends >= ENDS_TOLD;
-        let last = || self.output.as_ref().map(|output| output.last.words()).unwrap_or_default();
         let (state, troubled, text) = match &self.phase {
             Phase::Waiting { .. } if self.starts == 0 => (CommandState::Waiting, false, None),
-            Phase::Waiting { .. } => {
-                (CommandState::Restarting, keeps_ending, Some(words(&self.ending, &last())))
-            }
+            Phase::Waiting { .. } => (CommandState::Restarting, keeps_ending, Some(self.end())),
             Phase::Ended { well: true } => (CommandState::Done, false, None),
-            Phase::Ended { well: false } => {
-                (CommandState::Failed, true, Some(words(&self.ending, &last())))
-            }
+            Phase::Ended { well: false } => (CommandState::Failed, true, Some(self.end())),
             Phase::Running { since, looks: Some(looks), .. } => {
                 let within = self.command.ready.as_ref().map_or(0, |check| check.within_ms);
                 let late = now >= *since + Duration::from_millis(within);
@@ -276,6 +279,21 @@ impl Service {
             troubled,
             words: text.unwrap_or_default(),
         }
+    }
+
+    /// How it ended last, and why as far as it said so. A command that runs once is one of many, known by a number:
+    /// with its own words, too.
+    fn end(&self) -> String {
+        let said = self.output.as_ref().map(|output| output.last.words()).unwrap_or_default();
+        let text = words(&self.ending, &said);
+        if !self.command.once {
+            return text;
+        }
+        let line = tame(&self.command.argv.join(" "), WORDS_BYTES_MAX);
+        let short = tame(&line, LINE_BYTES);
+        let more = if short == line { "" } else { " …" };
+        let line = format!(" ({short}{more})");
+        tame(&text, WORDS_BYTES_MAX - line.len()) + &line
     }
 
     pub fn name(&self) -> &str {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::error::Result;
-use crate::status::Board;
+use crate::status::{Board, CommandStatus, WORDS_BYTES_MAX, tame};
 use crate::store::Store;
 
 /// What a guest may tell of its commands. Who tells more waits.
@@ -94,6 +94,7 @@ impl Budget {
 pub(super) struct Keeper {
     dir: PathBuf,
     board: Board,
+    shortage: Shortage,
     /// When it was written.
     at: Instant,
     changed: bool,
@@ -101,10 +102,12 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// None of the commands is started.
-    pub fn new(dir: &Path, commands: usize) -> Result<Self> {
+    /// `kills` returns how many processes of the guest the kernel has killed for want of memory.
+    pub fn new(dir: &Path, commands: usize, kills: impl Fn() -> u64 + 'static) -> Result<Self> {
         let board = Board::new(commands);
         Store(dir).set_commands(board.commands())?;
-        Ok(Self { dir: dir.to_owned(), board, at: Instant::now(), changed: false })
+        let shortage = Shortage::new(board.commands(), Box::new(kills));
+        Ok(Self { dir: dir.to_owned(), board, shortage, at: Instant::now(), changed: false })
     }
 
     /// Writes down what changed; if it is too early for that, how long to wait.
@@ -121,7 +124,7 @@ impl Keeper {
             self.at = Instant::now();
             self.changed = false;
             // The directory may be gone if the guest is being removed.
-            let _ = Store(&self.dir).set_commands(self.board.commands());
+            let _ = Store(&self.dir).set_commands(&self.shortage.tell(self.board.commands()));
         }
     }
 }
@@ -130,6 +133,91 @@ impl Hearer for Keeper {
     const BYTES_PER_SECOND_MAX: u64 = TOLD_BYTES_PER_SECOND_MAX;
 
     fn take(&mut self, bytes: &[u8]) {
-        self.changed |= self.board.take(bytes);
+        if self.board.take(bytes) {
+            self.changed = true;
+            self.shortage.look(self.board.commands());
+        }
+    }
+}
+
+/// Knows which commands ended when memory was short: process 1 sees a signal alone, and the kernel counts where process
+/// 1 sees nothing.
+struct Shortage {
+    kills: Box<dyn Fn() -> u64>,
+    /// As many were counted before.
+    seen: u64,
+    /// Of each command what was said of it last, and whether that was for want of memory.
+    commands: Vec<(String, bool)>,
+}
+
+impl Shortage {
+    fn new(commands: &[CommandStatus], kills: Box<dyn Fn() -> u64>) -> Self {
+        let commands = commands.iter().map(|status| (status.words.clone(), false)).collect();
+        Self { kills, seen: 0, commands }
+    }
+
+    /// Takes note of commands that have ended since the last look.
+    fn look(&mut self, told: &[CommandStatus]) {
+        let mut kills = None;
+        for ((words, is_short), status) in self.commands.iter_mut().zip(told) {
+            if *words == status.words {
+                continue;
+            }
+            words.clone_from(&status.words);
+            *is_short = KILLED.iter().any(|end| words.starts_with(end))
+                && *kills.get_or_insert_with(|| (self.kills)()) > self.seen;
+        }
+        self.seen = kills.unwrap_or(self.seen);
+    }
+
+    /// How commands are, with that.
+    fn tell(&self, told: &[CommandStatus]) -> Vec<CommandStatus> {
+        let mut told = told.to_vec();
+        for (status, (_, is_short)) in told.iter_mut().zip(&self.commands) {
+            if let Some(end) =
+                KILLED.iter().find(|end| *is_short && status.words.starts_with(**end))
+            {
+                let words = format!("{end}{OUT_OF_MEMORY}{}", &status.words[end.len()..]);
+                status.words = tame(&words, WORDS_BYTES_MAX);
+            }
+        }
+        told
+    }
+}
+
+/// What process 1 says of a command that was killed, or whose own process was and that says so as a shell does.
+const KILLED: [&str; 2] = ["ended by signal 9", "ended with code 137"];
+
+const OUT_OF_MEMORY: &str = ", out of memory (resources.memory)";
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn who_was_killed_when_memory_was_short_is_told() {
+        let kills = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&kills);
+        let said = |words: [&str; 2]| {
+            words.map(|words| CommandStatus { words: words.into(), ..CommandStatus::default() })
+        };
+        let mut shortage = Shortage::new(&said(["", ""]), Box::new(move || counted.get()));
+        let mut told = |words: [&str; 2]| {
+            shortage.look(&said(words));
+            shortage.tell(&said(words)).into_iter().map(|status| status.words).collect::<Vec<_>>()
+        };
+        assert_eq!(told(["ended by signal 9: by hand", ""])[0], "ended by signal 9: by hand");
+        kills.set(1);
+        let short = "ended by signal 9, out of memory (resources.memory): bytes";
+        let killed = ["ended with code 1", "ended by signal 9: bytes"];
+        assert_eq!(told(killed), ["ended with code 1", short]);
+        let long = format!("ended by signal 9: {}", "x".repeat(WORDS_BYTES_MAX));
+        assert_eq!(told([&long, killed[1]]), [long.clone(), short.to_owned()], "counted once");
+        kills.set(2);
+        let told = told(["", "ended with code 137"]);
+        assert_eq!(told[1], "ended with code 137, out of memory (resources.memory)");
     }
 }

@@ -121,7 +121,8 @@ fn what_fails_is_told_with_its_last_line() {
     assert_eq!(words(0), "ended with code 3: bad line 7");
     assert!(words(1).starts_with("can't be started: No such file"), "{}", words(1));
     assert_eq!(told(&fixture, &spec)[1].state, Restarting);
-    assert_eq!(words(2), "ended with code 2: RTNETLINK answers: no");
+    let script = "(sh -c echo 'RTNETLINK answers: no'; exit 2)";
+    assert_eq!(words(2), format!("ended with code 2: RTNETLINK answers: no {script}"));
     assert_eq!(words(4), "not ready: /run/none: No such file or directory (os error 2)");
     let told = told(&fixture, &spec);
     assert_eq!(told[0].exit, Some(3));

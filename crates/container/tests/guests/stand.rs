@@ -146,7 +146,7 @@ fn a_user_or_directory_that_is_not_there_is_told() {
         "can't be started: workdir /x: no such directory",
         "can't be started: workdir /etc/passwd: not a directory",
         "can't be started: user none: id 4294967295 is not one of 0 to 65535",
-        "can't be started: user 4294967295: id 4294967295 is not one of 0 to 65535",
+        "can't be started: user 4294967295: id 4294967295 is not one of 0 to 65535 (sh -c exit 0)",
     ]) {
         assert_eq!(status.words, why);
     }

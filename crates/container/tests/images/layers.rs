@@ -102,7 +102,7 @@ fn a_layer_that_is_not_what_its_configuration_says_is_refused() {
     }
     // What follows the archive's end belongs to it.
     let longer = [&tar[..], &[0; 9000]].concat();
-    assert!(unpack(&kept, &config(&[good.clone()]), &[longer]).is_err());
+    assert!(unpack(&kept, &config(std::slice::from_ref(&good)), &[longer]).is_err());
     assert!(unpack(&kept, &config(&[good]), &[frame(&tar)]).is_ok());
     assert!(unpack(&kept, "{}", &[member(&tar)]).is_ok(), "a configuration without digests");
 }
