@@ -1,4 +1,4 @@
-//! The privileged half: a bound AF_XDP socket over another process's pool.
+//! The privileged half: makes an AF_XDP socket over another process's pool, and binds it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::thread;
@@ -24,15 +24,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(10);
 const BUSY_POLL_US: libc::c_int = 20;
 const BUSY_POLL_FRAMES: libc::c_int = 64;
 
-/// Makes a socket over the pool in `memfd` and binds it to receive queue `queue` of device
-/// `ifindex` in the calling thread's network namespace. Needs CAP_NET_RAW, and CAP_IPC_LOCK for
-/// pools beyond RLIMIT_MEMLOCK: the kernel pins the pool's pages for the socket's life.
-///
-/// Blocks for up to a second while another socket has the queue.
-///
-/// Frames flow once an XDP program redirects to the socket and its user filled its fill ring. The
-/// kernel copies them, whatever the driver can.
-pub fn create_socket(memfd: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<OwnedFd, Error> {
+/// Makes a socket over the pool in `memfd`. Needs CAP_NET_RAW, and CAP_IPC_LOCK for pools beyond RLIMIT_MEMLOCK: the
+/// kernel pins the pool's pages for the socket's life. [`bind_socket`] comes next, after [`crate::Socket::new`].
+pub fn create_socket(memfd: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let pool_bytes = file_bytes(memfd)?;
     // SAFETY: plain system call; the descriptor is checked and owned by nobody else.
     let socket = unsafe {
@@ -67,6 +61,17 @@ pub fn create_socket(memfd: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<
     // Both only make sending faster; where the kernel has no such option, nothing is lost.
     let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_BYTES);
     let _ = set(&socket, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &RING_ENTRIES);
+    Ok(socket)
+}
+
+/// Binds a socket of [`create_socket`] to receive queue `queue` of device `ifindex` in the network namespace that the
+/// socket was made in. Before Linux 6.4, nobody can map its rings afterwards (xsk_mmap in net/xdp/xsk.c).
+///
+/// Blocks for up to a second while another socket has the queue.
+///
+/// Frames flow once an XDP program redirects to the socket and its user filled its fill ring. The kernel copies them,
+/// whatever the driver can.
+pub fn bind_socket(socket: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<(), Error> {
     let address = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
         sxdp_flags: libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP,
@@ -85,7 +90,7 @@ pub fn create_socket(memfd: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<
             )
         };
         if result == 0 {
-            return Ok(socket);
+            return Ok(());
         }
         let error = Error::last("bind");
         let busy = matches!(&error, Error::System { source, .. }

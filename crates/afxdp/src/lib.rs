@@ -5,9 +5,9 @@
 //! uses the whole pool as its UMEM, so that a packet goes from any interface to any other without
 //! being copied.
 //!
-//! A socket is made in two steps because making it takes privilege and using it doesn't: a
-//! privileged process calls [`create_socket`] with the pool's memfd and hands the descriptor to
-//! the pool's owner, which calls [`Socket::new`].
+//! Making a socket takes privilege, and using it doesn't. So a privileged process calls [`create_socket`] with the
+//! pool's memfd and hands the descriptor to the pool's owner. That one calls [`Socket::new`], which maps the rings.
+//! Then the privileged process calls [`bind_socket`].
 //!
 //! Frames are copied between pool and device, with any driver: that lets the kernel say when it has
 //! let go of a packet. With zero copy nothing says so of a socket that is closed.
@@ -22,7 +22,7 @@ mod pool;
 mod ring;
 mod socket;
 
-pub use create::{create_socket, poll_busily};
+pub use create::{bind_socket, create_socket, poll_busily};
 pub use packet_socket::{PacketSocket, Sent, Unread, WAITING_BYTES};
 pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool, prefetch};
 pub use socket::Socket;
@@ -57,11 +57,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// True if the kernel or the driver has no AF_XDP of this kind, now or later.
+    pub fn is_unsupported(&self) -> bool {
+        let Self::System { source, .. } = self else { return false };
+        let errors =
+            [libc::EAFNOSUPPORT, libc::ESOCKTNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP];
+        source.raw_os_error().is_some_and(|error| errors.contains(&error))
+    }
+
     fn last(step: &'static str) -> Self {
         let source = std::io::Error::last_os_error();
         let hint = match (step, source.raw_os_error()) {
             ("bind", Some(libc::EBUSY)) => ": the queue has a socket already; close it first",
             ("bind", Some(libc::EOPNOTSUPP)) => ": the device's driver can't do this mode",
+            ("socket(AF_XDP)", Some(libc::EAFNOSUPPORT)) => {
+                ": use a kernel with CONFIG_XDP_SOCKETS, or give the interface attach: packet"
+            }
             ("bind", Some(libc::EINVAL)) => ": no such receive queue on the device",
             (_, Some(libc::EPERM)) => ": needs CAP_NET_RAW (and CAP_IPC_LOCK to pin the pool)",
             (_, Some(libc::ENOBUFS)) => ": the pool exceeds RLIMIT_MEMLOCK; needs CAP_IPC_LOCK",

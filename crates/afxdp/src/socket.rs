@@ -9,7 +9,7 @@ use crate::{Error, RING_ENTRIES};
 /// System calls in one [`Socket::flush`]: enough for a full ring at 32 frames a call.
 const KICKS_MAX: u32 = RING_ENTRIES / 32;
 
-/// A bound AF_XDP socket in use. Packets that it was given are the kernel's until they come back
+/// An AF_XDP socket in use. Packets that it was given are the kernel's until they come back
 /// by [`Socket::receive`], [`Socket::complete`] or [`Socket::close`].
 #[derive(Debug)]
 pub struct Socket {
@@ -38,7 +38,8 @@ enum Polled {
 }
 
 impl Socket {
-    /// Takes over a descriptor of [`crate::create_socket`] that was made over `pool`, unused yet.
+    /// Takes over a descriptor of [`crate::create_socket`] that was made over `pool` and is not bound yet. Until
+    /// [`crate::bind_socket`] no frame comes, and frames to be sent wait.
     pub fn new(fd: OwnedFd, pool: &Pool) -> Result<Self, Error> {
         let offsets: libc::xdp_mmap_offsets = option(&fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
         let region = pool.region();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, create_socket, poll_busily};
+use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, bind_socket, create_socket, poll_busily};
 use pdp_net::xdp::Xdp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -45,17 +45,19 @@ impl Place {
         let name = std::ffi::CString::new(device).unwrap();
         // SAFETY: a C string.
         let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        let fd = create_socket(pool.memfd(), ifindex, 0).unwrap();
+        let fd = create_socket(pool.memfd()).unwrap();
         if busily {
             poll_busily(fd.as_fd()).unwrap();
         }
+        let socket = Socket::new(fd, pool).unwrap();
+        bind_socket(socket.as_fd(), ifindex, 0).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.name));
         self.programs.push(pins.clone());
         pdp_net::xdp::mount_bpf_fs().unwrap();
         let mut xdp = Xdp::attach(device, &pins).unwrap();
         xdp.take_all(true).unwrap();
-        xdp.set_sockets(&[(0, fd.as_fd())]).unwrap();
-        Socket::new(fd, pool).unwrap()
+        xdp.set_sockets(&[(0, socket.as_fd())]).unwrap();
+        socket
     }
 }
 
@@ -258,11 +260,12 @@ fn errors_say_what_to_do() {
         let name = std::ffi::CString::new(device).unwrap();
         // SAFETY: a C string.
         let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
-        create_socket(pool.memfd(), ifindex, queue).unwrap_err().to_string()
+        let socket = create_socket(pool.memfd()).unwrap();
+        bind_socket(socket.as_fd(), ifindex, queue).unwrap_err().to_string()
     };
     assert!(text("a", 0).contains("has a socket already"), "{}", text("a", 0));
     assert!(text("b", 99).contains("no such receive queue"), "{}", text("b", 99));
     let file = File::open("/proc/self/exe").unwrap();
-    let not = create_socket(file.as_fd(), 1, 0).unwrap_err();
+    let not = create_socket(file.as_fd()).unwrap_err();
     assert!(!not.to_string().is_empty());
 }

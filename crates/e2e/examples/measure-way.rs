@@ -35,7 +35,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, create_socket};
+use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, bind_socket, create_socket};
 use pdp_api::{NodeStats, PortStats, Stats};
 use pdp_e2e::meter::{Clock, Cycles, Meter, cpu, cpu_to_cpu_ns, pin, processes};
 use pdp_e2e::{Machine, Node, eventually};
@@ -425,12 +425,13 @@ fn start_generator(a: &Machine, mut frames: Frames, cpu: usize) -> mpsc::Sender<
     let (tasks, receive) = mpsc::channel::<Task>();
     let (pool, mut free) = Pool::new(PACKETS).expect("packets of the generator");
     let netns = fs::File::open(format!("/run/netns/{}", a.netns)).expect("machine A");
-    let fd = pdp_net::netns::within(netns.as_fd(), || {
+    let made = pdp_net::netns::within(netns.as_fd(), || {
         let index = pdp_net::interface::Interface::by_name("eth0")?.index;
-        Ok(create_socket(pool.memfd(), index, 0))
+        Ok(create_socket(pool.memfd()).map(|fd| (fd, index)))
     });
-    let fd = fd.expect("machine A").expect("an AF_XDP socket of machine A");
-    let mut socket = Socket::new(fd, &pool).expect("an AF_XDP socket of machine A");
+    let (fd, index) = made.expect("machine A").expect("an AF_XDP socket of machine A");
+    let mut socket = Socket::new(fd, &pool).expect("rings of machine A");
+    bind_socket(socket.as_fd(), index, 0).expect("a free queue of machine A");
     free.iter_mut().for_each(|packet| frames.write(packet));
     thread::spawn(move || {
         pin(cpu);

@@ -187,7 +187,7 @@ pub struct Node {
     pdpd: Option<Child>,
     machines: Vec<String>,
     arguments: Vec<String>,
-    open_files_max: Option<u64>,
+    wrapper: Vec<String>,
     _turn: Turn,
 }
 
@@ -216,7 +216,7 @@ impl Node {
             pdpd: None,
             machines: Vec::new(),
             arguments: Vec::new(),
-            open_files_max: None,
+            wrapper: Vec::new(),
             _turn: turn,
         };
         sh(&format!("ip netns add {0}; ip -n {0} link set lo up", node.netns));
@@ -259,9 +259,10 @@ impl Node {
         self.arguments = arguments.iter().map(|argument| argument.to_string()).collect();
     }
 
-    /// How many files every later pdpd may open.
-    pub fn open_files_max(&mut self, count: u64) {
-        self.open_files_max = Some(count);
+    /// A program, with its arguments, that every later start runs with pdpd as further arguments. It has to become pdpd
+    /// by exec.
+    pub fn pdpd_wrapper(&mut self, words: &[&str]) {
+        self.wrapper = words.iter().map(|word| word.to_string()).collect();
     }
 
     /// Starts pdpd (again) and waits until it answers.
@@ -281,10 +282,8 @@ impl Node {
             .expect("log of pdpd");
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.netns));
-        if let Some(count) = self.open_files_max {
-            command.args(["prlimit", &format!("--nofile={count}:{count}")]);
-        }
         let child = command
+            .args(&self.wrapper)
             .arg(bin("pdpd"))
             .arg("--run-dir")
             .arg(self.run_dir())

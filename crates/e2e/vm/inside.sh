@@ -95,6 +95,32 @@ if [ "$first" ]; then
     say "kernel-gone $?"
 fi
 
+# An external by AF_XDP, the default. Beyond a veth is a machine that pings a host of a network.
+if [ "$first" ]; then
+    say "af-xdp $(pdp doctor --format json 2>&1 | jq -r '.[] | select(.name == "AF_XDP") | .state + " " + .detail')"
+    ip netns add beyond
+    ip link add beyond0 type veth peer name eth0 netns beyond
+    ip link set beyond0 up
+    ip -n beyond addr add 10.9.0.2/24 dev eth0
+    ip -n beyond addr add fd09::2/64 dev eth0 nodad
+    ip -n beyond link set eth0 up
+    pdp apply -f /root/external.yaml > /root/external.log 2>&1
+    say "external-apply $? $(tail -n 3 /root/external.log | tr '\n' ' ')"
+    for address in 10.9.0.1 fd09::1; do
+        end=$((SECONDS + 60))
+        while received=$(ip netns exec beyond ping -c 5 -i 0.2 -W 2 $address 2>&1 | grep -o '[0-9]* received')
+            [ "$received" != "5 received" ] && [ $SECONDS -lt $end ]; do
+            sleep 1
+        done
+        say "external-ping-$address $received"
+    done
+    say "external-told $(pdp get 2>&1 | grep -c -e 'AF_XDP' -e 'packet sockets')"
+    # The device is gone after the next boot.
+    sed -e '/^---/,$d' -e '/interfaces/d' /root/external.yaml > /root/substrate.yaml
+    { pdp delete outside && pdp apply -f /root/substrate.yaml; } > /root/external.log 2>&1
+    say "external-gone $? $(tail -n 3 /root/external.log | tr '\n' ' ')"
+fi
+
 pdp stats --format json > /root/stats.json 2>&1
 say "stats $(jq -c '[.. | .toGuest? // empty] | add' /root/stats.json)"
 say "end"

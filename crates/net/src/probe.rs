@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit};
-use pdp_afxdp::{Pool, Socket, create_socket};
+use pdp_afxdp::{Pool, Socket, bind_socket, create_socket};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use serde::Serialize;
@@ -445,7 +445,8 @@ fn af_xdp() -> Check {
     let made = || -> std::result::Result<Socket, pdp_afxdp::Error> {
         let (pool, _packets) = Pool::new(POOL_PACKETS)?;
         let index = Interface::by_name(DEVICES[0]).map_or(0, |interface| interface.index);
-        Socket::new(create_socket(pool.memfd(), index, 0)?, &pool)
+        let socket = Socket::new(create_socket(pool.memfd())?, &pool)?;
+        bind_socket(socket.as_fd(), index, 0).map(|()| socket)
     };
     match made() {
         Ok(_) => ok("AF_XDP", "a socket on veth"),

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use common::{Peer, Pins, eventually, isolated, run};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use pdp_afxdp::{Pool, Socket, create_socket};
+use pdp_afxdp::{Pool, Socket, bind_socket, create_socket};
 use pdp_net::interface::{Carrier, Condition, Interface, Watch};
 use pdp_net::route::{self, Hop, Kind, Route, Scope};
 use pdp_net::tap::{self, TapSpec};
@@ -51,8 +51,9 @@ struct Receiver {
 impl Receiver {
     fn new(index: u32) -> Self {
         let (pool, mut free) = Pool::new(512).unwrap();
-        let fd = create_socket(pool.memfd(), index, 0).unwrap();
+        let fd = create_socket(pool.memfd()).unwrap();
         let mut socket = Socket::new(fd.try_clone().unwrap(), &pool).unwrap();
+        bind_socket(fd.as_fd(), index, 0).unwrap();
         socket.fill(&mut free, 0);
         Self { socket, fd, free, got: Vec::new(), _pool: pool }
     }

@@ -498,6 +498,11 @@ impl Keeper {
         self.reconciler.cut_off(external)
     }
 
+    /// As [`Reconciler::instead_of_xdp`].
+    pub fn instead_of_xdp(&self, external: &str) -> Option<String> {
+        self.reconciler.instead_of_xdp(external)
+    }
+
     /// Whether an external interface loses long frames that senders leave to its device.
     pub fn loses_long_frames(&self, external: &str) -> bool {
         self.reconciler.loses_long_frames(external)

@@ -579,10 +579,14 @@ impl View<'_> {
                      dropped; give attach: packet"
                 )
             });
+            let instead = self.engine.keeper.instead_of_xdp(name).map(|why| {
+                format!("packet sockets take the place of AF_XDP, and are slower ({why})")
+            });
             let attached = health.is_some() && problem.is_none();
             let there = interface.device.is_some() && mtu_bytes.is_some();
             let carrier = there.then_some(cut_off.is_none());
-            let notes: Vec<String> = problem.or(cut_off).into_iter().chain(loses).collect();
+            let notes: Vec<String> =
+                problem.or(cut_off).into_iter().chain(loses).chain(instead).collect();
             externals.push(ExternalStatus {
                 name: name.clone(),
                 device: outlet,

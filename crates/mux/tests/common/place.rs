@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use pdp_afxdp::create_socket;
+use pdp_afxdp::{bind_socket, create_socket};
 use pdp_mux::control::Mux;
 use pdp_net::interface::Interface;
 use pdp_net::xdp::{Take, Xdp};
@@ -74,15 +74,16 @@ impl Place {
     /// Makes a device an external interface of the mux.
     pub fn external(&mut self, mux: &mut impl Control, device: &str, takes: &[Take]) {
         let facts = Interface::by_name(device).unwrap();
-        let socket = create_socket(mux.pool(), facts.index, 0).unwrap();
+        let socket = create_socket(mux.pool()).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
         self.pins.push(pins.clone());
         let mut xdp = Xdp::attach(device, &pins).unwrap();
         xdp.set_takes(takes).unwrap();
         xdp.take_all(takes.is_empty()).unwrap();
         xdp.set_sockets(&[(0, socket.as_fd())]).unwrap();
-        let fds = vec![socket];
-        self.put_external(mux, facts, xdp, fds, Outlet::Xdp);
+        let (index, twin) = (facts.index, socket.try_clone().unwrap());
+        self.put_external(mux, facts, xdp, vec![socket], Outlet::Xdp);
+        bind_socket(twin.as_fd(), index, 0).unwrap();
     }
 
     /// Makes a whole device an external interface of the mux, by a packet socket.

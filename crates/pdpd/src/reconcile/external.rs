@@ -83,6 +83,8 @@ struct Attached {
     xdp: Option<Xdp>,
     /// Since when its program gives ports what comes by their tunnels, if it does.
     ports: Option<u64>,
+    /// Why packet sockets took the place of AF_XDP.
+    instead: Option<String>,
 }
 
 impl Reconciler {
@@ -157,6 +159,11 @@ impl Reconciler {
         })
     }
 
+    /// Returns why packet sockets take the place of AF_XDP at an external, if they do.
+    pub fn instead_of_xdp(&self, external: &str) -> Option<String> {
+        lock(&self.externals).get(external)?.attached.as_ref()?.instead.clone()
+    }
+
     /// Looks at the device of an external; whether it is new that frames can go over it, or can't.
     fn look_at_device(&self, name: &str, wanted: &ExternalPlan) -> bool {
         let is = wanted.device().map(Condition::of);
@@ -178,6 +185,10 @@ impl Reconciler {
         let bps = wanted.capacity_bps;
         match &wanted.outlet {
             OutletPlan::Device(device) => match device.attach {
+                // Kernel ports have nobody else who takes what comes for them.
+                DeviceAttach::AfXdp if !device.takes.ports => {
+                    self.device(name, bps, device, attached)
+                }
                 DeviceAttach::AfXdp | DeviceAttach::AfXdpBusyPoll => {
                     self.xdp_device(name, bps, device, attached)
                 }
@@ -234,6 +245,31 @@ impl Reconciler {
         Ok(())
     }
 
+    /// Attaches a device by AF_XDP, or by packet sockets if the kernel or the driver has no AF_XDP.
+    fn device(
+        &self,
+        name: &str,
+        capacity_bps: Option<u64>,
+        wanted: &DevicePlan,
+        attached: &mut Option<Attached>,
+    ) -> Result<(), HostError> {
+        let why = match attached.as_mut().and_then(|attached| attached.instead.take()) {
+            Some(why) => why,
+            None => match self.xdp_device(name, capacity_bps, wanted, attached) {
+                Err(HostError::Socket { source, .. }) if source.is_unsupported() => {
+                    host::words(&source)
+                }
+                done => return done,
+            },
+        };
+        let packet = DevicePlan { attach: DeviceAttach::Packet, ..wanted.clone() };
+        let done = self.packet_device(name, capacity_bps, &packet, attached);
+        if let Some(attached) = attached {
+            attached.instead = Some(why);
+        }
+        done
+    }
+
     fn xdp_device(
         &self,
         name: &str,
@@ -244,6 +280,7 @@ impl Reconciler {
         let machine = &self.machine;
         let device = device(wanted, attached)?;
         let tell = device_told(name, capacity_bps, &device, mux::Outlet::Xdp);
+        let packet = || device_told(name, capacity_bps, &device, mux::Outlet::Packet);
         let busily = wanted.attach == DeviceAttach::AfXdpBusyPoll;
         let how = if busily { "busy-poll " } else { "" };
         let made_for = format!("{how}{} {}", wanted.device, device.index);
@@ -270,18 +307,14 @@ impl Reconciler {
         } else {
             let MuxHello { pool, externals, .. } = machine.mux()?;
             if externals.iter().any(|known| known == name) {
-                // The kernel lets a queue have one AF_XDP socket, so that those of before go first.
-                machine.put_external(
-                    device_told(name, capacity_bps, &device, mux::Outlet::Packet),
-                    &[],
-                )?;
+                // A queue has one AF_XDP socket: the mux closes those that it has.
+                machine.put_external(packet(), &[])?;
             }
             let mut sockets = Vec::new();
             for queue in 0..device.receive_queues.max(1) {
                 let failed =
                     |source| HostError::Socket { device: wanted.device.clone(), queue, source };
-                let socket = pdp_afxdp::create_socket(pool.as_fd(), device.index, queue);
-                let socket = socket.map_err(failed)?;
+                let socket = pdp_afxdp::create_socket(pool.as_fd()).map_err(failed)?;
                 if busily {
                     pdp_afxdp::poll_busily(socket.as_fd()).map_err(failed)?;
                 }
@@ -289,6 +322,15 @@ impl Reconciler {
             }
             let descriptors: Vec<_> = sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
             machine.put_external(tell.clone(), &descriptors)?;
+            // After the mux mapped their rings: before Linux 6.4 it can't later.
+            for (queue, socket) in &sockets {
+                let bound = pdp_afxdp::bind_socket(socket.as_fd(), device.index, *queue);
+                if let Err(source) = bound {
+                    machine.put_external(packet(), &[])?;
+                    let device = wanted.device.clone();
+                    return Err(HostError::Socket { device, queue: *queue, source });
+                }
+            }
             let by_queue: Vec<_> =
                 sockets.iter().map(|(queue, socket)| (*queue, socket.as_fd())).collect();
             xdp.set_sockets(&by_queue)?;
@@ -464,7 +506,7 @@ impl Reconciler {
         xdp: Option<Xdp>,
     ) -> Result<Attached, HostError> {
         self.state.confirm(&Key::external(name).to_string(), &made_for, pins)?;
-        Ok(Attached { told, made_for, xdp, ports: None })
+        Ok(Attached { told, made_for, xdp, ports: None, instead: None })
     }
 }
 

@@ -45,6 +45,48 @@ fn attached(node: &Node) -> bool {
     substrate["status"]["externals"][0]["attached"] == true
 }
 
+/// Has `socket(AF_XDP)` fail as in a kernel without it, for itself and what it becomes.
+const WITHOUT_AF_XDP: &str = r#"
+import ctypes, os, struct, sys
+AF_XDP, SOCKET, EAFNOSUPPORT = 44, 41, 97
+code = [(0x20, 0, 0, 0), (0x15, 0, 3, SOCKET), (0x20, 0, 0, 16), (0x15, 0, 1, AF_XDP),
+        (6, 0, 0, 0x50000 | EAFNOSUPPORT), (6, 0, 0, 0x7fff0000)]
+text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+program = struct.pack("HxxxxxxQ", len(code), ctypes.addressof(text))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+"#;
+
+/// The network works without AF_XDP, more slowly, and that is told.
+#[test]
+fn packet_sockets_take_the_place_of_af_xdp_where_there_is_none() {
+    let mut node = Node::prepare("noxdp");
+    node.pdpd_wrapper(&["python3", "-c", WITHOUT_AF_XDP]);
+    node.start_pdpd();
+    let outside = node.machine("mA", "extA");
+    outside.run("ip addr add 10.0.2.2/24 dev eth0; ip route add 10.0.1.0/24 via 10.0.2.1");
+    let spec = SPEC.replace(", vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}", "");
+    node.apply(&spec);
+    eventually("the outside reaches h1", || reaches(&outside));
+    let told = |node: &Node| {
+        let substrate = node.json(&["inspect", "substrate"])["status"].clone();
+        assert_eq!(substrate["phase"], "running", "{substrate}");
+        substrate["externals"][0]["message"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(told(&node).contains("packet sockets take the place of AF_XDP"), "{}", told(&node));
+    // Looking again changes nothing.
+    node.apply(&spec.replace("power: 0.2", "power: 0.3"));
+    assert!(told(&node).contains("CONFIG_XDP_SOCKETS"), "{}", told(&node));
+    eventually("the outside reaches h1", || reaches(&outside));
+    // A pdpd that has AF_XDP uses it.
+    node.kill_pdpd();
+    node.pdpd_wrapper(&[]);
+    node.start_pdpd();
+    eventually("nothing is told", || told(&node).is_empty());
+    eventually("the outside reaches h1", || reaches(&outside));
+}
+
 #[test]
 fn a_tunnel_survives_the_mux_and_pdpd() {
     let mut node = Node::start("ext");

@@ -180,13 +180,13 @@ fn no_tenant_fills_what_all_share() {
     node.pdpd_arguments(&["--listen", &format!("{address}:{port}")]);
 
     // So few descriptors that there is no room for anything are told, and by how many.
-    node.open_files_max(100);
+    node.pdpd_wrapper(&["prlimit", "--nofile=100:100"]);
     let refused = node.try_start_pdpd().expect_err("too few");
     assert!(refused.contains("100 open files are too few: pdpd keeps "), "{refused}");
     let kept = refused.split("pdpd keeps ").nth(1).and_then(|rest| rest.split(' ').next());
     let kept: u64 = kept.and_then(|kept| kept.parse().ok()).expect("a number");
     let limit = kept + FILES;
-    node.open_files_max(limit);
+    node.pdpd_wrapper(&["prlimit", &format!("--nofile={limit}:{limit}")]);
     node.start_pdpd();
 
     node.apply(&format!("{SUBSTRATE}---{TENANTS}"));

@@ -69,7 +69,7 @@ fn make_disks() -> PathBuf {
         .arg(format!("DESTDIR={}", root.display()))
         .arg(format!("BUILD={}", binaries().display())));
     let vm = repository().join("crates/e2e/vm");
-    for script in ["inside.sh", "peer.sh", "limits.sh", "limits.yaml"] {
+    for script in ["inside.sh", "peer.sh", "external.yaml", "limits.sh", "limits.yaml"] {
         fs::copy(vm.join(script), root.join("root").join(script)).expect("copy");
     }
     // Where guests see it.
@@ -204,6 +204,17 @@ fn check_kernel(lines: &[String]) {
     assert_eq!(said(lines, "kernel-gone"), "0", "{lines:#?}");
 }
 
+/// Linux 6.1 maps the rings of an AF_XDP socket only before it is bound.
+fn check_external(lines: &[String]) {
+    assert!(said(lines, "af-xdp").starts_with("ok "), "{lines:#?}");
+    assert_eq!(said(lines, "external-apply").split(' ').next(), Some("0"), "{lines:#?}");
+    for ping in ["external-ping-10.9.0.1", "external-ping-fd09::1"] {
+        assert_eq!(said(lines, ping), "5 received", "{lines:#?}");
+    }
+    assert_eq!(said(lines, "external-told"), "0", "nothing took its place: {lines:#?}");
+    assert_eq!(said(lines, "external-gone").split(' ').next(), Some("0"), "{lines:#?}");
+}
+
 #[test]
 fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     let _turn = beside();
@@ -213,6 +224,7 @@ fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     check_limit(&first);
     assert_eq!(said(&first, "vrf"), "eth0 is in VRF blue, 0 received", "{first:#?}");
     check_kernel(&first);
+    check_external(&first);
     let second = boot(2);
     assert_ne!(said(&first, "boot"), said(&second, "boot"));
     assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
