@@ -98,19 +98,31 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
         drop(shown);
         return output::report(args.format, &all);
     }
+    let mut failed: Option<Failure> = None;
     for name in names {
-        let report = match name.as_str() {
-            "substrate" => client.delete_substrate(|step| shown.step(step)).await?,
+        let deleted = match name.as_str() {
+            "substrate" => client.delete_substrate(|step| shown.step(step)).await,
             name if name.starts_with("tenant/") => {
                 let tenant = &name["tenant/".len()..];
-                client.delete_tenant(tenant, |step| shown.step(step)).await?
+                client.delete_tenant(tenant, |step| shown.step(step)).await
             }
-            vnet => client.delete_vnet(vnet, |step| shown.step(step)).await?,
+            vnet => client.delete_vnet(vnet, |step| shown.step(step)).await,
         };
-        all.changes.extend(report.changes);
+        match deleted {
+            Ok(report) => all.changes.extend(report.changes),
+            // The others are deleted all the same.
+            Err(error) => {
+                if let Some(before) = failed.replace(error.into()) {
+                    eprint!("{}", before.text().0);
+                }
+            }
+        }
     }
     drop(shown);
-    output::report(args.format, &all)
+    if failed.is_none() || !all.changes.is_empty() {
+        output::report(args.format, &all)?;
+    }
+    failed.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {

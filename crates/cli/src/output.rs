@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
-use comfy_table::{ContentArrangement, Table};
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
 use indicatif::{ProgressBar, ProgressStyle};
 use pdp_api::{Action, Progress, Report};
 use serde::Serialize;
@@ -38,23 +38,35 @@ pub fn print<T: Serialize>(
     write(text.as_bytes())
 }
 
-/// A table: boxed on a terminal, else columns with spaces between and nothing wrapped.
+/// Columns whose text a terminal cuts at its edge: `pdp inspect` and pipes have all of it.
+const CUT: [&str; 2] = ["NOTE", "DETAIL"];
+
+/// A table: columns with spaces between, and one line for each row. On a terminal a last column of [`CUT`] ends at the
+/// edge.
 pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
     let mut table = Table::new();
-    if io::stdout().is_terminal() {
-        table.load_style(UTF8_FULL_CONDENSED);
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-    } else {
-        table.load_style(NOTHING);
-        table.set_content_arrangement(ContentArrangement::Disabled);
-    }
-    table.set_header(header);
+    let edge = io::stdout().is_terminal().then(|| table.width()).flatten();
+    let edge = edge.filter(|_| header.last().is_some_and(|last| CUT.contains(last)));
+    table.load_style(NOTHING).set_header(header);
     for row in rows {
         table.add_row(row);
     }
-    let lines = table.to_string();
-    // Comfy-table pads the first and the last column too.
-    lines.lines().map(|line| format!("{}\n", line.trim_end().trim_start_matches(' '))).collect()
+    lines(&table.to_string(), edge.map(usize::from))
+}
+
+fn lines(table: &str, edge: Option<usize>) -> String {
+    let line = |line: &str| {
+        // Comfy-table pads the first and the last column too.
+        let line = line.trim_end().trim_start_matches(' ');
+        match edge {
+            Some(edge) if line.chars().count() > edge => {
+                let kept: String = line.chars().take(edge.saturating_sub(1)).collect();
+                format!("{kept}…\n")
+            }
+            _ => format!("{line}\n"),
+        }
+    };
+    table.lines().map(line).collect()
 }
 
 /// A section: its title and what is in it, or nothing if it is empty.
@@ -132,5 +144,18 @@ impl Drop for Shown {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_a_line_that_ends_at_the_edge() {
+        let table = " VNET  NOTE                 \n lab   r1: übel, and why so  \n";
+        assert_eq!(lines(table, None), "VNET  NOTE\nlab   r1: übel, and why so\n");
+        assert_eq!(lines(table, Some(15)), "VNET  NOTE\nlab   r1: übel…\n");
+        assert_eq!(lines(table, Some(0)), "…\n…\n");
     }
 }

@@ -638,6 +638,24 @@ fn some_nodes_at_a_time() {
     assert_eq!((names("nodes"), names("links")), ("h1 r1".into(), "near".into()));
 }
 
+/// A name that there is not keeps no other from being deleted.
+#[test]
+fn what_can_be_deleted_is_deleted_and_what_can_not_is_told() {
+    let node = Node::start("deletes");
+    for name in ["one", "two"] {
+        node.apply(&format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\nspec: {{nodes: {{h: {{kind: host}}}}}}"
+        ));
+    }
+    let told = node
+        .try_pdp(&["delete", "one", "nosuch", "two", "neither"])
+        .expect_err("two are not there");
+    for name in ["nosuch", "neither"] {
+        assert!(told.contains(&format!("no vnet {name:?}")), "{told}");
+    }
+    assert_eq!(node.json(&["get"]).as_array().map(Vec::len), Some(0));
+}
+
 /// Where no container can be made, the reason is told once, and by the doctor before anything is applied.
 #[test]
 fn why_no_container_starts_is_told_once() {
