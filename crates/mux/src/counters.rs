@@ -322,6 +322,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_explains_each_reason() {
+        let page = include_str!("../../../docs/counters.md");
+        let names = Reason::ALL.map(Reason::name).into_iter();
+        for name in names.chain(OuterReason::ALL.map(OuterReason::name)) {
+            assert!(page.contains(&format!("`{name}`")), "docs/counters.md lacks {name}");
+        }
+    }
+
+    #[test]
     fn guests_reasons_keep_their_names() {
         for reason in GuestDrop::ALL {
             assert_eq!(Reason::from(reason).name(), reason.name());
