@@ -192,6 +192,7 @@ pub(crate) fn make(
         Root::Rootfs(path) => {
             let link = dir.join(view::ROOTFS);
             symlink(path, &link).at("link", &link)?;
+            has_places(spec, path)?;
             (path.clone(), true)
         }
         Root::OciLayout { path, reference } => {
@@ -277,6 +278,21 @@ pub(crate) fn make(
     });
     let path = dir.join("config.json");
     fs::write(&path, config.to_string()).at("write", &path)
+}
+
+/// Refuses a directory as a root that lacks directories to mount on: nothing can be made in it.
+fn has_places(spec: &GuestSpec, rootfs: &Path) -> Result<()> {
+    let system = ["proc", "dev", "sys"].map(PathBuf::from);
+    let places = spec.profile.writable_places(true).map(|place| PathBuf::from(&place[1..]));
+    let lacks = |place: &PathBuf| root::lacks_directory(rootfs, place);
+    let missing: Vec<_> = system.into_iter().chain(places).filter(lacks).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = missing.iter().map(|place| place.display().to_string()).collect();
+    let (top, names) = (rootfs.display(), names.join(" "));
+    let text = format!("rootfs {top} lacks directories to mount on; cd {top}; mkdir -p {names}");
+    Err(Error::Spec { id: spec.id.clone(), text })
 }
 
 /// A guest on an image with an environment, a directory and a command of its own.
@@ -426,7 +442,7 @@ fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
     namespaces.push(json!({ "type": "user", "path": bundle(&spec.dir).join(view::USERS) }));
     let mut devices = vec![json!({ "allow": false, "access": "rwm" })];
     let mut nodes = Vec::new();
-    if spec.packet_rings || matches!(spec.profile, Profile::Forwarding { tap: true }) {
+    if spec.packet_rings {
         devices.push(
             json!({ "allow": true, "type": "c", "major": 10, "minor": 200, "access": "rwm" }),
         );

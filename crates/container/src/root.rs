@@ -12,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
 use crate::spec::{File, GuestSpec, Owned};
@@ -93,6 +94,7 @@ const ETC_COPIED: &[&str] = &[
     "default/locale",
     "default/nss",
     "default/useradd",
+    "dhcp/debug",
     "dhcp/dhclient-enter-hooks.d",
     "dhcp/dhclient-exit-hooks.d",
     "environment",
@@ -210,6 +212,15 @@ pub(crate) fn account_file(root: &Path, file: &str) -> Option<String> {
     let short = text.len() as u64 <= ACCOUNTS_BYTES_MAX;
     // People's names in it may be in any encoding.
     short.then(|| String::from_utf8_lossy(&text).into_owned())
+}
+
+/// True if a guest finds no directory at a path in its root. Other faults than that show when it is mounted.
+pub(crate) fn lacks_directory(root: &Path, path: &Path) -> bool {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let Ok(top) = fs::File::open(root) else { return false };
+    let found = openat2(&top, path, flags, Mode::empty(), inside);
+    matches!(found, Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
 /// Those of them that are the system's.

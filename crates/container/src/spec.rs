@@ -115,8 +115,8 @@ pub enum Profile {
     /// Processes packets: no capability, a list of permitted system calls, an empty network
     /// namespace with `lo` down.
     Forwarding {
-        /// For programs that work on TAPs: `/dev/net/tun`, and CAP_NET_ADMIN and CAP_NET_RAW over
-        /// the guest's own network namespace.
+        /// For programs that work on TAPs, which they are given: CAP_NET_ADMIN and CAP_NET_RAW over the guest's own
+        /// network namespace.
         tap: bool,
     },
 }

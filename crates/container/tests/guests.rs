@@ -692,15 +692,18 @@ signal.pause()
     assert!(tcp << 20 < MEMORY && udp << 20 < MEMORY, "{tcp} MiB by TCP, {udp} by UDP");
 }
 
+/// It is given its TAPs. The kernel charges what waits in others to nobody.
 #[test]
-fn a_tap_program_may_open_taps_in_its_own_network_alone() {
+fn a_tap_program_has_capabilities_over_its_own_network_and_opens_no_tap() {
     let fixture = Fixture::new();
-    let script = "ip tuntap add dev t0 mode tap && ip link show t0; grep CapEff /proc/self/status";
+    let script = "ip link add v0 type veth peer v1 && ip link show v0; ip tuntap add dev t0 mode tap; \
+                  grep CapEff /proc/self/status";
     let (_, text) = fixture.forwarding(true, script);
-    assert!(text.contains("t0: <") && text.contains("CapEff:\t0000000000003000"), "{text}");
+    assert!(text.contains("v0@v1: <") && text.contains("CapEff:\t0000000000003000"), "{text}");
+    assert!(text.contains("open: No such file"), "{text}");
     let (_, text) = fixture.forwarding(false, script);
-    assert!(!text.contains("t0: <"), "{text}");
-    assert!(!Path::new("/sys/class/net/t0").exists());
+    assert!(!text.contains("v0@v1: <"), "{text}");
+    assert!(!Path::new("/sys/class/net/v0").exists());
 }
 
 #[test]

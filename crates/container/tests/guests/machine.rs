@@ -267,6 +267,26 @@ fn too_little_memory_to_start_in_is_told() {
     }
 }
 
+#[test]
+fn a_root_without_directories_to_mount_on_is_told() {
+    let fixture = Fixture::new();
+    let root = fixture.path("root");
+    for dir in ["dev", "sys", "etc", "root", "var/log", "tmp"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    std::os::unix::fs::symlink("../tmp", root.join("run")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", root.join("proc")).unwrap();
+    for (profile, missing) in
+        [(Profile::Host, "proc var/tmp"), (Profile::Forwarding { tap: false }, "proc")]
+    {
+        let mut spec = fixture.spec(profile, &[&["/bin/x"]]);
+        spec.root = Root::Rootfs(root.clone());
+        let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
+        assert!(error.contains("lacks directories to mount on"), "{error}");
+        assert!(error.ends_with(&format!("mkdir -p {missing}")), "{error}");
+    }
+}
+
 /// A command that runs once is known by a number; its own words say which it is.
 #[test]
 fn a_line_of_many_that_failed_is_told_with_its_words() {

@@ -26,6 +26,7 @@ mod kinds;
 mod lab;
 mod limits;
 mod links;
+mod machines;
 mod management;
 mod memif_interfaces;
 mod names;
