@@ -525,9 +525,9 @@ fn valid_files_need_no_daemon() {
     assert!(!output.status.success());
     for fault in [
         "gateway 10.9.0.1 is outside the subnets of eth0",
-        "name \"h_3\" is no",
+        "name \"h_3\" is not",
         "has 21 characters, 15 at most",
-        "/say.py is where no file can be put",
+        "/say.py is a place where PdP puts no files",
         "rootfs is the machine's own root",
         "address 10.1.0.2/24 is outside the subnet 10.0.0.0/24 of h2:eth0",
         "link green/link2: endpoint h2:eth0 is used by link1 already",
