@@ -58,7 +58,7 @@ fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
     let words = node.try_pdp(&["scale", "fastpath/r1", "2"]).expect_err("nothing to scale");
     assert!(words.contains("its data plane is its control guest's kernel"), "{words}");
     let refused = node.try_apply(&lab("{kind: kernel, guests: 2}")).expect_err("no guests");
-    assert!(refused.contains("\"guests\" is no key of kind kernel"), "{refused}");
+    assert!(refused.contains("\"guests\" is not a key of kind kernel"), "{refused}");
 }
 
 /// Two vrouters that their kernels forward for are joined by the kernel: no process of PdP has a part in it.
