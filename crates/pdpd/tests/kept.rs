@@ -230,8 +230,8 @@ spec:
   externals:
     out: {interface: A, vxlan: {vni: 100, local: 192.0.2.1, remote: 192.0.2.2}}
   links:
-    - {endpoints: ["r1:eth0", "h1:eth0"], rate: 10Mbps}
-    - {endpoints: ["r1:eth1", "external:out"]}
+    - {endpoints: ["r1:eth0", "h1:eth0"], rate: 10Mbps, queue: 256}
+    - {endpoints: ["r1:eth1", "external:out"], queue: 256}
 ---
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -250,8 +250,8 @@ spec:
   externals:
     program: {interface: M}
   links:
-    - {endpoints: ["taps:eth0", "memifs:eth0"]}
-    - {endpoints: ["memifs:eth1", "external:program"]}
+    - {endpoints: ["taps:eth0", "memifs:eth0"], queue: 256}
+    - {endpoints: ["memifs:eth1", "external:program"], queue: 256}
 "#;
 
 fn places() -> Places {
