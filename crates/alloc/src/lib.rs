@@ -97,7 +97,7 @@ pub enum Hint {
 }
 
 impl Refusal {
-    /// What whoever asked can do.
+    /// Returns what the user can change so that the request fits.
     pub fn ways_out(&self) -> String {
         let split = match self.hint {
             Hint::AllowSplit => "set split: true to spread it over more forwarding engines, ",
@@ -246,7 +246,7 @@ pub fn allocate_guests(
     })
 }
 
-/// What one FE has free, which a vrouter can have on it alone; 0 where that is too little for a share.
+/// Returns the most millicores that a single forwarding engine has free; 0 if that is too little for a share.
 fn most_free(free: impl Iterator<Item = u32>) -> u32 {
     free.max().filter(|free| *free >= SHARE_MILLICORES_MIN).unwrap_or(0)
 }

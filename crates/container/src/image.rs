@@ -86,8 +86,7 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Says that all that lower layers have in this directory is gone.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Whether an image is there and can be unpacked, as far as its index, its manifest, its configuration and the presence
-/// of its layers say.
+/// Checks an image's index, manifest and configuration, and that its layers are there. Layers are not read.
 pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
     let (_, manifest) = manifest(layout, reference)?;
     diff_ids(layout, &manifest).map_err(|error| failed(layout, error.to_string()))?;

@@ -10,11 +10,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 use crate::error::{Context, Error, Result};
+use crate::process::end_within;
 use crate::spec::{File, GuestSpec, Owned};
 
 /// User ids below are the system's.
@@ -69,7 +71,7 @@ const STATE_LEFT_OUT: [&str; 3] = ["apt", "debconf", "dpkg"];
 /// Directories below each of [`STATE_DIRS`].
 const STATE_DIRS_MAX: usize = 256;
 
-/// Who logged in, and when; their group is `utmp`. Login programs complain where there are none.
+/// Records of logins, of the group `utmp`. Login programs complain if they are missing.
 const LOGIN_FILES: [&str; 2] = ["var/log/lastlog", "var/log/wtmp"];
 
 /// Directories of routing software, made where its user is there.
@@ -133,7 +135,7 @@ const CERTIFICATES: &str = "/etc/ssl/certs";
 /// Files that are read whole to see whether they are secret.
 const COPIED_BYTES_MAX: u64 = 4 << 20;
 
-/// What Debian's dhclient asks for; the machine's own file may have keys of its network.
+/// Configuration of dhclient as Debian has it. The machine's own file may have keys of its network.
 const DHCLIENT: &str = "/etc/dhcp/dhclient.conf";
 const DHCLIENT_CONF: &str = "\
 option rfc3442-classless-static-routes code 121 = array of unsigned integer 8;
@@ -155,6 +157,9 @@ AcceptEnv LANG LC_*
 Subsystem sftp internal-sftp
 ";
 const SSH_KEYGEN: &str = "/usr/bin/ssh-keygen";
+
+/// Longest time for a key to be made.
+const KEYGEN_WAIT: Duration = Duration::from_secs(10);
 
 /// An account.
 pub(crate) struct Account<'a> {
@@ -266,7 +271,7 @@ pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &Owned) -> Result<(u32, 
     Ok((uid, gid))
 }
 
-/// Directories of the host that are to be shown read-only in the root of this guest, over what else is there.
+/// Returns the host's directories that this guest's root shows read-only.
 pub(crate) fn shown(spec: &GuestSpec) -> Vec<PathBuf> {
     let beside =
         USR_LINKS.iter().map(|name| Path::new("/").join(name)).chain([ALTERNATIVES.into()]);
@@ -296,7 +301,7 @@ fn has_secrets(dir: &Path) -> bool {
     })
 }
 
-/// True for private keys and what may have some, by its name and its text, and for what is too long to look at.
+/// True if a file's name or text says that it has a private key, or if it is too long to read.
 fn is_secret(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default();
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
@@ -382,8 +387,9 @@ fn make_host_key(spec: &GuestSpec, dir: &Path) -> Result<()> {
     let mut keygen = Command::new(SSH_KEYGEN);
     keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"]).arg(&key).env_clear();
     keygen.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Without one the server says so itself.
-    if keygen.status().is_ok_and(|status| status.success()) {
+    let made = keygen.spawn().and_then(|mut child| end_within(&mut child, KEYGEN_WAIT));
+    // Without a key the server says so itself.
+    if made.is_ok_and(|status| status.success()) {
         for (file, mode) in [(key.clone(), 0o600), (key.with_extension("pub"), 0o644)] {
             set_mode(&file, mode)?;
             own(spec, &file, ROOT)?;

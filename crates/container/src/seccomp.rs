@@ -71,7 +71,7 @@ const ADDED: &[&str] = &[
     "arch_prctl",
 ];
 
-/// What control guests and hosts may call beside them.
+/// System calls that control guests and hosts may make too.
 const ADDED_OF_MACHINES: &[&str] = &[
     // Servers that lock themselves in; a condition of the source (CAP_SYS_CHROOT).
     "chroot",

@@ -26,8 +26,8 @@ pub struct GuestSpec {
     pub profile: Profile,
     /// Mounts, and namespaces of its own, within its user namespace. Control guests and hosts only.
     pub privileged: bool,
-    /// Whether it may have what the kernel keeps in memory that it charges to nobody: rings of packet sockets, as
-    /// tcpdump(8) wants, and tunnel interfaces of its own (`/dev/net/tun`). Not for forwarding guests.
+    /// True if it may use kernel memory that no cgroup is charged for: rings of packet sockets (tcpdump(8)) and tunnel
+    /// interfaces (`/dev/net/tun`). Never true for forwarding guests.
     pub packet_rings: bool,
     /// The user ids on the host that its own are mapped to, from 0.
     pub users: UserRange,

@@ -19,7 +19,7 @@ use tar::{Archive, EntryType};
 use super::{IDS, Left, OPAQUE, WHITEOUT, invalid};
 use crate::tree;
 
-/// Times that the kernel is asked for a link's end: it can't say while somebody renames anything on the machine.
+/// Tries to resolve a link: the kernel fails with EAGAIN while any process of the machine renames a file.
 const RESOLVES_MAX: usize = 10_000;
 
 /// Unpacks a tar into the directory of an image.

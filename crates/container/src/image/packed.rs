@@ -1,5 +1,5 @@
-//! Layers and archives as tar, whatever they are packed with: gzip of one or more members, zstd of one or more frames,
-//! or nothing.
+//! Reads layers and archives as tar. They may be packed as gzip with one or more members, as zstd with one or more
+//! frames, or not at all.
 //!
 //! Source: RFC 1952 (gzip, 2.2: members), RFC 8878 (zstd, 3.1: frames; 3.1.2: skippable frames, with which pzstd begins
 //! each frame and `zstd:chunked` ends).
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{hex, invalid};
 
-/// How bytes are packed.
+/// Compression of a layer or an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     None,
@@ -31,7 +31,7 @@ impl Packing {
         }
     }
 
-    /// What it adds to the media type of a layer.
+    /// Returns the suffix of a layer's media type.
     pub fn suffix(self) -> &'static str {
         match self {
             Self::None => "",

@@ -52,7 +52,8 @@ impl Platform {
     }
 }
 
-/// Of images in an index, those that run here and are equally good, best; an image without a platform is for all.
+/// Returns the images of an index that suit this CPU best; several if they suit it equally. An image without a platform
+/// suits every machine.
 pub(super) fn best<T>(images: impl Iterator<Item = (Option<Platform>, T)>) -> Vec<T> {
     best_on(cpu_level(), images)
 }
@@ -65,7 +66,7 @@ fn best_on<T>(cpu: u8, images: impl Iterator<Item = (Option<Platform>, T)>) -> V
     ranked.into_iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, image)| image).collect()
 }
 
-/// What images are for, of which none runs here, in words without anything of theirs.
+/// Describes the platforms of images of which none runs here. The text has nothing that the images say themselves.
 pub(super) fn other(platforms: impl Iterator<Item = Option<Platform>>) -> &'static str {
     let level = |it: Platform| it.is_ours().then(|| it.level()).flatten();
     match platforms.flatten().filter_map(level).min() {

@@ -572,7 +572,7 @@ impl Ways {
     }
 }
 
-/// What is said in a header of its own about the entry behind it.
+/// Facts about an entry from the extension header before it.
 struct Extension {
     /// Directories that may be in its name.
     directories: u64,

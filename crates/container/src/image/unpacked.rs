@@ -30,7 +30,7 @@ const KEPT_FOR_GUEST: Duration = Duration::from_secs(60);
 static BUSY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 static FREE: Condvar = Condvar::new();
 
-/// What [`begin`] unpacks, by the path of the part.
+/// Images that [`begin`] unpacks or has just unpacked, by the path of the part.
 static JOBS: Mutex<BTreeMap<PathBuf, Job>> = Mutex::new(BTreeMap::new());
 
 struct Job {
@@ -103,6 +103,7 @@ pub(crate) fn begin(
     }
     let part = part_of(&root, owner);
     let mut jobs = lock(&JOBS);
+    forget_old(&mut jobs);
     match jobs.get(&part).map(|job| &job.state) {
         Some(JobState::Runs) => return Ok(false),
         // Somebody has removed it since.
@@ -153,10 +154,7 @@ pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) 
     there.retain(|path| !before.contains(path));
     let soon: BTreeSet<PathBuf> = {
         let mut jobs = lock(&JOBS);
-        jobs.retain(|_, job| match job.state {
-            JobState::Runs => true,
-            JobState::Ended(at, _) => at.elapsed() < KEPT_FOR_GUEST,
-        });
+        forget_old(&mut jobs);
         jobs.values().map(|job| job.root.clone()).collect()
     };
     there.retain(|path| !soon.contains(path));
@@ -167,6 +165,14 @@ pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) 
         }
     }
     Ok(())
+}
+
+/// Forgets jobs that no guest asked about in time.
+fn forget_old(jobs: &mut BTreeMap<PathBuf, Job>) {
+    jobs.retain(|_, job| match job.state {
+        JobState::Runs => true,
+        JobState::Ended(at, _) => at.elapsed() < KEPT_FOR_GUEST,
+    });
 }
 
 /// Removes an image, or a part of one; it is no whole one from the first step on.

@@ -1,4 +1,4 @@
-//! What commands write: passed on to the guest's log, with the last lines of each kept.
+//! Passes the output of commands on to the guest's log, and keeps the last lines of each command.
 
 use std::collections::VecDeque;
 use std::fs::File;

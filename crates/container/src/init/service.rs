@@ -18,7 +18,7 @@ use crate::status::{CommandState, CommandStatus, WORDS_BYTES_MAX, tame};
 /// Ends in a row, without a good run between, from which on a command counts as one that keeps ending.
 pub(super) const ENDS_TOLD: u32 = 2;
 
-/// What a command did that SIGSYS ended.
+/// Explains SIGSYS to the user.
 const FORBIDDEN: &str =
     "(SIGSYS): a system call that nodes may not make, as those of 32-bit programs";
 

@@ -146,7 +146,7 @@ struct Shortage {
     kills: Box<dyn Fn() -> u64>,
     /// As many were counted before.
     seen: u64,
-    /// Of each command what was said of it last, and whether that was for want of memory.
+    /// Last status of each command, and true if it ended for lack of memory.
     commands: Vec<(String, bool)>,
 }
 
@@ -170,7 +170,7 @@ impl Shortage {
         self.seen = kills.unwrap_or(self.seen);
     }
 
-    /// How commands are, with that.
+    /// Returns the commands' states, with the lack of memory added.
     fn tell(&self, told: &[CommandStatus]) -> Vec<CommandStatus> {
         let mut told = told.to_vec();
         for (status, (_, is_short)) in told.iter_mut().zip(&self.commands) {
@@ -185,7 +185,7 @@ impl Shortage {
     }
 }
 
-/// What process 1 says of a command that was killed, or whose own process was and that says so as a shell does.
+/// Words of process 1 about a command that was killed, or that exited as a shell whose child was killed.
 const KILLED: [&str; 2] = ["ended by signal 9", "ended with code 137"];
 
 const OUT_OF_MEMORY: &str = ", out of memory (resources.memory)";

@@ -147,7 +147,6 @@ fn routing_software_runs_in_hosts_too() {
     assert_eq!(fixture.exec(&spec, "cat /proc/sys/net/ipv4/ip_forward").1, "0\n");
 }
 
-/// One set for all that a node may be; what it is for shows where nobody may be root.
 #[test]
 fn hosts_and_control_guests_have_the_same_capabilities() {
     let fixture = Fixture::new();

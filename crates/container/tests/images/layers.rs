@@ -17,7 +17,7 @@ fn member(bytes: &[u8]) -> Vec<u8> {
     gz.finish().unwrap()
 }
 
-/// Of zstd: a frame without content.
+/// Skippable zstd frame, which has no content.
 const SKIPPABLE: &[u8] = b"\x50\x2a\x4d\x18\x04\0\0\0TOC!";
 
 fn config(diff_ids: &[String]) -> String {
