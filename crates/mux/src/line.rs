@@ -2,7 +2,8 @@
 //!
 //! Frames that wait are copied into a ring of bytes that the control thread makes, as long as
 //! [`Impairments::line_bytes`] says, so that a long and fast vlink holds no packets of the pool. What is drawn for a frame follows from the seed
-//! and from how many frames were before it, whatever the other settings: a run can be repeated.
+//! and from how many frames were before it, whatever the other settings: a run can be repeated. Jitter also follows from
+//! when frames come.
 //!
 //! Frames leave in the order in which they came, but for those that `reorder` has overtake all that wait.
 
@@ -44,6 +45,7 @@ pub struct Fate {
 pub struct Line {
     what: Impairments,
     random: Pcg64Mcg,
+    jitter: Jitter,
     /// Frames are put into the last one, and taken from the first that has any. There are several where a change
     /// asked for another length while frames were waiting: those that have to wait behind these are put beside them.
     rings: Vec<Ring>,
@@ -52,6 +54,54 @@ pub struct Line {
     frames: usize,
     /// When the youngest goes.
     last_ns: u64,
+}
+
+/// A delay between 0 and a range, as a function of time: each delay of the range is equally likely at any time, and
+/// no frame overtakes the frame before it.
+///
+/// A point moves round a circle of twice the range, up on one half and down on the other. Its first place is uniform
+/// on the circle. How far it moves does not depend on where it is, so its place stays uniform, and so does the delay.
+/// It moves more slowly than time passes, so the time at which frames leave never goes back.
+#[derive(Clone, Copy, Debug, Default)]
+struct Jitter {
+    /// The point's place when its speed was drawn, and when that was.
+    place: u64,
+    since_ns: u64,
+    /// Nanoseconds of delay in [`SPEED_UNIT`] nanoseconds.
+    speed: u64,
+    /// When the last frame came.
+    last_ns: Option<u64>,
+}
+
+const SPEED_UNIT: u64 = 1 << 16;
+
+/// Slowest and fastest change of the delay. A falling delay brings frames closer together, at most twice as close.
+const SPEED_MIN: u64 = SPEED_UNIT / 8;
+const SPEED_MAX: u64 = SPEED_UNIT / 2;
+
+/// A new speed is drawn after so many times the range, so that the changes have no period.
+const SPEED_RANGES: u64 = 4;
+
+impl Jitter {
+    /// The delay of a frame that comes at `now_ns`, 0 to `range_ns`; `drawn` is random.
+    fn next(&mut self, now_ns: u64, range_ns: u64, drawn: u32) -> u64 {
+        let circle = 2 * (range_ns + 1);
+        let apart = |last_ns| now_ns.saturating_sub(last_ns) >= range_ns;
+        // No delay of the range has such a frame overtake the last one.
+        let is_free = self.last_ns.is_none_or(apart);
+        self.last_ns = Some(now_ns);
+        let gone_ns = now_ns.saturating_sub(self.since_ns);
+        let place = match is_free {
+            true => scale(drawn, circle),
+            false => (self.place + gone_ns * self.speed / SPEED_UNIT) % circle,
+        };
+        if is_free || gone_ns >= SPEED_RANGES * range_ns {
+            // By the low bits: the place follows from the high ones.
+            self.speed = SPEED_MIN + scale(drawn << 16, SPEED_MAX - SPEED_MIN);
+            (self.place, self.since_ns) = (place, now_ns);
+        }
+        place.min(circle - 1 - place)
+    }
 }
 
 /// Rings of a line at most: changes beyond that, while frames of the first of them are waiting, have the last one go
@@ -100,7 +150,8 @@ impl Line {
     /// With room for `bytes`, which takes no memory before frames wait there.
     pub fn new(what: Impairments, bytes: usize) -> Self {
         let random = Pcg64Mcg::new(u128::from(what.seed) << 64 | 0xda3e_39cb_94b9_5bdb);
-        Self { what, random, rings: vec![Ring::new(bytes)], at: 0, frames: 0, last_ns: 0 }
+        let (jitter, rings) = (Jitter::default(), vec![Ring::new(bytes)]);
+        Self { what, random, jitter, rings, at: 0, frames: 0, last_ns: 0 }
     }
 
     /// Goes on where `old` stopped: what waits leaves when it was to, and before what comes. What is drawn goes on
@@ -108,6 +159,9 @@ impl Line {
     pub fn take_over(&mut self, old: &mut Self) {
         if old.what.seed == self.what.seed {
             self.random = old.random.clone();
+        }
+        if old.what.jitter_ns == self.what.jitter_ns {
+            self.jitter = old.jitter;
         }
         (self.frames, self.last_ns) = (old.frames, old.last_ns);
         if old.frames == 0 {
@@ -142,17 +196,16 @@ impl Line {
         let (corrupt, reorder) = (second as u32, (second >> 32) as u32);
         let (bit, jitter) = (third as u32, (third >> 32) as u32);
         let what = &self.what;
+        let jitter_ns = what.jitter_ns.min(what.delay_ns);
+        let spread_ns = self.jitter.next(now_ns, 2 * jitter_ns, jitter);
         // Behind those that still wait for a delay that there was.
         let waits = (what.delay_ns > 0 || self.frames > 0) && !hits(what.reorder, reorder);
-        let at_ns = waits.then(|| {
-            let jitter_ns = what.jitter_ns.min(what.delay_ns);
-            let spread = (u128::from(2 * jitter_ns + 1) * u128::from(jitter)) >> 32;
-            (now_ns + what.delay_ns - jitter_ns + spread as u64).max(self.last_ns)
-        });
+        let at_ns = now_ns + what.delay_ns - jitter_ns + spread_ns;
+        let at_ns = waits.then(|| at_ns.max(self.last_ns));
         Fate {
             lost: hits(what.loss, loss),
             twice: hits(what.duplicate, duplicate),
-            corrupt: hits(what.corrupt, corrupt).then(|| scale(bit, bytes * 8)),
+            corrupt: hits(what.corrupt, corrupt).then(|| scale(bit, bytes as u64 * 8) as usize),
             at_ns,
         }
     }
@@ -280,8 +333,8 @@ impl Ring {
 const SKIP: u16 = u16::MAX;
 
 /// A number below `end`, by one drawn.
-fn scale(drawn: u32, end: usize) -> usize {
-    ((u128::from(drawn) * end as u128) >> 32) as usize
+fn scale(drawn: u32, end: u64) -> u64 {
+    ((u128::from(drawn) * u128::from(end)) >> 32) as u64
 }
 
 #[cfg(test)]
@@ -438,6 +491,56 @@ mod tests {
             let lost = |fates: Vec<Fate>| fates.into_iter().map(|fate| fate.lost).collect::<Vec<_>>();
             prop_assert_eq!(lost(fates(what)), lost(fates(mixed)));
         }
+
+        #[test]
+        fn jitter_lets_no_frame_overtake(
+            range_ns in 0u64..40_000_000,
+            frames in prop::collection::vec((prop_oneof![0u64..3, 0u64..100_000, 0u64..50_000_000], any::<u32>()), 1..300),
+        ) {
+            let mut jitter = Jitter::default();
+            let (mut now_ns, mut last_ns) = (0, 0);
+            for (gap_ns, drawn) in frames {
+                now_ns += gap_ns;
+                let delay_ns = jitter.next(now_ns, range_ns, drawn);
+                prop_assert!(delay_ns <= range_ns);
+                prop_assert!(now_ns + delay_ns >= last_ns);
+                last_ns = now_ns + delay_ns;
+            }
+        }
+    }
+
+    /// By the largest distance of the distribution of delays to the uniform one (Kolmogorov and Smirnov). As the
+    /// distance of the means is no more, it bounds that, too.
+    #[test]
+    fn delays_are_uniform_at_any_rate_of_frames() {
+        let (delay_ns, jitter_ns) = (30_000_000, 20_000_000);
+        let distance = |fps: u64, seconds: u64, seed: u64| {
+            let what = Impairments { delay_ns, jitter_ns, seed, ..Impairments::default() };
+            let mut line = Line::new(what, 1 << 20);
+            let delays = (0..fps * seconds).map(|number| {
+                let now_ns = number * 1_000_000_000 / fps;
+                while line.first().is_some_and(|first| first.at_ns <= now_ns) {
+                    line.end_first();
+                }
+                let at_ns = line.draw(now_ns, 0).at_ns.unwrap();
+                assert!(line.put(at_ns, 0, &[]));
+                (at_ns - now_ns - (delay_ns - jitter_ns)) as f64 / (2 * jitter_ns) as f64
+            });
+            let mut delays: Vec<f64> = delays.collect();
+            delays.sort_unstable_by(f64::total_cmp);
+            let part = 1.0 / delays.len() as f64;
+            let distances = delays.iter().enumerate().map(|(number, delay)| {
+                let (before, after) = (number as f64 * part, (number + 1) as f64 * part);
+                (delay - before).abs().max((delay - after).abs())
+            });
+            distances.fold(0.0, f64::max)
+        };
+        for (fps, seconds) in [(10, 1000), (1_000, 60), (100_000, 20)] {
+            for seed in 0..2 {
+                let distance = distance(fps, seconds, seed);
+                assert!(distance < 0.03, "{distance} at {fps} frames a second");
+            }
+        }
     }
 
     /// χ² of 100 equal parts, 99 degrees of freedom: above 160 once in 10,000 times, and the seed is fixed.
@@ -457,8 +560,10 @@ mod tests {
         let mut line = Line::new(what, 0);
         let mut hits = [0usize; 4];
         let (mut jitter, mut bits) = ([0usize; 100], [0usize; 100]);
-        for _ in 0..N {
-            let fate = line.draw(0, 100);
+        for number in 0..N as u64 {
+            // So far apart that each frame's delay is drawn by itself.
+            let now_ns = number * 2_000_000;
+            let fate = line.draw(now_ns, 100);
             for (hits, hit) in hits.iter_mut().zip([
                 fate.lost,
                 fate.twice,
@@ -471,7 +576,7 @@ mod tests {
                 bits[bit / 8] += 1;
             }
             if let Some(at_ns) = fate.at_ns {
-                jitter[((at_ns - 500_000) * 100 / 1_000_001) as usize] += 1;
+                jitter[((at_ns - now_ns - 500_000) * 100 / 1_000_001) as usize] += 1;
             }
         }
         for hits in hits {
