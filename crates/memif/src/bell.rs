@@ -16,6 +16,7 @@
 use std::cell::OnceCell;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::event::EventfdFlags;
@@ -32,22 +33,31 @@ const IOCB_FLAG_RESFD: u32 = 1;
 const EVENTS: usize = 64;
 
 /// CPU time of a ring from which on it is slow, nanoseconds: about that of 1,000 waiters, where one
-/// takes 1 to 3 µs.
+/// takes 1 to 3 µs. On a slow machine it is [`SLOW_OWN_RINGS`] instead.
 const SLOW_NS: u64 = 50_000;
 
 /// CPU time of a ring up to which it is quick, nanoseconds: that of one waiter on another CPU of a virtual
-/// machine, 8 to 16 µs, or of some hundred on this one.
+/// machine, 8 to 16 µs, or of some hundred on this one. On a slow machine it is [`QUICK_OWN_RINGS`] instead.
 const QUICK_NS: u64 = 20_000;
 
+/// The same in rings of a doorbell that nobody waits for. These take 0.5 to 1.5 µs on an ordinary machine, and 5 to
+/// 10 µs on an emulated CPU, where a ring that wakes a thread takes 15 to 30 times as long.
+const SLOW_OWN_RINGS: u64 = 100;
+const QUICK_OWN_RINGS: u64 = 14;
+
+/// Rings from which the time of one is taken.
+const OWN_RINGS: usize = 33;
+
 /// A bell is [trusted](Bell::is_trusted) after a time like this of which its rings took no more than this part
-/// beyond [`QUICK_NS`] each, nanoseconds. Interrupts and a busy machine are charged to some.
+/// beyond the quick time each, nanoseconds. Interrupts and a busy machine are charged to some.
 const TRUST_NS: u64 = 1_000_000_000;
 const EXCESS_NS_MAX: u64 = TRUST_NS / 100;
 
 /// Slow rings in a row, and nanoseconds that they took together, that are a fault. One may be slow
-/// because an interrupt was charged to it.
+/// because an interrupt was charged to it. Each second as much is forgiven.
 const SLOW_RINGS: u32 = 3;
 const SLOW_SUM_NS: u64 = 20_000_000;
+const FORGIVEN_PART: u64 = 1_000_000_000 / SLOW_SUM_NS;
 
 /// What of [`Bell::fault`].
 const NO_EVENTFD: u32 = 1;
@@ -58,14 +68,93 @@ const TOO_SLOW: u32 = 2;
 pub struct Bell {
     fd: OwnedFd,
     asked: AtomicBool,
+    cost: Cost,
+    fault: AtomicU32,
+}
+
+/// CPU times from which on a ring is not quick, and is slow, on this machine, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    quick_ns: u64,
+    slow_ns: u64,
+}
+
+impl Limits {
+    /// Where a ring that wakes nobody takes `own_ns`.
+    fn new(own_ns: u64) -> Self {
+        Self {
+            quick_ns: QUICK_NS.max(QUICK_OWN_RINGS * own_ns),
+            slow_ns: SLOW_NS.max(SLOW_OWN_RINGS * own_ns),
+        }
+    }
+
+    /// Of this machine, measured once. Fails if the kernel has no means to ring.
+    fn measured() -> io::Result<Self> {
+        static LIMITS: OnceLock<Limits> = OnceLock::new();
+        if let Some(limits) = LIMITS.get() {
+            return Ok(*limits);
+        }
+        let bell = eventfd()?;
+        let mut took_ns = [0; OWN_RINGS];
+        for took_ns in &mut took_ns {
+            let (time_ns, rung) = time_of(|| ring_of_peer(bell.as_fd()));
+            rung?;
+            *took_ns = time_ns;
+        }
+        took_ns.sort_unstable();
+        Ok(*LIMITS.get_or_init(|| Self::new(took_ns[OWN_RINGS / 2])))
+    }
+}
+
+/// What the rings of a bell cost.
+#[derive(Debug)]
+struct Cost {
+    limits: Limits,
+    /// Slow rings in a row, what they took less what is forgiven, and when the last was.
     slow: AtomicU32,
     slow_ns: AtomicU64,
+    slow_at_ns: AtomicU64,
     /// When the current time of [`TRUST_NS`] began, nanoseconds, what rings took too long in it, and
     /// whether the time before was good.
     since_ns: AtomicU64,
     excess_ns: AtomicU64,
     was_good: AtomicBool,
-    fault: AtomicU32,
+}
+
+impl Cost {
+    fn new(limits: Limits, now_ns: u64) -> Self {
+        let (slow, slow_ns, slow_at_ns) = Default::default();
+        let (excess_ns, was_good) = Default::default();
+        let since_ns = AtomicU64::new(now_ns);
+        Self { limits, slow, slow_ns, slow_at_ns, since_ns, excess_ns, was_good }
+    }
+
+    /// Counts a ring that took so much CPU time. False if the bell's rings take too long.
+    fn add(&self, now_ns: u64, took_ns: u64) -> bool {
+        let excess_ns = took_ns.saturating_sub(self.limits.quick_ns);
+        self.excess_ns.fetch_add(excess_ns, Ordering::Relaxed);
+        if now_ns.saturating_sub(self.since_ns.load(Ordering::Relaxed)) >= TRUST_NS {
+            self.since_ns.store(now_ns, Ordering::Relaxed);
+            let excess_ns = self.excess_ns.swap(0, Ordering::Relaxed);
+            self.was_good.store(excess_ns <= EXCESS_NS_MAX, Ordering::Relaxed);
+        }
+        if took_ns < self.limits.slow_ns {
+            self.slow.store(0, Ordering::Relaxed);
+            self.slow_ns.store(0, Ordering::Relaxed);
+            return true;
+        }
+        let gone_ns = now_ns.saturating_sub(self.slow_at_ns.swap(now_ns, Ordering::Relaxed));
+        let before_ns = self.slow_ns.load(Ordering::Relaxed);
+        let slow_ns = before_ns.saturating_sub(gone_ns / FORGIVEN_PART) + took_ns;
+        self.slow_ns.store(slow_ns, Ordering::Relaxed);
+        let slow = self.slow.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        slow < SLOW_RINGS || slow_ns < SLOW_SUM_NS
+    }
+
+    fn is_low(&self) -> bool {
+        self.was_good.load(Ordering::Relaxed)
+            && self.excess_ns.load(Ordering::Relaxed) <= EXCESS_NS_MAX
+    }
 }
 
 impl Bell {
@@ -74,23 +163,16 @@ impl Bell {
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let kind = rustix::fs::readlink(link, Vec::new()).ok()?;
         let is_eventfd = kind.as_bytes() == b"anon_inode:[eventfd]";
-        let (slow, slow_ns, excess_ns, fault) = Default::default();
-        let (asked, was_good) = Default::default();
-        let since_ns = AtomicU64::new(time_ns(ClockId::Monotonic));
-        is_eventfd.then_some(Self {
-            fd,
-            asked,
-            slow,
-            slow_ns,
-            since_ns,
-            excess_ns,
-            was_good,
-            fault,
-        })
+        let limits = Limits::measured().unwrap_or(Limits::new(0));
+        let cost = Cost::new(limits, time_ns(ClockId::Monotonic));
+        let (asked, fault) = Default::default();
+        is_eventfd.then_some(Self { fd, asked, cost, fault })
     }
 
-    /// Fails if this kernel has no means to ring a client's doorbell (`CONFIG_AIO`).
+    /// Fails if this kernel has no means to ring a client's doorbell (`CONFIG_AIO`). The first call measures how long
+    /// a ring takes on this machine.
     pub fn probe() -> io::Result<()> {
+        Limits::measured()?;
         ring_of_peer(eventfd()?.as_fd())
     }
 
@@ -103,27 +185,12 @@ impl Bell {
     /// Rings, without waiting for the client; takes as long as the client has waiters.
     pub fn ring(&self) -> Result<(), Fault> {
         self.asked.swap(false, Ordering::AcqRel);
-        let before = time_ns(ClockId::ThreadCPUTime);
-        if ring_of_peer(self.fd.as_fd()).is_err() {
+        let (took_ns, rung) = time_of(|| ring_of_peer(self.fd.as_fd()));
+        if rung.is_err() {
             self.fault.store(NO_EVENTFD, Ordering::Relaxed);
         }
-        let took_ns = time_ns(ClockId::ThreadCPUTime).saturating_sub(before);
-        self.excess_ns.fetch_add(took_ns.saturating_sub(QUICK_NS), Ordering::Relaxed);
-        let now_ns = time_ns(ClockId::Monotonic);
-        if now_ns.saturating_sub(self.since_ns.load(Ordering::Relaxed)) >= TRUST_NS {
-            self.since_ns.store(now_ns, Ordering::Relaxed);
-            let excess_ns = self.excess_ns.swap(0, Ordering::Relaxed);
-            self.was_good.store(excess_ns <= EXCESS_NS_MAX, Ordering::Relaxed);
-        }
-        if took_ns < SLOW_NS {
-            self.slow.store(0, Ordering::Relaxed);
-            self.slow_ns.store(0, Ordering::Relaxed);
-        } else {
-            let slow = self.slow.fetch_add(1, Ordering::Relaxed) + 1;
-            let slow_ns = self.slow_ns.fetch_add(took_ns, Ordering::Relaxed) + took_ns;
-            if slow >= SLOW_RINGS && slow_ns >= SLOW_SUM_NS {
-                self.fault.store(TOO_SLOW, Ordering::Relaxed);
-            }
+        if !self.cost.add(time_ns(ClockId::Monotonic), took_ns) {
+            self.fault.store(TOO_SLOW, Ordering::Relaxed);
         }
         self.fault()
     }
@@ -132,8 +199,7 @@ impl Bell {
     /// waiters after that costs that thread a hundredth of a second, or one ring.
     #[inline]
     pub fn is_trusted(&self) -> bool {
-        self.was_good.load(Ordering::Relaxed)
-            && self.excess_ns.load(Ordering::Relaxed) <= EXCESS_NS_MAX
+        self.cost.is_low()
     }
 
     /// What was wrong with it when it was rung.
@@ -157,6 +223,13 @@ impl AsFd for Bell {
 fn time_ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// CPU time that something takes, nanoseconds, and what it returns.
+fn time_of<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let before = time_ns(ClockId::ThreadCPUTime);
+    let done = work();
+    (time_ns(ClockId::ThreadCPUTime).saturating_sub(before), done)
 }
 
 /// A new doorbell.
@@ -318,6 +391,42 @@ mod tests {
         assert!(Bell::of_peer(a).is_none());
         assert!(Bell::of_peer(tempfile::tempfile().unwrap().into()).is_none());
         assert!(Bell::of_peer(eventfd().unwrap()).is_some_and(|bell| bell.ring().is_ok()));
+    }
+
+    const MS: u64 = 1_000_000;
+    const US: u64 = 1_000;
+
+    /// Rings until the first that is a fault, if any is: each takes so much, and comes so long after the one before.
+    fn fault(cost: &Cost, rings: u64, every_ns: u64, took_ns: u64) -> Option<u64> {
+        (1..=rings).find(|ring| !cost.add(ring * every_ns, took_ns))
+    }
+
+    /// To wake one thread there takes what only many waiters take on an ordinary machine.
+    #[test]
+    fn a_slow_machine_has_slow_rings_and_no_fault() {
+        let cost = |own_ns| Cost::new(Limits::new(own_ns), 0);
+        let (slow, ordinary) = (cost(8 * US), cost(US / 2));
+        assert_eq!(fault(&slow, 10_000, MS, 110 * US), None);
+        assert!(slow.is_low());
+        assert_eq!(fault(&ordinary, 10_000, MS, 110 * US), Some(222));
+        assert!(!ordinary.is_low());
+        assert_eq!(fault(&slow, 10_000, MS, 700 * US), None);
+        // 50,000 waiters are a fault on either.
+        assert_eq!(fault(&cost(8 * US), 10, MS, 7 * MS), Some(3));
+        assert_eq!(fault(&cost(US / 2), 10, MS, 7 * MS), Some(3));
+    }
+
+    #[test]
+    fn slow_rings_are_a_fault_by_what_they_take_in_a_second() {
+        let fault = |every_ns, took_ns| {
+            fault(&Cost::new(Limits::new(US / 2), 0), 100_000, every_ns, took_ns)
+        };
+        assert_eq!(fault(100 * MS, 60 * US), None);
+        assert_eq!(fault(MS, 49 * US), None);
+        assert_eq!(fault(5 * MS, 99 * US), None);
+        assert!(fault(4 * MS, 100 * US).is_some());
+        // However long one takes.
+        assert_eq!(fault(3_000 * MS, 2_000 * MS), Some(3));
     }
 
     /// What makes epoll instances that wait 500 times each for an eventfd, up to a count of them: once for each
