@@ -252,6 +252,7 @@ fn text(sample: &Sample) -> String {
         + &section("Forwarding guests", &guests(stats))
         + &section("Engines", &engines(stats))
         + &section("Queues", &queues(stats))
+        + &section("Impairments", &impairments(stats))
         + &section("Drops", &drops(stats))
         + &section("External interfaces", &externals(stats))
 }
@@ -344,6 +345,16 @@ fn engines(stats: &Stats) -> String {
     )
 }
 
+/// What links did to frames on purpose, beside loss, which is among the drops.
+fn impairments(stats: &Stats) -> String {
+    let rows = ports(stats).filter_map(|(name, port)| {
+        let counts = [port.corrupted, port.duplicated, port.reordered];
+        let [a, b, c] = counts.map(|count| count.to_string());
+        (counts != [0; 3]).then_some([name, a, b, c])
+    });
+    or_nothing(["PORT", "CORRUPTED", "DUPLICATED", "REORDERED"], rows.collect())
+}
+
 fn drops(stats: &Stats) -> String {
     let ports = ports(stats).map(|(name, port)| (name, &port.dropped));
     let outside = stats.externals.iter();
@@ -422,6 +433,23 @@ mod tests {
         assert_eq!((leave.cycles, leave.share), (0, 0.0));
         // A new mux counts from nothing.
         assert_eq!(cycles(&now, &before).workers[0].cycles, 1500);
+    }
+
+    #[test]
+    fn impairments_have_a_table_where_there_are_some() {
+        let mut stats = sample(0, 1, 100, 0);
+        assert_eq!(impairments(&stats), "");
+        let node = stats.vnets.get_mut("red").unwrap().nodes.get_mut("r1").unwrap();
+        let port = node.ports.get_mut("eth0").unwrap();
+        (port.corrupted, port.duplicated, port.reordered) = (11, 22, 33);
+        node.ports.insert("eth1".into(), PortStats::default());
+        let text = text(&Sample { stats, rates: None });
+        let table = text.split("\nImpairments\n").nth(1).expect("a table");
+        let words: Vec<_> = table.split_whitespace().collect();
+        assert_eq!(
+            words,
+            ["PORT", "CORRUPTED", "DUPLICATED", "REORDERED", "red/r1:eth0", "11", "22", "33"]
+        );
     }
 
     #[test]
