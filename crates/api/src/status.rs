@@ -59,6 +59,9 @@ pub enum ConditionKind {
     /// Something in the control guest's kernel may treat packets otherwise than forwarding guests do: see
     /// `kernelHooks` of the spec.
     KernelHooks,
+    /// A limit of the spec drops a node's packets: `puntLimits` or `floodPps`. The condition goes when
+    /// the limit has dropped nothing for 10 s.
+    LimitDrops,
     /// A guest changed its end of a port whose link stays in the kernel: its name, its MTU, its link address, or that it
     /// is up. It hurts itself alone, and the condition goes when the guest undoes it.
     PortChanged,

@@ -233,7 +233,8 @@ struct Bench {
     path: PathBuf,
     _directory: tempfile::TempDir,
     _commands: mpsc::SyncSender<pdp_mux::worker::Command>,
-    _dropped: mpsc::Receiver<pdp_mux::connections::Dropped>,
+    /// Connections that ended, with their descriptors.
+    dropped: mpsc::Receiver<pdp_mux::connections::Dropped>,
 }
 
 impl Bench {
@@ -269,7 +270,7 @@ impl Bench {
             path,
             _directory: directory,
             _commands: commands,
-            _dropped: ended,
+            dropped: ended,
         }
     }
 
@@ -349,7 +350,7 @@ fn vnet() -> Vnet {
             matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff, 0xff] }],
             class: 1,
         }],
-        punt_limits: [none; 4],
+        punt_limits: [none; 5],
         engine: None,
     };
     let node = |name: &str, ports: Vec<Port>, router| Node {
@@ -464,6 +465,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
     };
     let live = Live::new(&vnet(), 0, 7, outside);
     bench.worker.replace(0, Some(live));
+    bench.dropped.try_iter().for_each(drop);
     let mut peers = [
         bench.attach("h1", Who::Tap),
         bench.attach("r1", Who::Guest(0)),

@@ -11,13 +11,13 @@
 //! | from a vport that the mirror has not named | punt local | |
 //! | by a vport all of whose frames something in the kernel takes (a bridge, `tc`) | punt hook | |
 //! | to a group address: ARP, neighbour discovery | punt neighbour | |
-//! | to a group address: anything else (OSPF, IS-IS, DHCP, …) | punt local | RFC 1812 5.3.4 |
+//! | to a group address: anything else (OSPF, IS-IS, DHCP, …) | punt local or control | RFC 1812 5.3.4 |
 //! | to another station's address, none of the vport's macvlans either | drop not-for-us | |
 //! | ARP | punt neighbour | |
-//! | neither IPv4 nor IPv6 | punt local | |
+//! | neither IPv4 nor IPv6 | punt local or control | |
 //! | broken header: version, lengths, IPv4 checksum | drop malformed | RFC 1812 5.2.2 |
 //! | neighbour discovery | punt neighbour | RFC 4861 |
-//! | to an address of the router, to a multicast or link-local address | punt local | RFC 4291 2.5.6 |
+//! | to an address of the router, to a multicast or link-local address | punt local or control | RFC 4291 2.5.6 |
 //! | to or from an address that no packet on a link may have | drop policy | RFC 1812 5.3.7 |
 //! | IPv4 from an address of the router | drop policy | RFC 1812 5.3.8, fib_validate_source |
 //! | by a vport whose packets of this family a hook of the kernel may treat otherwise | punt hook | |
@@ -25,13 +25,18 @@
 //! | from a link-local IPv6 address | punt exception | RFC 4443 3.1 |
 //! | IPv4 options, IPv6 hop-by-hop options | punt exception | RFC 8200 4.3 |
 //! | TTL or hop limit 0 or 1 | punt exception | RFC 1812 5.3.1 |
-//! | no route; a route that the kernel answers for | punt exception | RFC 1812 5.2.7.1 |
+//! | no route | punt exception | RFC 1812 5.2.7.1 |
+//! | a route that only the kernel can follow: into a tunnel, unreachable, … | punt hook | |
 //! | a blackhole route | drop blackhole | |
 //! | the way's vport is down; larger than its MTU or the route's | punt exception | RFC 1191, RFC 8201 |
+//! | the same of IPv4 without DF, which the kernel makes fragments of | punt hook | RFC 791 2.3 |
 //! | one of several ways, where the kernel chooses otherwise; a way that is hooked | punt hook | |
 //! | the neighbour's link address is not known | punt neighbour | |
 //! | the same, and it is no gateway, and many such stations are asked for already, whatever else the packet would be punted for | drop unresolved | |
 //! | else | out of the way's vport | |
+//!
+//! `control` is what routing protocols send, of what goes to the router itself: LLC frames (IS-IS, spanning tree), and
+//! IP packets with a DSCP of CS6 or CS7 (RFC 4594 3.1).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -56,8 +61,12 @@ const LOCAL: Decision = Decision::Punt(PuntClass::Local);
 const NEIGHBOUR: Decision = Decision::Punt(PuntClass::Neighbour);
 const EXCEPTION: Decision = Decision::Punt(PuntClass::Exception);
 const HOOK: Decision = Decision::Punt(PuntClass::Hook);
+const CONTROL: Decision = Decision::Punt(PuntClass::Control);
 const MALFORMED: Decision = Decision::Drop(GuestDrop::Malformed);
 const POLICY: Decision = Decision::Drop(GuestDrop::Policy);
+
+/// Smallest traffic class with a DSCP of CS6.
+const CS6: u8 = 48 << 2;
 
 /// Frames that are decided on together at most.
 pub const FRAMES_MAX: usize = 64;
@@ -101,7 +110,7 @@ impl Routed {
             return Decision::Drop(GuestDrop::PortDown);
         };
         if self.packet_bytes > egress.mtu {
-            return EXCEPTION;
+            return too_big(frames.bytes(self.frame()));
         }
         let mut addresses = [0; 12];
         addresses[..6].copy_from_slice(&to);
@@ -270,7 +279,7 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     if to[0] & 1 != 0 {
         let discovery = kind == ether::kind::IPV6
             && ipv6::Header::parse(packet).is_some_and(|ip| ipv6::is_discovery(packet, &ip));
-        return Err(if kind == ether::kind::ARP || discovery { NEIGHBOUR } else { LOCAL });
+        return Err(if kind == ether::kind::ARP || discovery { NEIGHBOUR } else { own(kind, packet) });
     }
     if to != vport.mac && !vport.macs.iter().any(|mac| to == mac) {
         return Err(Decision::Drop(GuestDrop::NotForUs));
@@ -278,28 +287,40 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     match kind {
         ether::kind::IPV4 => {
             let header = ipv4::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v4(fib, vport, &header).map(|punt| Packet::V4(header, punt))
+            classify_v4(fib, vport, packet, &header).map(|punt| Packet::V4(header, punt))
         }
         ether::kind::IPV6 => {
             let header = ipv6::Header::parse(packet).ok_or(MALFORMED)?;
             classify_v6(fib, vport, packet, &header).map(|punt| Packet::V6(header, punt))
         }
         ether::kind::ARP => Err(NEIGHBOUR),
-        _ => Err(LOCAL),
+        _ => Err(own(kind, packet)),
     }
+}
+
+/// Decides on a packet for the router itself.
+#[cold]
+fn own(kind: u16, packet: &[u8]) -> Decision {
+    let is_control = match (kind, packet) {
+        (ether::kind::IPV4, [_, tos, ..]) => *tos >= CS6,
+        (ether::kind::IPV6, [first, second, ..]) => first << 4 | second >> 4 >= CS6,
+        _ => kind < ether::kind::MIN,
+    };
+    if is_control { CONTROL } else { LOCAL }
 }
 
 #[inline]
 fn classify_v4(
     fib: &Fib,
     vport: &Vport,
+    packet: &[u8],
     header: &ipv4::Header,
 ) -> Result<Option<PuntClass>, Decision> {
     let &ipv4::Header { source, destination, .. } = header;
     // 0/8 and 127/8 (RFC 1122 3.2.1.3), and from 224/4 on: multicast, reserved, broadcast.
     let never = |address: u32| matches!((address >> 24) as u8, 0 | 127 | 224..);
     if destination >> 28 == 0xe || destination == u32::MAX || fib.is_local_v4(destination) {
-        Err(LOCAL)
+        Err(own(ether::kind::IPV4, packet))
     } else if never(destination) || never(source) || fib.is_own_v4(source) {
         Err(POLICY)
     } else if vport.hooked.v4 {
@@ -328,7 +349,7 @@ fn classify_v6(
     {
         Err(NEIGHBOUR)
     } else if multicast(destination) || link_local(destination) || fib.is_local_v6(destination) {
-        Err(LOCAL)
+        Err(own(ether::kind::IPV6, packet))
     } else if never(destination) || never(source) || multicast(source) {
         Err(POLICY)
     } else if vport.hooked.v6 {
@@ -350,6 +371,15 @@ struct Found {
     packet_bytes_max: u32,
     /// Whether all packets of its route go there that are no larger.
     all: bool,
+}
+
+/// Decides on a frame with an IP packet that is larger than its path carries.
+#[cold]
+fn too_big(frame: &[u8]) -> Decision {
+    match frame.split_first_chunk::<{ ether::HEADER_BYTES }>() {
+        Some(([.., 0x08, 0x00], packet)) if !ipv4::must_not_be_fragmented(packet) => HOOK,
+        _ => EXCEPTION,
+    }
 }
 
 /// The rules from the route on, for the packets of one family. Those that go out get their link header, their
@@ -404,7 +434,8 @@ fn find(
     let group = match Fib::route(value) {
         Route::Group(group) => group,
         Route::Drop => return or(punt, Decision::Drop(GuestDrop::Blackhole)),
-        Route::Punt | Route::None => return or(punt, EXCEPTION),
+        Route::Punt => return or(punt, HOOK),
+        Route::None => return or(punt, EXCEPTION),
     };
     let frame = packet.frame as usize;
     let Some(way) = fib.way(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
@@ -418,7 +449,7 @@ fn find(
     };
     let packet_bytes_max = egress.mtu.min(way.mtu);
     if packet.packet_bytes > packet_bytes_max {
-        punt = punt.or(Some(EXCEPTION));
+        punt = punt.or_else(|| Some(too_big(frames.bytes(frame))));
     }
     let back = if v6 { egress.hooked.back_v6 } else { egress.hooked.back_v4 };
     if egress.hooked.out || back && way.vport == frames.vport(frame) {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use etherparse::PacketBuilder;
+use etherparse::{IpHeaders, PacketBuilder};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use pdp_proto::routes::{Hooked, Hop, Target, ToGuest, Vport};
 use pdp_wire::tag::{GuestDrop, PuntClass};
@@ -109,9 +109,15 @@ impl World {
             && (packet[4], packet[5]) != (0, 0)
             && (133..=137).contains(&packet[40]);
         let (is_v4, is_v6) = (kind == [0x08, 0x00], kind == [0x86, 0xdd]);
+        let dscp = match packet {
+            [_, tos, ..] if is_v4 => tos / 4,
+            [first, second, ..] if is_v6 => (first % 16) * 4 + second / 64,
+            _ => 0,
+        };
+        let own = if dscp >= 48 || kind[0] < 6 { PuntClass::Control } else { PuntClass::Local };
         if frame[0] % 2 == 1 {
             let neighbour = kind == [0x08, 0x06] || is_v6 && discovery;
-            return punt(if neighbour { PuntClass::Neighbour } else { PuntClass::Local });
+            return punt(if neighbour { PuntClass::Neighbour } else { own });
         }
         if frame[..6] != vport.mac && !vport.macs.iter().any(|mac| frame[..6] == *mac) {
             return drop(GuestDrop::NotForUs);
@@ -120,7 +126,7 @@ impl World {
             return punt(PuntClass::Neighbour);
         }
         if !is_v4 && !is_v6 {
-            return punt(PuntClass::Local);
+            return punt(own);
         }
         let (destination, bytes, exception): (IpAddr, usize, bool);
         if is_v4 {
@@ -136,7 +142,7 @@ impl World {
             }
             let (to, from) = (header.destination_addr(), header.source_addr());
             if to.is_multicast() || to.is_broadcast() || self.locals.contains_key(&to.into()) {
-                return punt(PuntClass::Local);
+                return punt(own);
             }
             let bad = |a: Ipv4Addr| {
                 a.is_loopback() || a.is_multicast() || a.octets()[0] == 0 || a.octets()[0] >= 240
@@ -160,7 +166,7 @@ impl World {
                 || to.is_unicast_link_local()
                 || self.locals.contains_key(&to.into())
             {
-                return punt(if discovery { PuntClass::Neighbour } else { PuntClass::Local });
+                return punt(if discovery { PuntClass::Neighbour } else { own });
             }
             let bad = |a: Ipv6Addr| a.is_loopback() || a.is_unspecified();
             if bad(to) || bad(from) || from.is_multicast() {
@@ -181,7 +187,8 @@ impl World {
         // The last of the longest prefixes that cover the destination.
         let covers = self.routes.iter().filter(|(prefix, _)| prefix.contains(&destination));
         let (hops, mtu) = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
-            None | Some((_, Target::Punt)) => return punt(PuntClass::Exception),
+            None => return punt(PuntClass::Exception),
+            Some((_, Target::Punt)) => return punt(PuntClass::Hook),
             Some((_, Target::Drop)) => return drop(GuestDrop::Blackhole),
             Some((_, Target::Group(id))) => &self.groups[*id as usize],
         };
@@ -196,7 +203,9 @@ impl World {
                 return (Decision::Punt(PuntClass::Exception), frame.to_vec());
             };
             if bytes > egress.mtu as usize || *mtu > 0 && bytes > *mtu as usize {
-                return (Decision::Punt(PuntClass::Exception), frame.to_vec());
+                let df = is_v6 || packet[6] / 64 % 2 == 1;
+                let class = if df { PuntClass::Exception } else { PuntClass::Hook };
+                return (Decision::Punt(class), frame.to_vec());
             }
             let back = if is_v4 { egress.hooked.back_v4 } else { egress.hooked.back_v6 };
             if egress.hooked.out || back && hop.vport == came_by {
@@ -376,13 +385,15 @@ fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
                 let mut header = etherparse::Ipv4Header::new(
                     payload.len() as u16, ttl, 17u8.into(), from.octets(), dst.octets(),
                 ).unwrap();
+                header.dont_fragment = options % 2 == 1;
+                header.dscp = (if options > 5 { 48 } else { 47 }).try_into().unwrap();
                 if options == 0 {
                     header.options = [1u8; 4].into();
                     header.set_payload_len(payload.len()).unwrap();
                     header.header_checksum = header.calc_header_checksum();
                 }
                 PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], to)
-                    .ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
+                    .ip(IpHeaders::Ipv4(header, Default::default()))
                     .write(&mut frame, 17u8.into(), &payload)
                     .unwrap();
                 (vport, frame)
@@ -400,6 +411,7 @@ fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
                     .write(&mut frame, 17u8.into(), &payload)
                     .unwrap();
                 frame[20] = next;
+                frame[14] |= u8::from(ttl % 2 == 1) * 0x0c;
                 (vport, frame)
             }
         ),
@@ -566,7 +578,7 @@ fn frames_of_one_route_are_decided_on_each_by_itself() {
             header.options = options.try_into().unwrap();
             let mut frame = Vec::new();
             PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], mac_of(came_by))
-                .ip(etherparse::IpHeaders::Ipv4(header, Default::default()))
+                .ip(IpHeaders::Ipv4(header, Default::default()))
                 .write(&mut frame, 17u8.into(), &vec![0; bytes.into()])
                 .unwrap();
             (came_by, frame)
@@ -574,35 +586,95 @@ fn frames_of_one_route_are_decided_on_each_by_itself() {
         let fits = || frame(0, &[], 40);
         let frames =
             vec![fits(), frame(0, &[], 41), frame(0, &[1; 4], 8), frame(1, &[], 8), fits()];
-        let exception = Decision::Punt(PuntClass::Exception);
+        let [exception, hook] = [PuntClass::Exception, PuntClass::Hook].map(Decision::Punt);
         let returns = if back { Decision::Punt(PuntClass::Hook) } else { Decision::Out(1) };
-        let want = [Decision::Out(1), exception, exception, returns, Decision::Out(1)];
+        let want = [Decision::Out(1), hook, exception, returns, Decision::Out(1)];
         assert_eq!(check(&world, frames), want);
     }
 }
 
 #[test]
-fn routing_protocols_reach_the_control_guest() {
-    let world = plain();
+fn routing_protocols_have_a_class_of_their_own() {
+    let mut world = plain();
+    world.locals = BTreeMap::from([
+        (IpAddr::from([10, 0, 0, 9]), true),
+        ("2001:db8::9".parse().unwrap(), true),
+    ]);
     let llc = |to: [u8; 6]| {
         let mut frame = to.to_vec();
         frame.extend([2, 7, 7, 7, 7, 7, 0, 30, 0xfe, 0xfe, 0x03, 0x83]);
         frame.resize(44, 0);
         (0, frame)
     };
-    let mut ospf = udp([224, 0, 0, 5], 7);
-    ospf.1[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 5]);
-    let mut arp = vec![0xff; 6];
-    arp.extend([2, 7, 7, 7, 7, 7, 8, 6]);
-    arp.resize(42, 0);
-    let frames = vec![
+    let v4 = |to: [u8; 4], dscp: u8, options: &[u8]| {
+        let mut ip = etherparse::Ipv4Header::new(8, 1, 89u8.into(), [10, 9, 9, 9], to).unwrap();
+        ip.dscp = dscp.try_into().unwrap();
+        ip.options = options.try_into().unwrap();
+        ether(IpHeaders::Ipv4(ip, Default::default()), to[0] == 224)
+    };
+    let v6 = |to: &str, dscp: u8| {
+        let to: Ipv6Addr = to.parse().unwrap();
+        let ip = etherparse::Ipv6Header {
+            traffic_class: dscp << 2,
+            next_header: 89u8.into(),
+            hop_limit: 1,
+            source: "fe80::7".parse::<Ipv6Addr>().unwrap().octets(),
+            destination: to.octets(),
+            ..Default::default()
+        };
+        ether(IpHeaders::Ipv6(ip, Default::default()), to.is_multicast())
+    };
+    let mut mpls = llc(mac_of(0));
+    mpls.1[12..14].copy_from_slice(&[0x88, 0x47]);
+    let control = [
         llc([1, 0x80, 0xc2, 0, 0, 0x14]),
-        llc([1, 0x80, 0xc2, 0, 0, 0x15]),
         llc([9, 0, 0x2b, 0, 0, 5]),
-        ospf,
-        (0, arp),
+        llc(mac_of(0)),
+        v4([224, 0, 0, 5], 48, &[]),
+        v4([224, 0, 0, 22], 48, &[0x94, 4, 0, 0]), // IGMP, with a router alert
+        v4([10, 0, 0, 9], 48, &[]),
+        v4([10, 0, 0, 9], 56, &[]),
+        v6("ff02::5", 48),
+        v6("2001:db8::9", 56),
     ];
-    let mut want = [Decision::Punt(PuntClass::Local); 5];
-    want[4] = Decision::Punt(PuntClass::Neighbour);
-    assert_eq!(check(&world, frames), want);
+    let local = [
+        v4([224, 1, 1, 1], 46, &[]),
+        v4([10, 0, 0, 9], 47, &[]),
+        v6("ff02::5", 47),
+        v6("2001:db8::9", 0),
+        mpls,
+    ];
+    let mut want = vec![Decision::Punt(PuntClass::Control); control.len()];
+    want.extend([Decision::Punt(PuntClass::Local); 5]);
+    assert_eq!(check(&world, control.into_iter().chain(local).collect()), want);
+}
+
+/// A frame with a packet of eight bytes beyond its header, to vport 0 or to a group.
+fn ether(ip: IpHeaders, group: bool) -> (u16, Vec<u8>) {
+    let to = if group { [1, 0, 0x5e, 0, 0, 5] } else { mac_of(0) };
+    let mut frame = Vec::new();
+    let builder = PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], to).ip(ip);
+    builder.write(&mut frame, 89u8.into(), &[0; 8]).unwrap();
+    (0, frame)
+}
+
+#[test]
+fn packets_that_the_kernel_forwards_are_no_exceptions() {
+    let mut world = plain();
+    world.groups[0].1 = 60;
+    world.routes.push(("40.0.0.0/8".parse().unwrap(), Target::Punt));
+    let large = |df| {
+        let mut ip = etherparse::Ipv4Header::new(41, 64, 17u8.into(), [10, 9, 9, 9], [10, 1, 1, 1])
+            .unwrap();
+        ip.dont_fragment = df;
+        let mut frame = Vec::new();
+        PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], mac_of(0))
+            .ip(IpHeaders::Ipv4(ip, Default::default()))
+            .write(&mut frame, 17u8.into(), &[0; 41])
+            .unwrap();
+        (0, frame)
+    };
+    let frames = vec![large(false), large(true), udp([40, 1, 1, 1], 7), udp([50, 1, 1, 1], 7)];
+    let want = [PuntClass::Hook, PuntClass::Exception, PuntClass::Hook, PuntClass::Exception];
+    assert_eq!(check(&world, frames), want.map(Decision::Punt));
 }

@@ -44,12 +44,14 @@ named! {
         PuntLimitException = "punt-limit-exception",
         /// As above.
         PuntLimitHook = "punt-limit-hook",
+        /// As above.
+        PuntLimitControl = "punt-limit-control",
+        /// More frames of its end than may go to all ends of its segment.
+        FloodLimit = "flood-limit",
         /// The node's TAP helper is not connected.
         NoTap = "no-tap",
         /// The TAP helper's ring is full.
         TapRingFull = "tap-ring-full",
-        /// More frames of its end than may go to all ends of its segment.
-        FloodLimit = "flood-limit",
         /// No packet for its copy, which was to go here.
         NoPacket = "no-packet",
         /// The segment has its address where it came from, or behind another tunnel than that which it came by.
@@ -93,6 +95,12 @@ named! {
         /// As what forwards said, a guest or the mux itself.
         GuestUnresolved = "guest-unresolved",
     }
+}
+
+impl Reason {
+    /// The limits of specs: from the first class of punts to floods.
+    const LIMITS: std::ops::RangeInclusive<usize> =
+        Self::PuntLimitLocal as usize..=Self::FloodLimit as usize;
 }
 
 impl From<GuestDrop> for Reason {
@@ -210,6 +218,8 @@ pub struct PortCounters {
     /// Frames that a capture did not get.
     pub capture_missed: u64,
     dropped: ByReason,
+    /// When each of [`Reason::LIMITS`] last dropped a frame, nanoseconds of the worker's clock; 0: never.
+    limited_ns: [u64; PuntClass::ALL.len() + 1],
 }
 
 /// A counter for each reason.
@@ -233,8 +243,16 @@ impl PortCounters {
         self.dropped.0[reason as usize] += frames;
     }
 
+    /// Notes that a limit of the spec, which is the reason, drops a frame now.
+    pub fn limit(&mut self, reason: Reason, now_ns: u64) {
+        self.limited_ns[reason as usize - *Reason::LIMITS.start()] = now_ns;
+    }
+
     /// For the API: reasons that never occurred are left out.
-    pub fn stats(&self) -> mux::PortStats {
+    pub fn stats(&self, now_ns: u64) -> mux::PortStats {
+        let lately_ns = now_ns.saturating_sub(mux::LIMITING_S * 1_000_000_000);
+        let limiting = self.limited_ns.into_iter().zip(Reason::LIMITS);
+        let limiting = limiting.filter(|(at_ns, _)| *at_ns > lately_ns);
         mux::PortStats {
             received: self.received,
             received_bytes: self.received_bytes,
@@ -252,6 +270,7 @@ impl PortCounters {
             waiting: 0,
             queues: vec![],
             underlay: None,
+            limiting: limiting.map(|(_, at)| Reason::ALL[at].name().into()).collect(),
         }
     }
 }
@@ -259,6 +278,8 @@ impl PortCounters {
 /// Counters of a node as a worker copies them: without the names of its ports.
 #[derive(Debug)]
 pub struct Counted {
+    /// When, nanoseconds of the worker's clock.
+    pub(crate) now_ns: u64,
     /// Of each port, and how many frames wait at its link.
     pub(crate) ports: Vec<(PortCounters, usize)>,
     pub(crate) guests: BTreeMap<u32, mux::GuestStats>,
@@ -270,10 +291,10 @@ pub struct Counted {
 impl Counted {
     /// For the API, with the names of the ports in order.
     pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
-        let Self { ports, guests, in_flight, tap_connected, engine } = self;
+        let Self { now_ns, ports, guests, in_flight, tap_connected, engine } = self;
         let stats = ports.iter().map(|(counters, waiting)| mux::PortStats {
             waiting: *waiting as u64,
-            ..counters.stats()
+            ..counters.stats(now_ns)
         });
         let ports = names.map(str::to_string).zip(stats).collect();
         mux::NodeStats { ports, guests, in_flight, tap_connected, engine }
@@ -341,12 +362,26 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_dropped_lately_are_named() {
+        const SECOND: u64 = 1_000_000_000;
+        let mut counters = PortCounters::default();
+        assert_eq!(counters.stats(100 * SECOND).limiting, Vec::<String>::new());
+        counters.limit(PuntClass::Control.into(), 100 * SECOND);
+        counters.limit(Reason::FloodLimit, 105 * SECOND);
+        let named = |now_s| counters.stats(now_s * SECOND).limiting;
+        assert_eq!(named(109), ["punt-limit-control", "flood-limit"]);
+        assert_eq!(named(110), ["flood-limit"]);
+        assert_eq!(named(115), Vec::<String>::new());
+        assert_eq!(Reason::LIMITS.count(), counters.limited_ns.len());
+    }
+
+    #[test]
     fn each_reason_has_its_own_counter() {
         let mut counters = PortCounters::default();
         for (times, reason) in Reason::ALL.iter().enumerate() {
             (0..=times).for_each(|_| counters.drop(*reason));
         }
-        let dropped = counters.stats().dropped;
+        let dropped = counters.stats(0).dropped;
         for (times, reason) in Reason::ALL.iter().enumerate() {
             assert_eq!(dropped[reason.name()], times as u64 + 1);
         }

@@ -470,7 +470,7 @@ impl Run<'_> {
         let written = fields.write(self.packets[frame].bytes_mut(), &action.data, &source);
         self.fates[frame] = match written {
             Ok(()) => Fate::Out(action.vport.into()),
-            Err(Unsent::Hops) => Fate::Punt(PUNTED_AS),
+            Err(Unsent::Hops) => Fate::Punt(PuntClass::Exception),
             Err(Unsent::Short) => Fate::Drop(Reason::GuestMalformed),
         };
         if written.is_ok() {

@@ -111,7 +111,11 @@ impl Vnet {
                 let last = match last {
                     Ok(last) => last,
                     Err(reason) => {
-                        self.ports[usize::from(row.port)].drop(core, reason, packet);
+                        let here = &mut self.ports[usize::from(row.port)];
+                        if reason == Reason::FloodLimit {
+                            here.counters.limit(reason, core.now_ns);
+                        }
+                        here.drop(core, reason, packet);
                         continue;
                     }
                 };

@@ -12,6 +12,10 @@ use crate::packets::Batch;
 use crate::peer::OUTSTANDING_MAX;
 use crate::vnet::{Node, Router, Vnet};
 
+/// Places in the ring of a TAP helper (of 512) that a flood of packets leaves to routing protocols and to neighbour
+/// discovery. Adjacencies would be lost without them.
+const TAP_KEPT: usize = 128;
+
 impl Vnet {
     /// Frames that there is room for in the guests behind `port`.
     pub fn room(&mut self, port: u16) -> usize {
@@ -154,13 +158,19 @@ impl Vnet {
         if let Some(class) = class
             && here.punts[class as usize].bucket.take(core.now_ns, packet.len()).is_err()
         {
+            here.counters.limit(class.into(), core.now_ns);
             return here.end(&mut core.tracer, class.into(), packet);
         }
         let Node { tap, first, .. } = &mut self.nodes[node];
         let Some(tap) = tap else {
             return here.end(&mut core.tracer, Reason::NoTap, packet);
         };
-        match tap.lane.push(*first as u16, std::slice::from_ref(packet)) {
+        let kept = class.map_or(0, kept);
+        let given = match kept > 0 && tap.lane.room() <= kept {
+            true => Ok(0),
+            false => tap.lane.push(*first as u16, std::slice::from_ref(packet)),
+        };
+        match given {
             Ok(1) => {
                 here.counters.punted += 1;
                 core.tracer.end(packet.mark, "punt", || {
@@ -177,6 +187,14 @@ impl Vnet {
                 self.lose(node, None, core, Some(fault));
             }
         }
+    }
+}
+
+/// Places in the ring of a TAP helper that packets of this class leave to others.
+fn kept(class: PuntClass) -> usize {
+    match class {
+        PuntClass::Local | PuntClass::Exception | PuntClass::Hook => TAP_KEPT,
+        PuntClass::Neighbour | PuntClass::Control => 0,
     }
 }
 

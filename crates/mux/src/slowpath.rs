@@ -301,5 +301,5 @@ impl Ways<'_> {
     }
 }
 
-/// As what a filter that hands a packet to the control guest does so.
-pub const PUNTED_AS: PuntClass = PuntClass::Exception;
+/// Class of packets that a filter hands to the control guest.
+pub const PUNTED_AS: PuntClass = PuntClass::Hook;

@@ -772,7 +772,7 @@ impl Vnet {
     }
 
     /// Copies the counters of a node, all of this moment; not those of queues, of which there may be many.
-    pub fn count(&self, node: usize) -> Option<Counted> {
+    pub fn count(&self, node: usize, now_ns: u64) -> Option<Counted> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
@@ -783,6 +783,7 @@ impl Vnet {
             (guest.spec.number, stats)
         });
         Some(Counted {
+            now_ns,
             guests: counted.collect(),
             in_flight: (late + outstanding + ports.iter().map(Port::in_flight).sum::<usize>())
                 as u64,
@@ -792,11 +793,11 @@ impl Vnet {
         })
     }
 
-    /// All counters, with names; queues have none here.
+    /// All counters, with names, and each limit that ever dropped a frame; queues have none here.
     pub fn stats(&self) -> VnetStats {
         let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
             let ports = &self.ports[node.first..][..node.count];
-            let mut stats = self.count(at)?.stats(ports.iter().map(|port| &*port.name));
+            let mut stats = self.count(at, 0)?.stats(ports.iter().map(|port| &*port.name));
             for port in ports {
                 let stats = stats.ports.get_mut(&port.name);
                 stats.into_iter().for_each(|it| it.queues = port.queues(0).collect());

@@ -94,6 +94,35 @@ fn verdicts_are_obeyed() {
 }
 
 #[test]
+fn a_flood_of_punts_leaves_room_to_routing_protocols() {
+    const FLOOD: u64 = 2000;
+    const HELLOS: u64 = 20;
+    let root = tempfile::tempdir().unwrap();
+    let mux = start(1);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
+    put(&mux, &vnet);
+    let (mut tap, mut guest) = (Peer::tap_of(&vnet.nodes[0]), Peer::guest_of(&vnet.nodes[0], 0));
+    eventually("all there", || node_stats(&mux, "red", "r1").tap_connected);
+    let mut punt = |class, number| {
+        let tag = Tag { verdict: Verdict::Punt(class), vport: 0, last: false, trace: 0 };
+        eventually("it is taken", || guest.send(tag, &frame(60, number)));
+    };
+    let made = || node_stats(&mux, "red", "r1").ports["eth0"].made;
+    // The helper does not read.
+    (0..FLOOD).for_each(|number| punt(PuntClass::Hook, number));
+    eventually("the flood is over", || made() == FLOOD);
+    let refused = dropped(&node_stats(&mux, "red", "r1"), "tap-ring-full");
+    assert!(refused > 0);
+    (0..HELLOS).for_each(|number| punt(PuntClass::Control, FLOOD + number));
+    eventually("all came", || made() == FLOOD + HELLOS);
+    assert_eq!(dropped(&node_stats(&mux, "red", "r1"), "tap-ring-full"), refused);
+    let got = tap.expect((FLOOD - refused + HELLOS) as usize);
+    let last: Vec<u64> = got.iter().rev().take(HELLOS as usize).map(|it| mark(&it.1)).collect();
+    assert_eq!(last, (FLOOD..FLOOD + HELLOS).rev().collect::<Vec<_>>());
+    assert_adds_up(&stats(&mux));
+}
+
+#[test]
 fn liars_are_disconnected_with_a_reason() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);

@@ -407,13 +407,14 @@ impl View<'_> {
         let engine = counters.and_then(|node| node.engine.as_ref());
         let router = plan.kind == pdp_spec::NodeKind::Router;
         let changed = changed_ports(name, &self.engine.host.ports.changes(vnet, name));
+        let limiting = counters.and_then(|node| limiting_ports(name, node));
         let mut node = NodeStatus {
             name: name.into(),
             kind: if router { NodeKind::Router } else { NodeKind::Host },
             labels: self.labels(vnet, name),
             phase: Phase::Failed,
             message: None,
-            conditions: self.hooks(name, plan).into_iter().chain(changed).collect(),
+            conditions: self.hooks(name, plan).into_iter().chain(limiting).chain(changed).collect(),
             ready: false,
             commands,
             power_millicores: router.then(|| {
@@ -669,6 +670,34 @@ fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)>
     failing.map(|command| (command.name.clone(), &command.message))
 }
 
+/// Ports that a condition names.
+const PORTS_NAMED: usize = 4;
+
+/// Names limits of the spec that drop packets now, with the ports that they drop them at.
+fn limiting_ports(node: &str, counters: &mux::NodeStats) -> Option<Condition> {
+    let mut ports: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (port, counted) in &counters.ports {
+        for reason in &counted.limiting {
+            let key = match reason.strip_prefix("punt-limit-") {
+                Some(class) => format!("puntLimits.{class}"),
+                None => "floodPps of its link".into(),
+            };
+            ports.entry(key).or_default().push(port);
+        }
+    }
+    let words = ports.iter().map(|(key, ports)| {
+        let named = ports[..ports.len().min(PORTS_NAMED)].join(", ");
+        let more = if ports.len() > PORTS_NAMED { ", …" } else { "" };
+        format!("{named}{more}: {key} drops packets")
+    });
+    let words: Vec<_> = words.collect();
+    (!words.is_empty()).then(|| Condition {
+        kind: ConditionKind::LimitDrops,
+        node: node.into(),
+        message: format!("{}; raise the limit, or send less", words.join("; ")),
+    })
+}
+
 /// What is to be said of ports that a guest changed.
 fn changed_ports(node: &str, changed: &[(String, Vec<Change>)]) -> Option<Condition> {
     let each = changed.iter().map(|(port, changes)| {
@@ -864,6 +893,26 @@ mod tests {
         let told = changed_ports("r1", &changed).expect("a condition");
         assert_eq!((told.kind, &*told.node), (ConditionKind::PortChanged, "r1"));
         let words = "port eth0: renamed to \\u{1b}[2J, set down; port eth1: its MTU set to 1400 (by the guest itself)";
+        assert_eq!(told.message, words);
+    }
+
+    #[test]
+    fn limits_that_drop_packets_are_named_with_their_ports() {
+        let port = |limiting: &[&str]| mux::PortStats {
+            limiting: limiting.iter().map(|it| (*it).to_owned()).collect(),
+            ..mux::PortStats::default()
+        };
+        let mut counters = mux::NodeStats::default();
+        counters.ports.insert("eth0".into(), port(&[]));
+        assert_eq!(limiting_ports("r1", &counters), None);
+        counters.ports.insert("eth9".into(), port(&["punt-limit-hook", "flood-limit"]));
+        for name in ["eth1", "eth2", "eth3", "eth4", "eth5"] {
+            counters.ports.insert(name.into(), port(&["punt-limit-hook"]));
+        }
+        let told = limiting_ports("r1", &counters).expect("a condition");
+        assert_eq!((told.kind, &*told.node), (ConditionKind::LimitDrops, "r1"));
+        let words = "eth9: floodPps of its link drops packets; eth1, eth2, eth3, eth4, …: puntLimits.hook drops packets; \
+                     raise the limit, or send less";
         assert_eq!(told.message, words);
     }
 

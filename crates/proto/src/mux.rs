@@ -10,12 +10,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub use pdp_wire::bpf::Program;
+use pdp_wire::tag::PuntClass;
 pub use pdp_wire::tunnel::Encapsulation;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Version of this protocol, in [`Reply::Hello`].
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The node that ends outside which are ports of their own count at ([`Vnet::own_ends`]). No node of a vnet has this
 /// name.
@@ -360,8 +361,8 @@ pub struct Router {
     /// Frames that go to the control guest and not to the forwarding guests, for programs that
     /// can't tell by themselves. The first that matches decides.
     pub punt_filters: Vec<PuntFilter>,
-    /// Limits of punts for each vport, by class: local, neighbour, exception, hook.
-    pub punt_limits: [Rate; 4],
+    /// Limits of punts for each vport, by class, in the order of [`PuntClass::ALL`].
+    pub punt_limits: [Rate; PuntClass::ALL.len()],
     /// The mux forwards by itself, and there are no guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
@@ -574,7 +575,7 @@ pub struct Match {
 pub struct PuntFilter {
     /// All of these must match.
     pub matches: Vec<Match>,
-    /// Index in [`pdp_wire::tag::PuntClass::ALL`] of the class whose limit counts.
+    /// Index in [`PuntClass::ALL`] of the class whose limit counts.
     pub class: u8,
 }
 
@@ -1033,7 +1034,13 @@ pub struct PortStats {
     /// What is wrong with the way of its tunnel's frames, where its vlink is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay: Option<UnderlayProblem>,
+    /// Reasons of `dropped` that are limits of the spec, and that frames were dropped for in the last [`LIMITING_S`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limiting: Vec<String>,
 }
+
+/// A limit is told as one that drops frames for so many seconds after the last one.
+pub const LIMITING_S: u64 = 10;
 
 /// Counters of one of a port's queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -417,5 +417,5 @@ fn segment_addresses() -> u32 {
 }
 
 fn flood_pps() -> u64 {
-    1000
+    100_000
 }

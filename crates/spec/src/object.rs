@@ -1468,13 +1468,13 @@ pub struct Match {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PuntClass {
-    /// For the router itself: routing protocols, local delivery.
+    /// Packets for the router itself, without those of `control`.
     Local,
     /// ARP and IPv6 neighbour discovery.
     Neighbour,
-    /// What the fast path leaves to the control guest.
+    /// Packets that the control guest's kernel answers, or that are rare: no route, TTL expired, IP options.
     Exception,
-    /// What hooks of the control guest's kernel may treat otherwise.
+    /// Packets that the control guest's kernel forwards.
     Hook,
 }
 
@@ -1482,13 +1482,13 @@ pub enum PuntClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PuntLimits {
-    /// For the router itself.
+    /// Packets for the router itself, without those of `control`.
     pub local: Limit,
     /// Neighbour resolution.
     pub neighbour: Limit,
-    /// What the fast path leaves to the control guest.
+    /// Packets that the control guest's kernel answers, or that are rare.
     pub exception: Limit,
-    /// What hooks of the control guest's kernel may treat otherwise: see `kernelHooks`.
+    /// Packets that the control guest's kernel forwards: into tunnels, in fragments, and where `kernelHooks` says so.
     pub hook: Limit,
 }
 
@@ -1497,9 +1497,14 @@ impl Default for PuntLimits {
         let pps = |pps| Limit { rate: None, pps: Some(pps) };
         Self {
             local: pps(20_000),
+    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames.
+    Control,
             neighbour: pps(1_000),
             exception: pps(1_000),
             hook: pps(100_000),
         }
     }
 }
+    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames (IS-IS).
+    pub control: Limit,
+            control: pps(20_000),

@@ -1082,7 +1082,7 @@ fn segments_and_transits() {
     let link = |ends: &str| with(ends).unwrap().vnets["red"].spec.links[0].clone();
     let lan = link("\"h1:eth0\", \"h2:eth0\", \"external:v\", \"external:u\"");
     let segment = lan.segment.expect("bounds");
-    assert_eq!((segment.addresses, segment.flood_pps), (16_384, 1000));
+    assert_eq!((segment.addresses, segment.flood_pps), (16_384, 100_000));
     assert_eq!(lan.rate.map(|rate| rate.0), Some(1_000_000_000), "as between two hosts");
     let all = with("\"h1:eth0\", \"h2:eth0\", \"external:v\", \"external:u\"").unwrap();
     let host = &all.vnets["red"].spec.nodes["h1"];

@@ -15,6 +15,8 @@ pub mod kind {
     pub const QINQ: u16 = 0x88a8;
     /// IPv6.
     pub const IPV6: u16 = 0x86dd;
+    /// Smallest type; below are lengths of LLC frames (IEEE 802.3 section 3.2.6).
+    pub const MIN: u16 = 0x0600;
 }
 
 /// A header.

@@ -73,6 +73,11 @@ impl Header {
     }
 }
 
+/// True if routers must not make fragments of the packet (DF), or it is too short to say so.
+pub fn must_not_be_fragmented(packet: &[u8]) -> bool {
+    packet.get(6).is_none_or(|flags| flags & 0x40 != 0)
+}
+
 /// Takes one off the time to live, which must not be 0, and brings the checksum up to date
 /// without reading the rest (RFC 1624, equation 3, for this one change: RFC 1141 section 2). Does
 /// nothing to fewer than 20 bytes.

@@ -29,14 +29,18 @@ pub const VPORTS_MAX: usize = 256;
 crate::named! {
     /// Classes of punts; each has a limit of its own in the mux.
     PuntClass {
-        /// For the router itself: routing protocols, local delivery, link-local multicast.
+        /// For the router itself, without the packets of `control`.
         Local = "local",
         /// ARP and IPv6 neighbour discovery, or a next hop whose link address is not known.
         Neighbour = "neighbour",
-        /// What the fast path leaves to the kernel: TTL expired, options, too big, no route.
+        /// Packets that the kernel answers or that are rare: TTL expired, options, no route.
         Exception = "exception",
-        /// What the control guest's kernel may treat otherwise: policy rules, firewalls, VRFs, …
+        /// Packets that the kernel forwards: into tunnels and fragments, and where policy rules, firewalls or VRFs may
+        /// change what becomes of them.
         Hook = "hook",
+        /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7 (RFC 4594 section 3.1), and LLC
+        /// frames (IS-IS, spanning tree).
+        Control = "control",
     }
 }
 

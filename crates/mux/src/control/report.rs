@@ -11,6 +11,7 @@ use pdp_proto::mux::{
     self, End, ExternalStats, Match, OUTSIDE, PortName, Program, Queue, QueueStats, Reply, Stats,
     TraceStage,
 };
+use pdp_proto::trace::NO_FRAME;
 use tracing::info;
 
 use crate::capture::{self, CAPTURES_MAX};
@@ -60,10 +61,10 @@ impl Control {
                 let places: Vec<_> =
                     part.iter().map(|(vnet, (at, _))| (usize::from(vnet.slot), *at)).collect();
                 let counted = worker.call(move |worker| {
-                    let clock = worker.core.meter.clock();
+                    let (clock, now_ns) = (worker.core.meter.clock(), worker.core.now_ns);
                     let count = |(slot, node): (usize, _)| {
                         let vnet = worker.vnets[slot].as_ref()?;
-                        let mut counted = vnet.count(node)?;
+                        let mut counted = vnet.count(node, now_ns)?;
                         let used_ns = clock.delta_as_nanos(0, vnet.used_cycles);
                         counted.engine.iter_mut().for_each(|engine| engine.used_ns = used_ns);
                         Some(counted)
@@ -241,7 +242,7 @@ impl Control {
                 let _ = self.at_port(name, move |port| port.wish.take_if(is_it));
                 let stages = worker.call(move |worker| worker.core.tracer.cancel(ticket))?;
                 let Some(mut stages) = stages else {
-                    return Err(format!("no such frame arrived within {} ms", wait.as_millis()));
+                    return Err(format!("{NO_FRAME} within {} ms", wait.as_millis()));
                 };
                 let detail = format!("not ended within {} ms", wait.as_millis());
                 let at_ns = wait.as_nanos() as u64;

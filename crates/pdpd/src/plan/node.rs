@@ -557,6 +557,7 @@ impl NodePlanner<'_> {
                     rate(limits.neighbour),
                     rate(limits.exception),
                     rate(limits.hook),
+                    rate(limits.control),
                 ],
                 engine: plan.engine.clone(),
             })

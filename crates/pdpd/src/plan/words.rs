@@ -70,6 +70,7 @@ pub(super) fn punt_filter(filter: &pdp_spec::PuntFilter) -> mux::PuntFilter {
             pdp_spec::PuntClass::Neighbour => 1,
             pdp_spec::PuntClass::Exception => 2,
             pdp_spec::PuntClass::Hook => 3,
+            pdp_spec::PuntClass::Control => 4,
         },
     }
 }

@@ -233,12 +233,13 @@ impl Seen {
 }
 
 /// What of a vnet's counters shows in its status.
-fn tells(stats: &mux::VnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>)> {
+fn tells(stats: &mux::VnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[String])> {
     let nodes = stats.nodes.values();
     let each = nodes.flat_map(|node| {
-        let guests = node.guests.values().map(|guest| (guest.connected, None));
-        let engine = node.engine.iter().map(|engine| (engine.synced, None));
-        guests.chain(engine).chain(node.ports.values().map(|port| (false, port.underlay)))
+        let guests = node.guests.values().map(|guest| guest.connected);
+        let engine = node.engine.iter().map(|engine| engine.synced);
+        let processes = guests.chain(engine).map(|is| (is, None, &[][..]));
+        processes.chain(node.ports.values().map(|port| (false, port.underlay, &port.limiting[..])))
     });
     each.collect()
 }

@@ -439,6 +439,7 @@ impl NodeCheck<'_, '_, '_> {
             ("neighbour", limits.neighbour),
             ("exception", limits.exception),
             ("hook", limits.hook),
+            ("control", limits.control),
         ];
         for (class, value) in classes {
             let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];

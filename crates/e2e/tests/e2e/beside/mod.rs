@@ -32,6 +32,7 @@ mod memif_interfaces;
 mod names;
 mod node;
 mod node_keys;
+mod punts;
 mod ready;
 mod removal;
 mod segments;

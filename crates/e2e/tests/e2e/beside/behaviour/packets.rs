@@ -134,6 +134,10 @@ fn malformed() -> Vec<Case> {
 
 fn to_the_router() -> Vec<Case> {
     vec![
+        v4("echo of DSCP CS6 to near address", |p, _| {
+            p.tos = 0xc0;
+            p.to("10.0.0.1").segment(ICMP, echo(ECHO, 1, 8)).done();
+        }),
         v4("echo to near address", |p, _| p.to("10.0.0.1").segment(ICMP, echo(ECHO, 1, 8)).done()),
         v4("echo to far address", |p, _| p.to("10.1.0.1").segment(ICMP, echo(ECHO, 1, 8)).done()),
         v4("echo to router ttl 1", |p, _| {
