@@ -295,9 +295,7 @@ impl Store {
             Done::Taken(digest, kept) => (digest, kept),
             Done::Nothing => return Err(fail("pdp-work answered for another order".to_owned())),
         };
-        // The answer names a directory of the store, and hostile bytes may have taken pdp-work over.
-        if sha256_hex(&digest).is_none() || wanted.as_ref().is_some_and(|wanted| *wanted != digest)
-        {
+        if !may_be_kept(&digest, wanted.as_deref()) {
             return Err(fail("pdp-work answered with another image".to_owned()));
         }
         // All that it has, before its name says so.
@@ -388,6 +386,12 @@ impl Index {
         self.names.insert(name.to_owned(), named);
         Ok(())
     }
+}
+
+/// True if pdp-work may answer this digest for an order of the image `wanted`, or of any if there is none. The digest
+/// names a directory of the store, and hostile bytes may have taken pdp-work over.
+fn may_be_kept(digest: &str, wanted: Option<&str>) -> bool {
+    sha256_hex(digest).is_some() && wanted.is_none_or(|wanted| wanted == digest)
 }
 
 /// Where the layout of an owner's image is, below the directory of unpacked images.
@@ -610,4 +614,18 @@ fn read_extension(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Option<Ex
     };
     let directories = text.iter().filter(|byte| **byte == b'/').count() as u64;
     Ok(Some(Extension { directories, name }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_no_digest_or_another_images_are_refused() {
+        let [a, b] = ["a", "b"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+        assert!(may_be_kept(&a, None) && may_be_kept(&a, Some(&a)));
+        assert!(!may_be_kept(&a, Some(&b)));
+        let names = ["", "sha256:", "sha256:../../other", "../../other", &a[1..], &a[..70]];
+        assert!(names.iter().all(|name| !may_be_kept(name, None)));
+    }
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::thread;
 use std::time::Duration;
 
+use pdp_e2e::meter::cpu_s;
 use pdp_e2e::{Background, Node, all_answered, eventually, sh};
 use serde_json::Value;
 
@@ -176,4 +177,30 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     });
     node.pdp(&["delete", "row"]);
     eventually("captures end", || captures[1..].iter_mut().all(|it| !it.runs()));
+}
+
+#[test]
+fn a_capture_of_a_flood_takes_a_part_of_a_cpu() {
+    const LASTS: Duration = Duration::from_secs(3);
+    let node = Node::start("kernelflood");
+    node.apply(ROW);
+    node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
+    let flood = "import socket\ns = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\ns.bind((\"eth1\", 0))\n\
+                 while True: s.send(b\"\\xff\" * 6 + b\"\\x02\" * 6 + b\"\\x88\\xb5\" + b\"x\" * 50)";
+    let flood = ["exec", "row/r1", "--", "timeout", "60", "python3", "-c", flood];
+    let mut flood = Background::start(&mut node.pdp_command(&flood));
+    let capture = ["capture", "row/r2:eth0", "-w", "/dev/null"];
+    let mut capture = Background::start(&mut node.pdp_command(&capture));
+    let missed = || {
+        let stats = node.json(&["stats", "row"]);
+        stats["vnets"]["row"]["nodes"]["r2"]["ports"]["eth0"]["captureMissed"].as_u64()
+    };
+    eventually("more comes than is read", || missed() > Some(0));
+    let used = || cpu_s(&[node.pdpd_pid()]);
+    let before = used();
+    thread::sleep(LASTS);
+    let part = (used() - before) / LASTS.as_secs_f64();
+    assert!(capture.runs() && flood.runs());
+    // The capture has a tenth of a CPU. The daemon does other things as well.
+    assert!(part < 0.2, "{part} of a CPU");
 }
