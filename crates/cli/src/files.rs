@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use pdp_spec::{Existing, Object, SourceFile, Substrate, limits, parse};
+use pdp_spec::{Existing, Object, SourceFile, Substrate, SubstrateSpec, limits, parse};
 
 use crate::args::Validate;
 use crate::failure::Failure;
@@ -128,10 +128,17 @@ pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
 pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
     let files = read(&args.files.paths(), Named::by(args.outside.allow_files_outside))?;
     let documents = parse(&files).map_err(|faults| Failure::Files(faults, files.clone()))?;
-    let whole = documents.iter().any(|document| matches!(document.object, Object::Substrate(_)));
+    let substrates = documents.iter().filter_map(|document| match &document.object {
+        Object::Substrate(substrate) => Some(&substrate.spec),
+        Object::VirtualNetwork(_) | Object::Tenant(_) => None,
+    });
+    let mut substrates = substrates.peekable();
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
-    let (existing, scope) = if whole {
-        (Existing::default(), "they fit together".to_owned())
+    let (existing, scope) = if substrates.peek().is_some() {
+        // One that names CPUs may be of another machine.
+        let cpus = substrates.any(SubstrateSpec::is_of_machine).then_some(0..cpus);
+        let cpus = cpus.into_iter().flatten().collect();
+        (Existing { cpus, ..Existing::default() }, "they fit together".to_owned())
     } else {
         let substrate = Some(Substrate::of_machine(&(0..cpus).collect()));
         let scope = format!(

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::bind::Bind;
-use crate::command::NodeCommand;
+use crate::command::{ExecCommand, NodeCommand};
 use crate::limits::*;
 use crate::link::Link;
 use crate::management::{Management, ManagementGrant};
@@ -125,7 +125,8 @@ pub struct SubstrateSpec {
     /// External interfaces of the machine, by the name that virtual networks use.
     #[serde(default)]
     pub interfaces: BTreeMap<String, ExternalInterface>,
-    /// The mux, which moves all packets.
+    /// The mux, which moves all packets. Not given, without `forwardingEngines`: both as in the default Substrate.
+    #[serde(default, skip_serializing_if = "Mux::is_missing")]
     pub mux: Mux,
     /// Pools of processing power for forwarding guests, by name.
     #[serde(default)]
@@ -133,6 +134,13 @@ pub struct SubstrateSpec {
     /// Where control guests and hosts run. Not given: on all CPUs, with no bound in common.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management_host: Option<ManagementHost>,
+}
+
+impl SubstrateSpec {
+    /// True if it leaves mux and engines to what the machine has.
+    pub fn is_of_machine(&self) -> bool {
+        self.mux.is_missing() && self.forwarding_engines.is_empty()
+    }
 }
 
 /// An external interface: exactly one of `device`, `memif` and `generator`.
@@ -266,7 +274,19 @@ pub struct Mux {
     pub power: Option<Cores>,
 }
 
+impl Default for Mux {
+    /// One that is not given.
+    fn default() -> Self {
+        Self { cpus: CpuSet(BTreeSet::new()), workers: one_worker(), power: None }
+    }
+}
+
 impl Mux {
+    /// True if it is not given: one that is has CPUs.
+    fn is_missing(&self) -> bool {
+        self.cpus.0.is_empty()
+    }
+
     /// The processing power kept for it.
     pub fn power(&self) -> Cores {
         self.power.unwrap_or(Cores(self.workers * 1000))
@@ -545,9 +565,10 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<NodeCommand>,
     /// Commands to run once, one after the other, when the interfaces are there and all `commands` are ready.
-    /// One that does not end with code 0 makes the node `degraded`, and those after it are not run.
+    /// One that does not end with code 0 makes the node `degraded`, and those after it are not run, unless it says
+    /// `mayFail: true`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub exec: Vec<Command>,
+    pub exec: Vec<ExecCommand>,
     /// What is started again when a command ends.
     #[serde(default)]
     pub restart: Restart,
@@ -809,9 +830,9 @@ pub enum Restart {
     /// It alone.
     #[default]
     Each,
-    /// It and all after it, which are killed, whether they need it or not. For programs that do not say
-    /// again what an earlier one forgot: FRR's daemons do not give their routes to a new zebra, which
-    /// therefore comes before them.
+    /// It and all after it, which are killed, whether they need it or not. For programs that do not re-announce their
+    /// state to a restarted peer: FRR's daemons do not give their routes to a new zebra, which therefore comes before
+    /// them.
     Following,
 }
 
@@ -1472,10 +1493,12 @@ pub enum PuntClass {
     Local,
     /// ARP and IPv6 neighbour discovery.
     Neighbour,
-    /// Packets that the control guest's kernel answers, or that are rare: no route, TTL expired, IP options.
+    /// Packets that the control guest's kernel answers, or that are rare.
     Exception,
     /// Packets that the control guest's kernel forwards.
     Hook,
+    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames.
+    Control,
 }
 
 /// Limits of punts by class, for each interface.
@@ -1484,27 +1507,25 @@ pub enum PuntClass {
 pub struct PuntLimits {
     /// Packets for the router itself, without those of `control`.
     pub local: Limit,
-    /// Neighbour resolution.
+    /// ARP and IPv6 neighbour discovery, and packets to neighbours whose MAC address is not known.
     pub neighbour: Limit,
-    /// Packets that the control guest's kernel answers, or that are rare.
+    /// Packets that the control guest's kernel answers, or that are rare: no route, TTL expired, IP options.
     pub exception: Limit,
     /// Packets that the control guest's kernel forwards: into tunnels, in fragments, and where `kernelHooks` says so.
     pub hook: Limit,
+    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames (IS-IS).
+    pub control: Limit,
 }
 
 impl Default for PuntLimits {
     fn default() -> Self {
         let pps = |pps| Limit { rate: None, pps: Some(pps) };
         Self {
-            local: pps(20_000),
-    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames.
-    Control,
+            local: pps(100_000),
             neighbour: pps(1_000),
             exception: pps(1_000),
             hook: pps(100_000),
+            control: pps(20_000),
         }
     }
 }
-    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames (IS-IS).
-    pub control: Limit,
-            control: pps(20_000),

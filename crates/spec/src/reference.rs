@@ -28,8 +28,8 @@ mention exists. `pdp apply --dry-run` checks against a node as it is, and that i
 Where no Substrate was applied, a default one holds: the mux with one worker and a power of 1 on the
 first CPU, one engine `fe1` with all of the others and a capacity of 1 for each, and no external
 interface; on a machine with one CPU both are on it, each with 0.5. `pdp inspect substrate` shows it with who is
-on it, `--format yaml` as it would be written. A Substrate that is applied replaces it as a whole;
-`pdp delete substrate` brings it back. On a machine with two CPUs it is:
+on it, `--format yaml` as it would be written. A Substrate that is applied replaces it as a whole, but one that names
+neither `mux` nor `forwardingEngines` has those of the default one. `pdp delete substrate` brings it back. On a machine with two CPUs it is:
 
 ```yaml
 apiVersion: pdp/v1

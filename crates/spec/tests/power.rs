@@ -100,6 +100,25 @@ fn the_default_substrate_is_the_documented_one() {
     assert_eq!(document.object, Object::Substrate(Substrate::of_machine(&(0..2).collect())));
 }
 
+/// For one external interface nobody has to restate the machine's CPUs.
+#[test]
+fn a_substrate_that_names_no_cpus_has_the_machines() {
+    let substrate = |more: &str| {
+        "apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: node}\nspec:\n  interfaces: {A: {device: lab1}}\n"
+            .to_owned()
+            + more
+    };
+    let machine = Existing { cpus: (0..3).collect(), ..Existing::default() };
+    let node = apply(&[substrate("")], &machine).unwrap();
+    let spec = node.substrate.as_ref().unwrap().spec.clone();
+    let own = Substrate::of_machine(&machine.cpus).spec;
+    assert_eq!((spec.mux, spec.forwarding_engines), (own.mux, own.forwarding_engines));
+    assert!(spec.interfaces.contains_key("A"));
+    let engine = "  forwardingEngines: {fe1: {cpus: \"1\", capacity: 1}}\n";
+    let words = apply(&[substrate(engine)], &machine).err().unwrap();
+    assert!(words.contains("mux is missing (give it its cpus"), "{words}");
+}
+
 #[test]
 fn without_power_and_without_borrowing_there_is_the_default() {
     let node = apply(&[with_plane("a", "{borrow: false}")], &node()).unwrap();

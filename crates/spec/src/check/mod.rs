@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use crate::diagnostic::Diagnostic;
 use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
-use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
+use crate::object::{Object, Substrate, SubstrateSpec, Tenant, VirtualNetwork};
 use crate::parse::{Document, at_most, label};
 use crate::remains::AllRemains;
 use crate::tree::Path;
@@ -246,7 +246,13 @@ fn add<'a>(
                 fault(format!("the node's substrate is {before}, not {name}"), hint);
             }
             reporter.substrate = Some(document);
-            wanted.substrate = Some(Substrate { status: None, ..substrate.clone() });
+            let mut substrate = Substrate { status: None, ..substrate.clone() };
+            if substrate.spec.is_of_machine() {
+                let own = Substrate::of_machine(&existing.cpus).spec;
+                let (mux, forwarding_engines) = (own.mux, own.forwarding_engines);
+                substrate.spec = SubstrateSpec { mux, forwarding_engines, ..substrate.spec };
+            }
+            wanted.substrate = Some(substrate);
         }
         Object::VirtualNetwork(vnet) => {
             if reporter.vnets.contains_key(name) {

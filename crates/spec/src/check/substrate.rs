@@ -21,6 +21,11 @@ pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut R
         reporter.substrate(&["spec", "forwardingEngines"], message, "remove some");
         return;
     }
+    if spec.mux.cpus.0.is_empty() {
+        let hint = "give it its cpus, or leave forwardingEngines out as well";
+        reporter.substrate(&["spec"], "mux is missing", hint);
+        return;
+    }
     let mux = ["spec", "mux", "cpus"];
     let mut known = cpus_exist(&spec.mux.cpus, &mux, existing, reporter);
     if let Some(cpus) = spec.management_host.as_ref().and_then(|host| host.cpus.as_ref()) {
