@@ -16,7 +16,7 @@ pub enum CommandState {
     Running,
     /// Ended, and is started again after a pause.
     Restarting,
-    /// Ended with code 0, and is not started again.
+    /// Ended with code 0, or where it may fail with any, and is not started again.
     Done,
     /// Ended otherwise or could not be started, and is not started again.
     Failed,
@@ -45,8 +45,7 @@ pub struct CommandStatus {
     pub name: String,
     /// How it is.
     pub state: CommandState,
-    /// Whether what comes after it may start: ready, or started if it has no `ready`; with `once`: ended with
-    /// code 0.
+    /// Whether what comes after it may start: ready, or started if it has no `ready`; with `once`: `done`.
     pub ready: bool,
     /// It failed, keeps ending, or is not ready within its time: its node is degraded for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -212,8 +212,11 @@ pub struct Command {
     /// It has to end with code 0, and is started again only if it did not and [`Restart::OnFailure`] says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
-    /// Those that it waits for, by their places in the list: until they are ready, or have ended with code 0 if
-    /// they are to run once. Without circles.
+    /// One that runs once may end with any code.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_fail: bool,
+    /// Those that it waits for, by their places in the list: until they are ready, or have ended well if they are to
+    /// run once. Without circles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<usize>,
     /// What tells that it is ready; `None`: that it was started.
@@ -253,6 +256,7 @@ impl Command {
             restart,
             with_previous: false,
             once: false,
+            may_fail: false,
             after: Vec::new(),
             ready: None,
             run_as: RunAs::default(),

@@ -31,7 +31,7 @@ pub enum CommandState {
     Running,
     /// Ended or could not be started, and is started again after a pause.
     Restarting,
-    /// Ended with code 0, for good.
+    /// Ended for good, with code 0 or, where it may fail, with any.
     Done,
     /// Ended otherwise or could not be started, for good.
     Failed,

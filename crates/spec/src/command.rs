@@ -35,6 +35,9 @@ pub struct Task {
     /// It is to end, with code 0, and is not started again then; else the node is `degraded`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
+    /// With `once`: it may end with any code, and what comes after it is started all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_fail: bool,
     /// Whether it is started again when it ends. Not given: `always`; with `once`: `never`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartPolicy>,
@@ -55,6 +58,41 @@ pub struct Task {
     /// given: that of the image, or `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
+}
+
+/// A command that is run once: alone, or a mapping that says more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ExecCommand {
+    /// The command alone.
+    Plain(Command),
+    /// With what more there is to say.
+    Task(ExecTask),
+}
+
+/// A command that is run once, and what its failure means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ExecTask {
+    /// The program and its arguments.
+    pub run: Command,
+    /// It may end with any code, and those after it are run all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_fail: bool,
+}
+
+impl ExecCommand {
+    /// The program and its arguments.
+    pub fn command(&self) -> &Command {
+        match self {
+            Self::Plain(command) => command,
+            Self::Task(task) => &task.run,
+        }
+    }
+
+    fn may_fail(&self) -> bool {
+        matches!(self, Self::Task(task) if task.may_fail)
+    }
 }
 
 /// A name, or several.
@@ -147,6 +185,8 @@ pub struct Run<'a> {
     pub command: &'a Command,
     /// It is to end with code 0.
     pub once: bool,
+    /// Or with any other.
+    pub may_fail: bool,
     /// Whether it is started again when it ends.
     pub restart: RestartPolicy,
     /// Whether it is killed and started again when one before it is.
@@ -202,6 +242,7 @@ impl Node {
                 name: name.clone(),
                 command: command.command(),
                 once,
+                may_fail: task.is_some_and(|task| task.may_fail),
                 restart: task.and_then(|task| task.restart).unwrap_or(match once {
                     true => RestartPolicy::Never,
                     false => RestartPolicy::Always,
@@ -217,8 +258,9 @@ impl Node {
         for (index, command) in self.exec.iter().enumerate() {
             runs.push(Run {
                 name: format!("exec-{}", index + 1),
-                command,
+                command: command.command(),
                 once: true,
+                may_fail: command.may_fail(),
                 restart: RestartPolicy::Never,
                 follows: false,
                 after: match index {

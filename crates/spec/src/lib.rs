@@ -41,7 +41,10 @@ pub use check::{
     Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
     tenant_of,
 };
-pub use command::{Names, NodeCommand, Ready, RestartPolicy, Run, Task, bad_workdir};
+pub use command::{
+    ExecCommand, ExecTask, Names, NodeCommand, Ready, RestartPolicy, Run, Task, bad_workdir,
+};
+pub use count::count;
 pub use diagnostic::{Diagnostic, render};
 pub use link::{
     Leaving, Link, LinkQueue, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE, Segment, Step,

@@ -74,7 +74,7 @@ How values are written:
 | hex | `\"0806\"`, two digits a byte, at most 64 bytes |
 | base64 | RFC 4648 section 4, in one line |
 | endpoint | `NODE:INTERFACE`, or `external:NAME` |
-| command | a list of words, or a text split as a shell does, without expansions; in a node's `commands` also a mapping that says when, as whom and where it is started ([ready.md](ready.md)) |
+| command | a list of words, or a text split as a shell does, without expansions; in a node's `commands` and `exec` also a mapping that says more ([ready.md](ready.md)) |
 
 Names of objects are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63.
 Those of nodes, links and externals may have capital letters (`PE1`); no two nodes of one network differ in case only.

@@ -33,7 +33,8 @@ fn what_is_good() {
 - {run: h, user: frr:1000, workdir: /srv/x, ready: {command: i}}
 - {run: j, user: 1000, workdir: /}
 - {run: f, restart: never, ready: {command: test -e /x, interval: 50ms, timeout: 1s, within: 10s}}
-exec: [g, [h, i]]",
+- {run: k, once: true, mayFail: true}
+exec: [g, [h, i], {run: j, mayFail: true}, {run: [k]}]",
         "",
     );
 }
@@ -83,6 +84,16 @@ fn what_does_not_fit_together() {
             "{run: a, once: true, ready: {tcp: 1}}",
             "8:39: node red/h1: a command with once: true has no ready: it is ready when it ended with 0 (remove \
              one of them)",
+        ),
+        (
+            "{run: a, mayFail: true}",
+            "8:36: node red/h1: mayFail is for a command with once: true that is not started again (add once: true \
+             without restart, or remove mayFail)",
+        ),
+        (
+            "{run: a, once: true, mayFail: true, restart: on-failure}",
+            "8:48: node red/h1: mayFail is for a command with once: true that is not started again (add once: true \
+             without restart, or remove mayFail)",
         ),
         (
             "{run: a, ready: {}}",

@@ -231,7 +231,7 @@ impl Service {
             Restart::Always | Restart::WithPrevious => true,
         };
         self.phase = match again {
-            false => Phase::Ended { well: code == 0 },
+            false => Phase::Ended { well: code == 0 || self.command.may_fail },
             true => {
                 let until = now + self.pause;
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
@@ -255,7 +255,10 @@ impl Service {
         let (state, troubled, text) = match &self.phase {
             Phase::Waiting { .. } if self.starts == 0 => (CommandState::Waiting, false, None),
             Phase::Waiting { .. } => (CommandState::Restarting, keeps_ending, Some(self.end())),
-            Phase::Ended { well: true } => (CommandState::Done, false, None),
+            Phase::Ended { well: true } => {
+                let failed = self.exit.is_some_and(|code| code != 0);
+                (CommandState::Done, false, failed.then(|| self.end()))
+            }
             Phase::Ended { well: false } => (CommandState::Failed, true, Some(self.end())),
             Phase::Running { since, looks: Some(looks), .. } => {
                 let within = self.command.ready.as_ref().map_or(0, |check| check.within_ms);

@@ -80,6 +80,34 @@ import time; time.sleep(1000)";
 }
 
 #[test]
+fn a_failure_that_may_be_keeps_nothing_waiting() {
+    let fixture = Fixture::new();
+    let may_fail = |words: &[&str], after: &[usize]| Command {
+        may_fail: true,
+        once: true,
+        after: after.to_vec(),
+        ..command(words, Restart::Never)
+    };
+    let spec = run(
+        &fixture,
+        vec![
+            may_fail(&["sh", "-c", "exit 3"], &[]),
+            may_fail(&["/no/such"], &[0]),
+            once("echo here > /run/here", &[1]),
+        ],
+    );
+    eventually("all are done", || states(&fixture, &spec) == [CommandState::Done; 3]);
+    assert_eq!(fixture.exec(&spec, "cat /run/here").1, "here\n");
+    let told = told(&fixture, &spec);
+    let exits: Vec<_> = told.iter().map(|status| status.exit).collect();
+    assert_eq!(exits, [Some(3), Some(127), Some(0)]);
+    assert!(told.iter().all(|status| !status.troubled));
+    assert_eq!(told[0].words, "ended with code 3 (sh -c exit 3)");
+    assert!(told[1].words.starts_with("can't be started: No such file"), "{}", told[1].words);
+    assert_eq!(told[2].words, "");
+}
+
+#[test]
 fn what_fails_is_told_with_its_last_line() {
     use CommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
     let fixture = Fixture::new();

@@ -58,6 +58,7 @@ fn command(run: &Run<'_>) -> Command {
     Command {
         with_previous,
         once: run.once,
+        may_fail: run.may_fail,
         after: run.after.clone(),
         ready: run.ready.map(check),
         run_as: RunAs { user: run.user.map(str::to_owned), workdir: run.workdir.map(Into::into) },

@@ -1,7 +1,7 @@
 //! Whether what a node runs can be run, and in which order.
 
 use super::vnet::NodeCheck;
-use crate::command::{Ready, RestartPolicy, Task, bad_workdir};
+use crate::command::{ExecCommand, Ready, RestartPolicy, Task, bad_workdir};
 use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX, WORDS_MAX};
 use crate::object::{Command, Node};
 use crate::shape::nearest;
@@ -12,7 +12,11 @@ impl NodeCheck<'_, '_, '_> {
         self.too_many(&["commands"], node.commands.len(), COMMANDS_MAX);
         self.too_many(&["exec"], node.exec.len(), COMMANDS_MAX);
         for (index, command) in node.exec.iter().enumerate() {
-            self.command(&["exec", &index.to_string()], command);
+            let index = index.to_string();
+            match command {
+                ExecCommand::Plain(command) => self.command(&["exec", &index], command),
+                ExecCommand::Task(task) => self.command(&["exec", &index, "run"], &task.run),
+            }
         }
         for (index, command) in node.commands.iter().enumerate() {
             let index = index.to_string();
@@ -45,6 +49,11 @@ impl NodeCheck<'_, '_, '_> {
             let hint =
                 "take restart: on-failure to try it until it succeeds, or remove one of them";
             self.fault(&["commands", index, "restart"], message, hint);
+        }
+        if task.may_fail && (!task.once || task.restart == Some(RestartPolicy::OnFailure)) {
+            let message = "mayFail is for a command with once: true that is not started again";
+            let hint = "add once: true without restart, or remove mayFail";
+            self.fault(&["commands", index, "mayFail"], message, hint);
         }
         if task.once && task.ready.is_some() {
             let message =
