@@ -12,9 +12,10 @@ use pdp_container::Limits;
 use pdp_net::ports::PORTS_MAX;
 use pdp_proto::mux;
 use pdp_spec::remains::AllRemains;
+use pdp_spec::units::Endpoint;
 use pdp_spec::{
-    Existing, Intent, Object, Placed, Substrate, SubstrateSpec, Tenant, VirtualNetwork, Vnets,
-    tenant_of,
+    Existing, Intent, Link, Object, Placed, Substrate, SubstrateSpec, Tenant, VirtualNetwork,
+    Vnets, tenant_of,
 };
 
 use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, NUMBERS_MAX, Placement};
@@ -189,7 +190,7 @@ impl Model {
         }
         let vnets = next.vnets.clone();
         let changed = differing(&self.vnets, &vnets);
-        next.give(&changed, &next.effective_substrate(cpus).spec)?;
+        next.give(self, &changed, &next.effective_substrate(cpus).spec)?;
         next.note_remains(self, &changed);
         next.replan(self, changed, places, cpus)?;
         Ok(next)
@@ -317,9 +318,14 @@ impl Model {
         }
     }
 
-    /// Gives vnets that changed their numbers and those of their guests: a guest keeps its number while it
-    /// stays on its engine.
-    fn give(&mut self, changed: &[&str], substrate: &SubstrateSpec) -> Result<(), PlanError> {
+    /// Gives vnets that changed since `before` their numbers and those of their guests: a guest keeps its number while
+    /// it stays on its engine. A link keeps its state while it is the same ([`names_before`]).
+    fn give(
+        &mut self,
+        before: &Self,
+        changed: &[&str],
+        substrate: &SubstrateSpec,
+    ) -> Result<(), PlanError> {
         let (mut free, now) = (FreeNumbers::default(), Moment::now());
         let mut free_ports = FreePorts::of(&self.ledger);
         for &name in changed {
@@ -344,16 +350,19 @@ impl Model {
                     .ok_or_else(|| PlanError::NoPort { vnet: name.to_owned(), max: PORTS_MAX })?;
                 holding.ports.entry(node.into()).or_default().insert(interface.into(), number);
             }
-            // Links that are gone can't be down.
             let links = &vnet.spec.links;
-            let is_link = |down: &String| links.iter().any(|link| link.name.as_ref() == Some(down));
-            holding.links_down.retain(is_link);
-            holding.links_silent.retain(is_link);
+            let was = before.vnets.get(name).map_or(links, |vnet| &vnet.spec.links);
+            let known_as = names_before(was, links);
+            let [down, silent] = [&holding.links_down, &holding.links_silent].map(|before| {
+                let stays = known_as.iter().filter(|(_, was)| before.contains(**was));
+                stays.map(|(is, _)| (*is).to_owned()).collect()
+            });
+            (holding.links_down, holding.links_silent) = (down, silent);
             let scheduled = links.iter().filter(|link| !link.schedule.is_empty());
             let begins = scheduled.filter_map(|link| {
                 let (name, hash) =
                     (link.name.clone()?, plan::hash(&(&link.schedule, &link.endpoints)));
-                let known = holding.schedules.get(&name);
+                let known = known_as.get(&*name).and_then(|was| holding.schedules.get(*was));
                 let goes_on = known.filter(|it| it.hash == hash && it.boot == now.boot).cloned();
                 let anew = || Began { hash, boot: now.boot.clone(), at_ns: now.at_ns };
                 Some((name, goes_on.unwrap_or_else(anew)))
@@ -448,8 +457,9 @@ impl Model {
             let object = format!("vnet/{name}");
             match (old.vnets.get(name), new.vnets.get(name)) {
                 (None, Some(vnet)) => {
-                    let detail =
-                        format!("{} nodes, {} links", vnet.nodes.len(), vnet.mux.vlinks.len());
+                    let nodes = pdp_spec::count(vnet.nodes.len(), "node");
+                    let links = pdp_spec::count(vnet.mux.vlinks.len(), "link");
+                    let detail = format!("{nodes}, {links}");
                     let action = match before.vnets.contains_key(name) {
                         true => Action::Start,
                         false => Action::Create,
@@ -484,6 +494,20 @@ impl Model {
         }
         changes
     }
+}
+
+/// Names that links had before, by their names now. A link is the same while it has the same ends, or its name and
+/// one of its ends: the name of one that is not named follows from its place in the file.
+fn names_before<'a>(was: &'a [Link], is: &'a [Link]) -> BTreeMap<&'a str, &'a str> {
+    let ends = |link: &'a Link| link.endpoints.iter().map(move |end| (end, link));
+    let by_end: BTreeMap<&Endpoint, &Link> = was.iter().flat_map(ends).collect();
+    let set = |link: &'a Link| link.endpoints.iter().collect::<BTreeSet<_>>();
+    let before = |link: &'a Link| {
+        let mut found = link.endpoints.iter().filter_map(|end| by_end.get(end));
+        let same = found.find(|was| was.name == link.name || set(was) == set(link))?;
+        Some((link.name.as_deref()?, same.name.as_deref()?))
+    };
+    is.iter().filter_map(before).collect()
 }
 
 /// Seconds since 1970.

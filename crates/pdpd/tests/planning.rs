@@ -560,7 +560,16 @@ fn a_link_that_is_down_takes_both_carriers() {
     model.ledger.set_link("red", "link1", false, false);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
 
-    // It stays down through other changes, until its vnet goes.
+    // It stays down through other changes, whatever its place in the file, until its ends or its vnet go.
+    let wish = Wish::of("red", 1);
+    let first = "    - {endpoints: [\"r1:eth0\", \"h1:eth0\"], rate: 100Mbps}\n";
+    let without = wish.yaml().replace(first, "");
+    let moved = apply(&model, without.clone() + first);
+    let red = &moved.plan.vnets["red"];
+    let up: Vec<_> = red.mux.vlinks.iter().map(|link| (&*link.name, link.up)).collect();
+    assert_eq!(up, [("link1", true), ("link2", true), ("link3", false)]);
+    assert!(!carrier(&apply(&moved, wish.yaml()).plan.vnets["red"], "h1", 0));
+    assert!(apply(&model, without).ledger.vnets["red"].links_down.is_empty());
     let wish = Wish { power_millicores: 300, ..Wish::of("red", 1) };
     let changed = apply(&model, wish.yaml());
     assert!(!carrier(&changed.plan.vnets["red"], "h1", 0));
