@@ -63,6 +63,9 @@ pub struct LinkChange {
     /// At this end alone, `r1:eth0` or `external:NAME`; absent: at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
+    /// Also where that restarts routers of kind `kernel`, whose link then goes by the mux, or no longer does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restart: bool,
 }
 
 /// How many forwarding guests a router is to have.

@@ -356,6 +356,8 @@ pub enum Helper {
 /// Carrier follows at both ends. A link that is down drops all frames, counted as `link-down`. With --silent both ends keep their
 /// carrier, as when a switch in between fails: only who speaks over the link (BFD, hellos of a routing
 /// protocol) finds out. `set` changes the stored spec, as an apply of it would; no frame that waits is lost or overtaken.
+/// Between routers of kind kernel a link with a delay, a queue and the like goes by the mux, and any other stays in the
+/// kernel: a change from one to the other restarts both, and `set` refuses it without --restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp link down red/r1-r2\n         \
                         pdp link down red/r1-r2 --silent\n         pdp link up red/r1:eth0\n         \
@@ -373,7 +375,10 @@ pub struct Link {
     /// Of `set`: at this end alone.
     #[arg(long, value_name = "NODE:PORT|external:NAME")]
     pub at: Option<String>,
-    /// Of `down`: without a loss of carrier.
+    /// With `set`: also where that restarts routers.
+    #[arg(long)]
+    pub restart: bool,
+    /// With `down`: without a loss of carrier.
     #[arg(long)]
     pub silent: bool,
 }

@@ -128,13 +128,14 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
 pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
     let LinkName { vnet, link } = &args.name;
     let is_set = args.state == LinkState::Set;
-    if is_set == args.keys.is_empty() || !is_set && args.at.is_some() || is_set && args.silent {
-        let problem =
-            "`link set` takes KEY=VALUE and --at, `link down` --silent, and no other does";
+    let of_set = args.at.is_some() || args.restart;
+    if is_set == args.keys.is_empty() || !is_set && of_set || is_set && args.silent {
+        let problem = "`link set` takes KEY=VALUE, --at and --restart, `link down` --silent, and no other does";
         return Err(Failure::Usage(problem.into()));
     }
     let report = if is_set {
-        let request = LinkChange { set: args.keys.into_iter().collect(), at: args.at };
+        let set = args.keys.into_iter().collect();
+        let request = LinkChange { set, at: args.at, restart: args.restart };
         client.change_link(vnet, link, &request).await?
     } else {
         let request = LinkRequest { up: args.state == LinkState::Up, silent: args.silent };

@@ -626,7 +626,21 @@ impl Engine {
                     problem.hint("write keys and values as in the spec of a link: docs/links.md")
                 })?;
             }
-            self.respecified(scope, before, wanted, &named)
+            let (after, changes) = self.respecified(scope, before, wanted, &named)?;
+            let restarts = changes.iter().filter(|change| change.action == Action::Restart);
+            let nodes: Vec<_> =
+                restarts.filter_map(|change| change.object.rsplit('/').next()).collect();
+            if !nodes.is_empty() && !request.restart {
+                let problem = format!(
+                    "vnet {vnet}: link {name}: this restarts {}, and what was set in them by hand is lost",
+                    nodes.join(" and ")
+                );
+                return Err(Problem::new(ProblemKind::Conflict, problem).hint(
+                    "between routers of kind kernel a link that has frames wait goes by the mux, and any \
+                     other stays in the kernel (docs/kernel.md); repeat it with --restart (`restart: true`)",
+                ));
+            }
+            Ok((after, changes))
         })?;
         self.settle(news, &mut |_| {})?;
         self.report(scope, changes, &named)

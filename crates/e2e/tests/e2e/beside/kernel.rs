@@ -180,9 +180,15 @@ fn a_link_between_two_kernels_needs_no_process() {
     let r1 = named(&nodes(&node, "fastpath"), "r1");
     assert!(r1["conditions"].is_null(), "{r1}");
 
-    // With a delay it goes by the mux, which its ends are made anew for.
-    node.apply(&rate("1Gbps\n      delay: 5ms"));
+    // With a delay it goes by the mux, which its ends are made anew for, if that is asked for.
+    let guests = pids(&node);
+    let delay = ["link", "set", "fastpath/link2", "delay=5ms"];
+    let refused = node.try_pdp(&delay).expect_err("it restarts routers");
+    assert!(refused.contains("this restarts r1 and r2"), "{refused}");
+    assert_eq!(pids(&node), guests);
+    node.pdp(&[&delay[..], &["--restart"]].concat());
     ready(&node);
+    assert_ne!(pids(&node), guests);
     assert_eq!(ways(&node)[1], "mux it has a delay");
     let words = node.exec("fastpath/r1", "ping -c3 -i0.1 10.0.12.2");
     assert!(words.contains("time=1") && all_answered(&words, 3), "{words}");
