@@ -644,13 +644,14 @@ impl Keeper {
 
     /// `renew`: it was to be started anew.
     fn tell_end(&self, key: &Key, directory: &Path, renew: bool) {
-        let how = match renew {
-            true => "as was asked".to_owned(),
-            false => self.machine.ending(directory),
-        };
-        tracing::info!("{} ended {how}", directory.display());
         // What was made to end may be removed, with how that was.
-        let how = (renew || self.machine.has_directory(directory)).then_some(how);
+        let how = match (renew, self.machine.has_directory(directory)) {
+            (true, _) => Some("as was asked".to_owned()),
+            (false, true) => Some(self.machine.ending(directory)),
+            (false, false) => None,
+        };
+        let shown = how.as_ref().map(|how| format!(" {how}")).unwrap_or_default();
+        tracing::info!("{} ended{shown}", directory.display());
         let id = directory.file_name().unwrap_or_default().to_string_lossy();
         self.board.post(event(key.process_object(&id), What::Ended, how));
     }

@@ -52,6 +52,12 @@ struct Inside {
     hanging: u32,
     /// Of this path can't be removed.
     refuses: BTreeSet<PathBuf>,
+    /// The cgroup of this path still has something in it.
+    busy: Option<String>,
+    /// Directories of processes that were made to end.
+    gone: BTreeSet<PathBuf>,
+    /// Of these, those whose ending was asked for.
+    asked: BTreeSet<PathBuf>,
     /// The mux does not let this vnet go.
     keeps: Option<String>,
     /// Mirrors whose path has this never say that a guest has its routes.
@@ -88,6 +94,7 @@ impl Pretend {
         let mut inside = self.hang_while(|inside| inside.hangs.as_ref().is_some_and(has));
         inside.last_pid += 1;
         let process = Process { pid: inside.last_pid, start_time: 1 };
+        inside.gone.remove(dir);
         let before = inside.processes.insert(dir.into(), (process, eventfd()));
         assert!(before.is_none(), "{} has one already", dir.display());
         process
@@ -121,7 +128,11 @@ impl Machine for Pretend {
         self.running(dir) == Some(process)
     }
 
-    fn ending(&self, _: &Path) -> String {
+    fn ending(&self, dir: &Path) -> String {
+        let mut inside = self.lock();
+        if inside.gone.contains(dir) {
+            inside.asked.insert(dir.into());
+        }
         "as it was told to".into()
     }
 
@@ -187,7 +198,9 @@ impl Machine for Pretend {
     }
 
     fn end(&self, dir: &Path) -> Result<bool, HostError> {
-        if let Some((_, end)) = self.lock().processes.remove(dir) {
+        let mut inside = self.lock();
+        if let Some((_, end)) = inside.processes.remove(dir) {
+            inside.gone.insert(dir.into());
             rustix::io::write(end, &1u64.to_ne_bytes()).unwrap();
         }
         Ok(true)
@@ -273,8 +286,8 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn has_directory(&self, _: &Path) -> bool {
-        true
+    fn has_directory(&self, path: &Path) -> bool {
+        !self.lock().gone.contains(path)
     }
 
     fn update_file(&self, _: &Path, _: &[u8]) -> Result<bool, HostError> {
@@ -319,8 +332,8 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn remove_cgroup(&self, _: &str) -> Result<bool, HostError> {
-        Ok(true)
+    fn remove_cgroup(&self, path: &str) -> Result<bool, HostError> {
+        Ok(self.lock().busy.as_deref() != Some(path))
     }
 
     fn remove_if_empty(&self, _: &str) {}
@@ -697,6 +710,25 @@ fn what_can_not_be_removed_is_told_and_holds_up_nobody() {
     assert_eq!(kept.keeper.problems(|_| true), []);
 }
 
+/// A removal of several steps: nothing is left of how a process ended that it ended itself.
+#[test]
+fn what_a_removal_ended_is_not_told_as_if_it_had_failed() {
+    let mut kept = Kept::with_vnets(1);
+    kept.machine.set(|inside| inside.busy = Some(Places::node_cgroup("v0", "h1")));
+    let news = kept.delete("v0");
+    let host = places().record("v0", "h1", Part::Control);
+    eventually("it has ended", || kept.machine.running(&host).is_none());
+    let steps = kept.keeper.steps();
+    eventually("more steps are made", || kept.keeper.steps() > steps + 4);
+    kept.machine.set(|inside| inside.busy = None);
+    wait(&news);
+    let (gone, asked) = {
+        let inside = kept.machine.lock();
+        (inside.gone.contains(&host), inside.asked.clone())
+    };
+    assert_eq!((gone, asked), (true, BTreeSet::new()));
+}
+
 /// One guest whose directory stays: all that runs of its network ends, and its node's volumes go.
 #[test]
 fn a_guest_that_can_not_be_removed_keeps_no_process_and_no_volume() {
@@ -884,7 +916,7 @@ fn what_is_not_gone_yet_counts_in_its_tenants_quota() {
         }
     }
     let said = refused(&kept, "acme.next").expect("a refusal");
-    assert!(said.contains("vnets 1 exceeds tenant acme's quota of 2"), "{said}");
+    assert!(said.contains("vnets: 1 exceeds tenant acme's quota of 2"), "{said}");
     assert!(said.contains("is still being removed: acme.s"), "{said}");
     let mut kept = kept.again();
     assert!(refused(&kept, "acme.next").is_some_and(|said| said.contains("acme.s1")));
