@@ -27,6 +27,9 @@ const INPUT_BYTES: usize = 32 << 10;
 /// Exit code of the OCI runtime where it could not start a command.
 const RUNTIME_FAILED: i32 = 255;
 
+/// Exit code of a command that signal 31 (SIGSYS) ended.
+const FORBIDDEN: i32 = 128 + 31;
+
 /// Frames for the daemon that may wait.
 const FRAMES_MAX: usize = 4;
 
@@ -127,12 +130,25 @@ pub async fn output(
         Ok(())
     });
     let ended = ended.await;
-    let Some(held) = held else { return ended };
+    let Some(held) = held else { return told(ended, name, err) };
     if let (Ok(RUNTIME_FAILED), Some((words, code))) = (&ended, runtime_words(&held)) {
         writeln!(err, "error: {}/{}: {words}", name.vnet, name.node)?;
         return Ok(code);
     }
     write(&held, out, err)?;
+    told(ended, name, err)
+}
+
+/// Says why a command ended that PdP's list of system calls ended, which says nothing itself.
+fn told(
+    ended: Result<i32, Failure>,
+    name: &NodeName,
+    err: &mut impl Write,
+) -> Result<i32, Failure> {
+    if let Ok(FORBIDDEN) = ended {
+        let why = "a system call that nodes may not make, as those of 32-bit programs";
+        writeln!(err, "error: {}/{}: ended by signal 31 (SIGSYS): {why}", name.vnet, name.node)?;
+    }
     ended
 }
 
@@ -250,11 +266,15 @@ mod tests {
         let (stdout, stderr) =
             (|text: &str| Frame::Stdout(text.into()), |text: &str| Frame::Stderr(text.into()));
         let name: NodeName = "red/r1".parse().unwrap();
+        let killed = "error: red/r1: ended by signal 31 (SIGSYS): a system call that nodes may not make, as those of \
+                      32-bit programs\n";
         for (frames, wanted) in [
             (vec![stdout(words), Frame::Exit(0)], (words, "", 0)),
             (vec![stdout(words), stderr("b"), Frame::Exit(255)], (words, "b", 255)),
             (vec![stderr("a"), stdout(words), Frame::Exit(255)], (words, "a", 255)),
             (vec![stderr(words), Frame::Exit(255)], ("", "error: red/r1: x\n", 127)),
+            (vec![stdout("a"), Frame::Exit(159)], ("a", killed, 159)),
+            (vec![Frame::Exit(159)], ("", killed, 159)),
         ] {
             let mut stream = Vec::new();
             for frame in &frames {
