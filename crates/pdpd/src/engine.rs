@@ -319,9 +319,11 @@ impl Engine {
         for document in documents {
             let Object::Tenant(tenant) = &document.object else { continue };
             let object = format!("tenant/{}", tenant.metadata.name);
-            if !changes.iter().any(|change| change.object == object) {
-                let (action, detail) = (Action::Unchanged, String::new());
-                changes.push(Changed { object, action, detail });
+            let interfaces = after.effective_substrate(&self.cpus).spec.interfaces;
+            let detail = not_there(tenant, |interface| interfaces.contains_key(interface));
+            match changes.iter_mut().find(|change| change.object == object) {
+                Some(change) => change.detail = detail,
+                None => changes.push(Changed { object, action: Action::Unchanged, detail }),
             }
         }
         Ok((after, changes))
@@ -929,6 +931,18 @@ impl Engine {
     }
 }
 
+/// Names what a tenant is given and the machine does not have: it may come later.
+fn not_there(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
+    let is_user = |name: &str| {
+        name.parse::<u32>().is_ok() || matches!(nix::unistd::User::from_name(name), Ok(Some(_)))
+    };
+    let users = tenant.spec.unix_users.iter().filter(|user| !is_user(user));
+    let interfaces = tenant.spec.interfaces.keys().filter(|name| !has_interface(name));
+    let users = users.map(|user| format!("no user {user} on this machine yet"));
+    let interfaces = interfaces.map(|name| format!("no external interface {name} yet"));
+    users.chain(interfaces).collect::<Vec<_>>().join(", ")
+}
+
 /// That each of these nodes is in one of the documents.
 fn in_files(documents: &[Document], only: &BTreeSet<String>) -> Result<(), Problem> {
     let mut known = BTreeSet::new();
@@ -1202,6 +1216,25 @@ mod tests {
         assert_eq!(found.len(), left.len(), "{found:#?}");
         let checks = engine.checks_of_remains();
         assert!(checks.iter().all(|check| check.state == pdp_api::CheckState::Warn));
+    }
+
+    /// A tenant may be given what is not there yet, which is told.
+    #[test]
+    fn users_and_interfaces_that_are_not_there_are_told_when_a_tenant_is_applied() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path());
+        let text = "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {name: acme}\nspec: {unixUsers: [nosuch-user, \"7\", \
+                    daemon], interfaces: {A: {whole: true}}}\n";
+        let file =
+            pdp_spec::SourceFile { name: "f".into(), text: text.into(), ..Default::default() };
+        let request = ApplyRequest { files: vec![file], dry_run: true, only: vec![] };
+        let report = engine.change(&Scope::Node, request, &mut |_| {}).unwrap();
+        let told = [(
+            "tenant/acme",
+            "no user nosuch-user on this machine yet, no external interface A yet",
+        )];
+        let changes = report.changes.iter().map(|change| (&*change.object, &*change.detail));
+        assert_eq!(changes.collect::<Vec<_>>(), told);
     }
 
     /// Whatever failed: operators are told where, tenants are not.
