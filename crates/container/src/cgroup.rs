@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
 use crate::spec::Limits;
@@ -85,6 +86,15 @@ pub struct Usage {
     pub processes: u64,
     /// Time for which its threads had to wait because of the CPU limit, nanoseconds.
     pub throttled_ns: u64,
+    /// Processes killed because of the memory limit.
+    pub memory_kills: u64,
+    /// Times that a process or thread was refused because of their limit.
+    pub processes_refused: u64,
+}
+
+/// How often limits of a cgroup kept something from what is in it, and below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitHits {
     /// Processes killed because of the memory limit.
     pub memory_kills: u64,
     /// Times that a process or thread was refused because of their limit.
@@ -261,6 +271,14 @@ impl Cgroups {
                 processes_refused: self.processes_refused(path),
             },
         })
+    }
+
+    /// How often limits of a cgroup kept something from what is in it.
+    pub(crate) fn limit_hits(&self, path: &str) -> LimitHits {
+        LimitHits {
+            memory_kills: self.memory_kills(path),
+            processes_refused: self.processes_refused(path),
+        }
     }
 
     /// Processes of a cgroup and all below it that were killed because of a memory limit; 0 where it is not counted.

@@ -35,6 +35,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::output::LastLines;
 use self::output::{Forwarder, Output};
 use self::probe::Looks;
 use self::service::Service;
@@ -53,6 +54,10 @@ pub const GOOD_RUN: Duration = Duration::from_secs(30);
 
 /// Pause before the shim is tried to be told again what its pipe did not take.
 const TELL_PAUSE: Duration = Duration::from_millis(100);
+
+/// How lines of its own in the log begin, and what it says of a command that it could not start.
+pub(crate) const SAYS: &str = "pdp-init: ";
+pub(crate) const NOT_STARTED: &str = "can't be started";
 
 /// First argument of the program that is to become a command: what follows are the configuration, the command's user
 /// and working directory, each empty where it has none, and the command.
@@ -105,12 +110,12 @@ pub fn main() -> ExitCode {
         }
         [path, ..] => path,
         [] => {
-            eprintln!("pdp-init: give the path of the configuration");
+            eprintln!("{SAYS}give the path of the configuration");
             return ExitCode::FAILURE;
         }
     };
     run(Path::new(path)).unwrap_or_else(|error| {
-        eprintln!("pdp-init: {error}");
+        eprintln!("{SAYS}{error}");
         ExitCode::FAILURE
     })
 }

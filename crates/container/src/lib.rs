@@ -48,6 +48,7 @@ pub mod volumes;
 pub mod work;
 
 pub use bundle::TERMINALS_MAX;
+pub use cgroup::LimitHits;
 pub use disk::free_bytes;
 pub use error::{Error, Result, words};
 pub use log::LogFile;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -16,10 +16,10 @@ use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::bundle::{self, DESCRIPTORS_MAX};
-use crate::cgroup::{Cgroups, Session};
+use crate::cgroup::{Cgroups, LimitHits, Session};
 use crate::error::{Context, Error, Result};
 use crate::image;
-use crate::init;
+use crate::init::{self, LastLines};
 use crate::log::LogFile;
 use crate::process::{Exit, Process, end_within, leave_session_keyring};
 use crate::shim::{DESCRIPTOR_FIRST, Order, RUNC_WAIT, What};
@@ -41,6 +41,9 @@ const EXIT_WAIT: Duration = Duration::from_secs(2);
 
 /// Memory in which every guest starts, MiB: the OCI runtime's first process and copies of small files.
 const START_MIB: u64 = 16;
+
+/// Bytes of a log's end in which a guest's last words are looked for.
+const TAIL_BYTES: u64 = 4096;
 
 /// What the OCI runtime says of a failure, at most.
 const TEXT_BYTES_MAX: u64 = 1 << 16;
@@ -166,6 +169,7 @@ impl Runtime {
             cgroup: spec.cgroup.clone(),
             open_files_max: Some(spec.open_files_max),
             image: (!spec.profile.is_forwarding()).then_some(spec.root != Root::Host),
+            hits_before: self.cgroups.limit_hits(&spec.cgroup),
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
             let Paths { init, images, volumes, .. } = &self.paths;
@@ -221,6 +225,7 @@ impl Runtime {
             cgroup: spec.cgroup.clone(),
             open_files_max: None,
             image: None,
+            hits_before: LimitHits::default(),
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, stdin.as_slice(), || {
             self.cgroups.ensure_leaf(&spec.cgroup)
@@ -403,7 +408,20 @@ impl Runtime {
 
     /// Changes a guest's limits while it runs.
     pub fn update_limits(&self, dir: &Path, limits: &Limits) -> Result<()> {
-        self.cgroups.ensure(&self.guest(dir)?.cgroup, limits)
+        let record = self.guest(dir)?;
+        self.cgroups.ensure(&record.cgroup, limits)?;
+        let hits_before = self.cgroups.limit_hits(&record.cgroup);
+        Store(dir).set_record(&Record { hits_before, ..record })
+    }
+
+    /// How often a guest's limits, as they are now, kept something from it.
+    pub fn limit_hits(&self, dir: &Path) -> Result<LimitHits> {
+        let record = self.guest(dir)?;
+        let (now, before) = (self.cgroups.limit_hits(&record.cgroup), record.hits_before);
+        Ok(LimitHits {
+            memory_kills: now.memory_kills.saturating_sub(before.memory_kills),
+            processes_refused: now.processes_refused.saturating_sub(before.processes_refused),
+        })
     }
 
     /// Directories of all guests and helpers, whole or not, of whatever version.
@@ -440,6 +458,27 @@ impl Runtime {
     pub fn logs(&self, dir: &Path) -> Result<[PathBuf; 2]> {
         let log = self.paths.logs.join(format!("{}.log", self.id(dir)?));
         Ok([log.clone(), LogFile::older(&log)])
+    }
+
+    /// The line of the end of a guest's log that says what is wrong, or else the last one; `None`: there is none.
+    pub fn last_words(&self, dir: &Path) -> Option<String> {
+        let [log, _] = self.logs(dir).ok()?;
+        let mut log = File::open(log).ok()?;
+        let length = log.metadata().ok()?.len();
+        log.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES))).ok()?;
+        let mut tail = Vec::new();
+        log.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;
+        let mut last = LastLines::default();
+        for line in String::from_utf8_lossy(&tail).lines() {
+            // Each begins with its time.
+            let said = line.split_once(' ').map_or("", |(_, said)| said);
+            match said.strip_prefix(init::SAYS) {
+                // Process 1 says of each command that it started and ended.
+                Some(own) if !own.contains(init::NOT_STARTED) => {}
+                own => last.take(format!("{}\n", own.unwrap_or(said)).as_bytes()),
+            }
+        }
+        Some(last.words()).filter(|words| !words.is_empty())
     }
 
     /// Removes logs but those of the guests and helpers of these directories.

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::{Bounded, part};
+use crate::cgroup::LimitHits;
 use crate::error::{Context, Result};
 use crate::process::{Exit, Process};
 use crate::status::CommandStatus;
@@ -55,6 +56,9 @@ pub(crate) struct Record {
     /// [`crate::bundle::init_call`]); `None`: it can't.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<bool>,
+    /// What its limits had kept from its cgroup before they were as they are.
+    #[serde(default)]
+    pub hits_before: LimitHits,
 }
 
 /// A directory of a guest or helper.

@@ -26,7 +26,7 @@ const FAULTS: [&str; 9] =
 
 /// The last lines that are not blank, of what comes.
 #[derive(Default)]
-pub(super) struct LastLines {
+pub(crate) struct LastLines {
     lines: VecDeque<String>,
     /// The line that has begun; only its beginning is kept.
     begun: Vec<u8>,

@@ -11,7 +11,7 @@ use rustix::event::PollFd;
 use super::output::Output;
 use super::probe::Looks;
 use super::stand::Stand;
-use super::{GOOD_RUN, PAUSE_MAX, PAUSE_MIN, spawn};
+use super::{GOOD_RUN, NOT_STARTED, PAUSE_MAX, PAUSE_MIN, SAYS, spawn};
 use crate::spec::{Command, Restart};
 use crate::status::{CommandState, CommandStatus, WORDS_BYTES_MAX, tame};
 
@@ -118,15 +118,15 @@ impl Service {
         });
         match begun {
             Ok((pid, stand)) => {
-                eprintln!("pdp-init: {} started, process {pid}", self.name());
+                eprintln!("{SAYS}{} started, process {pid}", self.name());
                 let looks = self.command.ready.as_ref().map(|check| Looks::new(check, stand, now));
                 self.phase = Phase::Running { pid, since: now, looks };
                 Ok(())
             }
             Err(error) => {
-                eprintln!("pdp-init: {} can't be started: {error}", self.name());
+                eprintln!("{SAYS}{} {NOT_STARTED}: {error}", self.name());
                 self.ends = ENDS_TOLD;
-                self.ending = format!("can't be started: {error}");
+                self.ending = format!("{NOT_STARTED}: {error}");
                 self.after_end(CODE_NOT_STARTED, false, now);
                 Err(CODE_NOT_STARTED)
             }
@@ -191,7 +191,7 @@ impl Service {
             self.pause = PAUSE_MIN;
             self.ends = 0;
         }
-        eprintln!("pdp-init: {} (process {ended}) ended: {status}", self.name());
+        eprintln!("{SAYS}{} (process {ended}) ended: {status}", self.name());
         let (code, signal) = exit_code(status);
         let killed = std::mem::take(&mut self.killed);
         self.ends = if killed { self.ends } else { self.ends.saturating_add(1) };
@@ -209,7 +209,7 @@ impl Service {
     pub fn start_again(&mut self, now: Instant) {
         match &self.phase {
             Phase::Running { pid, .. } => {
-                eprintln!("pdp-init: {} (process {pid}) is started again with it", self.name());
+                eprintln!("{SAYS}{} (process {pid}) is started again with it", self.name());
                 self.killed = true;
                 let _ = killpg(*pid, Signal::SIGKILL);
             }

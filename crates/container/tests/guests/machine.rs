@@ -245,8 +245,29 @@ for _ in range(400): threading.Thread(target=time.sleep, args=(600,)).start()";
     let mut spec = fixture.spec(Profile::Host, &[&["python3", "-c", threads]]);
     spec.limits.processes = Some(64);
     fixture.run(&spec);
-    let refused = || fixture.runtime.cgroups().usage("red/r1").unwrap().processes_refused;
+    let refused = || fixture.runtime.limit_hits(&spec.dir).unwrap().processes_refused;
     eventually("one is refused", || refused() > 0);
+    assert!(fixture.runtime.cgroups().usage("red/r1").unwrap().processes_refused > 0);
+    // By the limit as it is now, none.
+    let more = Limits { processes: Some(512), ..Limits::default() };
+    fixture.runtime.update_limits(&spec.dir, &more).unwrap();
+    assert_eq!(refused(), 0);
+}
+
+#[test]
+fn why_a_forwarding_guest_ended_is_in_its_last_words() {
+    let fixture = Fixture::new();
+    for (command, said) in [
+        (&["sh", "-c", "echo begins; echo boom >&2; exit 3"][..], "boom"),
+        (&["/no/such"], "/no/such can't be started: No such file or directory (os error 2)"),
+    ] {
+        let spec = fixture.spec(Profile::Forwarding { tap: false }, &[command]);
+        fixture.run(&spec);
+        let state = || fixture.runtime.state(&spec.dir).unwrap();
+        eventually("it has ended", || matches!(state(), State::Exited(_)));
+        assert_eq!(fixture.runtime.last_words(&spec.dir).as_deref(), Some(said));
+        fixture.runtime.delete(&spec.dir).unwrap();
+    }
 }
 
 #[test]
