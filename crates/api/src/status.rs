@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::command::CommandStatus;
+use crate::command::{CommandState, CommandStatus};
 use crate::specs;
 
 /// How an object is.
@@ -62,6 +62,9 @@ pub enum ConditionKind {
     /// A limit of the spec drops a node's packets: `puntLimits` or `floodPps`. The condition goes when
     /// the limit has dropped nothing for 10 s.
     LimitDrops,
+    /// A node or a guest of it reached a limit of its spec: starts of processes or threads were refused, or the kernel
+    /// killed processes for their memory. The condition goes when the limit is changed or the node starts anew.
+    LimitReached,
     /// A guest changed its end of a port whose link stays in the kernel: its name, its MTU, its link address, or that it
     /// is up. It hurts itself alone, and the condition goes when the guest undoes it.
     PortChanged,
@@ -78,6 +81,9 @@ pub struct VnetSummary {
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Of what it is not ready for, while nothing is wrong, the first: `r1 ospfd, r2 g0, and 3 more`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
     /// What else its user should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -145,6 +151,29 @@ pub enum NodeKind {
     Host,
 }
 
+/// How a router's packets are processed: the kind of its `dataPlane` in the spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum DataPlane {
+    /// By forwarding guests.
+    Parallel,
+    /// By the mux itself.
+    Fastpath,
+    /// By the kernel, in the control guest's network namespace.
+    Kernel,
+}
+
+impl DataPlane {
+    /// The word in JSON, in tables and in specs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parallel => "parallel",
+            Self::Fastpath => "fastpath",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
 /// What is, of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -153,6 +182,9 @@ pub struct NodeStatus {
     pub name: String,
     /// What it is.
     pub kind: NodeKind,
+    /// How its packets are processed; routers only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_plane: Option<DataPlane>,
     /// Its labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -195,6 +227,32 @@ pub struct NodeStatus {
     pub engine: Option<EngineStatus>,
     /// Its ports, by index.
     pub ports: Vec<PortStatus>,
+    /// Addresses of its `lo` that the spec gives it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loopback: Vec<String>,
+}
+
+impl NodeStatus {
+    /// Commands, guests and routes that a node which runs is not ready for: `ospfd`, `g0`, `routes`. Commands that wait
+    /// for others are named where nothing else is.
+    pub fn waits_for(&self) -> Vec<String> {
+        if self.phase != Phase::Running {
+            return Vec::new();
+        }
+        let open = self.commands.iter().filter(|command| !command.ready);
+        let (waiting, under_way): (Vec<_>, Vec<_>) =
+            open.partition(|command| command.state == CommandState::Waiting);
+        let guests = self.guests.iter().filter(|guest| !guest.connected);
+        let routes = self.engine.iter().filter(|engine| !engine.synced);
+        let mut names: Vec<String> =
+            under_way.into_iter().map(|command| command.name.clone()).collect();
+        names.extend(guests.map(|guest| format!("g{}", guest.number)));
+        names.extend(routes.map(|_| "routes".to_owned()));
+        if names.is_empty() {
+            names.extend(waiting.into_iter().map(|command| command.name.clone()));
+        }
+        names
+    }
 }
 
 /// How a process is.

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
-use pdp_api::{LinkStatus, NodeKind, NodeStatus, ProblemKind, Vnet, VnetSummary};
+use pdp_api::{LinkStatus, NodeStatus, ProblemKind, Vnet, VnetSummary};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{or_dash, table};
 use crate::selector::Selector;
 use crate::shape::Shape;
-use crate::show::{LINK_HEADER, cores, link_row, note, power, yes};
+use crate::show::{LINK_HEADER, cores, kind_and_plane, link_row, note, power, waits, yes};
 use crate::{show, who};
 
 /// List vnets, or their nodes, links or ends outside; tenants; or show the substrate.
@@ -98,7 +98,7 @@ fn summary(vnet: &VnetSummary) -> [String; 10] {
         format!("{}/{}", vnet.guests_connected, vnet.guests),
         cores(vnet.power_millicores),
         or_dash(vnet.fes.join(",")),
-        note(&vnet.message, &vnet.conditions),
+        note(vnet.message.as_ref(), vnet.waits_for.as_deref(), &vnet.conditions),
     ]
 }
 
@@ -155,6 +155,7 @@ async fn nodes(
             [
                 "NODE",
                 "KIND",
+                "PLANE",
                 "STATE",
                 "READY",
                 "POWER",
@@ -168,41 +169,40 @@ async fn nodes(
             nodes.iter().map(wide_row).collect(),
         ),
         (false, _, false) => table(
-            ["NODE", "KIND", "STATE", "READY", "POWER", "RESTARTS", "NOTE"],
+            ["NODE", "KIND", "PLANE", "STATE", "READY", "POWER", "RESTARTS", "NOTE"],
             nodes.iter().map(node_row).collect(),
         ),
     })
 }
 
-fn node_row(of: &Of<NodeStatus>) -> [String; 7] {
+fn node_row(of: &Of<NodeStatus>) -> [String; 8] {
     let node = &of.it;
-    let kind = match node.kind {
-        NodeKind::Router => "router",
-        NodeKind::Host => "host",
-    };
+    let [kind, plane] = kind_and_plane(node);
     let commands = node.commands.iter().map(|command| u64::from(command.restarts));
     let restarts = node.control.restarts + commands.sum::<u64>();
     [
         format!("{}/{}", of.vnet, node.name),
-        kind.into(),
+        kind,
+        plane,
         node.phase.name().into(),
         yes(node.ready),
         node.power_millicores.map_or("-".into(), power),
         restarts.to_string(),
-        note(&node.message, &node.conditions),
+        note(node.message.as_ref(), waits(node).as_deref(), &node.conditions),
     ]
 }
 
-fn wide_row(of: &Of<NodeStatus>) -> [String; 11] {
-    let [name, kind, state, ready, power, restarts, note] = node_row(of);
+fn wide_row(of: &Of<NodeStatus>) -> [String; 12] {
+    let [name, kind, plane, state, ready, power, restarts, note] = node_row(of);
     let node = &of.it;
-    let addresses: Vec<&str> =
-        node.ports.iter().flat_map(|port| &port.addresses).map(String::as_str).collect();
+    let of_ports = node.ports.iter().flat_map(|port| &port.addresses);
+    let addresses: Vec<&str> = of_ports.chain(&node.loopback).map(String::as_str).collect();
     let label = |(key, value): (&String, &String)| format!("{key}={value}");
     let labels: Vec<String> = node.labels.iter().map(label).collect();
     [
         name,
         kind,
+        plane,
         state,
         ready,
         power,

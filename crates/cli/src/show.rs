@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    Check, CheckState, Condition, LinkStatus, NodeKind, NodeStatus, Phase, ProcessStatus,
-    ScheduleStatus, Substrate, Vnet,
+    Check, CheckState, Condition, DataPlane, LinkStatus, NodeKind, NodeStatus, Phase,
+    ProcessStatus, ScheduleStatus, Substrate, Vnet,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -31,10 +31,25 @@ pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
     })
 }
 
-/// What is wrong, and what else its user should know.
-pub fn note(message: &Option<String>, conditions: &[Condition]) -> String {
+/// What is wrong, or else what is waited for, and what else its user should know.
+pub fn note(message: Option<&String>, waits: Option<&str>, conditions: &[Condition]) -> String {
     let conditions = conditions.iter().map(|about| format!("{}: {}", about.node, about.message));
-    message.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
+    let waits = waits.map(|waits| format!("waits for {waits}"));
+    message.cloned().or(waits).into_iter().chain(conditions).collect::<Vec<_>>().join("; ")
+}
+
+/// What a node is not ready for.
+pub fn waits(node: &NodeStatus) -> Option<String> {
+    Some(node.waits_for().join(", ")).filter(|names| !names.is_empty())
+}
+
+/// What a node is, and how its packets are processed.
+pub fn kind_and_plane(node: &NodeStatus) -> [String; 2] {
+    let kind = match node.kind {
+        NodeKind::Router => "router",
+        NodeKind::Host => "host",
+    };
+    [kind, node.data_plane.map_or("-", DataPlane::name)].map(str::to_owned)
 }
 
 /// Prints an object: but for the table the document as it was applied, with its status; before one was applied,
@@ -85,7 +100,7 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
             + &section("Conditions", &conditions(nodes))
             + &section("Commands", &commands(nodes))
             + &section("Processes", &processes(nodes))
-            + &section("Ports", &ports(nodes))
+            + &section(PORTS, &ports(nodes))
             + &section(
                 "Queues",
                 &queues(&vnet, |end| end.split_once(':').is_some_and(|it| it.0 == node)),
@@ -102,7 +117,7 @@ fn vnet(vnet: &Vnet) -> String {
         + &section("Nodes", &node_table(&status.nodes))
         + &section("Commands", &commands(&status.nodes))
         + &section("Processes", &processes(&status.nodes))
-        + &section("Ports", &ports(&status.nodes))
+        + &section(PORTS, &ports(&status.nodes))
         + &section("Links", if status.links.is_empty() { "" } else { &links })
         + &section("Queues", &queues(vnet, |_| true))
 }
@@ -171,19 +186,18 @@ fn conditions(nodes: &[NodeStatus]) -> String {
 
 fn node_table(nodes: &[NodeStatus]) -> String {
     let rows = nodes.iter().map(|node| {
+        let [kind, plane] = kind_and_plane(node);
         [
             node.name.clone(),
-            match node.kind {
-                NodeKind::Router => "router".into(),
-                NodeKind::Host => "host".into(),
-            },
+            kind,
+            plane,
             node.phase.name().into(),
             yes(node.ready),
             node.power_millicores.map_or("-".into(), power),
-            node.message.clone().unwrap_or_default(),
+            note(node.message.as_ref(), waits(node).as_deref(), &[]),
         ]
     });
-    table(["NODE", "KIND", "STATE", "READY", "POWER", "NOTE"], rows.collect())
+    table(["NODE", "KIND", "PLANE", "STATE", "READY", "POWER", "NOTE"], rows.collect())
 }
 
 fn commands(nodes: &[NodeStatus]) -> String {
@@ -256,9 +270,16 @@ fn processes(nodes: &[NodeStatus]) -> String {
     table(["NODE", "PROCESS", "STATE", "PID", "RESTARTS", "FE", "CONNECTED", "NOTE"], rows)
 }
 
+/// Routing software and commands may have set other addresses.
+const PORTS: &str = "Ports (addresses as in the spec)";
+
 fn ports(nodes: &[NodeStatus]) -> String {
     let rows = nodes.iter().flat_map(|node| {
-        node.ports.iter().map(|port| {
+        let loopback = (!node.loopback.is_empty()).then(|| {
+            let [name, addresses] = [format!("{}:lo", node.name), node.loopback.join(",")];
+            [name, addresses, "-".into(), "-".into(), "-".into(), "-".into()]
+        });
+        let ports = node.ports.iter().map(|port| {
             [
                 format!("{}:{}", node.name, port.name),
                 or_dash(port.addresses.join(",")),
@@ -267,7 +288,8 @@ fn ports(nodes: &[NodeStatus]) -> String {
                 yes(port.carrier),
                 or_dash(port.link.clone().unwrap_or_default()),
             ]
-        })
+        });
+        ports.chain(loopback)
     });
     table(["PORT", "ADDRESSES", "MAC", "MTU", "CARRIER", "LINK"], rows.collect())
 }

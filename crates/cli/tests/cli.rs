@@ -62,7 +62,7 @@ fn vnets_are_listed() {
         &out(&server, &["get"]),
         "\
 VNET  STATE     READY  ROUTERS  HOSTS  LINKS  GUESTS  POWER  FES      NOTE
-blue  stopped   no     0        0      0      0/0     0      -
+blue  stopped   no     0        0      0      0/0     0      -        waits for r1 ospfd
 red   degraded  no     1        1      1      1/2     0.5    fe1,fe2  1 of 2 nodes is degraded; r1: nft chain inet filter forward: the kernel forwards
 ",
     );
@@ -88,9 +88,9 @@ Conditions
 r1: nft chain inet filter forward: the kernel forwards
 
 Nodes
-NODE  KIND    STATE     READY  POWER  NOTE
-r1    router  degraded  no     0.5    g1 is not connected
-h1    host    running   yes    -
+NODE  KIND    PLANE     STATE     READY  POWER  NOTE
+r1    router  parallel  degraded  no     0.5    g1 is not connected
+h1    host    -         running   yes    -
 
 Commands
 NODE  COMMAND  STATE       RESTARTS  EXIT  NOTE
@@ -106,7 +106,7 @@ r1    g1       running  201  1         fe2 0.25  no
 h1    control  running  110  0         -         -
 h1    tap      running  111  0         -         -
 
-Ports
+Ports (addresses as in the spec)
 PORT     ADDRESSES    MAC                MTU   CARRIER  LINK
 r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
@@ -137,7 +137,7 @@ r1:eth0  voice  30      64      -      16       46,44
     assert_eq!(whole["status"]["links"][0]["queues"][0]["buffers"], 16);
     assert!(out(&server, &["inspect", "red/r1"]).ends_with("16       46,44\n"));
     let node = out(&server, &["inspect", "red/h1"]);
-    assert!(node.contains("h1    host  running") && !node.contains("r1:"), "{node}");
+    assert!(node.contains("h1    host  -      running") && !node.contains("r1:"), "{node}");
     assert!(fails(&server, &["inspect", "red/r9"]).1.contains("no node r9 in vnet red"));
 }
 
@@ -147,16 +147,16 @@ fn nodes_are_listed_and_selected_by_their_labels() {
     assert_text(
         &out(&server, &["get", "nodes", "red"]),
         "\
-NODE    KIND    STATE     READY  POWER  RESTARTS  NOTE
-red/r1  router  degraded  no     0.5    3         g1 is not connected; r1: nft chain inet filter forward: the kernel forwards
-red/h1  host    running   yes    -      0
+NODE    KIND    PLANE     STATE     READY  POWER  RESTARTS  NOTE
+red/r1  router  parallel  degraded  no     0.5    3         g1 is not connected; r1: nft chain inet filter forward: the kernel forwards
+red/h1  host    -         running   yes    -      0
 ",
     );
     assert_text(
         &out(&server, &["get", "nodes", "red", "-l", "role notin (edge)", "-o", "wide"]),
         "\
-NODE    KIND  STATE    READY  POWER  RESTARTS  PID  ADDRESSES    PUBLISHED  LABELS  NOTE
-red/h1  host  running  yes    -      0         110  10.0.0.2/24  -          -
+NODE    KIND  PLANE  STATE    READY  POWER  RESTARTS  PID  ADDRESSES    PUBLISHED  LABELS  NOTE
+red/h1  host  -      running  yes    -      0         110  10.0.0.2/24  -          -
 ",
     );
     let edge = ["get", "node", "red", "-l", "role=edge"];

@@ -21,7 +21,8 @@ use pdp_net::interface::Interface;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
 use pdp_spec::{
-    DataPlane, Descriptors, Document, Existing, Intent, InterfaceFacts, Object, VirtualNetwork,
+    DataPlane, Descriptors, Document, Existing, Intent, InterfaceFacts, Object, Tenant,
+    VirtualNetwork,
 };
 
 use crate::access::{Scope, asker, no_vnet};

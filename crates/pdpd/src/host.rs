@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use pdp_container::words;
-use pdp_container::{HelperSpec, Process, Runtime, State as GuestState};
+use pdp_container::{Exit, HelperSpec, Process, Runtime, State as GuestState};
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
 use pdp_proto::mux;
@@ -178,11 +178,14 @@ impl Host {
     /// How the process of a directory ended, in words.
     pub fn ending(&self, directory: &Path) -> String {
         match self.runtime.state(directory) {
-            Ok(GuestState::Exited(Some(exit))) => match (exit.code, exit.signal) {
-                (Some(code), _) => format!("with code {code}"),
-                (None, Some(signal)) => format!("by signal {signal}"),
-                (None, None) => "somehow".into(),
-            },
+            Ok(GuestState::Exited(Some(exit))) => {
+                let how = match (exit.code, exit.signal) {
+                    (Some(code), _) => format!("with code {code}"),
+                    (None, Some(signal)) => format!("by signal {signal}"),
+                    (None, None) => "somehow".into(),
+                };
+                how + &self.why_guest_ended(directory, exit)
+            }
             Ok(GuestState::Absent | GuestState::Exited(None)) => {
                 "unseen (its shim was killed, or the machine stopped)".into()
             }
@@ -191,6 +194,19 @@ impl Host {
             Ok(GuestState::Running(_)) => "and runs again".into(),
             Err(error) => words(&error),
         }
+    }
+
+    /// Why a guest ended so, as far as the kernel or its log says it; empty for a helper.
+    fn why_guest_ended(&self, directory: &Path, exit: Exit) -> String {
+        let Ok(hits) = self.runtime.limit_hits(directory) else { return String::new() };
+        // Killed itself, or its program, whose end process 1 returns as a shell does.
+        let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
+        if is_killed && hits.memory_kills > 0 {
+            return ", out of memory".into();
+        }
+        let said = exit.code.filter(|code| *code != 0);
+        let said = said.and_then(|_| self.runtime.last_words(directory));
+        said.map_or(String::new(), |said| format!(": {said}"))
     }
 
     /// Why a helper that ended did, in its own words: the last line of its log that begins with `Error: `.

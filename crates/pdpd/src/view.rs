@@ -7,18 +7,18 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
-    CommandStatus, Condition, ConditionKind, EngineStatus, ExternalStatus, FastpathPower, FeGuest,
-    FeStatus, ForwardingGuest, LinkStatus, LinkWay, NodeKind, NodeStatus, Phase, PortStatus,
-    ProcessStatus, QueueStatus, ScheduleStatus, Substrate, SubstrateStatus, TenantInfo, Vnet,
-    VnetStatus, VnetSummary,
+    CommandStatus, Condition, ConditionKind, DataPlane, EngineStatus, ExternalStatus,
+    FastpathPower, FeGuest, FeStatus, ForwardingGuest, LinkStatus, LinkWay, NodeKind, NodeStatus,
+    Phase, PortStatus, ProcessStatus, QueueStatus, ScheduleStatus, Substrate, SubstrateStatus,
+    TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
-use pdp_container::State as GuestState;
+use pdp_container::{LimitHits, State as GuestState};
 use pdp_net::interface::Interface;
 use pdp_net::ports::Change;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
-use pdp_spec::units::{Percent, PublishedPort, Span};
-use pdp_spec::{Outlet, VirtualNetwork};
+use pdp_spec::units::{Bytes, Percent, PublishedPort, Span};
+use pdp_spec::{Outlet, Parallel, Resources, VirtualNetwork};
 
 use crate::access::Scope;
 use crate::ask::{Answer, Question};
@@ -211,6 +211,24 @@ impl View<'_> {
             }
         };
         Some(Condition { kind: ConditionKind::KernelHooks, node: name.into(), message })
+    }
+
+    /// Names limits of the spec that kept something from a node's processes, since these limits are as they are.
+    fn reached(&self, vnet: &str, name: &str, plan: &NodePlan) -> Option<Condition> {
+        let node = self.model.vnets.get(vnet)?.spec.nodes.get(name)?;
+        let hits = |dir: &Path| self.engine.host.runtime.limit_hits(dir).unwrap_or_default();
+        let Resources { processes, memory, .. } = node.resources;
+        let mut words = reached_words("resources", processes, memory, hits(&plan.control.dir));
+        let plane = node.guests();
+        for (number, guest) in &plan.guests {
+            let Some(Parallel { processes, memory, .. }) = plane else { break };
+            let hits = hits(&guest.container.dir);
+            let of_guest = reached_words("dataPlane", processes, memory, hits);
+            words.extend(of_guest.into_iter().map(|words| format!("g{number} {words}")));
+        }
+        let message = words.join("; ");
+        let kind = ConditionKind::LimitReached;
+        (!words.is_empty()).then(|| Condition { kind, node: name.into(), message })
     }
 
     fn vnet(&self, name: &str, plan: &VnetPlan) -> VnetStatus {
@@ -411,10 +429,14 @@ impl View<'_> {
         let mut node = NodeStatus {
             name: name.into(),
             kind: if router { NodeKind::Router } else { NodeKind::Host },
+            data_plane: self.data_plane(vnet, name),
             labels: self.labels(vnet, name),
             phase: Phase::Failed,
             message: None,
-            conditions: self.hooks(name, plan).into_iter().chain(limiting).chain(changed).collect(),
+            conditions: [self.hooks(name, plan), self.reached(vnet, name, plan), limiting, changed]
+                .into_iter()
+                .flatten()
+                .collect(),
             ready: false,
             commands,
             power_millicores: router.then(|| {
@@ -422,6 +444,7 @@ impl View<'_> {
                 placements.sum::<u64>() + u64::from(plan.mux_millicores)
             }),
             ports: self.ports(name, plan, network, control.pid.is_some()),
+            loopback: plan.loopback.iter().map(ToString::to_string).collect(),
             control,
             tap,
             mirror,
@@ -459,6 +482,15 @@ impl View<'_> {
             Ok(None) if runs => Vec::new(),
             _ => commands::commands(&plan.commands, None),
         }
+    }
+
+    fn data_plane(&self, vnet: &str, node: &str) -> Option<DataPlane> {
+        let plane = self.model.vnets.get(vnet)?.spec.nodes.get(node)?.plane()?;
+        Some(match plane {
+            pdp_spec::DataPlane::Parallel(_) => DataPlane::Parallel,
+            pdp_spec::DataPlane::Fastpath(_) => DataPlane::Fastpath,
+            pdp_spec::DataPlane::Kernel(_) => DataPlane::Kernel,
+        })
     }
 
     fn labels(&self, vnet: &str, node: &str) -> BTreeMap<String, String> {
@@ -643,8 +675,28 @@ pub fn summary(name: &str, status: &VnetStatus) -> VnetSummary {
         fes: fes.into_iter().cloned().collect(),
         late: status.nodes.iter().filter_map(|node| node.mirror.as_ref()).any(|m| m.late),
         message: status.message.clone(),
+        waits_for: waits_for(status),
         conditions: status.nodes.iter().flat_map(|node| node.conditions.clone()).collect(),
     }
+}
+
+/// Parts of a vnet that are named where it waits for several.
+const WAITS_NAMED: usize = 4;
+
+/// What a vnet is not ready for, while nothing is wrong.
+fn waits_for(status: &VnetStatus) -> Option<String> {
+    if status.message.is_some() {
+        return None;
+    }
+    let each = |node: &NodeStatus| {
+        let name = node.name.clone();
+        node.waits_for().into_iter().map(move |what| format!("{name} {what}"))
+    };
+    let mut all: Vec<String> = status.nodes.iter().flat_map(each).collect();
+    let more = all.len().saturating_sub(WAITS_NAMED);
+    all.truncate(WAITS_NAMED);
+    all.extend((more > 0).then(|| format!("and {more} more")));
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// The processes of a node.
@@ -696,6 +748,30 @@ fn limiting_ports(node: &str, counters: &mux::NodeStats) -> Option<Condition> {
         node: node.into(),
         message: format!("{}; raise the limit, or send less", words.join("; ")),
     })
+}
+
+/// Says of limits of processes and memory what they kept from a node, or a guest of it: the limits are keys of `of`.
+fn reached_words(of: &str, processes: u32, memory: Bytes, hits: LimitHits) -> Vec<String> {
+    // Of large numbers their magnitude: each other text is an event for everyone who watches.
+    let count = |count: u64| match count {
+        0..10 => count.to_string(),
+        _ => format!("at least {}", 10_u64.pow(count.ilog10())),
+    };
+    let LimitHits { memory_kills, processes_refused } = hits;
+    let refused = (processes_refused > 0).then(|| {
+        format!(
+            "reached {of}.processes ({processes}): processes or threads were refused {} time{}; raise it",
+            count(processes_refused),
+            if processes_refused == 1 { "" } else { "s" }
+        )
+    });
+    let killed = (memory_kills > 0).then(|| {
+        format!(
+            "reached {of}.memory ({memory}): the kernel killed {} of its processes; raise it",
+            count(memory_kills)
+        )
+    });
+    refused.into_iter().chain(killed).collect()
 }
 
 /// What is to be said of ports that a guest changed.
@@ -884,6 +960,7 @@ fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pdp_api::CommandState;
 
     #[test]
     fn what_a_guest_did_to_its_ports_is_told_in_words_that_do_nothing_to_a_terminal() {
@@ -914,6 +991,55 @@ mod tests {
         let words = "eth9: floodPps of its link drops packets; eth1, eth2, eth3, eth4, …: puntLimits.hook drops packets; \
                      raise the limit, or send less";
         assert_eq!(told.message, words);
+    }
+
+    #[test]
+    fn limits_that_were_reached_are_told_with_their_keys() {
+        let told = |memory_kills, processes_refused| {
+            let hits = LimitHits { memory_kills, processes_refused };
+            reached_words("resources", 256, Bytes(64 << 20), hits)
+        };
+        assert_eq!(told(0, 0), [""; 0]);
+        let refused = |count| {
+            format!(
+                "reached resources.processes (256): processes or threads were refused {count}; raise it"
+            )
+        };
+        assert_eq!(told(0, 1), [refused("1 time")]);
+        assert_eq!(told(0, 9), [refused("9 times")]);
+        let killed =
+            "reached resources.memory (64Mi): the kernel killed 1 of its processes; raise it";
+        assert_eq!(told(1, 1_234), [refused("at least 1000 times"), killed.into()]);
+    }
+
+    #[test]
+    fn what_a_network_waits_for_is_named_unless_something_is_wrong() {
+        let command = |name: &str, state| CommandStatus {
+            name: name.into(),
+            state,
+            ..CommandStatus::default()
+        };
+        let node = |name: &str, commands| NodeStatus {
+            name: name.into(),
+            phase: Phase::Running,
+            commands,
+            ..NodeStatus::default()
+        };
+        let starting = || {
+            vec![command("zebra", CommandState::Starting), command("ospfd", CommandState::Waiting)]
+        };
+        let nodes = vec![
+            node("r1", starting()),
+            node("h1", vec![command("exec-1", CommandState::Waiting)]),
+        ];
+        let mut status = VnetStatus { nodes, ..VnetStatus::default() };
+        assert_eq!(waits_for(&status).as_deref(), Some("r1 zebra, h1 exec-1"));
+        status.nodes = (1..=6).map(|number| node(&format!("r{number}"), starting())).collect();
+        let words = "r1 zebra, r2 zebra, r3 zebra, r4 zebra, and 2 more";
+        assert_eq!(waits_for(&status).as_deref(), Some(words));
+        status.message = Some("no room".into());
+        assert_eq!(waits_for(&status), None);
+        assert_eq!(waits_for(&VnetStatus::default()), None);
     }
 
     #[test]

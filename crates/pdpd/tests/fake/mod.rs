@@ -231,6 +231,7 @@ fn red() -> Vnet {
     let r1 = NodeStatus {
         name: "r1".into(),
         kind: NodeKind::Router,
+        data_plane: Some(DataPlane::Parallel),
         labels: [("role".to_owned(), "edge".to_owned())].into(),
         phase: Phase::Degraded,
         message: Some("g1 is not connected".into()),
@@ -254,6 +255,7 @@ fn red() -> Vnet {
         guests: vec![guest(0, "fe1"), guest(1, "fe2")],
         engine: None,
         ports: vec![port("eth0", "10.0.0.1/24", 1)],
+        loopback: vec!["1.1.1.1/32".into()],
     };
     let h1 = NodeStatus {
         name: "h1".into(),
@@ -486,11 +488,16 @@ impl Daemon for Fake {
             return Ok(vec![VnetSummary { name: format!("{tenant}.red"), ..Default::default() }]);
         }
         Ok(vec![
-            VnetSummary { name: "blue".into(), ..Default::default() },
+            VnetSummary {
+                name: "blue".into(),
+                waits_for: Some("r1 ospfd".into()),
+                ..Default::default()
+            },
             VnetSummary {
                 name: "red".into(),
                 phase: Phase::Degraded,
                 message: Some("1 of 2 nodes is degraded".into()),
+                waits_for: None,
                 conditions: vec![condition()],
                 ready: false,
                 routers: 1,

@@ -156,3 +156,53 @@ fn routes_beyond_the_limit_are_told() {
     change("del");
     eventually("all is well again", || phase() == "running");
 }
+
+const SHORT: &str = r#"
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: short}
+spec:
+  nodes:
+    threads:
+      kind: host
+      resources: {processes: 24}
+      commands:
+        - - python3
+          - -c
+          - |
+            import threading, time
+            for _ in range(100): threading.Thread(target=time.sleep, args=(600,)).start()
+    bytes:
+      kind: host
+      resources: {memory: 64Mi}
+      commands: [["sh", "-c", "python3 -c 'bytearray(512 << 20)'; exec sleep 1000"]]
+    big:
+      kind: router
+      dataPlane: {memory: 64Mi, program: {attach: runtime, run: "python3 -c 'bytearray(512 << 20)'"}}
+    none:
+      kind: router
+      dataPlane: {program: {attach: runtime, run: /no/such}}
+"#;
+
+#[test]
+fn limits_that_were_reached_are_told_until_they_are_raised() {
+    let node = Node::start("short");
+    node.apply(SHORT);
+    let told = |name: &str| node.pdp(&["inspect", &format!("short/{name}")]);
+    let refused =
+        "threads: reached resources.processes (24): processes or threads were refused 1 time";
+    eventually("threads that were refused", || told("threads").contains(refused));
+    let note = node.pdp(&["get", "short"]);
+    assert!(note.contains(refused), "{note}");
+    let killed = "bytes: reached resources.memory (64Mi): the kernel killed 1 of its processes";
+    eventually("a process that was killed", || told("bytes").contains(killed));
+    // Why forwarding guests end is told while they have ended.
+    eventually("a guest that was killed", || {
+        told("big").contains("ended with code 137, out of memory")
+    });
+    eventually("a guest that can't run", || {
+        told("none").contains("ended with code 127: /no/such can't be started: No such file")
+    });
+    node.apply(&SHORT.replace("processes: 24", "processes: 512"));
+    eventually("the limit is another", || !told("threads").contains("reached"));
+}
