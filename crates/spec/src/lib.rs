@@ -13,6 +13,7 @@
 mod bind;
 mod check;
 mod command;
+mod count;
 mod diagnostic;
 mod expand;
 pub mod frames;
