@@ -253,7 +253,7 @@ fn arrival(
         }
         let rest = over.saturating_duration_since(Instant::now());
         if rest.is_zero() {
-            let text = format!("no such frame arrived within {} ms", most.as_millis());
+            let text = format!("{} within {} ms", trace::NO_FRAME, most.as_millis());
             return Err(Problem::new(ProblemKind::TimedOut, text));
         }
         wait([&left.frames, arriving], rest.min(LOOK)).map_err(Problem::internal)?;

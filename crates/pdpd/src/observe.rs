@@ -419,14 +419,17 @@ impl Daemon for Engine {
             let observer = self.observer(place, &port)?;
             let link = way.map(|(link, _)| link).unwrap_or_default();
             let at = (link.as_str(), port.port.as_str());
-            let stages = kernel_frames::follow(&observer, at, &filter, program, wait)?;
+            let stages = kernel_frames::follow(&observer, at, &filter, program, wait)
+                .map_err(|problem| self.elsewhere(&port, problem))?;
             return Ok(Trace { stages });
         }
-        let stages =
-            self.host.mux.trace(port, filter, program, wait).map_err(|error| match error {
-                ControlError::Refused { reason, .. } => Problem::new(ProblemKind::TimedOut, reason),
-                other => unavailable(other),
-            })?;
+        let stages = self.host.mux.trace(port.clone(), filter, program, wait);
+        let stages = stages.map_err(|error| match error {
+            ControlError::Refused { reason, .. } => {
+                self.elsewhere(&port, Problem::new(ProblemKind::TimedOut, reason))
+            }
+            other => unavailable(other),
+        })?;
         let stages = stages.into_iter().map(|stage| Stage {
             at_ns: stage.at_ns,
             stage: stage.stage,
@@ -625,7 +628,43 @@ impl Engine {
     }
 }
 
+    /// Adds where to trace the frames that a port sends, if a trace saw none that arrive.
+    fn elsewhere(&self, port: &mux::PortName, problem: Problem) -> Problem {
+        if !problem.error.starts_with(trace::NO_FRAME) {
+            return problem;
+        }
+        let mux::PortName { vnet, node, port: name } = port;
+        let far = self.far_ends(port).unwrap_or_default();
+        let far: Vec<_> = far.iter().take(ENDS_NAMED).map(|end| format!("{vnet}/{end}")).collect();
+        let sends = match &far[..] {
+            [] => format!("`pdp capture {vnet}/{node}:{name}` shows those that it sends"),
+            far => format!("those that it sends arrive at {}", far.join(", ")),
+        };
+        problem.hint(format!("a trace is of frames that {node} receives at {name}; {sends}"))
+    }
+
+    /// The other ends of a port's link that are ports, as NODE:PORT.
+    fn far_ends(&self, port: &mux::PortName) -> Option<Vec<String>> {
+        let model = self.model();
+        let plan = model.plan.vnets.get(&port.vnet)?;
+        let name = |(node, number): (&str, u16)| {
+            let tap = plan.nodes.get(node)?.taps.get(usize::from(number))?;
+            Some((node.to_owned(), tap.name.clone()))
+        };
+        let near = (port.node.clone(), port.port.clone());
+        let mut links = plan.mux.vlinks.iter().map(|it| it.ports().filter_map(name));
+        let ends = links.find_map(|ends| {
+            let ends: Vec<_> = ends.collect();
+            ends.contains(&near).then_some(ends)
+        })?;
+        let far = ends.into_iter().filter(|end| *end != near);
+        Some(far.map(|(node, port)| format!("{node}:{port}")).collect())
+    }
+
 /// There are too many captures or traces.
+/// Ends of a link that a hint names.
+const ENDS_NAMED: usize = 3;
+
 fn observed(error: HostError) -> Problem {
     Problem::new(ProblemKind::Conflict, words(&error))
         .hint("end one, or wait: a trace ends within a minute")

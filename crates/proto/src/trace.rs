@@ -1,8 +1,11 @@
 //! What traces say of frames, whoever follows them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::mux::Match;
+
+/// Beginning of the reason that a trace gives if it saw no frame to follow.
+pub const NO_FRAME: &str = "no such frame arrived";
 
 /// Between the addresses of a packet that is traced, at the end of the details of its stage `classify`.
 pub const ADDRESSES: &str = " > ";
@@ -23,9 +26,39 @@ pub fn ends(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     })
 }
 
-/// The same in words, with [`ADDRESSES`] between.
+/// The same in words, with [`ADDRESSES`] between, and before it who asks for which address: by ARP (RFC 826) or by
+/// neighbour discovery (RFC 4861 section 4).
 pub fn addresses(frame: &[u8]) -> Option<String> {
-    ends(frame).map(|(from, to)| format!(", {from}{ADDRESSES}{to}"))
+    let Some((from, to)) = ends(frame) else { return arp(frame) };
+    Some(format!("{}, {from}{ADDRESSES}{to}", discovery(frame).unwrap_or_default()))
+}
+
+fn arp(frame: &[u8]) -> Option<String> {
+    /// ARP of IPv4 on Ethernet.
+    const HEADER: [u8; 8] = [0x08, 0x06, 0, 1, 8, 0, 6, 4];
+    if frame.get(12..20)? != HEADER {
+        return None;
+    }
+    let address = |at: usize| Some(Ipv4Addr::from(*frame.get(at..)?.first_chunk::<4>()?));
+    let (sender, target) = (address(28)?, address(38)?);
+    match frame.get(20..22)? {
+        [0, 1] => Some(format!(", ARP who has {target}, tell {sender}")),
+        [0, 2] => {
+            let mac = frame.get(22..)?.first_chunk::<6>()?.map(|byte| format!("{byte:02x}"));
+            Some(format!(", ARP {sender} is at {}", mac.join(":")))
+        }
+        _ => None,
+    }
+}
+
+fn discovery(frame: &[u8]) -> Option<String> {
+    const ICMPV6: u8 = 58;
+    let address = Ipv6Addr::from(*frame.get(62..)?.first_chunk::<16>()?);
+    match (*frame.get(20)?, *frame.get(54)?) {
+        (ICMPV6, 135) => Some(format!(", ND who has {address}")),
+        (ICMPV6, 136) => Some(format!(", ND answer for {address}")),
+        _ => None,
+    }
 }
 
 /// Whether `frame` has all these bytes. Bytes beyond its end match nothing.
@@ -58,6 +91,29 @@ mod tests {
         frame[53] = 1;
         assert!(addresses(&frame).unwrap().ends_with(" > ::1"));
         assert_eq!((addresses(&frame[..53]), addresses(&[])), (None, None));
+    }
+
+    #[test]
+    fn questions_for_addresses_are_told_with_who_asks() {
+        let mut arp = vec![0; 12];
+        arp.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2]);
+        arp.extend([0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
+        let said = |frame: &[u8]| addresses(frame);
+        assert_eq!(said(&arp).as_deref(), Some(", ARP who has 10.0.0.1, tell 10.0.0.2"));
+        assert_eq!(said(&arp[..41]), None);
+        arp[21] = 2;
+        assert_eq!(said(&arp).as_deref(), Some(", ARP 10.0.0.2 is at 02:00:00:00:00:02"));
+        arp[21] = 3;
+        assert_eq!(said(&arp), None);
+        let mut nd = vec![0; 14 + 40 + 24];
+        nd[12..14].copy_from_slice(&[0x86, 0xdd]);
+        (nd[20], nd[37], nd[53], nd[54], nd[77]) = (58, 2, 9, 135, 1);
+        assert_eq!(said(&nd).as_deref(), Some(", ND who has ::1, ::2 > ::9"));
+        assert_eq!(said(&nd[..77]).as_deref(), Some(", ::2 > ::9"));
+        nd[54] = 136;
+        assert_eq!(said(&nd).as_deref(), Some(", ND answer for ::1, ::2 > ::9"));
+        nd[20] = 17;
+        assert_eq!(said(&nd).as_deref(), Some(", ::2 > ::9"));
     }
 
     #[test]

@@ -202,7 +202,19 @@ fn packets_are_seen_by_capture_and_trace() {
     assert_eq!(last_detail(&stages), "guest-blackhole");
     // Nothing to trace.
     let error = node.try_pdp(&["trace", "red/r1:eth0", "--match", "12=88b5", "--wait", "0.3"]);
-    assert!(error.expect_err("no such frame").contains("no such frame"));
+    let error = error.expect_err("no such frame");
+    assert!(error.contains("no such frame arrived within 300 ms"), "{error}");
+    let hint = "a trace is of frames that r1 receives at eth0; those that it sends arrive at red/h1:eth0";
+    assert!(error.contains(hint), "{error}");
+    // Who asks for which address.
+    let traced = ["trace", "red/r1:eth0", "-f", "arp[6:2] = 1", "--format", "json"];
+    let mut trace = Background::start(&mut node.pdp_command(&traced));
+    eventually("h1 asks", || {
+        node.exec("red/h1", "ip neigh flush dev eth0; ping -c1 -W1 10.0.1.1 > /dev/null || true");
+        !trace.runs()
+    });
+    let text = trace.finish();
+    assert!(text.contains("port eth0, ARP who has 10.0.1.1, tell 10.0.1.2"), "{text}");
 }
 
 /// Carrier of an interface, as its node's kernel has it.
