@@ -109,6 +109,7 @@ h1    tap      running  111  0         -         -
 Ports (addresses as in the spec)
 PORT     ADDRESSES    MAC                MTU   CARRIER  LINK
 r1:eth0  10.0.0.1/24  02:00:00:00:00:01  1500  yes      r1-h1
+r1:lo    1.1.1.1/32   -                  -     -        -
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
