@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs inside the virtual machine in place of inside.sh's rest: guests of two tenants ask their kernel for more than is
-# theirs, with the capabilities that they have. tests/e2e/beside/stock_debian.rs holds the expectations.
+# theirs, with the capabilities that they have. tests/e2e/beside/stock_debian.rs holds the expectations. Its kernel has
+# no IPv6.
 modprobe -a dummy nf_conntrack nf_conntrack_netlink nft_ct
 requests() { pdp exec "$1" -- perl /usr/local/share/requests.pl "${@:2}" 2>&1 | tail -1; }
 inside() { # VNET COMMAND...: in the network namespace of its host, as root of the machine
@@ -13,6 +14,14 @@ say "limits-apply $? $(tail -n 3 /root/limits.log | tr '\n' ' ')"
 for check in "guest bounds" "socket memory" "tracked connections"; do
     say "${check// /-} $(state "$check")"
 done
+
+# All but IPv6 works.
+say "families $(cd /proc/sys/net && ls -d ipv4 ipv6 2> /dev/null | tr '\n' ' ')"
+for check in TAP "kernel links"; do
+    say "${check// /-} $(state "$check")"
+done
+say "ping $(pdp exec other.lab/h -- ping -c 3 -i 0.2 -W 5 10.0.0.2 2>&1 | grep -o '[0-9]* received')"
+say "refused $(sed 's|10.0.0.2/24|2001:db8::2/64|' /root/limits.yaml | pdp apply -f - 2>&1 | tr '\n' ' ')"
 
 # 64 interfaces at once; the tenant's other network has the same part, another tenant its own, and root any number.
 say "links $(requests acme.lab/h link 150 1)"
