@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value as Json;
 
+use crate::expand::has_placeholder;
 use crate::tree::{Path, Tree, Value};
 use crate::units::check_format;
 
@@ -51,6 +52,10 @@ pub(crate) fn numbers_of_part(schema: &Json, of: &str, tree: &mut Tree) {
 
 /// The key that tells objects of several kinds apart.
 const KIND: &str = "kind";
+
+/// Said of a value whose placeholder was not filled in.
+const PLACEHOLDER_HINT: &str = "a placeholder is a number of the name's range: write \"r[1-4]\", \
+                                or \"r[1-1]\" for one";
 
 /// How it ends that a key is missing.
 const MISSING: &str = " is missing";
@@ -312,7 +317,8 @@ impl<'a> Walk<'a> {
             && let Err(bad) = check_format(format, &text)
         {
             let message = format!("{} {:?} {}", last(path), beginning(&text), bad.problem);
-            self.fault(tree.place, path, message, bad.hint.into());
+            let hint = if has_placeholder(&text) { PLACEHOLDER_HINT } else { bad.hint };
+            self.fault(tree.place, path, message, hint.into());
             return;
         }
         let bound = |name: &str| schema.get(name).and_then(Json::as_f64);
@@ -394,7 +400,6 @@ fn words<'a>(schemas: &[&'a Json]) -> Vec<&'a str> {
     words
 }
 
-/// The last key of a path, with the list it is in where it is an index.
 /// Words with commas between, and `or` before the last.
 pub(crate) fn or(words: &[&str]) -> String {
     match words {
@@ -404,6 +409,7 @@ pub(crate) fn or(words: &[&str]) -> String {
 }
 
 fn last(path: &Path) -> String {
+/// The last key of a path, with the list it is in where it is an index.
     let segments = path.segments();
     match segments.as_slice() {
         [.., list, index] if index.bytes().all(|b| b.is_ascii_digit()) => {

@@ -229,7 +229,8 @@ fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
     leaf[1-4]: {}
     leaf3: {}
 ",
-        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" is defined twice (remove or rename one)",
+        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" is defined twice, by \"leaf[1-4]\" and \"leaf3\" (leave it out of the \
+         range, and give both what they share by kinds or a group; a name like \"r[1-1]\" keeps its placeholders)",
     );
     refused(
         "
@@ -259,6 +260,19 @@ fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
   nodes: {}
 ",
         "lab.yaml:6:11: vnet lab: \"switch\" is not a kind of nodes (kinds are router and host)",
+    );
+}
+
+#[test]
+fn a_placeholder_without_a_range_is_told_with_how_to_give_it_one() {
+    refused(
+        "
+  kinds: {host: {interfaces: {eth0: {addresses: ['10.0.{(n-1)%4}.1/24']}}}}
+  nodes:
+    h1: {kind: host}
+",
+        "lab.yaml:6:50: vport lab/h1:eth0: addresses[0] \"10.0.{(n-1)%4}.1/24\" is not an address with a prefix length \
+         (a placeholder is a number of the name's range: write \"r[1-4]\", or \"r[1-1]\" for one)",
     );
 }
 

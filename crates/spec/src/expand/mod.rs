@@ -19,6 +19,8 @@ mod merge;
 mod range;
 mod template;
 
+use std::collections::BTreeMap;
+
 use crate::limits::{EXTERNALS_MAX, NODES_MAX, PORTS_MAX, SPEC_BYTES_MAX};
 use crate::object::NodeKind;
 use crate::shape::{Fault, nearest};
@@ -86,6 +88,12 @@ pub(crate) fn expand(document: &Tree) -> Result<Option<Expanded>, Vec<Fault>> {
     Ok(Some(Expanded { document, given }))
 }
 
+/// True if a text has a placeholder, which stays where a name has no range.
+pub(crate) fn has_placeholder(text: &str) -> bool {
+    let all = Values { name: Some(""), n: Some(1), m: Some(1), i: Some(1) };
+    !all.fill(text).is_ok_and(|filled| filled == text)
+}
+
 /// Whether anything is to be written out.
 fn is_used(spec: &[Entry]) -> bool {
     let has_range = |name: &str| name.contains('[') && Pattern::read(name).is_ok();
@@ -113,6 +121,7 @@ fn is_used(spec: &[Entry]) -> bool {
 /// A name that stands for several, what is written for them, and where.
 struct Several<'a> {
     place: Place,
+    written: &'a str,
     pattern: Pattern<'a>,
     body: &'a Tree,
 }
@@ -166,17 +175,25 @@ impl<'a> Expansion<'a> {
                 self.fault(*place, &path, message, "make the range shorter");
                 return Vec::new();
             }
-            all.push(Several { place: *place, pattern, body });
+            all.push(Several { place: *place, written: name, pattern, body });
         }
         all
     }
 
     fn nodes(&mut self, nodes: &'a [Entry], at: &Path) -> Vec<Entry> {
-        let mut made = Vec::new();
+        let (mut made, mut writers) = (Vec::new(), BTreeMap::new());
         for node in self.several(nodes, ("nodes", NODES_MAX, RANGES_MAX), at) {
             for which in 0..node.pattern.count() {
                 let (name, numbers) = node.pattern.at(which);
                 let path = at.key(&name);
+                // The same text twice is found with the shape.
+                let before = writers.insert(name.clone(), node.written);
+                if let Some(before) = before.filter(|before| *before != node.written) {
+                    let message =
+                        format!("{name:?} is defined twice, by {before:?} and {:?}", node.written);
+                    self.fault(node.place, &path, message, TWICE_HINT);
+                    return made;
+                }
                 let Some(value) = self.node(&node, &name, &numbers, &path) else { return made };
                 made.push((node.place, name, value));
             }
@@ -404,3 +421,5 @@ impl<'a> Expansion<'a> {
 }
 
 const RANGE_HINT: &str = "write a range like leaf[1-40]";
+const TWICE_HINT: &str = "leave it out of the range, and give both what they share by kinds or a \
+                          group; a name like \"r[1-1]\" keeps its placeholders";

@@ -1,6 +1,6 @@
-//! Placeholders in texts: `{n}`, `{n+65000}`, `{n*4+i}`, `{name}`.
+//! Placeholders in texts: `{n}`, `{n+65000}`, `{(n-1)%4}`, `{name}`.
 //!
-//! What is between braces and is not made of known names, numbers and `+ - * / %` alone is left as it is, so that the
+//! What is between braces and is not made of known names, numbers and `+ - * / % ( )` alone is left as it is, so that the
 //! languages of configuration files keep their braces; so is what follows a `$`, as in shells. `{{n}}` is `{n}` itself.
 
 use std::borrow::Cow;
@@ -44,45 +44,18 @@ impl Values<'_> {
         if text == "name" {
             return Some(Ok(self.name?.to_owned()));
         }
-        let named = |word: &str| word.starts_with(|c: char| c.is_ascii_alphabetic());
-        let words = text.split(['+', '-', '*', '/', '%']);
-        let (mut any, mut numbers) = (false, Vec::new());
-        for word in words {
-            any |= named(word);
-            numbers.push(i128::from(self.number(word)?));
-        }
-        if !any {
+        let mut expression = Expression { values: self, rest: text, named: false };
+        let value = expression.sum()?;
+        if !expression.rest.is_empty() || !expression.named {
             return None;
         }
-        let signs = text.chars().filter(|c| "+-*/%".contains(*c));
-        Some(self.compute(numbers, signs).map(|value| value.to_string()).ok_or_else(|| {
+        let value = value.and_then(|value| u64::try_from(value).ok());
+        Some(value.map(|value| value.to_string()).ok_or_else(|| {
             let values = [("n", self.n), ("m", self.m), ("i", self.i)].into_iter();
             let values = values.filter_map(|(name, value)| Some(format!("{name} {}", value?)));
             let values: Vec<String> = values.collect();
             format!("{{{text}}} is not a whole number from 0 on where {}", values.join(", "))
         }))
-    }
-
-    /// Products before sums; `None`: below zero, too large, or divided by zero.
-    fn compute(&self, numbers: Vec<i128>, signs: impl Iterator<Item = char>) -> Option<u64> {
-        let mut numbers = numbers.into_iter();
-        let (mut sum, mut product, mut sign) = (0i128, numbers.next()?, 1);
-        for (operator, number) in signs.zip(numbers) {
-            match operator {
-                '*' => product = product.checked_mul(number)?,
-                '/' => product = product.checked_div(number)?,
-                '%' => product = product.checked_rem(number)?,
-                _ => {
-                    sum = sum.checked_add(sign * product)?;
-                    (product, sign) = (number, if operator == '-' { -1 } else { 1 });
-                }
-            }
-            // No product of two such is too large.
-            if product > i128::from(u64::MAX) {
-                return None;
-            }
-        }
-        u64::try_from(sum.checked_add(sign * product)?).ok()
     }
 
     /// A text with its placeholders filled in.
@@ -96,7 +69,7 @@ impl Values<'_> {
             filled.push_str(before);
             let plain = from.starts_with("{{");
             let skip = 1 + usize::from(plain);
-            let of_expression = |b: &u8| b.is_ascii_alphanumeric() || b"+-*/%".contains(b);
+            let of_expression = |b: &u8| b.is_ascii_alphanumeric() || b"+-*/%()".contains(b);
             let inside = from.as_bytes()[skip..].iter().take(BYTES_MAX);
             let end = skip + inside.take_while(|byte| of_expression(byte)).count();
             let closed = from[end..].starts_with('}') && !before.ends_with('$');
@@ -128,6 +101,61 @@ impl Values<'_> {
     }
 }
 
+/// An expression that is being read. Its readers return `None` for what is no expression, and `Some(None)` for one
+/// that has no value: it divides by zero or is too large.
+struct Expression<'a> {
+    values: &'a Values<'a>,
+    rest: &'a str,
+    /// True once a name was read.
+    named: bool,
+}
+
+impl Expression<'_> {
+    fn sum(&mut self) -> Option<Option<i128>> {
+        let mut sum = self.product()?;
+        while let Some(sign) = self.take("+-") {
+            let pair = sum.zip(self.product()?);
+            sum = pair.and_then(|(a, b)| match sign {
+                '+' => a.checked_add(b),
+                _ => a.checked_sub(b),
+            });
+        }
+        Some(sum)
+    }
+
+    fn product(&mut self) -> Option<Option<i128>> {
+        let mut product = self.factor()?;
+        while let Some(sign) = self.take("*/%") {
+            let pair = product.zip(self.factor()?);
+            product = pair.and_then(|(a, b)| match sign {
+                '*' => a.checked_mul(b),
+                '/' => a.checked_div(b),
+                _ => a.checked_rem(b),
+            });
+        }
+        Some(product)
+    }
+
+    fn factor(&mut self) -> Option<Option<i128>> {
+        if self.take("(").is_some() {
+            let value = self.sum()?;
+            return self.take(")").map(|_| value);
+        }
+        let end = self.rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        self.named |= word.starts_with(|c: char| c.is_ascii_alphabetic());
+        self.values.number(word).map(|number| Some(number.into()))
+    }
+
+    /// Takes the next character if it is one of these.
+    fn take(&mut self, signs: &str) -> Option<char> {
+        let sign = self.rest.chars().next().filter(|sign| signs.contains(*sign))?;
+        self.rest = &self.rest[sign.len_utf8()..];
+        Some(sign)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +169,8 @@ mod tests {
             ("hostname {name}\nrouter bgp {n+65000}", "hostname leaf7\nrouter bgp 65007"),
             ("{n*4+i-1}", "30"),
             ("{10-n}{n%2}{n/2}", "313"),
+            ("{(n-1)%4}{2*(n+(i-1))}{((n))}", "2187"),
+            ("{(n}{n)}{()}{(n)i}{(1+1)} {n/0+x}", "{(n}{n)}{()}{(n)i}{(1+1)} {n/0+x}"),
             ("{{n}} {{name}} {{x}}", "{n} {name} {{x}}"),
             ("{{{n}}}", "{{n}}"),
             (
