@@ -78,7 +78,10 @@ pub fn words(line: &WatchLine) -> String {
             vnets.collect()
         }
         WatchLine::Gap(gap) => match gap.lost {
-            Some(lost) => format!("(up to {lost} events were lost; what follows is what is)\n"),
+            Some(lost) => {
+                let lost = pdp_spec::count(lost, "event");
+                format!("(up to {lost} lost; what follows is what is)\n")
+            }
             None => "(the daemon started anew; what follows is what is)\n".into(),
         },
         WatchLine::End(end) => format!("({})\n", end.reason),

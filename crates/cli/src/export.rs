@@ -76,9 +76,9 @@ pub async fn export(client: &Client, args: Export) -> Result<ExitCode, Failure> 
         write(&path, text)
             .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
     }
-    let count = files.len() - 1;
+    let count = pdp_spec::count(files.len() - 1, "file");
     let yaml = directory.join(format!("{}.yaml", args.vnet));
-    output::write(format!("{} and {count} files of its nodes\n", yaml.display()).as_bytes())
+    output::write(format!("{} and {count} of its nodes\n", yaml.display()).as_bytes())
 }
 
 fn write(path: &Path, text: &str) -> std::io::Result<()> {

@@ -34,7 +34,7 @@ pub enum Failure {
     #[error("{0}")]
     Other(String),
     /// Files are wrong.
-    #[error("{} in the files", faults(.0.len()))]
+    #[error("{} in the files", pdp_spec::count(.0.len(), "fault"))]
     Files(Vec<Diagnostic>, Vec<SourceFile>),
 }
 
@@ -123,8 +123,4 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-fn faults(count: usize) -> String {
-    if count == 1 { "1 fault".into() } else { format!("{count} faults") }
 }

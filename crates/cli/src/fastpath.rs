@@ -225,8 +225,7 @@ pub async fn fastpath(client: &Client, args: Fastpath) -> Result<ExitCode, Failu
     };
     let changed = client.change_fastpath(&name.vnet, &name.node, &change).await?;
     print(format, &changed, |changed| {
-        let end = if changed.filters == 1 { "" } else { "s" };
-        format!("{} filter{end} in force\n", changed.filters)
+        format!("{} in force\n", pdp_spec::count(changed.filters, "filter"))
     })
 }
 
@@ -354,10 +353,10 @@ async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<Exi
         })
         .collect();
     let end = format!(
-        "{} of {} filters, {} counters, code {}\n",
+        "{} of {}, {}, code {}\n",
         rows.len(),
-        all.filters_max,
-        all.counters,
+        pdp_spec::count(all.filters_max, "filter"),
+        pdp_spec::count(all.counters, "counter"),
         all.code
     );
     print(format, &rows, |rows| {

@@ -142,7 +142,8 @@ pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
     } else {
         let substrate = Some(Substrate::of_machine(&(0..cpus).collect()));
         let scope = format!(
-            "on the default substrate of {cpus} CPUs; `pdp apply --dry-run` checks against the node"
+            "on the default substrate of {}; `pdp apply --dry-run` checks against the node",
+            pdp_spec::count(cpus, "CPU")
         );
         (Existing { substrate, unknown: true, ..Existing::default() }, scope)
     };

@@ -335,9 +335,9 @@ fn substrate(substrate: &Substrate) -> String {
     let pid = mux.pid.map_or(String::new(), |pid| format!(", pid {pid}"));
     format!("substrate: {}\n", state(status.phase, status.message.as_deref()))
         + &format!(
-            "mux: {}{pid}, {} restarts\n",
+            "mux: {}{pid}, {}\n",
             state(mux.phase, mux.message.as_deref()),
-            mux.restarts
+            pdp_spec::count(mux.restarts, "restart")
         )
         + &format!(
             "fast paths: {} of {} guaranteed\n",

@@ -1058,7 +1058,7 @@ fn a_vnet_is_exported_and_saved() {
     let at = directory.to_str().unwrap();
     let saved = || fs::read_to_string(directory.join("h1/etc/word")).unwrap();
     let text = out(&server, &["export", "red", "-o", at]);
-    assert!(text.ends_with("red.yaml and 1 files of its nodes\n"), "{text}");
+    assert!(text.ends_with("red.yaml and 1 file of its nodes\n"), "{text}");
     assert_eq!(saved(), "as applied\n");
     let yaml = fs::read_to_string(directory.join("red.yaml")).unwrap();
     assert!(yaml.contains("from: h1/etc/word"), "{yaml}");

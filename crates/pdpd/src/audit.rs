@@ -213,7 +213,8 @@ fn finish(state: &State, lot: Vec<Order>) {
         false => state.trail.write(&writes).map_err(|error| words(&error)),
     };
     if let Err(error) = &result {
-        tracing::error!("{} rows of the audit log are lost: {error}", writes.len());
+        let rows = pdp_spec::count(writes.len(), "row");
+        tracing::error!("the audit log lost {rows}: {error}");
     }
     let ids = result.as_ref().map_or(&[][..], Vec::as_slice);
     for (index, waits) in rows.into_iter().enumerate() {

@@ -987,14 +987,9 @@ fn retries(scope: &Scope, named: &BTreeSet<String>) -> impl Fn(&Key) -> bool + u
 }
 
 fn refusal(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
-    let count = diagnostics.len();
-    let mut problem = Problem::new(
-        ProblemKind::Invalid,
-        match count {
-            1 => "1 fault in the spec; nothing was changed".to_string(),
-            _ => format!("{count} faults in the spec; nothing was changed"),
-        },
-    );
+    let faults = pdp_spec::count(diagnostics.len(), "fault");
+    let problem = format!("{faults} in the spec; nothing was changed");
+    let mut problem = Problem::new(ProblemKind::Invalid, problem);
     problem.diagnostics = diagnostics;
     problem
 }
@@ -1295,7 +1290,7 @@ mod tests {
         assert!(began.elapsed() >= ROOM_WAIT);
         assert_eq!(told, ["waiting for what is being removed of vnet acme.old"]);
         let words = refused.diagnostics[0].to_string();
-        assert!(words.contains("vnets 1 exceeds tenant acme's quota of 1"), "{words}");
+        assert!(words.contains("vnets: 1 exceeds tenant acme's quota of 1"), "{words}");
         assert!(words.contains("1 of it is still being removed: acme.old (for "), "{words}");
         // The same network is no other one, and the tenant stays as long as something of it is there.
         let again = pdp_spec::parse(&[lab("acme.old")]).unwrap();

@@ -170,7 +170,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         let count = runtime.list()?.iter().filter(|directory| runs(directory)).count();
         anyhow::ensure!(
             count == 0,
-            "no state in {}, but {count} guests and helpers of this node run; put the state back, or \
+            "no state in {}, but guests and helpers of this node run ({count}); put the state back, or \
              start pdpd once with --forget: it ends them, and the specs are to be applied again",
             state_directory.display()
         );

@@ -206,7 +206,8 @@ impl<'a> Walk<'a> {
                 let (min, max) = (bound("minItems"), bound("maxItems"));
                 if min.is_some_and(|min| count < min) || max.is_some_and(|max| count > max) {
                     let wanted = range_text(min.map(|n| n as f64), max.map(|n| n as f64));
-                    let message = format!("{} has {count} entries, not {wanted}", last(path));
+                    let has = crate::count(count, "entry");
+                    let message = format!("{} has {has}, not {wanted}", last(path));
                     self.fault(key, path, message, String::new());
                 }
                 if let Some(schema) = schema.get("items") {
@@ -408,8 +409,8 @@ pub(crate) fn or(words: &[&str]) -> String {
     }
 }
 
-fn last(path: &Path) -> String {
 /// The last key of a path, with the list it is in where it is an index.
+fn last(path: &Path) -> String {
     let segments = path.segments();
     match segments.as_slice() {
         [.., list, index] if index.bytes().all(|b| b.is_ascii_digit()) => {

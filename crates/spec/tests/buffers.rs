@@ -75,7 +75,7 @@ fn queues_have_half_of_the_packets_of_one_worker() {
 fn a_tenants_queues_have_no_more_than_its_quota_and_it_is_told_nothing_of_others() {
     let at = machine(1, "");
     let words = apply(&[lab("acme.a", 1025)], &at).err().unwrap();
-    let said = "buffers 2050 exceeds tenant acme's quota of 2048, of which its other virtual networks use 0";
+    let said = "buffers: 2050 exceeds tenant acme's quota of 2048, of which its other virtual networks use 0";
     assert!(words.contains(said), "{words}");
     let at = machine(1, "buffers: 3000");
     let at = apply(&[lab("acme.a", 1025), lab("others", 4096), lab("more", 3000)], &at).unwrap();
@@ -88,7 +88,7 @@ fn a_tenants_queues_have_no_more_than_its_quota_and_it_is_told_nothing_of_others
     );
     let words = apply(&[node(1, "buffers: 2000")], &at).err().unwrap();
     assert!(
-        words.contains("buffers 2000 is below the 2050 that its virtual networks have"),
+        words.contains("buffers: 2000 is below the 2050 that its virtual networks have"),
         "{words}"
     );
 }

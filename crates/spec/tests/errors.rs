@@ -207,7 +207,7 @@ fn endpoints() {
     says(
         "[\"r1:eth2\", \"external:to-y\"]",
         "[\"r1:eth2\"]",
-        "fig1.yaml:50:7: link red/link3: endpoints has 1 entries, not within 2 to 256",
+        "fig1.yaml:50:7: link red/link3: endpoints has 1 entry, not within 2 to 256",
     );
 }
 

@@ -139,7 +139,7 @@ fn a_tenants_quota_of_power_counts_each_of_its_guests() {
         assert_eq!(has(&node, "acme.c"), [("fe2".to_owned(), 100)], "{plane}");
         let acme = Existing { asker: Some("acme".into()), ..node };
         let words = apply(&[lab("acme.d", "")], &acme).err().unwrap();
-        assert!(words.contains("power 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
+        assert!(words.contains("power: 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
     }
 }
 
@@ -206,7 +206,7 @@ fn the_kernels_power_is_a_share_of_one_engine() {
     assert_eq!(node.vnets["acme.b"].usage().power_millicores, 200);
     let acme = Existing { asker: Some("acme".into()), ..node };
     let words = apply(&[kernel("acme.c", "")], &acme).err().unwrap();
-    assert!(words.contains("power 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
+    assert!(words.contains("power: 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
     let words = apply(&[kernel("acme.b", ", power: 0")], &acme).err().unwrap();
     assert!(words.contains("power 0 is below 0.001"), "{words}");
 }
@@ -235,7 +235,7 @@ fn a_tenants_fast_paths_are_counted() {
     assert_eq!(node.vnets["acme.a"].usage().power_millicores, 100);
     let acme = Existing { asker: Some("acme".into()), ..node };
     let words = apply(&[fast("acme.b", "0.25")], &acme).err().unwrap();
-    assert!(words.contains("power 0.25 exceeds tenant acme's quota of 0.3"), "{words}");
+    assert!(words.contains("power: 0.25 exceeds tenant acme's quota of 0.3"), "{words}");
     let words = apply(&[fast("acme.b", "0.15")], &acme).err().unwrap();
     assert!(words.contains("power 0.15: the mux has no room (ask for less"), "{words}");
     assert!(!words.contains("theirs") && !words.contains("0.5"), "{words}");

@@ -350,7 +350,7 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     // Operators are held to it too: it is the tenant's.
     for node in [&node, &as_tenant(&node, "acme")] {
         let words = refused(&two("0.25"), node);
-        let said = "power 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
+        let said = "power: 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
                     networks use 0.3";
         assert!(words.contains(said), "{words}");
     }
@@ -358,17 +358,17 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     try_apply(&vnet("acme.one", &vxlan(100), "0.5"), &node).unwrap();
     let both = two("0.1") + "---" + &vnet("acme.three", &vxlan(102), "0.1");
     for (text, said) in [
-        (both, "vnets 2 exceeds tenant acme's quota of 2"),
-        (two("0.1").replace("eth1: {}", "eth1: {}, e2: {}, e3: {}, e4: {}"), "vports 6 exceeds"),
-        (two("0.1").replace("100M", "400M"), "rate 800Mbps exceeds tenant acme's quota of 900Mbps"),
+        (both, "vnets: 2 exceeds tenant acme's quota of 2"),
+        (two("0.1").replace("eth1: {}", "eth1: {}, e2: {}, e3: {}, e4: {}"), "vports: 6 exceeds"),
+        (two("0.1").replace("100M", "400M"), "rate: 800Mbps exceeds tenant acme's quota of 900Mbps"),
         (
             two("0.1").replace("dataPlane:", "resources: {cpu: 3}\n      dataPlane:"),
-            "cpu 3.5 exceeds",
+            "cpu: 3.5 exceeds",
         ),
         (two("0.1").replace("dataPlane:", "resources: {memory: 2Gi}\n      dataPlane:"), "memory"),
         (
             two("0.1").replace("dataPlane:", "resources: {routes: 250000}\n      dataPlane:"),
-            "routes 250000 exceeds tenant acme's quota of 300000",
+            "routes: 250000 exceeds tenant acme's quota of 300000",
         ),
         (two("0.1").replace("\"external:x\"], rate: 100M", "\"external:x\"]"), "no rate, but"),
     ] {
@@ -409,13 +409,13 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     };
     for node in [&deleted, &as_tenant(&deleted, "acme")] {
         let words = refused(&two("0.25"), node);
-        let said = "power 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
+        let said = "power: 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
                     networks use 0; 0.3 of it is still being removed: acme.old (for 41 s)";
         assert!(words.contains(said), "{words}");
     }
     let both = two("0.1") + "---" + &vnet("acme.three", &vxlan(102), "0.1");
     let words = refused(&both, &deleted);
-    assert!(words.contains("vnets 2 exceeds tenant acme's quota of 2"), "{words}");
+    assert!(words.contains("vnets: 2 exceeds tenant acme's quota of 2"), "{words}");
     assert!(words.contains("1 of it is still being removed: acme.old"), "{words}");
     try_apply(&two("0.2"), &deleted).unwrap();
     // Of the same network, its nodes are the same ones again.
@@ -429,7 +429,7 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
 
     // A quota below what there is, or a grant without what is used, is refused.
     let lower = NODE.replace("power: 0.5, cpu", "power: 0.2, cpu");
-    assert!(refused(&lower, &node).contains("power 0.2 is below the 0.3"), "told");
+    assert!(refused(&lower, &node).contains("power: 0.2 is below the 0.3"), "told");
     let narrower = NODE.replace("100-199", "101-199");
     assert!(refused(&narrower, &node).contains("not tenant acme's"));
     try_apply(&NODE.replace("quota: {", "quota: {} # {"), &node).unwrap();
@@ -447,29 +447,29 @@ fn what_all_share_has_a_bound_for_each_tenant() {
             "vnets: 1",
             "",
             "",
-            "vnets 1 exceeds tenant acme's quota of 1, of which its other virtual \
+            "vnets: 1 exceeds tenant acme's quota of 1, of which its other virtual \
                               networks use 1",
         ),
-        ("nodes: 3", "", "", "nodes 2 exceeds tenant acme's quota of 3, of which"),
-        ("processes: 700", "", "", "processes 592 exceeds tenant acme's quota of 700, of which"),
-        ("logs: 90Mi", "", "", "logs 48Mi exceeds tenant acme's quota of 90Mi, of which"),
+        ("nodes: 3", "", "", "nodes: 2 exceeds tenant acme's quota of 3, of which"),
+        ("processes: 700", "", "", "processes: 592 exceeds tenant acme's quota of 700, of which"),
+        ("logs: 90Mi", "", "", "logs: 48Mi exceeds tenant acme's quota of 90Mi, of which"),
         (
             "volumes: 150Mi",
             "kind: host,",
             "kind: host, volumes: [\"a:/a\", {source: b, target: /b, size: 40Mi}],",
-            "volumes 104Mi exceeds tenant acme's quota of 150Mi, of which",
+            "volumes: 104Mi exceeds tenant acme's quota of 150Mi, of which",
         ),
-        ("descriptors: 17", "", "", "descriptors 9 exceeds tenant acme's quota of 17, of which"),
-        ("regions: 30", "{power: 0.1}", memif, "regions 34 exceeds tenant acme's quota of 30"),
-        ("ociImages: 1", "kind: host,", image, "ociImages 1 exceeds tenant acme's quota of 1"),
-        ("ociImages: 1", "kind: host,", pulled, "ociImages 1 exceeds tenant acme's quota of 1"),
-        ("power: 0.1", "{power: 0.1}", "{power: 0.001, guests: 60}", "power 0.06 exceeds"),
+        ("descriptors: 17", "", "", "descriptors: 9 exceeds tenant acme's quota of 17, of which"),
+        ("regions: 30", "{power: 0.1}", memif, "regions: 34 exceeds tenant acme's quota of 30"),
+        ("ociImages: 1", "kind: host,", image, "ociImages: 1 exceeds tenant acme's quota of 1"),
+        ("ociImages: 1", "kind: host,", pulled, "ociImages: 1 exceeds tenant acme's quota of 1"),
+        ("power: 0.1", "{power: 0.1}", "{power: 0.001, guests: 60}", "power: 0.06 exceeds"),
         // A host's routes are nobody's.
         (
             "memory: 1500Mi",
             "kind: host,",
             "kind: host, resources: {routes: 16000000},",
-            "memory 981552Ki exceeds tenant acme's quota of 1500Mi",
+            "memory: 981552Ki exceeds tenant acme's quota of 1500Mi",
         ),
         (
             "memory: 4Gi",
@@ -529,14 +529,14 @@ fn a_tenant_without_a_quota_has_one_all_the_same() {
     let small = ", resources: {cpu: 0.01, memory: 4Mi, processes: 8}";
     try_apply(&hosts(100, small), &node).unwrap();
     for (text, said) in [
-        (hosts(129, small), "nodes 129 exceeds tenant acme's quota of 128"),
+        (hosts(129, small), "nodes: 129 exceeds tenant acme's quota of 128"),
         (hosts(2, ", resources: {memory: 5Gi}"), "exceeds tenant acme's quota of 8Gi"),
         (hosts(2, ", resources: {processes: 60000}"), "exceeds tenant acme's quota of 16384"),
         (
             hosts(2, ", volumes: [{source: a, target: /a, size: 520Mi}]"),
-            "volumes 1040Mi exceeds tenant acme's quota of 1Gi",
+            "volumes: 1040Mi exceeds tenant acme's quota of 1Gi",
         ),
-        (hosts(2, ", resources: {cpu: 9}"), "cpu 18 exceeds tenant acme's quota of 16"),
+        (hosts(2, ", resources: {cpu: 9}"), "cpu: 18 exceeds tenant acme's quota of 16"),
     ] {
         let words = refused(&text, &as_tenant(&node, "acme"));
         assert!(words.contains(said), "{said}: {words}");

@@ -122,9 +122,9 @@ fn check_trace(request: &TraceRequest) -> Result<(), Problem> {
         Some(part) => Err(Problem::new(
             ProblemKind::Invalid,
             format!(
-                "filter at offset {}: value of {} bytes, mask of {}",
+                "filter at offset {}: value of {}, mask of {}",
                 part.offset,
-                part.value.len(),
+                pdp_spec::count(part.value.len(), "byte"),
                 part.mask.len()
             ),
         )

@@ -139,7 +139,8 @@ impl Reconciler {
                 }
                 if waited.is_some_and(|waited| waited > LEAVE_MAX) {
                     let who = format!("{name}/{}:g{number}", node.name);
-                    tracing::warn!("{who}: {frames} frames not given back in time; they are lost");
+                    let frames = pdp_spec::count(frames, "frame");
+                    tracing::warn!("{who}: {frames} not given back in time, and lost");
                     continue;
                 }
                 since.insert(key, begun.unwrap_or_else(Instant::now));

@@ -170,7 +170,7 @@ fn cpu_power(substrate: &Substrate, reporter: &mut Reporter) {
     let workers = Cores(mux.workers * 1000);
     if power > workers || power.0 < POWER_MILLICORES_MIN {
         let bound = if power > workers {
-            format!("exceeds the {workers} that {} workers can use", mux.workers)
+            format!("exceeds the {workers} that {} can use", crate::count(mux.workers, "worker"))
         } else {
             format!("is below {}", Cores(POWER_MILLICORES_MIN))
         };

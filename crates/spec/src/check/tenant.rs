@@ -618,7 +618,7 @@ pub(super) fn quotas(
             let remains = of(&there).saturating_sub(of(&all));
             let (used, asked) = (of(&used), of(&asked));
             let mut message = format!(
-                "{name} {} exceeds tenant {tenant}'s quota of {}, of which its other virtual \
+                "{name}: {} exceeds tenant {tenant}'s quota of {}, of which its other virtual \
                  networks use {}",
                 write(asked),
                 write(bound),
@@ -639,7 +639,7 @@ pub(super) fn quotas(
                 }
                 None => {
                     let message = format!(
-                        "{name} {} is below the {} that its virtual networks have",
+                        "{name}: {} is below the {} that its virtual networks have",
                         write(bound),
                         write(used)
                     );

@@ -422,8 +422,8 @@ impl NodeCheck<'_, '_, '_> {
                 let path = [&path[..], &["mask"]].concat();
                 if mask.0.len() != one.value.0.len() {
                     let message = format!(
-                        "mask {mask} has {} bytes, value {} has {}",
-                        mask.0.len(),
+                        "mask {mask} has {}, value {} has {}",
+                        crate::count(mask.0.len(), "byte"),
                         one.value,
                         one.value.0.len()
                     );
