@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{ArgGroup, Parser, Subcommand, ValueEnum};
+use clap::builder::{OsStringValueParser, Resettable, TypedValueParser};
+use clap::{ArgGroup, CommandFactory, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use pdp_api::{DaemonName, FrameMatch, WATCH_EVERY_MS};
 use pdp_spec::units::{Bytes, Cores};
@@ -17,6 +17,9 @@ use crate::shape::Shape;
 
 /// Where Debian has the certificates of authorities.
 const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// Heading of the options that every verb has, after the verb's own.
+const CONNECTION: &str = "Connection";
 
 /// Host isolated virtual networks on this machine.
 #[derive(Debug, Parser)]
@@ -31,7 +34,13 @@ const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
 )]
 pub struct Args {
     /// Socket of the daemon [default: /run/pdp/pdpd.sock].
-    #[arg(long, global = true, env = "PDP_SOCKET", value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        env = "PDP_SOCKET",
+        value_name = "PATH",
+        help_heading = CONNECTION
+    )]
     pub socket: Option<PathBuf>,
     /// The daemon of this name, where there are several on this machine; `pdp up` starts it with places of
     /// its own, each called pdp-NAME.
@@ -41,20 +50,57 @@ pub struct Args {
         global = true,
         env = "PDP_NAME",
         value_name = "NAME",
+        help_heading = CONNECTION,
         conflicts_with = "socket"
     )]
     pub daemon: Option<DaemonName>,
     /// Daemon on another machine, over TLS, instead of the socket; needs a token.
-    #[arg(long, global = true, env = "PDP_SERVER", value_name = "https://HOST:PORT")]
+    #[arg(
+        long,
+        global = true,
+        env = "PDP_SERVER",
+        value_name = "https://HOST:PORT",
+        help_heading = CONNECTION
+    )]
     pub server: Option<String>,
     /// Certificates (PEM) by which that server is trusted: of authorities, or its own.
-    #[arg(long, global = true, env = "PDP_CA", value_name = "FILE", default_value = CA_DEFAULT)]
+    #[arg(
+        long,
+        global = true,
+        env = "PDP_CA",
+        value_name = "FILE",
+        default_value = CA_DEFAULT,
+        help_heading = CONNECTION
+    )]
     pub ca: PathBuf,
     /// File with the token that says who asks. Without it: the variable PDP_TOKEN, or else the user.
-    #[arg(long, global = true, env = "PDP_TOKEN_FILE", value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        env = "PDP_TOKEN_FILE",
+        value_name = "FILE",
+        help_heading = CONNECTION
+    )]
     pub token_file: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Args {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    /// What is wrong with it. A usage in it has the options that were given there, and not those of the environment.
+    pub fn read() -> Result<Self, clap::Error> {
+        Self::try_parse().map_err(|error| {
+            // Help names the variables.
+            if !error.use_stderr() {
+                return error;
+            }
+            let command = Self::command().mut_args(|arg| arg.env(Resettable::Reset));
+            command.try_get_matches().err().unwrap_or(error)
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -782,8 +828,6 @@ fn hex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

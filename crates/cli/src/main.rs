@@ -42,7 +42,6 @@ mod who;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
 use pdp_api::DaemonName;
 use pdp_api::client::Client;
 
@@ -51,7 +50,7 @@ use failure::Failure;
 
 fn main() -> ExitCode {
     complete::answer();
-    let args = match Args::try_parse() {
+    let args = match Args::read() {
         Ok(args) => args,
         Err(error) => match tip::tip(&error) {
             Some(tip) => return Failure::Usage(tip).report(),
