@@ -286,10 +286,12 @@ pub struct Inspect {
 
 /// Run a command in a node, or in several at a time; its exit code is passed on, of several the highest.
 ///
-/// Options after the command's first word are the command's own. Of several nodes each line has the node's name before
-/// it, and no command has standard input.
+/// Options after the command's first word are the command's own. The command reads this one's standard input, as with
+/// ssh: in a loop that reads lines, give -n. Of several nodes each line has the node's name before it, and no command
+/// has standard input.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp exec red/h1 ping -c 3 10.2.0.2\n         \
+                        pdp exec -it red/h1 bash\n         \
                         pdp exec red/r1 -- vtysh -c 'show ip ospf neighbor'\n         \
                         pdp exec red/r1,r2 ip route\n         \
                         pdp exec -u www-data -w /srv red/h1 ./update\n         \
@@ -309,6 +311,9 @@ pub struct Exec {
     /// With a terminal.
     #[arg(short, long)]
     pub tty: bool,
+    /// With standard input, as without this flag: for those who know it from docker.
+    #[arg(short, long, conflicts_with = "no_stdin")]
+    pub interactive: bool,
     /// Without standard input.
     #[arg(short, long)]
     pub no_stdin: bool,
@@ -339,7 +344,7 @@ pub struct Cp {
     pub max_size: Bytes,
 }
 
-/// Open a shell in a node.
+/// Open a shell in a node: bash where the node has it, or else sh.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp shell red/r1\n         pdp shell -u bird -w /etc/bird red/r1")]
 pub struct Shell {

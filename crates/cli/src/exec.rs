@@ -43,8 +43,10 @@ pub async fn exec(client: &Client, args: Exec) -> Result<ExitCode, Failure> {
         let name = NodeName { vnet: vnet.clone(), node: node.into() };
         return run(client, &name, &request, !args.no_stdin).await;
     }
-    if args.tty {
-        return Err(Failure::Usage("a terminal is for one node".into()));
+    if args.tty || args.interactive {
+        return Err(Failure::Usage(
+            "a terminal and standard input (-t, -i) are for one node".into(),
+        ));
     }
     many::run(client, vnet, args.nodes.chosen(client, &args.choice).await?, request).await
 }

@@ -1,13 +1,18 @@
 //! `pdp exec` in several nodes at a time: their output by lines, with the node's name before each.
+//!
+//! Lines come node by node, in the order in which the nodes are named. A command that keeps the others waiting for a
+//! second ends that: from then on each line is written as it comes.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use pdp_api::client::Client;
 use pdp_api::exec::{ExecRequest, Frame, write_frame};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
 use crate::exec::output;
 use crate::failure::Failure;
@@ -19,6 +24,12 @@ const AT_ONCE: usize = 8;
 /// Longest line that is kept until its end.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
+/// Longest time that one node keeps the lines of others waiting.
+const TURN_TIME: Duration = Duration::from_secs(1);
+
+/// Bytes of lines that wait.
+const HELD_BYTES_MAX: usize = 16 << 20;
+
 /// Runs a command in each of the nodes, without standard input. The exit code is the highest of all; 1 of one in which
 /// it could not be run.
 pub async fn run(
@@ -28,15 +39,17 @@ pub async fn run(
     request: ExecRequest,
 ) -> Result<ExitCode, Failure> {
     let width = nodes.iter().map(String::len).max().unwrap_or_default();
-    let (request, turns) = (Arc::new(request), Arc::new(Semaphore::new(AT_ONCE)));
+    let (request, places) = (Arc::new(request), Arc::new(Semaphore::new(AT_ONCE)));
+    let turns = Turns::new(nodes.len());
     let mut running = JoinSet::new();
-    for node in nodes {
-        let (client, request, turns) = (client.clone(), request.clone(), turns.clone());
+    for (number, node) in nodes.into_iter().enumerate() {
+        let (client, request, places) = (client.clone(), request.clone(), places.clone());
+        let turns = turns.clone();
         let name = NodeName { vnet: vnet.into(), node };
         running.spawn(async move {
-            let _turn = turns.acquire().await;
-            let mut out = Lines::new(&name.node, width, io::stdout());
-            let mut err = Lines::new(&name.node, width, io::stderr());
+            let _place = places.acquire().await;
+            let to = |stream| Lines::new(&name.node, width, turns.writer(number, stream));
+            let (mut out, mut err) = (to(Stream::Out), to(Stream::Err));
             let ended = one(&client, &name, &request, &mut out, &mut err).await;
             let code = match ended {
                 Err(Failure::Io(error)) => return Err(Failure::Io(error)),
@@ -48,15 +61,21 @@ pub async fn run(
             };
             out.end()?;
             err.end()?;
+            turns.ended(number)?;
             // The low byte is what the system keeps of an exit code.
             Ok(code as u8)
         });
     }
     let mut worst = 0;
-    while let Some(ended) = running.join_next().await {
-        worst = worst.max(ended.map_err(io::Error::other)??);
+    loop {
+        tokio::select! {
+            ended = running.join_next() => match ended {
+                Some(ended) => worst = worst.max(ended.map_err(io::Error::other)??),
+                None => return Ok(ExitCode::from(worst)),
+            },
+            () = turns.overdue() => turns.release()?,
+        }
     }
-    Ok(ExitCode::from(worst))
 }
 
 async fn one(
@@ -70,6 +89,132 @@ async fn one(
     let (mut from, mut to) = tokio::io::split(connection);
     write_frame(&mut to, &Frame::StdinEnd).await?;
     output(&mut from, name, out, err).await
+}
+
+/// Where a line is written.
+#[derive(Clone, Copy)]
+enum Stream {
+    Out,
+    Err,
+}
+
+impl Stream {
+    fn write(self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Out => io::stdout().write_all(line).and_then(|()| io::stdout().flush()),
+            Self::Err => io::stderr().write_all(line),
+        }
+    }
+}
+
+/// Whose lines are written, and the lines of the others.
+#[derive(Clone)]
+struct Turns(Arc<Mutex<State>>);
+
+struct State {
+    /// Lines that wait, by node.
+    held: Vec<Vec<(Stream, Vec<u8>)>>,
+    held_bytes: usize,
+    ended: Vec<bool>,
+    /// First node whose command runs.
+    turn: usize,
+    /// Since when it is that node's turn.
+    since: Instant,
+    /// True once lines are written as they come.
+    released: bool,
+}
+
+impl Turns {
+    fn new(nodes: usize) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            held: vec![Vec::new(); nodes],
+            held_bytes: 0,
+            ended: vec![false; nodes],
+            turn: 0,
+            since: Instant::now(),
+            released: false,
+        })))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Writes whole lines of a node in its turn.
+    fn writer(&self, node: usize, stream: Stream) -> InTurn {
+        InTurn { turns: self.clone(), node, stream }
+    }
+
+    /// The command of a node ended.
+    fn ended(&self, node: usize) -> io::Result<()> {
+        self.with(|state| {
+            state.ended[node] = true;
+            while state.ended.get(state.turn) == Some(&true) {
+                (state.turn, state.since) = (state.turn + 1, Instant::now());
+                state.flush(state.turn)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits until a node's turn takes too long.
+    async fn overdue(&self) {
+        while let Some(until) = self.with(|state| (!state.released).then_some(state.since)) {
+            let until = until + TURN_TIME;
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+        std::future::pending().await
+    }
+
+    /// From now on lines are written as they come.
+    fn release(&self) -> io::Result<()> {
+        self.with(State::release)
+    }
+}
+
+impl State {
+    fn line(&mut self, node: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
+        if self.released || node == self.turn {
+            return stream.write(line);
+        }
+        self.held_bytes += line.len();
+        self.held[node].push((stream, line.to_vec()));
+        if self.held_bytes > HELD_BYTES_MAX { self.release() } else { Ok(()) }
+    }
+
+    /// Writes what a node said before its turn.
+    fn flush(&mut self, node: usize) -> io::Result<()> {
+        for (stream, line) in self.held.get_mut(node).map(std::mem::take).unwrap_or_default() {
+            self.held_bytes -= line.len();
+            stream.write(&line)?;
+        }
+        Ok(())
+    }
+
+    fn release(&mut self) -> io::Result<()> {
+        self.released = true;
+        (0..self.held.len()).try_for_each(|node| self.flush(node))
+    }
+}
+
+/// Writer of one node's lines to one stream.
+struct InTurn {
+    turns: Turns,
+    node: usize,
+    stream: Stream,
+}
+
+impl Write for InTurn {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.turns.with(|state| state.line(self.node, self.stream, line)).map(|()| line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Writes whole lines, each after the name of its node.

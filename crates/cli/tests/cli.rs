@@ -228,8 +228,20 @@ fn commands_run_in_several_nodes_and_the_worst_code_is_passed_on() {
     assert!(code == 1 && error.contains("no node of red has role=none"), "{error}");
     assert_eq!(fails(&server, &["exec", "red/r1", "--all", "true"]).0, 2);
     assert_eq!(fails(&server, &["exec", "red", "--all", "-t", "true"]).0, 2);
+    assert_eq!(fails(&server, &["exec", "red", "--all", "-i", "true"]).0, 2);
     let (code, error) = fails(&server, &["exec", "green/a,b", "true"]);
     assert!(code == 1 && error.contains("a | error: no vnet \"green\""), "{error}");
+}
+
+#[test]
+fn lines_of_nodes_come_in_order_until_one_keeps_the_others_waiting() {
+    let server = Server::start();
+    let first_waits = |seconds: &str| {
+        let script = format!("[ $PDP_NODE = r1 ] || sleep {seconds}; echo 1; echo 2");
+        out(&server, &["exec", "red/h1,r1", "--", "sh", "-c", &script])
+    };
+    assert_text(&first_waits("0.3"), "h1 | 1\nh1 | 2\nr1 | 1\nr1 | 2\n");
+    assert_text(&first_waits("3"), "r1 | 1\nr1 | 2\nh1 | 1\nh1 | 2\n");
 }
 
 #[test]
@@ -702,6 +714,23 @@ fn a_command_passes_streams_and_exit_code_through() {
         .unwrap();
     child.stdin.take().unwrap().write_all(b"kept").unwrap();
     assert_eq!(child.wait_with_output().unwrap().stdout, b"kept");
+}
+
+#[test]
+fn a_command_takes_the_flags_of_docker() {
+    let server = Server::start();
+    for flags in [&["-it"][..], &["-i", "-t"], &["-t"]] {
+        let words = [&["exec"], flags, &["red/r1", "sh", "-c", "test -t 0 && echo $PDP_NODE"]];
+        assert_text(&out(&server, &words.concat()), "r1\r\n");
+    }
+    let mut child = pdp(&server.socket())
+        .args(["exec", "-i", "red/r1", "cat"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"read").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"read");
+    assert_eq!(fails(&server, &["exec", "-i", "-n", "red/r1", "true"]).0, 2);
 }
 
 #[test]

@@ -43,8 +43,9 @@ use crate::{kernel_frames, kernel_routes};
 /// Longest wait for the next part of a route table.
 const ROUTES_WAIT: Duration = Duration::from_secs(60);
 
-/// The shell of a guest.
-const SHELL: &str = "/bin/sh";
+/// Runs the shell of a guest: bash where it has it, or else sh.
+const SHELL: [&str; 3] =
+    ["/bin/sh", "-c", "command -v bash > /dev/null && exec bash; exec /bin/sh"];
 
 impl Daemon for Engine {
     fn version(&self) -> Version {
@@ -491,7 +492,7 @@ impl Daemon for Engine {
         let run_as = run_as(vnet, node, request)?;
         let mut argv: Vec<OsString> = request.command.iter().map(OsString::from).collect();
         if argv.is_empty() {
-            argv.push(SHELL.into());
+            argv.extend(SHELL.map(OsString::from));
         }
         let env: BTreeMap<String, String> =
             request.term.iter().map(|term| ("TERM".to_string(), term.clone())).collect();

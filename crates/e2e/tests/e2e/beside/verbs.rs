@@ -528,6 +528,23 @@ fn what_is_wanted_is_shown_checked_and_compared() {
 }
 
 #[test]
+fn a_shell_is_bash_where_the_node_has_it() {
+    let node = Node::start("shell");
+    node.apply(
+        "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: red}, \
+         spec: {defaults: {kind: host}, nodes: {h1: {}, h2: {env: {PATH: /none}}}}}",
+    );
+    for (name, is_bash) in [("red/h1", true), ("red/h2", false)] {
+        eventually("it runs", || node.try_pdp(&["exec", name, "/bin/true"]).is_ok());
+        let said =
+            run(&mut node.pdp_command(&["shell", name]), "echo version $BASH_VERSION.; exit\n");
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let version = said.lines().find_map(|line| line.strip_prefix("version "));
+        assert_eq!(version.map(|version| version != "."), Some(is_bash), "{name}: {said}");
+    }
+}
+
+#[test]
 fn files_go_into_a_node_and_out_of_it() {
     let node = Node::start("files");
     node.apply(
