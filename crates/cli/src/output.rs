@@ -102,10 +102,11 @@ pub fn report(format: Format, report: &Report) -> Result<ExitCode, Failure> {
 }
 
 /// Shows the progress of a change on standard error: a bar on a terminal, else a line now and
-/// then of what takes long.
+/// then of what takes long, where it is not the line before.
 pub struct Shown {
     bar: Option<ProgressBar>,
     last: Instant,
+    line: String,
 }
 
 impl Shown {
@@ -119,7 +120,7 @@ impl Shown {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        Self { bar, last: Instant::now() }
+        Self { bar, last: Instant::now(), line: String::new() }
     }
 
     pub fn step(&mut self, step: Progress) {
@@ -129,12 +130,14 @@ impl Shown {
                 bar.set_position(step.done);
                 bar.set_message(step.what);
             }
-            None if self.last.elapsed() >= PROGRESS_PAUSE => {
-                self.last = Instant::now();
+            None => {
                 let line = format!("{}/{} {}\n", step.done, step.total, step.what);
-                let _ = io::stderr().write_all(line.as_bytes());
+                if line != self.line && self.last.elapsed() >= PROGRESS_PAUSE {
+                    self.last = Instant::now();
+                    let _ = io::stderr().write_all(line.as_bytes());
+                    self.line = line;
+                }
             }
-            None => {}
         }
     }
 }

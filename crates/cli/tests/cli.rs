@@ -1493,6 +1493,9 @@ error: red: not within 500ms; missing:
   red/r1 g1: not connected
 ",
     );
+    // Off a terminal a line is printed once.
+    let (_, error) = fails(&server, &["wait", "red", "--timeout", "5"]);
+    assert_eq!(error.matches("0/2 waiting: red/r1 zebra").count(), 1, "{error}");
     let fails_always = ["wait", "red/h1", "--for", "exec false", "--timeout", "0.5"];
     assert_eq!(fails(&server, &fails_always).0, 1);
     assert_eq!(out(&server, &["wait", "red", "--for", "exec h1 sh -c 'exit 0'"]), "");

@@ -12,14 +12,18 @@ use crate::show::bits;
 /// Lines for events, where there is room.
 const EVENTS: u16 = 6;
 
-const HELP: &str = "\
- Up/Down  choose a vnet          Enter    its ports and guests; Esc: back
- s        sort by the next column  r      the other way round
- /        filter by name or state  Esc    all again
- p        hold what is shown       q      quit
+const HELP: &str = "
+ Up/Down  choose a vnet            Enter    its ports and guests; Esc: back
+ s        sort by the next column  r        the other way round
+ /        filter by name or state  Esc      all again
+ p        hold what is shown       q        quit
 
- IN, OUT: bits a second of its ports. DROPS: frames a second.\n WAIT: frames that wait at links; of a guest, that it has.
- CPU: cores in use. THR: part of the time for which it waited because of its CPU limit.\n MEM: memory held.";
+ IN, OUT  bits per second of its ports
+ DROPS    frames per second
+ WAIT     frames that wait at links; of a guest, that it has
+ CPU      cores in use
+ THR      part of the time for which it waited because of its CPU limit
+ MEM      memory held";
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  p pause  Enter detail  ? help";
 
@@ -263,8 +267,16 @@ mod tests {
         assert_eq!(state.key(Key::Enter), Ask::Watch(Some("a2".into())));
         assert_eq!(state.key(Key::Escape), Ask::Watch(None));
         assert_eq!(state.key(Key::Char('q')), Ask::Quit);
+    }
+
+    #[test]
+    fn help_is_whole_on_eighty_columns() {
+        let mut state = state(&["red"]);
         state.key(Key::Char('?'));
-        assert!(screen(&state).contains("cores in use"));
+        let screen = screen(&state);
+        for line in HELP.lines() {
+            assert!(screen.lines().any(|shown| shown.trim_end() == line), "{line:?}");
+        }
     }
 
     /// However small the terminal is.
