@@ -151,7 +151,7 @@ pub struct Files {
     /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The same.
+    /// Same as FILE.
     #[arg(short = 'f', long = "file", value_name = "FILE", num_args = 1..)]
     more: Vec<PathBuf>,
 }
@@ -420,10 +420,11 @@ pub struct Link {
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
     #[arg(value_name = "LINK", add = complete::links())]
     pub name: LinkName,
-    /// Of `set`: keys and values as in a link's spec; without a value: as where it is not given.
+    /// With `set`: keys and values as in a link's spec, like delay=20ms loss=0.1% rate=10Mbps. A number alone is
+    /// milliseconds, percent, frames (queue) or bits per second. `KEY=` takes the key's default.
     #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
     pub keys: Vec<(String, Option<String>)>,
-    /// Of `set`: at this end alone.
+    /// With `set`: at this end alone.
     #[arg(long, value_name = "NODE:PORT|external:NAME")]
     pub at: Option<String>,
     /// With `set`: also where that restarts routers.
@@ -479,8 +480,8 @@ pub struct Scale {
     /// Forwarding guests, 1 to 64.
     #[arg(value_parser = clap::value_parser!(u32).range(1..=pdp_spec::limits::GUESTS_MAX as i64))]
     pub guests: u32,
-    /// Power of all of them together, which they are guaranteed; without it each has what each has now, and the
-    /// sum changes; those that borrow go on to.
+    /// Power that all of them together are guaranteed. Without it, each guest keeps its current share, and borrowing
+    /// guests keep borrowing.
     #[arg(long, value_name = "CORES")]
     pub power: Option<Cores>,
     /// How to print the changes.
@@ -525,13 +526,13 @@ pub struct Events {
     /// Begin with what happened this long ago or later and is kept: a number with s, m, h or d.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub since: Option<Duration>,
-    /// Begin with what is.
+    /// Start with a snapshot of the current state.
     #[arg(long, conflicts_with = "since")]
     pub initial: bool,
-    /// How often what nobody tells the daemon is looked for: which guests are connected, whose routes are in step.
+    /// How often to poll for what is not pushed to the daemon: which guests are connected, whose routes are in step.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = every)]
     pub every: Duration,
-    /// Don't have it looked for.
+    /// Do not poll for it.
     #[arg(long)]
     pub no_samples: bool,
     #[arg(long, value_enum, default_value_t)]
@@ -608,9 +609,9 @@ pub struct Trace {
 
 /// Check files and whether they fit together; needs no daemon.
 ///
-/// Without a Substrate among them, on the default one of this machine's CPUs, where external
-/// interfaces and tenants that they name are taken as there. `pdp apply --dry-run` checks against the
-/// node as it is, and that images are there.
+/// Without a Substrate among them, it checks against the default Substrate of this machine, and assumes that external
+/// interfaces and tenants that the files name exist. `pdp apply --dry-run` checks against the machine as it is, and
+/// that images are there.
 #[derive(Debug, clap::Args)]
 #[command(group = Files::some(), after_help = "Example: pdp validate examples/ospf.yaml")]
 pub struct Validate {
@@ -690,7 +691,7 @@ pub struct Token {
 pub enum TokenAction {
     /// Make a token and print it, this once: nobody can read it again.
     Create(TokenCreate),
-    /// List tokens, without what makes them ones.
+    /// List tokens; their secrets are not shown.
     List {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -707,7 +708,7 @@ pub struct TokenCreate {
     /// Of this tenant.
     #[arg(long, value_name = "NAME")]
     pub tenant: Option<String>,
-    /// What who has it may do [default: tenant with --tenant].
+    /// Rights of the token [default: tenant with --tenant].
     #[arg(long, value_enum, required_unless_present = "tenant")]
     pub role: Option<RoleName>,
     /// How long it is good: a number with s, m, h or d. Without it: until it is revoked.

@@ -82,7 +82,7 @@ pub enum Action {
     },
     /// Set a queue's weight and length, within what the spec says; what is not given is as there.
     Queue(Queue),
-    /// Have the filters of a file, all at once, and no others.
+    /// Replace all filters by those of a file, all at once.
     ///
     /// It has a list `filters`, each with the keys that `filters -o yaml` prints.
     Apply {
@@ -100,38 +100,38 @@ pub struct Add {
     /// Its number, from 0 on.
     #[arg(long, value_name = "N")]
     id: u32,
-    /// Of those that a packet meets the one with the highest counts, and of equal ones the oldest.
+    /// The matching filter with the highest priority wins; among equals, the oldest.
     #[arg(short, long, value_name = "P", default_value_t)]
     priority: u32,
     /// Which packets: `ip` or `ip6`, then any of src PREFIX, dst PREFIX, proto NAME, sport N, dport N, tos N,
     /// dscp N, in IFACE; where the code is `fields`, `raw HEX[/MASK]`, then in IFACE.
     #[arg(short, long, value_name = "MATCH")]
     r#match: String,
-    /// They are dropped.
+    /// Drop them.
     #[arg(long)]
     drop: bool,
-    /// What would become of them without the filter.
+    /// Treat them as if there were no filter.
     #[arg(long)]
     pass: bool,
-    /// They go to the control guest.
+    /// Punt them to the control guest.
     #[arg(long)]
     punt: bool,
-    /// They leave by this interface.
+    /// Send them out of this interface.
     #[arg(long, value_name = "IFACE")]
     send: Option<String>,
-    /// Of --send: to this link address.
+    /// With --send: to this MAC address.
     #[arg(long, value_name = "MAC")]
     to: Option<String>,
-    /// Of --send, where the code is `fields`: bytes for the header, in hexadecimal.
+    /// With --send, where the code is `fields`: bytes for the header, in hexadecimal.
     #[arg(long, value_name = "HEX", conflicts_with = "to")]
     data: Option<String>,
-    /// What counts them.
+    /// Counter that counts them.
     #[arg(long, value_name = "N")]
     counter: Option<u32>,
-    /// A copy leaves by this interface; several.
+    /// Send a copy out of this interface; may be repeated.
     #[arg(long = "copy", value_name = "IFACE")]
     copies: Vec<String>,
-    /// The queue of the port that they leave by, counted from 1.
+    /// Queue of the interface that they leave by, counted from 1.
     #[arg(long, value_name = "N")]
     queue: Option<u16>,
 }
@@ -144,13 +144,13 @@ pub struct Queue {
     /// Which of its queues, counted from 1.
     #[arg(value_name = "QUEUE")]
     queue: u16,
-    /// Its part beside other queues that have frames.
+    /// Its share beside other queues that have frames.
     #[arg(long, value_name = "W")]
     weight: Option<u32>,
     /// Frames that may wait in it.
     #[arg(long, value_name = "N")]
     frames: Option<u32>,
-    /// Bytes that may.
+    /// Bytes that may wait in it.
     #[arg(long, value_name = "N")]
     bytes: Option<u32>,
 }
@@ -161,10 +161,10 @@ pub struct Send {
     /// Out of this interface.
     #[arg(long, value_name = "IFACE")]
     out: Option<String>,
-    /// As if it had come by this interface.
+    /// As if it had arrived at this interface.
     #[arg(long = "in", value_name = "IFACE")]
     into: Option<String>,
-    /// Of --out: the queue that it waits in, counted from 1.
+    /// With --out: the queue that it waits in, counted from 1.
     #[arg(long, value_name = "N", conflicts_with = "into")]
     queue: Option<u16>,
     /// The frame from Ethernet's header on, without checksum, in hexadecimal; colons and blanks are left out.
@@ -322,7 +322,7 @@ async fn queues(
             [port, queue, name, weight, frames, bytes, buffers, waiting, sent, dropped]
         };
         match queues.is_empty() {
-            true => "its links' ends have one queue for all each\n".into(),
+            true => "no `queues` configured: each end has a single queue\n".into(),
             false => table(header, queues.iter().map(row).collect()),
         }
     })

@@ -52,9 +52,9 @@ pub struct Wait {
     /// Virtual networks, or nodes of them: VNET or VNET/NODE.
     #[arg(value_name = "VNET[/NODE]", required = true)]
     pub names: Vec<Target>,
-    /// What is to hold, of each; may be repeated, and then all of it: running (as the spec says), ready (and its
-    /// commands are too), connected (all forwarding guests are), routes-synced (and have the kernel's routes), gone,
-    /// or `exec NODE COMMAND...` (`exec COMMAND...` of a VNET/NODE), which is to return 0.
+    /// Condition to wait for; repeat it to require several: running (as the spec says), ready (and its commands are
+    /// too), connected (all forwarding guests are), routes-synced (and have the kernel's routes), gone, or
+    /// `exec NODE COMMAND...` (`exec COMMAND...` of a VNET/NODE), which is to return 0.
     #[arg(long = "for", value_name = "CONDITION", default_value = "ready")]
     pub conditions: Vec<Condition>,
     /// How long, seconds or with a unit: 60, 90s, 5m.

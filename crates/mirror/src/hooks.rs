@@ -427,7 +427,7 @@ fn masters(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface
             found.tell(format!("{name} is in VRF {of}"));
         } else {
             found.vports[vport].all = true;
-            found.tell(format!("{name} is part of {of} ({kind})"));
+            found.tell(format!("{name} is in {kind} {of}"));
         }
     }
 }

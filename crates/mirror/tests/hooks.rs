@@ -100,7 +100,7 @@ const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
         "ip link del br0",
         Hooked { all: true, ..NONE },
         NONE,
-        "e0 is part of br0 (bridge)",
+        "e0 is in bridge br0",
     ),
     (
         "sysctl -qw net.ipv4.conf.e1.rp_filter=1",

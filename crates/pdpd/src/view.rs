@@ -203,11 +203,11 @@ impl View<'_> {
         let found = hook_words(&said.hooks);
         let message = match config.hooks {
             mirror::HookPolicy::Strict => format!(
-                "{found}: the kernel forwards what this may concern, more slowly than forwarding guests \
-                 do (kernelHooks: strict)"
+                "{found}: packets that this concerns take the slower path through the kernel \
+                 (kernelHooks: strict)"
             ),
             mirror::HookPolicy::Ignore => {
-                format!("{found}: not done to packets that are forwarded (kernelHooks: ignore)")
+                format!("{found}: not applied to forwarded packets (kernelHooks: ignore)")
             }
         };
         Some(Condition { kind: ConditionKind::KernelHooks, node: name.into(), message })

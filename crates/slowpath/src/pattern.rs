@@ -342,7 +342,7 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPatter
         Some("raw") => (raw(words.next().unwrap_or_default())?, &["in"]),
         first => {
             let word = first.unwrap_or_default();
-            return bad(format!("{word:?} at its begin; say ip, ip6 or raw first"));
+            return bad(format!("a match starts with ip, ip6 or raw, not {word:?}"));
         }
     };
     let mut said: Vec<Field> = Vec::new();
@@ -802,8 +802,8 @@ mod tests {
     #[test]
     fn a_wrong_text_is_refused_with_what_is_right() {
         for (text, why) in [
-            ("", "\"\" at its begin; say ip, ip6 or raw first"),
-            ("udp port 53", "\"udp\" at its begin; say ip, ip6 or raw first"),
+            ("", "a match starts with ip, ip6 or raw, not \"\""),
+            ("udp port 53", "a match starts with ip, ip6 or raw, not \"udp\""),
             ("ip port 53", "unknown word \"port\"; known: src, dst,"),
             ("ip src 2001:db8::1", "src \"2001:db8::1\"; use an IPv4 address or prefix"),
             ("ip6 dst 10.0.0.0/8", "use an IPv6 address or prefix"),
