@@ -121,6 +121,7 @@ type Check = fn(&Node, &[String]);
 const LABS: [(&str, Check); 15] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
+    ("evpn.yaml", evpn),
     ("fastpath.yaml", fastpath),
     ("fields.yaml", fields),
     ("firewall.yaml", firewall),
@@ -258,6 +259,19 @@ fn bgp(node: &Node, said: &[String]) {
         let route = ["routes", "bgp/leaf2", "--guest", "0", "--within", "10.3.0.0/24"];
         both(&kernel) && both(&node.pdp(&route))
     });
+}
+
+fn evpn(node: &Node, said: &[String]) {
+    let [ping, summary, macs, fdb] = said else { panic!("{said:?}") };
+    assert!(ping.contains("ttl=64") && all_answered(ping, 3), "nobody routed it: {ping}");
+    assert!(summary.contains("10.0.1.0") && !summary.contains("Active"), "{summary}");
+    let far = node.exec("evpn/h2", "cat /sys/class/net/eth0/address");
+    let row = macs.lines().find(|line| line.starts_with(far.trim()));
+    assert!(row.is_some_and(|row| row.contains("remote") && row.contains("10.255.0.2")), "{macs}");
+    assert!(fdb.contains(&format!("{} dst 10.255.0.2", far.trim())), "{fdb}");
+    // Whole frames pass, with what VXLAN adds.
+    let words = node.exec("evpn/h1", "ping -c3 -i0.1 -w60 -M do -s 1472 10.1.0.2");
+    assert!(all_answered(&words, 3), "{words}");
 }
 
 fn ipv6(node: &Node, said: &[String]) {
