@@ -118,7 +118,7 @@ fn hosts_talk(node: &Node, vnet: &str) {
 type Check = fn(&Node, &[String]);
 
 /// The labs that are brought up beside each other on one node, and what is looked at.
-const LABS: [(&str, Check); 15] = [
+const LABS: [(&str, Check); 16] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
     ("evpn.yaml", evpn),
