@@ -627,7 +627,6 @@ impl Engine {
         let (link, way) = plan.way_of(&port.node, number as u16)?;
         Some((link.name.clone(), way.clone()))
     }
-}
 
     /// Adds where to trace the frames that a port sends, if a trace saw none that arrive.
     fn elsewhere(&self, port: &mux::PortName, problem: Problem) -> Problem {
@@ -661,11 +660,12 @@ impl Engine {
         let far = ends.into_iter().filter(|end| *end != near);
         Some(far.map(|(node, port)| format!("{node}:{port}")).collect())
     }
+}
 
-/// There are too many captures or traces.
 /// Ends of a link that a hint names.
 const ENDS_NAMED: usize = 3;
 
+/// There are too many captures or traces.
 fn observed(error: HostError) -> Problem {
     Problem::new(ProblemKind::Conflict, words(&error))
         .hint("end one, or wait: a trace ends within a minute")
