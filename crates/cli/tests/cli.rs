@@ -1377,6 +1377,20 @@ fn every_verb_explains_itself() {
     }
 }
 
+#[test]
+fn help_has_the_options_of_connections_last_and_usages_have_none_of_the_environment() {
+    let server = Server::start();
+    let help = out(&server, &["exec", "--help"]);
+    let (before, connection) = help.split_once("\nConnection:\n").expect("a heading");
+    for option in ["--socket", "--name", "--server", "--ca", "--token-file"] {
+        assert!(!before.contains(&format!("{option} <")), "{option}");
+        assert!(connection.contains(&format!("{option} <")), "{option}");
+    }
+    assert!(connection.contains("[env: PDP_SOCKET="), "{connection}");
+    let (_, error) = fails(&server, &["wait"]);
+    assert!(error.contains("Usage: pdp wait <VNET[/NODE]>...\n"), "{error}");
+}
+
 /// What is printed of a token that was made, alone on standard output.
 fn made_token(server: &Server, arguments: &[&str]) -> String {
     let mut all = vec!["token", "create"];
@@ -1406,20 +1420,6 @@ fn tokens_are_made_listed_used_over_tls_and_revoked() {
     let text = String::from_utf8(version.stdout).unwrap();
     assert!(text.contains("certificate SHA-256"), "{text}");
     let without = String::from_utf8(over_tls(&["get"]).stderr).unwrap();
-#[test]
-fn help_has_the_options_of_connections_last_and_usages_have_none_of_the_environment() {
-    let server = Server::start();
-    let help = out(&server, &["exec", "--help"]);
-    let (before, connection) = help.split_once("\nConnection:\n").expect("a heading");
-    for option in ["--socket", "--name", "--server", "--ca", "--token-file"] {
-        assert!(!before.contains(&format!("{option} <")), "{option}");
-        assert!(connection.contains(&format!("{option} <")), "{option}");
-    }
-    assert!(connection.contains("[env: PDP_SOCKET="), "{connection}");
-    let (_, error) = fails(&server, &["wait"]);
-    assert!(error.contains("Usage: pdp wait <VNET[/NODE]>...\n"), "{error}");
-}
-
     assert!(without.contains("without a token") && without.contains("--token-file"), "{without}");
     let up = over_tls(&["--token-file", &token, "up"]);
     assert!(!up.status.success());
