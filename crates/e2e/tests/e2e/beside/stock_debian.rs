@@ -74,14 +74,17 @@ fn make_disks() -> PathBuf {
     }
     // Where guests see it.
     fs::copy(vm.join("requests.pl"), root.join("usr/local/share/requests.pl")).expect("copy");
-    let example = fs::read_to_string(repository().join("examples/ospf.yaml")).expect("an example");
-    let limited =
-        example.replace("kind: router\n", "kind: router\n      dataPlane: {power: 0.2}\n");
+    let example = |name| {
+        let text = fs::read_to_string(repository().join("examples").join(name));
+        // An emulated machine is too slow for the 20 s that watchfrr gives a start.
+        text.expect("an example").replace("watchfrr ", "watchfrr --restart-timeout 120 ")
+    };
+    let limited = example("ospf.yaml")
+        .replace("kind: router\n", "kind: router\n      dataPlane: {power: 0.2}\n");
     fs::write(root.join("root/ospf.yaml"), limited).expect("a spec");
-    let example =
-        fs::read_to_string(repository().join("examples/kernel.yaml")).expect("an example");
     // Its routers have the kernel's IPsec.
-    let privileged = example.replace("router: {dataPlane", "router: {privileged: true, dataPlane");
+    let privileged = example("kernel.yaml")
+        .replace("router: {dataPlane", "router: {privileged: true, dataPlane");
     fs::write(root.join("root/kernel.yaml"), privileged).expect("a spec");
     let units = root.join("etc/systemd/system");
     fs::copy(vm.join("vm-test.service"), units.join("vm-test.service")).expect("copy");
