@@ -2,13 +2,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::specs;
+use crate::{Change, specs};
 
 /// Rows of the audit log that one answer has unless it is told otherwise.
 pub const AUDIT_LIMIT_DEFAULT: u32 = 1000;
 
 /// Rows of the audit log that one answer has at most.
 pub const AUDIT_LIMIT_MAX: u32 = 10_000;
+
+/// Objects that a row of the audit log names; of more it has the number.
+pub const AUDIT_OBJECTS_MAX: usize = 10;
 
 /// Longest life of a token, seconds: ten years.
 pub const TOKEN_SECONDS_MAX: u64 = 10 * 366 * 24 * 3600;
@@ -109,9 +112,13 @@ pub struct AuditQuery {
     /// Only those of `user:NAME` or `token:ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// Only those that name this vnet in their path.
+    /// Only those that name this vnet in their path or changed it. One that changed more than its row names counts
+    /// as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
+    /// Without those that only looked: changes and refusals.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub changes: bool,
     /// The newest so many, at most [`AUDIT_LIMIT_MAX`]. Absent: [`AUDIT_LIMIT_DEFAULT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
@@ -124,7 +131,8 @@ impl AuditQuery {
     }
 }
 
-/// A request, as the audit log has it: no secrets, and of bodies the commands of `exec` alone.
+/// A request, as the audit log has it: no secrets, and of bodies the commands of `exec` and the names of changed objects
+/// alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditEntry {
@@ -165,4 +173,10 @@ pub struct AuditEntry {
     /// Its exit code; absent of one that was broken off, which `error` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<i32>,
+    /// Objects that it changed in what is stored, by name; at most [`AUDIT_OBJECTS_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<Change>,
+    /// Number of changed objects beyond those.
+    #[serde(default)]
+    pub more_objects: u64,
 }

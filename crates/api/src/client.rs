@@ -369,7 +369,7 @@ impl Client {
         while let Some(line) = lines.next().await? {
             match line {
                 RouteLine::Route(route) => row(route)?,
-                RouteLine::End { count } => return Ok(count),
+                RouteLine::End(end) => return Ok(end.count),
                 RouteLine::Problem(problem) => return Err(problem.into()),
             }
         }

@@ -16,6 +16,7 @@
 //! | 3 resize | client | rows, columns: `u16` BE each |
 //! | 4 exit | daemon | exit code, `i32` BE; 128 + n for signal n; the last frame |
 //! | 5 end of stdin | client | none |
+//! | 6 broken off | daemon | why, as UTF-8 text; the last frame |
 //!
 //! A client that goes away kills the command. Limit: [`PAYLOAD_BYTES_MAX`] a frame; what breaks
 //! this format ends the connection.
@@ -85,6 +86,8 @@ pub enum Frame {
     Exit(i32),
     /// No more bytes for the command.
     StdinEnd,
+    /// The daemon ended the command, and why.
+    BrokenOff(String),
 }
 
 /// Why frames can't be read or written.
@@ -123,6 +126,7 @@ impl Frame {
                 (4, &exit)
             }
             Self::StdinEnd => (5, &[]),
+            Self::BrokenOff(why) => (6, why.as_bytes()),
         };
         debug_assert!(payload.len() <= PAYLOAD_BYTES_MAX);
         let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
@@ -144,6 +148,7 @@ impl Frame {
             }),
             (4, &[a, b, c, d]) => Self::Exit(i32::from_be_bytes([a, b, c, d])),
             (5, []) => Self::StdinEnd,
+            (6, _) => Self::BrokenOff(String::from_utf8(payload).map_err(|_| malformed)?),
             _ => return Err(malformed),
         })
     }
@@ -197,6 +202,7 @@ mod tests {
                 .prop_map(|(rows, columns)| Frame::Resize(WindowSize { rows, columns })),
             any::<i32>().prop_map(Frame::Exit),
             Just(Frame::StdinEnd),
+            ".{0,40}".prop_map(Frame::BrokenOff),
         ]
     }
 

@@ -6,7 +6,8 @@
 //!
 //! - Every refusal is a [`Problem`] with the status code of its [`ProblemKind`].
 //! - What takes time answers with newline-delimited JSON: [`Event`]s (progress, then one result or
-//!   problem) for changes, [`RouteLine`]s for route tables.
+//!   problem) for changes, [`RouteLine`]s for route tables. A change whose client accepts `application/json` and
+//!   not these lines answers with its [`Report`] or [`Problem`] alone.
 //! - A watch is [`WatchLine`]s, one a line, until the client goes away.
 //! - Captures are pcap, logs plain text; both stream until the client goes away.
 //! - `exec` upgrades the connection to the protocol [`exec::UPGRADE`], see [`exec`].
@@ -28,7 +29,7 @@ mod observe;
 pub mod paths;
 mod problem;
 mod routes;
-mod specs;
+pub mod specs;
 mod stats;
 mod status;
 mod watch;

@@ -31,12 +31,17 @@ pub enum RouteLine {
     /// A route.
     Route(RouteRow),
     /// The table is whole.
-    End {
-        /// Routes before this line.
-        count: u64,
-    },
+    End(RouteEnd),
     /// The table is not whole.
     Problem(Problem),
+}
+
+/// The end of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteEnd {
+    /// Routes before this line.
+    pub count: u64,
 }
 
 /// A route. For a single table only that side is set; of a difference, the missing side is absent.

@@ -1,19 +1,27 @@
-//! Specs in the description of the API: by the JSON Schema that is published beside it.
+//! Specs in the description of the API, which has their JSON Schema among its own.
 
 use utoipa::openapi::{Ref, RefOr, Schema};
 
-fn of(place: usize) -> RefOr<Schema> {
-    RefOr::Ref(Ref::new(format!("pdp-v1.json#/oneOf/{place}")))
+/// Name of a document's schema in the description.
+pub fn document(kind: &str) -> String {
+    format!("{kind}Document")
 }
 
+fn of(kind: &str) -> RefOr<Schema> {
+    RefOr::Ref(Ref::from_schema_name(document(kind)))
+}
+
+/// Refers to that of a Substrate.
 pub fn substrate() -> RefOr<Schema> {
-    of(0)
+    of("Substrate")
 }
 
+/// Refers to that of a VirtualNetwork.
 pub fn vnet() -> RefOr<Schema> {
-    of(1)
+    of("VirtualNetwork")
 }
 
+/// Refers to that of a Tenant.
 pub fn tenant() -> RefOr<Schema> {
-    of(2)
+    of("Tenant")
 }

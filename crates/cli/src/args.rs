@@ -736,7 +736,7 @@ pub enum RoleName {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp audit --since 1h\n         \
                         pdp audit --who user:alice --vnet acme.lab\n         \
-                        pdp audit -o json --limit 10000")]
+                        pdp audit --reads -o json --limit 10000")]
 pub struct Audit {
     /// Only what came this long ago or later: a number with s, m, h or d.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -744,9 +744,12 @@ pub struct Audit {
     /// Only of `user:NAME` or `token:ID`.
     #[arg(long, value_name = "WHO")]
     pub who: Option<String>,
-    /// Only what names this vnet in its path.
+    /// Only what names this vnet in its path, or changed it.
     #[arg(long, value_name = "VNET")]
     pub vnet: Option<String>,
+    /// List requests that only looked as well, beside changes and refusals.
+    #[arg(long)]
+    pub reads: bool,
     /// The newest so many.
     #[arg(long, value_name = "COUNT", default_value_t = pdp_api::AUDIT_LIMIT_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(pdp_api::AUDIT_LIMIT_MAX)))]

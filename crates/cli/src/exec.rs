@@ -102,6 +102,9 @@ pub async fn until_end(
             Frame::Stdout(bytes) if bytes.is_empty() => {}
             Frame::Stdout(_) | Frame::Stderr(_) => take(frame)?,
             Frame::Exit(code) => return Ok(code),
+            Frame::BrokenOff(why) => {
+                return Err(Failure::Other(format!("the daemon ended the command: {why}")));
+            }
             Frame::Stdin(_) | Frame::StdinEnd | Frame::Resize(_) => {
                 return Err(Error::Answer("frame of a client".into()).into());
             }

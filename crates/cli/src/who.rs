@@ -134,15 +134,17 @@ pub async fn audit(client: &Client, args: args::Audit) -> Result<ExitCode, Failu
         since_ms: args.since.map(since),
         who: args.who,
         vnet: args.vnet,
+        changes: !args.reads,
         limit: Some(args.limit),
     };
     print(args.format, &client.audit(&query).await?, |rows| {
-        let header = ["TIME", "WHO", "ROLE", "FROM", "WHAT", "RESULT", "MS", "COMMAND", "ERROR"];
+        let header =
+            ["TIME", "WHO", "ROLE", "FROM", "WHAT", "RESULT", "MS", "CHANGED", "COMMAND", "ERROR"];
         table(header, rows.iter().map(row).collect())
     })
 }
 
-fn row(row: &AuditEntry) -> [String; 9] {
+fn row(row: &AuditEntry) -> [String; 10] {
     let role = row.role.map_or("-", Role::name);
     [
         time(row.at_ms),
@@ -156,9 +158,20 @@ fn row(row: &AuditEntry) -> [String; 9] {
             (None, None) => "unfinished".into(),
         },
         row.duration_us.map_or("-".into(), |us| format!("{:.1}", us as f64 / 1000.0)),
+        or_dash(changed(row)),
         or_dash(row.command.clone().unwrap_or_default()),
         row.error.clone().unwrap_or_default(),
     ]
+}
+
+/// Names what a request changed.
+fn changed(row: &AuditEntry) -> String {
+    let mut words: Vec<String> =
+        row.objects.iter().map(|it| format!("{} {}", it.action.name(), it.object)).collect();
+    if row.more_objects > 0 {
+        words.push(format!("{} more", row.more_objects));
+    }
+    words.join(", ")
 }
 
 fn now_ms() -> u64 {

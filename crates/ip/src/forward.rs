@@ -279,7 +279,11 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     if to[0] & 1 != 0 {
         let discovery = kind == ether::kind::IPV6
             && ipv6::Header::parse(packet).is_some_and(|ip| ipv6::is_discovery(packet, &ip));
-        return Err(if kind == ether::kind::ARP || discovery { NEIGHBOUR } else { own(kind, packet) });
+        return Err(if kind == ether::kind::ARP || discovery {
+            NEIGHBOUR
+        } else {
+            own(kind, packet)
+        });
     }
     if to != vport.mac && !vport.macs.iter().any(|mac| to == mac) {
         return Err(Decision::Drop(GuestDrop::NotForUs));

@@ -664,8 +664,8 @@ fn packets_that_the_kernel_forwards_are_no_exceptions() {
     world.groups[0].1 = 60;
     world.routes.push(("40.0.0.0/8".parse().unwrap(), Target::Punt));
     let large = |df| {
-        let mut ip = etherparse::Ipv4Header::new(41, 64, 17u8.into(), [10, 9, 9, 9], [10, 1, 1, 1])
-            .unwrap();
+        let mut ip =
+            etherparse::Ipv4Header::new(41, 64, 17u8.into(), [10, 9, 9, 9], [10, 1, 1, 1]).unwrap();
         ip.dont_fragment = df;
         let mut frame = Vec::new();
         PacketBuilder::ethernet2([2, 7, 7, 7, 7, 7], mac_of(0))

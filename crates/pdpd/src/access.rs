@@ -19,6 +19,7 @@ use pdp_api::{NewToken, Problem, ProblemKind, Role, TOKEN_SECONDS_MAX, TokenRequ
 use pdp_spec::Tenant;
 use sha2::{Digest, Sha256};
 
+use crate::audit::Begun;
 use crate::state::State;
 use crate::state::access::{TOKENS_MAX, now_ms};
 
@@ -52,13 +53,18 @@ impl Scope {
     }
 }
 
+/// Who shows a token that there is not.
+pub const UNKNOWN_TOKEN: &str = "token:?";
+
 /// Who asked for what a thread does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Asker {
     /// `user:NAME` or `token:ID`.
     pub who: String,
     /// With what it may do something.
     pub scope: Scope,
+    /// Its request's row in the audit log.
+    pub begun: Option<Arc<Begun>>,
 }
 
 thread_local! {
@@ -288,10 +294,10 @@ impl Guard {
         // The hash of what came is looked up: how long that takes tells nothing of a token.
         let found = self.state.token(&hash(token)).map_err(|error| {
             tracing::warn!("{}", crate::host::words(&error));
-            ("token:?".to_owned(), Problem::internal("tokens can't be read"))
+            (UNKNOWN_TOKEN.to_owned(), Problem::internal("tokens can't be read"))
         })?;
         let Some(token) = found else {
-            return Err(unknown("token:?".into(), "the token is unknown, or was revoked"));
+            return Err(unknown(UNKNOWN_TOKEN.into(), "the token is unknown, or was revoked"));
         };
         let who = format!("token:{}", token.id);
         if token.expires_ms.is_some_and(|end| end <= now_ms()) {

@@ -7,13 +7,13 @@
 //! one write to the disk together; no other part of the daemon waits for it.
 //!
 //! Limits: [`QUEUE_MAX`] rows wait to be written, then requests wait; [`TEXT_BYTES_MAX`] of each of a
-//! row's texts; how many rows are kept of whom says [`trail`](crate::state::trail).
+//! row's texts, and [`AUDIT_OBJECTS_MAX`] objects of a row; how many rows are kept of whom says [`trail`](crate::state::trail).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdp_api::{AuditEntry, Problem};
+use pdp_api::{AUDIT_OBJECTS_MAX, AuditEntry, Change, Problem};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::host::words;
@@ -108,6 +108,13 @@ impl Begun {
         commit(&self.queue, Write::Command(self.id, cut(command))).await.map(drop)
     }
 
+    /// Has it written down soon which objects it changed. Blocks where many rows wait.
+    pub fn changed_blocking(&self, mut objects: Vec<Change>) {
+        let more = objects.len().saturating_sub(AUDIT_OBJECTS_MAX) as u64;
+        objects.truncate(AUDIT_OBJECTS_MAX);
+        self.send_blocking(Write::Objects(self.id, objects, more));
+    }
+
     /// Has it written down soon how it ended.
     pub async fn end(&self, status: u16, error: Option<&str>, exit: Option<i32>) {
         send(&self.queue, self.ended(status, error, exit)).await;
@@ -115,7 +122,11 @@ impl Begun {
 
     /// The same outside of a task. Blocks where many rows wait.
     pub fn end_blocking(&self, status: u16, error: Option<&str>) {
-        if self.queue.blocking_send(Order::Write(self.ended(status, error, None))).is_err() {
+        self.send_blocking(self.ended(status, error, None));
+    }
+
+    fn send_blocking(&self, write: Write) {
+        if self.queue.blocking_send(Order::Write(write)).is_err() {
             gone();
         }
     }

@@ -826,30 +826,49 @@ impl Engine {
         Ok(Way { news: self.keeper.want(after.wanted(), retry), objects })
     }
 
-    /// Tells who watches what a change is about to change; returns its objects.
+    /// Tells who watches, and the audit log, what a change is about to change; returns its objects.
     fn tell_begin(&self, before: &Model, after: &Model, change: &Change) -> Vec<String> {
         let put = change.put.iter().map(|document| (&document.kind, &document.name, "applied"));
         let deleted = change.delete.iter().map(|(kind, name)| (kind, name, "deleted"));
         let mut objects = BTreeMap::new();
         for (kind, name, what) in put.chain(deleted) {
-            let kind = match kind.as_str() {
-                "VirtualNetwork" => "vnet",
-                "Tenant" => "tenant",
-                _ => "substrate",
+            let (kind, was) = match kind.as_str() {
+                "VirtualNetwork" => ("vnet", before.vnets.contains_key(name)),
+                "Tenant" => ("tenant", before.tenants.contains_key(name)),
+                _ => ("substrate", before.substrate.is_some()),
             };
-            objects.insert(format!("{kind}/{name}"), what);
+            let action = match (what, was) {
+                ("deleted", _) => Action::Delete,
+                (_, true) => Action::Change,
+                (_, false) => Action::Create,
+            };
+            objects.insert(format!("{kind}/{name}"), (what, action));
         }
         for vnet in change.held.keys().filter(|vnet| after.vnets.contains_key(*vnet)) {
-            objects.entry(format!("vnet/{vnet}")).or_insert("changed");
+            objects.entry(format!("vnet/{vnet}")).or_insert(("changed", Action::Change));
         }
         let stops = before.ledger.stopped != after.ledger.stopped;
         if stops {
-            let what = if after.ledger.stopped { "stopped" } else { "started" };
+            let what = match after.ledger.stopped {
+                true => ("stopped", Action::Stop),
+                false => ("started", Action::Start),
+            };
             objects.insert("node".into(), what);
         }
         // Otherwise something was tidied up.
-        let asked = asker().is_some();
-        for (object, what) in objects.iter().filter(|_| asked) {
+        let asker = asker();
+        let asked = asker.is_some();
+        if let Some(begun) = asker.and_then(|asker| asker.begun)
+            && !objects.is_empty()
+        {
+            let changed = objects.iter().map(|(object, (_, action))| Changed {
+                object: object.clone(),
+                action: *action,
+                detail: String::new(),
+            });
+            begun.changed_blocking(changed.collect());
+        }
+        for (object, (what, _)) in objects.iter().filter(|_| asked) {
             self.board().post(event(object.as_str(), What::Begun, Some((*what).to_owned())));
         }
         let vnets = objects.keys().filter_map(|object| object.strip_prefix("vnet/"));

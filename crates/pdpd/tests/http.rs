@@ -100,6 +100,20 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
     }
 }
 
+#[test]
+fn the_description_needs_no_other_document_and_changes_answer_one_value() {
+    let description: Value = serde_json::from_str(&openapi()).unwrap();
+    let text = openapi();
+    for reference in text.split("\"$ref\": \"").skip(1) {
+        assert!(reference.starts_with("#/components/"), "{}", &reference[..60]);
+    }
+    let vnet = &description["components"]["schemas"]["VirtualNetworkDocument"];
+    assert_eq!(vnet["properties"]["kind"]["const"], "VirtualNetwork");
+    let answer = &description["paths"][paths::APPLY]["post"]["responses"]["200"]["content"];
+    assert_eq!(answer["application/json"]["schema"]["$ref"], "#/components/schemas/Report");
+    assert!(answer["application/x-ndjson"].is_object());
+}
+
 /// By the schema of OpenAPI 3.1 documents that the OpenAPI Initiative publishes
 /// (<https://spec.openapis.org/oas/3.1/schema/2022-10-07>), and that of JSON Schema for the schemas in it.
 #[test]
@@ -378,6 +392,30 @@ async fn a_change_tells_its_steps_and_its_result() {
     let objects: Vec<_> = report.changes.iter().map(|change| change.object.as_str()).collect();
     assert_eq!(objects, ["vnet/red", "vnet/a", "vnet/b"]);
     assert!(server.fake.noted("applied b"));
+}
+
+#[test]
+fn a_change_answers_one_value_to_who_accepts_no_lines() {
+    let server = Server::start();
+    let ask = |accept: &str, names: &[&str]| {
+        let body = serde_json::to_string(&apply_of(names)).unwrap();
+        let length = body.len();
+        let request = format!(
+            "POST /v1/apply HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept: {accept}\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        server.raw(request.as_bytes()).to_ascii_lowercase()
+    };
+    let one = ask("text/html, application/json;q=0.9", &["a"]);
+    assert!(
+        one.starts_with("http/1.1 200") && one.contains("content-type: application/json"),
+        "{one}"
+    );
+    assert!(one.contains("{\"changes\":[") && !one.contains("starting a"), "{one}");
+    for accept in ["*/*", "application/json, application/x-ndjson"] {
+        let lines = ask(accept, &["a"]);
+        assert!(lines.contains("x-ndjson") && lines.contains("starting a"), "{lines}");
+    }
 }
 
 #[tokio::test]

@@ -360,7 +360,10 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     for (text, said) in [
         (both, "vnets: 2 exceeds tenant acme's quota of 2"),
         (two("0.1").replace("eth1: {}", "eth1: {}, e2: {}, e3: {}, e4: {}"), "vports: 6 exceeds"),
-        (two("0.1").replace("100M", "400M"), "rate: 800Mbps exceeds tenant acme's quota of 900Mbps"),
+        (
+            two("0.1").replace("100M", "400M"),
+            "rate: 800Mbps exceeds tenant acme's quota of 900Mbps",
+        ),
         (
             two("0.1").replace("dataPlane:", "resources: {cpu: 3}\n      dataPlane:"),
             "cpu: 3.5 exceeds",

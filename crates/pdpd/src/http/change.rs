@@ -1,5 +1,6 @@
-//! Requests that change something: newline-delimited [`Event`]s.
+//! Requests that change something: newline-delimited [`Event`]s, or their last one alone.
 
+use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use hyper::StatusCode;
@@ -159,7 +160,7 @@ pub async fn change_link(
 }
 
 /// Makes a change on a thread of its own, to its end whatever the client does. One that fails
-/// before its first step is answered with the status of its problem.
+/// before its first step, or whose client wants one value, is answered with the status of its problem.
 pub(super) async fn change(
     api: &Asked,
     make: impl FnOnce(&dyn Daemon, &Scope, ProgressFn<'_>) -> Result<Report, Problem> + Send + 'static,
@@ -167,8 +168,8 @@ pub(super) async fn change(
     let place = api.place.clone();
     let daemon = api.api.daemon.clone();
     let scope = api.caller.scope.clone();
-    let asker = Asker { who: api.caller.who.clone(), scope: scope.clone() };
     let begun = api.begun.clone();
+    let asker = Asker { who: api.caller.who.clone(), scope: scope.clone(), begun: begun.clone() };
     if let Some(begun) = &begun {
         begun.take();
     }
@@ -200,11 +201,13 @@ pub(super) async fn change(
             Err(error) => Event::Problem(panicked(error)),
         }
     };
-    let first = match queue.recv().await {
+    let first = if api.one_value { None } else { queue.recv().await };
+    let first = match first {
         Some(step) => Event::Progress(step),
         None => {
             return match end.await {
                 Event::Problem(problem) => Err(problem.into()),
+                Event::Result(report) if api.one_value => Ok(Json(report).into_response()),
                 event => Ok(ndjson(stream::iter([lines(&event)])).into_response()),
             };
         }

@@ -3,20 +3,30 @@
 use axum::response::{IntoResponse, Response};
 use hyper::header::CONTENT_TYPE;
 use pdp_api::Problem;
+use serde_json::{Map, Value};
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::response::Response as Answer;
-use utoipa::openapi::schema::{Object, SchemaType, Type};
+use utoipa::openapi::schema::{ArrayItems, Object, Schema, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{OpenApi as Document, Ref, RefOr, SecurityRequirement};
 use utoipa::{Modify, OpenApi};
 
+use super::stream::NDJSON;
+
 /// The type of captures.
 pub const PCAP: &str = "application/vnd.tcpdump.pcap";
+
+/// The type of a single value.
+pub const JSON: &str = "application/json";
 
 /// What a token is called as a security scheme, and a refusal as an answer.
 const TOKEN: &str = "token";
 const PROBLEM: &str = "Problem";
+
+/// Schemas of a line of a change's answer, and of its end.
+const EVENT: &str = "Event";
+const REPORT: &str = "Report";
 
 #[derive(OpenApi)]
 #[openapi(
@@ -25,8 +35,9 @@ const PROBLEM: &str = "Problem";
         description = "A node that hosts isolated virtual networks. JSON over HTTP/1.1 on the \
             Unix socket /run/pdp/pdpd.sock, where the kernel says who asks, or over TLS 1.3 with \
             a token. Every failure is a Problem. An answer of type application/x-ndjson is \
-            described as the array of its lines, each of which is one JSON value. Specs are \
-            described by pdp-v1.json beside this document.",
+            described as the array of its lines, each of which is one JSON value. A change whose \
+            client accepts application/json and not application/x-ndjson answers with its report \
+            alone, once it has ended.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     components(schemas(pdp_api::NodeProcess, Problem)),
@@ -52,7 +63,7 @@ impl Modify for Common {
         components.add_security_scheme(TOKEN, SecurityScheme::Http(scheme.build()));
         let mut refused = Answer::new("It was refused or failed: why, and what to do about it");
         let schema = Ref::from_schema_name(PROBLEM);
-        refused.content.insert("application/json".into(), Content::new(Some(schema)).into());
+        refused.content.insert(JSON.into(), Content::new(Some(schema)).into());
         components.responses.insert(PROBLEM.into(), refused.into());
         let none: [&str; 0] = [];
         document.security =
@@ -78,7 +89,11 @@ fn one(operation: &mut Operation) {
     let Some(RefOr::T(good)) = answers.get_mut("200") else { return };
     if good.content.is_empty() {
         let null = Object::with_type(SchemaType::new(Type::Null));
-        good.content.insert("application/json".into(), Content::new(Some(null)).into());
+        good.content.insert(JSON.into(), Content::new(Some(null)).into());
+    }
+    if matches!(good.content.get(NDJSON), Some(RefOr::T(lines)) if has_events(lines)) {
+        let report = Ref::from_schema_name(REPORT);
+        good.content.insert(JSON.into(), Content::new(Some(report)).into());
     }
     // Bytes have no schema.
     if let Some(content) = good.content.get_mut(PCAP) {
@@ -86,11 +101,58 @@ fn one(operation: &mut Operation) {
     }
 }
 
+/// True if the lines of an answer are those of a change.
+fn has_events(content: &Content) -> bool {
+    let Some(RefOr::T(Schema::Array(lines))) = &content.schema else { return false };
+    let ArrayItems::RefOrSchema(line) = &lines.items else { return false };
+    **line == RefOr::Ref(Ref::from_schema_name(EVENT))
+}
+
+/// The document with the schemas of specs among its own: those of the objects as [`pdp_api::specs::document`] says, and
+/// all others with a prefix, since the API has schemas of the same names.
+pub fn with_specs(document: &Document) -> Value {
+    // Plain data with string keys: can't fail.
+    let mut document = serde_json::to_value(document).unwrap_or_default();
+    let mut specs = pdp_spec::schema::published();
+    prefix_references(&mut specs);
+    let mut schemas = Map::new();
+    if let Some(Value::Object(definitions)) = specs.get_mut("$defs").map(Value::take) {
+        schemas
+            .extend(definitions.into_iter().map(|(name, schema)| (format!("Spec{name}"), schema)));
+    }
+    if let Some(Value::Array(objects)) = specs.get_mut("oneOf").map(Value::take) {
+        for object in objects {
+            let kind = object["properties"]["kind"]["const"].as_str().unwrap_or_default();
+            schemas.insert(pdp_api::specs::document(kind), object);
+        }
+    }
+    if let Some(own) = document["components"]["schemas"].as_object_mut() {
+        own.extend(schemas);
+    }
+    document
+}
+
+fn prefix_references(schema: &mut Value) {
+    match schema {
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                let definition = value.as_str().and_then(|at| at.strip_prefix("#/$defs/"));
+                match definition.map(|name| format!("#/components/schemas/Spec{name}")) {
+                    Some(reference) if key == "$ref" => *value = reference.into(),
+                    _ => prefix_references(value),
+                }
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(prefix_references),
+        _ => {}
+    }
+}
+
 /// This document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "node", responses(
     (status = OK, body = Object, description = "OpenAPI 3.1")))]
 pub async fn openapi() -> Response {
-    ([(CONTENT_TYPE, "application/json")], super::openapi()).into_response()
+    ([(CONTENT_TYPE, JSON)], super::openapi()).into_response()
 }
 
 /// The JSON Schema of specs.

@@ -132,24 +132,23 @@ async fn run(api: Asked, upgrade: OnUpgrade, run: Running) {
     if let Some(begun) = &api.begun {
         let (error, exit) = match ended {
             Ok(code) => (None, Some(code)),
-            Err(why) => (Some(why), None),
+            Err(why) => (Some(format!("broken off: {why}")), None),
         };
-        begun.end(StatusCode::SWITCHING_PROTOCOLS.as_u16(), error, exit).await;
+        begun.end(StatusCode::SWITCHING_PROTOCOLS.as_u16(), error.as_deref(), exit).await;
     }
 }
 
-const CLIENT_GONE: &str = "broken off: the client went away";
-const OVER: &str = "broken off: the daemon stopped, or who asked may not any more";
+const CLIENT_GONE: &str = "the client went away";
 
 /// Carries a command's streams until it has ended, the client has gone, or [`Asked::over`] says so.
-/// Its exit code, or why it was broken off.
-async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32, &'static str> {
+/// Returns its exit code, or why it was broken off.
+async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32, String> {
     let connection = tokio::select! {
         upgraded = upgrade => match upgraded {
             Ok(upgraded) => TokioIo::new(upgraded),
-            Err(_) => return Err(CLIENT_GONE),
+            Err(_) => return Err(CLIENT_GONE.into()),
         },
-        () = api.over() => return Err(OVER),
+        why = api.over() => return Err(why),
     };
     let (from_client, to_client) = tokio::io::split(connection);
     let (frames, queue) = mpsc::channel(FRAMES_MAX);
@@ -175,9 +174,19 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
     tokio::pin!(reader);
     let status = tokio::select! {
         status = run.child.wait() => status,
-        _ = &mut reader => return Err(CLIENT_GONE),
-        _ = &mut writer => return Err(CLIENT_GONE),
-        () = api.over() => return Err(OVER),
+        _ = &mut reader => return Err(CLIENT_GONE.into()),
+        _ = &mut writer => return Err(CLIENT_GONE.into()),
+        why = api.over() => {
+            // The client may be slow to read what comes before it.
+            let _ = timeout(LAST_OUTPUT_WAIT, async {
+                let _ = frames.send(Frame::BrokenOff(why.clone())).await;
+                drop(frames);
+                output.shutdown().await;
+                let _ = (&mut writer).await;
+            })
+            .await;
+            return Err(why);
+        }
     };
     let code = status.map_or(-1, exit_code);
     ending.send_replace(true);
@@ -190,7 +199,7 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
     tokio::select! {
         () = rest => {}
         _ = &mut reader => {}
-        () = api.over() => {}
+        _ = api.over() => {}
     }
     Ok(code)
 }

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Uri};
 use pdp_api::{AuditEntry, BODY_BYTES_MAX, Problem, ProblemKind, paths};
@@ -17,9 +17,11 @@ use pdp_spec::Quota;
 use pdp_spec::limits::TENANT_AUDIT_DEFAULT;
 
 use super::answer::{Failure, Told, panicked};
+use super::description::JSON;
 use super::room::Place;
+use super::stream::NDJSON;
 use super::{Api, SMALL_BODY_BYTES_MAX};
-use crate::access::{Answer, Caller, Peer, Right, answer, rule};
+use crate::access::{Answer, Caller, Peer, Right, UNKNOWN_TOKEN, answer, rule};
 use crate::audit::{self, Begun};
 use crate::state::access::now_ms;
 
@@ -41,28 +43,33 @@ pub struct Asked {
     pub place: Arc<Place>,
     /// What it showed of itself.
     shown: Arc<Shown>,
+    /// It accepts JSON and not JSON lines: a change is to answer its end alone.
+    pub one_value: bool,
     /// Its row in the audit log, where it may change something.
     pub begun: Option<Arc<Begun>>,
 }
 
 impl Asked {
     /// Ends when an answer that goes on has to: the daemon stops, or who asked is not any more who it was,
-    /// by a token that was revoked or is over, or by another specification of tenants.
-    pub async fn over(&self) {
+    /// by a token that was revoked or is over, or by another specification of tenants. Returns why.
+    pub async fn over(&self) -> String {
         tokio::select! {
-            () = self.api.stop() => {}
-            () = self.unknown() => {}
+            () = self.api.stop() => "the daemon stopped".into(),
+            why = self.unknown() => why,
         }
     }
 
-    async fn unknown(&self) {
+    async fn unknown(&self) -> String {
         loop {
             tokio::time::sleep(KNOWN_FOR).await;
             match identify(&self.api, self.shown.clone()).await {
                 Ok(Ok((caller, _))) if caller == *self.caller => {}
                 // The state can't be read: nobody was refused.
                 Ok(Err((_, problem))) if problem.kind == ProblemKind::Internal => {}
-                _ => return,
+                // A token that was known and is unknown.
+                Ok(Err((who, _))) if who == UNKNOWN_TOKEN => return "the token was revoked".into(),
+                Ok(Err((_, problem))) => return problem.error,
+                Ok(Ok(_)) | Err(_) => return "who asked may not any more".into(),
             }
         }
     }
@@ -164,7 +171,8 @@ impl Pass<'_> {
             false => None,
         };
         let (api, caller, place) = (self.api.clone(), Arc::new(caller), Arc::new(place));
-        Ok((Asked { api, caller, place, shown, begun }, body.into()))
+        let one_value = accepts(&parts.headers, JSON) && !accepts(&parts.headers, NDJSON);
+        Ok((Asked { api, caller, place, shown, one_value, begun }, body.into()))
     }
 
     async fn begin(&mut self) -> Result<Begun, Problem> {
@@ -203,6 +211,15 @@ fn token_of(headers: &HeaderMap) -> Option<String> {
     // RFC 9110 section 11.1: the scheme in any case.
     let is_token = scheme.eq_ignore_ascii_case("bearer");
     Some(if is_token { token.trim().to_owned() } else { String::new() })
+}
+
+/// True if the client names this content type among those that it accepts.
+fn accepts(headers: &HeaderMap, content_type: &str) -> bool {
+    let lists = headers.get_all(ACCEPT).iter().filter_map(|list| list.to_str().ok());
+    lists.flat_map(|list| list.split(',')).any(|range| {
+        let range = range.split(';').next().unwrap_or_default();
+        range.trim().eq_ignore_ascii_case(content_type)
+    })
 }
 
 /// The vnet that a path names.

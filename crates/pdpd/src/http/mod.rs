@@ -285,8 +285,9 @@ pub async fn serve(
 /// The description of the API, OpenAPI 3.1, as JSON text.
 pub fn openapi() -> String {
     let description = description::complete(described().into_openapi());
+    let description = description::with_specs(&description);
     // Plain data with string keys: can't fail.
-    description.to_pretty_json().unwrap_or_default() + "\n"
+    serde_json::to_string_pretty(&description).unwrap_or_default() + "\n"
 }
 
 fn router(api: Api) -> Router {

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
 use pdp_api::{
-    CaptureQuery, GuestProcess, LogQuery, NodeProcess, Problem, ProblemKind, RouteLine, RoutesQuery,
+    CaptureQuery, GuestProcess, LogQuery, NodeProcess, Problem, ProblemKind, RouteEnd, RouteLine,
+    RoutesQuery,
 };
 use std::os::unix::fs::MetadataExt;
 use tokio::fs::File;
@@ -40,7 +41,7 @@ const LOG_BYTES_MAX: u64 = 16 << 20;
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 
 /// Content type of JSON lines.
-const NDJSON: &str = "application/x-ndjson";
+pub const NDJSON: &str = "application/x-ndjson";
 
 /// A value as one line.
 pub fn lines(value: &impl serde::Serialize) -> Bytes {
@@ -80,7 +81,7 @@ fn bounded(
     stream::try_unfold(state, async |(mut stream, mut over)| {
         tokio::select! {
             next = stream.next() => Ok(next.transpose()?.map(|bytes| (bytes, (stream, over)))),
-            () = &mut over => Err(io::Error::other("broken off")),
+            _ = &mut over => Err(io::Error::other("broken off")),
         }
     })
 }
@@ -124,7 +125,7 @@ pub async fn routes(
                 let text = format!("no routes were taken for {} s", ROUTES_STALL_MAX.as_secs());
                 RouteLine::Problem(Problem::new(ProblemKind::TimedOut, text))
             }
-            Ok(()) => RouteLine::End { count },
+            Ok(()) => RouteLine::End(RouteEnd { count }),
             Err(problem) if !sent => return Err(problem),
             Err(problem) => RouteLine::Problem(problem),
         };

@@ -103,7 +103,7 @@ fn chunks(api: Asked, reader: Reader) -> impl Stream<Item = Bytes> + Send + 'sta
         let (api, mut reader, mut over) = state?;
         tokio::select! {
             bytes = reader.next() => Some((bytes, Some((api, reader, over)))),
-            () = &mut over => Some((lines(&end(&api)), None)),
+            _ = &mut over => Some((lines(&end(&api)), None)),
         }
     })
 }
@@ -123,11 +123,11 @@ async fn attend(api: Asked, mut reader: Reader, mut socket: WebSocket) {
                 Some(Err(_)) | None => return,
             },
             () = sleep(PING_PAUSE) => vec![Message::Ping(Bytes::new())],
-            () = &mut over => break end_messages(&api),
+            _ = &mut over => break end_messages(&api),
         };
         tokio::select! {
             sent = send(&mut socket, said) => if sent.is_err() { return },
-            () = &mut over => break end_messages(&api),
+            _ = &mut over => break end_messages(&api),
         }
     };
     let farewell = async {

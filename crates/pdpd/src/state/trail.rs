@@ -12,7 +12,8 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use pdp_api::{AuditEntry, AuditQuery, Role};
+use pdp_api::{AuditEntry, AuditQuery, Change, Role};
+use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{PRIVATE, StateError};
@@ -39,12 +40,15 @@ CREATE TABLE IF NOT EXISTS rows (
     id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, sort INTEGER NOT NULL,
     at_ms INTEGER NOT NULL, who TEXT NOT NULL, origin TEXT NOT NULL, role TEXT, tenant TEXT,
     what TEXT NOT NULL, vnet TEXT, changes INTEGER NOT NULL, status INTEGER, error TEXT,
-    duration_us INTEGER, command TEXT, exit INTEGER) STRICT;
+    duration_us INTEGER, command TEXT, exit INTEGER, objects TEXT, more_objects INTEGER) STRICT;
 CREATE INDEX IF NOT EXISTS rows_by_owner ON rows (owner, sort, id);
 ";
 
 const COLUMNS: &str = "id, at_ms, who, origin, role, tenant, what, vnet, changes, status, error, \
-                       duration_us, command, exit";
+                       duration_us, command, exit, objects, more_objects";
+
+/// Columns that files of before lack. A pdpd of before leaves them alone.
+const LATER: [(&str, &str); 2] = [("objects", "TEXT"), ("more_objects", "INTEGER")];
 
 /// Owners that are no tenant: no name of one is like these.
 const NODE: &str = "";
@@ -85,6 +89,8 @@ pub enum Write {
     Row(Box<AuditEntry>, Kept),
     /// What is to be known of the row of this id before it acts: the command that it runs.
     Command(u64, String),
+    /// Objects that the row of this id changed, and how many beyond them.
+    Objects(u64, Vec<Change>, u64),
     /// How the row of this id ended.
     End(u64, End),
 }
@@ -134,6 +140,7 @@ impl Trail {
                 "BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
             ))
             .map_err(failed("making its tables"))?;
+        add_later(&writer).map_err(failed("adding its columns"))?;
         let reader = open().map_err(failed("opening the audit log"))?;
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Self { path, writer, reader, fresh: Mutex::default() })
@@ -153,6 +160,14 @@ impl Trail {
                         tx.prepare_cached("UPDATE rows SET command=?2 WHERE id=?1")?
                             .execute(params![id, command])?;
                     }
+                    Write::Objects(id, objects, more) => {
+                        // What a change tidies up after it is not what was asked for.
+                        tx.prepare_cached(
+                            "UPDATE rows SET objects=?2, more_objects=?3
+                             WHERE id=?1 AND objects IS NULL",
+                        )?
+                        .execute(params![id, json(objects), more])?;
+                    }
                     Write::End(id, end) => ended(tx, *id, end)?,
                 }
             }
@@ -170,15 +185,22 @@ impl Trail {
         let since = query.since_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
         // A tenant's rows are found by the index, so that it waits for none but its own.
         let of = if tenant.is_some() { "owner = ?4" } else { "?4 IS NULL" };
+        let asked = Sort::Asked as i64;
         let sql = format!(
             "SELECT {COLUMNS} FROM rows
              WHERE (?1 IS NULL OR at_ms >= ?1) AND (?2 IS NULL OR who = ?2)
-               AND (?3 IS NULL OR vnet = ?3) AND {of}
+               AND (?3 IS NULL OR vnet = ?3 OR more_objects > 0 OR EXISTS (
+                    SELECT 1 FROM json_each(objects) AS one
+                    WHERE one.value ->> 'object' = 'vnet/' || ?3))
+               AND (NOT ?6 OR sort <> {asked}) AND {of}
              ORDER BY id DESC LIMIT ?5"
         );
         let read = |db: &Connection| -> rusqlite::Result<Vec<AuditEntry>> {
             db.prepare_cached(&sql)?
-                .query_map(params![since, query.who, query.vnet, tenant, query.limit()], entry)?
+                .query_map(
+                    params![since, query.who, query.vnet, tenant, query.limit(), query.changes],
+                    entry,
+                )?
                 .collect()
         };
         let mut rows = read(&lock(&self.reader)).map_err(|source| StateError::Database {
@@ -208,7 +230,7 @@ impl Trail {
             return Ok(());
         }
         let sql = "SELECT id, at_ms, who, origin, role, tenant, what, vnet, changes, status, \
-                   error, duration_us, NULL, NULL FROM audit ORDER BY id";
+                   error, duration_us, NULL, NULL, NULL, NULL FROM audit ORDER BY id";
         {
             let mut statement = state.prepare(sql)?;
             let mut rows = statement.query_map([], entry)?;
@@ -269,8 +291,8 @@ fn insert(
     let sort = sort(row.changes, row.status) as i64;
     tx.prepare_cached(
         "INSERT INTO rows (owner, sort, at_ms, who, origin, role, tenant, what, vnet, changes,
-                           status, error, duration_us, command, exit)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+                           status, error, duration_us, command, exit, objects, more_objects)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
     )?
     .execute(params![
         owner,
@@ -287,7 +309,9 @@ fn insert(
         row.error,
         row.duration_us,
         row.command,
-        row.exit
+        row.exit,
+        (!row.objects.is_empty()).then(|| json(&row.objects)),
+        row.more_objects
     ])?;
     let id = u64::try_from(tx.last_insert_rowid()).unwrap_or(0);
     // The first since the file was opened prunes what an earlier one left.
@@ -352,11 +376,37 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
         duration_us: row.get(11)?,
         command: row.get(12)?,
         exit: row.get(13)?,
+        objects: objects(row, 14)?,
+        more_objects: row.get::<_, Option<u64>>(15)?.unwrap_or(0),
     })
+}
+
+fn json(objects: &[Change]) -> String {
+    // Plain data with string keys: can't fail.
+    serde_json::to_string(objects).unwrap_or_default()
+}
+
+fn objects(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<Change>> {
+    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(Vec::new()) };
+    serde_json::from_str(&text).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(column, Type::Text, error.into())
+    })
+}
+
+fn add_later(database: &Connection) -> rusqlite::Result<()> {
+    for (name, sort) in LATER {
+        let sql = "SELECT count(*) > 0 FROM pragma_table_info('rows') WHERE name=?1";
+        if !database.query_row(sql, [name], |row| row.get(0))? {
+            database.execute_batch(&format!("ALTER TABLE rows ADD COLUMN {name} {sort}"))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use pdp_api::Action;
+
     use super::*;
 
     fn row(what: &str, tenant: Option<&str>, changes: bool, status: Option<u16>) -> Write {
@@ -415,6 +465,48 @@ mod tests {
         trail.write(&[row("second", Some("acme"), true, Some(200))]).unwrap();
         assert_eq!(whats(&trail, Some("acme")), ["second"]);
         assert_eq!(whats(&trail, None), ["first", "second"]);
+    }
+
+    #[test]
+    fn a_request_is_found_by_each_object_that_it_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let trail = Trail::open(directory.path()).unwrap();
+        let begun = trail.write(&[row("POST /v1/apply", None, true, None)]).unwrap();
+        trail.write(&[row("GET /v1/vnets", None, false, Some(200))]).unwrap();
+        let object = |name: &str| Change {
+            object: format!("vnet/{name}"),
+            action: Action::Create,
+            detail: String::new(),
+        };
+        trail.write(&[Write::Objects(begun[0], vec![object("a"), object("b")], 0)]).unwrap();
+        // What it tidied up afterwards.
+        trail.write(&[Write::Objects(begun[0], vec![object("c")], 0)]).unwrap();
+        let found = |vnet: &str| {
+            let query = AuditQuery { vnet: Some(vnet.into()), ..AuditQuery::default() };
+            trail.rows(&query, None).unwrap()
+        };
+        assert_eq!(found("b")[0].objects, [object("a"), object("b")]);
+        assert_eq!(found("c"), []);
+        let changes = AuditQuery { changes: true, ..AuditQuery::default() };
+        let changes = trail.rows(&changes, None).unwrap();
+        assert_eq!(changes.iter().map(|row| row.id).collect::<Vec<_>>(), begun);
+        assert_eq!(trail.rows(&AuditQuery::default(), None).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_file_of_before_gets_the_columns_of_objects() {
+        let directory = tempfile::tempdir().unwrap();
+        let trail = Trail::open(directory.path()).unwrap();
+        trail.write(&[row("old", None, true, Some(200))]).unwrap();
+        for (column, _) in LATER {
+            lock(&trail.writer)
+                .execute_batch(&format!("ALTER TABLE rows DROP COLUMN {column}"))
+                .unwrap();
+        }
+        drop(trail);
+        let trail = Trail::open(directory.path()).unwrap();
+        let rows = trail.rows(&AuditQuery::default(), None).unwrap();
+        assert_eq!((&*rows[0].what, rows[0].objects.len(), rows[0].more_objects), ("old", 0, 0));
     }
 
     #[test]

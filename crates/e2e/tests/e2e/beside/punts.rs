@@ -26,7 +26,9 @@ fn vnet(plane: &str) -> String {
         )
     };
     let host = |n: u8| {
-        format!("{{kind: host, interfaces: {{eth0: {{addresses: [10.{n}.0.2/24], gateways: [10.{n}.0.1]}}}}}}")
+        format!(
+            "{{kind: host, interfaces: {{eth0: {{addresses: [10.{n}.0.2/24], gateways: [10.{n}.0.1]}}}}}}"
+        )
     };
     format!(
         "
@@ -58,9 +60,7 @@ fn send(node: &Node) {
     let server = ["exec", "red/h2", "--", "iperf3", "-s", "-1"];
     let mut server = node.pdp_command(&server);
     let server = server.stdout(Stdio::null()).spawn().expect("iperf3 starts");
-    eventually("iperf3 listens", || {
-        node.exec("red/h2", "ss -Hltn sport = :5201").contains("5201")
-    });
+    eventually("iperf3 listens", || node.exec("red/h2", "ss -Hltn sport = :5201").contains("5201"));
     node.exec("red/h1", "iperf3 -u -b 30M -l 1000 -t 3 -c 10.2.0.2");
     let output = server.wait_with_output().expect("iperf3 ends");
     assert!(output.status.success(), "{output:?}");
@@ -83,9 +83,7 @@ fn a_tunnel_inside_a_router_meets_no_limit_and_limits_tell_what_they_drop() {
     let node = Node::start("punts");
     for kind in ["parallel", "fastpath"] {
         node.apply(&vnet(&format!("{{kind: {kind}}}")));
-        eventually("the tunnel is up", || {
-            node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
-        });
+        eventually("the tunnel is up", || node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok());
         send(&node);
         for limit in ["punt-limit-hook", "punt-limit-exception", "punt-limit-local"] {
             assert_eq!(dropped(&node, limit), 0, "{kind}: {limit}");
