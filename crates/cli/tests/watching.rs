@@ -114,7 +114,7 @@ fn top_is_a_screen_and_gives_the_terminal_back() {
         post(&server, "vnet/red/node/r1/g0", "with-code-7");
         eventually("an event", || has("with-code-7"));
         keys.write_all(b"?").unwrap();
-        eventually("help", || has("THR:"));
+        eventually("help", || has("hold"));
         match end {
             None => keys.write_all(b"q").unwrap(),
             Some(end) => signal(&child, end),

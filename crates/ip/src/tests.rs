@@ -586,9 +586,9 @@ fn frames_of_one_route_are_decided_on_each_by_itself() {
         let fits = || frame(0, &[], 40);
         let frames =
             vec![fits(), frame(0, &[], 41), frame(0, &[1; 4], 8), frame(1, &[], 8), fits()];
-        let [exception, hook] = [PuntClass::Exception, PuntClass::Hook].map(Decision::Punt);
+        let exception = Decision::Punt(PuntClass::Exception);
         let returns = if back { Decision::Punt(PuntClass::Hook) } else { Decision::Out(1) };
-        let want = [Decision::Out(1), hook, exception, returns, Decision::Out(1)];
+        let want = [Decision::Out(1), exception, exception, returns, Decision::Out(1)];
         assert_eq!(check(&world, frames), want);
     }
 }

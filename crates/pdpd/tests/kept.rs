@@ -222,7 +222,7 @@ spec:
       commands: [sleep 1]
       env: {LANG: C}
       resources: {routes: 1000}
-      dataPlane: {power: 200m, guests: 2, distribution: {policy: flowlet}}
+      dataPlane: {puntLimits: {local: {pps: 20000}}, power: 200m, guests: 2, distribution: {policy: flowlet}}
     h1:
       kind: host
       image: {rootfs: /srv/images/acme/debian}
@@ -241,12 +241,12 @@ spec:
     taps:
       kind: router
       interfaces: {eth0: {}}
-      dataPlane: {power: 100m, program: {attach: tap, run: [sleep, "1"]}}
+      dataPlane: {puntLimits: {local: {pps: 20000}}, power: 100m, program: {attach: tap, run: [sleep, "1"]}}
     memifs:
       kind: router
       interfaces: {eth0: {}, eth1: {}}
       privileged: true
-      dataPlane: {power: 100m, program: {attach: memif, run: [sleep, "1"], image: {ociLayout: "/srv/images/x:v1"}}}
+      dataPlane: {puntLimits: {local: {pps: 20000}}, power: 100m, program: {attach: memif, run: [sleep, "1"], image: {ociLayout: "/srv/images/x:v1"}}}
   externals:
     program: {interface: M}
   links:
