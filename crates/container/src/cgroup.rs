@@ -101,6 +101,13 @@ pub struct LimitHits {
     pub processes_refused: u64,
 }
 
+impl LimitHits {
+    /// True if the limits kept nothing from it.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 impl Cgroups {
     /// The machine's cgroups, all below one of this `name`.
     pub fn new(name: &str) -> Result<Self> {

@@ -57,7 +57,7 @@ pub(crate) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<bool>,
     /// What its limits had kept from its cgroup before they were as they are.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "LimitHits::is_none")]
     pub hits_before: LimitHits,
 }
 
