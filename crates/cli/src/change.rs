@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    ApplyRequest, DaemonName, DownRequest, LinkChange, LinkRequest, Phase, Report, ScaleRequest,
+    ApplyRequest, DaemonName, DownRequest, LinkChange, LinkRequest, Phase, ProblemKind, Report,
+    ScaleRequest,
 };
 
 use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
@@ -47,9 +48,17 @@ pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<
         Err(Error::NoDaemon { .. }) => daemon::start(client, name, &args.daemon_args).await?,
         Err(error) => return Err(error.into()),
     }
-    let mut report = {
+    let started = {
         let mut shown = Shown::new();
-        client.up(|step| shown.step(step)).await?
+        client.up(|step| shown.step(step)).await
+    };
+    let mut report = match started {
+        // A stored network that fails keeps no other from being applied, nor its own correction.
+        Err(Error::Problem(problem)) if !files.is_empty() && !is_refusal(problem.kind) => {
+            eprintln!("warning: {problem}");
+            Report::default()
+        }
+        started => started?,
     };
     let mut vnets = vnets(&files);
     if files.is_empty() && args.until.wait.is_some() {
@@ -66,6 +75,11 @@ pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<
         wait::until_ready(client, vnets, time).await?;
     }
     Ok(printed)
+}
+
+/// True if the daemon would refuse the same change again, whatever the stored objects.
+fn is_refusal(kind: ProblemKind) -> bool {
+    matches!(kind, ProblemKind::Forbidden | ProblemKind::Unauthorized)
 }
 
 pub async fn down(client: &Client, args: Down) -> Result<ExitCode, Failure> {

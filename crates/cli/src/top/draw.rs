@@ -260,8 +260,11 @@ mod tests {
         assert!(screen(&state).contains("PAUSED"));
         state.key(Key::Char(' '));
         assert!(order(&state).is_empty());
-        assert_eq!(state.key(Key::Escape), Ask::Nothing, "the filter goes first");
-        assert_eq!(state.key(Key::Escape), Ask::Quit);
+        assert_eq!((state.key(Key::Escape), state.filter.as_str()), (Ask::Nothing, ""));
+        assert_eq!(state.key(Key::Escape), Ask::Nothing, "there is nothing to go back to");
+        state.key(Key::Char('?'));
+        assert!(state.help);
+        assert_eq!((state.key(Key::Escape), state.help), (Ask::Nothing, false));
         let mut state = self::state(&["a1", "a2"]);
         state.key(Key::Down);
         assert_eq!(state.key(Key::Enter), Ask::Watch(Some("a2".into())));

@@ -321,12 +321,15 @@ impl State {
             self.selected = 0;
             return Ask::Nothing;
         }
+        if self.help && key != Key::Char('q') {
+            self.help = false;
+            return Ask::Nothing;
+        }
         let last = self.rows().len().saturating_sub(1);
         match key {
             Key::Char('q') => return Ask::Quit,
             Key::Escape | Key::Backspace if self.vnet.is_some() => return self.watch(None),
-            Key::Escape if !self.filter.is_empty() => self.filter.clear(),
-            Key::Escape => return Ask::Quit,
+            Key::Escape => self.filter.clear(),
             Key::Enter if self.vnet.is_none() => {
                 let chosen = self.rows().get(self.selected).map(|row| row.name.clone());
                 return chosen.map_or(Ask::Nothing, |name| self.watch(Some(name)));
@@ -340,7 +343,7 @@ impl State {
             Key::Char('p' | ' ') => {
                 self.held = if self.is_paused() { None } else { Some(self.now()) };
             }
-            Key::Char('?' | 'h') => self.help = !self.help,
+            Key::Char('?' | 'h') => self.help = true,
             Key::Up | Key::Char('k') => self.selected = self.selected.min(last).saturating_sub(1),
             Key::Down | Key::Char('j') => self.selected = (self.selected + 1).min(last),
             _ => {}

@@ -138,6 +138,9 @@ async fn run(api: Asked, upgrade: OnUpgrade, run: Running) {
     }
 }
 
+/// The character that ends a terminal's input, VEOF of termios(3), unless its program chose another.
+const END_OF_INPUT: u8 = 4;
+
 const CLIENT_GONE: &str = "the client went away";
 
 /// Carries a command's streams until it has ended, the client has gone, or [`Asked::over`] says so.
@@ -224,6 +227,10 @@ async fn read(mut from: impl AsyncRead + Unpin, mut input: Input) -> Result<(), 
                 }
             }
             (Frame::StdinEnd, Input::Pipe(stdin)) => *stdin = None,
+            // As sshd does: a terminal has no other end of input.
+            (Frame::StdinEnd, Input::Terminal(typed, _)) => {
+                typed.write_all(&[END_OF_INPUT]).await?
+            }
             (Frame::Resize(size), Input::Terminal(_, terminal)) => resize(terminal, size)?,
             _ => {}
         }

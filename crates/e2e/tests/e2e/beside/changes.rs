@@ -142,3 +142,23 @@ fn a_change_reaches_what_runs() {
     restart(&mut node, &format!("rm -r {state}"));
     eventually("nothing is left", || node.leftovers().is_empty());
 }
+
+#[test]
+fn a_network_that_fails_keeps_up_from_no_other() {
+    let node = Node::start("upfails");
+    let up = |name: &str, image: &str| {
+        let file = node.directory.join(format!("{name}.yaml"));
+        let text = format!(
+            "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\n\
+             spec: {{nodes: {{h1: {{kind: host, image: {image}}}}}}}\n"
+        );
+        std::fs::write(&file, text).expect("a file");
+        node.try_pdp(&["up", &file.display().to_string(), "--wait=30s"])
+    };
+    let missing = up("bad", "{rootfs: /nowhere}").expect_err("there is no such image");
+    assert!(missing.contains("/nowhere"), "{missing}");
+    let other = up("good", "{}");
+    assert!(other.is_ok(), "{other:?}");
+    let corrected = up("bad", "{}");
+    assert!(corrected.is_ok(), "{corrected:?}");
+}
