@@ -10,7 +10,7 @@ pub const AUDIT_LIMIT_DEFAULT: u32 = 1000;
 /// Rows of the audit log that one answer has at most.
 pub const AUDIT_LIMIT_MAX: u32 = 10_000;
 
-/// Objects that a row of the audit log names; of more it has the number.
+/// Changed objects that a row of the audit log names at most. It counts the rest.
 pub const AUDIT_OBJECTS_MAX: usize = 10;
 
 /// Longest life of a token, seconds: ten years.
@@ -112,11 +112,11 @@ pub struct AuditQuery {
     /// Only those of `user:NAME` or `token:ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// Only those that name this vnet in their path or changed it. One that changed more than its row names counts
-    /// as well.
+    /// Only requests that name this vnet in their path or changed it. A request that changed more objects than its row
+    /// names is listed as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
-    /// Without those that only looked: changes and refusals.
+    /// Only changes and refusals, no requests that read something.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changes: bool,
     /// The newest so many, at most [`AUDIT_LIMIT_MAX`]. Absent: [`AUDIT_LIMIT_DEFAULT`].

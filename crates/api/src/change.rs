@@ -63,7 +63,7 @@ pub struct LinkChange {
     /// At this end alone, `r1:eth0` or `external:NAME`; absent: at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Also where that restarts routers of kind `kernel`, whose link then goes by the mux, or no longer does.
+    /// Permits a change that restarts routers of kind `kernel`, since their link moves between the kernel and the mux.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restart: bool,
 }

@@ -16,7 +16,7 @@ pub enum CommandState {
     Running,
     /// Ended, and is started again after a pause.
     Restarting,
-    /// Ended with code 0, or where it may fail with any, and is not started again.
+    /// Ended with code 0, or with any code if it may fail, and is not started again.
     Done,
     /// Ended otherwise or could not be started, and is not started again.
     Failed,
@@ -45,7 +45,7 @@ pub struct CommandStatus {
     pub name: String,
     /// How it is.
     pub state: CommandState,
-    /// Whether what comes after it may start: ready, or started if it has no `ready`; with `once`: `done`.
+    /// True if commands after it may start: it is ready, or started if it has no `ready`; with `once`, it is `done`.
     pub ready: bool,
     /// It failed, keeps ending, or is not ready within its time: its node is degraded for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -11,17 +11,17 @@ fn of(kind: &str) -> RefOr<Schema> {
     RefOr::Ref(Ref::from_schema_name(document(kind)))
 }
 
-/// Refers to that of a Substrate.
+/// Reference to the schema of a Substrate.
 pub fn substrate() -> RefOr<Schema> {
     of("Substrate")
 }
 
-/// Refers to that of a VirtualNetwork.
+/// Reference to the schema of a VirtualNetwork.
 pub fn vnet() -> RefOr<Schema> {
     of("VirtualNetwork")
 }
 
-/// Refers to that of a Tenant.
+/// Reference to the schema of a Tenant.
 pub fn tenant() -> RefOr<Schema> {
     of("Tenant")
 }

@@ -59,8 +59,8 @@ pub enum ConditionKind {
     /// Something in the control guest's kernel may treat packets otherwise than forwarding guests do: see
     /// `kernelHooks` of the spec.
     KernelHooks,
-    /// A limit of the spec drops a node's packets: `puntLimits` or `floodPps`. The condition goes when
-    /// the limit has dropped nothing for 10 s.
+    /// A limit of the spec drops a node's packets: `puntLimits` or `floodPps`. The condition ends once the limit has
+    /// dropped nothing for 10 s.
     LimitDrops,
     /// A node or a guest of it reached a limit of its spec: starts of processes or threads were refused, or the kernel
     /// killed processes for their memory. The condition goes when the limit is changed or the node starts anew.
@@ -81,7 +81,7 @@ pub struct VnetSummary {
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Of what it is not ready for, while nothing is wrong, the first: `r1 ospfd, r2 g0, and 3 more`.
+    /// The first commands and guests that it waits for, while nothing is wrong: `r1 ospfd, r2 g0, and 3 more`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
     /// What else its user should know.
@@ -151,15 +151,15 @@ pub enum NodeKind {
     Host,
 }
 
-/// How a router's packets are processed: the kind of its `dataPlane` in the spec.
+/// Kind of a router's `dataPlane` in the spec: the part that forwards its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum DataPlane {
-    /// By forwarding guests.
+    /// Forwarding guests.
     Parallel,
-    /// By the mux itself.
+    /// The mux itself.
     Fastpath,
-    /// By the kernel, in the control guest's network namespace.
+    /// The kernel, in the control guest's network namespace.
     Kernel,
 }
 
@@ -182,7 +182,7 @@ pub struct NodeStatus {
     pub name: String,
     /// What it is.
     pub kind: NodeKind,
-    /// How its packets are processed; routers only.
+    /// Kind of its data plane; routers only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_plane: Option<DataPlane>,
     /// Its labels.
@@ -233,8 +233,8 @@ pub struct NodeStatus {
 }
 
 impl NodeStatus {
-    /// Commands, guests and routes that a node which runs is not ready for: `ospfd`, `g0`, `routes`. Commands that wait
-    /// for others are named where nothing else is.
+    /// Names the commands, guests and routes that a running node waits for: `ospfd`, `g0`, `routes`. It names a command
+    /// that waits for others only if there is nothing else.
     pub fn waits_for(&self) -> Vec<String> {
         if self.phase != Phase::Running {
             return Vec::new();

@@ -77,7 +77,7 @@ pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<
     Ok(printed)
 }
 
-/// True if the daemon would refuse the same change again, whatever the stored objects.
+/// True if the daemon refused the client itself, and not a stored object.
 fn is_refusal(kind: ProblemKind) -> bool {
     matches!(kind, ProblemKind::Forbidden | ProblemKind::Unauthorized)
 }

@@ -144,7 +144,7 @@ pub async fn output(
     told(ended, name, err)
 }
 
-/// Says why a command ended that PdP's list of system calls ended, which says nothing itself.
+/// Explains the end of a command that made a forbidden system call: the kernel kills it without a word.
 fn told(
     ended: Result<i32, Failure>,
     name: &NodeName,

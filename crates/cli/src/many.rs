@@ -107,7 +107,7 @@ impl Stream {
     }
 }
 
-/// Whose lines are written, and the lines of the others.
+/// The node whose lines are written now, and the waiting lines of the others.
 #[derive(Clone)]
 struct Turns(Arc<Mutex<State>>);
 

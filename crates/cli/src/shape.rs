@@ -18,7 +18,7 @@ use crate::output;
 /// Flags of verbs whose answer has several shapes.
 #[derive(Debug, clap::Args)]
 pub struct Shape {
-    /// How to print: table, wide (some tables with more columns), json, yaml, or jsonpath=TEMPLATE for parts
+    /// Format: table, wide (some tables with more columns), json, yaml, or jsonpath=TEMPLATE for parts
     /// of it, as '{[*].name}' or 'is {.status.phase}'.
     #[arg(
         short = 'o',

@@ -31,19 +31,19 @@ pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
     })
 }
 
-/// What is wrong, or else what is waited for, and what else its user should know.
+/// Text for the NOTE column: the message, or else the parts that the object waits for; then the conditions.
 pub fn note(message: Option<&String>, waits: Option<&str>, conditions: &[Condition]) -> String {
     let conditions = conditions.iter().map(|about| format!("{}: {}", about.node, about.message));
     let waits = waits.map(|waits| format!("waits for {waits}"));
     message.cloned().or(waits).into_iter().chain(conditions).collect::<Vec<_>>().join("; ")
 }
 
-/// What a node is not ready for.
+/// Names the parts that a node waits for; `None` if there are none.
 pub fn waits(node: &NodeStatus) -> Option<String> {
     Some(node.waits_for().join(", ")).filter(|names| !names.is_empty())
 }
 
-/// What a node is, and how its packets are processed.
+/// Kind of a node, and kind of its data plane.
 pub fn kind_and_plane(node: &NodeStatus) -> [String; 2] {
     let kind = match node.kind {
         NodeKind::Router => "router",
@@ -270,7 +270,7 @@ fn processes(nodes: &[NodeStatus]) -> String {
     table(["NODE", "PROCESS", "STATE", "PID", "RESTARTS", "FE", "CONNECTED", "NOTE"], rows)
 }
 
-/// Routing software and commands may have set other addresses.
+/// Title of the ports. Routing software and commands may have set other addresses.
 const PORTS: &str = "Ports (addresses as in the spec)";
 
 fn ports(nodes: &[NodeStatus]) -> String {

@@ -345,7 +345,7 @@ fn engines(stats: &Stats) -> String {
     )
 }
 
-/// What links did to frames on purpose, beside loss, which is among the drops.
+/// Table of the frames that links corrupted, duplicated and reordered on purpose. Lost frames are among the drops.
 fn impairments(stats: &Stats) -> String {
     let rows = ports(stats).filter_map(|(name, port)| {
         let counts = [port.corrupted, port.duplicated, port.reordered];

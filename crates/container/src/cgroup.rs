@@ -92,7 +92,7 @@ pub struct Usage {
     pub processes_refused: u64,
 }
 
-/// How often limits of a cgroup kept something from what is in it, and below it.
+/// Counts of refusals by the limits of a cgroup and of the cgroups below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitHits {
     /// Processes killed because of the memory limit.
@@ -102,7 +102,7 @@ pub struct LimitHits {
 }
 
 impl LimitHits {
-    /// True if the limits kept nothing from it.
+    /// True if the limits refused nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -280,7 +280,7 @@ impl Cgroups {
         })
     }
 
-    /// How often limits of a cgroup kept something from what is in it.
+    /// Counts the refusals by a cgroup's limits since the cgroup was made.
     pub(crate) fn limit_hits(&self, path: &str) -> LimitHits {
         LimitHits {
             memory_kills: self.memory_kills(path),

@@ -55,7 +55,7 @@ pub const GOOD_RUN: Duration = Duration::from_secs(30);
 /// Pause before the shim is tried to be told again what its pipe did not take.
 const TELL_PAUSE: Duration = Duration::from_millis(100);
 
-/// How lines of its own in the log begin, and what it says of a command that it could not start.
+/// Prefix of process 1's own lines in the log, and its words for a command that it could not start.
 pub(crate) const SAYS: &str = "pdp-init: ";
 pub(crate) const NOT_STARTED: &str = "can't be started";
 

@@ -42,7 +42,7 @@ const EXIT_WAIT: Duration = Duration::from_secs(2);
 /// Memory in which every guest starts, MiB: the OCI runtime's first process and copies of small files.
 const START_MIB: u64 = 16;
 
-/// Bytes of a log's end in which a guest's last words are looked for.
+/// Bytes at the end of a log that [`Runtime::last_words`] reads.
 const TAIL_BYTES: u64 = 4096;
 
 /// What the OCI runtime says of a failure, at most.
@@ -414,7 +414,7 @@ impl Runtime {
         Store(dir).set_record(&Record { hits_before, ..record })
     }
 
-    /// How often a guest's limits, as they are now, kept something from it.
+    /// Counts the refusals by a guest's limits since these limits were set.
     pub fn limit_hits(&self, dir: &Path) -> Result<LimitHits> {
         let record = self.guest(dir)?;
         let (now, before) = (self.cgroups.limit_hits(&record.cgroup), record.hits_before);
@@ -460,7 +460,7 @@ impl Runtime {
         Ok([log.clone(), LogFile::older(&log)])
     }
 
-    /// The line of the end of a guest's log that says what is wrong, or else the last one; `None`: there is none.
+    /// Returns the last line of a guest's log that names an error, or else the last line; `None` if the log is empty.
     pub fn last_words(&self, dir: &Path) -> Option<String> {
         let [log, _] = self.logs(dir).ok()?;
         let mut log = File::open(log).ok()?;

@@ -215,8 +215,8 @@ pub struct Command {
     /// One that runs once may end with any code.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_fail: bool,
-    /// Those that it waits for, by their places in the list: until they are ready, or have ended well if they are to
-    /// run once. Without circles.
+    /// Indices of the commands that it waits for: until they are ready, or, of commands that run once, have ended well.
+    /// There are no cycles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<usize>,
     /// What tells that it is ready; `None`: that it was started.

@@ -56,7 +56,7 @@ pub(crate) struct Record {
     /// [`crate::bundle::init_call`]); `None`: it can't.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<bool>,
-    /// What its limits had kept from its cgroup before they were as they are.
+    /// Refusals by its cgroup's limits before the current limits were set.
     #[serde(default, skip_serializing_if = "LimitHits::is_none")]
     pub hits_before: LimitHits,
 }

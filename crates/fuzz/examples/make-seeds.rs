@@ -265,7 +265,7 @@ fn vnet() -> Vnet {
             matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff; 2] }],
             class: 1,
         }],
-        punt_limits: [none; 5],
+        punt_limits: [none; PUNT_CLASSES],
         engine: None,
     };
     Vnet {

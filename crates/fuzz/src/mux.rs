@@ -350,7 +350,7 @@ fn vnet() -> Vnet {
             matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff, 0xff] }],
             class: 1,
         }],
-        punt_limits: [none; 5],
+        punt_limits: [none; PUNT_CLASSES],
         engine: None,
     };
     let node = |name: &str, ports: Vec<Port>, router| Node {

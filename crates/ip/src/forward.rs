@@ -35,8 +35,8 @@
 //! | the same, and it is no gateway, and many such stations are asked for already, whatever else the packet would be punted for | drop unresolved | |
 //! | else | out of the way's vport | |
 //!
-//! `control` is what routing protocols send, of what goes to the router itself: LLC frames (IS-IS, spanning tree), and
-//! IP packets with a DSCP of CS6 or CS7 (RFC 4594 3.1).
+//! `control` has the packets of routing protocols among those for the router itself: LLC frames (IS-IS, spanning tree),
+//! and IP packets with a DSCP of CS6 or CS7 (RFC 4594 3.1).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

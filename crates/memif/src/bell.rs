@@ -73,8 +73,8 @@ pub struct Bell {
     fault: AtomicU32,
 }
 
-/// CPU time up to which a ring is quick on this machine, from which on it is slow, and that slow rings may take
-/// together, nanoseconds.
+/// Limits of this machine, nanoseconds of CPU time: a ring below the first is quick, a ring from the second on is slow,
+/// and slow rings may take the third together.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     quick_ns: u64,
@@ -83,7 +83,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Where a ring that wakes nobody takes `own_ns`.
+    /// Limits of a machine on which a ring that wakes nobody takes `own_ns`.
     fn new(own_ns: u64) -> Self {
         Self {
             quick_ns: QUICK_NS.max(QUICK_OWN_RINGS * own_ns),
@@ -92,7 +92,7 @@ impl Limits {
         }
     }
 
-    /// Of this machine, measured once. Fails if the kernel has no means to ring.
+    /// Measures this machine at the first call. Fails if the kernel has no means to ring.
     fn measured() -> io::Result<Self> {
         static LIMITS: OnceLock<Limits> = OnceLock::new();
         if let Some(limits) = LIMITS.get() {
@@ -110,7 +110,7 @@ impl Limits {
     }
 }
 
-/// What the rings of a bell cost.
+/// CPU time of a bell's rings.
 #[derive(Debug)]
 struct Cost {
     limits: Limits,

@@ -189,7 +189,7 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
                 policy,
                 flow: FlowKey::Ip,
                 punt_filters: vec![],
-                punt_limits: [none; 5],
+                punt_limits: [none; PUNT_CLASSES],
                 engine: None,
             }),
         }],

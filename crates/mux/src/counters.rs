@@ -98,7 +98,7 @@ named! {
 }
 
 impl Reason {
-    /// The limits of specs: from the first class of punts to floods.
+    /// Reasons that are limits of the spec: the classes of punts, and floods.
     const LIMITS: std::ops::RangeInclusive<usize> =
         Self::PuntLimitLocal as usize..=Self::FloodLimit as usize;
 }
@@ -218,8 +218,8 @@ pub struct PortCounters {
     /// Frames that a capture did not get.
     pub capture_missed: u64,
     dropped: ByReason,
-    /// When each of [`Reason::LIMITS`] last dropped a frame, nanoseconds of the worker's clock; 0: never.
-    limited_ns: [u64; PuntClass::ALL.len() + 1],
+    /// Time of the last drop by each of [`Reason::LIMITS`], nanoseconds of the worker's clock; 0: never.
+    limited_ns: [u64; mux::PUNT_CLASSES + 1],
 }
 
 /// A counter for each reason.
@@ -243,7 +243,7 @@ impl PortCounters {
         self.dropped.0[reason as usize] += frames;
     }
 
-    /// Notes that a limit of the spec, which is the reason, drops a frame now.
+    /// Notes that `reason`, a limit of the spec, drops a frame now.
     pub fn limit(&mut self, reason: Reason, now_ns: u64) {
         self.limited_ns[reason as usize - *Reason::LIMITS.start()] = now_ns;
     }
@@ -278,7 +278,7 @@ impl PortCounters {
 /// Counters of a node as a worker copies them: without the names of its ports.
 #[derive(Debug)]
 pub struct Counted {
-    /// When, nanoseconds of the worker's clock.
+    /// Time of the copy, nanoseconds of the worker's clock.
     pub(crate) now_ns: u64,
     /// Of each port, and how many frames wait at its link.
     pub(crate) ports: Vec<(PortCounters, usize)>,

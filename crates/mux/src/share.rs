@@ -12,8 +12,8 @@ use crate::packets::Batch;
 use crate::peer::OUTSTANDING_MAX;
 use crate::vnet::{Node, Router, Vnet};
 
-/// Places in the ring of a TAP helper (of 512) that a flood of packets leaves to routing protocols and to neighbour
-/// discovery. Adjacencies would be lost without them.
+/// Free places in a TAP helper's ring (of 512) that other punts leave to routing protocols and neighbour discovery.
+/// Without them a flood would cost adjacencies.
 const TAP_KEPT: usize = 128;
 
 impl Vnet {
@@ -190,7 +190,7 @@ impl Vnet {
     }
 }
 
-/// Places in the ring of a TAP helper that packets of this class leave to others.
+/// Free places that packets of this class leave in a TAP helper's ring.
 fn kept(class: PuntClass) -> usize {
     match class {
         PuntClass::Local | PuntClass::Exception | PuntClass::Hook => TAP_KEPT,

@@ -8,7 +8,9 @@ use std::mem;
 use std::ops::Range;
 
 use pdp_afxdp::Packet;
-use pdp_proto::mux::{self, Attach, End, GuestStats, Match, QueueStats, Rate, VnetStats};
+use pdp_proto::mux::{
+    self, Attach, End, GuestStats, Match, PUNT_CLASSES, QueueStats, Rate, VnetStats,
+};
 use pdp_wire::tag::PuntClass;
 
 use crate::capture::Sink;
@@ -43,8 +45,6 @@ pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
 /// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
 /// mux or a machine that stood still has not looked.
 pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
-
-const PUNT_CLASSES: usize = PuntClass::ALL.len();
 
 const NO_LIMITS: [Rate; PUNT_CLASSES] = [Rate { bps: 0, pps: 0 }; PUNT_CLASSES];
 

@@ -198,7 +198,7 @@ proptest! {
                 Step::Change { policy, rate, up, queue, pps, what, queues } => {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
-                    router.punt_limits = [Rate { bps: 0, pps }; 5];
+                    router.punt_limits = [Rate { bps: 0, pps }; PUNT_CLASSES];
                     let more = Leaving::default();
                     let leaving = Leaving { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
                     vnet.vlinks[0].leaving.fill(leaving);

@@ -53,7 +53,7 @@ impl Scope {
     }
 }
 
-/// Who shows a token that there is not.
+/// Identity in the audit log of a client whose token does not exist.
 pub const UNKNOWN_TOKEN: &str = "token:?";
 
 /// Who asked for what a thread does.

@@ -7,7 +7,8 @@
 //! one write to the disk together; no other part of the daemon waits for it.
 //!
 //! Limits: [`QUEUE_MAX`] rows wait to be written, then requests wait; [`TEXT_BYTES_MAX`] of each of a
-//! row's texts, and [`AUDIT_OBJECTS_MAX`] objects of a row; how many rows are kept of whom says [`trail`](crate::state::trail).
+//! row's texts, and [`AUDIT_OBJECTS_MAX`] objects of a row; how many rows are kept of whom says
+//! [`trail`](crate::state::trail).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,7 +109,7 @@ impl Begun {
         commit(&self.queue, Write::Command(self.id, cut(command))).await.map(drop)
     }
 
-    /// Has it written down soon which objects it changed. Blocks where many rows wait.
+    /// Adds the changed objects to its row soon. Blocks while the queue is full.
     pub fn changed_blocking(&self, mut objects: Vec<Change>) {
         let more = objects.len().saturating_sub(AUDIT_OBJECTS_MAX) as u64;
         objects.truncate(AUDIT_OBJECTS_MAX);

@@ -54,8 +54,8 @@ type Turn<'a> = MutexGuard<'a, ()>;
 /// A change that was stored, and is being made.
 struct Way {
     news: Receiver<News>,
-    /// What it changes, as the API calls it.
-    objects: Vec<String>,
+    /// What it changes.
+    objects: Vec<Changed>,
 }
 
 /// The node.
@@ -711,8 +711,13 @@ impl Engine {
                 changes.push(Changed { object, action: Action::Restart, detail });
             }
         }
-        let objects: Vec<String> = keys.iter().map(Key::object).collect();
-        for object in &objects {
+        let restarted = keys.iter().map(|key| Changed {
+            object: key.object(),
+            action: Action::Restart,
+            detail: String::new(),
+        });
+        let objects: Vec<_> = restarted.collect();
+        for Changed { object, .. } in &objects {
             self.board().post(event(object.as_str(), What::Begun, Some("restarted".into())));
         }
         let way = Way { news: self.keeper.restart(keys.clone()), objects };
@@ -826,8 +831,8 @@ impl Engine {
         Ok(Way { news: self.keeper.want(after.wanted(), retry), objects })
     }
 
-    /// Tells who watches, and the audit log, what a change is about to change; returns its objects.
-    fn tell_begin(&self, before: &Model, after: &Model, change: &Change) -> Vec<String> {
+    /// Tells watchers what a change is about to change, and returns it; nothing if nobody asked for the change.
+    fn tell_begin(&self, before: &Model, after: &Model, change: &Change) -> Vec<Changed> {
         let put = change.put.iter().map(|document| (&document.kind, &document.name, "applied"));
         let deleted = change.delete.iter().map(|(kind, name)| (kind, name, "deleted"));
         let mut objects = BTreeMap::new();
@@ -856,18 +861,7 @@ impl Engine {
             objects.insert("node".into(), what);
         }
         // Otherwise something was tidied up.
-        let asker = asker();
-        let asked = asker.is_some();
-        if let Some(begun) = asker.and_then(|asker| asker.begun)
-            && !objects.is_empty()
-        {
-            let changed = objects.iter().map(|(object, (_, action))| Changed {
-                object: object.clone(),
-                action: *action,
-                detail: String::new(),
-            });
-            begun.changed_blocking(changed.collect());
-        }
+        let asked = asker().is_some();
         for (object, (what, _)) in objects.iter().filter(|_| asked) {
             self.board().post(event(object.as_str(), What::Begun, Some((*what).to_owned())));
         }
@@ -879,13 +873,20 @@ impl Engine {
         if !asked {
             objects.clear();
         }
-        objects.into_keys().collect()
+        let changed = |(object, (_, action))| Changed { object, action, detail: String::new() };
+        objects.into_iter().map(changed).collect()
     }
 
     /// Waits until what a change concerns is as planned, as far as could be; others may change something
-    /// meanwhile. Who watches is told.
+    /// meanwhile. The request's row in the audit log gets the changed objects, and watchers are told.
     fn settle(&self, way: Option<Way>, progress: ProgressFn<'_>) -> Result<(), Problem> {
         let Some(Way { news, objects }) = way else { return Ok(()) };
+        if let Some(begun) = asker().and_then(|asker| asker.begun)
+            && !objects.is_empty()
+        {
+            // No lock is held here: the log may be slow.
+            begun.changed_blocking(objects.clone());
+        }
         loop {
             match news.recv() {
                 Ok(News::Step(step)) => progress(step),
@@ -893,7 +894,7 @@ impl Engine {
                 Err(_) => return Err(keeper_gone()),
             }
         }
-        for object in objects {
+        for Changed { object, .. } in objects {
             let below = format!("{object}/");
             let of = |key: &Key| {
                 let key = key.object();
@@ -951,7 +952,7 @@ impl Engine {
     }
 }
 
-/// Names what a tenant is given and the machine does not have: it may come later.
+/// Names users and interfaces of a tenant that the machine does not have yet.
 fn not_there(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
     let is_user = |name: &str| {
         name.parse::<u32>().is_ok() || matches!(nix::unistd::User::from_name(name), Ok(Some(_)))

@@ -196,10 +196,10 @@ impl Host {
         }
     }
 
-    /// Why a guest ended so, as far as the kernel or its log says it; empty for a helper.
+    /// Adds the cause of a guest's end from the kernel's counts or its log; empty for a helper.
     fn why_guest_ended(&self, directory: &Path, exit: Exit) -> String {
         let Ok(hits) = self.runtime.limit_hits(directory) else { return String::new() };
-        // Killed itself, or its program, whose end process 1 returns as a shell does.
+        // The kernel killed process 1, or the program whose exit code process 1 returns as a shell does.
         let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
         if is_killed && hits.memory_kills > 0 {
             return ", out of memory".into();

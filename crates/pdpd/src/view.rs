@@ -213,7 +213,7 @@ impl View<'_> {
         Some(Condition { kind: ConditionKind::KernelHooks, node: name.into(), message })
     }
 
-    /// Names limits of the spec that kept something from a node's processes, since these limits are as they are.
+    /// Condition of a node whose processes reached `processes` or `memory` of the spec since these limits were set.
     fn reached(&self, vnet: &str, name: &str, plan: &NodePlan) -> Option<Condition> {
         let node = self.model.vnets.get(vnet)?.spec.nodes.get(name)?;
         let hits = |dir: &Path| self.engine.host.runtime.limit_hits(dir).unwrap_or_default();
@@ -680,10 +680,10 @@ pub fn summary(name: &str, status: &VnetStatus) -> VnetSummary {
     }
 }
 
-/// Parts of a vnet that are named where it waits for several.
+/// Parts that a vnet's note names at most.
 const WAITS_NAMED: usize = 4;
 
-/// What a vnet is not ready for, while nothing is wrong.
+/// Names the parts that a vnet waits for; `None` if something is wrong or nothing is missing.
 fn waits_for(status: &VnetStatus) -> Option<String> {
     if status.message.is_some() {
         return None;
@@ -722,10 +722,10 @@ fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)>
     failing.map(|command| (command.name.clone(), &command.message))
 }
 
-/// Ports that a condition names.
+/// Ports that a condition names at most.
 const PORTS_NAMED: usize = 4;
 
-/// Names limits of the spec that drop packets now, with the ports that they drop them at.
+/// Condition of a node at whose ports limits of the spec drop packets now.
 fn limiting_ports(node: &str, counters: &mux::NodeStats) -> Option<Condition> {
     let mut ports: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (port, counted) in &counters.ports {
@@ -750,9 +750,9 @@ fn limiting_ports(node: &str, counters: &mux::NodeStats) -> Option<Condition> {
     })
 }
 
-/// Says of limits of processes and memory what they kept from a node, or a guest of it: the limits are keys of `of`.
+/// Explains the refusals by the limits of processes and memory, which are keys of `of` in the spec.
 fn reached_words(of: &str, processes: u32, memory: Bytes, hits: LimitHits) -> Vec<String> {
-    // Of large numbers their magnitude: each other text is an event for everyone who watches.
+    // Large counts are rounded down: each new text is an event for all watchers.
     let count = |count: u64| match count {
         0..10 => count.to_string(),
         _ => format!("at least {}", 10_u64.pow(count.ilog10())),
@@ -760,9 +760,8 @@ fn reached_words(of: &str, processes: u32, memory: Bytes, hits: LimitHits) -> Ve
     let LimitHits { memory_kills, processes_refused } = hits;
     let refused = (processes_refused > 0).then(|| {
         format!(
-            "reached {of}.processes ({processes}): processes or threads were refused {} time{}; raise it",
-            count(processes_refused),
-            if processes_refused == 1 { "" } else { "s" }
+            "reached {of}.processes ({processes}): processes or threads were refused {}; raise it",
+            pdp_spec::count(count(processes_refused), "time")
         )
     });
     let killed = (memory_kills > 0).then(|| {

@@ -480,8 +480,14 @@ async fn over_tls_a_token_says_who_asks() {
     server.guard.revoke_token(3).unwrap();
     assert_eq!(kind(tenant.vnets().await), ProblemKind::Unauthorized);
     ends("a log that is followed", &mut rest).await;
-    let command =
-        async { while let Ok(Some(_)) = pdp_api::exec::read_frame(&mut connection).await {} };
+    let command = async {
+        let mut last = None;
+        while let Ok(Some(frame)) = pdp_api::exec::read_frame(&mut connection).await {
+            last = Some(frame);
+        }
+        let why = pdp_api::exec::Frame::BrokenOff("the token was revoked".into());
+        assert_eq!(last, Some(why));
+    };
     ends("a command", &mut Box::pin(command)).await;
     let row = audited(&server).into_iter().find(|row| row.what.starts_with("DELETE")).unwrap();
     assert!(row.from.starts_with("127.0.0.1:"), "{row:?}");

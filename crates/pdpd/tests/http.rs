@@ -721,20 +721,12 @@ async fn typed_bytes_reach_a_terminal_with_their_meaning() {
     let server = Server::start();
     let mut request = sh("cat; echo ended");
     request.tty = Some(WindowSize { rows: 24, columns: 80 });
-    // Ctrl-D ends the input of `cat`.
-    let (out, _, code) = outcome(&server, &request, b"hello\n\x04").await;
-    assert_eq!(code, 0);
-    assert_eq!(String::from_utf8(out).unwrap(), "hello\r\nhello\r\nended\r\n");
-}
-
-#[tokio::test]
-async fn the_end_of_input_reaches_a_terminal() {
-    let server = Server::start();
-    let mut request = sh("cat; echo ended");
-    request.tty = Some(WindowSize { rows: 24, columns: 80 });
-    let (out, _, code) = outcome(&server, &request, b"hello\n").await;
-    assert_eq!(code, 0);
-    assert_eq!(String::from_utf8(out).unwrap(), "hello\r\nhello\r\nended\r\n");
+    // Ctrl-D ends the input of `cat`, and so does the end of the client's input.
+    for input in [&b"hello\n\x04"[..], b"hello\n"] {
+        let (out, _, code) = outcome(&server, &request, input).await;
+        assert_eq!(code, 0);
+        assert_eq!(String::from_utf8(out).unwrap(), "hello\r\nhello\r\nended\r\n");
+    }
 }
 
 /// Runs a command that marks itself, goes away, and waits for its end.

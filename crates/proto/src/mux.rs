@@ -18,6 +18,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// Version of this protocol, in [`Reply::Hello`].
 pub const VERSION: u32 = 5;
 
+/// Classes of punts, each with a limit of its own.
+pub const PUNT_CLASSES: usize = PuntClass::ALL.len();
+
 /// The node that ends outside which are ports of their own count at ([`Vnet::own_ends`]). No node of a vnet has this
 /// name.
 pub const OUTSIDE: &str = "external";
@@ -362,7 +365,7 @@ pub struct Router {
     /// can't tell by themselves. The first that matches decides.
     pub punt_filters: Vec<PuntFilter>,
     /// Limits of punts for each vport, by class, in the order of [`PuntClass::ALL`].
-    pub punt_limits: [Rate; PuntClass::ALL.len()],
+    pub punt_limits: [Rate; PUNT_CLASSES],
     /// The mux forwards by itself, and there are no guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
@@ -1034,12 +1037,12 @@ pub struct PortStats {
     /// What is wrong with the way of its tunnel's frames, where its vlink is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay: Option<UnderlayProblem>,
-    /// Reasons of `dropped` that are limits of the spec, and that frames were dropped for in the last [`LIMITING_S`].
+    /// Reasons of `dropped` that are limits of the spec and dropped a frame in the last [`LIMITING_S`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limiting: Vec<String>,
 }
 
-/// A limit is told as one that drops frames for so many seconds after the last one.
+/// Seconds after its last drop for which a limit is in [`PortStats::limiting`].
 pub const LIMITING_S: u64 = 10;
 
 /// Counters of one of a port's queues.

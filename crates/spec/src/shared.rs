@@ -501,7 +501,7 @@ pub const ALL: [Shared; 38] = [
             "rows of the audit log of each sort",
             "audit",
             TENANT_AUDIT_DEFAULT as u64,
-            "the same disk, less than 3 KiB a row",
+            "the same disk, less than 4 KiB a row",
         )
     },
     KERNEL[0],

@@ -414,7 +414,7 @@ mod tests {
                 policy: mux::Policy::Flow,
                 flow: mux::FlowKey::Ip,
                 punt_filters: vec![],
-                punt_limits: [none; 5],
+                punt_limits: [none; mux::PUNT_CLASSES],
                 engine: Some(engine),
             };
             let (name, tap_socket) = (name.to_owned(), "/none".into());

@@ -9,9 +9,8 @@ use std::sync::atomic::AtomicUsize;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, Attach, Encapsulation, End, OUTSIDE, PortName, Rate};
+use pdp_proto::mux::{self, Attach, Encapsulation, End, OUTSIDE, PUNT_CLASSES, PortName, Rate};
 use pdp_underlay::Ends;
-use pdp_wire::tag::PuntClass;
 
 use crate::class::{Capacity, Class};
 use crate::classify::{Classifier, PortRef, Table};
@@ -327,11 +326,8 @@ pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Op
 
 /// All that is said of a port: of itself if it is a node's, of punts, and of its vlink, with its number if that is a
 /// segment.
-type PortSpec<'a> = (
-    Option<&'a mux::Port>,
-    Option<[Rate; PuntClass::ALL.len()]>,
-    Option<(Option<usize>, &'a mux::Vlink)>,
-);
+type PortSpec<'a> =
+    (Option<&'a mux::Port>, Option<[Rate; PUNT_CLASSES]>, Option<(Option<usize>, &'a mux::Vlink)>);
 
 fn ports(spec: &mux::Vnet) -> impl Iterator<Item = PortSpec<'_>> {
     let mut segments = 0..;

@@ -137,7 +137,7 @@ pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, Attach)]) -> N
             policy: Policy::RoundRobin,
             flow: FlowKey::Ip,
             punt_filters: vec![],
-            punt_limits: [unlimited(); 5],
+            punt_limits: [unlimited(); PUNT_CLASSES],
             engine: None,
         }),
     }

@@ -180,14 +180,15 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
         _ = &mut reader => return Err(CLIENT_GONE.into()),
         _ = &mut writer => return Err(CLIENT_GONE.into()),
         why = api.over() => {
-            // The client may be slow to read what comes before it.
-            let _ = timeout(LAST_OUTPUT_WAIT, async {
+            // The command ends at once, however slowly its client reads.
+            drop(run);
+            let told = async {
                 let _ = frames.send(Frame::BrokenOff(why.clone())).await;
                 drop(frames);
                 output.shutdown().await;
                 let _ = (&mut writer).await;
-            })
-            .await;
+            };
+            let _ = timeout(LAST_OUTPUT_WAIT, told).await;
             return Err(why);
         }
     };

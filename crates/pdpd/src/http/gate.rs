@@ -43,7 +43,7 @@ pub struct Asked {
     pub place: Arc<Place>,
     /// What it showed of itself.
     shown: Arc<Shown>,
-    /// It accepts JSON and not JSON lines: a change is to answer its end alone.
+    /// True if the client accepts JSON and no JSON lines. A change then answers with its report or problem alone.
     pub one_value: bool,
     /// Its row in the audit log, where it may change something.
     pub begun: Option<Arc<Begun>>,

@@ -47,7 +47,7 @@ CREATE INDEX IF NOT EXISTS rows_by_owner ON rows (owner, sort, id);
 const COLUMNS: &str = "id, at_ms, who, origin, role, tenant, what, vnet, changes, status, error, \
                        duration_us, command, exit, objects, more_objects";
 
-/// Columns that files of before lack. A pdpd of before leaves them alone.
+/// Columns that files of earlier versions lack. An earlier pdpd ignores them.
 const LATER: [(&str, &str); 2] = [("objects", "TEXT"), ("more_objects", "INTEGER")];
 
 /// Owners that are no tenant: no name of one is like these.
@@ -89,7 +89,7 @@ pub enum Write {
     Row(Box<AuditEntry>, Kept),
     /// What is to be known of the row of this id before it acts: the command that it runs.
     Command(u64, String),
-    /// Objects that the row of this id changed, and how many beyond them.
+    /// Objects that the request of this row changed, and the number of further ones.
     Objects(u64, Vec<Change>, u64),
     /// How the row of this id ended.
     End(u64, End),
@@ -161,7 +161,7 @@ impl Trail {
                             .execute(params![id, command])?;
                     }
                     Write::Objects(id, objects, more) => {
-                        // What a change tidies up after it is not what was asked for.
+                        // A later change of the same request only tidies up.
                         tx.prepare_cached(
                             "UPDATE rows SET objects=?2, more_objects=?3
                              WHERE id=?1 AND objects IS NULL",
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_before_gets_the_columns_of_objects() {
+    fn a_file_of_an_earlier_version_gets_the_columns_of_objects() {
         let directory = tempfile::tempdir().unwrap();
         let trail = Trail::open(directory.path()).unwrap();
         trail.write(&[row("old", None, true, Some(200))]).unwrap();

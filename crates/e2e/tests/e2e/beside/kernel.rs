@@ -180,7 +180,7 @@ fn a_link_between_two_kernels_needs_no_process() {
     let r1 = named(&nodes(&node, "fastpath"), "r1");
     assert!(r1["conditions"].is_null(), "{r1}");
 
-    // With a delay it goes by the mux, which its ends are made anew for, if that is asked for.
+    // With a delay the link goes by the mux. That restarts both routers, so `link set` wants --restart.
     let guests = pids(&node);
     let delay = ["link", "set", "fastpath/link2", "delay=5ms"];
     let refused = node.try_pdp(&delay).expect_err("it restarts routers");

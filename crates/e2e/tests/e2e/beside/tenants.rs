@@ -191,6 +191,15 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     assert!(has("user:71002", "GET /v1/vnets", 403));
     assert!(has("token:?", "GET /v1/vnets", 401));
     assert!(!rows.iter().any(|row| row.to_string().contains(secret.trim())));
+    // The request that created a network is found by the network's name, which is not in its path.
+    let found = node.json(&["audit", "--vnet", "zeta.lab"]);
+    let created = |row: &Value| {
+        let object = &row["objects"][0];
+        row["what"] == "POST /v1/apply"
+            && object["object"] == "vnet/zeta.lab"
+            && object["action"] == "create"
+    };
+    assert!(found.as_array().is_some_and(|rows| rows.iter().any(created)), "{found}");
     let own = zeta.json(&["audit", "--limit", "10000"]);
     let own = own.as_array().expect("rows");
     assert!(own.iter().all(|row| row["who"] == "token:1" && row["tenant"] == "zeta"));
