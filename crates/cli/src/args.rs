@@ -90,7 +90,7 @@ impl Args {
     /// Reads the command line.
     ///
     /// # Errors
-    /// What is wrong with it. A usage in it has the options that were given there, and not those of the environment.
+    /// The fault of the command line. A usage in it shows the options that were given there, and none of the environment.
     pub fn read() -> Result<Self, clap::Error> {
         Self::try_parse().map_err(|error| {
             // Help names the variables.
@@ -311,7 +311,7 @@ pub struct Exec {
     /// With a terminal.
     #[arg(short, long)]
     pub tty: bool,
-    /// With standard input, as without this flag: for those who know it from docker.
+    /// Pass standard input, as without this flag; accepted for users of docker.
     #[arg(short, long, conflicts_with = "no_stdin")]
     pub interactive: bool,
     /// Without standard input.
@@ -427,7 +427,7 @@ pub struct Link {
     /// With `set`: at this end alone.
     #[arg(long, value_name = "NODE:PORT|external:NAME")]
     pub at: Option<String>,
-    /// With `set`: also where that restarts routers.
+    /// With `set`: permit a change that restarts routers.
     #[arg(long)]
     pub restart: bool,
     /// With `down`: without a loss of carrier.
@@ -506,6 +506,7 @@ pub struct Stats {
     pub rates: bool,
     /// What each stage of each worker of the mux took, cycles a frame, in one second or in the
     /// interval of --watch.
+    /// The mux's workers serve all vnets, so that this goes without VNET.
     #[arg(long, conflicts_with = "vnet")]
     pub cycles: bool,
     #[arg(long, value_enum, default_value_t)]
@@ -529,12 +530,15 @@ pub struct Events {
     /// Start with a snapshot of the current state.
     #[arg(long, conflicts_with = "since")]
     pub initial: bool,
-    /// How often to poll for what is not pushed to the daemon: which guests are connected, whose routes are in step.
+    /// Seconds between polls for states that nobody pushes to the daemon: connected guests, routes in step.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = every)]
     pub every: Duration,
-    /// Do not poll for it.
+    /// Do not poll for these states.
     #[arg(long)]
     pub no_samples: bool,
+    /// End once all past events, or the snapshot, are printed.
+    #[arg(long, conflicts_with = "no_samples")]
+    pub once: bool,
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
@@ -747,7 +751,7 @@ pub struct Audit {
     /// Only what names this vnet in its path, or changed it.
     #[arg(long, value_name = "VNET")]
     pub vnet: Option<String>,
-    /// List requests that only looked as well, beside changes and refusals.
+    /// List requests that only read something as well.
     #[arg(long)]
     pub reads: bool,
     /// The newest so many.

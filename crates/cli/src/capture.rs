@@ -120,8 +120,8 @@ fn start_wireshark() -> Result<Child, Failure> {
     let started = Command::new("wireshark").args(["-k", "-i", "-"]).stdin(Stdio::piped()).spawn();
     started.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::Other(
-            "wireshark is not in PATH; install it (apt install wireshark), or write the frames with -w FILE and look \
-             at them elsewhere"
+            "wireshark is not in PATH; install it (apt install wireshark), or write the frames with -w FILE \
+             or -w - (as in `-w - | tcpdump -nr -`)"
                 .into(),
         ),
         _ => Failure::Other(format!("wireshark: {error}")),

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::follow::{Following, Said};
 use crate::output::write;
 use crate::watch::until_interrupted;
-use crate::who::time;
+use crate::who::time_with_ms;
 
 pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> {
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
@@ -28,6 +28,8 @@ pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> 
     until_interrupted(async {
         // The one that a stream begins with.
         let mut first = !args.initial && query.since_ms.is_none();
+        // Past events are all printed once a sample follows no event.
+        let mut quiet = true;
         let mut following = Following::begin(client, query).await?;
         loop {
             let line = match following.next().await? {
@@ -41,6 +43,14 @@ pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> 
                     continue;
                 }
             };
+            if matches!(line, WatchLine::Sample(_)) {
+                if args.once && quiet {
+                    return Ok(ExitCode::SUCCESS);
+                }
+                quiet = true;
+            } else {
+                quiet = false;
+            }
             let wanted = match &line {
                 WatchLine::Sample(_) => false,
                 WatchLine::Snapshot(_) => !std::mem::take(&mut first),
@@ -69,7 +79,7 @@ pub fn words(line: &WatchLine) -> String {
     match line {
         WatchLine::Event(event) => event_words(event) + "\n",
         WatchLine::Snapshot(snapshot) => {
-            let at = time(snapshot.at_ms);
+            let at = time_with_ms(snapshot.at_ms);
             let vnets = snapshot.vnets.iter().map(|vnet| {
                 let message = vnet.message.iter().map(|text| format!(": {text}"));
                 let (name, phase) = (&vnet.name, vnet.phase.name());
@@ -91,7 +101,8 @@ pub fn words(line: &WatchLine) -> String {
 
 /// An event in one line, with neither control characters nor an end of line.
 pub fn event_words(event: &WatchEvent) -> String {
-    let mut text = format!("{}  {}  {}", time(event.at_ms), event.object, event.what.words());
+    let mut text =
+        format!("{}  {}  {}", time_with_ms(event.at_ms), event.object, event.what.words());
     if let Some(phase) = event.phase {
         text += &format!(" {}", phase.name());
     }
@@ -113,7 +124,7 @@ mod tests {
     #[test]
     fn a_line_for_people_says_all_of_an_event_and_nothing_to_the_terminal() {
         let event = WatchEvent {
-            at_ms: 1_000,
+            at_ms: 1_007,
             object: "vnet/red/node/r1".into(),
             what: What::Phase,
             phase: Some(Phase::Degraded),
@@ -123,12 +134,12 @@ mod tests {
         };
         assert_eq!(
             words(&WatchLine::Event(event)),
-            "1970-01-01T00:00:01Z  vnet/red/node/r1  phase degraded: g0: ended [2J by signal 9 (user:root)\n"
+            "1970-01-01T00:00:01.007Z  vnet/red/node/r1  phase degraded: g0: ended [2J by signal 9 (user:root)\n"
         );
         let red = VnetSummary { name: "red".into(), ..VnetSummary::default() };
         let snapshot = Snapshot { vnets: vec![red], ..Snapshot::default() };
         let told = words(&WatchLine::Snapshot(snapshot));
-        assert_eq!(told, "1970-01-01T00:00:00Z  vnet/red  is stopped\n");
+        assert_eq!(told, "1970-01-01T00:00:00.000Z  vnet/red  is stopped\n");
         assert!(words(&WatchLine::Gap(Gap { lost: Some(7) })).contains("up to 7"));
     }
 }

@@ -147,8 +147,11 @@ pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
         );
         (Existing { substrate, unknown: true, ..Existing::default() }, scope)
     };
-    pdp_spec::check(&documents, &existing)
+    let intent = pdp_spec::check(&documents, &existing)
         .map_err(|faults| Failure::Files(faults, files.clone()))?;
+    for remark in pdp_spec::remarks(&documents, &intent) {
+        eprintln!("warning: {remark}");
+    }
     let count = match documents.len() {
         1 => "1 object is".to_owned(),
         count => format!("{count} objects are"),

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use pdp_api::client::Client;
-use pdp_api::{NodeStatus, RouteRow, RoutesQuery};
+use pdp_api::{DataPlane, NodeStatus, RouteRow, RoutesQuery};
 
 use crate::args::{Format, Routes};
 use crate::failure::Failure;
@@ -47,6 +47,10 @@ fn guests(node: &Option<NodeStatus>, args: &Routes) -> Result<Vec<u32>, Failure>
     // The mux's own tables are those of guest 0.
     let engine = node.iter().filter_map(|node| node.engine.as_ref()).map(|_| 0);
     let numbers: Vec<u32> = guests.chain(engine).collect();
+    if node.as_ref().is_some_and(|node| node.data_plane == Some(DataPlane::Kernel)) {
+        eprintln!("note: the kernel forwards by this table itself; there is no other to compare");
+        return Ok(numbers);
+    }
     if numbers.is_empty() {
         return Err(Failure::Other(format!(
             "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists what there is",

@@ -123,8 +123,8 @@ pub async fn token(client: &Client, args: args::Token) -> Result<ExitCode, Failu
 
 fn scope(token: &Token) -> String {
     match &token.tenant {
-        Some(tenant) => format!("{} of tenant {tenant}", token.role.name()),
-        None => token.role.name().into(),
+        Some(tenant) => format!("role {}, tenant {tenant}", token.role.name()),
+        None => format!("role {}", token.role.name()),
     }
 }
 
@@ -181,7 +181,17 @@ fn now_ms() -> u64 {
 
 /// A time in UTC, RFC 3339, to the second.
 pub fn time(ms: u64) -> String {
+    rfc3339(ms).unwrap_or_else(|| "-".into())
+}
+
+/// Time with milliseconds, from milliseconds since 1970.
+pub fn time_with_ms(ms: u64) -> String {
+    let whole = rfc3339(ms).as_deref().and_then(|text| text.strip_suffix('Z')).map(str::to_owned);
+    whole.map_or_else(|| "-".into(), |text| format!("{text}.{:03}Z", ms % 1000))
+}
+
+fn rfc3339(ms: u64) -> Option<String> {
     let seconds = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
     let at = OffsetDateTime::from_unix_timestamp(seconds).ok();
-    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| "-".into())
+    at.and_then(|at| at.format(&Rfc3339).ok())
 }

@@ -24,6 +24,7 @@ use crate::netlink::{converse, refused};
 use crate::netns::in_thread;
 use crate::ports::{self, PortSpec, Ports, Way};
 use crate::shared;
+use crate::sysctl;
 use crate::tap::{self, TapSpec};
 use crate::xdp::{self, Mode, Xdp};
 
@@ -114,7 +115,7 @@ pub fn run() -> Vec<Check> {
 
 /// What is tried inside namespaces of the probe's own.
 fn apart() -> Vec<Check> {
-    let mut checks = vec![devices(), tap(), guest_bounds()];
+    let mut checks = vec![devices(), tap(), mpls(), guest_bounds()];
     match veth() {
         Ok(()) => checks.extend([xdp(), af_xdp(), kernel_links()]),
         Err(error) => checks.push(missing("veth", text(&error), "enable CONFIG_VETH")),
@@ -386,6 +387,13 @@ fn devices() -> Check {
     let list = |kinds: Vec<&&str>| kinds.into_iter().copied().collect::<Vec<_>>().join(", ");
     let without = if lacking.is_empty() { "".into() } else { format!("; no {}", list(lacking)) };
     ok("devices", format!("{}{without}", list(there)))
+}
+
+fn mpls() -> Check {
+    match sysctl::exists("net.mpls.platform_labels") {
+        true => ok("MPLS", "net.mpls.* can be set in nodes"),
+        false => warn("MPLS", "nodes have no net.mpls.*", sysctl::cure("mpls_router")),
+    }
 }
 
 fn tap() -> Check {

@@ -59,14 +59,32 @@ fn missing(key: &str) -> Error {
         [("net.mpls.", "mpls_router"), ("net.vrf.", "vrf"), ("net.bridge.", "br_netfilter")];
     let module = modules.iter().find(|(names, _)| key.starts_with(names));
     let text = match module {
-        Some((_, module)) => {
-            format!("this machine's kernel does not have it; load it: modprobe {module}")
-        }
+        Some((_, module)) => format!("this machine's kernel does not have it; {}", cure(module)),
         None => {
             "this machine's kernel does not have it; remove it, or take a newer kernel".to_owned()
         }
     };
     Error::Invalid { object: format!("sysctl {key}"), text }
+}
+
+/// Says how to get a kernel module: load it, or take a kernel that has it.
+pub(crate) fn cure(module: &str) -> String {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let list = fs::read_to_string(format!("/lib/modules/{release}/modules.dep"));
+    match list.is_ok_and(|list| lists(&list, module)) {
+        true => format!("load its module: modprobe {module}"),
+        false => format!("it needs a kernel with the module {module}"),
+    }
+}
+
+/// True if a list of modules as depmod(8) writes it has this one.
+fn lists(list: &str, module: &str) -> bool {
+    let file = format!("{module}.ko");
+    let paths = list.lines().filter_map(|line| line.split(':').next());
+    let mut names = paths.filter_map(|path| path.rsplit('/').next());
+    names.any(|name| {
+        name.strip_prefix(&file).is_some_and(|end| end.is_empty() || end.starts_with('.'))
+    })
 }
 
 /// /proc/sys/net is that of the thread that opens it.
@@ -98,7 +116,12 @@ mod tests {
                         it, or take a newer kernel";
         assert_eq!(said, expected);
         let said = missing("net.mpls.conf.eth0.input").to_string();
-        assert!(said.ends_with("load it: modprobe mpls_router"), "{said}");
+        assert!(
+            said.contains("module mpls_router") || said.contains("modprobe mpls_router"),
+            "{said}"
+        );
+        let list = "kernel/net/mpls/mpls_router.ko.xz: kernel/net/ipv4/ip_tunnel.ko.xz\n";
+        assert!(lists(list, "mpls_router") && !lists(list, "ip_tunnel") && !lists(list, "mpls"));
     }
 
     #[test]

@@ -40,7 +40,7 @@ mod volume;
 pub use bind::{Bind, BindParts};
 pub use check::{
     Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
-    tenant_of,
+    remarks, tenant_of,
 };
 pub use command::{
     ExecCommand, ExecTask, Names, NodeCommand, Ready, RestartPolicy, Run, Task, bad_workdir,

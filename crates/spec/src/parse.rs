@@ -269,6 +269,24 @@ fn written_out(document: &Tree) -> Result<Option<Expanded>, Vec<Fault>> {
     }
 }
 
+/// Advice for a file of another tool: containerlab's has `topology`, one of docker compose `services`.
+fn foreign(tree: &Tree) -> Option<&'static str> {
+    let has = |key| tree.value.get(key).is_some();
+    if has("topology") {
+        Some(
+            "this looks like a containerlab file; its nodes and links become spec.nodes and spec.links \
+             (examples/ospf.yaml)",
+        )
+    } else if has("services") {
+        Some(
+            "this looks like a file of docker compose; its services become nodes of kind host \
+             (examples/lan.yaml)",
+        )
+    } else {
+        None
+    }
+}
+
 fn parse_document(
     file: &SourceFile,
     tree: &Tree,
@@ -292,7 +310,9 @@ fn parse_document(
         let place = tree.value.get("kind").map_or(tree.place, |kind| kind.place);
         let hint = match nearest(kind, kinds.into_iter()) {
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => "write kind: Substrate, kind: VirtualNetwork or kind: Tenant".into(),
+            None => foreign(tree)
+                .unwrap_or("write kind: Substrate, kind: VirtualNetwork or kind: Tenant")
+                .into(),
         };
         report(
             place,

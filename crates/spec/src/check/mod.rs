@@ -19,6 +19,7 @@ mod management;
 mod outside;
 mod placed;
 mod power;
+mod remarks;
 mod room;
 mod routes;
 mod substrate;
@@ -40,6 +41,7 @@ use placed::Sums;
 
 pub use image::check_images;
 pub use placed::{Placed, Shares, Vnets};
+pub use remarks::remarks;
 pub use tenant::tenant_of;
 pub(crate) use vnet::{BAD_PATH, good_path};
 
