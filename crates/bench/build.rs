@@ -14,7 +14,7 @@ fn main() {
     let built = SkeletonBuilder::new()
         .source(SOURCE)
         .obj(out.join("measure.bpf.o"))
-        // Where Debian has asm/types.h, which clang does not look for when it compiles for BPF.
+        // Debian keeps asm/types.h here; clang does not search it when compiling for BPF.
         .clang_args([format!("-I/usr/include/{target}-linux-gnu")])
         .build();
     if let Err(error) = built {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use libbpf_cargo::SkeletonBuilder;
 
-/// The last one is for tests and measurements alone.
+/// BPF programs to compile. The last one is only for tests and measurements.
 const NAMES: [&str; 4] = ["pdp_xdp", "pdp_ports", "pdp_limits", "measure"];
 
 fn main() {
@@ -17,7 +17,8 @@ fn main() {
         let built = SkeletonBuilder::new()
             .source(&source)
             .obj(out.join(format!("{name}.bpf.o")))
-            // Where Debian has asm/types.h, which clang does not look for when it compiles for BPF.
+            // Debian keeps asm/types.h here; clang does not
+            // search this path when it compiles for BPF.
             .clang_args([format!("-I/usr/include/{target}-linux-gnu")])
             .build();
         if let Err(error) = built {

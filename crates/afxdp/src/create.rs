@@ -9,23 +9,24 @@ use crate::{Error, PACKET_BYTES, RING_ENTRIES, pool};
 /// Bytes that may wait for a device, with the kernel's own overhead.
 const SEND_BUFFER_BYTES: libc::c_int = 16 << 20;
 
-/// Frames that one system call sends; without this option (Linux 6.17) the kernel's 32.
+/// Frames sent per system call. Without this option (Linux 6.17) the kernel sends 32.
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
-/// How long a queue may be busy: the kernel takes a closed socket, such as that of a killed mux,
-/// off its queue some time later.
+/// Longest time that a queue may be busy. The kernel releases the queue of a closed socket, such as
+/// that of a killed mux, some time later.
 const BUSY_MAX: Duration = Duration::from_secs(1);
 
 /// Pause before a busy queue is tried again.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a socket that is polled busily has: the time that a blocking call would poll for, microseconds (none is made, but
-/// 0 means not to poll), and frames that one call takes from the device.
+/// Busy polling settings: time that a blocking call would poll, microseconds, and frames that one
+/// call takes from the device. No blocking calls are made, but a time of 0 would disable polling.
 const BUSY_POLL_US: libc::c_int = 20;
 const BUSY_POLL_FRAMES: libc::c_int = 64;
 
-/// Makes a socket over the pool in `memfd`. Needs CAP_NET_RAW, and CAP_IPC_LOCK for pools beyond RLIMIT_MEMLOCK: the
-/// kernel pins the pool's pages for the socket's life. [`bind_socket`] comes next, after [`crate::Socket::new`].
+/// Makes a socket over the pool in `memfd`. Needs CAP_NET_RAW. Pools beyond RLIMIT_MEMLOCK also
+/// need CAP_IPC_LOCK, as the kernel pins the pool's pages for the socket's life. Call
+/// [`crate::XdpSocket::new`] next, then [`bind_socket`].
 pub fn create_socket(memfd: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let pool_bytes = file_bytes(memfd)?;
     // SAFETY: plain system call; the descriptor is checked and owned by nobody else.
@@ -58,19 +59,20 @@ pub fn create_socket(memfd: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     ] {
         set(&socket, libc::SOL_XDP, ring, &RING_ENTRIES).map_err(|()| Error::last(step))?;
     }
-    // Both only make sending faster; where the kernel has no such option, nothing is lost.
+    // Both only speed up sending, so a kernel without such an option does no harm.
     let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER_BYTES);
     let _ = set(&socket, libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, &RING_ENTRIES);
     Ok(socket)
 }
 
-/// Binds a socket of [`create_socket`] to receive queue `queue` of device `ifindex` in the network namespace that the
-/// socket was made in. Before Linux 6.4, nobody can map its rings afterwards (xsk_mmap in net/xdp/xsk.c).
+/// Binds a socket of [`create_socket`] to receive queue `queue` of device `ifindex`, in the network
+/// namespace in which the socket was made. Before Linux 6.4, its rings can no longer be mapped
+/// afterwards (xsk_mmap in net/xdp/xsk.c).
 ///
-/// Blocks for up to a second while another socket has the queue.
+/// Blocks for up to a second while another socket uses the queue.
 ///
-/// Frames flow once an XDP program redirects to the socket and its user filled its fill ring. The kernel copies them,
-/// whatever the driver can.
+/// Frames flow once an XDP program redirects to the socket and its user has filled the fill ring.
+/// The kernel copies frames, even if the driver supports zero copy.
 pub fn bind_socket(socket: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<(), Error> {
     let address = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
@@ -102,8 +104,8 @@ pub fn bind_socket(socket: BorrowedFd<'_>, ifindex: u32, queue: u32) -> Result<(
     }
 }
 
-/// Has the device's queue polled by who uses the socket ([`crate::Socket::receive`]) rather than in interrupts. Needs
-/// CAP_NET_ADMIN.
+/// Makes the socket's user poll the device's queue ([`crate::XdpSocket::receive`]) instead of
+/// interrupts. Needs CAP_NET_ADMIN.
 pub fn poll_busily(socket: BorrowedFd<'_>) -> Result<(), Error> {
     let level = libc::SOL_SOCKET;
     for (option, value, step) in [
@@ -135,7 +137,7 @@ fn file_bytes(memfd: BorrowedFd<'_>) -> Result<usize, Error> {
         status
     };
     let bytes = status.st_size as u64;
-    // The kernel pins all of it, and who hands it over may say what it likes.
+    // The kernel pins all of it, and the size comes from an untrusted process.
     let bytes_max = pool::POOL_BYTES_MAX as u64;
     if bytes == 0 || bytes > bytes_max || !bytes.is_multiple_of(PACKET_BYTES as u64) {
         return Err(Error::NotAPool(bytes));
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_pool_is_refused() {
+    fn descriptor_of_wrong_size_is_no_pool() {
         let file = tempfile::tempfile().unwrap();
         let size = |bytes| {
             file.set_len(bytes).unwrap();

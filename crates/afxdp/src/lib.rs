@@ -1,19 +1,21 @@
 //! The packet pool, AF_XDP sockets over it, and packet sockets.
 //!
-//! [`Pool`] is one memfd cut into packets of [`PACKET_BYTES`]. A [`Packet`] is the only handle on
-//! its bytes: it can't be copied, so two owners never see the same packet. Every AF_XDP socket
-//! uses the whole pool as its UMEM, so that a packet goes from any interface to any other without
-//! being copied.
+//! [`Pool`] is one memfd cut into packets of [`PACKET_BYTES`]. A [`PacketBuffer`] is the only
+//! handle on its bytes: it can't be copied, so two owners never see the same packet. Every AF_XDP
+//! socket uses the whole pool as its UMEM, so that a packet goes from any interface to any other
+//! without being copied.
 //!
-//! Making a socket takes privilege, and using it doesn't. So a privileged process calls [`create_socket`] with the
-//! pool's memfd and hands the descriptor to the pool's owner. That one calls [`Socket::new`], which maps the rings.
-//! Then the privileged process calls [`bind_socket`].
+//! Making a socket takes privilege; using it doesn't. So a privileged process calls
+//! [`create_socket`] with the pool's memfd and hands the descriptor to the pool's owner. The owner
+//! calls [`XdpSocket::new`], which maps the rings. Then the privileged process calls
+//! [`bind_socket`].
 //!
-//! Frames are copied between pool and device, with any driver: that lets the kernel say when it has
-//! let go of a packet. With zero copy nothing says so of a socket that is closed.
+//! With any driver, the kernel copies frames between pool and device. Only so does it report when
+//! it has released a packet: in zero-copy mode it does not for a closed socket.
 //!
-//! Limits: [`RING_ENTRIES`] entries a ring, [`POOL_PACKETS_MAX`] packets. A frame of more than
-//! [`RECEIVE_BYTES_MAX`] bytes is dropped by the kernel.
+//! Limits: [`RING_ENTRIES`] entries a ring, [`POOL_PACKETS_MAX`] packets. The kernel drops frames
+//! of more than [`RECEIVE_BYTES_MAX`] bytes.
+//!
 //! Source: Linux Documentation/networking/af_xdp.rst.
 
 mod create;
@@ -23,9 +25,9 @@ mod ring;
 mod socket;
 
 pub use create::{bind_socket, create_socket, poll_busily};
-pub use packet_socket::{PacketSocket, Sent, Unread, WAITING_BYTES};
-pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, Packet, Pool, prefetch};
-pub use socket::Socket;
+pub use packet_socket::{PacketSocket, SendOutcome, Unread, WAITING_BYTES};
+pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, PacketBuffer, Pool, prefetch};
+pub use socket::XdpSocket;
 
 /// Entries of each of a socket's rings.
 pub const RING_ENTRIES: u32 = 2048;
@@ -33,7 +35,7 @@ pub const RING_ENTRIES: u32 = 2048;
 /// Bytes of the longest frame that a socket receives: the kernel keeps 256 bytes before it.
 pub const RECEIVE_BYTES_MAX: usize = PACKET_BYTES - HEADROOM_BYTES;
 
-/// Why a pool or a socket can't be had.
+/// Error from making a pool or a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A pool of no or too many packets.
@@ -47,17 +49,17 @@ pub enum Error {
     /// The kernel refused a step.
     #[error("{step}{hint}")]
     System {
-        /// What was asked of the kernel.
+        /// The step that failed.
         step: &'static str,
-        /// What may help.
+        /// A remedy that may help.
         hint: &'static str,
-        /// Its answer.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// True if the kernel or the driver has no AF_XDP of this kind, now or later.
+    /// True if the kernel or the driver does not support this kind of AF_XDP socket.
     pub fn is_unsupported(&self) -> bool {
         let Self::System { source, .. } = self else { return false };
         let errors =

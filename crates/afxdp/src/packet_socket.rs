@@ -1,20 +1,24 @@
-//! Packet sockets in use: frames in by a ring that the kernel fills, frames out by one system call
-//! for many.
+//! Packet sockets in use. The kernel fills a ring with
+//! received frames; one system call sends many frames.
 //!
-//! A frame that comes is copied twice, by the kernel into the ring and from there into a packet.
-//! The ring is TPACKET_V2: its slots are handed over one by one. TPACKET_V3 hands over whole
-//! blocks, which are milliseconds late when there is little traffic. Frames go out by sendmmsg(2),
-//! which copies them, and not by a transmit ring: the kernel gives that ring's slots back while the
-//! receiver at the other end of a veth still reads their bytes.
+//! A received frame is copied twice: by the kernel into the ring, and from there into a packet. The
+//! ring is TPACKET_V2, which hands over slots one by one. TPACKET_V3 hands over whole blocks, which
+//! come milliseconds late under little traffic. Frames are sent by sendmmsg(2), which copies them.
+//! A transmit ring would not do: the kernel returns its slots while the receiver at the other end
+//! of a veth still reads their bytes.
 //!
-//! A frame comes as it was on the wire: its VLAN tag, which the kernel takes off, is put back, a
-//! checksum that the sender left to its device is completed, and several segments in one frame (TSO,
-//! USO, GRO) are cut. One that is longer than a slot waits beside the ring and is read by a system call
-//! of its own: one for up to 45 segments.
+//! Frames are received as they were on the wire:
+//! - A VLAN tag that the kernel has removed is put back.
+//! - A checksum that the sender left to its device is completed.
+//! - A frame of several segments (TSO, USO, GRO) is cut into its segments.
 //!
-//! Limits: [`RING_ENTRIES`] frames wait in each direction, and [`WAITING_BYTES`] of those that are longer
-//! than a slot; longer ones than [`RECEIVE_BYTES_MAX`] when they are cut are told as such and not
-//! received. Of checksums, those of the Internet: SCTP's is not completed.
+//! A frame longer than a slot waits outside the ring and is
+//! read by its own system call: one for up to 45 segments.
+//!
+//! Limits: [`RING_ENTRIES`] frames wait in each direction, and [`WAITING_BYTES`] of frames longer
+//! than a slot. Frames that are longer than [`RECEIVE_BYTES_MAX`] even when cut are counted and
+//! dropped. Only Internet checksums are completed, not SCTP's.
+//!
 //! Source: packet(7), Linux Documentation/networking/packet_mmap.rst, net/packet/af_packet.c.
 
 use std::cell::Cell;
@@ -28,10 +32,10 @@ use libc::tpacket2_hdr as Header;
 
 use pdp_wire::offload::{Cut, complete_at};
 
-use crate::pool::Packet;
+use crate::pool::PacketBuffer;
 use crate::{Error, RECEIVE_BYTES_MAX, RING_ENTRIES};
 
-/// Bytes of a slot: the kernel's headers, 76 bytes, and the longest frame.
+/// Bytes of a slot: the kernel's headers (76 bytes) and the longest frame.
 const SLOT_BYTES: usize = 2048;
 
 /// Bytes that the kernel allocates in one piece.
@@ -44,59 +48,59 @@ const _: () = assert!(BLOCK_BYTES.is_multiple_of(SLOT_BYTES));
 /// TPACKET_V2 of linux/if_packet.h.
 const VERSION: libc::c_int = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
 
-/// Bytes of `struct virtio_net_hdr` (linux/virtio_net.h), which is before each frame.
+/// Bytes of `struct virtio_net_hdr` (linux/virtio_net.h), which precedes each frame.
 const OFFLOAD_BYTES: usize = 10;
 
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM and VIRTIO_NET_HDR_GSO_NONE of linux/virtio_net.h.
 const NEEDS_CHECKSUM: u8 = 1;
 const ONE_SEGMENT: u8 = 0;
 
-/// PACKET_COPY_THRESH of linux/if_packet.h: a frame that is longer than its slot is queued as a whole.
+/// PACKET_COPY_THRESH of linux/if_packet.h: queue a frame that is longer than its slot as a whole.
 const QUEUE_LONG: libc::c_int = 7;
 
 /// Bytes of the longest frame that is cut: an IP packet with its link header.
 const LONG_BYTES: usize = (64 << 10) + ADDRESSES_BYTES + TAG_BYTES;
 
-/// Bytes of frames that are longer than a slot and wait, with the kernel's own overhead.
+/// Bytes of waiting frames longer than a slot, including the kernel's overhead.
 pub const WAITING_BYTES: usize = 16 << 20;
 
-/// Link addresses before a VLAN tag, and the tag.
+/// MAC addresses before a VLAN tag, and the tag.
 const ADDRESSES_BYTES: usize = 12;
 const TAG_BYTES: usize = 4;
 
 /// Frames of one system call.
 const BATCH: usize = 64;
 
-/// A packet socket of an interface in use.
+/// Packet socket of an interface.
 #[derive(Debug)]
 pub struct PacketSocket {
-    ring: Slots,
-    /// The slot that the kernel fills next, as far as we have read.
+    ring: PacketRing,
+    /// The slot that the kernel fills next, as far as read.
     next: usize,
-    /// The frame of that slot, where it is being cut.
+    /// Frame of that slot while it is being cut.
     long: Box<Long>,
-    /// Given to [`PacketSocket::send`], not taken by the kernel yet.
-    waiting: Vec<Packet>,
-    /// What the kernel counted before its counters were read the last time: reading clears them.
+    /// Packets given to [`PacketSocket::send`] that the kernel has not taken yet.
+    waiting: Vec<PacketBuffer>,
+    /// The kernel's drops up to the last reading of its counters. Reading clears them.
     dropped: Cell<u64>,
     fd: OwnedFd,
 }
 
-/// Frames that came and were not received.
+/// Frames that arrived but were not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
     /// Longer than a packet.
     pub too_long: usize,
-    /// Of several segments, with headers that it can't be cut by.
+    /// Frames of several segments, but with headers that prevent cutting.
     pub not_cut: usize,
 }
 
-/// What became of frames that were to be sent.
+/// Result of sending frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sent {
+pub struct SendOutcome {
     /// The kernel took them.
     pub taken: usize,
-    /// The kernel will never take them: too long for the device, or the device is gone.
+    /// The kernel will never take them: they are too long for the device, or the device is gone.
     pub refused: usize,
 }
 
@@ -113,24 +117,24 @@ impl PacketSocket {
             tp_frame_nr: RING_ENTRIES,
         };
         set(&fd, libc::PACKET_RX_RING, &request, "PACKET_RX_RING")?;
-        let ring = Slots::map(fd.as_fd())?;
+        let ring = PacketRing::map(fd.as_fd())?;
         let waiting = Vec::with_capacity(RING_ENTRIES as usize);
         let long = Box::new(Long { bytes: [0; OFFLOAD_BYTES + LONG_BYTES], cut: None, tag: None });
         let socket = Self { ring, next: 0, long, waiting, dropped: Cell::new(0), fd };
-        // What came before the ring was there.
+        // Discard drops from before the ring existed.
         socket.kernel_dropped();
         socket.dropped.set(0);
         Ok(socket)
     }
 
     /// Appends up to `count_max` received frames to `frames`, in packets from the end of `free`, of
-    /// which `keep` are left. Returns how many more there were.
+    /// which `keep` remain. Returns the number of frames that could not be received.
     pub fn receive(
         &mut self,
-        free: &mut Vec<Packet>,
+        free: &mut Vec<PacketBuffer>,
         keep: usize,
         count_max: usize,
-        frames: &mut Vec<Packet>,
+        frames: &mut Vec<PacketBuffer>,
     ) -> Unread {
         let mut unread = Unread::default();
         for _ in 0..count_max.min(free.len().saturating_sub(keep)) {
@@ -138,22 +142,22 @@ impl PacketSocket {
             let Some(mut packet) = free.pop() else { break };
             if self.long.cut.is_none() {
                 match slot.read(&mut packet) {
-                    Read::Whole => {
+                    SlotContent::Whole => {
                         frames.push(packet);
                         self.release();
                         continue;
                     }
-                    Read::TooLong => unread.too_long += 1,
-                    // The kernel had no room to keep it.
-                    Read::Lost => self.dropped.set(self.dropped.get() + 1),
-                    Read::Segments => self.long.copy(&slot, &mut unread),
-                    Read::Queued => match self.long.read(&self.fd, &slot, &mut unread) {
+                    SlotContent::TooLong => unread.too_long += 1,
+                    // The kernel had no memory for the rest of it.
+                    SlotContent::Lost => self.dropped.set(self.dropped.get() + 1),
+                    SlotContent::Segments => self.long.copy(&slot, &mut unread),
+                    SlotContent::Queued => match self.long.read(&self.fd, &slot, &mut unread) {
                         Ok(()) => {}
                         Err(_) => self.dropped.set(self.dropped.get() + 1),
                     },
                 }
             }
-            // Its slot stays until it is cut: so it is seen that there is something to read.
+            // Its slot stays until it is cut, so that the descriptor stays readable.
             match self.long.next(&mut packet) {
                 Some(()) => frames.push(packet),
                 None => free.push(packet),
@@ -180,13 +184,13 @@ impl PacketSocket {
         self.waiting.len()
     }
 
-    /// Has a frame sent at the next [`PacketSocket::flush`]; gives it back if too many wait.
-    pub fn send(&mut self, mut packet: Packet) -> Result<(), Packet> {
+    /// Queues a frame for the next [`PacketSocket::flush`]; returns it if too many wait.
+    pub fn send(&mut self, mut packet: PacketBuffer) -> Result<(), PacketBuffer> {
         if self.room() == 0 {
             return Err(packet);
         }
         match packet.prepend(OFFLOAD_BYTES) {
-            // Nothing is left to the device.
+            // Leave nothing to the device.
             Some(offload) => offload.fill(0),
             None => return Err(packet),
         }
@@ -194,10 +198,10 @@ impl PacketSocket {
         Ok(())
     }
 
-    /// Has the kernel send what waits, and appends the packets to `free`. What a busy device does
-    /// not take now waits on.
-    pub fn flush(&mut self, free: &mut Vec<Packet>) -> Sent {
-        let mut sent = Sent::default();
+    /// Makes the kernel send the waiting frames, and appends their packets to `free`. Frames that a
+    /// busy device refuses keep waiting.
+    pub fn flush(&mut self, free: &mut Vec<PacketBuffer>) -> SendOutcome {
+        let mut sent = SendOutcome::default();
         while sent.taken + sent.refused < self.waiting.len() {
             let from = sent.taken + sent.refused;
             match send_some(&self.fd, &self.waiting[from..]) {
@@ -215,9 +219,10 @@ impl PacketSocket {
         sent
     }
 
-    /// Frames that the kernel had for this socket and dropped, since the ring was full.
+    /// Frames for this socket that the kernel dropped because the ring was full.
     pub fn kernel_dropped(&self) -> u64 {
-        // SAFETY: all zeroes is valid, and the kernel writes no more than the size that it is given.
+        // SAFETY: all zeroes is valid, and the kernel writes no more than the size that it is
+        // given.
         let fresh = unsafe {
             let mut counted = zeroed::<libc::tpacket_stats>();
             let mut bytes = size_of_val(&counted) as libc::socklen_t;
@@ -234,8 +239,8 @@ impl PacketSocket {
         self.dropped.get()
     }
 
-    /// Closes the socket and returns the packets that it held.
-    pub fn close(self) -> Vec<Packet> {
+    /// Closes the socket and returns its packets.
+    pub fn close(self) -> Vec<PacketBuffer> {
         self.waiting
     }
 }
@@ -248,20 +253,20 @@ impl AsFd for PacketSocket {
 
 /// The mapped ring.
 #[derive(Debug)]
-struct Slots(NonNull<u8>);
+struct PacketRing(NonNull<u8>);
 
-// SAFETY: the pointer goes to a mapping that this value owns and that nobody else in this process
-// knows of.
-unsafe impl Send for Slots {}
+// SAFETY: the pointer goes to a mapping that this value owns,
+// and that is unknown to anyone else in this process.
+unsafe impl Send for PacketRing {}
 
 /// A slot that the kernel has filled.
-struct Slot<'a> {
+struct PacketRingSlot<'a> {
     header: Header,
     bytes: &'a [u8],
 }
 
-impl Slots {
-    /// Maps the ring of a socket that has one of [`RING_BYTES`].
+impl PacketRing {
+    /// Maps the ring of a socket whose ring has [`RING_BYTES`].
     fn map(socket: BorrowedFd<'_>) -> Result<Self, Error> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs no other.
         let map = unsafe {
@@ -288,17 +293,17 @@ impl Slots {
     }
 
     /// The slot, if the kernel has filled it.
-    fn filled(&self, number: usize) -> Option<Slot<'_>> {
+    fn filled(&self, number: usize) -> Option<PacketRingSlot<'_>> {
         if self.status(number).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: the slot is inside the mapping, and the kernel does not touch it before its status
-        // says that it may ([`Slots::release`]), which takes the borrow's end. Every bit pattern is
-        // a valid header.
+        // SAFETY: the slot is inside the mapping. The kernel does not touch
+        // it before its status permits that ([`Slots::release`]), which needs
+        // the borrow to end. Every bit pattern is a valid header.
         unsafe {
             let base = self.0.add(number % RING_ENTRIES as usize * SLOT_BYTES);
             let bytes = std::slice::from_raw_parts(base.as_ptr(), SLOT_BYTES);
-            Some(Slot { header: base.cast::<Header>().read(), bytes })
+            Some(PacketRingSlot { header: base.cast::<Header>().read(), bytes })
         }
     }
 
@@ -308,63 +313,63 @@ impl Slots {
     }
 }
 
-impl Drop for Slots {
+impl Drop for PacketRing {
     fn drop(&mut self) {
         // SAFETY: this value made the mapping, and no borrow of it is left.
         unsafe { libc::munmap(self.0.as_ptr().cast(), RING_BYTES) };
     }
 }
 
-/// What is in a slot.
-enum Read {
+/// Contents of a slot.
+enum SlotContent {
     /// One frame, which was read.
     Whole,
     /// Several segments.
     Segments,
-    /// The beginning of a frame that is in the queue.
+    /// The beginning of a frame that waits in the queue.
     Queued,
     /// One frame that is longer than a packet.
     TooLong,
-    /// The beginning of a frame that is nowhere.
+    /// The beginning of a frame whose rest is lost.
     Lost,
 }
 
-impl Slot<'_> {
-    /// Makes `packet` the frame as it was on the wire, if it is one and here.
-    fn read(&self, packet: &mut Packet) -> Read {
+impl PacketRingSlot<'_> {
+    /// Fills `packet` with the frame as it was on the wire, if the slot has one whole frame.
+    fn read(&self, packet: &mut PacketBuffer) -> SlotContent {
         let length = self.header.tp_snaplen as usize;
         if self.header.tp_status & libc::TP_STATUS_COPY != 0 {
-            return Read::Queued;
+            return SlotContent::Queued;
         }
-        let Some((offload, frame)) = self.frame() else { return Read::Lost };
+        let Some((offload, frame)) = self.frame() else { return SlotContent::Lost };
         if (self.header.tp_len as usize) > length {
-            return Read::Lost;
+            return SlotContent::Lost;
         }
         if offload[1] != ONE_SEGMENT {
-            return Read::Segments;
+            return SlotContent::Segments;
         }
         packet.reset();
         if length > RECEIVE_BYTES_MAX || packet.set_len(length).is_none() {
-            return Read::TooLong;
+            return SlotContent::TooLong;
         }
         packet.bytes_mut().copy_from_slice(frame);
         if let Some((start, at)) = checksum_left(offload) {
             complete_at(packet.bytes_mut(), start, at);
         }
         match put_tag(packet, self.tag()) {
-            Some(()) => Read::Whole,
-            None => Read::TooLong,
+            Some(()) => SlotContent::Whole,
+            None => SlotContent::TooLong,
         }
     }
 
-    /// What the sender left to its device, and the frame or its beginning.
+    /// Returns the offload header, and the frame or its beginning.
     fn frame(&self) -> Option<(&[u8; OFFLOAD_BYTES], &[u8])> {
         let (start, length) = (usize::from(self.header.tp_mac), self.header.tp_snaplen as usize);
         let offload = self.bytes.get(start.checked_sub(OFFLOAD_BYTES)?..start)?.first_chunk()?;
         Some((offload, self.bytes.get(start..start + length)?))
     }
 
-    /// The VLAN tag that the kernel took off.
+    /// VLAN tag that the kernel has removed.
     fn tag(&self) -> Option<[u8; TAG_BYTES]> {
         if self.header.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
             return None;
@@ -381,24 +386,29 @@ impl Slot<'_> {
 /// A frame of several segments.
 #[derive(Debug)]
 struct Long {
-    /// What was left to the device, and the frame.
+    /// Offload header and frame.
     bytes: [u8; OFFLOAD_BYTES + LONG_BYTES],
-    /// How far it is cut; `None`: there is none.
+    /// Progress of cutting; `None` without a frame.
     cut: Option<Cut>,
     tag: Option<[u8; TAG_BYTES]>,
 }
 
 impl Long {
-    /// Begins with what is in a slot.
-    fn copy(&mut self, slot: &Slot<'_>, unread: &mut Unread) {
+    /// Begins with the frame in a slot.
+    fn copy(&mut self, slot: &PacketRingSlot<'_>, unread: &mut Unread) {
         let Some((offload, frame)) = slot.frame() else { return };
         self.bytes[..OFFLOAD_BYTES].copy_from_slice(offload);
         self.bytes[OFFLOAD_BYTES..OFFLOAD_BYTES + frame.len()].copy_from_slice(frame);
         self.begin(OFFLOAD_BYTES + frame.len(), slot.tag(), unread);
     }
 
-    /// Begins with the first frame in the queue, that of a slot.
-    fn read(&mut self, fd: &OwnedFd, slot: &Slot<'_>, unread: &mut Unread) -> io::Result<()> {
+    /// Begins with the first frame in the queue, which belongs to `slot`.
+    fn read(
+        &mut self,
+        fd: &OwnedFd,
+        slot: &PacketRingSlot<'_>,
+        unread: &mut Unread,
+    ) -> io::Result<()> {
         // SAFETY: the kernel writes into `bytes`, no more than its length.
         let length = unsafe {
             let (to, room) = (self.bytes.as_mut_ptr().cast(), self.bytes.len());
@@ -409,7 +419,7 @@ impl Long {
         Ok(())
     }
 
-    /// Begins to cut what the first `length` of the bytes are.
+    /// Begins to cut the first `length` of the bytes.
     fn begin(&mut self, length: usize, tag: Option<[u8; TAG_BYTES]>, unread: &mut Unread) {
         let all = self.bytes.get(..length).and_then(|all| all.split_first_chunk());
         let Some((offload, frame)) = all.filter(|(offload, _)| offload[1] != ONE_SEGMENT) else {
@@ -426,8 +436,8 @@ impl Long {
         }
     }
 
-    /// Makes `packet` the next segment; `None`: there is no more.
-    fn next(&mut self, packet: &mut Packet) -> Option<()> {
+    /// Fills `packet` with the next segment; `None` if there are no more.
+    fn next(&mut self, packet: &mut PacketBuffer) -> Option<()> {
         let cut = self.cut.as_mut()?;
         packet.reset();
         let written = cut.next_bytes().and_then(|bytes| {
@@ -442,14 +452,15 @@ impl Long {
     }
 }
 
-/// Where the checksum begins that the sender left to its device, and where after that it is to be.
+/// For a checksum that the sender left to its device: offset where
+/// summing begins, and position of the checksum after that.
 fn checksum_left(offload: &[u8; OFFLOAD_BYTES]) -> Option<(usize, usize)> {
     let word = |at: usize| usize::from(u16::from_le_bytes([offload[at], offload[at + 1]]));
     (offload[0] & NEEDS_CHECKSUM != 0).then(|| (word(6), word(8)))
 }
 
-/// Puts a tag behind a frame's addresses.
-fn put_tag(packet: &mut Packet, tag: Option<[u8; TAG_BYTES]>) -> Option<()> {
+/// Inserts a VLAN tag behind a frame's addresses.
+fn put_tag(packet: &mut PacketBuffer, tag: Option<[u8; TAG_BYTES]>) -> Option<()> {
     let Some(tag) = tag.filter(|_| packet.len() >= ADDRESSES_BYTES) else { return Some(()) };
     packet.prepend(TAG_BYTES)?;
     let bytes = packet.bytes_mut();
@@ -458,11 +469,11 @@ fn put_tag(packet: &mut Packet, tag: Option<[u8; TAG_BYTES]>) -> Option<()> {
     Some(())
 }
 
-/// Has the kernel send the first of `packets`, of which there is one; returns how many it took.
-fn send_some(fd: &OwnedFd, packets: &[Packet]) -> io::Result<usize> {
+/// Makes the kernel send the first of `packets`, which must not be empty; returns how many it took.
+fn send_some(fd: &OwnedFd, packets: &[PacketBuffer]) -> io::Result<usize> {
     let count = packets.len().min(BATCH);
-    // SAFETY: all zeroes is valid for both. What the messages point to is read only, lives longer
-    // than the call, and is as long as they say.
+    // SAFETY: all zeroes is valid for both. The data that the messages point to is only read,
+    // outlives the call, and has the stated length.
     let taken = unsafe {
         let mut vectors = zeroed::<[libc::iovec; BATCH]>();
         let mut messages = zeroed::<[libc::mmsghdr; BATCH]>();

@@ -1,7 +1,7 @@
 //! Packet memory: one sealed memfd, cut into packets of equal size.
 //!
-//! The mapping lives as long as the process, so a [`Packet`] needs no borrow of its pool. A packet
-//! that is dropped instead of given back is lost to the pool, never unsafe.
+//! The mapping lives as long as the process, so a [`PacketBuffer`] needs no borrow of its pool.
+//! Dropping a packet instead of giving it back loses it to the pool, but is never unsafe.
 
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ops::Range;
@@ -13,16 +13,17 @@ use crate::Error;
 /// Bytes of a packet, headroom included.
 pub const PACKET_BYTES: usize = 2048;
 
-/// Bytes before a packet's contents when it comes from a socket or from [`Packet::reset`].
+/// Bytes before a packet's contents when it comes from a socket or from [`PacketBuffer::reset`].
 pub const HEADROOM_BYTES: usize = 256;
 
-/// What headers of a link, of IP and of transport take, where they have no options.
+/// Bytes of the link, IP and transport headers without options.
 const HEADERS_BYTES: usize = 54;
 
 /// Packets of a pool (1 GiB).
 pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
-/// Bytes of the largest pool. Each begins at a multiple of it, so that a packet's address has its number.
+/// Bytes of the largest pool. Each pool begins at a multiple
+/// of it, so that a packet's address determines its number.
 pub(crate) const POOL_BYTES_MAX: usize = POOL_PACKETS_MAX * PACKET_BYTES;
 
 /// Bytes of a page.
@@ -35,7 +36,7 @@ pub struct Pool {
     region: Region,
 }
 
-/// Where the packets are. Copies are harmless: only a [`Packet`] gives access.
+/// Location of the packets. Copies are harmless: only a [`PacketBuffer`] gives access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     base: NonNull<u8>,
@@ -48,8 +49,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Pool {
-    /// A pool and all its packets, in the order of their numbers.
-    pub fn new(packets: usize) -> Result<(Self, Vec<Packet>), Error> {
+    /// Makes a pool and all its packets, in the order of their numbers.
+    pub fn new(packets: usize) -> Result<(Self, Vec<PacketBuffer>), Error> {
         if packets == 0 || packets > POOL_PACKETS_MAX {
             return Err(Error::PoolSize(packets));
         }
@@ -73,19 +74,19 @@ impl Pool {
             return Err(Error::last("sealing of the pool"));
         }
         let region = Region { base: map(memfd.as_fd(), bytes)?, packets };
-        // SAFETY: inside the mapping, of which no byte changes. Where it fails, small pages do.
+        // SAFETY: inside the mapping, of which no byte changes. If it fails, small pages do.
         unsafe { libc::madvise(region.base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         // SAFETY: each number is taken once, and nobody else makes packets of this mapping.
         let all = (0..packets).map(|number| unsafe { region.packet(number) }).collect();
         Ok((Self { memfd, region }, all))
     }
 
-    /// The descriptor that [`crate::create_socket`] wants.
+    /// The descriptor for [`crate::create_socket`].
     pub fn memfd(&self) -> BorrowedFd<'_> {
         self.memfd.as_fd()
     }
 
-    /// Count of packets.
+    /// Number of packets.
     pub fn packets(&self) -> usize {
         self.region.packets
     }
@@ -100,31 +101,33 @@ impl Region {
         self.packets
     }
 
-    /// Number of the packet that holds the byte at `address` of the pool.
+    /// Number of the packet that contains the byte at `address` of the pool.
     pub(crate) fn number_at(self, address: u64) -> Option<usize> {
         usize::try_from(address / PACKET_BYTES as u64).ok().filter(|number| *number < self.packets)
     }
 
-    /// Whether `packet` is one of this pool's.
-    pub(crate) fn owns(self, packet: &Packet) -> bool {
+    /// True if `packet` belongs to this pool.
+    pub(crate) fn owns(self, packet: &PacketBuffer) -> bool {
         let bytes = self.packets * PACKET_BYTES;
         (packet.start.addr().get().wrapping_sub(self.base.addr().get())) < bytes
     }
 
-    /// A fresh handle on packet `number`.
+    /// Returns a fresh handle on packet `number`.
     ///
     /// # Safety
-    /// No other handle on it exists, the kernel holds it no more, and `number` is below `packets`.
-    pub(crate) unsafe fn packet(self, number: usize) -> Packet {
+    /// No other handle on it exists, the kernel no longer holds it, and `number` is below
+    /// `packets`.
+    pub(crate) unsafe fn packet(self, number: usize) -> PacketBuffer {
         debug_assert!(number < self.packets);
-        // SAFETY: the product is inside the mapping, as the number is.
+        // SAFETY: the product is inside the mapping, because the number is below `packets`.
         let start = unsafe { self.base.add(number * PACKET_BYTES) };
         let offset = HEADROOM_BYTES as u16;
-        Packet { start, mark: 0, counted: 0, offset, length: 0, port: 0, queue: 0 }
+        PacketBuffer { start, mark: 0, counted: 0, offset, length: 0, port: 0, queue: 0 }
     }
 }
 
-/// Maps the pool's memory, [`POOL_BYTES_MAX`] at most, shared, readable and writable, at a multiple of that.
+/// Maps the pool's memory, at most [`POOL_BYTES_MAX`], shared,
+/// readable and writable, at a multiple of that size.
 pub(crate) fn map(memfd: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>, Error> {
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let room = 2 * POOL_BYTES_MAX;
@@ -138,94 +141,95 @@ pub(crate) fn map(memfd: BorrowedFd<'_>, bytes: usize) -> Result<NonNull<u8>, Er
     let at = first.wrapping_byte_add(before);
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: `before` is less than a pool's bytes, and these are no more than half of the room, so that all of it lies in
-    // the mapping made above, which nobody else knows of and which nothing is in.
+    // SAFETY: `before` is less than a pool's bytes, and these are at most half of the room. So all
+    // of it lies in the mapping made above, which is empty and unknown to anyone else.
     let base = unsafe { libc::mmap(at, bytes, protection, flags, memfd.as_raw_fd(), 0) };
     let mapped = if base == libc::MAP_FAILED { 0 } else { bytes.next_multiple_of(PAGE_BYTES) };
     let error = Error::last("mmap of the pool");
     for (from, length) in [(0, before), (before + mapped, room - before - mapped)] {
         if length > 0 {
-            // SAFETY: the rest of the room, before the pool's pages and behind them, which nothing is in.
+            // SAFETY: the rest of the room, before the pool's
+            // pages and behind them, which is empty.
             unsafe { libc::munmap(first.wrapping_byte_add(from), length) };
         }
     }
     NonNull::new(base.cast::<u8>()).filter(|_| mapped > 0).ok_or(error)
 }
 
-/// The only handle on one packet: its contents, and room around them.
+/// The only handle on one packet: its contents, and free space around them.
 ///
-/// `mark`, `counted`, `port` and `queue` are the owner's to use; they do not survive the kernel.
+/// `mark`, `counted`, `port` and `queue` are for the owner's use; they do not survive the kernel.
 #[derive(Debug)]
 #[must_use = "a packet that is dropped is lost to its pool"]
-pub struct Packet {
+pub struct PacketBuffer {
     start: NonNull<u8>,
-    /// Whatever the owner wants to remember.
+    /// For the owner's use.
     pub mark: u32,
-    /// What counts it once it leaves by the end that it leaves by next; 0: nothing.
+    /// Counter to increment when it leaves by its next port; 0 for none.
     pub counted: u32,
     offset: u16,
     length: u16,
-    /// Where the frame is, as the owner counts.
+    /// Current port of the frame, in the owner's numbering.
     pub port: u16,
-    /// Which queue of the end that it leaves by next was chosen for it, from 1; 0: none was.
+    /// Queue chosen for it at its next port, from 1; 0 if none was chosen.
     pub queue: u16,
 }
 
-/// What is passed from stage to stage; eight bytes more would be a cache line for two.
-const _: () = assert!(size_of::<Packet>() == 24);
+/// Stages pass packets on by value. With eight bytes more, a cache line would fit only two.
+const _: () = assert!(size_of::<PacketBuffer>() == 24);
 
 // SAFETY: the handle is the only one on its bytes, and the mapping lives as long as the process.
-unsafe impl Send for Packet {}
+unsafe impl Send for PacketBuffer {}
 
-/// Has the CPU fetch the first bytes of a value, which is used soon.
+/// Prefetches the first bytes of a value that is used soon.
 #[inline]
 pub fn prefetch<T>(value: &T) {
-    // SAFETY: a prefetch changes nothing that is seen, wherever it is.
+    // SAFETY: a prefetch has no visible effect, at any address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) };
 }
 
-impl Packet {
-    /// The same, at `port`.
+impl PacketBuffer {
+    /// Returns the packet with `port` set.
     #[inline]
     pub fn at(self, port: usize) -> Self {
         Self { port: port as u16, ..self }
     }
 
-    /// Is at `port` now. What was chosen for it where it was is over.
+    /// Moves it to `port`, and clears the queue and the counter chosen before.
     #[inline]
     pub fn arrive_at(&mut self, port: u16) {
         (self.port, self.queue, self.counted) = (port, 0, 0);
     }
 
-    /// Its number in the pool.
+    /// Number in the pool.
     #[inline]
     pub fn number(&self) -> usize {
-        // SAFETY of others relies on it: `Region::packet` places packet N at N packets from a multiple of the greatest
-        // pool's bytes, and N is below a pool's packets.
+        // Other SAFETY comments rely on it: `Region::packet` places packet N at N packets from a
+        // multiple of the largest pool's bytes, and N is below a pool's packets.
         self.start.addr().get() % POOL_BYTES_MAX / PACKET_BYTES
     }
 
-    /// Bytes of its contents.
+    /// Length of its contents, bytes.
     #[allow(clippy::len_without_is_empty)]
     #[inline]
     pub fn len(&self) -> usize {
         usize::from(self.length)
     }
 
-    /// Its contents.
+    /// Contents.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.memory()[self.range()]
     }
 
-    /// Its contents, to change.
+    /// Contents, mutable.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let range = self.range();
         &mut self.memory_mut()[range]
     }
 
-    /// Makes it empty, with [`HEADROOM_BYTES`] before it, no mark, and nothing chosen for it.
+    /// Makes it empty: [`HEADROOM_BYTES`] of headroom, no mark, no queue or counter chosen.
     #[inline]
     pub fn reset(&mut self) {
         self.offset = HEADROOM_BYTES as u16;
@@ -235,15 +239,15 @@ impl Packet {
         self.queue = 0;
     }
 
-    /// Everything from its start to the packet's end, to write new contents into; what was
-    /// written becomes the contents by [`Packet::set_len`].
+    /// Returns all bytes from the start of its contents to the end of the packet, for writing new
+    /// contents. [`PacketBuffer::set_len`] then sets their length.
     #[inline]
     pub fn room_mut(&mut self) -> &mut [u8] {
         let offset = usize::from(self.offset);
         &mut self.memory_mut()[offset..]
     }
 
-    /// Sets the count of bytes of the contents; `None`, and no change, if there is no room.
+    /// Sets the length of the contents. `None` (and no change) if they would exceed the packet.
     #[inline]
     pub fn set_len(&mut self, length: usize) -> Option<()> {
         if length > PACKET_BYTES - usize::from(self.offset) {
@@ -253,7 +257,7 @@ impl Packet {
         Some(())
     }
 
-    /// Takes the first `count` bytes away; `None`, and no change, if there are fewer.
+    /// Removes the first `count` bytes. `None` (and no change) if there are fewer.
     #[inline]
     pub fn advance(&mut self, count: usize) -> Option<()> {
         if count > self.len() {
@@ -264,7 +268,8 @@ impl Packet {
         Some(())
     }
 
-    /// Adds `count` bytes in front and returns them; `None`, and no change, without headroom.
+    /// Adds `count` bytes in front and returns them.
+    /// `None` (and no change) without enough headroom.
     #[inline]
     pub fn prepend(&mut self, count: usize) -> Option<&mut [u8]> {
         if count > usize::from(self.offset) {
@@ -275,18 +280,18 @@ impl Packet {
         Some(&mut self.bytes_mut()[..count])
     }
 
-    /// Has the CPU fetch the first [`HEADERS_BYTES`] of its contents, which are read soon.
+    /// Prefetches the first [`HEADERS_BYTES`] of its contents, which are read soon.
     #[inline]
     pub fn prefetch(&self) {
         let at = self.memory().as_ptr().wrapping_add(usize::from(self.offset));
-        // SAFETY: a prefetch changes nothing that is seen, wherever it is.
+        // SAFETY: a prefetch has no visible effect, at any address.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(at.cast());
             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(HEADERS_BYTES - 1).cast());
         }
     }
 
-    /// Address of the contents in the pool, as rings want it.
+    /// Address of the contents in the pool, as the rings need it.
     pub(crate) fn address(&self) -> u64 {
         (self.number() * PACKET_BYTES + usize::from(self.offset)) as u64
     }
@@ -349,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_for_a_frame_is_over_where_it_arrives_and_in_an_empty_packet() {
+    fn arrival_and_reset_clear_the_chosen_queue() {
         let (_pool, mut packets) = Pool::new(1).unwrap();
         let packet = &mut packets[0];
         packet.queue = 7;
@@ -380,9 +385,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain range: steps that would leave the packet are refused and change nothing.
+        /// Compares with a plain range. Steps that would
+        /// leave the packet are refused and change nothing.
         #[test]
-        fn contents_stay_inside(steps in steps()) {
+        fn packet_contents_stay_inside_the_buffer(steps in steps()) {
             let (_pool, mut packets) = Pool::new(1).unwrap();
             let packet = &mut packets[0];
             let (mut offset, mut length) = (HEADROOM_BYTES, 0);

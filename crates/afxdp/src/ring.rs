@@ -1,7 +1,7 @@
-//! One of a socket's rings, shared with the kernel: one side produces, the other consumes.
+//! One of a socket's rings, shared with the kernel. One side produces, the other consumes.
 //!
-//! The kernel is trusted to keep the protocol; indices are masked all the same, so that nothing
-//! outside the mapping can be reached.
+//! The kernel is trusted to follow the protocol. Indices are
+//! masked nevertheless, so that no access leaves the mapping.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -14,7 +14,7 @@ const _: () = assert!(RING_ENTRIES.is_power_of_two());
 
 /// A mapped ring of entries `T`.
 #[derive(Debug)]
-pub(crate) struct Ring<T> {
+pub(crate) struct XdpRing<T> {
     map: NonNull<u8>,
     map_bytes: usize,
     producer: NonNull<AtomicU32>,
@@ -23,20 +23,20 @@ pub(crate) struct Ring<T> {
     entries: NonNull<T>,
     /// Our index: the next entry to produce or consume.
     mine: u32,
-    /// The other side's index as last read.
+    /// The other side's index when last read.
     theirs: u32,
 }
 
 // SAFETY: the pointers go to a mapping that this value owns; atomics are shared with the kernel
 // only, and entries are touched through `&mut self`.
-unsafe impl<T: Send> Send for Ring<T> {}
+unsafe impl<T: Send> Send for XdpRing<T> {}
 
-impl<T: Copy> Ring<T> {
+impl<T: Copy> XdpRing<T> {
     /// Maps the ring at page offset `page` of the socket.
     ///
     /// # Safety
-    /// `T` is what the kernel keeps in this ring: `xdp_desc` for receive and transmit, `u64` for
-    /// fill and completion; and no other `Ring` of this socket and page exists in use.
+    /// `T` is the kernel's type for this ring: `xdp_desc` for receive and transmit, `u64` for fill
+    /// and completion. No other `Ring` of this socket and page is in use.
     pub(crate) unsafe fn map(
         socket: BorrowedFd<'_>,
         page: u64,
@@ -85,7 +85,7 @@ impl<T: Copy> Ring<T> {
         unsafe { self.consumer.as_ref() }
     }
 
-    /// Whether the kernel wants a system call to go on.
+    /// True if the kernel needs a system call to continue.
     pub(crate) fn needs_wakeup(&self) -> bool {
         // SAFETY: inside the mapping that `self` owns; see `map`.
         let flags = unsafe { self.flags.as_ref() };
@@ -101,13 +101,13 @@ impl<T: Copy> Ring<T> {
         RING_ENTRIES.saturating_sub(self.mine.wrapping_sub(self.theirs))
     }
 
-    /// As producer: the space as the kernel has it now.
+    /// As producer: entries that can be written, after reading the kernel's index.
     pub(crate) fn space_now(&mut self) -> u32 {
         self.theirs = self.consumer().load(Ordering::Acquire);
         RING_ENTRIES.saturating_sub(self.mine.wrapping_sub(self.theirs))
     }
 
-    /// As producer, after [`Ring::space`] was more than 0: writes an entry, not yet visible.
+    /// As producer, if [`XdpRing::space`] is more than 0: writes an entry, not yet visible.
     pub(crate) fn write(&mut self, entry: T) {
         // SAFETY: the masked index is inside the entries; the kernel doesn't read it before
         // `publish`, and has consumed what was there, as there is space.
@@ -115,12 +115,12 @@ impl<T: Copy> Ring<T> {
         self.mine = self.mine.wrapping_add(1);
     }
 
-    /// As producer: lets the kernel see what was written.
+    /// As producer: publishes the written entries to the kernel.
     pub(crate) fn publish(&self) {
         self.producer().store(self.mine, Ordering::Release);
     }
 
-    /// As consumer: the next entry, to be given back with [`Ring::release`].
+    /// As consumer: the next entry, to be given back with [`XdpRing::release`].
     pub(crate) fn read(&mut self) -> Option<T> {
         if self.mine == self.theirs {
             self.theirs = self.producer().load(Ordering::Acquire);
@@ -135,15 +135,15 @@ impl<T: Copy> Ring<T> {
         Some(entry)
     }
 
-    /// As consumer: gives everything read back to the kernel.
+    /// As consumer: returns all entries read so far to the kernel.
     pub(crate) fn release(&self) {
         self.consumer().store(self.mine, Ordering::Release);
     }
 }
 
-impl<T> Drop for Ring<T> {
+impl<T> Drop for XdpRing<T> {
     fn drop(&mut self) {
-        // SAFETY: this value made the mapping and all pointers into it go with it.
+        // SAFETY: this value made the mapping, and all pointers into it are dropped with it.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_bytes) };
     }
 }

@@ -2,44 +2,45 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::pool::{HEADROOM_BYTES, PACKET_BYTES, Packet, Pool, Region};
-use crate::ring::Ring;
+use crate::pool::{HEADROOM_BYTES, PACKET_BYTES, PacketBuffer, Pool, Region};
+use crate::ring::XdpRing;
 use crate::{Error, RING_ENTRIES};
 
-/// System calls in one [`Socket::flush`]: enough for a full ring at 32 frames a call.
+/// System calls in one [`XdpSocket::flush`]: enough for a full ring at 32 frames per call.
 const KICKS_MAX: u32 = RING_ENTRIES / 32;
 
-/// An AF_XDP socket in use. Packets that it was given are the kernel's until they come back
-/// by [`Socket::receive`], [`Socket::complete`] or [`Socket::close`].
+/// An AF_XDP socket in use. The kernel owns the packets given to it until they come back from
+/// [`XdpSocket::receive`], [`XdpSocket::complete`] or [`XdpSocket::close`].
 #[derive(Debug)]
-pub struct Socket {
-    // Rings before the descriptor: unmapped first.
-    receive: Ring<libc::xdp_desc>,
-    transmit: Ring<libc::xdp_desc>,
-    fill: Ring<u64>,
-    completion: Ring<u64>,
+pub struct XdpSocket {
+    // Rings before the descriptor: they must be unmapped first.
+    receive: XdpRing<libc::xdp_desc>,
+    transmit: XdpRing<libc::xdp_desc>,
+    fill: XdpRing<u64>,
+    completion: XdpRing<u64>,
     region: Region,
-    /// Which packets the kernel holds, so that only those can come back.
+    /// Packets that the kernel holds. Only those can come back.
     lent: Lent,
     sending: u32,
     polled: Polled,
     fd: OwnedFd,
 }
 
-/// Who takes frames from the device.
+/// Polling mode of the socket's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Polled {
-    /// Interrupts: nothing else is asked for, or can be had.
+    /// By interrupts: busy polling was not requested, or is not available.
     Not,
-    /// The socket, once the kernel says which of its pollers it is: with the first frame, before Linux 6.13.
+    /// By the socket, once the kernel knows its poller.
+    /// Before Linux 6.13 that is with the first frame.
     Later,
-    /// The socket, when it is asked for frames.
+    /// By the socket, whenever it is asked for frames.
     Busily,
 }
 
-impl Socket {
-    /// Takes over a descriptor of [`crate::create_socket`] that was made over `pool` and is not bound yet. Until
-    /// [`crate::bind_socket`] no frame comes, and frames to be sent wait.
+impl XdpSocket {
+    /// Takes over a descriptor from [`crate::create_socket`] that was made over `pool` and is not
+    /// bound yet. Until [`crate::bind_socket`] it receives no frames, and frames to be sent wait.
     pub fn new(fd: OwnedFd, pool: &Pool) -> Result<Self, Error> {
         let offsets: libc::xdp_mmap_offsets = option(&fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
         let region = pool.region();
@@ -47,10 +48,10 @@ impl Socket {
         // SAFETY: each page is mapped once with the entry type that the kernel documents for it.
         let (receive, transmit, fill, completion) = unsafe {
             (
-                Ring::map(socket, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx)?,
-                Ring::map(socket, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx)?,
-                Ring::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr)?,
-                Ring::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr)?,
+                XdpRing::map(socket, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx)?,
+                XdpRing::map(socket, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx)?,
+                XdpRing::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr)?,
+                XdpRing::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr)?,
             )
         };
         let busily: libc::c_int = option(&fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL)?;
@@ -72,9 +73,9 @@ impl Socket {
         })
     }
 
-    /// Gives the kernel packets from the end of `free` to receive into, as many as fit, but leaves
-    /// `keep` of them.
-    pub fn fill(&mut self, free: &mut Vec<Packet>, keep: usize) {
+    /// Gives the kernel packets from the end of `free` to receive
+    /// into: as many as fit, except for the last `keep`.
+    pub fn fill(&mut self, free: &mut Vec<PacketBuffer>, keep: usize) {
         let count = free.len().saturating_sub(keep).min(self.fill.space_now() as usize);
         for packet in free.drain(free.len() - count..) {
             self.lent.lend(self.region, &packet);
@@ -84,9 +85,10 @@ impl Socket {
     }
 
     /// Appends up to `count_max` received frames to `packets` and returns how many.
-    pub fn receive(&mut self, packets: &mut Vec<Packet>, count_max: usize) -> usize {
+    pub fn receive(&mut self, packets: &mut Vec<PacketBuffer>, count_max: usize) -> usize {
         if self.polled == Polled::Busily {
-            // SAFETY: without a buffer, on a descriptor that we own. What it says does not matter: frames come or not.
+            // SAFETY: without a buffer, on a descriptor that we own. The result does not matter:
+            // frames are received or not.
             unsafe { libc::recv(self.fd.as_raw_fd(), std::ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
         }
         let before = packets.len();
@@ -110,14 +112,14 @@ impl Socket {
         count
     }
 
-    /// Frames that [`Socket::send`] takes now.
+    /// Frames that [`XdpSocket::send`] takes now.
     pub fn room(&mut self) -> usize {
         self.transmit.space() as usize
     }
 
-    /// Puts a frame into the transmit ring; gives it back if that is full. The kernel sees it at
-    /// the next [`Socket::flush`].
-    pub fn send(&mut self, packet: Packet) -> Result<(), Packet> {
+    /// Puts a frame into the transmit ring; returns it if the ring is full. The kernel sees it at
+    /// the next [`XdpSocket::flush`].
+    pub fn send(&mut self, packet: PacketBuffer) -> Result<(), PacketBuffer> {
         if self.transmit.space() == 0 {
             return Err(packet);
         }
@@ -131,7 +133,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Has the kernel send what is in the ring. What a busy device does not take now stays there.
+    /// Makes the kernel send the frames in the ring. Frames that a busy device refuses stay there.
     pub fn flush(&mut self) {
         self.transmit.publish();
         let mut room = self.transmit.space_now();
@@ -150,8 +152,8 @@ impl Socket {
                     0,
                 )
             };
-            // EAGAIN: more than one call takes, or a device or a send buffer that is full: then none
-            // was taken. Others: a device that is down or gone.
+            // EAGAIN: more frames than one call takes, or a full device or send buffer that took
+            // none. Other errors: the device is down or gone.
             if result < 0 && std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
                 return;
             }
@@ -162,8 +164,8 @@ impl Socket {
         }
     }
 
-    /// Appends the packets whose frames were sent to `free` and returns how many.
-    pub fn complete(&mut self, free: &mut Vec<Packet>) -> usize {
+    /// Appends the packets whose frames were sent to `free`; returns their number.
+    pub fn complete(&mut self, free: &mut Vec<PacketBuffer>) -> usize {
         let mut count = 0;
         while let Some(address) = self.completion.read() {
             free.extend(self.lent.take_back(self.region, address));
@@ -176,12 +178,13 @@ impl Socket {
         count as usize
     }
 
-    /// Frames given to [`Socket::send`] that were not sent yet.
+    /// Frames given to [`XdpSocket::send`] and not sent yet.
     pub fn sending(&self) -> usize {
         self.sending as usize
     }
 
-    /// Frames that the kernel had for this socket and dropped: no room or no packet to fill.
+    /// Frames for this socket that the kernel dropped
+    /// because the ring or the fill ring had no entry.
     pub fn kernel_dropped(&self) -> u64 {
         let statistics: Result<libc::xdp_statistics, _> =
             option(&self.fd, libc::SOL_XDP, libc::XDP_STATISTICS);
@@ -189,60 +192,60 @@ impl Socket {
     }
 
     /// Closes the socket and returns the packets that it held.
-    pub fn close(self) -> Vec<Packet> {
+    pub fn close(self) -> Vec<PacketBuffer> {
         let Self { receive, transmit, fill, completion, region, lent, fd, .. } = self;
         drop((receive, transmit, fill, completion));
-        // The kernel waits here until nobody is left who could write into the pool.
+        // The kernel waits here until nobody can write into the pool any more.
         drop(fd);
         lent.into_packets(region)
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for XdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// One bit a packet: set while the kernel holds it.
+/// One bit per packet, set while the kernel holds it.
 #[derive(Debug)]
 struct Lent(Vec<u64>);
 
 impl Lent {
-    /// Notes that the caller gives the handle up to the kernel.
-    fn lend(&mut self, region: Region, packet: &Packet) {
+    /// Records that the caller gives the handle to the kernel.
+    fn lend(&mut self, region: Region, packet: &PacketBuffer) {
         assert!(region.owns(packet), "a packet of another pool");
         self.0[packet.number() / 64] |= 1 << (packet.number() % 64);
     }
 
-    /// A handle on the packet at `address`, if the kernel has it from us.
-    fn take_back(&mut self, region: Region, address: u64) -> Option<Packet> {
+    /// Returns a handle on the packet at `address`, if the kernel has it from us.
+    fn take_back(&mut self, region: Region, address: u64) -> Option<PacketBuffer> {
         let number = region.number_at(address)?;
         let (word, bit) = (&mut self.0[number / 64], 1 << (number % 64));
         if *word & bit == 0 {
             return None;
         }
         *word &= !bit;
-        // SAFETY: the bit says that the handle was given up to this socket, and clearing it that
-        // no second one is made. `number_at` checked the bound.
+        // SAFETY: the bit proves that the handle was given to this socket. Clearing it prevents a
+        // second handle. `number_at` checked the bound.
         Some(unsafe { region.packet(number) })
     }
 
-    fn into_packets(mut self, region: Region) -> Vec<Packet> {
+    fn into_packets(mut self, region: Region) -> Vec<PacketBuffer> {
         (0..region.packets())
             .filter_map(|number| self.take_back(region, (number * PACKET_BYTES) as u64))
             .collect()
     }
 }
 
-/// Whether the kernel knows by what a socket's queue is polled (NAPI).
+/// True if the kernel knows the poller (NAPI) of the socket's queue.
 fn has_poller(fd: &OwnedFd) -> bool {
     option(fd, libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID).is_ok_and(|id: libc::c_int| id != 0)
 }
 
 fn option<T: Copy>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int) -> Result<T, Error> {
-    // SAFETY: for numbers and the structures of SOL_XDP options all zeroes is valid, and the kernel writes no
-    // more than the size that it is given.
+    // SAFETY: all zeroes is valid for numbers and the structures of SOL_XDP options, and the kernel
+    // writes at most the given size.
     unsafe {
         let mut value = std::mem::zeroed::<T>();
         let mut bytes = size_of::<T>() as libc::socklen_t;

@@ -1,5 +1,4 @@
-//! A packet socket at one end of a veth, in a network namespace of the test's own, and what the
-//! other end sends.
+//! A packet socket at one end of a veth, in the test's own network namespace. The other end sends.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -7,19 +6,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Packet, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, Sent, Unread};
+use pdp_afxdp::{
+    PacketBuffer, PacketSocket, Pool, RECEIVE_BYTES_MAX, RING_ENTRIES, SendOutcome, Unread,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Packets that the pools here have.
+/// Packets of the pools here.
 const PACKETS: usize = 4 * RING_ENTRIES as usize;
 
-/// A namespace with the veth a–b, which the calling thread is in; gone with this value.
-struct Place(String);
+/// A namespace with the veth a–b, entered by the calling thread; removed when dropped.
+struct PacketNamespace(String);
 
-impl Place {
+impl PacketNamespace {
     fn enter(test: &str) -> Self {
         let place = Self(format!("psock-{test}-{}", std::process::id()));
         run(&format!("ip netns add {}", place.0));
@@ -36,13 +37,14 @@ impl Place {
             assert!(start.elapsed() < PATIENCE, "the veth has no carrier");
         }
         let netns = File::open(format!("/run/netns/{}", place.0)).unwrap();
-        // SAFETY: changes this thread only, which is the test's own.
+        // SAFETY: changes this thread only, which belongs to the test.
         assert_eq!(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
         place
     }
 
-    /// Whether the kernel sends what it is given for a device: it finds its carrier some time after the other
-    /// end is up (net/core/link_watch.c), and until then drops frames without telling who sends them.
+    /// True if the kernel sends frames that it is given for a device. It
+    /// detects the carrier some time after the other end is up
+    /// (net/core/link_watch.c). Until then it drops frames without an error.
     fn is_up(&self, device: &str) -> bool {
         let words = ["-n", &self.0, "link", "show", "dev", device];
         let output = Command::new("ip").args(words).output().unwrap();
@@ -50,7 +52,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PacketNamespace {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
     }
@@ -62,7 +64,7 @@ fn run(command: &str) {
     assert!(status.success(), "{command}");
 }
 
-/// A packet socket bound to a device; what it sends itself does not come to it.
+/// Returns a packet socket bound to a device. It does not receive the frames that it sends.
 fn open(device: &str) -> OwnedFd {
     let name = std::ffi::CString::new(device).unwrap();
     // SAFETY: plain system calls with whole arguments of the lengths given.
@@ -82,7 +84,7 @@ fn open(device: &str) -> OwnedFd {
 
 fn set(fd: i32, option: i32) {
     let on = 1i32;
-    // SAFETY: the value is as long as is said.
+    // SAFETY: the value has the stated length.
     let result =
         unsafe { libc::setsockopt(fd, libc::SOL_PACKET, option, (&raw const on).cast(), 4) };
     assert_eq!(result, 0);
@@ -92,7 +94,7 @@ fn set(fd: i32, option: i32) {
 struct Ends {
     sender: OwnedFd,
     socket: PacketSocket,
-    free: Vec<Packet>,
+    free: Vec<PacketBuffer>,
     _pool: Pool,
 }
 
@@ -104,26 +106,27 @@ impl Ends {
         Self { sender, socket, free, _pool }
     }
 
-    /// Sends a frame; `checksum`: where the device is to begin to sum, and to put it after that.
+    /// Sends a frame. `checksum`: offset where the device
+    /// begins to sum, and position of the sum after that.
     fn write(&self, frame: &[u8], checksum: Option<(u16, u16)>) {
         self.write_segments(frame, checksum, (0, 0));
     }
 
-    /// Sends a frame that the device is to cut; `cut`: what it is, and bytes of payload of a segment.
+    /// Sends a frame that the device must cut. `cut`: its GSO type, and payload bytes per segment.
     fn write_segments(&self, frame: &[u8], checksum: Option<(u16, u16)>, cut: (u8, u16)) {
         let (start, at) = checksum.unwrap_or_default();
-        // Of what is to be cut, the kernel wants to know how much is headers.
+        // For a frame to be cut, the kernel needs the length of its headers.
         let headers: u16 = if cut.0 == 0 { 0 } else { start + 20 };
         let mut all = vec![u8::from(checksum.is_some()), cut.0];
         all.extend([headers, cut.1, start, at].map(u16::to_le_bytes).as_flattened());
         all.extend(frame);
-        // SAFETY: the bytes are there.
+        // SAFETY: the buffer has the stated length.
         let sent =
             unsafe { libc::send(self.sender.as_raw_fd(), all.as_ptr().cast(), all.len(), 0) };
         assert_eq!(sent, all.len() as isize, "{}", std::io::Error::last_os_error());
     }
 
-    /// What came: `count` frames, those that are too long left out.
+    /// Returns `count` received frames, less those that are too long, and the number of these.
     fn read(&mut self, count: usize) -> (Vec<Vec<u8>>, usize) {
         let start = Instant::now();
         let (mut frames, mut too_long) = (Vec::new(), 0);
@@ -137,7 +140,7 @@ impl Ends {
     }
 }
 
-/// A frame of an own type with a number and a length of its own.
+/// A frame with its own EtherType, and a number and a length that identify it.
 fn numbered(number: u32) -> Vec<u8> {
     let mut frame = vec![number as u8; 60 + number as usize % 1440];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
@@ -146,8 +149,8 @@ fn numbered(number: u32) -> Vec<u8> {
 }
 
 #[test]
-fn frames_of_all_lengths_and_tags_come_as_they_were_sent() {
-    let _place = Place::enter("lengths");
+fn packet_socket_receives_all_lengths_and_tags() {
+    let _place = PacketNamespace::enter("lengths");
     let ends = RefCell::new(Ends::new());
     let tags = prop_oneof![
         Just(vec![]),
@@ -167,7 +170,7 @@ fn frames_of_all_lengths_and_tags_come_as_they_were_sent() {
             frame.extend([0x88, 0xb5]);
             frame.extend((0..*length).map(|at| (at + number) as u8));
             ends.write(&frame, None);
-            // The outermost tag does not count: it comes beside the frame.
+            // The outermost tag does not count: the kernel passes it beside the frame.
             if frame.len() - 4 * usize::from(!tags.is_empty()) <= RECEIVE_BYTES_MAX {
                 expected.push(frame);
             }
@@ -183,10 +186,10 @@ fn frames_of_all_lengths_and_tags_come_as_they_were_sent() {
 }
 
 #[test]
-fn checksums_that_are_left_to_the_device_are_completed() {
-    let _place = Place::enter("sums");
+fn packet_socket_completes_offloaded_checksums() {
+    let _place = PacketNamespace::enter("sums");
     let ends = RefCell::new(Ends::new());
-    // The kernel wants room for a network header before what is summed.
+    // The kernel needs space for a network header before the summed bytes.
     const HEADER: usize = 40;
     let payload = proptest::collection::vec(any::<u8>(), HEADER + 8..1400);
     let test = |(payload, tag): (Vec<u8>, bool)| {
@@ -200,7 +203,7 @@ fn checksums_that_are_left_to_the_device_are_completed() {
         frame.extend(&payload);
         ends.write(&frame, Some((start as u16, 6)));
         let (got, _) = ends.read(1);
-        // With its checksum, the sum of all is that of no bits at all.
+        // With its checksum, the sum of all bytes is the sum of no bits.
         let sum = |bytes: &[u8]| {
             let pair =
                 |two: &[u8]| u64::from(two[0]) << 8 | two.get(1).map_or(0, |low| u64::from(*low));
@@ -217,8 +220,8 @@ fn checksums_that_are_left_to_the_device_are_completed() {
 }
 
 #[test]
-fn a_full_ring_drops_what_comes_and_counts_it() {
-    let _place = Place::enter("full");
+fn full_receive_ring_drops_and_counts_frames() {
+    let _place = PacketNamespace::enter("full");
     let mut ends = Ends::new();
     let extra = 10;
     for number in 0..RING_ENTRIES + extra {
@@ -237,9 +240,9 @@ fn a_full_ring_drops_what_comes_and_counts_it() {
 }
 
 #[test]
-fn frames_go_out_in_order_and_packets_come_back() {
+fn packet_socket_sends_in_order_and_returns_packets() {
     const FRAMES: u32 = 20_000;
-    let _place = Place::enter("out");
+    let _place = PacketNamespace::enter("out");
     let (pool, mut free) = Pool::new(PACKETS).unwrap();
     let mut a = PacketSocket::new(open("a")).unwrap();
     let mut b = PacketSocket::new(open("b")).unwrap();
@@ -248,7 +251,7 @@ fn frames_go_out_in_order_and_packets_come_back() {
     let mut arrived = Vec::new();
     while got < FRAMES {
         assert!(start.elapsed() < PATIENCE, "{got} of {FRAMES}, {} dropped", b.kernel_dropped());
-        // No more on the way than the receiving ring holds.
+        // At most as many in flight as the receive ring holds.
         while sent < FRAMES && sent - got < RING_ENTRIES / 2 {
             let Some(mut packet) = free.pop() else { break };
             let frame = numbered(sent);
@@ -266,11 +269,11 @@ fn frames_go_out_in_order_and_packets_come_back() {
             free.push(packet);
         }
     }
-    // Its own frames don't come back to it.
+    // A socket does not receive its own frames.
     assert_eq!(a.receive(&mut free, 0, 64, &mut arrived), Unread::default());
     assert!(arrived.is_empty());
     assert_eq!((a.kernel_dropped(), b.kernel_dropped()), (0, 0));
-    // Too long for the device; then a device that is down.
+    // Frames too long for the device, then a device that is down.
     run("ip link set dev a mtu 1000");
     for number in [10, 1200, 20] {
         let mut packet = free.pop().unwrap();
@@ -279,7 +282,7 @@ fn frames_go_out_in_order_and_packets_come_back() {
         packet.bytes_mut().copy_from_slice(&numbered(number));
         a.send(packet).unwrap();
     }
-    assert_eq!(a.flush(&mut free), Sent { taken: 2, refused: 1 });
+    assert_eq!(a.flush(&mut free), SendOutcome { taken: 2, refused: 1 });
     run("ip link set dev a down");
     for _ in 0..3 {
         let mut packet = free.pop().unwrap();
@@ -287,17 +290,17 @@ fn frames_go_out_in_order_and_packets_come_back() {
         packet.set_len(60).unwrap();
         a.send(packet).unwrap();
     }
-    assert_eq!(a.flush(&mut free), Sent { taken: 0, refused: 3 });
+    assert_eq!(a.flush(&mut free), SendOutcome { taken: 0, refused: 3 });
     free.extend(a.close());
     free.extend(b.close());
-    let mut numbers: Vec<usize> = free.iter().map(Packet::number).collect();
+    let mut numbers: Vec<usize> = free.iter().map(PacketBuffer::number).collect();
     numbers.sort();
     assert_eq!(numbers, (0..pool.packets()).collect::<Vec<_>>());
 }
 
 #[test]
-fn what_waits_is_bounded_and_given_back() {
-    let _place = Place::enter("bounded");
+fn packet_socket_backlog_is_bounded_and_returned() {
+    let _place = PacketNamespace::enter("bounded");
     let (_pool, mut free) = Pool::new(PACKETS).unwrap();
     let mut socket = PacketSocket::new(open("a")).unwrap();
     let mut refused = 0;
@@ -313,13 +316,13 @@ fn what_waits_is_bounded_and_given_back() {
     assert_eq!((refused, socket.room(), socket.sending()), (10, 0, RING_ENTRIES as usize));
     free.extend(socket.close());
     assert_eq!(free.len(), PACKETS);
-    // What is no packet socket is refused.
+    // A descriptor that is no packet socket is refused.
     let file = File::open("/proc/self/exe").unwrap();
     let error = PacketSocket::new(file.into()).unwrap_err();
     assert!(error.to_string().contains("PACKET_VERSION"), "{error}");
 }
 
-/// A TCP segment over IPv4 with what its sender leaves to the device, and where its header is.
+/// A TCP segment over IPv4 with the checksum left to the device, and the offset of its TCP header.
 fn long_tcp(payload: &[u8]) -> (Vec<u8>, u16) {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
     let total = (40 + payload.len()) as u16;
@@ -337,11 +340,12 @@ fn long_tcp(payload: &[u8]) -> (Vec<u8>, u16) {
 }
 
 #[test]
-fn segments_that_are_left_to_the_device_are_cut() {
+fn packet_socket_segments_offloaded_frames() {
     const TCP_OVER_IPV4: u8 = 1;
-    let _place = Place::enter("cut");
+    let _place = PacketNamespace::enter("cut");
     let mut ends = Ends::new();
-    // Longer than a slot, as long as can be, and all segments in one slot; between others.
+    // Frames longer than a slot, as long as possible, and
+    // with all segments in one slot; between others.
     for (bytes, segment) in [(5_000, 1400), (65_000, 1448), (1000, 300), (1, 1000)] {
         let payload: Vec<u8> = (0..bytes).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
         let (frame, start) = long_tcp(&payload);
@@ -363,7 +367,7 @@ fn segments_that_are_left_to_the_device_are_cut() {
         }
         assert_eq!(got, payload);
     }
-    // Segments that are longer than a packet, of each frame all; a long frame that nobody is to cut.
+    // Frames whose segments are all longer than a packet, and a long frame that must not be cut.
     let (frame, start) = long_tcp(&[1; 8_000]);
     ends.write_segments(&frame, Some((start, 16)), (TCP_OVER_IPV4, 4_000));
     ends.write(&numbered(3), None);

@@ -7,18 +7,20 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, bind_socket, create_socket, poll_busily};
+use pdp_afxdp::{
+    PacketBuffer, Pool, RING_ENTRIES, XdpSocket, bind_socket, create_socket, poll_busily,
+};
 use pdp_net::xdp::Xdp;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A namespace with the veth a–b, which the calling thread is in; gone with this value.
-struct Place {
+/// A namespace with the veth a–b, entered by the calling thread; removed when dropped.
+struct VethNamespace {
     name: String,
     programs: Vec<PathBuf>,
 }
 
-impl Place {
+impl VethNamespace {
     fn enter(test: &str) -> Self {
         let place = Self { name: format!("afxdp-{test}-{}", std::process::id()), programs: vec![] };
         run(&format!("ip netns add {}", place.name));
@@ -31,17 +33,17 @@ impl Place {
             run(&format!("ip -n {} link set dev {end} up", place.name));
         }
         let netns = File::open(format!("/run/netns/{}", place.name)).unwrap();
-        // SAFETY: changes this thread only, which is the test's own.
+        // SAFETY: changes this thread only, which belongs to the test.
         assert_eq!(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
         place
     }
 
-    /// A socket at an end, to which all its frames go.
-    fn socket(&mut self, device: &str, pool: &Pool) -> Socket {
+    /// Returns a socket that receives all frames of an end.
+    fn socket(&mut self, device: &str, pool: &Pool) -> XdpSocket {
         self.socket_polled(device, pool, false)
     }
 
-    fn socket_polled(&mut self, device: &str, pool: &Pool, busily: bool) -> Socket {
+    fn socket_polled(&mut self, device: &str, pool: &Pool, busily: bool) -> XdpSocket {
         let name = std::ffi::CString::new(device).unwrap();
         // SAFETY: a C string.
         let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) };
@@ -49,7 +51,7 @@ impl Place {
         if busily {
             poll_busily(fd.as_fd()).unwrap();
         }
-        let socket = Socket::new(fd, pool).unwrap();
+        let socket = XdpSocket::new(fd, pool).unwrap();
         bind_socket(socket.as_fd(), ifindex, 0).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.name));
         self.programs.push(pins.clone());
@@ -61,7 +63,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for VethNamespace {
     fn drop(&mut self) {
         for pins in &self.programs {
             let _ = pdp_net::xdp::detach(pins);
@@ -86,7 +88,7 @@ fn option(socket: &impl AsFd, name: i32) -> i32 {
     value
 }
 
-fn fill(packet: &mut Packet, number: u32) {
+fn fill(packet: &mut PacketBuffer, number: u32) {
     let length = 60 + number as usize % 1440;
     packet.reset();
     packet.set_len(length).unwrap();
@@ -97,18 +99,18 @@ fn fill(packet: &mut Packet, number: u32) {
 }
 
 #[test]
-fn every_frame_arrives_as_it_was_and_every_packet_comes_back() {
+fn xdp_sockets_pass_frames_and_return_packets() {
     pass_frames(false);
 }
 
 #[test]
-fn sockets_that_poll_their_device_get_every_frame() {
+fn busy_polling_sockets_receive_every_frame() {
     pass_frames(true);
 }
 
 fn pass_frames(busily: bool) {
     const FRAMES: u32 = 20_000;
-    let mut place = Place::enter(if busily { "busily" } else { "all" });
+    let mut place = VethNamespace::enter(if busily { "busily" } else { "all" });
     let (pool, mut free) = Pool::new(16384).unwrap();
     let mut a = place.socket_polled("a", &pool, busily);
     let mut b = place.socket_polled("b", &pool, busily);
@@ -120,7 +122,7 @@ fn pass_frames(busily: bool) {
     while got < FRAMES {
         assert!(start.elapsed() < PATIENCE, "{got} of {FRAMES}, {} dropped", b.kernel_dropped());
         b.fill(&mut free, 4096);
-        // No more on the way than the receiving ring holds.
+        // At most as many in flight as the receive ring holds.
         while sent < FRAMES && sent - got < RING_ENTRIES / 2 {
             let Some(mut packet) = free.pop() else { break };
             fill(&mut packet, sent);
@@ -149,15 +151,15 @@ fn pass_frames(busily: bool) {
     assert_eq!(b.kernel_dropped(), 0);
     free.extend(a.close());
     free.extend(b.close());
-    let mut numbers: Vec<usize> = free.iter().map(Packet::number).collect();
+    let mut numbers: Vec<usize> = free.iter().map(PacketBuffer::number).collect();
     numbers.sort();
     assert_eq!(numbers, (0..16384).collect::<Vec<_>>());
 }
 
-/// A bridge takes the tag off what it gets and leaves it to the veth to put it on again.
+/// A bridge removes the tag from received frames and leaves re-inserting it to the veth.
 #[test]
 fn vlan_tags_arrive_with_their_frames() {
-    let mut place = Place::enter("vlan");
+    let mut place = VethNamespace::enter("vlan");
     let bridge = [
         "link add name br type bridge",
         "link add name c type veth peer name d",
@@ -171,8 +173,8 @@ fn vlan_tags_arrive_with_their_frames() {
     let (pool, mut free) = Pool::new(8192).unwrap();
     let (mut a, mut d) = (place.socket("a", &pool), place.socket("d", &pool));
     a.fill(&mut free, 4096);
-    // Until the bridge forwards and a frame arrives; its bytes.
-    let mut through = |free: &mut Vec<Packet>| {
+    // Sends until the bridge forwards and a frame arrives; returns its bytes.
+    let mut through = |free: &mut Vec<PacketBuffer>| {
         let (start, mut arrived) = (Instant::now(), Vec::new());
         loop {
             assert!(start.elapsed() < PATIENCE, "no frame arrives");
@@ -196,7 +198,7 @@ fn vlan_tags_arrive_with_their_frames() {
     };
     let (sent, without) = through(&mut free);
     assert_eq!(without.len(), sent.len() - 4, "what this test is about: the tag is gone");
-    let device = pdp_net::interface::Interface::by_name("a").unwrap();
+    let device = pdp_net::interface::InterfaceInfo::by_name("a").unwrap();
     assert_eq!(device.veth_peer.as_deref(), Some("b"));
     assert!(pdp_net::ethtool::tags_in_frames(&device).unwrap());
     std::thread::sleep(Duration::from_millis(100));
@@ -206,8 +208,8 @@ fn vlan_tags_arrive_with_their_frames() {
 }
 
 #[test]
-fn a_full_ring_gives_packets_back_and_a_receiver_without_packets_drops() {
-    let mut place = Place::enter("full");
+fn full_transmit_ring_returns_packets() {
+    let mut place = VethNamespace::enter("full");
     let (pool, mut free) = Pool::new(8192).unwrap();
     let (mut a, b) = (place.socket("a", &pool), place.socket("b", &pool));
     let mut refused = 0;
@@ -232,16 +234,16 @@ fn a_full_ring_gives_packets_back_and_a_receiver_without_packets_drops() {
     assert_eq!(free.len(), 8192);
 }
 
-/// As a device does whose queue is full, or a send buffer.
+/// As a device with a full queue does, or a full send buffer.
 #[test]
-fn who_takes_nothing_is_not_asked_again_and_again() {
-    let mut place = Place::enter("busy");
+fn flush_does_not_retry_a_busy_device() {
+    let mut place = VethNamespace::enter("busy");
     let (pool, mut free) = Pool::new(8192).unwrap();
     let mut a = place.socket("a", &pool);
     let mut packet = free.pop().unwrap();
     fill(&mut packet, 0);
     a.send(packet).unwrap();
-    // In the place of the kernel's side one that counts how often it is asked, and leaves all there.
+    // Replaces the kernel's side by one that counts requests and takes nothing.
     let (asked, takes_nothing) = UnixDatagram::pair().unwrap();
     asked.set_nonblocking(true).unwrap();
     // SAFETY: both descriptors are open, and the socket's mappings do not need its own.
@@ -253,7 +255,7 @@ fn who_takes_nothing_is_not_asked_again_and_again() {
 
 #[test]
 fn errors_say_what_to_do() {
-    let mut place = Place::enter("errors");
+    let mut place = VethNamespace::enter("errors");
     let (pool, _free) = Pool::new(64).unwrap();
     let _taken = place.socket("a", &pool);
     let text = |device: &str, queue| {

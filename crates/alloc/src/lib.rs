@@ -1,31 +1,33 @@
-//! Allocation of processing power to vrouters: which forwarding engines (FEs), how much of each.
+//! Allocation of processing power to vrouters: which
+//! forwarding engines (FEs), and how much of each.
 //!
-//! The rule is Algorithm 1 of the PdP paper (VISA'09): a vrouter that asks for R = k·C + r gets k
-//! whole idle FEs, and the rest r on the FE where it fits best, so that it has as few guests as
-//! can be. What the paper leaves open is closed like this:
+//! The rule is Algorithm 1 of the PdP paper (VISA'09). A vrouter that requests R =
+//! k·C + r gets k whole idle FEs, and the remainder r on the best-fitting FE, so
+//! that it has as few guests as possible. Rules for what the paper leaves open:
 //!
-//! - **R fits one FE** (R ≤ C, an exact fit or r = 0 included): one guest on the fullest FE that
-//!   has room. No guest is made for r = 0.
-//! - **FEs of different capacity**: while no FE has room for what is left, the largest idle FE is
-//!   taken whole. With equal capacities this is the paper's k·C + r.
-//! - **No FE has room for r**, or **too few FEs are idle**: refused, or, where the request allows
-//!   splitting, what is left is spread, most room first, over as few FEs as can be.
-//! - **All or nothing**: a refusal gives nothing and changes nothing.
-//! - **A failed FE** ([`Engine::usable`] is false) gets nothing new; a request again for a vrouter
-//!   that had a share there moves that share and leaves the others where they are.
-//! - **A share below [`SHARE_MILLICORES_MIN`]** can't be enforced by a CPU quota, so it is rounded
-//!   up to it.
-//! - **Nothing asked for** ([`lend`]): guests that live on what others leave. They have a share of nothing, so that
-//!   an engine has room for any number of them, and are no reason to refuse anybody.
-//! - **CPUs that the mux needs** are no part of any FE's capacity; the specs' check sees to that.
+//! - **R fits one FE** (R ≤ C, including an exact fit and r = 0): one guest
+//!   on the fullest FE with enough free capacity. No guest is made for r = 0.
+//! - **FEs of different capacity**: while no FE fits the remainder, the largest
+//!   idle FE is taken whole. With equal capacities this is the paper's k·C + r.
+//! - **No FE fits r**, or **too few FEs are idle**: refused. If the request allows splitting, the
+//!   remainder is divided among as few FEs as possible, those with the most free capacity first.
+//! - **All or nothing**: a refusal allocates nothing and changes nothing.
+//! - **A failed FE** ([`EngineCapacity::usable`] is false) gets nothing new. A repeated
+//!   request of a vrouter with a share there moves that share and keeps the others.
+//! - **A share below [`SHARE_MILLICORES_MIN`]** can't be
+//!   enforced by a CPU quota, so it is rounded up to it.
+//! - **No guarantee** ([`lend`]): the guests use spare power. Their shares are
+//!   zero, so an engine fits any number of them, and they never cause a refusal.
+//! - **CPUs that the mux needs** are not part of any FE's capacity; the specs' check ensures that.
 //!
-//! - **A given number of guests** ([`allocate_guests`]): that many equal shares, each on the FE
-//!   where the vrouter has the fewest, of those the fullest that has room; several on one FE where
-//!   need be.
+//! - **A given number of guests** ([`allocate_guests`]): that many equal
+//!   shares. Each goes to an FE where the vrouter has the fewest guests;
+//!   among those, to the fullest that fits it. An FE may get several.
 //!
-//! Adding never moves others' shares. A change keeps the vrouter's own shares where they can
-//! stay. By the rule a vrouter has at most one share of an FE. All is integer arithmetic in thousandths of a
-//! core, pure, and the same for the same input; ties go to the FE that sorts first by name.
+//! New allocations never move others' shares. A change keeps the vrouter's own
+//! shares in place where possible. By the rule, a vrouter has at most one share
+//! of an FE. All arithmetic uses integer thousandths of a core. Functions are
+//! pure and deterministic; ties go to the FE that is first by name.
 
 #![forbid(unsafe_code)]
 
@@ -39,69 +41,71 @@ pub const SHARE_MILLICORES_MIN: u32 = 1;
 
 /// A forwarding engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Engine {
-    /// Its capacity, thousandths of a core.
+pub struct EngineCapacity {
+    /// Capacity, thousandths of a core.
     pub capacity_millicores: u32,
-    /// Whether guests can run on it; false once it failed.
+    /// True if guests can run on it; false after it failed.
     pub usable: bool,
 }
 
 /// Forwarding engines by name.
-pub type Engines = BTreeMap<String, Engine>;
+pub type EngineCapacities = BTreeMap<String, EngineCapacity>;
 
-/// What a guest that borrows counts for, thousandths of a core, where such guests are spread over FEs.
+/// Load of a borrowing guest, thousandths of a core, for distributing such guests over FEs.
 pub const LENT_LOAD_MILLICORES: u64 = 100;
 
-/// A share of an FE: one forwarding guest.
+/// A share of an FE, for one forwarding guest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Share {
+pub struct EngineShare {
     /// The FE's name.
     pub engine: String,
-    /// How much of it, thousandths of a core; 0: nothing, what others leave is borrowed ([`lend`]).
+    /// Guaranteed power, thousandths of a core; 0: none, the guest borrows spare power ([`lend`]).
     pub millicores: u32,
 }
 
-/// What is given of each FE, thousandths of a core, by the FE's name.
-pub type Given = BTreeMap<String, u64>;
+/// Allocated power of each FE, thousandths of a core, by the FE's name.
+pub type AllocatedPower = BTreeMap<String, u64>;
 
-/// What a vrouter asks for.
+/// A vrouter's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct AllocationRequest {
     /// Processing power, thousandths of a core.
     pub millicores: u32,
-    /// Whether what is left beside whole FEs may be spread over several.
+    /// True if the remainder beyond whole FEs may be divided among several.
     pub split: bool,
 }
 
-/// A request that can't be met. Nothing was given.
+/// A request that can't be met. Nothing was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Refusal {
-    /// What was asked for, thousandths of a core.
+pub struct AllocationRefusal {
+    /// Requested power, thousandths of a core.
     pub wanted_millicores: u32,
-    /// What each usable FE has free for it, thousandths of a core, by name; of a change, what the
-    /// vrouter itself has counts as free.
+    /// Free power of each usable FE for this request, thousandths of a
+    /// core, by name. For a change, the vrouter's own shares count as free.
     pub free_millicores: BTreeMap<String, u32>,
-    /// Less that there is room for, thousandths of a core; 0: none.
+    /// Smaller amount that fits, thousandths of a core; 0: none.
     pub possible_millicores: u32,
-    /// What would help.
-    pub hint: Hint,
+    /// Advice.
+    pub hint: RefusalHint,
 }
 
-/// What would help against a refusal.
+/// Advice after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hint {
-    /// All FEs together have too little room.
+pub enum RefusalHint {
+    /// All FEs together have too little free power.
     AskForLess,
-    /// They have room together, but not as the rule wants it.
+    /// The free power suffices, but is divided among too many FEs.
     AllowSplit,
 }
 
-impl Refusal {
+impl AllocationRefusal {
     /// Returns what the user can change so that the request fits.
-    pub fn ways_out(&self) -> String {
+    pub fn advice(&self) -> String {
         let split = match self.hint {
-            Hint::AllowSplit => "set split: true to spread it over more forwarding engines, ",
-            Hint::AskForLess => "",
+            RefusalHint::AllowSplit => {
+                "set split: true to spread it over more forwarding engines, "
+            }
+            RefusalHint::AskForLess => "",
         };
         let less = match self.possible_millicores {
             0 => String::new(),
@@ -117,7 +121,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for AllocationRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cores = |millicores: u32| f64::from(millicores) / 1000.0;
         let sum: u64 = self.free_millicores.values().copied().map(u64::from).sum();
@@ -136,31 +140,31 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// An FE as the rule sees it while it gives shares.
+/// An FE during an allocation.
 #[derive(Clone)]
-struct Room<'a> {
+struct FreeCapacity<'a> {
     name: &'a str,
-    /// Free for this vrouter.
+    /// Free for this vrouter, thousandths of a core.
     free: u32,
-    /// Nobody else has a share of it.
+    /// No other vrouter has a share of it.
     idle: bool,
-    /// The vrouter has a share of it already.
+    /// The vrouter already has a share of it.
     held: bool,
 }
 
-/// The shares that a vrouter gets; whole FEs first, the rest last.
+/// Allocates the shares of a vrouter; whole FEs first, the remainder last.
 ///
-/// `others` is what all other vrouters have, and `own` what this one has. What is of FEs that are not in
-/// `engines` counts for nothing.
+/// `others` has the power of all other vrouters, and `own` the
+/// shares of this one. FEs that are not in `engines` are ignored.
 ///
 /// # Errors
-/// [`Refusal`] if the rule finds no room.
+/// [`AllocationRefusal`] if the rule finds no fit.
 pub fn allocate(
-    engines: &Engines,
-    others: &Given,
-    own: &[Share],
-    request: Request,
-) -> Result<Vec<Share>, Refusal> {
+    engines: &EngineCapacities,
+    others: &AllocatedPower,
+    own: &[EngineShare],
+    request: AllocationRequest,
+) -> Result<Vec<EngineShare>, AllocationRefusal> {
     let rooms = rooms(engines, others, own);
     let wanted = request.millicores.max(SHARE_MILLICORES_MIN);
     if let Some(shares) = stay(&rooms, own, wanted) {
@@ -169,11 +173,11 @@ pub fn allocate(
     if let Some(shares) = by_rule(rooms.clone(), wanted, |room| room.idle) {
         return Ok(shares);
     }
-    // What a split gives is also what it would give: as few FEs as can be, most room first.
+    // A split uses as few FEs as possible, those with the most free power first.
     let spread = by_rule(rooms.clone(), wanted, |_| true);
     match spread {
         Some(shares) if request.split => Ok(shares),
-        spread => Err(Refusal {
+        spread => Err(AllocationRefusal {
             possible_millicores: {
                 let sum = rooms.iter().map(|room| room.free).fold(0, u32::saturating_add);
                 let fits = |sum| by_rule(rooms.clone(), sum, |room| room.idle || request.split);
@@ -184,24 +188,24 @@ pub fn allocate(
             },
             wanted_millicores: request.millicores,
             free_millicores: rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect(),
-            hint: if spread.is_some() { Hint::AllowSplit } else { Hint::AskForLess },
+            hint: if spread.is_some() { RefusalHint::AllowSplit } else { RefusalHint::AskForLess },
         }),
     }
 }
 
-/// The shares of a vrouter with exactly `guests` guests, which have `millicores` together: equal but
-/// for the rounding, in the order of those that it has. These stay where they are if they can; of
-/// more than `guests` the last ones go.
+/// Allocates the shares of a vrouter with exactly `guests` guests. They have `millicores`
+/// together, equal except for rounding, in the order of its existing ones. Existing
+/// shares stay in place if possible; beyond `guests`, the last ones are removed.
 ///
 /// # Errors
-/// [`Refusal`] if there is no room.
+/// [`AllocationRefusal`] if they don't fit.
 pub fn allocate_guests(
-    engines: &Engines,
-    others: &Given,
-    own: &[Share],
+    engines: &EngineCapacities,
+    others: &AllocatedPower,
+    own: &[EngineShare],
     millicores: u32,
     guests: u32,
-) -> Result<Vec<Share>, Refusal> {
+) -> Result<Vec<EngineShare>, AllocationRefusal> {
     let rooms = rooms(engines, others, own);
     let free_millicores: BTreeMap<String, u32> =
         rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect();
@@ -211,8 +215,8 @@ pub fn allocate_guests(
         (millicores / guests + more).max(SHARE_MILLICORES_MIN)
     };
     let mut free = free_millicores.clone();
-    let mut shares: Vec<Option<Share>> = vec![None; guests as usize];
-    // Those that there are first, so that new ones don't take their room.
+    let mut shares: Vec<Option<EngineShare>> = vec![None; guests as usize];
+    // Existing shares come first, so that new ones don't take their space.
     for stays in [true, false] {
         for index in 0..shares.len() {
             let millicores = wanted(index);
@@ -233,30 +237,38 @@ pub fn allocate_guests(
                 && *room >= millicores
             {
                 *room -= millicores;
-                shares[index] = Some(Share { engine, millicores });
+                shares[index] = Some(EngineShare { engine, millicores });
             }
         }
     }
-    let given: Option<Vec<Share>> = shares.into_iter().collect();
-    given.ok_or_else(|| Refusal {
+    let given: Option<Vec<EngineShare>> = shares.into_iter().collect();
+    given.ok_or_else(|| AllocationRefusal {
         wanted_millicores: millicores,
         possible_millicores: most_free(free_millicores.values().copied()),
         free_millicores,
-        hint: Hint::AskForLess,
+        hint: RefusalHint::AskForLess,
     })
 }
 
-/// Returns the most millicores that a single forwarding engine has free; 0 if that is too little for a share.
+/// Returns the most free millicores of a single forwarding
+/// engine; 0 if that is too little for a share.
 fn most_free(free: impl Iterator<Item = u32>) -> u32 {
     free.max().filter(|free| *free >= SHARE_MILLICORES_MIN).unwrap_or(0)
 }
 
-/// Shares of nothing for a vrouter with `guests` guests that borrow: each on an FE where the vrouter has the
-/// fewest, of those the one with least to do for its capacity. `others` is what all other vrouters have of
-/// each FE, [`LENT_LOAD_MILLICORES`] for each guest that borrows. Those that it has stay where they are, but
-/// on an FE that is not usable; of more than `guests` the last ones go. None if no FE is usable; room is
-/// never the reason.
-pub fn lend(engines: &Engines, others: &Given, own: &[Share], guests: u32) -> Option<Vec<Share>> {
+/// Returns zero shares for a vrouter with `guests` borrowing guests.
+/// Each goes to an FE where the vrouter has the fewest guests; among
+/// those, to the one with the lowest load relative to its capacity.
+///
+/// `others` has the power of all other vrouters by FE, with [`LENT_LOAD_MILLICORES`] for each
+/// guest that borrows. Existing shares stay in place, except on an FE that is not usable;
+/// beyond `guests`, the last ones are removed. Returns `None` only if no FE is usable.
+pub fn lend(
+    engines: &EngineCapacities,
+    others: &AllocatedPower,
+    own: &[EngineShare],
+    guests: u32,
+) -> Option<Vec<EngineShare>> {
     let usable = |name: &str| engines.get(name).is_some_and(|engine| engine.usable);
     let stay = own.iter().take(guests.max(1) as usize);
     let mut names: Vec<Option<&str>> =
@@ -268,9 +280,10 @@ pub fn lend(engines: &Engines, others: &Given, own: &[Share], guests: u32) -> Op
         }
         let has = |name: &str| names.iter().flatten().filter(|has| **has == name).count();
         let load = |name: &str| u128::from(others.get(name).copied().unwrap_or(0));
-        let capacity = |engine: &Engine| u128::from(engine.capacity_millicores);
-        // Load for a capacity, without the rounding of a division.
-        let less = |(a, of_a): &(&String, &Engine), (b, of_b): &(&String, &Engine)| {
+        let capacity = |engine: &EngineCapacity| u128::from(engine.capacity_millicores);
+        // Compares load per capacity, without the rounding of a division.
+        let less = |(a, of_a): &(&String, &EngineCapacity),
+                    (b, of_b): &(&String, &EngineCapacity)| {
             let loads = (load(a) * capacity(of_b)).cmp(&(load(b) * capacity(of_a)));
             has(a).cmp(&has(b)).then(loads)
         };
@@ -278,17 +291,16 @@ pub fn lend(engines: &Engines, others: &Given, own: &[Share], guests: u32) -> Op
         let best = here.min_by(less)?.0;
         names[index] = Some(best);
     }
-    let share = |name: &str| Share { engine: name.to_owned(), millicores: 0 };
+    let share = |name: &str| EngineShare { engine: name.to_owned(), millicores: 0 };
     Some(names.into_iter().flatten().map(share).collect())
 }
 
-/// Takes FEs whole, the largest of those that `whole` admits first, until one has room for what
-/// is left.
+/// Takes whole FEs, the largest that `whole` admits first, until one fits the remainder.
 fn by_rule(
-    mut rooms: Vec<Room>,
+    mut rooms: Vec<FreeCapacity>,
     mut left: u32,
-    whole: impl Fn(&Room) -> bool,
-) -> Option<Vec<Share>> {
+    whole: impl Fn(&FreeCapacity) -> bool,
+) -> Option<Vec<EngineShare>> {
     let mut shares = Vec::new();
     loop {
         let rest = left.max(SHARE_MILLICORES_MIN);
@@ -303,28 +315,33 @@ fn by_rule(
     }
 }
 
-/// Usable FEs with what others leave free, by name.
-fn rooms<'a>(engines: &'a Engines, others: &Given, own: &[Share]) -> Vec<Room<'a>> {
+/// Returns the usable FEs with the power that others leave free, by name.
+fn rooms<'a>(
+    engines: &'a EngineCapacities,
+    others: &AllocatedPower,
+    own: &[EngineShare],
+) -> Vec<FreeCapacity<'a>> {
     let usable = engines.iter().filter(|(_, engine)| engine.usable);
-    let room = |(name, engine): (&'a String, &'a Engine)| {
+    let room = |(name, engine): (&'a String, &'a EngineCapacity)| {
         let given = others.get(name).copied().unwrap_or(0);
         let held = own.iter().any(|share| share.engine == *name);
         let free = u64::from(engine.capacity_millicores).saturating_sub(given);
-        Room { name, free: u32::try_from(free).unwrap_or(0), idle: given == 0, held }
+        FreeCapacity { name, free: u32::try_from(free).unwrap_or(0), idle: given == 0, held }
     };
     usable.map(room).collect()
 }
 
-/// What the vrouter has, if that is what it asks for; shares that can't stay where they are, each
-/// moved to another FE that fits it best.
-fn stay(rooms: &[Room], own: &[Share], wanted: u32) -> Option<Vec<Share>> {
+/// Returns the vrouter's own shares if they add up to its request. A
+/// share that can't stay in place moves to the best-fitting other FE.
+fn stay(rooms: &[FreeCapacity], own: &[EngineShare], wanted: u32) -> Option<Vec<EngineShare>> {
     let sum: u64 = own.iter().map(|share| u64::from(share.millicores)).sum();
     if own.is_empty() || sum != u64::from(wanted) {
         return None;
     }
-    let holds =
-        |room: &Room, share: &Share| room.name == share.engine && share.millicores <= room.free;
-    let mut others: Vec<Room> = rooms.to_vec();
+    let holds = |room: &FreeCapacity, share: &EngineShare| {
+        room.name == share.engine && share.millicores <= room.free
+    };
+    let mut others: Vec<FreeCapacity> = rooms.to_vec();
     others.retain(|room| !own.iter().any(|share| holds(room, share)));
     let mut shares = Vec::new();
     for share in own {
@@ -338,20 +355,21 @@ fn stay(rooms: &[Room], own: &[Share], wanted: u32) -> Option<Vec<Share>> {
     Some(shares)
 }
 
-/// The FE with room for `millicores`: one held already if there is one, else the fullest.
-fn best_fit(rooms: &[Room], millicores: u32) -> Option<usize> {
+/// Returns the FE that fits `millicores`: one with a
+/// share of the vrouter if possible, else the fullest.
+fn best_fit(rooms: &[FreeCapacity], millicores: u32) -> Option<usize> {
     (0..rooms.len())
         .filter(|&i| rooms[i].free >= millicores)
         .min_by_key(|&i| (!rooms[i].held, rooms[i].free, i))
 }
 
-/// The FE with the most room among those of `kind`: ties go to one held already.
-fn largest(rooms: &[Room], kind: impl Fn(&Room) -> bool) -> Option<usize> {
+/// Returns the FE of `kind` with the most free power. Ties go to one with a share of the vrouter.
+fn largest(rooms: &[FreeCapacity], kind: impl Fn(&FreeCapacity) -> bool) -> Option<usize> {
     (0..rooms.len())
         .filter(|&i| kind(&rooms[i]) && rooms[i].free >= SHARE_MILLICORES_MIN)
         .min_by_key(|&i| (Reverse(rooms[i].free), !rooms[i].held, i))
 }
 
-fn take(rooms: &mut Vec<Room>, index: usize, millicores: u32) -> Share {
-    Share { engine: rooms.remove(index).name.to_owned(), millicores }
+fn take(rooms: &mut Vec<FreeCapacity>, index: usize, millicores: u32) -> EngineShare {
+    EngineShare { engine: rooms.remove(index).name.to_owned(), millicores }
 }

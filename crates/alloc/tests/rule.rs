@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pdp_alloc::{
-    Engine, Engines, Given, Hint, LENT_LOAD_MILLICORES, Refusal, SHARE_MILLICORES_MIN, Share, lend,
+    AllocatedPower, AllocationRefusal, EngineCapacities, EngineCapacity, EngineShare,
+    LENT_LOAD_MILLICORES, RefusalHint, SHARE_MILLICORES_MIN, lend,
 };
 use proptest::prelude::*;
 
-/// What each vrouter has, by its name.
-type Placements = BTreeMap<String, Vec<Share>>;
+/// Shares of each vrouter, by its name.
+type Placements = BTreeMap<String, Vec<EngineShare>>;
 
-/// What a vrouter asks for.
+/// A vrouter's request.
 #[derive(Clone)]
 struct Request {
     vrouter: String,
@@ -18,9 +19,12 @@ struct Request {
     split: bool,
 }
 
-/// What others have, and what a vrouter has itself.
-fn others_and_own<'a>(existing: &'a Placements, vrouter: &str) -> (Given, &'a [Share]) {
-    let mut others = Given::new();
+/// Returns the power of others, and the vrouter's own shares.
+fn others_and_own<'a>(
+    existing: &'a Placements,
+    vrouter: &str,
+) -> (AllocatedPower, &'a [EngineShare]) {
+    let mut others = AllocatedPower::new();
     for share in existing.iter().filter(|(key, _)| *key != vrouter).flat_map(|(_, shares)| shares) {
         *others.entry(share.engine.clone()).or_default() += u64::from(share.millicores);
     }
@@ -28,28 +32,28 @@ fn others_and_own<'a>(existing: &'a Placements, vrouter: &str) -> (Given, &'a [S
 }
 
 fn allocate(
-    engines: &Engines,
+    engines: &EngineCapacities,
     existing: &Placements,
     request: &Request,
-) -> Result<Vec<Share>, Refusal> {
+) -> Result<Vec<EngineShare>, AllocationRefusal> {
     let Request { ref vrouter, millicores, split } = *request;
     let (others, own) = others_and_own(existing, vrouter);
-    pdp_alloc::allocate(engines, &others, own, pdp_alloc::Request { millicores, split })
+    pdp_alloc::allocate(engines, &others, own, pdp_alloc::AllocationRequest { millicores, split })
 }
 
 fn allocate_guests(
-    engines: &Engines,
+    engines: &EngineCapacities,
     existing: &Placements,
     vrouter: &str,
     millicores: u32,
     guests: u32,
-) -> Result<Vec<Share>, Refusal> {
+) -> Result<Vec<EngineShare>, AllocationRefusal> {
     let (others, own) = others_and_own(existing, vrouter);
     pdp_alloc::allocate_guests(engines, &others, own, millicores, guests)
 }
 
-fn engines(capacities: &[u32]) -> Engines {
-    let engine = |&capacity_millicores| Engine { capacity_millicores, usable: true };
+fn engines(capacities: &[u32]) -> EngineCapacities {
+    let engine = |&capacity_millicores| EngineCapacity { capacity_millicores, usable: true };
     (1..).map(|n| format!("fe{n}")).zip(capacities.iter().map(engine)).collect()
 }
 
@@ -57,8 +61,11 @@ fn request(vrouter: &str, millicores: u32) -> Request {
     Request { vrouter: vrouter.into(), millicores, split: false }
 }
 
-fn shares(shares: &[(&str, u32)]) -> Vec<Share> {
-    shares.iter().map(|&(engine, millicores)| Share { engine: engine.into(), millicores }).collect()
+fn shares(shares: &[(&str, u32)]) -> Vec<EngineShare> {
+    shares
+        .iter()
+        .map(|&(engine, millicores)| EngineShare { engine: engine.into(), millicores })
+        .collect()
 }
 
 fn placed(placements: &[(&str, &[(&str, u32)])]) -> Placements {
@@ -66,32 +73,32 @@ fn placed(placements: &[(&str, &[(&str, u32)])]) -> Placements {
 }
 
 #[test]
-fn whole_engines_and_a_rest_that_fits_best() {
+fn allocation_takes_whole_engines_plus_best_fit() {
     let engines = engines(&[1000, 1000, 1000, 1000]);
     let existing = placed(&[("a", &[("fe1", 300)]), ("b", &[("fe2", 600)])]);
-    // 2.3 = two whole idle ones, and 0.3 where the least is left: fe2 with 0.4.
+    // 2.3 = two whole idle ones, and 0.3 on the fullest that fits it: fe2 with 0.4.
     let got = allocate(&engines, &existing, &request("c", 2300)).unwrap();
     assert_eq!(got, shares(&[("fe3", 1000), ("fe4", 1000), ("fe2", 300)]));
 }
 
 #[test]
-fn a_number_of_guests() {
+fn allocation_splits_power_among_guests() {
     let engines = engines(&[1000, 1000]);
     let none = Placements::new();
     let give = |existing: &Placements, millicores, guests| {
         allocate_guests(&engines, existing, "a", millicores, guests)
     };
-    // Spread, then several on one, equal but for the rounding.
+    // First one each, then several on one, equal except for rounding.
     assert_eq!(give(&none, 900, 2).unwrap(), shares(&[("fe1", 450), ("fe2", 450)]));
     let three = [("fe1", 334), ("fe2", 333), ("fe1", 333)];
     assert_eq!(give(&none, 1000, 3).unwrap(), shares(&three));
-    // What is there stays; the last go first; of more than fits nothing is given.
+    // Existing shares stay, and the last are removed first. If not all fit, nothing is allocated.
     let existing = placed(&[("a", &[("fe2", 400), ("fe2", 400)]), ("b", &[("fe1", 900)])]);
     assert_eq!(give(&existing, 900, 2).unwrap(), shares(&[("fe2", 450), ("fe2", 450)]));
     assert_eq!(give(&existing, 400, 1).unwrap(), shares(&[("fe2", 400)]));
     let refused = give(&existing, 1200, 3).unwrap_err();
     assert_eq!(refused.free_millicores, [("fe1".into(), 100), ("fe2".into(), 1000)].into());
-    // One that has no room any more where it is goes elsewhere.
+    // A share that no longer fits its engine moves to another.
     let existing = placed(&[("a", &[("fe1", 100)]), ("b", &[("fe1", 900)])]);
     assert_eq!(give(&existing, 500, 1).unwrap(), shares(&[("fe2", 500)]));
 }
@@ -109,7 +116,7 @@ fn figure_1_red_and_blue_share_and_green_gets_two() {
 }
 
 #[test]
-fn no_guest_for_a_rest_of_nothing_and_one_for_an_exact_fit() {
+fn exact_fit_takes_no_extra_guest() {
     let engines = engines(&[1000, 1000]);
     let none = Placements::new();
     assert_eq!(allocate(&engines, &none, &request("a", 1000)).unwrap(), shares(&[("fe1", 1000)]));
@@ -120,11 +127,11 @@ fn no_guest_for_a_rest_of_nothing_and_one_for_an_exact_fit() {
 }
 
 #[test]
-fn no_engine_fits_the_rest() {
+fn allocation_is_refused_if_no_engine_fits() {
     let engines = engines(&[1000, 1000]);
     let existing = placed(&[("b", &[("fe1", 600)]), ("c", &[("fe2", 700)])]);
     let refusal = allocate(&engines, &existing, &request("a", 600)).unwrap_err();
-    assert_eq!(refusal.hint, Hint::AllowSplit);
+    assert_eq!(refusal.hint, RefusalHint::AllowSplit);
     assert_eq!(
         refusal.to_string(),
         "power 0.6 has no room: forwarding engines have 0.7 free (fe1: 0.4, fe2: 0.3)"
@@ -135,21 +142,21 @@ fn no_engine_fits_the_rest() {
         shares(&[("fe1", 400), ("fe2", 200)])
     );
     let refusal = allocate(&engines, &existing, &request("a", 701)).unwrap_err();
-    assert_eq!(refusal.hint, Hint::AskForLess);
+    assert_eq!(refusal.hint, RefusalHint::AskForLess);
     let ways_out =
         "ask for what is free (power: 0.4, or pdp scale with --power 0.4), leave power out";
-    assert!(refusal.ways_out().starts_with(ways_out), "{}", refusal.ways_out());
+    assert!(refusal.advice().starts_with(ways_out), "{}", refusal.advice());
 }
 
 #[test]
-fn too_few_idle_engines_give_nothing() {
+fn allocation_is_refused_with_too_few_idle_engines() {
     let engines = engines(&[1000, 1000, 1000]);
     let existing = placed(&[("b", &[("fe1", 100)]), ("c", &[("fe2", 100)])]);
     assert!(allocate(&engines, &existing, &request("a", 2500)).is_err());
 }
 
 #[test]
-fn different_capacities_take_the_largest_first() {
+fn allocation_takes_the_largest_engines_first() {
     let engines = engines(&[500, 2000, 1000]);
     let none = Placements::new();
     assert_eq!(allocate(&engines, &none, &request("a", 900)).unwrap(), shares(&[("fe3", 900)]));
@@ -158,7 +165,7 @@ fn different_capacities_take_the_largest_first() {
 }
 
 #[test]
-fn a_failed_engine_moves_its_share_alone() {
+fn failed_engine_moves_only_its_own_share() {
     let mut engines = engines(&[1000, 1000, 1000]);
     let existing = placed(&[("a", &[("fe1", 1000), ("fe2", 500)])]);
     engines.get_mut("fe1").unwrap().usable = false;
@@ -167,9 +174,9 @@ fn a_failed_engine_moves_its_share_alone() {
 }
 
 #[test]
-fn a_change_stays_where_it_can() {
+fn changed_allocation_keeps_its_engines() {
     let engines = engines(&[1000, 1000, 1000]);
-    // fe1 would fit better; the vrouter is on fe2 and stays.
+    // fe1 would fit better, but the vrouter stays on fe2.
     let existing = placed(&[("a", &[("fe2", 300)]), ("b", &[("fe1", 500)])]);
     let got = allocate(&engines, &existing, &request("a", 400)).unwrap();
     assert_eq!(got, shares(&[("fe2", 400)]));
@@ -178,7 +185,7 @@ fn a_change_stays_where_it_can() {
 }
 
 #[test]
-fn a_share_too_small_to_enforce_is_rounded_up() {
+fn too_small_shares_are_rounded_up() {
     let engines = engines(&[1000]);
     let got = allocate(&engines, &Placements::new(), &request("a", 0)).unwrap();
     assert_eq!(got, shares(&[("fe1", SHARE_MILLICORES_MIN)]));
@@ -187,18 +194,18 @@ fn a_share_too_small_to_enforce_is_rounded_up() {
 }
 
 #[test]
-fn who_borrows_goes_where_there_is_least_to_do() {
+fn borrowing_guest_goes_to_the_least_loaded_engine() {
     let mut engines = engines(&[1000, 2000]);
-    let others = Given::from([("fe1".into(), 500), ("fe2".into(), 900)]);
+    let others = AllocatedPower::from([("fe1".into(), 500), ("fe2".into(), 900)]);
     let nothing = |names: &[&str]| Some(shares(&names.iter().map(|n| (*n, 0)).collect::<Vec<_>>()));
     assert_eq!(lend(&engines, &others, &[], 1), nothing(&["fe2"]));
-    // One on each before two are on one; those that there are stay, the last go first.
+    // One on each engine before two on one. Existing ones stay, and the last are removed first.
     assert_eq!(lend(&engines, &others, &[], 3), nothing(&["fe2", "fe1", "fe2"]));
     let own = shares(&[("fe1", 100), ("fe1", 100)]);
     assert_eq!(lend(&engines, &others, &own, 3), nothing(&["fe1", "fe1", "fe2"]));
     assert_eq!(lend(&engines, &others, &own, 1), nothing(&["fe1"]));
-    // Full is no reason, and a failed one is left.
-    let full = Given::from([("fe1".into(), 1000), ("fe2".into(), 2000)]);
+    // A full engine is no obstacle, and guests leave a failed one.
+    let full = AllocatedPower::from([("fe1".into(), 1000), ("fe2".into(), 2000)]);
     assert_eq!(lend(&engines, &full, &[], 1), nothing(&["fe1"]));
     engines.get_mut("fe1").unwrap().usable = false;
     assert_eq!(lend(&engines, &others, &own, 2), nothing(&["fe2", "fe2"]));
@@ -206,9 +213,14 @@ fn who_borrows_goes_where_there_is_least_to_do() {
     assert_eq!(lend(&engines, &others, &own, 2), None);
 }
 
-/// Fewest guests by the rule: some idle engines whole and at most one more with the rest on it;
-/// `None` if there is no way. Tries every set of engines.
-fn fewest(engines: &Engines, existing: &Placements, wanted: u32, split: bool) -> Option<usize> {
+/// Returns the fewest guests by the rule: some idle engines whole, and at most one more
+/// with the remainder. `None` if there is no solution. Tries every set of engines.
+fn fewest(
+    engines: &EngineCapacities,
+    existing: &Placements,
+    wanted: u32,
+    split: bool,
+) -> Option<usize> {
     let mut used: BTreeMap<&str, u32> = BTreeMap::new();
     for share in existing.values().flatten() {
         *used.entry(&share.engine).or_default() += share.millicores;
@@ -238,9 +250,8 @@ fn fewest(engines: &Engines, existing: &Placements, wanted: u32, split: bool) ->
     best
 }
 
-/// Engines of a few capacities, and a history of requests with sizes in steps that need no
-/// rounding.
-fn cases() -> impl Strategy<Value = (Engines, Vec<(u8, u32, bool)>)> {
+/// Engines with a few capacities, and a history of requests with sizes that need no rounding.
+fn cases() -> impl Strategy<Value = (EngineCapacities, Vec<(u8, u32, bool)>)> {
     let capacities = prop::collection::vec(prop::sample::select(vec![300, 500, 1000, 1700]), 1..7);
     let step = (0..6u8, 1..40u32, any::<bool>());
     let history =
@@ -248,7 +259,7 @@ fn cases() -> impl Strategy<Value = (Engines, Vec<(u8, u32, bool)>)> {
     (capacities.prop_map(|capacities| engines(&capacities)), history)
 }
 
-fn check_capacity(engines: &Engines, placements: &Placements) {
+fn check_capacity(engines: &EngineCapacities, placements: &Placements) {
     let mut used: BTreeMap<&str, u32> = BTreeMap::new();
     for share in placements.values().flatten() {
         *used.entry(&share.engine).or_default() += share.millicores;
@@ -262,7 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_rule_holds_over_a_history((engines, history) in cases()) {
+    fn allocation_rule_holds_over_any_history((engines, history) in cases()) {
         let mut placements = Placements::new();
         for (who, millicores, split) in history {
             let key = format!("v{who}");
@@ -270,9 +281,9 @@ proptest! {
             let others: Placements =
                 placements.iter().filter(|(k, _)| **k != key).map(|(k, v)| (k.clone(), v.clone())).collect();
             let got = allocate(&engines, &placements, &request);
-            // Same input, same result.
+            // The same input gives the same result.
             prop_assert_eq!(&got, &allocate(&engines, &placements, &request));
-            // As few guests as the rule allows; where nothing stands in the way it is given.
+            // As few guests as the rule allows; refused only if there is no solution.
             let fewest_whole = fewest(&engines, &others, millicores, false);
             let fewest_split = fewest(&engines, &others, millicores, true);
             match got {
@@ -289,9 +300,9 @@ proptest! {
                 Err(refusal) => {
                     prop_assert_eq!(fewest_whole, None);
                     prop_assert!(!split || fewest_split.is_none());
-                    let hint = if fewest_split.is_some() { Hint::AllowSplit } else { Hint::AskForLess };
+                    let hint = if fewest_split.is_some() { RefusalHint::AllowSplit } else { RefusalHint::AskForLess };
                     prop_assert_eq!(refusal.hint, hint);
-                    // What it proposes can be had.
+                    // The proposed amount can be allocated.
                     let possible = refusal.possible_millicores;
                     let less = Request { millicores: possible, ..request };
                     prop_assert!(possible < millicores);
@@ -302,19 +313,19 @@ proptest! {
         }
     }
 
-    /// Any number of those that borrow have a place, on all engines as their capacities are, and those
-    /// that are given power get what they would get without them.
+    /// Any number of borrowing guests get a place, in proportion to the
+    /// engines' capacities. Guaranteed shares are the same as without them.
     #[test]
-    fn who_borrows_is_in_nobodys_way((engines, history) in cases(), lent in 1..200usize) {
+    fn borrowing_guests_do_not_affect_guaranteed_shares((engines, history) in cases(), lent in 1..200usize) {
         let (mut alone, mut beside) = (Placements::new(), Placements::new());
-        let mut loads = Given::new();
+        let mut loads = AllocatedPower::new();
         for number in 0..lent {
             let got = lend(&engines, &loads, &[], 1).expect("a place");
             prop_assert!(got.len() == 1 && got[0].millicores == 0, "{got:?}");
             *loads.entry(got[0].engine.clone()).or_default() += LENT_LOAD_MILLICORES;
             beside.insert(format!("lent{number}"), got);
         }
-        // Nobody could have gone where there is less to do, one guest more counted.
+        // With one guest more, no other engine would have a lower load.
         for (name, load) in &loads {
             let capacity = u64::from(engines[name].capacity_millicores);
             for (other, engine) in &engines {
@@ -335,7 +346,7 @@ proptest! {
     }
 
     #[test]
-    fn remove_restores((engines, history) in cases(), wanted in 1..40u32) {
+    fn removal_restores_the_allocation((engines, history) in cases(), wanted in 1..40u32) {
         let mut placements = Placements::new();
         for (who, millicores, split) in history {
             let request = Request { vrouter: format!("v{who}"), millicores, split };
@@ -353,9 +364,9 @@ proptest! {
         prop_assert_eq!(allocate(&engines, &with, &probe), before);
     }
 
-    /// Amounts that need rounding, and engines that failed: never too little, never over.
+    /// Amounts that need rounding, and failed engines: never too little, never above capacity.
     #[test]
-    fn any_amount_stays_within_capacity(
+    fn allocations_stay_within_capacity(
         capacities in prop::collection::vec(0..2000u32, 0..6),
         failed in 0..6usize,
         wanted in prop::collection::vec((0..5000u32, any::<bool>()), 1..8),

@@ -2,34 +2,34 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::{Change, specs};
+use crate::{ObjectChange, specs};
 
-/// Rows of the audit log that one answer has unless it is told otherwise.
+/// Default number of audit entries in one answer.
 pub const AUDIT_LIMIT_DEFAULT: u32 = 1000;
 
-/// Rows of the audit log that one answer has at most.
+/// Largest number of audit entries in one answer.
 pub const AUDIT_LIMIT_MAX: u32 = 10_000;
 
-/// Changed objects that a row of the audit log names at most. It counts the rest.
+/// Largest number of changed objects that one audit entry names. The entry counts the rest.
 pub const AUDIT_OBJECTS_MAX: usize = 10;
 
 /// Longest life of a token, seconds: ten years.
 pub const TOKEN_SECONDS_MAX: u64 = 10 * 366 * 24 * 3600;
 
-/// What somebody may do.
+/// Rights of a user or token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Role {
-    /// Everything.
+    /// Read and change everything.
     Operator,
-    /// Everything with a tenant's own virtual networks.
+    /// Read and change a tenant's own virtual networks.
     Tenant,
-    /// Looks, at the whole node or at one tenant's virtual networks, and changes nothing.
+    /// Read the whole node or one tenant's virtual networks, and change nothing.
     Viewer,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 3] = [Self::Operator, Self::Tenant, Self::Viewer];
 
     /// The word in JSON and in tables.
@@ -42,46 +42,47 @@ impl Role {
     }
 }
 
-/// A token to be made.
+/// Request for a new token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenRequest {
-    /// What who has it may do.
+    /// Rights of the token's holder.
     pub role: Role,
-    /// With which tenant's virtual networks: with the role `tenant` always, with `operator` never;
-    /// a viewer without one sees the whole node.
+    /// Tenant whose virtual networks the token grants. Required with the role `tenant`, not
+    /// permitted with `operator`. A viewer without a tenant sees the whole node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Seconds from now on, 1 to [`TOKEN_SECONDS_MAX`]. Absent: until it is revoked.
+    /// Lifetime, seconds, 1 to [`TOKEN_SECONDS_MAX`]. Absent: until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_seconds: Option<u64>,
 }
 
-/// A token, without what makes it one.
+/// A token without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Token {
-    /// Its number; never given again.
+    /// Number of the token. Numbers are never reused.
     pub id: u64,
-    /// What who has it may do.
+    /// Rights of the token's holder.
     pub role: Role,
-    /// With which tenant's virtual networks.
+    /// Tenant whose virtual networks the token grants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// When it was made, milliseconds since 1970.
+    /// Time of creation, milliseconds since 1970.
     pub created_ms: u64,
-    /// When it ends, milliseconds since 1970.
+    /// Time of expiry, milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_ms: Option<u64>,
 }
 
-/// A token that was made.
+/// A token just created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewToken {
-    /// The token itself, for `Authorization: Bearer`; it is told this once and stored nowhere.
+    /// The token itself, for `Authorization: Bearer`. This is its only appearance: it is stored
+    /// nowhere.
     pub secret: String,
-    /// What is known of it.
+    /// The token without its secret.
     pub token: Token,
 }
 
@@ -89,94 +90,97 @@ pub struct NewToken {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TenantInfo {
-    /// Its name.
+    /// Name of the tenant.
     pub name: String,
     /// The stored document, `kind: Tenant`; see `schema/pdp-v1.json`.
     #[schema(schema_with = specs::tenant)]
     pub spec: Value,
-    /// Its virtual networks, by name.
+    /// Names of its virtual networks.
     pub vnets: Vec<String>,
-    /// Bytes of the images that the daemon keeps for it, which its quota `images` bounds.
+    /// Bytes of the images that the daemon keeps for the tenant. Its quota `images` limits them.
     #[serde(default)]
     pub image_bytes: u64,
 }
 
-/// Which requests of the audit log.
+/// Selects entries of the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditQuery {
-    /// Only those from then on, milliseconds since 1970.
+    /// Only entries from this time on, milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
-    /// Only those of `user:NAME` or `token:ID`.
+    /// Only requests of `user:NAME` or `token:ID`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
-    /// Only requests that name this vnet in their path or changed it. A request that changed more objects than its row
-    /// names is listed as well.
+    /// Only requests that name this vnet in their path or changed it. Also lists each request that
+    /// changed more objects than its entry names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
     /// Only changes and refusals, no requests that read something.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub changes: bool,
-    /// The newest so many, at most [`AUDIT_LIMIT_MAX`]. Absent: [`AUDIT_LIMIT_DEFAULT`].
+    /// Number of entries, newest first; at most [`AUDIT_LIMIT_MAX`]. Absent:
+    /// [`AUDIT_LIMIT_DEFAULT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
 }
 
 impl AuditQuery {
-    /// The newest so many.
+    /// Returns the number of entries to list.
     pub fn limit(&self) -> u32 {
         self.limit.unwrap_or(AUDIT_LIMIT_DEFAULT).min(AUDIT_LIMIT_MAX)
     }
 }
 
-/// A request, as the audit log has it: no secrets, and of bodies the commands of `exec` and the names of changed objects
-/// alone.
+/// A request in the audit log. The entry has no secrets. Of request bodies it has only the command
+/// of `exec` and the names of changed objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditEntry {
-    /// Its number, ascending.
+    /// Number of the entry, ascending.
     pub id: u64,
-    /// When it came, milliseconds since 1970.
+    /// Time of arrival, milliseconds since 1970.
     pub at_ms: u64,
-    /// Whose it was: `user:NAME` (or the number of one without a name), `token:ID`, `token:?` for a
-    /// token that is none, `-` for none.
+    /// Identity of the client: `user:NAME` (the user id if it has no name), `token:ID`, `token:?`
+    /// for an invalid token, `-` for no token.
     pub who: String,
-    /// Where it came from: `pid 4711`, or an address and port.
+    /// Origin of the request: `pid 4711`, or an address and port.
     pub from: String,
-    /// What who asked may do; absent for somebody unknown.
+    /// Rights of the client; absent for an unknown client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Role>,
-    /// Of which tenant who asked is.
+    /// Tenant of the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
     /// Method and path.
     pub what: String,
-    /// The vnet that the path names.
+    /// Vnet named in the path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
-    /// It was let through to change something: written down before that.
+    /// True if the request was permitted to change something. The entry was written before the
+    /// change.
     pub changes: bool,
-    /// HTTP status; absent while it is not finished, and for ever if the daemon was killed then.
+    /// HTTP status. Absent until the request is finished, and forever if the daemon was killed
+    /// before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Why it failed, one line.
+    /// Cause of the failure, one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Microseconds until its end: until the answer began, a change was made, or a command had ended.
+    /// Duration, microseconds: until the answer began, the change was made, or the command ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_us: Option<u64>,
-    /// The command that it ran in a guest, its words as a shell reads them.
+    /// Command run in a guest, with its words quoted for a shell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Its exit code; absent of one that was broken off, which `error` says.
+    /// Exit code of the command. Absent if it was aborted; `error` tells why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<i32>,
-    /// Objects that it changed in what is stored, by name; at most [`AUDIT_OBJECTS_MAX`].
+    /// Stored objects that the request changed, by name; at most [`AUDIT_OBJECTS_MAX`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub objects: Vec<Change>,
-    /// Number of changed objects beyond those.
+    pub objects: Vec<ObjectChange>,
+    /// Number of changed objects that are not in `objects`.
     #[serde(default)]
     pub more_objects: u64,
 }

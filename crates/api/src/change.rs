@@ -4,32 +4,33 @@ use pdp_spec::SourceFile;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Files to apply. What they describe is created or changed; what they do not name stays.
+/// Files to apply. Objects that they describe are created or changed; all other objects stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ApplyRequest {
-    /// The files with what they name, read by the client; at most [`FILES_MAX`](crate::FILES_MAX).
+    /// Files with the files that they name, read by the client; at most
+    /// [`FILES_MAX`](crate::FILES_MAX).
     pub files: Vec<SourceFile>,
-    /// Only say what would change.
+    /// Only report what would change.
     #[serde(default)]
     pub dry_run: bool,
-    /// Only these nodes of the files' vnets, with their links as far as the other ends are there; all else of these
-    /// vnets stays as it is, and other objects of the files are left alone. Empty: all.
+    /// Only these nodes of the files' vnets, and those of their links whose other ends exist. The
+    /// rest of these vnets and all other objects of the files stay unchanged. Empty: everything.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub only: Vec<String>,
 }
 
-/// What of a vnet to delete.
+/// Part of a vnet to delete.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DeleteQuery {
-    /// Only these nodes, with commas between; their links go with them. Absent: all of it.
+    /// Only these nodes, separated by commas, with their links. Absent: the whole vnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<String>,
 }
 
-/// How far to take a node down.
+/// Extent of taking a node down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DownRequest {
@@ -45,49 +46,51 @@ pub struct DownRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LinkRequest {
-    /// Whether it carries frames; carrier follows at both ends.
+    /// True if the link forwards frames. Carrier follows at both ends.
     pub up: bool,
-    /// Of one that is down: both ends keep their carrier, as when something in between fails. Frames are
+    /// With `up: false`: both ends keep their carrier, as if a device in between failed. Frames are
     /// dropped all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub silent: bool,
 }
 
-/// What is to be otherwise in how frames leave by a link's ends, as an applied spec with that would have it.
+/// Change of how a link's ends send frames. It works like applying a spec with these values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LinkChange {
-    /// By keys of a link in the spec (`rate`, `delay`, `loss`, …), each as it is written there; `null`: as where it is
-    /// not given.
+    /// Values by key of a link in the spec (`rate`, `delay`, `loss`, …), each written as in the
+    /// spec. `null` restores the value used if the key is absent.
     pub set: BTreeMap<String, Option<String>>,
-    /// At this end alone, `r1:eth0` or `external:NAME`; absent: at all.
+    /// Only this end, `r1:eth0` or `external:NAME`. Absent: all ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Permits a change that restarts routers of kind `kernel`, since their link moves between the kernel and the mux.
+    /// Permits a change that restarts routers of kind `kernel`. They restart because their link
+    /// moves between the kernel and the mux.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restart: bool,
 }
 
-/// How many forwarding guests a router is to have.
+/// Number of forwarding guests of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScaleRequest {
     /// Forwarding guests, 1 to 64: `dataPlane.guests` of the spec.
     pub guests: u32,
-    /// Power of all of them together, thousandths of a core: `dataPlane.power`. Absent: each has what
-    /// each has now, so that the sum changes; those that borrow go on to.
+    /// Total power of all guests, thousandths of a core: `dataPlane.power`. Absent: each guest
+    /// keeps its current power, so that the total changes. Guests that borrow power continue to
+    /// borrow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_millicores: Option<u32>,
 }
 
-/// What of a vnet is to be ended and started anew.
+/// Part of a vnet to restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RestartRequest {
-    /// Of these nodes, at least one.
+    /// Nodes to restart, at least one.
     pub nodes: Vec<String>,
-    /// The forwarding guest of this number, of each of them. Absent: the control guest or the host; forwarding guests
-    /// stay.
+    /// Number of the forwarding guest to restart in each node. Absent: the control guest or the
+    /// host restarts; forwarding guests continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<u32>,
 }
@@ -95,83 +98,83 @@ pub struct RestartRequest {
 /// One line of the answer to a change: any number of `progress`, then one `result` or `problem`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Event {
-    /// What is being done.
+pub enum ChangeEvent {
+    /// The current step.
     Progress(Progress),
-    /// Done.
-    Result(Report),
-    /// Failed; what was done before stays stored and is tried again.
+    /// The change is done.
+    Result(ChangeReport),
+    /// The change failed. Earlier steps stay stored, and the daemon tries them again.
     Problem(crate::Problem),
 }
 
-/// What is being done.
+/// Progress of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Steps done.
     pub done: u64,
-    /// Steps in all, as known now.
+    /// Total number of steps, as known now.
     pub total: u64,
-    /// The step at hand, e.g. `starting red/r1`.
+    /// The current step, e.g. `starting red/r1`.
     pub what: String,
 }
 
-/// What a change did (or would do), object by object, in order.
+/// Report of a change that was or would be made: the objects, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
-    /// The objects that the request named or touched.
-    pub changes: Vec<Change>,
-    /// Nothing was done: a dry run.
+pub struct ChangeReport {
+    /// Objects that the request named or touched.
+    pub changes: Vec<ObjectChange>,
+    /// True for a dry run: nothing was done.
     #[serde(default)]
     pub dry_run: bool,
-    /// The daemon exits now (answer to [`DownRequest::exit`]).
+    /// True if the daemon exits now (answer to [`DownRequest::exit`]).
     #[serde(default)]
     pub exits: bool,
 }
 
-impl Report {
-    /// Whether anything changed.
+impl ChangeReport {
+    /// True if anything changed.
     pub fn changed(&self) -> bool {
-        self.changes.iter().any(|change| change.action != Action::Unchanged)
+        self.changes.iter().any(|change| change.action != ChangeAction::Unchanged)
     }
 }
 
-/// What became of one object.
+/// Change of one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Change {
-    /// The object: `substrate/NAME`, `vnet/red`, `vnet/red/node/r1`, `vnet/red/link/NAME`.
+pub struct ObjectChange {
+    /// Name of the object: `substrate/NAME`, `vnet/red`, `vnet/red/node/r1`, `vnet/red/link/NAME`.
     pub object: String,
-    /// What was done.
-    pub action: Action,
-    /// Why or what exactly, for people; may be empty.
+    /// Kind of change.
+    pub action: ChangeAction,
+    /// Reason or details, for people; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
-/// What was done with an object.
+/// Kind of an object's change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum Action {
-    /// It is new.
+pub enum ChangeAction {
+    /// Created.
     Create,
-    /// Changed while it runs.
+    /// Changed without a restart.
     Change,
-    /// Changed by a new start.
+    /// Changed by a restart.
     Restart,
-    /// It is gone.
+    /// Deleted.
     Delete,
-    /// It was stored and stopped, and runs now.
+    /// Started; it was stored and stopped before.
     Start,
-    /// It is stopped; its spec stays stored.
+    /// Stopped; its spec stays stored.
     Stop,
-    /// It was so already.
+    /// Already as requested.
     Unchanged,
 }
 
-impl Action {
-    /// The word in JSON and in tables.
+impl ChangeAction {
+    /// Word in JSON and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Create => "create",

@@ -24,22 +24,22 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::exec::ExecRequest;
 use crate::{
-    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, Check, DeleteQuery, DownRequest, Event,
-    FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
-    GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, LogQuery, NewToken, NodeProcess,
-    Problem, Progress, PullRequest, Report, RestartRequest, RouteLine, RouteRow, RoutesQuery,
-    ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Token, TokenRequest, Trace,
-    TraceRequest, Version, Vnet, VnetSummary, WatchLine, WatchQuery, paths,
+    ApplyRequest, AuditEntry, AuditQuery, CaptureQuery, ChangeEvent, ChangeReport, DaemonVersion,
+    DeleteQuery, DownRequest, FastpathChange, FastpathChanged, FastpathCounters,
+    FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathQueues,
+    FastpathQueuesQuery, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest,
+    LogQuery, MachineCheck, NewToken, NodeProcess, Problem, Progress, PullRequest, RestartRequest,
+    RouteEntry, RouteLine, RoutesQuery, ScaleRequest, Stats, StatsQuery, SubstrateInfo, TenantInfo,
+    Token, TokenRequest, Trace, TraceRequest, Vnet, VnetSummary, WatchLine, WatchQuery, paths,
 };
 
-/// Bytes of an answer that is read whole, and of one line of a stream.
+/// Largest answer that is read whole, and longest line of a stream, bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 
-/// Why a call failed.
+/// Cause of a failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody answers there.
+    /// No daemon answers there.
     #[error("no daemon at {place}")]
     NoDaemon {
         /// The socket, or address and port.
@@ -47,33 +47,33 @@ pub enum Error {
         /// Why the connection failed.
         source: io::Error,
     },
-    /// Who answers is not shown to be who was asked for.
+    /// The TLS handshake failed, for example because the server's certificate is not trusted.
     #[error("TLS with {place}")]
     Tls {
         /// Address and port.
         place: String,
-        /// What is wrong with it.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// It can't be asked for like this.
+    /// The server's URL or the certificates to trust it by are invalid.
     #[error("{0}")]
-    Place(String),
+    InvalidAddress(String),
     /// The daemon refused.
     #[error(transparent)]
     Problem(Box<Problem>),
-    /// The answer is not of this API.
+    /// The answer does not follow this API.
     #[error("answer of the daemon: {0}")]
     Answer(String),
     /// The connection broke.
     #[error("connection to the daemon")]
     Http(#[from] hyper::Error),
-    /// An answer that goes on had begun and did not come to its end.
+    /// A streamed answer broke off before its end.
     #[error(
         "the answer broke off before its end, with the daemon or the connection, or because you may no longer \
          ask for it"
     )]
     BrokenOff(#[source] hyper::Error),
-    /// What the answer was passed to failed (such as writing it out).
+    /// The receiver of the answer failed, for example in writing it out.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -86,48 +86,49 @@ impl From<Problem> for Error {
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// A client of the daemon behind one socket, or at one address.
+/// Client of the daemon behind one socket or at one address.
 #[derive(Clone, Debug)]
 pub struct Client {
-    place: Place,
+    address: DaemonAddress,
     token: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum DaemonAddress {
     Socket(PathBuf),
-    Server(Server),
+    Server(TlsServer),
 }
 
 #[derive(Clone)]
-struct Server {
+struct TlsServer {
     host: String,
     port: u16,
     name: ServerName<'static>,
     connector: TlsConnector,
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for TlsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
 }
 
-/// What bytes go by.
+/// Byte stream of a connection, plain or with TLS.
 trait Bytestream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytestream for T {}
 
 impl Client {
-    /// A client; connects at each call.
+    /// Returns a client of a Unix socket. It connects at each call.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { place: Place::Socket(socket.into()), token: None }
+        Self { address: DaemonAddress::Socket(socket.into()), token: None }
     }
 
-    /// A client over TLS of the server `https://HOST:PORT`, which is trusted by these certificates
-    /// (PEM): of authorities, or its own where that signs itself.
+    /// Returns a client of the server `https://HOST:PORT` over TLS. The client trusts these
+    /// certificates (PEM): those of authorities, or the server's own if it is self-signed.
     pub fn over_tls(server: &str, authorities: &[u8]) -> Result<Self> {
-        let form = || Error::Place(format!("server {server:?}: write it like https://HOST:PORT"));
+        let form =
+            || Error::InvalidAddress(format!("server {server:?}: write it like https://HOST:PORT"));
         let uri: Uri = server.trim_end_matches('/').parse().map_err(|_| form())?;
         let (Some("https"), Some(host), Some(port), "" | "/") =
             (uri.scheme_str(), uri.host(), uri.port_u16(), uri.path())
@@ -138,58 +139,59 @@ impl Client {
         let name = ServerName::try_from(host.clone()).map_err(|_| form())?;
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(authorities) {
-            let bad = |error: &dyn fmt::Display| Error::Place(format!("certificates: {error}"));
+            let bad =
+                |error: &dyn fmt::Display| Error::InvalidAddress(format!("certificates: {error}"));
             let certificate = certificate.map_err(|error| bad(&error))?;
             roots.add(certificate).map_err(|error| bad(&error))?;
         }
         if roots.is_empty() {
-            return Err(Error::Place("certificates: none to trust the server by".into()));
+            return Err(Error::InvalidAddress("certificates: none to trust the server by".into()));
         }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|error| Error::Place(error.to_string()))?
+            .map_err(|error| Error::InvalidAddress(error.to_string()))?
             .with_root_certificates(roots)
             .with_no_client_auth();
         let connector = TlsConnector::from(Arc::new(config));
-        let server = Server { host, port, name, connector };
-        Ok(Self { place: Place::Server(server), token: None })
+        let server = TlsServer { host, port, name, connector };
+        Ok(Self { address: DaemonAddress::Server(server), token: None })
     }
 
-    /// The same with a token, which says who asks.
+    /// Adds a token, which identifies the client.
     #[must_use]
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// The socket; `None` for a client over TLS.
+    /// Returns the socket; `None` for a client over TLS.
     pub fn socket(&self) -> Option<&Path> {
-        match &self.place {
-            Place::Socket(path) => Some(path),
-            Place::Server(_) => None,
+        match &self.address {
+            DaemonAddress::Socket(path) => Some(path),
+            DaemonAddress::Server(_) => None,
         }
     }
 
-    /// Tenants.
+    /// Lists tenants.
     pub async fn tenants(&self) -> Result<Vec<TenantInfo>> {
         self.get(paths::TENANTS).await
     }
 
-    /// Deletes a tenant and its tokens; refused while it has vnets.
+    /// Deletes a tenant and its tokens. The daemon refuses while the tenant has vnets.
     pub async fn delete_tenant(
         &self,
         tenant: &str,
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::DELETE, &paths::tenant(tenant), None::<&()>, progress).await
     }
 
-    /// Tokens.
+    /// Lists tokens.
     pub async fn tokens(&self) -> Result<Vec<Token>> {
         self.get(paths::TOKENS).await
     }
 
-    /// Makes a token.
+    /// Creates a token.
     pub async fn create_token(&self, request: &TokenRequest) -> Result<NewToken> {
         whole(self.send(Method::POST, paths::TOKENS, Some(request)).await?).await
     }
@@ -199,98 +201,102 @@ impl Client {
         whole(self.send(Method::DELETE, &paths::token(id), None::<&()>).await?).await
     }
 
-    /// Images that the daemon keeps.
+    /// Lists the images that the daemon keeps.
     pub async fn images(&self) -> Result<Vec<ImageInfo>> {
         self.get(paths::IMAGES).await
     }
 
-    /// Pulls what a name stands for now.
+    /// Pulls the current image of a name.
     pub async fn pull_image(
         &self,
         request: &PullRequest,
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::POST, paths::IMAGES, Some(request), progress).await
     }
 
-    /// Removes an image, by a name that it has or its digest.
+    /// Removes an image by one of its names or its digest.
     pub async fn delete_image(&self, image: &str, query: &ImageQuery) -> Result<()> {
         let path = with_query(&paths::image(image), query)?;
         whole(self.send(Method::DELETE, &path, None::<&()>).await?).await
     }
 
-    /// Removes images that nothing uses; returns which.
+    /// Removes unused images and returns them.
     pub async fn prune_images(&self, query: &ImageQuery) -> Result<Vec<ImageInfo>> {
         let path = with_query(paths::IMAGES, query)?;
         whole(self.send(Method::DELETE, &path, None::<&()>).await?).await
     }
 
-    /// Requests that came.
+    /// Lists requests of the audit log.
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>> {
         self.get(&with_query(paths::AUDIT, query)?).await
     }
 
-    /// Who answers.
-    pub async fn version(&self) -> Result<Version> {
+    /// Returns the daemon's version.
+    pub async fn version(&self) -> Result<DaemonVersion> {
         self.get(paths::VERSION).await
     }
 
-    /// What the machine can do.
-    pub async fn doctor(&self) -> Result<Vec<Check>> {
+    /// Returns the abilities of the machine.
+    pub async fn doctor(&self) -> Result<Vec<MachineCheck>> {
         self.get(paths::DOCTOR).await
     }
 
-    /// The substrate.
-    pub async fn substrate(&self) -> Result<Substrate> {
+    /// Returns the substrate.
+    pub async fn substrate(&self) -> Result<SubstrateInfo> {
         self.get(paths::SUBSTRATE).await
     }
 
-    /// All vnets.
+    /// Lists all vnets.
     pub async fn vnets(&self) -> Result<Vec<VnetSummary>> {
         self.get(paths::VNETS).await
     }
 
-    /// One vnet.
+    /// Returns one vnet.
     pub async fn vnet(&self, vnet: &str) -> Result<Vnet> {
         self.get(&paths::vnet(vnet)).await
     }
 
-    /// Counters.
+    /// Returns counters.
     pub async fn stats(&self, query: &StatsQuery) -> Result<Stats> {
         self.get(&with_query(paths::STATS, query)?).await
     }
 
-    /// What is, and what happens from then on, line by line ([`WatchLine`]).
-    pub async fn watch(&self, query: &WatchQuery) -> Result<Watch> {
+    /// Returns the current state and then events, line by line ([`WatchLine`]).
+    pub async fn watch(&self, query: &WatchQuery) -> Result<WatchStream> {
         let path = with_query(paths::WATCH, query)?;
-        Ok(Watch(Lines::new(self.send(Method::GET, &path, None::<&()>).await?)))
+        Ok(WatchStream(JsonLineReader::new(self.send(Method::GET, &path, None::<&()>).await?)))
     }
 
-    /// Applies files; `progress` is told what is being done.
+    /// Applies files. Calls `progress` with each step.
     pub async fn apply(
         &self,
         request: &ApplyRequest,
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::POST, paths::APPLY, Some(request), progress).await
     }
 
-    /// Starts all that is stored.
-    pub async fn up(&self, progress: impl FnMut(Progress)) -> Result<Report> {
+    /// Starts everything that is stored.
+    pub async fn up(&self, progress: impl FnMut(Progress)) -> Result<ChangeReport> {
         self.change(Method::POST, paths::UP, None::<&()>, progress).await
     }
 
-    /// Stops all.
+    /// Stops everything.
     pub async fn down(
         &self,
         request: &DownRequest,
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::POST, paths::DOWN, Some(request), progress).await
     }
 
     /// Deletes a vnet.
-    pub async fn delete_vnet(&self, vnet: &str, progress: impl FnMut(Progress)) -> Result<Report> {
+    pub async fn delete_vnet(
+        &self,
+        vnet: &str,
+        progress: impl FnMut(Progress),
+    ) -> Result<ChangeReport> {
         self.change(Method::DELETE, &paths::vnet(vnet), None::<&()>, progress).await
     }
 
@@ -300,13 +306,13 @@ impl Client {
         vnet: &str,
         nodes: &[String],
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         let path = with_query(&paths::vnet(vnet), &DeleteQuery { only: Some(nodes.join(",")) })?;
         self.change(Method::DELETE, &path, None::<&()>, progress).await
     }
 
-    /// Deletes the substrate; refused while there are vnets.
-    pub async fn delete_substrate(&self, progress: impl FnMut(Progress)) -> Result<Report> {
+    /// Deletes the substrate. The daemon refuses while there are vnets.
+    pub async fn delete_substrate(&self, progress: impl FnMut(Progress)) -> Result<ChangeReport> {
         self.change(Method::DELETE, paths::SUBSTRATE, None::<&()>, progress).await
     }
 
@@ -317,55 +323,61 @@ impl Client {
         node: &str,
         request: &ScaleRequest,
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::PUT, &paths::guests(vnet, node), Some(request), progress).await
     }
 
-    /// Ends and starts anew what runs of nodes.
+    /// Restarts the processes of nodes.
     pub async fn restart(
         &self,
         vnet: &str,
         request: &RestartRequest,
         progress: impl FnMut(Progress),
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::POST, &paths::restart(vnet), Some(request), progress).await
     }
 
-    /// Sets a link's administrative state; see [`paths::link`] for its name.
-    pub async fn set_link(&self, vnet: &str, link: &str, request: LinkRequest) -> Result<Report> {
+    /// Sets a link's administrative state; see [`paths::link`] for the link's name.
+    pub async fn set_link(
+        &self,
+        vnet: &str,
+        link: &str,
+        request: LinkRequest,
+    ) -> Result<ChangeReport> {
         self.change(Method::PUT, &paths::link(vnet, link), Some(&request), |_| ()).await
     }
 
-    /// Changes how frames leave by a link's ends; see [`paths::link`] for its name.
+    /// Changes how a link's ends send frames; see [`paths::link`] for the link's name.
     pub async fn change_link(
         &self,
         vnet: &str,
         link: &str,
         request: &LinkChange,
-    ) -> Result<Report> {
+    ) -> Result<ChangeReport> {
         self.change(Method::PATCH, &paths::link(vnet, link), Some(request), |_| ()).await
     }
 
-    /// What a segment has learned; see [`paths::link`] for its name.
+    /// Returns the MAC addresses that a segment has learned; see [`paths::link`] for the link's
+    /// name.
     pub async fn fdb(&self, vnet: &str, link: &str) -> Result<Vec<FdbEntry>> {
         self.get(&paths::fdb(vnet, link)).await
     }
 
-    /// Has a segment forget what it has learned.
+    /// Makes a segment forget all MAC addresses.
     pub async fn clear_fdb(&self, vnet: &str, link: &str) -> Result<()> {
         whole(self.send(Method::DELETE, &paths::fdb(vnet, link), None::<&()>).await?).await
     }
 
-    /// Routes of a router or host, one by one to `row`; returns their count.
+    /// Passes the routes of a router or host to `row`, one by one. Returns their count.
     pub async fn routes(
         &self,
         vnet: &str,
         node: &str,
         query: &RoutesQuery,
-        mut row: impl FnMut(RouteRow) -> io::Result<()>,
+        mut row: impl FnMut(RouteEntry) -> io::Result<()>,
     ) -> Result<u64> {
         let path = with_query(&paths::routes(vnet, node), query)?;
-        let mut lines = Lines::new(self.send(Method::GET, &path, None::<&()>).await?);
+        let mut lines = JsonLineReader::new(self.send(Method::GET, &path, None::<&()>).await?);
         while let Some(line) = lines.next().await? {
             match line {
                 RouteLine::Route(route) => row(route)?,
@@ -376,7 +388,8 @@ impl Client {
         Err(cut_off())
     }
 
-    /// Filters of a fast path, as many as one answer has.
+    /// Returns filters of a fast path, at most
+    /// [`FASTPATH_FILTERS_AT_ONCE`](crate::FASTPATH_FILTERS_AT_ONCE).
     pub async fn fastpath_filters(
         &self,
         vnet: &str,
@@ -397,7 +410,7 @@ impl Client {
         whole(self.send(Method::POST, &path, Some(change)).await?).await
     }
 
-    /// What counters of a fast path have.
+    /// Returns the counters of a fast path's filters.
     pub async fn fastpath_counters(
         &self,
         vnet: &str,
@@ -407,7 +420,7 @@ impl Client {
         self.get(&with_query(&paths::fastpath_counters(vnet, node), query)?).await
     }
 
-    /// How queues of a fast path are.
+    /// Returns the queues of a fast path.
     pub async fn fastpath_queues(
         &self,
         vnet: &str,
@@ -417,25 +430,25 @@ impl Client {
         self.get(&with_query(&paths::fastpath_queues(vnet, node), query)?).await
     }
 
-    /// Has a fast path send a frame.
+    /// Makes a fast path send a frame.
     pub async fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<()> {
         let path = paths::fastpath_frames(vnet, node);
         whole(self.send(Method::POST, &path, Some(frame)).await?).await
     }
 
-    /// Frames of a port as pcap, until either side ends it.
+    /// Captures frames of a port as pcap, until either side ends the capture.
     pub async fn capture(
         &self,
         vnet: &str,
         node: &str,
         port: &str,
         query: &CaptureQuery,
-    ) -> Result<Stream> {
+    ) -> Result<ResponseStream> {
         let path = with_query(&paths::capture(vnet, node, port), query)?;
-        Ok(Stream(self.send(Method::GET, &path, None::<&()>).await?.into_body()))
+        Ok(ResponseStream(self.send(Method::GET, &path, None::<&()>).await?.into_body()))
     }
 
-    /// Follows one frame.
+    /// Traces one frame.
     pub async fn trace(
         &self,
         vnet: &str,
@@ -447,25 +460,25 @@ impl Client {
         whole(self.send(Method::POST, &path, Some(request)).await?).await
     }
 
-    /// A log of the node itself.
-    pub async fn logs(&self, process: NodeProcess, query: &LogQuery) -> Result<Stream> {
+    /// Returns a log of the node itself.
+    pub async fn logs(&self, process: NodeProcess, query: &LogQuery) -> Result<ResponseStream> {
         let path = with_query(&paths::logs(process), query)?;
-        Ok(Stream(self.send(Method::GET, &path, None::<&()>).await?.into_body()))
+        Ok(ResponseStream(self.send(Method::GET, &path, None::<&()>).await?.into_body()))
     }
 
-    /// A log of a node of a vnet.
+    /// Returns a log of a process of a vnet's node.
     pub async fn node_logs(
         &self,
         vnet: &str,
         node: &str,
         process: GuestProcess,
         query: &LogQuery,
-    ) -> Result<Stream> {
+    ) -> Result<ResponseStream> {
         let path = with_query(&paths::node_logs(vnet, node, process), query)?;
-        Ok(Stream(self.send(Method::GET, &path, None::<&()>).await?.into_body()))
+        Ok(ResponseStream(self.send(Method::GET, &path, None::<&()>).await?.into_body()))
     }
 
-    /// Runs a command in a guest; frames of [`crate::exec`] follow on the connection.
+    /// Runs a command in a guest. Frames of [`crate::exec`] follow on the connection.
     pub async fn exec(
         &self,
         vnet: &str,
@@ -489,28 +502,28 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
         mut progress: impl FnMut(Progress),
-    ) -> Result<Report> {
-        let mut lines = Lines::new(self.send(method, path, body).await?);
+    ) -> Result<ChangeReport> {
+        let mut lines = JsonLineReader::new(self.send(method, path, body).await?);
         while let Some(event) = lines.next().await? {
             match event {
-                Event::Progress(step) => progress(step),
-                Event::Result(report) => return Ok(report),
-                Event::Problem(problem) => return Err(problem.into()),
+                ChangeEvent::Progress(step) => progress(step),
+                ChangeEvent::Result(report) => return Ok(report),
+                ChangeEvent::Problem(problem) => return Err(problem.into()),
             }
         }
         Err(cut_off())
     }
 
     async fn connect(&self) -> Result<Box<dyn Bytestream>> {
-        match &self.place {
-            Place::Socket(path) => {
+        match &self.address {
+            DaemonAddress::Socket(path) => {
                 let connected = UnixStream::connect(path).await;
                 let place = || path.display().to_string();
                 let stream =
                     connected.map_err(|source| Error::NoDaemon { place: place(), source })?;
                 Ok(Box::new(stream))
             }
-            Place::Server(server) => {
+            DaemonAddress::Server(server) => {
                 let place = || format!("{}:{}", server.host, server.port);
                 let connected = TcpStream::connect((server.host.as_str(), server.port)).await;
                 let stream =
@@ -522,7 +535,7 @@ impl Client {
         }
     }
 
-    /// Sends a request; an answer of failure is returned as an error.
+    /// Sends a request. Returns an answer with an error status as an error.
     async fn send(
         &self,
         method: Method,
@@ -532,11 +545,11 @@ impl Client {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-        // Ends with the answer's body or the upgraded stream.
+        // The task ends with the answer's body or the upgraded stream.
         tokio::spawn(connection.with_upgrades());
-        let host = match &self.place {
-            Place::Socket(_) => "pdp",
-            Place::Server(server) => &server.host,
+        let host = match &self.address {
+            DaemonAddress::Socket(_) => "pdp",
+            DaemonAddress::Server(server) => &server.host,
         };
         let mut request = Request::builder().method(method).uri(path).header(HOST, host);
         if let Some(token) = &self.token {
@@ -565,12 +578,12 @@ impl Client {
     }
 }
 
-/// An answer that goes on, chunk by chunk.
+/// A streamed answer, chunk by chunk.
 #[derive(Debug)]
-pub struct Stream(Incoming);
+pub struct ResponseStream(Incoming);
 
-impl Stream {
-    /// The next bytes; `None` at the end.
+impl ResponseStream {
+    /// Returns the next bytes; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>> {
         while let Some(frame) = self.0.frame().await {
             if let Ok(bytes) = frame.map_err(Error::BrokenOff)?.into_data() {
@@ -581,29 +594,30 @@ impl Stream {
     }
 }
 
-/// A watch: an answer that goes on until either side ends it.
+/// A watch: an answer that continues until either side ends it.
 #[derive(Debug)]
-pub struct Watch(Lines);
+pub struct WatchStream(JsonLineReader);
 
-impl Watch {
-    /// The next line; `None` at the end. Dropping the future loses nothing that came.
+impl WatchStream {
+    /// Returns the next line; `None` at the end. Dropping the future loses no data that has
+    /// arrived.
     pub async fn next(&mut self) -> Result<Option<WatchLine>> {
         self.0.next().await
     }
 }
 
-/// An answer of one JSON value a line.
+/// A streamed answer with one JSON value per line.
 #[derive(Debug)]
-struct Lines {
-    body: Stream,
+struct JsonLineReader {
+    body: ResponseStream,
     bytes: BytesMut,
-    /// Bytes known to hold no end of line.
+    /// Bytes known to have no end of line.
     searched: usize,
 }
 
-impl Lines {
+impl JsonLineReader {
     fn new(response: Response<Incoming>) -> Self {
-        Self { body: Stream(response.into_body()), bytes: BytesMut::new(), searched: 0 }
+        Self { body: ResponseStream(response.into_body()), bytes: BytesMut::new(), searched: 0 }
     }
 
     async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {

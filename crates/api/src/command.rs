@@ -1,29 +1,29 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a command of a node is.
+/// State of a node's command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum CommandState {
-    /// Not started: what it comes after is not ready, or its node does not run.
+    /// Not started: a command that it waits for is not ready, or its node does not run.
     #[default]
     Waiting,
-    /// Runs, and its `ready` has not held yet.
+    /// Runs, and its `ready` check has not succeeded yet.
     Starting,
-    /// Runs, and its `ready` has held.
+    /// Runs, and its `ready` check has succeeded.
     Ready,
-    /// Runs, and has no `ready`.
+    /// Runs, and has no `ready` check.
     Running,
-    /// Ended, and is started again after a pause.
+    /// Ended, and will be restarted after a pause.
     Restarting,
-    /// Ended with code 0, or with any code if it may fail, and is not started again.
+    /// Ended with code 0, or with any code if it may fail. It will not be restarted.
     Done,
-    /// Ended otherwise or could not be started, and is not started again.
+    /// Ended otherwise or could not be started. It will not be restarted.
     Failed,
 }
 
 impl CommandState {
-    /// The word in JSON and in tables.
+    /// Word in JSON and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -37,25 +37,28 @@ impl CommandState {
     }
 }
 
-/// How a command of a node's `commands` or `exec` is, as the node says itself.
+/// Status of a command of a node's `commands` or `exec`, as reported by the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CommandStatus {
-    /// Its name; `exec-1` and so on for those of `exec`.
+    /// Name of the command; `exec-1` and so on for those of `exec`.
     pub name: String,
-    /// How it is.
+    /// State of the command.
     pub state: CommandState,
-    /// True if commands after it may start: it is ready, or started if it has no `ready`; with `once`, it is `done`.
+    /// True if later commands may start. The command is ready, or started if it has no `ready`
+    /// check; with `once`, it is `done`.
     pub ready: bool,
-    /// It failed, keeps ending, or is not ready within its time: its node is degraded for it.
+    /// True if the command failed, keeps ending, or is not ready in time. This makes its node
+    /// degraded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub troubled: bool,
-    /// Times it was started again.
+    /// Number of restarts.
     pub restarts: u32,
-    /// What it returned when it ended last: 128 and the signal, if one ended it; 127 if it could not be started.
+    /// Last exit code: 128 plus the signal if a signal ended it, 127 if it could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
-    /// What it waits for, or how it ended, with the last line that it wrote: at most 160 bytes of the node's.
+    /// Reason to wait, or the end of the command with the last line of its output. At most 160
+    /// bytes come from the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

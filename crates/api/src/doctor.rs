@@ -1,49 +1,49 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// One thing that the machine has or lacks.
+/// One ability of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Check {
-    /// What was looked at, e.g. `AF_XDP`.
+pub struct MachineCheck {
+    /// Name of the ability, e.g. `AF_XDP`.
     pub name: String,
-    /// Whether it is there.
-    pub state: CheckState,
-    /// What was found.
+    /// Result of the check.
+    pub state: MachineCheckState,
+    /// Details of the result.
     pub detail: String,
-    /// What to do about it.
+    /// Advice on what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
-/// Whether something is there.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum CheckState {
-    /// There.
+pub enum MachineCheckState {
+    /// Available.
     Ok,
-    /// There is less than PdP can use; it works without.
+    /// PdP works, but could use more than is available.
     Warn,
-    /// Not there; what needs it does not work.
+    /// Missing. Features that need it do not work.
     Missing,
 }
 
-/// What answers.
+/// Version of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Version {
+pub struct DaemonVersion {
     /// Version of PdP.
     pub version: String,
-    /// Process of the daemon.
+    /// Process id of the daemon.
     pub pid: u32,
-    /// Run by a service manager, which starts it again when it exits.
+    /// True if a service manager runs the daemon and restarts it when it exits.
     pub managed: bool,
-    /// Where it listens with TLS, if it does.
+    /// Address for TLS, if the daemon has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listens: Option<Listens>,
 }
 
-/// Where a daemon listens with TLS.
+/// Address at which a daemon listens with TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listens {

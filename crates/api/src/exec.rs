@@ -18,8 +18,8 @@
 //! | 5 end of stdin | client | none |
 //! | 6 broken off | daemon | why, as UTF-8 text; the last frame |
 //!
-//! A client that goes away kills the command. Limit: [`PAYLOAD_BYTES_MAX`] a frame; what breaks
-//! this format ends the connection.
+//! The command is killed when its client disconnects. A payload has at most [`PAYLOAD_BYTES_MAX`]
+//! bytes. A violation of this format ends the connection.
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -30,30 +30,30 @@ use crate::GuestProcess;
 /// Name of the protocol in the `Upgrade` header.
 pub const UPGRADE: &str = "pdp-exec";
 
-/// Bytes of the payload of one frame.
+/// Largest payload of one frame, bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 
 const HEADER_BYTES: usize = 5;
 
-/// What to run.
+/// Command to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExecRequest {
     /// Program and arguments; the shell of the guest if empty.
     #[serde(default)]
     pub command: Vec<String>,
-    /// In which of the node's guests: `control` or `g0`, `g1`, ….
+    /// Guest of the node to run it in: `control` or `g0`, `g1`, ….
     #[serde(default)]
     #[schema(value_type = String)]
     pub process: GuestProcess,
-    /// As this user of the control guest, `USER` or `USER:GROUP` by name or number (0 to 65535), looked up in it; root
-    /// if not given.
+    /// User of the control guest, `USER` or `USER:GROUP` by name or number (0 to 65535). The
+    /// guest's own files resolve names. Default: root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// In this directory of the control guest, by its absolute path.
+    /// Absolute path of the working directory in the control guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
-    /// With a terminal of this size.
+    /// Size of the terminal; absent for no terminal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tty: Option<WindowSize>,
     /// The client's `TERM`, for a terminal.
@@ -67,13 +67,13 @@ pub struct ExecRequest {
 pub struct WindowSize {
     /// Lines.
     pub rows: u16,
-    /// Characters a line.
+    /// Characters per line.
     pub columns: u16,
 }
 
-/// One frame.
+/// One frame of the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum ExecFrame {
     /// Bytes for the command.
     Stdin(Vec<u8>),
     /// Bytes from the command, or from its terminal.
@@ -84,16 +84,16 @@ pub enum Frame {
     Resize(WindowSize),
     /// The command ended.
     Exit(i32),
-    /// No more bytes for the command.
+    /// End of the bytes for the command.
     StdinEnd,
-    /// The daemon ended the command, and why.
+    /// The daemon ended the command; the text is the cause.
     BrokenOff(String),
 }
 
-/// Why frames can't be read or written.
+/// Cause of a failure to read or write frames.
 #[derive(Debug, thiserror::Error)]
-pub enum FrameError {
-    /// Kind that does not exist, or a payload that does not fit its kind.
+pub enum ExecFrameError {
+    /// Unknown kind, or a payload that does not fit its kind.
     #[error("exec frame of kind {kind} with {length} bytes: not of this protocol")]
     Malformed {
         /// The kind.
@@ -106,8 +106,8 @@ pub enum FrameError {
     Io(#[from] std::io::Error),
 }
 
-impl Frame {
-    /// The bytes on the connection. Payloads are at most [`PAYLOAD_BYTES_MAX`] long.
+impl ExecFrame {
+    /// Returns the bytes for the connection. Payloads are at most [`PAYLOAD_BYTES_MAX`] long.
     pub fn emit(&self) -> Vec<u8> {
         let exit;
         let size;
@@ -136,8 +136,8 @@ impl Frame {
         bytes
     }
 
-    fn parse(kind: u8, payload: Vec<u8>) -> Result<Self, FrameError> {
-        let malformed = FrameError::Malformed { kind, length: payload.len() as u32 };
+    fn parse(kind: u8, payload: Vec<u8>) -> Result<Self, ExecFrameError> {
+        let malformed = ExecFrameError::Malformed { kind, length: payload.len() as u32 };
         Ok(match (kind, payload.as_slice()) {
             (0, _) => Self::Stdin(payload),
             (1, _) => Self::Stdout(payload),
@@ -154,10 +154,12 @@ impl Frame {
     }
 }
 
-/// Reads the next frame; `None` once the peer has closed between two frames.
+/// Reads the next frame. Returns `None` if the peer has closed between two frames.
 ///
-/// Not to be cancelled: a frame that was begun would be lost.
-pub async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<Frame>, FrameError> {
+/// Do not cancel this future: a partly read frame would be lost.
+pub async fn read_frame(
+    from: &mut (impl AsyncRead + Unpin),
+) -> Result<Option<ExecFrame>, ExecFrameError> {
     let mut header = [0; HEADER_BYTES];
     if from.read(&mut header[..1]).await? == 0 {
         return Ok(None);
@@ -166,18 +168,18 @@ pub async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<Fr
     let [kind, a, b, c, d] = header;
     let length = u32::from_be_bytes([a, b, c, d]);
     if length as usize > PAYLOAD_BYTES_MAX {
-        return Err(FrameError::Malformed { kind, length });
+        return Err(ExecFrameError::Malformed { kind, length });
     }
     let mut payload = vec![0; length as usize];
     from.read_exact(&mut payload).await?;
-    Frame::parse(kind, payload).map(Some)
+    ExecFrame::parse(kind, payload).map(Some)
 }
 
 /// Writes one frame and flushes it.
 pub async fn write_frame(
     to: &mut (impl AsyncWrite + Unpin),
-    frame: &Frame,
-) -> Result<(), FrameError> {
+    frame: &ExecFrame,
+) -> Result<(), ExecFrameError> {
     to.write_all(&frame.emit()).await?;
     Ok(to.flush().await?)
 }
@@ -187,51 +189,51 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
+    fn read(bytes: &[u8]) -> Result<Option<ExecFrame>, ExecFrameError> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(read_frame(&mut &*bytes))
     }
 
-    fn frames() -> impl Strategy<Value = Frame> {
+    fn frames() -> impl Strategy<Value = ExecFrame> {
         let payload = || proptest::collection::vec(any::<u8>(), 0..300);
         prop_oneof![
-            payload().prop_map(Frame::Stdin),
-            payload().prop_map(Frame::Stdout),
-            payload().prop_map(Frame::Stderr),
+            payload().prop_map(ExecFrame::Stdin),
+            payload().prop_map(ExecFrame::Stdout),
+            payload().prop_map(ExecFrame::Stderr),
             any::<(u16, u16)>()
-                .prop_map(|(rows, columns)| Frame::Resize(WindowSize { rows, columns })),
-            any::<i32>().prop_map(Frame::Exit),
-            Just(Frame::StdinEnd),
-            ".{0,40}".prop_map(Frame::BrokenOff),
+                .prop_map(|(rows, columns)| ExecFrame::Resize(WindowSize { rows, columns })),
+            any::<i32>().prop_map(ExecFrame::Exit),
+            Just(ExecFrame::StdinEnd),
+            ".{0,40}".prop_map(ExecFrame::BrokenOff),
         ]
     }
 
     #[test]
-    fn frames_are_as_described() {
-        assert_eq!(Frame::Stdin(b"ab".to_vec()).emit(), [0, 0, 0, 0, 2, b'a', b'b']);
+    fn exec_frames_have_the_documented_encoding() {
+        assert_eq!(ExecFrame::Stdin(b"ab".to_vec()).emit(), [0, 0, 0, 0, 2, b'a', b'b']);
         let size = WindowSize { rows: 258, columns: 3 };
-        assert_eq!(Frame::Resize(size).emit(), [3, 0, 0, 0, 4, 1, 2, 0, 3]);
-        assert_eq!(Frame::Exit(-2).emit(), [4, 0, 0, 0, 4, 255, 255, 255, 254]);
-        assert_eq!(Frame::StdinEnd.emit(), [5, 0, 0, 0, 0]);
+        assert_eq!(ExecFrame::Resize(size).emit(), [3, 0, 0, 0, 4, 1, 2, 0, 3]);
+        assert_eq!(ExecFrame::Exit(-2).emit(), [4, 0, 0, 0, 4, 255, 255, 255, 254]);
+        assert_eq!(ExecFrame::StdinEnd.emit(), [5, 0, 0, 0, 0]);
     }
 
     #[test]
-    fn longer_payloads_than_the_limit_are_refused_before_they_are_read() {
+    fn oversized_exec_payloads_are_refused_unread() {
         let mut bytes = vec![0];
         bytes.extend((PAYLOAD_BYTES_MAX as u32 + 1).to_be_bytes());
-        assert!(matches!(read(&bytes), Err(FrameError::Malformed { .. })));
-        let full = Frame::Stdout(vec![7; PAYLOAD_BYTES_MAX]);
+        assert!(matches!(read(&bytes), Err(ExecFrameError::Malformed { .. })));
+        let full = ExecFrame::Stdout(vec![7; PAYLOAD_BYTES_MAX]);
         assert_eq!(read(&full.emit()).unwrap(), Some(full));
     }
 
     proptest! {
         #[test]
-        fn frames_come_back_and_truncated_ones_are_errors(frame in frames()) {
+        fn exec_frames_round_trip_and_truncation_fails(frame in frames()) {
             let bytes = frame.emit();
             prop_assert_eq!(read(&bytes).unwrap(), Some(frame));
             prop_assert!(read(&[]).unwrap().is_none());
             for length in 1..bytes.len() {
-                prop_assert!(matches!(read(&bytes[..length]), Err(FrameError::Io(_))));
+                prop_assert!(matches!(read(&bytes[..length]), Err(ExecFrameError::Io(_))));
             }
         }
 

@@ -4,34 +4,34 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Filters of one request.
+/// Largest number of filters in one request.
 pub const FASTPATH_FILTERS_MAX: usize = 131_072;
 
-/// Filters of one answer; more are asked for from [`FastpathFilters::next`] on.
+/// Largest number of filters in one answer. Ask for more from [`FastpathFilters::next`] on.
 pub const FASTPATH_FILTERS_AT_ONCE: usize = 4096;
 
-/// Counters of one answer.
+/// Largest number of counters in one answer.
 pub const FASTPATH_COUNTERS_AT_ONCE: u32 = 16_384;
 
-/// Which filters.
+/// Selects filters of a fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FastpathFiltersQuery {
-    /// From this number on; 0 if absent.
+    /// Lowest filter number; 0 if absent.
     #[serde(default)]
     pub first: u32,
 }
 
-/// Which counters.
+/// Selects counters of a fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FastpathCountersQuery {
-    /// The first; 0 if absent.
+    /// Number of the first counter; 0 if absent.
     #[serde(default)]
     pub first: u32,
-    /// How many, 16,384 at most; if absent: as many as there are, or as one answer has room for.
+    /// Number of counters, at most 16,384. Absent: all, up to 16,384.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
 }
@@ -40,51 +40,52 @@ pub struct FastpathCountersQuery {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FastpathFilter {
-    /// Its number, below the router's `filters`; one with the same number is replaced.
+    /// Number of the filter, below the router's `filters`. It replaces a filter with the same
+    /// number.
     pub id: u32,
-    /// Of those that a packet meets the one with the highest counts, and of equal ones the oldest.
+    /// If several filters match a packet, the highest priority wins; among equals, the oldest.
     pub priority: u32,
-    /// Which packets: `ip src 10.0.0.0/8 proto udp dport 53 in eth0`; see docs/slowpath.md.
+    /// Packets to match: `ip src 10.0.0.0/8 proto udp dport 53 in eth0`; see docs/slowpath.md.
     pub r#match: String,
-    /// What becomes of them.
+    /// Verdict on of matching packets.
     pub verdict: FastpathVerdict,
-    /// Of `send`: the interface that they leave by.
+    /// For `send`: the egress interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out: Option<String>,
-    /// Of `send`, where the code is `ip`: the link address that they go to, `02:00:00:00:00:01`.
+    /// For `send` with the code `ip`: the destination MAC address, `02:00:00:00:00:01`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// In which queue of the port that they leave by they wait, counted from 1; absent: the port chooses.
+    /// Queue of the egress port, counted from 1. Absent: the port chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<u16>,
-    /// The counter that counts them.
+    /// Number of the counter for matching packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counter: Option<u32>,
-    /// Interfaces that copies leave by, 8 at most.
+    /// Egress interfaces of copies, at most 8.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<String>,
-    /// Of `send`, where the code is `fields`: up to 16 bytes for the packet's header, in hexadecimal.
+    /// For `send` with the code `fields`: up to 16 bytes for the packet's header, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
 }
 
-/// What becomes of a packet.
+/// Verdict of a filter on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum FastpathVerdict {
-    /// It is dropped.
+    /// Drop the packet.
     Drop,
-    /// What would without the filter.
+    /// Treat the packet as if the filter did not exist.
     #[default]
     Pass,
-    /// It leaves by an interface.
+    /// Send the packet out of an interface.
     Send,
-    /// It goes to the control guest.
+    /// Send the packet to the control guest.
     Punt,
 }
 
 impl FastpathVerdict {
-    /// As it is written.
+    /// Word in JSON and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Drop => "drop",
@@ -99,106 +100,106 @@ impl FastpathVerdict {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathFilters {
-    /// What forwards: `ip` or `fields`.
+    /// Code that forwards packets: `ip` or `fields`.
     pub code: String,
-    /// Filters that there may be.
+    /// Largest number of filters.
     pub filters_max: u32,
-    /// Counters.
+    /// Number of counters.
     pub counters: u32,
-    /// By their numbers; 4,096 at most.
+    /// Filters ordered by number; at most 4,096.
     pub filters: Vec<FastpathFilter>,
-    /// There are more from this number on.
+    /// Number from which on there are more filters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<u32>,
 }
 
-/// Changes of the filters of a fast path that come into force together, or not at all.
+/// Atomic change of a fast path's filters: all parts come into force together, or none does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FastpathChange {
-    /// These there are to be, 131,072 at most.
+    /// Filters to add or replace, at most 131,072.
     #[serde(default, deserialize_with = "filters")]
     pub set: Vec<FastpathFilter>,
-    /// Filters with these numbers there are not to be.
+    /// Numbers of filters to remove.
     #[serde(default)]
     pub remove: Vec<u32>,
-    /// How queues are to be, in force together with that; 4,096 at most.
+    /// New settings of queues, at most 4,096. They come into force together with the filters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<FastpathQueueSetting>,
-    /// All other filters go, and all other queues are as the spec says.
+    /// Remove all other filters, and reset all other queues to the spec's settings.
     #[serde(default)]
     pub sweep: bool,
 }
 
-/// How a queue of a fast path's is to be, within what the spec says of it.
+/// Settings of a fast path's queue, within the limits of the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FastpathQueueSetting {
-    /// The interface that frames leave by.
+    /// Egress interface.
     pub port: String,
-    /// Which of its queues, counted from 1.
+    /// Number of the interface's queue, counted from 1.
     pub queue: u16,
-    /// Its part beside other queues that have frames; absent: as the spec says.
+    /// Weight relative to other queues that have frames. Absent: as in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Frames that may wait in it; absent: as the spec says.
+    /// Largest number of waiting frames. Absent: as in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<u32>,
-    /// Bytes that may; absent: as the spec says.
+    /// Largest number of waiting bytes. Absent: as in the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u32>,
 }
 
-/// Which queues.
+/// Selects queues of a fast path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FastpathQueuesQuery {
-    /// Those of this interface; of all if absent.
+    /// Only queues of this interface. Absent: of all interfaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
 }
 
-/// How queues of a fast path are.
+/// The queues of a fast path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathQueues {
-    /// Of one interface after the other, in their order.
+    /// Queues, interface by interface, each interface's in order.
     pub queues: Vec<FastpathQueue>,
 }
 
-/// How a queue of a fast path is.
+/// Settings and counters of a fast path's queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathQueue {
-    /// The interface that frames leave by.
+    /// Egress interface.
     pub port: String,
-    /// Which of its queues, counted from 1.
+    /// Number of the interface's queue, counted from 1.
     pub queue: u16,
-    /// Its name in the spec.
+    /// Name of the queue in the spec.
     pub name: String,
-    /// Its part beside other queues that have frames.
+    /// Weight relative to other queues that have frames.
     pub weight: u32,
-    /// Frames that may wait in it.
+    /// Largest number of waiting frames.
     pub frames: u32,
-    /// Bytes that may; absent: as many as these frames have.
+    /// Largest number of waiting bytes. Absent: as many as the frames have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u32>,
-    /// Packets that are set aside for it.
+    /// Packet buffers of the mux reserved for the queue.
     pub buffers: u32,
-    /// Frames that wait.
+    /// Frames waiting now.
     pub waiting: u32,
     /// Their bytes.
     pub waiting_bytes: u32,
-    /// Frames that it let go.
+    /// Frames sent from the queue.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Frames that were dropped because it was full.
+    /// Frames dropped because the queue was full.
     pub dropped: u64,
 }
 
-/// No more than [`FASTPATH_FILTERS_MAX`], however many come.
+/// Reads a list of filters. Fails beyond [`FASTPATH_FILTERS_MAX`].
 fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<FastpathFilter>, D::Error> {
     struct Bounded;
     impl<'de> Visitor<'de> for Bounded {
@@ -222,60 +223,60 @@ fn filters<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<FastpathFilter>, D:
     from.deserialize_seq(Bounded)
 }
 
-/// What a change of filters came to.
+/// Result of a change of filters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathChanged {
-    /// Filters in force.
+    /// Number of filters in force.
     pub filters: u32,
 }
 
-/// What counters of a fast path have, all at one moment.
+/// Counters of a fast path, all read at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathCounters {
-    /// The first one's number.
+    /// Number of the first counter.
     pub first: u32,
-    /// In order.
+    /// Counters in order of their numbers.
     pub counters: Vec<FastpathCounter>,
-    /// Counters that the router has.
+    /// Number of counters that the router has.
     pub total: u32,
 }
 
-/// What a counter of a fast path has.
+/// Values of one counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathCounter {
-    /// Packets that met filters which count there.
+    /// Packets matched by the filters that use the counter.
     pub packets: u64,
     /// Bytes of their frames.
     pub bytes: u64,
-    /// Those of them that left, after the queue that they waited in; copies do not count.
+    /// Matched packets that were sent, counted after their queue. Copies do not count.
     pub sent: u64,
-    /// Bytes of their frames, as they left.
+    /// Bytes of the frames that were sent, as sent.
     pub sent_bytes: u64,
 }
 
-/// A frame that a fast path is to send.
+/// A frame for a fast path to send.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FastpathFrame {
-    /// The interface.
+    /// Name of the interface.
     pub port: String,
-    /// Out of it, or as if it had come by it.
-    pub way: FastpathWay,
-    /// Of `out`: the queue that it waits in, counted from 1; absent: the port chooses.
+    /// Direction: out of the interface, or as if received from it.
+    pub way: FastpathDirection,
+    /// For `out`: the queue, counted from 1. Absent: the port chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<u16>,
-    /// From Ethernet's header on, without checksum, in hexadecimal; 14 to 2,048 bytes.
+    /// Bytes from the Ethernet header on, without checksum, in hexadecimal; 14 to 2,048 bytes.
     pub frame: String,
 }
 
-/// Where a frame goes.
+/// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum FastpathWay {
-    /// As if it had come by the interface: filters and routes decide.
+pub enum FastpathDirection {
+    /// As if received from the interface: filters and routes decide.
     In,
     /// Out of the interface.
     Out,

@@ -1,48 +1,48 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// An image that the daemon keeps, of a registry or an archive.
+/// An image of a registry or an archive that the daemon keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageInfo {
-    /// Whose it is; absent: the operators'.
+    /// Owner of the image. Absent: the operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// What it was asked for by, whole: `docker.io/library/frr:latest`, `archive:/srv/frr.tar`. None for one that its
-    /// names no longer stand for.
+    /// Full names by which it was requested: `docker.io/library/frr:latest`,
+    /// `archive:/srv/frr.tar`. Empty if its names now refer to other images.
     pub names: Vec<String>,
     /// Digest of its manifest; empty where there is a `problem`.
     pub digest: String,
-    /// Bytes as it came.
+    /// Bytes of the image as received, packed.
     pub packed_bytes: u64,
-    /// Bytes of its files.
+    /// Bytes of the image's files.
     pub unpacked_bytes: u64,
-    /// When it came, milliseconds since 1970.
+    /// Time of arrival, milliseconds since 1970.
     pub at_ms: u64,
     /// Nodes that run on it: `VNET/NODE`.
     pub used_by: Vec<String>,
-    /// Why the images of its owner can't be read, and what to do: this is no image then.
+    /// Why the owner's images can't be read, and what to do. With it, the entry is not an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// An image to be pulled.
+/// Request to pull an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PullRequest {
-    /// Its name, as docker writes it.
+    /// Name of the image, in docker's notation.
     pub image: String,
-    /// For this tenant; absent: for who asks.
+    /// Tenant to keep it for. Absent: the client's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
 }
 
-/// Whose images.
+/// Selects an owner's images.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ImageQuery {
-    /// This tenant's; absent: of who asks.
+    /// Tenant that owns the images. Absent: the client's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
 }

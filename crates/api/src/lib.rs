@@ -1,18 +1,19 @@
-//! The HTTP API of a PdP node: what is asked and answered, and a client.
+//! The HTTP API of a PdP node: requests, answers, and a client.
 //!
-//! JSON over HTTP/1.1 on a Unix socket ([`DaemonName::socket`]), or over TLS with a token; keys are camelCase, units end their
-//! names, and a key that is not known is refused. The paths are in [`paths`], and the same in
-//! `schema/openapi.json`, which the daemon serves too.
+//! JSON over HTTP/1.1 on a Unix socket ([`DaemonName::socket`]), or over TLS with a token. Keys are
+//! camelCase, and names of quantities end in their units. The daemon refuses unknown keys.
+//! [`paths`] has the paths. `schema/openapi.json` has them too, and the daemon serves it.
 //!
 //! - Every refusal is a [`Problem`] with the status code of its [`ProblemKind`].
-//! - What takes time answers with newline-delimited JSON: [`Event`]s (progress, then one result or
-//!   problem) for changes, [`RouteLine`]s for route tables. A change whose client accepts `application/json` and
-//!   not these lines answers with its [`Report`] or [`Problem`] alone.
-//! - A watch is [`WatchLine`]s, one a line, until the client goes away.
-//! - Captures are pcap, logs plain text; both stream until the client goes away.
+//! - Changes and route tables answer with newline-delimited JSON: [`ChangeEvent`]s (progress, then
+//!   one result or problem) for changes, [`RouteLine`]s for route tables. If a change's client
+//!   accepts `application/json` and not these lines, the answer is only its [`ChangeReport`] or
+//!   [`Problem`].
+//! - A watch answers with [`WatchLine`]s, one per line, until the client disconnects.
+//! - Captures are pcap, logs plain text; both stream until the client disconnects.
 //! - `exec` upgrades the connection to the protocol [`exec::UPGRADE`], see [`exec`].
 //!
-//! Limits: [`BODY_BYTES_MAX`] a request, [`FILES_MAX`] files an apply.
+//! Limits: [`BODY_BYTES_MAX`] per request, [`FILES_MAX`] files per apply.
 
 #![forbid(unsafe_code)]
 
@@ -48,8 +49,8 @@ pub use stats::*;
 pub use status::*;
 pub use watch::*;
 
-/// Bytes of the body of one request.
+/// Largest body of one request, bytes.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 
-/// Files of one apply.
+/// Largest number of files of one apply.
 pub const FILES_MAX: usize = 1024;

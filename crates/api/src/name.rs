@@ -2,22 +2,22 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest name of a daemon, bytes: Unix sockets below its run directory have 107.
+/// Longest name of a daemon, bytes. A Unix socket's path below its run directory has at most 107.
 pub const DAEMON_NAME_BYTES_MAX: usize = 16;
 
-/// The name of one of several daemons on a machine, by which its places are called: its run directory
-/// `/run/pdp-NAME`, its state directory `/var/lib/pdp-NAME`, its cgroup `pdp-NAME`, and its directory of BPF pins
-/// `/sys/fs/bpf/pdp-NAME`. One without a name has `pdp` in all of them.
+/// Name of one of several daemons on a machine. It is part of the names of the daemon's run
+/// directory `/run/pdp-NAME`, state directory `/var/lib/pdp-NAME`, cgroup `pdp-NAME`, and directory
+/// of BPF pins `/sys/fs/bpf/pdp-NAME`. A daemon without a name uses `pdp` in all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonName(String);
 
 impl DaemonName {
-    /// What its places are called: `pdp-NAME`, or `pdp`.
+    /// Returns the common name of its directories and cgroup: `pdp-NAME`, or `pdp`.
     pub fn base(name: Option<&Self>) -> String {
         name.map_or("pdp".into(), |name| format!("pdp-{name}"))
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(name: Option<&Self>) -> PathBuf {
         PathBuf::from(format!("/run/{}/pdpd.sock", Self::base(name)))
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_call_places() {
+    fn daemon_name_determines_its_socket_path() {
         assert_eq!(DaemonName::socket(None).to_str(), Some("/run/pdp/pdpd.sock"));
         let name: DaemonName = "lab-2".parse().unwrap();
         assert_eq!(DaemonName::socket(Some(&name)).to_str(), Some("/run/pdp-lab-2/pdpd.sock"));

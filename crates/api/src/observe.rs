@@ -4,34 +4,34 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Which log, from where.
+/// Selects lines of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LogQuery {
-    /// Only the last lines, this many; all that is kept if absent.
+    /// Only this many of the last lines. Absent: all lines that are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail: Option<u64>,
-    /// Go on with what is written from now on.
+    /// Continue with new lines as they are written.
     #[serde(default)]
     pub follow: bool,
 }
 
-/// A link address that a segment has learned.
+/// A MAC address that a segment has learned.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "camelCase")]
 pub struct FdbEntry {
-    /// The end of the link that it was last heard at: `h1:eth0`, or `external:NAME`.
+    /// End of the link that last received a frame from it: `h1:eth0`, or `external:NAME`.
     pub endpoint: String,
-    /// The address, `02:…`.
+    /// The MAC address, `02:…`.
     pub mac: String,
-    /// How long ago that was, seconds.
+    /// Time since that frame, seconds.
     pub age_s: u32,
 }
 
-/// Processes of the node itself that have a log.
+/// Processes of the PdP node itself that have a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum NodeProcess {
@@ -41,7 +41,7 @@ pub enum NodeProcess {
     Mux,
 }
 
-/// A process that belongs to a node of a vnet: `control`, `tap`, `mirror`, `management`, `g0`, `g1`, …
+/// A process of a vnet's node: `control`, `tap`, `mirror`, `management`, `g0`, `g1`, …
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GuestProcess {
     /// The control guest or the host.
@@ -53,7 +53,7 @@ pub enum GuestProcess {
     Mirror,
     /// The management helper.
     Management,
-    /// The forwarding guest of this number.
+    /// The forwarding guest with this number.
     Guest(u32),
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for GuestProcess {
     }
 }
 
-/// Not the name of a [`GuestProcess`].
+/// Text that is not the name of a [`GuestProcess`].
 #[derive(Debug, thiserror::Error)]
 #[error(
     "unknown process {0:?}; use control, tap, mirror, management, or g0, g1, … for a forwarding guest"
@@ -107,32 +107,32 @@ impl<'de> Deserialize<'de> for GuestProcess {
     }
 }
 
-/// How to capture.
+/// Options of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct CaptureQuery {
-    /// Bytes of each frame, 0 for all.
+    /// Bytes to capture of each frame, 0 for all.
     #[serde(default)]
     pub snap_bytes: u32,
-    /// Only frames that this program of classic BPF wants: what `tcpdump -ddd` prints, with commas for ends of
-    /// lines, at most 256 instructions.
+    /// Only frames that this classic BPF program accepts. Format: the output of `tcpdump -ddd` with
+    /// commas instead of line ends, at most 256 instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
 }
 
-/// Which frame to follow: the next that arrives at the port and has these bytes.
+/// Selects the frame to trace: the next frame that arrives at the port and matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TraceRequest {
-    /// All of these must match; at most 256, with 256 bytes in all.
+    /// Matches that all must succeed; at most 256, with 256 bytes in all.
     #[serde(default)]
     pub filter: Vec<FrameMatch>,
-    /// And this program of classic BPF must want it: what `tcpdump -ddd` prints, with commas for ends of lines, at
-    /// most 256 instructions.
+    /// Classic BPF program that must accept the frame as well. Format: the output of `tcpdump -ddd`
+    /// with commas instead of line ends, at most 256 instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// How long to wait for such a frame, milliseconds, at most
+    /// Longest wait for such a frame, milliseconds, at most
     /// [`TRACE_WAIT_MS_MAX`](crate::TRACE_WAIT_MS_MAX).
     pub wait_ms: u64,
 }
@@ -140,35 +140,36 @@ pub struct TraceRequest {
 /// Longest wait for a frame to trace, milliseconds.
 pub const TRACE_WAIT_MS_MAX: u64 = 60_000;
 
-/// Bytes that a frame must have.
+/// Bytes to match in a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FrameMatch {
-    /// Offset of the first byte from the frame's destination address.
+    /// Offset of the first byte from the start of the frame's destination address.
     pub offset: u16,
-    /// The bytes, after the mask.
+    /// The expected bytes, after the mask.
     pub value: Vec<u8>,
-    /// Which bits count; as long as `value`.
+    /// Bits to compare; as long as `value`.
     pub mask: Vec<u8>,
 }
 
-/// What became of one frame.
+/// The stages of one traced frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
-    /// Its stages, in order.
-    pub stages: Vec<Stage>,
+    /// Stages in order.
+    pub stages: Vec<TraceStep>,
 }
 
 /// One stage of a traced frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Stage {
-    /// Nanoseconds since it arrived.
+pub struct TraceStep {
+    /// Nanoseconds since the frame arrived.
     pub at_ns: u64,
-    /// `receive`, `classify`, `police`, `distribute`, `dispatch`, `forward`, `shape`, `send`, `punt`, `drop`, `wait`.
+    /// `receive`, `classify`, `police`, `distribute`, `dispatch`, `forward`, `shape`, `send`,
+    /// `punt`, `drop`, `wait`.
     pub stage: String,
-    /// What was decided, for people.
+    /// Decision of the stage, for people.
     pub detail: String,
 }
 
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_are_named_and_nothing_else_is() {
+    fn guest_process_names_round_trip() {
         for (name, process) in [
             ("control", GuestProcess::Control),
             ("tap", GuestProcess::Tap),

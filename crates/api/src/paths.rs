@@ -2,7 +2,7 @@
 
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-/// What may not stand for itself in one segment of a path (RFC 3986 section 3.3).
+/// Characters to escape in one segment of a path (RFC 3986 section 3.3).
 const SEGMENT: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -21,77 +21,77 @@ const SEGMENT: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// `GET`: who answers. [`Version`](crate::Version).
+/// `GET`: the daemon's version, [`Version`](crate::DaemonVersion).
 pub const VERSION: &str = "/v1/version";
-/// `GET`: the description of this API, OpenAPI 3.1.
+/// `GET`: this API's OpenAPI 3.1 description.
 pub const OPENAPI: &str = "/v1/openapi.json";
-/// `GET`: the JSON Schema of specs, to which that description refers.
+/// `GET`: the JSON Schema of specs, to which the OpenAPI description refers.
 pub const SPEC_SCHEMA: &str = "/v1/pdp-v1.json";
-/// `GET`: what the machine can do. `[Check]`.
+/// `GET`: the machine's abilities, `[Check]`.
 pub const DOCTOR: &str = "/v1/doctor";
-/// `POST` [`ApplyRequest`](crate::ApplyRequest): [`Event`](crate::Event)s.
+/// `POST` [`ApplyRequest`](crate::ApplyRequest): [`Event`](crate::ChangeEvent)s.
 pub const APPLY: &str = "/v1/apply";
-/// `POST`: start all that is stored. [`Event`](crate::Event)s.
+/// `POST`: start everything that is stored. [`Event`](crate::ChangeEvent)s.
 pub const UP: &str = "/v1/up";
-/// `POST` [`DownRequest`](crate::DownRequest): stop all. [`Event`](crate::Event)s.
+/// `POST` [`DownRequest`](crate::DownRequest): stop everything. [`Event`](crate::ChangeEvent)s.
 pub const DOWN: &str = "/v1/down";
-/// `GET`: [`Substrate`](crate::Substrate). `DELETE`: [`Event`](crate::Event)s.
+/// `GET`: [`Substrate`](crate::SubstrateInfo). `DELETE`: [`Event`](crate::ChangeEvent)s.
 pub const SUBSTRATE: &str = "/v1/substrate";
 /// `GET`: `[VnetSummary]`.
 pub const VNETS: &str = "/v1/vnets";
 /// `GET`: [`Stats`](crate::Stats).
 pub const STATS: &str = "/v1/stats";
-/// `GET`: [`WatchLine`](crate::WatchLine)s until the client goes away.
+/// `GET`: [`WatchLine`](crate::WatchLine)s until the client disconnects.
 pub const WATCH: &str = "/v1/watch";
 
 /// `GET`: `[TenantInfo]`.
 pub const TENANTS: &str = "/v1/tenants";
 /// `GET`: `[Token]`. `POST` [`TokenRequest`](crate::TokenRequest): [`NewToken`](crate::NewToken).
 pub const TOKENS: &str = "/v1/tokens";
-/// `GET`: `[ImageInfo]`. `POST` [`PullRequest`](crate::PullRequest): [`Event`](crate::Event)s. `DELETE`: remove those
-/// that nothing uses; `[ImageInfo]` of them.
+/// `GET`: `[ImageInfo]`. `POST` [`PullRequest`](crate::PullRequest):
+/// [`Event`](crate::ChangeEvent)s. `DELETE`: remove unused images; `[ImageInfo]` of them.
 pub const IMAGES: &str = "/v1/images";
 /// `GET`: `[AuditEntry]`.
 pub const AUDIT: &str = "/v1/audit";
 
-/// `DELETE`: [`Event`](crate::Event)s.
+/// `DELETE`: [`Event`](crate::ChangeEvent)s.
 pub fn tenant(tenant: &str) -> String {
     format!("{TENANTS}/{}", segment(tenant))
 }
 
-/// `DELETE`: remove it. By a name that it has, or its digest.
+/// `DELETE`: remove the image, by one of its names or its digest.
 pub fn image(image: &str) -> String {
     format!("{IMAGES}/{}", segment(image))
 }
 
-/// `DELETE`: revoke it.
+/// `DELETE`: revoke the token.
 pub fn token(id: u64) -> String {
     format!("{TOKENS}/{id}")
 }
 
-/// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`Event`](crate::Event)s.
+/// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`Event`](crate::ChangeEvent)s.
 pub fn vnet(vnet: &str) -> String {
     format!("{VNETS}/{}", segment(vnet))
 }
 
-/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`Event`](crate::Event)s.
+/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`Event`](crate::ChangeEvent)s.
 pub fn guests(vnet: &str, node: &str) -> String {
     format!("{VNETS}/{}/nodes/{}/guests", segment(vnet), segment(node))
 }
 
-/// `POST` [`RestartRequest`](crate::RestartRequest): [`Event`](crate::Event)s.
+/// `POST` [`RestartRequest`](crate::RestartRequest): [`Event`](crate::ChangeEvent)s.
 pub fn restart(vnet: &str) -> String {
     format!("{}/restart", self::vnet(vnet))
 }
 
 /// `PUT` [`LinkRequest`](crate::LinkRequest), `PATCH` [`LinkChange`](crate::LinkChange):
-/// [`Event`](crate::Event)s. The link is named by its
-/// name or by one of its ends, `r1:eth0`.
+/// [`Event`](crate::ChangeEvent)s. `link` is the link's name or one of its ends, `r1:eth0`.
 pub fn link(vnet: &str, link: &str) -> String {
     format!("{VNETS}/{}/links/{}", segment(vnet), segment(link))
 }
 
-/// `GET`: what a segment has learned, [`Fdb`](crate::Fdb). `DELETE`: it forgets all. The link is named as in [`link`].
+/// `GET`: the MAC addresses that a segment has learned, [`FdbEntry`](crate::FdbEntry). `DELETE`:
+/// forget them. `link` is as in [`link`].
 pub fn fdb(vnet: &str, link: &str) -> String {
     format!("{}/fdb", self::link(vnet, link))
 }
@@ -106,8 +106,8 @@ pub fn routes(vnet: &str, node: &str) -> String {
     format!("{}/routes", self::node(vnet, node))
 }
 
-/// `GET`: [`FastpathFilters`](crate::FastpathFilters). `POST` [`FastpathChange`](crate::FastpathChange):
-/// [`FastpathChanged`](crate::FastpathChanged).
+/// `GET`: [`FastpathFilters`](crate::FastpathFilters). `POST`
+/// [`FastpathChange`](crate::FastpathChange): [`FastpathChanged`](crate::FastpathChanged).
 pub fn fastpath_filters(vnet: &str, node: &str) -> String {
     format!("{}/fastpath/filters", self::node(vnet, node))
 }
@@ -117,17 +117,17 @@ pub fn fastpath_counters(vnet: &str, node: &str) -> String {
     format!("{}/fastpath/counters", self::node(vnet, node))
 }
 
-/// `POST` [`FastpathFrame`](crate::FastpathFrame): it is sent.
+/// `GET`: [`FastpathQueues`](crate::FastpathQueues).
 pub fn fastpath_queues(vnet: &str, node: &str) -> String {
     format!("{}/fastpath/queues", self::node(vnet, node))
 }
 
-/// Path of frames that a fast path sends.
+/// `POST` [`FastpathFrame`](crate::FastpathFrame): send it.
 pub fn fastpath_frames(vnet: &str, node: &str) -> String {
     format!("{}/fastpath/frames", self::node(vnet, node))
 }
 
-/// `GET`: pcap until the client goes away.
+/// `GET`: pcap until the client disconnects.
 pub fn capture(vnet: &str, node: &str, port: &str) -> String {
     format!("{}/ports/{}/capture", self::node(vnet, node), segment(port))
 }
@@ -145,7 +145,7 @@ pub fn logs(process: crate::NodeProcess) -> String {
     }
 }
 
-/// `GET`: a log of a node of a vnet, as text.
+/// `GET`: a log of a process of a vnet's node, as text.
 pub fn node_logs(vnet: &str, node: &str, process: crate::GuestProcess) -> String {
     format!("{}/logs/{process}", self::node(vnet, node))
 }
@@ -155,7 +155,7 @@ fn node(vnet: &str, node: &str) -> String {
 }
 
 fn segment(name: &str) -> String {
-    // A name of dots alone would be taken for a relative path.
+    // A name of dots alone would be taken for a relative path segment.
     if !name.is_empty() && name.bytes().all(|byte| byte == b'.') {
         return "%2E".repeat(name.len());
     }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_in_their_segment() {
+    fn path_names_are_escaped_within_their_segment() {
         assert_eq!(vnet("red"), "/v1/vnets/red");
         assert_eq!(vnet("../up?x#y z"), "/v1/vnets/..%2Fup%3Fx%23y%20z");
         assert_eq!(vnet(".."), "/v1/vnets/%2E%2E");

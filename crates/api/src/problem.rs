@@ -4,50 +4,50 @@ use pdp_spec::Diagnostic;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was not met. Nothing was changed unless the text says so.
+/// Why a request failed. It changed nothing unless the text says so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// What sort of refusal; decides the HTTP status.
+    /// Kind of failure; decides the HTTP status.
     pub kind: ProblemKind,
-    /// The object, the value, the bound.
+    /// The fault: the object, the value, the limit.
     pub error: String,
-    /// What to do about it.
+    /// Advice on what to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Where in the files that were sent, for specs.
+    /// Errors in the files that were sent, with positions, for specs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// What sort of refusal a [`Problem`] is.
+/// Kind of a [`Problem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ProblemKind {
     /// The request is wrong (400).
     Invalid,
-    /// Nobody knows who asks (401).
+    /// The client is unknown (401).
     Unauthorized,
-    /// Who asks may not (403).
+    /// The client lacks the rights (403).
     Forbidden,
-    /// No such object, or none that who asks may know of (404).
+    /// No such object, or none that the client may see (404).
     NotFound,
-    /// Not in the state that things are in: in use, not running, no capacity (409).
+    /// Impossible in the current state: in use, not running, no capacity (409).
     Conflict,
     /// The request is larger than the limit (413).
     TooLarge,
-    /// Too many requests at a time (429).
+    /// Too many requests at the same time (429).
     Busy,
-    /// What it takes is not there now: the mux or a helper does not answer (503).
+    /// The mux or a helper that is needed does not answer (503).
     Unavailable,
-    /// It took longer than the limit (504).
+    /// The request took longer than the limit (504).
     TimedOut,
     /// The node failed (500).
     Internal,
 }
 
 impl ProblemKind {
-    /// The HTTP status code.
+    /// Returns the HTTP status code.
     pub fn status(self) -> u16 {
         match self {
             Self::Invalid => 400,
@@ -65,22 +65,22 @@ impl ProblemKind {
 }
 
 impl Problem {
-    /// A problem without a hint.
+    /// Returns a problem without a hint.
     pub fn new(kind: ProblemKind, error: impl Into<String>) -> Self {
         Self { kind, error: error.into(), hint: None, diagnostics: Vec::new() }
     }
 
-    /// No such object.
+    /// Returns a problem: no such object.
     pub fn not_found(error: impl Into<String>) -> Self {
         Self::new(ProblemKind::NotFound, error)
     }
 
-    /// The node failed.
+    /// Returns a problem: the node failed.
     pub fn internal(error: impl fmt::Display) -> Self {
         Self::new(ProblemKind::Internal, error.to_string())
     }
 
-    /// The same with what to do about it.
+    /// Adds a hint on what to do.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -7,15 +7,15 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::Problem;
 
-/// Whose routes.
+/// Selects routes of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct RoutesQuery {
-    /// Of this forwarding guest; of the control guest's kernel if absent.
+    /// Routes of this forwarding guest. Absent: those of the control guest's kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<u32>,
-    /// Only where kernel and guest (0 if none is named) differ.
+    /// Only differences between the kernel and the guest (guest 0 if none is given).
     #[serde(default)]
     pub diff: bool,
     /// Only routes that cover or are inside this prefix.
@@ -29,49 +29,50 @@ pub struct RoutesQuery {
 #[serde(rename_all = "camelCase")]
 pub enum RouteLine {
     /// A route.
-    Route(RouteRow),
-    /// The table is whole.
+    Route(RouteEntry),
+    /// End of a complete table.
     End(RouteEnd),
-    /// The table is not whole.
+    /// Cause why the table is incomplete.
     Problem(Problem),
 }
 
-/// The end of a table.
+/// End of a complete table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteEnd {
-    /// Routes before this line.
+    /// Number of routes before this line.
     pub count: u64,
 }
 
-/// A route. For a single table only that side is set; of a difference, the missing side is absent.
+/// A route. In a single table only that side is set. In a comparison, a side without the route is
+/// absent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct RouteRow {
-    /// Destination.
+pub struct RouteEntry {
+    /// Destination prefix.
     #[schema(value_type = String)]
     pub prefix: IpNet,
-    /// In the kernel.
+    /// Target in the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<RouteTarget>,
-    /// In the guest.
+    /// Target in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<RouteTarget>,
 }
 
-/// Where a route leads.
+/// Target of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum RouteTarget {
-    /// One of these hops, by flow and weight.
+    /// One of these next hops, chosen by flow and weight.
     Hops(Vec<RouteHop>),
-    /// To the control guest's kernel.
+    /// The control guest's kernel.
     Punt,
-    /// Dropped silently.
+    /// Silent drop.
     Drop,
 }
 
-/// As `ip route` would say it.
+/// Formats the target as `ip route` does.
 impl fmt::Display for RouteTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hops = match self {
@@ -95,16 +96,16 @@ impl fmt::Display for RouteTarget {
     }
 }
 
-/// One next hop.
+/// One weighted next hop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteHop {
-    /// Name of the port by which it is reached.
+    /// Name of the egress port.
     pub port: String,
-    /// The gateway; absent where the destination is on the link itself.
+    /// Address of the gateway. Absent if the destination is on-link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub gateway: Option<IpAddr>,
-    /// Share of the flows, 1..=65535.
+    /// Relative share of the flows, 1..=65535.
     pub weight: u16,
 }

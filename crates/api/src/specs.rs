@@ -1,8 +1,8 @@
-//! Specs in the description of the API, which has their JSON Schema among its own.
+//! References from the OpenAPI description to the JSON Schemas of specs, which it contains.
 
 use utoipa::openapi::{Ref, RefOr, Schema};
 
-/// Name of a document's schema in the description.
+/// Returns the name of a document's schema in the OpenAPI description.
 pub fn document(kind: &str) -> String {
     format!("{kind}Document")
 }
@@ -11,17 +11,17 @@ fn of(kind: &str) -> RefOr<Schema> {
     RefOr::Ref(Ref::from_schema_name(document(kind)))
 }
 
-/// Reference to the schema of a Substrate.
+/// Returns a reference to the schema of a Substrate.
 pub fn substrate() -> RefOr<Schema> {
     of("Substrate")
 }
 
-/// Reference to the schema of a VirtualNetwork.
+/// Returns a reference to the schema of a VirtualNetwork.
 pub fn vnet() -> RefOr<Schema> {
     of("VirtualNetwork")
 }
 
-/// Reference to the schema of a Tenant.
+/// Returns a reference to the schema of a Tenant.
 pub fn tenant() -> RefOr<Schema> {
     of("Tenant")
 }

@@ -3,22 +3,21 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Whose counters.
+/// Selects counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StatsQuery {
-    /// Only of this vnet.
+    /// Only counters of this vnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
 }
 
-/// Counters since the mux started (those of a vnet since it was first there). Two samples give
-/// rates.
+/// Counters since the mux started, or since a vnet was first present. Two samples give rates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Stats {
-    /// When, nanoseconds of the machine's monotonic clock.
+    /// Time of the sample, nanoseconds of the machine's monotonic clock.
     pub at_ns: u64,
     /// External interfaces by name.
     pub externals: BTreeMap<String, ExternalStats>,
@@ -34,17 +33,17 @@ pub struct Stats {
 pub struct ExternalStats {
     /// Frames received.
     pub received: u64,
-    /// Frames that the kernel took for transmission.
+    /// Frames that the kernel accepted for transmission.
     pub sent: u64,
     /// Frames that belong to no vnet, by reason.
     pub dropped: BTreeMap<String, u64>,
     /// Frames that the kernel dropped because the mux was too slow.
     pub kernel_dropped: u64,
-    /// Generators: frames that came with a number.
+    /// Generators: frames received with a sequence number.
     #[serde(default)]
     pub numbered: u64,
-    /// Generators: of these, how many came with a number lower than one that had come before
-    /// (reordered, RFC 4737 section 3.3).
+    /// Generators: received frames with a lower number than an earlier frame (reordered, RFC 4737
+    /// section 3.3).
     #[serde(default)]
     pub late: u64,
 }
@@ -53,12 +52,12 @@ pub struct ExternalStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetStats {
-    /// Nodes by name; as `external` the ends outside of links where no node is between.
+    /// Nodes by name. `external` stands for external ends of links that have no node in between.
     pub nodes: BTreeMap<String, NodeStats>,
 }
 
-/// Counters of a node. The sum over ports of `received + made` equals the sum of
-/// `sent + punted + consumed + dropped` plus `inFlight`.
+/// Counters of a node. The sum over ports of `received + made` equals the sum of `sent + punted +
+/// consumed + dropped` plus `inFlight`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStats {
@@ -67,15 +66,15 @@ pub struct NodeStats {
     /// Forwarding guests by number.
     #[schema(value_type = BTreeMap<String, GuestStats>)]
     pub guests: BTreeMap<u32, GuestStats>,
-    /// Frames between arrival and their end.
+    /// Frames that have arrived and are not finished.
     pub in_flight: u64,
-    /// Of a router that the mux forwards for by itself.
+    /// The mux's own forwarding, for routers that use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineStats>,
-    /// The routes of a router, while its mirror answers.
+    /// Routes of a router, while its mirror answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<RouteStats>,
-    /// Its helpers that did not answer in time, `tap` and `mirror`: what they count is missing.
+    /// Helpers that did not answer in time, `tap` or `mirror`. Their counters are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub late: Vec<String>,
 }
@@ -84,45 +83,47 @@ pub struct NodeStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PortStats {
-    /// Frames that arrived by the port's link; at an end outside, from there.
+    /// Frames received from the port's link; at an external end, from outside.
     pub received: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames that began here: from the node's own stack, or made by a guest; at an end outside: from its link.
+    /// Frames that began here, sent by the node's own stack or a guest. At an external end: frames
+    /// from its link.
     pub made: u64,
-    /// Frames that left by the port's link; by an end outside.
+    /// Frames sent out of the port's link; at an external end, to the outside.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Copies of its frames beyond one for one, where they went to many ends of a segment.
+    /// Additional copies of the port's frames, sent to several ends of a segment.
     #[serde(default)]
     pub copied: u64,
-    /// Frames that its link's `duplicate` had go twice; they count twice as sent.
+    /// Frames sent twice because of the link's `duplicate`. Each counts twice in `sent`.
     #[serde(default)]
     pub duplicated: u64,
-    /// Frames in which its link's `corrupt` turned a bit.
+    /// Frames with a bit flipped by the link's `corrupt`.
     #[serde(default)]
     pub corrupted: u64,
-    /// Frames that its link's `reorder` had overtake others.
+    /// Frames moved ahead of others by the link's `reorder`.
     #[serde(default)]
     pub reordered: u64,
-    /// Frames handed to the node's own stack.
+    /// Frames passed to the node's own stack.
     pub punted: u64,
-    /// Frames that ended in a guest: given to one that says nothing of their fate, or kept. At an end outside: what
-    /// its link took.
+    /// Frames that ended in a guest: the guest kept them, or does not report what it did with them.
+    /// At an external end: frames that its link accepted.
     #[serde(default)]
     pub consumed: u64,
     /// Frames dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
-    /// Frames that an active capture did not get.
+    /// Frames that an active capture missed.
     pub capture_missed: u64,
-    /// Frames that wait at its link now, for the link's rate or its delay.
+    /// Frames now waiting at the port's link for its rate or delay.
     #[serde(default)]
     pub waiting: u64,
-    /// Of its link's queues, in order, where it has some; not told where all networks are asked for.
+    /// Counters of the link's queues in order, if it has several. Absent in answers about all
+    /// networks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStats>,
-    /// What the helper between the mux and the TAP counts, while it answers.
+    /// Counters of the helper between the mux and the TAP, while it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapStats>,
 }
@@ -131,17 +132,17 @@ pub struct PortStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueStats {
-    /// Its name.
+    /// Name of the queue.
     pub name: String,
-    /// Frames that wait in it now.
+    /// Frames waiting now.
     pub waiting: u64,
     /// Their bytes.
     pub waiting_bytes: u64,
-    /// Frames that it let go.
+    /// Frames sent from the queue.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Frames that were dropped because it was full, of those that the port counts as `queue-full`.
+    /// Frames dropped because the queue was full. The port counts them as `queue-full`.
     pub dropped: u64,
 }
 
@@ -151,11 +152,11 @@ pub struct QueueStats {
 pub struct TapStats {
     /// Frames from the mux written to the TAP.
     pub to_tap: u64,
-    /// Frames read from the TAP and given to the mux.
+    /// Frames from the TAP passed to the mux.
     pub from_tap: u64,
     /// Frames from the mux that the TAP refused.
     pub to_tap_refused: u64,
-    /// Frames from the TAP that found no room on the way to the mux.
+    /// Frames from the TAP dropped because the channel to the mux was full.
     pub from_tap_dropped: u64,
 }
 
@@ -163,40 +164,40 @@ pub struct TapStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineStats {
-    /// It has a snapshot of its control guest's routes.
+    /// True if it has a snapshot of its control guest's routes.
     pub synced: bool,
-    /// Routes that it has.
+    /// Number of routes.
     pub routes: u64,
-    /// Bytes that its tables take.
+    /// Bytes used by its tables.
     pub memory_bytes: u64,
-    /// Changes that it applied.
+    /// Number of route changes applied.
     pub changes: u64,
     /// Why it does not follow its control guest's routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// Power of the mux that it is guaranteed, thousandths of a core; 0: it borrows.
+    /// Guaranteed power of the mux, thousandths of a core. 0: it borrows power.
     #[serde(default)]
     pub power_millicores: u64,
-    /// The mux's time that its vnet took, all nodes together, since the mux started, nanoseconds: what is held against
-    /// the power of all of the vnet's fast paths.
+    /// Time of the mux used by all nodes of its vnet together since the mux started, nanoseconds.
+    /// It counts against the total power of the vnet's fast paths.
     #[serde(default)]
     pub used_ns: u64,
-    /// Its slow path, if it has one.
+    /// Counters of its slow path, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowpath: Option<SlowPathStats>,
 }
 
-/// Programs that tell the mux what to do with a fast path's packets.
+/// Counters of the programs that control a fast path.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SlowPathStats {
-    /// Programs that are connected.
+    /// Number of connected programs.
     pub programs: u32,
-    /// Filters that there are.
+    /// Number of filters.
     pub filters: u32,
-    /// Bytes that they and their counters take.
+    /// Bytes used by filters and their counters.
     pub memory_bytes: u64,
-    /// Why a program was disconnected, the last one that was.
+    /// Why the last disconnected program was disconnected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
 }
@@ -205,29 +206,29 @@ pub struct SlowPathStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestStats {
-    /// The FE that it is on.
+    /// Name of the FE that runs the guest.
     pub fe: String,
-    /// Its share of the FE, thousandths of a core.
+    /// Guaranteed share of the FE, thousandths of a core.
     pub share_millicores: u64,
-    /// Connected and in the distribution.
+    /// True if the guest is connected and the mux distributes frames to it.
     pub connected: bool,
-    /// Frames given to it.
+    /// Frames sent to the guest.
     pub to_guest: u64,
-    /// Frames got from it.
+    /// Frames received from the guest.
     pub from_guest: u64,
-    /// Completions (guests on PdP's runtime).
+    /// Frames completed by the guest (guests on PdP's runtime).
     pub completed: u64,
-    /// Frames given to it and not completed (guests on PdP's runtime).
+    /// Frames sent to the guest and not completed (guests on PdP's runtime).
     #[serde(default)]
     pub in_flight: u64,
-    /// Times it was disconnected for breaking the contract.
+    /// Number of disconnects for violating the protocol.
     pub faults: u64,
-    /// The last such breach.
+    /// The last violation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_fault: Option<String>,
 }
 
-/// What a route mirror counts.
+/// Counters of a route mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteStats {
@@ -237,33 +238,33 @@ pub struct RouteStats {
     pub routes_v6: u64,
     /// Groups of next hops in use.
     pub groups: u64,
-    /// Neighbours with a known link address.
+    /// Neighbours with a known MAC address.
     pub neighbours: u64,
-    /// Routes not passed on because of the vrouter's limit.
+    /// Routes withheld from guests because of the vrouter's limit.
     pub routes_refused: u64,
     /// Notifications read from the kernel.
     pub notifications: u64,
-    /// Full dumps after the first.
+    /// Number of full dumps after the first.
     pub resyncs: u64,
-    /// Times the kernel said that notifications were lost.
+    /// Number of times that the kernel lost notifications.
     pub overruns: u64,
-    /// How each forwarding guest's copy is.
+    /// Each forwarding guest's copy of the routes.
     pub guests: Vec<RouteGuestStats>,
 }
 
-/// How one forwarding guest's copy of the routes is.
+/// State of one forwarding guest's copy of the routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RouteGuestStats {
     /// Number of the guest in its vrouter.
     pub guest: u32,
-    /// Has the whole snapshot and all changes up to the last barrier.
+    /// True if the guest has the whole snapshot and all changes up to the last barrier.
     pub synced: bool,
-    /// Bytes waiting to be read by it.
+    /// Bytes that the guest has not read yet.
     pub backlog_bytes: u64,
-    /// From a notification's being read to the guest's having applied it, µs.
+    /// Latest time from reading a notification until the guest had applied it, µs.
     pub apply_us: u64,
-    /// Largest such time since it connected, µs.
+    /// Largest such time since the guest connected, µs.
     pub apply_us_max: u64,
 }
 
@@ -273,23 +274,23 @@ pub struct RouteGuestStats {
 pub struct WorkerStats {
     /// Rounds of the loop with work.
     pub busy_rounds: u64,
-    /// Times it went to sleep.
+    /// Number of times that the worker went to sleep.
     pub sleeps: u64,
-    /// Free packets in its part of the pool.
+    /// Free packet buffers in the worker's part of the pool.
     pub free_packets: u64,
-    /// What each stage took, in the order of the stages.
+    /// Time used by each stage, in the order of the stages.
     #[serde(default)]
     pub stages: Vec<StageStats>,
 }
 
-/// What a stage of a worker took.
+/// Time used by one stage of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StageStats {
-    /// Its name; `idle` is looking for work without finding any, `sleep` is blocked.
+    /// Name of the stage. `idle` is polling without finding work, `sleep` is blocked.
     pub stage: String,
     /// Cycles of the time-stamp counter.
     pub cycles: u64,
-    /// Frames that went through.
+    /// Number of frames processed.
     pub frames: u64,
 }

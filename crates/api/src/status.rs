@@ -7,27 +7,27 @@ use utoipa::ToSchema;
 use crate::command::{CommandState, CommandStatus};
 use crate::specs;
 
-/// How an object is.
+/// State of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Phase {
-    /// Stored, not begun, or stopped by `down`.
+    /// Stored and not started yet, or stopped by `down`.
     #[default]
     Stopped,
-    /// On its way up.
+    /// Starting.
     Starting,
     /// As the spec says.
     Running,
-    /// Partly as the spec says; `message` says what is not, and it is being tried again.
+    /// Partly as the spec says. `message` tells what differs, and the daemon retries.
     Degraded,
-    /// Not as the spec says; `message` says why.
+    /// Not as the spec says; `message` tells why.
     Failed,
-    /// Deleted, and not gone: `message` says why, and for how long.
+    /// Deleted, but not gone yet. `message` tells why, and for how long.
     Removing,
 }
 
 impl Phase {
-    /// The word in JSON and in tables.
+    /// Word in JSON and in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -40,33 +40,35 @@ impl Phase {
     }
 }
 
-/// Something about an object that its user should know, while it is as its spec says.
+/// A fact about an object that its user should know although the object runs as its spec says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it is about.
+    /// Kind of the condition.
     pub kind: ConditionKind,
-    /// The node of a vnet that it is about.
+    /// Node of the vnet that it concerns.
     pub node: String,
-    /// What is so, and what that means.
+    /// The fact and its consequence.
     pub message: String,
 }
 
-/// What a condition is about.
+/// Kind of a [`Condition`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum ConditionKind {
-    /// Something in the control guest's kernel may treat packets otherwise than forwarding guests do: see
+    /// The control guest's kernel may treat packets differently than forwarding guests do; see
     /// `kernelHooks` of the spec.
     KernelHooks,
-    /// A limit of the spec drops a node's packets: `puntLimits` or `floodPps`. The condition ends once the limit has
-    /// dropped nothing for 10 s.
+    /// A limit of the spec drops a node's packets: `puntLimits` or `floodPps`. The condition ends
+    /// once the limit has dropped nothing for 10 s.
     LimitDrops,
-    /// A node or a guest of it reached a limit of its spec: starts of processes or threads were refused, or the kernel
-    /// killed processes for their memory. The condition goes when the limit is changed or the node starts anew.
+    /// A node or one of its guests reached a limit of its spec. The kernel refused to start
+    /// processes or threads, or killed processes for their memory. The condition ends when the
+    /// limit is changed or the node restarts.
     LimitReached,
-    /// A guest changed its end of a port whose link stays in the kernel: its name, its MTU, its link address, or that it
-    /// is up. It hurts itself alone, and the condition goes when the guest undoes it.
+    /// A guest changed its end of a port whose link stays in the kernel: name, MTU, MAC address, or
+    /// administrative state. This affects only that guest. The condition ends when the guest undoes
+    /// the change.
     PortChanged,
 }
 
@@ -74,76 +76,77 @@ pub enum ConditionKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetSummary {
-    /// Its name.
+    /// Name of the vnet.
     pub name: String,
-    /// How it is.
+    /// State of the vnet.
     pub phase: Phase,
-    /// What is wrong.
+    /// Description of what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The first commands and guests that it waits for, while nothing is wrong: `r1 ospfd, r2 g0, and 3 more`.
+    /// The first commands and guests that the vnet waits for, while nothing is wrong: `r1 ospfd, r2
+    /// g0, and 3 more`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// What else its user should know.
+    /// Other facts that its user should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Routers.
+    /// Number of routers.
     pub routers: u32,
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: u32,
-    /// Links.
+    /// Number of links.
     pub links: u32,
-    /// All its nodes are ready.
+    /// True if all its nodes are ready.
     #[serde(default)]
     pub ready: bool,
-    /// Forwarding guests that are connected to the mux.
+    /// Number of forwarding guests that are connected to the mux.
     pub guests_connected: u32,
-    /// Forwarding guests in all.
+    /// Number of forwarding guests.
     pub guests: u32,
-    /// Power that its routers are guaranteed, thousandths of a core.
+    /// Guaranteed power of its routers, thousandths of a core.
     pub power_millicores: u64,
-    /// FEs that its forwarding guests are on, by name, each once.
+    /// Names of the FEs that run its forwarding guests, each once.
     pub fes: Vec<String>,
-    /// Some of its processes did not answer in time: what they would say is missing.
+    /// True if some of its processes did not answer in time. Their information is missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
 }
 
-/// A vnet: what is wanted and what is.
+/// A vnet: its spec and its status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Vnet {
-    /// Its name.
+    /// Name of the vnet.
     pub name: String,
     /// The stored document, `kind: VirtualNetwork`; see `schema/pdp-v1.json`.
     #[schema(schema_with = specs::vnet)]
     pub spec: Value,
-    /// What was allocated, what runs, and what went wrong.
+    /// Allocations, running processes, and errors.
     pub status: VnetStatus,
 }
 
-/// What is, of a vnet.
+/// Status of a vnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetStatus {
-    /// How it is.
+    /// State of the vnet.
     pub phase: Phase,
-    /// What is wrong.
+    /// Description of what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// All its nodes are ready.
+    /// True if all its nodes are ready.
     #[serde(default)]
     pub ready: bool,
-    /// Its nodes, in the spec's order.
+    /// Status of its nodes, in the spec's order.
     pub nodes: Vec<NodeStatus>,
-    /// Its links, in the spec's order.
+    /// Status of its links, in the spec's order.
     pub links: Vec<LinkStatus>,
 }
 
-/// What a node of a vnet is.
+/// Kind of a vnet's node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum NodeKind {
+pub enum NodeType {
     /// A vrouter.
     #[default]
     Router,
@@ -154,7 +157,7 @@ pub enum NodeKind {
 /// Kind of a router's `dataPlane` in the spec: the part that forwards its packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum DataPlane {
+pub enum DataPlaneKind {
     /// Forwarding guests.
     Parallel,
     /// The mux itself.
@@ -163,8 +166,8 @@ pub enum DataPlane {
     Kernel,
 }
 
-impl DataPlane {
-    /// The word in JSON, in tables and in specs.
+impl DataPlaneKind {
+    /// Word in JSON, in tables and in specs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Parallel => "parallel",
@@ -174,67 +177,68 @@ impl DataPlane {
     }
 }
 
-/// What is, of a node.
+/// Status of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// What it is.
-    pub kind: NodeKind,
+    /// Kind of the node.
+    pub kind: NodeType,
     /// Kind of its data plane; routers only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data_plane: Option<DataPlane>,
-    /// Its labels.
+    pub data_plane: Option<DataPlaneKind>,
+    /// Labels from the spec.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// How it is.
+    /// State of the node.
     pub phase: Phase,
-    /// What is wrong.
+    /// Description of what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// What else its user should know.
+    /// Other facts that its user should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// It is as its spec says, all its commands are ready, those to be run once have been, and its forwarding
-    /// guests are connected.
+    /// True if the node is as its spec says, all its commands are ready, all commands with `once`
+    /// are done, and its forwarding guests are connected.
     #[serde(default)]
     pub ready: bool,
-    /// Its commands, `exec` last; empty for one that was started before an upgrade to a version that has this.
+    /// Status of its commands, `exec` last. Empty if the node was started by an older version
+    /// without this field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<CommandStatus>,
-    /// Power that it is guaranteed, thousandths of a core, 0 where it borrows what others leave; routers only.
+    /// Guaranteed power, thousandths of a core; routers only. 0: it borrows unused power.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_millicores: Option<u64>,
-    /// Its control guest, or the host itself.
+    /// Process of its control guest, or of the host itself.
     pub control: ProcessStatus,
-    /// The helper that serves its TAPs.
+    /// The helper that serves the node's TAPs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<ProcessStatus>,
-    /// Its route mirror.
+    /// The node's route mirror.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<ProcessStatus>,
-    /// The helper of its way out and in beside its networks (`management`).
+    /// The helper for access outside its networks and for its published ports (`management`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management: Option<ProcessStatus>,
-    /// Ports of the machine that lead into it, as its spec has them: `8080:80`.
+    /// Ports of the machine that are forwarded to it, as in its spec: `8080:80`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<String>,
-    /// Its forwarding guests, by number.
+    /// Status of its forwarding guests, by number.
     pub guests: Vec<ForwardingGuest>,
-    /// Of a router that the mux forwards for by itself (`fastpath`): how that is.
+    /// Status of the mux's own forwarding, for routers that use it (`fastpath`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineStatus>,
-    /// Its ports, by index.
+    /// Status of its ports, by index.
     pub ports: Vec<PortStatus>,
-    /// Addresses of its `lo` that the spec gives it.
+    /// Addresses of its `lo` from the spec.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loopback: Vec<String>,
 }
 
 impl NodeStatus {
-    /// Names the commands, guests and routes that a running node waits for: `ospfd`, `g0`, `routes`. It names a command
-    /// that waits for others only if there is nothing else.
+    /// Names the commands, guests and routes that a running node waits for: `ospfd`, `g0`,
+    /// `routes`. Names a command that waits for others only if there is nothing else.
     pub fn waits_for(&self) -> Vec<String> {
         if self.phase != Phase::Running {
             return Vec::new();
@@ -255,132 +259,134 @@ impl NodeStatus {
     }
 }
 
-/// How a process is.
+/// Status of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessStatus {
-    /// How it is.
+    /// State of the process.
     pub phase: Phase,
-    /// Its process on the machine, while there is one.
+    /// Process id on the machine, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Times it was started again.
+    /// Number of restarts.
     pub restarts: u64,
-    /// How it ended last, or why it does not start.
+    /// Its last end, or the reason why it does not start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// It did not answer in time: what it would say is missing.
+    /// True if it did not answer in time. Its information is missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
 }
 
-/// How the mux's own forwarding for a router is.
+/// Status of the mux's own forwarding for a router.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineStatus {
-    /// It has a snapshot of its control guest's routes.
+    /// True if it has a snapshot of its control guest's routes.
     pub synced: bool,
-    /// Whether its routes are its control guest's. Absent: not known.
+    /// True if its routes equal its control guest's. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes_synced: Option<bool>,
-    /// Why they can't be.
+    /// Why the routes can't be equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// What is, of a forwarding guest.
+/// Status of a forwarding guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ForwardingGuest {
-    /// Its number in its vrouter.
+    /// Number of the guest in its vrouter.
     pub number: u32,
-    /// The FE that it is on.
+    /// Name of the FE that runs it.
     pub fe: String,
-    /// Its share of the FE, thousandths of a core.
+    /// Guaranteed share of the FE, thousandths of a core.
     pub share_millicores: u64,
-    /// Connected to the mux and in the distribution.
+    /// True if it is connected to the mux and the mux distributes frames to it.
     pub connected: bool,
-    /// Whether its routes equal its kernel's; absent where nobody says: its mirror does not answer or was not asked
-    /// yet, or it takes no routes.
+    /// True if its routes equal its kernel's. Absent if unknown: its mirror has not answered, or it
+    /// takes no routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes_synced: Option<bool>,
-    /// Its process.
+    /// Status of the guest's process.
     #[serde(flatten)]
     pub process: ProcessStatus,
 }
 
-/// What is, of a port.
+/// Status of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PortStatus {
-    /// Its name.
+    /// Name of the port.
     pub name: String,
-    /// Its link address, `02:…`.
+    /// MAC address, `02:…`.
     pub mac: String,
     /// Largest IP packet, bytes.
     pub mtu_bytes: u32,
-    /// Addresses that the spec gives it.
+    /// Addresses from the spec.
     pub addresses: Vec<String>,
     /// Name of its link, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
-    /// Whether its interface has carrier.
+    /// True if its interface has carrier.
     pub carrier: bool,
 }
 
-/// What is, of a link.
+/// Status of a link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkStatus {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
-    /// Its ends: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for the outside.
+    /// Ends of the link: `r1:eth0`, or `A (vxlan 10.9.0.1 > 10.9.0.2 vni 7)` for an external end.
     pub endpoints: Vec<String>,
-    /// Which way its frames take.
+    /// Path of its frames.
     #[serde(default)]
-    pub way: LinkWay,
-    /// Why they go by the mux, where one of its ends is a router that the kernel forwards for: `it has a delay`,
-    /// `h1 is a host`.
+    pub way: ForwardingPath,
+    /// Why its frames go through the mux although an end is a router that the kernel forwards for:
+    /// `it has a delay`, `h1 is a host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way_reason: Option<String>,
-    /// Set up by its user (see `link down`).
+    /// True if its user has set it up (see `link down`).
     pub up: bool,
-    /// Of one that is down: its ends keep their carrier.
+    /// True if it is down but its ends keep their carrier.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub silent: bool,
-    /// Whether its ends have carrier: up, or down silently, and, of two, both are there.
+    /// True if its ends have carrier. It is up, or down silently; if it has two ends, both exist.
     pub carrier: bool,
-    /// Why it does not carry frames, and what to do; of a tunnel also what is wrong with its way outside.
+    /// Why it does not forward frames, and what to do. For a tunnel also problems of its outer
+    /// path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Rate of what leaves by each end now, bits a second; absent for no limit. Where ends differ, the highest.
+    /// Current egress rate of each end, bits per second. Absent for no limit. If ends differ, the
+    /// highest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bps: Option<u64>,
-    /// What it does to frames on purpose now, as its spec has it: `delay 20ms, loss 1%`; by end where they differ.
+    /// Current impairments as in its spec: `delay 20ms, loss 1%`; listed by end if they differ.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub impairments: String,
-    /// How far its schedule is, if it has one.
+    /// Progress of its schedule, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleStatus>,
-    /// The queues that frames wait in at its ends, where there are several, as the spec has them; of a network the first
-    /// 1,024. Their counters are in `stats`.
+    /// Queues at its ends, if it has several, as in the spec. An answer lists a network's first
+    /// 1,024. `stats` has their counters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queues: Vec<QueueStatus>,
 }
 
-/// Which way a link's frames take.
+/// Path of a link's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub enum LinkWay {
-    /// By the mux.
+pub enum ForwardingPath {
+    /// Through the mux.
     #[default]
     Mux,
-    /// They stay in the kernel, from one port to the other.
+    /// In the kernel, from one port directly to the other.
     Kernel,
 }
 
-impl LinkWay {
-    /// The word in tables.
+impl ForwardingPath {
+    /// Word in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mux => "mux",
@@ -393,21 +399,21 @@ impl LinkWay {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueStatus {
-    /// The end that frames leave by, as in `endpoints`.
+    /// Egress end, as in `endpoints`.
     pub end: String,
-    /// Its name.
+    /// Name of the queue.
     pub name: String,
-    /// Its part beside other queues that have frames.
+    /// Weight relative to other queues that have frames.
     pub weight: u32,
-    /// Frames that may wait in it.
+    /// Largest number of waiting frames.
     pub frames: u32,
-    /// Bytes that may; absent: as many as these frames have.
+    /// Largest number of waiting bytes. Absent: as many as the frames have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Packets of the mux that are set aside for it.
+    /// Packet buffers of the mux reserved for the queue.
     #[serde(default, skip_serializing_if = "is_none_set_aside")]
     pub buffers: u32,
-    /// DSCPs of packets that are for it.
+    /// DSCPs of the queue's packets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dscp: Vec<u8>,
 }
@@ -416,45 +422,45 @@ fn is_none_set_aside(buffers: &u32) -> bool {
     *buffers == 0
 }
 
-/// How far a schedule is.
+/// Progress of a schedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleStatus {
-    /// Since it began, milliseconds.
+    /// Time since the schedule began, milliseconds.
     pub elapsed_ms: u64,
-    /// Its steps.
+    /// Number of steps.
     pub steps: usize,
-    /// Of these, those that are done.
+    /// Number of steps done.
     pub done: usize,
-    /// When the next one is to be done, milliseconds from its beginning; absent if all are.
+    /// Time of the next step, milliseconds from the schedule's beginning. Absent if all are done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_ms: Option<u64>,
 }
 
-/// The substrate: what is wanted and what is.
+/// The substrate: its spec and its status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Substrate {
+pub struct SubstrateInfo {
     /// The stored document, `kind: Substrate`, or the default one; absent for a tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = specs::substrate, required = false)]
     pub spec: Option<Value>,
-    /// What is.
+    /// Status of the substrate.
     pub status: SubstrateStatus,
 }
 
-/// What is, of the substrate.
+/// Status of the substrate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SubstrateStatus {
-    /// How it is.
+    /// State of the substrate.
     pub phase: Phase,
-    /// What is wrong.
+    /// Description of what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// The mux.
     pub mux: ProcessStatus,
-    /// What it can guarantee fast paths.
+    /// Power of the mux for fast paths.
     #[serde(default)]
     pub fastpaths: FastpathPower,
     /// Forwarding engines.
@@ -467,59 +473,59 @@ pub struct SubstrateStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FastpathPower {
-    /// What there is, thousandths of a core.
+    /// Available power, thousandths of a core.
     pub capacity_millicores: u64,
-    /// How much is guaranteed to routers, thousandths of a core; for a tenant, to its own.
+    /// Power guaranteed to routers, thousandths of a core. For a tenant: to its own routers.
     pub used_millicores: u64,
 }
 
-/// What is, of a forwarding engine.
+/// Status of a forwarding engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FeStatus {
-    /// Its name.
+    /// Name of the FE.
     pub name: String,
-    /// Its CPUs, as a list: `0-1,4`.
+    /// CPUs of the FE, as a list: `0-1,4`.
     pub cpus: String,
-    /// Its capacity, thousandths of a core.
+    /// Capacity, thousandths of a core.
     pub capacity_millicores: u64,
-    /// How much is guaranteed to guests, thousandths of a core.
+    /// Power guaranteed to guests, thousandths of a core.
     pub used_millicores: u64,
     /// Guests on it.
     pub guests: Vec<FeGuest>,
 }
 
-/// A forwarding guest's share of an FE, or that of a router whose namespace forwards.
+/// Share of an FE that belongs to a forwarding guest, or to a router that the kernel forwards for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FeGuest {
-    /// The vnet.
+    /// Name of the vnet.
     pub vnet: String,
-    /// The router.
+    /// Name of the router.
     pub node: String,
     /// Number of the guest in its vrouter; 0 where the kernel forwards.
     pub number: u32,
-    /// Its share, thousandths of a core; 0: it borrows what others leave.
+    /// Guaranteed share, thousandths of a core. 0: it borrows unused power.
     pub share_millicores: u64,
 }
 
-/// What is, of an external interface.
+/// Status of an external interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExternalStatus {
-    /// Its name in the substrate.
+    /// Name in the substrate.
     pub name: String,
-    /// What is behind it: the name of a device, `memif` and where the mux listens, or `generator`.
+    /// Name of the device, `memif` with the mux's socket, or `generator`.
     pub device: String,
-    /// Its MTU, bytes; absent while its device is.
+    /// MTU, bytes. Absent while its device is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu_bytes: Option<u32>,
-    /// The mux receives from it and sends to it.
+    /// True if the mux receives from it and sends to it.
     pub attached: bool,
-    /// Whether its device has carrier; absent where it has none.
+    /// True if its device has carrier. Absent if it has no device or the device is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carrier: Option<bool>,
-    /// What is wrong.
+    /// Description of what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -13,219 +13,224 @@ use crate::{
 /// Bounds of the time between two samples of a watch, milliseconds.
 pub const WATCH_EVERY_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
-/// Time between two samples of a watch that asks for none in particular, milliseconds.
+/// Default time between two samples of a watch, milliseconds.
 pub const WATCH_EVERY_MS_DEFAULT: u64 = 1000;
 
-/// What to watch.
+/// Options of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct WatchQuery {
-    /// Only this vnet. It may be one that is not there yet.
+    /// Only this vnet. The vnet need not exist yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnet: Option<String>,
     /// Time between two samples, milliseconds, 100 to 60,000. Absent: 1,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_ms: Option<u64>,
-    /// What samples have.
+    /// Detail of samples.
     #[serde(default)]
     #[param(inline)]
     pub detail: Detail,
-    /// Begin with the events after this one, `BOOT:SEQ` as snapshots and events say, instead of a snapshot.
+    /// Begin with the events after this one, `BOOT:SEQ` of a snapshot or event, instead of a
+    /// snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<String>)]
-    pub after: Option<Cursor>,
-    /// Begin with the events since then, milliseconds since 1970, as far as they are kept, instead of a snapshot.
+    pub after: Option<EventCursor>,
+    /// Begin with the kept events since this time, milliseconds since 1970, instead of a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
 }
 
-/// How much a sample has.
+/// Detail of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Detail {
-    /// No samples, and what only samples find out is not looked for.
+    /// No samples. The daemon does not collect what only samples need.
     None,
-    /// Sums of each vnet.
+    /// Sums for each vnet.
     #[default]
     Summary,
     /// Each port and each guest as well.
     Ports,
 }
 
-/// A place among the events of one run of the daemon.
+/// Position in the events of one run of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
-    /// Which run, and whose events are counted.
+pub struct EventCursor {
+    /// Run of the daemon, and scope of the events that are counted.
     pub boot: String,
-    /// Number of the last event that is known.
+    /// Number of the last known event.
     pub seq: u64,
 }
 
-impl fmt::Display for Cursor {
+impl fmt::Display for EventCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.boot, self.seq)
     }
 }
 
-/// Not a [`Cursor`].
+/// Text that is not a [`EventCursor`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no place among events; use BOOT:SEQ of a snapshot or an event")]
-pub struct BadCursor(String);
+pub struct BadEventCursor(String);
 
-impl FromStr for Cursor {
-    type Err = BadCursor;
+impl FromStr for EventCursor {
+    type Err = BadEventCursor;
 
-    fn from_str(text: &str) -> Result<Self, BadCursor> {
-        let bad = || BadCursor(text.into());
+    fn from_str(text: &str) -> Result<Self, BadEventCursor> {
+        let bad = || BadEventCursor(text.into());
         let (boot, seq) = text.rsplit_once(':').ok_or_else(bad)?;
         Ok(Self { boot: boot.into(), seq: seq.parse().map_err(|_| bad())? })
     }
 }
 
-impl Serialize for Cursor {
+impl Serialize for EventCursor {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Cursor {
+impl<'de> Deserialize<'de> for EventCursor {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
-/// One line of a watch: first a `snapshot` (or, with `after`, the events since then), then events and samples as they
-/// come. Where events were lost there is a `gap` instead, and a snapshot after it.
+/// One line of a watch. The first is a `snapshot`, or with `after` the events since then. Events
+/// and samples follow as they occur. If events were lost, a `gap` replaces them and a snapshot
+/// follows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum WatchLine {
-    /// What is, after all events up to its number.
+    /// The state after all events up to its number.
     Snapshot(Snapshot),
     /// Something happened.
     Event(WatchEvent),
-    /// Counters and gauges of one moment. Who reads slowly gets fewer, always the newest.
-    Sample(Box<Sample>),
+    /// Counters and gauges of one moment. A slow reader gets fewer samples, always the newest.
+    Sample(Box<WatchSample>),
     /// Events were lost; a snapshot follows.
     Gap(Gap),
-    /// The stream ends, and why.
+    /// The stream ends; this is the reason.
     End(WatchEnd),
 }
 
-/// What is.
+/// State of the vnets in scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
-    /// Which run of the daemon, and whose events are counted: the first half of `after`.
+    /// Run of the daemon, and scope of the events that are counted: the first half of `after`.
     pub boot: String,
-    /// Number of the last event that this has in it.
+    /// Number of the last event that the snapshot includes.
     pub seq: u64,
-    /// When, milliseconds since 1970.
+    /// Time of the snapshot, milliseconds since 1970.
     pub at_ms: u64,
-    /// The vnets in scope by name, or the one that was asked for, if it is there.
+    /// Vnets in scope by name. If the watch asks for one vnet: only that one, if it exists.
     pub vnets: Vec<VnetSummary>,
-    /// The status of the one that was asked for.
+    /// Status of the vnet that the watch asks for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<VnetStatus>,
-    /// Vnets that were deleted and are being taken down.
+    /// Deleted vnets that are not gone yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub going: Vec<String>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchEvent {
-    /// Which run of the daemon, and whose events are counted.
+    /// Run of the daemon, and scope of the events that are counted.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
-    /// Its number, ascending, among the events in scope.
+    /// Number of the event, ascending among the events in scope.
     pub seq: u64,
-    /// When, milliseconds since 1970.
+    /// Time of the event, milliseconds since 1970.
     pub at_ms: u64,
-    /// With what: `vnet/red`, `vnet/red/node/r1`, a process of it as `vnet/red/node/r1/g0` (or `control`, `tap`,
-    /// `mirror`, `tap-g0`), `vnet/red/node/r1/port/eth0`, `vnet/red/link/r1-r2`, `mux`, `external/A`,
-    /// `substrate/NAME`,
-    /// `tenant/NAME`, and `node` for all of it.
+    /// Object of the event: `vnet/red`, `vnet/red/node/r1`, a process of the node as
+    /// `vnet/red/node/r1/g0` (or `control`, `tap`, `mirror`, `tap-g0`),
+    /// `vnet/red/node/r1/port/eth0`, `vnet/red/link/r1-r2`, `mux`, `external/A`, `substrate/NAME`,
+    /// `tenant/NAME`, and `node` for the whole PdP node.
     pub object: String,
-    /// What.
-    pub what: What,
-    /// How it is now, of `phase`.
+    /// Kind of the event.
+    pub what: EventKind,
+    /// New phase, for `phase`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Which one, of `condition` and `conditionGone`.
+    /// Kind of the condition, for `condition` and `conditionGone`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<ConditionKind>,
-    /// Why, or how exactly, for people.
+    /// Reason or details, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Who asked for it, `user:NAME` or `token:ID`; for a tenant `operator` where that was no one of its own.
+    /// Client that requested the change, `user:NAME` or `token:ID`. Tenants see `operator` for a
+    /// client that is not their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub who: Option<String>,
 }
 
 impl WatchEvent {
-    /// The vnet that it is about.
+    /// Returns the vnet of the event.
     pub fn vnet(&self) -> Option<&str> {
         self.object.strip_prefix("vnet/")?.split('/').next()
     }
 }
 
-/// What happens.
+/// Kind of an event.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "camelCase")]
-pub enum What {
-    /// An object's phase or what is wrong with it changed: `phase` and `message` say how it is.
+pub enum EventKind {
+    /// An object's phase or error changed; `phase` and `message` have the new ones.
     #[default]
     Phase,
-    /// It is there: an object that is wanted and was not before.
+    /// A new object is wanted.
     Created,
-    /// It is gone with all that belonged to it.
+    /// An object is gone with all its parts.
     Gone,
-    /// A change of it was stored, and is being made; `who` asked for it, and `message` says for what.
+    /// A change of the object was stored and begins. `who` requested it; `message` describes it.
     Begun,
-    /// That change is made, as far as could be at once.
+    /// The change is done, as far as possible at once.
     Done,
-    /// That change is stored and could not be made; it is being tried again.
+    /// The change is stored but failed. The daemon retries.
     Failed,
     /// A process was started.
     Started,
-    /// A process was started again.
+    /// A process was restarted.
     Restarted,
-    /// A process ended, and was not made to; `message` says how.
+    /// A process ended by itself; `message` tells how.
     Ended,
     /// A port or an external interface has carrier.
     CarrierUp,
-    /// It has none.
+    /// A port or an external interface lost carrier.
     CarrierDown,
     /// A link was set up.
     LinkUp,
-    /// A link was set down, or is down by its schedule.
+    /// A link was set down, or its schedule set it down.
     LinkDown,
-    /// A link has another rate, or does something else to frames.
+    /// A link's rate or impairments changed.
     LinkSet,
-    /// A forwarding guest is connected to the mux, and gets frames.
+    /// A forwarding guest connected to the mux and receives frames.
     Connected,
-    /// It is not any more.
+    /// A forwarding guest disconnected.
     Disconnected,
     /// A forwarding guest's routes equal the kernel's.
     RoutesSynced,
-    /// They do not, yet or any more.
+    /// A forwarding guest's routes differ from the kernel's.
     RoutesBehind,
-    /// A condition of a node is there, or is otherwise than before; `message` is its.
+    /// A node's condition appeared or changed; `message` is the condition's.
     Condition,
-    /// It is gone, or who tells of it does not answer; `message` is what it was.
+    /// A condition ended, or the process that reports it does not answer. `message` is the
+    /// condition's last.
     ConditionGone,
-    /// A vnet or a node is ready: as its spec says, with its commands ready and its guests connected.
+    /// A vnet or a node is ready: as its spec says, with its commands ready and its guests
+    /// connected.
     Ready,
-    /// It is not any more.
+    /// A vnet or a node is no longer ready.
     Unready,
 }
 
-impl What {
-    /// All of them.
+impl EventKind {
+    /// All kinds.
     pub const ALL: [Self; 22] = [
         Self::Phase,
         Self::Created,
@@ -251,8 +256,8 @@ impl What {
         Self::Unready,
     ];
 
-    /// The words in tables.
-    pub fn words(self) -> &'static str {
+    /// Words in tables.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Phase => "phase",
             Self::Created => "created",
@@ -284,33 +289,34 @@ impl What {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Gap {
-    /// So many at most; absent where nobody knows: they were of another run of the daemon.
+    /// Largest possible number of lost events. Absent if unknown: they are from another run of the
+    /// daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<u64>,
 }
 
-/// Why a stream ends.
+/// Why a watch ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchEnd {
-    /// The daemon stops, or who asked may not any more.
+    /// The daemon stops, or the client has lost its rights.
     pub reason: String,
 }
 
 /// Counters and gauges of one moment. Two samples give rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Sample {
-    /// When, milliseconds since 1970.
+pub struct WatchSample {
+    /// Time of the sample, milliseconds since 1970.
     pub at_ms: u64,
-    /// When, nanoseconds of the machine's monotonic clock.
+    /// Time of the sample, nanoseconds of the machine's monotonic clock.
     pub at_ns: u64,
-    /// The vnets in scope by name, or the one that was asked for.
+    /// Vnets in scope by name, or the one that the watch asks for.
     pub vnets: BTreeMap<String, VnetSample>,
-    /// External interfaces by name; not for tenants, nor of one vnet.
+    /// External interfaces by name. Absent for tenants and in watches of one vnet.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub externals: BTreeMap<String, ExternalStats>,
-    /// Worker threads of the mux; not for tenants, nor of one vnet.
+    /// Worker threads of the mux. Absent for tenants and in watches of one vnet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<WorkerStats>,
 }
@@ -319,29 +325,29 @@ pub struct Sample {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VnetSample {
-    /// Frames that arrived at ports by their links.
+    /// Frames that ports received from their links.
     pub received: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames that left by ports' links.
+    /// Frames that ports sent out of their links.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Frames dropped, for whatever reason.
+    /// Frames dropped, for any reason.
     pub dropped: u64,
-    /// Frames between arrival and their end.
+    /// Frames that have arrived and are not finished.
     pub in_flight: u64,
-    /// Of these, frames that wait at links: for their rate or their delay.
+    /// Part of these frames that wait at links for their rate or delay.
     pub waiting: u64,
-    /// Forwarding guests.
+    /// Number of forwarding guests.
     pub guests: u32,
-    /// Of these, connected and in the distribution.
+    /// Number of forwarding guests that are connected and receive frames.
     pub guests_connected: u32,
-    /// What its guests and control guests used, as far as that was looked at.
+    /// Resources used by its guests and control guests, as far as they were read.
     #[serde(flatten)]
-    pub usage: Usage,
-    /// Its nodes by name, where ports were asked for; as `external` the ends outside of links where no node is
-    /// between.
+    pub usage: ResourceUsage,
+    /// Nodes by name, if the watch asks for ports. `external` stands for external ends of links
+    /// that have no node in between.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub nodes: BTreeMap<String, NodeSample>,
 }
@@ -355,14 +361,15 @@ pub struct NodeSample {
     /// Forwarding guests by number.
     #[schema(value_type = BTreeMap<String, GuestSample>)]
     pub guests: BTreeMap<u32, GuestSample>,
-    /// Frames between arrival and their end.
+    /// Frames that have arrived and are not finished.
     pub in_flight: u64,
-    /// What its control guest and its helpers used, or the host.
-    pub control: Usage,
-    /// What the kernel used for a router whose namespace forwards: its threads, and the helper that serves its TAPs.
+    /// Resources used by its control guest and its helpers, or by the host.
+    pub control: ResourceUsage,
+    /// Resources that the kernel used for a router whose namespace forwards: by its threads, and by
+    /// the helper that serves its TAPs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernel: Option<Usage>,
-    /// The routes of a router, when its mirror was last asked.
+    pub kernel: Option<ResourceUsage>,
+    /// Routes of a router, as its mirror last reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<RouteStats>,
 }
@@ -371,32 +378,32 @@ pub struct NodeSample {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestSample {
-    /// Its counters.
+    /// Counters of the guest.
     #[serde(flatten)]
     pub counters: GuestStats,
-    /// What it used.
-    pub usage: Usage,
+    /// Resources used by the guest.
+    pub usage: ResourceUsage,
 }
 
-/// What a guest used since it was made, or several did.
+/// Resources used by one or several guests since they were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Usage {
-    /// When that was read, nanoseconds of the machine's monotonic clock, of several the oldest; 0: not yet. With many
-    /// guests on a node not all are looked at each time.
+pub struct ResourceUsage {
+    /// Time of reading, nanoseconds of the machine's monotonic clock; the oldest of several; 0: not
+    /// read yet. With many guests on a node, each sample reads only some of them.
     pub usage_at_ns: u64,
     /// CPU time, nanoseconds.
     pub cpu_ns: u64,
-    /// Time for which its threads had to wait because of the CPU limit, nanoseconds.
+    /// Time that its threads were throttled by the CPU limit, nanoseconds.
     pub throttled_ns: u64,
-    /// Memory held, bytes.
+    /// Memory used, bytes.
     pub memory_bytes: u64,
     /// Processes killed because of the memory limit.
     pub memory_kills: u64,
 }
 
-impl Usage {
-    /// With that of another.
+impl ResourceUsage {
+    /// Adds the resources of another guest.
     pub fn add(&mut self, other: &Self) {
         self.usage_at_ns = match (self.usage_at_ns, other.usage_at_ns) {
             (0, at) | (at, 0) => at,
@@ -414,19 +421,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cursors_read_back_and_nothing_else_is_one() {
-        let cursor = Cursor { boot: "a:b".into(), seq: u64::MAX };
-        assert_eq!(cursor.to_string().parse::<Cursor>().unwrap(), cursor);
+    fn event_cursors_round_trip_and_reject_garbage() {
+        let cursor = EventCursor { boot: "a:b".into(), seq: u64::MAX };
+        assert_eq!(cursor.to_string().parse::<EventCursor>().unwrap(), cursor);
         let query: WatchQuery = serde_urlencoded::from_str("after=x%3A7&detail=ports").unwrap();
-        assert_eq!(query.after, Some(Cursor { boot: "x".into(), seq: 7 }));
+        assert_eq!(query.after, Some(EventCursor { boot: "x".into(), seq: 7 }));
         assert_eq!(query.detail, Detail::Ports);
         for bad in ["", "7", "a:", "a:-1", "a:18446744073709551616"] {
-            assert!(bad.parse::<Cursor>().is_err(), "{bad}");
+            assert!(bad.parse::<EventCursor>().is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn an_events_vnet_is_that_of_its_object() {
+    fn event_vnet_is_derived_from_its_object() {
         let of = |object: &str| WatchEvent { object: object.into(), ..WatchEvent::default() };
         assert_eq!(of("vnet/acme.red/node/r1/g0").vnet(), Some("acme.red"));
         assert_eq!(of("vnet/red").vnet(), Some("red"));

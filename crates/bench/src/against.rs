@@ -1,10 +1,11 @@
-//! Two builds of PdP in one run: pairs of the same experiment, in turn, each from its own start.
+//! Comparison of two builds of PdP in one run. Pairs of the
+//! same experiment alternate, each from its own start.
 //!
-//! A pair is what the build before and this one came to, one right after the other; who is first
-//! changes from pair to pair. Everything of a side comes from its own directory, since builds speak
-//! their own protocols. Of the pairs' ratios the median counts, with its 95 % interval: a build is no
-//! slower where that reaches 1. A pair of which a sample was disturbed, or whose samples are of different
-//! states of the cores, is left out.
+//! A pair is the results of the previous build and this one, measured one right after the other;
+//! their order changes from pair to pair. Builds have different internal protocols, so all binaries
+//! of a side come from its own directory. The median of the pairs' ratios counts, with its 95 %
+//! interval: a build is no slower if that interval reaches 1. A pair is left out if one of its
+//! samples was disturbed, or if its samples have different core states.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,84 +16,84 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::experiments::{Experiment, Subject};
-use crate::machine::{self, Machine};
+use crate::experiments::{BenchExperiment, Subject};
+use crate::machine::{self, MachineInfo};
 use crate::run::{Effort, interrupted};
-use crate::sample::{Results, SCHEMA, Sample};
+use crate::sample::{FigureSample, Results, SCHEMA};
 use crate::statistics::{Summary, median_interval};
 
 /// Figures of a pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pair {
-    /// Whose, as [`Sample::series`].
+    /// Series, as [`FigureSample::series`].
     pub series: String,
-    /// What was measured.
+    /// Kind of figure.
     pub what: String,
     /// The parameter.
     pub x: f64,
-    /// What the parameter counts.
+    /// Unit of the parameter.
     pub x_unit: String,
     /// Unit of the figures.
     pub unit: String,
-    /// Of which turn, from 1.
+    /// Number of the turn, from 1.
     pub turn: u32,
-    /// What the build before came to.
+    /// Value of the previous build.
     pub before: f64,
-    /// What this one came to.
+    /// Value of this build.
     pub now: f64,
 }
 
-/// What a comparison came to.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Name of the experiment.
     pub experiment: String,
-    /// When it began, UTC.
+    /// Start time, UTC.
     pub began: String,
-    /// How long it took, seconds.
+    /// Duration, seconds.
     pub seconds: f64,
-    /// Where, and which version.
-    pub machine: Machine,
-    /// The build before, in words: its commit.
+    /// Machine and version.
+    pub machine: MachineInfo,
+    /// Description of the previous build: its commit.
     pub before: String,
-    /// Pairs that were left out.
+    /// Number of pairs left out.
     pub left_out: usize,
-    /// The others.
+    /// The remaining pairs.
     pub pairs: Vec<Pair>,
 }
 
-/// How a figure stands against the build before.
+/// A figure compared with the previous build.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ratio {
-    /// Whose.
+    /// Series.
     pub series: String,
-    /// What was measured.
+    /// Kind of figure.
     pub what: String,
-    /// The parameter, and what it counts.
+    /// The parameter and its unit.
     pub x: (f64, String),
-    /// How many times as good as before: of a rate the ratio, of a time its inverse.
+    /// Improvement factor: for a rate the ratio, for a time its inverse.
     pub times: Summary,
-    /// The 95 % interval of the median; `None` of fewer than six pairs.
+    /// The 95 % interval of the median; `None` for fewer than six pairs.
     pub interval: Option<[f64; 2]>,
 }
 
 impl Ratio {
-    /// Whether it is no slower than before, if that can be said.
+    /// True if this build is no slower; `None` for too few pairs.
     pub fn is_no_slower(&self) -> Option<bool> {
         self.interval.map(|[_, upper]| upper >= 1.0)
     }
 }
 
-/// Which figures are better.
+/// Direction of improvement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Better {
     More,
     Less,
 }
 
-/// Which figures of a unit are better; of others, such as shares, none.
+/// Direction of improvement of a unit; `None` for others, such as shares.
 fn better(what: &str, unit: &str) -> Option<Better> {
     match unit {
         _ if what == "offered" => None,
@@ -103,9 +104,10 @@ fn better(what: &str, unit: &str) -> Option<Better> {
 }
 
 impl Comparison {
-    /// Compares a build with the one in a directory, of this commit, in as many pairs as there are rounds.
+    /// Compares this build with the one of that commit in a
+    /// directory, in as many pairs as there are rounds.
     pub fn of(
-        experiment: &Experiment,
+        experiment: &BenchExperiment,
         effort: &Effort,
         now: Option<&Path>,
         before: &Path,
@@ -118,7 +120,7 @@ impl Comparison {
         );
         let own = std::env::current_exe()?;
         let now = now.or(own.parent()).context("the directory of this program")?;
-        let began = machine::said("date", &["-u", "+%FT%TZ"]);
+        let began = machine::first_output_line("date", &["-u", "+%FT%TZ"]);
         let (start, directory) = (Instant::now(), tempfile::tempdir()?);
         let (mut pairs, mut left_out) = (Vec::new(), 0);
         for turn in 1..=effort.rounds {
@@ -138,14 +140,14 @@ impl Comparison {
             experiment: experiment.name.to_owned(),
             began,
             seconds: start.elapsed().as_secs_f64().round(),
-            machine: Machine::here(),
+            machine: MachineInfo::here(),
             before: commit.to_owned(),
             left_out,
             pairs,
         })
     }
 
-    /// Where the comparison of an experiment is kept in the repository.
+    /// Path in the repository of an experiment's comparison.
     pub fn file(experiment: &str) -> String {
         format!("bench/results/{experiment}-against.json")
     }
@@ -188,14 +190,14 @@ impl Comparison {
         order
     }
 
-    /// How many times as good as before figures at some parameters are, pair by pair.
+    /// Improvement factors of the figures at some parameters, pair by pair.
     pub fn times(&self, series: &str, what: &str, has: impl Fn(f64) -> bool) -> Vec<f64> {
         let own = self.pairs.iter().filter(|p| p.series == series && p.what == what && has(p.x));
         own.map(|pair| pair.now / pair.before).collect()
     }
 
-    /// Rates at some parameters as shares of the build before's rate at the parameter 1 in the same
-    /// turn, percent.
+    /// Rates at some parameters as percentages of the previous
+    /// build's rate at parameter 1 in the same turn.
     pub fn of_one(&self, series: &str, has: impl Fn(f64) -> bool) -> Vec<f64> {
         let rates = |has: &dyn Fn(f64) -> bool| -> Vec<&Pair> {
             let own = |p: &&Pair| p.series == series && p.what == "rate" && has(p.x);
@@ -209,7 +211,7 @@ impl Comparison {
         rates(&has).iter().filter_map(of_one).collect()
     }
 
-    /// As a table, for people.
+    /// Formats a table for people.
     pub fn table(&self) -> String {
         let mut text = format!("{}, this build against {}\n", self.experiment, self.before);
         for ratio in self.ratios() {
@@ -227,9 +229,9 @@ impl Comparison {
     }
 }
 
-/// One round of an experiment with the binaries of a directory.
+/// Runs one round of an experiment with the binaries of a directory.
 fn half(
-    experiment: &Experiment,
+    experiment: &BenchExperiment,
     effort: &Effort,
     binaries: &Path,
     directory: &Path,
@@ -255,14 +257,14 @@ fn half(
     Results::read(&json)
 }
 
-/// Adds pairs of two halves; how many were left out.
+/// Adds the pairs of two halves; returns the number left out.
 fn pair_up(turn: u32, before: &Results, now: &Results, pairs: &mut Vec<Pair>) -> usize {
     let mut left_out = 0;
-    let compared = |sample: &&Sample| better(&sample.what, &sample.unit).is_some();
+    let compared = |sample: &&FigureSample| better(&sample.what, &sample.unit).is_some();
     for sample in now.samples.iter().filter(compared) {
-        let key = |s: &Sample| (s.series.clone(), s.what.clone(), s.x.to_bits());
-        // What was measured several times, as that which others are compared with: the mean of them.
-        let own = |results: &Results| -> Vec<Sample> {
+        let key = |s: &FigureSample| (s.series.clone(), s.what.clone(), s.x.to_bits());
+        // For a value measured several times, as a reference for others: the mean.
+        let own = |results: &Results| -> Vec<FigureSample> {
             results.samples.iter().filter(|other| key(other) == key(sample)).cloned().collect()
         };
         let (before, now) = (own(before), own(now));
@@ -275,7 +277,7 @@ fn pair_up(turn: u32, before: &Results, now: &Results, pairs: &mut Vec<Pair>) ->
             left_out += 1;
             continue;
         }
-        let mean = |samples: &[Sample]| {
+        let mean = |samples: &[FigureSample]| {
             samples.iter().map(|s| s.value).sum::<f64>() / samples.len() as f64
         };
         pairs.push(Pair {
@@ -298,7 +300,7 @@ mod tests {
     use crate::sample::tests::results;
 
     #[test]
-    fn pairs_are_of_the_same_figure_and_state_and_undisturbed() {
+    fn pairs_match_figure_and_state_and_are_undisturbed() {
         let before = results(&[
             ("pdp", 1.0, 2.0, 60.0),
             ("pdp", 1.0, 4.0, 60.0),
@@ -319,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_better_if_more_and_times_if_less() {
+    fn higher_rates_and_shorter_times_are_better() {
         let pair = |what: &str, unit: &str, before, now| Pair {
             series: "pdp".into(),
             what: what.into(),
@@ -340,7 +342,7 @@ mod tests {
             experiment: "router".into(),
             began: String::new(),
             seconds: 1.0,
-            machine: Machine::default(),
+            machine: MachineInfo::default(),
             before: "some".into(),
             left_out: 0,
             pairs,

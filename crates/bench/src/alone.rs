@@ -1,15 +1,15 @@
-//! The mux alone, inside this program: transits and segments between sources and sinks in it, or memif.
+//! A mux inside this program: transits and segments between its own sources and sinks, or memif.
 //!
-//! What links do is measured without guests, TAPs and daemon. The worker has a CPU of its own, and sleeps whenever
-//! nobody sends.
+//! This measures links without guests, TAPs and daemon. The worker has its own CPU, and sleeps
+//! while there is no traffic.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pdp_memif::{Client, Link, Listener, Settings as MemifSettings};
-use pdp_mux::control::{Mux, Settings};
+use pdp_memif::{ConnectionState, Listener, MemifClient, MemifSettings};
+use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_proto::mux::*;
 use pdp_wire::vlan;
 
@@ -19,47 +19,53 @@ const POOL_PACKETS: usize = 32_768;
 /// Largest IP packet of an external interface, bytes.
 const MTU: u32 = 1600;
 
-/// A program is connected within this time.
+/// Longest time to connect a program.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Name of the virtual network.
 const VNET: &str = "v";
 
 /// A running mux with one worker.
-pub struct Alone {
-    mux: Mux,
+pub struct SingleWorkerMux {
+    mux: MuxServer,
     /// For sockets.
     directory: tempfile::TempDir,
 }
 
-/// What ends outside have counted until a moment.
+/// Counters of external ends at one moment.
 #[derive(Clone, Debug)]
-pub struct Counted {
-    /// When they were asked for.
+pub struct TimedStats {
+    /// Time of the request.
     pub at: Instant,
-    /// All of them.
-    pub stats: Stats,
+    /// All counters.
+    pub stats: MuxStats,
 }
 
-impl Alone {
-    /// With its worker on this CPU.
+impl SingleWorkerMux {
+    /// Starts it with its worker on this CPU.
     pub fn start(cpu: usize) -> Result<Self> {
-        let settings = Settings { workers: 1, cpus: vec![cpu], pool_packets: POOL_PACKETS };
-        Ok(Self { mux: Mux::start(&settings)?, directory: tempfile::tempdir()? })
+        let settings = MuxSettings { workers: 1, cpus: vec![cpu], pool_packets: POOL_PACKETS };
+        Ok(Self { mux: MuxServer::start(&settings)?, directory: tempfile::tempdir()? })
     }
 
-    /// An external interface that makes these frames in turn, so many a second (0: as many as are taken) and so many
-    /// in all (0: no end), and ends those that come. Without frames, a sink.
+    /// Adds an external interface that sends these frames in turn, `pps` per
+    /// second (0: as many as possible), `count` in total (0: unlimited), and
+    /// drops received frames. Without frames it is a sink.
     pub fn generator(&self, name: &str, frames: &[Vec<u8>], pps: u64, count: u64) -> Result<()> {
-        self.put_generator(name, frames, Generator { pps, frames: count, number_at: None }, None)
+        self.put_generator(
+            name,
+            frames,
+            GeneratorConfig { pps, frames: count, number_at: None },
+            None,
+        )
     }
 
-    /// One that ends what comes, and takes no more than its capacity.
+    /// Adds an external interface that drops received frames and takes at most its capacity.
     pub fn sink(&self, name: &str, capacity_bps: Option<u64>) -> Result<()> {
         self.put_generator(
             name,
             &[],
-            Generator { pps: 0, frames: 0, number_at: None },
+            GeneratorConfig { pps: 0, frames: 0, number_at: None },
             capacity_bps,
         )
     }
@@ -68,7 +74,7 @@ impl Alone {
         &self,
         name: &str,
         frames: &[Vec<u8>],
-        generator: Generator,
+        generator: GeneratorConfig,
         capacity_bps: Option<u64>,
     ) -> Result<()> {
         let mut file = tempfile::tempfile()?;
@@ -78,60 +84,61 @@ impl Alone {
             bytes.extend(frame);
         }
         file.write_all(&bytes)?;
-        let outlet = Outlet::Generator(generator);
-        let external = External { capacity_bps, ..External::new(name, MTU, outlet) };
-        self.done(Request::PutExternal(external), vec![file.into()])
+        let outlet = OutletConfig::Generator(generator);
+        let external = ExternalConfig { capacity_bps, ..ExternalConfig::new(name, MTU, outlet) };
+        self.done(MuxRequest::PutExternal(external), vec![file.into()])
     }
 
-    /// An external interface of this program's; connected.
-    pub fn memif(&self, name: &str) -> Result<Client> {
+    /// Adds an external memif interface, connected to this program.
+    pub fn memif(&self, name: &str) -> Result<MemifClient> {
         let socket = self.directory.path().join(format!("{name}.sock"));
         let listener = Listener::bind(&socket)?;
-        self.done(Request::Listen { sockets: vec![socket.clone()] }, vec![listener.into()])?;
-        let outlet = Outlet::Memif { socket: socket.clone() };
-        self.done(Request::PutExternal(External::new(name, MTU, outlet)), vec![])?;
-        let mut client = Client::new(&socket, 0, "bench", MemifSettings::default())?;
+        self.done(MuxRequest::Listen { sockets: vec![socket.clone()] }, vec![listener.into()])?;
+        let outlet = OutletConfig::Memif { socket: socket.clone() };
+        self.done(MuxRequest::PutExternal(ExternalConfig::new(name, MTU, outlet)), vec![])?;
+        let mut client = MemifClient::new(&socket, 0, "bench", MemifSettings::default())?;
         let start = Instant::now();
-        while client.poll() != Link::Up {
+        while client.poll() != ConnectionState::Up {
             ensure!(start.elapsed() < CONNECT_MAX, "{name} is not connected");
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(client)
     }
 
-    /// These vlinks and no others. They begin anew, with counters of 0.
-    pub fn put(&self, vlinks: Vec<Vlink>) -> Result<()> {
+    /// Replaces all vlinks by these. They start with counters of 0.
+    pub fn replace_vlinks(&self, vlinks: Vec<Vlink>) -> Result<()> {
         self.clear()?;
-        let vnet = Vnet { name: VNET.into(), police: None, nodes: vec![], vlinks };
-        self.done(Request::PutVnet(Box::new(vnet)), vec![])
+        let vnet = VnetConfig { name: VNET.into(), police: None, nodes: vec![], vlinks };
+        self.done(MuxRequest::PutVnet(Box::new(vnet)), vec![])
     }
 
-    /// No vlinks.
+    /// Removes all vlinks.
     pub fn clear(&self) -> Result<()> {
-        match self.mux.handle(Request::DeleteVnet { name: VNET.into() }, vec![]) {
-            Reply::Done | Reply::Failed { .. } => Ok(()),
+        match self.mux.handle(MuxRequest::DeleteVnet { name: VNET.into() }, vec![]) {
+            MuxReply::Done | MuxReply::Failed { .. } => Ok(()),
             other => bail!("{other:?}"),
         }
     }
 
-    fn done(&self, request: Request, descriptors: Vec<OwnedFd>) -> Result<()> {
+    fn done(&self, request: MuxRequest, descriptors: Vec<OwnedFd>) -> Result<()> {
         match self.mux.handle(request, descriptors) {
-            Reply::Done => Ok(()),
+            MuxReply::Done => Ok(()),
             other => bail!("{other:?}"),
         }
     }
 
-    /// Counters of now: the worker takes those of all ends between two rounds.
-    pub fn counted(&self) -> Result<Counted> {
+    /// Reads the current counters. The worker reads those of all ends between two rounds.
+    pub fn counted(&self) -> Result<TimedStats> {
         let at = Instant::now();
-        match self.mux.handle(Request::Stats { vnet: Some(VNET.into()) }, vec![]) {
-            Reply::Stats(stats) => Ok(Counted { at, stats: *stats }),
+        match self.mux.handle(MuxRequest::Stats { vnet: Some(VNET.into()) }, vec![]) {
+            MuxReply::Stats(stats) => Ok(TimedStats { at, stats: *stats }),
             other => bail!("{other:?}"),
         }
     }
 
-    /// The same, as soon as one more frame has left by this end, within `most`.
-    pub fn counted_at_frame(&self, end: &str, most: Duration) -> Result<Counted> {
+    /// Like [`counted`](Self::counted), but as soon as one
+    /// more frame has left by this end, within `most`.
+    pub fn counted_at_frame(&self, end: &str, most: Duration) -> Result<TimedStats> {
         let first = self.counted()?;
         let sent = first.end(end)?.sent;
         loop {
@@ -143,30 +150,30 @@ impl Alone {
     }
 }
 
-impl Counted {
-    /// Of an end outside.
-    pub fn end(&self, name: &str) -> Result<&PortStats> {
+impl TimedStats {
+    /// Counters of an external end.
+    pub fn end(&self, name: &str) -> Result<&MuxPortStats> {
         let outside = self.stats.vnets.get(VNET).and_then(|vnet| vnet.nodes.get(OUTSIDE));
         outside.and_then(|node| node.ports.get(name)).with_context(|| format!("no end {name}"))
     }
 
-    /// Frames that left by an end since then.
+    /// Frames sent by an end since `before`.
     pub fn sent_since(&self, before: &Self, end: &str) -> Result<u64> {
         Ok(self.end(end)?.sent - before.end(end)?.sent)
     }
 
-    /// Frames that left by all ends of this interface since then.
+    /// Frames sent by all ends of this interface since `before`.
     pub fn left_since(&self, before: &Self, interface: &str) -> u64 {
         let sent = |it: &Self| it.stats.externals.get(interface).map_or(0, |it| it.sent);
         sent(self) - sent(before)
     }
 
-    /// Time since then, seconds.
+    /// Seconds since `before`.
     pub fn since(&self, before: &Self) -> f64 {
         (self.at - before.at).as_secs_f64()
     }
 
-    /// Cycles of the worker since then in which it had something to do.
+    /// Busy cycles of the worker since `before`.
     pub fn cycles_since(&self, before: &Self) -> u64 {
         let busy = |it: &Self| -> u64 {
             let stages = it.stats.workers.iter().flat_map(|worker| &worker.stages);
@@ -184,33 +191,33 @@ impl Counted {
     }
 }
 
-/// An end that has all of an interface, and its name.
-pub fn whole(interface: &str) -> End {
+/// End that uses a whole interface, with its name.
+pub fn whole(interface: &str) -> VlinkEnd {
     let (name, interface) = (interface.to_owned(), interface.to_owned());
-    End::External { name, interface, by: Encapsulation::Interface }
+    VlinkEnd::External { name, interface, by: Encapsulation::Interface }
 }
 
-/// An end that is a VLAN of an interface; its name is of both.
-pub fn vlan_of(interface: &str, id: u16) -> End {
-    let by = Encapsulation::Vlan(vlan::Tunnel { id });
-    End::External { name: format!("{interface}.{id}"), interface: interface.into(), by }
+/// End that is a VLAN of an interface; its name combines both.
+pub fn vlan_of(interface: &str, id: u16) -> VlinkEnd {
+    let by = Encapsulation::Vlan(vlan::VlanTunnel { id });
+    VlinkEnd::External { name: format!("{interface}.{id}"), interface: interface.into(), by }
 }
 
-/// A vlink between these ends, from which frames leave so.
-pub fn vlink(name: impl Into<String>, ends: Vec<End>, leaving: Leaving) -> Vlink {
-    let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
+/// Vlink between these ends, with these egress settings.
+pub fn vlink(name: impl Into<String>, ends: Vec<VlinkEnd>, leaving: EgressConfig) -> Vlink {
+    let segment = (ends.len() > 2).then_some(SegmentConfig { addresses: 16_384, flood_pps: 1000 });
     let leaving = vec![leaving; ends.len()];
     Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None, queues: vec![] }
 }
 
-/// A frame of so many bytes without check sequence between two link addresses.
+/// Frame of `bytes` bytes without FCS between two MAC addresses.
 pub fn frame(to: [u8; 6], from: [u8; 6], bytes: usize) -> Vec<u8> {
     let mut frame = [&to[..], &from, &[0x88, 0xb5]].concat();
     frame.resize(bytes, 0);
     frame
 }
 
-/// The same with the tag of a VLAN, which is not among these bytes.
+/// Adds a VLAN tag to a frame, which makes it longer.
 pub fn tagged(mut frame: Vec<u8>, id: u16) -> Vec<u8> {
     let [high, low] = id.to_be_bytes();
     frame.splice(12..12, [0x81, 0, high, low]);

@@ -1,8 +1,8 @@
-//! A PdP node whose mux makes the frames itself and ends them again: the routers alone are measured,
-//! from port to port, and no other CPU is needed.
+//! A PdP node whose mux makes the frames itself and drops them again. So this measures only the
+//! routers, from port to port, and needs no other CPU.
 //!
-//! The generator enters before classification; its cycles are the mux's. Between measurements it is
-//! a sink without frames, so that nothing polls.
+//! The generator feeds frames in before classification; its cycles count as the mux's. Between
+//! measurements it is a sink without frames, so that nothing polls.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,74 +10,74 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_api::Stats;
-use pdp_e2e::Node;
+use pdp_e2e::TestNode;
 use pdp_e2e::meter::Clock;
 use pdp_wire::outer;
 
-use crate::peers::pdp::{Carrier, Design, Pdp};
+use crate::peers::pdp::{Design, ExternalDriver, Pdp};
 use crate::run::Reading;
 use crate::site::{Prefix, stream};
-use crate::stream::{NUMBER_AT, Stream};
+use crate::stream::{FrameStream, NUMBER_AT};
 
 /// Frames that the generator repeats, as a pcap file of at most 10 MiB.
 const PCAP_BYTES_MAX: usize = 10 << 20;
 const PCAP_HEADER_BYTES: usize = 24;
 const PCAP_RECORD_BYTES: usize = 16;
 
-/// Frames where they come through tunnels: as many whatever the number of tunnels, so that it makes no
-/// difference for the caches.
+/// Frames that come through tunnels. The same number for
+/// any number of tunnels, so that caches behave alike.
 const FRAMES_TUNNELLED: usize = 2048;
 
-/// Time before what counts.
+/// Time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// A running node with a router between two generators.
 #[derive(Debug)]
-pub struct Bed {
-    node: Node,
+pub struct ForwardingTestbed {
+    node: TestNode,
     design: Design,
-    stream: Stream,
+    stream: FrameStream,
     frames: PathBuf,
     pdp: Pdp,
 }
 
-/// What came of a load.
+/// Result of a load.
 #[derive(Clone, Debug)]
-pub struct Passed {
-    /// Frames a second that were made.
+pub struct LoadResult {
+    /// Frames made per second.
     pub offered_pps: f64,
-    /// Frames a second that came out.
+    /// Frames forwarded per second.
     pub rate_pps: f64,
-    /// Of these: with a number lower than one that had come before, percent.
-    pub late: f64,
-    /// Cycles a frame that came out, of mux and guests.
+    /// Percentage of these whose number was lower than an earlier one's.
+    pub reordered_percent: f64,
+    /// Cycles of mux and guests per forwarded frame.
     pub cycles: f64,
     /// CPU time that each guest's cgroup used, percent of its quota.
     pub of_quota: Vec<f64>,
-    /// Frames that came out for each second of the guests' CPU time.
+    /// Frames forwarded per second of the guests' CPU time.
     pub rate_pgps: f64,
     /// Frames dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
 }
 
-impl Passed {
-    /// As figures.
+impl LoadResult {
+    /// Converts to figures.
     pub fn readings(&self) -> Vec<Reading> {
         let rate = Reading::new("rate", self.rate_pps / 1e6, "Mpps");
         vec![
             rate.cycles(self.cycles).notes(self.notes()),
             Reading::new("offered", self.offered_pps / 1e6, "Mpps"),
             Reading::new("loss", self.loss(), "%"),
-            Reading::new("late", self.late, "%"),
+            Reading::new("late", self.reordered_percent, "%"),
         ]
     }
 
-    /// Of the frames that were made: which did not come out, percent.
+    /// Percentage of the made frames that were not forwarded.
     pub fn loss(&self) -> f64 {
         (1.0 - self.rate_pps / self.offered_pps.max(1.0)).max(0.0) * 100.0
     }
 
-    /// Why frames were dropped, if any were.
+    /// Reasons for drops, if any.
     pub fn notes(&self) -> String {
         match &*self.dropped.keys().map(String::as_str).collect::<Vec<_>>().join(", ") {
             "" => String::new(),
@@ -85,7 +85,7 @@ impl Passed {
         }
     }
 
-    /// As figures, with those of guests that have a share of a core.
+    /// Converts to figures, including those of guests with a share of a core.
     pub fn readings_of_capped(&self) -> Vec<Reading> {
         let mut readings = self.readings();
         let rate = self.rate_pgps / 1e6;
@@ -102,21 +102,20 @@ impl Passed {
     }
 }
 
-impl Bed {
-    /// Puts it up with these routes, for frames of so many bytes without check sequence, to
-    /// destinations at random.
+impl ForwardingTestbed {
+    /// Starts it with these routes, for frames of `bytes` bytes without FCS to random destinations.
     pub fn start(design: Design, prefixes: &[Prefix], bytes: usize) -> Result<Self> {
         Self::start_with(design, prefixes, stream(prefixes, bytes))
     }
 
-    /// The directory of a virtual network's node.
+    /// Directory of a virtual network's node.
     pub fn place(&self, name: &str) -> PathBuf {
-        self.node.place(name)
+        self.node.socket_directory(name)
     }
 
-    /// The same for these frames.
-    pub fn start_with(design: Design, prefixes: &[Prefix], stream: Stream) -> Result<Self> {
-        let node = Node::start("bed");
+    /// Starts it for these frames.
+    pub fn start_with(design: Design, prefixes: &[Prefix], stream: FrameStream) -> Result<Self> {
+        let node = TestNode::start("bed");
         let frames = node.directory.join("frames.pcap");
         let pdp = Pdp::start(&node, &design, &interfaces(&design, ""))?;
         pdp.add_routes(&node, prefixes)?;
@@ -125,10 +124,10 @@ impl Bed {
         Ok(bed)
     }
 
-    /// From now on frames come for so many of the virtual networks.
+    /// Directs the frames to the first `vnets` virtual networks from now on.
     pub fn aim(&self, vnets: usize) -> Result<()> {
         let tunnels = self.design.tunnels(vnets)?;
-        let outer = tunnels.first().map_or(0, outer::Template::len);
+        let outer = tunnels.first().map_or(0, outer::HeaderTemplate::len);
         let most =
             (PCAP_BYTES_MAX - PCAP_HEADER_BYTES) / (outer + self.stream.bytes + PCAP_RECORD_BYTES);
         let count = match tunnels.len() {
@@ -138,8 +137,8 @@ impl Bed {
         self.stream.write_pcap(&self.frames, count.min(most), &tunnels)
     }
 
-    /// Offers so many frames a second, or as many as are taken (0), for some time.
-    pub fn offer(&self, pps: u64, time: Duration, clock: &Clock) -> Result<Passed> {
+    /// Offers `pps` frames per second, or as many as possible (0), for `time`.
+    pub fn offer(&self, pps: u64, time: Duration, clock: &Clock) -> Result<LoadResult> {
         let frames = format!("frames: {}, ", self.frames.display());
         let pps = if pps > 0 { format!("pps: {pps}, ") } else { String::new() };
         self.node.apply(&self.design.substrate(&interfaces(&self.design, &(frames + &pps))));
@@ -166,10 +165,10 @@ impl Bed {
         let guests: Vec<f64> =
             guests_after.iter().zip(&guests_before).map(|(after, before)| after - before).collect();
         let quotas = self.design.guests.iter().cycle().map(|power| f64::from(*power) / 1e3);
-        Ok(Passed {
+        Ok(LoadResult {
             offered_pps: count(|external| external.received, 'A') / seconds,
             rate_pps: came / seconds,
-            late: count(|external| external.late, 'B') / came * 100.0,
+            reordered_percent: count(|external| external.late, 'B') / came * 100.0,
             cycles: (cycles.user + cycles.kernel) / came * seconds / metered,
             of_quota: guests.iter().zip(quotas).map(|(s, q)| s / metered / q * 100.0).collect(),
             rate_pgps: came / seconds * metered / guests.iter().sum::<f64>(),
@@ -182,10 +181,10 @@ impl Bed {
     }
 }
 
-/// The interfaces A as generators with these settings, and B as sinks. Frames have no numbers where they
-/// come in UDP over IPv6, whose checksum would be wrong with them.
+/// The interfaces A as generators with these settings, and B as sinks. Frames in UDP over IPv6 have
+/// no numbers, which would invalidate the checksum.
 fn interfaces(design: &Design, source: &str) -> String {
-    let numbered = design.carriers[0] != Carrier::Vxlan6;
+    let numbered = design.carriers[0] != ExternalDriver::Vxlan6;
     let [at_a, at_b] = design.carriers.map(|carrier| {
         let at = NUMBER_AT + carrier.bytes();
         if numbered { format!("numberAt: {at}") } else { String::new() }
@@ -196,7 +195,7 @@ fn interfaces(design: &Design, source: &str) -> String {
     )
 }
 
-/// What was dropped between two moments, by reason.
+/// Frames dropped between two moments, by reason.
 fn dropped(before: &Stats, after: &Stats) -> BTreeMap<String, u64> {
     let sums = |stats: &Stats| {
         let mut sums: BTreeMap<String, u64> = BTreeMap::new();

@@ -1,16 +1,16 @@
-//! PdP and its peers, measured on this machine so that it can be believed.
+//! Reliable measurements of PdP and its peers on this machine.
 //!
-//! - An experiment ([`experiments`]) gives samples. PdP and peers take turns within each round, on
-//!   the same cores, with the same generator and sink; there are several rounds, of which the
-//!   report gives median and spread ([`statistics`]).
-//! - Before each sample, while no core polls, the way between the first and the last core is
-//!   measured and kept with it: hosts move virtual CPUs, and figures of different states are not to
-//!   be compared ([`sample::State`]).
-//! - CPU time that the host took away during a sample is kept with it, and a sample that lost much
-//!   is taken again ([`steal`]).
-//! - Two builds are compared by pairs of the same experiment in turn ([`against`]).
-//! - Results are files ([`sample::Results`]), from which plots ([`plot`]) and the report
-//!   ([`report`]) are made, with every target ([`targets`]) beside the figure reached.
+//! - An experiment ([`experiments`]) takes samples. PdP and peers alternate within each round, on
+//!   the same cores, with the same generator and sink. There are several rounds; the report gives
+//!   their median and spread ([`statistics`]).
+//! - Before each sample, while no core polls, the latency between the first and the last core is
+//!   measured and recorded with it. Hosts move virtual CPUs, and figures of different states must
+//!   not be compared ([`sample::CoreProximity`]).
+//! - CPU time that the host took away during a sample is recorded with it. A sample that lost much
+//!   is repeated ([`steal`]).
+//! - Two builds are compared by alternating pairs of the same experiment ([`against`]).
+//! - Results are files ([`sample::Results`]). The plots ([`plot`]) and the report ([`report`]) are
+//!   made from them, with every target ([`targets`]) beside the figure reached.
 //!
 //! Everything happens in network namespaces made for it. Needs root.
 

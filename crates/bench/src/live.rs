@@ -1,14 +1,15 @@
 //! A generator and a sink of frames inside the kernel, for measurements over veth
 //! (`../net/bpf/measure.bpf.c`).
 //!
-//! The generator runs an XDP program with live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`) that sends
-//! them by a veth device, whose peer must do NAPI: with an XDP program, or with `gro on`. Without
-//! threaded NAPI the receiving end works on the generator's CPU, in its time: then a sender never
-//! sends more than the receiver takes. The sink drops what comes as early as the kernel can, on the
-//! CPU of who sent it.
+//! The generator runs an XDP program with live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`)
+//! that sends them by a veth device. The device's peer must do NAPI: with an XDP
+//! program, or with `gro on`. Without threaded NAPI the receiving end works on the
+//! generator's CPU, in its time. Then a sender never sends more than the receiver
+//! takes. The sink drops frames as early as the kernel can, on the sender's CPU.
 //!
-//! Frames are those of a stream, numbered, to one device ([`Generator::start`], [`Sink`]), or of many devices in turn
-//! ([`Generator::start_for_many`], [`Sinks`]).
+//! Frames are the numbered ones of a stream to one device ([`LoadGenerator::start`],
+//! [`StreamSink`]), or those to many devices in turn ([`LoadGenerator::start_for_many`],
+//! [`Sinks`]).
 //!
 //! Limits: [`DESTINATIONS_MAX`]; [`DEVICES_MAX`]; IPv4 and UDP; for a stream one receive queue.
 //! Source: Linux Documentation/bpf/bpf_prog_run.rst; RFC 4737 (late frames).
@@ -24,22 +25,22 @@ use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
 };
-use pdp_e2e::meter::{self, Clock, Cycles};
-use pdp_net::interface::Interface;
+use pdp_e2e::meter::{self, Clock, ProcessCycles};
+use pdp_net::interface::InterfaceInfo;
 use pdp_net::netns::within;
 use pdp_wire::{ether, ipv4};
 
-use crate::stream::{HEADERS_BYTES, Stream};
+use crate::stream::{FrameStream, HEADERS_BYTES};
 
 /// Destinations of one stream.
 pub const DESTINATIONS_MAX: usize = 1 << 20;
 
-/// Devices of one generator.
+/// Most devices of one generator.
 pub const DEVICES_MAX: usize = 1024;
 
-/// Headers of a frame: Ethernet, IPv4 and UDP; and with those of a VXLAN tunnel before.
+/// Headers of a frame: Ethernet, IPv4 and UDP.
 pub const PLAIN_BYTES: usize = HEADERS_BYTES;
-/// See [`PLAIN_BYTES`].
+/// Headers of a tunnelled frame: [`PLAIN_BYTES`] twice, and VXLAN.
 pub const TUNNELLED_BYTES: usize = 2 * HEADERS_BYTES + 8;
 
 /// `struct device`, and its words before the headers.
@@ -50,61 +51,63 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"))
 /// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
 const LIVE_FRAMES: u32 = 1 << 1;
 
-/// Size of `struct xdp_md` of include/uapi/linux/bpf.h, and where the frame's end is in it.
+/// Size of `struct xdp_md` of include/uapi/linux/bpf.h, and the offset of `data_end` in it.
 const XDP_MD_BYTES: usize = 24;
 const XDP_MD_DATA_END: usize = 4;
 
-/// Time of one call to the kernel, about. Each makes a pool of pages that is there for a second or
-/// longer; when there are thousands of them, calls take long, and in the end fail.
+/// Approximate time of one call to the kernel. Each call makes a pool of pages that exists for a
+/// second or longer. With thousands of pools, calls take long and finally fail.
 const CALL: Duration = Duration::from_millis(10);
 
-/// Frames of the first call, and the least of those after it.
+/// Frames of the first call, and the fewest of later ones.
 const CALL_FRAMES: u32 = 8192;
 
-/// The most of a call.
+/// Most frames of a call.
 const CALL_FRAMES_MAX: u32 = 1 << 20;
 
-/// Frames of one call between pauses: no more than half of what a veth's ring holds.
+/// Frames of one call between pauses: at most half of a veth's ring.
 const BURST_MAX: u32 = 128;
 
-/// Frames that were sent arrive, or are lost, within this time.
+/// Time after which sent frames have arrived or are lost.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 
 /// Pause of a generator that is ahead of its rate.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// In the map of counters.
+/// Indices in the map of counters.
 const MADE: u32 = 0;
 const CAME: u32 = 1;
 
-/// A number behind the headers.
+/// Bytes of the number behind the headers.
 const NUMBER_BYTES: usize = 8;
 
-/// What a generator offers.
+/// Load offered by a generator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Load {
-    /// As many frames as go.
+    /// As many frames as possible.
     Most,
-    /// So many frames a second, one after the other; in between it keeps its CPU busy.
+    /// This many frames per second, evenly spaced; the generator keeps its CPU busy in between.
     Even(f64),
-    /// So many frames a second, some at once, and between them the CPU is free for others. Up to
-    /// about 0.2 million: it takes a call to the kernel each time, and see `CALL`.
+    /// This many frames per second, in bursts; in between the CPU is free for others. Up to about
+    /// 0.2 million: each burst takes a call to the kernel, and see `CALL`.
     Bursts(f64),
 }
 
-/// Where some of a generator's frames go.
+/// Destination of some of a generator's frames.
 #[derive(Clone, Debug)]
 pub struct Aim {
     /// Index of a device of the generator's namespace.
     pub device: u32,
-    /// The device is the root end of this port of PdP: a frame is as the port's program has it come to the inner end.
+    /// If set, the device is the root end of this port of PdP.
+    /// The port's program directs the frame to the inner end.
     pub port: Option<u32>,
     /// All headers of a frame, [`PLAIN_BYTES`] or [`TUNNELLED_BYTES`].
     pub headers: Vec<u8>,
 }
 
 impl Aim {
-    /// As `struct device` of the program. `sum` is of the IPv4 header's words but destination and checksum.
+    /// Encodes `struct device` of the program. `sum` covers the IPv4 header's words except
+    /// destination and checksum.
     fn value(&self, sum: u32) -> Result<Vec<u8>> {
         let is_tunnelled = self.headers.len() == TUNNELLED_BYTES;
         ensure!(is_tunnelled || self.headers.len() == PLAIN_BYTES, "headers of another length");
@@ -119,7 +122,7 @@ impl Aim {
 
 /// `struct settings` of the program.
 #[derive(Clone, Copy, Debug, Default)]
-struct Settings {
+struct GeneratorSettings {
     devices: u32,
     shift: u32,
     pps: u64,
@@ -127,7 +130,7 @@ struct Settings {
     is_numbered: bool,
 }
 
-impl Settings {
+impl GeneratorSettings {
     fn set(self, object: &Object) -> Result<()> {
         let mut value = [self.devices, self.shift].map(u32::to_ne_bytes).concat();
         value.extend([self.pps, 0, 0].map(u64::to_ne_bytes).concat());
@@ -136,40 +139,40 @@ impl Settings {
     }
 }
 
-/// What a generator did.
+/// Result of a generator's load.
 #[derive(Clone, Copy, Debug)]
-pub struct Sent {
-    /// Frames that it made.
+pub struct SentFrames {
+    /// Frames made.
     pub frames: u64,
-    /// In this time.
+    /// Duration.
     pub seconds: f64,
-    /// With these cycles; those of the receiving end's NAPI are among them unless it is threaded.
-    pub cycles: Cycles,
+    /// Cycles used, including those of the receiving end's NAPI unless it is threaded.
+    pub cycles: ProcessCycles,
 }
 
-enum Task {
+enum GeneratorTask {
     Aim { aims: Vec<Aim>, shift: u32, bytes: usize, tell: mpsc::Sender<Result<()>> },
-    Send { load: Load, time: Duration, clock: Clock, tell: mpsc::Sender<Result<Sent>> },
+    Send { load: Load, time: Duration, clock: Clock, tell: mpsc::Sender<Result<SentFrames>> },
 }
 
-/// A generator, in a thread of its own. Ends when dropped.
+/// Generator in its own thread. Ends when dropped.
 #[derive(Debug)]
-pub struct Generator {
-    tasks: mpsc::Sender<Task>,
+pub struct LoadGenerator {
+    tasks: mpsc::Sender<GeneratorTask>,
     thread: u32,
 }
 
-impl Generator {
-    /// In a network namespace, sending by one of its devices, working on one CPU.
-    pub fn start(netns: &str, device: &str, cpu: usize, stream: &Stream) -> Result<Self> {
+impl LoadGenerator {
+    /// Starts it in a network namespace, sending by one of its devices, on one CPU.
+    pub fn start(netns: &str, device: &str, cpu: usize, stream: &FrameStream) -> Result<Self> {
         let (stream, device) = (stream.clone(), device.to_owned());
         let start = move || Loaded::of_stream(&device, &stream);
         Self::start_with(named(netns)?, cpu, start)
     }
 
-    /// In a network namespace, working on one CPU; see [`Generator::aim`].
+    /// Starts it in a network namespace, on one CPU; see [`LoadGenerator::aim`].
     pub fn start_for_many(netns: OwnedFd, cpu: usize) -> Result<Self> {
-        Self::start_with(netns, cpu, || Loaded::new(Settings::default()))
+        Self::start_with(netns, cpu, || Loaded::new(GeneratorSettings::default()))
     }
 
     fn start_with(
@@ -193,22 +196,26 @@ impl Generator {
         Ok(Self { tasks, thread })
     }
 
-    /// Its thread, whose CPU time has that of interrupts that it does.
+    /// Thread, whose CPU time includes the interrupts that it handles.
     pub fn thread(&self) -> u32 {
         self.thread
     }
 
-    /// From now on sends frames of so many bytes to these, `1 << shift` to each in turn.
+    /// Sends frames of `bytes` bytes to these destinations
+    /// from now on, `1 << shift` to each in turn.
     pub fn aim(&self, aims: Vec<Aim>, shift: u32, bytes: usize) -> Result<()> {
         let (tell, told) = mpsc::channel();
-        self.tasks.send(Task::Aim { aims, shift, bytes, tell }).ok().context("it ended")?;
+        self.tasks
+            .send(GeneratorTask::Aim { aims, shift, bytes, tell })
+            .ok()
+            .context("it ended")?;
         told.recv().context("the generator ended")?
     }
 
-    /// Offers a load for some time.
-    pub fn send(&self, load: Load, time: Duration, clock: &Clock) -> Result<Sent> {
+    /// Offers a load for `time`.
+    pub fn send(&self, load: Load, time: Duration, clock: &Clock) -> Result<SentFrames> {
         let (tell, told) = mpsc::channel();
-        let task = Task::Send { load, time, clock: clock.clone(), tell };
+        let task = GeneratorTask::Send { load, time, clock: clock.clone(), tell };
         self.tasks.send(task).ok().context("the generator ended")?;
         told.recv().context("the generator ended")?
     }
@@ -217,33 +224,36 @@ impl Generator {
 /// The generator's program, ready to run.
 struct Loaded {
     object: Object,
-    /// At an interface that nothing arrives at: programs that are attached nowhere are put into the
-    /// kernel's dispatcher by each call to run them, which takes tens of milliseconds.
+    /// Attached to an interface without traffic. The kernel puts unattached programs into its
+    /// dispatcher on each call, which takes tens of milliseconds.
     _link: Link,
-    settings: Settings,
+    settings: GeneratorSettings,
     frame: Vec<u8>,
 }
 
 impl Loaded {
-    fn new(settings: Settings) -> Result<Self> {
+    fn new(settings: GeneratorSettings) -> Result<Self> {
         let object = load()?;
-        let lo = i32::try_from(Interface::by_name("lo")?.index)?;
+        let lo = i32::try_from(InterfaceInfo::by_name("lo")?.index)?;
         let link = program(&object, "generate")?.attach_xdp(lo)?;
         Ok(Self { object, _link: link, settings, frame: Vec::new() })
     }
 
-    fn of_stream(device: &str, stream: &Stream) -> Result<Self> {
+    fn of_stream(device: &str, stream: &FrameStream) -> Result<Self> {
         let count = stream.destinations.len();
         ensure!(count.is_power_of_two() && count <= DESTINATIONS_MAX, "{count} destinations");
         let destinations = count as u32;
-        let mut this =
-            Self::new(Settings { destinations, is_numbered: true, ..Settings::default() })?;
+        let mut this = Self::new(GeneratorSettings {
+            destinations,
+            is_numbered: true,
+            ..GeneratorSettings::default()
+        })?;
         let map = map(&this.object, "destinations")?;
         for (at, destination) in (0u32..).zip(&stream.destinations) {
             map.update(&at.to_ne_bytes(), destination, MapFlags::ANY)?;
         }
         let headers = stream.headers()?.to_vec();
-        let device = Interface::by_name(device)?.index;
+        let device = InterfaceInfo::by_name(device)?.index;
         this.aim(&[Aim { device, port: None, headers }], 0, stream.bytes)?;
         Ok(this)
     }
@@ -263,19 +273,19 @@ impl Loaded {
         Ok(())
     }
 
-    fn serve(&mut self, tasks: &mpsc::Receiver<Task>) {
+    fn serve(&mut self, tasks: &mpsc::Receiver<GeneratorTask>) {
         let thread = thread_id();
         for task in tasks {
-            // Nobody waits any more if the program ends.
+            // If the program ends, nobody waits for the answer.
             match task {
-                Task::Aim { aims, shift, bytes, tell } => {
+                GeneratorTask::Aim { aims, shift, bytes, tell } => {
                     let _ = tell.send(self.aim(&aims, shift, bytes));
                 }
-                Task::Send { load, time, clock, tell } => {
+                GeneratorTask::Send { load, time, clock, tell } => {
                     let meter = clock.start(&[thread], true);
                     let sent = self.generate(load, time);
                     let cycles = clock.stop(meter);
-                    let sent = sent.map(|(frames, seconds)| Sent { frames, seconds, cycles });
+                    let sent = sent.map(|(frames, seconds)| SentFrames { frames, seconds, cycles });
                     let _ = tell.send(sent);
                 }
             }
@@ -284,7 +294,7 @@ impl Loaded {
 
     fn generate(&self, load: Load, time: Duration) -> Result<(u64, f64)> {
         let pps = if let Load::Even(pps) = load { pps as u64 } else { 0 };
-        Settings { pps, ..self.settings }.set(&self.object)?;
+        GeneratorSettings { pps, ..self.settings }.set(&self.object)?;
         let counters = map(&self.object, "counters")?;
         let before = total(&counters, MADE)?;
         let start = Instant::now();
@@ -338,25 +348,25 @@ impl Loaded {
     }
 }
 
-/// What came to a sink since it was started.
+/// Frames received by a sink since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Frames.
-    pub came: u64,
-    /// Of these: with a number lower than one that had come before.
-    pub late: u64,
+pub struct SinkCounters {
+    /// Number of frames.
+    pub received: u64,
+    /// Frames of these whose number was lower than an earlier one's.
+    pub reordered: u64,
 }
 
-/// A sink of a stream. Ends when dropped.
+/// Sink of a stream. Ends when dropped.
 #[derive(Debug)]
-pub struct Sink {
+pub struct StreamSink {
     counters: MapHandle,
     order: MapHandle,
     _end: mpsc::Sender<()>,
 }
 
-impl Sink {
-    /// At a device of a network namespace.
+impl StreamSink {
+    /// Starts it at a device of a network namespace.
     pub fn start(netns: &str, device: &str) -> Result<Self> {
         let (tell, told) = mpsc::channel::<Result<[MapHandle; 2]>>();
         let (end, ended) = mpsc::channel::<()>();
@@ -364,7 +374,7 @@ impl Sink {
         in_netns(named(netns)?, move || {
             let attached = (|| -> Result<_> {
                 let mut sinks = Sinks::new(true)?;
-                sinks.attach(Interface::by_name(&device)?.index)?;
+                sinks.attach(InterfaceInfo::by_name(&device)?.index)?;
                 let maps = [map(&sinks.object, "counters")?, map(&sinks.object, "order")?];
                 Ok((maps, sinks))
             })();
@@ -381,14 +391,14 @@ impl Sink {
         Ok(Self { counters, order, _end: end })
     }
 
-    /// What came.
-    pub fn counters(&self) -> Result<Counters> {
+    /// Frames received.
+    pub fn counters(&self) -> Result<SinkCounters> {
         let order = self.order.lookup(&[0; 4], MapFlags::ANY)?.context("no counters")?;
-        Ok(Counters { came: total(&self.counters, CAME)?, late: word(&order) })
+        Ok(SinkCounters { received: total(&self.counters, CAME)?, reordered: word(&order) })
     }
 
-    /// What came, once nothing has come for `quiet`.
-    pub fn settled(&self, quiet: Duration) -> Result<Counters> {
+    /// Frames received, after `quiet` without further ones.
+    pub fn settled(&self, quiet: Duration) -> Result<SinkCounters> {
         let (mut last, end) = (self.counters()?, Instant::now() + SETTLE_MAX);
         while Instant::now() < end {
             thread::sleep(quiet);
@@ -402,7 +412,7 @@ impl Sink {
     }
 }
 
-/// Sinks at many devices. Those that were attached end with it.
+/// Sinks at many devices. Attached ones end when this is dropped.
 #[derive(Debug)]
 pub struct Sinks {
     object: Object,
@@ -410,29 +420,29 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// None yet; whether late frames are counted, of a stream.
+    /// Makes an empty set. With `numbered` it counts late frames of a stream.
     pub fn new(numbered: bool) -> Result<Self> {
         let object = load()?;
-        Settings { is_numbered: numbered, ..Settings::default() }.set(&object)?;
+        GeneratorSettings { is_numbered: numbered, ..GeneratorSettings::default() }.set(&object)?;
         Ok(Self { object, links: Vec::new() })
     }
 
-    /// At a device of the caller's network namespace.
+    /// Attaches a sink to a device of the caller's network namespace.
     pub fn attach(&mut self, device: u32) -> Result<()> {
         let link = program(&self.object, "sink")?.attach_xdp(i32::try_from(device)?)?;
         self.links.push(link);
         Ok(())
     }
 
-    /// At the device of a pinned link, instead of what is there.
+    /// Replaces the program at the device of a pinned link.
     pub fn replace(&self, pin: &Path) -> Result<()> {
         let mut link = Link::open(pin).with_context(|| pin.display().to_string())?;
         let program = program(&self.object, "sink")?;
         Ok(link.update_prog(&program)?)
     }
 
-    /// Frames that came, to all of them.
-    pub fn came(&self) -> Result<u64> {
+    /// Frames received by all of them.
+    pub fn received(&self) -> Result<u64> {
         total(&map(&self.object, "counters")?, CAME)
     }
 }
@@ -452,24 +462,24 @@ fn map(object: &Object, name: &str) -> Result<MapHandle> {
     Ok(MapHandle::try_from(&map.with_context(|| format!("no map {name}"))?)?)
 }
 
-/// What all CPUs have counted.
+/// Sum over all CPUs.
 fn total(map: &MapHandle, at: u32) -> Result<u64> {
     let by_cpu = map.lookup_percpu(&at.to_ne_bytes(), MapFlags::ANY)?.context("no counters")?;
     Ok(by_cpu.iter().map(|bytes| word(bytes)).sum())
 }
 
-/// The first of some words.
+/// Returns the first word.
 fn word(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-/// The network namespace of a name of ip-netns(8).
+/// Opens a network namespace by its name in ip-netns(8).
 fn named(netns: &str) -> Result<OwnedFd> {
     let path = format!("/run/netns/{netns}");
     Ok(File::open(&path).context(path)?.into())
 }
 
-/// Does something in a thread of its own inside a network namespace.
+/// Runs `work` in a new thread inside a network namespace.
 fn in_netns(netns: OwnedFd, work: impl FnOnce() + Send + 'static) {
     thread::spawn(move || {
         let entered = within(netns.as_fd(), || {

@@ -1,4 +1,4 @@
-//! Which machine, and which versions of the peers.
+//! The machine, and the versions of the peers.
 
 use std::fs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::site::repository;
 
-/// The machine that something was measured on.
+/// Machine of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Model of the CPU.
     pub cpu: String,
-    /// Its frequency as the kernel names it, MHz.
+    /// Frequency as reported by the kernel, MHz.
     pub cpu_mhz: String,
-    /// Cores that the system has.
+    /// Number of cores.
     pub cores: usize,
     /// Release of the kernel.
     pub kernel: String,
@@ -24,7 +24,7 @@ pub struct Machine {
     pub system: String,
     /// Hypervisor, if it is a virtual machine.
     pub hypervisor: String,
-    /// Version of PdP (git), with `-dirty` if files differ from it that are not results.
+    /// Version of PdP (git), with `-dirty` if files other than results differ from it.
     pub pdp: String,
     /// Version of Debian's package `dpdk-dev`.
     pub dpdk: String,
@@ -32,20 +32,23 @@ pub struct Machine {
     pub openvswitch: String,
 }
 
-impl Machine {
-    /// This one. What it does not tell is empty.
+impl MachineInfo {
+    /// This machine. Unknown fields are empty.
     pub fn here() -> Self {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         let system = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let package = |name| said("dpkg-query", &["-W", "-f", "${Version}", name]);
+        let package = |name| first_output_line("dpkg-query", &["-W", "-f", "${Version}", name]);
         Self {
             cpu: meter::cpu("model name"),
             cpu_mhz: meter::cpu("cpu MHz"),
             cores: cores(),
             kernel: kernel.trim().to_owned(),
             system: system.unwrap_or_default().trim_matches('"').to_owned(),
-            hypervisor: said("sh", &["-c", "LC_ALL=C lscpu | sed -n 's/^Hypervisor vendor: *//p'"]),
+            hypervisor: first_output_line(
+                "sh",
+                &["-c", "LC_ALL=C lscpu | sed -n 's/^Hypervisor vendor: *//p'"],
+            ),
             pdp: version(),
             dpdk: package("dpdk-dev"),
             openvswitch: package("openvswitch-switch"),
@@ -53,7 +56,7 @@ impl Machine {
     }
 }
 
-/// Programs of others that measurements use, and their Debian packages.
+/// Programs of others used by measurements, and their Debian packages.
 const PROGRAMS: [(&str, &str); 7] = [
     ("dpdk-testpmd", "dpdk-dev"),
     ("ovs-vswitchd", "openvswitch-switch"),
@@ -64,7 +67,7 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("perf", "linux-perf"),
 ];
 
-/// Says which of the programs that are measured beside PdP, or measure, this machine lacks.
+/// Prints the peers and measuring tools that this machine lacks.
 pub fn tell_what_lacks() {
     let (path, sbin) = (std::env::var("PATH").unwrap_or_default(), "/usr/sbin");
     let is_there = |program: &str| {
@@ -78,23 +81,23 @@ pub fn tell_what_lacks() {
     }
 }
 
-/// The commit that this program is of, as far as git knows.
+/// Commit of this program, as far as git knows.
 fn version() -> String {
     let root = repository().display().to_string();
-    let commit = said("git", &["-C", &root, "describe", "--always"]);
+    let commit = first_output_line("git", &["-C", &root, "describe", "--always"]);
     let others = [":/", ":(exclude,top)bench"];
     let status = ["-C", &root, "status", "--porcelain", "--untracked-files=no", "--"];
-    let changed = said("git", &[&status[..], &others].concat());
+    let changed = first_output_line("git", &[&status[..], &others].concat());
     if changed.is_empty() { commit } else { commit + "-dirty" }
 }
 
-/// Cores of this machine.
+/// Number of cores of this machine.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// First line of what a command says; empty if it can't be run or fails.
-pub fn said(program: &str, arguments: &[&str]) -> String {
+/// First line of a command's output. Empty if it can't be run or fails.
+pub fn first_output_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = match output {
         Ok(output) if output.status.success() => output.stdout,

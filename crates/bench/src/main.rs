@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use pdp_bench::against::Comparison;
-use pdp_bench::experiments::{self, Experiment};
+use pdp_bench::experiments::{self, BenchExperiment};
 use pdp_bench::machine;
 use pdp_bench::report;
-use pdp_bench::run::{self, Effort, Run};
+use pdp_bench::run::{self, Effort, ExperimentRun};
 use pdp_bench::site::repository;
 
 /// Measures PdP and its peers on this machine
@@ -33,11 +33,11 @@ use pdp_bench::site::repository;
 )]
 struct Args {
     #[command(subcommand)]
-    verb: Verb,
+    verb: BenchCommand,
 }
 
 #[derive(Subcommand)]
-enum Verb {
+enum BenchCommand {
     /// List the experiments
     List,
     /// Run experiments and write their results
@@ -47,38 +47,40 @@ enum Verb {
         /// Shorter runs with fewer parameters
         #[arg(long)]
         quick: bool,
-        /// Times that everything is measured [default: 3, with --quick 2]
+        /// Rounds of all measurements [default: 3, with --quick 2]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
         rounds: Option<u32>,
-        /// Only these parameters, with what they are compared with [default: all]
+        /// Only these parameters, and their references for comparison [default: all]
         #[arg(long, value_delimiter = ',')]
         at: Vec<usize>,
         /// PdP without its peers
         #[arg(long)]
         alone: bool,
-        /// Directory with the binaries of PdP that are measured [default: that of this program]
+        /// Directory with the binaries of PdP to measure [default: that of this program]
         #[arg(long)]
         binaries: Option<PathBuf>,
-        /// Directory with the binaries of another build: pairs in turn, as many as rounds [default: 12],
-        /// each with a start of its own, and the ratio of this build to that one
+        /// Directory with the binaries of another build to compare with:
+        /// alternating pairs, as many as rounds [default: 12], each from
+        /// its own start, with the ratio of this build to the other
         #[arg(long, conflicts_with = "minutes", requires = "names")]
         against: Option<PathBuf>,
         /// Commit of that other build, for the report
         #[arg(long, requires = "against", default_value = "another build")]
         commit: String,
-        /// End within so many minutes: what there is no time for is missing [default: no bound]
+        /// Time limit in minutes; experiments beyond it are missing [default: no limit]
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1440))]
         minutes: Option<u32>,
         /// File for the results, of one experiment [default: bench/results/NAME.json]
         #[arg(long)]
         json: Option<PathBuf>,
     },
-    /// Send each datagram that comes to an address on to another one; what figure 9 of `spp` has in a guest
+    /// Forward each datagram received at an address to
+    /// another one; figure 9 of `spp` runs this in a guest
     #[command(hide = true)]
     ForwardUdp {
-        /// Where datagrams come to
+        /// Address that receives datagrams
         from: SocketAddr,
-        /// Where they go
+        /// Address that they are sent to
         to: SocketAddr,
     },
     /// Write plots and REPORT.md from the results
@@ -89,13 +91,13 @@ enum Verb {
     },
 }
 
-/// Rounds unless told otherwise.
+/// Default number of rounds.
 const ROUNDS: u32 = 3;
 const ROUNDS_QUICK: u32 = 2;
-/// Pairs of two builds unless told otherwise.
+/// Default number of pairs of two builds.
 const PAIRS: u32 = 12;
 
-/// Share of the usual time of experiments that is kept for them while earlier ones run.
+/// Fraction of the later experiments' usual time that is reserved while earlier ones run.
 const KEPT_SHARE: f64 = 0.75;
 
 fn main() -> ExitCode {
@@ -108,14 +110,25 @@ fn main() -> ExitCode {
     }
 }
 
-fn work(verb: Verb) -> Result<ExitCode> {
+fn work(verb: BenchCommand) -> Result<ExitCode> {
     match verb {
-        Verb::List => {
+        BenchCommand::List => {
             for experiment in experiments::ALL {
                 println!("{:<14} {}", experiment.name, experiment.about);
             }
         }
-        Verb::Run { names, quick, rounds, at, alone, binaries, against, commit, minutes, json } => {
+        BenchCommand::Run {
+            names,
+            quick,
+            rounds,
+            at,
+            alone,
+            binaries,
+            against,
+            commit,
+            minutes,
+            json,
+        } => {
             let chosen = chosen(&names)?;
             anyhow::ensure!(json.is_none() || chosen.len() == 1, "--json is for one experiment");
             if let Some(before) = against {
@@ -125,41 +138,44 @@ fn work(verb: Verb) -> Result<ExitCode> {
             let rounds = rounds.unwrap_or(if quick { ROUNDS_QUICK } else { ROUNDS });
             let minutes = minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
             if let Some(directory) = binaries {
-                pdp_e2e::take_binaries_from(&directory);
+                pdp_e2e::use_binaries_from(&directory);
             }
             let effort = Effort { rounds, quick, at, alone };
             return measure(&chosen, names.is_empty(), &effort, minutes, json);
         }
-        Verb::ForwardUdp { from, to } => forward(from, to)?,
-        Verb::Report { directory } => report::write(&directory)?,
+        BenchCommand::ForwardUdp { from, to } => forward(from, to)?,
+        BenchCommand::Report { directory } => report::write(&directory)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sends datagrams on, one by one, without end.
+/// Forwards datagrams one by one, without end.
 fn forward(from: SocketAddr, to: SocketAddr) -> Result<()> {
     let socket = UdpSocket::bind(from).with_context(|| from.to_string())?;
     let mut bytes = [0; 2048];
     loop {
         let count = socket.recv(&mut bytes)?;
-        // What its socket has no room for is lost, as on any way.
+        // If its socket is full, the datagram is lost, as in any network.
         let _ = socket.send_to(&bytes[..count], to);
     }
 }
 
-/// Measures; the code says whether each experiment came to its end with results. Before a run of
-/// `all`, results of earlier runs go, so that none of them is taken for one of this.
+/// Measures. The exit code is 0 if each experiment finished with results. Before a run of `all`,
+/// removes results of earlier runs, so that none of them is taken for one of this run.
 fn measure(
-    chosen: &[&Experiment],
+    chosen: &[&BenchExperiment],
     all: bool,
     effort: &Effort,
     time: Option<Duration>,
     json: Option<PathBuf>,
 ) -> Result<ExitCode> {
-    anyhow::ensure!(machine::said("id", &["-u"]) == "0", "needs root, for namespaces and cgroups");
+    anyhow::ensure!(
+        machine::first_output_line("id", &["-u"]) == "0",
+        "needs root, for namespaces and cgroups"
+    );
     run::end_on_signals()?;
     machine::tell_what_lacks();
-    let path = |experiment: &Experiment| {
+    let path = |experiment: &BenchExperiment| {
         let usual = || repository().join(format!("bench/results/{}.json", experiment.name));
         json.clone().unwrap_or_else(usual)
     };
@@ -182,7 +198,7 @@ fn measure(
         );
         let kept = later.mul_f64(KEPT_SHARE);
         let own_end = end.map(|end| end.checked_sub(kept).unwrap_or(start));
-        let (results, whole) = Run::of(experiment, effort, own_end);
+        let (results, whole) = ExperimentRun::of(experiment, effort, own_end);
         anyhow::ensure!(!run::interrupted(), "interrupted; {} is not kept", experiment.name);
         let path = path(experiment);
         results.write(&path)?;
@@ -200,9 +216,9 @@ fn measure(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compares two builds; the code says whether none of the figures is worse than that of the build before.
+/// Compares two builds. The exit code is 0 if no figure is worse than the previous build's.
 fn compare(
-    chosen: &[&Experiment],
+    chosen: &[&BenchExperiment],
     effort: &Effort,
     now: Option<&Path>,
     (before, commit): (&Path, &str),
@@ -220,12 +236,12 @@ fn compare(
     Ok(if is_slower { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// For people.
+/// Formats a time for people.
 fn minutes(time: Duration) -> String {
     format!("{:.1}", time.as_secs_f64() / 60.0)
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Experiment>> {
+fn chosen(names: &[String]) -> Result<Vec<&'static BenchExperiment>> {
     if names.is_empty() {
         return Ok(experiments::ALL.iter().collect());
     }

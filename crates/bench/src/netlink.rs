@@ -1,4 +1,4 @@
-//! Routes written into a kernel by rtnetlink, as many to a call as go.
+//! Writes routes into a kernel by rtnetlink, as many per call as possible.
 //!
 //! Source: linux/rtnetlink.h, RFC 3549 section 3.1.1.
 
@@ -31,31 +31,31 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 
-/// Messages of one call: 26 KB of the 200 that a socket takes by default.
+/// Messages per call: 26 KB of the 200 that a socket takes by default.
 pub const MESSAGES_MAX: usize = 512;
 
-/// Bytes that a call to receive has room for: one error with the message that it is about.
+/// Receive buffer, bytes: one error with the message that caused it.
 const ERROR_BYTES: usize = 512;
 
 /// A change of a route.
 #[derive(Clone, Copy, Debug)]
-pub struct Change {
-    /// Its destination.
+pub struct RouteUpdate {
+    /// Destination.
     pub prefix: Prefix,
-    /// Its next hop from now on; `None`: there is no route any more.
+    /// New next hop; `None` to remove the route.
     pub gateway: Option<[u8; 4]>,
 }
 
-/// Writes routes by way of one interface.
+/// Writes routes through one interface.
 #[derive(Debug)]
-pub struct Writer {
+pub struct RouteWriter {
     socket: Socket,
     interface: u32,
     bytes: Vec<u8>,
 }
 
-impl Writer {
-    /// For a network namespace, and an interface of it by its index.
+impl RouteWriter {
+    /// Opens it for a network namespace, and an interface there by its index.
     pub fn open(netns: &Path, interface: u32) -> Result<Self> {
         let file = File::open(netns).with_context(|| netns.display().to_string())?;
         let socket = within(file.as_fd(), || Ok(Self::socket()))??;
@@ -69,8 +69,8 @@ impl Writer {
         Ok(socket)
     }
 
-    /// Makes changes, at most [`MESSAGES_MAX`]; an error if the kernel refuses one.
-    pub fn write(&mut self, changes: &[Change]) -> Result<()> {
+    /// Makes up to [`MESSAGES_MAX`] changes. Fails if the kernel refuses one.
+    pub fn write(&mut self, changes: &[RouteUpdate]) -> Result<()> {
         self.bytes.clear();
         for change in changes {
             message(&mut self.bytes, *change, self.interface);
@@ -79,7 +79,7 @@ impl Writer {
         if sent != self.bytes.len() {
             bail!("{sent} of {} bytes of routes", self.bytes.len());
         }
-        // Nothing is acknowledged, so that whatever comes is an error.
+        // Without acknowledgements, any answer is an error.
         let mut answer = [0; ERROR_BYTES];
         let Ok(count) = self.socket.recv(&mut &mut answer[..], 0) else { return Ok(()) };
         let kind = answer.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]]));
@@ -93,7 +93,7 @@ impl Writer {
     }
 }
 
-fn message(bytes: &mut Vec<u8>, change: Change, interface: u32) {
+fn message(bytes: &mut Vec<u8>, change: RouteUpdate, interface: u32) {
     let (kind, flags) = match change.gateway {
         Some(_) => (RTM_NEWROUTE, NLM_F_REQUEST | NLM_F_CREATE | NLM_F_REPLACE),
         None => (RTM_DELROUTE, NLM_F_REQUEST),

@@ -1,14 +1,15 @@
-//! What papers measured, to stand beside our own figures.
+//! Measurements of papers, to show beside our own figures.
 //!
-//! Sources: the PdP paper's evaluation, its figure 12 and tables 1 to 3; Turner et al., "Supercharging PlanetLab",
-//! SIGCOMM 2007, where its text has numbers (section 5 of figure 5, section 7.1 of the others).
+//! Sources: the PdP paper's evaluation, its figure 12 and tables 1 to 3; Turner et al.,
+//! "Supercharging PlanetLab", SIGCOMM 2007, where its text has numbers (section 5 for figure 5,
+//! section 7.1 for the others).
 
 /// A figure of the paper.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figure {
-    /// As [`crate::sample::Sample::what`].
+pub struct PaperFigure {
+    /// Kind of the figure, as [`crate::sample::FigureSample::what`].
     pub what: &'static str,
-    /// The paper's own words.
+    /// Series, in the paper's words.
     pub series: &'static str,
     /// The parameter.
     pub x: f64,
@@ -16,16 +17,16 @@ pub struct Figure {
     pub value: f64,
 }
 
-const fn figure(what: &'static str, series: &'static str, x: f64, value: f64) -> Figure {
-    Figure { what, series, x, value }
+const fn figure(what: &'static str, series: &'static str, x: f64, value: f64) -> PaperFigure {
+    PaperFigure { what, series, x, value }
 }
 
 const TCP: &str = "figure 12: TCP goodput";
 const REORDERED: &str = "tables 1 and 2: reordered packets";
 const TRIP: &str = "table 3: round trip, median";
 
-/// Those of the paper whose evaluation an experiment repeats.
-pub fn figures(experiment: &str) -> &'static [Figure] {
+/// Figures of the paper whose evaluation an experiment repeats.
+pub fn figures(experiment: &str) -> &'static [PaperFigure] {
     match experiment {
         "pdp-paper" => PDP,
         "spp" => SPP,
@@ -33,7 +34,7 @@ pub fn figures(experiment: &str) -> &'static [Figure] {
     }
 }
 
-const PDP: &[Figure] = &[
+const PDP: &[PaperFigure] = &[
     figure(TCP, "kernel Click", 0.0, 860.0),
     figure(TCP, "PdP", 1.0, 369.0),
     figure(TCP, "PdP", 2.0, 565.0),
@@ -54,7 +55,7 @@ const MOST: &str = "figure 9: highest throughput";
 const FRAMES: &str = "figure 9: most frames";
 const TRIP_400: &str = "figure 10: round trip beside 400 bytes, mean";
 
-const SPP: &[Figure] = &[
+const SPP: &[PaperFigure] = &[
     figure("figure 5: round, longest", "vServers, 50 to 100 tokens", 8.0, 500.0),
     // "Roughly equal to the product of the number of vServers and the number of tokens."
     figure(ROUND, "vServers, 2 tokens", 8.0, 16.0),
@@ -66,14 +67,14 @@ const SPP: &[Figure] = &[
     figure(PART, "as configured", 10.0, 10.0),
     figure("figure 8: all inputs", "NPE", 5.0, 4000.0),
     figure("figure 8: all outputs, most", "NPE", 5.0, 4000.0),
-    // With no payload at all; frames have 98 bytes beside it there.
+    // Without any payload; there frames have 98 bytes in addition.
     figure(MOST, "NPE", 0.0, 3700.0),
     figure(MOST, "Click in a vServer, under", 0.0, 50.0),
     figure(MOST, "Click in a vServer, of all payloads", 1400.0, 540.0),
     figure(FRAMES, "NPE", 0.0, 4800.0),
     figure(FRAMES, "Click in a vServer", 0.0, 59.0),
     figure(FRAMES, "Click in a vServer, four cores", 0.0, 120.0),
-    // "Never exceeded 0.2 ms"; "well above 10 ms" once the input is near the most that can be sustained.
+    // "Never exceeded 0.2 ms"; "well above 10 ms" once the input is near the sustainable maximum.
     figure(TRIP_400, "NPE, at most", 5000.0, 200.0),
     figure(TRIP_400, "Click in a vServer near its limit, over", 540.0, 10_000.0),
 ];

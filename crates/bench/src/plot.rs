@@ -1,25 +1,25 @@
-//! A plot of an experiment: medians with their spread, a line a series, one plot for each kind of
-//! figure and state of the cores.
+//! Plot of an experiment: medians with their spread, one line per
+//! series. One plot for each kind of figure and core state.
 
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use crate::sample::{Results, State};
-use crate::statistics::{Group, groups};
+use crate::sample::{CoreProximity, Results};
+use crate::statistics::{SampleGroup, groups};
 
 /// Size, pixels.
 const SIZE: (u32, u32) = (760, 440);
 
-/// Room for the labels of the axes, pixels.
+/// Space for the labels of the axes, pixels.
 const X_LABELS: u32 = 44;
 const Y_LABELS: u32 = 64;
 
-/// Where the parameters' ratio is above this, their axis is logarithmic.
+/// If the parameters' ratio exceeds this, their axis is logarithmic.
 const LOGARITHMIC_RATIO: f64 = 40.0;
 
-/// Colours that people tell apart (Okabe and Ito 2008, "Color Universal Design").
+/// Colours that most people can distinguish (Okabe and Ito 2008, "Color Universal Design").
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -31,10 +31,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(128, 128, 128),
 ];
 
-/// Writes the plot of one kind of figure in one state; whether there was anything to plot: at least
-/// two parameters.
-pub fn write(path: &Path, results: &Results, what: &str, state: State) -> Result<bool> {
-    let groups: Vec<Group> =
+/// Writes the plot of one kind of figure in one state.
+/// False if there are fewer than two parameters to plot.
+pub fn write(path: &Path, results: &Results, what: &str, state: CoreProximity) -> Result<bool> {
+    let groups: Vec<SampleGroup> =
         groups(&results.samples, what).into_iter().filter(|group| group.state == state).collect();
     let sample = results.samples.iter().find(|sample| sample.what == what);
     let (Some(first), Some(sample)) = (groups.first(), sample) else { return Ok(false) };
@@ -77,7 +77,8 @@ pub fn write(path: &Path, results: &Results, what: &str, state: State) -> Result
             }
         }
         for (name, colour) in names.iter().zip(COLOURS.iter().cycle()) {
-            let own: Vec<&Group> = groups.iter().filter(|group| group.series == **name).collect();
+            let own: Vec<&SampleGroup> =
+                groups.iter().filter(|group| group.series == **name).collect();
             let line = own.iter().map(|group| (place(group.x), group.value.median));
             chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?.label(*name).legend(
                 move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)),
@@ -107,7 +108,7 @@ pub fn write(path: &Path, results: &Results, what: &str, state: State) -> Result
     Ok(true)
 }
 
-/// A number in few characters.
+/// Formats a number in few characters.
 pub fn short(number: f64) -> String {
     match number.abs() {
         size if size >= 1e6 => format!("{:.1}M", number / 1e6),
@@ -124,7 +125,7 @@ mod tests {
     use crate::sample::tests::results;
 
     #[test]
-    fn a_plot_has_every_series_of_its_state_and_no_other() {
+    fn plot_has_exactly_the_series_of_its_state() {
         let results = results(&[
             ("pdp", 2.0, 1.0, 60.0),
             ("pdp", 900_000.0, 0.9, 60.0),
@@ -133,13 +134,13 @@ mod tests {
         ]);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("plot.svg");
-        assert!(write(&path, &results, "rate", State::Near).unwrap());
+        assert!(write(&path, &results, "rate", CoreProximity::Near).unwrap());
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.starts_with("<svg") && text.contains("pdp") && text.contains("kernel"));
         assert!(!text.contains("ovs"));
-        assert!(!write(&path, &results, "rate", State::Far).unwrap(), "a single parameter");
-        assert!(!write(&path, &results, "rate", State::Between).unwrap());
-        assert!(!write(&path, &results, "loss", State::Near).unwrap());
+        assert!(!write(&path, &results, "rate", CoreProximity::Far).unwrap(), "a single parameter");
+        assert!(!write(&path, &results, "rate", CoreProximity::Between).unwrap());
+        assert!(!write(&path, &results, "loss", CoreProximity::Near).unwrap());
     }
 
     #[test]

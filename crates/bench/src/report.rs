@@ -1,7 +1,7 @@
-//! The report: REPORT.md with what a reader wants first, its plots, and a file with the series of each
-//! experiment, made of the results alone.
+//! The report: REPORT.md with the most important results first, its plots, and a file with the
+//! series of each experiment. It is made only from the results.
 //!
-//! Samples that were disturbed are no results: they are left out before anything is made, and counted.
+//! Disturbed samples are no results: they are left out at first, and counted.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -12,15 +12,15 @@ use anyhow::{Context, Result};
 
 use crate::against::{Comparison, Ratio};
 use crate::experiments;
-use crate::machine::Machine;
+use crate::machine::MachineInfo;
 use crate::paper;
 use crate::plot::{self, short};
-use crate::sample::{Results, SPEED_SHARE_MIN, State};
-use crate::statistics::{Group, Summary, groups};
+use crate::sample::{CoreProximity, Results, SPEED_SHARE_MIN};
+use crate::statistics::{SampleGroup, Summary, groups};
 use crate::steal::{REPEATS_MAX, STOLEN_MAX};
-use crate::targets::{self, Standing, Target};
+use crate::targets::{self, BenchTarget, TargetResult};
 
-/// What is plotted: an experiment and a kind of its figures.
+/// Plots: an experiment and a kind of its figures.
 const PLOTS: [(&str, &str); 24] = [
     ("vnets", "of one"),
     ("ports", "of one"),
@@ -48,10 +48,10 @@ const PLOTS: [(&str, &str); 24] = [
     ("spp", "figure 10: beside 1400 bytes, median"),
 ];
 
-/// The experiment whose plots stand beside its series, and not in the report.
+/// Experiment whose plots are shown beside its series, not in the report.
 const OWN_PLOTS: &str = "spp";
 
-/// Those of them that are courses or distributions: their many points are in no table.
+/// Plots of these that are courses or distributions. Their many points are in no table.
 const COURSES: [&str; 7] = [
     "figure 5: rounds no longer than that",
     "figure 7: rate in",
@@ -62,22 +62,23 @@ const COURSES: [&str; 7] = [
     "figure 8: waiting",
 ];
 
-/// What PdP is compared with its peers by: an experiment, a kind of its figures, and the parameters.
+/// Comparisons of PdP with its peers: an experiment, a kind of its figures, and the parameters.
 const PEERS: [(&str, &str); 4] =
     [("veth", "rate"), ("memif", "rate"), ("rtt", "median"), ("rtt", "p99")];
 
-/// Results without what was disturbed.
+/// Results without disturbed samples.
 struct Clean {
     results: Results,
-    /// Samples that were left out because the host took a CPU away, and because a core was slow.
+    /// Samples that were left out because the host took a CPU away, or because a core was slow.
     stolen: usize,
     slow: usize,
 }
 
-/// Leaves out what was disturbed. A core's full speed is the most that was seen of that kind of CPU: virtual machines may
-/// have one name for different ones, but not the same frequency, which the kernel has measured.
+/// Removes disturbed samples. A core's full speed is the highest seen on
+/// that kind of CPU. Different CPUs of virtual machines may have the same
+/// name, but not the same frequency, which the kernel has measured.
 fn clean(all: Vec<Results>) -> Vec<Clean> {
-    let kind = |machine: &Machine| (machine.cpu.clone(), machine.cpu_mhz.clone());
+    let kind = |machine: &MachineInfo| (machine.cpu.clone(), machine.cpu_mhz.clone());
     let speed = |results: &Results| {
         results.samples.iter().map(|sample| sample.core_speed).fold(0.0, f64::max)
     };
@@ -146,15 +147,15 @@ fn remove(directory: &Path, kind: &str) -> Result<()> {
     Ok(())
 }
 
-/// The state that most parameters of a figure were measured in.
-fn usual_state(results: &Results, what: &str) -> Option<State> {
+/// State in which most parameters of a figure were measured.
+fn usual_state(results: &Results, what: &str) -> Option<CoreProximity> {
     let groups = groups(&results.samples, what);
-    let count = |state: State| groups.iter().filter(|group| group.state == state).count();
-    let states = [State::Far, State::Between, State::Near];
+    let count = |state: CoreProximity| groups.iter().filter(|group| group.state == state).count();
+    let states = [CoreProximity::Far, CoreProximity::Between, CoreProximity::Near];
     states.into_iter().max_by_key(|state| count(*state)).filter(|state| count(*state) > 0)
 }
 
-/// The report.
+/// Text of the report.
 fn text(all: &[Clean], comparisons: &[Comparison], plots: &[(&str, &str, String)]) -> String {
     let mut text = String::from(
         "# Measurements\n\n\
@@ -164,7 +165,7 @@ fn text(all: &[Clean], comparisons: &[Comparison], plots: &[(&str, &str, String)
          before each sample (below 100 ns, between, above 250 ns). Figures of different states are not \
          to be compared; here stands the state that has most samples.\n",
     );
-    // Writing to a text never fails.
+    // Writing to a String always succeeds.
     let _ = standings(&mut text, all, comparisons);
     let _ = pairs(&mut text, comparisons);
     let _ = peers(&mut text, all);
@@ -183,7 +184,7 @@ fn standings(text: &mut String, all: &[Clean], comparisons: &[Comparison]) -> fm
     writeln!(text, "\n## Targets\n\n| target | goal | reached | cores | met | commit |")?;
     writeln!(text, "|---|---|---|---|---|---|")?;
     for target in targets::all() {
-        let Target { words, goal, .. } = &target;
+        let BenchTarget { description: words, goal, .. } = &target;
         let Some(standing) = target.standing(&all, comparisons) else {
             let why = match target.in_another_state(&all) {
                 true => "not in that state",
@@ -192,15 +193,15 @@ fn standings(text: &mut String, all: &[Clean], comparisons: &[Comparison]) -> fm
             writeln!(text, "| {words} | {goal} | {why} | | | |")?;
             continue;
         };
-        let Standing { reached, unit, state, met, commit } = &standing;
+        let TargetResult { reached, unit, state, met, commit } = &standing;
         let met = met.map_or("", |met| if met { "yes" } else { "**no**" });
-        let (reached, state) = (spread(reached), state.map_or("pairs", State::word));
+        let (reached, state) = (spread(reached), state.map_or("pairs", CoreProximity::word));
         writeln!(text, "| {words} | {goal} | {reached} {unit} | {state} | {met} | {commit} |")?;
     }
     Ok(())
 }
 
-/// How this build stands against the one before, figure by figure.
+/// Compares this build with the previous one, figure by figure.
 fn pairs(text: &mut String, comparisons: &[Comparison]) -> fmt::Result {
     writeln!(
         text,
@@ -246,7 +247,7 @@ fn pairs(text: &mut String, comparisons: &[Comparison]) -> fmt::Result {
     writeln!(text, "\nLeft out, disturbed or of different states: {left_out} pairs.")
 }
 
-/// Series of the same run beside each other.
+/// Compares series of the same run.
 fn peers(text: &mut String, all: &[Clean]) -> fmt::Result {
     writeln!(text, "\n## Beside peers, in the same run\n")?;
     writeln!(text, "| experiment | at | series | reached | cycles/packet | cores |")?;
@@ -276,7 +277,7 @@ fn peers(text: &mut String, all: &[Clean]) -> fmt::Result {
 }
 
 fn machines(text: &mut String, all: &[Clean]) -> fmt::Result {
-    let mut seen: Vec<&Machine> = Vec::new();
+    let mut seen: Vec<&MachineInfo> = Vec::new();
     for Clean { results, .. } in all {
         if !seen.contains(&&results.machine) {
             seen.push(&results.machine);
@@ -285,7 +286,7 @@ fn machines(text: &mut String, all: &[Clean]) -> fmt::Result {
     writeln!(text, "\n## Machine\n\n| CPU | cores | kernel, system | PdP | peers |")?;
     writeln!(text, "|---|---|---|---|---|")?;
     for machine in seen {
-        let Machine { cpu, cpu_mhz, cores, kernel, system, pdp, dpdk, openvswitch, hypervisor } =
+        let MachineInfo { cpu, cpu_mhz, cores, kernel, system, pdp, dpdk, openvswitch, hypervisor } =
             machine;
         let hypervisor =
             if hypervisor.is_empty() { String::new() } else { format!(", virtual ({hypervisor})") };
@@ -332,7 +333,7 @@ fn index(text: &mut String, all: &[Clean]) -> fmt::Result {
     Ok(())
 }
 
-/// The series of an experiment: one table of all figures that were measured together.
+/// The series of an experiment: one table for all figures measured together.
 fn series(clean: &Clean, plots: &[(&str, &str, String)]) -> String {
     let Clean { results, stolen, slow } = clean;
     let (name, began, seconds) = (&results.experiment, &results.began, results.seconds);
@@ -369,30 +370,31 @@ fn series(clean: &Clean, plots: &[(&str, &str, String)]) -> String {
 }
 
 /// A figure with its groups.
-type Figure = (String, String, Vec<Group>);
+type FigureGroups = (String, String, Vec<SampleGroup>);
 
-/// Where a group stands in a table.
-fn row(group: &Group) -> (u64, State, String) {
+/// Sort key of a group in a table.
+fn row(group: &SampleGroup) -> (u64, CoreProximity, String) {
     (group.x.to_bits(), group.state, group.series.clone())
 }
 
-/// What the parameter of a figure counts.
+/// Unit of a figure's parameter.
 fn x_unit<'a>(results: &'a Results, what: &str) -> &'a str {
     let sample = results.samples.iter().find(|sample| sample.what == *what);
     sample.map_or("", |sample| &*sample.x_unit)
 }
 
-/// Figures, those that have rows in common together.
-fn together(results: &Results) -> Vec<Vec<Figure>> {
-    let mut tables: Vec<Vec<Figure>> = Vec::new();
+/// Groups figures that have rows in common.
+fn together(results: &Results) -> Vec<Vec<FigureGroups>> {
+    let mut tables: Vec<Vec<FigureGroups>> = Vec::new();
     for (what, unit) in results.measured() {
         if COURSES.contains(&&*what) {
             continue;
         }
         let own = groups(&results.samples, &what);
         let rows: BTreeSet<_> = own.iter().map(row).collect();
-        let is_with = |table: &&mut Vec<Figure>| {
-            let is_same = |(other, _, _): &Figure| x_unit(results, other) == x_unit(results, &what);
+        let is_with = |table: &&mut Vec<FigureGroups>| {
+            let is_same =
+                |(other, _, _): &FigureGroups| x_unit(results, other) == x_unit(results, &what);
             table.iter().all(is_same)
                 && table
                     .iter()
@@ -406,14 +408,14 @@ fn together(results: &Results) -> Vec<Vec<Figure>> {
     tables
 }
 
-fn table(text: &mut String, results: &Results, figures: &[Figure]) -> fmt::Result {
-    let is_nothing = |(_, _, groups): &&Figure| {
+fn table(text: &mut String, results: &Results, figures: &[FigureGroups]) -> fmt::Result {
+    let is_nothing = |(_, _, groups): &&FigureGroups| {
         groups.iter().all(|group| group.value.least == 0.0 && group.value.most == 0.0)
     };
-    let shown: Vec<&Figure> = figures.iter().filter(|figure| !is_nothing(figure)).collect();
+    let shown: Vec<&FigureGroups> = figures.iter().filter(|figure| !is_nothing(figure)).collect();
     let nothing: Vec<&str> =
         figures.iter().filter(is_nothing).map(|(what, _, _)| &**what).collect();
-    let mut rows: Vec<&Group> = Vec::new();
+    let mut rows: Vec<&SampleGroup> = Vec::new();
     for group in figures.iter().flat_map(|(_, _, groups)| groups) {
         if !rows.iter().any(|other| row(other) == row(group)) {
             rows.push(group);
@@ -441,7 +443,7 @@ fn table(text: &mut String, results: &Results, figures: &[Figure]) -> fmt::Resul
         writeln!(text, "{}", if has_cycles { format!(" {cycles} |") } else { String::new() })?;
     }
     for figure in paper::figures(&results.experiment) {
-        let paper::Figure { what, x, series, value } = figure;
+        let paper::PaperFigure { what, x, series, value } = figure;
         if shown.iter().any(|(shown, _, _)| shown == what) {
             writeln!(text, "\nThe paper, {what}: {series} at {x}: {value}.")?;
         }
@@ -493,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_has_targets_peers_machine_and_what_is_not_measured() {
+    fn report_has_targets_peers_machine_and_gaps() {
         let plots = [("veth", "rate", "veth-rate.svg".to_owned())];
         let text = text(&some(), &[], &plots);
         for part in [
@@ -514,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_together_is_one_table() {
+    fn samples_measured_together_form_one_table() {
         let text = series(&some()[0], &[]);
         for part in [
             "| routes | series | cores | runs | rate, Mpps | cycles/packet |",
@@ -530,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_parameters_of_another_kind_is_another_table() {
+    fn other_parameter_kinds_get_their_own_table() {
         let mut results = results(&[("pdp", 2.0, 0.5, 60.0), ("pdp", 2.0, 9.0, 60.0)]);
         (results.samples[1].what, results.samples[1].x_unit) = ("time".into(), "frames".into());
         let text = series(&clean(vec![results])[0], &[]);

@@ -1,4 +1,4 @@
-//! A run of an experiment: rounds, the state of the machine with each sample, progress, time.
+//! Run of an experiment: rounds, the state of the machine with each sample, progress, time.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -11,31 +11,31 @@ use anyhow::{Result, ensure};
 use pdp_e2e::meter;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::experiments::Experiment;
-use crate::machine::{self, Machine};
-use crate::sample::{Results, SCHEMA, Sample, State};
+use crate::experiments::BenchExperiment;
+use crate::machine::{self, MachineInfo};
+use crate::sample::{CoreProximity, FigureSample, Results, SCHEMA};
 use crate::steal::{Ticks, least_disturbed};
 
-/// Share of an experiment's usual time that disturbed samples may be repeated in.
+/// Part of an experiment's usual time that repeats of disturbed samples may take.
 const REPEATS_SHARE: f64 = 0.15;
 
-/// How thoroughly to measure.
+/// Thoroughness of measurements.
 #[derive(Clone, Debug, Default)]
 pub struct Effort {
-    /// Times that everything is measured.
+    /// Number of rounds.
     pub rounds: u32,
     /// Shorter, with fewer parameters.
     pub quick: bool,
-    /// The parameters that are measured; none: all.
+    /// Parameters to measure; empty for all.
     pub at: Vec<usize>,
-    /// PdP without its peers.
+    /// Only PdP, without its peers.
     pub alone: bool,
 }
 
-/// Set once this program was told to end.
+/// Set once this program was asked to end.
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Lets SIGINT and SIGTERM end what runs in order, so that nothing of it is left behind.
+/// Makes SIGINT and SIGTERM end a run in order, so that nothing of it is left behind.
 pub fn end_on_signals() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
@@ -44,12 +44,12 @@ pub fn end_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// Whether this program was told to end.
+/// True if this program was asked to end.
 pub fn interrupted() -> bool {
     INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// A figure of one run; see [`Sample`].
+/// A figure of one run; see [`FigureSample`].
 #[derive(Clone, Debug)]
 pub struct Reading {
     what: &'static str,
@@ -60,12 +60,12 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// A figure with its unit.
+    /// Makes a figure with its unit.
     pub fn new(what: &'static str, value: f64, unit: &'static str) -> Self {
         Self { what, unit, value, cycles: None, notes: String::new() }
     }
 
-    /// What was measured.
+    /// Kind of figure.
     pub fn what(&self) -> &str {
         self.what
     }
@@ -75,31 +75,31 @@ impl Reading {
         self.value
     }
 
-    /// With CPU cycles a packet.
+    /// Adds CPU cycles per packet.
     pub fn cycles(self, per_packet: f64) -> Self {
         Self { cycles: Some(per_packet), ..self }
     }
 
-    /// With what else there is to know.
+    /// Adds further notes.
     pub fn notes(self, notes: impl Into<String>) -> Self {
         Self { notes: notes.into(), ..self }
     }
 }
 
-/// Figures of one series at one parameter, where a measurement has several of them.
+/// Figures of one series at one parameter, for measurements with several of them.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// As [`Sample::series`].
+    /// As [`FigureSample::series`].
     pub series: String,
-    /// As [`Sample::x`].
+    /// As [`FigureSample::x`].
     pub x: f64,
-    /// As [`Sample::x_unit`].
+    /// As [`FigureSample::x_unit`].
     pub x_unit: &'static str,
     /// The figures.
     pub readings: Vec<Reading>,
 }
 
-/// State of the machine before and during a measurement; see [`Sample`].
+/// State of the machine before and during a measurement; see [`FigureSample`].
 #[derive(Clone, Copy, Debug)]
 struct Meanwhile {
     core_to_core_ns: f64,
@@ -108,34 +108,38 @@ struct Meanwhile {
 }
 
 impl Meanwhile {
-    /// For progress.
+    /// Formats it for progress.
     fn words(&self) -> String {
         let &Self { core_to_core_ns, core_speed, stolen } = self;
-        let (state, stolen) = (State::of(core_to_core_ns).word(), stolen * 100.0);
+        let (state, stolen) = (CoreProximity::of(core_to_core_ns).word(), stolen * 100.0);
         format!("{state}, {core_to_core_ns:.0} ns, speed {core_speed:.1}, {stolen:.0}% stolen")
     }
 }
 
 /// A run of an experiment.
 #[derive(Debug)]
-pub struct Run {
+pub struct ExperimentRun {
     effort: Effort,
-    /// When it has to be over.
+    /// Time when it must be over.
     end: Option<Instant>,
-    /// What is left of the time for repeats.
+    /// Remaining time for repeats.
     repeats: Duration,
     round: u32,
-    samples: Vec<Sample>,
+    samples: Vec<FigureSample>,
     missing: Vec<String>,
-    /// Whether time was up before all was done.
+    /// True if time was up before all was done.
     cut: bool,
 }
 
-impl Run {
-    /// Runs an experiment to its end, or until there is no time left. What fails is among what is
-    /// missing; also whether it came to its end and has any result.
-    pub fn of(experiment: &Experiment, effort: &Effort, end: Option<Instant>) -> (Results, bool) {
-        let began = machine::said("date", &["-u", "+%FT%TZ"]);
+impl ExperimentRun {
+    /// Runs an experiment to its end, or until time is up. Failures are listed as missing. The flag
+    /// is true if it finished and has any result.
+    pub fn of(
+        experiment: &BenchExperiment,
+        effort: &Effort,
+        end: Option<Instant>,
+    ) -> (Results, bool) {
+        let began = machine::first_output_line("date", &["-u", "+%FT%TZ"]);
         let start = Instant::now();
         let repeats = experiment.usual(effort.quick).mul_f64(REPEATS_SHARE);
         let (samples, missing) = (Vec::new(), Vec::new());
@@ -151,14 +155,14 @@ impl Run {
             began,
             seconds: start.elapsed().as_secs_f64().round(),
             quick,
-            machine: Machine::here(),
+            machine: MachineInfo::here(),
             missing: run.missing,
             samples: run.samples,
         };
         (results, whole)
     }
 
-    /// Whether this is the first round.
+    /// True during the first round.
     pub fn is_first(&self) -> bool {
         self.round == 1
     }
@@ -168,45 +172,44 @@ impl Run {
         self.effort.quick
     }
 
-    /// Whether this parameter is to be measured.
+    /// True if this parameter should be measured.
     pub fn wants(&self, x: usize) -> bool {
         self.effort.at.is_empty() || self.effort.at.contains(&x)
     }
 
-    /// Of all parameters those that are to be measured: those that were asked for; else, where runs are
-    /// short, these few.
+    /// Selects the parameters to measure: the requested ones; otherwise, in quick runs, these few.
     pub fn choose(&self, all: &[usize], few: &[usize]) -> Vec<usize> {
         let from = if self.quick() && self.effort.at.is_empty() { few } else { all };
         from.iter().copied().filter(|x| self.wants(*x)).collect()
     }
 
-    /// Whether a series is to be measured: PdP's are always, peers' unless PdP is measured alone.
+    /// True if a series should be measured. PdP's always are, peers' unless PdP is measured alone.
     pub fn wants_series(&self, series: &str) -> bool {
         !self.effort.alone || series.starts_with("pdp")
     }
 
-    /// How long one sample is measured.
+    /// Duration of one sample.
     pub fn time(&self) -> Duration {
         if self.quick() { Duration::from_millis(500) } else { Duration::from_secs(2) }
     }
 
-    /// The cores that generator and sink, and what is measured, run on: the first and the last.
+    /// The first core, for the measured program, and the last one, for generator and sink.
     pub fn cores(&self) -> [usize; 2] {
         [0, machine::cores() - 1]
     }
 
-    /// Time until it has to be over.
+    /// Remaining time.
     pub fn left(&self) -> Duration {
         self.end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether it has to be over; who is told so goes no further.
+    /// True if it must be over. Callers then stop.
     fn over(&mut self) -> bool {
         self.cut |= self.end.is_some_and(|end| Instant::now() >= end);
         self.cut || interrupted()
     }
 
-    /// Does something for each round.
+    /// Calls `each` for each round.
     pub fn rounds(&mut self, mut each: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         for round in 1..=self.effort.rounds {
             ensure!(!self.over(), "time was up before round {round}");
@@ -216,8 +219,8 @@ impl Run {
         Ok(())
     }
 
-    /// Tries something; that it fails, or panics as the test harness does, is noted and the rest
-    /// goes on. `None` then.
+    /// Runs a step. Errors and panics, as of the test harness, are
+    /// recorded, and the run continues; returns `None` then.
     pub fn attempt<T>(
         &mut self,
         what: impl Display,
@@ -241,7 +244,7 @@ impl Run {
         None
     }
 
-    /// Notes what can't be measured, and why.
+    /// Records a missing measurement and the reason.
     pub fn miss(&mut self, text: String) {
         eprintln!("  not measured: {text}");
         if !self.missing.contains(&text) {
@@ -249,7 +252,7 @@ impl Run {
         }
     }
 
-    /// Takes samples of one series at one parameter. Neither core may poll when this is called.
+    /// Takes samples of one series at one parameter. No core may poll when this is called.
     pub fn take(
         &mut self,
         series: &str,
@@ -260,8 +263,8 @@ impl Run {
         self.take_as(series, x, x_unit, measure, |readings| readings);
     }
 
-    /// As [`Self::take`], with figures that are made of what was measured: what was disturbed and
-    /// measured again does not come to `readings`.
+    /// Like [`Self::take`], with figures computed from the measurement. Disturbed measurements that
+    /// are repeated never reach `readings`.
     pub fn take_as<T>(
         &mut self,
         series: &str,
@@ -277,8 +280,8 @@ impl Run {
         }
     }
 
-    /// As [`Self::take_as`], where one measurement has figures of several series and parameters: a course, or a
-    /// distribution.
+    /// Like [`Self::take_as`], for a measurement with figures of several series and parameters,
+    /// such as a course or a distribution.
     pub fn take_points<T>(
         &mut self,
         what: &str,
@@ -296,7 +299,7 @@ impl Run {
         }
     }
 
-    /// Measures something, again if it was disturbed; with the machine's state meanwhile.
+    /// Measures, and repeats it if it was disturbed. Returns the machine's state meanwhile as well.
     fn measure<T>(
         &mut self,
         what: &str,
@@ -327,7 +330,7 @@ impl Run {
         Some(kept?.0)
     }
 
-    /// Keeps a figure, and tells of it.
+    /// Records a figure and prints it.
     fn keep(
         &mut self,
         reading: Reading,
@@ -349,7 +352,7 @@ impl Run {
             );
         }
         let &Meanwhile { core_to_core_ns, core_speed, stolen } = meanwhile;
-        self.samples.push(Sample {
+        self.samples.push(FigureSample {
             series: series.to_owned(),
             what: reading.what.to_owned(),
             x,
@@ -358,7 +361,7 @@ impl Run {
             unit: reading.unit.to_owned(),
             round: self.round,
             core_to_core_ns,
-            state: State::of(core_to_core_ns),
+            state: CoreProximity::of(core_to_core_ns),
             core_speed,
             stolen,
             cycles_per_packet: reading.cycles,
@@ -366,14 +369,14 @@ impl Run {
         });
     }
 
-    /// How fast the slower of these cores is now.
+    /// Current speed of the slower of these cores.
     fn core_speed(&self) -> f64 {
         let mhz: f64 = meter::cpu("cpu MHz").parse().unwrap_or(0.0);
         let speeds = self.cores().map(|cpu| meter::operations_a_cycle(cpu, mhz * 1e6));
         if mhz > 0.0 { speeds[0].min(speeds[1]) } else { 0.0 }
     }
 
-    /// The way between the first and the last core.
+    /// Latency between the first and the last core.
     pub fn core_to_core_ns(&self) -> f64 {
         meter::cpu_to_cpu_ns(self.cores())
     }
@@ -385,8 +388,8 @@ mod tests {
     use crate::experiments::Subject;
 
     #[test]
-    fn what_fails_or_panics_is_missing_and_the_rest_goes_on() {
-        fn some(run: &mut Run) -> Result<()> {
+    fn failed_samples_are_missing_and_the_run_continues() {
+        fn some(run: &mut ExperimentRun) -> Result<()> {
             run.rounds(|run| {
                 run.take("good", 1.0, "turn", || Ok(vec![Reading::new("rate", 2.0, "Mpps")]));
                 run.take("bad", 1.0, "turn", || anyhow::bail!("no such peer"));
@@ -394,15 +397,18 @@ mod tests {
                 Ok(())
             })
         }
-        let experiment = Experiment {
+        let experiment = BenchExperiment {
             name: "some",
             about: "some",
             seconds: 1,
             subject: Subject::Machine,
             run: some,
         };
-        let (results, whole) =
-            Run::of(&experiment, &Effort { rounds: 3, quick: true, ..Effort::default() }, None);
+        let (results, whole) = ExperimentRun::of(
+            &experiment,
+            &Effort { rounds: 3, quick: true, ..Effort::default() },
+            None,
+        );
         assert!(whole, "what a peer lacks is no failure of the experiment");
         let rounds: Vec<_> = results.samples.iter().map(|s| (&*s.series, s.round)).collect();
         assert_eq!(rounds, [("good", 1), ("good", 2), ("good", 3)]);
@@ -411,23 +417,26 @@ mod tests {
     }
 
     #[test]
-    fn when_time_is_up_the_rest_is_missing() {
-        fn endless(run: &mut Run) -> Result<()> {
+    fn time_limit_skips_the_remaining_samples() {
+        fn endless(run: &mut ExperimentRun) -> Result<()> {
             run.take("first", 1.0, "turn", || Ok(vec![Reading::new("rate", 2.0, "Mpps")]));
             run.end = Some(Instant::now());
             run.take("second", 1.0, "turn", || panic!("time is up"));
             run.attempt("more", |_| Ok(()));
             run.rounds(|_| panic!("time is up"))
         }
-        let experiment = Experiment {
+        let experiment = BenchExperiment {
             name: "some",
             about: "some",
             seconds: 1,
             subject: Subject::Machine,
             run: endless,
         };
-        let (results, whole) =
-            Run::of(&experiment, &Effort { rounds: 3, quick: true, ..Effort::default() }, None);
+        let (results, whole) = ExperimentRun::of(
+            &experiment,
+            &Effort { rounds: 3, quick: true, ..Effort::default() },
+            None,
+        );
         assert!(!whole);
         assert_eq!(results.samples.len(), 1);
         let missing = ["more: time was up", "all of it: time was up before round 1"];
@@ -435,9 +444,10 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_without_results_is_not_whole() {
-        for run in [|_: &mut Run| Ok(()), |_: &mut Run| anyhow::bail!("broken")] {
-            let experiment = Experiment {
+    fn experiment_without_results_is_incomplete() {
+        for run in [|_: &mut ExperimentRun| Ok(()), |_: &mut ExperimentRun| anyhow::bail!("broken")]
+        {
+            let experiment = BenchExperiment {
                 name: "some",
                 about: "some",
                 seconds: 1,
@@ -445,7 +455,7 @@ mod tests {
                 run,
             };
             assert!(
-                !Run::of(
+                !ExperimentRun::of(
                     &experiment,
                     &Effort { rounds: 1, quick: true, ..Effort::default() },
                     None

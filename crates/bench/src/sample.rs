@@ -1,4 +1,4 @@
-//! Samples, and the files that keep them.
+//! Samples and their files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,35 +7,36 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::MachineInfo;
 use crate::steal::STOLEN_MAX;
 
-/// Version of the files' format. One that changes what a key means counts it up.
+/// Version of the file format. Increment it when the meaning of a key changes.
 pub const SCHEMA: u32 = 1;
 
-/// Below this, two cores are near, nanoseconds from core to core.
+/// Two cores below this latency are near, nanoseconds from core to core.
 pub const NEAR_NS: f64 = 100.0;
 
-/// Above this, two cores are far, nanoseconds from core to core.
+/// Two cores above this latency are far, nanoseconds from core to core.
 pub const FAR_NS: f64 = 250.0;
 
-/// Share of its full speed below which a core is slow: another machine has its other thread.
+/// Fraction of its full speed below which a core is slow,
+/// because another machine uses its other thread.
 pub const SPEED_SHARE_MIN: f64 = 0.75;
 
-/// How near two cores are to each other.
+/// Distance between two cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum CoreProximity {
     /// Below [`NEAR_NS`].
     Near,
-    /// None of the others.
+    /// In between.
     Between,
     /// Above [`FAR_NS`].
     Far,
 }
 
-impl State {
-    /// Of a latency from core to core, nanoseconds.
+impl CoreProximity {
+    /// Classifies a latency from core to core, nanoseconds.
     pub fn of(core_to_core_ns: f64) -> Self {
         match core_to_core_ns {
             ns if ns < NEAR_NS => Self::Near,
@@ -44,7 +45,7 @@ impl State {
         }
     }
 
-    /// As it is written.
+    /// Name in files.
     pub fn word(self) -> &'static str {
         match self {
             Self::Near => "near",
@@ -56,72 +57,72 @@ impl State {
 
 /// One figure of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
-    /// Whose: `pdp`, `kernel`, ….
+pub struct FigureSample {
+    /// Series: `pdp`, `kernel`, ….
     pub series: String,
-    /// What was measured: `rate`, `loss`, ….
+    /// Kind of figure: `rate`, `loss`, ….
     pub what: String,
     /// The parameter.
     pub x: f64,
-    /// What the parameter counts.
+    /// Unit of the parameter.
     pub x_unit: String,
     /// The figure.
     pub value: f64,
-    /// Its unit.
+    /// Unit.
     pub unit: String,
-    /// Of which round, from 1.
+    /// Round, from 1.
     pub round: u32,
     /// Half a round trip between the first and the last core just before, nanoseconds.
     pub core_to_core_ns: f64,
-    /// What that says.
-    pub state: State,
-    /// Operations that the slower of these cores did in a cycle just before
-    /// ([`pdp_e2e::meter::operations_a_cycle`]): half of the usual where another machine's thread has
-    /// the other half of the core. 0 if it is not known.
+    /// State derived from it.
+    pub state: CoreProximity,
+    /// Operations per cycle of the slower of these cores just before
+    /// ([`pdp_e2e::meter::operations_a_cycle`]). Half of the usual value if another machine's
+    /// thread uses the other half of the core. 0 if unknown.
     #[serde(default)]
     pub core_speed: f64,
-    /// Share of its time that the CPU lost to the host's other guests meanwhile, of the CPU that lost
-    /// most.
+    /// Fraction of its time that the CPU with the greatest
+    /// loss lost to the host's other guests meanwhile.
     #[serde(default)]
     pub stolen: f64,
-    /// CPU cycles a packet, of what is measured without generator and sink unless `notes` say
-    /// otherwise.
+    /// CPU cycles per packet of the measured programs, without
+    /// generator and sink unless `notes` say otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cycles_per_packet: Option<f64>,
-    /// What else there is to know.
+    /// Further notes.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub notes: String,
 }
 
-impl Sample {
-    /// Whether the host took much of a CPU away meanwhile, or a core was slow: at full speed it does so
-    /// many operations a cycle.
+impl FigureSample {
+    /// True if the host took much of a CPU away meanwhile, or if a core was slower than
+    /// `full_speed`, in operations per cycle.
     pub fn is_disturbed(&self, full_speed: f64) -> bool {
         let is_slow = self.core_speed > 0.0 && self.core_speed < SPEED_SHARE_MIN * full_speed;
         self.stolen > STOLEN_MAX || is_slow
     }
 }
 
-/// What an experiment came to.
+/// Results of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Name of the experiment.
     pub experiment: String,
-    /// When it began, UTC.
+    /// Start time, UTC.
     pub began: String,
-    /// How long it took, seconds.
+    /// Duration, seconds.
     pub seconds: f64,
-    /// Whether runs were shorter than usual.
+    /// True if runs were shorter than usual.
     pub quick: bool,
-    /// Where.
-    pub machine: Machine,
-    /// What could not be measured, and why.
+    /// Machine of the measurement.
+    pub machine: MachineInfo,
+    /// Missing measurements, with the reasons.
     #[serde(default)]
     pub missing: Vec<String>,
-    /// All samples, in the order in which they were taken.
-    pub samples: Vec<Sample>,
+    /// All samples, in order.
+    pub samples: Vec<FigureSample>,
 }
 
 impl Results {
@@ -145,7 +146,7 @@ impl Results {
         fs::write(path, text).with_context(|| path.display().to_string())
     }
 
-    /// What was measured, with its unit, in the order of the samples.
+    /// Kinds of figures with their units, in the order of the samples.
     pub fn measured(&self) -> Vec<(String, String)> {
         let mut seen = BTreeSet::new();
         let pairs = self.samples.iter().map(|sample| (sample.what.clone(), sample.unit.clone()));
@@ -160,20 +161,22 @@ pub(crate) mod tests {
     /// Results with the given series, parameter, value, and latency.
     pub(crate) fn results(samples: &[(&str, f64, f64, f64)]) -> Results {
         let sample =
-            |(round, &(series, x, value, core_to_core_ns)): (usize, &(&str, _, _, f64))| Sample {
-                series: series.into(),
-                what: "rate".into(),
-                x,
-                x_unit: "routes".into(),
-                value,
-                unit: "Mpps".into(),
-                round: round as u32 + 1,
-                core_to_core_ns,
-                state: State::of(core_to_core_ns),
-                core_speed: 0.0,
-                stolen: 0.0,
-                cycles_per_packet: Some(100.0),
-                notes: String::new(),
+            |(round, &(series, x, value, core_to_core_ns)): (usize, &(&str, _, _, f64))| {
+                FigureSample {
+                    series: series.into(),
+                    what: "rate".into(),
+                    x,
+                    x_unit: "routes".into(),
+                    value,
+                    unit: "Mpps".into(),
+                    round: round as u32 + 1,
+                    core_to_core_ns,
+                    state: CoreProximity::of(core_to_core_ns),
+                    core_speed: 0.0,
+                    stolen: 0.0,
+                    cycles_per_packet: Some(100.0),
+                    notes: String::new(),
+                }
             };
         Results {
             schema: SCHEMA,
@@ -181,7 +184,7 @@ pub(crate) mod tests {
             began: "2026-01-02T03:04:05Z".into(),
             seconds: 1.0,
             quick: false,
-            machine: Machine::default(),
+            machine: MachineInfo::default(),
             missing: vec![],
             samples: samples.iter().enumerate().map(sample).collect(),
         }
@@ -189,13 +192,14 @@ pub(crate) mod tests {
 
     #[test]
     fn states_have_their_bounds() {
-        let states = [60.0, 99.9, 100.0, 250.0, 250.1].map(State::of);
-        let [near, between, far] = [State::Near, State::Between, State::Far];
+        let states = [60.0, 99.9, 100.0, 250.0, 250.1].map(CoreProximity::of);
+        let [near, between, far] =
+            [CoreProximity::Near, CoreProximity::Between, CoreProximity::Far];
         assert_eq!(states, [near, near, between, between, far]);
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn round_trip_keeps_every_value() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("results/veth.json");
         let mut written = results(&[("pdp", 2.0, 1.5, 70.0), ("kernel", 2.0, 0.8, 300.0)]);

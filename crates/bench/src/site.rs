@@ -1,8 +1,8 @@
-//! Two machines with something between them that forwards, in network namespaces: machine A sends
-//! (`eth0`, to the middle's `extA`), machine B receives (`eth0`, from the middle's `extB`).
+//! Two machines with a forwarder between them, in network namespaces. Machine A sends (`eth0`, to
+//! the middle's `extA`), and machine B receives (`eth0`, from the middle's `extB`).
 //!
-//! Frames go from A's address to destinations behind B, as the Internet's routes or a few prefixes
-//! say.
+//! Frames go from A's address to destinations behind B:
+//! those of the Internet's routes, or of a few prefixes.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -11,22 +11,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pdp_e2e::meter::{self, Clock};
-use pdp_e2e::{Machine, Node};
+use pdp_e2e::{TestMachine, TestNode};
 
-use crate::live::{DESTINATIONS_MAX, Generator, Load, Sink};
+use crate::live::{DESTINATIONS_MAX, Load, LoadGenerator, StreamSink};
 use crate::run::Reading;
-use crate::stream::Stream;
+use crate::stream::FrameStream;
 
-/// Link addresses: of the machines, and of what is between them on both sides.
+/// MAC address of machine A.
 pub const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
-/// Of machine B.
+/// MAC address of machine B.
 pub const MAC_B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
-/// Of the middle, towards A: what testpmd's flows are sent to (DPDK, app/test-pmd/flowgen.c).
+/// MAC address of the middle towards A: the destination
+/// of testpmd's flows (DPDK, app/test-pmd/flowgen.c).
 pub const MAC_MIDDLE_A: [u8; 6] = [0, 1, 2, 3, 4, 1];
-/// Of the middle, towards B.
+/// MAC address of the middle towards B.
 pub const MAC_MIDDLE_B: [u8; 6] = [2, 0, 0, 0, 1, 0xb];
 
-/// Sink and counters are at rest when nothing came for this long.
+/// Time without frames after which sink and counters are final.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// Addresses of each prefix of [`stream_in_turn`].
@@ -35,12 +36,12 @@ const HOSTS_IN_TURN: u8 = 8;
 /// An IPv4 prefix: address and length.
 pub type Prefix = ([u8; 4], u8);
 
-/// Prefixes with their own paths through the middle.
+/// Two prefixes.
 pub fn few() -> Vec<Prefix> {
     some(2)
 }
 
-/// So many prefixes, at most 256.
+/// `count` prefixes, at most 256.
 pub fn some(count: usize) -> Vec<Prefix> {
     (0..=u8::MAX).take(count).map(|third| ([20, 0, third, 0], 24)).collect()
 }
@@ -50,7 +51,7 @@ pub fn one_flow() -> Vec<Prefix> {
     vec![([20, 0, 0, 7], 32)]
 }
 
-/// The Internet's IPv4 prefixes of `data/`, but those that this measurement uses itself.
+/// The Internet's IPv4 prefixes in `data/`, except those that this measurement uses itself.
 pub fn internet() -> Result<Vec<Prefix>> {
     let own = |(address, length): (IpAddr, u32)| match address {
         IpAddr::V4(address) if address.octets()[0] != 10 => {
@@ -61,7 +62,7 @@ pub fn internet() -> Result<Vec<Prefix>> {
     Ok(prefixes("data/internet-2022-10-29.v4.txt.xz")?.into_iter().filter_map(own).collect())
 }
 
-/// The prefixes of a file of the repository: address and length.
+/// Prefixes in a file of the repository: address and length.
 pub fn prefixes(file: &str) -> Result<Vec<(IpAddr, u32)>> {
     let path = repository().join(file);
     let output = Command::new("xzcat").arg(&path).output().context("xzcat (package xz-utils)")?;
@@ -73,13 +74,13 @@ pub fn prefixes(file: &str) -> Result<Vec<(IpAddr, u32)>> {
     Ok(String::from_utf8(output.stdout)?.lines().filter_map(prefix).collect())
 }
 
-/// Root of the repository that this program was built in.
+/// Root of the repository where this program was built.
 pub fn repository() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.ancestors().nth(2).unwrap_or(own).to_owned()
 }
 
-/// Numbers at random, always the same: xorshift (Marsaglia 2003).
+/// Repeatable pseudo-random numbers: xorshift (Marsaglia 2003).
 #[derive(Clone, Debug)]
 pub struct Random(u32);
 
@@ -90,7 +91,7 @@ impl Default for Random {
 }
 
 impl Random {
-    /// The next one, not 0.
+    /// Returns the next number, never 0.
     pub fn draw(&mut self) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 17;
@@ -99,7 +100,7 @@ impl Random {
     }
 }
 
-/// Addresses drawn at random from prefixes drawn at random; always the same.
+/// Random addresses from random prefixes; the same in each run.
 pub fn destinations(prefixes: &[Prefix]) -> Vec<[u8; 4]> {
     let mut random = Random::default();
     let count = (prefixes.len() * 256).next_power_of_two().min(DESTINATIONS_MAX);
@@ -112,44 +113,50 @@ pub fn destinations(prefixes: &[Prefix]) -> Vec<[u8; 4]> {
     (0..count).map(draw).collect()
 }
 
-/// Frames from machine A through the middle to these prefixes, to addresses at random.
-pub fn stream(prefixes: &[Prefix], bytes: usize) -> Stream {
+/// Frames from machine A through the middle to random addresses in these prefixes.
+pub fn stream(prefixes: &[Prefix], bytes: usize) -> FrameStream {
     stream_to(destinations(prefixes), bytes)
 }
 
-/// Frames from machine A through the middle to prefixes of /24 in turn, some addresses of each.
-pub fn stream_in_turn(prefixes: &[Prefix], bytes: usize) -> Stream {
+/// Frames from machine A through the middle to /24 prefixes in turn, with some addresses of each.
+pub fn stream_in_turn(prefixes: &[Prefix], bytes: usize) -> FrameStream {
     let to =
         |host| prefixes.iter().map(move |(address, _)| [address[0], address[1], address[2], host]);
     stream_to((1..=HOSTS_IN_TURN).flat_map(to).collect(), bytes)
 }
 
-fn stream_to(destinations: Vec<[u8; 4]>, bytes: usize) -> Stream {
-    Stream { to_mac: MAC_MIDDLE_A, from_mac: MAC_A, source: [10, 0, 1, 2], destinations, bytes }
+fn stream_to(destinations: Vec<[u8; 4]>, bytes: usize) -> FrameStream {
+    FrameStream {
+        to_mac: MAC_MIDDLE_A,
+        from_mac: MAC_A,
+        source: [10, 0, 1, 2],
+        destinations,
+        bytes,
+    }
 }
 
-/// A link address as text.
+/// MAC address as text.
 pub fn words(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The two machines, and the node between them, in which no daemon runs yet.
+/// The two machines and the node between them, which has no daemon yet.
 #[derive(Debug)]
 pub struct Site {
-    /// What is between.
-    pub node: Node,
-    /// Who sends.
-    pub a: Machine,
-    /// Who receives.
-    pub b: Machine,
-    generator: Option<Generator>,
-    sink: Option<Sink>,
+    /// The node in the middle.
+    pub node: TestNode,
+    /// The sender.
+    pub a: TestMachine,
+    /// The receiver.
+    pub b: TestMachine,
+    generator: Option<LoadGenerator>,
+    sink: Option<StreamSink>,
 }
 
 impl Site {
-    /// Makes all of it.
+    /// Makes the machines and the node.
     pub fn make(label: &str) -> Self {
-        let mut node = Node::prepare(label);
+        let mut node = TestNode::prepare(label);
         let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
         let quiet = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1";
         for (machine, mac) in [(&a, MAC_A), (&b, MAC_B)] {
@@ -166,7 +173,7 @@ impl Site {
         Self { node, a, b, generator: None, sink: None }
     }
 
-    /// Gives the machines addresses and routes, to run programs on them.
+    /// Adds addresses and routes to the machines, to run programs on them.
     pub fn add_hosts(&self) {
         for (machine, net, mac) in [(&self.a, 1, MAC_MIDDLE_A), (&self.b, 2, MAC_MIDDLE_B)] {
             machine.run(&format!(
@@ -178,27 +185,27 @@ impl Site {
         }
     }
 
-    /// Puts a generator into A, on a CPU, and a sink into B.
+    /// Starts a generator in A, on a CPU, and a sink in B.
     pub fn aim(&mut self, prefixes: &[Prefix], bytes: usize, cpu: usize) -> Result<()> {
         (self.generator, self.sink) = (None, None);
         let stream = stream(prefixes, bytes);
-        self.generator = Some(Generator::start(&self.a.netns, "eth0", cpu, &stream)?);
-        // What the one before still had attached goes in its own time.
+        self.generator = Some(LoadGenerator::start(&self.a.netns, "eth0", cpu, &stream)?);
+        // The previous sink's attachment may end a little later.
         let netns = &self.b.netns;
-        let mut sink = Sink::start(netns, "eth0");
+        let mut sink = StreamSink::start(netns, "eth0");
         for _ in 0..50 {
             if sink.is_ok() {
                 break;
             }
             std::thread::sleep(QUIET);
-            sink = Sink::start(netns, "eth0");
+            sink = StreamSink::start(netns, "eth0");
         }
         self.sink = Some(sink?);
         Ok(())
     }
 
-    /// Offers a load for some time; what came of it, with the cycles of the
-    /// given processes, or of the generator and of interrupts if there are none.
+    /// Offers a load for `time` and returns the result. Cycles are those of the given processes, or
+    /// of the generator and interrupts if there are none.
     pub fn offer(
         &self,
         load: Load,
@@ -216,7 +223,7 @@ impl Site {
         let sent = generator.send(load, time, clock)?;
         let cycles = clock.stop(meter);
         let after = sink.settled(QUIET)?;
-        let came = after.came - before.came;
+        let came = after.received - before.received;
         ensure!(came > 0, "of {} frames none came", sent.frames);
         let mut all = cycles.user + cycles.kernel;
         let mut notes = "";
@@ -227,7 +234,7 @@ impl Site {
         let offered = sent.frames as f64;
         let (rate, offered_mpps) = (came as f64 / sent.seconds / 1e6, offered / sent.seconds / 1e6);
         let loss = (1.0 - came as f64 / offered.max(1.0)) * 100.0;
-        let late = (after.late - before.late) as f64 / came as f64 * 100.0;
+        let late = (after.reordered - before.reordered) as f64 / came as f64 * 100.0;
         Ok(vec![
             Reading::new("rate", rate, "Mpps").cycles(all / came as f64).notes(notes),
             Reading::new("offered", offered_mpps, "Mpps"),
@@ -242,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn destinations_are_inside_their_prefixes_and_of_all_of_them() {
+    fn destinations_cover_all_prefixes() {
         let drawn = destinations(&few());
         assert_eq!(drawn.len(), 512);
         assert!(drawn.iter().all(|to| to[..2] == [20, 0] && to[2] < 2));

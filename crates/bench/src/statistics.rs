@@ -1,22 +1,22 @@
 //! Median and spread.
 
-use crate::sample::{Sample, State};
+use crate::sample::{CoreProximity, FigureSample};
 
-/// Several samples of the same.
+/// Summary of several samples of the same figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// The one in the middle; of an even count the mean of the two.
+    /// The middle value; for an even count the mean of the two.
     pub median: f64,
     /// The least.
     pub least: f64,
     /// The most.
     pub most: f64,
-    /// How many.
+    /// Number of values.
     pub count: usize,
 }
 
 impl Summary {
-    /// Of some values; `None` of none.
+    /// Summarises some values; `None` if there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
@@ -30,15 +30,15 @@ impl Summary {
     }
 }
 
-/// The 95 % interval of the median of what these values were drawn from, whatever its distribution;
-/// `None` of fewer than six, of which even least and most are too near.
+/// The 95 % interval of the median of the values' distribution, whatever it is. `None` for fewer
+/// than six values, as even their least and greatest are too close.
 ///
 /// Source: order statistics; each value is above the median with probability one half.
 pub fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len();
-    // That exactly so many of them are below the median, and at most so many.
+    // Probabilities that exactly, and at most, this many values are below the median.
     let mut exactly = 0.5f64.powi(i32::try_from(count).ok()?);
     let mut at_most = exactly;
     let mut left_out = 0;
@@ -51,35 +51,35 @@ pub fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
     Some([sorted[lower], sorted[count - 1 - lower]])
 }
 
-/// The value below which a share of all lies, nearest rank; 0 of none.
+/// The value below which a given fraction of all lies, nearest rank; 0 if there are none.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (sorted.len() as f64 * share).ceil().max(1.0) as usize;
     sorted.get(rank.min(sorted.len()).wrapping_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Samples that differ in their round alone.
+/// Samples that only differ in their round.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    /// Whose.
+pub struct SampleGroup {
+    /// Series.
     pub series: String,
     /// The parameter.
     pub x: f64,
-    /// How near the cores were.
-    pub state: State,
+    /// State of the cores.
+    pub state: CoreProximity,
     /// The figures.
     pub value: Summary,
-    /// Cycles a packet, where all have them.
+    /// Cycles per packet, if all samples have them.
     pub cycles: Option<Summary>,
-    /// The most that a CPU lost to the host during any of them, share of its time.
+    /// Largest loss of a CPU to the host during any of them, as a fraction of its time.
     pub stolen: f64,
 }
 
-/// Groups the samples of one kind (see [`Sample::what`]), in the order of parameter, state and first
-/// appearance.
-pub fn groups(samples: &[Sample], what: &str) -> Vec<Group> {
-    let mut members: Vec<Vec<&Sample>> = Vec::new();
+/// Groups the samples of one kind (see [`FigureSample::what`]),
+/// in the order of parameter, state and first appearance.
+pub fn groups(samples: &[FigureSample], what: &str) -> Vec<SampleGroup> {
+    let mut members: Vec<Vec<&FigureSample>> = Vec::new();
     for sample in samples.iter().filter(|sample| sample.what == what) {
-        let same = |group: &&mut Vec<&Sample>| {
+        let same = |group: &&mut Vec<&FigureSample>| {
             group.first().is_some_and(|first| {
                 (&first.series, first.x, first.state) == (&sample.series, sample.x, sample.state)
             })
@@ -89,10 +89,10 @@ pub fn groups(samples: &[Sample], what: &str) -> Vec<Group> {
             None => members.push(vec![sample]),
         }
     }
-    let group = |members: &Vec<&Sample>| {
+    let group = |members: &Vec<&FigureSample>| {
         let first = members.first()?;
         let cycles: Option<Vec<f64>> = members.iter().map(|s| s.cycles_per_packet).collect();
-        Some(Group {
+        Some(SampleGroup {
             series: first.series.clone(),
             x: first.x,
             state: first.state,
@@ -101,7 +101,7 @@ pub fn groups(samples: &[Sample], what: &str) -> Vec<Group> {
             stolen: members.iter().map(|sample| sample.stolen).fold(0.0, f64::max),
         })
     };
-    let mut groups: Vec<Group> = members.iter().filter_map(group).collect();
+    let mut groups: Vec<SampleGroup> = members.iter().filter_map(group).collect();
     groups.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.state.cmp(&b.state)));
     groups
 }
@@ -120,9 +120,9 @@ mod tests {
         assert_eq!(of(&[4.0, 1.0, 2.0, 9.0]).unwrap().median, 3.0);
     }
 
-    /// The ranks, from 1, are those of tables of the sign test (n = 6, 8, 9, 12, 20, 50).
+    /// The ranks, from 1, match tables of the sign test (n = 6, 8, 9, 12, 20, 50).
     #[test]
-    fn the_interval_of_a_median_is_of_ranks() {
+    fn median_interval_uses_sign_test_ranks() {
         let of = |count: u32| {
             let values: Vec<f64> = (1..=count).rev().map(f64::from).collect();
             median_interval(&values).map(|bounds| bounds.map(|value| value as u32))
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_of_the_nearest_rank() {
+    fn quantiles_use_the_nearest_rank() {
         let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
         let of = |share| quantile(&hundred, share);
         assert_eq!([of(0.0), of(0.5), of(0.99), of(1.0)], [1.0, 50.0, 99.0, 100.0]);
@@ -149,13 +149,14 @@ mod tests {
             ("kernel", 2.0, 1.0, 60.0),
             ("pdp", 1.0, 3.0, 60.0),
         ]);
-        let of = |group: &Group| (group.series.clone(), group.x, group.state, group.value.median);
+        let of =
+            |group: &SampleGroup| (group.series.clone(), group.x, group.state, group.value.median);
         let found: Vec<_> = groups(&results.samples, "rate").iter().map(of).collect();
         let expected = [
-            ("pdp", 1.0, State::Near, 3.0),
-            ("pdp", 2.0, State::Near, 19.0),
-            ("kernel", 2.0, State::Near, 1.0),
-            ("pdp", 2.0, State::Far, 6.0),
+            ("pdp", 1.0, CoreProximity::Near, 3.0),
+            ("pdp", 2.0, CoreProximity::Near, 19.0),
+            ("kernel", 2.0, CoreProximity::Near, 1.0),
+            ("pdp", 2.0, CoreProximity::Far, 6.0),
         ];
         assert_eq!(found, expected.map(|(series, x, state, v)| (series.to_owned(), x, state, v)));
     }

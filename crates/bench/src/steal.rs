@@ -1,24 +1,25 @@
-//! CPU time that the host gave to others while something was measured.
+//! CPU time that the host took away during a measurement.
 //!
-//! A virtual CPU that was taken away for a while spoils the figures of what ran on it and of what
-//! waited for that. So the share of each sample is kept with it, and a sample that lost more than
-//! [`STOLEN_MAX`] is taken again, at most [`REPEATS_MAX`] times; the least disturbed one counts.
+//! A virtual CPU that was taken away for a while spoils the figures of its programs and of those
+//! that waited for them. So each sample records the stolen fraction. A sample that lost more than
+//! [`STOLEN_MAX`] is repeated, at most [`REPEATS_MAX`] times; the least disturbed one counts.
 //!
-//! Limit: the kernel counts ticks of 10 ms; a share of a short sample is as coarse as that.
-//! Source: proc_stat(5), field `steal`.
+//! Limit: the kernel counts ticks of 10 ms, which limits the resolution for short samples. Source:
+//! proc_stat(5), field `steal`.
 
 use std::fs;
 
-/// Share of a CPU's time beyond which a sample is taken again.
+/// Fraction of a CPU's time above which a sample is repeated.
 pub const STOLEN_MAX: f64 = 0.02;
 
-/// Times that a sample is taken again at most.
+/// Most repeats of a sample.
 pub const REPEATS_MAX: u32 = 2;
 
-/// Times of `user` to `steal` in a line of /proc/stat; what follows is among `user` and `nice`.
+/// Number of times from `user` to `steal` in a line of
+/// /proc/stat. Later ones are included in `user` and `nice`.
 const TIMES: usize = 8;
 
-/// What each CPU's time went to, since the machine was started.
+/// CPU times since the machine was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticks(Vec<Tick>);
 
@@ -29,7 +30,7 @@ struct Tick {
 }
 
 impl Ticks {
-    /// Until now; of no CPU where the kernel does not say.
+    /// Reads the current times. Empty if the kernel does not report them.
     pub fn now() -> Self {
         Self::read(&fs::read_to_string("/proc/stat").unwrap_or_default())
     }
@@ -45,7 +46,7 @@ impl Ticks {
         Self(text.lines().filter_map(tick).collect())
     }
 
-    /// The share that was stolen since an earlier moment, of the CPU that lost most.
+    /// Stolen fraction since an earlier moment, of the CPU that lost most.
     pub fn stolen_since(&self, earlier: &Self) -> f64 {
         let share = |(now, then): (&Tick, &Tick)| {
             let all = now.all.saturating_sub(then.all);
@@ -55,8 +56,8 @@ impl Ticks {
     }
 }
 
-/// Measures until a sample has lost no more than [`STOLEN_MAX`], nothing came of it, or it may not be
-/// repeated; of all, the one that lost least. `measure` gives a sample and what it lost.
+/// Repeats a measurement until it lost at most [`STOLEN_MAX`], gave no result, or may not be
+/// repeated. Returns the one that lost least. `measure` returns a sample and its loss.
 pub fn least_disturbed<T>(
     mut measure: impl FnMut() -> Option<(T, f64)>,
     mut may_repeat: impl FnMut() -> bool,
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cpu_that_lost_most_counts() {
+    fn steal_counts_the_most_disturbed_cpu() {
         let read = |stolen: [u64; 2]| {
             let [a, b] = stolen;
             Ticks::read(&format!(
@@ -97,7 +98,8 @@ mod tests {
         assert_eq!(Ticks::read("").stolen_since(&later), 0.0);
     }
 
-    /// What is kept when samples lose these shares, and how often was measured.
+    /// Returns the loss of the kept sample, given each
+    /// sample's loss, and the number of measurements.
     fn kept(shares: &[Option<f64>], may_repeat: bool) -> (Option<f64>, usize) {
         let mut taken = 0;
         let measure = || {
@@ -109,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_sample_is_taken_again_and_the_least_disturbed_kept() {
+    fn disturbed_samples_repeat_and_the_best_is_kept() {
         assert_eq!(kept(&[Some(0.0)], true), (Some(0.0), 1));
         assert_eq!(kept(&[Some(STOLEN_MAX)], true), (Some(STOLEN_MAX), 1), "the bound is allowed");
         assert_eq!(kept(&[Some(0.3), Some(0.01)], true), (Some(0.01), 2));

@@ -1,4 +1,4 @@
-//! Numbered UDP datagrams in IPv4 and Ethernet, as all generators here send them.
+//! Numbered UDP datagrams in IPv4 and Ethernet, as sent by all generators here.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -8,38 +8,38 @@ use anyhow::{Context, Result, ensure};
 use pdp_wire::checksum::checksum;
 use pdp_wire::{ether, ipv4, outer, udp};
 
-/// All headers.
+/// Bytes of all headers.
 pub const HEADERS_BYTES: usize = ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES;
 
-/// Where the number of a frame is, 8 bytes.
+/// Offset of a frame's number, 8 bytes.
 pub const NUMBER_AT: usize = HEADERS_BYTES;
 
 /// Shortest frame: headers and number.
 pub const FRAME_BYTES_MIN: usize = HEADERS_BYTES + 8;
 
-/// UDP "discard" (RFC 863); sinks look for it.
+/// UDP "discard" (RFC 863); sinks check for it.
 const DISCARD_PORT: u16 = 9;
 
-/// Where the IPv4 header's checksum and destination are in a frame.
+/// Offsets of the IPv4 header's checksum and destination in a frame.
 const CHECKSUM_AT: usize = ether::HEADER_BYTES + 10;
 const DESTINATION_AT: usize = ether::HEADER_BYTES + 16;
 
 /// Frames that a generator sends.
 #[derive(Clone, Debug)]
-pub struct Stream {
-    /// Link address of who is to take them.
+pub struct FrameStream {
+    /// Destination MAC address.
     pub to_mac: [u8; 6],
-    /// Link address that they come from.
+    /// Source MAC address.
     pub from_mac: [u8; 6],
-    /// IPv4 address that they come from.
+    /// Source IPv4 address.
     pub source: [u8; 4],
-    /// IPv4 addresses that they go to, in turn.
+    /// Destination IPv4 addresses, in turn.
     pub destinations: Vec<[u8; 4]>,
-    /// Length of each without check sequence, bytes; at least [`FRAME_BYTES_MIN`].
+    /// Length of each without FCS, bytes; at least [`FRAME_BYTES_MIN`].
     pub bytes: usize,
 }
 
-impl Stream {
+impl FrameStream {
     /// The headers, with zeros for the IPv4 header's destination and checksum.
     pub fn headers(&self) -> Result<[u8; HEADERS_BYTES]> {
         ensure!(self.bytes >= FRAME_BYTES_MIN, "frames of {} bytes", self.bytes);
@@ -51,18 +51,24 @@ impl Stream {
         ip[12..16].copy_from_slice(&self.source);
         let length = ip_bytes - ipv4::HEADER_BYTES as u16;
         let (source_port, destination_port) = (50_000, DISCARD_PORT);
-        let udp = udp::Header { source_port, destination_port, length, checksum: 0 };
+        let udp = udp::UdpHeader { source_port, destination_port, length, checksum: 0 };
         let kind = ether::kind::IPV4;
-        let ethernet = ether::Header { destination: self.to_mac, source: self.from_mac, kind };
+        let ethernet =
+            ether::EthernetHeader { destination: self.to_mac, source: self.from_mac, kind };
         let mut headers = [0; HEADERS_BYTES];
         let parts = [&ethernet.emit()[..], &ip, &udp.emit()].concat();
         headers.copy_from_slice(&parts);
         Ok(headers)
     }
 
-    /// Writes a frame for each of the first `count` destinations as a pcap file: through each of
+    /// Writes a pcap file with a frame for each of the first `count` destinations, through each of
     /// these tunnels in turn, if there are any.
-    pub fn write_pcap(&self, path: &Path, count: usize, tunnels: &[outer::Template]) -> Result<()> {
+    pub fn write_pcap(
+        &self,
+        path: &Path,
+        count: usize,
+        tunnels: &[outer::HeaderTemplate],
+    ) -> Result<()> {
         let mut frame = self.headers()?.to_vec();
         frame.resize(self.bytes, 0);
         let destinations = self.destinations.iter().cycle().take(count).enumerate();

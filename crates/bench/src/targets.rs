@@ -1,74 +1,74 @@
-//! What is to be reached, and by which figure it is judged.
+//! Performance targets, and the figures that judge them.
 
 use std::ops::RangeInclusive;
 
 use crate::against::Comparison;
 use crate::experiments::paper;
-use crate::sample::{Results, State};
-use crate::statistics::{Group, Summary, groups};
+use crate::sample::{CoreProximity, Results};
+use crate::statistics::{SampleGroup, Summary, groups};
 
-/// How a figure is judged.
+/// Criterion of a target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// Its median is at least this.
+    /// Median is at least this.
     AtLeast(f64),
-    /// Its median is at most this.
+    /// Median is at most this.
     AtMost(f64),
-    /// None: the figure is asked for, not a value of it.
-    Told,
+    /// None: the figure is only reported.
+    ReportOnly,
 }
 
-/// What a figure is taken with.
+/// Reference of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Beside {
+pub enum Baseline {
     /// Nothing.
     Nothing,
-    /// The figure of another series of the same run, which is subtracted.
+    /// Subtract the figure of another series of the same run.
     Less(&'static str),
-    /// The figure of another series of the same run, which it is divided by.
+    /// Divide by the figure of another series of the same run.
     Over(&'static str),
-    /// The same figure of the build before, by pairs.
+    /// The same figure of the previous build, by pairs.
     Before,
-    /// The figure at the parameter 1 of the build before, by pairs; where there are none, as measured.
+    /// The previous build's figure at parameter 1, by pairs. Without pairs, the figure as measured.
     BeforeOne,
 }
 
-/// Something to be reached.
+/// Performance target.
 #[derive(Clone, Debug)]
-pub struct Target {
-    /// In words.
-    pub words: &'static str,
-    /// What is to be reached, in words.
+pub struct BenchTarget {
+    /// Description.
+    pub description: &'static str,
+    /// Description of the value to reach.
     pub goal: &'static str,
     /// Experiment, series and kind of the figure.
     pub figure: [&'static str; 3],
-    /// At which parameters.
+    /// Range of parameters.
     pub x: RangeInclusive<u32>,
-    /// Only in this state of the cores.
-    pub state: Option<State>,
+    /// Required state of the cores, if any.
+    pub state: Option<CoreProximity>,
     /// The bound.
     pub bound: Bound,
-    /// What it is taken with.
-    pub beside: Beside,
+    /// Reference.
+    pub beside: Baseline,
 }
 
-/// Parameters: any.
+/// Any parameter.
 const ANY: RangeInclusive<u32> = 0..=u32::MAX;
-/// Two routes, and the full table.
+/// Parameters: two routes, and the full table.
 const FEW: RangeInclusive<u32> = 1..=2;
 const FULL: RangeInclusive<u32> = 900_000..=1_000_000;
 
-/// The guest's share of a core, percent.
+/// Parameter: the guest's share of a core, percent.
 const HALF: RangeInclusive<u32> = 50..=50;
-/// Guests.
+/// Parameter: guests.
 const THREE: RangeInclusive<u32> = 3..=3;
 
-/// All, in the order in which they are reported.
-pub fn all() -> Vec<Target> {
-    use Beside::{Before, BeforeOne, Less, Nothing, Over};
-    use Bound::{AtLeast, AtMost, Told};
-    let target = |words, goal, figure, x, bound| Target {
-        words,
+/// All targets, in the order of the report.
+pub fn all() -> Vec<BenchTarget> {
+    use Baseline::{Before, BeforeOne, Less, Nothing, Over};
+    use Bound::{AtLeast, AtMost, ReportOnly};
+    let target = |words, goal, figure, x, bound| BenchTarget {
+        description: words,
         goal,
         figure,
         x,
@@ -77,12 +77,12 @@ pub fn all() -> Vec<Target> {
         beside: Nothing,
     };
     let router = ["router", "pdp, two cores", "rate"];
-    let in_state = |words, goal, x, state, bound| Target {
+    let in_state = |words, goal, x, state, bound| BenchTarget {
         state: Some(state),
         ..target(words, goal, router, x, AtLeast(bound))
     };
-    let beside = |beside, target| Target { beside, ..target };
-    let (near, far) = (State::Near, State::Far);
+    let beside = |beside, target| BenchTarget { beside, ..target };
+    let (near, far) = (CoreProximity::Near, CoreProximity::Far);
     let of_cpu = "of linear, for a guest's CPU second";
     let mut all = vec![
         beside(
@@ -141,7 +141,7 @@ pub fn all() -> Vec<Target> {
         ("VXLAN over IPv4 on both sides, of plain interfaces' rate", "pdp, VXLAN over IPv4"),
         ("VXLAN over IPv6 on both sides, of plain interfaces' rate", "pdp, VXLAN over IPv6"),
     ] {
-        all.push(target(words, "", ["tunnels", series, "of plain"], ANY, Told));
+        all.push(target(words, "", ["tunnels", series, "of plain"], ANY, ReportOnly));
     }
     for (words, series) in [
         ("veth to veth, 2 routes, against Open vSwitch's AF_XDP datapath", "pdp, two cores"),
@@ -209,9 +209,9 @@ pub fn all() -> Vec<Target> {
             "",
             churn("pause"),
             100_000..=100_000,
-            Told,
+            ReportOnly,
         ),
-        target("the same without route changes", "", churn("pause"), 0..=0, Told),
+        target("the same without route changes", "", churn("pause"), 0..=0, ReportOnly),
         target(
             "overload: at ten times the capacity, of the peak",
             "95%",
@@ -263,12 +263,12 @@ pub fn all() -> Vec<Target> {
     all
 }
 
-/// What the fast path is to do.
-fn fastpath() -> Vec<Target> {
-    use Beside::{Less, Nothing};
+/// Targets of the fast path.
+fn fastpath() -> Vec<BenchTarget> {
+    use Baseline::{Less, Nothing};
     use Bound::{AtLeast, AtMost};
-    let beside = |beside, words, goal, figure, x, bound| Target {
-        words,
+    let beside = |beside, words, goal, figure, x, bound| BenchTarget {
+        description: words,
         goal,
         figure,
         x,
@@ -377,17 +377,17 @@ fn fastpath() -> Vec<Target> {
     ]
 }
 
-/// What routers whose namespace forwards are to do.
-fn kernel() -> Vec<Target> {
-    use Bound::{AtLeast, AtMost, Told};
-    let target = |words, goal, figure, x: u32, bound| Target {
-        words,
+/// Targets of routers that forward in their namespace.
+fn kernel() -> Vec<BenchTarget> {
+    use Bound::{AtLeast, AtMost, ReportOnly};
+    let target = |words, goal, figure, x: u32, bound| BenchTarget {
+        description: words,
         goal,
         figure,
         x: x..=x,
         state: None,
         bound,
-        beside: Beside::Nothing,
+        beside: Baseline::Nothing,
     };
     let (bytes, of_plain) = (64, "of plain");
     let mut all = Vec::new();
@@ -432,7 +432,7 @@ fn kernel() -> Vec<Target> {
         ("plain, with segmentation offload", "kernel, plain, segmentation offload", 8),
         ("plain, without it, as PdP's ports", "kernel, plain, no segmentation offload", 8),
     ] {
-        all.push(target(words, "", ["kernel", series, "TCP"], connections, Told));
+        all.push(target(words, "", ["kernel", series, "TCP"], connections, ReportOnly));
     }
     for (words, series) in [
         ("64 of them by the short way, in turn, of one", "pdp, short way, in turn"),
@@ -471,22 +471,22 @@ fn kernel() -> Vec<Target> {
         ("memory of the kernel for an idle one: namespace, two ports, threads", "memory"),
         ("its threads", "threads"),
     ] {
-        all.push(target(words, "", ["kernel-vnets", "pdp, idle, threads", what], 512, Told));
+        all.push(target(words, "", ["kernel-vnets", "pdp, idle, threads", what], 512, ReportOnly));
     }
     all
 }
 
-/// What links are to do.
-fn links() -> Vec<Target> {
-    use Bound::{AtLeast, AtMost, Told};
-    let target = |words, goal, series, what, x, bound| Target {
-        words,
+/// Targets of links.
+fn links() -> Vec<BenchTarget> {
+    use Bound::{AtLeast, AtMost, ReportOnly};
+    let target = |words, goal, series, what, x, bound| BenchTarget {
+        description: words,
         goal,
         figure: ["links", series, what],
         x,
         state: None,
         bound,
-        beside: Beside::Nothing,
+        beside: Baseline::Nothing,
     };
     let (alone, own, hog) = ("pdp, mux alone", "pdp, mux on its own core", "pdp, beside a hog");
     let part = "pdp, 10 of 100 Mbit/s guaranteed";
@@ -527,7 +527,7 @@ fn links() -> Vec<Target> {
     }
     for (words, ms) in [("the same of 1 ms beside a hog", 1), ("of 10 ms", 10), ("of 100 ms", 100)]
     {
-        all.push(target(words, "", hog, "delay off", ms..=ms, Told));
+        all.push(target(words, "", hog, "delay off", ms..=ms, ReportOnly));
     }
     all.extend([
         target(
@@ -569,7 +569,7 @@ fn links() -> Vec<Target> {
             part,
             "guaranteed: delay, median",
             ANY,
-            Told,
+            ReportOnly,
         ),
         target(
             "the same, p99",
@@ -577,7 +577,7 @@ fn links() -> Vec<Target> {
             part,
             "guaranteed: delay, p99",
             ANY,
-            Told,
+            ReportOnly,
         ),
         target("frames lost there", "none", part, "guaranteed: frames lost", ANY, AtMost(0.0)),
         target(
@@ -592,46 +592,50 @@ fn links() -> Vec<Target> {
     all
 }
 
-/// How a target stands.
+/// Result of a target.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Standing {
-    /// What was reached.
+pub struct TargetResult {
+    /// Value reached.
     pub reached: Summary,
-    /// Its unit.
+    /// Unit.
     pub unit: String,
-    /// In which state of the cores; of pairs that is not one.
-    pub state: Option<State>,
-    /// Whether that is enough; where the target has a bound.
+    /// State of the cores; `None` for pairs.
+    pub state: Option<CoreProximity>,
+    /// True if it meets the bound, if there is one.
     pub met: Option<bool>,
-    /// The commit that was measured.
+    /// Measured commit.
     pub commit: String,
 }
 
-impl Target {
-    /// Whether its figure was measured, but in other states than its own.
+impl BenchTarget {
+    /// True if its figure was measured, but only in other states.
     pub fn in_another_state(&self, results: &[Results]) -> bool {
         let anywhere = Self { state: None, ..self.clone() };
         self.state.is_some() && anywhere.standing(results, &[]).is_some()
     }
 
-    /// How it stands by these results: in the state that has most samples of it.
-    pub fn standing(&self, results: &[Results], comparisons: &[Comparison]) -> Option<Standing> {
+    /// Result according to these measurements, in the state with the most samples.
+    pub fn standing(
+        &self,
+        results: &[Results],
+        comparisons: &[Comparison],
+    ) -> Option<TargetResult> {
         let [experiment, series, what] = self.figure;
         let has = |x: f64| x >= f64::from(*self.x.start()) && x <= f64::from(*self.x.end());
         let met = |median: f64| match self.bound {
             Bound::AtLeast(bound) => Some(median >= bound),
             Bound::AtMost(bound) => Some(median <= bound),
-            Bound::Told => None,
+            Bound::ReportOnly => None,
         };
         if let Some(comparison) = comparisons.iter().find(|c| c.experiment == experiment) {
             let (values, unit) = match self.beside {
-                Beside::Before => (comparison.times(series, what, has), "times"),
-                Beside::BeforeOne => (comparison.of_one(series, has), "%"),
+                Baseline::Before => (comparison.times(series, what, has), "times"),
+                Baseline::BeforeOne => (comparison.of_one(series, has), "%"),
                 _ => (Vec::new(), ""),
             };
             if let Some(reached) = Summary::of(values) {
                 let (unit, commit) = (unit.to_owned(), comparison.machine.pdp.clone());
-                return Some(Standing {
+                return Some(TargetResult {
                     reached,
                     unit,
                     state: None,
@@ -640,7 +644,7 @@ impl Target {
                 });
             }
         }
-        if self.beside == Beside::Before {
+        if self.beside == Baseline::Before {
             return None;
         }
         let results = results.iter().find(|results| results.experiment == experiment)?;
@@ -649,11 +653,12 @@ impl Target {
             let is_in_state = self.state.is_none_or(|state| state == group.state);
             group.series == series && has(group.x) && is_in_state
         });
-        // Of as many the nearer one: groups are in that order.
+        // Among equal counts the nearer state wins: groups are in that order.
         let group = own.rev().max_by_key(|group| group.value.count)?;
         let unit = results.samples.iter().find(|sample| sample.what == what)?.unit.clone();
         let of_other = |other: &str| {
-            let same = |o: &&Group| o.series == other && o.x == group.x && o.state == group.state;
+            let same =
+                |o: &&SampleGroup| o.series == other && o.x == group.x && o.state == group.state;
             Some(groups.iter().find(same)?.value.median)
         };
         let change = |change: &dyn Fn(f64) -> f64| {
@@ -661,18 +666,18 @@ impl Target {
             Summary { median: change(median), least: change(least), most: change(most), count }
         };
         let (reached, unit) = match self.beside {
-            Beside::Less(other) => {
+            Baseline::Less(other) => {
                 let other = of_other(other)?;
                 (change(&|value| value - other), unit)
             }
-            Beside::Over(other) => {
+            Baseline::Over(other) => {
                 let other = of_other(other)?;
                 (change(&|value| value / other), "times".to_owned())
             }
             _ => (group.value, unit),
         };
         let (state, commit) = (Some(group.state), results.machine.pdp.clone());
-        Some(Standing { reached, unit, state, met: met(reached.median), commit })
+        Some(TargetResult { reached, unit, state, met: met(reached.median), commit })
     }
 }
 
@@ -681,13 +686,13 @@ mod tests {
     use super::*;
     use crate::sample::tests::results;
 
-    fn target(beside: Beside, state: Option<State>, bound: Bound) -> Target {
+    fn target(beside: Baseline, state: Option<CoreProximity>, bound: Bound) -> BenchTarget {
         let figure = ["veth", "pdp", "rate"];
-        Target { words: "", goal: "", figure, x: FEW, state, bound, beside }
+        BenchTarget { description: "", goal: "", figure, x: FEW, state, bound, beside }
     }
 
     #[test]
-    fn a_target_is_judged_by_its_own_series_parameters_and_state() {
+    fn target_uses_only_its_own_series_and_state() {
         let results = [results(&[
             ("pdp", 2.0, 5.0, 60.0),
             ("pdp", 2.0, 7.0, 60.0),
@@ -699,31 +704,32 @@ mod tests {
             let standing = target(beside, state, bound).standing(&results, &[]);
             standing.map(|s| (s.state, s.reached.median, s.met))
         };
-        let (near, far) = (Some(State::Near), Some(State::Far));
-        let at_least = |state, bound| stands(Beside::Nothing, state, Bound::AtLeast(bound));
+        let (near, far) = (Some(CoreProximity::Near), Some(CoreProximity::Far));
+        let at_least = |state, bound| stands(Baseline::Nothing, state, Bound::AtLeast(bound));
         assert_eq!(at_least(near, 6.0), Some((near, 6.0, Some(true))));
         assert_eq!(at_least(near, 6.1), Some((near, 6.0, Some(false))));
         assert_eq!(at_least(far, 3.0), Some((far, 2.0, Some(false))));
         assert_eq!(at_least(None, 3.0), Some((near, 6.0, Some(true))), "most samples are near");
-        assert_eq!(stands(Beside::Nothing, near, Bound::Told), Some((near, 6.0, None)));
-        let less = stands(Beside::Less("kernel"), None, Bound::AtMost(4.5));
+        assert_eq!(stands(Baseline::Nothing, near, Bound::ReportOnly), Some((near, 6.0, None)));
+        let less = stands(Baseline::Less("kernel"), None, Bound::AtMost(4.5));
         assert_eq!(less, Some((near, 4.5, Some(true))));
-        let over = stands(Beside::Over("kernel"), None, Bound::AtLeast(4.1));
+        let over = stands(Baseline::Over("kernel"), None, Bound::AtLeast(4.1));
         assert_eq!(over, Some((near, 4.0, Some(false))));
-        assert_eq!(stands(Beside::Before, None, Bound::AtLeast(1.0)), None, "no pairs");
-        assert_eq!(at_least(Some(State::Between), 1.0), None);
+        assert_eq!(stands(Baseline::Before, None, Bound::AtLeast(1.0)), None, "no pairs");
+        assert_eq!(at_least(Some(CoreProximity::Between), 1.0), None);
 
-        let elsewhere =
-            |state| target(Beside::Nothing, state, Bound::Told).in_another_state(&results[..]);
-        assert!(elsewhere(Some(State::Between)), "near and far are there");
+        let elsewhere = |state| {
+            target(Baseline::Nothing, state, Bound::ReportOnly).in_another_state(&results[..])
+        };
+        assert!(elsewhere(Some(CoreProximity::Between)), "near and far are there");
         assert!(!elsewhere(None), "any state is its own");
-        let mut other = target(Beside::Nothing, near, Bound::Told);
+        let mut other = target(Baseline::Nothing, near, Bound::ReportOnly);
         other.figure[1] = "ovs";
         assert!(!other.in_another_state(&results), "never measured");
     }
 
     #[test]
-    fn every_target_is_of_an_experiment() {
+    fn every_target_names_an_experiment() {
         for target in all() {
             let [experiment, _, _] = target.figure;
             assert!(crate::experiments::named(experiment).is_some(), "{experiment}");

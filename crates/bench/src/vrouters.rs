@@ -1,20 +1,22 @@
-//! Routers whose network namespaces forward, between a generator and sinks in the kernel: plain ones, those with
-//! Linux's VXLAN devices, and those behind PdP's ports (`pdp_net::ports` in this program, without a daemon).
+//! Routers that forward in their network namespaces, between a generator and sinks in the kernel:
+//! plain ones, those with Linux's VXLAN devices, and those behind PdP's ports (`pdp_net::ports` in
+//! this program, without a daemon).
 //!
-//! Each has two interfaces, `eth0`, where frames come in, and `eth1`, where they go out.
+//! Each has two interfaces. Frames enter by `eth0` and leave by `eth1`.
 //!
-//! - *Near*, frames come to `eth0` as the program of another port has them come, and what leaves by `eth1` goes to a
-//!   third port, whose program is the sink.
-//! - *Far*, they come in a VXLAN tunnel by an external interface with PdP's program, and leave in one by another; the
-//!   sink is at its other end.
+//! - *Near*: frames come to `eth0` as another port's program would deliver them. Frames that leave
+//!   by `eth1` go to a third port, whose program is the sink.
+//! - *Far*: they come in a VXLAN tunnel by an external interface with PdP's program, and leave in
+//!   one by another. The sink is at its other end.
 //! - Plain routers, and those with VXLAN devices, have veths to generator and sink.
 //!
-//! What making a frame costs, and dropping it, is measured by a pair of devices without a router between, just before
-//! each sample, and taken off. What remains is the receiving ends' softirqs. Where these are in threads, it is handing
-//! frames to them, for each frame made, also those that find a full ring; and the threads' own time, for each that came.
+//! Just before each sample, a pair of devices without a router between them gives the cost of
+//! making and dropping a frame, which is subtracted. The remainder is the receiving ends' softirqs.
+//! With threads, it is handing over each made frame to them (also frames that find a full ring),
+//! plus the threads' own time for each received frame.
 //!
-//! The kernel makes frames by 64 at a time: where they go to as many routers in turn, or more, each gets one of them, and
-//! its NAPI is begun and ended for that one.
+//! The kernel makes 64 frames at a time. If they go to 64 or more routers in turn, each router gets
+//! one of them, and its NAPI runs for that one alone.
 //!
 //! Limits: [`ROUTERS_MAX`]. The generator works on the first CPU, threads on the last.
 
@@ -31,20 +33,20 @@ use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, unshare};
 use nix::unistd::Pid;
 use pdp_container::cgroup::Cgroups;
 use pdp_e2e::meter::{self, Clock};
-use pdp_net::interface::Interface;
+use pdp_net::interface::InterfaceInfo;
 use pdp_net::napi::{set_threaded, threads};
 use pdp_net::netns::within;
-use pdp_net::ports::{self, Hop, LEASE_MAX, NO_MTU, Outside, PortSpec, Ports, Power};
-use pdp_net::xdp::{Mode, Xdp};
+use pdp_net::ports::{self, ExternalEnd, LEASE_MAX, NO_MTU, PortSpec, Ports, Power, UnderlayHop};
+use pdp_net::xdp::{Xdp, XdpMode};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, ether, ipv4, udp, vxlan};
 
-use crate::live::{Aim, DEVICES_MAX, Generator, Load, Sinks};
+use crate::live::{Aim, DEVICES_MAX, Load, LoadGenerator, Sinks};
 
-/// Routers of a kind: each takes four of PdP's ports' numbers.
+/// Most routers of a kind: each takes four of PdP's port numbers.
 pub const ROUTERS_MAX: usize = DEVICES_MAX;
 
-/// Bytes of a frame in a router, without check sequence.
+/// Bytes of a frame in a router, without FCS.
 pub const FRAME_BYTES: usize = 64;
 
 /// Bytes that a VXLAN tunnel over IPv4 adds.
@@ -54,15 +56,15 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const MAC_WORDS: &str = "02:00:00:00:00:02";
 const FROM_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// Sinks look for it, also as the port of tunnels (RFC 863).
+/// Destination port that sinks check for; also the port of tunnels (RFC 863).
 const DISCARD_PORT: u16 = 9;
 
 const DEVICES: [&str; 2] = ["eth0", "eth1"];
 
-/// Outer addresses on the side of frames that come, and of those that go: the router's, and the other end's.
+/// Outer addresses of the ingress and the egress side: the router's, and the remote's.
 const OUTER: [[[u8; 4]; 2]; 2] = [[[10, 3, 0, 1], [10, 3, 0, 2]], [[10, 4, 0, 1], [10, 4, 0, 2]]];
 
-/// External interfaces of PdP, and their other ends.
+/// External interfaces of PdP, and their peers.
 const EXTERNAL: [[&str; 2]; 2] = [["extA", "farA"], ["extB", "farB"]];
 
 /// Index of a port's root end, less its number (`INDEX_FIRST` of `bpf/pdp_ports.h`).
@@ -70,105 +72,108 @@ const ROOT_FIRST: u32 = 4096;
 
 const PORTS_EACH: u32 = 4;
 
-/// CPU time that a router's threads may use: all there is, so that it is accounted for and limits nothing.
+/// CPU time of a router's threads: unlimited, but accounted.
 const POWER: Power = Power { millicores: 1_000_000 };
 
-/// Until the accounts of threads that went to sleep are written.
+/// Time until the accounts of sleeping threads are written.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// Before what counts.
+/// Time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(10);
 
-/// Kernel threads end within this time.
+/// Longest time for kernel threads to end.
 const END_MAX: Duration = Duration::from_secs(20);
 
-/// Where frames come from and go to.
+/// Location of the frames' sources and destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ends {
+pub enum TrafficEnds {
     /// Ports of the same machine.
     Near,
     /// Tunnels.
-    Far,
+    Tunnels,
 }
 
-/// Who forwards, and how.
+/// Forwarder and its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum RouterPath {
     /// The kernel, from veth to veth.
     Plain,
     /// The kernel, from VXLAN device to VXLAN device.
     Vxlan,
-    /// A namespace's whole stack behind PdP's ports.
-    Stack(Ends),
-    /// PdP's program at the port, by the kernel's tables.
-    Short(Ends),
+    /// The whole stack of a namespace behind PdP's ports.
+    Stack(TrafficEnds),
+    /// PdP's program at the port, with the kernel's tables.
+    Bypass(TrafficEnds),
 }
 
-impl Way {
-    /// As a series.
+impl RouterPath {
+    /// Name of the series.
     pub fn series(self) -> &'static str {
         match self {
             Self::Plain => "kernel, plain",
             Self::Vxlan => "kernel, VXLAN devices",
-            Self::Stack(Ends::Near) => "pdp, stack",
-            Self::Stack(Ends::Far) => "pdp, stack, far",
-            Self::Short(Ends::Near) => "pdp, short way",
-            Self::Short(Ends::Far) => "pdp, short way, far",
+            Self::Stack(TrafficEnds::Near) => "pdp, stack",
+            Self::Stack(TrafficEnds::Tunnels) => "pdp, stack, far",
+            Self::Bypass(TrafficEnds::Near) => "pdp, short way",
+            Self::Bypass(TrafficEnds::Tunnels) => "pdp, short way, far",
         }
     }
 
-    fn kind(self) -> Kind {
+    fn kind(self) -> ForwarderKind {
         match self {
-            Self::Plain => Kind::Plain,
-            Self::Vxlan => Kind::Vxlan,
-            Self::Stack(_) | Self::Short(_) => Kind::Pdp,
+            Self::Plain => ForwarderKind::Plain,
+            Self::Vxlan => ForwarderKind::Vxlan,
+            Self::Stack(_) | Self::Bypass(_) => ForwarderKind::Pdp,
         }
     }
 
-    /// Whether frames come in tunnels.
+    /// True if frames come in tunnels.
     fn is_tunnelled(self) -> bool {
-        matches!(self, Self::Vxlan | Self::Stack(Ends::Far) | Self::Short(Ends::Far))
+        matches!(
+            self,
+            Self::Vxlan | Self::Stack(TrafficEnds::Tunnels) | Self::Bypass(TrafficEnds::Tunnels)
+        )
     }
 }
 
-/// What a router is made of.
+/// Components of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ForwarderKind {
     Plain,
     Vxlan,
     Pdp,
 }
 
-/// What came of a load.
+/// Result of a load.
 #[derive(Clone, Copy, Debug)]
-pub struct Passed {
-    /// Frames that came out, a second.
+pub struct RouterLoadResult {
+    /// Frames forwarded per second.
     pub rate_pps: f64,
-    /// CPU time for each of them, without making and dropping it, nanoseconds.
+    /// CPU time per forwarded frame, without making and dropping it, nanoseconds.
     pub cpu_ns: f64,
-    /// Of this: of the routers' threads.
+    /// Part of it in the routers' threads.
     pub threads_ns: f64,
-    /// Theirs at half the rate, when they sleep between frames.
+    /// CPU time of these threads at half the rate, when they sleep between frames.
     pub threads_half_ns: f64,
 }
 
-/// A network namespace that is there as long as this, and what the kernel forwards there.
+/// Network namespace that exists as long as this value, and in which the kernel forwards.
 #[derive(Debug)]
-struct Router {
+struct NamespaceRouter {
     netns: OwnedFd,
     number: u32,
-    /// Where its frames go: near, or plain; and far.
+    /// Destinations of the generator's frames: near (or plain), and far.
     aims: [Option<Aim>; 2],
-    /// With PdP's ports.
+    /// Specs of PdP's ports, if it has them.
     specs: Vec<PortSpec>,
     threads: Vec<u32>,
 }
 
-/// Where PdP's ports are kept.
+/// Directory for PdP's ports.
 #[derive(Debug)]
-struct Place(tempfile::TempDir);
+struct PortDirectory(tempfile::TempDir);
 
-impl Place {
+impl PortDirectory {
     fn new() -> Result<Self> {
         let this = Self(tempfile::tempdir()?);
         fs::create_dir(this.bpf())?;
@@ -189,43 +194,44 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for PortDirectory {
     fn drop(&mut self) {
         let _ = ports::destroy(&self.netns(), &self.pins());
         let _ = umount2(&self.bpf(), MntFlags::MNT_DETACH);
     }
 }
 
-/// All of it. To be made inside [`isolated`].
+/// All routers, generators and sinks. Make it inside [`isolated`].
 #[derive(Debug)]
-pub struct Field {
-    plain: Vec<Router>,
-    vxlan: Vec<Router>,
-    pdp: Vec<Router>,
+pub struct VrouterTestbed {
+    plain: Vec<NamespaceRouter>,
+    vxlan: Vec<NamespaceRouter>,
+    pdp: Vec<NamespaceRouter>,
     /// In this thread's namespace, and in that of root ends.
-    generators: [Generator; 2],
+    generators: [LoadGenerator; 2],
     sinks: Sinks,
-    /// A pair of devices without a router between.
+    /// Pair of devices without a router between.
     bare: u32,
-    externals: Vec<Interface>,
+    externals: Vec<InterfaceInfo>,
     cgroups: Cgroups,
-    /// Memory of the kernel that PdP's routers took, bytes.
+    /// Kernel memory of PdP's routers, bytes.
     pub bytes: u64,
     ports: Ports,
-    place: Place,
+    place: PortDirectory,
 }
 
-impl Field {
-    /// With so many plain routers, ones with VXLAN devices, and ones of PdP; `cpu` is the generator's.
+impl VrouterTestbed {
+    /// Makes these numbers of plain routers, ones with VXLAN
+    /// devices, and ones of PdP. `cpu` is the generator's.
     pub fn new([plain, vxlan, pdp]: [usize; 3], cpu: usize) -> Result<Self> {
         let most = plain.max(vxlan).max(pdp);
         ensure!(most <= ROUTERS_MAX, "{most} routers, {ROUTERS_MAX} at most");
-        let place = Place::new()?;
+        let place = PortDirectory::new()?;
         let ports = Ports::open(&place.netns(), &place.pins())?;
         let here: OwnedFd = File::open(OWN_NETNS)?.into();
         let there = ports.netns().try_clone_to_owned()?;
         let generators =
-            [Generator::start_for_many(here, cpu)?, Generator::start_for_many(there, cpu)?];
+            [LoadGenerator::start_for_many(here, cpu)?, LoadGenerator::start_for_many(there, cpu)?];
         let mut lines = vec!["link add bare type veth peer name end".to_owned()];
         for [external, far] in EXTERNAL {
             lines.push(format!("link add {external} type veth peer name {far}"));
@@ -237,15 +243,15 @@ impl Field {
         batch(&lines)?;
         let mut sinks = Sinks::new(false)?;
         for device in ["end", EXTERNAL[1][1]] {
-            sinks.attach(Interface::by_name(device)?.index)?;
+            sinks.attach(InterfaceInfo::by_name(device)?.index)?;
         }
         let mut externals = Vec::new();
         for (side, [external, _]) in EXTERNAL.iter().enumerate() {
             let mut xdp = Xdp::attach_for(external, &place.bpf().join(external), &ports)?;
-            ensure!(xdp.mode() == Mode::Native, "{external}: no XDP in the driver");
+            ensure!(xdp.mode() == XdpMode::Native, "{external}: no XDP in the driver");
             let take = tunnel(side, 0).takes().context("a tunnel's end")?;
             xdp.set_takes(&[take])?;
-            externals.push(Interface::by_name(external)?);
+            externals.push(InterfaceInfo::by_name(external)?);
         }
         let mut this = Self {
             plain: Vec::new(),
@@ -253,15 +259,15 @@ impl Field {
             pdp: Vec::new(),
             generators,
             sinks,
-            bare: Interface::by_name("bare")?.index,
+            bare: InterfaceInfo::by_name("bare")?.index,
             externals,
             cgroups: Cgroups::new(&format!("pdp-bench-{}", std::process::id()))?,
             bytes: 0,
             ports,
             place,
         };
-        this.plain = this.veths(plain, Kind::Plain)?;
-        this.vxlan = this.veths(vxlan, Kind::Vxlan)?;
+        this.plain = this.veths(plain, ForwarderKind::Plain)?;
+        this.vxlan = this.veths(vxlan, ForwarderKind::Vxlan)?;
         let before = kernel_bytes();
         let routers = (0..pdp as u32).map(|number| this.behind_ports(number * PORTS_EACH));
         this.pdp = routers.collect::<Result<_>>()?;
@@ -276,9 +282,9 @@ impl Field {
     }
 
     /// Routers with veths.
-    fn veths(&mut self, count: usize, kind: Kind) -> Result<Vec<Router>> {
+    fn veths(&mut self, count: usize, kind: ForwarderKind) -> Result<Vec<NamespaceRouter>> {
         let namespaces: Vec<OwnedFd> = (0..count).map(|_| netns()).collect::<Result<_>>()?;
-        let letter = if kind == Kind::Plain { "p" } else { "v" };
+        let letter = if kind == ForwarderKind::Plain { "p" } else { "v" };
         let mut lines = Vec::new();
         for (number, netns) in namespaces.iter().enumerate() {
             let netns = path(netns);
@@ -296,24 +302,24 @@ impl Field {
             within(netns.as_fd(), || Ok(forwards()))??;
             inside(&netns, UP)?;
             match kind {
-                Kind::Vxlan => vxlan_devices(&netns)?,
+                ForwarderKind::Vxlan => vxlan_devices(&netns)?,
                 _ => addresses(&netns, DEVICES)?,
             }
             let index = |way| -> Result<u32> {
-                Ok(Interface::by_name(&format!("{way}{letter}{number}"))?.index)
+                Ok(InterfaceInfo::by_name(&format!("{way}{letter}{number}"))?.index)
             };
             self.sinks.attach(index("o")?)?;
             let device = index("i")?;
-            let headers = if kind == Kind::Vxlan { tunnelled(MAC, VNI) } else { plain() };
+            let headers = if kind == ForwarderKind::Vxlan { tunnelled(MAC, VNI) } else { plain() };
             let aims = [Some(Aim { device, port: None, headers }), None];
             let (specs, threads) = (Vec::new(), Vec::new());
-            routers.push(Router { netns, number, aims, specs, threads });
+            routers.push(NamespaceRouter { netns, number, aims, specs, threads });
         }
         Ok(routers)
     }
 
-    /// A router with ports of this number and the next one.
-    fn behind_ports(&mut self, number: u32) -> Result<Router> {
+    /// Makes a router with ports of this number and the next one.
+    fn behind_ports(&mut self, number: u32) -> Result<NamespaceRouter> {
         let netns = netns()?;
         within(netns.as_fd(), || Ok(forwards()))??;
         let specs: Vec<PortSpec> = (number..)
@@ -324,30 +330,30 @@ impl Field {
             self.ports.make(netns.as_fd(), spec)?;
         }
         addresses(&netns, DEVICES)?;
-        self.ports.join(number, ports::Way::Outside(self.outside(0, number)))?;
-        let far = Interface::by_name(EXTERNAL[0][1])?.index;
+        self.ports.join(number, ports::LinkTarget::Outside(self.outside(0, number)))?;
+        let far = InterfaceInfo::by_name(EXTERNAL[0][1])?.index;
         let headers = tunnelled(self.externals[0].mac, number + 1);
         let near = Aim { device: ROOT_FIRST + number, port: Some(number), headers: plain() };
         let aims = [Some(near), Some(Aim { device: far, port: None, headers })];
-        Ok(Router { netns, number, aims, specs, threads: Vec::new() })
+        Ok(NamespaceRouter { netns, number, aims, specs, threads: Vec::new() })
     }
 
-    fn outside(&self, side: usize, number: u32) -> Outside {
-        let Interface { index, mac, .. } = self.externals[side];
-        Outside { interface: index, mac, by: tunnel(side, number + 1), limit: None }
+    fn outside(&self, side: usize, number: u32) -> ExternalEnd {
+        let InterfaceInfo { index, mac, .. } = self.externals[side];
+        ExternalEnd { interface: index, mac, by: tunnel(side, number + 1), limit: None }
     }
 
-    fn routers(&mut self, way: Way) -> &mut Vec<Router> {
+    fn routers(&mut self, way: RouterPath) -> &mut Vec<NamespaceRouter> {
         match way.kind() {
-            Kind::Plain => &mut self.plain,
-            Kind::Vxlan => &mut self.vxlan,
-            Kind::Pdp => &mut self.pdp,
+            ForwarderKind::Plain => &mut self.plain,
+            ForwarderKind::Vxlan => &mut self.vxlan,
+            ForwarderKind::Pdp => &mut self.pdp,
         }
     }
 
-    /// Has the first `count` routers of a way's kind served by threads, charged as pdpd has them, or all by nobody's.
-    /// Returns how many threads there are.
-    pub fn set_threads(&mut self, way: Way, count: usize, cpu: usize) -> Result<usize> {
+    /// Makes threads serve the first `count` routers of a kind, charged as by pdpd, or disables
+    /// threads for all. Returns the number of threads.
+    pub fn set_threads(&mut self, way: RouterPath, count: usize, cpu: usize) -> Result<usize> {
         let mut routers = std::mem::take(self.routers(way));
         let mut found = 0;
         let done = routers.iter_mut().enumerate().try_for_each(|(at, router)| {
@@ -361,7 +367,7 @@ impl Field {
 
     fn set_threads_of(
         &mut self,
-        router: &mut Router,
+        router: &mut NamespaceRouter,
         kind: &str,
         on: bool,
         cpu: usize,
@@ -375,7 +381,7 @@ impl Field {
         for spec in &router.specs {
             match on {
                 true => found.extend(self.ports.serve(netns, spec)?),
-                false => self.ports.unserve(netns, spec)?,
+                false => self.ports.serve_by_softirq(netns, spec)?,
             }
         }
         if let Some(first) = router.specs.first() {
@@ -384,13 +390,13 @@ impl Field {
         for device in DEVICES.iter().filter(|_| router.specs.is_empty()) {
             set_threaded(netns, device, on)?;
             if on {
-                let index = within(netns, || Interface::by_name(device))?.index;
+                let index = within(netns, || InterfaceInfo::by_name(device))?.index;
                 found.extend(threads(netns, index)?);
             }
         }
         let kind = kind.replace([' ', ','], "");
         for thread in found {
-            // Those of before are in their cgroups until they have ended.
+            // Old threads stay in their cgroups until they have ended.
             self.cgroups.charge(&format!("{kind}{}/napi", router.number), thread.pid)?;
             let mut cpus = CpuSet::new();
             cpus.set(cpu)?;
@@ -400,37 +406,49 @@ impl Field {
         Ok(())
     }
 
-    /// Has frames go this way through the first `count` routers, `1 << shift` to each in turn.
-    fn prepare(&mut self, way: Way, count: usize, shift: u32) -> Result<()> {
-        let at = usize::from(matches!(way, Way::Stack(Ends::Far) | Way::Short(Ends::Far)));
+    /// Directs frames through the first `count` routers on this path, `1 << shift` to each in turn.
+    fn prepare(&mut self, way: RouterPath, count: usize, shift: u32) -> Result<()> {
+        let at = usize::from(matches!(
+            way,
+            RouterPath::Stack(TrafficEnds::Tunnels) | RouterPath::Bypass(TrafficEnds::Tunnels)
+        ));
         let routers = self.routers(way).get(..count).context("routers")?;
         let aims: Vec<Aim> = routers.iter().filter_map(|it| it.aims[at].clone()).collect();
         let numbers: Vec<u32> = routers.iter().map(|router| router.number).collect();
         self.generator(way).aim(aims, shift, bytes(way))?;
-        let (Way::Stack(ends) | Way::Short(ends)) = way else { return Ok(()) };
-        let lease = if way == Way::Short(ends) { LEASE_MAX } else { Duration::ZERO };
+        let (RouterPath::Stack(ends) | RouterPath::Bypass(ends)) = way else { return Ok(()) };
+        let lease = if way == RouterPath::Bypass(ends) { LEASE_MAX } else { Duration::ZERO };
         for number in numbers {
-            self.ports.lend(number, lease, [NO_MTU; 2])?;
+            self.ports.activate_bypass(number, lease, [NO_MTU; 2])?;
             let leave = match ends {
-                Ends::Near => ports::Way::Port(number + 2),
-                Ends::Far => ports::Way::Outside(self.outside(1, number)),
+                TrafficEnds::Near => ports::LinkTarget::Port(number + 2),
+                TrafficEnds::Tunnels => ports::LinkTarget::Outside(self.outside(1, number)),
             };
             self.ports.join(number + 1, leave)?;
-            self.ports.set_hop(number + 1, Some(Hop { mac: FROM_MAC, mtu: 1600 }))?;
+            self.ports.set_hop(number + 1, Some(UnderlayHop { mac: FROM_MAC, mtu: 1600 }))?;
         }
         Ok(())
     }
 
-    fn generator(&self, way: Way) -> &Generator {
-        let is_there = matches!(way, Way::Stack(Ends::Near) | Way::Short(Ends::Near));
+    fn generator(&self, way: RouterPath) -> &LoadGenerator {
+        let is_there = matches!(
+            way,
+            RouterPath::Stack(TrafficEnds::Near) | RouterPath::Bypass(TrafficEnds::Near)
+        );
         &self.generators[usize::from(is_there)]
     }
 
-    /// Offers as many frames as go to the first `count` routers for some time.
+    /// Offers as many frames as possible to the first `count` routers for `time`.
     ///
     /// # Errors
-    /// None came, or frames of PdP's routers went another way.
-    pub fn offer(&mut self, way: Way, count: usize, shift: u32, time: Duration) -> Result<Passed> {
+    /// If no frames arrived, or frames of PdP's routers took another path.
+    pub fn offer(
+        &mut self,
+        way: RouterPath,
+        count: usize,
+        shift: u32,
+        time: Duration,
+    ) -> Result<RouterLoadResult> {
         let headers = if way.is_tunnelled() { tunnelled(MAC, VNI) } else { plain() };
         let bare = Aim { device: self.bare, port: None, headers };
         self.generators[0].aim(vec![bare], 0, bytes(way))?;
@@ -449,20 +467,25 @@ impl Field {
         let after = self.ways(way)?;
         let [short, other] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
         let is_so = match way {
-            Way::Stack(_) => short == 0 && other > 0,
-            Way::Short(_) => short > 0 && other <= short / 100,
-            Way::Plain | Way::Vxlan => true,
+            RouterPath::Stack(_) => short == 0 && other > 0,
+            RouterPath::Bypass(_) => short > 0 && other <= short / 100,
+            RouterPath::Plain | RouterPath::Vxlan => true,
         };
         ensure!(is_so, "{short} frames went the short way, {other} another");
         let rate_pps = came / time.as_secs_f64();
         if threads.is_empty() {
             let cpu_ns = (working - bare_ns * made) / came;
-            return Ok(Passed { rate_pps, cpu_ns, threads_ns: 0.0, threads_half_ns: 0.0 });
+            return Ok(RouterLoadResult {
+                rate_pps,
+                cpu_ns,
+                threads_ns: 0.0,
+                threads_half_ns: 0.0,
+            });
         }
         let half = Load::Even(rate_pps / 2.0);
         let [_, fewer, _, meanwhile] = self.measure(self.generator(way), &threads, half, time)?;
         let threads_ns = in_threads / came;
-        Ok(Passed {
+        Ok(RouterLoadResult {
             rate_pps,
             cpu_ns: working / made - bare_ns + threads_ns,
             threads_ns,
@@ -470,22 +493,22 @@ impl Field {
         })
     }
 
-    /// Frames that went the short way, and others, at the first router's port.
-    fn ways(&mut self, way: Way) -> Result<[u64; 2]> {
-        if way.kind() != Kind::Pdp {
+    /// Frames on the XDP bypass, and other frames, at the first router's port.
+    fn ways(&mut self, way: RouterPath) -> Result<[u64; 2]> {
+        if way.kind() != ForwarderKind::Pdp {
             return Ok([0; 2]);
         }
         let counters = self.ports.counters(self.pdp[0].number)?;
-        // Frames may still be under way while they are read.
-        let others = counters.to_vrouter.frames.saturating_sub(counters.ways.short);
-        Ok([counters.ways.short, others])
+        // Frames may still be in flight during reading.
+        let others = counters.to_vrouter.frames.saturating_sub(counters.bypass.bypassed);
+        Ok([counters.bypass.bypassed, others])
     }
 
-    /// Frames made and come, and CPU time of the generator with softirqs and of threads, nanoseconds. As if it took
-    /// exactly this time.
+    /// Frames made and received, and CPU time of the generator with softirqs and of threads,
+    /// nanoseconds. Scaled to exactly this time.
     fn measure(
         &self,
-        generator: &Generator,
+        generator: &LoadGenerator,
         threads: &[u32],
         load: Load,
         time: Duration,
@@ -495,20 +518,20 @@ impl Field {
         let used = |pids: &[u32]| pids.iter().map(|pid| cpu_ns(*pid)).sum::<u64>();
         let clock = Clock::CpuTime { hz: 0.0 };
         thread::sleep(SETTLE);
-        let (came, working, in_threads) = (self.sinks.came()?, used(&makers), used(threads));
+        let (came, working, in_threads) = (self.sinks.received()?, used(&makers), used(threads));
         let sent = generator.send(load, time, &clock)?;
         let working = used(&makers).saturating_sub(working);
         thread::sleep(SETTLE);
-        let came = self.sinks.came()?.saturating_sub(came);
+        let came = self.sinks.received()?.saturating_sub(came);
         let in_threads = used(threads).saturating_sub(in_threads);
         let scale = time.as_secs_f64() / sent.seconds;
         Ok([sent.frames, came, working, in_threads].map(|count| count as f64 * scale))
     }
 }
 
-impl Drop for Field {
+impl Drop for VrouterTestbed {
     fn drop(&mut self) {
-        for way in [Way::Plain, Way::Vxlan, Way::Stack(Ends::Near)] {
+        for way in [RouterPath::Plain, RouterPath::Vxlan, RouterPath::Stack(TrafficEnds::Near)] {
             let _ = self.set_threads(way, 0, 0);
         }
         let _ = self.cgroups.remove("", END_MAX);
@@ -516,22 +539,22 @@ impl Drop for Field {
     }
 }
 
-/// The router of a [`Path`] of PdP.
+/// Number of the router of a PdP [`RoutedHosts`].
 const ROUTER: u32 = 1;
 
-/// Two hosts with a router between, to run programs on: their interfaces are its neighbours.
+/// Two hosts with a router between them, to run programs on. Their interfaces are its neighbours.
 #[derive(Debug)]
-pub struct Path {
+pub struct RoutedHosts {
     /// The hosts: 10.1.0.2 and 10.2.0.2.
     pub hosts: [OwnedFd; 2],
     router: OwnedFd,
-    /// With PdP's ports: host, router's two, host.
+    /// PdP's ports: host, router's two, host.
     pdp: Option<(Ports, Vec<PortSpec>, Cgroups)>,
-    _place: Option<Place>,
+    _place: Option<PortDirectory>,
 }
 
-impl Path {
-    /// By veths.
+impl RoutedHosts {
+    /// Makes it with veths.
     pub fn plain() -> Result<Self> {
         let (hosts, router) = ([netns()?, netns()?], netns()?);
         let mut lines = Vec::new();
@@ -554,9 +577,9 @@ impl Path {
         Ok(this)
     }
 
-    /// By PdP's ports, links inside the machine.
+    /// Makes it with PdP's ports, linked inside the machine.
     pub fn pdp() -> Result<Self> {
-        let place = Place::new()?;
+        let place = PortDirectory::new()?;
         let ports = Ports::open(&place.netns(), &place.pins())?;
         let (hosts, router) = ([netns()?, netns()?], netns()?);
         within(router.as_fd(), || Ok(forwards()))??;
@@ -579,28 +602,28 @@ impl Path {
             ports.make(netns.as_fd(), spec)?;
         }
         for (a, b) in [(0, 1), (2, 3)] {
-            ports.join(a, ports::Way::Port(b))?;
-            ports.join(b, ports::Way::Port(a))?;
+            ports.join(a, ports::LinkTarget::Port(b))?;
+            ports.join(b, ports::LinkTarget::Port(a))?;
         }
         let cgroups = Cgroups::new(&format!("pdp-bench-path-{}", std::process::id()))?;
         Ok(Self { hosts, router, pdp: Some((ports, specs, cgroups)), _place: Some(place) })
     }
 
-    /// Lets frames go the short way for [`LEASE_MAX`], or not.
-    pub fn lend(&self, short: bool) -> Result<()> {
+    /// Enables the XDP bypass for [`LEASE_MAX`], or disables it.
+    pub fn set_bypass(&self, short: bool) -> Result<()> {
         let Some((ports, ..)) = &self.pdp else { return Ok(()) };
         let lease = if short { LEASE_MAX } else { Duration::ZERO };
-        Ok(ports.lend(ROUTER, lease, [NO_MTU; 2])?)
+        Ok(ports.activate_bypass(ROUTER, lease, [NO_MTU; 2])?)
     }
 
-    /// Has the router's ports of PdP served by threads, charged as pdpd has them, or in softirq; hosts' are always in
-    /// softirq.
+    /// Makes threads serve the router's PdP ports, charged as by
+    /// pdpd, or softirqs. Hosts' ports always use softirqs.
     pub fn set_threads(&mut self, on: bool) -> Result<()> {
         let Some((ports, specs, cgroups)) = &mut self.pdp else { return Ok(()) };
         let netns = self.router.as_fd();
         for spec in specs.iter().filter(|spec| spec.vrouter == ROUTER) {
             if !on {
-                ports.unserve(netns, spec)?;
+                ports.serve_by_softirq(netns, spec)?;
                 continue;
             }
             for thread in ports.serve(netns, spec)? {
@@ -610,7 +633,7 @@ impl Path {
         Ok(ports.power(ROUTER, on.then_some(POWER))?)
     }
 
-    /// Segmentation offload of hosts and router, on veths.
+    /// Sets segmentation offload of hosts and router, on veths.
     pub fn set_offload(&self, on: bool) -> Result<()> {
         let word = if on { "on" } else { "off" };
         for (netns, devices) in [
@@ -626,7 +649,7 @@ impl Path {
     }
 }
 
-impl Drop for Path {
+impl Drop for RoutedHosts {
     fn drop(&mut self) {
         let _ = self.set_threads(false);
         if let Some((_, _, cgroups)) = &self.pdp {
@@ -636,7 +659,7 @@ impl Drop for Path {
     }
 }
 
-/// Runs something in a network and a mount namespace of its own, which go with it.
+/// Runs `work` in a new network and mount namespace, which end with it.
 pub fn isolated<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let work = scope.spawn(|| {
@@ -649,7 +672,7 @@ pub fn isolated<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     })
 }
 
-/// Memory that the kernel uses for itself, bytes: objects, those of each CPU, and stacks.
+/// Kernel memory, bytes: objects, per-CPU memory, and stacks.
 pub fn kernel_bytes() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -666,11 +689,11 @@ pub fn command(netns: &OwnedFd, program: &str) -> Command {
     command
 }
 
-/// Has a router's devices do NAPI, and take frames that are redirected to them: `gro` once they are up.
+/// Makes a router's devices do NAPI and accept redirected frames: `gro` once they are up.
 const UP: &str =
     "ip link set eth0 up; ip link set eth1 up; ethtool -K eth0 gro on; ethtool -K eth1 gro on";
 
-/// VNI of `vx0`, in a namespace of its own; that of `vx1` is the next one.
+/// VNI of `vx0`, in its own namespace. `vx1` uses the next one.
 const VNI: u32 = 7;
 
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
@@ -680,13 +703,13 @@ fn spec(number: u32, vrouter: u32, name: String) -> PortSpec {
     PortSpec { number, vrouter, name, mac: MAC, mtu: 1500, addresses, routes }
 }
 
-/// The tunnel of the side that frames come from, or of that where they go.
+/// Tunnel of the ingress or the egress side.
 fn tunnel(side: usize, vni: u32) -> Encapsulation {
     let [local, remote] = OUTER[side].map(Into::into);
-    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: DISCARD_PORT, vni })
+    Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: DISCARD_PORT, vni })
 }
 
-fn bytes(way: Way) -> usize {
+fn bytes(way: RouterPath) -> usize {
     FRAME_BYTES + if way.is_tunnelled() { TUNNEL_BYTES } else { 0 }
 }
 
@@ -695,7 +718,7 @@ fn plain() -> Vec<u8> {
     datagram(MAC, [[10, 1, 0, 2], [10, 2, 0, 2]], FRAME_BYTES)
 }
 
-/// The same in a tunnel.
+/// Headers of a tunnelled frame to a router.
 fn tunnelled(to: [u8; 6], vni: u32) -> Vec<u8> {
     let [router, other] = OUTER[0];
     let outer = datagram(to, [other, router], FRAME_BYTES + TUNNEL_BYTES);
@@ -716,9 +739,9 @@ fn datagram(to: [u8; 6], [source, destination]: [[u8; 4]; 2], bytes: usize) -> V
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
     let length = total - ipv4::HEADER_BYTES as u16;
     let (source_port, destination_port) = (50_000, DISCARD_PORT);
-    let udp = udp::Header { source_port, destination_port, length, checksum: 0 };
+    let udp = udp::UdpHeader { source_port, destination_port, length, checksum: 0 };
     let kind = ether::kind::IPV4;
-    let ethernet = ether::Header { destination: to, source: FROM_MAC, kind };
+    let ethernet = ether::EthernetHeader { destination: to, source: FROM_MAC, kind };
     [&ethernet.emit()[..], &ip, &udp.emit()].concat()
 }
 
@@ -745,13 +768,13 @@ fn no_ipv6() -> Result<()> {
     Ok(())
 }
 
-/// Of this thread's namespace.
+/// Enables forwarding in this thread's namespace.
 fn forwards() -> Result<()> {
     no_ipv6()?;
     fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("IPv4 forwarding")
 }
 
-/// Addresses of a router, and the neighbour that its frames go to.
+/// Sets the addresses of a router, and the neighbour for its frames.
 fn addresses(netns: &OwnedFd, [first, second]: [&str; 2]) -> Result<()> {
     let lines = [
         format!("addr add 10.1.0.1/16 dev {first}"),
@@ -761,7 +784,7 @@ fn addresses(netns: &OwnedFd, [first, second]: [&str; 2]) -> Result<()> {
     batch_with(command(netns, "ip"), &lines)
 }
 
-/// A router's VXLAN devices, `vx0` and `vx1`.
+/// Makes a router's VXLAN devices, `vx0` and `vx1`.
 fn vxlan_devices(netns: &OwnedFd) -> Result<()> {
     let mut lines = Vec::new();
     for (side, [local, remote]) in (0u32..).zip(&OUTER) {
@@ -788,7 +811,7 @@ fn inside(netns: &OwnedFd, line: &str) -> Result<()> {
     Ok(())
 }
 
-/// Lines for ip(8), here.
+/// Runs lines for ip(8) here.
 fn batch(lines: &[String]) -> Result<()> {
     batch_with(Command::new("ip"), lines)
 }
@@ -799,7 +822,7 @@ fn batch_with(mut ip: Command, lines: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// CPU time of a task so far, nanoseconds; of one that has ended, none.
+/// CPU time of a task so far, nanoseconds; 0 if it has ended.
 fn cpu_ns(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
     text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)

@@ -1,5 +1,5 @@
-//! An experiment from end to end: the kernel's generator, a peer, the sink, the results' file and the
-//! report. Needs root; no binaries but this crate's own, except where a node is measured.
+//! An experiment from end to end: the kernel's generator, a peer, the sink, the results' file and
+//! the report. Needs root. Needs no binaries except this crate's own, unless a node is measured.
 
 use std::fs;
 use std::process::Command;
@@ -9,13 +9,13 @@ use pdp_bench::live::Load;
 use pdp_bench::peers::kernel;
 use pdp_bench::sample::Results;
 use pdp_bench::site::{Site, few};
-use pdp_bench::vrouters::{Ends, Field, Way, isolated};
+use pdp_bench::vrouters::{RouterPath, TrafficEnds, VrouterTestbed, isolated};
 use pdp_e2e::meter::Clock;
 
 const FRAME_BYTES: usize = 64;
 
 #[test]
-fn what_the_kernel_forwards_is_counted_in_order_and_not_twice() {
+fn kernel_forwarded_frames_are_counted_once_in_order() {
     let mut site = Site::make("smoke");
     kernel::start(&site);
     kernel::add_routes(&site, &few()).unwrap();
@@ -27,30 +27,30 @@ fn what_the_kernel_forwards_is_counted_in_order_and_not_twice() {
     // On a busy machine some may be lost.
     assert!(value("loss") >= 0.0 && value("late") == 0.0, "{readings:?}");
 
-    // Without routes nothing arrives, and that is an error and no figure.
+    // Without routes nothing arrives; that is an error and not a figure.
     site.node.namespace().run("ip route flush root 20.0.0.0/8");
     assert!(site.offer(Load::Most, Duration::from_millis(50), &[], &clock).is_err());
 }
 
-/// Other than by its way is an error.
+/// Any other path is an error.
 #[test]
-fn frames_go_the_way_through_a_kernel_router_that_is_measured() {
-    let [near, far] = [Ends::Near, Ends::Far];
+fn frames_take_the_measured_kernel_path() {
+    let [near, far] = [TrafficEnds::Near, TrafficEnds::Tunnels];
     let ways = [
-        Way::Plain,
-        Way::Vxlan,
-        Way::Stack(near),
-        Way::Short(near),
-        Way::Stack(far),
-        Way::Short(far),
-        Way::Stack(near),
+        RouterPath::Plain,
+        RouterPath::Vxlan,
+        RouterPath::Stack(near),
+        RouterPath::Bypass(near),
+        RouterPath::Stack(far),
+        RouterPath::Bypass(far),
+        RouterPath::Stack(near),
     ];
     let measured = isolated(|| {
-        let mut field = Field::new([2, 1, 3], 0)?;
+        let mut field = VrouterTestbed::new([2, 1, 3], 0)?;
         assert!(field.bytes > 0);
         for threads in [0, 2] {
             for way in ways {
-                let count = if way == Way::Vxlan { 1 } else { 2 };
+                let count = if way == RouterPath::Vxlan { 1 } else { 2 };
                 let found = field.set_threads(way, threads.min(count), 0)?;
                 assert_eq!(found, 2 * threads.min(count));
                 let passed = field.offer(way, count, 0, Duration::from_millis(100))?;
@@ -85,7 +85,7 @@ fn the_program_writes_results_and_a_report() {
 }
 
 #[test]
-fn an_evaluation_has_figures_of_a_node_and_its_courses_as_plots() {
+fn evaluation_plots_the_figures_of_a_node() {
     let directory = tempfile::tempdir().unwrap();
     let bench = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pdp-bench"));
@@ -96,19 +96,19 @@ fn an_evaluation_has_figures_of_a_node_and_its_courses_as_plots() {
     let quick = ["run", "spp", "--quick", "--rounds", "1", "--at", "5,7", "--json"];
     bench(&[&quick[..], &[file.to_str().unwrap()]].concat());
     let mut results = Results::read(&file).unwrap();
-    // The report leaves out what the machine disturbed, which is not what is asked for here.
+    // The report leaves out disturbed samples, which is not tested here.
     results.samples.iter_mut().for_each(|sample| (sample.stolen, sample.core_speed) = (0.0, 1.0));
     results.write(&file).unwrap();
     let values = |what: &str| -> Vec<f64> {
         let own = results.samples.iter().filter(|sample| sample.what == what);
         own.map(|sample| sample.value).collect()
     };
-    // Each queue has its weight's part, in percent, whatever the machine's speed.
+    // Each queue gets its weight's part, in percent, whatever the machine's speed.
     let parts = results.samples.iter().filter(|it| it.what == "figure 7: part of the output");
     let parts: Vec<[f64; 2]> = parts.map(|sample| [sample.x, sample.value]).collect();
     assert_eq!(parts.len(), 5, "{:?}", results.missing);
     assert!(parts.iter().all(|[weight, part]| (weight - part).abs() < 2.0), "{parts:?}");
-    // As many busy guests as there are: each is absent for most of a round.
+    // With several busy guests, each is absent for most of a round.
     let rounds = values("figure 5: round, median");
     assert!(rounds.len() == 3 && rounds.iter().all(|round| *round > 0.0), "{:?}", results.missing);
     assert!(values("figure 5: rounds no longer than that").iter().all(|share| *share <= 100.0));

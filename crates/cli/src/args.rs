@@ -1,4 +1,4 @@
-//! The command line.
+//! Arguments of the command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,14 +11,14 @@ use pdp_api::{DaemonName, FrameMatch, WATCH_EVERY_MS};
 use pdp_spec::units::{Bytes, Cores};
 
 use crate::complete;
-use crate::name::{LinkName, NodeName, Place, PortName};
-use crate::nodes::{Choice, Nodes};
+use crate::name::{CopyLocation, LinkName, NodeName, VnetPortName};
+use crate::nodes::{NodeChoice, NodeNames};
 use crate::shape::Shape;
 
-/// Where Debian has the certificates of authorities.
+/// Path of Debian's file of CA certificates.
 const CA_DEFAULT: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Heading of the options that every verb has, after the verb's own.
+/// Heading of the options that all verbs have, listed after the verb's own.
 const CONNECTION: &str = "Connection";
 
 /// Host isolated virtual networks on this machine.
@@ -42,8 +42,8 @@ pub struct Args {
         help_heading = CONNECTION
     )]
     pub socket: Option<PathBuf>,
-    /// The daemon of this name, where there are several on this machine; `pdp up` starts it with places of
-    /// its own, each called pdp-NAME.
+    /// Daemon with this name, if this machine runs several. `pdp up` starts it with its own
+    /// directories and cgroup, each named pdp-NAME.
     #[arg(
         id = "daemon",
         long = "name",
@@ -63,7 +63,7 @@ pub struct Args {
         help_heading = CONNECTION
     )]
     pub server: Option<String>,
-    /// Certificates (PEM) by which that server is trusted: of authorities, or its own.
+    /// Certificates (PEM) to trust the server by: those of authorities, or its own.
     #[arg(
         long,
         global = true,
@@ -73,7 +73,8 @@ pub struct Args {
         help_heading = CONNECTION
     )]
     pub ca: PathBuf,
-    /// File with the token that says who asks. Without it: the variable PDP_TOKEN, or else the user.
+    /// File with the token that identifies the client. Without it: the variable PDP_TOKEN, or else
+    /// the Unix user.
     #[arg(
         long,
         global = true,
@@ -83,17 +84,18 @@ pub struct Args {
     )]
     pub token_file: Option<PathBuf>,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 impl Args {
     /// Reads the command line.
     ///
     /// # Errors
-    /// The fault of the command line. A usage in it shows the options that were given there, and none of the environment.
+    /// Invalid command line. A usage in the error shows the options that were given there, and no
+    /// values of the environment.
     pub fn read() -> Result<Self, clap::Error> {
         Self::try_parse().map_err(|error| {
-            // Help names the variables.
+            // Help names the environment variables, so it stays as it is.
             if !error.use_stderr() {
                 return error;
             }
@@ -104,51 +106,52 @@ impl Args {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
-    Up(Up),
-    Down(Down),
-    Apply(Apply),
-    Delete(Delete),
-    Export(crate::export::Export),
+pub enum CliCommand {
+    Up(UpArgs),
+    Down(DownArgs),
+    Apply(ApplyArgs),
+    Delete(DeleteArgs),
+    Export(crate::export::ExportArgs),
     #[command(visible_alias = "list")]
-    Get(crate::get::Get),
-    Inspect(Inspect),
-    Wait(crate::wait::Wait),
-    Exec(Exec),
-    Cp(Cp),
-    Shell(Shell),
-    Logs(Logs),
-    Link(Link),
-    Fdb(Fdb),
-    Scale(Scale),
-    Restart(crate::restart::Restart),
-    Stats(Stats),
-    Events(Events),
-    Top(Top),
-    Routes(Routes),
-    Fastpath(crate::fastpath::Fastpath),
-    Capture(crate::capture::Capture),
-    Trace(Trace),
-    Validate(Validate),
+    Get(crate::get::GetArgs),
+    Inspect(InspectArgs),
+    Wait(crate::wait::WaitArgs),
+    Exec(ExecArgs),
+    Cp(CpArgs),
+    Shell(ShellArgs),
+    Logs(LogsArgs),
+    Link(LinkArgs),
+    Fdb(FdbArgs),
+    Scale(ScaleArgs),
+    Restart(crate::restart::RestartArgs),
+    Stats(StatsArgs),
+    Events(EventsArgs),
+    Top(TopArgs),
+    Routes(RoutesArgs),
+    Fastpath(crate::fastpath::FastpathArgs),
+    Capture(crate::capture::CaptureArgs),
+    Trace(TraceArgs),
+    Validate(ValidateArgs),
     #[command(visible_alias = "image")]
-    Images(Images),
-    Token(Token),
-    Audit(Audit),
-    Doctor(Doctor),
-    Experiment(crate::experiment::Experiment),
+    Images(ImagesArgs),
+    Token(TokenArgs),
+    Audit(AuditArgs),
+    Doctor(DoctorArgs),
+    Experiment(crate::experiment::ExperimentArgs),
     /// Print a completion script for a shell.
     #[command(after_help = "Example: source <(pdp completion bash)")]
     Completion {
-        /// The shell.
+        /// Name of the shell.
         shell: clap_complete::Shell,
     },
-    Version(Version),
+    Version(VersionArgs),
 }
 
-/// Spec files, named with -f or without.
+/// Spec files, given with -f or without.
 #[derive(Debug, clap::Args)]
-pub struct Files {
-    /// Spec file, directory of them (*.yaml, *.yml), or - for standard input; several.
+pub struct SpecFiles {
+    /// Spec file, directory of spec files (*.yaml, *.yml), or - for standard input; may be
+    /// repeated.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Same as FILE.
@@ -156,8 +159,8 @@ pub struct Files {
     more: Vec<PathBuf>,
 }
 
-impl Files {
-    /// That there is at least one.
+impl SpecFiles {
+    /// Requires at least one file.
     fn some() -> ArgGroup {
         ArgGroup::new("specs").args(["files", "more"]).multiple(true).required(true)
     }
@@ -167,93 +170,93 @@ impl Files {
     }
 }
 
-/// What specs may name.
+/// Files that specs may refer to.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Outside {
-    /// Let specs name files (`from`, `frames`) that are not below their own directory.
+pub struct FileAccessArgs {
+    /// Let specs refer to files (`from`, `frames`) outside their own directory.
     #[arg(long)]
     pub allow_files_outside: bool,
 }
 
-/// How to print.
+/// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Tables for people.
     #[default]
     Table,
     Json,
     Yaml,
 }
 
-/// Start the daemon if none answers, start all that is stored, apply files.
+/// Start the daemon if none answers, start everything that is stored, apply files.
 ///
-/// The daemon is pdpd beside this command or in PATH; PDP_DAEMON names another.
+/// The daemon is pdpd beside this command or in PATH; PDP_DAEMON names another program.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp up examples/ospf.yaml --wait\n         \
                         pdp up --daemon-args '--state-dir /srv/pdp'\n         \
                         pdp --name lab2 up                    # a second daemon")]
-pub struct Up {
+pub struct UpArgs {
     #[command(flatten)]
-    pub files: Files,
+    pub files: SpecFiles,
     #[command(flatten)]
-    pub outside: Outside,
-    /// More arguments for a daemon that has to be started, split at spaces.
+    pub outside: FileAccessArgs,
+    /// More arguments for the daemon if it has to be started, split at spaces.
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true, default_value = "")]
     pub daemon_args: String,
     #[command(flatten)]
-    pub until: crate::wait::Until,
-    /// How to print the changes.
+    pub until: crate::wait::ReadyWaitArgs,
+    /// Format of the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
 /// Stop all vnets, the mux and the daemon. Specs stay stored.
 ///
-/// A daemon that a service manager runs stays, with nothing up.
+/// If a service manager runs the daemon, it continues with nothing up.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp down --purge")]
-pub struct Down {
+pub struct DownArgs {
     /// Forget the stored specs too.
     #[arg(long)]
     pub purge: bool,
-    /// How to print the changes.
+    /// Format of the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// Create or change what files describe. Only what differs is touched.
+/// Create or change the objects that files describe. Only what differs is changed.
 #[derive(Debug, clap::Args)]
-#[command(group = Files::some(), after_help = "Example: pdp apply substrate.yaml vnets/ --dry-run\n         \
+#[command(group = SpecFiles::some(), after_help = "Example: pdp apply substrate.yaml vnets/ --dry-run\n         \
                         pdp apply red.yaml --only r1,r2\n         \
                         generate | pdp apply -")]
-pub struct Apply {
+pub struct ApplyArgs {
     #[command(flatten)]
-    pub files: Files,
+    pub files: SpecFiles,
     #[command(flatten)]
-    pub outside: Outside,
-    /// Only these nodes of the files' vnets, with the links between them and what is there; all else stays as it is.
+    pub outside: FileAccessArgs,
+    /// Apply only these nodes of the files' vnets, with the links between them and existing nodes.
     #[arg(long, value_name = "NODE", value_delimiter = ',', num_args = 1)]
     pub only: Vec<String>,
-    /// Only say what would change.
+    /// Only print what would change.
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
-    pub until: crate::wait::Until,
-    /// How to print the changes.
+    pub until: crate::wait::ReadyWaitArgs,
+    /// Format of the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// Stop and forget vnets, or nodes of one; forget tenants, or the substrate.
+/// Stop and forget vnets or some of their nodes; forget tenants or the substrate.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example: pdp delete red blue\n         pdp delete red --only r1,r2\n         pdp delete tenant/acme\n         pdp delete -f examples/ospf.yaml"
 )]
-pub struct Delete {
+pub struct DeleteArgs {
     /// Vnets; `tenant/NAME` for a tenant and its tokens, `substrate` for the substrate.
     #[arg(value_name = "NAME", required_unless_present = "files", add = complete::vnets())]
     pub names: Vec<String>,
-    /// Of the one vnet that is named, only these nodes with their links; all else stays.
+    /// Delete only these nodes of the given vnet, with their links.
     #[arg(
         long,
         value_name = "NODE",
@@ -262,21 +265,21 @@ pub struct Delete {
         conflicts_with = "files"
     )]
     pub only: Vec<String>,
-    /// What these files describe.
+    /// Delete the objects that these files describe.
     #[arg(short, long = "file", value_name = "FILE", num_args = 1.., conflicts_with = "names")]
     pub files: Vec<PathBuf>,
-    /// How to print the changes.
+    /// Format of the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// Show a vnet, one of its nodes, a tenant, or the substrate: what is wanted and what is.
+/// Show the spec and status of a vnet, one of its nodes, a tenant, or the substrate.
 ///
-/// As JSON or YAML it is the object as it was applied with its status, and can be applied again.
+/// As JSON or YAML it is the object as applied, with its status. It can be applied again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp inspect red\n         pdp inspect red/r1\n         \
                         pdp inspect red/r1 -o jsonpath={.phase}")]
-pub struct Inspect {
+pub struct InspectArgs {
     /// VNET, VNET/NODE, `tenant/NAME`, or `substrate`.
     #[arg(value_name = "NAME", add = complete::nodes())]
     pub name: String,
@@ -284,11 +287,11 @@ pub struct Inspect {
     pub shape: Shape,
 }
 
-/// Run a command in a node, or in several at a time; its exit code is passed on, of several the highest.
+/// Run a command in one or more nodes and return its exit code; of several codes, the highest.
 ///
-/// Options after the command's first word are the command's own. The command reads this one's standard input, as with
-/// ssh: in a loop that reads lines, give -n. Of several nodes each line has the node's name before it, and no command
-/// has standard input.
+/// Options after the command's first word belong to the command. As with ssh, the command reads
+/// standard input: in a loop that reads lines, give -n. With several nodes, each line begins with
+/// its node's name, and the commands have no standard input.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp exec red/h1 ping -c 3 10.2.0.2\n         \
                         pdp exec -it red/h1 bash\n         \
@@ -297,24 +300,24 @@ pub struct Inspect {
                         pdp exec -u www-data -w /srv red/h1 ./update\n         \
                         pdp exec red -l role=spine vtysh -c 'show bgp summary'\n         \
                         pdp exec red --all uptime")]
-pub struct Exec {
+pub struct ExecArgs {
     /// VNET/NODE, VNET/NODE,NODE..., or VNET with -l or --all.
     #[arg(value_name = "NODES", add = complete::nodes())]
-    pub nodes: Nodes,
+    pub nodes: NodeNames,
     #[command(flatten)]
-    pub choice: Choice,
-    /// In this forwarding guest instead of the control guest.
+    pub choice: NodeChoice,
+    /// Run in this forwarding guest instead of the control guest.
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
     #[command(flatten)]
-    pub stand: Stand,
-    /// With a terminal.
+    pub stand: RunAsArgs,
+    /// Allocate a terminal.
     #[arg(short, long)]
     pub tty: bool,
-    /// Pass standard input, as without this flag; accepted for users of docker.
+    /// Pass standard input. This is the default; the flag is for users of docker.
     #[arg(short, long, conflicts_with = "no_stdin")]
     pub interactive: bool,
-    /// Without standard input.
+    /// Do not pass standard input.
     #[arg(short, long)]
     pub no_stdin: bool,
     /// Program and arguments.
@@ -322,49 +325,51 @@ pub struct Exec {
     pub command: Vec<OsString>,
 }
 
-/// Copy one file into a node or out of it, with its mode.
+/// Copy one file with its mode into a node or out of it.
 ///
-/// The file has its name once all of it is there; what was there under that name stays until then. With sh and cat of
-/// the node, as its root.
+/// The file gets its name once it is complete; until then, an existing file of that name stays. The
+/// copy uses the node's sh and cat, as the node's root.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp cp frr.conf red/r1:/tmp\n         \
                         pdp cp red/h1:/tmp/trace.pcap .\n         \
                         generate | pdp cp - red/h1:/tmp/input\n         \
                         pdp cp red/h1:/var/log/daemon.log - | less\n\n\
                         Directories: tar c DIR | pdp exec red/h1 tar x -C /tmp")]
-pub struct Cp {
-    /// VNET/NODE:PATH, a file here (with ./ before a name that looks like one in a node), or - for standard input.
-    #[arg(value_name = "FROM", value_parser = OsStringValueParser::new().map(Place::of))]
-    pub from: Place,
-    /// The same, or a directory; - for standard output.
-    #[arg(value_name = "TO", value_parser = OsStringValueParser::new().map(Place::of))]
-    pub to: Place,
-    /// Largest file that is taken from a node, like 20Gi: a node may send without end. Not for standard output.
+pub struct CpArgs {
+    /// VNET/NODE:PATH, a local file (with ./ before a name that looks like a file in a node), or -
+    /// for standard input.
+    #[arg(value_name = "FROM", value_parser = OsStringValueParser::new().map(CopyLocation::of))]
+    pub from: CopyLocation,
+    /// Same forms, or a directory; - for standard output.
+    #[arg(value_name = "TO", value_parser = OsStringValueParser::new().map(CopyLocation::of))]
+    pub to: CopyLocation,
+    /// Largest file to copy from a node, like 20Gi. Guards against a node that sends without end.
+    /// Not for standard output.
     #[arg(long, value_name = "BYTES", default_value = "1Gi")]
     pub max_size: Bytes,
 }
 
-/// Open a shell in a node: bash where the node has it, or else sh.
+/// Open a shell in a node: bash if the node has it, or else sh.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp shell red/r1\n         pdp shell -u bird -w /etc/bird red/r1")]
-pub struct Shell {
+pub struct ShellArgs {
     /// VNET/NODE.
     #[arg(value_name = "NODE", add = complete::nodes())]
     pub name: NodeName,
-    /// In this forwarding guest instead of the control guest.
+    /// Open it in this forwarding guest instead of the control guest.
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
     #[command(flatten)]
-    pub stand: Stand,
+    pub stand: RunAsArgs,
 }
 
-/// As whom and where a command runs.
+/// User and directory that a command runs with.
 #[derive(Debug, clap::Args)]
-pub struct Stand {
-    /// As this user of the node, by name or number; root if not given.
+pub struct RunAsArgs {
+    /// Run as this user of the node, by name or number [default: root].
     #[arg(short, long, value_name = "USER[:GROUP]", conflicts_with = "guest")]
     pub user: Option<String>,
-    /// In this directory of the node.
+    /// Run in this directory of the node.
     #[arg(short, long, value_name = "DIR", conflicts_with = "guest")]
     pub workdir: Option<String>,
 }
@@ -373,79 +378,82 @@ pub struct Stand {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp logs -f\n         pdp logs red/r1 --tail 50\n         \
                         pdp logs red/r1 --guest 0\n         pdp logs red/r1 --helper mirror")]
-pub struct Logs {
+pub struct LogsArgs {
     /// `daemon`, `mux`, or VNET/NODE for its control guest.
     #[arg(value_name = "NAME", default_value = "daemon", add = complete::nodes())]
     pub name: String,
-    /// Of this forwarding guest of the node.
+    /// Print the log of this forwarding guest of the node.
     #[arg(long, value_name = "N", conflicts_with = "helper")]
     pub guest: Option<u32>,
-    /// Of this helper of the node.
+    /// Print the log of this helper of the node.
     #[arg(long, value_enum)]
-    pub helper: Option<Helper>,
-    /// Go on with what is written from now on.
+    pub helper: Option<HelperName>,
+    /// Continue with new lines as they are written.
     #[arg(short, long)]
     pub follow: bool,
-    /// Only the last lines.
+    /// Print only this many of the last lines.
     #[arg(long, value_name = "LINES")]
     pub tail: Option<u64>,
 }
 
 /// A helper of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Helper {
-    /// What carries frames between the mux and the node's interfaces.
+pub enum HelperName {
+    /// Passes frames between the mux and the node's interfaces.
     Tap,
-    /// What carries routes to the forwarding guests.
+    /// Passes routes to the forwarding guests.
     Mirror,
-    /// What serves its way out and its published ports.
+    /// Connects the node beside its networks and serves its published ports.
     Management,
 }
 
-/// Take a link down or up, or change its rate, queue, delay, loss and so on while frames are under way.
+/// Take a link down or up, or change its rate, queue, delay, loss and so on while frames are under
+/// way.
 ///
-/// Carrier follows at both ends. A link that is down drops all frames, counted as `link-down`. With --silent both ends keep their
-/// carrier, as when a switch in between fails: only who speaks over the link (BFD, hellos of a routing
-/// protocol) finds out. `set` changes the stored spec, as an apply of it would; no frame that waits is lost or overtaken.
-/// Between routers of kind kernel a link with a delay, a queue and the like goes by the mux, and any other stays in the
-/// kernel: a change from one to the other restarts both, and `set` refuses it without --restart.
+/// Carrier follows at both ends. A link that is down drops all frames, counted as `link-down`. With
+/// --silent both ends keep their carrier, as if a switch in between failed; only protocols that
+/// probe the link (BFD, hellos of a routing protocol) notice. `set` changes the stored spec like an
+/// apply. Waiting frames are neither lost nor reordered. Between routers of kind kernel, a link
+/// with a delay, a queue and the like goes through the mux; any other stays in the kernel. A change
+/// from one to the other restarts both routers, and `set` refuses it without --restart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp link down red/r1-r2\n         \
                         pdp link down red/r1-r2 --silent\n         pdp link up red/r1:eth0\n         \
                         pdp link set red/r1-r2 delay=80ms jitter=5ms loss=0.1%\n         \
                         pdp link set red/r1-r2 --at r1:eth0 rate=10Mbps loss=")]
-pub struct Link {
+pub struct LinkArgs {
     #[arg(value_enum)]
     pub state: LinkState,
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
     #[arg(value_name = "LINK", add = complete::links())]
     pub name: LinkName,
-    /// With `set`: keys and values as in a link's spec, like delay=20ms loss=0.1% rate=10Mbps. A number alone is
-    /// milliseconds, percent, frames (queue) or bits per second. `KEY=` takes the key's default.
+    /// With `set`: keys and values as in a link's spec, like delay=20ms loss=0.1% rate=10Mbps. A
+    /// plain number is milliseconds, percent, frames (queue) or bits per second. `KEY=` restores
+    /// the key's default.
     #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
     pub keys: Vec<(String, Option<String>)>,
-    /// With `set`: at this end alone.
+    /// With `set`: only at this end.
     #[arg(long, value_name = "NODE:PORT|external:NAME")]
     pub at: Option<String>,
     /// With `set`: permit a change that restarts routers.
     #[arg(long)]
     pub restart: bool,
-    /// With `down`: without a loss of carrier.
+    /// With `down`: keep the carrier of both ends.
     #[arg(long)]
     pub silent: bool,
 }
 
-/// Show which link addresses an Ethernet segment (a link of more than two ends) has learned.
+/// Show the MAC addresses that an Ethernet segment (a link with more than two ends) has learned.
 ///
-/// Each with the end that it was last heard at, and how many seconds ago; after 300 s without a frame from it an
-/// address is forgotten.
+/// Each is listed with the end that last received a frame from it and the seconds since. The
+/// segment forgets an address after 300 s without a frame from it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp fdb red/lan\n         pdp fdb red/lan --clear")]
-pub struct Fdb {
+pub struct FdbArgs {
     /// VNET/LINK, or VNET/NODE:PORT for the link of a port.
     #[arg(value_name = "LINK", add = complete::links())]
     pub name: LinkName,
-    /// Have it forget them.
+    /// Make the segment forget them.
     #[arg(long)]
     pub clear: bool,
     #[arg(long, value_enum, default_value_t)]
@@ -459,32 +467,31 @@ pub enum LinkState {
     Set,
 }
 
-/// `KEY=VALUE`, or `KEY=`.
+/// Parses `KEY=VALUE` or `KEY=`.
 fn key_value(text: &str) -> Result<(String, Option<String>), String> {
     let (key, value) = text.split_once('=').ok_or("write it as KEY=VALUE, like delay=20ms")?;
     Ok((key.into(), (!value.is_empty()).then(|| value.into())))
 }
 
-/// Change the number of forwarding guests of a router while it runs, without loss.
+/// Change the number of a running router's forwarding guests, without loss.
 ///
-/// Sets dataPlane.guests and, where it has some, dataPlane.power of the stored spec, as an apply of it would. A guest
-/// that is added gets frames once it has all routes; one that is removed gives back what it has
-/// first.
+/// Sets dataPlane.guests and, if given, dataPlane.power of the stored spec, like an apply. A new
+/// guest receives frames once it has all routes. A removed guest first finishes its frames.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp scale red/r1 3\n         \
                         pdp scale red/r1 2 --power 1.5")]
-pub struct Scale {
+pub struct ScaleArgs {
     /// VNET/ROUTER.
     #[arg(value_name = "ROUTER", add = complete::nodes())]
     pub name: NodeName,
     /// Forwarding guests, 1 to 64.
     #[arg(value_parser = clap::value_parser!(u32).range(1..=pdp_spec::limits::GUESTS_MAX as i64))]
     pub guests: u32,
-    /// Power that all of them together are guaranteed. Without it, each guest keeps its current share, and borrowing
-    /// guests keep borrowing.
+    /// Total power that the guests are guaranteed. Without it, each guest keeps its current share,
+    /// and borrowing guests keep borrowing.
     #[arg(long, value_name = "CORES")]
     pub power: Option<Cores>,
-    /// How to print the changes.
+    /// Format of the changes.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
@@ -493,18 +500,18 @@ pub struct Scale {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp stats red --watch\n         \
                         pdp stats --cycles --watch=10\n         pdp stats --format json")]
-pub struct Stats {
-    /// Only of this vnet.
+pub struct StatsArgs {
+    /// Only counters of this vnet.
     #[arg(value_name = "VNET", add = complete::vnets())]
     pub vnet: Option<String>,
-    /// Again and again, with rates, every so many seconds.
+    /// Print again and again, with rates, every so many seconds.
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
         default_missing_value = "1", value_parser = seconds)]
     pub watch: Option<Duration>,
-    /// Once, with the rates of one second.
+    /// Print once, with the rates of one second.
     #[arg(long, conflicts_with = "watch")]
     pub rates: bool,
-    /// What each stage of each worker of the mux took, cycles a frame, in one second or in the
+    /// Print the cycles per frame of each stage of each mux worker, in one second or in the
     /// interval of --watch.
     /// The mux's workers serve all vnets, so that this goes without VNET.
     #[arg(long, conflicts_with = "vnet")]
@@ -513,24 +520,27 @@ pub struct Stats {
     pub format: Format,
 }
 
-/// Print what happens, as it happens: phases, processes, carrier, links, guests, changes and who asked for them.
+/// Print events as they happen: phases, processes, carrier, links, guests, changes and who
+/// requested them.
 ///
-/// Ends by Ctrl-C. A daemon that goes is waited for; what happened meanwhile follows, or a line says that it is not known.
+/// Ends with Ctrl-C. If the daemon goes away, the command waits for it. Missed events follow, or a
+/// line tells that they are unknown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp events\n         \
                         pdp events red --since 10m\n         \
                         pdp events --format json | jq -r .event.object")]
-pub struct Events {
-    /// Only of this vnet.
+pub struct EventsArgs {
+    /// Only events of this vnet.
     #[arg(value_name = "VNET")]
     pub vnet: Option<String>,
-    /// Begin with what happened this long ago or later and is kept: a number with s, m, h or d.
+    /// Begin with the kept events of this long ago and later: a number with s, m, h or d.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub since: Option<Duration>,
     /// Start with a snapshot of the current state.
     #[arg(long, conflicts_with = "since")]
     pub initial: bool,
-    /// Seconds between polls for states that nobody pushes to the daemon: connected guests, routes in step.
+    /// Seconds between polls for states that are not pushed to the daemon: connected guests, routes
+    /// in sync.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = every)]
     pub every: Duration,
     /// Do not poll for these states.
@@ -543,41 +553,44 @@ pub struct Events {
     pub format: Format,
 }
 
-/// Show vnets with their rates, CPU, memory and events on one screen, again and again.
+/// Show vnets with their rates, CPU, memory and events on one screen, continuously.
 ///
-/// Keys: s sort, r reverse, / filter, p hold, Enter the ports and guests of a vnet, Esc back, ? help, q quit.
+/// Keys: s sort, r reverse, / filter, p hold, Enter the ports and guests of a vnet, Esc back, ?
+/// help, q quit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp top\n         \
                         pdp top red\n         \
                         pdp top --once --format json")]
-pub struct Top {
-    /// Of this vnet its ports and guests.
+pub struct TopArgs {
+    /// Show the ports and guests of this vnet.
     #[arg(value_name = "VNET")]
     pub vnet: Option<String>,
-    /// Time between two looks.
+    /// Seconds between two samples.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = every)]
     pub every: Duration,
-    /// Print what is between two looks, and end.
+    /// Print the rates between two samples, and end.
     #[arg(long)]
     pub once: bool,
-    /// Of --once: how to print it.
+    /// Format of --once.
     #[arg(long, value_enum, default_value_t, requires = "once")]
     pub format: Format,
 }
 
-/// Print the routes of a router or host: its kernel's, or those that a forwarding guest uses.
+/// Print the routes of a router or host: those of its kernel, or those that a forwarding guest
+/// uses.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp routes green/r1 --within 10.0.0.0/8\n         \
                         pdp routes green/h1\n         pdp routes green/r1 --guest 1\n         pdp routes green/r1 --diff\n\n\
                         Exit code of --diff: 0 for equal tables, 1 for different ones.")]
-pub struct Routes {
+pub struct RoutesArgs {
     /// VNET/NODE.
     #[arg(value_name = "NODE", add = complete::nodes())]
     pub name: NodeName,
-    /// Of this forwarding guest.
+    /// Print the routes of this forwarding guest.
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
-    /// Only where the kernel and the forwarding guest (all of them, unless one is named) differ.
+    /// Print only differences between the kernel and the forwarding guest (all guests, unless one
+    /// is given).
     #[arg(long)]
     pub diff: bool,
     /// Only routes that cover this prefix or are inside it.
@@ -587,24 +600,26 @@ pub struct Routes {
     pub format: Format,
 }
 
-/// Follow one packet through the node: its stages, the route that it takes, and its fate.
+/// Follow one packet through the node: its stages, its route, and its verdict.
 ///
-/// Without a filter it is the first that is not IPv6 multicast on the link, which every kernel sends by itself.
+/// Without a filter: the first packet that is not link-local IPv6 multicast, which every kernel
+/// sends by itself.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp trace red/r1:eth0\n         \
                         pdp trace red/r1:eth0 -f 'icmp and dst 10.2.0.2'\n         \
                         pdp trace red/r1:eth0 --match 12=0800 --match 30=0a020002")]
-pub struct Trace {
-    /// VNET/NODE:PORT where it arrives.
+pub struct TraceArgs {
+    /// VNET/NODE:PORT at which the packet arrives.
     #[arg(value_name = "PORT", add = complete::ports())]
-    pub name: PortName,
-    /// Only a frame that this filter wants, in libpcap's language (man pcap-filter), '' for any; compiled by tcpdump.
+    pub name: VnetPortName,
+    /// Only a frame that matches this filter, in libpcap's language (man pcap-filter), '' for any;
+    /// compiled by tcpdump.
     #[arg(short, long, value_name = "FILTER")]
     pub filter: Option<String>,
-    /// Only a frame with these bytes (hexadecimal) at this offset from its start; several.
+    /// Only a frame with these bytes (hexadecimal) at this offset from its start; may be repeated.
     #[arg(short, long = "match", value_name = "OFFSET=BYTES[/MASK]", value_parser = frame_match)]
     pub matches: Vec<FrameMatch>,
-    /// How long to wait for one, seconds.
+    /// Longest wait for such a packet, seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub wait: Duration,
     #[arg(long, value_enum, default_value_t)]
@@ -613,148 +628,150 @@ pub struct Trace {
 
 /// Check files and whether they fit together; needs no daemon.
 ///
-/// Without a Substrate among them, it checks against the default Substrate of this machine, and assumes that external
-/// interfaces and tenants that the files name exist. `pdp apply --dry-run` checks against the machine as it is, and
-/// that images are there.
+/// Without a Substrate among the files, it checks against the default Substrate of this machine. It
+/// then assumes that external interfaces and tenants named in the files exist. `pdp apply
+/// --dry-run` checks against the actual machine, and that images exist.
 #[derive(Debug, clap::Args)]
-#[command(group = Files::some(), after_help = "Example: pdp validate examples/ospf.yaml")]
-pub struct Validate {
+#[command(group = SpecFiles::some(), after_help = "Example: pdp validate examples/ospf.yaml")]
+pub struct ValidateArgs {
     #[command(flatten)]
-    pub files: Files,
+    pub files: SpecFiles,
     #[command(flatten)]
-    pub outside: Outside,
+    pub outside: FileAccessArgs,
 }
 
 /// List, pull and remove images of registries and archives that the daemon keeps.
 ///
-/// An image that a spec names is got when it is applied, unless it is there. Each tenant has its own.
+/// Applying a spec pulls the images that it names and the daemon lacks. Each tenant has its own
+/// images.
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     after_help = "Example: pdp images\n         pdp images pull frrouting/frr:latest\n         \
                         pdp images rm registry.example/frr:10\n         pdp images prune"
 )]
-pub struct Images {
+pub struct ImagesArgs {
     #[command(subcommand)]
     pub action: Option<ImagesAction>,
     #[command(flatten)]
-    pub list: ImagesList,
+    pub list: ImagesListArgs,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct ImagesList {
+pub struct ImagesListArgs {
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum ImagesAction {
-    /// List them: what they are called, their digest, size, and who runs on them.
+    /// List images: names, digest, size, and the nodes that run on them.
     #[command(visible_alias = "ls")]
-    List(ImagesList),
-    /// Get what a name stands for now. What runs goes on; the next `pdp apply` uses it.
+    List(ImagesListArgs),
+    /// Pull the current image of a name. Running nodes keep theirs; the next `pdp apply` uses the
+    /// new one.
     Pull {
-        /// Its name, as docker writes it.
+        /// Name of the image, in docker's notation.
         #[arg(add = complete::images())]
         image: String,
-        /// For this tenant.
+        /// Pull for this tenant.
         #[arg(long, value_name = "NAME")]
         tenant: Option<String>,
     },
     /// Remove images that no node runs on.
     #[command(visible_alias = "remove")]
     Rm {
-        /// Names, digests, or how these begin.
+        /// Names, digests, or beginnings of these.
         #[arg(required = true, add = complete::images())]
         images: Vec<String>,
-        /// This tenant's.
+        /// Only images of this tenant.
         #[arg(long, value_name = "NAME")]
         tenant: Option<String>,
     },
     /// Remove all images that no node runs on.
     Prune {
-        /// This tenant's.
+        /// Only images of this tenant.
         #[arg(long, value_name = "NAME")]
         tenant: Option<String>,
     },
 }
 
-/// Make, list and revoke tokens, which say who asks over TLS. For operators.
+/// Create, list and revoke tokens, which identify clients over TLS. For operators.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example: pdp token create --tenant acme --expires 30d > acme.token\n         \
                         pdp token create --role viewer\n         \
                         pdp token list\n         pdp token revoke 3"
 )]
-pub struct Token {
+pub struct TokenArgs {
     #[command(subcommand)]
     pub action: TokenAction,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum TokenAction {
-    /// Make a token and print it, this once: nobody can read it again.
-    Create(TokenCreate),
-    /// List tokens; their secrets are not shown.
+    /// Create a token and print it. Nobody can read it again later.
+    Create(TokenCreateArgs),
+    /// List tokens, without their secrets.
     List {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
-    /// Make a token worthless from the next request on; what it has open breaks off within seconds.
+    /// Revoke a token from the next request on. Its open connections break off within seconds.
     Revoke {
-        /// Its number.
+        /// Number of the token.
         id: u64,
     },
 }
 
 #[derive(Debug, clap::Args)]
-pub struct TokenCreate {
-    /// Of this tenant.
+pub struct TokenCreateArgs {
+    /// Grant the vnets of this tenant.
     #[arg(long, value_name = "NAME")]
     pub tenant: Option<String>,
     /// Rights of the token [default: tenant with --tenant].
     #[arg(long, value_enum, required_unless_present = "tenant")]
     pub role: Option<RoleName>,
-    /// How long it is good: a number with s, m, h or d. Without it: until it is revoked.
+    /// Lifetime: a number with s, m, h or d. Without it: until it is revoked.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub expires: Option<Duration>,
-    /// `table`: the token alone on standard output, what is known of it on standard error.
+    /// `table` prints the token to standard output and its description to standard error.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RoleName {
-    /// Everything.
+    /// Read and change everything.
     Operator,
-    /// Everything with the tenant's own vnets.
+    /// Read and change the tenant's own vnets.
     Tenant,
-    /// Looking, at the whole node or at the tenant's vnets.
+    /// Read the whole node or the tenant's vnets.
     Viewer,
 }
 
-/// Print who asked for what, and what became of it, oldest first.
+/// Print requests, their clients and results, oldest first.
 ///
-/// Operators see all requests, a tenant its own. A result `unfinished` is of a change that is being
-/// made, or that was when the daemon was killed.
+/// Operators see all requests, a tenant its own. The result `unfinished` stands for a change in
+/// progress, or one in progress when the daemon was killed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp audit --since 1h\n         \
                         pdp audit --who user:alice --vnet acme.lab\n         \
                         pdp audit --reads -o json --limit 10000")]
-pub struct Audit {
-    /// Only what came this long ago or later: a number with s, m, h or d.
+pub struct AuditArgs {
+    /// Only requests of this long ago and later: a number with s, m, h or d.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub since: Option<Duration>,
-    /// Only of `user:NAME` or `token:ID`.
+    /// Only requests of `user:NAME` or `token:ID`.
     #[arg(long, value_name = "WHO")]
     pub who: Option<String>,
-    /// Only what names this vnet in its path, or changed it.
+    /// Only requests that name this vnet in their path, or changed it.
     #[arg(long, value_name = "VNET")]
     pub vnet: Option<String>,
     /// List requests that only read something as well.
     #[arg(long)]
     pub reads: bool,
-    /// The newest so many.
+    /// Number of requests, newest first.
     #[arg(long, value_name = "COUNT", default_value_t = pdp_api::AUDIT_LIMIT_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(pdp_api::AUDIT_LIMIT_MAX)))]
     pub limit: u32,
@@ -762,10 +779,10 @@ pub struct Audit {
     pub format: Format,
 }
 
-/// Say what this machine can and can't do, and what to install.
+/// Print what this machine can and can't do, and what to install.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp doctor")]
-pub struct Doctor {
+pub struct DoctorArgs {
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
@@ -773,12 +790,12 @@ pub struct Doctor {
 /// Print the versions of this command and of the daemon.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp version")]
-pub struct Version {
+pub struct VersionArgs {
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
 }
 
-/// Seconds with a fraction, from a tenth to an hour.
+/// Parses seconds with a fraction, from a tenth to an hour.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds @ 0.1..=3600.0) => Ok(Duration::from_secs_f64(seconds)),
@@ -786,7 +803,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Seconds between two samples of a watch.
+/// Parses the seconds between two samples of a watch.
 fn every(text: &str) -> Result<Duration, String> {
     let (min, max) = (WATCH_EVERY_MS.start(), WATCH_EVERY_MS.end());
     match text.parse::<f64>() {
@@ -797,7 +814,7 @@ fn every(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A number with `s`, `m`, `h` or `d`, from one second to [`pdp_api::TOKEN_SECONDS_MAX`].
+/// Parses a number with `s`, `m`, `h` or `d`, from one second to [`pdp_api::TOKEN_SECONDS_MAX`].
 fn duration(text: &str) -> Result<Duration, String> {
     const FORM: &str = "use a number with s, m, h or d, for example 90m or 30d, at most ten years";
     let unit = text.chars().last().ok_or(FORM)?;
@@ -815,7 +832,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `OFFSET=BYTES[/MASK]`, bytes and mask in hexadecimal.
+/// Parses `OFFSET=BYTES[/MASK]`, bytes and mask in hexadecimal.
 fn frame_match(text: &str) -> Result<FrameMatch, String> {
     const FORM: &str = "use OFFSET=BYTES[/MASK] with bytes in hexadecimal, for example 12=0800";
     let (offset, bytes) = text.split_once('=').ok_or(FORM)?;
@@ -857,7 +874,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_are_read() {
+    fn frame_matches_are_parsed_or_refused() {
         let one = frame_match("12=0800").unwrap();
         assert_eq!((one.offset, one.value, one.mask), (12, vec![8, 0], vec![255, 255]));
         let masked = frame_match("0=0102/ff00").unwrap();

@@ -1,4 +1,4 @@
-//! `pdp capture` and `pdp trace`: frames, and what becomes of one.
+//! `pdp capture`: frames of ports as pcap.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -9,49 +9,51 @@ use pdp_api::CaptureQuery;
 use pdp_api::client::Client;
 use tokio::sync::mpsc;
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::filter;
-use crate::name::PortName;
-use crate::pcap::{Record, Records, Writer};
+use crate::name::VnetPortName;
+use crate::pcap::{PcapReader, PcapRecord, PcapWriter};
 use crate::watch::until_interrupted;
 
-/// Frames that may wait to be written.
+/// Largest number of frames that wait to be written.
 const FRAMES_MAX: usize = 64;
 
 /// Write the frames of ports as pcap, both directions, until interrupted.
 ///
-/// Of several ports as pcapng, which says of each frame at which port it was. What a filter leaves out is copied
-/// nowhere. An external is captured where its link is: red/external:NAME has the frames inside of the tunnel.
+/// Several ports are written as pcapng, which records each frame's port. Frames that the filter
+/// rejects are not copied. An external is captured at its link: red/external:NAME has the frames
+/// inside the tunnel.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp capture red/r1:eth0 --wireshark\n         \
                         pdp capture red/r1:eth0 -f 'tcp port 179' -w - | tcpdump -nr -\n         \
                         pdp capture red/r1:eth0 red/external:isp -c 100 -w both.pcapng")]
-pub struct Capture {
-    /// VNET/NODE:PORT or VNET/external:NAME; several.
+pub struct CaptureArgs {
+    /// VNET/NODE:PORT or VNET/external:NAME; may be repeated.
     #[arg(value_name = "PORT", required = true, add = crate::complete::ports())]
-    pub ports: Vec<PortName>,
-    /// Into this file; - for standard output.
+    pub ports: Vec<VnetPortName>,
+    /// Write into this file; - for standard output.
     #[arg(short, long, value_name = "FILE", required_unless_present = "wireshark")]
     pub write: Option<PathBuf>,
-    /// Only frames that this filter wants, in libpcap's language (man pcap-filter); compiled by tcpdump.
+    /// Only frames that match this filter, in libpcap's language (man pcap-filter); compiled by
+    /// tcpdump.
     #[arg(short, long, value_name = "FILTER")]
     pub filter: Option<String>,
-    /// Until there are so many frames.
+    /// Stop after this many frames.
     #[arg(short, long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Bytes of each frame, 0 for all.
+    /// Bytes to capture of each frame, 0 for all.
     #[arg(short, long, value_name = "BYTES", default_value_t = 0)]
     pub snap: u32,
-    /// Into a wireshark that is started for it, until it is closed.
+    /// Start wireshark and write into it, until it is closed.
     #[arg(long, conflicts_with = "write")]
     pub wireshark: bool,
 }
 
-pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure> {
+pub async fn capture(client: &Client, args: CaptureArgs) -> Result<ExitCode, CliFailure> {
     let filter = args.filter.as_deref().map(filter::compile).transpose()?;
     let to_stdout = args.write.as_ref().is_some_and(|path| path.as_os_str() == "-");
     if to_stdout && io::stdout().is_terminal() {
-        return Err(Failure::Usage(
+        return Err(CliFailure::Usage(
             "frames are no text: pipe them, as in `pdp capture ... -w - | tcpdump -nr -`".into(),
         ));
     }
@@ -65,7 +67,7 @@ pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure
         Some(_) if to_stdout => Box::new(io::stdout()),
         Some(path) => Box::new(
             File::create(path)
-                .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?,
+                .map_err(|error| CliFailure::Other(format!("{}: {error}", path.display())))?,
         ),
         None => {
             let mut child = start_wireshark()?;
@@ -76,12 +78,12 @@ pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure
         }
     };
     let names: Vec<String> = args.ports.iter().map(ToString::to_string).collect();
-    let mut writer = Writer::new(to, &names)?;
-    let (frames, mut queue) = mpsc::channel::<Result<(u32, Record), Failure>>(FRAMES_MAX);
+    let mut writer = PcapWriter::new(to, &names)?;
+    let (frames, mut queue) = mpsc::channel::<Result<(u32, PcapRecord), CliFailure>>(FRAMES_MAX);
     for (port, mut stream) in streams.into_iter().enumerate() {
         let frames = frames.clone();
         tokio::spawn(async move {
-            let mut records = Records::default();
+            let mut records = PcapReader::default();
             loop {
                 let next = match records.next(&mut stream).await {
                     Ok(None) => return,
@@ -110,20 +112,20 @@ pub async fn capture(client: &Client, args: Capture) -> Result<ExitCode, Failure
     .await;
     drop(writer);
     if let (Ok(_), Some(mut child)) = (&written, wireshark) {
-        // It shows what it has until it is closed.
+        // Wireshark shows the frames until it is closed.
         child.wait()?;
     }
     written
 }
 
-fn start_wireshark() -> Result<Child, Failure> {
+fn start_wireshark() -> Result<Child, CliFailure> {
     let started = Command::new("wireshark").args(["-k", "-i", "-"]).stdin(Stdio::piped()).spawn();
     started.map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Failure::Other(
+        io::ErrorKind::NotFound => CliFailure::Other(
             "wireshark is not in PATH; install it (apt install wireshark), or write the frames with -w FILE \
              or -w - (as in `-w - | tcpdump -nr -`)"
                 .into(),
         ),
-        _ => Failure::Other(format!("wireshark: {error}")),
+        _ => CliFailure::Other(format!("wireshark: {error}")),
     })
 }

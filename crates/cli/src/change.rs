@@ -4,19 +4,19 @@ use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    ApplyRequest, DaemonName, DownRequest, LinkChange, LinkRequest, Phase, ProblemKind, Report,
-    ScaleRequest,
+    ApplyRequest, ChangeReport, DaemonName, DownRequest, LinkChange, LinkRequest, Phase,
+    ProblemKind, ScaleRequest,
 };
 
-use crate::args::{Apply, Delete, Down, Link, LinkState, Scale, Up};
-use crate::failure::Failure;
-use crate::files::Named;
+use crate::args::{ApplyArgs, DeleteArgs, DownArgs, LinkArgs, LinkState, ScaleArgs, UpArgs};
+use crate::failure::CliFailure;
+use crate::files::AllowedFiles;
 use crate::name::LinkName;
-use crate::output::{self, Shown};
+use crate::output::{self, ProgressDisplay};
 use crate::{daemon, files, wait};
 
-pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
-    let named = Named::by(args.outside.allow_files_outside);
+pub async fn apply(client: &Client, args: ApplyArgs) -> Result<ExitCode, CliFailure> {
+    let named = AllowedFiles::by(args.outside.allow_files_outside);
     let files = files::read(&args.files.paths(), named)?;
     let vnets = vnets(&files);
     let request = ApplyRequest { files, dry_run: args.dry_run, only: args.only };
@@ -28,41 +28,48 @@ pub async fn apply(client: &Client, args: Apply) -> Result<ExitCode, Failure> {
     Ok(printed)
 }
 
-/// The virtual networks of these files; none if they can't be read, which the daemon says.
+/// Names of the files' virtual networks. Empty if the files are unreadable; then the daemon reports
+/// it.
 fn vnets(files: &[pdp_spec::SourceFile]) -> Vec<String> {
     let names = files::objects(files).unwrap_or_default().into_iter();
     names.filter(|name| name != "substrate" && !name.starts_with("tenant/")).collect()
 }
 
-async fn apply_files(client: &Client, request: ApplyRequest) -> Result<Report, Failure> {
-    let mut shown = Shown::new();
+async fn apply_files(client: &Client, request: ApplyRequest) -> Result<ChangeReport, CliFailure> {
+    let mut shown = ProgressDisplay::new();
     let applied = client.apply(&request, |step| shown.step(step)).await;
-    applied.map_err(|error| Failure::from(error).about(&request.files))
+    applied.map_err(|error| CliFailure::from(error).about(&request.files))
 }
 
-pub async fn up(client: &Client, name: Option<&DaemonName>, args: Up) -> Result<ExitCode, Failure> {
+pub async fn up(
+    client: &Client,
+    name: Option<&DaemonName>,
+    args: UpArgs,
+) -> Result<ExitCode, CliFailure> {
     // Files are read before anything is started.
-    let files = files::read(&args.files.paths(), Named::by(args.outside.allow_files_outside))?;
+    let files =
+        files::read(&args.files.paths(), AllowedFiles::by(args.outside.allow_files_outside))?;
     match client.version().await {
         Ok(_) => {}
         Err(Error::NoDaemon { .. }) => daemon::start(client, name, &args.daemon_args).await?,
         Err(error) => return Err(error.into()),
     }
     let started = {
-        let mut shown = Shown::new();
+        let mut shown = ProgressDisplay::new();
         client.up(|step| shown.step(step)).await
     };
     let mut report = match started {
-        // A stored network that fails keeps no other from being applied, nor its own correction.
+        // If a stored network fails, the files are applied all the same. They may correct that
+        // network.
         Err(Error::Problem(problem)) if !files.is_empty() && !is_refusal(problem.kind) => {
             eprintln!("warning: {problem}");
-            Report::default()
+            ChangeReport::default()
         }
         started => started?,
     };
     let mut vnets = vnets(&files);
     if files.is_empty() && args.until.wait.is_some() {
-        // What is deleted will not be ready.
+        // Deleted vnets will not become ready.
         let stays = client.vnets().await?.into_iter().filter(|it| it.phase != Phase::Removing);
         vnets.extend(stays.map(|vnet| vnet.name));
     }
@@ -82,9 +89,9 @@ fn is_refusal(kind: ProblemKind) -> bool {
     matches!(kind, ProblemKind::Forbidden | ProblemKind::Unauthorized)
 }
 
-pub async fn down(client: &Client, args: Down) -> Result<ExitCode, Failure> {
+pub async fn down(client: &Client, args: DownArgs) -> Result<ExitCode, CliFailure> {
     let report = {
-        let mut shown = Shown::new();
+        let mut shown = ProgressDisplay::new();
         let request = DownRequest { purge: args.purge, exit: true };
         client.down(&request, |step| shown.step(step)).await?
     };
@@ -94,17 +101,17 @@ pub async fn down(client: &Client, args: Down) -> Result<ExitCode, Failure> {
     output::report(args.format, &report)
 }
 
-pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> {
+pub async fn delete(client: &Client, args: DeleteArgs) -> Result<ExitCode, CliFailure> {
     let names = if args.files.is_empty() {
         args.names
     } else {
-        files::objects(&files::read(&args.files, Named::Any)?)?
+        files::objects(&files::read(&args.files, AllowedFiles::Any)?)?
     };
-    let mut all = Report::default();
-    let mut shown = Shown::new();
+    let mut all = ChangeReport::default();
+    let mut shown = ProgressDisplay::new();
     if !args.only.is_empty() {
         let [vnet] = &names[..] else {
-            return Err(Failure::Usage(
+            return Err(CliFailure::Usage(
                 "--only goes with one vnet: pdp delete VNET --only NODE".into(),
             ));
         };
@@ -112,7 +119,7 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
         drop(shown);
         return output::report(args.format, &all);
     }
-    let mut failed: Option<Failure> = None;
+    let mut failed: Option<CliFailure> = None;
     for name in names {
         let deleted = match name.as_str() {
             "substrate" => client.delete_substrate(|step| shown.step(step)).await,
@@ -124,7 +131,7 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
         };
         match deleted {
             Ok(report) => all.changes.extend(report.changes),
-            // The others are deleted all the same.
+            // Continue with the others.
             Err(error) => {
                 if let Some(before) = failed.replace(error.into()) {
                     eprint!("{}", before.text().0);
@@ -139,13 +146,13 @@ pub async fn delete(client: &Client, args: Delete) -> Result<ExitCode, Failure> 
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
+pub async fn link(client: &Client, args: LinkArgs) -> Result<ExitCode, CliFailure> {
     let LinkName { vnet, link } = &args.name;
     let is_set = args.state == LinkState::Set;
     let of_set = args.at.is_some() || args.restart;
     if is_set == args.keys.is_empty() || !is_set && of_set || is_set && args.silent {
         let problem = "`link set` takes KEY=VALUE, --at and --restart, `link down` --silent, and no other does";
-        return Err(Failure::Usage(problem.into()));
+        return Err(CliFailure::Usage(problem.into()));
     }
     let report = if is_set {
         let set = args.keys.into_iter().collect();
@@ -158,11 +165,11 @@ pub async fn link(client: &Client, args: Link) -> Result<ExitCode, Failure> {
     output::report(Default::default(), &report)
 }
 
-pub async fn scale(client: &Client, args: Scale) -> Result<ExitCode, Failure> {
+pub async fn scale(client: &Client, args: ScaleArgs) -> Result<ExitCode, CliFailure> {
     let request =
         ScaleRequest { guests: args.guests, power_millicores: args.power.map(|power| power.0) };
     let report = {
-        let mut shown = Shown::new();
+        let mut shown = ProgressDisplay::new();
         let name = &args.name;
         client.scale(&name.vnet, &name.node, &request, |step| shown.step(step)).await?
     };

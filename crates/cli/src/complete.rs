@@ -1,6 +1,7 @@
 //! Completion of names that the daemon knows: vnets, nodes, ports, links, images.
 //!
-//! The shell calls `pdp` for every TAB. Where no daemon answers soon, there is nothing to choose from and nothing said.
+//! The shell calls `pdp` for every TAB. If no daemon answers soon, there are no candidates and no
+//! message.
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -10,75 +11,75 @@ use clap_complete::engine::ArgValueCompleter;
 use pdp_api::client::Client;
 use pdp_api::{LinkStatus, Vnet};
 
-use crate::args::{Args, Command};
+use crate::args::{Args, CliCommand};
 use crate::{client, output};
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 
-/// Longest wait for the daemon, for all that is asked at one TAB.
+/// Longest wait for the daemon, for all requests of one TAB.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The variable by which a shell asks for completions.
+/// Environment variable by which a shell asks for completions.
 const ASKED: &str = "PDP_COMPLETE";
 
-/// What stands after `VNET/`.
+/// Kind of name that follows `VNET/`.
 #[derive(Clone, Copy)]
-enum Part {
+enum CompletionPart {
     Nothing,
     Nodes,
     Ports,
     Links,
-    /// Nothing: it is another name.
+    /// Completes the name of an image instead of a vnet.
     Images,
 }
 
-/// `VNET`.
+/// Completes `VNET`.
 pub fn vnets() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| names(current, Part::Nothing))
+    ArgValueCompleter::new(|current: &OsStr| names(current, CompletionPart::Nothing))
 }
 
-/// `VNET/NODE`.
+/// Completes `VNET/NODE`.
 pub fn nodes() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| names(current, Part::Nodes))
+    ArgValueCompleter::new(|current: &OsStr| names(current, CompletionPart::Nodes))
 }
 
-/// `VNET/NODE:PORT`.
+/// Completes `VNET/NODE:PORT`.
 pub fn ports() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| names(current, Part::Ports))
+    ArgValueCompleter::new(|current: &OsStr| names(current, CompletionPart::Ports))
 }
 
-/// `VNET/LINK`.
+/// Completes `VNET/LINK`.
 pub fn links() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| names(current, Part::Links))
+    ArgValueCompleter::new(|current: &OsStr| names(current, CompletionPart::Links))
 }
 
-/// Names of images, and digests of those without one.
+/// Completes names of images, and digests of images without a name.
 pub fn images() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| names(current, Part::Images))
+    ArgValueCompleter::new(|current: &OsStr| names(current, CompletionPart::Images))
 }
 
-/// Answers a shell that asks for completions, and ends then; returns where none does.
+/// If a shell asks for completions, answers and ends the process; otherwise returns.
 pub fn answer() {
     clap_complete::CompleteEnv::with_factory(Args::command).var(ASKED).complete();
 }
 
-/// Prints what has a shell ask.
-pub fn script(shell: clap_complete::Shell) -> Result<ExitCode, Failure> {
+/// Prints the script that makes a shell ask for completions.
+pub fn script(shell: clap_complete::Shell) -> Result<ExitCode, CliFailure> {
     let mut script = Vec::new();
     let shells = clap_complete::env::Shells::builtins();
     if let Some(completer) = shells.completer(&shell.to_string()) {
         completer.write_registration(ASKED, "pdp", "pdp", "pdp", &mut script)?;
     }
     if shell == clap_complete::Shell::Bash {
-        // Names of ports are one word.
+        // A port's name is one word although it has a colon.
         script.extend(b"COMP_WORDBREAKS=${COMP_WORDBREAKS//:}\n");
     }
     output::write(&script)
 }
 
-fn names(current: &OsStr, part: Part) -> Vec<CompletionCandidate> {
+fn names(current: &OsStr, part: CompletionPart) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return Vec::new() };
@@ -95,7 +96,7 @@ fn names(current: &OsStr, part: Part) -> Vec<CompletionCandidate> {
         .collect()
 }
 
-/// A client of the daemon that the words on the line name so far.
+/// Returns a client of the daemon that the words typed so far select.
 fn named_client() -> Option<Client> {
     let mut words = std::env::args_os().skip_while(|word| word != "--").skip(1);
     let mut line: Vec<OsString> = vec!["pdp".into()];
@@ -111,12 +112,12 @@ fn named_client() -> Option<Client> {
     }
     line.push("version".into());
     let args = Args::try_parse_from(line).ok()?;
-    debug_assert!(matches!(args.command, Command::Version(_)));
+    debug_assert!(matches!(args.command, CliCommand::Version(_)));
     client(&args).ok()
 }
 
-async fn all(client: &Client, current: &str, part: Part) -> Vec<String> {
-    if matches!(part, Part::Images) {
+async fn all(client: &Client, current: &str, part: CompletionPart) -> Vec<String> {
+    if matches!(part, CompletionPart::Images) {
         let images = client.images().await.unwrap_or_default();
         let names = images.into_iter().flat_map(|image| match image.names.is_empty() {
             true => vec![image.digest],
@@ -124,15 +125,17 @@ async fn all(client: &Client, current: &str, part: Part) -> Vec<String> {
         });
         return names.collect();
     }
-    let Some((vnet, _)) = current.split_once('/').filter(|_| !matches!(part, Part::Nothing)) else {
-        let end = if matches!(part, Part::Nothing) { "" } else { "/" };
+    let Some((vnet, _)) =
+        current.split_once('/').filter(|_| !matches!(part, CompletionPart::Nothing))
+    else {
+        let end = if matches!(part, CompletionPart::Nothing) { "" } else { "/" };
         let vnets = client.vnets().await.unwrap_or_default();
         return vnets.into_iter().map(|vnet| vnet.name + end).collect();
     };
     client.vnet(vnet).await.map(|found| inside(vnet, &found, part)).unwrap_or_default()
 }
 
-fn inside(vnet: &str, found: &Vnet, part: Part) -> Vec<String> {
+fn inside(vnet: &str, found: &Vnet, part: CompletionPart) -> Vec<String> {
     let status = &found.status;
     let ports = || {
         let ports = status
@@ -143,9 +146,11 @@ fn inside(vnet: &str, found: &Vnet, part: Part) -> Vec<String> {
     };
     let link = |link: &LinkStatus| format!("{vnet}/{}", link.name);
     match part {
-        Part::Nothing | Part::Images => Vec::new(),
-        Part::Nodes => status.nodes.iter().map(|node| format!("{vnet}/{}", node.name)).collect(),
-        Part::Ports => ports().collect(),
-        Part::Links => status.links.iter().map(link).collect(),
+        CompletionPart::Nothing | CompletionPart::Images => Vec::new(),
+        CompletionPart::Nodes => {
+            status.nodes.iter().map(|node| format!("{vnet}/{}", node.name)).collect()
+        }
+        CompletionPart::Ports => ports().collect(),
+        CompletionPart::Links => status.links.iter().map(link).collect(),
     }
 }

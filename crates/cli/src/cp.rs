@@ -1,7 +1,8 @@
-//! One file into a node or out of it, by commands in the node: nobody outside of it follows a path of its own.
+//! Copies one file into a node or out of it, by commands in the node. No process outside the node
+//! follows paths of the node.
 //!
-//! The bytes go under another name beside the wanted one, which they get once they are whole. Neither side holds
-//! more of them than a few frames, and of what a node sends no more than was said is written.
+//! The bytes go into a temporary file beside the wanted one, which is renamed once it is complete.
+//! Each side buffers only a few frames. A file from a node is limited to the given size.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -12,25 +13,25 @@ use std::pin::pin;
 use std::process::ExitCode;
 
 use pdp_api::client::Client;
-use pdp_api::exec::{ExecRequest, Frame, PAYLOAD_BYTES_MAX, write_frame};
+use pdp_api::exec::{ExecFrame, ExecRequest, PAYLOAD_BYTES_MAX, write_frame};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::Cp;
+use crate::args::CpArgs;
 use crate::exec::{not_started, until_end};
-use crate::failure::Failure;
-use crate::name::{NodeName, Place};
+use crate::failure::CliFailure;
+use crate::name::{CopyLocation, NodeName};
 
-/// Bytes kept of what a node says of a copy that failed.
+/// Bytes kept of a failed command's message.
 const WORDS_BYTES_MAX: usize = 2000;
 
-/// Permissions that are copied: not those that make a program run as another user.
+/// Permissions that are copied. Set-user-id and set-group-id bits are not.
 const MODE: u32 = 0o777;
 
-/// Permissions, in octal digits, with the end of their line.
+/// Longest line of permissions: octal digits and the line's end, bytes.
 const MODE_LINE_BYTES_MAX: usize = 8;
 
-/// Where the file is to be ($1, or below it the name $2), and where its bytes go first.
+/// Finds the target file ($1, or below it the name $2) and the temporary file for its bytes.
 const INTO: &str = r#"
 fail() { echo "$1" >&2; exit 1; }
 to=$1
@@ -43,7 +44,7 @@ if [ -L "$to" ]; then to=$(readlink -f "$to") || fail "$1: a link that leads now
 part=$to.$3
 "#;
 
-/// Standard input to the part.
+/// Copies standard input to the temporary file.
 const WRITE: &str = r#"
 [ ! -d "$to" ] || fail "$to: is a directory"
 [ ! -e "$to" ] || [ -f "$to" ] || fail "$to: is no regular file"
@@ -54,17 +55,18 @@ exec 3> "$part" || exit 1
 exec cat >&3
 "#;
 
-/// The part gets its name, with the permissions $4; without, with those of the file there.
+/// Renames the temporary file, with the permissions $4. Without $4, the existing file's permissions
+/// stay.
 const NAME: &str = r#"
 mode=${4:-$(stat -c %a "$to" 2>/dev/null || echo 644)}
 chmod "$mode" "$part"
 exec mv -f "$part" "$to"
 "#;
 
-/// A part that isn't whole goes.
+/// Removes an incomplete temporary file.
 const UNDO: &str = r#"exec rm -f "$part""#;
 
-/// The permissions of the file $1, a line, and then its bytes.
+/// Prints the permissions of the file $1, a line, and then its bytes.
 const FETCH: &str = r#"
 fail() { echo "$1" >&2; exit 1; }
 from=$1
@@ -77,7 +79,7 @@ stat -L -c %a "$from" 2>/dev/null || echo 644
 exec cat
 "#;
 
-pub async fn cp(client: &Client, args: Cp) -> Result<ExitCode, Failure> {
+pub async fn cp(client: &Client, args: CpArgs) -> Result<ExitCode, CliFailure> {
     let ends = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
     let [mut interrupt, mut terminate, mut hangup] =
         [signal(ends[0])?, signal(ends[1])?, signal(ends[2])?];
@@ -89,37 +91,37 @@ pub async fn cp(client: &Client, args: Cp) -> Result<ExitCode, Failure> {
         }
     };
     match (&args.from, &args.to) {
-        (Place::Node(..), Place::Node(..)) => Err(usage(
+        (CopyLocation::Node(..), CopyLocation::Node(..)) => Err(usage(
             "from a node to a node goes in two: pdp cp VNET/NODE:PATH - | pdp cp - VNET/NODE:PATH",
         )),
-        (Place::Node(name, path), to) => tokio::select! {
+        (CopyLocation::Node(name, path), to) => tokio::select! {
             ended = fetch(client, name, path, to, args.max_size.0) => ended,
             () = interrupted => Err(broken_off()),
         },
-        (from, Place::Node(name, path)) => put(client, from, name, path, interrupted).await,
+        (from, CopyLocation::Node(name, path)) => put(client, from, name, path, interrupted).await,
         _ => Err(usage("FROM or TO is a file in a node, VNET/NODE:PATH, like red/r1:/tmp/x")),
     }?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn usage(text: &str) -> Failure {
-    Failure::Usage(text.into())
+fn usage(text: &str) -> CliFailure {
+    CliFailure::Usage(text.into())
 }
 
-fn broken_off() -> Failure {
-    Failure::Other("broken off; no file was changed".into())
+fn broken_off() -> CliFailure {
+    CliFailure::Other("broken off; no file was changed".into())
 }
 
-fn at(path: &Path) -> impl Fn(io::Error) -> Failure {
-    move |error| Failure::Other(format!("{}: {error}", path.display()))
+fn at(path: &Path) -> impl Fn(io::Error) -> CliFailure {
+    move |error| CliFailure::Other(format!("{}: {error}", path.display()))
 }
 
-fn is_directory(path: &Path) -> Failure {
+fn is_directory(path: &Path) -> CliFailure {
     let hint = "directories go by `tar c DIR | pdp exec VNET/NODE tar x -C /tmp`";
-    Failure::Other(format!("{}: is a directory; {hint}", path.display()))
+    CliFailure::Other(format!("{}: is a directory; {hint}", path.display()))
 }
 
-/// `sh` with a script and its arguments.
+/// Returns a request that runs `sh` with a script and its arguments.
 fn script(script: String, arguments: &[&str]) -> ExecRequest {
     let words = ["sh", "-c", &script, "sh"].into_iter().chain(arguments.iter().copied());
     ExecRequest { command: words.map(Into::into).collect(), ..Default::default() }
@@ -127,18 +129,18 @@ fn script(script: String, arguments: &[&str]) -> ExecRequest {
 
 async fn put(
     client: &Client,
-    from: &Place,
+    from: &CopyLocation,
     name: &NodeName,
     path: &str,
     interrupted: impl Future<Output = ()>,
-) -> Result<(), Failure> {
+) -> Result<(), CliFailure> {
     if path.is_empty() {
         return Err(usage("no path in the node; give one, like red/r1:/tmp"));
     }
     let mut mode = String::new();
     let mut file_name = "";
     let source: Box<dyn AsyncRead + Unpin> = match from {
-        Place::Here(here) => {
+        CopyLocation::Local(here) => {
             let file = fs::File::open(here).map_err(at(here))?;
             let metadata = file.metadata().map_err(at(here))?;
             if metadata.is_dir() {
@@ -175,7 +177,8 @@ async fn put(
             () = &mut interrupted => Err(broken_off()),
         }
     };
-    // A command of its own: the end of the input of one may come of a daemon that is killed, too.
+    // Renaming is a command of its own. The first command's input also ends if the daemon is
+    // killed.
     if written.is_ok() {
         written = match start(NAME).await {
             Ok((from_node, _to_node)) => end(from_node, name, |_| Ok(())).await,
@@ -190,28 +193,28 @@ async fn put(
     written
 }
 
-/// A name that nothing has, for the end of another.
+/// Returns a unique suffix for a temporary file.
 fn part() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanoseconds = now.map_or(0, |since| since.subsec_nanos());
     format!("{}-{nanoseconds}.part", std::process::id())
 }
 
-/// Sends all of a source; an error is the source's own.
+/// Sends all bytes of a source. Returns only errors of the source.
 async fn send(
     mut to: impl AsyncWrite + Unpin,
     mut source: impl AsyncRead + Unpin,
-    from: &Place,
-) -> Result<(), Failure> {
+    from: &CopyLocation,
+) -> Result<(), CliFailure> {
     let mut bytes = vec![0; PAYLOAD_BYTES_MAX];
     loop {
         let count = source.read(&mut bytes).await.map_err(|error| match from {
-            Place::Here(here) => at(here)(error),
-            _ => Failure::Other(format!("standard input: {error}")),
+            CopyLocation::Local(here) => at(here)(error),
+            _ => CliFailure::Other(format!("standard input: {error}")),
         })?;
         let frame = match count {
-            0 => Frame::StdinEnd,
-            _ => Frame::Stdin(bytes[..count].to_vec()),
+            0 => ExecFrame::StdinEnd,
+            _ => ExecFrame::Stdin(bytes[..count].to_vec()),
         };
         if write_frame(&mut to, &frame).await.is_err() || count == 0 {
             return Ok(());
@@ -219,16 +222,16 @@ async fn send(
     }
 }
 
-/// Passes on what the command in the node writes until it ends, and fails with its words if it does.
+/// Passes on the command's output until it ends. If it fails, returns its message as an error.
 async fn end(
     mut from: impl AsyncRead + Unpin,
     name: &NodeName,
-    mut take: impl FnMut(Vec<u8>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    mut take: impl FnMut(Vec<u8>) -> Result<(), CliFailure>,
+) -> Result<(), CliFailure> {
     let mut words = Vec::new();
     let code = until_end(&mut from, |frame| match frame {
-        Frame::Stdout(bytes) => take(bytes),
-        Frame::Stderr(bytes) => {
+        ExecFrame::Stdout(bytes) => take(bytes),
+        ExecFrame::Stderr(bytes) => {
             words.extend(bytes);
             words.truncate(WORDS_BYTES_MAX);
             Ok(())
@@ -241,43 +244,43 @@ async fn end(
     }
 }
 
-/// What a node said, on one line and without what a terminal would obey.
-fn failed(name: &NodeName, words: &[u8], code: i32) -> Failure {
+/// Returns a node's message as an error, on one line and without control characters.
+fn failed(name: &NodeName, words: &[u8], code: i32) -> CliFailure {
     let words = match not_started(words) {
         Some((words, _)) => words,
         None => String::from_utf8_lossy(words).trim_end().replace('\n', "; "),
     };
     let words: String = words.chars().filter(|letter| !letter.is_control()).collect();
     let words = if words.is_empty() { format!("ended with exit code {code}") } else { words };
-    Failure::Other(format!("{}/{}: {words}", name.vnet, name.node))
+    CliFailure::Other(format!("{}/{}: {words}", name.vnet, name.node))
 }
 
 async fn fetch(
     client: &Client,
     name: &NodeName,
     path: &str,
-    to: &Place,
+    to: &CopyLocation,
     bytes_max: u64,
-) -> Result<(), Failure> {
+) -> Result<(), CliFailure> {
     if path.is_empty() {
         return Err(usage("no path in the node; give one, like red/r1:/tmp/x"));
     }
     let mut goal = match to {
-        Place::Here(here) => Goal::of(here, path)?,
-        _ => Goal::Stream,
+        CopyLocation::Local(here) => CopyDestination::of(here, path)?,
+        _ => CopyDestination::Stream,
     };
     let request = script(FETCH.into(), &[path]);
     let connection = client.exec(&name.vnet, &name.node, &request).await?;
     let mut head = Some(Vec::new());
     let mut left = bytes_max;
-    let mut take = |goal: &mut Goal, bytes: &[u8]| {
-        // What comes by standard output takes no room here.
-        if !matches!(goal, Goal::Stream) {
+    let mut take = |goal: &mut CopyDestination, bytes: &[u8]| {
+        // Standard output takes no space on this machine's disk.
+        if !matches!(goal, CopyDestination::Stream) {
             left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
                 let what = format!("{}/{}: {path:?}", name.vnet, name.node);
                 let hint =
                     "give --max-size, or take it by standard output: pdp cp VNET/NODE:PATH -";
-                Failure::Other(format!("{what} has more than {bytes_max} bytes; {hint}"))
+                CliFailure::Other(format!("{what} has more than {bytes_max} bytes; {hint}"))
             })?;
         }
         goal.write(bytes)
@@ -299,34 +302,34 @@ async fn fetch(
     if head.is_some() { Err(no_mode()) } else { goal.finish() }
 }
 
-fn no_mode() -> Failure {
-    Failure::Other("the node's sh or stat doesn't say which permissions the file has".into())
+fn no_mode() -> CliFailure {
+    CliFailure::Other("the node's sh or stat doesn't say which permissions the file has".into())
 }
 
-/// Where a node's file goes.
-enum Goal {
+/// Destination of a node's file.
+enum CopyDestination {
     Stream,
-    /// To this name, not begun yet.
+    /// File with this name, not created yet.
     Named(PathBuf),
-    Begun(Part, PathBuf),
+    Begun(PartialFile, PathBuf),
 }
 
-/// A file that is not whole yet. Removed when dropped.
-struct Part {
+/// An incomplete file. Removed when dropped.
+struct PartialFile {
     path: PathBuf,
     file: fs::File,
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // Not there any more under this name once it is whole.
+        // A complete file no longer has this name.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-impl Goal {
-    /// At `here`, or below it with the name that it has in the node; where a link leads.
-    fn of(here: &Path, path: &str) -> Result<Self, Failure> {
+impl CopyDestination {
+    /// Returns `here`, or the file's name below it if it is a directory. Follows symbolic links.
+    fn of(here: &Path, path: &str) -> Result<Self, CliFailure> {
         let mut here = here.to_owned();
         if here.is_dir() {
             let name = Path::new(path).file_name();
@@ -339,7 +342,7 @@ impl Goal {
         }
         match fs::symlink_metadata(&here) {
             Ok(metadata) if metadata.is_dir() => Err(is_directory(&here)),
-            Ok(metadata) if !metadata.is_file() => Err(Failure::Other(format!(
+            Ok(metadata) if !metadata.is_file() => Err(CliFailure::Other(format!(
                 "{}: is no regular file; use - for standard output",
                 here.display()
             ))),
@@ -349,7 +352,7 @@ impl Goal {
         }
     }
 
-    fn begin(&mut self, mode: u32) -> Result<(), Failure> {
+    fn begin(&mut self, mode: u32) -> Result<(), CliFailure> {
         if let Self::Named(to) = self {
             let mut path = to.clone().into_os_string();
             path.push(".");
@@ -357,12 +360,12 @@ impl Goal {
             let path = PathBuf::from(path);
             let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&path);
             let file = file.map_err(at(to))?;
-            *self = Self::Begun(Part { path, file }, to.clone());
+            *self = Self::Begun(PartialFile { path, file }, to.clone());
         }
         Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CliFailure> {
         match self {
             Self::Begun(part, to) => part.file.write_all(bytes).map_err(at(to)),
             _ => {
@@ -372,7 +375,7 @@ impl Goal {
         }
     }
 
-    fn finish(self) -> Result<(), Failure> {
+    fn finish(self) -> Result<(), CliFailure> {
         match self {
             Self::Begun(part, to) => fs::rename(&part.path, &to).map_err(at(&to)),
             _ => Ok(()),

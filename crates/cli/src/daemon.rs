@@ -1,4 +1,4 @@
-//! Starting a daemon where none answers, waiting for its end, and doing without it.
+//! Starting a daemon if none answers, waiting for its end, and working without one.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pdp_api::client::{Client, Error};
-use pdp_api::{Check, DaemonName};
+use pdp_api::{DaemonName, MachineCheck};
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 
-/// Longest wait for a daemon that starts (it may adopt many guests), and for one that ends.
+/// Longest wait for a daemon to start (it may adopt many guests) or to end.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Pause between two looks.
+/// Pause between two polls.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Bytes of a failed daemon's log that are shown.
+/// Bytes to show of a failed daemon's log.
 const LOG_BYTES_MAX: usize = 2000;
 
 /// Starts a daemon that outlives this command, and waits until it answers.
@@ -25,16 +25,17 @@ pub async fn start(
     client: &Client,
     name: Option<&DaemonName>,
     arguments: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CliFailure> {
     let socket = client.socket().ok_or_else(|| {
-        Failure::Usage("a daemon is started on its own machine, not by --server".into())
+        CliFailure::Usage("a daemon is started on its own machine, not by --server".into())
     })?;
     let run_dir = run_dir(socket)?;
     std::fs::create_dir_all(run_dir)?;
     let program = program()?;
     let log_path = run_dir.join("pdpd.out");
     let log = File::create(&log_path)?;
-    // A session of its own: not ended with this terminal. `setsid` becomes the daemon itself.
+    // A session of its own, so that it does not end with this terminal. `setsid` becomes the daemon
+    // itself.
     let mut command = Command::new("setsid");
     command.arg(&program).arg("--quiet");
     match name {
@@ -47,7 +48,9 @@ pub async fn start(
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
-        .map_err(|error| Failure::Other(format!("can't start {}: {error}", program.display())))?;
+        .map_err(|error| {
+            CliFailure::Other(format!("can't start {}: {error}", program.display()))
+        })?;
     let bar = ProgressBar::new_spinner().with_message("starting pdpd");
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         bar.set_style(style);
@@ -56,18 +59,18 @@ pub async fn start(
     let answered = wait_answer(client, &mut child).await;
     bar.finish_and_clear();
     let text = std::fs::read_to_string(&log_path).unwrap_or_default();
-    // From now on it has its own log.
+    // From now on the daemon writes its own log.
     std::fs::remove_file(&log_path)?;
     if answered.is_err() {
-        // Where it is for nothing.
+        // Remove the directory if it is empty.
         let _ = std::fs::remove_dir(run_dir);
     }
     answered.map_err(|reason| {
-        // Where it was in its code is nothing that its user can do anything about.
+        // The stack backtrace does not help the user.
         let text = text.split("\nStack backtrace:").next().unwrap_or_default();
         let from = text.char_indices().rev().nth(LOG_BYTES_MAX).map_or(0, |(at, _)| at);
         let said = text[from..].trim_end();
-        Failure::Other(format!("{} {reason}; its last words:\n{said}", program.display()))
+        CliFailure::Other(format!("{} {reason}; its last words:\n{said}", program.display()))
     })
 }
 
@@ -91,8 +94,8 @@ async fn wait_answer(client: &Client, child: &mut Child) -> Result<(), String> {
     }
 }
 
-/// Waits until no daemon answers any more.
-pub async fn wait_gone(client: &Client) -> Result<(), Failure> {
+/// Waits until the daemon no longer answers.
+pub async fn wait_gone(client: &Client) -> Result<(), CliFailure> {
     let end = Instant::now() + WAIT_MAX;
     while Instant::now() < end {
         if matches!(client.version().await, Err(Error::NoDaemon { .. })) {
@@ -100,20 +103,20 @@ pub async fn wait_gone(client: &Client) -> Result<(), Failure> {
         }
         tokio::time::sleep(LOOK_PAUSE).await;
     }
-    Err(Failure::Other(format!(
+    Err(CliFailure::Other(format!(
         "the daemon at {} still answers after {} s; see `pdp logs`",
         client.socket().unwrap_or(Path::new("its address")).display(),
         WAIT_MAX.as_secs()
     )))
 }
 
-/// The run directory whose daemon listens at `socket`.
-fn run_dir(socket: &Path) -> Result<&Path, Failure> {
+/// Returns the run directory of the daemon that listens at `socket`.
+fn run_dir(socket: &Path) -> Result<&Path, CliFailure> {
     match (socket.parent(), socket.file_name()) {
         (Some(directory), Some(name)) if name == "pdpd.sock" && directory != Path::new("") => {
             Ok(directory)
         }
-        _ => Err(Failure::Usage(format!(
+        _ => Err(CliFailure::Usage(format!(
             "no daemon at {}, and none can be started for it: a daemon's socket is \
              DIRECTORY/pdpd.sock",
             socket.display()
@@ -121,8 +124,8 @@ fn run_dir(socket: &Path) -> Result<&Path, Failure> {
     }
 }
 
-/// The daemon's program.
-fn program() -> Result<PathBuf, Failure> {
+/// Returns the daemon's program.
+fn program() -> Result<PathBuf, CliFailure> {
     if let Some(program) = std::env::var_os("PDP_DAEMON") {
         return Ok(program.into());
     }
@@ -130,10 +133,10 @@ fn program() -> Result<PathBuf, Failure> {
     Ok(if beside.exists() { beside } else { "pdpd".into() })
 }
 
-/// What this machine can and can't do, where no daemon runs to be asked.
-pub fn checks() -> Result<Vec<Check>, Failure> {
+/// Checks this machine's abilities without a running daemon.
+pub fn checks() -> Result<Vec<MachineCheck>, CliFailure> {
     let program = program()?;
-    let fail = |text: String| Failure::Other(format!("run {}: {text}", program.display()));
+    let fail = |text: String| CliFailure::Other(format!("run {}: {text}", program.display()));
     let output = Command::new(&program)
         .arg("--doctor")
         .stderr(Stdio::inherit())

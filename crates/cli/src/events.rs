@@ -1,4 +1,4 @@
-//! What happens, as it happens.
+//! `pdp events`: events as they happen.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,14 +7,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use pdp_api::client::Client;
 use pdp_api::{Detail, WatchEvent, WatchLine, WatchQuery};
 
-use crate::args::{Events, Format};
-use crate::failure::Failure;
-use crate::follow::{Following, Said};
+use crate::access::time_with_ms;
+use crate::args::{EventsArgs, Format};
+use crate::failure::CliFailure;
+use crate::follow::{WatchFollower, WatchUpdate};
 use crate::output::write;
 use crate::watch::until_interrupted;
-use crate::who::time_with_ms;
 
-pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> {
+pub async fn events(client: &Client, args: EventsArgs) -> Result<ExitCode, CliFailure> {
     let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let since_ms = args.since.map(|since| now_ms.saturating_sub(since.as_millis()) as u64);
     let detail = if args.no_samples { Detail::None } else { Detail::Summary };
@@ -26,17 +26,17 @@ pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> 
         after: None,
     };
     until_interrupted(async {
-        // The one that a stream begins with.
+        // The snapshot that a stream begins with.
         let mut first = !args.initial && query.since_ms.is_none();
         // Past events are all printed once a sample follows no event.
         let mut quiet = true;
-        let mut following = Following::begin(client, query).await?;
+        let mut following = WatchFollower::begin(client, query).await?;
         loop {
             let line = match following.next().await? {
-                Said::Line(line) => line,
+                WatchUpdate::Line(line) => line,
                 other => {
                     let told = match &other {
-                        Said::Gone(why) => why,
+                        WatchUpdate::Gone(why) => why,
                         _ => "connected again",
                     };
                     let _ = writeln!(io::stderr(), "pdp: {told}");
@@ -64,18 +64,18 @@ pub async fn events(client: &Client, args: Events) -> Result<ExitCode, Failure> 
     .await
 }
 
-fn text(format: Format, line: &WatchLine) -> Result<String, Failure> {
+fn text(format: Format, line: &WatchLine) -> Result<String, CliFailure> {
     Ok(match format {
         Format::Json => serde_json::to_string(line).map_err(io::Error::other)? + "\n",
         Format::Yaml => {
             format!("---\n{}", serde_saphyr::to_string(line).map_err(io::Error::other)?)
         }
-        Format::Table => words(line),
+        Format::Table => format_line(line),
     })
 }
 
-/// A line for people.
-pub fn words(line: &WatchLine) -> String {
+/// Formats a line of a watch for people.
+pub fn format_line(line: &WatchLine) -> String {
     match line {
         WatchLine::Event(event) => event_words(event) + "\n",
         WatchLine::Snapshot(snapshot) => {
@@ -99,10 +99,10 @@ pub fn words(line: &WatchLine) -> String {
     }
 }
 
-/// An event in one line, with neither control characters nor an end of line.
+/// Formats an event in one line, without control characters.
 pub fn event_words(event: &WatchEvent) -> String {
     let mut text =
-        format!("{}  {}  {}", time_with_ms(event.at_ms), event.object, event.what.words());
+        format!("{}  {}  {}", time_with_ms(event.at_ms), event.object, event.what.label());
     if let Some(phase) = event.phase {
         text += &format!(" {}", phase.name());
     }
@@ -117,29 +117,29 @@ pub fn event_words(event: &WatchEvent) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pdp_api::{Gap, Phase, Snapshot, VnetSummary, What};
+    use pdp_api::{EventKind, Gap, Phase, Snapshot, VnetSummary};
 
     use super::*;
 
     #[test]
-    fn a_line_for_people_says_all_of_an_event_and_nothing_to_the_terminal() {
+    fn event_line_is_complete_without_control_characters() {
         let event = WatchEvent {
             at_ms: 1_007,
             object: "vnet/red/node/r1".into(),
-            what: What::Phase,
+            what: EventKind::Phase,
             phase: Some(Phase::Degraded),
             message: Some("g0: ended\u{1b}[2J\nby signal 9".into()),
             who: Some("user:root".into()),
             ..WatchEvent::default()
         };
         assert_eq!(
-            words(&WatchLine::Event(event)),
+            format_line(&WatchLine::Event(event)),
             "1970-01-01T00:00:01.007Z  vnet/red/node/r1  phase degraded: g0: ended [2J by signal 9 (user:root)\n"
         );
         let red = VnetSummary { name: "red".into(), ..VnetSummary::default() };
         let snapshot = Snapshot { vnets: vec![red], ..Snapshot::default() };
-        let told = words(&WatchLine::Snapshot(snapshot));
+        let told = format_line(&WatchLine::Snapshot(snapshot));
         assert_eq!(told, "1970-01-01T00:00:00.000Z  vnet/red  is stopped\n");
-        assert!(words(&WatchLine::Gap(Gap { lost: Some(7) })).contains("up to 7"));
+        assert!(format_line(&WatchLine::Gap(Gap { lost: Some(7) })).contains("up to 7"));
     }
 }

@@ -1,39 +1,39 @@
-//! Measurements of PdP and its peers, by the program `pdp-bench` beside this command.
+//! Measurements of PdP and its peers by the program `pdp-bench`, which lies beside this command.
 
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 
 /// Measure PdP and its peers on this machine; without a name, list the experiments.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp experiment veth --quick --json veth.json
 
 Uses namespaces and a node of its own; no daemon is needed, root is. `make bench` runs them all.")]
-pub struct Experiment {
-    /// Which.
+pub struct ExperimentArgs {
+    /// Name of the experiment.
     name: Option<String>,
     /// Shorter runs with fewer parameters.
     #[arg(long, requires = "name")]
     quick: bool,
-    /// Times that everything is measured.
+    /// Number of times to measure everything.
     #[arg(long, requires = "name")]
     rounds: Option<u32>,
-    /// Only these parameters, with what they are compared with.
+    /// Only these parameters, with those that they are compared with.
     #[arg(long, requires = "name", value_delimiter = ',')]
     at: Vec<u32>,
-    /// Directory with the binaries of another build: as many pairs in turn as rounds, and the ratio of
-    /// this build to that one.
+    /// Directory with the binaries of another build. Measures pairs of both builds in turn, one per
+    /// round, and prints the ratio of this build to the other.
     #[arg(long, requires = "name")]
     against: Option<PathBuf>,
-    /// File for the results; bench/results/NAME.json of the repository if not given.
+    /// File for the results [default: bench/results/NAME.json of the repository].
     #[arg(long, requires = "name")]
     json: Option<PathBuf>,
 }
 
-/// Runs it to its end; its exit code is passed on.
-pub fn run(experiment: Experiment) -> Result<ExitCode, Failure> {
+/// Runs the experiment and returns its exit code.
+pub fn run(experiment: ExperimentArgs) -> Result<ExitCode, CliFailure> {
     let program = std::env::current_exe()?.with_file_name("pdp-bench");
     let mut command = Command::new(&program);
     match experiment.name {
@@ -60,7 +60,7 @@ pub fn run(experiment: Experiment) -> Result<ExitCode, Failure> {
             io::ErrorKind::NotFound => "; it is built by `make build` and not installed",
             _ => "",
         };
-        Failure::Other(format!("run {}: {error}{hint}", program.display()))
+        CliFailure::Other(format!("run {}: {error}{hint}", program.display()))
     })?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))

@@ -1,4 +1,5 @@
-//! `pdp export`: what is stored of a vnet as a spec that can be applied, with what its nodes made of their files.
+//! `pdp export`: a stored vnet as a spec that can be applied, optionally with the current contents
+//! of its nodes' files.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -6,44 +7,47 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use pdp_api::client::Client;
-use pdp_api::exec::{ExecRequest, Frame};
+use pdp_api::exec::{ExecFrame, ExecRequest};
 use pdp_spec::limits::FILE_BYTES_MAX;
 use serde_json::{Value, json};
 
 use crate::exec::until_end;
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::name::NodeName;
 use crate::output;
 
-/// What FRR writes its running configuration by, before its files are read.
+/// Command by which FRR writes its running configuration into its files.
 const FRR_WRITES: [&str; 3] = ["vtysh", "-c", "write file"];
 
-/// Below this FRR has its configuration.
+/// Directory of FRR's configuration.
 const FRR: &str = "/etc/frr/";
 
-/// Print a vnet as a spec that can be applied: what runs, with all that was changed since and every default.
+/// Print a vnet as a spec that can be applied: its current state with all changes and every
+/// default.
 ///
-/// With --save, files of the spec that changed inside of nodes are as they are there now; FRR writes its running
-/// configuration first, where the spec has files below /etc/frr. Nothing else that nodes wrote is kept.
+/// With --save, files of the spec have the contents that they have in the nodes now. If the spec
+/// has files below /etc/frr, FRR writes its running configuration first. Other files of the nodes
+/// are not exported.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp export red > red.yaml\n         \
                         pdp export red --save -o red/ && pdp apply red/red.yaml")]
-pub struct Export {
-    /// The vnet.
+pub struct ExportArgs {
+    /// Name of the vnet.
     #[arg(value_name = "VNET", add = crate::complete::vnets())]
     pub vnet: String,
-    /// Into this directory: VNET.yaml, and each file of a node as NODE/PATH, which it names by `from`.
+    /// Write into this directory: VNET.yaml, and each file of a node as NODE/PATH, which it names
+    /// by `from`.
     #[arg(short = 'o', long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// With the files as they are in the nodes now.
+    /// Export the files as they are in the nodes now.
     #[arg(long)]
     pub save: bool,
-    /// Replace files that are there.
+    /// Replace existing files.
     #[arg(long, requires = "output")]
     pub force: bool,
 }
 
-pub async fn export(client: &Client, args: Export) -> Result<ExitCode, Failure> {
+pub async fn export(client: &Client, args: ExportArgs) -> Result<ExitCode, CliFailure> {
     let mut spec = client.vnet(&args.vnet).await?.spec;
     spec.as_object_mut().map(|object| object.remove("status"));
     if args.save {
@@ -66,7 +70,7 @@ pub async fn export(client: &Client, args: Export) -> Result<ExitCode, Failure> 
         let mut paths = files.iter().map(|(place, _)| directory.join(place));
         if let Some(path) = paths.find(|path| path.symlink_metadata().is_ok()) {
             let path = path.display();
-            return Err(Failure::Other(format!(
+            return Err(CliFailure::Other(format!(
                 "{path} is there already; name another directory, or say --force"
             )));
         }
@@ -74,7 +78,7 @@ pub async fn export(client: &Client, args: Export) -> Result<ExitCode, Failure> 
     for (place, text) in &files {
         let path = directory.join(place);
         write(&path, text)
-            .map_err(|error| Failure::Other(format!("{}: {error}", path.display())))?;
+            .map_err(|error| CliFailure::Other(format!("{}: {error}", path.display())))?;
     }
     let count = pdp_spec::count(files.len() - 1, "file");
     let yaml = directory.join(format!("{}.yaml", args.vnet));
@@ -87,7 +91,7 @@ fn write(path: &Path, text: &str) -> std::io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Files of all nodes: the node, the path there, and what the spec says of it.
+/// Lists the files of all nodes: the node, the path in it, and the file's spec.
 fn files_of(spec: &mut Value) -> Vec<(String, String, &mut Value)> {
     let nodes = spec["spec"]["nodes"].as_object_mut().into_iter().flatten();
     let mut all = Vec::new();
@@ -98,19 +102,21 @@ fn files_of(spec: &mut Value) -> Vec<(String, String, &mut Value)> {
     all
 }
 
-/// Where the file of a node goes, below the directory.
-fn place(node: &str, path: &str) -> Result<String, Failure> {
+/// Returns the path of a node's file below the directory.
+fn place(node: &str, path: &str) -> Result<String, CliFailure> {
     let below = path.strip_prefix('/').unwrap_or(path);
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
     let place = format!("{node}/{below}");
     if below.is_empty() || !Path::new(&place).components().all(plain) {
-        return Err(Failure::Other(format!("node {node}: {path:?} is no path below a directory")));
+        return Err(CliFailure::Other(format!(
+            "node {node}: {path:?} is no path below a directory"
+        )));
     }
     Ok(place)
 }
 
-/// Takes over what the nodes' files are now.
-async fn save(client: &Client, vnet: &str, spec: &mut Value) -> Result<(), Failure> {
+/// Replaces contents in the spec by those of the nodes' files now.
+async fn save(client: &Client, vnet: &str, spec: &mut Value) -> Result<(), CliFailure> {
     let mut frr = std::collections::BTreeSet::new();
     for (node, path, file) in files_of(spec) {
         let name = NodeName { vnet: vnet.into(), node: node.clone() };
@@ -135,17 +141,18 @@ async fn save(client: &Client, vnet: &str, spec: &mut Value) -> Result<(), Failu
     Ok(())
 }
 
-/// The exit code of a command in a node, and what it wrote, as far as a file of a spec may be long.
+/// Returns the exit code of a command in a node and its output. Keeps little more than a spec's
+/// file may have.
 async fn run(
     client: &Client,
     name: &NodeName,
     words: &[String],
-) -> Result<(i32, Vec<u8>), Failure> {
+) -> Result<(i32, Vec<u8>), CliFailure> {
     let request = ExecRequest { command: words.to_vec(), ..Default::default() };
     let mut connection = client.exec(&name.vnet, &name.node, &request).await?;
     let mut bytes = Vec::new();
     let code = until_end(&mut connection, |frame| {
-        if let Frame::Stdout(more) = frame
+        if let ExecFrame::Stdout(more) = frame
             && bytes.len() <= FILE_BYTES_MAX
         {
             bytes.extend(more);
@@ -161,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_stay_below_the_directory() {
+    fn exported_files_stay_below_the_directory() {
         assert_eq!(place("r1", "/etc/frr/frr.conf").unwrap(), "r1/etc/frr/frr.conf");
         for (node, path) in
             [("r1", "/"), ("r1", "/../x"), ("..", "/x"), ("", "/x"), ("r1", "/a/./../b")]

@@ -1,45 +1,45 @@
-//! Why a command failed, in words on standard error, and its exit code.
+//! Failures of commands: messages on standard error, and exit codes.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use pdp_api::Problem;
 use pdp_api::client::Error;
-use pdp_api::exec::FrameError;
+use pdp_api::exec::ExecFrameError;
 use pdp_spec::{Diagnostic, SourceFile};
 
-/// It failed.
+/// Exit code of a failure.
 const FAILED: u8 = 1;
-/// The command line is wrong; as clap has it.
+/// Exit code of a wrong command line, the same as clap's.
 const USAGE: u8 = 2;
-/// No daemon answers.
+/// Exit code if no daemon answers.
 const NO_DAEMON: u8 = 3;
 
-/// Why a command failed.
+/// Cause of a command's failure.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// The daemon refused or does not answer.
+pub enum CliFailure {
+    /// The daemon refuses or does not answer.
     #[error(transparent)]
     Api(#[from] Error),
-    /// Reading or writing here failed.
+    /// Reading or writing on this machine failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The connection of a command in a guest broke.
+    /// The connection of a command in a guest broke off.
     #[error(transparent)]
-    Frame(#[from] FrameError),
-    /// What was asked for makes no sense.
+    Frame(#[from] ExecFrameError),
+    /// The command line makes no sense.
     #[error("{0}")]
     Usage(String),
-    /// It failed; the text says why and what to do.
+    /// Another failure; the text tells why and what to do.
     #[error("{0}")]
     Other(String),
-    /// Files are wrong.
+    /// Files have errors.
     #[error("{} in the files", pdp_spec::count(.0.len(), "fault"))]
     Files(Vec<Diagnostic>, Vec<SourceFile>),
 }
 
-impl Failure {
-    /// Turns a refusal of files into one that can show their lines.
+impl CliFailure {
+    /// If the daemon refused files, returns a failure that shows their lines.
     pub fn about(self, files: &[SourceFile]) -> Self {
         match self {
             Self::Api(Error::Problem(problem)) if !problem.diagnostics.is_empty() => {
@@ -49,10 +49,10 @@ impl Failure {
         }
     }
 
-    /// Says why on standard error; returns the exit code.
+    /// Prints the failure on standard error. Returns the exit code.
     pub fn report(self) -> ExitCode {
         if self.is_broken_pipe() {
-            // Whoever read the output has seen enough.
+            // The reader of the output needs no more.
             return ExitCode::SUCCESS;
         }
         let (text, code) = self.text();
@@ -69,7 +69,7 @@ impl Failure {
         }
     }
 
-    /// The words, and the exit code.
+    /// Returns the message and the exit code.
     pub fn text(&self) -> (String, u8) {
         match self {
             Self::Api(Error::NoDaemon { place, source }) => {
@@ -91,7 +91,7 @@ impl Failure {
                             server's machine shows the SHA-256 of its own";
                 (format!("error: {}\nhint: {hint}\n", with_causes(self)), FAILED)
             }
-            Self::Api(Error::Place(text)) => (format!("error: {text}\n"), USAGE),
+            Self::Api(Error::InvalidAddress(text)) => (format!("error: {text}\n"), USAGE),
             Self::Api(Error::Problem(problem)) => (problem_text(problem), FAILED),
             Self::Files(diagnostics, files) => {
                 let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -1,4 +1,4 @@
-//! Filters, counters, queues and frames of a router that the mux forwards for.
+//! `pdp fastpath`: filters, counters, queues and frames of a router that the mux forwards for.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -10,27 +10,28 @@ use clap::{ArgGroup, Subcommand};
 use pdp_api::client::Client;
 use pdp_api::{
     FASTPATH_COUNTERS_AT_ONCE, FastpathChange, FastpathCounter, FastpathCountersQuery,
-    FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathQueue,
-    FastpathQueueSetting, FastpathQueuesQuery, FastpathVerdict, FastpathWay,
+    FastpathDirection, FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
+    FastpathQueue, FastpathQueueSetting, FastpathQueuesQuery, FastpathVerdict,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::args::{self, Format};
 use crate::complete;
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::name::NodeName;
 use crate::output::{or_dash, print, table};
 use crate::show::bits;
 use crate::stats::{show, since};
 use crate::watch::until_interrupted;
 
-/// Bytes of a file of filters.
+/// Largest file of filters, bytes.
 const FILE_BYTES_MAX: u64 = pdp_api::BODY_BYTES_MAX as u64;
 
-/// Show and change the filters of a fast path (`dataPlane: {kind: fastpath}`), read its counters, send frames by it.
+/// Show and change the filters of a fast path (`dataPlane: {kind: fastpath}`), read its counters,
+/// send frames.
 ///
-/// A program in the control guest that says which filters there are (docs/slowpath.md) removes those of this command when it
-/// connects, and this command's `apply` removes the program's.
+/// A program in the control guest may control the filters as well (docs/slowpath.md). When it
+/// connects, it removes the filters of this command; this command's `apply` removes the program's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp fastpath red/r1 filters\n         \
                         pdp fastpath red/r1 add --id 1 --priority 10 --match 'ip proto udp dport 53' --drop --counter 0\n         \
@@ -41,133 +42,135 @@ const FILE_BYTES_MAX: u64 = pdp_api::BODY_BYTES_MAX as u64;
                         pdp fastpath red/r1 remove 1 2\n         \
                         pdp fastpath red/r1 apply -f filters.yaml\n         \
                         pdp fastpath red/r1 send --out eth1 ffffffffffff02000000000188b5")]
-pub struct Fastpath {
+pub struct FastpathArgs {
     /// VNET/ROUTER.
     #[arg(value_name = "ROUTER", add = complete::nodes())]
     pub name: NodeName,
     #[command(subcommand)]
-    pub action: Action,
+    pub action: FastpathAction,
     #[arg(short = 'o', long, value_enum, global = true, default_value_t)]
     pub format: Format,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Action {
-    /// List the filters, and what those with a counter have counted.
+pub enum FastpathAction {
+    /// List the filters and the counts of their counters.
     #[command(visible_alias = "list")]
     Filters,
-    /// Add a filter, or replace the one with its number.
-    Add(Add),
+    /// Add a filter, or replace the one with the same number.
+    Add(AddFilterArgs),
     /// Remove filters, all at once.
     Remove {
-        /// Their numbers.
+        /// Numbers of the filters.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<u32>,
     },
-    /// Print counters: those that counted something, or these.
+    /// Print these counters, or all that are not zero.
     Counters {
-        /// Their numbers.
+        /// Numbers of the counters.
         #[arg(value_name = "NUMBER")]
         numbers: Vec<u32>,
-        /// Again and again, with rates, every so many seconds.
+        /// Print again and again, with rates, every so many seconds.
         #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
             default_missing_value = "1", value_parser = args::seconds)]
         watch: Option<Duration>,
     },
-    /// List the queues of its interfaces' links, with what they have.
+    /// List the queues of its interfaces' links, with their counters.
     Queues {
-        /// Those of this interface.
+        /// Only queues of this interface.
         #[arg(value_name = "IFACE")]
         port: Option<String>,
     },
-    /// Set a queue's weight and length, within what the spec says; what is not given is as there.
-    Queue(Queue),
+    /// Set a queue's weight and length, within the spec's limits. Values that are not given stay.
+    Queue(SetQueueArgs),
     /// Replace all filters by those of a file, all at once.
     ///
-    /// It has a list `filters`, each with the keys that `filters -o yaml` prints.
+    /// The file has a list `filters`, each with the keys that `filters -o yaml` prints.
     Apply {
-        /// YAML or JSON; - for standard input.
+        /// YAML or JSON file; - for standard input.
         #[arg(short, long, value_name = "FILE")]
         file: PathBuf,
     },
-    /// Send a frame out of an interface, or as if it had come by one: then filters and routes decide.
-    Send(Send),
+    /// Send a frame out of an interface, or process it as if received from one, by filters and
+    /// routes.
+    Send(SendFrameArgs),
 }
 
 #[derive(Debug, clap::Args)]
 #[command(group = ArgGroup::new("verdict").args(["drop", "pass", "punt", "send"]).required(true))]
-pub struct Add {
-    /// Its number, from 0 on.
+pub struct AddFilterArgs {
+    /// Number of the filter, from 0 on.
     #[arg(long, value_name = "N")]
     id: u32,
     /// The matching filter with the highest priority wins; among equals, the oldest.
     #[arg(short, long, value_name = "P", default_value_t)]
     priority: u32,
-    /// Which packets: `ip` or `ip6`, then any of src PREFIX, dst PREFIX, proto NAME, sport N, dport N, tos N,
-    /// dscp N, in IFACE; where the code is `fields`, `raw HEX[/MASK]`, then in IFACE.
+    /// Packets to match: `ip` or `ip6`, then any of src PREFIX, dst PREFIX, proto NAME, sport N,
+    /// dport N, tos N, dscp N, in IFACE. With the code `fields`: `raw HEX[/MASK]`, then in IFACE.
     #[arg(short, long, value_name = "MATCH")]
     r#match: String,
-    /// Drop them.
+    /// Drop matching packets.
     #[arg(long)]
     drop: bool,
-    /// Treat them as if there were no filter.
+    /// Treat matching packets as if there were no filter.
     #[arg(long)]
     pass: bool,
-    /// Punt them to the control guest.
+    /// Punt matching packets to the control guest.
     #[arg(long)]
     punt: bool,
-    /// Send them out of this interface.
+    /// Send matching packets out of this interface.
     #[arg(long, value_name = "IFACE")]
     send: Option<String>,
-    /// With --send: to this MAC address.
+    /// With --send: destination MAC address.
     #[arg(long, value_name = "MAC")]
     to: Option<String>,
-    /// With --send, where the code is `fields`: bytes for the header, in hexadecimal.
+    /// With --send and the code `fields`: bytes for the header, in hexadecimal.
     #[arg(long, value_name = "HEX", conflicts_with = "to")]
     data: Option<String>,
-    /// Counter that counts them.
+    /// Number of the counter for matching packets.
     #[arg(long, value_name = "N")]
     counter: Option<u32>,
     /// Send a copy out of this interface; may be repeated.
     #[arg(long = "copy", value_name = "IFACE")]
     copies: Vec<String>,
-    /// Queue of the interface that they leave by, counted from 1.
+    /// Queue of the egress interface, counted from 1.
     #[arg(long, value_name = "N")]
     queue: Option<u16>,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Queue {
-    /// The interface that frames leave by.
+pub struct SetQueueArgs {
+    /// Egress interface.
     #[arg(value_name = "IFACE")]
     port: String,
-    /// Which of its queues, counted from 1.
+    /// Number of the interface's queue, counted from 1.
     #[arg(value_name = "QUEUE")]
     queue: u16,
-    /// Its share beside other queues that have frames.
+    /// Weight relative to other queues that have frames.
     #[arg(long, value_name = "W")]
     weight: Option<u32>,
-    /// Frames that may wait in it.
+    /// Largest number of waiting frames.
     #[arg(long, value_name = "N")]
     frames: Option<u32>,
-    /// Bytes that may wait in it.
+    /// Largest number of waiting bytes.
     #[arg(long, value_name = "N")]
     bytes: Option<u32>,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(group = ArgGroup::new("way").args(["out", "into"]).required(true))]
-pub struct Send {
-    /// Out of this interface.
+pub struct SendFrameArgs {
+    /// Send out of this interface.
     #[arg(long, value_name = "IFACE")]
     out: Option<String>,
-    /// As if it had arrived at this interface.
+    /// Process as if received from this interface.
     #[arg(long = "in", value_name = "IFACE")]
     into: Option<String>,
-    /// With --out: the queue that it waits in, counted from 1.
+    /// With --out: queue of the interface, counted from 1.
     #[arg(long, value_name = "N", conflicts_with = "into")]
     queue: Option<u16>,
-    /// The frame from Ethernet's header on, without checksum, in hexadecimal; colons and blanks are left out.
+    /// Frame from the Ethernet header on, without checksum, in hexadecimal; colons and blanks are
+    /// ignored.
     #[arg(value_name = "HEX")]
     frame: String,
 }
@@ -175,51 +178,53 @@ pub struct Send {
 /// A file of filters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct FilterFile {
     filters: Vec<FastpathFilter>,
 }
 
-/// A filter with what it counted.
+/// A filter with its counts.
 #[derive(Serialize)]
-struct Counted {
+struct FilterWithCounter {
     #[serde(flatten)]
     filter: FastpathFilter,
     #[serde(flatten)]
     counted: Option<FastpathCounter>,
 }
 
-/// A counter by its number.
+/// Counts of one counter.
 #[derive(Serialize)]
-struct Row {
+struct NumberedCounter {
     counter: u32,
     #[serde(flatten)]
     counted: FastpathCounter,
     #[serde(flatten)]
-    rates: Option<Rates>,
+    rates: Option<CounterRates>,
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Rates {
+struct CounterRates {
     pps: f64,
     bps: f64,
 }
 
-pub async fn fastpath(client: &Client, args: Fastpath) -> Result<ExitCode, Failure> {
+pub async fn fastpath(client: &Client, args: FastpathArgs) -> Result<ExitCode, CliFailure> {
     let (name, format) = (&args.name, args.format);
     let change = match args.action {
-        Action::Filters => return filters(client, name, format).await,
-        Action::Counters { numbers, watch } => {
+        FastpathAction::Filters => return filters(client, name, format).await,
+        FastpathAction::Counters { numbers, watch } => {
             return counters(client, name, &numbers, watch, format).await;
         }
-        Action::Send(wanted) => return send(client, name, wanted).await,
-        Action::Queues { port } => return queues(client, name, port, format).await,
-        Action::Queue(Queue { port, queue, weight, frames, bytes }) => {
+        FastpathAction::Send(wanted) => return send(client, name, wanted).await,
+        FastpathAction::Queues { port } => return queues(client, name, port, format).await,
+        FastpathAction::Queue(SetQueueArgs { port, queue, weight, frames, bytes }) => {
             let queue = FastpathQueueSetting { port, queue, weight, frames, bytes };
             FastpathChange { queues: vec![queue], ..Default::default() }
         }
-        Action::Add(wanted) => FastpathChange { set: vec![wanted.filter()?], ..Default::default() },
-        Action::Remove { ids } => FastpathChange { remove: ids, ..Default::default() },
-        Action::Apply { file } => {
+        FastpathAction::Add(wanted) => {
+            FastpathChange { set: vec![wanted.filter()?], ..Default::default() }
+        }
+        FastpathAction::Remove { ids } => FastpathChange { remove: ids, ..Default::default() },
+        FastpathAction::Apply { file } => {
             FastpathChange { set: read(&file)?, sweep: true, ..Default::default() }
         }
     };
@@ -229,8 +234,8 @@ pub async fn fastpath(client: &Client, args: Fastpath) -> Result<ExitCode, Failu
     })
 }
 
-impl Add {
-    fn filter(self) -> Result<FastpathFilter, Failure> {
+impl AddFilterArgs {
+    fn filter(self) -> Result<FastpathFilter, CliFailure> {
         let verdict = match (self.drop, self.pass, self.punt) {
             (true, ..) => FastpathVerdict::Drop,
             (_, true, _) => FastpathVerdict::Pass,
@@ -238,7 +243,7 @@ impl Add {
             _ => FastpathVerdict::Send,
         };
         if verdict != FastpathVerdict::Send && (self.to.is_some() || self.data.is_some()) {
-            return Err(Failure::Usage("--to and --data go with --send".into()));
+            return Err(CliFailure::Usage("--to and --data go with --send".into()));
         }
         Ok(FastpathFilter {
             id: self.id,
@@ -255,9 +260,9 @@ impl Add {
     }
 }
 
-/// The filters of a file.
-fn read(path: &PathBuf) -> Result<Vec<FastpathFilter>, Failure> {
-    let bad = |why: &dyn std::fmt::Display| Failure::Other(format!("{}: {why}", path.display()));
+/// Reads the filters of a file.
+fn read(path: &PathBuf) -> Result<Vec<FastpathFilter>, CliFailure> {
+    let bad = |why: &dyn std::fmt::Display| CliFailure::Other(format!("{}: {why}", path.display()));
     let mut text = String::new();
     let mut from: Box<dyn Read> = match path.as_os_str() == "-" {
         true => Box::new(std::io::stdin()),
@@ -270,11 +275,11 @@ fn read(path: &PathBuf) -> Result<Vec<FastpathFilter>, Failure> {
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(bad(&format!("more than {FILE_BYTES_MAX} bytes")));
     }
-    // JSON is YAML, but has a faster reader.
-    let file: File = match serde_json::from_str(&text) {
+    // JSON is YAML, but has a faster parser.
+    let file: FilterFile = match serde_json::from_str(&text) {
         Ok(file) => file,
         Err(_) => {
-            // Room for as many filters as there may be.
+            // The budget allows the largest number of filters.
             let budget = serde_saphyr::budget! { max_events: 8_000_000, max_nodes: 4_000_000 };
             let options = serde_saphyr::options! { budget: budget, with_snippet: false };
             serde_saphyr::from_str_with_options(&text, options).map_err(|error| bad(&error))?
@@ -283,16 +288,20 @@ fn read(path: &PathBuf) -> Result<Vec<FastpathFilter>, Failure> {
     Ok(file.filters)
 }
 
-async fn send(client: &Client, name: &NodeName, args: Send) -> Result<ExitCode, Failure> {
+async fn send(
+    client: &Client,
+    name: &NodeName,
+    args: SendFrameArgs,
+) -> Result<ExitCode, CliFailure> {
     let frame: String =
         args.frame.chars().filter(|c| *c != ':' && !c.is_ascii_whitespace()).collect();
     if !frame.len().is_multiple_of(2) || !frame.chars().all(|digit| digit.is_ascii_hexdigit()) {
         let problem = "the frame is no bytes in hexadecimal, like ffffffffffff02000000000188b5";
-        return Err(Failure::Usage(problem.into()));
+        return Err(CliFailure::Usage(problem.into()));
     }
     let (port, way) = match (args.out, args.into) {
-        (Some(port), _) => (port, FastpathWay::Out),
-        (None, port) => (port.unwrap_or_default(), FastpathWay::In),
+        (Some(port), _) => (port, FastpathDirection::Out),
+        (None, port) => (port.unwrap_or_default(), FastpathDirection::In),
     };
     let frame = FastpathFrame { port, way, queue: args.queue, frame };
     client.send_frame(&name.vnet, &name.node, &frame).await?;
@@ -304,7 +313,7 @@ async fn queues(
     name: &NodeName,
     port: Option<String>,
     format: Format,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliFailure> {
     let query = FastpathQueuesQuery { port };
     let all = client.fastpath_queues(&name.vnet, &name.node, &query).await?;
     print(format, &all.queues, |queues| {
@@ -328,7 +337,7 @@ async fn queues(
     })
 }
 
-async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<ExitCode, Failure> {
+async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<ExitCode, CliFailure> {
     let mut all = FastpathFilters::default();
     let mut first = 0;
     loop {
@@ -337,19 +346,19 @@ async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<Exi
         all.filters.extend(part.filters);
         (all.code, all.filters_max, all.counters) = (part.code, part.filters_max, part.counters);
         match part.next {
-            // Always further on, whatever is answered.
+            // Always advance, whatever the answer is.
             Some(next) if next > first => first = next,
             _ => break,
         }
     }
     let counters = all.filters.iter().filter_map(|filter| filter.counter);
     let counted = read_counters(client, name, counters).await?;
-    let rows: Vec<Counted> = all
+    let rows: Vec<FilterWithCounter> = all
         .filters
         .into_iter()
         .map(|filter| {
             let counted = filter.counter.and_then(|counter| counted.get(&counter).copied());
-            Counted { filter, counted }
+            FilterWithCounter { filter, counted }
         })
         .collect();
     let end = format!(
@@ -363,7 +372,7 @@ async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<Exi
         let header = ["ID", "PRIORITY", "MATCH", "VERDICT", "COUNTER", "PACKETS", "BYTES"];
         let or_none =
             |number: Option<u64>| or_dash(number.map_or(String::new(), |it| it.to_string()));
-        let row = |row: &Counted| {
+        let row = |row: &FilterWithCounter| {
             [
                 row.filter.id.to_string(),
                 row.filter.priority.to_string(),
@@ -378,7 +387,7 @@ async fn filters(client: &Client, name: &NodeName, format: Format) -> Result<Exi
     })
 }
 
-/// What becomes of packets, in a word or some.
+/// Formats the verdict of a filter.
 fn verdict(filter: &FastpathFilter) -> String {
     let word = |name: &str, value: &Option<String>| {
         value.as_ref().map_or(String::new(), |value| format!("{name}{value}"))
@@ -400,19 +409,22 @@ async fn counters(
     numbers: &[u32],
     watch: Option<Duration>,
     format: Format,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliFailure> {
     let now = async || match numbers {
         [] => {
             let mut all = all_counters(client, name).await?;
             all.retain(|_, counted| *counted != FastpathCounter::default());
-            Ok::<_, Failure>(all)
+            Ok::<_, CliFailure>(all)
         }
         _ => read_counters(client, name, numbers.iter().copied()).await,
     };
     let mut last = (Instant::now(), now().await?);
     let Some(pause) = watch else {
-        let rows =
-            last.1.into_iter().map(|(counter, counted)| Row { counter, counted, rates: None });
+        let rows = last.1.into_iter().map(|(counter, counted)| NumberedCounter {
+            counter,
+            counted,
+            rates: None,
+        });
         return print(format, &rows.collect::<Vec<_>>(), |rows| text(rows));
     };
     until_interrupted(async {
@@ -423,11 +435,11 @@ async fn counters(
             let rate = |then: u64, now: u64| since(then, now) as f64 / seconds;
             let row = |(&counter, &counted): (&u32, &FastpathCounter)| {
                 let then = last.1.get(&counter).copied().unwrap_or_default();
-                let rates = Rates {
+                let rates = CounterRates {
                     pps: rate(then.packets, counted.packets),
                     bps: rate(then.bytes, counted.bytes) * 8.0,
                 };
-                Row { counter, counted, rates: Some(rates) }
+                NumberedCounter { counter, counted, rates: Some(rates) }
             };
             show(format, true, &all.iter().map(row).collect::<Vec<_>>(), |rows| text(rows))?;
             last = (at, all);
@@ -436,8 +448,8 @@ async fn counters(
     .await
 }
 
-fn text(rows: &[Row]) -> String {
-    let first = |row: &Row| {
+fn text(rows: &[NumberedCounter]) -> String {
+    let first = |row: &NumberedCounter| {
         let FastpathCounter { packets, bytes, sent, sent_bytes } = row.counted;
         [u64::from(row.counter), packets, bytes, sent, sent_bytes].map(|it| it.to_string())
     };
@@ -445,9 +457,9 @@ fn text(rows: &[Row]) -> String {
         let header = ["COUNTER", "PACKETS", "BYTES", "SENT", "BYTES"];
         return table(header, rows.iter().map(first).collect());
     }
-    let row = |row: &Row| {
+    let row = |row: &NumberedCounter| {
         let [counter, packets, bytes, sent, sent_bytes] = first(row);
-        let rates = row.rates.unwrap_or(Rates { pps: 0.0, bps: 0.0 });
+        let rates = row.rates.unwrap_or(CounterRates { pps: 0.0, bps: 0.0 });
         let (pps, bps) = (format!("{:.0}", rates.pps), bits(rates.bps as u64));
         [counter, packets, bytes, sent, sent_bytes, pps, bps]
     };
@@ -455,11 +467,11 @@ fn text(rows: &[Row]) -> String {
     table(header, rows.iter().map(row).collect())
 }
 
-/// All counters that there are.
+/// Reads all counters of a fast path.
 async fn all_counters(
     client: &Client,
     name: &NodeName,
-) -> Result<BTreeMap<u32, FastpathCounter>, Failure> {
+) -> Result<BTreeMap<u32, FastpathCounter>, CliFailure> {
     let mut all = BTreeMap::new();
     let mut first = 0;
     loop {
@@ -474,12 +486,12 @@ async fn all_counters(
     }
 }
 
-/// Some of the counters: those near to each other by one request.
+/// Reads some counters. One request reads counters with near numbers.
 async fn read_counters(
     client: &Client,
     name: &NodeName,
     numbers: impl Iterator<Item = u32>,
-) -> Result<BTreeMap<u32, FastpathCounter>, Failure> {
+) -> Result<BTreeMap<u32, FastpathCounter>, CliFailure> {
     let mut wanted: Vec<u32> = numbers.collect();
     wanted.sort_unstable();
     wanted.dedup();

@@ -6,29 +6,30 @@ use std::process::ExitCode;
 
 use pdp_spec::{Existing, Object, SourceFile, Substrate, SubstrateSpec, limits, parse};
 
-use crate::args::Validate;
-use crate::failure::Failure;
+use crate::args::ValidateArgs;
+use crate::failure::CliFailure;
 use crate::output;
 
-/// Which files of the machine a spec may name, to be put into it.
+/// Files of the machine that a spec may refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
-    /// Those below the spec's own directory: who wrote it gets at no others of who applies it.
+pub enum AllowedFiles {
+    /// Only files below the spec's own directory. The spec's author can't read other files of the
+    /// user who applies it.
     Below,
-    /// All.
+    /// All files.
     Any,
 }
 
-impl Named {
-    /// As the flag says.
+impl AllowedFiles {
+    /// Returns the rule for the flag `--allow-files-outside`.
     pub fn by(outside: bool) -> Self {
         if outside { Self::Any } else { Self::Below }
     }
 }
 
-/// Reads files with all that they name; a directory stands for the specs in it, in the order of
+/// Reads files with the files that they refer to. A directory stands for its specs, in the order of
 /// their names, and `-` for standard input.
-pub fn read(paths: &[PathBuf], named: Named) -> Result<Vec<SourceFile>, Failure> {
+pub fn read(paths: &[PathBuf], named: AllowedFiles) -> Result<Vec<SourceFile>, CliFailure> {
     let mut files = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
@@ -44,7 +45,7 @@ pub fn read(paths: &[PathBuf], named: Named) -> Result<Vec<SourceFile>, Failure>
                 }
             }
             if found.is_empty() {
-                return Err(Failure::Other(format!(
+                return Err(CliFailure::Other(format!(
                     "{}: no *.yaml or *.yml in it",
                     path.display()
                 )));
@@ -60,25 +61,25 @@ pub fn read(paths: &[PathBuf], named: Named) -> Result<Vec<SourceFile>, Failure>
     Ok(files)
 }
 
-fn file(path: &Path, named: Named) -> Result<SourceFile, Failure> {
-    let bytes = bytes(path, limits::SPEC_BYTES_MAX).map_err(Failure::Other)?;
+fn file(path: &Path, named: AllowedFiles) -> Result<SourceFile, CliFailure> {
+    let bytes = bytes(path, limits::SPEC_BYTES_MAX).map_err(CliFailure::Other)?;
     let text = String::from_utf8(bytes)
-        .map_err(|_| Failure::Other(format!("{}: not UTF-8 text", path.display())))?;
+        .map_err(|_| CliFailure::Other(format!("{}: not UTF-8 text", path.display())))?;
     let directory = path.parent().unwrap_or(Path::new(""));
     Ok(source(path.display().to_string(), text, directory, named))
 }
 
-fn source(name: String, text: String, directory: &Path, named: Named) -> SourceFile {
+fn source(name: String, text: String, directory: &Path, named: AllowedFiles) -> SourceFile {
     SourceFile::read(name, text, |from, bytes_max| {
         let path = directory.join(from);
-        if named == Named::Below {
+        if named == AllowedFiles::Below {
             below(&path, directory)?;
         }
         bytes(&path, bytes_max)
     })
 }
 
-/// That a path is below a directory, wherever symbolic links lead.
+/// Checks that a path is below a directory after following symbolic links.
 fn below(path: &Path, directory: &Path) -> Result<(), String> {
     let real = |path: &Path| {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -103,14 +104,14 @@ fn bytes(path: &Path, bytes_max: usize) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Other(format!("{}: {error}", path.display()))
+fn unreadable(path: &Path, error: &std::io::Error) -> CliFailure {
+    CliFailure::Other(format!("{}: {error}", path.display()))
 }
 
-/// The objects of files, as `pdp delete` and `pdp inspect` name them: vnets, then tenants, then the
-/// substrate.
-pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
-    let documents = parse(files).map_err(|faults| Failure::Files(faults, files.to_vec()))?;
+/// Lists the objects of files by their names in `pdp delete` and `pdp inspect`: vnets, then
+/// tenants, then the substrate.
+pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, CliFailure> {
+    let documents = parse(files).map_err(|faults| CliFailure::Files(faults, files.to_vec()))?;
     let (mut vnets, mut tenants, mut substrate) = (Vec::new(), Vec::new(), None);
     for document in &documents {
         let name = document.object.name();
@@ -125,9 +126,9 @@ pub fn objects(files: &[SourceFile]) -> Result<Vec<String>, Failure> {
     Ok(vnets)
 }
 
-pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
-    let files = read(&args.files.paths(), Named::by(args.outside.allow_files_outside))?;
-    let documents = parse(&files).map_err(|faults| Failure::Files(faults, files.clone()))?;
+pub fn validate(args: ValidateArgs) -> Result<ExitCode, CliFailure> {
+    let files = read(&args.files.paths(), AllowedFiles::by(args.outside.allow_files_outside))?;
+    let documents = parse(&files).map_err(|faults| CliFailure::Files(faults, files.clone()))?;
     let substrates = documents.iter().filter_map(|document| match &document.object {
         Object::Substrate(substrate) => Some(&substrate.spec),
         Object::VirtualNetwork(_) | Object::Tenant(_) => None,
@@ -135,7 +136,7 @@ pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
     let mut substrates = substrates.peekable();
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |cpus| cpus.count());
     let (existing, scope) = if substrates.peek().is_some() {
-        // One that names CPUs may be of another machine.
+        // A substrate that names CPUs may be for another machine.
         let cpus = substrates.any(SubstrateSpec::is_of_machine).then_some(0..cpus);
         let cpus = cpus.into_iter().flatten().collect();
         (Existing { cpus, ..Existing::default() }, "they fit together".to_owned())
@@ -148,7 +149,7 @@ pub fn validate(args: Validate) -> Result<ExitCode, Failure> {
         (Existing { substrate, unknown: true, ..Existing::default() }, scope)
     };
     let intent = pdp_spec::check(&documents, &existing)
-        .map_err(|faults| Failure::Files(faults, files.clone()))?;
+        .map_err(|faults| CliFailure::Files(faults, files.clone()))?;
     for remark in pdp_spec::remarks(&documents, &intent) {
         eprintln!("warning: {remark}");
     }

@@ -1,57 +1,63 @@
-//! A watch that goes on where it ended: across restarts of the daemon and broken connections.
+//! A watch that continues where it ended, across restarts of the daemon and broken connections.
 
 use std::time::Duration;
 
-use pdp_api::client::{Client, Error, Watch};
-use pdp_api::{Cursor, ProblemKind, Snapshot, WatchEvent, WatchLine, WatchQuery};
+use pdp_api::client::{Client, Error, WatchStream};
+use pdp_api::{EventCursor, ProblemKind, Snapshot, WatchEvent, WatchLine, WatchQuery};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Pause before a daemon that went is looked for again.
+/// Pause between two attempts to reach the daemon again.
 const AGAIN_PAUSE: Duration = Duration::from_millis(500);
 
-/// Lines that wait here for who reads them; then they wait at the daemon, which says what was lost.
+/// Lines buffered for the reader. More lines wait at the daemon, which reports lost ones.
 const LINES_MAX: usize = 64;
 
-/// What comes of it.
+/// Report of a followed watch.
 #[derive(Debug)]
-pub enum Said {
+pub enum WatchUpdate {
     Line(WatchLine),
-    /// Nothing comes any more, and why; it is tried again.
+    /// The watch broke off, and why. It is tried again.
     Gone(String),
-    /// Something comes again.
+    /// The watch works again.
     Back,
 }
 
-/// A stream of one daemon, and of the next where that started anew.
-pub struct Following {
+/// A watch of a daemon that continues with the daemon's next run.
+pub struct WatchFollower {
     client: Client,
     query: WatchQuery,
-    watch: Option<Watch>,
+    watch: Option<WatchStream>,
     gone: bool,
 }
 
-impl Following {
-    /// Begins at once. An error: the daemon does not answer, or refuses.
+impl WatchFollower {
+    /// Begins the watch at once.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or refuses.
     pub async fn begin(client: &Client, query: WatchQuery) -> Result<Self, Error> {
         let watch = Some(client.watch(&query).await?);
         Ok(Self { watch, ..Self::later(client, query) })
     }
 
-    /// Begins when it is asked for its first line, and as soon as a daemon answers.
+    /// Begins the watch with the first call of [`Self::next`], as soon as a daemon answers.
     pub fn later(client: &Client, query: WatchQuery) -> Self {
         Self { client: client.clone(), query, watch: None, gone: false }
     }
 
-    /// What comes next. An error: who asks may not, or not any more.
-    pub async fn next(&mut self) -> Result<Said, Error> {
+    /// Returns the next line or change of the connection.
+    ///
+    /// # Errors
+    /// The client has no rights, or lost them.
+    pub async fn next(&mut self) -> Result<WatchUpdate, Error> {
         loop {
             let why = match &mut self.watch {
                 Some(watch) => match watch.next().await {
                     Ok(Some(WatchLine::End(end))) => end.reason,
                     Ok(Some(line)) => {
                         self.note(&line);
-                        return Ok(Said::Line(line));
+                        return Ok(WatchUpdate::Line(line));
                     }
                     Ok(None) => "the stream ended".to_owned(),
                     Err(error) => error.to_string(),
@@ -64,7 +70,7 @@ impl Following {
                         Ok(watch) => {
                             self.watch = Some(watch);
                             if std::mem::take(&mut self.gone) {
-                                return Ok(Said::Back);
+                                return Ok(WatchUpdate::Back);
                             }
                             continue;
                         }
@@ -77,23 +83,23 @@ impl Following {
             };
             self.watch = None;
             if !std::mem::replace(&mut self.gone, true) {
-                return Ok(Said::Gone(format!("{why}; waiting for the daemon")));
+                return Ok(WatchUpdate::Gone(format!("{why}; waiting for the daemon")));
             }
         }
     }
 
-    /// Keeps the place from where to go on.
+    /// Remembers the position to continue at.
     fn note(&mut self, line: &WatchLine) {
         if let WatchLine::Event(WatchEvent { boot, seq, .. })
         | WatchLine::Snapshot(Snapshot { boot, seq, .. }) = line
         {
-            self.query.after = Some(Cursor { boot: boot.clone(), seq: *seq });
+            self.query.after = Some(EventCursor { boot: boot.clone(), seq: *seq });
             self.query.since_ms = None;
         }
     }
 
-    /// Has it read beside everything else.
-    pub fn spawn(mut self) -> Followed {
+    /// Reads the watch in a task of its own.
+    pub fn spawn(mut self) -> BackgroundWatch {
         let (send, said) = mpsc::channel(LINES_MAX);
         let reader = tokio::spawn(async move {
             loop {
@@ -104,30 +110,30 @@ impl Following {
                 }
             }
         });
-        Followed { said, reader }
+        BackgroundWatch { updates: said, reader }
     }
 }
 
-/// One that is read beside everything else, as long as this lives.
-pub struct Followed {
-    said: mpsc::Receiver<Result<Said, Error>>,
+/// A watch that a task reads, until this is dropped.
+pub struct BackgroundWatch {
+    updates: mpsc::Receiver<Result<WatchUpdate, Error>>,
     reader: JoinHandle<()>,
 }
 
-impl Drop for Followed {
+impl Drop for BackgroundWatch {
     fn drop(&mut self) {
         self.reader.abort();
     }
 }
 
-impl Followed {
-    /// What comes next; `None` after an error. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Option<Result<Said, Error>> {
-        self.said.recv().await
+impl BackgroundWatch {
+    /// Returns the next line or change; `None` after an error. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Option<Result<WatchUpdate, Error>> {
+        self.updates.recv().await
     }
 
-    /// What came already.
-    pub fn next_now(&mut self) -> Option<Result<Said, Error>> {
-        self.said.try_recv().ok()
+    /// Returns the next line or change if it has already arrived.
+    pub fn next_now(&mut self) -> Option<Result<WatchUpdate, Error>> {
+        self.updates.try_recv().ok()
     }
 }

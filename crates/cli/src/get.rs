@@ -1,4 +1,4 @@
-//! `pdp get`: lists of vnets, and of what they have.
+//! `pdp get`: lists of vnets and their parts.
 
 use std::process::ExitCode;
 
@@ -7,32 +7,34 @@ use pdp_api::{LinkStatus, NodeStatus, ProblemKind, Vnet, VnetSummary};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::output::{or_dash, table};
 use crate::selector::Selector;
 use crate::shape::Shape;
 use crate::show::{LINK_HEADER, cores, kind_and_plane, link_row, note, power, waits, yes};
-use crate::{show, who};
+use crate::{access, show};
 
-/// List vnets, or their nodes, links or ends outside; tenants; or show the substrate.
+/// List vnets, or their nodes, links or external ends; list tenants; or show the substrate.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp get\n         pdp get red blue -o json\n         \
                   pdp get nodes -l role=spine -o wide\n         pdp get links red\n         \
                   pdp get nodes red -o jsonpath='{[*].name}'\n         pdp get tenants")]
-pub struct Get {
-    /// What (vnets if it is not said: nodes, links, externals, tenants, substrate), and then only of these vnets.
+pub struct GetArgs {
+    /// Kind of objects (default: vnets; or nodes, links, externals, tenants, substrate), and then
+    /// only those of these vnets.
     #[arg(value_name = "nodes|links|externals|tenants|substrate|VNET", add = crate::complete::vnets())]
     pub names: Vec<String>,
-    /// Only nodes whose labels meet this: key=value, key!=value, key, !key, key in (a,b); several with commas.
+    /// Only nodes whose labels match: key=value, key!=value, key, !key, key in (a,b); several with
+    /// commas.
     #[arg(short = 'l', long, value_name = "SELECTOR")]
     pub selector: Option<Selector>,
     #[command(flatten)]
     pub shape: Shape,
 }
 
-/// What is listed, as it is called in the singular or plural.
+/// Kind of listed objects; its names are singular or plural.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum ListingKind {
     Vnets,
     Nodes,
     Links,
@@ -41,40 +43,40 @@ enum What {
     Substrate,
 }
 
-const WHAT: [(&str, &str, What); 6] = [
-    ("vnet", "vnets", What::Vnets),
-    ("node", "nodes", What::Nodes),
-    ("link", "links", What::Links),
-    ("external", "externals", What::Externals),
-    ("tenant", "tenants", What::Tenants),
-    ("substrate", "substrate", What::Substrate),
+const WHAT: [(&str, &str, ListingKind); 6] = [
+    ("vnet", "vnets", ListingKind::Vnets),
+    ("node", "nodes", ListingKind::Nodes),
+    ("link", "links", ListingKind::Links),
+    ("external", "externals", ListingKind::Externals),
+    ("tenant", "tenants", ListingKind::Tenants),
+    ("substrate", "substrate", ListingKind::Substrate),
 ];
 
-pub async fn get(client: &Client, args: Get) -> Result<ExitCode, Failure> {
-    let Get { names, selector, shape } = args;
+pub async fn get(client: &Client, args: GetArgs) -> Result<ExitCode, CliFailure> {
+    let GetArgs { names, selector, shape } = args;
     let of =
         |name: &String| WHAT.iter().find(|(one, many, _)| [*one, *many].contains(&name.as_str()));
     let (what, names) = match names.split_first().map(|(first, rest)| (of(first), rest)) {
         Some((Some((.., what)), rest)) => (*what, rest),
-        _ => (What::Vnets, &names[..]),
+        _ => (ListingKind::Vnets, &names[..]),
     };
-    if selector.is_some() && what != What::Nodes {
-        return Err(Failure::Usage("-l selects nodes: pdp get nodes -l SELECTOR".into()));
+    if selector.is_some() && what != ListingKind::Nodes {
+        return Err(CliFailure::Usage("-l selects nodes: pdp get nodes -l SELECTOR".into()));
     }
-    if !names.is_empty() && matches!(what, What::Tenants | What::Substrate) {
-        return Err(Failure::Usage("`get tenants` and `get substrate` take no names".into()));
+    if !names.is_empty() && matches!(what, ListingKind::Tenants | ListingKind::Substrate) {
+        return Err(CliFailure::Usage("`get tenants` and `get substrate` take no names".into()));
     }
     match what {
-        What::Vnets => vnets(client, names, &shape).await,
-        What::Nodes => nodes(client, names, selector.as_ref(), &shape).await,
-        What::Links => links(client, names, &shape).await,
-        What::Externals => externals(client, names, &shape).await,
-        What::Tenants => who::tenants(client, &shape).await,
-        What::Substrate => show::substrate_shown(client, &shape).await,
+        ListingKind::Vnets => vnets(client, names, &shape).await,
+        ListingKind::Nodes => nodes(client, names, selector.as_ref(), &shape).await,
+        ListingKind::Links => links(client, names, &shape).await,
+        ListingKind::Externals => externals(client, names, &shape).await,
+        ListingKind::Tenants => access::tenants(client, &shape).await,
+        ListingKind::Substrate => show::substrate_shown(client, &shape).await,
     }
 }
 
-async fn vnets(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, Failure> {
+async fn vnets(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, CliFailure> {
     let vnets = named(client, names).await?;
     shape.print(&vnets, |vnets, _| {
         if vnets.is_empty() {
@@ -102,25 +104,25 @@ fn summary(vnet: &VnetSummary) -> [String; 10] {
     ]
 }
 
-/// Those of these names, or all.
-async fn named(client: &Client, names: &[String]) -> Result<Vec<VnetSummary>, Failure> {
+/// Returns the vnets with these names, or all.
+async fn named(client: &Client, names: &[String]) -> Result<Vec<VnetSummary>, CliFailure> {
     let mut vnets = client.vnets().await?;
     for name in names {
         if !vnets.iter().any(|vnet| vnet.name == *name) {
-            return Err(Failure::Other(format!("no vnet {name}; `pdp get` lists them")));
+            return Err(CliFailure::Other(format!("no vnet {name}; `pdp get` lists them")));
         }
     }
     vnets.retain(|vnet| names.is_empty() || names.contains(&vnet.name));
     Ok(vnets)
 }
 
-/// The same, whole.
-async fn whole(client: &Client, names: &[String]) -> Result<Vec<Vnet>, Failure> {
+/// Returns the vnets with these names, or all, with spec and status.
+async fn whole(client: &Client, names: &[String]) -> Result<Vec<Vnet>, CliFailure> {
     let mut all = Vec::new();
     for VnetSummary { name, .. } in named(client, names).await? {
         match client.vnet(&name).await {
             Ok(vnet) => all.push(Vnet { name, ..vnet }),
-            // One that went meanwhile has nothing.
+            // A vnet deleted meanwhile is left out.
             Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => {}
             Err(error) => return Err(error.into()),
         }
@@ -128,9 +130,9 @@ async fn whole(client: &Client, names: &[String]) -> Result<Vec<Vnet>, Failure> 
     Ok(all)
 }
 
-/// Something, and whose it is.
+/// An object with the name of its vnet.
 #[derive(Serialize)]
-struct Of<T> {
+struct InVnet<T> {
     vnet: String,
     #[serde(flatten)]
     it: T,
@@ -141,10 +143,10 @@ async fn nodes(
     names: &[String],
     selector: Option<&Selector>,
     shape: &Shape,
-) -> Result<ExitCode, Failure> {
-    let mut nodes: Vec<Of<NodeStatus>> = Vec::new();
+) -> Result<ExitCode, CliFailure> {
+    let mut nodes: Vec<InVnet<NodeStatus>> = Vec::new();
     for vnet in whole(client, names).await? {
-        let of = |it| Of { vnet: vnet.name.clone(), it };
+        let of = |it| InVnet { vnet: vnet.name.clone(), it };
         nodes.extend(vnet.status.nodes.into_iter().map(of));
     }
     nodes.retain(|node| selector.is_none_or(|selector| selector.selects(&node.it.labels)));
@@ -175,7 +177,7 @@ async fn nodes(
     })
 }
 
-fn node_row(of: &Of<NodeStatus>) -> [String; 8] {
+fn node_row(of: &InVnet<NodeStatus>) -> [String; 8] {
     let node = &of.it;
     let [kind, plane] = kind_and_plane(node);
     let commands = node.commands.iter().map(|command| u64::from(command.restarts));
@@ -192,7 +194,7 @@ fn node_row(of: &Of<NodeStatus>) -> [String; 8] {
     ]
 }
 
-fn wide_row(of: &Of<NodeStatus>) -> [String; 12] {
+fn wide_row(of: &InVnet<NodeStatus>) -> [String; 12] {
     let [name, kind, plane, state, ready, power, restarts, note] = node_row(of);
     let node = &of.it;
     let of_ports = node.ports.iter().flat_map(|port| &port.addresses);
@@ -215,42 +217,46 @@ fn wide_row(of: &Of<NodeStatus>) -> [String; 12] {
     ]
 }
 
-async fn links(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, Failure> {
-    let mut links: Vec<Of<LinkStatus>> = Vec::new();
+async fn links(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, CliFailure> {
+    let mut links: Vec<InVnet<LinkStatus>> = Vec::new();
     for vnet in whole(client, names).await? {
-        let of = |it| Of { vnet: vnet.name.clone(), it };
+        let of = |it| InVnet { vnet: vnet.name.clone(), it };
         links.extend(vnet.status.links.into_iter().map(of));
     }
     shape.print(&links, |links, _| {
         if links.is_empty() {
             return "no links; a vnet has them in `spec.links`\n".into();
         }
-        let row = |of: &Of<LinkStatus>| link_row(format!("{}/{}", of.vnet, of.it.name), &of.it);
+        let row = |of: &InVnet<LinkStatus>| link_row(format!("{}/{}", of.vnet, of.it.name), &of.it);
         table(LINK_HEADER, links.iter().map(row).collect())
     })
 }
 
-/// An end outside, as its vnet's spec has it, with the link that goes there.
+/// An external end from its vnet's spec, with its link.
 #[derive(Serialize)]
-struct External {
+struct ListedExternal {
     name: String,
-    /// The substrate's external interface.
+    /// Name of the substrate's external interface.
     interface: String,
-    /// Kind of its tunnel, or `interface`: all frames of it that no tunnel takes.
+    /// Kind of its tunnel. `interface`: all frames of the interface that no tunnel receives.
     kind: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<LinkStatus>,
-    /// How the link calls it.
+    /// Text for the end in the link's status.
     #[serde(skip)]
     words: String,
 }
 
-async fn externals(client: &Client, names: &[String], shape: &Shape) -> Result<ExitCode, Failure> {
+async fn externals(
+    client: &Client,
+    names: &[String],
+    shape: &Shape,
+) -> Result<ExitCode, CliFailure> {
     let mut externals = Vec::new();
     for vnet in whole(client, names).await? {
         for (name, spec) in vnet.spec["spec"]["externals"].as_object().into_iter().flatten() {
-            let it = External::of(&vnet, name, spec);
-            externals.push(Of { vnet: vnet.name.clone(), it });
+            let it = ListedExternal::of(&vnet, name, spec);
+            externals.push(InVnet { vnet: vnet.name.clone(), it });
         }
     }
     shape.print(&externals, |externals, _| {
@@ -258,7 +264,7 @@ async fn externals(client: &Client, names: &[String], shape: &Shape) -> Result<E
             let hint = "a vnet has them in `spec.externals`, the machine's interfaces are in `pdp get substrate`";
             return format!("no externals; {hint}\n");
         }
-        let row = |of: &Of<External>| {
+        let row = |of: &InVnet<ListedExternal>| {
             let link = of.it.link.as_ref();
             [
                 format!("{}/{}", of.vnet, of.it.name),
@@ -272,7 +278,7 @@ async fn externals(client: &Client, names: &[String], shape: &Shape) -> Result<E
     })
 }
 
-impl External {
+impl ListedExternal {
     fn of(vnet: &Vnet, name: &str, spec: &Value) -> Self {
         let end = Value::from(format!("external:{name}"));
         let mut link = None;

@@ -6,13 +6,13 @@ use pdp_api::client::Client;
 use pdp_api::{ImageInfo, ImageQuery, PullRequest};
 
 use crate::args::{self, Format, ImagesAction};
-use crate::failure::Failure;
-use crate::output::{Shown, or_dash, print, report, table, write};
+use crate::failure::CliFailure;
+use crate::output::{ProgressDisplay, or_dash, print, report, table, write};
 
-/// Digits of a digest that are shown; more are known to none who types.
+/// Digits shown of a digest.
 const DIGITS: usize = 12;
 
-pub async fn images(client: &Client, args: args::Images) -> Result<ExitCode, Failure> {
+pub async fn images(client: &Client, args: args::ImagesArgs) -> Result<ExitCode, CliFailure> {
     match args.action.unwrap_or(ImagesAction::List(args.list)) {
         ImagesAction::List(list) => print(list.format, &client.images().await?, |images| {
             if images.is_empty() {
@@ -32,7 +32,7 @@ pub async fn images(client: &Client, args: args::Images) -> Result<ExitCode, Fai
             table(["TENANT", "IMAGE", "DIGEST", "SIZE", "UNPACKED", "USED BY"], rows.collect())
         }),
         ImagesAction::Pull { image, tenant } => {
-            let mut shown = Shown::new();
+            let mut shown = ProgressDisplay::new();
             let request = PullRequest { image, tenant };
             let result = client.pull_image(&request, |step| shown.step(step)).await;
             drop(shown);

@@ -1,10 +1,11 @@
-//! `pdp`: the command for people and scripts. A client of the daemon's API, and nothing else.
+//! `pdp`: the command for people and scripts. It is only a client of the daemon's API.
 //!
 //! Exit codes: 0 done; 1 failed (and: `routes --diff` found differences); 2 wrong usage; 3 no
-//! daemon answers. `exec` and `shell` pass the code of the command on.
+//! daemon answers. `exec` and `shell` return the command's exit code.
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod args;
 mod capture;
 mod change;
@@ -37,7 +38,6 @@ mod tip;
 mod top;
 mod wait;
 mod watch;
-mod who;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,24 +45,24 @@ use std::process::ExitCode;
 use pdp_api::DaemonName;
 use pdp_api::client::Client;
 
-use args::{Args, Command};
-use failure::Failure;
+use args::{Args, CliCommand};
+use failure::CliFailure;
 
 fn main() -> ExitCode {
     complete::answer();
     let args = match Args::read() {
         Ok(args) => args,
         Err(error) => match tip::tip(&error) {
-            Some(tip) => return Failure::Usage(tip).report(),
+            Some(tip) => return CliFailure::Usage(tip).report(),
             None => error.exit(),
         },
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return Failure::from(error).report(),
+        Err(error) => return CliFailure::from(error).report(),
     };
     let result = runtime.block_on(run(args));
-    // A thread that waits for standard input must not hold the exit up.
+    // A thread that waits for standard input must not delay the end of the process.
     runtime.shutdown_background();
     match result {
         Ok(code) => code,
@@ -70,10 +70,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// A client of the daemon that the arguments name, as whom they say.
-fn client(args: &Args) -> Result<Client, Failure> {
+/// Returns a client for the daemon and the identity that the arguments select.
+fn client(args: &Args) -> Result<Client, CliFailure> {
     let read = |path: &Path| {
-        std::fs::read(path).map_err(|error| Failure::Other(format!("{}: {error}", path.display())))
+        std::fs::read(path)
+            .map_err(|error| CliFailure::Other(format!("{}: {error}", path.display())))
     };
     let client = match &args.server {
         Some(server) => Client::over_tls(server, &read(&args.ca)?)?,
@@ -94,39 +95,39 @@ fn client(args: &Args) -> Result<Client, Failure> {
     })
 }
 
-async fn run(args: Args) -> Result<ExitCode, Failure> {
+async fn run(args: Args) -> Result<ExitCode, CliFailure> {
     let client = client(&args)?;
     match args.command {
-        Command::Up(up) => change::up(&client, args.daemon.as_ref(), up).await,
-        Command::Down(down) => change::down(&client, down).await,
-        Command::Apply(apply) => change::apply(&client, apply).await,
-        Command::Export(wanted) => export::export(&client, wanted).await,
-        Command::Delete(delete) => change::delete(&client, delete).await,
-        Command::Link(link) => change::link(&client, link).await,
-        Command::Fdb(fdb) => show::fdb(&client, fdb).await,
-        Command::Restart(wanted) => restart::restart(&client, wanted).await,
-        Command::Scale(scale) => change::scale(&client, scale).await,
-        Command::Get(get) => get::get(&client, get).await,
-        Command::Inspect(inspect) => show::inspect(&client, inspect).await,
-        Command::Wait(wait) => wait::wait(&client, wait).await,
-        Command::Exec(exec) => exec::exec(&client, exec).await,
-        Command::Cp(cp) => cp::cp(&client, cp).await,
-        Command::Shell(shell) => exec::shell(&client, shell).await,
-        Command::Logs(logs) => watch::logs(&client, logs).await,
-        Command::Capture(capture) => capture::capture(&client, capture).await,
-        Command::Trace(trace) => watch::trace(&client, trace).await,
-        Command::Stats(stats) => stats::stats(&client, stats).await,
-        Command::Events(wanted) => events::events(&client, wanted).await,
-        Command::Top(wanted) => top::top(&client, wanted).await,
-        Command::Fastpath(wanted) => fastpath::fastpath(&client, wanted).await,
-        Command::Routes(routes) => routes::routes(&client, routes).await,
-        Command::Validate(validate) => files::validate(validate),
-        Command::Images(images) => images::images(&client, images).await,
-        Command::Token(token) => who::token(&client, token).await,
-        Command::Audit(audit) => who::audit(&client, audit).await,
-        Command::Doctor(doctor) => show::doctor(&client, doctor).await,
-        Command::Experiment(wanted) => experiment::run(wanted),
-        Command::Version(version) => show::version(&client, version).await,
-        Command::Completion { shell } => complete::script(shell),
+        CliCommand::Up(up) => change::up(&client, args.daemon.as_ref(), up).await,
+        CliCommand::Down(down) => change::down(&client, down).await,
+        CliCommand::Apply(apply) => change::apply(&client, apply).await,
+        CliCommand::Export(wanted) => export::export(&client, wanted).await,
+        CliCommand::Delete(delete) => change::delete(&client, delete).await,
+        CliCommand::Link(link) => change::link(&client, link).await,
+        CliCommand::Fdb(fdb) => show::fdb(&client, fdb).await,
+        CliCommand::Restart(wanted) => restart::restart(&client, wanted).await,
+        CliCommand::Scale(scale) => change::scale(&client, scale).await,
+        CliCommand::Get(get) => get::get(&client, get).await,
+        CliCommand::Inspect(inspect) => show::inspect(&client, inspect).await,
+        CliCommand::Wait(wait) => wait::wait(&client, wait).await,
+        CliCommand::Exec(exec) => exec::exec(&client, exec).await,
+        CliCommand::Cp(cp) => cp::cp(&client, cp).await,
+        CliCommand::Shell(shell) => exec::shell(&client, shell).await,
+        CliCommand::Logs(logs) => watch::logs(&client, logs).await,
+        CliCommand::Capture(capture) => capture::capture(&client, capture).await,
+        CliCommand::Trace(trace) => watch::trace(&client, trace).await,
+        CliCommand::Stats(stats) => stats::stats(&client, stats).await,
+        CliCommand::Events(wanted) => events::events(&client, wanted).await,
+        CliCommand::Top(wanted) => top::top(&client, wanted).await,
+        CliCommand::Fastpath(wanted) => fastpath::fastpath(&client, wanted).await,
+        CliCommand::Routes(routes) => routes::routes(&client, routes).await,
+        CliCommand::Validate(validate) => files::validate(validate),
+        CliCommand::Images(images) => images::images(&client, images).await,
+        CliCommand::Token(token) => access::token(&client, token).await,
+        CliCommand::Audit(audit) => access::audit(&client, audit).await,
+        CliCommand::Doctor(doctor) => show::doctor(&client, doctor).await,
+        CliCommand::Experiment(wanted) => experiment::run(wanted),
+        CliCommand::Version(version) => show::version(&client, version).await,
+        CliCommand::Completion { shell } => complete::script(shell),
     }
 }

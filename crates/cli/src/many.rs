@@ -1,7 +1,7 @@
-//! `pdp exec` in several nodes at a time: their output by lines, with the node's name before each.
+//! `pdp exec` in several nodes at a time: their output line by line, each after the node's name.
 //!
-//! Lines come node by node, in the order in which the nodes are named. A command that keeps the others waiting for a
-//! second ends that: from then on each line is written as it comes.
+//! Lines are written node by node, in the order in which the nodes are named. If a command delays
+//! the others' lines for a second, each line is written as it arrives from then on.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,38 +9,39 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pdp_api::client::Client;
-use pdp_api::exec::{ExecRequest, Frame, write_frame};
+use pdp_api::exec::{ExecFrame, ExecRequest, write_frame};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::exec::output;
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::name::NodeName;
 
-/// Nodes in which the command runs at a time: half of the sessions that a tenant has where nobody says otherwise.
+/// Largest number of nodes that run the command at a time: half of the default limit of a tenant's
+/// sessions.
 const AT_ONCE: usize = 8;
 
-/// Longest line that is kept until its end.
+/// Longest line that is kept until its end, bytes.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
-/// Longest time that one node keeps the lines of others waiting.
+/// Longest time that one node delays the lines of others.
 const TURN_TIME: Duration = Duration::from_secs(1);
 
-/// Bytes of lines that wait.
+/// Largest size of all waiting lines, bytes.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
-/// Runs a command in each of the nodes, without standard input. The exit code is the highest of all; 1 of one in which
-/// it could not be run.
+/// Runs a command in each of the nodes, without standard input. Returns the highest exit code; a
+/// command that could not be run counts as 1.
 pub async fn run(
     client: &Client,
     vnet: &str,
     nodes: Vec<String>,
     request: ExecRequest,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliFailure> {
     let width = nodes.iter().map(String::len).max().unwrap_or_default();
     let (request, places) = (Arc::new(request), Arc::new(Semaphore::new(AT_ONCE)));
-    let turns = Turns::new(nodes.len());
+    let turns = OutputOrder::new(nodes.len());
     let mut running = JoinSet::new();
     for (number, node) in nodes.into_iter().enumerate() {
         let (client, request, places) = (client.clone(), request.clone(), places.clone());
@@ -48,11 +49,11 @@ pub async fn run(
         let name = NodeName { vnet: vnet.into(), node };
         running.spawn(async move {
             let _place = places.acquire().await;
-            let to = |stream| Lines::new(&name.node, width, turns.writer(number, stream));
-            let (mut out, mut err) = (to(Stream::Out), to(Stream::Err));
+            let to = |stream| PrefixedWriter::new(&name.node, width, turns.writer(number, stream));
+            let (mut out, mut err) = (to(OutputStream::Out), to(OutputStream::Err));
             let ended = one(&client, &name, &request, &mut out, &mut err).await;
             let code = match ended {
-                Err(Failure::Io(error)) => return Err(Failure::Io(error)),
+                Err(CliFailure::Io(error)) => return Err(CliFailure::Io(error)),
                 Err(failure) => {
                     err.write_all(failure.text().0.as_bytes())?;
                     1
@@ -62,7 +63,7 @@ pub async fn run(
             out.end()?;
             err.end()?;
             turns.ended(number)?;
-            // The low byte is what the system keeps of an exit code.
+            // The system keeps only the low byte of an exit code.
             Ok(code as u8)
         });
     }
@@ -84,21 +85,21 @@ async fn one(
     request: &ExecRequest,
     out: &mut impl Write,
     err: &mut impl Write,
-) -> Result<i32, Failure> {
+) -> Result<i32, CliFailure> {
     let connection = client.exec(&name.vnet, &name.node, request).await?;
     let (mut from, mut to) = tokio::io::split(connection);
-    write_frame(&mut to, &Frame::StdinEnd).await?;
+    write_frame(&mut to, &ExecFrame::StdinEnd).await?;
     output(&mut from, name, out, err).await
 }
 
-/// Where a line is written.
+/// Destination of a line.
 #[derive(Clone, Copy)]
-enum Stream {
+enum OutputStream {
     Out,
     Err,
 }
 
-impl Stream {
+impl OutputStream {
     fn write(self, line: &[u8]) -> io::Result<()> {
         match self {
             Self::Out => io::stdout().write_all(line).and_then(|()| io::stdout().flush()),
@@ -107,26 +108,26 @@ impl Stream {
     }
 }
 
-/// The node whose lines are written now, and the waiting lines of the others.
+/// Order of the output: the node whose lines are written now, and the waiting lines of the others.
 #[derive(Clone)]
-struct Turns(Arc<Mutex<State>>);
+struct OutputOrder(Arc<Mutex<OutputOrderState>>);
 
-struct State {
-    /// Lines that wait, by node.
-    held: Vec<Vec<(Stream, Vec<u8>)>>,
+struct OutputOrderState {
+    /// Waiting lines, by node.
+    held: Vec<Vec<(OutputStream, Vec<u8>)>>,
     held_bytes: usize,
     ended: Vec<bool>,
-    /// First node whose command runs.
+    /// First node whose command still runs. Its lines are written now.
     turn: usize,
-    /// Since when it is that node's turn.
+    /// Start of that node's time.
     since: Instant,
-    /// True once lines are written as they come.
+    /// True if lines are written as they arrive.
     released: bool,
 }
 
-impl Turns {
+impl OutputOrder {
     fn new(nodes: usize) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(OutputOrderState {
             held: vec![Vec::new(); nodes],
             held_bytes: 0,
             ended: vec![false; nodes],
@@ -136,16 +137,16 @@ impl Turns {
         })))
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut OutputOrderState) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes whole lines of a node in its turn.
-    fn writer(&self, node: usize, stream: Stream) -> InTurn {
-        InTurn { turns: self.clone(), node, stream }
+    /// Returns a writer for whole lines of a node.
+    fn writer(&self, node: usize, stream: OutputStream) -> OrderedWriter {
+        OrderedWriter { turns: self.clone(), node, stream }
     }
 
-    /// The command of a node ended.
+    /// Notes that a node's command ended.
     fn ended(&self, node: usize) -> io::Result<()> {
         self.with(|state| {
             state.ended[node] = true;
@@ -157,7 +158,7 @@ impl Turns {
         })
     }
 
-    /// Waits until a node's turn takes too long.
+    /// Waits until a node delays the others too long.
     async fn overdue(&self) {
         while let Some(until) = self.with(|state| (!state.released).then_some(state.since)) {
             let until = until + TURN_TIME;
@@ -169,14 +170,14 @@ impl Turns {
         std::future::pending().await
     }
 
-    /// From now on lines are written as they come.
+    /// Writes lines as they arrive from now on.
     fn release(&self) -> io::Result<()> {
-        self.with(State::release)
+        self.with(OutputOrderState::release)
     }
 }
 
-impl State {
-    fn line(&mut self, node: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
+impl OutputOrderState {
+    fn line(&mut self, node: usize, stream: OutputStream, line: &[u8]) -> io::Result<()> {
         if self.released || node == self.turn {
             return stream.write(line);
         }
@@ -185,7 +186,7 @@ impl State {
         if self.held_bytes > HELD_BYTES_MAX { self.release() } else { Ok(()) }
     }
 
-    /// Writes what a node said before its turn.
+    /// Writes a node's waiting lines.
     fn flush(&mut self, node: usize) -> io::Result<()> {
         for (stream, line) in self.held.get_mut(node).map(std::mem::take).unwrap_or_default() {
             self.held_bytes -= line.len();
@@ -200,14 +201,14 @@ impl State {
     }
 }
 
-/// Writer of one node's lines to one stream.
-struct InTurn {
-    turns: Turns,
+/// Writer of one node's lines to one stream, in the nodes' order.
+struct OrderedWriter {
+    turns: OutputOrder,
     node: usize,
-    stream: Stream,
+    stream: OutputStream,
 }
 
-impl Write for InTurn {
+impl Write for OrderedWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.turns.with(|state| state.line(self.node, self.stream, line)).map(|()| line.len())
     }
@@ -218,18 +219,18 @@ impl Write for InTurn {
 }
 
 /// Writes whole lines, each after the name of its node.
-struct Lines<W> {
+struct PrefixedWriter<W> {
     head: String,
     line: Vec<u8>,
     to: W,
 }
 
-impl<W: Write> Lines<W> {
+impl<W: Write> PrefixedWriter<W> {
     fn new(node: &str, width: usize, to: W) -> Self {
         Self { head: format!("{node:width$} | "), line: Vec::new(), to }
     }
 
-    /// Writes what is left of a line without its end.
+    /// Writes the rest of a line without an end.
     fn end(&mut self) -> io::Result<()> {
         if self.line.is_empty() { Ok(()) } else { self.line() }
     }
@@ -243,7 +244,7 @@ impl<W: Write> Lines<W> {
     }
 }
 
-impl<W: Write> Write for Lines<W> {
+impl<W: Write> Write for PrefixedWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for &byte in bytes {
             if byte != b'\n' {
@@ -266,16 +267,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_line_has_its_node_and_no_line_is_kept_for_ever() {
+    fn output_lines_are_prefixed_and_bounded() {
         let mut written = Vec::new();
-        let mut lines = Lines::new("r1", 3, &mut written);
+        let mut lines = PrefixedWriter::new("r1", 3, &mut written);
         lines.write_all(b"a\n\nb").unwrap();
         lines.write_all(b"c").unwrap();
         lines.end().unwrap();
         lines.end().unwrap();
         assert_eq!(String::from_utf8_lossy(&written), "r1  | a\nr1  | \nr1  | bc\n");
         let mut long = Vec::new();
-        Lines::new("r1", 2, &mut long).write_all(&vec![b'x'; 2 * LINE_BYTES_MAX + 1]).unwrap();
+        PrefixedWriter::new("r1", 2, &mut long)
+            .write_all(&vec![b'x'; 2 * LINE_BYTES_MAX + 1])
+            .unwrap();
         assert_eq!(long.iter().filter(|byte| **byte == b'\n').count(), 2);
     }
 }

@@ -13,13 +13,13 @@ pub struct NodeName {
 
 /// A port of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortName {
+pub struct VnetPortName {
     pub vnet: String,
     pub node: String,
     pub port: String,
 }
 
-impl std::fmt::Display for PortName {
+impl std::fmt::Display for VnetPortName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}:{}", self.vnet, self.node, self.port)
     }
@@ -32,19 +32,20 @@ pub struct LinkName {
     pub link: String,
 }
 
-/// Where a file is.
+/// Location of a file to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CopyLocation {
     /// Standard input or output.
     Stream,
     /// A file of this machine.
-    Here(PathBuf),
+    Local(PathBuf),
     /// A path in a node.
     Node(NodeName, String),
 }
 
-impl Place {
-    /// `-`, `VNET/NODE:PATH`, and all else is a file here; `./a:b` and `/tmp:b` too, as no vnet is called so.
+impl CopyLocation {
+    /// Parses `-` or `VNET/NODE:PATH`; any other text is a file of this machine. So are `./a:b` and
+    /// `/tmp:b`, since no vnet has such a name.
     pub fn of(text: OsString) -> Self {
         let in_node = |text: &str| {
             let (node, path) = text.split_once(':')?;
@@ -53,13 +54,13 @@ impl Place {
         };
         match text.to_str() {
             Some("-") => Self::Stream,
-            Some(text) => in_node(text).unwrap_or_else(|| Self::Here(text.into())),
-            None => Self::Here(text.into()),
+            Some(text) => in_node(text).unwrap_or_else(|| Self::Local(text.into())),
+            None => Self::Local(text.into()),
         }
     }
 }
 
-/// A text that is no such name.
+/// Text that is not a name of the expected form.
 #[derive(Debug, thiserror::Error)]
 #[error("use {form}, for example {example}")]
 pub struct BadName {
@@ -83,7 +84,7 @@ impl FromStr for NodeName {
     }
 }
 
-impl FromStr for PortName {
+impl FromStr for VnetPortName {
     type Err = BadName;
 
     fn from_str(text: &str) -> Result<Self, BadName> {
@@ -110,24 +111,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_apart() {
+    fn object_names_are_split_into_parts() {
         let node: NodeName = "red/r1".parse().unwrap();
         assert_eq!((node.vnet.as_str(), node.node.as_str()), ("red", "r1"));
-        let port: PortName = "red/r1:eth0.5".parse().unwrap();
+        let port: VnetPortName = "red/r1:eth0.5".parse().unwrap();
         assert_eq!((port.node.as_str(), port.port.as_str()), ("r1", "eth0.5"));
         let link: LinkName = "red/r1:eth0".parse().unwrap();
         assert_eq!(link.link, "r1:eth0");
     }
 
     #[test]
-    fn files_are_here_or_in_a_node() {
-        let of = |text: &str| Place::of(text.into());
+    fn copy_locations_are_local_or_in_a_node() {
+        let of = |text: &str| CopyLocation::of(text.into());
         let node: NodeName = "acme.red/r1".parse().unwrap();
-        assert_eq!(of("acme.red/r1:/a:b c"), Place::Node(node.clone(), "/a:b c".into()));
-        assert_eq!(of("acme.red/r1:"), Place::Node(node, String::new()));
-        assert_eq!(of("-"), Place::Stream);
+        assert_eq!(of("acme.red/r1:/a:b c"), CopyLocation::Node(node.clone(), "/a:b c".into()));
+        assert_eq!(of("acme.red/r1:"), CopyLocation::Node(node, String::new()));
+        assert_eq!(of("-"), CopyLocation::Stream);
         for here in ["a", "a:b", "./a:b", "../a:b", "/tmp:b", "/tmp/a:b", "a/b/c:d", "./-", ""] {
-            assert_eq!(of(here), Place::Here(here.into()), "{here}");
+            assert_eq!(of(here), CopyLocation::Local(here.into()), "{here}");
         }
     }
 
@@ -137,7 +138,7 @@ mod tests {
             assert!(text.parse::<NodeName>().is_err(), "{text}");
         }
         for text in ["red/r1", "red/:eth0", "red/r1:", "r1:eth0", "red/r1:eth0/1"] {
-            assert!(text.parse::<PortName>().is_err(), "{text}");
+            assert!(text.parse::<VnetPortName>().is_err(), "{text}");
         }
         for text in ["red", "red/", "/r1"] {
             assert!(text.parse::<LinkName>().is_err(), "{text}");

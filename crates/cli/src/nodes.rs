@@ -1,21 +1,22 @@
-//! Several nodes of a vnet on the command line: `VNET/NODE[,NODE…]`, or `VNET` with `-l` or `--all`.
+//! Several nodes of a vnet on the command line: `VNET/NODE[,NODE…]`, or `VNET` with `-l` or
+//! `--all`.
 
 use std::str::FromStr;
 
 use pdp_api::client::Client;
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::selector::Selector;
 
 /// Nodes of a vnet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nodes {
+pub struct NodeNames {
     pub vnet: String,
-    /// Those that were named; `None`: it was the vnet alone.
+    /// The named nodes; `None` if only the vnet is given.
     named: Option<Vec<String>>,
 }
 
-impl FromStr for Nodes {
+impl FromStr for NodeNames {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -35,10 +36,11 @@ impl FromStr for Nodes {
     }
 }
 
-/// Flags that choose nodes of a vnet.
+/// Flags that select nodes of a vnet.
 #[derive(Debug, clap::Args)]
-pub struct Choice {
-    /// The nodes of VNET whose labels meet this: key=value, key!=value, key, !key, key in (a,b); several with commas.
+pub struct NodeChoice {
+    /// Nodes of VNET whose labels match: key=value, key!=value, key, !key, key in (a,b); several
+    /// with commas.
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "all")]
     selector: Option<Selector>,
     /// All nodes of VNET.
@@ -46,23 +48,27 @@ pub struct Choice {
     all: bool,
 }
 
-impl Nodes {
-    /// The node, if it is one that was named alone.
-    pub fn one(&self, choice: &Choice) -> Option<&str> {
+impl NodeNames {
+    /// Returns the node if exactly one is named.
+    pub fn one(&self, choice: &NodeChoice) -> Option<&str> {
         match self.named.as_deref() {
             Some([one]) if choice.selector.is_none() && !choice.all => Some(one),
             _ => None,
         }
     }
 
-    /// All of them, at least one, in the spec's order where they are not named.
-    pub async fn chosen(&self, client: &Client, choice: &Choice) -> Result<Vec<String>, Failure> {
+    /// Returns all selected nodes, at least one. Nodes that are not named come in the spec's order.
+    pub async fn chosen(
+        &self,
+        client: &Client,
+        choice: &NodeChoice,
+    ) -> Result<Vec<String>, CliFailure> {
         let vnet = &self.vnet;
         match (&self.named, choice.selector.is_some() || choice.all) {
             (Some(_), true) => {
-                Err(Failure::Usage(format!("-l and --all go with the vnet alone: {vnet}")))
+                Err(CliFailure::Usage(format!("-l and --all go with the vnet alone: {vnet}")))
             }
-            (None, false) => Err(Failure::Usage(format!(
+            (None, false) => Err(CliFailure::Usage(format!(
                 "{vnet} is a vnet: name a node, {vnet}/NODE, or choose some with -l or --all"
             ))),
             (Some(nodes), false) => {
@@ -77,7 +83,7 @@ impl Nodes {
                     nodes.retain(|node| selector.selects(&node.labels));
                     if nodes.is_empty() {
                         let hint = format!("`pdp get nodes {vnet} -o wide` shows their labels");
-                        return Err(Failure::Other(format!(
+                        return Err(CliFailure::Other(format!(
                             "no node of {vnet} has {selector}; {hint}"
                         )));
                     }
@@ -93,8 +99,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_named() {
-        let named = |text: &str| text.parse::<Nodes>().map(|nodes| (nodes.vnet, nodes.named));
+    fn node_lists_are_parsed_or_refused() {
+        let named = |text: &str| text.parse::<NodeNames>().map(|nodes| (nodes.vnet, nodes.named));
         let of = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
         assert_eq!(named("red"), Ok(("red".into(), None)));
         assert_eq!(named("acme.red/r1"), Ok(("acme.red".into(), of(&["r1"]))));

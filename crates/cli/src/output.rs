@@ -1,4 +1,5 @@
-//! What goes to standard output: tables for people, JSON and YAML for programs; and progress.
+//! Standard output: tables for people, JSON and YAML for programs. Also the progress on standard
+//! error.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -7,29 +8,29 @@ use std::time::{Duration, Instant};
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use indicatif::{ProgressBar, ProgressStyle};
-use pdp_api::{Action, Progress, Report};
+use pdp_api::{ChangeAction, ChangeReport, Progress};
 use serde::Serialize;
 
 use crate::args::Format;
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 
-/// How often progress is shown where standard error is no terminal.
+/// Interval of progress lines if standard error is no terminal.
 const PROGRESS_PAUSE: Duration = Duration::from_secs(2);
 
 /// Writes bytes to standard output.
-pub fn write(bytes: &[u8]) -> Result<ExitCode, Failure> {
+pub fn write(bytes: &[u8]) -> Result<ExitCode, CliFailure> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
     out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a value as JSON or YAML, or what `table` makes of it.
+/// Prints a value as JSON or YAML, or as the text that `table` returns.
 pub fn print<T: Serialize>(
     format: Format,
     value: &T,
     table: impl FnOnce(&T) -> String,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliFailure> {
     let text = match format {
         Format::Table => table(value),
         Format::Json => serde_json::to_string_pretty(value).map_err(io::Error::other)? + "\n",
@@ -38,11 +39,11 @@ pub fn print<T: Serialize>(
     write(text.as_bytes())
 }
 
-/// Columns whose text a terminal cuts at its edge: `pdp inspect` and pipes have all of it.
+/// Last columns that are cut at a terminal's edge. `pdp inspect` and pipes have the whole text.
 const CUT: [&str; 2] = ["NOTE", "DETAIL"];
 
-/// A table: columns with spaces between, and one line for each row. On a terminal a last column of [`CUT`] ends at the
-/// edge.
+/// Formats a table: columns separated by spaces, one line per row. On a terminal, a last column in
+/// [`CUT`] ends at the edge.
 pub fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
     let mut table = Table::new();
     let edge = io::stdout().is_terminal().then(|| table.width()).flatten();
@@ -69,21 +70,22 @@ fn lines(table: &str, edge: Option<usize>) -> String {
     table.lines().map(line).collect()
 }
 
-/// A section: its title and what is in it, or nothing if it is empty.
+/// Formats a section with its title; empty if the body is empty.
 pub fn section(title: &str, body: &str) -> String {
     if body.is_empty() { String::new() } else { format!("\n{title}\n{body}") }
 }
 
-/// `-` where there is nothing to say.
+/// Returns `-` for an empty text.
 pub fn or_dash(text: impl Into<String>) -> String {
     let text = text.into();
     if text.is_empty() { "-".into() } else { text }
 }
 
-/// Prints what a change did.
-pub fn report(format: Format, report: &Report) -> Result<ExitCode, Failure> {
+/// Prints the changes that a request made.
+pub fn report(format: Format, report: &ChangeReport) -> Result<ExitCode, CliFailure> {
     print(format, report, |report| {
-        let changed = report.changes.iter().filter(|change| change.action != Action::Unchanged);
+        let changed =
+            report.changes.iter().filter(|change| change.action != ChangeAction::Unchanged);
         let rows: Vec<_> = changed
             .map(|change| {
                 [change.object.clone(), change.action.name().into(), change.detail.clone()]
@@ -101,15 +103,15 @@ pub fn report(format: Format, report: &Report) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Shows the progress of a change on standard error: a bar on a terminal, else a line now and
-/// then of what takes long, where it is not the line before.
-pub struct Shown {
+/// Shows the progress of a change on standard error. On a terminal it is a bar. Otherwise it is a
+/// line from time to time, if the step differs from the last line.
+pub struct ProgressDisplay {
     bar: Option<ProgressBar>,
     last: Instant,
     line: String,
 }
 
-impl Shown {
+impl ProgressDisplay {
     pub fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(0);
@@ -142,7 +144,7 @@ impl Shown {
     }
 }
 
-impl Drop for Shown {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_a_line_that_ends_at_the_edge() {
+    fn table_rows_are_cut_at_the_terminal_edge() {
         let table = " VNET  NOTE                 \n lab   r1: übel, and why so  \n";
         assert_eq!(lines(table, None), "VNET  NOTE\nlab   r1: übel, and why so\n");
         assert_eq!(lines(table, Some(15)), "VNET  NOTE\nlab   r1: übel…\n");

@@ -1,41 +1,44 @@
-//! Captures as they come: pcap taken apart, and frames of several ports written as one pcapng, which says of each
-//! where it was.
+//! Captures as streams: a reader of pcap, and a writer that puts frames of several ports into one
+//! pcapng. The pcapng records each frame's port.
 //!
-//! Source: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng. What comes is the daemon's: nanoseconds, little-endian,
-//! Ethernet.
+//! Source: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng. The input is the daemon's:
+//! nanoseconds, little-endian, Ethernet.
 
 use std::io::{self, Write};
 
 use bytes::{Buf, BytesMut};
-use pdp_api::client::{Error, Stream};
+use pdp_api::client::{Error, ResponseStream};
 use pdp_wire::pcap::{self, HEADER, RECORD_BYTES};
 
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 
-/// Longest frame; more is none of the daemon's.
+/// Longest frame that the daemon sends, bytes.
 const FRAME_BYTES_MAX: usize = 1 << 16;
 
-/// A frame, as it stands in pcap.
+/// A frame of a pcap stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// When, nanoseconds since 1970.
+pub struct PcapRecord {
+    /// Time of capture, nanoseconds since 1970.
     pub at_ns: u64,
-    /// Its whole length, bytes.
+    /// Length of the whole frame, bytes.
     pub length: u32,
-    /// As much of it as was captured.
+    /// Captured beginning of the frame.
     pub bytes: Vec<u8>,
 }
 
-/// Frames out of what comes in pieces.
+/// Parses frames from a stream that arrives in pieces.
 #[derive(Debug, Default)]
-pub struct Records {
+pub struct PcapReader {
     bytes: BytesMut,
     begun: bool,
 }
 
-impl Records {
-    /// The next frame of a capture; `None` at its end.
-    pub async fn next(&mut self, from: &mut Stream) -> Result<Option<Record>, Failure> {
+impl PcapReader {
+    /// Returns the next frame of a capture; `None` at its end.
+    pub async fn next(
+        &mut self,
+        from: &mut ResponseStream,
+    ) -> Result<Option<PcapRecord>, CliFailure> {
         loop {
             if let Some(record) = self.take()? {
                 return Ok(Some(record));
@@ -47,8 +50,8 @@ impl Records {
         }
     }
 
-    /// The next frame of what has come; `None`: more is needed.
-    fn take(&mut self) -> Result<Option<Record>, Failure> {
+    /// Parses the next frame from the buffer; `None` if more bytes are needed.
+    fn take(&mut self) -> Result<Option<PcapRecord>, CliFailure> {
         if !self.begun {
             if self.bytes.len() < HEADER.len() {
                 return Ok(None);
@@ -64,7 +67,7 @@ impl Records {
             self.begun = true;
         }
         let Some(head) = self.bytes.first_chunk::<RECORD_BYTES>() else { return Ok(None) };
-        let pcap::Record { at_ns, kept, length } = pcap::Record::parse(head);
+        let pcap::PcapRecordHeader { at_ns, kept, length } = pcap::PcapRecordHeader::parse(head);
         let kept = kept as usize;
         if kept > FRAME_BYTES_MAX {
             return Err(Error::Answer(format!("a frame of {kept} bytes in a capture")).into());
@@ -73,18 +76,18 @@ impl Records {
             return Ok(None);
         }
         self.bytes.advance(RECORD_BYTES);
-        Ok(Some(Record { at_ns, length, bytes: self.bytes.split_to(kept).to_vec() }))
+        Ok(Some(PcapRecord { at_ns, length, bytes: self.bytes.split_to(kept).to_vec() }))
     }
 }
 
-/// A file with frames of ports.
-pub struct Writer<W> {
+/// Writer of a file with frames of ports.
+pub struct PcapWriter<W> {
     to: W,
     several: bool,
 }
 
-impl<W: Write> Writer<W> {
-    /// Begins it: pcap of one port, pcapng of several.
+impl<W: Write> PcapWriter<W> {
+    /// Writes the header: pcap for one port, pcapng for several.
     pub fn new(mut to: W, ports: &[String]) -> io::Result<Self> {
         let several = ports.len() > 1;
         if several {
@@ -94,7 +97,7 @@ impl<W: Write> Writer<W> {
             section.extend((-1i64).to_le_bytes());
             block(&mut to, 0x0a0d_0d0a, &section)?;
             for port in ports {
-                // Ethernet, no bound of length, its name, nanoseconds.
+                // Link type Ethernet, no snap length, the port's name, nanoseconds.
                 let mut interface = vec![1, 0, 0, 0, 0, 0, 0, 0];
                 option(&mut interface, 2, port.as_bytes());
                 option(&mut interface, 9, &[9]);
@@ -108,9 +111,9 @@ impl<W: Write> Writer<W> {
         Ok(Self { to, several })
     }
 
-    /// Writes a frame of the port of this place.
-    pub fn write(&mut self, port: u32, record: &Record) -> io::Result<()> {
-        let Record { at_ns, length, bytes } = record;
+    /// Writes a frame of the port with this index.
+    pub fn write(&mut self, port: u32, record: &PcapRecord) -> io::Result<()> {
+        let PcapRecord { at_ns, length, bytes } = record;
         let kept = bytes.len() as u32;
         if self.several {
             let mut packet = Vec::with_capacity(20 + bytes.len() + 3);
@@ -121,7 +124,7 @@ impl<W: Write> Writer<W> {
             pad(&mut packet);
             block(&mut self.to, 6, &packet)?;
         } else {
-            let record = pcap::Record { at_ns: *at_ns, kept, length: *length };
+            let record = pcap::PcapRecordHeader { at_ns: *at_ns, kept, length: *length };
             self.to.write_all(&record.emit())?;
             self.to.write_all(bytes)?;
         }
@@ -152,19 +155,19 @@ fn pad(to: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn records() -> Vec<Record> {
+    fn records() -> Vec<PcapRecord> {
         let record =
-            |at: u64, bytes: &[u8]| Record { at_ns: at, length: 1514, bytes: bytes.to_vec() };
+            |at: u64, bytes: &[u8]| PcapRecord { at_ns: at, length: 1514, bytes: bytes.to_vec() };
         vec![record(1_700_000_000_123_456_789, b"abcde"), record(7, b""), record(8, &[9; 60])]
     }
 
     #[test]
-    fn frames_come_out_whole_however_they_are_cut() {
+    fn pcap_reader_reassembles_split_frames() {
         let mut file = Vec::new();
-        let mut writer = Writer::new(&mut file, &["red/r1:eth0".into()]).unwrap();
+        let mut writer = PcapWriter::new(&mut file, &["red/r1:eth0".into()]).unwrap();
         records().iter().for_each(|record| writer.write(0, record).unwrap());
         for size in [1, 7, 24, 1000] {
-            let (mut reader, mut found) = (Records::default(), Vec::new());
+            let (mut reader, mut found) = (PcapReader::default(), Vec::new());
             for piece in file.chunks(size) {
                 reader.bytes.extend_from_slice(piece);
                 while let Some(record) = reader.take().unwrap() {
@@ -173,25 +176,25 @@ mod tests {
             }
             assert_eq!(found, records(), "{size}");
         }
-        let mut long = Records { begun: true, ..Records::default() };
+        let mut long = PcapReader { begun: true, ..PcapReader::default() };
         long.bytes.extend_from_slice(&[0xff; RECORD_BYTES]);
         assert!(long.take().is_err());
-        let mut other = Records::default();
+        let mut other = PcapReader::default();
         other.bytes.extend_from_slice(&[0; HEADER.len()]);
         assert!(other.take().is_err());
     }
 
-    /// As tcpdump reads it.
+    /// Checks the output with tcpdump.
     #[test]
-    fn several_ports_are_pcapng_that_others_read() {
+    fn tcpdump_reads_pcapng_of_several_ports() {
         let mut file = Vec::new();
         let ports = ["red/r1:eth0".to_owned(), "red/r2:eth1".to_owned()];
-        let mut writer = Writer::new(&mut file, &ports).unwrap();
+        let mut writer = PcapWriter::new(&mut file, &ports).unwrap();
         let mut frame = vec![0xff; 12];
         frame.extend([0x88, 0xb5, 1, 2, 3]);
         for port in 0..2 {
             let record =
-                Record { at_ns: 1_700_000_000_000_000_001, length: 17, bytes: frame.clone() };
+                PcapRecord { at_ns: 1_700_000_000_000_000_001, length: 17, bytes: frame.clone() };
             writer.write(port, &record).unwrap();
         }
         let directory = tempfile::tempdir().unwrap();

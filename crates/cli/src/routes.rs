@@ -1,15 +1,15 @@
-//! Route tables of a router or host, one line a route, as they come.
+//! Route tables of a router or host, printed line by line as they arrive.
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use pdp_api::client::Client;
-use pdp_api::{DataPlane, NodeStatus, RouteRow, RoutesQuery};
+use pdp_api::{DataPlaneKind, NodeStatus, RouteEntry, RoutesQuery};
 
-use crate::args::{Format, Routes};
-use crate::failure::Failure;
+use crate::args::{Format, RoutesArgs};
+use crate::failure::CliFailure;
 
-pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> {
+pub async fn routes(client: &Client, args: RoutesArgs) -> Result<ExitCode, CliFailure> {
     let name = &args.name;
     let node = match args.guest.is_some() || args.diff {
         true => status(client, &args).await?,
@@ -19,7 +19,7 @@ pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> 
         (None, true) => guests(&node, &args)?.into_iter().map(Some).collect(),
         (guest, _) => vec![guest],
     };
-    let mut out = Rows { out: BufWriter::new(io::stdout().lock()), args: &args, count: 0 };
+    let mut out = RoutePrinter { out: BufWriter::new(io::stdout().lock()), args: &args, count: 0 };
     for guest in guests {
         let query = RoutesQuery { guest, diff: args.diff, within: args.within };
         client.routes(&name.vnet, &name.node, &query, |row| out.write(guest, &row)).await?;
@@ -27,8 +27,8 @@ pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> 
     let differ = args.diff && out.count > 0;
     out.end()?;
     if let Some(node) = node {
-        // Routes that were refused are why a guest has fewer; and tables that are equal do not mean that
-        // packets go the same way.
+        // Refused routes explain why a guest has fewer. Equal tables do not mean that packets take
+        // the same path.
         let refused = node.mirror.and_then(|mirror| mirror.message);
         let conditions = node.conditions.into_iter().map(|condition| condition.message);
         refused.into_iter().chain(conditions).for_each(|note| eprintln!("note: {note}"));
@@ -36,23 +36,23 @@ pub async fn routes(client: &Client, args: Routes) -> Result<ExitCode, Failure> 
     Ok(if differ { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-async fn status(client: &Client, args: &Routes) -> Result<Option<NodeStatus>, Failure> {
+async fn status(client: &Client, args: &RoutesArgs) -> Result<Option<NodeStatus>, CliFailure> {
     let vnet = client.vnet(&args.name.vnet).await?;
     Ok(vnet.status.nodes.into_iter().find(|node| node.name == args.name.node))
 }
 
-/// Numbers of the router's forwarding guests.
-fn guests(node: &Option<NodeStatus>, args: &Routes) -> Result<Vec<u32>, Failure> {
+/// Returns the numbers of the router's forwarding guests.
+fn guests(node: &Option<NodeStatus>, args: &RoutesArgs) -> Result<Vec<u32>, CliFailure> {
     let guests = node.iter().flat_map(|node| &node.guests).map(|guest| guest.number);
-    // The mux's own tables are those of guest 0.
+    // The mux's own tables have the guest number 0.
     let engine = node.iter().filter_map(|node| node.engine.as_ref()).map(|_| 0);
     let numbers: Vec<u32> = guests.chain(engine).collect();
-    if node.as_ref().is_some_and(|node| node.data_plane == Some(DataPlane::Kernel)) {
+    if node.as_ref().is_some_and(|node| node.data_plane == Some(DataPlaneKind::Kernel)) {
         eprintln!("note: the kernel forwards by this table itself; there is no other to compare");
         return Ok(numbers);
     }
     if numbers.is_empty() {
-        return Err(Failure::Other(format!(
+        return Err(CliFailure::Other(format!(
             "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists what there is",
             args.name.vnet, args.name.node
         )));
@@ -60,18 +60,18 @@ fn guests(node: &Option<NodeStatus>, args: &Routes) -> Result<Vec<u32>, Failure>
     Ok(numbers)
 }
 
-struct Rows<'a, W: Write> {
+struct RoutePrinter<'a, W: Write> {
     out: W,
-    args: &'a Routes,
+    args: &'a RoutesArgs,
     count: u64,
 }
 
-impl<W: Write> Rows<'_, W> {
-    fn write(&mut self, guest: Option<u32>, row: &RouteRow) -> io::Result<()> {
+impl<W: Write> RoutePrinter<'_, W> {
+    fn write(&mut self, guest: Option<u32>, row: &RouteEntry) -> io::Result<()> {
         self.count += 1;
         match self.args.format {
             Format::Json => {
-                // One array, whose parts are written as they come.
+                // One array, whose elements are written as they arrive.
                 self.out.write_all(if self.count == 1 { b"[\n" } else { b",\n" })?;
                 serde_json::to_writer(&mut self.out, row)?;
                 Ok(())

@@ -1,12 +1,12 @@
-//! Selectors of labels, as kubectl has them: `key=value,key!=value,key,!key,key in (a,b),key notin (a,b)`.
+//! Label selectors like kubectl's: `key=value,key!=value,key,!key,key in (a,b),key notin (a,b)`.
 //!
-//! Source: Kubernetes, "Labels and Selectors". All requirements hold for what is selected. One without the key
-//! meets `!=` and `notin`.
+//! Source: Kubernetes, "Labels and Selectors". An object must meet all requirements. An object
+//! without the key meets `!=` and `notin`.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// What labels are to be.
+/// Requirements for labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     text: String,
@@ -15,18 +15,18 @@ pub struct Selector {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Requirement {
-    /// There is the key.
+    /// The key exists.
     Has(String),
-    /// There is no such key.
+    /// The key does not exist.
     HasNot(String),
-    /// Its value is one of these.
+    /// The key has one of these values.
     In(String, Vec<String>),
-    /// Its value is none of these, or there is no such key.
+    /// The key has none of these values, or does not exist.
     NotIn(String, Vec<String>),
 }
 
 impl Selector {
-    /// Whether these labels meet it.
+    /// True if the labels meet all requirements.
     pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
             Requirement::Has(key) => labels.contains_key(key),
@@ -52,7 +52,7 @@ impl FromStr for Selector {
     }
 }
 
-/// What stands between commas, but for those between parentheses.
+/// Splits at commas outside of parentheses.
 fn parts(text: &str) -> Vec<&str> {
     let mut depth = 0;
     let between = |letter: char| {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_select_as_kubectls_do() {
+    fn selectors_match_like_kubectls() {
         let labels = |text: &str| {
             let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
             pairs.map(|(key, value)| (key.into(), value.into())).collect::<BTreeMap<_, _>>()

@@ -1,7 +1,7 @@
-//! `-o`: in which shape an answer is printed, or which parts of it.
+//! `-o`: the format of an answer, or parts of it.
 //!
-//! A template of `jsonpath` is kubectl's: text, with expressions between braces. The expressions are those of
-//! RFC 9535, without their `$` where one likes; `range` and `end` are not needed with its `[*]`.
+//! Templates of `jsonpath` are like kubectl's: text, with expressions in braces. Expressions follow
+//! RFC 9535, and their `$` is optional. Use `[*]` instead of kubectl's `range` and `end`.
 
 use std::io;
 use std::process::ExitCode;
@@ -12,14 +12,14 @@ use serde_json::Value;
 use serde_json_path::JsonPath;
 
 use crate::args::Format;
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::output;
 
-/// Flags of verbs whose answer has several shapes.
+/// Flags of verbs with several output formats.
 #[derive(Debug, clap::Args)]
 pub struct Shape {
-    /// Format: table, wide (some tables with more columns), json, yaml, or jsonpath=TEMPLATE for parts
-    /// of it, as '{[*].name}' or 'is {.status.phase}'.
+    /// Format: table, wide (some tables with more columns), json, yaml, or jsonpath=TEMPLATE for
+    /// parts of the answer, as `{[*].name}` or 'is {.status.phase}'.
     #[arg(
         short = 'o',
         long = "format",
@@ -27,17 +27,17 @@ pub struct Shape {
         value_name = "FORMAT",
         default_value = "table"
     )]
-    how: How,
+    how: OutputShape,
 }
 
 #[derive(Clone, Debug)]
-enum How {
+enum OutputShape {
     Plain(Format),
     Wide,
-    Parts(Template),
+    Parts(JsonPathTemplate),
 }
 
-impl FromStr for How {
+impl FromStr for OutputShape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -55,21 +55,24 @@ impl FromStr for How {
 }
 
 impl Shape {
-    /// Whether it is a table.
+    /// True for a table.
     pub fn is_table(&self) -> bool {
-        matches!(self.how, How::Plain(Format::Table) | How::Wide)
+        matches!(self.how, OutputShape::Plain(Format::Table) | OutputShape::Wide)
     }
 
-    /// Prints a value, or what `table` makes of it, which is told whether it is to be wide.
+    /// Prints a value, or the text that `table` returns. The second argument of `table` is true for
+    /// the wide format.
     pub fn print<T: Serialize>(
         &self,
         value: &T,
         table: impl FnOnce(&T, bool) -> String,
-    ) -> Result<ExitCode, Failure> {
+    ) -> Result<ExitCode, CliFailure> {
         match &self.how {
-            How::Plain(format) => output::print(*format, value, |value| table(value, false)),
-            How::Wide => output::write(table(value, true).as_bytes()),
-            How::Parts(template) => {
+            OutputShape::Plain(format) => {
+                output::print(*format, value, |value| table(value, false))
+            }
+            OutputShape::Wide => output::write(table(value, true).as_bytes()),
+            OutputShape::Parts(template) => {
                 let value = serde_json::to_value(value).map_err(io::Error::other)?;
                 output::write((template.of(&value) + "\n").as_bytes())
             }
@@ -77,17 +80,17 @@ impl Shape {
     }
 }
 
-/// Text with parts of a value in it.
+/// Text with expressions for parts of a value.
 #[derive(Clone, Debug)]
-struct Template(Vec<Part>);
+struct JsonPathTemplate(Vec<TemplatePart>);
 
 #[derive(Clone, Debug)]
-enum Part {
+enum TemplatePart {
     Text(String),
     Path(JsonPath),
 }
 
-impl FromStr for Template {
+impl FromStr for JsonPathTemplate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -98,16 +101,16 @@ impl FromStr for Template {
         while let Some((before, inside)) = rest.split_once('{') {
             let end =
                 end_of(inside).ok_or_else(|| format!("no }} for the {{ before {inside:?}"))?;
-            parts.extend((!before.is_empty()).then(|| Part::Text(before.into())));
+            parts.extend((!before.is_empty()).then(|| TemplatePart::Text(before.into())));
             parts.push(part(inside[..end].trim())?);
             rest = &inside[end + 1..];
         }
-        parts.extend((!rest.is_empty()).then(|| Part::Text(rest.into())));
+        parts.extend((!rest.is_empty()).then(|| TemplatePart::Text(rest.into())));
         Ok(Self(parts))
     }
 }
 
-/// Where the brace is that ends an expression, which may have quotes with braces in them.
+/// Finds the brace that ends an expression. Quotes in it may have braces.
 fn end_of(text: &str) -> Option<usize> {
     let (mut quote, mut escaped) = (None, false);
     for (at, letter) in text.char_indices() {
@@ -123,19 +126,19 @@ fn end_of(text: &str) -> Option<usize> {
     None
 }
 
-fn part(text: &str) -> Result<Part, String> {
+fn part(text: &str) -> Result<TemplatePart, String> {
     let keyword = text.split(' ').next().unwrap_or_default();
     if ["range", "end"].contains(&keyword) {
         return Err(format!("{keyword} is not known here; {{[*].name}} prints that of each"));
     }
     if text.starts_with('"') {
         let literal = serde_json::from_str(text);
-        return literal.map(Part::Text).map_err(|error| format!("{text}: {error}"));
+        return literal.map(TemplatePart::Text).map_err(|error| format!("{text}: {error}"));
     }
     path(text)
 }
 
-fn path(text: &str) -> Result<Part, String> {
+fn path(text: &str) -> Result<TemplatePart, String> {
     let whole = match text.chars().next() {
         Some('$') => text.to_owned(),
         Some('.' | '[') if text != "." => format!("${text}"),
@@ -143,19 +146,20 @@ fn path(text: &str) -> Result<Part, String> {
         None | Some('.') => "$".to_owned(),
         Some(_) => format!("$.{text}"),
     };
-    JsonPath::parse(&whole).map(Part::Path).map_err(|error| format!("{text:?}: {error}"))
+    JsonPath::parse(&whole).map(TemplatePart::Path).map_err(|error| format!("{text:?}: {error}"))
 }
 
-impl Template {
-    /// The text: values of one expression with a space between, texts without their quotes.
+impl JsonPathTemplate {
+    /// Evaluates the template. Several values of an expression have a space in between; texts have
+    /// no quotes.
     fn of(&self, value: &Value) -> String {
         let word = |value: &Value| match value {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        let part = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Path(path) => {
+        let part = |part: &TemplatePart| match part {
+            TemplatePart::Text(text) => text.clone(),
+            TemplatePart::Path(path) => {
                 path.query(value).iter().map(|value| word(value)).collect::<Vec<_>>().join(" ")
             }
         };
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_are_kubectls() {
+    fn jsonpath_templates_work_like_kubectls() {
         let value = serde_json::json!([
             {"name": "r1", "up": true, "labels": {"a.b/c": "x}"}, "ports": [{"name": "eth0"}, {"name": "eth1"}]},
             {"name": "h1", "up": false, "labels": {}},
@@ -184,28 +188,28 @@ mod tests {
             ("{[?@.labels['a.b/c']=='x}'].name}", "r1"),
             ("<{[*].none}>", "<>"),
         ] {
-            let parsed: Template =
+            let parsed: JsonPathTemplate =
                 template.parse().unwrap_or_else(|error| panic!("{template}: {error}"));
             let mut words: Vec<_> = parsed.of(&value).split(' ').map(str::to_owned).collect();
             let mut wanted: Vec<_> = text.split(' ').map(str::to_owned).collect();
             if template.contains("..") {
-                // RFC 9535 leaves the order of descendants open.
+                // RFC 9535 does not define the order of descendants.
                 words.sort();
                 wanted.sort();
             }
             assert_eq!(words, wanted, "{template}");
         }
-        assert_eq!("name".parse::<Template>().unwrap().of(&value[1]), "h1");
-        assert_eq!("{.}".parse::<Template>().unwrap().of(&serde_json::json!(7)), "7");
+        assert_eq!("name".parse::<JsonPathTemplate>().unwrap().of(&value[1]), "h1");
+        assert_eq!("{.}".parse::<JsonPathTemplate>().unwrap().of(&serde_json::json!(7)), "7");
     }
 
     #[test]
     fn other_templates_and_shapes_are_refused() {
         for text in ["{", "{.a", "{range [*]}{end}", "{.a[}", "{\"x}", "{'}'", "a b"] {
-            assert!(text.parse::<Template>().is_err(), "{text}");
+            assert!(text.parse::<JsonPathTemplate>().is_err(), "{text}");
         }
         for text in ["", "xml", "jsonpath", "jsonpath={"] {
-            assert!(text.parse::<How>().is_err(), "{text}");
+            assert!(text.parse::<OutputShape>().is_err(), "{text}");
         }
     }
 }

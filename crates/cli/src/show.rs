@@ -1,23 +1,23 @@
-//! What is: vnets, nodes, the substrate, the machine.
+//! Status of vnets, nodes, the substrate and the machine.
 
 use std::process::ExitCode;
 
 use pdp_api::client::{Client, Error};
 use pdp_api::{
-    Check, CheckState, Condition, DataPlane, LinkStatus, NodeKind, NodeStatus, Phase,
-    ProcessStatus, ScheduleStatus, Substrate, Vnet,
+    Condition, DataPlaneKind, LinkStatus, MachineCheck, MachineCheckState, NodeStatus, NodeType,
+    Phase, ProcessStatus, ScheduleStatus, SubstrateInfo, Vnet,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::args::{Doctor, Fdb, Inspect, Version};
+use crate::access;
+use crate::args::{DoctorArgs, FdbArgs, InspectArgs, VersionArgs};
 use crate::daemon;
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::output::{self, or_dash, print, section, table};
 use crate::shape::Shape;
-use crate::who;
 
-pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
+pub async fn fdb(client: &Client, args: FdbArgs) -> Result<ExitCode, CliFailure> {
     let name = &args.name;
     if args.clear {
         client.clear_fdb(&name.vnet, &name.link).await?;
@@ -31,7 +31,8 @@ pub async fn fdb(client: &Client, args: Fdb) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Text for the NOTE column: the message, or else the parts that the object waits for; then the conditions.
+/// Text for the NOTE column: the message, or else the parts that the object waits for. The
+/// conditions follow.
 pub fn note(message: Option<&String>, waits: Option<&str>, conditions: &[Condition]) -> String {
     let conditions = conditions.iter().map(|about| format!("{}: {}", about.node, about.message));
     let waits = waits.map(|waits| format!("waits for {waits}"));
@@ -46,20 +47,20 @@ pub fn waits(node: &NodeStatus) -> Option<String> {
 /// Kind of a node, and kind of its data plane.
 pub fn kind_and_plane(node: &NodeStatus) -> [String; 2] {
     let kind = match node.kind {
-        NodeKind::Router => "router",
-        NodeKind::Host => "host",
+        NodeType::Router => "router",
+        NodeType::Host => "host",
     };
-    [kind, node.data_plane.map_or("-", DataPlane::name)].map(str::to_owned)
+    [kind, node.data_plane.map_or("-", DataPlaneKind::name)].map(str::to_owned)
 }
 
-/// Prints an object: but for the table the document as it was applied, with its status; before one was applied,
-/// the status alone.
+/// Prints an object. Other formats than the table print the applied document with its status. If
+/// there is no document, they print only the status.
 pub fn object<T>(
     shape: &Shape,
     (document, status): (Option<&Value>, &impl Serialize),
     value: &T,
     table: impl FnOnce(&T) -> String,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliFailure> {
     if shape.is_table() {
         return output::write(table(value).as_bytes());
     }
@@ -68,18 +69,18 @@ pub fn object<T>(
     shape.print(&object, |_, _| String::new())
 }
 
-pub async fn substrate_shown(client: &Client, shape: &Shape) -> Result<ExitCode, Failure> {
+pub async fn substrate_shown(client: &Client, shape: &Shape) -> Result<ExitCode, CliFailure> {
     let found = client.substrate().await?;
     object(shape, (found.spec.as_ref(), &found.status), &found, substrate)
 }
 
-pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure> {
+pub async fn inspect(client: &Client, args: InspectArgs) -> Result<ExitCode, CliFailure> {
     let shape = &args.shape;
     if args.name == "substrate" {
         return substrate_shown(client, shape).await;
     }
     if let Some(tenant) = args.name.strip_prefix("tenant/") {
-        return who::tenant(client, tenant, shape).await;
+        return access::tenant(client, tenant, shape).await;
     }
     let (name, node) = match args.name.split_once('/') {
         Some((vnet, node)) => (vnet, Some(node)),
@@ -90,7 +91,7 @@ pub async fn inspect(client: &Client, args: Inspect) -> Result<ExitCode, Failure
         return object(shape, (Some(&vnet.spec), &vnet.status), &vnet, self::vnet);
     };
     let Some(status) = vnet.status.nodes.iter().find(|status| status.name == node) else {
-        return Err(Failure::Other(format!(
+        return Err(CliFailure::Other(format!(
             "no node {node} in vnet {name}; `pdp inspect {name}` lists them"
         )));
     };
@@ -122,7 +123,7 @@ fn vnet(vnet: &Vnet) -> String {
         + &section("Queues", &queues(vnet, |_| true))
 }
 
-/// The queues at ends of links, where these are several.
+/// Table of the queues at ends of links with several queues.
 fn queues(vnet: &Vnet, shows: impl Fn(&str) -> bool) -> String {
     let all = vnet.status.links.iter().flat_map(|link| &link.queues);
     let rows = all.filter(|queue| shows(&queue.end)).map(|queue| {
@@ -163,7 +164,8 @@ pub fn link_row(name: String, link: &LinkStatus) -> [String; 7] {
     ]
 }
 
-/// What is wrong with a link, what it does to frames on purpose, how far its schedule is, and why it goes by the mux.
+/// Text for a link's NOTE column: problems, impairments, progress of its schedule, and why it goes
+/// through the mux.
 fn link_note(link: &LinkStatus) -> String {
     let schedule = link.schedule.as_ref().map(|it| format!("schedule: {}", schedule(it)));
     let impairments = Some(link.impairments.clone()).filter(|words| !words.is_empty());
@@ -270,7 +272,7 @@ fn processes(nodes: &[NodeStatus]) -> String {
     table(["NODE", "PROCESS", "STATE", "PID", "RESTARTS", "FE", "CONNECTED", "NOTE"], rows)
 }
 
-/// Title of the ports. Routing software and commands may have set other addresses.
+/// Title of the table of ports. Routing software and commands may have set other addresses.
 const PORTS: &str = "Ports (addresses as in the spec)";
 
 fn ports(nodes: &[NodeStatus]) -> String {
@@ -294,7 +296,7 @@ fn ports(nodes: &[NodeStatus]) -> String {
     table(["PORT", "ADDRESSES", "MAC", "MTU", "CARRIER", "LINK"], rows.collect())
 }
 
-fn substrate(substrate: &Substrate) -> String {
+fn substrate(substrate: &SubstrateInfo) -> String {
     let status = &substrate.status;
     let engines = status.fes.iter().map(|engine| {
         let guests = engine.guests.iter().map(|guest| {
@@ -348,35 +350,35 @@ fn substrate(substrate: &Substrate) -> String {
         + &section("External interfaces", if status.externals.is_empty() { "" } else { &externals })
 }
 
-pub async fn doctor(client: &Client, args: Doctor) -> Result<ExitCode, Failure> {
+pub async fn doctor(client: &Client, args: DoctorArgs) -> Result<ExitCode, CliFailure> {
     let checks = match client.doctor().await {
         Err(Error::NoDaemon { .. }) => daemon::checks()?,
         checks => checks?,
     };
-    let missing = checks.iter().any(|check| check.state == CheckState::Missing);
+    let missing = checks.iter().any(|check| check.state == MachineCheckState::Missing);
     let printed = print(args.format, &checks, |checks| {
         table(["CHECK", "STATE", "FOUND", "HINT"], checks.iter().map(check).collect())
     })?;
     Ok(if missing { ExitCode::FAILURE } else { printed })
 }
 
-fn check(check: &Check) -> [String; 4] {
+fn check(check: &MachineCheck) -> [String; 4] {
     let state = match check.state {
-        CheckState::Ok => "ok",
-        CheckState::Warn => "warn",
-        CheckState::Missing => "missing",
+        MachineCheckState::Ok => "ok",
+        MachineCheckState::Warn => "warn",
+        MachineCheckState::Missing => "missing",
     };
     [check.name.clone(), state.into(), check.detail.clone(), check.hint.clone().unwrap_or_default()]
 }
 
-/// Versions of both sides; `daemon` is absent where none answers.
+/// Versions of both sides; `daemon` is absent if none answers.
 #[derive(Serialize)]
 struct Versions {
     client: &'static str,
-    daemon: Option<pdp_api::Version>,
+    daemon: Option<pdp_api::DaemonVersion>,
 }
 
-pub async fn version(client: &Client, args: Version) -> Result<ExitCode, Failure> {
+pub async fn version(client: &Client, args: VersionArgs) -> Result<ExitCode, CliFailure> {
     let daemon = match client.version().await {
         Ok(version) => Some(version),
         Err(Error::NoDaemon { .. }) => None,
@@ -407,17 +409,17 @@ pub fn yes(it_is: bool) -> String {
     if it_is { "yes" } else { "no" }.into()
 }
 
-/// Power that a router or a guest of it is guaranteed.
+/// Formats the guaranteed power of a router or one of its guests.
 pub fn power(millicores: u64) -> String {
     if millicores == 0 { "borrows".into() } else { cores(millicores) }
 }
 
-/// Power in cores, as specs write it.
+/// Formats power in cores, in the notation of specs.
 pub fn cores(millicores: u64) -> String {
     (millicores as f64 / 1000.0).to_string()
 }
 
-/// A rate, as specs write it.
+/// Formats a rate in the notation of specs.
 pub fn bits(bps: u64) -> String {
     match bps {
         1_000_000_000.. => format!("{}Gbit/s", trimmed(bps, 1_000_000_000)),

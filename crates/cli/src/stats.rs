@@ -10,7 +10,7 @@ use pdp_api::{PortStats, Stats, StatsQuery};
 use serde::Serialize;
 
 use crate::args::{self, Format};
-use crate::failure::Failure;
+use crate::failure::CliFailure;
 use crate::output::{print, section, table, write};
 use crate::show::{bits, power};
 use crate::watch::until_interrupted;
@@ -20,18 +20,18 @@ const RATES_PAUSE: Duration = Duration::from_secs(1);
 
 /// Counters with rates.
 #[derive(Serialize)]
-struct Sample {
+struct StatsWithRates {
     #[serde(flatten)]
     stats: Stats,
-    /// By port, `VNET/NODE:PORT`.
+    /// Rates by port, `VNET/NODE:PORT`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    rates: Option<BTreeMap<String, Rates>>,
+    rates: Option<BTreeMap<String, PortRates>>,
 }
 
-/// What went by in a second.
+/// Rates of a port per second.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Rates {
+struct PortRates {
     received_pps: f64,
     received_bps: f64,
     sent_pps: f64,
@@ -39,12 +39,12 @@ struct Rates {
     dropped_pps: f64,
 }
 
-pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failure> {
+pub async fn stats(client: &Client, args: args::StatsArgs) -> Result<ExitCode, CliFailure> {
     let query = StatsQuery { vnet: args.vnet };
     let once = (args.rates || args.cycles).then_some(RATES_PAUSE);
     let mut last = client.stats(&query).await?;
     let Some(pause) = args.watch.or(once) else {
-        return print(args.format, &Sample { stats: last, rates: None }, text);
+        return print(args.format, &StatsWithRates { stats: last, rates: None }, text);
     };
     until_interrupted(async {
         loop {
@@ -54,7 +54,7 @@ pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failu
                 show(args.format, args.watch.is_some(), &cycles(&last, &stats), cycles_text)?;
                 last = stats;
             } else {
-                let sample = Sample { rates: Some(rates(&last, &stats)), stats };
+                let sample = StatsWithRates { rates: Some(rates(&last, &stats)), stats };
                 show(args.format, args.watch.is_some(), &sample, text)?;
                 last = sample.stats;
             }
@@ -66,15 +66,15 @@ pub async fn stats(client: &Client, args: args::Stats) -> Result<ExitCode, Failu
     .await
 }
 
-/// Prints one sample; `again`: of several.
+/// Prints one sample. `again` is true in a series of samples.
 pub fn show<T: Serialize>(
     format: Format,
     again: bool,
     sample: &T,
     text: impl Fn(&T) -> String,
-) -> Result<(), Failure> {
+) -> Result<(), CliFailure> {
     match format {
-        // One line a sample, for programs that read line by line.
+        // One line per sample, for programs that read line by line.
         Format::Json if again => {
             let line = serde_json::to_string(sample).map_err(io::Error::other)? + "\n";
             write(line.as_bytes())?;
@@ -84,7 +84,7 @@ pub fn show<T: Serialize>(
             print(format, sample, text)?;
         }
         Format::Table if again && io::stdout().is_terminal() => {
-            // Home, and clear to the end (ECMA-48).
+            // Cursor home, and clear the screen (ECMA-48).
             write(format!("\x1b[H\x1b[2J{}", text(sample)).as_bytes())?;
         }
         format => {
@@ -94,35 +94,35 @@ pub fn show<T: Serialize>(
     Ok(())
 }
 
-/// What the stages of the mux's workers took between two samples.
+/// Cycles of the mux workers' stages between two samples.
 #[derive(Debug, PartialEq, Serialize)]
-struct Cycles {
+struct CycleReport {
     seconds: f64,
-    workers: Vec<Worker>,
+    workers: Vec<WorkerCycles>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Worker {
-    /// Of all stages.
+struct WorkerCycles {
+    /// Sum over all stages.
     cycles: u64,
-    stages: Vec<Stage>,
+    stages: Vec<StageCycles>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Stage {
+struct StageCycles {
     stage: String,
     cycles: u64,
     frames: u64,
-    /// Absent without frames.
+    /// Absent if there were no frames.
     #[serde(skip_serializing_if = "Option::is_none")]
     cycles_per_frame: Option<f64>,
-    /// Of the worker's cycles, 0 to 1.
+    /// Fraction of the worker's cycles, 0 to 1.
     share: f64,
 }
 
-fn cycles(before: &Stats, now: &Stats) -> Cycles {
+fn cycles(before: &Stats, now: &Stats) -> CycleReport {
     let seconds = now.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
     let workers = now.workers.iter().enumerate().map(|(index, worker)| {
         let then = before.workers.get(index).map_or(&[][..], |worker| &worker.stages);
@@ -131,7 +131,7 @@ fn cycles(before: &Stats, now: &Stats) -> Cycles {
             let then = then.iter().find(|then| then.stage == stage.stage);
             let cycles = since(then.map_or(0, |then| then.cycles), stage.cycles);
             let frames = since(then.map_or(0, |then| then.frames), stage.frames);
-            stages.push(Stage {
+            stages.push(StageCycles {
                 stage: stage.stage.clone(),
                 cycles,
                 frames,
@@ -143,12 +143,12 @@ fn cycles(before: &Stats, now: &Stats) -> Cycles {
         for stage in &mut stages {
             stage.share = stage.cycles as f64 / all.max(1) as f64;
         }
-        Worker { cycles: all, stages }
+        WorkerCycles { cycles: all, stages }
     });
-    Cycles { seconds, workers: workers.collect() }
+    CycleReport { seconds, workers: workers.collect() }
 }
 
-fn cycles_text(cycles: &Cycles) -> String {
+fn cycles_text(cycles: &CycleReport) -> String {
     let mut rows = Vec::new();
     for (index, worker) in cycles.workers.iter().enumerate() {
         for stage in &worker.stages {
@@ -175,8 +175,8 @@ fn ports(stats: &Stats) -> impl Iterator<Item = (String, &PortStats)> {
     })
 }
 
-/// What a counter counted from one sample to the next. One that went back belongs to a new mux: what
-/// it has counted is since then.
+/// Returns the increase of a counter between two samples. A lower value belongs to a new mux, whose
+/// counters began at 0.
 pub fn since(then: u64, now: u64) -> u64 {
     now.checked_sub(then).unwrap_or(now)
 }
@@ -185,7 +185,7 @@ fn dropped(reasons: &BTreeMap<String, u64>) -> u64 {
     reasons.values().sum()
 }
 
-fn rates(before: &Stats, now: &Stats) -> BTreeMap<String, Rates> {
+fn rates(before: &Stats, now: &Stats) -> BTreeMap<String, PortRates> {
     let seconds = now.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
     let before: BTreeMap<String, &PortStats> = ports(before).collect();
     let rate = |then: u64, now: u64| {
@@ -195,7 +195,7 @@ fn rates(before: &Stats, now: &Stats) -> BTreeMap<String, Rates> {
     ports(now)
         .map(|(name, port)| {
             let then = before.get(&name).copied().unwrap_or(&none);
-            let rates = Rates {
+            let rates = PortRates {
                 received_pps: rate(then.received, port.received),
                 received_bps: rate(then.received_bytes, port.received_bytes) * 8.0,
                 sent_pps: rate(then.sent, port.sent),
@@ -207,7 +207,7 @@ fn rates(before: &Stats, now: &Stats) -> BTreeMap<String, Rates> {
         .collect()
 }
 
-fn text(sample: &Sample) -> String {
+fn text(sample: &StatsWithRates) -> String {
     let stats = &sample.stats;
     let rows = ports(stats).map(|(name, port)| {
         let counts = [port.received, port.made, port.sent, port.punted, dropped(&port.dropped)];
@@ -345,7 +345,8 @@ fn engines(stats: &Stats) -> String {
     )
 }
 
-/// Table of the frames that links corrupted, duplicated and reordered on purpose. Lost frames are among the drops.
+/// Table of the frames that links corrupted, duplicated and reordered on purpose. Lost frames are
+/// among the drops.
 fn impairments(stats: &Stats) -> String {
     let rows = ports(stats).filter_map(|(name, port)| {
         let counts = [port.corrupted, port.duplicated, port.reordered];
@@ -405,14 +406,14 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_differences_by_time() {
+    fn rates_are_counter_increases_per_second() {
         let rates = rates(&sample(1_000_000_000, 10, 1000, 1), &sample(3_000_000_000, 30, 5000, 5));
         let port = &rates["red/r1:eth0"];
         assert_eq!((port.received_pps, port.received_bps, port.dropped_pps), (10.0, 16000.0, 2.0));
     }
 
     #[test]
-    fn cycles_are_those_of_the_interval() {
+    fn cycle_report_covers_only_the_interval() {
         let stages = |of: &[(&str, u64, u64)]| {
             let stages = of.iter().map(|(stage, cycles, frames)| pdp_api::StageStats {
                 stage: (*stage).into(),
@@ -424,26 +425,26 @@ mod tests {
         };
         let before = stages(&[("arrive", 1000, 10), ("idle", 500, 0)]);
         let now = stages(&[("arrive", 4000, 40), ("idle", 1500, 0), ("leave", 0, 0)]);
-        let Cycles { workers, .. } = cycles(&before, &now);
+        let CycleReport { workers, .. } = cycles(&before, &now);
         let [worker] = workers.as_slice() else { panic!("one worker") };
         assert_eq!(worker.cycles, 4000);
         let [arrive, idle, leave] = worker.stages.as_slice() else { panic!("three stages") };
         assert_eq!((arrive.cycles_per_frame, arrive.share), (Some(100.0), 0.75));
         assert_eq!((idle.cycles_per_frame, idle.share), (None, 0.25));
         assert_eq!((leave.cycles, leave.share), (0, 0.0));
-        // A new mux counts from nothing.
+        // A new mux counts from 0.
         assert_eq!(cycles(&now, &before).workers[0].cycles, 1500);
     }
 
     #[test]
-    fn impairments_have_a_table_where_there_are_some() {
+    fn impairments_table_appears_only_if_needed() {
         let mut stats = sample(0, 1, 100, 0);
         assert_eq!(impairments(&stats), "");
         let node = stats.vnets.get_mut("red").unwrap().nodes.get_mut("r1").unwrap();
         let port = node.ports.get_mut("eth0").unwrap();
         (port.corrupted, port.duplicated, port.reordered) = (11, 22, 33);
         node.ports.insert("eth1".into(), PortStats::default());
-        let text = text(&Sample { stats, rates: None });
+        let text = text(&StatsWithRates { stats, rates: None });
         let table = text.split("\nImpairments\n").nth(1).expect("a table");
         let words: Vec<_> = table.split_whitespace().collect();
         assert_eq!(

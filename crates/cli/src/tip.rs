@@ -1,8 +1,8 @@
-//! What other tools call things, and the verb of `pdp` for it.
+//! Tips for verbs of other tools: the verb of `pdp` to use instead.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Words of other tools, and what to use here.
+/// Verbs of other tools, and the tip for each.
 const TIPS: [(&[&str], &str); 15] = [
     (&["status", "ps", "ls", "show"], "pdp get lists vnets, pdp inspect VNET shows one"),
     (&["describe", "info"], "pdp inspect VNET shows a vnet, pdp inspect VNET/NODE a node"),
@@ -27,7 +27,7 @@ const TIPS: [(&[&str], &str); 15] = [
     (&["monitor"], "pdp top shows all vnets, pdp events what happens, pdp stats --watch counters"),
 ];
 
-/// What to say of a command line whose verb is another tool's; `None` if clap knows better.
+/// Returns the tip for a command line with another tool's verb; `None` if clap's message is better.
 pub fn tip(error: &clap::Error) -> Option<String> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -35,7 +35,7 @@ pub fn tip(error: &clap::Error) -> Option<String> {
         _ => None,
     };
     let word = context(ContextKind::InvalidSubcommand)?;
-    // Not of a verb that has verbs of its own.
+    // Verbs below another verb get no tips.
     let top = context(ContextKind::Usage)?.contains("pdp [OPTIONS]");
     let known = error.kind() == ErrorKind::InvalidSubcommand && top;
     let (_, tip) = TIPS.iter().find(|(words, _)| known && words.contains(&word.as_str()))?;
@@ -52,7 +52,7 @@ mod tests {
     use crate::args::Args;
 
     #[test]
-    fn no_tip_hides_a_verb_and_each_names_verbs_that_are_there() {
+    fn tips_name_existing_verbs_and_hide_none() {
         let command = Args::command();
         let verbs: BTreeSet<&str> = command
             .get_subcommands()
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_near_a_verb_or_below_one_is_left_to_clap() {
+    fn clap_handles_misspelled_verbs_and_subcommands() {
         for words in [&["pdp", "aply"][..], &["pdp", "token", "ls"], &["pdp", "apply", "ls", "-x"]]
         {
             assert_eq!(tip(&Args::try_parse_from(words).unwrap_err()), None, "{words:?}");

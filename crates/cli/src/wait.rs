@@ -1,6 +1,6 @@
-//! Waits until something is so, and says what is missing if it is not in time.
+//! Waits until conditions are met. Lists the unmet ones if the time is over.
 //!
-//! [`Changes`] says when to look again, and at what: a watch tells it.
+//! [`ChangeWatcher`] decides when to check which vnets again, with the help of a watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -8,71 +8,74 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use pdp_api::client::{Client, Error};
-use pdp_api::exec::{ExecRequest, Frame};
+use pdp_api::exec::{ExecFrame, ExecRequest};
 use pdp_api::{
-    Detail, GuestProcess, NodeStatus, Phase, ProblemKind, Progress, Stats, StatsQuery, Vnet,
-    WATCH_EVERY_MS, WATCH_EVERY_MS_DEFAULT, WatchLine, WatchQuery, What,
+    Detail, EventKind, GuestProcess, NodeStatus, Phase, ProblemKind, Progress, Stats, StatsQuery,
+    Vnet, WATCH_EVERY_MS, WATCH_EVERY_MS_DEFAULT, WatchLine, WatchQuery,
 };
 use pdp_spec::units::Span;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use crate::exec::until_end;
-use crate::failure::Failure;
-use crate::follow::{Followed, Following, Said};
-use crate::output::Shown;
+use crate::failure::CliFailure;
+use crate::follow::{BackgroundWatch, WatchFollower, WatchUpdate};
+use crate::output::ProgressDisplay;
 
-/// Bounds of the pause between two looks at what no event tells of: a quarter of the time that was waited so far.
+/// Bounds of the pause between two checks of states without events. The pause is a quarter of the
+/// time waited so far.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Pause between two looks where events tell all: what is told may be from before what was looked at.
+/// Pause between two checks of states with events. An event may be older than the last check.
 const TOLD_PAUSE: Duration = Duration::from_secs(2);
 
-/// How often the daemon looks at a vnet that is waited for, milliseconds: at its guests, and at how its commands are. Of
-/// several vnets, at all others as well.
+/// Interval at which the daemon samples one watched vnet, milliseconds: its guests, and the state
+/// of its commands. A watch of several vnets samples all others too.
 const EVERY_MS: u64 = *WATCH_EVERY_MS.start();
 const EVERY_MS_OF_SEVERAL: u64 = WATCH_EVERY_MS_DEFAULT;
 
 /// Longest wait for the first line of the watch.
 const BEGIN_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Bytes kept of what a command in a node says.
+/// Bytes kept of a command's output.
 const WORDS_BYTES_MAX: usize = 200;
 
-/// Wait until virtual networks, or nodes of them, are as you want them.
+/// Wait until virtual networks, or nodes of them, meet conditions.
 ///
-/// Exits with 0 once all of it holds, and with 1 where it does not in time; what is missing is said then.
+/// Exit code 0: all conditions are met. Exit code 1: they are not met in time; the unmet ones are
+/// listed.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example: pdp wait ospf --for ready\n         pdp wait ospf/r1 --for routes-synced --timeout 30s\n         \
                   pdp wait ospf --for ready --for 'exec h1 ping -c1 10.2.0.2'\n         \
                   pdp delete red & pdp wait red --for gone"
 )]
-pub struct Wait {
+pub struct WaitArgs {
     /// Virtual networks, or nodes of them: VNET or VNET/NODE.
     #[arg(value_name = "VNET[/NODE]", required = true)]
-    pub names: Vec<Target>,
-    /// Condition to wait for; repeat it to require several: running (as the spec says), ready (and its commands are
-    /// too), connected (all forwarding guests are), routes-synced (and have the kernel's routes), gone, or
-    /// `exec NODE COMMAND...` (`exec COMMAND...` of a VNET/NODE), which is to return 0.
+    pub names: Vec<WaitTarget>,
+    /// Condition to wait for; repeat it to require several: running (as the spec says), ready (its
+    /// commands are ready too), connected (all forwarding guests are connected), routes-synced
+    /// (guests have the kernel's routes too), gone, or `exec NODE COMMAND...` (`exec COMMAND...`
+    /// for a VNET/NODE), which must return 0.
     #[arg(long = "for", value_name = "CONDITION", default_value = "ready")]
-    pub conditions: Vec<Condition>,
-    /// How long, seconds or with a unit: 60, 90s, 5m.
+    pub conditions: Vec<WaitCondition>,
+    /// Longest wait, seconds or with a unit: 60, 90s, 5m.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     pub timeout: Duration,
 }
 
-/// How long `up` and `apply` wait.
+/// Waiting of `up` and `apply`.
 #[derive(Debug, clap::Args)]
-pub struct Until {
-    /// Return when all is ready, at most after TIME (not given: 60s); what is missing then is said, and the exit code
-    /// is 1.
+pub struct ReadyWaitArgs {
+    /// Wait until everything is ready, at most for TIME [default: 60s]. If not, list what is
+    /// missing and return 1.
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true,
         default_missing_value = "60s", value_parser = time)]
     pub wait: Option<Duration>,
 }
 
-/// Seconds, or with a unit as specs have it.
+/// Parses seconds, or a time with a unit as in specs.
 fn time(text: &str) -> Result<Duration, String> {
     let seconds = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let with_unit = if seconds { format!("{text}s") } else { text.to_owned() };
@@ -83,12 +86,12 @@ fn time(text: &str) -> Result<Duration, String> {
 
 /// A virtual network, or a node of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct WaitTarget {
     vnet: String,
     node: Option<String>,
 }
 
-impl FromStr for Target {
+impl FromStr for WaitTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -103,9 +106,9 @@ impl FromStr for Target {
     }
 }
 
-/// What is to hold.
+/// A condition to wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Condition {
+pub enum WaitCondition {
     Running,
     Ready,
     Connected,
@@ -115,7 +118,7 @@ pub enum Condition {
     Exec(Vec<String>),
 }
 
-impl FromStr for Condition {
+impl FromStr for WaitCondition {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -135,10 +138,11 @@ impl FromStr for Condition {
     }
 }
 
-pub async fn wait(client: &Client, args: Wait) -> Result<ExitCode, Failure> {
+pub async fn wait(client: &Client, args: WaitArgs) -> Result<ExitCode, CliFailure> {
     for (target, condition) in pairs(&args.names, &args.conditions) {
-        if matches!(condition, Condition::Exec(words) if target.node.is_none() && words.len() < 2) {
-            return Err(Failure::Usage("exec NODE COMMAND... names no command".into()));
+        if matches!(condition, WaitCondition::Exec(words) if target.node.is_none() && words.len() < 2)
+        {
+            return Err(CliFailure::Usage("exec NODE COMMAND... names no command".into()));
         }
     }
     until(client, &args.names, &args.conditions, args.timeout).await?;
@@ -150,47 +154,47 @@ pub async fn until_ready(
     client: &Client,
     vnets: Vec<String>,
     time: Duration,
-) -> Result<(), Failure> {
-    let targets: Vec<_> = vnets.into_iter().map(|vnet| Target { vnet, node: None }).collect();
-    until(client, &targets, &[Condition::Ready], time).await
+) -> Result<(), CliFailure> {
+    let targets: Vec<_> = vnets.into_iter().map(|vnet| WaitTarget { vnet, node: None }).collect();
+    until(client, &targets, &[WaitCondition::Ready], time).await
 }
 
 fn pairs<'a>(
-    targets: &'a [Target],
-    conditions: &'a [Condition],
-) -> impl Iterator<Item = (&'a Target, &'a Condition)> {
+    targets: &'a [WaitTarget],
+    conditions: &'a [WaitCondition],
+) -> impl Iterator<Item = (&'a WaitTarget, &'a WaitCondition)> {
     targets.iter().flat_map(move |target| conditions.iter().map(move |it| (target, it)))
 }
 
 async fn until(
     client: &Client,
-    targets: &[Target],
-    conditions: &[Condition],
+    targets: &[WaitTarget],
+    conditions: &[WaitCondition],
     time: Duration,
-) -> Result<(), Failure> {
+) -> Result<(), CliFailure> {
     let deadline = Instant::now() + time;
-    let mut shown = Shown::new();
-    let mut changes = match timeout_at(deadline, Changes::begin(client, targets, conditions)).await
-    {
-        Ok(changes) => changes?,
-        Err(_) => Changes::without(targets),
-    };
-    // What is missing, by vnet, as of the last look at it.
+    let mut shown = ProgressDisplay::new();
+    let mut changes =
+        match timeout_at(deadline, ChangeWatcher::begin(client, targets, conditions)).await {
+            Ok(changes) => changes?,
+            Err(_) => ChangeWatcher::without(targets),
+        };
+    // Unmet conditions, by vnet, from the last check of each.
     let mut missing = BTreeMap::new();
     loop {
         let all = changes.dirty.len() == changes.vnets.len();
-        let look = look(client, targets, conditions, &mut changes, &mut missing);
+        let look = check_vnets(client, targets, conditions, &mut changes, &mut missing);
         let looked = timeout_at(deadline, look).await;
         let mut list: Vec<String> = missing.values().flatten().cloned().collect();
         let whole = match looked {
             Ok(Ok(())) => true,
-            // It may be starting anew, and what runs goes on.
-            Ok(Err(Failure::Api(Error::NoDaemon { place, .. }))) if !missing.is_empty() => {
+            // The daemon may be restarting while guests continue.
+            Ok(Err(CliFailure::Api(Error::NoDaemon { place, .. }))) if !missing.is_empty() => {
                 list = vec![format!("no daemon answers at {place}")];
                 false
             }
             Ok(Err(other)) => return Err(other),
-            // A look that is broken off says less than the one before.
+            // An interrupted check is less informative than the one before.
             Err(_) => {
                 if list.is_empty() {
                     list.push("it takes longer to find out".to_owned());
@@ -202,7 +206,7 @@ async fn until(
             if all {
                 return Ok(());
             }
-            // Each was so, and now it is to be seen that all are.
+            // Each vnet met its conditions at some time. Check that all do now.
             changes.look_at_all();
             continue;
         };
@@ -220,36 +224,36 @@ async fn until(
             biased;
             () = sleep_until(deadline) => {
                 drop(shown);
-                let names: Vec<_> = targets.iter().map(Target::name).collect();
+                let names: Vec<_> = targets.iter().map(WaitTarget::name).collect();
                 let list: String = list.iter().map(|it| format!("\n  {it}")).collect();
                 let names = names.join(", ");
-                return Err(Failure::Other(format!("{names}: not within {time:?}; missing:{list}")));
+                return Err(CliFailure::Other(format!("{names}: not within {time:?}; missing:{list}")));
             }
             () = again => {}
         }
     }
 }
 
-/// Says when something may be otherwise than before, and of which vnets.
-struct Changes {
-    /// All that are waited for.
+/// Tracks which vnets may have changed and need a check.
+struct ChangeWatcher {
+    /// All vnets to wait for.
     vnets: BTreeSet<String>,
-    /// Those to be looked at.
+    /// Vnets to check.
     dirty: BTreeSet<String>,
-    /// `None`: there is no room for a watch, or nothing to see by one, and it is looked again and again.
-    watch: Option<Followed>,
-    /// The daemon answers the watch.
+    /// `None`: the daemon has no free watch, or refuses one. Then vnets are checked periodically.
+    watch: Option<BackgroundWatch>,
+    /// True while the daemon answers the watch.
     live: bool,
-    /// Events tell of all that is waited for.
+    /// True if events cover all conditions.
     told: bool,
-    /// Vnets that are there, wanted or being taken down, as the watch says.
+    /// Vnets that exist, wanted or being deleted, according to the watch.
     there: Option<BTreeSet<String>>,
     since: Instant,
 }
 
-impl Changes {
-    /// Without a watch.
-    fn without(targets: &[Target]) -> Self {
+impl ChangeWatcher {
+    /// Returns a tracker without a watch.
+    fn without(targets: &[WaitTarget]) -> Self {
         let vnets: BTreeSet<String> = targets.iter().map(|target| target.vnet.clone()).collect();
         Self {
             dirty: vnets.clone(),
@@ -262,33 +266,38 @@ impl Changes {
         }
     }
 
-    /// With one, and with its first line where that is needed. An error: no daemon answers.
+    /// Returns a tracker with a watch, and with the watch's first line if that is needed.
+    ///
+    /// # Errors
+    /// No daemon answers.
     async fn begin(
         client: &Client,
-        targets: &[Target],
-        conditions: &[Condition],
-    ) -> Result<Self, Failure> {
+        targets: &[WaitTarget],
+        conditions: &[WaitCondition],
+    ) -> Result<Self, CliFailure> {
         let mut this = Self::without(targets);
         let one = this.vnets.first().filter(|_| this.vnets.len() == 1).cloned();
         let every_ms = if one.is_some() { EVERY_MS } else { EVERY_MS_OF_SEVERAL };
-        // Commands are run to know, and mirrors are asked less often than routes come.
-        let untold = |it: &Condition| matches!(it, Condition::Exec(_) | Condition::RoutesSynced);
+        // Only running a command shows its result. Mirrors are sampled less often than routes
+        // change.
+        let untold =
+            |it: &WaitCondition| matches!(it, WaitCondition::Exec(_) | WaitCondition::RoutesSynced);
         this.told = one.is_some() && !conditions.iter().any(untold);
         let query = WatchQuery { vnet: one, every_ms: Some(every_ms), ..WatchQuery::default() };
-        match Following::begin(client, query).await {
+        match WatchFollower::begin(client, query).await {
             Ok(following) => this.watch = Some(following.spawn()),
-            // Refused, of what is another's or for want of room.
+            // Refused: the vnet belongs to another tenant, or there are too many watches.
             Err(Error::Problem(_)) => return Ok(this),
             Err(error) => return Err(error.into()),
         }
         this.live = true;
-        if conditions.contains(&Condition::Gone) {
+        if conditions.contains(&WaitCondition::Gone) {
             let _ = timeout(BEGIN_TIME_MAX, this.first()).await;
         }
         Ok(this)
     }
 
-    /// Waits until it is known which vnets are there.
+    /// Waits until the watch has told which vnets exist.
     async fn first(&mut self) {
         while let Some(watch) = &mut self.watch
             && self.there.is_none()
@@ -306,7 +315,7 @@ impl Changes {
         (self.since.elapsed() / 4).clamp(PAUSE_MIN, PAUSE_MAX)
     }
 
-    /// Waits until there is something to look at: what was told, or after a pause of what is `open` all.
+    /// Waits until there are vnets to check: those with events, or all `open` ones after a pause.
     async fn next(&mut self, open: BTreeSet<String>) {
         let end = Instant::now() + if self.told && self.live { TOLD_PAUSE } else { self.pause() };
         while self.dirty.is_empty() {
@@ -319,8 +328,8 @@ impl Changes {
                 Err(_) => break,
             }
         }
-        // Of many events at once, one look comes.
-        while let Some(said) = self.watch.as_mut().and_then(Followed::next_now) {
+        // Many simultaneous events lead to one check.
+        while let Some(said) = self.watch.as_mut().and_then(BackgroundWatch::next_now) {
             self.take(Some(said));
         }
         if self.dirty.is_empty() {
@@ -328,14 +337,14 @@ impl Changes {
         }
     }
 
-    fn take(&mut self, said: Option<Result<Said, Error>>) {
+    fn take(&mut self, said: Option<Result<WatchUpdate, Error>>) {
         match said {
-            Some(Ok(Said::Line(WatchLine::Snapshot(now)))) => {
+            Some(Ok(WatchUpdate::Line(WatchLine::Snapshot(now)))) => {
                 let names = now.vnets.into_iter().map(|vnet| vnet.name);
                 self.there = Some(names.chain(now.going).collect());
                 self.look_at_all();
             }
-            Some(Ok(Said::Line(WatchLine::Event(event)))) => {
+            Some(Ok(WatchUpdate::Line(WatchLine::Event(event)))) => {
                 let Some(vnet) = event.vnet().filter(|vnet| self.vnets.contains(*vnet)) else {
                     return;
                 };
@@ -343,20 +352,20 @@ impl Changes {
                     && event.object.len() == "vnet/".len() + vnet.len()
                 {
                     match event.what {
-                        What::Created => drop(there.insert(vnet.to_owned())),
-                        What::Gone => drop(there.remove(vnet)),
+                        EventKind::Created => drop(there.insert(vnet.to_owned())),
+                        EventKind::Gone => drop(there.remove(vnet)),
                         _ => {}
                     }
                 }
                 self.dirty.insert(vnet.to_owned());
             }
-            Some(Ok(Said::Line(_))) => {}
-            Some(Ok(Said::Gone(_))) => self.live = false,
-            Some(Ok(Said::Back)) => {
+            Some(Ok(WatchUpdate::Line(_))) => {}
+            Some(Ok(WatchUpdate::Gone(_))) => self.live = false,
+            Some(Ok(WatchUpdate::Back)) => {
                 self.live = true;
                 self.look_at_all();
             }
-            // The next look says why.
+            // The next check tells why.
             Some(Err(_)) | None => {
                 (self.watch, self.live) = (None, false);
                 self.look_at_all();
@@ -365,16 +374,16 @@ impl Changes {
     }
 }
 
-/// Looks at what may be otherwise than before, and keeps what is missing of it.
-async fn look(
+/// Checks vnets that may have changed, and stores their unmet conditions.
+async fn check_vnets(
     client: &Client,
-    targets: &[Target],
-    conditions: &[Condition],
-    changes: &mut Changes,
+    targets: &[WaitTarget],
+    conditions: &[WaitCondition],
+    changes: &mut ChangeWatcher,
     missing: &mut BTreeMap<String, Vec<String>>,
-) -> Result<(), Failure> {
+) -> Result<(), CliFailure> {
     while let Some(vnet) = changes.dirty.first().cloned() {
-        let its: Vec<&Target> = targets.iter().filter(|target| target.vnet == vnet).collect();
+        let its: Vec<&WaitTarget> = targets.iter().filter(|target| target.vnet == vnet).collect();
         let is = missing_of_vnet(client, &vnet, &its, conditions, changes.there.as_ref()).await?;
         missing.insert(vnet.clone(), is);
         changes.dirty.remove(&vnet);
@@ -382,14 +391,14 @@ async fn look(
     Ok(())
 }
 
-/// What is missing of a vnet and its nodes.
+/// Lists the unmet conditions of a vnet and its nodes.
 async fn missing_of_vnet(
     client: &Client,
     name: &str,
-    targets: &[&Target],
-    conditions: &[Condition],
+    targets: &[&WaitTarget],
+    conditions: &[WaitCondition],
     there: Option<&BTreeSet<String>>,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Vec<String>, CliFailure> {
     let vnet = match client.vnet(name).await {
         Ok(vnet) => Some(vnet),
         Err(Error::Problem(problem)) if problem.kind == ProblemKind::NotFound => None,
@@ -398,8 +407,8 @@ async fn missing_of_vnet(
     let mut all = Vec::new();
     for condition in conditions {
         match condition {
-            Condition::Exec(_) => {}
-            Condition::Gone if vnet.is_none() => {
+            WaitCondition::Exec(_) => {}
+            WaitCondition::Gone if vnet.is_none() => {
                 let going = match there {
                     Some(there) => there.contains(name),
                     None => is_going(client, name).await?,
@@ -412,14 +421,14 @@ async fn missing_of_vnet(
             }
         }
     }
-    if conditions.contains(&Condition::RoutesSynced) && vnet.is_some() {
+    if conditions.contains(&WaitCondition::RoutesSynced) && vnet.is_some() {
         let stats = client.stats(&StatsQuery { vnet: Some(name.to_owned()) }).await?;
         all.extend(targets.iter().flat_map(|target| behind(target, &stats)));
     }
     for target in targets {
         for condition in conditions {
-            let Condition::Exec(words) = condition else { continue };
-            // A command that waits for what is not there yet would only fail.
+            let WaitCondition::Exec(words) = condition else { continue };
+            // A command would fail while other conditions are unmet.
             if !all.is_empty() {
                 break;
             }
@@ -430,16 +439,16 @@ async fn missing_of_vnet(
     Ok(all)
 }
 
-/// Whether a virtual network that was deleted is being taken down.
-async fn is_going(client: &Client, vnet: &str) -> Result<bool, Failure> {
+/// True if a deleted virtual network is not gone yet.
+async fn is_going(client: &Client, vnet: &str) -> Result<bool, CliFailure> {
     let query =
         WatchQuery { vnet: Some(vnet.into()), detail: Detail::None, ..WatchQuery::default() };
     let first = client.watch(&query).await?.next().await?;
     Ok(matches!(first, Some(WatchLine::Snapshot(it)) if it.going.iter().any(|name| name == vnet)))
 }
 
-/// Runs a command in a node; why it did not return 0.
-async fn run(client: &Client, target: &Target, words: &[String]) -> Option<String> {
+/// Runs a command in a node. Returns why it did not return 0; `None` if it did.
+async fn run(client: &Client, target: &WaitTarget, words: &[String]) -> Option<String> {
     let (node, words) = match &target.node {
         Some(node) => (node, words),
         None => words.split_first()?,
@@ -453,7 +462,7 @@ async fn run(client: &Client, target: &Target, words: &[String]) -> Option<Strin
     let ended = async {
         let mut connection = client.exec(&target.vnet, node, &request).await?;
         let take = |frame| {
-            if let Frame::Stdout(bytes) | Frame::Stderr(bytes) = frame {
+            if let ExecFrame::Stdout(bytes) | ExecFrame::Stderr(bytes) = frame {
                 said.extend_from_slice(&bytes);
                 let more = said.len().saturating_sub(WORDS_BYTES_MAX);
                 said.drain(..more);
@@ -462,7 +471,7 @@ async fn run(client: &Client, target: &Target, words: &[String]) -> Option<Strin
         };
         until_end(&mut connection, take).await
     };
-    let ended: Result<i32, Failure> = ended.await;
+    let ended: Result<i32, CliFailure> = ended.await;
     let said = String::from_utf8_lossy(&said).into_owned();
     let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
     let last: String = last.chars().filter(|letter| !letter.is_control()).collect();
@@ -474,7 +483,7 @@ async fn run(client: &Client, target: &Target, words: &[String]) -> Option<Strin
     }
 }
 
-impl Target {
+impl WaitTarget {
     fn name(&self) -> String {
         match &self.node {
             Some(node) => format!("{}/{node}", self.vnet),
@@ -483,17 +492,17 @@ impl Target {
     }
 }
 
-/// What is missing of a condition.
-fn missing(target: &Target, condition: &Condition, vnet: Option<&Vnet>) -> Vec<String> {
+/// Lists what is missing for a condition.
+fn missing(target: &WaitTarget, condition: &WaitCondition, vnet: Option<&Vnet>) -> Vec<String> {
     let Some(vnet) = vnet else {
         return match condition {
-            Condition::Gone => Vec::new(),
+            WaitCondition::Gone => Vec::new(),
             _ => vec![format!("{}: there is no such virtual network", target.vnet)],
         };
     };
     let wanted = |node: &&NodeStatus| target.node.as_ref().is_none_or(|name| *name == node.name);
     let nodes: Vec<&NodeStatus> = vnet.status.nodes.iter().filter(wanted).collect();
-    if *condition == Condition::Gone {
+    if *condition == WaitCondition::Gone {
         let is_there = target.node.is_none() || !nodes.is_empty();
         return is_there.then(|| format!("{} is there", target.name())).into_iter().collect();
     }
@@ -505,8 +514,8 @@ fn missing(target: &Target, condition: &Condition, vnet: Option<&Vnet>) -> Vec<S
         nodes.iter().flat_map(|node| missing_of(node, condition)).map(named).collect();
     let whole = target.node.is_none() && all.is_empty();
     let holds = match condition {
-        Condition::Running => vnet.status.phase == Phase::Running,
-        Condition::Ready => vnet.status.ready,
+        WaitCondition::Running => vnet.status.phase == Phase::Running,
+        WaitCondition::Ready => vnet.status.ready,
         _ => true,
     };
     if whole && !holds {
@@ -515,8 +524,8 @@ fn missing(target: &Target, condition: &Condition, vnet: Option<&Vnet>) -> Vec<S
     all
 }
 
-/// Forwarding guests that do not have the kernel's routes.
-fn behind(target: &Target, stats: &Stats) -> Vec<String> {
+/// Lists forwarding guests without the kernel's routes.
+fn behind(target: &WaitTarget, stats: &Stats) -> Vec<String> {
     let nodes = stats.vnets.get(&target.vnet).into_iter().flat_map(|vnet| &vnet.nodes);
     let nodes = nodes.filter(|(name, _)| target.node.as_ref().is_none_or(|node| node == *name));
     let guests = nodes.flat_map(|(name, node)| {
@@ -529,8 +538,8 @@ fn behind(target: &Target, stats: &Stats) -> Vec<String> {
     words.collect()
 }
 
-/// What is missing of a condition at a node.
-fn missing_of(node: &NodeStatus, condition: &Condition) -> Vec<String> {
+/// Lists what is missing for a condition at a node.
+fn missing_of(node: &NodeStatus, condition: &WaitCondition) -> Vec<String> {
     let running = || {
         let wrong = node.phase != Phase::Running;
         wrong.then(|| format!("{}: {}", node.name, state(node.phase, &node.message)))
@@ -541,10 +550,10 @@ fn missing_of(node: &NodeStatus, condition: &Condition) -> Vec<String> {
         words.collect::<Vec<_>>()
     };
     match condition {
-        Condition::Running => running().into_iter().collect(),
-        // Of routes, the mirror says more.
-        Condition::Connected | Condition::RoutesSynced => disconnected(),
-        Condition::Ready => {
+        WaitCondition::Running => running().into_iter().collect(),
+        // For routes, the mirror reports the rest.
+        WaitCondition::Connected | WaitCondition::RoutesSynced => disconnected(),
+        WaitCondition::Ready => {
             if node.ready {
                 return Vec::new();
             }
@@ -563,7 +572,7 @@ fn missing_of(node: &NodeStatus, condition: &Condition) -> Vec<String> {
             }
             all
         }
-        Condition::Gone | Condition::Exec(_) => Vec::new(),
+        WaitCondition::Gone | WaitCondition::Exec(_) => Vec::new(),
     }
 }
 
@@ -602,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_missing_of_what_is_so() {
+    fn fulfilled_conditions_report_no_missing_parts() {
         let vnet = vnet(vec![node("r1"), node("r2")]);
         for condition in ["running", "ready", "connected", "routes-synced"] {
             assert!(of("red", condition, Some(&vnet)).is_empty(), "{condition}");
@@ -613,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_its_reason() {
+    fn unmet_conditions_are_reported_with_their_reason() {
         let mut bad = node("r1");
         bad.ready = false;
         bad.commands = vec![CommandStatus {
@@ -644,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_are_behind_where_a_mirror_says_so() {
+    fn unsynced_guests_are_reported_as_behind() {
         let guests = [(0, true), (1, false)];
         let guests =
             guests.map(|(guest, synced)| RouteGuestStats { guest, synced, ..Default::default() });
@@ -659,14 +668,14 @@ mod tests {
     }
 
     #[test]
-    fn conditions_and_times_are_read_or_refused() {
+    fn wait_conditions_and_times_are_parsed_or_refused() {
         let words = ["h1", "ping", "-c1", "10.0.0.1"].map(str::to_owned).to_vec();
-        assert_eq!("exec h1 ping -c1 10.0.0.1".parse(), Ok(Condition::Exec(words)));
+        assert_eq!("exec h1 ping -c1 10.0.0.1".parse(), Ok(WaitCondition::Exec(words)));
         for bad in ["", "exec", "exec ", "Ready", "exec '"] {
-            assert!(bad.parse::<Condition>().is_err(), "{bad}");
+            assert!(bad.parse::<WaitCondition>().is_err(), "{bad}");
         }
         for bad in ["", "/", "red/", "/r1", "red/r1/x"] {
-            assert!(bad.parse::<Target>().is_err(), "{bad}");
+            assert!(bad.parse::<WaitTarget>().is_err(), "{bad}");
         }
         assert_eq!(time("60"), Ok(Duration::from_secs(60)));
         assert_eq!(time("1.5"), Ok(Duration::from_millis(1500)));

@@ -1,26 +1,27 @@
-//! Verbs that look at what goes on: logs, captures, traces.
+//! Verbs that observe: logs and traces.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use pdp_api::client::{Client, Stream};
+use pdp_api::client::{Client, ResponseStream};
 use pdp_api::{GuestProcess, LogQuery, NodeProcess, TraceRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Helper, Logs, Trace};
-use crate::failure::Failure;
+use crate::args::{HelperName, LogsArgs, TraceArgs};
+use crate::failure::CliFailure;
 use crate::filter;
 use crate::name::NodeName;
 use crate::output;
 
-/// `not (ip6 and ip6[24:2] = 0xff02)`: without what kernels say to all on a link by themselves.
+/// Accepts all but link-local IPv6 multicast, which kernels send by themselves: `not (ip6 and
+/// ip6[24:2] = 0xff02)`.
 const NO_MULTICAST: &str = "6,40 0 0 12,21 0 2 34525,40 0 0 38,21 1 0 65282,6 0 0 262144,6 0 0 0";
 
-pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
+pub async fn logs(client: &Client, args: LogsArgs) -> Result<ExitCode, CliFailure> {
     let query = LogQuery { tail: args.tail, follow: args.follow };
     let of_node = |what| match (args.guest, args.helper) {
         (None, None) => Ok(what),
-        _ => Err(Failure::Usage("--guest and --helper go with VNET/NODE".into())),
+        _ => Err(CliFailure::Usage("--guest and --helper go with VNET/NODE".into())),
     };
     let stream = match args.name.as_str() {
         "daemon" => client.logs(of_node(NodeProcess::Daemon)?, &query).await?,
@@ -28,12 +29,12 @@ pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
         name => {
             let node: NodeName = name
                 .parse()
-                .map_err(|_| Failure::Usage(format!("{name}: use daemon, mux or VNET/NODE")))?;
+                .map_err(|_| CliFailure::Usage(format!("{name}: use daemon, mux or VNET/NODE")))?;
             let process = match (args.guest, args.helper) {
                 (Some(number), _) => GuestProcess::Guest(number),
-                (None, Some(Helper::Tap)) => GuestProcess::Tap,
-                (None, Some(Helper::Mirror)) => GuestProcess::Mirror,
-                (None, Some(Helper::Management)) => GuestProcess::Management,
+                (None, Some(HelperName::Tap)) => GuestProcess::Tap,
+                (None, Some(HelperName::Mirror)) => GuestProcess::Mirror,
+                (None, Some(HelperName::Management)) => GuestProcess::Management,
                 (None, None) => GuestProcess::Control,
             };
             client.node_logs(&node.vnet, &node.node, process, &query).await?
@@ -42,8 +43,8 @@ pub async fn logs(client: &Client, args: Logs) -> Result<ExitCode, Failure> {
     copy(stream, io::stdout()).await
 }
 
-/// Writes a stream out as it comes; an interrupt ends it well.
-async fn copy(mut stream: Stream, mut to: impl Write) -> Result<ExitCode, Failure> {
+/// Writes a stream to `to` as it arrives. An interrupt ends it successfully.
+async fn copy(mut stream: ResponseStream, mut to: impl Write) -> Result<ExitCode, CliFailure> {
     until_interrupted(async {
         while let Some(bytes) = stream.next().await? {
             to.write_all(&bytes)?;
@@ -54,11 +55,11 @@ async fn copy(mut stream: Stream, mut to: impl Write) -> Result<ExitCode, Failur
     .await
 }
 
-/// Does `work` until it ends or an interrupt (Ctrl-C) ends it well, wherever it waits. What listens is there
-/// from start to end: an interrupt is not missed between two waits.
+/// Runs `work` until it ends, or until an interrupt (Ctrl-C) ends it successfully. The signal is
+/// caught from start to end, so that no interrupt is missed between two waits.
 pub async fn until_interrupted(
-    work: impl Future<Output = Result<ExitCode, Failure>>,
-) -> Result<ExitCode, Failure> {
+    work: impl Future<Output = Result<ExitCode, CliFailure>>,
+) -> Result<ExitCode, CliFailure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         ended = work => ended,
@@ -66,7 +67,7 @@ pub async fn until_interrupted(
     }
 }
 
-pub async fn trace(client: &Client, args: Trace) -> Result<ExitCode, Failure> {
+pub async fn trace(client: &Client, args: TraceArgs) -> Result<ExitCode, CliFailure> {
     let name = &args.name;
     let wait_ms = u64::try_from(args.wait.as_millis()).unwrap_or(u64::MAX);
     let program = match &args.filter {
@@ -94,8 +95,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_is_of_no_packet_that_a_kernel_sends_by_itself() {
-        let program: pdp_wire::bpf::Program = NO_MULTICAST.parse().unwrap();
+    fn trace_skips_packets_that_kernels_send_unasked() {
+        let program: pdp_wire::bpf::BpfProgram = NO_MULTICAST.parse().unwrap();
         let mut frame = vec![0; 60];
         assert!(program.matches(&frame) && program.matches(&frame[..20]));
         frame[12..14].copy_from_slice(&[0x86, 0xdd]);
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_interrupt_between_two_waits_is_not_missed() {
+    async fn interrupt_between_two_waits_is_noticed() {
         let work = async {
             tokio::time::sleep(Duration::from_millis(1)).await;
             raise(Signal::SIGINT).unwrap();

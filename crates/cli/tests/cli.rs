@@ -1,4 +1,4 @@
-//! The command, run as users run it, against the real HTTP layer in front of a daemon of fixed
+//! The command, run as users run it, against the real HTTP layer and a fake daemon with fixed
 //! answers.
 
 #[path = "../../pdpd/tests/fake/mod.rs"]
@@ -33,7 +33,7 @@ fn run(server: &Server, arguments: &[&str]) -> Output {
     pdp(&server.socket()).args(arguments).output().unwrap()
 }
 
-/// Standard output of a run that is to succeed.
+/// Runs the command, which must succeed. Returns its standard output.
 #[track_caller]
 fn out(server: &Server, arguments: &[&str]) -> String {
     let output = run(server, arguments);
@@ -42,7 +42,7 @@ fn out(server: &Server, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Exit code and standard error of a run that is to fail.
+/// Runs the command, which must fail. Returns its exit code and standard error.
 #[track_caller]
 fn fails(server: &Server, arguments: &[&str]) -> (i32, String) {
     let output = run(server, arguments);
@@ -197,7 +197,7 @@ red/to-x  A (vxlan)  -     -
 }
 
 #[test]
-fn commands_run_in_several_nodes_and_the_worst_code_is_passed_on() {
+fn exec_in_several_nodes_returns_the_worst_code() {
     let server = Server::start();
     let script =
         ["sh", "-c", "echo $PDP_NODE; cat; [ $PDP_NODE = r1 ] || { echo bad >&2; exit 7; }"];
@@ -234,7 +234,7 @@ fn commands_run_in_several_nodes_and_the_worst_code_is_passed_on() {
 }
 
 #[test]
-fn lines_of_nodes_come_in_order_until_one_keeps_the_others_waiting() {
+fn node_output_is_ordered_until_one_node_stalls() {
     let server = Server::start();
     let first_waits = |seconds: &str| {
         let script = format!("[ $PDP_NODE = r1 ] || sleep {seconds}; echo 1; echo 2");
@@ -323,7 +323,7 @@ A         9         0     0        0                  0         0
 }
 
 #[test]
-fn watched_counters_come_line_by_line_until_interrupted() {
+fn watched_counters_stream_until_interrupted() {
     let server = Server::start();
     let mut child =
         pdp(&server.socket()).args(["stats", "--watch=0.1", "--format", "json"]).spawn().unwrap();
@@ -367,7 +367,7 @@ fn routes_are_shown_and_compared() {
 }
 
 #[test]
-fn whoever_stops_reading_ends_the_command_silently() {
+fn closed_output_pipe_ends_the_command_silently() {
     let server = Server::start();
     let mut child = pdp(&server.socket()).args(["routes", "red/r1"]).spawn().unwrap();
     let mut first = String::new();
@@ -435,7 +435,7 @@ vnet/piped  create  new
 }
 
 #[test]
-fn files_that_a_spec_names_go_with_it() {
+fn apply_sends_files_named_by_the_spec() {
     let server = Server::start();
     let named = VNET.replace(
         "{kind: host}",
@@ -452,9 +452,9 @@ fn files_that_a_spec_names_go_with_it() {
     assert!(server.fake.noted("applied green"));
 }
 
-/// A spec that somebody else wrote gets at no file of who applies it, by whatever path.
+/// A spec can't read files of the user who applies it, by whatever path.
 #[test]
-fn files_outside_of_a_specs_directory_are_read_only_where_that_is_said() {
+fn files_outside_spec_directory_need_explicit_permission() {
     let server = Server::start();
     let secret = server.path("secret");
     fs::write(&secret, "of the machine").unwrap();
@@ -482,9 +482,9 @@ fn files_outside_of_a_specs_directory_are_read_only_where_that_is_said() {
     out(&server, &["apply", "-f", path.to_str().unwrap()]);
 }
 
-/// What is inspected can be applied again as it is.
+/// The output of inspect can be applied again.
 #[test]
-fn what_was_read_back_can_be_applied_again() {
+fn inspect_output_can_be_applied_again() {
     let server = Server::start();
     for (name, format) in [("red", "yaml"), ("red", "json"), ("tenant/acme", "yaml")] {
         let text = out(&server, &["inspect", name, "--format", format]);
@@ -521,7 +521,7 @@ fn valid_files_need_no_daemon() {
     let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).starts_with("1 object is valid"));
-    // What is wrong with one is found all the same, and nothing in it is a fault too.
+    // Errors in the files are still found. An empty file is an error too.
     let wrong = VNET.to_owned()
         + "    h2: {kind: host, interfaces: {eth0: {addresses: [10.0.0.2/24], gateways: [10.9.0.1]}}}
     h_3: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24]}, a-name-of-21-letters0: {}}}
@@ -601,7 +601,7 @@ fn changes_reach_the_daemon() {
 }
 
 #[test]
-fn exit_codes_tell_usage_from_failure_from_no_daemon() {
+fn exit_codes_distinguish_usage_failure_and_no_daemon() {
     let server = Server::start();
     for usage in [
         &["frobnicate"][..],
@@ -642,7 +642,7 @@ fn exit_codes_tell_usage_from_failure_from_no_daemon() {
 }
 
 #[test]
-fn up_starts_a_daemon_where_none_answers_and_tells_why_one_does_not_start() {
+fn up_starts_a_daemon_or_reports_why_not() {
     let server = Server::start();
     let script = server.path("daemon");
     fs::write(
@@ -680,7 +680,7 @@ fn up_starts_a_daemon_where_none_answers_and_tells_why_one_does_not_start() {
 }
 
 #[test]
-fn a_command_passes_streams_and_exit_code_through() {
+fn exec_passes_streams_and_exit_code_through() {
     let server = Server::start();
     let output = run(&server, &["exec", "red/r1", "--", "sh", "-c", "echo o; echo e >&2; exit 42"]);
     assert_eq!(output.status.code(), Some(42));
@@ -704,7 +704,7 @@ fn a_command_passes_streams_and_exit_code_through() {
     writer.join().unwrap();
     assert!(output.stdout == input, "{} bytes of {}", output.stdout.len(), input.len());
 
-    // Standard input stays for who comes next.
+    // Standard input stays for the next command.
     let mut child = Command::new("sh")
         .args(["-c", "\"$0\" exec -n red/r1 -- cat; cat", env!("CARGO_BIN_EXE_pdp")])
         .env("PDP_SOCKET", server.socket())
@@ -717,7 +717,7 @@ fn a_command_passes_streams_and_exit_code_through() {
 }
 
 #[test]
-fn a_command_takes_the_flags_of_docker() {
+fn exec_accepts_docker_flags() {
     let server = Server::start();
     for flags in [&["-it"][..], &["-i", "-t"], &["-t"]] {
         let words = [&["exec"], flags, &["red/r1", "sh", "-c", "test -t 0 && echo $PDP_NODE"]];
@@ -734,7 +734,7 @@ fn a_command_takes_the_flags_of_docker() {
 }
 
 #[test]
-fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
+fn exec_passes_command_options_without_double_dash() {
     let server = Server::start();
     let words = ["red/r1", "--guest", "1", "printf", "%s ", "-n", "--guest", "--", "-x"];
     assert_text(&out(&server, &[&["exec"], &words[..]].concat()), "-n --guest -- -x ");
@@ -743,7 +743,7 @@ fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
     assert!(code == 2 && error.contains("--gest"), "{error}");
 }
 
-/// All bytes, in no order, and not a whole number of frames.
+/// Returns pseudo-random bytes with all values. Their number is no multiple of a frame's size.
 fn noise() -> Vec<u8> {
     (0..1_500_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -756,13 +756,13 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Parts of files that were not copied to their end.
+/// Counts temporary files of incomplete copies.
 fn parts(dir: &Path) -> usize {
     let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_string_lossy().ends_with(".part")).count()
 }
 
-/// The node of the fake has the files of this machine.
+/// The fake node has this machine's files.
 #[test]
 fn a_file_is_copied_into_a_node_and_out_of_it() {
     let server = Server::start();
@@ -775,7 +775,7 @@ fn a_file_is_copied_into_a_node_and_out_of_it() {
     fs::write(here.join("a b"), &bytes).unwrap();
     set_mode(&here.join("a b"), 0o4751);
 
-    // To a name, below a directory, over what is there, through a link, relative.
+    // Copies to a name, below a directory, over a file, through a link, and to a relative path.
     fs::write(node.join("old"), "old").unwrap();
     std::os::unix::fs::symlink("old", node.join("link")).unwrap();
     for (to, at) in [("new", "new"), ("", "a b"), ("link", "old")] {
@@ -794,7 +794,8 @@ fn a_file_is_copied_into_a_node_and_out_of_it() {
         assert_eq!(mode(&here.join(at)) & 0o700, 0o700, "{at}");
     }
 
-    // Standard input keeps the permissions that are there; standard output; nothing at all.
+    // Copies from standard input, which keeps existing permissions; to standard output; and an
+    // empty file.
     let mut child = pdp(&server.socket())
         .args(["cp", "-", &in_node("new")])
         .stdin(Stdio::piped())
@@ -813,7 +814,7 @@ fn a_file_is_copied_into_a_node_and_out_of_it() {
 }
 
 #[test]
-fn what_can_not_be_copied_is_told_and_leaves_nothing() {
+fn failed_copy_is_reported_and_leaves_no_file() {
     let server = Server::start();
     let (here, node) = (server.path("here"), server.path("node"));
     fs::create_dir(&here).unwrap();
@@ -823,7 +824,7 @@ fn what_can_not_be_copied_is_told_and_leaves_nothing() {
     fs::write(here.join("file"), "new").unwrap();
     fs::write(node.join("file"), "old").unwrap();
     fs::create_dir(node.join("dir")).unwrap();
-    // No device of the machine, which a copy that is wrong would take away.
+    // A FIFO in place of a device of the machine, which a wrong copy would remove.
     nix::unistd::mkfifo(&node.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     fs::create_dir_all(node.join("sub/file")).unwrap();
     for (from, to, code, words) in [
@@ -855,9 +856,9 @@ fn what_can_not_be_copied_is_told_and_leaves_nothing() {
     }
 }
 
-/// A node may say that a file is small, and send without end.
+/// A node may report a small file and send without end.
 #[test]
-fn a_copy_from_a_node_has_a_bound() {
+fn copy_from_a_node_is_bounded() {
     let server = Server::start();
     let (here, node) = (server.path("here"), server.path("node"));
     fs::create_dir(&here).unwrap();
@@ -875,12 +876,12 @@ fn a_copy_from_a_node_has_a_bound() {
     }
     out(&server, &["cp", "--max-size", "10", &from, &to]);
     assert_eq!(fs::read(here.join("file")).unwrap(), b"0123456789");
-    // What takes no room here has none.
+    // Standard output takes no space here and has no limit.
     assert_eq!(out(&server, &["cp", "--max-size", "1", &from, "-"]), "0123456789");
 }
 
 #[test]
-fn a_copy_that_is_broken_off_leaves_what_was_there() {
+fn interrupted_copy_keeps_the_old_file() {
     let server = Server::start();
     let node = server.path("node");
     fs::create_dir(&node).unwrap();
@@ -905,7 +906,7 @@ fn a_copy_that_is_broken_off_leaves_what_was_there() {
 }
 
 #[test]
-fn a_command_ends_with_the_client_that_runs_it() {
+fn exec_command_ends_with_its_client() {
     let server = Server::start();
     let mark = format!("5{:09}", std::process::id());
     let mut child =
@@ -918,7 +919,7 @@ fn a_command_ends_with_the_client_that_runs_it() {
 }
 
 #[test]
-fn a_shell_has_a_terminal_that_follows_its_clients() {
+fn shell_terminal_follows_client_window_size() {
     let server = Server::start();
     let size = |rows, columns| nix::pty::Winsize {
         ws_row: rows,
@@ -949,7 +950,7 @@ fn a_shell_has_a_terminal_that_follows_its_clients() {
     let shows = |what: &str| text.lock().unwrap().contains(what);
     keys.write_all(b"stty size; echo $TERM-$PDP_NODE\n").unwrap();
     eventually("the size is shown", || shows("31 97") && shows("dumb-r1"));
-    // Ctrl-C is the shell's to see, not the client's end.
+    // The shell gets Ctrl-C; the client does not end.
     let mark = format!("6{:09}", std::process::id());
     keys.write_all(format!("sleep {mark}\n").as_bytes()).unwrap();
     eventually("the command runs", || processes_with(&mark) == 1);
@@ -961,7 +962,7 @@ fn a_shell_has_a_terminal_that_follows_its_clients() {
     )
     .unwrap();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGWINCH).unwrap();
-    // The size goes its own way to the terminal; what is typed may be there before.
+    // The size may reach the terminal after the typed text.
     eventually("the new size is shown", || {
         (&keys).write_all(b"stty size\n").unwrap();
         shows("40 120")
@@ -1001,7 +1002,7 @@ fn a_capture_goes_to_a_file_or_a_pipe() {
 }
 
 #[test]
-fn captures_are_of_several_ports_and_of_what_a_filter_wants() {
+fn capture_supports_several_ports_and_filters() {
     let server = Server::start();
     let path = server.path("both.pcapng");
     let file = path.to_str().unwrap();
@@ -1011,7 +1012,7 @@ fn captures_are_of_several_ports_and_of_what_a_filter_wants() {
     let text = String::from_utf8_lossy(&bytes);
     assert!(bytes.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]), "pcapng");
     assert!(text.contains("red/r1:eth0") && text.contains("red/h1:eth0"));
-    // The frames of the fake have the program that it was sent.
+    // The fake's frames have the program that it received.
     assert_eq!(text.matches(",40 0 0 12,").count(), 5);
     let read = Command::new("tcpdump").args(["-nr", file]).output().unwrap();
     assert!(read.status.success(), "{read:?}");
@@ -1034,7 +1035,7 @@ fn captures_are_of_several_ports_and_of_what_a_filter_wants() {
 }
 
 #[test]
-fn wireshark_is_started_or_what_to_do_is_said() {
+fn capture_starts_wireshark_or_prints_a_hint() {
     let server = Server::start();
     let programs = server.path("bin");
     fs::create_dir(&programs).unwrap();
@@ -1059,7 +1060,7 @@ fn wireshark_is_started_or_what_to_do_is_said() {
 }
 
 #[test]
-fn some_nodes_are_applied_and_deleted() {
+fn selected_nodes_can_be_applied_and_deleted() {
     let server = Server::start();
     let spec = server.path("red.yaml");
     fs::write(
@@ -1091,14 +1092,14 @@ fn a_vnet_is_exported_and_saved() {
     assert_eq!(saved(), "as applied\n");
     let yaml = fs::read_to_string(directory.join("red.yaml")).unwrap();
     assert!(yaml.contains("from: h1/etc/word"), "{yaml}");
-    // What it wrote can be read again, as one.
+    // The written files can be applied again, as one spec.
     out(&server, &["apply", directory.join("red.yaml").to_str().unwrap()]);
     let (code, error) = fails(&server, &["export", "red", "-o", at]);
     assert!(
         code == 1 && error.contains("is there already") && error.contains("--force"),
         "{error}"
     );
-    // There is no such file in the node, which is this machine.
+    // The node, which is this machine, has no such file.
     let output = run(&server, &["export", "red", "--save", "-o", at, "--force"]);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -1109,7 +1110,7 @@ fn a_vnet_is_exported_and_saved() {
     assert_eq!(fails(&server, &["export", "green"]).0, 1);
 }
 
-/// What a shell would be told at a TAB after these words.
+/// Returns the candidates that a shell gets for a TAB after these words.
 fn completed(server: &Server, words: &[&str]) -> Vec<String> {
     let mut command = pdp(&server.socket());
     command.env("PDP_COMPLETE", "bash").env("_CLAP_IFS", "\n");
@@ -1120,7 +1121,7 @@ fn completed(server: &Server, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn names_are_completed_from_the_daemon_and_silently_not_without_one() {
+fn completion_uses_daemon_names_and_fails_silently() {
     let server = Server::start();
     assert_eq!(completed(&server, &["pdp", "exec", ""])[..2], ["blue/", "red/"]);
     assert_eq!(completed(&server, &["pdp", "exec", "red/"]), ["red/r1", "red/h1"]);
@@ -1244,7 +1245,7 @@ fn routers_are_scaled() {
 }
 
 #[test]
-fn filters_of_a_fast_path_are_listed_with_what_they_counted() {
+fn fast_path_filters_are_listed_with_counters() {
     let server = Server::start();
     let fastpath = |words: &[&str]| out(&server, &[&["fastpath", "red/r1"], words].concat());
     let filters = fastpath(&["filters"]);
@@ -1260,7 +1261,7 @@ ID  PRIORITY  MATCH                  VERDICT                                    
     let json: Value = serde_json::from_str(&fastpath(&["filters", "-o", "json"])).unwrap();
     assert_eq!((&json[0]["id"], &json[0]["packets"]), (&1.into(), &1010.into()));
     assert_eq!((&json[1]["match"], json[1].get("packets")), (&"ip6 in eth0".into(), None));
-    // What counted, or what was asked for.
+    // Counters that are not zero, or those asked for.
     let counters = fastpath(&["counters"]);
     assert_text(
         &counters,
@@ -1289,7 +1290,7 @@ ID  PRIORITY  MATCH                  VERDICT                                    
 }
 
 #[test]
-fn filters_of_a_fast_path_are_changed_and_frames_are_sent() {
+fn fast_path_filters_change_and_frames_are_sent() {
     let server = Server::start();
     let fastpath = |words: &[&str]| out(&server, &[&["fastpath", "red/r1"], words].concat());
     let drop = ["add", "--id", "3", "--match", "ip dport 9", "--drop", "--counter", "2"];
@@ -1345,7 +1346,7 @@ fn filters_of_a_fast_path_are_changed_and_frames_are_sent() {
 }
 
 #[test]
-fn every_verb_explains_itself() {
+fn every_verb_has_help() {
     let server = Server::start();
     let help = out(&server, &["--help"]);
     for verb in [
@@ -1378,7 +1379,7 @@ fn every_verb_explains_itself() {
 }
 
 #[test]
-fn help_has_the_options_of_connections_last_and_usages_have_none_of_the_environment() {
+fn help_lists_connection_options_last_without_environment() {
     let server = Server::start();
     let help = out(&server, &["exec", "--help"]);
     let (before, connection) = help.split_once("\nConnection:\n").expect("a heading");
@@ -1391,7 +1392,7 @@ fn help_has_the_options_of_connections_last_and_usages_have_none_of_the_environm
     assert!(error.contains("Usage: pdp wait <VNET[/NODE]>...\n"), "{error}");
 }
 
-/// What is printed of a token that was made, alone on standard output.
+/// Creates a token. Returns standard output, which is the token alone.
 fn made_token(server: &Server, arguments: &[&str]) -> String {
     let mut all = vec!["token", "create"];
     all.extend(arguments);
@@ -1430,7 +1431,7 @@ fn tokens_are_made_listed_used_over_tls_and_revoked() {
     assert_eq!((code, error.as_str()), (1, "error: no token 1\nhint: see `pdp token list`\n"));
     let (code, _) = fails(&server, &["token", "create"]);
     assert_eq!(code, 2);
-    // By default authorities of the system are trusted, and this certificate is none of theirs.
+    // By default the system's authorities are trusted, and none of them issued this certificate.
     let other = pdp(Path::new("/none.sock"))
         .args(["--server", &url, "--ca", "/dev/null", "--token-file", &token, "get"])
         .output()
@@ -1479,7 +1480,7 @@ other   71001  -      -           1      0.0MiB
 }
 
 #[test]
-fn waiting_ends_when_it_holds_or_says_what_is_missing() {
+fn wait_succeeds_or_reports_unmet_conditions() {
     let server = Server::start();
     assert_eq!(out(&server, &["wait", "red/h1", "--for", "ready", "--for", "running"]), "");
     assert_eq!(out(&server, &["wait", "green", "red/h9", "--for", "gone"]), "");
@@ -1493,7 +1494,7 @@ error: red: not within 500ms; missing:
   red/r1 g1: not connected
 ",
     );
-    // Off a terminal a line is printed once.
+    // Without a terminal, a line is printed once.
     let (_, error) = fails(&server, &["wait", "red", "--timeout", "5"]);
     assert_eq!(error.matches("0/2 waiting: red/r1 zebra").count(), 1, "{error}");
     let fails_always = ["wait", "red/h1", "--for", "exec false", "--timeout", "0.5"];

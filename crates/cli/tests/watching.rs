@@ -1,5 +1,5 @@
-//! `pdp events`, `pdp top` and `pdp wait`, run as users run them, against the real HTTP layer in front of a board that the tests
-//! write.
+//! `pdp events`, `pdp top` and `pdp wait`, run as users run them, against the real HTTP layer and
+//! an event log that the tests write.
 
 #[path = "../../pdpd/tests/fake/mod.rs"]
 mod fake;
@@ -16,7 +16,7 @@ use fake::{Server, eventually};
 use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pdp_api::{VnetStatus, WatchEvent, WatchLine, What};
+use pdp_api::{EventKind, VnetStatus, WatchEvent, WatchLine};
 use pdpd::http::STREAMS_MAX;
 
 fn pdp(server: &Server, arguments: &[&str]) -> Command {
@@ -25,7 +25,7 @@ fn pdp(server: &Server, arguments: &[&str]) -> Command {
     command
 }
 
-/// What comes out of something, as far as it came.
+/// Collects the output of a reader as far as it has arrived.
 fn gathered(mut from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
     let text = Arc::new(Mutex::new(String::new()));
     let to = text.clone();
@@ -44,12 +44,13 @@ fn signal(child: &Child, signal: Signal) {
 
 fn post(server: &Server, object: &str, message: &str) {
     let message = Some(message.to_owned());
-    let event = WatchEvent { object: object.into(), what: What::Ended, ..WatchEvent::default() };
+    let event =
+        WatchEvent { object: object.into(), what: EventKind::Ended, ..WatchEvent::default() };
     server.fake.board.post(WatchEvent { message, ..event });
 }
 
 #[test]
-fn events_come_as_they_happen_until_an_interrupt() {
+fn events_are_printed_live_until_interrupted() {
     let mut server = Server::start();
     post(&server, "vnet/red/node/r1/g0", "long ago");
     let start = |arguments: &[&str]| {
@@ -70,9 +71,9 @@ fn events_come_as_they_happen_until_an_interrupt() {
     let mut line = || serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     let WatchLine::Snapshot(first) = line() else { panic!("what is") };
     assert_eq!(first.vnets.len(), 3);
-    server.fake.board.tell("new", Some(VnetStatus::default()), true);
+    server.fake.board.publish_vnet("new", Some(VnetStatus::default()), true);
     let WatchLine::Event(created) = line() else { panic!("an event") };
-    assert_eq!((created.object.as_str(), created.what), ("vnet/new", What::Created));
+    assert_eq!((created.object.as_str(), created.what), ("vnet/new", EventKind::Created));
     server.stop();
     eventually("the daemon's end is told", || {
         wrong.lock().unwrap().contains("pdp: the daemon stops; what runs goes on; waiting")
@@ -86,9 +87,10 @@ fn events_come_as_they_happen_until_an_interrupt() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("0.1 to 60"), "{refused:?}");
 }
 
-/// On a terminal of 80 columns: what is, what happens, keys, and the terminal as before, however it ends.
+/// On a terminal of 80 columns: shows state, events and reacts to keys. Restores the terminal
+/// however it ends.
 #[test]
-fn top_is_a_screen_and_gives_the_terminal_back() {
+fn top_restores_the_terminal() {
     let server = Server::start();
     for end in [None, Some(Signal::SIGTERM), Some(Signal::SIGHUP)] {
         let size = nix::pty::Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
@@ -110,7 +112,7 @@ fn top_is_a_screen_and_gives_the_terminal_back() {
         };
         eventually("all vnets", || has("acme.red") && has("other.red") && has("degraded"));
         assert!(!canonical(), "keys come one by one");
-        // Cells that stay blank are not written, so words come one by one.
+        // Blank cells are not written, so that each word arrives by itself.
         post(&server, "vnet/red/node/r1/g0", "with-code-7");
         eventually("an event", || has("with-code-7"));
         keys.write_all(b"?").unwrap();
@@ -120,7 +122,7 @@ fn top_is_a_screen_and_gives_the_terminal_back() {
             Some(end) => signal(&child, end),
         }
         assert!(child.wait().unwrap().success(), "{end:?}");
-        // The other screen is left (xterm's control sequences, mode 1049).
+        // The alternate screen is closed (xterm's control sequences, mode 1049).
         eventually("the screen is given back", || has("\u{1b}[?1049l"));
         assert!(canonical(), "and the terminal");
     }
@@ -129,15 +131,16 @@ fn top_is_a_screen_and_gives_the_terminal_back() {
     assert!(String::from_utf8_lossy(&pipe.stderr).contains("--once"), "{pipe:?}");
 }
 
-/// Of one vnet events say when to look again; between them it is looked every other second at most.
+/// Events of one vnet decide when to check again. Without events it is checked every other second
+/// at most.
 #[test]
-fn waiting_looks_when_something_is_told() {
+fn wait_checks_again_after_events() {
     let server = Server::start();
     let looks = || server.fake.looks.load(Ordering::Relaxed);
     let began = Instant::now();
     let mut ready = pdp(&server, &["wait", "red"]).spawn().unwrap();
     eventually("a few seconds", || began.elapsed() > Duration::from_secs(4));
-    // At first, at the watch's snapshot, and then not until it is told something.
+    // It checks first, at the watch's snapshot, and then only after events.
     let most = 3 + began.elapsed().as_secs() / 2;
     assert!((1..=most).contains(&looks()), "{}", looks());
     let before = looks();
@@ -148,13 +151,13 @@ fn waiting_looks_when_something_is_told() {
     server.fake.ready.store(true, Ordering::Relaxed);
     post(&server, "vnet/red/node/r1", "ready");
     assert!(ready.wait().unwrap().success());
-    // One that is being taken down is not gone.
-    server.fake.board.tell("late", None, true);
+    // A vnet being deleted is not gone.
+    server.fake.board.publish_vnet("late", None, true);
     let before = looks();
     let mut gone = pdp(&server, &["wait", "late", "--for", "gone"]).spawn().unwrap();
     eventually("it looks", || looks() > before);
     assert!(gone.try_wait().unwrap().is_none());
-    server.fake.board.tell("late", None, false);
+    server.fake.board.publish_vnet("late", None, false);
     assert!(gone.wait().unwrap().success());
     assert!(
         pdp(&server, &["wait", "late", "red", "--for", "gone", "--timeout", "0.5"])
@@ -166,9 +169,9 @@ fn waiting_looks_when_something_is_told() {
     );
 }
 
-/// Without room for a watch it is looked again and again.
+/// Without a free watch, the command checks periodically.
 #[test]
-fn waiting_goes_on_without_a_watch() {
+fn wait_polls_without_a_watch() {
     let server = Server::start();
     let streams: Vec<Child> = (0..STREAMS_MAX)
         .map(|_| {

@@ -1,10 +1,10 @@
-//! Files and directories of the machine that somebody wished to have in a guest.
+//! Files and directories of the machine that a spec binds into a guest.
 //!
-//! What is at such a path may be changed by anybody who may write there, also by guests, and at any moment. So a
-//! path is opened once, when it is mounted, without following a link anywhere in it: what is mounted is what is at
-//! that very path, and nothing that a link leads to. It is mounted without what is mounted below it, and so that no
-//! program gets rights by it (`nosuid`) and no device can be used (`nodev`); read-only is locked, so that nobody in
-//! the guest can undo it.
+//! Anybody who may write at such a path can change it at any moment, guests included. The path is
+//! therefore opened once, when it is mounted, without following a symbolic link anywhere in it. The
+//! mount shows exactly what is at that path, never the target of a link. It excludes mounts below
+//! the path. Programs get no rights by it (`nosuid`), and devices can't be used (`nodev`).
+//! Read-only mounts are locked, so that no process in the guest can make them writable.
 //!
 //! Source: openat2(2), RESOLVE_NO_SYMLINKS; "locked" in mount_namespaces(7).
 
@@ -18,32 +18,32 @@ use rustix::fs::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Context, Error, Result};
-use crate::spec::{Bind, GuestSpec};
+use crate::error::{Error, ErrorContext, Result};
+use crate::spec::{BindMount, GuestSpec};
 
-/// In a bundle: what is to be mounted for wishes.
+/// In a bundle: the list of binds to mount.
 const WISHES: &str = "wishes.json";
 
-/// In a bundle: where it is mounted, by number.
+/// In a bundle: directory of their mount points, named by number.
 const PLACES: &str = "wishes";
 
-/// A wish, as the shim finds it in the bundle. Its number is its place in the list.
+/// A bind as listed in the bundle for the shim. Its number is its index in the list.
 #[derive(Debug, Serialize, Deserialize)]
-struct Wish {
+struct BindRequest {
     source: PathBuf,
     writable: bool,
     directory: bool,
 }
 
-/// What is opened for a wish.
-pub(crate) struct Opened {
+/// An opened bind.
+pub(crate) struct OpenedBind {
     pub file: OwnedFd,
     pub writable: bool,
-    /// Where in the bundle it is to be mounted.
-    pub place: PathBuf,
+    /// Mount point in the bundle.
+    pub mount_point: PathBuf,
 }
 
-/// Opens what is at a path, without following links; whether it is a directory.
+/// Opens a path without following links. Also returns true if it is a directory.
 fn open(source: &Path) -> io::Result<(OwnedFd, bool)> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -55,11 +55,11 @@ fn open(source: &Path) -> io::Result<(OwnedFd, bool)> {
     }
 }
 
-/// Whether what is at a path can be bound: why not, if it can't.
+/// Checks that a path can be bound.
 ///
 /// # Errors
-/// What a person can do about it.
-pub fn look(source: &Path) -> std::result::Result<(), String> {
+/// Cause, and what a person can do about it.
+pub fn check(source: &Path) -> std::result::Result<(), String> {
     open(source).map(drop).map_err(|error| words(source, &error))
 }
 
@@ -75,36 +75,40 @@ fn words(source: &Path, error: &io::Error) -> String {
     }
 }
 
-/// Opens a wish of a guest; whether it is a directory.
+/// Opens a guest's bind. Also returns true if it is a directory.
 fn open_for(id: &str, source: &Path) -> Result<(OwnedFd, bool)> {
     open(source).map_err(|error| Error::Spec { id: id.to_owned(), text: words(source, &error) })
 }
 
-/// Where in the guest's bundle the wish of this number is mounted.
-pub(crate) fn place(bundle: &Path, number: usize) -> PathBuf {
+/// Returns the mount point of a bind in the guest's bundle, by number.
+pub(crate) fn mount_point(bundle: &Path, number: usize) -> PathBuf {
     bundle.join(PLACES).join(number.to_string())
 }
 
-/// A guest's wishes.
-pub(crate) fn of(spec: &GuestSpec) -> impl Iterator<Item = &Bind> {
+/// Returns the binds of a guest's spec.
+pub(crate) fn of(spec: &GuestSpec) -> impl Iterator<Item = &BindMount> {
     spec.binds.iter().filter(|bind| bind.wished)
 }
 
-/// What was found for a wish.
-pub(crate) struct Found {
+/// Facts about a bind's path.
+pub(crate) struct BindInfo {
     pub directory: bool,
-    /// No program can be run from there.
+    /// True if no program can be run from there.
     pub noexec: bool,
 }
 
-/// Makes the places of a guest's wishes in its bundle, and writes down what goes there.
-pub(crate) fn prepare(spec: &GuestSpec, bundle: &Path) -> Result<Vec<Found>> {
+/// Makes the mount points of a guest's binds in its bundle, and writes their list.
+pub(crate) fn prepare(spec: &GuestSpec, bundle: &Path) -> Result<Vec<BindInfo>> {
     let (mut wishes, mut all) = (Vec::new(), Vec::new());
     for bind in of(spec) {
         let (file, directory) = open_for(&spec.id, &bind.source)?;
         let flags = fstatvfs(&file).at("look at", &bind.source)?.f_flag;
-        all.push(Found { directory, noexec: flags.contains(StatVfsMountFlags::NOEXEC) });
-        wishes.push(Wish { source: bind.source.clone(), writable: bind.writable, directory });
+        all.push(BindInfo { directory, noexec: flags.contains(StatVfsMountFlags::NOEXEC) });
+        wishes.push(BindRequest {
+            source: bind.source.clone(),
+            writable: bind.writable,
+            directory,
+        });
     }
     if wishes.is_empty() {
         return Ok(all);
@@ -112,7 +116,7 @@ pub(crate) fn prepare(spec: &GuestSpec, bundle: &Path) -> Result<Vec<Found>> {
     let places = bundle.join(PLACES);
     fs::create_dir(&places).at("make", &places)?;
     for (number, wish) in wishes.iter().enumerate() {
-        let place = place(bundle, number);
+        let place = mount_point(bundle, number);
         match wish.directory {
             true => fs::create_dir(&place).at("make", &place)?,
             false => fs::write(&place, "").at("make", &place)?,
@@ -124,10 +128,10 @@ pub(crate) fn prepare(spec: &GuestSpec, bundle: &Path) -> Result<Vec<Found>> {
     Ok(all)
 }
 
-/// Opens what is at the paths of a bundle's wishes now.
-pub(crate) fn opened(id: &str, bundle: &Path) -> Result<Vec<Opened>> {
+/// Opens the paths of a bundle's binds as they are now.
+pub(crate) fn opened(id: &str, bundle: &Path) -> Result<Vec<OpenedBind>> {
     let path = bundle.join(WISHES);
-    let wishes: Vec<Wish> = match fs::read(&path) {
+    let wishes: Vec<BindRequest> = match fs::read(&path) {
         Ok(text) => serde_json::from_slice(&text).map_err(io::Error::from).at("read", &path)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error).at("read", &path),
@@ -139,7 +143,11 @@ pub(crate) fn opened(id: &str, bundle: &Path) -> Result<Vec<Opened>> {
             let text = format!("bind of {}: it became another meanwhile", wish.source.display());
             return Err(Error::Spec { id: id.to_owned(), text });
         }
-        all.push(Opened { file, writable: wish.writable, place: place(bundle, number) });
+        all.push(OpenedBind {
+            file,
+            writable: wish.writable,
+            mount_point: mount_point(bundle, number),
+        });
     }
     Ok(all)
 }

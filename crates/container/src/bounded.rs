@@ -1,4 +1,5 @@
-//! Files of root's that are written with the bound with which they are read: what was written can be read.
+//! Files of root's with a size limit. Writing and reading have the same limit, so that every
+//! written file can be read.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,17 +10,17 @@ use rustix::fs::{FileType, Mode, OFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::tree;
+use crate::safe_removal;
 
-/// Files of at most so many bytes.
+/// Files with a size limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounded {
     pub bytes_max: u64,
 }
 
 impl Bounded {
-    /// Reads what [`Bounded::write`] wrote; `None` if there is none. No link, no device, no pipe that nobody writes, and
-    /// no file of another user's.
+    /// Reads what [`Bounded::write`] wrote; `None` if there is no file. Refuses links, devices,
+    /// pipes without a writer, and files of other users.
     pub fn read<T: DeserializeOwned>(self, path: &Path) -> io::Result<Option<T>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -43,19 +44,19 @@ impl Bounded {
         Ok(bytes)
     }
 
-    /// Writes a file whole or not at all, whenever the machine stops, in the place of whatever is there. Nothing changes
-    /// if it would be larger than what can be read.
+    /// Replaces whatever is at `path` by a file, atomically even if the machine stops. Changes
+    /// nothing if the file would be too large to read.
     pub fn write<T: Serialize>(self, path: &Path, value: &T) -> io::Result<()> {
         let bytes = serde_json::to_vec(value)?;
         self.check(bytes.len())?;
         let part = part(path);
-        // A link that is there is not followed.
-        tree::remove(&part).map_err(io::Error::other)?;
+        // Removing it first keeps a symbolic link from being followed.
+        safe_removal::remove(&part).map_err(io::Error::other)?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
         if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
-            tree::remove(path).map_err(io::Error::other)?;
+            safe_removal::remove(path).map_err(io::Error::other)?;
         }
         fs::rename(&part, path)
     }
@@ -71,7 +72,7 @@ impl Bounded {
     }
 }
 
-/// Where a file is before it is whole.
+/// Path of the temporary file for `path`.
 pub(crate) fn part(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.part"))
@@ -83,9 +84,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever is in it, of whatever size.
+        /// Holds for any content of any size.
         #[test]
-        fn what_was_written_can_be_read(
+        fn reads_back_written_content(
             words in proptest::collection::vec(any::<String>(), 0..40), bytes_max in 0u64..800,
         ) {
             let dir = tempfile::tempdir().unwrap();
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_in_its_place_is_an_error_to_read_and_is_replaced() {
+    fn damaged_files_fail_to_read_and_get_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let (bounded, kept) = (Bounded { bytes_max: 100 }, dir.path().join("kept"));

@@ -1,6 +1,6 @@
-//! The OCI bundle of a guest: `config.json`, the made root, and the files that are shown in it.
+//! The OCI bundle of a guest: `config.json`, the generated root, and the files to show in it.
 //!
-//! Source: OCI runtime specification 1.0.2; `tmpcopyup` is runc's (and crun's).
+//! Source: OCI runtime specification 1.0.2; `tmpcopyup` is an extension of runc (and crun).
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,60 +11,62 @@ use serde_json::{Value, json};
 
 use crate::binds;
 use crate::cgroup::Cgroups;
-use crate::error::{Context, Error, Result};
-use crate::image::{self, Own};
+use crate::error::{Error, ErrorContext, Result};
+use crate::image::{self, ImageDefaults};
 use crate::init;
 use crate::profile::{WRITABLE_CHANGES, Writable};
 use crate::root;
 use crate::seccomp;
-use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, Root, USER_IDS, bundle, id_is_good};
+use crate::spec::{GuestSpec, ID_BYTES_MAX, Profile, RootFilesystem, USER_IDS, bundle, id_is_good};
 use crate::view;
 use crate::volumes;
 use crate::work::Workplace;
 
-/// Where a guest finds what PdP needs in it.
+/// Directory of PdP's own files in a guest.
 const INSIDE: &str = "/run/pdp";
 
-/// Process 1's program, what it is to do, and the loader and libraries that it is called by where the root is not the
-/// host's.
+/// Process 1's program and its configuration, and the loader and libraries that run it if the root
+/// is not the host's.
 const INIT: &str = "/run/pdp/init";
 pub(crate) const INIT_JSON: &str = "/run/pdp/init.json";
 const INIT_LOADER: &str = "/run/pdp/init-loader";
 const INIT_LIBRARIES: &str = "/run/pdp/init-lib";
 
-/// Descriptors that a guest or helper may be given.
+/// Largest number of descriptors passed to a guest or helper.
 pub(crate) const DESCRIPTORS_MAX: usize = 32;
 
-/// Files of a guest, and binds.
+/// Largest number of files and binds of a guest.
 const FILES_AND_BINDS_MAX: usize = 512;
 
-/// Volumes of a guest.
+/// Largest number of volumes of a guest.
 const VOLUMES_MAX: usize = 64;
 
-/// Pseudo-terminals of a guest. The kernel has one number of them for all guests of the machine.
+/// Largest number of pseudo-terminals of a guest. The kernel has one limit for all guests of the
+/// machine.
 pub const TERMINALS_MAX: u32 = 64;
 
-/// Commands of a guest.
+/// Largest number of commands of a guest.
 const COMMANDS_MAX: usize = 128;
 
-/// Bytes of all files of a guest.
+/// Largest size of all files of a guest, bytes.
 const FILES_BYTES_MAX: usize = 64 << 20;
 
-/// What a guest may change in an image that it may write to: this part of its memory, which so can't be filled as a
-/// whole, and so many bytes.
+/// Size limits of a guest's changes in a writable image: this fraction of its memory, so that they
+/// can't fill all of it, and this many bytes.
 const CHANGES_PART: u64 = 4;
 const CHANGES_BYTES_MAX: u64 = 4 << 30;
 
-/// Guests are killed before helpers when a node's memory runs out: a helper's death costs more.
+/// When a node's memory runs out, guests are killed before helpers. The death of a helper costs
+/// more.
 const OOM_SCORE_ADJUST: i32 = 500;
 
-/// What `pdp-init` needs of the C library where the root is not the host's.
+/// Libraries that `pdp-init` needs if the root is not the host's.
 const LIBRARIES: [&str; 2] = ["libc.so.6", "libgcc_s.so.1"];
 const LIBRARY_DIRS: [&str; 3] =
     ["/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/x86_64-linux-gnu"];
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Refuses what can't be, before anything is made.
+/// Refuses an invalid spec before anything is made.
 pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     let fail = |text: String| Err(Error::Spec { id: spec.id.clone(), text });
     let id_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
@@ -108,7 +110,7 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         }
     }
     for bind in &spec.binds {
-        // What is wished is looked at when it is opened.
+        // Binds of the user's spec are checked when they are opened.
         if !bind.source.is_absolute() || !(bind.wished || bind.source.exists()) {
             return fail(format!("{}: there is no such path to bind", bind.source.display()));
         }
@@ -131,7 +133,8 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     if spec.packet_rings && spec.profile.is_forwarding() {
         return fail("a forwarding guest has no rings of packet sockets".to_owned());
     }
-    let as_image = matches!(spec.root, Root::Image { .. }) && !spec.profile.is_forwarding();
+    let as_image =
+        matches!(spec.root, RootFilesystem::Image { .. }) && !spec.profile.is_forwarding();
     if !as_image && spec.commands.iter().any(|command| command.argv.is_empty()) {
         return fail("a command without a program".to_owned());
     }
@@ -156,14 +159,14 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether a volume's name can be one: its file has it.
+/// True if a volume's name is valid as the name of its file.
 fn volume_is_good(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     (1..=ID_BYTES_MAX).contains(&name.len()) && name.chars().all(good)
 }
 
-/// Makes the bundle in the guest's directory, with images unpacked below `images`, and the guest's volumes in a
-/// directory of them.
+/// Makes the bundle in the guest's directory. Unpacks images below `images`, and keeps the guest's
+/// volumes in `own_volumes`.
 pub(crate) fn make(
     spec: &GuestSpec,
     cgroups: &Cgroups,
@@ -180,29 +183,29 @@ pub(crate) fn make(
     }
     let users = dir.join(view::USERS);
     fs::write(&users, "").at("make", &users)?;
-    // What the container finds there; and what it is on the machine.
+    // First the root as the container finds it, then its path on the machine.
     let shown = dir.join(view::ROOT);
     let mut own = None;
-    let of_host = if spec.root == Root::Host { root::shown(spec) } else { Vec::new() };
+    let of_host = if spec.root == RootFilesystem::Host { root::shown(spec) } else { Vec::new() };
     let (root, image) = match &spec.root {
-        Root::Host => {
+        RootFilesystem::Host => {
             root::make(spec, &shown, &of_host)?;
             (shown.clone(), false)
         }
-        Root::Rootfs(path) => {
+        RootFilesystem::Rootfs(path) => {
             let link = dir.join(view::ROOTFS);
             symlink(path, &link).at("link", &link)?;
             has_places(spec, path)?;
             (path.clone(), true)
         }
-        Root::OciLayout { path, reference } => {
+        RootFilesystem::OciLayout { path, reference } => {
             let user = dir.join(view::IMAGE);
             let layout = (&**path, reference.as_deref());
             (image::unpack_for(&user, layout, images, (workplace, &spec.owner))?, true)
         }
-        Root::Image { owner, digest } => {
+        RootFilesystem::Image { owner, digest } => {
             let layout = image::layout(images, owner, digest);
-            own = Some(Own::read(&layout)?);
+            own = Some(ImageDefaults::read(&layout)?);
             let (user, by) = (dir.join(view::IMAGE), (workplace, &*spec.owner));
             (image::unpack_for(&user, (&layout, None), images, by)?, true)
         }
@@ -210,12 +213,12 @@ pub(crate) fn make(
     if image {
         fs::create_dir(&shown).at("make", &shown)?;
     }
-    let as_image = own.map(|own| AsImage::of(spec, own, &root));
+    let as_image = own.map(|own| ImageGuest::of(spec, own, &root));
     let (spec, workdir) = match &as_image {
         Some(as_image) => (&as_image.spec, &*as_image.workdir),
         None => (spec, "/"),
     };
-    let config = init::Config {
+    let config = init::InitConfig {
         commands: spec.commands.clone(),
         files: Vec::new(),
         ends: spec.profile.is_forwarding(),
@@ -242,29 +245,29 @@ pub(crate) fn make(
     };
     mounts.extend(writable.iter().map(|place| writable_mount(place, memory)));
     mounts.extend(of_host.iter().map(|path| bind_mount(path, path, false)));
-    let init = place_init(spec, config, &files, init_program, (&root, image), &mut mounts)?;
+    let init = write_init_files(spec, config, &files, init_program, (&root, image), &mut mounts)?;
     let own = spec.binds.iter().filter(|bind| !bind.wished);
     mounts.extend(own.map(|b| bind_mount(&b.source, &b.target, b.writable)));
     volumes::prepare(spec, own_volumes, &dir, &root, workplace)?;
     let found = binds::prepare(spec, &dir)?;
-    // What is asked for: where, whether it is a directory, and the mount.
+    // Volumes and binds of the spec: target, true for a directory, and mount.
     let mut asked: Vec<(&Path, bool, Value)> = Vec::new();
     for (number, volume) in spec.volumes.iter().enumerate() {
-        let place = volumes::place(&dir, number);
+        let place = volumes::mount_point(&dir, number);
         asked.push((&volume.target, true, mount_of(&place, &volume.target, true, false)));
     }
     for (number, (bind, found)) in binds::of(spec).zip(found).enumerate() {
-        let place = binds::place(&dir, number);
+        let place = binds::mount_point(&dir, number);
         let mount = mount_of(&place, &bind.target, bind.writable, found.noexec);
         asked.push((&bind.target, found.directory, mount));
     }
-    // Outer ones first.
+    // Outer targets first.
     asked.sort_by(|a, b| a.0.cmp(b.0));
     let below = |path: &Path| writable.iter().any(|place| path.starts_with(place.path));
     for (target, directory, mount) in asked {
         if !image && !below(target) && !of_host.iter().any(|it| target.starts_with(it)) {
-            // What the guest's own root lacks to mount on.
-            root::make_place(spec, &shown, target, directory)?;
+            // The guest's generated root lacks the mount point.
+            root::make_mount_point(spec, &shown, target, directory)?;
         }
         mounts.push(mount);
     }
@@ -280,10 +283,10 @@ pub(crate) fn make(
     fs::write(&path, config.to_string()).at("write", &path)
 }
 
-/// Refuses a directory as a root that lacks directories to mount on: nothing can be made in it.
+/// Refuses a root directory without the needed mount points. PdP can't make them in it.
 fn has_places(spec: &GuestSpec, rootfs: &Path) -> Result<()> {
     let system = ["proc", "dev", "sys"].map(PathBuf::from);
-    let places = spec.profile.writable_places(true).map(|place| PathBuf::from(&place[1..]));
+    let places = spec.profile.writable_directories(true).map(|place| PathBuf::from(&place[1..]));
     let lacks = |place: &PathBuf| root::lacks_directory(rootfs, place);
     let missing: Vec<_> = system.into_iter().chain(places).filter(lacks).collect();
     if missing.is_empty() {
@@ -296,18 +299,18 @@ fn has_places(spec: &GuestSpec, rootfs: &Path) -> Result<()> {
 }
 
 /// A guest on an image with an environment, a directory and a command of its own.
-struct AsImage {
-    /// The guest with what is the image's where its own spec does not say.
+struct ImageGuest {
+    /// The guest's spec, completed by the image's settings.
     spec: GuestSpec,
-    /// Where process 1 is, and what is run in it later.
+    /// Working directory of process 1, and of commands that run later.
     workdir: String,
-    /// Where the commands are run that say nothing else; made if it is not there.
+    /// Default working directory of commands; made if it does not exist.
     made: Option<PathBuf>,
 }
 
-impl AsImage {
-    /// `root`: the image's files.
-    fn of(spec: &GuestSpec, own: Own, root: &Path) -> Self {
+impl ImageGuest {
+    /// `root`: directory of the image's files.
+    fn of(spec: &GuestSpec, own: ImageDefaults, root: &Path) -> Self {
         let mut merged = spec.clone();
         merged.env = own.env.into_iter().chain(spec.env.clone()).collect();
         let elsewhere = own.workdir != "/" && !spec.profile.is_forwarding();
@@ -325,11 +328,11 @@ impl AsImage {
     }
 }
 
-/// Puts `pdp-init`, its configuration and the guest's files where they can be mounted; returns how
-/// it is called.
-fn place_init(
+/// Puts `pdp-init`, its configuration and the guest's files where they can be mounted. Returns the
+/// command that runs it.
+fn write_init_files(
     spec: &GuestSpec,
-    mut config: init::Config,
+    mut config: init::InitConfig,
     files: &Path,
     program: &Path,
     (root, image): (&Path, bool),
@@ -341,9 +344,10 @@ fn place_init(
         let host = files.join(index.to_string());
         let owner = root::ids(spec, root, &file.owner)?;
         let below = |place: &str| file.path.starts_with(place);
-        if !file.writable && !image && !spec.profile.writable_places(image).any(below) {
-            // A made root is the guest's own, and can have what nothing could be mounted on later.
-            root::place(spec, root, file, owner)?;
+        if !file.writable && !image && !spec.profile.writable_directories(image).any(below) {
+            // A generated root belongs to the guest. It can have files in places that can't be
+            // mounted on later.
+            root::write_file(spec, root, file, owner)?;
             continue;
         }
         write_owned(spec, &host, file.content.as_bytes(), file.mode, owner)?;
@@ -351,10 +355,10 @@ fn place_init(
             let from = inside.join("init-files").join(index.to_string());
             let (uid, gid) = owner;
             let to = file.path.clone();
-            config.files.push(init::Copied { from: from.clone(), to, mode: file.mode, uid, gid });
+            config.files.push(init::FileCopy { from: from.clone(), to, mode: file.mode, uid, gid });
             mounts.push(bind_mount(&host, &from, false));
         } else {
-            // After those of PdP, so that no file hides them.
+            // They follow PdP's own mounts, so that these do not hide them.
             shown.push(bind_mount(&host, &file.path, false));
         }
     }
@@ -367,7 +371,7 @@ fn place_init(
     mounts.push(bind_mount(program, Path::new(INIT), false));
     mounts.push(bind_mount(&host, Path::new(INIT_JSON), false));
     if image {
-        // The image may have another C library or none: bring ours, and its loader.
+        // The image may have another C library or none. Mount ours, with its loader.
         for name in LIBRARIES {
             let found = LIBRARY_DIRS.iter().map(|dir| Path::new(dir).join(name));
             let found = found.into_iter().find(|path| path.exists()).ok_or(Error::Spec {
@@ -382,7 +386,8 @@ fn place_init(
     Ok(init_call(image).chain([INIT_JSON]).map(str::to_owned).collect())
 }
 
-/// How process 1's program is called in a guest, up to its arguments; `image`: whose root is not [`Root::Host`].
+/// Returns the command that runs process 1's program in a guest, without arguments. `image`: the
+/// root is not [`RootFilesystem::Host`].
 pub(crate) fn init_call(image: bool) -> impl Iterator<Item = &'static str> {
     let loader: &[&str] =
         if image { &[INIT_LOADER, "--library-path", INIT_LIBRARIES] } else { &[] };
@@ -414,7 +419,7 @@ fn process(spec: &GuestSpec, init: &[String], workdir: &str) -> Value {
     ];
     env.extend(spec.env.iter().map(|(key, value)| format!("{key}={value}")));
     let capabilities = spec.profile.capabilities();
-    // Another user than root keeps capabilities over exec only as ambient ones.
+    // Another user than root keeps capabilities over exec only if they are ambient.
     let kept: &[&str] = if spec.uid == 0 { &[] } else { capabilities };
     json!({
         "terminal": false,
@@ -472,12 +477,12 @@ fn linux(spec: &GuestSpec, cgroups: &Cgroups) -> Value {
     })
 }
 
-/// The cgroup of a guest's processes.
+/// Returns the cgroup of a guest's processes.
 pub(crate) fn leaf(cgroup: &str) -> String {
     format!("{cgroup}/guest")
 }
 
-/// The sysctls that this kernel has, the spec's before the profile's.
+/// Returns the sysctls that this kernel has. The spec's override the profile's.
 fn sysctls(spec: &GuestSpec) -> serde_json::Map<String, Value> {
     let own = spec.profile.sysctls().iter().map(|&(key, value)| (key.to_owned(), value));
     let own = own.filter(|(key, _)| Path::new("/proc/sys").join(key.replace('.', "/")).exists());
@@ -504,7 +509,7 @@ fn system_mounts(profile: Profile) -> Vec<Value> {
 }
 
 fn bind_mount(source: &Path, target: &Path, writable: bool) -> Value {
-    // Debian mounts /run with noexec. The file itself may not be there yet.
+    // Debian mounts /run with noexec. The file itself may not exist yet.
     let place = source.ancestors().find_map(|path| statvfs(path).ok());
     let noexec = place.is_some_and(|place| place.f_flag.contains(StatVfsMountFlags::NOEXEC));
     mount_of(source, target, writable, noexec)
@@ -512,15 +517,15 @@ fn bind_mount(source: &Path, target: &Path, writable: bool) -> Value {
 
 fn mount_of(source: &Path, target: &Path, writable: bool, noexec: bool) -> Value {
     let mut options = vec!["bind", if writable { "rw" } else { "ro" }, "nosuid", "nodev"];
-    // A user namespace can't take flags off a mount.
+    // A user namespace can't remove flags from a mount.
     if noexec {
         options.push("noexec");
     }
     json!({ "destination": target, "type": "bind", "source": source, "options": options })
 }
 
-/// Part of a guest's memory that one writable place may fill: what is in it can't be freed by
-/// killing, so that filling all of them must not end the guest.
+/// Fraction of a guest's memory that one writable place may fill. Killing processes does not free
+/// its content. Filling all places must not end the guest.
 const WRITABLE_PART: u64 = 8;
 
 fn writable_mount(place: &Writable, memory_bytes: Option<u64>) -> Value {

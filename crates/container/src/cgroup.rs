@@ -1,8 +1,8 @@
-//! Control groups, version 1, 2 and both at once.
+//! Control groups: version 1, version 2, or both at once.
 //!
-//! A cgroup here is a path below the runtime's own. Limits are on inner cgroups (`red/r1`),
-//! processes in leaves (`red/r1/guest`), as version 2 demands. On version 1 each cgroup is made in
-//! every hierarchy there is, because the OCI runtime does the same.
+//! A cgroup's path is relative to the runtime's own cgroup. Limits are on inner cgroups (`red/r1`),
+//! processes in leaves (`red/r1/guest`), as version 2 demands. With version 1, each cgroup is made
+//! in every hierarchy, as the OCI runtime does.
 //!
 //! Source: kernel documentation, admin-guide/cgroup-v1 and cgroup-v2.rst.
 
@@ -18,44 +18,45 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::spec::Limits;
 
 pub use session::Session;
 
-/// Mode of the runtime's own cgroup, and of those above it that had to be made: whoever can open one can lock it.
+/// Mode of the runtime's own cgroup, and of missing cgroups above it. A process that can open a
+/// cgroup's directory can lock it.
 pub const OWN_MODE: u32 = 0o700;
 
 /// Default period of CPU limits, microseconds.
 pub const CPU_PERIOD_US: u64 = 10_000;
 
-/// Bounds of the period, microseconds (kernel: 1 ms to 1 s).
+/// Range of the period, microseconds (kernel: 1 ms to 1 s).
 const CPU_PERIOD_US_RANGE: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 
-/// Smallest quota that the kernel takes, microseconds.
+/// Smallest quota that the kernel accepts, microseconds.
 const CPU_QUOTA_US_MIN: u64 = 1_000;
 
-/// Longest wait for a kernel thread to run for the first time.
+/// Longest wait until a kernel thread has run for the first time.
 const THREAD_WAIT: Duration = Duration::from_secs(1);
 
-/// The mount point that counts where several are of version 2.
+/// Preferred mount point if several are of version 2.
 const MOUNT_POINT: &str = "/sys/fs/cgroup";
 
-/// Bound of what sockets hold (version 1), which counts apart from all other memory there.
+/// Limit of socket memory (version 1), which version 1 counts separately.
 const SOCKETS: &str = "memory.kmem.tcp.limit_in_bytes";
 
-/// Controllers that limits need.
+/// Controllers required for limits.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
-/// Controllers that are used where the machine has them.
+/// Controllers that are used if the machine has them.
 const CONTROLLERS_OPTIONAL: [&str; 1] = ["io"];
 
-/// Which cgroups a machine has.
+/// Version of a machine's cgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// Version 1, possibly with a version 2 tree without controllers beside it.
+pub enum CgroupVersion {
+    /// Version 1, possibly with an additional version 2 tree without controllers.
     V1,
-    /// Version 2 alone.
+    /// Only version 2.
     V2,
 }
 
@@ -63,32 +64,32 @@ pub enum Version {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     mount: PathBuf,
-    /// Its controllers (version 1); version 2 says them in `cgroup.controllers`.
+    /// Controllers of the tree (version 1). Version 2 lists them in `cgroup.controllers`.
     controllers: Vec<String>,
 }
 
 /// The cgroups of a runtime.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
-    version: Version,
+    version: CgroupVersion,
     hierarchies: Vec<Hierarchy>,
     name: String,
 }
 
-/// What a cgroup with all below it used and holds.
+/// Resources used by a cgroup and all cgroups below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CgroupUsage {
     /// CPU time, nanoseconds.
     pub cpu_ns: u64,
-    /// Memory held, bytes.
+    /// Memory in use, bytes.
     pub memory_bytes: u64,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub processes: u64,
-    /// Time for which its threads had to wait because of the CPU limit, nanoseconds.
+    /// Time that its threads were throttled by the CPU limit, nanoseconds.
     pub throttled_ns: u64,
     /// Processes killed because of the memory limit.
     pub memory_kills: u64,
-    /// Times that a process or thread was refused because of their limit.
+    /// Number of processes and threads refused because of their limit.
     pub processes_refused: u64,
 }
 
@@ -97,7 +98,7 @@ pub struct Usage {
 pub struct LimitHits {
     /// Processes killed because of the memory limit.
     pub memory_kills: u64,
-    /// Times that a process or thread was refused because of their limit.
+    /// Number of processes and threads refused because of their limit.
     pub processes_refused: u64,
 }
 
@@ -109,7 +110,7 @@ impl LimitHits {
 }
 
 impl Cgroups {
-    /// The machine's cgroups, all below one of this `name`.
+    /// Detects the machine's cgroups. All paths are below the cgroup `name`.
     pub fn new(name: &str) -> Result<Self> {
         let mounts = Path::new("/proc/self/mountinfo");
         let (version, hierarchies) = detect(&fs::read_to_string(mounts).at("read", mounts)?)?;
@@ -118,12 +119,12 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Which version is used.
-    pub fn version(&self) -> Version {
+    /// Returns the version in use.
+    pub fn version(&self) -> CgroupVersion {
         self.version
     }
 
-    /// Makes a cgroup with these limits, or sets those of one that is there.
+    /// Makes a cgroup with these limits, or sets the limits of an existing one.
     pub fn ensure(&self, path: &str, limits: &Limits) -> Result<()> {
         self.check(path)?;
         for hierarchy in &self.hierarchies {
@@ -136,7 +137,7 @@ impl Cgroups {
             };
             let file = dir.join(file);
             match fs::write(&file, &value) {
-                // Without a limit there is nothing lost if the file is not there.
+                // Without a limit, the file need not exist.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !limited => Ok(()),
                 result => result.at("set a limit by", &file),
             }
@@ -146,8 +147,8 @@ impl Cgroups {
         let quota = cpu.map(|cores| (cores * period as f64).round() as u64);
         let processes = limits.processes.map_or("max".to_owned(), |count| count.to_string());
         match self.version {
-            Version::V1 => {
-                // First without limit, since a quota must fit its period at every moment.
+            CgroupVersion::V1 => {
+                // First remove the quota, since quota and period must fit at every moment.
                 set("cpu.cfs_quota_us", "-1".to_owned(), cpu.is_some())?;
                 set("cpu.cfs_period_us", period.to_string(), cpu.is_some())?;
                 if let Some(quota) = quota {
@@ -159,22 +160,22 @@ impl Cgroups {
                     memory.map_or("-1".to_owned(), |bytes| socket_bytes(bytes).to_string());
                 set(SOCKETS, sockets, false)?;
             }
-            Version::V2 => {
+            CgroupVersion::V2 => {
                 let quota = quota.map_or("max".to_owned(), |quota| quota.to_string());
                 set("cpu.max", format!("{quota} {period}"), cpu.is_some())?;
                 let bytes = memory.map_or("max".to_owned(), |bytes| bytes.to_string());
                 set("memory.max", bytes, memory.is_some())?;
-                // Swap would be memory beyond the limit; a kernel may lack the file.
+                // Swap would be memory beyond the limit. A kernel may lack the file.
                 let swap = if memory.is_some() { "0" } else { "max" };
                 let _ = set("memory.swap.max", swap.to_owned(), false);
             }
         }
         set("pids.max", processes, limits.processes.is_some())?;
         if let Some(weight) = limits.io_weight {
-            // Only some of the disks' schedulers have weights, and so have these files.
+            // Only some schedulers of disks have weights, and then these files exist.
             let (file, other) = match self.version {
-                Version::V1 => ("blkio.bfq.weight", "blkio.weight"),
-                Version::V2 => ("io.weight", "io.bfq.weight"),
+                CgroupVersion::V1 => ("blkio.bfq.weight", "blkio.weight"),
+                CgroupVersion::V2 => ("io.weight", "io.bfq.weight"),
             };
             let set = |file: &str| {
                 let dir = self.controlled_by(file.split('.').next().unwrap_or_default(), path);
@@ -192,16 +193,16 @@ impl Cgroups {
     pub fn ensure_leaf(&self, path: &str) -> Result<()> {
         self.check(path)?;
         self.hierarchies.iter().try_for_each(|hierarchy| self.make(hierarchy, path))?;
-        // Version 1 charges the sockets of a cgroup for which a limit was set, be it none.
+        // Version 1 accounts for a cgroup's sockets only once a limit was set. -1 means no limit.
         match self.controlled_by("memory", path).map(|dir| dir.join(SOCKETS)) {
-            Some(file) if self.version == Version::V1 && file.exists() => {
+            Some(file) if self.version == CgroupVersion::V1 && file.exists() => {
                 fs::write(&file, "-1").at("set a limit by", &file)
             }
             _ => Ok(()),
         }
     }
 
-    /// Moves a process into a leaf, which is made if need be.
+    /// Moves a process into a leaf. Makes the leaf if it does not exist.
     pub fn enter(&self, path: &str, pid: u32) -> Result<()> {
         self.ensure_leaf(path)?;
         for hierarchy in &self.hierarchies {
@@ -211,14 +212,15 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Has the CPU time of a kernel thread charged to a leaf, which is made if need be, under its weight and on its
-    /// CPUs. The thread stays there until it ends, and the leaf can't be removed before: [`Cgroups::remove`]
-    /// waits, since nobody can kill it. Nothing else of the thread is counted there.
+    /// Charges the CPU time of a kernel thread to a leaf, under the leaf's weight and on its CPUs.
+    /// Makes the leaf if it does not exist. The thread stays there until it ends; it can't be
+    /// killed. The leaf can't be removed before, and [`Cgroups::remove`] waits. Only the thread's
+    /// CPU time is counted there.
     pub fn charge(&self, path: &str, thread: u32) -> Result<()> {
         self.ensure_leaf(path)?;
         let is_of_cpus = |hierarchy: &&Hierarchy| {
             let mut controllers = hierarchy.controllers.iter();
-            self.version == Version::V2
+            self.version == CgroupVersion::V2
                 || controllers.any(|it| matches!(&**it, "cpu" | "cpuacct" | "cpuset"))
         };
         for hierarchy in self.hierarchies.iter().filter(is_of_cpus) {
@@ -239,13 +241,13 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Whether a cgroup is there.
+    /// True if a cgroup exists.
     pub fn exists(&self, path: &str) -> bool {
         self.hierarchies.iter().any(|hierarchy| self.dir(hierarchy, path).is_dir())
     }
 
-    /// What a cgroup with all below it used.
-    pub fn usage(&self, path: &str) -> Result<Usage> {
+    /// Returns the resources used by a cgroup and all cgroups below it.
+    pub fn usage(&self, path: &str) -> Result<CgroupUsage> {
         self.check(path)?;
         let file = |controller: &str, name: &str| -> Result<PathBuf> {
             let dir = self.controlled_by(controller, path).ok_or(no_controller(controller))?;
@@ -261,7 +263,7 @@ impl Cgroups {
             Ok(keyed(&fs::read_to_string(&file).at("read", &file)?, key))
         };
         Ok(match self.version {
-            Version::V1 => Usage {
+            CgroupVersion::V1 => CgroupUsage {
                 cpu_ns: number("cpuacct", "cpuacct.usage")?,
                 memory_bytes: number("memory", "memory.usage_in_bytes")?,
                 processes: number("pids", "pids.current")?,
@@ -269,7 +271,7 @@ impl Cgroups {
                 memory_kills: self.memory_kills(path),
                 processes_refused: self.processes_refused(path),
             },
-            Version::V2 => Usage {
+            CgroupVersion::V2 => CgroupUsage {
                 cpu_ns: field("cpu", "cpu.stat", "usage_usec")? * 1000,
                 memory_bytes: number("memory", "memory.current")?,
                 processes: number("pids", "pids.current")?,
@@ -288,18 +290,20 @@ impl Cgroups {
         }
     }
 
-    /// Processes of a cgroup and all below it that were killed because of a memory limit; 0 where it is not counted.
+    /// Counts processes of a cgroup and all cgroups below it that a memory limit killed. 0 if the
+    /// kernel does not count them.
     pub(crate) fn memory_kills(&self, path: &str) -> u64 {
         let Some(dir) = self.controlled_by("memory", path) else { return 0 };
         match self.version {
-            // Counted where the process was, and not above.
-            Version::V1 => count_below(&dir, "memory.oom_control", "oom_kill"),
-            Version::V2 => count(&dir, "memory.events", "oom_kill"),
+            // The kernel counts at the process's own cgroup, but not above it.
+            CgroupVersion::V1 => count_below(&dir, "memory.oom_control", "oom_kill"),
+            CgroupVersion::V2 => count(&dir, "memory.events", "oom_kill"),
         }
     }
 
-    /// Times that a cgroup and all below it were refused a process or thread; 0 where it is not counted. Linux before
-    /// 6.11, and version 1, count it where the process was, later ones where the limit is, and above.
+    /// Counts the times that a cgroup and all cgroups below it were refused a process or thread. 0
+    /// if the kernel does not count them. Version 1, and Linux before 6.11, count at the process's
+    /// own cgroup. Later versions count at the cgroup with the limit and above.
     fn processes_refused(&self, path: &str) -> u64 {
         let Some(dir) = self.controlled_by("pids", path) else { return 0 };
         match count(&dir, "pids.events", "max") {
@@ -308,17 +312,18 @@ impl Cgroups {
         }
     }
 
-    /// True if a cgroup that is to begin to run did not have enough memory for that.
+    /// True if a cgroup that begins to run did not have enough memory for that.
     pub(crate) fn lacks_memory(&self, path: &str) -> bool {
         let full = || {
             let dir = self.controlled_by("memory", path)?;
             fs::read_to_string(dir.join("memory.failcnt")).ok()?.trim().parse::<u64>().ok()
         };
-        // The OCI runtime has removed the cgroup of the process that was killed, and version 1 what it counted.
+        // The OCI runtime has removed the cgroup of the killed process. With version 1, its count
+        // is lost.
         self.memory_kills(path) > 0 || full().is_some_and(|times| times > 0)
     }
 
-    /// Ids of the processes in a cgroup and all below it.
+    /// Returns the ids of the processes in a cgroup and all cgroups below it.
     pub fn processes(&self, path: &str) -> Result<Vec<u32>> {
         self.check(path)?;
         let dirs = self.hierarchies.iter().map(|hierarchy| self.dir(hierarchy, path));
@@ -329,7 +334,7 @@ impl Cgroups {
             .collect())
     }
 
-    /// Makes the cgroup below which all others are, and returns its directory in each hierarchy.
+    /// Makes the cgroup above all others. Returns its directory in each hierarchy.
     pub fn own(&self) -> Result<Vec<PathBuf>> {
         self.hierarchies
             .iter()
@@ -337,7 +342,8 @@ impl Cgroups {
             .collect()
     }
 
-    /// [`Cgroups::try_remove`] until nothing is left. No change if there is none.
+    /// Calls [`Cgroups::try_remove`] until nothing is left. Does nothing if the cgroup does not
+    /// exist.
     pub fn remove(&self, path: &str, wait: Duration) -> Result<()> {
         if !path.is_empty() {
             self.check(path)?;
@@ -353,8 +359,9 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Kills what is left in a cgroup and all below it, and removes them if that has ended; false: there
-    /// is something left. An empty path means all below the runtime's own, which stays.
+    /// Kills the processes in a cgroup and all cgroups below it, and removes the cgroups if the
+    /// processes have ended. Returns false if something is left. An empty path stands for all
+    /// cgroups below the runtime's own, which stays.
     pub fn try_remove(&self, path: &str) -> Result<bool> {
         if !path.is_empty() {
             self.check(path)?;
@@ -373,7 +380,7 @@ impl Cgroups {
             }
             for pid in processes_below(&dir) {
                 if let Some(pid) = pid.try_into().ok().and_then(Pid::from_raw) {
-                    // It may have ended meanwhile.
+                    // The process may have ended meanwhile.
                     let _ = kill_process(pid, Signal::KILL);
                 }
             }
@@ -381,7 +388,7 @@ impl Cgroups {
         first.map(|()| gone)
     }
 
-    /// Names of the cgroups directly below one.
+    /// Lists the names of the cgroups directly below one.
     pub fn below(&self, path: &str) -> BTreeSet<String> {
         let entries =
             self.hierarchies.iter().filter_map(|it| fs::read_dir(self.dir(it, path)).ok());
@@ -389,21 +396,21 @@ impl Cgroups {
         dirs.filter_map(|it| it.file_name().into_string().ok()).collect()
     }
 
-    /// Existing directories of a cgroup, one in each hierarchy.
+    /// Lists the existing directories of a cgroup, one in each hierarchy.
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let dirs = self.hierarchies.iter().map(|hierarchy| self.dir(hierarchy, path));
         dirs.filter(|dir| dir.is_dir()).collect()
     }
 
-    /// Removes a cgroup if there is one and nothing in it.
+    /// Removes a cgroup if it exists and is empty.
     pub fn remove_if_empty(&self, path: &str) {
         for hierarchy in &self.hierarchies {
             let _ = fs::remove_dir(self.dir(hierarchy, path));
         }
     }
 
-    /// Removes a leaf with what runs in it, and the cgroups above that are empty then, but for the
-    /// runtime's own.
+    /// Removes a leaf with its processes. Also removes the cgroups above it that are empty then,
+    /// except the runtime's own.
     pub(crate) fn remove_leaf(&self, path: &str, wait: Duration) -> Result<()> {
         self.remove(path, wait)?;
         for hierarchy in &self.hierarchies {
@@ -417,7 +424,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Absolute path for the OCI runtime, which takes it from each hierarchy's root.
+    /// Returns the absolute path for the OCI runtime, which starts at each hierarchy's root.
     pub(crate) fn oci_path(&self, path: &str) -> String {
         format!("/{}/{path}", self.name)
     }
@@ -426,27 +433,28 @@ impl Cgroups {
         hierarchy.mount.join(&self.name).join(path)
     }
 
-    /// The directory where a controller's files of a cgroup are.
+    /// Returns the directory that has a cgroup's files of a controller.
     fn controlled_by(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let with = |hierarchy: &&Hierarchy| {
-            self.version == Version::V2 || hierarchy.controllers.iter().any(|c| c == controller)
+            self.version == CgroupVersion::V2
+                || hierarchy.controllers.iter().any(|c| c == controller)
         };
         self.hierarchies.iter().find(with).map(|hierarchy| self.dir(hierarchy, path))
     }
 
-    /// Makes the directories down to a cgroup. Those above it pass the controllers down.
+    /// Makes the directories down to a cgroup. The cgroups above it pass the controllers down.
     fn make(&self, hierarchy: &Hierarchy, path: &str) -> Result<()> {
         let mut dir = hierarchy.mount.clone();
         let own = Path::new(&self.name).iter().map(|component| (component, OWN_MODE));
         let inner = Path::new(path).iter().map(|component| (component, 0o755));
         for (component, mode) in own.chain(inner) {
-            if self.version == Version::V2 {
+            if self.version == CgroupVersion::V2 {
                 pass_controllers_down(&dir)?;
             }
             let parent = dir.clone();
             dir.push(component);
             match fs::DirBuilder::new().mode(mode).create(&dir) {
-                // What has the name may be a file of the kernel's.
+                // The existing entry may be one of the kernel's files.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
                 result => result.at("make the cgroup", &dir)?,
             }
@@ -457,16 +465,18 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Says what part of a CPU a cgroup with all below it gets while those beside it want more than is
-    /// left: thousandths of a core, of all that want some. Up to 10 cores (version 1: 256 cores) make
-    /// a difference, and in version 1 nothing below 2 thousandths.
+    /// Sets the CPU weight of a cgroup, thousandths of a core. It takes effect while its siblings
+    /// want more CPU time than there is; they share it by weight. Weights up to 10 cores (version
+    /// 1: 256 cores) make a difference. Version 1 has no weight below 2 thousandths.
     pub fn weigh(&self, path: &str, millicores: u32) -> Result<()> {
         self.check(path)?;
         let Some(dir) = self.controlled_by("cpu", path) else { return Err(no_controller("cpu")) };
         let (file, weight) = match self.version {
-            // 1024 stands for a core, as in the kernel's own default.
-            Version::V1 => ("cpu.shares", (u64::from(millicores) * 1024 / 1000).clamp(2, 1 << 18)),
-            Version::V2 => ("cpu.weight", u64::from(millicores).clamp(1, 10_000)),
+            // 1024 stands for a core, as in the kernel's default.
+            CgroupVersion::V1 => {
+                ("cpu.shares", (u64::from(millicores) * 1024 / 1000).clamp(2, 1 << 18))
+            }
+            CgroupVersion::V2 => ("cpu.weight", u64::from(millicores).clamp(1, 10_000)),
         };
         let file = dir.join(file);
         if !dir.exists() {
@@ -475,7 +485,7 @@ impl Cgroups {
         fs::write(&file, weight.to_string()).at("set a weight by", &file)
     }
 
-    /// Sets the CPUs of a cgroup, or gives it those of the one above.
+    /// Sets the CPUs of a cgroup. `None` gives it the CPUs of the cgroup above.
     fn set_cpus(&self, path: &str, cpus: Option<&str>) -> Result<()> {
         let Some(dir) = self.controlled_by("cpuset", path) else {
             return if cpus.is_some() { Err(no_controller("cpuset")) } else { Ok(()) };
@@ -483,18 +493,18 @@ impl Cgroups {
         let file = dir.join("cpuset.cpus");
         let cpus = match (cpus, self.version) {
             (Some(cpus), _) => cpus.to_owned(),
-            (None, Version::V2) if !file.exists() => return Ok(()),
-            (None, Version::V2) => "\n".to_owned(),
-            (None, Version::V1) => {
+            (None, CgroupVersion::V2) if !file.exists() => return Ok(()),
+            (None, CgroupVersion::V2) => "\n".to_owned(),
+            (None, CgroupVersion::V1) => {
                 let above = dir.join("../cpuset.cpus");
                 fs::read_to_string(&above).at("read", &above)?
             }
         };
-        if self.version == Version::V2 {
+        if self.version == CgroupVersion::V2 {
             return fs::write(&file, &cpus).at("set CPUs by", &file);
         }
-        // Version 1 wants a cgroup's CPUs among those above at every moment: from below to take
-        // some away, from above to give more.
+        // Version 1 requires a cgroup's CPUs to be among its parent's at every moment. Going up
+        // takes CPUs away; going down adds CPUs.
         let files: Vec<_> = descendants(&dir).iter().map(|dir| dir.join("cpuset.cpus")).collect();
         for file in &files {
             let _ = fs::write(file, &cpus);
@@ -512,7 +522,8 @@ impl Cgroups {
     }
 }
 
-/// Limit of socket memory, bytes, for a memory limit of `bytes`: cgroup version 1 counts sockets apart.
+/// Returns the limit of socket memory, bytes, for a memory limit of `bytes`. Cgroup version 1
+/// counts sockets separately.
 pub fn socket_bytes(bytes: u64) -> u64 {
     bytes / 4
 }
@@ -524,11 +535,11 @@ fn no_controller(controller: &str) -> Error {
     ))
 }
 
-/// The period that makes the quota one that the kernel takes.
+/// Returns the period, long enough for a quota that the kernel accepts.
 fn period_us(limits: &Limits) -> Result<u64> {
     let period = limits.cpu_period_us.unwrap_or(CPU_PERIOD_US);
     let Some(cores) = limits.cpu_cores else { return Ok(period) };
-    // The smallest share that has a quota of at least CPU_QUOTA_US_MIN in the longest period.
+    // Smallest share with a quota of at least CPU_QUOTA_US_MIN in the longest period.
     let cores_min = CPU_QUOTA_US_MIN as f64 / *CPU_PERIOD_US_RANGE.end() as f64;
     if !CPU_PERIOD_US_RANGE.contains(&period) || !(cores_min..=4096.0).contains(&cores) {
         return Err(Error::Cgroup(format!(
@@ -542,7 +553,7 @@ fn period_us(limits: &Limits) -> Result<u64> {
 }
 
 /// Finds the hierarchies in the text of `/proc/self/mountinfo`.
-fn detect(mountinfo: &str) -> Result<(Version, Vec<Hierarchy>)> {
+fn detect(mountinfo: &str) -> Result<(CgroupVersion, Vec<Hierarchy>)> {
     let mut unified = Vec::new();
     let mut hierarchies: Vec<Hierarchy> = Vec::new();
     for line in mountinfo.lines() {
@@ -555,7 +566,7 @@ fn detect(mountinfo: &str) -> Result<(Version, Vec<Hierarchy>)> {
         let mount = PathBuf::from(mount);
         match kind {
             Some("cgroup2") => unified.push(mount),
-            // A hierarchy may be mounted at several places.
+            // A hierarchy may be mounted at several mount points.
             Some("cgroup") if hierarchies.iter().all(|h| h.controllers != controllers) => {
                 hierarchies.push(Hierarchy { mount, controllers });
             }
@@ -570,16 +581,16 @@ fn detect(mountinfo: &str) -> Result<(Version, Vec<Hierarchy>)> {
     match (has_controllers, unified) {
         (true, unified) => {
             hierarchies.extend(unified);
-            Ok((Version::V1, hierarchies))
+            Ok((CgroupVersion::V1, hierarchies))
         }
-        (false, Some(unified)) => Ok((Version::V2, vec![unified])),
+        (false, Some(unified)) => Ok((CgroupVersion::V2, vec![unified])),
         (false, None) => {
             Err(Error::Cgroup(format!("none is mounted; mount -t cgroup2 none {MOUNT_POINT}")))
         }
     }
 }
 
-/// Lets the cgroups below `dir` (version 2) have the controllers that `dir` has.
+/// Passes the controllers of `dir` (version 2) to the cgroups below it.
 fn pass_controllers_down(dir: &Path) -> Result<()> {
     let available = dir.join("cgroup.controllers");
     let available = fs::read_to_string(&available).at("read", &available)?;
@@ -594,7 +605,7 @@ fn pass_controllers_down(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A new cpuset of version 1 is empty, and no process can enter it.
+/// Sets up a new cpuset of version 1. It is empty at first, and no process could enter it.
 fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
     for name in ["cpuset.cpus", "cpuset.mems"] {
         let (from, to) = (parent.join(name), dir.join(name));
@@ -606,23 +617,23 @@ fn inherit_cpuset(parent: &Path, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The number after `key` in a file of a cgroup; 0 where there is none.
+/// Returns the number after `key` in a file of a cgroup; 0 if there is none.
 fn count(dir: &Path, file: &str, key: &str) -> u64 {
     fs::read_to_string(dir.join(file)).map_or(0, |text| keyed(&text, key))
 }
 
-/// The same of a cgroup and all below it.
+/// Returns the sum of these numbers in a cgroup and all cgroups below it.
 fn count_below(dir: &Path, file: &str, key: &str) -> u64 {
     descendants(dir).iter().map(|dir| count(dir, file, key)).sum()
 }
 
-/// The number after `key` in a file of lines "key number".
+/// Returns the number after `key` in a text of lines "key number".
 fn keyed(text: &str, key: &str) -> u64 {
     let value = |line: &str| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(value).unwrap_or_default()
 }
 
-/// `dir` and all directories below it, each after those below it.
+/// Returns `dir` and all directories below it, each after those below it.
 pub fn descendants(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -639,7 +650,7 @@ fn processes_below(dir: &Path) -> Vec<u32> {
     ids.flat_map(|text| text.lines().filter_map(|id| id.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-/// Removes cgroups; false while there are processes in one.
+/// Removes cgroups. Returns false while one has processes.
 fn remove_all(dirs: &[PathBuf]) -> io::Result<bool> {
     for dir in dirs {
         match fs::remove_dir(dir) {
@@ -658,11 +669,11 @@ mod tests {
     use std::process::Command;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// Removes its cgroup, also when a test fails.
+    /// Removes its cgroup, even if a test fails.
     struct Guard(Cgroups);
 
     impl Guard {
-        /// Of each test its own: they run beside each other.
+        /// Each test has its own cgroup, since tests run in parallel.
         fn new() -> Self {
             static MADE: AtomicU32 = AtomicU32::new(0);
             let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -688,25 +699,26 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_told_apart() {
+    fn detects_cgroup_versions_and_hierarchies() {
         let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         let (version, hierarchies) = detect(v2).unwrap();
-        assert_eq!(version, Version::V2);
+        assert_eq!(version, CgroupVersion::V2);
         assert_eq!(hierarchies[0].mount, Path::new("/sys/fs/cgroup"));
         let hybrid = "1 0 0:1 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
                       2 0 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
                       3 0 0:3 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
                       4 0 0:2 / /elsewhere rw - cgroup cgroup rw,memory\n";
         let (version, hierarchies) = detect(hybrid).unwrap();
-        assert_eq!((version, hierarchies.len()), (Version::V1, 3));
-        // Named hierarchies without controllers beside version 2 do not make it version 1.
+        assert_eq!((version, hierarchies.len()), (CgroupVersion::V1, 3));
+        // Named hierarchies without controllers, in addition to version 2, do not make it version
+        // 1.
         let named = "1 0 0:1 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n";
-        assert_eq!(detect(&format!("{v2}{named}")).unwrap().0, Version::V2);
+        assert_eq!(detect(&format!("{v2}{named}")).unwrap().0, CgroupVersion::V2);
         assert!(detect("1 0 0:1 / / rw - ext4 /dev/vda rw\n").is_err());
     }
 
     #[test]
-    fn a_file_of_the_kernels_is_taken_for_no_cgroup() {
+    fn kernel_control_files_are_not_used_as_cgroups() {
         let guard = Guard::new();
         let cgroups = &guard.0;
         cgroups.ensure_leaf("red/r1").unwrap();
@@ -721,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn small_shares_get_a_period_that_holds_them() {
+    fn small_cpu_limits_get_a_longer_period() {
         let limits = |cores| Limits { cpu_cores: Some(cores), ..Limits::default() };
         assert_eq!(period_us(&limits(0.5)).unwrap(), CPU_PERIOD_US);
         assert_eq!(period_us(&limits(0.05)).unwrap(), 20_000);
@@ -730,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_not_leave_the_own_cgroup() {
+    fn paths_cannot_escape_the_own_cgroup() {
         let cgroups = Guard::new();
         for path in ["", "..", "a/../..", "/a", "a//b", "a/"] {
             assert!(cgroups.0.ensure_leaf(path).is_err(), "{path:?}");
@@ -738,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_limit_is_in_force_and_counted() {
+    fn cpu_limit_is_enforced_and_counted() {
         let cgroups = Guard::new();
         let limits = Limits { cpu_cores: Some(0.25), ..Limits::default() };
         cgroups.0.ensure("red/r1", &limits).unwrap();
@@ -747,7 +759,7 @@ mod tests {
         std::thread::sleep(Duration::from_secs(2));
         let usage = cgroups.0.usage("red/r1").unwrap();
         let cores = (usage.cpu_ns - begin.1) as f64 / begin.0.elapsed().as_nanos() as f64;
-        // Above is what matters; how much less depends on who else computes here.
+        // Only the upper bound matters. How much less depends on the machine's other load.
         assert!(cores < 0.35, "{cores} cores used of 0.25");
         assert!(cores > 0.01 && usage.throttled_ns > 0, "{cores} cores, {usage:?}");
         assert_eq!(usage.processes, 1);
@@ -757,7 +769,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_charged_and_nothing_else_where_hierarchies_are_apart() {
+    fn separate_hierarchies_charge_only_cpu_time() {
         let guard = Guard::new();
         let cgroups = &guard.0;
         let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
@@ -766,20 +778,20 @@ mod tests {
         let usage = cgroups.usage("red").unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        let processes = u64::from(cgroups.version() == Version::V2);
+        let processes = u64::from(cgroups.version() == CgroupVersion::V2);
         assert!(usage.cpu_ns > 0 && usage.processes == processes, "{usage:?}");
         assert!(cgroups.charge("red/napi", child.id()).is_err(), "it has ended");
     }
 
     #[test]
-    fn a_cpu_is_shared_by_weight() {
+    fn cpu_time_follows_weights() {
         let cgroups = Guard::new();
         let cpu = fs::read_to_string("/proc/self/status").unwrap();
         let cpu = cpu.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
         let cpu = cpu.trim().split([',', '-']).next().unwrap().to_owned();
         let mut children = Vec::new();
         for (vnet, weight) in [("a", 200), ("b", 800)] {
-            // The one inside counts for nothing outside.
+            // A limit of the inner cgroup does not count outside.
             let limits = Limits {
                 cpu_weight: Some(1000 - weight),
                 cpus: Some(cpu.clone()),
@@ -803,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_process_limits_are_in_force() {
+    fn memory_and_process_limits_are_enforced() {
         let cgroups = Guard::new();
         let limits = Limits { memory_bytes: Some(32 << 20), ..Limits::default() };
         cgroups.0.ensure("a", &limits).unwrap();
@@ -821,7 +833,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_set_and_taken_back() {
+    fn cpuset_is_set_and_reset() {
         let cgroups = Guard::new();
         let read = || {
             let dir = cgroups.0.controlled_by("cpuset", "a").unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong with guests.
+//! Errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A wish that can't be met.
+    /// A spec that can't be fulfilled.
     #[error("guest {id}: {text}")]
     Spec {
         /// Id of the guest or helper.
         id: String,
-        /// What, the bound, and what to do.
+        /// Object, limit, and what to do.
         text: String,
     },
     /// There is no guest or helper in a directory.
@@ -22,17 +22,17 @@ pub enum Error {
     Runtime {
         /// Id of the guest or helper.
         id: String,
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What it said.
+        /// Message of the runtime or the shim.
         text: String,
     },
-    /// Something did not end in time.
+    /// A process or cgroup did not end in time.
     #[error("{what} still there after {seconds} s")]
     Stuck {
-        /// What.
+        /// Process or cgroup.
         what: String,
-        /// Time given, seconds.
+        /// Time allowed, seconds.
         seconds: u64,
     },
     /// An image that can't be used.
@@ -40,7 +40,7 @@ pub enum Error {
     Image {
         /// Path of the image layout.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its fault.
         text: String,
     },
     /// The machine's cgroups can't be used.
@@ -49,17 +49,17 @@ pub enum Error {
     /// The operating system refused.
     #[error("{what} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// With what.
+        /// Path of the operation.
         path: PathBuf,
-        /// Why not.
+        /// Cause of the failure.
         source: io::Error,
     },
 }
 
-/// An error with its causes, in one line.
-pub fn words(error: &dyn std::error::Error) -> String {
+/// Formats an error with its causes, in one line.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
@@ -67,12 +67,12 @@ pub fn words(error: &dyn std::error::Error) -> String {
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Says what was tried with which path when it fails.
-pub(crate) trait Context<T> {
+/// Adds the operation and the path to an error.
+pub(crate) trait ErrorContext<T> {
     fn at(self, what: &'static str, path: &Path) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+impl<T, E: Into<io::Error>> ErrorContext<T> for std::result::Result<T, E> {
     fn at(self, what: &'static str, path: &Path) -> Result<T> {
         self.map_err(|error| Error::Io { what, path: path.to_owned(), source: error.into() })
     }

@@ -1,15 +1,16 @@
-//! Unpacks an image from an OCI image layout on disk into a directory of root's, with the owners that
-//! its layers say: guests see it read-only, through their own user ids ([`crate::Root::OciLayout`]).
+//! Unpacks an image from an OCI image layout on disk into a directory of root's, with the owners
+//! that its layers give. Guests see it read-only, through their own user ids
+//! ([`crate::RootFilesystem::OciLayout`]).
 //!
-//! Digests are checked, those of layers also unpacked (`rootfs.diff_ids`); no file is written outside the directory,
-//! whatever a layer says; device
-//! nodes are left out, and nothing is set-user-ID. An unpacked image is kept by its manifest's digest,
-//! for all guests that run on it, and removed when there is none ([`collect`]). A name without
-//! [`PART`] is on disk as a whole: it is given when all that it has is.
+//! Digests are checked; those of layers also after unpacking (`rootfs.diff_ids`). No file is
+//! written outside the directory, whatever a layer has. Device nodes are left out, and nothing is
+//! set-user-ID. An unpacked image is named by its manifest's digest and shared by all guests that
+//! run on it. Without such guests it is removed ([`collect`]). A directory without [`PART`] in its
+//! name is complete on disk: it gets its name after all its content is written.
 //!
 //! Limits: [`JSON_BYTES_MAX`] for index and manifest, [`LAYERS_MAX`], [`UNPACKED_BYTES_MAX`],
-//! [`UNPACKED_FILES_MAX`].
-//! Source: OCI image specification 1.0.2 (image-layout, manifest, layer: whiteouts).
+//! [`UNPACKED_FILES_MAX`]. Source: OCI image specification 1.0.2 (image-layout, manifest, layer:
+//! whiteouts).
 
 mod archive;
 mod config;
@@ -31,63 +32,69 @@ use sha2::{Digest, Sha256};
 use self::packed::Tar;
 use self::platform::Platform;
 use crate::bounded::Bounded;
-use crate::error::{Context, Error, Result};
-use crate::tree;
+use crate::error::{Error, ErrorContext, Result};
+use crate::safe_removal;
 
 pub use archive::{ARCHIVE_ENTRIES_MAX, convert};
-pub(crate) use config::{Own, has_directory};
-pub use store::{Index, KEPT_MAX, Kept, Named, Room, STORE, Store, Work};
-pub(crate) use store::{layout, take};
+pub(crate) use config::{ImageDefaults, has_directory};
+pub use store::{
+    ImageLimits, ImageStaging, ImageStore, ImageStoreIndex, KEPT_MAX, STORE, StoredImage,
+    StoredName,
+};
+pub(crate) use store::{layout, make_layout};
 pub use unpacked::{UNPACKING_MAX, unpack};
 pub(crate) use unpacked::{begin, collect, unpack_for};
 
-/// Bytes of an index or a manifest.
+/// Largest index or manifest, bytes.
 pub const JSON_BYTES_MAX: u64 = 4 << 20;
 
-/// Bytes of what is said of an image that is refused: its own words may be among them.
+/// Largest message about a refused image, bytes. It may have texts of the image.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// Layers of an image.
+/// Largest number of layers of an image.
 pub const LAYERS_MAX: usize = 128;
 
-/// Bytes of an unpacked image, layers added up.
+/// Largest unpacked image, all layers added up, bytes.
 pub const UNPACKED_BYTES_MAX: u64 = 16 << 30;
 
-/// Entries of an unpacked image, layers added up.
+/// Largest number of entries of an unpacked image, all layers added up.
 pub const UNPACKED_FILES_MAX: u64 = 1_000_000;
 
-/// Bytes of a block of a disk.
+/// Size of a disk's block, bytes.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Bytes and inodes of the disk that stay free while an image is unpacked: pdpd's journal and logs are there too.
+/// Bytes and inodes of the disk that stay free while an image is unpacked. pdpd's journal and logs
+/// need them.
 const KEPT_FREE_BYTES: u64 = 256 << 20;
 const KEPT_FREE_INODES_PERCENT: u64 = 5;
 
-/// User ids of an image; files of others are root's.
+/// Number of user ids of an image. Files of other users get root as owner.
 const IDS: u64 = 1 << 16;
 
-/// The manifest of an image that came ([`Work::inbox`]).
+/// Name of a received image's manifest ([`ImageStaging::inbox`]).
 pub const MANIFEST: &str = "manifest.json";
 
-/// Ends the name of what is no whole image: not yet, or no more.
+/// Suffix of the name of an incomplete image: not complete yet, or being removed.
 pub const PART: &str = ".part";
 
-/// Directories that a guest needs to mount on; an image is read-only when it does.
+/// Directories that a guest needs as mount points. The image is already read-only when the guest
+/// mounts.
 const PLACES: [&str; 9] = ["dev", "etc", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp"];
 
-/// Depth of indexes in indexes.
+/// Largest depth of nested indexes.
 const INDEX_DEPTH_MAX: usize = 4;
 
 const REFERENCE: &str = "org.opencontainers.image.ref.name";
 
-/// Begins the name of a file that says that another is gone.
+/// Prefix of the name of a file that marks another file as removed.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// Says that all that lower layers have in this directory is gone.
+/// File that marks everything that lower layers have in its directory as removed.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Checks an image's index, manifest and configuration, and that its layers are there. Layers are not read.
-pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
+/// Checks an image's index, manifest and configuration, and that its layers exist. Does not read
+/// the layers.
+pub fn check(layout: &Path, reference: Option<&str>) -> Result<()> {
     let (_, manifest) = manifest(layout, reference)?;
     diff_ids(layout, &manifest).map_err(|error| failed(layout, error.to_string()))?;
     for layer in layers(layout, &manifest)? {
@@ -97,11 +104,11 @@ pub fn look(layout: &Path, reference: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The digest of the image for this kind of machine where `bytes` are an index of images; `None` where they are an
-/// image's own manifest.
+/// Returns the digest of the image for this kind of machine if `bytes` are an index of images.
+/// Returns `None` if they are an image's manifest.
 ///
 /// # Errors
-/// Neither, or none of them is for linux/amd64 and this CPU.
+/// `bytes` are neither, or no image is for linux/amd64 and this CPU.
 pub fn of_index(bytes: &[u8]) -> std::result::Result<Option<String>, String> {
     #[derive(serde::Deserialize)]
     struct Either {
@@ -126,7 +133,7 @@ pub fn of_index(bytes: &[u8]) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// The layers of an image, lowest first.
+/// Returns the layers of an image, lowest first.
 fn layers<'a>(layout: &Path, manifest: &'a ImageManifest) -> Result<&'a [Descriptor]> {
     let layers = manifest.layers();
     if layers.len() > LAYERS_MAX {
@@ -139,8 +146,8 @@ fn failed(layout: &Path, text: String) -> Error {
     Error::Image { path: layout.to_owned(), text }
 }
 
-/// Unpacks the image of this reference into `part`, if it has this digest, and renames that to `root`. Nobody else uses
-/// `part` meanwhile; somebody else may make `root`.
+/// Unpacks the image with this reference and digest into `part`, and renames that to `root`. No
+/// other process uses `part` meanwhile. Another process may make `root`.
 pub(crate) fn unpack_alone(
     layout: &Path,
     (reference, wanted): (Option<&str>, &str),
@@ -152,10 +159,10 @@ pub(crate) fn unpack_alone(
     }
     let layers = layers(layout, &manifest)?;
     let images = root.parent().unwrap_or(root);
-    // From a process that was killed.
-    tree::remove(part)?;
+    // Left by a process that was killed.
+    safe_removal::remove(part)?;
     let result = make_directories(images, part).and_then(|()| {
-        let mut left = Left::on(part, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX);
+        let mut left = UnpackBudget::on(part, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX);
         let diff_ids = diff_ids(layout, &manifest).map_err(|e| failed(layout, e.to_string()))?;
         for (layer, diff_id) in layers.iter().zip(diff_ids) {
             let digest = layer.digest().to_string();
@@ -163,42 +170,42 @@ pub(crate) fn unpack_alone(
                 .map_err(|error| failed(layout, format!("layer {digest}: {error}")))?;
         }
         for place in PLACES {
-            // What is a link stays one.
+            // Symbolic links stay links.
             layer::directory(part, Path::new(place), Some(&mut left))
                 .map_err(|error| failed(layout, format!("{place}: {error}")))?;
         }
-        // All that it has, before its name says so; and its name, before a guest is told.
+        // First write the content to disk, then rename, then report to the guest.
         let unpacked = File::open(part).at("open", part)?;
         rustix::fs::syncfs(&unpacked).at("write to disk", part)?;
         match fs::rename(part, root) {
-            // Another owner's came first.
-            Err(_) if root.is_dir() => return tree::remove(part),
+            // Another owner's image was complete first.
+            Err(_) if root.is_dir() => return safe_removal::remove(part),
             renamed => renamed.at("rename", part)?,
         }
         File::open(images).and_then(|images| images.sync_all()).at("write to disk", images)
     });
     if result.is_err() {
-        // What failed first is what the caller has to know.
-        let _ = tree::remove(part);
+        // Report the first error.
+        let _ = safe_removal::remove(part);
     }
     result
 }
 
-/// What may still be unpacked.
-struct Left {
+/// Remaining limits of unpacking.
+struct UnpackBudget {
     bytes: u64,
     files: u64,
-    /// A directory on the disk whose room counts as well.
+    /// A directory on the disk whose free space is checked as well.
     on: Option<PathBuf>,
 }
 
-impl Left {
-    /// So much, of a disk that keeps some room free.
+impl UnpackBudget {
+    /// Returns these limits, for a disk with space to keep free.
     fn on(directory: &Path, bytes: u64, files: u64) -> Self {
         Self { bytes, files, on: Some(directory.to_owned()) }
     }
 
-    /// Takes an entry of so many bytes off.
+    /// Subtracts an entry of this size.
     fn take(&mut self, size: u64) -> io::Result<()> {
         let bytes = disk_bytes(size);
         self.bytes = self
@@ -213,19 +220,20 @@ impl Left {
     }
 }
 
-/// Bytes of a disk that a file or directory of this size takes: whole blocks, and one for its inode and its name.
+/// Returns the bytes that a file or directory of this size takes on a disk: whole blocks, and one
+/// block for its inode and name.
 fn disk_bytes(size: u64) -> u64 {
     size.div_ceil(BLOCK_BYTES).saturating_add(1).saturating_mul(BLOCK_BYTES)
 }
 
-/// Refuses to take so many bytes of a disk that has too little left then.
+/// Returns an error if the disk would have too little free space after taking these bytes.
 fn keeps_free(directory: &Path, bytes: u64) -> io::Result<()> {
     let disk = rustix::fs::statvfs(directory)?;
     if disk.f_bavail.saturating_mul(disk.f_frsize) < KEPT_FREE_BYTES.saturating_add(bytes) {
         let free = KEPT_FREE_BYTES >> 20;
         return Err(invalid(format!("the disk is full: {free} MiB stay free; remove something")));
     }
-    // Some file systems have no fixed number of inodes, and say 0.
+    // Some file systems have no fixed number of inodes, and report 0.
     if disk.f_favail < disk.f_files / 100 * KEPT_FREE_INODES_PERCENT {
         let free = KEPT_FREE_INODES_PERCENT;
         let text = format!("the disk has no inodes left: {free} % stay free; remove something");
@@ -234,8 +242,8 @@ fn keeps_free(directory: &Path, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The directory of all images, which nobody but root passes: what is in it has owners that on the
-/// machine are somebody else. And one for this image's files.
+/// Makes the directory of all images, and one for this image's files. Only root may enter the first
+/// one: owners of the files in it are other users on the machine.
 fn make_directories(images: &Path, part: &Path) -> Result<()> {
     fs::create_dir_all(images).at("make", images)?;
     fs::set_permissions(images, Permissions::from_mode(0o700)).at("set mode of", images)?;
@@ -264,9 +272,9 @@ fn manifest(layout: &Path, reference: Option<&str>) -> Result<(String, ImageMani
     Err(fail(format!("indexes more than {INDEX_DEPTH_MAX} deep")))
 }
 
-/// The image of an index that is to be run, or the index that has it. The names of `index.json` (`top`) are the
-/// layout's owner's, and one of them has to be meant; an index below has builds of one image, of which the first of the
-/// best is taken.
+/// Chooses the image of an index, or the index that contains it. The names in `index.json` (`top`)
+/// are given by the layout's owner, and exactly one must match. An index below has builds of one
+/// image, and the first of the best builds is chosen.
 fn choose<'a>(
     index: &'a ImageIndex,
     reference: Option<&str>,
@@ -299,7 +307,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(bytes)
 }
 
-/// Opens a file, and nothing else: what has no end, or waits for somebody, is no part of an image.
+/// Opens a regular file. Refuses devices without an end, and pipes that would block.
 fn open_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     match file.metadata()?.is_file() {
@@ -312,7 +320,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     Bounded { bytes_max: JSON_BYTES_MAX }.read_from(open_file(path)?)
 }
 
-/// Path of a blob; an error if its digest could lead elsewhere.
+/// Returns the path of a blob. Returns an error if its digest could lead elsewhere.
 fn blob_path(layout: &Path, descriptor: &Descriptor) -> io::Result<(PathBuf, String)> {
     let digest = descriptor.digest().to_string();
     match sha256_hex(&digest) {
@@ -321,7 +329,7 @@ fn blob_path(layout: &Path, descriptor: &Descriptor) -> io::Result<(PathBuf, Str
     }
 }
 
-/// The hexadecimal digits of a `sha256:` digest.
+/// Returns the hexadecimal digits of a `sha256:` digest.
 fn sha256_hex(digest: &str) -> Option<&str> {
     let hex = digest.strip_prefix("sha256:")?;
     (hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(hex)
@@ -340,12 +348,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Applies a layer; its digest is checked on a first pass over the file, and that of its tar at the end.
+/// Applies a layer. Checks its digest on a first pass over the file, and the digest of its tar at
+/// the end.
 fn apply(
     layout: &Path,
     (layer, diff_id): (&Descriptor, Option<String>),
     root: &Path,
-    left: &mut Left,
+    left: &mut UnpackBudget,
 ) -> io::Result<()> {
     let bytes_max = left.bytes;
     let mut tar = layer_tar(layout, layer, diff_id)?;
@@ -353,7 +362,8 @@ fn apply(
     tar.finish(bytes_max)
 }
 
-/// A layer's files as tar, once its digest has been checked. `diff_id`: the digest of the tar itself, in hexadecimal.
+/// Checks a layer's digest and returns its tar. `diff_id`: the digest of the tar itself, in
+/// hexadecimal.
 fn layer_tar(layout: &Path, layer: &Descriptor, diff_id: Option<String>) -> io::Result<Tar> {
     let (path, want) = blob_path(layout, layer)?;
     let mut hash = Sha256::new();
@@ -368,12 +378,13 @@ fn layer_tar(layout: &Path, layer: &Descriptor, diff_id: Option<String>) -> io::
     if hex(&hash.finalize()) != want {
         return Err(invalid("its bytes have another digest".to_owned()));
     }
-    // The same file: its name may be another's.
+    // Read the same open file: its name may belong to another file by now.
     file.rewind()?;
     Ok(Tar::new(packed::open(file)?, diff_id))
 }
 
-/// The digests of the layers' tars, in hexadecimal, as the image's configuration says them; `None` where it has none.
+/// Returns the digests of the layers' tars from the image's configuration, in hexadecimal; `None`
+/// if it has none.
 fn diff_ids(layout: &Path, manifest: &ImageManifest) -> io::Result<Vec<Option<String>>> {
     let of = |error: String| invalid(format!("configuration: {error}"));
     let config = blob(layout, manifest.config()).map_err(|error| of(error.to_string()))?;

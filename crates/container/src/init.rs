@@ -1,20 +1,22 @@
-//! Process 1 of a guest: puts files in place, starts the commands when those that they come after are ready,
-//! starts again those that shall run again, and with them those that hang on them, reaps orphans, passes SIGTERM on,
-//! and tells the shim how commands are ([`crate::status`]).
+//! Process 1 of a guest. It puts files in place and starts each command when those before it are
+//! ready. It restarts commands, and with them the commands bound to them. It reaps orphans, passes
+//! SIGTERM on, and reports the status of commands to the shim ([`crate::status`]).
 //!
-//! A forwarding guest ends with its last command and returns what that returned (128 and the
-//! signal, if one ended it); others stay until SIGTERM. Single-threaded; it waits for no command, check or
-//! reader. What it has to say, and what commands write, goes to standard error, the guest's log.
+//! A forwarding guest ends with its last command and returns that command's exit code (128 plus the
+//! signal, if a signal ended it). Other guests stay until SIGTERM. Process 1 is single-threaded and
+//! never blocks on a command, check or reader. Its own messages and the output of commands go to
+//! standard error, the guest's log.
 //!
-//! The same program, as [`ENTER`], becomes a command that is run in a guest later as one of its users.
+//! With [`ENTER`], the same program becomes a command that runs later in a guest as one of its
+//! users.
 //!
-//! Limits: pause before a restart [`PAUSE_MIN`], doubled for each end that follows, up to
-//! [`PAUSE_MAX`]; a command that ran for [`GOOD_RUN`] begins anew with the shortest.
+//! Limits: the pause before a restart is first [`PAUSE_MIN`], and doubles with each further end up
+//! to [`PAUSE_MAX`]. After [`GOOD_RUN`] of running, a command begins with the shortest pause again.
 
 mod output;
 mod probe;
+mod run_as;
 mod service;
-mod stand;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -36,12 +38,12 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::output::LastLines;
-use self::output::{Forwarder, Output};
-use self::probe::Looks;
+use self::output::{Output, StderrForwarder};
+use self::probe::ProbeSchedule;
+use self::run_as::{GuestUser, ResolvedRunAs};
 use self::service::Service;
-use self::stand::{Stand, Who};
-use crate::spec::{Command, RunAs};
-use crate::status::Told;
+use crate::spec::{GuestCommand, RunAs};
+use crate::status::StatusUpdate;
 
 /// First pause before a restart.
 pub const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -49,48 +51,48 @@ pub const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// Longest pause before a restart.
 pub const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// After running for so long, a command counts as good.
+/// Running time after which a command counts as good.
 pub const GOOD_RUN: Duration = Duration::from_secs(30);
 
-/// Pause before the shim is tried to be told again what its pipe did not take.
+/// Pause before a report is sent again that the shim's pipe did not accept.
 const TELL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Prefix of process 1's own lines in the log, and its words for a command that it could not start.
 pub(crate) const SAYS: &str = "pdp-init: ";
 pub(crate) const NOT_STARTED: &str = "can't be started";
 
-/// First argument of the program that is to become a command: what follows are the configuration, the command's user
-/// and working directory, each empty where it has none, and the command.
+/// First argument that makes the program become a command. The configuration, the user and the
+/// working directory follow, the last two empty if not given, and then the command.
 pub(crate) const ENTER: &str = "enter";
 
-/// What stands before the reason why a command was not entered, and the code then: those of the OCI runtime, which
-/// clients know.
+/// Message prefix and exit code if entering fails. They are those of the OCI runtime, which clients
+/// know.
 const NOT_ENTERED: &str = "exec failed: unable to start container process";
 const CODE_NOT_ENTERED: u8 = 255;
 
-/// What the file that process 1 is started with says (JSON).
+/// Configuration file of process 1 (JSON).
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Config {
-    pub commands: Vec<Command>,
-    pub files: Vec<Copied>,
-    /// Ends with the last command.
+pub(crate) struct InitConfig {
+    pub commands: Vec<GuestCommand>,
+    pub files: Vec<FileCopy>,
+    /// True if the guest ends with its last command.
     pub ends: bool,
-    /// Standard input is where the shim is told how commands are.
+    /// True if standard input is the pipe for reports to the shim.
     #[serde(default)]
     pub tells: bool,
-    /// Descriptors of one process.
+    /// Largest number of open descriptors per process.
     pub open_files_max: u64,
-    /// `HOME` of the environment stays, whoever runs a command.
+    /// True if `HOME` of the environment stays for every user.
     #[serde(default)]
     pub keeps_home: bool,
-    /// A directory that is made before the first command is started, where it can be.
+    /// Directory to make before the first command starts, if possible.
     #[serde(default)]
     pub made: Option<PathBuf>,
 }
 
 /// A file to be copied before the first command is started.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Copied {
+pub(crate) struct FileCopy {
     pub from: PathBuf,
     pub to: PathBuf,
     pub mode: u32,
@@ -98,13 +100,14 @@ pub(crate) struct Copied {
     pub gid: u32,
 }
 
-/// Entry point of `pdp-init CONFIG`, and of `pdp-init enter CONFIG USER WORKDIR PROGRAM ARGUMENTS…`.
+/// Entry point of `pdp-init CONFIG`, and of `pdp-init enter CONFIG USER WORKDIR PROGRAM
+/// ARGUMENTS…`.
 pub fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let path = match &*words {
         [verb, words @ ..] if verb == ENTER => {
             let Err(error) = enter(words);
-            // At once: clients look for it in the first that they read.
+            // Write at once: clients look for it in the first bytes that they read.
             let _ = io::stderr().write_all(format!("{NOT_ENTERED}: {error}\n").as_bytes());
             return ExitCode::from(CODE_NOT_ENTERED);
         }
@@ -125,24 +128,25 @@ fn enter(words: &[OsString]) -> io::Result<Infallible> {
     let [config, user, workdir, program, arguments @ ..] = words else {
         return Err(io::Error::other("enter CONFIG USER WORKDIR PROGRAM ARGUMENTS…"));
     };
-    let config: Config = serde_json::from_slice(&fs::read(config)?)?;
+    let config: InitConfig = serde_json::from_slice(&fs::read(config)?)?;
     let user = Some(user.to_string_lossy().into_owned()).filter(|user| !user.is_empty());
     let workdir = Some(PathBuf::from(workdir)).filter(|path| !path.as_os_str().is_empty());
-    let stand = Stand::of(&RunAs { user, workdir }, config.keeps_home)?;
+    let stand = ResolvedRunAs::of(&RunAs { user, workdir }, config.keeps_home)?;
     if let Some(directory) = stand.directory()? {
         rustix::process::fchdir(directory)?;
     }
     let mut command = std::process::Command::new(program);
     command.args(arguments);
-    if let Some(who) = &stand.who {
+    if let Some(who) = &stand.user {
         command.envs(who.home.iter().map(|home| ("HOME", home)));
         for terminal in [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()] {
             if rustix::termios::isatty(terminal) {
-                // Of one that is not the guest's it can't be given, and works all the same.
+                // If the terminal does not belong to the guest, this fails. The terminal works all
+                // the same.
                 let _ = fchown(terminal, Some(who.uid), None);
             }
         }
-        who.take_on()?;
+        who.become_user()?;
     }
     let error = command.exec();
     let why = match error.kind() {
@@ -154,7 +158,7 @@ fn enter(words: &[OsString]) -> io::Result<Infallible> {
 }
 
 fn run(path: &Path) -> io::Result<ExitCode> {
-    let config: Config = serde_json::from_slice(&fs::read(path)?)?;
+    let config: InitConfig = serde_json::from_slice(&fs::read(path)?)?;
     limit(config.open_files_max)?;
     let signals: SigSet =
         [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD].into_iter().collect();
@@ -166,22 +170,23 @@ fn run(path: &Path) -> io::Result<ExitCode> {
         })?;
     }
     if let Some(directory) = &config.made {
-        // Whoever can't run in it says so.
+        // A command that can't run in it reports the error.
         let _ = fs::create_dir_all(directory);
     }
-    let mut guest = Guest::new(config)?;
+    let mut guest = GuestServices::new(config)?;
     loop {
         guest.start(Instant::now());
         if guest.ends && guest.services.iter().all(Service::has_ended) {
             return Ok(ExitCode::from(guest.last_code));
         }
-        guest.tell(Instant::now());
+        guest.report_status(Instant::now());
         guest.wait(&signal_fd);
         while let Some(signal) = signal_fd.read_signal()? {
             let number = signal.ssi_signo as i32;
             if matches!(Signal::try_from(number)?, Signal::SIGTERM | Signal::SIGINT) {
                 guest.stopping = true;
-                // As process 1: to all others of the guest. None may be left, which is as good.
+                // Signals all other processes of the guest, as process 1 may. It does not matter if
+                // there are none.
                 let _ = kill(Pid::from_raw(-1), Signal::SIGTERM);
             }
         }
@@ -197,21 +202,21 @@ fn run(path: &Path) -> io::Result<ExitCode> {
 }
 
 /// The guest's commands.
-struct Guest {
+struct GuestServices {
     services: Vec<Service>,
-    /// Ends with the last command.
+    /// True if the guest ends with its last command.
     ends: bool,
     last_code: u8,
     stopping: bool,
-    forwarder: Forwarder,
-    /// Whose output is looked at first, so that each has its turn.
+    forwarder: StderrForwarder,
+    /// Command whose output is read first, so that each gets its turn.
     turn: usize,
-    /// Where the shim is told how they are.
+    /// Pipe for reports of status to the shim.
     shim: Option<File>,
 }
 
-impl Guest {
-    fn new(config: Config) -> io::Result<Self> {
+impl GuestServices {
+    fn new(config: InitConfig) -> io::Result<Self> {
         let shim = config.tells.then(take_stdin).transpose()?;
         let now = Instant::now();
         let service = |command| {
@@ -224,19 +229,19 @@ impl Guest {
             ends: config.ends,
             last_code: 0,
             stopping: false,
-            forwarder: Forwarder::default(),
+            forwarder: StderrForwarder::default(),
             turn: 0,
             shim,
         })
     }
 
-    /// Whether a command may start, for those that it comes after.
+    /// True if the commands that a command waits for permit its start.
     fn is_free(&self, index: usize) -> bool {
         let mut after = self.services[index].command.after.iter();
-        after.all(|place| self.services.get(*place).is_some_and(Service::is_held))
+        after.all(|place| self.services.get(*place).is_some_and(Service::releases_dependents))
     }
 
-    /// Starts what is to be started, and looks at what runs.
+    /// Starts commands that are due, and checks running ones.
     fn start(&mut self, now: Instant) {
         for index in 0..self.services.len() {
             let free = !self.stopping && self.is_free(index);
@@ -245,36 +250,36 @@ impl Guest {
                 self.last_code = code;
             }
             if !self.stopping {
-                service.go_on(now);
+                service.poll(now);
             }
         }
     }
 
-    /// Tells the shim what is new, as far as it takes it now.
-    fn tell(&mut self, now: Instant) {
+    /// Reports new status to the shim, as far as its pipe has space.
+    fn report_status(&mut self, now: Instant) {
         let Some(shim) = &mut self.shim else { return };
         for (command, service) in self.services.iter_mut().enumerate() {
-            let Some(status) = service.news(now) else { continue };
-            let told = Told { command, status };
+            let Some(status) = service.unreported_status(now) else { continue };
+            let told = StatusUpdate { command, status };
             let Ok(mut line) = serde_json::to_vec(&told) else { continue };
             line.push(b'\n');
-            // A pipe takes so few bytes whole or not at all.
+            // A pipe accepts so few bytes whole or not at all.
             match shim.write_all(&line) {
-                Ok(()) => service.told(told.status),
-                // Its pipe is full, or nobody reads it any more.
+                Ok(()) => service.set_reported(told.status),
+                // The pipe is full, or has no reader any more.
                 Err(_) => return,
             }
         }
     }
 
-    /// Waits until something happens, or is due, and takes what commands wrote.
+    /// Waits until something happens or is due, and reads the output of commands.
     fn wait(&mut self, signals: &SignalFd) {
         let now = Instant::now();
-        let is_new = |service: &Service| service.news(now).is_some();
+        let is_new = |service: &Service| service.unreported_status(now).is_some();
         let untold = self.shim.as_ref().filter(|_| self.services.iter().any(is_new));
         let due = (0..self.services.len())
             .filter(|_| !self.stopping)
-            .filter_map(|index| self.services[index].due(self.is_free(index)))
+            .filter_map(|index| self.services[index].next_deadline(self.is_free(index)))
             .chain(untold.map(|_| now + TELL_PAUSE))
             .min();
         let left = due.map(|due| due.saturating_duration_since(now));
@@ -299,7 +304,7 @@ impl Guest {
         for service in &self.services {
             fds.extend(service.fds());
         }
-        // Interrupted or not: what there is to do shows itself.
+        // The result of poll does not matter: all states are checked anyway.
         let _ = poll(&mut fds, timeout.as_ref());
         let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let spoke: Vec<_> =
@@ -315,10 +320,10 @@ impl Guest {
                 self.forwarder.take(output);
             }
         }
-        self.services.iter_mut().filter_map(Service::looks).for_each(Looks::drain);
+        self.services.iter_mut().filter_map(Service::probe_schedule).for_each(ProbeSchedule::drain);
     }
 
-    /// Takes note of a process's end.
+    /// Handles the end of a process.
     fn ended(&mut self, pid: Pid, status: ExitStatus, now: Instant) {
         let mut all = self.services.iter_mut().enumerate();
         let ended =
@@ -329,12 +334,12 @@ impl Guest {
             return;
         }
         let after = self.services[index + 1..].iter_mut();
-        let hang_on_it = after.take_while(|service| service.command.hangs_on_previous());
+        let hang_on_it = after.take_while(|service| service.command.restarts_with_previous());
         hang_on_it.for_each(|service| service.start_again(now));
     }
 }
 
-/// Takes standard input, where the shim is told, and leaves commands one without end in its place.
+/// Takes over standard input, the pipe to the shim. Leaves `/dev/null` in its place for commands.
 fn take_stdin() -> io::Result<File> {
     let shim = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?;
     rustix::fs::fcntl_setfl(&shim, OFlags::NONBLOCK)?;
@@ -342,8 +347,8 @@ fn take_stdin() -> io::Result<File> {
     Ok(shim.into())
 }
 
-/// Gives this process and those it starts at most so many descriptors, and no core dump. What is less
-/// already stays: the namespace has no right to more, and nobody has to have one for this.
+/// Limits the open descriptors of this process and its children, and disables core dumps. Lower
+/// limits stay: the namespace has no right to raise them, and needs none.
 pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
     for (resource, max) in [(Resource::RLIMIT_NOFILE, open_files_max), (Resource::RLIMIT_CORE, 0)] {
         let (_, hard) = getrlimit(resource)?;
@@ -353,8 +358,8 @@ pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a program in a session of its own, which writes into `output`, or where this process does.
-fn spawn(argv: &[String], output: Option<&Output>, stand: &Stand) -> io::Result<Pid> {
+/// Starts a program in a session of its own. It writes into `output`, or where this process writes.
+fn spawn(argv: &[String], output: Option<&Output>, stand: &ResolvedRunAs) -> io::Result<Pid> {
     let (program, arguments) =
         argv.split_first().ok_or_else(|| io::Error::other("a command without a program"))?;
     let mut command = std::process::Command::new(program);
@@ -362,31 +367,33 @@ fn spawn(argv: &[String], output: Option<&Output>, stand: &Stand) -> io::Result<
     if let Some(output) = output {
         command.stdout(output.end()?).stderr(output.end()?);
     }
-    let (who, directory) = (stand.who.clone(), stand.directory()?);
+    let (who, directory) = (stand.user.clone(), stand.directory()?);
     if let Some(who) = &who {
         if let Some(output) = output {
             output.give(who.uid, who.gid)?;
         }
         command.envs(who.home.iter().map(|home| ("HOME", home)));
     }
-    // SAFETY: after fork, only sigprocmask(2), setsid(2), fchdir(2), setgroups(2), setgid(2) and setuid(2)
-    // are called, which are system calls alone in a process of one thread; nothing is allocated.
+    // SAFETY: after fork, only sigprocmask(2), setsid(2), fchdir(2), setgroups(2), setgid(2) and
+    // setuid(2) are called, which are system calls alone in a process of one thread; nothing is
+    // allocated.
     unsafe {
         command.pre_exec(move || {
             SigSet::all().thread_unblock()?;
-            // A session of its own: a terminal's signals for one command reach no other.
+            // With its own session, a terminal's signals for one command reach no other.
             rustix::process::setsid()?;
             if let Some(directory) = &directory {
                 rustix::process::fchdir(directory)?;
             }
-            who.as_ref().map_or(Ok(()), Who::take_on)
+            who.as_ref().map_or(Ok(()), GuestUser::become_user)
         });
     }
     Ok(Pid::from_raw(command.spawn()?.id() as i32))
 }
 
-/// Copies a file into place with its owner and mode. No link is followed at the place itself.
-fn place(file: &Copied) -> io::Result<()> {
+/// Copies a file into place with its owner and mode. Does not follow a symbolic link at the place
+/// itself.
+fn place(file: &FileCopy) -> io::Result<()> {
     if let Some(parent) = file.to.parent() {
         fs::create_dir_all(parent)?;
     }

@@ -1,13 +1,13 @@
 //! Guests as OCI containers, and the small processes around them.
 //!
 //! A guest is a container run by `runc`; a helper is a plain process beside it in its cgroup. Both
-//! stand under a `pdp-shim`, so that they outlive the process that made them: whoever comes next
-//! adopts them by what their directory says ([`Runtime::state`], [`Runtime::list`]). What is
-//! intended is written there before each side effect, so that [`Runtime::delete`] removes what
-//! half-exists.
+//! run under a `pdp-shim`, so that they outlive the process that made them. A new daemon adopts
+//! them by the contents of their directory ([`Runtime::state`], [`Runtime::list`]). Before each
+//! side effect the intent is recorded there, so that [`Runtime::delete`] also removes incomplete
+//! guests.
 //!
-//! Directories are named by ids, beside each other in one tree ([`Paths::records`]) that is root's alone: nothing
-//! that a guest or a helper can write is in it, and no program's path is read from it.
+//! Directories are named by ids and lie in one tree ([`RuntimePaths::records`]) that only root can
+//! write. Guests and helpers can write nothing in it, and no program's path is read from it.
 //!
 //! | file in a guest's or helper's directory | what |
 //! |---|---|
@@ -17,12 +17,12 @@
 //! | `commands` | how a guest's commands are ([`Runtime::commands`]) |
 //! | `bundle/` | the OCI bundle (guests) |
 //!
-//! What of a guest outlasts it is apart from that too ([`volumes`]).
+//! Volumes outlast a guest and lie elsewhere ([`volumes`]).
 //!
-//! What it wrote, with times, is in two bounded files apart from that ([`Runtime::logs`]).
+//! Output with times is in two files of bounded size, which lie elsewhere too ([`Runtime::logs`]).
 //!
-//! Directories above must be searchable by everybody (mode 0711): a guest's user ids have no
-//! right on the host but that.
+//! All directories above must be searchable by everybody (mode 0711). A guest's user ids have no
+//! other right on the host.
 
 pub mod binds;
 mod bounded;
@@ -37,12 +37,12 @@ mod process;
 mod profile;
 mod root;
 mod runtime;
+pub mod safe_removal;
 mod seccomp;
 mod shim;
 mod spec;
 mod status;
 mod store;
-pub mod tree;
 mod view;
 pub mod volumes;
 pub mod work;
@@ -50,15 +50,16 @@ pub mod work;
 pub use bundle::TERMINALS_MAX;
 pub use cgroup::LimitHits;
 pub use disk::free_bytes;
-pub use error::{Error, Result, words};
+pub use error::{Error, Result, error_chain};
 pub use log::LogFile;
-pub use process::{Exit, Process};
-pub use runtime::{Paths, Runtime, State};
+pub use process::{Process, ProcessOutcome};
+pub use runtime::{ProcessState, Runtime, RuntimePaths};
 pub use shim::main as shim_main;
 pub use spec::{
-    Bind, Check, Command, File, GuestSpec, HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Owned,
-    Probe, Profile, Restart, Root, RunAs, UserRange, Volume,
+    BindMount, CommandProbe, CommandRestart, FileOwner, GuestCommand, GuestFile, GuestSpec,
+    HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Probe, Profile, RootFilesystem, RunAs,
+    UserRange, VolumeMount,
 };
-pub use status::{CommandState, CommandStatus, WORDS_BYTES_MAX};
+pub use status::{GuestCommandState, GuestCommandStatus, WORDS_BYTES_MAX};
 pub use store::RECORD_VERSION;
 pub use view::INOTIFY_INSTANCES_MAX;

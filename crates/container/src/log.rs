@@ -1,34 +1,34 @@
-//! Log files that don't grow without bound.
+//! Log files of bounded size.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Mode of a log: its owner's alone to read, since what tenants' programs write is in it.
+/// Mode of a log. Only the owner may read it, since it has output of tenants' programs.
 const MODE: u32 = 0o600;
 
-/// Appends to a file. Where that would grow beyond its bound, it becomes `NAME.1`, in place of the
-/// one before, and a new one begins. What is written at once stays together in one file, and may
-/// exceed the bound if it is longer by itself.
+/// Appends to a file. If the file would exceed its limit, it is renamed to `NAME.1`, replacing the
+/// previous one, and a new file begins. Bytes of one write stay together in one file. A longer
+/// write may exceed the limit.
 #[derive(Debug)]
 pub struct LogFile {
     path: PathBuf,
-    /// `None` after a new one could not be made; tried again at the next write.
+    /// `None` if a new file could not be made. The next write tries again.
     file: Option<File>,
     size: u64,
     bytes_max: u64,
 }
 
 impl LogFile {
-    /// Goes on with the file at `path`, or makes it.
+    /// Opens the file at `path`, or makes it.
     pub fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let mut log = Self { path: path.to_owned(), file: None, size: 0, bytes_max };
         log.reopen()?;
         Ok(log)
     }
 
-    /// Where what was before the file at `path` is.
+    /// Returns the path of the previous log of `path`.
     pub fn older(path: &Path) -> PathBuf {
         let mut older = path.to_owned().into_os_string();
         older.push(".1");
@@ -37,7 +37,7 @@ impl LogFile {
 
     fn reopen(&mut self) -> io::Result<&mut File> {
         let file = OpenOptions::new().create(true).append(true).mode(MODE).open(&self.path)?;
-        // An older version made it for everybody to read.
+        // An older version made it readable for everybody.
         file.set_permissions(Permissions::from_mode(MODE))?;
         self.size = file.metadata()?.len();
         Ok(self.file.insert(file))

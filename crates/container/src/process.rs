@@ -1,5 +1,5 @@
-//! Processes named by id and start time, so that another process with the same id is not taken
-//! for them.
+//! Processes identified by id and start time, so that a later process with the same id is not
+//! mistaken for them.
 
 use std::fs;
 use std::io;
@@ -13,28 +13,28 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// A process of this boot.
+/// A process since the machine's last boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
-    /// Its id.
+    /// Process id.
     pub pid: u32,
-    /// When it began, clock ticks since boot (field 22 of `/proc/PID/stat`).
+    /// Start time, clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub start_time: u64,
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
-    /// What it returned, if it did.
+pub struct ProcessOutcome {
+    /// Exit code, if it returned one.
     pub code: Option<i32>,
-    /// The signal that ended it, if one did.
+    /// Signal that ended it, if one did.
     pub signal: Option<i32>,
-    /// When, milliseconds since 1970.
+    /// Time of the end, milliseconds since 1970.
     pub at_ms: u64,
 }
 
-/// Gives this process an empty session keyring of its own, charged to root, in the place of that of whoever started
-/// pdpd: a guest is not to have that one. A kernel without keys has none.
+/// Replaces this process's session keyring by an empty one of its own, charged to root. A guest
+/// must not get the keyring of whoever started pdpd. Does nothing on a kernel without keys.
 pub(crate) fn leave_session_keyring() {
     const KEYCTL_JOIN_SESSION_KEYRING: libc::c_int = 1;
     let unnamed = std::ptr::null::<libc::c_char>();
@@ -43,10 +43,10 @@ pub(crate) fn leave_session_keyring() {
 }
 
 impl Process {
-    /// The process that has this id now; `None` if there is none or it only waits to be reaped.
+    /// Returns the process that has this id now. `None` if there is none or it is a zombie.
     pub fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, field 2, is in parentheses and may hold anything.
+        // The name, field 2, is in parentheses and may have any characters.
         let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
         if matches!(fields.next()?, "Z" | "X") {
             return None;
@@ -54,15 +54,15 @@ impl Process {
         Some(Self { pid, start_time: fields.nth(18)?.parse().ok()? })
     }
 
-    /// Whether it still runs.
+    /// True if it still runs.
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid) == Some(*self)
     }
 
-    /// A descriptor that polls readable once it ends; `None` if it has.
+    /// Returns a descriptor that polls readable once the process ends; `None` if it has ended.
     pub fn pidfd(&self) -> Option<OwnedFd> {
         let fd = pidfd_open(Pid::from_raw(self.pid.try_into().ok()?)?, PidfdFlags::empty()).ok()?;
-        // Looked at after opening: the id can't be another's by then without this showing.
+        // Checked after opening: if the id belonged to another process by then, this would show.
         self.is_alive().then_some(fd)
     }
 
@@ -74,18 +74,18 @@ impl Process {
     /// Sends a signal if it still runs.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(fd) = self.pidfd() {
-            // It may end meanwhile, which is as good.
+            // It does not matter if it ends meanwhile.
             let _ = pidfd_send_signal(fd, signal);
         }
     }
 
-    /// Waits for its end; false if it still runs after `time`.
+    /// Waits for its end. Returns false if it still runs after `time`.
     pub(crate) fn wait(&self, time: Duration) -> bool {
         self.pidfd().is_none_or(|fd| wait_readable(&fd, time))
     }
 }
 
-/// Waits for the end of a child; one that takes longer than `time` is killed, which is an error.
+/// Waits for the end of a child. If it takes longer than `time`, kills it and returns an error.
 pub(crate) fn end_within(child: &mut Child, time: Duration) -> io::Result<ExitStatus> {
     if let Some(status) = wait_child(child, time)? {
         return Ok(status);
@@ -95,7 +95,7 @@ pub(crate) fn end_within(child: &mut Child, time: Duration) -> io::Result<ExitSt
     Err(io::Error::new(io::ErrorKind::TimedOut, format!("not done after {time:?}")))
 }
 
-/// Waits for the end of a child; `None` if it still runs after `time`.
+/// Waits for the end of a child. Returns `None` if it still runs after `time`.
 pub(crate) fn wait_child(child: &mut Child, time: Duration) -> io::Result<Option<ExitStatus>> {
     let begun = Instant::now();
     let fd = Process::of(child.id()).and_then(|process| process.pidfd());
@@ -107,13 +107,13 @@ pub(crate) fn wait_child(child: &mut Child, time: Duration) -> io::Result<Option
         }
         match &fd {
             Some(fd) => drop(wait_readable(fd, left)),
-            // There are no descriptors left.
+            // No descriptor was available.
             None => std::thread::sleep(left.min(Duration::from_millis(20))),
         }
     }
 }
 
-/// Waits until a descriptor is readable; false if it is not after `time`.
+/// Waits until a descriptor is readable. Returns false if it is not after `time`.
 pub(crate) fn wait_readable(fd: &impl AsFd, time: Duration) -> bool {
     let deadline = Instant::now() + time;
     loop {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_process_with_the_same_id_is_not_taken_for_it() {
+    fn reused_pid_is_a_different_process() {
         let me = Process::of(std::process::id()).unwrap();
         assert!(me.is_alive() && me.pidfd().is_some());
         let other = Process { start_time: me.start_time + 1, ..me };
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_child_that_nobody_waited_for_counts_as_ended() {
+    fn zombie_counts_as_ended() {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let process = Process::of(child.id()).unwrap();
         assert!(!process.wait(Duration::from_millis(1)));

@@ -1,17 +1,17 @@
-//! What each profile of guest may do: capabilities, sysctls, writable places. The system calls are in
-//! [`crate::seccomp`].
+//! Rights of each guest profile: capabilities, sysctls, writable places. [`crate::seccomp`] has the
+//! system calls.
 //!
-//! Capabilities are those inside the guest's own user namespace; they say nothing on the host.
+//! Capabilities apply inside the guest's own user namespace. They give no rights on the host.
 
 use crate::spec::Profile;
 
 /// A place in memory that a guest may write to.
 pub(crate) struct Writable {
     pub path: &'static str,
-    /// Bound, charged to the guest's memory limit as it fills.
+    /// Size limit, bytes. Its content is charged to the guest's memory limit.
     pub bytes_max: u64,
     pub mode: &'static str,
-    /// Begins as a copy of what the root has there.
+    /// True if it begins as a copy of the root's content there.
     pub copy: bool,
 }
 
@@ -28,7 +28,7 @@ const WRITABLE: &[Writable] = &[
     writable("/root", 8, "700", false),
 ];
 
-/// The same over an image, whose `/var` may be large.
+/// Writable places of control guests and hosts on an image, whose `/var` may be large.
 const WRITABLE_IMAGE: &[Writable] = &[
     writable("/etc", 16, "755", true),
     writable("/run", 16, "755", true),
@@ -38,7 +38,8 @@ const WRITABLE_IMAGE: &[Writable] = &[
     writable("/root", 8, "700", false),
 ];
 
-/// The same over an image that can be written to everywhere: what is gone with a new start in it too.
+/// Memory file systems on an image that is writable everywhere. Their content is lost with each
+/// start even there.
 pub(crate) const WRITABLE_CHANGES: &[Writable] =
     &[writable("/run", 16, "755", true), writable("/tmp", 64, "1777", false)];
 
@@ -46,8 +47,9 @@ pub(crate) const WRITABLE_CHANGES: &[Writable] =
 const WRITABLE_FORWARDING: &[Writable] =
     &[writable("/run", 4, "1777", false), writable("/tmp", 16, "1777", false)];
 
-/// Control guests and hosts alike: a server or routing software runs in either. Each capability is over what belongs to
-/// the guest's user namespace; what leads further is not in the list of system calls ([`crate::seccomp`]).
+/// Capabilities of control guests and hosts. Both run servers or routing software. Each capability
+/// applies to objects of the guest's user namespace. The list of system calls excludes everything
+/// beyond that ([`crate::seccomp`]).
 const CAPABILITIES: &[&str] = &[
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -58,18 +60,18 @@ const CAPABILITIES: &[&str] = &[
     "CAP_NET_RAW",
     "CAP_SETGID",
     "CAP_SETUID",
-    // FRR's zebra ends at once without it (it is for its network namespaces). No system call that takes it is open:
-    // no mount, no namespace, no setns(2), no bpf(2).
+    // FRR's zebra ends at once without it (it uses it for its network namespaces). No system call
+    // that needs it is allowed: no mount, no namespace, no setns(2), no bpf(2).
     "CAP_SYS_ADMIN",
-    // Servers that lock themselves in, as sshd does for each login. The root is the guest's own, and it has no
-    // descriptor of a directory outside.
+    // For servers that confine themselves, as sshd does for each login. The root is the guest's
+    // own, and the guest has no descriptor of a directory outside.
     "CAP_SYS_CHROOT",
 ];
 
 const TAP_CAPABILITIES: &[&str] = &["CAP_NET_ADMIN", "CAP_NET_RAW"];
 
-/// Sysctls of routers. `default` holds for interfaces that come later; `all` is or-ed or
-/// overrides, as each one's documentation says (ip-sysctl.rst).
+/// Sysctls of routers. `default` holds for interfaces that come later. `all` is or-ed or overrides,
+/// depending on the sysctl (ip-sysctl.rst).
 const CONTROL_SYSCTLS: &[(&str, &str)] = &[
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
@@ -84,18 +86,18 @@ const CONTROL_SYSCTLS: &[(&str, &str)] = &[
     ("net.ipv6.conf.default.accept_redirects", "0"),
     ("net.ipv6.conf.all.accept_ra", "0"),
     ("net.ipv6.conf.default.accept_ra", "0"),
-    // vlinks have two ends, both given their addresses by us: nothing to detect, and addresses
-    // are of use at once.
+    // PdP assigns the addresses of both ends of a vlink. There is nothing to detect, and addresses
+    // are usable at once.
     ("net.ipv6.conf.all.accept_dad", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
-    // As IPv4 does: a link that goes down and up again has its addresses.
+    // Like IPv4: addresses stay when a link goes down and up again.
     ("net.ipv6.conf.all.keep_addr_on_down", "1"),
     ("net.ipv6.conf.default.keep_addr_on_down", "1"),
-    // Flows by addresses and ports over several next hops, as the forwarding guests do.
+    // Distribute flows over several next hops by addresses and ports, as the forwarding guests do.
     ("net.ipv4.fib_multipath_hash_policy", "1"),
     ("net.ipv6.fib_multipath_hash_policy", "1"),
-    // A port below 1024 is a node's own, whoever of its users takes it: as docker has it since 20.10, since programs of
-    // other users than root have no capability for it (no new privileges).
+    // All users of a node may use its ports below 1024, as in docker since 20.10. Programs of other
+    // users than root have no capability for it (no new privileges).
     ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 65535"),
 ];
@@ -110,7 +112,7 @@ const HOST_SYSCTLS: &[(&str, &str)] = &[
 ];
 
 impl Profile {
-    /// With `privileged` or without: that opens system calls.
+    /// Capabilities do not depend on `privileged`; that permits system calls.
     pub(crate) fn capabilities(self) -> &'static [&'static str] {
         match self {
             Self::Control | Self::Host => CAPABILITIES,
@@ -135,9 +137,9 @@ impl Profile {
         }
     }
 
-    /// Directories that a guest may write to; files may be put into it below these. `image`: it has
-    /// a root of its own.
-    pub fn writable_places(self, image: bool) -> impl Iterator<Item = &'static str> {
+    /// Returns the directories that a guest may write to. Files may be put below them. `image`: the
+    /// guest has a root of its own.
+    pub fn writable_directories(self, image: bool) -> impl Iterator<Item = &'static str> {
         self.writable(image).iter().map(|place| place.path)
     }
 

@@ -1,9 +1,10 @@
-//! The small root of [`crate::Root::Host`]: directories to mount on, links as the host has them,
-//! and an `/etc` made of what programs look up there.
+//! The small root of [`crate::RootFilesystem::Host`]: directories to mount on, links as on the
+//! host, and an `/etc` of the files that programs look up.
 //!
-//! Nothing of the host is in it but `/usr`, the accounts of its system, the files of [`ETC_COPIED`] and certificates,
-//! none of which is secret on a usual machine, and the names of directories that its programs keep their state in. No
-//! password, no private key ([`is_secret`]) and no file below `/var` of the machine is.
+//! It has only a few things of the host: `/usr`, the system's accounts, the files of
+//! [`ETC_COPIED`], certificates, and the names of directories for state. None of these is secret on
+//! a usual machine. It has no password, no private key ([`is_secret`]) and no file below `/var` of
+//! the machine.
 
 use std::fs;
 use std::io::{self, Read};
@@ -15,23 +16,23 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::process::end_within;
-use crate::spec::{File, GuestSpec, Owned};
+use crate::spec::{FileOwner, GuestFile, GuestSpec};
 
-/// User ids below are the system's.
+/// Largest user id of the system.
 const SYSTEM_ID_MAX: u32 = 999;
 
-/// `nobody` and `nogroup`.
+/// Id of `nobody` and `nogroup`.
 const NOBODY_ID: u32 = 65534;
 
-/// Bytes of a guest's `/etc/passwd` or `/etc/group` that users are looked up in.
+/// Largest `/etc/passwd` or `/etc/group` of a guest that users are looked up in, bytes.
 const ACCOUNTS_BYTES_MAX: u64 = 1 << 20;
 
-/// User and group id of root inside.
+/// User and group id of root inside the guest.
 const ROOT: (u32, u32) = (0, 0);
 
-/// Links or directories beside `/usr` that programs and their loader are found by.
+/// Links or directories beside `/usr` by which programs and their loader are found.
 const USR_LINKS: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
 const DIRS: &[(&str, u32)] = &[
@@ -61,20 +62,20 @@ const DIRS: &[(&str, u32)] = &[
     ("var/tmp", 0o1777),
 ];
 
-/// Where programs keep their state, in directories that their packages made: dnsmasq, say, in `/var/lib/misc`. Those of
-/// the machine are made empty, with their owners and modes.
+/// Directories where packages make directories for their programs' state, such as `/var/lib/misc`
+/// for dnsmasq. The guest gets the machine's directories empty, with their owners and modes.
 const STATE_DIRS: [&str; 4] = ["var/cache", "var/lib", "var/log", "var/spool"];
 
-/// State of the machine's own package manager: an empty one would be wrong.
+/// State of the machine's own package manager. An empty one would be wrong.
 const STATE_LEFT_OUT: [&str; 3] = ["apt", "debconf", "dpkg"];
 
-/// Directories below each of [`STATE_DIRS`].
+/// Largest number of directories below each of [`STATE_DIRS`].
 const STATE_DIRS_MAX: usize = 256;
 
-/// Records of logins, of the group `utmp`. Login programs complain if they are missing.
+/// Records of logins, with group `utmp`. Login programs complain if they are missing.
 const LOGIN_FILES: [&str; 2] = ["var/log/lastlog", "var/log/wtmp"];
 
-/// Directories of routing software, made where its user is there.
+/// Directories of routing software, made if its user exists.
 const USERS_DIRS: &[(&str, &str)] = &[
     ("bird", "etc/bird"),
     ("bird", "run/bird"),
@@ -87,7 +88,7 @@ const USERS_DIRS: &[(&str, &str)] = &[
 const LINKS: &[(&str, &str)] =
     &[("var/run", "/run"), ("var/lock", "/run/lock"), ("etc/mtab", "/proc/self/mounts")];
 
-/// Files and directories of `/etc` that are the host's.
+/// Files and directories of `/etc` that are copied from the host.
 const ETC_COPIED: &[&str] = &[
     "bash.bashrc",
     "bindresvport.blacklist",
@@ -126,16 +127,16 @@ const ETC_COPIED: &[&str] = &[
     "timezone",
 ];
 
-/// Hundreds of links, which are the same in all guests.
+/// Hundreds of links, the same in all guests.
 const ALTERNATIVES: &str = "/etc/alternatives";
 
-/// Whom TLS trusts: hundreds of links, too.
+/// Certificates that TLS trusts: hundreds of links, too.
 const CERTIFICATES: &str = "/etc/ssl/certs";
 
-/// Files that are read whole to see whether they are secret.
+/// Largest file that is read whole to check for secrets, bytes.
 const COPIED_BYTES_MAX: u64 = 4 << 20;
 
-/// Configuration of dhclient as Debian has it. The machine's own file may have keys of its network.
+/// dhclient's configuration as in Debian. The machine's own file may have keys of its network.
 const DHCLIENT: &str = "/etc/dhcp/dhclient.conf";
 const DHCLIENT_CONF: &str = "\
 option rfc3442-classless-static-routes code 121 = array of unsigned integer 8;
@@ -145,7 +146,8 @@ request subnet-mask, broadcast-address, time-offset, routers, domain-name, domai
     netbios-scope, interface-mtu, rfc3442-classless-static-routes, ntp-servers;
 ";
 
-/// The machine's own may be for its users alone. Without PAM, whose modules want what a guest has not.
+/// The machine's own configuration may permit only its users. This one works without PAM, whose
+/// modules need more than a guest has.
 const SSHD: &str = "/usr/sbin/sshd";
 const SSHD_CONFIG: &str = "\
 Include /etc/ssh/sshd_config.d/*.conf
@@ -158,52 +160,53 @@ Subsystem sftp internal-sftp
 ";
 const SSH_KEYGEN: &str = "/usr/bin/ssh-keygen";
 
-/// Longest time for a key to be made.
+/// Longest time for making a key.
 const KEYGEN_WAIT: Duration = Duration::from_secs(10);
 
-/// An account.
-pub(crate) struct Account<'a> {
+/// An entry of `/etc/passwd` or `/etc/group`.
+pub(crate) struct AccountEntry<'a> {
     pub(crate) name: &'a str,
     line: &'a str,
     pub(crate) id: u32,
     pub(crate) group: u32,
 }
 
-impl<'a> Account<'a> {
-    /// Whether it has this name or number.
+impl<'a> AccountEntry<'a> {
+    /// True if it has this name or number.
     pub(crate) fn is(&self, wanted: &str) -> bool {
         self.name == wanted || wanted.parse() == Ok(self.id)
     }
 
-    /// The home directory, of a line of `/etc/passwd`, if it is an absolute path.
+    /// Returns the home directory of an entry of `/etc/passwd` if it is an absolute path.
     pub(crate) fn home(&self) -> Option<&'a str> {
         self.line.split(':').nth(5).filter(|home| home.starts_with('/'))
     }
 
-    /// The members, of a line of `/etc/group`.
+    /// Returns the members of an entry of `/etc/group`.
     pub(crate) fn members(&self) -> impl Iterator<Item = &'a str> {
         self.last().split(',')
     }
 
-    /// The members as they are written there.
+    /// Returns the members as written in the entry.
     fn last(&self) -> &'a str {
         self.line.split(':').nth(3).unwrap_or_default()
     }
 }
 
-/// The accounts in a file like `/etc/passwd` or `/etc/group`.
-pub(crate) fn accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
+/// Returns the entries of a file like `/etc/passwd` or `/etc/group`.
+pub(crate) fn accounts(text: &str) -> impl Iterator<Item = AccountEntry<'_>> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         let id = fields.nth(1)?.parse().ok()?;
         let group = fields.next().and_then(|group| group.parse().ok()).unwrap_or(id);
-        Some(Account { name, line, id, group })
+        Some(AccountEntry { name, line, id, group })
     })
 }
 
-/// The text of a file like `etc/passwd` in the root of a guest, if it is one of at most [`ACCOUNTS_BYTES_MAX`]. Links
-/// are followed as the guest would: what an image links to is not looked for on the machine.
+/// Returns the text of a file like `etc/passwd` in a guest's root, if the file has at most
+/// [`ACCOUNTS_BYTES_MAX`]. Links are resolved inside the root, as in the guest. Links of an image
+/// never lead to files of the machine.
 pub(crate) fn account_file(root: &Path, file: &str) -> Option<String> {
     let top = fs::File::open(root).ok()?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -215,11 +218,12 @@ pub(crate) fn account_file(root: &Path, file: &str) -> Option<String> {
     }
     file.take(ACCOUNTS_BYTES_MAX + 1).read_to_end(&mut text).ok()?;
     let short = text.len() as u64 <= ACCOUNTS_BYTES_MAX;
-    // People's names in it may be in any encoding.
+    // People's names in it may have any encoding.
     short.then(|| String::from_utf8_lossy(&text).into_owned())
 }
 
-/// True if a guest finds no directory at a path in its root. Other faults than that show when it is mounted.
+/// True if a guest finds no directory at a path in its root. Other errors appear when it is
+/// mounted.
 pub(crate) fn lacks_directory(root: &Path, path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -228,18 +232,18 @@ pub(crate) fn lacks_directory(root: &Path, path: &Path) -> bool {
     matches!(found, Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
-/// Those of them that are the system's.
-fn system_accounts(text: &str) -> impl Iterator<Item = Account<'_>> {
+/// Returns the entries that belong to the system.
+fn system_accounts(text: &str) -> impl Iterator<Item = AccountEntry<'_>> {
     accounts(text).filter(|account| account.id <= SYSTEM_ID_MAX || account.id == NOBODY_ID)
 }
 
-/// User and group id inside, for an owner in a guest with this root.
-pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &Owned) -> Result<(u32, u32)> {
+/// Returns the user and group id inside, for an owner in a guest with this root.
+pub(crate) fn ids(spec: &GuestSpec, root: &Path, owner: &FileOwner) -> Result<(u32, u32)> {
     let fail = |text: String| Error::Spec { id: spec.id.clone(), text };
     let (uid, gid) = match owner {
-        Owned::Ids { uid, gid } => (*uid, *gid),
-        Owned::Named { user, group } => {
-            // A number is its own group where none is named, as is root's, which every root has.
+        FileOwner::Ids { uid, gid } => (*uid, *gid),
+        FileOwner::Named { user, group } => {
+            // Without a named group, a number is its own group. So is root's, which every root has.
             let find = |name: &str, file: &str| match (name.parse(), name) {
                 (Ok(id), _) => Some((id, id)),
                 (_, "root") => Some((0, 0)),
@@ -280,8 +284,8 @@ pub(crate) fn shown(spec: &GuestSpec) -> Vec<PathBuf> {
     std::iter::once(PathBuf::from("/usr")).chain(dirs).collect()
 }
 
-/// True if the machine's certificates are shown as they are. Else the guest has a copy, without what is secret, and
-/// with what is its own.
+/// True if the guest sees the machine's own directory of certificates. Otherwise it gets a copy
+/// without secrets, to which its own files are added.
 fn shows_certificates(spec: &GuestSpec) -> bool {
     let below = |path: &Path| path.starts_with(CERTIFICATES);
     let own = spec.files.iter().any(|file| below(&file.path))
@@ -290,18 +294,18 @@ fn shows_certificates(spec: &GuestSpec) -> bool {
     !own && !has_secrets(Path::new(CERTIFICATES))
 }
 
-/// True if a directory has anything that is not to be shown.
+/// True if a directory has anything secret.
 fn has_secrets(dir: &Path) -> bool {
     let Ok(entries) = fs::read_dir(dir) else { return false };
     entries.flatten().any(|entry| match entry.file_type() {
         Ok(kind) if kind.is_dir() => is_secret(&entry.path()) || has_secrets(&entry.path()),
-        // What it leads to is seen in the guest's own root.
+        // The link is resolved in the guest's own root.
         Ok(kind) if kind.is_symlink() => false,
         _ => is_secret(&entry.path()),
     })
 }
 
-/// True if a file's name or text says that it has a private key, or if it is too long to read.
+/// True if a file's name or text indicates a private key, or if the file is too long to read.
 fn is_secret(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default();
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
@@ -317,7 +321,8 @@ fn is_secret(path: &Path) -> bool {
     meta.len() > COPIED_BYTES_MAX || fs::read(path).map_or(true, is_key)
 }
 
-/// Makes the root of a guest in `root`, which is not there yet and has directories of the host [`shown`] in it.
+/// Makes the root of a guest at the new path `root`, with mount points for the host's directories
+/// [`shown`] in it.
 pub(crate) fn make(spec: &GuestSpec, root: &Path, shown: &[PathBuf]) -> Result<()> {
     make_dir(spec, root, 0o755, ROOT)?;
     for (dir, mode) in DIRS {
@@ -356,7 +361,8 @@ pub(crate) fn make(spec: &GuestSpec, root: &Path, shown: &[PathBuf]) -> Result<(
     Ok(())
 }
 
-/// Makes the directories that the machine has in one of its own, as far as their owners are there.
+/// Makes empty directories like those in a directory of the machine, if their owners exist in the
+/// guest.
 fn make_state(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
     let is_system = |id: u32| id <= SYSTEM_ID_MAX || id == NOBODY_ID;
     let entries = fs::read_dir(from).into_iter().flatten().flatten();
@@ -376,7 +382,7 @@ fn make_state(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes a key for an SSH server, where a command is one; the machine's are its own.
+/// Makes a host key if a command is an SSH server. The guest does not get the machine's keys.
 fn make_host_key(spec: &GuestSpec, dir: &Path) -> Result<()> {
     let mut words = spec.commands.iter().flat_map(|command| &command.argv);
     let given = Path::new("/etc/ssh/ssh_host_ed25519_key");
@@ -388,7 +394,7 @@ fn make_host_key(spec: &GuestSpec, dir: &Path) -> Result<()> {
     keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"]).arg(&key).env_clear();
     keygen.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let made = keygen.spawn().and_then(|mut child| end_within(&mut child, KEYGEN_WAIT));
-    // Without a key the server says so itself.
+    // Without a key, the server reports it.
     if made.is_ok_and(|status| status.success()) {
         for (file, mode) in [(key.clone(), 0o600), (key.with_extension("pub"), 0o644)] {
             set_mode(&file, mode)?;
@@ -398,7 +404,7 @@ fn make_host_key(spec: &GuestSpec, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The id of a group of the machine's system; root's if there is none.
+/// Returns the id of a group of the machine's system; root's if there is none.
 fn group_of(name: &str) -> u32 {
     let text = fs::read_to_string("/etc/group").unwrap_or_default();
     system_accounts(&text).find(|group| group.name == name).map_or(0, |group| group.id)
@@ -413,7 +419,7 @@ fn make_etc(spec: &GuestSpec, etc: &Path, shown: &[PathBuf]) -> Result<()> {
         true => make_dir(spec, &etc.join("ssl/certs"), 0o755, ROOT)?,
         false => copy(spec, Path::new(CERTIFICATES), &etc.join("ssl/certs"))?,
     }
-    // No account of theirs has a password; `*` keeps no key from logging in.
+    // No account has a password. With `*`, logins by key work.
     let shadow = (0, group_of("shadow"));
     for (name, private) in [("passwd", "shadow"), ("group", "gshadow")] {
         let host = Path::new("/etc").join(name);
@@ -432,7 +438,7 @@ fn make_etc(spec: &GuestSpec, etc: &Path, shown: &[PathBuf]) -> Result<()> {
     if Path::new(DHCLIENT).exists() {
         make_file(spec, &etc.join("dhcp/dhclient.conf"), DHCLIENT_CONF)?;
     }
-    // Scripts look for it, such as that of dhclient.
+    // Scripts look for it, such as dhclient's.
     make_file(spec, &etc.join("fstab"), "")?;
     let hostname = &spec.hostname;
     let hosts = format!("127.0.0.1 localhost {hostname}\n::1 localhost {hostname}\n");
@@ -440,13 +446,13 @@ fn make_etc(spec: &GuestSpec, etc: &Path, shown: &[PathBuf]) -> Result<()> {
     make_file(spec, &etc.join("hostname"), &format!("{hostname}\n"))?;
     make_file(spec, &etc.join("resolv.conf"), "")?;
     if etc.join("frr").is_dir() {
-        // vtysh complains of its absence at each start.
+        // Without it, vtysh complains at each start.
         make_file(spec, &etc.join("frr/vtysh.conf"), "service integrated-vtysh-config\n")?;
     }
     Ok(())
 }
 
-/// Copies a file, link or directory of the host if it is there and everybody may read it.
+/// Copies a file, link or directory of the host if it exists and everybody may read it.
 fn copy(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
     let Ok(meta) = fs::symlink_metadata(from) else { return Ok(()) };
     if meta.is_symlink() {
@@ -468,9 +474,14 @@ fn copy(spec: &GuestSpec, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts a file into a made root, in place of one that is there, with the directories above it. Nobody else
-/// writes in the root yet; no link in it is followed.
-pub(crate) fn place(spec: &GuestSpec, root: &Path, file: &File, owner: (u32, u32)) -> Result<()> {
+/// Puts a file into a generated root, with the directories above it. Replaces an existing file. No
+/// other process writes in the root yet. Follows no link in it.
+pub(crate) fn write_file(
+    spec: &GuestSpec,
+    root: &Path,
+    file: &GuestFile,
+    owner: (u32, u32),
+) -> Result<()> {
     let (place, parent) = (inside(spec, root, &file.path)?, file.path.parent());
     make_parents(spec, root, parent.unwrap_or(&file.path))?;
     match fs::symlink_metadata(&place) {
@@ -487,8 +498,8 @@ pub(crate) fn place(spec: &GuestSpec, root: &Path, file: &File, owner: (u32, u32
     own(spec, &place, owner)
 }
 
-/// Makes something in a made root to mount a directory or a file on, where there is nothing yet.
-pub(crate) fn make_place(
+/// Makes a mount point for a directory or file in a generated root if it does not exist.
+pub(crate) fn make_mount_point(
     spec: &GuestSpec,
     root: &Path,
     path: &Path,
@@ -505,7 +516,7 @@ pub(crate) fn make_place(
     }
 }
 
-/// A path inside as one on the machine.
+/// Returns the machine's path of a path inside the guest.
 fn inside(spec: &GuestSpec, root: &Path, path: &Path) -> Result<PathBuf> {
     match path.strip_prefix("/") {
         Ok(below) if below.components().all(|part| matches!(part, Component::Normal(_))) => {
@@ -518,7 +529,7 @@ fn inside(spec: &GuestSpec, root: &Path, path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Makes a directory in a made root, and those above it, where they are not there.
+/// Makes a directory in a generated root with the directories above it, if they do not exist.
 fn make_parents(spec: &GuestSpec, root: &Path, path: &Path) -> Result<()> {
     let place = inside(spec, root, path)?;
     if place == root {
@@ -537,7 +548,7 @@ fn make_parents(spec: &GuestSpec, root: &Path, path: &Path) -> Result<()> {
 
 fn make_dir(spec: &GuestSpec, path: &Path, mode: u32, owner: (u32, u32)) -> Result<()> {
     fs::create_dir(path).at("make", path)?;
-    // Not by mkdir(2), whose mode the process's mask cuts.
+    // The process's umask would restrict the mode of mkdir(2).
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).at("set the mode of", path)?;
     own(spec, path, owner)
 }
@@ -551,7 +562,7 @@ fn make_file(spec: &GuestSpec, path: &Path, text: &str) -> Result<()> {
     make_file_of(spec, path, text, 0o644, ROOT)
 }
 
-/// Makes a file of this mode and owner.
+/// Makes a file with a mode and an owner.
 fn make_file_of(
     spec: &GuestSpec,
     path: &Path,
@@ -579,19 +590,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_system_accounts_are_taken() {
+    fn selects_only_system_accounts() {
         let text = "root:x:0:0:root:/root:/bin/bash\nanna:x:1000:1000::/home/anna:/bin/sh\n\
                     frr:x:106:111::/nonexistent:/usr/sbin/nologin\nbroken\n:::\n\
                     nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
         let names: Vec<_> = system_accounts(text).map(|account| account.name).collect();
         assert_eq!(names, ["root", "frr", "nobody"]);
         assert_eq!(system_accounts(text).nth(1).map(|frr| (frr.id, frr.group)), Some((106, 111)));
-        // In /etc/group the field after the id has members.
+        // In /etc/group, the field after the id has the members.
         assert_eq!(accounts("frrvty:x:110:frr\n").next().map(|group| group.id), Some(110));
     }
 
     #[test]
-    fn private_keys_are_known_by_names_and_text() {
+    fn detects_private_keys_by_name_and_content() {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path();
         let put = |name: &str, text: &str| {
@@ -652,7 +663,7 @@ mod tests {
 
     /// An image may have anything at `/etc/passwd`.
     #[test]
-    fn accounts_are_looked_for_inside_and_read_up_to_a_bound() {
+    fn account_lookup_stays_in_root_and_is_bounded() {
         let top = tempfile::tempdir().unwrap();
         let root = top.path().join("root");
         let etc = root.join("etc");
@@ -667,7 +678,7 @@ mod tests {
         assert_eq!(of().map(|text| text.len() as u64), Some(ACCOUNTS_BYTES_MAX));
         size(16 << 30).unwrap();
         assert_eq!(of(), None);
-        // What has no end, and what waits for somebody.
+        // A device without an end, and a pipe without a writer.
         fs::remove_file(&passwd).unwrap();
         symlink("/dev/zero", &passwd).unwrap();
         assert_eq!(of(), None);
@@ -675,7 +686,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &passwd, rustix::fs::FileType::Fifo, Mode::RWXU, 0)
             .unwrap();
         assert_eq!(of(), None);
-        // A link is one within the image, in whatever part of the path.
+        // A link is resolved inside the image, in every part of the path.
         fs::remove_dir_all(&etc).unwrap();
         fs::create_dir(top.path().join("secret")).unwrap();
         fs::write(top.path().join("secret/passwd"), "machine's").unwrap();

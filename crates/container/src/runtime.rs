@@ -17,40 +17,41 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::bundle::{self, DESCRIPTORS_MAX};
 use crate::cgroup::{Cgroups, LimitHits, Session};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::image;
 use crate::init::{self, LastLines};
 use crate::log::LogFile;
-use crate::process::{Exit, Process, end_within, leave_session_keyring};
-use crate::shim::{DESCRIPTOR_FIRST, Order, RUNC_WAIT, What};
-use crate::spec::{GuestSpec, HelperSpec, Limits, Root, RunAs, id_is_good};
-use crate::status::CommandStatus;
-use crate::store::{Kind, RECORD_VERSION, Record, Store};
-use crate::tree;
+use crate::process::{Process, ProcessOutcome, end_within, leave_session_keyring};
+use crate::safe_removal;
+use crate::shim::{DESCRIPTOR_FIRST, RUNC_WAIT, ShimOrder, ShimTask};
+use crate::spec::{GuestSpec, HelperSpec, Limits, RootFilesystem, RunAs, id_is_good};
+use crate::status::GuestCommandStatus;
+use crate::store::{ProcessKind, ProcessRecord, RECORD_VERSION, RecordStore};
 use crate::volumes;
 use crate::work::Workplace;
 
-/// Time that the kernel and the shim have to end what was killed.
+/// Longest wait for the kernel and the shim to end killed processes.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// Time that what was killed mostly takes to end.
+/// Time that killed processes usually take to end.
 const KILL_WAIT: Duration = Duration::from_millis(20);
 
-/// Time for which a dead guest's shim may write down how it ended.
+/// Longest wait for a dead guest's shim to record how the guest ended.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
-/// Memory in which every guest starts, MiB: the OCI runtime's first process and copies of small files.
+/// Memory that every guest needs to start, MiB: for the OCI runtime's first process and copies of
+/// small files.
 const START_MIB: u64 = 16;
 
 /// Bytes at the end of a log that [`Runtime::last_words`] reads.
 const TAIL_BYTES: u64 = 4096;
 
-/// What the OCI runtime says of a failure, at most.
+/// Largest error message kept of the OCI runtime, bytes.
 const TEXT_BYTES_MAX: u64 = 1 << 16;
 
-/// Where things are.
+/// Paths of programs and directories, and the name of the cgroup.
 #[derive(Clone, Debug)]
-pub struct Paths {
+pub struct RuntimePaths {
     /// The OCI runtime, `runc`.
     pub runc: PathBuf,
     /// `pdp-shim`.
@@ -59,58 +60,59 @@ pub struct Paths {
     pub init: PathBuf,
     /// `pdp-work`.
     pub work: PathBuf,
-    /// Directories of guests and helpers, each named by its id; below the run directory: gone with a
-    /// reboot. Root's alone to write.
+    /// Directories of guests and helpers, each named by its id. They lie below the run directory,
+    /// so they are gone after a reboot. Only root may write.
     pub records: PathBuf,
-    /// State of the OCI runtime, below the run directory too.
+    /// State of the OCI runtime, below the run directory as well.
     pub runc_root: PathBuf,
-    /// Logs, below the state directory: what a guest writes must not fill the run directory, which is
-    /// memory that the whole machine shares.
+    /// Logs, below the state directory. The run directory is memory that the whole machine shares,
+    /// and guests' output must not fill it.
     pub logs: PathBuf,
     /// Unpacked images, below the state directory.
     pub images: PathBuf,
-    /// Volumes of guests, each in a directory named by its id, below the state directory.
+    /// Volumes of guests, below the state directory, in one directory per guest named by its id.
     pub volumes: PathBuf,
-    /// Name of the cgroup below which all others are, e.g. `pdp`.
+    /// Name of the cgroup above all others, e.g. `pdp`.
     pub cgroup: String,
 }
 
-/// The mask of what makes a guest's files, from within or for it. pdpd's own is closer.
+/// File mode mask of processes that make a guest's files, inside or for it. pdpd's own mask is
+/// stricter.
 pub(crate) const GUEST_MASK: Mode = Mode::from_raw_mode(0o022);
 
-/// Makes guests and helpers. Holds nothing that another could not make anew, and may be used by
-/// several threads for different guests.
+/// Makes guests and helpers. It has no state of its own. Several threads may use it for different
+/// guests.
 #[derive(Clone, Debug)]
 pub struct Runtime {
-    paths: Paths,
+    paths: RuntimePaths,
     cgroups: Cgroups,
     workplace: Workplace,
 }
 
-/// How a guest or helper is.
+/// State of a guest or helper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Nothing of it, or not whole: [`Runtime::delete`] clears what there may be.
+pub enum ProcessState {
+    /// Missing or incomplete. [`Runtime::delete`] removes remains.
     Absent,
-    /// Its namespaces exist, its commands wait for [`Runtime::start`].
+    /// Its namespaces exist. Its commands wait for [`Runtime::start`].
     Created(Process),
     /// Runs.
     Running(Process),
-    /// Runs, but its shim was killed: nobody keeps its log or will see how it ends, and what it
-    /// writes fails. To be deleted.
+    /// Runs, but its shim was killed. Its log is not written, its output fails, and its end will
+    /// not be recorded. It should be deleted.
     Orphaned(Process),
-    /// Ended; `None` if nobody saw how (the machine or its shim was stopped).
-    Exited(Option<Exit>),
+    /// Ended; `None` if nobody recorded how (the machine or its shim was stopped).
+    Exited(Option<ProcessOutcome>),
 }
 
 impl Runtime {
-    /// Finds out which cgroups there are. All paths become absolute.
-    pub fn new(mut paths: Paths) -> Result<Self> {
+    /// Detects the machine's cgroups and makes all paths absolute.
+    pub fn new(mut paths: RuntimePaths) -> Result<Self> {
         for path in [&mut paths.runc, &mut paths.shim, &mut paths.init, &mut paths.work] {
             *path = fs::canonicalize(&*path).at("find", path)?;
         }
         let cgroups = Cgroups::new(&paths.cgroup)?;
-        let Paths { records, runc_root, logs, images, volumes, .. } = &mut paths;
+        let RuntimePaths { records, runc_root, logs, images, volumes, .. } = &mut paths;
         for (path, mode) in
             [(records, 0o711), (runc_root, 0o711), (logs, 0o700), (images, 0o700), (volumes, 0o700)]
         {
@@ -119,7 +121,7 @@ impl Runtime {
         }
         let workplace = Workplace::new(paths.work.clone(), cgroups.clone());
         let this = Self { paths, cgroups, workplace };
-        // An older version let everybody pass, to environments, files and arguments.
+        // An older version let all users enter. Environments, files and arguments were readable.
         for dir in this.list()? {
             let mode = fs::metadata(&dir).at("look at", &dir)?.permissions().mode();
             let closed = Permissions::from_mode(mode & 0o770);
@@ -128,59 +130,61 @@ impl Runtime {
         Ok(this)
     }
 
-    /// Where things are.
-    pub fn paths(&self) -> &Paths {
+    /// Returns the paths.
+    pub fn paths(&self) -> &RuntimePaths {
         &self.paths
     }
 
-    /// The cgroups, for limits of helpers' and for usage.
+    /// Returns the cgroups, for limits of helpers and for usage.
     pub fn cgroups(&self) -> &Cgroups {
         &self.cgroups
     }
 
-    /// Where work for owners is done.
+    /// Returns the runner of work for owners.
     pub fn workplace(&self) -> &Workplace {
         &self.workplace
     }
 
-    /// Begins to unpack a guest's image, unless it has none. Returns true once [`Runtime::create`] finds it unpacked.
+    /// Begins to unpack a guest's image if it has one. Returns true once [`Runtime::create`] finds
+    /// it unpacked.
     ///
     /// # Errors
-    /// Why it can't be unpacked.
+    /// Cause of a failed unpacking.
     pub fn unpack(&self, spec: &GuestSpec) -> Result<bool> {
         let images = &self.paths.images;
         let (layout, reference) = match &spec.root {
-            Root::Host | Root::Rootfs(_) => return Ok(true),
-            Root::OciLayout { path, reference } => (path.clone(), reference.as_deref()),
-            Root::Image { owner, digest } => (image::layout(images, owner, digest), None),
+            RootFilesystem::Host | RootFilesystem::Rootfs(_) => return Ok(true),
+            RootFilesystem::OciLayout { path, reference } => (path.clone(), reference.as_deref()),
+            RootFilesystem::Image { owner, digest } => (image::layout(images, owner, digest), None),
         };
         image::begin(&layout, reference, images, (&self.workplace, &spec.owner))
     }
 
-    /// Makes a guest up to its namespaces, so that interfaces can be put into it; its commands get
-    /// `fds` from descriptor 3 on. One that is there already must be deleted before.
+    /// Makes a guest up to its namespaces, so that interfaces can be put into it. Its commands
+    /// inherit `fds` from descriptor 3 on. An existing guest must be deleted before.
     pub fn create(&self, spec: &GuestSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {
         bundle::check(spec, fds.len())?;
         let commands = (!spec.profile.is_forwarding()).then_some(spec.commands.len());
-        let what = What::Guest { id: spec.id.clone(), users: spec.users, commands };
-        let record = Record {
+        let what = ShimTask::Guest { id: spec.id.clone(), users: spec.users, commands };
+        let record = ProcessRecord {
             version: RECORD_VERSION,
-            kind: Kind::Guest,
+            kind: ProcessKind::Guest,
             cgroup: spec.cgroup.clone(),
             open_files_max: Some(spec.open_files_max),
-            image: (!spec.profile.is_forwarding()).then_some(spec.root != Root::Host),
+            image: (!spec.profile.is_forwarding()).then_some(spec.root != RootFilesystem::Host),
             hits_before: self.cgroups.limit_hits(&spec.cgroup),
         };
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
-            let Paths { init, images, volumes, .. } = &self.paths;
+            let RuntimePaths { init, images, volumes, .. } = &self.paths;
             let volumes = volumes.join(&spec.id);
             bundle::make(spec, &self.cgroups, init, images, &volumes, &self.workplace)?;
             self.cgroups.ensure(&spec.cgroup, &spec.limits)?;
             self.cgroups.ensure_leaf(&bundle::leaf(&spec.cgroup))
         })?;
-        let process = Store(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))?;
+        let process =
+            RecordStore(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))?;
         if spec.profile.is_forwarding() {
-            // The OCI runtime brings it up.
+            // The OCI runtime sets `lo` up.
             if let Err(error) = loopback_down(process) {
                 let _ = self.delete(&spec.dir);
                 return Err(error);
@@ -189,13 +193,14 @@ impl Runtime {
         Ok(process)
     }
 
-    /// Starts the commands of a guest that was made. No change if it runs.
+    /// Starts the commands of a guest in state [`ProcessState::Created`]. Does nothing if it runs
+    /// already.
     pub fn start(&self, dir: &Path) -> Result<()> {
         self.guest(dir)?;
         let id = self.id(dir)?;
         match self.state(dir)? {
-            State::Running(_) => Ok(()),
-            State::Created(_) => self.runc("runc start", &["start"], id),
+            ProcessState::Running(_) => Ok(()),
+            ProcessState::Created(_) => self.runc("runc start", &["start"], id),
             state => Err(Error::Runtime {
                 id: id.to_owned(),
                 what: "start",
@@ -204,8 +209,8 @@ impl Runtime {
         }
     }
 
-    /// Starts a helper; `stdin` is its standard input, `/dev/null` where there is none. One that is there
-    /// already must be deleted before.
+    /// Starts a helper. `stdin` is its standard input; `None` means `/dev/null`. An existing helper
+    /// must be deleted before.
     pub fn spawn_helper(
         &self,
         spec: &HelperSpec,
@@ -218,10 +223,10 @@ impl Runtime {
         if !spec.keep_root && spec.uid == 0 {
             return Err(fail("user id 0 has rights beyond those of a helper; give it another"));
         }
-        let what = What::Helper(spec.clone());
-        let record = Record {
+        let what = ShimTask::Helper(spec.clone());
+        let record = ProcessRecord {
             version: RECORD_VERSION,
-            kind: Kind::Helper,
+            kind: ProcessKind::Helper,
             cgroup: spec.cgroup.clone(),
             open_files_max: None,
             image: None,
@@ -230,17 +235,19 @@ impl Runtime {
         self.begin(&spec.dir, &record, what, spec.log_bytes_max, stdin.as_slice(), || {
             self.cgroups.ensure_leaf(&spec.cgroup)
         })?;
-        Store(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))
+        RecordStore(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))
     }
 
-    /// Ends a guest or helper: SIGTERM, and SIGKILL after `grace`. No change if it ended.
+    /// Ends a guest or helper with SIGTERM, and with SIGKILL after `grace`. Does nothing if it has
+    /// ended.
     pub fn stop(&self, dir: &Path, grace: Duration) -> Result<()> {
-        let (State::Created(process) | State::Running(process) | State::Orphaned(process)) =
-            self.state(dir)?
+        let (ProcessState::Created(process)
+        | ProcessState::Running(process)
+        | ProcessState::Orphaned(process)) = self.state(dir)?
         else {
             return Ok(());
         };
-        if matches!(self.state(dir)?, State::Running(_)) {
+        if matches!(self.state(dir)?, ProcessState::Running(_)) {
             process.signal(Signal::TERM);
             if process.wait(grace) {
                 return Ok(());
@@ -249,10 +256,12 @@ impl Runtime {
         kill(dir, process)
     }
 
-    /// Kills a guest or helper; whether it has ended. The moment that this mostly takes is waited for.
+    /// Kills a guest or helper and waits for the short time that its end usually takes. Returns
+    /// true if it has ended.
     pub fn kill(&self, dir: &Path) -> Result<bool> {
-        let (State::Created(process) | State::Running(process) | State::Orphaned(process)) =
-            self.state(dir)?
+        let (ProcessState::Created(process)
+        | ProcessState::Running(process)
+        | ProcessState::Orphaned(process)) = self.state(dir)?
         else {
             return Ok(true);
         };
@@ -260,20 +269,21 @@ impl Runtime {
         Ok(process.wait(KILL_WAIT))
     }
 
-    /// Removes every trace of a guest or helper, running or half-made, and of whatever version; its
-    /// directory's files that are not this crate's stay (and with them the directory). No change if there is
-    /// none.
+    /// Removes every trace of a guest or helper of any version, running or incomplete. Files in its
+    /// directory that this crate did not make stay, and so does the directory then. Does nothing if
+    /// it does not exist.
     pub fn delete(&self, dir: &Path) -> Result<()> {
-        let (id, store) = (self.id(dir)?, Store(dir));
+        let (id, store) = (self.id(dir)?, RecordStore(dir));
         let record = match store.record() {
             Ok(None) => return Ok(()),
             Ok(record) => record,
-            // Of another version, or damaged: what it is shows in the OCI runtime's state.
+            // The record has another version or is damaged. The OCI runtime's state still
+            // identifies the guest.
             Err(_) => None,
         };
-        // What can't be read is not ours; the cgroup and the OCI runtime know the processes too.
+        // Unreadable files are not ours. The cgroup and the OCI runtime know the processes too.
         let (shim, process) = (|| store.shim().ok().flatten(), || store.process().ok().flatten());
-        // A shim that is just making a guest whose maker died would go on behind our back.
+        // If the maker died, its shim may still be making the guest in the background. Wait for it.
         let deadline = Instant::now() + END_WAIT;
         let shim = shim().filter(Process::is_alive);
         while process().is_none()
@@ -282,7 +292,7 @@ impl Runtime {
         {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Each whatever became of those before; what failed first is told.
+        // Try each step even if earlier steps failed. Return the first error.
         let mut first = process().map_or(Ok(()), |process| kill(dir, process));
         if let Some(shim) = shim
             && !shim.wait(EXIT_WAIT)
@@ -295,65 +305,67 @@ impl Runtime {
         }
         if let Some(record) = record {
             let leaf = match record.kind {
-                Kind::Guest => bundle::leaf(&record.cgroup),
-                Kind::Helper => record.cgroup,
+                ProcessKind::Guest => bundle::leaf(&record.cgroup),
+                ProcessKind::Helper => record.cgroup,
             };
-            // Other helpers may be in a helper's cgroup.
-            if record.kind == Kind::Guest || self.cgroups.processes(&leaf)?.is_empty() {
+            // A helper's cgroup may have other helpers.
+            if record.kind == ProcessKind::Guest || self.cgroups.processes(&leaf)?.is_empty() {
                 first = first.and(self.cgroups.remove_leaf(&leaf, END_WAIT));
             }
         }
         for log in self.logs(dir)? {
-            first = first.and(tree::remove(&log));
+            first = first.and(safe_removal::remove(&log));
         }
-        // It is known by its record until all else is gone.
+        // Remove the record last: it is how remains are found.
         first?;
         store.remove()
     }
 
-    /// How the guest or helper of a directory is.
-    pub fn state(&self, dir: &Path) -> Result<State> {
-        let store = Store(dir);
-        let Some(record) = store.record()? else { return Ok(State::Absent) };
-        let Some(process) = store.process()? else { return Ok(State::Absent) };
+    /// Returns the state of the guest or helper of a directory.
+    pub fn state(&self, dir: &Path) -> Result<ProcessState> {
+        let store = RecordStore(dir);
+        let Some(record) = store.record()? else { return Ok(ProcessState::Absent) };
+        let Some(process) = store.process()? else { return Ok(ProcessState::Absent) };
         let shim = store.shim()?;
-        // Looked at before the process, which it outlives.
+        // Check the shim before the process, since it outlives the process.
         let is_watched = shim.is_some_and(|shim| shim.is_alive());
         if process.is_alive() {
             if !is_watched {
-                return Ok(State::Orphaned(process));
+                return Ok(ProcessState::Orphaned(process));
             }
-            // Held until the start, and removed by it.
+            // The FIFO exists until the start removes it.
             let waits = self.paths.runc_root.join(self.id(dir)?).join("exec.fifo").exists();
-            return Ok(match record.kind == Kind::Guest && waits {
-                true => State::Created(process),
-                false => State::Running(process),
+            return Ok(match record.kind == ProcessKind::Guest && waits {
+                true => ProcessState::Created(process),
+                false => ProcessState::Running(process),
             });
         }
         if let Some(shim) = shim {
-            // It writes down how the guest ended, and ends.
+            // The shim records how the guest ended, and then ends.
             shim.wait(EXIT_WAIT);
         }
-        Ok(State::Exited(store.exit()?))
+        Ok(ProcessState::Exited(store.outcome()?))
     }
 
-    /// How a guest's commands are, in their order, as it says itself; `None` for helpers, for forwarding guests,
-    /// and for guests that an older version made. They are as they were last where it has ended.
-    pub fn commands(&self, dir: &Path) -> Result<Option<Vec<CommandStatus>>> {
-        Store(dir).commands()
+    /// Returns the status of a guest's commands in their order, as reported by the guest. If the
+    /// guest has ended, it is their last status. `None` for helpers, forwarding guests, and guests
+    /// made by an older version.
+    pub fn commands(&self, dir: &Path) -> Result<Option<Vec<GuestCommandStatus>>> {
+        RecordStore(dir).commands()
     }
 
-    /// A process descriptor that polls readable once the guest or helper ended, or its shim was
-    /// killed; `None` if it has. [`Runtime::state`] says then how.
+    /// Returns a process descriptor that polls readable once the guest or helper ended or its shim
+    /// was killed. `None` if that has happened. [`Runtime::state`] then tells how it ended.
     pub fn wait_exit(&self, dir: &Path) -> Result<Option<OwnedFd>> {
-        // The shim ends last, when it has written down how the other ended.
-        Ok(Store(dir).shim()?.and_then(|shim| shim.pidfd()))
+        // The shim ends last, after recording how the process ended.
+        Ok(RecordStore(dir).shim()?.and_then(|shim| shim.pidfd()))
     }
 
-    /// A command that runs `argv` inside a running guest, with what the caller's standard streams
-    /// are; `tty`: standard input is a terminal and the guest's side shall be one too. The session has
-    /// all that the command starts. A user that is not there, or a directory, the command says on standard error;
-    /// a forwarding guest, or one of an older version, has neither to give.
+    /// Returns a command that runs `argv` inside a running guest with the caller's standard
+    /// streams. `tty`: standard input is a terminal, and the guest's side shall be one too. The
+    /// session contains all processes that the command starts. If the user or directory does not
+    /// exist, the command reports it on standard error. Forwarding guests and guests of an older
+    /// version support neither.
     pub fn exec_command(
         &self,
         dir: &Path,
@@ -411,10 +423,10 @@ impl Runtime {
         let record = self.guest(dir)?;
         self.cgroups.ensure(&record.cgroup, limits)?;
         let hits_before = self.cgroups.limit_hits(&record.cgroup);
-        Store(dir).set_record(&Record { hits_before, ..record })
+        RecordStore(dir).set_record(&ProcessRecord { hits_before, ..record })
     }
 
-    /// Counts the refusals by a guest's limits since these limits were set.
+    /// Counts the refusals by a guest's current limits since they were set.
     pub fn limit_hits(&self, dir: &Path) -> Result<LimitHits> {
         let record = self.guest(dir)?;
         let (now, before) = (self.cgroups.limit_hits(&record.cgroup), record.hits_before);
@@ -424,43 +436,46 @@ impl Runtime {
         })
     }
 
-    /// Directories of all guests and helpers, whole or not, of whatever version.
+    /// Lists the directories of all guests and helpers of any version, complete or not.
     pub fn list(&self) -> Result<Vec<PathBuf>> {
         let records = &self.paths.records;
         let entries = fs::read_dir(records).at("read", records)?;
         entries.map(|entry| Ok(entry.at("read", records)?.path())).collect()
     }
 
-    /// Removes unpacked images that no guest runs on, and what a crash left of one.
+    /// Removes unpacked images that no guest uses, and remains of interrupted unpacking.
     pub fn collect_images(&self) -> Result<()> {
         image::collect(&self.paths.images, || self.list())
     }
 
-    /// Removes the volumes of the guest of a directory, which does not run, but those of these names.
+    /// Removes the volumes of a directory's guest except those with the names in `kept`. The guest
+    /// must not run.
     pub fn remove_volumes(&self, dir: &Path, kept: &BTreeSet<&str>) -> Result<()> {
-        volumes::keep(&self.paths.volumes.join(self.id(dir)?), kept)
+        volumes::remove_others(&self.paths.volumes.join(self.id(dir)?), kept)
     }
 
-    /// Removes volumes but those of the guests of these directories.
+    /// Removes all volumes except those of the guests of these directories.
     pub fn remove_volumes_but(&self, kept: &BTreeSet<PathBuf>) -> Result<()> {
         let volumes = &self.paths.volumes;
         let mut first = Ok(());
         for entry in fs::read_dir(volumes).at("read", volumes)? {
             let entry = entry.at("read", volumes)?;
             if !kept.contains(&self.paths.records.join(entry.file_name())) {
-                first = first.and(tree::remove(&entry.path()));
+                first = first.and(safe_removal::remove(&entry.path()));
             }
         }
         first
     }
 
-    /// A guest's or helper's log, and what was before it; there may be none.
+    /// Returns the paths of a guest's or helper's current and previous log. The files may be
+    /// missing.
     pub fn logs(&self, dir: &Path) -> Result<[PathBuf; 2]> {
         let log = self.paths.logs.join(format!("{}.log", self.id(dir)?));
         Ok([log.clone(), LogFile::older(&log)])
     }
 
-    /// Returns the last line of a guest's log that names an error, or else the last line; `None` if the log is empty.
+    /// Returns the last line of a guest's log that names an error, or else the last line; `None` if
+    /// the log is empty.
     pub fn last_words(&self, dir: &Path) -> Option<String> {
         let [log, _] = self.logs(dir).ok()?;
         let mut log = File::open(log).ok()?;
@@ -470,18 +485,18 @@ impl Runtime {
         log.take(TAIL_BYTES).read_to_end(&mut tail).ok()?;
         let mut last = LastLines::default();
         for line in String::from_utf8_lossy(&tail).lines() {
-            // Each begins with its time.
+            // Each line begins with its time.
             let said = line.split_once(' ').map_or("", |(_, said)| said);
             match said.strip_prefix(init::SAYS) {
-                // Process 1 says of each command that it started and ended.
+                // Lines of process 1 about starts and ends of commands are skipped.
                 Some(own) if !own.contains(init::NOT_STARTED) => {}
                 own => last.take(format!("{}\n", own.unwrap_or(said)).as_bytes()),
             }
         }
-        Some(last.words()).filter(|words| !words.is_empty())
+        Some(last.summary()).filter(|words| !words.is_empty())
     }
 
-    /// Removes logs but those of the guests and helpers of these directories.
+    /// Removes all logs except those of the guests and helpers of these directories.
     pub fn remove_logs_but(&self, kept: &BTreeSet<PathBuf>) -> Result<()> {
         let logs = &self.paths.logs;
         let mut first = Ok(());
@@ -490,13 +505,14 @@ impl Runtime {
             let name = entry.file_name();
             let id = name.to_str().and_then(|name| Some(name.rsplit_once(".log")?.0));
             if !id.is_some_and(|id| kept.contains(&self.paths.records.join(id))) {
-                first = first.and(tree::remove(&entry.path()));
+                first = first.and(safe_removal::remove(&entry.path()));
             }
         }
         first
     }
 
-    /// The id of the guest or helper of a directory, which must be one of ours.
+    /// Returns the id of a directory's guest or helper. The directory must be in
+    /// [`RuntimePaths::records`].
     fn id<'d>(&self, dir: &'d Path) -> Result<&'d str> {
         let id = dir.file_name().and_then(|name| name.to_str());
         let ours = dir.parent() == Some(&*self.paths.records);
@@ -506,20 +522,20 @@ impl Runtime {
         })
     }
 
-    fn guest(&self, dir: &Path) -> Result<Record> {
-        match Store(dir).record()? {
-            Some(record) if record.kind == Kind::Guest => Ok(record),
+    fn guest(&self, dir: &Path) -> Result<ProcessRecord> {
+        match RecordStore(dir).record()? {
+            Some(record) if record.kind == ProcessKind::Guest => Ok(record),
             _ => Err(Error::Absent(dir.to_owned())),
         }
     }
 
-    /// Writes down what is intended, prepares it and has the shim make it; leaves nothing when
-    /// that fails.
+    /// Records the intent, prepares the guest or helper, and lets the shim make it. Leaves nothing
+    /// if that fails.
     fn begin(
         &self,
         dir: &Path,
-        record: &Record,
-        what: What,
+        record: &ProcessRecord,
+        what: ShimTask,
         log_bytes_max: u64,
         fds: &[BorrowedFd<'_>],
         prepare: impl FnOnce() -> Result<()>,
@@ -529,17 +545,18 @@ impl Runtime {
         if self.id(dir)? != id {
             return Err(fail(format!("its directory {} has another name", dir.display())));
         }
-        if Store(dir).exists() {
+        if RecordStore(dir).exists() {
             return Err(fail(format!("{} has one already; delete it before", dir.display())));
         }
         DirBuilder::new().recursive(true).mode(0o711).create(dir).at("make", dir)?;
         let mode = match &what {
-            // The OCI runtime passes it as the guest's root, on the way to the guest's files.
-            What::Guest { users, .. } => {
+            // The OCI runtime traverses the directory as the guest's root, to reach the guest's
+            // files.
+            ShimTask::Guest { users, .. } => {
                 chown(dir, None, Some(users.base)).at("give away", dir)?;
                 0o710
             }
-            What::Helper(_) => 0o700,
+            ShimTask::Helper(_) => 0o700,
         };
         fs::set_permissions(dir, Permissions::from_mode(mode)).at("set the mode of", dir)?;
         for above in dir.ancestors().skip(1) {
@@ -549,21 +566,30 @@ impl Runtime {
                 return Err(fail(format!("its user ids can't search {above}; chmod o+x {above}")));
             }
         }
-        Store(dir).set_record(record)?;
-        let order = || -> Result<Order> {
+        RecordStore(dir).set_record(record)?;
+        let order = || -> Result<ShimOrder> {
             let [log, _] = self.logs(dir)?;
-            let Paths { runc, runc_root, cgroup, .. } = self.paths.clone();
+            let RuntimePaths { runc, runc_root, cgroup, .. } = self.paths.clone();
             let (dir, fds) = (dir.to_owned(), fds.len());
-            Ok(Order { dir, what: what.clone(), runc, runc_root, cgroup, fds, log, log_bytes_max })
+            Ok(ShimOrder {
+                dir,
+                what: what.clone(),
+                runc,
+                runc_root,
+                cgroup,
+                fds,
+                log,
+                log_bytes_max,
+            })
         };
         let made =
             prepare().and_then(|()| order()).and_then(|order| self.run_shim(id, dir, &order, fds));
         let Err(error) = made else { return Ok(()) };
-        // The OCI runtime says that its first process is gone, and not why.
-        let killed = record.kind == Kind::Guest
+        // The OCI runtime reports that its first process is gone, but not why.
+        let killed = record.kind == ProcessKind::Guest
             && matches!(error, Error::Runtime { .. })
             && self.cgroups.lacks_memory(&record.cgroup);
-        // What failed first is what the caller has to know.
+        // Report the first error.
         let _ = self.delete(dir);
         if killed {
             return Err(fail(format!(
@@ -573,8 +599,15 @@ impl Runtime {
         Err(error)
     }
 
-    fn run_shim(&self, id: &str, dir: &Path, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        // Above those that they become, so that none is overwritten before it is passed on.
+    fn run_shim(
+        &self,
+        id: &str,
+        dir: &Path,
+        order: &ShimOrder,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<()> {
+        // Duplicate above the target numbers, so that no descriptor is overwritten before it is
+        // passed on.
         let above = DESCRIPTOR_FIRST + DESCRIPTORS_MAX as i32;
         let passed: Vec<OwnedFd> = fds
             .iter()
@@ -582,7 +615,7 @@ impl Runtime {
             .collect::<std::result::Result<_, _>>()
             .at("pass descriptors on to", dir)?;
         let mut command = Command::new(&self.paths.shim);
-        // Its argument is for people.
+        // The argument is only for people who list processes.
         command.arg(dir).env_clear().env("PATH", SHIM_PATH);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         // SAFETY: after the fork only dup2(2) is called, which is async-signal-safe; nothing is
@@ -599,7 +632,7 @@ impl Runtime {
         }
         let order = serde_json::to_vec(order).map_err(io::Error::from).at("order", dir)?;
         let mut shim = command.spawn().at("run", &self.paths.shim)?;
-        // One that can't be told says why when it ends.
+        // If writing fails, the shim has ended and reports why.
         let _ = shim.stdin.take().map(|mut stdin| stdin.write_all(&order));
         let output = shim.wait_with_output().at("run", &self.paths.shim)?;
         if output.status.success() {
@@ -612,7 +645,7 @@ impl Runtime {
     fn runc_command(&self) -> Command {
         let mut command = Command::new(&self.paths.runc);
         command.arg("--root").arg(&self.paths.runc_root);
-        // The daemon's own: runc would have the guest report to systemd.
+        // It belongs to the daemon: runc would let the guest report to systemd.
         command.env_remove("NOTIFY_SOCKET");
         command
     }
@@ -649,7 +682,7 @@ fn kill(dir: &Path, process: Process) -> Result<()> {
     Err(Error::Stuck { what, seconds: END_WAIT.as_secs() })
 }
 
-/// Takes the loopback interface of a guest down.
+/// Sets the loopback interface of a guest down.
 fn loopback_down(process: Process) -> Result<()> {
     let path = process.namespace("net");
     let netns = File::open(&path).at("open", &path)?;
@@ -671,7 +704,7 @@ fn loopback_down(process: Process) -> Result<()> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // In a thread of its own: the caller stays in its namespace.
+    // In a separate thread, so that the caller stays in its namespace.
     let result = std::thread::spawn(down).join();
     result.unwrap_or_else(|_| Err(io::Error::other("panicked"))).at("take lo down in", &path)
 }

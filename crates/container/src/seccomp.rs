@@ -1,22 +1,22 @@
-//! The system calls that each profile of guest may make, as lists of what is allowed: whatever is
-//! not named fails with EPERM, and what is newer than the lists with ENOSYS (the OCI runtime's
-//! doing).
+//! The system calls that each guest profile may make, as lists of permitted calls. All other calls
+//! fail with EPERM; calls newer than the lists fail with ENOSYS (by the OCI runtime).
 //!
-//! Source: Docker's default profile, moby/profiles, `seccomp/v0.2.3` (`seccomp/default.json`, Apache
-//! License 2.0). [`CONTAINERS`] has the names that it allows without a condition and that x86-64
-//! has. Of what it allows by condition nothing is taken over but what the lists of additions name:
-//! so neither `ptrace`, `process_vm_readv`, `personality` and `modify_ldt`, which no guest needs, nor what it
-//! allows with CAP_SYS_ADMIN (mounts, namespaces, `bpf`, `perf_event_open`, …), a capability that
-//! FRR wants to start with and then has nothing to use on.
+//! Source: Docker's default profile, moby/profiles, `seccomp/v0.2.3` (`seccomp/default.json`,
+//! Apache License 2.0). [`CONTAINERS`] has the names that it permits unconditionally and that
+//! x86-64 has. Of the calls that it permits conditionally, only those named in the lists of
+//! additions are taken over. `ptrace`, `process_vm_readv`, `personality` and `modify_ldt` are left
+//! out, since no guest needs them. So are the calls permitted with CAP_SYS_ADMIN (mounts,
+//! namespaces, `bpf`, `perf_event_open`, …). FRR needs that capability to start, but has nothing to
+//! use it on.
 //!
-//! x86-64 alone: a call by way of the 32-bit or x32 interface ends the process. Docker's profile
-//! has both, but its looks at arguments do not hold there (`socketcall`).
+//! Only x86-64: a call through the 32-bit or x32 interface ends the process. Docker's profile
+//! permits both, but its checks of arguments do not work there (`socketcall`).
 
 use serde_json::{Value, json};
 
 use crate::spec::Profile;
 
-/// What containers need, by the source.
+/// Calls that containers need, according to the source.
 const CONTAINERS: &str = "\
     accept accept4 access adjtimex alarm bind brk cachestat capget capset chdir chmod chown \
     clock_adjtime clock_getres clock_gettime clock_nanosleep close close_range connect \
@@ -52,76 +52,77 @@ const CONTAINERS: &str = "\
     timer_settime timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname \
     unlink unlinkat uretprobe utime utimensat utimes vfork vmsplice wait4 waitid write writev";
 
-/// Of those, what no guest may call.
+/// Calls of the source that no guest may make.
 const REMOVED: &[&str] = &[
-    // The machine has one number of asynchronous requests for all (fs.aio-max-nr), and the mux
-    // needs some.
+    // The machine has one limit of asynchronous requests for all processes (fs.aio-max-nr), and the
+    // mux needs some.
     "io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit",
-    // Write all of the machine's file systems to disk; a guest has no file there.
+    // They write all of the machine's file systems to disk. A guest has no file there.
     "sync syncfs",
     // Memory that the kernel can neither move nor write out.
     "memfd_secret",
-    // Never existed on x86-64 but by name.
+    // On x86-64 only the names exist.
     "epoll_ctl_old epoll_wait_old",
 ];
 
-/// What all may call beside them.
+/// Calls that all guests may make in addition.
 const ADDED: &[&str] = &[
-    // Thread-local storage; a condition of the source that x86-64 fulfils.
+    // Thread-local storage. The source permits it under a condition that x86-64 meets.
     "arch_prctl",
 ];
 
-/// System calls that control guests and hosts may make too.
+/// Calls that control guests and hosts may make in addition.
 const ADDED_OF_MACHINES: &[&str] = &[
-    // Servers that lock themselves in; a condition of the source (CAP_SYS_CHROOT).
+    // For servers that confine themselves. The source permits it with CAP_SYS_CHROOT.
     "chroot",
 ];
 
-/// What a `privileged` control guest or host may call beside them: mounts and namespaces of its
-/// own, in its own user namespace.
+/// Calls that a `privileged` control guest or host may make in addition: mounts and namespaces of
+/// its own, in its own user namespace.
 const ADDED_PRIVILEGED: &[&str] = &[
     "fsconfig fsmount fsopen fspick mount mount_setattr move_mount open_tree umount2",
     "clone clone3 pivot_root setdomainname sethostname setns unshare",
 ];
 
-/// What forwarding guests may not call. They need what a program needs that computes, starts others,
-/// keeps memory and time, and talks over Unix sockets, memory files and TAPs; and they share memory
-/// with the mux, which must not wait for them.
+/// Calls that forwarding guests may not make. Their programs compute, start others, manage memory
+/// and time, and use Unix sockets, memory files and TAPs. They share memory with the mux, which
+/// must not wait for them.
 const REMOVED_FORWARDING: &[&str] = &[
-    // Punches holes into memory: the mux, touching it, sleeps until that is done.
+    // Punches holes into memory. If the mux touches such memory, it sleeps until the call is done.
     "fallocate",
-    // Also by advice: see `ADVICE`.
+    // The same by advice: see `ADVICE`.
     "madvise",
-    // Memory and queues of System V and POSIX. Nobody else is in its IPC namespace.
+    // Memory and queues of System V and POSIX. Its IPC namespace has no other process.
     "mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend mq_unlink",
     "msgctl msgget msgrcv msgsnd semctl semget semop semtimedop shmat shmctl shmdt shmget",
-    // Owners, attributes and special files: it has no files but some in memory.
+    // Owners, attributes and special files. Its only files are in memory.
     "chown fchown fchownat lchown futimesat utime utimes mknod mknodat",
     "fgetxattr flistxattr fremovexattr fsetxattr getxattr getxattrat lgetxattr listxattr",
     "listxattrat llistxattr lremovexattr lsetxattr removexattr removexattrat setxattr setxattrat",
     "fanotify_mark listmount name_to_handle_at statmount sync_file_range",
     // Other users than its own.
     "setfsgid setfsuid setregid setreuid",
-    // Clocks, and how it is scheduled.
+    // Clocks, and scheduling parameters.
     "adjtimex clock_adjtime ioprio_get ioprio_set sched_rr_get_interval sched_setattr",
     "sched_setparam sched_setscheduler",
-    // Ways with memory and threads that nobody was seen to use.
+    // Calls for memory and threads that no program was seen to use.
     "cachestat get_thread_area pkey_alloc pkey_free pkey_mprotect process_mrelease",
     "remap_file_pages set_thread_area vmsplice",
     // Filters of its own.
     "landlock_add_rule landlock_create_ruleset landlock_restrict_self seccomp",
 ];
 
-/// What forwarding guests may call beside.
+/// Calls that forwarding guests may make in addition.
 const ADDED_FORWARDING: &[&str] = &[
-    // libnuma, and with it DPDK. Not `mbind`: its policy would hold for the mux, too.
+    // For libnuma, and with it DPDK. Not `mbind`: its policy would apply to the mux, too.
     "get_mempolicy set_mempolicy",
 ];
 
-/// Advice of madvise(2) that forwarding guests may give: hints, and what changes the caller's own
-/// page tables alone. Not MADV_REMOVE (a hole), MADV_PAGEOUT, MADV_COLD and MADV_COLLAPSE (take
-/// pages away that the mux then waits for) and MADV_MERGEABLE. A list of what is allowed, since the
-/// kernel looks at the lower 32 bits of the argument and the filter at all.
+/// Advice of madvise(2) that forwarding guests may give: hints, and changes of only the caller's
+/// own page tables. Excluded are MADV_REMOVE (a hole), MADV_PAGEOUT, MADV_COLD and MADV_COLLAPSE
+/// (they take pages away that the mux then waits for), and MADV_MERGEABLE. It is a list of
+/// permitted values because the kernel uses the lower 32 bits of the argument and the filter
+/// compares all bits.
 const ADVICE: &[i32] = &[
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,
@@ -141,14 +142,14 @@ const ADVICE: &[i32] = &[
     libc::MADV_POPULATE_WRITE,
 ];
 
-/// Families of sockets: those that belong to a network namespace and that routers and hosts speak.
-/// The source has all but AF_ALG and AF_VSOCK, which leads out of the machine; others like these
-/// come with each kernel.
+/// Socket families that belong to a network namespace and that routers and hosts use. The source
+/// permits all but AF_ALG and AF_VSOCK, which leads out of the machine. Each kernel adds more such
+/// families.
 const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_PACKET];
 
-/// Protocols of netlink, without `privileged`: those of routing software, firewalls and the tools of hosts.
-/// Not NETLINK_XFRM (and with it IPsec of the kernel), whose policies take 1 KiB each that the kernel charges
-/// to nobody, and none that is about the machine.
+/// Netlink protocols without `privileged`: those of routing software, firewalls and the tools of
+/// hosts. Excluded are NETLINK_XFRM (and with it the kernel's IPsec) and all protocols about the
+/// machine. XFRM policies take 1 KiB each that the kernel charges to nobody.
 const NETLINK: &[i32] = &[
     libc::NETLINK_ROUTE,
     libc::NETLINK_SOCK_DIAG,
@@ -158,8 +159,8 @@ const NETLINK: &[i32] = &[
     libc::NETLINK_GENERIC,
 ];
 
-/// Levels of setsockopt(2), without rings of packet sockets: all that the families above have. A list of what is
-/// allowed, as with [`ADVICE`].
+/// Levels of setsockopt(2) without rings of packet sockets: all levels of the families above. It is
+/// a list of permitted values, for the reason given at [`ADVICE`].
 const LEVELS: &[i32] = &[
     libc::SOL_SOCKET,
     libc::IPPROTO_IP,
@@ -175,11 +176,12 @@ const LEVELS: &[i32] = &[
     SOL_MPTCP,
 ];
 
-/// Not in every C library's headers: linux/socket.h.
+/// Some C libraries lack it: linux/socket.h.
 const SOL_MPTCP: i32 = 284;
 
-/// Options of packet sockets (linux/if_packet.h) without rings: all up to PACKET_VNET_HDR_SZ but
-/// PACKET_RX_RING and PACKET_TX_RING. One call takes up to 4 GiB for a ring, which the kernel charges to nobody.
+/// Options of packet sockets (linux/if_packet.h) without rings: all up to PACKET_VNET_HDR_SZ except
+/// PACKET_RX_RING and PACKET_TX_RING. One call allocates up to 4 GiB for a ring, which the kernel
+/// charges to nobody.
 const PACKET_OPTIONS: std::ops::RangeInclusive<i32> = 1..=24;
 const PACKET_RINGS: [i32; 2] = [libc::PACKET_RX_RING, libc::PACKET_TX_RING];
 
@@ -190,7 +192,7 @@ const CLONE_NAMESPACES: u64 = 0x7E02_0000;
 const EPERM: u32 = libc::EPERM as u32;
 const ENOSYS: u32 = libc::ENOSYS as u32;
 
-/// The names of a profile that are allowed whatever their arguments.
+/// Returns the calls that a profile permits with any arguments.
 fn allowed(profile: Profile, privileged: bool) -> Vec<&'static str> {
     let (removed, added): (&[&str], &[&str]) = match profile {
         Profile::Control | Profile::Host => (&[], ADDED_OF_MACHINES),
@@ -210,7 +212,7 @@ fn words(lists: &[&'static [&'static str]]) -> impl Iterator<Item = &'static str
     lines.into_iter().flat_map(str::split_whitespace)
 }
 
-/// The `linux.seccomp` of a bundle.
+/// Returns the `linux.seccomp` of a bundle.
 pub(crate) fn filter(profile: Profile, privileged: bool, packet_rings: bool) -> Value {
     let mut names = allowed(profile, privileged);
     names.retain(|name| packet_rings || *name != "setsockopt");
@@ -239,7 +241,7 @@ pub(crate) fn filter(profile: Profile, privileged: bool, packet_rings: bool) -> 
         calls.push(json!({ "names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [
             { "index": 0, "value": CLONE_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ" },
         ] }));
-        // The C library falls back to clone(2), whose flags can be looked at, for ENOSYS.
+        // On ENOSYS the C library falls back to clone(2), whose flags the filter can check.
         calls.push(json!({
             "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS,
         }));
@@ -260,7 +262,7 @@ fn allow(names: &[&str]) -> Value {
 mod tests {
     use super::*;
 
-    /// What opens a way out of a guest, or to what all share.
+    /// Calls that lead out of a guest, or to resources that all share.
     const NEVER: &str = "add_key bpf delete_module finit_module init_module io_setup io_uring_enter \
         io_uring_register io_uring_setup kcmp kexec_load keyctl mbind migrate_pages move_pages \
         open_by_handle_at perf_event_open personality pidfd_getfd process_madvise \
@@ -271,7 +273,7 @@ mod tests {
         move_mount open_tree pivot_root setns umount2 unshare";
 
     #[test]
-    fn differences_from_the_source_are_differences() {
+    fn syscall_changes_differ_from_the_source_list() {
         let source: Vec<_> = CONTAINERS.split_whitespace().collect();
         for removed in words(&[REMOVED, REMOVED_FORWARDING]) {
             assert!(source.contains(&removed), "{removed} is not in the source");
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_may_call_what_leads_out() {
+    fn profiles_forbid_escape_syscalls() {
         let forwarding = [true, false].map(|tap| Profile::Forwarding { tap });
         for profile in [Profile::Control, Profile::Host].into_iter().chain(forwarding) {
             for privileged in [false, true] {
@@ -302,7 +304,7 @@ mod tests {
                     assert_eq!(names.contains(&name), !profile.is_forwarding(), "{name}");
                 }
                 assert_eq!(names.contains(&"chroot"), !profile.is_forwarding(), "{profile:?}");
-                // Never without a look at its arguments.
+                // Permitted only with a check of its arguments.
                 assert!(!names.contains(&"socket"), "{profile:?}");
             }
         }

@@ -1,16 +1,17 @@
-//! The supervisor of one guest or helper: `pdp-shim DIR`, with descriptors from 3 on for it.
+//! The supervisor of one guest or helper: `pdp-shim DIR`, with descriptors for it from 3 on.
 //!
-//! What it is to do comes on its standard input, an [`Order`] as JSON, and is kept nowhere: no file that
-//! somebody may have changed says what is run. It detaches (a session and a cgroup of its own), makes the
-//! container or starts the process, and only then does the process that was called return, so that its caller
-//! knows. It outlives the caller, keeps the log, and writes down how the process ended. It holds none of
-//! the descriptors once it has passed them on.
+//! Its order arrives on standard input, an [`ShimOrder`] as JSON, and is stored nowhere. So no file
+//! that a process may have changed decides what is run. The shim detaches (a session and a cgroup
+//! of its own), and makes the container or starts the process. Only then does the called process
+//! return, so that its caller knows. The shim outlives the caller, writes the log, and records how
+//! the process ended. It closes the descriptors once it has passed them on.
 //!
-//! Limits: two log files of the order's bytes; lines longer than [`LINE_BYTES_MAX`] are broken;
-//! [`LOG_BYTES_PER_SECOND_MAX`] and, of how commands are, [`ear::TOLD_BYTES_PER_SECOND_MAX`], beyond which the
-//! writer waits, so that a guest can't spend our time.
+//! Limits: two log files of the order's size. Lines longer than [`LINE_BYTES_MAX`] are broken. The
+//! shim reads at most [`LOG_BYTES_PER_SECOND_MAX`] of output and
+//! [`log_reader::TOLD_BYTES_PER_SECOND_MAX`] of status. Beyond that the writer waits, so that a
+//! guest can't use up the shim's time.
 
-mod ear;
+mod log_reader;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -27,63 +28,64 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-use self::ear::{Ear, Hearer, Keeper};
+use self::log_reader::{OutputReader, OutputSink, StatusRecorder};
 use crate::bundle as bundles;
 use crate::cgroup::Cgroups;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::log::LogFile;
-use crate::process::{Exit, Process, end_within, leave_session_keyring};
+use crate::process::{Process, ProcessOutcome, end_within, leave_session_keyring};
 use crate::runtime::GUEST_MASK;
 use crate::spec::{HelperSpec, UserRange, bundle};
-use crate::store::{RUNC_PID, Store};
-use crate::view::View;
+use crate::store::{RUNC_PID, RecordStore};
+use crate::view::GuestMounts;
 
-/// The cgroup of all shims: no tenant's, and a name that no vnet can have.
+/// The cgroup of all shims. It belongs to no tenant, and no vnet can have its name.
 pub(crate) const CGROUP: &str = "_shims";
 
-/// Bytes of a line in the log.
+/// Longest line in the log, bytes.
 pub const LINE_BYTES_MAX: usize = 4096;
 
-/// What a guest may write into its log.
+/// Largest output of a guest into its log, bytes per second.
 pub const LOG_BYTES_PER_SECOND_MAX: u64 = 1 << 20;
 
-/// The first descriptor that is passed on.
+/// First descriptor that is passed on.
 pub(crate) const DESCRIPTOR_FIRST: i32 = 3;
 
-/// Time of one call of the OCI runtime. Most take 0.1 s; but the first process of a guest is within the
-/// guest's share of the CPUs already.
+/// Longest time of one call of the OCI runtime. Most calls take 0.1 s. But the first process of a
+/// guest already runs within the guest's CPU limit.
 pub(crate) const RUNC_WAIT: Duration = Duration::from_secs(60);
 
-/// The word that the caller hears when all is well.
+/// Message to the caller on success.
 const READY: &str = "ready";
 
-/// What a shim is to do.
+/// Order for a shim.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
+pub(crate) struct ShimOrder {
     /// Directory of the guest or helper.
     pub dir: PathBuf,
-    pub what: What,
+    pub what: ShimTask,
     /// The OCI runtime.
     pub runc: PathBuf,
     pub runc_root: PathBuf,
     /// Name of the runtime's cgroup.
     pub cgroup: String,
-    /// Descriptors from 3 on that it is given.
+    /// Number of descriptors passed to it, from 3 on.
     pub fds: usize,
     pub log: PathBuf,
     pub log_bytes_max: u64,
 }
 
-/// What is to run.
+/// Guest or helper to run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum What {
-    /// A container, whose bundle is made; how many commands its process 1 tells of, if it does.
+pub(crate) enum ShimTask {
+    /// A container, whose bundle exists. `commands`: number of commands that its process 1 reports,
+    /// if it does.
     Guest { id: String, users: UserRange, commands: Option<usize> },
     /// A process.
     Helper(HelperSpec),
 }
 
-impl What {
+impl ShimTask {
     pub fn id(&self) -> &str {
         match self {
             Self::Guest { id, .. } => id,
@@ -94,7 +96,7 @@ impl What {
 
 /// Entry point of `pdp-shim`.
 pub fn main() -> ExitCode {
-    let order = match serde_json::from_reader::<_, Order>(io::stdin()) {
+    let order = match serde_json::from_reader::<_, ShimOrder>(io::stdin()) {
         Ok(order) => order,
         Err(error) => {
             eprintln!("pdp-shim is started by pdpd, which gives it its order: {error}");
@@ -111,7 +113,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Forks, and waits until the child has made the guest or failed.
-fn detach(order: &Order) -> io::Result<()> {
+fn detach(order: &ShimOrder) -> io::Result<()> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may do whatever this one may.
     let child = unsafe { libc::fork() };
@@ -131,41 +133,44 @@ fn detach(order: &Order) -> io::Result<()> {
     }
 }
 
-/// The life of a shim.
-fn supervise(order: &Order, mut caller: File) -> i32 {
+/// Main function of the detached shim.
+fn supervise(order: &ShimOrder, mut caller: File) -> i32 {
     match begin(order) {
         Ok((process, output, told)) => {
-            // The caller may be gone; the guest stays.
+            // The caller may be gone. The guest continues all the same.
             let _ = caller.write_all(READY.as_bytes());
             drop(caller);
-            let log = Log::open(&order.log, order.log_bytes_max);
-            let exit = follow(process, Ears { log: Ear::new(output, log), told });
+            let log = ShimLog::open(&order.log, order.log_bytes_max);
+            let exit = follow(
+                process,
+                OutputReaders { log: OutputReader::new(output, log), status: told },
+            );
             if let Some(exit) = exit {
                 // The directory may be gone if the guest is being removed.
-                let _ = Store(&order.dir).set_exit(exit);
+                let _ = RecordStore(&order.dir).set_outcome(exit);
             }
             0
         }
         Err(error) => {
-            let _ = caller.write_all(words(&error).as_bytes());
+            let _ = caller.write_all(error_chain(&error).as_bytes());
             1
         }
     }
 }
 
-/// An error with its causes.
-fn words(error: &dyn std::error::Error) -> String {
+/// Formats an error with its causes.
+fn error_chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Makes the container or starts the process; returns it, the end of its output, and where its process 1 tells of
-/// its commands.
-fn begin(order: &Order) -> Result<(Process, OwnedFd, Option<Ear<Keeper>>)> {
+/// Makes the container or starts the process. Returns the process, its output, and the reader of
+/// its process 1's reports.
+fn begin(order: &ShimOrder) -> Result<(Process, OwnedFd, Option<OutputReader<StatusRecorder>>)> {
     let dir = &*order.dir;
     rustix::process::setsid().at("make a session in", dir)?;
     rustix::process::chdir("/").at("go to", Path::new("/"))?;
-    // What it writes is for nobody else to read.
+    // Files that the shim writes are not readable for others.
     rustix::process::umask(Mode::from_raw_mode(0o066));
     let null = OpenOptions::new().read(true).write(true).open("/dev/null");
     let null = null.at("open", Path::new("/dev/null"))?;
@@ -177,18 +182,20 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd, Option<Ear<Keeper>>)> {
     let init = Pid::from_raw(1);
     rustix::process::set_child_subreaper(init).at("become the reaper in", dir)?;
     let me = of(std::process::id(), dir)?;
-    Store(dir).set_shim(me)?;
+    RecordStore(dir).set_shim(me)?;
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
     let mut told = None;
     let process = match &order.what {
-        What::Guest { id, users, commands } => {
+        ShimTask::Guest { id, users, commands } => {
             let mut tells = null;
             if let Some(commands) = *commands {
                 let (hears, end) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
-                let record = Store(dir).record()?.ok_or_else(|| Error::Absent(dir.to_owned()))?;
+                let record =
+                    RecordStore(dir).record()?.ok_or_else(|| Error::Absent(dir.to_owned()))?;
                 let (cgroups, leaf) = (cgroups.clone(), bundles::leaf(&record.cgroup));
-                let keeper = Keeper::new(dir, commands, move || cgroups.memory_kills(&leaf))?;
-                told = Some(Ear::new(hears, keeper));
+                let keeper =
+                    StatusRecorder::new(dir, commands, move || cgroups.memory_kills(&leaf))?;
+                told = Some(OutputReader::new(hears, keeper));
                 tells = end.into();
             }
             create_container(order, id, *users, tells, write)?;
@@ -196,10 +203,10 @@ fn begin(order: &Order) -> Result<(Process, OwnedFd, Option<Ear<Keeper>>)> {
             let pid = std::fs::read_to_string(&path).at("read", &path)?;
             of(pid.trim().parse().unwrap_or_default(), dir)?
         }
-        What::Helper(spec) => of(start_helper(spec, order.fds, &cgroups, write)?.id(), dir)?,
+        ShimTask::Helper(spec) => of(start_helper(spec, order.fds, &cgroups, write)?.id(), dir)?,
     };
     close_passed(order.fds);
-    Store(dir).set_process(process)?;
+    RecordStore(dir).set_process(process)?;
     Ok((process, read, told))
 }
 
@@ -208,17 +215,17 @@ fn of(pid: u32, dir: &Path) -> Result<Process> {
     Process::of(pid).ok_or(gone).at("find the process of", dir)
 }
 
-/// `tells` becomes the standard input of the container's process 1, which has nothing to read and keeps it from
-/// its commands.
+/// Makes the container. `tells` becomes the standard input of its process 1, which reads nothing
+/// from it and does not pass it to its commands.
 fn create_container(
-    order: &Order,
+    order: &ShimOrder,
     id: &str,
     users: UserRange,
     tells: File,
     output: OwnedFd,
 ) -> Result<()> {
     let dir = &*order.dir;
-    let view = View::prepare(id, dir, users)?;
+    let view = GuestMounts::prepare(id, dir, users)?;
     let errors = || output.try_clone().map(Stdio::from).at("pass on output in", dir);
     let log = dir.join("bundle/runc.log");
     let mut command = Command::new(&order.runc);
@@ -227,7 +234,8 @@ fn create_container(
         .arg(&order.runc_root)
         .arg("--log")
         .arg(&log)
-        // A key for each guest would be one of the 200 that the kernel gives to all guests of a vnet.
+        // The kernel permits the guests of a vnet 200 keys in all. A keyring per guest would use
+        // them up.
         .args(["--log-format", "json", "create", "--no-new-keyring", "--bundle"])
         .arg(bundle(dir))
         .arg("--pid-file")
@@ -256,7 +264,7 @@ fn create_container(
     Err(Error::Runtime { id: id.to_owned(), what: "runc create", text: messages(&text, status) })
 }
 
-/// The messages in runc's log (JSON lines), worst last.
+/// Returns the messages in runc's log (JSON lines), the worst last.
 pub(crate) fn messages(log: &str, status: ExitStatus) -> String {
     let message = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -277,8 +285,8 @@ fn start_helper(
     let (program, arguments) =
         spec.argv.split_first().ok_or_else(|| fail("a command without a program".to_owned()))?;
     let errors = output.try_clone().at("pass on output in", &spec.dir)?;
-    // Started from its own directory, so that the user it becomes need not pass all those above:
-    // a checkout below /root, with mode 0700, is to work.
+    // The program is started from its own directory. Its user therefore needs no access to the
+    // directories above: a checkout below /root, with mode 0700, works.
     let path = Path::new(program);
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(fail(format!("{program} is no path of a program")));
@@ -294,7 +302,8 @@ fn start_helper(
         .stdout(output)
         .stderr(errors);
     if fds > 0 {
-        // SAFETY: the caller of this program opened it for it; it is not closed while it is borrowed.
+        // SAFETY: the caller of this program opened it for it; it is not closed while it is
+        // borrowed.
         let stdin = unsafe { BorrowedFd::borrow_raw(DESCRIPTOR_FIRST) };
         rustix::io::fcntl_setfd(stdin, FdFlags::CLOEXEC).at("pass on input in", &spec.dir)?;
         let stdin = stdin.try_clone_to_owned().at("pass on input in", &spec.dir)?;
@@ -313,7 +322,7 @@ fn start_helper(
     command.spawn().at("run", path)
 }
 
-/// Becomes an ordinary user for good: no capability, not by exec either.
+/// Becomes an ordinary user forever: no capability, not even by exec.
 fn drop_privileges(uid: u32) -> io::Result<()> {
     let check = |result: libc::c_int| {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -327,16 +336,17 @@ fn drop_privileges(uid: u32) -> io::Result<()> {
     unsafe {
         check(libc::setgroups(0, std::ptr::null()))?;
         check(libc::setresgid(uid, uid, uid))?;
-        // From root to another user: the kernel clears all capabilities.
+        // Changing from root to another user clears all capabilities.
         check(libc::setresuid(uid, uid, uid))?;
         check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     }
 }
 
-/// The largest number that a capability can have (64 bits in the kernel's interface).
+/// Largest possible number of a capability (the kernel's interface has 64 bits).
 const CAPABILITY_MAX: libc::c_ulong = 63;
 
-/// Closes the descriptors that were passed on: held here, they would keep TAPs alive.
+/// Closes the descriptors that were passed on. If the shim kept them open, they would keep TAPs
+/// alive.
 fn close_passed(count: usize) {
     for offset in 0..count as i32 {
         // SAFETY: the caller of this program opened these for it; nothing here owns them.
@@ -344,43 +354,43 @@ fn close_passed(count: usize) {
     }
 }
 
-/// What the shim hears of its process.
-struct Ears {
-    log: Ear<Log>,
-    told: Option<Ear<Keeper>>,
+/// Readers of the process's output and reports.
+struct OutputReaders {
+    log: OutputReader<ShimLog>,
+    status: Option<OutputReader<StatusRecorder>>,
 }
 
-/// Keeps what is heard until the process ends, and says how.
-fn follow(process: Process, mut ears: Ears) -> Option<Exit> {
+/// Reads output and reports until the process ends. Returns how it ended.
+fn follow(process: Process, mut ears: OutputReaders) -> Option<ProcessOutcome> {
     let pid = Pid::from_raw(process.pid as i32)?;
     let ended = process.pidfd();
     while let Some(ended) = &ended {
-        let late = ears.told.as_mut().and_then(|told| told.hearer.write_if_due());
+        let late = ears.status.as_mut().and_then(|told| told.sink.write_if_due());
         let mut timeouts: Vec<Duration> = late.into_iter().collect();
         let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
         let log = ears.log.listens(&mut timeouts).map(|fd| fds.push(fd));
-        let told = ears.told.as_mut().and_then(|told| told.listens(&mut timeouts));
+        let told = ears.status.as_mut().and_then(|told| told.listens(&mut timeouts));
         let told = told.map(|fd| fds.push(fd));
         let timeout = timeouts.iter().min().and_then(|it| Timespec::try_from(*it).ok());
-        // Interrupted or not: what there is to do shows itself.
+        // The result of poll does not matter: all states are checked anyway.
         let _ = poll(&mut fds, timeout.as_ref());
         let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
         let has_ended = came.next().unwrap_or(false);
         let has_output = log.is_some() && came.next().unwrap_or(false);
         let was_told = told.is_some() && came.next().unwrap_or(false);
         if has_output {
-            ears.log.hear();
+            ears.log.read();
         }
-        if was_told && let Some(told) = &mut ears.told {
-            told.hear();
+        if was_told && let Some(told) = &mut ears.status {
+            told.read();
         }
         if has_ended && !has_output {
             break;
         }
     }
-    ears.log.hearer.end();
-    if let Some(told) = &mut ears.told {
-        told.hearer.write();
+    ears.log.sink.end();
+    if let Some(told) = &mut ears.status {
+        told.sink.write();
     }
     let (_, status) = loop {
         match rustix::process::waitpid(Some(pid), WaitOptions::empty()) {
@@ -389,7 +399,11 @@ fn follow(process: Process, mut ears: Ears) -> Option<Exit> {
         }
     };
     let status = ExitStatus::from_raw(status.as_raw());
-    Some(Exit { code: status.code(), signal: status.signal(), at_ms: now().as_millis() as u64 })
+    Some(ProcessOutcome {
+        code: status.code(),
+        signal: status.signal(),
+        at_ms: now().as_millis() as u64,
+    })
 }
 
 fn now() -> Duration {
@@ -397,18 +411,18 @@ fn now() -> Duration {
 }
 
 /// A log of lines with times.
-struct Log {
-    /// `None`: it can't be made, which must not stop the guest.
+struct ShimLog {
+    /// `None` if it can't be made. This must not stop the guest.
     file: Option<LogFile>,
     line: Vec<u8>,
 }
 
-impl Log {
+impl ShimLog {
     fn open(path: &Path, bytes_max: u64) -> Self {
         Self { file: LogFile::open(path, bytes_max).ok(), line: Vec::new() }
     }
 
-    /// Writes what came without a line's end.
+    /// Writes a last line without a line end.
     fn end(&mut self) {
         if !self.line.is_empty() {
             self.write_line();
@@ -421,16 +435,16 @@ impl Log {
         text.append(&mut self.line);
         text.push(b'\n');
         if let Some(file) = &mut self.file {
-            // A full disk must not stop it either.
+            // A full disk must not stop the guest either.
             let _ = file.write_all(&text);
         }
     }
 }
 
-impl Hearer for Log {
+impl OutputSink for ShimLog {
     const BYTES_PER_SECOND_MAX: u64 = LOG_BYTES_PER_SECOND_MAX;
 
-    fn take(&mut self, bytes: &[u8]) {
+    fn consume(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if byte != b'\n' {
                 self.line.push(byte);
@@ -442,10 +456,10 @@ impl Hearer for Log {
     }
 }
 
-/// A time since 1970 as RFC 3339 has it, UTC, with milliseconds.
+/// Formats a time since 1970 as in RFC 3339, UTC, with milliseconds.
 fn stamp(time: Duration) -> String {
     let (days, second) = (time.as_secs() / 86_400, time.as_secs() % 86_400);
-    // Days from the first of March of year 0, so that the leap day is a year's last; years in
+    // Days count from March 1 of year 0, so that the leap day is the last of a year. Years are in
     // eras of 400, which have 146,097 days.
     let day = days + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
@@ -470,7 +484,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn times_are_calendar_times() {
+    fn timestamps_are_calendar_times() {
         let at = |seconds, ms| stamp(Duration::from_secs(seconds) + Duration::from_millis(ms));
         assert_eq!(at(0, 0), "1970-01-01T00:00:00.000Z");
         assert_eq!(at(951_827_696, 7), "2000-02-29T12:34:56.007Z");
@@ -479,21 +493,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_log_is_bounded_and_ends_with_what_came_last(
+        fn log_is_bounded_and_keeps_the_newest_text(
             pieces in prop::collection::vec("[a-z\n]{0,200}", 1..60),
         ) {
             let dir = tempfile::tempdir().unwrap();
             let bytes_max = 1000;
             let path = dir.path().join("log");
-            let mut log = Log::open(&path, bytes_max);
+            let mut log = ShimLog::open(&path, bytes_max);
             for piece in &pieces {
-                log.take(piece.as_bytes());
+                log.consume(piece.as_bytes());
             }
             log.end();
             let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
             let (new, old) = (read(&path), read(&LogFile::older(&path)));
             prop_assert!(old.len() as u64 <= bytes_max);
-            // One line may be longer than the bound of a file.
+            // A single line may be longer than the file's limit.
             prop_assert!(new.len() as u64 <= bytes_max || new.lines().count() == 1);
             let all = old + &new;
             let got: Vec<_> = all.lines().map(|line| &line["1970-01-01T00:00:00.000Z ".len()..]).collect();

@@ -1,7 +1,7 @@
-//! The files of a guest's or helper's directory.
+//! Files of a guest's or helper's directory.
 //!
-//! The directory is root's and in a tree of root's ([`crate::Paths::records`]); what is read from it is held
-//! against that all the same: files of root's, no links, of bounded length.
+//! The directory is root's, in a tree of root's ([`crate::RuntimePaths::records`]). Its files are
+//! checked all the same: they must be files of root's, not links, and of bounded size.
 
 use std::fs;
 use std::io;
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded::{Bounded, part};
 use crate::cgroup::LimitHits;
-use crate::error::{Context, Result};
-use crate::process::{Exit, Process};
-use crate::status::CommandStatus;
-use crate::tree;
+use crate::error::{ErrorContext, Result};
+use crate::process::{Process, ProcessOutcome};
+use crate::safe_removal;
+use crate::status::GuestCommandStatus;
 
-/// Version of what is in these files. One of another version is ended and made anew.
+/// Version of these files. Guests and helpers of another version are ended and made anew.
 pub const RECORD_VERSION: u32 = 2;
 
 const RECORD: &str = "record.json";
@@ -26,34 +26,34 @@ const PID: &str = "pid";
 const EXIT: &str = "exit";
 const COMMANDS: &str = "commands";
 
-/// One file.
+/// Size limit of each file.
 const FILE: Bounded = Bounded { bytes_max: 1 << 16 };
 
-/// What the OCI runtime writes; taken over into [`PID`].
+/// File with the process id that the OCI runtime writes. Its content is taken over into [`PID`].
 pub(crate) const RUNC_PID: &str = "runc.pid";
 
-/// Which kind of process a record is about.
+/// Kind of process that a record describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum ProcessKind {
     Guest,
     Helper,
 }
 
-/// What whoever comes next has to know of a guest or helper. Written first, removed last. Names no
+/// Facts about a guest or helper that a later daemon needs. Written first, removed last. Has no
 /// program and no path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct ProcessRecord {
     /// [`RECORD_VERSION`].
     pub version: u32,
-    pub kind: Kind,
-    /// That of the guest's limits, or of the helper's processes.
+    pub kind: ProcessKind,
+    /// Cgroup of the guest's limits, or of the helper's processes.
     pub cgroup: String,
-    /// What a command that is run in a guest may open.
+    /// Limit of open files for commands that run later in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_files_max: Option<u64>,
-    /// Whether a guest that can run commands as its users has a root of its own (see
-    /// [`crate::bundle::init_call`]); `None`: it can't.
+    /// True if the guest has a root of its own (see [`crate::bundle::init_call`]). `None`: it can't
+    /// run commands as its users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<bool>,
     /// Refusals by its cgroup's limits before the current limits were set.
@@ -63,13 +63,13 @@ pub(crate) struct Record {
 
 /// A directory of a guest or helper.
 #[derive(Clone, Copy)]
-pub(crate) struct Store<'a>(pub &'a Path);
+pub(crate) struct RecordStore<'a>(pub &'a Path);
 
-impl Store<'_> {
-    /// The record, of this version.
-    pub fn record(self) -> Result<Option<Record>> {
-        let record: Option<Record> = self.read(RECORD)?;
-        if let Some(Record { version, .. }) = record
+impl RecordStore<'_> {
+    /// Returns the record if it has this version.
+    pub fn record(self) -> Result<Option<ProcessRecord>> {
+        let record: Option<ProcessRecord> = self.read(RECORD)?;
+        if let Some(ProcessRecord { version, .. }) = record
             && version != RECORD_VERSION
         {
             let other = format!("of version {version}, not {RECORD_VERSION}; to be made anew");
@@ -78,7 +78,7 @@ impl Store<'_> {
         Ok(record)
     }
 
-    pub fn set_record(self, record: &Record) -> Result<()> {
+    pub fn set_record(self, record: &ProcessRecord) -> Result<()> {
         self.write(RECORD, record)
     }
 
@@ -98,37 +98,37 @@ impl Store<'_> {
         self.write(PID, &process)
     }
 
-    pub fn exit(self) -> Result<Option<Exit>> {
+    pub fn outcome(self) -> Result<Option<ProcessOutcome>> {
         self.read(EXIT)
     }
 
-    pub fn set_exit(self, exit: Exit) -> Result<()> {
+    pub fn set_outcome(self, exit: ProcessOutcome) -> Result<()> {
         self.write(EXIT, &exit)
     }
 
-    pub fn commands(self) -> Result<Option<Vec<CommandStatus>>> {
+    pub fn commands(self) -> Result<Option<Vec<GuestCommandStatus>>> {
         self.read(COMMANDS)
     }
 
-    pub fn set_commands(self, commands: &[CommandStatus]) -> Result<()> {
+    pub fn set_commands(self, commands: &[GuestCommandStatus]) -> Result<()> {
         self.write(COMMANDS, &commands)
     }
 
-    /// Whether there is anything to remove.
+    /// True if there is anything to remove.
     pub fn exists(self) -> bool {
         self.0.join(RECORD).exists()
     }
 
-    /// Removes what this crate puts there, the record last, and the directory if nothing else is
-    /// in it.
+    /// Removes the files that this crate makes, the record last, and the directory if it is empty
+    /// then.
     pub fn remove(self) -> Result<()> {
-        tree::remove(&self.0.join(crate::spec::BUNDLE))?;
+        safe_removal::remove(&self.0.join(crate::spec::BUNDLE))?;
         for name in [SHIM, PID, EXIT, COMMANDS, RUNC_PID, RECORD] {
             let path = self.0.join(name);
-            tree::remove(&part(&path))?;
-            tree::remove(&path)?;
+            safe_removal::remove(&part(&path))?;
+            safe_removal::remove(&path)?;
         }
-        // Not if somebody else has files there.
+        // Fails if there are other files, which stay.
         let _ = fs::remove_dir(self.0);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Store<'_> {
         FILE.read(&path).at("read", &path)
     }
 
-    /// Whole or not at all, whenever the machine stops.
+    /// Writes a file atomically, even if the machine stops.
     fn write<T: Serialize>(self, name: &str, value: &T) -> Result<()> {
         let path = self.0.join(name);
         FILE.write(&path, value).at("write", &path)

@@ -1,13 +1,15 @@
-//! How a guest's files are shown to its container: mounts that exist before the OCI runtime makes the
-//! container, in a mount namespace of the OCI runtime's own, so that the kernel locks them. A mount that
-//! a container inherits from a namespace with more rights stays read-only whatever the guest may
-//! do, `privileged` or not; and nothing is left mounted on the machine, whoever dies.
+//! Mounts that show a guest's files to its container. They are made before the OCI runtime makes
+//! the container, in a mount namespace of the OCI runtime's own, so that the kernel locks them. A
+//! mount that a container inherits from a namespace with more rights stays read-only whatever the
+//! guest does, `privileged` or not. When processes die, nothing stays mounted on the machine.
 //!
-//! An image is one copy of root's for all guests, shown through the guest's user ids (an idmapped mount).
+//! All guests share one copy of an image, owned by root. Each guest sees it through its own user
+//! ids (an idmapped mount).
 //!
-//! The guest's user namespace is made here too, by the first of its user ids: what the kernel counts by user
-//! (inotify instances, queued signals, message queues, locked memory) it counts at whoever made the namespace
-//! as well, and that must not be the machine's root, who would have none left.
+//! The first user id of the guest makes the guest's user namespace, also in this module. The kernel
+//! counts some resources by user: inotify instances, queued signals, message queues, locked memory.
+//! It charges them to the maker of the namespace as well. If that were the machine's root, root
+//! would run out of them.
 //!
 //! Source: mount_setattr(2), user_namespaces(7); "locked" in mount_namespaces(7); kernel/ucount.c.
 
@@ -27,60 +29,61 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, WaitOptions};
 
 use crate::binds;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 use crate::spec::{UserRange, bundle};
 use crate::volumes;
 
-/// In a bundle: the guest's root; a place to mount on, but for [`crate::Root::Host`].
+/// In a bundle: the guest's root. It is a mount point, except for [`crate::RootFilesystem::Host`].
 pub(crate) const ROOT: &str = "root";
 
-/// In a bundle: files that are shown in the guest.
+/// In a bundle: files to show in the guest.
 pub(crate) const FILES: &str = "files";
 
-/// In a bundle: a link to the unpacked image that the guest's root is, which is so kept.
+/// In a bundle: a link to the unpacked image of the guest's root. The link keeps the image from
+/// being removed.
 pub(crate) const IMAGE: &str = "image";
 
-/// In a bundle, where the guest may write everywhere: where its image is mounted, and the memory with what it
-/// changes; the guest's root is one over the other.
+/// In a bundle of a guest that may write everywhere: the mount points of its image and of the
+/// memory with its changes. The guest's root is the second over the first (overlay).
 pub(crate) const LOWER: &str = "lower";
 pub(crate) const CHANGES: &str = "changes";
 
-/// In a bundle: how many bytes that memory has; there where there is such.
+/// In a bundle: file with the size of that memory, bytes. It exists only if there is such memory.
 pub(crate) const CHANGES_BYTES: &str = "changes-bytes";
 
-/// Files and directories that a guest changes or makes.
+/// Largest number of files and directories that a guest may change or make.
 const CHANGES_FILES_MAX: u64 = 65_536;
 
-/// In a bundle: a link to the directory that the guest's root is.
+/// In a bundle: a link to the directory that is the guest's root.
 pub(crate) const ROOTFS: &str = "rootfs";
 
-/// In a bundle: where the guest's user namespace is mounted for the OCI runtime.
+/// In a bundle: mount point of the guest's user namespace, for the OCI runtime.
 pub(crate) const USERS: &str = "users";
 
-/// The bound of that in a user namespace.
+/// Limit of inotify instances in a user namespace.
 const INOTIFY_INSTANCES: &str = "/proc/sys/user/max_inotify_instances";
 
-/// Inotify instances of each user of a guest. The kernel counts those of all guests of a vnet at its first user id as
-/// well, and has room for fewer there unless it is told.
+/// Limit of inotify instances of each user of a guest. The kernel also counts those of all guests
+/// of a vnet at the vnet's first user id. Its default limit there is lower.
 pub const INOTIFY_INSTANCES_MAX: u32 = 128;
 
-/// What is to be mounted for one guest.
-pub(crate) struct View {
+/// Mounts to make for one guest.
+pub(crate) struct GuestMounts {
     mounts: Vec<(OwnedFd, PathBuf)>,
-    changes: Option<Changes>,
+    changes: Option<ImageOverlay>,
 }
 
-/// What a guest changes in its image.
-struct Changes {
+/// Memory for a guest's changes of its image.
+struct ImageOverlay {
     bundle: PathBuf,
-    /// Options of the file system in memory.
+    /// Mount options of the memory file system.
     options: CString,
-    /// Who is root inside.
+    /// Host user id of the guest's root.
     user: u32,
 }
 
-impl View {
-    /// Prepares what the bundle in a guest's directory says. Changes nothing on the machine.
+impl GuestMounts {
+    /// Prepares the mounts of the bundle in a guest's directory. Changes nothing on the machine.
     pub fn prepare(id: &str, dir: &Path, users: UserRange) -> Result<Self> {
         let bundle = bundle(dir);
         let (root, files) = (bundle.join(ROOT), bundle.join(FILES));
@@ -103,7 +106,7 @@ impl View {
         let users = open_tree(CWD, &namespace, clone).map_err(io::Error::from);
         let users = users.at("hold the user namespace of", dir)?;
         let changes = match fs::read_to_string(bundle.join(CHANGES_BYTES)) {
-            Ok(bytes) => Some(Changes {
+            Ok(bytes) => Some(ImageOverlay {
                 options: CString::new(format!(
                     "mode=711,size={bytes},nr_inodes={CHANGES_FILES_MAX}"
                 ))
@@ -117,31 +120,33 @@ impl View {
         let place = if changes.is_some() { bundle.join(LOWER) } else { root };
         let mut mounts = vec![(own, files), (shown, place), (users, bundle.join(USERS))];
         mounts.append(&mut volumes);
-        for binds::Opened { file, writable, place } in binds::opened(id, &bundle)? {
+        for binds::OpenedBind { file, writable, mount_point: place } in binds::opened(id, &bundle)?
+        {
             mounts.push((detach_opened(&file, writable).at("show for", &place)?, place));
         }
         Ok(Self { mounts, changes })
     }
 
-    /// Puts this process into a mount namespace of its own, with all that in place. For the process
-    /// that becomes the OCI runtime.
+    /// Moves this process into a mount namespace of its own, with all mounts in place. The process
+    /// then becomes the OCI runtime.
     pub fn enter(&self) -> io::Result<()> {
         // SAFETY: takes no pointer, and the calling process has one thread.
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // What the machine unmounts goes here too; nothing goes the other way.
+        // The machine's unmounts propagate to this namespace; nothing propagates back.
         mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
         for (mount, place) in &self.mounts {
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
             move_mount(mount, "", CWD, place, flags)?;
         }
-        self.changes.as_ref().map_or(Ok(()), Changes::mount)
+        self.changes.as_ref().map_or(Ok(()), ImageOverlay::mount)
     }
 }
 
-impl Changes {
-    /// Lays memory, which the kernel charges to the guest that writes to it, over the image.
+impl ImageOverlay {
+    /// Mounts memory over the image (overlay). The kernel charges it to the guest that writes to
+    /// it.
     fn mount(&self) -> io::Result<()> {
         let memory = self.bundle.join(CHANGES);
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
@@ -152,17 +157,17 @@ impl Changes {
         }
         fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
         chown(&upper, Some(self.user), Some(self.user))?;
-        // Within the directory, so that no name in it is taken for an option.
+        // Relative paths, so that no name in the bundle's path is taken for an option.
         std::env::set_current_dir(&self.bundle)?;
         let layers = c"lowerdir=lower,upperdir=changes/upper,workdir=changes/work";
-        // With an image's own ids from Linux 5.19 on.
+        // Keeps the image's own ids from Linux 5.19 on.
         mount("overlay", ROOT, "overlay", flags, Some(layers))?;
         std::env::set_current_dir("/")
     }
 }
 
-/// What is at `path`, read-only, as a mount that is nowhere yet; with `users`, its owners' ids are
-/// those inside that namespace.
+/// Returns a read-only, unattached mount of `path`. With `users`, its owners' ids are those inside
+/// that namespace.
 fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mut at = libc::AT_EMPTY_PATH;
@@ -173,7 +178,7 @@ fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
             attributes.userns_fd = users.as_raw_fd() as u64;
         }
         None => {
-            // With what is mounted below it.
+            // Include mounts below it.
             flags |= OpenTreeFlags::AT_RECURSIVE;
             at |= libc::AT_RECURSIVE;
         }
@@ -183,7 +188,7 @@ fn detach(path: &Path, users: Option<&OwnedFd>) -> io::Result<OwnedFd> {
     Ok(mount)
 }
 
-/// What is open, as a mount that is nowhere yet, without what is mounted below it.
+/// Returns an unattached mount of an open file or directory, without mounts below it.
 fn detach_opened(file: &OwnedFd, writable: bool) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -193,7 +198,7 @@ fn detach_opened(file: &OwnedFd, writable: bool) -> io::Result<OwnedFd> {
     Ok(mount)
 }
 
-/// Has the owners' ids in a volume be those inside of a namespace.
+/// Maps the owners' ids in a volume to those inside a namespace.
 fn show_volume(mount: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
     let mut attributes = attributes(true);
     attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
@@ -201,7 +206,7 @@ fn show_volume(mount: &OwnedFd, users: &OwnedFd) -> io::Result<()> {
     set_attributes(mount, libc::AT_EMPTY_PATH, &attributes)
 }
 
-/// Of a mount in a guest.
+/// Returns the attributes of a mount in a guest.
 fn attributes(writable: bool) -> libc::mount_attr {
     let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
     let attr_set = read_only | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
@@ -238,7 +243,8 @@ fn no_ids(image: &Path, error: io::Error) -> Error {
     Error::Image { path: image.to_owned(), text }
 }
 
-/// A user namespace that maps its ids from 0 on to a range, made by the first of that; nobody is in it.
+/// Returns a user namespace that maps its ids from 0 on to a range. Its maker is the first id of
+/// the range, and it has no process.
 fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
     let (made, tells) = pipe_with(PipeFlags::CLOEXEC)?;
     let (waits, goes) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -247,9 +253,10 @@ fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
             drop((made, goes));
-            let number = leave(users.base).err().and_then(|error| error.raw_os_error());
+            let number =
+                enter_user_namespace(users.base).err().and_then(|error| error.raw_os_error());
             let _ = File::from(tells).write_all(&number.unwrap_or(0).to_ne_bytes());
-            // Until the namespace is held by its file.
+            // Wait until the parent holds the namespace by its file.
             let _ = File::from(waits).read(&mut [0]);
             // SAFETY: ends this process at once; nothing of its parent's is to be run.
             unsafe { libc::_exit(0) };
@@ -274,8 +281,8 @@ fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
     namespace
 }
 
-/// Becomes a user, with all capabilities still, and goes into a new user namespace, whose owner is so that user.
-fn leave(user: u32) -> io::Result<()> {
+/// Becomes a user, keeps all capabilities, and enters a new user namespace, which the user owns.
+fn enter_user_namespace(user: u32) -> io::Result<()> {
     let check = |result: libc::c_int| match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -287,7 +294,8 @@ fn leave(user: u32) -> io::Result<()> {
         check(libc::setresuid(user, user, user))?;
         check(libc::unshare(libc::CLONE_NEWUSER))?;
     }
-    // Of this namespace, whose root has no right to raise it. A kernel without such bounds has others.
+    // Sets the limit of this namespace; its root has no right to raise it. If the kernel lacks this
+    // limit, other limits apply.
     let _ = fs::write(INOTIFY_INSTANCES, INOTIFY_INSTANCES_MAX.to_string());
     Ok(())
 }

@@ -1,16 +1,19 @@
 //! Directories of a guest that outlast it.
 //!
-//! A volume is a file of root's in the state directory with an ext4 file system in it, whose bytes nobody but the
-//! kernel and mke2fs(8) ever writes: a guest writes to the file system, which holds it to its bytes and inodes. The
-//! file's bytes are taken from the disk when it is made, so that no guest that fills its own fills the disk; and so
-//! that there is never less than [`FREE_BYTES_MIN`] left of that for all others.
+//! A volume is a file of root's in the state directory, with an ext4 file system in it. Only the
+//! kernel and mke2fs(8) write its bytes. A guest writes to the file system, which limits it to the
+//! volume's bytes and inodes. The file's bytes are allocated on the disk when it is made, so that a
+//! guest that fills its volume does not fill the disk. Making a volume always leaves
+//! [`FREE_BYTES_MIN`] of the disk to others.
 //!
-//! It is mounted where what a guest is shown is ([`crate::view`]): nosuid, nodev, through the guest's user ids, in
-//! a mount namespace that goes with the guest. The loop device goes with its last mount. So nothing of it is left on
-//! the machine, whoever dies and when. Where one is still there, the same one is used: two of one file would each
-//! write what the other does not know of.
+//! A volume is mounted with the other mounts of a guest ([`crate::view`]): nosuid, nodev, through
+//! the guest's user ids, in a mount namespace that ends with the guest. The loop device ends with
+//! its last mount. So nothing stays on the machine, whichever process dies and when. If a loop
+//! device of the file still exists, it is used again. Two devices of one file would each write
+//! without knowing of the other's writes.
 //!
-//! A file has its name once it is whole; what else is in the guest's directory of volumes is removed when the guest is made.
+//! A file gets its name once it is complete. Anything else in the guest's directory of volumes is
+//! removed when the guest is made.
 //!
 //! Source: Linux `include/uapi/linux/loop.h`; mke2fs(8), fsopen(2).
 
@@ -36,32 +39,33 @@ use rustix::process::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::free_bytes;
-use crate::error::{Context, Error, Result, words};
+use crate::error::{Error, ErrorContext, Result, error_chain};
 use crate::process::end_within;
-use crate::spec::{GuestSpec, Root, Volume};
-use crate::tree;
-use crate::work::{Order, Workplace};
+use crate::safe_removal;
+use crate::spec::{GuestSpec, RootFilesystem, VolumeMount};
+use crate::work::{WorkOrder, Workplace};
 
-/// What a new volume leaves free of the disk that it is on, for the daemon itself and all others.
+/// Free space that a new volume leaves on its disk for the daemon and all others, bytes.
 pub const FREE_BYTES_MIN: u64 = 256 << 20;
 
-/// In a bundle: the files of the guest's volumes, in their order.
+/// In a bundle: list of the files of the guest's volumes, in order.
 const LIST: &str = "volumes.json";
 
-/// In a bundle: where they are mounted, by number.
+/// In a bundle: directory of their mount points, named by number.
 const PLACES: &str = "volumes";
 
-/// End of the name of a volume's file.
+/// Suffix of the name of a volume's file.
 const END: &str = ".ext4";
 
-/// Of one that is being made.
+/// Suffix of a volume that is being made.
 const PARTIAL: &str = "partial";
 
-/// Time of mke2fs(8), which writes little.
+/// Longest time of mke2fs(8), which writes little.
 const MAKE_WAIT: Duration = Duration::from_secs(60);
 
-/// What is set when one is made, whatever the machine's mke2fs.conf says: a journal, so that a machine that fell is
-/// no trouble; no part of it for root. Its bytes are zero already, and are to stay taken from the disk.
+/// Options for making a volume, whatever the machine's mke2fs.conf says. It has a journal, so that
+/// a crash of the machine does no harm, and reserves nothing for root. Its bytes are already zero
+/// and must stay allocated on the disk.
 const MAKE: [&str; 18] = [
     "-q",
     "-F",
@@ -84,19 +88,20 @@ const MAKE: [&str; 18] = [
     "remount-ro",
 ];
 
-/// Devices that are tried where others take each one that is found free.
+/// Largest number of loop devices to try if other processes take each free one.
 const LOOPS_MAX: u32 = 64;
 
-/// How the top of a file system is opened.
+/// Flags for opening the top directory of a file system.
 const TOP: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 const LOOP_CONTROL: &str = "/dev/loop-control";
 const LOOP_CONFIGURE: libc::Ioctl = 0x4c0a;
 const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4c82;
-/// The device is free again once nobody has it open or mounted.
+/// Frees the device once it is neither open nor mounted.
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
-/// What is in the page cache once, by the file system, is not there again by its file. Where the disk can't, it is.
+/// Avoids caching pages twice, for the file system and for its file. Without support by the disk,
+/// they are cached twice.
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 /// `struct loop_info64`.
@@ -147,13 +152,14 @@ struct LoopConfig {
 
 const _: () = assert!(size_of::<LoopInfo>() == 232 && size_of::<LoopConfig>() == 304);
 
-/// Where in the guest's bundle the volume of this number is mounted.
-pub(crate) fn place(bundle: &Path, number: usize) -> PathBuf {
+/// Returns the mount point of a volume in the guest's bundle, by number.
+pub(crate) fn mount_point(bundle: &Path, number: usize) -> PathBuf {
     bundle.join(PLACES).join(number.to_string())
 }
 
-/// Makes what is not there of a guest's volumes, in its directory of them; `root` is what its root is on the machine.
-/// Removes those that it has no more. Makes their places in the bundle, and writes down what goes there.
+/// Makes the missing volumes of a guest in its directory of volumes, and removes those that its
+/// spec no longer has. `root` is its root's path on the machine. Makes the mount points in the
+/// bundle, and writes the list of volumes there.
 pub(crate) fn prepare(
     spec: &GuestSpec,
     directory: &Path,
@@ -161,7 +167,7 @@ pub(crate) fn prepare(
     root: &Path,
     workplace: &Workplace,
 ) -> Result<()> {
-    keep(directory, &spec.volumes.iter().map(|volume| volume.name.as_str()).collect())?;
+    remove_others(directory, &spec.volumes.iter().map(|volume| volume.name.as_str()).collect())?;
     if spec.volumes.is_empty() {
         return Ok(());
     }
@@ -173,7 +179,7 @@ pub(crate) fn prepare(
         let path = file(directory, &volume.name);
         ready(spec, volume, &path, root, workplace)?;
         files.push(path);
-        let place = place(bundle, number);
+        let place = mount_point(bundle, number);
         fs::create_dir(&place).at("make", &place)?;
     }
     let list = bundle.join(LIST);
@@ -190,8 +196,9 @@ fn file(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}{END}"))
 }
 
-/// Removes what is in a guest's directory of volumes but those of these names, and the directory itself where none is left.
-pub(crate) fn keep(directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
+/// Removes everything in a guest's directory of volumes except the volumes `names`. Without any,
+/// removes the directory too.
+pub(crate) fn remove_others(directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -200,48 +207,49 @@ pub(crate) fn keep(directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
     for entry in entries {
         let path = entry.at("read", directory)?.path();
         if !names.iter().any(|name| path == file(directory, name)) {
-            tree::remove(&path)?;
+            safe_removal::remove(&path)?;
         }
     }
     match names.is_empty() {
-        true => tree::remove(directory),
+        true => safe_removal::remove(directory),
         false => Ok(()),
     }
 }
 
-/// Has a volume be there, of its size.
+/// Makes a volume unless it exists with the right size.
 fn ready(
     spec: &GuestSpec,
-    volume: &Volume,
+    volume: &VolumeMount,
     path: &Path,
     root: &Path,
     workplace: &Workplace,
 ) -> Result<()> {
     let fail = |error: Error| Error::Spec {
         id: spec.id.clone(),
-        text: format!("volume {}: {}", volume.name, words(&error)),
+        text: format!("volume {}: {}", volume.name, error_chain(&error)),
     };
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_file() && meta.len() == volume.bytes => return Ok(()),
-        // Of another that had the name.
-        Ok(_) => tree::remove(path)?,
+        // An earlier volume of the same name and another size.
+        Ok(_) => safe_removal::remove(path)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).at("look at", path),
     }
     let partial = path.with_extension(PARTIAL);
-    tree::remove(&partial)?;
+    safe_removal::remove(&partial)?;
     make(spec, volume, &partial, root, workplace)
         .and_then(|()| fs::rename(&partial, path).at("name", &partial))
         .map_err(|error| {
-            let _ = tree::remove(&partial);
+            let _ = safe_removal::remove(&partial);
             fail(error)
         })
 }
 
-/// Makes a volume's file system, with its top as the guest's root has the directory there.
+/// Makes a volume's file system. Its top directory gets the owner and mode of the directory there
+/// in the guest's root.
 fn make(
     spec: &GuestSpec,
-    volume: &Volume,
+    volume: &VolumeMount,
     path: &Path,
     root: &Path,
     workplace: &Workplace,
@@ -250,19 +258,20 @@ fn make(
     let file = file.at("make", path)?;
     take(&file, path, volume.bytes)?;
     workplace
-        .run(&spec.owner, &Order::MakeFileSystem { file: path.to_owned() })
+        .run(&spec.owner, &WorkOrder::MakeFileSystem { file: path.to_owned() })
         .map_err(io::Error::other)
         .at("make a file system in", path)?;
     let mount = mounted(path).at("mount", path)?;
     let top = openat(&mount, ".", TOP, Mode::empty());
     let top = top.at("open", path)?;
-    // For e2fsck(8), which makes it again; programs that want an empty directory do not take one with it.
+    // It is for e2fsck(8), which makes it again. Programs that need an empty directory reject one
+    // with it.
     unlinkat(&top, "lost+found", AtFlags::REMOVEDIR).at("clear", path)?;
     let (uid, gid, mode) = like(spec, root, &volume.target);
     fchown(&top, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("give away", path)?;
     fchmod(&top, Mode::from_raw_mode(mode)).at("set the mode of", path)?;
     drop((top, mount));
-    // What it is renamed to is whole, also after the machine fell.
+    // The file is complete before it is renamed, even if the machine crashes.
     fsync(&file).at("write", path)
 }
 
@@ -290,19 +299,20 @@ pub(crate) fn make_file_system(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Owner inside, group inside and mode of what a guest's root has at a path; root's, for all to read, where that is no directory.
+/// Returns owner inside, group inside and mode of the directory at a path in a guest's root. If
+/// there is none: root's, readable for all.
 fn like(spec: &GuestSpec, root: &Path, target: &Path) -> (u32, u32, u32) {
     const OTHERWISE: (u32, u32, u32) = (0, 0, 0o755);
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let Ok(root) = open(root, directory, Mode::empty()) else { return OTHERWISE };
-    // IN_ROOT takes an absolute path as one from there.
+    // IN_ROOT resolves an absolute path from there.
     let found = openat2(&root, target, directory, Mode::empty(), resolve).and_then(fstat);
     let Ok(found) = found else { return OTHERWISE };
     let inside = |id: u32| match spec.root {
-        // Those of an unpacked image are those inside.
-        Root::OciLayout { .. } | Root::Image { .. } => id,
-        Root::Host | Root::Rootfs(_) => match id.checked_sub(spec.users.base) {
+        // Ids in an unpacked image are those inside.
+        RootFilesystem::OciLayout { .. } | RootFilesystem::Image { .. } => id,
+        RootFilesystem::Host | RootFilesystem::Rootfs(_) => match id.checked_sub(spec.users.base) {
             Some(id) if id < spec.users.length => id,
             _ => 0,
         },
@@ -310,7 +320,7 @@ fn like(spec: &GuestSpec, root: &Path, target: &Path) -> (u32, u32, u32) {
     (inside(found.st_uid), inside(found.st_gid), found.st_mode & 0o1777)
 }
 
-/// Takes bytes of the disk for a new file, and leaves enough of it.
+/// Allocates a new file's bytes on the disk, and makes sure that enough stays free.
 fn take(file: &File, path: &Path, bytes: u64) -> Result<()> {
     let full = || {
         let text = format!(
@@ -333,7 +343,7 @@ fn take(file: &File, path: &Path, bytes: u64) -> Result<()> {
         }
         Err(error) => return Err(error).at("take bytes for", path),
     }
-    // Others took some at the same time.
+    // Other processes may have allocated some at the same time.
     if left()? < FREE_BYTES_MIN { full() } else { Ok(()) }
 }
 
@@ -341,7 +351,8 @@ fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
-/// The volumes that a bundle lists, as mounts that are nowhere yet, with their places. Their owners' ids are those in the file systems.
+/// Mounts the volumes that a bundle lists. Returns unattached mounts with their mount points. Their
+/// owners' ids are those in the file systems.
 pub(crate) fn opened(bundle: &Path) -> Result<Vec<(OwnedFd, PathBuf)>> {
     let list = bundle.join(LIST);
     let Listed { files } = match fs::read(&list) {
@@ -352,26 +363,27 @@ pub(crate) fn opened(bundle: &Path) -> Result<Vec<(OwnedFd, PathBuf)>> {
     let mut all = Vec::new();
     for (number, path) in files.into_iter().enumerate() {
         let mount = mounted(&path).at("mount", &path)?;
-        all.push((mount, place(bundle, number)));
+        all.push((mount, mount_point(bundle, number)));
     }
     Ok(all)
 }
 
-/// Mounts the file system in a file, nowhere.
+/// Mounts the file system in a file, unattached.
 fn mounted(path: &Path) -> io::Result<OwnedFd> {
     let options = |write| {
         let mut options = OpenOptions::new();
         options.read(true).write(write).custom_flags(libc::O_NOFOLLOW);
         options
     };
-    // One at a time looks for a device that has it. What the device holds is another opening, without a lock.
+    // Only one process at a time looks for a device of the file. The device itself uses another
+    // descriptor, without the lock.
     let lock = options(false).open(path)?;
     flock(&lock, FlockOperation::LockExclusive)?;
     let file = options(true).open(path)?;
     let device = Loop::of(&file, path)?;
     let context = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, "source", &device.path)?;
-    // Its bytes were zero from the beginning.
+    // The file's bytes were zero from the beginning.
     fsconfig_set_flag(&context, "noinit_itable")?;
     fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
@@ -379,14 +391,14 @@ fn mounted(path: &Path) -> io::Result<OwnedFd> {
     Ok(mount)
 }
 
-/// A loop device. It is free again once this is closed and nothing of it is mounted.
+/// A loop device. It is free again once this is closed and no mount uses it.
 struct Loop {
     _open: File,
     path: String,
 }
 
 impl Loop {
-    /// The one that has a file, or one that gets it. `path`: of the file.
+    /// Returns the loop device of a file, or attaches one. `path`: path of the file.
     fn of(file: &File, path: &Path) -> io::Result<Self> {
         let meta = file.metadata()?;
         for entry in fs::read_dir("/sys/block")? {
@@ -394,20 +406,21 @@ impl Loop {
             let Some(name) = name.to_str().filter(|name| name.starts_with("loop")) else {
                 continue;
             };
-            // Others' are not opened, nor their files looked for; of those that are free there is no such file.
+            // The name of the backing file decides: devices of others are not opened, and free
+            // devices have no backing file.
             let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
             let backing = fs::read_to_string(backing).unwrap_or_default();
             if Path::new(backing.trim_end_matches('\n')).file_name() != path.file_name() {
                 continue;
             }
             let path = format!("/dev/{name}");
-            // While it is open it stays what it is; until then it may have become another's.
+            // An open device keeps its file. Before it is opened, it may have got another file.
             let Ok(device) = OpenOptions::new().read(true).write(true).open(&path) else {
                 continue;
             };
             let mut info = LoopInfo::EMPTY;
-            // SAFETY: the descriptor is open, and `info` has the layout of `struct loop_info64` and is valid for
-            // writes for the call's time.
+            // SAFETY: the descriptor is open, and `info` has the layout of `struct loop_info64` and
+            // is valid for writes for the call's time.
             let known =
                 unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
             if known == 0 && (info.device, info.inode) == (meta.dev(), meta.ino()) {
@@ -437,13 +450,13 @@ impl Loop {
                 info: LoopInfo { flags, ..LoopInfo::EMPTY },
                 reserved: [0; 8],
             };
-            // SAFETY: both descriptors are open, and `config` has the layout of `struct loop_config` and is valid for
-            // reads for the call's time.
+            // SAFETY: both descriptors are open, and `config` has the layout of `struct
+            // loop_config` and is valid for reads for the call's time.
             match check(unsafe {
                 libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config)
             }) {
                 Ok(_) => return Ok(Self { _open: device, path }),
-                // Another has taken it meanwhile.
+                // Another process has taken it meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
                 Err(error) => return Err(hint(error)),
             }
@@ -456,7 +469,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Tries out what volumes need of a machine: a loop device, and mke2fs(8) to be there.
+/// Checks that the machine has what volumes need: loop devices, and mke2fs(8).
 ///
 /// # Errors
 /// What is missing, and what to do.

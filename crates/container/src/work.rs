@@ -1,10 +1,11 @@
-//! Work that the daemon does for an owner outside of its guests: reading an archive, checking an image, unpacking it,
-//! making a volume's file system.
+//! Work that the daemon does for an owner outside of its guests: reading an archive, checking or
+//! unpacking an image, making a volume's file system.
 //!
-//! Each piece of work is a process of its own (`pdp-work`). It runs in its owner's cgroup, so the owner's limits hold
-//! for its CPU time, memory and disk bandwidth, and no other owner waits for it. The process keeps only the
-//! capabilities that files of other users need, has an empty network namespace, and, where the kernel has Landlock,
-//! reads and writes only what its order names. The daemon writes the order once the process is in its cgroup.
+//! Each piece of work is a process of its own (`pdp-work`). It runs in its owner's cgroup. The
+//! owner's limits therefore apply to its CPU time, memory and disk bandwidth, and no other owner
+//! waits for it. The process keeps only the capabilities needed for files of other users, and has
+//! an empty network namespace. If the kernel has Landlock, it can only read and write the paths of
+//! its order. The daemon writes the order once the process is in its cgroup.
 //!
 //! Limits: [`TIME_MAX`], and [`limits`] for all work of one owner together.
 
@@ -29,32 +30,34 @@ use rustix::thread::{
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Cgroups;
-use crate::error::{Error, words};
-use crate::image::{self, Kept, Room};
+use crate::error::{Error, error_chain};
+use crate::image::{self, ImageLimits, StoredImage};
 use crate::process::{end_within, wait_child};
 use crate::spec::Limits;
-use crate::status::tame;
+use crate::status::sanitize;
 use crate::volumes;
 
 /// Longest time for one piece of work.
 pub const TIME_MAX: Duration = Duration::from_secs(1800);
 
-/// The cgroup above those of all owners: those of vnets are below another one.
+/// The cgroup above those of all owners. The cgroups of vnets are elsewhere.
 pub const CGROUP: &str = "work";
 
-/// Weight of all work together against networks and mux, thousandths of a core: guaranteed power comes first.
+/// CPU weight of all work together, relative to networks and mux, thousandths of a core. Guaranteed
+/// power comes first.
 const WEIGHT_MILLICORES: u32 = 100;
 
 /// Interval at which the daemon checks for its own end and for a timeout.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Bytes of an order, and of an answer.
+/// Largest order and largest answer, bytes.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 
-/// Bytes of the reason why an order could not be done.
+/// Largest reason of a failed order, bytes.
 const REASON_BYTES_MAX: usize = 4096;
 
-/// Capabilities for unpacking: files of other owners and modes. No device nodes, no mounts, no network.
+/// Capabilities for unpacking files of other owners and modes. No device nodes, no mounts, no
+/// network.
 const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -72,18 +75,18 @@ pub fn limits() -> Limits {
     }
 }
 
-/// Cgroup of an owner's work, below the runtime's own.
+/// Name of the cgroup of an owner's work, below the runtime's own.
 pub fn cgroup(owner: &str) -> String {
     format!("{CGROUP}/_{owner}")
 }
 
-/// One piece of work.
+/// A piece of work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
-    /// [`image::convert`].
+pub(crate) enum WorkOrder {
+    /// Runs [`image::convert`].
     Convert { archive: PathBuf, tag: Option<String>, into: PathBuf, bytes_max: u64 },
-    /// Makes a checked layout of what is in an inbox.
-    Take { inbox: PathBuf, layout: PathBuf, wanted: Option<String>, room: Room },
+    /// Makes a checked layout from the contents of an inbox.
+    Take { inbox: PathBuf, layout: PathBuf, wanted: Option<String>, room: ImageLimits },
     /// Unpacks the image with this digest.
     Unpack {
         layout: PathBuf,
@@ -98,49 +101,49 @@ pub(crate) enum Order {
 
 /// Result of an order.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Done {
+pub(crate) enum WorkResult {
     Nothing,
-    Taken(String, Kept),
+    Taken(String, StoredImage),
 }
 
-impl Order {
-    /// Does it in this process.
-    fn perform(&self) -> std::result::Result<Done, String> {
+impl WorkOrder {
+    /// Performs the order in this process.
+    fn perform(&self) -> std::result::Result<WorkResult, String> {
         match self {
             Self::Convert { archive, tag, into, bytes_max } => {
                 image::convert(archive, tag.as_deref(), into, *bytes_max).map_err(reason)?;
-                Ok(Done::Nothing)
+                Ok(WorkResult::Nothing)
             }
             Self::Take { inbox, layout, wanted, room } => {
-                let taken = image::take(inbox, layout, wanted.as_deref(), *room);
+                let taken = image::make_layout(inbox, layout, wanted.as_deref(), *room);
                 taken
-                    .map(|(digest, kept)| Done::Taken(digest, kept))
+                    .map(|(digest, kept)| WorkResult::Taken(digest, kept))
                     .map_err(|error| error.to_string())
             }
             Self::Unpack { layout, reference, digest, part, root } => {
                 image::unpack_alone(layout, (reference.as_deref(), digest), (part, root))
                     .map_err(reason)?;
-                Ok(Done::Nothing)
+                Ok(WorkResult::Nothing)
             }
             Self::MakeFileSystem { file } => {
                 volumes::make_file_system(file).map_err(|error| error.to_string())?;
-                Ok(Done::Nothing)
+                Ok(WorkResult::Nothing)
             }
         }
     }
 
-    /// Paths that the order reads, and paths below which it writes.
+    /// Returns the paths that the order reads, and the paths below which it writes.
     fn paths(&self) -> (Vec<&Path>, Vec<&Path>) {
         match self {
             Self::Convert { archive, into, .. } => (vec![archive], vec![into]),
             Self::Take { inbox, layout, .. } => {
-                // It moves files from the one to the other, below a directory for both.
+                // The order moves files between the two, through a directory above both.
                 (vec![], vec![layout.parent().unwrap_or(layout), inbox])
             }
             Self::Unpack { layout, root, .. } => {
                 (vec![layout], vec![root.parent().unwrap_or(root)])
             }
-            // It runs mke2fs(8), which reads libraries and what is mounted.
+            // mke2fs(8) reads libraries and the list of mounts.
             Self::MakeFileSystem { file } => {
                 (vec![Path::new("/")], vec![file, Path::new("/dev/null")])
             }
@@ -148,49 +151,49 @@ impl Order {
     }
 }
 
-/// The reason of an error, without the place on the machine that it concerns.
+/// Returns the reason of an error, without paths of the machine.
 fn reason(error: Error) -> String {
     match error {
         Error::Image { text, .. } => text,
         Error::Io { what, source, .. } => format!("{what} it: {source}"),
-        other => words(&other),
+        other => error_chain(&other),
     }
 }
 
-/// Where work is done.
+/// Runs work for owners.
 #[derive(Clone, Debug)]
 pub struct Workplace {
-    /// `pdp-work` and the cgroups; `None`: this very process does the work.
-    apart: Option<Arc<Apart>>,
+    /// `pdp-work` and the cgroups; `None`: this process does the work.
+    isolated: Option<Arc<IsolatedWork>>,
 }
 
 #[derive(Debug)]
-struct Apart {
+struct IsolatedWork {
     program: PathBuf,
     cgroups: Cgroups,
-    /// Pieces of work under way, by owner: the cgroup goes with the last one.
+    /// Number of running pieces of work by owner. The owner's cgroup is removed with the last one.
     busy: Mutex<BTreeMap<String, usize>>,
     stopping: AtomicBool,
 }
 
-/// An owner's cgroup while somebody works in it.
+/// An owner's cgroup while work runs in it.
 #[derive(Debug)]
-pub struct Place<'a> {
-    apart: &'a Apart,
+pub struct WorkCgroup<'a> {
+    isolated: &'a IsolatedWork,
     owner: String,
 }
 
-impl Drop for Place<'_> {
+impl Drop for WorkCgroup<'_> {
     fn drop(&mut self) {
-        let mut busy = lock(&self.apart.busy);
+        let mut busy = lock(&self.isolated.busy);
         let Some(count) = busy.get_mut(&self.owner) else { return };
         *count -= 1;
         if *count == 0 {
             busy.remove(&self.owner);
-            // A process that has just been waited for may still be counted: the next one, or the end of the
-            // daemon's cgroup, removes what stays.
+            // The kernel may still count a process that has just ended. The owner's next work, or
+            // the end of the daemon's cgroup, then removes the cgroup.
             let cgroup = cgroup(&self.owner);
-            let _ = self.apart.cgroups.try_remove(&cgroup);
+            let _ = self.isolated.cgroups.try_remove(&cgroup);
         }
     }
 }
@@ -200,52 +203,57 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Workplace {
-    /// Work is done by processes of `program` in cgroups of these.
+    /// Returns a runner that starts `program` in these cgroups.
     pub fn new(program: PathBuf, cgroups: Cgroups) -> Self {
         let (busy, stopping) = (Mutex::default(), AtomicBool::default());
-        Self { apart: Some(Arc::new(Apart { program, cgroups, busy, stopping })) }
+        Self { isolated: Some(Arc::new(IsolatedWork { program, cgroups, busy, stopping })) }
     }
 
-    /// Work is done by the caller's thread, with all its rights and without limits: for tests and fuzzing of what is
-    /// done, not of where.
+    /// Returns a runner that works in the caller's thread, with all its rights and without limits.
+    /// For tests and fuzzing of the work itself.
     pub fn in_this_process() -> Self {
-        Self { apart: None }
+        Self { isolated: None }
     }
 
-    /// Ends the work that is under way, and refuses more.
+    /// Ends running work, and refuses more.
     pub fn stop(&self) {
-        if let Some(apart) = &self.apart {
+        if let Some(apart) = &self.isolated {
             apart.stopping.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The owner's cgroup with its limits, until this is dropped; `None` where this process does the work.
+    /// Makes the owner's cgroup with its limits, until the result is dropped. Returns `None` if
+    /// this process does the work.
     ///
     /// # Errors
     /// The machine's cgroups refuse.
-    pub fn place(&self, owner: &str) -> crate::Result<Option<Place<'_>>> {
-        let Some(apart) = &self.apart else { return Ok(None) };
+    pub fn enter_cgroup(&self, owner: &str) -> crate::Result<Option<WorkCgroup<'_>>> {
+        let Some(apart) = &self.isolated else { return Ok(None) };
         let mut busy = lock(&apart.busy);
         apart.cgroups.weigh(CGROUP, WEIGHT_MILLICORES)?;
         apart.cgroups.ensure(&cgroup(owner), &limits())?;
         *busy.entry(owner.to_owned()).or_default() += 1;
-        Ok(Some(Place { apart, owner: owner.to_owned() }))
+        Ok(Some(WorkCgroup { isolated: apart, owner: owner.to_owned() }))
     }
 
     /// Does a piece of work for an owner, and waits for it.
     ///
     /// # Errors
-    /// Why it could not be done, without paths of the machine.
-    pub(crate) fn run(&self, owner: &str, order: &Order) -> std::result::Result<Done, String> {
-        match self.place(owner).map_err(|error| words(&error))? {
+    /// Cause of the failure, without paths of the machine.
+    pub(crate) fn run(
+        &self,
+        owner: &str,
+        order: &WorkOrder,
+    ) -> std::result::Result<WorkResult, String> {
+        match self.enter_cgroup(owner).map_err(|error| error_chain(&error))? {
             Some(place) => place.run(order),
             None => order.perform(),
         }
     }
 }
 
-impl Place<'_> {
-    fn run(&self, order: &Order) -> std::result::Result<Done, String> {
+impl WorkCgroup<'_> {
+    fn run(&self, order: &WorkOrder) -> std::result::Result<WorkResult, String> {
         let fail = |error: io::Error| format!("pdp-work: {error}");
         let mut child = self.start(order).map_err(fail)?;
         let watched = self.watch(&mut child);
@@ -260,10 +268,11 @@ impl Place<'_> {
         }
         match ended.map_err(fail)? {
             status if status.success() => {
-                let done: std::result::Result<Done, String> = serde_json::from_slice(&text)
-                    .map_err(|error| format!("pdp-work: its answer: {error}"))?;
-                // A hostile image may have taken it over.
-                done.map_err(|text| tame(&text, REASON_BYTES_MAX))
+                let done: std::result::Result<WorkResult, String> =
+                    serde_json::from_slice(&text)
+                        .map_err(|error| format!("pdp-work: its answer: {error}"))?;
+                // A hostile image may have taken the process over.
+                done.map_err(|text| sanitize(&text, REASON_BYTES_MAX))
             }
             status => Err(format!(
                 "pdp-work ended with {status}; more than {} MiB of memory end it",
@@ -272,8 +281,8 @@ impl Place<'_> {
         }
     }
 
-    fn start(&self, order: &Order) -> io::Result<Child> {
-        let mut child = Command::new(&self.apart.program)
+    fn start(&self, order: &WorkOrder) -> io::Result<Child> {
+        let mut child = Command::new(&self.isolated.program)
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::piped())
@@ -282,9 +291,9 @@ impl Place<'_> {
             .spawn()?;
         let begun = || -> io::Result<()> {
             let leaf = format!("{}/work", cgroup(&self.owner));
-            self.apart.cgroups.enter(&leaf, child.id()).map_err(io::Error::other)?;
+            self.isolated.cgroups.enter(&leaf, child.id()).map_err(io::Error::other)?;
             let text = serde_json::to_vec(order)?;
-            // The end of the order is the end of the file.
+            // Closing the pipe marks the end of the order.
             child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(&text))
         };
         let begun = { begun }();
@@ -296,10 +305,10 @@ impl Place<'_> {
         Ok(child)
     }
 
-    /// Waits for the end of the process; an error if it must not go on.
+    /// Waits for the end of the process. Returns an error if the process must be killed.
     fn watch(&self, child: &mut Child) -> std::result::Result<(), String> {
         let begun = Instant::now();
-        while !self.apart.stopping.load(Ordering::Relaxed) {
+        while !self.isolated.stopping.load(Ordering::Relaxed) {
             match wait_child(child, CHECK_INTERVAL) {
                 Ok(None) => {}
                 Ok(Some(_)) => return Ok(()),
@@ -313,30 +322,32 @@ impl Place<'_> {
     }
 }
 
-/// `pdp-work`: reads an order from standard input, does it, and writes the answer to standard output.
+/// `pdp-work`: reads an order from standard input, performs it, and writes the answer to standard
+/// output.
 pub fn main() -> ExitCode {
-    let answer = || -> io::Result<std::result::Result<Done, String>> {
-        // Before the order is read: if the daemon has ended already, the order is cut short.
+    let answer = || -> io::Result<std::result::Result<WorkResult, String>> {
+        // Set this before reading the order. If the daemon has ended before, the order is
+        // incomplete.
         set_parent_process_death_signal(Some(Signal::KILL))?;
         let mut text = Vec::new();
         io::stdin().take(TEXT_BYTES_MAX).read_to_end(&mut text)?;
-        let order: Order = serde_json::from_slice(&text)?;
+        let order: WorkOrder = serde_json::from_slice(&text)?;
         confine(&order)?;
-        Ok(order.perform().map_err(|text| tame(&text, REASON_BYTES_MAX)))
+        Ok(order.perform().map_err(|text| sanitize(&text, REASON_BYTES_MAX)))
     };
     let answer = answer().unwrap_or_else(|error| Err(format!("pdp-work: {error}")));
     let written = serde_json::to_writer(io::stdout(), &answer);
     if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Takes everything from this process that its order does not need.
-fn confine(order: &Order) -> io::Result<()> {
+/// Drops all rights that the order does not need.
+fn confine(order: &WorkOrder) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNET)?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     set_no_new_privs(true)?;
     restrict_files(order).map_err(io::Error::other)?;
     for capability in CapabilitySet::all().difference(CAPABILITIES).iter() {
-        // The kernel may not know all of them.
+        // The kernel may not know all capabilities.
         let _ = remove_capability_from_bounding_set(capability);
     }
     set_capabilities(
@@ -350,8 +361,9 @@ fn confine(order: &Order) -> io::Result<()> {
     Ok(())
 }
 
-/// Landlock: kernels before 5.19 forbid moving files between directories with it, so there nothing is restricted.
-fn restrict_files(order: &Order) -> std::result::Result<(), landlock::RulesetError> {
+/// Restricts file access with Landlock. Kernels before 5.19 would forbid moving files between
+/// directories, so nothing is restricted there.
+fn restrict_files(order: &WorkOrder) -> std::result::Result<(), landlock::RulesetError> {
     let all = AccessFs::from_all(ABI::V2);
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)

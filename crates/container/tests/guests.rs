@@ -21,8 +21,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pdp_container::{
-    Bind, Command, Error, File, GuestSpec, HelperSpec, INOTIFY_INSTANCES_MAX, Limits, Owned, Paths,
-    Profile, Restart, Root, RunAs, Runtime, State, TERMINALS_MAX, UserRange,
+    BindMount, CommandRestart, Error, FileOwner, GuestCommand, GuestFile, GuestSpec, HelperSpec,
+    INOTIFY_INSTANCES_MAX, Limits, ProcessState, Profile, RootFilesystem, RunAs, Runtime,
+    RuntimePaths, TERMINALS_MAX, UserRange,
 };
 
 const GRACE: Duration = Duration::from_secs(10);
@@ -31,7 +32,7 @@ const BASE: u32 = 700_000;
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A runtime of its own, which leaves nothing, also when a test fails.
+/// A runtime of its own. Removes everything, even if a test fails.
 struct Fixture {
     runtime: Runtime,
     cgroup: String,
@@ -52,7 +53,7 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
-    /// The directory of a guest or helper.
+    /// Returns the directory of a guest or helper.
     fn record(&self, id: &str) -> PathBuf {
         self.path("records").join(id)
     }
@@ -64,7 +65,7 @@ impl Fixture {
             id,
             cgroup: "red/r1".into(),
             owner: "acme".into(),
-            root: Root::Host,
+            root: RootFilesystem::Host,
             profile,
             privileged: false,
             packet_rings: false,
@@ -74,7 +75,7 @@ impl Fixture {
             files: vec![],
             binds: vec![],
             volumes: vec![],
-            commands: commands.iter().map(|argv| command(argv, Restart::Never)).collect(),
+            commands: commands.iter().map(|argv| command(argv, CommandRestart::Never)).collect(),
             env: BTreeMap::new(),
             sysctls: BTreeMap::new(),
             limits: Limits::default(),
@@ -102,7 +103,7 @@ impl Fixture {
         (output.status.success(), text + &String::from_utf8_lossy(&output.stderr))
     }
 
-    /// Runs a script in a forwarding guest until it ends, and returns what it wrote.
+    /// Runs a script in a forwarding guest until it ends. Returns its exit code and output.
     fn forwarding(&self, tap: bool, script: &str) -> (Option<i32>, String) {
         let spec = self.spec(Profile::Forwarding { tap }, &[&["bash", "-c", script]]);
         self.run(&spec);
@@ -113,13 +114,13 @@ impl Fixture {
     }
 
     fn exit(&self, dir: &Path) -> Option<i32> {
-        let mut state = State::Absent;
+        let mut state = ProcessState::Absent;
         eventually("it ends", || {
             state = self.runtime.state(dir).unwrap();
-            matches!(state, State::Exited(_))
+            matches!(state, ProcessState::Exited(_))
         });
         match state {
-            State::Exited(Some(exit)) => exit.code,
+            ProcessState::Exited(Some(exit)) => exit.code,
             _ => panic!("{state:?}"),
         }
     }
@@ -137,8 +138,8 @@ impl Drop for Fixture {
     }
 }
 
-fn paths(dir: &Path, cgroup: &str) -> Paths {
-    Paths {
+fn paths(dir: &Path, cgroup: &str) -> RuntimePaths {
+    RuntimePaths {
         runc: "/usr/sbin/runc".into(),
         shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
         init: env!("CARGO_BIN_EXE_pdp-init").into(),
@@ -152,13 +153,13 @@ fn paths(dir: &Path, cgroup: &str) -> Paths {
     }
 }
 
-fn command(argv: &[&str], restart: Restart) -> Command {
-    Command::new(argv.iter().map(|word| word.to_string()).collect(), restart)
+fn command(argv: &[&str], restart: CommandRestart) -> GuestCommand {
+    GuestCommand::new(argv.iter().map(|word| word.to_string()).collect(), restart)
 }
 
-fn file(path: &str, content: &str, writable: bool) -> File {
+fn file(path: &str, content: &str, writable: bool) -> GuestFile {
     let (path, content) = (path.into(), content.into());
-    File { path, content, mode: 0o640, owner: Owned::ROOT, writable }
+    GuestFile { path, content, mode: 0o640, owner: FileOwner::ROOT, writable }
 }
 
 fn log(dir: &Path) -> String {
@@ -175,8 +176,8 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn named(user: &str, group: Option<&str>) -> Owned {
-    Owned::Named { user: user.into(), group: group.map(str::to_owned) }
+fn named(user: &str, group: Option<&str>) -> FileOwner {
+    FileOwner::Named { user: user.into(), group: group.map(str::to_owned) }
 }
 
 #[test]
@@ -186,13 +187,14 @@ fn frr_runs_in_a_control_guest() {
     let staticd: &[&str] = &["/usr/lib/frr/staticd", "-A", "127.0.0.1"];
     let ospfd: &[&str] = &["/usr/lib/frr/ospfd", "-A", "127.0.0.1"];
     let mut spec = fixture.spec(Profile::Control, &[]);
-    spec.commands = [zebra, staticd, ospfd].map(|argv| command(argv, Restart::Always)).to_vec();
+    spec.commands =
+        [zebra, staticd, ospfd].map(|argv| command(argv, CommandRestart::Always)).to_vec();
     spec.files = vec![
-        File {
+        GuestFile {
             owner: named("frr", None),
             ..file("/etc/frr/staticd.conf", "ip route 10.9.0.0/16 blackhole\n", true)
         },
-        File {
+        GuestFile {
             owner: named("root", Some("frr")),
             ..file("/etc/frr/ospfd.conf", "router ospf\n", true)
         },
@@ -215,28 +217,28 @@ fn frr_runs_in_a_control_guest() {
     let (good, text) =
         fixture.exec(&spec, "stat -c %U:%G /etc/frr/staticd.conf /etc/frr/ospfd.conf");
     assert!(good && text == "frr:frr\nroot:frr\n", "{text}");
-    // The daemon may write its configuration, and runs as the host's user of that name, mapped.
+    // The daemon may write its configuration. It runs as the host's user of that name, mapped.
     let (good, text) = fixture.exec(&spec, "vtysh -c 'write memory'; ls /etc/frr");
     assert!(good && text.contains("frr.conf"), "{text}");
     let begin = Instant::now();
     fixture.runtime.stop(&spec.dir, EVENTUALLY).unwrap();
     assert!(begin.elapsed() < EVENTUALLY, "SIGTERM reached the daemons");
-    // Written after the guest's end was seen.
+    // The log is written after the guest's end was noticed.
     eventually("its log says so", || log(&spec.dir).contains("zebra (process"));
 }
 
 #[test]
-fn what_hangs_on_a_command_is_started_again_with_it() {
+fn dependent_commands_restart_with_their_command() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Control, &[]);
-    // Each with a child in its group, which must not stay either.
+    // Each has a child in its process group, which must not survive either.
     let named = |name: &str| format!("sleep 1000 & exec -a {name} sleep 1000");
     let [alone, first, second, third] = ["alone", "first", "second", "third"].map(named);
     spec.commands = [
-        command(&["bash", "-c", &alone], Restart::Always),
-        command(&["bash", "-c", &first], Restart::Always),
-        command(&["bash", "-c", &second], Restart::WithPrevious),
-        command(&["bash", "-c", &third], Restart::WithPrevious),
+        command(&["bash", "-c", &alone], CommandRestart::Always),
+        command(&["bash", "-c", &first], CommandRestart::Always),
+        command(&["bash", "-c", &second], CommandRestart::WithPrevious),
+        command(&["bash", "-c", &third], CommandRestart::WithPrevious),
     ]
     .to_vec();
     fixture.run(&spec);
@@ -266,7 +268,7 @@ fn what_hangs_on_a_command_is_started_again_with_it() {
         whole(&now) && (1..4).all(|index| now[index] != before[index])
     });
     assert_eq!(now[0], before[0]);
-    // One child each, and those of the two that were killed by us.
+    // One child of each, and those of the two commands that this test killed.
     let sleeps = fixture.exec(&spec, "pgrep -cfx 'sleep 1000'").1;
     assert_eq!(sleeps.trim(), "6", "{sleeps}");
 }
@@ -275,7 +277,8 @@ fn what_hangs_on_a_command_is_started_again_with_it() {
 fn bird_runs_in_a_control_guest() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Control, &[]);
-    spec.commands = vec![command(&["bird", "-f", "-c", "/etc/bird/bird.conf"], Restart::Always)];
+    spec.commands =
+        vec![command(&["bird", "-f", "-c", "/etc/bird/bird.conf"], CommandRestart::Always)];
     spec.files = vec![file(
         "/etc/bird/bird.conf",
         "log stderr all;\nrouter id 1.2.3.4;\nprotocol device {}\nprotocol kernel { ipv4 { export all; }; persist; }\n\
@@ -306,13 +309,13 @@ fn a_forwarding_guest_has_no_capability_and_no_interface() {
     assert!(text.contains("NoNewPrivs:\t1") && text.contains("Seccomp:\t2"), "{text}");
     assert!(text.contains("Uid:\t1000\t1000\t1000\t1000"), "{text}");
     assert!(text.contains("interfaces lo.\n"), "{text}");
-    // IFF_LOOPBACK alone: not IFF_UP.
+    // Only IFF_LOOPBACK, not IFF_UP.
     assert!(text.contains(" 0x8\n"), "{text}");
     assert_eq!(text.matches("Read-only file system").count(), 3, "{text}");
     assert!(text.contains(" end\n"));
 }
 
-/// Makes system calls by number, each in a process of its own, and says how each ended.
+/// Makes system calls by number, each in a process of its own, and prints how each ended.
 const CALLS: &str = r#"
 import ctypes, errno, mmap, os, signal, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -385,13 +388,13 @@ print("fork", os.waitpid(os.spawnlp(os.P_NOWAIT, "true", "true"), 0)[1], flush=T
 print("end", flush=True)
 "#;
 
-/// What [`CALLS`] says in every profile without `privileged`.
+/// Calls of [`CALLS`] that fail in every profile without `privileged`.
 const REFUSED: &str = "unshare unshare-net setns clone-user mount remount umount2 pivot_root \
     open_tree fsopen mount_setattr bpf ptrace keyctl io_setup io_uring_setup sync personality \
     perf_event_open userfaultfd process_madvise vsock alg xdp \
     netlink-xfrm rx-ring tx-ring ring-high ring-high2";
 
-/// And in forwarding guests.
+/// Calls that also fail in forwarding guests.
 const REFUSED_FORWARDING: &str = "fallocate remove cold pageout collapse remove-high mbind";
 
 #[test]
@@ -401,7 +404,7 @@ fn system_calls_beyond_the_list_are_refused() {
     for profile in [Profile::Control, Profile::Host, forwarding] {
         let mut spec = fixture.spec(profile, &[&["python3", "-c", CALLS]]);
         if profile != forwarding {
-            spec.commands[0] = command(&["sleep", "1000"], Restart::Never);
+            spec.commands[0] = command(&["sleep", "1000"], CommandRestart::Never);
         }
         fixture.run(&spec);
         let text = if profile == forwarding {
@@ -433,7 +436,7 @@ fn system_calls_beyond_the_list_are_refused() {
 }
 
 #[test]
-fn read_only_stays_so_and_no_capability_is_to_be_had() {
+fn guest_cannot_remount_or_gain_capabilities() {
     let fixture = Fixture::new();
     for profile in [Profile::Control, Profile::Host] {
         let spec = fixture.spec(profile, &[&["sleep", "1000"]]);
@@ -457,7 +460,7 @@ fn read_only_stays_so_and_no_capability_is_to_be_had() {
 }
 
 #[test]
-fn a_privileged_guest_has_mounts_and_namespaces_of_its_own_and_no_more() {
+fn privileged_guest_is_confined_to_its_user_namespace() {
     let fixture = Fixture::new();
     for profile in [Profile::Control, Profile::Host] {
         let mut spec = fixture.spec(profile, &[&["sleep", "1000"]]);
@@ -481,7 +484,7 @@ fn a_privileged_guest_has_mounts_and_namespaces_of_its_own_and_no_more() {
         assert!(text.contains("x32 SIGSYS") && text.contains("i386 SIGSYS"), "{text}");
         fixture.runtime.delete(&spec.dir).unwrap();
     }
-    // What is on the machine is read-only before the guest has it: the kernel keeps it so.
+    // Files of the machine are read-only before the guest gets them, and the kernel keeps them so.
     let mut spec = fixture.spec(Profile::Control, &[&["sleep", "1000"]]);
     spec.privileged = true;
     spec.files = vec![file("/etc/own.conf", "own\n", true)];
@@ -498,7 +501,7 @@ fn a_privileged_guest_has_mounts_and_namespaces_of_its_own_and_no_more() {
         let (good, text) = fixture.exec(&spec, line);
         assert!(!good, "{line}: {text}");
     }
-    // Nor where it takes away what lies above.
+    // Removing the mounts above does not help.
     fixture.exec(&spec, "mount -o remount,bind,rw /usr; umount -l /etc; touch /etc/x /usr/x /x");
     let bundle = spec.dir.join("bundle");
     assert!(!bundle.join("root/etc/x").exists() && !bundle.join("root/x").exists());
@@ -511,7 +514,7 @@ fn a_privileged_guest_has_mounts_and_namespaces_of_its_own_and_no_more() {
 }
 
 #[test]
-fn a_guest_opens_no_more_than_its_files() {
+fn guest_cannot_exceed_its_open_file_limit() {
     let fixture = Fixture::new();
     let script = "
 import os, resource
@@ -542,7 +545,7 @@ except (OSError, ValueError) as error:
 }
 
 #[test]
-fn what_the_kernel_counts_by_user_is_not_counted_as_roots() {
+fn per_user_resources_are_not_charged_to_root() {
     let fixture = Fixture::new();
     let script = "
 import ctypes, os, signal
@@ -557,7 +560,7 @@ print('has', opened, open('/proc/self/status').read().split('SigQ:')[1].split('/
 signal.pause()
 ";
     let mut spec = fixture.spec(Profile::Host, &[&["python3", "-c", script]]);
-    // Beyond what a user may have of instances, so that it is these that end.
+    // Above the limit of instances per user, so that the instances run out first.
     spec.open_files_max = 10_000;
     fixture.run(&spec);
     let said = || log(&spec.dir).split_once(" has ").map(|(_, said)| said.to_owned());
@@ -573,9 +576,9 @@ signal.pause()
     assert!(queued.parse::<u64>().unwrap() < 2000, "root has {queued} signals queued");
 }
 
-/// A user has 200 keys at most, and a network may have more nodes, which are one user to the kernel.
+/// A user has at most 200 keys. A network may have more nodes, which are one user for the kernel.
 #[test]
-fn guests_and_commands_in_them_use_none_of_their_users_keys() {
+fn guests_and_exec_commands_use_no_user_keys() {
     const USER: u32 = 1_234_500;
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
@@ -598,7 +601,7 @@ fn guests_and_commands_in_them_use_none_of_their_users_keys() {
     assert_eq!(own, [""; 0]);
 }
 
-/// Takes all that it gets of something, says how much that is, and holds it.
+/// Returns a script that takes as much of a resource as possible, prints the number, and keeps it.
 fn takes_all(what: &str) -> String {
     format!(
         "
@@ -612,9 +615,10 @@ signal.pause()
     )
 }
 
-/// Pseudo-terminals are one number for the machine, inotify instances for all guests of a network.
+/// The machine has one limit of pseudo-terminals. All guests of a network share one limit of
+/// inotify instances.
 #[test]
-fn a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs() {
+fn greedy_guest_leaves_terminals_and_inotify_to_others() {
     let fixture = Fixture::new();
     let terminal = takes_all("libc.open(b'/dev/ptmx', os.O_RDWR | os.O_NOCTTY)");
     let instance = takes_all("libc.inotify_init()");
@@ -638,15 +642,16 @@ fn a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs() {
     let one = "import os; os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY); print('has one')";
     let said = fixture.exec_as(&other, &RunAs::default(), &["python3", "-c", one]);
     assert_eq!(said, (true, "has one\n".to_owned()));
-    // A guest's root can't raise the bound.
+    // A guest's root can't raise the limit.
     let raise = "cat /proc/sys/user/max_inotify_instances; echo 1000 > /proc/sys/user/max_inotify_instances";
     let (raised, said) = fixture.exec(&other, raise);
     assert!(!raised && said.starts_with(&format!("{INOTIFY_INSTANCES_MAX}\n")), "{said}");
 }
 
-/// The guest's own limit bounds the memory of its TCP and UDP sockets, not the machine's limit for all sockets.
+/// The guest's own limit bounds the memory of its TCP and UDP sockets. The machine's limit for all
+/// sockets does not.
 #[test]
-fn the_sockets_of_a_guest_hold_no_more_than_its_own_bound() {
+fn guest_sockets_stay_within_the_guests_memory_limit() {
     const MEMORY: u64 = 64 << 20;
     let fixture = Fixture::new();
     let script = "
@@ -688,13 +693,13 @@ signal.pause()
     eventually("it took what it can have", || said("udp").is_some());
     let (tcp, udp) = (said("tcp").unwrap(), said("udp").unwrap());
     println!("{tcp} MiB by TCP, {udp} by UDP");
-    // Each socket may have a little beyond it.
+    // Each socket may exceed it a little.
     assert!(tcp << 20 < MEMORY && udp << 20 < MEMORY, "{tcp} MiB by TCP, {udp} by UDP");
 }
 
-/// It is given its TAPs. The kernel charges what waits in others to nobody.
+/// Its TAPs are passed to it. The kernel charges the queues of other TAPs to nobody.
 #[test]
-fn a_tap_program_has_capabilities_over_its_own_network_and_opens_no_tap() {
+fn tap_program_manages_links_but_opens_no_tap() {
     let fixture = Fixture::new();
     let script = "ip link add v0 type veth peer v1 && ip link show v0; ip tuntap add dev t0 mode tap; \
                   grep CapEff /proc/self/status";
@@ -707,7 +712,7 @@ fn a_tap_program_has_capabilities_over_its_own_network_and_opens_no_tap() {
 }
 
 #[test]
-fn the_hosts_files_and_processes_are_not_seen() {
+fn guests_do_not_see_host_files_or_processes() {
     let fixture = Fixture::new();
     for profile in [Profile::Control, Profile::Host, Profile::Forwarding { tap: false }] {
         let spec = fixture.spec(profile, &[&["sleep", "1000"]]);
@@ -717,7 +722,7 @@ fn the_hosts_files_and_processes_are_not_seen() {
             "cat /etc/shadow; find /run /root /home /var /opt /mnt /srv /tmp -xdev 2>&1; \
              ls /proc | grep '^[0-9]' | wc -l; ls -ln / | head -4; cat /proc/1/cgroup; ls /dev",
         );
-        // Accounts of its own, without passwords.
+        // The guest has accounts of its own, without passwords.
         let secret = |line: &&str| line.split(':').nth(1).is_some_and(|field| field != "*");
         let accounts = text.lines().take_while(|line| !line.starts_with('/'));
         assert_eq!(accounts.clone().find(secret), None, "{text}");
@@ -738,7 +743,7 @@ fn the_hosts_files_and_processes_are_not_seen() {
         assert!(!text.contains(&fixture.cgroup), "its place among the host's cgroups: {text}");
         assert!(!text.contains("kvm") && !text.contains("vda") && !text.contains("fuse"), "{text}");
         let process = fixture.runtime.state(&spec.dir).unwrap();
-        let State::Running(process) = process else { panic!("{process:?}") };
+        let ProcessState::Running(process) = process else { panic!("{process:?}") };
         let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap();
         let uid = spec.host_id(spec.uid);
         assert!(status.contains(&format!("Uid:\t{uid}\t{uid}")), "{status}");
@@ -747,7 +752,7 @@ fn the_hosts_files_and_processes_are_not_seen() {
 }
 
 #[test]
-fn hosts_ping_and_keep_their_limits() {
+fn hosts_can_ping_and_obey_their_limits() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Host, &[]);
     spec.limits.memory_bytes = Some(64 << 20);
@@ -774,7 +779,7 @@ fn hosts_ping_and_keep_their_limits() {
 }
 
 #[test]
-fn a_guests_cpu_quota_is_in_force() {
+fn guest_cpu_quota_is_enforced() {
     let fixture = Fixture::new();
     let spin: &[&str] = &["bash", "-c", "while :; do :; done"];
     let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[spin, spin]);
@@ -806,36 +811,36 @@ fn delete_leaves_nothing() {
     assert!(fs::read_dir(fixture.path("runc")).unwrap().next().is_none());
     let own = |text: &str| text.contains(fixture.dir.path().to_str().unwrap());
     assert!(!own(&before) && !own(&mounts()));
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Absent);
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Absent);
     fixture.runtime.delete(&spec.dir).unwrap();
-    // And it can be made again.
+    // It can be made again.
     fixture.run(&spec);
 }
 
 #[test]
-fn a_guest_that_is_only_made_waits_and_can_be_deleted() {
+fn created_guest_waits_and_can_be_deleted() {
     let fixture = Fixture::new();
     let spec = fixture.spec(Profile::Host, &[&["touch", "/tmp/started"]]);
     let process = fixture.runtime.create(&spec, &[]).unwrap();
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Created(process));
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Created(process));
     assert!(process.namespace("net").exists());
     assert!(matches!(fixture.runtime.create(&spec, &[]), Err(Error::Spec { .. })));
     fixture.runtime.delete(&spec.dir).unwrap();
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Absent);
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Absent);
 }
 
 #[test]
-fn an_owner_that_the_guest_does_not_have_is_refused() {
+fn unknown_file_owner_is_refused() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Host, &[]);
     for (owner, words) in [
         (named("nosuch", None), "no user nosuch in its /etc/passwd"),
         (named("0", Some("nosuch")), "no group nosuch in its /etc/group"),
-        // Another guest's user id on the host.
+        // A user id of another guest on the host.
         (named("65536", None), "its ids are 0 to 65535"),
-        (Owned::Ids { uid: 0, gid: 65536 }, "its ids are 0 to 65535"),
+        (FileOwner::Ids { uid: 0, gid: 65536 }, "its ids are 0 to 65535"),
     ] {
-        spec.files = vec![File { owner, ..file("/tmp/file", "text", true) }];
+        spec.files = vec![GuestFile { owner, ..file("/tmp/file", "text", true) }];
         let refused = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
         assert!(refused.contains(words), "{refused}");
     }
@@ -845,7 +850,7 @@ fn an_owner_that_the_guest_does_not_have_is_refused() {
 }
 
 #[test]
-fn a_guest_whose_shim_was_killed_is_told_from_one_that_runs() {
+fn guest_with_killed_shim_is_detected() {
     let fixture = Fixture::new();
     let spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
     let process = fixture.run(&spec);
@@ -860,7 +865,7 @@ fn a_guest_whose_shim_was_killed_is_told_from_one_that_runs() {
     kill(shim.pid);
     assert!(readable(Duration::from_secs(60)), "who waits for it hears of it");
     eventually("the shim is dead", || !shim.is_alive());
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Orphaned(process));
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Orphaned(process));
     assert!(fixture.runtime.wait_exit(&spec.dir).unwrap().is_none());
     fixture.runtime.delete(&spec.dir).unwrap();
     assert!(!process.is_alive() && !spec.dir.exists());
@@ -868,11 +873,11 @@ fn a_guest_whose_shim_was_killed_is_told_from_one_that_runs() {
 }
 
 #[test]
-fn what_a_maker_left_half_made_is_deleted() {
+fn half_created_guest_can_be_deleted() {
     let fixture = Fixture::new();
     let spec = fixture.spec(Profile::Host, &[]);
     let process = fixture.run(&spec);
-    // As if the maker and the shim had died before the process was written down.
+    // As if the maker and the shim had died before the process was recorded.
     let shim = fs::read_to_string(spec.dir.join("shim")).unwrap();
     let shim: pdp_container::Process = serde_json::from_str(&shim).unwrap();
     kill(shim.pid);
@@ -880,17 +885,17 @@ fn what_a_maker_left_half_made_is_deleted() {
     for name in ["pid", "runc.pid", "shim"] {
         fs::remove_file(spec.dir.join(name)).unwrap();
     }
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Absent);
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Absent);
     assert_eq!(fixture.runtime.list().unwrap(), std::slice::from_ref(&spec.dir));
     fixture.runtime.delete(&spec.dir).unwrap();
     eventually("the guest is gone", || !process.is_alive());
     assert!(!fixture.runtime.cgroups().exists("red") && !spec.dir.exists());
 }
 
-/// What root reads of a guest is believed only if root alone can have written it, and what it is not
-/// understood is removed all the same.
+/// Root believes a guest's files only if no other user can have written them. Files that it does
+/// not understand are removed all the same.
 #[test]
-fn records_that_another_wrote_are_not_believed() {
+fn forged_guest_records_are_refused() {
     use std::os::unix::fs::{chown, symlink};
 
     let fixture = Fixture::new();
@@ -923,7 +928,7 @@ fn records_that_another_wrote_are_not_believed() {
         make(&fixture.record(name));
     }
     assert_eq!(fixture.runtime.list().unwrap().len(), cases.len());
-    // Nor is what is somewhere else.
+    // Paths elsewhere are refused.
     for path in [elsewhere.clone(), fixture.path("records"), fixture.record("link/../../elsewhere")]
     {
         assert!(matches!(fixture.runtime.delete(&path), Err(Error::Spec { .. })), "{path:?}");
@@ -937,7 +942,7 @@ fn records_that_another_wrote_are_not_believed() {
         fixture.runtime.delete(&dir).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(!dir.exists(), "{name}");
     }
-    // One of another version is ended though it is not understood.
+    // A guest of another version is ended although its record is not understood.
     let record = fs::read_to_string(spec.dir.join("record.json")).unwrap();
     fs::write(spec.dir.join("record.json"), record.replace("\"version\":2", "\"version\":1"))
         .unwrap();
@@ -947,7 +952,7 @@ fn records_that_another_wrote_are_not_believed() {
 }
 
 #[test]
-fn a_failed_create_says_why_and_leaves_nothing() {
+fn failed_create_reports_cause_and_leaves_nothing() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Host, &[]);
     spec.sysctls.insert("net.ipv4.no_such_thing".into(), "1".into());
@@ -958,7 +963,7 @@ fn a_failed_create_says_why_and_leaves_nothing() {
 
 #[test]
 fn guests_outlive_their_maker() {
-    // The maker is this test program again, which makes a guest and is killed.
+    // The maker is this test program, started again. It makes a guest and is killed.
     let fixture = Fixture::new();
     let spec = fixture.spec(Profile::Control, &[&["sleep", "1000"]]);
     let job = fixture.path("job.json");
@@ -969,13 +974,18 @@ fn guests_outlive_their_maker() {
         .env("MAKER_CGROUP", &fixture.cgroup)
         .spawn()
         .unwrap();
-    eventually("it runs", || matches!(fixture.runtime.state(&spec.dir), Ok(State::Running(_))));
+    eventually("it runs", || {
+        matches!(fixture.runtime.state(&spec.dir), Ok(ProcessState::Running(_)))
+    });
     maker.kill().unwrap();
     maker.wait().unwrap();
-    let State::Running(process) = fixture.runtime.state(&spec.dir).unwrap() else { panic!() };
+    let ProcessState::Running(process) = fixture.runtime.state(&spec.dir).unwrap() else {
+        panic!()
+    };
     let fd = fixture.runtime.wait_exit(&spec.dir).unwrap().unwrap();
     assert!(fixture.exec(&spec, "true").0);
-    // Not in this test's cgroups, nor its session: nothing that ends these ends the guest.
+    // The shim is neither in this test's cgroups nor in its session. Ending these does not end the
+    // guest.
     let shim = fs::read_to_string(spec.dir.join("shim")).unwrap();
     let shim: pdp_container::Process = serde_json::from_str(&shim).unwrap();
     let cgroup = fs::read_to_string(format!("/proc/{}/cgroup", shim.pid)).unwrap();
@@ -984,12 +994,14 @@ fn guests_outlive_their_maker() {
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let seconds = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     assert_eq!(rustix::event::poll(&mut fds, Some(&seconds)).unwrap(), 1);
-    let State::Exited(Some(exit)) = fixture.runtime.state(&spec.dir).unwrap() else { panic!() };
+    let ProcessState::Exited(Some(exit)) = fixture.runtime.state(&spec.dir).unwrap() else {
+        panic!()
+    };
     assert_eq!((exit.code, exit.signal), (None, Some(9)));
     assert!(fixture.runtime.wait_exit(&spec.dir).unwrap().is_none());
 }
 
-/// Not a test by itself: see [`guests_outlive_their_maker`].
+/// Helper process, not a test by itself: see [`guests_outlive_their_maker`].
 #[test]
 fn maker() {
     let (Ok(job), Ok(cgroup)) = (std::env::var("MAKER_JOB"), std::env::var("MAKER_CGROUP")) else {
@@ -1003,13 +1015,13 @@ fn maker() {
 }
 
 #[test]
-fn commands_are_restarted_and_a_forwarding_guest_ends_with_its_last() {
+fn commands_restart_and_forwarding_guest_ends_with_last() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Host, &[]);
     spec.commands = vec![
-        command(&["sh", "-c", "echo again; exit 3"], Restart::Always),
-        command(&["sh", "-c", "echo once"], Restart::Never),
-        command(&["/no/such/program"], Restart::Never),
+        command(&["sh", "-c", "echo again; exit 3"], CommandRestart::Always),
+        command(&["sh", "-c", "echo once"], CommandRestart::Never),
+        command(&["/no/such/program"], CommandRestart::Never),
     ];
     fixture.run(&spec);
     eventually("it was restarted", || log(&spec.dir).matches(" again\n").count() >= 3);
@@ -1019,7 +1031,7 @@ fn commands_are_restarted_and_a_forwarding_guest_ends_with_its_last() {
     assert_eq!(text.matches(" once\n").count(), 1);
     assert!(text.contains("/no/such/program can't be started"), "{text}");
     assert!(text.contains("exit status: 3"), "{text}");
-    assert!(matches!(fixture.runtime.state(&spec.dir).unwrap(), State::Running(_)));
+    assert!(matches!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Running(_)));
     let (code, _) = fixture.forwarding(false, "exit 7");
     assert_eq!(code, Some(7));
     let (code, _) = fixture.forwarding(false, "kill -9 $$");
@@ -1038,7 +1050,7 @@ fn orphans_are_reaped() {
 }
 
 #[test]
-fn descriptors_files_binds_and_environment_arrive() {
+fn guest_gets_descriptors_files_binds_and_environment() {
     let fixture = Fixture::new();
     let shared = fixture.path("shared");
     fs::create_dir(&shared).unwrap();
@@ -1046,12 +1058,12 @@ fn descriptors_files_binds_and_environment_arrive() {
     let script = "cat <&3; cat <&4; cat /run/pdp/shared/hello /run/own.conf; echo $COLOUR; \
                   ls -l /proc/self/fd | grep -c /; touch /run/pdp/shared/x";
     let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["bash", "-c", script]]);
-    spec.files = vec![File {
-        owner: Owned::Ids { uid: 1000, gid: 1000 },
+    spec.files = vec![GuestFile {
+        owner: FileOwner::Ids { uid: 1000, gid: 1000 },
         ..file("/run/own.conf", "a file\n", false)
     }];
     let target = "/run/pdp/shared".into();
-    spec.binds = vec![Bind { source: shared, target, writable: false, wished: false }];
+    spec.binds = vec![BindMount { source: shared, target, writable: false, wished: false }];
     spec.env.insert("COLOUR".into(), "red".into());
     let (three, four) = (fixture.path("three"), fixture.path("four"));
     fs::write(&three, "third\n").unwrap();
@@ -1068,7 +1080,7 @@ fn descriptors_files_binds_and_environment_arrive() {
 }
 
 #[test]
-fn the_log_is_bounded() {
+fn guest_log_is_bounded() {
     let fixture = Fixture::new();
     let script = "for i in $(seq 20000); do echo line $i of many; done";
     let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["bash", "-c", script]]);
@@ -1082,12 +1094,12 @@ fn the_log_is_bounded() {
 }
 
 #[test]
-fn helpers_run_apart_without_rights() {
+fn helpers_run_isolated_and_unprivileged() {
     let fixture = Fixture::new();
     let input = fixture.path("input");
     fs::write(&input, "passed\n").unwrap();
     let input = fs::File::open(input).unwrap();
-    // Nobody but root passes what is above the program.
+    // Only root may enter the directories above the program.
     let private = fixture.path("private");
     fs::create_dir_all(private.join("bin")).unwrap();
     fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
@@ -1123,16 +1135,18 @@ fn helpers_run_apart_without_rights() {
     ] {
         assert!(text.contains(want), "{want:?} in {text}");
     }
-    // The shim holds nothing that it passed on: a TAP would live on by that.
+    // The shim keeps no descriptor that it passed on. Otherwise a TAP would stay.
     let shim = fs::read_to_string(spec.dir.join("shim")).unwrap();
     let shim: pdp_container::Process = serde_json::from_str(&shim).unwrap();
     for fd in fs::read_dir(format!("/proc/{}/fd", shim.pid)).unwrap() {
         let target = fs::read_link(fd.unwrap().path()).unwrap();
         assert!(!target.ends_with("input"), "{target:?}");
     }
-    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), State::Running(process));
+    assert_eq!(fixture.runtime.state(&spec.dir).unwrap(), ProcessState::Running(process));
     fixture.runtime.stop(&spec.dir, GRACE).unwrap();
-    let State::Exited(Some(exit)) = fixture.runtime.state(&spec.dir).unwrap() else { panic!() };
+    let ProcessState::Exited(Some(exit)) = fixture.runtime.state(&spec.dir).unwrap() else {
+        panic!()
+    };
     assert_eq!(exit.signal, Some(15));
     fixture.runtime.delete(&spec.dir).unwrap();
     assert!(!spec.dir.exists() && !fixture.runtime.cgroups().exists("red"));
@@ -1145,10 +1159,10 @@ fn kill(pid: u32) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// Files of a forwarding guest are where they are put, also where its root has no such place, with their owner
-/// and mode, and it can change none; no link of its root leads one out.
+/// Files of a forwarding guest exist at any path, even if its root lacks it, with their owner and
+/// mode. The guest can't change them. No link of its root leads them elsewhere.
 #[test]
-fn a_forwarding_guest_has_files_anywhere_in_its_root() {
+fn forwarding_guest_files_may_have_any_path() {
     let fixture = Fixture::new();
     let paths = ["/hub.sh", "/opt/lab/deep/x", "/etc/hosts", "/run/x", "/tmp/y/z", "/etc/mtab"];
     let script = "for file in /hub.sh /opt/lab/deep/x /etc/hosts /run/x /tmp/y/z /etc/mtab; do
@@ -1159,11 +1173,11 @@ fn a_forwarding_guest_has_files_anywhere_in_its_root() {
     let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["sh", "-c", script]]);
     spec.files = paths
         .iter()
-        .map(|path| File {
+        .map(|path| GuestFile {
             path: path.into(),
             content: format!("of{}", path.replace('/', "-")),
             mode: 0o640,
-            owner: Owned::Ids { uid: 1000, gid: 7 },
+            owner: FileOwner::Ids { uid: 1000, gid: 7 },
             writable: false,
         })
         .collect();
@@ -1180,11 +1194,11 @@ fn a_forwarding_guest_has_files_anywhere_in_its_root() {
         [("/var/run/x", "file or link"), ("/usr/x", "Read-only"), ("/opt", "directory")]
     {
         let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["true"]]);
-        spec.files = vec![File {
+        spec.files = vec![GuestFile {
             path: path.into(),
             content: String::new(),
             mode: 0o644,
-            owner: Owned::ROOT,
+            owner: FileOwner::ROOT,
             writable: false,
         }];
         match fixture.runtime.create(&spec, &[]) {
@@ -1195,14 +1209,14 @@ fn a_forwarding_guest_has_files_anywhere_in_its_root() {
     assert!(!Path::new("/run/x").exists());
 }
 
-fn wish(source: &Path, target: &str, writable: bool) -> Bind {
-    Bind { source: source.into(), target: target.into(), writable, wished: true }
+fn wish(source: &Path, target: &str, writable: bool) -> BindMount {
+    BindMount { source: source.into(), target: target.into(), writable, wished: true }
 }
 
-/// What is wished of the machine is in the guest, also where its root has no such place and live, and no guest
-/// undoes that it is read-only; what is mounted below is not in it.
+/// Binds of the machine appear live in the guest, even if its root lacks the path. No guest can
+/// make a read-only one writable. Directories mounted below are not included.
 #[test]
-fn files_and_directories_of_the_machine_are_bound() {
+fn binds_show_machine_files_and_directories() {
     let fixture = Fixture::new();
     let shared = fixture.path("shared");
     fs::create_dir_all(shared.join("below")).unwrap();
@@ -1239,9 +1253,10 @@ fn files_and_directories_of_the_machine_are_bound() {
     assert_eq!(owner, BASE, "what its root makes is not the machine's root's");
 }
 
-/// A link anywhere in the path is followed at no time: not when the guest is checked, and not when it is mounted.
+/// A link in any part of the path is never followed, neither when the guest is checked nor when it
+/// is mounted.
 #[test]
-fn no_link_leads_a_bind_elsewhere() {
+fn binds_never_follow_symbolic_links() {
     let fixture = Fixture::new();
     let granted = fixture.path("granted");
     fs::create_dir(&granted).unwrap();
@@ -1258,19 +1273,20 @@ fn no_link_leads_a_bind_elsewhere() {
         spec.binds = vec![wish(source, "/srv/x", false)];
         let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("bind of /"), "{error}");
-        assert!(pdp_container::binds::look(source).unwrap_err().contains(words));
+        assert!(pdp_container::binds::check(source).unwrap_err().contains(words));
     };
     for name in ["out", "out/key", "key", "up"] {
         refused(&granted.join(name), "symbolic link");
     }
-    // The granted directory itself, and what is no file.
+    // A link to the granted directory itself, and things that are neither file nor directory.
     refused(&fixture.path("replaced/key"), "symbolic link");
     refused(&granted.join("socket"), "neither a file nor a directory");
     refused(&granted.join("none"), "No such file");
     refused(Path::new("/proc/self/root"), "symbolic link");
     drop(socket);
 
-    // Replaced by a link again and again while guests are made: each has what was there, or is not made.
+    // A link replaces the directory again and again while guests are made. Each guest sees the
+    // directory's content, or is not made.
     let (changing, stop) = (granted.join("changing"), AtomicU32::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {

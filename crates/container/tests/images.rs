@@ -1,4 +1,4 @@
-//! OCI image layouts: unpacked whole, within their bounds, and run. Needs root.
+//! OCI image layouts: unpacked completely, within their limits, and run. Needs root.
 
 #[path = "images/layers.rs"]
 mod layers;
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pdp_container::cgroup::Cgroups;
-use pdp_container::image::{MANIFEST, Room, Store, Work};
+use pdp_container::image::{ImageLimits, ImageStaging, ImageStore, MANIFEST};
 use pdp_container::work::{self, Workplace};
 use pdp_container::{
-    Command, Error, File, GuestSpec, Limits, Owned, Paths, Profile, Restart, Root, RunAs, Runtime,
-    State, UserRange, image,
+    CommandRestart, Error, FileOwner, GuestCommand, GuestFile, GuestSpec, Limits, ProcessState,
+    Profile, RootFilesystem, RunAs, Runtime, RuntimePaths, UserRange, image,
 };
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
@@ -30,7 +30,7 @@ enum Entry<'a> {
     Symlink(&'a str, &'a str),
     Hardlink(&'a str, &'a str),
     Device(&'a str),
-    /// A directory of somebody's.
+    /// A directory with an owner.
     Owned(&'a str, u32),
     Setuid(&'a str),
 }
@@ -57,7 +57,7 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
         header.set_mode(if matches!(entry, Entry::Setuid(_)) { 0o6755 } else { 0o755 });
         header.set_uid(uid.into());
         header.set_gid(uid.into());
-        // Written by hand: the library refuses the names that hostile archives have.
+        // Written by hand: the library refuses the names of hostile archives.
         header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
         header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
         header.set_cksum();
@@ -78,7 +78,7 @@ fn blob(layout: &Path, kind: &str, bytes: &[u8]) -> serde_json::Value {
     })
 }
 
-/// Makes an image layout, the first layer as it is, the second by gzip, others by zstd.
+/// Makes an image layout. The first layer is uncompressed, the second has gzip, others zstd.
 fn make_layout(layout: &Path, layers: &[Vec<u8>]) {
     let pack = |(number, bytes): (usize, &Vec<u8>)| match number {
         0 => blob(layout, "layer.v1.tar", bytes),
@@ -125,7 +125,7 @@ impl Dir {
     }
 }
 
-/// Leaves nothing, also when a test fails.
+/// Removes everything, even if a test fails.
 struct Fixture {
     runtime: Runtime,
     dir: PathBuf,
@@ -142,7 +142,7 @@ impl Drop for Fixture {
 fn fixture(dir: &Dir, cgroup: &str) -> Fixture {
     Fixture {
         dir: dir.0.path().join("records").join(cgroup),
-        runtime: Runtime::new(Paths {
+        runtime: Runtime::new(RuntimePaths {
             runc: "/usr/sbin/runc".into(),
             shim: env!("CARGO_BIN_EXE_pdp-shim").into(),
             init: env!("CARGO_BIN_EXE_pdp-init").into(),
@@ -158,14 +158,14 @@ fn fixture(dir: &Dir, cgroup: &str) -> Fixture {
     }
 }
 
-/// A host with nothing to do.
+/// Returns a host without commands.
 fn guest(dir: &Dir, cgroup: &str) -> GuestSpec {
     GuestSpec {
         id: cgroup.to_owned(),
         dir: dir.0.path().join("records").join(cgroup),
         cgroup: "red/r1".into(),
         owner: "acme".into(),
-        root: Root::Host,
+        root: RootFilesystem::Host,
         profile: Profile::Host,
         privileged: false,
         packet_rings: false,
@@ -185,7 +185,7 @@ fn guest(dir: &Dir, cgroup: &str) -> GuestSpec {
 }
 
 #[test]
-fn layers_lie_upon_each_other() {
+fn upper_layers_override_lower_layers() {
     let dir = Dir::new();
     let root = dir
         .unpack(&[
@@ -225,7 +225,7 @@ fn layers_lie_upon_each_other() {
 }
 
 #[test]
-fn no_layer_writes_outside() {
+fn layers_cannot_write_outside_the_image() {
     let outside = |name: &str| {
         let dir = Dir::new();
         let victim = dir.0.path().join("victim");
@@ -305,7 +305,7 @@ fn no_layer_writes_outside() {
 }
 
 #[test]
-fn a_wrong_digest_or_name_is_refused_and_leaves_nothing() {
+fn wrong_digest_or_name_is_refused() {
     let dir = Dir::new();
     let layout = dir.0.path().join("layout");
     make_layout(&layout, &[layer(&[text("a", "content")])]);
@@ -325,15 +325,15 @@ fn a_wrong_digest_or_name_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn nothing_of_a_crash_is_taken_for_whole_and_nothing_is_set_user_id() {
+fn crash_leftovers_are_unused_and_setuid_is_cleared() {
     let dir = Dir::new();
     let layers = [layer(&[Entry::Setuid("bin/su"), text("a", "content")])];
     let root = dir.unpack(&layers).unwrap();
     let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(&root.join("bin/su")), 0o755);
-    // Owners in it are others on the machine.
+    // The owners of its files are other users on the machine.
     assert_eq!(mode(&dir.images()), 0o700);
-    // As if the process had been killed in the middle.
+    // As if the process had been killed while unpacking.
     let mut part = root.clone().into_os_string();
     part.push(format!(".{}", image::PART));
     fs::rename(&root, &part).unwrap();
@@ -347,11 +347,11 @@ fn nothing_of_a_crash_is_taken_for_whole_and_nothing_is_set_user_id() {
 }
 
 #[test]
-fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
+fn guest_runs_on_an_image_with_own_libraries() {
     let dir = Dir::new();
     let layout = dir.0.path().join("layout");
     let host = |path: &str| fs::read(fs::canonicalize(path).unwrap()).unwrap();
-    // A shell and what it needs, in places where the host's programs do not look.
+    // A shell and the libraries that it needs, in paths that the host's programs do not search.
     let loader = "/lib64/ld-linux-x86-64.so.2";
     make_layout(
         &layout,
@@ -370,19 +370,19 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
     let runtime = &fixture.runtime;
     let script = "cat /etc/image /etc/made /etc/shown; echo x >> /etc/made && echo wrote; \
                   echo x >> /etc/shown || echo refused; echo x > /bin/x || echo refused";
-    let file = |path: &str, content: &str, writable| File {
+    let file = |path: &str, content: &str, writable| GuestFile {
         path: path.into(),
         content: content.into(),
         mode: 0o644,
-        owner: Owned::ROOT,
+        owner: FileOwner::ROOT,
         writable,
     };
     let mut spec = GuestSpec {
-        root: Root::OciLayout { path: layout, reference: None },
+        root: RootFilesystem::OciLayout { path: layout, reference: None },
         files: vec![file("/etc/made", "made\n", true), file("/etc/shown", "shown\n", false)],
-        commands: vec![Command::new(
+        commands: vec![GuestCommand::new(
             ["/bin/sh", "-c", script].map(str::to_owned).to_vec(),
-            Restart::Never,
+            CommandRestart::Never,
         )],
         ..guest(&dir, &cgroup)
     };
@@ -400,9 +400,10 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
             assert!(log.contains(want), "{want:?} in {log}");
         }
         assert_eq!(log.matches(" refused\n").count(), 2, "{log}");
-        let State::Running(process) = runtime.state(&spec.dir).unwrap() else { panic!() };
+        let ProcessState::Running(process) = runtime.state(&spec.dir).unwrap() else { panic!() };
         if round == 0 {
-            // One copy, root's, in the guest's ids; another guest's ids see the same copy.
+            // There is one copy, owned by root, shown with the guest's ids. Another guest sees the
+            // same copy with its own ids.
             let owner = |path: &Path| fs::metadata(path).unwrap().uid();
             let root = PathBuf::from(format!("/proc/{}/root", process.pid));
             assert_eq!(owner(&root.join("bin/sh")), USERS.base);
@@ -423,11 +424,11 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
             assert_eq!(unpacked(), 1, "the first guest runs on it");
         }
         runtime.delete(&spec.dir).unwrap();
-        // The unpacked image stays for the next, and can be named as a directory too.
+        // The unpacked image stays for the next guest. It can also be used as a directory.
         assert_eq!(unpacked(), 1);
         if round == 0 {
             let root = fs::read_dir(dir.images()).unwrap().next().unwrap().unwrap().path();
-            spec.root = Root::Rootfs(root);
+            spec.root = RootFilesystem::Rootfs(root);
         }
     }
     fs::create_dir(dir.images().join("sha256-0.part")).unwrap();
@@ -435,7 +436,7 @@ fn a_guest_runs_on_an_image_with_a_library_of_its_own() {
     assert_eq!(unpacked(), 0, "nobody runs on it");
 }
 
-/// An image as something brought it: its manifest and its blobs, by their digests.
+/// Writes an image as a receiving process leaves it: manifest and blobs, named by digest.
 fn bring(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
     let describe = |bytes: &[u8]| {
         let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -453,9 +454,9 @@ fn bring(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
     fs::write(inbox.join(MANIFEST), manifest.to_string()).unwrap();
 }
 
-const ROOM: Room = Room { bytes: 1 << 20, files: 1000 };
+const ROOM: ImageLimits = ImageLimits { bytes: 1 << 20, files: 1000 };
 
-struct Kept(Dir, Store, Cgroups, Workplace);
+struct Kept(Dir, ImageStore, Cgroups, Workplace);
 
 impl Drop for Kept {
     fn drop(&mut self) {
@@ -471,18 +472,18 @@ impl Kept {
         let dir = Dir::new();
         let cgroups = Cgroups::new(&format!("pdp-kept-{}-{number}", std::process::id())).unwrap();
         let work = Workplace::new(env!("CARGO_BIN_EXE_pdp-work").into(), cgroups.clone());
-        let store = Store::open(&dir.images(), &dir.0.path().join("works"), work.clone());
+        let store = ImageStore::open(&dir.images(), &dir.0.path().join("works"), work.clone());
         Self(dir, store.unwrap(), cgroups, work)
     }
 
-    fn keep(&self, work: Work) -> Result<String, String> {
-        let kept = self.1.keep("acme", ("a:1", None), &work, None, ROOM);
+    fn keep(&self, work: ImageStaging) -> Result<String, String> {
+        let kept = self.1.store_image("acme", ("a:1", None), &work, None, ROOM);
         kept.map_err(|error| error.to_string())
     }
 
-    /// What is refused, and leaves nothing.
+    /// Checks that an image is refused and leaves nothing.
     #[track_caller]
-    fn refused(&self, why: &str, work: Work) {
+    fn refused(&self, why: &str, work: ImageStaging) {
         let error = self.keep(work).unwrap_err();
         assert!(error.contains(why), "{why:?} in {error:?}");
         assert_eq!(fs::read_dir(self.1.works()).unwrap().count(), 0);
@@ -492,8 +493,8 @@ impl Kept {
     }
 }
 
-/// Packed, 100,000 empty directories are little. Each takes a block and an inode of the disk, whether an entry says so
-/// or it is only on the way to one.
+/// Compressed, 100,000 empty directories are small. On disk, each takes a block and an inode,
+/// whether it has its own entry or is only part of another entry's path.
 #[test]
 fn directories_count_for_blocks_and_inodes() {
     let kept = Kept::new();
@@ -513,29 +514,31 @@ fn directories_count_for_blocks_and_inodes() {
     let keep = |layer: &[u8], room| {
         let work = kept.1.begin(0).unwrap();
         bring(&work.inbox(), b"{}", &[layer.to_vec()]);
-        kept.1.keep("acme", ("a:1", None), &work, None, room).map_err(|error| error.to_string())
+        kept.1
+            .store_image("acme", ("a:1", None), &work, None, room)
+            .map_err(|error| error.to_string())
     };
     let many = entries(&|number| format!("d{number}"), 100_000);
     assert!(many.len() < 2 << 20, "{} bytes packed", many.len());
-    let refused = keep(&many, Room { bytes: 100 << 20, files: 200_000 }).unwrap_err();
+    let refused = keep(&many, ImageLimits { bytes: 100 << 20, files: 200_000 }).unwrap_err();
     assert!(refused.contains("more than 104857600 bytes"), "{refused}");
-    let refused = keep(&many, Room { bytes: 1 << 30, files: 99_999 }).unwrap_err();
+    let refused = keep(&many, ImageLimits { bytes: 1 << 30, files: 99_999 }).unwrap_err();
     assert!(refused.contains("more than 99999 files and directories"), "{refused}");
-    // Ten directories on the way to each of the last ones, by a short and by a long name.
+    // Ten directories above each of the last ones, with short and long names.
     let deep = |name: &str| entries(&|number| format!("{number}{}", name.repeat(10)), 20);
     for deep in [deep("/d"), deep("/dddddddddddddddddddddddddddddddd")] {
-        let refused = keep(&deep, Room { bytes: 1 << 30, files: 199 }).unwrap_err();
+        let refused = keep(&deep, ImageLimits { bytes: 1 << 30, files: 199 }).unwrap_err();
         assert!(refused.contains("more than 199 files and directories"), "{refused}");
     }
-    let digest = keep(&deep("/d"), Room { bytes: 1 << 30, files: 400 }).unwrap();
+    let digest = keep(&deep("/d"), ImageLimits { bytes: 1 << 30, files: 400 }).unwrap();
     let index = kept.1.index("acme").unwrap();
     assert_eq!(index.files(), 220);
     assert!(index.images[&digest].unpacked_bytes >= 220 * 4096);
 }
 
-/// Whoever brings an image may leave anything.
+/// A process that brings an image may leave anything.
 #[test]
-fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
+fn pulled_image_must_match_its_manifest() {
     let kept = Kept::new();
     let files = layer(&[text("etc/a", "content")]);
     let come = |change: &dyn Fn(&Path)| {
@@ -560,7 +563,7 @@ fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
     );
     kept.refused("No such file", come(&|inbox| fs::remove_file(blob(inbox)).unwrap()));
     kept.refused("No such file", come(&|inbox| fs::remove_file(inbox.join(MANIFEST)).unwrap()));
-    // Half of it, as a registry that breaks off sends.
+    // A half blob, as from a broken transfer.
     kept.refused(
         "another digest",
         come(&|inbox| {
@@ -568,7 +571,7 @@ fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
             file.set_len(700).unwrap();
         }),
     );
-    // Links to what is not its own: neither read nor given to anybody.
+    // Links to foreign files are neither read nor given to anybody.
     let secret = kept.0.0.path().join("secret");
     fs::write(&secret, &files).unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o640)).unwrap();
@@ -589,7 +592,7 @@ fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
         }),
     );
     assert_eq!(fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o640);
-    // What has no end.
+    // Files without an end.
     for path in ["/dev/zero", "/proc/kmsg"] {
         kept.refused(
             "no file of its own",
@@ -614,13 +617,13 @@ fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
             fs::write(inbox.join(MANIFEST), vec![b' '; 5 << 20]).unwrap();
         }),
     );
-    // Another image than the one that was asked for.
+    // Another image than the requested one.
     let work = come(&|_| ());
     let wanted = format!("sha256:{}", "0".repeat(64));
-    let error = kept.1.keep("acme", ("a:1", None), &work, Some(&wanted), ROOM).unwrap_err();
+    let error = kept.1.store_image("acme", ("a:1", None), &work, Some(&wanted), ROOM).unwrap_err();
     assert!(error.to_string().contains(&format!("not {wanted}")), "{error}");
     drop(work);
-    // As it is, it is kept, and another's image is not this one's.
+    // The unchanged image is stored. It belongs to one owner only.
     let digest = kept.keep(come(&|_| ())).unwrap();
     assert_eq!(kept.1.index("acme").unwrap().names["a:1"].digest, digest);
     assert!(kept.1.index("other").unwrap().images.is_empty());
@@ -630,30 +633,30 @@ fn what_comes_is_kept_if_it_is_what_its_manifest_says() {
     assert_eq!(fs::read_dir(kept.0.images().join(image::STORE)).unwrap().count(), 0);
 }
 
-/// Names of the longest kind, of characters that take the most to write down: what is written can be read, and what
-/// would be too much is refused.
+/// Longest names, of the characters that need most bytes. Every written index can be read, and an
+/// index that would be too large is refused.
 #[test]
-fn an_index_at_its_limits_is_read_at_the_next_start() {
+fn index_at_its_limits_survives_a_restart() {
     let kept = Kept::new();
     let work = kept.1.begin(0).unwrap();
     bring(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
     let digest = kept.keep(work).unwrap();
-    // JSON has six bytes for each of these: some 450 fit.
+    // In JSON each of these characters takes six bytes: some 450 names fit.
     let name = |number: u32| format!("{number:04}{}", "\u{1}".repeat(1500));
     let mut index = kept.1.index("acme").unwrap();
     for number in 0..440 {
-        let named = image::Named { digest: digest.clone(), stamp: None };
+        let named = image::StoredName { digest: digest.clone(), stamp: None };
         index.names.insert(name(number), named);
     }
     let text = serde_json::to_vec(&index).unwrap();
-    fs::write(kept.1.place("acme").join("index.json"), text).unwrap();
+    fs::write(kept.1.owner_directory("acme").join("index.json"), text).unwrap();
     let mut refused = 0;
     for number in 440..480 {
         match kept.1.name("acme", &name(number), &digest) {
             Ok(()) => {}
             Err(error) => {
                 refused += 1;
-                let error = pdp_container::words(&error);
+                let error = pdp_container::error_chain(&error);
                 assert!(error.contains("more than 4194304 bytes"), "{error}");
             }
         }
@@ -663,21 +666,21 @@ fn an_index_at_its_limits_is_read_at_the_next_start() {
     assert!(refused > 0);
     let long = kept.1.name("acme", &"x".repeat(4096), &digest).unwrap_err().to_string();
     assert!(long.contains("4096 bytes, 1536 at most"), "{long}");
-    let again = Store::open(&kept.0.images(), kept.1.works(), kept.3.clone()).unwrap();
+    let again = ImageStore::open(&kept.0.images(), kept.1.works(), kept.3.clone()).unwrap();
     assert_eq!(again.index("acme").unwrap(), kept.1.index("acme").unwrap());
     assert!(again.index("acme").unwrap().images.contains_key(&digest));
 }
 
-/// An index that is damaged in whatever way, or no directory in its place.
+/// An index with any damage, or a file in place of the directory.
 #[test]
-fn an_owner_whose_index_is_damaged_keeps_nobody_from_a_start() {
+fn damaged_index_does_not_block_other_owners() {
     let kept = Kept::new();
     for owner in ["acme", "other"] {
         let work = kept.1.begin(0).unwrap();
         bring(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
-        kept.1.keep(owner, ("a:1", None), &work, None, ROOM).unwrap();
+        kept.1.store_image(owner, ("a:1", None), &work, None, ROOM).unwrap();
     }
-    let place = kept.1.place("acme");
+    let place = kept.1.owner_directory("acme");
     let (index, other) = (place.join("index.json"), kept.1.index("other").unwrap());
     let whole = fs::read(&index).unwrap();
     let clear = || match fs::symlink_metadata(&index).unwrap().is_dir() {
@@ -700,10 +703,10 @@ fn an_owner_whose_index_is_damaged_keeps_nobody_from_a_start() {
             clear();
         }
         damage();
-        let again = Store::open(&kept.0.images(), kept.1.works(), kept.3.clone()).unwrap();
+        let again = ImageStore::open(&kept.0.images(), kept.1.works(), kept.3.clone()).unwrap();
         assert!(again.index("acme").is_err());
         assert_eq!(again.index("other").unwrap(), other);
-        // Nothing that it may have had is touched.
+        // The owner's files stay untouched.
         assert!(!place.is_dir() || fs::read_dir(&place).unwrap().count() == 2);
     }
     drop(kept.1.forget("acme").unwrap());
@@ -711,7 +714,7 @@ fn an_owner_whose_index_is_damaged_keeps_nobody_from_a_start() {
 }
 
 #[test]
-fn a_bomb_is_refused_before_it_is_unpacked() {
+fn decompression_bomb_is_refused_before_unpacking() {
     let kept = Kept::new();
     let come = |config: &[u8], layers: &[Vec<u8>]| {
         let work = kept.1.begin(0).unwrap();
@@ -726,14 +729,14 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
     let zeros = gzip(&layer(&[Entry::File("zeros", vec![0; 64 << 20], 0)]));
     assert!(zeros.len() < 100 << 10);
     kept.refused("more than 1048576 bytes", come(b"{}", &[zeros]));
-    // One file that says to be larger than it can be.
+    // A file whose header gives an impossible size.
     let mut huge = Header::new_gnu();
     huge.set_entry_type(EntryType::Regular);
     huge.set_path("huge").unwrap();
     huge.set_size(1 << 50);
     huge.set_cksum();
     kept.refused("more than 1048576 bytes", come(b"{}", &[huge.as_bytes().to_vec()]));
-    // A name that would be read whole into memory.
+    // A name that would be read completely into memory.
     let mut name = Header::new_gnu();
     name.set_entry_type(EntryType::GNULongName);
     name.set_size(900 << 10);
@@ -741,9 +744,9 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
     let mut long = name.as_bytes().to_vec();
     long.resize(long.len() + (900 << 10), b'a');
     kept.refused("a name or attributes of 921600 bytes", come(b"{}", &[long]));
-    // More than it has room for, as it comes.
+    // Larger than permitted on arrival.
     kept.refused("more than 1048576 bytes", come(b"{}", &[vec![1; 2 << 20]]));
-    // In words that a terminal takes for no more than words.
+    // The text has no control characters for the terminal.
     kept.refused(
         "image a:1: configuration: it is for no  such,",
         come(b"{\"architecture\": \"no \\u001b such\"}", &[]),
@@ -751,7 +754,8 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
     assert!(kept.keep(come(b"{}", &[layer(&[text("a", "b")])])).is_ok());
 }
 
-/// An archive as `docker save` writes it, from format 1.2 on with layers by name, and older with links.
+/// Writes an archive like `docker save`: from format 1.2 on with layers by name, before that with
+/// links.
 fn docker_archive(path: &Path, config: &str, layers: &[Vec<u8>], images: serde_json::Value) {
     let mut builder = Builder::new(fs::File::create(path).unwrap());
     let mut put = |name: &str, bytes: &[u8]| {
@@ -775,7 +779,7 @@ fn docker_archive(path: &Path, config: &str, layers: &[Vec<u8>], images: serde_j
 }
 
 #[test]
-fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
+fn docker_archive_loads_and_cannot_reach_outside() {
     let kept = Kept::new();
     let path = kept.0.0.path().join("saved.tar");
     let layers = [layer(&[text("etc/a", "lower")]), layer(&[text("etc/b", "upper")])];
@@ -812,9 +816,9 @@ fn an_archive_of_docker_is_an_image_and_leads_nowhere_else() {
     assert_eq!(fs::read_dir(kept.1.works()).unwrap().count(), 0);
 }
 
-/// Nobody waits while an image is unpacked, and no owner waits for another's.
+/// Unpacking blocks no caller, and owners do not wait for each other.
 #[test]
-fn owners_unpack_beside_each_other_and_two_images_at_a_time() {
+fn owners_unpack_in_parallel_two_images_each() {
     let dir = Dir::new();
     let cgroup = format!("pdp-unpack-{}", std::process::id());
     let fixture = fixture(&dir, &cgroup);
@@ -825,7 +829,7 @@ fn owners_unpack_beside_each_other_and_two_images_at_a_time() {
         layout
     });
     let unpack = |path: &Path, owner: &str| {
-        let root = Root::OciLayout { path: path.to_owned(), reference: None };
+        let root = RootFilesystem::OciLayout { path: path.to_owned(), reference: None };
         let spec = GuestSpec { root, owner: owner.into(), ..guest(&dir, &cgroup) };
         fixture.runtime.unpack(&spec).unwrap()
     };
@@ -842,29 +846,29 @@ fn owners_unpack_beside_each_other_and_two_images_at_a_time() {
         (of_a, of_b) = (of_a.max(parts(".a.part")), of_b.max(parts(".b.part")));
     }
     assert_eq!((of_a, of_b), (2, 1));
-    // They stay until their guests run on them.
+    // Images stay until their guests run on them.
     fixture.runtime.collect_images().unwrap();
     assert_eq!(fs::read_dir(dir.images()).unwrap().count(), 3);
 }
 
-/// CPU time of unpacking is the owner's, whose cgroup bounds it.
+/// CPU time of unpacking is charged to the owner, whose cgroup limits it.
 #[test]
 fn checking_an_image_is_charged_to_its_owner() {
     let kept = Kept::new();
-    let room = Room { bytes: 1 << 30, files: 1000 };
+    let room = ImageLimits { bytes: 1 << 30, files: 1000 };
     let zeros = layer(&[Entry::File("zeros", vec![0; 256 << 20], 0)]);
     let work = kept.1.begin(0).unwrap();
     bring(&work.inbox(), b"{}", &[zeros]);
     let Kept(_, store, cgroups, workplace) = &kept;
     let own = work::cgroup("acme");
-    // A place that is held keeps the cgroup, so that the test can read its CPU time.
-    let place = workplace.place("acme").unwrap();
+    // Keeping this alive keeps the cgroup, so that the test can read its CPU time.
+    let place = workplace.enter_cgroup("acme").unwrap();
     let cpu = || {
         Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime))
             .unwrap()
     };
     let before = cpu();
-    store.keep("acme", ("zeros:1", None), &work, None, room).unwrap();
+    store.store_image("acme", ("zeros:1", None), &work, None, room).unwrap();
     let (used, mine) = (cgroups.usage(&own).unwrap().cpu_ns, cpu() - before);
     drop(place);
     assert!(used > 100_000_000, "{used} ns in the owner's cgroup");
@@ -874,13 +878,13 @@ fn checking_an_image_is_charged_to_its_owner() {
 
 /// `pdp-work` has four capabilities and no network while it checks an image.
 #[test]
-fn work_runs_without_network_and_with_few_capabilities() {
+fn image_work_has_no_network_and_few_capabilities() {
     const CHOWN_DAC_OVERRIDE_FOWNER_FSETID: u64 = 0b1_1011;
     let dir = Dir::new();
     let (inbox, layout) = (dir.0.path().join("in"), dir.0.path().join("layout"));
     fs::create_dir(&inbox).unwrap();
     bring(&inbox, b"{}", &[]);
-    // It takes a while to hash, so that there is a process to look at.
+    // Hashing takes a while, so that the test can inspect the process.
     let (hex, size) = ("0".repeat(64), 64u64 << 30);
     fs::File::create(inbox.join(&hex)).unwrap().set_len(size).unwrap();
     let mut manifest: serde_json::Value =
@@ -925,13 +929,13 @@ fn work_runs_without_network_and_with_few_capabilities() {
     child.wait().unwrap();
 }
 
-/// As docker would run it: its command, as its user, where and with what it says; and it writes where it likes, into
-/// memory of its own.
+/// The guest runs as in docker: the image's command, user, directory and environment. It may write
+/// anywhere, into memory of its own.
 #[test]
-fn a_guest_runs_as_its_image_says() {
+fn guest_follows_its_image_configuration() {
     let dir = Dir::new();
     let works = dir.0.path().join("works");
-    let store = Store::open(&dir.images(), &works, Workplace::in_this_process()).unwrap();
+    let store = ImageStore::open(&dir.images(), &works, Workplace::in_this_process()).unwrap();
     let work = store.begin(0).unwrap();
     let host = |path: &str| fs::read(fs::canonicalize(path).unwrap()).unwrap();
     let loader = "/lib64/ld-linux-x86-64.so.2";
@@ -961,16 +965,16 @@ fn a_guest_runs_as_its_image_says() {
         Entry::Owned("srv", 42),
     ]);
     bring(&work.inbox(), config.to_string().as_bytes(), &[files]);
-    let room = Room { bytes: 1 << 30, files: 1 << 20 };
-    let digest = store.keep("_node", ("its:1", None), &work, None, room).unwrap();
+    let room = ImageLimits { bytes: 1 << 30, files: 1 << 20 };
+    let digest = store.store_image("_node", ("its:1", None), &work, None, room).unwrap();
     drop(work);
     let cgroup = format!("pdp-own-{}", std::process::id());
     let fixture = fixture(&dir, &cgroup);
     let runtime = &fixture.runtime;
     let spec = GuestSpec {
-        root: Root::Image { owner: "_node".into(), digest: digest.clone() },
+        root: RootFilesystem::Image { owner: "_node".into(), digest: digest.clone() },
         env: BTreeMap::from([("COLOUR".to_owned(), "red".to_owned())]),
-        commands: vec![Command::of_image()],
+        commands: vec![GuestCommand::of_image()],
         files: vec![],
         limits: Limits { memory_bytes: Some(64 << 20), ..Limits::default() },
         ..guest(&dir, &cgroup)
@@ -991,11 +995,11 @@ fn a_guest_runs_as_its_image_says() {
             assert!(Instant::now() < deadline, "{}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
-        // What it changed is its own, and goes with it.
+        // Its changes are its own and are removed with it.
         let copy = dir.images().join(digest.replace(':', "-"));
         assert!(!copy.join("srv/new").exists());
         assert_eq!(fs::read_to_string(copy.join("etc/own")).unwrap(), "image's\n");
-        // And it has a bound.
+        // Its changes have a size limit.
         let argv =
             ["sh", "-c", "while cat /its/bin/sh; do :; done > /srv/work/full"].map(Into::into);
         let (mut command, _session) = runtime
@@ -1004,7 +1008,7 @@ fn a_guest_runs_as_its_image_says() {
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains("No space left"), "{said}");
-        assert!(matches!(runtime.state(&spec.dir).unwrap(), State::Running(_)));
+        assert!(matches!(runtime.state(&spec.dir).unwrap(), ProcessState::Running(_)));
         runtime.delete(&spec.dir).unwrap();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!mounts.contains(&cgroup), "{mounts}");

@@ -1,16 +1,16 @@
-//! Whether counters add up, and agree with the kernel's.
+//! Checks that counters add up and agree with the kernel's.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use pdp_api::{NodeStats, PortStats};
 
-use crate::node::{Interface, Node, interface_counters};
-use crate::outside::Machine;
-use crate::place;
+use crate::node::{DemoNode, InterfaceCounts, interface_counters};
+use crate::outside::ExternalMachine;
+use crate::paths;
 use crate::shell::run;
 
-/// Which external machine is at which port of each vnet's `r1`.
+/// External machine at each port of each vnet's `r1`.
 pub const OUTSIDE: [(&str, &[(&str, &str)]); 3] = [
     ("red", &[("eth0", "red-x"), ("eth1", "red-y")]),
     ("blue", &[("eth0", "blue-x"), ("eth1", "blue-y")]),
@@ -19,25 +19,25 @@ pub const OUTSIDE: [(&str, &[(&str, &str)]); 3] = [
 
 /// Sums over a node's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
-    /// Arrived by links.
+pub struct PortSums {
+    /// Received by links.
     pub received: u64,
-    /// Begun in the node.
+    /// Made in the node.
     pub made: u64,
-    /// Left by links.
+    /// Sent by links.
     pub sent: u64,
-    /// Handed to the control guest.
+    /// Punted to the control guest.
     pub punted: u64,
-    /// Ended in a guest.
+    /// Consumed by a guest.
     pub consumed: u64,
     /// Dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
-    /// Neither yet.
+    /// Still in flight.
     pub in_flight: u64,
 }
 
-impl Sums {
-    /// Of a node's counters.
+impl PortSums {
+    /// Sums a node's counters.
     pub fn of(stats: &NodeStats) -> Self {
         let mut sums = Self { in_flight: stats.in_flight, ..Self::default() };
         for port in stats.ports.values() {
@@ -53,7 +53,8 @@ impl Sums {
         sums
     }
 
-    /// What came in and was made, less what became of it: 0 if it adds up.
+    /// Frames received and made, less those sent, punted,
+    /// consumed, dropped and in flight. 0 if they add up.
     pub fn missing(&self) -> i128 {
         let dropped: u64 = self.dropped.values().sum();
         let ends = [self.sent, self.punted, self.consumed, dropped, self.in_flight];
@@ -72,29 +73,29 @@ impl Sums {
 /// A vnet and a port of its `r1`.
 type At = (&'static str, &'static str);
 
-/// What the kernel counted, by interface.
-type Kernel = BTreeMap<At, Interface>;
+/// The kernel's counters, by interface.
+type KernelCounts = BTreeMap<At, InterfaceCounts>;
 
-/// Counters of the mux before and after the kernel's were read: frames go on all the time, so the
-/// kernel's lie between.
-pub struct Sample {
+/// Counters of the mux before and after reading the kernel's. Since frames flow all the time, the
+/// kernel's lie between them.
+pub struct CounterSample {
     before: BTreeMap<&'static str, NodeStats>,
-    /// Of the machine outside.
-    outside: Kernel,
-    /// Datagrams that the machine outside lost for want of room in a socket: its own tunnel's end,
-    /// which is a program, among them.
+    /// On the external machine.
+    outside: KernelCounts,
+    /// Datagrams that the external machine lost in full socket
+    /// buffers. These include the program at its tunnel's end.
     outside_lost: BTreeMap<At, u64>,
-    /// Frames that interfaces between the mux and the machines dropped: its receive ring, or a
-    /// veth pair's, was full.
+    /// Frames that interfaces between the mux and the machines
+    /// dropped: its receive ring, or a veth pair's, was full.
     underlay_dropped: u64,
-    /// Of the control guest.
-    inside: Kernel,
+    /// In the control guest.
+    inside: KernelCounts,
     after: BTreeMap<&'static str, NodeStats>,
 }
 
-impl Sample {
-    /// Takes one of these vnets.
-    pub fn take(node: &Node, vnets: &[&str]) -> Result<Self> {
+impl CounterSample {
+    /// Takes a sample of these vnets.
+    pub fn take(node: &DemoNode, vnets: &[&str]) -> Result<Self> {
         let outside_of = || OUTSIDE.iter().filter(|(vnet, _)| vnets.contains(vnet));
         let mux = || -> Result<BTreeMap<&'static str, NodeStats>> {
             let mut stats = node.stats()?;
@@ -108,18 +109,18 @@ impl Sample {
         let before = mux()?;
         let (mut outside, mut inside) = (BTreeMap::new(), BTreeMap::new());
         let mut outside_lost = BTreeMap::new();
-        let dropped = |interfaces: &BTreeMap<String, Interface>| -> u64 {
+        let dropped = |interfaces: &BTreeMap<String, InterfaceCounts>| -> u64 {
             interfaces.values().map(|interface| interface.dropped).sum()
         };
         let mut underlay_dropped = 0;
-        for netns in [place::underlay(), place::node()] {
+        for netns in [paths::underlay(), paths::node()] {
             let text = run(Some(&netns), &["cat", "/proc/net/dev"])?;
             underlay_dropped += dropped(&interface_counters(&text));
         }
         for &(vnet, ports) in outside_of() {
             let control = node.kernel_counters(&format!("{vnet}/r1"))?;
             for (port, machine) in ports {
-                let netns = Machine::named(machine)?.netns();
+                let netns = ExternalMachine::named(machine)?.netns();
                 let text = run(Some(&netns), &["cat", "/proc/net/dev", "/proc/net/snmp"])?;
                 let counters = interface_counters(&text);
                 underlay_dropped += dropped(&counters);
@@ -138,14 +139,14 @@ impl Sample {
         self.underlay_dropped.saturating_sub(start.underlay_dropped)
     }
 
-    /// Datagrams that sockets of machines outside lost since `start`.
+    /// Datagrams that sockets of external machines lost since `start`.
     pub fn lost_outside(&self, start: &Self) -> u64 {
         let sum = |sample: &Self| sample.outside_lost.values().sum::<u64>();
         sum(self).saturating_sub(sum(start))
     }
 
-    /// Where the mux's and the kernel's counts of what happened since `start` differ, by vnet,
-    /// by more than the kernel says that it lost between.
+    /// Differences since `start` between the mux's and the kernel's counters of a vnet, beyond the
+    /// losses that the kernel reports.
     pub fn disagreements(&self, start: &Self, vnet: &str) -> Vec<String> {
         let ports = OUTSIDE.iter().filter(|(name, _)| *name == vnet);
         let ports = ports.flat_map(|(name, ports)| ports.iter().map(|port| (*name, *port)));
@@ -154,7 +155,7 @@ impl Sample {
             .collect()
     }
 
-    /// The same of one port.
+    /// Differences of one port.
     fn differ(&self, start: &Self, at: At, machine: &str) -> Vec<String> {
         let (vnet, port) = at;
         let bounds = [&start.before, &start.after, &self.before, &self.after]
@@ -163,7 +164,7 @@ impl Sample {
         else {
             return vec![format!("{vnet}/r1:{port}: no counters")];
         };
-        let since = |of: fn(&Self) -> &Kernel| {
+        let since = |of: fn(&Self) -> &KernelCounts| {
             let now = of(self).get(&at).copied().unwrap_or_default();
             let then = of(start).get(&at).copied().unwrap_or_default();
             (now.received.saturating_sub(then.received), now.sent.saturating_sub(then.sent))
@@ -179,8 +180,8 @@ impl Sample {
         let unread: Count = |port| port.tap.as_ref().map_or(0, |tap| tap.from_tap_dropped);
         let most = |count: Count| count(ended_before).saturating_sub(count(began_after));
         let least = |count: Count| count(ended_after).saturating_sub(count(began_before));
-        // What the mux counts, what the kernel counted, by how much the kernel's may be more
-        // (lost before the mux) and less (lost after it).
+        // The mux's counter, the kernel's, and how much the kernel's may exceed it (losses before
+        // the mux) or fall below it (losses after the mux).
         let control = "the control guest";
         let rows: [(&str, Count, &str, u64, u64, u64); 4] = [
             ("received", |port| port.received, machine, outside_out, underlay, 0),
@@ -201,8 +202,7 @@ impl Sample {
     }
 }
 
-/// Datagrams lost for want of room in a socket, from /proc/net/snmp: a line of names, then one of
-/// values.
+/// Datagrams lost in full socket buffers, from /proc/net/snmp: a line of names, then one of values.
 fn udp_lost(text: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
     let (names, values) = (lines.next()?, lines.next()?);
@@ -231,15 +231,15 @@ mod tests {
     }
 
     #[test]
-    fn sums_add_up_or_say_what_is_missing() {
-        let sums = Sums::of(&node(10, 7, 1));
+    fn port_sums_report_missing_frames() {
+        let sums = PortSums::of(&node(10, 7, 1));
         assert_eq!(sums.missing(), 0);
         assert_eq!(sums.dropped_text(), "police 1");
-        assert_eq!(Sums::of(&node(10, 6, 1)).missing(), 1);
-        assert_eq!(Sums::of(&node(9, 7, 1)).missing(), -1);
+        assert_eq!(PortSums::of(&node(10, 6, 1)).missing(), 1);
+        assert_eq!(PortSums::of(&node(9, 7, 1)).missing(), -1);
     }
 
-    fn sample(received: u64, outside_out: u64, underlay_dropped: u64) -> Sample {
+    fn sample(received: u64, outside_out: u64, underlay_dropped: u64) -> CounterSample {
         let nodes = || {
             BTreeMap::from([(
                 "red",
@@ -252,10 +252,10 @@ mod tests {
             )])
         };
         let counters = |sent| {
-            let own = Interface { sent, ..Interface::default() };
+            let own = InterfaceCounts { sent, ..InterfaceCounts::default() };
             BTreeMap::from([(("red", "eth0"), own), (("red", "eth1"), own)])
         };
-        Sample {
+        CounterSample {
             before: nodes(),
             outside: counters(outside_out),
             outside_lost: BTreeMap::from([(("red", "eth0"), received)]),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_datagrams_are_read() {
+    fn parses_lost_datagram_counter() {
         let text = "Udp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors SndbufErrors\n\
                     Udp: 5 0 3 9 3 0\n";
         assert_eq!(udp_lost(text), Some(3));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_counts_are_compared() {
+    fn kernel_counts_are_compared_with_pdps() {
         let start = sample(5, 7, 3);
         assert!(sample(15, 17, 3).disagreements(&start, "red").is_empty());
         assert_eq!(sample(15, 18, 3).disagreements(&start, "red").len(), 2);

@@ -1,48 +1,48 @@
-//! Which of Figure 1's networks are brought up, and what forwards for their routers.
+//! Networks of Figure 1 to bring up, and the data planes of their routers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::place;
+use crate::paths;
 
 /// All of Figure 1's networks.
 pub const VNETS: [&str; 3] = ["red", "blue", "green"];
 
-/// Where the specs are, below the repository and below [`place::outside`].
+/// Location of the specs, below the repository and below [`paths::outside`].
 const SPECS: &str = "examples/figure1";
 const SPEC: &str = "figure1.yaml";
 
 /// The data planes of red's router and of blue's.
 const PLANES: [&str; 2] = ["dataPlane: {power: 0.15}", "dataPlane: {kind: kernel}"];
 
-/// Figure 1 as examples/figure1/figure1.yaml has it, if nothing else is said.
+/// Figure 1 as in examples/figure1/figure1.yaml, unless options change it.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Figure {
-    /// Let the kernel forward for red and a guest for blue, which figure1.yaml has the other way round.
+pub struct Figure1 {
+    /// Let the kernel forward for red and a guest for blue; figure1.yaml does the opposite
     #[arg(long)]
     swap: bool,
-    /// Leave green out, whose Internet table takes most of the time.
+    /// Omit green, whose Internet table takes most of the time
     #[arg(long)]
     quick: bool,
 }
 
-impl Figure {
-    /// As figure1.yaml has it.
+impl Figure1 {
+    /// As in figure1.yaml.
     pub const ALL: Self = Self { swap: false, quick: false };
 
-    /// Whether green is there, with the Internet's routes.
+    /// True if green is included, with the Internet's routes.
     pub fn has_green(self) -> bool {
         !self.quick
     }
 
-    /// The networks that are brought up.
+    /// Networks to bring up.
     pub fn vnets(self) -> &'static [&'static str] {
         if self.quick { &VNETS[..2] } else { &VNETS }
     }
 
-    /// The network whose router its kernel forwards for.
+    /// Network whose router has the kernel data plane.
     pub fn kernel(self) -> &'static str {
         if self.swap { "red" } else { "blue" }
     }
@@ -55,14 +55,14 @@ impl Figure {
         }
     }
 
-    /// The spec to apply: the repository's own, or one that is made from it.
+    /// Path of the spec to apply: the repository's, or one made from it.
     pub fn spec(self, repo: &Path) -> Result<PathBuf> {
         let from = repo.join(SPECS);
         if !self.swap && !self.quick {
             return Ok(from.join(SPEC));
         }
-        // With the files beside it that it names.
-        let to = place::outside().join("specs");
+        // Copies the files that it refers to.
+        let to = paths::outside().join("specs");
         fs::create_dir_all(&to)?;
         for entry in fs::read_dir(&from).with_context(|| format!("read {}", from.display()))? {
             let entry = entry?;
@@ -73,7 +73,7 @@ impl Figure {
         Ok(spec)
     }
 
-    /// The documents of the networks that are to be there, with the data planes that they are to have.
+    /// Selects the networks to bring up and sets their data planes.
     fn changed(self, spec: &str) -> Result<String> {
         let is_of =
             |document: &str, vnet: &str| document.contains(&format!("metadata: {{name: {vnet}}}"));
@@ -101,7 +101,7 @@ mod tests {
         let spec = fs::read_to_string(path).unwrap();
         let [red, blue] = ["red", "blue"].map(|name| format!("metadata: {{name: {name}}}"));
         for swap in [false, true] {
-            let figure = Figure { swap, quick: true };
+            let figure = Figure1 { swap, quick: true };
             let changed = figure.changed(&spec).unwrap();
             assert!(!changed.contains("name: green") && changed.contains("kind: Substrate"));
             let (before, after) = changed.split_once(&blue).unwrap();
@@ -112,6 +112,6 @@ mod tests {
                 [!swap, swap].map(usize::from)
             );
         }
-        assert_eq!(Figure::ALL.changed(&spec).unwrap(), spec);
+        assert_eq!(Figure1::ALL.changed(&spec).unwrap(), spec);
     }
 }

@@ -1,4 +1,4 @@
-//! The node, driven through the `pdp` command alone.
+//! The node, controlled only through the `pdp` command.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use pdp_api::{NodeStats, RouteRow, Stats, SubstrateStatus, VnetStatus};
+use pdp_api::{NodeStats, RouteEntry, Stats, SubstrateStatus, VnetStatus};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::{place, shell};
+use crate::{paths, shell};
 
-/// What `pdp up` said, in the run directory.
+/// File with the output of `pdp up`, in the run directory.
 const UP_LOG: &str = "up.log";
 
 /// The node.
-pub struct Node {
+pub struct DemoNode {
     pdp: PathBuf,
 }
 
-impl Node {
-    /// The node, with the `pdp` command that is beside this program.
+impl DemoNode {
+    /// Uses the `pdp` command beside this program.
     pub fn new() -> Result<Self> {
         let here = std::env::current_exe()?;
         let directory = here.parent().context("this program's directory")?;
@@ -30,40 +30,40 @@ impl Node {
         Ok(Self { pdp })
     }
 
-    /// Where the daemon listens.
+    /// Path of the daemon's socket.
     pub fn socket() -> String {
-        place::run().join("pdpd.sock").to_string_lossy().into_owned()
+        paths::run().join("pdpd.sock").to_string_lossy().into_owned()
     }
 
-    /// What a user types to reach the node.
+    /// Command line that reaches the node, for users.
     pub fn command_line(&self) -> String {
         format!("{} --socket {}", self.pdp.display(), Self::socket())
     }
 
-    /// A verb to run by oneself.
+    /// Returns the command of a verb, without running it.
     pub fn command(&self, words: &[&str]) -> Command {
         let pdp = self.pdp.to_string_lossy();
         let socket = Self::socket();
         let words = [&[&*pdp, "--socket", &*socket], words].concat();
-        let mut command = shell::command(Some(&place::node()), &words);
+        let mut command = shell::command(Some(&paths::node()), &words);
         command.env("NO_COLOR", "1");
         command
     }
 
-    /// Runs a verb to its end.
+    /// Runs a verb to its end, and returns its output.
     pub fn pdp(&self, words: &[&str]) -> Result<String> {
         let shown = [&["pdp"], words].concat();
         shell::finish(&mut self.command(words), &shown)
     }
 
-    /// Starts the daemon where it does not run, and brings the spec up, if there is one.
+    /// Starts the daemon unless it runs, and brings the spec up, if given.
     pub fn up(&self, spec: Option<&Path>) -> Result<()> {
-        let (base, state) = (place::base(), place::state());
+        let (base, state) = (paths::base(), paths::state());
         let arguments = format!(
             "--state-dir {} --cgroup {base} --bpf-pin-dir /sys/fs/bpf/{base}",
             state.display()
         );
-        // A daemon inherits no pipe of ours that we would wait for.
+        // The daemon must not inherit a pipe whose end this program waits for.
         let log = logfile()?;
         let status = self
             .command(&["up", "--daemon-args", &arguments])
@@ -71,17 +71,17 @@ impl Node {
             .stdout(log.try_clone()?)
             .stderr(log)
             .status()?;
-        let said = std::fs::read_to_string(place::run().join(UP_LOG)).unwrap_or_default();
+        let said = std::fs::read_to_string(paths::run().join(UP_LOG)).unwrap_or_default();
         ensure!(status.success(), "pdp up: {status}\n{}", said.trim_end());
         Ok(())
     }
 
-    /// Stops the node and forgets it.
+    /// Stops the node and removes its state.
     pub fn down(&self) -> Result<()> {
         if Path::new(&Self::socket()).exists() {
             self.pdp(&["down", "--purge"])?;
         }
-        for directory in [place::run(), place::state()] {
+        for directory in [paths::run(), paths::state()] {
             if directory.exists() {
                 std::fs::remove_dir_all(&directory)
                     .with_context(|| format!("remove {}", directory.display()))?;
@@ -109,18 +109,18 @@ impl Node {
         found.with_context(|| format!("no counters of {vnet}/{node}"))
     }
 
-    /// How a vnet is.
+    /// Status of a vnet.
     pub fn inspect(&self, vnet: &str) -> Result<VnetStatus> {
         self.status(vnet)
     }
 
-    /// How the substrate is.
+    /// Status of the substrate.
     pub fn substrate(&self) -> Result<SubstrateStatus> {
         self.status("substrate")
     }
 
     fn status<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        /// The object as it was applied, with its status.
+        /// Applied object with its status.
         #[derive(Deserialize)]
         struct Inspected<T> {
             status: T,
@@ -131,12 +131,12 @@ impl Node {
         Ok(inspected.status)
     }
 
-    /// Calls `each` with every route that a forwarding guest uses.
+    /// Calls `each` with every route of a forwarding guest.
     pub fn routes(
         &self,
         router: &str,
         guest: u32,
-        mut each: impl FnMut(RouteRow) -> Result<()>,
+        mut each: impl FnMut(RouteEntry) -> Result<()>,
     ) -> Result<()> {
         let number = guest.to_string();
         let mut child = self
@@ -144,7 +144,7 @@ impl Node {
             .stdout(Stdio::piped())
             .spawn()?;
         let pipe = child.stdout.take().context("pdp routes")?;
-        // One row a line of a JSON list, so that a million rows are never in memory at once.
+        // One row per line of a JSON list, so that a million rows are never in memory at once.
         for line in BufReader::new(pipe).lines() {
             let line = line?;
             let row = line.trim().trim_start_matches(['[', ',']).trim_end_matches([']', ',']);
@@ -160,31 +160,31 @@ impl Node {
         }
     }
 
-    /// What the kernel counted on a node's interfaces, by name.
-    pub fn kernel_counters(&self, node: &str) -> Result<BTreeMap<String, Interface>> {
+    /// The kernel's counters of a node's interfaces, by name.
+    pub fn kernel_counters(&self, node: &str) -> Result<BTreeMap<String, InterfaceCounts>> {
         let text = self.exec(node, &["cat", "/proc/net/dev"])?;
         Ok(interface_counters(&text))
     }
 }
 
 fn logfile() -> Result<std::fs::File> {
-    std::fs::create_dir_all(place::run())?;
-    Ok(std::fs::File::create(place::run().join(UP_LOG))?)
+    std::fs::create_dir_all(paths::run())?;
+    Ok(std::fs::File::create(paths::run().join(UP_LOG))?)
 }
 
-/// What the kernel counts of an interface, in packets.
+/// The kernel's counters of an interface, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Interface {
+pub struct InterfaceCounts {
     /// Received.
     pub received: u64,
     /// Sent.
     pub sent: u64,
-    /// Dropped, of both.
+    /// Dropped, in both directions.
     pub dropped: u64,
 }
 
 /// Counters by interface, from /proc/net/dev.
-pub fn interface_counters(text: &str) -> BTreeMap<String, Interface> {
+pub fn interface_counters(text: &str) -> BTreeMap<String, InterfaceCounts> {
     let mut counters = BTreeMap::new();
     for line in text.lines() {
         let Some((name, numbers)) = line.split_once(':') else { continue };
@@ -194,7 +194,7 @@ pub fn interface_counters(text: &str) -> BTreeMap<String, Interface> {
             numbers[..]
         {
             let dropped = receive_dropped + send_dropped;
-            counters.insert(name.trim().to_owned(), Interface { received, sent, dropped });
+            counters.insert(name.trim().to_owned(), InterfaceCounts { received, sent, dropped });
         }
     }
     counters
@@ -205,11 +205,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_counters_are_read() {
+    fn parses_kernel_interface_counters() {
         let text = "Inter-|   Receive                            |  Transmit\n \
             face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs\n \
             eth0:  1296      16    0    3    0     0          0         0     2370   31    0 4 0 0 0 0\n";
-        let eth0 = Interface { received: 16, sent: 31, dropped: 7 };
+        let eth0 = InterfaceCounts { received: 16, sent: 31, dropped: 7 };
         assert_eq!(interface_counters(text)["eth0"], eth0);
     }
 }

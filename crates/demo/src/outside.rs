@@ -1,5 +1,5 @@
-//! What is outside the node: the underlay, and the external machines with their tunnels and
-//! routing software. All of it is in network namespaces and one directory of files ([`place`]).
+//! The environment of the node: the underlay, and the external machines with their tunnels and
+//! routing software. All of it is in network namespaces and one directory of files ([`paths`]).
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,24 +9,24 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 
 use crate::counters::OUTSIDE;
-use crate::place;
+use crate::paths;
 use crate::shell::{LOOK_PAUSE, background, command, run, script, wait};
-use crate::table::Table;
+use crate::table::AnnouncementTable;
 
-/// What turns off everything that makes frames larger than the wire's, or leaves checksums to a
-/// device that isn't there.
+/// Arguments that turn off frames larger than the
+/// wire's, and checksums left to a nonexistent device.
 const NO_OFFLOADS: &str = "tx off gso off tso off gro off";
 
 /// MTU inside a VXLAN tunnel and inside Ethernet in UDP, over 1500 bytes of IPv4.
 const VXLAN_MTU: u32 = 1450;
 const UDP_MTU: u32 = 1458;
 
-/// Longest wait for killed processes to be gone.
+/// Longest wait for killed processes to end.
 const END_MAX: Duration = Duration::from_secs(20);
 
-/// How a machine's tunnel to the node is made.
+/// Kind of a machine's tunnel to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tunnel {
+pub enum MachineTunnel {
     /// The kernel's VXLAN device, with this network identifier.
     Vxlan(u32),
     /// socat between a TAP and UDP, this port at both ends.
@@ -48,122 +48,122 @@ pub enum Software {
 
 /// An external machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
-    /// Its name: of a vnet and its place there.
+pub struct ExternalMachine {
+    /// Name: the vnet and its position there.
     pub name: &'static str,
-    /// Whether it is on external interface A, else on B.
+    /// True if it is on external interface A, otherwise on B.
     pub on_a: bool,
     /// Last byte of its underlay address.
     pub host: u8,
-    /// Its tunnel.
-    pub tunnel: Tunnel,
-    /// Addresses of its tunnel's interface.
+    /// Tunnel.
+    pub tunnel: MachineTunnel,
+    /// Addresses of its tunnel interface.
     pub addresses: &'static [&'static str],
-    /// An address of its own behind it.
+    /// An address behind it.
     pub own: Option<&'static str>,
     /// The node at the tunnel's other end.
     pub gateways: &'static [&'static str],
-    /// What routes.
+    /// Routing software.
     pub software: Software,
 }
 
 /// All external machines.
-pub const MACHINES: [Machine; 9] = [
-    Machine {
+pub const MACHINES: [ExternalMachine; 9] = [
+    ExternalMachine {
         name: "red-x",
         on_a: true,
         host: 11,
-        tunnel: Tunnel::Vxlan(10),
+        tunnel: MachineTunnel::Vxlan(10),
         addresses: &["10.0.0.2/30"],
         own: Some("10.0.10.1"),
         gateways: &[],
         software: Software::Ospf,
     },
-    Machine {
+    ExternalMachine {
         name: "red-y",
         on_a: false,
         host: 11,
-        tunnel: Tunnel::Udp(5010),
+        tunnel: MachineTunnel::Udp(5010),
         addresses: &["10.0.0.6/30"],
         own: Some("10.0.20.1"),
         gateways: &[],
         software: Software::Ospf,
     },
-    Machine {
+    ExternalMachine {
         name: "blue-x",
         on_a: true,
         host: 12,
-        tunnel: Tunnel::Vxlan(20),
+        tunnel: MachineTunnel::Vxlan(20),
         addresses: &["10.0.0.2/30"],
         own: Some("10.0.10.1"),
         gateways: &[],
         software: Software::Isis(2),
     },
-    Machine {
+    ExternalMachine {
         name: "blue-y",
         on_a: false,
         host: 12,
-        tunnel: Tunnel::Udp(5020),
+        tunnel: MachineTunnel::Udp(5020),
         addresses: &["10.0.0.6/30"],
         own: Some("10.0.20.1"),
         gateways: &[],
         software: Software::Isis(3),
     },
-    Machine {
+    ExternalMachine {
         name: "g0",
         on_a: true,
         host: 20,
-        tunnel: Tunnel::Vxlan(100),
+        tunnel: MachineTunnel::Vxlan(100),
         addresses: &["10.1.0.2/30", "fd00:1:0::2/64"],
         own: None,
         gateways: &["10.1.0.1", "fd00:1:0::1"],
         software: Software::None,
     },
-    peer("g1", true, 21, Tunnel::Vxlan(101), &["10.1.1.2/30", "fd00:1:1::2/64"], 0),
-    peer("g2", true, 22, Tunnel::Udp(5102), &["10.1.2.2/30", "fd00:1:2::2/64"], 1),
-    peer("g3", false, 23, Tunnel::Vxlan(103), &["10.1.3.2/30", "fd00:1:3::2/64"], 2),
-    peer("g4", false, 24, Tunnel::Udp(5104), &["10.1.4.2/30", "fd00:1:4::2/64"], 3),
+    peer("g1", true, 21, MachineTunnel::Vxlan(101), &["10.1.1.2/30", "fd00:1:1::2/64"], 0),
+    peer("g2", true, 22, MachineTunnel::Udp(5102), &["10.1.2.2/30", "fd00:1:2::2/64"], 1),
+    peer("g3", false, 23, MachineTunnel::Vxlan(103), &["10.1.3.2/30", "fd00:1:3::2/64"], 2),
+    peer("g4", false, 24, MachineTunnel::Udp(5104), &["10.1.4.2/30", "fd00:1:4::2/64"], 3),
 ];
 
-/// Table of a peer's kernel with the routes that come and go: BIRD announces them as they are there,
-/// without reading its configuration again.
+/// Table of a peer's kernel for the moving routes. BIRD
+/// follows it without reading its configuration again.
 const MOVING_TABLE: u32 = 77;
 
 const fn peer(
     name: &'static str,
     on_a: bool,
     host: u8,
-    tunnel: Tunnel,
+    tunnel: MachineTunnel,
     addresses: &'static [&'static str],
     number: usize,
-) -> Machine {
+) -> ExternalMachine {
     let software = Software::Bird(number);
-    Machine { name, on_a, host, tunnel, addresses, own: None, gateways: &[], software }
+    ExternalMachine { name, on_a, host, tunnel, addresses, own: None, gateways: &[], software }
 }
 
-impl Machine {
-    /// The machine of this name.
+impl ExternalMachine {
+    /// Returns the machine of this name.
     pub fn named(name: &str) -> Result<&'static Self> {
         let found = MACHINES.iter().find(|machine| machine.name == name);
         found.with_context(|| format!("there is no external machine {name}"))
     }
 
-    /// Its network namespace.
+    /// Network namespace.
     pub fn netns(&self) -> String {
-        place::netns(self.name)
+        paths::netns(self.name)
     }
 
     fn directory(&self) -> PathBuf {
-        place::outside().join(self.name)
+        paths::outside().join(self.name)
     }
 
     fn underlay(&self, host: u8) -> String {
         format!("{}.{host}", if self.on_a { "192.0.2" } else { "198.51.100" })
     }
 
-    /// Makes it, up to its addresses.
+    /// Makes the machine, including its addresses.
     fn make(&self) -> Result<()> {
-        let (netns, name, underlay) = (self.netns(), self.name, place::underlay());
+        let (netns, name, underlay) = (self.netns(), self.name, paths::underlay());
         let bridge = if self.on_a { "bridge-a" } else { "bridge-b" };
         fs::create_dir_all(self.directory())?;
         script(
@@ -182,7 +182,7 @@ impl Machine {
         )?;
         let (local, remote) = (self.underlay(self.host), self.underlay(1));
         let mtu = match self.tunnel {
-            Tunnel::Vxlan(vni) => {
+            MachineTunnel::Vxlan(vni) => {
                 script(
                     Some(&netns),
                     &format!(
@@ -193,7 +193,7 @@ impl Machine {
                 )?;
                 VXLAN_MTU
             }
-            Tunnel::Udp(port) => {
+            MachineTunnel::Udp(port) => {
                 let udp = format!("UDP4-DATAGRAM:{remote}:{port},bind={local}:{port}");
                 let tap = "TUN,tun-type=tap,tun-name=eth0,iff-no-pi";
                 let log = self.directory().join("socat.log");
@@ -219,7 +219,7 @@ impl Machine {
     }
 
     /// Starts its routing software.
-    fn start(&self, table: &Table) -> Result<()> {
+    fn start(&self, table: &AnnouncementTable) -> Result<()> {
         match self.software {
             Software::Ospf => {
                 let interface = " ip ospf network point-to-point\n ip ospf hello-interval 1\n \
@@ -267,7 +267,7 @@ impl Machine {
         Ok(())
     }
 
-    fn bird(&self, number: usize, table: &Table) -> Result<()> {
+    fn bird(&self, number: usize, table: &AnnouncementTable) -> Result<()> {
         let directory = self.directory();
         let mut config =
             format!("router id 10.1.{0}.2;\nlog stderr all;\nprotocol device {{}}\n", number + 1);
@@ -299,7 +299,7 @@ impl Machine {
         background(&self.netns(), &words, &directory.join("bird.log")).map(drop)
     }
 
-    /// Begins or ceases to announce prefixes.
+    /// Announces and withdraws prefixes.
     pub fn change_routes(&self, changes: impl Iterator<Item = (IpNet, bool)>) -> Result<()> {
         let mut lines = String::new();
         for (prefix, announced) in changes {
@@ -311,7 +311,7 @@ impl Machine {
         run(Some(&self.netns()), &["ip", "-batch", &path.to_string_lossy()]).map(drop)
     }
 
-    /// Lets it take datagrams for any address that arrives, without a route for what it sends.
+    /// Makes it accept datagrams for any address, without a route for the datagrams that it sends.
     pub fn accept_everything(&self) -> Result<()> {
         script(
             Some(&self.netns()),
@@ -324,10 +324,10 @@ impl Machine {
     }
 }
 
-/// Makes the underlay, with the node's namespace and its external interfaces A and B.
+/// Makes the underlay, the node's namespace, and the external interfaces A and B.
 pub fn make_underlay() -> Result<()> {
-    let (node, underlay) = (place::node(), place::underlay());
-    fs::create_dir_all(place::outside())?;
+    let (node, underlay) = (paths::node(), paths::underlay());
+    fs::create_dir_all(paths::outside())?;
     script(
         None,
         &format!(
@@ -352,12 +352,12 @@ pub fn make_underlay() -> Result<()> {
 
 /// Makes all external machines.
 pub fn make_machines() -> Result<()> {
-    MACHINES.iter().try_for_each(Machine::make)
+    MACHINES.iter().try_for_each(ExternalMachine::make)
 }
 
-/// Starts the routing software of the external machines of these vnets.
-pub fn start_software(table: &Table, vnets: &[&str]) -> Result<()> {
-    let of = |machine: &&Machine| {
+/// Starts the routing software of these vnets' external machines.
+pub fn start_software(table: &AnnouncementTable, vnets: &[&str]) -> Result<()> {
+    let of = |machine: &&ExternalMachine| {
         let found =
             OUTSIDE.iter().find(|(_, ports)| ports.iter().any(|(_, name)| *name == machine.name));
         found.is_some_and(|(vnet, _)| vnets.contains(vnet))
@@ -365,20 +365,20 @@ pub fn start_software(table: &Table, vnets: &[&str]) -> Result<()> {
     MACHINES.iter().filter(of).try_for_each(|machine| machine.start(table))
 }
 
-/// Whether anything of the demo is there.
+/// True if anything of the demo exists.
 pub fn exists() -> bool {
     !namespaces().is_empty()
 }
 
-/// Names of the demo's network namespaces that exist.
+/// Names of the demo's existing network namespaces.
 fn namespaces() -> Vec<String> {
     let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let prefix = place::netns("");
+    let prefix = paths::netns("");
     names.filter(|name| name.starts_with(&prefix)).collect()
 }
 
-/// Ends every process in the demo's namespaces, and removes the namespaces and files.
+/// Kills every process in the demo's namespaces, and removes the namespaces and files.
 pub fn remove() -> Result<()> {
     let mut failed = Vec::new();
     let mut killed = Vec::new();
@@ -391,7 +391,7 @@ pub fn remove() -> Result<()> {
             killed.push(pid.to_owned());
         }
     }
-    // One with a full table takes a moment to end.
+    // A process with a full table takes a moment to end.
     let end = Instant::now() + END_MAX;
     while !killed.is_empty() && Instant::now() < end {
         std::thread::sleep(LOOK_PAUSE);
@@ -405,13 +405,13 @@ pub fn remove() -> Result<()> {
             failed.push(error.to_string());
         }
     }
-    if place::outside().exists() {
-        fs::remove_dir_all(place::outside())?;
+    if paths::outside().exists() {
+        fs::remove_dir_all(paths::outside())?;
     }
     if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n")) }
 }
 
-/// Whether a process still has its memory; one that has ended and waits for its parent has none.
+/// True if a process still has its memory. A zombie has none.
 fn runs(pid: &str) -> bool {
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }

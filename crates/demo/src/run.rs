@@ -13,14 +13,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ipnet::IpNet;
 use pdp_api::RouteTarget;
 
-use crate::counters::{Sample, Sums};
-use crate::figure::Figure;
-use crate::node::Node;
-use crate::outside::{self, Machine};
-use crate::place;
+use crate::counters::{CounterSample, PortSums};
+use crate::figure::Figure1;
+use crate::node::DemoNode;
+use crate::outside::{self, ExternalMachine};
+use crate::paths;
 use crate::shell;
-use crate::table::{PEERS, Peers, Random, Table};
-use crate::traffic::{self, Judgement, Running};
+use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
+use crate::traffic::{self, Judgement, RunningTraffic};
 
 /// Longest wait for OSPF's and IS-IS' routes.
 const ADJACENCY_MAX: Duration = Duration::from_secs(90);
@@ -37,10 +37,10 @@ const THROUGH: u64 = 20_000;
 const IPERF_SECONDS: &str = "5";
 /// Pings of a vnet.
 const PINGS: &str = "50";
-/// Each port towards a peer takes at least this share of the datagrams.
+/// Smallest part of the datagrams that each port towards a peer must take.
 const SHARE_MIN: f64 = 0.1;
 
-/// What was measured of a vnet.
+/// Measurements of a vnet.
 #[derive(Default)]
 struct Measured {
     ping: String,
@@ -49,24 +49,25 @@ struct Measured {
     judgement: Judgement,
 }
 
-/// The demo, up.
+/// The running demo.
 pub struct Demo {
     /// The node.
-    pub node: Node,
-    /// What is announced to green.
-    pub table: Table,
-    /// What was wrong so far.
+    pub node: DemoNode,
+    /// Announced routes of green.
+    pub table: AnnouncementTable,
+    /// Problems found so far.
     pub problems: Vec<String>,
-    figure: Figure,
+    figure: Figure1,
     run: u32,
 }
 
-/// Brings it all up, runs traffic, checks, and leaves it up. `repo`: where examples/ and data/ are.
-pub fn up(repo: &Path, figure: Figure) -> Result<()> {
+/// Brings everything up, runs traffic, checks, and leaves
+/// it running. `repo` contains examples/ and data/.
+pub fn up(repo: &Path, figure: Figure1) -> Result<()> {
     let start = Instant::now();
     let table = match figure.has_green() {
-        true => step("reading the real table", || Table::read(&repo.join("data")))?,
-        false => Table::default(),
+        true => step("reading the real table", || AnnouncementTable::read(&repo.join("data")))?,
+        false => AnnouncementTable::default(),
     };
     let (mut demo, first) = bring_up(repo, table, figure)?;
     if figure.has_green() {
@@ -90,10 +91,14 @@ pub fn up(repo: &Path, figure: Figure) -> Result<()> {
     bail!("{} checks failed:\n  {}", demo.problems.len(), demo.problems.join("\n  "))
 }
 
-/// Brings it up, until all routes are learned; with counters from before there were any.
-pub fn bring_up(repo: &Path, table: Table, figure: Figure) -> Result<(Demo, Sample)> {
+/// Brings it up, and waits until all routes are learned. Returns counters from before that as well.
+pub fn bring_up(
+    repo: &Path,
+    table: AnnouncementTable,
+    figure: Figure1,
+) -> Result<(Demo, CounterSample)> {
     ensure!(rustix::process::geteuid().is_root(), "this makes network namespaces: run it as root");
-    let node = Node::new()?;
+    let node = DemoNode::new()?;
     if outside::exists() {
         step("removing the demo that is up already", || remove(&node))?;
     }
@@ -105,7 +110,7 @@ pub fn bring_up(repo: &Path, table: Table, figure: Figure) -> Result<(Demo, Samp
     let mut demo = Demo { node, table, problems: Vec::new(), figure, run: 0 };
     demo.allocation()?;
     step("waiting for all forwarding guests", || demo.guests_connected())?;
-    let first = Sample::take(&demo.node, figure.vnets())?;
+    let first = CounterSample::take(&demo.node, figure.vnets())?;
     step("starting FRR and BIRD outside", || outside::start_software(&demo.table, figure.vnets()))?;
     let begin = Instant::now();
     step("waiting for OSPF", || demo.wait_adjacency("red"))?;
@@ -118,18 +123,18 @@ pub fn bring_up(repo: &Path, table: Table, figure: Figure) -> Result<(Demo, Samp
 
 /// Removes every trace.
 pub fn down() -> Result<()> {
-    step("removing the demo", || remove(&Node::new()?))
+    step("removing the demo", || remove(&DemoNode::new()?))
 }
 
-/// Removes every trace of a node and of what is outside it.
-pub fn remove(node: &Node) -> Result<()> {
+/// Removes every trace of a node and of its environment.
+pub fn remove(node: &DemoNode) -> Result<()> {
     let stopped = node.down();
-    // Whatever the node said, nothing outside it stays.
+    // Whatever the node reports, remove everything outside it.
     outside::remove()?;
     stopped
 }
 
-/// Does something with a sign of life on the terminal, and says how long it took.
+/// Runs a step with a progress sign on the terminal, and prints its duration.
 pub fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let bar = ProgressBar::new_spinner().with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
@@ -196,7 +201,7 @@ impl Demo {
 
     /// Waits until the machines at the two ends of red or blue reach each other.
     fn wait_adjacency(&self, vnet: &str) -> Result<()> {
-        let netns = Machine::named(&format!("{vnet}-x"))?.netns();
+        let netns = ExternalMachine::named(&format!("{vnet}-x"))?.netns();
         let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
         shell::wait(vnet, ADJACENCY_MAX, || shell::run(Some(&netns), &ping).map(drop))
     }
@@ -229,12 +234,12 @@ impl Demo {
         waited
     }
 
-    /// Compares both forwarding guests' tables with what was announced, route by route.
+    /// Compares both forwarding guests' tables with the announcements, route by route.
     fn compare_tables(&mut self) -> Result<()> {
         for guest in [0, 1] {
             let title = format!("comparing green's guest {guest} with what was announced");
             let wrong = step(&title, || {
-                // Routes may still change their hops while the last peer's updates come in.
+                // Next hops may still change while the last peer's updates come in.
                 let mut wrong = Vec::new();
                 shell::wait(&title, Duration::from_secs(60), || {
                     wrong = self.table_faults(guest, self.table.prefixes.len(), |prefix| {
@@ -257,7 +262,7 @@ impl Demo {
         Ok(())
     }
 
-    /// How a guest's table differs from what was announced: `total` prefixes.
+    /// Differences of a guest's table from the announcements, which have `total` prefixes.
     pub fn table_faults(
         &self,
         guest: u32,
@@ -293,20 +298,20 @@ impl Demo {
 
     fn measure(&mut self, vnet: &str) -> Result<Measured> {
         if vnet == "green" {
-            let (from, to) = (Machine::named("g0")?, Machine::named("g1")?);
-            // g1 answers g0 by the router, and nothing else.
+            let (from, to) = (ExternalMachine::named("g0")?, ExternalMachine::named("g1")?);
+            // g1 answers g0 through the router, and only that.
             shell::run(
                 Some(&to.netns()),
                 &["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"],
             )?;
             let ping = ping(from, None, "10.1.1.2")?;
             let tcp = iperf(from, to, None, "10.1.1.2")?;
-            let targets = self.table.draw(TARGETS, &mut Random(2009));
+            let targets = self.table.draw(TARGETS, &mut SplitMix64(2009));
             let (sent, judgement) = self.shower(&targets, ROUNDS)?;
             return Ok(Measured { ping, tcp, datagrams: sent, judgement });
         }
-        let from = Machine::named(&format!("{vnet}-x"))?;
-        let to = Machine::named(&format!("{vnet}-y"))?;
+        let from = ExternalMachine::named(&format!("{vnet}-x"))?;
+        let to = ExternalMachine::named(&format!("{vnet}-y"))?;
         let inner = self.node.exec(&format!("{vnet}/h1"), &["ping", "-c3", "-W2", "10.0.20.1"]);
         self.expect(inner.is_ok(), || format!("{vnet}/h1 does not reach {vnet}-y: {inner:?}"));
         let ping = ping(from, Some("10.0.10.1"), "10.0.20.1")?;
@@ -318,12 +323,12 @@ impl Demo {
         Ok(Measured { ping, tcp, datagrams: sent, judgement })
     }
 
-    /// Datagrams from g0 to targets in the real table, judged by the reference look-up.
+    /// Sends datagrams from g0 to targets in the real table; judges them by the reference look-up.
     fn shower(&mut self, targets: &[IpAddr], rounds: u64) -> Result<(u64, Judgement)> {
-        let from = Machine::named("g0")?;
+        let from = ExternalMachine::named("g0")?;
         let mut peers = Vec::new();
         for number in 1..=PEERS {
-            let peer = Machine::named(&format!("g{number}"))?;
+            let peer = ExternalMachine::named(&format!("g{number}"))?;
             peer.accept_everything()?;
             peers.push(peer);
         }
@@ -331,16 +336,16 @@ impl Demo {
         Ok((sent, traffic::judge(targets, &arrivals, |address| self.table.look_up(address))))
     }
 
-    /// Sends datagrams and collects what arrives at each sink.
+    /// Sends datagrams and collects the arrivals at each sink.
     fn send(
         &mut self,
-        from: &Machine,
-        sinks: &[&Machine],
+        from: &ExternalMachine,
+        sinks: &[&ExternalMachine],
         targets: &[IpAddr],
         rounds: u64,
     ) -> Result<(u64, Vec<Vec<traffic::Arrival>>)> {
         self.run += 1;
-        Running::start(("check", self.run), from, sinks, targets, (rounds, PPS))?.finish()
+        RunningTraffic::start(("check", self.run), from, sinks, targets, (rounds, PPS))?.finish()
     }
 
     fn judge_green(&mut self, judgement: &Judgement) {
@@ -364,23 +369,23 @@ impl Demo {
         );
     }
 
-    /// Plants a wrong route for one prefix in green's control guest, and expects the check to find
-    /// exactly that.
+    /// Plants a wrong route for one prefix in green's control
+    /// guest, and expects the check to find exactly that route.
     fn plant(&mut self) -> Result<()> {
         let (target, prefix, peer) = self.single().context("no prefix with one announcer")?;
         let wrong = (peer + 2) % PEERS + 1;
         let (prefix_text, gateway) = (prefix.to_string(), format!("10.1.{wrong}.2"));
         let device = format!("eth{wrong}");
         let route = |verb| ["ip", "route", verb, &*prefix_text, "via", &*gateway, "dev", &*device];
-        let mut targets = self.table.draw(50, &mut Random(7));
+        let mut targets = self.table.draw(50, &mut SplitMix64(7));
         targets.retain(|other| !prefix.contains(other));
         targets.push(target);
-        // Metric 0 is before BIRD's.
+        // Metric 0 wins over BIRD's.
         self.node.exec("green/r1", &route("replace"))?;
         let found = shell::wait("the wrong route", Duration::from_secs(30), || {
             let (_, judgement) = self.shower(&targets, 10)?;
             ensure!(!judgement.wrong.is_empty(), "nothing was found");
-            let of_it = |wrong: &traffic::Wrong| wrong.prefix == Some(prefix);
+            let of_it = |wrong: &traffic::Misdelivery| wrong.prefix == Some(prefix);
             ensure!(judgement.wrong.iter().all(of_it), "others too: {:?}", judgement.wrong);
             Ok(())
         });
@@ -398,9 +403,9 @@ impl Demo {
         Ok(())
     }
 
-    /// An IPv4 address whose longest prefix one peer alone announces.
+    /// Returns an IPv4 address whose longest prefix has a single announcer.
     fn single(&self) -> Option<(IpAddr, IpNet, usize)> {
-        let mut random = Random(11);
+        let mut random = SplitMix64(11);
         (0..1000).find_map(|_| {
             let target = *self.table.draw(1, &mut random).first()?;
             let (prefix, peers) = self.table.look_up(target)?;
@@ -409,9 +414,9 @@ impl Demo {
         })
     }
 
-    /// The closing table.
-    fn close(&mut self, first: &Sample, measured: &BTreeMap<&str, Measured>) -> Result<()> {
-        let last = Sample::take(&self.node, self.figure.vnets())?;
+    /// Prints the closing table.
+    fn close(&mut self, first: &CounterSample, measured: &BTreeMap<&str, Measured>) -> Result<()> {
+        let last = CounterSample::take(&self.node, self.figure.vnets())?;
         let stats = self.node.stats()?;
         let mut sheet = Sheet::new();
         let vnets = self.figure.vnets();
@@ -441,7 +446,7 @@ impl Demo {
         for &vnet in vnets {
             let router = stats.vnets.get(vnet).and_then(|stats| stats.nodes.get("r1"));
             let router = router.with_context(|| format!("no counters of {vnet}/r1"))?;
-            let sums = Sums::of(router);
+            let sums = PortSums::of(router);
             let missing = sums.missing();
             self.expect(missing == 0, || {
                 format!("{vnet}/r1: {missing} frames are unaccounted for")
@@ -504,7 +509,7 @@ impl Demo {
 
     fn next_commands(&self) {
         let pdp = self.node.command_line();
-        let red_x = place::netns("red-x");
+        let red_x = paths::netns("red-x");
         let kernel = self.figure.kernel();
         let green = match self.figure.has_green() {
             true => format!(
@@ -512,8 +517,8 @@ impl Demo {
             ),
             false => String::new(),
         };
-        let down = match place::name() {
-            place::NAME_DEFAULT => "make demo-down".to_owned(),
+        let down = match paths::name() {
+            paths::NAME_DEFAULT => "make demo-down".to_owned(),
             name => format!("target/release/pdp-demo down --name {name}"),
         };
         println!(
@@ -531,14 +536,14 @@ impl Demo {
     }
 }
 
-/// Prefixes that green has by itself: its links', and what every IPv6 interface has.
+/// True for prefixes that green itself has: its links', and those of every IPv6 interface.
 fn own_prefix(prefix: IpNet) -> bool {
     let own = ["10.1.0.0/16", "fd00:1::/32", "fe80::/10", "ff00::/8"];
     own.iter().filter_map(|net| net.parse::<IpNet>().ok()).any(|net| net.contains(&prefix))
 }
 
 /// Round-trip times and loss between two machines.
-fn ping(from: &Machine, source: Option<&str>, to: &str) -> Result<String> {
+fn ping(from: &ExternalMachine, source: Option<&str>, to: &str) -> Result<String> {
     let mut words = vec!["ping", "-q", "-i", "0.05", "-W", "2", "-c", PINGS];
     words.extend(source.into_iter().flat_map(|source| ["-I", source]));
     words.push(to);
@@ -549,9 +554,14 @@ fn ping(from: &Machine, source: Option<&str>, to: &str) -> Result<String> {
     Ok(format!("{average} ms, {}", loss.split_whitespace().next().unwrap_or("?")))
 }
 
-/// A TCP run between two machines.
-pub fn iperf(from: &Machine, to: &Machine, source: Option<&str>, address: &str) -> Result<String> {
-    let log = place::outside().join(to.name).join("iperf3.log");
+/// Measures TCP between two machines.
+pub fn iperf(
+    from: &ExternalMachine,
+    to: &ExternalMachine,
+    source: Option<&str>,
+    address: &str,
+) -> Result<String> {
+    let log = paths::outside().join(to.name).join("iperf3.log");
     let server = ["iperf3", "-s", "-1", "-B", address, "--forceflush"];
     let mut server = shell::background(&to.netns(), &server, &log)?;
     let listening = shell::wait("iperf3", Duration::from_secs(10), || {
@@ -563,7 +573,7 @@ pub fn iperf(from: &Machine, to: &Machine, source: Option<&str>, address: &str) 
     let mut words = vec!["iperf3", "-c", address, "-t", IPERF_SECONDS, "-J"];
     words.extend(source.into_iter().flat_map(|source| ["-B", source]));
     let text = listening.and_then(|()| shell::run(Some(&from.netns()), &words));
-    // It serves one run; without one it would wait for ever.
+    // It serves one run; without a run it would wait for ever.
     let _ = server.kill();
     let _ = server.wait();
     let result: serde_json::Value = serde_json::from_str(&text?).context("iperf3 -J")?;

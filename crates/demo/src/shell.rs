@@ -1,4 +1,4 @@
-//! Running commands: here, in a network namespace, and in the background.
+//! Running commands: directly, in a network namespace, or in the background.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Pause between two looks at something that is waited for.
+/// Pause between two checks of an awaited condition.
 pub const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
-/// A command, to run in the network namespace `netns` where one is named. Mounts stay the
-/// machine's own, other than with `ip netns exec`: cgroups and BPF are needed.
+/// Makes a command that runs in the network namespace `netns`, if given. Unlike `ip netns exec`, it
+/// keeps the machine's mounts, as cgroups and BPF are needed.
 pub fn command(netns: Option<&str>, words: &[&str]) -> Command {
     let mut command;
     match netns {
@@ -31,24 +31,24 @@ pub fn command(netns: Option<&str>, words: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end; what it wrote, or what went wrong.
+/// Runs a command to its end. Returns its output, or its error.
 pub fn run(netns: Option<&str>, words: &[&str]) -> Result<String> {
     finish(&mut command(netns, words), words)
 }
 
-/// Runs lines of shell to their end, stopping at the first that fails.
+/// Runs shell lines to their end; stops at the first failure.
 pub fn script(netns: Option<&str>, lines: &str) -> Result<String> {
     finish(&mut command(netns, &["sh", "-ec", lines]), &[lines.trim()])
 }
 
-/// The output of a command that is to succeed.
+/// Output of a command that must succeed.
 pub fn finish(command: &mut Command, words: &[&str]) -> Result<String> {
     let what = words.join(" ");
     let output = command.output().with_context(|| format!("{what}: can't be started"))?;
     checked(&what, &output)
 }
 
-/// A finished command's output, or its words as an error.
+/// Output of a finished command, or its messages as an error.
 pub fn checked(what: &str, output: &Output) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
@@ -58,7 +58,7 @@ pub fn checked(what: &str, output: &Output) -> Result<String> {
     bail!("{what}: {}\n{}{}", output.status, text.trim_end(), errors.trim_end())
 }
 
-/// Starts a program in the background, its output in a file. It outlives this program.
+/// Starts a program in the background, with its output in a file. It outlives this program.
 pub fn background(netns: &str, words: &[&str], log: &Path) -> Result<Child> {
     let log = File::create(log).with_context(|| format!("log {}", log.display()))?;
     let words = [&["setsid"], words].concat();
@@ -69,10 +69,10 @@ pub fn background(netns: &str, words: &[&str], log: &Path) -> Result<Child> {
         .with_context(|| words.join(" "))
 }
 
-/// Set once this program was told to end.
+/// Set once this program was asked to end.
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Lets SIGINT and SIGTERM end what runs in order, so that nothing of it is left behind.
+/// Makes SIGINT and SIGTERM end a run in order, so that nothing of it is left behind.
 pub fn end_on_signals() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM] {
@@ -81,12 +81,13 @@ pub fn end_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// Whether this program was told to end.
+/// True if this program was asked to end.
 pub fn interrupted() -> bool {
     INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// Looks until `done`, at most `limit`; the last error says what was missing.
+/// Repeats `done` until it succeeds, for at most
+/// `limit`. Then its last error tells what is missing.
 pub fn wait(what: &str, limit: Duration, mut done: impl FnMut() -> Result<()>) -> Result<()> {
     let end = Instant::now() + limit;
     loop {

@@ -1,13 +1,14 @@
-//! Figure 1 for long: traffic and route churn all the time, a fault in two cycles of three, and in
-//! the end a report on what leaked, was lost, or did not come back.
+//! Long run of Figure 1: continuous traffic and route churn, and a fault in two cycles of three. At
+//! the end it reports leaks, losses, and anything that did not recover.
 //!
-//! - A cycle without a fault, or with one that leaves forwarding alone, loses no datagram but those
-//!   that the kernel says it lost in sockets and interfaces outside vnets. Without a fault none is
-//!   reordered; none comes twice or leaves by a wrong interface.
-//! - After a fault everything comes back within [`BACK_MAX`]; what was lost meanwhile is told.
-//! - After every cycle the counters of every node add up and red's tables agree with its kernel's, which
-//!   blue has no others than; at the end green's do too, route by route.
-//! - What the node holds at the end is what it held after [`WARM_CYCLES`] cycles (`leaks`).
+//! - A cycle without a fault, or with one that leaves forwarding alone, loses no datagrams.
+//!   Exceptions are losses that the kernel reports in sockets and interfaces outside vnets.
+//! - Without a fault no datagram is reordered. None ever arrives twice or leaves by a wrong
+//!   interface.
+//! - After a fault everything recovers within [`BACK_MAX`]; losses meanwhile are reported.
+//! - After every cycle the counters of every node add up. Red's tables agree with its kernel's;
+//!   blue only has its kernel's. At the end green's agree too, route by route.
+//! - At the end the node holds the same resources as after [`WARM_CYCLES`] cycles (`leaks`).
 
 mod churn;
 mod faults;
@@ -24,61 +25,61 @@ use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use pdp_api::{Phase, Stats};
 
-use self::churn::Churn;
-use self::faults::{Bag, Fault, GREEN_GUESTS};
-use self::leaks::Sample as Held;
-use self::report::{Check, Cost, Story};
-use crate::counters::{Sample, Sums};
-use crate::figure::{Figure, VNETS};
-use crate::node::Node;
-use crate::outside::Machine;
+use self::churn::PrefixChurn;
+use self::faults::{Bag, GREEN_GUESTS, SoakFault};
+use self::leaks::ResourceSample as Held;
+use self::report::{FaultCost, SoakCheck, Story};
+use crate::counters::{CounterSample, PortSums};
+use crate::figure::{Figure1, VNETS};
+use crate::node::DemoNode;
+use crate::outside::ExternalMachine;
 use crate::run::{self, Demo, step};
-use crate::table::{PEERS, Peers, Random, Table};
-use crate::traffic::{self, Arrival, Running};
-use crate::{place, shell};
+use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
+use crate::traffic::{self, Arrival, RunningTraffic};
+use crate::{paths, shell};
 
 /// All of Figure 1.
-const FIGURE: Figure = Figure::ALL;
-/// Name of a demo that soaks.
+const FIGURE: Figure1 = Figure1::ALL;
+/// Default name of a soak demo.
 pub const NAME: &str = "soak";
 
-/// Cycles before what is held is taken down: by then caches are warm.
+/// Cycles before the baseline of resources is taken: by then caches are warm.
 const WARM_CYCLES: u64 = 3;
-/// Of so many cycles, one is without a fault; it is the first, too.
+/// One of this many cycles is without a fault, as is the first.
 const QUIET_ONE_OF: u64 = 3;
-/// Of so many cycles, one ends with a TCP run.
+/// One of this many cycles ends with a TCP run.
 const TCP_ONE_OF: u64 = 4;
-/// Longest wait for all to be back after a fault.
+/// Longest time for recovery after a fault.
 const BACK_MAX: Duration = Duration::from_secs(180);
-/// Longest wait for counters and tables that are looked at while they change.
+/// Longest wait for counters and tables to agree while they change.
 const AGREE_MAX: Duration = Duration::from_secs(20);
-/// Traffic before a fault and after all is back, and in a cycle without a fault.
+/// Traffic before a fault and after recovery, and in a cycle without a fault.
 const LEAD: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(8);
-/// Datagrams a second from end to end of red and of blue, and through green.
+/// Datagrams per second from end to end of red and of blue, and through green.
 const THROUGH_PPS: u64 = 300;
 const GREEN_PPS: u64 = 800;
-/// Destinations in the real table, and of those the ones of a cycle.
+/// Destinations in the real table, and how many of them a cycle uses.
 const STEADY: usize = 10_000;
 const TARGETS: usize = 1_000;
 /// Neighbours of red's OSPF and of blue's IS-IS.
 const NEIGHBOURS: usize = 2;
-/// Sessions that green's BIRD has: IPv4 and IPv6 with each peer.
+/// Sessions of green's BIRD: IPv4 and IPv6 with each peer.
 const SESSIONS: usize = 2 * PEERS;
 
-/// What the command line says.
+/// Options of the command line.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// How long, from when all is up.
+    /// Duration in minutes, after everything is up
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
-    /// Draws the same faults and route changes again.
+    /// Seed, to repeat the same faults and route changes
     #[arg(long)]
     seed: Option<u64>,
-    /// Change routes as this file of BGP updates says (MRT, gzip), second by second.
+    /// Change routes according to this file of BGP updates (MRT, gzip), second by second
     #[arg(long, value_name = "FILE")]
     updates: Option<PathBuf>,
-    /// Where the report is written.
+    /// File for the report
     #[arg(long, value_name = "FILE", default_value = "soak-report.md")]
     report: PathBuf,
     /// Directory of the repository, with examples/ and data/.
@@ -93,27 +94,27 @@ pub fn run(options: &Options) -> Result<()> {
     let mut story = Story::new(options.seed.unwrap_or(clock.as_secs()));
     let soaked = soak(options, &mut story);
     if let Err(error) = &soaked {
-        story.wrong(Check::Whole, format!("{error:#}"));
+        story.wrong(SoakCheck::Whole, format!("{error:#}"));
     }
-    // Its last words, where something was wrong.
+    // The daemon's log, if anything was wrong.
     if story.problems() > 0 {
         let log = options.report.with_extension("pdpd.log");
-        let _ = std::fs::copy(place::run().join("pdpd.log"), log);
+        let _ = std::fs::copy(paths::run().join("pdpd.log"), log);
     }
-    let node = Node::new()?;
+    let node = DemoNode::new()?;
     let down = step("taking it down", || {
-        // A fault may have left it without a daemon, which takes it down. If there is none, that
-        // says so too.
-        if place::run().exists() {
+        // A fault may have stopped the daemon, which is needed to remove the node. Without a node,
+        // this fails and reports that.
+        if paths::run().exists() {
             let _ = node.up(None);
         }
         run::remove(&node)
     });
     if let Err(error) = down {
-        story.wrong(Check::Down, format!("{error:#}"));
+        story.wrong(SoakCheck::Down, format!("{error:#}"));
     }
     for left in leaks::leftovers() {
-        story.wrong(Check::Down, left);
+        story.wrong(SoakCheck::Down, left);
     }
     let text = story.text();
     std::fs::write(&options.report, &text)
@@ -124,18 +125,19 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Brings it up and goes through the cycles.
+/// Brings it up and runs the cycles.
 fn soak(options: &Options, story: &mut Story) -> Result<()> {
-    let mut table = step("reading the real table", || Table::read(&options.repo.join("data")))?;
-    let churn = Churn::new(&table, story.seed, options.updates.as_deref())?;
+    let mut table =
+        step("reading the real table", || AnnouncementTable::read(&options.repo.join("data")))?;
+    let churn = PrefixChurn::new(&table, story.seed, options.updates.as_deref())?;
     table.moving = churn.moving();
     story.moving = churn.prefixes();
     let (mut demo, _) = run::bring_up(&options.repo, table, FIGURE)?;
     for problem in demo.problems.drain(..) {
-        story.wrong(Check::Whole, problem);
+        story.wrong(SoakCheck::Whole, problem);
     }
     prepare(&demo.node, &options.repo)?;
-    let mut random = Random(story.seed);
+    let mut random = SplitMix64(story.seed);
     let mut steady = demo.table.draw(STEADY, &mut random);
     steady.retain(|address| churn.spares(&demo.table, *address));
     let mut soak = Soak {
@@ -152,12 +154,12 @@ fn soak(options: &Options, story: &mut Story) -> Result<()> {
     soak.close(churn)
 }
 
-/// What the demo's own checks would set up, and an engine for the vnet that comes and goes.
-fn prepare(node: &Node, repo: &Path) -> Result<()> {
+/// Prepares what the demo's own checks would set up, and an engine for the temporary vnet.
+fn prepare(node: &DemoNode, repo: &Path) -> Result<()> {
     for number in 1..=PEERS {
-        Machine::named(&format!("g{number}"))?.accept_everything()?;
+        ExternalMachine::named(&format!("g{number}"))?.accept_everything()?;
     }
-    let g1 = Machine::named("g1")?.netns();
+    let g1 = ExternalMachine::named("g1")?.netns();
     shell::run(Some(&g1), &["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"])?;
     let figure1 = std::fs::read_to_string(repo.join("examples/figure1/figure1.yaml"))?;
     faults::apply(node, &faults::engine(&figure1)?)
@@ -166,28 +168,28 @@ fn prepare(node: &Node, repo: &Path) -> Result<()> {
 struct Soak<'a> {
     demo: Demo,
     story: &'a mut Story,
-    random: Random,
-    /// Destinations behind routes that stay.
+    random: SplitMix64,
+    /// Destinations whose routes stay.
     steady: Vec<IpAddr>,
-    /// Fewest routes that green may have.
+    /// Smallest number of routes that green may have.
     fewest: usize,
-    /// Processes that there are while all is well.
+    /// Processes while all is well, by role.
     roles: BTreeMap<String, u64>,
     start: Instant,
     runs: u32,
 }
 
 /// Traffic of a vnet in a cycle.
-struct Flow {
+struct CycleFlow {
     vnet: &'static str,
     targets: Vec<IpAddr>,
     pps: u64,
-    running: Running,
+    running: RunningTraffic,
 }
 
-/// What became of a cycle's datagrams.
+/// Statistics of a cycle's datagrams.
 #[derive(Clone, Copy, Debug, Default)]
-struct Fate {
+struct CycleTraffic {
     sent: u64,
     arrived: u64,
     reordered: u64,
@@ -199,9 +201,9 @@ impl Soak<'_> {
         self.start.elapsed().as_secs_f64() / 60.0
     }
 
-    /// All cycles; what is held is taken down after the first few, with the routes that are there
-    /// at the end.
-    fn cycles(&mut self, churn: Churn, time: Duration) -> Result<Churn> {
+    /// Runs all cycles. Takes the baseline of resources
+    /// after the first few, with the routes as at the end.
+    fn cycles(&mut self, churn: PrefixChurn, time: Duration) -> Result<PrefixChurn> {
         let mut bag = Bag::new(self.story.seed);
         let mut running = churn.start();
         while self.start.elapsed() < time || self.story.baseline.is_none() {
@@ -220,10 +222,10 @@ impl Soak<'_> {
         running.stop()
     }
 
-    /// Traffic, a fault, and all that is to hold after it.
-    fn cycle(&mut self, fault: Option<Fault>) -> Result<()> {
+    /// Runs one cycle: traffic, a fault, and all checks.
+    fn cycle(&mut self, fault: Option<SoakFault>) -> Result<()> {
         let number = self.story.cycles + 1;
-        let first = Sample::take(&self.demo.node, &VNETS)?;
+        let first = CounterSample::take(&self.demo.node, &VNETS)?;
         let dropped = dropped(&self.demo.node.stats()?);
         let flows = self.start_flows()?;
         std::thread::sleep(LEAD);
@@ -240,23 +242,23 @@ impl Soak<'_> {
         std::thread::sleep(LEAD);
         let fate = self.finish_flows(flows, fault.is_some())?;
         let lost = fate.sent.saturating_sub(fate.arrived);
-        let Fate { gap_ms, .. } = fate;
+        let CycleTraffic { gap_ms, .. } = fate;
         self.story.sent += fate.sent;
         self.story.arrived += fate.arrived;
-        let last = Sample::take(&self.demo.node, &VNETS)?;
+        let last = CounterSample::take(&self.demo.node, &VNETS)?;
         let (devices, sockets) = (last.lost_in_underlay(&first), last.lost_outside(&first));
         let outside = lost.min(devices + sockets);
         let took_s = took.as_secs_f64();
         let what = match (fault, detail) {
-            (Some(Fault { kind, vnet, .. }), Err(error)) => {
+            (Some(SoakFault { kind, vnet, .. }), Err(error)) => {
                 let what = format!("cycle {number}: {} ({vnet}): {error:#}", kind.name());
-                self.story.wrong(Check::Back, what);
-                // What is not back by now stays away.
+                self.story.wrong(SoakCheck::Back, what);
+                // After this wait it will not recover.
                 bail!("ended after cycle {number}");
             }
-            (Some(Fault { kind, .. }), Ok(detail)) => {
+            (Some(SoakFault { kind, .. }), Ok(detail)) => {
                 self.story.lost_in_faults += lost;
-                let cost = Cost { took_s, lost, outside, gap_ms };
+                let cost = FaultCost { took_s, lost, outside, gap_ms };
                 self.story.faults.entry(kind).or_default().push(cost);
                 let detail = detail.unwrap_or_default();
                 format!("{} ({detail}), back in {took_s:.1} s", kind.name())
@@ -286,7 +288,7 @@ impl Soak<'_> {
     }
 
     /// Starts the traffic of all vnets.
-    fn start_flows(&mut self) -> Result<Vec<Flow>> {
+    fn start_flows(&mut self) -> Result<Vec<CycleFlow>> {
         let mut flows = Vec::new();
         for vnet in VNETS {
             self.runs += 1;
@@ -300,19 +302,19 @@ impl Soak<'_> {
                 let target = "10.0.20.1".parse()?;
                 (format!("{vnet}-x"), vec![format!("{vnet}-y")], vec![target], THROUGH_PPS)
             };
-            let sinks: Vec<&Machine> =
-                sinks.iter().map(|name| Machine::named(name)).collect::<Result<_>>()?;
-            let from = Machine::named(&from)?;
-            let running = Running::start(named, from, &sinks, &targets, (0, pps))?;
-            flows.push(Flow { vnet, targets, pps, running });
+            let sinks: Vec<&ExternalMachine> =
+                sinks.iter().map(|name| ExternalMachine::named(name)).collect::<Result<_>>()?;
+            let from = ExternalMachine::named(&from)?;
+            let running = RunningTraffic::start(named, from, &sinks, &targets, (0, pps))?;
+            flows.push(CycleFlow { vnet, targets, pps, running });
         }
         Ok(flows)
     }
 
-    /// Ends the traffic, and judges where it went.
-    fn finish_flows(&mut self, flows: Vec<Flow>, fault: bool) -> Result<Fate> {
-        let mut fate = Fate::default();
-        for Flow { vnet, targets, pps, running } in flows {
+    /// Ends the traffic, and checks where it went.
+    fn finish_flows(&mut self, flows: Vec<CycleFlow>, fault: bool) -> Result<CycleTraffic> {
+        let mut fate = CycleTraffic::default();
+        for CycleFlow { vnet, targets, pps, running } in flows {
             let (sent, arrivals) = running.finish()?;
             let table = &self.demo.table;
             let judgement = traffic::judge(&targets, &arrivals, |address| {
@@ -320,7 +322,7 @@ impl Soak<'_> {
                     return Some((IpNet::from(address), Peers(1)));
                 }
                 let (prefix, peers) = table.look_up(address)?;
-                // A fault may take routes away: then a shorter prefix's.
+                // A fault may withdraw routes; then a shorter prefix applies.
                 Some((prefix, if fault { table.look_up_any(address) } else { peers }))
             });
             fate.sent += sent;
@@ -330,17 +332,17 @@ impl Soak<'_> {
             let cycle = self.story.cycles + 1;
             if let Some(wrong) = judgement.wrong.first() {
                 let what = format!("cycle {cycle}, {vnet}: {}: {wrong:?}", judgement.wrong.len());
-                self.story.wrong(Check::Ways, what);
+                self.story.wrong(SoakCheck::Paths, what);
             }
             if judgement.twice > 0 {
                 let what = format!("cycle {cycle}, {vnet}: {} came twice", judgement.twice);
-                self.story.wrong(Check::Order, what);
+                self.story.wrong(SoakCheck::Order, what);
             }
         }
         Ok(fate)
     }
 
-    /// Where nothing was to be lost: more was than the kernel tells of.
+    /// Reports losses, beyond those that the kernel reports, in a cycle that must lose nothing.
     fn lost(&mut self, what: &str, count: u64, before: &BTreeMap<String, u64>) -> Result<()> {
         let mut dropped = dropped(&self.demo.node.stats()?);
         for (reason, count) in &mut dropped {
@@ -349,21 +351,27 @@ impl Soak<'_> {
         dropped.retain(|_, count| *count > 0);
         self.story.lost += count;
         self.story.wrong(
-            Check::Lost,
+            SoakCheck::Lost,
             format!("{what}: {count} unexplained; dropped by reason: {dropped:?}"),
         );
         Ok(())
     }
 
-    /// What else holds where there was no fault.
-    fn judge_quiet(&mut self, number: u64, fate: &Fate, first: &Sample, last: &Sample) {
+    /// Further checks of a cycle without a fault.
+    fn judge_quiet(
+        &mut self,
+        number: u64,
+        fate: &CycleTraffic,
+        first: &CounterSample,
+        last: &CounterSample,
+    ) {
         if fate.reordered > 0 {
             let what = format!("cycle {number}: {} of one flow reordered", fate.reordered);
-            self.story.wrong(Check::Order, what);
+            self.story.wrong(SoakCheck::Order, what);
         }
         for vnet in VNETS {
             for difference in last.disagreements(first, vnet) {
-                self.story.wrong(Check::Kernel, format!("cycle {number}: {difference}"));
+                self.story.wrong(SoakCheck::Kernel, format!("cycle {number}: {difference}"));
             }
         }
     }
@@ -372,7 +380,7 @@ impl Soak<'_> {
         shell::wait("all to be back", BACK_MAX, || self.is_back())
     }
 
-    /// Whether all is as it was.
+    /// Succeeds if everything has recovered.
     fn is_back(&self) -> Result<()> {
         let node = &self.demo.node;
         let stats = node.stats()?;
@@ -406,12 +414,15 @@ impl Soak<'_> {
             let neighbours = node.exec(&format!("{vnet}/r1"), &["vtysh", "-c", show])?;
             let count = neighbours.matches(up).count();
             ensure!(count == NEIGHBOURS, "{vnet}: {count} of {NEIGHBOURS} neighbours are up");
-            let from = Machine::named(&format!("{vnet}-x"))?.netns();
+            let from = ExternalMachine::named(&format!("{vnet}-x"))?.netns();
             let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
             shell::run(Some(&from), &ping)?;
             node.exec(&format!("{vnet}/h1"), &["ping", "-c1", "-W1", "10.0.20.1"])?;
         }
-        shell::run(Some(&Machine::named("g0")?.netns()), &["ping", "-c1", "-W1", "10.1.1.2"])?;
+        shell::run(
+            Some(&ExternalMachine::named("g0")?.netns()),
+            &["ping", "-c1", "-W1", "10.1.1.2"],
+        )?;
         let birdc = |words: &[&str]| {
             node.exec("green/r1", &[&["birdc", "-s", "/run/bird.ctl", "show"], words].concat())
         };
@@ -423,13 +434,13 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// What holds after every cycle.
+    /// Checks that must hold after every cycle.
     fn agree(&mut self, number: u64) -> Result<()> {
         let node = &self.demo.node;
         let adds_up = shell::wait("counters", AGREE_MAX, || {
             for (vnet, stats) in node.stats()?.vnets {
                 for (name, stats) in stats.nodes {
-                    let missing = Sums::of(&stats).missing();
+                    let missing = PortSums::of(&stats).missing();
                     ensure!(missing == 0, "{vnet}/{name}: {missing} frames unaccounted for");
                 }
             }
@@ -439,31 +450,32 @@ impl Soak<'_> {
             node.pdp(&["routes", "red/r1", "--diff"]).map(drop)
         });
         if let Err(error) = adds_up {
-            self.story.wrong(Check::Counters, format!("cycle {number}: {error:#}"));
+            self.story.wrong(SoakCheck::Counters, format!("cycle {number}: {error:#}"));
         }
         if let Err(error) = tables {
-            self.story.wrong(Check::Tables, format!("cycle {number}: {error:#}"));
+            self.story.wrong(SoakCheck::Tables, format!("cycle {number}: {error:#}"));
         }
         Ok(())
     }
 
-    /// A TCP run through one of the vnets.
+    /// Measures TCP through one of the vnets.
     fn tcp(&mut self, turn: usize) {
         let (from, to, source, address) = [
             ("red-x", "red-y", Some("10.0.10.1"), "10.0.20.1"),
             ("blue-x", "blue-y", Some("10.0.10.1"), "10.0.20.1"),
             ("g0", "g1", None, "10.1.1.2"),
         ][turn % 3];
-        let machines = Machine::named(from).and_then(|from| Ok((from, Machine::named(to)?)));
+        let machines =
+            ExternalMachine::named(from).and_then(|from| Ok((from, ExternalMachine::named(to)?)));
         let carried = machines.and_then(|(from, to)| run::iperf(from, to, source, address));
         match carried {
             Ok(carried) => println!("       TCP {from} to {to}: {carried}"),
-            Err(error) => self.story.wrong(Check::Tcp, format!("{from} to {to}: {error:#}")),
+            Err(error) => self.story.wrong(SoakCheck::Tcp, format!("{from} to {to}: {error:#}")),
         }
     }
 
-    /// Compares green's tables with what is announced, route by route.
-    fn compare(&mut self, churn: &Churn, when: &str) -> Result<()> {
+    /// Compares green's tables with the announcements, route by route.
+    fn compare(&mut self, churn: &PrefixChurn, when: &str) -> Result<()> {
         for guest in 0..GREEN_GUESTS as u32 {
             let table = &self.demo.table;
             let title = format!("comparing green's guest {guest} with what is announced {when}");
@@ -477,26 +489,26 @@ impl Soak<'_> {
                 })
             });
             if let Err(error) = equal {
-                self.story.wrong(Check::Tables, format!("{error:#}"));
+                self.story.wrong(SoakCheck::Tables, format!("{error:#}"));
             }
         }
         Ok(())
     }
 
-    /// All routes as at the start, and nothing under way.
-    fn restore(&mut self, churn: &mut Churn) -> Result<()> {
+    /// Restores the routes of the start, and waits for recovery.
+    fn restore(&mut self, churn: &mut PrefixChurn) -> Result<()> {
         churn.restore()?;
         self.compare(churn, "with all routes as at the start")?;
         self.wait_back()
     }
 
-    /// The last comparisons, with nothing going on.
-    fn close(&mut self, mut churn: Churn) -> Result<()> {
+    /// Final comparisons, without traffic and changes.
+    fn close(&mut self, mut churn: PrefixChurn) -> Result<()> {
         self.compare(&churn, "as the changes left it")?;
         self.restore(&mut churn)?;
         let differ = self.demo.node.pdp(&["routes", "green/r1", "--diff"]);
         if let Err(error) = differ {
-            self.story.wrong(Check::Tables, format!("{error:#}"));
+            self.story.wrong(SoakCheck::Tables, format!("{error:#}"));
         }
         for turn in 0..3 {
             self.tcp(turn);
@@ -513,7 +525,7 @@ fn dropped(stats: &Stats) -> BTreeMap<String, u64> {
     let mut dropped = BTreeMap::new();
     for (vnet, stats) in &stats.vnets {
         for (name, stats) in &stats.nodes {
-            for (reason, count) in Sums::of(stats).dropped {
+            for (reason, count) in PortSums::of(stats).dropped {
                 *dropped.entry(format!("{vnet}/{name} {reason}")).or_default() += count;
             }
         }
@@ -521,7 +533,7 @@ fn dropped(stats: &Stats) -> BTreeMap<String, u64> {
     dropped
 }
 
-/// The longest time between two datagrams at any sink, by their numbers.
+/// Longest gap between two datagrams at any sink, calculated from their numbers.
 fn gap_ms(arrivals: &[Vec<Arrival>], pps: u64) -> u64 {
     let at_sink = |arrivals: &Vec<Arrival>| {
         let mut numbers: Vec<u64> = arrivals.iter().map(|arrival| arrival.seq).collect();
@@ -531,7 +543,8 @@ fn gap_ms(arrivals: &[Vec<Arrival>], pps: u64) -> u64 {
     arrivals.iter().map(at_sink).max().unwrap_or(0) * 1000 / pps.max(1)
 }
 
-/// Networks in all tables, from BIRD's `show route count`: `5 of 5 routes for 3 networks in table …`.
+/// Networks in all tables, from BIRD's `show route count`: `5 of 5 routes for 3 networks in table
+/// …`.
 fn networks(text: &str) -> usize {
     let lines = text.lines().filter(|line| line.contains(" in table "));
     let count = |line: &str| line.split(" for ").nth(1)?.split(' ').next()?.parse::<usize>().ok();
@@ -543,7 +556,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_found() {
+    fn finds_traffic_gaps() {
         let at = |numbers: &[u64]| {
             numbers.iter().map(|seq| Arrival { seq: *seq, delay_ns: 0 }).collect::<Vec<_>>()
         };

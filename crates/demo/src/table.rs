@@ -1,5 +1,5 @@
-//! The real Internet table, who announces what of it, and the reference look-up: a plain prefix
-//! tree of another make than the one that forwards.
+//! The real Internet table with its announcers, and the reference look-up: a plain prefix tree,
+//! implemented differently from the one that forwards.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use prefix_trie::PrefixMap;
 /// Peers that announce the table.
 pub const PEERS: usize = 4;
 
-/// Of this many prefixes, one is announced by a second peer too.
+/// One of this many prefixes is announced by a second peer too.
 const SHARED_ONE_OF: u64 = 4;
 
 /// A set of peers, by bit.
@@ -21,24 +21,24 @@ const SHARED_ONE_OF: u64 = 4;
 pub struct Peers(pub u8);
 
 impl Peers {
-    /// Whether `peer` is in it.
+    /// True if `peer` is in it.
     pub fn has(self, peer: usize) -> bool {
         self.0 >> peer & 1 == 1
     }
 }
 
-/// The table with who announces each prefix.
+/// Table with the announcers of each prefix.
 #[derive(Default)]
-pub struct Table {
+pub struct AnnouncementTable {
     v4: PrefixMap<Ipv4Net, Peers>,
     v6: PrefixMap<Ipv6Net, Peers>,
     /// All prefixes, in the files' order.
     pub prefixes: Vec<IpNet>,
-    /// Of these, what its peers withdraw and announce again while the demo runs.
+    /// Prefixes that peers withdraw and announce again while the demo runs.
     pub moving: HashSet<IpNet>,
 }
 
-impl Table {
+impl AnnouncementTable {
     /// Reads the compressed files of a directory.
     pub fn read(directory: &Path) -> Result<Self> {
         let mut table = Self::default();
@@ -70,7 +70,7 @@ impl Table {
         if v4 { self.v4.len() } else { self.v6.len() }
     }
 
-    /// The longest prefix that covers an address, and who announces it.
+    /// Longest prefix that covers an address, and its announcers.
     pub fn look_up(&self, address: IpAddr) -> Option<(IpNet, Peers)> {
         match address {
             IpAddr::V4(address) => {
@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// Who announces exactly this prefix.
+    /// Peers that announce exactly this prefix.
     pub fn announced(&self, prefix: IpNet) -> Option<Peers> {
         match prefix {
             IpNet::V4(prefix) => self.v4.get(&prefix).copied(),
@@ -92,7 +92,7 @@ impl Table {
         }
     }
 
-    /// All peers that announce a prefix that covers an address, however short it is.
+    /// Peers that announce any prefix that covers an address.
     pub fn look_up_any(&self, address: IpAddr) -> Peers {
         let peers = match address {
             IpAddr::V4(address) => {
@@ -112,7 +112,7 @@ impl Table {
         self.moving.iter().copied().filter(move |prefix| announcers(*prefix).has(peer))
     }
 
-    /// BIRD's static routes for what one peer announces of a family.
+    /// BIRD's static routes of one peer for a family.
     pub fn routes_of(&self, peer: usize, v4: bool) -> String {
         let mine = self.prefixes.iter().filter(|prefix| matches!(prefix, IpNet::V4(_)) == v4);
         let mine = mine.filter(|prefix| announcers(**prefix).has(peer));
@@ -120,21 +120,21 @@ impl Table {
         mine.map(|prefix| format!("route {prefix} blackhole;\n")).collect()
     }
 
-    /// `count` addresses, each inside a prefix drawn from the table.
-    pub fn draw(&self, count: usize, random: &mut Random) -> Vec<IpAddr> {
+    /// Draws `count` addresses, each inside a random prefix of the table.
+    pub fn draw(&self, count: usize, random: &mut SplitMix64) -> Vec<IpAddr> {
         if self.prefixes.is_empty() {
             return Vec::new();
         }
-        let prefix = |random: &mut Random| {
+        let prefix = |random: &mut SplitMix64| {
             self.prefixes[(random.next() % self.prefixes.len() as u64) as usize]
         };
         (0..count).map(|_| inside(prefix(random), random)).collect()
     }
 }
 
-/// Who announces a prefix: one peer by the prefix's hash, and for some a second.
+/// Announcers of a prefix: one peer by the prefix's hash, and for some a second one.
 pub fn announcers(prefix: IpNet) -> Peers {
-    // FNV-1a, 64 bits; the upper half is the better mixed one.
+    // FNV-1a, 64 bits; the upper half is better mixed.
     let text = prefix.to_string();
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -147,8 +147,9 @@ pub fn announcers(prefix: IpNet) -> Peers {
     Peers(peers)
 }
 
-/// An address inside a prefix, neither its first nor, in IPv4, its last where it has others.
-fn inside(prefix: IpNet, random: &mut Random) -> IpAddr {
+/// Random address inside a prefix. Skips its first
+/// address and, in IPv4, its last, if it has others.
+fn inside(prefix: IpNet, random: &mut SplitMix64) -> IpAddr {
     match prefix {
         IpNet::V4(prefix) => {
             let size = 1u64 << (32 - prefix.prefix_len());
@@ -164,10 +165,10 @@ fn inside(prefix: IpNet, random: &mut Random) -> IpAddr {
 }
 
 /// Repeatable pseudo-random numbers (splitmix64).
-pub struct Random(pub u64);
+pub struct SplitMix64(pub u64);
 
-impl Random {
-    /// The next.
+impl SplitMix64 {
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -197,16 +198,16 @@ mod tests {
     #[test]
     fn the_shipped_table_is_whole() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data");
-        let table = Table::read(&data).unwrap();
+        let table = AnnouncementTable::read(&data).unwrap();
         assert_eq!(table.count(true), 968_428);
         assert_eq!(table.count(false), 177_846);
-        // Every peer has between a quarter and 1.25 quarters and a little more of it.
+        // Every peer has between a quarter and slightly more than 1.25 quarters of it.
         for peer in 0..PEERS {
             let has = table.prefixes.iter().filter(|p| announcers(**p).has(peer)).count();
             let share = has as f64 / table.prefixes.len() as f64;
             assert!((0.25..0.40).contains(&share), "peer {peer}: {share}");
         }
-        let mut random = Random(1);
+        let mut random = SplitMix64(1);
         for address in table.draw(10_000, &mut random) {
             assert!(table.look_up(address).is_some(), "{address}");
         }
@@ -214,12 +215,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn look_up_is_the_longest_that_covers(
+        fn table_lookup_finds_the_longest_prefix(
             nets in prop::collection::vec((any::<u32>(), 1..=32u8), 1..40),
             address in any::<u32>(),
             near in any::<prop::sample::Index>(),
         ) {
-            let mut table = Table::default();
+            let mut table = AnnouncementTable::default();
             let nets: Vec<IpNet> = nets
                 .iter()
                 .map(|&(bits, length)| {
@@ -227,7 +228,7 @@ mod tests {
                 })
                 .collect();
             nets.iter().for_each(|net| table.add(*net));
-            let close = inside(nets[near.index(nets.len())], &mut Random(u64::from(address)));
+            let close = inside(nets[near.index(nets.len())], &mut SplitMix64(u64::from(address)));
             for address in [IpAddr::from(address.to_be_bytes()), close] {
                 let slow = nets.iter().filter(|net| net.contains(&address));
                 let slow = slow.max_by_key(|net| net.prefix_len()).copied();
@@ -238,11 +239,11 @@ mod tests {
         }
 
         #[test]
-        fn addresses_are_inside(bits in any::<u128>(), length in 0..=128u8, seed in any::<u64>()) {
+        fn drawn_addresses_are_inside_their_prefix(bits in any::<u128>(), length in 0..=128u8, seed in any::<u64>()) {
             let net = IpNet::V6(Ipv6Net::new(bits.into(), length).unwrap().trunc());
-            prop_assert!(net.contains(&inside(net, &mut Random(seed))));
+            prop_assert!(net.contains(&inside(net, &mut SplitMix64(seed))));
             let net = Ipv4Net::new((bits as u32).into(), length % 33).unwrap().trunc();
-            let address = inside(IpNet::V4(net), &mut Random(seed));
+            let address = inside(IpNet::V4(net), &mut SplitMix64(seed));
             prop_assert!(IpNet::V4(net).contains(&address));
         }
     }

@@ -1,8 +1,8 @@
-//! A generator and a sink of numbered UDP datagrams, and the judgement of what arrived where.
+//! A generator and a sink of numbered UDP datagrams, and the evaluation of arrivals.
 //!
-//! Both run as processes of their own inside an external machine's network namespace: this same
-//! program with the hidden verbs `generate` and `sink`. Datagram number `seq` goes to target
-//! `seq % targets`, so that what a target gets is in ascending order.
+//! Both run as separate processes inside an external machine's network namespace: this program with
+//! the hidden verbs `generate` and `sink`. Datagram number `seq` goes to target `seq % targets`, so
+//! each target receives ascending numbers.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,45 +17,45 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
 
-use crate::outside::Machine;
+use crate::outside::ExternalMachine;
 use crate::table::{PEERS, Peers};
-use crate::{place, shell};
+use crate::{paths, shell};
 
 /// UDP port of all datagrams.
 pub const PORT: u16 = 9000;
 
-/// Bytes of a datagram: run, number, time, and filling.
+/// Bytes of a datagram: run, number, time, and padding.
 const DATAGRAM_BYTES: usize = 64;
 
 /// First bytes of a datagram.
 const MAGIC: u32 = 0x5064_5031;
 
-/// How often the generator catches up with its rate.
+/// Interval at which the generator catches up with its rate.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long a sink still reads once it is told to end: what is on its way arrives, on a machine that
-/// is busy too.
+/// Time that a sink keeps reading after its end was requested. Datagrams in flight arrive within
+/// it, even on a busy machine.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Longest wait of a sink for one datagram before it looks whether to end.
+/// Longest wait of a sink for a datagram before it checks for its end.
 const READ_WAIT: Duration = Duration::from_millis(100);
 
 /// Bytes of a sink's receive buffer.
 const SINK_BUFFER_BYTES: usize = 32 << 20;
 
-/// A datagram that a sink got.
+/// Datagram received by a sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Its number.
+    /// Number.
     pub seq: u64,
-    /// From sending to receiving, nanoseconds.
+    /// Time from sending to receiving, nanoseconds.
     pub delay_ns: u64,
 }
 
 const ARRIVAL_BYTES: usize = 16;
 
-/// Sends `rounds` datagrams to each address of the file `targets`, `pps` a second in all; with 0
-/// rounds, until standard input ends. Returns how many the kernel took.
+/// Sends `rounds` datagrams to each address of the file `targets`, `pps` per second in total. With
+/// 0 rounds, until standard input ends. Returns the number that the kernel accepted.
 pub fn generate(targets: &Path, run: u32, rounds: u64, pps: u64) -> Result<u64> {
     let file = File::open(targets).with_context(|| format!("{}", targets.display()))?;
     let mut addresses = Vec::new();
@@ -78,7 +78,7 @@ pub fn generate(targets: &Path, run: u32, rounds: u64, pps: u64) -> Result<u64> 
             datagram[8..16].copy_from_slice(&seq.to_be_bytes());
             datagram[16..24].copy_from_slice(&now_ns().to_be_bytes());
             let socket = if address.is_ipv4() { &v4 } else { &v6 };
-            // A full queue of the machine's own (ENOBUFS) or an ICMP error of before: not sent.
+            // Not sent: the machine's own queue is full (ENOBUFS), or an ICMP error is pending.
             sent += u64::from(socket.send_to(&datagram, address).is_ok());
             seq += 1;
         }
@@ -87,8 +87,8 @@ pub fn generate(targets: &Path, run: u32, rounds: u64, pps: u64) -> Result<u64> 
     Ok(sent)
 }
 
-/// Receives datagrams of a run until standard input ends and no more arrive, then writes what it
-/// got to a file.
+/// Receives datagrams of a run until standard input ends and
+/// no more arrive. Then writes the arrivals to a file.
 pub fn sink(out: &Path, run: u32) -> Result<()> {
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT))?;
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SINK_BUFFER_BYTES)?;
@@ -120,7 +120,7 @@ pub fn sink(out: &Path, run: u32) -> Result<()> {
     Ok(())
 }
 
-/// Set once standard input ends, by whatever: that ends a run.
+/// Flag that is set once standard input ends, for any reason. That ends a run.
 fn input_ended() -> Arc<AtomicBool> {
     let ended = Arc::new(AtomicBool::new(false));
     let told = ended.clone();
@@ -140,7 +140,7 @@ fn arrival(datagram: &[u8], run: u32) -> Option<Arrival> {
     Some(Arrival { seq: long(8)?, delay_ns: now_ns().saturating_sub(long(16)?) })
 }
 
-/// What a sink wrote.
+/// Reads a sink's file.
 pub fn arrivals(path: &Path) -> Result<Vec<Arrival>> {
     let bytes = std::fs::read(path).with_context(|| format!("{}", path.display()))?;
     ensure!(bytes.len().is_multiple_of(ARRIVAL_BYTES), "{}: cut off", path.display());
@@ -154,34 +154,34 @@ fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A run under way: sinks, and a generator.
-pub struct Running {
+/// Running traffic: sinks, and a generator.
+pub struct RunningTraffic {
     generator: Child,
     sinks: Vec<(Child, PathBuf)>,
 }
 
-impl Running {
+impl RunningTraffic {
     /// Starts sinks, waits until they listen, and starts the generator; see [`generate`]. `name`
-    /// tells runs at the same time apart.
+    /// distinguishes simultaneous runs.
     pub fn start(
         (name, run): (&str, u32),
-        from: &Machine,
-        sinks: &[&Machine],
+        from: &ExternalMachine,
+        sinks: &[&ExternalMachine],
         targets: &[IpAddr],
         (rounds, pps): (u64, u64),
     ) -> Result<Self> {
         let [run, rounds, pps] = [run.into(), rounds, pps].map(|number| number.to_string());
         let me = std::env::current_exe()?.to_string_lossy().into_owned();
-        let list = place::outside().join(format!("{name}.targets"));
+        let list = paths::outside().join(format!("{name}.targets"));
         let lines: String = targets.iter().map(|target| format!("{target}\n")).collect();
         std::fs::write(&list, lines)?;
-        let start = |machine: &Machine, words: &[&str]| {
+        let start = |machine: &ExternalMachine, words: &[&str]| {
             let mut command = shell::command(Some(&machine.netns()), words);
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("pdp-demo")
         };
         let mut running = Vec::new();
         for sink in sinks {
-            let out = place::outside().join(format!("{}.arrivals", sink.name));
+            let out = paths::outside().join(format!("{}.arrivals", sink.name));
             let mut child = start(sink, &[&me, "sink", &out.to_string_lossy(), &run])?;
             let mut ready = String::new();
             let output = child.stdout.take().context("sink")?;
@@ -193,8 +193,8 @@ impl Running {
         Ok(Self { generator: start(from, &words)?, sinks: running })
     }
 
-    /// Waits for the generator's end, and for what is on its way: how many datagrams were sent,
-    /// and what arrived at each sink.
+    /// Waits for the generator's end, and for datagrams in flight.
+    /// Returns the number sent, and the arrivals at each sink.
     pub fn finish(mut self) -> Result<(u64, Vec<Vec<Arrival>>)> {
         drop(self.generator.stdin.take());
         let output = self.generator.wait_with_output()?;
@@ -210,34 +210,34 @@ impl Running {
     }
 }
 
-/// A datagram that left by an interface that the reference does not allow.
+/// Datagram that left by an interface that the reference does not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
-    /// Where it was sent to.
+pub struct Misdelivery {
+    /// Destination.
     pub target: IpAddr,
-    /// The longest prefix that covers this; `None`: there is none.
+    /// Longest prefix that covers the destination, if any.
     pub prefix: Option<IpNet>,
-    /// The peer that got it.
+    /// Peer that received it.
     pub peer: usize,
 }
 
-/// What became of a run.
+/// Evaluation of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Judgement {
     /// Datagrams that arrived, by peer.
     pub by_peer: [u64; PEERS],
     /// Datagrams at a peer that does not announce their longest prefix.
-    pub wrong: Vec<Wrong>,
-    /// Arrivals after a later one of the same target at the same peer.
+    pub wrong: Vec<Misdelivery>,
+    /// Arrivals after a higher number of the same target at the same peer.
     pub reordered: u64,
-    /// Arrivals of a number a second time.
+    /// Arrivals of a number for the second time.
     pub twice: u64,
     /// Delays, ascending, nanoseconds.
     pub delays_ns: Vec<u64>,
 }
 
 impl Judgement {
-    /// All that arrived.
+    /// Number of arrivals.
     pub fn arrived(&self) -> u64 {
         self.by_peer.iter().sum()
     }
@@ -250,7 +250,7 @@ impl Judgement {
     }
 }
 
-/// Judges what arrived at each peer by a look-up of who may get what.
+/// Evaluates the arrivals at each peer, using a look-up of the allowed peers.
 pub fn judge(
     targets: &[IpAddr],
     arrivals: &[Vec<Arrival>],
@@ -266,7 +266,7 @@ pub fn judge(
             let route = allowed(target);
             if !route.is_some_and(|(_, peers)| peers.has(peer)) {
                 let prefix = route.map(|(prefix, _)| prefix);
-                judgement.wrong.push(Wrong { target, prefix, peer });
+                judgement.wrong.push(Misdelivery { target, prefix, peer });
             }
             judgement.twice += u64::from(!seen.insert(arrival.seq));
             let latest = last.entry(index).or_insert(arrival.seq);
@@ -289,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn judgement_finds_wrong_ways_order_and_doubles() {
+    fn judgement_finds_misrouted_reordered_and_duplicate_datagrams() {
         let targets: Vec<IpAddr> = ["192.0.2.1", "198.51.100.1"].map(|a| a.parse().unwrap()).into();
         let allowed = |target: IpAddr| {
             let net: IpNet = format!("{target}/32").parse().unwrap();
             // The first target by peers 0 and 1, the second by none.
             (target == targets[0]).then_some((net, Peers(0b11)))
         };
-        // Even numbers are the first target's.
+        // Even numbers belong to the first target.
         let arrivals =
             [vec![at(2), at(0), at(4), at(10)], vec![at(6), at(6)], vec![at(8)], vec![at(1)]];
         let judgement = judge(&targets, &arrivals, allowed);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_of_others_are_not_counted() {
+    fn foreign_datagrams_are_not_counted() {
         let mut datagram = [0; DATAGRAM_BYTES];
         datagram[..4].copy_from_slice(&MAGIC.to_be_bytes());
         datagram[7] = 5;

@@ -1,29 +1,29 @@
-//! Measures the whole way of a packet through a node: packets a second, loss, and CPU cycles.
+//! Measures the whole path of a packet through a node: packets per second, loss, and CPU cycles.
 //!
 //! `cargo run --release -p pdp-e2e --example measure-way -- [SECONDS] [GUESTS]`, as root, after
 //! `cargo build --release --bins`.
 //!
 //! A node of the end-to-end harness (pdpd, mux, a router in forwarding guests) has two external
-//! interfaces with a VXLAN tunnel each. Machine A sends prepared frames through AF_XDP, machine B
-//! drops them as early as its kernel can. A packet counts as delivered only if it came all the
-//! way: after each run the counters of the generator, of every stage of the mux, of the guests
-//! and of machine B's interface have to add up to the packet, or the program ends.
+//! interfaces with a VXLAN tunnel each. Machine A sends prepared frames through AF_XDP; machine B
+//! drops them as early as its kernel can. A packet only counts as delivered if it took the whole
+//! path. After each run the counters of the generator, of every stage of the mux, of the guests and
+//! of machine B's interface must add up to the packet, or the program ends.
 //!
-//! What the figures hold, and what not:
-//! - Cycles are those of all threads of a process, in user mode and in the kernel. With AF_XDP on
-//!   a veth much of the kernel's work is done in soft interrupts at the sender: what is sent by
-//!   the generator passes the XDP program and is copied to the mux at the generator's cost; what
-//!   is sent by the mux is dropped in machine B at the mux's cost. Such interrupts also strike
-//!   whoever runs on that CPU. What ksoftirqd threads do has a row of its own. A kernel that
-//!   accounts interrupts apart (`CONFIG_IRQ_TIME_ACCOUNTING`) keeps them out of CPU time.
-//! - Where there are no hardware counters (most virtual machines), cycles are CPU time multiplied
-//!   by the frequency that the kernel names, and waiting for the host's other guests counts.
-//! - The generator needs a CPU of its own to measure how many packets a second a node can do. On
-//!   two CPUs it shares one with the guests, and only cycles per packet say much.
-//! - Beside each run stands the way between the two CPUs as it was just before, in nanoseconds:
-//!   hosts move virtual CPUs, and runs with different values are not to be compared. Thousands say
-//!   that others use these CPUs.
-//! - Every packet is of the kind that is forwarded: none is punted, and neighbours are permanent.
+//! Contents of the figures:
+//! - Cycles are those of all threads of a process, in user mode and in the kernel. With AF_XDP on a
+//!   veth the sender's soft interrupts do much of the kernel's work. The XDP program and the copy
+//!   to the mux count as the generator's cost for its packets. Dropping in machine B counts as the
+//!   mux's cost. Such interrupts also burden any other program on that CPU. Work of ksoftirqd
+//!   threads has its own row. A kernel that accounts interrupts separately
+//!   (`CONFIG_IRQ_TIME_ACCOUNTING`) excludes them from CPU time.
+//! - Without hardware counters (as in most virtual machines), cycles are CPU time multiplied by the
+//!   frequency that the kernel reports. Then waiting for the host's other guests counts as well.
+//! - The generator needs its own CPU to measure a node's packets per second. With two CPUs it
+//!   shares one with the guests, and only cycles per packet are meaningful.
+//! - Each run shows the latency between the two CPUs just before it, in nanoseconds. Hosts move
+//!   virtual CPUs, and runs with different values must not be compared. Thousands mean that others
+//!   use these CPUs.
+//! - Every packet is of the forwarded kind: none is punted, and neighbours are permanent.
 
 #![forbid(unsafe_code)]
 
@@ -35,20 +35,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use pdp_afxdp::{Packet, Pool, RING_ENTRIES, Socket, bind_socket, create_socket};
+use pdp_afxdp::{PacketBuffer, Pool, RING_ENTRIES, XdpSocket, bind_socket, create_socket};
 use pdp_api::{NodeStats, PortStats, Stats};
-use pdp_e2e::meter::{Clock, Cycles, Meter, cpu, cpu_to_cpu_ns, pin, processes};
-use pdp_e2e::{Machine, Node, eventually};
+use pdp_e2e::meter::{Clock, CycleCounter, ProcessCycles, cpu, cpu_to_cpu_ns, pin, processes};
+use pdp_e2e::{TestMachine, TestNode, eventually};
 use pdp_wire::checksum::Sum;
 use pdp_wire::{ether, ipv4, udp, vxlan};
 
-/// Link addresses that the frames name. No interface has them: machine B's kernel drops what is
-/// for others before anything else.
+/// MAC addresses in the frames. No interface has them: machine B's kernel drops frames for others
+/// before any other processing.
 const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const MAC_B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 const MAC_ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// Addresses of the tunnels' ends, of the node and of the machine.
+/// Addresses of the tunnels' endpoints, of the node and of the machine.
 const UNDERLAY_A: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
 const UNDERLAY_B: [[u8; 4]; 2] = [[198, 51, 100, 1], [198, 51, 100, 2]];
 const VXLAN_PORT: u16 = 4789;
@@ -57,13 +57,12 @@ const VNI_A: u32 = 7;
 /// MTU of the underlay, bytes: the longest frame in a tunnel.
 const UNDERLAY_MTU: usize = 1600;
 
-/// Headers before the inner frame, bytes, and where the inner IPv4 header is.
+/// Headers before the inner frame, bytes, and the offset of the inner IPv4 header.
 const OUTER_BYTES: usize =
     ether::HEADER_BYTES + ipv4::HEADER_BYTES + udp::HEADER_BYTES + vxlan::HEADER_BYTES;
 const INNER_IP: usize = OUTER_BYTES + ether::HEADER_BYTES;
 
-/// Shortest and longest inner frame, bytes: headers with room for a payload, and what the
-/// tunnel carries.
+/// Shortest and longest inner frame, bytes: headers with room for a payload, and the tunnel's MTU.
 const FRAME_BYTES_MIN: u64 = 60;
 const FRAME_BYTES_MAX: u64 = 1514;
 
@@ -73,19 +72,19 @@ const ROUTES_MAX: u64 = 1 << 16;
 /// Packets of the generator: a full ring, and as many being prepared.
 const PACKETS: usize = 2 * RING_ENTRIES as usize;
 
-/// Frames sent by one system call.
+/// Frames sent per system call.
 const BURST: usize = 64;
 
 /// Sleep of a paced generator that has nothing to send yet.
 const PACE_SLEEP: Duration = Duration::from_micros(100);
 
-/// Loss that still counts as none.
+/// Loss up to this fraction counts as none.
 const LOSS_MAX: f64 = 0.001;
 
-/// The search for the highest load without loss ends when it is known this closely.
+/// Ratio at which the search for the highest load without loss ends.
 const SEARCH_RATIO: f64 = 1.05;
 
-/// A run that gives the caches and schedulers what they need.
+/// A run that fills caches and settles schedulers.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Measures the whole way of a packet through a PdP node
@@ -104,19 +103,19 @@ struct Arguments {
     /// Forwarding guests
     #[arg(default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=16))]
     guests: u64,
-    /// Bytes of the frame inside the tunnel, without a check sequence
+    /// Bytes of the frame inside the tunnel, without FCS
     #[arg(long, default_value_t = 64,
           value_parser = clap::value_parser!(u64).range(FRAME_BYTES_MIN..=FRAME_BYTES_MAX))]
     frame: u64,
-    /// Routes that destinations are drawn from
+    /// Routes to draw destinations from
     #[arg(long, default_value_t = ROUTES_MAX,
           value_parser = clap::value_parser!(u64).range(1..=ROUTES_MAX))]
     routes: u64,
-    /// Only this load, packets a second; without it: saturation, then a search for the highest
-    /// load with a loss below 0.1 %
+    /// Only this load, packets a second; without it: saturation,
+    /// then a search for the highest load with a loss below 0.1 %
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     load: Option<u64>,
-    /// Times that a load is run
+    /// Number of runs for each load
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     runs: u64,
 }
@@ -128,7 +127,7 @@ fn main() {
         eprintln!("one CPU: the mux and the guests would measure each other; two at least");
         std::process::exit(1);
     }
-    let way = Way::make(&arguments, cpus);
+    let way = MeasuredPath::make(&arguments, cpus);
     let clock = Clock::of_this_machine();
     println!(
         "{}-byte frames in VXLAN, {} routes, {} forwarding guest(s); {cpus} CPUs, {}",
@@ -169,18 +168,18 @@ fn main() {
 
 // The node
 
-/// The node, and the machines outside.
-struct Way {
-    node: Node,
-    b: Machine,
+/// The node and the external machines.
+struct MeasuredPath {
+    node: TestNode,
+    b: TestMachine,
     generator: mpsc::Sender<Task>,
     meters: Vec<(String, Vec<u32>)>,
     ping_cpus: [usize; 2],
 }
 
-impl Way {
+impl MeasuredPath {
     fn make(arguments: &Arguments, cpus: usize) -> Self {
-        let mut node = Node::prepare("way");
+        let mut node = TestNode::prepare("way");
         let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
         let here = node.namespace();
         for (machine, device, address, neighbour, mac) in [
@@ -230,13 +229,13 @@ impl Way {
         Self { node, b, generator, meters, ping_cpus: [0, cpus - 1] }
     }
 
-    /// Offers a load, or as much as goes, for some time; ends the program if counters do not add
-    /// up.
+    /// Offers a load, or as much as possible, for `time`.
+    /// Ends the program if counters do not add up.
     fn run(&self, load: Option<u64>, time: Duration, clock: &Clock) -> Run {
         let (tell, told) = mpsc::channel();
         let cpu_to_cpu_ns = cpu_to_cpu_ns(self.ping_cpus);
         let before = self.counters();
-        let mut meters: Vec<Meter> =
+        let mut meters: Vec<CycleCounter> =
             self.meters.iter().map(|(_, pids)| clock.start(pids, false)).collect();
         let task = Task { load, time, clock: clock.clone(), tell };
         self.generator.send(task).expect("the generator runs");
@@ -252,7 +251,7 @@ impl Way {
             panic!("counters do not add up, so nothing was measured: {error}\n{fate:?}");
         }
         let names = self.meters.iter().map(|(name, _)| name.clone());
-        let mut cycles: Vec<(String, Cycles)> = names.zip(cycles).collect();
+        let mut cycles: Vec<(String, ProcessCycles)> = names.zip(cycles).collect();
         cycles.push(("generator".into(), sent.cycles));
         Run { seconds: sent.seconds, fate, cycles, cpu_to_cpu_ns }
     }
@@ -260,7 +259,7 @@ impl Way {
     fn counters(&self) -> Counters {
         let stats: Stats = serde_json::from_value(self.node.json(&["stats"])).expect("stats");
         let (a, b) = (&stats.externals["A"], &stats.externals["B"]);
-        let links = |machine: &Machine, device: &str| -> serde_json::Value {
+        let links = |machine: &TestMachine, device: &str| -> serde_json::Value {
             let text = machine.run(&format!("ip -j -s link show {device}"));
             serde_json::from_str(&text).expect("JSON of iproute2")
         };
@@ -280,7 +279,7 @@ impl Way {
     }
 }
 
-/// The mux on CPU 0; guests on the CPUs between the first and the last, where the generator is.
+/// The mux on CPU 0, the generator on the last, and guests on the CPUs between.
 fn spec(guests: usize, cpus: usize) -> String {
     let for_guests = (cpus - 2).max(1);
     let millicores = 1000 / guests.div_ceil(for_guests);
@@ -336,7 +335,7 @@ fn dotted(address: [u8; 4]) -> String {
 
 // The generator
 
-/// What the generator is to do.
+/// Task of the generator.
 struct Task {
     load: Option<u64>,
     time: Duration,
@@ -344,19 +343,19 @@ struct Task {
     tell: mpsc::Sender<Sent>,
 }
 
-/// What it did.
+/// Result of a task.
 struct Sent {
     frames: u64,
     seconds: f64,
-    cycles: Cycles,
+    cycles: ProcessCycles,
 }
 
-/// Frames that differ in their destinations alone.
+/// Frames that only differ in their destinations.
 struct Frames {
     bytes: Vec<u8>,
     routes: u32,
     random: u32,
-    /// Of the inner IPv4 header without destination and checksum.
+    /// Checksum of the inner IPv4 header without destination and checksum.
     sum: Sum,
 }
 
@@ -367,10 +366,11 @@ impl Frames {
             *byte = u8::from_str_radix(text, 16).expect("a link address");
         }
         let kind = ether::kind::IPV4;
-        let ethernet = |destination, source| ether::Header { destination, source, kind }.emit();
+        let ethernet =
+            |destination, source| ether::EthernetHeader { destination, source, kind }.emit();
         let datagram = |destination_port, bytes: usize| {
             let length = bytes as u16;
-            udp::Header { source_port: 50_000, destination_port, length, checksum: 0 }.emit()
+            udp::UdpHeader { source_port: 50_000, destination_port, length, checksum: 0 }.emit()
         };
         let inner_ip = bytes - ether::HEADER_BYTES;
         let outer_udp = udp::HEADER_BYTES + vxlan::HEADER_BYTES + bytes;
@@ -389,15 +389,15 @@ impl Frames {
         Self { bytes: frame, routes, random: 1, sum: Sum::default().with(&inner) }
     }
 
-    /// Makes a whole frame of a fresh packet.
-    fn write(&self, packet: &mut Packet) {
+    /// Writes a whole frame into a fresh packet.
+    fn write(&self, packet: &mut PacketBuffer) {
         packet.reset();
         packet.room_mut()[..self.bytes.len()].copy_from_slice(&self.bytes);
     }
 
-    /// Gives a packet with such a frame the next destination.
-    fn draw(&mut self, packet: &mut Packet) {
-        // Xorshift (Marsaglia 2003): all routes in an order that helps no cache.
+    /// Sets the next destination in a packet with such a frame.
+    fn draw(&mut self, packet: &mut PacketBuffer) {
+        // Xorshift (Marsaglia 2003): all routes in an order that defeats caches.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
@@ -421,16 +421,16 @@ fn ip_header(bytes: usize, source: [u8; 4], destination: [u8; 4]) -> [u8; ipv4::
 }
 
 /// Starts the thread that sends from machine A, on one CPU.
-fn start_generator(a: &Machine, mut frames: Frames, cpu: usize) -> mpsc::Sender<Task> {
+fn start_generator(a: &TestMachine, mut frames: Frames, cpu: usize) -> mpsc::Sender<Task> {
     let (tasks, receive) = mpsc::channel::<Task>();
     let (pool, mut free) = Pool::new(PACKETS).expect("packets of the generator");
     let netns = fs::File::open(format!("/run/netns/{}", a.netns)).expect("machine A");
     let made = pdp_net::netns::within(netns.as_fd(), || {
-        let index = pdp_net::interface::Interface::by_name("eth0")?.index;
+        let index = pdp_net::interface::InterfaceInfo::by_name("eth0")?.index;
         Ok(create_socket(pool.memfd()).map(|fd| (fd, index)))
     });
     let (fd, index) = made.expect("machine A").expect("an AF_XDP socket of machine A");
-    let mut socket = Socket::new(fd, &pool).expect("rings of machine A");
+    let mut socket = XdpSocket::new(fd, &pool).expect("rings of machine A");
     bind_socket(socket.as_fd(), index, 0).expect("a free queue of machine A");
     free.iter_mut().for_each(|packet| frames.write(packet));
     thread::spawn(move || {
@@ -440,18 +440,18 @@ fn start_generator(a: &Machine, mut frames: Frames, cpu: usize) -> mpsc::Sender<
             let meter = task.clock.start(&[thread], true);
             let (sent, seconds) = generate(&task, &mut socket, &mut free, &mut frames);
             let cycles = task.clock.stop(meter);
-            // Nobody waits any more if the program ends.
+            // If the program ends, nobody waits for the result.
             let _ = task.tell.send(Sent { frames: sent, seconds, cycles });
         }
     });
     tasks
 }
 
-/// Sends for the task's time; how many frames the kernel took, and the time it was.
+/// Sends for the task's time. Returns the frames that the kernel accepted, and the seconds used.
 fn generate(
     task: &Task,
-    socket: &mut Socket,
-    free: &mut Vec<Packet>,
+    socket: &mut XdpSocket,
+    free: &mut Vec<PacketBuffer>,
     frames: &mut Frames,
 ) -> (u64, f64) {
     let start = Instant::now();
@@ -484,19 +484,19 @@ fn generate(
     }
 }
 
-// What became of the packets
+// Results
 
-/// Counters of every place on the way.
+/// Counters of every stage on the path.
 #[derive(Debug)]
 struct Counters {
     /// Received by machine B's interface.
     arrived: u64,
     /// Dropped by interface A: by its driver, and `refused`.
     lost: u64,
-    /// Received by the mux, and what the kernel could not give to it.
+    /// Received by the mux, and refused because it had no room.
     taken: u64,
     refused: u64,
-    /// Classified as nobody's.
+    /// Dropped by classification.
     outer_dropped: u64,
     /// Sent by the mux to machine B.
     out: u64,
@@ -504,7 +504,7 @@ struct Counters {
 }
 
 impl Counters {
-    fn since(&self, before: &Self, offered: u64) -> Fate {
+    fn since(&self, before: &Self, offered: u64) -> FrameOutcome {
         let port = |name: &str, of: fn(&PortStats) -> u64| {
             of(&self.r1.ports[name]) - of(&before.r1.ports[name])
         };
@@ -522,7 +522,7 @@ impl Counters {
             }
         }
         let both = |of: fn(&PortStats) -> u64| port("eth0", of) + port("eth1", of);
-        Fate {
+        FrameOutcome {
             offered,
             lost: self.lost - before.lost,
             refused: self.refused - before.refused,
@@ -543,16 +543,16 @@ impl Counters {
     }
 }
 
-/// What became of the packets of a run, in the order of the way.
+/// Results of a run's packets, in the order of the path.
 #[derive(Debug)]
-struct Fate {
+struct FrameOutcome {
     offered: u64,
     lost: u64,
     refused: u64,
     taken: u64,
     outer_dropped: u64,
     received: u64,
-    /// Packets that took another way: from or to the control guest, or the other direction.
+    /// Packets on other paths: from or to the control guest, or in the other direction.
     others: u64,
     dropped: Vec<(String, u64)>,
     to_guests: u64,
@@ -563,8 +563,8 @@ struct Fate {
     arrived: u64,
 }
 
-impl Fate {
-    /// Whether every packet that arrived went the whole way, and every other is accounted for.
+impl FrameOutcome {
+    /// Succeeds if every packet that arrived took the whole path, and every other is accounted for.
     fn check(&self) -> Result<(), String> {
         let before_guests = ["policed", "link-down", "runt", "too-big", "no-guest"];
         let full = ["guest-ring-full", "guest-window-full"];
@@ -597,7 +597,7 @@ impl Fate {
         self.lost.saturating_sub(self.refused)
     }
 
-    /// Where packets were lost.
+    /// Formats the stages of losses.
     fn losses(&self) -> String {
         let places = [("veth", self.veth_lost()), ("receive ring of the mux", self.refused)];
         let places = places.map(|(place, count)| (place.to_owned(), count));
@@ -610,8 +610,8 @@ impl Fate {
 /// One run.
 struct Run {
     seconds: f64,
-    fate: Fate,
-    cycles: Vec<(String, Cycles)>,
+    fate: FrameOutcome,
+    cycles: Vec<(String, ProcessCycles)>,
     cpu_to_cpu_ns: f64,
 }
 
@@ -646,7 +646,7 @@ fn show(title: &str, runs: &[Run]) {
     let [pps, least, most] = median(&Run::delivered_pps);
     println!("  median of {}: {pps:.0} pps delivered ({least:.0} to {most:.0})", runs.len());
     for (index, (name, _)) in runs[0].cycles.iter().enumerate() {
-        let per_packet = |run: &Run, of: fn(&Cycles) -> f64| {
+        let per_packet = |run: &Run, of: fn(&ProcessCycles) -> f64| {
             of(&run.cycles[index].1) / run.fate.arrived.max(1) as f64
         };
         let [all, least, most] = median(&|run| per_packet(run, |c| c.user + c.kernel));
@@ -656,6 +656,6 @@ fn show(title: &str, runs: &[Run]) {
              of them in user mode"
         );
     }
-    // What is printed is for people who wait.
+    // Print at once for waiting people.
     let _ = std::io::stdout().flush();
 }

@@ -1,21 +1,22 @@
-//! Measures the time from a route's being in the kernel to its being in all forwarding guests.
+//! Measures the time from a route's presence in the
+//! kernel to its presence in all forwarding guests.
 //!
-//! `cargo run --release -p pdp-e2e --example route-latency -- [ROUTES]`, as root, after
-//! `cargo build --release --bins`.
+//! `cargo run --release -p pdp-e2e --example route-latency --
+//! [ROUTES]`, as root, after `cargo build --release --bins`.
 //!
-//! A node of the end-to-end harness has a router with two forwarding guests. Routes (IPv4) are
-//! added to its control guest's kernel and deleted again, one at a time, by netlink. The clock
-//! starts when the kernel has acknowledged the change, and stops when both guests have, one after
-//! the other, told by their own tables that they have it.
+//! A node of the end-to-end harness has a router with two forwarding guests. This
+//! adds IPv4 routes to its control guest's kernel and deletes them, one at a time,
+//! by netlink. The clock starts when the kernel has acknowledged the change. It
+//! stops when both guests' own tables, queried one after the other, show it.
 //!
-//! What the figures hold:
-//! - Mirror and guests sleep before each change, so that every wake-up is in them.
-//! - Asking the guests is in them, too: two questions from here to the mirror, from there to the
-//!   guest, and back. The same questions asked again, when nothing changes, are shown beside; the
-//!   time sought is between the first figure less the second, and the first.
-//! - From the mirror's having read the notification to the slower guest's having applied it is
-//!   the mirror's own figure, of barriers that guests answer.
-//! - Tables are nearly empty: asking for a table takes as long as it is large.
+//! Contents of the figures:
+//! - Mirror and guests sleep before each change, so that every wake-up is included.
+//! - Querying the guests is included: two queries from here to the mirror, on to the guest, and
+//!   back. The output also shows the time of the same queries without a change. The true time is
+//!   between the first figure less the second, and the first.
+//! - The mirror itself measures the time from reading the notification until the slower guest has
+//!   applied it, using barriers that guests answer.
+//! - Tables are nearly empty: a query of a table takes longer the larger it is.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -23,9 +24,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 use pdp_proto::channel::Channel;
-use pdp_proto::mirror::{Reply, Request, Source, Status};
+use pdp_proto::mirror::{MirrorReply, MirrorRequest, MirrorStatusReply, TableSource};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
 
 const SPEC: &str = r#"
@@ -65,16 +66,16 @@ const GUESTS: [u32; 2] = [0, 1];
 /// Next hop of all routes.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 
-/// Pause before a change, in which everything goes to sleep again.
+/// Pause before a change, in which everything goes to sleep.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Routes are 10.64.0.0/24 and those that follow.
+/// Most routes: 10.64.0.0/24 and the following ones.
 const ROUTES_MAX: u32 = 1 << 12;
 
-/// Longest wait for a guest to have a change.
+/// Longest wait for a change to reach a guest.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Measures the time from the kernel's having a route to all forwarding guests' having it
+/// Measures the time from a route in the kernel to the route in all forwarding guests
 #[derive(Parser)]
 #[command(name = "route-latency", after_help = "Example:\n  route-latency 1000")]
 struct Arguments {
@@ -93,7 +94,7 @@ struct Times {
 
 fn main() {
     let arguments = Arguments::parse();
-    let node = Node::start("latency");
+    let node = TestNode::start("latency");
     node.apply(SPEC);
     eventually("the guests have their routes", || {
         node.try_pdp(&["routes", "red/r1", "--diff"]).is_ok()
@@ -143,14 +144,14 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn of(node: &Node) -> Self {
+    fn of(node: &TestNode) -> Self {
         let status = node.json(&["inspect", "red"])["status"].clone();
         let nodes = status["nodes"].as_array().expect("nodes");
         let router = nodes.iter().find(|found| found["name"] == "r1").expect("r1");
         let pid = router["control"]["pid"].as_u64().expect("r1 runs");
         let netns = File::open(format!("/proc/{pid}/ns/net")).expect("a network namespace");
         let socket = pdp_net::netns::within(netns.as_fd(), || {
-            // Without a protocol: NETLINK_ROUTE, which is 0.
+            // The protocol is NETLINK_ROUTE, which is 0.
             let family = AddressFamily::NETLINK;
             let socket = rustix::net::socket(family, SocketType::RAW, None);
             Ok(socket.expect("a netlink socket"))
@@ -172,7 +173,8 @@ impl Kernel {
         let mut message = vec![0; 16];
         message[4..6].copy_from_slice(&kind.to_ne_bytes());
         message[6..8].copy_from_slice(&flags.to_ne_bytes());
-        // struct rtmsg: family, destination's and source's length, TOS, table, protocol, scope, type.
+        // struct rtmsg: family, destination's and source's
+        // length, TOS, table, protocol, scope, type.
         message.extend([
             libc::AF_INET as u8,
             24,
@@ -209,24 +211,24 @@ struct Mirror {
 }
 
 impl Mirror {
-    fn of(node: &Node) -> Self {
-        let path = node.place("red/r1").join("mirror.sock");
+    fn of(node: &TestNode) -> Self {
+        let path = node.socket_directory("red/r1").join("mirror.sock");
         Self { channel: Channel::connect(&path).expect("the mirror listens") }
     }
 
-    fn answer(&mut self) -> Reply {
+    fn answer(&mut self) -> MirrorReply {
         self.channel.receive().expect("an answer").expect("the mirror runs").0
     }
 
-    fn status(&mut self) -> Status {
-        self.channel.send(&Request::Status, &[]).expect("the mirror listens");
+    fn status(&mut self) -> MirrorStatusReply {
+        self.channel.send(&MirrorRequest::Status, &[]).expect("the mirror listens");
         match self.answer() {
-            Reply::Status(status) => status,
+            MirrorReply::Status(status) => status,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Asks each guest until its table has this /24, or has it no more.
+    /// Queries each guest until its table has this /24, or has it no more.
     fn wait(&mut self, has: bool, prefix: Ipv4Addr) {
         let end = Instant::now() + PATIENCE;
         for guest in GUESTS {
@@ -238,13 +240,14 @@ impl Mirror {
 
     fn guest_has(&mut self, guest: u32, prefix: Ipv4Addr) -> bool {
         let prefix = format!("{prefix}/24").parse().expect("a prefix");
-        let request = Request::Routes { source: Source::Guest(guest), within: Some(prefix) };
+        let request =
+            MirrorRequest::Routes { source: TableSource::Guest(guest), within: Some(prefix) };
         self.channel.send(&request, &[]).expect("the mirror listens");
         let mut has = false;
         loop {
             match self.answer() {
-                Reply::Routes(rows) => has |= rows.iter().any(|row| row.prefix == prefix),
-                Reply::End => return has,
+                MirrorReply::Routes(rows) => has |= rows.iter().any(|row| row.prefix == prefix),
+                MirrorReply::End => return has,
                 other => panic!("{other:?}"),
             }
         }

@@ -1,9 +1,9 @@
-//! Whether the counters of `pdp stats --format json` add up.
+//! Checks that the counters of `pdp stats --format json` add up.
 
 use serde_json::Value;
 
-/// Nodes, as `VNET/NODE`, for which what came in and was made is not what became of it, and by how
-/// much. Every counter must be there.
+/// Nodes, as `VNET/NODE`, whose counters do not add up, with the difference: frames received and
+/// made, less those ended. Every counter must be present.
 pub fn missing(stats: &Value) -> Vec<(String, i64)> {
     let count = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("a counter: {stats}"));
     let sum_of = |node: &Value| -> i64 {

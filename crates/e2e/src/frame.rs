@@ -1,19 +1,19 @@
-//! A frame for generators: what tests of distribution send again and again.
+//! A frame for generators in tests of distribution.
 
 use std::path::Path;
 
 use pdp_wire::checksum::checksum;
 
-/// Where the number of the frame is: behind Ethernet, IPv4 and UDP.
+/// Offset of the frame's number: behind Ethernet, IPv4 and UDP.
 pub const NUMBER_AT: usize = 42;
 
-/// Writes one UDP datagram of 64 bytes from 10.0.1.2 to 10.0.2.2, by way of the link address
-/// 02:00:00:00:01:01, as a pcap file.
+/// Writes a pcap file with one UDP datagram of 64 bytes from 10.0.1.2 to 10.0.2.2, sent to the MAC
+/// address 02:00:00:00:01:01.
 pub fn write_frame(path: &Path) -> std::io::Result<()> {
     write_frame_to(path, [10, 0, 2, 2])
 }
 
-/// The same to another address.
+/// Writes it with another destination address.
 pub fn write_frame_to(path: &Path, to: [u8; 4]) -> std::io::Result<()> {
     let mut frame = [0; 64];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 1, 1, 2, 0, 0, 0, 1, 2, 8, 0]);

@@ -20,26 +20,27 @@
 //! ```
 //!
 //! - Tests need root and the binaries of `cargo build --bins` in the same target directory (the
-//!   directory above the test's own); [`bin`] names one.
-//! - Every [`Node`] has its own network namespace, run and state directories under /dev/shm or /tmp
-//!   (short paths: Unix socket names have 107 bytes), cgroup and BPF pin directory, so tests run side by
-//!   side. Nothing happens in the host's network namespace.
-//! - A test runs beside others, unless its first line is `let _alone = alone();`: [`turn`] says which must
-//!   be alone. Every [`Node`] takes its turn by itself; a test without one calls [`beside`].
-//! - [`Node::leftovers`] lists what exists of a node anywhere (processes, mounts, cgroups,
-//!   namespaces, interfaces, files): empty after `down --purge` is the promise.
+//!   directory above the test's own); [`bin`] returns their paths.
+//! - Every [`TestNode`] has its own network namespace, cgroup, BPF pin directory, and run and state
+//!   directories under /dev/shm or /tmp (short paths: Unix socket names are limited to 107 bytes).
+//!   So tests run side by side. The host's network namespace stays unchanged.
+//! - A test runs beside others, unless its first line is `let _alone = alone();`. [`turn`] tells
+//!   which tests must be alone. Every [`TestNode`] calls [`beside`] by itself; a test without a
+//!   node calls it explicitly.
+//! - [`TestNode::leftovers`] lists all remains of a node (processes, mounts, cgroups, namespaces,
+//!   interfaces, files). It must be empty after `down --purge`.
 //! - [`eventually`] polls with a generous deadline; there are no timing thresholds.
 
 #![forbid(unsafe_code)]
 
 pub mod counters;
 pub mod frame;
+pub mod identity;
 pub mod meter;
 pub mod ovs;
 pub mod routing;
 pub mod specs;
 pub mod turn;
-pub mod who;
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -53,7 +54,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::socket_peercred;
 
-pub use turn::{Turn, alone, beside};
+pub use turn::{TestPermit, alone, beside};
 
 /// Longest wait of [`eventually`].
 pub const EVENTUALLY_MAX: Duration = Duration::from_secs(60);
@@ -64,15 +65,15 @@ pub const COMMAND_MAX: Duration = Duration::from_secs(180);
 /// File systems in memory (statfs(2)).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Room that nodes need in memory.
+/// Memory that nodes need.
 const MEMORY_BYTES_MIN: u64 = 4 << 30;
 
 const POLL_PAUSE: Duration = Duration::from_millis(50);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
 
-/// Where nodes have their directories: in memory, as on a usual system, where /run is, if there is room
-/// (guests' roots have hundreds of files, which disks are slow to make and to remove).
+/// Parent of nodes' directories: in memory, like /run on a usual system, if there is room. Guests'
+/// roots have hundreds of files, which are slow to make and to remove on disks.
 fn parent() -> &'static Path {
     let (memory, disk) = (Path::new("/dev/shm"), Path::new("/tmp"));
     let fits = || {
@@ -85,17 +86,17 @@ fn parent() -> &'static Path {
     if fits() == Some(true) { memory } else { disk }
 }
 
-/// Where all binaries are taken from, if not from beside this program.
+/// Directory of all binaries, if not beside this program.
 static BINARIES: OnceLock<PathBuf> = OnceLock::new();
 
-/// Takes all binaries from this directory from now on: those of another build, to measure it. Only the
-/// first call counts.
-pub fn take_binaries_from(directory: &Path) {
+/// Takes all binaries from this directory from now on, to
+/// measure another build. Only the first call counts.
+pub fn use_binaries_from(directory: &Path) {
     BINARIES.get_or_init(|| directory.to_owned());
 }
 
-/// Path of a binary of this workspace, built beside this program, or beside its directory (tests
-/// and examples).
+/// Path of a binary of this workspace: beside this program,
+/// or beside its directory (tests and examples).
 pub fn bin(name: &str) -> PathBuf {
     if let Some(directory) = BINARIES.get() {
         return directory.join(name);
@@ -116,7 +117,7 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Runs a command to its end, at most [`COMMAND_MAX`]; `input` goes to its standard input.
+/// Runs a command to its end, at most [`COMMAND_MAX`]. `input` is its standard input.
 pub fn run(command: &mut Command, input: &str) -> Output {
     let mut child = command
         .stdin(Stdio::piped())
@@ -124,7 +125,7 @@ pub fn run(command: &mut Command, input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    // A reader that ends early is seen by its exit code.
+    // If the reader ends early, its exit code shows it.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     let pid = child.id();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -144,9 +145,9 @@ pub fn sh(line: &str) -> String {
     checked(Command::new("sh").args(["-ec", line]), "")
 }
 
-/// Whether each of the first `count` requests of a `ping -c COUNT -w SECONDS` was answered, in
-/// order; while answers are late, it sends more. Without `-w`, ping gives its last answers two
-/// round-trip times only, and calls them lost.
+/// True if each of the first `count` requests of a `ping -c COUNT -w SECONDS` was answered, in
+/// order; while answers are late, ping sends more requests. Without `-w`, ping waits only two
+/// round-trip times for its last answers, and then calls them lost.
 pub fn all_answered(words: &str, count: usize) -> bool {
     let numbers = words.lines().filter_map(|line| {
         line.split_once("icmp_seq=")?.1.split_whitespace().next()?.parse::<usize>().ok()
@@ -154,7 +155,7 @@ pub fn all_answered(words: &str, count: usize) -> bool {
     numbers.take(count).eq(1..=count)
 }
 
-/// kill -9 of one process.
+/// Kills one process with kill -9.
 pub fn kill(pid: u32) {
     // It may have ended meanwhile.
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status();
@@ -177,22 +178,22 @@ fn result_of(command: &mut Command, input: &str) -> Result<String, String> {
 
 /// A PdP node under test.
 #[derive(Debug)]
-pub struct Node {
+pub struct TestNode {
     /// Unique, at most 11 bytes: prefix of all names that this node makes outside pdpd.
     pub id: String,
-    /// Its network namespace.
+    /// Network namespace.
     pub netns: String,
-    /// Run directory, state directory and logs are in here.
+    /// Directory of the run directory, the state directory and the logs.
     pub directory: PathBuf,
     pdpd: Option<Child>,
     machines: Vec<String>,
     arguments: Vec<String>,
     wrapper: Vec<String>,
-    _turn: Turn,
+    _turn: TestPermit,
 }
 
-impl Node {
-    /// Starts pdpd in a fresh network namespace. `label` shows in names, for people.
+impl TestNode {
+    /// Starts pdpd in a fresh network namespace. `label` appears in names, for people.
     #[track_caller]
     pub fn start(label: &str) -> Self {
         let mut node = Self::prepare(label);
@@ -200,7 +201,7 @@ impl Node {
         node
     }
 
-    /// Makes everything but does not start pdpd: to make devices first.
+    /// Prepares everything without starting pdpd, so that a test can make devices first.
     #[track_caller]
     pub fn prepare(label: &str) -> Self {
         let turn = beside();
@@ -228,19 +229,19 @@ impl Node {
         self.directory.join("run")
     }
 
-    /// Directory of what is known of a process, by its id: `VNET.NODE`, `VNET.NODE.g0`, `mux`.
+    /// Directory of a process's record, by its id: `VNET.NODE`, `VNET.NODE.g0`, `mux`.
     pub fn record(&self, id: &str) -> PathBuf {
         self.run_dir().join("records").join(id)
     }
 
-    /// What the process with this id wrote.
+    /// Output of the process with this id.
     pub fn log_of(&self, id: &str) -> String {
         let log = self.directory.join("state/logs").join(format!("{id}.log"));
         fs::read_to_string(log).unwrap_or_default()
     }
 
     /// Directory of a node's sockets, `VNET/NODE`, inside the run directory.
-    pub fn place(&self, node: &str) -> PathBuf {
+    pub fn socket_directory(&self, node: &str) -> PathBuf {
         self.run_dir().join("vnets").join(node)
     }
 
@@ -259,8 +260,8 @@ impl Node {
         self.arguments = arguments.iter().map(|argument| argument.to_string()).collect();
     }
 
-    /// A program, with its arguments, that every later start runs with pdpd as further arguments. It has to become pdpd
-    /// by exec.
+    /// Program with arguments that every later start runs with pdpd and its arguments appended. It
+    /// must become pdpd by exec.
     pub fn pdpd_wrapper(&mut self, words: &[&str]) {
         self.wrapper = words.iter().map(|word| word.to_string()).collect();
     }
@@ -271,7 +272,7 @@ impl Node {
         self.try_start_pdpd().unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// The same; what it wrote in all if it ends.
+    /// Like [`start_pdpd`](Self::start_pdpd), but returns pdpd's output if it ends.
     #[track_caller]
     pub fn try_start_pdpd(&mut self) -> Result<(), String> {
         assert!(self.pdpd.is_none(), "pdpd runs already");
@@ -301,7 +302,8 @@ impl Node {
         let pid = child.id();
         self.pdpd = Some(child);
         let end = Instant::now() + EVENTUALLY_MAX;
-        // And not what a pdpd that was killed has forked, which has its socket for a moment.
+        // The answer must not come from a child forked by a
+        // killed pdpd, which briefly shares its socket.
         let answers = |stream| {
             socket_peercred(stream).is_ok_and(|peer| peer.pid.as_raw_nonzero().get() as u32 == pid)
         };
@@ -328,7 +330,7 @@ impl Node {
         self.pdpd.as_ref().expect("pdpd runs").id()
     }
 
-    /// kill -9 of pdpd.
+    /// Kills pdpd with kill -9.
     #[track_caller]
     pub fn kill_pdpd(&mut self) {
         let mut child = self.pdpd.take().expect("pdpd runs");
@@ -336,8 +338,9 @@ impl Node {
         child.wait().expect("own child");
     }
 
-    /// What a reboot leaves: pdpd and all that it started are killed, and the run directory, the
-    /// cgroups and the pins are gone. The state directory stays. [`Node::start_pdpd`] goes on.
+    /// Simulates a reboot: kills pdpd and all processes that it started,
+    /// and removes the run directory, the cgroups and the pins. The state
+    /// directory stays. Continue with [`TestNode::start_pdpd`].
     pub fn reboot(&mut self) {
         self.kill_everything();
         let _ = fs::remove_dir_all(self.run_dir());
@@ -350,7 +353,7 @@ impl Node {
         eventually("pdpd ends", || child.try_wait().expect("own child").is_some());
     }
 
-    /// What pdpd wrote so far.
+    /// Output of pdpd so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.join("pdpd.log")).unwrap_or_default()
     }
@@ -361,23 +364,23 @@ impl Node {
         command
     }
 
-    /// Runs `pdp` with these arguments; panics with its words if it fails.
+    /// Runs `pdp` with these arguments. Panics with its output if it fails.
     #[track_caller]
     pub fn pdp(&self, arguments: &[&str]) -> String {
         checked(&mut self.cli(arguments), "")
     }
 
-    /// Runs `pdp`; its words on failure.
+    /// Runs `pdp`. Returns its output as error on failure.
     pub fn try_pdp(&self, arguments: &[&str]) -> Result<String, String> {
         result_of(&mut self.cli(arguments), "")
     }
 
-    /// A `pdp` command to run by yourself (captures, long runs).
+    /// A `pdp` command, not yet started (for captures and long runs).
     pub fn pdp_command(&self, arguments: &[&str]) -> Command {
         self.cli(arguments)
     }
 
-    /// `pdp ARGUMENTS --format json`, parsed.
+    /// Runs `pdp ARGUMENTS --format json` and parses the output.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> serde_json::Value {
         let mut all = arguments.to_vec();
@@ -386,13 +389,13 @@ impl Node {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
 
-    /// `pdp apply -f -` of these YAML documents.
+    /// Runs `pdp apply -f -` with these YAML documents.
     #[track_caller]
     pub fn apply(&self, yaml: &str) -> String {
         self.try_apply(yaml).unwrap_or_else(|error| panic!("{error}\npdpd:\n{}", self.log()))
     }
 
-    /// `pdp apply -f -`; its words on failure.
+    /// Runs `pdp apply -f -`. Returns its output as error on failure.
     pub fn try_apply(&self, yaml: &str) -> Result<String, String> {
         result_of(&mut self.cli(&["apply", "--allow-files-outside", "-f", "-"]), yaml)
     }
@@ -403,7 +406,7 @@ impl Node {
         self.try_exec(node, line).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Like [`Node::exec`]; its words on failure.
+    /// Like [`TestNode::exec`], but returns its output as error on failure.
     pub fn try_exec(&self, node: &str, line: &str) -> Result<String, String> {
         let mut arguments = vec!["exec", node, "--"];
         arguments.extend(line.split_whitespace());
@@ -413,7 +416,7 @@ impl Node {
     /// Makes an external machine: a network namespace with `eth0`, whose peer is `device` in the
     /// node's namespace (up, tx checksum offload off on both ends).
     #[track_caller]
-    pub fn machine(&mut self, name: &str, device: &str) -> Machine {
+    pub fn machine(&mut self, name: &str, device: &str) -> TestMachine {
         let netns = format!("{}-{name}", self.id);
         let node = &self.netns;
         self.machines.push(netns.clone());
@@ -425,16 +428,16 @@ impl Node {
              ip netns exec {netns} ethtool -K eth0 tx off >/dev/null
              ip netns exec {node} ethtool -K {device} tx off >/dev/null"
         ));
-        Machine { netns }
+        TestMachine { netns }
     }
 
-    /// The node's own network namespace, to run commands in it.
-    pub fn namespace(&self) -> Machine {
-        Machine { netns: self.netns.clone() }
+    /// The node's own network namespace, for running commands in it.
+    pub fn namespace(&self) -> TestMachine {
+        TestMachine { netns: self.netns.clone() }
     }
 
-    /// Everything that exists of this node: one line each. Machines and the node's own network
-    /// namespace are the harness' and not listed.
+    /// All remains of this node, one line each. Machines and the node's own network namespace
+    /// belong to the harness and are not listed.
     pub fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (pid, line) in self.processes() {
@@ -445,7 +448,7 @@ impl Node {
         for mount in self.mounts() {
             found.push(format!("mount {}", mount.display()));
         }
-        // A pdpd that runs has these two, be they empty.
+        // A running pdpd has these two, even if they are empty.
         let directories = |path: &Path| {
             let entries = fs::read_dir(path).into_iter().flatten().flatten();
             entries.filter(|entry| entry.path().is_dir()).count()
@@ -492,7 +495,8 @@ impl Node {
                 continue;
             };
             let read = |file| fs::read(entry.path().join(file)).unwrap_or_default();
-            // Field 3 after the name in parentheses, which may hold anything: init is slow to reap.
+            // Field 3, after the name in parentheses, which may contain anything. Zombies are
+            // skipped, since init is slow to reap.
             let stat = String::from_utf8_lossy(&read("stat")).into_owned();
             if stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')) {
                 continue;
@@ -569,7 +573,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for TestNode {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut text = format!("log of pdpd:\n{}", self.log());
@@ -603,13 +607,13 @@ fn remove_cgroup(directory: &Path) {
 
 /// A network namespace to run commands in: an external machine, or the node's own.
 #[derive(Clone, Debug)]
-pub struct Machine {
-    /// Its network namespace.
+pub struct TestMachine {
+    /// Network namespace.
     pub netns: String,
 }
 
-impl Machine {
-    /// A command in this namespace.
+impl TestMachine {
+    /// Returns a command in this namespace.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.netns, program]);
@@ -622,12 +626,12 @@ impl Machine {
         self.try_run(line).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Runs a shell line here; its words on failure.
+    /// Runs a shell line here. Returns its output as error on failure.
     pub fn try_run(&self, line: &str) -> Result<String, String> {
         result_of(self.command("sh").args(["-ec", line]), "")
     }
 
-    /// Starts a shell line here that goes on; killed when dropped.
+    /// Starts a shell line here in the background; killed when dropped.
     #[track_caller]
     pub fn spawn(&self, line: &str) -> Background {
         let mut command = self.command("sh");
@@ -635,14 +639,14 @@ impl Machine {
     }
 }
 
-/// A command that goes on until it is stopped or dropped.
+/// Command in the background until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Background {
     child: Option<Child>,
 }
 
 impl Background {
-    /// Starts it, with its output kept.
+    /// Starts it, and keeps its output.
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let child = command
@@ -654,18 +658,18 @@ impl Background {
         Self { child: Some(child) }
     }
 
-    /// Its process id.
+    /// Process id.
     #[track_caller]
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("not stopped").id()
     }
 
-    /// Whether it has not ended.
+    /// True if it has not ended.
     pub fn runs(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|end| end.is_none()))
     }
 
-    /// Sends it this signal (`INT`, `TERM`, …) and returns what it wrote.
+    /// Sends it this signal (`INT`, `TERM`, …) and returns its output.
     #[track_caller]
     pub fn stop(mut self, signal: &str) -> String {
         let child = self.child.take().expect("stopped once");
@@ -675,7 +679,7 @@ impl Background {
             + &String::from_utf8_lossy(&output.stderr)
     }
 
-    /// Waits for its end and returns what it wrote; panics if it failed.
+    /// Waits for its end and returns its output. Panics if it failed.
     #[track_caller]
     pub fn finish(mut self) -> String {
         let child = self.child.take().expect("finished once");

@@ -1,8 +1,9 @@
-//! CPU cycles of processes and threads, how fast a CPU is now, and how near two CPUs are to each other.
+//! CPU cycles of processes and threads, the current
+//! speed of a CPU, and the latency between two CPUs.
 //!
-//! Cycles are those of all threads in user mode and in the kernel. Where there are no hardware
-//! counters (most virtual machines) they are CPU time multiplied by the frequency that the kernel
-//! names, and waiting for the host's other guests counts.
+//! Cycles are those of all threads in user mode and in the kernel. Without hardware counters (as in
+//! most virtual machines) they are CPU time multiplied by the frequency that the kernel reports.
+//! Then waiting for the host's other guests counts as well.
 
 use std::fmt;
 use std::fs;
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use crate::Background;
 
-/// Round trips of one measurement of the way between two CPUs.
+/// Round trips of one measurement of the latency between two CPUs.
 const BOUNCES: u32 = 20_000;
 
-/// Turns of one measurement of how fast a CPU is.
+/// Turns of one measurement of a CPU's speed.
 const TURNS: u32 = 5_000;
 
 /// Chains of operations in a turn, more than a core has units for.
@@ -24,10 +25,10 @@ const CHAINS: usize = 8;
 /// Operations in a turn of a chain.
 const OPERATIONS: usize = 2;
 
-/// Measurements of how fast a CPU is; their median counts.
+/// Measurements of a CPU's speed; their median counts.
 const TRIES: usize = 5;
 
-/// Processes that have this text in a file of theirs in /proc.
+/// Processes with this text in this file of /proc.
 pub fn processes(file: &str, text: &str) -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
     let has = |pid: &u32| {
@@ -36,7 +37,7 @@ pub fn processes(file: &str, text: &str) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has).collect()
 }
 
-/// What the kernel says of the first CPU.
+/// A field of the first CPU in /proc/cpuinfo.
 pub fn cpu(what: &str) -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(what));
@@ -63,9 +64,9 @@ pub fn cpu_to_cpu_ns(cpus: [usize; 2]) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(2 * BOUNCES)
 }
 
-/// Operations that a CPU does in a cycle of its nominal frequency where none waits for another. A core
-/// whose other thread works as well does about half as many: a virtual machine can't see that thread,
-/// which may be another machine's, and loses no time that the host would tell it of.
+/// Independent operations of a CPU per cycle of its nominal frequency. If the core's other thread
+/// is also busy, it is about half as many. A virtual machine can't see that thread, which may
+/// belong to another machine, and its clock reports no stolen time for it.
 pub fn operations_a_cycle(cpu: usize, hz: f64) -> f64 {
     let measure = || {
         pin(cpu);
@@ -89,7 +90,7 @@ pub fn operations_a_cycle(cpu: usize, hz: f64) -> f64 {
     thread::scope(|scope| scope.spawn(measure).join().expect("a CPU of this machine"))
 }
 
-/// Puts this thread on one CPU.
+/// Pins this thread to one CPU.
 pub fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
@@ -98,14 +99,14 @@ pub fn pin(cpu: usize) {
 
 /// Cycles of a process.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cycles {
+pub struct ProcessCycles {
     /// In user mode.
     pub user: f64,
     /// In the kernel.
     pub kernel: f64,
 }
 
-/// How cycles are counted.
+/// Method of counting cycles.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// By the processor, read through perf.
@@ -117,22 +118,22 @@ pub enum Clock {
     },
 }
 
-/// A count that runs.
+/// Running measurement.
 #[derive(Debug)]
-pub enum Meter {
-    /// Of `perf stat`.
+pub enum CycleCounter {
+    /// `perf stat`.
     Perf(Background),
-    /// Of the threads' times.
+    /// Threads' CPU times.
     CpuTime {
         /// Their directories in /proc.
         tasks: Vec<String>,
-        /// What they had used before.
+        /// CPU times at the start.
         before: [f64; 3],
     },
 }
 
 impl Clock {
-    /// By the processor if it can.
+    /// Uses the processor's counters if possible.
     pub fn of_this_machine() -> Self {
         let perf = std::process::Command::new("perf")
             .args(["stat", "-x;", "-e", "cycles:u,cycles:k", "true"])
@@ -144,8 +145,8 @@ impl Clock {
         Self::CpuTime { hz: cpu("cpu MHz").parse::<f64>().expect("the CPU's frequency") * 1e6 }
     }
 
-    /// Starts counting what these processes, or threads of this one, use.
-    pub fn start(&self, ids: &[u32], threads: bool) -> Meter {
+    /// Starts counting for these processes, or threads of this process.
+    pub fn start(&self, ids: &[u32], threads: bool) -> CycleCounter {
         let texts: Vec<String> = ids.iter().map(u32::to_string).collect();
         match self {
             Self::Perf => {
@@ -153,9 +154,9 @@ impl Clock {
                 command.args(["stat", "-x;", "-e", "cycles:u,cycles:k"]);
                 command.arg(if threads { "-t" } else { "-p" }).arg(texts.join(","));
                 let perf = Background::start(&mut command);
-                // It says nothing once it counts.
+                // It prints nothing when counting begins.
                 thread::sleep(Duration::from_millis(200));
-                Meter::Perf(perf)
+                CycleCounter::Perf(perf)
             }
             Self::CpuTime { .. } => {
                 let tasks: Vec<String> = match threads {
@@ -163,25 +164,25 @@ impl Clock {
                     false => texts.iter().flat_map(|id| tasks_of(id)).collect(),
                 };
                 let before = cpu_times(&tasks);
-                Meter::CpuTime { tasks, before }
+                CycleCounter::CpuTime { tasks, before }
             }
         }
     }
 
-    /// Ends it; what was used.
-    pub fn stop(&self, meter: Meter) -> Cycles {
+    /// Ends a measurement; returns the cycles used.
+    pub fn stop(&self, meter: CycleCounter) -> ProcessCycles {
         match meter {
-            Meter::Perf(perf) => {
+            CycleCounter::Perf(perf) => {
                 let text = perf.stop("INT");
                 perf_counts(&text).unwrap_or_else(|| panic!("perf says: {text}"))
             }
-            Meter::CpuTime { tasks, before } => {
-                let Self::CpuTime { hz } = self else { return Cycles::default() };
+            CycleCounter::CpuTime { tasks, before } => {
+                let Self::CpuTime { hz } = self else { return ProcessCycles::default() };
                 let now = cpu_times(&tasks);
                 let [seconds, user, kernel] = [0, 1, 2].map(|i| now[i] - before[i]);
-                // Ticks say the shares only; the time itself is exact.
+                // Ticks only give the ratio; the time itself is exact.
                 let user = if user + kernel > 0.0 { user / (user + kernel) } else { 0.0 };
-                Cycles { user: seconds * hz * user, kernel: seconds * hz * (1.0 - user) }
+                ProcessCycles { user: seconds * hz * user, kernel: seconds * hz * (1.0 - user) }
             }
         }
     }
@@ -200,16 +201,16 @@ impl fmt::Display for Clock {
     }
 }
 
-/// Cycles in user mode and in the kernel, from what `perf stat -x;` writes.
-fn perf_counts(text: &str) -> Option<Cycles> {
+/// Cycles in user mode and in the kernel, from the output of `perf stat -x;`.
+fn perf_counts(text: &str) -> Option<ProcessCycles> {
     let count = |event: &str| -> Option<f64> {
         let line = text.lines().find(|line| line.contains(event))?;
         line.split(';').next()?.trim().parse().ok()
     };
-    Some(Cycles { user: count("cycles:u")?, kernel: count("cycles:k")? })
+    Some(ProcessCycles { user: count("cycles:u")?, kernel: count("cycles:k")? })
 }
 
-/// CPU time so far of all threads of processes, seconds.
+/// CPU time of all threads of processes so far, seconds.
 pub fn cpu_s(pids: &[u32]) -> f64 {
     cpu_times(&pids.iter().flat_map(|pid| tasks_of(&pid.to_string())).collect::<Vec<_>>())[0]
 }

@@ -1,25 +1,25 @@
-//! Open vSwitch with its datapath in user space (Debian's package `openvswitch-switch`), which needs nothing of
-//! the kernel.
+//! Open vSwitch with its datapath in user space (Debian's package
+//! `openvswitch-switch`), which needs no kernel module.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Background, Machine, eventually, run};
+use crate::{Background, TestMachine, eventually, run};
 
-/// A running switch; ends when dropped.
+/// Running switch; ends when dropped.
 #[derive(Debug)]
 pub struct OpenVswitch {
-    machine: Machine,
+    machine: TestMachine,
     switch: Background,
     _database: Background,
     directory: tempfile::TempDir,
 }
 
 impl OpenVswitch {
-    /// Starts it in a machine, with settings of its database (`other_config:…`) and words before its own
-    /// command line (`taskset …`). Panics if it does not come.
+    /// Starts it in a machine, with database settings (`other_config:…`) and words that precede its
+    /// command line (`taskset …`). Panics if it does not start.
     #[track_caller]
-    pub fn start(machine: &Machine, settings: &str, before: &[&str]) -> Self {
+    pub fn start(machine: &TestMachine, settings: &str, before: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let at = directory.path();
         let database = at.join("conf.db");
@@ -40,7 +40,7 @@ impl OpenVswitch {
         Self { machine: machine.clone(), switch, _database: server, directory }
     }
 
-    /// Its process.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.switch.pid()
     }
@@ -63,15 +63,15 @@ fn remote(directory: &Path) -> String {
     format!("unix:{}", directory.join("db.sock").display())
 }
 
-fn vsctl(machine: &Machine, directory: &Path, line: &str) -> Command {
+fn vsctl(machine: &TestMachine, directory: &Path, line: &str) -> Command {
     let mut vsctl = command(machine, directory, &["ovs-vsctl"]);
     vsctl.arg(format!("--db={}", remote(directory))).args(line.split_whitespace());
     vsctl
 }
 
-/// Words of a command that runs a program in a machine, with files in a directory of its own. No
-/// shell and no other process stands between, so that signals reach it.
-fn words(machine: &Machine, directory: &Path, program: &[&str]) -> Vec<String> {
+/// Words of a command that runs a program in a machine, with its files in a directory. There is no
+/// shell or other process between, so that signals reach the program.
+fn words(machine: &TestMachine, directory: &Path, program: &[&str]) -> Vec<String> {
     let directory = directory.display();
     let mut line = vec!["nsenter".to_owned(), format!("--net=/run/netns/{}", machine.netns)];
     line.push("env".into());
@@ -82,7 +82,7 @@ fn words(machine: &Machine, directory: &Path, program: &[&str]) -> Vec<String> {
     line
 }
 
-fn command(machine: &Machine, directory: &Path, program: &[&str]) -> Command {
+fn command(machine: &TestMachine, directory: &Path, program: &[&str]) -> Command {
     let line = words(machine, directory, program);
     let mut command = Command::new(&line[0]);
     command.args(&line[1..]);

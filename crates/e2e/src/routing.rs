@@ -1,11 +1,11 @@
-//! A virtual network whose routers run OSPF and BGP with FRR, so that a carrier, or hellos and
-//! keepalives for some time, that are lost are a lost adjacency or session.
+//! A virtual network whose routers run OSPF and BGP with FRR. A lost carrier, or hellos and
+//! keepalives lost for some time, end an adjacency or session.
 
 use serde_json::Value;
 
-use crate::Node;
+use crate::TestNode;
 
-/// h1 - r1 - r2 - h2. Hellos and keepalives come each second, and `dead_s` seconds (3 or more) without
+/// h1 - r1 - r2 - h2. Hellos and keepalives come each second. `dead_s` seconds (3 or more) without
 /// one end an adjacency or session.
 pub fn vnet(name: &str, dead_s: u8) -> String {
     VNET.replace("NAME", name).replace("DEAD", &dead_s.to_string())
@@ -79,9 +79,9 @@ spec:
     - endpoints: ["r2:eth0", "h2:eth0"]
 "#;
 
-/// Changes so far of the state of a router's adjacencies with OSPF, and of its sessions with BGP; a loss
-/// and return would count more. Panics where one of the two has none.
-pub fn changes(node: &Node, router: &str) -> [u64; 2] {
+/// State changes so far of a router's OSPF adjacencies and of its BGP sessions. A loss and recovery
+/// adds to them. Panics if there are no adjacencies or no sessions.
+pub fn changes(node: &TestNode, router: &str) -> [u64; 2] {
     let shown = [
         ("show ip ospf neighbor detail json", ["stateChangeCounter"].as_slice()),
         ("show bgp neighbors json", &["connectionsEstablished", "connectionsDropped"]),
@@ -94,8 +94,8 @@ pub fn changes(node: &Node, router: &str) -> [u64; 2] {
     })
 }
 
-/// What FRR answers to a command that ends in `json`.
-pub fn vtysh(node: &Node, router: &str, show: &str) -> Result<Value, String> {
+/// FRR's answer to a command that ends in `json`.
+pub fn vtysh(node: &TestNode, router: &str, show: &str) -> Result<Value, String> {
     let text = node.try_pdp(&["exec", router, "--", "vtysh", "-c", show])?;
     serde_json::from_str(&text).map_err(|error| format!("{show}: {error}: {text}"))
 }
@@ -114,8 +114,8 @@ fn counted(value: &Value, counters: &[&str]) -> u64 {
     }
 }
 
-/// Whether a router's BGP has its session.
-pub fn has_session(node: &Node, router: &str) -> bool {
+/// True if a router's BGP has its session.
+pub fn has_session(node: &TestNode, router: &str) -> bool {
     let shown = vtysh(node, router, "show bgp neighbors json");
     shown.is_ok_and(|shown| shown.to_string().contains("\"bgpState\":\"Established\""))
 }

@@ -1,4 +1,4 @@
-//! Specs that several tests have in common.
+//! Specs that several tests use.
 
 /// The mux on one CPU, a forwarding engine on the other.
 pub const SUBSTRATE: &str = r#"
@@ -38,7 +38,7 @@ spec:
     )
 }
 
-/// r1 - r2 - r3, which their own kernels forward for and whose links stay in the kernel: 10.1.0.2 to 10.2.0.2.
+/// r1 - r2 - r3 with the kernel data plane and kernel links: 10.1.0.2 to 10.2.0.2.
 pub fn three_kernels(name: &str) -> String {
     format!(
         r#"

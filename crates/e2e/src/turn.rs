@@ -1,85 +1,85 @@
-//! Whose turn it is: which tests of one program run at the same time.
+//! Scheduling of the tests of one program: which run at the same time.
 //!
-//! Most tests wait for most of their time, and run [`beside`] each other, as many as libtest has threads
-//! (`--test-threads`). One whose assertions a neighbour's load could fail says [`alone`] in its first line,
-//! and runs while no other does: what it asserts is a rate, a share of a CPU, a time, or that nothing
-//! is lost at a rate which takes much of the machine.
+//! Most tests mostly wait, and run [`beside`] each other, as many as libtest has threads
+//! (`--test-threads`). A test calls [`alone`] in its first line if the load of others could make it
+//! fail, and then runs while no other does. Such tests assert a rate, a share of a CPU, a time, or
+//! no loss at a rate that takes much of the machine.
 //!
-//! Who waits for a turn to be alone keeps nobody from one beside others. So a thread may have several
-//! turns without ever waiting for itself, and tests that run alone should come first
-//! (`tests/e2e/main.rs`), or threads of libtest stand still.
+//! A test that waits to run alone does not block tests beside others. So a thread may hold several
+//! permits without ever waiting for itself. Tests that run alone should come first
+//! (`tests/e2e/main.rs`), or threads of libtest stay idle.
 
 use std::io::Write as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
-/// Who runs.
-struct Running {
-    /// Turns beside others.
+/// Running tests.
+struct RunningTests {
+    /// Permits beside others.
     beside: usize,
-    /// The thread that is alone; its own turns beside others are part of that.
+    /// Thread that runs alone. Its own permits beside others are part of that.
     alone: Option<ThreadId>,
 }
 
-static RUNNING: Mutex<Running> = Mutex::new(Running { beside: 0, alone: None });
+static RUNNING: Mutex<RunningTests> = Mutex::new(RunningTests { beside: 0, alone: None });
 static CHANGED: Condvar = Condvar::new();
 
-/// A turn; the next one comes when it is dropped. That of a test says then how long it was, on standard error
-/// past libtest, for the summary of `scripts/test`.
+/// Permit to run, returned when dropped. A test's permit then writes its duration to standard
+/// error, past libtest, for the summary of `scripts/test`.
 #[derive(Debug)]
 #[must_use = "the turn ends when it is dropped"]
-pub struct Turn {
-    kind: Kind,
+pub struct TestPermit {
+    kind: PermitKind,
     since: Instant,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum PermitKind {
     Alone,
     Beside,
-    /// Of the thread that is alone.
+    /// Held by the thread that runs alone.
     Within,
 }
 
-/// Waits until no test runs, and keeps all others waiting. [`Node`](crate::Node)s of such a test are
-/// started by the thread that called this.
-pub fn alone() -> Turn {
+/// Waits until no test runs, and keeps all others waiting. The thread that called this starts the
+/// [`Node`](crate::TestNode)s of such a test.
+pub fn alone() -> TestPermit {
     let mut running = wait_while(|running| running.beside > 0 || running.alone.is_some());
     running.alone = Some(thread::current().id());
-    Turn::new(Kind::Alone)
+    TestPermit::new(PermitKind::Alone)
 }
 
-/// Waits until no other test is alone. Every [`Node`](crate::Node) has such a turn, so that only tests without
-/// one call this.
-pub fn beside() -> Turn {
+/// Waits until no other test is alone. Every [`Node`](crate::TestNode)
+/// calls this, so only tests without a node need to.
+pub fn beside() -> TestPermit {
     let own = Some(thread::current().id());
     let mut running = wait_while(|running| running.alone.is_some() && running.alone != own);
     if running.alone.is_some() {
-        return Turn::new(Kind::Within);
+        return TestPermit::new(PermitKind::Within);
     }
     running.beside += 1;
-    Turn::new(Kind::Beside)
+    TestPermit::new(PermitKind::Beside)
 }
 
-fn wait_while(must_wait: impl Fn(&Running) -> bool) -> MutexGuard<'static, Running> {
-    // A test that panicked gave its turn back as well.
+fn wait_while(must_wait: impl Fn(&RunningTests) -> bool) -> MutexGuard<'static, RunningTests> {
+    // A test that panicked has returned its permit as well.
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     CHANGED
         .wait_while(running, |running| must_wait(running))
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Turn {
-    fn new(kind: Kind) -> Self {
+impl TestPermit {
+    fn new(kind: PermitKind) -> Self {
         Self { kind, since: Instant::now() }
     }
 
-    /// libtest names a test's thread after it.
+    /// libtest names each test's thread after the test.
     fn tell(&self) {
         let thread = thread::current();
         let name = thread.name().filter(|name| name.contains("::"));
-        if let Some(name) = name.filter(|_| !matches!(self.kind, Kind::Within)) {
+        if let Some(name) = name.filter(|_| !matches!(self.kind, PermitKind::Within)) {
             let line = format!("turn: {name} took {:.1} s\n", self.since.elapsed().as_secs_f64());
             // Nobody may read it any more.
             let _ = std::io::stderr().write_all(line.as_bytes());
@@ -87,14 +87,14 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for TestPermit {
     fn drop(&mut self) {
         self.tell();
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         match self.kind {
-            Kind::Alone => running.alone = None,
-            Kind::Beside => running.beside -= 1,
-            Kind::Within => {}
+            PermitKind::Alone => running.alone = None,
+            PermitKind::Beside => running.beside -= 1,
+            PermitKind::Within => {}
         }
         CHANGED.notify_all();
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_alone_has_no_neighbour_and_the_others_have() {
+    fn exclusive_tests_run_alone_and_others_together() {
         let (neighbours, most) = (AtomicU32::new(0), AtomicU32::new(0));
         let stay = || std::thread::sleep(Duration::from_millis(5));
         thread::scope(|scope| {

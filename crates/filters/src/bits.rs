@@ -1,28 +1,28 @@
-//! A set of small numbers: a bit for each, and one for each word of these.
+//! A set of small numbers: a bitmap, with a summary bit for each of its words.
 
-/// Numbers below a bound.
+/// Set of numbers below a bound.
 #[derive(Debug)]
-pub struct Bits {
+pub struct NumberSet {
     words: Vec<u64>,
-    /// Words that have some.
+    /// Bit per word: set if the word is not zero.
     some: Vec<u64>,
 }
 
-impl Bits {
-    /// None of so many.
+impl NumberSet {
+    /// Makes an empty set for numbers below `count`.
     pub fn new(count: usize) -> Self {
         let words = count.div_ceil(64);
         Self { words: vec![0; words], some: vec![0; words.div_ceil(64)] }
     }
 
-    /// Takes a number in, which may be there.
+    /// Adds a number, which may be present already.
     pub fn add(&mut self, number: u32) {
         let word = number as usize / 64;
         self.words[word] |= 1 << (number % 64);
         self.some[word / 64] |= 1 << (word % 64);
     }
 
-    /// Takes the smallest out. Looks at one word for each 4,096 numbers at most.
+    /// Removes the smallest number. Reads at most one word per 4,096 numbers.
     pub fn pop(&mut self) -> Option<u32> {
         let at = self.some.iter().position(|some| *some != 0)?;
         let word = at * 64 + self.some[at].trailing_zeros() as usize;
@@ -34,12 +34,12 @@ impl Bits {
         Some(word as u32 * 64 + bit)
     }
 
-    /// Whether there is none.
+    /// True if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.some.iter().all(|some| *some == 0)
     }
 
-    /// Bytes.
+    /// Memory in bytes.
     pub fn memory(&self) -> usize {
         (self.words.len() + self.some.len()) * size_of::<u64>()
     }
@@ -55,10 +55,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_come_out_once_and_in_order(
+        fn number_set_pops_each_number_in_order(
             steps in prop::collection::vec(prop::option::of(0..20_000_u32), 0..200),
         ) {
-            let (mut bits, mut slow) = (Bits::new(20_000), BTreeSet::new());
+            let (mut bits, mut slow) = (NumberSet::new(20_000), BTreeSet::new());
             for step in steps {
                 match step {
                     Some(number) => {

@@ -1,35 +1,35 @@
-//! The hash table that all tables share: buckets of a cache line, each with the chains of some groups.
+//! The hash table that all filter tables share: buckets of a cache line, each with several chains.
 
 use crate::filters::NONE;
 
-/// Chains of a bucket.
+/// Chains per bucket.
 const CHAINS: usize = 12;
 
-/// Buckets that a chain may be away from its own.
+/// Maximum distance of a chain from its home bucket, in buckets.
 pub const AWAY_MAX: usize = 16;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// A cache line. A tag of 0 is of no chain.
+/// A cache line. Tag 0 means a free place.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-struct Bucket {
+struct HashBucket {
     tags: [u8; CHAINS],
-    /// Chains that belong here, or to a bucket before, and are in a bucket after this.
+    /// Number of chains in later buckets whose home is this bucket or an earlier one.
     beyond: u32,
     heads: [u32; CHAINS],
 }
 
-/// Where a hash belongs.
+/// Home of a hash: its bucket and tag.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Home {
+pub struct HomeBucket {
     bucket: u32,
     tag: u8,
 }
 
-/// Where a chain's head is.
+/// Position of a chain's head.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct ChainPosition {
     bucket: u32,
     chain: u8,
     away: u8,
@@ -37,31 +37,33 @@ pub struct Place {
 
 /// All buckets.
 #[derive(Debug)]
-pub struct Buckets {
-    buckets: Vec<Bucket>,
+pub struct HashBuckets {
+    buckets: Vec<HashBucket>,
 }
 
-impl Buckets {
-    /// For so many chains.
+impl HashBuckets {
+    /// Makes buckets for this number of chains.
     pub fn new(chains: usize) -> Self {
-        // Three of five are taken at most: of seven that belong to a bucket on average one in thirty has more than fit.
+        // At most three of five places are used. With seven chains per
+        // home bucket on average, one in thirty buckets has more than fit.
         let count = (chains * 5).div_ceil(CHAINS * 3).max(1);
-        let empty = Bucket { tags: [0; CHAINS], beyond: 0, heads: [NONE; CHAINS] };
+        let empty = HashBucket { tags: [0; CHAINS], beyond: 0, heads: [NONE; CHAINS] };
         Self { buckets: vec![empty; count] }
     }
 
-    /// Where a hash belongs, whose highest 32 bits have to be good.
+    /// Returns the home of a hash, whose highest 32 bits must be well distributed.
     #[inline]
-    pub fn home(&self, hash: u64) -> Home {
-        // As a fraction of all buckets (Lemire, "Fast Random Integer Generation in an Interval", ACM TOMACS 2019).
+    pub fn home(&self, hash: u64) -> HomeBucket {
+        // Scales the hash to the number of buckets (Lemire, "Fast
+        // Random Integer Generation in an Interval", ACM TOMACS 2019).
         let place = (hash >> 32) * self.buckets.len() as u64;
-        Home { bucket: (place >> 32) as u32, tag: ((place >> 24) as u8).max(1) }
+        HomeBucket { bucket: (place >> 32) as u32, tag: ((place >> 24) as u8).max(1) }
     }
 
-    /// Calls for the heads of the chains with this tag; mostly for none where the group is not there, and for its own
-    /// where it is.
+    /// Calls `found` with the heads of all chains with this tag. Mostly that
+    /// is none if the chain does not exist, and only its own if it does.
     #[inline]
-    pub fn each(&self, home: Home, mut found: impl FnMut(u32)) {
+    pub fn each(&self, home: HomeBucket, mut found: impl FnMut(u32)) {
         let mut at = home.bucket as usize;
         for _ in 0..AWAY_MAX.min(self.buckets.len()) {
             let bucket = &self.buckets[at];
@@ -77,14 +79,18 @@ impl Buckets {
         }
     }
 
-    /// The chain with a head for which this holds.
-    pub fn chain(&self, home: Home, is: impl Fn(u32) -> bool) -> Option<Place> {
+    /// Returns the chain whose head satisfies `is`.
+    pub fn chain(&self, home: HomeBucket, is: impl Fn(u32) -> bool) -> Option<ChainPosition> {
         let mut at = home.bucket as usize;
         for away in 0..AWAY_MAX.min(self.buckets.len()) {
             let bucket = &self.buckets[at];
             for chain in 0..CHAINS {
                 if bucket.tags[chain] == home.tag && is(bucket.heads[chain]) {
-                    return Some(Place { bucket: at as u32, chain: chain as u8, away: away as u8 });
+                    return Some(ChainPosition {
+                        bucket: at as u32,
+                        chain: chain as u8,
+                        away: away as u8,
+                    });
                 }
             }
             if bucket.beyond == 0 {
@@ -95,13 +101,13 @@ impl Buckets {
         None
     }
 
-    /// The bucket after one: the first after the last.
+    /// Returns the next bucket; the first follows the last.
     fn after(&self, at: usize) -> usize {
         if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
-    /// Takes in a new chain; `false`: all buckets where it might be are full.
-    pub fn add(&mut self, home: Home, head: u32) -> bool {
+    /// Adds a new chain. Returns false if all buckets in reach are full.
+    pub fn add(&mut self, home: HomeBucket, head: u32) -> bool {
         let count = self.buckets.len();
         let at = |away: usize| (home.bucket as usize + away) % count;
         let free = |away: &usize| self.buckets[at(*away)].tags.contains(&0);
@@ -116,18 +122,18 @@ impl Buckets {
         true
     }
 
-    /// The head of a chain.
-    pub fn head(&self, place: Place) -> u32 {
+    /// Returns the head of a chain.
+    pub fn head(&self, place: ChainPosition) -> u32 {
         self.buckets[place.bucket as usize].heads[usize::from(place.chain)]
     }
 
-    /// Another head.
-    pub fn set_head(&mut self, place: Place, head: u32) {
+    /// Sets the head of a chain.
+    pub fn set_head(&mut self, place: ChainPosition, head: u32) {
         self.buckets[place.bucket as usize].heads[usize::from(place.chain)] = head;
     }
 
-    /// A chain that has nothing any more.
-    pub fn remove(&mut self, place: Place) {
+    /// Removes an empty chain.
+    pub fn remove(&mut self, place: ChainPosition) {
         let count = self.buckets.len();
         let bucket = &mut self.buckets[place.bucket as usize];
         bucket.tags[usize::from(place.chain)] = 0;
@@ -137,14 +143,14 @@ impl Buckets {
         }
     }
 
-    /// Bytes.
+    /// Memory in bytes.
     pub fn memory(&self) -> usize {
-        self.buckets.len() * size_of::<Bucket>()
+        self.buckets.len() * size_of::<HashBucket>()
     }
 }
 
-impl Bucket {
-    /// The highest bit of each byte whose tag is this.
+impl HashBucket {
+    /// Returns the highest bit of each byte that has this tag.
     #[inline]
     fn meets(&self, tag: u8) -> u128 {
         let word = |at: usize| {
@@ -158,7 +164,7 @@ impl Bucket {
             let seven = ONES * 0x7f;
             !(((differs & seven) + seven) | differs | seven)
         };
-        // No chain has tag 0, so that bytes beyond the last tag are none of these.
+        // No chain has tag 0, so bytes after the last tag never match.
         u128::from(meets(word(8))) << 64 | u128::from(meets(word(0)))
     }
 }
@@ -170,17 +176,17 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Of few buckets, so that many are full and chains are away from where they belong.
+        /// Few buckets, so that many are full and chains are outside their home buckets.
         #[test]
         fn each_chain_is_found_until_it_is_removed(
             changes in prop::collection::vec((any::<bool>(), 0..6_u64, 1..4_u8), 0..300),
             chains in 1..40_usize,
         ) {
-            let mut buckets = Buckets::new(chains);
-            let mut kept: Vec<(Home, u32)> = Vec::new();
+            let mut buckets = HashBuckets::new(chains);
+            let mut kept: Vec<(HomeBucket, u32)> = Vec::new();
             for (number, (add, bucket, tag)) in changes.into_iter().enumerate() {
                 let bucket = (bucket % buckets.buckets.len() as u64) as u32;
-                let (home, head) = (Home { bucket, tag }, number as u32);
+                let (home, head) = (HomeBucket { bucket, tag }, number as u32);
                 if add {
                     if buckets.add(home, head) {
                         kept.push((home, head));

@@ -1,10 +1,11 @@
-//! A small ternary memory: for the few filters that no table would take together with enough others.
+//! A small ternary memory, for the few filters that no table takes together with enough others.
 //!
-//! As in Lakshman and Stiliadis, "High-Speed Policy-based Packet Forwarding Using Efficient Multi-dimensional Range
-//! Matching" (SIGCOMM 1998), there is a row of bits for each value of each part of a key, a bit for each filter: which
-//! filters that value meets. The rows of a key's parts have in common those that it meets.
+//! As in Lakshman and Stiliadis, "High-Speed Policy-based Packet Forwarding Using
+//! Efficient Multi-dimensional Range Matching" (SIGCOMM 1998): each value of each part
+//! of a key has a bitmap with a bit per filter, set if the filter matches that value.
+//! The intersection of the bitmaps of a key's parts has the filters that match the key.
 
-/// Filters that it holds at most.
+/// Maximum number of filters.
 pub const CAM_MAX: usize = 512;
 
 const WORDS: usize = CAM_MAX / 64;
@@ -15,35 +16,35 @@ const PART: u32 = 4;
 /// Parts of a word of a key.
 const PARTS: usize = (u64::BITS / PART) as usize;
 
-type Row = [u64; WORDS];
+type FilterBitmap = [u64; WORDS];
 
-/// Which filters meet each value of a part.
+/// For each value of a part: the filters that match it.
 #[derive(Clone, Debug)]
-struct Part {
-    rows: [Row; 1 << PART],
-    /// Filters that look at it.
+struct KeyByteIndex {
+    rows: [FilterBitmap; 1 << PART],
+    /// Number of filters whose mask covers the part.
     filters: u32,
 }
 
 /// The memory.
 #[derive(Debug)]
 pub struct Cam<const W: usize> {
-    parts: Vec<Part>,
-    /// Parts that some filter looks at.
+    parts: Vec<KeyByteIndex>,
+    /// Parts that some filter's mask covers.
     looked_at: Vec<u16>,
-    used: Row,
-    /// What is in each place that is used.
+    used: FilterBitmap,
+    /// Slot of the filter at each used place.
     pub slots: [u32; CAM_MAX],
     pub priorities: [u32; CAM_MAX],
-    /// Places that are used.
+    /// Number of used places.
     count: usize,
-    /// No filter in it has a higher priority.
+    /// Upper bound of its filters' priorities.
     pub max: u32,
 }
 
 impl<const W: usize> Cam<W> {
     pub fn new() -> Self {
-        let all = Part { rows: [[u64::MAX; WORDS]; 1 << PART], filters: 0 };
+        let all = KeyByteIndex { rows: [[u64::MAX; WORDS]; 1 << PART], filters: 0 };
         Self {
             parts: vec![all; W * PARTS],
             looked_at: Vec::with_capacity(W * PARTS),
@@ -55,23 +56,23 @@ impl<const W: usize> Cam<W> {
         }
     }
 
-    /// Filters in it.
+    /// Number of filters.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes.
+    /// Memory in bytes.
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.parts.len() * size_of::<Part>()
+        size_of::<Self>() + self.parts.len() * size_of::<KeyByteIndex>()
     }
 
-    /// Places in use.
+    /// Returns the used places.
     pub fn places(&self) -> impl Iterator<Item = usize> + use<W> {
         let used = self.used;
         (0..WORDS).flat_map(move |word| ones(used[word]).map(move |bit| word * 64 + bit))
     }
 
-    /// Puts a filter in; its place, `None`: it is full.
+    /// Adds a filter. Returns its place, or `None` if the memory is full.
     pub fn add(
         &mut self,
         slot: u32,
@@ -106,7 +107,7 @@ impl<const W: usize> Cam<W> {
         Some(place as u16)
     }
 
-    /// Takes out what is in these places; `mask` says which mask the filter of a slot has.
+    /// Removes the filters at these places; `mask` returns the mask of a slot's filter.
     pub fn remove(&mut self, places: &[u16], mask: impl Fn(u32) -> [u64; W]) {
         let mut gone = [0; WORDS];
         let mut is_max_gone = false;
@@ -133,7 +134,7 @@ impl<const W: usize> Cam<W> {
         }
     }
 
-    /// Calls for each place whose filter a key meets.
+    /// Calls `found` with each place whose filter matches a key.
     #[inline]
     pub fn each(&self, key: &[u64; W], mut found: impl FnMut(usize)) {
         let mut meets = self.used;
@@ -154,7 +155,7 @@ fn part<const W: usize>(key: &[u64; W], at: usize) -> usize {
     (key[at / PARTS] >> (at % PARTS * PART as usize)) as usize & ((1 << PART) - 1)
 }
 
-/// The numbers of the bits that are set.
+/// Returns the numbers of the bits that are set.
 fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         (bits != 0).then(|| {
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_of_what_went() {
+    fn removed_filters_free_all_their_slots() {
         let mut cam = Cam::<2>::new();
         for _ in 0..3 {
             let mask = |slot: u32| [u64::from(slot) << 20, u64::MAX << (slot % 64)];
@@ -185,7 +186,7 @@ mod tests {
             cam.remove(some, mask);
             assert_eq!((cam.count(), cam.max, cam.places().count()), (0, 0, 0));
             assert!(cam.looked_at.is_empty());
-            let is_as_new = |part: &Part| part.rows == [[u64::MAX; WORDS]; 1 << PART];
+            let is_as_new = |part: &KeyByteIndex| part.rows == [[u64::MAX; WORDS]; 1 << PART];
             assert!(cam.parts.iter().all(is_as_new));
         }
     }

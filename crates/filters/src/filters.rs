@@ -1,82 +1,83 @@
-//! All filters.
+//! The set of filters.
 
 use std::fmt;
 
-use crate::bits::Bits;
-use crate::bucket::{Buckets, Home, Place};
+use crate::bits::NumberSet;
+use crate::bucket::{ChainPosition, HashBuckets, HomeBucket};
 use crate::cam::{CAM_MAX, Cam};
-use crate::table::{CHAIN_MAX, LEVELS, Table, relaxed};
+use crate::table::{CHAIN_MAX, FilterTable, LEVELS, relaxed};
 
-/// No filter: what [`Filters::find`] says of a key that meets none.
+/// Result of [`Filters::find`] for a key that no filter matches.
 pub const NONE: u32 = u32::MAX;
 
-/// Keys that are looked up together at most.
+/// Maximum number of keys in a batch.
 pub const BATCH: usize = 64;
 
-/// Slots at most.
+/// Maximum number of slots.
 pub const SLOTS_MAX: usize = 1 << 20;
 
-/// Tables at most.
+/// Maximum number of tables.
 pub const TABLES_MAX: usize = 1 << 10;
 
-/// Steps that look-ups may be allowed to take, at most: of memory that no cache holds, they take half a millisecond.
+/// Upper limit for the steps of a look-up. With memory
+/// that no cache holds, they take half a millisecond.
 pub const STEPS_MAX: usize = 1 << 12;
 
-/// Tables that are tried for a filter before it is put into the ternary memory: those that hash most.
+/// Tables tried for a filter before it goes to the ternary memory: those that hash most bits.
 const TRIES: usize = 3;
 
 /// Filters of the ternary memory whose masks are tried for a new table.
 const ASKED: usize = 32;
 
-/// A table is tried with one filter in so many of the ternary memory.
+/// A table is tried with one of this many filters in the ternary memory.
 const SHARE: usize = 4;
 
-/// A table that takes so many percent of what the best one takes is as good.
+/// A table that takes this percentage of the best one's filters counts as equally good.
 const NEARLY: usize = 90;
 
-/// Filters that are moved together out of the ternary memory.
+/// Filters moved together out of the ternary memory.
 const MOVED: usize = 64;
 
-/// Bits of an entry for its state and its table's number; the others are for its age: enough for a million filters a
-/// second, for 35 years.
+/// Bits of an entry for its state and its table's number. The others are
+/// for its age: enough for a million filters per second, for 35 years.
 const STATE_BITS: u32 = 2;
 const TABLE_BITS: u32 = 12;
 
-/// The number of a table for what is in the ternary memory.
+/// Table number of filters in the ternary memory.
 const CAM: u16 = (1 << TABLE_BITS) - 1;
 const _: () = assert!(TABLES_MAX <= CAM as usize);
 
-/// Slots that are looked at for the highest priority of their tables with each change.
+/// Slots checked per change, to update their tables' highest priority.
 const SEEN_PER_CHANGE: usize = 4;
 
 /// A pattern of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Filter<const W: usize> {
-    /// What the bits of a key are to be. Those that the mask does not have are 0 here, whatever is given.
+    /// Expected bits of a key. Bits outside the mask are ignored and stored as 0.
     pub value: [u64; W],
-    /// Which bits it looks at.
+    /// Relevant bits.
     pub mask: [u64; W],
-    /// Of those that meet a key the highest counts, and of equal ones the oldest.
+    /// If several filters match a key, the highest priority wins; among equals, the oldest.
     pub priority: u32,
 }
 
 /// Why a change can't be staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// The slot is not one of [`Filters::capacity`].
+pub enum FilterRefusal {
+    /// The slot is not below [`Filters::capacity`].
     Slot,
-    /// There is a filter in the slot already, even if it goes with the next commit.
+    /// The slot already has a filter, perhaps one that the next commit removes.
     Taken,
-    /// There is no filter in the slot, or it goes with the next commit.
+    /// The slot has no filter, or the next commit removes it.
     Empty,
-    /// Look-ups would take more steps than [`Filters::new`] was told: too many masks, or too many filters that are
-    /// alike.
+    /// Look-ups would take more steps than [`Filters::new`]
+    /// allows: too many masks, or too many similar filters.
     Crowded,
-    /// What was changed before is not tidied up: call [`Filters::settle`] first.
+    /// Earlier changes are not settled: call [`Filters::settle`] first.
     Unsettled,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for FilterRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Slot => "there is no such slot",
@@ -90,51 +91,51 @@ impl fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for FilterRefusal {}
 
-/// What becomes of a filter.
+/// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// There is none.
+enum FilterState {
+    /// No filter.
     Free,
     Stays,
-    /// It is seen from the commit on.
+    /// Visible from the commit on.
     Comes,
-    /// It is seen until the commit.
+    /// Visible until the commit.
     Goes,
 }
 
-impl State {
-    /// All, by their numbers.
+impl FilterState {
+    /// All states, by their numbers.
     const ALL: [Self; 1 << STATE_BITS] = [Self::Free, Self::Stays, Self::Comes, Self::Goes];
 }
 
-/// What becomes of the changes.
+/// Phase of the changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// They are collected.
+enum CommitPhase {
+    /// Changes are collected.
     Staged,
-    /// They are seen, and being tidied up.
+    /// Changes are visible and being settled.
     Committed,
-    /// They never were, and are being tidied up.
+    /// Changes are dropped and being settled.
     Abandoned,
 }
 
-/// A filter, and where it is: there are as many of these as slots, so they are as small as can be.
+/// A filter and its location. There are as many entries as slots, so they are as small as possible.
 #[derive(Clone, Debug)]
-struct Entry<const W: usize> {
+struct FilterEntry<const W: usize> {
     value: [u64; W],
     mask: [u64; W],
     priority: u32,
-    /// The next of its chain, which has the highest priority first, and of equal ones the oldest; its place, if it is in
-    /// the ternary memory.
+    /// Next entry of the chain, which is ordered by descending priority,
+    /// then by age. In the ternary memory: the filter's place.
     next: u32,
-    /// From the lowest bit on: its state, its table, its age.
+    /// From the lowest bit: state, table, age.
     packed: u64,
 }
 
-impl<const W: usize> Entry<W> {
-    fn new(filter: Filter<W>, state: State, age: u64) -> Self {
+impl<const W: usize> FilterEntry<W> {
+    fn new(filter: Filter<W>, state: FilterState, age: u64) -> Self {
         let Filter { value, mask, priority } = filter;
         let value = std::array::from_fn(|word| value[word] & mask[word]);
         let packed = (age << TABLE_BITS | u64::from(CAM)) << STATE_BITS | state as u64;
@@ -145,18 +146,18 @@ impl<const W: usize> Entry<W> {
         Filter { value: self.value, mask: self.mask, priority: self.priority }
     }
 
-    /// Whether a key meets it.
+    /// True if it matches a key.
     #[inline]
     fn meets(&self, key: &[u64; W]) -> bool {
         let differs = |word: usize| key[word] & self.mask[word] ^ self.value[word];
         (0..W).fold(0, |all, word| all | differs(word)) == 0
     }
 
-    fn state(&self) -> State {
-        State::ALL[self.packed as usize % State::ALL.len()]
+    fn state(&self) -> FilterState {
+        FilterState::ALL[self.packed as usize % FilterState::ALL.len()]
     }
 
-    fn set_state(&mut self, state: State) {
+    fn set_state(&mut self, state: FilterState) {
         self.packed = self.packed >> STATE_BITS << STATE_BITS | state as u64;
     }
 
@@ -174,46 +175,47 @@ impl<const W: usize> Entry<W> {
     }
 }
 
-/// Filters by slots, whose numbers are the caller's to choose: what a filter means, the caller keeps by slot.
+/// Filters by slots. The caller chooses the slots'
+/// numbers, and stores each filter's meaning by slot.
 #[derive(Debug)]
 pub struct Filters<const W: usize> {
-    entries: Vec<Entry<W>>,
-    buckets: Buckets,
+    entries: Vec<FilterEntry<W>>,
+    buckets: HashBuckets,
     cam: Cam<W>,
-    tables: Vec<Table<W>>,
-    /// Tables that have filters, those with the highest priorities first.
+    tables: Vec<FilterTable<W>>,
+    /// Tables with filters, in descending order of their highest priority.
     order: Vec<u16>,
-    /// Tables that have none.
+    /// Tables without filters.
     spare: Vec<u16>,
-    /// What a key takes at most in all tables.
+    /// Maximum steps of a look-up in all tables.
     steps: usize,
     steps_max: usize,
-    /// The table that was made last, and how much of the ternary memory was asked whether it can go there.
+    /// The newest table, and how many places of the ternary memory were already tried for it.
     newest: u16,
     asked: usize,
-    /// Of the next filter that is set.
+    /// Age of the next filter.
     age: u64,
-    /// Slots that were changed and are not tidied up.
-    changed: Bits,
-    phase: Phase,
-    /// The next slot that is looked at for its table's highest priority.
+    /// Changed slots that are not settled.
+    changed: NumberSet,
+    phase: CommitPhase,
+    /// Next slot to check for its table's highest priority.
     seen: usize,
     random: u64,
 }
 
 impl<const W: usize> Filters<W> {
-    /// For slots from 0 to `capacity` - 1, of which there are [`SLOTS_MAX`] at most; all memory for these is taken here,
-    /// and tables, of some 200 bytes each, are all that is added later.
+    /// Makes slots 0 to `capacity` - 1, at most [`SLOTS_MAX`], and allocates all
+    /// memory for them. Later only tables, of some 200 bytes each, are allocated.
     ///
-    /// `steps_max`, from 2 to [`STEPS_MAX`], bounds what a look-up may take ([`Self::steps`]); filters by which it would
-    /// take more are refused. Greater or smaller numbers count as the nearest of these. `secret` is drawn at random, and
-    /// known to nobody else.
+    /// `steps_max`, from 2 to [`STEPS_MAX`], limits the steps of a look-up
+    /// ([`Self::steps`]); other values are clamped. Filters that would
+    /// exceed it are refused. `secret` must be random and unknown to others.
     pub fn new(capacity: usize, steps_max: usize, secret: u64) -> Self {
         let capacity = capacity.min(SLOTS_MAX);
         let filter = Filter { value: [0; W], mask: [0; W], priority: 0 };
         Self {
-            entries: vec![Entry::new(filter, State::Free, 0); capacity],
-            buckets: Buckets::new(capacity),
+            entries: vec![FilterEntry::new(filter, FilterState::Free, 0); capacity],
+            buckets: HashBuckets::new(capacity),
             cam: Cam::new(),
             tables: Vec::new(),
             order: Vec::new(),
@@ -223,67 +225,69 @@ impl<const W: usize> Filters<W> {
             newest: 0,
             asked: CAM_MAX,
             age: 0,
-            changed: Bits::new(capacity),
-            phase: Phase::Staged,
+            changed: NumberSet::new(capacity),
+            phase: CommitPhase::Staged,
             seen: 0,
             random: secret,
         }
     }
 
-    /// Slots.
+    /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.entries.len()
     }
 
-    /// The filter in a slot, if there is one: also one that is staged, and not one that goes.
+    /// Returns the filter in a slot, if any. Staged filters
+    /// are included, filters to be removed are not.
     pub fn get(&self, slot: u32) -> Option<Filter<W>> {
         let entry = self.entries.get(slot as usize)?;
         match (entry.state(), self.phase) {
-            (State::Stays, _) | (State::Comes, Phase::Staged | Phase::Committed) => {
+            (FilterState::Stays, _)
+            | (FilterState::Comes, CommitPhase::Staged | CommitPhase::Committed) => {
                 Some(entry.filter())
             }
-            (State::Goes, Phase::Abandoned) => Some(entry.filter()),
+            (FilterState::Goes, CommitPhase::Abandoned) => Some(entry.filter()),
             _ => None,
         }
     }
 
-    /// Whether a filter can be set in a slot.
+    /// True if a filter can be set in a slot.
     pub fn is_free(&self, slot: u32) -> bool {
-        self.entries.get(slot as usize).is_some_and(|entry| entry.state() == State::Free)
+        self.entries.get(slot as usize).is_some_and(|entry| entry.state() == FilterState::Free)
     }
 
-    /// Tables with filters: how often a key is hashed at most.
+    /// Number of tables with filters, which is the maximum number of hashes per key.
     pub fn tables(&self) -> usize {
         self.order.len()
     }
 
-    /// What the look-up of a key takes at most now: how often it is hashed, and how many filters it is compared with. At
-    /// most the `steps_max` of [`Self::new`], and [`NURSERY_MAX`](crate::NURSERY_MAX) more.
+    /// Current maximum of steps for a key's look-up: hashes, and comparisons with filters.
+    /// At most `steps_max` of [`Self::new`], plus [`NURSERY_MAX`](crate::NURSERY_MAX).
     pub fn steps(&self) -> usize {
         self.steps + self.cam.count()
     }
 
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub fn memory(&self) -> usize {
-        let entries = self.entries.len() * size_of::<Entry<W>>() + self.changed.memory();
-        let tables = self.tables.len() * (size_of::<Table<W>>() + 2 * size_of::<u16>());
+        let entries = self.entries.len() * size_of::<FilterEntry<W>>() + self.changed.memory();
+        let tables = self.tables.len() * (size_of::<FilterTable<W>>() + 2 * size_of::<u16>());
         size_of::<Self>() + entries + self.buckets.memory() + self.cam.memory() + tables
     }
 
-    /// Writes for each key the slot of the filter that it meets: of those that it meets the one of the highest priority,
-    /// and of equal ones the one that was set first. [`NONE`], if it meets none.
+    /// Writes for each key the slot of the matching filter with the highest
+    /// priority; among equals, of the one set first. [`NONE`] if no filter matches.
     ///
     /// # Panics
     ///
-    /// If there are more than [`BATCH`] keys, or not as many results as keys.
+    /// If there are more than [`BATCH`] keys, or if the numbers of keys and results differ.
     pub fn find(&self, keys: &[[u64; W]], found: &mut [u32]) {
         assert!(keys.len() <= BATCH && keys.len() == found.len());
         found.fill(NONE);
         let mut best = [0_u32; BATCH];
-        // Keys for which another table may have better.
+        // Keys for which a later table may have a better filter.
         let mut open: [u8; BATCH] = std::array::from_fn(|at| at as u8);
         let mut open_count = keys.len();
-        let mut homes = [Home::default(); BATCH];
+        let mut homes = [HomeBucket::default(); BATCH];
         let mut heads = [(0_u8, 0_u32); 2 * BATCH];
         for &number in &self.order {
             let table = &self.tables[usize::from(number)];
@@ -303,7 +307,7 @@ impl<const W: usize> Filters<W> {
             let mut head_count = 0;
             for at in 0..open_count {
                 self.buckets.each(homes[at], |head| {
-                    // More than fit are walked at once.
+                    // Excess heads are walked immediately.
                     match heads.get_mut(head_count) {
                         Some(place) => {
                             *place = (open[at], head);
@@ -337,7 +341,7 @@ impl<const W: usize> Filters<W> {
         }
     }
 
-    /// Looks for better in a chain, unless it is another table's, whose tag is the same by chance.
+    /// Searches a chain for a better filter. Ignores another table's chain with the same tag.
     #[inline]
     fn walk(
         &self,
@@ -365,28 +369,28 @@ impl<const W: usize> Filters<W> {
         }
     }
 
-    fn is_seen(&self, state: State) -> bool {
+    fn is_seen(&self, state: FilterState) -> bool {
         match state {
-            State::Stays => true,
-            State::Comes => self.phase == Phase::Committed,
-            State::Goes => self.phase != Phase::Committed,
-            State::Free => false,
+            FilterState::Stays => true,
+            FilterState::Comes => self.phase == CommitPhase::Committed,
+            FilterState::Goes => self.phase != CommitPhase::Committed,
+            FilterState::Free => false,
         }
     }
 
-    /// Stages a filter for a slot that is free: it is seen from the commit on.
-    pub fn set(&mut self, slot: u32, filter: Filter<W>) -> Result<(), Refused> {
-        if self.phase != Phase::Staged {
-            return Err(Refused::Unsettled);
+    /// Stages a filter for a free slot. It is visible from the commit on.
+    pub fn set(&mut self, slot: u32, filter: Filter<W>) -> Result<(), FilterRefusal> {
+        if self.phase != CommitPhase::Staged {
+            return Err(FilterRefusal::Unsettled);
         }
-        let entry = self.entries.get_mut(slot as usize).ok_or(Refused::Slot)?;
-        if entry.state() != State::Free {
-            return Err(Refused::Taken);
+        let entry = self.entries.get_mut(slot as usize).ok_or(FilterRefusal::Slot)?;
+        if entry.state() != FilterState::Free {
+            return Err(FilterRefusal::Taken);
         }
-        *entry = Entry::new(filter, State::Comes, self.age);
+        *entry = FilterEntry::new(filter, FilterState::Comes, self.age);
         if !self.place(slot) {
-            self.entries[slot as usize].set_state(State::Free);
-            return Err(Refused::Crowded);
+            self.entries[slot as usize].set_state(FilterState::Free);
+            return Err(FilterRefusal::Crowded);
         }
         self.age += 1;
         self.changed.add(slot);
@@ -394,65 +398,66 @@ impl<const W: usize> Filters<W> {
         Ok(())
     }
 
-    /// Stages that a slot's filter goes: it is seen until the commit, and the slot is free once that is tidied up. One that
-    /// was not to be seen before the commit goes at once.
-    pub fn remove(&mut self, slot: u32) -> Result<(), Refused> {
-        if self.phase != Phase::Staged {
-            return Err(Refused::Unsettled);
+    /// Stages the removal of a slot's filter. It is visible until the commit, and the slot
+    /// is free once that is settled. A filter that is not committed yet is removed at once.
+    pub fn remove(&mut self, slot: u32) -> Result<(), FilterRefusal> {
+        if self.phase != CommitPhase::Staged {
+            return Err(FilterRefusal::Unsettled);
         }
-        let entry = self.entries.get_mut(slot as usize).ok_or(Refused::Slot)?;
+        let entry = self.entries.get_mut(slot as usize).ok_or(FilterRefusal::Slot)?;
         match entry.state() {
-            State::Stays => {
-                entry.set_state(State::Goes);
+            FilterState::Stays => {
+                entry.set_state(FilterState::Goes);
                 self.changed.add(slot);
             }
-            State::Comes => self.unlink(slot),
-            State::Free | State::Goes => return Err(Refused::Empty),
+            FilterState::Comes => self.unlink(slot),
+            FilterState::Free | FilterState::Goes => return Err(FilterRefusal::Empty),
         }
         self.look_on();
         Ok(())
     }
 
-    /// From now on all that was staged is seen.
+    /// Makes all staged changes visible.
     pub fn commit(&mut self) {
-        if self.phase == Phase::Staged {
-            self.phase = Phase::Committed;
+        if self.phase == CommitPhase::Staged {
+            self.phase = CommitPhase::Committed;
         }
     }
 
-    /// Forgets all that was staged, instead of a commit; it is tidied up as after one.
+    /// Drops all staged changes. They must be settled as after a commit.
     pub fn abandon(&mut self) {
-        if self.phase == Phase::Staged {
-            self.phase = Phase::Abandoned;
+        if self.phase == CommitPhase::Staged {
+            self.phase = CommitPhase::Abandoned;
         }
     }
 
-    /// Tidies up after [`Self::commit`] or [`Self::abandon`], at most so many filters; whether that is done, and more can
-    /// be staged. Look-ups find the same before and after.
+    /// Settles up to `most` filters after [`Self::commit`] or [`Self::abandon`]. Returns true
+    /// when all is done and more changes can be staged. Look-ups find the same before and after.
     pub fn settle(&mut self, most: usize) -> bool {
-        if self.phase == Phase::Staged {
+        if self.phase == CommitPhase::Staged {
             return true;
         }
         for _ in 0..most {
             let Some(slot) = self.changed.pop() else { break };
             let entry = &mut self.entries[slot as usize];
             match (entry.state(), self.phase) {
-                (State::Comes, Phase::Committed) | (State::Goes, Phase::Abandoned) => {
-                    entry.set_state(State::Stays);
+                (FilterState::Comes, CommitPhase::Committed)
+                | (FilterState::Goes, CommitPhase::Abandoned) => {
+                    entry.set_state(FilterState::Stays);
                 }
-                // It came and went.
-                (State::Free, _) => {}
+                // Added and removed in the same commit.
+                (FilterState::Free, _) => {}
                 _ => self.unlink(slot),
             }
         }
         if !self.changed.is_empty() {
             return false;
         }
-        self.phase = Phase::Staged;
+        self.phase = CommitPhase::Staged;
         true
     }
 
-    /// Finds a place for a filter; `false`: there is none.
+    /// Stores a filter in a table or the ternary memory. Returns false if there is no space.
     fn place(&mut self, slot: u32) -> bool {
         self.enter_one_of_best(slot)
             || self.remember(slot)
@@ -460,7 +465,7 @@ impl<const W: usize> Filters<W> {
             || self.enter_any(slot)
     }
 
-    /// Puts a filter into one of the tables that hash most of what it looks at.
+    /// Adds a filter to one of the tables that hash most of its mask.
     fn enter_one_of_best(&mut self, slot: u32) -> bool {
         let mask = self.entries[slot as usize].mask;
         let mut best = [(0, 0_u16); TRIES];
@@ -484,7 +489,7 @@ impl<const W: usize> Filters<W> {
         best[..count].iter().any(|&(_, number)| self.enter(number, slot))
     }
 
-    /// Puts a filter into any table.
+    /// Adds a filter to any table.
     fn enter_any(&mut self, slot: u32) -> bool {
         let mask = self.entries[slot as usize].mask;
         (0..self.order.len()).any(|at| {
@@ -493,14 +498,15 @@ impl<const W: usize> Filters<W> {
         })
     }
 
-    /// Puts a filter into a table, unless its chain there or the steps of a look-up would be more than may be.
+    /// Adds a filter to a table. Returns false if its chain
+    /// or the steps of a look-up would exceed their limits.
     fn enter(&mut self, number: u16, slot: u32) -> bool {
-        let Entry { value, priority, .. } = self.entries[slot as usize];
+        let FilterEntry { value, priority, .. } = self.entries[slot as usize];
         let table = &self.tables[usize::from(number)];
         let home = self.buckets.home(table.hash(&value));
         let place = self.chain(number, home, &value);
         let head = place.map_or(NONE, |place| self.buckets.head(place));
-        // What goes before it in its chain.
+        // The entry before it in its chain.
         let (mut before, mut next, mut length) = (NONE, head, 0);
         while let Some(entry) = self.entries.get(next as usize) {
             if entry.goes_before(&self.entries[slot as usize]) {
@@ -534,7 +540,7 @@ impl<const W: usize> Filters<W> {
         true
     }
 
-    /// Puts a filter into the ternary memory, unless that is full.
+    /// Adds a filter to the ternary memory. Returns false if that is full.
     fn remember(&mut self, slot: u32) -> bool {
         let Filter { value, mask, priority } = self.entries[slot as usize].filter();
         let Some(place) = self.cam.add(slot, &value, &mask, priority) else { return false };
@@ -544,8 +550,8 @@ impl<const W: usize> Filters<W> {
         true
     }
 
-    /// Moves some out of the ternary memory, which is full, into the newest table, and makes one if that takes no more;
-    /// `false`: none can be moved.
+    /// Moves some filters out of the full ternary memory into the newest
+    /// table, or into another new one. Returns false if none can be moved.
     fn make_room(&mut self) -> bool {
         if self.move_some() {
             return true;
@@ -560,7 +566,8 @@ impl<const W: usize> Filters<W> {
         is_moved
     }
 
-    /// Moves some out of the ternary memory into the newest table; `false`: that takes no more.
+    /// Moves some filters out of the ternary memory into
+    /// the newest table. Returns false if that takes none.
     fn move_some(&mut self) -> bool {
         let mut moved = [0; MOVED];
         let mut count = 0;
@@ -577,8 +584,8 @@ impl<const W: usize> Filters<W> {
         count > 0
     }
 
-    /// Makes the table that would take most out of the ternary memory, as far as a part of that shows; `false`: there
-    /// can't be another.
+    /// Makes the table that takes most filters of the ternary memory,
+    /// estimated from a sample. Returns false if no table can be made.
     fn make_table(&mut self) -> bool {
         if self.order.len() == TABLES_MAX || self.steps + 2 > self.steps_max {
             return false;
@@ -600,8 +607,8 @@ impl<const W: usize> Filters<W> {
             }
         }
         let some: Vec<Filter<W>> = (0..CAM_MAX).step_by(SHARE).map(filter).collect();
-        let gain = |table: &Table<W>| {
-            // How many fall together, about.
+        let gain = |table: &FilterTable<W>| {
+            // Approximate number of collisions.
             let mut counts = [0_u8; 1 << 9];
             let taken = some.iter().filter(|filter| {
                 let count = &mut counts[(table.hash(&filter.value) >> (u64::BITS - 9)) as usize];
@@ -613,13 +620,14 @@ impl<const W: usize> Filters<W> {
         };
         let mut random = || next(&mut self.random);
         let new = masks.into_iter().zip(is_known).filter(|(_, is_known)| !is_known);
-        let gains: Vec<(usize, Table<W>)> = new
+        let gains: Vec<(usize, FilterTable<W>)> = new
             .map(|(mask, _)| {
-                let table = Table::new(mask, &mut random);
+                let table = FilterTable::new(mask, &mut random);
                 (gain(&table), table)
             })
             .collect();
-        // Of those that take nearly as many the one that hashes least: others that come fit there more often.
+        // Among tables that take nearly as many, the one that hashes
+        // the fewest bits: it fits more of the later filters.
         let enough = gains.iter().map(|it| it.0).max().unwrap_or(0) * NEARLY / 100;
         let good = gains.into_iter().filter(|it| it.0 >= enough);
         let Some((_, table)) = good.min_by_key(|it| it.1.bits) else { return false };
@@ -628,8 +636,8 @@ impl<const W: usize> Filters<W> {
         true
     }
 
-    /// The chain of a table's filters that equal this value in what the table hashes.
-    fn chain(&self, number: u16, home: Home, value: &[u64; W]) -> Option<Place> {
+    /// Returns the chain of a table's filters with the same hashed bits as this value.
+    fn chain(&self, number: u16, home: HomeBucket, value: &[u64; W]) -> Option<ChainPosition> {
         let mask = &self.tables[usize::from(number)].mask;
         self.buckets.chain(home, |head| {
             let entry = &self.entries[head as usize];
@@ -638,12 +646,12 @@ impl<const W: usize> Filters<W> {
         })
     }
 
-    /// Takes a filter out of where it is, and frees its slot.
+    /// Removes a filter from its chain or the ternary memory, and frees its slot.
     fn unlink(&mut self, slot: u32) {
         let entry = &mut self.entries[slot as usize];
-        entry.set_state(State::Free);
+        entry.set_state(FilterState::Free);
         let number = entry.table();
-        let Entry { value, mask, next, .. } = *entry;
+        let FilterEntry { value, mask, next, .. } = *entry;
         if number == CAM {
             self.cam.remove(&[next as u16], |_| mask);
             return;
@@ -673,8 +681,8 @@ impl<const W: usize> Filters<W> {
         }
     }
 
-    /// Takes a table in, which has no filter yet; its number.
-    fn make(&mut self, table: Table<W>) -> u16 {
+    /// Adds an empty table; returns its number.
+    fn make(&mut self, table: FilterTable<W>) -> u16 {
         self.steps += table.steps();
         let number = match self.spare.pop() {
             Some(number) => {
@@ -690,7 +698,7 @@ impl<const W: usize> Filters<W> {
         number
     }
 
-    /// Gives up a table that has no filter.
+    /// Removes an empty table.
     fn forget(&mut self, number: u16) {
         self.steps -= self.tables[usize::from(number)].steps();
         self.order.retain(|it| *it != number);
@@ -700,7 +708,7 @@ impl<const W: usize> Filters<W> {
         }
     }
 
-    /// A table has a higher priority than before.
+    /// Moves a table forward in the order after its highest priority has grown.
     fn move_forward(&mut self, number: u16) {
         let at = self.order.iter().position(|it| *it == number).expect("a table in use");
         let max = self.tables[usize::from(number)].max;
@@ -708,7 +716,7 @@ impl<const W: usize> Filters<W> {
         self.order[to..=at].rotate_right(1);
     }
 
-    /// Looks at some more slots; once all were, tables know their highest priorities anew.
+    /// Checks some more slots. After a full pass, tables' highest priorities are exact again.
     fn look_on(&mut self) {
         for _ in 0..SEEN_PER_CHANGE {
             let Some(entry) = self.entries.get(self.seen) else {
@@ -721,7 +729,7 @@ impl<const W: usize> Filters<W> {
                 self.order.sort_by_key(|it| std::cmp::Reverse(tables[usize::from(*it)].max));
                 return;
             };
-            if entry.state() != State::Free && entry.table() != CAM {
+            if entry.state() != FilterState::Free && entry.table() != CAM {
                 let table = &mut self.tables[usize::from(entry.table())];
                 table.fresh = table.fresh.max(entry.priority);
             }
@@ -730,7 +738,7 @@ impl<const W: usize> Filters<W> {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): what comes next.
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the next number.
 fn next(random: &mut u64) -> u64 {
     *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut word = *random;
@@ -745,21 +753,22 @@ mod tests {
 
     use super::*;
 
-    /// What is kept of chains, tables and steps is true.
+    /// Checks all invariants of chains, tables and steps.
     fn check(filters: &Filters<2>) {
         let mut chained = 0;
         let mut steps = 0;
         for &number in &filters.order {
             let table = &filters.tables[usize::from(number)];
-            let of_table =
-                |entry: &&Entry<2>| entry.state() != State::Free && entry.table() == number;
+            let of_table = |entry: &&FilterEntry<2>| {
+                entry.state() != FilterState::Free && entry.table() == number
+            };
             let entries: Vec<_> = filters.entries.iter().filter(of_table).collect();
             let mut longest = 0;
             for entry in &entries {
                 let value = entry.value;
                 let place = filters.chain(number, filters.buckets.home(table.hash(&value)), &value);
                 let head = filters.buckets.head(place.expect("a chain"));
-                let next = |entry: &&Entry<2>| filters.entries.get(entry.next as usize);
+                let next = |entry: &&FilterEntry<2>| filters.entries.get(entry.next as usize);
                 let chain: Vec<_> =
                     std::iter::successors(filters.entries.get(head as usize), next).collect();
                 assert!(chain.iter().any(|it| std::ptr::eq(*it, *entry)));
@@ -777,22 +786,24 @@ mod tests {
         let max = |it: &u16| filters.tables[usize::from(*it)].max;
         assert!(filters.order.is_sorted_by(|one, other| max(one) >= max(other)));
         assert_eq!(filters.order.len() + filters.spare.len(), filters.tables.len());
-        let taken = filters.entries.iter().filter(|entry| entry.state() != State::Free).count();
+        let taken =
+            filters.entries.iter().filter(|entry| entry.state() != FilterState::Free).count();
         assert_eq!(taken, chained + filters.cam.count());
         let priorities = filters.cam.places().map(|place| filters.cam.priorities[place]);
         assert_eq!(filters.cam.max, priorities.max().unwrap_or(0));
     }
 
-    /// Of two tables with few buckets, so that in some of so many rounds both have the same tag in the same.
+    /// Two tables with few buckets, so that in some
+    /// rounds both have the same tag in the same bucket.
     #[test]
-    fn chains_of_two_tables_stay_apart() {
+    fn tables_keep_separate_hash_chains() {
         for secret in 0..4000 {
             let mut filters = Filters::<2>::new(2, 64, secret);
             let filter = Filter { value: [0, 1], mask: [u64::MAX; 2], priority: 1 };
             for (slot, mask) in [[0, 1], [0, 3]].into_iter().enumerate() {
-                let table = Table::new(mask, &mut || next(&mut filters.random));
+                let table = FilterTable::new(mask, &mut || next(&mut filters.random));
                 let number = filters.make(table);
-                filters.entries[slot] = Entry::new(filter, State::Stays, 0);
+                filters.entries[slot] = FilterEntry::new(filter, FilterState::Stays, 0);
                 assert!(filters.enter(number, slot as u32));
             }
             check(&filters);
@@ -810,7 +821,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn what_is_kept_of_chains_and_tables_is_true(
+        fn filter_bookkeeping_matches_a_full_scan(
             seed: u64, groups in 1..40_u64, steps_max in 2..400_usize,
         ) {
             let mut random = seed;
@@ -823,7 +834,7 @@ mod tests {
                     let filter =
                         Filter { value: [below(9) << 40, below(5)], mask, priority: below(30) as u32 };
                     match filters.set(slot, filter) {
-                        Err(Refused::Taken) if below(3) == 0 => _ = filters.remove(slot),
+                        Err(FilterRefusal::Taken) if below(3) == 0 => _ = filters.remove(slot),
                         _ => {}
                     }
                 }

@@ -1,17 +1,19 @@
-//! Filters: which of many patterns of value and mask, the one of the highest priority, meets a key. Made for look-ups
-//! in batches while filters come and go.
+//! Filters: among many patterns of value and mask, finds the one of the highest
+//! priority that matches a key. Made for look-ups in batches while filters change.
 //!
-//! A key is a string of `64 * W` bits that nobody here understands (Turner et al., "Supercharging PlanetLab",
-//! SIGCOMM 2007, section 4: 112 bits with as many of mask). [`Filters`] keeps filters in hash tables, each of which
-//! hashes those bits of the key that its mask has (Srinivasan, Suri and Varghese, "Packet Classification Using Tuple
-//! Space Search", SIGCOMM 1999). A table takes every filter whose mask has all bits of its own, so that many masks
-//! share few tables (Daly et al., "TupleMerge", IEEE/ACM Transactions on Networking 2019): the first tables hash few
-//! bits, and where too many filters fall together there, those that come get a table with more of their bits. What no
-//! table takes waits in a small ternary memory, which is also what new tables are chosen by. docs/filters.md says what
-//! that reaches.
+//! A key is an opaque string of `64 * W` bits (Turner et al., "Supercharging PlanetLab",
+//! SIGCOMM 2007, section 4: 112 bits with as many of mask). [`Filters`] stores filters
+//! in hash tables. Each table hashes the key's bits in the table's mask (Srinivasan,
+//! Suri and Varghese, "Packet Classification Using Tuple Space Search", SIGCOMM 1999).
 //!
-//! What a filter means, its caller keeps by slot. Nothing is remembered from one look-up for another, so that no
-//! traffic makes another's slower but by the caches of the processor.
+//! A table takes every filter whose mask includes the table's mask, so that many masks
+//! share few tables (Daly et al., "TupleMerge", IEEE/ACM Transactions on Networking
+//! 2019). The first tables hash few bits. If too many filters collide there, later
+//! ones get a table with more of their bits. Filters that fit no table wait in a small
+//! ternary memory, from which new tables are chosen. docs/filters.md has measurements.
+//!
+//! The caller stores each filter's meaning by slot. Look-ups store nothing for later
+//! ones, so traffic slows down other traffic only through the processor's caches.
 //!
 //! ```
 //! use pdp_filters::{Filter, Filters, NONE};
@@ -30,34 +32,36 @@
 //!
 //! # Bounds
 //!
-//! Whoever chooses filters and keys may be hostile, and nothing that is done here takes longer for it than these bounds
-//! say. A *step* is a hash of a key, or a comparison of a key with a filter.
+//! Filters and keys may come from attackers. These bounds hold for all of
+//! them. A *step* is a hash of a key, or a comparison of a key with a filter.
 //!
 //! | what | bound |
 //! |---|---|
-//! | filters | the capacity that [`Filters::new`] was given: memory for them is there from the start |
-//! | steps of a look-up | the number that it was given, and [`NURSERY_MAX`] for the ternary memory: filters by which it would be more are [`Refused::Crowded`]. [`Filters::steps`] says what it is now |
+//! | filters | the capacity given to [`Filters::new`], which allocates all memory for them |
+//! | steps of a look-up | the number given to [`Filters::new`], plus [`NURSERY_MAX`] for the ternary memory. Filters that would exceed it are [`FilterRefusal::Crowded`]. [`Filters::steps`] returns the current value |
 //! | tables | half of these steps, and [`TABLES_MAX`] |
-//! | filters of one table with the same bits of those that it hashes | [`CHAIN_MAX`] |
-//! | [`Filters::set`] | looks at the mask of each table, and into each table, at most twice; where the ternary memory is full, a look at each of its filters, of which 64 are moved, and if none can be, at most 128 masks tried with 128 of them |
+//! | filters of one table with the same hashed bits | [`CHAIN_MAX`] |
+//! | [`Filters::set`] | at most two looks at each table's mask and into each table. If the ternary memory is full, also a look at each of its filters, of which 64 are moved; if none can be moved, at most 128 masks tried with 128 filters |
 //! | [`Filters::commit`], [`Filters::abandon`] | constant |
-//! | [`Filters::remove`]; [`Filters::settle`], for each filter | a look into one table, a pass over the ternary memory; to settle, also a look at a word for each 4,096 slots |
-//! | each of the first two | once in a quarter of the capacity, the tables are sorted |
+//! | [`Filters::remove`]; [`Filters::settle`], for each filter | a look into one table, and a pass over the ternary memory; `settle` also reads a word per 4,096 slots |
+//! | each of [`Filters::set`] and [`Filters::remove`] | once per quarter of the capacity, a sort of the tables |
 //!
-//! Masks are not counted: what they cost are steps, and these are. A quota of masks would refuse thousands that a few
-//! tables hold, and allow a chain that is too long.
+//! Masks have no limit of their own: they cost steps, which are limited. A quota of masks
+//! would refuse thousands that fit a few tables, and allow a chain that is too long.
 //!
-//! What a key is hashed with is secret and drawn anew for each table, so that who knows this code can't have keys or
-//! filters fall together on purpose (Crosby and Wallach, "Denial of Service via Algorithmic Complexity Attacks", USENIX
-//! Security 2003): NH of UMAC (RFC 4418, section 5.2.2), by which the sums of two different strings are equal with a
-//! probability of 2^-32, and a multiplication that spreads sums over buckets. Filters that fall together by chance cost
-//! a step each; so do wrong tags, of which a bucket has one in thirty look-ups.
+//! Each table hashes keys with new random secrets. Knowing this code therefore does not help to
+//! make keys or filters collide on purpose (Crosby and Wallach, "Denial of Service via
+//! Algorithmic Complexity Attacks", USENIX Security 2003). The hash is NH of UMAC (RFC 4418,
+//! section 5.2.2), whose sums of two different strings are equal with a probability of 2^-32,
+//! and a multiplication that distributes sums over buckets. Each accidental collision of
+//! filters costs a step. So does a wrong tag, which occurs once in thirty look-ups of a bucket.
 //!
 //! # Changes together
 //!
-//! Changes are staged, and none of them is seen before [`Filters::commit`], from which on all of them are. Then
-//! [`Filters::settle`] tidies up, a bounded number of filters at a time; look-ups go on between. Only then more can be
-//! staged, and the slots of what went be taken: who changes a filter in one commit needs another slot for the new one.
+//! Changes are staged: none is visible before [`Filters::commit`], and all are from then
+//! on. Then [`Filters::settle`] cleans up, a bounded number of filters at a time, while
+//! look-ups continue. After that, more changes can be staged, and slots of removed filters
+//! be used again. To replace a filter within one commit, use another slot for the new one.
 
 #![forbid(unsafe_code)]
 
@@ -68,5 +72,5 @@ mod filters;
 mod table;
 
 pub use cam::CAM_MAX as NURSERY_MAX;
-pub use filters::{BATCH, Filter, Filters, NONE, Refused, SLOTS_MAX, STEPS_MAX, TABLES_MAX};
+pub use filters::{BATCH, Filter, FilterRefusal, Filters, NONE, SLOTS_MAX, STEPS_MAX, TABLES_MAX};
 pub use table::CHAIN_MAX;

@@ -1,36 +1,37 @@
-//! A table: what of a key it hashes, how, and how long its chains are.
+//! A table: which bits of a key it hashes, how, and the lengths of its chains.
 
-/// What of masks a table keeps: whole groups of so many bits. The first tables have few bits.
+/// Sizes of bit groups. A table's mask has only whole
+/// groups of one of these sizes, starting with the largest.
 pub const LEVELS: [u32; 4] = [16, 8, 4, 1];
 
-/// Filters of one table whose values are equal in all that the table hashes: a chain.
+/// Maximum length of a chain: filters of one table with the same hashed bits.
 pub const CHAIN_MAX: usize = 24;
 
 /// A table.
 #[derive(Clone, Debug)]
-pub struct Table<const W: usize> {
-    /// Bits that it hashes.
+pub struct FilterTable<const W: usize> {
+    /// Hashed bits.
     pub mask: [u64; W],
-    /// What it hashes them with.
+    /// Random words of the hash.
     salts: [u64; W],
-    /// What brings all of a sum into the highest bits; odd.
+    /// Multiplier that moves the sum into the highest bits; odd.
     factor: u64,
-    /// How many bits it hashes.
+    /// Number of hashed bits.
     pub bits: u32,
-    /// No filter in it has a higher priority.
+    /// Upper bound of its filters' priorities.
     pub max: u32,
-    /// The same of those that were looked at since the last time that all were.
+    /// Highest priority seen in the current pass over all slots.
     pub fresh: u32,
-    /// Filters in it.
+    /// Number of filters.
     pub filters: u32,
-    /// Chains of each length.
+    /// Number of chains of each length.
     lengths: [u32; CHAIN_MAX + 1],
-    /// Filters in its longest chain.
+    /// Length of its longest chain.
     longest: usize,
 }
 
-impl<const W: usize> Table<W> {
-    /// One that hashes these bits; `random` gives words that nobody can guess.
+impl<const W: usize> FilterTable<W> {
+    /// Makes a table that hashes these bits; `random` returns unpredictable words.
     pub fn new(mask: [u64; W], random: &mut impl FnMut() -> u64) -> Self {
         let salts = std::array::from_fn(|_| random());
         let bits = mask.iter().map(|word| word.count_ones()).sum();
@@ -39,17 +40,17 @@ impl<const W: usize> Table<W> {
         Self { mask, salts, factor, bits, max: 0, fresh: 0, filters: 0, lengths, longest: 0 }
     }
 
-    /// What a key takes here at most: it is hashed, and the longest chain is walked.
+    /// Maximum steps for a key: one hash, and a walk of the longest chain.
     pub fn steps(&self) -> usize {
         1 + self.longest
     }
 
-    /// What a key takes here at most once a chain of this length has one more.
+    /// Maximum steps for a key after a chain of this length grows by one.
     pub fn steps_with(&self, length: usize) -> usize {
         1 + self.longest.max(length + 1)
     }
 
-    /// A chain, which may be a new one of length 0, has one more.
+    /// Records that a chain, of length 0 if it is new, grows by one.
     pub fn add_to_chain(&mut self, length: usize) {
         self.lengths[length] -= u32::from(length > 0);
         self.lengths[length + 1] += 1;
@@ -57,7 +58,7 @@ impl<const W: usize> Table<W> {
         self.filters += 1;
     }
 
-    /// A chain has one less.
+    /// Records that a chain shrinks by one.
     pub fn take_from_chain(&mut self, length: usize) {
         self.lengths[length] -= 1;
         self.lengths[length - 1] += u32::from(length > 1);
@@ -67,8 +68,9 @@ impl<const W: usize> Table<W> {
         self.filters -= 1;
     }
 
-    /// Hashes a key: its highest bits are good. NH (RFC 4418, section 5.2.2), then multiply-shift (Dietzfelbinger et
-    /// al., "A Reliable Randomized Algorithm for the Closest-Pair Problem", Journal of Algorithms 1997).
+    /// Hashes a key; the highest bits are well distributed. NH (RFC 4418, section
+    /// 5.2.2), then multiply-shift (Dietzfelbinger et al., "A Reliable Randomized
+    /// Algorithm for the Closest-Pair Problem", Journal of Algorithms 1997).
     #[inline]
     pub fn hash(&self, key: &[u64; W]) -> u64 {
         let product = |word: usize| {
@@ -81,16 +83,16 @@ impl<const W: usize> Table<W> {
         sum.wrapping_mul(self.factor)
     }
 
-    /// Whether a filter with this mask can be in it.
+    /// True if it can have a filter with this mask.
     pub fn takes(&self, mask: &[u64; W]) -> bool {
         (0..W).all(|word| self.mask[word] & !mask[word] == 0)
     }
 }
 
-/// A mask's whole groups of so many bits, a power of 2.
+/// Reduces a mask to its whole groups of this many bits, a power of 2.
 pub fn relaxed<const W: usize>(mask: &[u64; W], group: u32) -> [u64; W] {
     mask.map(|word| {
-        // A group's lowest bit stays if all of the group is there.
+        // A group's lowest bit remains if the whole group is set.
         let (mut all, mut step) = (word, 1);
         while step < group {
             all &= all >> step;

@@ -1,20 +1,20 @@
-//! Against a linear search, while filters come and go.
+//! Compares filters with a linear search, while filters change.
 
 use std::cmp::Reverse;
 
-use pdp_filters::{BATCH, CHAIN_MAX, Filter, Filters, NONE, NURSERY_MAX, Refused};
+use pdp_filters::{BATCH, CHAIN_MAX, Filter, FilterRefusal, Filters, NONE, NURSERY_MAX};
 use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// More than fit into the ternary memory, so that tables are made and given up.
+/// More than fit into the ternary memory, so that tables are made and removed.
 const SLOTS: usize = 1500;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Sets as many free slots, with filters that follow from the seed.
+    /// Sets filters in this many free slots, from the seed.
     Set(u64, usize),
-    /// Removes one of so many.
+    /// Removes one of this many.
     Remove(u64, usize),
     Commit,
     Abandon,
@@ -31,7 +31,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Words that many have in common.
+/// Returns one of a few common words.
 fn word(random: &mut SmallRng) -> u64 {
     match random.random_range(0..5) {
         0 => 0,
@@ -69,7 +69,7 @@ fn linear<const W: usize>(kept: &[Kept<W>], key: &[u64; W]) -> u32 {
     meets.max().map_or(NONE, |(.., slot)| slot as u32)
 }
 
-/// Looks for keys near to filters that are there, and for some at random.
+/// Looks up keys close to existing filters, and some random ones.
 fn finds<const W: usize>(filters: &Filters<W>, seen: &[Kept<W>], random: &mut SmallRng) {
     let key = |random: &mut SmallRng| match &seen[random.random_range(0..SLOTS)] {
         Some((filter, _)) => std::array::from_fn(|word| {
@@ -96,8 +96,8 @@ fn follows<const W: usize>(steps: Vec<Step>, steps_max: usize) {
             Step::Set(seed, _) | Step::Remove(seed, _) if !settled => {
                 let slot = seed as u32 % SLOTS as u32;
                 let all = Filter { value: [0; W], mask: [0; W], priority: 0 };
-                assert_eq!(filters.set(slot, all), Err(Refused::Unsettled));
-                assert_eq!(filters.remove(slot), Err(Refused::Unsettled));
+                assert_eq!(filters.set(slot, all), Err(FilterRefusal::Unsettled));
+                assert_eq!(filters.remove(slot), Err(FilterRefusal::Unsettled));
             }
             Step::Commit | Step::Abandon if !settled => {
                 filters.commit();
@@ -114,10 +114,10 @@ fn follows<const W: usize>(steps: Vec<Step>, steps_max: usize) {
                             staged[slot] = Some((filter, age));
                             age += 1;
                         }
-                        Err(Refused::Taken) => {
+                        Err(FilterRefusal::Taken) => {
                             assert!(staged[slot].is_some() || seen[slot].is_some() || age > 0)
                         }
-                        Err(Refused::Crowded) => {}
+                        Err(FilterRefusal::Crowded) => {}
                         Err(refused) => panic!("{slot}: {refused}"),
                     }
                 }
@@ -151,19 +151,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn finds_what_a_linear_search_finds(steps in prop::collection::vec(step(), 0..30), steps_max in 2..500_usize) {
+    fn filters_match_a_linear_search(steps in prop::collection::vec(step(), 0..30), steps_max in 2..500_usize) {
         follows::<2>(steps, steps_max);
     }
 
     #[test]
-    fn of_wide_keys_too(steps in prop::collection::vec(step(), 0..30), steps_max in 2..500_usize) {
+    fn wide_filters_match_a_linear_search(steps in prop::collection::vec(step(), 0..30), steps_max in 2..500_usize) {
         follows::<5>(steps, steps_max);
     }
 }
 
-/// All slots are free again once all filters went, and can be taken anew.
+/// After all filters are removed, all slots are free and can be used again.
 #[test]
-fn nothing_is_left_of_what_went() {
+fn removed_filters_free_all_their_slots() {
     let mut filters = Filters::<2>::new(SLOTS, 1000, 1);
     let memory = filters.memory();
     for round in 0..5 {
@@ -185,46 +185,47 @@ fn nothing_is_left_of_what_went() {
     assert!(filters.memory() < memory + 64 * 200, "but for what tables hash with");
 }
 
-/// Filters that are alike fall together in any table, and are refused in time.
+/// Similar filters collide in any table, and are refused in time.
 #[test]
-fn more_alike_than_fall_together_are_refused() {
+fn excess_similar_filters_are_refused() {
     let mut filters = Filters::<2>::new(SLOTS, 64, 1);
     let alike = |priority| Filter { value: [5, 0], mask: [u64::MAX, 0], priority };
     let results: Vec<_> =
         (0..SLOTS).map(|slot| filters.set(slot as u32, alike(slot as u32))).collect();
     let first = results.iter().position(Result::is_err).expect("a bound");
     assert!(first >= NURSERY_MAX + CHAIN_MAX, "{first}");
-    assert!(results[first..].iter().all(|result| *result == Err(Refused::Crowded)));
+    assert!(results[first..].iter().all(|result| *result == Err(FilterRefusal::Crowded)));
     filters.commit();
     let mut found = [NONE];
     filters.find(&[[5, 9]], &mut found);
     assert_eq!(found, [first as u32 - 1]);
     assert!(filters.settle(first));
-    assert_eq!(filters.set(SLOTS as u32, alike(1)), Err(Refused::Slot));
-    assert_eq!(filters.remove(SLOTS as u32), Err(Refused::Slot));
-    assert_eq!(filters.remove(first as u32), Err(Refused::Empty));
-    assert_eq!(filters.set(0, alike(1)), Err(Refused::Taken));
-    // Whoever removes some can set as many.
+    assert_eq!(filters.set(SLOTS as u32, alike(1)), Err(FilterRefusal::Slot));
+    assert_eq!(filters.remove(SLOTS as u32), Err(FilterRefusal::Slot));
+    assert_eq!(filters.remove(first as u32), Err(FilterRefusal::Empty));
+    assert_eq!(filters.set(0, alike(1)), Err(FilterRefusal::Taken));
+    // After removing some, as many can be set.
     assert_eq!(filters.remove(0), Ok(()));
     filters.commit();
     assert!(filters.settle(1));
     assert_eq!(filters.set(0, alike(1)), Ok(()));
 }
 
-/// As many masks as filters, which no table takes together: all that is refused is what look-ups may not take.
+/// As many masks as filters, which no table takes
+/// together: only those that exceed the steps are refused.
 #[test]
-fn look_ups_take_no_more_steps_than_are_allowed_whatever_masks_there_are() {
+fn lookups_stay_within_the_step_limit() {
     const STEPS: usize = 300;
     let mut random = SmallRng::seed_from_u64(3);
     let mut filters = Filters::<2>::new(4 * SLOTS, STEPS, 1);
     let mut kept: Vec<Kept<2>> = vec![None; 4 * SLOTS];
     for (slot, kept) in kept.iter_mut().enumerate() {
-        // A key of 0 falls together with all of them in each table, and meets none.
+        // A key of 0 collides with all of them in each table, and matches none.
         let mask: [u64; 2] = [random.random(), random.random::<u64>() | 1];
         let filter = Filter { value: [0, 1], mask, priority: slot as u32 };
         match filters.set(slot as u32, filter) {
             Ok(()) => *kept = Some((filter, slot as u64)),
-            Err(refused) => assert_eq!(refused, Refused::Crowded),
+            Err(refused) => assert_eq!(refused, FilterRefusal::Crowded),
         }
         assert!(filters.steps() <= STEPS + NURSERY_MAX);
     }

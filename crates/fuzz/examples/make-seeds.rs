@@ -1,17 +1,18 @@
-//! Writes the first entries of every corpus: real frames, valid messages, what the kernel says.
-//! Run as root; `make fuzz` grows them. With names of targets: only theirs.
+//! Writes the first entries of every corpus: real frames, valid messages, the kernel's
+//! notifications. Run as root; `make fuzz` extends them. Arguments limit it to these targets.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::process::Command;
 
-use pdp_fuzz::{TARGETS, Target};
-use pdp_mirror::kernel::Kind;
-use pdp_mirror::netlink::{Netlink, Received};
+use pdp_fuzz::{FuzzTarget, TARGETS};
+use pdp_mirror::kernel::DumpKind;
+use pdp_mirror::netlink::{Netlink, NetlinkRead};
 use pdp_proto::mux::*;
 use pdp_proto::routes::{
-    self, FromGuest, Hooked, Hop, Resolved, Target as RouteTarget, ToGuest, Vport,
+    self, FromGuest, GroupHop, ResolvedRoute, RouteDecision as RouteTarget, ToGuest, Vport,
+    VportHooks,
 };
 use pdp_proto::{channel, mirror, slowpath, tap};
 use pdp_wire::tag::Tag;
@@ -33,7 +34,7 @@ impl Seeds {
         self.0.entry(target).or_default().push(entry.into());
     }
 
-    /// Writes all entries, each under a digest of its own.
+    /// Writes all entries, each named by its digest.
     fn write(&self, only: &[String]) -> Result<()> {
         let chosen = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
         for target in TARGETS.iter().filter(|target| chosen(target.name)) {
@@ -53,13 +54,13 @@ fn counted(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_le_bytes(), bytes].concat()
 }
 
-/// A few frames of each kind: what is behind Ethernet and in IP.
+/// A few frames of each kind, by EtherType and IP protocol.
 fn frames() -> Result<Vec<Vec<u8>>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/hostile-frames.pcap");
     let file = std::fs::read(path)?;
     let mut kinds: BTreeMap<_, usize> = BTreeMap::new();
     let kind = |frame: &[u8]| {
-        let ethernet = ether::Header::parse(frame).map(|header| header.kind);
+        let ethernet = ether::EthernetHeader::parse(frame).map(|header| header.kind);
         let inside = match ethernet {
             Some(ether::kind::IPV4) => frame.get(23),
             Some(ether::kind::IPV6) => frame.get(20),
@@ -76,22 +77,33 @@ fn frames() -> Result<Vec<Vec<u8>>> {
     Ok(few.map(<[u8]>::to_vec).collect())
 }
 
-/// The frame in a tunnel of one kind or another.
+/// Encapsulates the frame in a tunnel; `which` selects its kind.
 fn tunnelled(frame: &[u8], which: usize) -> Vec<u8> {
     let six = which % 2 == 1;
     let (from, to) = if six { ("fd00::2", "fd00::1") } else { ("10.0.0.2", "10.0.0.1") };
     let (local, remote) = (from.parse().expect("an address"), to.parse().expect("an address"));
     let by = match which / 2 % 5 {
-        0 => Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 }),
-        1 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 }),
+        0 => Encapsulation::Udp(udp::UdpTunnel {
+            local,
+            remote,
+            local_port: 7000,
+            remote_port: 7001,
+        }),
+        1 => Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni: 5 }),
         2 => {
             let key = six.then_some(5);
-            Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum: six, sequence: false })
+            Encapsulation::Gre(gre::GreTunnel {
+                local,
+                remote,
+                key,
+                checksum: six,
+                sequence: false,
+            })
         }
-        3 => Encapsulation::Vlan(vlan::Tunnel { id: 5 }),
-        _ => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
+        3 => Encapsulation::Vlan(vlan::VlanTunnel { id: 5 }),
+        _ => Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 5 }),
     };
-    let template = outer::Template::new(&by).expect("one family");
+    let template = outer::HeaderTemplate::new(&by).expect("one family");
     let mut bytes = vec![0; template.len()];
     bytes.extend(frame);
     let _ = template.write(&mut bytes, [2, 0, 0, 0, 0, 1], [9; 6]);
@@ -105,7 +117,7 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
             seeds.add(target, frame.clone());
         }
         let packet = frame.get(ether::HEADER_BYTES..).unwrap_or_default();
-        match ether::Header::parse(frame).map(|header| header.kind) {
+        match ether::EthernetHeader::parse(frame).map(|header| header.kind) {
             Some(ether::kind::IPV4) => seeds.add("ipv4", packet),
             Some(ether::kind::IPV6) => seeds.add("ipv6", packet),
             _ => {}
@@ -135,7 +147,7 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
         let mut runtime = vec![(chunk.len() % 2) as u8];
         for (vport, frame) in (0..).zip(chunk) {
             runtime.push(vport % 3);
-            // The label switch's own.
+            // A frame of the label switch's own protocol.
             let label = [&frame[..12], &[0x88, 0xb5, 0, vport, 0, 1, vport % 3], frame].concat();
             runtime.extend(counted(if vport % 2 == 0 { &label } else { frame }));
         }
@@ -169,7 +181,7 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
 }
 
 fn add_messages(seeds: &mut Seeds) -> Result<()> {
-    let hop = |vport| Hop { vport, gateway: Some([10, 0, 0, vport as u8].into()), weight: 1 };
+    let hop = |vport| GroupHop { vport, gateway: Some([10, 0, 0, vport as u8].into()), weight: 1 };
     let route = |prefix: &str, target| -> Result<ToGuest> {
         Ok(ToGuest::Route { prefix: prefix.parse()?, target })
     };
@@ -182,7 +194,7 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
             mac: [0; 6],
             mtu: 1500,
             up: true,
-            hooked: Hooked::default(),
+            hooked: VportHooks::default(),
             macs: vec![[2; 6]],
             forwards_v4: true,
         }),
@@ -207,7 +219,7 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
         FromGuest::Used(vec![(0, [10, 0, 0, 1].into())]),
         FromGuest::Table {
             dump: 2,
-            routes: vec![("10.0.0.0/8".parse()?, Resolved::Hops(vec![hop(0)]))],
+            routes: vec![("10.0.0.0/8".parse()?, ResolvedRoute::Hops(vec![hop(0)]))],
         },
         FromGuest::TableEnd(2),
     ];
@@ -215,63 +227,64 @@ fn add_messages(seeds: &mut Seeds) -> Result<()> {
     let vnet = vnet();
     seeds.add("vnet-check", serde_json::to_vec(&vnet)?);
     let mut twice = vnet.clone();
-    twice.nodes.push(Node { router: None, ..vnet.nodes[0].clone() });
+    twice.nodes.push(NodeConfig { router: None, ..vnet.nodes[0].clone() });
     seeds.add("vnet-check", serde_json::to_vec(&twice)?);
     let messages = [
-        serde_json::to_vec(&Request::Hello)?,
-        serde_json::to_vec(&Request::Stats { vnet: None })?,
-        serde_json::to_vec(&Request::PutVnet(Box::new(vnet)))?,
-        serde_json::to_vec(&Reply::Failed { error: "no".into() })?,
-        serde_json::to_vec(&tap::Request::Serve {
-            ports: vec![tap::Port { vport: 0, name: "eth0".into() }],
+        serde_json::to_vec(&MuxRequest::Hello)?,
+        serde_json::to_vec(&MuxRequest::Stats { vnet: None })?,
+        serde_json::to_vec(&MuxRequest::PutVnet(Box::new(vnet)))?,
+        serde_json::to_vec(&MuxReply::Failed { error: "no".into() })?,
+        serde_json::to_vec(&tap::TapRequest::Serve {
+            ports: vec![tap::TapPort { vport: 0, name: "eth0".into() }],
         })?,
-        serde_json::to_vec(&tap::Reply::Stats { ports: vec![tap::PortStats::default()] })?,
-        serde_json::to_vec(&mirror::Request::Routes {
-            source: mirror::Source::Diff(1),
+        serde_json::to_vec(&tap::TapReply::Stats { ports: vec![tap::TapPortStats::default()] })?,
+        serde_json::to_vec(&mirror::MirrorRequest::Routes {
+            source: mirror::TableSource::Diff(1),
             within: Some("10.0.0.0/8".parse()?),
         })?,
-        serde_json::to_vec(&mirror::Reply::Status(mirror::Status::default()))?,
+        serde_json::to_vec(&mirror::MirrorReply::Status(mirror::MirrorStatusReply::default()))?,
     ];
     for message in messages {
         seeds.add("channel", [&[3], &channel::frame(&message)?[..]].concat());
     }
-    use pdp_api::exec::{Frame, WindowSize};
+    use pdp_api::exec::{ExecFrame, WindowSize};
     let frames = [
-        Frame::Stdin(b"ls".to_vec()),
-        Frame::Stdout(b"a".to_vec()),
-        Frame::Stderr(vec![]),
-        Frame::Resize(WindowSize { rows: 25, columns: 80 }),
-        Frame::StdinEnd,
-        Frame::Exit(1),
+        ExecFrame::Stdin(b"ls".to_vec()),
+        ExecFrame::Stdout(b"a".to_vec()),
+        ExecFrame::Stderr(vec![]),
+        ExecFrame::Resize(WindowSize { rows: 25, columns: 80 }),
+        ExecFrame::StdinEnd,
+        ExecFrame::Exit(1),
     ];
-    seeds.add("exec-frames", frames.iter().flat_map(Frame::emit).collect::<Vec<u8>>());
+    seeds.add("exec-frames", frames.iter().flat_map(ExecFrame::emit).collect::<Vec<u8>>());
     Ok(())
 }
 
-fn vnet() -> Vnet {
-    let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 0, index], mtu: 1500 };
+fn vnet() -> VnetConfig {
+    let port =
+        |index| PortConfig { name: format!("eth{index}"), mac: [2, 0, 0, 0, 0, index], mtu: 1500 };
     let none = Rate { bps: 0, pps: 0 };
-    let router = Router {
-        guests: vec![Guest {
+    let router = RouterConfig {
+        guests: vec![GuestConfig {
             number: 0,
             socket: "/run/g".into(),
-            attach: Attach::Runtime,
+            attach: AttachMode::Runtime,
             weight: 1000,
             leaving: false,
         }],
-        policy: Policy::Flow,
-        flow: FlowKey::Bytes(vec![Field { offset: 14, mask: vec![0xff; 4] }]),
-        punt_filters: vec![PuntFilter {
-            matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff; 2] }],
+        policy: GuestDistribution::Flow,
+        flow: FlowKey::Bytes(vec![MaskedField { offset: 14, mask: vec![0xff; 4] }]),
+        punt_filters: vec![PuntFilterConfig {
+            matches: vec![BytePattern { offset: 12, value: vec![8, 6], mask: vec![0xff; 2] }],
             class: 1,
         }],
         punt_limits: [none; PUNT_CLASSES],
         engine: None,
     };
-    Vnet {
+    VnetConfig {
         name: "red".into(),
         police: Some(none),
-        nodes: vec![Node {
+        nodes: vec![NodeConfig {
             name: "r1".into(),
             ports: vec![port(0), port(1)],
             tap_socket: "/run/t".into(),
@@ -280,14 +293,14 @@ fn vnet() -> Vnet {
         vlinks: vec![Vlink {
             name: "l".into(),
             ends: vec![
-                End::Port { node: "r1".into(), port: 0 },
-                End::Port { node: "r1".into(), port: 1 },
+                VlinkEnd::Port { node: "r1".into(), port: 0 },
+                VlinkEnd::Port { node: "r1".into(), port: 1 },
             ],
             leaving: vec![
-                Leaving {
+                EgressConfig {
                     rate_bps: Some(1_000_000),
                     queue_frames: 8,
-                    ..Leaving::default()
+                    ..EgressConfig::default()
                 };
                 2
             ],
@@ -299,10 +312,11 @@ fn vnet() -> Vnet {
     }
 }
 
-/// Bytes of what the kernel says that it is asked to keep.
+/// Receive buffer for the kernel's notifications, bytes.
 const RECEIVE_BYTES: usize = 1 << 20;
 
-/// What the kernel says of interfaces, neighbours and routes in a network namespace of our own.
+/// Adds the kernel's messages about interfaces, neighbours
+/// and routes in a network namespace of our own.
 fn add_netlink(seeds: &mut Seeds) -> Result<()> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
     let mut heard = Netlink::notifications(RECEIVE_BYTES)?;
@@ -337,7 +351,7 @@ fn add_netlink(seeds: &mut Seeds) -> Result<()> {
             return Err(command.into());
         }
         let mut entry = Vec::new();
-        while let Received::Datagram(datagram) = heard.receive()? {
+        while let NetlinkRead::Datagram(datagram) = heard.receive()? {
             entry.push(0);
             entry.extend(counted(datagram));
         }
@@ -345,17 +359,17 @@ fn add_netlink(seeds: &mut Seeds) -> Result<()> {
         all.extend(entry.clone());
         seeds.add("netlink", entry);
     }
-    for (number, kind) in (0..).zip(Kind::ALL) {
+    for (number, kind) in (0..).zip(DumpKind::ALL) {
         let mut requests = Netlink::requests()?;
         requests.send(&kind.request(1))?;
         let mut entry = vec![5 | number << 3];
         loop {
             match requests.receive()? {
-                Received::Datagram(datagram) => {
+                NetlinkRead::Datagram(datagram) => {
                     entry.push(0);
                     entry.extend(counted(datagram));
                 }
-                Received::Empty if entry.len() > 1 => break,
+                NetlinkRead::Empty if entry.len() > 1 => break,
                 _ => std::thread::yield_now(),
             }
         }
@@ -374,7 +388,7 @@ fn add_files(seeds: &mut Seeds) -> Result<()> {
         .collect();
     specs.push(root.join("crates/spec/tests/figure.yaml"));
     specs.sort();
-    let bytes_max = Target::named("spec").ok_or("a target")?.bytes_max;
+    let bytes_max = FuzzTarget::named("spec").ok_or("a target")?.bytes_max;
     for path in specs {
         let text = std::fs::read(path)?;
         if text.len() <= bytes_max {
@@ -405,7 +419,7 @@ fn add_files(seeds: &mut Seeds) -> Result<()> {
     let chunked = "POST /v1/up HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
     seeds.add("http", chunked);
     let directory = tempfile::tempdir()?;
-    drop(pdpd::state::State::open(directory.path())?);
+    drop(pdpd::state::StateFile::open(directory.path())?);
     let connection = directory.path().join("pdpd.sqlite");
     seeds.add("state", std::fs::read(connection)?);
     seeds.add("state", "");
@@ -413,7 +427,7 @@ fn add_files(seeds: &mut Seeds) -> Result<()> {
     Ok(())
 }
 
-/// An archive with all that an image may have, and what it must not.
+/// An archive with everything that an image may contain, and things that it must not.
 fn archive(names: &[(&str, u8, &str, &[u8])]) -> Vec<u8> {
     let mut tar = Vec::new();
     for (name, kind, link, content) in names {
@@ -461,7 +475,7 @@ fn add_images(seeds: &mut Seeds) {
         seeds.add("image-layer", [counted(&good), counted(&bad)].concat());
         seeds.add("image-layer", counted(&bad));
     }
-    // Of no layers, of one that is there (that of no bytes), and an index in an index.
+    // Without layers, with one existing layer (of no bytes), and an index in an index.
     let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     let layer = format!(
         r#"{{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"sha256:{empty}","size":0}}"#
@@ -474,7 +488,7 @@ fn add_images(seeds: &mut Seeds) {
     seeds.add("image-layout", [&[1], index.as_bytes()].concat());
     let escape = index.replace(empty, "../../canary");
     seeds.add("image-layout", [&[1], escape.as_bytes()].concat());
-    // What comes from a registry: a manifest, and configurations with layers.
+    // Data from a registry: a manifest, and configurations with layers.
     let manifest = format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layer}]}}"#);
     seeds.add("image-inbox", [&[0], manifest.as_bytes()].concat());
     let config =
@@ -489,12 +503,12 @@ fn add_images(seeds: &mut Seeds) {
         ("etc/motd", b'7', "", b"contiguous"),
     ]);
     let mut zeros = archive(&[("zeros", b'0', "", &[])]);
-    // A size in base 256: all that there can be.
+    // A size in base 256: the largest possible.
     zeros[124..136].fill(0xff);
     for layer in [&good, &sized, &zeros] {
         seeds.add("image-inbox", [&[1], &counted(config)[..], &counted(layer)].concat());
     }
-    // Archives of `docker save`: right, with links, and one that leads elsewhere.
+    // Archives of `docker save`: valid, with links, and one that leads elsewhere.
     let images = |layers: &str| {
         format!(r#"[{{"Config":"config.json","RepoTags":["a:1"],"Layers":[{layers}]}}]"#)
     };
@@ -519,10 +533,10 @@ fn add_memif(seeds: &mut Seeds) {
         seeds.add("memif-server", [start, 0, 1, 2, 3, 4]);
         seeds.add("memif-client", [start, 0x11, 1, 2, 3, 4, 0x08, 200]);
     }
-    // A region of other memory, a ring without a bell, a length of its own.
+    // A region of other memory, a ring without a doorbell, its own length.
     seeds.add("memif-server", [1, 0x11, 2, 0x12, 1, 3, 4]);
     seeds.add("memif-server", [0, 0, 0x29, 4, 200, 0x2a, 6, 9, 3, 4]);
-    // Descriptors, a head, a look.
+    // Descriptors, a head index, a look at the ring.
     let mut rings = Vec::new();
     for slot in 0..4 {
         rings.extend([2, slot & 1, 64, 0, 0, 64, slot]);
@@ -556,7 +570,7 @@ fn add_filters(seeds: &mut Seeds) {
     let (commit, abandon) = ([4, 1, 2], [5, 3, 4]);
     let settle = |most: u8| [6, most, 5, 6];
     let remove = |first: u16, count: u8| [&[3], &first.to_le_bytes()[..], &[count, 7, 8]].concat();
-    // Prefixes, single bits, groups, and filters that are alike; more than the ternary memory holds.
+    // Prefixes, single bits, groups, and similar filters; more than the ternary memory holds.
     for differs in [[1, 3, 1, 0, 9], [0, 5, 0, 7, 0], [8, 8, 2, 1, 1], [0, 0, 0, 0, 8]] {
         for mask in [0, 60, 0x40, 0x81, 0xc0] {
             let sets = [0, 255, 400].map(|first| set(first, [9, 1, mask, 250, 3], differs));
@@ -587,32 +601,34 @@ fn add_filters(seeds: &mut Seeds) {
 
 fn add_slowpath(seeds: &mut Seeds) {
     use slowpath::{
-        Action, Counter, Filter, Pattern, QueueSetting, QueueState, Reply, Request, Verdict,
-        Welcome,
+        Counter, Filter, FilterAction, FilterPattern, FilterVerdict, QueueSetting, QueueState,
+        SlowPathReply, SlowPathRequest, Welcome,
     };
     let packet = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
-    let said = |requests: &[Request]| {
+    let said = |requests: &[SlowPathRequest]| {
         let mut bytes = Vec::new();
-        requests.iter().for_each(|request| request.put(&mut bytes));
+        requests.iter().for_each(|request| request.encode(&mut bytes));
         packet(&bytes)
     };
-    let action = Action { verdict: Verdict::Send, copies_count: 2, ..Action::default() };
+    let action =
+        FilterAction { verdict: FilterVerdict::Send, copies_count: 2, ..FilterAction::default() };
     let set = |id: u32, long: bool| {
         let pattern = match long {
-            false => Pattern::Short { value: [id as u8; 16], mask: [0xf0; 16] },
-            true => Pattern::Long { value: [id as u8; 40], mask: [0xf; 40] },
+            false => FilterPattern::Short { value: [id as u8; 16], mask: [0xf0; 16] },
+            true => FilterPattern::Long { value: [id as u8; 40], mask: [0xf; 40] },
         };
-        Request::Set(Filter { id, priority: id % 3, pattern, action })
+        SlowPathRequest::Set(Filter { id, priority: id % 3, pattern, action })
     };
-    let commit = |sweep| Request::Commit { number: 1, sweep };
-    let ends = [Request::Remove(3), commit(false), set(5, true), commit(true)];
+    let commit = |sweep| SlowPathRequest::Commit { number: 1, sweep };
+    let ends = [SlowPathRequest::Remove(3), commit(false), set(5, true), commit(true)];
     for pieces in [0, 1, 7, 255] {
         let first: Vec<_> = (0..20).map(|id| set(id, id % 2 == 0)).collect();
-        let packets = [said(&[Request::Hello(2)]), said(&first), said(&ends), said(&ends[1..])];
+        let packets =
+            [said(&[SlowPathRequest::Hello(2)]), said(&first), said(&ends), said(&ends[1..])];
         seeds.add("slowpath", [&[pieces][..], &packets.concat()].concat());
     }
     let queue = |vport, queue, weight, frames, bytes| {
-        Request::Queue(QueueSetting { vport, queue, weight, frames, bytes })
+        SlowPathRequest::Queue(QueueSetting { vport, queue, weight, frames, bytes })
     };
     let queues = [
         [queue(0, 1, 7, 3, 0), queue(0, 2, 0, 4096, 9000), commit(false)],
@@ -623,22 +639,22 @@ fn add_slowpath(seeds: &mut Seeds) {
     let packets: Vec<u8> = queues.iter().flat_map(|some| said(some)).collect();
     seeds.add("slowpath", [&[1][..], &packets].concat());
     let asks = [
-        Request::Queues { number: 4, vport: 0, first: 1 },
-        Request::Counters { number: 2, first: 1, count: 2 },
-        Request::List { number: 3, first: 0 },
-        Request::Frame { out: true, vport: 1, queue: 2, bytes: vec![1; 60] },
+        SlowPathRequest::Queues { number: 4, vport: 0, first: 1 },
+        SlowPathRequest::Counters { number: 2, first: 1, count: 2 },
+        SlowPathRequest::List { number: 3, first: 0 },
+        SlowPathRequest::Frame { out: true, vport: 1, queue: 2, bytes: vec![1; 60] },
     ];
     seeds.add("slowpath", [&[9][..], &said(&asks)].concat());
-    let Request::Set(filter) = set(1, true) else { return };
+    let SlowPathRequest::Set(filter) = set(1, true) else { return };
     let counters = vec![Counter { packets: 2, bytes: 120, sent: 1, sent_bytes: 60 }; 3];
     let replies = [
-        Reply::Welcome(Welcome::default()),
-        Reply::Done { number: 1, filters: 2 },
-        Reply::Refused { number: 1, id: 2, reason: "no".into() },
-        Reply::Counters { number: 2, first: 0, counters, more: true },
-        Reply::Filters { number: 3, filters: vec![filter; 2], more: false },
-        Reply::Bye("enough".into()),
-        Reply::Queues {
+        SlowPathReply::Welcome(Welcome::default()),
+        SlowPathReply::Done { number: 1, filters: 2 },
+        SlowPathReply::Refused { number: 1, id: 2, reason: "no".into() },
+        SlowPathReply::Counters { number: 2, first: 0, counters, more: true },
+        SlowPathReply::Filters { number: 3, filters: vec![filter; 2], more: false },
+        SlowPathReply::Bye("enough".into()),
+        SlowPathReply::Queues {
             number: 4,
             first: 1,
             queues: vec![QueueState { weight: 3, ..QueueState::default() }; 2],
@@ -647,7 +663,7 @@ fn add_slowpath(seeds: &mut Seeds) {
     ];
     for reply in replies {
         let mut bytes = Vec::new();
-        reply.put(&mut bytes);
+        reply.encode(&mut bytes);
         seeds.add("slowpath", [&[1][..], &packet(&bytes)].concat());
     }
 }

@@ -1,21 +1,21 @@
-//! Filters of a tenant's choice, against a linear search that knows only what was committed.
+//! Filters chosen by a tenant, compared with a linear search over the committed ones.
 
 use std::cmp::Reverse;
 
-use pdp_filters::{BATCH, Filter, Filters, NONE, NURSERY_MAX, Refused};
+use pdp_filters::{BATCH, Filter, FilterRefusal, Filters, NONE, NURSERY_MAX};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
 /// More than the ternary memory holds.
 const SLOTS: usize = 640;
 
-/// Keys that are looked up after each change.
+/// Keys looked up after each change.
 const KEYS: usize = 5;
 
-/// A filter, and how many were set before.
-type Kept = Option<(Filter<2>, u64)>;
+/// A filter, and the number of filters set before it.
+type AgedFilter = Option<(Filter<2>, u64)>;
 
-fn linear(kept: &[Kept], key: &[u64; 2]) -> u32 {
+fn linear(kept: &[AgedFilter], key: &[u64; 2]) -> u32 {
     let meets = kept.iter().enumerate().filter_map(|(slot, kept)| {
         let (filter, age) = kept.as_ref()?;
         let differs = |word: usize| (key[word] ^ filter.value[word]) & filter.mask[word] != 0;
@@ -24,7 +24,7 @@ fn linear(kept: &[Kept], key: &[u64; 2]) -> u32 {
     meets.max().map_or(NONE, |(.., slot)| slot as u32)
 }
 
-/// Which bits a filter looks at: prefixes, single bits, all and none.
+/// Mask of a filter: prefixes, single bits, all and none.
 fn mask(which: u8) -> u64 {
     match which >> 6 {
         0 => u64::MAX.checked_shl(64 - u32::from(which)).unwrap_or(0),
@@ -34,21 +34,22 @@ fn mask(which: u8) -> u64 {
     }
 }
 
-/// Values that many filters and keys have in common.
+/// Value that many filters and keys share.
 fn value(which: u8) -> u64 {
     u64::from(which & 7) << (which >> 3) << (which >> 3)
 }
 
 /// Changes and look-ups.
 pub(crate) fn filters(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let steps_max = usize::from(input.word() % 600);
     let mut filters = Filters::<2>::new(SLOTS, steps_max, input.byte().into());
-    let (mut seen, mut staged): (Vec<Kept>, Vec<Kept>) = (vec![None; SLOTS], vec![None; SLOTS]);
+    let (mut seen, mut staged): (Vec<AgedFilter>, Vec<AgedFilter>) =
+        (vec![None; SLOTS], vec![None; SLOTS]);
     let (mut age, mut is_settled) = (0, true);
     while !input.is_empty() {
         match input.byte() % 8 {
-            // Sets many, each of which differs from the one before as the bytes say.
+            // Sets many filters. The input's bytes define the difference between consecutive ones.
             kind @ 0..=2 => {
                 let (first, count) = (input.word(), input.byte() | (u8::from(kind > 0) << 7));
                 let mut bytes = [0; 5].map(|_: u8| input.byte());
@@ -69,8 +70,8 @@ pub(crate) fn filters(bytes: &[u8]) {
                             *place = Some((filter, age));
                             age += 1;
                         }
-                        Err(Refused::Unsettled) => assert!(!is_settled),
-                        Err(Refused::Taken | Refused::Crowded) => assert!(is_settled),
+                        Err(FilterRefusal::Unsettled) => assert!(!is_settled),
+                        Err(FilterRefusal::Taken | FilterRefusal::Crowded) => assert!(is_settled),
                         Err(refused) => panic!("{slot}: {refused}"),
                     }
                 }
@@ -79,8 +80,8 @@ pub(crate) fn filters(bytes: &[u8]) {
                 let (first, count) = (input.word(), input.byte());
                 for slot in (0..u16::from(count)).map(|at| first.wrapping_add(at) % SLOTS as u16) {
                     let expected = match (is_settled, &staged[usize::from(slot)]) {
-                        (false, _) => Err(Refused::Unsettled),
-                        (_, None) => Err(Refused::Empty),
+                        (false, _) => Err(FilterRefusal::Unsettled),
+                        (_, None) => Err(FilterRefusal::Empty),
                         _ => Ok(()),
                     };
                     assert_eq!(filters.remove(slot.into()), expected);

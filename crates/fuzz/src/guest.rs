@@ -1,23 +1,23 @@
-//! The router: hostile frames, and routes that nobody sane would send.
+//! The router: hostile frames, and absurd routes.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
 
 use pdp_guest::Batch;
-use pdp_guest::router::{Decision, Fib, Forwarder, Frames};
-use pdp_proto::routes::{Hooked, Hop, Target, ToGuest, Vport};
+use pdp_guest::router::{Decision, Fib, FrameBatch, IpForwarder};
+use pdp_proto::routes::{GroupHop, RouteDecision, ToGuest, Vport, VportHooks};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 use crate::messages;
 
 /// Vports 0 to 2 are up, 3 is down; no others.
 const UP: std::ops::Range<u16> = 0..3;
 
-/// Frames with what was decided on each.
+/// Frames with the decision on each.
 #[derive(Clone, Debug, PartialEq)]
 struct List(Vec<(u16, Vec<u8>, Option<Decision>)>);
 
-impl Frames for List {
+impl FrameBatch for List {
     fn count(&self) -> usize {
         self.0.len()
     }
@@ -56,12 +56,12 @@ fn fib() -> Fib {
             mac,
             mtu: 1500,
             up: UP.contains(&index),
-            hooked: Hooked::default(),
+            hooked: VportHooks::default(),
             macs: vec![],
             forwards_v4: true,
         }));
     }
-    let hop = |vport, gateway: &str| Hop {
+    let hop = |vport, gateway: &str| GroupHop {
         vport,
         gateway: (!gateway.is_empty()).then(|| gateway.parse().expect("an address")),
         weight: 1,
@@ -76,13 +76,13 @@ fn fib() -> Fib {
         tell(ToGuest::Group { id, hops, mtu: 0 });
     }
     for (prefix, target) in [
-        ("0.0.0.0/0", Target::Group(1)),
-        ("10.0.0.0/8", Target::Group(0)),
-        ("192.168.0.0/16", Target::Group(2)),
-        ("172.16.0.0/12", Target::Drop),
-        ("198.18.0.0/15", Target::Punt),
-        ("::/0", Target::Group(3)),
-        ("2001:db8::/32", Target::Drop),
+        ("0.0.0.0/0", RouteDecision::Group(1)),
+        ("10.0.0.0/8", RouteDecision::Group(0)),
+        ("192.168.0.0/16", RouteDecision::Group(2)),
+        ("172.16.0.0/12", RouteDecision::Drop),
+        ("198.18.0.0/15", RouteDecision::Punt),
+        ("::/0", RouteDecision::Group(3)),
+        ("2001:db8::/32", RouteDecision::Drop),
     ] {
         tell(ToGuest::Route { prefix: prefix.parse().expect("a prefix"), target });
     }
@@ -95,17 +95,18 @@ fn fib() -> Fib {
     fib
 }
 
-/// A batch of frames: each decided once, out of vports that are up, and as if it were alone.
+/// A batch of frames. Each is decided once, sent out of
+/// vports that are up, and treated as if it were alone.
 pub(crate) fn router(bytes: &[u8]) {
     thread_local! {
-        static ROUTER: RefCell<(Fib, Forwarder)> = RefCell::new((fib(), Forwarder::default()));
+        static ROUTER: RefCell<(Fib, IpForwarder)> = RefCell::new((fib(), IpForwarder::default()));
     }
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let mut frames = List(Vec::new());
     while !input.is_empty() && frames.0.len() < Batch::FRAMES_MAX {
         let vport = input.byte();
         let mut frame = input.counted().to_vec();
-        // Most are for the router, and have a right checksum: noise hardly ever has.
+        // Most are for the router and have a valid checksum, which random bytes hardly ever have.
         if vport & 0x80 == 0 && frame.len() >= 34 {
             frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, vport & 3]);
             let header = 14 + usize::from(frame[14] & 0xf) * 4;
@@ -139,7 +140,7 @@ pub(crate) fn router(bytes: &[u8]) {
     });
 }
 
-/// What the mirror may say, in any order: no panic, and tables that still answer.
+/// Messages of the mirror, in any order: no panic, and tables that still answer.
 pub(crate) fn routes(bytes: &[u8]) {
     let messages = messages::batch::<ToGuest>(bytes);
     if messages.is_empty() {
@@ -153,7 +154,7 @@ pub(crate) fn routes(bytes: &[u8]) {
         }
         fib.apply(message);
     }
-    let mut forwarder = Forwarder::default();
+    let mut forwarder = IpForwarder::default();
     for address in named {
         fib.resolve(address);
         let mut frame = vec![0; 60];

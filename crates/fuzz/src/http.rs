@@ -1,4 +1,4 @@
-//! The API: whatever comes on a connection is answered by HTTP, with a problem where it is wrong.
+//! The API: it answers any bytes on a connection by HTTP, and invalid ones with a problem.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -8,28 +8,28 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FastpathChange, FastpathChanged,
-    FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FastpathQueues, FastpathQueuesQuery, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange,
-    LinkRequest, NodeProcess, Problem, PullRequest, Report, RestartRequest, RoutesQuery,
-    ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest, Version, Vnet,
-    VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, ChangeReport, DaemonVersion, DownRequest, FastpathChange,
+    FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
+    GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck, NodeProcess,
+    Problem, PullRequest, RestartRequest, RoutesQuery, ScaleRequest, Stats, StatsQuery,
+    SubstrateInfo, TenantInfo, Trace, TraceRequest, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
-use pdpd::access::{Guard, Peer, Scope};
-use pdpd::http::{Daemon, ProgressFn, RouteFn, Server};
-use pdpd::state::State;
-use pdpd::watch::Reader;
+use pdpd::access::{AccessScope, Authenticator, PeerIdentity};
+use pdpd::http::{Daemon, HttpServer, ProgressFn, RouteFn};
+use pdpd::state::StateFile;
+use pdpd::watch::WatchReader;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Bytes on their way, each way.
+/// Bytes in flight in each direction.
 const PIPE_BYTES: usize = 1 << 16;
 
-/// Nothing takes as long.
+/// Upper limit for any request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A daemon that has nothing and does nothing.
+/// Daemon without objects that does nothing.
 struct Nothing;
 
 fn nothing<T>() -> Result<T, Problem> {
@@ -37,41 +37,41 @@ fn nothing<T>() -> Result<T, Problem> {
 }
 
 impl Daemon for Nothing {
-    fn version(&self) -> Version {
-        Version { version: "0".into(), pid: 1, managed: false, listens: None }
+    fn version(&self) -> DaemonVersion {
+        DaemonVersion { version: "0".into(), pid: 1, managed: false, listens: None }
     }
 
-    fn doctor(&self) -> Vec<Check> {
+    fn doctor(&self) -> Vec<MachineCheck> {
         vec![]
     }
 
     fn apply(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         request: ApplyRequest,
         _: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let _ = pdp_spec::parse(&request.files);
         nothing()
     }
 
-    fn up(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn up(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn down(&self, _: DownRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn down(&self, _: DownRequest, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn watch(&self, _: &Scope, _: WatchQuery) -> Result<Reader, Problem> {
+    fn watch(&self, _: &AccessScope, _: WatchQuery) -> Result<WatchReader, Problem> {
         nothing()
     }
 
-    fn substrate(&self, _: &Scope) -> Result<Substrate, Problem> {
+    fn substrate(&self, _: &AccessScope) -> Result<SubstrateInfo, Problem> {
         nothing()
     }
 
-    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
@@ -79,31 +79,36 @@ impl Daemon for Nothing {
         Arc::default()
     }
 
-    fn tenant_infos(&self, _: &Scope) -> Result<Vec<TenantInfo>, Problem> {
+    fn tenant_infos(&self, _: &AccessScope) -> Result<Vec<TenantInfo>, Problem> {
         Ok(vec![])
     }
 
-    fn delete_tenant(&self, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_tenant(&self, _: &str, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn images(&self, _: &Scope) -> Result<Vec<ImageInfo>, Problem> {
+    fn images(&self, _: &AccessScope) -> Result<Vec<ImageInfo>, Problem> {
         Ok(vec![])
     }
 
-    fn pull_image(&self, _: &Scope, _: &PullRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn pull_image(
+        &self,
+        _: &AccessScope,
+        _: &PullRequest,
+        _: ProgressFn<'_>,
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn delete_image(&self, _: &Scope, _: &str, _: &ImageQuery) -> Result<(), Problem> {
+    fn delete_image(&self, _: &AccessScope, _: &str, _: &ImageQuery) -> Result<(), Problem> {
         nothing()
     }
 
-    fn prune_images(&self, _: &Scope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
+    fn prune_images(&self, _: &AccessScope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
         nothing()
     }
 
-    fn vnets(&self, _: &Scope) -> Result<Vec<VnetSummary>, Problem> {
+    fn vnets(&self, _: &AccessScope) -> Result<Vec<VnetSummary>, Problem> {
         Ok(vec![])
     }
 
@@ -111,50 +116,67 @@ impl Daemon for Nothing {
         nothing()
     }
 
-    fn delete_vnet(&self, _: &Scope, _: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_vnet(
+        &self,
+        _: &AccessScope,
+        _: &str,
+        _: ProgressFn<'_>,
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
     fn delete_nodes(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         _: &str,
         _: &BTreeSet<String>,
         _: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
     fn scale(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         _: &str,
         _: &str,
         _: ScaleRequest,
         _: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
     fn restart(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         _: &str,
         _: &RestartRequest,
         _: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn set_link(&self, _: &Scope, _: &str, _: &str, _: LinkRequest) -> Result<Report, Problem> {
+    fn set_link(
+        &self,
+        _: &AccessScope,
+        _: &str,
+        _: &str,
+        _: LinkRequest,
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn change_link(&self, _: &Scope, _: &str, _: &str, _: &LinkChange) -> Result<Report, Problem> {
+    fn change_link(
+        &self,
+        _: &AccessScope,
+        _: &str,
+        _: &str,
+        _: &LinkChange,
+    ) -> Result<ChangeReport, Problem> {
         nothing()
     }
 
-    fn stats(&self, _: &Scope, _: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, _: &AccessScope, _: StatsQuery) -> Result<Stats, Problem> {
         nothing()
     }
 
@@ -208,7 +230,7 @@ impl Daemon for Nothing {
 
     fn capture(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         _: &str,
         _: &str,
         _: &str,
@@ -219,7 +241,7 @@ impl Daemon for Nothing {
 
     fn trace(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         _: &str,
         _: &str,
         _: &str,
@@ -241,15 +263,15 @@ impl Daemon for Nothing {
     }
 }
 
-/// The API of that daemon, made once. Its state is in memory where that can be had.
-fn server() -> &'static Server {
-    static SERVER: OnceLock<(Server, tempfile::TempDir, tokio::sync::watch::Sender<bool>)> =
+/// The API of that daemon, made once. Its state is in memory if possible.
+fn server() -> &'static HttpServer {
+    static SERVER: OnceLock<(HttpServer, tempfile::TempDir, tokio::sync::watch::Sender<bool>)> =
         OnceLock::new();
     let make = || {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let directory = directory.expect("a directory");
-        let state = Arc::new(State::open(directory.path()).expect("a state"));
-        let guard = Guard { state, operators: vec![], viewers: vec![] };
+        let state = Arc::new(StateFile::open(directory.path()).expect("a state"));
+        let guard = Authenticator { state, operators: vec![], viewers: vec![] };
         let made = pdpd::http::server(Arc::new(Nothing), Arc::new(guard), None);
         let (server, stop) = made.expect("a thread");
         (server, directory, stop)
@@ -257,7 +279,7 @@ fn server() -> &'static Server {
     &SERVER.get_or_init(make).0
 }
 
-/// Bytes of a client, an operator, that then says no more.
+/// Bytes of a client with the operator's rights, which then closes its side.
 pub(crate) fn http(bytes: &[u8]) {
     thread_local! {
         static RUNTIME: tokio::runtime::Runtime = tokio::runtime::Builder::new_current_thread()
@@ -269,7 +291,7 @@ pub(crate) fn http(bytes: &[u8]) {
         runtime.block_on(async {
             let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
             let (mut read, mut write) = tokio::io::split(ours);
-            let served = server().other(theirs, Peer::Unix { uid: 0, pid: 1 });
+            let served = server().other(theirs, PeerIdentity::Unix { uid: 0, pid: 1 });
             let served = served.expect("room");
             let told = async {
                 let _ = write.write_all(bytes).await;
@@ -287,7 +309,7 @@ pub(crate) fn http(bytes: &[u8]) {
     check_answers(&answer);
 }
 
-/// Every answer is one; failures are problems.
+/// Checks that every answer is valid HTTP, and that failures are problems.
 fn check_answers(mut rest: &[u8]) {
     while !rest.is_empty() {
         let end = rest.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head");
@@ -299,7 +321,7 @@ fn check_answers(mut rest: &[u8]) {
         let Some((_, length)) = head.split_once("content-length: ") else { return };
         let digits = length.split("\r\n").next().expect("a line");
         let length: usize = digits.parse().expect("a number");
-        // The answer to HEAD has none of the bytes that it says there are.
+        // The answer to HEAD has none of the bytes that it announces.
         let Some((body, after)) = rest.split_at_checked(length) else { return };
         let is_http = |bytes: &[u8]| bytes.starts_with(b"HTTP/1.");
         if length > 0 && is_http(body) {

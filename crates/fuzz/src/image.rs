@@ -1,9 +1,9 @@
-//! OCI image layouts, what comes from a registry, and archives of `docker save`: nothing is written outside an image's
-//! directory, what is refused leaves nothing, and what is kept has no more bytes than it is counted for.
+//! OCI image layouts, downloads from a registry, and archives of `docker save`.
+//! Nothing is written outside an image's directory, refused images leave nothing
+//! behind, and a stored image never has more bytes than counted.
 //!
-//! Unpacked in a mount namespace of a thread's own, below a small file system in memory that is all
-//! that the thread sees: were there a way out of the directory, it would not lead to this machine.
-//! Needs root.
+//! Images are unpacked in a mount namespace of a dedicated thread, whose root is a small file
+//! system in memory. Even a way out of the directory would not lead to this machine. Needs root.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,41 +13,41 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, chroot};
-use pdp_container::image::{self, Index, MANIFEST, Room, Store};
+use pdp_container::image::{self, ImageLimits, ImageStore, ImageStoreIndex, MANIFEST};
 use pdp_container::work::Workplace;
 use sha2::{Digest, Sha256};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
-/// User ids that an image may have.
+/// User IDs that an image may have.
 const USERS: std::ops::Range<u32> = 0..65_536;
 
 /// Bytes of the file system in memory.
 const DISK: &str = "size=16m,nr_inodes=4096,mode=0755";
 
-/// What must stay as it is.
+/// File that must not change.
 const CANARY: &str = "/canary";
 
-/// What an image may have of the store.
-const ROOM: Room = Room { bytes: 1 << 20, files: 1 << 20 };
+/// Limits of an image in the store.
+const ROOM: ImageLimits = ImageLimits { bytes: 1 << 20, files: 1 << 20 };
 
-/// Where an archive is.
+/// Path of the archive.
 const ARCHIVE: &str = "/archive";
 
-/// Files below one directory.
-type Files = Vec<(String, Vec<u8>)>;
+/// Files below a directory.
+type ImageFiles = Vec<(String, Vec<u8>)>;
 
-/// What is done with an image.
-enum Job {
-    /// A layout is unpacked.
-    Unpack(Files),
-    /// What somebody brought is kept, and unpacked.
-    Keep(Files),
-    /// An archive is read, kept and unpacked.
+/// Job on an image.
+enum ImageJob {
+    /// Unpack a layout.
+    Unpack(ImageFiles),
+    /// Store an uploaded image, and unpack it.
+    Keep(ImageFiles),
+    /// Read an archive, store it and unpack it.
     Convert(Vec<u8>),
 }
 
-impl Job {
+impl ImageJob {
     fn run(&self) -> Result<(), String> {
         match self {
             Self::Unpack(files) => unpack(files),
@@ -68,15 +68,15 @@ impl Job {
     }
 }
 
-/// The thread that sees nothing but its own small root.
+/// Thread that only sees its own small root.
 struct Cell {
-    jobs: Sender<Job>,
+    jobs: Sender<ImageJob>,
     done: Receiver<Result<(), String>>,
 }
 
 impl Cell {
     fn new() -> Self {
-        let (jobs, todo) = channel::<Job>();
+        let (jobs, todo) = channel::<ImageJob>();
         let (tell, done) = channel();
         std::thread::spawn(move || {
             enter().expect("root, and a kernel with mount namespaces");
@@ -101,7 +101,7 @@ fn enter() -> nix::Result<()> {
     chdir("/")
 }
 
-fn feed(job: Job) {
+fn feed(job: ImageJob) {
     thread_local! {
         static CELL: Cell = Cell::new();
     }
@@ -117,8 +117,8 @@ fn write(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).expect("room");
 }
 
-/// Unpacks twice, and looks at what is there then.
-fn unpack(files: &Files) -> Result<(), String> {
+/// Unpacks twice, and checks the result.
+fn unpack(files: &ImageFiles) -> Result<(), String> {
     let layout = Path::new("/layout");
     for (name, bytes) in files {
         write(&layout.join(name), bytes);
@@ -133,11 +133,11 @@ fn unpack(files: &Files) -> Result<(), String> {
     result
 }
 
-/// Keeps what `bring` brings, and unpacks it, with all that is to hold before and after.
+/// Stores the image that `bring` delivers, unpacks it, and checks all promises before and after.
 fn keep(bring: impl Fn(&Path) -> bool) -> Result<(), String> {
     let (images, works) = (Path::new("/images"), Path::new("/works"));
     write(Path::new(CANARY), b"sings");
-    let store = Store::open(images, works, Workplace::in_this_process())
+    let store = ImageStore::open(images, works, Workplace::in_this_process())
         .map_err(|error| error.to_string())?;
     let result = keep_in(&store, images, bring).and_then(|()| {
         let mut left = names(Path::new("/"))?;
@@ -156,24 +156,24 @@ fn keep(bring: impl Fn(&Path) -> bool) -> Result<(), String> {
     }
 }
 
-fn keep_in(store: &Store, images: &Path, bring: impl Fn(&Path) -> bool) -> Result<(), String> {
+fn keep_in(store: &ImageStore, images: &Path, bring: impl Fn(&Path) -> bool) -> Result<(), String> {
     let work = store.begin(0).map_err(|error| error.to_string())?;
     let kept = match bring(&work.inbox()) {
-        true => store.keep("acme", ("a:1", None), &work, None, ROOM).ok(),
+        true => store.store_image("acme", ("a:1", None), &work, None, ROOM).ok(),
         false => None,
     };
     drop(work);
     let index = store.index("acme").map_err(|error| error.to_string())?;
     let Some(digest) = kept else {
         let place = images.join(image::STORE).join("acme");
-        return match index == Index::default() && !place.exists() {
+        return match index == ImageStoreIndex::default() && !place.exists() {
             true => Ok(()),
             false => Err(format!("refused, and there is {index:?}")),
         };
     };
     let counted = index.images.get(&digest).ok_or("kept, and not in the index")?;
     let layout = images.join(image::STORE).join("acme").join(&digest["sha256:".len()..]);
-    // One that is kept may yet have files in places where none can be.
+    // A stored image may still have files in impossible places.
     if let Ok(root) = image::unpack(&layout, None, images) {
         whole(&root)?;
         let there = bytes(&root, &mut BTreeSet::new())?;
@@ -191,7 +191,7 @@ fn keep_in(store: &Store, images: &Path, bring: impl Fn(&Path) -> bool) -> Resul
     }
 }
 
-/// Bytes of all files below a directory, each once.
+/// Bytes of all files below a directory, each counted once.
 fn bytes(directory: &Path, seen: &mut BTreeSet<u64>) -> Result<u64, String> {
     use std::os::unix::fs::MetadataExt;
     let mut sum = 0;
@@ -207,7 +207,7 @@ fn bytes(directory: &Path, seen: &mut BTreeSet<u64>) -> Result<u64, String> {
     Ok(sum)
 }
 
-fn verify(files: &Files, unpacked: bool, again: bool) -> Result<(), String> {
+fn verify(files: &ImageFiles, unpacked: bool, again: bool) -> Result<(), String> {
     if unpacked != again {
         return Err(format!("once {unpacked}, then {again}"));
     }
@@ -245,7 +245,7 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Nothing in an image is a device, or of a user of the machine's.
+/// Checks that an image contains no device, and no file of a user of the machine.
 fn whole(path: &Path) -> Result<(), String> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
     let meta = path.symlink_metadata().map_err(|error| format!("{path:?}: {error}"))?;
@@ -267,7 +267,7 @@ fn whole(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn blob(files: &mut Files, kind: &str, bytes: &[u8]) -> serde_json::Value {
+fn blob(files: &mut ImageFiles, kind: &str, bytes: &[u8]) -> serde_json::Value {
     let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     files.push((format!("blobs/sha256/{hex}"), bytes.to_vec()));
     serde_json::json!({
@@ -278,16 +278,16 @@ fn blob(files: &mut Files, kind: &str, bytes: &[u8]) -> serde_json::Value {
 }
 
 /// An index of one manifest.
-fn index(files: &mut Files, manifest: &[u8]) {
+fn index(files: &mut ImageFiles, manifest: &[u8]) {
     let manifest = blob(files, "manifest.v1+json", manifest);
     let index = serde_json::json!({ "schemaVersion": 2, "manifests": [manifest] });
     files.push(("index.json".into(), index.to_string().into_bytes()));
 }
 
-/// Up to four layers, in a layout that is right.
+/// Up to four layers, in a valid layout.
 pub(crate) fn layer(bytes: &[u8]) {
-    let mut input = Input(bytes);
-    let (mut files, mut layers) = (Files::new(), Vec::new());
+    let mut input = FuzzInput(bytes);
+    let (mut files, mut layers) = (ImageFiles::new(), Vec::new());
     while !input.is_empty() && layers.len() < 4 {
         let layer = input.counted();
         layers.push(blob(&mut files, "layer.v1.tar", layer));
@@ -295,13 +295,13 @@ pub(crate) fn layer(bytes: &[u8]) {
     let config = blob(&mut files, "config.v1+json", b"{}");
     let manifest = serde_json::json!({ "schemaVersion": 2, "config": config, "layers": layers });
     index(&mut files, manifest.to_string().as_bytes());
-    feed(Job::Unpack(files));
+    feed(ImageJob::Unpack(files));
 }
 
-/// A manifest in an index that is right, or an index.
+/// A manifest in a valid index, or an index.
 pub(crate) fn layout(bytes: &[u8]) {
-    let mut input = Input(bytes);
-    let mut files = Files::new();
+    let mut input = FuzzInput(bytes);
+    let mut files = ImageFiles::new();
     let what = input.byte();
     blob(&mut files, "layer.v1.tar", b"");
     if what & 1 == 0 {
@@ -309,14 +309,15 @@ pub(crate) fn layout(bytes: &[u8]) {
     } else {
         files.push(("index.json".into(), input.0.to_vec()));
     }
-    feed(Job::Unpack(files));
+    feed(ImageJob::Unpack(files));
 }
 
-/// A manifest; or a configuration and up to four layers of a manifest that is right. And all of it as an index.
+/// A manifest; or a configuration and up to four layers
+/// of a valid manifest. And all bytes as an index.
 pub(crate) fn inbox(bytes: &[u8]) {
     let _ = image::of_index(bytes);
-    let mut input = Input(bytes);
-    let mut files = Files::new();
+    let mut input = FuzzInput(bytes);
+    let mut files = ImageFiles::new();
     let manifest = if input.byte() & 1 == 0 {
         blob(&mut files, "layer.v1.tar", b"");
         input.0.to_vec()
@@ -334,10 +335,10 @@ pub(crate) fn inbox(bytes: &[u8]) {
         *name = name.rsplit('/').next().unwrap_or_default().to_owned();
     }
     files.push((MANIFEST.into(), manifest));
-    feed(Job::Keep(files));
+    feed(ImageJob::Keep(files));
 }
 
 /// An archive of `docker save`.
 pub(crate) fn archive(bytes: &[u8]) {
-    feed(Job::Convert(bytes.to_vec()));
+    feed(ImageJob::Convert(bytes.to_vec()));
 }

@@ -1,9 +1,9 @@
-//! An input that is several things, one after the other.
+//! An input that consists of several items in sequence.
 
-/// What is left of an input. Past its end all bytes are zero.
-pub(crate) struct Input<'a>(pub &'a [u8]);
+/// Rest of an input. Past its end all bytes are zero.
+pub(crate) struct FuzzInput<'a>(pub &'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> FuzzInput<'a> {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -27,7 +27,7 @@ impl<'a> Input<'a> {
         taken
     }
 
-    /// Bytes that say how many they are.
+    /// Returns bytes that are preceded by their length.
     pub fn counted(&mut self) -> &'a [u8] {
         let count = self.word();
         self.take(count.into())

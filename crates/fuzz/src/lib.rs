@@ -1,11 +1,11 @@
-//! Hostile bytes for everything that reads what others wrote.
+//! Hostile bytes for everything that reads untrusted data.
 //!
-//! A [`Target`] feeds bytes to one thing and panics if that breaks a promise: not only that it does
-//! not panic itself, but that lengths stay inside, that what is read is written back the same, that
-//! two ways to one result agree. `tests/bounded.rs` runs every target on its corpus and on
-//! mutations of it; `make fuzz` runs them for long, guided by coverage.
+//! A [`FuzzTarget`] feeds bytes to one component and panics if that breaks a promise. Beyond not
+//! panicking itself, the component must keep lengths in bounds, write back unchanged what it reads,
+//! and agree with a second method. `tests/bounded.rs` runs every target on its corpus and on
+//! mutations of it. `make fuzz` runs them for long, guided by coverage.
 //!
-//! Limits: an input is at most [`Target::bytes_max`] long; what is longer is cut.
+//! Limits: an input has at most [`FuzzTarget::bytes_max`] bytes; longer ones are cut.
 
 mod filters;
 mod guest;
@@ -26,10 +26,10 @@ mod wire;
 
 use std::path::{Path, PathBuf};
 
-/// What is fed, and how.
+/// Fuzz target.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
-    /// Its name, and its corpus's.
+pub struct FuzzTarget {
+    /// Name, and that of its corpus.
     pub name: &'static str,
     /// Longest input.
     pub bytes_max: usize,
@@ -40,17 +40,17 @@ pub struct Target {
 /// Longest input of a target that reads one frame.
 const FRAME: usize = 2048;
 
-/// Longest input of a target that reads several things one after the other.
+/// Longest input of a target that reads several items in sequence.
 const SEQUENCE: usize = 8192;
 
 macro_rules! targets {
     ($($name:literal, $bytes_max:expr, $run:path;)*) => {
-        &[$(Target { name: $name, bytes_max: $bytes_max, run: $run }),*]
+        &[$(FuzzTarget { name: $name, bytes_max: $bytes_max, run: $run }),*]
     };
 }
 
 /// All targets.
-pub const TARGETS: &[Target] = targets! {
+pub const TARGETS: &[FuzzTarget] = targets! {
     "ethernet", FRAME, wire::ethernet;
     "ipv4", FRAME, wire::ipv4;
     "ipv6", FRAME, wire::ipv6;
@@ -88,18 +88,18 @@ pub const TARGETS: &[Target] = targets! {
     "slowpath", SEQUENCE, slowpath::slowpath;
 };
 
-impl Target {
-    /// The target of this name.
+impl FuzzTarget {
+    /// Returns the target of this name.
     pub fn named(name: &str) -> Option<Self> {
         TARGETS.iter().find(|target| target.name == name).copied()
     }
 
-    /// Feeds an input, cut to the longest.
+    /// Feeds an input, cut to the longest length.
     pub fn feed(&self, bytes: &[u8]) {
         (self.run)(&bytes[..bytes.len().min(self.bytes_max)]);
     }
 
-    /// The directory of its corpus.
+    /// Directory of its corpus.
     pub fn corpus(&self) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(self.name)
     }

@@ -1,14 +1,16 @@
-//! memif: a client that lies, a server that lies, and memory that says what it likes.
+//! memif: a hostile client, a hostile server, and shared memory with arbitrary contents.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pdp_memif::{Client, Connection, Fault, Link, Listener, Settings};
+use pdp_memif::{
+    ConnectionState, Listener, MemifClient, MemifConnection, MemifSettings, ProtocolViolation,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 use raw::{RING_LOG2, SIZE, SLOTS, Said, TO_CLIENT, TO_SERVER, eventfd, honest, say, tell};
 
 #[path = "../../memif/tests/common/mod.rs"]
@@ -22,27 +24,27 @@ mod raw;
 const MESSAGES_MAX: usize = 24;
 
 /// Rings small enough that a fuzzer fills them.
-const SMALL: Settings =
-    Settings { ring_log2: 3, buffer_bytes: 128, headroom_bytes: 64, buffers: 80 };
+const SMALL: MemifSettings =
+    MemifSettings { ring_log2: 3, buffer_bytes: 128, headroom_bytes: 64, buffers: 80 };
 
-struct Place {
+struct MemifTestServer {
     _directory: tempfile::TempDir,
     path: PathBuf,
     listener: Listener,
 }
 
 thread_local! {
-    static PLACE: Place = {
+    static PLACE: MemifTestServer = {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("memif.sock");
         let listener = Listener::bind(&path).expect("a socket");
-        Place { _directory: directory, path, listener }
+        MemifTestServer { _directory: directory, path, listener }
     };
     static SPACE: RefCell<Vec<u8>> = RefCell::new(vec![0; 1 << 17]);
 }
 
-/// One message of 0 to 256 bytes: an honest one, changed or cut, or noise.
-fn message(input: &mut Input<'_>, honest: &[Said], memory: &OwnedFd) -> Said {
+/// One message of 0 to 256 bytes: a valid one, changed or cut, or noise.
+fn message(input: &mut FuzzInput<'_>, honest: &[Said], memory: &OwnedFd) -> Said {
     let which = input.byte();
     let mut said = match honest.get(usize::from(which & 7)) {
         Some(said) => said.clone(),
@@ -72,10 +74,10 @@ fn message(input: &mut Input<'_>, honest: &[Said], memory: &OwnedFd) -> Said {
     said
 }
 
-/// All that a mux does with a connection, once.
-fn exercise(server: &mut Connection) -> Result<(), Fault> {
+/// Uses a connection once in all ways that a mux does.
+fn exercise(server: &mut MemifConnection) -> Result<(), ProtocolViolation> {
     SPACE.with_borrow_mut(|space| {
-        server.rx.look()?;
+        server.rx.poll()?;
         for _ in 0..32 {
             let Some(frame) = server.rx.take()? else { break };
             let length = frame.len();
@@ -95,12 +97,12 @@ fn exercise(server: &mut Connection) -> Result<(), Fault> {
     })
 }
 
-/// A client that says what it likes. It ends with a refusal, or with a connection whose rings hold.
+/// A hostile client. It ends with a refusal, or with a connection with valid rings.
 pub(crate) fn server(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let (honest, memory) = honest();
     let mut said = Vec::new();
-    // Some of it honest, so that the rest gets somewhere.
+    // Some messages are valid, so that the others get further.
     let start = usize::from(input.byte() % 6);
     said.extend(honest.iter().take(start).cloned());
     while !input.is_empty() && said.len() < MESSAGES_MAX {
@@ -118,9 +120,10 @@ pub(crate) fn server(bytes: &[u8]) {
     });
 }
 
-/// Memory that a client writes to between a server's looks: a fault, or frames inside bounds.
+/// A client writes to memory between a server's looks.
+/// The result is a fault, or frames inside bounds.
 pub(crate) fn rings(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let (said, memory) = honest();
     PLACE.with(|place| {
         let (_socket, connection) = tell(&place.listener, &place.path, &said);
@@ -159,7 +162,7 @@ pub(crate) fn rings(bytes: &[u8]) {
     });
 }
 
-/// A server that says and writes what it likes: the client leaves it, and loses no buffer.
+/// A hostile server. The client disconnects from it, and loses no buffer.
 pub(crate) fn client(bytes: &[u8]) {
     thread_local! {
         static SERVER: (tempfile::TempDir, PathBuf, OwnedFd) = {
@@ -169,9 +172,9 @@ pub(crate) fn client(bytes: &[u8]) {
             (directory, path, listener)
         };
     }
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     SERVER.with(|(_, path, listener)| {
-        let mut client = Client::new(path, 3, "fuzz", SMALL).expect("memory");
+        let mut client = MemifClient::new(path, 3, "fuzz", SMALL).expect("memory");
         client.poll();
         let Ok(peer) = rustix::net::accept(listener) else { return };
         let mut bufs = Vec::new();
@@ -206,12 +209,12 @@ pub(crate) fn client(bytes: &[u8]) {
             client.flush();
         }
         drop(peer);
-        // Not connected any more: whatever was in rings is back.
-        while client.poll() == Link::Up {}
+        // Not connected any more: all buffers in the rings have returned.
+        while client.poll() == ConnectionState::Up {}
         let all: Vec<_> = std::iter::from_fn(|| client.alloc()).collect();
         assert_eq!(all.len(), SMALL.buffers as usize, "no buffer is lost");
         all.into_iter().for_each(|buf| client.free(buf));
-        // It may have begun to connect again.
+        // It may have begun to reconnect.
         while rustix::net::accept(listener).is_ok() {}
     });
 }
@@ -227,7 +230,7 @@ fn listen(path: &Path) -> OwnedFd {
     socket
 }
 
-/// What an honest server says: hello, an acknowledgement of each message, connected.
+/// Messages of a valid server: hello, an acknowledgement of each message, connected.
 fn honest_server(count: usize) -> Vec<Said> {
     let bare = |kind: u16| raw::bare(kind);
     let mut hello = bare(2);

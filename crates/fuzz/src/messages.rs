@@ -9,15 +9,15 @@ use pdp_proto::{mirror, mux, tap};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
-/// Longest frame of the reader that is fed.
+/// Longest frame that the tested reader accepts.
 const FRAME_BYTES_MAX: usize = 4096;
 
-/// A stream in pieces. Frames are the same however it is cut; what is a message is written back
-/// the same.
+/// A stream in pieces. Frames are the same however it is
+/// cut, and each message is written back unchanged.
 pub(crate) fn channel(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let cut = usize::from(input.byte()) + 1;
     let stream = input.0;
     let read = |cut: usize| {
@@ -39,13 +39,13 @@ pub(crate) fn channel(bytes: &[u8]) {
     assert_eq!((&frames, refused), (&read(cut).0, read(cut).1));
     for frame in frames {
         assert!(frame.len() <= FRAME_BYTES_MAX);
-        round_trip::<mux::Request>(&frame);
-        round_trip::<mux::Reply>(&frame);
-        round_trip::<tap::Request>(&frame);
-        round_trip::<tap::Reply>(&frame);
-        round_trip::<mirror::Request>(&frame);
-        round_trip::<mirror::Reply>(&frame);
-        round_trip::<mirror::Config>(&frame);
+        round_trip::<mux::MuxRequest>(&frame);
+        round_trip::<mux::MuxReply>(&frame);
+        round_trip::<tap::TapRequest>(&frame);
+        round_trip::<tap::TapReply>(&frame);
+        round_trip::<mirror::MirrorRequest>(&frame);
+        round_trip::<mirror::MirrorReply>(&frame);
+        round_trip::<mirror::MirrorConfig>(&frame);
     }
 }
 
@@ -57,7 +57,7 @@ fn round_trip<M: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) {
     }
 }
 
-/// A batch at once and one message at a time are the same.
+/// Checks that decoding a batch at once and one message at a time gives the same.
 pub(crate) fn batch<M>(payload: &[u8]) -> Vec<M>
 where
     M: Serialize + DeserializeOwned + Debug + PartialEq,
@@ -86,7 +86,7 @@ pub(crate) fn routes_from_guest(bytes: &[u8]) {
     batch::<ToGuest>(bytes);
 }
 
-/// What the ends of an `exec` say to each other.
+/// Messages between the two ends of an `exec`.
 pub(crate) fn exec_frames(bytes: &[u8]) {
     thread_local! {
         static RUNTIME: tokio::runtime::Runtime =

@@ -1,33 +1,33 @@
-//! The route mirror: what the kernel says, or somebody in its place.
+//! The route mirror: messages from the kernel, or from an impostor.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use pdp_mirror::kernel::{Kind, messages};
-use pdp_mirror::table::{NEIGHBOURS_MAX, Table};
-use pdp_proto::routes::{GroupId, Hop, Resolved, Target, ToGuest, Vport};
+use pdp_mirror::kernel::{DumpKind, messages};
+use pdp_mirror::table::{MirrorTable, NEIGHBOURS_MAX};
+use pdp_proto::routes::{GroupHop, GroupId, ResolvedRoute, RouteDecision, ToGuest, Vport};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
-/// Few enough that a fuzzer reaches it.
+/// Small enough for a fuzzer to reach.
 const ROUTES_MAX: u64 = 16;
 
-/// Prefixes of a part of a snapshot.
+/// Prefixes in one part of a snapshot.
 const PART: usize = 4;
 
-/// What a guest holds.
+/// State of a guest.
 #[derive(Debug, Default, PartialEq)]
-struct Guest {
+struct MirrorGuest {
     vports: BTreeMap<u16, Vport>,
     locals: BTreeMap<IpAddr, bool>,
-    groups: BTreeMap<GroupId, (Vec<Hop>, u32)>,
-    routes: BTreeMap<IpNet, Target>,
+    groups: BTreeMap<GroupId, (Vec<GroupHop>, u32)>,
+    routes: BTreeMap<IpNet, RouteDecision>,
     neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
     forwarding: (bool, bool),
 }
 
-impl Guest {
+impl MirrorGuest {
     fn apply(&mut self, message: ToGuest) {
         match message {
             ToGuest::Vport(vport) => drop(self.vports.insert(vport.index, vport)),
@@ -41,11 +41,11 @@ impl Guest {
             }
             ToGuest::GroupGone(id) => {
                 assert!(self.groups.remove(&id).is_some(), "no group {id}");
-                let target = Target::Group(id);
+                let target = RouteDecision::Group(id);
                 assert!(self.routes.values().all(|other| *other != target), "{id} is in use");
             }
             ToGuest::Route { prefix, target } => {
-                if let Target::Group(id) = target {
+                if let RouteDecision::Group(id) = target {
                     assert!(self.groups.contains_key(&id), "no group {id} yet");
                 }
                 self.routes.insert(prefix, target);
@@ -66,26 +66,26 @@ impl Guest {
         }
     }
 
-    /// Groups by what they are, not by number.
-    fn resolved(&self) -> BTreeMap<IpNet, Resolved> {
-        let resolve = |(prefix, target): (&IpNet, &Target)| match target {
-            Target::Group(id) => (*prefix, Resolved::Hops(self.groups[id].0.clone())),
-            Target::Punt => (*prefix, Resolved::Punt),
-            Target::Drop => (*prefix, Resolved::Drop),
+    /// Resolves groups to their contents, as numbers may differ.
+    fn resolved(&self) -> BTreeMap<IpNet, ResolvedRoute> {
+        let resolve = |(prefix, target): (&IpNet, &RouteDecision)| match target {
+            RouteDecision::Group(id) => (*prefix, ResolvedRoute::Hops(self.groups[id].0.clone())),
+            RouteDecision::Punt => (*prefix, ResolvedRoute::Punt),
+            RouteDecision::Drop => (*prefix, ResolvedRoute::Drop),
         };
         self.routes.iter().map(resolve).collect()
     }
 }
 
-fn table() -> Table {
-    Table::new(vec!["eth0".into(), "eth1".into()], ROUTES_MAX, 7)
+fn table() -> MirrorTable {
+    MirrorTable::new(vec!["eth0".into(), "eth1".into()], ROUTES_MAX, 7)
 }
 
-/// Datagrams as notifications and in dumps, with flushes between. A guest that was told of each
-/// change holds what one is told that comes at the end.
+/// Datagrams as notifications and in dumps, with flushes between. A guest that got each change has
+/// the same state as a guest that connects at the end.
 pub(crate) fn netlink(bytes: &[u8]) {
-    let mut input = Input(bytes);
-    let (mut table, mut early) = (table(), Guest::default());
+    let mut input = FuzzInput(bytes);
+    let (mut table, mut early) = (table(), MirrorGuest::default());
     let mut dumping = false;
     while !input.is_empty() {
         let what = input.byte();
@@ -106,7 +106,7 @@ pub(crate) fn netlink(bytes: &[u8]) {
             }
             4 => table.flush(&mut |message| early.apply(message)),
             5 if !dumping => {
-                table.begin(Kind::ALL[usize::from(what >> 3) % Kind::ALL.len()]);
+                table.begin(DumpKind::ALL[usize::from(what >> 3) % DumpKind::ALL.len()]);
                 dumping = true;
             }
             5 | 6 if dumping => {
@@ -124,7 +124,7 @@ pub(crate) fn netlink(bytes: &[u8]) {
         assert!(counts.neighbours <= NEIGHBOURS_MAX as u64);
     }
     table.flush(&mut |message| early.apply(message));
-    let mut late = Guest::default();
+    let mut late = MirrorGuest::default();
     table.snapshot_head(&mut |message| late.apply(message));
     let mut from = None;
     while let Some(last) = table.snapshot_routes(from, PART, &mut |message| late.apply(message)) {
@@ -133,6 +133,6 @@ pub(crate) fn netlink(bytes: &[u8]) {
     }
     assert_eq!(early.resolved(), late.resolved());
     assert_eq!(early, late);
-    // Nothing is told twice.
+    // Nothing is sent twice.
     table.flush(&mut |message| panic!("told again: {message:?}"));
 }

@@ -1,17 +1,17 @@
-//! Mutations of inputs, the same for the same seed: cut, flipped, overwritten, spliced.
+//! Repeatable mutations of inputs: cut, flipped, overwritten, spliced.
 
-/// Numbers that are the last or the first of something.
+/// First and last values of ranges.
 const INTERESTING: [u64; 12] =
     [0, 1, 0x7f, 0x80, 0xff, 0x100, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff];
 
-/// Changes of one input.
+/// Most changes of one input.
 const CHANGES_MAX: u64 = 6;
 
-/// Random numbers (SplitMix64): the same for the same seed, on every machine.
+/// Random numbers (SplitMix64), repeatable for a seed on every machine.
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
+pub struct SeededRandom(pub u64);
 
-impl Random {
+impl SeededRandom {
     /// The next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -27,9 +27,9 @@ impl Random {
     }
 }
 
-/// Changes `bytes` in one to a few places; `other` is what pieces come from. At most `bytes_max`
-/// are left.
-pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], bytes_max: usize, random: &mut Random) {
+/// Changes `bytes` in one or more places, with pieces from
+/// `other`. The result has at most `bytes_max` bytes.
+pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], bytes_max: usize, random: &mut SeededRandom) {
     for _ in 0..=random.number() % CHANGES_MAX {
         let at = random.below(bytes.len());
         match random.number() % 8 {

@@ -1,4 +1,4 @@
-//! The data plane: frames from outside, and peers that break the contract.
+//! The data plane: frames from outside, and peers that violate the protocol.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -7,76 +7,76 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 
-use pdp_afxdp::Packet;
-use pdp_memif::{Client, Connection, Control, Listener, Settings};
+use pdp_afxdp::PacketBuffer;
+use pdp_memif::{Listener, MemifClient, MemifConnection, MemifControl, MemifSettings};
 use pdp_mux::capture::{channel, write};
-use pdp_mux::classify::{Inner, PortRef, Table};
+use pdp_mux::channel::{PeerChannel, PeerConnection};
+use pdp_mux::classify::{InnerFrame, PortRef, TunnelTable};
 use pdp_mux::control::plan::outside_ends;
 use pdp_mux::core::Core;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::path::{PATH_FRAMES, Path};
-use pdp_mux::external::External;
-use pdp_mux::lane::{Lane, Link};
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal;
+use pdp_mux::netdev::path::{PATH_FRAMES, RemoteNetdev};
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::vnet::{MuxVnet as Live, NodePeer};
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::Worker;
 use pdp_proto::mux::*;
-use pdp_underlay::{Hop, NextHop};
-use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_underlay::{NextHopInfo, TunnelNextHop};
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, TagVerdict};
 use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use rtrb::{Consumer, RingBuffer};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// Packets of the worker.
 const PACKETS: usize = 2048;
 
-/// What a fuzzed worker is told to do, one after the other.
+/// Most steps of a fuzzed worker.
 const STEPS_MAX: usize = 64;
 
-/// Small, so that rings run full.
-const PEER: Settings =
-    Settings { ring_log2: 5, buffer_bytes: 2048, headroom_bytes: 64, buffers: 128 };
+/// Small, so that rings fill up.
+const PEER: MemifSettings =
+    MemifSettings { ring_log2: 5, buffer_bytes: 2048, headroom_bytes: 64, buffers: 128 };
 
 fn vxlan_tunnel(vni: u32) -> Encapsulation {
     let (local, remote) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
+    Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni })
 }
 
 fn tunnels() -> Vec<Encapsulation> {
     let six = |last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
     let four = |last| IpAddr::from([10, 0, 0, last]);
     let udp = |local, remote| {
-        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
+        Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port: 7001, remote_port: 7000 })
     };
     let gre = |local, remote, key: Option<u32>| {
         let checksum = key.is_some();
-        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence: false })
+        Encapsulation::Gre(gre::GreTunnel { local, remote, key, checksum, sequence: false })
     };
     let (local, remote) = (six(1), six(2));
     vec![
         vxlan_tunnel(5),
         vxlan_tunnel(6),
-        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 }),
+        Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 5 }),
         udp(four(1), four(2)),
         udp(six(1), six(2)),
-        Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 5 }),
+        Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni: 5 }),
         gre(four(1), four(2), None),
         gre(six(1), six(2), Some(5)),
-        Encapsulation::Vlan(vlan::Tunnel { id: 5 }),
+        Encapsulation::Vlan(vlan::VlanTunnel { id: 5 }),
     ]
 }
 
 /// The headers that the other end of a tunnel sends.
-fn headers(by: &Encapsulation) -> outer::Template {
-    outer::Template::new(&by.reversed()).expect("a tunnel")
+fn headers(by: &Encapsulation) -> outer::HeaderTemplate {
+    outer::HeaderTemplate::new(&by.reversed()).expect("a tunnel")
 }
 
-/// Makes a frame's IPv4 header checksum right: noise hardly ever has it so.
+/// Corrects a frame's IPv4 header checksum, which random bytes hardly ever match.
 fn repair(frame: &mut [u8]) {
     let header = 14 + usize::from(frame.get(14).unwrap_or(&0) & 0xf) * 4;
     if header >= 34 && header <= frame.len() && frame[12..14] == [8, 0] {
@@ -86,10 +86,10 @@ fn repair(frame: &mut [u8]) {
     }
 }
 
-/// The same frame is the same port's twice, with an inner frame inside; and only a frame whose
-/// headers say so is a tunnel's.
+/// Classifying the same frame twice gives the same port, with an inner frame inside. Only a frame
+/// with a tunnel's headers belongs to the tunnel.
 pub(crate) fn classify(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let what = input.byte();
     let mut frame = input.0.to_vec();
     if what & 1 == 0 {
@@ -98,7 +98,7 @@ pub(crate) fn classify(bytes: &[u8]) {
     if what & 2 == 0 && frame.len() >= 6 {
         frame[..6].copy_from_slice(&MAC);
     }
-    let mut table = Table::new((what & 4 == 0).then_some(MAC));
+    let mut table = TunnelTable::new((what & 4 == 0).then_some(MAC));
     let reference = |port| PortRef { worker: 0, vnet: 0, port, generation: 1 };
     let tunnels = tunnels();
     for (number, tunnel) in (0..).zip(&tunnels) {
@@ -112,23 +112,23 @@ pub(crate) fn classify(bytes: &[u8]) {
     assert_eq!(table.classify(&frame), found);
     let Ok((port, inner)) = found else { return };
     if port.port == whole {
-        return assert_eq!(inner, Inner::Whole);
+        return assert_eq!(inner, InnerFrame::Whole);
     }
     let inner = match inner {
-        Inner::Whole => unreachable!("not the interface's"),
-        Inner::Untagged => {
+        InnerFrame::Whole => unreachable!("not the interface's"),
+        InnerFrame::Untagged => {
             assert_eq!(
                 tunnels[usize::from(port.port)],
-                Encapsulation::Vlan(vlan::Tunnel { id: 5 })
+                Encapsulation::Vlan(vlan::VlanTunnel { id: 5 })
             );
             assert!(frame.len() >= 18 && frame[12..14] == [0x81, 0]);
             return assert_eq!([frame[14] & 0xf, frame[15]], [0, 5]);
         }
-        Inner::Behind(inner) => inner,
+        InnerFrame::Behind(inner) => inner,
     };
     assert!(inner.start <= inner.end && inner.end <= frame.len());
-    // What the tunnel's other end writes before this inner frame, but for what is free: link
-    // addresses, source port, lengths, options, hop limits, reserved bits.
+    // The frame that the tunnel's other end writes before this inner frame, except for free fields:
+    // MAC addresses, source port, lengths, options, hop limits, reserved bits.
     let by = &tunnels[usize::from(port.port)];
     match by {
         Encapsulation::Vxlan(tunnel) => {
@@ -151,7 +151,7 @@ pub(crate) fn classify(bytes: &[u8]) {
             assert_eq!(frame[udp + 12..udp + 15], tunnel.vni.to_be_bytes()[1..]);
         }
         Encapsulation::Gre(tunnel) => {
-            // With a key and a checksum, or neither; a number may be there.
+            // With a key and a checksum, or neither; a sequence number is optional.
             let key = tunnel.key.map_or(0, |_| 8);
             let numbered = |start: usize| frame[start] & 0x10 != 0;
             let header = [4 + key, 8 + key].into_iter().find(|bytes| {
@@ -178,9 +178,9 @@ pub(crate) fn classify(bytes: &[u8]) {
     }
 }
 
-/// What pdpd may ask for: refused, or made.
+/// Requests that pdpd may send: refused, or executed.
 pub(crate) fn vnet_check(bytes: &[u8]) {
-    let Ok(vnet) = serde_json::from_slice::<Vnet>(bytes) else { return };
+    let Ok(vnet) = serde_json::from_slice::<VnetConfig>(bytes) else { return };
     let checked = pdp_mux::control::check::check(&vnet);
     assert_eq!(pdp_mux::control::check::check(&vnet), checked);
     if let Err(error) = checked {
@@ -194,9 +194,9 @@ pub(crate) fn vnet_check(bytes: &[u8]) {
     }
 }
 
-/// Frames into a capture are the frames in its file, cut.
+/// A capture's file contains the captured frames, cut to the snap length.
 pub(crate) fn capture(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let snap = u32::from(input.word());
     let (mut sink, source) = channel(snap, None);
     let mut kept = Vec::new();
@@ -224,20 +224,20 @@ pub(crate) fn capture(bytes: &[u8]) {
     assert_eq!(read, kept);
 }
 
-/// A worker with one interface that lasts; a vnet each input.
-struct Bench {
+/// A worker with a permanent interface, and a new vnet for each input.
+struct MuxBench {
     worker: Worker,
-    line: Consumer<Packet>,
-    hop: Arc<NextHop>,
+    line: Consumer<PacketBuffer>,
+    hop: Arc<TunnelNextHop>,
     listener: Listener,
     path: PathBuf,
     _directory: tempfile::TempDir,
-    _commands: mpsc::SyncSender<pdp_mux::worker::Command>,
-    /// Connections that ended, with their descriptors.
+    _commands: mpsc::SyncSender<pdp_mux::worker::WorkerCommand>,
+    /// Ended connections, with their descriptors.
     dropped: mpsc::Receiver<pdp_mux::connections::Dropped>,
 }
 
-impl Bench {
+impl MuxBench {
     fn new() -> Self {
         let (_pool, parts) = Packets::pool(1, PACKETS).expect("memory");
         let packets = parts.into_iter().next().expect("one part");
@@ -248,17 +248,17 @@ impl Bench {
         let (commands, obeyed) = mpsc::sync_channel(1);
         let mut worker = Worker::new(0, core, vec![None], obeyed, wake.clone()).expect("a worker");
         let (port, line) = RingBuffer::new(PATH_FRAMES);
-        let mut card = External::new("A".into(), MAC, 1500);
-        card.exits.add_path(Path::new(port, wake));
+        let mut card = WorkerExternal::new("A".into(), MAC, 1500);
+        card.netdevs.add_path(RemoteNetdev::new(port, wake));
         worker.core.externals.push(Some(card));
-        let mut table = Table::new(Some(MAC));
+        let mut table = TunnelTable::new(Some(MAC));
         for end in outside_ends(&vnet()) {
             let reference = PortRef { worker: 0, vnet: 0, port: end.port, generation: 7 };
             table.insert(end.by, reference).expect("free");
         }
         worker.classifier = Arc::new(vec![table]);
-        let hop = Arc::new(NextHop::default());
-        hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
+        let hop = Arc::new(TunnelNextHop::default());
+        hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: u16::MAX }));
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("memif.sock");
         let listener = Listener::bind(&path).expect("a socket");
@@ -274,8 +274,8 @@ impl Bench {
         }
     }
 
-    fn attach(&mut self, node: &str, who: Who) -> (Client, Control) {
-        let mut client = Client::new(&self.path, 0, "fuzz", PEER).expect("memory");
+    fn attach(&mut self, node: &str, who: NodePeer) -> (MemifClient, MemifControl) {
+        let mut client = MemifClient::new(&self.path, 0, "fuzz", PEER).expect("memory");
         client.poll();
         let mut handshake = self.listener.accept().expect("a socket").expect("a client");
         let connection = loop {
@@ -284,14 +284,14 @@ impl Bench {
             }
             client.poll();
         };
-        while client.poll() != pdp_memif::Link::Up {}
-        let Connection { tx, rx, control, .. } = connection;
-        let link = Link::new(tx, rx, 1);
+        while client.poll() != pdp_memif::ConnectionState::Up {}
+        let MemifConnection { tx, rx, control, .. } = connection;
+        let link = PeerConnection::new(tx, rx, 1);
         self.worker
             .core
             .connections
             .watch
-            .add_bell(Some(0), &link.lane.doorbell().expect("a doorbell"))
+            .add_bell(Some(0), &link.channel.doorbell().expect("a doorbell"))
             .expect("an eventfd");
         let done = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
         assert_eq!(done, Some(true));
@@ -303,7 +303,7 @@ impl Bench {
         stats.dropped.values().sum()
     }
 
-    /// A frame arrives on the interface; false if it is longer than a packet.
+    /// Delivers a frame on the interface. False if it is longer than a packet.
     fn arrive(&mut self, frame: &[u8]) -> bool {
         let mut packet = self.worker.core.packets.take().expect("a packet");
         if packet.set_len(frame.len()).is_none() {
@@ -311,15 +311,15 @@ impl Bench {
             return false;
         }
         packet.bytes_mut().copy_from_slice(frame);
-        self.worker.sort(0, &mut vec![packet]);
+        self.worker.classify_frames(0, &mut vec![packet]);
         true
     }
 
-    /// Frames that left since.
+    /// Number of frames that left since the last call.
     fn left(&mut self) -> u64 {
         let mut count = 0;
         while let Ok(packet) = self.line.pop() {
-            // A VLAN has no link addresses of its own.
+            // A VLAN has no MAC addresses of its own.
             let is_tagged = packet.bytes()[12..14] == [0x81, 0];
             assert!(packet.bytes().len() <= 14 + 1500 + if is_tagged { 4 } else { 0 });
             assert!(is_tagged || packet.bytes()[..12] == [[9; 6], MAC].concat());
@@ -330,52 +330,53 @@ impl Bench {
     }
 }
 
-/// The router r1 between a tunnel and a segment of the host h1 and tunnels, with one guest on the runtime; and two
-/// transits.
-fn vnet() -> Vnet {
-    let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 1, index], mtu: 1500 };
+/// The router r1 between a tunnel and a segment, with one guest on the runtime; and two transits.
+/// The segment has the host h1 and tunnels.
+fn vnet() -> VnetConfig {
+    let port =
+        |index| PortConfig { name: format!("eth{index}"), mac: [2, 0, 0, 0, 1, index], mtu: 1500 };
     let none = Rate { bps: 0, pps: 0 };
-    let guest = Guest {
+    let guest = GuestConfig {
         number: 0,
         socket: PathBuf::new(),
-        attach: Attach::Runtime,
+        attach: AttachMode::Runtime,
         weight: 1000,
         leaving: false,
     };
-    let router = Router {
+    let router = RouterConfig {
         guests: vec![guest],
-        policy: Policy::Flow,
+        policy: GuestDistribution::Flow,
         flow: FlowKey::Ip,
-        punt_filters: vec![PuntFilter {
-            matches: vec![Match { offset: 12, value: vec![8, 6], mask: vec![0xff, 0xff] }],
+        punt_filters: vec![PuntFilterConfig {
+            matches: vec![BytePattern { offset: 12, value: vec![8, 6], mask: vec![0xff, 0xff] }],
             class: 1,
         }],
         punt_limits: [none; PUNT_CLASSES],
         engine: None,
     };
-    let node = |name: &str, ports: Vec<Port>, router| Node {
+    let node = |name: &str, ports: Vec<PortConfig>, router| NodeConfig {
         name: name.into(),
         ports,
         tap_socket: PathBuf::new(),
         router,
     };
-    let end = |node: &str, port| End::Port { node: node.into(), port };
-    let outside = |at: usize| End::External {
+    let end = |node: &str, port| VlinkEnd::Port { node: node.into(), port };
+    let outside = |at: usize| VlinkEnd::External {
         name: format!("t{at}"),
         interface: "A".into(),
         by: tunnels().swap_remove(at),
     };
-    let vlink = |name: &str, ends: Vec<End>| Vlink {
+    let vlink = |name: &str, ends: Vec<VlinkEnd>| Vlink {
         name: name.into(),
-        segment: (ends.len() > 2).then_some(Segment { addresses: 16, flood_pps: 1000 }),
-        leaving: vec![Leaving { queue_frames: 8, ..Leaving::default() }; ends.len()],
+        segment: (ends.len() > 2).then_some(SegmentConfig { addresses: 16, flood_pps: 1000 }),
+        leaving: vec![EgressConfig { queue_frames: 8, ..EgressConfig::default() }; ends.len()],
         ends,
         up: true,
         schedule: None,
         queues: vec![],
     };
     let on_segment = [2, 3, 5, 7].map(outside);
-    Vnet {
+    VnetConfig {
         name: "red".into(),
         police: None,
         nodes: vec![
@@ -391,23 +392,23 @@ fn vnet() -> Vnet {
     }
 }
 
-/// A tag, or some other word.
-fn word(input: &mut Input<'_>) -> u32 {
+/// A tag, or another word.
+fn word(input: &mut FuzzInput<'_>) -> u32 {
     let what = input.byte();
     let verdict = match what & 7 {
-        0 | 1 => Verdict::Out,
-        2 => Verdict::Punt(PuntClass::ALL[usize::from(what >> 3 & 1)]),
-        3 => Verdict::Drop(GuestDrop::ALL[usize::from(what >> 3 & 3)]),
-        4 => Verdict::Kept,
-        5 => Verdict::Deliver,
+        0 | 1 => TagVerdict::Out,
+        2 => TagVerdict::Punt(PuntClass::ALL[usize::from(what >> 3 & 1)]),
+        3 => TagVerdict::Drop(GuestDrop::ALL[usize::from(what >> 3 & 3)]),
+        4 => TagVerdict::Kept,
+        5 => TagVerdict::Deliver,
         _ if what & 0xc0 == 0 => return input.long(),
-        _ => Verdict::Out,
+        _ => TagVerdict::Out,
     };
     let vport = if what & 0x20 == 0 { what >> 4 & 1 } else { input.byte() };
     Tag { verdict, vport, last: what & 0x40 != 0, trace: 0 }.emit()
 }
 
-fn send(client: &mut Client, word: u32, frame: &[u8]) {
+fn send(client: &mut MemifClient, word: u32, frame: &[u8]) {
     let Some(mut buf) = client.alloc() else { return };
     if buf.set_len(frame.len()) {
         client.bytes_mut(&mut buf).copy_from_slice(frame);
@@ -421,14 +422,14 @@ fn send(client: &mut Client, word: u32, frame: &[u8]) {
     }
 }
 
-/// What has come; each frame with its word.
-fn receive(client: &mut Client) -> Vec<(Tag, Vec<u8>)> {
+/// Received frames, each with its tag.
+fn receive(client: &mut MemifClient) -> Vec<(Tag, Vec<u8>)> {
     let mut bufs = Vec::new();
     client.receive(&mut bufs, 64);
     let mut frames = Vec::new();
     for buf in bufs {
         let tag = Tag::parse(buf.metadata()).expect("the mux's tag");
-        assert_eq!(tag.verdict, Verdict::Deliver);
+        assert_eq!(tag.verdict, TagVerdict::Deliver);
         frames.push((tag, client.bytes(&buf).to_vec()));
         client.free(buf);
     }
@@ -436,40 +437,42 @@ fn receive(client: &mut Client) -> Vec<(Tag, Vec<u8>)> {
     frames
 }
 
-/// Every node's sum: what came in or was made equals what ended and what is on its way.
-fn assert_adds_up(stats: &VnetStats) {
+/// Checks every node's sums: frames received or made equal frames ended plus frames in flight.
+fn assert_adds_up(stats: &MuxVnetStats) {
     for (name, node) in &stats.nodes {
         let ports = node.ports.values();
         let came: u64 = ports.clone().map(|port| port.received + port.made).sum();
         let ended =
-            |p: &PortStats| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>();
+            |p: &MuxPortStats| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>();
         let ended: u64 = ports.map(ended).sum();
         assert_eq!(came, ended + node.in_flight, "{name}: {node:#?}");
     }
 }
 
-/// Frames from outside, from TAPs and from a guest, in any order and with any tag: all are
+/// Frames from outside, from TAPs and from a guest, in any order and with any tag. All are
 /// accounted for, and no packet is lost.
 pub(crate) fn worker(bytes: &[u8]) {
     thread_local! {
-        static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
+        static BENCH: RefCell<MuxBench> = RefCell::new(MuxBench::new());
     }
-    BENCH.with_borrow_mut(|bench| run(bench, Input(bytes)));
+    BENCH.with_borrow_mut(|bench| run(bench, FuzzInput(bytes)));
 }
 
-fn run(bench: &mut Bench, mut input: Input<'_>) {
+fn run(bench: &mut MuxBench, mut input: FuzzInput<'_>) {
     let hop = bench.hop.clone();
-    let outside = |number: usize, end: &End| match end {
-        End::External { by, .. } => Outside::new(0, number, by, || hop.clone()).map(Way::Outside),
-        End::Port { .. } => None,
+    let outside = |number: usize, end: &VlinkEnd| match end {
+        VlinkEnd::External { by, .. } => {
+            ExternalPath::new(0, number, by, || hop.clone()).map(VlinkPath::Outside)
+        }
+        VlinkEnd::Port { .. } => None,
     };
     let live = Live::new(&vnet(), 0, 7, outside);
     bench.worker.replace(0, Some(live));
     bench.dropped.try_iter().for_each(drop);
     let mut peers = [
-        bench.attach("h1", Who::Tap),
-        bench.attach("r1", Who::Guest(0)),
-        bench.attach("r1", Who::Tap),
+        bench.attach("h1", NodePeer::Tap),
+        bench.attach("r1", NodePeer::Guest(0)),
+        bench.attach("r1", NodePeer::Tap),
     ];
     let templates: Vec<_> = tunnels().iter().map(headers).collect();
     let refused = bench.refused();
@@ -497,7 +500,7 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
                 for (tag, frame) in receive(&mut guest.0) {
                     assert!(tag.vport < 2 && frame.len() <= 14 + 1500);
                     let tag =
-                        Tag { verdict: Verdict::Out, vport: 1 - tag.vport, last: true, ..tag };
+                        Tag { verdict: TagVerdict::Out, vport: 1 - tag.vport, last: true, ..tag };
                     send(&mut guest.0, tag.emit(), &frame);
                 }
             }
@@ -515,7 +518,8 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
             bench.worker.round();
         }
     }
-    // Doorbells are looked at now and then: what is found behind one may be on its way after any number of rounds.
+    // The worker checks doorbells only now and then, so
+    // more work may appear after several idle rounds.
     let mut rounds = 0;
     while bench.worker.round() || rounds < 8 {
         left += bench.left();
@@ -525,12 +529,12 @@ fn run(bench: &mut Bench, mut input: Input<'_>) {
     let stats = bench.worker.vnets[0].as_ref().expect("it is there").stats();
     assert_adds_up(&stats);
     let own =
-        |of: fn(&PortStats) -> u64| -> u64 { stats.nodes[OUTSIDE].ports.values().map(of).sum() };
+        |of: fn(&MuxPortStats) -> u64| -> u64 { stats.nodes[OUTSIDE].ports.values().map(of).sum() };
     let wire = &stats.nodes["r1"].ports["eth0"];
     let refused = bench.refused() - refused;
     assert_eq!(fed, wire.received + own(|port| port.received) + refused, "frames from outside");
     assert_eq!(left, wire.sent + own(|port| port.sent), "frames to outside");
-    // What went into the segment and the transits came out.
+    // All frames sent into the segment and the transits came out.
     let near = [&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]];
     let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
     let came: u64 = near.iter().map(|port| port.received).sum();

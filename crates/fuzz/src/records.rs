@@ -1,32 +1,32 @@
-//! Records of what runs, and directories that are removed: what others may have written is neither believed nor
-//! followed. Needs root.
+//! Records of running processes, and directories to remove. Files written by others are neither
+//! trusted nor followed. Needs root.
 
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
 use std::path::Path;
 
-use pdp_container::{Paths, Runtime, State, tree};
+use pdp_container::{ProcessState, Runtime, RuntimePaths, safe_removal};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
-/// A user who is not root.
+/// A user other than root.
 const ANOTHER: u32 = 900_000;
 
-/// Levels of a tree.
+/// Most levels of a tree.
 const DEPTH_MAX: usize = 64;
 
-struct Place {
+struct RecordDirectory {
     directory: tempfile::TempDir,
     runtime: Runtime,
 }
 
-impl Place {
+impl RecordDirectory {
     fn new() -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let at = |name: &str| directory.path().join(name);
         fs::write(at("canary"), "as it was").expect("room");
-        let paths = Paths {
-            // Nothing is run.
+        let paths = RuntimePaths {
+            // Nothing is executed.
             runc: "/bin/false".into(),
             shim: "/bin/false".into(),
             init: "/bin/false".into(),
@@ -42,13 +42,13 @@ impl Place {
     }
 }
 
-/// Files of a record: each with its bytes, root's, another's or a link to one.
+/// Files of a record: each with its bytes, owned by root or another user, or a link to one.
 pub(crate) fn records(bytes: &[u8]) {
     thread_local! {
-        static PLACE: Place = Place::new();
+        static PLACE: RecordDirectory = RecordDirectory::new();
     }
     PLACE.with(|place| {
-        let (top, mut input) = (place.directory.path(), Input(bytes));
+        let (top, mut input) = (place.directory.path(), FuzzInput(bytes));
         let dir = top.join("records/red.r1");
         fs::create_dir(&dir).expect("not there");
         let mut record_is_roots = false;
@@ -69,18 +69,21 @@ pub(crate) fn records(bytes: &[u8]) {
         }
         let state = place.runtime.state(&dir);
         if !record_is_roots {
-            assert!(matches!(state, Err(_) | Ok(State::Absent)), "{state:?} of nobody's record");
+            assert!(
+                matches!(state, Err(_) | Ok(ProcessState::Absent)),
+                "{state:?} of nobody's record"
+            );
         }
         assert_eq!(place.runtime.list().expect("root's"), std::slice::from_ref(&dir));
         grow(&dir, top, &mut input);
-        tree::remove(&dir).expect("it can be removed");
+        safe_removal::remove(&dir).expect("it can be removed");
         assert!(!dir.exists());
         assert_eq!(fs::read(top.join("canary")).expect("it is there"), b"as it was");
     });
 }
 
-/// A tree with links out of it.
-fn grow(dir: &Path, top: &Path, input: &mut Input<'_>) {
+/// Makes a tree with links out of it.
+fn grow(dir: &Path, top: &Path, input: &mut FuzzInput<'_>) {
     let (mut here, mut depth) = (dir.to_owned(), 0);
     for number in 0.. {
         if input.is_empty() {
@@ -91,7 +94,7 @@ fn grow(dir: &Path, top: &Path, input: &mut Input<'_>) {
             _ => number.to_string(),
         };
         let path = here.join(name);
-        // What is there already stays.
+        // Existing files stay.
         let made = match input.byte() % 8 {
             0 => symlink(top, &path),
             1 => symlink(top.join("canary"), &path),

@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::path::Path;
 
-use pdp_guest::router::Router;
-use pdp_guest::{Program, Runtime};
-use pdp_memif::{Connection, Handshake, Listener};
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_guest::router::RouterProgram;
+use pdp_guest::{ForwardingProgram, ProgramRuntime};
+use pdp_memif::{Handshake, Listener, MemifConnection};
+use pdp_wire::tag::{Tag, TagVerdict};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 use label::LabelSwitch;
 
 #[path = "../../guest/src/bin/pdp-label.rs"]
@@ -18,26 +18,27 @@ mod label;
 /// Vports of the label switch.
 const VPORTS: u16 = 3;
 
-/// Frames that the rings hold.
+/// Frames in the rings.
 const QUEUE: u32 = 64;
 
-/// Frames of one input: as many completions, and copies to all vports, find room.
+/// Frames of one input: few enough for all completions, and copies to all vports.
 const FRAMES_MAX: usize = 16;
 
-struct Bench<P> {
-    runtime: Runtime<P>,
-    mux: Connection,
+struct RuntimeBench<P> {
+    runtime: ProgramRuntime<P>,
+    mux: MemifConnection,
     _handshake: Handshake,
     _directory: tempfile::TempDir,
 }
 
-impl<P: Program> Bench<P> {
+impl<P: ForwardingProgram> RuntimeBench<P> {
     fn new(program: impl FnOnce(&Path) -> P) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("memif.sock");
         let listener = Listener::bind(&path).expect("a socket");
         let program = program(&directory.path().join("routes.sock"));
-        let mut runtime = Runtime::with_queue(&path, "fuzz", QUEUE, program).expect("memory");
+        let mut runtime =
+            ProgramRuntime::with_queue(&path, "fuzz", QUEUE, program).expect("memory");
         let mut handshake = loop {
             runtime.round();
             if let Some(handshake) = listener.accept().expect("a socket") {
@@ -56,8 +57,8 @@ impl<P: Program> Bench<P> {
         Self { runtime, mux, _handshake: handshake, _directory: directory }
     }
 
-    /// Each frame is completed once; what goes out is for a vport that there is.
-    fn run(&mut self, mut input: Input<'_>, vports: u8) {
+    /// Checks that each frame is completed once, and sent only to existing vports.
+    fn run(&mut self, mut input: FuzzInput<'_>, vports: u8) {
         let mut given = 0;
         while !input.is_empty() && given < FRAMES_MAX {
             let what = input.byte();
@@ -76,11 +77,11 @@ impl<P: Program> Bench<P> {
         let (mut completed, mut rounds) = (0, 0);
         while completed < given {
             self.runtime.round();
-            self.mux.rx.look().expect("an honest guest");
+            self.mux.rx.poll().expect("an honest guest");
             while let Some(frame) = self.mux.rx.take().expect("an honest guest") {
                 let tag = Tag::parse(frame.metadata()).expect("a tag");
-                assert_ne!(tag.verdict, Verdict::Deliver);
-                if tag.verdict == Verdict::Out {
+                assert_ne!(tag.verdict, TagVerdict::Deliver);
+                if tag.verdict == TagVerdict::Out {
                     assert!(tag.vport < vports, "{tag:?}");
                 }
                 assert!(frame.len() <= 2048);
@@ -92,18 +93,18 @@ impl<P: Program> Bench<P> {
         }
         assert_eq!(completed, given);
         self.runtime.round();
-        assert!(!self.mux.rx.look().expect("an honest guest"), "and no more");
+        assert!(!self.mux.rx.poll().expect("an honest guest"), "and no more");
     }
 }
 
 /// The label switch and the router, which has no routes, on any frame.
 pub(crate) fn guests(bytes: &[u8]) {
     thread_local! {
-        static LABEL: RefCell<Bench<LabelSwitch>> =
-            RefCell::new(Bench::new(|_| LabelSwitch::new(VPORTS)));
-        static ROUTER: RefCell<Bench<Router>> = RefCell::new(Bench::new(|path| Router::new(path, 0)));
+        static LABEL: RefCell<RuntimeBench<LabelSwitch>> =
+            RefCell::new(RuntimeBench::new(|_| LabelSwitch::new(VPORTS)));
+        static ROUTER: RefCell<RuntimeBench<RouterProgram>> = RefCell::new(RuntimeBench::new(|path| RouterProgram::new(path, 0)));
     }
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     if input.byte() & 1 == 0 {
         LABEL.with_borrow_mut(|bench| bench.run(input, VPORTS as u8));
     } else {

@@ -1,25 +1,25 @@
-//! What programs of control guests say, and what the mux makes of it.
+//! Requests of programs in control guests, and the mux's reaction.
 
 use std::collections::BTreeMap;
 
-use pdp_mux::actions::{Actions, Change, Changes, room_for};
-use pdp_mux::queues::{AtPorts, Queues, Setting};
+use pdp_mux::actions::{Actions, ChangeSet, FilterChange, with_capacity};
+use pdp_mux::queues::{AtPorts, QueueParameters, Queues};
 use pdp_proto::limits::{QUEUE_FRAMES_MAX, WEIGHT_MAX};
-use pdp_proto::mux::{Leaving, Queue};
-use pdp_proto::slowpath::{Filter, Reply, Request};
+use pdp_proto::mux::{EgressConfig, QueueConfig};
+use pdp_proto::slowpath::{Filter, SlowPathReply, SlowPathRequest};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
-/// Filters that there may be.
+/// Most filters.
 const FILTERS: u32 = 40;
 
-/// What the spec says of the two queues of the first port, which is the only one that has some: weight, frames, bytes.
+/// Spec of the two queues of the first port, the only one with queues: weight, frames, bytes.
 const QUEUES: [(u16, u16, u32); 2] = [(3, 20, u32::MAX), (1, 4096, 9000)];
 
-/// These.
-struct Ports(Box<Queues>);
+/// Port with these queues.
+struct QueuePorts(Box<Queues>);
 
-impl AtPorts for Ports {
+impl AtPorts for QueuePorts {
     fn at(&mut self, vport: u8) -> Option<&mut Queues> {
         (vport == 0).then_some(&mut *self.0)
     }
@@ -29,46 +29,47 @@ impl AtPorts for Ports {
     }
 }
 
-/// Packets of the socket, each with its length before it: what is read is written back the same, and the changes among
-/// it leave the filters that a map of them has, all of a commit's or none.
+/// Packets of the socket, each preceded by its length. Messages are written back unchanged. Each
+/// commit changes the filters like a plain map of them, completely or not at all.
 pub(crate) fn slowpath(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let pieces = usize::from(input.byte()) + 1;
     let mut actions = Actions::new(FILTERS, 8);
-    (actions.short, actions.long) = (Some(room_for(FILTERS, 1)), Some(room_for(FILTERS, 2)));
-    let queue = |(weight, frames, bytes): (u16, u16, u32)| Queue {
+    (actions.short, actions.long) =
+        (Some(with_capacity(FILTERS, 1)), Some(with_capacity(FILTERS, 2)));
+    let queue = |(weight, frames, bytes): (u16, u16, u32)| QueueConfig {
         name: weight.to_string(),
         weight: weight.into(),
         frames: frames.into(),
         bytes: if bytes == u32::MAX { 0 } else { bytes.into() },
-        ..Queue::default()
+        ..QueueConfig::default()
     };
-    let Some(queues) = Queues::of(&QUEUES.map(queue), &Leaving::default()) else { return };
-    let mut ports = Ports(queues);
-    let mut kept = (BTreeMap::<u32, Filter>::new(), [Setting::default(); 2]);
-    let mut changes = Changes::default();
+    let Some(queues) = Queues::of(&QUEUES.map(queue), &EgressConfig::default()) else { return };
+    let mut ports = QueuePorts(queues);
+    let mut kept = (BTreeMap::<u32, Filter>::new(), [QueueParameters::default(); 2]);
+    let mut changes = ChangeSet::default();
     while !input.0.is_empty() {
         let length = usize::from(u16::from_be_bytes([input.byte(), input.byte()]));
         let (packet, rest) = input.0.split_at(length.min(input.0.len()));
         input.0 = rest;
         replies(packet);
         let mut packet = packet;
-        while let Ok(Some(request)) = Request::take(&mut packet) {
+        while let Ok(Some(request)) = SlowPathRequest::decode(&mut packet) {
             let mut again = Vec::new();
-            request.put(&mut again);
-            assert_eq!(Request::take(&mut &again[..]), Ok(Some(request.clone())));
+            request.encode(&mut again);
+            assert_eq!(SlowPathRequest::decode(&mut &again[..]), Ok(Some(request.clone())));
             match request {
-                // What is beyond these is refused before.
-                Request::Set(filter) if filter.id < FILTERS => {
-                    changes.all.push(Change::Set(filter))
+                // Higher numbers were refused earlier.
+                SlowPathRequest::Set(filter) if filter.id < FILTERS => {
+                    changes.all.push(FilterChange::Set(filter))
                 }
-                Request::Remove(id) => changes.all.push(Change::Remove(id)),
-                Request::Queue(setting)
+                SlowPathRequest::Remove(id) => changes.all.push(FilterChange::Remove(id)),
+                SlowPathRequest::Queue(setting)
                     if setting.weight <= WEIGHT_MAX && setting.frames <= QUEUE_FRAMES_MAX =>
                 {
                     changes.queues.push(setting);
                 }
-                Request::Commit { sweep, .. } => {
+                SlowPathRequest::Commit { sweep, .. } => {
                     changes.sweep = sweep;
                     let changes = std::mem::take(&mut changes);
                     commit(&mut actions, &mut ports, &mut kept, changes, pieces);
@@ -80,31 +81,31 @@ pub(crate) fn slowpath(bytes: &[u8]) {
 }
 
 fn replies(mut packet: &[u8]) {
-    while let Ok(Some(reply)) = Reply::take(&mut packet) {
+    while let Ok(Some(reply)) = SlowPathReply::decode(&mut packet) {
         let mut again = Vec::new();
-        reply.put(&mut again);
+        reply.encode(&mut again);
         // Texts and lists are cut.
         assert!(again.len() < 1 << 16);
-        assert!(matches!(Reply::take(&mut &again[..]), Ok(Some(_))));
+        assert!(matches!(SlowPathReply::decode(&mut &again[..]), Ok(Some(_))));
     }
 }
 
 fn commit(
     actions: &mut Actions,
-    ports: &mut Ports,
-    (kept, settings): &mut (BTreeMap<u32, Filter>, [Setting; 2]),
-    mut changes: Changes,
+    ports: &mut QueuePorts,
+    (kept, settings): &mut (BTreeMap<u32, Filter>, [QueueParameters; 2]),
+    mut changes: ChangeSet,
     pieces: usize,
 ) {
     let mut after = kept.clone();
     let mut set = Vec::new();
     for change in &changes.all {
         match change {
-            Change::Set(filter) => {
+            FilterChange::Set(filter) => {
                 after.insert(filter.id, filter.under_mask());
                 set.push(filter.id);
             }
-            Change::Remove(id) => _ = after.remove(id),
+            FilterChange::Remove(id) => _ = after.remove(id),
         }
     }
     if changes.sweep {
@@ -123,7 +124,7 @@ fn commit(
     if matches!(changes.result, Some(Ok(_))) {
         *kept = after;
         if changes.sweep {
-            *settings = [Setting::default(); 2];
+            *settings = [QueueParameters::default(); 2];
         }
         for it in &changes.queues {
             let here = usize::from(it.queue).checked_sub(1).and_then(|at| settings.get_mut(at));

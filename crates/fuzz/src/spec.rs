@@ -6,19 +6,19 @@ use pdp_spec::{
     Diagnostic, Existing, Object, SourceFile, VirtualNetwork, check, frames, parse, render,
 };
 use pdpd::model::Model;
-use pdpd::plan::Places;
+use pdpd::plan::DaemonPaths;
 
-/// The name of the file, in diagnostics.
+/// Name of the file in diagnostics.
 const FILE: &str = "s.yaml";
 
 fn source(text: &str) -> SourceFile {
     SourceFile { name: FILE.into(), text: text.into(), attachments: BTreeMap::new() }
 }
 
-/// What is wrong says what, and where in the file unless it is in no file.
+/// Checks that every diagnostic has a text, and a position unless it concerns no file.
 fn check_diagnostics(wrong: &[Diagnostic], sources: &[SourceFile]) {
     assert!(!wrong.is_empty());
-    // A carriage return alone ends a line, too.
+    // A single carriage return also ends a line.
     let text = sources[0].text.replace("\r\n", "\n");
     let lines = text.split(['\n', '\r']).count() as u32;
     for diagnostic in wrong {
@@ -34,7 +34,8 @@ fn check_diagnostics(wrong: &[Diagnostic], sources: &[SourceFile]) {
     assert!(!render(wrong, sources, false).is_empty());
 }
 
-/// A file is refused with places, or checked, planned and stored; what is stored reads back.
+/// A file is refused with positions, or checked, planned
+/// and stored. The stored form reads back the same.
 pub(crate) fn spec(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let sources = [source(&text)];
@@ -53,14 +54,14 @@ pub(crate) fn spec(bytes: &[u8]) {
         Ok(intent) => intent,
         Err(wrong) => return check_diagnostics(&wrong, &sources),
     };
-    let places = Places {
+    let places = DaemonPaths {
         run: "/run/pdp".into(),
         lib: "/usr/lib/pdp".into(),
         pins: "/sys/fs/bpf/pdp".into(),
     };
     if let Ok(model) = Model::default().with(intent.clone(), &places, &cpus, |_| false) {
         for (name, plan) in &*model.plan.vnets {
-            // pdpd's plan is one that the mux takes.
+            // The mux accepts pdpd's plan.
             assert_eq!(pdp_mux::control::check::check(&plan.mux), Ok(()), "{name}");
         }
         assert!(model.change_from(&model).put.is_empty());
@@ -82,7 +83,7 @@ pub(crate) fn spec(bytes: &[u8]) {
     }
 }
 
-/// What is taken for a capture is one for another reader too, with the same frames.
+/// A file accepted as a capture is one for another reader too, with the same frames.
 pub(crate) fn pcap(bytes: &[u8]) {
     let Ok(frames) = frames::read(bytes) else { return };
     assert!(!frames.is_empty());

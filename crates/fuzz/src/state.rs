@@ -1,11 +1,11 @@
-//! The state file: read, or refused with what was being done.
+//! The state file: read, or refused with the failed step.
 
-use pdpd::state::State;
+use pdpd::state::StateFile;
 
-/// Bytes in place of the file.
+/// Bytes as the file's contents.
 pub(crate) fn state(bytes: &[u8]) {
     thread_local! {
-        // In memory: SQLite waits for the disk at each change.
+        // In memory, since SQLite syncs to disk on each change.
         static PLACE: tempfile::TempDir = tempfile::tempdir_in("/dev/shm").expect("a directory");
     }
     PLACE.with(|place| {
@@ -14,13 +14,13 @@ pub(crate) fn state(bytes: &[u8]) {
             let _ = std::fs::remove_file(directory.join(name));
         }
         std::fs::write(directory.join("pdpd.sqlite"), bytes).expect("room");
-        let used = State::open(directory).and_then(|state| {
+        let used = StateFile::open(directory).and_then(|state| {
             state.documents()?;
-            state.ledger()?;
-            state.things()?;
+            state.allocations()?;
+            state.journal()?;
             state.intend("tap/red", "made by a test")?;
             state.confirm("tap/red", "hash", "made")?;
-            let thing = state.thing("tap/red")?;
+            let thing = state.journal_entry("tap/red")?;
             state.forget("tap/red")?;
             Ok(thing.is_some())
         });

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice};
 use pdp_wire::checksum::{self as sums, Sum};
-use pdp_wire::outer::Carried;
+use pdp_wire::outer::OuterPayload;
 use pdp_wire::tag::Tag;
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{ether, flow as flows, geneve, gre, outer as outers, udp as udps, vxlan as vxlans};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
 /// RFC 1071 section 4.1, word by word.
 pub(crate) fn slow_checksum(bytes: &[u8]) -> u16 {
@@ -22,14 +22,14 @@ pub(crate) fn slow_checksum(bytes: &[u8]) -> u16 {
 }
 
 pub(crate) fn ethernet(bytes: &[u8]) {
-    let header = ether::Header::parse(bytes);
+    let header = ether::EthernetHeader::parse(bytes);
     assert_eq!(header.is_some(), bytes.len() >= ether::HEADER_BYTES);
     assert!(header.is_none_or(|header| header.emit() == bytes[..ether::HEADER_BYTES]));
     assert!(ether::payload_len(bytes) <= bytes.len().saturating_sub(ether::HEADER_BYTES));
 }
 
 pub(crate) fn ipv4(bytes: &[u8]) {
-    let header = pdp_wire::ipv4::Header::parse(bytes);
+    let header = pdp_wire::ipv4::Ipv4Packet::parse(bytes);
     let reference = Ipv4HeaderSlice::from_slice(bytes).ok().filter(|header| {
         let total = usize::from(header.total_len());
         total >= header.slice().len() && total <= bytes.len() && slow_checksum(header.slice()) == 0
@@ -45,13 +45,17 @@ pub(crate) fn ipv4(bytes: &[u8]) {
     if header.ttl > 0 {
         let mut sent = bytes.to_vec();
         pdp_wire::ipv4::decrement_ttl(&mut sent);
-        let after = pdp_wire::ipv4::Header { ttl: header.ttl - 1, ..header };
-        assert_eq!(pdp_wire::ipv4::Header::parse(&sent), Some(after), "what was right stays right");
+        let after = pdp_wire::ipv4::Ipv4Packet { ttl: header.ttl - 1, ..header };
+        assert_eq!(
+            pdp_wire::ipv4::Ipv4Packet::parse(&sent),
+            Some(after),
+            "what was right stays right"
+        );
     }
 }
 
 pub(crate) fn ipv6(bytes: &[u8]) {
-    let header = pdp_wire::ipv6::Header::parse(bytes);
+    let header = pdp_wire::ipv6::Ipv6Packet::parse(bytes);
     let reference = Ipv6HeaderSlice::from_slice(bytes)
         .ok()
         .filter(|header| 40 + usize::from(header.payload_length()) <= bytes.len());
@@ -70,9 +74,9 @@ pub(crate) fn ipv6(bytes: &[u8]) {
 }
 
 pub(crate) fn udp(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let mut segment = input.take(bytes.len()).to_vec();
-    let Some(header) = udps::Header::parse(&segment) else { return };
+    let Some(header) = udps::UdpHeader::parse(&segment) else { return };
     assert!((udps::HEADER_BYTES..=segment.len()).contains(&header.length.into()));
     assert_eq!(header.emit(), segment[..udps::HEADER_BYTES]);
     segment.truncate(header.length.into());
@@ -103,14 +107,14 @@ pub(crate) fn vxlan(bytes: &[u8]) {
 }
 
 pub(crate) fn tag(bytes: &[u8]) {
-    let word = Input(bytes).long();
+    let word = FuzzInput(bytes).long();
     if let Ok(tag) = Tag::parse(word) {
         assert_eq!(Tag::parse(tag.emit()), Ok(tag));
     }
 }
 
 pub(crate) fn checksum(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let cut = usize::from(input.word()) & !1;
     let all = input.0;
     let (first, second) = all.split_at(cut.min(all.len() & !1));
@@ -123,7 +127,7 @@ pub(crate) fn checksum(bytes: &[u8]) {
 }
 
 pub(crate) fn flow(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let (offset, mask) = (input.word() % 256, input.take(16));
     let frame = input.0;
     let key = flows::ip(frame);
@@ -135,7 +139,7 @@ pub(crate) fn flow(bytes: &[u8]) {
     }
     let field = |frame| flows::bytes(frame, [(offset, mask)]);
     assert_eq!(field(frame), field(&masked), "only bits under the mask count");
-    // Link addresses, time to live and checksum are no part of a whole IPv4 packet's flow.
+    // MAC addresses, time to live and checksum are not part of a whole IPv4 packet's flow.
     if frame.len() >= 34 && frame[12..14] == [8, 0] && frame[14] & 0xf >= 5 {
         let mut hop = frame.to_vec();
         hop[..12].fill(0x5a);
@@ -151,12 +155,12 @@ pub(crate) fn outer(bytes: &[u8]) {
     assert!(payload.start <= payload.end && payload.end <= bytes.len());
     assert_eq!(outer.local.is_ipv4(), outer.remote.is_ipv4());
     match outer.carried {
-        Carried::Udp { remote_port, local_port, .. } => {
+        OuterPayload::Udp { remote_port, local_port, .. } => {
             let ports = payload.start - 8;
             assert_eq!(remote_port.to_be_bytes(), bytes[ports..ports + 2]);
             assert_eq!(local_port.to_be_bytes(), bytes[ports + 2..ports + 4]);
         }
-        Carried::Gre(header) => {
+        OuterPayload::Gre(header) => {
             let start = payload.start - header.bytes;
             assert_eq!(bytes[start + 2..start + 4], [0x65, 0x58]);
             let parts = bytes[start] & 0xb0;
@@ -165,14 +169,14 @@ pub(crate) fn outer(bytes: &[u8]) {
         }
     }
     assert!(!outer.checksum_ok(bytes, false) || outer.checksum_ok(bytes, true));
-    // What is behind the packet, such as Ethernet's padding, changes nothing.
+    // Bytes behind the packet, such as Ethernet's padding, change nothing.
     let padded = [bytes, &[0x5a; 9]].concat();
     assert_eq!(outers::parse(&padded), Ok(outer.clone()));
     assert_eq!(outer.checksum_ok(&padded, true), outer.checksum_ok(bytes, true));
 }
 
 pub(crate) fn encapsulate(bytes: &[u8]) {
-    let mut input = Input(bytes);
+    let mut input = FuzzInput(bytes);
     let (what, ports, vni) = (input.byte(), [input.word(), input.word()], input.long());
     let (local, remote) = if what & 1 == 0 {
         (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]))
@@ -180,9 +184,9 @@ pub(crate) fn encapsulate(bytes: &[u8]) {
         (IpAddr::from([1u16; 8]), IpAddr::from([2u16; 8]))
     };
     let by = match what >> 1 & 3 {
-        0 => Encapsulation::Vxlan(vxlans::Tunnel { local, remote, port: ports[1], vni }),
-        1 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: ports[1], vni }),
-        2 => Encapsulation::Gre(gre::Tunnel {
+        0 => Encapsulation::Vxlan(vxlans::VxlanTunnel { local, remote, port: ports[1], vni }),
+        1 => Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: ports[1], vni }),
+        2 => Encapsulation::Gre(gre::GreTunnel {
             local,
             remote,
             key: (what & 8 == 0).then_some(vni),
@@ -191,10 +195,10 @@ pub(crate) fn encapsulate(bytes: &[u8]) {
         }),
         _ => {
             let [local_port, remote_port] = ports;
-            Encapsulation::Udp(udps::Tunnel { local, remote, local_port, remote_port })
+            Encapsulation::Udp(udps::UdpTunnel { local, remote, local_port, remote_port })
         }
     };
-    let template = outers::Template::new(&by).expect("one family");
+    let template = outers::HeaderTemplate::new(&by).expect("one family");
     let inner = input.0;
     let mut frame = vec![0x77; template.len()];
     frame.extend(inner);

@@ -1,14 +1,14 @@
 //! Every target on its corpus, then on mutations of it for a moment. Needs root.
 //!
-//! `PDP_FUZZ_SEED` chooses other mutations, `PDP_FUZZ_MILLIS` another time for each target.
+//! `PDP_FUZZ_SEED` selects other mutations, `PDP_FUZZ_MILLIS` another time per target.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pdp_fuzz::mutate::{Random, mutate};
-use pdp_fuzz::{TARGETS, Target};
+use pdp_fuzz::mutate::{SeededRandom, mutate};
+use pdp_fuzz::{FuzzTarget, TARGETS};
 
 /// Seed of the mutations.
 const SEED: u64 = 1;
@@ -16,7 +16,7 @@ const SEED: u64 = 1;
 /// Time for the mutations of a target.
 const MILLIS: u64 = 1500;
 
-/// Bytes of all corpora together, and of one entry: they are for a repository.
+/// Largest size of all corpora together, and of one entry, as they are in the repository.
 const CORPUS_BYTES_MAX: u64 = 2 << 20;
 const ENTRY_BYTES_MAX: u64 = 64 << 10;
 
@@ -24,8 +24,8 @@ fn setting<T: std::str::FromStr<Err: Debug>>(name: &str, default: T) -> T {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
 }
 
-/// The entries of a target's corpus, in the order of their names.
-fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
+/// Entries of a target's corpus, in the order of their names.
+fn corpus(target: &FuzzTarget) -> Vec<(PathBuf, Vec<u8>)> {
     let directory = target.corpus();
     let entries =
         std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{directory:?}: {error}"));
@@ -35,7 +35,7 @@ fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 fn run(name: &str) {
-    let target = Target::named(name).unwrap();
+    let target = FuzzTarget::named(name).unwrap();
     let entries = corpus(&target);
     for (path, bytes) in &entries {
         let whole = catch_unwind(AssertUnwindSafe(|| target.feed(bytes)));
@@ -43,7 +43,7 @@ fn run(name: &str) {
     }
     let seed = setting("PDP_FUZZ_SEED", SEED);
     let end = Instant::now() + Duration::from_millis(setting("PDP_FUZZ_MILLIS", MILLIS));
-    let mut random = Random(seed);
+    let mut random = SeededRandom(seed);
     let mut count = 0u64;
     while Instant::now() < end {
         let mut bytes = entries[random.below(entries.len())].1.clone();
@@ -113,7 +113,7 @@ fn every_target_is_run() {
 }
 
 #[test]
-fn corpora_are_small_and_of_targets() {
+fn corpora_are_small_and_belong_to_targets() {
     let mut bytes = 0;
     for target in TARGETS {
         let sizes = corpus(target).into_iter().map(|(path, entry)| (path, entry.len() as u64));
@@ -126,6 +126,6 @@ fn corpora_are_small_and_of_targets() {
     let directory = TARGETS[0].corpus();
     for entry in std::fs::read_dir(directory.parent().unwrap()).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        assert!(Target::named(&name).is_some(), "corpus {name} is of no target");
+        assert!(FuzzTarget::named(&name).is_some(), "corpus {name} is of no target");
     }
 }

@@ -1,4 +1,4 @@
-//! Measures the router over memif: packets a second, and what a full table costs.
+//! Measures the router over memif: packets a second, and the cost of a full table.
 //!
 //! `cargo run --release -p pdp-guest --example measure-router -- V4-FILE V6-FILE`; a file has lines
 //! `PREFIX ANYTHING`, and is read through `xz` if its name ends in `.xz`. One thread is the router,
@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use pdp_guest::Runtime;
-use pdp_guest::router::Router;
-use pdp_memif::{Connection, Listener};
+use pdp_guest::ProgramRuntime;
+use pdp_guest::router::RouterProgram;
+use pdp_memif::{Listener, MemifConnection};
 use pdp_proto::channel::FrameReader;
-use pdp_proto::routes::{FromGuest, Hooked, Hop, Target, ToGuest, Vport, decode, encode};
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_proto::routes::{
+    FromGuest, GroupHop, RouteDecision, ToGuest, Vport, VportHooks, decode, encode,
+};
+use pdp_wire::tag::{Tag, TagVerdict};
 
 const RUN: Duration = Duration::from_secs(2);
 const RUNS: usize = 5;
@@ -43,8 +45,8 @@ fn main() {
         let stop = stop.clone();
         move || {
             task.send(std::fs::read_link("/proc/thread-self").expect("/proc")).expect("a reader");
-            let mut runtime =
-                Runtime::new(&memif, "measure", Router::new(&sock, 0)).expect("memory");
+            let mut runtime = ProgramRuntime::new(&memif, "measure", RouterProgram::new(&sock, 0))
+                .expect("memory");
             runtime.run(&stop).expect("a run");
             let fib = runtime.program().fib();
             println!("tables: {:.1} MB", fib.tables_bytes() as f64 / 1e6);
@@ -82,7 +84,7 @@ fn main() {
     for piece in routes[..changes].chunks(1024) {
         let changed = piece.iter().enumerate().map(|(at, &prefix)| match at % 2 {
             0 => ToGuest::RouteGone(prefix),
-            _ => ToGuest::Route { prefix, target: Target::Group(1) },
+            _ => ToGuest::Route { prefix, target: RouteDecision::Group(1) },
         });
         mirror.tell(&changed.collect::<Vec<_>>());
     }
@@ -111,12 +113,12 @@ fn head() -> Vec<ToGuest> {
             mac: mac(index),
             mtu: 1500,
             up: true,
-            hooked: Hooked::default(),
+            hooked: VportHooks::default(),
             macs: vec![],
             forwards_v4: true,
         }));
         head.push(ToGuest::Neighbour { vport: index, address, mac: Some([2; 6]) });
-        let hop = Hop { vport: index, gateway: Some(address), weight: 1 };
+        let hop = GroupHop { vport: index, gateway: Some(address), weight: 1 };
         head.push(ToGuest::Group { id: index.into(), hops: vec![hop], mtu: 0 });
     }
     head
@@ -131,10 +133,10 @@ fn route(prefix: IpNet) -> ToGuest {
         IpNet::V4(net) => u32::from(net.addr()) >> 8,
         IpNet::V6(net) => (u128::from(net.addr()) >> 80) as u32,
     };
-    ToGuest::Route { prefix, target: Target::Group(hash.wrapping_mul(0x9e37_79b1) >> 30) }
+    ToGuest::Route { prefix, target: RouteDecision::Group(hash.wrapping_mul(0x9e37_79b1) >> 30) }
 }
 
-/// 64-byte frames (without the checksum: 60) to random destinations inside IPv4 routes.
+/// 64-byte frames (60 without FCS) to random destinations inside IPv4 routes.
 fn frames(routes: &[IpNet]) -> Vec<Vec<u8>> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = move || {
@@ -166,13 +168,13 @@ fn frames(routes: &[IpNet]) -> Vec<Vec<u8>> {
     list
 }
 
-/// Time that a thread has had a CPU, nanoseconds.
+/// CPU time of a thread, nanoseconds.
 fn cpu_ns(schedstat: &Path) -> u64 {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
     text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
-fn packets(name: &str, router: &Path, connection: &mut Connection, frames: &[Vec<u8>]) {
+fn packets(name: &str, router: &Path, connection: &mut MemifConnection, frames: &[Vec<u8>]) {
     let mut rates = Vec::new();
     let mut next = frames.iter().cycle();
     let tag = Tag::deliver(0, 0).emit();
@@ -182,7 +184,7 @@ fn packets(name: &str, router: &Path, connection: &mut Connection, frames: &[Vec
         let start = Instant::now();
         let mut completed = 0u64;
         for turn in 0u64.. {
-            // The clock is not free.
+            // Reading the clock takes time.
             if turn % 256 == 0 && start.elapsed() > RUN {
                 break;
             }
@@ -192,11 +194,11 @@ fn packets(name: &str, router: &Path, connection: &mut Connection, frames: &[Vec
                 }
                 connection.tx.flush().expect("a ring");
             }
-            connection.rx.look().expect("a ring");
+            connection.rx.poll().expect("a ring");
             while let Some(frame) = connection.rx.take().expect("a ring") {
                 completed += 1;
                 match Tag::parse(frame.metadata()).map(|tag| tag.verdict) {
-                    Ok(Verdict::Out) => out += 1,
+                    Ok(TagVerdict::Out) => out += 1,
                     _ => other += 1,
                 }
             }
@@ -215,7 +217,7 @@ fn packets(name: &str, router: &Path, connection: &mut Connection, frames: &[Vec
     );
 }
 
-fn connect(server: &Listener) -> Connection {
+fn connect(server: &Listener) -> MemifConnection {
     let mut handshake = None;
     loop {
         if handshake.is_none() {

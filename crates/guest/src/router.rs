@@ -4,20 +4,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_ip::{Connection, Due, Follower};
-pub use pdp_ip::{Decision, Fib, Forwarder, Frames};
+pub use pdp_ip::{Decision, Fib, FrameBatch, IpForwarder};
+use pdp_ip::{FollowerDeadline, MirrorFollower, MirrorSocket};
 use pdp_proto::routes::ToGuest;
 use rustix::event::PollFlags;
 
-use crate::{Batch, Outbox, Program, Tended};
+use crate::{Batch, ForwardingProgram, NextPoll, Outbox};
 
-/// Messages applied in one go (about half a microsecond each).
+/// Messages applied per call (about half a microsecond each).
 const MESSAGES_STEP: usize = 64;
 
-/// Between two attempts to connect.
+/// Time between two attempts to connect.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
-impl Frames for Batch<'_> {
+impl FrameBatch for Batch<'_> {
     #[inline]
     fn count(&self) -> usize {
         self.len()
@@ -53,12 +53,12 @@ impl Frames for Batch<'_> {
     }
 }
 
-/// How the connection to the mirror is.
+/// State of the connection to the mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// There is a mirror.
+pub struct MirrorStatus {
+    /// True if there is a mirror.
     pub connected: bool,
-    /// Its snapshot is applied in whole.
+    /// True if its whole snapshot is applied.
     pub synced: bool,
     /// Connections made.
     pub connections: u64,
@@ -66,21 +66,22 @@ pub struct Status {
     pub messages: u64,
 }
 
-/// The connection to the route mirror, or the wait for one. One that ends, or whose bytes make no sense, is made anew
-/// after [`RECONNECT_INTERVAL`]; the tables stay as they are until the new mirror's snapshot replaces them.
+/// Connection to the route mirror, or the wait for one. After an end of
+/// file or invalid bytes, it reconnects after [`RECONNECT_INTERVAL`]. The
+/// tables stay as they are until the new mirror's snapshot replaces them.
 #[derive(Debug)]
-struct Mirror {
+struct MirrorConnection {
     path: PathBuf,
     guest: u32,
-    connection: Option<Connection>,
+    connection: Option<MirrorSocket>,
     connections: u64,
     connect_at: Option<Instant>,
-    follower: Follower,
-    /// What the follower's times are counted from.
+    follower: MirrorFollower,
+    /// Origin of the follower's times.
     since: Instant,
 }
 
-impl Mirror {
+impl MirrorConnection {
     fn new(path: &Path, guest: u32) -> Self {
         Self {
             path: path.into(),
@@ -88,15 +89,15 @@ impl Mirror {
             connection: None,
             connections: 0,
             connect_at: None,
-            follower: Follower::default(),
+            follower: MirrorFollower::default(),
             since: Instant::now(),
         }
     }
 
-    /// Goes on with whatever is to be done, for some tens of microseconds.
-    fn tend(&mut self, fib: &mut Fib, now: Instant) -> Tended {
+    /// Continues connecting or applying messages, for some tens of microseconds.
+    fn poll(&mut self, fib: &mut Fib, now: Instant) -> NextPoll {
         if self.connection.is_none() && self.connect_at.is_none_or(|at| now >= at) {
-            match Connection::open(&self.path, self.guest) {
+            match MirrorSocket::open(&self.path, self.guest) {
                 Ok(connection) => {
                     self.connection = Some(connection);
                     self.connections += 1;
@@ -110,18 +111,18 @@ impl Mirror {
             left -= 1;
             left > 0
         };
-        match self.follower.tend(fib, self.connection.as_mut(), now_ns, go_on) {
-            Ok(Due::Now) => Tended::More,
-            Ok(Due::At(at)) => {
+        match self.follower.poll(fib, self.connection.as_mut(), now_ns, go_on) {
+            Ok(FollowerDeadline::Now) => NextPoll::More,
+            Ok(FollowerDeadline::At(at)) => {
                 let at = at.map(|ns| self.since + Duration::from_nanos(ns));
                 let connect_at = self.connect_at.filter(|_| self.connection.is_none());
-                Tended::Until(at.into_iter().chain(connect_at).min())
+                NextPoll::Until(at.into_iter().chain(connect_at).min())
             }
             Err(_) => {
                 self.connection = None;
                 self.follower.restart();
                 self.connect_at = Some(now + RECONNECT_INTERVAL);
-                Tended::Until(self.connect_at)
+                NextPoll::Until(self.connect_at)
             }
         }
     }
@@ -129,20 +130,20 @@ impl Mirror {
 
 /// The router, as a program on the runtime.
 #[derive(Debug)]
-pub struct Router {
+pub struct RouterProgram {
     fib: Fib,
-    forwarder: Forwarder,
-    mirror: Mirror,
+    forwarder: IpForwarder,
+    mirror: MirrorConnection,
 }
 
-impl Router {
-    /// A router without routes, which gets them as guest number `guest` from the mirror that
-    /// listens at `routes`.
+impl RouterProgram {
+    /// Makes a router without routes. As guest number `guest`,
+    /// it gets them from the mirror that listens at `routes`.
     pub fn new(routes: &Path, guest: u32) -> Self {
         Self {
             fib: Fib::default(),
-            forwarder: Forwarder::default(),
-            mirror: Mirror::new(routes, guest),
+            forwarder: IpForwarder::default(),
+            mirror: MirrorConnection::new(routes, guest),
         }
     }
 
@@ -151,10 +152,10 @@ impl Router {
         &self.fib
     }
 
-    /// How the connection to the mirror is.
-    pub fn status(&self) -> Status {
-        let Mirror { connection, connections, follower, .. } = &self.mirror;
-        Status {
+    /// State of the connection to the mirror.
+    pub fn status(&self) -> MirrorStatus {
+        let MirrorConnection { connection, connections, follower, .. } = &self.mirror;
+        MirrorStatus {
             connected: connection.is_some(),
             synced: follower.is_synced(),
             connections: *connections,
@@ -168,13 +169,13 @@ impl Router {
     }
 }
 
-impl Program for Router {
+impl ForwardingProgram for RouterProgram {
     fn process(&mut self, batch: &mut Batch<'_>) {
         self.forwarder.process(&mut self.fib, batch);
     }
 
-    fn tend(&mut self, now: Instant, _outbox: &mut Outbox<'_>) -> Tended {
-        self.mirror.tend(&mut self.fib, now)
+    fn poll(&mut self, now: Instant, _outbox: &mut Outbox<'_>) -> NextPoll {
+        self.mirror.poll(&mut self.fib, now)
     }
 
     fn wake_by(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {

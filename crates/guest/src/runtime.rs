@@ -1,14 +1,15 @@
-//! The loop of a forwarding guest: take frames, let the program decide, complete them in order.
+//! Loop of a forwarding guest: take frames, let the program decide, complete them in order.
 //!
-//! Each round takes up to [`Batch::FRAMES_MAX`] frames, no more than the ring has room to complete,
-//! and completes all of them before the next. Nothing is allocated and no system call made for a
-//! packet; a batch costs at most the doorbell of a sleeping mux. A guest without work looks for
-//! some a bounded number of times and then sleeps until a doorbell or a descriptor of the program
-//! wakes it, so that it can share a core with the mux. Where it has less than a core, it looks for no
-//! more than that leaves room for ([`Thrift`]).
+//! Each round takes up to [`Batch::FRAMES_MAX`] frames, at most as many as the ring has room to
+//! complete, and completes all of them before the next round. A packet costs no allocation and no
+//! system call. A batch costs at most the doorbell of a sleeping mux.
 //!
-//! When the mux is gone, the program keeps its state and [`Program::tend`] goes on; what is
-//! received afterwards comes from a new mux.
+//! A guest without work looks for some for a bounded time. Then it sleeps until a doorbell or a
+//! descriptor of the program wakes it, so that it can share a core with the mux. With less than a
+//! core, it looks only as much as its quota permits ([`Thrift`]).
+//!
+//! When the mux is gone, the program keeps its state, and [`ForwardingProgram::poll`] is still
+//! called. Frames received afterwards come from a new mux.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,114 +17,117 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Buf, Client, ClientError, Link, Patience, Settings, Thrift};
-use pdp_wire::tag::{GuestDrop, Tag, Verdict};
+use pdp_memif::{Buf, ClientError, ConnectionState, MemifClient, MemifSettings, Patience, Thrift};
+use pdp_wire::tag::{GuestDrop, Tag, TagVerdict};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::batch::{Batch, Extra, Frame, Outbox, write_tag};
+use crate::batch::{Batch, Extra, Outbox, TrunkFrame, write_tag};
 
-/// Where the mux listens, unless said otherwise.
+/// Default socket of the mux.
 const MEMIF: &str = "/run/pdp/memif/memif.sock";
 
-/// Frames since it last did so or slept from which on a guest that finds no more lets others on its CPU go first before
-/// it looks: what they have waits, and its own gathers meanwhile. Alone it looks half a microsecond later.
+/// A guest that received this many frames since its last yield or sleep and finds no more yields
+/// its CPU before it looks again. Other threads' work has waited, and its own accumulates
+/// meanwhile. A guest that is alone on its CPU looks half a microsecond later.
 const YIELD_FRAMES: u64 = 64;
 
-/// A yield that took longer, nanoseconds, was to somebody who uses all of its time. Who sleeps is woken before that one's
-/// time is over, so that is what the guest does after that, for [`YIELD_AGAIN_NS`].
+/// If a yield takes longer than this, nanoseconds, the other thread uses its
+/// whole time slice. A sleeping thread wakes before that slice is over.
+/// Therefore the guest sleeps instead of yielding for [`YIELD_AGAIN_NS`].
 const YIELD_NS_MAX: u64 = 1_000_000;
 
-/// See [`YIELD_NS_MAX`], nanoseconds.
+/// Time without yields after a long one, nanoseconds: see [`YIELD_NS_MAX`].
 const YIELD_AGAIN_NS: u64 = 10_000_000;
 
-/// Between two calls of [`Program::tend`] while frames come, and from a sleep in which no descriptor of
-/// the program was ready to the next.
+/// Time between two calls of [`ForwardingProgram::poll`] while frames come, and after a sleep in
+/// which no descriptor of the program was ready.
 const TEND_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Batches between two looks at the clock, while frames come.
+/// Batches between two readings of the clock, while frames come.
 const CLOCK_BATCHES: u32 = 8;
 
-/// Batches after which a sleeping mux is woken, while more frames are there: on a CPU that it shares
-/// with the guest, waking it for each would cost two switches between them a batch.
+/// Batches after which a sleeping mux is woken although more frames wait. On a shared CPU, waking
+/// it for each batch would cost two context switches per batch.
 const QUIET_BATCHES_MAX: u32 = 8;
 
-/// Between two attempts to reach a mux that is not there.
+/// Time between two attempts to reach an absent mux.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Between two looks at the control socket while frames come (a sleeper is woken by it).
+/// Time between two checks of the control socket while frames come. It also wakes a sleeping guest.
 const CONTROL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The longest sleep; bounds what a signal that comes just before it can be late.
+/// Longest sleep. It bounds the delay of a signal that arrives just before it.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// The longest sleep while the ring to the mux is full, which rings once it has taken half of it.
+/// Longest sleep while the ring to the mux is full. The mux rings once it has taken half of it.
 const FULL_SLEEP: Duration = Duration::from_millis(1);
 
-/// How long a guest rests that has looked for work as much as it may: as long as a part of the ring
-/// ([`REST_RING`]) takes to fill, by the frames since its last rest, but no longer than this, nor than
-/// the ring takes to fill at [`REST_PPS`]. The kernel's timers may add 50 µs.
+/// Longest pause of a guest that has used up its time for looking. The pause lasts until a part of
+/// the ring ([`REST_RING`]) fills, at the rate since the last pause. It never exceeds the time in
+/// which the ring fills at [`REST_PPS`]. The kernel's timers may add 50 µs.
 const REST_MAX: Duration = Duration::from_micros(150);
 
-/// Of the ring, what is to come during a rest: one in so many.
+/// Fraction of the ring that may fill during a pause: one in this many.
 const REST_RING: u64 = 4;
 
-/// Frames a second that the ring has room for during any rest; the first after a pause can't know.
+/// Frame rate, per second, that never overflows the ring
+/// during a pause. The first pause has no measured rate.
 const REST_PPS: u64 = 1_000_000;
 
-/// Frames in each of the two rings, unless said otherwise.
+/// Default number of frames in each of the two rings.
 const QUEUE_DEFAULT: u32 = 1024;
 
-/// Buffers beside those that both rings hold: for a batch and its copies, and for frames that the
-/// program keeps. As many as the rings have, in this range.
+/// Buffers in addition to those of both rings: for a batch and its copies, and for kept frames. As
+/// many as the rings have, within this range.
 const BUFFERS_SPARE: RangeInclusive<u32> = 1024..=2048;
 
-/// Of these, for a batch and its copies.
+/// Buffers of these for a batch and its copies.
 const BUFFERS_BATCH: u32 = 512;
 
-/// The rings and buffers of a guest: frames of 1984 bytes, 4 KB for each of `queue`, and as much again
-/// for the spare buffers, but 2 MB at least and 4 MB at most.
-fn settings(queue: u32) -> Settings {
+/// Sizes of a guest's rings and buffers. Frames have 1984 bytes. Each of the `queue` frames takes 4
+/// KB, and the spare buffers as much again, but from 2 MB to 4 MB.
+fn settings(queue: u32) -> MemifSettings {
     let ring_log2 = queue.clamp(2, 1 << pdp_memif::RING_LOG2_MAX).ilog2() as u8;
     let rings = 2 << ring_log2;
     let buffers = rings + rings.clamp(*BUFFERS_SPARE.start(), *BUFFERS_SPARE.end());
-    Settings { ring_log2, buffer_bytes: 2048, headroom_bytes: 64, buffers }
+    MemifSettings { ring_log2, buffer_bytes: 2048, headroom_bytes: 64, buffers }
 }
 
-/// Frames that a program may keep.
-fn kept_max(settings: &Settings) -> usize {
+/// Most frames that a program may keep.
+fn kept_max(settings: &MemifSettings) -> usize {
     (settings.buffers - (2 << settings.ring_log2) - BUFFERS_BATCH) as usize
 }
 
 /// A forwarding program.
-pub trait Program {
+pub trait ForwardingProgram {
     /// Decides on every frame of a batch.
     fn process(&mut self, batch: &mut Batch<'_>);
 
-    /// Does what is to be done beside frames, a bounded piece at a time (up to some tens of
-    /// microseconds): called when it is due, and a fifth of a millisecond at most after a descriptor
-    /// of [`Program::wake_by`] is ready.
-    fn tend(&mut self, _now: Instant, _outbox: &mut Outbox<'_>) -> Tended {
-        Tended::Until(None)
+    /// Does work besides frames, in bounded pieces of up to some tens of
+    /// microseconds. It is called when due, and at most a fifth of a
+    /// millisecond after a descriptor of [`ForwardingProgram::wake_by`] is ready.
+    fn poll(&mut self, _now: Instant, _outbox: &mut Outbox<'_>) -> NextPoll {
+        NextPoll::Until(None)
     }
 
-    /// Descriptors for which a sleeping guest is to wake, and what they are waited for.
+    /// Descriptors that wake a sleeping guest, and the events to wait for.
     fn wake_by(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         Vec::new()
     }
 }
 
-/// What a program has left to do.
+/// Remaining work of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tended {
-    /// More at once: call again after the next batch.
+pub enum NextPoll {
+    /// There is more: call again after the next batch.
     More,
-    /// Nothing, up to this time if there is one.
+    /// Nothing until this time, if given.
     Until(Option<Instant>),
 }
 
-/// Where a guest finds its mux.
+/// Location and size of a guest's trunk to the mux.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Guest {
+pub struct GuestOptions {
     /// Socket of the mux [default: PDP_MEMIF of the environment, or /run/pdp/memif/memif.sock]
     #[arg(long)]
     pub memif: Option<PathBuf>,
@@ -131,18 +135,18 @@ pub struct Guest {
     /// PDP_QUEUE of the environment, or 1024]
     #[arg(long)]
     pub queue: Option<u32>,
-    /// File that says how many cores the guest may use, which is looked at again and again [default:
-    /// PDP_QUOTA of the environment; without: one]
+    /// File with the number of cores that the guest may use, read repeatedly [default: PDP_QUOTA of
+    /// the environment; without: one]
     #[arg(long)]
     pub quota: Option<PathBuf>,
 }
 
-/// The value of an environment variable, if it has one that can be read as that.
+/// Value of an environment variable, if it is set and valid.
 pub fn environment<T: std::str::FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Why a guest can't run.
+/// Reason why a guest can't run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No memory for the rings.
@@ -150,10 +154,10 @@ pub enum Error {
     Memif {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: ClientError,
     },
-    /// Signals can't be waited for.
+    /// Signal handlers can't be installed.
     #[error("signal handler")]
     Signal(#[source] std::io::Error),
     /// The system refused to wait.
@@ -161,40 +165,40 @@ pub enum Error {
     Wait(#[source] std::io::Error),
 }
 
-/// What a runtime has done.
+/// Counters of a runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Frames received, each of which was completed.
+pub struct RuntimeCounters {
+    /// Frames received. Each was completed.
     pub received: u64,
-    /// Copies sent beside frames.
+    /// Copies sent.
     pub copies: u64,
-    /// Copies for which there was no room.
+    /// Copies that found no room.
     pub copies_refused: u64,
-    /// Frames of the program's own.
+    /// Frames made by the program.
     pub made: u64,
-    /// Received frames that were no frame of a trunk, or longer than a buffer.
+    /// Received frames without a valid trunk tag, or longer than a buffer.
     pub unreadable: u64,
     /// Times the guest went to sleep.
     pub sleeps: u64,
-    /// Of these, times that the mux rang.
+    /// Sleeps that the mux ended by ringing.
     pub wakes: u64,
-    /// Times it let others on its CPU go first.
+    /// Times the guest yielded its CPU.
     pub yields: u64,
     /// Connections to a mux.
     pub connections: u64,
 }
 
-/// When a guest that finds no more frames lets others on its CPU go first.
+/// Decides when a guest without frames yields its CPU.
 #[derive(Debug, Default)]
 struct Courtesy {
-    /// Frames received when it last did, or slept.
+    /// Frames received at its last yield or sleep.
     seen: u64,
-    /// When it may do so again, nanoseconds.
+    /// Earliest time of the next yield, nanoseconds.
     again_ns: u64,
 }
 
 impl Courtesy {
-    /// Whether it is to, with so many frames received so far.
+    /// True if the guest should yield after `received` frames.
     fn is_due(&mut self, received: u64, now_ns: impl FnOnce() -> u64) -> bool {
         if received - self.seen < YIELD_FRAMES {
             return false;
@@ -203,7 +207,7 @@ impl Courtesy {
         now_ns() >= self.again_ns
     }
 
-    /// The others had this time.
+    /// Records the time that other threads used.
     fn yielded(&mut self, time_ns: std::ops::Range<u64>) {
         if time_ns.end - time_ns.start > YIELD_NS_MAX {
             self.again_ns = time_ns.end + YIELD_AGAIN_NS;
@@ -211,36 +215,36 @@ impl Courtesy {
     }
 }
 
-/// What ended a sleep.
+/// Events that ended a sleep.
 struct Woken {
-    /// The mux rang.
+    /// True if the mux rang.
     bell: bool,
-    /// The control socket or a descriptor of the program is ready.
+    /// True if the control socket or a descriptor of the program is ready.
     other: bool,
 }
 
 /// Runs one program on one trunk.
 #[derive(Debug)]
-pub struct Runtime<P> {
+pub struct ProgramRuntime<P> {
     program: P,
-    client: Client,
-    frames: Vec<Frame>,
+    client: MemifClient,
+    frames: Vec<TrunkFrame>,
     rest: Vec<Buf>,
     extras: Vec<Extra>,
     kept: usize,
     kept_max: usize,
-    counters: Counters,
-    tended: Tended,
+    counters: RuntimeCounters,
+    tended: NextPoll,
     batches: u32,
     quiet_batches: u32,
     tend_at: Instant,
     control_at: Instant,
-    /// The file that says how many cores it may use.
+    /// File with the number of cores that it may use.
     quota: Option<PathBuf>,
     thrift: Thrift,
-    /// Frames that are to come while it rests.
+    /// Frames that should arrive during a pause.
     rest_frames: u64,
-    /// When it last did, nanoseconds since it began to run, and how many it had received.
+    /// Start of the last pause, nanoseconds since it began to run, and frames received by then.
     last_rest: (u64, u64),
 }
 
@@ -251,7 +255,11 @@ fn cpu_ns() -> u64 {
 }
 
 /// Runs a program on the trunk of `guest` until SIGTERM or SIGINT.
-pub fn run<P: Program>(guest: &Guest, name: &str, program: P) -> Result<(), Error> {
+pub fn run<P: ForwardingProgram>(
+    guest: &GuestOptions,
+    name: &str,
+    program: P,
+) -> Result<(), Error> {
     let stop = std::sync::Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).map_err(Error::Signal)?;
@@ -259,21 +267,22 @@ pub fn run<P: Program>(guest: &Guest, name: &str, program: P) -> Result<(), Erro
     let memif = guest.memif.clone().or_else(|| environment("PDP_MEMIF"));
     let memif = memif.unwrap_or_else(|| MEMIF.into());
     let queue = guest.queue.or_else(|| environment("PDP_QUEUE")).unwrap_or(QUEUE_DEFAULT);
-    let mut runtime = Runtime::with_queue(&memif, name, queue, program)?;
+    let mut runtime = ProgramRuntime::with_queue(&memif, name, queue, program)?;
     runtime.quota = guest.quota.clone().or_else(|| environment("PDP_QUOTA"));
     runtime.run(&stop)
 }
 
-impl<P: Program> Runtime<P> {
-    /// A runtime for the mux at `memif`, which need not be there yet. The mux sees `name`.
+impl<P: ForwardingProgram> ProgramRuntime<P> {
+    /// Makes a runtime for the mux at `memif`, which need
+    /// not exist yet. `name` is the name sent to the mux.
     pub fn new(memif: &Path, name: &str, program: P) -> Result<Self, Error> {
         Self::with_queue(memif, name, QUEUE_DEFAULT, program)
     }
 
-    /// As [`Runtime::new`], with rings of `queue` frames (the power of two below it).
+    /// Like [`ProgramRuntime::new`], with rings of `queue` frames, rounded down to a power of two.
     pub fn with_queue(memif: &Path, name: &str, queue: u32, program: P) -> Result<Self, Error> {
         let settings = settings(queue);
-        let client = Client::new(memif, 0, name, settings)
+        let client = MemifClient::new(memif, 0, name, settings)
             .map_err(|source| Error::Memif { path: memif.into(), source })?;
         let now = Instant::now();
         Ok(Self {
@@ -284,8 +293,8 @@ impl<P: Program> Runtime<P> {
             extras: Vec::with_capacity(1 << settings.ring_log2),
             kept: 0,
             kept_max: kept_max(&settings),
-            counters: Counters::default(),
-            tended: Tended::More,
+            counters: RuntimeCounters::default(),
+            tended: NextPoll::More,
             batches: 0,
             quiet_batches: 0,
             tend_at: now,
@@ -302,17 +311,17 @@ impl<P: Program> Runtime<P> {
         &self.program
     }
 
-    /// The program, to change.
+    /// The program, mutable.
     pub fn program_mut(&mut self) -> &mut P {
         &mut self.program
     }
 
-    /// What was done so far.
-    pub fn counters(&self) -> Counters {
+    /// Counters so far.
+    pub fn counters(&self) -> RuntimeCounters {
         self.counters
     }
 
-    /// Works until `stop` is set (and a signal or a second has gone by, if it sleeps).
+    /// Works until `stop` is set. A sleeping guest notices it after a signal or within a second.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         let (mut patience, start) = (Patience::default(), Instant::now());
         let mut courtesy = Courtesy { seen: self.counters.received, ..Courtesy::default() };
@@ -332,7 +341,9 @@ impl<P: Program> Runtime<P> {
                 self.rest(now_ns());
                 patience.looked_away();
                 rested = true;
-            } else if patience.ends(work, || false, now_ns) || self.client.link() != Link::Up {
+            } else if patience.ends(work, || false, now_ns)
+                || self.client.link() != ConnectionState::Up
+            {
                 self.sleep()?;
                 patience.slept();
                 courtesy.seen = self.counters.received;
@@ -341,11 +352,12 @@ impl<P: Program> Runtime<P> {
         Ok(())
     }
 
-    /// One batch, and what else is due. Returns whether there was work.
+    /// Processes one batch and other due work. True if there was any.
     pub fn round(&mut self) -> bool {
         let received = self.process();
         self.batches = self.batches.wrapping_add(1);
-        if received && !self.batches.is_multiple_of(CLOCK_BATCHES) && self.tended != Tended::More {
+        if received && !self.batches.is_multiple_of(CLOCK_BATCHES) && self.tended != NextPoll::More
+        {
             return true;
         }
         let now = Instant::now();
@@ -353,33 +365,36 @@ impl<P: Program> Runtime<P> {
             self.look_after_link(now);
         }
         let due = match self.tended {
-            Tended::More => true,
-            Tended::Until(until) => now >= self.tend_at || until.is_some_and(|until| now >= until),
+            NextPoll::More => true,
+            NextPoll::Until(until) => {
+                now >= self.tend_at || until.is_some_and(|until| now >= until)
+            }
         };
         if due {
-            // Not after what the program has to do beside frames.
+            // Ring first: the program's other work must not delay this.
             self.client.ring();
             let Self { client, kept, counters, .. } = self;
-            self.tended = self.program.tend(now, &mut Outbox { client, kept, counters });
+            self.tended = self.program.poll(now, &mut Outbox { client, kept, counters });
             self.client.flush();
             self.tend_at = now + TEND_INTERVAL;
             if received {
-                // The kernel takes a quota away only where it looks at the clock: when the guest
-                // calls it, or every 4 ms (HZ=250). Overdrawn by that much, a guest of a tenth of a
-                // core would stand still for 40 ms at a time.
+                // The kernel enforces a quota only when it reads the clock: on a system call of the
+                // guest, or every 4 ms (HZ=250). A guest of a tenth of a core that overdraws by
+                // that much would be stopped for 40 ms at a time.
                 rustix::thread::sched_yield();
             }
         }
-        received || self.tended == Tended::More
+        received || self.tended == NextPoll::More
     }
 
     fn look_after_link(&mut self, now: Instant) {
         let before = self.client.link();
         let after = self.client.poll();
-        if after == Link::Up && before != Link::Up {
+        if after == ConnectionState::Up && before != ConnectionState::Up {
             self.counters.connections += 1;
         }
-        let interval = if after == Link::Up { CONTROL_INTERVAL } else { RECONNECT_INTERVAL };
+        let interval =
+            if after == ConnectionState::Up { CONTROL_INTERVAL } else { RECONNECT_INTERVAL };
         self.control_at = now + interval;
         let words = self.quota.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
         if let Some(cores) = words.and_then(|words| words.trim().parse().ok()) {
@@ -388,7 +403,7 @@ impl<P: Program> Runtime<P> {
     }
 
     fn process(&mut self) -> bool {
-        // A frame that is taken must find room for its completion.
+        // Each received frame needs room for its completion.
         let room = self.client.room();
         if self.receive(room.min(Batch::FRAMES_MAX)) == 0 {
             self.client.ring();
@@ -410,27 +425,27 @@ impl<P: Program> Runtime<P> {
         true
     }
 
-    /// Takes up to `max` frames; returns how many.
+    /// Takes up to `max` frames; returns their number.
     fn receive(&mut self, max: usize) -> usize {
         let Self { client, frames, rest, counters, .. } = self;
         let mut inside = false;
         let count = client.receive_each(max, |mut buf| {
             if inside {
-                // The rest of a frame that is longer than a buffer: the first piece stands for it.
+                // Rest of a frame longer than a buffer: the first piece represents it.
                 inside = buf.continues();
                 return rest.push(buf);
             }
             inside = buf.continues();
             let tag = Tag::parse(buf.metadata()).ok();
-            let tag = tag.filter(|tag| tag.verdict == Verdict::Deliver);
+            let tag = tag.filter(|tag| tag.verdict == TagVerdict::Deliver);
             let (vport, trace) = tag.map_or((0, 0), |tag| (tag.vport, tag.trace));
-            let mut verdict = Verdict::Drop(GuestDrop::Policy);
+            let mut verdict = TagVerdict::Drop(GuestDrop::Policy);
             if tag.is_none() || inside {
                 counters.unreadable += 1;
-                verdict = Verdict::Drop(GuestDrop::Malformed);
+                verdict = TagVerdict::Drop(GuestDrop::Malformed);
                 buf.set_len(0);
             }
-            frames.push(Frame { buf, vport, trace, verdict, to: vport });
+            frames.push(TrunkFrame { buf, vport, trace, verdict, to: vport });
         });
         rest.drain(..).for_each(|buf| client.free(buf));
         count
@@ -454,7 +469,7 @@ impl<P: Program> Runtime<P> {
                 send(&mut self.client, frame.completion());
             }
         }
-        self.client.show();
+        self.client.publish();
         self.quiet_batches += 1;
         if self.quiet_batches >= QUIET_BATCHES_MAX {
             self.quiet_batches = 0;
@@ -462,27 +477,27 @@ impl<P: Program> Runtime<P> {
         }
     }
 
-    /// Lets frames gather, without being woken for them.
+    /// Pauses while frames accumulate, without being woken for them.
     fn rest(&mut self, now_ns: u64) {
         let since = (now_ns - self.last_rest.0, self.counters.received - self.last_rest.1);
         self.last_rest = (now_ns, self.counters.received);
         let enough = self.rest_frames.saturating_mul(since.0) / since.1.max(1);
         let full = self.rest_frames * REST_RING * 1_000_000_000 / REST_PPS;
         let mut time = Duration::from_nanos(enough.min(full)).min(REST_MAX);
-        if let Tended::Until(Some(until)) = self.tended {
+        if let NextPoll::Until(Some(until)) = self.tended {
             time = time.min(until.saturating_duration_since(Instant::now()));
         }
         std::thread::sleep(time);
     }
 
-    /// Waits for frames, for a descriptor of the program, or for the next thing due.
+    /// Waits for frames, for a descriptor of the program, or for the next due time.
     fn sleep(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         let mut until = now + SLEEP_MAX;
-        if let Tended::Until(Some(time)) = self.tended {
+        if let NextPoll::Until(Some(time)) = self.tended {
             until = until.min(time);
         }
-        if self.client.link() != Link::Up {
+        if self.client.link() != ConnectionState::Up {
             until = until.min(self.control_at);
         } else if self.client.room() == 0 {
             until = until.min(now + FULL_SLEEP);
@@ -497,10 +512,10 @@ impl<P: Program> Runtime<P> {
         self.client.disarm();
         let woken = waited?;
         self.counters.wakes += u64::from(woken.bell);
-        // Frames need neither, and each look is a system call or more.
+        // After frames neither is needed, and each check takes at least one system call.
         let now = Instant::now();
         if woken.other {
-            self.tended = Tended::More;
+            self.tended = NextPoll::More;
             self.control_at = self.control_at.min(now);
         } else {
             self.tend_at = now + TEND_INTERVAL;
@@ -527,12 +542,12 @@ impl<P: Program> Runtime<P> {
     }
 }
 
-impl Frame {
-    /// What is sent for it.
+impl TrunkFrame {
+    /// Returns the buffer of its completion.
     #[inline]
     fn completion(self) -> Buf {
         let Self { mut buf, trace, verdict, to, .. } = self;
-        if matches!(verdict, Verdict::Drop(_) | Verdict::Kept) {
+        if matches!(verdict, TagVerdict::Drop(_) | TagVerdict::Kept) {
             buf.set_len(0);
         }
         write_tag(&mut buf, verdict, to, true, trace);
@@ -540,10 +555,10 @@ impl Frame {
     }
 }
 
-/// Room was reckoned beforehand: sending fails only when the link just broke, and then nobody
-/// waits for the frame.
+/// Room was checked beforehand. Sending fails only if the link
+/// has just gone down, and then nobody waits for the frame.
 #[inline]
-fn send(client: &mut Client, buf: Buf) {
+fn send(client: &mut MemifClient, buf: Buf) {
     if let Err(buf) = client.send(buf) {
         client.free(buf);
     }
@@ -554,16 +569,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_go_first_after_many_frames_unless_they_kept_the_cpu() {
+    fn guest_pauses_yielding_after_a_slow_yield() {
         let mut courtesy = Courtesy::default();
-        // Frames since the last time, when, and whether it is time; what it took then.
+        // Frames received, the time, whether a yield is due, and how long it takes.
         for (frames, now_ns, due, took_ns) in [
             (63, 0, false, 0),
             (64, 0, true, YIELD_NS_MAX),
             (64, 63, false, 0),
             (128, 70, true, YIELD_NS_MAX + 1),
             (256, YIELD_NS_MAX + 71 + YIELD_AGAIN_NS - 1, false, 0),
-            // What came meanwhile is not counted twice.
+            // Frames that arrived meanwhile are not counted twice.
             (319, u64::MAX / 2, false, 0),
             (320, YIELD_NS_MAX + 71 + YIELD_AGAIN_NS, true, 0),
         ] {

@@ -5,7 +5,7 @@ mod common;
 use std::process::{Child, Command};
 
 use common::{Mux, setup, until};
-use pdp_wire::tag::{GuestDrop, Tag, Verdict};
+use pdp_wire::tag::{GuestDrop, Tag, TagVerdict};
 
 struct Process(Child);
 
@@ -26,8 +26,8 @@ fn frame(to: u16, from: u16, hops: u8) -> Vec<u8> {
     frame
 }
 
-/// Gives a frame to the program and returns what it answers, in order of vports.
-fn ask(mux: &mut Mux, vport: u16, frame: &[u8]) -> Vec<(Verdict, u8, Vec<u8>)> {
+/// Sends a frame to the program and returns its output, in order of vports.
+fn ask(mux: &mut Mux, vport: u16, frame: &[u8]) -> Vec<(TagVerdict, u8, Vec<u8>)> {
     until("room in the ring", || mux.give(vport, 5, frame));
     let mut got: Vec<(Tag, Vec<u8>)> = Vec::new();
     until("a completion", || {
@@ -43,7 +43,7 @@ fn ask(mux: &mut Mux, vport: u16, frame: &[u8]) -> Vec<(Verdict, u8, Vec<u8>)> {
 }
 
 #[test]
-fn floods_learns_and_counts_hops() {
+fn label_guest_floods_learns_and_counts_hops() {
     let (_directory, path, mut mux) = setup();
     let command = Command::new(env!("CARGO_BIN_EXE_pdp-label"))
         .arg("--memif")
@@ -53,18 +53,18 @@ fn floods_learns_and_counts_hops() {
     let _process = Process(command.unwrap());
     mux.connect(|| std::thread::sleep(std::time::Duration::from_millis(1)));
 
-    // Nobody has seen 7: to all but the sender.
-    let sent = |vport, frame| (Verdict::Out, vport, frame);
+    // 7 is unknown: the frame goes to all but the sender.
+    let sent = |vport, frame| (TagVerdict::Out, vport, frame);
     let flooded = ask(&mut mux, 1, &frame(7, 3, 9));
     assert_eq!(flooded, [sent(0, frame(7, 3, 8)), sent(2, frame(7, 3, 8))]);
-    // 7 answers: straight to where 3 is, and then back.
+    // 7 answers: directly to the vport of 3, and back.
     assert_eq!(ask(&mut mux, 2, &frame(3, 7, 1)), [sent(1, frame(3, 7, 0))]);
     assert_eq!(ask(&mut mux, 1, &frame(7, 3, 9)), [sent(2, frame(7, 3, 8))]);
     // 7 moves.
     assert_eq!(ask(&mut mux, 0, &frame(0xffff, 7, 2)).len(), 2);
     assert_eq!(ask(&mut mux, 1, &frame(7, 3, 9)), [sent(0, frame(7, 3, 8))]);
 
-    let dropped = |reason| [(Verdict::Drop(reason), 0, vec![])];
+    let dropped = |reason| [(TagVerdict::Drop(reason), 0, vec![])];
     assert_eq!(ask(&mut mux, 0, &frame(3, 7, 0)), dropped(GuestDrop::Policy));
     assert_eq!(ask(&mut mux, 0, &frame(7, 7, 2)), dropped(GuestDrop::NotForUs));
     for length in 0..19 {

@@ -1,4 +1,4 @@
-//! The runtime on a trunk of a real memif server, whose other side plays the mux.
+//! The runtime on a trunk of a real memif server that plays the mux.
 
 mod common;
 
@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Mux, PATIENCE, setup, until};
-use pdp_guest::{Batch, GuestDrop, Kept, Outbox, Program, PuntClass, Runtime, Tended};
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_guest::{
+    Batch, ForwardingProgram, GuestDrop, KeptFrame, NextPoll, Outbox, ProgramRuntime, PuntClass,
+};
+use pdp_wire::tag::{Tag, TagVerdict};
 use proptest::prelude::*;
 
-/// Does with each frame what its first byte says.
+/// Program that treats each frame as its first byte says.
 #[derive(Debug, Default)]
 struct Obedient {
-    kept: Vec<Kept>,
+    kept: Vec<KeptFrame>,
     release: bool,
     batches: u64,
 }
@@ -45,10 +47,10 @@ const ORDERS: [Order; 9] = [
     Order::Nowhere,
 ];
 
-impl Program for Obedient {
+impl ForwardingProgram for Obedient {
     fn process(&mut self, batch: &mut Batch<'_>) {
         self.batches += 1;
-        // Backwards: the order of decisions is not that of completions.
+        // Backwards: the order of decisions differs from that of completions.
         for frame in (0..batch.len()).rev() {
             let Some(&order) = batch.frame(frame).first() else { continue };
             let vport = batch.vport(frame);
@@ -81,20 +83,20 @@ impl Program for Obedient {
         }
     }
 
-    fn tend(&mut self, _now: Instant, outbox: &mut Outbox<'_>) -> Tended {
+    fn poll(&mut self, _now: Instant, outbox: &mut Outbox<'_>) -> NextPoll {
         if self.release {
             for kept in self.kept.drain(..) {
                 let vport = kept.vport();
                 outbox.send(kept, vport).unwrap();
             }
         }
-        Tended::Until(None)
+        NextPoll::Until(None)
     }
 }
 
-/// A guest that is connected to the mux.
-fn attach(path: &Path, mux: &mut Mux) -> Runtime<Obedient> {
-    let mut runtime = Runtime::new(path, "test", Obedient::default()).unwrap();
+/// Returns a guest connected to the mux.
+fn attach(path: &Path, mux: &mut Mux) -> ProgramRuntime<Obedient> {
+    let mut runtime = ProgramRuntime::new(path, "test", Obedient::default()).unwrap();
     mux.connect(|| {
         runtime.round();
     });
@@ -104,39 +106,39 @@ fn attach(path: &Path, mux: &mut Mux) -> Runtime<Obedient> {
     runtime
 }
 
-/// What the guest is to give back for a frame, in order; the last completes it.
+/// Expected output of the guest for a frame, in order. The last element completes it.
 fn expected(vport: u8, trace: u8, frame: &[u8]) -> Vec<(Tag, Vec<u8>)> {
     let tag = |verdict, vport, last| Tag { verdict, vport, last, trace };
     let done = |verdict| vec![(tag(verdict, vport, true), vec![])];
-    let out = |vport, bytes: Vec<u8>| vec![(tag(Verdict::Out, vport, true), bytes)];
-    let Some(&order) = frame.first() else { return done(Verdict::Drop(GuestDrop::Policy)) };
+    let out = |vport, bytes: Vec<u8>| vec![(tag(TagVerdict::Out, vport, true), bytes)];
+    let Some(&order) = frame.first() else { return done(TagVerdict::Drop(GuestDrop::Policy)) };
     match ORDERS[usize::from(order) % ORDERS.len()] {
         Order::Forward => out(vport + 1, frame.to_vec()),
         Order::Punt => {
-            vec![(tag(Verdict::Punt(PuntClass::Exception), vport, true), frame.to_vec())]
+            vec![(tag(TagVerdict::Punt(PuntClass::Exception), vport, true), frame.to_vec())]
         }
-        Order::Drop => done(Verdict::Drop(GuestDrop::Blackhole)),
-        Order::Nothing => done(Verdict::Drop(GuestDrop::Policy)),
-        Order::Keep => done(Verdict::Kept),
+        Order::Drop => done(TagVerdict::Drop(GuestDrop::Blackhole)),
+        Order::Nothing => done(TagVerdict::Drop(GuestDrop::Policy)),
+        Order::Keep => done(TagVerdict::Kept),
         Order::Copies => {
             let mut changed = frame.to_vec();
             changed[0] = 0xcc;
             vec![
-                (tag(Verdict::Out, 7, false), frame.to_vec()),
-                (tag(Verdict::Out, 8, false), changed),
-                (tag(Verdict::Drop(GuestDrop::Policy), vport, true), vec![]),
+                (tag(TagVerdict::Out, 7, false), frame.to_vec()),
+                (tag(TagVerdict::Out, 8, false), changed),
+                (tag(TagVerdict::Drop(GuestDrop::Policy), vport, true), vec![]),
             ]
         }
         Order::Grow => out(vport, [&[0xee; 20], frame].concat()),
         Order::Trim => out(vport, frame[1..].to_vec()),
-        Order::Nowhere => done(Verdict::Drop(GuestDrop::PortDown)),
+        Order::Nowhere => done(TagVerdict::Drop(GuestDrop::PortDown)),
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(32) })]
 
-    /// Every frame is completed once, in order, with its trace number, its copies before it.
+    /// Every frame is completed once, in order, with its trace number, after its copies.
     #[test]
     fn completions_are_in_order(
         frames in prop::collection::vec(
@@ -169,12 +171,12 @@ proptest! {
 }
 
 #[test]
-fn a_kept_frame_is_sent_later_and_is_no_completion() {
+fn kept_frame_is_sent_later_without_completion() {
     let (_directory, path, mut mux) = setup();
     let mut runtime = attach(&path, &mut mux);
     mux.give(3, 9, &[4, 1, 2, 3]);
     runtime.round();
-    let completion = Tag { verdict: Verdict::Kept, vport: 3, last: true, trace: 9 };
+    let completion = Tag { verdict: TagVerdict::Kept, vport: 3, last: true, trace: 9 };
     assert_eq!(mux.take(), [(completion, vec![])]);
     runtime.program_mut().release = true;
     let end = Instant::now() + PATIENCE;
@@ -186,13 +188,13 @@ fn a_kept_frame_is_sent_later_and_is_no_completion() {
             break got;
         }
     };
-    let tag = Tag { verdict: Verdict::Out, vport: 3, last: false, trace: 9 };
+    let tag = Tag { verdict: TagVerdict::Out, vport: 3, last: false, trace: 9 };
     assert_eq!(sent, [(tag, vec![4, 1, 2, 3])]);
 }
 
-/// Copies give way to completions when the ring is full; no frame is left without its own.
+/// Copies give way to completions if the ring is full. Every frame gets its completion.
 #[test]
-fn a_full_ring_costs_copies_never_completions() {
+fn full_ring_drops_copies_but_not_completions() {
     let (_directory, path, mut mux) = setup();
     let mut runtime = attach(&path, &mut mux);
     let copies = ORDERS.iter().position(|&order| order == Order::Copies).unwrap() as u8;
@@ -221,7 +223,7 @@ fn a_full_ring_costs_copies_never_completions() {
 }
 
 #[test]
-fn a_frame_without_a_tag_or_too_long_is_completed_as_malformed() {
+fn untagged_and_oversized_frames_complete_as_malformed() {
     let (_directory, path, mut mux) = setup();
     let mut runtime = attach(&path, &mut mux);
     let tx = &mut mux.connection.as_mut().unwrap().tx;
@@ -235,7 +237,7 @@ fn a_frame_without_a_tag_or_too_long_is_completed_as_malformed() {
     let got = mux.take();
     assert_eq!(got.len(), 5, "{got:?}");
     for (tag, bytes) in &got[..4] {
-        assert_eq!((tag.verdict, tag.last), (Verdict::Drop(GuestDrop::Malformed), true));
+        assert_eq!((tag.verdict, tag.last), (TagVerdict::Drop(GuestDrop::Malformed), true));
         assert!(bytes.is_empty());
     }
     assert_eq!((got[3].0.vport, got[3].0.trace), (2, 5));
@@ -244,13 +246,13 @@ fn a_frame_without_a_tag_or_too_long_is_completed_as_malformed() {
 
 /// The guest sleeps without work, wakes for a frame, and finds a new mux when its mux dies.
 #[test]
-fn sleeps_wakes_and_comes_back() {
+fn guest_sleeps_wakes_and_reconnects() {
     let (_directory, path, mut mux) = setup();
     let stop = Arc::new(AtomicBool::new(false));
     let guest = std::thread::spawn({
         let (path, stop) = (path.clone(), stop.clone());
         move || {
-            let mut runtime = Runtime::new(&path, "test", Obedient::default()).unwrap();
+            let mut runtime = ProgramRuntime::new(&path, "test", Obedient::default()).unwrap();
             runtime.run(&stop).unwrap();
             (runtime.counters(), runtime.program().batches)
         }
@@ -282,19 +284,19 @@ fn sleeps_wakes_and_comes_back() {
     assert_eq!((counters.received, counters.connections), (150, 3));
     assert_eq!(counters.yields, 0, "it never had many");
     assert!(batches <= 150 && counters.sleeps >= 15, "{counters:?}");
-    // The 15 pauses are long enough for the guest to fall asleep; each new mux rings once more.
+    // The 15 pauses are long enough for the guest to fall asleep. Each new mux rings once more.
     assert!(counters.wakes >= 10, "{counters:?}");
 }
 
-/// Who had many frames and finds no more lets others on its CPU go first.
+/// A guest that has had many frames and finds no more yields its CPU.
 #[test]
-fn yields_after_many_frames() {
+fn guest_yields_its_cpu_after_many_frames() {
     let (_directory, path, mut mux) = setup();
     let stop = Arc::new(AtomicBool::new(false));
     let guest = std::thread::spawn({
         let stop = stop.clone();
         move || {
-            let mut runtime = Runtime::new(&path, "test", Obedient::default()).unwrap();
+            let mut runtime = ProgramRuntime::new(&path, "test", Obedient::default()).unwrap();
             runtime.run(&stop).unwrap();
             runtime.counters()
         }
@@ -302,7 +304,7 @@ fn yields_after_many_frames() {
     mux.connect(|| std::thread::sleep(Duration::from_millis(1)));
     for _ in 0..10 {
         let mut left = 256;
-        // All at once: it does not sleep between them.
+        // All at once, so that it does not sleep between them.
         let tx = &mut mux.connection.as_mut().unwrap().tx;
         let tag = Tag::deliver(1, 0).emit();
         (0..left).for_each(|_| until("room", || tx.push(tag, &[0, 0]).unwrap()));

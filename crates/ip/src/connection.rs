@@ -1,4 +1,4 @@
-//! The socket to the route mirror, read and written without blocking.
+//! Non-blocking socket to the route mirror.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,26 +10,26 @@ use pdp_proto::routes::{FromGuest, Messages, VERSION, encode};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::follower::{Channel, Heard};
+use crate::follower::{MirrorChannel, MirrorInput};
 
-/// Bytes that wait to be read by the mirror, beyond which what can wait does.
+/// Backlog, bytes, above which deferrable messages wait.
 const BACKLOG_BYTES: usize = 64 << 10;
 
-/// Bytes that wait to be read by the mirror, beyond which it is taken for stuck.
+/// Backlog, bytes, above which the mirror counts as stuck.
 const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
-/// A connection.
+/// Connection to the route mirror.
 #[derive(Debug)]
-pub struct Connection {
+pub struct MirrorSocket {
     stream: UnixStream,
     reader: FrameReader,
     messages: Messages,
-    /// Bytes to write; those before `written` are.
+    /// Bytes to write. The first `written` of them are done.
     backlog: Vec<u8>,
     written: usize,
 }
 
-impl Connection {
+impl MirrorSocket {
     /// Connects to the mirror that listens at `path`, as guest number `guest`.
     pub fn open(path: &Path, guest: u32) -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -46,42 +46,42 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Whether something waits for the mirror to read.
+    /// True if bytes wait to be written.
     pub fn has_backlog(&self) -> bool {
         self.written < self.backlog.len()
     }
 
-    /// What it is to be polled for.
+    /// Returns the events to poll for.
     pub fn wants(&self) -> PollFlags {
         if self.has_backlog() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for MirrorSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 }
 
-impl Channel for Connection {
-    /// Reads the socket at most once, and not while there are messages.
-    fn hear(&mut self) -> io::Result<Heard> {
+impl MirrorChannel for MirrorSocket {
+    /// Reads the socket at most once, and only if no message is left.
+    fn hear(&mut self) -> io::Result<MirrorInput> {
         if let Some(message) = self.messages.take()? {
-            return Ok(Heard::Message(message));
+            return Ok(MirrorInput::Message(message));
         }
         if let Some(frame) = self.reader.next_frame()? {
             self.messages.start(frame)?;
-            return Ok(Heard::Part);
+            return Ok(MirrorInput::Part);
         }
         match self.reader.read_from(&mut self.stream) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Ok(Heard::Part),
-            Err(error) if would_block(&error) => Ok(Heard::Nothing),
+            Ok(_) => Ok(MirrorInput::Part),
+            Err(error) if would_block(&error) => Ok(MirrorInput::Nothing),
             Err(error) => Err(error),
         }
     }
 
-    fn has_room(&self) -> bool {
+    fn has_space(&self) -> bool {
         self.backlog.len() < BACKLOG_BYTES
     }
 

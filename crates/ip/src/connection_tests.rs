@@ -1,4 +1,4 @@
-//! The routes client against a mirror that follows a script.
+//! Tests of the routes client against a mirror that follows a script.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -10,20 +10,22 @@ use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
 use pdp_proto::channel::FrameReader;
-use pdp_proto::routes::{FromGuest, Hop, Resolved, Target, ToGuest, VERSION, decode, encode};
+use pdp_proto::routes::{
+    FromGuest, GroupHop, ResolvedRoute, RouteDecision, ToGuest, VERSION, decode, encode,
+};
 use tempfile::TempDir;
 
 use crate::fib::Fib;
-use crate::{Connection, Due, Follower};
+use crate::{FollowerDeadline, MirrorFollower, MirrorSocket};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A guest's side: tables and connection, driven as the runtime does.
+/// A guest's side: tables and connection, driven like in the runtime.
 struct Side {
     fib: Fib,
     path: PathBuf,
-    connection: Option<Connection>,
-    follower: Follower,
+    connection: Option<MirrorSocket>,
+    follower: MirrorFollower,
     start: Instant,
     longest: Duration,
 }
@@ -34,20 +36,20 @@ impl Side {
             fib: Fib::default(),
             path: path.into(),
             connection: None,
-            follower: Follower::default(),
+            follower: MirrorFollower::default(),
             start: Instant::now(),
             longest: Duration::ZERO,
         }
     }
 
-    /// Tends until it is so; fails if that takes too long.
+    /// Polls until the condition holds; fails if that takes too long.
     fn until(&mut self, what: &str, mut so: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !so(self) {
             let now = Instant::now();
             assert!(now < end, "not {what}: {:?}", self.follower);
             if self.connection.is_none() {
-                self.connection = Connection::open(&self.path, 3).ok();
+                self.connection = MirrorSocket::open(&self.path, 3).ok();
             }
             let now_ns = (now - self.start).as_nanos() as u64;
             let mut left = 64;
@@ -55,11 +57,11 @@ impl Side {
                 left -= 1;
                 left > 0
             };
-            let due = self.follower.tend(&mut self.fib, self.connection.as_mut(), now_ns, go_on);
+            let due = self.follower.poll(&mut self.fib, self.connection.as_mut(), now_ns, go_on);
             self.longest = self.longest.max(now.elapsed());
             match due {
-                Ok(Due::Now) => {}
-                Ok(Due::At(_)) => std::thread::sleep(Duration::from_micros(100)),
+                Ok(FollowerDeadline::Now) => {}
+                Ok(FollowerDeadline::At(_)) => std::thread::sleep(Duration::from_micros(100)),
                 Err(_) => {
                     self.connection = None;
                     self.follower.restart();
@@ -68,7 +70,7 @@ impl Side {
         }
     }
 
-    fn table(&self) -> BTreeMap<IpNet, Resolved> {
+    fn table(&self) -> BTreeMap<IpNet, ResolvedRoute> {
         let mut cursor = Default::default();
         let mut table = BTreeMap::new();
         loop {
@@ -116,7 +118,7 @@ impl Peer {
         }
     }
 
-    /// The next message that is no report of used neighbours.
+    /// Expects the barrier as next message, apart from reports of used neighbours.
     fn barrier(&mut self, number: u64) {
         self.tell(&[ToGuest::Barrier(number)]);
         loop {
@@ -127,12 +129,12 @@ impl Peer {
         }
     }
 
-    fn dump(&mut self, number: u64) -> BTreeMap<IpNet, Resolved> {
+    fn dump(&mut self, number: u64) -> BTreeMap<IpNet, ResolvedRoute> {
         self.tell(&[ToGuest::Dump(number)]);
         self.table(number)
     }
 
-    fn table(&mut self, number: u64) -> BTreeMap<IpNet, Resolved> {
+    fn table(&mut self, number: u64) -> BTreeMap<IpNet, ResolvedRoute> {
         let mut table = BTreeMap::new();
         loop {
             match self.hear() {
@@ -172,8 +174,8 @@ fn play<T: Send + 'static>(
     thread.join().unwrap()
 }
 
-fn hop(last: u8) -> Hop {
-    Hop { vport: 1, gateway: Some(IpAddr::from([10, 0, 0, last])), weight: 1 }
+fn hop(last: u8) -> GroupHop {
+    GroupHop { vport: 1, gateway: Some(IpAddr::from([10, 0, 0, last])), weight: 1 }
 }
 
 fn group(id: u32, last: u8) -> ToGuest {
@@ -181,15 +183,15 @@ fn group(id: u32, last: u8) -> ToGuest {
 }
 
 fn route(prefix: &str, id: u32) -> ToGuest {
-    ToGuest::Route { prefix: prefix.parse().unwrap(), target: Target::Group(id) }
+    ToGuest::Route { prefix: prefix.parse().unwrap(), target: RouteDecision::Group(id) }
 }
 
-fn to(prefix: &str, last: u8) -> (IpNet, Resolved) {
-    (prefix.parse().unwrap(), Resolved::Hops(vec![hop(last)]))
+fn to(prefix: &str, last: u8) -> (IpNet, ResolvedRoute) {
+    (prefix.parse().unwrap(), ResolvedRoute::Hops(vec![hop(last)]))
 }
 
 #[test]
-fn a_snapshot_then_changes_then_another_mirror() {
+fn follows_snapshot_changes_and_another_mirror() {
     let (_directory, path, listener) = setup();
     let mut side = Side::new(&path);
     let (listener, ()) = play(&mut side, listener, |listener| {
@@ -210,27 +212,27 @@ fn a_snapshot_then_changes_then_another_mirror() {
         peer.tell(&[
             group(1, 9),
             ToGuest::RouteGone("10.2.0.0/16".parse().unwrap()),
-            ToGuest::Route { prefix: "0.0.0.0/0".parse().unwrap(), target: Target::Drop },
+            ToGuest::Route { prefix: "0.0.0.0/0".parse().unwrap(), target: RouteDecision::Drop },
         ]);
         peer.barrier(2);
         let mut changed = BTreeMap::from([to("10.1.0.0/16", 9), to("2001:db8::/32", 2)]);
-        changed.insert("0.0.0.0/0".parse().unwrap(), Resolved::Drop);
+        changed.insert("0.0.0.0/0".parse().unwrap(), ResolvedRoute::Drop);
         assert_eq!(peer.dump(11), changed);
-        // Dies in the middle of another snapshot, which gives old numbers new meanings.
+        // The mirror dies during another snapshot, which redefines old numbers.
         drop(peer);
         let mut peer = Peer::accept(listener);
         peer.tell(&[ToGuest::Begin, group(1, 2), group(2, 77), route("10.3.0.0/16", 1)]);
     });
     side.until("disconnected", |side| side.connection.is_none());
     let table = side.table();
-    // The tables are what they were, and the one route that was told.
-    assert_eq!(table[&"10.1.0.0/16".parse().unwrap()], Resolved::Hops(vec![hop(9)]));
-    assert_eq!(table[&"2001:db8::/32".parse().unwrap()], Resolved::Hops(vec![hop(2)]));
-    assert_eq!(table[&"10.3.0.0/16".parse().unwrap()], Resolved::Hops(vec![hop(2)]));
+    // The tables are unchanged, except for the one new route.
+    assert_eq!(table[&"10.1.0.0/16".parse().unwrap()], ResolvedRoute::Hops(vec![hop(9)]));
+    assert_eq!(table[&"2001:db8::/32".parse().unwrap()], ResolvedRoute::Hops(vec![hop(2)]));
+    assert_eq!(table[&"10.3.0.0/16".parse().unwrap()], ResolvedRoute::Hops(vec![hop(2)]));
     assert_eq!(table.len(), 4);
     let (_listener, ()) = play(&mut side, listener, |listener| {
         let mut peer = Peer::accept(listener);
-        // What comes behind the end of a snapshot waits for the sweep, in the same frame too.
+        // Messages after the end of a snapshot wait for the sweep, even in the same frame.
         peer.tell(&[
             ToGuest::Begin,
             group(5, 5),
@@ -244,7 +246,7 @@ fn a_snapshot_then_changes_then_another_mirror() {
 }
 
 #[test]
-fn what_a_snapshot_does_not_name_is_gone() {
+fn snapshot_removes_unnamed_objects() {
     let (_directory, path, listener) = setup();
     let mut side = Side::new(&path);
     let told = |last: u8| {
@@ -289,7 +291,7 @@ fn used_neighbours_are_reported() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
-    let way = crate::group::Way { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
+    let way = crate::group::ResolvedHop { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
     assert!(side.fib.link_address(&way, || address).is_some());
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
@@ -298,19 +300,21 @@ fn used_neighbours_are_reported() {
 }
 
 #[test]
-fn gateways_without_a_link_address_are_asked_for_once_in_a_while() {
+fn unresolved_gateways_are_requested_periodically() {
     let (_directory, path, listener) = setup();
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
-    let hop = |vport| pdp_proto::routes::Hop { vport, gateway: Some(address), weight: 1 };
+    let hop = |vport| pdp_proto::routes::GroupHop { vport, gateway: Some(address), weight: 1 };
     side.fib.apply(ToGuest::Group { id: 1, hops: vec![hop(1), hop(2)], mtu: 0 });
     let prefix = "10.1.0.0/16".parse().unwrap();
-    side.fib.apply(ToGuest::Route { prefix, target: pdp_proto::routes::Target::Group(1) });
+    side.fib.apply(ToGuest::Route { prefix, target: pdp_proto::routes::RouteDecision::Group(1) });
     let mut values = [0];
     side.fib.lookup_v4(&[0x0a01_0001], &mut values);
-    let crate::fib::Route::Group(group) = crate::fib::Fib::route(values[0]) else { panic!() };
+    let crate::fib::RouteVerdict::Group(group) = crate::fib::Fib::route(values[0]) else {
+        panic!()
+    };
     let mut ways: Vec<_> = (0..1000u32)
-        .filter_map(|flow| side.fib.way(group, || flow.wrapping_mul(0x85eb_ca6b)))
+        .filter_map(|flow| side.fib.next_hop(group, || flow.wrapping_mul(0x85eb_ca6b)))
         .collect();
     ways.sort_by_key(|way| way.vport);
     ways.dedup_by_key(|way| way.vport);
@@ -321,8 +325,8 @@ fn gateways_without_a_link_address_are_asked_for_once_in_a_while() {
         let mut peer = Peer::accept(listener);
         assert_eq!(peer.hear(), FromGuest::Wanted(vec![(1, address), (2, address)]));
     });
-    assert!(!side.fib.is_wanting());
-    // Asked for again, but not of one that is known by then, nor of one that is gone.
+    assert!(!side.fib.has_wanted());
+    // The guest repeats its request, except for gateways that are known or gone.
     ways.iter().for_each(|way| assert_eq!(side.fib.link_address(way, || unreachable!()), None));
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
     side.fib.apply(ToGuest::RouteGone(prefix));
@@ -331,7 +335,7 @@ fn gateways_without_a_link_address_are_asked_for_once_in_a_while() {
 }
 
 #[test]
-fn nonsense_ends_the_connection_and_nothing_else() {
+fn invalid_message_only_ends_the_connection() {
     let (_directory, path, listener) = setup();
     let mut side = Side::new(&path);
     play(&mut side, listener, |listener| {
@@ -343,16 +347,16 @@ fn nonsense_ends_the_connection_and_nothing_else() {
             assert_eq!(peer.stream.read(&mut [0; 64]).unwrap(), 0, "hung up");
         }
         let mut peer = Peer::accept(listener);
-        // A route to a group that nobody named is the kernel's to judge.
-        let want = BTreeMap::from([("10.0.0.0/8".parse().unwrap(), Resolved::Punt)]);
+        // The kernel decides for routes to an unknown group.
+        let want = BTreeMap::from([("10.0.0.0/8".parse().unwrap(), ResolvedRoute::Punt)]);
         assert_eq!(peer.dump(1), want);
     });
 }
 
-/// A million routes come, are dumped, and leave by a snapshot that does not name them, while no
-/// single step keeps the guest from its packets for long (the longest is printed).
+/// A million routes are added, dumped, and removed by a snapshot without them. No
+/// single step may delay the guest's packets for long (the test prints the longest).
 #[test]
-fn a_million_routes() {
+fn million_routes_are_applied_in_short_steps() {
     const COUNT: u32 = 1_000_000;
     let prefix = |number: u32| IpNet::from(Ipv4Net::new((number << 8).into(), 24).unwrap());
     let (_directory, path, listener) = setup();
@@ -365,7 +369,7 @@ fn a_million_routes() {
         for first in (0..COUNT).step_by(1000) {
             let routes = (first..first + 1000).map(|number| ToGuest::Route {
                 prefix: prefix(number),
-                target: Target::Group(number % 4),
+                target: RouteDecision::Group(number % 4),
             });
             peer.tell(&routes.collect::<Vec<_>>());
         }
@@ -379,14 +383,16 @@ fn a_million_routes() {
         let table = peer.dump(1);
         assert_eq!(table.len(), COUNT as usize);
         for number in (0..COUNT).step_by(997) {
-            assert_eq!(table[&prefix(number)], Resolved::Hops(vec![hop((number % 4) as u8)]));
+            assert_eq!(table[&prefix(number)], ResolvedRoute::Hops(vec![hop((number % 4) as u8)]));
         }
     });
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
         peer.tell(&[ToGuest::Begin, group(1, 1)]);
-        let kept = [0, 5, COUNT - 1]
-            .map(|number| ToGuest::Route { prefix: prefix(number), target: Target::Group(1) });
+        let kept = [0, 5, COUNT - 1].map(|number| ToGuest::Route {
+            prefix: prefix(number),
+            target: RouteDecision::Group(1),
+        });
         peer.tell(&kept);
         peer.tell(&[ToGuest::End]);
         peer.barrier(2);

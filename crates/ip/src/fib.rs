@@ -1,55 +1,57 @@
 //! The router's tables: routes to groups to neighbours and vports.
 //!
-//! Applies the mirror's messages in order. During a snapshot everything that it names is stamped
-//! with its generation; what is left over when it ends is swept in bounded pieces
-//! ([`Fib::sweep_some`]), before any further message.
+//! Applies the mirror's messages in order. During a snapshot, each entry that
+//! it names gets the snapshot's generation. After the snapshot and before any
+//! further message, the rest is swept in bounded pieces ([`Fib::sweep_some`]).
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use pdp_lookup::{Cursor, TableV4, TableV6, VALUE_MAX};
-use pdp_proto::routes::{Resolved, Target, ToGuest, Vport};
+use pdp_lookup::{TableV4, TableV6, VALUE_MAX, WalkCursor};
+use pdp_proto::routes::{ResolvedRoute, RouteDecision, ToGuest, Vport};
 use pdp_wire::tag::VPORTS_MAX;
 
-use crate::group::{Groups, Place, Way};
-use crate::neighbour::Neighbours;
+use crate::group::{GroupIndex, NexthopGroups, ResolvedHop};
+use crate::neighbour::NeighbourTable;
 
-/// Values of the tables: these two, or the place of a group.
+/// Values in the tables: these two, or the index of a group.
 const PUNT: u32 = VALUE_MAX;
 const DROP: u32 = VALUE_MAX - 1;
 
-/// Routes that one step of a sweep looks at.
+/// Routes per step of a sweep.
 const SWEEP_STEP: usize = 256;
 
-/// What the tables say of a destination.
+/// Result of a route look-up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Route {
-    /// One of the ways of the group at this place.
-    Group(Place),
-    /// To the control guest.
+pub(crate) enum RouteVerdict {
+    /// The group at this index.
+    Group(GroupIndex),
+    /// Punt to the control guest.
     Punt,
-    /// Nowhere.
+    /// Drop.
     Drop,
-    /// There is no route.
+    /// No route.
     None,
 }
 
-/// A set of addresses: the snapshot that named each last, and whether it is the router's own. Two of each
-/// packet's addresses are asked for and are hardly ever there, which a bit of the filter mostly says.
+/// Set of addresses. For each: the last snapshot that named it, and
+/// whether it is the router's own. Two of each packet's addresses are
+/// looked up and rarely found, so a bit filter answers most look-ups.
 #[derive(Debug)]
 struct Stamped<A> {
     all: HashMap<A, (u32, bool), foldhash::fast::RandomState>,
     filter: [u64; FILTER_BITS / 64],
-    /// Addresses that the filter still has and that are gone.
+    /// Removed addresses whose bits are still in the filter.
     stale: usize,
 }
 
-/// Bits of the filter: one in four packets is asked for in the set where the router has 256 addresses.
+/// Bits of the filter. With 256 addresses of the router,
+/// one in four packets needs a look-up in the map.
 const FILTER_BITS: usize = 1024;
 
-/// An address as 32 bits that differ where addresses do.
+/// Hash of an address: 32 bits that differ for different addresses.
 trait Folded {
     fn folded(self) -> u32;
 }
@@ -81,7 +83,7 @@ impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
         (bit as usize / 64, 1 << (bit % 64))
     }
 
-    /// Whether it is the router's own, if it is in the set.
+    /// Returns true if an address in the set is the router's own.
     #[inline]
     fn get(&self, address: A) -> Option<bool> {
         let (word, bit) = Self::bit(address);
@@ -97,7 +99,7 @@ impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
         self.all.insert(address, (generation, own));
     }
 
-    /// Most of the time in the same time whatever there is: bits of the filter that nobody needs only cost look-ups.
+    /// Takes constant time on average. Stale bits of the filter only cost look-ups.
     fn remove(&mut self, address: A) {
         if self.all.remove(&address).is_some() {
             self.stale += 1;
@@ -107,12 +109,12 @@ impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
         }
     }
 
-    /// Bytes, about: of the table's own there is one for each address.
+    /// Approximate bytes. The hash map has one more byte per address.
     fn memory_bytes(&self) -> usize {
         self.all.capacity() * (size_of::<(A, (u32, bool))>() + 1)
     }
 
-    /// Forgets those that another snapshot than this named last.
+    /// Removes addresses that this snapshot did not name.
     fn sweep(&mut self, keep: u32) {
         self.all.retain(|_, (generation, _)| *generation == keep);
         self.sift();
@@ -128,38 +130,38 @@ impl<A: Copy + Eq + Hash + Folded> Stamped<A> {
     }
 }
 
-/// How far a sweep has come.
+/// Progress of a sweep.
 #[derive(Debug, Default)]
 struct Sweep {
-    v4: Cursor<u32>,
+    v4: WalkCursor<u32>,
     v4_done: bool,
-    v6: Cursor<u128>,
+    v6: WalkCursor<u128>,
 }
 
-/// Where a dump has come to.
+/// Progress of a dump.
 #[derive(Debug, Default)]
 pub(crate) struct DumpCursor {
-    v4: Cursor<u32>,
+    v4: WalkCursor<u32>,
     v4_done: bool,
-    v6: Cursor<u128>,
+    v6: WalkCursor<u128>,
 }
 
-/// The tables.
+/// The router's tables.
 #[derive(Debug)]
 pub struct Fib {
     v4: TableV4,
     v6: TableV6,
-    groups: Groups,
-    neighbours: Neighbours,
+    groups: NexthopGroups,
+    neighbours: NeighbourTable,
     local_v4: Stamped<u32>,
     local_v6: Stamped<u128>,
-    /// By index, as far as the mirror has named them.
+    /// By index, up to the highest that the mirror has named.
     vports: Vec<Option<(Vport, u32)>>,
     forwarding_v4: bool,
     forwarding_v6: bool,
-    /// Whether the guest chooses among several ways, IPv4 and IPv6.
+    /// True if the guest chooses among several next hops; for IPv4 and IPv6.
     chooses: [bool; 2],
-    /// From the link address of the first vport.
+    /// Derived from the first vport's MAC address.
     seed: u32,
     generation: u32,
     sweep: Option<Sweep>,
@@ -170,8 +172,8 @@ impl Default for Fib {
         Self {
             v4: TableV4::new(),
             v6: TableV6::new(),
-            groups: Groups::default(),
-            neighbours: Neighbours::default(),
+            groups: NexthopGroups::default(),
+            neighbours: NeighbourTable::default(),
             local_v4: Stamped::default(),
             local_v6: Stamped::default(),
             vports: Vec::new(),
@@ -185,9 +187,9 @@ impl Default for Fib {
     }
 }
 
-/// What forwarding asks.
+/// Look-ups for forwarding.
 impl Fib {
-    /// The vport, if the mirror has named it.
+    /// Returns the vport if the mirror has named it.
     #[inline]
     pub fn vport(&self, index: u16) -> Option<&Vport> {
         self.vports.get(usize::from(index))?.as_ref().map(|(vport, _)| vport)
@@ -213,7 +215,7 @@ impl Fib {
         self.local_v4.get(address).is_some()
     }
 
-    /// Whether it is the router's itself, and no broadcast address.
+    /// True if it is an address of the router, and not a broadcast address.
     #[inline]
     pub(crate) fn is_own_v4(&self, address: u32) -> bool {
         self.local_v4.get(address) == Some(true)
@@ -224,7 +226,7 @@ impl Fib {
         self.local_v6.get(address).is_some()
     }
 
-    /// Values for [`Fib::route`], by destination.
+    /// Looks up values for [`Fib::route`] by destination.
     #[inline]
     pub(crate) fn lookup_v4(&self, destinations: &[u32], values: &mut [u32]) {
         self.v4.lookup_batch(destinations, values);
@@ -236,34 +238,38 @@ impl Fib {
     }
 
     #[inline]
-    pub(crate) fn route(value: u32) -> Route {
+    pub(crate) fn route(value: u32) -> RouteVerdict {
         match value {
-            pdp_lookup::NONE => Route::None,
-            PUNT => Route::Punt,
-            DROP => Route::Drop,
-            place => Route::Group(place),
+            pdp_lookup::NONE => RouteVerdict::None,
+            PUNT => RouteVerdict::Punt,
+            DROP => RouteVerdict::Drop,
+            place => RouteVerdict::Group(place),
         }
     }
 
-    /// Makes routers choose differently among equal ways (or the second of two in a row would use
-    /// one of its ways alone), and a router's guests alike.
+    /// Seed of the next hop choice: different for each router, and equal in all guests of a
+    /// router. Otherwise the second of two routers in a row would use only one of its next hops.
     #[inline]
     pub(crate) fn seed(&self) -> u32 {
         self.seed
     }
 
-    /// The way of a flow in a group.
+    /// Returns the next hop of a flow in a group.
     #[inline]
-    pub(crate) fn way(&self, group: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
-        self.groups.way(group, flow)
+    pub(crate) fn next_hop(
+        &self,
+        group: GroupIndex,
+        flow: impl FnOnce() -> u32,
+    ) -> Option<ResolvedHop> {
+        self.groups.hop_of_flow(group, flow)
     }
 
-    /// The link address that a frame for `destination` is sent to on a way; the neighbour counts
-    /// as used.
+    /// Returns the destination MAC address of a frame to
+    /// `destination` by a next hop. Marks the neighbour as used.
     #[inline]
     pub(crate) fn link_address(
         &mut self,
-        way: &Way,
+        way: &ResolvedHop,
         destination: impl FnOnce() -> IpAddr,
     ) -> Option<[u8; 6]> {
         match way.gateway {
@@ -273,9 +279,9 @@ impl Fib {
     }
 }
 
-/// What the mirror says and asks.
+/// Updates and requests of the mirror.
 impl Fib {
-    /// Applies one message. [`ToGuest::Barrier`] and [`ToGuest::Dump`] are the caller's to answer.
+    /// Applies one message. The caller answers [`ToGuest::Barrier`] and [`ToGuest::Dump`].
     pub fn apply(&mut self, message: ToGuest) {
         let generation = self.generation;
         match message {
@@ -329,14 +335,14 @@ impl Fib {
         }
     }
 
-    fn set_route(&mut self, prefix: IpNet, target: Target) {
+    fn set_route(&mut self, prefix: IpNet, target: RouteDecision) {
         let value = match target {
-            Target::Punt => PUNT,
-            Target::Drop => DROP,
-            // A group that was never named: the kernel knows better.
-            Target::Group(id) => self.groups.place_of(id).unwrap_or(PUNT),
+            RouteDecision::Punt => PUNT,
+            RouteDecision::Drop => DROP,
+            // The kernel decides for a group that was never named.
+            RouteDecision::Group(id) => self.groups.index_of(id).unwrap_or(PUNT),
         };
-        if let Route::Group(place) = Self::route(value) {
+        if let RouteVerdict::Group(place) = Self::route(value) {
             self.groups.refer(place);
         }
         let generation = self.generation;
@@ -352,7 +358,7 @@ impl Fib {
     }
 
     fn release(&mut self, value: Option<u32>) {
-        if let Some(Route::Group(place)) = value.map(Self::route) {
+        if let Some(RouteVerdict::Group(place)) = value.map(Self::route) {
             self.groups.release(place, &mut self.neighbours);
         }
     }
@@ -371,17 +377,17 @@ impl Fib {
         self.sweep = Some(Sweep::default());
     }
 
-    /// Whether routes that the last snapshot did not name may still be there.
+    /// True if routes that the last snapshot did not name may still exist.
     pub(crate) fn is_sweeping(&self) -> bool {
         self.sweep.is_some()
     }
 
-    /// Looks at some more routes for whether the last snapshot named them.
+    /// Checks some more routes, and removes those that the last snapshot did not name.
     pub(crate) fn sweep_some(&mut self) {
         let Some(sweep) = &mut self.sweep else { return };
         let Self { groups, neighbours, .. } = self;
         let gone = |value| {
-            if let Route::Group(place) = Self::route(value) {
+            if let RouteVerdict::Group(place) = Self::route(value) {
                 groups.release(place, neighbours);
             }
         };
@@ -392,12 +398,12 @@ impl Fib {
         }
     }
 
-    /// Some more of the routes, at most `count_max`; an empty list at the end.
+    /// Returns at most `count_max` more routes; an empty list at the end.
     pub(crate) fn dump_some(
         &self,
         cursor: &mut DumpCursor,
         count_max: usize,
-    ) -> Vec<(IpNet, Resolved)> {
+    ) -> Vec<(IpNet, ResolvedRoute)> {
         let mut routes = Vec::new();
         if !cursor.v4_done {
             cursor.v4_done =
@@ -420,59 +426,64 @@ impl Fib {
         routes
     }
 
-    fn resolved(&self, value: u32) -> Resolved {
+    fn resolved(&self, value: u32) -> ResolvedRoute {
         match Self::route(value) {
-            Route::Drop => Resolved::Drop,
-            Route::Punt | Route::None => Resolved::Punt,
-            Route::Group(place) => {
+            RouteVerdict::Drop => ResolvedRoute::Drop,
+            RouteVerdict::Punt | RouteVerdict::None => ResolvedRoute::Punt,
+            RouteVerdict::Group(place) => {
                 let mut hops = self.groups.hops(place).to_vec();
                 hops.sort();
-                Resolved::Hops(hops)
+                ResolvedRoute::Hops(hops)
             }
         }
     }
 
-    /// Up to `count_max` neighbours that frames were sent to since they were last told, and
-    /// whether there may be more.
+    /// Returns up to `count_max` neighbours that frames were sent
+    /// to since the last report, and whether there may be more.
     pub(crate) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
         self.neighbours.take_used(count_max)
     }
 
-    /// Whether a frame whose way has no link address may go to the kernel, to ask for it.
-    pub(crate) fn may_ask(&mut self, way: &Way, destination: impl FnOnce() -> IpAddr) -> bool {
+    /// True if the kernel may get a frame with an unknown
+    /// MAC address, so that it resolves the neighbour.
+    pub(crate) fn may_ask(
+        &mut self,
+        way: &ResolvedHop,
+        destination: impl FnOnce() -> IpAddr,
+    ) -> bool {
         way.gateway.is_some() || self.neighbours.may_ask(way.vport, destination())
     }
 
-    /// Another [`ASKED_TIME`](crate::neighbour::ASKED_TIME) begins.
+    /// Starts another [`ASKED_TIME`](crate::neighbour::ASKED_TIME).
     pub(crate) fn turn_asked(&mut self) {
         self.neighbours.turn_asked();
     }
 
-    /// Gateways that frames were to be sent to and whose link address is not known, told once in a
-    /// while; see [`FromGuest::Wanted`](pdp_proto::routes::FromGuest::Wanted).
+    /// Returns gateways with unknown MAC address that frames were destined to, at
+    /// limited rate; see [`FromGuest::Wanted`](pdp_proto::routes::FromGuest::Wanted).
     pub(crate) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
         self.neighbours.take_wanted()
     }
 
-    /// Whether [`Self::take_wanted`] has any.
-    pub fn is_wanting(&self) -> bool {
-        self.neighbours.is_wanting()
+    /// True if [`Self::take_wanted`] has any.
+    pub fn has_wanted(&self) -> bool {
+        self.neighbours.has_wanted()
     }
 }
 
-/// What people ask.
+/// Information for users.
 impl Fib {
-    /// Counts of IPv4 and IPv6 routes.
+    /// Returns the numbers of IPv4 and IPv6 routes.
     pub fn routes_count(&self) -> (usize, usize) {
         (self.v4.len(), self.v6.len())
     }
 
-    /// Count of groups that the mirror has named.
+    /// Number of groups that the mirror has named.
     pub fn groups_count(&self) -> usize {
         self.groups.named()
     }
 
-    /// Count of neighbours with a link address.
+    /// Number of neighbours with a MAC address.
     pub fn neighbours_count(&self) -> usize {
         self.neighbours.known()
     }
@@ -482,7 +493,7 @@ impl Fib {
         self.v4.memory_bytes() + self.v6.memory_bytes()
     }
 
-    /// Bytes of all of it: a constant time to find out.
+    /// Bytes in total; takes constant time.
     pub fn memory_bytes(&self) -> usize {
         self.tables_bytes()
             + self.groups.memory_bytes()
@@ -491,8 +502,8 @@ impl Fib {
             + self.local_v6.memory_bytes()
     }
 
-    /// Where the longest prefix that covers an address leads.
-    pub fn resolve(&self, destination: IpAddr) -> Option<Resolved> {
+    /// Resolves an address by its longest matching prefix.
+    pub fn resolve(&self, destination: IpAddr) -> Option<ResolvedRoute> {
         let value = match destination {
             IpAddr::V4(address) => self.v4.lookup(address.into()),
             IpAddr::V6(address) => self.v6.lookup(address.into()),

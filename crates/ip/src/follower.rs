@@ -1,4 +1,4 @@
-//! What is made of what the mirror says, and what it is told, without any input or output: a bounded piece at a time.
+//! Applies the mirror's messages and reports to it, in bounded pieces and without I/O.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,62 +9,62 @@ use pdp_proto::routes::{FromGuest, ToGuest};
 use crate::fib::{DumpCursor, Fib};
 use crate::neighbour::ASKED_TIME;
 
-/// Routes of one frame of a dump (some 40 bytes each).
+/// Routes per frame of a dump (some 40 bytes each).
 const DUMP_STEP: usize = 256;
 
-/// Dumps that the mirror may have asked for and not got.
+/// Maximum number of requested dumps that are pending.
 const DUMPS_MAX: usize = 16;
 
-/// Between two reports of which neighbours are used.
+/// Interval between reports of used neighbours.
 const USED_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Between two reports of which gateways are wanted. The kernel asks for one for 3 s by itself.
+/// Interval between requests for gateways. After one request, the kernel tries for 3 s.
 const WANTED_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Until it is looked again whether there is room to say more.
+/// Interval between checks for space to report more.
 const ROOM_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Neighbours of one report.
+/// Neighbours per report.
 const USED_STEP: usize = 512;
 
-/// What has come of a look at what the mirror says.
+/// Result of reading from the mirror.
 #[derive(Debug)]
-pub enum Heard {
+pub enum MirrorInput {
     /// A message.
     Message(ToGuest),
-    /// Part of one: there may be more.
+    /// A part of a message; there may be more.
     Part,
     /// Nothing.
     Nothing,
 }
 
-/// The way to a mirror and back. An error ends it.
-pub trait Channel {
-    /// What the mirror says next.
-    fn hear(&mut self) -> io::Result<Heard>;
-    /// Whether what can wait may be said now.
-    fn has_room(&self) -> bool;
-    /// Says something.
+/// Connection to a mirror. An error ends it.
+pub trait MirrorChannel {
+    /// Reads the mirror's next message.
+    fn hear(&mut self) -> io::Result<MirrorInput>;
+    /// True if deferrable messages may be sent now.
+    fn has_space(&self) -> bool;
+    /// Sends a message.
     fn say(&mut self, message: FromGuest) -> io::Result<()>;
-    /// Brings what was said on its way, as far as that goes at once.
+    /// Writes pending messages, as far as possible without blocking.
     fn flush(&mut self) -> io::Result<()>;
 }
 
 /// Tables that follow a mirror.
-pub trait Tables {
-    /// Those that are forwarded by.
+pub trait RouteTables {
+    /// Returns the tables for forwarding.
     fn fib(&mut self) -> &mut Fib;
-    /// Takes a message, which is neither a barrier nor a question.
+    /// Applies a message, which is neither a barrier nor a dump request.
     fn apply(&mut self, message: ToGuest);
-    /// Whether something is to be tidied up before the next message.
+    /// True if a sweep must finish before the next message.
     fn is_sweeping(&self) -> bool {
         false
     }
-    /// Tidies some of it up.
+    /// Does a part of the sweep.
     fn sweep_some(&mut self) {}
 }
 
-impl Tables for Fib {
+impl RouteTables for Fib {
     fn fib(&mut self) -> &mut Fib {
         self
     }
@@ -82,60 +82,60 @@ impl Tables for Fib {
     }
 }
 
-/// When a follower is to be tended again.
+/// Deadline for polling a follower again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Due {
-    /// At once: there is more to do.
+pub enum FollowerDeadline {
+    /// Immediately, since there is more to do.
     Now,
-    /// When the mirror has said something, and at this time at the latest, nanoseconds.
+    /// When the mirror has sent something, or at this time at the latest, nanoseconds.
     At(Option<u64>),
 }
 
-/// Follows a mirror. Times are nanoseconds of any clock that does not go back.
+/// Follows a mirror. Times are nanoseconds of any monotonic clock.
 #[derive(Debug, Default)]
-pub struct Follower {
+pub struct MirrorFollower {
     dumps: VecDeque<u64>,
     cursor: DumpCursor,
     used_ns: Option<u64>,
-    /// When stations may be asked for that were not answered for.
+    /// Time when unanswered stations may be resolved again.
     turn_ns: Option<u64>,
-    /// When gateways that are wanted may be told.
+    /// Time when wanted gateways may be reported.
     wanted_ns: Option<u64>,
     synced: bool,
     messages: u64,
 }
 
-impl Follower {
-    /// Whether a mirror's snapshot is applied in whole.
+impl MirrorFollower {
+    /// True if a mirror's snapshot is completely applied.
     pub fn is_synced(&self) -> bool {
         self.synced
     }
 
-    /// Messages applied.
+    /// Number of applied messages.
     pub fn messages(&self) -> u64 {
         self.messages
     }
 
-    /// Whether it owes the mirror an answer.
+    /// True if an answer to the mirror is pending.
     pub fn is_busy(&self) -> bool {
         !self.dumps.is_empty()
     }
 
-    /// The mirror is gone, or there is another.
+    /// Resets after the mirror is gone or replaced.
     pub fn restart(&mut self) {
         self.synced = false;
         self.dumps.clear();
         self.cursor = DumpCursor::default();
     }
 
-    /// Goes on with whatever is to be done; after each message only as long as `go_on` says.
-    pub fn tend(
+    /// Continues all pending work. After each message, it stops unless `go_on` returns true.
+    pub fn poll(
         &mut self,
-        tables: &mut impl Tables,
-        channel: Option<&mut impl Channel>,
+        tables: &mut impl RouteTables,
+        channel: Option<&mut impl MirrorChannel>,
         now_ns: u64,
         go_on: impl FnMut() -> bool,
-    ) -> io::Result<Due> {
+    ) -> io::Result<FollowerDeadline> {
         if now_ns >= *self.turn_ns.get_or_insert(now_ns) {
             tables.fib().turn_asked();
             self.turn_ns = Some(now_ns + ASKED_TIME.as_nanos() as u64);
@@ -143,46 +143,46 @@ impl Follower {
         if tables.is_sweeping() {
             tables.sweep_some();
             self.synced = !tables.is_sweeping() && channel.is_some();
-            return Ok(Due::Now);
+            return Ok(FollowerDeadline::Now);
         }
-        let Some(channel) = channel else { return Ok(Due::At(None)) };
+        let Some(channel) = channel else { return Ok(FollowerDeadline::At(None)) };
         let mut more = self.apply_some(tables, channel, go_on)? || tables.is_sweeping();
-        more |= self.tell_used(tables.fib(), channel, now_ns)?;
+        more |= self.report_used(tables.fib(), channel, now_ns)?;
         channel.flush()?;
         if let Some(&dump) = self.dumps.front() {
-            if channel.has_room() {
+            if channel.has_space() {
                 self.dump_some(tables.fib(), channel, dump)?;
                 channel.flush()?;
             }
-            // Goes on at once if the mirror reads.
-            more |= channel.has_room();
+            // Continue at once if the mirror reads.
+            more |= channel.has_space();
         }
         let fib = tables.fib();
-        if fib.is_wanting() && self.wanted_ns.is_none_or(|at| now_ns >= at) {
+        if fib.has_wanted() && self.wanted_ns.is_none_or(|at| now_ns >= at) {
             channel.say(FromGuest::Wanted(fib.take_wanted()))?;
             channel.flush()?;
             self.wanted_ns = Some(now_ns + WANTED_INTERVAL.as_nanos() as u64);
         }
         if more {
-            return Ok(Due::Now);
+            return Ok(FollowerDeadline::Now);
         }
-        let wanted_ns = self.wanted_ns.filter(|_| fib.is_wanting());
+        let wanted_ns = self.wanted_ns.filter(|_| fib.has_wanted());
         let room_ns = self.dumps.front().map(|_| now_ns + ROOM_INTERVAL.as_nanos() as u64);
-        Ok(Due::At([self.used_ns, wanted_ns, room_ns].into_iter().flatten().min()))
+        Ok(FollowerDeadline::At([self.used_ns, wanted_ns, room_ns].into_iter().flatten().min()))
     }
 
-    /// Returns whether there may be messages left.
+    /// Returns true if there may be more messages.
     fn apply_some(
         &mut self,
-        tables: &mut impl Tables,
-        channel: &mut impl Channel,
+        tables: &mut impl RouteTables,
+        channel: &mut impl MirrorChannel,
         mut go_on: impl FnMut() -> bool,
     ) -> io::Result<bool> {
         loop {
             let message = match channel.hear()? {
-                Heard::Message(message) => message,
-                Heard::Part => return Ok(true),
-                Heard::Nothing => return Ok(false),
+                MirrorInput::Message(message) => message,
+                MirrorInput::Part => return Ok(true),
+                MirrorInput::Nothing => return Ok(false),
             };
             self.messages += 1;
             match message {
@@ -207,11 +207,11 @@ impl Follower {
         }
     }
 
-    /// Returns whether there is more to tell.
-    fn tell_used(
+    /// Returns true if there is more to report.
+    fn report_used(
         &mut self,
         fib: &mut Fib,
-        channel: &mut impl Channel,
+        channel: &mut impl MirrorChannel,
         now_ns: u64,
     ) -> io::Result<bool> {
         let interval_ns = USED_INTERVAL.as_nanos() as u64;
@@ -228,7 +228,12 @@ impl Follower {
         Ok(rest)
     }
 
-    fn dump_some(&mut self, fib: &Fib, channel: &mut impl Channel, dump: u64) -> io::Result<()> {
+    fn dump_some(
+        &mut self,
+        fib: &Fib,
+        channel: &mut impl MirrorChannel,
+        dump: u64,
+    ) -> io::Result<()> {
         let routes = fib.dump_some(&mut self.cursor, DUMP_STEP);
         if !routes.is_empty() {
             return channel.say(FromGuest::Table { dump, routes });

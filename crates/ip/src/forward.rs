@@ -1,18 +1,18 @@
-//! What becomes of a frame.
+//! Verdicts on frames.
 //!
-//! A batch goes through in three steps, so that cache misses of different frames overlap: all
-//! frames are parsed, all destinations looked up, all frames rewritten. Nothing is allocated.
+//! A batch passes three steps, so that cache misses of different frames overlap: parse
+//! all frames, look up all destinations, rewrite all frames. Nothing is allocated.
 //!
-//! Only unicast packets that need nothing but a smaller TTL and another link header are forwarded
-//! here. The rules, in this order:
+//! This module forwards only unicast packets that need a smaller TTL and
+//! another Ethernet header, and nothing else. The rules, in this order:
 //!
-//! | frame | becomes | source |
+//! | frame | verdict | source |
 //! |---|---|---|
 //! | from a vport that the mirror has not named | punt local | |
-//! | by a vport all of whose frames something in the kernel takes (a bridge, `tc`) | punt hook | |
+//! | from a vport whose frames the kernel takes entirely (a bridge, `tc`) | punt hook | |
 //! | to a group address: ARP, neighbour discovery | punt neighbour | |
 //! | to a group address: anything else (OSPF, IS-IS, DHCP, …) | punt local or control | RFC 1812 5.3.4 |
-//! | to another station's address, none of the vport's macvlans either | drop not-for-us | |
+//! | to another station's address, and to none of the vport's macvlans | drop not-for-us | |
 //! | ARP | punt neighbour | |
 //! | neither IPv4 nor IPv6 | punt local or control | |
 //! | broken header: version, lengths, IPv4 checksum | drop malformed | RFC 1812 5.2.2 |
@@ -20,23 +20,23 @@
 //! | to an address of the router, to a multicast or link-local address | punt local or control | RFC 4291 2.5.6 |
 //! | to or from an address that no packet on a link may have | drop policy | RFC 1812 5.3.7 |
 //! | IPv4 from an address of the router | drop policy | RFC 1812 5.3.8, fib_validate_source |
-//! | by a vport whose packets of this family a hook of the kernel may treat otherwise | punt hook | |
-//! | the kernel does not forward this family, or IPv4 from this vport | punt exception | RFC 1812 2.2.8 |
+//! | from a vport where a kernel hook may change the treatment of this IP version | punt hook | |
+//! | the kernel does not forward this IP version, or IPv4 from this vport | punt exception | RFC 1812 2.2.8 |
 //! | from a link-local IPv6 address | punt exception | RFC 4443 3.1 |
 //! | IPv4 options, IPv6 hop-by-hop options | punt exception | RFC 8200 4.3 |
 //! | TTL or hop limit 0 or 1 | punt exception | RFC 1812 5.3.1 |
 //! | no route | punt exception | RFC 1812 5.2.7.1 |
 //! | a route that only the kernel can follow: into a tunnel, unreachable, … | punt hook | |
 //! | a blackhole route | drop blackhole | |
-//! | the way's vport is down; larger than its MTU or the route's | punt exception | RFC 1191, RFC 8201 |
-//! | the same of IPv4 without DF, which the kernel makes fragments of | punt hook | RFC 791 2.3 |
-//! | one of several ways, where the kernel chooses otherwise; a way that is hooked | punt hook | |
-//! | the neighbour's link address is not known | punt neighbour | |
-//! | the same, and it is no gateway, and many such stations are asked for already, whatever else the packet would be punted for | drop unresolved | |
-//! | else | out of the way's vport | |
+//! | the egress vport is down; larger than its MTU or the route's | punt exception | RFC 1191, RFC 8201 |
+//! | the same for IPv4 without DF, which the kernel fragments | punt hook | RFC 791 2.3 |
+//! | one of several next hops, if the kernel chooses differently; a hooked egress vport | punt hook | |
+//! | unknown MAC address of the neighbour | punt neighbour | |
+//! | the same for a station that is no gateway, if too many such stations are being resolved; overrides any other punt | drop unresolved | |
+//! | all others | out of the egress vport | |
 //!
-//! `control` has the packets of routing protocols among those for the router itself: LLC frames (IS-IS, spanning tree),
-//! and IP packets with a DSCP of CS6 or CS7 (RFC 4594 3.1).
+//! Among packets for the router itself, `control` covers those of routing protocols: LLC
+//! frames (IS-IS, spanning tree), and IP packets with a DSCP of CS6 or CS7 (RFC 4594 3.1).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -44,16 +44,16 @@ use pdp_proto::routes::Vport;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 use pdp_wire::{ether, flow, ipv4, ipv6};
 
-use crate::fib::{Fib, Route};
+use crate::fib::{Fib, RouteVerdict};
 
-/// What becomes of a frame.
+/// Verdict on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Out of this vport.
+    /// Send out of this vport.
     Out(u16),
-    /// To the control guest.
+    /// Punt to the control guest.
     Punt(PuntClass),
-    /// Dropped.
+    /// Drop.
     Drop(GuestDrop),
 }
 
@@ -68,44 +68,50 @@ const POLICY: Decision = Decision::Drop(GuestDrop::Policy);
 /// Smallest traffic class with a DSCP of CS6.
 const CS6: u8 = 48 << 2;
 
-/// Frames that are decided on together at most.
+/// Maximum number of frames in a batch.
 pub const FRAMES_MAX: usize = 64;
 
-/// Some frames to decide on.
-pub trait Frames {
-    /// How many.
+/// A batch of frames to decide on.
+pub trait FrameBatch {
+    /// Number of frames.
     fn count(&self) -> usize;
-    /// The vport that a frame came by.
+    /// Ingress vport of a frame.
     fn vport(&self, frame: usize) -> u16;
-    /// Its bytes.
+    /// Bytes of a frame.
     fn bytes(&self, frame: usize) -> &[u8];
-    /// Its bytes, to change.
+    /// Bytes of a frame, to modify.
     fn bytes_mut(&mut self, frame: usize) -> &mut [u8];
-    /// Cuts the frame's end off.
+    /// Truncates a frame.
     fn cut(&mut self, frame: usize, bytes: usize);
-    /// Says what becomes of it; once for each frame.
+    /// Sets the verdict on a frame; called once per frame.
     fn decide(&mut self, frame: usize, decision: Decision);
 }
 
-/// A packet of a batch that its route has a say in.
+/// A packet of a batch whose route affects the verdict.
 #[derive(Clone, Copy, Debug)]
 pub struct Routed {
     frame: u32,
     packet_bytes: u32,
-    /// It goes to the kernel in any case, unless that were to ask for too many neighbours then.
+    /// The packet is punted in any case, unless the kernel would then resolve too many neighbours.
     punt: Option<PuntClass>,
 }
 
 impl Routed {
-    /// Its frame's number in the batch.
+    /// Number of its frame in the batch.
     #[inline]
     pub fn frame(&self) -> usize {
         self.frame as usize
     }
 
-    /// Has it leave by `vport` for the station `to`, whatever its route says: with another link header, and a smaller TTL
-    /// or hop limit.
-    pub fn send(&self, fib: &Fib, frames: &mut impl Frames, vport: u16, to: [u8; 6]) -> Decision {
+    /// Sends it out of `vport` to the station `to`, regardless of its
+    /// route: with another Ethernet header, and a smaller TTL or hop limit.
+    pub fn send(
+        &self,
+        fib: &Fib,
+        frames: &mut impl FrameBatch,
+        vport: u16,
+        to: [u8; 6],
+    ) -> Decision {
         let Some(egress) = fib.vport(vport).filter(|egress| egress.up) else {
             return Decision::Drop(GuestDrop::PortDown);
         };
@@ -119,10 +125,10 @@ impl Routed {
         Decision::Out(vport)
     }
 
-    /// Writes the link header, destination and source, takes one off its TTL or hop limit, and cuts off what is behind
-    /// the packet: Ethernet's padding, or nothing.
+    /// Writes destination and source MAC address, and decrements TTL or hop
+    /// limit. Cuts off bytes after the packet, such as Ethernet's padding.
     #[inline]
-    fn write(&self, frames: &mut impl Frames, addresses: &[u8; 12]) {
+    fn write(&self, frames: &mut impl FrameBatch, addresses: &[u8; 12]) {
         let bytes = frames.bytes_mut(self.frame());
         if let Some((header, rest)) = bytes.split_first_chunk_mut::<{ ether::HEADER_BYTES }>() {
             header[..12].copy_from_slice(addresses);
@@ -135,15 +141,15 @@ impl Routed {
     }
 }
 
-/// The packets of one family in a batch.
+/// The packets of one IP version in a batch.
 #[derive(Debug)]
-struct Family<A> {
+struct FamilyTables<A> {
     frames: Vec<Routed>,
     destinations: Vec<A>,
     values: Vec<u32>,
 }
 
-impl<A: Copy> Family<A> {
+impl<A: Copy> FamilyTables<A> {
     fn new() -> Self {
         Self {
             frames: Vec::with_capacity(FRAMES_MAX),
@@ -157,7 +163,7 @@ impl<A: Copy> Family<A> {
         self.destinations.clear();
     }
 
-    /// Leaves those that `keep` says.
+    /// Keeps packets for which `keep` returns true.
     fn retain(&mut self, mut keep: impl FnMut(Routed) -> bool) {
         let mut kept = 0;
         for at in 0..self.frames.len() {
@@ -177,56 +183,57 @@ impl<A: Copy> Family<A> {
         self.destinations.push(destination);
     }
 
-    /// Looks all destinations up.
+    /// Looks up all destinations.
     fn look_up(&mut self, look_up: impl FnOnce(&[A], &mut [u32])) {
         self.values.resize(self.destinations.len(), 0);
         look_up(&self.destinations, &mut self.values);
     }
 
-    /// Packet, destination, value.
+    /// Iterates over packet, destination, and value.
     fn iter(&self) -> impl Iterator<Item = (Routed, A, u32)> {
         let looked_up = self.destinations.iter().zip(&self.values);
         self.frames.iter().zip(looked_up).map(|(&packet, (&d, &v))| (packet, d, v))
     }
 }
 
-/// A packet that its route decides on, or that goes to the kernel with this class.
-enum Packet {
-    V4(ipv4::Header, Option<PuntClass>),
-    V6(ipv6::Header, Option<PuntClass>),
+/// A packet whose route decides, or that is punted with this class.
+enum ParsedPacket {
+    V4(ipv4::Ipv4Packet, Option<PuntClass>),
+    V6(ipv6::Ipv6Packet, Option<PuntClass>),
 }
 
-/// Forwards batches; keeps the memory that a batch needs.
+/// Forwards batches; holds the memory that a batch needs.
 #[derive(Debug)]
-pub struct Forwarder {
-    v4: Family<u32>,
-    v6: Family<u128>,
+pub struct IpForwarder {
+    v4: FamilyTables<u32>,
+    v6: FamilyTables<u128>,
 }
 
-impl Default for Forwarder {
+impl Default for IpForwarder {
     fn default() -> Self {
-        Self { v4: Family::new(), v6: Family::new() }
+        Self { v4: FamilyTables::new(), v6: FamilyTables::new() }
     }
 }
 
-impl Forwarder {
-    /// Decides on every frame, of [`FRAMES_MAX`] at most, and rewrites those that go out.
-    pub fn process(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
+impl IpForwarder {
+    /// Decides on all frames, at most [`FRAMES_MAX`], and rewrites those to send.
+    pub fn process(&mut self, fib: &mut Fib, frames: &mut impl FrameBatch) {
         self.classify(fib, frames);
         self.route(fib, frames);
     }
 
-    /// All rules up to the route, for every frame, of [`FRAMES_MAX`] at most: decides on those that have no route.
-    pub fn classify(&mut self, fib: &Fib, frames: &mut impl Frames) {
+    /// Applies all rules before the route to all frames, at most
+    /// [`FRAMES_MAX`]. Decides on those that need no route.
+    pub fn classify(&mut self, fib: &Fib, frames: &mut impl FrameBatch) {
         let Self { v4, v6 } = self;
         v4.clear();
         v6.clear();
         for frame in 0..frames.count() {
             match classify(fib, frames.vport(frame), frames.bytes(frame)) {
-                Ok(Packet::V4(header, punt)) => {
+                Ok(ParsedPacket::V4(header, punt)) => {
                     v4.push(frame, header.packet_bytes, punt, header.destination);
                 }
-                Ok(Packet::V6(header, punt)) => {
+                Ok(ParsedPacket::V6(header, punt)) => {
                     v6.push(frame, header.packet_bytes, punt, header.destination);
                 }
                 Err(decision) => frames.decide(frame, decision),
@@ -234,39 +241,39 @@ impl Forwarder {
         }
     }
 
-    /// Packets of IPv4 that a route is to decide on.
+    /// IPv4 packets whose route decides.
     pub fn routed_v4(&self) -> &[Routed] {
         &self.v4.frames
     }
 
-    /// The same of IPv6.
+    /// IPv6 packets whose route decides.
     pub fn routed_v6(&self) -> &[Routed] {
         &self.v6.frames
     }
 
-    /// Leaves to routes those packets of IPv4 that `keep` says, which has decided on the others.
+    /// Keeps IPv4 packets for which `keep` returns true; it has decided on the others.
     pub fn retain_v4(&mut self, keep: impl FnMut(Routed) -> bool) {
         self.v4.retain(keep);
     }
 
-    /// The same of IPv6.
+    /// Keeps IPv6 packets for which `keep` returns true; it has decided on the others.
     pub fn retain_v6(&mut self, keep: impl FnMut(Routed) -> bool) {
         self.v6.retain(keep);
     }
 
-    /// The rules from the route on, for all packets that [`Self::classify`] left to them.
-    pub fn route(&mut self, fib: &mut Fib, frames: &mut impl Frames) {
+    /// Applies the rules from the route on to all packets left by [`Self::classify`].
+    pub fn route(&mut self, fib: &mut Fib, frames: &mut impl FrameBatch) {
         let Self { v4, v6 } = self;
         v4.look_up(|destinations, values| fib.lookup_v4(destinations, values));
         v6.look_up(|destinations, values| fib.lookup_v6(destinations, values));
-        leave(fib, frames, v4, |to| Ipv4Addr::from(to).into(), false);
-        leave(fib, frames, v6, |to| Ipv6Addr::from(to).into(), true);
+        egress(fib, frames, v4, |to| Ipv4Addr::from(to).into(), false);
+        egress(fib, frames, v6, |to| Ipv6Addr::from(to).into(), true);
     }
 }
 
-/// All rules up to the route.
+/// Applies all rules before the route.
 #[inline]
-fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
+fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<ParsedPacket, Decision> {
     let Some(header) = frame.first_chunk::<{ ether::HEADER_BYTES }>() else {
         return Err(MALFORMED);
     };
@@ -278,7 +285,7 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     let packet = &frame[ether::HEADER_BYTES..];
     if to[0] & 1 != 0 {
         let discovery = kind == ether::kind::IPV6
-            && ipv6::Header::parse(packet).is_some_and(|ip| ipv6::is_discovery(packet, &ip));
+            && ipv6::Ipv6Packet::parse(packet).is_some_and(|ip| ipv6::is_discovery(packet, &ip));
         return Err(if kind == ether::kind::ARP || discovery {
             NEIGHBOUR
         } else {
@@ -290,12 +297,12 @@ fn classify(fib: &Fib, vport: u16, frame: &[u8]) -> Result<Packet, Decision> {
     }
     match kind {
         ether::kind::IPV4 => {
-            let header = ipv4::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v4(fib, vport, packet, &header).map(|punt| Packet::V4(header, punt))
+            let header = ipv4::Ipv4Packet::parse(packet).ok_or(MALFORMED)?;
+            classify_v4(fib, vport, packet, &header).map(|punt| ParsedPacket::V4(header, punt))
         }
         ether::kind::IPV6 => {
-            let header = ipv6::Header::parse(packet).ok_or(MALFORMED)?;
-            classify_v6(fib, vport, packet, &header).map(|punt| Packet::V6(header, punt))
+            let header = ipv6::Ipv6Packet::parse(packet).ok_or(MALFORMED)?;
+            classify_v6(fib, vport, packet, &header).map(|punt| ParsedPacket::V6(header, punt))
         }
         ether::kind::ARP => Err(NEIGHBOUR),
         _ => Err(own(kind, packet)),
@@ -318,10 +325,10 @@ fn classify_v4(
     fib: &Fib,
     vport: &Vport,
     packet: &[u8],
-    header: &ipv4::Header,
+    header: &ipv4::Ipv4Packet,
 ) -> Result<Option<PuntClass>, Decision> {
-    let &ipv4::Header { source, destination, .. } = header;
-    // 0/8 and 127/8 (RFC 1122 3.2.1.3), and from 224/4 on: multicast, reserved, broadcast.
+    let &ipv4::Ipv4Packet { source, destination, .. } = header;
+    // 0/8 and 127/8 (RFC 1122 3.2.1.3), and everything from 224/4: multicast, reserved, broadcast.
     let never = |address: u32| matches!((address >> 24) as u8, 0 | 127 | 224..);
     if destination >> 28 == 0xe || destination == u32::MAX || fib.is_local_v4(destination) {
         Err(own(ether::kind::IPV4, packet))
@@ -341,9 +348,9 @@ fn classify_v6(
     fib: &Fib,
     vport: &Vport,
     packet: &[u8],
-    header: &ipv6::Header,
+    header: &ipv6::Ipv6Packet,
 ) -> Result<Option<PuntClass>, Decision> {
-    let &ipv6::Header { source, destination, .. } = header;
+    let &ipv6::Ipv6Packet { source, destination, .. } = header;
     let multicast = |address: u128| address >> 120 == 0xff;
     let link_local = |address: u128| address >> 118 == 0xfe80 >> 6;
     // Unspecified and loopback.
@@ -365,19 +372,19 @@ fn classify_v6(
     }
 }
 
-/// Where a packet goes.
+/// Egress of a packet.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct EgressPath {
     vport: u16,
-    /// Destination and source of the link header.
+    /// Destination and source MAC address.
     addresses: [u8; 12],
-    /// Largest packet.
+    /// Largest packet, bytes.
     packet_bytes_max: u32,
-    /// Whether all packets of its route go there that are no larger.
+    /// True if all packets of the route up to that size have this egress.
     all: bool,
 }
 
-/// Decides on a frame with an IP packet that is larger than its path carries.
+/// Decides on a frame with an IP packet that is larger than the path MTU.
 #[cold]
 fn too_big(frame: &[u8]) -> Decision {
     match frame.split_first_chunk::<{ ether::HEADER_BYTES }>() {
@@ -386,18 +393,18 @@ fn too_big(frame: &[u8]) -> Decision {
     }
 }
 
-/// The rules from the route on, for the packets of one family. Those that go out get their link header, their
-/// length, and a smaller TTL or hop limit.
+/// Applies the rules from the route on to all packets of one IP version. Packets
+/// to send get their Ethernet header, length, and a smaller TTL or hop limit.
 #[inline]
-fn leave<A: Copy>(
+fn egress<A: Copy>(
     fib: &mut Fib,
-    frames: &mut impl Frames,
-    packets: &Family<A>,
+    frames: &mut impl FrameBatch,
+    packets: &FamilyTables<A>,
     address: impl Fn(A) -> IpAddr,
     v6: bool,
 ) {
-    // Most have the route of the one before.
-    let mut last: Option<(u32, Found)> = None;
+    // Most packets have the same route as the one before.
+    let mut last: Option<(u32, EgressPath)> = None;
     for (packet, destination, value) in packets.iter() {
         let frame = packet.frame as usize;
         let found = match last {
@@ -423,26 +430,26 @@ fn leave<A: Copy>(
     }
 }
 
-/// The rules from the route on, for one packet.
+/// Applies the rules from the route on to one packet.
 #[inline(never)]
 fn find(
     fib: &mut Fib,
-    frames: &impl Frames,
+    frames: &impl FrameBatch,
     packet: Routed,
     destination: impl Fn() -> IpAddr,
     value: u32,
     v6: bool,
-) -> Result<Found, Decision> {
+) -> Result<EgressPath, Decision> {
     let mut punt = packet.punt.map(Decision::Punt);
     let or = |punt: Option<Decision>, other| Err(punt.unwrap_or(other));
     let group = match Fib::route(value) {
-        Route::Group(group) => group,
-        Route::Drop => return or(punt, Decision::Drop(GuestDrop::Blackhole)),
-        Route::Punt => return or(punt, HOOK),
-        Route::None => return or(punt, EXCEPTION),
+        RouteVerdict::Group(group) => group,
+        RouteVerdict::Drop => return or(punt, Decision::Drop(GuestDrop::Blackhole)),
+        RouteVerdict::Punt => return or(punt, HOOK),
+        RouteVerdict::None => return or(punt, EXCEPTION),
     };
     let frame = packet.frame as usize;
-    let Some(way) = fib.way(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
+    let Some(way) = fib.next_hop(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
         return or(punt, EXCEPTION);
     };
     if way.chosen && !fib.chooses(v6) {
@@ -462,7 +469,7 @@ fn find(
     let mut addresses = [0; 12];
     addresses[6..].copy_from_slice(&egress.mac);
     let Some(mac) = fib.link_address(&way, &destination) else {
-        // Whatever it goes to the kernel for, that asks for the station.
+        // Any punted packet makes the kernel resolve the station.
         return match fib.may_ask(&way, destination) {
             true => or(punt, NEIGHBOUR),
             false => Err(Decision::Drop(GuestDrop::Unresolved)),
@@ -470,5 +477,5 @@ fn find(
     };
     addresses[..6].copy_from_slice(&mac);
     let all = way.gateway.is_some() && !way.chosen && !back;
-    punt.map_or(Ok(Found { vport: way.vport, addresses, packet_bytes_max, all }), Err)
+    punt.map_or(Ok(EgressPath { vport: way.vport, addresses, packet_bytes_max, all }), Err)
 }

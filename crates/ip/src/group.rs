@@ -1,107 +1,111 @@
-//! Groups of next hops and the choice among them.
+//! Next hop groups, and the choice among their hops.
 //!
-//! A route refers to a group by its place, so that a group or a neighbour can change without a
-//! look at the routes. A flow's hash chooses a bucket, the bucket names a hop. When a group
-//! changes, buckets of hops that stay keep their hop as far as the weights allow (a resilient
-//! table, as in Linux's nexthop groups of type resilient), so that most flows stay on their way.
+//! A route refers to a group by its index, so groups and neighbours can change without
+//! touching routes. A flow's hash chooses a bucket, and the bucket names a hop. When a
+//! group changes, buckets of remaining hops keep their hop as far as the weights allow.
+//! Most flows then stay on their path, as in Linux's nexthop groups of type resilient.
 //!
-//! Limits: shares are rounded to 1/256, one bucket a hop at least.
+//! Limits: weights are rounded to 1/256, with at least one bucket per hop.
 
 use std::collections::HashMap;
 
-use pdp_proto::routes::{GroupId, HOPS_MAX, Hop};
+use pdp_proto::routes::{GroupHop, GroupId, HOPS_MAX};
 
-use crate::neighbour::{self, Neighbours};
+use crate::neighbour::{self, NeighbourTable};
 
-/// Where a group is in [`Groups`].
-pub(crate) type Place = u32;
+/// Index of a group in [`NexthopGroups`].
+pub(crate) type GroupIndex = u32;
 
-/// Buckets of a group of several hops.
+/// Buckets of a group with several hops.
 const BUCKETS: usize = 256;
 
-/// A hop with its neighbour found.
+/// A hop with its neighbour's index.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct ResolvedHop {
     pub(crate) vport: u16,
-    /// The gateway's place; `None` where the destination itself is the neighbour.
-    pub(crate) gateway: Option<neighbour::Index>,
-    /// It is one of several.
+    /// The gateway's index; `None` if the destination itself is the neighbour.
+    pub(crate) gateway: Option<neighbour::NeighbourIndex>,
+    /// True if it is one of several.
     pub(crate) chosen: bool,
     /// Largest packet of its routes, bytes.
     pub(crate) mtu: u32,
 }
 
 #[derive(Debug, Default)]
-struct Group {
-    hops: Vec<Hop>,
+struct NexthopGroup {
+    hops: Vec<GroupHop>,
     /// Largest packet, bytes; 0: any.
     mtu: u32,
-    ways: Vec<Way>,
+    resolved: Vec<ResolvedHop>,
     /// Index of a hop by bucket; empty with less than two hops.
     buckets: Vec<u8>,
-    /// Routes that refer to it.
+    /// Number of routes that refer to it.
     references: u64,
-    /// Whether a group of the mirror has this place.
+    /// True if a group of the mirror has this index.
     named: bool,
-    /// Whether the place is free.
+    /// True if the index is free.
     free: bool,
 }
 
 /// All groups.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
-    places: Vec<Group>,
-    free: Vec<Place>,
-    by_id: HashMap<GroupId, Place>,
-    /// Hops of all groups, and of these those that have buckets.
+pub(crate) struct NexthopGroups {
+    slots: Vec<NexthopGroup>,
+    free: Vec<GroupIndex>,
+    by_id: HashMap<GroupId, GroupIndex>,
+    /// Number of hops in all groups, and of those in groups with buckets.
     hops: usize,
     bucketed: usize,
-    /// During a snapshot: groups from before it, by their hops and MTU.
-    before: HashMap<(Vec<Hop>, u32), Place>,
+    /// During a snapshot: groups from before it, by hops and MTU.
+    before: HashMap<(Vec<GroupHop>, u32), GroupIndex>,
 }
 
-impl Groups {
-    /// The way of a flow; `None` for a group without hops.
+impl NexthopGroups {
+    /// Returns the hop of a flow; `None` for a group without hops.
     #[inline]
-    pub(crate) fn way(&self, place: Place, flow: impl FnOnce() -> u32) -> Option<Way> {
-        let group = &self.places[place as usize];
+    pub(crate) fn hop_of_flow(
+        &self,
+        place: GroupIndex,
+        flow: impl FnOnce() -> u32,
+    ) -> Option<ResolvedHop> {
+        let group = &self.slots[place as usize];
         if group.buckets.is_empty() {
-            return group.ways.first().copied();
+            return group.resolved.first().copied();
         }
-        // The upper bits of a product depend on all bits of the hash; its lower bits have already
-        // chosen this guest.
+        // The product's upper bits depend on all bits of the
+        // hash. The hash's lower bits already chose this guest.
         let bucket = flow().wrapping_mul(0x9e37_79b1) >> (u32::BITS - BUCKETS.ilog2());
-        group.ways.get(usize::from(group.buckets[bucket as usize])).copied()
+        group.resolved.get(usize::from(group.buckets[bucket as usize])).copied()
     }
 
-    pub(crate) fn place_of(&self, id: GroupId) -> Option<Place> {
+    pub(crate) fn index_of(&self, id: GroupId) -> Option<GroupIndex> {
         self.by_id.get(&id).copied()
     }
 
-    /// Count of groups that the mirror named.
+    /// Number of groups that the mirror has named.
     pub(crate) fn named(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Bytes, about.
+    /// Approximate bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let each = size_of::<Group>() + size_of::<(GroupId, Place)>() + 1;
-        self.places.capacity() * each
-            + self.hops * (size_of::<Hop>() + size_of::<Way>())
+        let each = size_of::<NexthopGroup>() + size_of::<(GroupId, GroupIndex)>() + 1;
+        self.slots.capacity() * each
+            + self.hops * (size_of::<GroupHop>() + size_of::<ResolvedHop>())
             + self.bucketed * BUCKETS
     }
 
-    pub(crate) fn hops(&self, place: Place) -> &[Hop] {
-        &self.places[place as usize].hops
+    pub(crate) fn hops(&self, place: GroupIndex) -> &[GroupHop] {
+        &self.slots[place as usize].hops
     }
 
-    /// A new or replaced group of the mirror. Hops beyond [`HOPS_MAX`] are ignored.
+    /// Adds or replaces a group of the mirror. Hops beyond [`HOPS_MAX`] are ignored.
     pub(crate) fn set(
         &mut self,
         id: GroupId,
-        mut hops: Vec<Hop>,
+        mut hops: Vec<GroupHop>,
         mtu: u32,
-        neighbours: &mut Neighbours,
+        neighbours: &mut NeighbourTable,
     ) {
         hops.truncate(HOPS_MAX);
         let key = (hops, mtu);
@@ -109,19 +113,19 @@ impl Groups {
             Some(&place) => place,
             None => {
                 let place = self.before.remove(&key).unwrap_or_else(|| self.new_place());
-                self.places[place as usize].named = true;
+                self.slots[place as usize].named = true;
                 self.by_id.insert(id, place);
                 place
             }
         };
         let (hops, mtu) = key;
-        let group = &mut self.places[place as usize];
+        let group = &mut self.slots[place as usize];
         if group.hops == hops && group.mtu == mtu {
             return;
         }
         let new_ways = hops
             .iter()
-            .map(|hop| Way {
+            .map(|hop| ResolvedHop {
                 chosen: hops.len() > 1,
                 vport: hop.vport,
                 gateway: hop.gateway.map(|address| neighbours.refer(hop.vport, address)),
@@ -131,110 +135,113 @@ impl Groups {
         self.hops = self.hops + hops.len() - group.hops.len();
         let bucketed = (usize::from(hops.len() > 1), usize::from(group.hops.len() > 1));
         self.bucketed = self.bucketed + bucketed.0 - bucketed.1;
-        let old_ways = std::mem::replace(&mut group.ways, new_ways);
+        let old_ways = std::mem::replace(&mut group.resolved, new_ways);
         group.buckets = buckets(&hops, &group.hops, &group.buckets);
         (group.hops, group.mtu) = (hops, mtu);
         release(old_ways, neighbours);
     }
 
-    /// The mirror has dropped a group. Its place lives on while routes refer to it.
-    pub(crate) fn gone(&mut self, id: GroupId, neighbours: &mut Neighbours) {
+    /// Removes a group of the mirror. Its index stays in use while routes refer to it.
+    pub(crate) fn gone(&mut self, id: GroupId, neighbours: &mut NeighbourTable) {
         if let Some(place) = self.by_id.remove(&id) {
             self.unname(place, neighbours);
         }
     }
 
-    /// A snapshot begins: identifiers get a new meaning, routes keep the groups they have.
-    pub(crate) fn begin_snapshot(&mut self, neighbours: &mut Neighbours) {
+    /// Begins a snapshot: identifiers get new meanings, and routes keep their groups.
+    pub(crate) fn begin_snapshot(&mut self, neighbours: &mut NeighbourTable) {
         self.end_snapshot(neighbours);
         for (_, place) in self.by_id.drain() {
-            let group = &self.places[place as usize];
+            let group = &self.slots[place as usize];
             let key = (group.hops.clone(), group.mtu);
             if let Some(double) = self.before.insert(key, place) {
-                // Two groups of the same hops: one is found again, the other's routes will leave.
-                self.places[double as usize].named = false;
+                // Of two groups with the same hops, the snapshot finds
+                // one again. The routes of the other will be removed.
+                self.slots[double as usize].named = false;
             }
         }
         self.free_unused(neighbours);
     }
 
-    /// Groups that the snapshot did not name live on only while routes refer to them.
-    pub(crate) fn end_snapshot(&mut self, neighbours: &mut Neighbours) {
+    /// Ends a snapshot. Groups that it did not name remain only while routes refer to them.
+    pub(crate) fn end_snapshot(&mut self, neighbours: &mut NeighbourTable) {
         for (_, place) in std::mem::take(&mut self.before) {
             self.unname(place, neighbours);
         }
     }
 
-    pub(crate) fn refer(&mut self, place: Place) {
-        self.places[place as usize].references += 1;
+    pub(crate) fn refer(&mut self, place: GroupIndex) {
+        self.slots[place as usize].references += 1;
     }
 
-    pub(crate) fn release(&mut self, place: Place, neighbours: &mut Neighbours) {
-        let group = &mut self.places[place as usize];
+    pub(crate) fn release(&mut self, place: GroupIndex, neighbours: &mut NeighbourTable) {
+        let group = &mut self.slots[place as usize];
         group.references -= 1;
         self.free_if_unused(place, neighbours);
     }
 
-    fn new_place(&mut self) -> Place {
+    fn new_place(&mut self) -> GroupIndex {
         match self.free.pop() {
             Some(place) => {
-                self.places[place as usize].free = false;
+                self.slots[place as usize].free = false;
                 place
             }
             None => {
-                self.places.push(Group::default());
-                self.places.len() as Place - 1
+                self.slots.push(NexthopGroup::default());
+                self.slots.len() as GroupIndex - 1
             }
         }
     }
 
-    fn unname(&mut self, place: Place, neighbours: &mut Neighbours) {
-        self.places[place as usize].named = false;
+    fn unname(&mut self, place: GroupIndex, neighbours: &mut NeighbourTable) {
+        self.slots[place as usize].named = false;
         self.free_if_unused(place, neighbours);
     }
 
-    fn free_unused(&mut self, neighbours: &mut Neighbours) {
-        for place in 0..self.places.len() as Place {
+    fn free_unused(&mut self, neighbours: &mut NeighbourTable) {
+        for place in 0..self.slots.len() as GroupIndex {
             self.free_if_unused(place, neighbours);
         }
     }
 
-    fn free_if_unused(&mut self, place: Place, neighbours: &mut Neighbours) {
-        let group = &mut self.places[place as usize];
+    fn free_if_unused(&mut self, place: GroupIndex, neighbours: &mut NeighbourTable) {
+        let group = &mut self.slots[place as usize];
         if group.references == 0 && !group.named && !group.free {
             self.hops -= group.hops.len();
             self.bucketed -= usize::from(group.hops.len() > 1);
-            release(std::mem::take(&mut group.ways), neighbours);
-            *group = Group { free: true, ..Group::default() };
+            release(std::mem::take(&mut group.resolved), neighbours);
+            *group = NexthopGroup { free: true, ..NexthopGroup::default() };
             self.free.push(place);
         }
     }
 }
 
-fn release(ways: Vec<Way>, neighbours: &mut Neighbours) {
+fn release(ways: Vec<ResolvedHop>, neighbours: &mut NeighbourTable) {
     for gateway in ways.into_iter().filter_map(|way| way.gateway) {
         neighbours.release(gateway);
     }
 }
 
-/// The buckets of `hops`, as like as can be to those that the group had with its hops `old`.
-fn buckets(hops: &[Hop], old: &[Hop], old_buckets: &[u8]) -> Vec<u8> {
+/// Returns buckets for `hops` that differ as little
+/// as possible from those of the group's hops `old`.
+fn buckets(hops: &[GroupHop], old: &[GroupHop], old_buckets: &[u8]) -> Vec<u8> {
     if hops.len() < 2 {
         return Vec::new();
     }
     let mut left = shares(hops);
-    // A group that had one hop had it in all buckets.
+    // A group with a single hop had it in all buckets.
     let old_hop = |bucket: usize| old.get(old_buckets.get(bucket).map_or(0, |&at| at.into()));
     let mut buckets = [None; BUCKETS];
     for (bucket, place) in buckets.iter_mut().enumerate() {
-        let same = |hop: &&Hop, new: &Hop| (hop.vport, hop.gateway) == (new.vport, new.gateway);
+        let same =
+            |hop: &&GroupHop, new: &GroupHop| (hop.vport, hop.gateway) == (new.vport, new.gateway);
         let stays = old_hop(bucket).and_then(|old| hops.iter().position(|new| same(&old, new)));
         if let Some(hop) = stays.filter(|&hop| left[hop] > 0) {
             left[hop] -= 1;
             *place = Some(hop);
         }
     }
-    // What is left goes round, so that the buckets of a hop are spread.
+    // The rest is assigned round robin, which spreads the buckets of a hop.
     let mut next = 0;
     for place in buckets.iter_mut().filter(|place| place.is_none()) {
         while left[next % hops.len()] == 0 {
@@ -247,10 +254,10 @@ fn buckets(hops: &[Hop], old: &[Hop], old_buckets: &[u8]) -> Vec<u8> {
     buckets.iter().map(|hop| hop.unwrap_or(0) as u8).collect()
 }
 
-/// Buckets of each hop by weight, [`BUCKETS`] in all, at least one each: the largest remainders
-/// get what rounding down leaves.
-fn shares(hops: &[Hop]) -> Vec<usize> {
-    let weight = |hop: &Hop| u64::from(hop.weight.max(1));
+/// Returns the number of buckets of each hop by weight: [`BUCKETS`] in total, at
+/// least one each. The largest remainders get the buckets left by rounding down.
+fn shares(hops: &[GroupHop]) -> Vec<usize> {
+    let weight = |hop: &GroupHop| u64::from(hop.weight.max(1));
     let total: u64 = hops.iter().map(weight).sum();
     let free = (BUCKETS - hops.len()) as u64;
     let mut shares: Vec<usize> =
@@ -270,22 +277,22 @@ mod tests {
     use proptest::prelude::*;
     use std::net::IpAddr;
 
-    fn hop(number: u8, weight: u16) -> Hop {
-        Hop { vport: 0, gateway: Some(IpAddr::from([10, 0, 0, number])), weight }
+    fn hop(number: u8, weight: u16) -> GroupHop {
+        GroupHop { vport: 0, gateway: Some(IpAddr::from([10, 0, 0, number])), weight }
     }
 
-    fn hops() -> impl Strategy<Value = Vec<Hop>> {
+    fn hops() -> impl Strategy<Value = Vec<GroupHop>> {
         prop::collection::btree_map(any::<u8>(), 1u16.., 2..=HOPS_MAX)
             .prop_map(|hops| hops.into_iter().map(|(number, weight)| hop(number, weight)).collect())
     }
 
-    fn count(buckets: &[u8], hops: &[Hop], which: &Hop) -> usize {
+    fn count(buckets: &[u8], hops: &[GroupHop], which: &GroupHop) -> usize {
         buckets.iter().filter(|&&at| hops[usize::from(at)].gateway == which.gateway).count()
     }
 
     proptest! {
         #[test]
-        fn shares_are_the_weights_and_changes_move_no_more_than_they_must(
+        fn buckets_follow_weights_and_move_minimally(
             old in hops(), new in hops(),
         ) {
             let before = buckets(&old, &[], &[]);
@@ -309,15 +316,15 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_that_leaves_moves_its_flows_alone() {
-        let (mut groups, mut neighbours) = (Groups::default(), Neighbours::default());
-        let all: Vec<Hop> = (0..4).map(|number| hop(number, 1)).collect();
+    fn removed_hop_moves_only_its_flows() {
+        let (mut groups, mut neighbours) = (NexthopGroups::default(), NeighbourTable::default());
+        let all: Vec<GroupHop> = (0..4).map(|number| hop(number, 1)).collect();
         groups.set(7, all.clone(), 0, &mut neighbours);
-        let place = groups.place_of(7).unwrap();
-        let gateway = |groups: &Groups, flow: u32| {
-            let way = groups.way(place, || flow).unwrap();
-            groups.places[place as usize]
-                .ways
+        let place = groups.index_of(7).unwrap();
+        let gateway = |groups: &NexthopGroups, flow: u32| {
+            let way = groups.hop_of_flow(place, || flow).unwrap();
+            groups.slots[place as usize]
+                .resolved
                 .iter()
                 .position(|other| other.gateway == way.gateway)
                 .and_then(|at| groups.hops(place)[at].gateway)
@@ -325,7 +332,7 @@ mod tests {
         let flows: Vec<u32> = (0..4000u32).map(|flow| flow.wrapping_mul(0x85eb_ca6b)).collect();
         let before: Vec<_> = flows.iter().map(|&flow| gateway(&groups, flow)).collect();
         groups.set(7, all[1..].to_vec(), 0, &mut neighbours);
-        assert_eq!(groups.place_of(7), Some(place));
+        assert_eq!(groups.index_of(7), Some(place));
         for (flow, before) in flows.iter().zip(before) {
             let after = gateway(&groups, *flow);
             assert!(after == before || before == all[0].gateway);
@@ -334,30 +341,30 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_of_another_mirror_do_not_touch_routes_of_before() {
-        let (mut groups, mut neighbours) = (Groups::default(), Neighbours::default());
+    fn group_ids_of_another_mirror_keep_old_routes() {
+        let (mut groups, mut neighbours) = (NexthopGroups::default(), NeighbourTable::default());
         let (one, two) = (vec![hop(1, 1)], vec![hop(2, 1)]);
         groups.set(1, one.clone(), 0, &mut neighbours);
         groups.set(2, two.clone(), 0, &mut neighbours);
-        let (place_one, place_two) = (groups.place_of(1).unwrap(), groups.place_of(2).unwrap());
+        let (place_one, place_two) = (groups.index_of(1).unwrap(), groups.index_of(2).unwrap());
         groups.refer(place_one);
         groups.refer(place_two);
         groups.begin_snapshot(&mut neighbours);
-        // The other mirror's group 1 has the hop that group 2 had.
+        // The other mirror's group 1 has the hop of the former group 2.
         groups.set(1, two.clone(), 0, &mut neighbours);
-        assert_eq!(groups.place_of(1), Some(place_two));
+        assert_eq!(groups.index_of(1), Some(place_two));
         assert_eq!(groups.hops(place_one), one);
         groups.end_snapshot(&mut neighbours);
         assert_eq!(groups.hops(place_one), one, "a route still refers to it");
         groups.release(place_one, &mut neighbours);
-        assert!(groups.places[place_one as usize].free);
+        assert!(groups.slots[place_one as usize].free);
         groups.set(9, one.clone(), 0, &mut neighbours);
-        assert_eq!(groups.place_of(9), Some(place_one), "used again");
-        // Two groups of the same hops stay two.
+        assert_eq!(groups.index_of(9), Some(place_one), "used again");
+        // Two groups with the same hops stay separate.
         groups.begin_snapshot(&mut neighbours);
         groups.set(20, two.clone(), 0, &mut neighbours);
         groups.set(21, two.clone(), 0, &mut neighbours);
         groups.set(21, one.clone(), 0, &mut neighbours);
-        assert_eq!(groups.hops(groups.place_of(20).unwrap()), two);
+        assert_eq!(groups.hops(groups.index_of(20).unwrap()), two);
     }
 }

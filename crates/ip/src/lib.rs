@@ -1,14 +1,16 @@
-//! Forwarding of IPv4 and IPv6 for a vrouter, by the routes of its control guest: what the built-in router's guests
-//! do ([`pdp-router`](../pdp_guest/router/index.html)), and the mux itself for a fast path whose code is `ip`.
+//! Forwarding of IPv4 and IPv6 for a vrouter by its control guest's routes. The
+//! built-in router's guests ([`pdp-router`](../pdp_guest/router/index.html))
+//! use it, and so does the mux for a fast path with `code: ip`.
 //!
-//! What is the way of every packet is done here: unicast that a route leads out of a vport to a
-//! neighbour with a known link address. Everything else is punted to the control guest, whose
-//! kernel does it in full: local delivery, routing protocols, ARP and neighbour discovery, ICMP
-//! errors, options, fragmentation. See [`Forwarder`] for the rules and their sources.
+//! This crate does the common case: unicast packets whose route leads out of a vport to
+//! a neighbour with a known MAC address. Everything else is punted to the control
+//! guest's kernel: local delivery, routing protocols, ARP and neighbour discovery, ICMP
+//! errors, options, fragmentation. See [`IpForwarder`] for the rules and their sources.
 //!
-//! Routes and neighbours come from the route mirror into the tables ([`Fib`]), a bounded piece between two batches:
-//! a [`Follower`] applies what a [`Channel`] to the mirror has, and says what the mirror is to know. Who has lost its
-//! mirror goes on with what it has.
+//! The route mirror provides routes and neighbours for the tables ([`Fib`]). Between two batches, a
+//! [`MirrorFollower`] applies a bounded piece of the messages from a [`MirrorChannel`] to the
+//! mirror, and reports to the mirror. After the mirror is lost, forwarding continues with the
+//! current tables.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +25,7 @@ mod neighbour;
 #[cfg(test)]
 mod tests;
 
-pub use connection::Connection;
+pub use connection::MirrorSocket;
 pub use fib::Fib;
-pub use follower::{Channel, Due, Follower, Heard, Tables};
-pub use forward::{Decision, FRAMES_MAX, Forwarder, Frames, Routed};
+pub use follower::{FollowerDeadline, MirrorChannel, MirrorFollower, MirrorInput, RouteTables};
+pub use forward::{Decision, FRAMES_MAX, FrameBatch, IpForwarder, Routed};

@@ -1,4 +1,4 @@
-//! Link addresses of neighbours, each in a place of its own that groups of next hops refer to.
+//! MAC addresses of neighbours, each at an index that next hop groups refer to.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -6,67 +6,68 @@ use std::time::Duration;
 
 use pdp_proto::limits::{ANSWERED_MAX, ASKED_MAX};
 
-/// Gateways that are wanted at the same time; of more the mirror is told later.
+/// Maximum number of gateways wanted at the same time; more are reported later.
 const WANTED_MAX: usize = 64;
 
-/// Time within which a station that is there answers: the kernel asks three times, a second apart
-/// (ip-sysctl.rst, `mcast_solicit`), and can't let go of the entry meanwhile.
+/// Time within which an existing station answers. The kernel asks three times, a
+/// second apart (ip-sysctl.rst, `mcast_solicit`), and keeps the entry meanwhile.
 pub(crate) const ASKED_TIME: Duration = Duration::from_secs(3);
 
 type Addresses = HashSet<(u16, IpAddr), foldhash::fast::RandomState>;
 
-/// Neighbours that are looked at for one report of who is used.
+/// Neighbours checked for one report of used ones.
 const USED_LOOK: usize = 4096;
 
-/// Where a neighbour is in [`Neighbours`].
-pub(crate) type Index = u32;
+/// Index of a neighbour in [`NeighbourTable`].
+pub(crate) type NeighbourIndex = u32;
 
 #[derive(Clone, Debug)]
-struct Neighbour {
+struct NeighbourEntry {
     vport: u16,
     address: IpAddr,
     mac: Option<[u8; 6]>,
-    /// A frame was sent to it since [`Neighbours::take_used`] was here.
+    /// True if a frame was sent to it since the last [`NeighbourTable::take_used`].
     used: bool,
-    /// It is in [`Neighbours::wanted`].
+    /// True if it is in [`NeighbourTable::wanted`].
     wanted: bool,
-    /// Hops of groups that refer to it.
+    /// Number of hops of groups that refer to it.
     references: u32,
-    /// Of the snapshot that named it last.
+    /// Generation of the last snapshot that named it.
     generation: u32,
 }
 
 /// All neighbours: those that the kernel knows, and those that groups refer to.
 #[derive(Debug, Default)]
-pub(crate) struct Neighbours {
-    /// Free places hold what was there, without a link address.
-    places: Vec<Neighbour>,
-    free: Vec<Index>,
-    index: HashMap<(u16, IpAddr), Index, foldhash::fast::RandomState>,
-    /// Where [`Neighbours::take_used`] goes on.
+pub(crate) struct NeighbourTable {
+    /// Free places keep their old content, without a MAC address.
+    slots: Vec<NeighbourEntry>,
+    free: Vec<NeighbourIndex>,
+    index: HashMap<(u16, IpAddr), NeighbourIndex, foldhash::fast::RandomState>,
+    /// Position of [`NeighbourTable::take_used`].
     used_from: usize,
-    /// Gateways without a link address that frames were to be sent to.
-    wanted: Vec<Index>,
-    /// Stations that frames were handed to the kernel for, of this [`ASKED_TIME`] and of the one before.
+    /// Gateways with unknown MAC address that frames were destined to.
+    wanted: Vec<NeighbourIndex>,
+    /// Stations for which frames were punted, in this [`ASKED_TIME`] and in the previous one.
     asked: [Addresses; 2],
-    /// Of these, those that answered in this time.
+    /// Number of these stations that answered in this time.
     answered: usize,
 }
 
-impl Neighbours {
-    /// The link address of the neighbour at a place, which counts as used.
+impl NeighbourTable {
+    /// Returns the MAC address of the neighbour at an index, and marks it as used.
     #[inline]
-    pub(crate) fn mac_at(&mut self, index: Index) -> Option<[u8; 6]> {
-        let neighbour = &mut self.places[index as usize];
+    pub(crate) fn mac_at(&mut self, index: NeighbourIndex) -> Option<[u8; 6]> {
+        let neighbour = &mut self.slots[index as usize];
         if neighbour.mac.is_some() && !neighbour.used {
             neighbour.used = true;
         }
         neighbour.mac
     }
 
-    /// The same of a gateway, which is wanted if its link address is not known.
+    /// Returns the MAC address of a gateway, and marks
+    /// it as used; as wanted if the address is unknown.
     #[inline]
-    pub(crate) fn mac_of_gateway(&mut self, index: Index) -> Option<[u8; 6]> {
+    pub(crate) fn mac_of_gateway(&mut self, index: NeighbourIndex) -> Option<[u8; 6]> {
         let mac = self.mac_at(index);
         if mac.is_none() {
             self.want(index);
@@ -75,22 +76,22 @@ impl Neighbours {
     }
 
     #[cold]
-    fn want(&mut self, index: Index) {
-        let neighbour = &mut self.places[index as usize];
+    fn want(&mut self, index: NeighbourIndex) {
+        let neighbour = &mut self.slots[index as usize];
         if !neighbour.wanted && self.wanted.len() < WANTED_MAX {
             neighbour.wanted = true;
             self.wanted.push(index);
         }
     }
 
-    pub(crate) fn is_wanting(&self) -> bool {
+    pub(crate) fn has_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }
 
-    /// The gateways that were wanted since the last time.
+    /// Returns the gateways wanted since the last call.
     pub(crate) fn take_wanted(&mut self) -> Vec<(u16, IpAddr)> {
-        let take = |index: Index| {
-            let neighbour = &mut self.places[index as usize];
+        let take = |index: NeighbourIndex| {
+            let neighbour = &mut self.slots[index as usize];
             // It may be gone, or known by now.
             let wanted = std::mem::take(&mut neighbour.wanted) && neighbour.mac.is_none();
             wanted.then_some((neighbour.vport, neighbour.address))
@@ -98,15 +99,15 @@ impl Neighbours {
         self.wanted.drain(..).filter_map(take).collect()
     }
 
-    /// The same, found by its address.
+    /// Returns the MAC address of a neighbour by its IP address, and marks it as used.
     #[inline]
     pub(crate) fn mac_of(&mut self, vport: u16, address: IpAddr) -> Option<[u8; 6]> {
         let index = *self.index.get(&(vport, address))?;
         self.mac_at(index)
     }
 
-    /// Whether the kernel may be given a frame for a station whose link address is not known: for one that
-    /// it asks for already, or for one more.
+    /// True if the kernel may get a frame for a station with unknown
+    /// MAC address: one that it resolves already, or one more.
     #[cold]
     pub(crate) fn may_ask(&mut self, vport: u16, address: IpAddr) -> bool {
         let [now, before] = &mut self.asked;
@@ -116,14 +117,14 @@ impl Neighbours {
             || now.len() < ASKED_MAX && self.answered < ANSWERED_MAX && now.insert(station)
     }
 
-    /// Another [`ASKED_TIME`] begins.
+    /// Begins another [`ASKED_TIME`].
     pub(crate) fn turn_asked(&mut self) {
         self.asked.swap(0, 1);
         self.asked[0].clear();
         self.answered = 0;
     }
 
-    /// What the kernel knows of a neighbour now.
+    /// Sets the kernel's current state of a neighbour.
     pub(crate) fn set(
         &mut self,
         vport: u16,
@@ -138,42 +139,42 @@ impl Neighbours {
         if mac.is_none() && !self.index.contains_key(&(vport, address)) {
             return;
         }
-        let index = self.place(vport, address);
-        let neighbour = &mut self.places[index as usize];
+        let index = self.slot(vport, address);
+        let neighbour = &mut self.slots[index as usize];
         neighbour.mac = mac;
         neighbour.generation = generation;
         self.free_if_unused(index);
     }
 
-    /// A place for a hop to refer to, until [`Neighbours::release`].
-    pub(crate) fn refer(&mut self, vport: u16, address: IpAddr) -> Index {
-        let index = self.place(vport, address);
-        self.places[index as usize].references += 1;
+    /// Returns an index for a hop to refer to, until [`NeighbourTable::release`].
+    pub(crate) fn refer(&mut self, vport: u16, address: IpAddr) -> NeighbourIndex {
+        let index = self.slot(vport, address);
+        self.slots[index as usize].references += 1;
         index
     }
 
-    pub(crate) fn release(&mut self, index: Index) {
-        self.places[index as usize].references -= 1;
+    pub(crate) fn release(&mut self, index: NeighbourIndex) {
+        self.slots[index as usize].references -= 1;
         self.free_if_unused(index);
     }
 
-    /// Forgets the link addresses that a snapshot did not name.
+    /// Removes MAC addresses that a snapshot did not name.
     pub(crate) fn sweep(&mut self, keep: u32) {
-        for index in 0..self.places.len() {
-            let neighbour = &mut self.places[index];
+        for index in 0..self.slots.len() {
+            let neighbour = &mut self.slots[index];
             if neighbour.mac.is_some() && neighbour.generation != keep {
                 neighbour.mac = None;
-                self.free_if_unused(index as Index);
+                self.free_if_unused(index as NeighbourIndex);
             }
         }
     }
 
-    /// Up to `count_max` neighbours that were used since the last time, and whether there may be
-    /// more.
+    /// Returns up to `count_max` neighbours used since
+    /// the last call, and whether there may be more.
     pub(crate) fn take_used(&mut self, count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
         let mut used = Vec::new();
         let end = self.used_from + USED_LOOK;
-        while let Some(neighbour) = self.places.get_mut(self.used_from) {
+        while let Some(neighbour) = self.slots.get_mut(self.used_from) {
             if used.len() == count_max || self.used_from == end {
                 return (used, true);
             }
@@ -186,20 +187,20 @@ impl Neighbours {
         (used, false)
     }
 
-    /// Bytes, about.
+    /// Approximate bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let each = size_of::<((u16, IpAddr), Index)>() + 1;
-        self.places.capacity() * size_of::<Neighbour>() + self.index.capacity() * each
+        let each = size_of::<((u16, IpAddr), NeighbourIndex)>() + 1;
+        self.slots.capacity() * size_of::<NeighbourEntry>() + self.index.capacity() * each
     }
 
-    /// Neighbours with a link address.
+    /// Number of neighbours with a MAC address.
     pub(crate) fn known(&self) -> usize {
-        self.places.iter().filter(|neighbour| neighbour.mac.is_some()).count()
+        self.slots.iter().filter(|neighbour| neighbour.mac.is_some()).count()
     }
 
-    fn place(&mut self, vport: u16, address: IpAddr) -> Index {
+    fn slot(&mut self, vport: u16, address: IpAddr) -> NeighbourIndex {
         *self.index.entry((vport, address)).or_insert_with(|| {
-            let neighbour = Neighbour {
+            let neighbour = NeighbourEntry {
                 vport,
                 address,
                 mac: None,
@@ -210,19 +211,19 @@ impl Neighbours {
             };
             match self.free.pop() {
                 Some(index) => {
-                    self.places[index as usize] = neighbour;
+                    self.slots[index as usize] = neighbour;
                     index
                 }
                 None => {
-                    self.places.push(neighbour);
-                    self.places.len() as Index - 1
+                    self.slots.push(neighbour);
+                    self.slots.len() as NeighbourIndex - 1
                 }
             }
         })
     }
 
-    fn free_if_unused(&mut self, index: Index) {
-        let neighbour = &mut self.places[index as usize];
+    fn free_if_unused(&mut self, index: NeighbourIndex) {
+        let neighbour = &mut self.slots[index as usize];
         if neighbour.references == 0 && neighbour.mac.is_none() {
             (neighbour.used, neighbour.wanted) = (false, false);
             self.index.remove(&(neighbour.vport, neighbour.address));
@@ -242,8 +243,8 @@ mod tests {
     }
 
     #[test]
-    fn a_hop_sees_what_the_kernel_learns_later() {
-        let mut neighbours = Neighbours::default();
+    fn hop_sees_later_neighbour_updates() {
+        let mut neighbours = NeighbourTable::default();
         let hop = neighbours.refer(1, address(1));
         assert_eq!(neighbours.mac_at(hop), None);
         neighbours.set(1, address(1), Some(MAC), 1);
@@ -255,24 +256,24 @@ mod tests {
     }
 
     #[test]
-    fn places_are_used_again_and_never_while_referred_to() {
-        let mut neighbours = Neighbours::default();
+    fn slots_are_reused_only_when_unreferenced() {
+        let mut neighbours = NeighbourTable::default();
         let hop = neighbours.refer(1, address(1));
         for last in 2..200 {
             neighbours.set(1, address(last), Some(MAC), 1);
             neighbours.set(1, address(last), None, 1);
             assert_ne!(neighbours.refer(2, address(last)), hop);
-            let index = neighbours.place(2, address(last));
+            let index = neighbours.slot(2, address(last));
             neighbours.release(index);
         }
-        assert_eq!(neighbours.places.len(), 2);
+        assert_eq!(neighbours.slots.len(), 2);
         neighbours.release(hop);
         assert!(neighbours.index.is_empty());
     }
 
     #[test]
-    fn few_stations_are_asked_for_at_a_time_and_those_that_answer_make_room() {
-        let mut neighbours = Neighbours::default();
+    fn pending_neighbour_requests_are_bounded() {
+        let mut neighbours = NeighbourTable::default();
         let station = |number: usize| IpAddr::from((number as u32).to_be_bytes());
         for number in 0..ASKED_MAX {
             assert!(neighbours.may_ask(1, station(number)));
@@ -281,8 +282,8 @@ mod tests {
         neighbours.set(1, station(7), Some(MAC), 1);
         assert!(neighbours.may_ask(1, station(ASKED_MAX)), "one has answered");
         assert!(!neighbours.may_ask(2, station(7)), "not that of another vport");
-        // Nor do those that all answer go on without end.
-        let asked = |neighbours: &mut Neighbours, number| {
+        // Stations that all answer are limited, too.
+        let asked = |neighbours: &mut NeighbourTable, number| {
             let asked = neighbours.may_ask(1, station(number));
             neighbours.set(1, station(number), Some(MAC), 1);
             asked
@@ -298,8 +299,8 @@ mod tests {
     }
 
     #[test]
-    fn used_ones_are_told_once_and_in_pieces() {
-        let mut neighbours = Neighbours::default();
+    fn used_neighbours_are_reported_once_in_batches() {
+        let mut neighbours = NeighbourTable::default();
         for last in 0..5 {
             neighbours.set(1, address(last), Some(MAC), 1);
         }
@@ -312,8 +313,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_forgets_what_the_snapshot_did_not_name() {
-        let mut neighbours = Neighbours::default();
+    fn sweep_removes_neighbours_missing_in_snapshot() {
+        let mut neighbours = NeighbourTable::default();
         neighbours.set(1, address(1), Some(MAC), 1);
         neighbours.set(1, address(2), Some(MAC), 2);
         neighbours.sweep(2);

@@ -1,28 +1,28 @@
-//! Forwarding against a slow reference that was written from the table in `forward`, one frame at
-//! a time and without any of the router's structures.
+//! Forwarding against a slow reference, written from the table in
+//! `forward`: one frame at a time, without any of the router's structures.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::{IpHeaders, PacketBuilder};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use pdp_proto::routes::{Hooked, Hop, Target, ToGuest, Vport};
+use pdp_proto::routes::{GroupHop, RouteDecision, ToGuest, Vport, VportHooks};
 use pdp_wire::tag::{GuestDrop, PuntClass};
 use proptest::prelude::*;
 
 use crate::fib::Fib;
-use crate::forward::{Decision, Forwarder, Frames};
+use crate::forward::{Decision, FrameBatch, IpForwarder};
 
-/// RFC 1071, over the bytes as they are (etherparse leaves the reserved flag out).
+/// RFC 1071, over the bytes as they are (etherparse ignores the reserved flag).
 fn sums_to_all_ones(header: &[u8]) -> bool {
     let words = header.chunks(2).map(|word| u64::from(word[0]) << 8 | u64::from(word[1]));
     words.sum::<u64>() % 0xffff == 0
 }
 
-/// Frames of a test, as the router sees a batch.
+/// Frames of a test, in the form of a router's batch.
 struct List(Vec<(u16, Vec<u8>, Option<Decision>)>);
 
-impl Frames for List {
+impl FrameBatch for List {
     fn count(&self) -> usize {
         self.0.len()
     }
@@ -48,15 +48,15 @@ impl Frames for List {
     }
 }
 
-/// All that the mirror told.
+/// All messages of the mirror.
 #[derive(Clone, Debug)]
 struct World {
     vports: Vec<Vport>,
-    /// Whether each is the router's itself.
+    /// True for addresses of the router itself.
     locals: BTreeMap<IpAddr, bool>,
     /// With the largest packet of their routes.
-    groups: Vec<(Vec<Hop>, u32)>,
-    routes: Vec<(IpNet, Target)>,
+    groups: Vec<(Vec<GroupHop>, u32)>,
+    routes: Vec<(IpNet, RouteDecision)>,
     neighbours: Vec<(u16, IpAddr, [u8; 6])>,
     v4: bool,
     v6: bool,
@@ -85,7 +85,7 @@ impl World {
         fib
     }
 
-    /// What may become of a frame; several outcomes where a group has several hops.
+    /// Returns possible verdicts on a frame; several if a group has several hops.
     fn reference(&self, came_by: u16, frame: &[u8]) -> Vec<(Decision, Vec<u8>)> {
         let same = |decision| vec![(decision, frame.to_vec())];
         let punt = |class| same(Decision::Punt(class));
@@ -184,13 +184,13 @@ impl World {
         if exception {
             return punt(PuntClass::Exception);
         }
-        // The last of the longest prefixes that cover the destination.
+        // The last among the longest prefixes that cover the destination.
         let covers = self.routes.iter().filter(|(prefix, _)| prefix.contains(&destination));
         let (hops, mtu) = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
             None => return punt(PuntClass::Exception),
-            Some((_, Target::Punt)) => return punt(PuntClass::Hook),
-            Some((_, Target::Drop)) => return drop(GuestDrop::Blackhole),
-            Some((_, Target::Group(id))) => &self.groups[*id as usize],
+            Some((_, RouteDecision::Punt)) => return punt(PuntClass::Hook),
+            Some((_, RouteDecision::Drop)) => return drop(GuestDrop::Blackhole),
+            Some((_, RouteDecision::Group(id))) => &self.groups[*id as usize],
         };
         let choosing = if is_v4 { self.choosing.0 } else { self.choosing.1 };
         if hops.len() > 1 && !choosing {
@@ -232,7 +232,7 @@ impl World {
     }
 }
 
-/// Few addresses, so that routes, neighbours, the router and destinations meet.
+/// Few addresses, so that routes, neighbours, the router and destinations often coincide.
 fn v4() -> BoxedStrategy<Ipv4Addr> {
     prop_oneof![
         12 => (0u8..3, 0u8..3, 0u8..4).prop_map(|(a, b, c)| Ipv4Addr::new(10, a, b, c)),
@@ -270,7 +270,7 @@ fn prefix() -> BoxedStrategy<IpNet> {
     .boxed()
 }
 
-/// Vport 4 is never named by the mirror.
+/// The mirror never names vport 4.
 fn vport() -> std::ops::Range<u16> {
     0..5
 }
@@ -279,9 +279,9 @@ fn mac_of(vport: u16) -> [u8; 6] {
     [2, 0, 0, 0, 1, vport as u8]
 }
 
-/// Mostly nothing, or one thing.
-fn hooked() -> BoxedStrategy<Hooked> {
-    let one = (0u8..6).prop_map(|which| Hooked {
+/// Mostly nothing, or one hook.
+fn hooked() -> BoxedStrategy<VportHooks> {
+    let one = (0u8..6).prop_map(|which| VportHooks {
         all: which == 0,
         v4: which == 1,
         v6: which == 2,
@@ -289,13 +289,13 @@ fn hooked() -> BoxedStrategy<Hooked> {
         back_v4: which == 4,
         back_v6: which == 5,
     });
-    prop_oneof![4 => Just(Hooked::default()), 1 => one].boxed()
+    prop_oneof![4 => Just(VportHooks::default()), 1 => one].boxed()
 }
 
-/// Of VRRP (RFC 9568 7.3).
+/// MAC address of VRRP (RFC 9568 7.3).
 const VIRTUAL: [u8; 6] = [0, 0, 0x5e, 0, 1, 5];
 
-/// Odd ones have a virtual link address.
+/// Odd vports have a virtual MAC address.
 fn named(index: u16) -> Vport {
     let macs = if index % 2 == 1 { vec![[2; 6], VIRTUAL] } else { vec![] };
     Vport {
@@ -305,7 +305,7 @@ fn named(index: u16) -> Vport {
         up: true,
         macs,
         forwards_v4: true,
-        hooked: Hooked::default(),
+        hooked: VportHooks::default(),
     }
 }
 
@@ -313,13 +313,13 @@ fn world() -> BoxedStrategy<World> {
     let mtu = prop::sample::select(vec![68u32, 100, 1500]);
     let vports = prop::collection::vec((mtu, 0u8..5, 0u8..8, hooked()), 4);
     let hop = (vport(), prop::option::of(address()), 1u16..4)
-        .prop_map(|(vport, gateway, weight)| Hop { vport, gateway, weight });
+        .prop_map(|(vport, gateway, weight)| GroupHop { vport, gateway, weight });
     let group = (prop::collection::vec(hop, 1..4), prop::sample::select(vec![0, 0, 90, 1500]));
     let groups = prop::collection::vec(group, 3);
     let target = prop_oneof![
-        8 => (0u32..3).prop_map(Target::Group),
-        1 => Just(Target::Punt),
-        1 => Just(Target::Drop),
+        8 => (0u32..3).prop_map(RouteDecision::Group),
+        1 => Just(RouteDecision::Punt),
+        1 => Just(RouteDecision::Drop),
     ];
     let routes = prop::collection::btree_map(prefix(), target, 0..40);
     let neighbours = prop::collection::btree_map((vport(), address()), any::<u8>(), 0..60);
@@ -338,7 +338,7 @@ fn world() -> BoxedStrategy<World> {
                 .collect(),
             choosing: (choosing > 0, choosing > 1),
             locals,
-            // Hops without a gateway that is known would make every test end at its neighbour.
+            // Hops without a known gateway would end every test at its neighbour.
             groups,
             routes: routes.into_iter().collect(),
             neighbours: neighbours
@@ -447,7 +447,7 @@ fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
 fn check(world: &World, given: Vec<(u16, Vec<u8>)>) -> Vec<Decision> {
     let mut fib = world.fib();
     let mut list = List(given.iter().map(|(vport, frame)| (*vport, frame.clone(), None)).collect());
-    Forwarder::default().process(&mut fib, &mut list);
+    IpForwarder::default().process(&mut fib, &mut list);
     let mut decisions = Vec::new();
     for ((came_by, before), (_, after, decision)) in given.iter().zip(list.0) {
         let decision = decision.expect("a decision on every frame");
@@ -465,20 +465,20 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn decisions_are_those_of_the_reference(
+    fn verdicts_match_the_reference(
         world in world(), frames in prop::collection::vec(frame(), 1..64),
     ) {
         check(&world, frames);
     }
 
     #[test]
-    fn every_truncation_is_decided_on(world in world(), (vport, frame) in frame()) {
+    fn truncated_frames_match_the_reference(world in world(), (vport, frame) in frame()) {
         let cuts = (0..=frame.len()).map(|length| (vport, frame[..length].to_vec()));
         check(&world, cuts.collect());
     }
 }
 
-/// A world in which most packets are forwarded.
+/// Returns a world in which most packets are forwarded.
 fn plain() -> World {
     let neighbour = |last| IpAddr::from([10, 0, 0, last]);
     World {
@@ -486,19 +486,19 @@ fn plain() -> World {
         vports: (0..4).map(named).collect(),
         locals: BTreeMap::new(),
         groups: vec![
-            (vec![Hop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }], 0),
+            (vec![GroupHop { vport: 1, gateway: Some(neighbour(1)), weight: 1 }], 0),
             (
                 (1..4)
-                    .map(|n| Hop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
+                    .map(|n| GroupHop { vport: n, gateway: Some(neighbour(n as u8)), weight: n })
                     .collect(),
                 0,
             ),
-            (vec![Hop { vport: 2, gateway: None, weight: 1 }], 0),
+            (vec![GroupHop { vport: 2, gateway: None, weight: 1 }], 0),
         ],
         routes: vec![
-            ("10.0.0.0/8".parse().unwrap(), Target::Group(0)),
-            ("20.0.0.0/8".parse().unwrap(), Target::Group(1)),
-            ("30.0.0.0/8".parse().unwrap(), Target::Group(2)),
+            ("10.0.0.0/8".parse().unwrap(), RouteDecision::Group(0)),
+            ("20.0.0.0/8".parse().unwrap(), RouteDecision::Group(1)),
+            ("30.0.0.0/8".parse().unwrap(), RouteDecision::Group(2)),
         ],
         neighbours: (1..4).map(|n| (n.into(), neighbour(n), [2, 0, 0, 0, 2, n])).collect(),
         v4: true,
@@ -517,7 +517,7 @@ fn udp(to: [u8; 4], port: u16) -> (u16, Vec<u8>) {
 }
 
 #[test]
-fn flows_keep_their_way_and_spread_by_weight() {
+fn flows_keep_their_path_and_spread_by_weight() {
     let world = plain();
     let flows: Vec<_> = (0..6000).map(|port| udp([20, 1, 1, 1], port)).collect();
     let first = check(&world, flows.clone());
@@ -530,18 +530,18 @@ fn flows_keep_their_way_and_spread_by_weight() {
 }
 
 #[test]
-fn a_group_or_a_neighbour_changes_under_its_routes() {
+fn routes_follow_group_and_neighbour_changes() {
     let world = plain();
     let mut fib = world.fib();
     let mut decide = |message| {
         fib.apply(message);
         let (vport, frame) = udp([10, 1, 1, 1], 7);
         let mut list = List(vec![(vport, frame, None)]);
-        Forwarder::default().process(&mut fib, &mut list);
+        IpForwarder::default().process(&mut fib, &mut list);
         list.0.remove(0).2.unwrap()
     };
     let address = IpAddr::from([10, 0, 0, 3]);
-    let hops = vec![Hop { vport: 3, gateway: Some(address), weight: 1 }];
+    let hops = vec![GroupHop { vport: 3, gateway: Some(address), weight: 1 }];
     assert_eq!(decide(ToGuest::Group { id: 0, hops, mtu: 0 }), Decision::Out(3));
     let unknown = ToGuest::Neighbour { vport: 3, address, mac: None };
     assert_eq!(decide(unknown), Decision::Punt(PuntClass::Neighbour));
@@ -553,10 +553,10 @@ fn a_group_or_a_neighbour_changes_under_its_routes() {
 
 /// RFC 8950: an IPv4 route by an IPv6 gateway; and a neighbour on the link.
 #[test]
-fn gateways_of_the_other_family_and_none() {
+fn ipv4_routes_may_have_ipv6_or_no_gateway() {
     let mut world = plain();
     let gateway: IpAddr = "fe80::9".parse().unwrap();
-    world.groups[0].0 = vec![Hop { vport: 2, gateway: Some(gateway), weight: 1 }];
+    world.groups[0].0 = vec![GroupHop { vport: 2, gateway: Some(gateway), weight: 1 }];
     world.neighbours.push((2, gateway, [2, 0, 0, 0, 2, 99]));
     world.neighbours.push((2, IpAddr::from([30, 1, 1, 1]), [2, 0, 0, 0, 2, 98]));
     let frames = vec![udp([10, 1, 1, 1], 7), udp([30, 1, 1, 1], 7), udp([30, 1, 1, 2], 7)];
@@ -564,9 +564,9 @@ fn gateways_of_the_other_family_and_none() {
     assert_eq!(check(&world, frames), want);
 }
 
-/// That the frame before had the same route says nothing about where it came by, its length and its options.
+/// A common route with the frame before does not affect ingress, length and options.
 #[test]
-fn frames_of_one_route_are_decided_on_each_by_itself() {
+fn frames_of_one_route_are_checked_individually() {
     for back in [false, true] {
         let mut world = plain();
         world.vports[1].hooked.back_v4 = back;
@@ -594,7 +594,7 @@ fn frames_of_one_route_are_decided_on_each_by_itself() {
 }
 
 #[test]
-fn routing_protocols_have_a_class_of_their_own() {
+fn routing_protocols_have_their_own_punt_class() {
     let mut world = plain();
     world.locals = BTreeMap::from([
         (IpAddr::from([10, 0, 0, 9]), true),
@@ -649,7 +649,7 @@ fn routing_protocols_have_a_class_of_their_own() {
     assert_eq!(check(&world, control.into_iter().chain(local).collect()), want);
 }
 
-/// A frame with a packet of eight bytes beyond its header, to vport 0 or to a group.
+/// Returns a frame with a packet of eight bytes after its header, to vport 0 or to a group.
 fn ether(ip: IpHeaders, group: bool) -> (u16, Vec<u8>) {
     let to = if group { [1, 0, 0x5e, 0, 0, 5] } else { mac_of(0) };
     let mut frame = Vec::new();
@@ -659,10 +659,10 @@ fn ether(ip: IpHeaders, group: bool) -> (u16, Vec<u8>) {
 }
 
 #[test]
-fn packets_that_the_kernel_forwards_are_no_exceptions() {
+fn packets_for_the_kernel_are_not_exceptions() {
     let mut world = plain();
     world.groups[0].1 = 60;
-    world.routes.push(("40.0.0.0/8".parse().unwrap(), Target::Punt));
+    world.routes.push(("40.0.0.0/8".parse().unwrap(), RouteDecision::Punt));
     let large = |df| {
         let mut ip =
             etherparse::Ipv4Header::new(41, 64, 17u8.into(), [10, 9, 9, 9], [10, 1, 1, 1]).unwrap();

@@ -1,12 +1,13 @@
 //! Measures tables with real routes: look-ups, look-ups while routes change, changes, memory.
 //!
-//! `cargo run --release -p pdp-lookup --example measure-lookup -- [--json] V4-FILE V6-FILE`; a file
-//! has lines `PREFIX ANYTHING`, and is read through `xz` if its name ends in `.xz`. With `--json`
-//! each measurement is a line of JSON, whose field `measure` says which.
+//! `cargo run --release -p pdp-lookup --example measure-lookup -- [--json] V4-FILE V6-FILE`
 //!
-//! Destinations are independent and drawn anew for each family, 2^20 of them: `uniform` of all
-//! addresses, `inside` a random prefix of the table with random bits behind it. Neighbouring
-//! routes often go the same way, so that four in a row have the same of 16 values.
+//! A file has lines `PREFIX ANYTHING`, and is read through `xz` if its name ends in `.xz`. With
+//! `--json`, each measurement is a line of JSON, and its field `measure` names it.
+//!
+//! For each IP version, 2^20 destinations are drawn independently: `uniform` among
+//! all addresses, `inside` within a random prefix of the table. Neighbouring routes
+//! often have the same next hop, so four in a row have the same of 16 values.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -14,17 +15,16 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pdp_lookup::{Address, Table, TableV4, TableV6};
+use pdp_lookup::{AddressBits, PrefixTable, TableV4, TableV6};
 
 const ADDRESSES: usize = 1 << 20;
 const BATCHES: [usize; 2] = [32, 64];
 const ROUNDS: usize = 9;
 
-/// Route changes that are due in a second while look-ups go on, and most of them between two
-/// batches.
+/// Route changes per second during look-ups, most of them between two batches.
 const CHANGES_PPS: f64 = 100_000.0;
 const PIECE: usize = 64;
-/// Batches between two looks at the clock.
+/// Batches between two readings of the clock.
 const BATCHES_PER_LOOK: usize = 16;
 
 fn main() {
@@ -60,7 +60,7 @@ fn read(file: &str) -> String {
     String::from_utf8(output.expect("the file's text").stdout).expect("UTF-8")
 }
 
-fn measure<A: Address>(
+fn measure<A: AddressBits>(
     report: &Report,
     family: &str,
     routes: &[(A, u32)],
@@ -70,7 +70,7 @@ fn measure<A: Address>(
     if routes.is_empty() {
         return;
     }
-    let mut table = Table::new();
+    let mut table = PrefixTable::new();
     let (start, mut slowest) = (Instant::now(), Duration::ZERO);
     for (at, &(address, length)) in routes.iter().enumerate() {
         let one = Instant::now();
@@ -149,8 +149,8 @@ fn measure<A: Address>(
     }
 }
 
-/// An address inside a prefix.
-fn behind<A: Address>(prefix: A, length: u32, noise: A) -> A {
+/// Returns an address inside a prefix.
+fn behind<A: AddressBits>(prefix: A, length: u32, noise: A) -> A {
     let mut address = prefix;
     for depth in (0..A::BITS).step_by(6) {
         let from_noise = if depth >= length {
@@ -165,12 +165,13 @@ fn behind<A: Address>(prefix: A, length: u32, noise: A) -> A {
     address
 }
 
-/// Looks all addresses up, in millions a second; what is to be done between batches counts.
-fn look_ups<A: Address>(
-    table: &mut Table<A>,
+/// Looks up all addresses. Returns the rate in millions
+/// per second, including the work between batches.
+fn look_ups<A: AddressBits>(
+    table: &mut PrefixTable<A>,
     addresses: &[A],
     batch: usize,
-    mut between: impl FnMut(&mut Table<A>),
+    mut between: impl FnMut(&mut PrefixTable<A>),
 ) -> f64 {
     let mut values = vec![0; batch];
     let start = Instant::now();
@@ -184,8 +185,8 @@ fn look_ups<A: Address>(
     (addresses.len() / batch * batch) as f64 / start.elapsed().as_secs_f64() / 1e6
 }
 
-/// A random route of the table is withdrawn, announced again, or goes another way.
-fn change<A: Address>(table: &mut Table<A>, routes: &[(A, u32)], random: &mut Random) {
+/// Withdraws a random route of the table, announces it again, or changes its next hop.
+fn change<A: AddressBits>(table: &mut PrefixTable<A>, routes: &[(A, u32)], random: &mut Random) {
     let (address, length) = routes[random.next() as usize % routes.len()];
     match random.next() % 4 {
         0 => drop(table.remove(address, length)),
@@ -193,11 +194,11 @@ fn change<A: Address>(table: &mut Table<A>, routes: &[(A, u32)], random: &mut Ra
     }
 }
 
-/// Look-ups without and with changes, in turns.
-fn while_changing<A: Address>(
+/// Measures look-ups without and with changes, alternately.
+fn while_changing<A: AddressBits>(
     report: &Report,
     family: &str,
-    table: &mut Table<A>,
+    table: &mut PrefixTable<A>,
     routes: &[(A, u32)],
     addresses: &[A],
     random: &mut Random,
@@ -237,7 +238,7 @@ fn while_changing<A: Address>(
     );
 }
 
-/// Memory of the tables of many small networks, of both families with ten routes each.
+/// Measures the tables' memory for many small networks, each with ten routes per IP version.
 fn small_tables(report: &Report) {
     const TABLES: u32 = 1000;
     const ROUTES: u32 = 10;
@@ -280,7 +281,7 @@ fn list(values: &[f64]) -> String {
     format!("[{}]", values.iter().map(|value| format!("{value:.1}")).collect::<Vec<_>>().join(","))
 }
 
-/// Where results go: lines of words or of JSON.
+/// Writer of results: lines of text or JSON.
 struct Report {
     json: bool,
 }

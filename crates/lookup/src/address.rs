@@ -1,34 +1,34 @@
-//! What a trie needs to know of an address.
+//! Address types of a trie.
 
 use std::fmt::Debug;
 
-/// An address as an unsigned number whose highest bit is the first of the address.
-pub trait Address: Copy + Debug + Default + Eq + Ord {
-    /// Bits of an address.
+/// An address as an unsigned number; its highest bit is the address's first bit.
+pub trait AddressBits: Copy + Debug + Default + Eq + Ord {
+    /// Number of bits.
     const BITS: u32;
 
     /// Bits that the root of a large table resolves: a multiple of six.
     const ROOT_BITS: u32;
 
-    /// Whether a node stores small values in 16 bits: good where most nodes have no children,
-    /// because more fits in a cache line; else it costs instructions.
+    /// True if a node stores small values in 16 bits. That helps if most nodes have
+    /// no children, since more fits in a cache line; otherwise it costs instructions.
     const SHORT_RUNS: bool;
 
-    /// The six bits that begin at bit `depth` (`0..BITS`), as a number `0..64`; bits beyond the
-    /// address count as zero.
+    /// Returns the six bits from bit `depth` (`0..BITS`) as a
+    /// number `0..64`. Bits beyond the address count as zero.
     fn slot(self, depth: u32) -> usize;
 
-    /// The first `bits` bits (1..=24) as a number.
+    /// Returns the first `bits` bits (1..=24) as a number.
     fn head(self, bits: u32) -> usize;
 
-    /// The address with all but the first `length` bits set to zero.
+    /// Returns the address with all bits after the first `length` set to zero.
     fn masked(self, length: u32) -> Self;
 
-    /// The address with the six bits at `depth` set to `slot`, where they were zero.
+    /// Returns the address with the six bits at `depth`, which must be zero, set to `slot`.
     fn with_slot(self, depth: u32, slot: usize) -> Self;
 }
 
-impl Address for u32 {
+impl AddressBits for u32 {
     const BITS: u32 = 32;
     const ROOT_BITS: u32 = 18;
     const SHORT_RUNS: bool = true;
@@ -52,7 +52,7 @@ impl Address for u32 {
     }
 }
 
-impl Address for u128 {
+impl AddressBits for u128 {
     const BITS: u32 = 128;
     const ROOT_BITS: u32 = 24;
     const SHORT_RUNS: bool = false;
@@ -89,11 +89,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn bit<A: Address>(bits: u128, index: u32) -> usize {
+    fn bit<A: AddressBits>(bits: u128, index: u32) -> usize {
         if index < A::BITS { (bits >> (A::BITS - 1 - index)) as usize & 1 } else { 0 }
     }
 
-    fn slots_agree<A: Address>(address: A, bits: u128) {
+    fn slots_agree<A: AddressBits>(address: A, bits: u128) {
         let mut again = A::default();
         for depth in (0..A::BITS).step_by(6) {
             let want = (0..6).fold(0, |slot, i| slot * 2 + bit::<A>(bits, depth + i));
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_are_the_bits_of_the_address(v4: u32, v6: u128) {
+        fn node_slots_match_address_bits(v4: u32, v6: u128) {
             slots_agree(v4, u128::from(v4));
             slots_agree(v6, v6);
         }

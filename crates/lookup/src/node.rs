@@ -1,51 +1,51 @@
-//! Nodes of the trie, as look-ups read them: each a block of half cache lines.
+//! Nodes of the trie in the form for look-ups: each is a block of half cache lines.
 //!
-//! A node has an entry for each of the 64 values of six bits of address: the name of a child, or
-//! a stored value. Neighbouring slots with the same entry are a run, which is stored once. A
-//! node's words are
+//! A node has an entry for each of the 64 values of six address bits:
+//! the name of a child, or a stored value. Neighbouring slots with the
+//! same entry form a run, which is stored once. A node's words are
 //!
 //! | words | |
 //! |---|---|
 //! | 0, 1 | the slots at which a run begins, as bits (slot 0 is always one) |
-//! | 2 | inherited: the stored value that holds where this node's entries have nothing |
-//! | 3 | control: where the prefixes that end in this node are |
+//! | 2 | inherited: the stored value for entries of this node that are [`NOTHING`] |
+//! | 3 | control: index of the prefixes that end in this node |
 //! | 4.. | the entry of each run |
 //!
-//! In a family of [`Address::SHORT_RUNS`] (IPv4) the words from 4 on hold for each run 16 bits: a
-//! small stored value, or [`LONG`] and the index of one of the words that follow, with a child or a
-//! stored value that is not small. A node of 24 runs without children is one cache line then, and
-//! 97 of 100 nodes of the Internet's IPv4 table are read by one cache miss.
+//! With [`AddressBits::SHORT_RUNS`] (IPv4), words from 4 on have 16 bits for each run.
+//! They are a small stored value, or [`LONG`] and the index of a later word with a
+//! child or a larger stored value. A node of 24 runs without children then fits in
+//! one cache line. One cache miss reads 97 of 100 nodes of the Internet's IPv4 table.
 
 use std::hint::select_unpredictable;
 use std::marker::PhantomData;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::Address;
+use crate::AddressBits;
 use crate::pool::{Blocks, class_of};
 
 /// Slots of a node.
 pub(crate) const SLOTS: usize = 64;
 
-/// Marks an entry as the name of a node; without it, it is a stored value.
+/// Marks an entry as the name of a node; all others are stored values.
 pub(crate) const NODE: u32 = 1 << 31;
 
-/// A stored value is the value plus one; zero says that nothing matches here.
+/// A stored value is the value plus one; zero means that nothing matches.
 pub(crate) const NOTHING: u32 = 0;
 
-/// Words of half a cache line, which blocks are made of.
+/// Words of half a cache line, the unit of blocks.
 const UNIT: usize = 8;
-type Unit = [u32; UNIT];
+type NodeUnit = [u32; UNIT];
 
 /// Words before the runs.
 const HEADER: usize = 4;
 const INHERITED: usize = 2;
 const CONTROL: usize = 3;
 
-/// Marks what is stored of a run as the index of a word of the node.
+/// Marks a run's 16 bits as the index of a word of the node.
 const LONG: u16 = 1 << 15;
 
-/// By slot, the bits of the slots up to this one.
+/// By slot: the bits of all slots up to this one.
 const UP_TO: [u64; SLOTS] = {
     let mut up_to = [0; SLOTS];
     let mut slot = 0;
@@ -58,25 +58,25 @@ const UP_TO: [u64; SLOTS] = {
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(64))]
-struct Line([Unit; 2]);
+struct CacheLine([NodeUnit; 2]);
 
-/// All nodes of a table. A node is named by the first unit of its block.
+/// All nodes of a table. A node's name is the first unit of its block.
 #[derive(Clone, Debug)]
-pub(crate) struct Nodes<A> {
-    lines: Vec<Line>,
+pub(crate) struct TrieNodes<A> {
+    lines: Vec<CacheLine>,
     blocks: Blocks,
     address: PhantomData<A>,
 }
 
-/// The nodes, to read.
+/// Read access to the nodes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a, A> {
-    units: &'a [Unit],
+pub(crate) struct TrieView<'a, A> {
+    units: &'a [NodeUnit],
     halves: &'a [u16],
     address: PhantomData<A>,
 }
 
-impl<A: Address> View<'_, A> {
+impl<A: AddressBits> TrieView<'_, A> {
     #[inline(always)]
     pub(crate) fn inherited(&self, node: u32) -> u32 {
         self.units[node as usize][INHERITED]
@@ -88,32 +88,32 @@ impl<A: Address> View<'_, A> {
         let node = node as usize;
         let header = &self.units[node];
         let runs = u64::from(header[1]) << 32 | u64::from(header[0]);
-        // The runs that have begun up to this slot; the last of them is meant.
+        // Number of runs that begin up to this slot; the last of them has the entry.
         let begun = (runs & UP_TO[slot % SLOTS]).count_ones() as usize;
         let words = self.units.as_flattened();
         if !A::SHORT_RUNS {
             return words[node * UNIT + HEADER - 1 + begun];
         }
         let run = self.halves[2 * (node * UNIT + HEADER) - 1 + begun];
-        // Where nothing is long, a word is read that is there already.
+        // Without a long entry, this reads a word that is in the cache already.
         let is_long = run & LONG != 0;
         let long = words[node * UNIT + select_unpredictable(is_long, usize::from(run & !LONG), 0)];
         select_unpredictable(is_long, long, run.into())
     }
 }
 
-impl<A: Address> Default for Nodes<A> {
+impl<A: AddressBits> Default for TrieNodes<A> {
     fn default() -> Self {
         Self { lines: Vec::new(), blocks: Blocks::default(), address: PhantomData }
     }
 }
 
-impl<A: Address> Nodes<A> {
+impl<A: AddressBits> TrieNodes<A> {
     #[inline(always)]
-    pub(crate) fn view(&self) -> View<'_, A> {
+    pub(crate) fn view(&self) -> TrieView<'_, A> {
         let bytes = self.lines.as_bytes();
-        // Lines are units and halves: that can't fail.
-        View {
+        // Lines consist of units and halves, so the conversion can't fail.
+        TrieView {
             units: FromBytes::ref_from_bytes(bytes).unwrap_or(&[]),
             halves: FromBytes::ref_from_bytes(bytes).unwrap_or(&[]),
             address: PhantomData,
@@ -146,27 +146,27 @@ impl<A: Address> Nodes<A> {
         self.words(node)[CONTROL]
     }
 
-    /// The entry of a slot.
+    /// Returns the entry of a slot.
     pub(crate) fn entry(&self, node: u32, slot: usize) -> u32 {
         self.view().entry(node, slot)
     }
 
-    /// The child at a slot.
+    /// Returns the child at a slot.
     pub(crate) fn child(&self, node: u32, slot: usize) -> Option<u32> {
         let entry = self.entry(node, slot);
         (entry & NODE != 0).then_some(entry & !NODE)
     }
 
-    /// The children from a slot on, with their slots.
+    /// Returns the children from a slot on, with their slots.
     pub(crate) fn children(&self, node: u32, from: usize) -> impl Iterator<Item = (usize, u32)> {
-        // A child is a run of its own.
+        // A child has a run of its own.
         let runs = self.runs(node);
         (from..SLOTS)
             .filter(move |slot| runs >> slot & 1 != 0)
             .filter_map(move |slot| Some((slot, self.child(node, slot)?)))
     }
 
-    /// The entries of all slots.
+    /// Returns the entries of all slots.
     pub(crate) fn entries(&self, node: u32) -> [u32; SLOTS] {
         let mut entries = [NOTHING; SLOTS];
         let mut runs = self.runs(node);
@@ -179,14 +179,14 @@ impl<A: Address> Nodes<A> {
         entries
     }
 
-    /// A node with nothing in it.
+    /// Makes an empty node.
     pub(crate) fn make(&mut self, control: u32) -> u32 {
         let node = self.allocate(1);
         self.words_mut(node)[..=HEADER].copy_from_slice(&[1, 0, NOTHING, control, NOTHING]);
         node
     }
 
-    /// Makes another node the child at a slot that has one.
+    /// Replaces the child at a slot by another node.
     pub(crate) fn set_child(&mut self, node: u32, slot: usize, child: u32) {
         let begun = (self.runs(node) & UP_TO[slot]).count_ones() as usize;
         let at = if A::SHORT_RUNS {
@@ -197,7 +197,7 @@ impl<A: Address> Nodes<A> {
         self.words_mut(node)[at] = NODE | child;
     }
 
-    /// Writes a node with other entries; returns its name from now on.
+    /// Writes a node with new entries; returns its new name.
     pub(crate) fn rewrite(&mut self, node: u32, entries: &[u32; SLOTS]) -> u32 {
         let mut runs = 1;
         for slot in 1..SLOTS {
@@ -232,23 +232,23 @@ impl<A: Address> Nodes<A> {
         self.blocks.release(node, self.units(node));
     }
 
-    /// Makes the nodes keep their place in memory until there are `units_count` units.
+    /// Reserves memory, so that nodes don't move until there are `units_count` units.
     pub(crate) fn reserve(&mut self, units_count: usize) {
         self.lines.reserve_exact((units_count / 2).saturating_sub(self.lines.len()));
     }
 
     /// Bytes in use or free for reuse.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.lines.len() * size_of::<Line>() + self.blocks.memory_bytes()
+        self.lines.len() * size_of::<CacheLine>() + self.blocks.memory_bytes()
     }
 
-    /// What is stored of each run.
+    /// Returns the 16 bits of each run.
     fn short_runs(&self, node: u32) -> &[u16] {
         let count = self.runs(node).count_ones() as usize;
         &self.view().halves[2 * (node as usize * UNIT + HEADER)..][..count]
     }
 
-    /// Units of a node's block.
+    /// Returns the number of units of a node's block.
     fn units(&self, node: u32) -> usize {
         let count = self.runs(node).count_ones() as usize;
         let words = if A::SHORT_RUNS {
@@ -260,7 +260,7 @@ impl<A: Address> Nodes<A> {
         (HEADER + words).div_ceil(UNIT)
     }
 
-    /// A block of so many words in place of a node's.
+    /// Replaces a node's block by one with this number of words.
     fn resize(&mut self, node: u32, words_count: usize) -> u32 {
         let (before, units) = (self.units(node), words_count.div_ceil(UNIT));
         if class_of(before) == class_of(units) {
@@ -274,7 +274,7 @@ impl<A: Address> Nodes<A> {
         let node = self.blocks.allocate(units);
         let lines = self.blocks.end().div_ceil(2);
         if self.lines.len() < lines {
-            self.lines.resize(lines, Line::default());
+            self.lines.resize(lines, CacheLine::default());
         }
         node
     }
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Entries as they can be: each child at one slot.
+    /// Valid entries: each child at one slot.
     fn entries() -> impl Strategy<Value = [u32; SLOTS]> {
         let stored = prop_oneof![3 => 0u32..4, 1 => 0x7ffeu32..0x8002, 1 => 0..NODE];
         let run = (1usize..20, prop_oneof![3 => stored.prop_map(Some), 1 => Just(None)]);
@@ -296,8 +296,8 @@ mod tests {
         })
     }
 
-    fn nodes_keep<A: Address>(steps: Vec<(usize, [u32; SLOTS])>) {
-        let mut nodes = Nodes::<A>::default();
+    fn nodes_keep<A: AddressBits>(steps: Vec<(usize, [u32; SLOTS])>) {
+        let mut nodes = TrieNodes::<A>::default();
         let mut names: Vec<u32> = (0..4).map(|control| nodes.make(control)).collect();
         let mut want = [[NOTHING; SLOTS]; 4];
         for (which, entries) in steps {
@@ -327,7 +327,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nodes_are_like_arrays(steps in prop::collection::vec((0usize..4, entries()), 1..20)) {
+        fn trie_nodes_match_arrays(steps in prop::collection::vec((0usize..4, entries()), 1..20)) {
             nodes_keep::<u32>(steps.clone());
             nodes_keep::<u128>(steps);
         }

@@ -1,7 +1,7 @@
-//! Blocks of neighbouring items, with reuse of what was given back.
+//! Blocks of neighbouring items, with reuse of freed blocks.
 //!
-//! Blocks have sizes of a few classes, so that most insertions happen in place. A block of an even
-//! size begins at an even index. Limit: blocks of [`BLOCK_MAX`] items, 2^31 items in all.
+//! Blocks have a few size classes, so most insertions happen in place. A block of an even
+//! size begins at an even index. Limits: blocks of [`BLOCK_MAX`] items, 2^31 items in total.
 
 /// Items of the largest block.
 pub(crate) const BLOCK_MAX: usize = 128;
@@ -12,17 +12,17 @@ pub(crate) fn class_of(count: usize) -> usize {
     CLASS_SIZES.partition_point(|&size| usize::from(size) < count)
 }
 
-/// Which blocks there are. A block is named by its first index and its count of items, which the
-/// owner remembers; a block of no items has no memory, whatever its index.
+/// Allocator of blocks. The owner identifies a block by its first index and its
+/// number of items. A block without items has no memory, whatever its index.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blocks {
     end: usize,
-    /// Free blocks by class, as far as there have been any.
+    /// Free blocks by class, up to the highest class used so far.
     free: Vec<Vec<u32>>,
 }
 
 impl Blocks {
-    /// A block for `count` items.
+    /// Allocates a block for `count` items.
     pub(crate) fn allocate(&mut self, count: usize) -> u32 {
         if count == 0 {
             return 0;
@@ -51,7 +51,7 @@ impl Blocks {
         }
     }
 
-    /// Items that blocks have been made of.
+    /// Upper bound of all blocks' indices.
     pub(crate) fn end(&self) -> usize {
         self.end
     }
@@ -63,19 +63,19 @@ impl Blocks {
     }
 }
 
-/// A vector cut into blocks.
+/// A vector divided into blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool<T> {
+pub(crate) struct BlockPool<T> {
     pub(crate) items: Vec<T>,
     blocks: Blocks,
 }
 
-impl<T: Copy + Default> Pool<T> {
+impl<T: Copy + Default> BlockPool<T> {
     pub(crate) fn new() -> Self {
         Self { items: Vec::new(), blocks: Blocks::default() }
     }
 
-    /// A block for `count` items; what they hold is not defined.
+    /// Allocates a block for `count` items with undefined content.
     pub(crate) fn allocate(&mut self, count: usize) -> u32 {
         let first = self.blocks.allocate(count);
         if self.items.len() < self.blocks.end() {
@@ -92,7 +92,7 @@ impl<T: Copy + Default> Pool<T> {
         &self.items[first as usize..][..count]
     }
 
-    /// Inserts an item into a block of `count`, before index `at`; returns where the block is now.
+    /// Inserts an item into a block of `count`, before index `at`; returns the block's new index.
     pub(crate) fn insert(&mut self, first: u32, count: usize, at: usize, item: T) -> u32 {
         let old = first as usize;
         let new = if count > 0 && class_of(count) == class_of(count + 1) {
@@ -109,7 +109,7 @@ impl<T: Copy + Default> Pool<T> {
         new as u32
     }
 
-    /// Removes the item at index `at` from a block of `count`; returns where the block is now.
+    /// Removes the item at index `at` from a block of `count`; returns the block's new index.
     pub(crate) fn remove(&mut self, first: u32, count: usize, at: usize) -> u32 {
         let old = first as usize;
         if count == 1 {
@@ -131,7 +131,7 @@ impl<T: Copy + Default> Pool<T> {
         new as u32
     }
 
-    /// Makes the vector keep its place until it has `count` items.
+    /// Reserves memory, so that the vector does not move until it has `count` items.
     pub(crate) fn reserve(&mut self, count: usize) {
         self.items.reserve_exact(count.saturating_sub(self.items.len()));
     }
@@ -149,8 +149,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_are_like_vectors(steps in prop::collection::vec((0usize..4, 0usize..130, any::<bool>()), 0..600)) {
-            let mut pool = Pool::new();
+        fn pool_blocks_match_vectors(steps in prop::collection::vec((0usize..4, 0usize..130, any::<bool>()), 0..600)) {
+            let mut pool = BlockPool::new();
             let mut blocks: Vec<(u32, Vec<u32>)> = vec![(0, Vec::new()); 4];
             for (step, (which, at, insert)) in steps.into_iter().enumerate() {
                 let (first, items) = &mut blocks[which];
@@ -171,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_used_again() {
-        let mut pool = Pool::<u32>::new();
+    fn pool_reuses_released_blocks() {
+        let mut pool = BlockPool::<u32>::new();
         let blocks: Vec<_> = (1..=BLOCK_MAX).map(|count| (pool.allocate(count), count)).collect();
         let length = pool.items.len();
         for (first, count) in blocks {

@@ -1,48 +1,49 @@
-//! The root of a large table: the first bits of an address, resolved by two loads.
+//! The root of a large table: resolves the first bits of an address by two loads.
 //!
-//! The first [`UPPER_BITS`] bits name a group; a group with longer prefixes has a page, an entry
-//! for each value of the further bits up to [`Address::ROOT_BITS`]. So a family whose addresses
-//! in use have few beginnings, as IPv6, can have a deep root.
+//! The first [`UPPER_BITS`] bits select a group. A group with longer prefixes has a page,
+//! with an entry for each value of the further bits up to [`AddressBits::ROOT_BITS`]. So the
+//! root can be deep if the addresses in use have few different first bits, as in IPv6.
 
 use std::marker::PhantomData;
 
-use crate::Address;
+use crate::AddressBits;
 use crate::node::{NODE, NOTHING, SLOTS};
-use crate::table::{STRIDE, Table, first_of};
+use crate::table::{PrefixTable, STRIDE, first_of};
 
-/// Bits that the upper level resolves: two levels of nodes.
+/// Bits of the upper level: two levels of nodes.
 pub(crate) const UPPER_BITS: u32 = 2 * STRIDE;
 const GROUPS: usize = 1 << UPPER_BITS;
 
-/// What the first bits of an address lead to.
+/// Group of the upper level, for one value of an address's first bits.
 #[derive(Clone, Copy, Debug, Default)]
-struct Group {
+struct RootSlot {
     /// Stored value of the longest prefix of up to [`UPPER_BITS`] bits.
     best: u32,
-    /// Index of the page's first entry; 0 is an empty page for all that have none.
+    /// Index of the page's first entry; 0: the empty page of groups without one.
     page: u32,
 }
 
-/// The root. Where it stands for nodes, their entries and what their children inherit are kept
-/// as they are without it; only the nodes right below it inherit more: from the whole page.
+/// The root. It replaces the top nodes for look-ups. Their entries
+/// and their children's inherited values are kept as without it. Only
+/// the nodes right below the root inherit more: from the whole page.
 #[derive(Clone, Debug)]
-pub(crate) struct Root<A> {
-    groups: Box<[Group; GROUPS]>,
-    /// Pages of [`Root::PAGE`] entries: nodes, or stored values of prefixes longer than
+pub(crate) struct RootTable<A> {
+    groups: Box<[RootSlot; GROUPS]>,
+    /// Pages of [`RootTable::PAGE`] entries: nodes, or stored values of prefixes longer than
     /// [`UPPER_BITS`].
     entries: Vec<u32>,
     free: Vec<u32>,
     address: PhantomData<A>,
 }
 
-impl<A: Address> Root<A> {
+impl<A: AddressBits> RootTable<A> {
     const PAGE: usize = 1 << (A::ROOT_BITS - UPPER_BITS);
 
-    /// The root of a table.
-    pub(crate) fn new(table: &mut Table<A>) -> Self {
+    /// Builds the root of a table.
+    pub(crate) fn new(table: &mut PrefixTable<A>) -> Self {
         let mut root = Self {
-            groups: Box::new([Group::default(); GROUPS]),
-            // Address space for all pages (IPv6: 64 MB), so that they do not move.
+            groups: Box::new([RootSlot::default(); GROUPS]),
+            // Reserve address space for all pages (IPv6: 64 MB), so that they do not move.
             entries: Vec::with_capacity((1 + GROUPS) * Self::PAGE),
             free: Vec::new(),
             address: PhantomData,
@@ -54,7 +55,7 @@ impl<A: Address> Root<A> {
         root
     }
 
-    /// The stored value that holds where nothing longer does, and the entry of an address.
+    /// Returns the stored value if nothing longer matches, and the entry of an address.
     #[inline(always)]
     pub(crate) fn get(&self, address: A) -> (u32, u32) {
         let head = address.head(A::ROOT_BITS);
@@ -62,7 +63,7 @@ impl<A: Address> Root<A> {
         (group.best, self.entries[group.page as usize + head % Self::PAGE])
     }
 
-    /// A node has another name. That of one right below the root is written here.
+    /// Records the new name of a node, if it is right below the root.
     pub(crate) fn moved(&mut self, address: A, depth: u32, node: u32) {
         let head = address.head(A::ROOT_BITS);
         let page = self.groups[head / Self::PAGE].page;
@@ -78,8 +79,8 @@ impl<A: Address> Root<A> {
             + self.free.capacity() * size_of::<u32>()
     }
 
-    /// Brings what a prefix of up to [`Address::ROOT_BITS`] bits covers up to date.
-    pub(crate) fn refresh(&mut self, table: &mut Table<A>, address: A, length: u32) {
+    /// Updates everything that a prefix of up to [`AddressBits::ROOT_BITS`] bits covers.
+    pub(crate) fn refresh(&mut self, table: &mut PrefixTable<A>, address: A, length: u32) {
         let first = address.masked(length).head(A::ROOT_BITS);
         let (group, at) = (first / Self::PAGE, first % Self::PAGE);
         let width = 1 << (A::ROOT_BITS - length);
@@ -92,7 +93,12 @@ impl<A: Address> Root<A> {
         }
     }
 
-    fn refresh_group(&mut self, table: &mut Table<A>, head: usize, range: std::ops::Range<usize>) {
+    fn refresh_group(
+        &mut self,
+        table: &mut PrefixTable<A>,
+        head: usize,
+        range: std::ops::Range<usize>,
+    ) {
         let (best, node) = table.group(head);
         let group = &mut self.groups[head];
         group.best = best;
@@ -123,10 +129,9 @@ impl<A: Address> Root<A> {
     }
 }
 
-/// Writes some entries of the page (or part of one) that stands for a node, the first of which
-/// is number `from`.
-fn refresh_entries<A: Address>(
-    table: &mut Table<A>,
+/// Writes some entries of a node's page (or part of one), starting with number `from`.
+fn refresh_entries<A: AddressBits>(
+    table: &mut PrefixTable<A>,
     node: u32,
     depth: u32,
     best: u32,

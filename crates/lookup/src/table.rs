@@ -2,10 +2,10 @@
 
 use std::hint::{black_box, select_unpredictable};
 
-use crate::Address;
-use crate::node::{NODE, NOTHING, Nodes, SLOTS};
-use crate::pool::Pool;
-use crate::root::{Root, UPPER_BITS};
+use crate::AddressBits;
+use crate::node::{NODE, NOTHING, SLOTS, TrieNodes};
+use crate::pool::BlockPool;
+use crate::root::{RootTable, UPPER_BITS};
 
 /// Prefixes at which a table gets its root.
 pub const ROOT_FROM: usize = 256;
@@ -13,12 +13,12 @@ pub const ROOT_FROM: usize = 256;
 /// The largest value.
 pub const VALUE_MAX: u32 = (1 << 31) - 2;
 
-/// What [`Table::lookup_batch`] writes for an address that no prefix covers.
+/// Result of [`PrefixTable::lookup_batch`] for an address without a matching prefix.
 pub const NONE: u32 = u32::MAX;
 
-/// Units of nodes, nodes and routes for which a table with a root reserves address space (56 MB;
-/// memory is used as it is written), so that it does not move while it grows: twice the
-/// Internet's table of 2022.
+/// Number of node units, nodes and routes for which a table with a root reserves
+/// address space (56 MB; memory is used as it is written). This is twice the
+/// Internet's table of 2022, so that tables don't move while they grow.
 const LARGE_UNITS: usize = 1 << 20;
 const LARGE_NODES: usize = 1 << 18;
 const LARGE_ROUTES: usize = 1 << 21;
@@ -26,24 +26,24 @@ const LARGE_ROUTES: usize = 1 << 21;
 /// Bits of one node.
 pub(crate) const STRIDE: u32 = 6;
 
-/// Addresses whose look-ups overlap.
+/// Number of addresses whose look-ups overlap.
 const LANES: usize = 64;
 
 /// Nodes of the longest path.
 const PATH: usize = 128usize.div_ceil(STRIDE as usize);
 
-/// The nodes on the way of an address, by their depth in strides.
-type Path = [u32; PATH];
+/// Nodes on the path of an address, by their depth in strides.
+type NodePath = [u32; PATH];
 
-/// The prefixes that end in one node. A prefix of `l` bits (1..=6) of the node with those bits
-/// `b` has number `2^l + b`.
+/// Prefixes that end in one node. A prefix of `l` bits
+/// (1..=6) of the node with value `b` has number `2^l + b`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Control {
+pub(crate) struct NodePrefixes {
     pub(crate) present: u128,
     pub(crate) first_route: u32,
 }
 
-impl Control {
+impl NodePrefixes {
     fn routes_count(&self) -> usize {
         self.present.count_ones() as usize
     }
@@ -56,8 +56,13 @@ impl Control {
         self.present >> number & 1 != 0
     }
 
-    /// Puts a prefix in; returns what it was before.
-    fn put(&mut self, routes: &mut Pool<Route>, number: usize, route: Route) -> Option<Route> {
+    /// Inserts a prefix; returns its previous route.
+    fn put(
+        &mut self,
+        routes: &mut BlockPool<StoredRoute>,
+        number: usize,
+        route: StoredRoute,
+    ) -> Option<StoredRoute> {
         let (count, rank) = (self.routes_count(), self.rank(number));
         if self.has(number) {
             let place = &mut routes.items[self.first_route as usize + rank];
@@ -68,18 +73,18 @@ impl Control {
         None
     }
 
-    /// Takes out a prefix that is in.
-    fn take(&mut self, routes: &mut Pool<Route>, number: usize) {
+    /// Removes an existing prefix.
+    fn take(&mut self, routes: &mut BlockPool<StoredRoute>, number: usize) {
         let (count, rank) = (self.routes_count(), self.rank(number));
         self.first_route = routes.remove(self.first_route, count, rank);
         self.present &= !(1 << number);
     }
 
-    /// Stored value of the longest of the prefixes, by slot.
-    fn best(&self, routes: &Pool<Route>) -> [u32; SLOTS] {
+    /// Returns the stored value of the longest prefix, by slot.
+    fn best(&self, routes: &BlockPool<StoredRoute>) -> [u32; SLOTS] {
         let mut best = [NOTHING; SLOTS];
         let mut present = self.present;
-        // Numbers ascend with length, so what is more specific comes later.
+        // Numbers ascend with length, so more specific prefixes come later.
         for route in routes.block(self.first_route, self.routes_count()) {
             let number = present.trailing_zeros() as usize;
             present &= present - 1;
@@ -91,65 +96,64 @@ impl Control {
 
 /// A route as it was inserted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Route {
+pub(crate) struct StoredRoute {
     pub(crate) value: u32,
     pub(crate) generation: u32,
 }
 
-/// Maps prefixes to values; see the [crate] about its structure and costs.
+/// Maps prefixes to values; see the [crate] for its structure and costs.
 ///
-/// Prefixes are given as an address and a length in bits; bits beyond the length are ignored.
-/// Each route carries the number of the generation that inserted it last, which
-/// [`Table::sweep`] goes by.
+/// A prefix is an address and a length in bits; bits beyond the length are ignored. Each
+/// route has the number of the generation that inserted it last, for [`PrefixTable::sweep`].
 #[derive(Clone, Debug)]
-pub struct Table<A: Address> {
+pub struct PrefixTable<A: AddressBits> {
     /// Prefixes of up to six bits; the default route has number 1.
-    pub(crate) short: Control,
+    pub(crate) short: NodePrefixes,
     /// Stored value of the longest short prefix for the first six bits.
     short_best: [u32; SLOTS],
     /// Nodes for bits 6.. by the first six bits, or [`NOTHING`].
     pub(crate) top: [u32; SLOTS],
-    /// Resolves the first bits at once; none in small tables.
-    root: Option<Root<A>>,
-    pub(crate) nodes: Nodes<A>,
-    pub(crate) controls: Pool<Control>,
-    pub(crate) routes: Pool<Route>,
+    /// Resolves the first bits at once; `None` in small tables.
+    root: Option<RootTable<A>>,
+    pub(crate) nodes: TrieNodes<A>,
+    pub(crate) controls: BlockPool<NodePrefixes>,
+    pub(crate) routes: BlockPool<StoredRoute>,
     len: usize,
     root_from: usize,
 }
 
-impl<A: Address> Default for Table<A> {
+impl<A: AddressBits> Default for PrefixTable<A> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<A: Address> Table<A> {
-    /// An empty table.
+impl<A: AddressBits> PrefixTable<A> {
+    /// Makes an empty table.
     pub fn new() -> Self {
         Self::with_root_from(ROOT_FROM)
     }
 
     pub(crate) fn with_root_from(root_from: usize) -> Self {
         Self {
-            short: Control::default(),
+            short: NodePrefixes::default(),
             short_best: [NOTHING; SLOTS],
             top: [NOTHING; SLOTS],
             root: None,
-            nodes: Nodes::default(),
-            controls: Pool::new(),
-            routes: Pool::new(),
+            nodes: TrieNodes::default(),
+            controls: BlockPool::new(),
+            routes: BlockPool::new(),
             len: 0,
             root_from,
         }
     }
 
-    /// Count of routes.
+    /// Number of routes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no route.
+    /// True if there is no route.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -157,21 +161,21 @@ impl<A: Address> Table<A> {
     /// Bytes of memory in use or free for reuse.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
-            + self.root.as_ref().map_or(0, Root::memory_bytes)
+            + self.root.as_ref().map_or(0, RootTable::memory_bytes)
             + self.nodes.memory_bytes()
             + self.controls.memory_bytes()
             + self.routes.memory_bytes()
     }
 
-    /// The value of the longest prefix that covers `address`.
+    /// Returns the value of the longest prefix that matches `address`.
     pub fn lookup(&self, address: A) -> Option<u32> {
         let mut value = [NONE];
         self.lookup_batch(&[address], &mut value);
         (value[0] != NONE).then_some(value[0])
     }
 
-    /// Writes to each of `values` the value of the longest prefix that covers the address at the
-    /// same index, or [`NONE`]. Cache misses of different addresses overlap.
+    /// Writes to each of `values` the value of the longest prefix that matches the address
+    /// at the same index, or [`NONE`]. Cache misses of different addresses overlap.
     ///
     /// # Panics
     /// If the slices differ in length.
@@ -190,9 +194,8 @@ impl<A: Address> Table<A> {
         }
     }
 
-    /// All lanes go down one level, then all that have not ended the next; no branch depends on
-    /// an address. `begin` gives the stored value that holds where nothing longer does, and the
-    /// entry to begin with.
+    /// Moves all lanes down one level, then all pending ones down the next. No branch depends on an
+    /// address. `begin` returns the stored value if nothing longer matches, and the first entry.
     #[inline(always)]
     fn lookup_lanes(
         &self,
@@ -211,7 +214,7 @@ impl<A: Address> Table<A> {
             pending[pending_count % LANES] = lane as u8;
             pending_count += usize::from(entry[lane] & NODE != 0);
         }
-        // A loop of few instructions has more misses under way at a time than that below.
+        // A short loop has more cache misses in flight at a time than the one below.
         let touch = |&lane: &u8| nodes.inherited(entry[usize::from(lane) % LANES] & !NODE);
         black_box(pending[..pending_count].iter().map(touch).fold(0, |all, one| all | one));
         let mut depth = bits;
@@ -235,15 +238,15 @@ impl<A: Address> Table<A> {
         }
     }
 
-    /// The value of exactly this prefix.
+    /// Returns the value of exactly this prefix.
     ///
     /// # Panics
-    /// If `length` is more than the address has.
+    /// If `length` exceeds the address's bits.
     pub fn get(&self, address: A, length: u32) -> Option<u32> {
         self.route(address, length).map(|route| route.value)
     }
 
-    fn route(&self, address: A, length: u32) -> Option<Route> {
+    fn route(&self, address: A, length: u32) -> Option<StoredRoute> {
         assert!(length <= A::BITS);
         let depth = depth_of(length);
         let control = if length <= STRIDE {
@@ -258,8 +261,8 @@ impl<A: Address> Table<A> {
             .then(|| self.routes.items[control.first_route as usize + control.rank(number)])
     }
 
-    /// Writes down the nodes on the way to the one at `depth`, and returns that one.
-    fn follow(&self, address: A, depth: u32, path: &mut Path) -> Option<u32> {
+    /// Writes the nodes on the path to the one at `depth`, and returns that one.
+    fn follow(&self, address: A, depth: u32, path: &mut NodePath) -> Option<u32> {
         let mut entry = self.top[address.slot(0)];
         for level in (STRIDE..=depth).step_by(STRIDE as usize) {
             let node = (entry & NODE != 0).then_some(entry & !NODE)?;
@@ -271,13 +274,13 @@ impl<A: Address> Table<A> {
         Some(path[at(depth)])
     }
 
-    /// Inserts or replaces a route; returns the value that it had.
+    /// Inserts or replaces a route; returns its previous value.
     ///
     /// # Panics
-    /// If `length` is more than the address has, or `value` more than [`VALUE_MAX`].
+    /// If `length` exceeds the address's bits, or `value` exceeds [`VALUE_MAX`].
     pub fn insert(&mut self, address: A, length: u32, value: u32, generation: u32) -> Option<u32> {
         assert!(length <= A::BITS && value <= VALUE_MAX, "{address:?}/{length} to {value}");
-        let route = Route { value, generation };
+        let route = StoredRoute { value, generation };
         let depth = depth_of(length);
         let number = number(address, depth, length);
         if length <= STRIDE {
@@ -296,7 +299,7 @@ impl<A: Address> Table<A> {
         self.inserted(old)
     }
 
-    fn inserted(&mut self, old: Option<Route>) -> Option<u32> {
+    fn inserted(&mut self, old: Option<StoredRoute>) -> Option<u32> {
         if old.is_none() {
             self.len += 1;
             if self.root.is_none() && self.len >= self.root_from {
@@ -309,7 +312,7 @@ impl<A: Address> Table<A> {
     /// Removes exactly this prefix; returns its value.
     ///
     /// # Panics
-    /// If `length` is more than the address has.
+    /// If `length` exceeds the address's bits.
     pub fn remove(&mut self, address: A, length: u32) -> Option<u32> {
         let old = self.route(address, length)?;
         self.len -= 1;
@@ -329,9 +332,9 @@ impl<A: Address> Table<A> {
         Some(old.value)
     }
 
-    /// Makes the nodes that are missing on the way to the one at `depth`, and writes the way
-    /// down. Returns the depth of the first that was made.
-    fn make_path(&mut self, address: A, depth: u32, path: &mut Path) -> Option<u32> {
+    /// Makes the missing nodes on the path to the one at `depth`,
+    /// and writes the path. Returns the depth of the first new node.
+    fn make_path(&mut self, address: A, depth: u32, path: &mut NodePath) -> Option<u32> {
         let mut made_from = None;
         for level in (STRIDE..=depth).step_by(STRIDE as usize) {
             let parent = level - STRIDE;
@@ -345,7 +348,7 @@ impl<A: Address> Table<A> {
             }
             made_from = made_from.or(Some(level));
             let control = self.controls.allocate(1);
-            self.controls.items[control as usize] = Control::default();
+            self.controls.items[control as usize] = NodePrefixes::default();
             let node = self.nodes.make(control);
             path[at(level)] = node;
             match parent {
@@ -356,13 +359,13 @@ impl<A: Address> Table<A> {
         made_from
     }
 
-    /// Removes the empty nodes at the end of a path, and refreshes the last node that stays.
-    /// Returns the depth of the first that is gone.
-    fn remove_empty(&mut self, address: A, depth: u32, path: &mut Path) -> Option<u32> {
+    /// Removes the empty nodes at the end of a path, and refreshes the
+    /// last node that stays. Returns the depth of the first removed node.
+    fn remove_empty(&mut self, address: A, depth: u32, path: &mut NodePath) -> Option<u32> {
         let mut gone_from = None;
         for level in (STRIDE..=depth).rev().step_by(STRIDE as usize) {
             let node = path[at(level)];
-            // A child that is gone is nothing now.
+            // The entry of a removed child is [`NOTHING`].
             let without = gone_from.map(|_| NOTHING);
             let control = self.nodes.control(node);
             let empty = self.controls.items[control as usize].present == 0
@@ -382,20 +385,20 @@ impl<A: Address> Table<A> {
         gone_from
     }
 
-    /// Stored value of the longest of a node's own prefixes, by slot.
+    /// Returns the stored value of the longest of a node's own prefixes, by slot.
     pub(crate) fn own_best(&self, node: u32) -> [u32; SLOTS] {
         self.controls.items[self.nodes.control(node) as usize].best(&self.routes)
     }
 
-    /// Writes the node at `depth` of a path anew, from its prefixes, with what its children
-    /// inherit, and with another entry on the path if there is one. The node may move.
-    fn refresh_node(&mut self, address: A, depth: u32, path: &mut Path, next: Option<u32>) {
+    /// Rewrites the node at `depth` of a path from its prefixes, with its children's
+    /// inherited values and an optional new entry on the path. The node may move.
+    fn refresh_node(&mut self, address: A, depth: u32, path: &mut NodePath, next: Option<u32>) {
         let node = path[at(depth)];
         let mut entries = self.nodes.entries(node);
         if let Some(next) = next {
             entries[address.slot(depth)] = next;
         }
-        // A node that the root stands for hands on what it has inherited itself.
+        // A node that the root replaces also passes on its own inherited value.
         let hands_on = self.root.is_some() && depth > UPPER_BITS && depth < A::ROOT_BITS;
         let from_above = if hands_on { self.nodes.inherited(node) } else { NOTHING };
         for (entry, own) in entries.iter_mut().zip(self.own_best(node)) {
@@ -424,7 +427,7 @@ impl<A: Address> Table<A> {
         self.refresh_root(address, length, None);
     }
 
-    /// Brings the root up to date after a change of a route, and of nodes from a depth on.
+    /// Updates the root after a change of a route, and of nodes from a depth on.
     fn refresh_root(&mut self, address: A, length: u32, nodes_from: Option<u32>) {
         let concerned = |bits: u32| bits <= A::ROOT_BITS;
         if (concerned(length) || nodes_from.is_some_and(concerned))
@@ -439,12 +442,12 @@ impl<A: Address> Table<A> {
         self.nodes.reserve(LARGE_UNITS);
         self.controls.reserve(LARGE_NODES);
         self.routes.reserve(LARGE_ROUTES);
-        let root = Root::new(self);
+        let root = RootTable::new(self);
         self.root = Some(root);
     }
 
-    /// What the root's upper level has for the first twelve bits: the longest prefix of up to
-    /// twelve bits, and the node below.
+    /// Returns the upper level's group for the first twelve bits:
+    /// the longest prefix of up to twelve bits, and the node below.
     pub(crate) fn group(&self, head: usize) -> (u32, Option<u32>) {
         let (slot, next) = (head / SLOTS, head % SLOTS);
         let short = self.short_best[slot];
@@ -460,7 +463,7 @@ impl<A: Address> Table<A> {
     }
 }
 
-/// The first of two stored values that is one.
+/// Returns the first of two stored values that is not [`NOTHING`].
 #[inline(always)]
 pub(crate) fn first_of(first: u32, second: u32) -> u32 {
     select_unpredictable(first != NOTHING, first, second)
@@ -471,18 +474,18 @@ pub(crate) fn depth_of(length: u32) -> u32 {
     (length.max(1) - 1) / STRIDE * STRIDE
 }
 
-/// Index in a path.
+/// Returns the index in a path.
 fn at(depth: u32) -> usize {
     (depth / STRIDE) as usize
 }
 
-/// The number of a prefix in the node at `depth`.
-fn number<A: Address>(address: A, depth: u32, length: u32) -> usize {
+/// Returns the number of a prefix in the node at `depth`.
+fn number<A: AddressBits>(address: A, depth: u32, length: u32) -> usize {
     let bits = length - depth;
     1 << bits | address.slot(depth) >> (STRIDE - bits)
 }
 
-/// The slots that the prefix of this number covers.
+/// Returns the slots that the prefix with this number covers.
 fn slots_of(number: usize) -> std::ops::Range<usize> {
     let bits = number.ilog2();
     let width = SLOTS >> bits;

@@ -1,8 +1,8 @@
-//! Tables against a list that is searched from end to end.
+//! Tables against a list with linear search.
 
 use proptest::prelude::*;
 
-use crate::{Address, Cursor, NONE, Table};
+use crate::{AddressBits, NONE, PrefixTable, WalkCursor};
 
 /// Routes as a list.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ struct Slow<A> {
     routes: Vec<(A, u32, u32, u32)>,
 }
 
-impl<A: Address> Slow<A> {
+impl<A: AddressBits> Slow<A> {
     fn insert(&mut self, address: A, length: u32, value: u32, generation: u32) -> Option<u32> {
         let old = self.remove(address, length);
         self.routes.push((address.masked(length), length, value, generation));
@@ -29,7 +29,7 @@ impl<A: Address> Slow<A> {
     }
 }
 
-/// Addresses that share beginnings with each other, so that prefixes nest.
+/// Addresses with common first bits, so that prefixes nest.
 fn v4() -> BoxedStrategy<u32> {
     prop_oneof![
         any::<u32>(),
@@ -58,11 +58,11 @@ enum Step<A> {
     Sweep,
 }
 
-fn steps<A: Address + 'static>(address: BoxedStrategy<A>) -> BoxedStrategy<Vec<Step<A>>> {
-    // Lengths at which one node ends and the next begins are the delicate ones.
+fn steps<A: AddressBits + 'static>(address: BoxedStrategy<A>) -> BoxedStrategy<Vec<Step<A>>> {
+    // Lengths between two nodes are the critical ones.
     let edge = (0..=A::BITS / 6, 0u32..2).prop_map(|(node, more)| (node * 6 + more).min(A::BITS));
     let length = prop_oneof![0..=A::BITS, edge].boxed();
-    // And values on both sides of what nodes store in 16 bits, stored as the value plus one.
+    // Values on both sides of the 16-bit limit in nodes, stored as the value plus one.
     let value = prop_oneof![4 => 0u32..5, 1 => 0x7ffdu32..0x8001, 1 => any::<u32>()];
     let value = value.prop_map(|value| value % (crate::VALUE_MAX + 1));
     let step = prop_oneof![
@@ -74,7 +74,7 @@ fn steps<A: Address + 'static>(address: BoxedStrategy<A>) -> BoxedStrategy<Vec<S
     prop::collection::vec(step, 0..120).boxed()
 }
 
-fn agrees<A: Address>(table: &Table<A>, slow: &Slow<A>, probes: &[A]) {
+fn agrees<A: AddressBits>(table: &PrefixTable<A>, slow: &Slow<A>, probes: &[A]) {
     assert_eq!(table.len(), slow.routes.len());
     // The first and last address of each route, and those just outside.
     let mut addresses = probes.to_vec();
@@ -95,7 +95,7 @@ fn agrees<A: Address>(table: &Table<A>, slow: &Slow<A>, probes: &[A]) {
         assert_eq!(value, want.unwrap_or(NONE), "{address:x?}");
         assert_eq!(table.lookup(address), want);
     }
-    let (mut all, mut cursor) = (Vec::new(), Cursor::default());
+    let (mut all, mut cursor) = (Vec::new(), WalkCursor::default());
     while table.walk(&mut cursor, 3, |a, l, v, g| all.push((a, l, v, g))) {}
     let mut want = slow.routes.clone();
     all.sort();
@@ -103,19 +103,19 @@ fn agrees<A: Address>(table: &Table<A>, slow: &Slow<A>, probes: &[A]) {
     assert_eq!(all, want);
 }
 
-/// The address with the bit at `index` the other way.
-fn flip<A: Address>(address: A, index: u32) -> A {
+/// Returns the address with the bit at `index` inverted.
+fn flip<A: AddressBits>(address: A, index: u32) -> A {
     let (depth, bit) = (index / 6 * 6, 32 >> (index % 6));
     if address.slot(depth) & bit == 0 {
         address.with_slot(depth, bit)
     } else {
-        // Only 0 to 1 is offered; clear what follows instead.
+        // `with_slot` only sets bits; clear the following bits instead.
         address.masked(index)
     }
 }
 
-fn run<A: Address>(steps: Vec<Step<A>>, probes: &[A], root_from: usize) {
-    let (mut table, mut slow) = (Table::with_root_from(root_from), Slow::default());
+fn run<A: AddressBits>(steps: Vec<Step<A>>, probes: &[A], root_from: usize) {
+    let (mut table, mut slow) = (PrefixTable::with_root_from(root_from), Slow::default());
     let mut generation = 0;
     for step in steps {
         match step {
@@ -133,7 +133,7 @@ fn run<A: Address>(steps: Vec<Step<A>>, probes: &[A], root_from: usize) {
                 }
             }
             Step::Sweep => {
-                let mut cursor = Cursor::default();
+                let mut cursor = WalkCursor::default();
                 let mut removed = Vec::new();
                 while table.sweep(&mut cursor, 5, generation, |value| removed.push(value)) {}
                 let stale = slow.routes.extract_if(.., |route| route.3 != generation);
@@ -155,12 +155,12 @@ fn run<A: Address>(steps: Vec<Step<A>>, probes: &[A], root_from: usize) {
 
 proptest! {
     #[test]
-    fn small_v4_tables_are_like_lists(steps in steps(v4()), probes in prop::collection::vec(v4(), 70)) {
+    fn small_v4_tables_match_a_list(steps in steps(v4()), probes in prop::collection::vec(v4(), 70)) {
         run(steps, &probes, usize::MAX);
     }
 
     #[test]
-    fn small_v6_tables_are_like_lists(steps in steps(v6()), probes in prop::collection::vec(v6(), 70)) {
+    fn small_v6_tables_match_a_list(steps in steps(v6()), probes in prop::collection::vec(v6(), 70)) {
         run(steps, &probes, usize::MAX);
     }
 }
@@ -169,22 +169,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn large_v4_tables_are_like_lists(steps in steps(v4()), from in 0usize..40, probes in prop::collection::vec(v4(), 70)) {
+    fn large_v4_tables_match_a_list(steps in steps(v4()), from in 0usize..40, probes in prop::collection::vec(v4(), 70)) {
         run(steps, &probes, from);
     }
 
     #[test]
-    fn large_v6_tables_are_like_lists(steps in steps(v6()), from in 0usize..40, probes in prop::collection::vec(v6(), 70)) {
+    fn large_v6_tables_match_a_list(steps in steps(v6()), from in 0usize..40, probes in prop::collection::vec(v6(), 70)) {
         run(steps, &probes, from);
     }
 
-    /// Whatever changes between two steps, routes that stay are met once.
+    /// A walk visits each remaining route once, whatever changes between its steps.
     #[test]
-    fn walks_meet_each_lasting_route_once(
+    fn walk_visits_each_remaining_route_once(
         before in prop::collection::vec((v4(), 0u32..=32), 1..60),
         changes in prop::collection::vec((v4(), 0u32..=32, any::<bool>()), 0..60),
     ) {
-        let (mut table, mut lasting) = (Table::<u32>::new(), std::collections::BTreeMap::new());
+        let (mut table, mut lasting) = (PrefixTable::<u32>::new(), std::collections::BTreeMap::new());
         for &(address, length) in &before {
             table.insert(address, length, 1, 0);
             lasting.insert((address.masked(length), length), 0);
@@ -194,7 +194,7 @@ proptest! {
                 lasting.remove(&(address.masked(length), length));
             }
         }
-        let (mut cursor, mut changes) = (Cursor::default(), changes.into_iter());
+        let (mut cursor, mut changes) = (WalkCursor::default(), changes.into_iter());
         let mut met = Vec::new();
         while table.walk(&mut cursor, 2, |a, l, _, _| met.push((a, l))) {
             for (address, length, insert) in changes.by_ref().take(3) {
@@ -214,10 +214,10 @@ proptest! {
     }
 }
 
-/// The longest prefix that the root resolves by itself.
+/// The longest prefix that the root itself resolves.
 #[test]
-fn the_root_follows_its_longest_prefix() {
-    let mut table = Table::<u32>::with_root_from(0);
+fn root_table_follows_changes_of_its_longest_prefix() {
+    let mut table = PrefixTable::<u32>::with_root_from(0);
     table.insert(0x0a00_0000, 13, 1, 0);
     table.insert(0x0a00_4000, 18, 2, 0);
     assert_eq!(table.lookup(0x0a00_4001), Some(2));
@@ -227,18 +227,18 @@ fn the_root_follows_its_longest_prefix() {
     assert_eq!(table.lookup(0x0a00_4001), Some(1));
 }
 
-/// Nodes right below the root inherit from two levels of nodes in its place, whichever changes,
-/// and whether or not it was there before them.
+/// Nodes right below the root inherit from two replaced levels of
+/// nodes, whichever changes, and whether it existed before them or not.
 #[test]
-fn what_is_below_the_root_inherits_from_all_it_stands_for() {
+fn nodes_below_the_root_inherit_replaced_levels() {
     let (prefix, far) = (0x2001_0db8u128 << 96, 0x2001_0db8_ffffu128 << 80);
     for root_from in 0..8 {
-        let mut table = Table::<u128>::with_root_from(root_from);
+        let mut table = PrefixTable::<u128>::with_root_from(root_from);
         let behind = prefix ^ 1 << 100;
         table.insert(prefix, 32, 32, 0);
         table.insert(prefix, 10, 10, 0);
         table.insert(prefix, 16, 16, 0);
-        // Something else in the node above.
+        // A different route in the node above.
         table.insert(prefix ^ 1 << 104, 24, 24, 0);
         assert_eq!((table.lookup(far), table.lookup(behind)), (Some(32), Some(16)));
         table.insert(prefix, 23, 23, 0);
@@ -254,7 +254,7 @@ fn what_is_below_the_root_inherits_from_all_it_stands_for() {
 }
 
 #[test]
-fn values_and_lengths_at_their_bounds() {
+fn lookup_accepts_extreme_values_and_lengths() {
     let mut table = crate::TableV6::new();
     table.insert(0, 0, crate::VALUE_MAX, u32::MAX);
     table.insert(u128::MAX, 128, 0, u32::MAX);
@@ -267,13 +267,13 @@ fn values_and_lengths_at_their_bounds() {
 
 #[test]
 #[should_panic(expected = "to 2147483647")]
-fn a_value_too_large_is_refused() {
+fn insert_panics_on_a_too_large_value() {
     crate::TableV4::new().insert(0, 0, crate::VALUE_MAX + 1, 0);
 }
 
-/// Bytes of a table with ten routes: a default route, and others side by side.
-fn small_table_bytes<A: Address>(first: A, length: u32) -> usize {
-    let mut table = Table::new();
+/// Bytes of a table with ten routes: a default route, and others next to each other.
+fn small_table_bytes<A: AddressBits>(first: A, length: u32) -> usize {
+    let mut table = PrefixTable::new();
     table.insert(A::default(), 0, 1, 0);
     for slot in 0..9 {
         table.insert(first.with_slot(length - 6, slot), length, slot as u32, 0);
@@ -290,7 +290,7 @@ fn a_thousand_small_tables_fit_in_a_few_megabytes() {
 }
 
 #[test]
-fn routes_that_come_and_go_take_no_more_memory() {
+fn reinserted_routes_take_no_more_memory() {
     let mut table = crate::TableV4::new();
     let prefixes: Vec<(u32, u32)> =
         (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761), 12 + i % 21)).collect();

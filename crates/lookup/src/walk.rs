@@ -1,26 +1,26 @@
-//! Going through a table in steps, with changes between the steps.
+//! Iteration over a table in steps, with changes between the steps.
 
 use std::ops::ControlFlow;
 
 use crate::node::NODE;
-use crate::table::{Control, STRIDE, Table, depth_of};
-use crate::{Address, pool};
+use crate::table::{NodePrefixes, PrefixTable, STRIDE, depth_of};
+use crate::{AddressBits, pool};
 
-/// How far a walk has come: behind the prefix it names.
+/// Position of a walk: after the prefix that it names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor<A> {
+pub struct WalkCursor<A> {
     last: Option<(A, u32)>,
 }
 
-impl<A: Address> Table<A> {
-    /// Calls `visit` with address, length, value and generation of up to `count_max` routes that
-    /// come after the cursor, and moves it behind them. Returns whether there may be more.
+impl<A: AddressBits> PrefixTable<A> {
+    /// Calls `visit` with address, length, value and generation of up to `count_max`
+    /// routes after the cursor, and moves it past them. Returns true if there may be more.
     ///
-    /// Between two calls the table may change: a route that is there all the time is visited
-    /// exactly once.
+    /// The table may change between two calls: a route
+    /// that exists all the time is visited exactly once.
     pub fn walk(
         &self,
-        cursor: &mut Cursor<A>,
+        cursor: &mut WalkCursor<A>,
         count_max: usize,
         mut visit: impl FnMut(A, u32, u32, u32),
     ) -> bool {
@@ -38,11 +38,11 @@ impl<A: Address> Table<A> {
         end.is_break()
     }
 
-    /// Removes those of the next `count_max` routes behind the cursor whose generation is not
-    /// `keep`, and calls `removed` with the value of each. Returns whether there may be more.
+    /// Removes routes whose generation is not `keep`, among the next `count_max` routes after
+    /// the cursor. Calls `removed` with the value of each. Returns true if there may be more.
     pub fn sweep(
         &mut self,
-        cursor: &mut Cursor<A>,
+        cursor: &mut WalkCursor<A>,
         count_max: usize,
         keep: u32,
         mut removed: impl FnMut(u32),
@@ -76,10 +76,10 @@ impl<A: Address> Table<A> {
         ControlFlow::Continue(())
     }
 
-    /// The prefixes of the node at `depth` of the path `at`, from a number on.
+    /// Visits the prefixes of the node at `depth` of the path `at`, from a number on.
     fn walk_control(
         &self,
-        control: &Control,
+        control: &NodePrefixes,
         at: A,
         depth: u32,
         from_number: usize,
@@ -119,8 +119,8 @@ impl<A: Address> Table<A> {
     }
 }
 
-/// The first number and the first child's slot of a node that come after a prefix in or below it.
-fn resume<A: Address>(after: Option<(A, u32)>, depth: u32) -> (usize, usize) {
+/// Returns the first number and the first child's slot of a node after a prefix in or below it.
+fn resume<A: AddressBits>(after: Option<(A, u32)>, depth: u32) -> (usize, usize) {
     match after {
         None => (1, 0),
         Some((address, length)) if depth_of(length) == depth => {
@@ -131,13 +131,13 @@ fn resume<A: Address>(after: Option<(A, u32)>, depth: u32) -> (usize, usize) {
     }
 }
 
-/// Whether a prefix of the node at `depth` is in or below its child at `slot`.
-fn below<A: Address>(address: A, length: u32, depth: u32, slot: usize) -> bool {
+/// True if a prefix of the node at `depth` is in or below its child at `slot`.
+fn below<A: AddressBits>(address: A, length: u32, depth: u32, slot: usize) -> bool {
     depth_of(length) > depth && address.slot(depth) == slot
 }
 
-/// The prefix with this number in the node at `depth` of the path `at`.
-fn prefix<A: Address>(at: A, depth: u32, number: usize) -> (A, u32) {
+/// Returns the prefix with this number in the node at `depth` of the path `at`.
+fn prefix<A: AddressBits>(at: A, depth: u32, number: usize) -> (A, u32) {
     let bits = number.ilog2();
     let slot = (number - (1 << bits)) << (STRIDE - bits);
     (at.with_slot(depth, slot), depth + bits)

@@ -1,7 +1,9 @@
-//! Echo requests of the node on the machine: each flow is one ping socket, whose identifier the machine's kernel chose.
+//! Echo requests of the node on the machine. Each flow is one
+//! ping socket, whose identifier the machine's kernel chose.
 //!
-//! The kernel lets a program have ping sockets if `net.ipv4.ping_group_range` has its group, puts the socket's
-//! identifier and a checksum in each request, and gives the socket whatever replies have that identifier.
+//! The kernel permits a program ping sockets if `net.ipv4.ping_group_range`
+//! includes its group. It writes the socket's identifier and a checksum into
+//! each request, and delivers all replies with that identifier.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,37 +15,37 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use rustix::process::Gid;
 use rustix::thread::{set_thread_groups, set_thread_res_gid};
 
-use crate::flows::{self, Flow};
+use crate::flows::{self, OutboundFlow};
 use crate::frames;
-use crate::share::Share;
+use crate::number_share::FlowQuota;
 use crate::sockets::{Protocol, Sockets};
 
-/// Echo flows of a node at a time; the least recently used ends for another.
+/// Most echo flows of a node at a time. A further flow replaces the least recently used one.
 pub const ECHOES_MAX: usize = 64;
 
-/// Room for replies of a flow, bytes: the kernel charges nobody for what waits there.
+/// Receive buffer of a flow, bytes. The kernel charges waiting replies to no cgroup.
 const ROOM: usize = 1 << 15;
 
 /// Echo requests of the node.
 #[derive(Debug)]
-pub struct Echo;
+pub struct EchoProtocol;
 
-impl Echo {
-    /// Makes the sockets in this thread's network namespace as a program of that group; `None`: the machine lets the
-    /// group have none.
+impl EchoProtocol {
+    /// Makes the sockets in this thread's network namespace as a program of that group. `None` if
+    /// the machine permits the group none.
     pub fn open(group: u32) -> io::Result<Option<Sockets<Self>>> {
-        // The kernel looks at the groups of the thread that makes a socket, and at no capability.
+        // The kernel checks the groups of the creating thread, but no capability.
         let made = std::thread::scope(|scope| scope.spawn(|| make(group)).join());
         let sockets = match made.map_err(|_| io::ErrorKind::Other)? {
             Err(Errno::ACCESS) => return Ok(None),
             made => made?,
         };
-        let share = Share::of_identifiers(ECHOES_MAX)?;
-        Ok(Some(Sockets { sockets, share, protocol: Self }))
+        let share = FlowQuota::of_identifiers(ECHOES_MAX)?;
+        Ok(Some(Sockets { sockets, quota: share, protocol: Self }))
     }
 }
 
-/// Makes ping sockets in a thread that is a program of that group from then on.
+/// Makes ping sockets. The thread belongs to that group from then on.
 fn make(group: u32) -> rustix::io::Result<Vec<OwnedFd>> {
     let group = Gid::from_raw(group);
     set_thread_groups(&[])?;
@@ -58,14 +60,14 @@ fn make(group: u32) -> rustix::io::Result<Vec<OwnedFd>> {
     (0..ECHOES_MAX).map(socket).collect()
 }
 
-impl Protocol for Echo {
+impl Protocol for EchoProtocol {
     const STREAM: Duration = flows::QUESTION;
 
-    fn answer(&self, frame: &mut Vec<u8>, flow: &Flow, message: &[u8]) -> bool {
+    fn answer(&self, frame: &mut Vec<u8>, flow: &OutboundFlow, message: &[u8]) -> bool {
         frames::echo_reply(frame, flow, message)
     }
 
-    fn nobody_listens(&self, _: &mut Vec<u8>, _: &Flow) -> bool {
+    fn nobody_listens(&self, _: &mut Vec<u8>, _: &OutboundFlow) -> bool {
         false
     }
 }
@@ -79,13 +81,13 @@ mod tests {
 
     use super::*;
     use crate::namespace::Namespace;
-    use crate::share::FLOWS_SURE;
-    use crate::sockets::Connected;
+    use crate::number_share::FLOWS_SURE;
+    use crate::sockets::FlowSockets;
     use crate::sockets::testing::{Frames, connected, run, until};
 
     const GROUP: u32 = 70_000;
 
-    /// Runs a test in a namespace of its own, where programs of these groups may have ping sockets.
+    /// Runs a test in its own namespace, where programs of these groups may have ping sockets.
     fn within(name: &str, groups: &str, test: impl FnOnce() + Send) {
         let namespace = Namespace::new(name);
         namespace.run("link set lo up");
@@ -95,15 +97,15 @@ mod tests {
         });
     }
 
-    fn echoes() -> (Rc<Connected<Echo>>, Frames) {
-        connected(Echo::open(GROUP).unwrap().expect("ping sockets"))
+    fn echoes() -> (Rc<FlowSockets<EchoProtocol>>, Frames) {
+        connected(EchoProtocol::open(GROUP).unwrap().expect("ping sockets"))
     }
 
-    fn flow(id: u16, to: Ipv4Addr) -> Flow {
-        Flow { port: id, to: SocketAddrV4::new(to, 0) }
+    fn flow(id: u16, to: Ipv4Addr) -> OutboundFlow {
+        OutboundFlow { port: id, to: SocketAddrV4::new(to, 0) }
     }
 
-    /// An echo request as `frames` lets it go.
+    /// An echo request in the form that `frames` passes on.
     fn request(id: u16, sequence: u8, payload: &[u8]) -> Vec<u8> {
         let [high, low] = id.to_be_bytes();
         [&[8, 0, 1, 2, high, low, 0, sequence], payload].concat()
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_of_one_identifier_have_their_own_replies() {
+    fn nodes_with_equal_echo_ids_get_own_replies() {
         within("echo", "0 2147483647", || {
             run(async {
                 let nodes = [echoes(), echoes()];
@@ -138,11 +140,11 @@ mod tests {
                     assert_eq!(replies(until(given, 3).await), [own(0), own(1), own(2)]);
                     assert_eq!(node.count(), 1);
                 }
-                // An ended flow has no identifier, and another one gets its own replies.
+                // An ended flow has no identifier, and another flow gets its own replies.
                 let (node, given) = &nodes[0];
-                node.look_after(flows::QUESTION);
+                node.end_expired(flows::QUESTION);
                 assert_eq!(
-                    (node.count(), Share::of_identifiers(1).unwrap().in_use().unwrap()),
+                    (node.count(), FlowQuota::of_identifiers(1).unwrap().in_use().unwrap()),
                     (0, 1)
                 );
                 let other = Ipv4Addr::new(127, 0, 0, 2);
@@ -161,7 +163,7 @@ mod tests {
                 let (node, given) = echoes();
                 tokio::task::spawn_local(node.clone().serve());
                 let to = Ipv4Addr::LOCALHOST;
-                // The flow has an identifier from here on, which is one of all that the stranger tries.
+                // From here on the flow has an identifier; the stranger tries all of them.
                 node.send(flow(9, to), &request(9, 0, b"x"), Instant::now());
                 assert_eq!(replies(until(&given, 1).await).len(), 1);
                 let flags = SocketFlags::CLOEXEC;
@@ -186,12 +188,12 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_many_identifiers_has_so_many_sockets_and_fewer_where_few_are_free() {
+    fn echo_sockets_per_node_are_bounded() {
         within("echo-many", "0 2147483647", || {
             run(async {
                 let (mut node, _) = echoes();
                 let node = Rc::get_mut(&mut node).unwrap();
-                let send_all = |node: &Connected<Echo>| {
+                let send_all = |node: &FlowSockets<EchoProtocol>| {
                     for id in 0..1_000 {
                         let message = request(id, 0, b"x");
                         node.send(flow(id, Ipv4Addr::LOCALHOST), &message, Instant::now());
@@ -199,9 +201,9 @@ mod tests {
                     node.count()
                 };
                 assert_eq!(send_all(node), ECHOES_MAX);
-                assert_eq!(node.share().in_use().unwrap(), ECHOES_MAX);
-                node.share().set_shared(0);
-                node.look_after(Duration::ZERO);
+                assert_eq!(node.quota_mut().in_use().unwrap(), ECHOES_MAX);
+                node.quota_mut().set_shared(0);
+                node.end_expired(Duration::ZERO);
                 assert_eq!(node.count(), FLOWS_SURE);
                 assert_eq!(send_all(node), FLOWS_SURE);
             });
@@ -209,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_says_whose_group_may_ping() {
+    fn ping_group_range_is_respected() {
         for (groups, may) in [("1 0", false), ("0 0", false), ("70000 70000", true)] {
             within("echo-groups", groups, || {
-                assert_eq!(Echo::open(GROUP).unwrap().is_some(), may, "{groups}");
+                assert_eq!(EchoProtocol::open(GROUP).unwrap().is_some(), may, "{groups}");
             });
         }
     }

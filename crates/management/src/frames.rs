@@ -1,9 +1,9 @@
-//! Frames of a node's interface to outside: which go, and as what.
+//! Decides on the frames of a node's uplink interface, and translates them.
 //!
-//! To outside go whole IPv4 packets of the node's address there, to addresses that the judge allows; to the gateway
-//! only DNS by UDP. Datagrams and echo requests go by sockets of the helper's own, TCP goes to passt, and nothing else
-//! goes. passt takes no loopback address for the node's, so that it sees [`INSIDE`] instead (RFC 1624). Never panics,
-//! whatever the bytes.
+//! Only whole IPv4 packets from the node's uplink address go out, to permitted destinations; the
+//! gateway accepts only DNS over UDP. Datagrams and echo requests use the helper's own sockets, and
+//! TCP goes to passt. Everything else is dropped. passt accepts no loopback address as the node's,
+//! so it sees [`INSIDE`] instead (RFC 1624). Never panics, whatever the bytes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
@@ -11,16 +11,16 @@ use std::ops::Range;
 use pdp_proto::management::{GATEWAY, SOURCE};
 use pdp_wire::checksum::{Sum, checksum};
 
-use crate::flows::Flow;
+use crate::flows::OutboundFlow;
 
-/// What passt takes the node's address for, and the length of the prefix that it shares with the gateway.
+/// The node's address towards passt, and the length of the prefix that it shares with the gateway.
 pub const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
-/// See [`INSIDE`].
+/// Length of the prefix; see [`INSIDE`].
 pub const PREFIX_LENGTH: u8 = 29;
 
-/// Link address of the node's interface.
+/// MAC address of the node's interface.
 pub const MAC_NODE: [u8; 6] = [2, 0, 0, 0, 0, 2];
-/// Link address of passt.
+/// MAC address of passt.
 pub const MAC_PASST: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 const ETHERNET: usize = 14;
@@ -39,43 +39,43 @@ pub const DATAGRAM_MAX: usize = u16::MAX as usize - IPV4 - UDP_HEADER;
 /// Longest payload of a packet, bytes.
 pub const PAYLOAD_MAX: usize = u16::MAX as usize - IPV4;
 
-/// "More fragments" and the offset: all zero in a packet that is whole.
+/// "More fragments" and the offset: all zero in a whole packet.
 const FRAGMENT: u16 = 0x3fff;
 
 /// ICMP: echo, and its reply (RFC 792), both with code 0.
 const ECHO: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 
-/// ICMP: destination unreachable, since nobody listens at the port (RFC 792), or since communication is
-/// administratively prohibited (RFC 1812 section 5.2.7.1).
+/// ICMP destination unreachable: port unreachable (RFC 792), or communication administratively
+/// prohibited (RFC 1812 section 5.2.7.1).
 const UNREACHABLE: u8 = 3;
 const NO_PORT: u8 = 3;
 const PROHIBITED: u8 = 13;
 
-/// Bytes of the packet's payload that an error quotes.
+/// Bytes of the packet's payload quoted in an error.
 const QUOTED: usize = 8;
 
-/// What becomes of a frame of the node.
+/// Decision on a frame of the node.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It goes to passt, as it is now.
-    Goes,
-    /// These bytes of it go by the flow's socket.
-    Datagram(Flow, Range<usize>),
-    /// These bytes of it, an ICMP message, go by the flow's socket.
-    Echo(Flow, Range<usize>),
-    /// It goes nowhere.
+pub enum EgressVerdict {
+    /// Forward it to passt, as rewritten.
+    Forward,
+    /// Send these bytes of it by the flow's socket.
+    Datagram(OutboundFlow, Range<usize>),
+    /// Send these bytes of it, an ICMP message, by the flow's socket.
+    Echo(OutboundFlow, Range<usize>),
+    /// Drop it.
     Dropped,
-    /// It goes nowhere, and this frame tells the node so.
+    /// Drop it, and send the node this frame as error.
     Refused(Vec<u8>),
 }
 
-/// Judges and rewrites a frame of the node; `allowed` says whether the node may reach an address of the machine's
-/// network.
-pub fn leave(frame: &mut [u8], mut allowed: impl FnMut(Ipv4Addr) -> bool) -> Verdict {
-    let Some(packet) = Packet::of(frame) else { return Verdict::Dropped };
+/// Checks and rewrites a frame of the node. `allowed` returns true if the node may reach an address
+/// of the machine's network.
+pub fn egress(frame: &mut [u8], mut allowed: impl FnMut(Ipv4Addr) -> bool) -> EgressVerdict {
+    let Some(packet) = Ipv4Frame::of(frame) else { return EgressVerdict::Dropped };
     if packet.source != SOURCE {
-        return Verdict::Dropped;
+        return EgressVerdict::Dropped;
     }
     let goes = if packet.destination == GATEWAY {
         packet.is_dns(frame)
@@ -83,25 +83,25 @@ pub fn leave(frame: &mut [u8], mut allowed: impl FnMut(Ipv4Addr) -> bool) -> Ver
         allowed(packet.destination)
     };
     if !goes {
-        return packet.refusal(frame).map_or(Verdict::Dropped, Verdict::Refused);
+        return packet.refusal(frame).map_or(EgressVerdict::Dropped, EgressVerdict::Refused);
     }
     let verdict = match packet.protocol {
-        UDP => packet.datagram(frame).map(|(flow, bytes)| Verdict::Datagram(flow, bytes)),
-        ICMP => packet.echo(frame).map(|(flow, bytes)| Verdict::Echo(flow, bytes)),
+        UDP => packet.datagram(frame).map(|(flow, bytes)| EgressVerdict::Datagram(flow, bytes)),
+        ICMP => packet.echo(frame).map(|(flow, bytes)| EgressVerdict::Echo(flow, bytes)),
         TCP => {
             frame[..6].copy_from_slice(&MAC_PASST);
             packet.rewrite(frame, ETHERNET + 12, SOURCE, INSIDE);
-            Some(Verdict::Goes)
+            Some(EgressVerdict::Forward)
         }
         _ => None,
     };
-    verdict.unwrap_or(Verdict::Dropped)
+    verdict.unwrap_or(EgressVerdict::Dropped)
 }
 
-/// Rewrites a frame of passt for the node; false: it is not for it.
-pub fn arrive(frame: &mut [u8]) -> bool {
-    let Some(packet) = Packet::of(frame) else { return false };
-    // It was given nothing else to answer.
+/// Rewrites a frame of passt for the node. False if it is not for the node.
+pub fn ingress(frame: &mut [u8]) -> bool {
+    let Some(packet) = Ipv4Frame::of(frame) else { return false };
+    // passt only answers TCP.
     if packet.destination != INSIDE || packet.protocol != TCP {
         return false;
     }
@@ -110,9 +110,9 @@ pub fn arrive(frame: &mut [u8]) -> bool {
     true
 }
 
-/// Writes the frame that brings the node an answer of a flow's far end. A frame may be longer than the MTU: the
-/// node's kernel takes it whole, and nothing has to be put together again.
-pub fn answer(frame: &mut Vec<u8>, flow: &Flow, payload: &[u8]) {
+/// Writes the frame that delivers a far end's answer to the node. A frame may exceed the MTU: the
+/// node's kernel accepts it whole, without reassembly.
+pub fn answer(frame: &mut Vec<u8>, flow: &OutboundFlow, payload: &[u8]) {
     let payload = &payload[..payload.len().min(DATAGRAM_MAX)];
     let length = (UDP_HEADER + payload.len()) as u16;
     start(frame, UDP, *flow.to.ip(), usize::from(length));
@@ -120,7 +120,7 @@ pub fn answer(frame: &mut Vec<u8>, flow: &Flow, payload: &[u8]) {
     header[..2].copy_from_slice(&flow.to.port().to_be_bytes());
     header[2..4].copy_from_slice(&flow.port.to_be_bytes());
     header[4..6].copy_from_slice(&length.to_be_bytes());
-    // A sum of zero would say that there is none (RFC 768).
+    // A checksum of zero would mean that there is none (RFC 768).
     let sum = match udp_sum(*flow.to.ip(), SOURCE, length, &header, payload) {
         0 => u16::MAX,
         sum => sum,
@@ -130,9 +130,9 @@ pub fn answer(frame: &mut Vec<u8>, flow: &Flow, payload: &[u8]) {
     frame.extend_from_slice(payload);
 }
 
-/// Writes the frame that brings the node an echo reply of a flow's far end, with the identifier of the node's request;
-/// false: the message is none.
-pub fn echo_reply(frame: &mut Vec<u8>, flow: &Flow, message: &[u8]) -> bool {
+/// Writes the frame that delivers a far end's echo reply to the node, with the identifier of the
+/// node's request. False if the message is no echo reply.
+pub fn echo_reply(frame: &mut Vec<u8>, flow: &OutboundFlow, message: &[u8]) -> bool {
     let Some(header) = message.first_chunk::<ICMP_HEADER>() else { return false };
     if header[..2] != [ECHO_REPLY, 0] || message.len() > PAYLOAD_MAX {
         return false;
@@ -148,8 +148,8 @@ pub fn echo_reply(frame: &mut Vec<u8>, flow: &Flow, message: &[u8]) -> bool {
     true
 }
 
-/// Writes the frame that tells the node that nobody listens at a flow's far end.
-pub fn nobody_listens(frame: &mut Vec<u8>, flow: &Flow) {
+/// Writes the frame that reports a closed port at a flow's far end.
+pub fn nobody_listens(frame: &mut Vec<u8>, flow: &OutboundFlow) {
     let mut quoted = ipv4_header(UDP, SOURCE, *flow.to.ip(), UDP_HEADER).to_vec();
     quoted.extend_from_slice(&flow.port.to_be_bytes());
     quoted.extend_from_slice(&flow.to.port().to_be_bytes());
@@ -157,7 +157,7 @@ pub fn nobody_listens(frame: &mut Vec<u8>, flow: &Flow) {
     unreachable(frame, NO_PORT, *flow.to.ip(), &quoted);
 }
 
-/// Writes an error about a packet of the node, from its header and the beginning of its payload.
+/// Writes an error about a packet of the node, quoting its header and the beginning of its payload.
 fn unreachable(frame: &mut Vec<u8>, code: u8, from: Ipv4Addr, quoted: &[u8]) {
     let mut message = vec![UNREACHABLE, code, 0, 0, 0, 0, 0, 0];
     message.extend_from_slice(quoted);
@@ -167,7 +167,7 @@ fn unreachable(frame: &mut Vec<u8>, code: u8, from: Ipv4Addr, quoted: &[u8]) {
     frame.extend_from_slice(&message);
 }
 
-/// Begins a frame for the node whose packet has a payload of so many bytes.
+/// Begins a frame for the node whose packet has a payload of `payload` bytes.
 fn start(frame: &mut Vec<u8>, protocol: u8, from: Ipv4Addr, payload: usize) {
     frame.clear();
     frame.extend_from_slice(&MAC_NODE);
@@ -176,7 +176,8 @@ fn start(frame: &mut Vec<u8>, protocol: u8, from: Ipv4Addr, payload: usize) {
     frame.extend_from_slice(&ipv4_header(protocol, from, SOURCE, payload));
 }
 
-/// Header of a whole packet, which has no identification since nobody cuts it (RFC 6864 section 4.1).
+/// Header of a whole packet. It needs no identification,
+/// as it is never fragmented (RFC 6864 section 4.1).
 fn ipv4_header(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> [u8; IPV4] {
     const DO_NOT_FRAGMENT: u8 = 0x40;
     let mut header = [0; IPV4];
@@ -192,23 +193,23 @@ fn ipv4_header(protocol: u8, from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> [u
     header
 }
 
-/// Checksum of a datagram; over one with its right checksum it is 0.
+/// Checksum of a datagram. Over a datagram with its correct checksum it is 0.
 fn udp_sum(from: Ipv4Addr, to: Ipv4Addr, length: u16, header: &[u8], payload: &[u8]) -> u16 {
     let sum = Sum::default().with(&from.octets()).with(&to.octets());
     let sum = sum.with_word(u16::from(UDP)).with_word(length);
     sum.with(header).with(payload).finish()
 }
 
-/// A whole IPv4 packet in a frame, whose header is there.
-struct Packet {
+/// Fields of a whole IPv4 packet in a frame with a complete header.
+struct Ipv4Frame {
     source: Ipv4Addr,
     destination: Ipv4Addr,
     protocol: u8,
-    /// Where its payload begins in the frame.
+    /// Offset of its payload in the frame.
     payload: usize,
 }
 
-impl Packet {
+impl Ipv4Frame {
     fn of(frame: &[u8]) -> Option<Self> {
         let header = frame.get(ETHERNET..)?.first_chunk::<IPV4>()?;
         let length = usize::from(header[0] & 0xf) * 4;
@@ -232,24 +233,24 @@ impl Packet {
         self.protocol == UDP && port == Some(&DNS_PORT.to_be_bytes())
     }
 
-    /// Returns the place of the packet's end in the frame, which may be longer or shorter.
+    /// Offset of the packet's end in the frame, which may be longer or shorter.
     fn end(frame: &[u8]) -> Option<usize> {
         Some(ETHERNET + usize::from(word(frame, ETHERNET + 2)?))
     }
 
-    /// Returns the flow of an echo request, and its message's place in the frame.
-    fn echo(&self, frame: &[u8]) -> Option<(Flow, Range<usize>)> {
+    /// Returns the flow of an echo request, and its message's range in the frame.
+    fn echo(&self, frame: &[u8]) -> Option<(OutboundFlow, Range<usize>)> {
         let place = self.payload..Self::end(frame)?;
         let message = frame.get(place.clone())?;
         let header = message.first_chunk::<ICMP_HEADER>()?;
         let is_echo = header[..2] == [ECHO, 0] && checksum(message) == 0;
         let port = u16::from_be_bytes([header[4], header[5]]);
-        let flow = Flow { port, to: SocketAddrV4::new(self.destination, 0) };
+        let flow = OutboundFlow { port, to: SocketAddrV4::new(self.destination, 0) };
         is_echo.then_some((flow, place))
     }
 
-    /// Returns the flow of a datagram, and its payload's place in the frame.
-    fn datagram(&self, frame: &[u8]) -> Option<(Flow, Range<usize>)> {
+    /// Returns the flow of a datagram, and its payload's range in the frame.
+    fn datagram(&self, frame: &[u8]) -> Option<(OutboundFlow, Range<usize>)> {
         let word = |at| word(frame, at);
         let end = Self::end(frame)?;
         let length = word(self.payload + 4)?;
@@ -262,11 +263,11 @@ impl Packet {
         let sum = udp_sum(self.source, self.destination, length, header, bytes);
         let (port, to) = (word(self.payload)?, word(self.payload + 2)?);
         let sum_right = word(self.payload + 6)? == 0 || sum == 0;
-        let flow = Flow { port, to: SocketAddrV4::new(self.destination, to) };
+        let flow = OutboundFlow { port, to: SocketAddrV4::new(self.destination, to) };
         (sum_right && port != 0 && to != 0).then_some((flow, payload))
     }
 
-    /// Puts another address where one is, in the header and in what its checksums cover.
+    /// Replaces an address in the header, and updates the checksums that cover it.
     fn rewrite(&self, frame: &mut [u8], at: usize, from: Ipv4Addr, to: Ipv4Addr) {
         frame[at..at + 4].copy_from_slice(&to.octets());
         update(frame, ETHERNET + 10, from, to);
@@ -275,7 +276,8 @@ impl Packet {
         }
     }
 
-    /// What tells the node that a packet may not go; nothing tells of an error (RFC 1122 section 3.2.2).
+    /// Returns the error that tells the node that a packet is
+    /// prohibited. Errors get none (RFC 1122 section 3.2.2).
     fn refusal(&self, frame: &[u8]) -> Option<Vec<u8>> {
         if self.protocol == ICMP && frame.get(self.payload) != Some(&ECHO) {
             return None;
@@ -291,7 +293,7 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
     frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]))
 }
 
-/// Brings a checksum up to date that covers an address which was another (RFC 1624, equation 3).
+/// Updates a checksum after a change of an address that it covers (RFC 1624, equation 3).
 fn update(frame: &mut [u8], at: usize, from: Ipv4Addr, to: Ipv4Addr) {
     let Some(field) = frame.get_mut(at..at + 2) else { return };
     let mut sum = u32::from(!u16::from_be_bytes([field[0], field[1]]));
@@ -341,13 +343,13 @@ mod tests {
         frame
     }
 
-    /// A reply as a ping socket gives it, with whatever checksum and the socket's identifier.
+    /// A reply as a ping socket delivers it, with any checksum and the socket's identifier.
     fn reply(id: u16, payload: &[u8]) -> Vec<u8> {
         let [high, low] = id.to_be_bytes();
         [&[ECHO_REPLY, 0, 0xab, 0xcd, high, low, 0, 7], payload].concat()
     }
 
-    /// Whether all checksums of a frame are right, by somebody else's code.
+    /// True if all checksums of a frame are correct, according to another library.
     fn sums_right(frame: &[u8]) -> bool {
         let packet = SlicedPacket::from_ethernet(frame).unwrap();
         let Some(etherparse::NetSlice::Ipv4(ip)) = packet.net else { return false };
@@ -374,42 +376,45 @@ mod tests {
 
     const HEADERS: usize = ETHERNET + IPV4 + UDP_HEADER;
 
-    fn flow(to: Ipv4Addr, port: u16) -> Flow {
-        Flow { port: 4_000, to: SocketAddrV4::new(to, port) }
+    fn flow(to: Ipv4Addr, port: u16) -> OutboundFlow {
+        OutboundFlow { port: 4_000, to: SocketAddrV4::new(to, port) }
     }
 
     #[test]
-    fn passt_gets_and_gives_tcp_alone() {
+    fn passt_carries_only_tcp() {
         let mut question = udp(SOURCE, THERE, 80, b"?");
-        assert!(matches!(leave(&mut question, |_| true), Verdict::Datagram(..)));
-        assert!(matches!(leave(&mut echo(SOURCE, THERE, 9, b"?"), |_| true), Verdict::Echo(..)));
-        assert!(!arrive(&mut udp(THERE, INSIDE, 80, b"!")));
-        assert!(!arrive(&mut echo(THERE, INSIDE, 9, b"!")));
-        assert!(arrive(&mut tcp(THERE, INSIDE, b"!")));
+        assert!(matches!(egress(&mut question, |_| true), EgressVerdict::Datagram(..)));
+        assert!(matches!(
+            egress(&mut echo(SOURCE, THERE, 9, b"?"), |_| true),
+            EgressVerdict::Echo(..)
+        ));
+        assert!(!ingress(&mut udp(THERE, INSIDE, 80, b"!")));
+        assert!(!ingress(&mut echo(THERE, INSIDE, 9, b"!")));
+        assert!(ingress(&mut tcp(THERE, INSIDE, b"!")));
         for protocol in (0..=u8::MAX).filter(|protocol| ![ICMP, TCP, UDP].contains(protocol)) {
             let mut sent = tcp(SOURCE, THERE, b"?");
             sent[ETHERNET + 9] = protocol;
-            assert_eq!(leave(&mut sent, |_| true), Verdict::Dropped, "{protocol}");
+            assert_eq!(egress(&mut sent, |_| true), EgressVerdict::Dropped, "{protocol}");
             let mut got = tcp(THERE, INSIDE, b"!");
             got[ETHERNET + 9] = protocol;
-            assert!(!arrive(&mut got), "{protocol}");
+            assert!(!ingress(&mut got), "{protocol}");
         }
     }
 
     #[test]
-    fn of_icmp_only_whole_echo_requests_go() {
-        let flow = Flow { port: 9, to: SocketAddrV4::new(THERE, 0) };
+    fn only_valid_echo_requests_pass() {
+        let flow = OutboundFlow { port: 9, to: SocketAddrV4::new(THERE, 0) };
         let whole = echo(SOURCE, THERE, 9, b"question");
         let place = ETHERNET + IPV4..whole.len();
         let mut padded = [&whole[..], &[0; 10]].concat();
-        assert_eq!(leave(&mut padded, |_| true), Verdict::Echo(flow, place.clone()));
+        assert_eq!(egress(&mut padded, |_| true), EgressVerdict::Echo(flow, place.clone()));
         for at in place {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x10;
-            assert_eq!(leave(&mut damaged, |_| true), Verdict::Dropped, "byte {at}");
+            assert_eq!(egress(&mut damaged, |_| true), EgressVerdict::Dropped, "byte {at}");
         }
         for length in ETHERNET + IPV4..whole.len() {
-            assert_eq!(leave(&mut whole[..length].to_vec(), |_| true), Verdict::Dropped);
+            assert_eq!(egress(&mut whole[..length].to_vec(), |_| true), EgressVerdict::Dropped);
         }
         for (kind, code) in (0..=u8::MAX).flat_map(|kind| [(kind, 0), (kind, 1)]) {
             let mut other = whole.clone();
@@ -417,14 +422,14 @@ mod tests {
             message[..4].copy_from_slice(&[kind, code, 0, 0]);
             let sum = checksum(message);
             message[2..4].copy_from_slice(&sum.to_be_bytes());
-            let goes = leave(&mut other, |_| true) != Verdict::Dropped;
+            let goes = egress(&mut other, |_| true) != EgressVerdict::Dropped;
             assert_eq!(goes, (kind, code) == (ECHO, 0), "type {kind}, code {code}");
         }
     }
 
     #[test]
-    fn nothing_but_a_reply_is_brought_to_who_pinged() {
-        let flow = Flow { port: 9, to: SocketAddrV4::new(THERE, 0) };
+    fn pinging_node_gets_only_echo_replies() {
+        let flow = OutboundFlow { port: 9, to: SocketAddrV4::new(THERE, 0) };
         let mut frame = Vec::new();
         assert!(echo_reply(&mut frame, &flow, &reply(1, &[0; PAYLOAD_MAX - ICMP_HEADER])));
         assert_eq!(frame.len(), ETHERNET + usize::from(u16::MAX));
@@ -437,24 +442,24 @@ mod tests {
     }
 
     #[test]
-    fn damaged_datagrams_go_nowhere() {
+    fn damaged_datagrams_are_dropped() {
         let whole = udp(SOURCE, THERE, 80, b"question");
         let mut padded = [&whole[..], &[0; 10]].concat();
-        let verdict = Verdict::Datagram(flow(THERE, 80), HEADERS..HEADERS + 8);
-        assert_eq!(leave(&mut padded, |_| true), verdict);
+        let verdict = EgressVerdict::Datagram(flow(THERE, 80), HEADERS..HEADERS + 8);
+        assert_eq!(egress(&mut padded, |_| true), verdict);
         // Each byte of ports, length, checksum and payload.
         for at in HEADERS - UDP_HEADER..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x10;
-            assert_eq!(leave(&mut damaged, |_| true), Verdict::Dropped, "byte {at}");
+            assert_eq!(egress(&mut damaged, |_| true), EgressVerdict::Dropped, "byte {at}");
         }
         let mut cut = whole;
         cut.truncate(HEADERS + 3);
-        assert_eq!(leave(&mut cut, |_| true), Verdict::Dropped);
+        assert_eq!(egress(&mut cut, |_| true), EgressVerdict::Dropped);
     }
 
     #[test]
-    fn an_error_quotes_the_flow_that_it_is_about() {
+    fn icmp_error_quotes_its_flow() {
         let mut told = Vec::new();
         nobody_listens(&mut told, &flow(THERE, 80));
         assert!(sums_right(&told));
@@ -467,10 +472,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_allowed_goes_and_the_node_is_told() {
+    fn forbidden_destinations_are_refused_with_icmp_error() {
         let mut frame = tcp(SOURCE, THERE, b"hello");
-        assert_eq!(leave(&mut frame, |to| to == THERE), Verdict::Goes);
-        let Verdict::Refused(told) = leave(&mut tcp(SOURCE, THERE, b"hello"), |_| false) else {
+        assert_eq!(egress(&mut frame, |to| to == THERE), EgressVerdict::Forward);
+        let EgressVerdict::Refused(told) = egress(&mut tcp(SOURCE, THERE, b"hello"), |_| false)
+        else {
             panic!("not refused");
         };
         assert!(sums_right(&told));
@@ -480,59 +486,59 @@ mod tests {
     }
 
     #[test]
-    fn the_gateway_answers_names_and_nothing_else() {
-        let ask = |frame: &mut [u8]| leave(frame, |_| panic!("it is none of the machine's"));
+    fn gateway_answers_only_dns() {
+        let ask = |frame: &mut [u8]| egress(frame, |_| panic!("it is none of the machine's"));
         let question = ask(&mut udp(SOURCE, GATEWAY, 53, b"?"));
-        assert_eq!(question, Verdict::Datagram(flow(GATEWAY, 53), HEADERS..HEADERS + 1));
-        assert!(matches!(ask(&mut udp(SOURCE, GATEWAY, 54, b"?")), Verdict::Refused(_)));
-        assert!(matches!(ask(&mut tcp(SOURCE, GATEWAY, b"")), Verdict::Refused(_)));
+        assert_eq!(question, EgressVerdict::Datagram(flow(GATEWAY, 53), HEADERS..HEADERS + 1));
+        assert!(matches!(ask(&mut udp(SOURCE, GATEWAY, 54, b"?")), EgressVerdict::Refused(_)));
+        assert!(matches!(ask(&mut tcp(SOURCE, GATEWAY, b"")), EgressVerdict::Refused(_)));
     }
 
     #[test]
-    fn fragments_others_addresses_and_other_protocols_go_nowhere() {
+    fn fragments_foreign_sources_and_protocols_are_dropped() {
         let mut fragment = udp(SOURCE, THERE, 80, b"x");
         fragment[ETHERNET + 6] |= 0x20;
         let mut other = udp(SOURCE, THERE, 80, b"x");
         other[12..14].copy_from_slice(&[0x86, 0xdd]);
         let foreign = udp(Ipv4Addr::new(10, 0, 0, 1), THERE, 80, b"x");
         for mut frame in [fragment, other, foreign] {
-            assert_eq!(leave(&mut frame, |_| true), Verdict::Dropped);
+            assert_eq!(egress(&mut frame, |_| true), EgressVerdict::Dropped);
         }
-        // Errors are answered by none.
+        // Errors get no error in return.
         let mut error = Vec::new();
         let builder = PacketBuilder::ethernet2(MAC_NODE, [2; 6])
             .ipv4(SOURCE.octets(), THERE.octets(), 64)
             .icmpv4_raw(3, 1, [0; 4]);
         builder.write(&mut error, &[0; 28]).unwrap();
-        assert_eq!(leave(&mut error, |_| false), Verdict::Dropped);
+        assert_eq!(egress(&mut error, |_| false), EgressVerdict::Dropped);
     }
 
     proptest! {
         #[test]
-        fn addresses_change_there_and_back_with_their_checksums(
+        fn addresses_are_translated_with_correct_checksums(
             payload in prop::collection::vec(any::<u8>(), 0..64), to: [u8; 4],
         ) {
             let to = Ipv4Addr::from(to);
             prop_assume!(to != GATEWAY);
             let mut frame = tcp(SOURCE, to, &payload);
-            prop_assert_eq!(leave(&mut frame, |_| true), Verdict::Goes);
+            prop_assert_eq!(egress(&mut frame, |_| true), EgressVerdict::Forward);
             prop_assert_eq!(&frame[ETHERNET + 12..][..4], INSIDE.octets());
             prop_assert!(sums_right(&frame));
             let mut back = tcp(to, INSIDE, &payload);
-            prop_assert!(arrive(&mut back));
+            prop_assert!(ingress(&mut back));
             prop_assert_eq!(&back[ETHERNET + 16..][..4], SOURCE.octets());
             prop_assert!(sums_right(&back));
         }
 
         #[test]
-        fn datagrams_go_and_their_answers_come_whole(
+        fn datagrams_and_answers_pass_unchanged(
             payload in prop::collection::vec(any::<u8>(), 0..4_000), to: [u8; 4], port in 1..u16::MAX,
         ) {
             let to = Ipv4Addr::from(to);
             prop_assume!(to != GATEWAY);
             let mut frame = udp(SOURCE, to, port, &payload);
-            let verdict = leave(&mut frame, |_| true);
-            let Verdict::Datagram(found, bytes) = verdict else { panic!("{verdict:?}") };
+            let verdict = egress(&mut frame, |_| true);
+            let EgressVerdict::Datagram(found, bytes) = verdict else { panic!("{verdict:?}") };
             prop_assert_eq!(&frame[bytes], &payload[..]);
             prop_assert_eq!(found, flow(to, port));
             answer(&mut frame, &found, &payload);
@@ -545,15 +551,15 @@ mod tests {
         }
 
         #[test]
-        fn echo_requests_go_and_their_replies_come_with_the_nodes_identifier(
+        fn echo_replies_carry_the_nodes_identifier(
             payload in prop::collection::vec(any::<u8>(), 0..1_500), to: [u8; 4], id: u16, other: u16,
         ) {
             let to = Ipv4Addr::from(to);
             prop_assume!(to != GATEWAY);
             let mut frame = echo(SOURCE, to, id, &payload);
-            let verdict = leave(&mut frame, |_| true);
-            let Verdict::Echo(found, bytes) = verdict else { panic!("{verdict:?}") };
-            prop_assert_eq!(found, Flow { port: id, to: SocketAddrV4::new(to, 0) });
+            let verdict = egress(&mut frame, |_| true);
+            let EgressVerdict::Echo(found, bytes) = verdict else { panic!("{verdict:?}") };
+            prop_assert_eq!(found, OutboundFlow { port: id, to: SocketAddrV4::new(to, 0) });
             prop_assert_eq!(&frame[bytes][ICMP_HEADER..], &payload[..]);
             prop_assert!(echo_reply(&mut frame, &found, &reply(other, &payload)));
             prop_assert!(sums_right(&frame));
@@ -581,13 +587,13 @@ mod tests {
             });
             for frame in [&mut bytes].into_iter().chain(&mut likes.clone()) {
                 for allowed in [false, true] {
-                    let verdict = leave(frame, |_| allowed);
-                    if let Verdict::Datagram(flow, place) | Verdict::Echo(flow, place) = verdict {
+                    let verdict = egress(frame, |_| allowed);
+                    if let EgressVerdict::Datagram(flow, place) | EgressVerdict::Echo(flow, place) = verdict {
                         let message = frame.get(place).expect("a place in the frame");
                         echo_reply(&mut Vec::new(), &flow, message);
                     }
                 }
-                arrive(frame);
+                ingress(frame);
             }
         }
     }

@@ -11,21 +11,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use pdp_management::outside::Outside;
+use pdp_management::outside::Uplink;
 use pdp_management::privileges;
 use pdp_management::publish::{CONNECTIONS_MAX, Listening};
-use pdp_proto::management::Config;
+use pdp_proto::management::ManagementConfig;
 use tokio::sync::Semaphore;
 use tokio::task::LocalSet;
 
-/// Time in which who started it sees that it runs, and reads what it says.
+/// Time for the starter to see that the process runs, and to read its output.
 const SEEN: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // pdpd tells of it by this line, which its shim reads of a process that it has seen.
+            // pdpd reports this line; its shim reads it only from a process that it has seen.
             eprintln!("Error: {error:#}");
             std::thread::sleep(SEEN);
             ExitCode::FAILURE
@@ -39,15 +39,15 @@ fn serve() -> Result<()> {
         _ => bail!("usage: pdp-management --config FILE"),
     };
     let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let config: Config = serde_json::from_slice(&text)
+    let config: ManagementConfig = serde_json::from_slice(&text)
         .with_context(|| format!("{} is no configuration of this helper", path.display()))?;
 
-    // Everything that needs the machine or a privilege comes before the node's namespace is entered.
+    // Everything that needs the machine or a privilege precedes entering the node's namespace.
     privileges::bound()?;
     let ports = config.ports.iter().map(Listening::at).collect::<Result<Vec<_>>>()?;
     let netns = File::open(&config.netns)
         .with_context(|| format!("cannot open {}", config.netns.display()))?;
-    let outside = config.outside.then(|| Outside::open(&netns, config.uid)).transpose()?;
+    let outside = config.outside.then(|| Uplink::open(&netns, config.uid)).transpose()?;
     let control = listen(&config.control_socket)?;
     privileges::enter(&netns, config.uid)?;
     drop(netns);
@@ -56,7 +56,7 @@ fn serve() -> Result<()> {
     LocalSet::new().block_on(&runtime, run(control, ports, outside))
 }
 
-/// Listens for pdpd, in the place of an earlier process.
+/// Listens for pdpd, and replaces an earlier process.
 fn listen(path: &Path) -> Result<UnixListener> {
     let listen = || {
         match std::fs::remove_file(path) {
@@ -71,7 +71,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
     listen().with_context(|| format!("cannot listen at {}", path.display()))
 }
 
-async fn run(control: UnixListener, ports: Vec<Listening>, outside: Option<Outside>) -> Result<()> {
+async fn run(control: UnixListener, ports: Vec<Listening>, outside: Option<Uplink>) -> Result<()> {
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut tasks = tokio::task::JoinSet::new();
     for port in ports {
@@ -83,11 +83,11 @@ async fn run(control: UnixListener, ports: Vec<Listening>, outside: Option<Outsi
     let control = tokio::net::UnixListener::from_std(control).context("cannot watch for pdpd")?;
     tasks.spawn_local(async move {
         loop {
-            // That it is answered is all there is to know.
+            // An accepted connection is all that pdpd needs to know.
             let _ = control.accept().await;
         }
     });
-    // None of them ends unless something is wrong; the next helper begins anew.
+    // A task only ends after a failure; the next helper starts over.
     match tasks.join_next().await {
         Some(Ok(result)) => result,
         _ => bail!("a task of the helper failed"),

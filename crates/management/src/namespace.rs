@@ -6,11 +6,11 @@ use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// A network namespace, which goes with it.
+/// Network namespace, deleted when dropped.
 pub struct Namespace(String);
 
 impl Namespace {
-    /// Makes one, with a name that tests use once.
+    /// Makes a namespace. Each test needs its own name.
     pub fn new(name: &str) -> Self {
         let name = format!("pdp-{name}-{}", std::process::id());
         ip(&["netns", "add", &name]);
@@ -22,7 +22,7 @@ impl Namespace {
         ip(&[&["-n", &self.0], &words.split(' ').collect::<Vec<_>>()[..]].concat());
     }
 
-    /// Returns what a thread there returns.
+    /// Runs `act` in a thread there and returns its result.
     pub fn within<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let file = File::open(format!("/run/netns/{}", self.0)).unwrap();
         let within = || {

@@ -1,7 +1,8 @@
-//! The way to outside: frames between the node's interface, passt and the sockets of its flows.
+//! The path out of the node: frames between the node's
+//! interface, passt and the sockets of its flows.
 //!
-//! Each direction waits for its own other end and for nothing else: passt drops what the socket has no room for, the
-//! kernel drops what nobody reads of the interface, and datagrams and echo requests wait for nothing.
+//! Each direction waits only for its own other end. passt drops frames if the socket is full, and
+//! the kernel drops unread frames of the interface. Datagrams and echo requests never wait.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,38 +22,38 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::task::coop::consume_budget;
 
-use crate::echo::Echo;
-use crate::frames::{self, INSIDE, MAC_NODE, MAC_PASST, PREFIX_LENGTH, Verdict};
-use crate::sockets::{Connected, Protocol, Sockets};
-use crate::udp::Udp;
-use crate::ways::Ways;
+use crate::echo::EchoProtocol;
+use crate::frames::{self, EgressVerdict, INSIDE, MAC_NODE, MAC_PASST, PREFIX_LENGTH};
+use crate::reachability::RouteQuery;
+use crate::sockets::{FlowSockets, Protocol, Sockets};
+use crate::udp::UdpProtocol;
 
 /// Longest frame, bytes.
 const FRAME_MAX: usize = 1 << 16;
 
-/// Bytes of its length before a frame on passt's socket, as of QEMU's.
+/// Bytes of the length before each frame on passt's socket, as in QEMU's protocol.
 const LENGTH: usize = 4;
 
-/// An interface that is deleted reports an error, and nothing to read.
+/// A deleted interface reports an error, but is not readable.
 const WATCHED: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// The ends of the way, before frames go along it.
-pub struct Outside {
+/// The ends of the path, before it forwards frames.
+pub struct Uplink {
     tap: OwnedFd,
     socket: UnixStream,
     passt: Child,
-    ways: Ways,
-    datagrams: Sockets<Udp>,
-    /// `None` where the machine lets the node have no ping sockets.
-    echoes: Option<Sockets<Echo>>,
+    routes: RouteQuery,
+    datagrams: Sockets<UdpProtocol>,
+    /// `None` if the machine permits the node no ping sockets.
+    echoes: Option<Sockets<EchoProtocol>>,
 }
 
-impl Outside {
+impl Uplink {
     /// Starts passt on the machine, and makes the node's interface.
     pub fn open(netns: &File, uid: u32) -> Result<Self> {
-        let ways = Ways::new().context("cannot ask the machine's kernel for routes")?;
-        let datagrams = Udp::open().context("cannot make sockets for datagrams")?;
-        let echoes = Echo::open(uid).context("cannot make sockets for echo requests")?;
+        let ways = RouteQuery::new().context("cannot ask the machine's kernel for routes")?;
+        let datagrams = UdpProtocol::open().context("cannot make sockets for datagrams")?;
+        let echoes = EchoProtocol::open(uid).context("cannot make sockets for echo requests")?;
         if echoes.is_none() {
             eprintln!(
                 "pings get no answer: net.ipv4.ping_group_range of the machine is without group {uid}"
@@ -70,12 +71,12 @@ impl Outside {
         };
         let tap = pdp_net::management::create(netns.as_fd(), &spec, SOURCE, GATEWAY)
             .with_context(|| format!("cannot make the node's {INTERFACE}"))?;
-        Ok(Self { tap, socket, passt, ways, datagrams, echoes })
+        Ok(Self { tap, socket, passt, routes: ways, datagrams, echoes })
     }
 
-    /// Carries frames; ends with an error where one of both ends is gone.
+    /// Forwards frames. Fails when the interface or passt is gone.
     pub async fn run(self) -> Result<()> {
-        let Self { tap, socket, mut passt, ways, datagrams, echoes } = self;
+        let Self { tap, socket, mut passt, routes: ways, datagrams, echoes } = self;
         #[expect(deprecated, reason = "what replaces it is unsafe; a File keeps its descriptor")]
         let tap = AsyncFd::with_interest(File::from(tap), WATCHED)
             .context("cannot watch the interface")?;
@@ -87,14 +88,14 @@ impl Outside {
         let echoes = echoes.map(|echoes| connected(echoes, &tap)).transpose()?;
         let flows = (datagrams.clone(), echoes.clone());
         let result = tokio::select! {
-            result = leave(tap.clone(), to_passt, flows, ways) => result,
-            result = arrive(from_passt, tap.clone()) => result,
+            result = forward_to_passt(tap.clone(), to_passt, flows, ways) => result,
+            result = forward_to_node(from_passt, tap.clone()) => result,
             result = datagrams.serve() => result.context("cannot watch datagrams"),
             Some(result) = async { Some(echoes?.serve().await) } => {
                 result.context("cannot watch echo requests")
             }
         };
-        // It has said why in the log, which is the same.
+        // passt has written the reason to the same log.
         let ended = passt.try_wait().ok().flatten();
         match ended {
             Some(status) => bail!("passt ended: {status}"),
@@ -103,17 +104,17 @@ impl Outside {
     }
 }
 
-/// Flows whose answers go to the node.
+/// Makes the flows whose answers go to the node.
 fn connected<P: Protocol + 'static>(
     sockets: Sockets<P>,
     tap: &Rc<AsyncFd<File>>,
-) -> Result<Rc<Connected<P>>> {
+) -> Result<Rc<FlowSockets<P>>> {
     let tap = tap.clone();
-    let connected = Connected::new(sockets, move |frame| give(&tap, frame));
+    let connected = FlowSockets::new(sockets, move |frame| give(&tap, frame));
     Ok(Rc::new(connected.context("cannot watch sockets of flows")?))
 }
 
-/// passt as an ordinary user, at the other end of a socket.
+/// Starts passt as an ordinary user, at the other end of a socket.
 fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::empty(), None);
     let (ours, theirs) = pair.context("cannot make a socket for passt")?;
@@ -122,14 +123,14 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
     let mut command = Command::new("passt");
     command
         .args(["--foreground", "--quiet", "--fd", &theirs.as_raw_fd().to_string()])
-        // A machine may have no default route (yet); passt takes from `lo` nothing but that there is one.
+        // A machine may have no default route (yet). passt only checks that `lo` exists.
         .args(["--ipv4-only", "--interface", "lo", "--mac-addr", &mac])
         .args(["--address", &INSIDE.to_string(), "--netmask", &PREFIX_LENGTH.to_string()])
         .args(["--gateway", &GATEWAY.to_string(), "--mtu", &MTU.to_string()])
-        // The gateway stands for no address of the machine.
+        // The gateway represents no address of the machine.
         .args(["--no-map-gw", "--tcp-ports", "none"])
-        // It would bind the node's source ports and echo identifiers on the machine (its elder versions do), so it is
-        // given no datagram and no echo request, and makes none.
+        // Older versions of passt bind the node's source ports and echo identifiers on the machine.
+        // So it gets no datagrams and echo requests, and makes none.
         .args(["--udp-ports", "none", "--no-icmp", "--no-dhcp", "--dns", "none"])
         .uid(uid)
         .gid(uid)
@@ -144,12 +145,12 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
     Ok((UnixStream::from(ours), child))
 }
 
-/// Frames of the node.
-async fn leave(
+/// Forwards frames of the node.
+async fn forward_to_passt(
     tap: Rc<AsyncFd<File>>,
     mut passt: tokio::net::unix::OwnedWriteHalf,
-    (datagrams, echoes): (Rc<Connected<Udp>>, Option<Rc<Connected<Echo>>>),
-    mut ways: Ways,
+    (datagrams, echoes): (Rc<FlowSockets<UdpProtocol>>, Option<Rc<FlowSockets<EchoProtocol>>>),
+    mut ways: RouteQuery,
 ) -> Result<()> {
     let mut buffer = vec![0; LENGTH + FRAME_MAX];
     loop {
@@ -159,42 +160,47 @@ async fn leave(
         let length = read.with_context(|| format!("{INTERFACE} is gone"))?;
         let (head, frame) = buffer.split_at_mut(LENGTH);
         let frame = &mut frame[..length];
-        let verdict = frames::leave(frame, |to: Ipv4Addr| ways.leads_away(to, Instant::now()));
+        let verdict = frames::egress(frame, |to: Ipv4Addr| ways.leads_away(to, Instant::now()));
         match verdict {
-            Verdict::Goes => {
+            EgressVerdict::Forward => {
                 // It is at most FRAME_MAX.
                 head.copy_from_slice(&(length as u32).to_be_bytes());
                 passt.write_all(&buffer[..LENGTH + length]).await.context("passt is gone")?;
             }
-            Verdict::Datagram(flow, bytes) => datagrams.send(flow, &frame[bytes], Instant::now()),
-            Verdict::Echo(flow, bytes) => {
+            EgressVerdict::Datagram(flow, bytes) => {
+                datagrams.send(flow, &frame[bytes], Instant::now())
+            }
+            EgressVerdict::Echo(flow, bytes) => {
                 if let Some(echoes) = &echoes {
                     echoes.send(flow, &frame[bytes], Instant::now());
                 }
             }
-            Verdict::Refused(told) => give(&tap, &told),
-            Verdict::Dropped => {}
+            EgressVerdict::Refused(told) => give(&tap, &told),
+            EgressVerdict::Dropped => {}
         }
         // The node may always have more to send.
         consume_budget().await;
     }
 }
 
-/// Frames of passt.
-async fn arrive(passt: tokio::net::unix::OwnedReadHalf, tap: Rc<AsyncFd<File>>) -> Result<()> {
+/// Forwards frames of passt.
+async fn forward_to_node(
+    passt: tokio::net::unix::OwnedReadHalf,
+    tap: Rc<AsyncFd<File>>,
+) -> Result<()> {
     let mut passt = BufReader::with_capacity(FRAME_MAX, passt);
     let mut buffer = vec![0; FRAME_MAX];
     loop {
         let length = passt.read_u32().await.context("passt is gone")? as usize;
         let Some(frame) = buffer.get_mut(..length) else { bail!("passt wrote nonsense") };
         passt.read_exact(frame).await.context("passt is gone")?;
-        if frames::arrive(frame) {
+        if frames::ingress(frame) {
             give(&tap, frame);
         }
     }
 }
 
-/// Gives the node a frame, which an interface that is down does not take.
+/// Writes a frame to the node. An interface that is down refuses it.
 fn give(tap: &AsyncFd<File>, frame: &[u8]) {
     let _ = tap.get_ref().write(frame);
 }

@@ -1,4 +1,4 @@
-//! Into the node's network namespace, and out of all privileges.
+//! Enters the node's network namespace and drops all privileges.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -10,18 +10,18 @@ use rustix::thread::{
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-/// Descriptors of the helper, and of passt: what bounds the connections of a node.
+/// Most descriptors of the helper, and of passt. It limits the connections of a node.
 pub const DESCRIPTORS_MAX: u64 = 1024;
 
-/// Bounds what this process and those that it starts may open, and gain.
+/// Limits the descriptors and privileges of this process and its children.
 pub fn bound() -> Result<()> {
     let limit = Rlimit { current: Some(DESCRIPTORS_MAX), maximum: Some(DESCRIPTORS_MAX) };
     setrlimit(Resource::Nofile, limit).context("cannot bound descriptors")?;
     set_no_new_privs(true).context("cannot give up new privileges")
 }
 
-/// Moves this thread, the only one, into the node's network namespace, where its sockets are from now on, and makes
-/// it an ordinary user's without any capability.
+/// Moves this thread, the only one, into the node's network namespace for all further sockets.
+/// Makes it an ordinary user's without any capability.
 pub fn enter(netns: &File, uid: u32) -> Result<()> {
     move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
         .context("cannot enter the node's network namespace")?;

@@ -1,7 +1,9 @@
-//! Ports of the machine that lead into the node: what connects to one is connected to the node's loopback address.
+//! Published ports: each connection to a port of the
+//! machine is connected to the node's loopback address.
 //!
-//! Sockets towards the node are opened in its network namespace, without a way out of it. A connection is two
-//! sockets and two buffers; the bounds are the node's, over all its ports.
+//! Sockets towards the node are opened in its network namespace, which
+//! has no path out of it. A connection takes two sockets and two
+//! buffers. Its limits apply to the whole node, over all its ports.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pdp_proto::management::Port;
+use pdp_proto::management::ManagementPort;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_socket_linger, set_tcp_keepidle, set_tcp_keepintvl,
 };
@@ -19,22 +21,24 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-/// Connections of a node at a time, one at least for each of its ports; more wait to be accepted.
+/// Most connections of a node at a time, but at least one for
+/// each of its ports. Further ones wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// Senders of datagrams at a time at a port, whose answers are waited for; datagrams of more are dropped.
+/// Most senders of datagrams at a time at a port, with their
+/// answers. Datagrams of further senders are dropped.
 pub const SENDERS_MAX: usize = 64;
 
-/// Time without a datagram from inside or outside until a sender is forgotten.
+/// Time without a datagram in either direction after which a sender is forgotten.
 const SENDER_IDLE: Duration = Duration::from_secs(60);
 
-/// Time after which the other end of a silent connection is asked whether it is there.
+/// Time after which a keepalive probes the other end of a silent connection.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Time for the node to take a connection.
+/// Longest time for the node to accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// Pause after a failure that is not one connection's (descriptors, memory).
+/// Pause after a failure that is not specific to one connection (descriptors, memory).
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest datagram, bytes.
@@ -43,7 +47,7 @@ const DATAGRAM_MAX: usize = 1 << 16;
 /// Datagrams of a sender that wait for the node.
 const DATAGRAMS_WAITING: usize = 16;
 
-/// A port that is listened at.
+/// A port with a listening socket.
 pub enum Listening {
     /// By TCP.
     Tcp(std::net::TcpListener, u16),
@@ -53,8 +57,8 @@ pub enum Listening {
 
 impl Listening {
     /// Listens in this thread's network namespace.
-    pub fn at(port: &Port) -> Result<Self> {
-        let Port { listen, port: inside, udp } = *port;
+    pub fn at(port: &ManagementPort) -> Result<Self> {
+        let ManagementPort { listen, port: inside, udp } = *port;
         let listening = || {
             if udp {
                 let socket = std::net::UdpSocket::bind(listen)?;
@@ -99,7 +103,7 @@ async fn serve_tcp(listener: TcpListener, port: u16, connections: Arc<Semaphore>
         while running.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((outer, _)) => drop(running.spawn_local(async move {
-                carry(outer, port).await;
+                forward(outer, port).await;
                 drop(connection);
             })),
             Err(_) => tokio::time::sleep(PAUSE).await,
@@ -107,11 +111,11 @@ async fn serve_tcp(listener: TcpListener, port: u16, connections: Arc<Semaphore>
     }
 }
 
-/// Carries a connection to its end.
-async fn carry(mut outer: TcpStream, port: u16) {
+/// Forwards a connection until it ends.
+async fn forward(mut outer: TcpStream, port: u16) {
     let inner = tokio::time::timeout(CONNECT_MAX, connect(port)).await;
     let Ok(Ok(mut inner)) = inner else {
-        // As if nobody listened at the port itself.
+        // As if the port itself were closed.
         let _ = set_socket_linger(&outer, Some(Duration::ZERO));
         return;
     };
@@ -121,11 +125,11 @@ async fn carry(mut outer: TcpStream, port: u16) {
         let _ = set_tcp_keepidle(socket, IDLE);
         let _ = set_tcp_keepintvl(socket, IDLE / 4);
     }
-    // That one end broke off ends the other.
+    // If one end breaks off, the other ends too.
     let _ = tokio::io::copy_bidirectional(&mut outer, &mut inner).await;
 }
 
-/// To the port in the node, by IPv4 and where nobody listens there by IPv6.
+/// Connects to the port in the node by IPv4, or by IPv6 if it is closed there.
 async fn connect(port: u16) -> io::Result<TcpStream> {
     match TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await {
         Ok(stream) => Ok(stream),
@@ -139,7 +143,7 @@ async fn serve_udp(outer: Rc<UdpSocket>, port: u16) -> Result<()> {
     loop {
         let (length, from) = match outer.recv_from(&mut buffer).await {
             Ok(received) => received,
-            // What an earlier answer met on its way, or want of memory.
+            // An error about an earlier answer, or lack of memory.
             Err(_) => {
                 tokio::time::sleep(PAUSE).await;
                 continue;
@@ -154,12 +158,12 @@ async fn serve_udp(outer: Rc<UdpSocket>, port: u16) -> Result<()> {
             senders.insert(from, sender);
             tokio::task::spawn_local(answer(outer.clone(), from, port, datagrams));
         }
-        // What has no room is dropped, as on any way.
+        // A datagram without room is dropped, as in any network.
         let _ = senders[&from].try_send(buffer[..length].to_vec());
     }
 }
 
-/// Carries the datagrams of one sender and their answers, until there were none for a while.
+/// Forwards the datagrams of one sender and their answers, until the sender is idle for a while.
 async fn answer(
     outer: Rc<UdpSocket>,
     from: SocketAddr,
@@ -178,7 +182,7 @@ async fn answer(
             },
             length = inner.recv(&mut buffer) => match length {
                 Ok(length) => drop(outer.send_to(&buffer[..length], from).await),
-                // Nobody listens at the port.
+                // The port is closed.
                 Err(_) => tokio::time::sleep(PAUSE).await,
             },
             () = idle => return Ok(()),

@@ -1,9 +1,9 @@
 //! Connected sockets on the machine for a node's flows by one protocol.
 //!
-//! Only the far end that the node sent to can answer: each flow has a connected socket of its own, at a port or an
-//! identifier that the machine's kernel chose. The sockets are made before the helper enters the node's namespace,
-//! since a socket stays where it was made; a flow that ends gives its socket back. [`Share`] bounds what a node takes
-//! of the machine's ports and identifiers.
+//! Only the far end that the node addressed can answer. Each flow has its own connected socket, at
+//! a port or an identifier that the machine's kernel chose. A socket stays in the namespace where
+//! it was made, so the helper makes all of them before it enters the node's. A flow that ends
+//! returns its socket. [`FlowQuota`] limits the node's use of the machine's ports and identifiers.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,97 +19,98 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 use tokio::task::coop::consume_budget;
 
-use crate::flows::{Flow, Flows, Slot};
+use crate::flows::{FlowSlot, Flows, OutboundFlow};
 use crate::frames::PAYLOAD_MAX;
-use crate::share::Share;
+use crate::number_share::FlowQuota;
 
-/// Time between two looks for flows that are over, and for more of them than the node may have by now.
+/// Time between two checks for expired flows, and for flows beyond the node's current quota.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// Pause after a failure that is not one flow's (memory).
+/// Pause after a failure that is not specific to one flow (memory).
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Messages that a socket can have when its flow ends.
+/// Most messages that a socket can hold when its flow ends.
 const LEFT_MAX: usize = 1 << 16;
 
-/// A connected socket tells an error of the far end, and nothing to read.
+/// A connected socket reports an error of the far end, but is then not readable.
 const WATCHED: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// What differs between the protocols of flows.
+/// Differences between the protocols of flows.
 pub trait Protocol {
-    /// Time without an answer after which a flow ends that was answered for a while.
+    /// Time without an answer after which an established flow ends.
     const STREAM: Duration;
 
-    /// Returns where a flow leads on the machine's network, or `None` if nobody is there.
-    fn far_end(&self, flow: &Flow) -> Option<SocketAddrV4> {
+    /// Destination of a flow on the machine's network; `None` if there is none.
+    fn far_end(&self, flow: &OutboundFlow) -> Option<SocketAddrV4> {
         Some(flow.to)
     }
 
-    /// Writes the frame that brings the node what the far end sent; false: that is no answer.
-    fn answer(&self, frame: &mut Vec<u8>, flow: &Flow, message: &[u8]) -> bool;
+    /// Writes the frame that delivers the far end's message to the node. False if it is no answer.
+    fn answer(&self, frame: &mut Vec<u8>, flow: &OutboundFlow, message: &[u8]) -> bool;
 
-    /// Writes the frame that tells the node that nobody listens at the far end; false: there is none.
-    fn nobody_listens(&self, frame: &mut Vec<u8>, flow: &Flow) -> bool;
+    /// Writes the frame that reports a closed port at the far end. False if there is none.
+    fn nobody_listens(&self, frame: &mut Vec<u8>, flow: &OutboundFlow) -> bool;
 }
 
 /// Unconnected sockets in the machine's network namespace, one for each flow.
 pub struct Sockets<P> {
     /// The sockets.
     pub sockets: Vec<OwnedFd>,
-    /// What the node may have of their ports or identifiers.
-    pub share: Share,
+    /// Quota of their ports or identifiers.
+    pub quota: FlowQuota,
     /// Their protocol.
     pub protocol: P,
 }
 
-/// Takes frames for the node.
+/// Function that delivers a frame to the node.
 type Give = Box<dyn Fn(&[u8])>;
 
 /// Flows of the node by one protocol, and their sockets.
-pub struct Connected<P> {
+pub struct FlowSockets<P> {
     sockets: Vec<AsyncFd<OwnedFd>>,
     flows: RefCell<Flows>,
-    share: Share,
+    quota: FlowQuota,
     protocol: P,
     give: Give,
     received: RefCell<Vec<u8>>,
     frame: RefCell<Vec<u8>>,
 }
 
-impl<P: Protocol + 'static> Connected<P> {
-    /// `give` takes frames for the node.
+impl<P: Protocol + 'static> FlowSockets<P> {
+    /// `give` delivers frames to the node.
     pub fn new(sockets: Sockets<P>, give: impl Fn(&[u8]) + 'static) -> io::Result<Self> {
-        let Sockets { sockets, share, protocol } = sockets;
+        let Sockets { sockets, quota: share, protocol } = sockets;
         #[expect(deprecated, reason = "what replaces it is unsafe; a socket keeps its descriptor")]
         let watched = |socket| AsyncFd::with_interest(socket, WATCHED);
         let sockets: Vec<_> = sockets.into_iter().map(watched).collect::<io::Result<_>>()?;
         let flows = RefCell::new(Flows::new(sockets.len(), P::STREAM));
         let (received, frame) = (RefCell::new(vec![0; PAYLOAD_MAX]), RefCell::default());
-        Ok(Self { sockets, flows, share, protocol, give: Box::new(give), received, frame })
+        Ok(Self { sockets, flows, quota: share, protocol, give: Box::new(give), received, frame })
     }
 
-    /// Sends a message of the node; it is dropped where the socket has no room for it.
-    pub fn send(&self, flow: Flow, message: &[u8], now: Instant) {
+    /// Sends a message of the node. It is dropped if the socket is full.
+    pub fn send(&self, flow: OutboundFlow, message: &[u8], now: Instant) {
         let Some(to) = self.protocol.far_end(&flow) else { return self.nobody_listens(&flow) };
-        let slot = self.flows.borrow_mut().sent(flow, now, |flows| self.share.has_room(flows));
-        let (Slot::Has(at) | Slot::Gets(at) | Slot::Takes(at)) = slot;
+        let slot = self.flows.borrow_mut().sent(flow, now, |flows| self.quota.allows(flows));
+        let (FlowSlot::Has(at) | FlowSlot::Gets(at) | FlowSlot::Takes(at)) = slot;
         let socket = &self.sockets[at];
-        if let Slot::Takes(_) = slot {
+        if let FlowSlot::Takes(_) = slot {
             release(socket);
         }
-        if !matches!(slot, Slot::Has(_)) {
+        if !matches!(slot, FlowSlot::Has(_)) {
             if connect(socket, &to).is_err() {
                 release(socket);
                 self.flows.borrow_mut().end(at);
                 return;
             }
-            // The kernel binds before it connects, and a stranger may have met the moment between.
+            // The kernel binds before it connects; in between, the
+            // socket may have received a stranger's message.
             drain(socket);
         }
         let go = || send(socket, message, SendFlags::NOSIGNAL);
         match go() {
             Ok(_) | Err(Errno::AGAIN) => {}
-            // The error is about an earlier one.
+            // The error is about an earlier message.
             Err(error) => {
                 if error == Errno::CONNREFUSED {
                     self.nobody_listens(&flow);
@@ -119,7 +120,8 @@ impl<P: Protocol + 'static> Connected<P> {
         }
     }
 
-    /// Gives the node the answers, and ends flows when their time is over. It returns with an error alone.
+    /// Delivers answers to the node, and ends flows when
+    /// their time is over. Only returns with an error.
     pub async fn serve(self: Rc<Self>) -> io::Result<()> {
         let mut receivers = JoinSet::new();
         for at in 0..self.sockets.len() {
@@ -129,41 +131,41 @@ impl<P: Protocol + 'static> Connected<P> {
         loop {
             tokio::select! {
                 Some(ended) = receivers.join_next() => return ended.map_err(io::Error::other)?,
-                _ = look.tick() => self.look(Instant::now()),
+                _ = look.tick() => self.end_excess(Instant::now()),
             }
         }
     }
 
-    /// Ends the flows that are over, and those that others' share leaves no room for any more.
-    fn look(&self, now: Instant) {
+    /// Ends expired flows, and flows beyond the current quota.
+    fn end_excess(&self, now: Instant) {
         let mut flows = self.flows.borrow_mut();
         flows.expire(now).into_iter().for_each(|at| release(&self.sockets[at]));
-        while self.share.is_exceeded(flows.count()) {
+        while self.quota.is_exceeded(flows.count()) {
             let Some(at) = flows.end_least_recent() else { return };
             release(&self.sockets[at]);
         }
     }
 
-    /// Gives the node what comes at a socket, whichever flow has it.
+    /// Delivers all messages received at a socket, of any flow.
     async fn receive(self: Rc<Self>, at: usize) -> io::Result<()> {
         loop {
             let mut ready = self.sockets[at].ready(WATCHED).await?;
-            if let Ok(Err(_)) = ready.try_io(|_| self.take(at)) {
+            if let Ok(Err(_)) = ready.try_io(|_| self.deliver(at)) {
                 tokio::time::sleep(PAUSE).await;
             }
             consume_budget().await;
         }
     }
 
-    /// Gives the node one message of its flow's far end, or the error that the far end sent.
-    fn take(&self, at: usize) -> io::Result<()> {
+    /// Delivers one message or error of the flow's far end to the node.
+    fn deliver(&self, at: usize) -> io::Result<()> {
         let mut received = self.received.borrow_mut();
         let result = recvfrom(&self.sockets[at], &mut received[..], RecvFlags::DONTWAIT);
         let mut flows = self.flows.borrow_mut();
         let Some(flow) = flows.of(at) else { return result.map(drop).map_err(io::Error::from) };
         match result {
             Ok((length, _, from)) => {
-                // A ping socket has what anybody sends to its identifier.
+                // A ping socket receives messages of any sender to its identifier.
                 let far_end = self.protocol.far_end(&flow).map(SocketAddr::V4);
                 let mut frame = self.frame.borrow_mut();
                 if from.and_then(|from| SocketAddr::try_from(from).ok()) == far_end
@@ -179,7 +181,7 @@ impl<P: Protocol + 'static> Connected<P> {
         Ok(())
     }
 
-    fn nobody_listens(&self, flow: &Flow) {
+    fn nobody_listens(&self, flow: &OutboundFlow) {
         let mut frame = self.frame.borrow_mut();
         if self.protocol.nobody_listens(&mut frame, flow) {
             (self.give)(&frame);
@@ -187,13 +189,13 @@ impl<P: Protocol + 'static> Connected<P> {
     }
 }
 
-/// Gives the machine a socket's port or identifier back.
+/// Returns a socket's port or identifier to the machine.
 fn release(socket: &AsyncFd<OwnedFd>) {
     let _ = connect_unspec(socket);
     drain(socket);
 }
 
-/// Forgets what a socket has received.
+/// Discards a socket's received messages.
 fn drain(socket: &AsyncFd<OwnedFd>) {
     for _ in 0..LEFT_MAX {
         if recv(socket, &mut [0; 1], RecvFlags::DONTWAIT) == Err(Errno::AGAIN) {
@@ -202,7 +204,7 @@ fn drain(socket: &AsyncFd<OwnedFd>) {
     }
 }
 
-/// What tests of protocols share.
+/// Helpers for the tests of protocols.
 #[cfg(test)]
 pub mod testing {
     use rustix::net::getsockname;
@@ -210,18 +212,18 @@ pub mod testing {
 
     use super::*;
 
-    /// Frames that the node was given.
+    /// Frames delivered to the node.
     pub type Frames = Rc<RefCell<Vec<Vec<u8>>>>;
 
-    /// Flows by these sockets, and what the node is given.
-    pub fn connected<P: Protocol + 'static>(sockets: Sockets<P>) -> (Rc<Connected<P>>, Frames) {
+    /// Returns flows with these sockets, and the frames delivered to the node.
+    pub fn connected<P: Protocol + 'static>(sockets: Sockets<P>) -> (Rc<FlowSockets<P>>, Frames) {
         let given = Rc::new(RefCell::new(Vec::new()));
         let to = given.clone();
         let give = move |frame: &[u8]| to.borrow_mut().push(frame.to_vec());
-        (Rc::new(Connected::new(sockets, give).unwrap()), given)
+        (Rc::new(FlowSockets::new(sockets, give).unwrap()), given)
     }
 
-    /// Runs a test as the helper runs.
+    /// Runs a test like the helper runs.
     pub fn run(test: impl Future<Output = ()>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         LocalSet::new().block_on(&runtime, async {
@@ -229,7 +231,7 @@ pub mod testing {
         });
     }
 
-    /// Waits until the node was given so many frames.
+    /// Waits until the node was given `count` frames.
     pub async fn until(given: &RefCell<Vec<Vec<u8>>>, count: usize) -> Vec<Vec<u8>> {
         while given.borrow().len() < count {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -237,18 +239,18 @@ pub mod testing {
         given.take()
     }
 
-    impl<P: Protocol + 'static> Connected<P> {
-        /// Its share.
-        pub fn share(&mut self) -> &mut Share {
-            &mut self.share
+    impl<P: Protocol + 'static> FlowSockets<P> {
+        /// The quota.
+        pub fn quota_mut(&mut self) -> &mut FlowQuota {
+            &mut self.quota
         }
 
-        /// Ends the flows that would be over after so long.
-        pub fn look_after(&self, time: Duration) {
-            self.look(Instant::now() + time);
+        /// Ends the flows that will have expired after `time`.
+        pub fn end_expired(&self, time: Duration) {
+            self.end_excess(Instant::now() + time);
         }
 
-        /// Sockets that have a port or an identifier.
+        /// Number of sockets with a port or an identifier.
         pub fn count(&self) -> usize {
             let number = |socket: &AsyncFd<OwnedFd>| {
                 SocketAddr::try_from(getsockname(socket).unwrap()).unwrap().port()

@@ -1,22 +1,25 @@
-//! How fast frames go round between our two sides: server, ring, client, ring, server.
+//! Rate of frames that circulate between our two sides: server, ring, client, ring, server.
 //!
-//! `cargo run --release -p pdp-memif --example bounce-memif [-- FRAME_BYTES]` prints, for one thread and
-//! for two, million frames a second of wall time, million frames a second of the server's own CPU
-//! time, and its cycles a frame (by the time stamp counter's rate): median, least and most of
-//! seven runs. With one thread the client's work is in these too. On a machine that is busy
-//! otherwise only the figures by CPU time mean something, and with two threads none.
+//! `cargo run --release -p pdp-memif --example bounce-memif [-- FRAME_BYTES]` prints results for
+//! one thread and for two, each as median, least and most of seven runs:
+//! - million frames a second of wall time,
+//! - million frames a second of the server's own CPU time,
+//! - its cycles a frame (by the time stamp counter's rate).
+//!
+//! With one thread, these include the client's work. On a busy machine only the figures by CPU time
+//! are meaningful, and with two threads none.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Buf, Client, Connection, Link, Listener, Settings};
+use pdp_memif::{Buf, ConnectionState, Listener, MemifClient, MemifConnection, MemifSettings};
 
 const BATCH: usize = 32;
 const RUNS: usize = 7;
 const RUN: Duration = Duration::from_millis(500);
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Copy)]
 struct Figure {
     wall_mpps: f64,
@@ -43,13 +46,13 @@ fn main() {
     }
 }
 
-fn pair(path: &Path) -> (Client, Connection) {
+fn pair(path: &Path) -> (MemifClient, MemifConnection) {
     let listener = Listener::bind(path).expect("listener");
-    let mut client = Client::new(path, 0, "bounce", Settings::default()).expect("client");
+    let mut client = MemifClient::new(path, 0, "bounce", MemifSettings::default()).expect("client");
     client.poll();
     let mut handshake = listener.accept().expect("accept").expect("a client");
     let mut connection = None;
-    while client.poll() != Link::Up {
+    while client.poll() != ConnectionState::Up {
         if connection.is_none() {
             connection = handshake.poll(|_| true).expect("handshake");
         }
@@ -57,8 +60,8 @@ fn pair(path: &Path) -> (Client, Connection) {
     (client, connection.expect("a connection"))
 }
 
-/// Sends back what came; returns how many frames.
-fn turn(client: &mut Client, bufs: &mut Vec<Buf>) -> usize {
+/// Sends received frames back; returns their number.
+fn turn(client: &mut MemifClient, bufs: &mut Vec<Buf>) -> usize {
     let count = client.receive(bufs, BATCH);
     for mut buf in bufs.drain(..) {
         client.bytes_mut(&mut buf)[0] ^= 1;
@@ -70,10 +73,10 @@ fn turn(client: &mut Client, bufs: &mut Vec<Buf>) -> usize {
     count
 }
 
-/// Takes what came back and sends a batch; returns how many frames came back.
-fn drive(server: &mut Connection, frame: &[u8], space: &mut [u8]) -> usize {
+/// Takes returned frames and sends a batch; returns the number of returned frames.
+fn drive(server: &mut MemifConnection, frame: &[u8], space: &mut [u8]) -> usize {
     let mut count = 0;
-    server.rx.look().expect("honest client");
+    server.rx.poll().expect("honest client");
     while count < BATCH
         && let Some(frame) = server.rx.take().expect("honest client")
     {

@@ -1,14 +1,15 @@
-//! Sends frames through an unprivileged `dpdk-testpmd` that forwards between two memif
-//! interfaces of our server, and says how fast they come out.
+//! Sends frames through an unprivileged `dpdk-testpmd` that forwards between two memif interfaces
+//! of our server. Prints the rate of returning frames.
 //!
-//! `cargo run --release -p pdp-memif --example testpmd [-- FRAME_BYTES]` starts testpmd on CPU 1 by
-//! itself, and drives it from CPU 0. Figures as in the example `bounce`, of the driving side.
+//! `cargo run --release -p pdp-memif --example testpmd [-- FRAME_BYTES]`
+//! starts testpmd on CPU 1 by itself, and drives it from CPU 0. The
+//! figures are those of the example `bounce`, for the driving side.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Connection, Listener};
+use pdp_memif::{Listener, MemifConnection};
 
 const BATCH: usize = 32;
 const RUNS: usize = 7;
@@ -58,15 +59,15 @@ fn main() {
     let _ = testpmd.wait();
 }
 
-/// Pushes a batch into one, takes one from the other; frames pushed and taken.
+/// Pushes a batch into `tx` and takes one from `rx`. Returns the frames pushed and taken.
 fn drive(
-    tx: &mut Connection,
-    rx: &mut Connection,
+    tx: &mut MemifConnection,
+    rx: &mut MemifConnection,
     frame: &[u8],
     space: &mut [u8],
 ) -> (usize, usize) {
     let mut count = 0;
-    rx.rx.look().expect("honest client");
+    rx.rx.poll().expect("honest client");
     while count < BATCH
         && let Some(frame) = rx.rx.take().expect("honest client")
     {
@@ -82,7 +83,7 @@ fn drive(
     (pushed, count)
 }
 
-fn accept(listener: &Listener) -> Connection {
+fn accept(listener: &Listener) -> MemifConnection {
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut handshake = None;
     loop {

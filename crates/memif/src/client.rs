@@ -1,8 +1,8 @@
 //! The side that owns the memory and trusts its server.
 //!
-//! One memfd holds both rings and all buffers, for the client's life: a server that comes back
-//! gets the same memory. Which buffer lies in which slot is kept in private memory, so that none is lost
-//! whatever the server left behind.
+//! One memfd holds both rings and all buffers for the client's life: a
+//! restarted server gets the same memory. Private memory records the buffer
+//! in each slot. So no buffer is lost, whatever the server left behind.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use crate::idle::{self, MASKED};
 use crate::memory::Mapping;
 use crate::message::{AddRing, Hello, Init, MODE_ETHERNET, Message, VERSION};
 use crate::ring::{Descriptor, NEXT, Regions, Ring, ring_bytes};
-use crate::seqpacket::{self, Received};
+use crate::seqpacket::{self, ReceivedMessage};
 use crate::{CHAIN_SLOTS_MAX, HANDSHAKE_MS_MAX, RING_LOG2_MAX, bell};
 
 /// Buffers start at multiples of this, as cache lines do.
@@ -24,15 +24,15 @@ const BUFFER_ALIGN_BYTES: u32 = 64;
 /// Buffers start at a multiple of this in the region.
 const PAGE_BYTES: usize = 4096;
 
-/// Buffers beyond those that both rings can hold.
+/// Buffers in addition to those that both rings can hold.
 const BUFFERS_SPARE_MIN: u32 = 64;
 
-/// Bytes of a client's memory; offsets are 32 bits and servers have limits of their own.
+/// Bytes of a client's memory. Offsets have 32 bits, and servers have their own limits.
 const MEMORY_BYTES_MAX: u64 = crate::REGION_BYTES_MAX;
 
 /// Sizes of a client's rings and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct MemifSettings {
     /// Slots of each of the two rings, as a power of two, 1..=[`RING_LOG2_MAX`]. A server may ask
     /// for fewer.
     pub ring_log2: u8,
@@ -40,21 +40,21 @@ pub struct Settings {
     pub buffer_bytes: u32,
     /// Bytes left free before a received frame, for [`Buf::grow_front`].
     pub headroom_bytes: u32,
-    /// Buffers; at least 64 more than both rings have slots.
+    /// Number of buffers: at least 64 more than both rings have slots.
     pub buffers: u32,
 }
 
-impl Default for Settings {
+impl Default for MemifSettings {
     /// 1024 slots, 4096 buffers of 2048 bytes with 64 bytes of headroom: 8 MiB.
     fn default() -> Self {
         Self { ring_log2: 10, buffer_bytes: 2048, headroom_bytes: 64, buffers: 4096 }
     }
 }
 
-/// Why a client can't be made.
+/// Error from creating a client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Settings that don't fit together.
+    /// The settings contradict each other.
     #[error("memif settings: {0}")]
     Settings(&'static str),
     /// The system refused memory or a descriptor.
@@ -64,8 +64,8 @@ pub enum ClientError {
 
 /// State of a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
-    /// No server. [`Client::poll`] tries again, once a call.
+pub enum ConnectionState {
+    /// No server. [`MemifClient::poll`] tries again, once a call.
     Down,
     /// Connected, handshake not done.
     Connecting,
@@ -87,43 +87,43 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// The sender's word about the frame, in the first buffer of each.
+    /// The sender's metadata for the frame, in its first buffer.
     #[inline]
     pub fn metadata(&self) -> u32 {
         self.metadata
     }
 
-    /// Sets the word that goes with the frame.
+    /// Sets the metadata that accompanies the frame.
     #[inline]
     pub fn set_metadata(&mut self, metadata: u32) {
         self.metadata = metadata;
     }
 
-    /// Bytes in it.
+    /// Length of the contents, bytes.
     #[inline]
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes that it can be made long by [`Self::set_len`].
+    /// Longest length that [`Self::set_len`] accepts, bytes.
     #[inline]
     pub fn capacity(&self) -> usize {
         usize::from(self.capacity - self.start)
     }
 
-    /// Whether the frame goes on in the next buffer received.
+    /// True if the frame continues in the next buffer received.
     #[inline]
     pub fn continues(&self) -> bool {
         self.more
     }
 
-    /// Takes `bytes` off the front; false (nothing done) if there are fewer.
+    /// Removes `bytes` from the front. False (and no change) if there are fewer.
     #[inline]
     pub fn trim_front(&mut self, bytes: usize) -> bool {
         if bytes > self.len() {
@@ -134,7 +134,7 @@ impl Buf {
         true
     }
 
-    /// Puts `bytes` undefined bytes before the front; false (nothing done) if there is no room.
+    /// Adds `bytes` undefined bytes at the front. False (and no change) without enough headroom.
     #[inline]
     pub fn grow_front(&mut self, bytes: usize) -> bool {
         if bytes > usize::from(self.start) {
@@ -145,8 +145,8 @@ impl Buf {
         true
     }
 
-    /// Makes it `bytes` long, cut or with undefined bytes at the end; false (nothing done) if
-    /// there is no room.
+    /// Sets the length to `bytes`: cuts the end, or adds undefined bytes there. False (and no
+    /// change) if it exceeds the capacity.
     #[inline]
     pub fn set_len(&mut self, bytes: usize) -> bool {
         if bytes > self.capacity() {
@@ -157,21 +157,21 @@ impl Buf {
     }
 }
 
-/// One ring with what lies in it.
+/// Ring and the buffers in its slots.
 #[derive(Debug)]
-struct Lane {
+struct ClientRing {
     ring: Ring,
-    /// By slot: the buffer in it.
+    /// Buffer index, by slot.
     buffers: Vec<u32>,
     /// Index of the next slot to give to the server.
     head: u16,
-    /// Index of the first slot that the server has, as far as known.
+    /// Index of the oldest slot that the server has not yet returned, as far as known.
     tail: u16,
-    /// `head` as the server knows it.
+    /// `head` as last published to the server.
     shown: u16,
 }
 
-impl Lane {
+impl ClientRing {
     fn new(ring: Ring) -> Self {
         let buffers = vec![0; usize::from(ring.slots())];
         Self { ring, buffers, head: 0, tail: 0, shown: 0 }
@@ -182,7 +182,7 @@ impl Lane {
         self.ring.slots() - self.head.wrapping_sub(self.tail)
     }
 
-    /// Gives a buffer to the server, which sees it later. There must be room.
+    /// Puts a buffer into the ring; the server sees it later. The ring must have a free slot.
     #[inline]
     fn put(&mut self, buffer: u32, descriptor: Descriptor) {
         let slot = self.ring.slot(self.head);
@@ -191,13 +191,13 @@ impl Lane {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// Slots that the server is done with; `None` if it says more than it was given.
+    /// Slots that the server has returned. `None` if it claims more than it was given.
     fn done(&self) -> Option<u16> {
         let done = self.ring.tail().load(Ordering::Acquire).wrapping_sub(self.tail);
         (done <= self.shown.wrapping_sub(self.tail)).then_some(done)
     }
 
-    /// Takes the oldest slot back, with what the server wrote there.
+    /// Takes the oldest slot back, with the descriptor that the server wrote.
     #[inline]
     fn take(&mut self) -> (u32, Descriptor) {
         let descriptor = self.ring.descriptor(self.tail);
@@ -206,7 +206,7 @@ impl Lane {
         (buffer, descriptor)
     }
 
-    /// Takes the buffers of the oldest slots back, which are so many.
+    /// Takes back the buffers of the oldest `count` slots.
     fn take_buffers(&mut self, count: u16, free: &mut Vec<u32>) {
         let start = self.ring.slot(self.tail);
         let (wrapped, on) = self.buffers.split_at(start);
@@ -216,7 +216,7 @@ impl Lane {
         self.tail = self.tail.wrapping_add(count);
     }
 
-    /// Takes everything back, and makes the ring new.
+    /// Takes all buffers back and initialises the ring.
     fn reset(&mut self, flags: u16, free: &mut Vec<u32>) {
         self.take_buffers(self.head.wrapping_sub(self.tail), free);
         (self.head, self.tail, self.shown) = (0, 0, 0);
@@ -224,46 +224,46 @@ impl Lane {
     }
 }
 
-/// A client: its memory, and a connection while there is a server.
+/// Client: its memory, and a connection while there is a server.
 ///
-/// Memory and every [`Buf`] outlive connections; what lay in the rings when a server went is free
-/// again.
+/// Memory and every [`Buf`] outlive connections. When a
+/// server is gone, the buffers in the rings are free again.
 #[derive(Debug)]
-pub struct Client {
+pub struct MemifClient {
     path: PathBuf,
     interface_id: u32,
     name: String,
-    settings: Settings,
+    settings: MemifSettings,
     pool: u32,
     memory: Regions,
     memfd: OwnedFd,
     /// Offset of the first buffer.
     buffers_at: usize,
     free: Vec<u32>,
-    from_server: Lane,
-    to_server: Lane,
-    /// Rung by the server.
+    from_server: ClientRing,
+    to_server: ClientRing,
+    /// The server rings this doorbell.
     bell: OwnedFd,
-    /// Rung for the server.
+    /// The client rings this doorbell to wake the server.
     server_bell: OwnedFd,
-    /// Whether it was shown something since [`Client::ring`].
+    /// True if frames were published since the last [`MemifClient::ring`].
     unheard: bool,
-    link: Link,
+    link: ConnectionState,
     socket: Option<OwnedFd>,
     since: Instant,
     last_error: Option<String>,
 }
 
-impl Client {
-    /// Allocates memory for interface `interface_id` of the server at `path`. `name` is what the
-    /// client calls itself, cut to 31 bytes. Does not connect: see [`Self::poll`].
+impl MemifClient {
+    /// Allocates memory for interface `interface_id` of the server at `path`. `name` is the name
+    /// that the client sends, cut to 31 bytes. Does not connect: see [`Self::poll`].
     pub fn new(
         path: &Path,
         interface_id: u32,
         name: &str,
-        settings: Settings,
+        settings: MemifSettings,
     ) -> Result<Self, ClientError> {
-        /// Tells the buffers of one client from those of another.
+        /// Distinguishes the buffers of different clients.
         static POOLS: AtomicU32 = AtomicU32::new(0);
         let sizes = Sizes::of(settings).map_err(ClientError::Settings)?;
         let (mapping, memfd) = Mapping::create(sizes.total)?;
@@ -286,23 +286,23 @@ impl Client {
             bell: bell::eventfd()?,
             server_bell: bell::eventfd()?,
             unheard: false,
-            link: Link::Down,
+            link: ConnectionState::Down,
             socket: None,
             since: Instant::now(),
             last_error: None,
         })
     }
 
-    /// Connects if there is no connection, goes on with a handshake, notices that the server is
-    /// gone. Never blocks; makes system calls: call it when [`Self::control`] is readable, and at
-    /// an interval (20 ms, say) while the link is not up.
-    pub fn poll(&mut self) -> Link {
-        if self.link == Link::Down {
+    /// Connects if there is no connection, advances a handshake, and notices a server that is gone.
+    /// Never blocks, but makes system calls. Call it when [`Self::control`] is readable, and at an
+    /// interval (such as 20 ms) while the link is not up.
+    pub fn poll(&mut self) -> ConnectionState {
+        if self.link == ConnectionState::Down {
             match seqpacket::connect(&self.path) {
                 Ok(socket) => {
                     self.socket = Some(socket);
                     self.since = Instant::now();
-                    self.link = Link::Connecting;
+                    self.link = ConnectionState::Connecting;
                 }
                 Err(error) => self.last_error = Some(error.to_string()),
             }
@@ -313,36 +313,39 @@ impl Client {
         self.link
     }
 
-    /// Takes the messages that have come.
+    /// Handles the messages received so far.
     fn hear(&mut self) -> Result<(), String> {
         while let Some(socket) = &self.socket {
             match seqpacket::receive(socket).map_err(|error| error.to_string())? {
-                Received::Message(Message::Hello(hello), _) if self.link == Link::Connecting => {
+                ReceivedMessage::Message(Message::Hello(hello), _)
+                    if self.link == ConnectionState::Connecting =>
+                {
                     self.introduce(&hello)?;
                 }
-                Received::Message(Message::Ack, _) if self.link == Link::Connecting => {}
-                Received::Message(Message::Connected { .. }, _)
-                    if self.link == Link::Connecting =>
+                ReceivedMessage::Message(Message::Ack, _)
+                    if self.link == ConnectionState::Connecting => {}
+                ReceivedMessage::Message(Message::Connected { .. }, _)
+                    if self.link == ConnectionState::Connecting =>
                 {
-                    self.link = Link::Up;
+                    self.link = ConnectionState::Up;
                     self.last_error = None;
                     self.flush();
                 }
-                Received::Message(Message::Disconnect { reason }, _) => return Err(reason),
-                Received::Message(..) => return Err("unexpected message".into()),
-                Received::End => return Err("server hung up".into()),
-                Received::Bad(why) => return Err(why.into()),
-                Received::Nothing => break,
+                ReceivedMessage::Message(Message::Disconnect { reason }, _) => return Err(reason),
+                ReceivedMessage::Message(..) => return Err("unexpected message".into()),
+                ReceivedMessage::End => return Err("server hung up".into()),
+                ReceivedMessage::Bad(why) => return Err(why.into()),
+                ReceivedMessage::Nothing => break,
             }
         }
         let limit = Duration::from_millis(HANDSHAKE_MS_MAX);
-        if self.link == Link::Connecting && self.since.elapsed() > limit {
+        if self.link == ConnectionState::Connecting && self.since.elapsed() > limit {
             return Err("server does not answer".into());
         }
         Ok(())
     }
 
-    /// Answers the server's hello with everything that it needs.
+    /// Answers the server's hello with the memory, the rings and their doorbells.
     fn introduce(&mut self, hello: &Hello) -> Result<(), String> {
         if !(hello.version_min..=hello.version_max).contains(&VERSION) {
             return Err("server does not speak memif 2.0".into());
@@ -379,37 +382,37 @@ impl Client {
 
     fn go_down(&mut self, why: String) {
         self.socket = None;
-        self.link = Link::Down;
+        self.link = ConnectionState::Down;
         self.last_error = Some(why);
         self.from_server.reset(MASKED, &mut self.free);
         self.to_server.reset(0, &mut self.free);
     }
 
-    /// State as of the last [`Self::poll`], or down if the server wrote nonsense since.
-    pub fn link(&self) -> Link {
+    /// State as of the last [`Self::poll`]. Down if the server has since written invalid indices.
+    pub fn link(&self) -> ConnectionState {
         self.link
     }
 
-    /// Why the link is or was down, as far as known.
+    /// Reason why the link is or was down, as far as known.
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
 
-    /// The control socket, while there is one; another one after each reconnect.
+    /// Control socket, while there is one. A reconnect makes a new one.
     pub fn control(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// Appends the buffers of up to `max` received frames to `bufs`; returns how many frames.
-    /// Their slots are posted anew by [`Self::flush`].
+    /// Appends the buffers of up to `max` received frames to `bufs`; returns the number of frames.
+    /// [`Self::flush`] posts their slots again.
     pub fn receive(&mut self, bufs: &mut Vec<Buf>, max: usize) -> usize {
         self.receive_each(max, |buf| bufs.push(buf))
     }
 
-    /// As [`Self::receive`], into other hands.
+    /// Like [`Self::receive`], but passes each buffer to `to`.
     #[inline]
     pub fn receive_each(&mut self, max: usize, mut to: impl FnMut(Buf)) -> usize {
-        if self.link != Link::Up {
+        if self.link != ConnectionState::Up {
             return 0;
         }
         let Some(mut done) = self.from_server.done() else {
@@ -440,13 +443,13 @@ impl Client {
         frames
     }
 
-    /// Bytes of a buffer, and of these the headroom: [`Sizes::of`] saw that they fit.
+    /// Bytes of a buffer, and its headroom. [`Sizes::of`] has checked that both fit.
     #[inline]
     fn sizes(&self) -> (u16, u16) {
         (self.settings.buffer_bytes as u16, self.settings.headroom_bytes as u16)
     }
 
-    /// Offset in the memory of a buffer's bytes. Panics on another client's.
+    /// Offset of a buffer's bytes in the memory. Panics for another client's buffer.
     #[inline]
     fn offset(&self, buf: &Buf) -> usize {
         assert_eq!(buf.pool, self.pool, "a buffer of another client");
@@ -455,26 +458,26 @@ impl Client {
             + usize::from(buf.start)
     }
 
-    /// The bytes of a buffer.
+    /// Contents of a buffer.
     #[inline]
     pub fn bytes(&self, buf: &Buf) -> &[u8] {
         let offset = self.offset(buf);
-        // SAFETY: the buffer is in no ring while there is a Buf of it (`Buf` can't be copied, and
-        // only `take` and `alloc` make one), so the server, which is trusted, does not write to
-        // it; and writing by `bytes_mut` needs this client mutably.
+        // SAFETY: a buffer with a Buf is in no ring (`Buf` can't be copied, and only `take` and
+        // `alloc` make one). So the server, which is trusted, does not write to it. Writing by
+        // `bytes_mut` needs this client mutably.
         unsafe { self.memory[0].slice(offset, buf.len()) }
     }
 
-    /// The bytes of a buffer, to change in place.
+    /// Contents of a buffer, to change in place.
     #[inline]
     pub fn bytes_mut(&mut self, buf: &mut Buf) -> &mut [u8] {
         let offset = self.offset(buf);
-        // SAFETY: as in `bytes`; the only reference into the memory, since it borrows the client
-        // mutably.
+        // SAFETY: as in `bytes`. It is the only reference into
+        // the memory, since it borrows the client mutably.
         unsafe { self.memory[0].slice_mut(offset, buf.len()) }
     }
 
-    /// A free buffer of no bytes, behind the headroom.
+    /// Returns an empty buffer with headroom, if one is free.
     pub fn alloc(&mut self) -> Option<Buf> {
         if self.free.is_empty() {
             self.reclaim();
@@ -485,16 +488,16 @@ impl Client {
         Some(Buf { index, pool, metadata: 0, start, len: 0, capacity, more: false })
     }
 
-    /// Gives a buffer back. Panics on another client's.
+    /// Frees a buffer. Panics for another client's buffer.
     #[inline]
     pub fn free(&mut self, buf: Buf) {
         assert_eq!(buf.pool, self.pool, "a buffer of another client");
         self.free.push(buf.index);
     }
 
-    /// Takes back what the server has taken out of the ring.
+    /// Takes back the buffers that the server has consumed.
     fn reclaim(&mut self) {
-        if self.link != Link::Up {
+        if self.link != ConnectionState::Up {
             return;
         }
         match self.to_server.done() {
@@ -503,10 +506,10 @@ impl Client {
         }
     }
 
-    /// Slots that frames can be put into now; none without a link.
+    /// Free slots for frames; zero while the link is not up.
     pub fn room(&mut self) -> usize {
         self.reclaim();
-        if self.link == Link::Up { self.to_server.room().into() } else { 0 }
+        if self.link == ConnectionState::Up { self.to_server.room().into() } else { 0 }
     }
 
     #[inline]
@@ -516,20 +519,20 @@ impl Client {
         self.to_server.put(buf.index, descriptor);
     }
 
-    /// Puts a frame of one buffer into the ring without copying it; the server sees it after
-    /// [`Self::flush`]. Gives the buffer back if there is no room or no link.
+    /// Puts a frame of one buffer into the ring without copying it. The server sees it after
+    /// [`Self::flush`]. Returns the buffer if the ring is full or the link is not up.
     #[inline]
     pub fn send(&mut self, buf: Buf) -> Result<(), Buf> {
-        if self.link != Link::Up || self.to_server.room() == 0 && self.room() == 0 {
+        if self.link != ConnectionState::Up || self.to_server.room() == 0 && self.room() == 0 {
             return Err(buf);
         }
         self.put(&buf, 0);
         Ok(())
     }
 
-    /// Puts a frame of several buffers (at most [`CHAIN_SLOTS_MAX`]) into the ring and empties
-    /// `bufs`; false (and nothing done) if there is no room or no link, or if they are none or
-    /// too many.
+    /// Puts a frame of 1 to [`CHAIN_SLOTS_MAX`] buffers into the ring
+    /// and empties `bufs`. False (and no change) if their number is out
+    /// of range, the ring lacks slots, or the link is not up.
     pub fn send_chain(&mut self, bufs: &mut Vec<Buf>) -> bool {
         if !(1..=CHAIN_SLOTS_MAX).contains(&bufs.len()) || self.room() < bufs.len() {
             return false;
@@ -541,25 +544,25 @@ impl Client {
         true
     }
 
-    /// Shows the server what was sent, posts free buffers for receiving, and rings if the server
-    /// wants that. Call it after each batch. The ring is its only system call, and none while
-    /// the server is busy.
+    /// Publishes sent frames to the server, posts free buffers for receiving, and rings if the
+    /// server asks for it. Call it after each batch. Ringing is its only system call, and only
+    /// happens while the server sleeps.
     pub fn flush(&mut self) {
-        self.show();
+        self.publish();
         self.ring();
     }
 
-    /// As [`Self::flush`], but what is to be rung is left for [`Self::ring`]: call that at the latest
-    /// when nothing more is to be sent. Makes no system call.
-    pub fn show(&mut self) {
-        // No sooner than needed: to look takes a line of the cache away from the server.
+    /// Like [`Self::flush`], but leaves ringing to [`Self::ring`]. Call that at the latest when
+    /// there is nothing more to send. Makes no system call.
+    pub fn publish(&mut self) {
+        // As late as possible: reading the index takes a cache line away from the server.
         if self.free.len() < self.from_server.room().into() {
             self.reclaim();
         }
-        if self.link != Link::Up {
+        if self.link != ConnectionState::Up {
             return;
         }
-        // First, so that answers to what is shown below find all the room that there is.
+        // First, so that answers to the frames published below find as many buffers as possible.
         self.post();
         let lane = &mut self.to_server;
         if lane.shown != lane.head {
@@ -569,8 +572,8 @@ impl Client {
         }
     }
 
-    /// Rings if the server sleeps and was shown something since the last call. To look whether it sleeps takes
-    /// until all that was written can be seen, which is too long for each batch.
+    /// Rings if the server sleeps and frames were published since the last call. Checking for sleep
+    /// waits until all writes are visible, which is too slow for each batch.
     #[inline]
     pub fn ring(&mut self) {
         if std::mem::take(&mut self.unheard) && idle::is_asleep(self.to_server.ring.flags()) {
@@ -580,7 +583,7 @@ impl Client {
 
     /// Posts free buffers for receiving.
     fn post(&mut self) {
-        let Settings { buffer_bytes, headroom_bytes, .. } = self.settings;
+        let MemifSettings { buffer_bytes, headroom_bytes, .. } = self.settings;
         let lane = &mut self.from_server;
         for _ in 0..lane.room() {
             let Some(index) = self.free.pop() else { break };
@@ -600,19 +603,21 @@ impl Client {
         }
     }
 
-    /// Lets the server ring. True if there is nothing to receive, so that polling the descriptor
-    /// is safe; false if there is (the doorbell is off again then).
+    /// Lets the server ring. True if there is nothing to receive, so that polling the descriptor is
+    /// safe. False if there is; the doorbell is off again then.
     pub fn arm(&mut self) -> bool {
         let lane = &self.from_server;
-        self.link != Link::Up || idle::arm(lane.ring.tail(), lane.tail, lane.ring.flags())
+        self.link != ConnectionState::Up
+            || idle::arm(lane.ring.tail(), lane.tail, lane.ring.flags())
     }
 
-    /// As [`Self::arm`], for who waits for room in a full ring: true if there is none. Servers that do
-    /// not ring for room ([`crate::Sender::wake`]) make it necessary to bound the sleep.
+    /// Like [`Self::arm`], but for a client that waits for free slots in a full ring. True if there
+    /// are none. Bound the sleep: some servers do not ring for free slots
+    /// ([`crate::Sender::wake`]).
     pub fn arm_for_room(&mut self) -> bool {
         let lane = &self.to_server;
         let flags = self.from_server.ring.flags();
-        self.link != Link::Up || idle::arm(lane.ring.tail(), lane.tail, flags)
+        self.link != ConnectionState::Up || idle::arm(lane.ring.tail(), lane.tail, flags)
     }
 
     /// Stops the server from ringing and empties the doorbell.
@@ -622,14 +627,15 @@ impl Client {
     }
 }
 
-impl AsFd for Client {
-    /// The doorbell: an eventfd, readable when the server rang. The same for the client's life.
+impl AsFd for MemifClient {
+    /// Doorbell: an eventfd, readable after the server
+    /// rang. It stays the same for the client's life.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 }
 
-/// Where things lie in a client's memory: the ring to the server, the one from it, the buffers.
+/// Layout of a client's memory: the ring to the server, the ring from it, the buffers.
 struct Sizes {
     from_server_at: usize,
     buffers_at: usize,
@@ -637,8 +643,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(settings: Settings) -> Result<Self, &'static str> {
-        let Settings { ring_log2, buffer_bytes, headroom_bytes, buffers } = settings;
+    fn of(settings: MemifSettings) -> Result<Self, &'static str> {
+        let MemifSettings { ring_log2, buffer_bytes, headroom_bytes, buffers } = settings;
         if !(1..=RING_LOG2_MAX).contains(&ring_log2) {
             return Err("ring_log2 is not 1..=14");
         }
@@ -664,8 +670,8 @@ impl Sizes {
         Ok(Self { from_server_at: ring, buffers_at, total: total as usize })
     }
 
-    fn lanes(&self, memory: &Regions, ring_log2: u8) -> Option<(Lane, Lane)> {
-        let lane = |at| Ring::new(memory.clone(), 0, at, 1 << ring_log2).map(Lane::new);
+    fn lanes(&self, memory: &Regions, ring_log2: u8) -> Option<(ClientRing, ClientRing)> {
+        let lane = |at| Ring::new(memory.clone(), 0, at, 1 << ring_log2).map(ClientRing::new);
         Some((lane(self.from_server_at)?, lane(0)?))
     }
 }

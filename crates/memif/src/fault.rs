@@ -1,12 +1,12 @@
-//! How a connected peer broke the rules, and how descriptors are checked against them.
+//! Protocol violations of a connected peer, and the checks that find them in descriptors.
 
 use crate::memory::Mapping;
 use crate::ring::{Descriptor, Ring};
 
-/// How a connected peer broke the rules. The connection is to be dropped.
+/// Protocol violation of a connected peer. Drop the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// More slots announced than the ring has, which an index that goes back looks like as well.
+pub enum ProtocolViolation {
+    /// The peer announced more slots than the ring has. An index that moves back looks the same.
     #[error("ring index {head} is more than {slots} slots ahead of {tail}")]
     Index {
         /// The peer's index.
@@ -16,7 +16,7 @@ pub enum Fault {
         /// Slots of the ring.
         slots: u16,
     },
-    /// A descriptor that names a region that does not exist.
+    /// A descriptor names a region that does not exist.
     #[error("descriptor in region {region}, {count} regions")]
     Region {
         /// The region named.
@@ -24,7 +24,7 @@ pub enum Fault {
         /// Regions of the connection.
         count: usize,
     },
-    /// A descriptor that reaches out of its region.
+    /// A descriptor reaches beyond its region.
     #[error("descriptor of {length} bytes at {offset}, region of {size} bytes")]
     Bounds {
         /// Offset in the region.
@@ -34,8 +34,8 @@ pub enum Fault {
         /// Bytes of the region.
         size: usize,
     },
-    /// A frame of too many buffers, or whose last buffer was not announced; or posted buffers so
-    /// small that a frame needs too many.
+    /// A frame has too many buffers, or its last buffer was not announced. Or the posted buffers
+    /// are so small that a frame needs too many.
     #[error("chain of {slots} buffers does not end")]
     Chain {
         /// Buffers seen.
@@ -47,30 +47,30 @@ pub enum Fault {
     /// The peer's doorbell can't be rung.
     #[error("doorbell can't be rung")]
     Bell,
-    /// To ring the peer's doorbell takes too long.
+    /// Ringing the peer's doorbell takes too long.
     #[error(
         "doorbell with too many waiters: remove all but a few epoll instances from the eventfd"
     )]
     Waiters,
 }
 
-/// Slots from our index to the peer's.
+/// Number of slots from our index to the peer's.
 #[inline]
-pub(crate) fn ahead(head: u16, tail: u16, slots: u16) -> Result<u16, Fault> {
+pub(crate) fn ahead(head: u16, tail: u16, slots: u16) -> Result<u16, ProtocolViolation> {
     let count = head.wrapping_sub(tail);
-    if count > slots { Err(Fault::Index { head, tail, slots }) } else { Ok(count) }
+    if count > slots { Err(ProtocolViolation::Index { head, tail, slots }) } else { Ok(count) }
 }
 
-/// A copy of a descriptor that lies inside its region.
+/// Returns a copy of a descriptor that lies inside its region.
 #[inline]
-pub(crate) fn checked(ring: &Ring, index: u16) -> Result<Descriptor, Fault> {
+pub(crate) fn checked(ring: &Ring, index: u16) -> Result<Descriptor, ProtocolViolation> {
     let descriptor = ring.descriptor(index);
     let regions = ring.regions();
     let Some(region) = regions.get(usize::from(descriptor.region)) else {
-        return Err(Fault::Region { region: descriptor.region, count: regions.len() });
+        return Err(ProtocolViolation::Region { region: descriptor.region, count: regions.len() });
     };
     if u64::from(descriptor.offset) + u64::from(descriptor.length) > region.bytes() as u64 {
-        return Err(Fault::Bounds {
+        return Err(ProtocolViolation::Bounds {
             offset: descriptor.offset,
             length: descriptor.length,
             size: region.bytes(),
@@ -81,6 +81,6 @@ pub(crate) fn checked(ring: &Ring, index: u16) -> Result<Descriptor, Fault> {
 
 /// Fails if memory of any region was taken away.
 #[inline]
-pub(crate) fn whole(regions: &[Mapping]) -> Result<(), Fault> {
-    if regions.iter().any(Mapping::is_poisoned) { Err(Fault::Poisoned) } else { Ok(()) }
+pub(crate) fn whole(regions: &[Mapping]) -> Result<(), ProtocolViolation> {
+    if regions.iter().any(Mapping::is_poisoned) { Err(ProtocolViolation::Poisoned) } else { Ok(()) }
 }

@@ -1,16 +1,17 @@
-//! The order of stores and loads by which a sleeper is never left asleep.
+//! Order of stores and loads that prevents lost wake-ups.
 //!
-//! Two words are shared: the sender's index, and the flag by which the sleeper says that it need
-//! not be rung. Each side stores its own, fences, and loads the other's: at least one of them sees
-//! the other's store, so either the sender rings or the sleeper stays up. A sender may take the flag
-//! back when it rings ([`wakes`]): a sleeper that was rung and has no CPU yet is not rung again.
+//! The two sides share two words: the sender's index, and the flag by which the receiver says that
+//! it need not be rung. Each side stores its own word, fences, and loads the other's. At least one
+//! of them sees the other's store: either the sender rings, or the receiver stays awake. A sender
+//! may set the flag again when it rings ([`wakes`]). Then it does not ring twice for a receiver
+//! that still waits for a CPU.
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 /// `MEMIF_RING_FLAG_MASK_INT`: do not ring.
 pub(crate) const MASKED: u16 = 1;
 
-/// A shared word; a trait so that the model checker's can take its place.
+/// Shared word. A trait, so that the model checker can substitute its own.
 pub(crate) trait Word {
     fn load(&self, order: Ordering) -> u16;
     fn store(&self, value: u16, order: Ordering);
@@ -37,28 +38,28 @@ impl Word for AtomicU16 {
     }
 }
 
-/// The sender's half, once it has shown the index, as often as it liked: whether the other side sleeps, or may not
-/// have seen what was stored before.
+/// The sender's half, after it has published the index any number of times. True if the other side
+/// sleeps, or may not have seen what was stored before.
 pub(crate) fn is_asleep<W: Word>(flags: &W) -> bool {
     W::fence();
     flags.load(Ordering::Relaxed) & MASKED == 0
 }
 
-/// As [`is_asleep`], for a sleeper that sets the flag anew before each of its sleeps: true once for
-/// each of them.
+/// Like [`is_asleep`], for a receiver that clears the
+/// flag before each of its sleeps. True once per sleep.
 pub(crate) fn wakes<W: Word>(flags: &W) -> bool {
     is_asleep(flags) && flags.swap(MASKED, Ordering::AcqRel) & MASKED == 0
 }
 
-/// The half of who makes room: shows how far it is, and returns how far the other is, which was so
-/// before it went to sleep if it did not find this room.
+/// The half of the side that frees slots. Stores its own index and returns the other side's. If the
+/// other side missed these free slots, the value is from before it went to sleep.
 pub(crate) fn move_on<W: Word>(index: &W, value: u16, others: &W) -> u16 {
     index.store(value, Ordering::Release);
     W::fence();
     others.load(Ordering::Relaxed)
 }
 
-/// The sleeper's half: true if the index is still `seen`, so that it may sleep.
+/// The receiver's half. True if the index is still `seen`, so that it may sleep.
 pub(crate) fn arm<W: Word>(index: &W, seen: u16, flags: &W) -> bool {
     flags.swap(0, Ordering::AcqRel);
     W::fence();
@@ -69,9 +70,9 @@ pub(crate) fn arm<W: Word>(index: &W, seen: u16, flags: &W) -> bool {
     false
 }
 
-/// The sleeper is up, and empties its doorbell after this. All that set the flag exchange it, so that
-/// this and [`wakes`] have an order: a doorbell is not rung for a sleep that is over and then emptied
-/// in the next one.
+/// Marks the receiver awake; it empties its doorbell afterwards. All writers
+/// of the flag exchange it, so that this and [`wakes`] are ordered. Otherwise
+/// a ring for a finished sleep could be emptied in the next one.
 pub(crate) fn disarm<W: Word>(flags: &W) {
     flags.swap(MASKED, Ordering::AcqRel);
 }
@@ -101,10 +102,11 @@ mod tests {
         }
     }
 
-    /// Sender shows two frames, and looks for the sleeper after each or after both, while the sleeper, masked at
-    /// first, goes to sleep: in every interleaving what the sleeper misses was rung for, and what it sees is whole.
+    /// The sender publishes two frames and checks the flag after each or after both. The receiver,
+    /// masked at first, goes to sleep. In every interleaving the receiver is rung for the frames
+    /// that it misses, and sees the others whole.
     #[test]
-    fn no_wake_up_is_lost() {
+    fn every_missed_frame_wakes_the_receiver() {
         const FRAMES: u16 = 2;
         let model = |looks_every: u16| {
             let index = Arc::new(Model::new(0));
@@ -143,10 +145,10 @@ mod tests {
         [1, FRAMES].into_iter().for_each(|looks_every| loom::model(move || model(looks_every)));
     }
 
-    /// As above with a sender that rings once a sleep: whenever the sleeper sleeps, it is woken while
-    /// there is something that it has not seen.
+    /// As above, with a sender that rings once per sleep. Whenever the receiver sleeps although
+    /// there is a frame that it has not seen, it is woken.
     #[test]
-    fn a_sleeper_that_is_rung_once_a_sleep_misses_nothing() {
+    fn one_ring_per_sleep_is_enough() {
         const FRAMES: u16 = 2;
         loom::model(|| {
             let index = Arc::new(Model::new(0));
@@ -183,11 +185,11 @@ mod tests {
         });
     }
 
-    /// A client fills its ring of two slots and waits for room while the server takes the first frame:
-    /// in every interleaving the client finds the room, or the server finds that the ring was full and
-    /// that the client sleeps.
+    /// A client fills its ring of two slots and waits for a free one, while the server takes the
+    /// first frame. In every interleaving the client finds the free slot, or the server finds that
+    /// the ring was full and that the client sleeps.
     #[test]
-    fn no_wake_up_for_room_is_lost() {
+    fn freed_slot_wakes_the_waiting_client() {
         const SLOTS: u16 = 2;
         loom::model(|| {
             let head = Arc::new(Model::new(0));

@@ -2,15 +2,15 @@
 //!
 //! The *server* (memif's "master") listens on a Unix seqpacket socket; the *client* ("slave")
 //! allocates the memory. In PdP the mux is the server, its peer is hostile, and every frame is
-//! copied: [`Listener`], [`Handshake`], [`Connection`]. Guests on our runtime and the TAP helper
-//! are clients, trust the mux and work in the shared memory itself: [`Client`].
+//! copied: [`Listener`], [`Handshake`], [`MemifConnection`]. Guests on our runtime and the TAP
+//! helper are clients, trust the mux and work in the shared memory itself: [`MemifClient`].
 //!
 //! A connection has one ring each way. One listener serves several interface ids; each makes a
 //! connection of its own.
 //!
 //! # Sleeping
 //!
-//! Whoever waits for frames, on either side:
+//! A side that waits for frames:
 //! 1. calls `arm()`, which lets the peer ring the doorbell and looks at the ring once more;
 //! 2. if that returned true (nothing there), polls the doorbell's descriptor;
 //! 3. calls `disarm()` on waking, which stops the peer from ringing the doorbell; a client's also
@@ -19,16 +19,17 @@
 //! Between two PdP sides no wake-up is lost: the sleeper stores the flag, fences, loads the index;
 //! the sender stores the index, fences, loads the flag; one of the two sees the other. DPDK 22.11
 //! and libmemif have no fence there, so a sleeper with such a peer bounds its sleep (some
-//! milliseconds). memif has no doorbell for room in a ring: who waits for room waits by time, but for
-//! a PdP client of PdP's mux ([`Client::arm_for_room`], [`Sender::wake`]).
+//! milliseconds). memif has no doorbell for free slots: a sender with a full ring waits by time.
+//! The exception is a PdP client of PdP's mux ([`MemifClient::arm_for_room`], [`Sender::wake`]).
 //!
 //! # Limits
 //!
 //! One ring each way of at most 2^[`RING_LOG2_MAX`] slots, [`REGIONS_MAX`] regions,
 //! [`REGION_BYTES_MAX`] bytes in all, chains of [`CHAIN_SLOTS_MAX`] buffers. Regions must be memfds
-//! sealed against shrinking and not huge pages. Ethernet mode only; no secrets: the directory of the
-//! socket guards it. The memory is the client's, but a page is charged to whose cgroup touches it
-//! first: a client that leaves that to the server charges it up to the limit above.
+//! sealed against shrinking, without huge pages. Ethernet mode only. No secrets: the permissions of
+//! the socket's directory control access. The client owns the memory, but the kernel charges a page
+//! to the cgroup that touches it first. A client that leaves its pages untouched charges them to
+//! the server, up to the limit above.
 //!
 //! Source: memif protocol 2.0 as in DPDK 22.11 drivers/net/memif/memif.h and libmemif.
 
@@ -48,19 +49,19 @@ pub mod sigbus;
 mod thrift;
 
 pub use bell::Bell;
-pub use client::{Buf, Client, ClientError, Link, Settings};
-pub use fault::Fault;
+pub use client::{Buf, ClientError, ConnectionState, MemifClient, MemifSettings};
+pub use fault::ProtocolViolation;
 pub use patience::Patience;
-pub use receiver::{Frame, Receiver};
+pub use receiver::{Receiver, RingFrame};
 pub use sender::Sender;
-pub use server::{Closed, Connection, Control, Handshake, HandshakeError, Listener};
-pub use sigbus::Share;
+pub use server::{Closed, Handshake, HandshakeError, Listener, MemifConnection, MemifControl};
+pub use sigbus::RegionQuota;
 pub use thrift::Thrift;
 
 /// Slots of a ring, as a power of two.
 pub const RING_LOG2_MAX: u8 = 14;
 
-/// Regions of one connection, where nothing less is agreed on ([`Listener::accept_for`]).
+/// Regions of one connection, unless [`Listener::accept_for`] sets a lower limit.
 pub const REGIONS_MAX: usize = 16;
 
 /// Bytes of all regions of one connection.

@@ -3,8 +3,8 @@
 //! All access goes through bounds-checked methods: copies out, copies in, and atomic words. No
 //! reference to plain bytes is made where a peer that is not trusted may write.
 //!
-//! A peer may take pages away under the mapping in spite of the seal (by means of the kernel's
-//! that we don't know of, or by a memory error): see [`crate::sigbus`].
+//! A peer may take pages away under the mapping in spite of the seal (by a kernel feature unknown
+//! to us, or by a memory error): see [`crate::sigbus`].
 
 use std::ffi::c_void;
 use std::io;
@@ -18,16 +18,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
 
-use crate::sigbus::{self, Share};
+use crate::sigbus::{self, RegionQuota};
 
 /// Bytes of a piece of a small copy.
 const PIECE_BYTES: usize = 32;
 
-/// Bytes that are copied in pieces, at most.
+/// Largest small copy, bytes.
 const SMALL_BYTES: usize = 256;
 
-/// Bytes of a huge page. What fills at least half of one gets it whole: with 16 guests on a core 18 % more
-/// frames go through, as few entries of the TLB cover a ring's buffers.
+/// Bytes of a huge page. Memory that fills at least half of one gets it whole. With 16 guests on a
+/// core this raises throughput by 18 %, as few TLB entries cover a ring's buffers.
 const HUGE_BYTES: usize = 2 << 20;
 
 /// `HUGETLBFS_MAGIC` of statfs(2).
@@ -38,7 +38,7 @@ const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
-    guard: sigbus::Guard,
+    guard: sigbus::RegionGuard,
 }
 
 // SAFETY: the memory belongs to no thread; every access is a raw copy or an atomic, except slices
@@ -48,8 +48,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes a memfd of at least `bytes`, sealed at its size, all its pages there: huge ones where the machine's
-    /// `transparent_hugepage/shmem_enabled` is `advise`, which pdpd sees to.
+    /// Makes a memfd of at least `bytes`, sealed at its size, with all its
+    /// pages allocated. They are huge pages if the machine's
+    /// `transparent_hugepage/shmem_enabled` is `advise`, which pdpd sets.
     pub fn create(bytes: usize) -> io::Result<(Self, OwnedFd)> {
         let fd =
             rustix::fs::memfd_create("pdp-memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -59,18 +60,19 @@ impl Mapping {
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Self::map(fd.as_fd(), bytes, None)?;
         let base = mapping.base.as_ptr().cast::<c_void>();
-        // SAFETY: inside the mapping, of which no byte changes. Where it fails, small pages do.
+        // SAFETY: inside the mapping, of which no byte changes. If it fails, small pages do.
         let _ = unsafe { rustix::mm::madvise(base, huge_bytes, Advice::LinuxHugepage) };
-        // Its maker pays for the pages, and no page fault is left for the packets' way.
+        // The creator pays for the pages, and the packet path takes no page fault.
         (0..bytes).step_by(rustix::param::page_size()).for_each(|at| mapping.write(at, &[0]));
         Ok((mapping, fd))
     }
 
-    /// Maps `bytes` of a memfd of a peer that is not trusted, or says why not. It counts for `share`.
+    /// Maps `bytes` of an untrusted peer's memfd, or
+    /// returns why not. The region counts for `share`.
     pub fn of_peer(
         fd: BorrowedFd<'_>,
         bytes: u64,
-        share: &Arc<Share>,
+        share: &Arc<RegionQuota>,
     ) -> Result<Self, &'static str> {
         const REFUSED: &str = "region can't be mapped";
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
@@ -92,7 +94,7 @@ impl Mapping {
         Self::map(fd, bytes, Some(share.clone())).map_err(|_| REFUSED)
     }
 
-    fn map(fd: BorrowedFd<'_>, bytes: usize, share: Option<Arc<Share>>) -> io::Result<Self> {
+    fn map(fd: BorrowedFd<'_>, bytes: usize, share: Option<Arc<RegionQuota>>) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe {
             rustix::mm::mmap(
@@ -105,7 +107,7 @@ impl Mapping {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        match sigbus::Guard::new(base.as_ptr() as usize, bytes, share) {
+        match sigbus::RegionGuard::new(base.as_ptr() as usize, bytes, share) {
             Some(guard) => Ok(Self { base, bytes, guard }),
             None => {
                 // SAFETY: just mapped, nobody else knows of it.
@@ -121,7 +123,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// Whether the peer took pages away.
+    /// True if the peer took pages away.
     pub fn is_poisoned(&self) -> bool {
         self.guard.is_poisoned()
     }
@@ -138,12 +140,11 @@ impl Mapping {
     #[inline]
     pub fn read(&self, offset: usize, to: &mut [u8]) {
         let from = self.at(offset, to.len());
-        // The two fences keep the compiler from taking bytes that we wrote or read earlier, and
-        // from reading the source again in place of the copy.
+        // The two fences keep the compiler from moving the copy across our other accesses, and from
+        // reading the source again in place of the copy.
         compiler_fence(Ordering::SeqCst);
-        // SAFETY: `at` checked the source; the destination is a slice of ours, so they don't
-        // overlap. The peer may write meanwhile: then these bytes are any bytes, which is what
-        // they are taken for.
+        // SAFETY: `at` checked the source. The destination is a slice of ours, so they don't
+        // overlap. The peer may write meanwhile; callers accept any bytes.
         unsafe { copy(from, to.as_mut_ptr(), to.len()) };
         compiler_fence(Ordering::SeqCst);
     }
@@ -156,7 +157,7 @@ impl Mapping {
         unsafe { copy(from.as_ptr(), to, from.len()) };
     }
 
-    /// Has the cache fetch the line at `offset`, which will be read. Does nothing beyond the end.
+    /// Prefetches the cache line at `offset` for reading. Does nothing beyond the end.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         if offset < self.bytes {
@@ -165,7 +166,7 @@ impl Mapping {
         }
     }
 
-    /// As [`Mapping::prefetch`], for a line that will be written.
+    /// Like [`Mapping::prefetch`], for writing.
     #[inline]
     pub fn prefetch_to_write(&self, offset: usize) {
         if offset < self.bytes {
@@ -214,8 +215,8 @@ impl Mapping {
     }
 }
 
-/// Copies `bytes` bytes. Up to [`SMALL_BYTES`] as pieces of a fixed size, the last of which may
-/// lie over the one before: a call of memcpy costs more than such a copy.
+/// Copies `bytes` bytes. Up to [`SMALL_BYTES`] are copied as pieces of a fixed size, of which the
+/// last may overlap the one before. This is faster than calling memcpy.
 ///
 /// # Safety
 /// As for [`std::ptr::copy_nonoverlapping`].
@@ -261,14 +262,15 @@ impl Drop for Mapping {
     }
 }
 
-/// A free address for `bytes`, at a huge page's bound if they fill one: elsewhere they would be mapped in small pieces.
-/// For the kernel to consider: if another thread takes it first, it chooses another.
+/// Returns a free address for `bytes`, aligned to a huge page if they
+/// fill one. Elsewhere the kernel would map small pages. The address is
+/// a hint: the kernel chooses another if a thread takes it first.
 fn place(bytes: usize) -> *mut c_void {
     if bytes < HUGE_BYTES {
         return std::ptr::null_mut();
     }
     let room = bytes + HUGE_BYTES;
-    // SAFETY: a new mapping at an address of the kernel's choice, which nobody uses before it is taken back.
+    // SAFETY: a new mapping at an address of the kernel's choice, unused until it is unmapped.
     unsafe {
         let none = ProtFlags::empty();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -281,8 +283,8 @@ fn place(bytes: usize) -> *mut c_void {
 }
 
 /// # Safety
-/// The range was mapped by `map` and nobody uses it any more.
+/// The range was mapped by `map`, and nobody uses it any more.
 unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
-    // SAFETY: the caller's promise. An error leaves the mapping, which harms nobody.
+    // SAFETY: the caller's promise. After an error the mapping stays, which is harmless.
     let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast::<c_void>(), bytes) };
 }

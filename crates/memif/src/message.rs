@@ -41,7 +41,7 @@ pub(crate) enum Message {
     Disconnect { reason: String },
 }
 
-/// What the server can do. The three `_max` are the highest index, not a count.
+/// The server's capabilities. The three `_max` are the highest index, not a count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub name: String,
@@ -53,7 +53,7 @@ pub(crate) struct Hello {
     pub ring_log2_max: u8,
 }
 
-/// Which interface the client wants.
+/// The interface that the client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Init {
     pub version: u16,
@@ -62,7 +62,7 @@ pub(crate) struct Init {
     pub name: String,
 }
 
-/// A ring; its doorbell comes as descriptor.
+/// A ring. Its doorbell is passed as a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddRing {
     pub to_server: bool,
@@ -73,9 +73,9 @@ pub(crate) struct AddRing {
 }
 
 impl Message {
-    /// The message in these bytes; `None` for an unknown type.
+    /// Parses a message; `None` for an unknown type.
     pub fn parse(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
-        let mut fields = Fields(&bytes[..]);
+        let mut fields = MessageFields(&bytes[..]);
         Some(match fields.u16() {
             ACK => Self::Ack,
             HELLO => Self::Hello(Hello {
@@ -114,7 +114,7 @@ impl Message {
         })
     }
 
-    /// The bytes on the socket.
+    /// Encodes the message.
     pub fn emit(&self) -> [u8; MESSAGE_BYTES] {
         let mut out = Out { bytes: [0; MESSAGE_BYTES], at: 0 };
         match self {
@@ -173,9 +173,9 @@ impl Message {
 }
 
 /// Reads one field after the other. No type's fields together reach [`MESSAGE_BYTES`].
-struct Fields<'a>(&'a [u8]);
+struct MessageFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> MessageFields<'a> {
     fn take(&mut self, count: usize) -> &'a [u8] {
         let (field, rest) = self.0.split_at(count);
         self.0 = rest;
@@ -204,7 +204,7 @@ impl<'a> Fields<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// Text of the peer may end up in a log or on a terminal: only printable ASCII stays.
+    /// Reads text, which may end up in a log or on a terminal: only printable ASCII stays.
     fn text(&mut self, bytes: usize) -> String {
         self.take(bytes)
             .iter()
@@ -238,9 +238,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bytes put together by hand from the C declarations.
+    /// Bytes assembled by hand from the C declarations.
     #[test]
-    fn fields_lie_where_the_header_has_them() {
+    fn message_fields_match_the_memif_header() {
         let mut init = [0; MESSAGE_BYTES];
         init[0] = 3;
         init[2..4].copy_from_slice(&[0, 2]);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_unprintable_text_is_tamed() {
+    fn message_truncates_and_sanitizes_text() {
         let long = "x".repeat(200);
         let Some(Message::Connect { name }) =
             Message::parse(&Message::Connect { name: long }.emit())
@@ -320,7 +320,7 @@ mod tests {
             bytes[..2].copy_from_slice(&kind.to_le_bytes());
             if let Some(message) = Message::parse(&bytes) {
                 let again = Message::parse(&message.emit());
-                // Names lose their last byte where all 32 were used.
+                // A name of all 32 bytes loses its last one.
                 prop_assert_eq!(
                     again.map(|m| std::mem::discriminant(&m)),
                     Some(std::mem::discriminant(&message))

@@ -1,55 +1,55 @@
-//! How long to look for work before going to sleep.
+//! Adaptive time of looking for work before going to sleep.
 //!
-//! Looking pays where what is waited for is made on another CPU. Where mux and guest share a CPU it
-//! only keeps the other from making it. Nobody needs to be told which is the case: who slept
-//! although it had looked looks for less long the next time, and now and then for as long as
-//! ever; who finds something while looking goes on looking for twice as long as that took. (KVM's
-//! halt polling adapts in this way.) Who finds something after not having looked for a while was not
-//! looking, but another on its CPU was at work.
+//! Looking pays off if another CPU produces the work. If mux and guest share a CPU, it only delays
+//! the producer. The algorithm adapts like KVM's halt polling and needs no configuration:
+//! - A thread that looked and slept nevertheless looks for a shorter time before its next sleep.
+//!   Now and then it looks for the longest time again.
+//! - A thread that finds work while looking extends its limit to twice the time that this took.
+//! - If the thread did not look for a while and then finds work, another thread had its CPU. That
+//!   does not count as found.
 //!
-//! What may come at any time and the answer of somebody who was given work are waited for each in
-//! its own way: who is woken on another CPU answers later than going to sleep and waking up take,
-//! and who slept meanwhile adds its own waking up to that.
+//! Unsolicited work and answers to given work have separate limits. A peer
+//! that is woken on another CPU answers later than sleeping and waking take.
+//! A thread that slept meanwhile adds its own wake-up to that.
 
-/// Time of looking, at most, nanoseconds: about what going to sleep and waking up cost.
+/// Longest time of looking, nanoseconds: about the cost of going to sleep and waking up.
 const LOOK_NS_MAX: u64 = 10_000;
 
-/// Time of looking for an answer, at most, nanoseconds: what waking an idle virtual CPU takes, and
-/// the answer.
+/// Longest time of looking for an answer, nanoseconds: waking an idle virtual CPU, and the answer.
 const LOOK_ANSWER_NS_MAX: u64 = 50_000;
 
-/// Who looks does so at least as often as this, nanoseconds, unless another has the CPU.
+/// Longest gap between two looks, nanoseconds, unless another thread has the CPU.
 const GAP_NS_MAX: u64 = 10_000;
 
-/// Of so many sleeps one comes after looking for as long as ever.
+/// One of this many sleeps follows a look of the longest time.
 const PROBE_SLEEPS: u32 = 32;
 
-/// What one thread has learnt.
+/// Adaptive limits of one thread.
 #[derive(Debug)]
 pub struct Patience {
-    anything: Limit,
-    answer: Limit,
-    look: Option<Look>,
+    anything: BusyPollLimit,
+    answer: BusyPollLimit,
+    look: Option<BusyPoll>,
 }
 
-/// How long to look for one kind of thing.
+/// Time of looking for one kind of work.
 #[derive(Debug)]
-struct Limit {
+struct BusyPollLimit {
     max_ns: u64,
     limit_ns: u64,
-    /// Sleeps since the last that came after looking for as long as ever.
+    /// Sleeps since the last one that followed a look of the longest time.
     sleeps: u32,
 }
 
-/// Looking in vain.
+/// A look that has found nothing yet.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct BusyPoll {
     for_answer: bool,
     since_ns: u64,
     last_ns: u64,
 }
 
-impl Limit {
+impl BusyPollLimit {
     fn new(max_ns: u64) -> Self {
         Self { max_ns, limit_ns: max_ns, sleeps: 0 }
     }
@@ -66,18 +66,17 @@ impl Limit {
 impl Default for Patience {
     fn default() -> Self {
         Self {
-            anything: Limit::new(LOOK_NS_MAX),
-            answer: Limit::new(LOOK_ANSWER_NS_MAX),
+            anything: BusyPollLimit::new(LOOK_NS_MAX),
+            answer: BusyPollLimit::new(LOOK_ANSWER_NS_MAX),
             look: None,
         }
     }
 }
 
 impl Patience {
-    /// A round is over; true if it is time to sleep: call [`Patience::slept`] after. `now_ns` is
-    /// any clock that does not go back; it is asked only in and after rounds without work.
-    /// `for_answer` says whether somebody has been given work whose answer is still to come; it is
-    /// asked when looking begins.
+    /// Ends a round. True if it is time to sleep; call [`Patience::slept`] afterwards. `now_ns`
+    /// reads any monotonic clock, only in and after rounds without work. `for_answer` returns true
+    /// if the answer to some given work is outstanding. It is called when looking begins.
     #[inline]
     pub fn ends(
         &mut self,
@@ -92,7 +91,7 @@ impl Patience {
             return false;
         }
         let now_ns = now_ns();
-        let begin = || Look { for_answer: for_answer(), since_ns: now_ns, last_ns: now_ns };
+        let begin = || BusyPoll { for_answer: for_answer(), since_ns: now_ns, last_ns: now_ns };
         let look = self.look.get_or_insert_with(begin);
         look.last_ns = now_ns;
         let look = *look;
@@ -101,11 +100,11 @@ impl Patience {
         now_ns - look.since_ns >= longest_ns
     }
 
-    fn limit(&mut self, for_answer: bool) -> &mut Limit {
+    fn limit(&mut self, for_answer: bool) -> &mut BusyPollLimit {
         if for_answer { &mut self.answer } else { &mut self.anything }
     }
 
-    fn found(&mut self, look: Look, now_ns: u64) {
+    fn found(&mut self, look: BusyPoll, now_ns: u64) {
         let limit = self.limit(look.for_answer);
         if now_ns.saturating_sub(look.last_ns) > GAP_NS_MAX {
             return limit.impatient();
@@ -114,12 +113,12 @@ impl Patience {
         limit.limit_ns = limit.limit_ns.max(2 * looked_ns).min(limit.max_ns);
     }
 
-    /// It did something else, and has not looked.
+    /// Notes that the thread did something else instead of looking.
     pub fn looked_away(&mut self) {
         self.look = None;
     }
 
-    /// It slept, or was about to.
+    /// Notes that the thread slept, or was about to.
     pub fn slept(&mut self) {
         // Without a look there was nothing to wait for, or no peer.
         let look = self.look.take();
@@ -135,8 +134,8 @@ mod tests {
 
     const ROUND_NS: u64 = 100;
 
-    /// How long it looks until it sleeps; `None` if it does not, since work comes after so many
-    /// rounds.
+    /// Returns the time of looking before the sleep. `None`
+    /// if work comes first, after `work_after` rounds.
     fn looks(patience: &mut Patience, for_answer: bool, work_after: u64) -> Option<u64> {
         for round in 0..work_after {
             if patience.ends(false, || for_answer, || round * ROUND_NS) {
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_in_vain_is_given_up_and_tried_again() {
+    fn fruitless_busy_polling_backs_off_and_retries() {
         for (for_answer, max_ns) in [(false, LOOK_NS_MAX), (true, LOOK_ANSWER_NS_MAX)] {
             let mut patience = Patience::default();
             let mut look = || looks(&mut patience, for_answer, u64::MAX);
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_that_pays_goes_on() {
+    fn fruitful_busy_polling_continues() {
         for (for_answer, rounds) in [(false, [25, 37]), (true, [125, 185])] {
             let mut patience = Patience::default();
             (0..50).for_each(|_| _ = looks(&mut patience, for_answer, u64::MAX));
@@ -181,9 +180,9 @@ mod tests {
         }
     }
 
-    /// That answers come says nothing about how soon anything else does, nor the other way round.
+    /// Timely answers say nothing about other work, and vice versa.
     #[test]
-    fn answers_are_waited_for_in_their_own_way() {
+    fn busy_polling_learns_answers_separately() {
         let mut patience = Patience::default();
         for _ in 0..100 {
             looks(&mut patience, false, u64::MAX);
@@ -193,9 +192,9 @@ mod tests {
         assert_eq!(looks(&mut patience, true, 200), None);
     }
 
-    /// On a CPU that is shared, work is there after another had the CPU.
+    /// On a shared CPU, work is there after another thread had the CPU.
     #[test]
-    fn what_another_made_on_the_same_cpu_does_not_count_as_found() {
+    fn busy_polling_ignores_work_found_after_preemption() {
         for for_answer in [false, true] {
             let mut patience = Patience::default();
             for _ in 0..50 {

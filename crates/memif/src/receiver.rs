@@ -1,14 +1,14 @@
-//! Frames from a client that is not trusted.
+//! Frames from an untrusted client.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
-use crate::fault::{Fault, ahead, checked, whole};
+use crate::fault::{ProtocolViolation, ahead, checked, whole};
 use crate::idle::{self, MASKED};
 use crate::ring::{Descriptor, NEXT, Ring};
 use crate::{Bell, CHAIN_SLOTS_MAX};
 
-/// How many frames ahead of the one that is taken the cache is to fetch.
+/// Number of frames that the cache fetches ahead of the taken one.
 const PREFETCH_SLOTS: u16 = 16;
 
 /// Frames from a client.
@@ -18,35 +18,35 @@ const PREFETCH_SLOTS: u16 = 16;
 pub struct Receiver {
     ring: Ring,
     bell: Bell,
-    /// The client's index when last looked at.
+    /// The client's index at the last look.
     head: u16,
     /// Index of the first slot not taken.
     taken: u16,
     /// Index of the first slot not released.
     released: u16,
-    /// Whether the client's ring was full, so that it may wait for room.
+    /// True if the client's ring was full, so that the client may wait for free slots.
     full: bool,
-    /// The buffers after the first of a frame that has several.
+    /// Buffers of a frame after its first.
     others: Vec<Descriptor>,
 }
 
-/// A frame as it was when it was taken: what the client writes afterwards changes its bytes at most,
-/// never its bounds.
+/// Frame with the bounds it had when taken. Later writes of
+/// the client may change its bytes, but never its bounds.
 #[derive(Clone, Copy, Debug)]
-pub struct Frame<'a> {
+pub struct RingFrame<'a> {
     ring: &'a Ring,
     first: Descriptor,
     others: &'a [Descriptor],
 }
 
-impl Frame<'_> {
-    /// The client's word about it.
+impl RingFrame<'_> {
+    /// The client's metadata for the frame.
     #[inline]
     pub fn metadata(&self) -> u32 {
         self.first.metadata
     }
 
-    /// Bytes of it.
+    /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     #[inline]
     pub fn len(&self) -> usize {
@@ -54,8 +54,8 @@ impl Frame<'_> {
         self.first.length as usize + others.sum::<usize>()
     }
 
-    /// Copies it; returns how many bytes there were, at most `to.len()`. The client may change the
-    /// bytes between two copies: copy once, then decide.
+    /// Copies the frame and returns the number of bytes copied, at most `to.len()`. The client may
+    /// change the bytes between two copies: copy once, then decide.
     #[inline]
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut done = self.copy_piece(&self.first, to);
@@ -82,8 +82,8 @@ impl Receiver {
         Self { ring, bell, head, taken, released, full, others: vec![] }
     }
 
-    /// Looks for what the client has sent; whether there is anything to take.
-    pub fn look(&mut self) -> Result<bool, Fault> {
+    /// Looks for new frames. True if there is anything to take.
+    pub fn poll(&mut self) -> Result<bool, ProtocolViolation> {
         whole(self.ring.regions())?;
         let head = self.ring.head().load(Ordering::Acquire);
         ahead(head, self.released, self.ring.slots())?;
@@ -93,16 +93,16 @@ impl Receiver {
         Ok(self.has_more())
     }
 
-    /// Whether the last look found more than was taken since.
+    /// True if the last look found more frames than were taken since.
     #[inline]
     pub fn has_more(&self) -> bool {
         self.taken != self.head
     }
 
-    /// Takes the oldest frame of those that the last look found: each of its descriptors is read
-    /// once, checked and kept.
+    /// Takes the oldest frame that the last look found. Each
+    /// of its descriptors is read once, checked and kept.
     #[inline]
-    pub fn take(&mut self) -> Result<Option<Frame<'_>>, Fault> {
+    pub fn take(&mut self) -> Result<Option<RingFrame<'_>>, ProtocolViolation> {
         if !self.has_more() {
             return Ok(None);
         }
@@ -113,18 +113,18 @@ impl Receiver {
             self.read_others()?;
         }
         self.taken = self.taken.wrapping_add(1 + self.others.len() as u16);
-        Ok(Some(Frame { ring: &self.ring, first, others: &self.others }))
+        Ok(Some(RingFrame { ring: &self.ring, first, others: &self.others }))
     }
 
-    /// Reads the descriptors after the first of a frame.
+    /// Reads a frame's descriptors after the first.
     #[cold]
-    fn read_others(&mut self) -> Result<(), Fault> {
+    fn read_others(&mut self) -> Result<(), ProtocolViolation> {
         let left = usize::from(self.head.wrapping_sub(self.taken));
         let mut more = true;
         while more {
             let slots = 1 + self.others.len();
             if slots == left || slots == CHAIN_SLOTS_MAX {
-                return Err(Fault::Chain { slots });
+                return Err(ProtocolViolation::Chain { slots });
             }
             let piece = checked(&self.ring, self.taken.wrapping_add(slots as u16))?;
             more = piece.flags & NEXT != 0;
@@ -133,7 +133,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Has the cache fetch the frame at `index`, if there is one.
+    /// Prefetches the frame at `index`, if there is one.
     #[inline]
     fn prefetch(&self, index: u16) {
         if (self.head.wrapping_sub(index) as i16) > 0 {
@@ -144,7 +144,7 @@ impl Receiver {
         }
     }
 
-    /// Gives all that was taken back to the client, in one store.
+    /// Gives all taken slots back to the client, in one store.
     pub fn release(&mut self) {
         if self.released == self.taken {
             return;
@@ -154,8 +154,8 @@ impl Receiver {
         self.full |= head.wrapping_sub(before) >= self.ring.slots();
     }
 
-    /// Whether the client's ring was full, so that it may wait for room ([`crate::Sender::wake`]), and
-    /// half of it is empty by now. Says so once.
+    /// True if the client's ring was full, so that the client may wait for free slots
+    /// ([`crate::Sender::wake`]), and half of it is empty now. Returns true once.
     pub fn awaits_room(&mut self) -> bool {
         let room = self.full && {
             let head = self.ring.head().load(Ordering::Relaxed);
@@ -165,21 +165,21 @@ impl Receiver {
         room
     }
 
-    /// Lets the client ring. True if there is nothing to receive, so that polling the descriptor
-    /// is safe; false if there is (the doorbell is off again then).
+    /// Lets the client ring. True if there is nothing to receive, so that polling the descriptor is
+    /// safe. False if there is; the doorbell is off again then.
     pub fn arm(&mut self) -> bool {
         idle::arm(self.ring.head(), self.released, self.ring.flags())
     }
 
-    /// Stops the client from ringing. What it rang stays in the doorbell.
+    /// Stops the client from ringing. Earlier rings stay in the doorbell.
     pub fn disarm(&mut self) {
         idle::disarm(self.ring.flags());
     }
 }
 
 impl AsFd for Receiver {
-    /// The doorbell: an eventfd, to be watched edge-triggered: each ring is an event, and nobody
-    /// empties it.
+    /// Doorbell: an eventfd, to be watched edge-triggered. Each
+    /// ring is an event, and the server never empties it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }

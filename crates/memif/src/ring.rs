@@ -4,9 +4,9 @@
 //! byte 0      4       6     64     128        128 + 16 * slots
 //!      cookie flags   head  tail   descriptors
 //! ```
-//! The client moves `head`, the server follows with `tail`, in both rings: the client puts
-//! frames (ring to the server) or empty buffers (ring to the client) at `head`, the server has
-//! taken or filled those before `tail`. Indices count on beyond the slots and wrap at 2^16.
+//! In both rings the client moves `head`, and the server follows with `tail`. The client puts
+//! frames (ring to the server) or empty buffers (ring to the client) at `head`. The server has
+//! taken or filled those before `tail`. Indices are not reduced to the slots; they wrap at 2^16.
 //!
 //! Source: DPDK 22.11 drivers/net/memif/memif.h (`memif_ring_t`, `memif_desc_t`).
 
@@ -30,22 +30,22 @@ const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
 
-/// The frame goes on in the next descriptor.
+/// The frame continues in the next descriptor.
 pub(crate) const NEXT: u16 = 1;
 
-/// Bytes of a ring of this many slots.
+/// Bytes of a ring with this many slots.
 pub(crate) const fn ring_bytes(slots: usize) -> usize {
     DESCRIPTORS_AT + DESCRIPTOR_BYTES * slots
 }
 
-/// Where a buffer, or a piece of one, lies.
+/// Location of a buffer, or of a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub flags: u16,
     pub region: u16,
     pub length: u32,
     pub offset: u32,
-    /// What the two sides make of it; nothing in memif itself does.
+    /// Metadata for the two sides' own use. memif itself ignores it.
     pub metadata: u32,
 }
 
@@ -59,8 +59,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The ring at `offset` of region `region`; `None` unless it lies inside, is aligned, and
-    /// its slots are a power of two that the protocol allows.
+    /// The ring at `offset` of region `region`. `None` unless it lies inside, is aligned, and its
+    /// number of slots is a power of two that the protocol allows.
     pub fn new(regions: Regions, region: usize, offset: usize, slots: u16) -> Option<Self> {
         let inside = regions.get(region)?.bytes().checked_sub(ring_bytes(usize::from(slots)))?;
         let fits = offset <= inside
@@ -75,7 +75,7 @@ impl Ring {
         self.slots
     }
 
-    /// The slot that an index stands for.
+    /// Slot of an index.
     #[inline]
     pub fn slot(&self, index: u16) -> usize {
         usize::from(index & (self.slots - 1))
@@ -106,14 +106,14 @@ impl Ring {
         self.memory().word16(self.offset + FLAGS_AT)
     }
 
-    /// Whether the client initialised it.
+    /// True if the client has initialised it.
     pub fn has_cookie(&self) -> bool {
         let mut cookie = [0; 4];
         self.memory().read(self.offset, &mut cookie);
         u32::from_ne_bytes(cookie) == COOKIE
     }
 
-    /// Initialises it: empty, and the doorbell as `flags` says.
+    /// Initialises it as empty, with `flags` for the doorbell.
     pub fn reset(&self, flags: u16) {
         self.memory().write(self.offset, &COOKIE.to_ne_bytes());
         self.head().store(0, Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! Frames to a client that is not trusted.
+//! Frames to an untrusted client.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::fault::{Fault, ahead, checked, whole};
+use crate::fault::{ProtocolViolation, ahead, checked, whole};
 use crate::ring::{Descriptor, NEXT, Ring};
 use crate::{Bell, CHAIN_SLOTS_MAX, idle};
 
@@ -12,19 +12,19 @@ use crate::{Bell, CHAIN_SLOTS_MAX, idle};
 pub struct Sender {
     ring: Ring,
     bell: Arc<Bell>,
-    /// The client's index when last looked at.
+    /// The client's index at the last look.
     head: u16,
     /// Index of the first slot not filled.
     filled: u16,
-    /// Index of the first slot not shown.
+    /// Index of the first slot not published.
     shown: u16,
-    /// Index of the first slot that the client may sleep through.
+    /// Index of the first slot that a sleeping client may have missed.
     woken: u16,
-    /// Whether the client arms its doorbell anew before each sleep.
+    /// True if the client arms its doorbell anew before each sleep.
     rearms: bool,
 }
 
-/// How many buffers ahead of the one that is filled the cache is to fetch.
+/// Number of buffers that the cache fetches ahead of the one being filled.
 const PREFETCH_SLOTS: u16 = 16;
 
 impl Sender {
@@ -34,18 +34,18 @@ impl Sender {
         Self { ring, bell, head: 0, filled: 0, shown: 0, woken: 0, rearms: false }
     }
 
-    /// From now on the client is rung once a sleep. For clients that arm their doorbell anew before
-    /// each, as [`crate::Client`] does and memif does not ask for.
+    /// Rings the client once per sleep from now on. For clients that arm their doorbell anew before
+    /// each sleep: [`crate::MemifClient`] does, but memif does not require it.
     pub fn ring_once_a_sleep(&mut self) {
         self.rearms = true;
     }
 
     /// Buffers that the client has posted and that are not filled yet. A frame takes one, or
     /// several if it is longer than the client's buffers.
-    pub fn room(&mut self) -> Result<usize, Fault> {
+    pub fn room(&mut self) -> Result<usize, ProtocolViolation> {
         let head = self.ring.head().load(Ordering::Acquire);
         let room = ahead(head, self.filled, self.ring.slots())?;
-        // Nor may it take back what it posted: this side counts on that.
+        // The client must not take posted buffers back: this side relies on them.
         ahead(head, self.head, self.ring.slots())?;
         let exhausted = self.head == self.filled;
         self.head = head;
@@ -55,10 +55,10 @@ impl Sender {
         Ok(room.into())
     }
 
-    /// Copies a frame into the client's memory, with a word about it; the client sees both after
-    /// [`Self::flush`]. False (and nothing done) if there is no room.
+    /// Copies a frame and its metadata into the client's memory. The client sees both after
+    /// [`Self::flush`]. False (and no change) if there are not enough buffers.
     #[inline]
-    pub fn push(&mut self, metadata: u32, frame: &[u8]) -> Result<bool, Fault> {
+    pub fn push(&mut self, metadata: u32, frame: &[u8]) -> Result<bool, ProtocolViolation> {
         if self.head == self.filled && self.room()? == 0 {
             return Ok(false);
         }
@@ -73,7 +73,7 @@ impl Sender {
         Ok(true)
     }
 
-    /// Has the cache fetch the buffer at `index`, if the client has posted one there.
+    /// Prefetches the buffer at `index`, if the client has posted one there.
     #[inline]
     fn prefetch(&self, index: u16) {
         if (self.head.wrapping_sub(index) as i16) > 0 {
@@ -84,23 +84,23 @@ impl Sender {
         }
     }
 
-    /// Says that `bytes` were written to the next buffer, and moves on.
+    /// Records that `bytes` were written to the next buffer, and advances.
     #[inline]
     fn fill(&mut self, buffer: Descriptor, bytes: usize, flags: u16, metadata: u32) {
-        // No more than the buffer's length, which is a u32.
+        // At most the buffer's length, which is a u32.
         let written = Descriptor { flags, length: bytes as u32, metadata, ..buffer };
         self.ring.set_descriptor(self.filled, written);
         self.filled = self.filled.wrapping_add(1);
     }
 
-    /// A frame longer than its first buffer.
+    /// Pushes a frame longer than its first buffer.
     #[cold]
     fn push_chain(
         &mut self,
         metadata: u32,
         frame: &[u8],
         first: Descriptor,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, ProtocolViolation> {
         let room = self.room()?;
         let slots_max = CHAIN_SLOTS_MAX.min(self.ring.slots().into());
         let mut buffers = [first; CHAIN_SLOTS_MAX];
@@ -108,7 +108,7 @@ impl Sender {
         let mut capacity = first.length as usize;
         while capacity < frame.len() {
             if count == slots_max {
-                return Err(Fault::Chain { slots: count });
+                return Err(ProtocolViolation::Chain { slots: count });
             }
             if count >= room {
                 return Ok(false);
@@ -130,14 +130,14 @@ impl Sender {
         Ok(true)
     }
 
-    /// [`Self::show`] and [`Self::wake`].
-    pub fn flush(&mut self) -> Result<(), Fault> {
-        self.show()?;
-        if self.unheard() > 0 { self.wake() } else { Ok(()) }
+    /// Calls [`Self::publish`], and [`Self::wake`] if needed.
+    pub fn flush(&mut self) -> Result<(), ProtocolViolation> {
+        self.publish()?;
+        if self.unnotified() > 0 { self.wake() } else { Ok(()) }
     }
 
-    /// Shows the client what was pushed, without waking it.
-    pub fn show(&mut self) -> Result<(), Fault> {
+    /// Publishes the pushed frames to the client, without waking it.
+    pub fn publish(&mut self) -> Result<(), ProtocolViolation> {
         if self.shown == self.filled {
             return Ok(());
         }
@@ -152,22 +152,22 @@ impl Sender {
         self.ring.slots()
     }
 
-    /// Slots shown since the last [`Self::wake`]: a client that sleeps does not know of them.
-    pub fn unheard(&self) -> u16 {
+    /// Slots published since the last [`Self::wake`]. A sleeping client does not know of them.
+    pub fn unnotified(&self) -> u16 {
         self.shown.wrapping_sub(self.woken)
     }
 
-    /// Rings if the client sleeps, for what it was shown or for room in its own ring
-    /// ([`crate::Receiver::awaits_room`]; memif itself has no doorbell for that). The only system call
-    /// here, and none while the client is busy.
-    pub fn wake(&mut self) -> Result<(), Fault> {
+    /// Rings if the client sleeps: for published frames, or for free slots in its own ring
+    /// ([`crate::Receiver::awaits_room`]; memif itself has no doorbell for that). This is the only
+    /// system call here, and only happens while the client sleeps.
+    pub fn wake(&mut self) -> Result<(), ProtocolViolation> {
         self.sleeper()?.map_or(Ok(()), |bell| bell.ring())
     }
 
-    /// As [`Self::wake`], for who leaves the ringing to another thread: the doorbell that is to be
-    /// rung, if any. Fails if the last ring showed a fault of the client's.
+    /// Like [`Self::wake`], for callers that let another thread ring. Returns the doorbell to ring,
+    /// if any. Fails if the last ring showed a fault of the client.
     #[inline]
-    pub fn sleeper(&mut self) -> Result<Option<&Arc<Bell>>, Fault> {
+    pub fn sleeper(&mut self) -> Result<Option<&Arc<Bell>>, ProtocolViolation> {
         self.bell.fault()?;
         self.woken = self.shown;
         let flags = self.ring.flags();

@@ -21,7 +21,7 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
 }
 
-/// Listens at `path`, which it takes over from whoever listened there.
+/// Listens at `path` and replaces any earlier listener there.
 pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
     match rustix::fs::unlink(path) {
@@ -29,7 +29,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
         Err(error) => return Err(error.into()),
     }
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // The directory says who may come here; the peer's uid is not ours.
+    // The directory's permissions control access; the peer's uid differs from ours.
     rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(0o666))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -42,7 +42,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next peer that waits, if any.
+/// Accepts the next waiting peer, if any.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     match rustix::net::accept_with(listener, FLAGS) {
         Ok(socket) => Ok(Some(socket)),
@@ -51,7 +51,7 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Sends a message whole or not at all; a peer that doesn't read is `WouldBlock`.
+/// Sends a message whole or not at all. `WouldBlock` if the peer does not read.
 pub(crate) fn send(
     socket: impl AsFd,
     message: &Message,
@@ -71,9 +71,9 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// What came from a peer.
+/// Result of receiving from a peer.
 #[derive(Debug)]
-pub(crate) enum Received {
+pub(crate) enum ReceivedMessage {
     /// A message, with its descriptor.
     Message(Message, Option<OwnedFd>),
     /// Nothing yet.
@@ -84,8 +84,8 @@ pub(crate) enum Received {
     Bad(&'static str),
 }
 
-/// Receives without blocking. Descriptors of what is not a message are closed.
-pub(crate) fn receive(socket: impl AsFd) -> io::Result<Received> {
+/// Receives without blocking. Closes the descriptors of anything that is not a message.
+pub(crate) fn receive(socket: impl AsFd) -> io::Result<ReceivedMessage> {
     let mut bytes = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -95,8 +95,8 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<Received> {
     });
     let received = match received {
         Ok(received) => received,
-        Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
-        Err(rustix::io::Errno::CONNRESET) => return Ok(Received::End),
+        Err(rustix::io::Errno::AGAIN) => return Ok(ReceivedMessage::Nothing),
+        Err(rustix::io::Errno::CONNRESET) => return Ok(ReceivedMessage::End),
         Err(error) => return Err(error.into()),
     };
     let mut fds = Vec::new();
@@ -106,15 +106,15 @@ pub(crate) fn receive(socket: impl AsFd) -> io::Result<Received> {
         }
     }
     Ok(if received.bytes == 0 {
-        Received::End
+        ReceivedMessage::End
     } else if received.bytes != MESSAGE_BYTES || received.flags.contains(ReturnFlags::TRUNC) {
-        Received::Bad("message is not 128 bytes")
+        ReceivedMessage::Bad("message is not 128 bytes")
     } else if fds.len() > 1 || received.flags.contains(ReturnFlags::CTRUNC) {
-        Received::Bad("more than one descriptor")
+        ReceivedMessage::Bad("more than one descriptor")
     } else {
         match Message::parse(&bytes) {
-            Some(message) => Received::Message(message, fds.pop()),
-            None => Received::Bad("unknown message type"),
+            Some(message) => ReceivedMessage::Message(message, fds.pop()),
+            None => ReceivedMessage::Bad("unknown message type"),
         }
     })
 }

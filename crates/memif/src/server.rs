@@ -1,4 +1,4 @@
-//! The side that listens and trusts nothing.
+//! The listening side, which trusts nothing.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,32 +11,32 @@ use crate::message::{AddRing, Hello, Init, MODE_ETHERNET, Message, VERSION};
 use crate::receiver::Receiver;
 use crate::ring::{Regions, Ring};
 use crate::sender::Sender;
-use crate::seqpacket::{self, Received};
-use crate::sigbus::Share;
+use crate::seqpacket::{self, ReceivedMessage};
+use crate::sigbus::RegionQuota;
 use crate::{Bell, HANDSHAKE_MS_MAX, REGION_BYTES_MAX, REGIONS_MAX, RING_LOG2_MAX};
 
-/// What the server calls itself.
+/// Name that the server sends.
 const NAME: &str = "pdp";
 
-/// Why a handshake failed.
+/// Reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// A system call failed.
     #[error("memif handshake")]
     Io(#[from] io::Error),
-    /// The peer sent what it must not; it was told so.
+    /// The peer broke the protocol; the server has told it so.
     #[error("memif peer refused: {0}")]
     Refused(&'static str),
     /// The peer gave up.
     #[error("memif peer left: {0}")]
-    Left(String),
+    Disconnected(String),
 }
 
-/// Why a connection ended.
+/// Reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("memif peer left: {reason}")]
 pub struct Closed {
-    /// What the peer said, or why it is taken for gone.
+    /// The peer's message, or why the server considers it gone.
     pub reason: String,
 }
 
@@ -47,26 +47,27 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, taking it over from whoever listened there before. Anyone who may enter
-    /// the directory may connect. Never blocks afterwards. The file stays when this is dropped.
+    /// Listens at `path` and replaces any earlier listener there. Every process that may enter the
+    /// directory may connect. Never blocks afterwards. The file stays when this is dropped.
     pub fn bind(path: &Path) -> io::Result<Self> {
         Ok(Self { socket: seqpacket::listen(path)? })
     }
 
-    /// Goes on with a socket that listens (SOCK_SEQPACKET, not blocking).
+    /// Takes over a listening socket (SOCK_SEQPACKET, non-blocking).
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket }
     }
 
-    /// The next client that is waiting, if any.
+    /// Accepts the next waiting client, if any.
     pub fn accept(&self) -> io::Result<Option<Handshake>> {
         self.accept_for(&Arc::default(), REGIONS_MAX)
     }
 
-    /// The same, where a client may have `regions_max` regions, which count for `share`.
+    /// Like [`Self::accept`], but the client may have
+    /// `regions_max` regions, which count for `share`.
     pub fn accept_for(
         &self,
-        share: &Arc<Share>,
+        share: &Arc<RegionQuota>,
         regions_max: usize,
     ) -> io::Result<Option<Handshake>> {
         let Some(socket) = seqpacket::accept(self.socket.as_fd())? else { return Ok(None) };
@@ -79,7 +80,7 @@ impl Listener {
             ring_to_server_max: 0,
             ring_log2_max: RING_LOG2_MAX,
         });
-        // A peer that is gone again shows at the first poll.
+        // If the peer is already gone, the first poll shows it.
         let _ = seqpacket::send(&socket, &hello, None);
         Ok(Some(Handshake {
             socket: Arc::new(socket),
@@ -106,12 +107,12 @@ impl AsFd for Listener {
     }
 }
 
-/// A client on its way to a connection.
+/// Client during its handshake.
 #[derive(Debug)]
 pub struct Handshake {
     socket: Arc<OwnedFd>,
     since: Instant,
-    share: Arc<Share>,
+    share: Arc<RegionQuota>,
     regions_max: usize,
     init: Option<Init>,
     regions: Vec<Mapping>,
@@ -120,26 +121,26 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Goes on as far as messages have come, without blocking. Call it when the descriptor is
-    /// readable and from time to time: it fails once the handshake takes longer than
-    /// [`HANDSHAKE_MS_MAX`].
+    /// Handles the messages received so far, without blocking. Call it
+    /// when the descriptor is readable and at intervals: it fails once
+    /// the handshake takes longer than [`HANDSHAKE_MS_MAX`].
     ///
-    /// `accepts` says whether the interface id that the client asks for may connect now. Two
-    /// clients may be on their way with the same id: look again when the connection is there.
-    /// After `Ok(Some(_))` or an error the handshake is over: drop it.
+    /// `accepts` returns true if the requested interface id may connect now. Two clients may be in
+    /// their handshake with the same id: check again when the connection is complete. Drop the
+    /// handshake after `Ok(Some(_))` or an error.
     pub fn poll(
         &mut self,
         accepts: impl FnOnce(u32) -> bool,
-    ) -> Result<Option<Connection>, HandshakeError> {
+    ) -> Result<Option<MemifConnection>, HandshakeError> {
         let mut accepts = Some(accepts);
         let mut accept = |id| accepts.take().is_some_and(|accepts| accepts(id));
-        // Ends: no type of message is accepted more often than there are regions.
+        // Terminates: it accepts no type of message more often than there are regions.
         loop {
             let (message, fd) = match seqpacket::receive(&*self.socket)? {
-                Received::Message(message, fd) => (message, fd),
-                Received::End => return Err(HandshakeError::Left("hung up".into())),
-                Received::Bad(why) => return Err(self.refuse(why)),
-                Received::Nothing => {
+                ReceivedMessage::Message(message, fd) => (message, fd),
+                ReceivedMessage::End => return Err(HandshakeError::Disconnected("hung up".into())),
+                ReceivedMessage::Bad(why) => return Err(self.refuse(why)),
+                ReceivedMessage::Nothing => {
                     if self.since.elapsed() > Duration::from_millis(HANDSHAKE_MS_MAX) {
                         return Err(self.refuse("handshake takes too long"));
                     }
@@ -147,7 +148,7 @@ impl Handshake {
                 }
             };
             match message {
-                Message::Disconnect { reason } => return Err(HandshakeError::Left(reason)),
+                Message::Disconnect { reason } => return Err(HandshakeError::Disconnected(reason)),
                 Message::Connect { name } => match self.connect(name) {
                     Ok(connection) => {
                         let connected = Message::Connected { name: NAME.into() };
@@ -164,7 +165,7 @@ impl Handshake {
         }
     }
 
-    /// Tells the client what it did wrong.
+    /// Reports the client's error to it.
     fn refuse(&self, why: &'static str) -> HandshakeError {
         let _ = seqpacket::send(&*self.socket, &Message::Disconnect { reason: why.into() }, None);
         HandshakeError::Refused(why)
@@ -228,8 +229,8 @@ impl Handshake {
         Ok(())
     }
 
-    /// Puts the connection together from what was announced.
-    fn connect(&mut self, interface_name: String) -> Result<Connection, &'static str> {
+    /// Builds the connection from the announced regions and rings.
+    fn connect(&mut self, interface_name: String) -> Result<MemifConnection, &'static str> {
         let (Some(init), Some(to_client), Some(to_server)) =
             (self.init.take(), self.to_client.take(), self.to_server.take())
         else {
@@ -242,63 +243,63 @@ impl Handshake {
                 .filter(Ring::has_cookie)
                 .ok_or("ring out of its region, unaligned or without cookie")
         };
-        Ok(Connection {
+        Ok(MemifConnection {
             interface_id: init.interface_id,
             name: init.name,
             interface_name,
             tx: Sender::new(ring(to_client.0)?, to_client.1),
             rx: Receiver::new(ring(to_server.0)?, to_server.1),
-            control: Control { socket: self.socket.clone() },
+            control: MemifControl { socket: self.socket.clone() },
         })
     }
 }
 
 impl AsFd for Handshake {
-    /// The socket; the connection's [`Control`] goes on with the same descriptor.
+    /// The socket. The connection's [`MemifControl`] uses the same descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// A connected client.
+/// Connected client.
 #[derive(Debug)]
-pub struct Connection {
+pub struct MemifConnection {
     /// The interface id that the client asked for.
     pub interface_id: u32,
-    /// What the client calls itself; printable ASCII, at most 32 bytes.
+    /// Name that the client sent: printable ASCII, at most 32 bytes.
     pub name: String,
-    /// What the client calls its interface; likewise.
+    /// Interface name that the client sent: printable ASCII, at most 32 bytes.
     pub interface_name: String,
     /// Frames to the client.
     pub tx: Sender,
     /// Frames from the client.
     pub rx: Receiver,
-    /// The control socket. Keep it: dropping it (and the handshake) tells the client that the
-    /// server is gone.
-    pub control: Control,
+    /// The control socket. Keep it: dropping it (and the
+    /// handshake) tells the client that the server is gone.
+    pub control: MemifControl,
 }
 
-/// The control socket of a connection; readable when the client left.
+/// Control socket of a connection. Readable when the client has left.
 #[derive(Debug)]
-pub struct Control {
+pub struct MemifControl {
     socket: Arc<OwnedFd>,
 }
 
-impl Control {
-    /// Whether the client is still there. Never blocks.
+impl MemifControl {
+    /// Fails if the client is gone. Never blocks.
     pub fn check(&mut self) -> Result<(), Closed> {
         let reason = match seqpacket::receive(&*self.socket) {
-            Ok(Received::Nothing) => return Ok(()),
-            Ok(Received::Message(Message::Disconnect { reason }, _)) => reason,
-            Ok(Received::Message(..)) => "unexpected message".into(),
-            Ok(Received::End) => "hung up".into(),
-            Ok(Received::Bad(why)) => why.into(),
+            Ok(ReceivedMessage::Nothing) => return Ok(()),
+            Ok(ReceivedMessage::Message(Message::Disconnect { reason }, _)) => reason,
+            Ok(ReceivedMessage::Message(..)) => "unexpected message".into(),
+            Ok(ReceivedMessage::End) => "hung up".into(),
+            Ok(ReceivedMessage::Bad(why)) => why.into(),
             Err(error) => error.to_string(),
         };
         Err(Closed { reason })
     }
 
-    /// Tells the client why (the first 95 bytes of ASCII), and closes.
+    /// Sends the client the reason (the first 95 bytes of ASCII), and closes.
     pub fn disconnect(self, reason: &str) {
         let bye = Message::Disconnect { reason: reason.into() };
         // A client that does not read sees the socket close.
@@ -306,7 +307,7 @@ impl Control {
     }
 }
 
-impl AsFd for Control {
+impl AsFd for MemifControl {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

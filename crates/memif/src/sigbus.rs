@@ -1,13 +1,13 @@
-//! Survives shared memory that is taken away.
+//! Survives the loss of shared memory.
 //!
-//! A seal keeps a peer from shrinking its memory, and huge pages are refused; should a page of a
-//! region be gone all the same (a memory error, a hole that the kernel can't fill), touching it
-//! raises SIGBUS. With [`install`]ed handler the whole region becomes zeros of our own and is
-//! marked: its connection answers [`crate::Fault::Poisoned`], the process goes on. A SIGBUS
-//! anywhere else goes to the handler that was there before.
+//! A seal keeps a peer from shrinking its memory, and huge pages are refused. A page of a region
+//! may still be lost (a memory error, a hole that the kernel can't fill); touching it raises
+//! SIGBUS. The [`install`]ed handler replaces the whole region by zeros of our own and marks it.
+//! Its connection then returns [`crate::ProtocolViolation::Poisoned`], and the process continues. A
+//! SIGBUS anywhere else goes to the previous handler.
 //!
-//! Limit: [`REGIONS_COUNT_MAX`] regions in a process, and for each [`Share`] no more than are left for
-//! the others.
+//! Limit: [`REGIONS_COUNT_MAX`] regions per process.
+//! Each [`RegionQuota`] gets at most as many as remain free.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -16,42 +16,41 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
-/// Regions mapped in one process: 1,024 vnets with 16 peers of one region each. Descriptors, of which a
-/// connection has three, may run out before.
+/// Regions mapped in one process: 1,024 vnets with 16 peers of one region each. Descriptors may run
+/// out earlier; a connection has three.
 pub const REGIONS_COUNT_MAX: usize = 16_384;
 
 /// Regions that are mapped.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Who shares the table with others, and how many regions it has. It gets none beyond those that are
-/// left for all: n greedy ones have 1/(n+1) of the table each, and as much stays free (Choudhury and
-/// Hahne, 1998).
+/// Number of regions of one user of the table. It never exceeds the free regions: n greedy users
+/// get 1/(n+1) of the table each, and as much stays free (Choudhury and Hahne, 1998).
 #[derive(Debug, Default)]
-pub struct Share(AtomicUsize);
+pub struct RegionQuota(AtomicUsize);
 
-impl Share {
-    /// Regions that it has.
+impl RegionQuota {
+    /// Regions in use.
     pub fn regions(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether it may have one more.
+    /// True if it may have one more.
     pub fn has_room(&self) -> bool {
         self.regions() < REGIONS_COUNT_MAX.saturating_sub(TAKEN.load(Ordering::Relaxed))
     }
 }
 
-/// A mapped region. The handler reads it at any time, so it is only atomics.
-struct Slot {
+/// Mapped region. The handler reads it at any time, so all fields are atomics.
+struct RegionEntry {
     taken: AtomicBool,
-    /// First address; 0 while the rest does not hold.
+    /// First address; 0 while the other fields are invalid.
     base: AtomicUsize,
     bytes: AtomicUsize,
     poisoned: AtomicBool,
 }
 
-static SLOTS: [Slot; REGIONS_COUNT_MAX] = [const {
-    Slot {
+static SLOTS: [RegionEntry; REGIONS_COUNT_MAX] = [const {
+    RegionEntry {
         taken: AtomicBool::new(false),
         base: AtomicUsize::new(0),
         bytes: AtomicUsize::new(0),
@@ -59,16 +58,16 @@ static SLOTS: [Slot; REGIONS_COUNT_MAX] = [const {
     }
 }; REGIONS_COUNT_MAX];
 
-/// A region's place in the table.
+/// A region's entry in the table.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct RegionGuard {
     slot: usize,
-    share: Option<Arc<Share>>,
+    share: Option<Arc<RegionQuota>>,
 }
 
-impl Guard {
-    /// Enters a region, which counts for `share`; `None` if the table is full.
-    pub fn new(base: usize, bytes: usize, share: Option<Arc<Share>>) -> Option<Self> {
+impl RegionGuard {
+    /// Enters a region, which counts for `share`. `None` if the table is full.
+    pub fn new(base: usize, bytes: usize, share: Option<Arc<RegionQuota>>) -> Option<Self> {
         let slot = SLOTS.iter().position(|slot| !slot.taken.swap(true, Ordering::AcqRel))?;
         TAKEN.fetch_add(1, Ordering::Relaxed);
         if let Some(share) = &share {
@@ -81,12 +80,12 @@ impl Guard {
         Some(Self { slot, share })
     }
 
-    /// Whether memory of the region was taken away.
+    /// True if memory of the region was taken away.
     pub fn is_poisoned(&self) -> bool {
         SLOTS[self.slot].poisoned.load(Ordering::Relaxed)
     }
 
-    /// Forgets the region; before it is unmapped.
+    /// Removes the region. Call it before unmapping.
     pub fn release(&mut self) {
         let entry = &SLOTS[self.slot];
         entry.base.store(0, Ordering::Release);
@@ -98,7 +97,7 @@ impl Guard {
     }
 }
 
-/// The action that was there before ours.
+/// The signal action before ours.
 struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
 // SAFETY: written once, by `install`, before our handler exists; only read afterwards.
@@ -107,7 +106,7 @@ unsafe impl Sync for Previous {}
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
 static INSTALLED: Once = Once::new();
 
-/// Installs the handler, once for the process; further calls do nothing.
+/// Installs the handler, once per process. Further calls do nothing.
 pub fn install() -> io::Result<()> {
     let mut result = Ok(());
     INSTALLED.call_once(|| {
@@ -143,9 +142,9 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     });
     let replaced = region.is_some_and(|slot| {
         slot.poisoned.store(true, Ordering::Relaxed);
-        // SAFETY: the range is a mapping of ours: its owner has not unmapped it, since a thread
-        // (the one interrupted here) is using it. Bytes that change under copies and atomics are
-        // expected of shared memory.
+        // SAFETY: the range is a mapping of ours. Its owner has not
+        // unmapped it, since a thread (the one interrupted here) is using
+        // it. Shared memory may change under copies and atomics anyway.
         let zeros = unsafe {
             libc::mmap(
                 slot.base.load(Ordering::Relaxed) as *mut c_void,
@@ -159,8 +158,8 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
         zeros != libc::MAP_FAILED
     });
     if !replaced {
-        // Not ours: with the former action back, the instruction faults again and goes to it.
-        // SAFETY: `install` filled PREVIOUS before this handler was there.
+        // Not ours: with the former action restored, the instruction faults again and reaches it.
+        // SAFETY: `install` filled PREVIOUS before this handler was installed.
         unsafe {
             libc::sigaction(libc::SIGBUS, (*PREVIOUS.0.get()).as_ptr(), std::ptr::null_mut());
         }
@@ -176,31 +175,31 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn who_takes_all_that_it_can_leaves_as_much() {
-        let greedy = |share: &Arc<Share>| {
+    fn greedy_peer_leaves_half_the_regions() {
+        let greedy = |share: &Arc<RegionQuota>| {
             let mut taken = vec![];
             while share.has_room() {
-                // No bytes, so that no address is in it.
-                taken.push(Guard::new(1, 0, Some(share.clone())).unwrap());
+                // No bytes, so that no address is inside.
+                taken.push(RegionGuard::new(1, 0, Some(share.clone())).unwrap());
             }
             taken
         };
-        let [one, two] = [Arc::<Share>::default(), Arc::default()];
+        let [one, two] = [Arc::<RegionQuota>::default(), Arc::default()];
         // Other tests of this process have some.
         let (half, quarter) = (REGIONS_COUNT_MAX / 2, REGIONS_COUNT_MAX / 4);
         let mut first = greedy(&one);
         assert!((half - 100..=half).contains(&one.regions()), "{one:?}");
         let mut second = greedy(&two);
         assert!((quarter - 100..=quarter).contains(&two.regions()), "{two:?}");
-        assert!(Arc::<Share>::default().has_room());
-        first.iter_mut().chain(&mut second).for_each(Guard::release);
+        assert!(Arc::<RegionQuota>::default().has_room());
+        first.iter_mut().chain(&mut second).for_each(RegionGuard::release);
         assert_eq!((one.regions(), two.regions()), (0, 0));
     }
 
     #[test]
-    fn memory_taken_away_reads_as_zeros_and_is_marked() {
+    fn truncated_memory_reads_as_zeros_and_is_poisoned() {
         install().unwrap();
-        // Not by `of_peer`, which would refuse it: shrinking is how to take memory away here.
+        // Not by `of_peer`, which would refuse it: this test shrinks the memfd to take memory away.
         let fd = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 8192).unwrap();
         let mapping = Mapping::map_for_test(fd.as_fd(), 8192);

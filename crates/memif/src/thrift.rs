@@ -1,23 +1,23 @@
-//! How much looking for work a quota leaves room for.
+//! Limits looking for work to what a CPU quota allows.
 //!
-//! Who looks for work all the time uses all of a CPU. Where the kernel allows it a part of one, it then
-//! stands still for the rest of each period, for longer than rings hold what comes meanwhile, although
-//! the work itself would have needed less. Who has used most of its part therefore stops looking and
-//! rests ([`Thrift::is_spent`]) for a time in which frames gather: each costs less then, and nothing is
-//! lost. (Network cards moderate interrupts for the same reason.)
+//! A thread that looks for work all the time uses a whole CPU. Under a quota, the kernel then stops
+//! it for the rest of each period. Rings overflow during this pause, although the work itself needs
+//! less than the quota. Therefore a thread that has used most of its quota stops looking and sleeps
+//! ([`Thrift::is_spent`]) while frames gather. Each frame then costs less, and none is lost.
+//! (Network cards moderate interrupts for the same reason.)
 
-/// What looking and working may use of a quota before looking stops; the rest is for what is not counted:
-/// the kernel's part, and its clock's error.
+/// Part of a quota that looking and working may use before looking stops. The rest covers what is
+/// not counted: the kernel's work, and its clock's error.
 const USABLE: f64 = 0.75;
 
-/// What can be saved up or owed, nanoseconds of CPU time: looking after a pause, and how soon looking
-/// begins again after much work.
+/// Largest credit or debt, nanoseconds of CPU time. It bounds the time of looking after a pause,
+/// and the delay until looking begins again after much work.
 const SAVED_NS_MAX: f64 = 250_000.0;
 
-/// The books of who has a quota; it has a CPU's worth, and need not save, until told otherwise.
+/// CPU time account of a thread with a quota. Until [`Thrift::allow`] it has a whole CPU.
 #[derive(Debug, Default)]
 pub struct Thrift {
-    /// Nanoseconds of CPU time that each nanosecond brings, where it has to save.
+    /// CPU time earned per nanosecond, if the quota is below one core.
     income: Option<f64>,
     saved_ns: f64,
     now_ns: u64,
@@ -30,8 +30,8 @@ impl Thrift {
         self.income = (cores < 1.0).then_some(USABLE * cores);
     }
 
-    /// Whether there is nothing left to look for work with. `now_ns` is any clock that does not go back,
-    /// `cpu_ns` its CPU time, which is asked only where it has to save.
+    /// True if no CPU time is left for looking. `now_ns` is any monotonic clock. `cpu_ns` reads the
+    /// thread's CPU time, and is only called under a quota below one core.
     pub fn is_spent(&mut self, now_ns: u64, cpu_ns: impl FnOnce() -> u64) -> bool {
         let Some(income) = self.income else { return false };
         let cpu_ns = cpu_ns();
@@ -50,7 +50,7 @@ mod tests {
     const NAP_NS: u64 = 250_000;
     const LOOK_NS: u64 = 1_000;
 
-    /// The part of the time that one uses which looks all the time, but rests when it has to.
+    /// Part of the time used by a thread that looks all the time, but sleeps when it has to.
     fn used(cores: f64) -> f64 {
         let mut thrift = Thrift::default();
         thrift.allow(cores);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_uses_most_of_a_quota_and_no_more() {
+    fn busy_polling_stays_within_the_cpu_quota() {
         for cores in [0.01, 0.1, 0.15, 0.5, 0.9] {
             let used = used(cores) / cores;
             assert!((0.65..0.8).contains(&used), "{used} of {cores} cores");
@@ -75,11 +75,11 @@ mod tests {
     }
 
     #[test]
-    fn who_did_little_may_look_at_once_and_who_did_much_again_soon() {
+    fn cpu_quota_recovers_soon_after_heavy_work() {
         let mut thrift = Thrift::default();
         thrift.allow(0.1);
         assert!(!thrift.is_spent(1_000_000_000, || 0));
-        // Whatever it has saved, it is not for long.
+        // The saved credit does not last long.
         assert!(thrift.is_spent(1_001_000_000, || 1_000_000));
         // After a second of work alone.
         assert!(thrift.is_spent(2_000_000_000, || 1_000_000_000));

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{accept, soon};
-use pdp_memif::{Client, Connection, Link, Listener, Settings};
+use pdp_memif::{ConnectionState, Listener, MemifClient, MemifConnection, MemifSettings};
 
 /// A running testpmd; killed when dropped.
 struct Testpmd(Child, PathBuf);
 
 impl Testpmd {
-    /// Forwards between its ports, port 0 to 1 and back, or port 0 to itself if it is alone.
+    /// Forwards between its ports: port 0 to 1 and back, or port 0 to itself if it is alone.
     fn start(directory: &Path, devices: &[String]) -> Self {
         let mut command = Command::new("stdbuf");
         command.args(["-oL", "setpriv"]);
@@ -52,7 +52,7 @@ impl Drop for Testpmd {
     }
 }
 
-/// An Ethernet frame whose bytes tell its number; lengths go over the buffers' 2048 bytes.
+/// Ethernet frame whose bytes encode its number. Lengths exceed the buffers' 2048 bytes.
 fn frame(number: usize) -> Vec<u8> {
     let length = 60 + (number * 37) % 1400;
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5];
@@ -61,16 +61,16 @@ fn frame(number: usize) -> Vec<u8> {
     frame
 }
 
-/// Pushes frames `from..to` into one connection and finds them, whole and in order, in another.
-fn carry(tx: &mut Connection, rx: &mut Connection, from: usize, to: usize) {
+/// Pushes frames `from..to` into one connection; expects them whole and in order from another.
+fn carry(tx: &mut MemifConnection, rx: &mut MemifConnection, from: usize, to: usize) {
     let (mut sent, mut seen) = (from, from);
     soon("all frames", || {
-        // No more on their way than the smallest queue holds.
+        // At most as many in flight as the smallest queue holds.
         while sent < to && sent - seen < 256 && tx.tx.push(0, &frame(sent)).unwrap() {
             sent += 1;
         }
         tx.tx.flush().unwrap();
-        rx.rx.look().unwrap();
+        rx.rx.poll().unwrap();
         while let Some(taken) = rx.rx.take().unwrap() {
             let mut bytes = vec![0; taken.len()];
             taken.copy_to(&mut bytes);
@@ -112,12 +112,12 @@ fn testpmd_as_server_sends_back_what_our_client_sends() {
     let path = directory.path().join("memif.sock");
     let device =
         format!("net_memif0,role=server,id=7,socket={},socket-abstract=no", path.display());
-    let settings = Settings { ring_log2: 8, ..Settings::default() };
-    let mut client = Client::new(&path, 7, "pdp test", settings).unwrap();
-    // Its second life meets the client's memory as the first left it.
+    let settings = MemifSettings { ring_log2: 8, ..MemifSettings::default() };
+    let mut client = MemifClient::new(&path, 7, "pdp test", settings).unwrap();
+    // The second testpmd finds the client's memory as the first left it.
     for _ in 0..2 {
         let _testpmd = Testpmd::start(directory.path(), std::slice::from_ref(&device));
-        soon("link", || (client.poll() == Link::Up).then_some(()));
+        soon("link", || (client.poll() == ConnectionState::Up).then_some(()));
         let (mut sent, mut seen) = (0, 0);
         let mut bufs = Vec::new();
         soon("all frames", || {
@@ -143,7 +143,7 @@ fn testpmd_as_server_sends_back_what_our_client_sends() {
             (seen == 5000).then_some(())
         });
         drop(_testpmd);
-        soon("down", || (client.poll() == Link::Down).then_some(()));
+        soon("down", || (client.poll() == ConnectionState::Down).then_some(()));
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Every lie that a client can tell, told one at a time: a fault or a refusal, never a panic, a
-//! hang or a byte outside the client's memory.
+//! Every protocol violation of a client, one at a time. Each is a fault or a refusal, never a
+//! panic, a hang or an access outside the client's memory.
 
 mod common;
 #[path = "common/raw.rs"]
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use common::soon;
 use pdp_memif::{
-    CHAIN_SLOTS_MAX, Connection, Fault, HANDSHAKE_MS_MAX, HandshakeError, Listener,
-    REGION_BYTES_MAX,
+    CHAIN_SLOTS_MAX, HANDSHAKE_MS_MAX, HandshakeError, Listener, MemifConnection,
+    ProtocolViolation, REGION_BYTES_MAX,
 };
 use proptest::prelude::*;
 use raw::{
@@ -22,20 +22,20 @@ use raw::{
 };
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
-struct Place {
+struct HostileServer {
     _directory: tempfile::TempDir,
     path: PathBuf,
     listener: Listener,
 }
 
-fn place() -> Place {
+fn place() -> HostileServer {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
     let listener = Listener::bind(&path).unwrap();
-    Place { _directory: directory, path, listener }
+    HostileServer { _directory: directory, path, listener }
 }
 
-impl Place {
+impl HostileServer {
     fn refuses(&self, what: &str, said: &[Said]) {
         match tell(&self.listener, &self.path, said).1 {
             Ok(_) => panic!("{what}: connected"),
@@ -44,17 +44,17 @@ impl Place {
         }
     }
 
-    /// A connection whose client says nothing but lies from now on.
-    fn connected(&self) -> (OwnedFd, OwnedFd, Connection) {
+    /// Returns a connection whose client violates the protocol from now on.
+    fn connected(&self) -> (OwnedFd, OwnedFd, MemifConnection) {
         let (said, memory) = honest();
         let (socket, connection) = tell(&self.listener, &self.path, &said);
         (socket, memory, connection.unwrap())
     }
 }
 
-/// Takes up to `max` frames; how many there were.
-fn take(server: &mut Connection, max: usize) -> Result<usize, Fault> {
-    server.rx.look()?;
+/// Takes up to `max` frames and returns their number.
+fn take(server: &mut MemifConnection, max: usize) -> Result<usize, ProtocolViolation> {
+    server.rx.poll()?;
     let mut count = 0;
     while count < max && server.rx.take()?.is_some() {
         count += 1;
@@ -70,7 +70,7 @@ fn an_honest_client_is_connected() {
     set_descriptor(&memory, TO_SERVER, 0, (0, 0, 5, SIZE as u32 - 5));
     raw::write(&memory, SIZE - 5, b"hello");
     set_head(&memory, TO_SERVER, 1);
-    assert_eq!(server.rx.look(), Ok(true));
+    assert_eq!(server.rx.poll(), Ok(true));
     let mut bytes = [0; 9];
     assert_eq!(server.rx.take().unwrap().unwrap().copy_to(&mut bytes), 5);
     assert_eq!(&bytes[..5], b"hello");
@@ -80,7 +80,7 @@ fn an_honest_client_is_connected() {
 }
 
 #[test]
-fn lies_in_the_handshake_are_refused() {
+fn invalid_handshakes_are_refused() {
     let place = place();
     for version in [0, 0x100, 0x1ff, 0x201, 0xffff] {
         place.refuses("version", &[init(version, 1, 0)]);
@@ -88,7 +88,7 @@ fn lies_in_the_handshake_are_refused() {
     for mode in [1, 2, 255] {
         place.refuses("mode", &[init(0x200, 1, mode)]);
     }
-    // Each message left out, and each said twice.
+    // Each message missing once, and each sent twice.
     for at in 0..4 {
         let (mut said, _memory) = honest();
         said.remove(at);
@@ -110,7 +110,7 @@ fn lies_in_the_handshake_are_refused() {
 }
 
 #[test]
-fn lies_about_regions_are_refused() {
+fn invalid_regions_are_refused() {
     let place = place();
     let first = |region: Said| vec![init(0x200, 1, 0), region];
     let sealed = || memory(SIZE, SealFlags::SHRINK);
@@ -144,7 +144,7 @@ fn lies_about_regions_are_refused() {
     for (what, lie) in lies {
         place.refuses(what, &first(lie));
     }
-    // One too many, and together too large.
+    // One region too many, and regions that are too large together.
     let many = |count: u16, size: u64| {
         let mut said = vec![init(0x200, 1, 0)];
         said.extend((0..count).map(|at| region(at, size, Some(memory(size, SealFlags::SHRINK)))));
@@ -152,7 +152,7 @@ fn lies_about_regions_are_refused() {
     };
     place.refuses("17 regions", &many(17, 0x2000));
     place.refuses("too large together", &many(2, REGION_BYTES_MAX / 2 + 1));
-    // Huge pages, where this machine has any to make a memfd of.
+    // Huge pages, if this machine has any for a memfd.
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     if let Ok(huge) = rustix::fs::memfd_create("huge", flags) {
         rustix::fs::ftruncate(&huge, 2 << 20).unwrap();
@@ -162,7 +162,7 @@ fn lies_about_regions_are_refused() {
 }
 
 #[test]
-fn lies_about_rings_are_refused() {
+fn invalid_rings_are_refused() {
     let place = place();
     let end = SIZE as u32 - 128 - 16 * u32::from(SLOTS);
     let bell = || Some(eventfd());
@@ -202,7 +202,7 @@ fn lies_about_rings_are_refused() {
 fn messages_of_any_other_length_are_refused() {
     let place = place();
     for at in 0..5 {
-        // A message of no bytes is how a socket ends.
+        // A message of no bytes is an end of file.
         for length in (1..128).chain([129, 130, 256, 4096]) {
             let (mut said, _memory) = honest();
             said[at].bytes.resize(length, 0);
@@ -215,7 +215,7 @@ fn messages_of_any_other_length_are_refused() {
 }
 
 #[test]
-fn a_client_that_dawdles_is_given_up() {
+fn slow_handshake_times_out() {
     let place = place();
     let _socket = socket(&place.path);
     let mut handshake = soon("accept", || place.listener.accept().unwrap());
@@ -226,9 +226,9 @@ fn a_client_that_dawdles_is_given_up() {
 }
 
 proptest! {
-    /// Noise on the control socket, before, between and after honest messages.
+    /// Noise on the control socket before, between and after valid messages.
     #[test]
-    fn noise_on_the_control_socket_ends_it(
+    fn noise_on_the_control_socket_disconnects(
         honest_count in 0usize..5,
         noise: [[u8; 32]; 4],
         kind in 0u8..10,
@@ -247,7 +247,7 @@ proptest! {
 }
 
 #[test]
-fn any_word_after_connected_ends_the_connection() {
+fn any_message_after_connected_disconnects() {
     let place = place();
     for said in [bare(0), bare(1), bare(3), bare(6), bare(99), connect()] {
         let (socket, _memory, mut server) = place.connected();
@@ -272,8 +272,8 @@ fn indices_beyond_the_ring_are_faults() {
         let (_socket, memory, mut server) = place.connected();
         set_head(&memory, TO_SERVER, head);
         set_head(&memory, TO_CLIENT, head);
-        let fault = Fault::Index { head, tail: 0, slots: SLOTS };
-        assert_eq!(server.rx.look(), Err(fault));
+        let fault = ProtocolViolation::Index { head, tail: 0, slots: SLOTS };
+        assert_eq!(server.rx.poll(), Err(fault));
         assert_eq!(server.tx.room(), Err(fault));
         assert_eq!(server.tx.push(0, b"x"), Err(fault));
         assert!(!server.rx.arm(), "no sleep on a lie");
@@ -283,18 +283,18 @@ fn indices_beyond_the_ring_are_faults() {
     set_head(&memory, TO_SERVER, 2);
     assert_eq!(take(&mut server, 2), Ok(2));
     set_head(&memory, TO_SERVER, 1);
-    assert!(matches!(server.rx.look(), Err(Fault::Index { .. })));
+    assert!(matches!(server.rx.poll(), Err(ProtocolViolation::Index { .. })));
     server.rx.release();
-    assert!(matches!(server.rx.look(), Err(Fault::Index { .. })));
-    // The ring full to the brim is no lie.
+    assert!(matches!(server.rx.poll(), Err(ProtocolViolation::Index { .. })));
+    // A completely full ring is valid.
     let (_socket, memory, mut server) = place.connected();
     set_head(&memory, TO_SERVER, SLOTS);
     assert_eq!(take(&mut server, 1000), Ok(SLOTS.into()));
 }
 
-/// Buffers that were posted, counted on, and taken back.
+/// Buffers that were posted, relied on, and taken back.
 #[test]
-fn a_ring_to_the_client_that_goes_back_is_a_fault() {
+fn client_ring_moving_backwards_is_a_fault() {
     let place = place();
     for back in 0..3 {
         let (_socket, memory, mut server) = place.connected();
@@ -304,16 +304,16 @@ fn a_ring_to_the_client_that_goes_back_is_a_fault() {
         set_head(&memory, TO_CLIENT, 3);
         assert_eq!(server.tx.push(0, b"short"), Ok(true));
         set_head(&memory, TO_CLIENT, back);
-        // As many buffers as this needs were posted, once.
+        // The client had posted as many buffers as this needs.
         let fault = server.tx.push(0, &[7; 100]);
-        assert!(matches!(fault, Err(Fault::Index { .. })), "{back}: {fault:?}");
+        assert!(matches!(fault, Err(ProtocolViolation::Index { .. })), "{back}: {fault:?}");
         server.tx.flush().unwrap();
         assert_eq!(raw::read16(&memory, TO_CLIENT + 64), 1, "nothing but the first was filled");
     }
 }
 
 #[test]
-fn descriptors_that_reach_out_are_faults() {
+fn descriptors_out_of_bounds_are_faults() {
     let place = place();
     let size = SIZE as u32;
     let bounds = [
@@ -332,7 +332,7 @@ fn descriptors_that_reach_out_are_faults() {
             set_descriptor(&memory, ring, 0, (0, 0, length, offset));
             set_head(&memory, ring, 1);
         }
-        let fault = Fault::Bounds { offset, length, size: SIZE as usize };
+        let fault = ProtocolViolation::Bounds { offset, length, size: SIZE as usize };
         assert_eq!(take(&mut server, 1), Err(fault));
         assert_eq!(server.tx.push(0, b"x"), Err(fault));
     }
@@ -342,23 +342,23 @@ fn descriptors_that_reach_out_are_faults() {
             set_descriptor(&memory, ring, 0, (0, number, 1, 0));
             set_head(&memory, ring, 1);
         }
-        let fault = Fault::Region { region: number, count: 1 };
+        let fault = ProtocolViolation::Region { region: number, count: 1 };
         assert_eq!(take(&mut server, 1), Err(fault));
         assert_eq!(server.tx.push(0, b"x"), Err(fault));
     }
-    // Behind an honest first buffer.
+    // Behind a valid first buffer.
     let (_socket, memory, mut server) = place.connected();
     for ring in [TO_SERVER, TO_CLIENT] {
         set_descriptor(&memory, ring, 0, (1, 0, 4, 0x4000));
         set_descriptor(&memory, ring, 1, (0, 0, 4, size));
         set_head(&memory, ring, 2);
     }
-    assert!(matches!(take(&mut server, 1), Err(Fault::Bounds { .. })));
-    assert!(matches!(server.tx.push(0, b"longer than 4"), Err(Fault::Bounds { .. })));
+    assert!(matches!(take(&mut server, 1), Err(ProtocolViolation::Bounds { .. })));
+    assert!(matches!(server.tx.push(0, b"longer than 4"), Err(ProtocolViolation::Bounds { .. })));
 }
 
 #[test]
-fn chains_without_end_are_faults() {
+fn endless_chains_are_faults() {
     let place = place();
     for shown in [1, 2, CHAIN_SLOTS_MAX as u16, SLOTS] {
         let (_socket, memory, mut server) = place.connected();
@@ -367,7 +367,7 @@ fn chains_without_end_are_faults() {
         }
         set_head(&memory, TO_SERVER, shown);
         let slots = CHAIN_SLOTS_MAX.min(shown.into());
-        assert_eq!(take(&mut server, 1), Err(Fault::Chain { slots }));
+        assert_eq!(take(&mut server, 1), Err(ProtocolViolation::Chain { slots }));
     }
     let (_socket, memory, mut server) = place.connected();
     let last = CHAIN_SLOTS_MAX as u16 - 1;
@@ -376,29 +376,29 @@ fn chains_without_end_are_faults() {
     }
     set_descriptor(&memory, TO_SERVER, last, (0, 0, 8, 0x4000));
     set_head(&memory, TO_SERVER, last + 1);
-    server.rx.look().unwrap();
+    server.rx.poll().unwrap();
     let longest = server.rx.take().unwrap().unwrap();
     assert_eq!(longest.len(), 8 * CHAIN_SLOTS_MAX, "the longest chain is a frame");
-    // Buffers too small to be of use: none at all in them, or too little.
+    // Buffers that are too small: empty, or too short.
     for length in [0, 1] {
         let (_socket, memory, mut server) = place.connected();
         for slot in 0..SLOTS {
             set_descriptor(&memory, TO_CLIENT, slot, (0, 0, length, 0x4000));
         }
         set_head(&memory, TO_CLIENT, SLOTS);
-        let fault = Fault::Chain { slots: CHAIN_SLOTS_MAX };
+        let fault = ProtocolViolation::Chain { slots: CHAIN_SLOTS_MAX };
         assert_eq!(server.tx.push(0, &[7; 1500]), Err(fault));
     }
 }
 
 #[test]
-fn what_was_taken_does_not_change() {
+fn taken_frame_keeps_its_descriptor() {
     let place = place();
     let (_socket, memory, mut server) = place.connected();
     raw::write(&memory, 0x4000, b"first");
     set_descriptor(&memory, TO_SERVER, 0, (0, 0, 5, 0x4000));
     set_head(&memory, TO_SERVER, 1);
-    server.rx.look().unwrap();
+    server.rx.poll().unwrap();
     let frame = server.rx.take().unwrap().unwrap();
     set_descriptor(&memory, TO_SERVER, 0, (1, 9, u32::MAX, u32::MAX));
     assert_eq!(frame.len(), 5);
@@ -408,7 +408,7 @@ fn what_was_taken_does_not_change() {
 }
 
 #[test]
-fn a_bell_that_would_block_does_not() {
+fn full_doorbell_does_not_block_the_server() {
     let place = place();
     let (mut said, memory) = honest();
     let bell = eventfd();
@@ -423,13 +423,13 @@ fn a_bell_that_would_block_does_not() {
 }
 
 #[test]
-fn holes_are_zeros() {
+fn holes_in_memory_read_as_zeros() {
     let place = place();
     let (_socket, memory, mut server) = place.connected();
     set_descriptor(&memory, TO_SERVER, 0, (0, 0, 5, 0x4000));
     raw::write(&memory, 0x4000, b"there");
     set_head(&memory, TO_SERVER, 1);
-    server.rx.look().unwrap();
+    server.rx.poll().unwrap();
     let frame = server.rx.take().unwrap().unwrap();
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(memory.as_fd(), flags, 0, SIZE).unwrap();
@@ -439,9 +439,9 @@ fn holes_are_zeros() {
     assert!(rustix::fs::ftruncate(&memory, 0).is_err(), "the seal holds");
 }
 
-/// All that a mux does with a connection, once; any fault ends it.
-fn exercise(server: &mut Connection, space: &mut [u8]) -> Result<(), Fault> {
-    server.rx.look()?;
+/// Uses a connection once in all ways that a mux does. Any fault ends it.
+fn exercise(server: &mut MemifConnection, space: &mut [u8]) -> Result<(), ProtocolViolation> {
+    server.rx.poll()?;
     for _ in 0..32 {
         let Some(frame) = server.rx.take()? else { break };
         let length = frame.len().min(space.len());
@@ -460,7 +460,7 @@ fn exercise(server: &mut Connection, space: &mut [u8]) -> Result<(), Fault> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Rings of noise, with indices and regions that are plausible more often than noise is.
+    /// Noise in the rings, with indices and regions that are plausible more often than random ones.
     #[test]
     fn noise_in_the_rings_is_a_fault_or_a_frame(
         noise in proptest::collection::vec(any::<u8>(), 2 * 16 * usize::from(SLOTS)),
@@ -492,7 +492,7 @@ proptest! {
 
 /// A client that writes to its rings all the time, from another thread.
 #[test]
-fn memory_that_changes_all_the_time_is_survived() {
+fn server_survives_constantly_changing_memory() {
     let place = place();
     let stop = AtomicBool::new(false);
     let (_socket, memory, server) = place.connected();
@@ -511,7 +511,7 @@ fn memory_that_changes_all_the_time_is_survived() {
         let mut faults = 0;
         let mut connections = Vec::new();
         while faults < 200 {
-            // A fault ends a connection; the same memory makes the next one.
+            // A fault ends a connection; the next connection uses the same memory.
             let Some(connected) = &mut server else { break };
             if exercise(connected, &mut space).is_err() {
                 faults += 1;
@@ -519,7 +519,7 @@ fn memory_that_changes_all_the_time_is_survived() {
                 said[1] = region(0, SIZE, Some(memory.try_clone().unwrap()));
                 let (socket, connection) = tell(&place.listener, &place.path, &said);
                 connections.push(socket);
-                // The cookie may be gone for good: then no connection is made any more.
+                // If the cookie is overwritten, no connection succeeds any more.
                 server = connection.ok();
                 if server.is_none() {
                     raw::write(&memory, TO_SERVER, &0x3E31F20u32.to_le_bytes());

@@ -1,4 +1,5 @@
-//! What hostile clients leave behind in the server: nothing. Alone in its process, which it counts.
+//! Hostile clients leak no descriptors in the server.
+//! Alone in its process, whose descriptors it counts.
 
 mod common;
 #[path = "common/raw.rs"]
@@ -18,11 +19,11 @@ fn mappings() -> usize {
 }
 
 #[test]
-fn descriptors_and_mappings_are_given_back() {
+fn closed_connections_release_descriptors_and_mappings() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
     let listener = Listener::bind(&path).unwrap();
-    // The first brings what the thread keeps.
+    // The first run creates what the thread keeps.
     drop(tell(&listener, &path, &honest().0));
     let before = descriptors();
     for _ in 0..20 {
@@ -34,7 +35,7 @@ fn descriptors_and_mappings_are_given_back() {
             drop(tell(&listener, &path, &said));
         }
         let (mut said, _memory) = honest();
-        // Descriptors where none belong.
+        // Descriptors on messages that take none.
         let bell = said[2].fds[0].clone();
         said[0].fds.push(bell.clone());
         said[1].fds.push(bell);

@@ -6,21 +6,21 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
 use common::{join, pair, soon};
-use pdp_memif::{Buf, Client, Connection, Link, Settings};
+use pdp_memif::{Buf, ConnectionState, MemifClient, MemifConnection, MemifSettings};
 use proptest::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-const SMALL: Settings =
-    Settings { ring_log2: 3, buffer_bytes: 128, headroom_bytes: 64, buffers: 80 };
+const SMALL: MemifSettings =
+    MemifSettings { ring_log2: 3, buffer_bytes: 128, headroom_bytes: 64, buffers: 80 };
 
-/// Bytes that tell one frame from another.
+/// Bytes that differ from frame to frame.
 fn frame(seed: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (seed.wrapping_mul(31) ^ at.wrapping_mul(7)) as u8).collect()
 }
 
-fn receive_all(connection: &mut Connection, max: usize) -> Vec<Vec<u8>> {
+fn receive_all(connection: &mut MemifConnection, max: usize) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
-    connection.rx.look().unwrap();
+    connection.rx.poll().unwrap();
     while frames.len() < max
         && let Some(frame) = connection.rx.take().unwrap()
     {
@@ -32,8 +32,8 @@ fn receive_all(connection: &mut Connection, max: usize) -> Vec<Vec<u8>> {
     frames
 }
 
-/// A frame as buffers of the client, `None` if it has too few.
-fn buffers(client: &mut Client, frame: &[u8]) -> Option<Vec<Buf>> {
+/// Copies a frame into buffers of the client; `None` if it has too few.
+fn buffers(client: &mut MemifClient, frame: &[u8]) -> Option<Vec<Buf>> {
     let mut bufs = Vec::new();
     for piece in frame.chunks(64) {
         let Some(mut buf) = client.alloc() else {
@@ -47,8 +47,8 @@ fn buffers(client: &mut Client, frame: &[u8]) -> Option<Vec<Buf>> {
     Some(bufs)
 }
 
-/// Takes what came; checks the buffers' seams.
-fn take(client: &mut Client, max: usize) -> Vec<Vec<u8>> {
+/// Takes received frames and checks where their buffers end.
+fn take(client: &mut MemifClient, max: usize) -> Vec<Vec<u8>> {
     let mut bufs = Vec::new();
     let count = client.receive(&mut bufs, max);
     let mut frames = vec![Vec::new()];
@@ -89,8 +89,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Frames of any length, chained over buffers of 64 bytes, in any interleaving of both sides
-    /// on rings of 8 slots, arrive once, whole and in order; nothing arrives before its flush.
+    /// Frames of any length, chained over buffers of 64 bytes, in any interleaving of both sides on
+    /// rings of 8 slots. They arrive once, whole and in order. Nothing arrives before its flush.
     #[test]
     fn frames_arrive_in_order(steps in steps()) {
         let directory = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ proptest! {
         prop_assert_eq!(receive_all(&mut server, 100), Vec::from(to_server));
         prop_assert_eq!(take(&mut client, 100), Vec::from(to_client));
         client.flush();
-        // No buffer was lost: all but those posted are there.
+        // No buffer was lost: all but the posted ones are free.
         let free = std::iter::from_fn(|| client.alloc()).count();
         prop_assert_eq!(free, SMALL.buffers as usize - 8);
     }
@@ -171,14 +171,14 @@ fn indices_wrap_around() {
 }
 
 #[test]
-fn as_much_of_a_frame_is_copied_as_there_is_room_for() {
+fn frame_copy_stops_at_the_buffer_end() {
     let directory = tempfile::tempdir().unwrap();
     let (_listener, mut client, mut server) = pair(directory.path(), SMALL);
     let frame = frame(1, 200);
     let mut bufs = buffers(&mut client, &frame).unwrap();
     assert!(client.send_chain(&mut bufs));
     client.flush();
-    assert_eq!(server.rx.look(), Ok(true));
+    assert_eq!(server.rx.poll(), Ok(true));
     let taken = server.rx.take().unwrap().unwrap();
     for length in 0..300 {
         let mut bytes = vec![0; length];
@@ -189,7 +189,7 @@ fn as_much_of_a_frame_is_copied_as_there_is_room_for() {
 }
 
 #[test]
-fn headroom_takes_a_header_and_gives_it_back() {
+fn headroom_allows_trimming_and_growing_the_front() {
     let directory = tempfile::tempdir().unwrap();
     let (_listener, mut client, mut server) = pair(directory.path(), SMALL);
     assert!(server.tx.push(7, b"tagframe").unwrap());
@@ -209,7 +209,7 @@ fn headroom_takes_a_header_and_gives_it_back() {
     client.bytes_mut(&mut buf)[..4].copy_from_slice(b"TAG+");
     client.send(buf).unwrap();
     client.flush();
-    assert_eq!(server.rx.look(), Ok(true));
+    assert_eq!(server.rx.poll(), Ok(true));
     let taken = server.rx.take().unwrap().unwrap();
     assert_eq!(taken.metadata(), 8);
     let mut bytes = [0; 9];
@@ -218,7 +218,7 @@ fn headroom_takes_a_header_and_gives_it_back() {
     server.rx.release();
 }
 
-/// Whether a descriptor is readable now.
+/// True if a descriptor is readable now.
 fn rings(fd: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
@@ -259,7 +259,7 @@ fn doorbells_ring_only_for_sleepers() {
 }
 
 #[test]
-fn who_waits_for_room_is_rung_for_it() {
+fn client_waiting_for_space_is_rung() {
     let directory = tempfile::tempdir().unwrap();
     let (_listener, mut client, mut server) = pair(directory.path(), SMALL);
     client.disarm();
@@ -290,12 +290,12 @@ fn who_waits_for_room_is_rung_for_it() {
 }
 
 #[test]
-fn each_side_sees_the_other_leave_and_no_buffer_is_lost() {
+fn disconnect_is_seen_and_loses_no_buffer() {
     let directory = tempfile::tempdir().unwrap();
     let (listener, mut client, mut server) = pair(directory.path(), SMALL);
     let mut kept = Vec::new();
     for round in 0..5 {
-        // Leave frames everywhere: taken, shown, pushed, sent, shown to the server.
+        // Leave frames in every state: taken, shown, pushed, sent, shown to the server.
         for number in 0..6 {
             assert!(server.tx.push(0, &frame(number, 50)).unwrap());
         }
@@ -311,11 +311,11 @@ fn each_side_sees_the_other_leave_and_no_buffer_is_lost() {
         assert_eq!(server.interface_id, 3);
         if round % 2 == 0 {
             server.control.disconnect("done with you");
-            assert_eq!(client.poll(), Link::Down);
+            assert_eq!(client.poll(), ConnectionState::Down);
             assert_eq!(client.last_error(), Some("done with you"));
         } else {
             drop(server);
-            soon("down", || (client.poll() == Link::Down).then_some(()));
+            soon("down", || (client.poll() == ConnectionState::Down).then_some(()));
         }
         assert!(client.control().is_none());
         assert_eq!(client.room(), 0);
@@ -323,7 +323,7 @@ fn each_side_sees_the_other_leave_and_no_buffer_is_lost() {
         let buf = client.send(buf).unwrap_err();
         client.free(buf);
         server = join(&listener, &mut client);
-        assert_eq!(server.rx.look(), Ok(false), "the ring is new");
+        assert_eq!(server.rx.poll(), Ok(false), "the ring is new");
     }
     assert_eq!(client.bytes(&kept[0]), frame(0, 50), "buffers outlive connections");
     kept.drain(..).for_each(|buf| client.free(buf));
@@ -336,15 +336,15 @@ fn each_side_sees_the_other_leave_and_no_buffer_is_lost() {
 }
 
 #[test]
-fn the_server_says_which_ids_it_takes() {
+fn server_refuses_unknown_interface_ids() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
     let listener = pdp_memif::Listener::bind(&path).unwrap();
-    let mut client = Client::new(&path, 9, "x", SMALL).unwrap();
+    let mut client = MemifClient::new(&path, 9, "x", SMALL).unwrap();
     client.poll();
     let mut handshake = listener.accept().unwrap().unwrap();
     let error = soon("refusal", || {
-        if client.link() == Link::Connecting {
+        if client.link() == ConnectionState::Connecting {
             client.poll();
         }
         handshake.poll(|id| id != 9).err()
@@ -360,9 +360,9 @@ fn the_server_says_which_ids_it_takes() {
 fn without_a_server_the_client_stays_down() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nobody.sock");
-    let mut client = Client::new(&path, 0, "x", SMALL).unwrap();
+    let mut client = MemifClient::new(&path, 0, "x", SMALL).unwrap();
     for _ in 0..3 {
-        assert_eq!(client.poll(), Link::Down);
+        assert_eq!(client.poll(), ConnectionState::Down);
     }
     assert!(client.last_error().is_some());
     assert!(client.arm(), "asleep until there is a link");
@@ -370,28 +370,28 @@ fn without_a_server_the_client_stays_down() {
 }
 
 #[test]
-fn settings_that_do_not_fit_are_refused() {
+fn invalid_client_settings_are_refused() {
     let path = std::path::Path::new("/nowhere");
     for wrong in [
-        Settings { ring_log2: 0, ..SMALL },
-        Settings { ring_log2: 15, buffers: 1 << 17, ..SMALL },
-        Settings { buffer_bytes: 100, ..SMALL },
-        Settings { buffer_bytes: 0, ..SMALL },
-        Settings { headroom_bytes: 128, ..SMALL },
-        Settings { buffers: 79, ..SMALL },
-        Settings { buffers: 1 << 20, buffer_bytes: 2048, ..SMALL },
-        Settings { buffers: u32::MAX, buffer_bytes: 1 << 31, ..SMALL },
+        MemifSettings { ring_log2: 0, ..SMALL },
+        MemifSettings { ring_log2: 15, buffers: 1 << 17, ..SMALL },
+        MemifSettings { buffer_bytes: 100, ..SMALL },
+        MemifSettings { buffer_bytes: 0, ..SMALL },
+        MemifSettings { headroom_bytes: 128, ..SMALL },
+        MemifSettings { buffers: 79, ..SMALL },
+        MemifSettings { buffers: 1 << 20, buffer_bytes: 2048, ..SMALL },
+        MemifSettings { buffers: u32::MAX, buffer_bytes: 1 << 31, ..SMALL },
     ] {
-        assert!(Client::new(path, 0, "x", wrong).is_err(), "{wrong:?}");
+        assert!(MemifClient::new(path, 0, "x", wrong).is_err(), "{wrong:?}");
     }
 }
 
 #[test]
-fn the_file_of_a_dead_server_is_taken_over() {
+fn listener_replaces_a_dead_servers_socket_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
     drop(pdp_memif::Listener::bind(&path).unwrap());
     let listener = pdp_memif::Listener::bind(&path).unwrap();
-    let mut client = Client::new(&path, 0, "x", SMALL).unwrap();
+    let mut client = MemifClient::new(&path, 0, "x", SMALL).unwrap();
     join(&listener, &mut client);
 }

@@ -1,10 +1,10 @@
 //! Measures the mirror with a full table of the Internet: times, and its memory.
 //!
 //! `cargo build --release -p pdp-mirror && cargo run --release -p pdp-mirror --example
-//! measure-mirror`, as root; takes about two minutes. BIRD writes the table of `data/` into a
-//! network namespace; guests are plain programs in this process that share the CPUs with the
-//! mirror, so that what a guest takes to apply is theirs. Ends with an error if a guest's table
-//! is not the kernel's at any point.
+//! measure-mirror`, as root; takes about two minutes. BIRD writes the table of `data/`
+//! into a network namespace. Guests are plain programs in this process that share the
+//! CPUs with the mirror, so the apply times are theirs. Ends with an error if a
+//! guest's table ever differs from the kernel's.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use common::guest::Guest;
 use common::{Mirror, Netns, Process, many};
-use pdp_proto::mirror::Source;
+use pdp_proto::mirror::TableSource;
 
 /// The table of `data/`.
 const ROUTES_V4: u64 = 968_428;
 const ROUTES_V6: u64 = 177_846;
-/// Interfaces that it is spread over.
+/// Interfaces that the table is spread over.
 const VPORTS: usize = 4;
-/// Routes added by one `ip -batch`, all by the first interface.
+/// Routes added by one `ip -batch`, all through the first interface.
 const BURST: u32 = 500_000;
 /// Single changes.
 const CHANGES: usize = 200;
@@ -48,7 +48,8 @@ fn show_memory(mirror: &Mirror, when: &str) {
     println!("{what:<64} {:>9} MB", mirror.memory_bytes() >> 20);
 }
 
-/// BIRD's configuration with the whole table, spread over the interfaces and eight gateways each.
+/// Returns BIRD's configuration with the whole table, spread
+/// over the interfaces and eight gateways each.
 fn full_table() -> String {
     let mut text = String::from(
         "router id 1.1.1.1;\nprotocol device {}\n\
@@ -86,7 +87,7 @@ fn main() {
     let own = held();
     let equal = |when: &str| {
         let start = Instant::now();
-        let rows = mirror.routes(Source::Diff(0), None).expect("a comparison");
+        let rows = mirror.routes(TableSource::Diff(0), None).expect("a comparison");
         assert!(rows.is_empty(), "{when}: {} routes differ, the first {:?}", rows.len(), rows[0]);
         show(&format!("{when}: all compared with the kernel's"), start.elapsed());
     };
@@ -143,7 +144,7 @@ fn main() {
     show("carrier lost: vport down in the guest", start.elapsed());
     let start = Instant::now();
     netns.ip("link set e0 down");
-    // A quarter of the table and all of the burst go without a notification.
+    // The kernel removes a quarter of the table and all of the burst without notifications.
     wait("routes of a link", || held() < all - all / VPORTS + all / 100);
     show("link down: its routes gone from the guest", start.elapsed());
     equal("at the end");

@@ -1,37 +1,38 @@
 //! The kernel's routes of one prefix, in the kernel's order.
 //!
-//! Promises that the list equals the kernel's after the same notifications. Most prefixes have
+//! Guarantees that the list equals the kernel's after the same notifications. Most prefixes have
 //! one route, which takes no memory of its own.
 //! Sources: fib_table_insert and fib_table_delete (net/ipv4/fib_trie.c), fib6_add_rt2node and
 //! fib6_del_route (net/ipv6/ip6_fib.c), Linux 6.18.
 
-use crate::kernel::{Placement, Table};
-use crate::paths::Destination;
+use crate::kernel::{KernelTable, RoutePlacement};
+use crate::paths::PathDestination;
 
 /// One route of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alias {
     /// Smaller is better.
     pub metric: u32,
-    /// Tells it from others of the same class.
+    /// Digest that distinguishes it from others of the same class.
     pub identity: u32,
-    /// Where it leads.
-    pub destination: Destination,
-    /// Not 0: for some packets only.
+    /// Destination of its packets.
+    pub destination: PathDestination,
+    /// Selector of the packets that it applies to; 0: all.
     pub selector: u16,
     /// Table.
-    pub table: Table,
-    /// Of an IPv6 prefix.
+    pub table: KernelTable,
+    /// True for an IPv6 prefix.
     pub v6: bool,
-    /// By a nexthop object.
+    /// True if it uses a nexthop object.
     pub object: bool,
-    /// An IPv6 route that joins with others of its class into one multipath route.
+    /// True for an IPv6 route that merges with others of its class into one multipath route.
     pub sibling: bool,
 }
 
 impl Alias {
-    /// Routes of one class compete by order alone; classes come in the kernel's order.
-    pub fn class(&self) -> (Table, std::cmp::Reverse<u16>, u32) {
+    /// Returns the class: classes come in the kernel's order, and
+    /// routes of one class compete only by their order.
+    pub fn rank(&self) -> (KernelTable, std::cmp::Reverse<u16>, u32) {
         (self.table, std::cmp::Reverse(self.selector), self.metric)
     }
 }
@@ -50,7 +51,7 @@ pub enum Aliases {
 }
 
 impl Aliases {
-    /// In the kernel's order.
+    /// Returns the routes in the kernel's order.
     pub fn as_slice(&self) -> &[Alias] {
         match self {
             Self::None => &[],
@@ -59,8 +60,8 @@ impl Aliases {
         }
     }
 
-    /// Puts a route where the kernel put it.
-    pub fn insert(&mut self, alias: Alias, placement: Placement) {
+    /// Inserts a route at the kernel's position.
+    pub fn insert(&mut self, alias: Alias, placement: RoutePlacement) {
         if matches!(self, Self::None) {
             *self = Self::One(alias);
             return;
@@ -68,10 +69,10 @@ impl Aliases {
         self.edit(|list| insert(list, alias, placement));
     }
 
-    /// Whether it cannot be told what this replacement did.
-    pub fn is_ambiguous(&self, alias: &Alias, placement: Placement) -> bool {
-        let mut class = self.as_slice().iter().filter(|other| other.class() == alias.class());
-        placement == Placement::Replace
+    /// True if the effect of this replacement is unknown.
+    pub fn is_ambiguous(&self, alias: &Alias, placement: RoutePlacement) -> bool {
+        let mut class = self.as_slice().iter().filter(|other| other.rank() == alias.rank());
+        placement == RoutePlacement::Replace
             && alias.v6
             && alias.object
             && class.clone().count() > 1
@@ -80,8 +81,7 @@ impl Aliases {
 
     /// Removes the route of this class and identity.
     pub fn remove(&mut self, alias: &Alias) {
-        let same =
-            |other: &Alias| other.class() == alias.class() && other.identity == alias.identity;
+        let same = |other: &Alias| other.rank() == alias.rank() && other.identity == alias.identity;
         self.edit(|list| {
             if let Some(at) = list.iter().position(same) {
                 list.remove(at);
@@ -89,18 +89,18 @@ impl Aliases {
         });
     }
 
-    /// The multipath route of siblings in the class of `alias`.
+    /// Returns the multipath route of siblings in the class of `alias`.
     pub fn siblings(&self, alias: &Alias) -> Option<&Alias> {
-        self.as_slice().iter().find(|other| other.sibling && other.class() == alias.class())
+        self.as_slice().iter().find(|other| other.sibling && other.rank() == alias.rank())
     }
 
-    /// Keeps what `keep` says.
+    /// Keeps only the routes for which `keep` returns true.
     pub fn retain(&mut self, keep: impl FnMut(&Alias) -> bool) {
         self.edit(|list| list.retain(keep));
     }
 
-    /// Replaces all routes of a table by these, which are in the kernel's order.
-    pub fn set_table(&mut self, table: Table, aliases: &[Alias]) {
+    /// Replaces all routes of a table with these, which are in the kernel's order.
+    pub fn set_table(&mut self, table: KernelTable, aliases: &[Alias]) {
         self.edit(|list| {
             list.retain(|alias| alias.table != table);
             list.extend_from_slice(aliases);
@@ -123,24 +123,25 @@ impl Aliases {
     }
 }
 
-/// A route of a nexthop object is told again after a change of the object, as a replacement,
-/// which must not replace the first route of the class. (A real replacement by a route that is
-/// there already looks the same but for the request that made it, and only IPv6 permits it: see
-/// [`Aliases::is_ambiguous`].) IPv4 never has two alike; IPv6 may put one where another is
-/// replaced.
+/// True if a notification repeats a known route.
+///
+/// After a change of a nexthop object, the kernel sends its routes again as replacements. These
+/// must not replace the first route of the class. (A real replacement by an existing route looks
+/// the same except for its request, and only IPv6 permits it: see [`Aliases::is_ambiguous`].) IPv4
+/// never has two equal routes. In IPv6, replacing one route may put a second copy of another there.
 fn is_told_again(class: &[Alias], alias: &Alias) -> bool {
     let is_there = class.iter().any(|other| other.identity == alias.identity);
     is_there && (alias.object || !alias.v6)
 }
 
-fn insert(list: &mut Vec<Alias>, alias: Alias, placement: Placement) {
-    let class = alias.class();
-    if placement == Placement::Only {
-        list.retain(|other| other.class() != class);
+fn insert(list: &mut Vec<Alias>, alias: Alias, placement: RoutePlacement) {
+    let class = alias.rank();
+    if placement == RoutePlacement::Only {
+        list.retain(|other| other.rank() != class);
     }
-    let start = list.partition_point(|other| other.class() < class);
-    let end = list.partition_point(|other| other.class() <= class);
-    // IPv6 tells the whole multipath route when one of its hops is added.
+    let start = list.partition_point(|other| other.rank() < class);
+    let end = list.partition_point(|other| other.rank() <= class);
+    // IPv6 sends the whole multipath route when one of its hops is added.
     if let Some(at) = (start..end).find(|at| alias.sibling && list[*at].sibling) {
         list[at] = alias;
         return;
@@ -149,14 +150,17 @@ fn insert(list: &mut Vec<Alias>, alias: Alias, placement: Placement) {
         return;
     }
     match placement {
-        Placement::Replace | Placement::Again if start < end => {
-            // IPv6 replaces a route of the same sort if there is one, IPv4 the first (there,
-            // all are of one sort).
+        RoutePlacement::Replace | RoutePlacement::Again if start < end => {
+            // IPv6 replaces a route of the same type if there is one. IPv4
+            // replaces the first; all are of one type there.
             let same_sort = (start..end).find(|at| list[*at].sibling == alias.sibling);
             list[same_sort.unwrap_or(start)] = alias;
         }
-        Placement::First => list.insert(start, alias),
-        Placement::Only | Placement::Last | Placement::Replace | Placement::Again => {
+        RoutePlacement::First => list.insert(start, alias),
+        RoutePlacement::Only
+        | RoutePlacement::Last
+        | RoutePlacement::Replace
+        | RoutePlacement::Again => {
             list.insert(end, alias);
         }
     }

@@ -1,11 +1,11 @@
 //! Control by pdpd: status and tables.
 //!
-//! Promises that neither a silent nor a slow pdpd holds up the mirror: answers are made only as
-//! fast as they are read, and a connection that reads nothing for [`STALL_TIME_MAX`] is closed.
+//! Guarantees that neither a silent nor a slow pdpd delays the mirror. It makes replies only as
+//! fast as they are read, and closes a connection that reads nothing for [`STALL_TIME_MAX`].
 //!
-//! Limits: [`CONNECTIONS_MAX`] connections, [`REQUEST_BYTES_MAX`] a request, [`REQUESTS_MAX`]
-//! of them waiting; a connection's requests are answered one after the other, tables of all
-//! connections too.
+//! Limits: [`CONNECTIONS_MAX`] connections, [`REQUEST_BYTES_MAX`] per request, [`REQUESTS_MAX`]
+//! waiting requests per connection. A connection's requests are answered one after the other. Only
+//! one connection at a time gets a table.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -13,51 +13,51 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use pdp_proto::channel::{FrameReader, frame};
-use pdp_proto::mirror::{Config, Reply, Request, Status};
+use pdp_proto::mirror::{MirrorConfig, MirrorReply, MirrorRequest, MirrorStatusReply};
 
-use crate::follower::Follower;
-use crate::guests::{Answer, Guests};
+use crate::follower::KernelFollower;
+use crate::guests::{Guests, TableAnswer};
 use crate::hooks::Hooks;
-use crate::tables::{Progress, Tables};
+use crate::tables::{TableQuery, TableQueryProgress};
 
-/// Connections of pdpd.
+/// Most connections of pdpd.
 pub const CONNECTIONS_MAX: usize = 32;
 
-/// Bytes of a request.
+/// Most bytes of a request.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// Requests of one connection that wait.
+/// Most waiting requests of one connection.
 const REQUESTS_MAX: usize = 64;
 
-/// Bytes of answers that wait before more are made.
+/// Most bytes of waiting replies; no more replies are made meanwhile.
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
-/// Rows of one reply.
+/// Most routes in one reply.
 const ROWS_MAX: usize = 1024;
 
-/// Time for a connection that has an answer waiting to read some of it.
+/// Longest time for which a connection with a waiting reply may read nothing.
 const STALL_TIME_MAX: Duration = Duration::from_secs(30);
 
-struct Connection {
+struct PdpdConnection {
     stream: UnixStream,
     reader: FrameReader,
     waiting: Vec<u8>,
     written: usize,
     progress: Instant,
-    requests: VecDeque<Request>,
-    tables: Option<Box<Tables>>,
+    requests: VecDeque<MirrorRequest>,
+    tables: Option<Box<TableQuery>>,
 }
 
 /// All connections of pdpd.
-pub struct Control {
+pub struct MirrorControl {
     listener: UnixListener,
-    connections: Vec<Connection>,
-    config: Config,
+    connections: Vec<PdpdConnection>,
+    config: MirrorConfig,
 }
 
-impl Control {
-    /// pdpd comes by this listener.
-    pub fn new(listener: UnixListener, config: Config) -> io::Result<Self> {
+impl MirrorControl {
+    /// Accepts pdpd's connections on this listener.
+    pub fn new(listener: UnixListener, config: MirrorConfig) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self { listener, connections: Vec::new(), config })
     }
@@ -67,12 +67,12 @@ impl Control {
         &self.listener
     }
 
-    /// The connections, and whether bytes wait to be written.
+    /// Returns the connections, with true for those that have bytes to write.
     pub fn streams(&self) -> impl Iterator<Item = (&UnixStream, bool)> {
         self.connections.iter().map(|c| (&c.stream, !c.waiting.is_empty()))
     }
 
-    /// Whether an answer can go on at once, or a request's turn has come.
+    /// True if a reply can continue at once, or a request can be answered.
     pub fn is_busy(&self) -> bool {
         let is_free = !self.connections.iter().any(|connection| connection.tables.is_some());
         self.connections.iter().any(|connection| {
@@ -84,19 +84,19 @@ impl Control {
         })
     }
 
-    /// Whether an answer waits for a guest, or a connection for its reader.
+    /// True if a reply waits for a guest, or a connection waits for its reader.
     pub fn is_waiting(&self) -> bool {
         self.connections.iter().any(|c| c.tables.is_some() || !c.waiting.is_empty())
     }
 
-    /// Takes new connections.
+    /// Accepts new connections.
     pub fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.connections.len() >= CONNECTIONS_MAX || stream.set_nonblocking(true).is_err() {
                 tracing::warn!("a control connection is refused: {CONNECTIONS_MAX} at most");
                 continue;
             }
-            self.connections.push(Connection {
+            self.connections.push(PdpdConnection {
                 stream,
                 reader: FrameReader::with_max(REQUEST_BYTES_MAX),
                 waiting: Vec::new(),
@@ -108,17 +108,17 @@ impl Control {
         }
     }
 
-    /// Reads requests and goes on with answers; `answers` are what guests said.
+    /// Reads requests and continues replies; `answers` came from guests.
     pub fn step(
         &mut self,
-        follower: &mut Follower,
+        follower: &mut KernelFollower,
         hooks: &Hooks,
         guests: &mut Guests,
-        answers: Vec<(u32, Answer)>,
+        answers: Vec<(u32, TableAnswer)>,
     ) {
         for (guest, answer) in answers {
             if let Some(connection) = self.connections.iter_mut().find(|c| c.tables.is_some()) {
-                connection.take(guest, answer);
+                connection.handle_answer(guest, answer);
             }
         }
         let mut busy = self.connections.iter().any(|c| c.tables.is_some());
@@ -138,13 +138,13 @@ impl Control {
     }
 }
 
-impl Connection {
+impl PdpdConnection {
     fn step(
         &mut self,
-        follower: &mut Follower,
+        follower: &mut KernelFollower,
         hooks: &Hooks,
         guests: &mut Guests,
-        config: &Config,
+        config: &MirrorConfig,
         busy: &mut bool,
     ) -> io::Result<()> {
         self.write()?;
@@ -154,53 +154,54 @@ impl Connection {
         }
         if self.tables.is_none() {
             match self.requests.pop_front() {
-                Some(Request::Status) => {
-                    self.reply(&Reply::Status(status(follower, hooks, guests)))?;
+                Some(MirrorRequest::Status) => {
+                    self.reply(&MirrorReply::Status(status(follower, hooks, guests)))?;
                 }
-                Some(Request::Routes { source, within }) if !*busy => {
+                Some(MirrorRequest::Routes { source, within }) if !*busy => {
                     *busy = true;
-                    self.tables = Some(Box::new(Tables::new(source, within, config)));
+                    self.tables = Some(Box::new(TableQuery::new(source, within, config)));
                 }
                 Some(waits) => self.requests.push_front(waits),
                 None => {}
             }
         }
-        // A guest is asked at once; nothing else would wake us to do so.
+        // Asks the guest at once, since nothing else would wake the mirror.
         if let Some(tables) = &mut self.tables {
             let progress = tables.step(guests, &mut follower.table);
-            self.go_on(progress)?;
+            self.send_progress(progress)?;
         }
         self.write()
     }
 
-    fn take(&mut self, guest: u32, answer: Answer) {
+    fn handle_answer(&mut self, guest: u32, answer: TableAnswer) {
         let Some(tables) = &mut self.tables else { return };
-        if let Err(error) = tables.take(guest, answer) {
-            // An answer that cannot be encoded or is too large ends the connection at its write.
-            self.go_on(Progress::Failed(error)).unwrap_or_default();
+        if let Err(error) = tables.handle_answer(guest, answer) {
+            // If the reply cannot be encoded or is too large,
+            // the connection ends at its next write.
+            self.send_progress(TableQueryProgress::Failed(error)).unwrap_or_default();
         }
     }
 
-    fn go_on(&mut self, progress: Progress) -> io::Result<()> {
+    fn send_progress(&mut self, progress: TableQueryProgress) -> io::Result<()> {
         match progress {
-            Progress::Rows(rows) => {
+            TableQueryProgress::Rows(rows) => {
                 for rows in rows.chunks(ROWS_MAX) {
-                    self.reply(&Reply::Routes(rows.to_vec()))?;
+                    self.reply(&MirrorReply::Routes(rows.to_vec()))?;
                 }
             }
-            Progress::End => {
+            TableQueryProgress::End => {
                 self.tables = None;
-                self.reply(&Reply::End)?;
+                self.reply(&MirrorReply::End)?;
             }
-            Progress::Failed(error) => {
+            TableQueryProgress::Failed(error) => {
                 self.tables = None;
-                self.reply(&Reply::Failed { error })?;
+                self.reply(&MirrorReply::Failed { error })?;
             }
         }
         Ok(())
     }
 
-    fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+    fn reply(&mut self, reply: &MirrorReply) -> io::Result<()> {
         if self.waiting.is_empty() {
             self.progress = Instant::now();
         }
@@ -250,9 +251,9 @@ impl Connection {
     }
 }
 
-fn status(follower: &Follower, hooks: &Hooks, guests: &Guests) -> Status {
+fn status(follower: &KernelFollower, hooks: &Hooks, guests: &Guests) -> MirrorStatusReply {
     let counts = follower.table.counts();
-    Status {
+    MirrorStatusReply {
         routes_v4: counts.routes[0],
         routes_v6: counts.routes[1],
         groups: counts.groups,
@@ -262,7 +263,7 @@ fn status(follower: &Follower, hooks: &Hooks, guests: &Guests) -> Status {
         resyncs: follower.resyncs,
         overruns: follower.overruns,
         settled: follower.is_settled() && hooks.is_settled() && guests.have_applied_all(),
-        hooks: hooks.words().to_vec(),
+        hooks: hooks.descriptions().to_vec(),
         guests: guests.status(),
     }
 }

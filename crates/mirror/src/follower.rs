@@ -1,15 +1,17 @@
-//! Keeps the [`Table`] equal to the kernel: reads notifications, and dumps where they don't do.
+//! Keeps the [`MirrorTable`] equal to the kernel's, from
+//! notifications, and from dumps where they do not suffice.
 //!
-//! Promises that notifications are always read first, whatever else there is to do. Two sockets:
-//! one for notifications, one for the dump that runs. Their order to each other is found so:
-//! - a dump begins after the queue of notifications was found empty, so that all before it is
-//!   applied (and after a loss: so that the kernel has begun to queue again);
-//! - a part of a dump is applied after the queue was found empty again, so that a change that
-//!   the part already shows is known as such;
-//! - what a notification touched while the dump runs is taken from the notifications.
+//! Guarantees that notifications are always read first. There are two sockets: one for
+//! notifications, and one for the running dump. Their events are ordered as follows:
+//! - A dump begins after the notification queue was found empty, so that all earlier notifications
+//!   are applied (and after a loss: so that the kernel queues again).
+//! - A part of a dump is applied after the queue was found empty again, so that
+//!   every change that the part shows is known.
+//! - State that a notification touched while the dump runs is taken from the notifications.
 //!
-//! A change between the kernel's writing a part and our reading it escapes none of these; where
-//! a dump ran beside changes it is repeated, after a pause, until one ran alone.
+//! This covers a change between the time when the kernel writes a part and the time
+//! when the mirror reads it. If changes happened during a dump, it is repeated
+//! after a pause, until a dump runs without changes.
 //!
 //! Limits: [`NOTIFICATIONS_MAX`] read in one go; dumps take at most half of the time.
 
@@ -18,107 +20,109 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::kernel::{Event, Kind, Placement, messages};
-use crate::netlink::{Netlink, Received};
-use crate::table::Table;
+use crate::kernel::{DumpKind, KernelEvent, RoutePlacement, messages};
+use crate::netlink::{Netlink, NetlinkRead};
+use crate::table::MirrorTable;
 
-/// Notifications read before guests are told of them.
+/// Most notifications read before guests get the changes.
 pub const NOTIFICATIONS_MAX: usize = 16_384;
 
-/// Between reading notifications and reading more. What comes meanwhile is told at once: telling
-/// costs mirror and guest some ten microseconds, whether of one change or of a hundred.
+/// Pause after reading notifications. Changes in this time are sent together: sending costs mirror
+/// and guest some ten microseconds, for one change as for a hundred.
 const GATHER: Duration = Duration::from_micros(500);
 
-/// Datagrams of a dump applied before guests are told of them; one has up to 32 KiB.
+/// Most datagrams of a dump applied before guests get the changes; each has up to 32 KiB.
 const DUMP_DATAGRAMS_MAX: usize = 16;
 
-/// Pause before a dump that did not run alone is repeated; doubles up to `PAUSE_MAX`.
+/// Pause before repeating a dump during which changes happened; doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Dumps beside changes after which the first table counts as whole.
+/// Dumps with concurrent changes after which the first table counts as complete.
 const FIRST_PASSES_MAX: u32 = 3;
 
-/// A dump that runs.
+/// A running dump.
 pub struct DumpRun {
-    kind: Kind,
+    kind: DumpKind,
     socket: Netlink,
     interrupted: bool,
 }
 
-/// What a part of a dump gave.
-pub enum Part {
-    /// Things that are there; more follow.
-    Events(Vec<Event>),
-    /// The last things; whether the kernel said that they changed meanwhile.
-    Last(Vec<Event>, bool),
-    /// The dump failed; it may do so no longer later.
+/// Result of reading a part of a dump.
+pub enum DumpPart {
+    /// Existing objects; more follow.
+    Events(Vec<KernelEvent>),
+    /// The last objects; true if the kernel reported changes during the dump.
+    Last(Vec<KernelEvent>, bool),
+    /// The dump failed; a later one may succeed.
     Failed,
 }
 
 impl DumpRun {
     /// Asks the kernel for a dump.
-    pub fn start(kind: Kind) -> io::Result<Self> {
+    pub fn start(kind: DumpKind) -> io::Result<Self> {
         let socket = Netlink::requests()?;
         socket.send(&kind.request(1))?;
         Ok(Self { kind, socket, interrupted: false })
     }
 
     /// The next part.
-    pub fn part(&mut self) -> io::Result<Part> {
-        // The kernel writes the next part while the last is read, so the queue has always one.
-        let Received::Datagram(datagram) = self.socket.receive()? else { return Ok(Part::Failed) };
+    pub fn part(&mut self) -> io::Result<DumpPart> {
+        // The kernel writes the next part while the last is read, so the queue always has one.
+        let NetlinkRead::Datagram(datagram) = self.socket.receive()? else {
+            return Ok(DumpPart::Failed);
+        };
         let mut events = Vec::new();
         for message in messages(datagram) {
             self.interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
             match i32::from(message.kind) {
                 libc::NLMSG_ERROR | libc::NLMSG_DONE => {
                     return Ok(match message.error() {
-                        // There is no such table yet, or no such thing in this kernel.
+                        // The table does not exist yet, or the kernel lacks the feature.
                         0 | libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT => {
-                            Part::Last(events, self.interrupted)
+                            DumpPart::Last(events, self.interrupted)
                         }
                         error => {
                             let error = io::Error::from_raw_os_error(error);
                             tracing::warn!(kind = ?self.kind, %error, "the kernel's dump failed");
-                            Part::Failed
+                            DumpPart::Failed
                         }
                     });
                 }
                 _ => events.extend(message.event()),
             }
         }
-        Ok(Part::Events(events))
+        Ok(DumpPart::Events(events))
     }
 }
 
-/// See the module.
-pub struct Follower {
+/// Follows the kernel; see the module.
+pub struct KernelFollower {
     notifications: Netlink,
     /// The mirror's copy.
-    pub table: Table,
+    pub table: MirrorTable,
     run: Option<DumpRun>,
-    /// What was read of the dump and waits for the queue of notifications to be empty.
-    part: Option<Part>,
-    /// What the pass that runs has still to dump.
-    left: BTreeSet<Kind>,
-    /// What the next pass has to dump.
-    wanted: BTreeSet<Kind>,
-    /// What ran beside changes in this pass.
-    unclean: BTreeSet<Kind>,
+    /// Part of the dump that waits until the notification queue is empty.
+    part: Option<DumpPart>,
+    /// Kinds that the running pass still has to dump.
+    left: BTreeSet<DumpKind>,
+    /// Kinds that the next pass has to dump.
+    wanted: BTreeSet<DumpKind>,
+    /// Kinds that changed during their dump in this pass.
+    unclean: BTreeSet<DumpKind>,
     pass_started: Instant,
     not_before: Instant,
     pause: Duration,
     retry_at: Option<Instant>,
     passes: u32,
     ready: bool,
-    /// The queue of notifications was empty at the end of the last step.
+    /// True if the notification queue was empty at the end of the last step.
     drained: bool,
-    /// When notifications are read next.
+    /// Time of the next read of notifications.
     read_at: Instant,
-    /// What made the last change of a nexthop object.
+    /// Request that made the last change of a nexthop object.
     nexthop_request: Option<(u32, u32)>,
-    /// Times that routes were dumped after the first time.
+    /// Times that routes were dumped again.
     pub resyncs: u64,
     /// Notifications read.
     pub notifications_count: u64,
@@ -126,9 +130,9 @@ pub struct Follower {
     pub overruns: u64,
 }
 
-impl Follower {
-    /// Follows the kernel of the network namespace that the process is in.
-    pub fn new(table: Table, receive_bytes: usize) -> io::Result<Self> {
+impl KernelFollower {
+    /// Follows the kernel of the process's network namespace.
+    pub fn new(table: MirrorTable, receive_bytes: usize) -> io::Result<Self> {
         let now = Instant::now();
         Ok(Self {
             notifications: Netlink::notifications(receive_bytes)?,
@@ -136,7 +140,7 @@ impl Follower {
             run: None,
             part: None,
             left: BTreeSet::new(),
-            wanted: Kind::ALL.into(),
+            wanted: DumpKind::ALL.into(),
             unclean: BTreeSet::new(),
             pass_started: now,
             not_before: now,
@@ -153,12 +157,12 @@ impl Follower {
         })
     }
 
-    /// Whether the copy was whole once.
+    /// True once the copy has been complete.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Whether the copy is the kernel's as of the last step, as far as can be known.
+    /// True if the copy equals the kernel's state as of the last step, as far as can be known.
     pub fn is_settled(&self) -> bool {
         let dumps = [&self.left, &self.wanted, &self.unclean];
         self.ready
@@ -168,7 +172,7 @@ impl Follower {
             && !self.table.has_suspects()
     }
 
-    /// When [`Self::step`] has something to do without a notification.
+    /// Returns the time at which [`Self::step`] has work even without a notification.
     pub fn due(&self) -> Option<Instant> {
         if self.run.is_some() || !self.left.is_empty() {
             return Some(Instant::now());
@@ -179,13 +183,14 @@ impl Follower {
         times.into_iter().flatten().min()
     }
 
-    /// Whether a notification is a reason for [`Self::step`]: those that come shortly after others
-    /// wait, unless a dump does.
+    /// True if a notification must trigger [`Self::step`]. Shortly after others, notifications
+    /// wait, unless a dump waits for them.
     pub fn listens(&self) -> bool {
         self.run.is_some() || !self.left.is_empty() || Instant::now() >= self.read_at
     }
 
-    /// Reads notifications and goes on with dumps. Returns when the first notification was read.
+    /// Reads notifications and continues dumps. Returns the
+    /// time at which the first notification was read.
     pub fn step(&mut self) -> io::Result<Option<Instant>> {
         if !self.listens() {
             self.drained = false;
@@ -210,17 +215,17 @@ impl Follower {
         Ok(first)
     }
 
-    /// Reads notifications; true if there are no more.
+    /// Reads notifications. The flag is true if there are no more.
     fn read(&mut self) -> io::Result<(Option<Instant>, bool)> {
         let mut first = None;
         for _ in 0..NOTIFICATIONS_MAX {
             match self.notifications.receive()? {
-                Received::Empty => return Ok((first, true)),
-                Received::Lost => {
+                NetlinkRead::Empty => return Ok((first, true)),
+                NetlinkRead::Lost => {
                     self.overruns += 1;
                     self.start_over();
                 }
-                Received::Datagram(datagram) => {
+                NetlinkRead::Datagram(datagram) => {
                     first.get_or_insert_with(Instant::now);
                     self.notifications_count += 1;
                     for message in messages(datagram) {
@@ -230,8 +235,8 @@ impl Follower {
                         let again = message.request().is_some()
                             && message.request() == self.nexthop_request;
                         match message.event() {
-                            Some(Event::Route(route, _)) if again => {
-                                self.table.apply(&Event::Route(route, Placement::Again));
+                            Some(KernelEvent::Route(route, _)) if again => {
+                                self.table.apply(&KernelEvent::Route(route, RoutePlacement::Again));
                             }
                             Some(event) => self.table.apply(&event),
                             None => {}
@@ -243,17 +248,18 @@ impl Follower {
         Ok((first, false))
     }
 
-    /// Everything is to be dumped (again).
+    /// Schedules a dump of everything.
     fn start_over(&mut self) {
         if self.run.take().is_some() {
             self.table.abort();
         }
         self.part = None;
         self.left.clear();
-        self.wanted = Kind::ALL.into();
+        self.wanted = DumpKind::ALL.into();
     }
 
-    /// Reads a part of the dump that runs, or starts the next; false if there is nothing to do.
+    /// Reads a part of the running dump, or starts the next
+    /// one. Returns false if there is nothing to do.
     fn dump_step(&mut self) -> io::Result<bool> {
         if self.part.is_some() {
             return Ok(true);
@@ -284,7 +290,7 @@ impl Follower {
             return false;
         }
         self.left = std::mem::take(&mut self.wanted);
-        let routes = self.left.iter().any(|kind| matches!(kind, Kind::Routes(..)));
+        let routes = self.left.iter().any(|kind| matches!(kind, DumpKind::Routes(..)));
         self.resyncs += u64::from(routes && self.passes > 0);
         tracing::debug!(pass = self.passes, kinds = ?self.left, "dumps begin");
         self.pass_started = now;
@@ -294,9 +300,9 @@ impl Follower {
     fn apply_part(&mut self) {
         let Some(part) = self.part.take() else { return };
         let (events, end) = match part {
-            Part::Events(events) => (events, None),
-            Part::Last(events, interrupted) => (events, Some(interrupted)),
-            Part::Failed => {
+            DumpPart::Events(events) => (events, None),
+            DumpPart::Last(events, interrupted) => (events, Some(interrupted)),
+            DumpPart::Failed => {
                 self.table.abort();
                 return self.end_run(false);
             }
@@ -332,29 +338,29 @@ impl Follower {
         }
     }
 
-    /// Asks the kernel to confirm a neighbour's link address, if that is stale and was used.
+    /// Asks the kernel to confirm a neighbour's MAC address, if it is stale and was used.
     pub fn used(&mut self, vport: u16, address: std::net::IpAddr) {
         let Some(ifindex) = self.table.used(vport, address) else { return };
         self.use_neighbour(ifindex, address, false);
     }
 
-    /// Asks the kernel to find a gateway's link address.
-    pub fn wanted(&mut self, vport: u16, address: std::net::IpAddr) {
-        let Some(ifindex) = self.table.wanted(vport, address) else { return };
+    /// Asks the kernel to resolve a gateway's MAC address.
+    pub fn resolve_gateway(&mut self, vport: u16, address: std::net::IpAddr) {
+        let Some(ifindex) = self.table.unresolved_interface(vport, address) else { return };
         self.use_neighbour(ifindex, address, true);
     }
 
     fn use_neighbour(&mut self, ifindex: u32, address: std::net::IpAddr, create: bool) {
         let request = crate::kernel::use_neighbour(ifindex, address, create);
-        // The answer, if it is an error, comes to the queue and is no event. If the kernel has no
-        // memory for the request, the entry is asked for when it is used next.
+        // An error answer arrives in the queue and is no event. If the kernel has no memory for the
+        // request, the next use of the entry repeats it.
         if let Err(error) = self.notifications.send(&request) {
             tracing::debug!(%address, %error, "cannot have a neighbour confirmed");
         }
     }
 }
 
-impl AsFd for Follower {
+impl AsFd for KernelFollower {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.notifications.as_fd()
     }

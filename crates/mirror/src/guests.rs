@@ -1,11 +1,11 @@
-//! The forwarding guests: what each was sent, has still to read, and has applied.
+//! Forwarding guests, and for each what it was sent, has still to read, and has applied.
 //!
-//! Promises that a slow guest holds up nobody: what waits for it is bounded by
-//! [`BACKLOG_BYTES_MAX`]; beyond that it is disconnected, and gets a snapshot when it connects
-//! again. Frames are made once and shared by all guests.
+//! Guarantees that a slow guest delays nobody. At most [`BACKLOG_BYTES_MAX`] wait for
+//! it; beyond that it is disconnected, and gets a snapshot when it connects again.
+//! Frames are made once and shared by all guests.
 //!
-//! Limits: [`GUESTS_MAX`] connections, [`HELLO_TIME_MAX`] for a guest to say who it is,
-//! [`BARRIERS_MAX`] unanswered barriers a guest that are told apart.
+//! Limits: [`GUESTS_MAX`] connections, [`HELLO_TIME_MAX`] for a guest to identify itself,
+//! [`BARRIERS_MAX`] unanswered barriers per guest that are distinguished.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -20,36 +20,36 @@ use pdp_proto::routes::{
     BATCH_MAX, FROM_GUEST_BYTES_MAX, FromGuest, ToGuest, VERSION, decode, encode,
 };
 
-use crate::follower::Follower;
-use crate::table::Table;
+use crate::follower::KernelFollower;
+use crate::table::MirrorTable;
 
-/// Connections of guests.
+/// Most connections of guests.
 pub const GUESTS_MAX: usize = 128;
 
-/// Bytes that wait for one guest. A full table takes about half.
+/// Most bytes that wait for one guest. A full table takes about half.
 pub const BACKLOG_BYTES_MAX: usize = 32 << 20;
 
-/// A snapshot goes on while less than this waits for the guest.
+/// A snapshot continues while less than this waits for the guest.
 const SNAPSHOT_BACKLOG_BYTES: usize = 256 << 10;
 
-/// Time for a guest to say who it is.
+/// Longest time for a guest to identify itself.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Barriers that a guest has not answered.
+/// Most unanswered barriers of a guest.
 const BARRIERS_MAX: usize = 1024;
 
-/// Reads of one guest before the others get their turn; one has up to 64 KiB.
+/// Most reads from one guest before the others get their turn; each has up to 64 KiB.
 const READS_MAX: usize = 16;
 
 /// Collects messages into frames.
 #[derive(Default)]
-pub struct Frames {
+pub struct FrameEncoder {
     batch: Vec<ToGuest>,
     /// Whole frames.
     frames: Vec<Rc<[u8]>>,
 }
 
-impl Frames {
+impl FrameEncoder {
     /// Adds a message.
     pub fn push(&mut self, message: ToGuest) {
         self.batch.push(message);
@@ -76,54 +76,54 @@ impl Frames {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum SnapshotPhase {
     /// Connected; no snapshot has begun.
     New,
-    /// The snapshot goes on after this prefix.
+    /// The snapshot continues after this prefix.
     Snapshot(Option<IpNet>),
-    /// Has the snapshot.
+    /// The guest has the snapshot.
     Live,
 }
 
-struct Guest {
+struct MirroredGuest {
     stream: UnixStream,
     reader: FrameReader,
     connected: Instant,
     number: Option<u32>,
-    phase: Phase,
+    phase: SnapshotPhase,
     waiting: VecDeque<Rc<[u8]>>,
-    /// Bytes of the first frame that waits which were written.
+    /// Bytes of the first waiting frame that were already written.
     written: usize,
     backlog_bytes: usize,
     barriers: VecDeque<(u64, Instant)>,
-    /// Barrier after the snapshot, and the last that was answered.
+    /// Number of the barrier after the snapshot, and of the last answered one.
     snapshot_barrier: u64,
     applied: u64,
     apply_us: u64,
     apply_us_max: u64,
 }
 
-/// An answer to a dump that was asked of a guest.
-pub enum Answer {
+/// Answer of a guest to a dump request.
+pub enum TableAnswer {
     /// Some of the table, by number of the dump.
-    Table(u64, Vec<(IpNet, pdp_proto::routes::Resolved)>),
+    Table(u64, Vec<(IpNet, pdp_proto::routes::ResolvedRoute)>),
     /// The table is whole.
     TableEnd(u64),
 }
 
-/// Gateways that a guest may ask for at once.
+/// Most gateways that a guest may ask for at once.
 const WANTED_MAX: usize = 64;
 
 /// All guests.
 pub struct Guests {
     listener: UnixListener,
-    guests: Vec<Guest>,
+    guests: Vec<MirroredGuest>,
     barrier: u64,
     backlog_bytes_max: usize,
 }
 
 impl Guests {
-    /// Guests come by this listener. `backlog_bytes_max` is for tests.
+    /// Accepts guests on this listener. `backlog_bytes_max` is for tests.
     pub fn new(listener: UnixListener, backlog_bytes_max: Option<usize>) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let backlog_bytes_max = backlog_bytes_max.unwrap_or(BACKLOG_BYTES_MAX);
@@ -135,31 +135,32 @@ impl Guests {
         &self.listener
     }
 
-    /// The connections, and whether bytes wait to be written.
+    /// Returns the connections, with true for those that have bytes to write.
     pub fn streams(&self) -> impl Iterator<Item = (&UnixStream, bool)> {
         self.guests.iter().map(|guest| (&guest.stream, !guest.waiting.is_empty()))
     }
 
-    /// Whether a snapshot can go on at once.
+    /// True if a snapshot can continue at once.
     pub fn is_busy(&self) -> bool {
         self.guests.iter().any(|guest| {
-            matches!(guest.phase, Phase::Snapshot(_))
+            matches!(guest.phase, SnapshotPhase::Snapshot(_))
                 && guest.backlog_bytes < SNAPSHOT_BACKLOG_BYTES
         })
     }
 
-    /// When the next guest has taken too long to say who it is.
+    /// Returns the time at which the next guest has failed to identify itself.
     pub fn due(&self) -> Option<Instant> {
         let nameless = self.guests.iter().filter(|guest| guest.number.is_none());
         nameless.map(|guest| guest.connected + HELLO_TIME_MAX).min()
     }
 
-    /// How each guest is that said who it is.
+    /// Returns the status of each identified guest.
     pub fn status(&self) -> Vec<GuestStatus> {
-        let status = |guest: &Guest| {
+        let status = |guest: &MirroredGuest| {
             Some(GuestStatus {
                 guest: guest.number?,
-                synced: guest.phase == Phase::Live && guest.applied >= guest.snapshot_barrier,
+                synced: guest.phase == SnapshotPhase::Live
+                    && guest.applied >= guest.snapshot_barrier,
                 backlog_bytes: guest.backlog_bytes as u64,
                 apply_us: guest.apply_us,
                 apply_us_max: guest.apply_us_max,
@@ -168,7 +169,7 @@ impl Guests {
         self.guests.iter().filter_map(status).collect()
     }
 
-    /// Takes new connections.
+    /// Accepts new connections.
     pub fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
             if self.guests.len() >= GUESTS_MAX {
@@ -179,12 +180,12 @@ impl Guests {
                 tracing::warn!(%error, "a guest's connection cannot be used");
                 continue;
             }
-            self.guests.push(Guest {
+            self.guests.push(MirroredGuest {
                 stream,
                 reader: FrameReader::with_max(FROM_GUEST_BYTES_MAX),
                 connected: Instant::now(),
                 number: None,
-                phase: Phase::New,
+                phase: SnapshotPhase::New,
                 waiting: VecDeque::new(),
                 written: 0,
                 backlog_bytes: 0,
@@ -197,14 +198,15 @@ impl Guests {
         }
     }
 
-    /// Tells guests what changed; `read` is when the first notification of it was read.
-    pub fn broadcast(&mut self, table: &mut Table, read: Instant) {
-        let listens = |guest: &&mut Guest| guest.phase != Phase::New;
+    /// Sends changes to the guests; `read` is the time at
+    /// which the first notification of them was read.
+    pub fn broadcast(&mut self, table: &mut MirrorTable, read: Instant) {
+        let listens = |guest: &&mut MirroredGuest| guest.phase != SnapshotPhase::New;
         if !self.guests.iter_mut().any(|guest| listens(&guest)) {
             table.flush(&mut |_| {});
             return;
         }
-        let mut frames = Frames::default();
+        let mut frames = FrameEncoder::default();
         table.flush(&mut |message| frames.push(message));
         if frames.batch.is_empty() && frames.frames.is_empty() {
             return;
@@ -216,15 +218,15 @@ impl Guests {
             guest.send(&frames);
             let full = guest.barriers.len() >= BARRIERS_MAX;
             match guest.barriers.back_mut() {
-                // The last one stands for all that find no place.
+                // The last barrier stands for all that do not fit.
                 Some(last) if full => last.0 = self.barrier,
                 _ => guest.barriers.push_back((self.barrier, read)),
             }
         }
     }
 
-    /// Goes on with snapshots, writes and reads. Returns answers of guests, by number.
-    pub fn step(&mut self, follower: &mut Follower) -> Vec<(u32, Answer)> {
+    /// Continues snapshots, writes and reads. Returns the guests' answers, with their numbers.
+    pub fn step(&mut self, follower: &mut KernelFollower) -> Vec<(u32, TableAnswer)> {
         let mut answers = Vec::new();
         let now = Instant::now();
         let mut index = 0;
@@ -232,7 +234,7 @@ impl Guests {
             let guest = &mut self.guests[index];
             let read = guest.read(follower, &mut answers);
             if follower.is_ready() && guest.number.is_some() {
-                guest.go_on_with_snapshot(&follower.table, &mut self.barrier);
+                guest.continue_snapshot(&follower.table, &mut self.barrier);
             }
             let result = read.and_then(|()| guest.write());
             let late = guest.number.is_none() && now > guest.connected + HELLO_TIME_MAX;
@@ -252,7 +254,7 @@ impl Guests {
         answers
     }
 
-    /// Of connections that say the same number the last is the guest's.
+    /// If several connections identify as the same guest, only the last one stays.
     fn drop_replaced(&mut self) {
         let numbers: Vec<_> = self.guests.iter().map(|guest| guest.number).collect();
         let mut index = 0;
@@ -262,62 +264,67 @@ impl Guests {
         });
     }
 
-    /// Asks a guest for its table under this number; false if there is no such guest or it has
-    /// not its snapshot yet.
+    /// Asks a guest for its table under this number. Returns false if there
+    /// is no such guest, or it has no snapshot yet.
     pub fn ask_table(&mut self, number: u32, dump: u64) -> bool {
-        let is_it = |guest: &&mut Guest| guest.number == Some(number) && guest.phase == Phase::Live;
+        let is_it = |guest: &&mut MirroredGuest| {
+            guest.number == Some(number) && guest.phase == SnapshotPhase::Live
+        };
         let Some(guest) = self.guests.iter_mut().find(is_it) else { return false };
-        let mut frames = Frames::default();
+        let mut frames = FrameEncoder::default();
         frames.push(ToGuest::Dump(dump));
         guest.send(&frames.finish());
         true
     }
 
-    /// Whether the guest is connected and has its snapshot.
+    /// True if the guest is connected and has its snapshot.
     pub fn is_live(&self, number: u32) -> bool {
-        self.guests.iter().any(|guest| guest.number == Some(number) && guest.phase == Phase::Live)
+        self.guests
+            .iter()
+            .any(|guest| guest.number == Some(number) && guest.phase == SnapshotPhase::Live)
     }
 
-    /// Whether every guest has its snapshot and has applied everything that it was sent.
+    /// True if every guest has its snapshot and has applied everything that it was sent.
     pub fn have_applied_all(&self) -> bool {
-        let has = |guest: &Guest| guest.phase == Phase::Live && guest.barriers.is_empty();
+        let has =
+            |guest: &MirroredGuest| guest.phase == SnapshotPhase::Live && guest.barriers.is_empty();
         self.guests.iter().all(has)
     }
 
-    /// Whether the guest has applied everything that it was sent.
+    /// True if the guest has applied everything that it was sent.
     pub fn has_applied_all(&self, number: u32) -> bool {
         self.guests.iter().any(|guest| guest.number == Some(number) && guest.barriers.is_empty())
     }
 }
 
-impl Guest {
+impl MirroredGuest {
     fn send(&mut self, frames: &[Rc<[u8]>]) {
         self.backlog_bytes += frames.iter().map(|frame| frame.len()).sum::<usize>();
         self.waiting.extend(frames.iter().cloned());
     }
 
-    fn go_on_with_snapshot(&mut self, table: &Table, barrier: &mut u64) {
-        let mut frames = Frames::default();
+    fn continue_snapshot(&mut self, table: &MirrorTable, barrier: &mut u64) {
+        let mut frames = FrameEncoder::default();
         let mut tell = |message| frames.push(message);
         let from = match self.phase {
-            Phase::New => {
+            SnapshotPhase::New => {
                 table.snapshot_head(&mut tell);
-                self.phase = Phase::Snapshot(None);
+                self.phase = SnapshotPhase::Snapshot(None);
                 None
             }
-            Phase::Snapshot(from) => from,
-            Phase::Live => return,
+            SnapshotPhase::Snapshot(from) => from,
+            SnapshotPhase::Live => return,
         };
         if self.backlog_bytes < SNAPSHOT_BACKLOG_BYTES {
             if let Some(last) = table.snapshot_routes(from, BATCH_MAX, &mut tell) {
-                self.phase = Phase::Snapshot(Some(last));
+                self.phase = SnapshotPhase::Snapshot(Some(last));
             } else {
                 *barrier += 1;
                 tell(ToGuest::End);
                 tell(ToGuest::Barrier(*barrier));
                 self.barriers.push_back((*barrier, Instant::now()));
                 self.snapshot_barrier = *barrier;
-                self.phase = Phase::Live;
+                self.phase = SnapshotPhase::Live;
             }
         }
         self.send(&frames.finish());
@@ -344,8 +351,8 @@ impl Guest {
 
     fn read(
         &mut self,
-        follower: &mut Follower,
-        answers: &mut Vec<(u32, Answer)>,
+        follower: &mut KernelFollower,
+        answers: &mut Vec<(u32, TableAnswer)>,
     ) -> io::Result<()> {
         for _ in 0..READS_MAX {
             match self.reader.read_from(&mut self.stream) {
@@ -358,18 +365,18 @@ impl Guest {
             while let Some(frame) = self.reader.next_frame()? {
                 let batch = decode::<FromGuest>(frame)?;
                 for message in batch {
-                    self.take(message, follower, answers)?;
+                    self.handle_message(message, follower, answers)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn take(
+    fn handle_message(
         &mut self,
         message: FromGuest,
-        follower: &mut Follower,
-        answers: &mut Vec<(u32, Answer)>,
+        follower: &mut KernelFollower,
+        answers: &mut Vec<(u32, TableAnswer)>,
     ) -> io::Result<()> {
         match (self.number, message) {
             (None, FromGuest::Hello { version: VERSION, guest }) => self.number = Some(guest),
@@ -384,13 +391,13 @@ impl Guest {
             }
             (Some(_), FromGuest::Wanted(wanted)) => {
                 let wanted = wanted.into_iter().take(WANTED_MAX);
-                wanted.for_each(|(vport, address)| follower.wanted(vport, address));
+                wanted.for_each(|(vport, address)| follower.resolve_gateway(vport, address));
             }
             (Some(guest), FromGuest::Table { dump, routes }) => {
-                answers.push((guest, Answer::Table(dump, routes)));
+                answers.push((guest, TableAnswer::Table(dump, routes)));
             }
             (Some(guest), FromGuest::TableEnd(dump)) => {
-                answers.push((guest, Answer::TableEnd(dump)));
+                answers.push((guest, TableAnswer::TableEnd(dump)));
             }
         }
         Ok(())
@@ -403,8 +410,8 @@ impl Guest {
             self.barriers.pop_front();
             self.applied = number;
             self.apply_us = read.elapsed().as_micros() as u64;
-            // A snapshot is no update, and delays those that are sent while it is.
-            if self.phase == Phase::Live && number > self.snapshot_barrier {
+            // A snapshot is not an update, and delays the updates that are sent during it.
+            if self.phase == SnapshotPhase::Live && number > self.snapshot_barrier {
                 self.apply_us_max = self.apply_us_max.max(self.apply_us);
             }
         }

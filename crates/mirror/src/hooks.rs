@@ -1,28 +1,31 @@
-//! What in the kernel treats forwarded packets otherwise than guests do, and which packets these are.
+//! Kernel features that handle forwarded packets differently than
+//! guests do, and the packets that they apply to.
 //!
 //! | hook | packets that it may concern |
 //! |---|---|
-//! | policy rules beside the kernel's own (`ip rule`), or without these | of its family, in by its `iif` or by any vport |
+//! | policy rules beside the kernel's own (`ip rule`), or missing ones of the kernel's own | of its family, in by its `iif` or by any vport |
 //! | VRFs | in by a vport that is in one |
 //! | any of these for a macvlan over a vport | as for the vport |
-//! | bridges, bonds and what else takes a vport | every frame, in by that vport |
+//! | bridges, bonds and other masters of a vport | every frame, in by that vport |
 //! | nftables: base chains of prerouting, forward, postrouting with rules or a policy of drop | of its family |
 //! | nftables: chains of ingress and egress of a vport | every frame in by it, or packets out by it |
 //! | iptables of the older kind (x_tables) | of its family |
-//! | `tc`: any qdisc that somebody put there | out by the vport; in by it for `ingress` and `clsact` |
+//! | `tc`: any qdisc that somebody configured | out by the vport; in by it for `ingress` and `clsact` |
 //! | reverse-path filters (`rp_filter`) | IPv4, in by the vport |
 //! | redirects (`send_redirects`; IPv6 always) | out by the vport that they came in by |
 //! | hash policies of multipath routes but 1, `fib_multipath_use_neigh` | of its family, with several next hops |
 //!
-//! More packets than these hooks would really touch may be named, never fewer. Rules that no forwarded
-//! packet meets do not count: for a firewall mark (a forwarded packet has none unless nftables, iptables
-//! or `tc` gave it one, and then these hooks count), for an outgoing interface that a socket is bound to,
-//! or for the loopback interface.
+//! The result may include more packets than these hooks would really touch, never fewer. Rules that
+//! no forwarded packet can match do not count:
+//! - rules for a firewall mark (a forwarded packet has one only if nftables, iptables or `tc` set
+//!   it, and then these hooks count);
+//! - rules for an outgoing interface that a socket is bound to;
+//! - rules for the loopback interface.
 //!
-//! Truth comes from dumps; a notification only says that it is time for one. What has no notifications
-//! (sysctls, x_tables) is looked at every [`FILES_INTERVAL`].
+//! The state comes from dumps; a notification only triggers one. State without notifications
+//! (sysctls, x_tables) is read every [`FILES_INTERVAL`].
 //!
-//! Not seen: BPF programs and IPsec policies, both out of reach of guests that are not `privileged`.
+//! Not covered: BPF programs and IPsec policies, which only `privileged` guests can use.
 //! Sources: linux/fib_rules.h, linux/netfilter/nf_tables.h, linux/pkt_sched.h, ip-sysctl.rst.
 
 use std::collections::HashMap;
@@ -33,46 +36,46 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use pdp_proto::mirror::{HOOKS_MAX, HookPolicy, hook_words};
-use pdp_proto::routes::Hooked;
+use pdp_proto::routes::VportHooks;
 use rustix::fs::{Mode, OFlags, openat};
 
 use crate::kernel::{
-    CONF_ALL, Message, address, attributes, family, message, messages, text, u32_at,
+    CONF_ALL, KernelMessage, address, attributes, family, message, messages, text, u32_at,
 };
-use crate::netlink::{Netlink, Received};
-use crate::table::Table;
+use crate::netlink::{Netlink, NetlinkRead};
+use crate::table::MirrorTable;
 
-/// Between two looks at what the kernel tells nobody of.
+/// Interval between two reads of state without notifications.
 pub const FILES_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Between two looks at everything, and this many times what the last took: a tenant that changes rules
-/// all the time does not keep the mirror from its routes.
+/// Shortest pause between two full reads, in addition to this multiple of the last read's duration.
+/// So a tenant that changes rules all the time does not keep the mirror from its routes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const LOOK_SHARE: u32 = 10;
 
-/// After a look that failed.
+/// Pause after a failed read.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reads of notifications in one go.
+/// Most reads of notifications in one go.
 const READS_MAX: usize = 4096;
 
-/// Netfilter's messages: subsystem nf_tables, and what is asked for.
+/// Netfilter's messages: the nf_tables subsystem, and its request for chains.
 const NFT: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8;
 const NFT_GETCHAIN: u16 = NFT | libc::NFT_MSG_GETCHAIN as u16;
 
-/// Hooks of nf_tables by which forwarded packets come (linux/netfilter.h).
+/// Hooks of nf_tables that forwarded packets pass (linux/netfilter.h).
 const PREROUTING: u32 = 0;
 const FORWARD: u32 = 2;
 const POSTROUTING: u32 = 4;
 const INET_INGRESS: u32 = 5;
-/// Of the family `netdev`.
+/// Hook of the family `netdev`.
 const NETDEV_INGRESS: u32 = 0;
 const NF_DROP: u32 = 0;
 
 const NFTA_HOOK_NUM: u16 = 1;
 const NFTA_HOOK_DEV: u16 = 3;
 const NFTA_HOOK_DEVS: u16 = 4;
-/// All devices whose names begin so.
+/// All devices whose names have this prefix.
 const NFTA_DEVICE_PREFIX: u16 = 2;
 const NFTA_CHAIN_TABLE: u16 = 1;
 const NFTA_CHAIN_NAME: u16 = 3;
@@ -103,29 +106,29 @@ const IFLA_INFO_KIND: u16 = 1;
 const NETCONFA_IFINDEX: u16 = 1;
 const NETCONFA_RP_FILTER: u16 = 3;
 
-/// What was found.
+/// Hooks that were found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// In words, [`HOOKS_MAX`] at most and one for the rest.
-    pub words: Vec<String>,
-    /// By vport.
-    pub vports: Vec<Hooked>,
-    /// Whether the kernel chooses among next hops otherwise, IPv4 and IPv6.
+pub struct FoundHooks {
+    /// Descriptions, at most [`HOOKS_MAX`], plus one for the rest.
+    pub descriptions: Vec<String>,
+    /// Affected frames, by vport.
+    pub vports: Vec<VportHooks>,
+    /// True if the kernel chooses among next hops differently, for IPv4 and IPv6.
     pub multipath: [bool; 2],
-    /// Hooks beyond [`HOOKS_MAX`].
+    /// Count of hooks beyond [`HOOKS_MAX`].
     more: u64,
 }
 
-impl Found {
+impl FoundHooks {
     fn tell(&mut self, words: String) {
-        if self.words.len() == HOOKS_MAX {
+        if self.descriptions.len() == HOOKS_MAX {
             self.more += 1;
             return;
         }
-        self.words.push(hook_words(&words));
+        self.descriptions.push(hook_words(&words));
     }
 
-    fn each(&mut self, hook: impl FnMut(&mut Hooked)) {
+    fn each(&mut self, hook: impl FnMut(&mut VportHooks)) {
         self.vports.iter_mut().for_each(hook);
     }
 
@@ -134,47 +137,47 @@ impl Found {
     }
 }
 
-fn of_family(vport: &mut Hooked, v6: bool) -> &mut bool {
+fn of_family(vport: &mut VportHooks, v6: bool) -> &mut bool {
     if v6 { &mut vport.v6 } else { &mut vport.v4 }
 }
 
-/// The command that shows the rules of a family.
+/// Returns the command that shows the rules of a family.
 fn ip(v6: bool) -> &'static str {
     if v6 { "ip -6" } else { "ip" }
 }
 
-/// The interfaces of the namespace, as far as hooks name them.
+/// Interface of the namespace, as far as hooks refer to it.
 #[derive(Debug, Default)]
-struct Interface {
+struct HookInterface {
     name: String,
     kind: String,
     master: Option<u32>,
-    /// The one that it is made over, in this namespace.
+    /// Underlying interface, if it is in this namespace.
     over: Option<u32>,
 }
 
 /// Watches for hooks.
 pub struct Hooks {
     vports: Vec<String>,
-    names: Names,
-    /// Notifications of routing and of netfilter, where the kernel has that.
+    names: VportNames,
+    /// Notifications of routing, and of netfilter if the kernel has it.
     notifications: Vec<Netlink>,
     requests: Netlink,
     filter: Option<Netlink>,
-    sysctls: Sysctls,
-    files: Files,
+    sysctls: SysctlDirectories,
+    files: HookFiles,
     policy: HookPolicy,
-    found: Found,
+    found: FoundHooks,
     dirty: bool,
     look_at: Instant,
     files_at: Instant,
 }
 
 impl Hooks {
-    /// Watches the network namespace that the process is in, whose interfaces of these names are vports.
+    /// Watches the process's network namespace, in which interfaces of these names are vports.
     ///
     /// # Errors
-    /// The kernel gives no socket.
+    /// The kernel refuses a socket.
     pub fn new(vports: Vec<String>, policy: HookPolicy) -> io::Result<Self> {
         let groups = [
             libc::RTNLGRP_LINK,
@@ -184,7 +187,7 @@ impl Hooks {
         ];
         let groups = groups.into_iter().chain([libc::RTNLGRP_IPV4_NETCONF]);
         let mut notifications = vec![Netlink::listening(libc::NETLINK_ROUTE, groups)?];
-        // A kernel without nf_tables has none to look for.
+        // A kernel without nf_tables has no such hooks.
         let nft = [libc::NFNLGRP_NFTABLES as u32];
         let filter = Netlink::listening(libc::NETLINK_NETFILTER, nft).and_then(|listening| {
             notifications.push(listening);
@@ -192,49 +195,49 @@ impl Hooks {
         });
         let now = Instant::now();
         Ok(Self {
-            sysctls: Sysctls::open(),
-            files: Files::default(),
-            names: Names::of(&vports, &HashMap::new()),
+            sysctls: SysctlDirectories::open(),
+            files: HookFiles::default(),
+            names: VportNames::of(&vports, &HashMap::new()),
             vports,
             notifications,
             requests: Netlink::requests()?,
             filter: filter.ok(),
             policy,
-            found: Found::default(),
+            found: FoundHooks::default(),
             dirty: true,
             look_at: now,
             files_at: now,
         })
     }
 
-    /// What there is, in words, as of the last step.
-    pub fn words(&self) -> &[String] {
-        &self.found.words
+    /// Returns the hooks' descriptions as of the last step.
+    pub fn descriptions(&self) -> &[String] {
+        &self.found.descriptions
     }
 
-    /// Whether nothing has changed since then, as far as the kernel told.
+    /// True if nothing has changed since then, as far as the kernel has notified.
     pub fn is_settled(&self) -> bool {
         !self.dirty
     }
 
-    /// When [`Self::step`] has something to do without a notification.
+    /// Returns the time at which [`Self::step`] has work even without a notification.
     pub fn due(&self) -> Instant {
         if self.dirty { self.look_at.min(self.files_at) } else { self.files_at }
     }
 
-    /// Sockets by which notifications come.
+    /// Returns the sockets for notifications.
     pub fn sockets(&self) -> impl Iterator<Item = &Netlink> {
         self.notifications.iter()
     }
 
-    /// Reads notifications, looks if it is time, and tells the table what is to be left to the kernel.
-    pub fn step(&mut self, table: &mut Table) {
+    /// Reads notifications, reads the hooks if it is time, and applies the result to the table.
+    pub fn step(&mut self, table: &mut MirrorTable) {
         let now = Instant::now();
         for socket in &mut self.notifications {
             for _ in 0..READS_MAX {
                 match socket.receive() {
-                    Ok(Received::Empty) => break,
-                    Ok(Received::Datagram(_) | Received::Lost) => self.dirty = true,
+                    Ok(NetlinkRead::Empty) => break,
+                    Ok(NetlinkRead::Datagram(_) | NetlinkRead::Lost) => self.dirty = true,
                     Err(_) => {
                         self.dirty = true;
                         break;
@@ -244,7 +247,7 @@ impl Hooks {
         }
         if now >= self.files_at {
             self.files_at = now + FILES_INTERVAL;
-            let files = Files::read(&self.sysctls, &self.names);
+            let files = HookFiles::read(&self.sysctls, &self.names);
             self.dirty |= files != self.files;
             self.files = files;
         }
@@ -252,7 +255,7 @@ impl Hooks {
             return;
         }
         let mut pause = LOOK_INTERVAL;
-        match self.look() {
+        match self.read_all() {
             Ok(found) => {
                 self.dirty = false;
                 if self.found != found && self.policy == HookPolicy::Strict {
@@ -261,7 +264,7 @@ impl Hooks {
                 self.found = found;
             }
             Err(error) => {
-                // What is left of an answer is not to be taken for the next one's.
+                // The rest of this answer must not be mistaken for the next one's.
                 if let Ok(requests) = Netlink::requests() {
                     self.requests = requests;
                 }
@@ -270,11 +273,11 @@ impl Hooks {
                 {
                     self.filter = Some(filter);
                 }
-                // Mostly because something changed meanwhile.
+                // Mostly because of a change during the dump.
                 if error.kind() != io::ErrorKind::Interrupted {
                     let words = format!("what hooks into forwarding can't be looked for: {error}");
                     tracing::warn!("{words}");
-                    self.found.words = vec![words];
+                    self.found.descriptions = vec![words];
                     pause = RETRY_INTERVAL;
                 }
             }
@@ -283,17 +286,20 @@ impl Hooks {
     }
 
     /// Looks at everything.
-    fn look(&mut self) -> io::Result<Found> {
+    fn read_all(&mut self) -> io::Result<FoundHooks> {
         let Self { vports, names, requests, filter, sysctls, files, .. } = self;
-        let mut found = Found { vports: vec![Hooked::default(); vports.len()], ..Found::default() };
-        let mut interfaces: HashMap<u32, Interface> = HashMap::new();
+        let mut found = FoundHooks {
+            vports: vec![VportHooks::default(); vports.len()],
+            ..FoundHooks::default()
+        };
+        let mut interfaces: HashMap<u32, HookInterface> = HashMap::new();
         dump(requests, libc::RTM_GETLINK, &[0; 16], |message| {
             interfaces.extend(interface(message.payload));
         })?;
-        let seen = Names::of(vports, &interfaces);
+        let seen = VportNames::of(vports, &interfaces);
         if seen != *names {
             *names = seen;
-            *files = Files::read(sysctls, names);
+            *files = HookFiles::read(sysctls, names);
         }
         let names = &*names;
         masters(&mut found, names, &interfaces);
@@ -331,26 +337,26 @@ impl Hooks {
         files.tell(&mut found);
         if found.more > 0 {
             let more = format!("and {} more", found.more);
-            found.words.push(more);
+            found.descriptions.push(more);
         }
         Ok(found)
     }
 }
 
-/// Asks for all of something, and hands over each message of the answer.
+/// Requests a dump, and passes each message of the answer to `each`.
 fn dump(
     socket: &mut Netlink,
     kind: u16,
     header: &[u8],
-    mut each: impl FnMut(&Message<'_>),
+    mut each: impl FnMut(&KernelMessage<'_>),
 ) -> io::Result<()> {
     const SEQUENCE: u32 = 1;
     let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
     socket.send(&message(kind, flags, SEQUENCE, header, &[]))?;
     let mut interrupted = false;
     loop {
-        // The kernel writes the next part while the last is read, so that there is always one.
-        let Received::Datagram(datagram) = socket.receive()? else {
+        // The kernel writes the next part while the last is read, so there is always one.
+        let NetlinkRead::Datagram(datagram) = socket.receive()? else {
             return Err(io::ErrorKind::Interrupted.into());
         };
         for message in messages(datagram) {
@@ -369,8 +375,8 @@ fn dump(
     }
 }
 
-fn interface(payload: &[u8]) -> Option<(u32, Interface)> {
-    let (mut interface, mut elsewhere) = (Interface::default(), false);
+fn interface(payload: &[u8]) -> Option<(u32, HookInterface)> {
+    let (mut interface, mut elsewhere) = (HookInterface::default(), false);
     for (kind, value) in attributes(payload.get(16..)?) {
         match kind {
             libc::IFLA_IFNAME => interface.name = text(value),
@@ -388,16 +394,16 @@ fn interface(payload: &[u8]) -> Option<(u32, Interface)> {
     Some((u32_at(payload, 4)?, interface))
 }
 
-/// The vports by their interfaces' names, and by those of macvlans over them: what comes to a macvlan's link
-/// address comes to the vport.
+/// Vports by the names of their interfaces, and of macvlans over these. Frames for
+/// a macvlan's MAC address arrive on the vport.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Names(Vec<(String, usize)>);
+struct VportNames(Vec<(String, usize)>);
 
-impl Names {
-    fn of(vports: &[String], interfaces: &HashMap<u32, Interface>) -> Self {
+impl VportNames {
+    fn of(vports: &[String], interfaces: &HashMap<u32, HookInterface>) -> Self {
         let named: Vec<_> = vports.iter().cloned().zip(0..).collect();
         let mut names = Self(named);
-        let over = |interface: &Interface| {
+        let over = |interface: &HookInterface| {
             let under = interfaces.get(&interface.over.filter(|_| interface.kind == "macvlan")?)?;
             Some((interface.name.clone(), names.vport(&under.name)?))
         };
@@ -412,8 +418,8 @@ impl Names {
     }
 }
 
-fn masters(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface>) {
-    let mut taken: Vec<(usize, &str, &Interface)> = interfaces
+fn masters(found: &mut FoundHooks, names: &VportNames, interfaces: &HashMap<u32, HookInterface>) {
+    let mut taken: Vec<(usize, &str, &HookInterface)> = interfaces
         .values()
         .filter_map(|interface| {
             let master = interfaces.get(&interface.master?)?;
@@ -421,7 +427,7 @@ fn masters(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface
         })
         .collect();
     taken.sort_by_key(|(vport, name, _)| (*vport, *name));
-    for (vport, name, Interface { name: of, kind, .. }) in taken {
+    for (vport, name, HookInterface { name: of, kind, .. }) in taken {
         if kind == "vrf" {
             (found.vports[vport].v4, found.vports[vport].v6) = (true, true);
             found.tell(format!("{name} is in VRF {of}"));
@@ -432,7 +438,7 @@ fn masters(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface
     }
 }
 
-/// The kernel's own rules that were seen.
+/// The kernel's own rules that were found.
 #[derive(Debug, Default)]
 struct Rules {
     any: bool,
@@ -441,7 +447,7 @@ struct Rules {
 }
 
 impl Rules {
-    fn see(&mut self, found: &mut Found, names: &Names, payload: &[u8], v6: bool) {
+    fn see(&mut self, found: &mut FoundHooks, names: &VportNames, payload: &[u8], v6: bool) {
         let Some(&[_, to_length, from_length, tos, table, _, _, action, ..]) =
             payload.first_chunk::<12>()
         else {
@@ -479,7 +485,7 @@ impl Rules {
                         let _ = write!(words, " {word} {address}/{length}");
                     }
                 }
-                // Other selectors, actions, and ways to look up.
+                // Other selectors, actions, and lookup options.
                 _ => selects |= value.iter().any(|byte| *byte != 0),
             }
         }
@@ -521,7 +527,7 @@ impl Rules {
         found.tell(format!("{} rule {priority}:{words}", ip(v6)));
     }
 
-    fn end(self, found: &mut Found, v6: bool) {
+    fn end(self, found: &mut FoundHooks, v6: bool) {
         for (there, name) in [(self.local, "0: lookup local"), (self.main, "32766: lookup main")] {
             if !there {
                 found.family(v6);
@@ -531,10 +537,15 @@ impl Rules {
     }
 }
 
-fn qdisc(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface>, payload: &[u8]) {
+fn qdisc(
+    found: &mut FoundHooks,
+    names: &VportNames,
+    interfaces: &HashMap<u32, HookInterface>,
+    payload: &[u8],
+) {
     let word = |at| u32_at(payload, at).unwrap_or_default();
     let (handle, parent) = (word(8), word(12));
-    // What the kernel puts there by itself has no handle.
+    // The kernel's default qdiscs have no handle.
     if handle == 0 || parent != TC_H_ROOT && parent != TC_H_INGRESS {
         return;
     }
@@ -549,7 +560,7 @@ fn qdisc(found: &mut Found, names: &Names, interfaces: &HashMap<u32, Interface>,
     found.tell(format!("tc qdisc {kind} on {}", interface.name));
 }
 
-/// Interface (or [`CONF_ALL`]) and its reverse-path filter.
+/// Returns an interface (or [`CONF_ALL`]) and its reverse-path filter.
 fn rp_filter(payload: &[u8]) -> Option<(i32, u32)> {
     let (mut ifindex, mut filter) = (None, None);
     for (kind, value) in attributes(payload.get(4..)?) {
@@ -563,9 +574,9 @@ fn rp_filter(payload: &[u8]) -> Option<(i32, u32)> {
 }
 
 fn reverse_path(
-    found: &mut Found,
-    names: &Names,
-    interfaces: &HashMap<u32, Interface>,
+    found: &mut FoundHooks,
+    names: &VportNames,
+    interfaces: &HashMap<u32, HookInterface>,
     filters: &[(i32, u32)],
 ) {
     let all = filters.iter().find(|(ifindex, _)| *ifindex == CONF_ALL).map_or(0, |(_, all)| *all);
@@ -581,7 +592,7 @@ fn reverse_path(
     }
 }
 
-fn chain(found: &mut Found, names: &Names, payload: &[u8]) {
+fn chain(found: &mut FoundHooks, names: &VportNames, payload: &[u8]) {
     let Some(&family) = payload.first() else { return };
     let (mut table, mut name) = (String::new(), String::new());
     let (mut number, mut policy, mut uses) = (None, 1, 0);
@@ -612,7 +623,7 @@ fn chain(found: &mut Found, names: &Names, payload: &[u8]) {
     if uses == 0 && policy != NF_DROP {
         return;
     }
-    let of_device = |found: &mut Found, ingress: bool| {
+    let of_device = |found: &mut FoundHooks, ingress: bool| {
         let is = |name: &str| {
             devices
                 .iter()
@@ -650,26 +661,27 @@ fn chain(found: &mut Found, names: &Names, payload: &[u8]) {
     }
 }
 
-/// What only files tell of, as they are.
+/// Contents of files that have no notifications.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Files {
-    /// By family.
+struct HookFiles {
+    /// Hash policies by family.
     hash_policy: [String; 2],
     use_neigh: String,
-    /// By family.
+    /// Names of x_tables tables, by family.
     x_tables: [String; 2],
-    /// Of all interfaces, then by name and vport those that have them.
+    /// True if redirects are on for all interfaces; then the
+    /// interfaces that have them on, by name and vport.
     redirects_all: bool,
     redirects: Vec<(String, usize)>,
 }
 
-/// Directories of a network namespace's sysctls: IPv4's and IPv6's, where the kernel has it. Below `/proc/sys/net` the
-/// kernel goes through those of all namespaces to find one by its name, so that it is done once.
+/// Directories of a network namespace's sysctls, for IPv4 and, if the kernel has it, IPv6. They are
+/// opened once, because a lookup below `/proc/sys/net` walks through those of all namespaces.
 #[derive(Debug)]
-struct Sysctls([Option<OwnedFd>; 2]);
+struct SysctlDirectories([Option<OwnedFd>; 2]);
 
-impl Sysctls {
-    /// Those of the namespace that the process is in.
+impl SysctlDirectories {
+    /// Opens those of the process's namespace.
     fn open() -> Self {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = |path| rustix::fs::open(path, flags, Mode::empty()).ok();
@@ -684,13 +696,13 @@ impl Sysctls {
     }
 }
 
-/// What a file has, its words by single spaces.
+/// Returns a file's words, separated by single spaces.
 fn words(text: io::Result<String>) -> String {
     text.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-impl Files {
-    fn read(sysctls: &Sysctls, names: &Names) -> Self {
+impl HookFiles {
+    fn read(sysctls: &SysctlDirectories, names: &VportNames) -> Self {
         let redirects = |of: &str| sysctls.read(false, &format!("conf/{of}/send_redirects")) == "1";
         Self {
             hash_policy: [false, true].map(|v6| sysctls.read(v6, "fib_multipath_hash_policy")),
@@ -703,9 +715,10 @@ impl Files {
         }
     }
 
-    fn tell(&self, found: &mut Found) {
+    fn tell(&self, found: &mut FoundHooks) {
         for (v6, policy) in self.hash_policy.iter().enumerate() {
-            // Addresses and ports, as guests do. A kernel without IPv6 has none.
+            // Policy 1 uses addresses and ports, as guests do. A
+            // kernel without IPv6 has no policy for it.
             if policy != "1" && !policy.is_empty() {
                 found.multipath[v6] = true;
                 let family = ["ipv4", "ipv6"][v6];
@@ -722,7 +735,7 @@ impl Files {
                 found.tell(format!("{}: tables {tables}", ["iptables", "ip6tables"][v6]));
             }
         }
-        // The kernel sends those of IPv6 whatever it is set to.
+        // The kernel always sends IPv6 redirects.
         found.each(|vport| vport.back_v6 = true);
         if self.redirects_all {
             found.each(|vport| vport.back_v4 = true);

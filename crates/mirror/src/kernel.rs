@@ -1,7 +1,7 @@
-//! What the kernel says by rtnetlink, as [`Event`]s, and the requests made of it.
+//! Parses rtnetlink messages into [`KernelEvent`]s, and makes requests.
 //!
-//! Parses only what the mirror uses, from the bytes, because a table has a million routes.
-//! Never panics, whatever the bytes; what cannot be read is no event.
+//! It parses only the fields that the mirror uses, directly from the bytes, because a table has a
+//! million routes. It never panics for any bytes; unreadable messages yield no event.
 //! Sources: linux/rtnetlink.h, linux/nexthop.h, linux/netconf.h, linux/neighbour.h; RFC 3549.
 
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -30,8 +30,8 @@ const RTA_NH_ID: u16 = 30;
 
 const RTAX_MTU: u16 = 2;
 
-/// The kernel counts times for users in hundredths of a second (`USER_HZ`), rounded down. A time
-/// that has passed reads as 0, which is none, for one of them.
+/// Unit of times in the kernel's messages: a hundredth of a second (`USER_HZ`), rounded down. For
+/// one tick, an expired time reads as 0, which means none.
 const TICK: Duration = Duration::from_millis(10);
 
 const NHA_ID: u16 = 1;
@@ -46,19 +46,19 @@ const NETCONFA_IFINDEX: u16 = 1;
 const NETCONFA_FORWARDING: u16 = 2;
 const NETCONFA_IGNORE_ROUTES_WITH_LINKDOWN: u16 = 6;
 
-/// Interface index that stands for all interfaces in a [`Event::Conf`].
+/// Interface index that stands for all interfaces in a [`KernelEvent::Conf`].
 pub const CONF_ALL: i32 = -1;
 
 const RTNH_F_DEAD: u8 = 1;
 const RTNH_F_LINKDOWN: u8 = 16;
 const RTPROT_RA: u8 = 9;
-/// A clone of a route made for one destination: no route of the table.
+/// Clone of a route for one destination, which is not part of the table.
 const RTM_F_CLONED: u32 = 0x200;
 
 const HEADER_BYTES: usize = 16;
 const ATTRIBUTE_TYPE_MASK: u16 = 0x3fff;
 
-/// Neighbour states in which the link address is good for sending.
+/// Neighbour states in which the MAC address is usable for sending.
 const NUD_VALID: u16 = libc::NUD_PERMANENT
     | libc::NUD_NOARP
     | libc::NUD_REACHABLE
@@ -66,16 +66,16 @@ const NUD_VALID: u16 = libc::NUD_PERMANENT
     | libc::NUD_STALE
     | libc::NUD_DELAY;
 
-/// The tables that the mirror follows, in the order in which the kernel asks them.
+/// Tables that the mirror follows, in the kernel's order of lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Table {
+pub enum KernelTable {
     /// Addresses of the router itself.
     Local,
-    /// What routing software writes.
+    /// Routes of routing software.
     Main,
 }
 
-impl Table {
+impl KernelTable {
     fn from_number(number: u32) -> Option<Self> {
         match number {
             255 => Some(Self::Local),
@@ -95,109 +95,110 @@ impl Table {
 /// A next hop as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelHop {
-    /// Index of the interface; 0 where there is none.
+    /// Index of the interface; 0: none.
     pub ifindex: u32,
-    /// Gateway, unless the destination is on the link.
+    /// Gateway; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// Share, 1..=65535.
+    /// Weight, 1..=65535.
     pub weight: u16,
-    /// Leads into an encapsulation that only the kernel can do.
+    /// True if it uses an encapsulation that only the kernel supports.
     pub encap: bool,
-    /// Changes by itself.
+    /// State, which changes without a new route.
     pub state: HopState,
 }
 
-/// What became of a hop since its route was made.
+/// State of a hop since its route was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HopState {
-    /// The kernel does not use it (interface down, address gone, ...).
+    /// True if the kernel does not use it (interface down, address gone, ...).
     pub dead: bool,
-    /// The kernel saw its interface lose the carrier, which may be a reason not to use it.
+    /// True if its interface lost the carrier, which may be a reason not to use it.
     pub linkdown: bool,
 }
 
-/// Where the kernel's route leads.
+/// Destination of a route in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Destination {
-    /// One of these.
+pub enum KernelDestination {
+    /// One of these hops.
     Hops(Vec<KernelHop>),
-    /// To the nexthop object of this number.
+    /// Nexthop object of this number.
     Nexthop(u32),
-    /// To the router itself (local, anycast).
+    /// The router itself (local, anycast).
     Local,
-    /// To the router itself and others.
+    /// The router itself and others.
     Broadcast,
-    /// Discarded silently.
+    /// Silent discard.
     Blackhole,
-    /// Anything that only the kernel answers.
+    /// Any type that only the kernel can answer.
     Kernel,
 }
 
 /// One route of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
+pub struct KernelRoute {
     /// Destination; host bits zero.
     pub prefix: IpNet,
     /// Table.
-    pub table: Table,
-    /// Not 0 if it holds for some packets only: its type of service (IPv4), or a digest of its
-    /// source prefix (IPv6).
+    pub table: KernelTable,
+    /// Selector of the packets that it applies to, 0 for all: the type of service (IPv4), or a
+    /// digest of the source prefix (IPv6).
     pub selector: u16,
-    /// Smaller is better.
+    /// Metric; lower is better.
     pub metric: u32,
-    /// May be one of several siblings that make a multipath route (IPv6).
+    /// True if it may be one of several siblings that form a multipath route (IPv6).
     pub sibling: bool,
-    /// Digest of all by which the kernel tells it from another of the same prefix and metric.
+    /// Digest of everything by which the kernel distinguishes it
+    /// from others of the same prefix and metric.
     pub identity: u32,
-    /// Where it leads.
-    pub destination: Destination,
-    /// Largest packet that the kernel forwards by it, bytes; 0: as large as the interface's MTU.
+    /// Destination of its packets.
+    pub destination: KernelDestination,
+    /// Largest packet that the kernel forwards by it, bytes; 0: the interface's MTU applies.
     pub mtu: u32,
-    /// The kernel does not use it any more from then on (IPv6).
+    /// Time from which the kernel no longer uses it (IPv6).
     pub expires: Option<Instant>,
 }
 
-impl Route {
-    /// Itself and its hops.
-    pub fn things(&self) -> usize {
+impl KernelRoute {
+    /// Returns the count of objects: itself and its hops.
+    pub fn object_count(&self) -> usize {
         1 + match &self.destination {
-            Destination::Hops(hops) => hops.len(),
+            KernelDestination::Hops(hops) => hops.len(),
             _ => 0,
         }
     }
 }
 
-/// How a route came into its place among others of the same prefix and metric.
+/// Position of a route among others of the same prefix and metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// There was no other (`NLM_F_EXCL`).
+pub enum RoutePlacement {
+    /// Only one: there was no other (`NLM_F_EXCL`).
     Only,
     /// Before the others.
     First,
     /// After the others.
     Last,
-    /// Instead of the first of them.
+    /// In place of the first of them.
     Replace,
-    /// Where it is: told again because its nexthop object changed.
+    /// Unchanged: repeated because its nexthop object changed.
     Again,
 }
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct KernelInterface {
     /// Index.
     pub ifindex: u32,
     /// Name.
     pub name: String,
-    /// Administratively up.
+    /// True if administratively up.
     pub up: bool,
-    /// With carrier.
+    /// True if it has carrier.
     pub carrier: bool,
-    /// Link address, zero where it has none of six bytes.
+    /// MAC address; zero if it has no address of six bytes.
     pub mac: [u8; 6],
     /// Largest packet, bytes.
     pub mtu: u32,
-    /// The interface of which it gets frames to its own link address (a macvlan).
+    /// Underlying interface, for a macvlan.
     pub over: Option<u32>,
 }
 
@@ -212,45 +213,45 @@ pub enum Nexthop {
     Blackhole,
 }
 
-/// What changed, or what a dump says there is.
+/// A change, or an object in a dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// An interface as it is now.
-    Link(Link),
+pub enum KernelEvent {
+    /// Current state of an interface.
+    Link(KernelInterface),
     /// No such interface any more.
     LinkGone(u32),
-    /// Settings of an interface or of all ([`CONF_ALL`]); what is `None` is not said.
+    /// Settings of an interface, or of all ([`CONF_ALL`]); `None`: not included.
     Conf {
-        /// Which of the two families.
+        /// True for IPv6.
         v6: bool,
         /// Interface.
         ifindex: i32,
         /// Forwarding.
         forwarding: Option<bool>,
-        /// Routes over an interface without carrier are not used.
+        /// True if routes over an interface without carrier are not used.
         ignore_linkdown: Option<bool>,
     },
     /// Settings of an interface are gone.
     ConfGone {
-        /// Which of the two families.
+        /// True for IPv6.
         v6: bool,
         /// Interface.
         ifindex: i32,
     },
-    /// An address came or went.
+    /// An address was added or removed.
     Address {
-        /// Which of the two families.
+        /// True for IPv6.
         v6: bool,
     },
     /// A neighbour.
     Neighbour {
         /// Interface.
         ifindex: u32,
-        /// Its address.
+        /// Address of the neighbour.
         address: IpAddr,
-        /// Its link address, while that is valid.
+        /// MAC address, while valid.
         mac: Option<[u8; 6]>,
-        /// The kernel will confirm the link address only after it is asked to use it.
+        /// True if the kernel confirms the MAC address only after a request to use it.
         stale: bool,
     },
     /// A nexthop object, new or replaced.
@@ -258,25 +259,27 @@ pub enum Event {
     /// No such nexthop object any more.
     NexthopGone(u32),
     /// A route, new or replaced.
-    Route(Route, Placement),
+    Route(KernelRoute, RoutePlacement),
     /// A route, or some of its hops (IPv6), is gone.
-    RouteGone(Route),
+    RouteGone(KernelRoute),
 }
 
-impl Event {
-    /// How many things of some hundred bytes at most keep what it says: itself, with hops or members.
-    pub fn things(&self) -> usize {
+impl KernelEvent {
+    /// Returns the count of objects, of at most some hundred bytes each, that store the event:
+    /// itself, with hops or members.
+    pub fn object_count(&self) -> usize {
         match self {
-            Self::Route(route, _) | Self::RouteGone(route) => route.things(),
+            Self::Route(route, _) | Self::RouteGone(route) => route.object_count(),
             Self::Nexthop(_, Nexthop::Group(members)) => 1 + members.len(),
             _ => 1,
         }
     }
 }
 
-/// What can be dumped, in the order in which a full dump goes: each refers to earlier ones only.
+/// Kind of objects in a dump. The order is that of a full
+/// dump: each kind refers only to earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum DumpKind {
     /// Interfaces.
     Links,
     /// Settings (`v6`).
@@ -286,25 +289,25 @@ pub enum Kind {
     /// Nexthop objects.
     Nexthops,
     /// Routes of a table (`v6`).
-    Routes(bool, Table),
+    Routes(bool, KernelTable),
 }
 
-impl Kind {
+impl DumpKind {
     /// All.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [DumpKind; 9] = [
         Self::Links,
         Self::Conf(false),
         Self::Conf(true),
         Self::Neighbours,
         Self::Nexthops,
-        Self::Routes(false, Table::Local),
-        Self::Routes(false, Table::Main),
-        Self::Routes(true, Table::Local),
-        Self::Routes(true, Table::Main),
+        Self::Routes(false, KernelTable::Local),
+        Self::Routes(false, KernelTable::Main),
+        Self::Routes(true, KernelTable::Local),
+        Self::Routes(true, KernelTable::Main),
     ];
 
-    /// The request for a dump, with this sequence number. The socket must check strictly
-    /// (`NETLINK_GET_STRICT_CHK`), or the table is not obeyed.
+    /// Returns the dump request with this sequence number. The socket needs strict checking
+    /// (`NETLINK_GET_STRICT_CHK`), or the kernel ignores the table.
     pub fn request(self, sequence: u32) -> Vec<u8> {
         let flags = (NLM_F_REQUEST | NLM_F_DUMP) as u16;
         match self {
@@ -323,9 +326,9 @@ impl Kind {
     }
 }
 
-/// The request to use a neighbour entry as if a packet had been sent to it, so that a stale one
-/// is confirmed, and one without a link address is asked for. With `create` one is made where there is
-/// none.
+/// Returns the request to use a neighbour entry as if a packet had been sent to
+/// it. The kernel then confirms a stale entry, and resolves one without a MAC
+/// address. With `create`, it makes a missing entry.
 pub fn use_neighbour(ifindex: u32, address: IpAddr, create: bool) -> Vec<u8> {
     let mut header = [0; 12];
     header[0] = family(address.is_ipv6());
@@ -369,28 +372,28 @@ pub(crate) fn message(
 
 /// One message in a datagram.
 #[derive(Clone, Copy, Debug)]
-pub struct Message<'a> {
+pub struct KernelMessage<'a> {
     /// Type.
     pub kind: u16,
     /// `NLM_F_*`.
     pub flags: u16,
-    /// Sequence number of the request that it answers, or that made the change it tells of.
+    /// Sequence number of the request that it answers, or that caused the change.
     pub sequence: u32,
-    /// Port of who made that request.
+    /// Port of that request's sender.
     pub port: u32,
-    /// What follows the header.
+    /// Bytes behind the header.
     pub payload: &'a [u8],
 }
 
-/// The messages of a datagram; ends at the first that is not whole.
-pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
+/// Iterates over the messages of a datagram; ends at the first incomplete one.
+pub fn messages(datagram: &[u8]) -> impl Iterator<Item = KernelMessage<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let length = u32_at(rest, 0)? as usize;
         if length < HEADER_BYTES || length > rest.len() {
             return None;
         }
-        let message = Message {
+        let message = KernelMessage {
             kind: u16_at(rest, 4)?,
             flags: u16_at(rest, 6)?,
             sequence: u32_at(rest, 8)?,
@@ -402,45 +405,44 @@ pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-impl Message<'_> {
-    /// The error number (positive) of an error or of the end of a dump, 0 for none.
+impl KernelMessage<'_> {
+    /// Returns the error number (positive) of an error or of a dump's end; 0 for none.
     pub fn error(&self) -> i32 {
         u32_at(self.payload, 0).map_or(0, |code| (code as i32).saturating_neg())
     }
 
-    /// The request that made the change that this tells of, if it can be told from others.
+    /// Returns the request that caused the change, if it is identifiable.
     pub fn request(&self) -> Option<(u32, u32)> {
         (self.sequence != 0).then_some((self.port, self.sequence))
     }
 
-    /// Whether it tells of a nexthop object that is new or replaced. The kernel then tells of all
-    /// routes of the object as if they were replaced, for the same request
-    /// (`nexthop_replace_notify`).
+    /// True if it reports a new or replaced nexthop object. The kernel then reports all routes of
+    /// the object as replaced, for the same request (`nexthop_replace_notify`).
     pub fn is_nexthop(&self) -> bool {
         self.kind == RTM_NEWNEXTHOP
     }
 
-    /// What it says, if that is of use.
-    pub fn event(&self) -> Option<Event> {
+    /// Returns its event, if it is relevant.
+    pub fn event(&self) -> Option<KernelEvent> {
         match self.kind {
             RTM_NEWROUTE => {
                 let route = route(self.payload)?;
-                // The kernel keeps it for some time after its end, and does not use it.
+                // The kernel keeps an expired route for some time without using it.
                 let is_over = route.expires.is_some_and(|at| at <= Instant::now());
-                (!is_over).then(|| Event::Route(route, placement(self.flags, self.payload)))
+                (!is_over).then(|| KernelEvent::Route(route, placement(self.flags, self.payload)))
             }
-            RTM_DELROUTE => Some(Event::RouteGone(route(self.payload)?)),
+            RTM_DELROUTE => Some(KernelEvent::RouteGone(route(self.payload)?)),
             RTM_NEWNEIGH => neighbour(self.payload, false),
             RTM_DELNEIGH => neighbour(self.payload, true),
             RTM_NEWNEXTHOP => {
                 let (id, nexthop) = nexthop(self.payload)?;
-                Some(Event::Nexthop(id, nexthop?))
+                Some(KernelEvent::Nexthop(id, nexthop?))
             }
-            RTM_DELNEXTHOP => Some(Event::NexthopGone(nexthop(self.payload)?.0)),
-            RTM_NEWLINK => Some(Event::Link(link(self.payload)?)),
-            RTM_DELLINK => Some(Event::LinkGone(link(self.payload)?.ifindex)),
+            RTM_DELNEXTHOP => Some(KernelEvent::NexthopGone(nexthop(self.payload)?.0)),
+            RTM_NEWLINK => Some(KernelEvent::Link(link(self.payload)?)),
+            RTM_DELLINK => Some(KernelEvent::LinkGone(link(self.payload)?.ifindex)),
             RTM_NEWADDR | RTM_DELADDR => {
-                Some(Event::Address { v6: is_v6(*self.payload.first()?)? })
+                Some(KernelEvent::Address { v6: is_v6(*self.payload.first()?)? })
             }
             RTM_NEWNETCONF => conf(self.payload, false),
             RTM_DELNETCONF => conf(self.payload, true),
@@ -449,21 +451,21 @@ impl Message<'_> {
     }
 }
 
-/// IPv4 says exactly where the route went. IPv6 has no way to put one before others.
-fn placement(flags: u16, payload: &[u8]) -> Placement {
+/// IPv4 reports the exact position of a route. IPv6 cannot put one before others.
+fn placement(flags: u16, payload: &[u8]) -> RoutePlacement {
     let has = |flag: i32| flags & flag as u16 != 0;
     if has(NLM_F_REPLACE) {
-        Placement::Replace
+        RoutePlacement::Replace
     } else if has(NLM_F_EXCL) {
-        Placement::Only
+        RoutePlacement::Only
     } else if has(NLM_F_APPEND) || payload.first() == Some(&family(true)) {
-        Placement::Last
+        RoutePlacement::Last
     } else {
-        Placement::First
+        RoutePlacement::First
     }
 }
 
-fn route(payload: &[u8]) -> Option<Route> {
+fn route(payload: &[u8]) -> Option<KernelRoute> {
     let header = payload.first_chunk::<12>()?;
     let v6 = is_v6(header[0])?;
     let [_, length, source_length, tos, table, protocol, scope, kind, ..] = *header;
@@ -489,7 +491,9 @@ fn route(payload: &[u8]) -> Option<Route> {
         match kind {
             RTA_DST => prefix = address(value)?,
             RTA_TABLE => table = u32_at(value, 0)?,
-            RTA_SRC => source = digest(&(source_length, value), &Destination::Kernel) as u16 | 1,
+            RTA_SRC => {
+                source = digest(&(source_length, value), &KernelDestination::Kernel) as u16 | 1
+            }
             RTA_PRIORITY => metric = u32_at(value, 0)?,
             RTA_NH_ID => nexthop = Some(u32_at(value, 0)?),
             RTA_PREFSRC => prefsrc = value,
@@ -500,28 +504,29 @@ fn route(payload: &[u8]) -> Option<Route> {
         }
     }
     let destination = match (kind, nexthop) {
-        (RTN_UNICAST | RTN_BLACKHOLE, Some(id)) => Destination::Nexthop(id),
+        (RTN_UNICAST | RTN_BLACKHOLE, Some(id)) => KernelDestination::Nexthop(id),
         (RTN_UNICAST, None) => {
             if hops.is_empty() {
                 hops.push(single);
             }
-            Destination::Hops(hops)
+            KernelDestination::Hops(hops)
         }
-        (RTN_LOCAL | RTN_ANYCAST, _) => Destination::Local,
-        (RTN_BROADCAST, _) => Destination::Broadcast,
-        (RTN_BLACKHOLE, None) => Destination::Blackhole,
-        _ => Destination::Kernel,
+        (RTN_LOCAL | RTN_ANYCAST, _) => KernelDestination::Local,
+        (RTN_BROADCAST, _) => KernelDestination::Broadcast,
+        (RTN_BLACKHOLE, None) => KernelDestination::Blackhole,
+        _ => KernelDestination::Kernel,
     };
-    // A nexthop object that discards changes the type that is shown; it is the same route.
+    // If a nexthop object discards packets, the route's
+    // displayed type changes; it is still the same route.
     let kind = if nexthop.is_some() { RTN_UNICAST } else { kind };
     let ifindex = if nexthop.is_some() { 0 } else { single.ifindex };
     let identity = digest(&(kind, protocol, scope, prefsrc, metrics, ifindex), &destination);
     let sibling = v6
         && protocol != RTPROT_RA
-        && matches!(&destination, Destination::Hops(hops) if hops.iter().all(|h| h.gateway.is_some()));
-    Some(Route {
+        && matches!(&destination, KernelDestination::Hops(hops) if hops.iter().all(|h| h.gateway.is_some()));
+    Some(KernelRoute {
         prefix: IpNet::new(prefix, length).ok()?.trunc(),
-        table: Table::from_number(table)?,
+        table: KernelTable::from_number(table)?,
         selector: if source_length == 0 { tos.into() } else { source },
         metric,
         sibling,
@@ -532,7 +537,7 @@ fn route(payload: &[u8]) -> Option<Route> {
     })
 }
 
-/// When a route ends that has so many hundredths of a second left.
+/// Returns the expiry time of a route that has so many hundredths of a second left.
 fn expiry(ticks: i32) -> Option<Instant> {
     let left = TICK * ticks.unsigned_abs();
     match ticks {
@@ -542,19 +547,19 @@ fn expiry(ticks: i32) -> Option<Instant> {
     }
 }
 
-/// The largest packet of a route with these metrics, locked or not (ip_dst_mtu_maybe_forward,
-/// ip6_fragment).
+/// Returns the largest packet of a route with these metrics, locked or not
+/// (ip_dst_mtu_maybe_forward, ip6_fragment).
 fn mtu(metrics: &[u8]) -> Option<u32> {
     let mtu = attributes(metrics).find(|(kind, _)| *kind == RTAX_MTU);
     mtu.map_or(Some(0), |(_, value)| u32_at(value, 0))
 }
 
-/// A digest of a route without what changes by itself.
-fn digest(value: &impl Hash, destination: &Destination) -> u64 {
+/// Returns a digest of a route without its changing state.
+fn digest(value: &impl Hash, destination: &KernelDestination) -> u64 {
     let mut digest = FixedState::default().build_hasher();
     value.hash(&mut digest);
     match destination {
-        Destination::Hops(hops) => {
+        KernelDestination::Hops(hops) => {
             let lasting = |hop: &KernelHop| KernelHop { state: HopState::default(), ..*hop };
             hops.iter().for_each(|hop| lasting(hop).hash(&mut digest));
         }
@@ -567,7 +572,7 @@ fn hop_state(flags: u8) -> HopState {
     HopState { dead: flags & RTNH_F_DEAD != 0, linkdown: flags & RTNH_F_LINKDOWN != 0 }
 }
 
-/// Takes over what an attribute says of a hop; `None` if it is malformed.
+/// Applies an attribute to a hop; `None` if it is malformed.
 fn hop_attribute(hop: &mut KernelHop, kind: u16, value: &[u8]) -> Option<()> {
     match kind {
         RTA_OIF => hop.ifindex = u32_at(value, 0)?,
@@ -637,12 +642,12 @@ fn nexthop(payload: &[u8]) -> Option<(u32, Option<Nexthop>)> {
     Some((id?, nexthop))
 }
 
-fn link(payload: &[u8]) -> Option<Link> {
+fn link(payload: &[u8]) -> Option<KernelInterface> {
     if *payload.first()? != libc::AF_UNSPEC as u8 {
         return None; // a bridge port's or a protocol's view of a link
     }
     let flags = u32_at(payload, 8)?;
-    let mut link = Link {
+    let mut link = KernelInterface {
         ifindex: u32_at(payload, 4)?,
         name: String::new(),
         up: flags & libc::IFF_UP as u32 != 0,
@@ -671,7 +676,7 @@ fn link(payload: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-fn neighbour(payload: &[u8], gone: bool) -> Option<Event> {
+fn neighbour(payload: &[u8], gone: bool) -> Option<KernelEvent> {
     is_v6(*payload.first()?)?;
     let ifindex = u32_at(payload, 4)?;
     let state = u16_at(payload, 8)?;
@@ -687,7 +692,7 @@ fn neighbour(payload: &[u8], gone: bool) -> Option<Event> {
         }
     }
     let valid = !gone && state & NUD_VALID != 0;
-    Some(Event::Neighbour {
+    Some(KernelEvent::Neighbour {
         ifindex,
         address: neighbour?,
         mac: mac.filter(|_| valid),
@@ -695,7 +700,7 @@ fn neighbour(payload: &[u8], gone: bool) -> Option<Event> {
     })
 }
 
-fn conf(payload: &[u8], gone: bool) -> Option<Event> {
+fn conf(payload: &[u8], gone: bool) -> Option<KernelEvent> {
     let v6 = is_v6(*payload.first()?)?;
     let (mut ifindex, mut forwarding, mut ignore_linkdown) = (None, None, None);
     for (kind, value) in attributes(payload.get(4..)?) {
@@ -710,12 +715,12 @@ fn conf(payload: &[u8], gone: bool) -> Option<Event> {
     }
     let ifindex = ifindex?;
     Some(match gone {
-        true => Event::ConfGone { v6, ifindex },
-        false => Event::Conf { v6, ifindex, forwarding, ignore_linkdown },
+        true => KernelEvent::ConfGone { v6, ifindex },
+        false => KernelEvent::Conf { v6, ifindex, forwarding, ignore_linkdown },
     })
 }
 
-/// Attributes; ends at the first that is not whole.
+/// Iterates over attributes; ends at the first incomplete one.
 pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -747,7 +752,7 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().copied().map(u16::from_ne_bytes)
 }
 
-/// A text that may end in a zero byte.
+/// Reads a text that may end with a zero byte.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(name).into_owned()
@@ -763,7 +768,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_multipath_route_is_read() {
+    fn parses_multipath_routes() {
         let hop = |weight: u8, flags: u8, ifindex: u32, gateway: [u8; 4]| {
             let mut bytes = vec![16, 0, flags, weight - 1];
             bytes.extend(ifindex.to_ne_bytes());
@@ -778,9 +783,11 @@ mod tests {
             [(RTA_DST, &[10, 1, 1, 1]), (RTA_PRIORITY, &metric), (RTA_MULTIPATH, &hops)];
         let bytes = message(RTM_NEWROUTE, NLM_F_REPLACE as u16, 0, &header, &attributes);
         let read: Vec<_> = messages(&bytes).filter_map(|message| message.event()).collect();
-        let [Event::Route(route, Placement::Replace)] = &read[..] else { panic!("{read:?}") };
+        let [KernelEvent::Route(route, RoutePlacement::Replace)] = &read[..] else {
+            panic!("{read:?}")
+        };
         assert_eq!(route.prefix, "10.0.0.0/8".parse().unwrap());
-        assert_eq!((route.metric, route.table, route.selector), (5, Table::Main, 0));
+        assert_eq!((route.metric, route.table, route.selector), (5, KernelTable::Main, 0));
         let hop = |ifindex, gateway: [u8; 4], weight, dead| KernelHop {
             ifindex,
             gateway: Some(gateway.into()),
@@ -789,12 +796,12 @@ mod tests {
             state: HopState { dead, linkdown: false },
         };
         let want = vec![hop(7, [1, 2, 3, 4], 3, true), hop(8, [5, 6, 7, 8], 1, false)];
-        assert_eq!(route.destination, Destination::Hops(want));
+        assert_eq!(route.destination, KernelDestination::Hops(want));
     }
 
     proptest! {
         #[test]
-        fn noise_is_no_trouble(
+        fn netlink_parser_survives_noise(
             kind in 0u16..120, flags: u16, mut bytes: Vec<u8>, family in 0u8..12, cut in 0usize..80,
         ) {
             if let Some(first) = bytes.first_mut() {

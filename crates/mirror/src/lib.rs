@@ -1,21 +1,21 @@
-//! The route mirror: follows the kernel of one control guest, and tells its forwarding guests.
+//! Route mirror: follows the kernel of one control guest, and updates its forwarding guests.
 //!
-//! One process a vrouter, one thread, in the control guest's cgroup: churn is paid for by who
-//! makes it. The way of a route:
+//! There is one process per vrouter, with one thread, in the control guest's cgroup. So the control
+//! guest pays for the route changes that it makes. Path of a route:
 //!
 //! | file | what |
 //! |---|---|
 //! | `netlink` | sockets to the kernel |
-//! | `kernel` | bytes to [`kernel::Event`]s |
-//! | `follower` | notifications, and dumps where they don't do |
-//! | `table` | the copy, and what to tell of it (pure) |
+//! | `kernel` | bytes to [`kernel::KernelEvent`]s |
+//! | `follower` | notifications, and dumps where they do not suffice |
+//! | `table` | the copy, and the updates for guests (pure) |
 //! | `aliases` | the routes of one prefix, in the kernel's order (pure) |
 //! | `prefixes` | a map by prefix (pure) |
 //! | `paths` | hops, nexthop objects, interfaces (pure) |
-//! | `hooks` | what in the kernel treats packets otherwise than guests do |
+//! | `hooks` | kernel features that handle packets differently than guests do |
 //! | `listing` | a kernel's routes, read anew |
-//! | `guests` | frames to forwarding guests, what they have applied |
-//! | `control`, `tables` | pdpd's questions |
+//! | `guests` | frames to forwarding guests, and what they have applied |
+//! | `control`, `tables` | pdpd's requests |
 //! | `process` | namespaces and privileges |
 
 #![forbid(unsafe_code)]

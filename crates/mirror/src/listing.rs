@@ -1,61 +1,66 @@
-//! The routes of a kernel, read anew: those of the main table, and prefixes of the local table that are no addresses.
+//! Fresh listing of a kernel's routes: those of the main table, and the
+//! prefixes of the local table that are not addresses.
 //!
-//! Promises that they owe nothing to anybody's copy, and that routes are passed on prefix by prefix. Kept are only what
-//! they are read with (interfaces, nexthop objects, the local table) and the routes of the prefix that is read.
+//! Guarantees independence from any copy, and output prefix by prefix. It stores only interfaces,
+//! nexthop objects, the local table, and the routes of the current prefix.
 //!
-//! Limits: those of [`Table`]; things that are kept, as who asks says.
+//! Limits: those of [`MirrorTable`](crate::table::MirrorTable), and the caller's limit on stored
+//! objects.
 
 use std::io;
 
 use ipnet::IpNet;
-use pdp_proto::routes::Resolved;
+use pdp_proto::routes::ResolvedRoute;
 
-use crate::follower::{DumpRun, Part};
-use crate::kernel::{Event, Kind, Table as KernelTable};
-use crate::table::Table;
+use crate::follower::{DumpPart, DumpRun};
+use crate::kernel::{DumpKind, KernelEvent, KernelTable};
+use crate::table::MirrorTable;
 
-/// A listing that is being made, of the network namespace that the thread is in.
+/// A listing in progress, of the thread's network namespace.
 pub struct Listing {
-    fresh: Table,
-    /// What is still to be dumped, the next one last.
-    kinds: Vec<Kind>,
-    run: Option<(DumpRun, Kind)>,
+    fresh: MirrorTable,
+    /// Kinds still to dump, in reverse order.
+    kinds: Vec<DumpKind>,
+    run: Option<(DumpRun, DumpKind)>,
     kept: usize,
     kept_max: usize,
 }
 
 impl Listing {
-    /// Hops over `vports` are told by their index among these. `kept_max`: things that may be kept ([`Event::things`]).
+    /// Starts a listing. Hops over `vports` have their index among these. `kept_max` limits the
+    /// stored objects ([`KernelEvent::object_count`]).
     pub fn new(vports: Vec<String>, kept_max: usize) -> Self {
-        let unneeded = |kind: &Kind| matches!(kind, Kind::Neighbours);
+        let unneeded = |kind: &DumpKind| matches!(kind, DumpKind::Neighbours);
         Self {
-            fresh: Table::new(vports, u64::MAX, 0),
-            kinds: Kind::ALL.into_iter().rev().filter(|kind| !unneeded(kind)).collect(),
+            fresh: MirrorTable::new(vports, u64::MAX, 0),
+            kinds: DumpKind::ALL.into_iter().rev().filter(|kind| !unneeded(kind)).collect(),
             run: None,
             kept: 0,
             kept_max,
         }
     }
 
-    /// The next prefixes and where they lead, maybe none; `None`: there are no more. Takes a few milliseconds at most.
+    /// Returns the next prefixes and their routes, possibly none; `None` at
+    /// the end. Takes a few milliseconds at most.
     ///
     /// # Errors
-    /// The kernel does not tell, or has more than may be kept: what was passed on is not all.
-    pub fn part(&mut self) -> Result<Option<Vec<(IpNet, Resolved)>>, String> {
+    /// The kernel fails to dump, or has more objects than may be
+    /// stored. Then the earlier output is incomplete.
+    pub fn part(&mut self) -> Result<Option<Vec<(IpNet, ResolvedRoute)>>, String> {
         let Some((run, kind)) = &mut self.run else { return self.next_kind() };
         let failed = |error: &io::Error| failed(*kind, error);
-        let is_main = matches!(kind, Kind::Routes(_, KernelTable::Main));
+        let is_main = matches!(kind, DumpKind::Routes(_, KernelTable::Main));
         let (events, last) = match run.part().map_err(|error| failed(&error))? {
-            Part::Events(events) => (events, false),
-            Part::Last(events, _) => (events, true),
-            Part::Failed => return Err(failed(&io::ErrorKind::Interrupted.into())),
+            DumpPart::Events(events) => (events, false),
+            DumpPart::Last(events, _) => (events, true),
+            DumpPart::Failed => return Err(failed(&io::ErrorKind::Interrupted.into())),
         };
         let mut routes = Vec::new();
         for event in events {
             match event {
-                Event::Route(route, _) if is_main => routes.extend(self.fresh.resolve(route)),
+                KernelEvent::Route(route, _) if is_main => routes.extend(self.fresh.resolve(route)),
                 event => {
-                    self.kept += event.things();
+                    self.kept += event.object_count();
                     self.fresh.dumped(event);
                 }
             }
@@ -76,8 +81,8 @@ impl Listing {
         Ok(Some(routes))
     }
 
-    /// Begins the next dump. After the last one it is the local table's turn.
-    fn next_kind(&mut self) -> Result<Option<Vec<(IpNet, Resolved)>>, String> {
+    /// Begins the next dump. After the last one, the local table follows.
+    fn next_kind(&mut self) -> Result<Option<Vec<(IpNet, ResolvedRoute)>>, String> {
         let Some(kind) = self.kinds.pop() else {
             let local = self.fresh.resolve_local();
             return Ok((!local.is_empty()).then_some(local));
@@ -89,11 +94,11 @@ impl Listing {
     }
 }
 
-/// Whether a route of this prefix is wanted where only those that cover `within` or are inside it are.
+/// True if a prefix covers `within` or is inside it; always true without `within`.
 pub fn is_within(within: Option<&IpNet>, prefix: &IpNet) -> bool {
     within.is_none_or(|within| within.contains(prefix) || prefix.contains(within))
 }
 
-fn failed(kind: Kind, error: &io::Error) -> String {
+fn failed(kind: DumpKind, error: &io::Error) -> String {
     format!("the kernel's dump of {kind:?} failed ({error}): try again")
 }

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pdp_mirror::control::Control;
-use pdp_mirror::follower::Follower;
+use pdp_mirror::control::MirrorControl;
+use pdp_mirror::follower::KernelFollower;
 use pdp_mirror::guests::Guests;
 use pdp_mirror::hooks::Hooks;
 use pdp_mirror::process;
-use pdp_mirror::table::Table;
-use pdp_proto::mirror::Config;
+use pdp_mirror::table::MirrorTable;
+use pdp_proto::mirror::MirrorConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::LinkNameSpaceType;
 
-/// Longest sleep, for what waits for time to pass.
+/// Longest sleep, for work that depends on time.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// Bytes that may wait for a guest, set by tests of slow ones.
+/// Environment variable for the bytes that may wait for a guest, for tests of slow guests.
 const BACKLOG_BYTES_VARIABLE: &str = "PDP_MIRROR_BACKLOG_BYTES";
 
 fn main() -> anyhow::Result<()> {
@@ -35,18 +35,18 @@ fn main() -> anyhow::Result<()> {
         _ => bail!("usage: pdp-mirror --config FILE"),
     };
     let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let config: Config = serde_json::from_slice(&text)
+    let config: MirrorConfig = serde_json::from_slice(&text)
         .with_context(|| format!("{} is no configuration of a mirror", path.display()))?;
 
-    // Everything that needs the host comes before the namespaces are entered.
+    // Everything that needs the host happens before entering the namespaces.
     let guests = process::listen(&config.routes_socket, 0o666)?;
     let control = process::listen(&config.control_socket, 0o600)?;
     let netns = process::open(&config.netns)?;
     let userns = config.userns.as_deref().map(|path| (path, process::open(path)));
     process::enter(&config.netns, &netns, LinkNameSpaceType::Network)?;
-    let table = Table::new(config.vports.clone(), config.routes_max, rand::random());
+    let table = MirrorTable::new(config.vports.clone(), config.routes_max, rand::random());
     let receive_bytes = usize::try_from(config.receive_bytes).unwrap_or(usize::MAX);
-    let follower = Follower::new(table, receive_bytes).context("cannot follow the kernel")?;
+    let follower = KernelFollower::new(table, receive_bytes).context("cannot follow the kernel")?;
     let hooks =
         Hooks::new(config.vports.clone(), config.hooks).context("cannot watch the kernel")?;
     if let Some((path, file)) = userns {
@@ -56,7 +56,7 @@ fn main() -> anyhow::Result<()> {
     process::drop_privileges()?;
     drop(netns);
     let guests = Guests::new(guests, setting(BACKLOG_BYTES_VARIABLE))?;
-    run(follower, hooks, guests, Control::new(control, config)?)
+    run(follower, hooks, guests, MirrorControl::new(control, config)?)
 }
 
 fn setting(variable: &str) -> Option<usize> {
@@ -64,10 +64,10 @@ fn setting(variable: &str) -> Option<usize> {
 }
 
 fn run(
-    mut follower: Follower,
+    mut follower: KernelFollower,
     mut hooks: Hooks,
     mut guests: Guests,
-    mut control: Control,
+    mut control: MirrorControl,
 ) -> anyhow::Result<()> {
     loop {
         let busy = guests.is_busy() || control.is_busy();
@@ -90,10 +90,10 @@ fn run(
 }
 
 fn wait(
-    follower: &Follower,
+    follower: &KernelFollower,
     hooks: &Hooks,
     guests: &Guests,
-    control: &Control,
+    control: &MirrorControl,
     sleep: Duration,
 ) -> anyhow::Result<()> {
     let listens = if follower.listens() { PollFlags::IN } else { PollFlags::empty() };

@@ -1,6 +1,6 @@
-//! Sockets to the kernel's routing part.
+//! Routing netlink sockets.
 //!
-//! Promises that only the kernel is listened to, and that nothing lost passes unnoticed.
+//! Guarantees that messages come only from the kernel, and that no loss passes unnoticed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-/// Everything that the mirror follows. One socket for all keeps the kernel's order.
+/// Groups that the mirror follows. One socket for all preserves the kernel's order.
 const GROUPS: [u32; 9] = [
     libc::RTNLGRP_LINK,
     libc::RTNLGRP_NEIGH,
@@ -21,34 +21,34 @@ const GROUPS: [u32; 9] = [
     libc::RTNLGRP_NEXTHOP,
 ];
 
-/// Bytes of the largest datagram: an interface with everything that the kernel says of it.
+/// Most bytes of a datagram: an interface with all attributes.
 const DATAGRAM_BYTES_MAX: usize = 256 << 10;
 
-/// What a read gave.
+/// Result of a read.
 #[derive(Debug)]
-pub enum Received<'a> {
+pub enum NetlinkRead<'a> {
     /// Messages.
     Datagram(&'a [u8]),
-    /// The kernel had more to say than there was room for. What it says before the queue was
-    /// found empty once may lack more, without another such report.
+    /// Messages were lost for lack of space. Until the queue has been found
+    /// empty once, further losses may go unreported.
     Lost,
     /// The queue is empty.
     Empty,
 }
 
-/// A socket.
+/// A netlink socket.
 pub struct Netlink {
     socket: Socket,
     buffer: Vec<u8>,
 }
 
 impl Netlink {
-    /// For requests and dumps.
+    /// Opens a socket for requests and dumps.
     pub fn requests() -> io::Result<Self> {
         Self::of(NETLINK_ROUTE)
     }
 
-    /// For notifications of these groups of a protocol, of which only that they come is of interest.
+    /// Opens a socket for notifications of these groups of a protocol. Only their arrival matters.
     pub fn listening(protocol: i32, groups: impl IntoIterator<Item = u32>) -> io::Result<Self> {
         let netlink = Self::of(protocol as isize)?;
         for group in groups {
@@ -65,8 +65,8 @@ impl Netlink {
         Ok(Self { socket, buffer: vec![0; DATAGRAM_BYTES_MAX] })
     }
 
-    /// For notifications, of which the kernel keeps twice these bytes. Needs CAP_NET_ADMIN in the host's
-    /// user namespace for that.
+    /// Opens a socket for notifications, of which the kernel keeps twice these bytes. The size
+    /// needs CAP_NET_ADMIN in the host's user namespace.
     pub fn notifications(receive_bytes: usize) -> io::Result<Self> {
         let netlink = Self::requests()?;
         rustix::net::sockopt::set_socket_recv_buffer_size_force(&netlink.socket, receive_bytes)?;
@@ -76,23 +76,23 @@ impl Netlink {
         Ok(netlink)
     }
 
-    /// Asks the kernel.
+    /// Sends a request.
     pub fn send(&self, request: &[u8]) -> io::Result<()> {
         self.socket.send(request, 0).map(|_| ())
     }
 
-    /// The next datagram.
-    pub fn receive(&mut self) -> io::Result<Received<'_>> {
+    /// Reads the next datagram.
+    pub fn receive(&mut self) -> io::Result<NetlinkRead<'_>> {
         loop {
             let received = self.socket.recv_from(&mut &mut self.buffer[..], libc::MSG_TRUNC);
             match received {
                 Ok((_, from)) if from != SocketAddr::new(0, from.multicast_groups()) => {}
-                Ok((count, _)) if count > self.buffer.len() => return Ok(Received::Lost),
-                Ok((count, _)) => return Ok(Received::Datagram(&self.buffer[..count])),
+                Ok((count, _)) if count > self.buffer.len() => return Ok(NetlinkRead::Lost),
+                Ok((count, _)) => return Ok(NetlinkRead::Datagram(&self.buffer[..count])),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
-                    Some(libc::EAGAIN) => return Ok(Received::Empty),
-                    Some(libc::ENOBUFS) => return Ok(Received::Lost),
+                    Some(libc::EAGAIN) => return Ok(NetlinkRead::Empty),
+                    Some(libc::ENOBUFS) => return Ok(NetlinkRead::Lost),
                     _ => return Err(error),
                 },
             }

@@ -1,32 +1,31 @@
-//! Where routes lead: lists of hops shared by many routes, nexthop objects, interfaces.
+//! Destinations of routes: lists of hops that many routes share, nexthop objects, interfaces.
 //!
-//! Routes name a path by number, so that what happens to an interface or a nexthop object is
-//! worked out once for each path, not once for each route. A path that has hops is one group for
-//! the guests.
+//! Routes refer to a path by number. So a change of an interface or a nexthop object is evaluated
+//! once per path rather than once per route. For guests, a path with hops is one group.
 //!
-//! Limits: a path with more than `HOPS_MAX` usable hops is left to the kernel.
+//! Limits: a path with more than `HOPS_MAX` usable hops is punted to the kernel.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use pdp_proto::routes::{GroupId, HOPS_MAX, Hop, MACS_MAX, Resolved, ToGuest};
+use pdp_proto::routes::{GroupHop, GroupId, HOPS_MAX, MACS_MAX, ResolvedRoute, ToGuest};
 
-use crate::kernel::{self, CONF_ALL, HopState, KernelHop, Link, Nexthop};
+use crate::kernel::{self, CONF_ALL, HopState, KernelHop, KernelInterface, Nexthop};
 
-/// Where a route leads: to a path, or one of the fixed ends.
+/// Destination of a route: a path, or one of the fixed destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Destination(u32);
+pub struct PathDestination(u32);
 
-impl Destination {
-    /// To the control guest's kernel.
+impl PathDestination {
+    /// The control guest's kernel.
     pub const PUNT: Self = Self(0);
-    /// Nowhere, silently.
+    /// Silent drop.
     pub const DROP: Self = Self(1);
-    /// To the router itself.
+    /// The router itself.
     pub const LOCAL: Self = Self(2);
-    /// There is no route.
+    /// No route.
     pub const NONE: Self = Self(3);
-    /// To the router itself and others.
+    /// The router itself and others.
     pub const BROADCAST: Self = Self(4);
 
     const FIXED: u32 = 5;
@@ -35,50 +34,50 @@ impl Destination {
         Self(index as u32 + Self::FIXED)
     }
 
-    /// The path's index, unless this is a fixed end.
+    /// Returns the path's index, unless the destination is fixed.
     fn index(self) -> Option<usize> {
         self.0.checked_sub(Self::FIXED).map(|index| index as usize)
     }
 }
 
-/// What becomes of a packet that takes a path.
+/// Treatment of packets that take a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The kernel does not use it, and looks for another route.
+    /// The kernel does not use the path, and tries another route.
     Unusable,
     Punt,
     Drop,
-    Hops(Vec<Hop>),
+    Hops(Vec<GroupHop>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Way {
-    /// Hops without their state, ascending; family of the routes.
+enum PathKind {
+    /// Family of the routes, and hops without their state, ascending.
     Hops(bool, Vec<KernelHop>),
     /// Nexthop object.
     Object(u32),
 }
 
-/// What tells a path from others.
+/// Identity of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Source {
-    way: Way,
-    /// Largest packet of its routes; 0: any.
+struct PathKey {
+    kind: PathKind,
+    /// Largest packet of its routes, bytes; 0: any.
     mtu: u32,
 }
 
 #[derive(Debug)]
-struct Path {
-    source: Source,
-    /// By place in the source's hops.
+struct RoutePath {
+    source: PathKey,
+    /// States, in the order of the source's hops.
     states: Vec<HopState>,
-    /// `None` until it is worked out for the first time.
+    /// Outcome; `None` until it is first evaluated.
     outcome: Option<Outcome>,
-    /// Routes of the kernel that name it.
+    /// Count of the kernel's routes that refer to it.
     users: u32,
-    /// Prefixes that the guests were told to send by it.
-    told: u32,
-    /// Its name for the guests, while any was told.
+    /// Count of prefixes that guests send by it.
+    prefixes_sent: u32,
+    /// Its group in the guests, while they use it.
     group: Option<GroupId>,
 }
 
@@ -88,16 +87,16 @@ struct Conf {
     ignore_linkdown: bool,
 }
 
-/// All paths, and what their outcome depends on.
+/// All paths, and the state that their outcomes depend on.
 #[derive(Debug)]
-pub struct Paths {
+pub struct RoutePaths {
     vports: Vec<String>,
-    links: HashMap<u32, Link>,
+    links: HashMap<u32, KernelInterface>,
     confs: HashMap<(bool, i32), Conf>,
     objects: HashMap<u32, Nexthop>,
-    paths: Vec<Option<Path>>,
+    paths: Vec<Option<RoutePath>>,
     free: Vec<usize>,
-    by_source: HashMap<Source, usize, foldhash::fast::RandomState>,
+    by_source: HashMap<PathKey, usize, foldhash::fast::RandomState>,
     next_group: GroupId,
     changed: HashSet<usize>,
     changed_objects: HashSet<u32>,
@@ -105,18 +104,18 @@ pub struct Paths {
     unused: Vec<usize>,
 }
 
-/// What [`Paths::refresh`] found.
+/// Result of [`RoutePaths::refresh`].
 #[derive(Debug, Default)]
 pub struct Refreshed {
-    /// Groups whose hops changed, as guests are told.
+    /// Messages for groups whose hops changed.
     pub groups: Vec<ToGuest>,
-    /// Some path became usable or unusable, or changed from hops to something else: every route
-    /// is to be looked at.
+    /// True if a path became usable or unusable, or changed between hops and another outcome. Then
+    /// every route must be evaluated again.
     pub outcomes_changed: bool,
 }
 
-impl Paths {
-    /// No paths. Group numbers start at `first_group`.
+impl RoutePaths {
+    /// Makes an empty set. Group numbers start at `first_group`.
     pub fn new(vports: Vec<String>, first_group: GroupId) -> Self {
         Self {
             vports,
@@ -134,24 +133,24 @@ impl Paths {
         }
     }
 
-    /// The interface that is this vport.
-    pub fn vport_link(&self, vport: u16) -> Option<&Link> {
+    /// Returns the interface of a vport.
+    pub fn vport_link(&self, vport: u16) -> Option<&KernelInterface> {
         let name = self.vports.get(usize::from(vport))?;
         self.links.values().find(|link| link.name == *name)
     }
 
-    /// Count of configured vports.
+    /// Returns the count of configured vports.
     pub fn vports(&self) -> u16 {
         self.vports.len() as u16
     }
 
-    /// The vport that this interface is.
+    /// Returns the vport of an interface.
     pub fn vport(&self, ifindex: u32) -> Option<u16> {
         let link = self.links.get(&ifindex)?;
         self.vports.iter().position(|name| *name == link.name).map(|index| index as u16)
     }
 
-    /// Link addresses of the macvlans over an interface, the first [`MACS_MAX`].
+    /// Returns the MAC addresses of the macvlans over an interface, the first [`MACS_MAX`].
     pub fn macs_over(&self, ifindex: u32) -> Vec<[u8; 6]> {
         let over = self.links.values().filter(|link| link.up && link.over == Some(ifindex));
         let mut macs: Vec<_> = over.map(|link| link.mac).collect();
@@ -161,7 +160,8 @@ impl Paths {
         macs
     }
 
-    /// Whether the kernel forwards packets of IPv4 that come by an interface and the macvlans over it.
+    /// True if the kernel forwards IPv4 packets that
+    /// arrive on an interface and the macvlans over it.
     pub fn forwards_v4(&self, ifindex: u32) -> bool {
         let forwards = |ifindex: u32| {
             self.confs.get(&(false, ifindex as i32)).is_none_or(|conf| conf.forwarding)
@@ -170,11 +170,11 @@ impl Paths {
         forwards(ifindex) && over.all(|link| forwards(link.ifindex))
     }
 
-    /// Takes over an interface; says whether its state changed so that the kernel may have
-    /// changed routes without a word.
-    pub fn set_link(&mut self, link: Link) -> bool {
+    /// Updates an interface. Returns true if its state changed in a way that may have made the
+    /// kernel change routes without notification.
+    pub fn set_link(&mut self, link: KernelInterface) -> bool {
         let ifindex = link.ifindex;
-        let essence = |link: &Link| (link.up, link.carrier, link.name.clone());
+        let essence = |link: &KernelInterface| (link.up, link.carrier, link.name.clone());
         let old = self.links.insert(ifindex, link.clone());
         let changed = old.as_ref().map(essence) != Some(essence(&link));
         self.all_changed |= changed;
@@ -202,23 +202,23 @@ impl Paths {
         true
     }
 
-    /// The interfaces that are known.
+    /// Returns the indices of all known interfaces.
     pub fn link_indices(&self) -> Vec<u32> {
         self.links.keys().copied().collect()
     }
 
-    /// What the kernel does, without a word, with all hops on an interface.
+    /// Repeats the kernel's unreported changes to all hops on an interface.
     fn for_hops_on(&mut self, ifindex: u32, change: impl Fn(&mut HopState)) {
         for path in self.paths.iter_mut().flatten() {
-            if let Way::Hops(_, hops) = &path.source.way {
+            if let PathKind::Hops(_, hops) = &path.source.kind {
                 let on_it = hops.iter().zip(&mut path.states).filter(|(h, _)| h.ifindex == ifindex);
                 on_it.for_each(|(_, state)| change(state));
             }
         }
     }
 
-    /// What the kernel does, without a word, with nexthop objects on an interface that goes down
-    /// or loses its carrier (nexthop_flush_dev, net/ipv4/nexthop.c).
+    /// Repeats the kernel's unreported removal of nexthop objects on an interface that goes down or
+    /// loses its carrier (nexthop_flush_dev, net/ipv4/nexthop.c).
     fn objects_die(&mut self, ifindex: u32) {
         let on_it =
             |nexthop: &Nexthop| matches!(nexthop, Nexthop::Single(hop) if hop.ifindex == ifindex);
@@ -229,8 +229,8 @@ impl Paths {
         }
     }
 
-    /// Takes over settings; says whether the kernel may show hops as dead now that were not, or
-    /// the other way.
+    /// Updates settings. Returns true if the kernel may now report
+    /// hops as dead that were not, or vice versa.
     pub fn set_conf(
         &mut self,
         v6: bool,
@@ -255,7 +255,7 @@ impl Paths {
         self.confs.remove(&(v6, ifindex));
     }
 
-    /// Whether the kernel forwards.
+    /// True if the kernel forwards.
     pub fn forwarding(&self, v6: bool) -> bool {
         self.confs.get(&(v6, CONF_ALL)).is_some_and(|conf| conf.forwarding)
     }
@@ -268,8 +268,8 @@ impl Paths {
         }
     }
 
-    /// Forgets a nexthop object, and takes it out of groups; a group without members goes too.
-    /// Routes that name what is gone are gone ([`Self::gone`]).
+    /// Removes a nexthop object, also from groups; an emptied group is removed, too. Routes that
+    /// use a removed object are gone ([`Self::gone`]).
     pub fn remove_object(&mut self, id: u32) {
         if self.objects.remove(&id).is_none() {
             return;
@@ -293,21 +293,26 @@ impl Paths {
         }
     }
 
-    /// The nexthop objects that are known.
+    /// Returns the numbers of all known nexthop objects.
     pub fn object_ids(&self) -> Vec<u32> {
         self.objects.keys().copied().collect()
     }
 
-    /// The path for what the kernel says, with packets of `mtu` bytes at most (0: any); the caller holds it
-    /// or not.
-    pub fn find(&mut self, v6: bool, destination: &kernel::Destination, mtu: u32) -> Destination {
+    /// Returns the path for a destination of the kernel, with packets of at most `mtu` bytes (0:
+    /// any). The caller decides if it holds the path.
+    pub fn find(
+        &mut self,
+        v6: bool,
+        destination: &kernel::KernelDestination,
+        mtu: u32,
+    ) -> PathDestination {
         match destination {
-            kernel::Destination::Hops(hops) => {
+            kernel::KernelDestination::Hops(hops) => {
                 let mut hops = hops.clone();
                 hops.sort();
                 let states: Vec<HopState> =
                     hops.iter_mut().map(|hop| std::mem::take(&mut hop.state)).collect();
-                let found = self.path(Source { way: Way::Hops(v6, hops), mtu });
+                let found = self.path(PathKey { kind: PathKind::Hops(v6, hops), mtu });
                 if let Some(path) = found.index().and_then(|index| self.paths[index].as_mut())
                     && path.states != states
                 {
@@ -316,51 +321,59 @@ impl Paths {
                 }
                 found
             }
-            kernel::Destination::Nexthop(id) => self.path(Source { way: Way::Object(*id), mtu }),
-            kernel::Destination::Local => Destination::LOCAL,
-            kernel::Destination::Broadcast => Destination::BROADCAST,
-            kernel::Destination::Blackhole => Destination::DROP,
-            kernel::Destination::Kernel => Destination::PUNT,
+            kernel::KernelDestination::Nexthop(id) => {
+                self.path(PathKey { kind: PathKind::Object(*id), mtu })
+            }
+            kernel::KernelDestination::Local => PathDestination::LOCAL,
+            kernel::KernelDestination::Broadcast => PathDestination::BROADCAST,
+            kernel::KernelDestination::Blackhole => PathDestination::DROP,
+            kernel::KernelDestination::Kernel => PathDestination::PUNT,
         }
     }
 
-    fn path(&mut self, source: Source) -> Destination {
+    fn path(&mut self, source: PathKey) -> PathDestination {
         if let Some(index) = self.by_source.get(&source) {
-            return Destination::path(*index);
+            return PathDestination::path(*index);
         }
-        let states = match &source.way {
-            Way::Hops(_, hops) => vec![HopState::default(); hops.len()],
-            Way::Object(_) => Vec::new(),
+        let states = match &source.kind {
+            PathKind::Hops(_, hops) => vec![HopState::default(); hops.len()],
+            PathKind::Object(_) => Vec::new(),
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.paths.push(None);
             self.paths.len() - 1
         });
         self.by_source.insert(source.clone(), index);
-        self.paths[index] =
-            Some(Path { source, states, outcome: None, users: 0, told: 0, group: None });
+        self.paths[index] = Some(RoutePath {
+            source,
+            states,
+            outcome: None,
+            users: 0,
+            prefixes_sent: 0,
+            group: None,
+        });
         self.changed.insert(index);
         self.unused.push(index);
-        Destination::path(index)
+        PathDestination::path(index)
     }
 
-    fn get(&self, destination: Destination) -> Option<&Path> {
+    fn get(&self, destination: PathDestination) -> Option<&RoutePath> {
         self.paths.get(destination.index()?)?.as_ref()
     }
 
-    fn get_mut(&mut self, destination: Destination) -> Option<&mut Path> {
+    fn get_mut(&mut self, destination: PathDestination) -> Option<&mut RoutePath> {
         self.paths.get_mut(destination.index()?)?.as_mut()
     }
 
-    /// One more route leads there.
-    pub fn hold(&mut self, destination: Destination) {
+    /// Adds a reference by a route.
+    pub fn add_reference(&mut self, destination: PathDestination) {
         if let Some(path) = self.get_mut(destination) {
             path.users += 1;
         }
     }
 
-    /// One route fewer.
-    pub fn release(&mut self, destination: Destination) {
+    /// Removes a reference by a route.
+    pub fn release(&mut self, destination: PathDestination) {
         if let Some(path) = self.get_mut(destination) {
             path.users -= 1;
             if path.users == 0 {
@@ -369,35 +382,36 @@ impl Paths {
         }
     }
 
-    /// The hops that a path of hops is made of, for routes of which single hops can go.
-    pub fn kernel_hops(&self, destination: Destination) -> Option<Vec<KernelHop>> {
+    /// Returns the hops of a path, for routes from which the kernel can remove single hops.
+    pub fn kernel_hops(&self, destination: PathDestination) -> Option<Vec<KernelHop>> {
         let path = self.get(destination)?;
-        let Way::Hops(_, hops) = &path.source.way else { return None };
+        let PathKind::Hops(_, hops) = &path.source.kind else { return None };
         let whole = |(hop, state): (&KernelHop, &HopState)| KernelHop { state: *state, ..*hop };
         Some(hops.iter().zip(&path.states).map(whole).collect())
     }
 
-    /// The largest packet of a path's routes; 0: any.
-    pub fn mtu(&self, destination: Destination) -> u32 {
+    /// Returns the largest packet of a path's routes; 0: any.
+    pub fn mtu(&self, destination: PathDestination) -> u32 {
         self.get(destination).map_or(0, |path| path.source.mtu)
     }
 
-    /// Paths that routes name, though the kernel has removed those routes without a word: all
-    /// hops were on interfaces that went down, or the nexthop object is gone.
-    pub fn gone(&self) -> HashSet<Destination> {
+    /// Returns the paths whose routes the kernel removed without notification: all hops were on
+    /// interfaces that went down, or the nexthop object is gone.
+    pub fn gone(&self) -> HashSet<PathDestination> {
         let is_down = |hop: &KernelHop| {
             hop.ifindex != 0 && !self.links.get(&hop.ifindex).is_some_and(|link| link.up)
         };
-        let is_gone = |path: &Path| match &path.source.way {
-            Way::Hops(_, hops) => hops.iter().all(is_down),
-            Way::Object(id) => !self.objects.contains_key(id),
+        let is_gone = |path: &RoutePath| match &path.source.kind {
+            PathKind::Hops(_, hops) => hops.iter().all(is_down),
+            PathKind::Object(id) => !self.objects.contains_key(id),
         };
-        let named = |path: &Option<Path>| path.as_ref().is_some_and(|p| p.users > 0 && is_gone(p));
+        let named =
+            |path: &Option<RoutePath>| path.as_ref().is_some_and(|p| p.users > 0 && is_gone(p));
         let paths = self.paths.iter().enumerate().filter(|(_, path)| named(path));
-        paths.map(|(index, _)| Destination::path(index)).collect()
+        paths.map(|(index, _)| PathDestination::path(index)).collect()
     }
 
-    /// Works out anew what depends on what changed. To be called before [`Self::outcome`].
+    /// Evaluates again everything that depends on a change. Call it before [`Self::outcome`].
     pub fn refresh(&mut self) -> Refreshed {
         let mut refreshed = Refreshed::default();
         let objects = std::mem::take(&mut self.changed_objects);
@@ -408,7 +422,7 @@ impl Paths {
                         if members.iter().any(|(member, _)| objects.contains(member)))
             };
             for (source, index) in &self.by_source {
-                if matches!(&source.way, Way::Object(id) if of_changed(id)) {
+                if matches!(&source.kind, PathKind::Object(id) if of_changed(id)) {
                     self.changed.insert(*index);
                 }
             }
@@ -436,17 +450,17 @@ impl Paths {
         refreshed
     }
 
-    fn work_out(&self, path: &Path) -> Outcome {
+    fn work_out(&self, path: &RoutePath) -> Outcome {
         let mut hops = Vec::new();
-        let punt = match &path.source.way {
-            Way::Hops(v6, all) => {
+        let punt = match &path.source.kind {
+            PathKind::Hops(v6, all) => {
                 let unused = |hop: &KernelHop, state: &HopState| {
                     state.dead || state.linkdown && self.ignores_linkdown(*v6, hop.ifindex)
                 };
                 let used = all.iter().zip(&path.states).filter(|(hop, state)| !unused(hop, state));
                 used.fold(false, |punt, (hop, _)| self.add_hop(*hop, &mut hops) | punt)
             }
-            Way::Object(id) => match self.objects.get(id) {
+            PathKind::Object(id) => match self.objects.get(id) {
                 None => return Outcome::Unusable,
                 Some(Nexthop::Blackhole) => return Outcome::Drop,
                 Some(Nexthop::Single(hop)) => self.add_hop(*hop, &mut hops),
@@ -480,14 +494,14 @@ impl Paths {
         });
         match hops.len() {
             0 => Outcome::Unusable,
-            1 => Outcome::Hops(vec![Hop { weight: 1, ..hops.remove(0) }]),
+            1 => Outcome::Hops(vec![GroupHop { weight: 1, ..hops.remove(0) }]),
             2..=HOPS_MAX => Outcome::Hops(hops),
             _ => Outcome::Punt,
         }
     }
 
-    /// Adds a hop if the kernel uses it; true if only the kernel can.
-    fn add_hop(&self, hop: KernelHop, hops: &mut Vec<Hop>) -> bool {
+    /// Adds a hop if the kernel uses it. Returns true if only the kernel can use it.
+    fn add_hop(&self, hop: KernelHop, hops: &mut Vec<GroupHop>) -> bool {
         if hop.ifindex == 0 {
             return true;
         }
@@ -496,49 +510,49 @@ impl Paths {
         }
         match self.vport(hop.ifindex) {
             Some(vport) if !hop.encap => {
-                hops.push(Hop { vport, gateway: hop.gateway, weight: hop.weight });
+                hops.push(GroupHop { vport, gateway: hop.gateway, weight: hop.weight });
                 false
             }
             _ => true,
         }
     }
 
-    /// IPv4 heeds the setting for all interfaces too; IPv6 writes it to each.
+    /// IPv4 also considers the setting for all interfaces; IPv6 copies it to each one.
     fn ignores_linkdown(&self, v6: bool, ifindex: u32) -> bool {
         let ignores = |index| self.confs.get(&(v6, index)).is_some_and(|conf| conf.ignore_linkdown);
         ignores(ifindex as i32) || (!v6 && ignores(CONF_ALL))
     }
 
-    /// What becomes of packets of a route that leads there: a path with hops, `PUNT`, `DROP`, or
-    /// `NONE` where the kernel would look for another route.
-    pub fn outcome(&self, destination: Destination) -> Destination {
-        if matches!(destination, Destination::LOCAL | Destination::BROADCAST) {
-            return Destination::PUNT;
+    /// Returns the outcome for packets of a route with this destination: a path with hops, `PUNT`,
+    /// `DROP`, or `NONE` if the kernel would try another route.
+    pub fn outcome(&self, destination: PathDestination) -> PathDestination {
+        if matches!(destination, PathDestination::LOCAL | PathDestination::BROADCAST) {
+            return PathDestination::PUNT;
         }
         let Some(path) = self.get(destination) else { return destination };
         match path.outcome {
-            None | Some(Outcome::Unusable) => Destination::NONE,
-            Some(Outcome::Punt) => Destination::PUNT,
-            Some(Outcome::Drop) => Destination::DROP,
+            None | Some(Outcome::Unusable) => PathDestination::NONE,
+            Some(Outcome::Punt) => PathDestination::PUNT,
+            Some(Outcome::Drop) => PathDestination::DROP,
             Some(Outcome::Hops(_)) => destination,
         }
     }
 
-    /// An outcome written out; `None` for no route.
-    pub fn resolved(&self, outcome: Destination) -> Option<Resolved> {
+    /// Returns an outcome written out; `None` for no route.
+    pub fn resolved(&self, outcome: PathDestination) -> Option<ResolvedRoute> {
         match self.get(outcome).and_then(|path| path.outcome.as_ref()) {
-            Some(Outcome::Hops(hops)) => Some(Resolved::Hops(hops.clone())),
-            _ if outcome == Destination::PUNT => Some(Resolved::Punt),
-            _ if outcome == Destination::DROP => Some(Resolved::Drop),
+            Some(Outcome::Hops(hops)) => Some(ResolvedRoute::Hops(hops.clone())),
+            _ if outcome == PathDestination::PUNT => Some(ResolvedRoute::Punt),
+            _ if outcome == PathDestination::DROP => Some(ResolvedRoute::Drop),
             _ => None,
         }
     }
 
-    /// One more prefix is told with this path; its group if that was not told before.
-    pub fn tell(&mut self, destination: Destination) -> Option<ToGuest> {
+    /// Adds a use by a prefix. Returns the path's group if guests don't have it yet.
+    pub fn add_use(&mut self, destination: PathDestination) -> Option<ToGuest> {
         let number = self.next_group;
         let path = self.get_mut(destination)?;
-        path.told += 1;
+        path.prefixes_sent += 1;
         let (None, Some(Outcome::Hops(hops))) = (path.group, &path.outcome) else { return None };
         let told = ToGuest::Group { id: number, hops: hops.clone(), mtu: path.source.mtu };
         path.group = Some(number);
@@ -546,27 +560,27 @@ impl Paths {
         Some(told)
     }
 
-    /// The group of a path that was told.
-    pub fn group(&self, destination: Destination) -> Option<GroupId> {
+    /// Returns the group of a path that guests use.
+    pub fn group(&self, destination: PathDestination) -> Option<GroupId> {
         self.get(destination)?.group
     }
 
-    /// One prefix fewer is told with this path.
-    pub fn untell(&mut self, destination: Destination) {
+    /// Removes a use by a prefix.
+    pub fn remove_use(&mut self, destination: PathDestination) {
         if let Some(path) = self.get_mut(destination) {
-            path.told -= 1;
-            if path.told == 0 {
+            path.prefixes_sent -= 1;
+            if path.prefixes_sent == 0 {
                 self.unused.extend(destination.index());
             }
         }
     }
 
-    /// Forgets paths that no route names, and names groups that no prefix is told with any more.
+    /// Removes paths without routes, and returns the groups that no prefix uses any longer.
     pub fn collect(&mut self) -> Vec<GroupId> {
         let mut gone = Vec::new();
         for index in std::mem::take(&mut self.unused) {
             let Some(path) = &mut self.paths[index] else { continue };
-            if path.told == 0 {
+            if path.prefixes_sent == 0 {
                 gone.extend(path.group.take());
                 if path.users == 0 {
                     self.by_source.remove(&path.source);
@@ -578,16 +592,16 @@ impl Paths {
         gone
     }
 
-    /// Whether a group that guests know has this gateway.
+    /// True if a group that guests have contains this gateway.
     pub fn is_gateway(&self, vport: u16, address: IpAddr) -> bool {
-        let is = |hop: &Hop| (hop.vport, hop.gateway) == (vport, Some(address));
+        let is = |hop: &GroupHop| (hop.vport, hop.gateway) == (vport, Some(address));
         self.paths.iter().flatten().any(|path| match &path.outcome {
             Some(Outcome::Hops(hops)) => path.group.is_some() && hops.iter().any(is),
             _ => false,
         })
     }
 
-    /// All groups that guests know.
+    /// Returns all groups that guests have.
     pub fn groups(&self) -> impl Iterator<Item = ToGuest> {
         self.paths.iter().flatten().filter_map(|path| match &path.outcome {
             Some(Outcome::Hops(hops)) => {

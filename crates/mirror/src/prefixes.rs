@@ -1,8 +1,8 @@
-//! A map by prefix, in the order of prefixes.
+//! Ordered map by prefix.
 //!
-//! With the Internet's table half of the time of a change goes into walks down the tree. The trees
-//! here are of plain numbers, which compare several times as fast as an [`IpNet`] does, and take
-//! half of the cache lines.
+//! With the Internet's table, tree walks take half of the time of a change. These
+//! trees have plain numbers as keys. They compare several times as fast as an
+//! [`IpNet`], and take half of the cache lines.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -10,17 +10,17 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 use ipnet::IpNet;
 
-/// An IPv4 prefix: the address, then eight bits of length.
+/// Key of an IPv4 prefix: the address, then eight bits of length.
 type KeyV4 = u64;
-/// An IPv6 prefix: address and length.
+/// Key of an IPv6 prefix: address and length.
 type KeyV6 = (u128, u8);
 
-enum Key {
+enum PrefixKey {
     V4(KeyV4),
     V6(KeyV6),
 }
 
-impl From<&IpNet> for Key {
+impl From<&IpNet> for PrefixKey {
     fn from(prefix: &IpNet) -> Self {
         match prefix {
             IpNet::V4(v4) => {
@@ -42,7 +42,7 @@ fn pair_v6<T>(((address, length), value): (&KeyV6, T)) -> Option<(IpNet, T)> {
     Some((IpNet::new(Ipv6Addr::from(*address).into(), *length).ok()?, value))
 }
 
-/// The map. Host bits of prefixes are part of the key.
+/// Map by prefix. Host bits are part of the key.
 #[derive(Debug)]
 pub struct Prefixes<T> {
     v4: BTreeMap<KeyV4, T>,
@@ -56,49 +56,49 @@ impl<T> Default for Prefixes<T> {
 }
 
 impl<T> Prefixes<T> {
-    /// What a prefix has.
+    /// Returns the value of a prefix.
     pub fn get(&self, prefix: &IpNet) -> Option<&T> {
-        match Key::from(prefix) {
-            Key::V4(key) => self.v4.get(&key),
-            Key::V6(key) => self.v6.get(&key),
+        match PrefixKey::from(prefix) {
+            PrefixKey::V4(key) => self.v4.get(&key),
+            PrefixKey::V6(key) => self.v6.get(&key),
         }
     }
 
-    /// What a prefix has, to change.
+    /// Returns the value of a prefix, for changes.
     pub fn get_mut(&mut self, prefix: &IpNet) -> Option<&mut T> {
-        match Key::from(prefix) {
-            Key::V4(key) => self.v4.get_mut(&key),
-            Key::V6(key) => self.v6.get_mut(&key),
+        match PrefixKey::from(prefix) {
+            PrefixKey::V4(key) => self.v4.get_mut(&key),
+            PrefixKey::V6(key) => self.v6.get_mut(&key),
         }
     }
 
-    /// What a prefix has from now on.
+    /// Returns the value of a prefix, after inserting `new` if it is missing.
     pub fn get_or_insert_with(&mut self, prefix: &IpNet, new: impl FnOnce() -> T) -> &mut T {
-        match Key::from(prefix) {
-            Key::V4(key) => self.v4.entry(key).or_insert_with(new),
-            Key::V6(key) => self.v6.entry(key).or_insert_with(new),
+        match PrefixKey::from(prefix) {
+            PrefixKey::V4(key) => self.v4.entry(key).or_insert_with(new),
+            PrefixKey::V6(key) => self.v6.entry(key).or_insert_with(new),
         }
     }
 
-    /// Takes a prefix out.
+    /// Removes a prefix.
     pub fn remove(&mut self, prefix: &IpNet) -> Option<T> {
-        match Key::from(prefix) {
-            Key::V4(key) => self.v4.remove(&key),
-            Key::V6(key) => self.v6.remove(&key),
+        match PrefixKey::from(prefix) {
+            PrefixKey::V4(key) => self.v4.remove(&key),
+            PrefixKey::V6(key) => self.v6.remove(&key),
         }
     }
 
-    /// All.
+    /// Iterates over all prefixes.
     pub fn iter(&self) -> impl Iterator<Item = (IpNet, &T)> {
         self.after(None)
     }
 
-    /// All that come after a prefix.
+    /// Iterates over all prefixes after one.
     pub fn after(&self, prefix: Option<IpNet>) -> impl Iterator<Item = (IpNet, &T)> {
-        let (v4, v6) = match prefix.as_ref().map(Key::from) {
+        let (v4, v6) = match prefix.as_ref().map(PrefixKey::from) {
             None => (Unbounded, Unbounded),
-            Some(Key::V4(key)) => (Excluded(key), Unbounded),
-            Some(Key::V6(key)) => (Excluded(KeyV4::MAX), Excluded(key)),
+            Some(PrefixKey::V4(key)) => (Excluded(key), Unbounded),
+            Some(PrefixKey::V6(key)) => (Excluded(KeyV4::MAX), Excluded(key)),
         };
         let v4 = self.v4.range((v4, Unbounded)).filter_map(pair_v4);
         v4.chain(self.v6.range((v6, Unbounded)).filter_map(pair_v6))
@@ -121,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map_by_prefix(
+        fn prefixes_behave_like_a_map(
             changes in prop::collection::vec((prefix(), any::<bool>()), 0..200), from in prefix(),
         ) {
             let (mut map, mut plain) = (Prefixes::default(), BTreeMap::new());

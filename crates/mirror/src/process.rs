@@ -1,10 +1,10 @@
-//! Into the control guest's namespaces, and out of all privileges but one.
+//! Entering the control guest's namespaces, and dropping all privileges but one.
 //!
-//! The mirror starts as root of the host with one thread. It opens its files there, goes into
-//! the network namespace for its sockets to the kernel (whose large room only the host's root may
-//! ask for), and then into the user namespace that owns it, if there is one. What it keeps is
-//! CAP_NET_ADMIN there, to have neighbours confirmed: the kernel asks for it from who opened the
-//! socket and from who sends.
+//! The mirror starts as root of the host with one thread. It opens its files there. Then it enters
+//! the network namespace for its sockets to the kernel, whose large buffer only the host's root may
+//! request. Last, it enters the user namespace that owns the network namespace, if there is one.
+//! There it keeps CAP_NET_ADMIN, to have neighbours confirmed: the kernel requires it of both the
+//! socket's opener and the sender.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -19,7 +19,7 @@ use rustix::thread::{
     set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-/// What can go wrong before the mirror runs.
+/// Errors before the mirror runs.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// See the text.
@@ -27,17 +27,17 @@ pub enum StartError {
         "cannot enter namespace {path}: is it there, and is this process root with one thread?"
     )]
     Namespace {
-        /// Which.
+        /// Path of the namespace.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// See the text.
     #[error("cannot listen at {path}: is its directory there and writable?")]
     Listen {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// See the text.
@@ -45,7 +45,7 @@ pub enum StartError {
     Privileges(#[source] io::Error),
 }
 
-/// Listens at `path`, in the place of an earlier process, for who has the rights of `mode`.
+/// Listens at `path`, replacing an earlier process's socket, with the access rights `mode`.
 pub fn listen(path: &Path, mode: u32) -> Result<UnixListener, StartError> {
     let listen = || {
         match std::fs::remove_file(path) {
@@ -59,7 +59,7 @@ pub fn listen(path: &Path, mode: u32) -> Result<UnixListener, StartError> {
     listen().map_err(|source| StartError::Listen { path: path.into(), source })
 }
 
-/// Opens a namespace's file, for [`enter`] after others were entered.
+/// Opens a namespace's file, for [`enter`] after entering others.
 pub fn open(path: &Path) -> Result<File, StartError> {
     File::open(path).map_err(|source| StartError::Namespace { path: path.into(), source })
 }
@@ -73,7 +73,7 @@ pub fn enter(path: &Path, file: &File, kind: LinkNameSpaceType) -> Result<(), St
 /// Becomes root of the user namespace just entered.
 pub fn become_its_root() -> Result<(), StartError> {
     let become_root = || {
-        // The namespace's owner may have forbidden this, and then there is nothing to drop.
+        // The namespace's owner may have forbidden this; then there are no groups to drop.
         match set_thread_groups(&[]) {
             Ok(()) | Err(rustix::io::Errno::PERM) => {}
             Err(error) => return Err(error),
@@ -85,7 +85,7 @@ pub fn become_its_root() -> Result<(), StartError> {
     become_root().map_err(|error| StartError::Privileges(error.into()))
 }
 
-/// Gives up every capability but CAP_NET_ADMIN, for good.
+/// Permanently drops every capability but CAP_NET_ADMIN.
 pub fn drop_privileges() -> Result<(), StartError> {
     let only = CapabilitySet::NET_ADMIN;
     let none = CapabilitySet::empty();

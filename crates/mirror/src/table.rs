@@ -1,39 +1,43 @@
-//! The mirror's copy of the kernel's state, and what to tell guests of it.
+//! The mirror's copy of the kernel's state, and the updates for guests.
 //!
-//! Pure: fed with [`Event`]s, it yields [`ToGuest`] messages. Promises that a guest that applied
-//! a snapshot and all that [`Table::flush`] gave since then holds what the kernel would do with a
-//! packet that is forwarded:
-//! - the first usable route of the longest prefix, in the kernel's order;
-//! - left to the kernel (punted): routes over what is no vport or into an encapsulation, routes
-//!   that answer (unreachable, prohibit, throw), prefixes with a route for one type of service or
-//!   one source only, address ranges that are local as a whole;
-//! - never told, because guests hand such packets over by themselves: prefixes inside 127.0.0.0/8,
+//! Pure: it takes [`KernelEvent`]s and yields [`ToGuest`] messages. Consider a guest that applied a
+//! snapshot and all later messages of [`MirrorTable::flush`]. Its state is guaranteed to describe
+//! the kernel's treatment of forwarded packets:
+//! - The first usable route of the longest prefix applies, in the kernel's order.
+//! - These are punted to the kernel: routes over interfaces that are not vports or into an
+//!   encapsulation; routes that answer (unreachable, prohibit, throw); prefixes with a route for
+//!   only one type of service or one source; address ranges that are local as a whole.
+//! - These are never sent, because guests punt such packets anyway: prefixes inside 127.0.0.0/8,
 //!   ::1, fe80::/10 and ff00::/8, and multicast neighbours.
 //!
-//! Limits: the kernel's dump leaves out an IPv6 route that stands between the hops of a multipath
-//! route of the same prefix and metric, and so does the copy; among several IPv4 default routes of
-//! one metric the kernel prefers one whose gateway answers (`fib_select_default`), the copy's first
-//! is what guests get; tables other than main and local and policy rules are not followed.
-//! `routes_max` prefixes, [`NEIGHBOURS_MAX`] neighbours; more are left to the kernel.
+//! Limits:
+//! - The kernel's dump omits an IPv6 route between the hops of a multipath route of the same prefix
+//!   and metric, and so does the copy.
+//! - Among several IPv4 default routes of one metric, the kernel prefers one whose gateway answers
+//!   (`fib_select_default`). Guests get the copy's first.
+//! - Only the tables main and local are followed, and no policy rules.
+//! - `routes_max` prefixes and [`NEIGHBOURS_MAX`] neighbours
+//!   are followed; more are punted to the kernel.
 //!
 //! # Dumps
-//! A dump is compared with the copy while notifications go on being applied. What a notification
-//! touched since the dump began is taken from the notifications, everything else from the dump
-//! (mark), and what the dump did not name goes (sweep). A dump that ran beside changes is not
-//! clean: the kernel's walk can pass over a route whose neighbour in the tree went away (both
-//! families count what they skip), so what is missing then goes only when the dump before missed
-//! it too, and the caller dumps again until one is clean.
+//! A dump is compared with the copy while notifications are still applied. State that a
+//! notification touched since the dump began is taken from the notifications, everything else from
+//! the dump (mark). State that the dump did not name is removed (sweep).
+//!
+//! A dump with concurrent changes is not clean: the kernel's walk can skip a route if its neighbour
+//! in the tree is removed (both families count what they skip). So a missing route is removed only
+//! if the previous dump missed it too. The caller dumps again until a dump is clean.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use pdp_proto::routes::{GroupId, Hooked, Target, ToGuest, Vport};
+use pdp_proto::routes::{GroupId, RouteDecision, ToGuest, Vport, VportHooks};
 
 use crate::aliases::{Alias, Aliases};
-use crate::kernel::{self, Event, Kind, Placement, Route, Table as KernelTable};
-use crate::paths::{Destination, Paths};
+use crate::kernel::{self, DumpKind, KernelEvent, KernelRoute, KernelTable, RoutePlacement};
+use crate::paths::{PathDestination, RoutePaths};
 use crate::prefixes::Prefixes;
 
 mod dump;
@@ -41,61 +45,62 @@ mod fresh;
 #[cfg(test)]
 mod tests;
 
-use dump::{Dump, Small, small};
+use dump::{Dump, DumpedObject, small};
 
-/// Neighbours that are followed.
+/// Most neighbours that are followed.
 pub const NEIGHBOURS_MAX: usize = 65_536;
 
-/// One prefix.
+/// State of one prefix.
 #[derive(Debug)]
-struct Entry {
+struct PrefixEntry {
     aliases: Aliases,
-    /// What guests were told: an outcome.
-    told: Destination,
+    /// Outcome that guests have.
+    pushed: PathDestination,
     /// Number of the last dump (by table) that named it, or during which it was touched.
     seen: [u8; 2],
-    /// Waits for the next flush.
+    /// True if it waits for the next flush.
     queued: bool,
-    /// Guests were told that it is an address of the router (true) or one of its broadcast addresses.
-    told_local: Option<bool>,
+    /// Some if guests have it as an address of the router
+    /// (true), or as a broadcast address (false).
+    pushed_local: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Neighbour {
+struct CachedNeighbour {
     mac: Option<[u8; 6]>,
     stale: bool,
 }
 
-/// How many of what there is.
+/// Counts of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct TableStats {
     /// IPv4 and IPv6 prefixes of the main table.
     pub routes: [u64; 2],
-    /// Groups told to guests.
+    /// Groups that guests have.
     pub groups: u64,
-    /// Neighbours with a link address.
+    /// Neighbours with a MAC address.
     pub neighbours: u64,
-    /// Routes beyond `routes_max`: exact after a dump, and at least this between dumps.
+    /// Routes beyond `routes_max`: exact after a dump, a lower bound between dumps.
     pub refused: u64,
 }
 
-impl Entry {
+impl PrefixEntry {
     fn new(seen: [u8; 2]) -> Self {
-        let (aliases, told) = (Aliases::None, Destination::NONE);
-        Self { aliases, told, seen, queued: false, told_local: None }
+        let (aliases, told) = (Aliases::None, PathDestination::NONE);
+        Self { aliases, pushed: told, seen, queued: false, pushed_local: None }
     }
 }
 
-/// See the module.
+/// Copy of the kernel's state; see the module.
 #[derive(Debug)]
-pub struct Table {
-    paths: Paths,
+pub struct MirrorTable {
+    paths: RoutePaths,
     routes_max: u64,
-    entries: Prefixes<Entry>,
+    entries: Prefixes<PrefixEntry>,
     /// Prefixes of the main table, by family.
     counts: [u64; 2],
     refused: [[u64; 2]; 2],
-    neighbours: HashMap<(u32, IpAddr), Neighbour>,
+    neighbours: HashMap<(u32, IpAddr), CachedNeighbour>,
     dump: Option<Dump>,
     /// Number of the current or last dump, by family and table.
     epochs: [[u8; 2]; 2],
@@ -104,32 +109,34 @@ pub struct Table {
     tombstones: Vec<IpNet>,
     queued_neighbours: HashSet<(u32, IpAddr)>,
     links_changed: bool,
-    told_vports: Vec<Option<Vport>>,
-    told_neighbours: HashMap<(u16, IpAddr), [u8; 6]>,
-    told_forwarding: (bool, bool),
-    /// By vport, what guests are to leave to the kernel because of its hooks.
-    hooked: Vec<Hooked>,
-    /// Whether guests choose among several next hops, IPv4 and IPv6; and what they were told.
+    pushed_vports: Vec<Option<Vport>>,
+    pushed_neighbours: HashMap<(u16, IpAddr), [u8; 6]>,
+    pushed_forwarding: (bool, bool),
+    /// Frames of each vport that guests punt because of the kernel's hooks.
+    hooked: Vec<VportHooks>,
+    /// True if guests choose among several next hops, for IPv4
+    /// and IPv6; then the values that guests have.
     choosing: [bool; 2],
-    told_choosing: [bool; 2],
-    /// Prefixes whose routes changed since someone asked, while someone does.
+    pushed_choosing: [bool; 2],
+    /// Prefixes whose routes have changed, while a caller watches.
     watched: Option<HashSet<IpNet>>,
-    /// The kernel may have changed these without a word.
-    suspects: HashSet<Kind>,
-    /// IPv6 prefixes that are local as a whole, and whether they are other ones than at the last flush.
+    /// Kinds that the kernel may have changed without notification.
+    suspects: HashSet<DumpKind>,
+    /// IPv6 prefixes that are local as a whole; then true
+    /// if they have changed since the last flush.
     ranges: BTreeSet<IpNet>,
     ranges_changed: bool,
-    /// When the next route expires.
+    /// Time at which the next route expires.
     expiry: Option<Instant>,
 }
 
-impl Table {
-    /// Empty, for a router with these interfaces of at most `routes_max` prefixes in the main table. Group numbers start
-    /// at `first_group`.
+impl MirrorTable {
+    /// Makes an empty table, for a router with these interfaces and at most `routes_max` prefixes
+    /// in the main table. Group numbers start at `first_group`.
     pub fn new(vports: Vec<String>, routes_max: u64, first_group: GroupId) -> Self {
         let told_vports = vec![None; vports.len()];
         Self {
-            paths: Paths::new(vports, first_group),
+            paths: RoutePaths::new(vports, first_group),
             routes_max,
             entries: Prefixes::default(),
             counts: [0; 2],
@@ -141,12 +148,12 @@ impl Table {
             tombstones: Vec::new(),
             queued_neighbours: HashSet::new(),
             links_changed: false,
-            told_vports,
-            told_neighbours: HashMap::new(),
-            told_forwarding: (false, false),
+            pushed_vports: told_vports,
+            pushed_neighbours: HashMap::new(),
+            pushed_forwarding: (false, false),
             hooked: Vec::new(),
             choosing: [true; 2],
-            told_choosing: [true; 2],
+            pushed_choosing: [true; 2],
             watched: None,
             suspects: HashSet::new(),
             ranges: BTreeSet::new(),
@@ -155,54 +162,58 @@ impl Table {
         }
     }
 
-    /// From now on notes whose routes change, and forgets those noted before.
+    /// Starts recording prefixes whose routes change; discards earlier records.
     pub fn watch(&mut self) {
         self.watched = Some(HashSet::new());
     }
 
-    /// The prefixes whose routes changed since [`Self::watch`]; notes no more.
+    /// Returns the prefixes whose routes changed since [`Self::watch`], and stops recording.
     pub fn take_watched(&mut self) -> HashSet<IpNet> {
         self.watched.take().unwrap_or_default()
     }
 
-    /// What is to be dumped again: since the last call the kernel may have changed it without a
-    /// notification (routes of an interface that goes down, or whose preferred source goes away).
-    pub fn take_suspects(&mut self) -> HashSet<Kind> {
+    /// Returns the kinds to dump again. Since the last call, the kernel may
+    /// have changed them without notification (routes of an interface that goes
+    /// down, or whose preferred source is removed).
+    pub fn take_suspects(&mut self) -> HashSet<DumpKind> {
         if self.refused.as_flattened().iter().any(|count| *count > 0)
             && self.counts.iter().sum::<u64>() < self.routes_max
         {
-            self.suspects.extend(Kind::ALL.iter().filter(|kind| matches!(kind, Kind::Routes(..))));
+            self.suspects
+                .extend(DumpKind::ALL.iter().filter(|kind| matches!(kind, DumpKind::Routes(..))));
         }
         std::mem::take(&mut self.suspects)
     }
 
-    /// From now on guests leave this to the kernel: by vport, and choices among next hops by family.
-    pub fn set_hooked(&mut self, hooked: &[Hooked], multipath: [bool; 2]) {
+    /// Sets what guests punt because of hooks: frames by
+    /// vport, and choices among next hops by family.
+    pub fn set_hooked(&mut self, hooked: &[VportHooks], multipath: [bool; 2]) {
         self.hooked = hooked.to_vec();
         self.choosing = multipath.map(|kernel| !kernel);
         self.links_changed = true;
     }
 
-    /// When [`Self::expire`] has something to do.
+    /// Returns the time at which [`Self::expire`] has work.
     pub fn expiry(&self) -> Option<Instant> {
         self.expiry
     }
 
-    /// The kernel says nothing when a route expires, or is to go on after all: looks again.
+    /// Schedules a dump if a route has expired. The kernel sends no
+    /// notification of this, or of an extended lifetime.
     pub fn expire(&mut self, now: Instant) {
         if self.expiry.take_if(|at| *at <= now).is_some() {
-            self.suspects.insert(Kind::Routes(true, KernelTable::Main));
+            self.suspects.insert(DumpKind::Routes(true, KernelTable::Main));
         }
     }
 
-    /// Whether [`Self::take_suspects`] has something to take.
+    /// True if [`Self::take_suspects`] would return any.
     pub fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
 
-    /// How many of what there is.
-    pub fn counts(&self) -> Counts {
-        Counts {
+    /// Returns the counts of objects.
+    pub fn counts(&self) -> TableStats {
+        TableStats {
             routes: self.counts,
             groups: self.paths.groups().count() as u64,
             neighbours: self.neighbours.values().filter(|n| n.mac.is_some()).count() as u64,
@@ -211,11 +222,11 @@ impl Table {
     }
 
     /// Applies a notification.
-    pub fn apply(&mut self, event: &Event) {
+    pub fn apply(&mut self, event: &KernelEvent) {
         if let Some(dump) = &mut self.dump {
             let route = match event {
-                Event::Route(route, _) | Event::RouteGone(route) => {
-                    Some(Kind::Routes(is_v6(&route.prefix), route.table))
+                KernelEvent::Route(route, _) | KernelEvent::RouteGone(route) => {
+                    Some(DumpKind::Routes(is_v6(&route.prefix), route.table))
                 }
                 _ => None,
             };
@@ -227,75 +238,76 @@ impl Table {
             dump.touched.extend(small.filter(|key| key.kind() == dump.kind));
         }
         match event {
-            Event::Route(route, placement) => self.route(route, *placement),
-            Event::RouteGone(route) => self.route_gone(route),
-            Event::Address { v6: false } => {
-                self.suspects.insert(Kind::Routes(false, KernelTable::Local));
-                self.suspects.insert(Kind::Routes(false, KernelTable::Main));
+            KernelEvent::Route(route, placement) => self.route(route, *placement),
+            KernelEvent::RouteGone(route) => self.route_gone(route),
+            KernelEvent::Address { v6: false } => {
+                self.suspects.insert(DumpKind::Routes(false, KernelTable::Local));
+                self.suspects.insert(DumpKind::Routes(false, KernelTable::Main));
             }
-            Event::Address { v6: true } => {}
+            KernelEvent::Address { v6: true } => {}
             other => self.small(other),
         }
     }
 
-    fn small(&mut self, event: &Event) {
+    fn small(&mut self, event: &KernelEvent) {
         match event {
-            Event::Link(link) => {
+            KernelEvent::Link(link) => {
                 self.links_changed = true;
                 if self.paths.set_link(link.clone()) {
                     self.link_changed();
                 }
             }
-            Event::LinkGone(ifindex) => {
+            KernelEvent::LinkGone(ifindex) => {
                 if self.paths.remove_link(*ifindex) {
                     self.links_changed = true;
                     self.link_changed();
                 }
             }
-            Event::Conf { v6, ifindex, forwarding, ignore_linkdown } => {
-                // A vport may forward or not.
+            KernelEvent::Conf { v6, ifindex, forwarding, ignore_linkdown } => {
+                // Forwarding may differ between vports.
                 self.links_changed |= !v6 && forwarding.is_some();
                 if self.paths.set_conf(*v6, *ifindex, *forwarding, *ignore_linkdown) {
                     self.link_changed();
                 }
             }
-            Event::ConfGone { v6, ifindex } => self.paths.remove_conf(*v6, *ifindex),
-            Event::Neighbour { address, .. } if address.is_multicast() => {}
-            Event::Neighbour { ifindex, address, mac, stale } => {
+            KernelEvent::ConfGone { v6, ifindex } => self.paths.remove_conf(*v6, *ifindex),
+            KernelEvent::Neighbour { address, .. } if address.is_multicast() => {}
+            KernelEvent::Neighbour { ifindex, address, mac, stale } => {
                 let key = (*ifindex, *address);
                 if mac.is_none() {
                     self.neighbours.remove(&key);
                 } else if self.neighbours.len() < NEIGHBOURS_MAX
                     || self.neighbours.contains_key(&key)
                 {
-                    self.neighbours.insert(key, Neighbour { mac: *mac, stale: *stale });
+                    self.neighbours.insert(key, CachedNeighbour { mac: *mac, stale: *stale });
                 }
                 self.queued_neighbours.insert(key);
             }
-            Event::Nexthop(id, nexthop) => self.paths.set_object(*id, nexthop.clone()),
-            Event::NexthopGone(id) => {
+            KernelEvent::Nexthop(id, nexthop) => self.paths.set_object(*id, nexthop.clone()),
+            KernelEvent::NexthopGone(id) => {
                 self.paths.remove_object(*id);
                 self.purge();
             }
-            Event::Route(..) | Event::RouteGone(_) | Event::Address { .. } => {}
+            KernelEvent::Route(..) | KernelEvent::RouteGone(_) | KernelEvent::Address { .. } => {}
         }
     }
 
     fn link_changed(&mut self) {
-        let quiet =
-            |kind: &&Kind| matches!(kind, Kind::Nexthops | Kind::Neighbours | Kind::Routes(..));
-        self.suspects.extend(Kind::ALL.iter().filter(quiet));
+        let quiet = |kind: &&DumpKind| {
+            matches!(kind, DumpKind::Nexthops | DumpKind::Neighbours | DumpKind::Routes(..))
+        };
+        self.suspects.extend(DumpKind::ALL.iter().filter(quiet));
         self.purge();
     }
 
-    /// Removes the routes that the kernel removed without a word.
+    /// Removes the routes that the kernel removed without notification.
     fn purge(&mut self) {
         let gone = self.paths.gone();
         if gone.is_empty() {
             return;
         }
         let is_gone = |alias: &Alias| gone.contains(&alias.destination);
-        let affected = |entry: &Entry| entry.aliases.as_slice().iter().any(is_gone);
+        let affected = |entry: &PrefixEntry| entry.aliases.as_slice().iter().any(is_gone);
         let prefixes: Vec<IpNet> =
             self.entries.iter().filter(|(_, e)| affected(e)).map(|(prefix, _)| prefix).collect();
         for prefix in prefixes {
@@ -303,7 +315,7 @@ impl Table {
         }
     }
 
-    fn route(&mut self, route: &Route, placement: Placement) {
+    fn route(&mut self, route: &KernelRoute, placement: RoutePlacement) {
         if is_quiet(&route.prefix) {
             return;
         }
@@ -312,14 +324,14 @@ impl Table {
             return;
         }
         self.touch(route);
-        let is_ambiguous = |entry: &Entry| entry.aliases.is_ambiguous(&alias, placement);
+        let is_ambiguous = |entry: &PrefixEntry| entry.aliases.is_ambiguous(&alias, placement);
         if alias.v6 && self.entries.get(&route.prefix).is_some_and(is_ambiguous) {
-            self.suspects.insert(Kind::Routes(true, route.table));
+            self.suspects.insert(DumpKind::Routes(true, route.table));
         }
         self.edit(route.prefix, |aliases| aliases.insert(alias, placement));
     }
 
-    fn route_gone(&mut self, route: &Route) {
+    fn route_gone(&mut self, route: &KernelRoute) {
         if is_quiet(&route.prefix) {
             return;
         }
@@ -330,10 +342,10 @@ impl Table {
         }
         self.touch(route);
         let mut alias = self.alias(route);
-        let kernel::Destination::Hops(gone) = &route.destination else {
+        let kernel::KernelDestination::Hops(gone) = &route.destination else {
             return self.edit(route.prefix, |aliases| aliases.remove(&alias));
         };
-        // IPv6 tells which hops of a multipath route went.
+        // IPv6 reports the removed hops of a multipath route.
         let siblings = self.entries.get(&route.prefix).and_then(|e| e.aliases.siblings(&alias));
         let (true, Some(siblings)) = (route.sibling, siblings.copied()) else {
             return self.edit(route.prefix, |aliases| aliases.remove(&alias));
@@ -346,15 +358,15 @@ impl Table {
         alias = siblings;
         if !empty {
             let mtu = self.paths.mtu(siblings.destination);
-            alias.destination = self.paths.find(v6, &kernel::Destination::Hops(left), mtu);
+            alias.destination = self.paths.find(v6, &kernel::KernelDestination::Hops(left), mtu);
         }
         self.edit(route.prefix, |aliases| match empty {
             true => aliases.remove(&siblings),
-            false => aliases.insert(alias, Placement::Replace),
+            false => aliases.insert(alias, RoutePlacement::Replace),
         });
     }
 
-    fn alias(&mut self, route: &Route) -> Alias {
+    fn alias(&mut self, route: &KernelRoute) -> Alias {
         self.expiry = self.expiry.into_iter().chain(route.expires).min();
         Alias {
             metric: route.metric,
@@ -363,12 +375,12 @@ impl Table {
             selector: route.selector,
             table: route.table,
             v6: is_v6(&route.prefix),
-            object: matches!(route.destination, kernel::Destination::Nexthop(_)),
+            object: matches!(route.destination, kernel::KernelDestination::Nexthop(_)),
             sibling: route.sibling,
         }
     }
 
-    /// Counts and refuses a prefix that is new where there is no room.
+    /// Refuses and counts a new prefix if the table is full.
     fn refuses(&mut self, prefix: &IpNet, table: KernelTable) -> bool {
         let full = self.counts.iter().sum::<u64>() >= self.routes_max;
         let refuses = full && table == KernelTable::Main && self.entries.get(prefix).is_none();
@@ -378,8 +390,8 @@ impl Table {
         refuses
     }
 
-    /// Notes that a notification says how this prefix is, whatever a dump that runs now says.
-    fn touch(&mut self, route: &Route) {
+    /// Marks a prefix as updated by a notification, which takes precedence over a running dump.
+    fn touch(&mut self, route: &KernelRoute) {
         let v6 = is_v6(&route.prefix);
         if self.is_dumping(v6, route.table) {
             let epoch = self.epochs[usize::from(v6)][route.table as usize];
@@ -388,16 +400,16 @@ impl Table {
     }
 
     fn is_dumping(&self, v6: bool, table: KernelTable) -> bool {
-        self.dump.as_ref().is_some_and(|dump| dump.kind == Kind::Routes(v6, table))
+        self.dump.as_ref().is_some_and(|dump| dump.kind == DumpKind::Routes(v6, table))
     }
 
-    /// The entry of a prefix, new if need be.
-    fn entry(&mut self, prefix: IpNet) -> &mut Entry {
+    /// Returns the entry of a prefix; makes it if necessary.
+    fn entry(&mut self, prefix: IpNet) -> &mut PrefixEntry {
         let seen = self.seen_of_new(is_v6(&prefix));
-        self.entries.get_or_insert_with(&prefix, || Entry::new(seen))
+        self.entries.get_or_insert_with(&prefix, || PrefixEntry::new(seen))
     }
 
-    /// What a new entry's `seen` is: a dump that runs has not named it.
+    /// Returns the initial `seen` of a new entry: not named by a running dump.
     fn seen_of_new(&self, v6: bool) -> [u8; 2] {
         [KernelTable::Local, KernelTable::Main].map(|table| {
             let epoch = self.epochs[usize::from(v6)][table as usize];
@@ -438,16 +450,16 @@ impl Table {
                 self.ranges.remove(&prefix);
             }
         }
-        new.as_slice().iter().for_each(|alias| self.paths.hold(alias.destination));
+        new.as_slice().iter().for_each(|alias| self.paths.add_reference(alias.destination));
         old.as_slice().iter().for_each(|alias| self.paths.release(alias.destination));
     }
 
     // Dumps
 
-    /// A dump of this kind begins; all notifications that were sent before it are applied.
-    pub fn begin(&mut self, kind: Kind) {
+    /// Begins a dump of this kind. All notifications that were sent before it must be applied.
+    pub fn begin(&mut self, kind: DumpKind) {
         self.suspects.remove(&kind);
-        if let Kind::Routes(v6, table) = kind {
+        if let DumpKind::Routes(v6, table) = kind {
             let epoch = &mut self.epochs[usize::from(v6)][table as usize];
             *epoch = epoch.wrapping_add(1);
             self.refused[usize::from(v6)][table as usize] = 0;
@@ -455,12 +467,12 @@ impl Table {
         self.dump = Some(Dump::new(kind));
     }
 
-    /// One thing that the dump names; all notifications read so far are applied.
-    pub fn dumped(&mut self, event: Event) {
+    /// Applies one object of the dump. All notifications read so far must be applied.
+    pub fn dumped(&mut self, event: KernelEvent) {
         let Some(dump) = &mut self.dump else { return };
-        if let Event::Route(route, _) = event {
-            // Whatever the request asked for, only this table is compared.
-            if Kind::Routes(is_v6(&route.prefix), route.table) != dump.kind
+        if let KernelEvent::Route(route, _) = event {
+            // Only this table is compared, whatever the kernel returns.
+            if DumpKind::Routes(is_v6(&route.prefix), route.table) != dump.kind
                 || is_quiet(&route.prefix)
             {
                 return;
@@ -477,9 +489,9 @@ impl Table {
         }
     }
 
-    /// Takes over what the dump says of a prefix, unless a notification knows better.
-    fn compare(&mut self, prefix: IpNet, routes: &[Route]) {
-        let Some(Kind::Routes(v6, table)) = self.dump.as_ref().map(|dump| dump.kind) else {
+    /// Applies the dump's routes of a prefix, unless a notification is newer.
+    fn compare(&mut self, prefix: IpNet, routes: &[KernelRoute]) {
+        let Some(DumpKind::Routes(v6, table)) = self.dump.as_ref().map(|dump| dump.kind) else {
             return;
         };
         if self.refuses(&prefix, table) {
@@ -500,14 +512,14 @@ impl Table {
         }
     }
 
-    /// The dump could not be finished.
+    /// Aborts the dump.
     pub fn abort(&mut self) {
         self.dump = None;
         self.queue_tombstones();
     }
 
-    /// The dump is whole; sweeps. `interrupted`: the kernel said that things changed meanwhile
-    /// (`NLM_F_DUMP_INTR`). Says whether it was clean.
+    /// Ends a complete dump, and sweeps. `interrupted` is true if the kernel reported concurrent
+    /// changes (`NLM_F_DUMP_INTR`). Returns true if the dump was clean.
     pub fn end(&mut self, interrupted: bool) -> bool {
         while let Some((prefix, routes)) = self.dump.as_mut().and_then(|dump| dump.gather.take()) {
             self.compare(prefix, &routes);
@@ -515,7 +527,7 @@ impl Table {
         let Some(dump) = self.dump.take() else { return false };
         let clean = dump.clean && !interrupted;
         match dump.kind {
-            Kind::Routes(v6, table) => self.sweep(v6, table, clean),
+            DumpKind::Routes(v6, table) => self.sweep(v6, table, clean),
             _ if interrupted => {}
             _ => {
                 for key in self.small_keys(dump.kind) {
@@ -529,7 +541,8 @@ impl Table {
         clean
     }
 
-    /// Entries without routes were kept so that the dump would not bring routes back.
+    /// Queues the entries without routes, which were kept so
+    /// that the dump would not restore their routes.
     fn queue_tombstones(&mut self) {
         self.queued.append(&mut self.tombstones);
     }
@@ -537,7 +550,7 @@ impl Table {
     fn sweep(&mut self, v6: bool, table: KernelTable, clean: bool) {
         let epoch = self.epochs[usize::from(v6)][table as usize];
         let missed_once = epoch.wrapping_sub(1);
-        let missing = |(prefix, entry): &(IpNet, &Entry)| {
+        let missing = |(prefix, entry): &(IpNet, &PrefixEntry)| {
             let seen = entry.seen[table as usize];
             let of_table = |alias: &Alias| alias.table == table;
             is_v6(prefix) == v6
@@ -552,30 +565,36 @@ impl Table {
         }
     }
 
-    fn small_keys(&self, kind: Kind) -> Vec<Small> {
+    fn small_keys(&self, kind: DumpKind) -> Vec<DumpedObject> {
         match kind {
-            Kind::Links => self.paths.link_indices().into_iter().map(Small::Link).collect(),
-            Kind::Neighbours => {
-                self.neighbours.keys().map(|(i, address)| Small::Neighbour(*i, *address)).collect()
+            DumpKind::Links => {
+                self.paths.link_indices().into_iter().map(DumpedObject::Link).collect()
             }
-            Kind::Nexthops => self.paths.object_ids().into_iter().map(Small::Object).collect(),
-            // Settings of an interface go with the interface.
-            Kind::Conf(_) | Kind::Routes(..) => Vec::new(),
+            DumpKind::Neighbours => self
+                .neighbours
+                .keys()
+                .map(|(i, address)| DumpedObject::Neighbour(*i, *address))
+                .collect(),
+            DumpKind::Nexthops => {
+                self.paths.object_ids().into_iter().map(DumpedObject::Object).collect()
+            }
+            // The settings of an interface are removed with the interface.
+            DumpKind::Conf(_) | DumpKind::Routes(..) => Vec::new(),
         }
     }
 
-    // What guests are told
+    // Updates for guests
 
-    /// Passes on, in an order that never takes a route away before its replacement is there, what
-    /// changes a guest's state of the last flush to the present one.
+    /// Sends the changes since the last flush, in an order that
+    /// removes no route before its replacement exists.
     pub fn flush(&mut self, tell: &mut impl FnMut(ToGuest)) {
         let refreshed = self.paths.refresh();
         self.flush_vports(tell);
         refreshed.groups.into_iter().for_each(&mut *tell);
         if std::mem::take(&mut self.ranges_changed) || refreshed.outcomes_changed {
-            let differs = |(prefix, entry): &(IpNet, &Entry)| {
+            let differs = |(prefix, entry): &(IpNet, &PrefixEntry)| {
                 let outcome = evaluate(&self.paths, &self.ranges, prefix, &entry.aliases).1;
-                !entry.queued && outcome != entry.told
+                !entry.queued && outcome != entry.pushed
             };
             let prefixes: Vec<IpNet> =
                 self.entries.iter().filter(differs).map(|(prefix, _)| prefix).collect();
@@ -591,12 +610,12 @@ impl Table {
             self.flush_neighbour(key, tell);
         }
         let forwarding = (self.paths.forwarding(false), self.paths.forwarding(true));
-        if self.told_forwarding != forwarding {
-            self.told_forwarding = forwarding;
+        if self.pushed_forwarding != forwarding {
+            self.pushed_forwarding = forwarding;
             tell(ToGuest::Forwarding { v4: forwarding.0, v6: forwarding.1 });
         }
-        if self.told_choosing != self.choosing {
-            self.told_choosing = self.choosing;
+        if self.pushed_choosing != self.choosing {
+            self.pushed_choosing = self.choosing;
             let [v4, v6] = self.choosing;
             tell(ToGuest::Choosing { v4, v6 });
         }
@@ -607,7 +626,7 @@ impl Table {
             return;
         }
         for index in 0..self.paths.vports() {
-            let told = &mut self.told_vports[usize::from(index)];
+            let told = &mut self.pushed_vports[usize::from(index)];
             let now = match (self.paths.vport_link(index), &*told) {
                 (Some(link), _) => Some(Vport {
                     index,
@@ -627,11 +646,11 @@ impl Table {
             }
         }
         self.queued_neighbours.extend(self.neighbours.keys());
-        // Interfaces that are no vports any more.
+        // Interfaces that are no longer vports.
         let names: Vec<_> =
             (0..self.paths.vports()).map(|v| self.paths.vport_link(v).map(|l| l.ifindex)).collect();
         let stranded: Vec<_> = self
-            .told_neighbours
+            .pushed_neighbours
             .keys()
             .filter(|(vport, address)| {
                 names[usize::from(*vport)]
@@ -640,7 +659,7 @@ impl Table {
             .copied()
             .collect();
         for (vport, address) in stranded {
-            self.told_neighbours.remove(&(vport, address));
+            self.pushed_neighbours.remove(&(vport, address));
             tell(ToGuest::Neighbour { vport, address, mac: None });
         }
     }
@@ -650,8 +669,8 @@ impl Table {
         let Some(vport) = self.paths.vport(ifindex) else { return };
         let mac = self.neighbours.get(&key).and_then(|neighbour| neighbour.mac);
         let told = match mac {
-            Some(mac) => self.told_neighbours.insert((vport, address), mac),
-            None => self.told_neighbours.remove(&(vport, address)),
+            Some(mac) => self.pushed_neighbours.insert((vport, address), mac),
+            None => self.pushed_neighbours.remove(&(vport, address)),
         };
         if told != mac {
             tell(ToGuest::Neighbour { vport, address, mac });
@@ -667,19 +686,19 @@ impl Table {
         let Some(entry) = self.entries.get_mut(&prefix) else { return };
         let (local, outcome) = evaluate(&self.paths, &self.ranges, &prefix, &entry.aliases);
         entry.queued = false;
-        let told = std::mem::replace(&mut entry.told, outcome);
-        let told_local = std::mem::replace(&mut entry.told_local, local);
+        let told = std::mem::replace(&mut entry.pushed, outcome);
+        let told_local = std::mem::replace(&mut entry.pushed_local, local);
         let empty = entry.aliases == Aliases::None;
         if let Some(own) = local.filter(|_| local != told_local) {
             tell(ToGuest::Local { address: prefix.addr(), own });
         }
         if outcome != told {
-            self.paths.tell(outcome).into_iter().for_each(&mut *tell);
+            self.paths.add_use(outcome).into_iter().for_each(&mut *tell);
             match self.target(outcome) {
                 Some(target) => tell(ToGuest::Route { prefix, target }),
                 None => gone.push(prefix),
             }
-            self.paths.untell(told);
+            self.paths.remove_use(told);
         }
         if told_local.is_some() && local.is_none() {
             tell(ToGuest::LocalGone(prefix.addr()));
@@ -696,33 +715,34 @@ impl Table {
         }
     }
 
-    fn target(&self, outcome: Destination) -> Option<Target> {
+    fn target(&self, outcome: PathDestination) -> Option<RouteDecision> {
         match outcome {
-            Destination::NONE => None,
-            Destination::PUNT => Some(Target::Punt),
-            Destination::DROP => Some(Target::Drop),
-            path => self.paths.group(path).map(Target::Group),
+            PathDestination::NONE => None,
+            PathDestination::PUNT => Some(RouteDecision::Punt),
+            PathDestination::DROP => Some(RouteDecision::Drop),
+            path => self.paths.group(path).map(RouteDecision::Group),
         }
     }
 
-    /// The part of a snapshot before its routes, as of the last flush.
+    /// Sends the part of a snapshot before its routes, as of the last flush.
     pub fn snapshot_head(&self, tell: &mut impl FnMut(ToGuest)) {
         tell(ToGuest::Begin);
-        let (v4, v6) = self.told_forwarding;
+        let (v4, v6) = self.pushed_forwarding;
         tell(ToGuest::Forwarding { v4, v6 });
-        let [v4, v6] = self.told_choosing;
+        let [v4, v6] = self.pushed_choosing;
         tell(ToGuest::Choosing { v4, v6 });
-        self.told_vports.iter().flatten().for_each(|vport| tell(ToGuest::Vport(vport.clone())));
-        for ((vport, address), mac) in &self.told_neighbours {
+        self.pushed_vports.iter().flatten().for_each(|vport| tell(ToGuest::Vport(vport.clone())));
+        for ((vport, address), mac) in &self.pushed_neighbours {
             tell(ToGuest::Neighbour { vport: *vport, address: *address, mac: Some(*mac) });
         }
         self.paths.groups().for_each(&mut *tell);
     }
 
-    /// Up to `count` prefixes of a snapshot after `from`; returns where to go on.
+    /// Sends up to `count` prefixes of a snapshot after `from`.
+    /// Returns the prefix after which to continue.
     ///
-    /// Parts may be taken between flushes: each says how its prefixes are at that time, and what
-    /// changes later is told later.
+    /// Parts may be taken between flushes: each has the current state of its
+    /// prefixes, and later flushes send later changes.
     pub fn snapshot_routes(
         &self,
         from: Option<IpNet>,
@@ -731,10 +751,10 @@ impl Table {
     ) -> Option<IpNet> {
         let mut last = None;
         for (prefix, entry) in self.entries.after(from).take(count) {
-            if let Some(own) = entry.told_local {
+            if let Some(own) = entry.pushed_local {
                 tell(ToGuest::Local { address: prefix.addr(), own });
             }
-            if let Some(target) = self.target(entry.told) {
+            if let Some(target) = self.target(entry.pushed) {
                 tell(ToGuest::Route { prefix, target });
             }
             last = Some(prefix);
@@ -742,17 +762,17 @@ impl Table {
         last
     }
 
-    /// The neighbour's interface, if the kernel is to be asked to confirm its link address; it
-    /// is not asked again until it says that the entry went stale again.
+    /// Returns the neighbour's interface if the kernel must be asked to confirm its MAC address.
+    /// After that, returns none until the kernel reports the entry as stale again.
     pub fn used(&mut self, vport: u16, address: IpAddr) -> Option<u32> {
         let ifindex = self.paths.vport_link(vport)?.ifindex;
         let neighbour = self.neighbours.get_mut(&(ifindex, address))?;
         std::mem::take(&mut neighbour.stale).then_some(ifindex)
     }
 
-    /// The interface of a gateway whose link address guests lack; `None` if it is the gateway of no route
-    /// of theirs, or the kernel knows it.
-    pub fn wanted(&self, vport: u16, address: IpAddr) -> Option<u32> {
+    /// Returns the interface of a gateway whose MAC address guests lack; `None` if none of their
+    /// routes has the gateway, or the kernel knows it.
+    pub fn unresolved_interface(&self, vport: u16, address: IpAddr) -> Option<u32> {
         let ifindex = self.paths.vport_link(vport)?.ifindex;
         let is_known = self.neighbours.contains_key(&(ifindex, address));
         (!is_known && self.paths.is_gateway(vport, address)).then_some(ifindex)
@@ -763,7 +783,7 @@ fn is_v6(prefix: &IpNet) -> bool {
     matches!(prefix, IpNet::V6(_))
 }
 
-/// Guests hand packets to such destinations over by themselves.
+/// True for destinations whose packets guests always punt.
 fn is_quiet(prefix: &IpNet) -> bool {
     match prefix {
         IpNet::V4(v4) => v4.addr().is_loopback() && v4.prefix_len() >= 8,
@@ -780,8 +800,8 @@ fn is_host(prefix: &IpNet) -> bool {
     prefix.prefix_len() == prefix.max_prefix_len()
 }
 
-/// Whether the prefix is inside a longer one that is local as a whole: the kernel looks at no routes of the
-/// main table then (IPv6; IPv4 has both tables in one).
+/// True if the prefix is inside a shorter one that is local as a whole. Then the kernel ignores its
+/// routes in the main table (IPv6; IPv4 merges both tables).
 fn is_hidden(ranges: &BTreeSet<IpNet>, prefix: &IpNet) -> bool {
     let mut wider = *prefix;
     !ranges.is_empty()
@@ -792,16 +812,17 @@ fn is_hidden(ranges: &BTreeSet<IpNet>, prefix: &IpNet) -> bool {
         .any(|is_range| is_range)
 }
 
-/// Whether the prefix is an address of the router itself (true) or a broadcast address, and the outcome of
-/// the first usable route.
+/// Returns two values: some if the prefix is an address of the router itself (true) or a broadcast
+/// address (false), and the outcome of the first usable route.
 fn evaluate(
-    paths: &Paths,
+    paths: &RoutePaths,
     ranges: &BTreeSet<IpNet>,
     prefix: &IpNet,
     aliases: &Aliases,
-) -> (Option<bool>, Destination) {
-    let is_own = |alias: &&Alias| alias.destination == Destination::LOCAL;
-    let is_local = |alias: &&Alias| is_own(alias) || alias.destination == Destination::BROADCAST;
+) -> (Option<bool>, PathDestination) {
+    let is_own = |alias: &&Alias| alias.destination == PathDestination::LOCAL;
+    let is_local =
+        |alias: &&Alias| is_own(alias) || alias.destination == PathDestination::BROADCAST;
     let aliases = aliases.as_slice();
     let mut locals = aliases.iter().filter(|alias| is_host(prefix) && is_local(alias)).peekable();
     let local = locals.peek().is_some().then(|| locals.any(|alias| is_own(&alias)));
@@ -811,12 +832,12 @@ fn evaluate(
         .filter(|alias| !(local.is_some() && is_local(alias)))
         .filter(|alias| !(hides && alias.table == KernelTable::Main));
     if routes.clone().any(|alias| alias.selector != 0) {
-        return (local, Destination::PUNT);
+        return (local, PathDestination::PUNT);
     }
     let outcome = routes
         .find_map(|alias| {
-            Some(paths.outcome(alias.destination)).filter(|o| *o != Destination::NONE)
+            Some(paths.outcome(alias.destination)).filter(|o| *o != PathDestination::NONE)
         })
-        .unwrap_or(Destination::NONE);
+        .unwrap_or(PathDestination::NONE);
     (local, outcome)
 }

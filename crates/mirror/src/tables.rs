@@ -1,83 +1,83 @@
-//! Answers with a table: the kernel's, a guest's, or where the two differ.
+//! Replies with a table: the kernel's, a guest's, or the differences between the two.
 //!
-//! Promises that the kernel's side is dumped anew and owes nothing to the mirror's copy, and that
-//! a difference is real: what differs is compared again, once the guest has applied all that it
-//! was sent, and shown only if it differed in each of [`PASSES`] comparisons and its routes did not
-//! change during the last.
+//! Guarantees that the kernel's side is dumped anew, independently of the mirror's copy, and that a
+//! difference is real. Different prefixes are compared again once the guest has applied everything
+//! that it was sent. A difference is shown only if it appeared in each of [`PASSES`] comparisons
+//! and its routes did not change during the last one.
 //!
-//! Limits: one such answer at a time; a guest's table may have [`ROWS_SPARE`] prefixes more than
-//! `routes_max`, and takes up to [`ANSWER_TIME_MAX`] to come.
+//! Limits: one such reply at a time; a guest's table may have [`ROWS_SPARE`] prefixes more than
+//! `routes_max`, and may take up to [`ANSWER_TIME_MAX`] to arrive.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use pdp_proto::mirror::{Config, RouteRow, Source};
-use pdp_proto::routes::{HOPS_MAX, Resolved};
+use pdp_proto::mirror::{MirrorConfig, MirrorRoute, TableSource};
+use pdp_proto::routes::{HOPS_MAX, ResolvedRoute};
 
-use crate::guests::{Answer, Guests};
+use crate::guests::{Guests, TableAnswer};
 use crate::listing::{Listing, is_within};
-use crate::table::Table;
+use crate::table::MirrorTable;
 
-/// Comparisons in which a difference must show.
+/// Comparisons in which a difference must appear.
 pub const PASSES: u32 = 4;
 
 /// Prefixes that a guest's table may have beyond the configured count: local ones.
 const ROWS_SPARE: u64 = 65_536;
 
-/// Time for a guest to apply what it was sent, and to tell its table.
+/// Longest time for a guest to apply what it was sent, and to send its table.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Rows of one part.
+/// Most routes of one part.
 const ROWS_MAX: usize = 1024;
 
-enum State {
-    /// Until the guest has applied everything that it was sent.
+enum TableQueryState {
+    /// Waits until the guest has applied everything that it was sent.
     Settle,
-    /// Until the guest's table is whole.
+    /// Waits until the guest's table is complete.
     Gather(u64),
-    /// The kernel's routes are read.
+    /// Reads the kernel's routes.
     Kernel(Box<Listing>),
-    /// What is left of the guest's rows is passed on.
+    /// Passes on the rest of the guest's routes.
     Rest,
     Done,
 }
 
-/// An answer that is being made.
-pub struct Tables {
-    source: Source,
+/// A reply in progress.
+pub struct TableQuery {
+    source: TableSource,
     within: Option<IpNet>,
-    config: Config,
-    state: State,
+    config: MirrorConfig,
+    state: TableQueryState,
     deadline: Instant,
     pass: u32,
-    /// Only these, from the second pass on.
+    /// Prefixes to compare, from the second pass on.
     only: Option<BTreeSet<IpNet>>,
-    /// The guest's rows that were not compared yet; values are in `values`.
+    /// The guest's routes that were not compared yet, as indices into `values`.
     rows: BTreeMap<IpNet, u32>,
-    values: Vec<Resolved>,
-    numbers: HashMap<Resolved, u32>,
-    different: Vec<RouteRow>,
+    values: Vec<ResolvedRoute>,
+    numbers: HashMap<ResolvedRoute, u32>,
+    different: Vec<MirrorRoute>,
 }
 
-/// What a step gave.
-pub enum Progress {
-    /// Rows to pass on, maybe none; more follow.
-    Rows(Vec<RouteRow>),
-    /// The last were passed on.
+/// Result of a step.
+pub enum TableQueryProgress {
+    /// Routes to pass on, possibly none; more follow.
+    Rows(Vec<MirrorRoute>),
+    /// All routes were passed on.
     End,
-    /// It cannot be answered.
+    /// The request cannot be answered.
     Failed(String),
 }
 
-impl Tables {
-    /// An answer for `source`.
-    pub fn new(source: Source, within: Option<IpNet>, config: &Config) -> Self {
+impl TableQuery {
+    /// Starts a reply for `source`.
+    pub fn new(source: TableSource, within: Option<IpNet>, config: &MirrorConfig) -> Self {
         let mut tables = Self {
             source,
             within,
             config: config.clone(),
-            state: State::Done,
+            state: TableQueryState::Done,
             deadline: Instant::now(),
             pass: 0,
             only: None,
@@ -93,92 +93,92 @@ impl Tables {
     fn start_pass(&mut self) {
         self.pass += 1;
         self.deadline = Instant::now() + ANSWER_TIME_MAX;
-        self.state = State::Settle;
+        self.state = TableQueryState::Settle;
     }
 
     fn guest(&self) -> Option<u32> {
         match self.source {
-            Source::Kernel => None,
-            Source::Guest(guest) | Source::Diff(guest) => Some(guest),
+            TableSource::Kernel => None,
+            TableSource::Guest(guest) | TableSource::Diff(guest) => Some(guest),
         }
     }
 
-    /// Whether [`Self::step`] has something to do at once.
+    /// True if [`Self::step`] has work at once.
     pub fn is_busy(&self) -> bool {
-        matches!(self.state, State::Kernel(_) | State::Rest)
+        matches!(self.state, TableQueryState::Kernel(_) | TableQueryState::Rest)
     }
 
-    /// Goes on for a few milliseconds at most.
-    pub fn step(&mut self, guests: &mut Guests, table: &mut Table) -> Progress {
+    /// Continues for a few milliseconds at most.
+    pub fn step(&mut self, guests: &mut Guests, table: &mut MirrorTable) -> TableQueryProgress {
         if let Some(guest) = self.guest() {
             if !guests.is_live(guest) {
-                return Progress::Failed(format!(
+                return TableQueryProgress::Failed(format!(
                     "forwarding guest {guest} is not connected to the route mirror, or has not \
                      its whole table yet: try again once the mirror's status shows it synced"
                 ));
             }
-            if matches!(self.state, State::Settle | State::Gather(_))
+            if matches!(self.state, TableQueryState::Settle | TableQueryState::Gather(_))
                 && Instant::now() > self.deadline
             {
                 let seconds = ANSWER_TIME_MAX.as_secs();
-                return Progress::Failed(format!(
+                return TableQueryProgress::Failed(format!(
                     "forwarding guest {guest} did not tell its table within {seconds} s: see its log"
                 ));
             }
         }
         match &mut self.state {
-            State::Settle => {
+            TableQueryState::Settle => {
                 let Some(guest) = self.guest() else {
                     self.state = self.listing();
-                    return Progress::Rows(Vec::new());
+                    return TableQueryProgress::Rows(Vec::new());
                 };
-                if self.source == Source::Guest(guest) || guests.has_applied_all(guest) {
+                if self.source == TableSource::Guest(guest) || guests.has_applied_all(guest) {
                     let number = rand::random();
                     guests.ask_table(guest, number);
                     table.watch();
-                    self.state = State::Gather(number);
+                    self.state = TableQueryState::Gather(number);
                 }
-                Progress::Rows(Vec::new())
+                TableQueryProgress::Rows(Vec::new())
             }
-            State::Gather(_) => Progress::Rows(Vec::new()),
-            State::Kernel(listing) => match listing.part() {
-                Ok(Some(routes)) => Progress::Rows(self.compare(routes)),
+            TableQueryState::Gather(_) => TableQueryProgress::Rows(Vec::new()),
+            TableQueryState::Kernel(listing) => match listing.part() {
+                Ok(Some(routes)) => TableQueryProgress::Rows(self.compare(routes)),
                 Ok(None) => {
-                    self.state = State::Rest;
-                    Progress::Rows(Vec::new())
+                    self.state = TableQueryState::Rest;
+                    TableQueryProgress::Rows(Vec::new())
                 }
-                Err(error) => Progress::Failed(error),
+                Err(error) => TableQueryProgress::Failed(error),
             },
-            State::Rest => self.rest(table),
-            State::Done => Progress::End,
+            TableQueryState::Rest => self.rest(table),
+            TableQueryState::Done => TableQueryProgress::End,
         }
     }
 
-    /// Takes what a guest said.
-    pub fn take(&mut self, guest: u32, answer: Answer) -> Result<(), String> {
-        let State::Gather(number) = self.state else { return Ok(()) };
+    /// Takes an answer of a guest.
+    pub fn handle_answer(&mut self, guest: u32, answer: TableAnswer) -> Result<(), String> {
+        let TableQueryState::Gather(number) = self.state else { return Ok(()) };
         if self.guest() != Some(guest) {
             return Ok(());
         }
         match answer {
-            Answer::Table(dump, routes) if dump == number => {
+            TableAnswer::Table(dump, routes) if dump == number => {
                 for (prefix, resolved) in routes {
                     self.keep(guest, prefix, resolved)?;
                 }
             }
-            Answer::TableEnd(dump) if dump == number => {
+            TableAnswer::TableEnd(dump) if dump == number => {
                 self.state = match self.source {
-                    // The kernel's side is dumped after the guest's and compared as it comes.
-                    Source::Diff(_) => self.listing(),
-                    _ => State::Rest,
+                    // The kernel's side is dumped after the guest's, and compared as it arrives.
+                    TableSource::Diff(_) => self.listing(),
+                    _ => TableQueryState::Rest,
                 };
             }
-            Answer::Table(..) | Answer::TableEnd(_) => {}
+            TableAnswer::Table(..) | TableAnswer::TableEnd(_) => {}
         }
         Ok(())
     }
 
-    fn keep(&mut self, guest: u32, prefix: IpNet, resolved: Resolved) -> Result<(), String> {
+    fn keep(&mut self, guest: u32, prefix: IpNet, resolved: ResolvedRoute) -> Result<(), String> {
         if !self.is_wanted(&prefix) {
             return Ok(());
         }
@@ -186,7 +186,7 @@ impl Tables {
             let max = self.config.routes_max;
             return Err(format!("forwarding guest {guest} tells more than {max} routes"));
         }
-        if matches!(&resolved, Resolved::Hops(hops) if hops.len() > HOPS_MAX) {
+        if matches!(&resolved, ResolvedRoute::Hops(hops) if hops.len() > HOPS_MAX) {
             return Err(format!("forwarding guest {guest} tells more than {HOPS_MAX} hops"));
         }
         let next = self.values.len() as u32;
@@ -203,69 +203,70 @@ impl Tables {
             && self.only.as_ref().is_none_or(|only| only.contains(prefix))
     }
 
-    /// The kernel's side is read now. The mirror's memory is its router's own.
-    fn listing(&self) -> State {
-        State::Kernel(Box::new(Listing::new(self.config.vports.clone(), usize::MAX)))
+    /// Starts reading the kernel's side. No limit is needed, since the
+    /// mirror's memory is charged to its own router.
+    fn listing(&self) -> TableQueryState {
+        TableQueryState::Kernel(Box::new(Listing::new(self.config.vports.clone(), usize::MAX)))
     }
 
-    /// Takes rows of the kernel: passes them on, or compares them with the guest's.
-    fn compare(&mut self, rows: Vec<(IpNet, Resolved)>) -> Vec<RouteRow> {
+    /// Takes routes of the kernel. Passes them on, or compares them with the guest's.
+    fn compare(&mut self, rows: Vec<(IpNet, ResolvedRoute)>) -> Vec<MirrorRoute> {
         let mut out = Vec::new();
         for (prefix, kernel) in rows {
             if !self.is_wanted(&prefix) {
                 continue;
             }
             let kernel = Some(kernel);
-            if self.source == Source::Kernel {
-                out.push(RouteRow { prefix, kernel, guest: None });
+            if self.source == TableSource::Kernel {
+                out.push(MirrorRoute { prefix, kernel, guest: None });
                 continue;
             }
             let guest = self.rows.remove(&prefix).map(|n| self.values[n as usize].clone());
             if guest != kernel {
-                self.different.push(RouteRow { prefix, kernel, guest });
+                self.different.push(MirrorRoute { prefix, kernel, guest });
             }
         }
         out
     }
 
-    /// What the guest has and the kernel has not, and the end of a pass.
-    fn rest(&mut self, table: &mut Table) -> Progress {
+    /// Handles routes that only the guest has, and the end of a pass.
+    fn rest(&mut self, table: &mut MirrorTable) -> TableQueryProgress {
         match self.source {
-            Source::Kernel => {}
-            Source::Guest(_) => {
+            TableSource::Kernel => {}
+            TableSource::Guest(_) => {
                 let mut out = Vec::new();
                 while out.len() < ROWS_MAX
                     && let Some((prefix, number)) = self.rows.pop_first()
                 {
                     let guest = Some(self.values[number as usize].clone());
-                    out.push(RouteRow { prefix, kernel: None, guest });
+                    out.push(MirrorRoute { prefix, kernel: None, guest });
                 }
                 if !out.is_empty() {
-                    return Progress::Rows(out);
+                    return TableQueryProgress::Rows(out);
                 }
             }
-            Source::Diff(_) => {
+            TableSource::Diff(_) => {
                 for (prefix, number) in std::mem::take(&mut self.rows) {
                     let guest = Some(self.values[number as usize].clone());
-                    self.different.push(RouteRow { prefix, kernel: None, guest });
+                    self.different.push(MirrorRoute { prefix, kernel: None, guest });
                 }
-                // Notifications up to the end of the kernel's dump were read since then. What is
-                // passed on in later steps is not compared with what changes later.
+                // All notifications up to the end of the kernel's dump have been read. Later steps
+                // only pass on results, so later changes do not matter.
                 let changed = table.take_watched();
                 self.different.retain(|row| !changed.contains(&row.prefix));
                 if !self.different.is_empty() && self.pass < PASSES {
                     let different = std::mem::take(&mut self.different);
                     self.only = Some(different.into_iter().map(|row| row.prefix).collect());
                     self.start_pass();
-                    return Progress::Rows(Vec::new());
+                    return TableQueryProgress::Rows(Vec::new());
                 }
             }
         }
         if self.different.is_empty() {
-            self.state = State::Done;
-            return Progress::End;
+            self.state = TableQueryState::Done;
+            return TableQueryProgress::End;
         }
         let rest = self.different.len().min(ROWS_MAX);
-        Progress::Rows(self.different.drain(..rest).collect())
+        TableQueryProgress::Rows(self.different.drain(..rest).collect())
     }
 }

@@ -1,4 +1,4 @@
-//! Real routing software writes the kernel's table; it is restarted; the guests follow.
+//! Real routing software writes the kernel's table and is restarted, and the guests follow.
 
 mod common;
 
@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use common::guest::Guest;
 use common::reference::equal;
 use common::{Mirror, Netns, Process, eventually};
-use pdp_proto::mirror::Source;
-use pdp_proto::routes::Resolved;
+use pdp_proto::mirror::TableSource;
+use pdp_proto::routes::ResolvedRoute;
 
-/// Real prefixes: a full table of the Internet (see data/README.md).
+/// Real prefixes from a full table of the Internet (see data/README.md).
 fn prefixes(family: &str, count: usize) -> Vec<String> {
     let path =
         format!("{}/../../data/internet-2022-10-29.{family}.txt.xz", env!("CARGO_MANIFEST_DIR"));
@@ -23,7 +23,7 @@ fn prefixes(family: &str, count: usize) -> Vec<String> {
     all.into_iter().step_by(step).take(count).collect()
 }
 
-/// BIRD with static routes over four vports, some by two of them.
+/// Returns BIRD's configuration with static routes over four vports, some over two of them.
 fn bird_config(v4: &[String], v6: &[String], shift: usize) -> String {
     let mut text = String::from(
         "router id 1.1.1.1;\nprotocol device {}\n\
@@ -87,7 +87,7 @@ fn bird_writes_a_hundred_thousand_routes() {
     eventually("all routes", || count(&guest) == all);
     equal(&netns, &guest);
     let multipath = guest.state().resolved().into_values();
-    let multipath = multipath.filter(|r| matches!(r, Resolved::Hops(hops) if hops.len() == 2));
+    let multipath = multipath.filter(|r| matches!(r, ResolvedRoute::Hops(hops) if hops.len() == 2));
     assert_eq!(multipath.count(), v4.len() / 10 + v6.len() / 10);
     assert!(guest.state().groups.len() < 30, "equal hops are not shared");
 
@@ -97,15 +97,15 @@ fn bird_writes_a_hundred_thousand_routes() {
         let state = guest.state();
         state.routes.get(&v4[1].parse().unwrap()).map(|target| state.resolve(*target))
     };
-    let hop = |vport: u16| pdp_proto::routes::Hop {
+    let hop = |vport: u16| pdp_proto::routes::GroupHop {
         vport,
         gateway: Some(format!("172.16.{vport}.2").parse().unwrap()),
         weight: 1,
     };
-    eventually("another vport", || moved(&guest) == Some(Resolved::Hops(vec![hop(2)])));
+    eventually("another vport", || moved(&guest) == Some(ResolvedRoute::Hops(vec![hop(2)])));
     equal(&netns, &guest);
 
-    // Killed, it leaves its routes; the next one takes them over.
+    // After a kill, BIRD's routes stay; the next BIRD takes them over.
     let gone = guest.shared.lock().unwrap().routes_gone;
     first.signal("-KILL");
     drop(first);
@@ -118,10 +118,10 @@ fn bird_writes_a_hundred_thousand_routes() {
     equal(&netns, &guest);
     assert_eq!(count(&guest), all);
     assert_eq!(guest.shared.lock().unwrap().routes_gone, gone, "a route went meanwhile");
-    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
 }
 
-/// zebra and another daemon of FRR, in the foreground.
+/// Starts zebra or another daemon of FRR, in the foreground.
 fn frr(netns: &Netns, directory: &Path, daemon: &str, config: &str) -> Process {
     let path = |name: String| directory.join(name);
     std::fs::write(path(format!("{daemon}.conf")), config).unwrap();
@@ -160,16 +160,16 @@ fn frr_writes_nexthop_objects() {
     assert!(netns.ip("route show 30.0.0.0/8").contains("nhid"), "no nexthop objects");
     let state = guest.state();
     let three = state.routes.get(&"30.0.0.0/8".parse().unwrap()).map(|t| state.resolve(*t));
-    assert!(matches!(three, Some(Resolved::Hops(hops)) if hops.len() == 3));
+    assert!(matches!(three, Some(ResolvedRoute::Hops(hops)) if hops.len() == 3));
 
-    // One leg goes and comes back.
+    // One link goes down and comes back.
     netns.ip("link set x1 down");
     equal(&netns, &guest);
     netns.ip("link set x1 up");
     eventually("all routes", || count(&guest) == 1003 + own);
     equal(&netns, &guest);
 
-    // Killed, both leave their routes, and take them over again.
+    // After a kill, both daemons' routes stay; the next ones take them over.
     let gone = guest.shared.lock().unwrap().routes_gone;
     for process in [zebra, staticd] {
         process.signal("-KILL");
@@ -182,7 +182,7 @@ fn frr_writes_nexthop_objects() {
     eventually("the last route", || count(&guest) == 1004 + own);
     equal(&netns, &guest);
     assert_eq!(guest.shared.lock().unwrap().routes_gone, gone, "a route went meanwhile");
-    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Guests come, go, are slow or hostile; limits; pdpd's questions.
+//! Guests that connect, disconnect, are slow or hostile; limits; pdpd's requests.
 
 mod common;
 
@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::guest::{Guest, Shared};
 use common::reference::{equal, look};
 use common::{Mirror, Netns, Process, eventually, many};
-use pdp_proto::mirror::Source;
-use pdp_proto::routes::{FromGuest, Resolved, VERSION, encode};
+use pdp_proto::mirror::TableSource;
+use pdp_proto::routes::{FromGuest, ResolvedRoute, VERSION, encode};
 
 fn connect(mirror: &Mirror, number: u32) -> Guest {
     let guest = Guest::connect(&mirror.config.routes_socket, number);
@@ -21,7 +21,7 @@ fn connect(mirror: &Mirror, number: u32) -> Guest {
 }
 
 #[test]
-fn guests_that_come_late_get_the_same() {
+fn late_guests_get_the_same_state() {
     let netns = Netns::new(2);
     let mirror = Mirror::new(&netns);
     let early = connect(&mirror, 0);
@@ -37,14 +37,14 @@ fn guests_that_come_late_get_the_same() {
     assert!(status.guests.iter().all(|g| g.backlog_bytes == 0), "{status:?}");
     assert!(status.guests.iter().any(|g| g.guest == 0 && g.apply_us_max > 0), "{status:?}");
     assert_eq!((status.routes_v4, status.groups), (5003, 6), "{status:?}");
-    // What a barrier stands for comes before it.
+    // Everything that a barrier stands for arrives before it.
     netns.ip("route del 10.0.0.0/8");
     equal(&netns, &early);
     eventually("a barrier at last", || early.shared.lock().unwrap().at_barrier);
 }
 
 #[test]
-fn changes_beside_a_snapshot_are_not_missed() {
+fn changes_during_a_snapshot_are_applied() {
     let netns = Netns::new(2);
     let mirror = Mirror::new(&netns);
     netns.batch(&many("add", 100_000, "via 172.16.0.2"));
@@ -52,7 +52,7 @@ fn changes_beside_a_snapshot_are_not_missed() {
     eventually("all routes", || mirror.status().routes_v4 > 100_000);
     let routes = mirror.status().routes_v4;
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
-    // It reads no further, and so the snapshot stops in the middle.
+    // The guest stops reading, so the snapshot stops in the middle.
     let held = guest.shared.lock().unwrap();
     eventually("a snapshot half told", || {
         mirror.status().guests.first().is_some_and(|guest| guest.backlog_bytes > 0)
@@ -66,7 +66,7 @@ fn changes_beside_a_snapshot_are_not_missed() {
 }
 
 #[test]
-fn what_a_guest_has_not_applied_does_not_count() {
+fn guest_is_synced_only_after_applying() {
     let netns = Netns::new(1);
     let mirror = Mirror::new(&netns);
     let shared = Arc::<Mutex<Shared>>::default();
@@ -76,8 +76,8 @@ fn what_a_guest_has_not_applied_does_not_count() {
     let synced = || mirror.status().guests[0].synced;
     assert!(!synced());
     let asked_early = std::thread::scope(|scope| {
-        let comparison = scope.spawn(|| mirror.routes(Source::Diff(0), None));
-        // Time enough for a mirror that does not wait; one that does is never wrong.
+        let comparison = scope.spawn(|| mirror.routes(TableSource::Diff(0), None));
+        // Long enough for a mirror that does not wait to fail. A mirror that waits always passes.
         std::thread::sleep(Duration::from_millis(300));
         let asked_early = guest.shared.lock().unwrap().dumps;
         guest.confirm();
@@ -89,7 +89,7 @@ fn what_a_guest_has_not_applied_does_not_count() {
 }
 
 #[test]
-fn many_routes_share_a_group_and_follow_it_at_once() {
+fn many_routes_follow_their_shared_nexthop_group() {
     let netns = Netns::new(2);
     netns.ip("nexthop add id 5 via 172.16.0.2 dev e0");
     let mirror = Mirror::new(&netns);
@@ -105,7 +105,7 @@ fn many_routes_share_a_group_and_follow_it_at_once() {
 }
 
 #[test]
-fn a_mirror_that_is_restarted_sweeps_what_went_meanwhile() {
+fn restarted_mirror_sweeps_stale_routes() {
     let netns = Netns::new(2);
     let mut mirror = Mirror::new(&netns);
     netns.batch(&many("add", 2000, "via 172.16.0.2"));
@@ -126,7 +126,7 @@ fn a_mirror_that_is_restarted_sweeps_what_went_meanwhile() {
 }
 
 #[test]
-fn a_slow_guest_is_let_go_and_holds_up_nobody() {
+fn slow_guest_is_disconnected_without_delaying_others() {
     let netns = Netns::new(2);
     let mirror = Mirror::with(&netns, u64::MAX, &[("BACKLOG", 1 << 20)]);
     let quick = connect(&mirror, 0);
@@ -144,7 +144,7 @@ fn a_slow_guest_is_let_go_and_holds_up_nobody() {
 }
 
 #[test]
-fn hostile_guests_are_let_go() {
+fn hostile_guests_are_disconnected() {
     let netns = Netns::new(1);
     let mirror = Mirror::new(&netns);
     let good = connect(&mirror, 0);
@@ -159,7 +159,7 @@ fn hostile_guests_are_let_go() {
     for bytes in bad {
         let mut stream = UnixStream::connect(&mirror.config.routes_socket).unwrap();
         stream.write_all(&bytes).unwrap();
-        // Ends, whether or not something was sent before.
+        // The connection ends, whether or not something was sent before.
         let _ = stream.read_to_end(&mut Vec::new());
     }
     good.say(FromGuest::Applied(u64::MAX));
@@ -170,7 +170,7 @@ fn hostile_guests_are_let_go() {
 }
 
 #[test]
-fn routes_beyond_the_limit_are_counted_and_come_when_there_is_room() {
+fn routes_beyond_the_limit_are_counted_and_retried() {
     let netns = Netns::new(1);
     let mirror = Mirror::with(&netns, 100, &[]);
     let guest = connect(&mirror, 0);
@@ -186,7 +186,7 @@ fn routes_beyond_the_limit_are_counted_and_come_when_there_is_room() {
 }
 
 #[test]
-fn tables_and_differences_are_told() {
+fn tables_and_differences_can_be_queried() {
     let netns = Netns::new(2);
     let mirror = Mirror::new(&netns);
     let guest = connect(&mirror, 7);
@@ -196,31 +196,31 @@ fn tables_and_differences_are_told() {
     equal(&netns, &guest);
     let reference = look(&netns);
 
-    let rows = mirror.routes(Source::Kernel, None).unwrap();
+    let rows = mirror.routes(TableSource::Kernel, None).unwrap();
     let kernel = rows.into_iter().map(|row| (row.prefix, row.kernel.unwrap())).collect();
     assert_eq!(reference.routes, kernel);
-    let rows = mirror.routes(Source::Guest(7), None).unwrap();
+    let rows = mirror.routes(TableSource::Guest(7), None).unwrap();
     let told = rows.into_iter().map(|row| (row.prefix, row.guest.unwrap())).collect();
     assert_eq!(reference.routes, told);
 
-    let rows = mirror.routes(Source::Kernel, Some("10.9.1.0/24")).unwrap();
+    let rows = mirror.routes(TableSource::Kernel, Some("10.9.1.0/24")).unwrap();
     assert_eq!(rows.len(), 1);
-    assert_eq!(rows[0].kernel, Some(Resolved::Drop));
-    assert!(mirror.routes(Source::Guest(8), None).unwrap_err().contains("guest 8"));
+    assert_eq!(rows[0].kernel, Some(ResolvedRoute::Drop));
+    assert!(mirror.routes(TableSource::Guest(8), None).unwrap_err().contains("guest 8"));
 
-    assert_eq!(mirror.routes(Source::Diff(7), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(7), None).unwrap(), []);
     let prefix = "2001:db8::/32".parse().unwrap();
     guest.shared.lock().unwrap().lie = Some(prefix);
-    let rows = mirror.routes(Source::Diff(7), None).unwrap();
+    let rows = mirror.routes(TableSource::Diff(7), None).unwrap();
     assert_eq!(rows.len(), 1, "{rows:?}");
     assert_eq!(rows[0].prefix, prefix);
-    assert_eq!(rows[0].guest, Some(Resolved::Drop));
+    assert_eq!(rows[0].guest, Some(ResolvedRoute::Drop));
     assert_eq!(rows[0].kernel.as_ref(), reference.routes.get(&prefix));
-    assert_eq!(mirror.routes(Source::Diff(7), Some("10.0.0.0/8")).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(7), Some("10.0.0.0/8")).unwrap(), []);
 }
 
 #[test]
-fn routes_in_change_are_no_differences() {
+fn changing_routes_are_not_reported_as_differences() {
     let netns = Netns::new(2);
     let mirror = Mirror::new(&netns);
     let guest = connect(&mirror, 0);
@@ -231,13 +231,14 @@ fn routes_in_change_are_no_differences() {
     std::thread::scope(|scope| {
         let churn = scope.spawn(|| netns.batch(&lines));
         while !churn.is_finished() {
-            let rows = mirror.routes(Source::Diff(0), None).unwrap();
+            let rows = mirror.routes(TableSource::Diff(0), None).unwrap();
             assert!(rows.is_empty(), "{} rows, the first {:?}", rows.len(), rows[0]);
         }
     });
 }
 
-/// What a used neighbour goes through: the kernel is asked, asks the neighbour, gets no answer.
+/// Life of a used neighbour entry: the kernel is asked to
+/// confirm it, asks the neighbour, and gets no answer.
 fn used_neighbour(netns: &Netns, guest: &Guest) {
     netns.ip("neigh replace 172.16.0.9 lladdr 02:00:00:00:00:09 dev e0 nud stale");
     let address = "172.16.0.9".parse().unwrap();
@@ -256,14 +257,14 @@ fn used_neighbours_are_confirmed() {
     let mirror = Mirror::new(&netns);
     let guest = connect(&mirror, 0);
     used_neighbour(&netns, &guest);
-    // One that does not exist is not made.
+    // A missing entry is not made.
     guest.say(FromGuest::Used(vec![(0, "172.16.0.77".parse().unwrap())]));
     netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
     equal(&netns, &guest);
     assert_eq!(netns.ip("neigh show 172.16.0.77"), "");
 }
 
-/// In a user namespace the mirror keeps one capability there, and none of the host's.
+/// In a user namespace, the mirror keeps one capability there, and none of the host's.
 #[test]
 fn privileges_are_dropped_in_a_user_namespace() {
     let mut unshare = Command::new("unshare");

@@ -1,4 +1,5 @@
-//! What hooks into the kernel's forwarding is found, told within a second, and gone when it goes.
+//! Hooks into the kernel's forwarding are found and reported within a
+//! second, and disappear when they are removed.
 
 mod common;
 
@@ -7,20 +8,21 @@ use std::time::{Duration, Instant};
 use common::guest::Guest;
 use common::{Mirror, Netns, eventually};
 use pdp_proto::mirror::HookPolicy;
-use pdp_proto::routes::{FromGuest, Hooked};
+use pdp_proto::routes::{FromGuest, VportHooks};
 
-/// How soon it is told; more where the machine is busy, so that a lone late answer fails no test.
+/// Longest delay of a report. Retries allow more on a busy
+/// machine, so that a single late report fails no test.
 const SOON: Duration = Duration::from_secs(1);
 
-const NONE: Hooked =
-    Hooked { all: false, v4: false, v6: false, out: false, back_v4: false, back_v6: true };
-const V4: Hooked = Hooked { v4: true, ..NONE };
-const V6: Hooked = Hooked { v6: true, ..NONE };
-const BOTH: Hooked = Hooked { v4: true, v6: true, ..NONE };
+const NONE: VportHooks =
+    VportHooks { all: false, v4: false, v6: false, out: false, back_v4: false, back_v6: true };
+const V4: VportHooks = VportHooks { v4: true, ..NONE };
+const V6: VportHooks = VportHooks { v6: true, ..NONE };
+const BOTH: VportHooks = VportHooks { v4: true, v6: true, ..NONE };
 
-/// What is done, what undoes it, what of e0 and of e1 guests leave to the kernel meanwhile, and what is
-/// said of it.
-const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
+/// Command, its undo command, frames of e0 and of e1 that
+/// guests punt meanwhile, and the hook's description.
+const CASES: &[(&str, &str, VportHooks, VportHooks, &str)] = &[
     (
         "ip rule add from 10.1.0.2 lookup 100 pref 7",
         "ip rule del pref 7",
@@ -78,13 +80,13 @@ const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
          nft add rule netdev t i counter",
         "nft delete table netdev t",
         NONE,
-        Hooked { all: true, ..NONE },
+        VportHooks { all: true, ..NONE },
         "nft chain netdev t i",
     ),
     (
         "tc qdisc add dev e0 root tbf rate 1mbit burst 10k latency 50ms",
         "tc qdisc del dev e0 root",
-        Hooked { out: true, ..NONE },
+        VportHooks { out: true, ..NONE },
         NONE,
         "tc qdisc tbf on e0",
     ),
@@ -92,13 +94,13 @@ const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
         "tc qdisc add dev e1 ingress",
         "tc qdisc del dev e1 ingress",
         NONE,
-        Hooked { all: true, ..NONE },
+        VportHooks { all: true, ..NONE },
         "tc qdisc ingress on e1",
     ),
     (
         "ip link add br0 type bridge; ip link set e0 master br0",
         "ip link del br0",
-        Hooked { all: true, ..NONE },
+        VportHooks { all: true, ..NONE },
         NONE,
         "e0 is in bridge br0",
     ),
@@ -112,7 +114,7 @@ const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
     (
         "sysctl -qw net.ipv4.conf.e0.send_redirects=1",
         "sysctl -qw net.ipv4.conf.e0.send_redirects=0",
-        Hooked { back_v4: true, ..NONE },
+        VportHooks { back_v4: true, ..NONE },
         NONE,
         "send_redirects on e0",
     ),
@@ -125,7 +127,7 @@ const CASES: &[(&str, &str, Hooked, Hooked, &str)] = &[
     ),
 ];
 
-/// What no forwarded packet meets.
+/// Rules that no forwarded packet matches.
 const HARMLESS: &str = "
     ip rule add fwmark 0x1 lookup 100
     ip rule add iif lo lookup 100
@@ -160,7 +162,7 @@ fn sh(netns: &Netns, script: &str) {
     assert!(output.status.success(), "{script}: {output:?}");
 }
 
-fn hooked(guest: &Guest) -> Vec<Hooked> {
+fn hooked(guest: &Guest) -> Vec<VportHooks> {
     guest.state().vports.values().map(|vport| vport.hooked).collect()
 }
 
@@ -171,7 +173,7 @@ fn connect(mirror: &Mirror) -> Guest {
 }
 
 #[test]
-fn each_hook_is_told_while_it_is_there() {
+fn each_hook_is_reported_while_it_exists() {
     let netns = namespace();
     sh(&netns, HARMLESS);
     let mirror = Mirror::new(&netns);
@@ -195,7 +197,7 @@ fn each_hook_is_told_while_it_is_there() {
         eventually(end, || mirror.status().hooks.is_empty() && hooked(&guest) == [NONE, NONE]);
     }
     assert!(late.len() <= 1, "{late:?}");
-    // One that was there before the mirror; of many, some are told one by one.
+    // A rule that existed before the mirror. Of many rules, only some are listed one by one.
     let rules: String =
         (0..40).map(|i| format!("ip rule add to 10.9.{i}.1 lookup 100; ")).collect();
     sh(&netns, &rules);
@@ -203,13 +205,13 @@ fn each_hook_is_told_while_it_is_there() {
     let ignoring = Mirror::ignoring(&netns);
     let guest = connect(&ignoring);
     eventually("told, and not done", || ignoring.status().hooks.len() == 17);
-    assert_eq!(hooked(&guest), [Hooked::default(); 2]);
+    assert_eq!(hooked(&guest), [VportHooks::default(); 2]);
     assert_eq!(ignoring.config.hooks, HookPolicy::Ignore);
 }
 
-/// Names of a guest's are its own business, and rules that change all the time cost others nothing.
+/// A guest may choose any names, and constantly changing rules cost nobody else anything.
 #[test]
-fn hostile_names_and_storms_of_rules_do_no_harm() {
+fn hostile_names_and_rule_storms_are_harmless() {
     let netns = namespace();
     sh(&netns, "ip link set e1 down; ip link add name \"$(printf 'b\\033[2J')\" type bridge");
     sh(&netns, "ip link set e1 master \"$(printf 'b\\033[2J')\"");
@@ -239,9 +241,9 @@ fn hostile_names_and_storms_of_rules_do_no_harm() {
     storm.wait().unwrap();
 }
 
-/// A gateway that a guest asks for is resolved; what is the gateway of no route is not.
+/// A gateway that a guest asks for is resolved; an address that is no route's gateway is not.
 #[test]
-fn a_gateway_that_is_wanted_is_asked_for() {
+fn requested_gateway_is_resolved() {
     let netns = namespace();
     netns.ip("route add 203.0.113.0/24 nexthop via 172.16.0.9 nexthop via 172.16.1.9");
     let mirror = Mirror::new(&netns);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::guest::Guest;
 use common::reference::{differences, equal, look, of_guest};
 use common::{EVENTUALLY, Mirror, Netns, eventually};
-use pdp_proto::routes::Resolved;
+use pdp_proto::routes::ResolvedRoute;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -79,7 +79,7 @@ impl Words {
         let prefix = self.prefix(v6);
         let family = if v6 { "-6" } else { "-4" };
         let kind = self.0.random_range(0..100);
-        // The kernel's own dump leaves out what stands between hops of IPv6.
+        // The kernel's own dump omits routes between the hops of an IPv6 route.
         if v6 && verb == "append" && !matches!(kind, 0..35 | 48..66) {
             verb = "add";
         }
@@ -189,7 +189,7 @@ impl Words {
     }
 }
 
-/// The kernel is looked at before and after, because some of it changes by itself.
+/// Reads the kernel before and after the guest, because some of its state changes by itself.
 fn assert_equal(netns: &Netns, guest: &Guest, within: Duration, history: &[String]) {
     let end = Instant::now() + within;
     loop {
@@ -206,7 +206,7 @@ fn assert_equal(netns: &Netns, guest: &Guest, within: Duration, history: &[Strin
     }
 }
 
-/// What `ip route get` answers must be among what the guest would do.
+/// The answer of `ip route get` must be among the guest's choices.
 fn assert_spots(netns: &Netns, guest: &Guest, history: &[String]) {
     let state = guest.state();
     let defaults = netns.ip("-4 route show default").lines().count();
@@ -237,7 +237,7 @@ fn assert_spots(netns: &Netns, guest: &Guest, history: &[String]) {
         let answer = serde_json::from_slice::<Vec<serde_json::Value>>(&output.stdout);
         let answer = answer.ok().filter(|_| output.status.success()).and_then(|mut a| a.pop());
         let Some(answer) = answer else {
-            let refused = matches!(guest, None | Some(Resolved::Punt | Resolved::Drop));
+            let refused = matches!(guest, None | Some(ResolvedRoute::Punt | ResolvedRoute::Drop));
             assert!(refused, "{spot}: kernel refuses, guest has {guest:?}\n{}", history.join("\n"));
             continue;
         };
@@ -246,14 +246,14 @@ fn assert_spots(netns: &Netns, guest: &Guest, history: &[String]) {
             answer["via"]["host"].as_str().map_or_else(|| text("gateway"), str::to_string);
         let gateway = gateway.parse::<IpAddr>().ok();
         let fits = match &guest {
-            // Among several the kernel looks for one whose gateway answers.
+            // Among several default routes, the kernel chooses one whose gateway answers.
             _ if defaults > 1 && spot == "198.51.100.1" => true,
-            Some(Resolved::Hops(hops)) => hops
+            Some(ResolvedRoute::Hops(hops)) => hops
                 .iter()
                 .any(|hop| format!("e{}", hop.vport) == text("dev") && hop.gateway == gateway),
-            // The kernel answers what is punted as it likes.
-            Some(Resolved::Punt) => true,
-            Some(Resolved::Drop) => text("dev") == "lo" || text("type") == "blackhole",
+            // For punted packets, any answer of the kernel is right.
+            Some(ResolvedRoute::Punt) => true,
+            Some(ResolvedRoute::Drop) => text("dev") == "lo" || text("type") == "blackhole",
             None => false,
         };
         assert!(fits, "{spot}: kernel {answer}, guest {guest:?}\n{}", history.join("\n"));
@@ -273,12 +273,12 @@ fn seeds() -> Vec<u64> {
     }
 }
 
-/// Notifications alone do it: no dump is made after the first.
+/// Notifications suffice: there is no dump after the first.
 #[test]
-fn notifications_keep_a_guest_equal() {
+fn notifications_keep_guests_in_sync() {
     for seed in seeds() {
         let netns = Netns::new(VPORTS);
-        // Addresses that IPv6 makes by itself bring routes.
+        // Addresses that IPv6 makes by itself add routes.
         eventually("quiet", || netns.ip("-6 addr show tentative").is_empty());
         let mirror = Mirror::new(&netns);
         let guest = synced(&mirror);
@@ -294,7 +294,7 @@ fn notifications_keep_a_guest_equal() {
                 7..9 => words.nexthop(),
                 _ => words.neighbour(),
             };
-            // What these did cannot be told from notifications alone.
+            // The effect of these operations cannot be determined from notifications alone.
             let replaces = operation.contains("replace") || operation.contains("change");
             if replaces && operation.starts_with("-6 route") && operation.contains("nhid") {
                 continue;
@@ -312,9 +312,9 @@ fn notifications_keep_a_guest_equal() {
     }
 }
 
-/// Of several routes of one prefix and metric, the one that is named goes.
+/// Among several routes of one prefix and metric, exactly the named one is removed.
 #[test]
-fn routes_of_one_class_go_one_by_one() {
+fn equal_metric_routes_are_removed_one_by_one() {
     const ROUTES: usize = 3;
     let netns = Netns::new(ROUTES);
     let mirror = Mirror::new(&netns);
@@ -333,9 +333,9 @@ fn routes_of_one_class_go_one_by_one() {
     }
 }
 
-/// With what the kernel does without a word.
+/// Includes changes that the kernel makes without notification.
 #[test]
-fn links_and_addresses_keep_a_guest_equal() {
+fn link_and_address_changes_keep_guests_in_sync() {
     for seed in seeds() {
         let netns = Netns::new(VPORTS);
         let mirror = Mirror::new(&netns);

@@ -10,13 +10,13 @@ use std::thread;
 use common::Netns;
 use ipnet::IpNet;
 use pdp_mirror::listing::Listing;
-use pdp_proto::routes::{Hop, Resolved};
+use pdp_proto::routes::{GroupHop, ResolvedRoute};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const KEPT_MAX: usize = 1000;
 
 /// All routes of a namespace, or why not.
-fn listed(netns: &Netns) -> Result<BTreeMap<IpNet, Resolved>, String> {
+fn listed(netns: &Netns) -> Result<BTreeMap<IpNet, ResolvedRoute>, String> {
     let place = File::open(format!("/run/netns/{}", netns.name)).unwrap();
     let list = move || {
         move_into_link_name_space(
@@ -36,12 +36,12 @@ fn listed(netns: &Netns) -> Result<BTreeMap<IpNet, Resolved>, String> {
     thread::spawn(list).join().unwrap()
 }
 
-fn hop(vport: u16, gateway: &str, weight: u16) -> Hop {
-    Hop { vport, gateway: Some(gateway.parse().unwrap()), weight }
+fn hop(vport: u16, gateway: &str, weight: u16) -> GroupHop {
+    GroupHop { vport, gateway: Some(gateway.parse().unwrap()), weight }
 }
 
 #[test]
-fn each_route_is_listed_once_and_as_the_kernel_has_it() {
+fn lists_each_kernel_route_once() {
     let netns = Netns::new(3);
     netns.ip("route add 10.1.0.0/16 nexthop via 172.16.0.2 weight 3 nexthop via 172.16.1.2");
     netns.ip("-6 route add 2001:db8::/32 nexthop via fd00:0::2 nexthop via fd00:1::2");
@@ -52,21 +52,24 @@ fn each_route_is_listed_once_and_as_the_kernel_has_it() {
     netns.ip("route add 10.5.0.0/16 via 172.16.0.3 metric 9");
     netns.ip("route add 10.5.0.0/16 via 172.16.1.3 metric 5");
     netns.ip("-6 route add local 2001:db8:9::/48 dev lo");
-    let link = |vport| Resolved::Hops(vec![Hop { vport, gateway: None, weight: 1 }]);
-    let expected: BTreeMap<IpNet, Resolved> = [
+    let link = |vport| ResolvedRoute::Hops(vec![GroupHop { vport, gateway: None, weight: 1 }]);
+    let expected: BTreeMap<IpNet, ResolvedRoute> = [
         ("172.16.0.0/24", link(0)),
         ("172.16.1.0/24", link(1)),
-        ("172.16.2.0/24", Resolved::Punt),
+        ("172.16.2.0/24", ResolvedRoute::Punt),
         ("fd00:0::/64", link(0)),
         ("fd00:1::/64", link(1)),
-        ("fd00:2::/64", Resolved::Punt),
-        ("10.1.0.0/16", Resolved::Hops(vec![hop(0, "172.16.0.2", 3), hop(1, "172.16.1.2", 1)])),
-        ("2001:db8::/32", Resolved::Hops(vec![hop(0, "fd00::2", 1), hop(1, "fd00:1::2", 1)])),
-        ("10.2.0.0/16", Resolved::Hops(vec![hop(1, "172.16.1.3", 1)])),
-        ("10.3.0.0/16", Resolved::Punt),
-        ("10.4.0.0/16", Resolved::Drop),
-        ("10.5.0.0/16", Resolved::Hops(vec![hop(1, "172.16.1.3", 1)])),
-        ("2001:db8:9::/48", Resolved::Punt),
+        ("fd00:2::/64", ResolvedRoute::Punt),
+        (
+            "10.1.0.0/16",
+            ResolvedRoute::Hops(vec![hop(0, "172.16.0.2", 3), hop(1, "172.16.1.2", 1)]),
+        ),
+        ("2001:db8::/32", ResolvedRoute::Hops(vec![hop(0, "fd00::2", 1), hop(1, "fd00:1::2", 1)])),
+        ("10.2.0.0/16", ResolvedRoute::Hops(vec![hop(1, "172.16.1.3", 1)])),
+        ("10.3.0.0/16", ResolvedRoute::Punt),
+        ("10.4.0.0/16", ResolvedRoute::Drop),
+        ("10.5.0.0/16", ResolvedRoute::Hops(vec![hop(1, "172.16.1.3", 1)])),
+        ("2001:db8:9::/48", ResolvedRoute::Punt),
     ]
     .map(|(prefix, target)| (prefix.parse().unwrap(), target))
     .into();
@@ -74,7 +77,7 @@ fn each_route_is_listed_once_and_as_the_kernel_has_it() {
 }
 
 #[test]
-fn many_routes_are_no_reason_to_keep_many() {
+fn listing_many_routes_needs_little_state() {
     let netns = Netns::new(2);
     let mut lines = String::new();
     for n in 0..4 * KEPT_MAX {
@@ -85,7 +88,7 @@ fn many_routes_are_no_reason_to_keep_many() {
 }
 
 #[test]
-fn what_would_have_to_be_kept_is_bounded() {
+fn route_listing_state_is_bounded() {
     let kinds: [fn(usize) -> String; 4] = [
         |n| format!("route add local 10.{}.{}.0/24 dev lo", n / 256, n % 256),
         |n| format!("nexthop add id {} via 172.16.0.2 dev e0", n + 1),

@@ -1,11 +1,11 @@
-//! What the kernel did not say, or said to nobody, is made good.
+//! Lost and missing notifications are repaired.
 
 mod common;
 
 use common::guest::Guest;
 use common::reference::equal;
 use common::{Mirror, Netns, eventually, many};
-use pdp_proto::mirror::Source;
+use pdp_proto::mirror::TableSource;
 
 fn connect(mirror: &Mirror) -> Guest {
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
@@ -14,7 +14,7 @@ fn connect(mirror: &Mirror) -> Guest {
 }
 
 #[test]
-fn lost_notifications_are_made_good() {
+fn lost_notifications_are_repaired() {
     let netns = Netns::new(2);
     let mirror = Mirror::with(&netns, u64::MAX, &[("RECEIVE", 4096)]);
     let guest = connect(&mirror);
@@ -36,12 +36,12 @@ fn lost_notifications_are_made_good() {
     netns.ip("neigh del 172.16.0.2 dev e0");
     mirror.process.signal("-CONT");
     equal(&netns, &guest);
-    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
 }
 
-/// With lost notifications all the time, and changes during each dump.
+/// Notifications are lost all the time, and changes happen during each dump.
 #[test]
-fn steady_loss_ends_in_equality() {
+fn mirror_converges_despite_steady_loss() {
     let netns = Netns::new(2);
     let mirror = Mirror::with(&netns, u64::MAX, &[("RECEIVE", 4096)]);
     let guest = connect(&mirror);
@@ -67,14 +67,15 @@ fn a_stopped_mirror_catches_up() {
     netns.batch(&many("add", 300_000, "via 172.16.0.2"));
     mirror.process.signal("-CONT");
     eventually("all routes", || guest.shared.lock().unwrap().state.routes.len() >= 300_000);
-    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
     let gone = guest.shared.lock().unwrap().routes_gone;
     assert_eq!(gone, 0, "routes that did not change were taken away");
 }
 
-/// The kernel says nothing of the routes that go with a link; the next best take their place.
+/// The kernel sends no notification of routes that are removed
+/// with a link; the next best ones replace them.
 #[test]
-fn routes_of_a_link_go_with_it() {
+fn routes_disappear_with_their_link() {
     let netns = Netns::new(2);
     let mirror = Mirror::new(&netns);
     let guest = connect(&mirror);
@@ -90,7 +91,7 @@ fn routes_of_a_link_go_with_it() {
         state
             .routes
             .values()
-            .filter(|target| matches!(target, pdp_proto::routes::Target::Group(_)))
+            .filter(|target| matches!(target, pdp_proto::routes::RouteDecision::Group(_)))
             .count(),
         10_003
     );
@@ -99,5 +100,5 @@ fn routes_of_a_link_go_with_it() {
     equal(&netns, &guest);
     netns.ip("link del e1");
     equal(&netns, &guest);
-    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
 }

@@ -11,7 +11,7 @@ use common::reference::{differences, look, of_guest};
 use common::{Mirror, Netns, eventually};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
-use pdp_proto::mirror::{Reply, Request, Source, Status};
+use pdp_proto::mirror::{MirrorReply, MirrorRequest, MirrorStatusReply, TableSource};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const ROUTES: u32 = 20_000;
@@ -22,14 +22,14 @@ const BATCH: u32 = 500;
 /// Room for some hundred notifications.
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// Memory that a storm may take for good: less than half of what its notifications would.
+/// Memory that a storm may take permanently: less than half of its notifications' size.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 
 fn prefix(route: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x1400_0000 + route * 256)
 }
 
-/// `RTM_NEWROUTE` (replace or create) or `RTM_DELROUTE` of a prefix of 24 bits, and its gateway.
+/// `RTM_NEWROUTE` (replace or create) or `RTM_DELROUTE` for a /24 prefix and its gateway.
 fn message(bytes: &mut Vec<u8>, route: u32, gateway: Option<[u8; 4]>) {
     let (kind, flags) = match gateway {
         Some(_) => (libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE),
@@ -49,7 +49,7 @@ fn message(bytes: &mut Vec<u8>, route: u32, gateway: Option<[u8; 4]>) {
     }
 }
 
-/// Gives routes other gateways, takes them away and gives them back, as fast as the kernel takes it.
+/// Changes routes' gateways, removes routes and adds them again, as fast as the kernel accepts it.
 fn storm(netns: &Netns, changes: u32) {
     let file = File::open(format!("/run/netns/{}", netns.name)).unwrap();
     let send = || {
@@ -58,7 +58,7 @@ fn storm(netns: &Netns, changes: u32) {
         socket.bind_auto().unwrap();
         let mut bytes = Vec::new();
         for change in 0..changes {
-            // Not the same change for a route each time, and another end than the beginning.
+            // Each change of a route differs, and the final state differs from the first.
             let (route, round) = (change * 7 % ROUTES, change / ROUTES);
             let away = (route + round).is_multiple_of(5);
             let number = 2 + (route + 3 * round) % 4;
@@ -73,15 +73,15 @@ fn storm(netns: &Netns, changes: u32) {
     std::thread::scope(|scope| scope.spawn(send).join()).unwrap();
 }
 
-/// The first that a mirror without guests says after changes that it could not read meanwhile.
-fn status_after_changes(netns: &Netns, mirror: &Mirror) -> Status {
+/// First status of a mirror without guests, after changes that it could not read meanwhile.
+fn status_after_changes(netns: &Netns, mirror: &Mirror) -> MirrorStatusReply {
     eventually("settled at the start", || mirror.status().settled);
     let mut channel = mirror.channel();
     let mut status = |meanwhile: &dyn Fn()| {
-        channel.send(&Request::Status, &[]).unwrap();
+        channel.send(&MirrorRequest::Status, &[]).unwrap();
         meanwhile();
         match channel.receive().unwrap().unwrap().0 {
-            Reply::Status(status) => status,
+            MirrorReply::Status(status) => status,
             other => panic!("{other:?}"),
         }
     };
@@ -94,14 +94,14 @@ fn status_after_changes(netns: &Netns, mirror: &Mirror) -> Status {
 }
 
 #[test]
-fn settled_is_said_once_all_is_read_and_confirmed() {
+fn mirror_reports_settled_only_when_synchronized() {
     let netns = Netns::new(2);
-    // Notifications are lost, and the dump that makes up for it has begun.
+    // Notifications were lost, and the dump that repairs this has begun.
     let small = Mirror::with(&netns, u64::MAX, &[("RECEIVE", RECEIVE_BYTES)]);
     let status = status_after_changes(&netns, &small);
     assert!(status.overruns > 0 && !status.settled, "{status:?}");
     drop(small);
-    // More waits for the mirror than it reads before it answers.
+    // More notifications wait for the mirror than it reads before it answers.
     let mirror = Mirror::new(&netns);
     let status = status_after_changes(&netns, &mirror);
     assert!(status.overruns == 0 && !status.settled, "{status:?}");
@@ -117,16 +117,16 @@ fn settled_is_said_once_all_is_read_and_confirmed() {
 }
 
 #[test]
-fn a_storm_costs_neither_memory_nor_equality() {
+fn change_storm_keeps_memory_bounded_and_guests_synced() {
     let netns = Netns::new(2);
     let mirror = Mirror::with(&netns, u64::MAX, &[("RECEIVE", RECEIVE_BYTES)]);
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     storm(&netns, CHANGES);
-    // Whoever says so twice has looked at the kernel since.
+    // A mirror that reports settled twice has read the kernel's state since then.
     let settled = || mirror.status().settled && mirror.status().settled;
     eventually("settled", settled);
     let before = mirror.memory_bytes();
-    // It hears of nothing at first, so that the kernel has to drop most.
+    // The mirror is stopped at first, so that the kernel must drop most notifications.
     mirror.process.signal("-STOP");
     storm(&netns, CHANGES);
     mirror.process.signal("-CONT");
@@ -135,7 +135,7 @@ fn a_storm_costs_neither_memory_nor_equality() {
     let (is, should) = (of_guest(&guest.state()), look(&netns));
     assert!(is == should, "{}", differences(&is, &should));
     assert!(should.routes.len() > ROUTES as usize / 2, "{}", should.routes.len());
-    assert_eq!(mirror.routes(Source::Diff(0), None).unwrap(), []);
+    assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
     let status = mirror.status();
     assert!(status.overruns > 0 && status.resyncs > 0, "{status:?}");
     let growth = mirror.memory_bytes() - before;

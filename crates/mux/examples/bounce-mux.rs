@@ -1,11 +1,13 @@
-//! The mux alone: generator, mux, guests that send every frame back by the other vport, sink.
+//! The mux alone: a generator, the mux, guests that send
+//! every frame back by the other vport, and a sink.
 //!
 //! ```text
-//! cargo run --release -p pdp-mux --example bounce-mux -- [SECONDS [GUESTS [POLICY [MUX_CPU [GUEST_CPU [WAY]]]]]]
+//! cargo run --release -p pdp-mux --example bounce-mux -- \
+//!     [SECONDS [GUESTS [POLICY [MUX_CPU [GUEST_CPU [WAY]]]]]]
 //! ```
-//! Prints frames a second, the mux's cycles a frame by stage, and what was lost or came late. Frames
-//! have 64 bytes; with WAY `tunnel` instead of `plain` they come and go by VXLAN over IPv4. POLICY is `round-robin`, `weighted`, `flow`, `flowlet` or `ordered`. All guests
-//! run on GUEST_CPU.
+//! Prints frames a second, the mux's cycles per frame by stage, and the lost and late frames.
+//! Frames have 64 bytes. With WAY `tunnel` instead of `plain` they use VXLAN over IPv4. POLICY
+//! is `round-robin`, `weighted`, `flow`, `flowlet` or `ordered`. All guests run on GUEST_CPU.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,9 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pdp_guest::{Batch, Program, Runtime};
+use pdp_guest::{Batch, ForwardingProgram, ProgramRuntime};
 use pdp_memif::Listener;
-use pdp_mux::control::{Mux, Settings};
+use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_proto::mux::*;
 use pdp_wire::{outer, vxlan};
 
@@ -34,7 +36,7 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// Sends every frame out of the other of two vports.
 struct Cross;
 
-impl Program for Cross {
+impl ForwardingProgram for Cross {
     fn process(&mut self, batch: &mut Batch<'_>) {
         for frame in 0..batch.len() {
             let vport = batch.vport(frame);
@@ -50,32 +52,33 @@ fn main() -> Result<()> {
     let (seconds, guests) = (number(0, 3)? as u64, number(1, 1)?);
     let (mux_cpu, guest_cpu) = (number(3, 0)?, number(4, 1)?);
     let policy = match arguments.get(2).map_or("flow", String::as_str) {
-        "round-robin" => Policy::RoundRobin,
-        "weighted" => Policy::Weighted,
-        "flow" => Policy::Flow,
-        "flowlet" => Policy::Flowlet,
-        "ordered" => Policy::Ordered,
+        "round-robin" => GuestDistribution::RoundRobin,
+        "weighted" => GuestDistribution::Weighted,
+        "flow" => GuestDistribution::Flow,
+        "flowlet" => GuestDistribution::Flowlet,
+        "ordered" => GuestDistribution::Ordered,
         other => bail!("no policy {other}"),
     };
     let by = match arguments.get(5).map_or("plain", String::as_str) {
         "plain" => Encapsulation::Interface,
         "tunnel" => {
             let (local, remote) = (LOCAL.into(), REMOTE.into());
-            Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: VNI })
+            Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: VNI })
         }
         other => bail!("no way {other}"),
     };
     let directory = tempfile::tempdir()?;
-    let mux = Mux::start(&Settings { workers: 1, cpus: vec![mux_cpu], pool_packets: 32768 })?;
+    let mux =
+        MuxServer::start(&MuxSettings { workers: 1, cpus: vec![mux_cpu], pool_packets: 32768 })?;
     let headers = headers(&by)?;
     let number_at = NUMBER_AT + headers.len() as u16;
     put_generator(&mux, "source", frames(&headers), number_at)?;
     put_generator(&mux, "sink", vec![], number_at)?;
-    let put = Request::PutVnet(Box::new(vnet(directory.path(), guests, policy, &by)));
-    if let Reply::Lacks { sockets } = mux.handle(put.clone(), vec![]) {
+    let put = MuxRequest::PutVnet(Box::new(vnet(directory.path(), guests, policy, &by)));
+    if let MuxReply::Lacks { sockets } = mux.handle(put.clone(), vec![]) {
         let listeners = sockets.iter().map(|path| Ok(Listener::bind(path)?.into()));
         let listeners = listeners.collect::<Result<_>>()?;
-        done(mux.handle(Request::Listen { sockets }, listeners))?;
+        done(mux.handle(MuxRequest::Listen { sockets }, listeners))?;
     }
     done(mux.handle(put, vec![]))?;
     let stop = Arc::new(AtomicBool::new(false));
@@ -84,7 +87,7 @@ fn main() -> Result<()> {
         let (stop, path) = (stop.clone(), directory.path().join(format!("g{guest}.sock")));
         threads.push(thread::spawn(move || -> Result<()> {
             core_affinity::set_for_current(core_affinity::CoreId { id: guest_cpu });
-            Ok(Runtime::new(&path, "bounce", Cross)?.run(&stop)?)
+            Ok(ProgramRuntime::new(&path, "bounce", Cross)?.run(&stop)?)
         }));
     }
     thread::sleep(WARM_UP);
@@ -98,7 +101,7 @@ fn main() -> Result<()> {
             Err(_) => bail!("a guest panicked"),
         }
     }
-    let sent = |stats: &Stats| stats.externals["sink"].sent;
+    let sent = |stats: &MuxStats| stats.externals["sink"].sent;
     let frames = (sent(&after) - sent(&before)) as f64;
     println!("{:.2} Mpps", frames / time / 1e6);
     let worker = after.workers[0].stages.iter().zip(&before.workers[0].stages);
@@ -119,19 +122,19 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the other end of a tunnel puts before a frame.
+/// Returns the headers that the other end of a tunnel puts before a frame.
 fn headers(by: &Encapsulation) -> Result<Vec<u8>> {
     if *by == Encapsulation::Interface {
         return Ok(vec![]);
     }
-    let template = outer::Template::new(&by.reversed()).context("one family")?;
+    let template = outer::HeaderTemplate::new(&by.reversed()).context("one family")?;
     let mut frame = vec![0; template.len() + FRAME_BYTES];
     template.write(&mut frame, [2; 6], [4; 6]).context("room")?;
     frame.truncate(template.len());
     Ok(frame)
 }
 
-/// Frames of flows behind these headers, in the generator's format.
+/// Returns frames of many flows behind these headers, in the generator's format.
 fn frames(headers: &[u8]) -> Vec<u8> {
     (0..FLOWS)
         .flat_map(|flow| {
@@ -146,30 +149,39 @@ fn frames(headers: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-fn put_generator(mux: &Mux, name: &str, frames: Vec<u8>, number_at: u16) -> Result<()> {
+fn put_generator(mux: &MuxServer, name: &str, frames: Vec<u8>, number_at: u16) -> Result<()> {
     let mut file: File = tempfile::tempfile()?;
     file.write_all(&frames)?;
-    let generator = Generator { pps: 0, frames: 0, number_at: Some(number_at) };
-    let outlet = Outlet::Generator(generator);
-    let external = External::new(name, 1500, outlet);
-    done(mux.handle(Request::PutExternal(external), vec![OwnedFd::from(file)]))
+    let generator = GeneratorConfig { pps: 0, frames: 0, number_at: Some(number_at) };
+    let outlet = OutletConfig::Generator(generator);
+    let external = ExternalConfig::new(name, 1500, outlet);
+    done(mux.handle(MuxRequest::PutExternal(external), vec![OwnedFd::from(file)]))
 }
 
-fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> Vnet {
-    let port = |name: &str| Port { name: name.into(), mac: [2; 6], mtu: 1500 };
+fn vnet(
+    directory: &Path,
+    guests: usize,
+    policy: GuestDistribution,
+    by: &Encapsulation,
+) -> VnetConfig {
+    let port = |name: &str| PortConfig { name: name.into(), mac: [2; 6], mtu: 1500 };
     let none = Rate { bps: 0, pps: 0 };
-    let guest = |number: usize| Guest {
+    let guest = |number: usize| GuestConfig {
         number: number as u32,
         socket: directory.join(format!("g{number}.sock")),
-        attach: Attach::Runtime,
+        attach: AttachMode::Runtime,
         weight: 1000,
         leaving: false,
     };
     let vlink = |number: u16, interface: &str| Vlink {
         name: interface.into(),
         ends: vec![
-            End::Port { node: "r1".into(), port: number },
-            End::External { name: interface.into(), interface: interface.into(), by: by.clone() },
+            VlinkEnd::Port { node: "r1".into(), port: number },
+            VlinkEnd::External {
+                name: interface.into(),
+                interface: interface.into(),
+                by: by.clone(),
+            },
         ],
         leaving: vec![],
         up: true,
@@ -177,14 +189,14 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
         schedule: None,
         queues: vec![],
     };
-    Vnet {
+    VnetConfig {
         name: "v".into(),
         police: None,
-        nodes: vec![Node {
+        nodes: vec![NodeConfig {
             name: "r1".into(),
             ports: vec![port("eth0"), port("eth1")],
             tap_socket: directory.join("tap.sock"),
-            router: Some(Router {
+            router: Some(RouterConfig {
                 guests: (0..guests).map(guest).collect(),
                 policy,
                 flow: FlowKey::Ip,
@@ -197,16 +209,16 @@ fn vnet(directory: &Path, guests: usize, policy: Policy, by: &Encapsulation) -> 
     }
 }
 
-fn done(reply: Reply) -> Result<()> {
+fn done(reply: MuxReply) -> Result<()> {
     match reply {
-        Reply::Done => Ok(()),
+        MuxReply::Done => Ok(()),
         other => bail!("{other:?}"),
     }
 }
 
-fn stats(mux: &Mux) -> Result<Stats> {
-    match mux.handle(Request::Stats { vnet: None }, vec![]) {
-        Reply::Stats(stats) => Ok(*stats),
+fn stats(mux: &MuxServer) -> Result<MuxStats> {
+    match mux.handle(MuxRequest::Stats { vnet: None }, vec![]) {
+        MuxReply::Stats(stats) => Ok(*stats),
         other => Err(anyhow::anyhow!("{other:?}")).context("stats"),
     }
 }

@@ -1,11 +1,12 @@
-//! Measures what changes of routes of many vrouters cost the others that the mux forwards for: 100,000 a second in all, fed
-//! into their routes channels as their mirrors do.
+//! Measures what route changes of many vrouters cost the others that the mux forwards for. The
+//! example sends 100,000 changes a second in total into their route channels, as their mirrors do.
 //!
 //! `cargo run --release -p pdp-mux --example measure-churn -- [ROUNDS] [VROUTERS]`
 //!
-//! One worker, which has a CPU of its own. Measured are, in turn, with and without changes: the rate of a vrouter whose
-//! frames are made and ended in the mux, and the round trips of frames through another one, by a program that polls.
-//! What feeds the changes has the lowest priority, as it shares a CPU with that program.
+//! There is one worker, with its own CPU. The example measures, alternately with and without
+//! changes, the rate of a vrouter whose frames are made and consumed in the mux. It also measures
+//! round-trip times of frames through another vrouter, with a program that polls. The thread that
+//! sends the changes has the lowest priority, because it shares a CPU with that program.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -20,11 +21,14 @@ use std::time::{Duration, Instant};
 
 use common::engines::{Mirror, engine, engine_stats, host_mac, packet, router_mac};
 use common::{Peer, node_stats, outside, put};
-use pdp_mux::control::{Mux, Settings};
-use pdp_proto::mux::{Encapsulation, External, Generator, Outlet, Reply, Request, Vnet};
-use pdp_proto::routes::{Target, ToGuest};
+use pdp_mux::control::{MuxServer, MuxSettings};
+use pdp_proto::mux::{
+    Encapsulation, ExternalConfig, GeneratorConfig, MuxReply, MuxRequest, OutletConfig, VnetConfig,
+};
+use pdp_proto::routes::{RouteDecision, ToGuest};
 
-/// Changes a second that are asked for, of all vrouters together, and time in which some of each are sent together.
+/// Intended changes a second, of all vrouters together, and
+/// the interval at which some of each are sent together.
 const CHANGES: usize = 100_000;
 const TICK: Duration = Duration::from_millis(10);
 
@@ -43,35 +47,35 @@ fn frames_of(frame: &[u8]) -> OwnedFd {
     file.into()
 }
 
-/// Has the generator G make so many frames, all the time if 0.
-fn generate(mux: &Mux, frames: u64, of: Vec<OwnedFd>) {
-    let outlet = Outlet::Generator(Generator { pps: 0, frames, number_at: None });
-    let request = Request::PutExternal(External::new("G", 1500, outlet));
-    assert_eq!(mux.handle(request, of), Reply::Done);
+/// Lets the generator G make this many frames; 0: without end.
+fn generate(mux: &MuxServer, frames: u64, of: Vec<OwnedFd>) {
+    let outlet = OutletConfig::Generator(GeneratorConfig { pps: 0, frames, number_at: None });
+    let request = MuxRequest::PutExternal(ExternalConfig::new("G", 1500, outlet));
+    assert_eq!(mux.handle(request, of), MuxReply::Done);
 }
 
-fn started(mux: &Mux, vnet: &Vnet, listener: &UnixListener) -> Mirror {
+fn started(mux: &MuxServer, vnet: &VnetConfig, listener: &UnixListener) -> Mirror {
     put(mux, vnet);
     let mut mirror = Mirror::accept(listener);
     mirror.snapshot();
     mirror
 }
 
-/// A vrouter between two generators.
-fn between_generators(mux: &Mux, root: &Path) -> Mirror {
+/// Adds a vrouter between two generators.
+fn between_generators(mux: &MuxServer, root: &Path) -> Mirror {
     let (mut vnet, listener) = engine(root, "busy");
     vnet.vlinks[0].ends[0] = outside("in", "G", Encapsulation::Interface);
     vnet.vlinks[1].ends[1] = outside("out", "S", Encapsulation::Interface);
     let mut frame = packet([10, 2, 0, 2], 0);
     frame.resize(FRAME_BYTES, 0);
-    let sink = Outlet::Generator(Generator { pps: 0, frames: 1, number_at: None });
-    let sink = Request::PutExternal(External::new("S", 1500, sink));
-    assert_eq!(mux.handle(sink, vec![frames_of(&frame)]), Reply::Done);
+    let sink = OutletConfig::Generator(GeneratorConfig { pps: 0, frames: 1, number_at: None });
+    let sink = MuxRequest::PutExternal(ExternalConfig::new("S", 1500, sink));
+    assert_eq!(mux.handle(sink, vec![frames_of(&frame)]), MuxReply::Done);
     generate(mux, 1, vec![frames_of(&frame)]);
     started(mux, &vnet, &listener)
 }
 
-/// Changes one route of each vrouter after the other, until it is to end.
+/// Changes one route of each vrouter after the other, until `ended`.
 fn churn(mirrors: &mut [Mirror], active: &AtomicBool, ended: &AtomicBool) {
     rustix::process::setpriority_process(None, 19).unwrap();
     let each = CHANGES * TICK.as_millis() as usize / 1000 / mirrors.len();
@@ -83,7 +87,7 @@ fn churn(mirrors: &mut [Mirror], active: &AtomicBool, ended: &AtomicBool) {
                 let prefix = format!("10.{}.{}.0/24", 100 + route / 250, route % 250);
                 ToGuest::Route {
                     prefix: prefix.parse().unwrap(),
-                    target: Target::Group(group as u32),
+                    target: RouteDecision::Group(group as u32),
                 }
             };
             let some: Vec<_> = (at..at + each).map(change).collect();
@@ -97,7 +101,7 @@ fn churn(mirrors: &mut [Mirror], active: &AtomicBool, ended: &AtomicBool) {
     }
 }
 
-fn rate(mux: &Mux) -> f64 {
+fn rate(mux: &MuxServer) -> f64 {
     generate(mux, 0, vec![]);
     let sent = || node_stats(mux, "busy", "r1").ports["eth1"].sent;
     std::thread::sleep(RATE_TIME / 10);
@@ -108,10 +112,10 @@ fn rate(mux: &Mux) -> f64 {
     rate
 }
 
-/// Round trips, microseconds, the shortest first.
+/// Returns round-trip times in ascending order, microseconds.
 fn trips([h1, h2]: &mut [Peer; 2]) -> Vec<f64> {
     let forth = packet([10, 2, 0, 2], 0);
-    // The sum of the header is the same.
+    // The header's sum is unchanged.
     let back = [
         &router_mac(1),
         &host_mac(2),
@@ -145,8 +149,8 @@ fn main() {
     let (rounds, vrouters) = (arguments.next().unwrap_or(5), arguments.next().unwrap_or(100));
     let root = tempfile::tempdir().unwrap();
     let cpus = std::thread::available_parallelism().map_or(1, |it| it.get());
-    let settings = Settings { workers: 1, cpus: vec![cpus - 1], pool_packets: 8192 };
-    let mux = Mux::start(&settings).unwrap();
+    let settings = MuxSettings { workers: 1, cpus: vec![cpus - 1], pool_packets: 8192 };
+    let mux = MuxServer::start(&settings).unwrap();
     let _busy = between_generators(&mux, root.path());
     let (calm, listener) = engine(root.path(), "calm");
     let _calm = started(&mux, &calm, &listener);
@@ -159,8 +163,9 @@ fn main() {
             started(&mux, &vnet, &listener)
         })
         .collect();
-    let applied =
-        |mux: &Mux| -> u64 { names.iter().map(|name| engine_stats(mux, name).messages).sum() };
+    let applied = |mux: &MuxServer| -> u64 {
+        names.iter().map(|name| engine_stats(mux, name).messages).sum()
+    };
     let [active, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let flags = (active.clone(), ended.clone());
     let feeder = std::thread::spawn(move || churn(&mut mirrors, &flags.0, &flags.1));

@@ -1,11 +1,12 @@
-//! Measures queues of links: what a frame costs with one, with a thousand and with 65,536 of them, their memory, and how
-//! near to their parts they are.
+//! Measures queues of links: the cost of a frame with one, a thousand
+//! and 65,536 queues, their memory, and the accuracy of their parts.
 //!
 //! `cargo run --release -p pdp-mux --example measure-queues -- [ROUNDS]`
 //!
-//! A worker is driven by hand: frames come by transits' first ends, wait in queues of the second ones for a rate, which
-//! always has them wait, are wrapped, and leave. All queues have frames all the time. Time is told, so that only what the
-//! worker does is measured. Rounds of all setups take turns.
+//! A worker is driven by hand. Frames arrive at the first ends of transits, and wait
+//! in queues of the second ends, because these have a rate. Then they are
+//! encapsulated and leave. All queues have frames all the time. The example sets the
+//! time, so that only the worker's cost is measured. Rounds of all setups alternate.
 
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -13,17 +14,17 @@ use std::time::Instant;
 use pdp_mux::control::plan::outside_ends;
 use pdp_mux::core::Core;
 use pdp_mux::counters::Reason;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::{Exit, Tools};
-use pdp_mux::external::External;
-use pdp_mux::packets::{Batch, Packets};
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal;
+use pdp_mux::netdev::{NetdevContext, NetdevDriver};
+use pdp_mux::packets::{PacketBatch, Packets};
 use pdp_mux::queues::Queues;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::Vnet as Live;
+use pdp_mux::vnet::MuxVnet as Live;
 use pdp_mux::wake::Wake;
 use pdp_mux::worker::Worker;
-use pdp_proto::mux::{self, Encapsulation, End, Leaving, Vlink, Vnet};
-use pdp_underlay::NextHop;
+use pdp_proto::mux::{self, EgressConfig, Encapsulation, Vlink, VlinkEnd, VnetConfig};
+use pdp_underlay::TunnelNextHop;
 use pdp_wire::vxlan;
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng};
@@ -33,22 +34,23 @@ const ROW: usize = 32;
 const FRAMES: usize = 2_000_000;
 const RATE_BPS: u64 = 1_000_000_000;
 
-/// Frames that wait in all queues together, whatever their number, so that packets are as cold for all.
+/// Frames in all queues together. They do not depend on the
+/// number of queues, so that packets are equally cold for all.
 const WAITING: usize = 65_536;
 
-/// Ends, and queues of each; 0: one for all frames, without a choice.
+/// Number of ends, and queues of each; 0: one queue for all frames, without a choice.
 const SETUPS: [(usize, usize); 5] = [(16, 0), (16, 1), (16, 64), (16, 1000), (16, 4096)];
 
-/// Gives back what leaves.
+/// Gives back the frames that leave.
 #[derive(Debug)]
 struct Wire;
 
-impl Exit for Wire {
+impl NetdevDriver for Wire {
     fn room(&mut self) -> usize {
         usize::MAX
     }
 
-    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    fn send(&mut self, tools: &mut NetdevContext<'_>, frames: &mut PacketBatch) -> Reason {
         tools.packets.give_all(frames);
         Reason::ExternalRingFull
     }
@@ -56,33 +58,37 @@ impl Exit for Wire {
 
 struct Bench {
     worker: Worker,
-    /// Ports that frames come by.
+    /// Ingress ports of frames.
     ports: Vec<u16>,
     queues: usize,
     now_ns: u64,
     random: SmallRng,
     memory_bytes: u64,
-    _kept: (Arc<Wake>, mpsc::SyncSender<pdp_mux::worker::Command>),
+    _kept: (Arc<Wake>, mpsc::SyncSender<pdp_mux::worker::WorkerCommand>),
 }
 
-fn spec(ends: usize, queues: usize) -> Vnet {
+fn spec(ends: usize, queues: usize) -> VnetConfig {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    let by = |vni| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
-    let end = |name: String, vni: usize| End::External {
+    let by = |vni| Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni });
+    let end = |name: String, vni: usize| VlinkEnd::External {
         name,
         interface: "A".into(),
         by: by(vni as u32),
     };
-    let queue = |at| mux::Queue { name: format!("q{at}"), frames: 4096, ..mux::Queue::default() };
+    let queue = |at| mux::QueueConfig {
+        name: format!("q{at}"),
+        frames: 4096,
+        ..mux::QueueConfig::default()
+    };
     let vlink = |at: usize| Vlink {
         name: format!("l{at}"),
         ends: vec![end(format!("in{at:02}"), at), end(format!("out{at:02}"), 100 + at)],
         leaving: vec![
-            Leaving::default(),
-            Leaving {
+            EgressConfig::default(),
+            EgressConfig {
                 rate_bps: Some(RATE_BPS / ends as u64),
                 queue_frames: 4096,
-                ..Leaving::default()
+                ..EgressConfig::default()
             },
         ],
         queues: vec![vec![], (0..queues).map(queue).collect()],
@@ -90,10 +96,15 @@ fn spec(ends: usize, queues: usize) -> Vnet {
         segment: None,
         schedule: None,
     };
-    Vnet { name: "v".into(), police: None, nodes: vec![], vlinks: (0..ends).map(vlink).collect() }
+    VnetConfig {
+        name: "v".into(),
+        police: None,
+        nodes: vec![],
+        vlinks: (0..ends).map(vlink).collect(),
+    }
 }
 
-/// Memory of this process, bytes.
+/// Returns the memory of this process, bytes.
 fn resident() -> u64 {
     let words = std::fs::read_to_string("/proc/self/statm").unwrap();
     words.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 4096
@@ -107,15 +118,15 @@ impl Bench {
         let core = Core::new(parts.remove(0), dropped, wake.clone(), Ringers::start().unwrap());
         let (commands, obeyed) = mpsc::sync_channel(1);
         let mut worker = Worker::new(0, core.unwrap(), vec![None], obeyed, wake.clone()).unwrap();
-        let mut card = External::new("A".into(), [2; 6], 1600);
-        card.exits.add(Box::new(Wire), vec![]);
+        let mut card = WorkerExternal::new("A".into(), [2; 6], 1600);
+        card.netdevs.add(Box::new(Wire), vec![]);
         worker.core.externals.push(Some(card));
         let spec = spec(ends, queues);
         let before = resident();
         let live = Live::new(&spec, 0, 0, |number, end| {
-            let End::External { by, .. } = end else { return None };
-            let hop = || Arc::new(NextHop::known([2; 6]));
-            Outside::new(0, number, by, hop).map(Way::Outside)
+            let VlinkEnd::External { by, .. } = end else { return None };
+            let hop = || Arc::new(TunnelNextHop::known([2; 6]));
+            ExternalPath::new(0, number, by, hop).map(VlinkPath::Outside)
         });
         let memory_bytes = resident().saturating_sub(before);
         worker.replace(0, Some(live));
@@ -124,18 +135,18 @@ impl Bench {
         let (random, kept) = (SmallRng::seed_from_u64(7), (wake, commands));
         let mut bench =
             Self { worker, ports, queues, now_ns: 1, random, memory_bytes, _kept: kept };
-        // As many frames in each queue.
+        // Equally many frames in each queue.
         for at in 0..WAITING / ROW {
             bench.row(|row| at * ROW + row);
         }
         bench
     }
 
-    /// A row of frames comes, for the queues that are said.
+    /// Passes in a burst of frames for the queues that `queue` returns.
     fn row(&mut self, mut queue: impl FnMut(usize) -> usize) {
         let ends = self.ports.len();
         self.worker.core.now_ns = self.now_ns;
-        let mut row: Batch = vec![];
+        let mut row: PacketBatch = vec![];
         for at in 0..ROW {
             let mut packet = self.worker.core.packets.take().unwrap();
             packet.set_len(FRAME_BYTES).unwrap();
@@ -148,12 +159,12 @@ impl Bench {
             };
             row.push(packet);
         }
-        // Rows of one port, as interfaces have them.
+        // Bursts of one port, as from an interface.
         row.sort_by_key(|packet| packet.port);
         self.worker.change(0, |vnet, core| vnet.visit(core, &mut row));
     }
 
-    /// Nanoseconds that a frame takes, where as many come as go.
+    /// Returns the nanoseconds for each frame, while equally many frames arrive and leave.
     fn measure(&mut self) -> f64 {
         let row_ns = (ROW * FRAME_BYTES * 8) as u64 * 1_000_000_000 / RATE_BPS;
         let all = self.ports.len() * self.queues.max(1);
@@ -181,21 +192,22 @@ impl Bench {
     }
 }
 
-/// How far queues that always have frames of all sizes, with weights of 1 to `most`, are from their parts in each of three
-/// seconds, at most: in percent of all, and of their own.
+/// Returns the largest errors of the queues' parts in each of three
+/// seconds: in percent of the total, and of their own part. The queues
+/// always have frames of all sizes, and weights from 1 to `most`.
 fn shares(count: usize, most: u32, bps: u64) -> (f64, f64) {
     let mut random = SmallRng::seed_from_u64(1);
     let (_pool, mut parts) = Packets::pool(1, 2 * count).unwrap();
     let packets = &mut parts[0];
     let weights: Vec<u32> = (0..count).map(|_| random.random_range(1..=most)).collect();
-    let queue = |(at, weight): (usize, &u32)| mux::Queue {
+    let queue = |(at, weight): (usize, &u32)| mux::QueueConfig {
         name: at.to_string(),
         weight: *weight,
-        ..mux::Queue::default()
+        ..mux::QueueConfig::default()
     };
     let spec: Vec<_> = weights.iter().enumerate().map(queue).collect();
-    let mut queues = Queues::of(&spec, &Leaving::default()).unwrap();
-    let mut sized = |mut packet: pdp_afxdp::Packet, at: usize| {
+    let mut queues = Queues::of(&spec, &EgressConfig::default()).unwrap();
+    let mut sized = |mut packet: pdp_afxdp::PacketBuffer, at: usize| {
         packet.set_len(random.random_range(60..=1514)).unwrap();
         packet.mark = at as u32;
         packet

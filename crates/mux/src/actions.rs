@@ -1,89 +1,95 @@
-//! What a slow path has an engine do to packets: filters, what each has done, and counters.
+//! The state that a slow path programs into an engine: filters, their actions, and counters.
 //!
-//! A filter is in one of two sets, by how long its pattern is. Both have two slots for each number that a filter may have:
-//! the one that its number says, and as many further on as there may be filters. What comes in a filter's place takes the
-//! slot that is free in both sets, and what it has done stands by slot; so all of a [`Changes`] comes into force with the
-//! commit of the sets. That takes a bounded piece at a time, between two batches of frames; memory is taken by who makes
-//! these, not here.
+//! Filters are in one of two sets, by the length of their pattern. Each set has two slots
+//! for each filter number: slot `number`, and slot `number` plus the maximum number of
+//! filters. A filter that replaces another takes the slot that is free in both sets. Actions
+//! are stored by slot. So all of a [`ChangeSet`] takes effect with the commit of the sets.
+//!
+//! The engine applies changes in bounded pieces, between two batches of frames. The
+//! caller that builds the changes allocates all memory; this module allocates none.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pdp_filters::{Filters, Refused};
+use pdp_filters::{FilterRefusal, Filters};
 use pdp_proto::slowpath::{
-    Action, COUNTERS_MAX, Counter, Filter, NO_FILTER, Pattern, QueueSetting,
+    COUNTERS_MAX, Counter, Filter, FilterAction, FilterPattern, NO_FILTER, QueueSetting,
 };
 
-use crate::queues::{AtPorts, Queues, Setting};
+use crate::queues::{AtPorts, QueueParameters, Queues};
 
-/// Steps that a look-up may take ([`Filters::new`]): sets of 100,000 filters take up to 1,400.
+/// Steps that a look-up may take ([`Filters::new`]). Sets of 100,000 filters take up to 1,400.
 const STEPS_MAX: usize = 2048;
 
-/// Filters that are tidied up between two looks at the time.
+/// Filters that are settled between two checks of the time.
 const SETTLED_AT_ONCE: usize = 16;
 
-/// What a packet is counted by when it leaves: a counter's number in so many bits, and before it which tables it is of.
+/// Layout of a packet's counter tag: the counter's number in
+/// the low bits, and above it the generation of the tables.
 const COUNTER_BITS: u32 = 17;
 const GENERATIONS: u32 = (1 << (u32::BITS - COUNTER_BITS)) - 1;
 const _: () = assert!(COUNTERS_MAX <= 1 << COUNTER_BITS);
 
-/// Queues that are looked at between two looks at the time.
+/// Queues that are checked between two checks of the time.
 const QUEUES_CHECKED_AT_ONCE: usize = 16;
 
-/// Changes that come into force together, at most, where there may be so many filters.
+/// Changes that can take effect together, at most, with `filters_max` filters.
 pub fn changes_max(filters_max: u32) -> usize {
     filters_max as usize + 1024
 }
 
-/// A change.
+/// A change to the filters.
 #[derive(Clone, Debug)]
-pub enum Change {
-    /// A filter, in the place of the one with its number.
+pub enum FilterChange {
+    /// Sets a filter. It replaces the one with the same number.
     Set(Filter),
-    /// No filter with this number.
+    /// Removes the filter with this number.
     Remove(u32),
 }
 
-/// Changes that come into force together, or not at all.
+/// Changes that take effect together, or not at all.
 #[derive(Debug, Default)]
-pub struct Changes {
-    /// In order.
-    pub all: Vec<Change>,
-    /// How queues are to be, [`QUEUES_SET_MAX`] at most; they come into force in one go.
+pub struct ChangeSet {
+    /// Changes of filters, in order.
+    pub all: Vec<FilterChange>,
+    /// New queue parameters, [`QUEUES_SET_MAX`](pdp_proto::slowpath::QUEUES_SET_MAX) at most. They
+    /// take effect together.
     pub queues: Vec<QueueSetting>,
-    /// Filters that none of these sets go.
+    /// Removes every filter that these changes do not set.
     pub sweep: bool,
-    /// How many are staged, and how many ids were swept.
+    /// Changes staged so far, and ids swept so far.
     staged: usize,
     swept: u32,
-    /// How many of `queues` were looked at.
+    /// Entries of `queues` checked so far.
     checked: usize,
-    /// What became of them: how many filters there are, or which one was refused and why. `None`: nothing yet.
-    pub result: Option<Result<u32, (u32, NoRoom)>>,
+    /// The result: the number of filters, or the refused filter
+    /// and the reason. `None` while the changes are in progress.
+    pub result: Option<Result<u32, (u32, ChangeRefusal)>>,
 }
 
-impl Changes {
-    /// How many there are.
+impl ChangeSet {
+    /// Returns the number of changes.
     pub fn count(&self) -> usize {
         self.all.len() + self.queues.len()
     }
 }
 
-/// Why a filter or a queue is refused.
+/// Reason why a filter or a queue is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRoom {
+pub enum ChangeRefusal {
     /// Look-ups would take too long.
     Crowded,
-    /// The queue of a vport, counted from 1, that there is not; there are so many.
+    /// The vport has no such queue: vport, queue (counted from 1), and the number of queues.
     NoQueue(u8, u16, usize),
-    /// It may have no more frames, and bytes (0: as many as these have).
+    /// The queue is to be longer than its spec allows: vport, queue, the most
+    /// frames, and the most bytes. 0 bytes: the request exceeds the frames.
     TooLong(u8, u16, u16, u32),
 }
 
-impl NoRoom {
-    /// What to do.
+impl ChangeRefusal {
+    /// Returns the reason, and what to do.
     pub fn text(self) -> String {
         match self {
-            Self::Crowded => Refused::Crowded.to_string(),
+            Self::Crowded => FilterRefusal::Crowded.to_string(),
             Self::NoQueue(vport, _, 0) => {
                 format!("vport {vport} has no queues: say `queues` of its link's end in the spec")
             }
@@ -100,37 +106,38 @@ impl NoRoom {
     }
 }
 
-/// Room for so many filters with patterns of `W` words; `secret` is as for [`Filters::new`].
-pub fn room_for<const W: usize>(filters_max: u32, secret: u64) -> Box<Filters<W>> {
+/// Allocates a set for `filters_max` filters with patterns
+/// of `W` words. `secret` is as for [`Filters::new`].
+pub fn with_capacity<const W: usize>(filters_max: u32, secret: u64) -> Box<Filters<W>> {
     Box::new(Filters::new(2 * filters_max as usize, STEPS_MAX, secret))
 }
 
-/// All of it.
+/// Filters, actions and counters of one engine.
 #[derive(Debug)]
 pub struct Actions {
     filters_max: u32,
-    /// Filters with patterns of 128 bits, and of 320; made when the first comes ([`room_for`]).
+    /// Filters with patterns of 128 bits. Allocated with the first such filter ([`with_capacity`]).
     pub short: Option<Box<Filters<2>>>,
-    /// See `short`.
+    /// Filters with patterns of 320 bits; see `short`.
     pub long: Option<Box<Filters<5>>>,
-    /// By slot.
-    actions: Vec<Action>,
-    /// By number.
+    /// Actions by slot.
+    actions: Vec<FilterAction>,
+    /// Counters by number.
     pub counters: Vec<Counter>,
-    /// Which tables these are, of those that were made lately; never 0.
+    /// Generation of these tables, to tell them from earlier ones; never 0.
     generation: u32,
-    /// Filters, with those that are staged, and without.
+    /// Number of filters, with and without the staged ones.
     count: u32,
     in_force: u32,
-    /// A bit for each id that the changes which are being staged set, if they sweep.
+    /// One bit for each id that the staged changes set, if they sweep.
     marks: Vec<u64>,
     settled: bool,
-    /// Whether a filter may be in force, or staged.
+    /// True if a filter may be in force or staged.
     any: bool,
 }
 
 impl Actions {
-    /// For so many filters of each length, and counters.
+    /// Returns empty tables for `filters_max` filters of each length, and for `counters` counters.
     pub fn new(filters_max: u32, counters: u32) -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let made = MADE.fetch_add(1, Ordering::Relaxed);
@@ -139,7 +146,7 @@ impl Actions {
             filters_max,
             short: None,
             long: None,
-            actions: vec![Action::default(); 2 * filters_max as usize],
+            actions: vec![FilterAction::default(); 2 * filters_max as usize],
             counters: vec![Counter::default(); counters as usize],
             generation: made % GENERATIONS + 1,
             count: 0,
@@ -150,30 +157,30 @@ impl Actions {
         }
     }
 
-    /// Whether no filter is in force.
+    /// True if no filter is in force.
     #[inline]
     pub fn is_empty(&self) -> bool {
         !self.any
     }
 
-    /// Whether nothing has to be tidied up.
+    /// True if no work is left over from earlier changes.
     pub fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// Ids that there are.
+    /// Returns the number of valid filter ids.
     pub fn filters_max(&self) -> u32 {
         self.filters_max
     }
 
-    /// Filters.
+    /// Returns the number of filters.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Bytes of memory.
+    /// Returns the memory in use, bytes.
     pub fn memory(&self) -> usize {
-        let actions = self.actions.len() * size_of::<Action>();
+        let actions = self.actions.len() * size_of::<FilterAction>();
         let marks = self.marks.len() * size_of::<u64>();
         let counters = self.counters.len() * size_of::<Counter>();
         let sets = self.short.as_ref().map_or(0, |set| set.memory())
@@ -181,7 +188,7 @@ impl Actions {
         size_of::<Self>() + actions + marks + counters + sets
     }
 
-    /// Counts a packet. Returns what is to be said when it leaves ([`Self::count_left`]).
+    /// Counts a packet. Returns the tag to pass to [`Self::count_sent`] when the packet is sent.
     #[inline]
     pub fn count_packet(&mut self, counter: u32, bytes: usize) -> u32 {
         let Some(here) = self.counters.get_mut(counter as usize) else { return 0 };
@@ -190,10 +197,10 @@ impl Actions {
         self.generation << COUNTER_BITS | counter
     }
 
-    /// Counts a packet that leaves, or that was counted so and did not (`back`). What other tables counted is nothing to
-    /// these.
+    /// Counts a packet that was sent. With `back`, takes that count back,
+    /// because the packet was not sent after all. Ignores tags of other tables.
     #[inline]
-    pub fn count_left(&mut self, counted: u32, bytes: usize, back: bool) {
+    pub fn count_sent(&mut self, counted: u32, bytes: usize, back: bool) {
         if counted >> COUNTER_BITS != self.generation {
             return;
         }
@@ -207,13 +214,13 @@ impl Actions {
         here.sent_bytes = here.sent_bytes.wrapping_add(bytes);
     }
 
-    /// What the filter in a slot of a set has done.
+    /// Returns the action of the filter in a slot.
     #[inline]
-    pub fn action(&self, slot: u32) -> Action {
+    pub fn action(&self, slot: u32) -> FilterAction {
         self.actions[slot as usize]
     }
 
-    /// The filter with this number, if there is one.
+    /// Returns the filter with this number, if there is one.
     pub fn filter(&self, id: u32) -> Option<Filter> {
         self.slots(id).find_map(|slot| {
             let (pattern, priority) = self.pattern(slot)?;
@@ -221,19 +228,19 @@ impl Actions {
         })
     }
 
-    /// Where the filter with this number may be.
+    /// Returns the slots that the filter with this number can be in.
     fn slots(&self, id: u32) -> impl Iterator<Item = u32> + use<> {
         let max = self.filters_max;
         (id < max).then(|| [id, id + max]).into_iter().flatten()
     }
 
-    fn pattern(&self, slot: u32) -> Option<(Pattern, u32)> {
+    fn pattern(&self, slot: u32) -> Option<(FilterPattern, u32)> {
         if let Some(it) = self.short.as_ref().and_then(|set| set.get(slot)) {
-            let pattern = Pattern::Short { value: bytes(it.value), mask: bytes(it.mask) };
+            let pattern = FilterPattern::Short { value: bytes(it.value), mask: bytes(it.mask) };
             return Some((pattern, it.priority));
         }
         let it = self.long.as_ref().and_then(|set| set.get(slot))?;
-        let pattern = Pattern::Long { value: bytes(it.value), mask: bytes(it.mask) };
+        let pattern = FilterPattern::Long { value: bytes(it.value), mask: bytes(it.mask) };
         Some((pattern, it.priority))
     }
 
@@ -242,7 +249,7 @@ impl Actions {
             && self.long.as_ref().is_none_or(|set| set.is_free(slot))
     }
 
-    /// Tidies up after changes, as long as `go_on` says; whether all is.
+    /// Settles earlier changes while `go_on` returns true. Returns true once nothing is left to do.
     pub fn settle(&mut self, mut go_on: impl FnMut() -> bool) -> bool {
         while !self.settled {
             self.settled = self.short.as_mut().is_none_or(|set| set.settle(SETTLED_AT_ONCE))
@@ -257,11 +264,11 @@ impl Actions {
         self.settled
     }
 
-    /// Goes on with changes, as long as `go_on` says; whether something has become of them. Others may be begun only then.
-    /// Sets for patterns of the lengths that are among them are there.
+    /// Continues with changes while `go_on` returns true. Returns true once they have a result;
+    /// only then may the next ones begin. The sets for the pattern lengths in `changes` must exist.
     pub fn apply(
         &mut self,
-        changes: &mut Changes,
+        changes: &mut ChangeSet,
         queues: &mut dyn AtPorts,
         mut go_on: impl FnMut() -> bool,
     ) -> bool {
@@ -310,7 +317,7 @@ impl Actions {
         }
         for QueueSetting { vport, queue, weight, frames, bytes } in &changes.queues {
             let (weight, frames, bytes) = (*weight as u16, *frames as u16, *bytes);
-            let to = Setting { weight, frames, bytes };
+            let to = QueueParameters { weight, frames, bytes };
             if let Some(queues) = queues.at(*vport) {
                 queues.set(usize::from(*queue).wrapping_sub(1), to);
             }
@@ -319,10 +326,10 @@ impl Actions {
         true
     }
 
-    fn stage(&mut self, change: &Change, marks: bool) -> Result<(), (u32, NoRoom)> {
+    fn stage(&mut self, change: &FilterChange, marks: bool) -> Result<(), (u32, ChangeRefusal)> {
         let filter = match *change {
-            Change::Set(filter) => filter,
-            Change::Remove(id) => {
+            FilterChange::Set(filter) => filter,
+            FilterChange::Remove(id) => {
                 self.remove(id);
                 return Ok(());
             }
@@ -337,16 +344,17 @@ impl Actions {
         }
         self.remove(id);
         let Filter { priority, pattern, action, .. } = filter;
-        let refused = (id, NoRoom::Crowded);
-        // What was there has one slot at most: others of these changes with this number went at once.
+        let refused = (id, ChangeRefusal::Crowded);
+        // The old filter occupies at most one slot: earlier filters
+        // of this batch with the same number were removed at once.
         let slot = self.slots(id).find(|slot| self.is_free(*slot)).ok_or(refused)?;
         let set = match pattern {
-            Pattern::Short { value, mask } => {
+            FilterPattern::Short { value, mask } => {
                 let (value, mask) = (words(value), words(mask));
                 let filter = pdp_filters::Filter { value, mask, priority };
                 self.short.as_mut().map(|set| set.set(slot, filter))
             }
-            Pattern::Long { value, mask } => {
+            FilterPattern::Long { value, mask } => {
                 let (value, mask) = (words(value), words(mask));
                 let filter = pdp_filters::Filter { value, mask, priority };
                 self.long.as_mut().map(|set| set.set(slot, filter))
@@ -380,23 +388,25 @@ impl Actions {
     }
 }
 
-/// Whether a queue can be so. What it may have at all was looked at before.
-fn check(setting: &QueueSetting, queues: &mut dyn AtPorts) -> Result<(), NoRoom> {
+/// Checks a queue's new parameters against its spec. The caller has checked the general limits.
+fn check(setting: &QueueSetting, queues: &mut dyn AtPorts) -> Result<(), ChangeRefusal> {
     let QueueSetting { vport, queue, frames, bytes, .. } = *setting;
-    let Some(queues) = queues.at(vport) else { return Err(NoRoom::NoQueue(vport, queue, 0)) };
+    let Some(queues) = queues.at(vport) else {
+        return Err(ChangeRefusal::NoQueue(vport, queue, 0));
+    };
     let Some(spec) = queues.spec(usize::from(queue).wrapping_sub(1)) else {
-        return Err(NoRoom::NoQueue(vport, queue, queues.count()));
+        return Err(ChangeRefusal::NoQueue(vport, queue, queues.count()));
     };
     if frames > u32::from(spec.frames) {
-        return Err(NoRoom::TooLong(vport, queue, spec.frames, 0));
+        return Err(ChangeRefusal::TooLong(vport, queue, spec.frames, 0));
     }
     if bytes > spec.bytes {
-        return Err(NoRoom::TooLong(vport, queue, spec.frames, spec.bytes));
+        return Err(ChangeRefusal::TooLong(vport, queue, spec.frames, spec.bytes));
     }
     Ok(())
 }
 
-/// A pattern's bits as words, the first bits first.
+/// Converts a pattern's bytes to words, first bits first.
 pub fn words<const B: usize, const W: usize>(bytes: [u8; B]) -> [u64; W] {
     let word =
         |at: usize| bytes[8 * at..].first_chunk().map_or(0, |word| u64::from_be_bytes(*word));
@@ -412,7 +422,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use pdp_filters::NONE;
-    use pdp_proto::slowpath::{NO_COUNTER, Verdict};
+    use pdp_proto::slowpath::{FilterVerdict, NO_COUNTER};
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -430,7 +440,7 @@ mod tests {
         fn each(&mut self, _: &mut dyn FnMut(&mut Queues)) {}
     }
 
-    /// What filters there are, each with when it was set, and what is found by looking at all.
+    /// Reference model: the filters, each with the time when it was set. It searches all of them.
     #[derive(Clone, Default)]
     struct Slow {
         filters: BTreeMap<u32, (Filter, u64)>,
@@ -438,11 +448,11 @@ mod tests {
     }
 
     impl Slow {
-        fn apply(&mut self, changes: &Changes) {
+        fn apply(&mut self, changes: &ChangeSet) {
             let mut set = vec![];
             for change in &changes.all {
                 match change {
-                    Change::Set(filter) => {
+                    FilterChange::Set(filter) => {
                         set.push(filter.id);
                         let filter = filter.under_mask();
                         if self.filters.get(&filter.id).is_none_or(|it| it.0 != filter) {
@@ -450,7 +460,7 @@ mod tests {
                             self.age += 1;
                         }
                     }
-                    Change::Remove(id) => _ = self.filters.remove(id),
+                    FilterChange::Remove(id) => _ = self.filters.remove(id),
                 }
             }
             if changes.sweep {
@@ -458,10 +468,10 @@ mod tests {
             }
         }
 
-        fn find(&self, key: &[u8]) -> Option<Action> {
+        fn find(&self, key: &[u8]) -> Option<FilterAction> {
             let meets = |filter: &Filter| match &filter.pattern {
-                Pattern::Short { value, mask } => meets(key, value, mask),
-                Pattern::Long { value, mask } => meets(key, value, mask),
+                FilterPattern::Short { value, mask } => meets(key, value, mask),
+                FilterPattern::Long { value, mask } => meets(key, value, mask),
             };
             let met = self.filters.values().filter(|(filter, _)| meets(filter));
             let best = met.max_by_key(|(filter, age)| (filter.priority, std::cmp::Reverse(*age)));
@@ -474,7 +484,7 @@ mod tests {
         key.len() == value.len() && bits.all(|((value, mask), key)| key & mask == *value)
     }
 
-    fn find(actions: &Actions, key: &[u8]) -> Option<Action> {
+    fn find(actions: &Actions, key: &[u8]) -> Option<FilterAction> {
         let mut slots = [NONE];
         if let Ok(key) = <[u8; 16]>::try_from(key) {
             actions.short.as_ref().unwrap().find(&[words(key)], &mut slots);
@@ -485,9 +495,10 @@ mod tests {
         (slots != [NONE]).then(|| actions.action(slots[0]))
     }
 
-    fn action(number: u8) -> Action {
-        let mut action = Action { vport: number, counter: NO_COUNTER, ..Action::default() };
-        action.verdict = Verdict::ALL[usize::from(number % 4)];
+    fn action(number: u8) -> FilterAction {
+        let mut action =
+            FilterAction { vport: number, counter: NO_COUNTER, ..FilterAction::default() };
+        action.verdict = FilterVerdict::ALL[usize::from(number % 4)];
         action
     }
 
@@ -500,37 +511,38 @@ mod tests {
                 false => {
                     let (mut of, mut under) = ([0; 16], [0; 16]);
                     (of[at], under[at]) = (value, mask);
-                    Pattern::Short { value: of, mask: under }
+                    FilterPattern::Short { value: of, mask: under }
                 }
                 true => {
                     let (mut of, mut under) = ([0; 40], [0; 40]);
                     (of[at + 24], under[at + 24]) = (value, mask);
-                    Pattern::Long { value: of, mask: under }
+                    FilterPattern::Long { value: of, mask: under }
                 }
             };
             Filter { id, priority, pattern, action: action(number) }
         }
     }
 
-    fn changes() -> impl Strategy<Value = (Vec<Change>, bool)> {
+    fn changes() -> impl Strategy<Value = (Vec<FilterChange>, bool)> {
         let change = prop_oneof![
-            3 => filter().prop_map(Change::Set),
-            // Also of numbers that no filter may have.
-            1 => (0..3 * IDS).prop_map(Change::Remove),
+            3 => filter().prop_map(FilterChange::Set),
+            // Includes numbers beyond the valid ids.
+            1 => (0..3 * IDS).prop_map(FilterChange::Remove),
         ];
         (vec(change, 0..40), prop::bool::weighted(0.2))
     }
 
     proptest! {
-        /// Before, between and after changes, in pieces of any length, what is found is what a look at all filters
-        /// finds: of those before, until all of the changes hold at once, or none.
+        /// Before, during and after changes, in pieces of any length,
+        /// look-ups find what a scan of all filters finds. They see the old
+        /// filters until all changes take effect at once, or none does.
         #[test]
-        fn changes_hold_at_once_or_not_at_all(
+        fn filter_changes_apply_atomically(
             all in vec((changes(), 1..20_usize), 1..12),
             keys in vec((0..16_usize, 0..4_u8), 16),
         ) {
             let mut actions = Actions::new(IDS, 1);
-            (actions.short, actions.long) = (Some(room_for(IDS, 1)), Some(room_for(IDS, 2)));
+            (actions.short, actions.long) = (Some(with_capacity(IDS, 1)), Some(with_capacity(IDS, 2)));
             let mut slow = Slow::default();
             let keys: Vec<Vec<u8>> = keys.into_iter().flat_map(|(at, bits)| {
                 let (mut short, mut long) = (vec![0; 16], vec![0; 40]);
@@ -538,7 +550,7 @@ mod tests {
                 [short, long]
             }).collect();
             for ((all, sweep), piece) in all {
-                let mut changes = Changes { all, sweep, ..Changes::default() };
+                let mut changes = ChangeSet { all, sweep, ..ChangeSet::default() };
                 let mut after = slow.clone();
                 after.apply(&changes);
                 loop {
@@ -566,17 +578,18 @@ mod tests {
         }
     }
 
-    /// A batch may replace all filters again and again. One that is refused has none of the others come into force.
+    /// A batch may replace all filters again and again. If
+    /// one filter is refused, none of the batch takes effect.
     #[test]
-    fn what_has_no_room_changes_nothing() {
+    fn refused_filter_batch_changes_nothing() {
         let mut actions = Actions::new(1024, 0);
-        actions.short = Some(room_for(1024, 1));
+        actions.short = Some(with_capacity(1024, 1));
         let filter = |id: u32, value: u8| {
-            let pattern = Pattern::Short { value: [value; 16], mask: [255; 16] };
-            Change::Set(Filter { id, priority: 1, pattern, action: action(value) })
+            let pattern = FilterPattern::Short { value: [value; 16], mask: [255; 16] };
+            FilterChange::Set(Filter { id, priority: 1, pattern, action: action(value) })
         };
-        let apply = |actions: &mut Actions, all: Vec<Change>| {
-            let mut changes = Changes { all, ..Changes::default() };
+        let apply = |actions: &mut Actions, all: Vec<FilterChange>| {
+            let mut changes = ChangeSet { all, ..ChangeSet::default() };
             while !actions.apply(&mut changes, &mut NoQueues, || false) {}
             changes.result.unwrap()
         };
@@ -584,10 +597,10 @@ mod tests {
         assert_eq!(apply(&mut actions, all(0)), Ok(64));
         let alike: Vec<_> = (64..1024).map(|id| filter(id, 255)).collect();
         let refused = apply(&mut actions, [all(64), all(128), alike].concat());
-        assert!(matches!(refused, Err((64.., NoRoom::Crowded))), "{refused:?}");
+        assert!(matches!(refused, Err((64.., ChangeRefusal::Crowded))), "{refused:?}");
         assert_eq!(find(&actions, &[3; 16]), Some(action(3)));
         assert_eq!(find(&actions, &[64; 16]), None);
-        // All slots are back.
+        // All slots are free again.
         for value in [64, 128, 64] {
             assert_eq!(apply(&mut actions, [all(0), all(192), all(value)].concat()), Ok(64));
             assert_eq!(find(&actions, &[value; 16]), Some(action(value)));
@@ -596,19 +609,19 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_leaves_counts_where_it_was_counted() {
+    fn sent_packet_counts_in_its_original_counter() {
         let (mut one, mut two) = (Actions::new(8, 4), Actions::new(8, 4));
         let counted = one.count_packet(3, 60);
         assert_eq!(one.count_packet(4, 60), 0, "there is no such counter");
-        two.count_left(counted, 60, false);
-        one.count_left(0, 60, false);
+        two.count_sent(counted, 60, false);
+        one.count_sent(0, 60, false);
         assert!(two.counters.iter().chain(&one.counters).all(|it| it.sent == 0));
         let counts =
             |of: &Actions| [of.counters[3].packets, of.counters[3].sent, of.counters[3].sent_bytes];
         for (bytes, back, wanted) in
             [(60, false, [1, 1, 60]), (58, false, [1, 2, 118]), (58, true, [1, 1, 60])]
         {
-            one.count_left(counted, bytes, back);
+            one.count_sent(counted, bytes, back);
             assert_eq!(counts(&one), wanted);
         }
         for _ in 0..GENERATIONS {

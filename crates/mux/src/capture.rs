@@ -1,59 +1,65 @@
-//! Frames of a port as pcap, beside the packets' way.
+//! Captures of a port's frames as pcap, beside the packet path.
 //!
-//! The worker puts frames into a ring of bytes; a thread of the capture's own writes them as fast
-//! as their reader takes them. A full ring costs the capture a frame and the worker nothing.
+//! The worker copies frames into a ring of bytes. A thread of each capture writes them as fast
+//! as the reader takes them. A full ring costs the capture a frame, and the worker nothing.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use pdp_wire::bpf::Program;
-use pdp_wire::pcap::{HEADER, RECORD_BYTES, Record};
+use pdp_wire::bpf::BpfProgram;
+use pdp_wire::pcap::{HEADER, PcapRecordHeader, RECORD_BYTES};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Captures at a time: those that pdpd shares out (`shared` of pdp-spec), and some whose writers end.
+/// Captures at a time: those that pdpd permits (`shared` of pdp-spec), and some that are ending.
 pub const CAPTURES_MAX: usize = 40;
 
 /// Bytes that a capture's reader may lag behind.
 const RING_BYTES: usize = 1 << 20;
 
-/// How often the writer looks for frames, and for whether its reader is still there.
+/// Interval at which the writer checks for frames, and for whether its reader still exists.
 const LOOK_NS: u32 = 5_000_000;
 
-/// The worker's end.
+/// The worker's end of a capture.
 #[derive(Debug)]
-pub struct Sink {
+pub struct CaptureSink {
     ring: Producer<u8>,
     snap_bytes: usize,
-    program: Option<Program>,
+    program: Option<BpfProgram>,
 }
 
-/// The writer's end.
+/// The writer's end of a capture.
 #[derive(Debug)]
-pub struct Source(Consumer<u8>);
+pub struct CaptureSource(Consumer<u8>);
 
-/// A capture of `snap_bytes` of each frame, 0 for all, or of each that the program wants.
-pub fn channel(snap_bytes: u32, program: Option<Program>) -> (Sink, Source) {
+/// Creates a capture of `snap_bytes` of each frame (0:
+/// all), or only of frames that `program` matches.
+pub fn channel(snap_bytes: u32, program: Option<BpfProgram>) -> (CaptureSink, CaptureSource) {
     let (ring, consumer) = RingBuffer::new(RING_BYTES);
     let snap_bytes = if snap_bytes == 0 { usize::MAX } else { snap_bytes as usize };
-    (Sink { ring, snap_bytes, program }, Source(consumer))
+    (CaptureSink { ring, snap_bytes, program }, CaptureSource(consumer))
 }
 
-impl Sink {
-    /// Whether the writer has ended.
+impl CaptureSink {
+    /// True if the writer has ended.
     pub fn is_closed(&self) -> bool {
         self.ring.is_abandoned()
     }
 
-    /// Adds a frame if it is wanted; false if there is no room for it. Never blocks, never allocates.
+    /// Adds a frame if the program matches it. False if the
+    /// ring has no space for it. Never blocks or allocates.
     pub fn offer(&mut self, wall_ns: u64, frame: &[u8]) -> bool {
         if self.program.as_ref().is_some_and(|program| !program.matches(frame)) {
             return true;
         }
         let kept = &frame[..frame.len().min(self.snap_bytes)];
         let Ok(mut chunk) = self.ring.write_chunk(RECORD_BYTES + kept.len()) else { return false };
-        let record = Record { at_ns: wall_ns, kept: kept.len() as u32, length: frame.len() as u32 };
+        let record = PcapRecordHeader {
+            at_ns: wall_ns,
+            kept: kept.len() as u32,
+            length: frame.len() as u32,
+        };
         let record = record.emit();
         let (first, second) = chunk.as_mut_slices();
         let bytes = record.iter().chain(kept);
@@ -63,8 +69,8 @@ impl Sink {
     }
 }
 
-/// Writes what comes until the reader at the other end of `to` is gone, or the port.
-pub fn write(mut source: Source, to: OwnedFd) -> io::Result<()> {
+/// Writes frames to `to` until its reader or the port is gone.
+pub fn write(mut source: CaptureSource, to: OwnedFd) -> io::Result<()> {
     let watched = to.try_clone()?;
     let mut file = BufWriter::new(File::from(to));
     file.write_all(&HEADER)?;
@@ -91,20 +97,20 @@ pub fn write(mut source: Source, to: OwnedFd) -> io::Result<()> {
     }
 }
 
-impl Source {
-    /// The next frame into `frame`.
-    fn next(&mut self, frame: &mut Vec<u8>) -> Option<Record> {
+impl CaptureSource {
+    /// Reads the next frame into `frame`.
+    fn next(&mut self, frame: &mut Vec<u8>) -> Option<PcapRecordHeader> {
         let mut record = [0; RECORD_BYTES];
         let chunk = self.0.read_chunk(RECORD_BYTES).ok()?;
         chunk.into_iter().zip(&mut record).for_each(|(from, to)| *to = from);
-        let record = Record::parse(&record);
+        let record = PcapRecordHeader::parse(&record);
         frame.clear();
         frame.extend(self.0.read_chunk(record.kept as usize).ok()?);
         Some(record)
     }
 }
 
-/// Whether `fd` can be written to as a capture: open, and not for reading only.
+/// True if a capture can write to `fd`: it is open, and not read-only.
 pub fn is_writable(fd: &impl AsFd) -> bool {
     rustix::fs::fcntl_getfl(fd)
         .is_ok_and(|flags| flags & rustix::fs::OFlags::ACCMODE != rustix::fs::OFlags::RDONLY)
@@ -117,7 +123,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn frames_come_out_as_they_went_in() {
+    fn capture_writes_frames_unchanged() {
         let (mut sink, source) = channel(100, None);
         let (reader, writer) = io::pipe().unwrap();
         let thread = std::thread::spawn(move || write(source, writer.into()));
@@ -140,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_wanted_takes_room() {
-        // Frames whose first byte is 7.
+    fn capture_ring_stores_only_matching_frames() {
+        // Matches frames whose first byte is 7.
         let program = "4,48 0 0 0,21 0 1 7,6 0 0 262144,6 0 0 0".parse().unwrap();
         let (mut sink, mut source) = channel(0, Some(program));
         for count in 0..20_000u32 {
@@ -149,7 +155,7 @@ mod tests {
         }
         let mut frame = Vec::new();
         for turn in 0..20_000u64 / 256 {
-            let record = Record { at_ns: turn * 256 + 7, kept: 500, length: 500 };
+            let record = PcapRecordHeader { at_ns: turn * 256 + 7, kept: 500, length: 500 };
             assert_eq!(source.next(&mut frame), Some(record));
             assert_eq!(frame, [7; 500]);
         }
@@ -157,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_costs_frames_and_a_gone_one_ends_it() {
+    fn slow_capture_reader_loses_frames_gone_one_ends() {
         let (mut sink, source) = channel(0, None);
         let accepted = (0..2000).filter(|_| sink.offer(0, &[0; 1000])).count();
         assert_eq!(accepted, RING_BYTES / 1016);

@@ -1,10 +1,15 @@
 //! Maps an arriving frame to its vnet and port.
 //!
-//! Never rewrites the frame: says where the inner frame is. Never panics, whatever the bytes. One
-//! hash look-up a frame of VXLAN, Geneve, GRE or a VLAN, two of Ethernet in UDP and four at most, however many addresses, ports
-//! and tunnels there are. What an interface's tunnels do not take goes to the vlink that takes the whole interface, if
-//! there is one.
-//! Of GRE with numbers, those that are late are dropped; a table that replaces another begins anew with that.
+//! The classifier never modifies the frame; it returns the position of the inner frame. It never
+//! panics, whatever the bytes. A frame of VXLAN, Geneve, GRE or a VLAN takes one hash look-up,
+//! and Ethernet in UDP two. Four is the most, however many addresses, ports and tunnels exist.
+//!
+//! A frame that matches none of an interface's tunnels goes to
+//! the vlink that takes the whole interface, if there is one.
+//!
+//! With GRE sequence numbers, late frames are dropped. A
+//! table that replaces another starts the numbers anew.
+//!
 //! Source: RFC 7348 sections 4 and 5, RFC 6935, RFC 2890, RFC 8926; docs/ARCHITECTURE.md.
 
 use std::collections::{HashMap, HashSet};
@@ -14,13 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pdp_proto::mux::Encapsulation;
-use pdp_wire::outer::{Carried, NotATunnel, Outer};
-use pdp_wire::tunnel::{Key, Kind, Take};
+use pdp_wire::outer::{NotATunnel, Outer, OuterPayload};
+use pdp_wire::tunnel::{Take, TunnelKey, TunnelKind};
 use pdp_wire::{ether, flow, geneve, outer, udp, vlan, vxlan};
 
 use crate::counters::OuterReason;
 
-/// A port, as workers name it to each other.
+/// Reference to a port, as workers exchange it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortRef {
     /// The worker that owns its vnet.
@@ -29,47 +34,48 @@ pub struct PortRef {
     pub vnet: u16,
     /// The port, counted over all nodes of the vnet.
     pub port: u16,
-    /// Changes with the layout of the slot, so that a reference from before is noticed.
+    /// Changes with the slot's layout, so that stale references are detected.
     pub generation: u32,
 }
 
-/// Why a vlink's end can't be had on an interface.
+/// Reason why an external end can't use an interface.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Taken {
-    /// Another vlink has it.
+pub enum TunnelInsertError {
+    /// Another vlink uses the same key.
     #[error("is taken by another vlink")]
     Taken,
-    /// Kinds of tunnels can't share a port.
+    /// Two kinds of tunnels can't use the same address and port.
     #[error("uses {0}, which another vlink uses for {1}")]
     Mixed(Take, &'static str),
-    /// Something is out of range.
+    /// A value is out of range.
     #[error("{0}")]
     Range(&'static str),
 }
 
-/// What the vlinks on one external interface take.
+/// Tunnels and vlinks on one external interface.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
-    /// Where tunnels' frames are addressed to; not looked at if nobody else can be meant.
+pub struct TunnelTable {
+    /// Destination MAC address of tunnelled frames. `None`:
+    /// not checked, because every frame is for this interface.
     mac: Option<[u8; 6]>,
-    /// Of what kind the tunnels are that share what is taken off the interface.
-    services: HashMap<Take, &'static Kind, BuildHasherDefault<flow::Hash>>,
-    tunnels: HashMap<Key, Entry, BuildHasherDefault<flow::Hash>>,
-    /// All keys, whoever is at the other end.
-    keys: HashSet<Key, BuildHasherDefault<flow::Hash>>,
+    /// Kind of the tunnels on each address and port or protocol.
+    services: HashMap<Take, &'static TunnelKind, BuildHasherDefault<flow::FlowHash>>,
+    tunnels: HashMap<TunnelKey, TunnelEntry, BuildHasherDefault<flow::FlowHash>>,
+    /// All keys, for any remote address.
+    keys: HashSet<TunnelKey, BuildHasherDefault<flow::FlowHash>>,
     interface: Option<PortRef>,
 }
 
-/// A tunnel that was found by its key.
+/// A tunnel, found by its key.
 #[derive(Clone, Debug)]
-struct Entry {
+struct TunnelEntry {
     port: PortRef,
-    check: Check,
+    check: HeaderCheck,
 }
 
-/// What of a kind's own header has to be looked at once the tunnel is known.
+/// Check of the tunnel kind's own header, once the tunnel is known.
 #[derive(Clone, Debug)]
-enum Check {
+enum HeaderCheck {
     Vxlan,
     Udp,
     Geneve,
@@ -77,12 +83,12 @@ enum Check {
     Vlan,
 }
 
-/// The number that the next frame of a tunnel has at least; 0: any will do (Linux's ip_tunnel_rcv).
+/// Lowest sequence number that the tunnel's next frame may have; 0: any (Linux's ip_tunnel_rcv).
 #[derive(Debug, Default)]
 struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Whether a frame with this number is in order; then it is the last that was.
+    /// True if a frame with this number is in order. It then becomes the latest number.
     fn accept(&self, number: u32) -> bool {
         let in_order = |next: u32| {
             let is_late = next != 0 && (number.wrapping_sub(next) as i32) < 0;
@@ -92,10 +98,10 @@ impl Sequence {
     }
 }
 
-/// Where the inner frame is in one that was classified.
+/// Position of the inner frame in a classified frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Inner {
-    /// It is the frame itself.
+pub enum InnerFrame {
+    /// The whole frame.
     Whole,
     /// Behind outer headers.
     Behind(Range<usize>),
@@ -103,70 +109,70 @@ pub enum Inner {
     Untagged,
 }
 
-/// The tables of all external interfaces, by slot.
-pub type Classifier = Vec<Table>;
+/// Tables of all external interfaces, by slot.
+pub type Classifier = Vec<TunnelTable>;
 
-impl Table {
-    /// Takes nothing yet. `mac` is the interface's link address; without one, tunnels' frames may
-    /// be addressed to anybody.
+impl TunnelTable {
+    /// Returns an empty table. `mac` is the interface's MAC address.
+    /// Without one, tunnelled frames may have any destination.
     pub fn new(mac: Option<[u8; 6]>) -> Self {
         Self { mac, ..Self::default() }
     }
 
-    /// Gives what `by` says to `port`.
-    pub fn insert(&mut self, by: &Encapsulation, port: PortRef) -> Result<(), Taken> {
+    /// Maps the frames that `by` describes to `port`.
+    pub fn insert(&mut self, by: &Encapsulation, port: PortRef) -> Result<(), TunnelInsertError> {
         let check = match by {
             Encapsulation::Interface => {
                 return match self.interface.replace(port) {
                     None => Ok(()),
-                    Some(_) => Err(Taken::Taken),
+                    Some(_) => Err(TunnelInsertError::Taken),
                 };
             }
-            Encapsulation::Vxlan(_) => Check::Vxlan,
-            Encapsulation::Udp(_) => Check::Udp,
-            Encapsulation::Geneve(_) => Check::Geneve,
-            Encapsulation::Gre(tunnel) => Check::Gre {
+            Encapsulation::Vxlan(_) => HeaderCheck::Vxlan,
+            Encapsulation::Udp(_) => HeaderCheck::Udp,
+            Encapsulation::Geneve(_) => HeaderCheck::Geneve,
+            Encapsulation::Gre(tunnel) => HeaderCheck::Gre {
                 checksum: tunnel.checksum,
                 sequence: tunnel.sequence.then(Arc::default),
             },
-            Encapsulation::Vlan(_) => Check::Vlan,
+            Encapsulation::Vlan(_) => HeaderCheck::Vlan,
         };
         if let Some(fault) = by.fault() {
-            return Err(Taken::Range(fault));
+            return Err(TunnelInsertError::Range(fault));
         }
         if let Some(tunnel) = by.tunnel() {
             let (take, kind) = (tunnel.takes(), tunnel.kind());
             let other = self.services.entry(take).or_insert(kind);
             if *other != kind {
-                return Err(Taken::Mixed(take, other.name));
+                return Err(TunnelInsertError::Mixed(take, other.name));
             }
         }
         let key = by.key();
-        match self.tunnels.insert(key, Entry { port, check }) {
+        match self.tunnels.insert(key, TunnelEntry { port, check }) {
             None => {
-                self.keys.insert(key.of_anybody());
+                self.keys.insert(key.without_remote());
                 Ok(())
             }
-            Some(_) => Err(Taken::Taken),
+            Some(_) => Err(TunnelInsertError::Taken),
         }
     }
 
-    /// The port that takes the whole interface, if there are no tunnels beside it.
+    /// Returns the port that takes the whole interface, if the interface has no tunnels.
     pub fn sole(&self) -> Option<PortRef> {
         self.interface.filter(|_| self.tunnels.is_empty())
     }
 
-    /// Whose `frame` is, and where the inner frame is in it.
+    /// Returns the port of `frame`, and the position of the inner frame.
     #[inline]
-    pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, Inner), OuterReason> {
+    pub fn classify(&self, frame: &[u8]) -> Result<(PortRef, InnerFrame), OuterReason> {
         let otherwise = |reason| match self.interface {
-            Some(port) => Ok((port, Inner::Whole)),
+            Some(port) => Ok((port, InnerFrame::Whole)),
             None => Err(reason),
         };
         let outer = match outer::parse(frame) {
             Ok(outer) => outer,
             Err(NotATunnel::Other) => match self.of_vlan(frame) {
-                Ok(port) => return Ok((port, Inner::Untagged)),
+                Ok(port) => return Ok((port, InnerFrame::Untagged)),
                 Err(reason) => return otherwise(reason),
             },
             Err(not) => return otherwise(not.into()),
@@ -177,24 +183,24 @@ impl Table {
             Err(reason) => return otherwise(reason),
         };
         match entry.check {
-            Check::Vxlan => match vxlan::parse(&frame[inner.clone()]) {
+            HeaderCheck::Vxlan => match vxlan::parse(&frame[inner.clone()]) {
                 Some(_) => inner.start += vxlan::HEADER_BYTES,
                 None => return otherwise(OuterReason::VxlanHeader),
             },
-            Check::Geneve => match geneve::parse(&frame[inner.clone()]) {
+            HeaderCheck::Geneve => match geneve::parse(&frame[inner.clone()]) {
                 Ok(bytes) => inner.start += bytes,
                 Err(fault) => return otherwise(fault.into()),
             },
-            Check::Udp | Check::Gre { .. } | Check::Vlan => {}
+            HeaderCheck::Udp | HeaderCheck::Gre { .. } | HeaderCheck::Vlan => {}
         }
         if let Some(mac) = self.mac
-            && ether::Header::parse(frame).is_none_or(|header| header.destination != mac)
+            && ether::EthernetHeader::parse(frame).is_none_or(|header| header.destination != mac)
         {
             return otherwise(OuterReason::OtherMac);
         }
-        let none_allowed = matches!(entry.check, Check::Vxlan | Check::Geneve);
+        let none_allowed = matches!(entry.check, HeaderCheck::Vxlan | HeaderCheck::Geneve);
         match (outer.carried, &entry.check) {
-            (Carried::Gre(header), Check::Gre { checksum, sequence }) => {
+            (OuterPayload::Gre(header), HeaderCheck::Gre { checksum, sequence }) => {
                 if header.has_checksum != *checksum || !outer.checksum_ok(frame, false) {
                     return Err(OuterReason::GreChecksum);
                 }
@@ -208,40 +214,40 @@ impl Table {
             _ if !outer.checksum_ok(frame, none_allowed) => return Err(OuterReason::UdpChecksum),
             _ => {}
         }
-        Ok((entry.port, Inner::Behind(inner)))
+        Ok((entry.port, InnerFrame::Behind(inner)))
     }
 
-    /// The port of the VLAN that a frame is in.
+    /// Returns the port of the VLAN that a frame is in.
     #[cold]
     fn of_vlan(&self, frame: &[u8]) -> Result<PortRef, OuterReason> {
         let id = vlan::id(frame).filter(|id| *id != 0).ok_or(OuterReason::NotATunnel)?;
-        let entry = self.tunnels.get(&Key::without_ends(Key::vlan(id)));
+        let entry = self.tunnels.get(&TunnelKey::without_ends(TunnelKey::vlan(id)));
         entry.map(|entry| entry.port).ok_or(OuterReason::UnknownTunnel)
     }
 
-    /// The tunnel that a frame with these outer headers and this `payload` behind them is of.
+    /// Returns the tunnel of a frame with these outer headers and `payload` behind them.
     #[inline]
-    fn find(&self, outer: &Outer, payload: &[u8]) -> Result<&Entry, OuterReason> {
-        let found = |key| self.tunnels.get(&Key::of(outer, key));
-        let unknown = |key| match self.keys.contains(&Key::of(outer, key).of_anybody()) {
+    fn find(&self, outer: &Outer, payload: &[u8]) -> Result<&TunnelEntry, OuterReason> {
+        let found = |key| self.tunnels.get(&TunnelKey::of(outer, key));
+        let unknown = |key| match self.keys.contains(&TunnelKey::of(outer, key).without_remote()) {
             true => OuterReason::UnknownPeer,
             false => OuterReason::UnknownTunnel,
         };
         let (remote_port, local_port) = match outer.carried {
-            Carried::Udp { remote_port, local_port, .. } => (remote_port, local_port),
-            Carried::Gre(header) => {
-                let key = Key::gre(header.key);
+            OuterPayload::Udp { remote_port, local_port, .. } => (remote_port, local_port),
+            OuterPayload::Gre(header) => {
+                let key = TunnelKey::gre(header.key);
                 return found(key).ok_or_else(|| unknown(key));
             }
         };
         let vni = payload.first_chunk().map(|header: &[u8; 8]| vxlan::vni(header));
-        if let Some(entry) = vni.and_then(|vni| found(Key::vni(local_port, vni))) {
+        if let Some(entry) = vni.and_then(|vni| found(TunnelKey::vni(local_port, vni))) {
             return Ok(entry);
         }
-        if let Some(entry) = found(Key::ports(local_port, remote_port)) {
+        if let Some(entry) = found(TunnelKey::ports(local_port, remote_port)) {
             return Ok(entry);
         }
-        // An address and port has one kind of tunnels.
+        // Each address and port has one kind of tunnel.
         let kind = self.services.get(&outer.take());
         Err(match kind.map(|kind| kind.name) {
             Some(name) if name == vxlan::KIND.name && vxlan::parse(payload).is_none() => {
@@ -249,10 +255,12 @@ impl Table {
             }
             Some(name) if name == geneve::KIND.name => match geneve::parse(payload) {
                 Err(fault) => fault.into(),
-                Ok(_) => unknown(Key::vni(local_port, vni.unwrap_or_default())),
+                Ok(_) => unknown(TunnelKey::vni(local_port, vni.unwrap_or_default())),
             },
-            Some(name) if name == udp::KIND.name => unknown(Key::ports(local_port, remote_port)),
-            Some(_) => unknown(Key::vni(local_port, vni.unwrap_or_default())),
+            Some(name) if name == udp::KIND.name => {
+                unknown(TunnelKey::ports(local_port, remote_port))
+            }
+            Some(_) => unknown(TunnelKey::vni(local_port, vni.unwrap_or_default())),
             None => OuterReason::UnknownTunnel,
         })
     }
@@ -270,13 +278,13 @@ mod tests {
 
     const INNER: &[u8] = b"a frame with a header";
 
-    fn taken_out(frame: &[u8], inner: Inner) -> Vec<u8> {
+    fn taken_out(frame: &[u8], inner: InnerFrame) -> Vec<u8> {
         match inner {
-            Inner::Whole => frame.to_vec(),
-            Inner::Behind(inner) => frame[inner].to_vec(),
-            Inner::Untagged => {
+            InnerFrame::Whole => frame.to_vec(),
+            InnerFrame::Behind(inner) => frame[inner].to_vec(),
+            InnerFrame::Untagged => {
                 let mut frame = frame.to_vec();
-                vlan::take_off(&mut frame);
+                vlan::strip(&mut frame);
                 frame.split_off(vlan::TAG_BYTES)
             }
         }
@@ -294,9 +302,9 @@ mod tests {
         }
     }
 
-    /// The frame that the other end of `by` sends.
+    /// Returns the frame that the other end of `by` sends.
     fn arriving(by: &Encapsulation, mac: [u8; 6]) -> Vec<u8> {
-        let Some(template) = outer::Template::new(&by.reversed()) else { return vec![0; 60] };
+        let Some(template) = outer::HeaderTemplate::new(&by.reversed()) else { return vec![0; 60] };
         let mut frame = vec![0; template.len()];
         frame.extend(INNER);
         template.write(&mut frame, mac, [9; 6]).unwrap();
@@ -304,17 +312,17 @@ mod tests {
     }
 
     fn vxlan_of(local: IpAddr, remote: IpAddr, port: u16, vni: u32) -> Encapsulation {
-        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port, vni })
+        Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port, vni })
     }
 
     fn udp_of(local: IpAddr, remote: IpAddr, local_port: u16, remote_port: u16) -> Encapsulation {
-        Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+        Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port, remote_port })
     }
 
-    /// With a checksum where the key is odd.
+    /// Returns a GRE tunnel, with a checksum if the key is odd.
     fn gre_of(local: IpAddr, remote: IpAddr, key: Option<u32>, sequence: bool) -> Encapsulation {
         let checksum = key.is_some_and(|key| key % 2 == 1);
-        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
+        Encapsulation::Gre(gre::GreTunnel { local, remote, key, checksum, sequence })
     }
 
     fn encapsulation() -> impl Strategy<Value = Encapsulation> {
@@ -325,7 +333,7 @@ mod tests {
             }),
             (ends.clone(), 4790u16..4793, 0u32..4).prop_map(|((six, l, r), port, vni)| {
                 let (local, remote) = (address(six, l), address(six, r));
-                Encapsulation::Geneve(geneve::Tunnel { local, remote, port, vni })
+                Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port, vni })
             }),
             (ends.clone(), prop::option::of(0u32..4)).prop_map(|((six, l, r), key)| gre_of(
                 address(six, l),
@@ -333,7 +341,7 @@ mod tests {
                 key,
                 false
             )),
-            (1u16..4).prop_map(|id| Encapsulation::Vlan(vlan::Tunnel { id })),
+            (1u16..4).prop_map(|id| Encapsulation::Vlan(vlan::VlanTunnel { id })),
             (ends, 4790u16..4793, 7u16..9).prop_map(|((six, l, r), local_port, remote_port)| {
                 udp_of(address(six, l), address(six, r), local_port, remote_port)
             }),
@@ -341,14 +349,14 @@ mod tests {
     }
 
     proptest! {
-        /// Against a walk through all that was accepted.
+        /// Compares the table with a linear scan of all accepted entries.
         #[test]
-        fn finds_what_a_linear_scan_finds(
+        fn tunnel_table_matches_a_linear_scan(
             wanted in prop::collection::vec(encapsulation(), 0..40),
             asked in prop::collection::vec(encapsulation(), 1..20),
             whole: bool,
         ) {
-            let mut table = Table::new(Some(MAC));
+            let mut table = TunnelTable::new(Some(MAC));
             let mut accepted: Vec<(Encapsulation, u16)> = vec![];
             if whole {
                 table.insert(&Encapsulation::Interface, reference(999)).unwrap();
@@ -375,7 +383,7 @@ mod tests {
                         prop_assert_eq!(found.port, *port);
                         prop_assert_eq!(taken_out(&frame, inner), INNER);
                     }
-                    None if whole => prop_assert_eq!(found, Ok((reference(999), Inner::Whole))),
+                    None if whole => prop_assert_eq!(found, Ok((reference(999), InnerFrame::Whole))),
                     None => prop_assert!(found.is_err()),
                 }
             }
@@ -383,7 +391,7 @@ mod tests {
 
         #[test]
         fn noise_never_panics(bytes: Vec<u8>, by in encapsulation(), at: prop::sample::Index) {
-            let mut table = Table::new(Some(MAC));
+            let mut table = TunnelTable::new(Some(MAC));
             table.insert(&by, reference(1)).unwrap();
             let _ = table.classify(&bytes);
             let mut frame = arriving(&by, MAC);
@@ -395,18 +403,18 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_told_apart() {
+    fn classifier_distinguishes_vxlan_drop_reasons() {
         for six in [false, true] {
             let (local, remote) = (address(six, 1), address(six, 2));
             let by = vxlan_of(local, remote, 4789, 7);
-            let mut table = Table::new(Some(MAC));
+            let mut table = TunnelTable::new(Some(MAC));
             table.insert(&by, reference(1)).unwrap();
-            assert_eq!(table.insert(&by, reference(2)), Err(Taken::Taken));
+            assert_eq!(table.insert(&by, reference(2)), Err(TunnelInsertError::Taken));
             let good = arriving(&by, MAC);
             assert!(table.classify(&good).is_ok());
             let other = table.classify(&arriving(&by, [2, 0, 0, 0, 0, 9]));
             assert_eq!(other.unwrap_err(), OuterReason::OtherMac);
-            let anybodys = Table { mac: None, ..table.clone() };
+            let anybodys = TunnelTable { mac: None, ..table.clone() };
             assert!(anybodys.classify(&arriving(&by, [2, 0, 0, 0, 0, 9])).is_ok());
             let udp = if six { 54 } else { 34 };
             let mut frame = good.clone();
@@ -423,7 +431,7 @@ mod tests {
         }
         let (local, remote) = (address(true, 1), address(true, 2));
         let by = udp_of(local, remote, 5, 6);
-        let mut table = Table::new(Some(MAC));
+        let mut table = TunnelTable::new(Some(MAC));
         table.insert(&by, reference(1)).unwrap();
         let mut frame = arriving(&by, MAC);
         frame[60..62].fill(0);
@@ -431,21 +439,22 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_of_gre_geneve_and_vlans_has_its_reason() {
+    fn gre_geneve_and_vlan_faults_have_distinct_reasons() {
         use OuterReason::*;
         let reference = reference(1);
         for six in [false, true] {
             let (local, remote) = (address(six, 1), address(six, 2));
             let at = if six { 54 } else { 34 };
-            let vni =
-                |vni| Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni });
-            let mut table = Table::new(Some(MAC));
+            let vni = |vni| {
+                Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni })
+            };
+            let mut table = TunnelTable::new(Some(MAC));
             for by in [gre_of(local, remote, Some(7), false), gre_of(local, remote, Some(8), false)]
             {
                 table.insert(&by, reference).unwrap();
             }
             table.insert(&vni(5), reference).unwrap();
-            table.insert(&Encapsulation::Vlan(vlan::Tunnel { id: 10 }), reference).unwrap();
+            table.insert(&Encapsulation::Vlan(vlan::VlanTunnel { id: 10 }), reference).unwrap();
             let reason = |frame: &[u8]| table.classify(frame).map(|_| ()).unwrap_err();
             let other_end = |by: &Encapsulation, change: &dyn Fn(&mut Vec<u8>)| {
                 let mut frame = arriving(by, MAC);
@@ -464,7 +473,7 @@ mod tests {
             assert_eq!(reason(&arriving(&gre_of(local, remote, None, false), MAC)), UnknownTunnel);
             let elsewhere = gre_of(local, address(six, 3), Some(8), false);
             assert_eq!(reason(&arriving(&elsewhere, MAC)), UnknownPeer);
-            let peer = geneve::Tunnel { local, remote: address(six, 3), port: 6081, vni: 5 };
+            let peer = geneve::GeneveTunnel { local, remote: address(six, 3), port: 6081, vni: 5 };
             assert_eq!(reason(&arriving(&Encapsulation::Geneve(peer), MAC)), UnknownPeer);
             assert_eq!(reason(&arriving(&vni(6), MAC)), UnknownTunnel);
             let with = |by: &Encapsulation, place: usize, bits: u8| {
@@ -474,28 +483,28 @@ mod tests {
             assert_eq!(with(&plain, 1, 1), GreHeader);
             assert_eq!(with(&plain, 3, 1), NotATunnel, "IP in GRE");
             assert_eq!(with(&sealed, 14, 1), GreChecksum);
-            // As Linux: a checksum is there if and only if it is configured.
+            // As in Linux, a checksum must be present if and only if it is configured.
             let unsealed =
-                gre::Tunnel { local, remote, key: Some(7), checksum: false, sequence: false };
+                gre::GreTunnel { local, remote, key: Some(7), checksum: false, sequence: false };
             assert_eq!(reason(&arriving(&Encapsulation::Gre(unsealed), MAC)), GreChecksum);
             let sealed =
-                gre::Tunnel { local, remote, key: Some(8), checksum: true, sequence: false };
+                gre::GreTunnel { local, remote, key: Some(8), checksum: true, sequence: false };
             assert_eq!(reason(&arriving(&Encapsulation::Gre(sealed), MAC)), GreChecksum);
             assert_eq!(with(&vni(5), 8, 0x40), GeneveHeader);
             assert_eq!(with(&vni(5), 8, 0x3f), GeneveHeader);
             assert_eq!(with(&vni(5), 10, 1), GeneveHeader);
-            // The checksum of UDP is looked at after the header.
+            // The UDP checksum is verified after the header.
             assert_eq!(with(&vni(5), 9, 0x80), GeneveControl);
             assert_eq!(with(&vni(5), 9, 0x40), GeneveCritical);
             assert_eq!(with(&vni(5), 7, 1), UdpChecksum);
         }
-        let mut table = Table::new(Some(MAC));
-        table.insert(&Encapsulation::Vlan(vlan::Tunnel { id: 10 }), reference).unwrap();
+        let mut table = TunnelTable::new(Some(MAC));
+        table.insert(&Encapsulation::Vlan(vlan::VlanTunnel { id: 10 }), reference).unwrap();
         let tagged = |tags: &[u8]| {
             let frame = [&INNER[..12], tags, &INNER[12..]].concat();
             table.classify(&frame).map(|(_, inner)| taken_out(&frame, inner))
         };
-        // Whatever the priority, and to whomever.
+        // Any priority and any destination.
         assert_eq!(tagged(&[0x81, 0, 0xf0, 10]), Ok(INNER.to_vec()));
         let two = [&INNER[..12], &[0x81, 0, 0, 11], &INNER[12..]].concat();
         assert_eq!(tagged(&[0x81, 0, 0, 10, 0x81, 0, 0, 11]), Ok(two), "the inner tag is its own");
@@ -507,21 +516,21 @@ mod tests {
         let short = [&INNER[..12], &[0x81, 0, 0, 10]].concat();
         assert_eq!(table.classify(&short), Err(NotATunnel));
         table.insert(&Encapsulation::Interface, PortRef { port: 2, ..reference }).unwrap();
-        assert_eq!(table.classify(&short).unwrap().1, Inner::Whole);
+        assert_eq!(table.classify(&short).unwrap().1, InnerFrame::Whole);
         for id in [0, 4095] {
-            let range = table.insert(&Encapsulation::Vlan(vlan::Tunnel { id }), reference);
-            assert!(matches!(range, Err(Taken::Range(_))));
+            let range = table.insert(&Encapsulation::Vlan(vlan::VlanTunnel { id }), reference);
+            assert!(matches!(range, Err(TunnelInsertError::Range(_))));
         }
     }
 
-    /// As Linux's ip_tunnel_rcv has it.
+    /// As in Linux's ip_tunnel_rcv.
     #[test]
-    fn late_frames_of_a_tunnel_with_numbers_are_dropped() {
+    fn classifier_drops_late_gre_sequence_numbers() {
         let by = gre_of(address(false, 1), address(false, 2), Some(7), true);
-        let mut table = Table::new(None);
+        let mut table = TunnelTable::new(None);
         table.insert(&by, reference(1)).unwrap();
         let arrive = |number: u32, sound: bool| {
-            let template = outer::Template::new(&by.reversed()).unwrap().from_number(number);
+            let template = outer::HeaderTemplate::new(&by.reversed()).unwrap().from_number(number);
             let mut frame = vec![0; template.len()];
             frame.extend(INNER);
             template.write(&mut frame, MAC, [9; 6]).unwrap();
@@ -539,7 +548,7 @@ mod tests {
         assert_eq!(arrive((1 << 31) + 20, true), late, "half of all numbers are behind");
         assert_eq!([(1 << 31) + 10, u32::MAX].map(|number| arrive(number, true)), [None; 2]);
         assert_eq!(arrive(3, true), None, "they begin again");
-        let without = gre::Tunnel {
+        let without = gre::GreTunnel {
             local: address(false, 1),
             remote: address(false, 2),
             key: Some(7),

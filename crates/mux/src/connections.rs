@@ -1,4 +1,5 @@
-//! What ends a worker's sleep, and the way by which it gives up connections.
+//! The descriptors that end a worker's sleep, and the
+//! channel by which a worker gives up connections.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,31 +9,32 @@ use std::sync::mpsc::Sender;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
-use crate::lane::Link;
+use crate::channel::PeerConnection;
 use crate::wake::Wake;
 
-/// Time after which a peer that may not ring is looked at, nanoseconds: DPDK's memif has no fence
-/// between its ring and its doorbell.
+/// Time after which a worker checks a peer whose doorbell is unreliable,
+/// nanoseconds: DPDK's memif has no fence between its ring and its doorbell.
 pub const UNSURE_SLEEP_NS: u64 = 5_000_000;
 
-/// Doorbells that are taken note of at a time; those beyond have their turn the next time.
+/// Doorbells that one call collects. The next call collects the rest.
 const RUNG_MAX: usize = 64;
 
-/// The part of a sleep that the kernel may add to it: `select_estimate_accuracy` in its fs/select.c. So the sleep is
-/// asked to end earlier by as much, and what is left is another one.
+/// Fraction of a sleep by which the kernel may prolong it (`select_estimate_accuracy` in its
+/// fs/select.c). The worker asks for a sleep that much shorter, and sleeps again for the rest.
 const LATE_PART: u64 = 1000;
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// No vnet has this slot.
+/// Value that is no vnet's slot.
 const NOBODY: u64 = u64::MAX;
 
-/// What a worker gave up, for the thread that keeps the control sockets: to let go of it may take long.
+/// An object that a worker gave up. The peer listener's
+/// thread drops it, because that may take long.
 #[derive(Debug)]
 pub enum Dropped {
     /// A connection.
     Connection(Ended),
-    /// Memory that nothing is in any more.
+    /// Memory that holds no frame any more.
     Memory(Box<[u8]>),
 }
 
@@ -41,37 +43,38 @@ pub enum Dropped {
 pub struct Ended {
     /// The connection's number.
     pub epoch: u64,
-    /// Why, for the peer.
+    /// Reason, for the peer.
     pub reason: String,
-    /// Whether the peer broke the contract.
+    /// True if the peer broke the contract.
     pub fault: bool,
-    /// What is left of it. To let go of it may take as long as the peer wants.
-    pub link: Box<Link>,
-    /// Where its doorbell is watched.
-    pub watch: Watch,
+    /// The connection's remains. Dropping them may take as long as the peer wants.
+    pub link: Box<PeerConnection>,
+    /// The set that watches its doorbell.
+    pub watch: SleepWatch,
 }
 
-/// The descriptors that end a worker's sleep; any thread may change them.
+/// Descriptors that end a worker's sleep. Any thread may change them.
 #[derive(Clone, Debug)]
-pub struct Watch(Arc<OwnedFd>);
+pub struct SleepWatch(Arc<OwnedFd>);
 
-/// What a worker's sleep ends for, and the way to the thread that keeps the control sockets.
+/// A worker's sleep set, and its channel to the thread of the peer listener.
 #[derive(Debug)]
-pub struct Connections {
-    /// What ends the sleep.
-    pub watch: Watch,
+pub struct WorkerConnections {
+    /// Descriptors that end the sleep.
+    pub watch: SleepWatch,
     dropped: Sender<Dropped>,
     keeper: Arc<Wake>,
 }
 
-impl Watch {
-    /// Lets `fd` end the worker's sleep while it is readable.
+impl SleepWatch {
+    /// Ends the worker's sleep while `fd` is readable.
     pub fn add(&self, fd: &impl AsFd) -> io::Result<()> {
         self.add_as(fd, NOBODY, epoll::EventFlags::IN)
     }
 
-    /// Lets a peer's doorbell end the sleep each time that it is rung; `slot` is that of its vnet. May
-    /// take as long as the peer wants, as may [`Watch::remove`]: not for the worker itself.
+    /// Ends the sleep each time that a peer rings its doorbell. `slot`
+    /// is the slot of its vnet. May take as long as the peer wants, as
+    /// may [`SleepWatch::remove`], so the worker itself must not call it.
     pub fn add_bell(&self, slot: Option<u16>, bell: &impl AsFd) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         self.add_as(bell, slot.map_or(NOBODY, u64::from), flags)
@@ -81,25 +84,25 @@ impl Watch {
         Ok(epoll::add(&*self.0, fd, epoll::EventData::new_u64(data), flags)?)
     }
 
-    /// Takes it back; needed before `fd` is closed where another process has it too.
+    /// Stops watching `fd`. Required before `fd` is closed if another process holds it too.
     pub fn remove(&self, fd: &impl AsFd) {
-        // Fails only if it was not watched.
+        // Fails only if `fd` was not watched.
         let _ = epoll::delete(&*self.0, fd);
     }
 }
 
-impl Connections {
-    /// `keeper` is woken for what is sent to `dropped`.
+impl WorkerConnections {
+    /// Creates the set. What the worker sends to `dropped` wakes `keeper`.
     pub fn new(dropped: Sender<Dropped>, keeper: Arc<Wake>) -> io::Result<Self> {
-        let watch = Watch(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?));
+        let watch = SleepWatch(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?));
         Ok(Self { watch, dropped, keeper })
     }
 
-    /// Blocks until something that is watched or one of `sockets` is readable, at most `nanoseconds` where the thread's
-    /// timer slack is nothing, and may end before that.
+    /// Blocks until a watched descriptor or one of `sockets` is readable, or for
+    /// `nanoseconds` at most if the thread has no timer slack. May return earlier.
     ///
-    /// Sockets are not watched all the time: of one that is, the kernel tells the watch at each frame
-    /// that it has sent.
+    /// `sockets` are passed for each sleep rather than watched permanently. The
+    /// kernel would notify the watch for each frame that such a socket has sent.
     pub fn sleep<'a>(&'a self, nanoseconds: u64, sockets: impl Iterator<Item = BorrowedFd<'a>>) {
         let nanoseconds = nanoseconds - nanoseconds / LATE_PART;
         let timeout = Timespec {
@@ -112,7 +115,7 @@ impl Connections {
         let _ = poll(&mut all, Some(&timeout));
     }
 
-    /// `rung` gets the slots of vnets whose doorbells were rung.
+    /// Adds to `rung` the slots of vnets whose doorbells were rung.
     pub fn rung(&self, rung: &mut Vec<u16>) {
         let mut events = [MaybeUninit::uninit(); RUNG_MAX];
         if let Ok((events, _)) = epoll::wait(&*self.watch.0, &mut events, Some(&NOW)) {
@@ -121,20 +124,20 @@ impl Connections {
         }
     }
 
-    /// Gives up a connection: `reason` is for the peer. Another thread lets go of what it holds and
-    /// closes its control socket.
-    pub fn end(&self, link: Box<Link>, reason: &str, fault: bool) {
+    /// Gives up a connection. `reason` is for the peer. Another
+    /// thread releases its resources and closes its control socket.
+    pub fn end(&self, link: Box<PeerConnection>, reason: &str, fault: bool) {
         let (epoch, reason, watch) = (link.epoch, reason.to_string(), self.watch.clone());
         self.give_up(Dropped::Connection(Ended { epoch, reason, fault, link, watch }));
     }
 
-    /// Has another thread free memory, which takes long where there is much.
+    /// Lets another thread free memory, because freeing much takes long.
     pub fn free(&self, memory: Box<[u8]>) {
         self.give_up(Dropped::Memory(memory));
     }
 
     fn give_up(&self, dropped: Dropped) {
-        // The keeper ends with the process only.
+        // The peer listener ends only with the process.
         let _ = self.dropped.send(dropped);
         self.keeper.ring();
     }

@@ -1,15 +1,22 @@
-//! The mux beside its packets' way: what pdpd wants is made so.
+//! Control plane of the mux, beside the packet path: carries out pdpd's requests.
 //!
-//! Each file uses those above it alone: `plan` (what is wanted and where it goes; pure) and `check`, the
-//! `workers` and how they are reached, `keeper` (sockets and handshakes of peers), `routes` (what mirrors say), `base` (all of these
-//! together), `exits` of external interfaces, `apply` (what changes) with `schedule` (what time
-//! changes), `report` (what is to be seen), `serve` (requests).
+//! Each file uses only those before it in this list:
+//!
+//! - `plan`: what pdpd wants, and its placement on workers; pure. `check`: validation.
+//! - `workers`: the worker threads, and how to reach them.
+//! - `keeper`: peers' sockets and handshakes. `routes`: messages
+//!   of route mirrors. `slowpath`: programs of control guests.
+//! - `base`: all of these together.
+//! - `exits`: netdevs of external interfaces.
+//! - `apply`: changes. `schedule`: changes at given times.
+//! - `report`: counters, captures and traces.
+//! - `serve`: requests.
 
 mod apply;
 mod base;
 pub mod check;
-mod exits;
-mod keeper;
+mod netdevs;
+mod peer_listener;
 pub mod plan;
 mod report;
 mod routes;
@@ -18,5 +25,5 @@ mod serve;
 mod slowpath;
 mod workers;
 
-pub use serve::Mux;
-pub use workers::Settings;
+pub use serve::MuxServer;
+pub use workers::MuxSettings;

@@ -1,85 +1,85 @@
-//! What all vnets of a worker share: time, packets, external interfaces, and the way to sleep.
+//! State that all vnets of a worker share: time, packets, external interfaces, and sleep.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use pdp_ip::Forwarder;
+use pdp_ip::IpForwarder;
 
+use crate::channel::Pulled;
 use crate::classify::PortRef;
-use crate::connections::{Connections, Dropped};
+use crate::connections::{Dropped, WorkerConnections};
 use crate::counters::OuterReason;
-use crate::engine::Fate;
-use crate::exit::Tools;
-use crate::external::{Exits, External};
-use crate::group::Groups;
-use crate::lane::Pulled;
-use crate::meter::Meter;
-use crate::packets::{Batch, Packets};
+use crate::engine::EngineVerdict;
+use crate::external::{WorkerExternal, WorkerNetdevs};
+use crate::group::FrameGrouper;
+use crate::meter::CycleMeter;
+use crate::netdev::NetdevContext;
+use crate::packets::{PacketBatch, Packets};
 use crate::ringers::Ringers;
-use crate::segment::To;
+use crate::segment::SegmentVerdict;
 use crate::sleep::Alarm;
 use crate::trace::Tracer;
 use crate::wake::Wake;
 
-/// Room to collect packets in, taken while it is used; kept so that nothing is allocated.
+/// Buffers that a stage takes while it uses them. They are reused, so that no stage allocates.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Empty batches, for whoever needs one for a while.
-    pub spare: Vec<Batch>,
-    /// For packets that come back.
-    pub back: Batch,
-    /// For whose frames from outside are.
-    pub whose: Vec<Result<PortRef, OuterReason>>,
-    /// For frames that are brought together by where they go.
-    pub groups: Groups,
-    /// Where a segment says that frames go.
-    pub fates: Vec<To>,
-    /// For what peers sent.
+    /// Empty batches.
+    pub spare: Vec<PacketBatch>,
+    /// Packets that a netdev gives back.
+    pub back: PacketBatch,
+    /// Ports of the frames from outside.
+    pub ingress_ports: Vec<Result<PortRef, OuterReason>>,
+    /// Buffers for grouping frames by destination.
+    pub groups: FrameGrouper,
+    /// Destinations that a segment chose for frames.
+    pub segment_verdicts: Vec<SegmentVerdict>,
+    /// Frames and completions from peers.
     pub pulled: Pulled,
-    /// For what engines decide.
-    pub fates_of_engines: Vec<Fate>,
-    /// For ports whose copies found no packet.
+    /// Verdicts of engines.
+    pub engine_verdicts: Vec<EngineVerdict>,
+    /// Ports whose copies found no free packet.
     pub missed: Vec<u16>,
-    /// What they work with.
-    pub forwarder: Forwarder,
+    /// The engines' buffers.
+    pub forwarder: IpForwarder,
 }
 
 impl Scratch {
-    /// An empty batch, which goes back to those that are spare.
+    /// Takes an empty batch. The caller pushes it back to `spare`.
     #[inline]
-    pub fn batch(&mut self) -> Batch {
+    pub fn batch(&mut self) -> PacketBatch {
         self.spare.pop().unwrap_or_default()
     }
 }
 
-/// Shared by all stages of one worker.
+/// State that all stages of one worker share.
 #[derive(Debug)]
 pub struct Core {
     /// Nanoseconds since the worker started, as of the beginning of this round.
     pub now_ns: u64,
-    /// When sleeping peers are woken.
+    /// Decides when sleeping peers are woken.
     pub alarm: Alarm,
-    /// Packets.
+    /// Free packets.
     pub packets: Packets,
     /// External interfaces by slot.
-    pub externals: Vec<Option<External>>,
+    pub externals: Vec<Option<WorkerExternal>>,
     /// Traces.
     pub tracer: Tracer,
-    /// Room to collect packets in.
+    /// Buffers of the stages.
     pub scratch: Scratch,
-    /// What each stage takes.
-    pub meter: Meter,
-    /// What the worker waits for.
-    pub connections: Connections,
-    /// Who rings its peers' doorbells.
+    /// Cost of each stage.
+    pub meter: CycleMeter,
+    /// Descriptors that the worker waits for.
+    pub connections: WorkerConnections,
+    /// Threads that ring its peers' doorbells.
     pub ringers: Ringers,
     start: Instant,
     start_wall_ns: u64,
 }
 
 impl Core {
-    /// `keeper` is woken for what is sent to `dropped`.
+    /// Creates the state. What the worker sends to `dropped` wakes `keeper`.
     pub fn new(
         packets: Packets,
         dropped: Sender<Dropped>,
@@ -94,35 +94,35 @@ impl Core {
             externals: vec![],
             tracer: Tracer::default(),
             scratch: Scratch::default(),
-            meter: Meter::default(),
-            connections: Connections::new(dropped, keeper)?,
+            meter: CycleMeter::default(),
+            connections: WorkerConnections::new(dropped, keeper)?,
             ringers,
             start: Instant::now(),
             start_wall_ns: wall.as_nanos() as u64,
         })
     }
 
-    /// Sets the time.
+    /// Updates the time.
     pub fn tick(&mut self) {
         self.now_ns = self.start.elapsed().as_nanos() as u64;
     }
 
-    /// Time of day as of the beginning of this round, nanoseconds since 1970.
+    /// Returns the time of day as of the beginning of this round, nanoseconds since 1970.
     pub fn wall_ns(&self) -> u64 {
         self.start_wall_ns + self.now_ns
     }
 
-    /// The exits of the external interface in `slot`, and what they work with.
+    /// Returns the netdevs of the external interface in `slot`, and the context that they work in.
     #[inline]
-    pub fn exits(&mut self, slot: usize) -> Option<(&mut Exits, Tools<'_>)> {
+    pub fn netdevs(&mut self, slot: usize) -> Option<(&mut WorkerNetdevs, NetdevContext<'_>)> {
         let Self { now_ns, externals, packets, connections, alarm, scratch, .. } = self;
-        let External { counters, exits, .. } = externals.get_mut(slot)?.as_mut()?;
+        let WorkerExternal { counters, netdevs: exits, .. } = externals.get_mut(slot)?.as_mut()?;
         let (now_ns, back) = (*now_ns, &mut scratch.back);
-        Some((exits, Tools { now_ns, counters, packets, connections, alarm, back }))
+        Some((exits, NetdevContext { now_ns, counters, packets, connections, alarm, back }))
     }
 
-    /// The external interface in `slot`.
-    pub fn external(&mut self, slot: usize) -> Option<&mut External> {
+    /// Returns the external interface in `slot`.
+    pub fn external(&mut self, slot: usize) -> Option<&mut WorkerExternal> {
         self.externals.get_mut(slot)?.as_mut()
     }
 }

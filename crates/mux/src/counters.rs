@@ -1,8 +1,8 @@
-//! What is counted, and the names of the reasons for which frames are dropped.
+//! Counters, and the names of the reasons for which frames are dropped.
 //!
-//! Counters are plain numbers of the worker that owns them. Whoever wants them asks the worker, which
-//! copies them between two rounds, a few nodes at a time ([`Counted`]): what it says of a node is of one
-//! moment, and adds up. Names are added by who asks.
+//! Counters are plain numbers of the worker that owns them. On request the worker
+//! copies them between two rounds, a few nodes at a time ([`NodeCounters`]). The counters
+//! of a node are thus of one moment, and add up. The requesting thread adds the names.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use pdp_wire::outer::NotATunnel;
 use pdp_wire::tag::{GuestDrop, PuntClass};
 
 named! {
-    /// Why a frame of a vnet was dropped; counted at one of its ports.
+    /// Reason why a vnet's frame was dropped, counted at one of its ports.
     Reason {
-        /// The worker is behind with the vnet's frames, and keeps no more of them.
+        /// The worker has a backlog of the vnet's frames, and queues no more of them.
         Behind = "worker-behind",
-        /// The same of a vrouter that the mux forwards for: what this would take of the worker's time is more than the
-        /// vnet has of it, and no work was spent on the frame.
+        /// The same for a vrouter that the mux itself forwards for. Forwarding its frames would
+        /// take more of the worker's time than the vnet has, and no work was spent on this frame.
         FastpathPower = "fastpath-power",
-        /// Beyond what may arrive from outside for the vnet.
+        /// Exceeds the vnet's rate for frames from outside.
         Policed = "policed",
         /// The port's vlink is down.
         LinkDown = "link-down",
@@ -36,69 +36,71 @@ named! {
         GuestWindowFull = "guest-window-full",
         /// Given to a guest that died or was disconnected before it completed it.
         GuestGone = "guest-gone",
-        /// Beyond the limit of punts of this class.
+        /// Exceeds the limit of punts of this class.
         PuntLimitLocal = "punt-limit-local",
-        /// As above.
+        /// See `PuntLimitLocal`.
         PuntLimitNeighbour = "punt-limit-neighbour",
-        /// As above.
+        /// See `PuntLimitLocal`.
         PuntLimitException = "punt-limit-exception",
-        /// As above.
+        /// See `PuntLimitLocal`.
         PuntLimitHook = "punt-limit-hook",
-        /// As above.
+        /// See `PuntLimitLocal`.
         PuntLimitControl = "punt-limit-control",
-        /// More frames of its end than may go to all ends of its segment.
+        /// Exceeds the rate at which its end may flood the segment.
         FloodLimit = "flood-limit",
         /// The node's TAP helper is not connected.
         NoTap = "no-tap",
         /// The TAP helper's ring is full.
         TapRingFull = "tap-ring-full",
-        /// No packet for its copy, which was to go here.
+        /// No free packet for a copy to this port.
         NoPacket = "no-packet",
-        /// The segment has its address where it came from, or behind another tunnel than that which it came by.
+        /// The segment knows its address at the end that it came from,
+        /// or behind another tunnel although it came by a tunnel.
         NoOtherEnd = "no-other-end",
-        /// A filter of the vrouter's slow path says so.
+        /// A filter of the vrouter's slow path dropped it.
         Filtered = "filtered",
-        /// Met no filter, where nothing but filters says what becomes of frames.
+        /// Matched no filter, in a vrouter that forwards by filters alone.
         Unmatched = "unmatched",
         /// Lost on purpose: the vlink's `loss`.
         Loss = "loss",
-        /// More frames wait for the vlink's delay than its rate lets come.
+        /// More frames wait for the vlink's delay than its rate allows.
         DelayFull = "delay-full",
         /// Sent out of a port without a vlink.
         Unconnected = "unconnected",
         /// No room in the vlink's queue.
         QueueFull = "queue-full",
-        /// No route, or nobody answered for the next hop's link address in time, in the underlay.
+        /// In the underlay, there is no route, or no neighbour
+        /// answered for the next hop's MAC address in time.
         UnderlayUnresolved = "underlay-unresolved",
-        /// Longer than the external interface carries with the tunnel's headers.
+        /// Longer than the external interface allows with the tunnel's headers.
         UnderlayTooBig = "underlay-too-big",
-        /// Longer than the way to the tunnel's other end carries with the tunnel's headers.
+        /// Longer than the path to the tunnel's other end allows with the tunnel's headers.
         PathTooBig = "underlay-path-too-big",
-        /// The external interface doesn't take more.
+        /// The external interface's ring is full.
         ExternalRingFull = "external-ring-full",
         /// The external interface has no sockets.
         ExternalGone = "external-gone",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestMalformed = "guest-malformed",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestNoRoute = "guest-no-route",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestBlackhole = "guest-blackhole",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestPortDown = "guest-port-down",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestNotForUs = "guest-not-for-us",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestPolicy = "guest-policy",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestNoBuffer = "guest-no-buffer",
-        /// As what forwards said, a guest or the mux itself.
+        /// Reported by the forwarder: a guest, or the mux itself.
         GuestUnresolved = "guest-unresolved",
     }
 }
 
 impl Reason {
-    /// Reasons that are limits of the spec: the classes of punts, and floods.
+    /// Reasons that are limits of the spec: punts by class, and floods.
     const LIMITS: std::ops::RangeInclusive<usize> =
         Self::PuntLimitLocal as usize..=Self::FloodLimit as usize;
 }
@@ -116,8 +118,8 @@ impl From<PuntClass> for Reason {
 }
 
 named! {
-    /// Why a frame was dropped at an external interface: from outside before it was known whose it
-    /// is, or on its way out.
+    /// Reason why an external interface dropped a frame: on
+    /// arrival before its vnet was known, or on its way out.
     OuterReason {
         /// Outer lengths or versions contradict each other.
         Malformed = "malformed",
@@ -125,45 +127,46 @@ named! {
         HeaderChecksum = "header-checksum",
         /// An outer fragment.
         Fragment = "fragment",
-        /// Nothing that carries tunnels, and no vlink takes the whole interface.
+        /// Not a tunnelled frame, and no vlink takes the whole interface.
         NotATunnel = "not-a-tunnel",
-        /// A key that no vlink has.
+        /// No vlink has this key.
         UnknownTunnel = "unknown-tunnel",
-        /// A vlink's key, from another than its other end.
+        /// A vlink has this key, but the frame is not from the vlink's other end.
         UnknownPeer = "unknown-peer",
-        /// A link address that is not ours.
+        /// Addressed to a MAC address that is not ours.
         OtherMac = "other-mac",
         /// The outer UDP checksum is wrong, or missing where it must be.
         UdpChecksum = "udp-checksum",
-        /// No VXLAN header, or without a valid identifier.
+        /// No VXLAN header, or one without a valid identifier.
         VxlanHeader = "vxlan-header",
         /// GRE of another version, or with routing.
         GreHeader = "gre-header",
-        /// The checksum of GRE is wrong, missing where the tunnel has one, or there where it has none.
+        /// The GRE checksum is wrong, missing although the
+        /// tunnel has one, or present although it has none.
         GreChecksum = "gre-checksum",
-        /// Late by the sequence of GRE, or without a number where the tunnel has them.
+        /// Late by its GRE sequence number, or without a number although the tunnel has them.
         GreSequence = "gre-sequence",
-        /// No Geneve header of an Ethernet frame, or one that is longer than the datagram.
+        /// No Geneve header for an Ethernet frame, or one longer than the datagram.
         GeneveHeader = "geneve-header",
-        /// Geneve for the tunnel's ends themselves, of which none is known.
+        /// A Geneve control message for the tunnel's ends. None is supported.
         GeneveControl = "geneve-control",
-        /// Geneve with options that must be understood, of which none is.
+        /// Geneve with options that the receiver must understand. None is supported.
         GeneveCritical = "geneve-critical",
-        /// Met congestion in the underlay, and what is inside can't be marked (RFC 6040 section 4.2).
+        /// Marked for congestion in the underlay, but the
+        /// inner frame can't be marked (RFC 6040 section 4.2).
         CeOnNotEct = "ce-on-not-ect",
-        /// The worker that owns the vnet is too far behind.
+        /// The ring to the worker that owns the vnet is full.
         HandoverFull = "handover-full",
         /// The vnet changed while the frame was on its way to its worker.
         Stale = "stale",
         /// Longer than a packet.
         TooLong = "too-long",
-        /// Several segments that the sender left to its device to cut, with headers that they can't be
-        /// cut by.
+        /// Several segments for the sender's device to cut, with headers that don't allow it.
         NotCut = "not-cut",
-        /// The kernel would not send it by a packet socket: the device is down or gone, or its MTU
-        /// is less than before.
+        /// The kernel refused to send it by a packet socket: the
+        /// device is down or gone, or its MTU has become less.
         Refused = "refused",
-        /// A port sent it, by another worker, to a memif interface whose program is gone.
+        /// Sent by another worker to a memif interface whose program is gone.
         Gone = "gone",
     }
 }
@@ -180,49 +183,50 @@ impl From<NotATunnel> for OuterReason {
     }
 }
 
-impl From<geneve::Fault> for OuterReason {
-    fn from(fault: geneve::Fault) -> Self {
+impl From<geneve::GeneveError> for OuterReason {
+    fn from(fault: geneve::GeneveError) -> Self {
         match fault {
-            geneve::Fault::Header => Self::GeneveHeader,
-            geneve::Fault::Control => Self::GeneveControl,
-            geneve::Fault::Critical => Self::GeneveCritical,
+            geneve::GeneveError::Header => Self::GeneveHeader,
+            geneve::GeneveError::Control => Self::GeneveControl,
+            geneve::GeneveError::Critical => Self::GeneveCritical,
         }
     }
 }
 
-/// Counters of a port; see [`mux::PortStats`].
+/// Counters of a port; see [`mux::MuxPortStats`].
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
-    /// Frames that arrived by the vlink.
+    /// Frames received by the vlink.
     pub received: u64,
-    /// Their bytes.
+    /// Bytes of the received frames.
     pub received_bytes: u64,
-    /// Frames that began here.
+    /// Frames that originated here.
     pub made: u64,
-    /// Frames that left by the vlink.
+    /// Frames sent by the vlink.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of the sent frames.
     pub sent_bytes: u64,
-    /// Copies of frames that went to many.
+    /// Copies of flooded frames.
     pub copied: u64,
-    /// Frames that went twice on purpose.
+    /// Frames duplicated on purpose.
     pub duplicated: u64,
-    /// Frames in which a bit was turned on purpose.
+    /// Frames with a bit corrupted on purpose.
     pub corrupted: u64,
-    /// Frames that overtook others on purpose.
+    /// Frames reordered on purpose: they overtook others.
     pub reordered: u64,
     /// Frames handed to the TAP.
     pub punted: u64,
-    /// Frames that ended in a guest.
+    /// Frames consumed by a guest.
     pub consumed: u64,
-    /// Frames that a capture did not get.
+    /// Frames that a capture missed.
     pub capture_missed: u64,
     dropped: ByReason,
-    /// Time of the last drop by each of [`Reason::LIMITS`], nanoseconds of the worker's clock; 0: never.
+    /// Time of the last drop by each of [`Reason::LIMITS`], nanoseconds of the worker's clock; 0:
+    /// never.
     limited_ns: [u64; mux::PUNT_CLASSES + 1],
 }
 
-/// A counter for each reason.
+/// One counter for each reason.
 #[derive(Clone, Debug)]
 struct ByReason([u64; Reason::ALL.len()]);
 
@@ -233,7 +237,7 @@ impl Default for ByReason {
 }
 
 impl PortCounters {
-    /// Counts a dropped frame.
+    /// Counts one dropped frame.
     pub fn drop(&mut self, reason: Reason) {
         self.drop_all(reason, 1);
     }
@@ -243,17 +247,17 @@ impl PortCounters {
         self.dropped.0[reason as usize] += frames;
     }
 
-    /// Notes that `reason`, a limit of the spec, drops a frame now.
+    /// Records that `reason`, a limit of the spec, drops a frame now.
     pub fn limit(&mut self, reason: Reason, now_ns: u64) {
         self.limited_ns[reason as usize - *Reason::LIMITS.start()] = now_ns;
     }
 
-    /// For the API: reasons that never occurred are left out.
-    pub fn stats(&self, now_ns: u64) -> mux::PortStats {
+    /// Returns the counters for the API, without reasons that never occurred.
+    pub fn stats(&self, now_ns: u64) -> mux::MuxPortStats {
         let lately_ns = now_ns.saturating_sub(mux::LIMITING_S * 1_000_000_000);
         let limiting = self.limited_ns.into_iter().zip(Reason::LIMITS);
         let limiting = limiting.filter(|(at_ns, _)| *at_ns > lately_ns);
-        mux::PortStats {
+        mux::MuxPortStats {
             received: self.received,
             received_bytes: self.received_bytes,
             made: self.made,
@@ -275,33 +279,33 @@ impl PortCounters {
     }
 }
 
-/// Counters of a node as a worker copies them: without the names of its ports.
+/// A worker's copy of a node's counters, without the names of its ports.
 #[derive(Debug)]
-pub struct Counted {
+pub struct NodeCounters {
     /// Time of the copy, nanoseconds of the worker's clock.
     pub(crate) now_ns: u64,
-    /// Of each port, and how many frames wait at its link.
+    /// Counters of each port, and the frames that wait at its link.
     pub(crate) ports: Vec<(PortCounters, usize)>,
-    pub(crate) guests: BTreeMap<u32, mux::GuestStats>,
+    pub(crate) guests: BTreeMap<u32, mux::MuxGuestStats>,
     pub(crate) in_flight: u64,
     pub(crate) tap_connected: bool,
-    pub(crate) engine: Option<mux::EngineStats>,
+    pub(crate) engine: Option<mux::MuxEngineStats>,
 }
 
-impl Counted {
-    /// For the API, with the names of the ports in order.
-    pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::NodeStats {
+impl NodeCounters {
+    /// Returns the counters for the API, with the ports' names in order.
+    pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::MuxNodeStats {
         let Self { now_ns, ports, guests, in_flight, tap_connected, engine } = self;
-        let stats = ports.iter().map(|(counters, waiting)| mux::PortStats {
+        let stats = ports.iter().map(|(counters, waiting)| mux::MuxPortStats {
             waiting: *waiting as u64,
             ..counters.stats(now_ns)
         });
         let ports = names.map(str::to_string).zip(stats).collect();
-        mux::NodeStats { ports, guests, in_flight, tap_connected, engine }
+        mux::MuxNodeStats { ports, guests, in_flight, tap_connected, engine }
     }
 }
 
-/// A worker's counters of an external interface; see [`mux::ExternalStats`].
+/// A worker's counters of an external interface; see [`mux::MuxExternalStats`].
 #[derive(Clone, Debug, Default)]
 pub struct ExternalCounters {
     /// Frames received.
@@ -312,7 +316,7 @@ pub struct ExternalCounters {
 }
 
 impl ExternalCounters {
-    /// Counts a dropped frame.
+    /// Counts one dropped frame.
     pub fn drop(&mut self, reason: OuterReason) {
         self.drop_all(reason, 1);
     }
@@ -322,13 +326,13 @@ impl ExternalCounters {
         self.dropped[reason as usize] += frames;
     }
 
-    /// As pdpd gets them.
-    pub fn stats(&self) -> mux::ExternalStats {
-        mux::ExternalStats {
+    /// Returns the counters in the form that pdpd gets.
+    pub fn stats(&self) -> mux::MuxExternalStats {
+        mux::MuxExternalStats {
             received: self.received,
             sent: self.sent,
             dropped: occurred(&OuterReason::ALL.map(OuterReason::name), &self.dropped),
-            ..mux::ExternalStats::default()
+            ..mux::MuxExternalStats::default()
         }
     }
 }
@@ -343,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_explains_each_reason() {
+    fn counters_page_explains_each_drop_reason() {
         let page = include_str!("../../../docs/counters.md");
         let names = Reason::ALL.map(Reason::name).into_iter();
         for name in names.chain(OuterReason::ALL.map(OuterReason::name)) {
@@ -352,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_reasons_keep_their_names() {
+    fn guest_drop_reasons_keep_their_names() {
         for reason in GuestDrop::ALL {
             assert_eq!(Reason::from(reason).name(), reason.name());
         }
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_dropped_lately_are_named() {
+    fn stats_name_limits_that_dropped_recently() {
         const SECOND: u64 = 1_000_000_000;
         let mut counters = PortCounters::default();
         assert_eq!(counters.stats(100 * SECOND).limiting, Vec::<String>::new());
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_own_counter() {
+    fn each_drop_reason_has_its_own_counter() {
         let mut counters = PortCounters::default();
         for (times, reason) in Reason::ALL.iter().enumerate() {
             (0..=times).for_each(|_| counters.drop(*reason));

@@ -1,42 +1,46 @@
-//! What guests and TAP helpers send: the tag is read from a private copy, verified, and obeyed.
+//! Frames and completions from guests and TAP helpers. The mux
+//! reads each tag from a private copy, verifies it, and acts on it.
 //!
-//! A peer that breaks the contract is disconnected, with the reason in its counters.
+//! A peer that breaks the contract is disconnected. Its counters show the reason.
 
-use pdp_proto::mux::Attach;
-use pdp_wire::tag::Verdict;
+use pdp_proto::mux::AttachMode;
+use pdp_wire::tag::TagVerdict;
 
+use crate::channel::{PULL_FRAMES, PeerConnection, PeerFault, Pulled, TagRun};
 use crate::core::Core;
 use crate::counters::Reason;
-use crate::lane::{Fault, Link, PULL_FRAMES, Pulled, Run};
 use crate::meter::Stage;
 use crate::sleep::Alarm;
-use crate::vnet::{CHECK_NS, Node, REST_NS, Router, SILENCE_NS_MAX, Seat, Source, Vnet};
+use crate::vnet::{
+    CHECK_NS, IDLE_NS, MuxNode, MuxRouter, MuxVnet, PeerCursor, PeerIndex, SILENCE_NS_MAX,
+};
 
-/// Frames that one vnet's peers may send in one round, so that no vnet keeps a worker busy.
+/// Frames that one vnet's peers may send in one round, so that no vnet occupies a worker.
 const ROUND_FRAMES: usize = 256;
 
-/// Looks at a guest of `weight` thousandths of a core in which it may complete nothing. The kernel may let
-/// it run for 10 ms at once, and then not for as long as these are at its share.
+/// Returns after how many checks without a completion a guest of `weight`
+/// thousandths of a core is taken for dead. The kernel may run the guest for 10 ms
+/// at once. Then it may suspend the guest for as long as 10 ms take at its weight.
 fn silence_max(weight: u32) -> u32 {
     const RUN_NS: u64 = 10_000_000;
     let looks = SILENCE_NS_MAX + RUN_NS * 1000 / u64::from(weight.max(1));
     looks.div_ceil(CHECK_NS) as u32
 }
 
-impl Vnet {
-    /// Takes what the vnet's peers have sent, in turn. Returns how many frames.
+impl MuxVnet {
+    /// Takes frames from the vnet's peers, one after the other. Returns the number of frames.
     pub fn from_peers(&mut self, core: &mut Core) -> usize {
         if core.now_ns.saturating_sub(self.checked_ns) >= CHECK_NS {
             self.checked_ns = core.now_ns;
-            self.lose_silent(core);
+            self.disconnect_silent(core);
         }
         let mut pulled = std::mem::take(&mut core.scratch.pulled);
         let most = ROUND_FRAMES.min(self.frames_max);
         let mut left = most;
-        let lanes = |node: &Node| node.guests().map(|guest| guest.links.len()).sum::<usize>();
+        let lanes = |node: &MuxNode| node.guests().map(|guest| guest.links.len()).sum::<usize>();
         let places = self.nodes.iter().map(|node| 1 + lanes(node));
         for _ in 0..places.sum() {
-            let Source { node, seat, left: part } = self.source;
+            let PeerCursor { node, peer: seat, left: part } = self.source;
             let taken = self.take_in_order(node, seat, left.min(part), core, &mut pulled);
             left -= taken;
             self.source.left -= taken;
@@ -52,7 +56,7 @@ impl Vnet {
     }
 
     fn next_source(&mut self) {
-        let Source { node, seat, .. } = self.source;
+        let PeerCursor { node, peer: seat, .. } = self.source;
         let guests = self.nodes[node].router.as_ref().map_or(&[][..], |router| &router.guests);
         let next = match seat {
             Some((guest, lane)) if lane + 1 < guests[guest].links.len() => (guest, lane + 1),
@@ -62,14 +66,15 @@ impl Vnet {
             true => (node, Some(next)),
             false => ((node + 1) % self.nodes.len(), None),
         };
-        self.source = Source { node, seat, left: PULL_FRAMES };
+        self.source = PeerCursor { node, peer: seat, left: PULL_FRAMES };
     }
 
-    /// From one peer, and, where guests wait for one, from that one as long as it is awaited.
+    /// Takes frames from one peer. If other guests wait for
+    /// a guest's completions, takes from that guest too.
     fn take_in_order(
         &mut self,
         node: usize,
-        seat: Seat,
+        seat: PeerIndex,
         max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
@@ -88,15 +93,15 @@ impl Vnet {
         taken
     }
 
-    /// A guest whose completions are the next to be sent on, if that is one's turn.
+    /// Returns the guest whose completions the node forwards next, if there is one.
     fn awaited(&self, node: usize) -> Option<usize> {
         let router = self.nodes[node].router.as_ref()?;
         let number = router.order.awaited()?;
         router.guests.iter().position(|guest| guest.spec.number == number)
     }
 
-    /// Gives up guests that have frames and completed nothing for too long.
-    fn lose_silent(&mut self, core: &mut Core) {
+    /// Disconnects guests that have frames and have completed none of them for too long.
+    fn disconnect_silent(&mut self, core: &mut Core) {
         for node in 0..self.nodes.len() {
             let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
             for guest in 0..guests {
@@ -104,31 +109,32 @@ impl Vnet {
                 if silent.silence() > silence_max(silent.spec.weight) {
                     let seconds = SILENCE_NS_MAX / 1_000_000_000;
                     let fault = format!("completed nothing for {seconds} s");
-                    self.lose(node, Some((guest, 0)), core, Some(fault));
+                    self.disconnect(node, Some((guest, 0)), core, Some(fault));
                 }
             }
         }
     }
 
-    /// Lets all peers see what was pushed to them, and has those that sleep rung when it is time.
+    /// Shows all peers the frames that were pushed to them,
+    /// and rings those whose time to be woken has come.
     pub fn flush(&mut self, core: &mut Core) {
-        self.asks = !self.each_link(core, |link, _, alarm| {
+        self.must_renotify = !self.each_link(core, |link, _, alarm| {
             link.flush(alarm, false).map(|()| !link.is_waiting())
         });
     }
 
-    /// Lets peers ring; false if something can be taken from one. Guests whose completions wait for another's
-    /// need not ring: that one does.
+    /// Lets peers ring. False if one of them has sent something. Guests whose completions
+    /// have to wait for another guest's need not ring: the other guest rings.
     pub fn arm(&mut self, core: &mut Core) -> bool {
         self.each_link(core, |link, waits, alarm| Ok(waits || link.arm(alarm)?))
     }
 
-    /// Does something with every connection, and ends those that fail. `work` is told whether its guest has
-    /// to wait for another. Whether all said yes.
+    /// Calls `work` for every connection, and ends those that fail. The second argument of
+    /// `work` is true if the guest has to wait for another. Returns true if all calls did.
     fn each_link(
         &mut self,
         core: &mut Core,
-        mut work: impl FnMut(&mut Link, bool, &mut Alarm) -> Result<bool, Fault>,
+        mut work: impl FnMut(&mut PeerConnection, bool, &mut Alarm) -> Result<bool, PeerFault>,
     ) -> bool {
         let (mut all, mut faults) = (true, vec![]);
         for (at, node) in self.nodes.iter_mut().enumerate() {
@@ -139,7 +145,7 @@ impl Vnet {
             if let Some(tap) = &mut node.tap {
                 done(None, work(tap, false, &mut core.alarm));
             }
-            let Some(Router { guests, order, .. }) = &mut node.router else { continue };
+            let Some(MuxRouter { guests, order, .. }) = &mut node.router else { continue };
             for (at, guest) in guests.iter_mut().enumerate() {
                 let waits = guest.allowance(order) == 0;
                 for (lane, link) in guest.links.iter_mut().enumerate() {
@@ -149,46 +155,48 @@ impl Vnet {
                 }
             }
         }
-        // Others may wait no more for who is lost.
+        // Other guests may no longer wait for the lost one.
         let all = all && faults.is_empty();
         for (node, seat, fault) in faults {
-            self.lose(node, seat, core, Some(fault));
+            self.disconnect(node, seat, core, Some(fault));
         }
         all
     }
 
-    /// Takes up to `max` frames of what one peer may send now. Returns how many. What a node's own stack sends
-    /// leaves by the port it names, never back into distribution.
+    /// Takes up to `max` frames from one peer, as far as it may send now.
+    /// Returns the number of frames. Frames of a node's own stack leave by
+    /// the port that their tag names. They are never distributed again.
     fn take_from(
         &mut self,
         node: usize,
-        seat: Seat,
+        seat: PeerIndex,
         max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
         let ports = self.nodes[node].ports();
-        let Node { tap, router, .. } = &mut self.nodes[node];
+        let MuxNode { tap, router, .. } = &mut self.nodes[node];
         let (mut owes, mut counted) = (0, None);
-        // A TAP helper completes nothing, but for one that breaks the contract.
+        // A TAP helper completes nothing, unless it breaks the contract.
         let (link, completions) = match seat {
             None => (tap.as_mut(), 1),
             Some((guest, lane)) => {
-                let Some(Router { guests, order, .. }) = router else { return 0 };
+                let Some(MuxRouter { guests, order, .. }) = router else { return 0 };
                 let Some(from) = guests.get_mut(guest) else { return 0 };
                 owes = from.outstanding.len();
-                // One more than it owes is a fault, which shows when it owes nothing.
+                // Completing more than is outstanding is a fault.
+                // It is detected once nothing is outstanding.
                 let completions = from.allowance(order).min(owes.max(1));
                 counted = Some(&mut from.taken);
                 (from.links.get_mut(lane).and_then(Option::as_mut), completions)
             }
         };
         let Some(link) = link.filter(|link| completions > 0 && !link.is_armed()) else { return 0 };
-        let mut result = link.lane.pull(ports, max, completions, &mut core.packets, pulled);
+        let mut result = link.channel.pull(ports, max, completions, &mut core.packets, pulled);
         let count = pulled.frames;
-        // Who owes something is not taken for quiet.
+        // A guest with outstanding frames does not count as quiet.
         let heard = if owes > 0 { count.max(1) } else { count };
-        result = result.and(link.sent(heard, &mut core.alarm, core.now_ns, REST_NS));
+        result = result.and(link.sent(heard, &mut core.alarm, core.now_ns, IDLE_NS));
         if count > 0 {
             if let Some(taken) = counted {
                 *taken += count as u64;
@@ -198,20 +206,20 @@ impl Vnet {
             result = self.dispatch(core, node, guest, pulled).and(result);
         }
         if let Err(fault) = result {
-            self.lose(node, seat, core, Some(fault));
+            self.disconnect(node, seat, core, Some(fault));
         }
         count
     }
 
-    /// Frames and completions of a guest, or of a node's TAP helper. An error is the peer's fault; what it
-    /// sent with it is discarded. Empties `pulled`.
+    /// Handles frames and completions of a guest, or of a node's TAP helper. An error is the
+    /// peer's fault, and discards all that it sent together with the fault. Empties `pulled`.
     fn dispatch(
         &mut self,
         core: &mut Core,
         node: usize,
         guest: Option<usize>,
         pulled: &mut Pulled,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), PeerFault> {
         if let Err(fault) = self.verify(node, guest, pulled) {
             pulled.clear(&mut core.packets);
             return Err(fault);
@@ -225,7 +233,7 @@ impl Vnet {
             keeps_order = router.distributor.is_ordered();
         }
         for index in 0..pulled.runs.len() {
-            let run @ Run { tag, frames, at } = pulled.runs[index];
+            let run @ TagRun { tag, frames, at } = pulled.runs[index];
             let port = self.nodes[node].first + usize::from(tag.vport);
             if tag.trace != 0 {
                 self.follow(core, guest, port, run, pulled);
@@ -235,38 +243,43 @@ impl Vnet {
                 counters.made += frames as u64;
             }
             match (tag.verdict, at) {
-                (Verdict::Out, Some(_)) => {}
-                (Verdict::Punt(class), Some(at)) => {
+                (TagVerdict::Out, Some(_)) => {}
+                (TagVerdict::Punt(class), Some(at)) => {
                     for packet in &pulled.punted[at..at + frames] {
                         self.punt(core, Some(class), packet);
                     }
                 }
-                (Verdict::Out | Verdict::Punt(_), None) => {
+                (TagVerdict::Out | TagVerdict::Punt(_), None) => {
                     counters.drop_all(Reason::TooBig, frames as u64);
                 }
-                (Verdict::Drop(reason), _) => counters.drop_all(reason.into(), frames as u64),
-                (Verdict::Kept | Verdict::Deliver, _) => counters.consumed += frames as u64,
+                (TagVerdict::Drop(reason), _) => counters.drop_all(reason.into(), frames as u64),
+                (TagVerdict::Kept | TagVerdict::Deliver, _) => counters.consumed += frames as u64,
             }
         }
         if !keeps_order {
             let first = self.nodes[node].first;
             core.scratch.groups.by_port(first, &mut pulled.packets);
         }
-        self.leave(core, &mut pulled.packets);
+        self.egress(core, &mut pulled.packets);
         pulled.clear(&mut core.packets);
         Ok(())
     }
 
-    /// Whether a peer may say this now; takes note of what is completed.
+    /// Checks that the peer may send these tags now, and records its completions.
     #[inline]
-    fn verify(&mut self, node: usize, from: Option<usize>, pulled: &Pulled) -> Result<(), Fault> {
+    fn verify(
+        &mut self,
+        node: usize,
+        from: Option<usize>,
+        pulled: &Pulled,
+    ) -> Result<(), PeerFault> {
         let guest = from.and_then(|guest| self.guest(node, guest));
-        let completes = guest.filter(|guest| guest.spec.attach == Attach::Runtime);
-        for Run { tag, .. } in &pulled.runs {
-            if tag.verdict == Verdict::Deliver {
+        let completes = guest.filter(|guest| guest.spec.attach == AttachMode::Runtime);
+        for TagRun { tag, .. } in &pulled.runs {
+            if tag.verdict == TagVerdict::Deliver {
                 return Err("a tag that is the mux's own".into());
             }
-            if completes.is_none() && tag.verdict != Verdict::Out {
+            if completes.is_none() && tag.verdict != TagVerdict::Out {
                 return Err(format!("{tag:?} from a peer without completions"));
             }
         }
@@ -277,13 +290,13 @@ impl Vnet {
         if owed { Ok(()) } else { Err("a completion without a frame that it completes".into()) }
     }
 
-    /// Traced frames: marks their packets, or ends their traces where there are none.
+    /// Marks the packets of traced frames. Where a frame has no packet, ends its trace.
     fn follow(
         &mut self,
         core: &mut Core,
         guest: Option<usize>,
         port: usize,
-        Run { tag, frames, at }: Run,
+        TagRun { tag, frames, at }: TagRun,
         pulled: &mut Pulled,
     ) {
         let mark = core.tracer.mark(self.slot, tag.trace);
@@ -299,21 +312,21 @@ impl Vnet {
             });
             if at.is_none() {
                 let (stage, detail) = match tag.verdict {
-                    Verdict::Drop(reason) => ("drop", reason.name()),
-                    Verdict::Kept => ("dispatch", "kept by the guest"),
+                    TagVerdict::Drop(reason) => ("drop", reason.name()),
+                    TagVerdict::Kept => ("dispatch", "kept by the guest"),
                     _ => ("drop", Reason::TooBig.name()),
                 };
                 core.tracer.end(mark, stage, || detail.into());
             }
         }
-        let punted = matches!(tag.verdict, Verdict::Punt(_));
+        let punted = matches!(tag.verdict, TagVerdict::Punt(_));
         let packets = if punted { &mut pulled.punted } else { &mut pulled.packets };
         if let Some(at) = at {
             packets[at..at + frames].iter_mut().for_each(|packet| packet.mark = mark);
         }
     }
 
-    fn guest(&mut self, node: usize, guest: usize) -> Option<&mut crate::peer::Guest> {
+    fn guest(&mut self, node: usize, guest: usize) -> Option<&mut crate::peer::MuxGuest> {
         self.nodes[node].router.as_mut()?.guests.get_mut(guest)
     }
 }

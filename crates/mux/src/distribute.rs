@@ -1,87 +1,97 @@
-//! Which forwarding guest gets a frame.
+//! Chooses the forwarding guest for each frame.
 //!
-//! Only connected guests are members. Round-robin and weighted take turns (weighted: smooth, so
-//! that a guest's turns are spread out and not in a row). By flow: a flow's slot of
-//! [`FLOW_SLOTS`] belongs to the member that wins a weighted rendezvous for it, so that when a
-//! member leaves only its own flows move, and when one joins it takes its share and no others
-//! move. Flowlet: a slot stays with its member while any of its frames is in that guest, and may
-//! then go to the member with the most room: so a flow moves after a pause that is longer than
-//! the guests' skew, as it is at that moment and not as somebody guessed it. Ordered: to the member
-//! with the most room, [`TURN_FRAMES`] in a row; the order is kept by [`crate::order`].
+//! Only connected guests are members. The policies:
 //!
-//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998);
-//! weights as -w / ln(hash) (Schindelhauer and Schomaker, 2005); flowlets: Sinha, Kandula and
-//! Katabi, "Harnessing TCP's burstiness with flowlet switching" (2004).
+//! - Round-robin and weighted: members take turns. With weights
+//!   the turns of a guest are spread out, not in a row.
+//! - By flow: each flow has one of [`FLOW_SLOTS`] slots. A slot belongs to the
+//!   member that wins a weighted rendezvous for it. When a member leaves, only its
+//!   own flows move. When one joins, it takes its part, and no other flows move.
+//! - Flowlet: a slot stays with its member while that guest has any of its frames. Then
+//!   it may move to the member with the most free space. So a flow moves after a pause
+//!   longer than the guests' actual skew at that moment. No timeout has to be guessed.
+//! - Ordered: [`TURN_FRAMES`] in a row go to the member with
+//!   the most free space. [`crate::order`] restores the order.
+//!
+//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates"
+//! (1998); weights as -w / ln(hash) (Schindelhauer and Schomaker, 2005); flowlets: Sinha,
+//! Kandula and Katabi, "Harnessing TCP's burstiness with flowlet switching" (2004).
 
 use std::hash::Hasher;
 
 use pdp_proto::limits::GUESTS_MAX;
-use pdp_proto::mux::{FlowKey, Policy};
+use pdp_proto::mux::{FlowKey, GuestDistribution};
 use pdp_wire::flow;
 
-use crate::order::Order;
+use crate::order::CompletionOrder;
 
-/// Slots that flows are spread over; the granularity of weights.
+/// Slots for flows; the granularity of weights.
 pub const FLOW_SLOTS: usize = 4096;
 
-/// Frames that one guest gets in a row with [`Policy::Ordered`].
+/// Frames that one guest gets in a row with the policy `ordered`.
 pub const TURN_FRAMES: usize = 32;
 
 /// A guest that may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Its number, by which its flows are found again when it comes back.
+pub struct GuestCandidate {
+    /// Number of the guest, by which it gets its old flows when it reconnects.
     pub number: u32,
-    /// Its share; 0 is taken for 1.
+    /// Weight; 0 counts as 1.
     pub weight: u32,
 }
 
-/// What a distributor asks about the guests, by their place in the list.
-pub trait Guests {
-    /// Frames that the guest has room for.
+/// Load of the guests, by their index in the list. The distributor asks for it.
+pub trait GuestLoads {
+    /// Returns the frames that the guest can take now.
     fn room(&mut self, guest: usize) -> usize;
-    /// Frames that were ever given to it.
+    /// Returns the frames ever given to the guest.
     fn given(&self, guest: usize) -> u64;
-    /// How many of these it has not any more.
+    /// Returns how many of these the guest has completed.
     fn done(&self, guest: usize) -> u64;
 }
 
-/// Where the frames of a slot's flows went last.
+/// Guest of a slot's latest frame.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flowlet {
     guest: u16,
-    /// What the guest had been given then.
+    /// Frames that the guest had been given by then.
     given: u64,
 }
 
-/// Picks guests for frames.
+/// Chooses guests for frames.
 #[derive(Clone, Debug)]
 pub struct Distributor {
-    policy: Policy,
+    policy: GuestDistribution,
     key: FlowKey,
     weights: Vec<u32>,
-    /// Those that frames may go to, by their places in the list of guests.
+    /// Guests that may get frames, by their index in the list.
     members: Vec<usize>,
-    /// Whose turn it is.
+    /// Index of the member whose turn it is.
     turn: usize,
-    /// Ordered: frames left of the turn.
+    /// Ordered: frames left of its turn.
     left: usize,
-    /// Weighted: how much each member is owed.
+    /// Weighted: credit of each member.
     credits: Vec<i64>,
     /// By flow: the ranks of each guest, by slot.
     ranks: Vec<Vec<u16>>,
-    /// By flow: the rank of the guest that has the slot.
+    /// By flow: rank of the guest that has the slot.
     slots: Vec<u16>,
     /// Flowlets by slot.
     flowlets: Vec<Flowlet>,
-    /// Flowlet: the slot of the last pick, and what it is if its frame is given.
+    /// Flowlet: slot of the last pick, and its new value once the frame is given.
     picked: Option<(usize, Flowlet)>,
 }
 
 impl Distributor {
-    /// For `guests`, none of which is a member yet; a flow falls into one of `slots`, a power of two.
-    /// Not for a worker: it takes up to 20 ms for [`GUESTS_MAX`] guests.
-    pub fn new(policy: Policy, key: FlowKey, guests: &[Candidate], slots: usize) -> Self {
+    /// Creates a distributor for `guests`, none of which is a member
+    /// yet. Flows are hashed into `slots`, a power of two. Takes up to
+    /// 20 ms for [`GUESTS_MAX`] guests, so a worker must not call it.
+    pub fn new(
+        policy: GuestDistribution,
+        key: FlowKey,
+        guests: &[GuestCandidate],
+        slots: usize,
+    ) -> Self {
         assert!(slots.is_power_of_two() && guests.len() <= GUESTS_MAX);
         // A single guest needs no table.
         let of = |wanted| if policy == wanted && guests.len() > 1 { slots } else { 0 };
@@ -93,35 +103,35 @@ impl Distributor {
             turn: 0,
             left: 0,
             credits: vec![0; guests.len()],
-            ranks: ranks(guests, of(Policy::Flow)),
-            slots: vec![u16::MAX; of(Policy::Flow)],
-            flowlets: vec![Flowlet::default(); of(Policy::Flowlet)],
+            ranks: ranks(guests, of(GuestDistribution::Flow)),
+            slots: vec![u16::MAX; of(GuestDistribution::Flow)],
+            flowlets: vec![Flowlet::default(); of(GuestDistribution::Flowlet)],
             picked: None,
         }
     }
 
-    /// Whether frames are to be sent on in the order in which they came, whatever their flow.
+    /// True if frames must be forwarded in the order of their arrival, whatever their flow.
     pub fn is_ordered(&self) -> bool {
-        self.policy == Policy::Ordered
+        self.policy == GuestDistribution::Ordered
     }
 
-    /// Replaces those that frames may go to, given by their places in the list. What the guests have
-    /// (`holds`: number and count of frames) is sent on before what they get from now on, where the
-    /// policy keeps an order.
+    /// Replaces the members, given by their index in the list. Frames that
+    /// the guests have (`holds`: guest number and count of frames) go before
+    /// the frames that they get from now on, if the policy keeps an order.
     pub fn set_members(
         &mut self,
         members: impl Iterator<Item = usize> + Clone,
         holds: impl Iterator<Item = (u32, usize)>,
-        order: &mut Order,
+        order: &mut CompletionOrder,
     ) {
         if members.clone().eq(self.members.iter().copied()) {
             return;
         }
         let needs_barrier = match self.policy {
-            Policy::RoundRobin | Policy::Weighted => false,
-            Policy::Flow | Policy::Flowlet => true,
-            // Later all that the guests have was noted.
-            Policy::Ordered => self.members.is_empty(),
+            GuestDistribution::RoundRobin | GuestDistribution::Weighted => false,
+            GuestDistribution::Flow | GuestDistribution::Flowlet => true,
+            // If there were members before, the order has noted all frames of the guests.
+            GuestDistribution::Ordered => self.members.is_empty(),
         };
         if needs_barrier {
             order.barrier(holds);
@@ -139,40 +149,41 @@ impl Distributor {
         }
     }
 
-    /// The guest for `frame`, and how many frames in a row it may get; `None` without members.
+    /// Returns the guest for `frame`, and how many frames
+    /// in a row it may get. `None` if there are no members.
     #[inline]
     pub fn pick(
         &mut self,
         frame: &[u8],
-        guests: &mut (impl Guests + ?Sized),
+        guests: &mut (impl GuestLoads + ?Sized),
     ) -> Option<(usize, usize)> {
         if let [only] = self.members.as_slice() {
             return Some((*only, usize::MAX));
         }
         match self.policy {
-            Policy::RoundRobin => {
+            GuestDistribution::RoundRobin => {
                 self.turn = if self.turn + 1 < self.members.len() { self.turn + 1 } else { 0 };
                 self.members.get(self.turn).map(|guest| (*guest, 1))
             }
-            Policy::Weighted => self.next_weighted().map(|guest| (guest, 1)),
-            Policy::Flow => {
+            GuestDistribution::Weighted => self.next_weighted().map(|guest| (guest, 1)),
+            GuestDistribution::Flow => {
                 self.members.first()?;
                 Some((self.guest_of_flow(frame).into(), 1))
             }
-            Policy::Flowlet => self.next_flowlet(frame, guests).map(|guest| (guest, 1)),
-            Policy::Ordered => self.next_turn(guests),
+            GuestDistribution::Flowlet => self.next_flowlet(frame, guests).map(|guest| (guest, 1)),
+            GuestDistribution::Ordered => self.next_turn(guests),
         }
     }
 
-    /// The guest for each of `frames` at once, where that depends on nothing but the frame: by flow, over
-    /// several. False, and nothing is said, elsewhere.
+    /// Chooses the guest for each of `frames` at once, if the choice depends on the frame
+    /// alone: by flow, with several members. Otherwise returns false and chooses none.
     #[inline]
     pub fn pick_by_flow<'a>(
         &self,
         frames: impl Iterator<Item = &'a [u8]>,
         picks: &mut Vec<u8>,
     ) -> bool {
-        let by_flow = self.policy == Policy::Flow && self.members.len() > 1;
+        let by_flow = self.policy == GuestDistribution::Flow && self.members.len() > 1;
         if by_flow {
             picks.clear();
             picks.extend(frames.map(|frame| self.guest_of_flow(frame)));
@@ -186,7 +197,7 @@ impl Distributor {
         (self.slots[slot] % GUESTS_MAX as u16) as u8
     }
 
-    /// `frames` of those that the last pick allowed were given.
+    /// Records that `frames` of the frames which the last pick allowed were given.
     #[inline]
     pub fn gave(&mut self, frames: usize) {
         self.left = self.left.saturating_sub(frames);
@@ -195,25 +206,26 @@ impl Distributor {
         }
     }
 
-    /// Frames that there is room for: as many as one of the members has, or all of them together
-    /// where any may get any frame.
-    pub fn room(&self, guests: &mut (impl Guests + ?Sized)) -> usize {
+    /// Returns how many frames the members can take: the most of
+    /// any one member, or the sum if any member may get any frame.
+    pub fn room(&self, guests: &mut (impl GuestLoads + ?Sized)) -> usize {
         let rooms = self.members.iter().map(|guest| guests.room(*guest));
         if self.is_ordered() { rooms.sum() } else { rooms.max().unwrap_or(usize::MAX) }
     }
 
-    /// The member with the most room, and how much; of equals the one that comes first after the last
-    /// turn.
-    fn roomiest(&self, guests: &mut (impl Guests + ?Sized)) -> Option<(usize, usize)> {
+    /// Returns the member with the most free space, and how much
+    /// it has. Among equals, the first after the last turn wins.
+    fn roomiest(&self, guests: &mut (impl GuestLoads + ?Sized)) -> Option<(usize, usize)> {
         let count = self.members.len();
         let from_next = (1..=count).map(|step| (self.turn + step) % count);
-        // Of equals the last is taken.
+        // Among equals, `max_by_key` returns the last.
         let rooms = from_next.rev().map(|at| (at, guests.room(self.members[at])));
         rooms.max_by_key(|(_, room)| *room)
     }
 
-    /// A turn ends when its guest has no room any more: others may have some.
-    fn next_turn(&mut self, guests: &mut (impl Guests + ?Sized)) -> Option<(usize, usize)> {
+    /// Chooses the next guest of an ordered node. A turn also ends
+    /// when its guest has no space left, because others may have some.
+    fn next_turn(&mut self, guests: &mut (impl GuestLoads + ?Sized)) -> Option<(usize, usize)> {
         let mut room = 0;
         if self.left > 0 {
             room = guests.room(self.members[self.turn]);
@@ -222,13 +234,13 @@ impl Distributor {
             (self.turn, room) = self.roomiest(guests)?;
             self.left = TURN_FRAMES;
         }
-        // Where nobody has room a whole turn is refused at once.
+        // If no guest has space, a whole turn is refused at once.
         let count = if room == 0 { self.left } else { self.left.min(room) };
         Some((self.members[self.turn], count))
     }
 
-    /// Every member is owed its weight each turn; the one that is owed most gets the frame and
-    /// pays for all.
+    /// Adds each member's weight to its credit. The member
+    /// with the most credit gets the frame and pays for all.
     fn next_weighted(&mut self) -> Option<usize> {
         let mut total = 0;
         for member in &self.members {
@@ -241,7 +253,11 @@ impl Distributor {
         Some(most)
     }
 
-    fn next_flowlet(&mut self, frame: &[u8], guests: &mut (impl Guests + ?Sized)) -> Option<usize> {
+    fn next_flowlet(
+        &mut self,
+        frame: &[u8],
+        guests: &mut (impl GuestLoads + ?Sized),
+    ) -> Option<usize> {
         self.members.first()?;
         let slot = self.flow(frame) as usize & (self.flowlets.len() - 1);
         let Flowlet { guest, given } = self.flowlets[slot];
@@ -255,7 +271,7 @@ impl Distributor {
         Some(guest)
     }
 
-    /// What the next picks depend on, beside the policy and the guests.
+    /// Returns the state that the next picks depend on, beside the policy and the guests.
     #[cfg(test)]
     pub(crate) fn state(&self) -> impl std::hash::Hash {
         let flowlets: Vec<_> = self.flowlets.iter().map(|it| (it.guest, it.given)).collect();
@@ -274,15 +290,16 @@ impl Distributor {
 
 const _: () = assert!(GUESTS_MAX * GUESTS_MAX <= u16::MAX as usize, "a rank is below u16::MAX");
 
-/// By guest and slot: its rank there, 0 for the guest whose slot it is when all are members, times
-/// [`GUESTS_MAX`], plus the guest. So the least of the members' ranks says whose slot it is.
-fn ranks(guests: &[Candidate], slots: usize) -> Vec<Vec<u16>> {
+/// Returns the rank of each guest in each slot, times [`GUESTS_MAX`],
+/// plus the guest's index. Rank 0 has the slot when all guests are
+/// members. So the lowest value among the members says who has the slot.
+fn ranks(guests: &[GuestCandidate], slots: usize) -> Vec<Vec<u16>> {
     let mut ranks = vec![Vec::with_capacity(slots); guests.len()];
     let mut scores = Vec::with_capacity(guests.len());
     for slot in 0..slots {
         scores.clear();
         scores.extend(guests.iter().map(|guest| score(guest, slot)).zip(0..));
-        // Of equals the last comes first.
+        // Among equals, the last comes first.
         scores.sort_by(|(a, one): &(f64, u16), (b, other)| b.total_cmp(a).then(other.cmp(one)));
         for (rank, (_, guest)) in (0..).zip(&scores) {
             ranks[usize::from(*guest)].push(rank * GUESTS_MAX as u16 + guest);
@@ -291,9 +308,9 @@ fn ranks(guests: &[Candidate], slots: usize) -> Vec<Vec<u16>> {
     ranks
 }
 
-/// The member with the highest score has the slot.
-fn score(guest: &Candidate, slot: usize) -> f64 {
-    let mut hash = flow::Hash::default();
+/// Returns a guest's score. The member with the highest score has the slot.
+fn score(guest: &GuestCandidate, slot: usize) -> f64 {
+    let mut hash = flow::FlowHash::default();
     [guest.number.into(), slot as u64, 0].into_iter().for_each(|word| hash.write_u64(word));
     let uniform = ((hash.finish() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     -f64::from(guest.weight.max(1)) / uniform.ln()
@@ -302,27 +319,27 @@ fn score(guest: &Candidate, slot: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pdp_proto::mux::Field;
+    use pdp_proto::mux::MaskedField;
     use proptest::prelude::*;
 
     fn join(distributor: &mut Distributor, members: impl Iterator<Item = usize> + Clone) {
-        distributor.set_members(members, std::iter::empty(), &mut Order::default());
+        distributor.set_members(members, std::iter::empty(), &mut CompletionOrder::default());
     }
 
-    fn distributor_by(policy: Policy, key: FlowKey, weights: &[u32]) -> Distributor {
+    fn distributor_by(policy: GuestDistribution, key: FlowKey, weights: &[u32]) -> Distributor {
         let numbered = (7..).zip(weights);
         let guests: Vec<_> =
-            numbered.map(|(number, &weight)| Candidate { number, weight }).collect();
+            numbered.map(|(number, &weight)| GuestCandidate { number, weight }).collect();
         let mut distributor = Distributor::new(policy, key, &guests, FLOW_SLOTS);
         join(&mut distributor, 0..weights.len());
         distributor
     }
 
-    fn distributor(policy: Policy, weights: &[u32]) -> Distributor {
+    fn distributor(policy: GuestDistribution, weights: &[u32]) -> Distributor {
         distributor_by(policy, FlowKey::Ip, weights)
     }
 
-    /// Guests that take and complete as the test says.
+    /// Guests that take and complete frames as the test says.
     #[derive(Clone, Debug, Default)]
     struct Fake {
         rings: Vec<usize>,
@@ -342,7 +359,7 @@ mod tests {
         }
     }
 
-    impl Guests for Fake {
+    impl GuestLoads for Fake {
         fn room(&mut self, guest: usize) -> usize {
             self.rings[guest] - (self.given[guest] - self.done[guest]) as usize
         }
@@ -356,13 +373,18 @@ mod tests {
         }
     }
 
-    /// Picks where it does not matter how much room there is.
+    /// Picks a guest, with ample space at all guests.
     fn pick(distributor: &mut Distributor, frame: &[u8]) -> Option<usize> {
         distributor.pick(frame, &mut Fake::of(100)).map(|(guest, _)| guest)
     }
 
-    const ALL: [Policy; 5] =
-        [Policy::RoundRobin, Policy::Weighted, Policy::Flow, Policy::Flowlet, Policy::Ordered];
+    const ALL: [GuestDistribution; 5] = [
+        GuestDistribution::RoundRobin,
+        GuestDistribution::Weighted,
+        GuestDistribution::Flow,
+        GuestDistribution::Flowlet,
+        GuestDistribution::Ordered,
+    ];
 
     fn frame(flow: u32) -> Vec<u8> {
         let mut frame = vec![0; 60];
@@ -371,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_nobody_picked() {
+    fn distributor_without_guests_picks_none() {
         for policy in ALL {
             assert_eq!(pick(&mut distributor(policy, &[]), &frame(0)), None);
             assert_eq!(pick(&mut distributor(policy, &[5]), &[]), Some(0));
@@ -379,9 +401,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_the_vnets_choice_make_a_flow() {
-        let key = FlowKey::Bytes(vec![Field { offset: 3, mask: vec![0x0f] }]);
-        let mut distributor = distributor_by(Policy::Flow, key, &[1; 8]);
+    fn configured_bytes_define_a_flow() {
+        let key = FlowKey::Bytes(vec![MaskedField { offset: 3, mask: vec![0x0f] }]);
+        let mut distributor = distributor_by(GuestDistribution::Flow, key, &[1; 8]);
         let mut seen = [None; 16];
         for flow in 0..256u32 {
             let guest = pick(&mut distributor, &frame(flow));
@@ -390,7 +412,7 @@ mod tests {
         assert!(seen.iter().any(|guest| *guest != seen[0]));
     }
 
-    /// Gives frames as the mux does; returns how many were refused.
+    /// Gives frames as the mux does. Returns the number of refused frames.
     fn give(distributor: &mut Distributor, guests: &mut Fake, mut frames: usize) -> usize {
         let mut refused = 0;
         while frames > 0 {
@@ -406,8 +428,8 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_with_its_guests_room() {
-        let mut distributor = distributor(Policy::Ordered, &[1; 3]);
+    fn distributor_turn_ends_when_the_ring_is_full() {
+        let mut distributor = distributor(GuestDistribution::Ordered, &[1; 3]);
         let mut guests = Fake::with_rings(vec![20, 10, 5]);
         assert_eq!(give(&mut distributor, &mut guests, 35), 0);
         assert_eq!(guests.given, [20, 10, 5]);
@@ -416,15 +438,16 @@ mod tests {
         assert_eq!(give(&mut distributor, &mut guests, 4), 1);
     }
 
-    /// What was refused is in no guest, and keeps its flow nowhere.
+    /// A refused frame is in no guest, so it keeps its flow with none.
     #[test]
-    fn a_flowlet_whose_frame_was_refused_may_move() {
-        let mut distributor = distributor(Policy::Flowlet, &[1; 2]);
+    fn flowlet_may_move_after_its_frame_was_refused() {
+        let mut distributor = distributor(GuestDistribution::Flowlet, &[1; 2]);
         let mut guests = Fake::with_rings(vec![4, 4]);
         let (first, _) = distributor.pick(&frame(1), &mut guests).unwrap();
         guests.given[first] = 4;
         distributor.gave(1);
-        // Three of another flow are behind its frame; it completes, and the next is refused.
+        // Three frames of another flow follow its frame.
+        // Its frame completes, and the next one is refused.
         guests.given[first] = 5;
         guests.done[first] = 1;
         assert_eq!(guests.room(first), 0);
@@ -438,13 +461,13 @@ mod tests {
     }
 
     proptest! {
-        /// Where all go where there is room, none is refused while anybody has some.
+        /// If frames go to any guest with space, none is refused while a guest has some.
         #[test]
-        fn nothing_is_refused_while_any_guest_has_room(
+        fn distributor_accepts_frames_while_any_guest_has_space(
             rings in prop::collection::vec(1usize..100, 2..6),
             steps in prop::collection::vec((1usize..100, 0usize..6, 0u64..100), 1..50),
         ) {
-            let mut distributor = distributor(Policy::Ordered, &vec![1; rings.len()]);
+            let mut distributor = distributor(GuestDistribution::Ordered, &vec![1; rings.len()]);
             let mut guests = Fake::with_rings(rings);
             for (frames, completes, count) in steps {
                 let room = distributor.room(&mut guests);
@@ -456,8 +479,8 @@ mod tests {
         }
 
         #[test]
-        fn turns_are_even(count in 2usize..20, rounds in 1usize..20) {
-            let mut distributor = distributor(Policy::RoundRobin, &vec![1; count]);
+        fn round_robin_is_even(count in 2usize..20, rounds in 1usize..20) {
+            let mut distributor = distributor(GuestDistribution::RoundRobin, &vec![1; count]);
             let mut counts = vec![0; count];
             for _ in 0..count * rounds {
                 counts[pick(&mut distributor, &[]).unwrap()] += 1;
@@ -465,12 +488,12 @@ mod tests {
             prop_assert!(counts.iter().all(|got| *got == rounds));
         }
 
-        /// Over a whole cycle exactly the weights; at any moment off by less than one turn for
-        /// each member.
+        /// A whole cycle matches the weights exactly. At any
+        /// moment each member is off by less than one turn.
         #[test]
-        fn weights_are_kept_smoothly(weights in prop::collection::vec(1u32..50, 2..6)) {
+        fn weighted_round_robin_is_smooth(weights in prop::collection::vec(1u32..50, 2..6)) {
             let total: u32 = weights.iter().sum();
-            let mut distributor = distributor(Policy::Weighted, &weights);
+            let mut distributor = distributor(GuestDistribution::Weighted, &weights);
             let mut counts = vec![0u32; weights.len()];
             for turn in 1..=total {
                 counts[pick(&mut distributor, &[]).unwrap()] += 1;
@@ -482,11 +505,11 @@ mod tests {
             prop_assert_eq!(counts, weights);
         }
 
-        /// Who leaves takes its own flows along only; who comes back finds them again.
+        /// A leaving guest moves only its own flows. When it comes back, it gets the same flows.
         #[test]
-        fn flows_stay(weights in prop::collection::vec(100u32..1000, 2..9), gone: prop::sample::Index) {
+        fn flows_stay_with_their_guest(weights in prop::collection::vec(100u32..1000, 2..9), gone: prop::sample::Index) {
             let gone = gone.index(weights.len());
-            let mut distributor = distributor(Policy::Flow, &weights);
+            let mut distributor = distributor(GuestDistribution::Flow, &weights);
             let before: Vec<_> = (0..2000).map(|flow| pick(&mut distributor, &frame(flow))).collect();
             join(&mut distributor, (0..weights.len()).filter(|guest| *guest != gone));
             for (flow, guest) in before.iter().enumerate() {
@@ -500,15 +523,15 @@ mod tests {
             }
         }
 
-        /// A flow's frames come back in order: it never goes to another guest while one of its
-        /// frames is in the one it had. And whoever has nothing to do gets flows that paused.
+        /// A flow's frames come back in order. The flow never moves to another guest while
+        /// its guest still has one of its frames. An idle guest gets flows that paused.
         #[test]
-        fn flowlets_move_only_when_nothing_of_them_is_on_its_way(
+        fn flowlets_move_only_with_no_frame_in_flight(
             steps in prop::collection::vec((0u32..20, 0usize..3, 0u64..4), 1..300),
         ) {
-            let mut distributor = distributor(Policy::Flowlet, &[1; 3]);
+            let mut distributor = distributor(GuestDistribution::Flowlet, &[1; 3]);
             let mut guests = Fake::of(3);
-            // By flow: guest and number of its last frame there.
+            // By flow: the guest of its last frame, and the frame's number there.
             let mut last: [Option<(usize, u64)>; 20] = [None; 20];
             for (flow, completes, frames) in steps {
                 guests.done[completes] = guests.given[completes].min(guests.done[completes] + frames);
@@ -530,11 +553,11 @@ mod tests {
             }
         }
 
-        /// Turns go to who has the most room: whoever stands still gets no more than two turns
-        /// while others go on.
+        /// Turns go to the guest with the most space. A guest that
+        /// stands still gets at most two turns while others continue.
         #[test]
-        fn turns_of_the_ordered_go_where_there_is_room(stalled in 0usize..3, turns in 3usize..50) {
-            let mut distributor = distributor(Policy::Ordered, &[1; 3]);
+        fn ordered_policy_picks_the_guest_with_most_space(stalled in 0usize..3, turns in 3usize..50) {
+            let mut distributor = distributor(GuestDistribution::Ordered, &[1; 3]);
             let mut guests = Fake::of(3);
             for _ in 0..turns {
                 let (guest, count) = distributor.pick(&[], &mut guests).unwrap();
@@ -550,8 +573,8 @@ mod tests {
         }
 
         #[test]
-        fn flows_are_shared_by_weight(weights in prop::collection::vec(100u32..1000, 2..6)) {
-            let slots = distributor(Policy::Flow, &weights).slots;
+        fn flows_are_distributed_by_weight(weights in prop::collection::vec(100u32..1000, 2..6)) {
+            let slots = distributor(GuestDistribution::Flow, &weights).slots;
             let total: u32 = weights.iter().sum();
             for (guest, weight) in weights.iter().enumerate() {
                 let got = slots.iter().filter(|rank| usize::from(**rank) % GUESTS_MAX == guest).count() as f64;

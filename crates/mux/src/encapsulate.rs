@@ -1,41 +1,41 @@
-//! What a vlink's frames look like outside, and where they go.
+//! Encapsulation of a vlink's frames, and their next hop.
 //!
-//! The outer header is written here, from what was configured and from the host's neighbours, so
-//! that no tenant can forge it.
+//! The mux writes the outer header from the configuration and from
+//! the host's neighbour table, so that no tenant can forge it.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pdp_afxdp::{HEADROOM_BYTES, Packet};
+use pdp_afxdp::{HEADROOM_BYTES, PacketBuffer};
 use pdp_proto::mux::Encapsulation;
-use pdp_underlay::{Hop, NextHop};
+use pdp_underlay::{NextHopInfo, TunnelNextHop};
 use pdp_wire::{ether, outer};
 
-use crate::class::Class;
 use crate::counters::Reason;
+use crate::traffic_class::TrafficClass;
 
-/// The far side of a port's vlink.
+/// Path to the other end of a port's vlink.
 #[derive(Debug)]
-pub enum Way {
-    /// Another port of the vnet, counted over all its nodes.
+pub enum VlinkPath {
+    /// To another port of the vnet, counted over all its nodes.
     Port(u16),
     /// Out of an external interface.
-    Outside(Outside),
-    /// Into this one of the vnet's segments, by this end of it.
+    Outside(ExternalPath),
+    /// Into the vnet's segment with this number, by this end of it.
     Segment(u16, u8),
 }
 
-impl Way {
-    /// As [`Outside::find`].
-    pub fn find(&self) -> Option<Hop> {
+impl VlinkPath {
+    /// Returns the next hop, as [`ExternalPath::find`].
+    pub fn find(&self) -> Option<NextHopInfo> {
         match self {
             Self::Port(_) | Self::Segment(..) => None,
             Self::Outside(outside) => outside.find(),
         }
     }
 
-    /// What its frames have of the capacity of an interface, if it has one.
-    pub fn class(&self) -> Option<&Class> {
+    /// Returns the frames' traffic class, if they leave by an interface with a capacity.
+    pub fn traffic_class(&self) -> Option<&TrafficClass> {
         match self {
             Self::Port(_) | Self::Segment(..) => None,
             Self::Outside(outside) => outside.class.as_deref(),
@@ -43,92 +43,94 @@ impl Way {
     }
 }
 
-/// The number of a tunnel's first frame, where frames have one. Who counts on takes none that is lower than the last
-/// that it saw, so one that begins anew goes on where a thousand frames a second since 1970 would have come to.
+/// Returns the number of a tunnel's first frame, for kinds with sequence numbers.
+/// A receiver drops frames with lower numbers than the last one. So a restarted
+/// tunnel begins where a thousand frames a second since 1970 would have arrived.
 fn first_number() -> u32 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_millis() as u32
 }
 
-// Packets have room for the headers of any kind.
+// Packets have headroom for the headers of every kind.
 const _: () = assert!(outer::TEMPLATE_BYTES_MAX <= HEADROOM_BYTES);
 
-/// The outside end of a vlink.
+/// An external end of a vlink.
 #[derive(Debug)]
-pub struct Outside {
+pub struct ExternalPath {
     /// Slot of the external interface.
     pub external: usize,
-    /// Spreads vlinks over the interface's queues; frames of one vlink keep their order.
+    /// Number that spreads vlinks over the interface's
+    /// queues. Frames of one vlink keep their order.
     pub spread: usize,
-    /// Where the interface has a capacity: what its frames have of that.
-    pub class: Option<Arc<Class>>,
-    tunnel: Option<Tunnel>,
+    /// Traffic class of its frames, if the interface has a capacity.
+    pub class: Option<Arc<TrafficClass>>,
+    tunnel: Option<OutgoingTunnel>,
 }
 
 #[derive(Debug)]
-struct Tunnel {
-    template: outer::Template,
-    /// `None`: frames go to whom they say, without IP around them.
-    next_hop: Option<Arc<NextHop>>,
+struct OutgoingTunnel {
+    template: outer::HeaderTemplate,
+    /// `None`: frames are sent to their own destination, without IP around them.
+    next_hop: Option<Arc<TunnelNextHop>>,
 }
 
-impl Outside {
-    /// By `by` on the interface in slot `external`. `next_hop` is asked for tunnels only. `None`
-    /// if the tunnel's addresses are of different families.
+impl ExternalPath {
+    /// Creates the end of the kind `by` on the interface in slot `external`. Calls `next_hop`
+    /// for tunnels only. `None` if the tunnel's addresses are of different families.
     pub fn new(
         external: usize,
         spread: usize,
         by: &Encapsulation,
-        next_hop: impl FnOnce() -> Arc<NextHop>,
+        next_hop: impl FnOnce() -> Arc<TunnelNextHop>,
     ) -> Option<Self> {
         let tunnel = match by {
             Encapsulation::Interface => None,
             by => {
-                let template = outer::Template::new(by)?.from_number(first_number());
-                Some(Tunnel { template, next_hop: by.ends().map(|_| next_hop()) })
+                let template = outer::HeaderTemplate::new(by)?.from_number(first_number());
+                Some(OutgoingTunnel { template, next_hop: by.ends().map(|_| next_hop()) })
             }
         };
         Some(Self { external, spread, class: None, tunnel })
     }
 
-    /// Whether frames go out as they are.
+    /// True if frames are sent as they are.
     pub fn is_plain(&self) -> bool {
         self.tunnel.is_none()
     }
 
-    /// Bytes that are put before a frame.
+    /// Returns the bytes of the outer headers.
     #[inline]
     pub fn header_bytes(&self) -> usize {
         self.tunnel.as_ref().map_or(0, |tunnel| tunnel.template.len())
     }
 
-    /// The tunnel's next hop, for [`Outside::wrap`]; `None` while it is not known. Where there is no
-    /// tunnel, anything.
-    pub fn find(&self) -> Option<Hop> {
+    /// Returns the tunnel's next hop, for [`ExternalPath::wrap`]. `None`
+    /// while it is unknown. Without a tunnel, returns a dummy.
+    pub fn find(&self) -> Option<NextHopInfo> {
         match self.tunnel.as_ref().and_then(|tunnel| tunnel.next_hop.as_ref()) {
-            None => Some(Hop { mac: [0; 6], mtu: u16::MAX }),
+            None => Some(NextHopInfo { mac: [0; 6], mtu: u16::MAX }),
             Some(next_hop) => next_hop.find(),
         }
     }
 
-    /// Whether frames of up to `bytes` surely can be wrapped.
+    /// True if frames of up to `bytes` can surely be encapsulated.
     #[inline]
-    pub fn fits(&self, bytes: usize, mtu: u32, hop: Hop) -> bool {
+    pub fn fits(&self, bytes: usize, mtu: u32, hop: NextHopInfo) -> bool {
         match self.tunnel.as_ref().and_then(|tunnel| tunnel.template.packet_bytes(bytes)) {
             None => bytes <= ether::HEADER_BYTES + mtu as usize,
             Some(bytes) => bytes <= usize::from(hop.mtu).min(mtu as usize),
         }
     }
 
-    /// Puts the outer headers before the frame in `packet`, on its way by `hop`; `mac` and `mtu` are
-    /// the interface's. On an error the packet is as it was.
+    /// Puts the outer headers before the frame in `packet`, for next hop `hop`.
+    /// `mac` and `mtu` are the interface's. On an error the packet is unchanged.
     #[inline]
     pub fn wrap(
         &self,
-        packet: &mut Packet,
+        packet: &mut PacketBuffer,
         mac: [u8; 6],
         mtu: u32,
-        hop: Hop,
+        hop: NextHopInfo,
     ) -> Result<(), Reason> {
         let template = self.tunnel.as_ref().map(|tunnel| &tunnel.template);
         match template.and_then(|template| template.packet_bytes(packet.len())) {
@@ -158,26 +160,26 @@ mod tests {
     use pdp_wire::{udp, vxlan};
 
     fn source_port(outer: &outer::Outer) -> u16 {
-        let outer::Carried::Udp { remote_port, .. } = outer.carried else { panic!("no UDP") };
+        let outer::OuterPayload::Udp { remote_port, .. } = outer.carried else { panic!("no UDP") };
         remote_port
     }
 
     #[test]
-    fn what_is_too_big_for_the_wire_or_the_way_stays_whole() {
+    fn encapsulation_rejects_packets_above_link_or_path_mtu() {
         let (_pool, mut packets) = Pool::new(1).unwrap();
         let packet = &mut packets[0];
         packet.set_len(1000).unwrap();
         packet.bytes_mut().fill(7);
         let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        let by = Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 });
-        let next_hop = Arc::new(NextHop::default());
-        let outside = Outside::new(0, 0, &by, || next_hop.clone()).unwrap();
+        let by = Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 5 });
+        let next_hop = Arc::new(TunnelNextHop::default());
+        let outside = ExternalPath::new(0, 0, &by, || next_hop.clone()).unwrap();
         assert_eq!(outside.find(), None);
-        next_hop.resolve(Some(Hop { mac: [6; 6], mtu: 1035 }));
+        next_hop.resolve(Some(NextHopInfo { mac: [6; 6], mtu: 1035 }));
         let hop = outside.find().unwrap();
         assert_eq!(outside.wrap(packet, [1; 6], 1035, hop), Err(Reason::UnderlayTooBig));
         assert_eq!(outside.wrap(packet, [1; 6], 1036, hop), Err(Reason::PathTooBig));
-        let hop = Hop { mtu: 1036, ..hop };
+        let hop = NextHopInfo { mtu: 1036, ..hop };
         assert_eq!(packet.bytes(), [7; 1000]);
         assert_eq!(outside.wrap(packet, [1; 6], 1036, hop), Ok(()));
         assert_eq!(by.overhead(), 1036 - (1000 - 14));
@@ -189,11 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn flows_have_source_ports_of_their_own() {
+    fn tunnel_source_port_varies_by_flow() {
         let (_pool, mut packets) = Pool::new(64).unwrap();
         let (local, remote) = ("::1".parse().unwrap(), "::2".parse().unwrap());
-        let by = Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 5 });
-        let outside = Outside::new(0, 0, &by, || Arc::new(NextHop::known([6; 6]))).unwrap();
+        let by = Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 5 });
+        let outside =
+            ExternalPath::new(0, 0, &by, || Arc::new(TunnelNextHop::known([6; 6]))).unwrap();
         let hop = outside.find().unwrap();
         let ports: std::collections::HashSet<u16> = packets
             .iter_mut()

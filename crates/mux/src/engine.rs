@@ -1,28 +1,30 @@
 //! The engine: the mux's own forwarding, for vrouters whose data plane is a fast path.
 //!
-//! A vrouter's frames are decided on in batches where a forwarding guest would get them, and go on to where its
-//! completions would: out of a port, to the control guest, or dropped under a reason. Nothing is copied but
-//! what is punted.
+//! The engine decides on a vrouter's frames in batches, at the point where a forwarding
+//! guest would get them. The frames continue where the guest's completions would: out of a
+//! port, to the control guest, or dropped under a reason. Only punted frames are copied.
 //!
-//! Where a slow path has filters, they are asked between the rules up to the route and the route
-//! ([`crate::actions`], [`crate::slowpath`]).
+//! Filters of a slow path are matched after the rules that precede the route
+//! look-up, and before that look-up ([`crate::actions`], [`crate::slowpath`]).
 //!
-//! Routes come by a ring from the thread that reads them (`crate::control::routes`), and are applied between two
-//! batches, for [`APPLY_CYCLES`] a visit, which the vnet is charged with as with all else. A snapshot is applied to
-//! tables of its own, which are exchanged with those in use once it is whole; those of before go back to that thread.
+//! Routes arrive by a ring from the thread that reads them (`crate::control::routes`).
+//! The engine applies them between two batches, for [`APPLY_CYCLES`] a visit, which are
+//! charged to the vnet like all other work. A snapshot is applied to new tables. Once
+//! complete they replace the tables in use, and the old ones go back to that thread.
 
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 use pdp_filters::{Filters, NONE};
 use pdp_ip::{
-    Channel, Decision, Due, FRAMES_MAX, Fib, Follower, Forwarder, Frames, Heard, Routed, Tables,
+    Decision, FRAMES_MAX, Fib, FollowerDeadline, FrameBatch, IpForwarder, MirrorChannel,
+    MirrorFollower, MirrorInput, RouteTables, Routed,
 };
 use pdp_proto::mux;
 use pdp_proto::routes::{FromGuest, ToGuest};
-use pdp_proto::slowpath::{Action, Verdict};
+use pdp_proto::slowpath::{FilterAction, FilterVerdict};
 use pdp_wire::key;
 use pdp_wire::tag::PuntClass;
 use quanta::Clock;
@@ -30,147 +32,150 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::actions::Actions;
 use crate::counters::Reason;
-use crate::fields::{Fields, Unsent};
-use crate::packets::{Batch, Packets};
-use crate::slowpath::{Desk, PUNTED_AS, SlowPath, Ways};
+use crate::fields::{FieldForwarder, Unsent};
+use crate::packets::{PacketBatch, Packets};
+use crate::slowpath::{EngineSlowPath, PUNTED_AS, SlowPathHandle, SlowPathOutputs};
 use crate::wake::{RungLast, Wake};
 
-/// Cycles of one visit in which changes of routes are applied; one more than fits is begun.
+/// Cycles of one visit in which route changes are applied. The last change may exceed them.
 pub const APPLY_CYCLES: u64 = 50_000;
 
-/// Messages that wait for an engine.
+/// Messages that may be queued for an engine.
 pub const MESSAGES: usize = 1024;
 
-/// Answers of an engine that wait, and how many are to find room before another message is applied.
+/// Answers of an engine that may be queued, and the free
+/// places that are required before it applies another message.
 const ANSWERS: usize = 64;
 const ANSWERS_FREE: usize = 8;
 
-/// Steps that filters may take for frames which are decided on together, if more than one is.
+/// Filter steps for frames that are decided on together, if there is more than one frame.
 const STEPS_AT_ONCE: usize = 1 << 15;
 
-/// Until it is looked again whether there is, nanoseconds.
+/// Time until the engine checks again for space in the ring, nanoseconds.
 const ROOM_NS: u64 = 1_000_000;
 
-/// Tables that wait to be given back.
+/// Old tables that may wait to be given back.
 const GONE_MAX: usize = 4;
 
-/// For an engine.
+/// Message to an engine.
 #[derive(Debug)]
 pub enum ToEngine {
-    /// There is a mirror, the one with this number, which knows nothing of what was said before.
+    /// A new mirror, with this number. It knows nothing of earlier messages.
     Begin(u32),
-    /// It says this.
+    /// A message of the mirror.
     Message(ToGuest),
 }
 
-/// From an engine.
+/// Message from an engine.
 #[derive(Debug)]
 pub enum FromEngine {
-    /// It is in use: it wants a mirror, or another one, as the one before was wrong.
-    Wants,
-    /// For the mirror with this number.
+    /// The engine is in use and needs a mirror, or another one because the last was wrong.
+    WantsMirror,
+    /// A message for the mirror with this number.
     Message(u32, FromGuest),
-    /// Nothing is forwarded by these any more.
-    Gone(Box<Fib>),
+    /// Tables that the engine no longer uses.
+    RetiredFib(Box<Fib>),
 }
 
 /// The other end of an engine's rings.
 #[derive(Debug)]
-pub struct Source {
+pub struct EngineFeed {
     /// To the engine.
     pub to: Producer<ToEngine>,
     /// From it.
     pub from: Consumer<FromEngine>,
 }
 
-/// A vrouter's engine.
+/// Forwarding engine of a vrouter.
 #[derive(Debug)]
-pub struct Engine {
-    spec: mux::Engine,
+pub struct VrouterEngine {
+    spec: mux::EngineConfig,
     tables: Exchanged,
-    follower: Follower,
+    follower: MirrorFollower,
     channel: Rings,
-    /// When it is to be tended again at the latest, nanoseconds; `None`: once there is a message.
+    /// Time of the next poll at the latest, nanoseconds. `None`: when a message arrives.
     due_ns: Option<u64>,
-    /// Why it does not follow its mirror.
+    /// Reason why it does not follow its mirror.
     fault: Option<String>,
-    slowpath: Option<SlowPath>,
-    /// For any protocol; without it, IPv4 and IPv6 by routes.
-    fields: Option<Fields>,
+    slowpath: Option<EngineSlowPath>,
+    /// Forwarder for any protocol. Without it the engine forwards IPv4 and IPv6 by routes.
+    fields: Option<FieldForwarder>,
 }
 
-/// What becomes of a frame.
+/// Verdict on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Out of this port.
+pub enum EngineVerdict {
+    /// Forward it out of this port.
     Out(u16),
-    /// To the control guest.
+    /// Punt it to the control guest.
     Punt(PuntClass),
-    /// Dropped.
+    /// Drop it.
     Drop(Reason),
 }
 
-impl Fate {
-    /// Before anything has decided.
-    pub const OPEN: Self = Self::Drop(Reason::GuestPolicy);
+impl EngineVerdict {
+    /// Initial verdict, before any decision.
+    pub const UNDECIDED: Self = Self::Drop(Reason::GuestPolicy);
 }
 
 /// Copies that filters make.
 #[derive(Debug)]
 pub struct Copies<'a> {
-    /// Where there are packets.
+    /// Source of free packets.
     pub packets: &'a mut Packets,
-    /// The copies, at the ports that they leave by.
-    pub made: Batch,
-    /// Ports of those that there was no packet for.
+    /// The copies, with their egress ports.
+    pub made: PacketBatch,
+    /// Egress ports of copies that found no free packet.
     pub missed: Vec<u16>,
-    /// Packets that may be taken.
+    /// Packets that copies may take.
     pub room: usize,
 }
 
-impl Engine {
-    /// One that is not in use yet, and the other end of its rings, whose thread `reader` rings.
-    pub fn new(spec: mux::Engine, reader: Arc<Wake>) -> (Self, Source) {
+impl VrouterEngine {
+    /// Returns an engine that is not in use yet, and the other end
+    /// of its rings. The engine rings `reader`, that end's thread.
+    pub fn new(spec: mux::EngineConfig, reader: Arc<Wake>) -> (Self, EngineFeed) {
         let (to, from_source) = RingBuffer::new(MESSAGES);
         let (to_source, from) = RingBuffer::new(ANSWERS);
         let channel = Rings {
             from: from_source,
             to: to_source,
             reader: RungLast(reader),
-            state: Following::NotYet,
+            state: MirrorState::NotYet,
             mirror: 0,
         };
         let fields = match &spec.code {
-            mux::Code::Ip { .. } => None,
-            mux::Code::Fields(fields) => Some(Fields::new(fields)),
+            mux::EngineCode::Ip { .. } => None,
+            mux::EngineCode::Fields(fields) => Some(FieldForwarder::new(fields)),
         };
         let engine = Self {
             spec,
             tables: Exchanged::default(),
-            follower: Follower::default(),
+            follower: MirrorFollower::default(),
             channel,
             due_ns: None,
             fault: None,
             slowpath: None,
             fields,
         };
-        (engine, Source { to, from })
+        (engine, EngineFeed { to, from })
     }
 
-    /// Has it obey a slow path, whose thread `reader` rings. Returns the other end.
-    pub fn add_slowpath(&mut self, reader: Arc<Wake>) -> Desk {
-        let (slowpath, desk) = SlowPath::new(reader);
+    /// Adds a slow path, and returns its other end. The engine rings `reader`, that end's thread.
+    pub fn add_slowpath(&mut self, reader: Arc<Wake>) -> SlowPathHandle {
+        let (slowpath, desk) = EngineSlowPath::new(reader);
         self.slowpath = Some(slowpath);
         desk
     }
 
-    /// Whether it is the same as another, whose tables are as good.
-    pub fn is_as(&self, other: &Self) -> bool {
-        let tables = |engine: &Self| mux::Engine { power: 0, ..engine.spec.clone() };
+    /// True if the other engine has the same spec, so that its
+    /// tables can be kept. The guaranteed power may differ.
+    pub fn has_same_spec(&self, other: &Self) -> bool {
+        let tables = |engine: &Self| mux::EngineConfig { power: 0, ..engine.spec.clone() };
         tables(self) == tables(other)
     }
 
-    /// Frames that it decides on together at most.
+    /// Returns how many frames the engine decides on together, at most.
     pub fn frames_at_once(&self) -> usize {
         let Some(actions) = self.actions() else { return FRAMES_MAX };
         let short = actions.short.as_ref().map_or(0, |set| set.steps());
@@ -178,23 +183,24 @@ impl Engine {
         (STEPS_AT_ONCE / short.max(long).max(1)).clamp(1, FRAMES_MAX)
     }
 
-    /// What its slow path has it do, if that is anything.
+    /// Returns its slow path's filters, if it has any.
     fn actions(&self) -> Option<&Actions> {
         let actions = self.slowpath.as_ref()?.actions.as_deref()?;
         (!actions.is_empty()).then_some(actions)
     }
 
-    /// Decides on frames of a node with these ports, which have these link addresses, as many as [`Self::frames_at_once`] says.
+    /// Decides on frames of a node with these ports and MAC
+    /// addresses. Takes at most [`Self::frames_at_once`] frames.
     pub fn process(
         &mut self,
-        forwarder: &mut Forwarder,
+        forwarder: &mut IpForwarder,
         ports: Range<u16>,
         macs: &[[u8; 6]],
-        packets: &mut [Packet],
-        fates: &mut [Fate],
+        packets: &mut [PacketBuffer],
+        fates: &mut [EngineVerdict],
         copies: &mut Copies<'_>,
     ) {
-        let mut run = Run { ports, macs, packets, fates };
+        let mut run = EngineBatch { ports, macs, packets, fates };
         if let Some(fields) = &self.fields {
             let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
             return match fields.is_long() {
@@ -209,14 +215,14 @@ impl Engine {
         };
         forwarder.classify(fib, &mut run);
         if let Some(set) = &actions.short {
-            let mut met = meet(set, forwarder.routed_v4(), &run, key::v4);
+            let mut met = match_filters(set, forwarder.routed_v4(), &run, key::v4);
             forwarder.retain_v4(|packet| match met.next() {
                 None | Some(NONE) => true,
                 Some(slot) => actions.act(slot, packet, fib, &mut run, copies),
             });
         }
         if let Some(set) = &actions.long {
-            let mut met = meet(set, forwarder.routed_v6(), &run, key::v6);
+            let mut met = match_filters(set, forwarder.routed_v6(), &run, key::v6);
             forwarder.retain_v6(|packet| match met.next() {
                 None | Some(NONE) => true,
                 Some(slot) => actions.act(slot, packet, fib, &mut run, copies),
@@ -225,70 +231,71 @@ impl Engine {
         forwarder.route(fib, &mut run);
     }
 
-    /// Counts frames that leave, each with `header_bytes` before it that do not count, by what their filters count with; or,
-    /// `back`, that were counted so and did not leave.
+    /// Counts sent frames by the counters of their filters. The first `header_bytes` of each do
+    /// not count. With `back`, takes the count back for frames that were not sent after all.
     #[inline]
-    pub fn count_left(&mut self, frames: &[Packet], header_bytes: usize, back: bool) {
+    pub fn count_sent(&mut self, frames: &[PacketBuffer], header_bytes: usize, back: bool) {
         let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
         let Some(actions) = actions else { return };
         for packet in frames.iter().filter(|packet| packet.counted != 0) {
-            actions.count_left(packet.counted, packet.len() - header_bytes, back);
+            actions.count_sent(packet.counted, packet.len() - header_bytes, back);
         }
     }
 
-    /// Cycles that others took for it since this was asked before.
-    pub fn take_owed(&self) -> u64 {
-        self.slowpath.as_ref().map_or(0, SlowPath::take_owed)
+    /// Returns the cycles that other threads spent for it since the last call.
+    pub fn take_outstanding_cycles(&self) -> u64 {
+        self.slowpath.as_ref().map_or(0, EngineSlowPath::take_outstanding_cycles)
     }
 
-    /// Does what programs of the control guest ask for, for a bounded time. Returns whether there was anything.
-    pub fn obey(&mut self, ways: &mut Ways<'_>, clock: &Clock) -> bool {
+    /// Handles requests of the control guest's programs,
+    /// for a bounded time. True if there were any.
+    pub fn poll_slowpath(&mut self, ways: &mut SlowPathOutputs<'_>, clock: &Clock) -> bool {
         let Some(slowpath) = &mut self.slowpath else { return false };
         let end = clock.raw() + APPLY_CYCLES;
-        slowpath.tend(ways, || clock.raw() < end)
+        slowpath.poll(ways, || clock.raw() < end)
     }
 
-    /// Applies what the mirror says, for a bounded time, and says what it is to know. Returns whether there was anything.
-    pub fn tend(&mut self, now_ns: u64, clock: &Clock) -> bool {
-        if self.channel.state == Following::NotYet {
-            self.channel.want();
+    /// Applies messages of the mirror and answers them, for a bounded time. True if there was work.
+    pub fn poll(&mut self, now_ns: u64, clock: &Clock) -> bool {
+        if self.channel.state == MirrorState::NotYet {
+            self.channel.request_mirror();
         }
         let is_due = self.due_ns.is_some_and(|due| now_ns >= due);
         let has_nothing = self.channel.from.is_empty() && self.tables.gone.is_empty();
-        if !is_due && has_nothing && !self.tables.fib.is_wanting() {
+        if !is_due && has_nothing && !self.tables.fib.has_wanted() {
             return false;
         }
-        while self.channel.state != Following::Yes {
+        while self.channel.state != MirrorState::Yes {
             match self.channel.from.pop() {
                 Ok(ToEngine::Begin(number)) => {
                     self.channel.mirror = number;
-                    self.channel.state = Following::Yes;
+                    self.channel.state = MirrorState::Yes;
                     self.follower.restart();
                     self.fault = None;
                 }
-                // Of a mirror that is to go.
+                // Message of a mirror that the engine no longer wants.
                 Ok(ToEngine::Message(_)) => {}
                 Err(_) => break,
             }
         }
         self.give_back();
         let end = clock.raw() + APPLY_CYCLES;
-        let follows = self.channel.state == Following::Yes && self.tables.gone.len() < GONE_MAX;
+        let follows = self.channel.state == MirrorState::Yes && self.tables.gone.len() < GONE_MAX;
         let channel = Some(&mut self.channel).filter(|_| follows);
         let before = self.follower.messages();
-        let result = self.follower.tend(&mut self.tables, channel, now_ns, || clock.raw() < end);
+        let result = self.follower.poll(&mut self.tables, channel, now_ns, || clock.raw() < end);
         let fault = match result {
-            Ok(Due::Now) => {
+            Ok(FollowerDeadline::Now) => {
                 self.due_ns = Some(now_ns);
                 None
             }
-            Ok(Due::At(due_ns)) => {
-                // What it has no room to answer now stays where it is.
+            Ok(FollowerDeadline::At(due_ns)) => {
+                // Messages that it has no space to answer now stay in the ring.
                 let waits = (!self.channel.from.is_empty()).then_some(now_ns + ROOM_NS);
                 self.due_ns = due_ns.into_iter().chain(waits).min();
                 None
             }
-            // It has another one by now.
+            // A new mirror has replaced the old one.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                 self.follower.restart();
                 self.due_ns = Some(now_ns);
@@ -303,7 +310,7 @@ impl Engine {
             self.tables.gone.extend(self.tables.next.take());
             self.follower.restart();
             self.fault = Some(fault);
-            self.channel.want();
+            self.channel.request_mirror();
         }
         self.give_back();
         self.follower.messages() > before || self.due_ns.is_some_and(|due| now_ns >= due)
@@ -311,8 +318,8 @@ impl Engine {
 
     fn give_back(&mut self) {
         while let Some(fib) = self.tables.gone.pop() {
-            if let Err(rtrb::PushError::Full(FromEngine::Gone(fib))) =
-                self.channel.to.push(FromEngine::Gone(fib))
+            if let Err(rtrb::PushError::Full(FromEngine::RetiredFib(fib))) =
+                self.channel.to.push(FromEngine::RetiredFib(fib))
             {
                 self.tables.gone.push(fib);
                 break;
@@ -321,43 +328,43 @@ impl Engine {
         }
     }
 
-    /// Whether nothing waits for it, nor for its mirror.
+    /// True if no messages wait for it or for its mirror.
     pub fn is_idle(&self) -> bool {
         self.channel.from.is_empty()
             && !self.follower.is_busy()
             && self.tables.gone.is_empty()
-            && !self.tables.fib.is_wanting()
-            && self.channel.state != Following::NotYet
-            && self.slowpath.as_ref().is_none_or(SlowPath::is_idle)
+            && !self.tables.fib.has_wanted()
+            && self.channel.state != MirrorState::NotYet
+            && self.slowpath.as_ref().is_none_or(EngineSlowPath::is_idle)
     }
 
-    /// When it has to be tended, if it has, nanoseconds.
+    /// Returns the time of its next poll, nanoseconds, if it needs one.
     pub fn due_ns(&self) -> Option<u64> {
         let works = self.slowpath.as_ref().is_some_and(|it| !it.is_idle());
         if works { Some(0) } else { self.due_ns.filter(|_| !self.is_idle()) }
     }
 
-    /// How it is.
-    pub fn stats(&self) -> mux::EngineStats {
+    /// Returns its state and counters.
+    pub fn stats(&self) -> mux::MuxEngineStats {
         let (v4, v6) = self.tables.fib.routes_count();
-        mux::EngineStats {
+        mux::MuxEngineStats {
             synced: (self.follower.is_synced() || self.fields.is_some()) && self.fault.is_none(),
             routes: (v4 + v6) as u64,
             memory_bytes: self.tables.memory_bytes() as u64,
             messages: self.follower.messages(),
             fault: self.fault.clone(),
-            slowpath: self.slowpath.as_ref().map(SlowPath::stats),
-            // Known of the vnet.
+            slowpath: self.slowpath.as_ref().map(EngineSlowPath::stats),
+            // Filled in by the control thread, which has it from the vnet.
             used_ns: 0,
         }
     }
 }
 
-/// The slots of the filters that these packets meet.
-fn meet<const W: usize>(
+/// Returns the slots of the filters that match these packets.
+fn match_filters<const W: usize>(
     set: &Filters<W>,
     packets: &[Routed],
-    run: &Run<'_>,
+    run: &EngineBatch<'_>,
     key: impl Fn(&[u8], u16) -> [u64; W],
 ) -> std::array::IntoIter<u32, FRAMES_MAX> {
     let (mut keys, mut slots) = ([[0; W]; FRAMES_MAX], [NONE; FRAMES_MAX]);
@@ -369,19 +376,20 @@ fn meet<const W: usize>(
 }
 
 impl Actions {
-    /// Does what the filter in a slot says with a packet; whether a route is to decide on it.
+    /// Applies the action of the filter in a slot to a
+    /// packet. True if the route look-up decides on it.
     fn act(
         &mut self,
         slot: u32,
         packet: Routed,
         fib: &Fib,
-        run: &mut Run<'_>,
+        run: &mut EngineBatch<'_>,
         copies: &mut Copies<'_>,
     ) -> bool {
         let (frame, action) = (packet.frame(), self.action(slot));
         run.packets[frame].counted = self.count_packet(action.counter, run.bytes(frame).len());
         run.packets[frame].queue = action.queue;
-        if action.verdict == Verdict::Send {
+        if action.verdict == FilterVerdict::Send {
             let to = action.data.first_chunk().copied().unwrap_or_default();
             let decision = packet.send(fib, run, action.vport.into(), to);
             run.decide(frame, decision);
@@ -401,10 +409,10 @@ impl Actions {
 
 /// Decides on frames of any protocol, by filters with keys of `B` bytes.
 fn process_fields<const B: usize, const W: usize>(
-    fields: &Fields,
+    fields: &FieldForwarder,
     mut actions: Option<&mut Actions>,
     set_of: impl Fn(&Actions) -> &Option<Box<Filters<W>>>,
-    run: &mut Run<'_>,
+    run: &mut EngineBatch<'_>,
     copies: &mut Copies<'_>,
 ) {
     let (mut keys, mut slots) = ([[0; W]; FRAMES_MAX], [NONE; FRAMES_MAX]);
@@ -415,7 +423,7 @@ fn process_fields<const B: usize, const W: usize>(
                 (keys[count], frames[count]) = (key, frame);
                 count += 1;
             }
-            None => run.fates[frame] = Fate::Drop(Reason::GuestMalformed),
+            None => run.fates[frame] = EngineVerdict::Drop(Reason::GuestMalformed),
         }
     }
     if let Some(set) = actions.as_deref().and_then(|actions| set_of(actions).as_ref()) {
@@ -428,50 +436,53 @@ fn process_fields<const B: usize, const W: usize>(
             run.packets[frame].counted = actions.count_packet(action.counter, bytes);
             run.packets[frame].queue = action.queue;
             match action.verdict {
-                Verdict::Send => run.send_fields(fields, &action, frame, copies),
+                FilterVerdict::Send => run.send_fields(fields, &action, frame, copies),
                 _ => run.act_unsent(&action, frame, copies),
             }
         });
         if is_open {
             run.fates[frame] = match fields.punts() {
-                true => Fate::Punt(PUNTED_AS),
-                false => Fate::Drop(Reason::Unmatched),
+                true => EngineVerdict::Punt(PUNTED_AS),
+                false => EngineVerdict::Drop(Reason::Unmatched),
             };
         }
     }
 }
 
-impl Run<'_> {
-    /// Does what a filter says with a frame that it does not send; whether something else is to decide on it.
-    fn act_unsent(&mut self, action: &Action, frame: usize, copies: &mut Copies<'_>) -> bool {
+impl EngineBatch<'_> {
+    /// Applies an action that does not send the frame. True if the next stage decides on it.
+    fn act_unsent(&mut self, action: &FilterAction, frame: usize, copies: &mut Copies<'_>) -> bool {
         copies.make(action, &self.ports, &self.packets[frame], |_, _| {});
         match action.verdict {
-            Verdict::Pass => return true,
-            Verdict::Punt => self.fates[frame] = Fate::Punt(PUNTED_AS),
-            Verdict::Drop | Verdict::Send => self.fates[frame] = Fate::Drop(Reason::Filtered),
+            FilterVerdict::Pass => return true,
+            FilterVerdict::Punt => self.fates[frame] = EngineVerdict::Punt(PUNTED_AS),
+            FilterVerdict::Drop | FilterVerdict::Send => {
+                self.fates[frame] = EngineVerdict::Drop(Reason::Filtered)
+            }
         }
         false
     }
 
-    /// Sends a frame by a filter, with what is to be written. Nothing else is to decide on it.
+    /// Sends a frame by an action, after the writes that the spec
+    /// asks for. Always returns false: the decision is final.
     fn send_fields(
         &mut self,
-        fields: &Fields,
-        action: &Action,
+        fields: &FieldForwarder,
+        action: &FilterAction,
         frame: usize,
         copies: &mut Copies<'_>,
     ) -> bool {
         let macs = self.macs;
         let mac = |vport: u8| macs.get(usize::from(vport)).copied();
         let Some(source) = mac(action.vport) else {
-            self.fates[frame] = Fate::Drop(Reason::GuestPortDown);
+            self.fates[frame] = EngineVerdict::Drop(Reason::GuestPortDown);
             return false;
         };
         let written = fields.write(self.packets[frame].bytes_mut(), &action.data, &source);
         self.fates[frame] = match written {
-            Ok(()) => Fate::Out(action.vport.into()),
-            Err(Unsent::Hops) => Fate::Punt(PuntClass::Exception),
-            Err(Unsent::Short) => Fate::Drop(Reason::GuestMalformed),
+            Ok(()) => EngineVerdict::Out(action.vport.into()),
+            Err(Unsent::Hops) => EngineVerdict::Punt(PuntClass::Exception),
+            Err(Unsent::Short) => EngineVerdict::Drop(Reason::GuestMalformed),
         };
         if written.is_ok() {
             copies.make(action, &self.ports, &self.packets[frame], |vport, copy| {
@@ -483,12 +494,12 @@ impl Run<'_> {
 }
 
 impl Copies<'_> {
-    /// Makes those that a filter's result says, which `change` may change.
+    /// Makes the copies that an action asks for. `change` may modify them.
     fn make(
         &mut self,
-        action: &Action,
+        action: &FilterAction,
         ports: &Range<u16>,
-        packet: &Packet,
+        packet: &PacketBuffer,
         change: impl Fn(u8, &mut [u8]),
     ) {
         for &vport in action.copies() {
@@ -513,15 +524,15 @@ impl Copies<'_> {
     }
 }
 
-/// Frames of a node, as the code sees them.
-struct Run<'a> {
+/// Frames of a node, as [`FrameBatch`] for the forwarding code.
+struct EngineBatch<'a> {
     ports: Range<u16>,
     macs: &'a [[u8; 6]],
-    packets: &'a mut [Packet],
-    fates: &'a mut [Fate],
+    packets: &'a mut [PacketBuffer],
+    fates: &'a mut [EngineVerdict],
 }
 
-impl Frames for Run<'_> {
+impl FrameBatch for EngineBatch<'_> {
     #[inline]
     fn count(&self) -> usize {
         self.packets.len()
@@ -545,70 +556,70 @@ impl Frames for Run<'_> {
     #[inline]
     fn cut(&mut self, frame: usize, bytes: usize) {
         let packet = &mut self.packets[frame];
-        // None grows.
+        // Frames never grow here.
         let _ = packet.set_len(bytes.min(packet.len()));
     }
 
     #[inline]
     fn decide(&mut self, frame: usize, decision: Decision) {
         self.fates[frame] = match decision {
-            Decision::Out(vport) => Fate::Out(vport),
-            Decision::Punt(class) => Fate::Punt(class),
-            Decision::Drop(reason) => Fate::Drop(reason.into()),
+            Decision::Out(vport) => EngineVerdict::Out(vport),
+            Decision::Punt(class) => EngineVerdict::Punt(class),
+            Decision::Drop(reason) => EngineVerdict::Drop(reason.into()),
         };
     }
 }
 
-/// Whether there is a mirror.
+/// State of the connection to a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Following {
+enum MirrorState {
     /// The engine is not in use yet.
     NotYet,
-    /// It waits for one.
+    /// It waits for a mirror.
     No,
-    /// It has one.
+    /// It has a mirror.
     Yes,
 }
 
-/// The rings to and from the thread that has the connection to the mirror.
+/// Rings to and from the thread that has the mirror's connection.
 #[derive(Debug)]
 struct Rings {
     from: Consumer<ToEngine>,
     to: Producer<FromEngine>,
-    // Behind the rings: it sees that they are gone.
+    // Declared after the rings, so that the reader finds them abandoned when it is rung.
     reader: RungLast,
-    state: Following,
-    /// The mirror's number.
+    state: MirrorState,
+    /// Number of the mirror.
     mirror: u32,
 }
 
 impl Rings {
-    /// Asks for a mirror, once there is room to.
-    fn want(&mut self) {
-        self.state = match self.to.push(FromEngine::Wants) {
-            Ok(()) => Following::No,
-            Err(_) => Following::NotYet,
+    /// Asks for a mirror, as soon as the ring has space.
+    fn request_mirror(&mut self) {
+        self.state = match self.to.push(FromEngine::WantsMirror) {
+            Ok(()) => MirrorState::No,
+            Err(_) => MirrorState::NotYet,
         };
         self.reader.0.ring();
     }
 }
 
-impl Channel for Rings {
-    fn hear(&mut self) -> io::Result<Heard> {
+impl MirrorChannel for Rings {
+    fn hear(&mut self) -> io::Result<MirrorInput> {
         if self.to.slots() < ANSWERS_FREE {
-            return Ok(Heard::Nothing);
+            return Ok(MirrorInput::Nothing);
         }
         match self.from.pop() {
-            Ok(ToEngine::Message(message)) => Ok(Heard::Message(message)),
+            Ok(ToEngine::Message(message)) => Ok(MirrorInput::Message(message)),
             Ok(ToEngine::Begin(number)) => {
                 self.mirror = number;
                 Err(io::ErrorKind::ConnectionReset.into())
             }
-            Err(_) => Ok(Heard::Nothing),
+            Err(_) => Ok(MirrorInput::Nothing),
         }
     }
 
-    fn has_room(&self) -> bool {
+    fn has_space(&self) -> bool {
         self.to.slots() >= ANSWERS / 2
     }
 
@@ -626,7 +637,7 @@ impl Channel for Rings {
     }
 }
 
-/// Tables in use, and those that a snapshot makes.
+/// Tables in use, and tables that a snapshot fills.
 #[derive(Debug, Default)]
 struct Exchanged {
     fib: Box<Fib>,
@@ -641,7 +652,7 @@ impl Exchanged {
     }
 }
 
-impl Tables for Exchanged {
+impl RouteTables for Exchanged {
     fn fib(&mut self) -> &mut Fib {
         &mut self.fib
     }
@@ -664,24 +675,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_finds_no_room_for_its_answer_is_looked_at_soon_again() {
-        let spec = mux::Engine {
-            code: mux::Code::Ip { routes: "/routes".into() },
+    fn engine_retries_soon_when_answers_do_not_fit() {
+        let spec = mux::EngineConfig {
+            code: mux::EngineCode::Ip { routes: "/routes".into() },
             memory_bytes: 1 << 30,
             slowpath: None,
             power: 0,
         };
-        let (mut engine, mut source) = Engine::new(spec, Arc::new(Wake::new().unwrap()));
+        let (mut engine, mut source) = VrouterEngine::new(spec, Arc::new(Wake::new().unwrap()));
         let clock = Clock::new();
-        engine.tend(0, &clock);
-        assert!(matches!(source.from.pop(), Ok(FromEngine::Wants)));
+        engine.poll(0, &clock);
+        assert!(matches!(source.from.pop(), Ok(FromEngine::WantsMirror)));
         source.to.push(ToEngine::Begin(1)).unwrap();
         for number in 0..200 {
             source.to.push(ToEngine::Message(ToGuest::Barrier(number))).unwrap();
         }
         let (mut now_ns, mut next) = (0, 0);
         while next < 200 {
-            while engine.tend(now_ns, &clock) {}
+            while engine.poll(now_ns, &clock) {}
             while let Ok(FromEngine::Message(1, FromGuest::Applied(number))) = source.from.pop() {
                 assert_eq!(number, next);
                 next += 1;

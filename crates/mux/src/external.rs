@@ -1,73 +1,79 @@
-//! An external interface, as one worker has it: its own exits, or else ways to those of other workers.
+//! An external interface at one worker: its netdevs, or else paths to other workers' netdevs.
 
 use std::any::Any;
 use std::sync::Arc;
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 use pdp_proto::mux;
 use rtrb::Consumer;
 
-use crate::class::Class;
 use crate::counters::{ExternalCounters, OuterReason, Reason};
-use crate::exit::path::Path;
-use crate::exit::{Exit, Tools};
-use crate::packets::{Batch, Packets};
+use crate::netdev::path::RemoteNetdev;
+use crate::netdev::{NetdevContext, NetdevDriver};
+use crate::packets::{PacketBatch, Packets};
 use crate::scheduler::Scheduler;
+use crate::traffic_class::TrafficClass;
 
-/// An external interface.
+/// An external interface at one worker.
 #[derive(Debug)]
-pub struct External {
-    /// Its name in the substrate.
+pub struct WorkerExternal {
+    /// Name in the substrate.
     pub name: String,
-    /// Its link address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Largest IP packet on it, bytes.
     pub mtu: u32,
-    /// What this worker counted.
+    /// Counters of this worker.
     pub counters: ExternalCounters,
-    /// Where its frames go.
-    pub exits: Exits,
+    /// Netdevs that send and receive its frames.
+    pub netdevs: WorkerNetdevs,
 }
 
-/// Exits of this worker's, or else ways to those of others.
+/// Netdevs of this worker, or else paths to those of others.
 #[derive(Debug, Default)]
-pub struct Exits {
-    all: Vec<Box<dyn Exit>>,
+pub struct WorkerNetdevs {
+    all: Vec<Box<dyn NetdevDriver>>,
     inboxes: Vec<Inbox>,
-    /// How many of `all` are ways to another worker's.
+    /// Number of paths to another worker's netdevs in `all`.
     paths: usize,
-    /// Whose frame is next, where the interface has had a capacity; it is where the exits are.
+    /// Scheduler, if the interface has or had a capacity. It is at the worker that has the netdevs.
     pub scheduler: Option<Box<Scheduler>>,
 }
 
 /// Frames from another worker.
 #[derive(Debug)]
 struct Inbox {
-    /// By which exit they go.
+    /// Index of the netdev that sends them.
     exit: usize,
-    from: Consumer<Packet>,
-    /// Those that the exit had no room for.
-    left: Batch,
+    from: Consumer<PacketBuffer>,
+    /// Frames that the netdev had no space for.
+    left: PacketBatch,
 }
 
-impl External {
-    /// Without exits yet.
+impl WorkerExternal {
+    /// Creates the interface without netdevs.
     pub fn new(name: String, mac: [u8; 6], mtu: u32) -> Self {
-        Self { name, mac, mtu, counters: ExternalCounters::default(), exits: Exits::default() }
+        Self {
+            name,
+            mac,
+            mtu,
+            counters: ExternalCounters::default(),
+            netdevs: WorkerNetdevs::default(),
+        }
     }
 
-    /// What this worker counted, and what only the exits know.
-    pub fn stats(&self) -> mux::ExternalStats {
+    /// Returns the counters of this worker, and those that only the netdevs have.
+    pub fn stats(&self) -> mux::MuxExternalStats {
         let mut stats = self.counters.stats();
-        self.exits.all.iter().for_each(|exit| exit.count(&mut stats));
+        self.netdevs.all.iter().for_each(|exit| exit.count(&mut stats));
         stats
     }
 }
 
-impl Exits {
-    /// Adds an exit of this worker's, and what other workers send by it.
-    pub fn add(&mut self, exit: Box<dyn Exit>, inboxes: Vec<Consumer<Packet>>) {
-        // Who has an exit needs no way to another's.
+impl WorkerNetdevs {
+    /// Adds a netdev of this worker, and the rings by which other workers send to it.
+    pub fn add(&mut self, exit: Box<dyn NetdevDriver>, inboxes: Vec<Consumer<PacketBuffer>>) {
+        // A worker with a netdev needs no paths to others.
         self.close_paths();
         let at = self.all.len();
         let inboxes = inboxes.into_iter().map(|from| Inbox { exit: at, from, left: vec![] });
@@ -75,24 +81,25 @@ impl Exits {
         self.all.push(exit);
     }
 
-    /// Adds a way to another worker's exit.
-    pub fn add_path(&mut self, path: Path) {
+    /// Adds a path to another worker's netdev.
+    pub fn add_path(&mut self, path: RemoteNetdev) {
         if self.paths == self.all.len() {
             self.paths += 1;
             self.all.push(Box::new(path));
         }
     }
 
-    /// Sends no more frames to other workers' exits.
+    /// Removes the paths to other workers' netdevs.
     pub fn close_paths(&mut self) {
         if std::mem::take(&mut self.paths) > 0 {
             self.all.clear();
         }
     }
 
-    /// Takes the exits away, which the caller closes, and gives what other workers had for them back. Those have
-    /// closed their paths before: what is put into an inbox that nobody empties any more is lost to the pool.
-    pub fn take(&mut self, packets: &mut Packets) -> Vec<Box<dyn Exit>> {
+    /// Removes the netdevs for the caller to close, and frees the frames that other
+    /// workers queued for them. The other workers must have closed their paths
+    /// before. A packet that is pushed into an abandoned inbox is lost to the pool.
+    pub fn detach_all(&mut self, packets: &mut Packets) -> Vec<Box<dyn NetdevDriver>> {
         self.close_paths();
         for Inbox { mut from, mut left, .. } in self.inboxes.drain(..) {
             packets.give_all(&mut left);
@@ -103,36 +110,36 @@ impl Exits {
         std::mem::take(&mut self.all)
     }
 
-    /// All of them.
-    pub fn all(&self) -> &[Box<dyn Exit>] {
+    /// Returns all netdevs.
+    pub fn all(&self) -> &[Box<dyn NetdevDriver>] {
         &self.all
     }
 
-    /// All of them.
-    pub fn all_mut(&mut self) -> &mut [Box<dyn Exit>] {
+    /// Returns all netdevs.
+    pub fn all_mut(&mut self) -> &mut [Box<dyn NetdevDriver>] {
         &mut self.all
     }
 
-    /// The exit of this kind, if there is one here.
-    pub fn find<E: Exit>(&mut self) -> Option<&mut E> {
+    /// Returns the netdev of this kind, if there is one.
+    pub fn find<E: NetdevDriver>(&mut self) -> Option<&mut E> {
         let exits = self.all.iter_mut().map(|exit| &mut **exit as &mut dyn Any);
         exits.filter_map(|exit| exit.downcast_mut()).next()
     }
 
-    /// Gives exits packets to receive into, and takes those back whose frames are out.
-    pub fn refill(&mut self, tools: &mut Tools<'_>) {
+    /// Gives the netdevs packets to receive into, and takes back the packets of transmitted frames.
+    pub fn refill(&mut self, tools: &mut NetdevContext<'_>) {
         self.all.iter_mut().for_each(|exit| exit.fill(tools.packets));
         self.all.iter_mut().for_each(|exit| exit.complete(tools));
     }
 
-    /// Which one is for what is spread by this number.
+    /// Returns the index of the netdev for frames with this number.
     #[inline]
     pub fn at(&self, spread: usize) -> usize {
-        // A division takes longer than all else that is done with a row of a few frames.
+        // A division would take longer than all other work on a burst of a few frames.
         if self.all.len() > 1 { spread % self.all.len() } else { 0 }
     }
 
-    /// Frames that exit `at` takes now.
+    /// Returns how many frames netdev `at` takes now.
     pub fn room(&mut self, at: usize) -> usize {
         match self.all.get_mut(at) {
             Some(exit) if self.scheduler.is_none() => exit.room(),
@@ -140,10 +147,15 @@ impl Exits {
         }
     }
 
-    /// Sends frames of one port by exit `at`, or has them wait for their turn. What does not go is left in `frames`,
-    /// and the reason returned.
+    /// Sends frames of one port by netdev `at`, or queues them at the scheduler.
+    /// Frames that are not taken stay in `frames`. Returns the drop reason for them.
     #[inline]
-    pub fn send(&mut self, at: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    pub fn send(
+        &mut self,
+        at: usize,
+        tools: &mut NetdevContext<'_>,
+        frames: &mut PacketBatch,
+    ) -> Reason {
         if self.scheduler.is_some() {
             return self.send_in_turn(at, tools, frames);
         }
@@ -153,46 +165,57 @@ impl Exits {
         }
     }
 
-    /// The same where there is a scheduler.
-    fn send_in_turn(&mut self, at: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    /// Sends as [`WorkerNetdevs::send`], where there is a scheduler.
+    fn send_in_turn(
+        &mut self,
+        at: usize,
+        tools: &mut NetdevContext<'_>,
+        frames: &mut PacketBatch,
+    ) -> Reason {
         let Self { scheduler: Some(scheduler), all, .. } = self else {
             return Reason::ExternalGone;
         };
         let Some(first) = frames.first().filter(|_| at < all.len()) else {
             return Reason::ExternalGone;
         };
-        if let Some(number) = Class::of(first.mark) {
+        if let Some(number) = TrafficClass::of(first.mark) {
             frames.drain(..).for_each(|packet| scheduler.put(number, at, packet, tools.now_ns));
             return Reason::ExternalRingFull;
         }
-        // A port that knows of no capacity, yet or any more: what waits was before it.
+        // The port does not know of a capacity, either yet or
+        // any more. Frames at the scheduler precede its frames.
         if !scheduler.is_empty() {
             scheduler.run(all, tools);
         }
         if scheduler.is_empty() { all[at].send(tools, frames) } else { Reason::ExternalRingFull }
     }
 
-    /// Has no classes with these numbers any more, whose ports send no more. What is on its way from there is taken in
-    /// before.
-    pub fn remove_classes(&mut self, numbers: &[usize], tools: &mut Tools<'_>) -> Vec<Arc<Class>> {
+    /// Removes the traffic classes with these numbers. Their ports must send
+    /// no more. Takes in the frames that are still under way from there first.
+    pub fn remove_classes(
+        &mut self,
+        numbers: &[usize],
+        tools: &mut NetdevContext<'_>,
+    ) -> Vec<Arc<TrafficClass>> {
         self.flush(tools);
         let Some(scheduler) = &mut self.scheduler else { return vec![] };
         numbers.iter().filter_map(|number| scheduler.remove(*number, tools.now_ns)).collect()
     }
 
-    /// When a frame's turn is, nanoseconds, if one waits for it.
+    /// Returns the time when the next queued frame may be sent, nanoseconds, if one waits.
     pub fn due_ns(&self) -> Option<u64> {
         self.scheduler.as_ref()?.due_ns()
     }
 
-    /// Has the kernel, programs and other workers take what was sent here and by other workers. Returns how many
-    /// frames came from those.
-    pub fn flush(&mut self, tools: &mut Tools<'_>) -> usize {
+    /// Passes the frames of this worker and of other workers to the kernel
+    /// and to programs. Returns how many frames came from other workers.
+    pub fn flush(&mut self, tools: &mut NetdevContext<'_>) -> usize {
         let mut taken = 0;
         for Inbox { exit: at, from, left } in &mut self.inboxes {
             let exit = &mut self.all[*at];
-            // A full exit is pressure back on who fills the inbox. A frame may take several of its places, so that
-            // some may be left. What has a class waits for its turn, and its port sends no more than there is room for.
+            // A full netdev exerts back pressure on the workers that fill the inbox. A frame
+            // may take several places in the netdev's ring, so some frames may be left. Frames
+            // with a traffic class wait at the scheduler, and their ports respect its budget.
             if left.is_empty() {
                 let room = if self.scheduler.is_some() { usize::MAX } else { exit.room() };
                 let count = from.slots().min(room);
@@ -201,7 +224,7 @@ impl Exits {
                     (Ok(chunk), None) => left.extend(chunk),
                     (Ok(chunk), Some(scheduler)) => {
                         for packet in chunk {
-                            match Class::of(packet.mark) {
+                            match TrafficClass::of(packet.mark) {
                                 Some(number) => scheduler.put(number, *at, packet, tools.now_ns),
                                 None => left.push(packet),
                             }

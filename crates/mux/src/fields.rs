@@ -1,34 +1,35 @@
-//! The engine's code for protocols that PdP knows nothing of: which bytes of a frame are its key, and what is written into
-//! those that are sent, is as the vrouter's spec says.
+//! Engine code for protocols unknown to PdP. The vrouter's spec says which bytes
+//! of a frame form its key, and what is written into frames that are sent.
 //!
-//! A key has the fields one after the other, zeros behind the last, and the vport that the frame came by in its last two
-//! bytes. It has 16 bytes if its fields have 14 at most, and 40 otherwise ([`mux::KEY_FIELD_BYTES_MAX`]).
+//! A key consists of the fields one after the other, then zeros, and the
+//! ingress vport in its last two bytes. It has 16 bytes if its fields
+//! have 14 at most, and 40 otherwise ([`mux::KEY_FIELD_BYTES_MAX`]).
 
 use pdp_proto::mux;
 use pdp_proto::slowpath::DATA_BYTES;
 
 use crate::actions::words;
 
-/// How frames are looked at and changed.
+/// Reads keys from frames, and writes into frames.
 #[derive(Clone, Debug)]
-pub struct Fields {
-    spec: mux::Fields,
-    /// Bytes that a frame has at least.
+pub struct FieldForwarder {
+    spec: mux::FieldsConfig,
+    /// Shortest valid frame, bytes.
     bytes_min: usize,
 }
 
-/// Why a frame is not sent.
+/// Reason why a frame is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unsent {
-    /// It is too short for what is to be written.
+    /// It is too short for the writes.
     Short,
-    /// Its count of hops is at its end.
+    /// The hop count has run out.
     Hops,
 }
 
-impl Fields {
-    /// As a spec says that was checked.
-    pub fn new(spec: &mux::Fields) -> Self {
+impl FieldForwarder {
+    /// Returns the code for a spec that was checked.
+    pub fn new(spec: &mux::FieldsConfig) -> Self {
         let keys =
             spec.key.iter().map(|field| usize::from(field.offset) + usize::from(field.bytes));
         let writes = spec.write.iter().map(|write| write.end());
@@ -36,17 +37,18 @@ impl Fields {
         Self { spec: spec.clone(), bytes_min }
     }
 
-    /// Whether its keys have 40 bytes.
+    /// True if its keys have 40 bytes.
     pub fn is_long(&self) -> bool {
         self.spec.is_long()
     }
 
-    /// Whether frames that no filter decides on go to the control guest.
+    /// True if frames that match no filter go to the control guest.
     pub fn punts(&self) -> bool {
-        self.spec.miss == mux::Miss::Punt
+        self.spec.miss == mux::MissPolicy::Punt
     }
 
-    /// The key of a frame that came by `vport`; `None`: it is shorter than its fields, or than what is written.
+    /// Returns the key of a frame that came by `vport`. `None`
+    /// if the frame is shorter than its fields or writes.
     #[inline]
     pub fn key<const B: usize, const W: usize>(
         &self,
@@ -67,8 +69,8 @@ impl Fields {
         Some(words(key))
     }
 
-    /// Writes what is written into a frame that is sent, by a port with this link address. One that is not sent may be
-    /// changed, too.
+    /// Applies the writes to a frame that is sent by a port with
+    /// this MAC address. On an error the frame may be changed, too.
     pub fn write(
         &self,
         frame: &mut [u8],
@@ -78,12 +80,12 @@ impl Fields {
         for write in &self.spec.write {
             let to = frame.get_mut(usize::from(write.offset)..).ok_or(Unsent::Short)?;
             let from: &[u8] = match write.what {
-                mux::Written::Data { from, bytes } => {
+                mux::WriteSource::Data { from, bytes } => {
                     let from = usize::from(from);
                     data.get(from..from + usize::from(bytes)).ok_or(Unsent::Short)?
                 }
-                mux::Written::Source => mac,
-                mux::Written::Hops => {
+                mux::WriteSource::Source => mac,
+                mux::WriteSource::Hops => {
                     let hops = to.first_mut().ok_or(Unsent::Short)?;
                     if *hops <= 1 {
                         return Err(Unsent::Hops);
@@ -97,9 +99,9 @@ impl Fields {
         Ok(())
     }
 
-    /// Has a copy of a frame that was sent leave by another port, with this link address.
+    /// Rewrites the source address of a copy for another port, with this MAC address.
     pub fn readdress(&self, frame: &mut [u8], mac: &[u8; 6]) {
-        for write in self.spec.write.iter().filter(|write| write.what == mux::Written::Source) {
+        for write in self.spec.write.iter().filter(|write| write.what == mux::WriteSource::Source) {
             let at = usize::from(write.offset);
             if let Some(to) = frame.get_mut(at..at + mac.len()) {
                 to.copy_from_slice(mac);
@@ -115,19 +117,19 @@ mod tests {
 
     use super::*;
 
-    fn spec() -> impl Strategy<Value = mux::Fields> {
+    fn spec() -> impl Strategy<Value = mux::FieldsConfig> {
         let field =
-            (0..60_u16, 1..5_u8).prop_map(|(offset, bytes)| mux::KeyField { offset, bytes });
+            (0..60_u16, 1..5_u8).prop_map(|(offset, bytes)| mux::KeyFieldConfig { offset, bytes });
         let what = prop_oneof![
-            (0..12_u8, 1..4_u8).prop_map(|(from, bytes)| mux::Written::Data { from, bytes }),
-            Just(mux::Written::Source),
-            Just(mux::Written::Hops),
+            (0..12_u8, 1..4_u8).prop_map(|(from, bytes)| mux::WriteSource::Data { from, bytes }),
+            Just(mux::WriteSource::Source),
+            Just(mux::WriteSource::Hops),
         ];
-        let write = (0..60_u16, what).prop_map(|(offset, what)| mux::Write { offset, what });
-        (vec(field, 1..8), vec(write, 0..4)).prop_map(|(key, write)| mux::Fields {
+        let write = (0..60_u16, what).prop_map(|(offset, what)| mux::HeaderWrite { offset, what });
+        (vec(field, 1..8), vec(write, 0..4)).prop_map(|(key, write)| mux::FieldsConfig {
             key,
             write,
-            miss: mux::Miss::Drop,
+            miss: mux::MissPolicy::Drop,
         })
     }
 
@@ -136,16 +138,16 @@ mod tests {
     }
 
     proptest! {
-        /// The key of any frame is what its bytes say, one after the other; what is written is where it is to be, and all
-        /// else is as it was.
+        /// The key of any frame consists of its bytes in order.
+        /// Writes change exactly the bytes that they name.
         #[test]
-        fn keys_and_writes_are_as_the_spec_says(
+        fn field_keys_and_writes_follow_the_spec(
             spec in spec(),
             frame in vec(any::<u8>(), 0..80),
             data: [u8; 16],
             vport: u16,
         ) {
-            let fields = Fields::new(&spec);
+            let fields = FieldForwarder::new(&spec);
             let byte = |at: usize| frame.get(at).copied();
             let ranges = spec.key.iter().map(|it| usize::from(it.offset)..usize::from(it.offset) + usize::from(it.bytes));
             let wanted: Option<Vec<u8>> = ranges.flatten().map(byte).collect();
@@ -166,13 +168,13 @@ mod tests {
             for write in &spec.write {
                 let at = usize::from(write.offset);
                 match write.what {
-                    mux::Written::Hops if slow[at] <= 1 => {
+                    mux::WriteSource::Hops if slow[at] <= 1 => {
                         ends = true;
                         break;
                     }
-                    mux::Written::Hops => slow[at] -= 1,
-                    mux::Written::Source => slow[at..at + 6].copy_from_slice(&mac),
-                    mux::Written::Data { from, bytes } => {
+                    mux::WriteSource::Hops => slow[at] -= 1,
+                    mux::WriteSource::Source => slow[at..at + 6].copy_from_slice(&mac),
+                    mux::WriteSource::Data { from, bytes } => {
                         for byte in 0..usize::from(bytes) {
                             slow[at + byte] = data[usize::from(from) + byte];
                         }

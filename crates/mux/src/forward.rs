@@ -1,80 +1,80 @@
-//! Frames of vrouters that the mux forwards for by itself.
+//! Forwarding of frames for vrouters with an engine.
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 use pdp_proto::trace::matches;
 use pdp_wire::tag::PuntClass;
 
 use crate::core::Core;
 use crate::counters::Reason;
-use crate::engine::{Copies, Fate};
+use crate::engine::{Copies, EngineVerdict};
 use crate::meter::Stage;
-use crate::onward::FLOOD_FRAMES_MAX;
-use crate::packets::Batch;
+use crate::packets::PacketBatch;
 use crate::queues::{AtPorts, Queues};
-use crate::slowpath::Ways;
-use crate::vnet::{Node, Port, Router, Vnet};
+use crate::relay::FLOOD_FRAMES_MAX;
+use crate::slowpath::SlowPathOutputs;
+use crate::vnet::{MuxNode, MuxPort, MuxRouter, MuxVnet};
 
-/// Cycles of one visit in which frames are decided on; those that a node has together are all decided on then. What is
-/// left has its turn in the next visit.
+/// Cycles of one visit in which engines decide on frames. A node's frames that
+/// are decided on together may exceed them. The rest waits for the next visit.
 const FORWARD_CYCLES: u64 = 100_000;
 
 /// The ports of a node.
-struct Ports<'a>(&'a mut [Port]);
+struct NodePorts<'a>(&'a mut [MuxPort]);
 
-impl AtPorts for Ports<'_> {
+impl AtPorts for NodePorts<'_> {
     fn at(&mut self, vport: u8) -> Option<&mut Queues> {
         self.0.get_mut(usize::from(vport))?.several_queues()
     }
 
     fn each(&mut self, act: &mut dyn FnMut(&mut Queues)) {
-        self.0.iter_mut().filter_map(Port::several_queues).for_each(act);
+        self.0.iter_mut().filter_map(MuxPort::several_queues).for_each(act);
     }
 }
 
-impl Vnet {
-    /// Frames of nodes with engines, which it takes out of `batch`: those that go on leave by the ports that the engines
-    /// say, the others end here.
-    pub(crate) fn forward(&mut self, core: &mut Core, batch: &mut Batch) {
+impl MuxVnet {
+    /// Takes the frames of nodes with engines out of `batch`. Forwarded frames
+    /// leave by the ports that the engines chose. The others are punted or dropped.
+    pub(crate) fn forward(&mut self, core: &mut Core, batch: &mut PacketBatch) {
         let mut frames = core.scratch.batch();
-        let goes = |packet: &Packet| {
+        let goes = |packet: &PacketBuffer| {
             let here = self.ports.get(usize::from(packet.port));
             let router = here.and_then(|here| self.nodes[here.node].router.as_ref());
             router.is_some_and(|router| router.engine.is_some())
         };
         if batch.chunk_by(|a, b| a.port == b.port).all(|run| goes(&run[0])) {
-            // Nothing has to be moved.
+            // All frames go; swap instead of moving them.
             std::mem::swap(&mut frames, batch);
         } else {
             frames.extend(batch.extract_if(.., |packet| goes(packet)));
         }
         self.punt_filtered(core, &mut frames);
-        if !self.late.is_empty() {
-            // What is left of the visit before goes first.
-            std::mem::swap(&mut frames, &mut self.late);
-            frames.append(&mut self.late);
+        if !self.engine_backlog.is_empty() {
+            // Frames left over from the last visit go first.
+            std::mem::swap(&mut frames, &mut self.engine_backlog);
+            frames.append(&mut self.engine_backlog);
         }
         if frames.is_empty() {
             return core.scratch.spare.push(frames);
         }
         core.meter.lap(Stage::Distribute, 0);
         self.decide(core, &mut frames);
-        let node = |packet: &Packet| self.ports[usize::from(packet.port)].node;
+        let node = |packet: &PacketBuffer| self.ports[usize::from(packet.port)].node;
         for run in frames.chunk_by_mut(|a, b| node(a) == node(b)) {
             core.scratch.groups.by_port(self.nodes[node(&run[0])].first, run);
         }
         core.meter.lap(Stage::Forward, frames.len());
-        self.leave(core, &mut frames);
+        self.egress(core, &mut frames);
         core.scratch.spare.push(frames);
     }
 
-    /// Has engines decide on frames, and leaves those that go on, each at the port that it leaves by. Those that there is
-    /// no time for wait.
-    fn decide(&mut self, core: &mut Core, frames: &mut Batch) {
+    /// Lets engines decide on frames. Keeps the forwarded ones, each with
+    /// its egress port. Frames beyond the time limit wait in `late`.
+    fn decide(&mut self, core: &mut Core, frames: &mut PacketBatch) {
         let end = core.meter.now() + FORWARD_CYCLES;
         let taken = self.buffers.beside(self.waiting) + self.local.len();
-        let mut fates = std::mem::take(&mut core.scratch.fates_of_engines);
+        let mut fates = std::mem::take(&mut core.scratch.engine_verdicts);
         fates.clear();
-        fates.resize(frames.len(), Fate::OPEN);
+        fates.resize(frames.len(), EngineVerdict::UNDECIDED);
         let mut copies = Copies {
             made: core.scratch.batch(),
             missed: std::mem::take(&mut core.scratch.missed),
@@ -84,22 +84,22 @@ impl Vnet {
         let mut at = 0;
         while let Some(node) = frames.get(at).map(|it| self.ports[usize::from(it.port)].node) {
             let ports = self.nodes[node].ports();
-            let Some(Router { engine: Some(engine), macs, .. }) = &mut self.nodes[node].router
+            let Some(MuxRouter { engine: Some(engine), macs, .. }) = &mut self.nodes[node].router
             else {
                 break;
             };
-            let same = |packet: &&Packet| ports.contains(&packet.port);
+            let same = |packet: &&PacketBuffer| ports.contains(&packet.port);
             let run = frames[at..].iter().take(engine.frames_at_once()).take_while(same).count();
             let (run, to) = (&mut frames[at..at + run], &mut fates[at..at + run]);
             let forwarder = &mut core.scratch.forwarder;
             engine.process(forwarder, ports.clone(), macs, run, to, &mut copies);
             for (packet, fate) in run.iter_mut().zip(to) {
                 match *fate {
-                    Fate::Out(vport) if usize::from(vport) < ports.len() => {
+                    EngineVerdict::Out(vport) if usize::from(vport) < ports.len() => {
                         packet.port = ports.start + vport;
                     }
-                    // Its tables may name what the node does not have.
-                    Fate::Out(_) => *fate = Fate::Drop(Reason::GuestPortDown),
+                    // The engine's tables may name a port that the node does not have.
+                    EngineVerdict::Out(_) => *fate = EngineVerdict::Drop(Reason::GuestPortDown),
                     _ => {}
                 }
             }
@@ -109,9 +109,10 @@ impl Vnet {
             }
         }
         let Copies { mut made, mut missed, .. } = copies;
-        self.late.extend(frames.drain(at..));
-        let goes_on =
-            |(packet, fate): (&Packet, &Fate)| packet.mark == 0 && matches!(fate, Fate::Out(_));
+        self.engine_backlog.extend(frames.drain(at..));
+        let goes_on = |(packet, fate): (&PacketBuffer, &EngineVerdict)| {
+            packet.mark == 0 && matches!(fate, EngineVerdict::Out(_))
+        };
         if !frames.iter().zip(&fates).all(goes_on) {
             self.end_decided(core, frames, &fates);
         }
@@ -119,13 +120,14 @@ impl Vnet {
         frames.append(&mut made);
         core.scratch.spare.push(made);
         core.scratch.missed = missed;
-        core.scratch.fates_of_engines = fates;
+        core.scratch.engine_verdicts = fates;
     }
 
-    /// Punts frames that a filter of their node takes.
-    fn punt_filtered(&mut self, core: &mut Core, frames: &mut Batch) {
-        let has_filters = |node: &Node| node.router.iter().any(|router| !router.filters.is_empty());
-        let node = |packet: &Packet| &self.nodes[self.ports[usize::from(packet.port)].node];
+    /// Punts frames that match a punt filter of their node.
+    fn punt_filtered(&mut self, core: &mut Core, frames: &mut PacketBatch) {
+        let has_filters =
+            |node: &MuxNode| node.router.iter().any(|router| !router.filters.is_empty());
+        let node = |packet: &PacketBuffer| &self.nodes[self.ports[usize::from(packet.port)].node];
         if !frames.chunk_by(|a, b| a.port == b.port).any(|run| has_filters(node(&run[0]))) {
             return;
         }
@@ -138,28 +140,28 @@ impl Vnet {
         core.scratch.spare.push(taken);
     }
 
-    /// The class as which a filter of its node punts a frame, if one does.
-    fn filter(&self, packet: &Packet) -> Option<PuntClass> {
+    /// Returns the punt class of the node's filter that matches a frame, if one does.
+    fn filter(&self, packet: &PacketBuffer) -> Option<PuntClass> {
         let node = self.ports.get(usize::from(packet.port))?.node;
         let filters = &self.nodes[node].router.as_ref()?.filters;
         let filter = filters.iter().find(|(it, _)| matches(packet.bytes(), it));
         filter.map(|(_, class)| *class)
     }
 
-    /// Ends those frames that do not go on, and says of those that are traced what became of them.
-    fn end_decided(&mut self, core: &mut Core, frames: &mut Batch, fates: &[Fate]) {
+    /// Punts or drops the frames that are not forwarded, and notes the verdicts of traced frames.
+    fn end_decided(&mut self, core: &mut Core, frames: &mut PacketBatch, fates: &[EngineVerdict]) {
         let mut go_on = core.scratch.batch();
         for (packet, fate) in frames.drain(..).zip(fates) {
             match *fate {
-                Fate::Out(vport) => {
+                EngineVerdict::Out(vport) => {
                     core.tracer.note(packet.mark, "forward", || format!("out of vport {vport}"));
                     go_on.push(packet);
                 }
-                Fate::Punt(class) => {
+                EngineVerdict::Punt(class) => {
                     self.punt(core, Some(class), &packet);
                     core.packets.give(packet);
                 }
-                Fate::Drop(reason) => {
+                EngineVerdict::Drop(reason) => {
                     self.ports[usize::from(packet.port)].drop(core, reason, packet);
                 }
             }
@@ -167,8 +169,9 @@ impl Vnet {
         core.scratch.spare.push(std::mem::replace(frames, go_on));
     }
 
-    /// Has engines follow their routes and obey their slow paths. Returns whether there was anything to do.
-    pub(crate) fn tend(&mut self, core: &mut Core) -> usize {
+    /// Lets engines follow their routes and handle requests of
+    /// their slow paths. Returns how many of these had work.
+    pub(crate) fn poll_engines(&mut self, core: &mut Core) -> usize {
         if !self.has_engines {
             return 0;
         }
@@ -184,22 +187,23 @@ impl Vnet {
             let room = FLOOD_FRAMES_MAX.min(core.packets.free().saturating_sub(taken));
             let (local, out, missed) = (&mut self.local, &mut out, &mut missed);
             let here = usize::from(ports.start)..usize::from(ports.end);
-            let queues = &mut Ports(&mut self.ports[here]);
+            let queues = &mut NodePorts(&mut self.ports[here]);
             let packets = &mut core.packets;
-            let mut ways = Ways { packets, ports, local, out, missed, room, queues };
-            work += usize::from(engine.tend(core.now_ns, core.meter.clock()));
-            work += usize::from(engine.obey(&mut ways, core.meter.clock()));
+            let mut ways = SlowPathOutputs { packets, ports, local, out, missed, room, queues };
+            work += usize::from(engine.poll(core.now_ns, core.meter.clock()));
+            work += usize::from(engine.poll_slowpath(&mut ways, core.meter.clock()));
         }
         self.count_made(&out, &mut missed);
         core.scratch.missed = missed;
         core.meter.lap(Stage::Routes, work);
-        self.leave(core, &mut out);
+        self.egress(core, &mut out);
         core.scratch.spare.push(out);
         work
     }
 
-    /// Counts frames that were made here at their ports, and those that there was no packet for; empties `missed`.
-    fn count_made(&mut self, made: &Batch, missed: &mut Vec<u16>) {
+    /// Counts frames that were made here at their ports, and
+    /// copies that found no free packet. Empties `missed`.
+    fn count_made(&mut self, made: &PacketBatch, missed: &mut Vec<u16>) {
         for packet in made {
             self.ports[usize::from(packet.port)].counters.made += 1;
         }
@@ -210,13 +214,17 @@ impl Vnet {
         }
     }
 
-    /// Whether frames wait for an engine's time.
+    /// True if frames wait for an engine.
     pub(crate) fn is_late(&self) -> bool {
-        !self.late.is_empty()
+        !self.engine_backlog.is_empty()
     }
 
-    /// Cycles that other threads took for its engines since this was asked before.
-    pub(crate) fn take_owed(&self) -> u64 {
-        if self.has_engines { self.engines().map(|engine| engine.take_owed()).sum() } else { 0 }
+    /// Returns the cycles that other threads spent for its engines since the last call.
+    pub(crate) fn take_outstanding_cycles(&self) -> u64 {
+        if self.has_engines {
+            self.engines().map(|engine| engine.take_outstanding_cycles()).sum()
+        } else {
+            0
+        }
     }
 }

@@ -1,30 +1,31 @@
 //! A source and sink of frames inside the mux, for measurements.
 //!
-//! Its frames enter before classification, like those of any other external interface, and take no
-//! CPU but the mux's. A number in each tells what got lost, and what came out of order (RFC 4737
-//! section 3.3: a frame is reordered if one with a higher number came before it).
+//! Its frames enter before classification, like those of any other external interface. They
+//! take no CPU but the mux's. A number in each frame reveals lost and reordered frames (RFC
+//! 4737 section 3.3: a frame is reordered if one with a higher number arrived before it).
 
 use pdp_afxdp::PACKET_BYTES;
 use pdp_proto::mux::{self, NUMBER_MARK, Rate};
 
 use crate::counters::Reason;
-use crate::exit::{Exit, KEEP_FREE, RECEIVE_FRAMES, Tools};
-use crate::packets::{Batch, Packets};
+use crate::netdev::{KEEP_FREE, NetdevContext, NetdevDriver, RECEIVE_FRAMES};
+use crate::packets::{PacketBatch, Packets};
 use crate::police::TokenBucket;
 
-/// Bytes of all frames that one generator repeats.
+/// Bytes of all frames that one generator repeats, at most.
 pub const FRAMES_BYTES_MAX: usize = 64 << 20;
 
-/// What is repeated.
+/// Frames that a generator repeats.
 #[derive(Debug, Default)]
-pub struct Frames {
+pub struct GeneratorFrames {
     bytes: Vec<u8>,
-    /// Where each frame ends; it begins where the one before ends.
+    /// End of each frame. The next frame begins there.
     ends: Vec<u32>,
 }
 
-impl Frames {
-    /// Reads frames as [`mux::Generator`] has them. The error says what is wrong with which.
+impl GeneratorFrames {
+    /// Parses frames in the format of [`mux::GeneratorConfig`]. The error names the frame and its
+    /// fault.
     pub fn parse(mut file: &[u8]) -> Result<Self, String> {
         if file.len() > FRAMES_BYTES_MAX {
             return Err(format!("{} bytes of frames; {FRAMES_BYTES_MAX} are the most", file.len()));
@@ -52,27 +53,27 @@ impl Frames {
 
 /// A generator.
 #[derive(Debug)]
-pub struct Generator {
-    spec: mux::Generator,
-    frames: Frames,
+pub struct FrameGenerator {
+    spec: mux::GeneratorConfig,
+    frames: GeneratorFrames,
     next: usize,
     bucket: TokenBucket,
     made: u64,
     numbered: u64,
     late: u64,
-    /// The number that comes next if none is late.
+    /// Number of the next frame if none is late.
     expected: u64,
 }
 
-impl Generator {
-    /// As `spec` says, with these frames.
-    pub fn new(spec: mux::Generator, frames: Frames) -> Self {
+impl FrameGenerator {
+    /// Creates a generator from `spec`, with these frames.
+    pub fn new(spec: mux::GeneratorConfig, frames: GeneratorFrames) -> Self {
         let bucket = TokenBucket::limit(Rate { bps: 0, pps: spec.pps });
         Self { spec, frames, next: 0, bucket, made: 0, numbered: 0, late: 0, expected: 0 }
     }
 
-    /// Goes on as `spec` says; with other frames if there are any.
-    pub fn change(&mut self, spec: mux::Generator, frames: Option<Frames>) {
+    /// Changes the generator to `spec`, and its frames if there are new ones.
+    pub fn change(&mut self, spec: mux::GeneratorConfig, frames: Option<GeneratorFrames>) {
         if spec.frames != self.spec.frames {
             self.made = 0;
         }
@@ -85,14 +86,14 @@ impl Generator {
         self.spec = spec;
     }
 
-    /// Makes frames that are due: no more than `room` if it makes as many as are taken. Returns
-    /// when the next one is due, if that is not at once.
+    /// Makes the frames that are due. Without a rate it makes `room` at
+    /// most. Returns when the next one is due, unless that is at once.
     pub fn make(
         &mut self,
         now_ns: u64,
         room: usize,
         packets: &mut Packets,
-        to: &mut Batch,
+        to: &mut PacketBatch,
     ) -> Option<u64> {
         let Self { spec, frames, next, bucket, made, .. } = self;
         if frames.ends.is_empty() {
@@ -119,7 +120,7 @@ impl Generator {
         None
     }
 
-    /// Ends a frame that came.
+    /// Consumes a frame that arrived.
     pub fn absorb(&mut self, frame: &mut [u8]) {
         if let Some((mark, number)) = number_place(self.spec.number_at, frame)
             && *mark == NUMBER_MARK
@@ -134,14 +135,19 @@ impl Generator {
         }
     }
 
-    /// Frames that came with a number, and how many of these late.
+    /// Returns how many frames with a number arrived, and how many of these were late.
     pub fn counted(&self) -> (u64, u64) {
         (self.numbered, self.late)
     }
 }
 
-impl Exit for Generator {
-    fn receive(&mut self, room: usize, tools: &mut Tools<'_>, frames: &mut Batch) -> Option<u64> {
+impl NetdevDriver for FrameGenerator {
+    fn receive(
+        &mut self,
+        room: usize,
+        tools: &mut NetdevContext<'_>,
+        frames: &mut PacketBatch,
+    ) -> Option<u64> {
         let before = frames.len();
         let room = room.min(tools.packets.at_hand().saturating_sub(KEEP_FREE));
         let due_ns = self.make(tools.now_ns, room, tools.packets, frames);
@@ -153,14 +159,14 @@ impl Exit for Generator {
         usize::MAX
     }
 
-    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    fn send(&mut self, tools: &mut NetdevContext<'_>, frames: &mut PacketBatch) -> Reason {
         tools.counters.sent += frames.len() as u64;
         frames.iter_mut().for_each(|packet| self.absorb(packet.bytes_mut()));
         tools.packets.give_all(frames);
         Reason::ExternalRingFull
     }
 
-    fn count(&self, stats: &mut mux::ExternalStats) {
+    fn count(&self, stats: &mut mux::MuxExternalStats) {
         (stats.numbered, stats.late) = self.counted();
     }
 }
@@ -182,25 +188,25 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_cut_are_refused() {
+    fn generator_refuses_truncated_files() {
         let whole = file(&[&[1; 60], &[2; 61]]);
         for length in 0..whole.len() {
-            let result = Frames::parse(&whole[..length]);
+            let result = GeneratorFrames::parse(&whole[..length]);
             assert_eq!(result.is_ok(), length == 0 || length == 62, "{length}");
         }
-        assert!(Frames::parse(&file(&[&[0; PACKET_BYTES]])).is_err());
-        assert_eq!(Frames::parse(&whole).unwrap().get(1), [2; 61]);
+        assert!(GeneratorFrames::parse(&file(&[&[0; PACKET_BYTES]])).is_err());
+        assert_eq!(GeneratorFrames::parse(&whole).unwrap().get(1), [2; 61]);
     }
 
     #[test]
-    fn frames_are_repeated_numbered_paced_and_counted() {
+    fn generator_repeats_numbers_paces_and_counts_frames() {
         let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
-        let spec = mux::Generator { pps: 1000, frames: 40, number_at: Some(4) };
-        let frames = Frames::parse(&file(&[&[1; 60], &[2; 61]])).unwrap();
-        let mut source = Generator::new(spec.clone(), frames);
-        let mut sink = Generator::new(spec, Frames::default());
+        let spec = mux::GeneratorConfig { pps: 1000, frames: 40, number_at: Some(4) };
+        let frames = GeneratorFrames::parse(&file(&[&[1; 60], &[2; 61]])).unwrap();
+        let mut source = FrameGenerator::new(spec.clone(), frames);
+        let mut sink = FrameGenerator::new(spec, GeneratorFrames::default());
         let mut made = vec![];
-        // A burst, then one a millisecond.
+        // A burst, then one frame a millisecond.
         let due = source.make(1_000_000, 0, &mut parts[0], &mut made).unwrap();
         assert_eq!(made.len(), 32);
         assert_eq!(source.make(due, 0, &mut parts[0], &mut made), Some(due + 1_000_000));
@@ -217,15 +223,16 @@ mod tests {
             sink.absorb(packet.bytes_mut());
         }
         sink.absorb(&mut [7; 60]);
-        // After 9 come 4 to 8 and 3.
+        // After 9 come 4 to 8, and 3.
         assert_eq!(sink.counted(), (39, 6));
     }
 
     #[test]
-    fn without_a_rate_as_many_as_are_taken() {
+    fn generator_without_rate_fills_the_free_space() {
         let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
-        let spec = mux::Generator { pps: 0, frames: 0, number_at: None };
-        let mut source = Generator::new(spec, Frames::parse(&file(&[&[1; 60]])).unwrap());
+        let spec = mux::GeneratorConfig { pps: 0, frames: 0, number_at: None };
+        let mut source =
+            FrameGenerator::new(spec, GeneratorFrames::parse(&file(&[&[1; 60]])).unwrap());
         let mut made = vec![];
         for room in [0, 7, 1000] {
             assert_eq!(source.make(0, room, &mut parts[0], &mut made), None);

@@ -1,26 +1,27 @@
-//! Frames that go the same way, brought together, so that what is the same for all of them is done once.
+//! Groups frames with the same destination, so that work for the same destination is done once.
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 
-/// Ways that can be told apart.
+/// Number of destinations.
 const WAYS: usize = 256;
 
-/// Frames of one port in a row on average from which on it costs more to sort them.
+/// Frames of one port in a row, on average, from which on grouping costs more than it saves.
 const RUN_FRAMES: usize = 4;
 
-/// Room to sort in, kept so that nothing is allocated.
+/// Buffers for grouping, reused so that nothing is allocated.
 #[derive(Debug, Default)]
-pub struct Groups {
-    /// The way of each frame.
+pub struct FrameGrouper {
+    /// Destination of each frame.
     pub ways: Vec<u8>,
-    /// The place of each frame.
+    /// Target position of each frame.
     places: Vec<u32>,
 }
 
-impl Groups {
-    /// Sorts frames of a node whose first port is `first` by their ports, if there are several in turn.
+impl FrameGrouper {
+    /// Groups frames of a node by their ports, if their ports
+    /// alternate often. `first` is the node's first port.
     #[inline]
-    pub fn by_port(&mut self, first: usize, frames: &mut [Packet]) {
+    pub fn by_port(&mut self, first: usize, frames: &mut [PacketBuffer]) {
         let runs = frames.windows(2).filter(|pair| pair[0].port != pair[1].port).count();
         if runs * RUN_FRAMES > frames.len() {
             self.ways.clear();
@@ -29,8 +30,8 @@ impl Groups {
         }
     }
 
-    /// Sorts `frames` by their ways, which are sorted with them; those of one way keep their order.
-    pub fn sort(&mut self, frames: &mut [Packet]) {
+    /// Sorts `frames` and `ways` by destination. Frames with the same destination keep their order.
+    pub fn sort(&mut self, frames: &mut [PacketBuffer]) {
         let Self { ways, places } = self;
         let mut next = [0u32; WAYS];
         ways.iter().for_each(|way| next[usize::from(*way)] += 1);
@@ -45,7 +46,7 @@ impl Groups {
             *next - 1
         }));
         for at in 0..frames.len() {
-            // Each exchange brings one frame to its place.
+            // Each swap brings one frame to its final position.
             while places[at] as usize != at {
                 let to = places[at] as usize;
                 frames.swap(at, to);
@@ -62,16 +63,16 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against the library's.
+        /// Compares with the standard library's stable sort.
         #[test]
-        fn sorts_and_keeps_the_order_of_equals(ways in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn frame_grouping_is_a_stable_sort(ways in prop::collection::vec(any::<u8>(), 0..300)) {
             let (_pool, mut frames) = pdp_afxdp::Pool::new(ways.len().max(1)).unwrap();
             frames.truncate(ways.len());
             let mut expected: Vec<_> = ways.iter().copied().zip(0..).collect();
             expected.sort();
-            let mut groups = Groups { ways, ..Groups::default() };
+            let mut groups = FrameGrouper { ways, ..FrameGrouper::default() };
             groups.sort(&mut frames);
-            let sorted = groups.ways.into_iter().zip(frames.iter().map(Packet::number));
+            let sorted = groups.ways.into_iter().zip(frames.iter().map(PacketBuffer::number));
             prop_assert_eq!(sorted.collect::<Vec<_>>(), expected);
         }
     }

@@ -1,66 +1,70 @@
-//! A memif connection as a [`Lane`]: frames are copied into the peer's memory, and out of it.
+//! A memif connection as a [`PeerChannel`]. Frames are copied into the peer's memory, and out of
+//! it.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use pdp_afxdp::Packet;
-use pdp_memif::{Frame, Receiver, Sender};
-use pdp_proto::mux::Attach;
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_afxdp::PacketBuffer;
+use pdp_memif::{Receiver, RingFrame, Sender};
+use pdp_proto::mux::AttachMode;
+use pdp_wire::tag::{Tag, TagVerdict};
 
-use crate::lane::{Fault, Lane, Link, Pulled};
+use crate::channel::{PeerChannel, PeerConnection, PeerFault, Pulled};
 use crate::packets::Packets;
 use crate::ringers::RungFor;
-use crate::sleep::{Alarm, Peer, WAKE_FRAMES};
+use crate::sleep::{Alarm, WAKE_FRAMES, WakeablePeer};
 
-/// A connection that the handshake made.
+/// A connection after its handshake.
 #[derive(Debug)]
 pub struct Memif {
     tx: Sender,
     rx: Receiver,
-    /// Of a peer without tags: which port of its node it is.
+    /// For a peer without tags: its port of the node.
     vport: Option<u8>,
-    /// Whether something was pushed and not shown.
+    /// True if frames were pushed but not shown.
     dirty: bool,
 }
 
-impl Link<Memif> {
-    /// A connection that the handshake made, to a program without tags until it is attached.
+impl PeerConnection<Memif> {
+    /// Creates a connection after its handshake. It is treated
+    /// as a program without tags until it is attached.
     pub fn new(tx: Sender, rx: Receiver, epoch: u64) -> Self {
         Self::of(Memif { tx, rx, vport: Some(0), dirty: false }, epoch)
     }
 }
 
 impl Memif {
-    /// Copies one frame, with a tag or zero, as [`Lane::push`]. False without room.
+    /// Copies one frame with a tag, or with 0 for none,
+    /// as [`PeerChannel::push`]. False if there is no space.
     #[inline]
-    pub fn push_one(&mut self, tag: u32, frame: &[u8]) -> Result<bool, Fault> {
+    pub fn push_one(&mut self, tag: u32, frame: &[u8]) -> Result<bool, PeerFault> {
         self.dirty = true;
         self.tx.push(tag, frame).map_err(in_words)
     }
 
-    /// Takes up to `max` frames without tags, as [`Lane::pull`]: `None` for one that is longer than a packet.
+    /// Takes up to `max` frames without tags, as [`PeerChannel::pull`].
+    /// Passes `None` to `to` for a frame longer than a packet.
     #[inline]
     pub fn take(
         &mut self,
         packets: &mut Packets,
         max: usize,
-        mut to: impl FnMut(Option<Packet>),
-    ) -> Result<(), Fault> {
+        mut to: impl FnMut(Option<PacketBuffer>),
+    ) -> Result<(), PeerFault> {
         self.each(max.min(packets.at_hand()), |frame| {
             to(copy_out(&frame, packets));
             Ok(true)
         })
     }
 
-    /// Takes frames until `to` says that it was the last.
+    /// Takes frames until `to` returns false.
     #[inline]
     fn each(
         &mut self,
         max: usize,
-        mut to: impl FnMut(Frame<'_>) -> Result<bool, Fault>,
-    ) -> Result<(), Fault> {
-        self.rx.look().map_err(in_words)?;
+        mut to: impl FnMut(RingFrame<'_>) -> Result<bool, PeerFault>,
+    ) -> Result<(), PeerFault> {
+        self.rx.poll().map_err(in_words)?;
         let (mut taken, mut result) = (0, Ok(true));
         while taken < max && result == Ok(true) {
             result = match self.rx.take() {
@@ -75,10 +79,10 @@ impl Memif {
     }
 }
 
-impl Lane for Memif {
-    fn attach(&mut self, attach: Attach, vport: u8) {
-        self.vport = (attach == Attach::Memif).then_some(vport);
-        if attach != Attach::Memif {
+impl PeerChannel for Memif {
+    fn attach(&mut self, attach: AttachMode, vport: u8) {
+        self.vport = (attach == AttachMode::Memif).then_some(vport);
+        if attach != AttachMode::Memif {
             self.tx.ring_once_a_sleep();
         }
     }
@@ -87,7 +91,7 @@ impl Lane for Memif {
         self.tx.room().unwrap_or(0)
     }
 
-    fn push(&mut self, first: u16, frames: &[Packet]) -> Result<usize, Fault> {
+    fn push(&mut self, first: u16, frames: &[PacketBuffer]) -> Result<usize, PeerFault> {
         for (at, packet) in frames.iter().enumerate() {
             let tag = match self.vport {
                 Some(_) => 0,
@@ -107,9 +111,9 @@ impl Lane for Memif {
         completions: usize,
         packets: &mut Packets,
         pulled: &mut Pulled,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), PeerFault> {
         let untagged =
-            self.vport.map(|vport| Tag { verdict: Verdict::Out, vport, last: false, trace: 0 });
+            self.vport.map(|vport| Tag { verdict: TagVerdict::Out, vport, last: false, trace: 0 });
         self.each(max.min(packets.at_hand()), |frame| {
             let tag = match untagged {
                 Some(tag) => tag,
@@ -119,7 +123,7 @@ impl Lane for Memif {
             if usize::from(tag.vport) >= ports.len() {
                 return Err(format!("vport {} does not exist", tag.vport));
             }
-            let has_frame = matches!(tag.verdict, Verdict::Out | Verdict::Punt(_));
+            let has_frame = matches!(tag.verdict, TagVerdict::Out | TagVerdict::Punt(_));
             let packet = if has_frame { copy_out(&frame, packets) } else { None };
             pulled.add(ports.start, tag, packet);
             Ok(pulled.completed < completions)
@@ -127,7 +131,7 @@ impl Lane for Memif {
     }
 
     fn has_sent(&mut self) -> bool {
-        self.rx.look().unwrap_or(false)
+        self.rx.poll().unwrap_or(false)
     }
 
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
@@ -135,31 +139,32 @@ impl Lane for Memif {
     }
 }
 
-impl Peer for Memif {
-    type Fault = Fault;
+impl WakeablePeer for Memif {
+    type Fault = PeerFault;
 
-    fn show(&mut self) -> Result<bool, Fault> {
+    fn show(&mut self) -> Result<bool, PeerFault> {
         let dirty = std::mem::take(&mut self.dirty);
         if dirty {
-            self.tx.show().map_err(in_words)?;
+            self.tx.publish().map_err(in_words)?;
         }
         Ok(dirty)
     }
 
     fn is_worth(&self) -> bool {
-        self.tx.unheard() >= WAKE_FRAMES.min(self.tx.slots() / 2)
+        self.tx.unnotified() >= WAKE_FRAMES.min(self.tx.slots() / 2)
     }
 
     fn awaits_room(&mut self) -> bool {
         self.rx.awaits_room()
     }
 
-    fn ring(&mut self, alarm: &mut Alarm) -> Result<(), Fault> {
+    fn ring(&mut self, alarm: &mut Alarm) -> Result<(), PeerFault> {
         if let Some(bell) = self.tx.sleeper().map_err(in_words)?
-            && bell.ask()
+            && bell.request()
         {
             match alarm.owner {
-                // Its few descriptors make no more waiters than a ring of frames outlasts.
+                // Ringing is quick: the guest has too few descriptors
+                // to make more waiters than a ring of frames outlasts.
                 RungFor::Vnet(_) if bell.is_trusted() => bell.ring().map_err(in_words)?,
                 owner => alarm.bells.push((owner, bell.clone())),
             }
@@ -177,13 +182,13 @@ impl Peer for Memif {
 }
 
 #[cold]
-fn in_words(fault: pdp_memif::Fault) -> Fault {
+fn in_words(fault: pdp_memif::ProtocolViolation) -> PeerFault {
     fault.to_string()
 }
 
-/// `None` for a frame that is longer than a packet.
+/// Copies a frame into a packet. `None` if it is longer than a packet.
 #[inline]
-fn copy_out(frame: &Frame<'_>, packets: &mut Packets) -> Option<Packet> {
+fn copy_out(frame: &RingFrame<'_>, packets: &mut Packets) -> Option<PacketBuffer> {
     let mut packet = packets.take()?;
     let room = packet.room_mut();
     if frame.len() > room.len() {

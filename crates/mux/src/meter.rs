@@ -1,51 +1,52 @@
-//! What each stage of a worker costs: cycles of the time-stamp counter, and frames.
+//! Cost of each stage of a worker: cycles of the time-stamp counter, and frames.
 //!
-//! The counter is read between stages, not for each frame: some 20 cycles a batch and stage.
+//! The counter is read between stages, not for each frame.
+//! That costs some 20 cycles for each batch and stage.
 
-use pdp_proto::mux::StageStats;
+use pdp_proto::mux::MuxStageStats;
 use pdp_wire::named;
 use quanta::Clock;
 
 named! {
-    /// The stages of a round, in their order, and what is beside them.
+    /// Stages of a round, in order, and the time outside of rounds.
     Stage {
-        /// From sockets, memif and generators into packets.
+        /// Reads frames from sockets, memif and generators into packets.
         Receive = "receive",
-        /// Outer header to port.
+        /// Finds the port by the outer header.
         Classify = "classify",
-        /// Police, check, pick a guest, copy into its memory.
+        /// Polices and checks frames, chooses guests, and copies frames into their memory.
         Distribute = "distribute",
-        /// What the mux forwards by itself: parse, look up, rewrite.
+        /// Forwards frames in the mux: parse, look up, rewrite.
         Forward = "forward",
-        /// Changes of routes for that.
+        /// Applies route changes, and handles slow paths.
         Routes = "routes",
-        /// Copy out of a guest's memory, read its tag.
+        /// Copies frames out of a guest's memory, and reads their tags.
         Dispatch = "dispatch",
-        /// Shape, encapsulate, send.
+        /// Shapes, encapsulates and sends frames.
         Send = "send",
-        /// Commands, time, packets that come home.
+        /// Runs commands, updates the time, and collects returned packets.
         Control = "control",
         /// Rounds that found no work.
         Idle = "idle",
-        /// Blocked, or about to.
+        /// Blocks, or is about to.
         Sleep = "sleep",
     }
 }
 
 const STAGES: usize = Stage::ALL.len();
 
-/// Counts.
+/// Cycles and frames by stage.
 #[derive(Debug)]
-pub struct Meter {
+pub struct CycleMeter {
     clock: Clock,
     last: u64,
     cycles: [u64; STAGES],
     frames: [u64; STAGES],
-    /// As of the beginning of the round.
+    /// Cycles as of the beginning of the round.
     before: [u64; STAGES],
 }
 
-impl Default for Meter {
+impl Default for CycleMeter {
     fn default() -> Self {
         let clock = Clock::new();
         let last = clock.raw();
@@ -53,19 +54,19 @@ impl Default for Meter {
     }
 }
 
-impl Meter {
-    /// The clock that it reads.
+impl CycleMeter {
+    /// Returns the clock that it reads.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// The time-stamp counter, cycles.
+    /// Returns the time-stamp counter, cycles.
     #[inline]
     pub fn now(&self) -> u64 {
         self.clock.raw()
     }
 
-    /// What went by since the last call was `stage`, for `frames` frames.
+    /// Charges the time since the last call to `stage`, with `frames` frames.
     #[inline]
     pub fn lap(&mut self, stage: Stage, frames: usize) {
         let now = self.clock.raw();
@@ -74,7 +75,7 @@ impl Meter {
         self.last = now;
     }
 
-    /// A round is over. Without work all of it was idle.
+    /// Ends a round. If it had no work, all of its time was idle.
     pub fn round(&mut self, work: bool) {
         if !work {
             let spent = |cycles: &[u64; STAGES]| cycles.iter().sum::<u64>();
@@ -85,10 +86,10 @@ impl Meter {
         self.before = self.cycles;
     }
 
-    /// Counters, stages in their order.
-    pub fn stats(&self) -> Vec<StageStats> {
+    /// Returns the counters, by stage in order.
+    pub fn stats(&self) -> Vec<MuxStageStats> {
         let counted = Stage::ALL.iter().zip(self.cycles).zip(self.frames);
-        let stats = |((stage, cycles), frames): ((&Stage, _), _)| StageStats {
+        let stats = |((stage, cycles), frames): ((&Stage, _), _)| MuxStageStats {
             stage: stage.name().to_string(),
             cycles,
             frames,
@@ -102,11 +103,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_without_work_is_idle_and_nothing_is_lost() {
-        let mut meter = Meter::default();
+    fn meter_counts_rounds_without_work_as_idle() {
+        let mut meter = CycleMeter::default();
         meter.lap(Stage::Receive, 3);
         meter.round(true);
-        let of = |meter: &Meter, stage: Stage| meter.stats()[stage as usize].cycles;
+        let of = |meter: &CycleMeter, stage: Stage| meter.stats()[stage as usize].cycles;
         let received = of(&meter, Stage::Receive);
         assert!(received > 0 && of(&meter, Stage::Idle) == 0);
         meter.lap(Stage::Receive, 0);

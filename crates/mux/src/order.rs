@@ -1,43 +1,46 @@
-//! In which order what comes back from the guests of a vrouter is sent on.
+//! Order in which the mux forwards frames that come back from a vrouter's guests.
 //!
-//! Guests complete their frames in the order in which they took them. So it is enough to remember
-//! whose turn it is: frames are given to guests in *turns*, some frames in a row to one guest, and
-//! completions are taken from the guest of the oldest turn alone, as many as the turn had frames.
-//! What other guests have completed meanwhile waits in their own rings, in their own memory; when
-//! those are full the guests stop, then their rings from the mux fill, and the frames of this
-//! vrouter alone have no room any more. Nothing waits for a time-out: a drop is a completion too,
-//! and the turns of a guest that died are forgotten.
+//! Guests complete their frames in the order in which they took them, so the mux need
+//! only remember turns. Frames are given to guests in *turns*: some consecutive frames
+//! to one guest. Completions are taken only from the guest of the oldest turn, as many
+//! as the turn had frames. Meanwhile the completions of other guests wait in their own
+//! rings, in their own memory. When these rings are full, the guests stop. Then their
+//! rings from the mux fill, and only frames of this vrouter find no space. No time-outs
+//! are needed: a drop is a completion, too, and the turns of a dead guest are forgotten.
 //!
-//! With the policy `ordered` every frame is noted. By flow and flowlet nothing is noted, and all guests'
-//! completions are taken freely, but for a *barrier* when members come or go: what the guests had
-//! before it is sent on, in any order among them, before what was given after it, so that a flow that
-//! moves keeps its order. Policies that promise no order have no barriers.
+//! With the policy `ordered`, every frame is noted. By flow and flowlet, no frame is
+//! noted, and the completions of all guests are taken freely. The exception is a
+//! *barrier* when members join or leave. Frames that guests had before it are
+//! forwarded, in any order among the guests, before frames that were given after it. So
+//! a flow that moves keeps its order. Policies that promise no order have no barriers.
 //!
 //! Source: the problem is that of PdP (VISA'09), Table 1: 10 to 13 % of the packets reordered.
 
 use std::collections::VecDeque;
 
-/// Some frames in a row, or, of a barrier, all that a guest had.
+/// Consecutive frames of one guest or, at a barrier, all frames that a guest had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Turn {
-    /// Turns of one place are completed in any order, before those of later places.
+struct CompletionRun {
+    /// Position in the order. Turns with the same position
+    /// complete in any order, before those with later positions.
     place: u64,
     /// The guest's number.
     guest: u32,
-    /// Frames that it has not completed yet.
+    /// Frames that the guest has not completed yet.
     frames: usize,
 }
 
-/// Whose completions are next.
+/// Order of completions.
 #[derive(Clone, Debug, Default)]
-pub struct Order {
-    turns: VecDeque<Turn>,
-    /// Places that were ever given out.
+pub struct CompletionOrder {
+    turns: VecDeque<CompletionRun>,
+    /// Positions used so far.
     places: u64,
 }
 
-impl Order {
-    /// `frames` were given to `guest`, and are to be sent on after all that was given before.
+impl CompletionOrder {
+    /// Notes that `frames` were given to `guest`. They are
+    /// forwarded after all frames that were given before.
     #[inline]
     pub fn note(&mut self, guest: u32, frames: usize) {
         let mut last = self.turns.iter_mut().rev();
@@ -53,8 +56,8 @@ impl Order {
         }
     }
 
-    /// What the guests have now (number and count of frames) is to be sent on before anything that
-    /// is given to them later.
+    /// Adds a barrier. The frames that the guests have now (guest number and
+    /// count of frames) are forwarded before frames that are given to them later.
     pub fn barrier(&mut self, guests: impl IntoIterator<Item = (u32, usize)>) {
         self.places += 1;
         for (guest, holds) in guests {
@@ -66,11 +69,11 @@ impl Order {
 
     fn add(&mut self, guest: u32, frames: usize) {
         if frames > 0 {
-            self.turns.push_back(Turn { place: self.places, guest, frames });
+            self.turns.push_back(CompletionRun { place: self.places, guest, frames });
         }
     }
 
-    /// Where the turn of `guest` is, if its completions are among the next.
+    /// Returns the index of `guest`'s turn, if its completions may be taken now.
     #[inline]
     fn turn_of(&self, guest: u32) -> Option<usize> {
         let first = self.turns.front()?.place;
@@ -78,7 +81,7 @@ impl Order {
         next.position(|turn| turn.guest == guest)
     }
 
-    /// How many completions may be taken from `guest` now.
+    /// Returns how many completions may be taken from `guest` now.
     #[inline]
     pub fn allowance(&self, guest: u32) -> usize {
         match self.turn_of(guest) {
@@ -88,12 +91,12 @@ impl Order {
         }
     }
 
-    /// A guest whose completions are next, if others have to wait for it.
+    /// Returns a guest that others have to wait for, if there is one.
     pub fn awaited(&self) -> Option<u32> {
         self.turns.front().map(|turn| turn.guest)
     }
 
-    /// `frames` completions were taken from `guest`, no more than were allowed.
+    /// Notes that `frames` completions were taken from `guest`, within its allowance.
     #[inline]
     pub fn completed(&mut self, guest: u32, frames: usize) {
         if let Some(at) = self.turn_of(guest) {
@@ -105,7 +108,7 @@ impl Order {
         }
     }
 
-    /// `guest` is gone, and what it had with it.
+    /// Forgets `guest` and the frames that it had.
     pub fn forget(&mut self, guest: u32) {
         self.turns.retain(|turn| turn.guest != guest);
     }
@@ -114,8 +117,8 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::distribute::{Candidate, Distributor, Guests};
-    use pdp_proto::mux::{FlowKey, Policy};
+    use crate::distribute::{Distributor, GuestCandidate, GuestLoads};
+    use pdp_proto::mux::{FlowKey, GuestDistribution};
     use std::collections::HashSet;
     use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -131,14 +134,14 @@ mod tests {
     #[derive(Clone, Debug, Hash)]
     struct Guest {
         is: Is,
-        /// Frames taken and not completed.
+        /// Frames that it took and has not completed.
         taken: Vec<u8>,
-        /// Completed and not taken back.
+        /// Frames that it completed and the mux has not taken back.
         done: Vec<u8>,
         given: u64,
     }
 
-    impl Guests for Vec<Guest> {
+    impl GuestLoads for Vec<Guest> {
         fn room(&mut self, guest: usize) -> usize {
             RING - self[guest].taken.len()
         }
@@ -152,37 +155,37 @@ mod tests {
         }
     }
 
-    /// A vrouter with its guests, small enough to go through everything that can happen.
+    /// A vrouter with its guests, small enough to explore every interleaving.
     #[derive(Clone, Debug)]
     struct World {
-        policy: Policy,
-        /// A frame of each flow.
+        policy: GuestDistribution,
+        /// One frame of each flow.
         flows: Vec<Vec<u8>>,
         distributor: Distributor,
-        order: Order,
+        order: CompletionOrder,
         guests: Vec<Guest>,
-        /// Frames not arrived yet; frames are numbered as they arrive.
+        /// Frames still to arrive. They are numbered as they arrive.
         left: u8,
-        /// By number: the flow of a frame that arrived.
+        /// Flow of each arrived frame, by number.
         arrived: Vec<u8>,
-        /// Deaths, joins and leaves to come.
+        /// Deaths, joins and leaves still to happen.
         changes: u8,
         sent: Vec<u8>,
-        /// With dead guests, and for want of room.
+        /// Frames lost with dead guests, or for want of space.
         lost: usize,
     }
 
     impl World {
-        fn new(policy: Policy, left: u8, changes: u8) -> Self {
+        fn new(policy: GuestDistribution, left: u8, changes: u8) -> Self {
             let numbers = [0, 1, 2];
-            let candidates = numbers.map(|number| Candidate { number, weight: 1 });
+            let candidates = numbers.map(|number| GuestCandidate { number, weight: 1 });
             let of = |policy| Distributor::new(policy, FlowKey::Ip, &candidates, 4);
             let guest = |is| Guest { is, taken: vec![], done: vec![], given: 0 };
             let mut world = Self {
                 policy,
                 flows: vec![vec![0; 60]],
-                distributor: of(Policy::Flow),
-                order: Order::default(),
+                distributor: of(GuestDistribution::Flow),
+                order: CompletionOrder::default(),
                 guests: [Is::Member, Is::Member, Is::Gone].map(guest).to_vec(),
                 left,
                 arrived: vec![],
@@ -191,8 +194,8 @@ mod tests {
                 lost: 0,
             };
             world.redistribute();
-            if policy != Policy::Ordered {
-                // Another flow, for the other guest.
+            if policy != GuestDistribution::Ordered {
+                // Another flow that goes to the other guest.
                 let mut pick = |frame: &[u8]| world.distributor.pick(frame, &mut world.guests);
                 let first = pick(&world.flows[0]);
                 let mut others = (1..=255).map(|byte| [[byte; 14].to_vec(), vec![0; 46]].concat());
@@ -235,8 +238,8 @@ mod tests {
                 let has = self.guests[guest].taken.iter().chain(&self.guests[guest].done);
                 let mut flows = has.map(|number| usize::from(self.arrived[usize::from(*number)]));
                 let may_move = match self.policy {
-                    Policy::Flow => false,
-                    Policy::Flowlet => flows.all(|had| had != flow),
+                    GuestDistribution::Flow => false,
+                    GuestDistribution::Flowlet => flows.all(|had| had != flow),
                     _ => true,
                 };
                 assert!(!may_move || self.guests.iter().all(full), "refused: {self:?}");
@@ -261,21 +264,21 @@ mod tests {
             self.redistribute();
         }
 
-        /// What can happen next without anybody's doing.
+        /// Returns the states after each possible next step.
         fn steps(&self) -> Vec<World> {
             let mut next = vec![];
             if self.left > 0 {
                 next.extend((0..self.flows.len()).map(|flow| self.after(|it| it.arrive(flow))));
             }
             for (at, guest) in self.guests.iter().enumerate() {
-                // It completes one, if its ring has room.
+                // The guest completes one, if its ring has space.
                 if !guest.taken.is_empty() && guest.done.len() < RING {
                     next.push(self.after(|it| {
                         let done = it.guests[at].taken.remove(0);
                         it.guests[at].done.push(done);
                     }));
                 }
-                // The mux takes what it may.
+                // The mux takes as many as it may.
                 let count = self.order.allowance(at as u32).min(guest.done.len());
                 if count > 0 {
                     next.push(self.after(|it| {
@@ -320,12 +323,16 @@ mod tests {
         }
     }
 
-    /// All interleavings of arrivals, completions, takings, deaths, joins and leaves, with the
-    /// distributor: what is sent is in order, nothing is sent twice, or lost but with a dead guest and
-    /// where there is no room, and nothing ever hangs.
+    /// Explores all interleavings of arrivals, completions, takings, deaths, joins and
+    /// leaves, with the distributor. Frames are forwarded in order. None is sent twice,
+    /// and none is lost except with a dead guest or for want of space. Nothing ever hangs.
     #[test]
-    fn whatever_happens_order_holds_and_nothing_hangs() {
-        for (policy, frames) in [(Policy::Ordered, 5), (Policy::Flow, 4), (Policy::Flowlet, 4)] {
+    fn completion_order_holds_in_every_interleaving() {
+        for (policy, frames) in [
+            (GuestDistribution::Ordered, 5),
+            (GuestDistribution::Flow, 4),
+            (GuestDistribution::Flowlet, 4),
+        ] {
             let (mut seen, mut open) = (HashSet::new(), vec![World::new(policy, frames, 2)]);
             let mut ends = 0;
             while let Some(world) = open.pop() {
@@ -344,21 +351,21 @@ mod tests {
         }
     }
 
-    /// Guests owe each other nothing of what they had before; turns are in a row.
+    /// Before a barrier, guests do not wait for each other. Turns follow each other.
     #[test]
-    fn a_barrier_holds_back_what_comes_after_it_and_no_more() {
-        let mut order = Order::default();
-        let allowances = |order: &Order| [1, 2, 3].map(|guest| order.allowance(guest));
+    fn barrier_delays_only_later_frames() {
+        let mut order = CompletionOrder::default();
+        let allowances = |order: &CompletionOrder| [1, 2, 3].map(|guest| order.allowance(guest));
         assert_eq!(allowances(&order), [usize::MAX; 3]);
         order.barrier([(1, 2), (2, 0), (3, 1)]);
         assert_eq!(allowances(&order), [2, 0, 1]);
         order.completed(1, 1);
-        // Guest 1 got four more, guest 2 one; another barrier.
+        // Guest 1 got four more and guest 2 one. Then comes another barrier.
         order.barrier([(1, 5), (2, 1), (3, 1)]);
         assert_eq!(allowances(&order), [1, 0, 1]);
         order.completed(3, 1);
         assert_eq!(allowances(&order), [1, 0, 0]);
-        // Frames in turns come after all of it.
+        // Frames in turns follow all of that.
         order.note(2, 1);
         order.completed(1, 1);
         assert_eq!(allowances(&order), [4, 1, 0]);

@@ -1,38 +1,41 @@
 //! A worker's part of the packet pool.
 //!
-//! Every packet has a home, the worker whose part it is of. One that ends at another worker goes
-//! home by a ring that has room for all packets of that home, so that it is never full.
+//! Every packet has a home: the worker whose part it belongs to. A
+//! packet that is freed at another worker goes home by a ring. The
+//! ring has space for all packets of that home, so it is never full.
 
-use pdp_afxdp::{Packet, Pool};
+use pdp_afxdp::{PacketBuffer, Pool};
 use pdp_proto::limits::BUFFERS_PART;
 use rtrb::{Consumer, Producer, RingBuffer};
 
-/// Frames as they are passed from stage to stage, and to and from exits. Each carries its length, its port
-/// and its mark. A stage takes out what it takes; what it leaves there it has no room for, or others take.
-pub type Batch = Vec<Packet>;
+/// Frames as stages and netdevs pass them on. Each frame has its length,
+/// its port and its mark. A stage removes the frames that it takes. The
+/// frames that it leaves are for other stages, or found no space.
+pub type PacketBatch = Vec<PacketBuffer>;
 
-/// Packets that are kept to send frames in again.
+/// Packets that are reserved for sending again.
 pub const SENT_PACKETS: usize = 512;
 
-/// Free packets of a worker, and the rings by which packets go home.
+/// A worker's free packets, and the rings by which packets go home.
 #[derive(Debug)]
 pub struct Packets {
     me: usize,
     share: usize,
-    free: Vec<Packet>,
-    /// Free ones whose frames an AF_XDP socket has sent, taken before others: those that frames arrive in
-    /// stay apart from those that they leave in, and each is in the caches of whose CPU writes it.
-    sent: Vec<Packet>,
-    /// How many of them are kept for queues that have them set aside.
+    free: Vec<PacketBuffer>,
+    /// Free packets whose frames an AF_XDP socket has sent. They are taken
+    /// first, so that packets for received and for sent frames stay apart.
+    /// Each packet then stays in the cache of the CPU that writes it.
+    sent: Vec<PacketBuffer>,
+    /// Free packets that are reserved for queues.
     aside: usize,
-    /// To each worker; `None` to this one.
-    homes: Vec<Option<Producer<Packet>>>,
-    /// From each worker.
-    returned: Vec<Option<Consumer<Packet>>>,
+    /// Rings to other workers; `None` for this one.
+    homes: Vec<Option<Producer<PacketBuffer>>>,
+    /// Rings from other workers.
+    returned: Vec<Option<Consumer<PacketBuffer>>>,
 }
 
 impl Packets {
-    /// Makes a pool of `workers` parts of `share` packets each.
+    /// Creates a pool of `workers` parts with `share` packets each.
     pub fn pool(workers: usize, share: usize) -> Result<(Pool, Vec<Self>), pdp_afxdp::Error> {
         let (pool, mut all) = Pool::new(workers * share)?;
         let mut parts: Vec<Self> = (0..workers)
@@ -53,45 +56,46 @@ impl Packets {
         Ok((pool, parts))
     }
 
-    /// Packets of this worker, wherever they are.
-    pub fn share(&self) -> usize {
+    /// Returns the packets of this worker, free or not.
+    pub fn total(&self) -> usize {
         self.share
     }
 
-    /// Packets that can be taken now, by whoever gives them back in the same round.
+    /// Returns the packets that can be taken now, for
+    /// callers that give them back in the same round.
     #[inline]
     pub fn at_hand(&self) -> usize {
         self.free.len() + self.sent.len()
     }
 
-    /// Packets of these that nobody has set aside: by them it is said what may wait.
+    /// Returns the free packets that are not reserved. Frames may be queued while there are some.
     #[inline]
     pub fn free(&self) -> usize {
         self.at_hand().saturating_sub(self.aside())
     }
 
-    /// Whatever is asked for, others have their part.
+    /// Returns the reserved packets, limited so that others keep their part.
     #[inline]
     fn aside(&self) -> usize {
         self.aside.min(self.share / BUFFERS_PART as usize)
     }
 
-    /// Of those that are set aside so many more are not in use now, in place of `before`.
+    /// Updates the reserved packets not in use from `before` to `now`.
     #[inline]
-    pub fn set_aside(&mut self, before: usize, now: usize) {
+    pub fn reserve(&mut self, before: usize, now: usize) {
         self.aside = self.aside - before + now;
     }
 
-    /// Takes an empty one.
+    /// Takes an empty packet.
     #[inline]
-    pub fn take(&mut self) -> Option<Packet> {
+    pub fn take(&mut self) -> Option<PacketBuffer> {
         let mut packet = self.sent.pop().or_else(|| self.free.pop())?;
         packet.reset();
         Some(packet)
     }
 
-    /// Takes one with these bytes.
-    pub fn copy_of(&mut self, bytes: &[u8], mark: u32) -> Option<Packet> {
+    /// Takes a packet with a copy of these bytes.
+    pub fn copy_of(&mut self, bytes: &[u8], mark: u32) -> Option<PacketBuffer> {
         let mut copy = self.take()?;
         if copy.set_len(bytes.len()).is_none() {
             self.give(copy);
@@ -102,15 +106,15 @@ impl Packets {
         Some(copy)
     }
 
-    /// The worker whose part it is of.
+    /// Returns the worker that the packet belongs to.
     #[inline]
-    fn home(&self, packet: &Packet) -> usize {
+    fn home(&self, packet: &PacketBuffer) -> usize {
         if self.homes.len() == 1 { self.me } else { packet.number() / self.share }
     }
 
-    /// Gives one back, to its home.
+    /// Gives a packet back to its home.
     #[inline]
-    pub fn give(&mut self, packet: Packet) {
+    pub fn give(&mut self, packet: PacketBuffer) {
         let home = self.home(&packet);
         match self.homes.get_mut(home).and_then(Option::as_mut) {
             None => self.free.push(packet),
@@ -121,8 +125,8 @@ impl Packets {
         }
     }
 
-    /// Gives all of them back.
-    pub fn give_all(&mut self, packets: &mut Batch) {
+    /// Gives all packets back to their homes.
+    pub fn give_all(&mut self, packets: &mut PacketBatch) {
         if self.homes.len() == 1 {
             self.free.append(packets);
         } else {
@@ -130,8 +134,9 @@ impl Packets {
         }
     }
 
-    /// Gives those back that an AF_XDP socket has sent. [`SENT_PACKETS`] at most are the next to be taken.
-    pub fn give_sent(&mut self, packets: &mut Batch) {
+    /// Gives back packets that an AF_XDP socket has sent.
+    /// [`SENT_PACKETS`] of them, at most, are the next to be taken.
+    pub fn give_sent(&mut self, packets: &mut PacketBatch) {
         for packet in packets.drain(..) {
             if self.sent.len() < SENT_PACKETS && self.home(&packet) == self.me {
                 self.sent.push(packet);
@@ -141,7 +146,7 @@ impl Packets {
         }
     }
 
-    /// Takes in what came home.
+    /// Collects packets that came home.
     pub fn collect(&mut self) {
         for ring in self.returned.iter_mut().flatten() {
             while let Ok(packet) = ring.pop() {
@@ -150,9 +155,9 @@ impl Packets {
         }
     }
 
-    /// The free ones, to receive frames in, and how many of them are to be left if `keep` are to be of all that nobody has
-    /// set aside.
-    pub fn free_mut(&mut self, keep: usize) -> (&mut Vec<Packet>, usize) {
+    /// Returns the free packets, to receive frames in, and how many of them the caller
+    /// must leave. At least `keep` packets then stay free beside the reserved ones.
+    pub fn free_mut(&mut self, keep: usize) -> (&mut Vec<PacketBuffer>, usize) {
         let keep = keep + self.aside();
         (&mut self.free, keep.saturating_sub(self.sent.len()))
     }
@@ -163,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_go_home() {
+    fn packets_return_to_their_worker() {
         let (_pool, mut parts) = Packets::pool(3, 4).unwrap();
         let mut away: Vec<_> =
             parts.iter_mut().flat_map(|part| [part.take(), part.take()]).collect();
@@ -179,21 +184,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_is_not_free_and_half_of_all_at_most() {
+    fn reserved_packets_are_at_most_half_the_pool() {
         let (_pool, mut parts) = Packets::pool(1, 16).unwrap();
         let part = &mut parts[0];
-        part.set_aside(0, 5);
+        part.reserve(0, 5);
         assert_eq!((part.free(), part.at_hand(), part.free_mut(3).1), (11, 16, 8));
-        part.set_aside(2, 0);
+        part.reserve(2, 0);
         assert_eq!(part.free(), 13);
-        part.set_aside(0, 100);
+        part.reserve(0, 100);
         assert_eq!((part.free(), part.at_hand()), (8, 16));
         let taken: Vec<_> = (0..10).filter_map(|_| part.take()).collect();
         assert_eq!((part.free(), part.at_hand(), taken.len()), (0, 6, 10));
     }
 
     #[test]
-    fn frames_leave_in_what_was_sent_last_and_sockets_have_the_rest() {
+    fn pool_reuses_the_most_recently_sent_packets() {
         let (_pool, mut parts) = Packets::pool(2, 2 * SENT_PACKETS).unwrap();
         let mut others: Vec<_> = parts[1].take().into_iter().collect();
         let part = &mut parts[0];

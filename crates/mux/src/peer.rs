@@ -1,44 +1,44 @@
-//! Forwarding guests: their lanes, and what they have.
+//! Forwarding guests: their channels, and their outstanding frames.
 
 use std::collections::VecDeque;
 
-use pdp_afxdp::Packet;
-use pdp_proto::mux::{Attach, Guest as Spec, GuestStats};
+use pdp_afxdp::PacketBuffer;
+use pdp_proto::mux::{AttachMode, GuestConfig as Spec, MuxGuestStats};
 use pdp_wire::tag;
 
-use crate::distribute::Guests;
-use crate::lane::Link;
-use crate::order::Order;
+use crate::channel::PeerConnection;
+use crate::distribute::GuestLoads;
+use crate::order::CompletionOrder;
 
-/// Frames that a guest can have taken and not completed: both rings and a batch, for rings of any
-/// length that memif allows.
+/// Frames that a guest can have outstanding: both rings and
+/// a batch, for rings of any length that memif permits.
 pub const OUTSTANDING_MAX: usize = (2 << pdp_memif::RING_LOG2_MAX) + 1024;
 
-/// Ports of the frames that a guest has (their places in its node), oldest first.
+/// Vports of the frames that a guest has, oldest first.
 #[derive(Debug, Default)]
 pub struct Outstanding(VecDeque<u8>);
 
 const _: () = assert!(tag::VPORTS_MAX == 256, "a vport is one byte");
 
 impl Outstanding {
-    /// Frames in all.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no frames.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Adds frames of a node whose first port is `first`.
     #[inline]
-    pub fn push(&mut self, first: u16, frames: &[Packet]) {
+    pub fn push(&mut self, first: u16, frames: &[PacketBuffer]) {
         self.0.extend(frames.iter().map(|packet| (packet.port - first) as u8));
     }
 
-    /// Takes the oldest `frames` away; false (and nothing done) if there are fewer.
+    /// Removes the oldest `frames`. If there are fewer, changes nothing and returns false.
     #[inline]
     pub fn pop(&mut self, frames: usize) -> bool {
         let enough = frames <= self.len();
@@ -48,7 +48,7 @@ impl Outstanding {
         enough
     }
 
-    /// Takes all.
+    /// Removes all frames.
     pub fn drain(&mut self) -> impl Iterator<Item = u8> {
         self.0.drain(..)
     }
@@ -56,75 +56,79 @@ impl Outstanding {
 
 /// A forwarding guest.
 #[derive(Debug)]
-pub struct Guest {
-    /// As configured.
+pub struct MuxGuest {
+    /// Configuration.
     pub spec: Spec,
-    /// Its connections: one, or by vport for [`Attach::Memif`].
-    pub links: Vec<Option<Box<Link>>>,
+    /// Connections: one, or by vport for [`AttachMode::Memif`].
+    pub links: Vec<Option<Box<PeerConnection>>>,
     /// Frames that it has not completed.
     pub outstanding: Outstanding,
-    /// Counters but for `connected` and `in_flight`.
-    pub stats: GuestStats,
+    /// Counters, except `connected` and `in_flight`.
+    pub stats: MuxGuestStats,
     /// Frames and completions that the mux has taken from it.
     pub(crate) taken: u64,
     pub(crate) silent: Silence,
 }
 
-/// For how long a guest has completed nothing.
+/// Time for which a guest has completed nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Silence {
-    /// What it had completed, and the mux had taken from it, at the last look.
+    /// Frames that it had completed, and that the mux had taken from it, at the last check.
     completed: u64,
     taken: u64,
-    /// Looks in a row at which it had completed no more although it had frames.
+    /// Consecutive checks at which the guest had frames
+    /// and had completed none since the last check.
     looks: u32,
 }
 
-impl Guest {
-    /// Counts a breach of the contract, for the tenant to read.
+impl MuxGuest {
+    /// Counts a breach of the contract. The tenant can read the reason.
     pub(crate) fn fault(&mut self, fault: String) {
         self.stats.faults += 1;
         self.stats.last_fault = Some(fault);
     }
 
-    /// Not connected yet.
+    /// Creates a guest that is not connected yet.
     pub fn new(spec: Spec, ports: usize) -> Self {
-        let count = if spec.attach == Attach::Memif { ports } else { 1 };
+        let count = if spec.attach == AttachMode::Memif { ports } else { 1 };
         Self {
             outstanding: Outstanding::default(),
             spec,
             links: (0..count).map(|_| None).collect(),
-            stats: GuestStats::default(),
+            stats: MuxGuestStats::default(),
             taken: 0,
             silent: Silence::default(),
         }
     }
 
-    /// Whether frames can be given to it.
+    /// True if frames can be given to it.
     pub fn is_connected(&self) -> bool {
         self.links.iter().any(Option::is_some)
     }
 
-    /// Whether frames are to be given to it.
+    /// True if frames shall be given to it.
     pub fn is_member(&self) -> bool {
         self.is_connected() && !self.spec.leaving
     }
 
-    /// How many completions may be taken from it now. What a guest that has no frame sends is its own,
-    /// and waits for nobody.
+    /// Returns how many completions may be taken from it now. A guest without
+    /// outstanding frames sends frames of its own, which wait for no other guest.
     #[inline]
-    pub fn allowance(&self, order: &Order) -> usize {
+    pub fn allowance(&self, order: &CompletionOrder) -> usize {
         match self.spec.attach {
-            Attach::Runtime if !self.outstanding.is_empty() => order.allowance(self.spec.number),
-            Attach::Runtime | Attach::Tap | Attach::Memif => 1,
+            AttachMode::Runtime if !self.outstanding.is_empty() => {
+                order.allowance(self.spec.number)
+            }
+            AttachMode::Runtime | AttachMode::Tap | AttachMode::Memif => 1,
         }
     }
 
-    /// For how many looks in a row it has completed nothing although it had frames. What the mux did not take
-    /// from it is none of its silence, but what it sends beside completions is no answer.
+    /// Checks for progress. Returns for how many consecutive checks it has completed
+    /// nothing although it had frames. A check does not count if the mux left the
+    /// guest's frames untaken. Frames that it sends beside completions are no progress.
     pub fn silence(&mut self) -> u32 {
         let mut links = self.links.iter_mut().flatten();
-        let has_sent = links.any(|link| link.lane.has_sent());
+        let has_sent = links.any(|link| link.channel.has_sent());
         let Silence { completed, taken, looks } = self.silent;
         let waits = has_sent && taken == self.taken;
         let owes = !self.outstanding.is_empty() && !waits;
@@ -133,7 +137,7 @@ impl Guest {
         looks
     }
 
-    /// Goes on where `old`, the same one, stopped.
+    /// Continues where `old`, the same guest, stopped.
     pub fn take_over(&mut self, old: &mut Self) {
         std::mem::swap(&mut self.outstanding, &mut old.outstanding);
         std::mem::swap(&mut self.stats, &mut old.stats);
@@ -142,10 +146,10 @@ impl Guest {
     }
 }
 
-impl Guests for [Guest] {
+impl GuestLoads for [MuxGuest] {
     fn room(&mut self, guest: usize) -> usize {
         let guest = &mut self[guest];
-        let rooms = guest.links.iter_mut().flatten().map(|link| link.lane.room());
+        let rooms = guest.links.iter_mut().flatten().map(|link| link.channel.room());
         rooms.max().unwrap_or(0).min(OUTSTANDING_MAX.saturating_sub(guest.outstanding.len()))
     }
 

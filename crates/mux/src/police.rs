@@ -1,15 +1,15 @@
-//! Token buckets: what a rate lets through.
+//! Token buckets for rate limits.
 //!
-//! A bucket is kept as the time at which it will be full again (the generic cell rate algorithm,
-//! ITU-T I.371 annex A), in nanoseconds with 32 bits of fraction, so that no rate is too high or
-//! too low for it and no rounding adds up.
+//! A bucket stores the time when it will be full again (the generic cell rate
+//! algorithm, ITU-T I.371 annex A). The time is in nanoseconds with 32 bits of
+//! fraction, so that it suits every rate and rounding errors do not add up.
 
 use pdp_proto::mux::Rate;
 
 /// Burst of a limit, as time at its rate.
 pub const LIMIT_BURST_NS: u64 = 10_000_000;
 
-/// Burst of a limit, at least: full frames of 1,500 bytes, or packets.
+/// Least burst of a limit: full frames of 1,500 bytes, or packets.
 pub const LIMIT_BURST_FRAMES_MIN: u64 = 32;
 
 const FRAME_BYTES: u64 = 1514;
@@ -18,24 +18,24 @@ const SECOND: u128 = 1_000_000_000 << FRACTION_BITS;
 
 /// One rate, of bytes or of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Bucket {
-    /// Time that one unit takes.
+struct RateBucket {
+    /// Time for one unit.
     step: u128,
-    /// How far ahead of now the bucket may run.
+    /// Most time that the bucket may run ahead of now.
     burst: u128,
-    /// When it is full again.
+    /// Time when it is full again.
     full_at: u128,
 }
 
-impl Bucket {
-    /// `None` for a rate of 0: no limit.
+impl RateBucket {
+    /// Returns `None` for a rate of 0: no limit.
     fn new(units_per_second: u64, burst_ns: u64, burst_units_min: u64) -> Option<Self> {
         let step = SECOND.checked_div(u128::from(units_per_second))?;
         let burst = (u128::from(burst_ns) << FRACTION_BITS).max(step * u128::from(burst_units_min));
         Some(Self { step, burst, full_at: 0 })
     }
 
-    /// When `units` may go, if not now.
+    /// Returns when `units` may pass, if not now.
     fn wait(&self, now: u128, units: u64) -> Option<u128> {
         let after = self.full_at.max(now) + self.step * u128::from(units);
         (after > now + self.burst).then(|| after - self.burst)
@@ -49,38 +49,40 @@ impl Bucket {
 /// A limit on bits and packets a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBucket {
-    bytes: Option<Bucket>,
-    packets: Option<Bucket>,
+    bytes: Option<RateBucket>,
+    packets: Option<RateBucket>,
 }
 
 impl TokenBucket {
-    /// A limit with the burst of limits: [`LIMIT_BURST_NS`], [`LIMIT_BURST_FRAMES_MIN`].
+    /// Returns a limit with the default burst: [`LIMIT_BURST_NS`], [`LIMIT_BURST_FRAMES_MIN`].
     pub fn limit(rate: Rate) -> Self {
         Self::new(rate, LIMIT_BURST_NS, LIMIT_BURST_FRAMES_MIN)
     }
 
-    /// Starts full: `burst_ns` of the rate, but at least `frames_min` full frames.
+    /// Returns a full bucket. Its burst is `burst_ns` at
+    /// the rate, but at least `frames_min` full frames.
     pub fn new(rate: Rate, burst_ns: u64, frames_min: u64) -> Self {
-        // A rate below one byte a second is not distinguished from one byte a second.
+        // A rate below one byte a second is treated as one byte a second.
         let bytes = if rate.bps == 0 { 0 } else { (rate.bps / 8).max(1) };
         Self {
-            bytes: Bucket::new(bytes, burst_ns, frames_min * FRAME_BYTES),
-            packets: Bucket::new(rate.pps, burst_ns, frames_min),
+            bytes: RateBucket::new(bytes, burst_ns, frames_min * FRAME_BYTES),
+            packets: RateBucket::new(rate.pps, burst_ns, frames_min),
         }
     }
 
-    /// Starts full: `burst_bytes` at `bps`, bits a second above 0.
+    /// Returns a full bucket for `burst_bytes` at `bps`, bits a second above 0.
     pub fn with_burst(bps: u64, burst_bytes: u64) -> Self {
-        Self { bytes: Bucket::new((bps / 8).max(1), 0, burst_bytes), packets: None }
+        Self { bytes: RateBucket::new((bps / 8).max(1), 0, burst_bytes), packets: None }
     }
 
-    /// Whether it lets everything through.
+    /// True if it has no limit.
     #[inline]
     pub fn is_unlimited(&self) -> bool {
         self.bytes.is_none() && self.packets.is_none()
     }
 
-    /// Whether a frame of `bytes` may pass at `now_ns`; if so, it is charged. If not, when.
+    /// Charges a frame of `bytes` that may pass at `now_ns`.
+    /// Otherwise returns when it may, nanoseconds.
     pub fn take(&mut self, now_ns: u64, bytes: usize) -> Result<(), u64> {
         let now = u128::from(now_ns) << FRACTION_BITS;
         let bytes = bytes as u64;
@@ -107,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn no_rate_is_no_limit() {
+    fn token_bucket_without_rate_is_unlimited() {
         let mut bucket = TokenBucket::limit(Rate { bps: 0, pps: 0 });
         for _ in 0..1_000_000 {
             assert_eq!(bucket.take(0, 9000), Ok(()));
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_passes_at_the_time_told_and_not_before() {
+    fn refused_frame_passes_exactly_at_the_returned_time() {
         let mut bucket = TokenBucket::new(Rate { bps: 8_000_000, pps: 0 }, 0, 1);
         assert_eq!(bucket.take(0, 1514), Ok(()));
         let at = bucket.take(0, 1000).unwrap_err();
@@ -125,10 +127,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against the definition: over every span, no more than rate * span + burst; and a taker
-        /// that always wants gets no less than the rate.
+        /// Compares with the definition: over every span, no more than rate * span
+        /// + burst passes. A taker that always asks gets no less than the rate.
         #[test]
-        fn the_rate_is_kept(
+        fn token_bucket_keeps_rate_and_burst(
             bps in (0u32..25, 8_000u64..16_000).prop_map(|(log2, rate)| rate << log2),
             pps in (0u32..25, 1u64..4).prop_map(|(log2, rate)| rate << log2),
             sizes in prop::collection::vec(60usize..1514, 1..200), pause_ns in 0u64..100_000,

@@ -1,146 +1,152 @@
-//! The queues that frames wait in at one end of a vlink, and which of them is next: weighted deficit round robin.
+//! The queues at one end of a vlink, with weighted deficit round robin.
 //!
-//! Queues that have frames stand in a ring. The one whose turn it is has its quantum added to its deficit, sends frames
-//! as long as the deficit covers them, and goes to the ring's end; one that is empty leaves the ring, and its deficit is
-//! gone (Shreedhar and Varghese, Efficient Fair Queuing Using Deficit Round-Robin, SIGCOMM 1995). So each has its part by
-//! weight of what all send, in bytes as the vlink's rate counts them, and what one does not want goes to the others.
+//! Queues with frames are in a ring. At its turn a queue adds its quantum to its deficit,
+//! sends frames while the deficit covers them, and moves to the end of the ring. An empty
+//! queue leaves the ring and loses its deficit (Shreedhar and Varghese, Efficient Fair
+//! Queuing Using Deficit Round-Robin, SIGCOMM 1995). So each queue gets its part by weight,
+//! in bytes as the vlink's rate counts them. What one queue does not use goes to the others.
 //!
-//! A quantum is the longest frame times the queue's weight over the mean weight of those in the ring when the round
-//! begins: a round is as many of the longest frames as there are queues in it, whatever their weights. So no frame costs
-//! more than two turns on average, and of two queues that have frames neither gets further ahead of the other than a
-//! quantum and a frame. Who comes into the ring has its first turn in the next round.
+//! A quantum is the longest frame times the queue's weight, divided by the mean weight of
+//! the queues in the ring when the round begins. So a round has as many of the longest
+//! frames as there are queues in it, whatever their weights. A frame costs two turns on
+//! average, at most. Of two queues with frames, neither gets further ahead than a quantum
+//! and a frame. A queue that enters the ring has its first turn in the next round.
 //!
-//! Limit: [`QUEUES_MAX`]; what waits in each is bounded by [`Queues::has_room`]. Pure: knows no time and no rate.
+//! Limit: [`QUEUES_MAX`] queues. [`Queues::has_room`] bounds
+//! each of them. Pure: there is no time or rate in this module.
 
 use std::mem;
 
-use pdp_afxdp::{Packet, prefetch};
+use pdp_afxdp::{PacketBuffer, prefetch};
 use pdp_proto::limits::{OVERHEAD_BYTES_MAX, QUEUES_MAX, WEIGHT_MAX};
-use pdp_proto::mux::{self, Leaving, QueueStats};
+use pdp_proto::mux::{self, EgressConfig, MuxQueueStats};
 use pdp_proto::slowpath::QueueState;
 use pdp_wire::ecn;
 
 use crate::packets::Packets;
 
-/// Bytes of the longest frame as it counts.
+/// Longest frame as counted, bytes.
 const FRAME_BYTES_MAX: u64 = 2048 + OVERHEAD_BYTES_MAX as u64;
 
-/// Bits of a deficit behind the point.
+/// Fraction bits of a deficit.
 const FRACTION_BITS: u32 = 8;
 
-// A deficit is less than a quantum and a frame, and a quantum no more than the greatest weight in longest frames.
+// A deficit is less than a quantum and a frame. A quantum
+// is the greatest weight times the longest frame, at most.
 const _: () =
     assert!(((WEIGHT_MAX as u64 + 1) * FRAME_BYTES_MAX) << FRACTION_BITS <= u32::MAX as u64);
 
-/// No frame, and no queue.
+/// Index that means no frame or no queue.
 const NONE: u32 = u32::MAX;
 
-/// Values of a DSCP (RFC 2474 section 3).
+/// Number of DSCP values (RFC 2474 section 3).
 const DSCPS: usize = 64;
 
-/// Packets that queues have set aside for them.
+/// Packets that are reserved for queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// How many.
+    /// Number of reserved packets.
     pub reserved: usize,
-    /// How many of them frames are in.
+    /// Reserved packets that hold frames.
     pub filled: usize,
 }
 
 impl Buffers {
-    /// Those that no frame is in.
+    /// Returns the reserved packets that hold no frame.
     #[inline]
     pub fn left(self) -> usize {
         self.reserved - self.filled
     }
 
-    /// Of so many frames that wait, with those that are in these: how many are in others' room.
+    /// Returns how many of `waiting` queued frames are in packets that are not reserved.
     #[inline]
     pub fn beside(self, waiting: usize) -> usize {
         waiting - self.filled
     }
 
-    /// Those of both.
+    /// Returns the sum of both.
     pub fn and(self, other: Self) -> Self {
         Self { reserved: self.reserved + other.reserved, filled: self.filled + other.filled }
     }
 
-    /// Those that are not `other`'s, which are among them.
+    /// Returns the difference. `other` is part of these.
     pub fn without(self, other: Self) -> Self {
         Self { reserved: self.reserved - other.reserved, filled: self.filled - other.filled }
     }
 
-    /// Of some among these, that frames are in as `before`, frames are in as `now`.
+    /// Updates the filled packets after a part of these changed from `before` to `now`.
     #[inline]
     pub fn change(&mut self, before: Self, now: Self, packets: &mut Packets) {
         if before.filled != now.filled {
-            packets.set_aside(before.left(), now.left());
+            packets.reserve(before.left(), now.left());
             self.filled = self.filled - before.filled + now.filled;
         }
     }
 }
 
-/// The queues of one end.
+/// Queues of one end.
 #[derive(Debug)]
 pub struct Queues {
-    queues: Box<[Queue]>,
-    /// What else is known of each; and their numbers in the order of its keys.
-    known: Box<[Known]>,
+    queues: Box<[DrrQueue]>,
+    /// Further data of each queue, and the queues' indices ordered by key.
+    known: Box<[QueueInfo]>,
     by_key: Box<[u16]>,
-    /// Queues that a program has set.
+    /// Number of queues that a program has set.
     set: usize,
-    /// The queue of each DSCP.
+    /// Queue of each DSCP.
     of_dscp: [u16; DSCPS],
-    /// What each frame counts beyond its bytes.
+    /// Bytes that count for each frame beyond its own.
     overhead_bytes: u32,
-    /// Places of frames, each with the next one of its queue, or of those that are free.
-    places: Vec<Place>,
+    /// Slots for frames. Each links to the next frame of its queue, or to the next free slot.
+    places: Vec<FrameSlot>,
     free: u32,
     waiting: usize,
-    /// Packets that are set aside for these queues, and how many of them frames are in.
+    /// Packets that are reserved for these queues, and how many of them hold frames.
     reserved: u32,
     filled: u32,
-    /// The ring: the queue whose turn it is, and the last one; how many there are, and the sum of their weights.
+    /// The ring: the queue whose turn it is, the last queue,
+    /// the number of queues, and the sum of their weights.
     turn: u32,
     last: u32,
     count: u32,
     weights: u32,
-    /// How many of them have their turns yet in this round, and what a weight of 1 has in it: bytes with a fraction.
+    /// Queues that have not had their turn in this round, and
+    /// the quantum for a weight of 1, bytes with a fraction.
     left: u32,
     unit: u32,
-    /// Whether the queue whose turn it is has its quantum.
+    /// True if the queue whose turn it is has added its quantum.
     has_quantum: bool,
 }
 
 #[derive(Debug)]
-struct Place {
-    frame: Option<Packet>,
+struct FrameSlot {
+    frame: Option<PacketBuffer>,
     next: u32,
 }
 
-/// What is known of a queue and seldom looked at.
+/// Data of a queue that is seldom used.
 #[derive(Debug)]
-struct Known {
-    /// Knows it again when there are others: of its name.
+struct QueueInfo {
+    /// Hash of its name, to find the queue again after a change.
     key: u64,
-    /// What its spec says, and what a program has set within that; 0: nothing.
-    spec: Setting,
-    set: Setting,
+    /// Parameters from its spec, and those that a program has set within them; 0: not set.
+    spec: QueueParameters,
+    set: QueueParameters,
 }
 
-/// How a queue is to be.
+/// Parameters of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Setting {
-    /// Its part beside others that have frames.
+pub struct QueueParameters {
+    /// Weight relative to other queues with frames.
     pub weight: u16,
-    /// Frames that may wait in it.
+    /// Frames that the queue may have.
     pub frames: u16,
-    /// Bytes that may, as they count; [`u32::MAX`]: as many as these frames have.
+    /// Bytes that the queue may have, as counted. [`u32::MAX`]: no limit but that of the frames.
     pub bytes: u32,
 }
 
-impl Setting {
-    /// What is set holds within what the spec says.
+impl QueueParameters {
+    /// Limits the set parameters by those of the spec.
     fn within(self, spec: Self) -> Self {
         let or = |set: u32, spec: u32| if set == 0 { spec } else { set };
         let weight = or(self.weight.into(), spec.weight.into()).clamp(1, WEIGHT_MAX) as u16;
@@ -150,47 +156,47 @@ impl Setting {
     }
 }
 
-/// The queues at the ports of a node.
+/// Queues at the ports of a node.
 pub trait AtPorts {
-    /// Those where a vport's frames leave, where these are several.
+    /// Returns the egress queues of a vport, if it has several.
     fn at(&mut self, vport: u8) -> Option<&mut Queues>;
-    /// Does so with all of them.
+    /// Calls `act` for the queues of each port.
     fn each(&mut self, act: &mut dyn FnMut(&mut Queues));
 }
 
-/// In one line of the caches: where there are many, a frame costs few of them.
+/// A queue. It fits one cache line, so that frames cost few cache misses with many queues.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Queue {
+struct DrrQueue {
     sent: u64,
     sent_bytes: u64,
     dropped: u64,
-    /// Frames that wait: the first and the last, how many, and their own bytes.
+    /// Queued frames: the first, the last, their number, and their own bytes.
     first: u32,
     last: u32,
     frames: u32,
     bytes: u32,
-    /// The next one in the ring.
+    /// The next queue in the ring.
     next: u32,
-    /// Bytes that it may send in its turn, with a fraction.
+    /// Bytes that it may still send in its turn, with a fraction.
     deficit: u32,
     bytes_max: u32,
     frames_max: u16,
     weight: u16,
-    /// Packets that are set aside for it.
+    /// Packets that are reserved for it.
     buffers: u16,
 }
 
-/// All that an empty queue takes, beside its key: 65,536 of them are 4 MiB.
-const _: () = assert!(size_of::<Queue>() == 64);
+/// An empty queue takes no more memory than this, beside its key: 65,536 queues take 4 MiB.
+const _: () = assert!(size_of::<DrrQueue>() == 64);
 
-impl Queue {
-    fn new(spec: &mux::Queue, leaving: &Leaving) -> Self {
+impl DrrQueue {
+    fn new(spec: &mux::QueueConfig, leaving: &EgressConfig) -> Self {
         let (frames, bytes) = match (spec.frames, spec.bytes) {
             (0, 0) => (leaving.queue_frames, leaving.queue_bytes),
             given => given,
         };
-        // All of these are bounded by `check`.
+        // `check` bounds all of these.
         let bytes_max =
             if bytes == 0 { u32::MAX } else { u32::try_from(bytes).unwrap_or(u32::MAX) };
         Self {
@@ -210,17 +216,18 @@ impl Queue {
         }
     }
 
-    fn setting(&self) -> Setting {
-        Setting { weight: self.weight, frames: self.frames_max, bytes: self.bytes_max }
+    fn setting(&self) -> QueueParameters {
+        QueueParameters { weight: self.weight, frames: self.frames_max, bytes: self.bytes_max }
     }
 
-    /// How many of the packets that are set aside for it frames are in.
+    /// Returns how many of its reserved packets hold frames.
     fn filled(&self) -> u32 {
         self.frames.min(self.buffers.into())
     }
 }
 
-/// Of a name (FNV-1a): two of one end that are alike by chance or on purpose share what waits when queues change.
+/// Returns the hash of a name (FNV-1a). If two queues of one end collide, by
+/// chance or on purpose, they share the queued frames when queues change.
 fn key(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -228,8 +235,9 @@ fn key(name: &str) -> u64 {
 }
 
 impl Queues {
-    /// As they are said to be, of an end by which frames leave so; `None` where none are.
-    pub fn of(spec: &[mux::Queue], leaving: &Leaving) -> Option<Box<Self>> {
+    /// Creates the queues of `spec`, for an end with
+    /// these egress settings. `None` if there are none.
+    pub fn of(spec: &[mux::QueueConfig], leaving: &EgressConfig) -> Option<Box<Self>> {
         let spec = &spec[..spec.len().min(QUEUES_MAX)];
         if spec.is_empty() {
             return None;
@@ -240,11 +248,11 @@ impl Queues {
                 of_dscp[usize::from(*dscp) % DSCPS] = at;
             }
         }
-        let queues: Box<[_]> = spec.iter().map(|queue| Queue::new(queue, leaving)).collect();
-        let known = queues.iter().zip(spec).map(|(queue, spec)| Known {
+        let queues: Box<[_]> = spec.iter().map(|queue| DrrQueue::new(queue, leaving)).collect();
+        let known = queues.iter().zip(spec).map(|(queue, spec)| QueueInfo {
             key: key(&spec.name),
             spec: queue.setting(),
-            set: Setting::default(),
+            set: QueueParameters::default(),
         });
         let known: Box<[_]> = known.collect();
         let mut by_key: Box<[u16]> = (0..).take(queues.len()).collect();
@@ -272,29 +280,29 @@ impl Queues {
         }))
     }
 
-    /// Frames that wait.
+    /// Returns the number of queued frames.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Packets that are set aside for these queues, and how many of them frames are in.
+    /// Returns the packets that are reserved for these queues, and how many of them hold frames.
     pub fn buffers(&self) -> Buffers {
         Buffers { reserved: self.reserved as usize, filled: self.filled as usize }
     }
 
-    /// The queue that a frame is for: the one that was chosen for it, or else that of its DSCP.
+    /// Returns the queue for a frame: the one that was chosen for it, or else that of its DSCP.
     #[inline]
-    pub fn choose(&self, packet: &Packet) -> usize {
+    pub fn choose(&self, packet: &PacketBuffer) -> usize {
         match usize::from(packet.queue).checked_sub(1) {
             Some(chosen) if chosen < self.queues.len() => chosen,
             _ => self.of_dscp[usize::from(ecn::dscp(packet.bytes()))].into(),
         }
     }
 
-    /// Whether one more frame may wait in this queue: always one, and as many as have room in it. Beside those that packets
-    /// are set aside for it has no more than `spare` then: packets that its vnet could still have, so that a queue that is
-    /// filled leaves some to the others.
-    pub fn has_room(&self, queue: usize, packet: &Packet, spare: usize) -> bool {
+    /// True if the queue can take one more frame: always the first, and others within its
+    /// limits. Beyond its reserved packets the queue may have `spare` frames. These are the
+    /// packets that its vnet could still get, so that a filled queue leaves some to the others.
+    pub fn has_room(&self, queue: usize, packet: &PacketBuffer, spare: usize) -> bool {
         let here = &self.queues[queue];
         let frames = u64::from(here.frames) + 1;
         let bytes = u64::from(here.bytes) + packet.len() as u64;
@@ -307,21 +315,21 @@ impl Queues {
         bytes + frames * u64::from(self.overhead_bytes)
     }
 
-    /// A frame of this queue goes without a wait.
-    pub fn passed(&mut self, queue: usize, packet: &Packet) {
+    /// Counts a frame of this queue that is sent without waiting.
+    pub fn passed(&mut self, queue: usize, packet: &PacketBuffer) {
         let here = &mut self.queues[queue];
         (here.sent, here.sent_bytes) = (here.sent + 1, here.sent_bytes + packet.len() as u64);
     }
 
-    /// A frame of this queue was dropped.
+    /// Counts a dropped frame of this queue.
     pub fn dropped(&mut self, queue: usize) {
         self.queues[queue].dropped += 1;
     }
 
-    /// Has a frame wait in this queue.
-    pub fn put(&mut self, queue: usize, packet: Packet) {
+    /// Queues a frame.
+    pub fn put(&mut self, queue: usize, packet: PacketBuffer) {
         let bytes = packet.len() as u32;
-        let place = Place { frame: Some(packet), next: NONE };
+        let place = FrameSlot { frame: Some(packet), next: NONE };
         let at = match self.places.get_mut(self.free as usize) {
             Some(free) => {
                 let at = mem::replace(&mut self.free, free.next);
@@ -347,7 +355,7 @@ impl Queues {
         }
     }
 
-    /// Bytes of the frame that is next, as they count, and its own. None waits if there is none.
+    /// Returns the bytes of the next frame, as counted and its own. `None` if no frame is queued.
     pub fn first(&mut self) -> Option<(usize, usize)> {
         loop {
             let turn = self.turn;
@@ -366,7 +374,7 @@ impl Queues {
             }
             let here = &mut self.queues[turn as usize];
             let first = self.places[here.first as usize].frame.as_ref();
-            let bytes = first.map_or(0, Packet::len);
+            let bytes = first.map_or(0, PacketBuffer::len);
             let counted = bytes + self.overhead_bytes as usize;
             if here.deficit >> FRACTION_BITS >= counted as u32 {
                 return Some((counted, bytes));
@@ -377,8 +385,8 @@ impl Queues {
         }
     }
 
-    /// Takes the frame that is next.
-    pub fn pop(&mut self) -> Option<Packet> {
+    /// Takes the next frame.
+    pub fn pop(&mut self) -> Option<PacketBuffer> {
         let (counted, bytes) = self.first()?;
         let here = &mut self.queues[self.turn as usize];
         let place = &mut self.places[here.first as usize];
@@ -402,22 +410,22 @@ impl Queues {
     }
 }
 
-/// Has the CPU fetch what the turn of `next` needs, and the queue behind it in the ring, which it fetches in the turn before:
-/// where there are many queues none is in the caches.
+/// Prefetches the data for the turn of `next`, and the queue behind it in the ring,
+/// which in turn prefetches its own. With many queues none of this is in the caches.
 #[inline]
-fn expect(places: &[Place], queues: &[Queue], next: u32) {
+fn expect(places: &[FrameSlot], queues: &[DrrQueue], next: u32) {
     let Some(next) = queues.get(next as usize) else { return };
     places.get(next.first as usize).inspect(|place| prefetch(*place));
     queues.get(next.next as usize).inspect(|queue| prefetch(*queue));
 }
 
 impl Queues {
-    /// Has the CPU fetch the queues of frames that come.
-    pub fn expect(&self, frames: &[Packet]) {
+    /// Prefetches the queues of frames that will be offered next.
+    pub fn expect(&self, frames: &[PacketBuffer]) {
         frames.iter().for_each(|packet| prefetch(&self.queues[self.choose(packet)]));
     }
 
-    /// Has a queue that has frames now stand in the ring.
+    /// Adds a queue that now has frames to the ring.
     fn enter(&mut self, queue: usize) {
         self.count += 1;
         self.weights += u32::from(self.queues[queue].weight);
@@ -432,14 +440,14 @@ impl Queues {
         self.last = queue;
     }
 
-    /// Goes on where `old` stopped: each queue with what its like had, be it more than there is room for now. What the
-    /// others had goes to the first one, behind its own.
+    /// Continues where `old` stopped. Each queue gets the frames of the old queue with the same
+    /// key, even beyond its limits. The first queue gets the frames of all others, behind its own.
     pub fn take_over(&mut self, old: &mut Self) {
         (self.places, self.free) = (mem::take(&mut old.places), old.free);
         self.waiting = mem::take(&mut old.waiting);
         for (was, known) in old.queues.iter_mut().zip(&old.known) {
             let Some(at) = self.find(known.key) else { continue };
-            if known.set != Setting::default() {
+            if known.set != QueueParameters::default() {
                 self.set(at, known.set);
             }
             let here = &mut self.queues[at];
@@ -459,7 +467,8 @@ impl Queues {
             first.last = was.last;
             (first.frames, first.bytes) = (first.frames + was.frames, first.bytes + was.bytes);
         }
-        // In the order in which they stood there. What the first one has of others is in the ring once.
+        // In the order of the old ring. The first queue
+        // is entered only once for the frames of others.
         let mut next = old.turn;
         while let Some(was) = old.queues.get(next as usize) {
             let at = self.find(old.known[next as usize].key).unwrap_or(0);
@@ -470,11 +479,11 @@ impl Queues {
         }
         let key = |all: &Self| all.known.get(all.turn as usize).map(|turn| turn.key);
         self.has_quantum = old.has_quantum && key(self) == key(old);
-        self.filled = self.queues.iter().map(Queue::filled).sum();
+        self.filled = self.queues.iter().map(DrrQueue::filled).sum();
         old.filled = 0;
     }
 
-    /// The queue with this key.
+    /// Returns the queue with this key.
     fn find(&self, key: u64) -> Option<usize> {
         let found = self.by_key.binary_search_by_key(&key, |at| self.known[usize::from(*at)].key);
         found.ok().map(|at| self.by_key[at].into())
@@ -484,46 +493,48 @@ impl Queues {
         self.queues[queue].next != NONE || self.last as usize == queue && self.turn != NONE
     }
 
-    /// Has a queue, if there is one, be so within what its spec says, whatever waits in it.
-    pub fn set(&mut self, queue: usize, to: Setting) {
+    /// Sets a queue's parameters within those of its spec,
+    /// whatever is queued. Ignores queues that do not exist.
+    pub fn set(&mut self, queue: usize, to: QueueParameters) {
         let is_in_ring = queue < self.queues.len() && self.is_in_ring(queue);
         let (Some(here), Some(known)) = (self.queues.get_mut(queue), self.known.get_mut(queue))
         else {
             return;
         };
-        let (is_set, was_set) = (to != Setting::default(), known.set != Setting::default());
+        let (is_set, was_set) =
+            (to != QueueParameters::default(), known.set != QueueParameters::default());
         self.set = self.set + usize::from(is_set) - usize::from(was_set);
         known.set = to;
-        let Setting { weight, frames, bytes } = to.within(known.spec);
+        let QueueParameters { weight, frames, bytes } = to.within(known.spec);
         if is_in_ring {
             self.weights = self.weights - u32::from(here.weight) + u32::from(weight);
         }
         (here.weight, here.frames_max, here.bytes_max) = (weight, frames, bytes);
     }
 
-    /// Has all be as their specs say.
+    /// Resets all queues to their specs.
     pub fn unset(&mut self) {
         for queue in 0..self.queues.len() {
             if self.set == 0 {
                 return;
             }
-            if self.known[queue].set != Setting::default() {
-                self.set(queue, Setting::default());
+            if self.known[queue].set != QueueParameters::default() {
+                self.set(queue, QueueParameters::default());
             }
         }
     }
 
-    /// What the spec of a queue says, if there is one.
-    pub fn spec(&self, queue: usize) -> Option<Setting> {
+    /// Returns the parameters of a queue's spec, if the queue exists.
+    pub fn spec(&self, queue: usize) -> Option<QueueParameters> {
         self.known.get(queue).map(|known| known.spec)
     }
 
-    /// How many there are.
+    /// Returns the number of queues.
     pub fn count(&self) -> usize {
         self.queues.len()
     }
 
-    /// How each is, in order, from one of them on.
+    /// Returns the states of the queues in order, beginning with queue `from`.
     pub fn states(&self, from: usize) -> impl Iterator<Item = QueueState> {
         self.queues.iter().skip(from).map(|queue| QueueState {
             weight: queue.weight.into(),
@@ -538,9 +549,9 @@ impl Queues {
         })
     }
 
-    /// What was counted of each, in order, from one of them on.
-    pub fn stats(&self, from: usize) -> impl Iterator<Item = QueueStats> {
-        self.queues.iter().skip(from).map(|queue| QueueStats {
+    /// Returns the counters of the queues in order, beginning with queue `from`.
+    pub fn stats(&self, from: usize) -> impl Iterator<Item = MuxQueueStats> {
+        self.queues.iter().skip(from).map(|queue| MuxQueueStats {
             name: String::new(),
             waiting: queue.frames.into(),
             waiting_bytes: queue.bytes.into(),
@@ -558,18 +569,19 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{BTreeMap, VecDeque};
 
-    fn queue(name: &str, weight: u32) -> mux::Queue {
-        mux::Queue { name: name.into(), weight, ..mux::Queue::default() }
+    fn queue(name: &str, weight: u32) -> mux::QueueConfig {
+        mux::QueueConfig { name: name.into(), weight, ..mux::QueueConfig::default() }
     }
 
     fn queues(weights: &[u32], overhead_bytes: u32) -> Queues {
         let all = weights.iter().zip(0..);
         let spec: Vec<_> = all.map(|(weight, at)| queue(&format!("q{at}"), *weight)).collect();
-        let leaving = Leaving { overhead_bytes, queue_frames: 4096, ..Leaving::default() };
+        let leaving =
+            EgressConfig { overhead_bytes, queue_frames: 4096, ..EgressConfig::default() };
         *Queues::of(&spec, &leaving).unwrap()
     }
 
-    fn sized(mut packet: Packet, bytes: usize, mark: u32) -> Packet {
+    fn sized(mut packet: PacketBuffer, bytes: usize, mark: u32) -> PacketBuffer {
         packet.set_len(bytes).unwrap();
         packet.mark = mark;
         packet
@@ -579,10 +591,10 @@ mod tests {
     enum Step {
         Put(u8, usize),
         Pop,
-        /// From now on these, with these weights.
+        /// Replaces the queues by these, with their weights.
         Change(Vec<(u8, u32)>),
-        /// One has another weight and length from now on.
-        Set(u8, Setting),
+        /// Sets the weight and length of one queue.
+        Set(u8, QueueParameters),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -594,28 +606,28 @@ mod tests {
             7 => Just(Step::Pop),
             1 => change.prop_map(Step::Change),
             2 => (any::<u8>(), 0..1000u16, 0..20u16).prop_map(|(at, weight, frames)| {
-                Step::Set(at, Setting { weight, frames, bytes: 0 })
+                Step::Set(at, QueueParameters { weight, frames, bytes: 0 })
             }),
         ]
     }
 
     proptest! {
-        /// Against a list for each queue: frames of one keep their order, none is lost or made up, and something goes
-        /// as long as something waits, whatever queues come and go; and what is set aside for one has room, and no other
-        /// frame.
+        /// Compares with a list for each queue. Frames of a queue keep their order, and none is
+        /// lost or invented. While frames are queued, some are sent, whatever queues come and
+        /// go. Reserved packets have space for the frames of their queue, and for no others.
         #[test]
-        fn each_queue_is_a_queue(steps in prop::collection::vec(step(), 1..300)) {
+        fn queues_match_a_model_of_lists(steps in prop::collection::vec(step(), 1..300)) {
             let (_pool, mut free) = Pool::new(steps.len()).unwrap();
             let buffers_of = |weight: u32| weight as usize % 5;
             let of = |all: &[(u8, u32)]| {
-                let queue = |(name, weight): &(u8, u32)| mux::Queue {
+                let queue = |(name, weight): &(u8, u32)| mux::QueueConfig {
                     frames: 12, buffers: buffers_of(*weight) as u32, ..queue(&name.to_string(), *weight)
                 };
                 let spec: Vec<_> = all.iter().map(queue).collect();
-                *Queues::of(&spec, &Leaving { overhead_bytes: 24, ..Leaving::default() }).unwrap()
+                *Queues::of(&spec, &EgressConfig { overhead_bytes: 24, ..EgressConfig::default() }).unwrap()
             };
             let mut names = vec![(0, 1)];
-            let mut set: BTreeMap<u8, Setting> = BTreeMap::new();
+            let mut set: BTreeMap<u8, QueueParameters> = BTreeMap::new();
             let mut queues = of(&names);
             let mut model: BTreeMap<u8, VecDeque<u32>> = BTreeMap::new();
             for (mark, step) in (0..).zip(steps.into_iter().chain([const { Step::Pop }; 300])) {
@@ -683,10 +695,10 @@ mod tests {
             }
         }
 
-        /// Of two that wait all the time neither gets further ahead of the other, by its weight, than a quantum and a
-        /// frame of each, however others come and go.
+        /// If two queues always have frames, neither gets further ahead by weight
+        /// than a quantum and a frame of each, however other queues come and go.
         #[test]
-        fn none_is_far_ahead(
+        fn drr_keeps_backlogged_queues_close(
             weights in prop::collection::vec(1u32..1000, 2..12), overhead in 0u32..256,
             steps in prop::collection::vec((any::<u8>(), 1usize..1700, 0u8..4), 200..600),
         ) {
@@ -728,10 +740,10 @@ mod tests {
         }
     }
 
-    /// Queues that always have frames, of all sizes, share what goes in each of three seconds within 0.5% of all, and as
-    /// near to their parts as two quanta and frames are.
+    /// Queues that always have frames, of all sizes, divide the bytes of each of three
+    /// seconds within 0.5% of all. They are as near to their parts as two quanta and frames.
     #[test]
-    fn shares_are_as_asked_for_in_any_second() {
+    fn drr_shares_match_weights_in_each_second() {
         let mut random = 7u64;
         let mut draw = |most: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -777,10 +789,11 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_for_who_was_chosen_or_has_its_dscp() {
-        let dscp = |name: &str, dscp: &[u8]| mux::Queue { dscp: dscp.into(), ..queue(name, 1) };
+    fn frame_enters_the_chosen_or_dscp_queue() {
+        let dscp =
+            |name: &str, dscp: &[u8]| mux::QueueConfig { dscp: dscp.into(), ..queue(name, 1) };
         let spec = [dscp("rest", &[]), dscp("voice", &[46, 44]), dscp("bulk", &[8])];
-        let queues = Queues::of(&spec, &Leaving::default()).unwrap();
+        let queues = Queues::of(&spec, &EgressConfig::default()).unwrap();
         let (_pool, mut free) = Pool::new(1).unwrap();
         let mut packet = free.pop().unwrap();
         let mut of = |frame: &[u8], queue| {

@@ -1,11 +1,13 @@
-//! Threads that ring peers' doorbells, so that no worker does.
+//! Threads that ring peers' doorbells, so that workers don't.
 //!
-//! A peer makes its doorbell and may hang on it as many waiters as it has memory for. The kernel goes
-//! through all of them at each ring, with interrupts off: 1 µs for one, 14 ms for 100,000. A worker
-//! therefore only says which bells are to be rung, but for those of guests that it [trusts](Bell::is_trusted). One owner's bells are rung by one thread at a time,
-//! and who has too many waiters is disconnected ([`pdp_memif::Fault::Waiters`]), so that it takes
-//! [`RINGERS`] owners who do this at the same moment to delay the bells of others, and then for as long
-//! as one ring takes.
+//! A peer creates its doorbell, and may attach as many waiters to it as it has
+//! memory for. At each ring the kernel walks through all of them with interrupts
+//! off: 1 µs for one, 14 ms for 100,000. A worker therefore only queues the
+//! bells for ringing, except those of guests that it [trusts](Bell::is_trusted).
+//!
+//! Only one thread at a time rings the bells of one owner. An owner with too many waiters is
+//! disconnected ([`pdp_memif::ProtocolViolation::Waiters`]). So [`RINGERS`] owners must do this at
+//! the same time to delay the bells of others, and only for as long as one ring takes.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,14 +17,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use pdp_memif::Bell;
 use tracing::warn;
 
-/// Threads that ring. They sleep while there is nothing to ring.
+/// Number of threads. They sleep while there is nothing to ring.
 pub const RINGERS: usize = 4;
 
-/// After this long a bell that still waits has another thread woken for it, nanoseconds: the one that
-/// was to ring it is busy with another.
+/// If a bell waits this long, another thread is woken for it, nanoseconds.
+/// The thread that was to ring it is still busy with another bell.
 const BEHIND_NS: u64 = 50_000;
 
-/// Whose bells are rung one after the other.
+/// Owner of bells. The bells of one owner are rung one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RungFor {
     /// The worker itself, which has no bell.
@@ -34,40 +36,40 @@ pub enum RungFor {
     External(usize),
 }
 
-/// A bell that is to be rung.
-pub type Asked = (RungFor, Arc<Bell>);
+/// A bell to ring, and its owner.
+pub type BellRequest = (RungFor, Arc<Bell>);
 
-/// A worker's way to the threads. They end with the last of these.
+/// A worker's handle of the threads. They end with the last handle.
 #[derive(Clone, Debug)]
 pub struct Ringers {
     threads: Arc<Threads>,
-    /// When this worker last asked, nanoseconds.
+    /// Time when this worker last queued bells, nanoseconds.
     asked_ns: u64,
 }
 
 #[derive(Debug)]
-struct Threads(Arc<Shared>);
+struct Threads(Arc<RingerQueue>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct RingerQueue {
+    state: Mutex<RingerState>,
     work: Condvar,
-    /// Bells in the queue, for a look without the lock.
+    /// Number of queued bells, readable without the lock.
     queued: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    queue: VecDeque<Asked>,
-    /// Whose bell is being rung, and which of its bells wait for that.
+struct RingerState {
+    queue: VecDeque<BellRequest>,
+    /// Owners whose bell is being rung, and their bells that wait meanwhile.
     busy: HashMap<RungFor, Vec<Arc<Bell>>>,
-    /// Threads that sleep.
+    /// Number of sleeping threads.
     idle: usize,
     ended: bool,
 }
 
 impl Ringers {
-    /// Starts the threads. Fails where the kernel has no means to ring without waiting.
+    /// Starts the threads. Fails if the kernel cannot ring without blocking.
     pub fn start() -> io::Result<Self> {
         Bell::probe()?;
         let threads = Arc::new(Threads(Arc::default()));
@@ -75,7 +77,7 @@ impl Ringers {
             let shared = threads.0.clone();
             let builder = std::thread::Builder::new().name(format!("ringer{number}"));
             builder.spawn(move || {
-                // What it needs to ring is made now, and not when a peer waits for it.
+                // Sets up what ringing needs now, not when a peer waits for it.
                 if let Err(error) = Bell::probe() {
                     warn!("ringer {number} can't ring: {error}");
                 }
@@ -85,10 +87,10 @@ impl Ringers {
         Ok(Self { threads, asked_ns: 0 })
     }
 
-    /// Has `bells` rung, and empties it; unless one of the threads holds the lock just now, which a
-    /// worker does not wait for: call it each round.
+    /// Queues `bells` for ringing, and empties it. Does nothing if another thread
+    /// holds the lock, which a worker does not wait for. So call it each round.
     #[inline]
-    pub fn ask(&mut self, bells: &mut Vec<Asked>, now_ns: u64) {
+    pub fn ring_all(&mut self, bells: &mut Vec<BellRequest>, now_ns: u64) {
         let shared = &self.threads.0;
         let behind = shared.queued.load(Ordering::Relaxed) > 0
             && now_ns.saturating_sub(self.asked_ns) >= BEHIND_NS;
@@ -100,8 +102,9 @@ impl Ringers {
         }
     }
 
-    /// The same before the worker sleeps: what is asked for is rung, whoever is busy.
-    pub fn settle(&mut self, bells: &mut Vec<Asked>) {
+    /// Queues the bells before the worker sleeps. Waits
+    /// for the lock, and wakes a thread if any sleeps.
+    pub fn settle(&mut self, bells: &mut Vec<BellRequest>) {
         let shared = &self.threads.0;
         if shared.queued.load(Ordering::Relaxed) > 0 || !bells.is_empty() {
             shared.put(shared.lock(), bells, true);
@@ -116,14 +119,19 @@ impl Drop for Threads {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl RingerQueue {
+    fn lock(&self) -> MutexGuard<'_, RingerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues bells. A thread that is awake takes them, if it is not busy for long; another one is woken
-    /// where all sleep, or if `behind`.
-    fn put(&self, mut state: MutexGuard<'_, State>, bells: &mut Vec<Asked>, behind: bool) {
+    /// Queues bells. A thread that is awake takes them, unless it
+    /// stays busy. Wakes another thread if all sleep, or if `behind`.
+    fn put(
+        &self,
+        mut state: MutexGuard<'_, RingerState>,
+        bells: &mut Vec<BellRequest>,
+        behind: bool,
+    ) {
         let wake = state.idle == RINGERS || behind || !state.queue.is_empty();
         let wake = wake && state.idle > 0;
         state.queue.extend(bells.drain(..));
@@ -146,7 +154,7 @@ impl Shared {
             };
             self.queued.store(state.queue.len(), Ordering::Relaxed);
             drop(state);
-            // Its worker sees a fault when it wants the bell to be rung again.
+            // On a fault, the bell's worker sees it the next time that it queues the bell.
             let _ = bell.ring();
             drop(bell);
             state = self.lock();
@@ -155,9 +163,9 @@ impl Shared {
     }
 }
 
-impl State {
-    /// The next bell whose owner has none being rung.
-    fn next(&mut self) -> Option<Asked> {
+impl RingerState {
+    /// Returns the next bell whose owner has no bell being rung.
+    fn next(&mut self) -> Option<BellRequest> {
         while let Some((owner, bell)) = self.queue.pop_front() {
             match self.busy.get_mut(&owner) {
                 Some(waiting) => waiting.push(bell),
@@ -170,7 +178,7 @@ impl State {
         None
     }
 
-    /// A bell of `owner` was rung.
+    /// Notes that a bell of `owner` was rung.
     fn done(&mut self, owner: RungFor) {
         let waiting = self.busy.remove(&owner).into_iter().flatten();
         self.queue.extend(waiting.map(|bell| (owner, bell)));

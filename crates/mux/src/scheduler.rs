@@ -1,54 +1,55 @@
-//! Whose frame is next to an interface of known capacity ([`Fair`]), and when: the one place for all of its exits.
+//! Scheduler of an interface of known capacity: which frame is next
+//! ([`WfqScheduler`]), and when. One scheduler serves all netdevs of the interface.
 
 use std::sync::Arc;
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 
-use crate::class::{Class, on_wire};
 use crate::counters::{OuterReason, Reason};
-use crate::exit::{Exit, Tools};
-use crate::fair::{Fair, Next, Part};
-use crate::packets::Batch;
+use crate::netdev::{NetdevContext, NetdevDriver};
+use crate::packets::PacketBatch;
+use crate::traffic_class::{TrafficClass, on_wire};
+use crate::wfq::{BandwidthShare, NextFrame, WfqScheduler};
 
-/// How much time that it lost to a worker that came late it makes good, nanoseconds: what ports have there is enough
-/// for that.
-pub const LATE_NS: u64 = crate::class::AHEAD_NS;
+/// Lost time that it catches up on when the worker is late, nanoseconds.
+/// The frames that ports may have at the scheduler suffice for that.
+pub const LATE_NS: u64 = crate::traffic_class::AHEAD_NS;
 
-/// The class of frames whose own is gone.
+/// Traffic class of frames whose own class was removed.
 const NOBODYS: usize = 0;
 
 /// An interface's scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
-    /// Frames, and the exits that they go by.
-    fair: Fair<(usize, Packet)>,
-    /// By number.
-    classes: Vec<Option<Arc<Class>>>,
-    /// Whose turn it is, where its exit has no room.
-    stuck: Option<(usize, Packet)>,
-    /// For the frame whose turn it is; empty between calls.
-    one: Batch,
-    /// When the next one's turn is.
+    /// Frames, and the indices of their netdevs.
+    fair: WfqScheduler<(usize, PacketBuffer)>,
+    /// Traffic classes by number.
+    classes: Vec<Option<Arc<TrafficClass>>>,
+    /// The next frame, if its netdev has no space.
+    stuck: Option<(usize, PacketBuffer)>,
+    /// Buffer for the frame that is being sent; empty between calls.
+    one: PacketBatch,
+    /// Time when the next frame may be sent.
     due_ns: Option<u64>,
 }
 
 impl Default for Scheduler {
     fn default() -> Self {
-        let mut fair = Fair::new(LATE_NS);
-        fair.set(NOBODYS, Part { guarantee_bps: 0, weight: 1 }, 0);
+        let mut fair = WfqScheduler::new(LATE_NS);
+        fair.set(NOBODYS, BandwidthShare { guarantee_bps: 0, weight: 1 }, 0);
         Self { fair, classes: vec![], stuck: None, one: vec![], due_ns: None }
     }
 }
 
 impl Scheduler {
-    /// Gives the interface another capacity, bits a second; `None`: all goes at once.
+    /// Sets the interface's capacity, bits a second. `None`: all frames are sent at once.
     pub fn set_capacity(&mut self, bps: Option<u64>) {
         self.fair.set_capacity(bps);
         self.due_ns = None;
     }
 
-    /// Has a class, from now on with this part.
-    pub fn set(&mut self, class: Arc<Class>, part: Part, now_ns: u64) {
+    /// Adds a traffic class, or changes its share.
+    pub fn set(&mut self, class: Arc<TrafficClass>, part: BandwidthShare, now_ns: u64) {
         let number = class.number();
         if self.classes.len() <= number {
             self.classes.resize(number + 1, None);
@@ -57,44 +58,50 @@ impl Scheduler {
         self.fair.set(number, part, now_ns);
     }
 
-    /// Lets go of a class whose port sends no more. What it has there goes as nobody's.
-    pub fn remove(&mut self, number: usize, now_ns: u64) -> Option<Arc<Class>> {
+    /// Removes a traffic class whose port sends no more.
+    /// Its remaining frames go to class `NOBODYS`.
+    pub fn remove(&mut self, number: usize, now_ns: u64) -> Option<Arc<TrafficClass>> {
         let class = self.classes.get_mut(number)?.take()?;
         for (frame, bytes) in self.fair.remove(number) {
             class.sub(1, bytes.into());
-            self.fair.put(NOBODYS, frame, bytes, now_ns);
+            self.fair.enqueue(NOBODYS, frame, bytes, now_ns);
         }
         Some(class)
     }
 
-    /// Whether nothing waits.
+    /// True if no frame is queued.
     pub fn is_empty(&self) -> bool {
         self.stuck.is_none() && self.fair.waiting() == 0
     }
 
-    /// Has a frame wait for its turn that is of the class with this number, and goes by exit `at`.
+    /// Queues a frame of the class with this number, for netdev `at`.
     #[inline]
-    pub fn put(&mut self, number: usize, at: usize, packet: Packet, now_ns: u64) {
+    pub fn put(&mut self, number: usize, at: usize, packet: PacketBuffer, now_ns: u64) {
         let known = matches!(self.classes.get(number), Some(Some(_)));
         let bytes = on_wire(packet.len());
-        self.fair.put(if known { number } else { NOBODYS }, (at, packet), bytes, now_ns);
+        self.fair.enqueue(if known { number } else { NOBODYS }, (at, packet), bytes, now_ns);
     }
 
-    /// Sends those whose turn it is. Returns how many.
-    pub fn run(&mut self, exits: &mut [Box<dyn Exit>], tools: &mut Tools<'_>) -> usize {
+    /// Sends the frames that the capacity permits now. Returns their number.
+    pub fn run(
+        &mut self,
+        exits: &mut [Box<dyn NetdevDriver>],
+        tools: &mut NetdevContext<'_>,
+    ) -> usize {
         let mut sent = 0;
         while !exits.is_empty() {
             let (at, packet) = match self.stuck.take() {
                 Some(stuck) => stuck,
                 None => match self.fair.next(tools.now_ns) {
-                    Next::Go(number, frame) => {
+                    NextFrame::Send(number, frame) => {
                         if let Some(Some(class)) = self.classes.get(number) {
                             class.sub(1, on_wire(frame.1.len()).into());
                         }
                         frame
                     }
                     next => {
-                        self.due_ns = if let Next::At(at_ns) = next { Some(at_ns) } else { None };
+                        self.due_ns =
+                            if let NextFrame::At(at_ns) = next { Some(at_ns) } else { None };
                         return sent;
                     }
                 },
@@ -113,21 +120,21 @@ impl Scheduler {
                 }
             }
         }
-        // Who makes room says so.
+        // A netdev that gets space is flushed again, so no timer is needed.
         self.due_ns = None;
         sent
     }
 
-    /// When the next frame's turn is, nanoseconds, if one waits for it.
+    /// Returns when the next queued frame may be sent, nanoseconds, if there is one.
     pub fn due_ns(&self) -> Option<u64> {
         self.due_ns
     }
 
-    /// Takes all that waits.
-    pub fn drain(&mut self) -> Batch {
+    /// Removes and returns all queued frames.
+    pub fn drain(&mut self) -> PacketBatch {
         self.fair.set_capacity(None);
-        let mut all: Batch = self.stuck.take().into_iter().map(|it| it.1).collect();
-        while let Next::Go(_, (_, packet)) = self.fair.next(u64::MAX >> 1) {
+        let mut all: PacketBatch = self.stuck.take().into_iter().map(|it| it.1).collect();
+        while let NextFrame::Send(_, (_, packet)) = self.fair.next(u64::MAX >> 1) {
             all.push(packet);
         }
         all

@@ -1,72 +1,75 @@
-//! An Ethernet segment: at which of its ends each address is, and where a frame goes.
+//! An Ethernet segment: learns at which end each MAC address is, and forwards frames.
 //!
-//! An address is learned from the source of each frame, and unknown again when nothing was heard of it for
-//! [`AGE_S`]. A frame for a known address goes to its end alone; one for an unknown address or a group is
-//! flooded: it goes to every other end, within a rate for each end that frames come by. That holds for the addresses
-//! that bridges keep for themselves, too: a segment is a wire, and bridges on it see each other. Nothing goes back
-//! by the end that it came from, and nothing from one tunnel to another: in a full mesh of tunnels each frame comes
-//! once.
+//! The segment learns the source address of each frame, and forgets addresses not heard
+//! for [`AGE_S`]. A frame for a known address goes only to that address's end. A frame
+//! for an unknown address or a group is flooded: it goes to every other end, within a
+//! rate for each ingress end. Addresses reserved for bridges are flooded too. A segment
+//! is a wire, and bridges on it see each other. No frame goes back to its ingress end, or
+//! from one tunnel to another. In a full mesh of tunnels, each frame thus arrives once.
 //!
-//! An address that is heard at another end moves there. One that was heard where it is less than two seconds ago
-//! moves [`MOVES_A_SECOND`] times at most for each end that takes, and back home whenever it is heard there: a loop,
-//! or two stations with one address, turn the table round that often, and not with each frame. Home is where it was
-//! for two seconds.
+//! An address heard at another end moves there. If it was heard at its old end less
+//! than two seconds ago, the move counts against a limit of [`MOVES_A_SECOND`] for
+//! each end that takes addresses. It may always move back home when it is heard there.
+//! So a loop, or two stations with one address, change the table only that often, and
+//! not with each frame. Home is the end where the address stayed for two seconds.
 //!
-//! The table has a fixed size. An address has its place in one of two buckets, the emptier one; what was not heard of
-//! for [`AGE_S`] gives its place up. Where there is none the address is not learned, and those that are known stay:
-//! frames for it are flooded.
-//! Pure: nothing is allocated after [`Segment::new`], and time is given.
-//! Source: IEEE Std 802.1D-2004 sections 7.7 to 7.9; RFC 4762 section 4.4 (split horizon); Azar et al., "Balanced
-//! allocations" (1999).
+//! The table has a fixed size. An address is in the emptier of two buckets.
+//! Addresses not heard for [`AGE_S`] give up their slots. If there is no free slot,
+//! the address is not learned and its frames are flooded. Known addresses stay.
+//!
+//! Pure: it allocates nothing after [`MuxSegment::new`], and the caller passes the time.
+//!
+//! Source: IEEE Std 802.1D-2004 sections 7.7 to 7.9; RFC 4762 section
+//! 4.4 (split horizon); Azar et al., "Balanced allocations" (1999).
 
-use pdp_proto::mux::{Heard, Rate};
+use pdp_proto::mux::{LearnedMac, Rate};
 
 use crate::police::TokenBucket;
 
-/// How long an address is known that nothing is heard of, seconds.
+/// Lifetime of an address that is not heard, seconds.
 pub const AGE_S: u32 = 300;
 
-/// Addresses that one end takes in a second from others where they were heard just before.
+/// Addresses that one end may take over in a second from ends where they were heard just before.
 pub const MOVES_A_SECOND: u64 = 16;
 
-/// How many flooded frames may come at once, as time at their rate: stations ask for many others at a time when they
-/// start.
+/// Burst of flooded frames, as time at their rate. Starting stations ask for many others at once.
 const FLOOD_BURST_NS: u64 = 250_000_000;
 
-/// As many, at least.
+/// Least burst of flooded frames.
 const FLOOD_BURST_FRAMES_MIN: u64 = 32;
 
-/// Places of a bucket, which is a cache line.
+/// Slots of a bucket, which is one cache line.
 const PLACES: usize = 4;
 
-/// Places for each address that is to be known: with fewer, some find both of their buckets full.
+/// Slots for each address, as a fraction. With fewer,
+/// some addresses find both of their buckets full.
 const SLACK: (usize, usize) = (3, 2);
 
-/// Where a frame goes.
+/// Forwarding decision of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum To {
+pub enum SegmentVerdict {
     /// To this port's end.
     Port(u16),
-    /// To all that [`Segment::others`] has.
+    /// To all ends that [`MuxSegment::others`] returns.
     All,
-    /// To nobody: its address is at the end that it came from, or behind another tunnel.
+    /// Nowhere: its address is at its ingress end, or behind another tunnel.
     Nobody,
-    /// To nobody: more would be flooded than may be.
+    /// Nowhere: it exceeds the rate for flooded frames.
     TooMany,
 }
 
 /// A segment.
 #[derive(Debug)]
-pub struct Segment {
+pub struct MuxSegment {
     /// Name of its vlink.
     pub name: String,
-    buckets: Box<[Bucket]>,
-    ends: Vec<End>,
+    buckets: Box<[FdbBucket]>,
+    ends: Vec<SegmentEnd>,
     flood: Rate,
 }
 
 #[derive(Debug)]
-struct End {
+struct SegmentEnd {
     port: u16,
     is_tunnel: bool,
     floods: TokenBucket,
@@ -75,22 +78,22 @@ struct End {
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-struct Bucket([Place; PLACES]);
+struct FdbBucket([FdbSlot; PLACES]);
 
-/// One address, or none.
+/// A slot for one address.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    /// The address, and in the lowest bits the end; 0 where there is none.
+struct FdbSlot {
+    /// The address, and the end in the lowest bits; 0 if the slot is empty.
     word: u64,
-    /// When it was heard, seconds.
+    /// Time when it was last heard, seconds.
     heard_s: u32,
-    /// When it came to that end, seconds; the lowest bits.
+    /// Time when it moved to that end, seconds; the lowest bits.
     came_s: u16,
-    /// The end that it may go back to.
+    /// The end that it may always move back to.
     home: u8,
 }
 
-impl Place {
+impl FdbSlot {
     fn new(mac: u64, end: u8, heard_s: u32) -> Self {
         Self { word: mac << 16 | u64::from(end), heard_s, came_s: heard_s as u16, home: end }
     }
@@ -114,7 +117,7 @@ fn seconds(now_ns: u64) -> u32 {
     (now_ns / 1_000_000_000) as u32
 }
 
-/// An address, and two bytes behind it, as a number of the address.
+/// Converts an address, with two bytes behind it, to a number.
 #[inline]
 fn number(mac: [u8; 8]) -> u64 {
     u64::from_be_bytes(mac) >> 16
@@ -124,9 +127,9 @@ fn is_group(mac: u64) -> bool {
     mac >> 40 & 1 == 1
 }
 
-impl Segment {
-    /// With room for `addresses` and these ends, 256 at most: the port of each, and whether it is a tunnel's. Each
-    /// floods at `flood`.
+impl MuxSegment {
+    /// Creates a segment for `addresses`, with these ends, 256 at most. An end
+    /// has a port, and true if it is a tunnel. Each end may flood at `flood`.
     pub fn new(
         name: String,
         addresses: usize,
@@ -136,23 +139,24 @@ impl Segment {
         let count = (addresses * SLACK.0).div_ceil(SLACK.1 * PLACES).max(2);
         let moves = TokenBucket::limit(Rate { bps: 0, pps: MOVES_A_SECOND });
         let floods = TokenBucket::new(flood, FLOOD_BURST_NS, FLOOD_BURST_FRAMES_MIN);
-        let end = |(port, is_tunnel)| End { port, is_tunnel, floods, moves };
-        let buckets = vec![Bucket::default(); count].into_boxed_slice();
+        let end = |(port, is_tunnel)| SegmentEnd { port, is_tunnel, floods, moves };
+        let buckets = vec![FdbBucket::default(); count].into_boxed_slice();
         Self { name, buckets, ends: ends.map(end).collect(), flood }
     }
 
-    /// The ports of its ends.
+    /// Returns the ports of its ends.
     pub fn ports(&self) -> impl ExactSizeIterator<Item = u16> {
         self.ends.iter().map(|end| end.port)
     }
 
-    /// Learns where the source of a frame is that came by the end `from`, and says where it goes.
+    /// Learns the source address of a frame that arrived
+    /// at the end `from`. Returns where the frame goes.
     #[inline]
-    pub fn forward(&mut self, from: u8, frame: &[u8], now_ns: u64) -> To {
+    pub fn forward(&mut self, from: u8, frame: &[u8], now_ns: u64) -> SegmentVerdict {
         let (Some(to), Some(source)) =
             (frame.first_chunk(), frame.get(6..).and_then(<[u8]>::first_chunk))
         else {
-            return To::Nobody;
+            return SegmentVerdict::Nobody;
         };
         let (to, source) = (number(*to), number(*source));
         let now_s = seconds(now_ns);
@@ -161,36 +165,36 @@ impl Segment {
         }
         let known = if is_group(to) { None } else { self.find(to, now_s) };
         match known {
-            Some(end) if end == from || self.is_barred(from, end) => To::Nobody,
-            Some(end) => To::Port(self.ends[usize::from(end)].port),
+            Some(end) if end == from || self.is_barred(from, end) => SegmentVerdict::Nobody,
+            Some(end) => SegmentVerdict::Port(self.ends[usize::from(end)].port),
             None => match self.ends[usize::from(from)].floods.take(now_ns, frame.len()) {
-                Ok(()) => To::All,
-                Err(_) => To::TooMany,
+                Ok(()) => SegmentVerdict::All,
+                Err(_) => SegmentVerdict::TooMany,
             },
         }
     }
 
-    /// The ports of the ends that a flooded frame from the end `from` goes to.
+    /// Returns the ports of the ends that a flooded frame from the end `from` goes to.
     pub fn others(&self, from: u8) -> impl Iterator<Item = u16> {
         let ends = (0..=u8::MAX).zip(&self.ends);
         let others = ends.filter(move |(at, _)| *at != from && !self.is_barred(from, *at));
         others.map(|(_, end)| end.port)
     }
 
-    /// Whether both are tunnels.
+    /// True if both are tunnels.
     fn is_barred(&self, from: u8, to: u8) -> bool {
         self.ends[usize::from(from)].is_tunnel && self.ends[usize::from(to)].is_tunnel
     }
 
-    /// The two buckets where an address can be.
+    /// Returns the two buckets that an address can be in.
     #[inline]
     fn places(&self, mac: u64) -> [usize; 2] {
-        // Multiplication, folded: each half depends on all bits.
+        // Folds a product, so that each half depends on all bits.
         let product = u128::from(mac) * 0x9e37_79b9_7f4a_7c15;
         let hash = (product >> 64) as u64 ^ product as u64;
         let count = self.buckets.len() as u64;
         let first = ((hash & 0xffff_ffff) * count) >> 32;
-        // Another one than the first.
+        // Always differs from the first.
         let second = first + 1 + (((hash >> 32) * (count - 1)) >> 32);
         [first as usize, (if second < count { second } else { second - count }) as usize]
     }
@@ -227,14 +231,15 @@ impl Segment {
             if just && home != from && moves.take(now_ns, 0).is_err() {
                 return;
             }
-            *place = Place { home: if just { home } else { from }, ..Place::new(mac, from, now_s) };
+            *place =
+                FdbSlot { home: if just { home } else { from }, ..FdbSlot::new(mac, from, now_s) };
             return;
         }
-        self.insert(at, Place::new(mac, from, now_s), now_s);
+        self.insert(at, FdbSlot::new(mac, from, now_s), now_s);
     }
 
-    /// Puts an address that is not known into the emptier of its buckets, if there is room.
-    fn insert(&mut self, at: [usize; 2], new: Place, now_s: u32) {
+    /// Inserts an unknown address into the emptier of its buckets, if that has a free slot.
+    fn insert(&mut self, at: [usize; 2], new: FdbSlot, now_s: u32) {
         let free = at.map(|at| self.buckets[at].0.iter().filter(|it| it.is_free(now_s)).count());
         let at = if free[1] > free[0] { at[1] } else { at[0] };
         if let Some(place) = self.buckets[at].0.iter_mut().find(|place| place.is_free(now_s)) {
@@ -244,26 +249,26 @@ impl Segment {
 
     /// Forgets all addresses.
     pub fn clear(&mut self) {
-        self.buckets.fill(Bucket::default());
+        self.buckets.fill(FdbBucket::default());
     }
 
-    /// Addresses that are known, in the part of the table that begins at `next`, which is set to where the rest
-    /// begins; 0 if that was all.
-    pub fn heard(&self, next: &mut usize, now_ns: u64) -> Vec<Heard> {
+    /// Returns the known addresses in the part of the table that begins at `next`.
+    /// Sets `next` to the beginning of the rest, or to 0 after the last part.
+    pub fn heard(&self, next: &mut usize, now_ns: u64) -> Vec<LearnedMac> {
         const PART: usize = 1024;
         let now_s = seconds(now_ns);
         let part = self.buckets.iter().skip(*next).take(PART);
         let places = part.flat_map(|bucket| &bucket.0).filter(|place| !place.is_free(now_s));
         let heard = places.map(|place| {
             let [_, _, mac @ ..] = (place.word >> 16).to_be_bytes();
-            Heard { mac, end: place.end().into(), age_s: now_s.saturating_sub(place.heard_s) }
+            LearnedMac { mac, end: place.end().into(), age_s: now_s.saturating_sub(place.heard_s) }
         });
         let heard = heard.collect();
         *next = if *next + PART < self.buckets.len() { *next + PART } else { 0 };
         heard
     }
 
-    /// Goes on where `old` stopped; `now` says which of its ends here each of `old`'s is.
+    /// Continues where `old` stopped. `now` maps the ends of `old` to the ends here.
     pub fn take_over(&mut self, old: &mut Self, now: &[Option<u8>], now_ns: u64) {
         let now_s = seconds(now_ns);
         for (was, now) in old.ends.iter().zip(now) {
@@ -283,7 +288,7 @@ impl Segment {
                 && !place.is_free(now_s)
             {
                 let mac = place.word >> 16;
-                self.insert(self.places(mac), Place::new(mac, *end, place.heard_s), now_s);
+                self.insert(self.places(mac), FdbSlot::new(mac, *end, place.heard_s), now_s);
             }
         }
     }
@@ -304,15 +309,15 @@ mod tests {
         frame
     }
 
-    fn segment(addresses: usize, flood_pps: u64, tunnels: &[bool]) -> Segment {
+    fn segment(addresses: usize, flood_pps: u64, tunnels: &[bool]) -> MuxSegment {
         let ends = (0..).map(|at| 100 + at).zip(tunnels.iter().copied());
-        Segment::new("s".into(), addresses, Rate { bps: 0, pps: flood_pps }, ends)
+        MuxSegment::new("s".into(), addresses, Rate { bps: 0, pps: flood_pps }, ends)
     }
 
-    fn all(segment: &Segment, now_ns: u64) -> HashMap<[u8; 6], (u16, u32)> {
+    fn all(segment: &MuxSegment, now_ns: u64) -> HashMap<[u8; 6], (u16, u32)> {
         let (mut all, mut next) = (HashMap::new(), 0);
         loop {
-            for Heard { mac, end, age_s } in segment.heard(&mut next, now_ns) {
+            for LearnedMac { mac, end, age_s } in segment.heard(&mut next, now_ns) {
                 assert_eq!(all.insert(mac, (end, age_s)), None, "an address is there twice");
             }
             if next == 0 {
@@ -321,7 +326,7 @@ mod tests {
         }
     }
 
-    /// The slow bridge: a map without bound, looked through at each frame.
+    /// Reference bridge: an unbounded map that is searched for each frame.
     #[derive(Default)]
     struct Slow {
         heard: HashMap<u64, (u8, u32)>,
@@ -354,16 +359,16 @@ mod tests {
     fn address() -> impl Strategy<Value = u64> {
         prop_oneof![
             8 => (1u64..20).prop_map(|station| 0x0200_0000_0000 | station),
-            // Broadcast, and what bridges keep for themselves.
+            // Broadcast, and addresses reserved for bridges.
             2 => prop::sample::select(vec![0xffff_ffff_ffff, 0x0180_c200_0000, 0x0180_c200_000e, 0]),
         ]
     }
 
     proptest! {
-        /// Where each frame goes is where the slow bridge has it go. No end takes so many addresses that its moves
-        /// are limited.
+        /// Frames go where the reference bridge forwards them. No end
+        /// takes so many addresses that the limit of moves applies.
         #[test]
-        fn frames_go_where_a_slow_bridge_has_them_go(
+        fn segment_forwards_like_the_reference_bridge(
             tunnels in prop::collection::vec(any::<bool>(), 3..8),
             frames in prop::collection::vec(
                 (0usize..8, address(), address(), prop_oneof![9 => 0u64..500, 1 => 0u64..400_000]), 1..30),
@@ -375,10 +380,10 @@ mod tests {
                 let from = (from % tunnels.len()) as u8;
                 now_ns += pause_ms * 1_000_000;
                 let went = match segment.forward(from, &frame(to, source), now_ns) {
-                    To::Port(port) => vec![port],
-                    To::All => segment.others(from).collect(),
-                    To::Nobody => vec![],
-                    To::TooMany => unreachable!("no limit"),
+                    SegmentVerdict::Port(port) => vec![port],
+                    SegmentVerdict::All => segment.others(from).collect(),
+                    SegmentVerdict::Nobody => vec![],
+                    SegmentVerdict::TooMany => unreachable!("no limit"),
                 };
                 let expected = slow.forward(&tunnels, from, [to, source], now_ns);
                 prop_assert!(!went.contains(&(100 + u16::from(from))), "back where it came from");
@@ -394,10 +399,10 @@ mod tests {
     }
 
     #[test]
-    fn as_many_addresses_as_asked_for_are_known_and_more_change_none_of_them() {
+    fn full_fdb_keeps_its_addresses_under_a_flood() {
         const COUNT: u64 = 16_384;
         let mut segment = segment(COUNT as usize, 1000, &[false; 3]);
-        // As they come, in order and as the drivers of virtual machines draw them.
+        // Addresses in sequence, and as the drivers of virtual machines draw them.
         let address = |n: u64| {
             0x0200_0000_0000
                 | if n.is_multiple_of(2) { n } else { (n * 0x9e37_79b1) & 0xff_ffff_ffff }
@@ -407,15 +412,18 @@ mod tests {
         }
         let known = all(&segment, 0);
         assert!(known.len() as u64 > COUNT - COUNT / 1000, "{} of {COUNT}", known.len());
-        // Somebody with a new address for each frame.
+        // A station with a new address for each frame.
         for n in 0..100_000u64 {
             let strange = 0x0600_0000_0000 | (n * 0x9e37);
             let _ = segment.forward(2, &frame(address(2), strange), SECOND * n / 100_000);
         }
         let after = all(&segment, SECOND);
         assert!(known.iter().all(|(mac, (end, _))| after[mac].0 == *end));
-        assert_eq!(segment.forward(1, &frame(address(4), address(1)), SECOND), To::Port(100));
-        // What is not heard of gives its place up; who is heard keeps it.
+        assert_eq!(
+            segment.forward(1, &frame(address(4), address(1)), SECOND),
+            SegmentVerdict::Port(100)
+        );
+        // Addresses that are not heard give up their slots. Those that are heard keep theirs.
         let later = (u64::from(AGE_S) + 1) * SECOND;
         assert_eq!(all(&segment, later).len(), 1, "the one that was heard last");
         let _ = segment.forward(0, &frame(1 << 40, 0x0a00_0000_0001), later);
@@ -425,29 +433,33 @@ mod tests {
     }
 
     #[test]
-    fn an_end_floods_no_more_than_its_rate_and_that_is_its_own() {
+    fn each_segment_end_has_its_own_flood_rate() {
         let mut segment = segment(64, 1000, &[false; 3]);
         let broadcast = frame(0xffff_ffff_ffff, 0x0200_0000_0001);
         let mut flooded = 0;
-        // 100,000 a second, for 2 s.
+        // 100,000 frames a second, for 2 s.
         for n in 0..200_000 {
-            flooded += u64::from(segment.forward(0, &broadcast, n * 10_000) == To::All);
+            flooded += u64::from(segment.forward(0, &broadcast, n * 10_000) == SegmentVerdict::All);
         }
         assert!((2000..=2000 + 251).contains(&flooded), "{flooded}");
         let unknown = frame(0x0200_0000_0009, 0x0200_0000_0002);
         let _ = segment.forward(0, &unknown, 2 * SECOND);
-        assert_eq!(segment.forward(0, &unknown, 2 * SECOND), To::TooMany);
-        assert_eq!(segment.forward(1, &unknown, 2 * SECOND), To::All, "others have their own");
+        assert_eq!(segment.forward(0, &unknown, 2 * SECOND), SegmentVerdict::TooMany);
+        assert_eq!(
+            segment.forward(1, &unknown, 2 * SECOND),
+            SegmentVerdict::All,
+            "others have their own"
+        );
         let known = frame(0x0200_0000_0002, 0x0200_0000_0001);
         assert_eq!(
             segment.forward(0, &known, 2 * SECOND),
-            To::Port(101),
+            SegmentVerdict::Port(101),
             "what is known is not flooded"
         );
     }
 
     #[test]
-    fn an_address_at_two_ends_moves_sometimes_and_at_once_when_the_first_is_silent() {
+    fn flapping_address_moves_at_a_limited_rate() {
         let mut segment = segment(64, 0, &[false; 3]);
         let (station, other) = (0x0200_0000_0001, 0x0200_0000_0002);
         let mut moved = 0;
@@ -456,25 +468,28 @@ mod tests {
             let _ = segment.forward(0, &frame(other, station), now_ns);
             let _ = segment.forward(1, &frame(other, station), now_ns);
             let place = segment.forward(2, &frame(station, other), now_ns);
-            moved += u64::from(place == To::Port(101));
+            moved += u64::from(place == SegmentVerdict::Port(101));
         }
         assert!((1..=MOVES_A_SECOND + 33).contains(&moved), "{moved} of 100,000");
         let _ = segment.forward(1, &frame(other, station), 4 * SECOND);
-        assert_eq!(segment.forward(2, &frame(station, other), 4 * SECOND), To::Port(101));
+        assert_eq!(
+            segment.forward(2, &frame(station, other), 4 * SECOND),
+            SegmentVerdict::Port(101)
+        );
     }
 
     #[test]
-    fn other_ends_keep_what_is_known_of_those_that_stay() {
+    fn fdb_keeps_addresses_of_remaining_ends() {
         let mut old = segment(64, 10, &[false; 3]);
         for end in 0..3 {
             let _ = old.forward(end, &frame(1 << 40, 0x0200_0000_0000 | u64::from(end)), 0);
         }
-        // The second is gone; the others are in another order, and the table is larger.
+        // The second end is gone, the others are in another order, and the table is larger.
         let mut new = segment(4096, 10, &[false; 4]);
         new.take_over(&mut old, &[Some(3), None, Some(0)], SECOND);
         let known = all(&new, SECOND);
         assert_eq!(known[&[2, 0, 0, 0, 0, 2]], (0, 1));
-        // The address that ends in zeros is one, too.
+        // The address that ends in zeros is an address too.
         assert_eq!((known.len(), known[&[2, 0, 0, 0, 0, 0]]), (2, (3, 1)));
         let mut same = segment(4096, 10, &[false; 4]);
         same.take_over(&mut new, &[Some(0), Some(1), Some(2), Some(3)], SECOND);

@@ -1,60 +1,62 @@
-//! A vlink's rate in one direction: frames beyond it wait in a queue of bounded length, or in several ([`Queues`]),
-//! which also have them wait for an interface's capacity; and where those wait that have to wait for their tunnel.
+//! A vlink's rate in one direction. Frames that exceed it wait in a bounded queue, or
+//! in several ([`Queues`]). Several queues also make frames wait for an interface's
+//! capacity. This module also has the frames that are pending on their tunnel.
 
 use std::collections::VecDeque;
 use std::iter;
 
-use pdp_afxdp::Packet;
-use pdp_proto::mux::{self, Leaving, QueueStats, Rate};
+use pdp_afxdp::PacketBuffer;
+use pdp_proto::mux::{self, EgressConfig, MuxQueueStats, Rate};
 
-use crate::class::Room;
 use crate::police::TokenBucket;
 use crate::queues::{Buffers, Queues};
+use crate::traffic_class::SchedulerBudget;
 
-/// How far a shaper may run ahead, as time at its rate: what a worker may sleep too long.
+/// Burst of a shaper, as time at its rate: how much too long a worker may sleep.
 pub const SHAPER_BURST_NS: u64 = 2_000_000;
 
-/// Full frames that a shaper may run ahead where it is not told, at least.
+/// Least burst without a configured one, full frames.
 const SHAPER_BURST_FRAMES_MIN: u64 = 2;
 
-/// The same where it is told, bytes: else the longest frame would never go.
+/// Least configured burst, bytes. With less, the longest frame could never be sent.
 const SHAPER_BURST_BYTES_MIN: u64 = 2048;
 
-/// Rate of a vlink between two ports of this node that was given none: finite, so that a loop that
-/// no protocol breaks burns its own vnet only.
+/// Rate of a vlink without a configured one, between two ports of this node. It
+/// is finite, so that a loop that no protocol breaks burdens only its own vnet.
 pub const LOCAL_RATE: Rate = Rate { bps: 10_000_000_000, pps: 2_000_000 };
 
-/// What becomes of a frame that is offered.
+/// Outcome of offering a frame.
 #[derive(Debug)]
 pub enum Offered {
-    /// It may go at once.
-    Go(Packet),
-    /// It waits.
-    Waits,
-    /// There is no room for it.
-    Full(Packet),
+    /// The frame may be sent at once.
+    Send(PacketBuffer),
+    /// The frame is queued.
+    Queued,
+    /// The queue has no space for the frame.
+    Full(PacketBuffer),
 }
 
-/// One direction of a vlink.
+/// Shaper of one direction of a vlink.
 #[derive(Debug)]
 pub struct Shaper {
     rate: Rate,
     burst_bytes: u64,
-    /// What each frame counts beyond its bytes.
+    /// Bytes that count for each frame beyond its own.
     overhead_bytes: usize,
     bucket: TokenBucket,
-    queue: VecDeque<Packet>,
+    queue: VecDeque<PacketBuffer>,
     queue_max: usize,
-    /// Bytes that wait, as they count, and how many may.
+    /// Queued bytes, as counted, and how many may be queued.
     bytes: u64,
     bytes_max: u64,
-    /// Where frames wait instead.
+    /// Queues to use instead of the one queue.
     queues: Option<Box<Queues>>,
 }
 
 impl Shaper {
-    /// At the rate that it has, or else at `default`; with these queues, or without any with one for all.
-    pub fn new(leaving: &Leaving, queues: &[mux::Queue], default: Rate) -> Self {
+    /// Creates a shaper at the configured rate, or else at `default`. It
+    /// has these queues or, if there are none, one queue for all frames.
+    pub fn new(leaving: &EgressConfig, queues: &[mux::QueueConfig], default: Rate) -> Self {
         let rate = leaving.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
         let bucket = match leaving.burst_bytes {
             0 => TokenBucket::new(rate, SHAPER_BURST_NS, SHAPER_BURST_FRAMES_MIN),
@@ -65,7 +67,8 @@ impl Shaper {
             burst_bytes: leaving.burst_bytes,
             overhead_bytes: leaving.overhead_bytes as usize,
             bucket,
-            // Grows as frames come to wait: a vnet may have thousands of vlinks where none ever does.
+            // Grows on demand, because a vnet may have
+            // thousands of vlinks where no frame ever waits.
             queue: VecDeque::new(),
             queue_max: leaving.queue_frames as usize,
             bytes: 0,
@@ -74,8 +77,8 @@ impl Shaper {
         }
     }
 
-    /// Goes on where `old` stopped, at the new rate. All that waits goes on waiting, be it more than there is room for
-    /// now.
+    /// Continues where `old` stopped, at the new rate. All
+    /// queued frames stay queued, even beyond the new limits.
     pub fn take_over(&mut self, old: &mut Self) {
         if (old.rate, old.burst_bytes) == (self.rate, self.burst_bytes) {
             self.bucket = old.bucket;
@@ -91,76 +94,83 @@ impl Shaper {
         }
     }
 
-    fn count(&self, packet: &Packet) -> usize {
+    fn count(&self, packet: &PacketBuffer) -> usize {
         packet.len() + self.overhead_bytes
     }
 
-    /// Whether a frame may wait: always one, and as many as have room.
-    fn has_room(&self, packet: &Packet) -> bool {
+    /// True if one more frame may be queued: always the first, and others within the limits.
+    fn has_room(&self, packet: &PacketBuffer) -> bool {
         let fits =
             self.queue.is_empty() || self.bytes + self.count(packet) as u64 <= self.bytes_max;
         self.queue.len() < self.queue_max && fits
     }
 
-    fn push(&mut self, packet: Packet) {
+    fn push(&mut self, packet: PacketBuffer) {
         self.bytes += self.count(&packet) as u64;
         self.queue.push_back(packet);
     }
 
-    /// Frames that wait.
+    /// Returns the number of queued frames.
     pub fn waiting(&self) -> usize {
         self.queues.as_ref().map_or(self.queue.len(), |queues| queues.waiting())
     }
 
-    /// What its queues have set aside for them.
+    /// Returns the packets that are reserved for its queues.
     #[inline]
     pub fn buffers(&self) -> Buffers {
         self.queues.as_ref().map_or_else(Buffers::default, |queues| queues.buffers())
     }
 
-    /// Whether everything that is offered may go at once, and nothing is to be counted.
+    /// True if every offered frame may be sent at once, and none has to be counted.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.queues.is_none() && self.queue.is_empty() && self.bucket.is_unlimited()
     }
 
-    /// Whether it has several queues, where frames wait for an interface's capacity, too.
+    /// True if it has several queues, where frames also wait for an interface's capacity.
     #[inline]
     pub fn has_queues(&self) -> bool {
         self.queues.is_some()
     }
 
-    /// Its several queues.
+    /// Returns its several queues.
     pub fn queues(&mut self) -> Option<&mut Queues> {
         self.queues.as_deref_mut()
     }
 
-    /// Whether it has no rate that frames in its one queue could wait for.
+    /// True if it has one queue and no rate that frames could wait for in it.
     pub fn waits_for_capacity(&self) -> bool {
         self.queues.is_none() && self.bucket.is_unlimited()
     }
 
-    /// What was counted of each of several queues, from one of them on.
-    pub fn stats(&self, from: usize) -> impl Iterator<Item = QueueStats> {
+    /// Returns the counters of each of several queues, beginning with queue `from`.
+    pub fn stats(&self, from: usize) -> impl Iterator<Item = MuxQueueStats> {
         self.queues.iter().flat_map(move |queues| queues.stats(from))
     }
 
-    /// Frames are offered next.
+    /// Prepares for these frames, which are offered next.
     #[inline]
-    pub fn expect(&self, frames: &[Packet]) {
+    pub fn expect(&self, frames: &[PacketBuffer]) {
         self.queues.iter().for_each(|queues| queues.expect(frames));
     }
 
-    /// Sends or keeps a frame. `spare` is how many more of the packet pool those that wait with it may have; `room`, where
-    /// there are several queues, what may go on.
-    pub fn offer(&mut self, packet: Packet, now_ns: u64, spare: usize, room: &mut Room) -> Offered {
+    /// Offers a frame: returns it if it may be sent now, and queues it otherwise.
+    /// `spare` is the number of packets that its queue may still take from the
+    /// pool. With several queues, `room` is the budget at the interface.
+    pub fn offer(
+        &mut self,
+        packet: PacketBuffer,
+        now_ns: u64,
+        spare: usize,
+        room: &mut SchedulerBudget,
+    ) -> Offered {
         let bytes = self.count(&packet);
         let Some(queues) = &mut self.queues else {
             return if self.queue.is_empty() && self.bucket.take(now_ns, bytes).is_ok() {
-                Offered::Go(packet)
+                Offered::Send(packet)
             } else if spare > 0 && self.has_room(&packet) {
                 self.push(packet);
-                Offered::Waits
+                Offered::Queued
             } else {
                 Offered::Full(packet)
             };
@@ -169,24 +179,28 @@ impl Shaper {
         let goes = queues.waiting() == 0 && room.take(packet.len());
         if goes && self.bucket.take(now_ns, bytes).is_ok() {
             queues.passed(queue, &packet);
-            Offered::Go(packet)
+            Offered::Send(packet)
         } else if queues.has_room(queue, &packet, spare) {
             queues.put(queue, packet);
-            Offered::Waits
+            Offered::Queued
         } else {
             queues.dropped(queue);
             Offered::Full(packet)
         }
     }
 
-    /// The next frame whose time has come, or when that is, or when to look again whether there is `room`; `None` if
-    /// nothing waits.
-    pub fn next(&mut self, now_ns: u64, room: &mut Room) -> Option<Result<Packet, u64>> {
+    /// Returns the next frame if it may be sent now. Otherwise returns when
+    /// it may, or when to check `room` again. `None` if no frame is queued.
+    pub fn next(
+        &mut self,
+        now_ns: u64,
+        room: &mut SchedulerBudget,
+    ) -> Option<Result<PacketBuffer, u64>> {
         if let Some(queues) = &mut self.queues {
             let (counted, bytes) = queues.first()?;
             let goes = match room.has(bytes) {
                 true => self.bucket.take(now_ns, counted),
-                false => Err(now_ns + room.look_ns),
+                false => Err(now_ns + room.retry_ns),
             };
             return match goes {
                 Err(at_ns) => Some(Err(at_ns)),
@@ -206,64 +220,65 @@ impl Shaper {
         })
     }
 
-    /// Whether a frame may wait in `held`, which has as much room as its queue.
-    pub fn may_hold(&self, held: &Held, packet: &Packet) -> bool {
+    /// True if one more frame may be pending in `held`, which has the same limits as the queue.
+    pub fn may_hold(&self, held: &PendingFrames, packet: &PacketBuffer) -> bool {
         let frames = held.len() + 1;
         let bytes = held.bytes + (packet.len() + frames * self.overhead_bytes) as u64;
         frames <= self.queue_max && (frames == 1 || bytes <= self.bytes_max)
     }
 
-    /// Takes what waits.
-    pub fn drain(&mut self) -> impl Iterator<Item = Packet> {
+    /// Removes and returns all queued frames.
+    pub fn drain(&mut self) -> impl Iterator<Item = PacketBuffer> {
         self.bytes = 0;
         let queues = self.queues.iter_mut();
         self.queue.drain(..).chain(queues.flat_map(|queues| iter::from_fn(|| queues.pop())))
     }
 }
 
-/// Frames behind a shaper that wait for their tunnel: for its next hop, or for the interface's capacity.
+/// Frames behind a shaper that are pending on their tunnel:
+/// on its next hop, or on the interface's capacity.
 #[derive(Debug, Default)]
-pub struct Held {
-    /// Each, and since when, nanoseconds.
-    frames: VecDeque<(u64, Packet)>,
+pub struct PendingFrames {
+    /// The frames, each with the time since when it waits, nanoseconds.
+    frames: VecDeque<(u64, PacketBuffer)>,
     bytes: u64,
 }
 
-impl Held {
-    /// Frames that wait.
+impl PendingFrames {
+    /// Returns the number of frames.
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether none does.
+    /// True if there are no frames.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// The one that has waited longest, and since when, nanoseconds.
-    pub fn first(&self) -> Option<&(u64, Packet)> {
+    /// Returns the oldest frame, and the time since when it waits, nanoseconds.
+    pub fn first(&self) -> Option<&(u64, PacketBuffer)> {
         self.frames.front()
     }
 
-    /// Since when the last one waits, nanoseconds.
+    /// Returns the time since when the newest frame waits, nanoseconds.
     pub fn last_ns(&self) -> Option<u64> {
         self.frames.back().map(|last| last.0)
     }
 
-    /// Their lengths, bytes.
+    /// Returns the frames' lengths, bytes.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
         self.frames.iter().map(|(_, packet)| packet.len())
     }
 
-    /// One more waits, since `now_ns`.
-    pub fn push(&mut self, now_ns: u64, packet: Packet) {
+    /// Adds a frame that waits since `now_ns`.
+    pub fn push(&mut self, now_ns: u64, packet: PacketBuffer) {
         self.bytes += packet.len() as u64;
         self.frames.push_back((now_ns, packet));
     }
 
-    /// Takes the one that has waited longest.
-    pub fn pop(&mut self) -> Option<Packet> {
+    /// Removes and returns the oldest frame.
+    pub fn pop(&mut self) -> Option<PacketBuffer> {
         let (_, packet) = self.frames.pop_front()?;
         self.bytes -= packet.len() as u64;
         Some(packet)
@@ -277,18 +292,19 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// In order, nothing lost unless refused, never more than may wait, never faster than the
-        /// rate and its burst, and as fast while something waits.
+        /// Frames stay in order, and none is lost unless refused. The
+        /// queue never exceeds its limits. The rate and its burst are
+        /// never exceeded, and are reached while frames are queued.
         #[test]
-        fn a_queue_at_a_rate(
+        fn shaper_keeps_order_rate_and_limits(
             bps in 1_000_000u64..10_000_000_000, queue_frames in 0u32..50,
             queue_bytes in prop_oneof![Just(0), 1_000u64..40_000], overhead_bytes in 0u32..64,
             burst_bytes in prop_oneof![Just(0), 2048u64..100_000],
             gaps in prop::collection::vec((0u64..200_000, 60usize..1514), 1..200),
         ) {
             let (_pool, mut free) = Pool::new(gaps.len()).unwrap();
-            let leaving = Leaving {
-                rate_bps: Some(bps), burst_bytes, overhead_bytes, queue_frames, queue_bytes, ..Leaving::default()
+            let leaving = EgressConfig {
+                rate_bps: Some(bps), burst_bytes, overhead_bytes, queue_frames, queue_bytes, ..EgressConfig::default()
             };
             let mut shaper = Shaper::new(&leaving, &[], Rate { bps: 1, pps: 1 });
             let (mut now, mut order, mut accepted, mut sent) = (0u64, 0u32, vec![], vec![]);
@@ -300,7 +316,7 @@ mod tests {
             };
             for (gap, size) in gaps {
                 now += gap;
-                while let Some(Ok(packet)) = shaper.next(now, &mut Room::all()) {
+                while let Some(Ok(packet)) = shaper.next(now, &mut SchedulerBudget::all()) {
                     sent_bits += (packet.len() + overhead) as u64 * 8;
                     waiting_bytes -= packet.len() + overhead;
                     sent.push(packet.mark);
@@ -309,13 +325,13 @@ mod tests {
                 packet.set_len(size).unwrap();
                 order += 1;
                 packet.mark = order;
-                match shaper.offer(packet, now, 1, &mut Room::all()) {
-                    Offered::Go(packet) => {
+                match shaper.offer(packet, now, 1, &mut SchedulerBudget::all()) {
+                    Offered::Send(packet) => {
                         sent_bits += (packet.len() + overhead) as u64 * 8;
                         accepted.push(packet.mark);
                         sent.push(packet.mark);
                     }
-                    Offered::Waits => {
+                    Offered::Queued => {
                         accepted.push(order);
                         waiting_bytes += size + overhead;
                     }
@@ -330,13 +346,13 @@ mod tests {
                 prop_assert!(fits || shaper.waiting() == 1);
                 prop_assert!(sent_bits as f64 <= bps as f64 * (now as f64 + 10.0) / 1e9 + burst + 8.0);
             }
-            while let Some(next) = shaper.next(now, &mut Room::all()) {
+            while let Some(next) = shaper.next(now, &mut SchedulerBudget::all()) {
                 match next {
                     Ok(packet) => sent.push(packet.mark),
                     Err(at) => {
                         prop_assert!(at > now);
                         now = at;
-                        let Some(Ok(packet)) = shaper.next(now, &mut Room::all()) else {
+                        let Some(Ok(packet)) = shaper.next(now, &mut SchedulerBudget::all()) else {
                             panic!("not sent at the time told");
                         };
                         sent.push(packet.mark);

@@ -1,105 +1,110 @@
-//! Who sleeps, and who wakes whom.
+//! Sleeping peers, and when to wake them.
 //!
 //! A peer is in one state towards its worker:
 //!
 //! | state | from the peer | to the peer |
 //! |---|---|---|
-//! | [`State::Polled`] | looked at with each visit to its vnet; it does not ring | it knows of all that it was shown |
-//! | [`State::Waiting`] | as above | it was shown frames and was not rung for them yet: it may sleep |
-//! | [`State::Armed`] | not looked at; it rings | it knows of all |
+//! | [`PeerPollState::Polled`] | polled at each visit to its vnet; it does not ring | it knows of all frames that it was shown |
+//! | [`PeerPollState::Waiting`] | as above | it was shown frames and was not rung for them yet: it may sleep |
+//! | [`PeerPollState::Armed`] | not polled; it rings | it knows of all frames |
 //!
-//! A peer that waits is rung before it is armed, and who is shown something is not armed any more. A vnet rests
-//! when all of its peers are armed, and the worker sleeps when those of all vnets are; one that has been quiet
-//! for long is armed while its vnet goes on. So what was shown to somebody who sleeps has been rung for, or will
-//! be by a worker that is awake. How flag and index are stored and loaded is `pdp_memif`'s (its `idle.rs` is
-//! checked with loom); that nothing is forgotten beyond that, the test here goes through.
+//! A waiting peer is rung before it is armed. A peer that is shown frames is no longer armed. A
+//! vnet goes idle when all of its peers are armed. The worker sleeps when the peers of all vnets
+//! are armed. A peer that has been quiet for long is armed while its vnet stays active. So frames
+//! that were shown to a sleeping peer have been rung for, or a worker that is awake will ring.
+//!
+//! `pdp_memif` stores and loads flags and indices (its `idle.rs` is checked with
+//! loom). The model test here shows that no wake-up is forgotten beyond that.
 
 use std::collections::HashMap;
 
-use crate::ringers::{Asked, RungFor};
+use crate::ringers::{BellRequest, RungFor};
 
-/// Frames that a sleeping peer is rung for while the worker has other things to do: to be woken costs a guest
-/// that shares its CPU with 63 others some 17 µs.
+/// Frames for which a sleeping peer is rung although the worker has other work.
+/// Being woken costs a guest that shares its CPU with 63 others some 17 µs.
 pub const WAKE_FRAMES: u16 = 256;
 
-/// Time after which it is rung for fewer, nanoseconds.
+/// Time after which it is rung for fewer frames, nanoseconds.
 pub const WAKE_NS: u64 = 100_000;
 
-/// Time that must be between such rings on average, nanoseconds: each costs the machine 2 to 8 µs. Who has
-/// had the fewest of them of late is the next.
+/// Average time between such rings, nanoseconds, because each costs the
+/// machine 2 to 8 µs. The owner with the fewest recent rings is next.
 pub const WAKE_EACH_NS: u64 = 80_000;
 
-/// Rings of them that may follow at once.
+/// Burst of such rings.
 const WAKE_BURST: u64 = 8;
 
-/// Time after which a peer is rung whatever the number of rings, nanoseconds; and for which it is counted who
-/// had how many.
+/// Time after which a peer is rung regardless of the number of rings,
+/// nanoseconds. Rings are also counted by owner for this long.
 const WAKE_NS_MAX: u64 = 20_000_000;
 
-/// A peer that may wait to be rung is; see the table above.
+/// State of a peer; see the table above.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum State {
-    /// Looked at, and knows of all.
+pub enum PeerPollState {
+    /// Polled, and it knows of all frames.
     #[default]
     Polled,
-    /// Looked at, and may sleep through what it was shown since then, nanoseconds.
+    /// Polled, and it may have missed frames that it was shown.
     Waiting {
-        /// When it was shown the first of it.
+        /// Time when it was shown the first of these, nanoseconds.
         since_ns: u64,
     },
-    /// Rings.
+    /// It rings.
     Armed,
 }
 
-/// What a peer's rings and doorbells do.
-pub trait Peer {
-    /// How it broke the contract.
+/// Notifications to and from a peer.
+pub trait WakeablePeer {
+    /// Type of the peer's breach of the contract.
     type Fault;
-    /// Lets it see what was pushed; whether there was anything.
+    /// Shows the pushed frames to the peer. True if there were any.
     fn show(&mut self) -> Result<bool, Self::Fault>;
-    /// Whether what it was shown since it was last rung is worth a ring: [`WAKE_FRAMES`], or half of its ring.
+    /// True if the frames shown since the last ring are
+    /// worth a ring: [`WAKE_FRAMES`], or half of its ring.
     fn is_worth(&self) -> bool;
-    /// Whether it may wait for room towards the worker, and has enough by now.
+    /// True if the peer may wait for space towards the worker, and has enough by now.
     fn awaits_room(&mut self) -> bool;
-    /// Has it rung, if it sleeps, for all that it was shown, and for room.
+    /// Rings the peer, if it sleeps, for all frames that it was shown, and for space.
     fn ring(&mut self, alarm: &mut Alarm) -> Result<(), Self::Fault>;
-    /// Lets it ring from now on; false, and it does not, if it has sent something.
+    /// Lets the peer ring from now on. Returns false and
+    /// changes nothing if it has already sent something.
     fn arm(&mut self) -> bool;
-    /// It is not to ring any more.
+    /// Tells the peer not to ring any more.
     fn disarm(&mut self);
 }
 
-/// When peers that sleep are rung, and whose bells are to be.
+/// Decides when sleeping peers are rung, and collects the bells to ring.
 #[derive(Debug, Default)]
 pub struct Alarm {
     now_ns: u64,
     busy: bool,
-    /// Up to when rings are used up at their rate, nanoseconds.
+    /// Time up to which rings are used up at their rate, nanoseconds.
     rung_ns: u64,
-    /// Rings for few frames since `counted_ns`, of all who wanted any.
+    /// Rings for few frames since `counted_ns`, by owner.
     counts: HashMap<RungFor, u64>,
     counted_ns: u64,
-    /// Who was refused one when it had had the fewest, how many, and when, nanoseconds.
+    /// Owner with the fewest rings that was refused one:
+    /// the owner, its count, and the time, nanoseconds.
     first: Option<(RungFor, u64, u64)>,
-    /// Whose peers are flushed.
+    /// Owner of the peers that are being flushed.
     pub owner: RungFor,
-    /// Bells that are to be rung.
-    pub bells: Vec<Asked>,
+    /// Bells to ring.
+    pub bells: Vec<BellRequest>,
 }
 
 impl Alarm {
-    /// For the next round: `busy` says that there are other things to do than to ring for few frames.
+    /// Begins a round. `busy` is true if the worker has other work than to ring for few frames.
     pub fn next(&mut self, now_ns: u64, busy: bool) {
         (self.now_ns, self.busy) = (now_ns, busy);
     }
 
-    /// As [`Alarm::next`] was told.
+    /// Returns the value that was passed to [`Alarm::next`].
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Whether a peer is rung now that was shown frames since `since_ns` and not rung for them; `worth` says
-    /// whether there are many.
+    /// True if a peer shall be rung now. It was shown frames since
+    /// `since_ns` and not rung for them. `worth` is true if there are many.
     #[inline]
     fn rings(&mut self, worth: bool, since_ns: u64) -> bool {
         if !self.busy {
@@ -107,9 +112,9 @@ impl Alarm {
         }
         let waited_ns = self.now_ns.saturating_sub(since_ns);
         let rings = worth || waited_ns >= WAKE_NS && self.has_ring(waited_ns);
-        // Who waited for too long takes nobody's ring away.
+        // A peer that waited too long takes no ring away from others.
         if rings && (worth || waited_ns < WAKE_NS_MAX) {
-            // Many rings that were worth it are no reason to leave others asleep for long after.
+            // Many rings that were worth it must not delay others for long afterwards.
             let burst_ns = WAKE_BURST * WAKE_EACH_NS;
             let rung_ns = self.rung_ns.max(self.now_ns.saturating_sub(burst_ns)) + WAKE_EACH_NS;
             self.rung_ns = rung_ns.min(self.now_ns + burst_ns);
@@ -117,8 +122,8 @@ impl Alarm {
         rings
     }
 
-    /// Whether the owner may ring for few frames, which counts then: if there are rings left, and nobody waits
-    /// for one who has had fewer.
+    /// True if the owner may ring for few frames, which then counts. This requires
+    /// that rings are left, and that no owner with fewer rings waits for one.
     fn has_ring(&mut self, waited_ns: u64) -> bool {
         if self.now_ns.saturating_sub(self.counted_ns) >= WAKE_NS_MAX {
             self.counted_ns = self.now_ns;
@@ -140,16 +145,16 @@ impl Alarm {
     }
 }
 
-impl State {
-    /// Whether the worker need not look at it.
+impl PeerPollState {
+    /// True if the worker need not poll the peer.
     #[inline]
     pub fn is_armed(self) -> bool {
         self == Self::Armed
     }
 
-    /// Lets the peer see what was pushed, and has it rung when it is time, or at once.
+    /// Shows the pushed frames to the peer. Rings it when its time comes, or now if `at_once`.
     #[inline]
-    pub fn flush<P: Peer + ?Sized>(
+    pub fn flush<P: WakeablePeer + ?Sized>(
         &mut self,
         peer: &mut P,
         alarm: &mut Alarm,
@@ -172,9 +177,9 @@ impl State {
         Ok(())
     }
 
-    /// Lets the peer ring from now on, and rings it for what it may not know of. False, and nothing is
-    /// changed but that, if it has sent something.
-    pub fn arm<P: Peer + ?Sized>(
+    /// Lets the peer ring from now on, and rings it for frames that it may have missed.
+    /// False if it has sent something; its state is then unchanged, except that it was rung.
+    pub fn arm<P: WakeablePeer + ?Sized>(
         &mut self,
         peer: &mut P,
         alarm: &mut Alarm,
@@ -189,8 +194,8 @@ impl State {
         Ok(self.is_armed())
     }
 
-    /// It is looked at again, and does not ring any more.
-    pub fn disarm<P: Peer + ?Sized>(&mut self, peer: &mut P) {
+    /// Polls the peer again, which no longer rings.
+    pub fn disarm<P: WakeablePeer + ?Sized>(&mut self, peer: &mut P) {
         if self.is_armed() {
             peer.disarm();
             *self = Self::Polled;
@@ -204,36 +209,36 @@ mod tests {
     use std::collections::HashSet;
     use std::convert::Infallible;
 
-    /// Frames that arrive for the peer, and that it makes by itself.
+    /// Frames that arrive for the peer, and frames that it originates.
     const FRAMES: u8 = 3;
     /// Slots of the ring from the peer.
     const RING: u8 = 2;
 
-    /// A worker and one peer, small enough to go through everything that can happen.
+    /// A worker and one peer, small enough to explore every interleaving.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     struct World {
         worker_sleeps: bool,
         worker_rung: bool,
-        state: State,
+        state: PeerPollState,
         line: Line,
-        /// Frames that did not arrive yet, and that the peer has to send.
+        /// Frames still to arrive, and frames that the peer has still to send.
         left: u8,
         to_send: u8,
     }
 
-    /// The two rings, and the peer's half of them.
+    /// The two rings, and the peer's side of them.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     struct Line {
         pushed: u8,
         shown: u8,
         unheard: u8,
-        /// Of what was shown the peer has taken so many.
+        /// Shown frames that the peer has taken.
         taken: u8,
-        /// In the ring from the peer.
+        /// Frames in the ring from the peer.
         sent: u8,
-        /// The ring was full when the worker last took from it.
+        /// True if the ring was full when the worker last took from it.
         full: bool,
-        /// Whether the worker wants to be rung, and the peer.
+        /// True if the worker wants to be rung; true if the peer does.
         worker_armed: bool,
         peer_armed: bool,
         peer: Life,
@@ -243,12 +248,12 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     enum Life {
         Awake,
-        /// It has armed its doorbell, and looks once more.
+        /// It has armed its doorbell, and checks once more.
         Looks,
         Sleeps,
     }
 
-    impl Peer for Line {
+    impl WakeablePeer for Line {
         type Fault = Infallible;
 
         fn show(&mut self) -> Result<bool, Infallible> {
@@ -288,7 +293,7 @@ mod tests {
         fn with(&self, change: impl FnOnce(&mut World)) -> World {
             let mut world = self.clone();
             change(&mut world);
-            if let State::Waiting { since_ns } = &mut world.state {
+            if let PeerPollState::Waiting { since_ns } = &mut world.state {
                 *since_ns = 0;
             }
             world
@@ -298,7 +303,7 @@ mod tests {
             self.line.taken < self.line.shown || self.to_send > 0 && self.line.sent < RING
         }
 
-        /// Everything that can happen next.
+        /// Returns the states after each possible next step.
         fn steps(&self) -> Vec<World> {
             let mut next = vec![];
             if self.worker_rung {
@@ -318,7 +323,7 @@ mod tests {
                     let alarm = Alarm { now_ns, busy, ..Alarm::default() };
                     next.push(self.with(|it| it.visit(alarm)));
                 }
-                // One that is quiet, in an awake vnet; then the worker itself.
+                // A quiet peer in an active vnet; then the worker itself.
                 for sleeps in [false, true] {
                     next.push(self.with(|it| {
                         let mut alarm = Alarm { busy: true, ..Alarm::default() };
@@ -368,21 +373,23 @@ mod tests {
             let Ok(()) = self.state.flush(&mut self.line, &mut alarm, false);
         }
 
-        /// Whether somebody owes what each side waits for.
+        /// True if every wait of both sides will end.
         fn is_owed(&self) -> bool {
             let line = &self.line;
             let peer_waits = line.peer == Life::Sleeps && !line.peer_rung && self.has_something();
-            // A worker that is awake rings once it has waited, or when it has taken enough.
+            // A worker that is awake rings once the peer has waited, or when it has taken enough.
             let owed = !self.worker_sleeps
-                && (matches!(self.state, State::Waiting { .. }) || line.full || line.sent == RING);
+                && (matches!(self.state, PeerPollState::Waiting { .. })
+                    || line.full
+                    || line.sent == RING);
             let worker_waits = line.sent > 0 && self.state.is_armed() && !self.worker_rung;
             (!peer_waits || owed) && !worker_waits
         }
     }
 
-    /// However often peers were rung for many frames, one that waits for few has its turn soon after.
+    /// Even if peers were often rung for many frames, a peer that waits for few gets its ring soon.
     #[test]
-    fn many_rings_leave_nobody_asleep() {
+    fn alarm_rings_a_quiet_peer_after_many_rings() {
         let mut alarm = Alarm::default();
         alarm.next(1_000_000, true);
         (0..100_000).for_each(|_| assert!(alarm.rings(true, 1_000_000)));
@@ -391,14 +398,14 @@ mod tests {
         assert!(alarm.rings(false, 1_000_000));
     }
 
-    /// Beside vnets with more sleepers than there are rings, one with a few frames now and then is rung for them
-    /// soon; and there are no more rings in all.
+    /// Other vnets have more sleepers than there are rings. A peer with a few frames
+    /// now and then is still rung soon, and the total of rings does not grow.
     #[test]
-    fn sleepers_of_one_vnet_delay_no_other() {
+    fn sleepers_of_one_vnet_delay_only_that_vnet() {
         const ROUND_NS: u64 = 10_000;
         const ROUNDS: u64 = 100_000;
         let mut alarm = Alarm::default();
-        // When each began to wait: 600 of a vnet that always do, and one of another.
+        // Start of each wait: 600 peers of one vnet that always wait, and one peer of another.
         let mut greedy: [u64; 600] = std::array::from_fn(|at| at as u64 * WAKE_NS_MAX / 600);
         let mut modest = None;
         let (mut rings, mut slowest_ns) = (0, 0);
@@ -418,17 +425,18 @@ mod tests {
                 slowest_ns = slowest_ns.max(now_ns - since_ns);
             }
         }
-        // Up to [`WAKE_BURST`] rings of others were on time before.
+        // Up to [`WAKE_BURST`] rings of others may have come first.
         assert!(slowest_ns <= 2 * (WAKE_NS + WAKE_BURST * WAKE_EACH_NS), "{slowest_ns}");
-        // Beside the rate, those who wait for [`WAKE_NS_MAX`].
+        // In addition to the rate, peers that waited for [`WAKE_NS_MAX`].
         let time_ns = ROUNDS * ROUND_NS;
         let most = time_ns / WAKE_EACH_NS + greedy.len() as u64 * (time_ns / WAKE_NS_MAX);
         assert!(rings <= most, "{rings} of {most}");
     }
 
-    /// In every order of everything that the two can do: no frame waits for a wake-up that nobody owes.
+    /// Explores all interleavings of the worker's and the peer's steps.
+    /// No frame waits for a wake-up that neither side will send.
     #[test]
-    fn no_frame_waits_for_a_wake_up_that_nobody_owes() {
+    fn every_waiting_frame_has_a_pending_wakeup() {
         let line = Line {
             pushed: 0,
             shown: 0,
@@ -444,7 +452,7 @@ mod tests {
         let world = World {
             worker_sleeps: false,
             worker_rung: false,
-            state: State::Polled,
+            state: PeerPollState::Polled,
             line,
             left: FRAMES,
             to_send: FRAMES,

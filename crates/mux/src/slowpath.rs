@@ -1,8 +1,10 @@
-//! An engine's end of its slow path: what programs in the control guest ask for, done a bounded piece at a time.
+//! An engine's end of its slow path. It handles the requests
+//! of programs in the control guest, in bounded pieces.
 //!
-//! The thread that reads their sockets ([`crate::control::slowpath`]) checks what they say and hands it over as a
-//! [`Job`], with all memory that it takes; the engine does it between two batches and gives it back. Jobs go round by
-//! two rings of the same length, so that there is always room to give one back.
+//! The thread that reads their sockets (`control/slowpath.rs`) checks each
+//! request. It hands the request over as a [`SlowPathJob`], with all memory that the job
+//! needs. The engine does the job between two batches and gives it back. Jobs travel
+//! by two rings of the same length, so that there is always space to give one back.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,134 +16,136 @@ use pdp_proto::slowpath::{Counter, Filter, QueueState};
 use pdp_wire::tag::PuntClass;
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use crate::actions::{Actions, Changes};
-use crate::packets::{Batch, Packets};
+use crate::actions::{Actions, ChangeSet};
+use crate::packets::{PacketBatch, Packets};
 use crate::queues::AtPorts;
 use crate::wake::{RungLast, Wake};
 
-/// Jobs of an engine that are under way.
+/// Jobs of an engine that may be outstanding.
 pub const JOBS_MAX: usize = 64;
 
-/// Ids that are looked at for filters between two looks at the time.
+/// Ids that are searched for filters between two checks of the time.
 const LISTED_AT_ONCE: usize = 64;
 
-/// Something to do.
+/// A job for an engine.
 #[derive(Debug)]
-pub enum Job {
-    /// These are the tables from now on; those of before come back.
+pub enum SlowPathJob {
+    /// Installs these tables. Returns with the old ones.
     Actions(Option<Box<Actions>>),
-    /// There is room for filters with short patterns; comes back as it was where there are no tables.
+    /// Installs a set for filters with short patterns. Returns unchanged if there are no tables.
     Short(Option<Box<Filters<2>>>),
-    /// The same for long ones.
+    /// Installs a set for filters with long patterns. Returns unchanged if there are no tables.
     Long(Option<Box<Filters<5>>>),
-    /// Commits, and how many of them are done; come back once something has become of all.
+    /// Applies these commits; the number counts those
+    /// that are done. Returns once all have a result.
     Commit(Vec<Commit>, usize),
-    /// Counters with these numbers; comes back with what they have at one moment.
+    /// Reads the counters with these numbers. Returns with their values at one moment.
     Count(Range<u32>, Vec<Counter>),
-    /// Filters from this id on; comes back with as many as there is room for, and the id where to go on, if there are more.
+    /// Lists filters from this id on. Returns with as many as
+    /// fit and, if there are more, the id to continue with.
     List(u32, Vec<Filter>, Option<u32>),
-    /// The queues of a vport, from one on, counted from 0; comes back with as many as there is room for, and whether
-    /// there are more.
+    /// Lists the queues of a vport, from the given one on, counted from 0.
+    /// Returns with as many as fit. The flag is true if there are more.
     Queues(u8, u16, Vec<QueueState>, bool),
-    /// A frame.
+    /// Sends a frame.
     Send {
-        /// Out of the vport, and not in by it.
+        /// True: out of the vport. False: as if it had arrived there.
         out: bool,
         /// The vport.
         vport: u8,
         /// The port's queue, counted from 1; 0: the port chooses.
         queue: u16,
-        /// From Ethernet's header on.
+        /// The frame, beginning with the Ethernet header.
         bytes: Vec<u8>,
     },
 }
 
-/// What a program wants to come into force together.
+/// Changes of a program that shall take effect together.
 #[derive(Debug)]
 pub struct Commit {
-    /// The program's number for it.
+    /// The program's number for this commit.
     pub number: u64,
     /// Changes, in order.
-    pub changes: Changes,
-    /// A filter that makes no sense, and why: then nothing comes of them.
+    pub changes: ChangeSet,
+    /// An invalid filter, and the reason. No change is applied then.
     pub wrong: Option<(u32, String)>,
 }
 
-/// A job, and for which program.
+/// A job, and the program that asked for it.
 #[derive(Debug)]
-pub struct Asked {
-    /// Whose it is, as the thread counts.
-    pub whose: u64,
-    /// The program's number for it.
+pub struct AddressedJob {
+    /// The program's number at the thread.
+    pub client: u64,
+    /// The program's number for this job.
     pub number: u64,
-    /// What it is.
-    pub job: Job,
+    /// The job.
+    pub job: SlowPathJob,
 }
 
-/// What both ends know.
+/// State that both ends share.
 #[derive(Debug, Default)]
-pub struct Shared {
-    /// The engine is in use.
+pub struct SlowPathShared {
+    /// True once the engine is in use.
     pub used: AtomicBool,
-    /// Cycles that the thread took for it and that its vnet has not been charged with.
-    pub owed: AtomicU64,
-    /// Vports that its node has.
+    /// Cycles that the thread spent for it, and that its vnet was not charged with yet.
+    pub outstanding_cycles: AtomicU64,
+    /// Number of vports of its node.
     pub vports: AtomicU64,
-    /// Programs that are connected.
+    /// Number of connected programs.
     pub programs: AtomicU64,
-    /// Why one of them was disconnected, the last one.
+    /// Reason for the last disconnection of a program.
     pub fault: Mutex<Option<String>>,
 }
 
 /// The thread's end.
 #[derive(Debug)]
-pub struct Desk {
+pub struct SlowPathHandle {
     /// Jobs to the engine.
-    pub to: Producer<Asked>,
-    /// Jobs that come back.
-    pub from: Consumer<Asked>,
-    /// What both know.
-    pub shared: Arc<Shared>,
+    pub to: Producer<AddressedJob>,
+    /// Jobs that the engine gives back.
+    pub from: Consumer<AddressedJob>,
+    /// State that both ends share.
+    pub shared: Arc<SlowPathShared>,
 }
 
-/// Where frames of programs go.
-pub struct Ways<'a> {
-    /// Where there are packets.
+/// Destinations of the frames that programs send.
+pub struct SlowPathOutputs<'a> {
+    /// Source of free packets.
     pub packets: &'a mut Packets,
     /// The node's ports.
     pub ports: Range<u16>,
-    /// In by their ports.
-    pub local: &'a mut Batch,
-    /// Out of their ports.
-    pub out: &'a mut Batch,
-    /// Ports of those that there was no packet for.
+    /// Frames that arrive at their ports.
+    pub local: &'a mut PacketBatch,
+    /// Frames that leave by their ports.
+    pub out: &'a mut PacketBatch,
+    /// Ports of frames that found no free packet.
     pub missed: &'a mut Vec<u16>,
-    /// Packets that may be taken.
+    /// Packets that frames may take.
     pub room: usize,
-    /// Where they wait.
+    /// Queues at the ports.
     pub queues: &'a mut dyn AtPorts,
 }
 
 /// The engine's end.
 #[derive(Debug)]
-pub struct SlowPath {
-    from: Consumer<Asked>,
-    to: Producer<Asked>,
-    // Behind the rings: it sees that they are gone.
+pub struct EngineSlowPath {
+    from: Consumer<AddressedJob>,
+    to: Producer<AddressedJob>,
+    // Declared after the rings, so that the reader finds them abandoned when it is rung.
     reader: RungLast,
-    shared: Arc<Shared>,
-    /// What is being done.
-    now: Option<Asked>,
-    /// What it has the engine do; `None` until a program has come.
+    shared: Arc<SlowPathShared>,
+    /// The current job.
+    now: Option<AddressedJob>,
+    /// Filters, actions and counters. `None` until the first program connects.
     pub actions: Option<Box<Actions>>,
 }
 
-impl SlowPath {
-    /// Both ends; `reader` is the thread's doorbell.
-    pub fn new(reader: Arc<Wake>) -> (Self, Desk) {
+impl EngineSlowPath {
+    /// Returns both ends. `reader` is the thread's doorbell.
+    pub fn new(reader: Arc<Wake>) -> (Self, SlowPathHandle) {
         let (to, from_desk) = RingBuffer::new(JOBS_MAX);
         let (to_desk, from) = RingBuffer::new(JOBS_MAX);
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<SlowPathShared>::default();
         let slowpath = Self {
             from: from_desk,
             to: to_desk,
@@ -150,20 +154,20 @@ impl SlowPath {
             now: None,
             actions: None,
         };
-        (slowpath, Desk { to, from, shared })
+        (slowpath, SlowPathHandle { to, from, shared })
     }
 
-    /// Whether there is nothing to do.
+    /// True if there is no work.
     pub fn is_idle(&self) -> bool {
         self.now.is_none()
             && self.from.is_empty()
             && self.actions.as_ref().is_none_or(|it| it.is_settled())
     }
 
-    /// How it is.
-    pub fn stats(&self) -> mux::SlowPathStats {
+    /// Returns its state.
+    pub fn stats(&self) -> mux::MuxSlowPathStats {
         let fault = self.shared.fault.try_lock().ok();
-        mux::SlowPathStats {
+        mux::MuxSlowPathStats {
             programs: self.shared.programs.load(Ordering::Relaxed) as u32,
             filters: self.actions.as_ref().map_or(0, |it| it.count()),
             memory_bytes: self.actions.as_ref().map_or(0, |it| it.memory()) as u64,
@@ -171,16 +175,20 @@ impl SlowPath {
         }
     }
 
-    /// Cycles that the thread took since this was asked before.
-    pub fn take_owed(&self) -> u64 {
-        match self.shared.owed.load(Ordering::Relaxed) {
+    /// Returns the cycles that the thread spent since the last call.
+    pub fn take_outstanding_cycles(&self) -> u64 {
+        match self.shared.outstanding_cycles.load(Ordering::Relaxed) {
             0 => 0,
-            _ => self.shared.owed.swap(0, Ordering::Relaxed),
+            _ => self.shared.outstanding_cycles.swap(0, Ordering::Relaxed),
         }
     }
 
-    /// Does what was asked, as long as `go_on` says. Returns whether there was anything to do.
-    pub fn tend(&mut self, ways: &mut Ways<'_>, mut go_on: impl FnMut() -> bool) -> bool {
+    /// Does jobs while `go_on` returns true. Returns true if there was work.
+    pub fn poll(
+        &mut self,
+        ways: &mut SlowPathOutputs<'_>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> bool {
         if !self.shared.used.load(Ordering::Relaxed) {
             self.shared.used.store(true, Ordering::Release);
             self.reader.0.ring();
@@ -202,7 +210,7 @@ impl SlowPath {
                 self.now = Some(asked);
                 break;
             }
-            // There is room: no more are under way.
+            // The ring has space: no more jobs are outstanding than it has slots.
             let _ = self.to.push(asked);
             done = true;
             if !go_on() {
@@ -215,17 +223,22 @@ impl SlowPath {
         true
     }
 
-    /// Goes on with a job; whether it is done.
-    fn act(&mut self, job: &mut Job, ways: &mut Ways<'_>, mut go_on: impl FnMut() -> bool) -> bool {
+    /// Continues with a job. True if it is done.
+    fn act(
+        &mut self,
+        job: &mut SlowPathJob,
+        ways: &mut SlowPathOutputs<'_>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> bool {
         match job {
-            Job::Actions(new) => std::mem::swap(&mut self.actions, new),
-            Job::Short(new) => {
+            SlowPathJob::Actions(new) => std::mem::swap(&mut self.actions, new),
+            SlowPathJob::Short(new) => {
                 self.actions.iter_mut().for_each(|it| std::mem::swap(&mut it.short, new));
             }
-            Job::Long(new) => {
+            SlowPathJob::Long(new) => {
                 self.actions.iter_mut().for_each(|it| std::mem::swap(&mut it.long, new));
             }
-            Job::Commit(all, done) => {
+            SlowPathJob::Commit(all, done) => {
                 let Some(actions) = &mut self.actions else { return true };
                 while let Some(commit) = all.get_mut(*done) {
                     let Commit { changes, wrong, .. } = commit;
@@ -238,20 +251,22 @@ impl SlowPath {
                     }
                 }
             }
-            Job::Count(numbers, counters) => {
+            SlowPathJob::Count(numbers, counters) => {
                 let numbers = numbers.start as usize..numbers.end as usize;
                 let all = self.actions.as_ref().and_then(|it| it.counters.get(numbers));
                 counters.extend_from_slice(all.unwrap_or_default());
             }
-            Job::Queues(vport, first, states, more) => {
+            SlowPathJob::Queues(vport, first, states, more) => {
                 if let Some(queues) = ways.queues.at(*vport) {
                     let room = states.capacity();
                     states.extend(queues.states((*first).into()).take(room));
                     *more = queues.count() > usize::from(*first) + states.len();
                 }
             }
-            Job::List(next, filters, more) => return self.list(next, filters, more, go_on),
-            Job::Send { out, vport, queue, bytes } => ways.send(*out, *vport, *queue, bytes),
+            SlowPathJob::List(next, filters, more) => return self.list(next, filters, more, go_on),
+            SlowPathJob::Send { out, vport, queue, bytes } => {
+                ways.send(*out, *vport, *queue, bytes)
+            }
         }
         true
     }
@@ -284,8 +299,8 @@ impl SlowPath {
     }
 }
 
-impl Ways<'_> {
-    /// A frame of a port that the node does not have is nobody's.
+impl SlowPathOutputs<'_> {
+    /// Sends a frame by a port of the node. Ignores frames for ports that the node does not have.
     fn send(&mut self, out: bool, vport: u8, queue: u16, bytes: &[u8]) {
         let port = self.ports.start + u16::from(vport);
         if !self.ports.contains(&port) {
@@ -301,5 +316,5 @@ impl Ways<'_> {
     }
 }
 
-/// Class of packets that a filter hands to the control guest.
+/// Punt class of packets that a filter sends to the control guest.
 pub const PUNTED_AS: PuntClass = PuntClass::Hook;

@@ -1,22 +1,23 @@
-//! When each of many is to be looked at again: whose time has come is found without a look at all of them.
+//! Timers of many numbered objects. A due object is found without checking all of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Not to be looked at.
+/// Time of an object without a timer.
 const NEVER: u64 = u64::MAX;
 
 /// One time for each number, or none.
 #[derive(Debug, Default)]
 pub struct Timers {
-    /// By number, nanoseconds.
+    /// Times by number, nanoseconds.
     due_ns: Vec<u64>,
-    /// All of these, the earliest on top; and earlier wishes for a later time, which count no more.
+    /// All of these times, the earliest on top. It may also have
+    /// outdated, later times of the same number, which are ignored.
     heap: BinaryHeap<Reverse<(u64, u16)>>,
 }
 
 impl Timers {
-    /// `number` is to be looked at by `at_ns`, if it is not before.
+    /// Sets the time of `number` to `at_ns`, unless it is already earlier.
     pub fn set(&mut self, number: u16, at_ns: u64) {
         let at = usize::from(number);
         if self.due_ns.len() <= at {
@@ -33,7 +34,7 @@ impl Timers {
         }
     }
 
-    /// One whose time has come, and which now has none; the earliest first.
+    /// Returns a number whose time has come, the earliest first, and clears its time.
     pub fn pop(&mut self, now_ns: u64) -> Option<u16> {
         loop {
             let Reverse((at_ns, number)) = *self.heap.peek().filter(|top| top.0.0 <= now_ns)?;
@@ -46,12 +47,12 @@ impl Timers {
         }
     }
 
-    /// No time is before this one, nanoseconds; `None` if there is none.
+    /// Returns a lower bound of all times, nanoseconds. `None` if there are none.
     pub fn next_ns(&self) -> Option<u64> {
         self.heap.peek().map(|top| top.0.0)
     }
 
-    /// Those that have a time.
+    /// Returns the numbers that have a time.
     pub fn numbers(&self) -> impl Iterator<Item = u16> {
         let due_ns = self.due_ns.iter().zip(0..);
         due_ns.filter(|(due_ns, _)| **due_ns != NEVER).map(|(_, number)| number)
@@ -64,10 +65,10 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a scan over all of them, which looks at each when its time has come, and for a time in between
-        /// at nobody.
+        /// Compares with a scan that checks each number when its
+        /// time has come. At an earlier time, neither finds any.
         #[test]
-        fn pops_what_a_scan_finds(
+        fn timers_match_a_linear_scan(
             steps in prop::collection::vec((0u16..40, 0u64..1000, 0u64..30), 1..500),
         ) {
             let (mut timers, mut scan, mut now_ns) = (Timers::default(), [NEVER; 40], 0);

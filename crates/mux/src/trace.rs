@@ -1,88 +1,90 @@
-//! One frame followed from its arrival to its end.
+//! Traces one frame from its arrival to its end.
 //!
-//! A traced frame carries a mark, and through a guest the mark's last byte, which is the number in the
-//! tag; stages are noted under it. Copies that a guest makes are followed as well: a trace ends with
-//! the last of them. A mark is given once: a frame that outlives its trace, in a queue or in a guest,
-//! is none of the next one's.
+//! A traced frame carries a mark. Through a guest it carries only the mark's last byte,
+//! the number in the tag. Stages are recorded by mark. Copies that a guest makes are
+//! traced as well; a trace ends with the last of them. Each mark is used once. So a frame
+//! that outlives its trace, in a queue or in a guest, is not part of the next trace.
 
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use pdp_proto::mux::{Match, Program, TraceStage};
+use pdp_proto::mux::{BpfProgram, BytePattern, TraceStage};
 use pdp_proto::trace::matches;
 
-/// Traces of one worker at a time: all that pdpd shares out (`shared` of pdp-spec).
+/// Traces of one worker at a time: all that pdpd permits (`shared` of pdp-spec).
 pub const TRACES_MAX: usize = 16;
 
-/// Numbers in tags: 1..=NUMBERS, given in turn.
+/// Numbers in tags are 1..=NUMBERS, in rotation.
 const NUMBERS: u32 = u8::MAX as u32;
 
-/// Stages of one trace; what follows is left out.
+/// Stages of one trace. Later ones are not recorded.
 const STAGES_MAX: usize = 256;
 
-/// A wish to follow the next frame that has these bytes.
+/// Request to trace the next frame that matches.
 #[derive(Debug)]
-pub struct Wish {
-    /// By which it can be taken back.
+pub struct PendingTrace {
+    /// Number by which the request can be cancelled.
     pub ticket: u64,
-    /// Which frame.
-    pub filter: Vec<Match>,
-    /// And of those, which.
-    pub program: Option<Program>,
-    /// Where the stages go.
+    /// Matches that the frame must fulfil.
+    pub filter: Vec<BytePattern>,
+    /// Program that the frame must also match.
+    pub program: Option<BpfProgram>,
+    /// Channel for the recorded stages.
     pub reply: Sender<Vec<TraceStage>>,
 }
 
 #[derive(Debug)]
-struct Trace {
+struct FrameTrace {
     mark: u32,
     vnet: u16,
-    wish: Wish,
+    wish: PendingTrace,
     since: Instant,
     open: usize,
     stages: Vec<TraceStage>,
 }
 
-/// The traces of a worker.
+/// Traces of a worker.
 #[derive(Debug, Default)]
 pub struct Tracer {
-    /// Marks given so far.
+    /// Marks used so far.
     given: u32,
-    traces: [Option<Trace>; TRACES_MAX],
+    traces: [Option<FrameTrace>; TRACES_MAX],
 }
 
-impl Wish {
-    /// Whether it is of this frame.
+impl PendingTrace {
+    /// True if the request matches this frame.
     pub fn wants(&self, frame: &[u8]) -> bool {
         matches(frame, &self.filter) && self.program.as_ref().is_none_or(|it| it.matches(frame))
     }
 }
 
 impl Tracer {
-    /// Begins to follow a frame of the vnet in slot `vnet`. Returns its mark, 0 if too many are
-    /// followed already (the wish is given up then).
-    pub fn start(&mut self, vnet: u16, wish: Wish) -> u32 {
+    /// Begins to trace a frame of the vnet in slot `vnet`. Returns its mark.
+    /// Returns 0 and gives up the request if too many traces are running.
+    pub fn start(&mut self, vnet: u16, wish: PendingTrace) -> u32 {
         let Some(free) = self.traces.iter().position(Option::is_none) else { return 0 };
         let (since, stages) = (Instant::now(), vec![]);
         let mark = loop {
             let (turn, number) = (self.given / NUMBERS, self.given % NUMBERS + 1);
             self.given = self.given.wrapping_add(1);
-            // The number of one that still goes on is left out.
+            // Skips numbers of running traces.
             if self.traces.iter().flatten().all(|trace| trace.mark & 0xff != number) {
                 break turn << 8 | number;
             }
         };
-        self.traces[free] = Some(Trace { mark, vnet, wish, since, open: 1, stages });
+        self.traces[free] = Some(FrameTrace { mark, vnet, wish, since, open: 1, stages });
         mark
     }
 
-    /// The mark for the number that a guest of `vnet` gave, 0 if it is none of that vnet's.
+    /// Returns the mark for the number that a guest of
+    /// `vnet` gave, or 0 if no trace of that vnet has it.
     pub fn mark(&self, vnet: u16, number: u8) -> u32 {
-        let is_it = |trace: &&Trace| trace.vnet == vnet && trace.mark & 0xff == u32::from(number);
+        let is_it =
+            |trace: &&FrameTrace| trace.vnet == vnet && trace.mark & 0xff == u32::from(number);
         self.traces.iter().flatten().find(is_it).map_or(0, |trace| trace.mark)
     }
 
-    /// Notes a stage of the frame with this mark.
+    /// Records a stage of the frame with this mark.
     pub fn note(&mut self, mark: u32, stage: &str, detail: impl FnOnce() -> String) {
         if mark != 0
             && let Some(trace) = self.get(mark)
@@ -93,7 +95,7 @@ impl Tracer {
         }
     }
 
-    /// One more frame has this mark.
+    /// Notes that one more frame has this mark.
     pub fn copied(&mut self, mark: u32) {
         if mark != 0
             && let Some(trace) = self.get(mark)
@@ -102,7 +104,7 @@ impl Tracer {
         }
     }
 
-    /// A frame with this mark has ended.
+    /// Notes that a frame with this mark has ended.
     pub fn end(&mut self, mark: u32, stage: &str, detail: impl FnOnce() -> String) {
         if mark == 0 {
             return;
@@ -111,21 +113,22 @@ impl Tracer {
         let Some(trace) = self.get(mark) else { return };
         trace.open -= 1;
         if trace.open == 0 {
-            let ended = |trace: &mut Trace| trace.mark == mark;
+            let ended = |trace: &mut FrameTrace| trace.mark == mark;
             let trace = self.traces.iter_mut().find_map(|place| place.take_if(ended));
-            // Whoever asked may have gone away.
+            // The requester may be gone.
             let _ = trace.map(|trace| trace.wish.reply.send(trace.stages));
         }
     }
 
-    /// Stops following; returns what is known so far.
+    /// Cancels a trace. Returns the stages recorded so far.
     pub fn cancel(&mut self, ticket: u64) -> Option<Vec<TraceStage>> {
-        let is_it = |trace: &Option<Trace>| trace.as_ref().is_some_and(|t| t.wish.ticket == ticket);
+        let is_it =
+            |trace: &Option<FrameTrace>| trace.as_ref().is_some_and(|t| t.wish.ticket == ticket);
         let index = self.traces.iter().position(is_it)?;
         self.traces[index].take().map(|trace| trace.stages)
     }
 
-    fn get(&mut self, mark: u32) -> Option<&mut Trace> {
+    fn get(&mut self, mark: u32) -> Option<&mut FrameTrace> {
         self.traces.iter_mut().flatten().find(|trace| trace.mark == mark)
     }
 }
@@ -138,7 +141,8 @@ mod tests {
     fn a_trace_ends_with_its_last_copy() {
         let (reply, stages) = std::sync::mpsc::channel();
         let mut tracer = Tracer::default();
-        let mark = tracer.start(3, Wish { ticket: 1, filter: vec![], program: None, reply });
+        let mark =
+            tracer.start(3, PendingTrace { ticket: 1, filter: vec![], program: None, reply });
         assert_eq!(tracer.mark(3, mark as u8), mark);
         assert_eq!(tracer.mark(4, mark as u8), 0, "another vnet's");
         assert_eq!(tracer.mark(3, 0), 0);
@@ -151,12 +155,13 @@ mod tests {
         tracer.end(mark, "send", || unreachable!());
     }
 
-    /// A frame that waits somewhere while its trace is given up is none of the next trace's, in
-    /// whatever vnet that is; nor is one of whose number a guest says too much.
+    /// A frame that outlives its cancelled trace does not appear in the next one,
+    /// in any vnet. Nor does a frame for which a guest gives a wrong number.
     #[test]
-    fn what_outlives_its_trace_is_not_taken_for_another() {
+    fn frame_outliving_its_trace_joins_no_other() {
         let (reply, stages) = std::sync::mpsc::channel();
-        let wish = |ticket| Wish { ticket, filter: vec![], program: None, reply: reply.clone() };
+        let wish =
+            |ticket| PendingTrace { ticket, filter: vec![], program: None, reply: reply.clone() };
         let mut tracer = Tracer::default();
         let slow = tracer.start(3, wish(1));
         assert!(tracer.cancel(1).is_some());

@@ -1,128 +1,130 @@
-//! A vnet as its worker has it: nodes, their ports, and how they are joined.
+//! A vnet at its worker: nodes, their ports, and the vlinks between them.
 //!
-//! Made by the control thread from what pdpd wants ([`Vnet::new`]); the worker then moves
-//! everything that lives (connections, queues, counters) from the one it had
-//! ([`Vnet::take_over`]).
+//! The control thread creates it from pdpd's request ([`MuxVnet::new`]). The worker then moves all
+//! runtime state (connections, queues, counters) from the old vnet into it
+//! ([`MuxVnet::take_over`]).
 
 use std::mem;
 use std::ops::Range;
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 use pdp_proto::mux::{
-    self, Attach, End, GuestStats, Match, PUNT_CLASSES, QueueStats, Rate, VnetStats,
+    self, AttachMode, BytePattern, MuxGuestStats, MuxQueueStats, MuxVnetStats, PUNT_CLASSES, Rate,
+    VlinkEnd,
 };
 use pdp_wire::tag::PuntClass;
 
-use crate::capture::Sink;
+use crate::capture::CaptureSink;
+use crate::channel::{PULL_FRAMES, PeerChannel, PeerConnection};
 use crate::core::Core;
-use crate::counters::{Counted, PortCounters, Reason};
-use crate::distribute::{Candidate, Distributor, FLOW_SLOTS};
-use crate::encapsulate::Way;
-use crate::engine::Engine;
-use crate::lane::{Lane, Link, PULL_FRAMES};
-use crate::line::Line;
+use crate::counters::{NodeCounters, PortCounters, Reason};
+use crate::delay_line::DelayLine;
+use crate::distribute::{Distributor, FLOW_SLOTS, GuestCandidate};
+use crate::encapsulate::VlinkPath;
+use crate::engine::VrouterEngine;
 use crate::meter::Stage;
-use crate::order::Order;
-use crate::packets::Batch;
-use crate::peer::{Guest, Silence};
+use crate::order::CompletionOrder;
+use crate::packets::PacketBatch;
+use crate::peer::{MuxGuest, Silence};
 use crate::police::TokenBucket;
 use crate::queues::{Buffers, Queues};
-use crate::segment::Segment;
-use crate::shape::{Held, LOCAL_RATE, Shaper};
+use crate::segment::MuxSegment;
+use crate::shape::{LOCAL_RATE, PendingFrames, Shaper};
 use crate::timers::Timers;
-use crate::trace::Wish;
+use crate::trace::PendingTrace;
 
-/// A vnet without work for this long rests, nanoseconds.
-pub const REST_NS: u64 = 1_000_000;
+/// A vnet without work for this long goes idle, nanoseconds.
+pub const IDLE_NS: u64 = 1_000_000;
 
-/// The weight of a vnet whose guests have less power in all, or that has none.
+/// Weight of a vnet whose guests have less power in total, or that has no guests.
 pub const WEIGHT_MIN: u32 = 10;
 
-/// A guest that has frames and completes nothing for this long is taken for dead. One with a small share
-/// of a core has more time: see `silence_max` in [`crate::dispatch`].
+/// A guest that has frames and completes nothing for this long is considered dead. One
+/// with a small part of a core has more time: see `silence_max` in [`crate::dispatch`].
 pub const SILENCE_NS_MAX: u64 = 2_000_000_000;
 
-/// Time between two looks whether guests complete anything, nanoseconds. Looks are counted, not time: a
-/// mux or a machine that stood still has not looked.
+/// Time between two checks of the guests' progress, nanoseconds. Checks are counted
+/// instead of time, because a mux or a machine that stood still did not check.
 pub const CHECK_NS: u64 = SILENCE_NS_MAX / 8;
 
 const NO_LIMITS: [Rate; PUNT_CLASSES] = [Rate { bps: 0, pps: 0 }; PUNT_CLASSES];
 
-/// Of an end outside: what it carries is looked at where a frame is wrapped.
+/// MTU of an external end's port. The actual limit is checked when a frame is encapsulated.
 const OWN_MTU: u32 = u16::MAX as u32;
 
-/// Where a peer of a node is connected: as a guest, and by which of its lanes; or else as the TAP helper.
-pub(crate) type Seat = Option<(usize, usize)>;
+/// Connection of a node's peer: the indices of a guest
+/// and of its channel, or `None` for the TAP helper.
+pub(crate) type PeerIndex = Option<(usize, usize)>;
 
-/// Whose frames are taken next: one connection after the other has its part, also if that takes several
-/// rounds.
+/// Peer whose frames are taken next. Each connection in
+/// turn gets its part, even if that takes several rounds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Source {
+pub(crate) struct PeerCursor {
     pub(crate) node: usize,
-    pub(crate) seat: Seat,
+    pub(crate) peer: PeerIndex,
     /// Frames left of the connection's part.
     pub(crate) left: usize,
 }
 
-impl Default for Source {
+impl Default for PeerCursor {
     fn default() -> Self {
-        Self { node: 0, seat: None, left: PULL_FRAMES }
+        Self { node: 0, peer: None, left: PULL_FRAMES }
     }
 }
 
 /// A vnet.
 #[derive(Debug)]
-pub struct Vnet {
-    /// Its slot in the worker.
+pub struct MuxVnet {
+    /// Slot in the worker.
     pub slot: u16,
     /// See [`crate::classify::PortRef`].
     pub generation: u32,
-    /// Its name.
+    /// Name of the vnet.
     pub name: String,
-    pub(crate) police: Limit,
-    /// Where it takes over from a vnet with the same ports: those that are to be otherwise.
+    pub(crate) police: RateLimit,
+    /// Ports that have changed, if it takes over from a vnet with the same ports.
     pub changed: Option<Vec<u16>>,
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) ports: Vec<Port>,
-    /// Those of them that are ends outside by themselves.
+    pub(crate) nodes: Vec<MuxNode>,
+    pub(crate) ports: Vec<MuxPort>,
+    /// Ports that are external ends by themselves.
     pub(crate) own_ports: Range<usize>,
-    pub(crate) segments: Vec<Segment>,
-    /// Frames that vlinks inside the node brought.
-    pub(crate) local: Batch,
-    /// Frames that an engine had no time for in the visit before.
-    pub(crate) late: Batch,
-    /// When ports are looked at whose vlinks have frames waiting.
+    pub(crate) segments: Vec<MuxSegment>,
+    /// Frames that vlinks inside the node delivered.
+    pub(crate) local: PacketBatch,
+    /// Frames that an engine had no time for in the last visit.
+    pub(crate) engine_backlog: PacketBatch,
+    /// Times when ports are checked whose vlinks have queued or delayed frames.
     pub(crate) timers: Timers,
-    /// Frames waiting in all vlinks.
+    /// Frames that wait at all vlinks, in packets.
     pub(crate) waiting: usize,
-    /// What all queues of its have set aside for them.
+    /// Packets that are reserved for all of its queues.
     pub(crate) buffers: Buffers,
-    /// Whose frames are taken next.
-    pub(crate) source: Source,
-    /// When it was last looked whether its guests complete anything, nanoseconds.
+    /// Peer whose frames are taken next.
+    pub(crate) source: PeerCursor,
+    /// Time of the last check of its guests' progress, nanoseconds.
     pub(crate) checked_ns: u64,
-    /// When it last had work, nanoseconds.
+    /// Time when it last had work, nanoseconds.
     busy_ns: u64,
-    /// Whether a node has an engine.
+    /// True if a node has an engine.
     pub(crate) has_engines: bool,
-    /// What its engines are guaranteed of its worker's time, of [`mux::POWER_WHOLE`].
+    /// Part of its worker's time that its engines are guaranteed, of [`mux::POWER_WHOLE`].
     pub(crate) power: u32,
-    /// What visits took, cycles.
+    /// Cycles that visits took.
     pub(crate) used_cycles: u64,
-    /// Frames that this visit may take of its peers.
+    /// Frames that this visit may take from its peers.
     pub(crate) frames_max: usize,
-    /// Whether a peer may sleep through what it was shown, so that it is to be asked again when it is time.
-    pub(crate) asks: bool,
+    /// True if a peer may have missed a notification and must be notified again.
+    pub(crate) must_renotify: bool,
 }
 
-/// A bucket and the rate that it was made for.
+/// A token bucket, and the rate that it was made for.
 #[derive(Debug)]
-pub(crate) struct Limit {
+pub(crate) struct RateLimit {
     rate: Rate,
     pub(crate) bucket: TokenBucket,
 }
 
-impl Limit {
+impl RateLimit {
     fn new(rate: Rate) -> Self {
         Self { rate, bucket: TokenBucket::limit(rate) }
     }
@@ -136,52 +138,52 @@ impl Limit {
 
 /// A vrouter or a host.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct MuxNode {
     pub(crate) name: String,
-    /// Its first port among the vnet's.
+    /// Index of its first port among the vnet's.
     pub(crate) first: usize,
     pub(crate) count: usize,
-    pub(crate) tap: Option<Box<Link>>,
-    pub(crate) router: Option<Router>,
+    pub(crate) tap: Option<Box<PeerConnection>>,
+    pub(crate) router: Option<MuxRouter>,
 }
 
-impl Node {
-    /// Its ports among the vnet's, which has no more than 16,384.
+impl MuxNode {
+    /// Returns its ports among the vnet's, which has at most 16,384.
     pub(crate) fn ports(&self) -> Range<u16> {
         self.first as u16..(self.first + self.count) as u16
     }
 
-    /// What forwards in the place of guests.
+    /// Returns the engine that forwards instead of guests.
     #[inline]
-    pub(crate) fn engine(&mut self) -> Option<&mut Engine> {
+    pub(crate) fn engine(&mut self) -> Option<&mut VrouterEngine> {
         self.router.as_mut()?.engine.as_deref_mut()
     }
 
-    pub(crate) fn guests(&self) -> impl Iterator<Item = &Guest> {
+    pub(crate) fn guests(&self) -> impl Iterator<Item = &MuxGuest> {
         self.router.iter().flat_map(|router| &router.guests)
     }
 
-    /// The guest with this number.
-    fn guest(&mut self, number: u32) -> Option<&mut Guest> {
+    /// Returns the guest with this number.
+    fn guest(&mut self, number: u32) -> Option<&mut MuxGuest> {
         let mut guests = self.router.iter_mut().flat_map(|router| &mut router.guests);
         guests.find(|guest| guest.spec.number == number)
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Router {
-    pub(crate) guests: Vec<Guest>,
+pub(crate) struct MuxRouter {
+    pub(crate) guests: Vec<MuxGuest>,
     pub(crate) distributor: Distributor,
-    pub(crate) order: Order,
-    pub(crate) filters: Vec<(Vec<Match>, PuntClass)>,
-    /// Forwards in the place of guests.
-    pub(crate) engine: Option<Box<Engine>>,
-    /// Link addresses of the node's ports.
+    pub(crate) order: CompletionOrder,
+    pub(crate) filters: Vec<(Vec<BytePattern>, PuntClass)>,
+    /// Engine that forwards instead of guests.
+    pub(crate) engine: Option<Box<VrouterEngine>>,
+    /// MAC addresses of the node's ports.
     pub(crate) macs: Vec<[u8; 6]>,
 }
 
-impl Router {
-    /// Shares frames out among those who are connected now and do not leave.
+impl MuxRouter {
+    /// Distributes frames to the guests that are connected and not about to leave.
     pub(crate) fn redistribute(&mut self) {
         let guests = self.guests.iter();
         let holds = guests.clone().map(|guest| (guest.spec.number, guest.outstanding.len()));
@@ -192,31 +194,31 @@ impl Router {
 
 /// A port of a node.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct MuxPort {
     pub(crate) name: String,
     pub(crate) node: usize,
-    /// The vport: its place in the node, of which no more than 256 are used.
+    /// Vport: its index in the node, of which at most 256 are used.
     pub(crate) index: u8,
     pub(crate) mtu: u32,
     pub(crate) counters: PortCounters,
-    pub(crate) punts: [Limit; PUNT_CLASSES],
+    pub(crate) punts: [RateLimit; PUNT_CLASSES],
     pub(crate) link: Option<PortLink>,
-    pub(crate) captures: Vec<Sink>,
-    pub(crate) wish: Option<Wish>,
-    /// Of an end outside: where its frames go on to.
-    pub(crate) onward: Option<Onward>,
+    pub(crate) captures: Vec<CaptureSink>,
+    pub(crate) wish: Option<PendingTrace>,
+    /// For an external end: where its frames are relayed to.
+    pub(crate) relay: Option<RelayTarget>,
 }
 
-/// Where a vlink takes what comes by an end outside that is a port of its own.
+/// Destination of frames that arrive at an external end which is a port of its own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Onward {
+pub(crate) enum RelayTarget {
     /// Out of this port.
     Out(u16),
-    /// Into this one of the vnet's segments, by this end of it.
+    /// Into the vnet's segment with this number, by this end of it.
     Segment(u16, u8),
 }
 
-impl Port {
+impl MuxPort {
     fn new(name: &str, node: usize, index: usize, mtu: u32, punts: [Rate; PUNT_CLASSES]) -> Self {
         Self {
             name: name.into(),
@@ -224,35 +226,35 @@ impl Port {
             index: index as u8,
             mtu,
             counters: PortCounters::default(),
-            punts: punts.map(Limit::new),
+            punts: punts.map(RateLimit::new),
             link: None,
             captures: vec![],
             wish: None,
-            onward: None,
+            relay: None,
         }
     }
 
-    /// Packets that wait in its vlink.
+    /// Returns the packets that wait in its vlink.
     fn waiting(&self) -> usize {
         self.link.as_ref().map_or(0, PortLink::waiting)
     }
 
-    /// What its queues have set aside for them.
+    /// Returns the packets that are reserved for its queues.
     fn buffers(&self) -> Buffers {
         self.link.as_ref().map_or_else(Buffers::default, |link| link.shaper.buffers())
     }
 
-    /// Its queues, where there are several.
+    /// Returns its queues, if there are several.
     pub(crate) fn several_queues(&mut self) -> Option<&mut Queues> {
         self.link.as_mut()?.shaper.queues()
     }
 
-    /// Counters of its queues, from one of them on.
-    pub(crate) fn queues(&self, from: usize) -> impl Iterator<Item = QueueStats> {
+    /// Returns the counters of its queues, beginning with queue `from`.
+    pub(crate) fn queues(&self, from: usize) -> impl Iterator<Item = MuxQueueStats> {
         self.link.iter().flat_map(move |link| link.shaper.stats(from))
     }
 
-    /// Frames that do.
+    /// Returns the frames that wait in its vlink, in packets or delayed.
     fn in_flight(&self) -> usize {
         self.waiting() + self.link.as_ref().map_or(0, PortLink::delayed)
     }
@@ -262,82 +264,84 @@ impl Port {
 #[derive(Debug)]
 pub(crate) struct PortLink {
     pub(crate) up: bool,
-    pub(crate) way: Way,
+    pub(crate) path: VlinkPath,
     pub(crate) shaper: Shaper,
-    /// What is done to frames on purpose, and those that wait for that.
-    pub(crate) line: Option<Box<Line>>,
-    /// Frames that wait for the next hop of the tunnel or for the interface's capacity.
-    pub(crate) held: Held,
-    /// Name of the vlink and its other end, to know it again.
-    identity: (String, End),
+    /// Impairments of the vlink, and the delayed frames.
+    pub(crate) delay_line: Option<Box<DelayLine>>,
+    /// Frames that are pending on the tunnel's next hop or on the interface's capacity.
+    pub(crate) pending: PendingFrames,
+    /// Name of the vlink and its other end, to find it again after a change.
+    identity: (String, VlinkEnd),
 }
 
 impl PortLink {
-    /// Of end `at` of a vlink towards `far`, by `way`, at `default` if it has no rate.
-    fn new(vlink: &mux::Vlink, at: usize, far: &End, way: Way, default: Rate) -> Self {
-        let leaving = vlink.leaving(at);
+    /// Creates end `at` of a vlink towards `far`, with path
+    /// `way`. The rate is `default` if none is configured.
+    fn new(vlink: &mux::Vlink, at: usize, far: &VlinkEnd, way: VlinkPath, default: Rate) -> Self {
+        let leaving = vlink.egress(at);
         Self {
             up: vlink.up,
-            way,
-            line: Line::of(&leaving),
+            path: way,
+            delay_line: DelayLine::of(&leaving),
             shaper: Shaper::new(&leaving, vlink.queues(at), default),
-            held: Held::default(),
+            pending: PendingFrames::default(),
             identity: (vlink.name.clone(), far.clone()),
         }
     }
 
-    /// Goes on with what waits in packets where `old` stopped.
+    /// Takes over the frames in packets from `old`.
     fn take_over(&mut self, old: &mut Self, now_ns: u64) {
-        self.held = mem::take(&mut old.held);
+        self.pending = mem::take(&mut old.pending);
         self.shaper.take_over(&mut old.shaper);
-        if self.way.class().is_some() && self.shaper.waits_for_capacity() {
-            // It had several queues and now has one, which is behind the rate.
-            self.shaper.drain().for_each(|packet| self.held.push(now_ns, packet));
+        if self.path.traffic_class().is_some() && self.shaper.waits_for_capacity() {
+            // The end had several queues and now has one, which precedes the capacity.
+            self.shaper.drain().for_each(|packet| self.pending.push(now_ns, packet));
         }
     }
 
-    /// Packets that wait for its rate or for its tunnel.
+    /// Returns the packets that wait for its rate or for its tunnel.
     pub(crate) fn waiting(&self) -> usize {
-        self.shaper.waiting() + self.held.len()
+        self.shaper.waiting() + self.pending.len()
     }
 
-    /// Frames that wait for its delay.
+    /// Returns the delayed frames.
     fn delayed(&self) -> usize {
-        self.line.as_ref().map_or(0, |line| line.waiting())
+        self.delay_line.as_ref().map_or(0, |line| line.waiting())
     }
 
-    /// Takes what waits in packets.
-    fn drain(&mut self) -> impl Iterator<Item = Packet> {
-        std::iter::from_fn(|| self.held.pop()).chain(self.shaper.drain())
+    /// Removes and returns the packets that wait.
+    fn drain(&mut self) -> impl Iterator<Item = PacketBuffer> {
+        std::iter::from_fn(|| self.pending.pop()).chain(self.shaper.drain())
     }
 }
 
-/// Who connects.
+/// Peer that connects to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
+pub enum NodePeer {
     /// The node's TAP helper.
     Tap,
     /// The forwarding guest with this number.
     Guest(u32),
 }
 
-impl Vnet {
-    /// As `spec` says, but for engines ([`Vnet::set_engines`]); `outside` makes the outside ends. What `spec` refers to exists: see
-    /// [`crate::control::check`].
+impl MuxVnet {
+    /// Creates the vnet that `spec` describes, without engines
+    /// ([`MuxVnet::set_engines`]). `outside` creates the external ends. All
+    /// references in `spec` must be valid: see [`crate::control::check`].
     pub fn new(
-        spec: &mux::Vnet,
+        spec: &mux::VnetConfig,
         slot: u16,
         generation: u32,
-        mut outside: impl FnMut(usize, &End) -> Option<Way>,
+        mut outside: impl FnMut(usize, &VlinkEnd) -> Option<VlinkPath>,
     ) -> Self {
         let mut nodes = Vec::new();
         let mut ports = Vec::new();
         for node in &spec.nodes {
             let limits = node.router.as_ref().map_or(NO_LIMITS, |router| router.punt_limits);
             for (index, port) in node.ports.iter().enumerate() {
-                ports.push(Port::new(&port.name, nodes.len(), index, port.mtu, limits));
+                ports.push(MuxPort::new(&port.name, nodes.len(), index, port.mtu, limits));
             }
-            nodes.push(Node {
+            nodes.push(MuxNode {
                 name: node.name.clone(),
                 first: ports.len() - node.ports.len(),
                 count: node.ports.len(),
@@ -349,44 +353,44 @@ impl Vnet {
         let own_ports = ports.len()..ports.len() + own.len();
         if !own.is_empty() {
             for (index, end) in own.iter().enumerate() {
-                ports.push(Port::new(end.name, nodes.len(), index, OWN_MTU, NO_LIMITS));
+                ports.push(MuxPort::new(end.name, nodes.len(), index, OWN_MTU, NO_LIMITS));
             }
             let (name, first, count) = (mux::OUTSIDE.into(), own_ports.start, own.len());
-            nodes.push(Node { name, first, count, tap: None, router: None });
+            nodes.push(MuxNode { name, first, count, tap: None, router: None });
         }
         let mut vnet = Self {
             slot,
             generation,
             name: spec.name.clone(),
-            police: Limit::new(spec.police.unwrap_or(Rate { bps: 0, pps: 0 })),
+            police: RateLimit::new(spec.police.unwrap_or(Rate { bps: 0, pps: 0 })),
             changed: None,
             nodes,
             ports,
             own_ports: own_ports.clone(),
             segments: vec![],
             local: vec![],
-            late: vec![],
+            engine_backlog: vec![],
             timers: Timers::default(),
             waiting: 0,
             buffers: Buffers::default(),
-            source: Source::default(),
+            source: PeerCursor::default(),
             checked_ns: 0,
             busy_ns: 0,
             has_engines: false,
             power: 0,
             used_cycles: 0,
             frames_max: usize::MAX,
-            asks: true,
+            must_renotify: true,
         };
         for (number, vlink) in spec.vlinks.iter().enumerate() {
             let ([a, b], true) = (vlink.ends.as_slice(), vlink.is_wire()) else { continue };
             for (end, near, far) in [(0, a, b), (1, b, a)] {
                 let Some(at) = vnet.port_of(near) else { continue };
                 let way = match vnet.port_of(far) {
-                    Some(far) => Some(Way::Port(far as u16)),
+                    Some(far) => Some(VlinkPath::Port(far as u16)),
                     None => outside(number, far),
                 };
-                let default = if matches!(way, Some(Way::Port(_))) {
+                let default = if matches!(way, Some(VlinkPath::Port(_))) {
                     LOCAL_RATE
                 } else {
                     Rate { bps: 0, pps: 0 }
@@ -403,22 +407,23 @@ impl Vnet {
             if vlink.segment.is_none()
                 && let Some(other) = firsts[end.vlink].replace(at)
             {
-                vnet.ports[at].onward = Some(Onward::Out(other as u16));
-                vnet.ports[other].onward = Some(Onward::Out(at as u16));
+                vnet.ports[at].relay = Some(RelayTarget::Out(other as u16));
+                vnet.ports[other].relay = Some(RelayTarget::Out(at as u16));
             }
         }
         for vlink in &spec.vlinks {
             vnet.add_segment(vlink);
         }
-        vnet.buffers = vnet.ports.iter().map(Port::buffers).fold(Buffers::default(), Buffers::and);
+        vnet.buffers =
+            vnet.ports.iter().map(MuxPort::buffers).fold(Buffers::default(), Buffers::and);
         vnet
     }
 
-    /// Gives vrouters that the mux forwards for, as `spec` says, what does so.
+    /// Creates the engines of the vrouters that the mux itself forwards for, as `spec` says.
     pub fn set_engines<E>(
         &mut self,
-        spec: &mux::Vnet,
-        mut engine: impl FnMut(&mux::Engine) -> Result<Engine, E>,
+        spec: &mux::VnetConfig,
+        mut engine: impl FnMut(&mux::EngineConfig) -> Result<VrouterEngine, E>,
     ) -> Result<(), E> {
         self.power = spec.power();
         for (node, spec) in self.nodes.iter_mut().zip(&spec.nodes) {
@@ -431,40 +436,40 @@ impl Vnet {
         Ok(())
     }
 
-    /// Has the ports at the ends of a segment, each with its place there.
+    /// Adds a segment, and connects the ports at its ends.
     fn add_segment(&mut self, vlink: &mux::Vlink) {
         let Some(spec) = vlink.segment else { return };
         let ports: Vec<_> = vlink.ends.iter().filter_map(|end| self.port_of(end)).collect();
-        let tunnel = |end: &End| match end {
-            End::Port { .. } => false,
-            End::External { by, .. } => by.tunnel().is_some(),
+        let tunnel = |end: &VlinkEnd| match end {
+            VlinkEnd::Port { .. } => false,
+            VlinkEnd::External { by, .. } => by.tunnel().is_some(),
         };
         let ends = ports.iter().map(|at| *at as u16).zip(vlink.ends.iter().map(tunnel));
         let flood = Rate { bps: 0, pps: spec.flood_pps };
         let at = self.segments.len() as u16;
         for (place, (port, end)) in (0..=u8::MAX).zip(ports.iter().zip(&vlink.ends)) {
             match end {
-                End::External { .. } => {
-                    self.ports[*port].onward = Some(Onward::Segment(at, place));
+                VlinkEnd::External { .. } => {
+                    self.ports[*port].relay = Some(RelayTarget::Segment(at, place));
                 }
-                End::Port { .. } => {
-                    let way = Way::Segment(at, place);
+                VlinkEnd::Port { .. } => {
+                    let way = VlinkPath::Segment(at, place);
                     let link = PortLink::new(vlink, place.into(), end, way, LOCAL_RATE);
                     self.ports[*port].link = Some(link);
                 }
             }
         }
         let addresses = spec.addresses as usize;
-        self.segments.push(Segment::new(vlink.name.clone(), addresses, flood, ends));
+        self.segments.push(MuxSegment::new(vlink.name.clone(), addresses, flood, ends));
     }
 
-    fn port_of(&self, end: &End) -> Option<usize> {
+    fn port_of(&self, end: &VlinkEnd) -> Option<usize> {
         match end {
-            End::Port { node, port } => {
+            VlinkEnd::Port { node, port } => {
                 let node = self.nodes.iter().find(|known| known.name == *node)?;
                 Some(node.first + usize::from(*port)).filter(|_| usize::from(*port) < node.count)
             }
-            End::External { name, .. } => {
+            VlinkEnd::External { name, .. } => {
                 let own = &self.ports[self.own_ports.clone()];
                 let at = own.binary_search_by(|port| port.name.cmp(name)).ok()?;
                 Some(self.own_ports.start + at)
@@ -472,20 +477,21 @@ impl Vnet {
         }
     }
 
-    /// Its part of a worker's time beside others': the sum of its guests' shares, thousandths of a core,
-    /// and at least [`WEIGHT_MIN`]. What engines are guaranteed counts for none: it comes before
-    /// ([`crate::turns`]), and what is left is for the moving of frames.
+    /// Returns its weight for the worker's time: the sum of its guests' shares, thousandths of a
+    /// core, and at least [`WEIGHT_MIN`]. Guaranteed power of engines does not count. It is served
+    /// first ([`crate::vnet_scheduler`]), and the weight divides the rest of the time for moving
+    /// frames.
     pub fn weight(&self) -> u32 {
         let weights = self.guests().map(|guest| guest.spec.weight);
         weights.fold(0, u32::saturating_add).max(WEIGHT_MIN)
     }
 
-    fn guests(&self) -> impl Iterator<Item = &Guest> {
-        self.nodes.iter().flat_map(Node::guests)
+    fn guests(&self) -> impl Iterator<Item = &MuxGuest> {
+        self.nodes.iter().flat_map(MuxNode::guests)
     }
 
-    /// Why a frame for a port is dropped that finds no room to wait for a visit.
-    pub(crate) fn behind(&self, port: u16) -> Reason {
+    /// Returns the drop reason for frames of a port that can't be queued for a visit.
+    pub(crate) fn queue_drop_reason(&self, port: u16) -> Reason {
         let node = self.ports.get(usize::from(port)).map(|port| &self.nodes[port.node]);
         let router = node.and_then(|node| node.router.as_ref());
         match router.is_some_and(|router| router.engine.is_some()) {
@@ -494,23 +500,24 @@ impl Vnet {
         }
     }
 
-    pub(crate) fn engines(&self) -> impl Iterator<Item = &Engine> {
+    pub(crate) fn engines(&self) -> impl Iterator<Item = &VrouterEngine> {
         let nodes = if self.has_engines { &self.nodes[..] } else { &[] };
         let routers = nodes.iter().filter_map(|node| node.router.as_ref());
         routers.filter_map(|router| router.engine.as_deref())
     }
 
-    fn node(&mut self, name: &str) -> Option<&mut Node> {
+    fn node(&mut self, name: &str) -> Option<&mut MuxNode> {
         self.nodes.iter_mut().find(|known| known.name == name)
     }
 
-    /// Goes on where `old` stopped, in all that is the same in both. The rest of `old` ends; what is left of
-    /// it is not to be dropped by the worker, which has better to do.
-    pub fn take_over(&mut self, old: &mut Vnet, core: &mut Core) {
-        // Has its turn as it had, if there still is who decides on it.
-        let mut late = mem::take(&mut old.late);
-        while old.arrive(core, &mut vec![]) > 0 {}
-        late.append(&mut old.late);
+    /// Takes over the runtime state of all parts that are the same in
+    /// `old`. Ends the other parts of `old`. The caller drops the remains
+    /// at another thread, because the worker has no time for that.
+    pub fn take_over(&mut self, old: &mut MuxVnet, core: &mut Core) {
+        // Frames in `late` continue if their vrouter still has an engine.
+        let mut late = mem::take(&mut old.engine_backlog);
+        while old.ingress(core, &mut vec![]) > 0 {}
+        late.append(&mut old.engine_backlog);
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
         self.used_cycles = old.used_cycles;
@@ -527,11 +534,11 @@ impl Vnet {
                 self.buffers = self.buffers.and(self.ports[at].buffers());
             }
         }
-        let has_engine = |packet: &mut Packet| {
+        let has_engine = |packet: &mut PacketBuffer| {
             let router = &self.nodes[self.ports[usize::from(packet.port)].node].router;
             same_ports && router.as_ref().is_some_and(|router| router.engine.is_some())
         };
-        self.late.extend(late.extract_if(.., has_engine));
+        self.engine_backlog.extend(late.extract_if(.., has_engine));
         let ports = if same_ports { &mut self.ports } else { &mut old.ports };
         for packet in late {
             ports[usize::from(packet.port)].drop(core, Reason::Behind, packet);
@@ -548,13 +555,13 @@ impl Vnet {
                     && node.count >= was.count
                     && kept.zip(names.clone()).all(|(kept, name)| kept.name == *name)
             };
-            // Most are in the same order in both.
+            // Most nodes are in the same order in both.
             let found = match same_ports {
                 true => Some(next),
                 false => (next..self.nodes.len()).chain(0..next).find(is_it),
             };
             if was.name == mux::OUTSIDE && !same_ports {
-                // By itself each, in the order of their names.
+                // Each external end is found by its own name.
                 let own = &mut self.ports[self.own_ports.clone()];
                 for was in ports.iter_mut() {
                     if let Ok(at) = own.binary_search_by(|port| port.name.cmp(&was.name)) {
@@ -580,18 +587,19 @@ impl Vnet {
         if same_ports {
             self.timers = mem::take(&mut old.timers);
         } else {
-            let ports = self.ports.iter().map(Port::buffers);
+            let ports = self.ports.iter().map(MuxPort::buffers);
             self.buffers = ports.fold(Buffers::default(), Buffers::and);
             let waits = self.ports.iter().zip(0..).filter(|(port, _)| port.in_flight() > 0);
             waits.for_each(|(_, at)| self.timers.set(at, core.now_ns));
         }
         let waiting = |at| self.ports[usize::from(at)].waiting();
         self.waiting = self.timers.numbers().map(waiting).sum();
-        core.packets.set_aside(buffers.left(), self.buffers.left());
+        core.packets.reserve(buffers.left(), self.buffers.left());
     }
 
-    /// The same for what segments have learned. Of most, and of most of their ends, the order is the same in both.
-    fn take_over_segments(&mut self, old: &mut Vnet, same_ports: bool, now_ns: u64) {
+    /// Takes over the learned addresses of segments. Most segments,
+    /// and most of their ends, are in the same order in both.
+    fn take_over_segments(&mut self, old: &mut MuxVnet, same_ports: bool, now_ns: u64) {
         let Self { segments, nodes, ports, .. } = self;
         let mut next = 0;
         for was in &mut old.segments {
@@ -621,64 +629,73 @@ impl Vnet {
         }
     }
 
-    /// It is in use: what its queues have set aside is kept for them.
+    /// Reserves packets for its queues, when the vnet comes into use.
     pub fn begin(&self, core: &mut Core) {
-        core.packets.set_aside(0, self.buffers.left());
+        core.packets.reserve(0, self.buffers.left());
     }
 
-    /// Ends all of it; what is left is as in [`Vnet::take_over`].
+    /// Ends all parts. The remains are dropped as for [`MuxVnet::take_over`].
     pub fn end(&mut self, core: &mut Core) {
-        core.packets.set_aside(self.buffers.left(), 0);
+        core.packets.reserve(self.buffers.left(), 0);
         core.packets.give_all(&mut self.local);
-        core.packets.give_all(&mut self.late);
+        core.packets.give_all(&mut self.engine_backlog);
         for node in &mut self.nodes {
             end_node(node, &mut self.ports[node.first..node.first + node.count], core);
         }
     }
 
-    /// Takes a connection in, whose doorbell is watched already. Gives it back if nobody is expected there, or
-    /// somebody is there: to let go of it may take as long as the peer wants.
-    pub fn attach<L: Lane + 'static>(
+    /// Attaches a connection, whose doorbell is already watched. Returns the
+    /// connection if no peer is expected there, or if one is already connected. The
+    /// worker must not drop it, because that may take as long as the peer wants.
+    pub fn attach<L: PeerChannel + 'static>(
         &mut self,
         node: &str,
-        who: Who,
+        who: NodePeer,
         interface: u32,
-        mut link: Link<L>,
-    ) -> Result<(), Link<L>> {
+        mut link: PeerConnection<L>,
+    ) -> Result<(), PeerConnection<L>> {
         let Some(node) = self.node(node) else { return Err(link) };
         let (attach, place) = match who {
-            Who::Tap => (Attach::Tap, Some(&mut node.tap).filter(|_| interface == 0)),
-            Who::Guest(number) => {
+            NodePeer::Tap => (AttachMode::Tap, Some(&mut node.tap).filter(|_| interface == 0)),
+            NodePeer::Guest(number) => {
                 let Some(guest) = node.guest(number) else { return Err(link) };
                 (guest.spec.attach, guest.links.get_mut(interface as usize))
             }
         };
         let Some(place) = place.filter(|place| place.is_none()) else { return Err(link) };
-        // No more interfaces than ports.
+        // A guest has no more interfaces than ports.
         link.attach(attach, interface as u8);
         *place = Some(Box::new(link));
-        node.router.iter_mut().for_each(Router::redistribute);
+        node.router.iter_mut().for_each(MuxRouter::redistribute);
         Ok(())
     }
 
-    /// Lets go of the connection with this number, whose peer hung up.
+    /// Detaches the connection with this number, whose peer hung up.
     pub fn detach(&mut self, epoch: u64, core: &mut Core) {
-        let is_it =
-            |link: &Option<Box<Link>>| link.as_ref().is_some_and(|link| link.epoch == epoch);
-        let lane = |(at, guest): (_, &Guest)| Some((at, guest.links.iter().position(is_it)?));
+        let is_it = |link: &Option<Box<PeerConnection>>| {
+            link.as_ref().is_some_and(|link| link.epoch == epoch)
+        };
+        let lane = |(at, guest): (_, &MuxGuest)| Some((at, guest.links.iter().position(is_it)?));
         let mut nodes = self.nodes.iter().enumerate();
         let found = nodes.find_map(|(at, node)| match node.guests().enumerate().find_map(lane) {
             None => is_it(&node.tap).then_some((at, None)),
             seat => Some((at, seat)),
         });
         if let Some((node, seat)) = found {
-            self.lose(node, seat, core, None);
+            self.disconnect(node, seat, core, None);
         }
     }
 
-    /// A connection is gone, or is to go: `fault` says why. What a guest had is lost.
-    pub(crate) fn lose(&mut self, node: usize, seat: Seat, core: &mut Core, fault: Option<String>) {
-        let Node { tap, router, first, .. } = &mut self.nodes[node];
+    /// Ends a connection that is gone, or that must end because
+    /// of `fault`. The frames that a guest had are lost.
+    pub(crate) fn disconnect(
+        &mut self,
+        node: usize,
+        seat: PeerIndex,
+        core: &mut Core,
+        fault: Option<String>,
+    ) {
+        let MuxNode { tap, router, first, .. } = &mut self.nodes[node];
         let (link, lost) = match (seat, router) {
             (None, _) => (tap.take(), None),
             (Some((guest, lane)), Some(router)) => {
@@ -702,90 +719,91 @@ impl Vnet {
         router.redistribute();
     }
 
-    /// A guest broke the contract before it was connected.
+    /// Records that a guest broke the contract before it was connected.
     pub(crate) fn note_fault(&mut self, node: &str, guest: u32, fault: String) {
         if let Some(guest) = self.node(node).and_then(|node| node.guest(guest)) {
             guest.fault(fault);
         }
     }
 
-    /// Every connection, for sleeping.
-    pub(crate) fn links(&mut self) -> impl Iterator<Item = &mut Box<Link>> {
+    /// Returns all connections, for arming and disarming.
+    pub(crate) fn links(&mut self) -> impl Iterator<Item = &mut Box<PeerConnection>> {
         self.nodes.iter_mut().flat_map(|node| {
             let guests = node.router.iter_mut().flat_map(|router| &mut router.guests);
             node.tap.iter_mut().chain(guests.flat_map(|guest| guest.links.iter_mut().flatten()))
         })
     }
 
-    /// One of its peers has rung: all are looked at again.
-    pub fn rung(&mut self, now_ns: u64) {
+    /// Polls all peers again, because one of them has rung.
+    pub fn note_ring(&mut self, now_ns: u64) {
         self.links().for_each(|link| link.disarm(now_ns));
     }
 
-    /// The way through it: what is in `batch`, which is emptied, to guests and TAPs, and what these have sent out of
-    /// its ports. Returns how many frames there were.
-    pub fn visit(&mut self, core: &mut Core, batch: &mut Batch) -> usize {
-        let arrived = self.arrive(core, batch);
+    /// Visits the vnet: passes `batch` to guests and TAPs, and sends what these
+    /// have sent out of its ports. Empties `batch`. Returns the number of frames.
+    pub fn visit(&mut self, core: &mut Core, batch: &mut PacketBatch) -> usize {
+        let arrived = self.ingress(core, batch);
         core.meter.lap(Stage::Distribute, arrived);
-        let went = self.from_peers(core) + self.shape(core) + self.tend(core);
-        if went > 0 || self.asks {
+        let went = self.from_peers(core) + self.shape(core) + self.poll_engines(core);
+        if went > 0 || self.must_renotify {
             self.flush(core);
         }
         arrived + went
     }
 
-    /// Notes whether there was work in this round. True if there was none for [`REST_NS`] and nothing
-    /// is on its way, so that it may rest.
-    pub fn is_tired(&mut self, work: bool, now_ns: u64) -> bool {
+    /// Records whether there was work in this round. True if there was none for
+    /// [`IDLE_NS`] and no frame is under way, so that the vnet may go idle.
+    pub fn update_idle(&mut self, work: bool, now_ns: u64) -> bool {
         if work {
             self.busy_ns = now_ns;
         }
-        now_ns.saturating_sub(self.busy_ns) >= REST_NS && self.is_idle()
+        now_ns.saturating_sub(self.busy_ns) >= IDLE_NS && self.is_idle()
     }
 
-    /// When it is to be looked at again at the latest, nanoseconds.
+    /// Returns the latest time of the next visit, nanoseconds.
     pub fn due_ns(&self) -> Option<u64> {
-        let check_ns = self.is_owed().then_some(self.checked_ns + CHECK_NS);
-        let engines = self.engines().filter_map(Engine::due_ns);
+        let check_ns = self.has_outstanding().then_some(self.checked_ns + CHECK_NS);
+        let engines = self.engines().filter_map(VrouterEngine::due_ns);
         let late_ns = self.is_late().then_some(0);
         engines.chain(self.timers.next_ns()).chain(check_ns).chain(late_ns).min()
     }
 
-    /// Whether nothing is on its way in it, and every peer rings.
+    /// True if no frame is under way in it, and every peer rings.
     fn is_idle(&self) -> bool {
         self.local.is_empty()
-            && self.late.is_empty()
+            && self.engine_backlog.is_empty()
             && self.timers.next_ns().is_none()
-            && !self.is_owed()
+            && !self.has_outstanding()
             && !self.has_unsure_peer()
-            && self.engines().all(Engine::is_idle)
+            && self.engines().all(VrouterEngine::is_idle)
     }
 
-    /// Whether a guest has frames that it has not completed.
-    pub fn is_owed(&self) -> bool {
+    /// True if a guest has outstanding frames.
+    pub fn has_outstanding(&self) -> bool {
         self.guests().any(|guest| !guest.outstanding.is_empty())
     }
 
-    /// Whether a peer is connected whose doorbell can't be relied on.
+    /// True if a connected peer has an unreliable doorbell.
     pub(crate) fn has_unsure_peer(&self) -> bool {
-        self.guests().any(|g| g.spec.attach == Attach::Memif && g.is_connected())
+        self.guests().any(|g| g.spec.attach == AttachMode::Memif && g.is_connected())
     }
 
-    /// Copies the counters of a node, all of this moment; not those of queues, of which there may be many.
-    pub fn count(&self, node: usize, now_ns: u64) -> Option<Counted> {
+    /// Copies the counters of a node, all of this moment,
+    /// without those of queues, of which there may be many.
+    pub fn count(&self, node: usize, now_ns: u64) -> Option<NodeCounters> {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
-        let late = self.late.iter().filter(|it| node.ports().contains(&it.port)).count();
+        let late = self.engine_backlog.iter().filter(|it| node.ports().contains(&it.port)).count();
         let counted = node.guests().map(|guest| {
             let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
-            let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
+            let stats = MuxGuestStats { connected, in_flight, ..guest.stats.clone() };
             (guest.spec.number, stats)
         });
-        Some(Counted {
+        Some(NodeCounters {
             now_ns,
             guests: counted.collect(),
-            in_flight: (late + outstanding + ports.iter().map(Port::in_flight).sum::<usize>())
+            in_flight: (late + outstanding + ports.iter().map(MuxPort::in_flight).sum::<usize>())
                 as u64,
             tap_connected: node.tap.is_some(),
             engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
@@ -793,8 +811,9 @@ impl Vnet {
         })
     }
 
-    /// All counters, with names, and each limit that ever dropped a frame; queues have none here.
-    pub fn stats(&self) -> VnetStats {
+    /// Returns all counters with names, and each limit that
+    /// ever dropped a frame. Queues have no names here.
+    pub fn stats(&self) -> MuxVnetStats {
         let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
             let ports = &self.ports[node.first..][..node.count];
             let mut stats = self.count(at, 0)?.stats(ports.iter().map(|port| &*port.name));
@@ -804,41 +823,42 @@ impl Vnet {
             }
             Some((node.name.clone(), stats))
         });
-        VnetStats { nodes: nodes.collect() }
+        MuxVnetStats { nodes: nodes.collect() }
     }
 }
 
-fn new_router(spec: &mux::Router, ports: &[mux::Port]) -> Router {
+fn new_router(spec: &mux::RouterConfig, ports: &[mux::PortConfig]) -> MuxRouter {
     let filters = spec
         .punt_filters
         .iter()
         .filter_map(|filter| Some((filter.matches.clone(), PuntClass::from_code(filter.class)?)));
-    let candidate = |guest: &mux::Guest| Candidate { number: guest.number, weight: guest.weight };
+    let candidate =
+        |guest: &mux::GuestConfig| GuestCandidate { number: guest.number, weight: guest.weight };
     let candidates: Vec<_> = spec.guests.iter().map(candidate).collect();
-    Router {
-        guests: spec.guests.iter().map(|guest| Guest::new(guest.clone(), ports.len())).collect(),
+    MuxRouter {
+        guests: spec.guests.iter().map(|guest| MuxGuest::new(guest.clone(), ports.len())).collect(),
         distributor: Distributor::new(spec.policy, spec.flow.clone(), &candidates, FLOW_SLOTS),
-        order: Order::default(),
+        order: CompletionOrder::default(),
         filters: filters.collect(),
         engine: None,
         macs: ports.iter().map(|port| port.mac).collect(),
     }
 }
 
-fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
+fn take_over_port(port: &mut MuxPort, was: &mut MuxPort, core: &mut Core) {
     port.counters = mem::take(&mut was.counters);
     port.captures = mem::take(&mut was.captures);
     port.wish = was.wish.take();
     for (limit, was) in port.punts.iter_mut().zip(&was.punts) {
         limit.take_over(was);
     }
-    // What has memory of its own is left there, for whoever drops it.
+    // Objects with memory of their own stay in `was`. Its owner drops them.
     let Some(was) = &mut was.link else { return };
-    let mut lost: Vec<Packet> = Vec::new();
+    let mut lost: Vec<PacketBuffer> = Vec::new();
     match &mut port.link {
         Some(link) if link.up && link.identity == was.identity => {
             link.take_over(was, core.now_ns);
-            link.line = Line::goes_on(link.line.take(), &mut was.line);
+            link.delay_line = DelayLine::continue_from(link.delay_line.take(), &mut was.delay_line);
         }
         _ => {
             port.counters.drop_all(Reason::LinkDown, was.delayed() as u64);
@@ -853,23 +873,23 @@ fn take_over_port(port: &mut Port, was: &mut Port, core: &mut Core) {
 }
 
 fn take_over_guests(
-    node: &mut Node,
-    old: Option<&mut Router>,
-    ports: &mut [Port],
+    node: &mut MuxNode,
+    old: Option<&mut MuxRouter>,
+    ports: &mut [MuxPort],
     core: &mut Core,
 ) {
     let Some(old) = old else { return };
     if let Some(router) = &mut node.router {
         router.order = mem::take(&mut old.order);
         if let (Some(new), Some(was)) = (&mut router.engine, &mut old.engine)
-            && new.is_as(was)
+            && new.has_same_spec(was)
         {
-            // The new one was not in use yet.
+            // The new engine was not in use yet.
             mem::swap(new, was);
         } else if old.engine.is_some() {
-            // What its programs have set goes with it.
+            // The settings of its programs end with it.
             let ports = &mut ports[node.first..node.first + node.count];
-            ports.iter_mut().filter_map(Port::several_queues).for_each(Queues::unset);
+            ports.iter_mut().filter_map(MuxPort::several_queues).for_each(Queues::unset);
         }
     }
     for was in &mut old.guests {
@@ -898,7 +918,7 @@ fn take_over_guests(
     }
 }
 
-fn end_node(node: &mut Node, ports: &mut [Port], core: &mut Core) {
+fn end_node(node: &mut MuxNode, ports: &mut [MuxPort], core: &mut Core) {
     for link in ports.iter_mut().filter_map(|port| port.link.as_mut()) {
         for packet in link.drain() {
             core.tracer.end(packet.mark, "drop", || "the node was removed".into());

@@ -1,8 +1,8 @@
-//! How threads of the mux wake each other.
+//! Wake-ups between threads of the mux.
 //!
-//! A sleeper says that it is going to sleep, looks for work once more, and only then blocks; who
-//! has work for it makes the work visible first and rings after. Both fence in between, so that
-//! one of the two sees the other.
+//! A sleeper announces that it will sleep, checks for work once more, and only then
+//! blocks. A thread that has work for it makes the work visible first and rings
+//! afterwards. Both place a fence in between, so that one of the two sees the other.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,13 +19,13 @@ pub struct Wake {
 }
 
 impl Wake {
-    /// Of a thread that is awake.
+    /// Creates the doorbell of a thread that is awake.
     pub fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { bell, asleep: AtomicBool::new(false) })
     }
 
-    /// Wakes the thread if it sleeps, after work for it was made visible.
+    /// Wakes the thread if it sleeps. Work for it must be visible before.
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
@@ -34,20 +34,20 @@ impl Wake {
         }
     }
 
-    /// The thread is about to sleep: it looks for work once more after this.
+    /// Announces that the thread is about to sleep. It must check for work once more after this.
     pub fn sleeping(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// The thread is awake.
+    /// Announces that the thread is awake.
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
     }
 }
 
-/// A thread that is rung once more when this goes.
+/// A thread that is rung once more when this is dropped.
 #[derive(Debug)]
 pub struct RungLast(pub Arc<Wake>);
 

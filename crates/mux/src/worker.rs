@@ -1,103 +1,107 @@
-//! A worker thread: one round after the other, each from receiving to sending.
+//! A worker thread: it runs rounds, each from receiving to sending.
 //!
-//! [`Worker::round`] is the packets' way, and [`Worker::visit`] its part through one vnet:
-//! `rx -> sort -> (admit -> share -> lane | tap -> order -> dispatch -> leave) -> tx`. A round takes a bounded number
-//! of frames from everywhere and visits a bounded number of vnets ([`Turns`]), so that nobody keeps a worker
-//! from the others. After some rounds without work ([`Patience`]) every peer is armed, and it sleeps. A vnet
-//! that had no work for a while rests, until one of its peers rings or a frame comes for it, and costs nothing
-//! meanwhile.
+//! [`Worker::round`] is the packet path, and [`Worker::visit`] its part through one vnet:
+//! `rx -> sort -> (admit -> share -> lane | tap -> order -> dispatch -> leave) -> tx`.
+//!
+//! A round takes a bounded number of frames from each source and visits a bounded
+//! number of vnets ([`VnetScheduler`]). So none of them keeps the worker from the others.
+//! After some rounds without work ([`Patience`]) the worker arms all peers and sleeps.
+//!
+//! A vnet with no work for a while goes idle. The worker skips it until a
+//! frame arrives or a peer rings its doorbell, so it costs nothing meanwhile.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
 use pdp_memif::Patience;
-use pdp_proto::mux::WorkerStats;
+use pdp_proto::mux::MuxWorkerStats;
 use rtrb::{Consumer, Producer};
 
-use crate::classify::{Classifier, PortRef, Table};
+use crate::classify::{Classifier, PortRef, TunnelTable};
 use crate::connections::UNSURE_SLEEP_NS;
 use crate::core::Core;
-use crate::exit::Exit;
 use crate::meter::Stage;
-use crate::packets::Batch;
+use crate::netdev::NetdevDriver;
+use crate::packets::PacketBatch;
 use crate::ringers::RungFor;
-use crate::turns::Turns;
-use crate::vnet::Vnet;
+use crate::vnet::MuxVnet;
+use crate::vnet_scheduler::VnetScheduler;
 use crate::wake::Wake;
 
-/// The longest sleep, nanoseconds.
+/// Longest sleep, nanoseconds.
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
-/// Time between two looks at doorbells while there is work, nanoseconds.
+/// Time between two checks of doorbells while there is work, nanoseconds.
 const RUNG_EVERY_NS: u64 = 50_000;
 
-/// Frames from outside in a round from which on the worker has other work than to wake peers.
+/// Frames from outside in a round from which on the worker
+/// counts as busy: it has other work than to wake peers.
 const BUSY_FRAMES: usize = 64;
 
-/// What the control thread wants done between two rounds.
-pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
+/// Command of the control thread, which the worker runs between two rounds.
+pub type WorkerCommand = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// Frames on their way to another worker's vnets.
+/// Frames that may be queued for another worker.
 pub const HANDOVER_FRAMES: usize = 1024;
 
-/// A frame for another worker's vnet, and the slot of the external interface that it came by.
+/// A frame for another worker's vnet, and the slot of its ingress external interface.
 #[derive(Debug)]
 pub struct Handed {
-    pub(crate) packet: Packet,
+    pub(crate) packet: PacketBuffer,
     pub(crate) port: PortRef,
     pub(crate) external: usize,
 }
 
-/// The way to another worker.
+/// Rings to and from another worker.
 #[derive(Debug)]
-pub struct Neighbour {
+pub struct NeighbourWorker {
     /// Frames for its vnets.
     pub to: Producer<Handed>,
-    /// Frames for ours.
+    /// Frames for our vnets.
     pub from: Consumer<Handed>,
-    /// Its doorbell.
+    /// The other worker's doorbell.
     pub wake: Arc<Wake>,
 }
 
-/// A worker's state; everything in it is its own.
+/// State of a worker. It shares none of it.
 pub struct Worker {
-    /// Its number.
+    /// Number of this worker.
     pub number: u16,
-    /// What its vnets share.
+    /// State that its vnets share.
     pub core: Core,
     /// Vnets by slot.
-    pub vnets: Vec<Option<Vnet>>,
-    /// Whose turn it is, and what waits for it.
-    pub(crate) turns: Turns<Packet>,
-    /// Whose frames are whose, on all external interfaces.
+    pub vnets: Vec<Option<MuxVnet>>,
+    /// Scheduler of the vnets, with their queued frames.
+    pub(crate) scheduler: VnetScheduler<PacketBuffer>,
+    /// Classifier of all external interfaces.
     pub classifier: Arc<Classifier>,
-    pub(crate) neighbours: Vec<Option<Neighbour>>,
-    commands: Receiver<Command>,
+    pub(crate) neighbours: Vec<Option<NeighbourWorker>>,
+    commands: Receiver<WorkerCommand>,
     wake: Arc<Wake>,
-    /// Slots of vnets whose doorbells were rung, and when these were last looked at.
+    /// Slots of vnets whose doorbells were rung, and the time of the last check.
     rung: Vec<u16>,
     rung_ns: u64,
-    /// The batch that is passed from stage to stage, kept so that nothing is allocated.
-    batch: Batch,
-    stats: WorkerStats,
+    /// Batch that is passed from stage to stage, reused so that nothing is allocated.
+    batch: PacketBatch,
+    stats: MuxWorkerStats,
     due_ns: Option<u64>,
     ended: bool,
 }
 
 impl Worker {
-    /// Number `number`; `neighbours` are the other workers by their numbers.
+    /// Creates worker `number`. `neighbours` are the other workers by number.
     pub fn new(
         number: u16,
         core: Core,
-        neighbours: Vec<Option<Neighbour>>,
-        commands: Receiver<Command>,
+        neighbours: Vec<Option<NeighbourWorker>>,
+        commands: Receiver<WorkerCommand>,
         wake: Arc<Wake>,
     ) -> std::io::Result<Self> {
         core.connections.watch.add(&*wake)?;
         Ok(Self {
             number,
-            turns: Turns::new(core.packets.share()),
+            scheduler: VnetScheduler::new(core.packets.total()),
             core,
             vnets: vec![],
             classifier: Arc::default(),
@@ -107,18 +111,18 @@ impl Worker {
             rung: vec![],
             rung_ns: 0,
             batch: vec![],
-            stats: WorkerStats::default(),
+            stats: MuxWorkerStats::default(),
             due_ns: None,
             ended: false,
         })
     }
 
-    /// Runs until nobody can send commands any more.
+    /// Runs until the last sender of commands is gone.
     pub fn run(mut self) {
         let mut patience = Patience::default();
         while !self.ended {
             let work = self.round();
-            let owed = || self.awake().any(Vnet::is_owed);
+            let owed = || self.awake().any(MuxVnet::has_outstanding);
             if patience.ends(work, owed, || self.core.now_ns) {
                 self.sleep();
                 patience.slept();
@@ -126,48 +130,48 @@ impl Worker {
         }
     }
 
-    /// The packets' way, once through; true if there was any work, or if there may be some in a vnet
-    /// that was not visited since.
+    /// Runs the packet path once. True if there was work, or
+    /// if a vnet that was not visited since may have some.
     pub fn round(&mut self) -> bool {
         self.core.tick();
         self.core.packets.collect();
         self.due_ns = None;
-        let mut work = self.obey() + self.rouse_rung();
+        let mut work = self.run_command() + self.wake_rung();
         self.core.meter.lap(Stage::Control, 0);
         let received = self.rx() + self.take_handed();
         self.core.alarm.next(self.core.now_ns, received >= BUSY_FRAMES);
         work += received;
         for slot in 0..self.core.externals.len() {
-            if let Some((exits, mut tools)) = self.core.exits(slot) {
+            if let Some((exits, mut tools)) = self.core.netdevs(slot) {
                 exits.refill(&mut tools);
             }
         }
-        self.turns.begin(self.core.meter.now());
-        while let Some(slot) = self.turns.next(self.core.now_ns, self.core.alarm.is_busy()) {
+        self.scheduler.begin(self.core.meter.now());
+        while let Some(slot) = self.scheduler.next(self.core.now_ns, self.core.alarm.is_busy()) {
             work += self.visit(slot);
         }
         work += self.tx();
         self.core.meter.round(work > 0);
         self.stats.busy_rounds += u64::from(work > 0);
-        work > 0 || self.turns.may_have_work()
+        work > 0 || self.scheduler.may_have_work()
     }
 
-    /// Frames from outside, one external interface after the other. Returns how many.
+    /// Receives frames from all external interfaces. Returns their number.
     fn rx(&mut self) -> usize {
         let mut count = 0;
         let mut batch = std::mem::take(&mut self.batch);
         for slot in 0..self.core.externals.len() {
-            let exits = self.core.externals[slot].as_ref().map_or(0, |it| it.exits.all().len());
+            let exits = self.core.externals[slot].as_ref().map_or(0, |it| it.netdevs.all().len());
             for at in 0..exits {
                 let room = self.room(slot);
-                if let Some((exits, mut tools)) = self.core.exits(slot) {
+                if let Some((exits, mut tools)) = self.core.netdevs(slot) {
                     let due_ns = exits.all_mut()[at].receive(room, &mut tools, &mut batch);
                     self.due_ns = [self.due_ns, due_ns].into_iter().flatten().min();
                 }
                 count += batch.len();
                 self.core.meter.lap(Stage::Receive, batch.len());
                 if !batch.is_empty() {
-                    self.sort(slot, &mut batch);
+                    self.classify_frames(slot, &mut batch);
                 }
             }
         }
@@ -175,42 +179,42 @@ impl Worker {
         count
     }
 
-    /// How many frames of the external interface in `slot` there is room for, where all go to one
-    /// port of this worker's.
+    /// Returns how many frames of the external interface in `slot`
+    /// can be queued, if all go to one port of this worker.
     fn room(&mut self, slot: usize) -> usize {
-        let sole = self.classifier.get(slot).and_then(Table::sole);
+        let sole = self.classifier.get(slot).and_then(TunnelTable::sole);
         let Some(port) = sole.filter(|port| port.worker == self.number) else { return usize::MAX };
         let vnet = self.vnets.get_mut(usize::from(port.vnet)).and_then(Option::as_mut);
-        let room = vnet.map_or(usize::MAX, |vnet| vnet.room(port.port));
-        let room = room.saturating_sub(self.turns.waiting(port.vnet));
-        room.min(self.turns.left(port.vnet, self.core.packets.free()))
+        let room = vnet.map_or(usize::MAX, |vnet| vnet.guest_space(port.port));
+        let room = room.saturating_sub(self.scheduler.waiting(port.vnet));
+        room.min(self.scheduler.receive_limit(port.vnet, self.core.packets.free()))
     }
 
-    /// The way through the vnet in `slot`: from outside to guests and TAPs, and from them out of ports.
-    /// Returns how many frames there were.
+    /// Visits the vnet in `slot`: passes frames from outside to guests and
+    /// TAPs, and frames of these out of ports. Returns the number of frames.
     fn visit(&mut self, slot: u16) -> usize {
-        let Self { core, vnets, turns, batch, .. } = self;
+        let Self { core, vnets, scheduler: turns, batch, .. } = self;
         let vnet = vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
         let Some(vnet) = vnet else {
-            turns.rest(slot);
+            turns.set_idle(slot);
             return 0;
         };
         core.alarm.owner = RungFor::Vnet(vnet.generation);
         let since = core.meter.now();
-        // Who has not finished with those of before gets no others.
+        // A vnet with a backlog of earlier frames gets no new ones.
         if !vnet.is_late() {
-            vnet.frames_max = turns.take(slot, batch);
-            batch.iter().for_each(Packet::prefetch);
+            vnet.frames_max = turns.dequeue(slot, batch);
+            batch.iter().for_each(PacketBuffer::prefetch);
         }
         let done = vnet.visit(core, batch);
         let cycles = core.meter.now().saturating_sub(since);
-        let owed = vnet.take_owed();
+        let owed = vnet.take_outstanding_cycles();
         vnet.used_cycles += cycles + owed;
         turns.charge(slot, cycles, done);
-        turns.owe(slot, owed);
-        if vnet.is_tired(done > 0, core.now_ns) {
+        turns.charge_outside_visit(slot, owed);
+        if vnet.update_idle(done > 0, core.now_ns) {
             if vnet.arm(core) {
-                turns.rest(slot);
+                turns.set_idle(slot);
             } else {
                 return done + 1;
             }
@@ -218,39 +222,39 @@ impl Worker {
         done
     }
 
-    /// The vnets that do not rest.
-    fn awake(&self) -> impl Iterator<Item = &Vnet> {
-        self.turns.awake().filter_map(|slot| self.vnets.get(usize::from(slot))?.as_ref())
+    /// Returns the active vnets.
+    fn awake(&self) -> impl Iterator<Item = &MuxVnet> {
+        self.scheduler.awake().filter_map(|slot| self.vnets.get(usize::from(slot))?.as_ref())
     }
 
-    /// Whether the vnet in `slot` rests.
-    pub fn rests(&self, slot: u16) -> bool {
-        !self.turns.awake().any(|awake| awake == slot)
+    /// True if the vnet in `slot` is idle.
+    pub fn is_idle(&self, slot: u16) -> bool {
+        !self.scheduler.awake().any(|awake| awake == slot)
     }
 
-    /// Changes the vnet in `slot`, which is visited from now on; `None` if there is none.
+    /// Changes the vnet in `slot`, and activates it. `None` if there is no vnet.
     pub fn change<T>(
         &mut self,
         slot: u16,
-        by: impl FnOnce(&mut Vnet, &mut Core) -> T,
+        by: impl FnOnce(&mut MuxVnet, &mut Core) -> T,
     ) -> Option<T> {
-        self.turns.rouse(slot);
+        self.scheduler.wake(slot);
         let vnet = self.vnets.get_mut(usize::from(slot))?.as_mut()?;
         Some(by(vnet, &mut self.core))
     }
 
-    /// Puts `new` in `slot`, where it goes on as the one before stopped. What is left of that one is for the
-    /// caller's thread to drop.
-    pub fn replace(&mut self, slot: u16, mut new: Option<Vnet>) -> Option<Vnet> {
+    /// Puts `new` in `slot`, where it takes over from the old vnet. The
+    /// caller drops the returned remains of the old one, at its own thread.
+    pub fn replace(&mut self, slot: u16, mut new: Option<MuxVnet>) -> Option<MuxVnet> {
         let at = usize::from(slot);
         if self.vnets.len() <= at {
             self.vnets.resize_with(at + 1, || None);
         }
         let mut old = self.vnets[at].take();
-        // What came before the change arrives before it.
-        let mut waiting = self.turns.remove(slot);
+        // Frames that arrived before the change are handled before it.
+        let mut waiting = self.scheduler.remove(slot);
         match &mut old {
-            Some(old) => _ = old.arrive(&mut self.core, &mut waiting),
+            Some(old) => _ = old.ingress(&mut self.core, &mut waiting),
             None => self.core.packets.give_all(&mut waiting),
         }
         match (&mut new, &mut old) {
@@ -261,13 +265,13 @@ impl Worker {
         }
         self.vnets[at] = new;
         if let Some(vnet) = &self.vnets[at] {
-            self.turns.put(slot, vnet.generation, vnet.weight(), vnet.power);
+            self.scheduler.insert(slot, vnet.generation, vnet.weight(), vnet.power);
         }
         old
     }
 
-    /// Ends the rest of vnets whose peers have rung. Returns how many.
-    fn rouse_rung(&mut self) -> usize {
+    /// Activates vnets whose peers have rung. Returns their number.
+    fn wake_rung(&mut self) -> usize {
         let now_ns = self.core.now_ns;
         if now_ns.saturating_sub(self.rung_ns) >= RUNG_EVERY_NS {
             self.rung_ns = now_ns;
@@ -275,16 +279,16 @@ impl Worker {
         }
         let count = self.rung.len();
         for slot in self.rung.drain(..) {
-            self.turns.rouse(slot);
+            self.scheduler.wake(slot);
             if let Some(Some(vnet)) = self.vnets.get_mut(usize::from(slot)) {
-                vnet.rung(now_ns);
+                vnet.note_ring(now_ns);
             }
         }
         count
     }
 
-    /// Commands of the control thread, one a round.
-    fn obey(&mut self) -> usize {
+    /// Runs one command of the control thread. Returns the number of commands.
+    fn run_command(&mut self) -> usize {
         match self.commands.try_recv() {
             Ok(command) => {
                 command(self);
@@ -298,12 +302,12 @@ impl Worker {
         }
     }
 
-    /// Lets the kernel, the other workers and whoever sleeps have what is for them. Returns how many frames
-    /// other workers had for this one's interfaces.
+    /// Passes sent frames to the kernel and to other workers, and rings peers.
+    /// Returns how many frames other workers had for this one's interfaces.
     fn tx(&mut self) -> usize {
         let mut count = 0;
         for slot in 0..self.core.externals.len() {
-            let Some((exits, mut tools)) = self.core.exits(slot) else { continue };
+            let Some((exits, mut tools)) = self.core.netdevs(slot) else { continue };
             tools.alarm.owner = RungFor::External(slot);
             count += exits.flush(&mut tools);
         }
@@ -313,12 +317,12 @@ impl Worker {
             }
         }
         let Core { ringers, alarm, now_ns, .. } = &mut self.core;
-        ringers.ask(&mut alarm.bells, *now_ns);
+        ringers.ring_all(&mut alarm.bells, *now_ns);
         self.core.meter.lap(Stage::Send, 0);
         count
     }
 
-    /// Looks once more, arms every peer, and blocks until something is to be done.
+    /// Runs one more round, arms every peer, and blocks until there is work.
     fn sleep(&mut self) {
         self.wake.sleeping();
         if !self.round() && self.arm() && !self.ended {
@@ -329,24 +333,24 @@ impl Worker {
             self.core.connections.rung(&mut self.rung);
         }
         self.wake.awake();
-        // Peers of our own ring, and are looked at when they do.
-        let Self { core, vnets, turns, .. } = self;
+        // PdP's own peers are still armed. They are polled again when they ring.
+        let Self { core, vnets, scheduler: turns, .. } = self;
         for slot in turns.awake() {
             if let Some(Some(vnet)) = vnets.get_mut(usize::from(slot)) {
                 vnet.links()
-                    .filter(|link| !link.is_sure())
+                    .filter(|link| !link.is_reliable())
                     .for_each(|link| link.disarm(core.now_ns));
             }
         }
         for external in core.externals.iter_mut().flatten() {
-            external.exits.all_mut().iter_mut().for_each(|exit| exit.disarm(core.now_ns));
+            external.netdevs.all_mut().iter_mut().for_each(|exit| exit.disarm(core.now_ns));
         }
         core.meter.lap(Stage::Sleep, 0);
     }
 
-    /// Lets all peers ring; false if one has sent something.
+    /// Lets all peers ring. False if one has sent something.
     fn arm(&mut self) -> bool {
-        let Self { core, vnets, turns, .. } = self;
+        let Self { core, vnets, scheduler: turns, .. } = self;
         let mut quiet = true;
         for slot in turns.awake() {
             if let Some(Some(vnet)) = vnets.get_mut(usize::from(slot)) {
@@ -355,31 +359,31 @@ impl Worker {
             }
         }
         for slot in 0..core.externals.len() {
-            let Some((exits, mut tools)) = core.exits(slot) else { continue };
+            let Some((exits, mut tools)) = core.netdevs(slot) else { continue };
             tools.alarm.owner = RungFor::External(slot);
             exits.all_mut().iter_mut().for_each(|exit| quiet &= exit.arm(&mut tools));
         }
         quiet
     }
 
-    fn exits(&self) -> impl Iterator<Item = &dyn Exit> {
+    fn exits(&self) -> impl Iterator<Item = &dyn NetdevDriver> {
         let externals = self.core.externals.iter().flatten();
-        externals.flat_map(|external| external.exits.all()).map(|exit| &**exit)
+        externals.flat_map(|external| external.netdevs.all()).map(|exit| &**exit)
     }
 
     fn sleep_ns(&self) -> u64 {
-        let mut longest = self.exits().map(Exit::sleep_ns).fold(SLEEP_NS_MAX, u64::min);
-        if self.awake().any(Vnet::has_unsure_peer) {
+        let mut longest = self.exits().map(NetdevDriver::sleep_ns).fold(SLEEP_NS_MAX, u64::min);
+        if self.awake().any(MuxVnet::has_unsure_peer) {
             longest = longest.min(UNSURE_SLEEP_NS);
         }
-        let exits = self.core.externals.iter().flatten().filter_map(|it| it.exits.due_ns());
-        let due_ns = self.awake().filter_map(Vnet::due_ns).chain(self.due_ns).chain(exits).min();
+        let exits = self.core.externals.iter().flatten().filter_map(|it| it.netdevs.due_ns());
+        let due_ns = self.awake().filter_map(MuxVnet::due_ns).chain(self.due_ns).chain(exits).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
     }
 
-    /// Counters.
-    pub fn stats(&self) -> WorkerStats {
-        WorkerStats {
+    /// Returns the counters.
+    pub fn stats(&self) -> MuxWorkerStats {
+        MuxWorkerStats {
             free_packets: self.core.packets.at_hand() as u64,
             stages: self.core.meter.stats(),
             ..self.stats.clone()

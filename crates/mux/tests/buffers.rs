@@ -1,20 +1,20 @@
-//! Packets that queues have set aside: a worker driven by hand, whose time is told.
+//! Packets that are reserved for queues. A worker is driven by hand, and the test sets the time.
 
 use std::sync::{Arc, mpsc};
 
 use pdp_mux::control::plan::{changed, outside_ends};
 use pdp_mux::core::Core;
 use pdp_mux::counters::Reason;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::{Exit, Tools};
-use pdp_mux::external::External as Card;
-use pdp_mux::packets::{Batch, Packets};
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal as Card;
+use pdp_mux::netdev::{NetdevContext, NetdevDriver};
+use pdp_mux::packets::{PacketBatch, Packets};
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::Vnet as Live;
+use pdp_mux::vnet::MuxVnet as Live;
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, Worker};
+use pdp_mux::worker::{Worker, WorkerCommand};
 use pdp_proto::mux::*;
-use pdp_underlay::NextHop;
+use pdp_underlay::TunnelNextHop;
 use pdp_wire::vxlan;
 use proptest::prelude::*;
 
@@ -23,19 +23,19 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 10, 1];
 const FRAME_BYTES: usize = 100;
 const RATE_BPS: u64 = 1_000_000;
 
-/// Frames that go at once after a rest.
+/// Frames that leave at once after idle time.
 const BURST: usize = 30;
 
-/// Gives back what leaves.
+/// Gives back the frames that leave.
 #[derive(Debug)]
 struct Wire;
 
-impl Exit for Wire {
+impl NetdevDriver for Wire {
     fn room(&mut self) -> usize {
         usize::MAX
     }
 
-    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    fn send(&mut self, tools: &mut NetdevContext<'_>, frames: &mut PacketBatch) -> Reason {
         tools.packets.give_all(frames);
         Reason::ExternalRingFull
     }
@@ -43,14 +43,14 @@ impl Exit for Wire {
 
 struct Lab {
     worker: Worker,
-    /// By slot; each is a transit whose second end has these queues.
-    specs: Vec<Option<Vnet>>,
+    /// Specs by slot. Each vnet is a transit whose second end has the queues.
+    specs: Vec<Option<VnetConfig>>,
     now_ns: u64,
-    _kept: (Arc<Wake>, mpsc::SyncSender<Command>),
+    _kept: (Arc<Wake>, mpsc::SyncSender<WorkerCommand>),
 }
 
-fn queue(name: usize, buffers: u32) -> Queue {
-    Queue { name: format!("q{name}"), frames: 4096, buffers, ..Queue::default() }
+fn queue(name: usize, buffers: u32) -> QueueConfig {
+    QueueConfig { name: format!("q{name}"), frames: 4096, buffers, ..QueueConfig::default() }
 }
 
 impl Lab {
@@ -62,13 +62,13 @@ impl Lab {
         let (command, obeyed) = mpsc::sync_channel(1);
         let mut worker = Worker::new(0, core.unwrap(), vec![None], obeyed, wake.clone()).unwrap();
         let mut card = Card::new("A".into(), MAC, 1600);
-        card.exits.add(Box::new(Wire), vec![]);
+        card.netdevs.add(Box::new(Wire), vec![]);
         worker.core.externals.push(Some(card));
         Self { worker, specs: vec![], now_ns: 1, _kept: (wake, command) }
     }
 
-    /// The network in `slot` has these queues from now on; without any, there is none.
-    fn put(&mut self, slot: usize, queues: Vec<Queue>) {
+    /// Sets the queues of the network in `slot`. Without queues, removes the network.
+    fn put(&mut self, slot: usize, queues: Vec<QueueConfig>) {
         if self.specs.len() <= slot {
             self.specs.resize(slot + 1, None);
         }
@@ -79,41 +79,42 @@ impl Lab {
             return;
         }
         let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        let end = |name: &str, vni| End::External {
+        let end = |name: &str, vni| VlinkEnd::External {
             name: name.into(),
             interface: "A".into(),
-            by: Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni }),
+            by: Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni }),
         };
         let number = 2 * slot as u32;
-        let leaving = Leaving { rate_bps: Some(RATE_BPS), ..Leaving::default() };
+        let leaving = EgressConfig { rate_bps: Some(RATE_BPS), ..EgressConfig::default() };
         let vlink = Vlink {
             name: "through".into(),
             ends: vec![end("in", number), end("out", number + 1)],
-            leaving: vec![Leaving::default(), leaving],
+            leaving: vec![EgressConfig::default(), leaving],
             queues: vec![vec![], queues],
             up: true,
             segment: None,
             schedule: None,
         };
         let (name, vlinks) = (format!("v{slot}"), vec![vlink]);
-        let spec = Vnet { name, police: None, nodes: vec![], vlinks };
+        let spec = VnetConfig { name, police: None, nodes: vec![], vlinks };
         let mut live = Live::new(&spec, slot as u16, 0, |number, end| {
-            let End::External { by, .. } = end else { return None };
-            let hop = || Arc::new(NextHop::known(MAC));
-            Outside::new(0, number, by, hop).map(Way::Outside)
+            let VlinkEnd::External { by, .. } = end else { return None };
+            let hop = || Arc::new(TunnelNextHop::known(MAC));
+            ExternalPath::new(0, number, by, hop).map(VlinkPath::Outside)
         });
         live.changed = self.specs[slot].as_ref().and_then(|was| changed(was, &spec, Some("A")));
         self.worker.replace(slot as u16, Some(live));
         self.specs[slot] = Some(spec);
     }
 
-    /// So many frames come for each of these queues of the network in `slot`, one after the other.
+    /// Sends this many frames for each of these queues
+    /// of the network in `slot`, one after the other.
     fn send(&mut self, slot: usize, queues: impl Iterator<Item = usize> + Clone, count: usize) {
         let Some(spec) = &self.specs[slot] else { return };
         let port = outside_ends(spec).find(|end| end.external == "in").unwrap().port;
         for _ in 0..count {
             for queue in queues.clone() {
-                // What is received is in packets that are at hand, whoever has what set aside.
+                // Frames are received into packets at hand, whatever is reserved.
                 let core = &mut self.worker.core;
                 let mut packet = core.packets.copy_of(&[7; FRAME_BYTES], 0).expect("a packet");
                 packet.port = port;
@@ -123,12 +124,13 @@ impl Lab {
         }
     }
 
-    fn visit(&mut self, slot: usize, mut frames: Batch) {
+    fn visit(&mut self, slot: usize, mut frames: PacketBatch) {
         self.worker.core.now_ns = self.now_ns;
         self.worker.change(slot as u16, |vnet, core| vnet.visit(core, &mut frames));
     }
 
-    /// Frames that wait in each queue of the network in `slot`, and what each has dropped.
+    /// Returns the frames in each queue of the network
+    /// in `slot`, and the frames that each has dropped.
     fn queues(&self, slot: usize) -> Vec<(u64, u64)> {
         let Some(Some(vnet)) = self.worker.vnets.get(slot) else { return vec![] };
         let stats = vnet.stats();
@@ -136,10 +138,10 @@ impl Lab {
         queues.iter().map(|queue| (queue.waiting, queue.dropped)).collect()
     }
 
-    /// What is set aside and in use by nobody, looked at one by one.
+    /// Returns the reserved packets that are not in use, counted queue by queue.
     fn unused(&self) -> usize {
         let all = self.specs.iter().enumerate().filter_map(|(slot, it)| Some((slot, it.as_ref()?)));
-        let of = |(slot, spec): (usize, &Vnet)| {
+        let of = |(slot, spec): (usize, &VnetConfig)| {
             let queues = self.queues(slot);
             let each = spec.vlinks[0].queues[1].iter().zip(queues);
             each.map(|(queue, it)| (queue.buffers as usize).saturating_sub(it.0 as usize))
@@ -158,7 +160,7 @@ impl Lab {
     }
 }
 
-/// Seven networks fill all of their queues, and go on.
+/// Returns a lab in which seven networks keep filling all of their queues.
 fn flooded(buffers: u32) -> Lab {
     let mut lab = Lab::new();
     lab.put(0, vec![queue(0, 0), queue(1, buffers)]);
@@ -174,7 +176,7 @@ fn flooded(buffers: u32) -> Lab {
 }
 
 #[test]
-fn neighbours_that_flood_all_their_queues_leave_what_is_set_aside() {
+fn reserved_buffers_survive_floods_of_other_vnets() {
     let mut lab = flooded(1000);
     for _ in 0..500 {
         lab.send(0, 1..2, 2);
@@ -182,17 +184,17 @@ fn neighbours_that_flood_all_their_queues_leave_what_is_set_aside() {
     }
     assert_eq!(lab.queues(0)[1], (1000, 0), "all of them wait");
     lab.assert_adds_up();
-    // The others' share of what is not set aside is what it would be in a pool that has so much less.
+    // The others have as many unreserved packets as in a pool that is smaller by the reserved ones.
     let waiting: u64 = (1..8).flat_map(|other| lab.queues(other)).map(|it| it.0).sum();
     let shared = (SHARE - 1000) as u64;
     assert!(waiting > shared * 3 / 4 && waiting < shared * 15 / 16, "{waiting} of {shared}");
-    // Beside it its network shares what there is with the others.
+    // Beyond its reserved packets, its network competes with the others.
     lab.send(0, 0..1, 200);
     lab.send(0, 1..2, 200);
     let [rest, kept] = lab.queues(0)[..] else { panic!("two queues") };
     assert!(rest.0 > 20 && kept.0 > 1000 && kept.0 + rest.0 < 1400, "{rest:?} {kept:?}");
     lab.assert_adds_up();
-    // Without it there is no such room.
+    // Without reserved packets there is no such space.
     let mut lab = flooded(0);
     for _ in 0..500 {
         lab.send(0, 1..2, 2);
@@ -202,7 +204,7 @@ fn neighbours_that_flood_all_their_queues_leave_what_is_set_aside() {
 }
 
 #[test]
-fn what_is_set_aside_changes_with_nothing_lost() {
+fn reserved_buffers_change_without_losses() {
     let mut lab = flooded(1000);
     lab.send(0, 1..2, 1000);
     for (first, second) in [(0, 10), (300, 0), (0, 0), (700, 1200), (0, 1000)] {
@@ -210,13 +212,13 @@ fn what_is_set_aside_changes_with_nothing_lost() {
         assert_eq!(lab.queues(0)[1], (1000, 0));
         lab.assert_adds_up();
     }
-    // As queues come and go, the first has what waits in others.
+    // When queues are removed and added, the first queue gets the frames of removed ones.
     lab.put(0, vec![queue(2, 600), queue(3, 50)]);
     assert_eq!(lab.queues(0)[0].0, 1000);
     lab.assert_adds_up();
     lab.put(0, vec![]);
     lab.assert_adds_up();
-    // Room for it is made as others' frames leave.
+    // Its space becomes free as the others' frames leave.
     lab.put(0, vec![queue(0, 2000)]);
     while lab.worker.core.packets.at_hand() < 2100 {
         lab.now_ns += 10_000_000;
@@ -254,10 +256,10 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever comes, goes and changes, what is set aside is what a look at all queues finds; and a queue that has fewer
-    /// frames than that takes one more.
+    /// Whatever changes, the count of reserved packets is what a scan of all queues finds.
+    /// A queue with fewer frames than its reserved packets can always take one more.
     #[test]
-    fn what_is_set_aside_is_what_queues_do_not_use(steps in prop::collection::vec(step(), 1..40)) {
+    fn reserved_count_matches_a_scan_of_queues(steps in prop::collection::vec(step(), 1..40)) {
         let mut lab = Lab::new();
         (0..3).for_each(|slot| lab.put(slot, vec![queue(0, 100 * slot as u32)]));
         for step in steps {

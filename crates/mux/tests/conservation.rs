@@ -1,5 +1,6 @@
-//! Whatever happens, in whatever order: every frame is accounted for, and no packet is lost. On a wire, on a segment
-//! and on a transit; the outside is a program behind a memif interface. Tunnels with next hops are in links.rs.
+//! Whatever happens, in whatever order, every frame is accounted for and no
+//! packet is lost. The test has a wire, a segment and a transit. The outside is
+//! a program behind a memif interface. Tunnels with next hops are in links.rs.
 
 mod common;
 
@@ -7,35 +8,36 @@ use std::path::Path;
 
 use common::*;
 use pdp_proto::mux::*;
-use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, TagVerdict};
 use pdp_wire::vlan;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Frames from a host.
+    /// A host sends frames.
     Send { host: usize, count: u8, length: usize },
     /// A guest answers some of its frames.
     Serve { guest: usize, seed: u8 },
     /// A guest makes frames.
     Make { guest: usize, vport: u8 },
-    /// Frames from outside: by the segment's VLAN, by an end of the transit, or by the segment's wire.
+    /// Frames arrive from outside: by the segment's VLAN,
+    /// by an end of the transit, or by the segment's wire.
     Arrive { by: usize, count: u8 },
-    /// The control guest sends.
+    /// The control guest sends a frame.
     Tap { vport: u8 },
-    /// A guest dies, or a new one comes.
+    /// A guest dies, or a new one connects.
     Toggle { guest: usize },
-    /// The TAP helper of the router dies, or a new one comes.
+    /// The router's TAP helper dies, or a new one connects.
     ToggleTap,
-    /// What pdpd wants changes.
+    /// pdpd requests a change.
     Change {
-        policy: Policy,
+        policy: GuestDistribution,
         rate: Option<u64>,
         up: bool,
         queue: u32,
         pps: u64,
         what: Impairments,
-        queues: Vec<Queue>,
+        queues: Vec<QueueConfig>,
     },
 }
 
@@ -59,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn impairments() -> impl Strategy<Value = Impairments> {
-    let share = || prop_oneof![Just(0), 0..Share::ALL.0 / 4].prop_map(Share);
+    let share = || prop_oneof![Just(0), 0..FrameFraction::ALL.0 / 4].prop_map(FrameFraction);
     let delay = prop_oneof![Just(0), 0u64..20_000_000];
     let shares = (share(), share(), share(), share());
     (delay, 0u64..=100, shares, any::<u64>()).prop_map(|(delay_ns, jitter, shares, seed)| {
@@ -69,11 +71,11 @@ fn impairments() -> impl Strategy<Value = Impairments> {
     })
 }
 
-/// None, or some of a few, of which one has all frames.
-fn queues() -> impl Strategy<Value = Vec<Queue>> {
+/// Returns no queues, or a few. One of them gets all frames.
+fn queues() -> impl Strategy<Value = Vec<QueueConfig>> {
     let queue = (0u32..30, 0u64..20_000, 1u32..1000);
     prop::collection::btree_map(0u8..4, queue, 0..4).prop_map(|all| {
-        let queue = |(name, (frames, bytes, weight)): (u8, _)| Queue {
+        let queue = |(name, (frames, bytes, weight)): (u8, _)| QueueConfig {
             name: name.to_string(),
             weight,
             frames,
@@ -85,19 +87,24 @@ fn queues() -> impl Strategy<Value = Vec<Queue>> {
     })
 }
 
-const POLICIES: &[Policy] =
-    &[Policy::RoundRobin, Policy::Weighted, Policy::Flow, Policy::Flowlet, Policy::Ordered];
+const POLICIES: &[GuestDistribution] = &[
+    GuestDistribution::RoundRobin,
+    GuestDistribution::Weighted,
+    GuestDistribution::Flow,
+    GuestDistribution::Flowlet,
+    GuestDistribution::Ordered,
+];
 
-const KINDS: [Attach; 3] = [Attach::Runtime, Attach::Runtime, Attach::Tap];
+const KINDS: [AttachMode; 3] = [AttachMode::Runtime, AttachMode::Runtime, AttachMode::Tap];
 
 /// VLANs of the outside: the segment's, and the transit's.
 const VLANS: [u16; 3] = [5, 6, 7];
 
-/// The host h1 and the router on a wire; the router and h2 on a segment with a VLAN and the rest of the outside; and a
-/// transit.
-fn vnet(root: &Path, guests: &[(u32, Attach)]) -> Vnet {
+/// Returns a vnet with a wire between h1 and the router, a segment, and a transit.
+/// The router, h2, a VLAN and the rest of the outside are on the segment.
+fn vnet(root: &Path, guests: &[(u32, AttachMode)]) -> VnetConfig {
     let mut vnet = two_hosts(root, "red", guests);
-    let vlan = |id| outside(&format!("v{id}"), "M", Encapsulation::Vlan(vlan::Tunnel { id }));
+    let vlan = |id| outside(&format!("v{id}"), "M", Encapsulation::Vlan(vlan::VlanTunnel { id }));
     let [on_segment, one, other] = VLANS.map(vlan);
     let rest = outside("rest", "M", Encapsulation::Interface);
     let ends = vnet.vlinks[1].ends.drain(..).chain([on_segment, rest]).collect();
@@ -106,7 +113,7 @@ fn vnet(root: &Path, guests: &[(u32, Attach)]) -> Vnet {
     vnet
 }
 
-/// As the program sends it.
+/// Returns a frame as the program sends it.
 fn arriving(by: usize) -> Vec<u8> {
     let mut bytes = frame(60, 0);
     if let Some(id) = VLANS.get(by) {
@@ -120,20 +127,20 @@ fn serve(guest: &mut Peer, completes: bool, seed: u8) {
     for (at, (tag, bytes)) in guest.receive().into_iter().enumerate() {
         let with = |verdict, last| Tag { verdict, vport: 1 - tag.vport, last, trace: 0 };
         if !completes {
-            guest.send(with(Verdict::Out, false), &bytes);
+            guest.send(with(TagVerdict::Out, false), &bytes);
             continue;
         }
         match (usize::from(seed) + at) % 7 {
-            0 => guest.send(with(Verdict::Drop(GuestDrop::Policy), true), &[]),
-            1 => guest.send(with(Verdict::Kept, true), &[]),
-            2 => guest.send(with(Verdict::Punt(PuntClass::Exception), true), &bytes),
+            0 => guest.send(with(TagVerdict::Drop(GuestDrop::Policy), true), &[]),
+            1 => guest.send(with(TagVerdict::Kept, true), &[]),
+            2 => guest.send(with(TagVerdict::Punt(PuntClass::Exception), true), &bytes),
             3 => {
-                guest.send(with(Verdict::Out, false), &bytes)
-                    && guest.send(with(Verdict::Punt(PuntClass::Local), false), &bytes)
-                    && guest.send(with(Verdict::Out, true), &bytes)
+                guest.send(with(TagVerdict::Out, false), &bytes)
+                    && guest.send(with(TagVerdict::Punt(PuntClass::Local), false), &bytes)
+                    && guest.send(with(TagVerdict::Out, true), &bytes)
             }
             4 => continue, // never completed
-            _ => guest.send(with(Verdict::Out, true), &bytes),
+            _ => guest.send(with(TagVerdict::Out, true), &bytes),
         };
     }
 }
@@ -146,10 +153,10 @@ proptest! {
         let root = tempfile::tempdir().unwrap();
         let mux = start(workers);
         let socket = directory(root.path(), "M").join("memif.sock");
-        let outlet = Outlet::Memif { socket: socket.clone() };
-        let external = External::new("M", 1500, outlet);
+        let outlet = OutletConfig::Memif { socket: socket.clone() };
+        let external = ExternalConfig::new("M", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
-        assert_eq!(put_with_sockets(ask, Request::PutExternal(external)), Reply::Done);
+        assert_eq!(put_with_sockets(ask, MuxRequest::PutExternal(external)), MuxReply::Done);
         let kinds: Vec<_> = (0..).zip(KINDS).collect();
         let mut vnet = vnet(root.path(), &kinds);
         put(&mux, &vnet);
@@ -169,7 +176,7 @@ proptest! {
                 }
                 Step::Serve { guest: at, seed } => {
                     if let Some(guest) = &mut guests[at] {
-                        serve(guest, KINDS[at] == Attach::Runtime, seed);
+                        serve(guest, KINDS[at] == AttachMode::Runtime, seed);
                     }
                 }
                 Step::Make { guest, vport } => {
@@ -199,8 +206,8 @@ proptest! {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
                     router.punt_limits = [Rate { bps: 0, pps }; PUNT_CLASSES];
-                    let more = Leaving::default();
-                    let leaving = Leaving { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
+                    let more = EgressConfig::default();
+                    let leaving = EgressConfig { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
                     vnet.vlinks[0].leaving.fill(leaving);
                     vnet.vlinks[0].queues = vec![queues; 2];
                     vnet.vlinks[1].up = up;
@@ -224,20 +231,20 @@ proptest! {
         let end = stats(&mux);
         assert_adds_up(&end);
         let nodes = &end.vnets["red"].nodes;
-        // What left a port arrived at the other end of its vlink.
+        // Frames that left a port arrived at the other end of its vlink.
         let [h1, r1] = ["h1", "r1"].map(|node| &nodes[node].ports["eth0"]);
         prop_assert_eq!((h1.sent, r1.sent), (r1.received, h1.received));
         prop_assert_eq!(h1.sent_bytes, r1.received_bytes);
-        // What went into the segment and the transit came out, copies counted.
+        // Frames that entered the segment and the transit left these, including copies.
         let near = [&nodes["r1"].ports["eth1"], &nodes["h2"].ports["eth0"]];
-        let own = |of: fn(&PortStats) -> u64| -> u64 { nodes[OUTSIDE].ports.values().map(of).sum() };
+        let own = |of: fn(&MuxPortStats) -> u64| -> u64 { nodes[OUTSIDE].ports.values().map(of).sum() };
         let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
         let came: u64 = near.iter().map(|port| port.received).sum();
         prop_assert_eq!(
             went + own(|port| port.consumed + port.copied),
             came + own(|port| port.made)
         );
-        // And the outside has what left.
+        // The outside has the frames that left.
         let refused: u64 = end.externals["M"].dropped.values().sum();
         prop_assert_eq!((into_m, out_of_m), (own(|port| port.received) + refused, own(|port| port.sent)));
         let free: u64 = end.workers.iter().map(|worker| worker.free_packets).sum();

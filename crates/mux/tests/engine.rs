@@ -1,4 +1,4 @@
-//! Vrouters that the mux forwards for by itself, with mirrors that say what they like.
+//! Vrouters that the mux itself forwards for, with mirrors that the test controls.
 
 mod common;
 
@@ -9,22 +9,22 @@ use std::time::Duration;
 use common::engines::*;
 use common::*;
 use ipnet::IpNet;
-use pdp_mux::control::Mux;
+use pdp_mux::control::MuxServer;
 use pdp_proto::limits::{PATTERN_BYTES_MAX, PUNT_FILTERS_MAX};
 use pdp_proto::mux::*;
-use pdp_proto::routes::{FromGuest, Hop, Target, ToGuest, encode};
+use pdp_proto::routes::{FromGuest, GroupHop, RouteDecision, ToGuest, encode};
 use pdp_wire::vlan;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 #[test]
-fn a_vrouter_is_forwarded_for_and_keeps_its_tables_as_it_changes() {
+fn engine_keeps_its_tables_when_the_vnet_changes() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(2));
     let (mut vnet, listener) = engine(root.path(), "red");
     put(&mux, &vnet);
     let mut mirror = Mirror::accept(&listener);
     let [mut tap, mut h1, mut h2] = [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node]));
-    // Before it has routes everything goes to the control guest.
+    // Before it has routes, all frames go to the control guest.
     assert!(h1.out(0, &packet([10, 2, 0, 2], 1)));
     assert_eq!(mark_of(&tap.expect(1)[0].1), 1);
     assert!(!engine_stats(&mux, "red").synced);
@@ -32,25 +32,25 @@ fn a_vrouter_is_forwarded_for_and_keeps_its_tables_as_it_changes() {
     forwards(&mut h1, &mut h2, 2);
     let stats = engine_stats(&mux, "red");
     assert_eq!((stats.synced, stats.routes, stats.fault), (true, 2, None));
-    // What is for the router itself, and what has no route.
+    // Packets for the router itself, and packets without a route.
     for to in [[10, 1, 0, 1], [10, 3, 0, 1]] {
         assert!(h1.out(0, &packet(to, 3)));
         assert_eq!(mark_of(&tap.expect(1)[0].1), 3);
     }
-    // Another shape of the vnet: the same connection, and the same tables.
+    // A changed vnet keeps the connection and the tables.
     vnet.nodes[2].ports[0].mtu = 1400;
     put(&mux, &vnet);
     forwards(&mut h1, &mut h2, 4);
     mirror.settle(2);
-    // A change without a snapshot, and a mirror that ends: it goes on.
+    // A change without a snapshot applies. The engine continues when its mirror ends.
     let prefix: IpNet = "10.3.0.0/16".parse().unwrap();
-    mirror.tell(&[ToGuest::Route { prefix, target: Target::Drop }]);
+    mirror.tell(&[ToGuest::Route { prefix, target: RouteDecision::Drop }]);
     mirror.settle(3);
     assert!(h1.out(0, &packet([10, 3, 0, 1], 5)));
     eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "guest-blackhole") == 1);
     drop(mirror);
     forwards(&mut h1, &mut h2, 6);
-    // The next one's snapshot counts once it is whole, and what it does not name is gone.
+    // The next mirror's snapshot applies once it is complete. Routes that it lacks are removed.
     let mut mirror = Mirror::accept(&listener);
     mirror.tell(&[ToGuest::Begin]);
     mirror.settle(4);
@@ -58,7 +58,7 @@ fn a_vrouter_is_forwarded_for_and_keeps_its_tables_as_it_changes() {
     mirror.snapshot();
     assert!(h1.out(0, &packet([10, 3, 0, 1], 8)));
     assert_eq!(mark_of(&tap.expect(1)[0].1), 8);
-    // A dump as long as it is.
+    // A dump of all routes.
     mirror.tell(&[ToGuest::Dump(9)]);
     let mut rows = 0;
     loop {
@@ -69,7 +69,7 @@ fn a_vrouter_is_forwarded_for_and_keeps_its_tables_as_it_changes() {
         }
     }
     assert_eq!(rows, 2);
-    // With guests instead, its mirror hears no more of it.
+    // With guests instead, the mirror hears no more of the engine.
     vnet.nodes[0].router.as_mut().unwrap().engine = None;
     put(&mux, &vnet);
     assert_eq!(mirror.stream.read(&mut [0; 64]).unwrap(), 0);
@@ -79,7 +79,7 @@ fn a_vrouter_is_forwarded_for_and_keeps_its_tables_as_it_changes() {
 }
 
 #[test]
-fn a_mirror_that_makes_no_sense_harms_its_own_vrouter_at_most() {
+fn invalid_mirror_affects_only_its_own_vrouter() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let [(red, bad), (blue, good)] = ["red", "blue"].map(|name| engine(root.path(), name));
     put(&mux, &red);
@@ -94,14 +94,14 @@ fn a_mirror_that_makes_no_sense_harms_its_own_vrouter_at_most() {
     };
     let mut first = Mirror::accept(&bad);
     first.snapshot();
-    // No message, one of no length, one that is never whole: the same is tried again.
+    // An invalid message, one of length 0, and one that never ends: the mirror is tried again.
     for nonsense in [&[0xff; 64][..], &[3, 0, 0, 0, 9, 9, 9], &[1, 0, 0, 0, 0xff, 0xff]] {
         first.stream.write_all(nonsense).unwrap();
         blue_goes_on();
         first = Mirror::accept(&bad);
     }
     first.snapshot();
-    // More questions than are answered.
+    // More requests than the engine answers.
     let dumps: Vec<_> = (0..40).map(ToGuest::Dump).collect();
     first.tell(&[vec![ToGuest::Begin], dumps].concat());
     first = Mirror::accept(&bad);
@@ -112,7 +112,7 @@ fn a_mirror_that_makes_no_sense_harms_its_own_vrouter_at_most() {
     first.tell(&snapshots);
     first.settle(2);
     blue_goes_on();
-    // Nobody reads what is answered: no more is heard of it.
+    // The mirror does not read the answers, so the engine stops reading its messages.
     first.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
     let barriers: Vec<_> = (0..4000).map(ToGuest::Barrier).collect();
     let barriers = encode(&barriers).unwrap();
@@ -127,7 +127,7 @@ fn a_mirror_that_makes_no_sense_harms_its_own_vrouter_at_most() {
     let route = |number: u32| {
         let address = Ipv4Addr::from(number << 7);
         let prefix = IpNet::new(address.into(), 25).unwrap();
-        ToGuest::Route { prefix, target: Target::Punt }
+        ToGuest::Route { prefix, target: RouteDecision::Punt }
     };
     let mut number = 0;
     let ended = loop {
@@ -147,9 +147,9 @@ fn a_mirror_that_makes_no_sense_harms_its_own_vrouter_at_most() {
     assert_adds_up(&stats(&mux));
 }
 
-/// Any frames, by any tables.
+/// Any frames, with any tables.
 #[test]
-fn nothing_of_one_vrouter_shows_in_another_and_everything_adds_up() {
+fn engines_isolate_vrouters_and_counters_add_up() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(2));
     let mut random = SmallRng::seed_from_u64(7);
     let names = ["v0", "v1", "v2"];
@@ -185,16 +185,16 @@ fn nothing_of_one_vrouter_shows_in_another_and_everything_adds_up() {
         }
         let which = random.random_range(0..mirrors.len());
         let hop = |random: &mut SmallRng| {
-            // Of ports that it does not have, too.
+            // Includes ports that it does not have.
             let gateway = random.random::<bool>().then(|| IpAddr::from([10, 2, 0, 2]));
-            Hop { vport: random.random_range(0..4), gateway, weight: random.random() }
+            GroupHop { vport: random.random_range(0..4), gateway, weight: random.random() }
         };
         let hops = (0..random.random_range(0..5)).map(|_| hop(&mut random)).collect();
         let prefix = format!("10.{}.0.0/16", random.random_range(0..5)).parse().unwrap();
         let (id, mtu) = (random.random_range(0..4), random.random_range(0..2000));
         let message = match random.random_range(0..7) {
             0 => ToGuest::Group { id, hops, mtu },
-            1 => ToGuest::Route { prefix, target: Target::Group(id) },
+            1 => ToGuest::Route { prefix, target: RouteDecision::Group(id) },
             2 => ToGuest::RouteGone(prefix),
             3 => ToGuest::GroupGone(id),
             4 => ToGuest::Begin,
@@ -221,7 +221,7 @@ fn nothing_of_one_vrouter_shows_in_another_and_everything_adds_up() {
     assert!(seen > sent / 10, "{seen} of {sent} seen");
 }
 
-/// A memfd with these frames for a generator.
+/// Returns a memfd with these frames for a generator.
 fn frames_of(frames: &[Vec<u8>]) -> std::os::fd::OwnedFd {
     let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut file = std::fs::File::from(fd);
@@ -232,36 +232,37 @@ fn frames_of(frames: &[Vec<u8>]) -> std::os::fd::OwnedFd {
     file.into()
 }
 
-/// Filters that are as dear as may be, and take no frame of zeros.
-fn dear_filters() -> Vec<PuntFilter> {
+/// Returns the most expensive filters. They match no frame of zeros.
+fn dear_filters() -> Vec<PuntFilterConfig> {
     let mut value = vec![0; PATTERN_BYTES_MAX];
     value[PATTERN_BYTES_MAX - 1] = 1;
-    let matches = vec![Match { offset: 40, value, mask: vec![0xff; PATTERN_BYTES_MAX] }];
-    vec![PuntFilter { matches, class: 0 }; PUNT_FILTERS_MAX]
+    let matches = vec![BytePattern { offset: 40, value, mask: vec![0xff; PATTERN_BYTES_MAX] }];
+    vec![PuntFilterConfig { matches, class: 0 }; PUNT_FILTERS_MAX]
 }
 
-/// Vnets with dear frames, far more of them than there is time for and far more weight, beside one that wants less than
-/// its power: that one loses nothing, of the others' frames those that find no room are dropped before work.
+/// Vnets with expensive frames, far more than there is time for, and with far
+/// more weight compete with one that wants less than its power. That one loses
+/// nothing. Frames of the others that find no space are dropped before any work.
 #[test]
-fn a_fast_path_within_its_power_loses_nothing_beside_dear_ones() {
+fn fast_path_within_its_power_loses_no_frame() {
     const FRAMES: u64 = 409_600;
     const OTHERS: usize = 8;
     const PART: usize = 256;
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let generator = |name: &str, frames| {
-        let outlet = Outlet::Generator(Generator { pps: 0, frames, number_at: None });
-        Request::PutExternal(External::new(name, 1500, outlet))
+        let outlet = OutletConfig::Generator(GeneratorConfig { pps: 0, frames, number_at: None });
+        MuxRequest::PutExternal(ExternalConfig::new(name, 1500, outlet))
     };
-    // The `index`th: what comes by its VLAN on one generator leaves by the other.
+    // The `index`th vnet: frames by its VLAN arrive from one generator and leave by the other.
     let lab = |index: usize| {
         let (mut vnet, listener) = engine(root.path(), &format!("v{index}"));
-        let by = Encapsulation::Vlan(vlan::Tunnel { id: 10 + index as u16 });
+        let by = Encapsulation::Vlan(vlan::VlanTunnel { id: 10 + index as u16 });
         vnet.vlinks[0].ends[0] = outside("in", "G", by.clone());
         vnet.vlinks[1].ends[1] = outside("out", "S", by);
         if index > 0 {
             vnet.nodes[0].router.as_mut().unwrap().punt_filters = dear_filters();
             let mut heavy =
-                router(&directory(root.path(), &vnet.name), "r2", 1, &[(0, Attach::Runtime)]);
+                router(&directory(root.path(), &vnet.name), "r2", 1, &[(0, AttachMode::Runtime)]);
             heavy.router.as_mut().unwrap().guests[0].weight = 64_000;
             vnet.nodes.push(heavy);
         }
@@ -273,24 +274,24 @@ fn a_fast_path_within_its_power_loses_nothing_beside_dear_ones() {
     };
     let own = |at: usize| if at == 0 { 0 } else { 1 + at % OTHERS };
     let frames: Vec<_> = (0..PART).map(|at| tagged(own(at), packet([10, 2, 0, 2], 0))).collect();
-    // At first none, so that all is ready before any comes.
+    // No vnet gets frames at first, so that all is ready before any arrive.
     let begin = [generator("G", 1), generator("S", 1)];
     for request in begin {
-        assert_eq!(mux.handle(request, vec![frames_of(&frames[1..2])]), Reply::Done);
+        assert_eq!(mux.handle(request, vec![frames_of(&frames[1..2])]), MuxReply::Done);
     }
     let mut labs: Vec<_> = (0..=OTHERS).map(lab).collect();
     labs[0].0.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap().power = 100_000;
     labs.iter().for_each(|(vnet, _)| put(&mux, vnet));
     let mut mirror = Mirror::accept(&labs[0].1);
     mirror.snapshot();
-    assert_eq!(mux.handle(generator("G", FRAMES), vec![frames_of(&frames)]), Reply::Done);
+    assert_eq!(mux.handle(generator("G", FRAMES), vec![frames_of(&frames)]), MuxReply::Done);
     let expected = FRAMES / PART as u64;
     let v0 = || node_stats(&mux, "v0", "r1");
-    // Its power is changed while frames pass, and no table is made anew for it.
+    // Its power changes while frames pass, and its tables are kept.
     eventually("some came", || v0().ports["eth0"].received > expected / 4);
     labs[0].0.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap().power = 110_000;
     put(&mux, &labs[0].0);
-    let came = |mux: &Mux| stats(mux).externals["G"].received >= FRAMES;
+    let came = |mux: &MuxServer| stats(mux).externals["G"].received >= FRAMES;
     eventually("all came", || came(&mux) && v0().ports["eth1"].sent >= expected);
     let stats = stats(&mux);
     let own = &stats.vnets["v0"].nodes["r1"];
@@ -312,22 +313,23 @@ fn a_fast_path_within_its_power_loses_nothing_beside_dear_ones() {
     assert_adds_up(&common::stats(&mux));
 }
 
-/// As for guests: a generator whose frames are all one vnet's makes no more than have room, so that none is dropped.
+/// As with guests: a generator whose frames all belong to one vnet
+/// makes only as many as can be queued, so that none is dropped.
 #[test]
-fn what_a_fast_path_has_no_room_for_stays_where_it_comes_from() {
+fn full_fast_path_slows_its_source() {
     const FRAMES: u64 = 60_000;
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (mut vnet, _listener) = engine(root.path(), "red");
     vnet.nodes[0].router.as_mut().unwrap().punt_filters = dear_filters();
     vnet.vlinks[0].ends[0] = outside("in", "G", Encapsulation::Interface);
     let generator = |frames| {
-        let outlet = Outlet::Generator(Generator { pps: 0, frames, number_at: None });
-        Request::PutExternal(External::new("G", 1500, outlet))
+        let outlet = OutletConfig::Generator(GeneratorConfig { pps: 0, frames, number_at: None });
+        MuxRequest::PutExternal(ExternalConfig::new("G", 1500, outlet))
     };
     let frame = [packet([10, 2, 0, 2], 0), vec![0; 300]].concat();
-    assert_eq!(mux.handle(generator(1), vec![frames_of(&[frame])]), Reply::Done);
+    assert_eq!(mux.handle(generator(1), vec![frames_of(&[frame])]), MuxReply::Done);
     put(&mux, &vnet);
-    assert_eq!(mux.handle(generator(FRAMES), vec![]), Reply::Done);
+    assert_eq!(mux.handle(generator(FRAMES), vec![]), MuxReply::Done);
     let received = || node_stats(&mux, "red", "r1").ports["eth0"].received;
     eventually("all came", || received() >= FRAMES);
     let r1 = node_stats(&mux, "red", "r1");

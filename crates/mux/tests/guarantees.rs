@@ -1,4 +1,5 @@
-//! What links get of an interface's capacity: workers driven by hand, whose time is told, so that every figure is exact.
+//! Links' parts of an interface's capacity. Workers are driven by
+//! hand and the test sets the time, so that every figure is exact.
 
 mod common;
 
@@ -10,23 +11,23 @@ use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::time::{Duration, Instant};
 
 use common::*;
-use pdp_mux::class::{Capacity, Class, WIRE_BYTES};
-use pdp_mux::control::Mux;
+use pdp_mux::control::MuxServer;
 use pdp_mux::control::plan::{changed, outside_ends};
 use pdp_mux::core::Core;
 use pdp_mux::counters::Reason;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::path::{PATH_FRAMES, Path};
-use pdp_mux::exit::{Exit, Tools};
-use pdp_mux::external::External as Card;
-use pdp_mux::fair::{BYTES_MAX, Part};
-use pdp_mux::packets::{Batch, Packets};
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal as Card;
+use pdp_mux::netdev::path::{PATH_FRAMES, RemoteNetdev};
+use pdp_mux::netdev::{NetdevContext, NetdevDriver};
+use pdp_mux::packets::{PacketBatch, Packets};
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::Vnet as Live;
+use pdp_mux::traffic_class::{Capacity, TrafficClass, WIRE_BYTES};
+use pdp_mux::vnet::MuxVnet as Live;
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, Worker};
+use pdp_mux::wfq::{BYTES_MAX, BandwidthShare};
+use pdp_mux::worker::{Worker, WorkerCommand};
 use pdp_proto::mux::*;
-use pdp_underlay::NextHop;
+use pdp_underlay::TunnelNextHop;
 use pdp_wire::vxlan;
 use rtrb::RingBuffer;
 
@@ -34,13 +35,13 @@ const SHARE: usize = 8192;
 const MAC: [u8; 6] = [2, 0, 0, 0, 10, 1];
 const CAPACITY_BPS: u64 = 100_000_000;
 
-/// Bytes of VXLAN over IPv4 before a frame.
+/// Bytes of the VXLAN over IPv4 headers.
 const HEADER_BYTES: usize = 50;
 
-/// Time between two looks of a worker, nanoseconds.
+/// Time between two rounds of a worker, nanoseconds.
 const STEP_NS: u64 = 20_000;
 
-/// A frame that left: when, of which link, which one of it, and its bytes on the interface.
+/// A frame that left: its time, its link, its number in that link, and its bytes on the interface.
 #[derive(Clone, Copy, Debug)]
 struct Left {
     at_ns: u64,
@@ -50,16 +51,16 @@ struct Left {
     dscp: u8,
 }
 
-/// Tells of what leaves.
+/// Reports the frames that leave.
 #[derive(Debug)]
 struct Wire(Sender<Left>);
 
-impl Exit for Wire {
+impl NetdevDriver for Wire {
     fn room(&mut self) -> usize {
         usize::MAX
     }
 
-    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    fn send(&mut self, tools: &mut NetdevContext<'_>, frames: &mut PacketBatch) -> Reason {
         for packet in frames.drain(..) {
             let mark = mark(&packet.bytes()[HEADER_BYTES..]);
             let (link, number) = ((mark >> 32) as usize & 0xffff, mark & 0xffff_ffff);
@@ -72,21 +73,22 @@ impl Exit for Wire {
     }
 }
 
-/// An IPv4 packet, as far as a look at its DSCP goes, with the same number in it as in others.
+/// Returns an IPv4 packet with this DSCP and a number.
+/// It is valid only as far as the DSCP requires.
 fn frame_of(dscp: u8, bytes: usize, mark: u64) -> Vec<u8> {
     let mut frame = frame(bytes, mark | 0x45 << 56 | u64::from(dscp) << 50);
     frame[12..14].copy_from_slice(&[8, 0]);
     frame
 }
 
-/// What a link sends, and what it is to get.
+/// Load of a link, and its share.
 #[derive(Clone, Copy)]
 struct Sends {
     guarantee_bps: u64,
     weight: u32,
     /// Bytes of each of its frames.
     bytes: usize,
-    /// On the interface, bits a second.
+    /// Rate on the interface, bits a second.
     bps: u64,
 }
 
@@ -102,25 +104,25 @@ impl Sends {
 
 struct Lab {
     workers: Vec<Worker>,
-    specs: Vec<Vnet>,
+    specs: Vec<VnetConfig>,
     links: Vec<Sends>,
-    /// Of the first link: its rate, its queues, and the DSCPs that it sends in turn.
+    /// For the first link: its rate, its queues, and the DSCPs that it sends in rotation.
     rate_bps: Option<u64>,
-    queues: Vec<Queue>,
+    queues: Vec<QueueConfig>,
     dscps: Vec<u8>,
     capacity: Arc<Capacity>,
-    classes: Vec<Arc<Class>>,
-    /// Frames that each link has sent, and bytes on the interface that it may.
+    classes: Vec<Arc<TrafficClass>>,
+    /// Frames that each link has sent, and bytes on the interface that it may still send.
     sent: Vec<(u64, f64)>,
     now_ns: u64,
     wire: Receiver<Left>,
-    /// All that has left.
+    /// All frames that have left.
     all: Vec<Left>,
-    _kept: (Arc<Wake>, Vec<SyncSender<Command>>),
+    _kept: (Arc<Wake>, Vec<SyncSender<WorkerCommand>>),
 }
 
 impl Lab {
-    /// Link N, a transit, is at worker N of `count`, round and round; the interface at the first.
+    /// Creates link N, a transit, at worker N modulo `count`. The interface is at the first worker.
     fn new(count: usize, links: &[Sends]) -> Self {
         let (_pool, parts) = Packets::pool(count, SHARE).unwrap();
         let wake = Arc::new(Wake::new().unwrap());
@@ -144,10 +146,10 @@ impl Lab {
         for worker in &mut workers[1..] {
             let (to, from) = RingBuffer::new(PATH_FRAMES);
             inboxes.push(from);
-            let exits = &mut worker.core.externals[0].as_mut().unwrap().exits;
-            exits.add_path(Path::new(to, wake.clone()));
+            let exits = &mut worker.core.externals[0].as_mut().unwrap().netdevs;
+            exits.add_path(RemoteNetdev::new(to, wake.clone()));
         }
-        let exits = &mut workers[0].core.externals[0].as_mut().unwrap().exits;
+        let exits = &mut workers[0].core.externals[0].as_mut().unwrap().netdevs;
         exits.add(Box::new(Wire(wire_to)), inboxes);
         let mut lab = Self {
             workers,
@@ -165,7 +167,7 @@ impl Lab {
             _kept: (wake, commands),
         };
         let of_vnet: Vec<_> = (0..count).map(|_| Arc::new(AtomicUsize::new(0))).collect();
-        let class = |at: usize| Arc::new(Class::new(&lab.capacity, &of_vnet[at % count]));
+        let class = |at: usize| Arc::new(TrafficClass::new(&lab.capacity, &of_vnet[at % count]));
         lab.classes = (0..links.len()).map(class).collect();
         lab.set_capacity(Some(CAPACITY_BPS));
         lab.install(true);
@@ -174,23 +176,24 @@ impl Lab {
 
     fn set_capacity(&mut self, bps: Option<u64>) {
         self.capacity.set(bps);
-        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().exits;
+        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().netdevs;
         exits.scheduler.get_or_insert_default().set_capacity(bps);
     }
 
-    /// Gives the vnets the shape that the links say; `classed` if the interface has a capacity.
+    /// Installs the vnets that the links describe.
+    /// `classed` is true if the interface has a capacity.
     fn install(&mut self, classed: bool) {
-        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().exits;
+        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().netdevs;
         let scheduler = exits.scheduler.as_mut().unwrap();
         for (class, link) in self.classes.iter().zip(&self.links) {
-            let part = Part { guarantee_bps: link.guarantee_bps, weight: link.weight };
+            let part = BandwidthShare { guarantee_bps: link.guarantee_bps, weight: link.weight };
             scheduler.set(class.clone(), part, self.now_ns);
         }
         let before = std::mem::take(&mut self.specs);
         for at in 0..self.workers.len() {
             let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
             let vxlan =
-                |vni| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
+                |vni| Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni });
             let here = (at..self.links.len()).step_by(self.workers.len());
             let vlinks = here.map(|link| {
                 let number = link as u32;
@@ -209,23 +212,23 @@ impl Lab {
                 vlink
             });
             let vlinks = vlinks.collect();
-            let spec = Vnet { name: format!("v{at}"), police: None, nodes: vec![], vlinks };
+            let spec = VnetConfig { name: format!("v{at}"), police: None, nodes: vec![], vlinks };
             let mut live = Live::new(&spec, 0, 0, |number, end| {
-                let End::External { name, by, .. } = end else { return None };
-                let hop = || Arc::new(NextHop::known(MAC));
-                let mut way = Outside::new(0, number, by, hop)?;
+                let VlinkEnd::External { name, by, .. } = end else { return None };
+                let hop = || Arc::new(TunnelNextHop::known(MAC));
+                let mut way = ExternalPath::new(0, number, by, hop)?;
                 let link = name.strip_prefix("out").and_then(|link| link.parse::<usize>().ok());
                 way.class = link.filter(|_| classed).map(|link| self.classes[link].clone());
-                Some(Way::Outside(way))
+                Some(VlinkPath::Outside(way))
             });
-            // All of them, as where the interface is otherwise.
+            // All ports change, as when the interface changes.
             live.changed = before.get(at).and_then(|was| changed(was, &spec, Some("A")));
             self.workers[at].replace(0, Some(live));
             self.specs.push(spec);
         }
     }
 
-    /// Time passes, in which links send what they do. Returns what has left.
+    /// Lets time pass while the links send. Returns the frames that left.
     fn run(&mut self, span_ns: u64) -> Vec<Left> {
         let end_ns = self.now_ns + span_ns;
         while self.now_ns < end_ns {
@@ -246,7 +249,7 @@ impl Lab {
         left
     }
 
-    /// A link sends one more frame.
+    /// Sends one more frame by a link.
     fn send(&mut self, link: usize, bytes: usize) {
         let at = link % self.workers.len();
         let number = self.sent[link].0;
@@ -265,23 +268,23 @@ impl Lab {
         self.visit(at, vec![packet.at(port.into())]);
     }
 
-    fn visit(&mut self, at: usize, mut frames: Batch) {
+    fn visit(&mut self, at: usize, mut frames: PacketBatch) {
         self.workers[at].core.now_ns = self.now_ns;
         self.workers[at].change(0, |vnet, core| vnet.visit(core, &mut frames));
     }
 
-    /// What a round does for what waits.
+    /// Does the part of a round that handles queued frames.
     fn look(&mut self) {
         for at in (0..self.workers.len()).rev() {
             self.visit(at, vec![]);
             let core = &mut self.workers[at].core;
             core.packets.collect();
-            let (exits, mut tools) = core.exits(0).unwrap();
+            let (exits, mut tools) = core.netdevs(0).unwrap();
             exits.flush(&mut tools);
         }
     }
 
-    /// What has dropped at a link's two ends, all reasons together.
+    /// Returns the drops at a link's two ends, for all reasons together.
     fn dropped(&self, link: usize) -> u64 {
         let vnet = self.workers[link % self.workers.len()].vnets[0].as_ref().unwrap();
         let ends = &vnet.stats().nodes[OUTSIDE].ports;
@@ -290,14 +293,15 @@ impl Lab {
     }
 
     fn assert_adds_up(&self) {
-        let mut stats = Stats::default();
+        let mut stats = MuxStats::default();
         for (at, worker) in self.workers.iter().enumerate() {
             stats.vnets.insert(format!("v{at}"), worker.vnets[0].as_ref().unwrap().stats());
         }
         assert_adds_up(&stats);
     }
 
-    /// Nobody sends any more: what waits leaves, in order. Everything is accounted for, and no packet is away.
+    /// Stops sending. Queued frames leave in order. Checks that
+    /// everything is accounted for and that no packet is missing.
     fn rest(&mut self) {
         self.links.iter_mut().for_each(|link| link.bps = 0);
         self.run(1_000_000_000);
@@ -330,7 +334,7 @@ fn assert_shares(left: &[Left], wanted: &[f64], within: f64) {
 }
 
 #[test]
-fn links_share_the_capacity_as_they_are_told_to_whatever_they_send() {
+fn links_share_the_capacity_by_weight_and_guarantee() {
     let percents = [30, 25, 20, 15, 10];
     let sizes = [1500, 60, 300, 1000, 700];
     let mut links: Vec<_> =
@@ -346,14 +350,14 @@ fn links_share_the_capacity_as_they_are_told_to_whatever_they_send() {
         lab.assert_adds_up();
         lab.rest();
     }
-    // The same by guarantees, of which nothing is left to share.
+    // The same with guarantees that leave nothing to divide.
     for (link, percent) in links.iter_mut().zip(percents) {
         (link.guarantee_bps, link.weight) = (u64::from(percent) * CAPACITY_BPS / 100, 1);
     }
     let mut lab = Lab::new(2, &links);
     lab.run(50_000_000);
     assert_shares(&lab.run(1_000_000_000), &wanted, 0.005 / 2.0);
-    // What one does not want others have, by weight.
+    // The others get what one link does not use, by weight.
     lab.links[0].bps = 0;
     lab.run(200_000_000);
     let quarter = 0.3 / 4.0;
@@ -362,7 +366,7 @@ fn links_share_the_capacity_as_they_are_told_to_whatever_they_send() {
 }
 
 #[test]
-fn sixty_four_links_share_and_one_of_them_has_its_guarantee() {
+fn sixty_four_links_share_beside_one_guarantee() {
     let mut links = vec![Sends { bps: CAPACITY_BPS / 16, ..Sends::flood(1, 500) }; 64];
     links[5] = Sends { guarantee_bps: CAPACITY_BPS / 2, ..Sends::flood(1, 1200) };
     let mut lab = Lab::new(2, &links);
@@ -375,7 +379,7 @@ fn sixty_four_links_share_and_one_of_them_has_its_guarantee() {
 
 /// docs/links.md derives the bound.
 #[test]
-fn a_guaranteed_link_loses_nothing_and_is_in_time_while_others_send_ten_times_the_capacity() {
+fn guaranteed_link_meets_its_delay_bound_under_overload() {
     let guarantee_bps = CAPACITY_BPS / 10;
     let mine = Sends { guarantee_bps, weight: 1, bytes: 400, bps: guarantee_bps / 10 * 9 };
     let other = |at: usize| Sends::flood(1000, [60, 1500][at % 2]);
@@ -406,7 +410,7 @@ fn a_guaranteed_link_loses_nothing_and_is_in_time_while_others_send_ten_times_th
 }
 
 #[test]
-fn parts_and_capacity_change_with_nothing_lost_that_waits() {
+fn shares_and_capacity_change_without_losing_queued_frames() {
     let links = [Sends::flood(1, 1000), Sends::flood(1, 1000), Sends::flood(1, 1000)];
     let mut lab = Lab::new(2, &links);
     lab.run(100_000_000);
@@ -431,7 +435,7 @@ fn parts_and_capacity_change_with_nothing_lost_that_waits() {
     lab.links[1].guarantee_bps = 0;
     lab.links[0].weight = 1;
     step(&mut lab, [1.0 / 3.0; 3], CAPACITY_BPS);
-    // Without a capacity all goes, and with one again it waits.
+    // Without a capacity all frames leave at once. With one again they wait.
     lab.links.iter_mut().for_each(|link| link.bps = 0);
     let before = lab.all_dropped();
     lab.set_capacity(None);
@@ -445,30 +449,30 @@ fn parts_and_capacity_change_with_nothing_lost_that_waits() {
     lab.set_capacity(Some(CAPACITY_BPS));
     step(&mut lab, [1.0 / 3.0; 3], CAPACITY_BPS);
     lab.rest();
-    // Short frames may have room where a long one has none, and stay behind it.
+    // Short frames may fit where a long one does not. They stay behind it.
     (0..100).for_each(|number| lab.send(0, [1500, 60][number % 2]));
     lab.rest();
 }
 
-fn queue(name: &str, weight: u32, frames: u32, dscp: &[u8]) -> Queue {
-    Queue { name: name.into(), weight, frames, bytes: 0, buffers: 0, dscp: dscp.into() }
+fn queue(name: &str, weight: u32, frames: u32, dscp: &[u8]) -> QueueConfig {
+    QueueConfig { name: name.into(), weight, frames, bytes: 0, buffers: 0, dscp: dscp.into() }
 }
 
 impl Lab {
-    /// Frames that wait at the first link.
+    /// Returns the frames that wait at the first link.
     fn waiting(&self) -> u64 {
         let stats = self.workers[0].vnets[0].as_ref().unwrap().stats();
         stats.nodes[OUTSIDE].ports["out00"].waiting
     }
 
-    /// What is counted of the first link's queues.
-    fn queue_stats(&self) -> Vec<QueueStats> {
+    /// Returns the counters of the first link's queues.
+    fn queue_stats(&self) -> Vec<MuxQueueStats> {
         let stats = self.workers[0].vnets[0].as_ref().unwrap().stats();
         stats.nodes[OUTSIDE].ports["out00"].queues.clone()
     }
 }
 
-/// What the first link's DSCPs have of what it has.
+/// Checks the parts of the first link's DSCPs.
 fn assert_parts(left: &[Left], wanted: &[(u8, f64)], counted: impl Fn(&Left) -> u64) {
     let of = |dscp| left.iter().filter(move |it| it.link == 0 && dscp == Some(it.dscp));
     let all = left.iter().filter(|it| it.link == 0).map(&counted).sum::<u64>() as f64;
@@ -478,10 +482,11 @@ fn assert_parts(left: &[Left], wanted: &[(u8, f64)], counted: impl Fn(&Left) -> 
     }
 }
 
-/// Below the links' parts of a capacity, and at a rate: queues share by weight what their link has, in each second, and
-/// what one does not want others have. A full one drops its own. They change with nothing lost.
+/// Queues divide their link's part of a capacity, or its rate, by
+/// weight in each second. The others get what one queue does not use.
+/// A full queue drops its own frames. Queues change without losses.
 #[test]
-fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
+fn queues_share_their_link_and_change_without_losses() {
     let on_wire = |it: &Left| it.bytes;
     let inside = |it: &Left| it.bytes - (HEADER_BYTES + WIRE_BYTES) as u64;
     for rate_bps in [None, Some(CAPACITY_BPS / 5)] {
@@ -494,7 +499,7 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
             queue("video", 30, 80, &[34, 36]),
         ];
         lab.install(true);
-        // Frames of all sizes, of each DSCP as much as the capacity is.
+        // Frames of all sizes. Each DSCP alone sends as much as the capacity.
         let sizes = [1500, 60, 300, 1000, 701];
         let run = |lab: &mut Lab, span_ms: u64, dscps: &[u8]| {
             let mut left = vec![];
@@ -508,7 +513,7 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
             }
             left
         };
-        // Of a link at a rate its own bytes count, and else those on the interface.
+        // With a rate the link's own bytes count, otherwise those on the interface.
         let counted = |it: &Left| if rate_bps.is_some() { inside(it) } else { on_wire(it) };
         run(&mut lab, 50, &[0, 46, 34]);
         let before = lab.queue_stats();
@@ -519,7 +524,7 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
             let wanted = rate_bps.unwrap_or(CAPACITY_BPS / 4 * 3) as f64;
             assert!((sum - wanted).abs() < wanted * 0.005, "{sum} bits in a second, not {wanted}");
         }
-        // Each is full, of as many as it may have.
+        // Each queue has as many frames as it may.
         let now = lab.queue_stats();
         for ((now, before), most) in now.iter().zip(&before).zip([256, 40, 80]) {
             assert!((most / 2..=most).contains(&now.waiting), "{now:?}");
@@ -527,10 +532,10 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
         }
         let dropped: u64 = now.iter().map(|queue| queue.dropped).sum();
         assert_eq!(lab.dropped(0), dropped);
-        // What voice does not want.
+        // The others get what voice does not use.
         run(&mut lab, 100, &[0, 36]);
         assert_parts(&run(&mut lab, 500, &[0, 36]), &[(0, 0.25), (36, 0.75)], inside);
-        // Little of voice loses nothing beside floods.
+        // A little voice traffic loses nothing beside floods.
         let before = lab.queue_stats()[1].clone();
         for _ in 0..100 {
             lab.dscps = vec![46];
@@ -540,7 +545,8 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
         let now = &lab.queue_stats()[1];
         assert!((now.dropped, now.waiting) == (before.dropped, 0), "{now:?}");
         assert_eq!(now.sent, before.sent + 100);
-        // Others, in another order and with other lengths: one that is gone has what it had in the first.
+        // Other queues, in another order and with other lengths.
+        // The first queue gets the frames of the removed one.
         run(&mut lab, 20, &[0, 46, 34]);
         let (dropped, was) = (lab.all_dropped(), lab.queue_stats());
         lab.queues = vec![queue("voice", 1, 5, &[46, 34]), queue("rest", 3, 0, &[0])];
@@ -552,7 +558,8 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
         run(&mut lab, 300, &[0, 46]);
         assert_parts(&run(&mut lab, 500, &[0, 46]), &[(0, 0.75), (46, 0.25)], inside);
         assert!(lab.queue_stats()[0].waiting <= 5);
-        // One for all, be it for more than it has room for, and several again.
+        // One queue for all frames, which are more than
+        // it has space for; then several queues again.
         lab.queues.push(queue("more", 1, 400, &[7]));
         lab.install(true);
         lab.dscps = vec![7];
@@ -572,22 +579,24 @@ fn queues_share_what_their_link_has_and_change_with_nothing_lost() {
     }
 }
 
-/// Their names are told, where one vnet is asked for: all vnets may have a great many.
+/// Their names are reported if one vnet is requested. All vnets together may have very many.
 #[test]
-fn queues_are_told_by_name() {
+fn stats_name_queues_of_one_vnet() {
     let mux = start(1);
     generator(&mux, "S", 0, NUMBER_AT, None, 0);
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    let by = |vni| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
+    let by = |vni| Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni });
     let port = |at: &str| outside(at, "S", by(at.len() as u32));
     let mut vlink = vlink("through", port("in"), port("out"));
     let names: Vec<_> = (0..100).map(|at| format!("q{at}")).collect();
     let queues = names.iter().map(|name| queue(name, 1, 7, &[]));
     vlink.queues = vec![vec![], queues.collect()];
-    put(&mux, &Vnet { name: "v".into(), police: None, nodes: vec![], vlinks: vec![vlink] });
+    put(&mux, &VnetConfig { name: "v".into(), police: None, nodes: vec![], vlinks: vec![vlink] });
     let told = |vnet: Option<&str>| {
         let vnet = vnet.map(str::to_owned);
-        let Reply::Stats(stats) = mux.handle(Request::Stats { vnet }, vec![]) else { panic!() };
+        let MuxReply::Stats(stats) = mux.handle(MuxRequest::Stats { vnet }, vec![]) else {
+            panic!()
+        };
         let ports = &stats.vnets["v"].nodes[OUTSIDE].ports;
         ["in", "out"]
             .map(|end| ports[end].queues.iter().map(|queue| queue.name.clone()).collect::<Vec<_>>())
@@ -596,9 +605,10 @@ fn queues_are_told_by_name() {
     assert!(told(None).iter().all(Vec::is_empty));
 }
 
-/// Frames at the scheduler count as those that wait for a rate do: no vnet has more packets than are free.
+/// Frames at the scheduler count like frames that wait
+/// for a rate. No vnet has more packets than are free.
 #[test]
-fn a_flood_of_many_links_leaves_half_of_the_packets() {
+fn flood_on_many_links_uses_half_the_packets() {
     let mut lab = Lab::new(1, &[Sends { bps: 0, ..Sends::flood(1, 60) }; 64]);
     lab.set_capacity(Some(100 * CAPACITY_BPS));
     for _ in 0..300 {
@@ -610,11 +620,11 @@ fn a_flood_of_many_links_leaves_half_of_the_packets() {
     lab.rest();
 }
 
-/// The frame of a generator, numbered behind its Ethernet header.
+/// Returns a generator's frame, with a number behind its Ethernet header.
 const NUMBER_AT: u16 = 14;
 
 fn generator(
-    mux: &Mux,
+    mux: &MuxServer,
     name: &str,
     pps: u64,
     number_at: u16,
@@ -628,15 +638,15 @@ fn generator(
         file.write_all(&(bytes as u16).to_le_bytes()).unwrap();
         file.write_all(&frame(bytes, 0)).unwrap();
     }
-    let outlet = Outlet::Generator(Generator { pps, frames: 0, number_at });
-    let external = External { capacity_bps, ..External::new(name, 1600, outlet) };
-    assert_eq!(mux.handle(Request::PutExternal(external), vec![file.into()]), Reply::Done);
+    let outlet = OutletConfig::Generator(GeneratorConfig { pps, frames: 0, number_at });
+    let external = ExternalConfig { capacity_bps, ..ExternalConfig::new(name, 1600, outlet) };
+    assert_eq!(mux.handle(MuxRequest::PutExternal(external), vec![file.into()]), MuxReply::Done);
 }
 
-/// A mux of two workers, with sources and a sink in it: the interface gets a capacity, another one, other weights and
-/// none again, while frames pass. Each source's vnet is at one worker or the other.
+/// A mux of two workers has sources and a sink. The interface gets a capacity, another one, other
+/// weights, and none again, while frames pass. Each source's vnet is at one worker or the other.
 #[test]
-fn a_capacity_comes_changes_and_goes_while_frames_pass() {
+fn capacity_changes_while_frames_pass() {
     let mux = start(2);
     let percents = [40, 30, 20, 10];
     let capacity_bps = 20_000_000;
@@ -646,16 +656,16 @@ fn a_capacity_comes_changes_and_goes_while_frames_pass() {
     sink(None);
     let put_vnet = |at: usize, weight: u32| {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        let by = vxlan::Tunnel { local, remote, port: 4789, vni: at as u32 };
+        let by = vxlan::VxlanTunnel { local, remote, port: 4789, vni: at as u32 };
         let near = outside("in", &format!("G{at}"), Encapsulation::Interface);
         let far = outside("out", "S", Encapsulation::Vxlan(by));
         let mut vlink = vlink("through", near, far);
         vlink.leaving[1].weight = weight;
         let (name, vlinks) = (format!("v{at}"), vec![vlink]);
-        put(&mux, &Vnet { name, police: None, nodes: vec![], vlinks });
+        put(&mux, &VnetConfig { name, police: None, nodes: vec![], vlinks });
     };
     let bytes = 1000;
-    // Each sends the capacity; what is not numbered is not looked at by the sink.
+    // Each source sends the capacity. The sink ignores frames without a number.
     let pps = capacity_bps / 8 / (bytes + HEADER_BYTES + WIRE_BYTES) as u64;
     for (at, percent) in percents.into_iter().enumerate() {
         generator(
@@ -676,7 +686,7 @@ fn a_capacity_comes_changes_and_goes_while_frames_pass() {
     let all_sent = || (0..4).map(|at| out(at).1).sum::<u64>();
     eventually("frames pass", || (0..4).all(|at| out(at).1 > 100));
     let total =
-        |node: &NodeStats| node.ports.values().flat_map(|it| it.dropped.values()).sum::<u64>();
+        |node: &MuxNodeStats| node.ports.values().flat_map(|it| it.dropped.values()).sum::<u64>();
     let drops =
         || (0..4).map(|at| total(&node_stats(&mux, &format!("v{at}"), OUTSIDE))).sum::<u64>();
     assert_eq!(drops(), 0);
@@ -691,7 +701,7 @@ fn a_capacity_comes_changes_and_goes_while_frames_pass() {
         assert!(sum as f64 <= most, "{sum}, {most} at the most");
         sent.into_iter().map(|sent| sent as f64 / sum as f64).collect::<Vec<_>>()
     };
-    // Where the machine does not run a worker for long its links lose their turns.
+    // If the machine does not run a worker for long, its links lose their turns.
     let about = |wanted: [f64; 4]| {
         eventually("shares", || {
             let shares = shares(300);
@@ -711,7 +721,7 @@ fn a_capacity_comes_changes_and_goes_while_frames_pass() {
     let before = drops();
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(drops(), before);
-    // Every frame of the numbered ones that left is where it was to go, in order.
+    // Every numbered frame that left arrived in order.
     sink(Some(capacity_bps / 2));
     (0..4).for_each(|at| generator(&mux, &format!("G{at}"), 1, 2000, None, 0));
     eventually("all is out", || {
@@ -721,16 +731,16 @@ fn a_capacity_comes_changes_and_goes_while_frames_pass() {
     });
     assert!(stats(&mux).externals["S"].numbered > 500);
     assert_adds_up(&stats(&mux));
-    // What waits when vnets and interface go is given back.
+    // Queued frames are given back when the vnets and the interface are removed.
     (0..4).for_each(|at| generator(&mux, &format!("G{at}"), pps, 2000, None, bytes));
     eventually("queues are full", || (0..4).all(|at| out(at).2 > 200));
     for at in 0..4 {
         let (name, source) = (format!("v{at}"), format!("G{at}"));
-        assert_eq!(mux.handle(Request::DeleteVnet { name }, vec![]), Reply::Done);
-        assert_eq!(mux.handle(Request::DeleteExternal { name: source }, vec![]), Reply::Done);
+        assert_eq!(mux.handle(MuxRequest::DeleteVnet { name }, vec![]), MuxReply::Done);
+        assert_eq!(mux.handle(MuxRequest::DeleteExternal { name: source }, vec![]), MuxReply::Done);
     }
-    let gone = mux.handle(Request::DeleteExternal { name: "S".into() }, vec![]);
-    assert_eq!(gone, Reply::Done);
+    let gone = mux.handle(MuxRequest::DeleteExternal { name: "S".into() }, vec![]);
+    assert_eq!(gone, MuxReply::Done);
     eventually("packets are back", || {
         stats(&mux).workers.iter().map(|worker| worker.free_packets).sum::<u64>() == 2 * 8192
     });

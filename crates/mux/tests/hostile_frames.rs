@@ -1,7 +1,8 @@
-//! Real captures, cut at every length and changed, into every kind of port: what came is what went
-//! out and what was dropped, by reason; the mux lives, and no packet is lost. Needs root.
+//! Real captures, cut at every length and modified, are sent into every
+//! kind of port. The frames that arrived equal those that left or were
+//! dropped, by reason. The mux survives, and no packet is lost. Needs root.
 //!
-//! Frames are those of data/hostile-frames.pcap: see data/README.md.
+//! The frames are those of data/hostile-frames.pcap: see data/README.md.
 
 mod common;
 
@@ -12,24 +13,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::place::{Place, Raw, wire_vnet, wires};
 use common::*;
-use pdp_mux::control::Mux;
+use pdp_mux::control::MuxServer;
 use pdp_proto::mux::*;
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_wire::tag::{Tag, TagVerdict};
 use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 
-/// Of each so many frames, one is cut at every length.
+/// One in this many frames is cut at every length.
 const CUT_EVERY: usize = 32;
 
-/// Changed frames.
+/// Number of modified frames.
 const CHANGED: usize = 2000;
 
-/// Bytes of a frame that are changed at most.
+/// Modified bytes of a frame, at most.
 const CHANGES_MAX: u64 = 4;
 
-/// Frames on their way before the mux is waited for.
+/// Frames under way before the test waits for the mux.
 const AHEAD: usize = 64;
 
-/// Bytes of a frame that fits a peer's buffers and no packet.
+/// Bytes of a frame that fits into a peer's buffers but not into a packet.
 const TOO_LONG: usize = 1850;
 
 /// Packets of a worker's pool.
@@ -56,8 +57,8 @@ impl Random {
     }
 }
 
-/// The frames as they are, some of them cut at every length, and many of them changed. `wrap` puts
-/// around each what is to be cut and changed with it.
+/// Returns the original frames, some of them cut at every length, and many of them
+/// modified. `wrap` adds headers that are cut and modified together with each frame.
 fn hostile(wrap: impl Fn(usize, &[u8]) -> Vec<u8>) -> Vec<Vec<u8>> {
     let whole: Vec<_> = captures().iter().enumerate().map(|(at, frame)| wrap(at, frame)).collect();
     let mut frames = whole.clone();
@@ -68,14 +69,14 @@ fn hostile(wrap: impl Fn(usize, &[u8]) -> Vec<u8>) -> Vec<Vec<u8>> {
     for _ in 0..CHANGED {
         let mut frame = whole[random.below(whole.len() as u64) as usize].clone();
         for _ in 0..=random.below(CHANGES_MAX) {
-            // Headers more often than what they carry.
+            // Modifies headers more often than their payload.
             let end = if random.below(4) > 0 { frame.len().min(64) } else { frame.len() };
             let at = random.below(end as u64) as usize;
             frame[at] = random.below(256) as u8;
         }
         frames.push(frame);
     }
-    // The last is one that everybody takes.
+    // The last frame is one that every port accepts.
     frames.push(frame(100, 7));
     frames
 }
@@ -84,24 +85,24 @@ fn as_they_are(_: usize, frame: &[u8]) -> Vec<u8> {
     frame.to_vec()
 }
 
-/// The kernel drops a frame that ends within a VLAN tag or the type behind it, before packet sockets
-/// see it (`skb_vlan_untag`).
+/// Returns false for a frame that ends within a VLAN tag or the type behind
+/// it. The kernel drops it before packet sockets see it (`skb_vlan_untag`).
 fn passes_the_kernel(frame: &[u8]) -> bool {
     let tagged = matches!(frame.get(12..14), Some([0x81, 0x00] | [0x88, 0xa8]));
     !tagged || frame.len() >= 20
 }
 
-fn external(mux: &Mux, name: &str) -> ExternalStats {
+fn external(mux: &MuxServer, name: &str) -> MuxExternalStats {
     stats(mux).externals[name].clone()
 }
 
-/// Of an external interface: frames that came to it and were dropped there.
-fn refused_in(stats: &ExternalStats) -> u64 {
+/// Returns the frames that arrived at an external interface and were dropped there.
+fn refused_in(stats: &MuxExternalStats) -> u64 {
     let refused = |(reason, _): &(&String, &u64)| *reason != "refused" && *reason != "gone";
     stats.dropped.iter().filter(refused).map(|(_, count)| count).sum()
 }
 
-/// Sends all frames, a few at a time; how many were taken.
+/// Sends all frames, a few at a time. Returns how many were taken.
 fn flood(
     frames: &[Vec<u8>],
     mut send: impl FnMut(&[u8]) -> bool,
@@ -118,14 +119,17 @@ fn flood(
     sent
 }
 
-/// Takes everything down; then every packet is back.
-fn assert_whole(mux: &Mux, externals: &[&str]) {
+/// Removes everything, and checks that every packet is back.
+fn assert_whole(mux: &MuxServer, externals: &[&str]) {
     for vnet in stats(mux).vnets.keys() {
-        assert_eq!(mux.handle(Request::DeleteVnet { name: vnet.clone() }, vec![]), Reply::Done);
+        assert_eq!(
+            mux.handle(MuxRequest::DeleteVnet { name: vnet.clone() }, vec![]),
+            MuxReply::Done
+        );
     }
     for name in externals {
-        let delete = Request::DeleteExternal { name: (*name).into() };
-        assert_eq!(mux.handle(delete, vec![]), Reply::Done);
+        let delete = MuxRequest::DeleteExternal { name: (*name).into() };
+        assert_eq!(mux.handle(delete, vec![]), MuxReply::Done);
     }
     let workers = stats(mux).workers.len() as u64;
     eventually("all packets are back", || {
@@ -134,8 +138,9 @@ fn assert_whole(mux: &Mux, externals: &[&str]) {
     });
 }
 
-/// From one wire to another by two whole interfaces and a guest that is a wire itself.
-fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut Mux, &str)) {
+/// Sends frames from one wire to another, by two whole
+/// interfaces and a guest that is a wire itself.
+fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut MuxServer, &str)) {
     let mut place = Place::enter(test);
     place.hush();
     let root = tempfile::tempdir().unwrap();
@@ -160,7 +165,8 @@ fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut Mux, &str)) {
             let now = stats(&mux);
             let (a, r1) = (&now.externals["A"], &now.vnets["red"].nodes["r1"]);
             assert_eq!(a.kernel_dropped, 0);
-            // Through the guest, too: one without a CPU for a while gets no more than its ring holds.
+            // Waits for the guest too. If it does not run for a
+            // while, it gets no more than its ring has space for.
             r1.ports["eth0"].received + refused_in(a) == sent && r1.in_flight == 0
         },
     );
@@ -184,7 +190,7 @@ fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut Mux, &str)) {
         heard.len() as u64 >= b
     });
     assert_eq!(heard.len() as u64, b);
-    // Nothing was heard that was not sent. The kernel takes VLAN tags off.
+    // No frame arrived that was not sent. The kernel removes VLAN tags.
     let mut known: HashSet<Vec<u8>> = frames.iter().cloned().collect();
     known.extend(
         frames
@@ -192,7 +198,8 @@ fn from_wire_to_wire(test: &str, add: impl Fn(&mut Place, &mut Mux, &str)) {
             .filter(|frame| frame.len() > 16)
             .map(|frame| [&frame[..12], &frame[16..]].concat()),
     );
-    // Of some captures the sender left the checksums to its device: over AF_XDP the mux completes them.
+    // Some captures have checksums that the sender left
+    // to its device. Over AF_XDP the mux completes them.
     let complete = |mut frame: Vec<u8>| {
         pdp_wire::offload::complete(&mut frame);
         frame
@@ -215,24 +222,26 @@ fn frames_into_a_packet_socket_are_all_accounted_for() {
     from_wire_to_wire("hostile-packet", |place, mux, device| place.packet_external(mux, device));
 }
 
-/// Of each kind and over IPv4 and IPv6, with this key.
+/// Returns a tunnel of each kind, over IPv4 and IPv6, with this key.
 fn tunnels(key: u16) -> Vec<Encapsulation> {
     let address = |text: &str| text.parse().unwrap();
     let four = || (address("10.9.1.1"), address("10.9.1.2"));
     let six = || (address("fd00:1::1"), address("fd00:1::2"));
     let vni = u32::from(key);
-    let vxlan =
-        |(local, remote)| Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni });
+    let vxlan = |(local, remote)| {
+        Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni })
+    };
     let udp = |(local, remote)| {
         let (local_port, remote_port) = (7001 + key, 7000);
-        Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+        Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port, remote_port })
     };
-    let geneve =
-        |(local, remote)| Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni });
+    let geneve = |(local, remote)| {
+        Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni })
+    };
     let gre = |(local, remote), key, checksum, sequence| {
-        Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
+        Encapsulation::Gre(gre::GreTunnel { local, remote, key, checksum, sequence })
     };
-    let mut all = vec![Encapsulation::Vlan(vlan::Tunnel { id: key })];
+    let mut all = vec![Encapsulation::Vlan(vlan::VlanTunnel { id: key })];
     for ends in [four(), six()] {
         all.extend([
             vxlan(ends),
@@ -249,19 +258,20 @@ fn tunnels(key: u16) -> Vec<Encapsulation> {
 /// The key of the first of [`tunnels`].
 const FIRST: u16 = 5;
 
-/// The frame as the other end of a tunnel sends it, with this number where its frames have one.
+/// Returns the frame as the other end of a tunnel
+/// sends it, with this number if its frames have one.
 fn tunnelled(by: &Encapsulation, number: usize, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
-    let template = outer::Template::new(&by.reversed()).unwrap().from_number(number as u32);
+    let template = outer::HeaderTemplate::new(&by.reversed()).unwrap().from_number(number as u32);
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
-    // What has no addresses can't have a tag behind them.
+    // A frame without addresses can't have a tag behind them.
     let _ = template.write(&mut frame, mac, [9; 6]);
     frame
 }
 
-/// A wire from each of the first tunnels to a host; of the others four are two transits' ends, and the rest are on
-/// a segment with two hosts.
-fn tunnelled_vnet(root: &Path, tunnels: &[Encapsulation]) -> Vnet {
+/// Returns a vnet with a wire from each of the first tunnels to a host. Four
+/// others are the ends of two transits. The rest are on a segment with two hosts.
+fn tunnelled_vnet(root: &Path, tunnels: &[Encapsulation]) -> VnetConfig {
     let ends = tunnels.iter().enumerate();
     let ends: Vec<_> = ends.map(|(at, by)| outside(&format!("t{at}"), "A", by.clone())).collect();
     let (wires, others) = ends.split_at(tunnels.len() / 2);
@@ -277,11 +287,12 @@ fn tunnelled_vnet(root: &Path, tunnels: &[Encapsulation]) -> Vnet {
     nodes.extend(hosts.map(|name| host(root, name)));
     let ends = hosts.map(|name| port(name, 0)).into_iter().chain(tunnels.to_vec());
     vlinks.push(vlink_of("lan", ends.collect()));
-    Vnet { name: "red".into(), police: None, nodes, vlinks }
+    VnetConfig { name: "red".into(), police: None, nodes, vlinks }
 }
 
-/// Hostile headers around frames, right headers around hostile frames, and hostile frames the other
-/// way, for every kind of tunnel over IPv4 and IPv6, at wires, transits and a segment.
+/// Sends hostile headers around frames, correct headers around hostile
+/// frames, and hostile frames in the other direction. Covers every kind
+/// of tunnel over IPv4 and IPv6, at wires, transits and a segment.
 #[test]
 fn frames_into_tunnels_are_all_accounted_for() {
     let mut place = Place::enter("hostile-tunnels");
@@ -298,7 +309,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
     put(&mux, &vnet);
     let mut taps: Vec<_> = vnet.nodes.iter().map(Peer::tap_of).collect();
     let near = place.raw("out1");
-    let mac = pdp_net::interface::Interface::by_name("a").unwrap().mac;
+    let mac = pdp_net::interface::InterfaceInfo::by_name("a").unwrap().mac;
     let tunnel = |at: usize| &tunnels[at % tunnels.len()];
     let mut frames = hostile(|at, frame| tunnelled(tunnel(at), at, mac, frame));
     let inner = hostile(as_they_are).into_iter().enumerate();
@@ -314,21 +325,22 @@ fn frames_into_tunnels_are_all_accounted_for() {
             near.receive();
             let (seen, a) = (program.counters().unwrap(), external(&mux, "A"));
             assert_eq!((a.kernel_dropped, seen.no_socket), (0, 0));
-            // The node's neighbours say something by themselves, too.
+            // The node's neighbours also send frames of their own.
             seen.taken + seen.passed >= sent && a.received == seen.taken
         },
     );
-    // Out of the tunnels, what a TAP's trunk gives.
+    // In the other direction: hostile frames by TAP trunks leave by the tunnels.
     for (at, frame) in hostile(as_they_are).iter().enumerate() {
         let tap = at % taps.len();
         eventually("room in the trunk", || taps[tap].out(0, frame) || frame.len() > 1900);
     }
-    let of_nodes = |whose: fn(&str) -> bool, of: fn(&PortStats) -> u64| {
+    let of_nodes = |whose: fn(&str) -> bool, of: fn(&MuxPortStats) -> u64| {
         let end = stats(&mux);
         let nodes = end.vnets["red"].nodes.iter().filter(|(name, _)| whose(name));
         nodes.flat_map(|(_, node)| node.ports.values().map(of)).sum::<u64>()
     };
-    // What goes out, and what came from there: at ends of wires, and at those that are ports of their own.
+    // Frames that leave, and frames that arrived there: at
+    // ends of wires, and at those that are ports of their own.
     let outer = |of| of_nodes(|name| !name.starts_with('s'), of);
     let inner = |of| of_nodes(|name| name != OUTSIDE, of);
     eventually("all is taken", || {
@@ -343,7 +355,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
     assert_adds_up(&end);
     let a = &end.externals["A"];
     assert_eq!(a.received, refused_in(a) + outer(|port| port.received));
-    // What went into the segment and the transits came out.
+    // Frames that entered the segment and the transits left these.
     let on_segment = |of| of_nodes(|name| name.starts_with('s'), of);
     let own = |of| of_nodes(|name| name == OUTSIDE, of);
     assert_eq!(
@@ -376,19 +388,19 @@ fn frames_into_tunnels_are_all_accounted_for() {
     assert_whole(&mux, &["A"]);
 }
 
-/// A program behind a memif interface, a host's and a router's TAP trunks, and a guest's trunk: all
-/// send hostile frames.
+/// A program behind a memif interface, the TAP trunks of a host
+/// and of a router, and a guest's trunk all send hostile frames.
 #[test]
 fn frames_into_memif_and_trunks_are_all_accounted_for() {
     for workers in [1, 2] {
         let root = tempfile::tempdir().unwrap();
         let mux = start(workers);
         let socket = directory(root.path(), "M").join("memif.sock");
-        let outlet = Outlet::Memif { socket: socket.clone() };
-        let external_m = External::new("M", 1500, outlet);
+        let outlet = OutletConfig::Memif { socket: socket.clone() };
+        let external_m = ExternalConfig::new("M", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
-        assert_eq!(put_with_sockets(ask, Request::PutExternal(external_m)), Reply::Done);
-        let mut vnet = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
+        assert_eq!(put_with_sockets(ask, MuxRequest::PutExternal(external_m)), MuxReply::Done);
+        let mut vnet = two_hosts(root.path(), "red", &[(0, AttachMode::Runtime)]);
         let by = Encapsulation::Interface;
         vnet.vlinks[0].ends[0] = outside("out", "M", by);
         put(&mux, &vnet);
@@ -402,7 +414,7 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
         frames.resize(frames.len() + 2 * AHEAD, vec![7; TOO_LONG]);
         for (at, frame) in frames.iter().enumerate() {
             let mark =
-                Tag { verdict: Verdict::Out, vport: (at / 4 % 2) as u8, last: false, trace: 0 };
+                Tag { verdict: TagVerdict::Out, vport: (at / 4 % 2) as u8, last: false, trace: 0 };
             sent[at % 4] += 1;
             eventually("room", || match at % 4 {
                 0 => program.send_raw(at as u32, frame),
@@ -423,7 +435,7 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
                 });
             }
         }
-        let sum = |of: fn(&PortStats) -> u64| {
+        let sum = |of: fn(&MuxPortStats) -> u64| {
             let end = stats(&mux);
             let ports = end.vnets["red"].nodes.values().flat_map(|node| node.ports.values());
             ports.map(of).sum::<u64>()

@@ -1,16 +1,19 @@
-//! No frame and no count of one virtual network shows in another: a property, over sets of networks
-//! that share interfaces, drawn at random, most of them as alike as may be.
+//! No frame and no count of one virtual network shows in another. This is a property over random
+//! sets of networks that share interfaces. Most of these networks are as alike as possible.
 //!
-//! All networks have the same node names, MACs and addresses inside. Their links are wires, transits and
-//! segments; their tunnels are drawn from few addresses, ports and keys, or are another network's with one thing
-//! changed. Guests of every attachment, TAP helpers and machines outside send what they like: tags of ports that
-//! are not theirs, VLAN tags, and frames that look like those of other networks' tunnels. Every frame ends
-//! with the end outside that it came by, if any, and the number of the network that it was sent in, and wherever
-//! one is seen that is looked at: what came by one end of a network leaves only by ends that its link joins to
-//! that, and from one tunnel of a segment nothing leaves by another.
+//! All networks have the same node names, MACs and addresses inside. Their links are
+//! wires, transits and segments. Their tunnels are drawn from few addresses, ports and
+//! keys, or are another network's with one thing changed. Guests of every attachment,
+//! TAP helpers and machines outside send arbitrary frames: tags of foreign ports, VLAN
+//! tags, and frames that look like those of other networks' tunnels.
 //!
-//! That the property finds what it is there for is a test of its own: a classifier that ignores one
-//! part of what tells tunnels apart is found within [`MUTANT_CASES`] cases.
+//! Every frame ends with the external end that it came by, if any, and the number
+//! of the network that it was sent in. The test checks these wherever it sees a
+//! frame. Frames that came by one end of a network leave only by ends that its link
+//! joins to that one. From one tunnel of a segment, no frame leaves by another.
+//!
+//! A separate test shows that the property detects errors. It finds a classifier
+//! that ignores one part of a tunnel's key within [`MUTANT_CASES`] cases.
 
 mod common;
 
@@ -20,22 +23,22 @@ use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
 use common::*;
-use pdp_afxdp::Packet;
-use pdp_mux::classify::{PortRef, Table};
+use pdp_afxdp::PacketBuffer;
+use pdp_mux::channel::PeerChannel;
+use pdp_mux::classify::{PortRef, TunnelTable};
 use pdp_mux::control::plan::outside_ends;
 use pdp_mux::core::Core;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
-use pdp_mux::external::External as Card;
-use pdp_mux::lane::Lane;
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal as Card;
+use pdp_mux::netdev::path::{PATH_FRAMES, RemoteNetdev as SocketPath};
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::vnet::{MuxVnet as Live, NodePeer};
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use pdp_mux::worker::{HANDOVER_FRAMES, NeighbourWorker, Worker, WorkerCommand};
 use pdp_proto::mux::*;
-use pdp_underlay::NextHop;
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_underlay::TunnelNextHop;
+use pdp_wire::tag::{Tag, TagVerdict};
 use pdp_wire::tunnel::KINDS;
 use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use rand::rngs::SmallRng;
@@ -44,13 +47,13 @@ use rand::{RngExt, SeedableRng};
 use rtrb::{Consumer, RingBuffer};
 use serde_json::{Map, Value, json};
 
-/// Cases of the property; the seed of case N is N.
+/// Cases of the property. The seed of case N is N.
 const CASES: u64 = 40;
 
-/// Within so many cases every mutant is found.
+/// Cases within which every mutant is found.
 const MUTANT_CASES: u64 = 20;
 
-/// Networks of a case.
+/// Number of networks in a case.
 const VNETS: std::ops::RangeInclusive<usize> = 2..=5;
 
 const WORKERS: usize = 2;
@@ -58,7 +61,8 @@ const SHARE: usize = 4096;
 const CARDS: [(&str, [u8; 6]); 2] = [("A", [2, 0, 0, 0, 10, 1]), ("B", [2, 0, 0, 0, 11, 1])];
 const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 10, 9];
 
-/// What tunnels are drawn from. The machine has the same addresses on both cards.
+/// Addresses, ports and keys that tunnels are drawn from.
+/// The machine has the same addresses on both cards.
 const LOCALS: [&str; 3] = ["10.0.0.1", "10.0.0.3", "2001:db8::1"];
 const REMOTES: [&str; 3] = ["10.0.0.2", "10.0.0.4", "2001:db8::2"];
 const VXLAN_PORTS: [u16; 2] = [4789, 4790];
@@ -66,10 +70,10 @@ const GENEVE_PORTS: [u16; 2] = [6081, 4790];
 const UDP_PORTS: [u16; 2] = [5000, 5001];
 const VNIS: [u16; 3] = [5, 6, 5 << 8];
 
-/// What tells networks' frames from those of nobody.
+/// Mark of the networks' frames, to tell them from others.
 const MARK: u32 = 0x5044_5000;
 
-/// With where it was sent: in a network, by the end outside with a number.
+/// Marks a frame with its origin: the number of its external end, if any, and of its network.
 fn marked(mut frame: Vec<u8>, by: Option<usize>, vnet: usize) -> Vec<u8> {
     frame.extend(by.map_or(0, |by| by as u32 + 1).to_be_bytes());
     frame.extend((MARK | vnet as u32).to_be_bytes());
@@ -87,23 +91,23 @@ fn vnet_of(frame: &[u8]) -> usize {
     (word & 0xff) as usize
 }
 
-/// The end outside that it came by.
+/// Returns the external end that the frame came by.
 fn end_of(frame: &[u8]) -> Option<usize> {
     words_of(frame)[0].checked_sub(1).map(|by| by as usize)
 }
 
-/// The same as a node sends it that had it.
+/// Returns the frame as a node forwards it.
 fn sent_on(mut frame: Vec<u8>) -> Vec<u8> {
     let at = frame.len() - 8;
     frame[at..at + 4].fill(0);
     frame
 }
 
-/// What the classifier under test leaves out.
+/// Part of the key that the classifier under test ignores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {
     None,
-    /// A part of the key of a kind, as messages call both.
+    /// A part of a kind's key, with the names of kind and part in messages.
     Part(&'static str, &'static str),
     Card,
 }
@@ -117,7 +121,7 @@ const PARTS: [(&str, &[&str]); KINDS.len()] = [
     ("Vlan", &["id"]),
 ];
 
-/// A tunnel's kind and the parts of its key.
+/// Returns a tunnel's kind, and the parts of its key.
 fn parts(by: &Encapsulation) -> (String, Map<String, Value>) {
     let Value::Object(of_kind) = serde_json::to_value(by).unwrap() else {
         return (String::new(), Map::new());
@@ -127,7 +131,7 @@ fn parts(by: &Encapsulation) -> (String, Map<String, Value>) {
 }
 
 impl Mutant {
-    /// What a classifier sees that ignores this: the same for all.
+    /// Returns the key with the ignored part set to the same value for all tunnels.
     fn blind(self, (card, by): (usize, Encapsulation)) -> (usize, Encapsulation) {
         match self {
             Self::None => (card, by),
@@ -153,11 +157,12 @@ fn address(text: &str) -> std::net::IpAddr {
     text.parse().unwrap()
 }
 
-/// How the tunnels of a case are drawn: most often of one kind, so that many are alike in all things but one.
+/// Distribution of a case's tunnels. They are most often
+/// of one kind, so that many differ in only one thing.
 #[derive(Clone, Copy, Debug)]
 struct Draw {
     often: usize,
-    /// Of all of GRE.
+    /// Applies to all GRE tunnels.
     checksum: bool,
     sequence: bool,
 }
@@ -180,35 +185,35 @@ impl Draw {
         match KINDS[kind].name {
             "udp" => {
                 let (local_port, remote_port) = (number(&UDP_PORTS), number(&UDP_PORTS));
-                Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+                Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port, remote_port })
             }
             "gre" => {
                 let Self { checksum, sequence, .. } = self;
                 let key = number(&VNIS);
                 let key = (key != VNIS[1]).then_some(key.into());
-                Encapsulation::Gre(gre::Tunnel { local, remote, key, checksum, sequence })
+                Encapsulation::Gre(gre::GreTunnel { local, remote, key, checksum, sequence })
             }
             "geneve" => {
                 let (port, vni) = (number(&GENEVE_PORTS), number(&VNIS).into());
-                Encapsulation::Geneve(geneve::Tunnel { local, remote, port, vni })
+                Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port, vni })
             }
-            "vlan" => Encapsulation::Vlan(vlan::Tunnel { id: number(&VNIS) }),
+            "vlan" => Encapsulation::Vlan(vlan::VlanTunnel { id: number(&VNIS) }),
             _ => {
                 let (port, vni) = (number(&VXLAN_PORTS), number(&VNIS).into());
-                Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port, vni })
+                Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port, vni })
             }
         }
     }
 }
 
-/// In how many things two ends differ; `None` if they are of different kinds.
+/// Returns the number of differences between two ends. `None` if they are of different kinds.
 fn differences(a: &(usize, Encapsulation), b: &(usize, Encapsulation)) -> Option<usize> {
     let ((kind_a, parts_a), (kind_b, parts_b)) = (parts(&a.1), parts(&b.1));
     let differ = parts_a.iter().filter(|(part, value)| parts_b.get(*part) != Some(value)).count();
     (kind_a == kind_b).then_some(usize::from(a.0 != b.0) + differ)
 }
 
-/// One thing of another network's end changed.
+/// Returns another network's end with one thing changed.
 fn neighbour_of(
     end: &(usize, Encapsulation),
     draw: Draw,
@@ -223,7 +228,7 @@ fn neighbour_of(
     (1 - end.0, end.1.clone())
 }
 
-/// What a vlink with an end outside is.
+/// Kind of a vlink with an external end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Wire,
@@ -231,20 +236,20 @@ enum Kind {
     Segment,
 }
 
-/// Who takes what arrives by an end of a vlink.
+/// Owner of the frames that arrive by an external end.
 #[derive(Clone, Debug)]
 struct Owner {
     end: (usize, Encapsulation),
     vnet: usize,
-    /// Its vlink's number.
+    /// Number of its vlink.
     vlink: usize,
     kind: Kind,
-    /// Node and port that count it.
+    /// Node and port that count its frames.
     counted: (String, String),
 }
 
 impl Owner {
-    /// Whether a frame may leave here that came by another end of the network, or from a node.
+    /// True if a frame may leave here that came by another end of the network, or from a node.
     fn lets_out(&self, came_by: Option<&Self>) -> bool {
         let Some(by) = came_by else { return self.kind != Kind::Transit };
         let is_tunnel = |owner: &Self| owner.end.1 != Encapsulation::Interface;
@@ -261,7 +266,7 @@ impl Owner {
 struct Inside {
     vnet: usize,
     node: &'static str,
-    attach: Attach,
+    attach: AttachMode,
     peer: Peer,
 }
 
@@ -270,22 +275,22 @@ struct World {
     draw: Draw,
     mutant: Mutant,
     workers: Vec<Worker>,
-    /// What leaves, by worker and card.
-    lines: Vec<Vec<Consumer<Packet>>>,
+    /// Frames that leave, by worker and card.
+    lines: Vec<Vec<Consumer<PacketBuffer>>>,
     owners: Vec<Owner>,
     inside: Vec<Inside>,
-    /// Frames that were sent from outside by each end of `owners`.
+    /// Frames that were sent from outside to each of `owners`.
     sent: Vec<u64>,
-    /// The number of the last of them.
+    /// Number of the last of these frames.
     number: u32,
-    /// Frames that peers inside saw, and that left.
+    /// Frames that peers inside received, and frames that left.
     seen: [u64; 2],
-    /// Networks that a guest or a TAP sent in.
+    /// Networks in which a guest or a TAP has sent.
     spoke: Vec<bool>,
-    /// Why the property does not hold.
+    /// Violations of the property.
     wrong: Vec<String>,
-    _commands: Vec<SyncSender<Command>>,
-    _controls: Vec<pdp_memif::Control>,
+    _commands: Vec<SyncSender<WorkerCommand>>,
+    _controls: Vec<pdp_memif::MemifControl>,
     _wakes: Vec<Arc<Wake>>,
 }
 
@@ -296,8 +301,8 @@ impl World {
         let wakes: Vec<_> = (0..WORKERS).map(|_| Arc::new(Wake::new().unwrap())).collect();
         let (one, two) = (RingBuffer::new(HANDOVER_FRAMES), RingBuffer::new(HANDOVER_FRAMES));
         let meshes = [
-            vec![None, Some(Neighbour { to: one.0, from: two.1, wake: wakes[1].clone() })],
-            vec![Some(Neighbour { to: two.0, from: one.1, wake: wakes[0].clone() }), None],
+            vec![None, Some(NeighbourWorker { to: one.0, from: two.1, wake: wakes[1].clone() })],
+            vec![Some(NeighbourWorker { to: two.0, from: one.1, wake: wakes[0].clone() }), None],
         ];
         let (mut workers, mut lines, mut commands) = (vec![], vec![], vec![]);
         for ((number, packets), neighbours) in parts.into_iter().enumerate().zip(meshes) {
@@ -312,7 +317,7 @@ impl World {
             for (name, mac) in CARDS {
                 let (port, line) = RingBuffer::new(PATH_FRAMES);
                 let mut card = Card::new(name.into(), mac, 1500);
-                card.exits.add_path(SocketPath::new(port, wakes[0].clone()));
+                card.netdevs.add_path(SocketPath::new(port, wakes[0].clone()));
                 worker.core.externals.push(Some(card));
                 out.push(line);
             }
@@ -337,7 +342,7 @@ impl World {
             _controls: vec![],
             _wakes: wakes,
         };
-        let mut tables = CARDS.map(|(_, mac)| Table::new(Some(mac)));
+        let mut tables = CARDS.map(|(_, mac)| TunnelTable::new(Some(mac)));
         let mut taken = tables.clone();
         for vnet in 0..count {
             world.add(root, vnet, &mut taken, &mut tables);
@@ -368,19 +373,20 @@ impl World {
         (self.random.random_range(0..CARDS.len()), self.draw.tunnel(&mut self.random))
     }
 
-    /// Ends outside for a vlink of a network, as many of them as are to be had.
+    /// Returns external ends for a vlink of a network, as many as are available.
     fn outside(
         &mut self,
         (vnet, vlink, kind): (usize, usize, Kind),
         count: usize,
-        taken: &mut [Table],
-    ) -> Vec<End> {
+        taken: &mut [TunnelTable],
+    ) -> Vec<VlinkEnd> {
         let mut ends = vec![];
         for _ in 0..count {
             let end = self.end();
             let known = self.owners.iter().any(|owner| owner.end == end);
             let nobody = PortRef { worker: 0, vnet: 0, port: 0, generation: 0 };
-            // What two can't share, the second does not get. A mutant can't tell them apart.
+            // If two networks can't share a tunnel, the second
+            // does not get it. A mutant can't tell them apart.
             let is_taken = !known && taken[end.0].insert(&end.1, nobody).is_err();
             if known || (is_taken && self.mutant == Mutant::None) {
                 continue;
@@ -392,9 +398,9 @@ impl World {
         ends
     }
 
-    /// Puts ends outside at a network's vlinks: at a router's wires to its hosts, or beside these on a segment; and
-    /// two at a transit.
-    fn lead_out(&mut self, spec: &mut Vnet, vnet: usize, taken: &mut [Table]) {
+    /// Adds external ends to a network's vlinks: on a router's wires
+    /// to its hosts, beside these on a segment, and two at a transit.
+    fn lead_out(&mut self, spec: &mut VnetConfig, vnet: usize, taken: &mut [TunnelTable]) {
         for (at, near) in [(0, 0), (1, 1)] {
             if at == 1 && self.random.random_ratio(1, 2) {
                 continue;
@@ -415,17 +421,23 @@ impl World {
         if self.random.random_ratio(1, 2) {
             let before = self.owners.len();
             let ends = self.outside((vnet, spec.vlinks.len(), Kind::Transit), 2, taken);
-            match <[End; 2]>::try_from(ends) {
+            match <[VlinkEnd; 2]>::try_from(ends) {
                 Ok([a, b]) => spec.vlinks.push(vlink("through", a, b)),
                 Err(_) => self.owners.truncate(before),
             }
         }
     }
 
-    /// A router and two hosts, with guests of any kind.
-    fn add(&mut self, root: &Path, vnet: usize, taken: &mut [Table], tables: &mut [Table]) {
-        let kinds = [Attach::Runtime, Attach::Memif, Attach::Tap];
-        let guests: Vec<(u32, Attach)> = (0..self.random.random_range(1..3))
+    /// Adds a network: a router and two hosts, with guests of any kind.
+    fn add(
+        &mut self,
+        root: &Path,
+        vnet: usize,
+        taken: &mut [TunnelTable],
+        tables: &mut [TunnelTable],
+    ) {
+        let kinds = [AttachMode::Runtime, AttachMode::Memif, AttachMode::Tap];
+        let guests: Vec<(u32, AttachMode)> = (0..self.random.random_range(1..3))
             .map(|number| (number, *kinds.choose(&mut self.random).unwrap()))
             .collect();
         let mut spec = two_hosts(root, &format!("v{vnet}"), &guests);
@@ -445,12 +457,13 @@ impl World {
             assert!(inserted.is_ok() || self.mutant != Mutant::None, "{inserted:?}");
         }
         let cards = |name: &str| CARDS.iter().position(|(card, _)| *card == name).unwrap();
-        let hop = Arc::new(NextHop::known(NEIGHBOUR));
+        let hop = Arc::new(TunnelNextHop::known(NEIGHBOUR));
         let live = Live::new(&spec, slot, 7, |number, end| match end {
-            End::External { by, interface, .. } => {
-                Outside::new(cards(interface), number, by, || hop.clone()).map(Way::Outside)
+            VlinkEnd::External { by, interface, .. } => {
+                ExternalPath::new(cards(interface), number, by, || hop.clone())
+                    .map(VlinkPath::Outside)
             }
-            End::Port { .. } => None,
+            VlinkEnd::Port { .. } => None,
         });
         let slots = &mut self.workers[worker].vnets;
         if slots.len() <= usize::from(slot) {
@@ -460,13 +473,13 @@ impl World {
         let taps = [("r1", 0), ("h1", 1), ("h2", 2)];
         for (node, at) in taps {
             let path = spec.nodes[at].tap_socket.clone();
-            self.connect(vnet, node, &path, 0, Who::Tap, Attach::Tap);
+            self.connect(vnet, node, &path, 0, NodePeer::Tap, AttachMode::Tap);
         }
         for (at, (number, attach)) in guests.into_iter().enumerate() {
             let path = spec.nodes[0].router.as_ref().unwrap().guests[at].socket.clone();
-            let interfaces = if attach == Attach::Memif { 0..2 } else { 0..1 };
+            let interfaces = if attach == AttachMode::Memif { 0..2 } else { 0..1 };
             for interface in interfaces {
-                self.connect(vnet, "r1", &path, interface, Who::Guest(number), attach);
+                self.connect(vnet, "r1", &path, interface, NodePeer::Guest(number), attach);
             }
         }
     }
@@ -477,15 +490,15 @@ impl World {
         node: &'static str,
         path: &Path,
         interface: u32,
-        who: Who,
-        attach: Attach,
+        who: NodePeer,
+        attach: AttachMode,
     ) {
-        // The interfaces of a guest are at one path, one after the other.
+        // A guest's interfaces are at one path, one after the other.
         let _ = std::fs::remove_file(path);
         let (peer, link, control) = pair(path, interface, 1 + self.inside.len() as u64);
         let slot = (vnet / WORKERS) as u16;
         let watch = &self.workers[vnet % WORKERS].core.connections.watch;
-        watch.add_bell(Some(slot), &link.lane.doorbell().unwrap()).unwrap();
+        watch.add_bell(Some(slot), &link.channel.doorbell().unwrap()).unwrap();
         let attached = self.workers[vnet % WORKERS]
             .change(slot, |vnet, _| vnet.attach(node, who, interface, link).is_ok());
         assert_eq!(attached, Some(true));
@@ -493,11 +506,12 @@ impl World {
         self.inside.push(Inside { vnet, node, attach, peer });
     }
 
-    /// A frame as a network may have it: of any kind, a VLAN's, or one like a tunnel's of others.
+    /// Returns a frame that a network may have: of any kind, in
+    /// a VLAN, or similar to a frame of other networks' tunnels.
     fn inner(&mut self, by: Option<usize>, vnet: usize) -> Vec<u8> {
         let length = self.random.random_range(60..200);
         let mut frame = frame(length, 0);
-        // Between few stations, so that segments learn some.
+        // Uses few stations, so that segments learn some.
         frame[5] = self.random.random_range(0..5);
         frame[11] = self.random.random_range(0..5);
         match self.random.random_range(0..5) {
@@ -515,7 +529,7 @@ impl World {
         marked(frame, by, vnet)
     }
 
-    /// Frames from outside: to who has the end, or to nobody.
+    /// Sends frames from outside: to an end's owner, or to nobody.
     fn arrive(&mut self) {
         let Some(owner) = self.owners.choose(&mut self.random) else { return };
         let mut end = owner.end.clone();
@@ -528,7 +542,7 @@ impl World {
         let vnet = to.map_or(0xff, |to| self.owners[to].vnet);
         let mut inner = self.inner(to, vnet);
         if end.1 == Encapsulation::Interface {
-            // What is a tunnel's on that card is the tunnel's.
+            // A frame that looks like one of a tunnel on that card would belong to that tunnel.
             inner = marked(frame(80, 0), to, vnet);
         }
         if let Some(to) = to {
@@ -541,15 +555,15 @@ impl World {
         let mut packet = worker.core.packets.take().unwrap();
         packet.set_len(bytes.len()).unwrap();
         packet.bytes_mut().copy_from_slice(&bytes);
-        worker.sort(card, &mut vec![packet]);
+        worker.classify_frames(card, &mut vec![packet]);
     }
 
-    /// Peers look at what they have and send something.
+    /// Lets peers check the frames that they get, and send some.
     fn serve(&mut self) {
         for at in 0..self.inside.len() {
             let Inside { vnet, node, attach, ref mut peer } = self.inside[at];
             let frames: Vec<(Option<Tag>, Vec<u8>)> = match attach {
-                Attach::Memif => {
+                AttachMode::Memif => {
                     peer.receive_raw().into_iter().map(|frame| (None, frame)).collect()
                 }
                 _ => peer.receive().into_iter().map(|(tag, frame)| (Some(tag), frame)).collect(),
@@ -559,14 +573,14 @@ impl World {
                 if vnet_of(&frame) != vnet {
                     self.wrong.push(format!("v{vnet}/{node} sees a frame of v{}", vnet_of(&frame)));
                 }
-                let last = attach == Attach::Runtime;
+                let last = attach == AttachMode::Runtime;
                 let vport = tag.map_or(0, |tag| 1 - tag.vport.min(1));
                 let verdict = match self.random.random_range(0..8) {
-                    0 => Verdict::Kept,
-                    1 => Verdict::Punt(pdp_wire::tag::PuntClass::Local),
-                    _ => Verdict::Out,
+                    0 => TagVerdict::Kept,
+                    1 => TagVerdict::Punt(pdp_wire::tag::PuntClass::Local),
+                    _ => TagVerdict::Out,
                 };
-                let verdict = if last { verdict } else { Verdict::Out };
+                let verdict = if last { verdict } else { TagVerdict::Out };
                 let peer = &mut self.inside[at].peer;
                 if node == "r1" && (last || self.random.random_ratio(1, 2)) {
                     peer.send(Tag { verdict, vport, last, trace: 0 }, &sent_on(frame));
@@ -579,7 +593,7 @@ impl World {
                     true => self.random.random(),
                     false => {
                         let vport = self.random.random_range(0..3);
-                        Tag { verdict: Verdict::Out, vport, last: false, trace: 0 }.emit()
+                        Tag { verdict: TagVerdict::Out, vport, last: false, trace: 0 }.emit()
                     }
                 };
                 self.inside[at].peer.send_raw(word, &frame);
@@ -588,7 +602,7 @@ impl World {
         }
     }
 
-    /// What left, by each card.
+    /// Checks the frames that left, by card.
     fn look_at_the_lines(&mut self) {
         for worker in 0..WORKERS {
             for card in 0..CARDS.len() {
@@ -612,7 +626,7 @@ impl World {
         }
     }
 
-    /// What was counted is what was sent.
+    /// Checks that the counters match the frames that were sent.
     fn look_at_the_counters(&mut self) {
         for (vnet, spoke) in self.spoke.iter().enumerate() {
             let live = &self.workers[vnet % WORKERS].vnets[vnet / WORKERS];
@@ -643,7 +657,7 @@ impl World {
         }
     }
 
-    /// What was wrong, and how many frames were seen inside and left.
+    /// Runs the case. Returns the violations, and how many frames were received inside and left.
     fn run(mut self) -> (Vec<String>, [u64; 2]) {
         for _ in 0..10 {
             for _ in 0..8 {
@@ -666,9 +680,9 @@ impl World {
     }
 }
 
-/// The frame that the other end sends, with this number where its frames have one.
+/// Returns the frame that the other end sends, with this number if its frames have one.
 fn wrapped((card, by): &(usize, Encapsulation), inner: &[u8], number: u32) -> Vec<u8> {
-    let Some(template) = outer::Template::new(&by.reversed()) else { return inner.to_vec() };
+    let Some(template) = outer::HeaderTemplate::new(&by.reversed()) else { return inner.to_vec() };
     let template = template.from_number(number);
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
@@ -676,10 +690,10 @@ fn wrapped((card, by): &(usize, Encapsulation), inner: &[u8], number: u32) -> Ve
     frame
 }
 
-/// Whether a frame that left is one of this end, as its other end sees it. Who has a whole interface may send
-/// anything.
+/// True if a frame that left is one of this end, as its other
+/// end sees it. An end with a whole interface may send anything.
 fn is_of(frame: &[u8], by: &Encapsulation) -> bool {
-    let mut there = Table::new(None);
+    let mut there = TunnelTable::new(None);
     there.insert(&by.reversed(), PortRef { worker: 0, vnet: 0, port: 0, generation: 0 }).unwrap();
     there.classify(frame).is_ok()
 }
@@ -699,7 +713,7 @@ fn case(seed: u64, mutant: Mutant) -> Outcome {
 }
 
 #[test]
-fn nothing_of_one_vnet_shows_in_another() {
+fn vnets_are_isolated_from_each_other() {
     let (mut collided, mut inside, mut left) = (0, 0, 0);
     for seed in 0..CASES {
         let Outcome { collides, wrong, seen } = case(seed, Mutant::None);
@@ -713,7 +727,7 @@ fn nothing_of_one_vnet_shows_in_another() {
 }
 
 #[test]
-fn a_classifier_that_ignores_anything_is_found() {
+fn isolation_test_detects_every_classifier_mutant() {
     let parts = PARTS.iter().flat_map(|(kind, parts)| parts.iter().map(|part| (*kind, *part)));
     for mutant in parts.map(|(kind, part)| Mutant::Part(kind, part)).chain([Mutant::Card]) {
         let found = (0..MUTANT_CASES).find(|seed| !case(*seed, mutant).wrong.is_empty());

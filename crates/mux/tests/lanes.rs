@@ -1,5 +1,5 @@
-//! A vnet whose guests and TAP helper are lanes made for the test, in any order of what it and they can do: nobody sleeps
-//! through a frame.
+//! A vnet whose guests and TAP helper are channels made for the test. Whatever the
+//! order of their steps and the vnet's, no frame waits for a peer that stays asleep.
 
 mod common;
 
@@ -9,16 +9,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use common::*;
-use pdp_afxdp::Packet;
+use pdp_afxdp::PacketBuffer;
+use pdp_mux::channel::{PeerChannel, PeerConnection, PeerFault, Pulled};
 use pdp_mux::core::Core;
-use pdp_mux::lane::{Fault, Lane, Link, Pulled};
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::sleep::{Alarm, Peer as Sleeper, WAKE_NS};
-use pdp_mux::vnet::{REST_NS, Vnet as Live, Who};
+use pdp_mux::sleep::{Alarm, WAKE_NS, WakeablePeer as Sleeper};
+use pdp_mux::vnet::{IDLE_NS, MuxVnet as Live, NodePeer};
 use pdp_mux::wake::Wake;
 use pdp_proto::mux::*;
-use pdp_wire::tag::{PuntClass, Tag, Verdict};
+use pdp_wire::tag::{PuntClass, Tag, TagVerdict};
 use proptest::prelude::*;
 
 const PACKETS: usize = 256;
@@ -26,7 +26,7 @@ const GUESTS: u32 = 2;
 /// Slots of each ring.
 const RING: usize = 4;
 
-/// Both rings, and what each side says about its sleep.
+/// Both rings, and the sleep state of each side.
 #[derive(Debug, Default)]
 struct Line {
     pushed: Vec<Tag>,
@@ -51,7 +51,7 @@ impl Fake {
         self.0.lock().unwrap()
     }
 
-    /// The guest's next step; false if it sleeps and was not rung.
+    /// Does the guest's next step. False if it sleeps and was not rung.
     fn step(&self) -> bool {
         let mut line = self.line();
         if line.peer_sleeps {
@@ -65,7 +65,8 @@ impl Fake {
             line.taken += 1;
             if !line.is_tap {
                 let punts = line.taken.is_multiple_of(3);
-                let verdict = if punts { Verdict::Punt(PuntClass::Local) } else { Verdict::Out };
+                let verdict =
+                    if punts { TagVerdict::Punt(PuntClass::Local) } else { TagVerdict::Out };
                 line.sent.push_back(Tag { verdict, ..out(1 - tag.vport, 0) });
                 line.worker_rung |= line.worker_armed;
             }
@@ -77,7 +78,7 @@ impl Fake {
         true
     }
 
-    /// A frame of its own, for which it wakes by itself.
+    /// Makes a frame of the guest's own, for which it wakes by itself.
     fn make(&self) {
         let mut line = self.line();
         (line.peer_sleeps, line.peer_armed) = (false, false);
@@ -89,9 +90,9 @@ impl Fake {
 }
 
 impl Sleeper for Fake {
-    type Fault = Fault;
+    type Fault = PeerFault;
 
-    fn show(&mut self) -> Result<bool, Fault> {
+    fn show(&mut self) -> Result<bool, PeerFault> {
         let mut line = self.line();
         let pushed = std::mem::take(&mut line.pushed);
         line.unheard += pushed.len();
@@ -110,7 +111,7 @@ impl Sleeper for Fake {
         room
     }
 
-    fn ring(&mut self, _: &mut Alarm) -> Result<(), Fault> {
+    fn ring(&mut self, _: &mut Alarm) -> Result<(), PeerFault> {
         let mut line = self.line();
         line.unheard = 0;
         line.peer_rung |= std::mem::take(&mut line.peer_armed);
@@ -128,9 +129,9 @@ impl Sleeper for Fake {
     }
 }
 
-impl Lane for Fake {
-    fn attach(&mut self, attach: Attach, _: u8) {
-        self.line().is_tap = attach == Attach::Tap;
+impl PeerChannel for Fake {
+    fn attach(&mut self, attach: AttachMode, _: u8) {
+        self.line().is_tap = attach == AttachMode::Tap;
     }
 
     fn room(&mut self) -> usize {
@@ -138,7 +139,7 @@ impl Lane for Fake {
         RING - line.pushed.len() - line.shown.len()
     }
 
-    fn push(&mut self, first: u16, frames: &[Packet]) -> Result<usize, Fault> {
+    fn push(&mut self, first: u16, frames: &[PacketBuffer]) -> Result<usize, PeerFault> {
         let room = self.room().min(frames.len());
         let tags = frames[..room].iter().map(|it| Tag::deliver((it.port - first) as u8, 0));
         self.line().pushed.extend(tags);
@@ -152,7 +153,7 @@ impl Lane for Fake {
         completions: usize,
         packets: &mut Packets,
         pulled: &mut Pulled,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), PeerFault> {
         let mut line = self.line();
         line.full |= line.sent.len() == RING;
         while pulled.frames < max
@@ -183,33 +184,38 @@ struct World {
 }
 
 impl World {
-    fn new(ringers: Ringers, policy: Policy) -> Self {
+    fn new(ringers: Ringers, policy: GuestDistribution) -> Self {
         let mut parts = Packets::pool(1, PACKETS).unwrap().1;
         let (dropped, _) = mpsc::channel();
         let wake = Arc::new(Wake::new().unwrap());
         let core = Core::new(parts.remove(0), dropped, wake, ringers).unwrap();
-        let guests: Vec<_> = (0..GUESTS).map(|number| (number, Attach::Runtime)).collect();
+        let guests: Vec<_> = (0..GUESTS).map(|number| (number, AttachMode::Runtime)).collect();
         let mut node = router(std::path::Path::new("/"), "r1", 2, &guests);
         node.router.as_mut().unwrap().policy = policy;
-        let spec = Vnet { name: "red".into(), police: None, nodes: vec![node], vlinks: vec![] };
+        let spec =
+            VnetConfig { name: "red".into(), police: None, nodes: vec![node], vlinks: vec![] };
         let mut vnet = Live::new(&spec, 0, 1, |_, _| None);
         let guests: Vec<_> = guests.iter().map(|_| Fake::default()).collect();
         for (number, guest) in (0..).zip(&guests) {
-            let link = Link::of(guest.clone(), number.into());
-            assert!(vnet.attach("r1", Who::Guest(number), 0, link).is_ok());
+            let link = PeerConnection::of(guest.clone(), number.into());
+            assert!(vnet.attach("r1", NodePeer::Guest(number), 0, link).is_ok());
         }
         let tap = Fake::default();
-        assert!(vnet.attach("r1", Who::Tap, 0, Link::of(tap.clone(), GUESTS.into())).is_ok());
+        assert!(
+            vnet.attach("r1", NodePeer::Tap, 0, PeerConnection::of(tap.clone(), GUESTS.into()))
+                .is_ok()
+        );
         Self { core, vnet, guests: guests.into_iter().chain([tap]).collect(), rests: false }
     }
 
-    /// A visit, as the worker makes it, with what arrived; not to a vnet that rests without a reason to.
+    /// Visits the vnet as the worker does, with the frames that arrived.
+    /// Does nothing if the vnet is idle without a reason to be visited.
     fn visit(&mut self, frames: usize, busy: bool) -> bool {
         let Self { core, vnet, guests, rests } = self;
         let mut rung = false;
         guests.iter().for_each(|it| rung |= std::mem::take(&mut it.line().worker_rung));
         if rung {
-            vnet.rung(core.now_ns);
+            vnet.note_ring(core.now_ns);
         } else if *rests && frames == 0 {
             return false;
         }
@@ -222,23 +228,24 @@ impl World {
         });
         let mut batch: Vec<_> = frames.collect();
         let work = vnet.visit(core, &mut batch);
-        *rests = vnet.is_tired(work > 0, core.now_ns) && vnet.arm(core);
+        *rests = vnet.update_idle(work > 0, core.now_ns) && vnet.arm(core);
         true
     }
 
-    fn stats(&self) -> [GuestStats; GUESTS as usize] {
+    fn stats(&self) -> [MuxGuestStats; GUESTS as usize] {
         let stats = self.vnet.stats();
         [0, 1].map(|guest| stats.nodes["r1"].guests[&guest].clone())
     }
 }
 
 proptest! {
-    /// Any order of arrivals, visits, pauses, and steps of the guests. Then nothing more arrives, and only who is
-    /// awake or was rung does anything: all comes to rest, with every frame completed and every packet home.
+    /// Arrivals, visits, pauses, and steps of the guests come in any order. Then no
+    /// more frames arrive, and only peers that are awake or were rung do steps. In
+    /// the end all are idle, every frame is completed, and every packet is free.
     #[test]
-    fn no_frame_waits_for_a_wake_up_that_nobody_owes(
+    fn every_waiting_frame_has_a_pending_wakeup(
         steps in prop::collection::vec(any::<u8>(), 1..300),
-        policy in prop_oneof![Just(Policy::Flow), Just(Policy::Flowlet), Just(Policy::Ordered)],
+        policy in prop_oneof![Just(GuestDistribution::Flow), Just(GuestDistribution::Flowlet), Just(GuestDistribution::Ordered)],
     ) {
         thread_local!(static RINGERS: Ringers = Ringers::start().unwrap());
         let mut world = World::new(RINGERS.with(Ringers::clone), policy);
@@ -247,7 +254,7 @@ proptest! {
             match step & 7 {
                 0 => _ = world.visit(1 + detail % 6, detail & 8 != 0),
                 1 => _ = world.visit(0, detail & 8 != 0),
-                2 => world.core.now_ns += [WAKE_NS / 2, WAKE_NS, REST_NS, 2 * REST_NS][detail % 4],
+                2 => world.core.now_ns += [WAKE_NS / 2, WAKE_NS, IDLE_NS, 2 * IDLE_NS][detail % 4],
                 3 => world.guests[detail % 3].make(),
                 _ => _ = world.guests[detail % 3].step(),
             }
@@ -274,19 +281,19 @@ proptest! {
     }
 }
 
-/// To let go of a connection may take long, so that the worker does not even of one that it refuses.
+/// Dropping a connection may take long. So the worker does not drop it, even if it refuses it.
 #[test]
-fn who_is_not_expected_is_given_back() {
-    let mut world = World::new(Ringers::start().unwrap(), Policy::Flow);
+fn vnet_returns_unexpected_connections() {
+    let mut world = World::new(Ringers::start().unwrap(), GuestDistribution::Flow);
     for (node, who, interface) in [
-        ("r1", Who::Guest(0), 0),
-        ("r1", Who::Tap, 0),
-        ("r1", Who::Guest(GUESTS), 0),
-        ("r1", Who::Guest(0), 9),
-        ("r9", Who::Tap, 0),
+        ("r1", NodePeer::Guest(0), 0),
+        ("r1", NodePeer::Tap, 0),
+        ("r1", NodePeer::Guest(GUESTS), 0),
+        ("r1", NodePeer::Guest(0), 9),
+        ("r9", NodePeer::Tap, 0),
     ] {
         let fake = Fake::default();
-        let refused = world.vnet.attach(node, who, interface, Link::of(fake.clone(), 9));
+        let refused = world.vnet.attach(node, who, interface, PeerConnection::of(fake.clone(), 9));
         assert_eq!(Arc::strong_count(&fake.0), 2, "{node} {who:?} {interface}");
         assert_eq!(refused.map_err(|link| link.epoch), Err(9));
     }

@@ -1,4 +1,5 @@
-//! Links that are more than a wire: transit from one end outside to another, and Ethernet segments.
+//! Links that are more than a wire: transits from one
+//! external end to another, and Ethernet segments.
 
 mod common;
 
@@ -8,23 +9,23 @@ use std::sync::mpsc::{self, SyncSender};
 use std::time::{Duration, Instant};
 
 use common::*;
-use pdp_afxdp::Packet;
-use pdp_mux::classify::{Inner, PortRef, Table};
+use pdp_afxdp::PacketBuffer;
+use pdp_mux::channel::PeerChannel;
+use pdp_mux::classify::{InnerFrame, PortRef, TunnelTable};
 use pdp_mux::control::check::check;
 use pdp_mux::control::plan::{changed, outside_ends};
 use pdp_mux::core::Core;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
-use pdp_mux::external::External as Card;
-use pdp_mux::lane::Lane;
-use pdp_mux::leave::LATE_FRAMES;
+use pdp_mux::egress::LATE_FRAMES;
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal as Card;
+use pdp_mux::netdev::path::{PATH_FRAMES, RemoteNetdev as SocketPath};
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::{Vnet as Live, Who};
+use pdp_mux::vnet::{MuxVnet as Live, NodePeer};
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, Worker};
+use pdp_mux::worker::{Worker, WorkerCommand};
 use pdp_proto::mux::*;
-use pdp_underlay::NextHop;
+use pdp_underlay::TunnelNextHop;
 use pdp_wire::{geneve, gre, outer, udp, vlan, vxlan};
 use proptest::prelude::*;
 use rtrb::{Consumer, RingBuffer};
@@ -37,33 +38,33 @@ const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 10, 9];
 /// A worker driven by hand, with two cards and one vnet.
 struct Lab {
     worker: Worker,
-    /// What leaves by each card.
-    lines: Vec<Consumer<Packet>>,
-    spec: Vnet,
-    hop: Arc<NextHop>,
-    /// The number of the last frame that arrived by a tunnel.
+    /// Frames that leave, by card.
+    lines: Vec<Consumer<PacketBuffer>>,
+    spec: VnetConfig,
+    hop: Arc<TunnelNextHop>,
+    /// Number of the last frame that arrived by a tunnel.
     number: u32,
     _wake: Arc<Wake>,
-    _commands: SyncSender<Command>,
+    _commands: SyncSender<WorkerCommand>,
 }
 
 fn card(name: &str) -> usize {
     CARDS.iter().position(|card| *card == name).unwrap()
 }
 
-fn vxlan_end(name: &str, card: &str, vni: u32) -> End {
+fn vxlan_end(name: &str, card: &str, vni: u32) -> VlinkEnd {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    outside(name, card, Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni }))
+    outside(name, card, Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni }))
 }
 
-fn udp_end(name: &str, card: &str, local_port: u16) -> End {
+fn udp_end(name: &str, card: &str, local_port: u16) -> VlinkEnd {
     let (local, remote) = ("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());
-    let tunnel = udp::Tunnel { local, remote, local_port, remote_port: 6000 };
+    let tunnel = udp::UdpTunnel { local, remote, local_port, remote_port: 6000 };
     outside(name, card, Encapsulation::Udp(tunnel))
 }
 
 impl Lab {
-    fn new(spec: &Vnet) -> Self {
+    fn new(spec: &VnetConfig) -> Self {
         let (_pool, mut parts) = Packets::pool(1, SHARE).unwrap();
         let wake = Arc::new(Wake::new().unwrap());
         let (dropped, _) = mpsc::channel();
@@ -75,11 +76,11 @@ impl Lab {
         for name in CARDS {
             let (port, line) = RingBuffer::new(PATH_FRAMES);
             let mut card = Card::new(name.into(), MAC, 1500);
-            card.exits.add_path(SocketPath::new(port, wake.clone()));
+            card.netdevs.add_path(SocketPath::new(port, wake.clone()));
             worker.core.externals.push(Some(card));
             lines.push(line);
         }
-        let hop = Arc::new(NextHop::known(NEIGHBOUR));
+        let hop = Arc::new(TunnelNextHop::known(NEIGHBOUR));
         let (spec, generation) = (spec.clone(), 0);
         let mut lab =
             Self { worker, lines, spec, hop, number: 0, _wake: wake, _commands: commands };
@@ -87,8 +88,8 @@ impl Lab {
         lab
     }
 
-    /// Gives the vnet another shape.
-    fn reshape(&mut self, spec: &Vnet) {
+    /// Changes the vnet.
+    fn reshape(&mut self, spec: &VnetConfig) {
         let before = std::mem::replace(&mut self.spec, spec.clone());
         let same = changed(&before, spec, None);
         self.install(u32::from(same.is_none()), same);
@@ -97,13 +98,14 @@ impl Lab {
     fn install(&mut self, generation: u32, changed: Option<Vec<u16>>) {
         check(&self.spec).unwrap();
         let mut live = Live::new(&self.spec, 0, generation, |number, end| match end {
-            End::External { interface, by, .. } => {
-                Outside::new(card(interface), number, by, || self.hop.clone()).map(Way::Outside)
+            VlinkEnd::External { interface, by, .. } => {
+                ExternalPath::new(card(interface), number, by, || self.hop.clone())
+                    .map(VlinkPath::Outside)
             }
-            End::Port { .. } => None,
+            VlinkEnd::Port { .. } => None,
         });
         live.changed = changed;
-        let mut tables = [(); CARDS.len()].map(|()| Table::new(Some(MAC)));
+        let mut tables = [(); CARDS.len()].map(|()| TunnelTable::new(Some(MAC)));
         for end in outside_ends(&self.spec) {
             let to = PortRef { worker: 0, vnet: 0, port: end.port, generation };
             tables[card(end.interface)].insert(end.by, to).unwrap();
@@ -112,14 +114,14 @@ impl Lab {
         self.worker.classifier = Arc::new(tables.to_vec());
     }
 
-    fn end(&self, name: &str) -> End {
-        let is_it = |end: &&End| matches!(end, End::External { name: known, .. } if known == name);
+    fn end(&self, name: &str) -> VlinkEnd {
+        let is_it = |end: &&VlinkEnd| matches!(end, VlinkEnd::External { name: known, .. } if known == name);
         self.spec.vlinks.iter().flat_map(|vlink| &vlink.ends).find(is_it).unwrap().clone()
     }
 
-    /// Frames arrive by an end outside.
+    /// Lets frames arrive by an external end.
     fn arrive(&mut self, end: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
-        let End::External { interface, by, .. } = self.end(end) else { unreachable!() };
+        let VlinkEnd::External { interface, by, .. } = self.end(end) else { unreachable!() };
         let mut batch = vec![];
         for frame in frames {
             self.number += 1;
@@ -129,7 +131,7 @@ impl Lab {
             packet.bytes_mut().copy_from_slice(&bytes);
             batch.push(packet);
         }
-        self.worker.sort(card(&interface), &mut batch);
+        self.worker.classify_frames(card(&interface), &mut batch);
         self.rounds();
     }
 
@@ -140,14 +142,14 @@ impl Lab {
         }
     }
 
-    /// What has left by an end outside, unwrapped. What other ends of its card sent stays out.
+    /// Returns the frames that have left, decapsulated, each with the name of its external end.
     fn left(&mut self) -> Vec<(String, Vec<u8>)> {
         let mut all = vec![];
         for (at, line) in self.lines.iter_mut().enumerate() {
             while let Ok(packet) = line.pop() {
                 let ends = self.spec.vlinks.iter().flat_map(|vlink| &vlink.ends);
                 let mut found = ends.filter_map(|end| {
-                    let End::External { name, interface, by } = end else { return None };
+                    let VlinkEnd::External { name, interface, by } = end else { return None };
                     let inner = unwrapped(by, packet.bytes()).filter(|_| card(interface) == at)?;
                     Some((name.clone(), inner))
                 });
@@ -158,14 +160,15 @@ impl Lab {
         all
     }
 
-    fn node(&self, name: &str) -> NodeStats {
+    fn node(&self, name: &str) -> MuxNodeStats {
         self.worker.vnets[0].as_ref().unwrap().stats().nodes[name].clone()
     }
 
-    /// Everything is accounted for, at every node and on every link; with nothing on its way, no packet is away.
+    /// Checks that everything is accounted for, at every node and on
+    /// every link. With `at_rest`, also checks that no packet is missing.
     fn assert_adds_up(&self, at_rest: bool) {
         let stats = self.worker.vnets[0].as_ref().unwrap().stats();
-        let (mut vnets, name) = (Stats::default(), self.spec.name.clone());
+        let (mut vnets, name) = (MuxStats::default(), self.spec.name.clone());
         vnets.vnets.insert(name, stats);
         assert_adds_up(&vnets);
         if at_rest {
@@ -174,9 +177,9 @@ impl Lab {
     }
 }
 
-/// The frame that the other end sends, with this number where its frames have one.
+/// Returns the frame that the other end sends, with this number if its frames have one.
 fn wrapped(by: &Encapsulation, inner: &[u8], number: u32) -> Vec<u8> {
-    let Some(template) = outer::Template::new(&by.reversed()) else { return inner.to_vec() };
+    let Some(template) = outer::HeaderTemplate::new(&by.reversed()) else { return inner.to_vec() };
     let template = template.from_number(number);
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
@@ -184,24 +187,25 @@ fn wrapped(by: &Encapsulation, inner: &[u8], number: u32) -> Vec<u8> {
     frame
 }
 
-/// What is inside for the other end, if it is of this end.
+/// Returns the inner frame, if the outer one is of this end.
 fn unwrapped(by: &Encapsulation, frame: &[u8]) -> Option<Vec<u8>> {
-    let mut there = Table::new(None);
+    let mut there = TunnelTable::new(None);
     let to = PortRef { worker: 0, vnet: 0, port: 0, generation: 0 };
     there.insert(&by.reversed(), to).unwrap();
     match there.classify(frame).ok()?.1 {
-        Inner::Whole => Some(frame.to_vec()),
-        Inner::Behind(inner) => Some(frame[inner].to_vec()),
-        Inner::Untagged => {
+        InnerFrame::Whole => Some(frame.to_vec()),
+        InnerFrame::Behind(inner) => Some(frame[inner].to_vec()),
+        InnerFrame::Untagged => {
             let mut frame = frame.to_vec();
-            vlan::take_off(&mut frame);
+            vlan::strip(&mut frame);
             Some(frame.split_off(vlan::TAG_BYTES))
         }
     }
 }
 
-/// Two transits: from a tunnel to one of another kind, and from a tunnel to a whole interface.
-fn transit(root: &Path) -> Vnet {
+/// Returns two transits: from a tunnel to one of another
+/// kind, and from a tunnel to a whole interface.
+fn transit(root: &Path) -> VnetConfig {
     let mut vnet = two_hosts(root, "red", &[]);
     vnet.vlinks = vec![
         vlink("far", vxlan_end("west", "A", 5), udp_end("east", "B", 5000)),
@@ -215,7 +219,7 @@ fn marks(left: &[(String, Vec<u8>)], end: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_transit_joins_two_ends_outside_and_both_count() {
+fn transit_joins_two_external_ends_and_counts_both() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = transit(root.path());
     let mut lab = Lab::new(&spec);
@@ -233,11 +237,11 @@ fn a_transit_joins_two_ends_outside_and_both_count() {
     assert_eq!((east.made, east.sent, east.sent_bytes), (40, 40, 4000));
     assert_eq!((east.received, east.consumed, west.made, west.sent), (20, 20, 20, 20));
     lab.assert_adds_up(true);
-    // Too long for the tunnel that it would leave by, though the one that it came by carries it.
+    // The frame is too long for its egress tunnel, although its ingress tunnel carries it.
     lab.arrive("west", [frame(14 + 1439, 0)]);
     assert_eq!(lab.left().len(), 0);
     assert_eq!(dropped(&lab.node(OUTSIDE), "underlay-too-big"), 1);
-    // At its rate, with as many waiting as may.
+    // At its rate, with a full queue.
     spec.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = Some(80_000));
     spec.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = 8);
     lab.reshape(&spec);
@@ -248,7 +252,7 @@ fn a_transit_joins_two_ends_outside_and_both_count() {
     assert!(left >= 2 && (1..=8).contains(&out.in_flight), "{left}: {out:?}");
     assert!(full > 70 && left + full + out.in_flight == 100, "{left}: {out:?}");
     lab.assert_adds_up(false);
-    // What waits goes on when others come and go, and ends when the link goes down.
+    // Queued frames continue when other vlinks change. They are dropped when the link goes down.
     spec.vlinks.remove(1);
     lab.reshape(&spec);
     let ends = lab.node(OUTSIDE);
@@ -268,17 +272,18 @@ fn a_transit_joins_two_ends_outside_and_both_count() {
 }
 
 #[test]
-fn queues_that_make_no_sense_are_refused() {
+fn invalid_queues_are_refused() {
     let root = tempfile::tempdir().unwrap();
-    let queue = |name: usize| Queue { name: format!("q{name}"), ..Queue::default() };
-    let refused = |change: &dyn Fn(&mut Vnet)| {
+    let queue = |name: usize| QueueConfig { name: format!("q{name}"), ..QueueConfig::default() };
+    let refused = |change: &dyn Fn(&mut VnetConfig)| {
         let mut spec = transit(root.path());
         spec.vlinks[0].queues = vec![(0..2).map(queue).collect()];
         check(&spec).unwrap();
         change(&mut spec);
         check(&spec).unwrap_err()
     };
-    let first = |change: fn(&mut Queue)| refused(&|spec| change(&mut spec.vlinks[0].queues[0][0]));
+    let first =
+        |change: fn(&mut QueueConfig)| refused(&|spec| change(&mut spec.vlinks[0].queues[0][0]));
     let words = first(|it| it.weight = 1001);
     assert_eq!(words, "vlink red/far: queue q0 has 1001 of weight, 1000 at most");
     assert!(first(|it| it.frames = 4097).contains("4097 frames"));
@@ -292,15 +297,20 @@ fn queues_that_make_no_sense_are_refused() {
     assert_eq!(all, "vnet red has 69632 queues in all, 65536 at most");
 }
 
-/// Four hosts, two tunnels and a whole interface on one segment.
-fn lan(root: &Path) -> Vnet {
+/// Returns four hosts, two tunnels and a whole interface on one segment.
+fn lan(root: &Path) -> VnetConfig {
     let root = directory(root, "lan");
     let hosts: Vec<_> = (1..=4).map(|n| host(&root, &format!("h{n}"))).collect();
     let mut ends: Vec<_> = hosts.iter().map(|host| port(&host.name, 0)).collect();
     ends.push(vxlan_end("west", "A", 5));
     ends.push(udp_end("east", "A", 5000));
     ends.push(outside("wire", "B", Encapsulation::Interface));
-    Vnet { name: "lan".into(), police: None, nodes: hosts, vlinks: vec![vlink_of("lan", ends)] }
+    VnetConfig {
+        name: "lan".into(),
+        police: None,
+        nodes: hosts,
+        vlinks: vec![vlink_of("lan", ends)],
+    }
 }
 
 const ALL: [u8; 6] = [0xff; 6];
@@ -321,21 +331,21 @@ fn between(to: [u8; 6], from: u32, number: u64) -> Vec<u8> {
 struct Lan {
     lab: Lab,
     taps: Vec<Peer>,
-    _controls: Vec<pdp_memif::Control>,
+    _controls: Vec<pdp_memif::MemifControl>,
 }
 
 impl Lan {
-    fn new(root: &Path, spec: &Vnet) -> Self {
+    fn new(root: &Path, spec: &VnetConfig) -> Self {
         let mut lan = Self { lab: Lab::new(spec), taps: vec![], _controls: vec![] };
         for (at, node) in spec.nodes.iter().enumerate() {
             let path = root.join(format!("{}.sock", node.name));
             let (tap, link, control) = pair(&path, 0, 1 + at as u64);
             let watch = &lan.lab.worker.core.connections.watch;
-            watch.add_bell(Some(0), &link.lane.doorbell().unwrap()).unwrap();
+            watch.add_bell(Some(0), &link.channel.doorbell().unwrap()).unwrap();
             let attached = lan
                 .lab
                 .worker
-                .change(0, |vnet, _| vnet.attach(&node.name, Who::Tap, 0, link).is_ok());
+                .change(0, |vnet, _| vnet.attach(&node.name, NodePeer::Tap, 0, link).is_ok());
             assert_eq!(attached, Some(true));
             lan.taps.push(tap);
             lan._controls.push(control);
@@ -343,7 +353,7 @@ impl Lan {
         lan
     }
 
-    /// Host `at` (from 0) sends.
+    /// Sends frames from host `at`, counted from 0.
     fn send(&mut self, at: usize, frames: impl IntoIterator<Item = Vec<u8>>) {
         for frame in frames {
             assert!(self.taps[at].out(0, &frame));
@@ -351,7 +361,8 @@ impl Lan {
         self.lab.rounds();
     }
 
-    /// Who has got what since: hosts by number from 1, and ends outside by name.
+    /// Returns the receivers of frames since the last call, with the
+    /// frames' marks: hosts by number from 1, and external ends by name.
     fn got(&mut self) -> Vec<(String, u64)> {
         let mut all = vec![];
         for (at, tap) in self.taps.iter_mut().enumerate() {
@@ -365,11 +376,11 @@ impl Lan {
         all
     }
 
-    fn port(&self, at: usize) -> PortStats {
+    fn port(&self, at: usize) -> MuxPortStats {
         self.lab.node(&format!("h{}", at + 1)).ports["eth0"].clone()
     }
 
-    /// What went into the segment came out of it, copies counted.
+    /// Checks that the frames that entered the segment left it, including copies.
     fn assert_adds_up(&self) {
         self.lab.assert_adds_up(true);
         let stats = self.lab.worker.vnets[0].as_ref().unwrap().stats();
@@ -392,7 +403,7 @@ fn at(ends: &[&str], mark: u64) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn a_segment_floods_what_it_must_and_learns() {
+fn segment_floods_unknown_addresses_and_learns() {
     let root = tempfile::tempdir().unwrap();
     let spec = lan(root.path());
     let mut lan = Lan::new(root.path(), &spec);
@@ -402,10 +413,10 @@ fn a_segment_floods_what_it_must_and_learns() {
     assert_eq!(lan.got(), at(&["h1"], 2), "to who has it alone");
     lan.send(2, [between(mac(9), 3, 3)]);
     assert_eq!(lan.got(), at(&["h1", "h2", "h4", "west", "east", "wire"], 3), "nobody knows");
-    // BPDUs are for bridges on the segment, which is none.
+    // BPDUs are for bridges on the segment. The segment itself is none.
     lan.send(3, [between([1, 0x80, 0xc2, 0, 0, 0], 4, 4)]);
     assert_eq!(lan.got(), at(&["h1", "h2", "h3", "west", "east", "wire"], 4));
-    // From one tunnel nothing goes to another.
+    // Frames from one tunnel never go to another.
     lan.lab.arrive("west", [between(ALL, 5, 5)]);
     assert_eq!(lan.got(), at(&["h1", "h2", "h3", "h4", "wire"], 5));
     lan.lab.arrive("east", [between(ALL, 6, 6), between(mac(5), 6, 7)]);
@@ -422,9 +433,11 @@ fn a_segment_floods_what_it_must_and_learns() {
     assert_eq!((ends["east"].consumed, ends["east"].copied, ends["east"].made), (1, 4, 4));
     assert_eq!(ends["east"].dropped["no-other-end"], 1);
     lan.assert_adds_up();
-    // Who goes takes along what was known of it; of the others it stays known.
+    // An end that is removed takes its addresses with it. The others stay known.
     let mut less = spec.clone();
-    less.vlinks[0].ends.retain(|end| !matches!(end, End::External { name, .. } if name == "east"));
+    less.vlinks[0]
+        .ends
+        .retain(|end| !matches!(end, VlinkEnd::External { name, .. } if name == "east"));
     lan.lab.reshape(&less);
     lan.send(0, [between(mac(5), 1, 12), between(mac(6), 1, 13)]);
     let mut expected = at(&["west"], 12);
@@ -435,22 +448,23 @@ fn a_segment_floods_what_it_must_and_learns() {
 }
 
 #[test]
-fn who_floods_or_loops_burns_its_own_rate() {
+fn flooding_end_uses_only_its_own_rate() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = lan(root.path());
-    spec.vlinks[0].segment = Some(Segment { addresses: 1024, flood_pps: 100 });
+    spec.vlinks[0].segment = Some(SegmentConfig { addresses: 1024, flood_pps: 100 });
     let mut lan = Lan::new(root.path(), &spec);
     lan.send(0, [between(ALL, 1, 0)]);
     lan.send(1, [between(ALL, 2, 0)]);
     lan.got();
-    // Host 3 broadcasts, each time from another address, and as host 2; host 4 bridges what it gets back.
+    // Host 3 broadcasts, each time from another address, and
+    // as host 2. Host 4 bridges the frames that it gets back.
     let (mut replies, mut asked) = (0, 0);
     for number in 0..60u64 {
         let strange = (0..30).map(|n| between(ALL, 1000 + (number * 30 + n) as u32, 1));
         lan.send(2, strange.chain([between(ALL, 2, 1)]));
         let back: Vec<_> = lan.taps[3].receive().into_iter().map(|(_, frame)| frame).collect();
         lan.send(3, back);
-        // Meanwhile host 1 asks host 2, which answers.
+        // Meanwhile host 1 sends requests to host 2, which answers.
         lan.send(1, [between(mac(1), 2, 2)]);
         lan.send(0, [between(mac(2), 1, 3)]);
         asked += 1;
@@ -465,22 +479,23 @@ fn who_floods_or_loops_burns_its_own_rate() {
 }
 
 #[test]
-fn copies_take_no_more_packets_than_waiting_frames_may() {
+fn flooded_copies_respect_the_packet_limit() {
     let root = tempfile::tempdir().unwrap();
     let root = directory(root.path(), "wide");
     let hosts: Vec<_> = (1..=200).map(|n| host(&root, &format!("h{n}"))).collect();
     let ends = hosts.iter().map(|host| port(&host.name, 0)).collect();
     let mut wide = vlink_of("wide", ends);
-    wide.segment = Some(Segment { addresses: 1024, flood_pps: 1_000_000 });
-    let mut spec = Vnet { name: "wide".into(), police: None, nodes: hosts, vlinks: vec![wide] };
+    wide.segment = Some(SegmentConfig { addresses: 1024, flood_pps: 1_000_000 });
+    let mut spec =
+        VnetConfig { name: "wide".into(), police: None, nodes: hosts, vlinks: vec![wide] };
     spec.nodes.truncate(200);
     let mut lab = Lab::new(&spec);
     let path = root.join("h1.sock");
     let (mut tap, link, _control) = pair(&path, 0, 1);
     let watch = &lab.worker.core.connections.watch;
-    watch.add_bell(Some(0), &link.lane.doorbell().unwrap()).unwrap();
-    lab.worker.change(0, |vnet, _| vnet.attach("h1", Who::Tap, 0, link).is_ok()).unwrap();
-    // As many as are taken at once.
+    watch.add_bell(Some(0), &link.channel.doorbell().unwrap()).unwrap();
+    lab.worker.change(0, |vnet, _| vnet.attach("h1", NodePeer::Tap, 0, link).is_ok()).unwrap();
+    // As many as are handled at once.
     for number in 0..30 {
         assert!(tap.out(0, &between(ALL, 1, number)));
     }
@@ -497,34 +512,36 @@ fn copies_take_no_more_packets_than_waiting_frames_may() {
     lab.assert_adds_up(true);
 }
 
-/// A tunnel of each kind over IPv4 or IPv6, all to one machine; of GRE with a checksum and a number, or neither.
+/// Returns a tunnel of any kind, over IPv4 or IPv6, all to one
+/// machine. GRE has both a checksum and a number, or neither.
 fn any_tunnel(which: u32) -> Encapsulation {
     let text =
         if which.is_multiple_of(2) { ["10.0.0.1", "10.0.0.2"] } else { ["fd00::1", "fd00::2"] };
     let [local, remote] = text.map(|text| text.parse().unwrap());
-    // What those of one kind and family differ by.
+    // Distinguishes tunnels of one kind and family.
     let id = which / 10 + 5;
     match which / 2 % 5 {
-        0 => Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: id }),
+        0 => Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: id }),
         1 => {
             let (local_port, remote_port) = (5000 + id as u16, 6000);
-            Encapsulation::Udp(udp::Tunnel { local, remote, local_port, remote_port })
+            Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port, remote_port })
         }
         2 => {
             let sealed = which % 4 < 2;
             let (checksum, sequence) = (sealed, sealed);
-            Encapsulation::Gre(gre::Tunnel { local, remote, key: Some(id), checksum, sequence })
+            Encapsulation::Gre(gre::GreTunnel { local, remote, key: Some(id), checksum, sequence })
         }
-        3 => Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: id }),
-        _ => Encapsulation::Vlan(vlan::Tunnel { id: which as u16 + 5 }),
+        3 => Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni: id }),
+        _ => Encapsulation::Vlan(vlan::VlanTunnel { id: which as u16 + 5 }),
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Frames from a host (of four) or an end outside (of five), between stations; the last is all.
+    /// A host (of four) or an external end (of five) sends frames
+    /// between stations. The last station is the broadcast address.
     Send { by: usize, to: u32, from: u32, count: u8 },
-    /// What pdpd wants changes.
+    /// pdpd requests a change.
     Change { rate: Option<u64>, queue: u32, up: bool, flood_pps: u64 },
 }
 
@@ -543,14 +560,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_goes_into_a_segment_comes_out_whatever_happens(
+    fn segment_accounts_for_every_frame(
         steps in prop::collection::vec(step(), 1..40),
         kinds in prop::sample::subsequence((0..20).collect::<Vec<u32>>(), 4).prop_shuffle(),
     ) {
         let root = tempfile::tempdir().unwrap();
         let mut spec = lan(root.path());
         // Two tunnels and a wire on the segment, and a transit; all of any kind.
-        let ends = spec.vlinks[0].ends.iter().filter(|end| matches!(end, End::Port { .. }));
+        let ends = spec.vlinks[0].ends.iter().filter(|end| matches!(end, VlinkEnd::Port { .. }));
         let tunnel = |at: usize| {
             let name = ["west", "east", "north", "south"][at];
             outside(name, CARDS[at / 2], any_tunnel(kinds[at]))
@@ -576,7 +593,7 @@ proptest! {
                     spec.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = rate);
                     spec.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = queue);
                     spec.vlinks[0].up = up;
-                    spec.vlinks[0].segment = Some(Segment { addresses: 8, flood_pps });
+                    spec.vlinks[0].segment = Some(SegmentConfig { addresses: 8, flood_pps });
                     lan.lab.reshape(&spec);
                 }
             }
@@ -595,7 +612,7 @@ proptest! {
 }
 
 impl Lab {
-    /// What leaves by `end` until nothing is on its way.
+    /// Returns the frames that leave by `end` until none is under way.
     fn all_left(&mut self, end: &str) -> Vec<Vec<u8>> {
         let mut all = vec![];
         let since = Instant::now();
@@ -610,8 +627,8 @@ impl Lab {
     }
 }
 
-/// The transit with this at its eastern end.
-fn impaired(spec: &Vnet, impairments: Impairments) -> Vnet {
+/// Returns the transit with these impairments at its eastern end.
+fn impaired(spec: &VnetConfig, impairments: Impairments) -> VnetConfig {
     let mut spec = spec.clone();
     spec.vlinks[0].leaving[1].impairments = impairments;
     spec
@@ -620,15 +637,15 @@ fn impaired(spec: &Vnet, impairments: Impairments) -> Vnet {
 const MS: u64 = 1_000_000;
 
 #[test]
-fn impairments_do_what_they_say_and_each_is_counted() {
+fn impairments_take_effect_and_are_counted() {
     let root = tempfile::tempdir().unwrap();
     let spec = transit(root.path());
-    let share = Share(Share::ALL.0 / 10);
+    let share = FrameFraction(FrameFraction::ALL.0 / 10);
     let all = Impairments {
         delay_ns: 3 * MS,
         jitter_ns: 2 * MS,
         loss: share,
-        reorder: Share::default(),
+        reorder: FrameFraction::default(),
         corrupt: share,
         duplicate: share,
         seed: 1,
@@ -645,7 +662,7 @@ fn impairments_do_what_they_say_and_each_is_counted() {
             waited += lab.node(OUTSIDE).in_flight;
         }
         let left = lab.all_left("east");
-        // Each for one round of these at least, if not for its millisecond.
+        // Each frame waits for at least one round, though maybe not for its millisecond.
         assert_eq!(waited > 200, what.delay_ns > 0, "{waited}");
         let ends = lab.node(OUTSIDE).ports;
         let (west, east) = (&ends["west"], &ends["east"]);
@@ -654,7 +671,7 @@ fn impairments_do_what_they_say_and_each_is_counted() {
         assert_eq!(east.sent, 400 + east.duplicated - lost, "{east:?}");
         assert_eq!(left.len() as u64, east.sent);
         for count in [lost, east.duplicated, east.corrupted] {
-            // Of 400 a tenth, 6 deviations away at most.
+            // A tenth of 400, with a tolerance of 6 standard deviations.
             assert!((4..=76).contains(&count), "{east:?}");
         }
         let original: Vec<_> = frames().collect();
@@ -680,7 +697,7 @@ fn impairments_do_what_they_say_and_each_is_counted() {
 }
 
 #[test]
-fn what_waits_for_a_delay_is_not_lost_or_overtaken_when_that_changes() {
+fn delay_change_keeps_delayed_frames_in_order() {
     let root = tempfile::tempdir().unwrap();
     let spec = transit(root.path());
     let delay = |ms| Impairments { delay_ns: ms * MS, ..Impairments::default() };
@@ -691,7 +708,8 @@ fn what_waits_for_a_delay_is_not_lost_or_overtaken_when_that_changes() {
         from + 20
     };
     next = send(&mut lab, next);
-    // With another vlink beside it gone, and with it again; shorter, longer, none, with another seed.
+    // Another vlink is removed and added again. Then the delay
+    // gets shorter, longer and zero, and the seed changes.
     let mut without = impaired(&spec, delay(5));
     without.vlinks.remove(1);
     let shapes = [
@@ -716,13 +734,17 @@ fn what_waits_for_a_delay_is_not_lost_or_overtaken_when_that_changes() {
         (0..next).collect::<Vec<_>>()
     );
     lab.assert_adds_up(true);
-    // Some overtake, and only those; what waits for a link that goes down ends there.
-    lab.reshape(&impaired(&spec, Impairments { reorder: Share(Share::ALL.0 / 4), ..delay(30) }));
+    // Some frames overtake others, and only those leave early.
+    // Frames that wait at a link that goes down are dropped.
+    lab.reshape(&impaired(
+        &spec,
+        Impairments { reorder: FrameFraction(FrameFraction::ALL.0 / 4), ..delay(30) },
+    ));
     lab.arrive("west", (0..100).map(|mark| frame(100, mark)));
     let early = marks(&lab.left(), "east");
     let ends = lab.node(OUTSIDE);
     let reordered = ends.ports["east"].reordered;
-    // The first may have nobody to overtake.
+    // The first ones may have nothing to overtake.
     assert!(
         reordered > 5 && (reordered..=reordered + 4).contains(&(early.len() as u64)),
         "{ends:?}"
@@ -736,9 +758,9 @@ fn what_waits_for_a_delay_is_not_lost_or_overtaken_when_that_changes() {
     lab.assert_adds_up(true);
 }
 
-/// However much is due when the worker comes: others need packets, too.
+/// However many frames are due when the worker is late, others get packets, too.
 #[test]
-fn what_is_late_goes_on_in_parts() {
+fn overdue_frames_leave_in_bounded_batches() {
     const SENT: u64 = 3000;
     let root = tempfile::tempdir().unwrap();
     let delayed = Impairments { delay_ns: 300 * MS, ..Impairments::default() };
@@ -760,7 +782,7 @@ fn what_is_late_goes_on_in_parts() {
 }
 
 #[test]
-fn a_line_holds_what_its_rate_and_delay_ask_for_and_no_more() {
+fn delay_line_holds_rate_times_delay() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = impaired(
         &transit(root.path()),
@@ -780,7 +802,7 @@ fn a_line_holds_what_its_rate_and_delay_ask_for_and_no_more() {
     assert!(packets - lab.worker.core.packets.free() <= 4, "those that wait hold no packets");
     lab.all_left("east");
     lab.assert_adds_up(true);
-    // More than may be is refused.
+    // Larger values than allowed are refused.
     let leaving = &mut spec.vlinks[0].leaving[1];
     (leaving.rate_bps, leaving.impairments.delay_ns) = (Some(1_000_000_000_000), 10_000 * MS);
     assert!(check(&spec).unwrap_err().contains("bytes of frames that wait for delays"));

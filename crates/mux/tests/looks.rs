@@ -1,4 +1,5 @@
-//! What guests send, look by look: whose turn it is, who is taken for dead, and who may sleep.
+//! Frames and completions of guests, check by check: turns,
+//! guests that count as dead, and peers that may sleep.
 
 mod common;
 
@@ -7,28 +8,28 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use common::*;
+use pdp_mux::channel::PULL_FRAMES;
 use pdp_mux::core::Core;
-use pdp_mux::lane::PULL_FRAMES;
 use pdp_mux::packets::Packets;
 use pdp_mux::ringers::Ringers;
-use pdp_mux::vnet::{CHECK_NS, SILENCE_NS_MAX, Vnet as Live, Who};
+use pdp_mux::vnet::{CHECK_NS, MuxVnet as Live, NodePeer, SILENCE_NS_MAX};
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, Worker};
+use pdp_mux::worker::{Worker, WorkerCommand};
 use pdp_proto::mux::*;
 
-/// A worker with one vnet, and who is connected to it.
+/// A worker with one vnet, and its connected peers.
 struct Bench {
     worker: Worker,
     peers: Vec<Peer>,
     links: u64,
-    _controls: Vec<pdp_memif::Control>,
-    _commands: mpsc::SyncSender<Command>,
+    _controls: Vec<pdp_memif::MemifControl>,
+    _commands: mpsc::SyncSender<WorkerCommand>,
     _pool: pdp_afxdp::Pool,
 }
 
 impl Bench {
-    /// All guests of `spec` connect, one node after the other.
-    fn new(spec: &Vnet) -> Self {
+    /// Connects all guests of `spec`, one node after the other.
+    fn new(spec: &VnetConfig) -> Self {
         let (pool, mut parts) = Packets::pool(1, 8192).unwrap();
         let wake = Arc::new(Wake::new().unwrap());
         let (dropped, _) = mpsc::channel();
@@ -54,11 +55,11 @@ impl Bench {
         bench
     }
 
-    fn connect(&mut self, node: &str, guest: &Guest) -> Peer {
+    fn connect(&mut self, node: &str, guest: &GuestConfig) -> Peer {
         self.links += 1;
         let (peer, link, control) = pair(&guest.socket, 0, self.links);
         self._controls.push(control);
-        let who = Who::Guest(guest.number);
+        let who = NodePeer::Guest(guest.number);
         let attached = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
         assert_eq!(attached, Some(true));
         peer
@@ -72,56 +73,57 @@ impl Bench {
             packet
         });
         let mut batch: Vec<_> = packets.collect();
-        self.vnet(|vnet, core| vnet.arrive(core, &mut batch));
+        self.vnet(|vnet, core| vnet.ingress(core, &mut batch));
     }
 
     fn vnet<T>(&mut self, by: impl FnOnce(&mut Live, &mut Core) -> T) -> T {
         self.worker.change(0, by).unwrap()
     }
 
-    /// Whether the worker may sleep, after whoever was armed has rung.
+    /// Lets armed peers ring. Returns true if the worker may then sleep.
     fn may_sleep(&mut self) -> bool {
         self.vnet(|vnet, core| {
-            vnet.rung(core.now_ns);
+            vnet.note_ring(core.now_ns);
             vnet.arm(core)
         })
     }
 
-    /// A look at what the peers sent, this much later.
+    /// Takes the frames that the peers sent, this much later.
     fn look(&mut self, later_ns: u64) -> usize {
         self.worker.core.now_ns += later_ns;
         self.vnet(|vnet, core| {
-            vnet.rung(core.now_ns);
+            vnet.note_ring(core.now_ns);
             let came = vnet.from_peers(core);
             vnet.flush(core);
             came
         })
     }
 
-    fn guest(&mut self, node: &str, number: u32) -> GuestStats {
+    fn guest(&mut self, node: &str, number: u32) -> MuxGuestStats {
         self.vnet(|vnet, _| vnet.stats().nodes[node].guests[&number].clone())
     }
 }
 
-/// Vrouters whose guests are `guests` each, with `policy`.
-fn routers(root: &Path, names: &[&str], guests: u32, policy: Policy) -> Vnet {
-    let guests: Vec<_> = (0..guests).map(|number| (number, Attach::Runtime)).collect();
+/// Returns a vnet with these vrouters. Each has `guests` guests, and the policy `policy`.
+fn routers(root: &Path, names: &[&str], guests: u32, policy: GuestDistribution) -> VnetConfig {
+    let guests: Vec<_> = (0..guests).map(|number| (number, AttachMode::Runtime)).collect();
     let mut nodes: Vec<_> = names.iter().map(|name| router(root, name, 1, &guests)).collect();
     nodes.iter_mut().for_each(|node| node.router.as_mut().unwrap().policy = policy);
-    Vnet { name: "red".into(), police: None, nodes, vlinks: vec![] }
+    VnetConfig { name: "red".into(), police: None, nodes, vlinks: vec![] }
 }
 
 fn own(vport: u8) -> pdp_wire::tag::Tag {
     pdp_wire::tag::Tag { last: false, ..out(vport, 0) }
 }
 
-/// Whoever has as much as it likes gets as much as the others, however much they send at once.
+/// Peers that have unlimited frames get equal parts, however many they send at once.
 #[test]
-fn full_rings_are_emptied_in_equal_parts() {
+fn worker_drains_full_rings_equally() {
     let all = [("r1", 0), ("r1", 1), ("r2", 0), ("r2", 1)];
     for at_once in [1000, 200] {
         let root = tempfile::tempdir().unwrap();
-        let mut bench = Bench::new(&routers(root.path(), &["r1", "r2"], 2, Policy::Flow));
+        let mut bench =
+            Bench::new(&routers(root.path(), &["r1", "r2"], 2, GuestDistribution::Flow));
         let mut sent = [0; 4];
         for _ in 0..100 {
             for (at, (node, guest)) in all.into_iter().enumerate() {
@@ -140,23 +142,28 @@ fn full_rings_are_emptied_in_equal_parts() {
     }
 }
 
-/// Whatever the policy: who has frames and completes none is out after some looks, and not sooner, who
-/// is slow is not, and a clock that jumps is no reason.
+/// With every policy, a guest that has frames and completes none is disconnected after some
+/// checks, and not earlier. A slow guest is not, and neither is any guest because the clock jumps.
 #[test]
-fn a_guest_that_completes_nothing_is_taken_for_dead() {
-    for policy in
-        [Policy::RoundRobin, Policy::Weighted, Policy::Flow, Policy::Flowlet, Policy::Ordered]
-    {
+fn guest_without_completions_is_disconnected() {
+    for policy in [
+        GuestDistribution::RoundRobin,
+        GuestDistribution::Weighted,
+        GuestDistribution::Flow,
+        GuestDistribution::Flowlet,
+        GuestDistribution::Ordered,
+    ] {
         let root = tempfile::tempdir().unwrap();
         let mut spec = routers(root.path(), &["r1"], 2, policy);
-        // The second has a thousandth of a core.
+        // The second guest has a thousandth of a core.
         spec.nodes[0].router.as_mut().unwrap().guests[1].weight = 1;
         let mut bench = Bench::new(&spec);
-        // One has frames, then two.
+        // One guest has frames, then two.
         bench.give(0, 40);
         let given = [0, 1].map(|number| bench.guest("r1", number).to_guest);
         assert_eq!(given.iter().sum::<u64>(), 40);
-        // The machine stands still for an hour, again and again; the guest completes one frame then.
+        // The machine stands still for an hour, again and
+        // again. The guest completes one frame each time.
         for _ in 0..4 {
             for second in 0..2 {
                 bench.look(3600 * 1_000_000_000);
@@ -170,7 +177,7 @@ fn a_guest_that_completes_nothing_is_taken_for_dead() {
         for number in 0..2 {
             assert!(bench.guest("r1", number).connected, "{policy:?}");
         }
-        // Nothing any more.
+        // No completions any more.
         bench.look(0);
         let mut looked_ns = 0;
         let mut lost_ns = [None; 2];
@@ -187,8 +194,8 @@ fn a_guest_that_completes_nothing_is_taken_for_dead() {
         }
         for (number, lost_ns) in lost_ns.into_iter().enumerate() {
             let times = match (number, policy) {
-                // It has completed a frame that waits for the second's, first.
-                (0, Policy::Ordered) => 7,
+                // It has already completed a frame, which waits for one of the second guest's.
+                (0, GuestDistribution::Ordered) => 7,
                 (0, _) => 1,
                 _ => 6,
             };
@@ -207,18 +214,19 @@ fn a_guest_that_completes_nothing_is_taken_for_dead() {
     }
 }
 
-/// Frames of its own are no answer, however many there are; who completes a frame among them is well.
+/// A guest's own frames are no progress, however many there
+/// are. A guest that completes a frame among them is alive.
 #[test]
-fn a_guest_that_only_makes_frames_is_taken_for_dead() {
+fn guest_sending_only_own_frames_is_disconnected() {
     let root = tempfile::tempdir().unwrap();
-    let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, Policy::RoundRobin));
+    let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, GuestDistribution::RoundRobin));
     bench.give(0, 40);
     let mut lost_ns = None;
     for look in 1..=120 {
         if look % 10 == 0 {
             assert!(bench.peers[1].send(out(0, 0), &frame(60, 0)));
         }
-        // More than the mux takes of them, and less.
+        // More frames than the mux takes, and fewer.
         for (peer, frames) in bench.peers.iter_mut().zip([300, 100]) {
             (0..frames).for_each(|_| _ = peer.send(own(0), &frame(60, 0)));
         }
@@ -232,16 +240,16 @@ fn a_guest_that_only_makes_frames_is_taken_for_dead() {
     assert!(bench.guest("r1", 1).connected);
 }
 
-/// Guests that wait for another's turn neither keep the worker awake nor wait longer than for it.
+/// Guests that wait for another's turn neither keep the worker awake nor wait any longer than that.
 #[test]
-fn guests_that_wait_for_another_are_quiet() {
+fn guests_waiting_their_turn_let_workers_sleep() {
     let root = tempfile::tempdir().unwrap();
-    let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, Policy::Ordered));
+    let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, GuestDistribution::Ordered));
     let complete = |bench: &mut Bench, guest: usize| {
         (0..32).for_each(|_| assert!(bench.peers[guest].send(out(0, 0), &frame(60, 0))));
     };
     for _ in 0..3 {
-        // A turn of 32 for each; the second guest's is the first.
+        // A turn of 32 frames for each. The second guest's turn is first.
         bench.give(0, 64);
         assert_eq!(bench.peers.iter_mut().map(|peer| peer.receive().len()).sum::<usize>(), 64);
         complete(&mut bench, 0);
@@ -252,7 +260,7 @@ fn guests_that_wait_for_another_are_quiet() {
         assert_eq!(bench.look(1000), 64, "both in one look");
         assert!(bench.may_sleep());
     }
-    // What is a guest's own waits for nobody.
+    // A guest's own frames wait for no other guest.
     assert!(bench.peers[0].send(own(0), &frame(60, 0)));
     assert!(!bench.may_sleep());
     assert_eq!(bench.look(1000), 1);

@@ -1,13 +1,13 @@
-//! What filters take of the heap.
+//! Heap memory of filters.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pdp_mux::actions::{Actions, Change, Changes, room_for};
+use pdp_mux::actions::{Actions, ChangeSet, FilterChange, with_capacity};
 use pdp_mux::queues::{AtPorts, Queues};
-use pdp_proto::slowpath::{Action, FILTERS_MAX, Filter, Pattern};
+use pdp_proto::slowpath::{FILTERS_MAX, Filter, FilterAction, FilterPattern};
 
-/// The system's, which counts the bytes that it has given.
+/// The system's allocator, which counts the allocated bytes.
 struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -40,18 +40,18 @@ impl AtPorts for NoQueues {
     fn each(&mut self, _: &mut dyn FnMut(&mut Queues)) {}
 }
 
-/// As many filters as there may be, with patterns of these, in force while all others that come in their place are staged:
-/// the bytes that each of them takes.
-fn bytes_a_filter(make: impl Fn(&mut Actions), pattern: impl Fn([u8; 4]) -> Pattern) -> f64 {
+/// Returns the bytes that each filter takes. All possible filters are in
+/// force, with patterns of these, while as many replacements are staged.
+fn bytes_a_filter(make: impl Fn(&mut Actions), pattern: impl Fn([u8; 4]) -> FilterPattern) -> f64 {
     let before = BYTES.load(Ordering::Relaxed);
     let mut actions = Actions::new(FILTERS_MAX, 0);
     make(&mut actions);
     for round in 0..2 {
         let filter = |id: u32| {
             let pattern = pattern((id ^ round << 31).to_be_bytes());
-            Change::Set(Filter { id, priority: 1, pattern, action: Action::default() })
+            FilterChange::Set(Filter { id, priority: 1, pattern, action: FilterAction::default() })
         };
-        let mut changes = Changes::default();
+        let mut changes = ChangeSet::default();
         changes.all.extend((0..FILTERS_MAX).map(filter));
         assert!(actions.apply(&mut changes, &mut NoQueues, || true));
         assert_eq!(changes.result, Some(Ok(FILTERS_MAX)));
@@ -62,21 +62,22 @@ fn bytes_a_filter(make: impl Fn(&mut Actions), pattern: impl Fn([u8; 4]) -> Patt
     bytes as f64 / f64::from(FILTERS_MAX)
 }
 
-/// docs/fastpath.md has the same figures. One test: nothing else takes memory meanwhile.
+/// docs/fastpath.md has the same figures. This is the only
+/// test of the file, so that nothing else allocates meanwhile.
 #[test]
-fn filters_take_the_memory_that_they_are_said_to() {
+fn filters_take_the_documented_memory() {
     let short = |at: [u8; 4]| {
         let (mut value, mask) = ([0; 16], [255; 16]);
         value[..4].copy_from_slice(&at);
-        Pattern::Short { value, mask }
+        FilterPattern::Short { value, mask }
     };
     let long = |at: [u8; 4]| {
         let (mut value, mask) = ([0; 40], [255; 40]);
         value[..4].copy_from_slice(&at);
-        Pattern::Long { value, mask }
+        FilterPattern::Long { value, mask }
     };
-    let bytes = bytes_a_filter(|it| it.short = Some(room_for(FILTERS_MAX, 1)), short);
+    let bytes = bytes_a_filter(|it| it.short = Some(with_capacity(FILTERS_MAX, 1)), short);
     assert!(bytes < 192.0, "{bytes} of 128 bits");
-    let bytes = bytes_a_filter(|it| it.long = Some(room_for(FILTERS_MAX, 1)), long);
+    let bytes = bytes_a_filter(|it| it.long = Some(with_capacity(FILTERS_MAX, 1)), long);
     assert!(bytes < 288.0, "{bytes} of 320 bits");
 }

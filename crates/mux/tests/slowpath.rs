@@ -1,4 +1,4 @@
-//! Programs that tell the mux's engine what to do, with whatever they say.
+//! Programs that control the mux's engine with arbitrary requests.
 
 mod common;
 
@@ -7,18 +7,19 @@ use std::path::Path;
 
 use common::engines::*;
 use common::*;
-use pdp_mux::control::Mux;
+use pdp_mux::control::MuxServer;
 use pdp_proto::mux::*;
 use pdp_proto::slowpath::{
-    Action, COUNTERS_MAX, Counter, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Pattern, QueueSetting,
-    QueueState, Reply as Answer, Request as Ask, VERSION, Verdict, Welcome,
+    COUNTERS_MAX, Counter, FILTERS_MAX, Filter, FilterAction, FilterPattern, FilterVerdict,
+    PACKET_BYTES_MAX, QueueSetting, QueueState, SlowPathReply as Answer, SlowPathRequest as Ask,
+    VERSION, Welcome,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A program, connected.
+/// A connected program.
 struct Program {
     socket: OwnedFd,
     rest: Vec<Answer>,
@@ -36,7 +37,7 @@ impl Program {
         Self { socket, rest: vec![], number: 0 }
     }
 
-    fn start(vnet: &Vnet) -> (Self, Welcome) {
+    fn start(vnet: &VnetConfig) -> (Self, Welcome) {
         let mut program = Self::connect(socket_of(vnet));
         program.tell(&[Ask::Hello(VERSION)]);
         match program.hear() {
@@ -52,7 +53,7 @@ impl Program {
     fn tell(&self, requests: &[Ask]) {
         for some in requests.chunks(300) {
             let mut packet = vec![];
-            some.iter().for_each(|request| request.put(&mut packet));
+            some.iter().for_each(|request| request.encode(&mut packet));
             assert!(self.send(&packet));
         }
     }
@@ -63,14 +64,14 @@ impl Program {
             let (_, length) =
                 rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty()).unwrap();
             let mut packet = &bytes[..length];
-            while let Some(answer) = Answer::take(&mut packet).unwrap() {
+            while let Some(answer) = Answer::decode(&mut packet).unwrap() {
                 self.rest.push(answer);
             }
         }
         self.rest.remove(0)
     }
 
-    /// Has changes in force.
+    /// Commits changes.
     fn commit(&mut self, changes: &[Ask], sweep: bool) -> Result<u32, (u32, String)> {
         self.number += 1;
         self.tell(&[changes, &[Ask::Commit { number: self.number, sweep }]].concat());
@@ -131,7 +132,7 @@ impl Program {
         }
     }
 
-    /// Why it is disconnected.
+    /// Returns the reason why the program is disconnected.
     fn bye(&mut self) -> String {
         loop {
             if let Answer::Bye(why) = self.hear() {
@@ -141,22 +142,22 @@ impl Program {
     }
 }
 
-fn socket_of(vnet: &Vnet) -> &Path {
+fn socket_of(vnet: &VnetConfig) -> &Path {
     let engine = vnet.nodes[0].router.as_ref().unwrap().engine.as_ref().unwrap();
     &engine.slowpath.as_ref().unwrap().socket
 }
 
-/// A vnet with a slow path, its mirror, and its hosts.
+/// Returns a vnet with a slow path, its mirror, and its hosts.
 fn slowpath(
-    mux: &Mux,
+    mux: &MuxServer,
     root: &Path,
     name: &str,
     (filters, counters): (u32, u32),
-) -> (Vnet, Mirror, [Peer; 3]) {
+) -> (VnetConfig, Mirror, [Peer; 3]) {
     let (mut vnet, listener) = engine(root, name);
     let router = vnet.nodes[0].router.as_mut().unwrap();
     let socket = root.join(format!("{name}.control"));
-    router.engine.as_mut().unwrap().slowpath = Some(SlowPath { socket, filters, counters });
+    router.engine.as_mut().unwrap().slowpath = Some(SlowPathConfig { socket, filters, counters });
     put(mux, &vnet);
     let mut mirror = Mirror::accept(&listener);
     mirror.snapshot();
@@ -164,24 +165,24 @@ fn slowpath(
     (vnet, mirror, peers)
 }
 
-/// Of packets of IPv4 to this address.
-fn to(address: [u8; 4]) -> Pattern {
+/// Returns the pattern of IPv4 packets to this address.
+fn to(address: [u8; 4]) -> FilterPattern {
     let (mut value, mut mask) = ([0; 16], [0; 16]);
     value[4..8].copy_from_slice(&address);
     mask[4..8].fill(0xff);
-    Pattern::Short { value, mask }
+    FilterPattern::Short { value, mask }
 }
 
-fn filter(id: u32, pattern: Pattern, action: Action) -> Ask {
+fn filter(id: u32, pattern: FilterPattern, action: FilterAction) -> Ask {
     Ask::Set(Filter { id, priority: 1, pattern, action })
 }
 
-fn does(verdict: Verdict) -> Action {
-    Action { verdict, ..Action::default() }
+fn does(verdict: FilterVerdict) -> FilterAction {
+    FilterAction { verdict, ..FilterAction::default() }
 }
 
 #[test]
-fn a_slow_path_says_what_becomes_of_packets() {
+fn slow_path_filters_decide_packet_verdicts() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (vnet, _mirror, [mut tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (64, 8));
     let (mut program, welcome) = Program::start(&vnet);
@@ -189,14 +190,17 @@ fn a_slow_path_says_what_becomes_of_packets() {
     let station = [2, 0, 0, 9, 9, 9];
     let mut data = [0; 16];
     data[..6].copy_from_slice(&station);
-    let sent = Action { data, vport: 1, counter: 2, ..does(Verdict::Send) };
-    let copied =
-        Action { copies_count: 2, copies: [0, 1, 0, 0, 0, 0, 0, 0], ..does(Verdict::Drop) };
+    let sent = FilterAction { data, vport: 1, counter: 2, ..does(FilterVerdict::Send) };
+    let copied = FilterAction {
+        copies_count: 2,
+        copies: [0, 1, 0, 0, 0, 0, 0, 0],
+        ..does(FilterVerdict::Drop)
+    };
     let all = [
-        filter(0, to([10, 2, 0, 7]), Action { counter: 0, ..does(Verdict::Drop) }),
-        filter(1, to([10, 2, 0, 8]), does(Verdict::Punt)),
+        filter(0, to([10, 2, 0, 7]), FilterAction { counter: 0, ..does(FilterVerdict::Drop) }),
+        filter(1, to([10, 2, 0, 8]), does(FilterVerdict::Punt)),
         filter(2, to([10, 9, 0, 9]), sent),
-        filter(3, to([10, 2, 0, 2]), Action { counter: 1, ..does(Verdict::Pass) }),
+        filter(3, to([10, 2, 0, 2]), FilterAction { counter: 1, ..does(FilterVerdict::Pass) }),
         filter(4, to([10, 2, 0, 6]), copied),
     ];
     assert_eq!(program.commit(&all, false), Ok(5));
@@ -211,7 +215,7 @@ fn a_slow_path_says_what_becomes_of_packets() {
     let [(_, frame)] = &h2.expect(1)[..] else { panic!("one frame") };
     assert_eq!((&frame[..6], &frame[6..12]), (&station[..], &router_mac(1)[..]));
     assert_eq!((mark_of(frame), frame[22]), (6, 63));
-    // Copies go as the packet came.
+    // Copies leave as the packet arrived.
     let original = packet([10, 2, 0, 6], 7);
     assert!(h1.out(0, &original));
     assert_eq!(h1.expect(1)[0].1, original);
@@ -223,7 +227,8 @@ fn a_slow_path_says_what_becomes_of_packets() {
         [counted(3, 0), counted(1, 1), counted(1, 1), counted(0, 0)]
     );
     assert_eq!(dropped(&node_stats(&mux, "red", "r1"), "filtered"), 4);
-    // Frames of the program itself: out of a port as they are, and in by one through all that others go through.
+    // The program sends frames: out of a port unchanged,
+    // and in by a port as if they had arrived there.
     let frame = packet([10, 2, 0, 2], 8);
     let by = |out, vport| Ask::Frame { out, vport, queue: 0, bytes: frame.clone() };
     program.tell(&[by(true, 0), by(false, 0), by(true, 200)]);
@@ -231,7 +236,7 @@ fn a_slow_path_says_what_becomes_of_packets() {
     let [(_, through)] = &h2.expect(1)[..] else { panic!("one frame") };
     assert_eq!((mark_of(through), &through[..6]), (8, &host_mac(2)[..]));
     assert_eq!(program.counters(1, 1), [counted(2, 2)]);
-    // What there is.
+    // Existing filters.
     let asked: Vec<_> = all
         .iter()
         .map(|ask| match ask {
@@ -247,30 +252,36 @@ fn a_slow_path_says_what_becomes_of_packets() {
     assert_adds_up(&stats_of(&mux));
 }
 
-fn stats_of(mux: &Mux) -> Stats {
+fn stats_of(mux: &MuxServer) -> MuxStats {
     common::stats(mux)
 }
 
 #[test]
-fn changes_come_into_force_together_and_outlast_their_program() {
+fn committed_filters_apply_together_and_outlive_their_client() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (mut vnet, mut mirror, [mut tap, mut h1, mut h2]) =
         slowpath(&mux, root.path(), "red", (2000, 8));
     let (mut program, first) = Program::start(&vnet);
-    let drops = |id| filter(id, to([10, 2, 0, 2]), does(Verdict::Drop));
-    // What is not committed does nothing; one that is no good has none of the others come into force.
+    let drops = |id| filter(id, to([10, 2, 0, 2]), does(FilterVerdict::Drop));
+    // Uncommitted changes have no effect. An invalid one makes its whole commit fail.
     program.tell(&[drops(1)]);
     forwards(&mut h1, &mut h2, 1);
     let wrong = [
-        (filter(2000, to([1; 4]), does(Verdict::Drop)), "the router has 2000 filters"),
-        (filter(3, to([1; 4]), Action { counter: 8, ..does(Verdict::Pass) }), "there are 8"),
-        (filter(4, to([1; 4]), Action { vport: 2, ..does(Verdict::Send) }), "there are 2"),
-        (filter(5, to([1; 4]), does(Verdict::Send)), "no link address"),
+        (filter(2000, to([1; 4]), does(FilterVerdict::Drop)), "the router has 2000 filters"),
+        (
+            filter(3, to([1; 4]), FilterAction { counter: 8, ..does(FilterVerdict::Pass) }),
+            "there are 8",
+        ),
+        (
+            filter(4, to([1; 4]), FilterAction { vport: 2, ..does(FilterVerdict::Send) }),
+            "there are 2",
+        ),
+        (filter(5, to([1; 4]), does(FilterVerdict::Send)), "no link address"),
         (
             filter(
                 6,
                 to([1; 4]),
-                Action { copies_count: 1, copies: [9; 8], ..does(Verdict::Pass) },
+                FilterAction { copies_count: 1, copies: [9; 8], ..does(FilterVerdict::Pass) },
             ),
             "vport 9",
         ),
@@ -282,9 +293,9 @@ fn changes_come_into_force_together_and_outlast_their_program() {
         assert!(reason.contains(why), "{reason}");
         forwards(&mut h1, &mut h2, 2);
     }
-    // Of commits that one packet brings each has its own answer, in order.
+    // Each commit in one packet has its own answer, in order.
     let commit = |number, sweep| Ask::Commit { number, sweep };
-    let wrong = filter(9, to([1; 4]), does(Verdict::Send));
+    let wrong = filter(9, to([1; 4]), does(FilterVerdict::Send));
     let some = [drops(1), commit(21, false), wrong, commit(22, false), commit(23, false)];
     program.tell(&[&some[..], &[drops(2), commit(24, false), commit(25, true)]].concat());
     let answers = [(21, Some(1)), (22, None), (23, Some(1)), (24, Some(2)), (25, Some(0))];
@@ -296,32 +307,32 @@ fn changes_come_into_force_together_and_outlast_their_program() {
         };
         assert_eq!(answer, expected);
     }
-    // Filters that are alike are too many together.
+    // Too many filters that are alike.
     let alike: Vec<_> = (0..2000).map(drops).collect();
     let (_, reason) = program.commit(&alike, false).unwrap_err();
     assert!(reason.contains("alike"), "{reason}");
     assert_eq!(program.list(), []);
     forwards(&mut h1, &mut h2, 3);
-    // Many at once.
+    // Many filters at once.
     let many: Vec<_> = (0..2000_u32)
-        .map(|id| filter(id, to([10, 3, (id >> 8) as u8, id as u8]), does(Verdict::Drop)))
+        .map(|id| filter(id, to([10, 3, (id >> 8) as u8, id as u8]), does(FilterVerdict::Drop)))
         .collect();
     assert_eq!(program.commit(&many, false), Ok(2000));
-    // It dies: filters stay, through a change of the vnet too.
+    // The program dies. Filters stay, even when the vnet changes.
     drop(program);
     vnet.nodes[2].ports[0].mtu = 1400;
     put(&mux, &vnet);
     mirror.settle(2);
     assert!(h1.out(0, &packet([10, 3, 1, 1], 4)));
     eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "filtered") == 1);
-    // The next says what it wants, and the rest goes.
+    // The next program sets its filters, and the others are removed.
     let (mut program, second) = Program::start(&vnet);
     assert_eq!(second.tables, first.tables);
     assert_eq!(program.commit(&[many[7].clone(), drops(2)], true), Ok(2));
     assert_eq!(program.list().iter().map(|it| it.id).collect::<Vec<_>>(), [2, 7]);
     assert!(h1.out(0, &packet([10, 3, 1, 1], 5)));
     assert_eq!(mark_of(&tap.expect(1)[0].1), 5);
-    // With room for others the engine is another one, which has nothing.
+    // With a different number of filters, the engine is replaced by an empty one.
     let engine = vnet.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap();
     engine.slowpath.as_mut().unwrap().filters = 100;
     put(&mux, &vnet);
@@ -329,7 +340,7 @@ fn changes_come_into_force_together_and_outlast_their_program() {
     let (mut program, third) = Program::start(&vnet);
     assert_ne!(third.tables, second.tables);
     assert_eq!((third.filters_max, program.list()), (100, vec![]));
-    // Without a slow path nobody is heard.
+    // Without a slow path, no program can connect.
     let socket = socket_of(&vnet).to_path_buf();
     let engine = vnet.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap();
     engine.slowpath = None;
@@ -344,7 +355,7 @@ fn changes_come_into_force_together_and_outlast_their_program() {
 }
 
 #[test]
-fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
+fn invalid_slow_path_client_is_disconnected() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (red, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (1000, 10));
     let (blue, _other, [_, mut b1, mut b2]) = slowpath(&mux, root.path(), "blue", (64, 0));
@@ -354,16 +365,16 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
         mark += 1;
         forwards(h1, h2, mark);
         forwards(&mut b1, &mut b2, mark);
-        let drop = filter(1, to([10, 3, 0, 1]), does(Verdict::Drop));
+        let drop = filter(1, to([10, 3, 0, 1]), does(FilterVerdict::Drop));
         assert_eq!(good.commit(&[drop], true), Ok(1));
     };
     let hello = |asks: &[Ask]| {
         let mut packet = vec![];
-        Ask::Hello(VERSION).put(&mut packet);
-        asks.iter().for_each(|ask| ask.put(&mut packet));
+        Ask::Hello(VERSION).encode(&mut packet);
+        asks.iter().for_each(|ask| ask.encode(&mut packet));
         packet
     };
-    let drops = |id| filter(id, to([1; 4]), does(Verdict::Drop));
+    let drops = |id| filter(id, to([1; 4]), does(FilterVerdict::Drop));
     let short = Ask::Frame { out: true, vport: 0, queue: 0, bytes: vec![0; 13] };
     let nonsense = [
         (vec![0xff; 64], "another length"),
@@ -374,7 +385,7 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
         (
             {
                 let mut packet = vec![];
-                Ask::Hello(9).put(&mut packet);
+                Ask::Hello(9).encode(&mut packet);
                 packet
             },
             "version 9",
@@ -382,7 +393,7 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
         (
             {
                 let mut packet = vec![];
-                drops(1).put(&mut packet);
+                drops(1).encode(&mut packet);
                 packet
             },
             "hello first",
@@ -403,33 +414,34 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
         });
         all_go_on(&mut h1, &mut h2);
     }
-    // Changes without end.
+    // Changes without a commit.
     let (mut program, _) = Program::start(&red);
     let some: Vec<_> = (0..400).map(drops).collect();
     let mut packet = vec![];
-    some.iter().for_each(|ask| ask.put(&mut packet));
+    some.iter().for_each(|ask| ask.encode(&mut packet));
     while program.send(&packet) {
         all_go_on(&mut h1, &mut h2);
     }
     assert!(program.bye().contains("wait for a commit"));
-    // Who does not read what it asked for is not heard, and then gone; who says nothing, too.
+    // A program that does not read its answers is no longer
+    // heard, and then disconnected. So is one that says nothing.
     let (silent, (slow, _)) = (Program::connect(socket_of(&red)), Program::start(&red));
     let asks: Vec<_> =
         (0..2000).map(|number| Ask::Counters { number, first: 0, count: 10 }).collect();
     set_socket_timeout(&slow.socket, Timeout::Send, Some(std::time::Duration::from_millis(300)))
         .unwrap();
     let mut packet = vec![];
-    asks.iter().for_each(|ask| ask.put(&mut packet));
+    asks.iter().for_each(|ask| ask.encode(&mut packet));
     while slow.send(&packet) {
         all_go_on(&mut h1, &mut h2);
     }
     eventually("both are gone", || engine_stats(&mux, "red").slowpath.unwrap().programs == 0);
     drop((silent, slow));
-    // No more programs than there may be.
+    // As many programs as allowed.
     let some: Vec<_> = (0..4).map(|_| Program::start(&red)).collect();
     assert!(Program::connect(socket_of(&red)).bye().contains("4 programs"));
     drop(some);
-    // Noise.
+    // Random bytes.
     let mut random = SmallRng::seed_from_u64(3);
     for _ in 0..30 {
         let (program, _) = soon("a place is free", || {
@@ -451,12 +463,12 @@ fn a_program_that_makes_no_sense_is_told_why_and_disconnected() {
     assert_adds_up(&stats_of(&mux));
 }
 
-/// The queue of the port that a packet leaves by.
+/// A filter chooses the queue of the packet's egress port.
 #[test]
-fn filters_and_programs_choose_the_queue() {
+fn filters_and_slow_path_clients_choose_the_queue() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (mut vnet, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (8, 0));
-    let queue = |name: &str| Queue { name: name.into(), weight: 1, ..Queue::default() };
+    let queue = |name: &str| QueueConfig { name: name.into(), weight: 1, ..QueueConfig::default() };
     let right = vnet.vlinks.iter_mut().find(|link| link.name == "right").unwrap();
     let r1 = port("r1", 1);
     right.queues = right
@@ -472,10 +484,18 @@ fn filters_and_programs_choose_the_queue() {
     let mut data = [0; 16];
     data[..6].copy_from_slice(&host_mac(2));
     let all = [
-        filter(0, to([10, 2, 0, 2]), Action { queue: 2, ..does(Verdict::Pass) }),
-        filter(1, to([10, 9, 0, 1]), Action { queue: 3, data, vport: 1, ..does(Verdict::Send) }),
-        // There is no such queue: as if none were chosen.
-        filter(2, to([10, 9, 0, 2]), Action { queue: 9, data, vport: 1, ..does(Verdict::Send) }),
+        filter(0, to([10, 2, 0, 2]), FilterAction { queue: 2, ..does(FilterVerdict::Pass) }),
+        filter(
+            1,
+            to([10, 9, 0, 1]),
+            FilterAction { queue: 3, data, vport: 1, ..does(FilterVerdict::Send) },
+        ),
+        // If the queue does not exist, the packet is treated as if none were chosen.
+        filter(
+            2,
+            to([10, 9, 0, 2]),
+            FilterAction { queue: 9, data, vport: 1, ..does(FilterVerdict::Send) },
+        ),
     ];
     assert_eq!(program.commit(&all, false), Ok(3));
     for (address, count) in [([10, 2, 0, 2], 3), ([10, 9, 0, 1], 2), ([10, 9, 0, 2], 4)] {
@@ -486,8 +506,8 @@ fn filters_and_programs_choose_the_queue() {
     let frame = Ask::Frame { out: true, vport: 1, queue: 3, bytes: packet([1; 4], 9) };
     program.tell(&[frame]);
     h2.expect(10);
-    let asked = mux.handle(Request::Stats { vnet: Some("red".into()) }, vec![]);
-    let Reply::Stats(stats) = asked else { panic!("{asked:?}") };
+    let asked = mux.handle(MuxRequest::Stats { vnet: Some("red".into()) }, vec![]);
+    let MuxReply::Stats(stats) = asked else { panic!("{asked:?}") };
     let sent: Vec<_> = stats.vnets["red"].nodes["r1"].ports["eth1"]
         .queues
         .iter()
@@ -497,20 +517,20 @@ fn filters_and_programs_choose_the_queue() {
     assert_adds_up(&stats_of(&mux));
 }
 
-/// The link behind the router's second port, and which of its ends is the router's.
-fn right_link(vnet: &mut Vnet) -> (&mut Vlink, usize) {
+/// Returns the link behind the router's second port, and the index of the router's end.
+fn right_link(vnet: &mut VnetConfig) -> (&mut Vlink, usize) {
     let right = vnet.vlinks.iter_mut().find(|link| link.name == "right").unwrap();
     let at = right.ends.iter().position(|end| *end == port("r1", 1)).unwrap();
     (right, at)
 }
 
-/// Before the queue and behind it: the difference is what was dropped there, or still waits.
+/// Counts before and behind the queue. The difference was dropped there, or still waits.
 #[test]
-fn counters_have_what_met_filters_and_what_left() {
+fn filter_counters_count_matched_and_sent_packets() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (mut vnet, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (8, 4));
     let (right, at) = right_link(&mut vnet);
-    let slow = Leaving {
+    let slow = EgressConfig {
         rate_bps: Some(200_000),
         burst_bytes: 2048,
         queue_frames: 8,
@@ -521,12 +541,19 @@ fn counters_have_what_met_filters_and_what_left() {
     let (mut program, _) = Program::start(&vnet);
     let mut data = [0; 16];
     data[..6].copy_from_slice(&host_mac(2));
-    let counted = |counter, action: Action| Action { counter, ..action };
-    let copied =
-        Action { copies_count: 1, copies: [1, 0, 0, 0, 0, 0, 0, 0], ..does(Verdict::Drop) };
+    let counted = |counter, action: FilterAction| FilterAction { counter, ..action };
+    let copied = FilterAction {
+        copies_count: 1,
+        copies: [1, 0, 0, 0, 0, 0, 0, 0],
+        ..does(FilterVerdict::Drop)
+    };
     let all = [
-        filter(0, to([10, 2, 0, 2]), counted(0, does(Verdict::Pass))),
-        filter(1, to([10, 9, 0, 1]), counted(1, Action { data, vport: 1, ..does(Verdict::Send) })),
+        filter(0, to([10, 2, 0, 2]), counted(0, does(FilterVerdict::Pass))),
+        filter(
+            1,
+            to([10, 9, 0, 1]),
+            counted(1, FilterAction { data, vport: 1, ..does(FilterVerdict::Send) }),
+        ),
         filter(2, to([10, 9, 0, 2]), counted(2, copied)),
     ];
     assert_eq!(program.commit(&all, false), Ok(3));
@@ -541,7 +568,7 @@ fn counters_have_what_met_filters_and_what_left() {
         send([10, 2, 0, 2], 1);
     }
     send([10, 2, 0, 2], 40);
-    let port = |mux: &Mux| stats_of(mux).vnets["red"].nodes["r1"].ports["eth1"].clone();
+    let port = |mux: &MuxServer| stats_of(mux).vnets["red"].nodes["r1"].ports["eth1"].clone();
     let packets = |all: &[Counter]| all.iter().map(|it| it.packets).collect::<Vec<_>>();
     eventually("all are counted", || packets(&program.counters(0, 4)) == [100, 60, 5, 0]);
     eventually("nothing waits", || {
@@ -553,14 +580,14 @@ fn counters_have_what_met_filters_and_what_left() {
     let counters = program.counters(0, 4);
     assert_eq!(packets(&counters), [100, 60, 5, 0]);
     let here = port(&mux);
-    // Copies are among what the port sent and dropped, and nowhere else.
+    // Copies count among the port's sent and dropped frames, and nowhere else.
     let copies = here.sent - counters.iter().map(|it| it.sent).sum::<u64>();
     assert_eq!((counters[2].sent, counters[3].sent), (0, 0));
     let missing: u64 = counters[..2].iter().map(|it| it.packets - it.sent).sum();
     assert_eq!(missing + (5 - copies), here.dropped["queue-full"]);
     assert!(missing > 50 && counters[0].sent > 0 && counters[1].sent > 0, "{counters:?}");
     h2.expect(here.sent as usize);
-    // What waits when the counters become others counts nowhere.
+    // Packets that wait while the counters are replaced count nowhere.
     send([10, 2, 0, 2], 40);
     eventually("all are counted", || program.counters(0, 1)[0].packets == 140);
     let router = vnet.nodes[0].router.as_mut().unwrap();
@@ -572,17 +599,18 @@ fn counters_have_what_met_filters_and_what_left() {
     assert_adds_up(&stats_of(&mux));
 }
 
-/// Within what the spec says, all of a batch or nothing, as long as the engine's tables last.
-/// A program that takes its time is told what all counters had at the moment at which they were read.
+/// Parameters are set within those of the spec, a batch completely or not
+/// at all, as long as the engine's tables last. A program that reads
+/// slowly gets the values that all counters had at the moment of reading.
 #[test]
-fn counters_are_of_one_moment_however_slowly_they_are_read() {
+fn slow_readers_get_a_consistent_counter_snapshot() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (vnet, _mirror, [_tap, mut h1, mut h2]) =
         slowpath(&mux, root.path(), "red", (8, COUNTERS_MAX));
     let (mut program, _) = Program::start(&vnet);
     let last = COUNTERS_MAX - 1;
-    let all = Pattern::Short { value: [0; 16], mask: [0; 16] };
-    let counts = filter(0, all, Action { counter: last, ..does(Verdict::Pass) });
+    let all = FilterPattern::Short { value: [0; 16], mask: [0; 16] };
+    let counts = filter(0, all, FilterAction { counter: last, ..does(FilterVerdict::Pass) });
     assert_eq!(program.commit(&[counts], false), Ok(1));
     program.tell(&[Ask::Counters { number: 1, first: 0, count: COUNTERS_MAX }]);
     let mut told = vec![];
@@ -592,7 +620,7 @@ fn counters_are_of_one_moment_however_slowly_they_are_read() {
         };
         assert_eq!(first as usize, told.len());
         if told.is_empty() {
-            // What the socket has no room for is in no packet yet.
+            // Answers that the socket has no space for are not built yet.
             forwards(&mut h1, &mut h2, 1);
         }
         told.extend(counters);
@@ -605,22 +633,22 @@ fn counters_are_of_one_moment_however_slowly_they_are_read() {
 }
 
 #[test]
-fn a_program_sets_its_queues_within_what_the_spec_says() {
+fn slow_path_client_sets_queues_within_the_spec() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (mut vnet, _mirror, [_tap, mut h1, mut h2]) = slowpath(&mux, root.path(), "red", (8, 4));
     let (right, at) = right_link(&mut vnet);
-    right.leaving[at] = Leaving {
+    right.leaving[at] = EgressConfig {
         rate_bps: Some(200_000),
         burst_bytes: 2048,
         queue_frames: 50,
         ..right.leaving[at]
     };
-    let queue = |number: usize| Queue {
+    let queue = |number: usize| QueueConfig {
         name: format!("q{number}"),
         weight: 10,
         bytes: if number == 2 { 9000 } else { 0 },
         frames: if number == 2 { 4096 } else { 0 },
-        ..Queue::default()
+        ..QueueConfig::default()
     };
     right.queues = vec![vec![]; 2];
     right.queues[at] = (0..300).map(queue).collect();
@@ -636,15 +664,16 @@ fn a_program_sets_its_queues_within_what_the_spec_says() {
     assert_eq!(program.queues(1).len(), 300);
     assert!(program.queues(0).is_empty());
     assert_eq!((has(&mut program, 1), has(&mut program, 3)), ((10, 50, 0), (10, 4096, 9000)));
-    // With filters, together.
-    let first = filter(0, to([10, 2, 0, 2]), Action { queue: 2, ..does(Verdict::Pass) });
+    // Together with filters.
+    let first =
+        filter(0, to([10, 2, 0, 2]), FilterAction { queue: 2, ..does(FilterVerdict::Pass) });
     let all = [first.clone(), set(1, 1, 30, 0, 0), set(1, 2, 0, 2, 0), set(1, 3, 1, 7, 8999)];
     assert_eq!(program.commit(&all, false), Ok(1));
     let wanted = [(30, 50, 0), (10, 2, 0), (1, 7, 8999)];
     let three = |program: &mut Program| [1, 2, 3].map(|queue| has(program, queue));
     assert_eq!(three(&mut program), wanted);
-    // Or not at all.
-    let second = filter(1, to([10, 9, 0, 1]), does(Verdict::Drop));
+    // Or none of it.
+    let second = filter(1, to([10, 9, 0, 1]), does(FilterVerdict::Drop));
     for (wrong, said) in [
         (set(1, 301, 1, 1, 0), "queue 301 of vport 1: there are 300, counted from 1"),
         (set(1, 0, 1, 1, 0), "queue 0 of vport 1: they are counted from 1"),
@@ -664,7 +693,8 @@ fn a_program_sets_its_queues_within_what_the_spec_says() {
         assert_eq!(refused, Err((u32::MAX, said.into())));
         assert_eq!((three(&mut program), program.list().len()), (wanted, 1), "{said}");
     }
-    // What is set holds at once: of twenty frames beyond the burst two wait, whatever the spec allows.
+    // New parameters apply at once: of twenty frames beyond
+    // the burst two wait, although the spec allows more.
     for mark in 0..80 {
         assert!(h1.out(0, &packet([10, 2, 0, 2], mark)));
     }
@@ -673,25 +703,25 @@ fn a_program_sets_its_queues_within_what_the_spec_says() {
         assert!(it.waiting <= 2);
         it.sent + it.dropped + u64::from(it.waiting) == 80 && it.dropped > 20
     });
-    // Another link, and a new spec of the queues: what was set goes on, within that.
+    // The link changes, and the spec of the queues. The settings stay, within the new spec.
     let (right, at) = right_link(&mut vnet);
     right.queues[at][0].frames = 40;
     right.queues[at].swap(1, 2);
     right.queues[at][1].bytes = 5000;
     put(&mux, &vnet);
     assert_eq!(three(&mut program), [(30, 40, 0), (1, 7, 5000), (10, 2, 0)]);
-    // Who starts anew says all that it wants.
+    // A new program sets all that it wants, and the rest is reset.
     drop(program);
     let (mut program, _) = Program::start(&vnet);
     assert_eq!(program.commit(&[first.clone(), set(1, 2, 5, 0, 0)], true), Ok(1));
     assert_eq!(three(&mut program), [(10, 40, 0), (5, 4096, 5000), (10, 50, 0)]);
-    // With other tables nothing is set any more.
+    // New tables have no settings.
     let router = vnet.nodes[0].router.as_mut().unwrap();
     router.engine.as_mut().unwrap().slowpath.as_mut().unwrap().counters += 1;
     put(&mux, &vnet);
     let (mut program, _) = Program::start(&vnet);
     assert_eq!(three(&mut program), [(10, 40, 0), (10, 4096, 5000), (10, 50, 0)]);
-    // Nonsense.
+    // Invalid requests.
     let many = vec![set(1, 1, 1, 1, 0); 4097];
     program.tell(&many);
     assert_eq!(program.bye(), "more than 4096 queues are set in one commit");
@@ -708,27 +738,27 @@ fn a_program_sets_its_queues_within_what_the_spec_says() {
     assert_adds_up(&stats_of(&mux));
 }
 
-/// Frames that are no IP: two bytes say where they go to, and one how far.
+/// Frames that are not IP: two bytes select the destination, and one is the hop limit.
 #[test]
-fn any_protocol_is_forwarded_by_its_fields() {
+fn fields_engine_forwards_any_protocol() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let mut vnet = two_hosts(root.path(), "red", &[]);
-    let fields = |offset: u16, bytes: u8| KeyField { offset, bytes };
-    let write = |offset, what| Write { offset, what };
-    let code = Code::Fields(Fields {
+    let fields = |offset: u16, bytes: u8| KeyFieldConfig { offset, bytes };
+    let write = |offset, what| HeaderWrite { offset, what };
+    let code = EngineCode::Fields(FieldsConfig {
         key: vec![fields(12, 2), fields(14, 2)],
         write: vec![
-            write(16, Written::Hops),
-            write(0, Written::Data { from: 0, bytes: 6 }),
-            write(6, Written::Source),
-            write(14, Written::Data { from: 6, bytes: 2 }),
+            write(16, WriteSource::Hops),
+            write(0, WriteSource::Data { from: 0, bytes: 6 }),
+            write(6, WriteSource::Source),
+            write(14, WriteSource::Data { from: 6, bytes: 2 }),
         ],
-        miss: Miss::Drop,
+        miss: MissPolicy::Drop,
     });
     let socket = root.path().join("control");
-    let slowpath = Some(SlowPath { socket, filters: 16, counters: 4 });
+    let slowpath = Some(SlowPathConfig { socket, filters: 16, counters: 4 });
     let router = vnet.nodes[0].router.as_mut().unwrap();
-    router.engine = Some(Engine { code, memory_bytes: 0, slowpath, power: 0 });
+    router.engine = Some(EngineConfig { code, memory_bytes: 0, slowpath, power: 0 });
     put(&mux, &vnet);
     let [mut tap, mut h1, mut h2] = [0, 1, 2].map(|node: usize| Peer::tap_of(&vnet.nodes[node]));
     let labelled = |label: u16, hops: u8, mark: u64| {
@@ -740,7 +770,7 @@ fn any_protocol_is_forwarded_by_its_fields() {
         frame
     };
     assert!(engine_stats(&mux, "red").synced);
-    // Without filters nothing goes anywhere.
+    // Without filters no frame is forwarded.
     assert!(h1.out(0, &labelled(5, 9, 1)));
     eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "unmatched") == 1);
     let (mut program, welcome) = Program::start(&vnet);
@@ -749,41 +779,41 @@ fn any_protocol_is_forwarded_by_its_fields() {
         let (mut value, mut mask) = ([0; 16], [0; 16]);
         value[..2].copy_from_slice(&[0x88, 0xb5]);
         value[2..4].copy_from_slice(&label.to_be_bytes());
-        // By the first port alone.
+        // Matches only the first port.
         mask[..4].fill(0xff);
         mask[14..].fill(0xff);
-        Pattern::Short { value, mask }
+        FilterPattern::Short { value, mask }
     };
     let mut data = [0; 16];
     data[..6].copy_from_slice(&host_mac(2));
     data[6..8].copy_from_slice(&77_u16.to_be_bytes());
     let copies = [0, 1, 0, 0, 0, 0, 0, 0];
-    let swaps = Action { data, vport: 1, counter: 3, ..does(Verdict::Send) };
+    let swaps = FilterAction { data, vport: 1, counter: 3, ..does(FilterVerdict::Send) };
     let all = [
         filter(0, label(5), swaps),
-        filter(1, label(6), does(Verdict::Punt)),
-        filter(2, label(7), Action { copies_count: 1, copies, ..swaps }),
+        filter(1, label(6), does(FilterVerdict::Punt)),
+        filter(2, label(7), FilterAction { copies_count: 1, copies, ..swaps }),
     ];
     assert_eq!(program.commit(&all, false), Ok(3));
-    let long = Pattern::Long { value: [0; 40], mask: [0; 40] };
+    let long = FilterPattern::Long { value: [0; 40], mask: [0; 40] };
     assert!(program.commit(&[filter(3, long, swaps)], false).unwrap_err().1.contains("16 bytes"));
     assert!(h1.out(0, &labelled(5, 9, 2)));
     let mut expected = labelled(77, 8, 2);
     expected[..12].copy_from_slice(&[host_mac(2), [2, 0, 0, 0, 0, 1]].concat());
     assert_eq!(h2.expect(1)[0].1, expected);
-    // To the slow path: what a filter says, and what has no hops left.
+    // To the slow path: by a filter's action, and because the hop limit is reached.
     for (label, hops, mark) in [(6, 9, 3), (5, 1, 4)] {
         assert!(h1.out(0, &labelled(label, hops, mark)));
         assert_eq!(mark_of(&tap.expect(1)[0].1), mark);
     }
-    // A copy leaves by another port, from there.
+    // A copy leaves by another port, with that port's address.
     assert!(h1.out(0, &labelled(7, 3, 5)));
     let mut expected = labelled(77, 2, 5);
     expected[..12].copy_from_slice(&[host_mac(2), [2, 0, 0, 0, 0, 1]].concat());
     assert_eq!(h2.expect(1)[0].1, expected);
     expected[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 0]);
     assert_eq!(h1.expect(1)[0].1, expected);
-    // Another port, another label, too short.
+    // Another port, another label, and a frame that is too short.
     assert!(h2.out(0, &labelled(5, 9, 6)));
     assert!(h1.out(0, &labelled(8, 9, 7)));
     assert!(h1.out(0, &labelled(5, 9, 8)[..16]));
@@ -795,18 +825,19 @@ fn any_protocol_is_forwarded_by_its_fields() {
     assert_adds_up(&stats_of(&mux));
 }
 
-/// What one packet asks for may take much more memory than the packet: it is done one after the other.
+/// Requests of one packet may take much more memory than
+/// the packet. They are handled one after the other.
 #[test]
-fn what_a_program_asks_for_and_does_not_read_takes_little_memory() {
+fn unread_replies_take_little_memory() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (red, _mirror, [_tap, mut h1, mut h2]) =
         slowpath(&mux, root.path(), "red", (8, COUNTERS_MAX));
-    // Lists of all the filters that there may be, the longest ones.
+    // Lists of the most filters, with the longest patterns.
     let all: Vec<_> = (0..FILTERS_MAX)
         .map(|id| {
             let (mut value, mask) = ([0; 40], [255; 40]);
             value[..4].copy_from_slice(&id.to_be_bytes());
-            filter(id, Pattern::Long { value, mask }, does(Verdict::Drop))
+            filter(id, FilterPattern::Long { value, mask }, does(FilterVerdict::Drop))
         })
         .collect();
     let lists: Vec<_> = (0..3000).map(|number| Ask::List { number, first: 0 }).collect();
@@ -815,7 +846,7 @@ fn what_a_program_asks_for_and_does_not_read_takes_little_memory() {
         let (mut program, _) = Program::start(&vnet);
         assert_eq!(program.commit(&all, false), Ok(FILTERS_MAX));
         let mut packet = vec![];
-        lists.iter().for_each(|ask| ask.put(&mut packet));
+        lists.iter().for_each(|ask| ask.encode(&mut packet));
         assert!(program.send(&packet));
         (program, mirror, peers)
     });
@@ -823,7 +854,7 @@ fn what_a_program_asks_for_and_does_not_read_takes_little_memory() {
     let asks: Vec<_> =
         (0..3000).map(|number| Ask::Counters { number, first: 0, count: COUNTERS_MAX }).collect();
     let mut packet = vec![];
-    asks.iter().for_each(|ask| ask.put(&mut packet));
+    asks.iter().for_each(|ask| ask.encode(&mut packet));
     assert!(program.send(&packet));
     eventually("it is gone", || {
         forwards(&mut h1, &mut h2, 1);
@@ -834,19 +865,20 @@ fn what_a_program_asks_for_and_does_not_read_takes_little_memory() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let (_, peak) = status.split_once("VmHWM:").unwrap();
     let peak: u64 = peak.split_whitespace().next().unwrap().parse().unwrap();
-    // In kilobytes: all counters that are asked for are 6 GB, and 32 lists of each of the others 1.1 GB.
+    // In kilobytes. All requested counters together take
+    // 6 GB, and 32 lists of each of the others 1.1 GB.
     assert!(peak < 1 << 20, "{peak} kB");
 }
 
-/// The most that there may be of everything, and the dearest: others go on, and all is counted.
+/// The most filters and the most expensive ones. Others keep running, and everything is counted.
 #[test]
-fn the_dearest_filters_take_their_own_time() {
+fn most_expensive_filters_slow_only_their_own_vnet() {
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let (red, _mirror, [mut tap, mut h1, mut h2]) =
         slowpath(&mux, root.path(), "red", (FILTERS_MAX, COUNTERS_MAX));
     let (_blue, _other, [_, mut b1, mut b2]) = slowpath(&mux, root.path(), "blue", (64, 0));
     let (mut program, _) = Program::start(&red);
-    // Masks of single bits at random: as many steps as there may be; a filter that is refused is left out.
+    // Masks of random single bits take as many steps as allowed. Refused filters are left out.
     let mut random = SmallRng::seed_from_u64(5);
     let mut kept = 0;
     for part in 0..40 {
@@ -856,8 +888,8 @@ fn the_dearest_filters_take_their_own_time() {
                 for _ in 0..5 {
                     mask[random.random_range(0..16_usize)] |= 1 << random.random_range(0..8);
                 }
-                let pattern = Pattern::Short { value: random.random(), mask };
-                let action = Action { counter: part * 100 + at, ..does(Verdict::Pass) };
+                let pattern = FilterPattern::Short { value: random.random(), mask };
+                let action = FilterAction { counter: part * 100 + at, ..does(FilterVerdict::Pass) };
                 Ask::Set(Filter {
                     id: part * 100 + at,
                     priority: random.random_range(0..9),
@@ -870,7 +902,7 @@ fn the_dearest_filters_take_their_own_time() {
     }
     assert!(kept > 1, "{kept}");
     let (mut sent, mut came, mut last) = (0, 0, [0; 2]);
-    // What a visit has no time for comes before what comes later.
+    // Frames that a visit has no time for precede later ones.
     let mut take = |of: [&mut Peer; 2]| {
         for (peer, last) in of.into_iter().zip(&mut last) {
             for (_, frame) in peer.receive() {
@@ -900,14 +932,14 @@ fn the_dearest_filters_take_their_own_time() {
     assert_adds_up(&stats_of(&mux));
 }
 
-/// As many as a node may have: eight vrouters, all that each may, in one batch each.
+/// As many filters as a node may have: eight vrouters with the most each, one batch for each.
 #[test]
-fn a_node_has_a_million_filters() {
+fn node_holds_a_million_filters() {
     const VROUTERS: u32 = 8;
     let (root, mux) = (tempfile::tempdir().unwrap(), start(1));
     let drops = |id: u32| {
         let [_, high, middle, low] = id.to_be_bytes();
-        filter(id, to([10, 3 + high, middle, low]), does(Verdict::Drop))
+        filter(id, to([10, 3 + high, middle, low]), does(FilterVerdict::Drop))
     };
     let all: Vec<_> = (0..FILTERS_MAX).map(drops).collect();
     let mut vrouters: Vec<_> = (0..VROUTERS)
@@ -931,7 +963,7 @@ fn a_node_has_a_million_filters() {
         eventually("dropped", || dropped(&node_stats(&mux, &vnet.name, "r1"), "filtered") == 2);
         bytes += engine_stats(&mux, &vnet.name).slowpath.unwrap().memory_bytes;
     }
-    // What the quota counts for each is more.
+    // The quota counts more for each filter.
     assert!(bytes / u64::from(VROUTERS * FILTERS_MAX) < 192, "{bytes} bytes");
     drop(programs);
 }

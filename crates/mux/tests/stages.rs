@@ -1,4 +1,4 @@
-//! The mux between memif peers: what each stage promises, seen from outside.
+//! The promises of the mux's stages, seen by memif peers.
 
 mod common;
 #[path = "../../memif/tests/common/raw.rs"]
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use common::*;
 use pdp_mux::control::schedule::now_ns;
 use pdp_proto::mux::*;
-use pdp_wire::tag::{GuestDrop, PuntClass, Tag, Verdict};
+use pdp_wire::tag::{GuestDrop, PuntClass, Tag, TagVerdict};
 use pdp_wire::vxlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-const RUNTIME: Attach = Attach::Runtime;
+const RUNTIME: AttachMode = AttachMode::Runtime;
 
 #[test]
-fn a_frame_crosses_and_counts_say_so() {
+fn frame_crosses_the_guest_and_is_counted() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(2);
     let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
@@ -50,7 +50,7 @@ fn a_frame_crosses_and_counts_say_so() {
 }
 
 #[test]
-fn verdicts_are_obeyed() {
+fn mux_executes_guest_verdicts() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
@@ -64,15 +64,15 @@ fn verdicts_are_obeyed() {
         assert!(h1.out(0, &frame(60, number)));
     }
     let frames = guest.expect(4);
-    // One frame flooded, one dropped, one kept, one punted; then the kept one goes out.
-    assert!(guest.send(tag(Verdict::Out, 0, false), &frames[0].1));
-    assert!(guest.send(tag(Verdict::Out, 1, true), &frames[0].1));
-    assert!(guest.send(tag(Verdict::Drop(GuestDrop::NoRoute), 0, true), &[]));
-    assert!(guest.send(tag(Verdict::Kept, 0, true), &[]));
-    assert!(guest.send(tag(Verdict::Punt(PuntClass::Local), 0, true), &frames[3].1));
-    assert!(guest.send(tag(Verdict::Out, 1, false), &frames[2].1));
+    // One frame is flooded, one dropped, one kept, and one punted. Then the kept one is sent.
+    assert!(guest.send(tag(TagVerdict::Out, 0, false), &frames[0].1));
+    assert!(guest.send(tag(TagVerdict::Out, 1, true), &frames[0].1));
+    assert!(guest.send(tag(TagVerdict::Drop(GuestDrop::NoRoute), 0, true), &[]));
+    assert!(guest.send(tag(TagVerdict::Kept, 0, true), &[]));
+    assert!(guest.send(tag(TagVerdict::Punt(PuntClass::Local), 0, true), &frames[3].1));
+    assert!(guest.send(tag(TagVerdict::Out, 1, false), &frames[2].1));
     for _ in 0..100 {
-        assert!(guest.send(tag(Verdict::Punt(PuntClass::Neighbour), 1, false), &frames[0].1));
+        assert!(guest.send(tag(TagVerdict::Punt(PuntClass::Neighbour), 1, false), &frames[0].1));
     }
     let got: Vec<u64> = h2.expect(2).iter().map(|(_, frame)| mark(frame)).collect();
     assert_eq!(got, [0, 2]);
@@ -87,14 +87,14 @@ fn verdicts_are_obeyed() {
     let r1 = node_stats(&mux, "red", "r1");
     assert_eq!(dropped(&r1, "guest-no-route"), 1);
     assert_eq!(r1.ports["eth0"].consumed, 1);
-    // A limit lets its burst of 32 through, and what time adds to it.
+    // A limit permits its burst of 32, and more over time.
     let limited = dropped(&r1, "punt-limit-neighbour");
     assert!((60..=68).contains(&limited), "{limited}");
     assert_adds_up(&stats(&mux));
 }
 
 #[test]
-fn a_flood_of_punts_leaves_room_to_routing_protocols() {
+fn punt_flood_leaves_ring_space_for_routing_protocols() {
     const FLOOD: u64 = 2000;
     const HELLOS: u64 = 20;
     let root = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn a_flood_of_punts_leaves_room_to_routing_protocols() {
     let (mut tap, mut guest) = (Peer::tap_of(&vnet.nodes[0]), Peer::guest_of(&vnet.nodes[0], 0));
     eventually("all there", || node_stats(&mux, "red", "r1").tap_connected);
     let mut punt = |class, number| {
-        let tag = Tag { verdict: Verdict::Punt(class), vport: 0, last: false, trace: 0 };
+        let tag = Tag { verdict: TagVerdict::Punt(class), vport: 0, last: false, trace: 0 };
         eventually("it is taken", || guest.send(tag, &frame(60, number)));
     };
     let made = || node_stats(&mux, "red", "r1").ports["eth0"].made;
@@ -123,12 +123,12 @@ fn a_flood_of_punts_leaves_room_to_routing_protocols() {
 }
 
 #[test]
-fn liars_are_disconnected_with_a_reason() {
+fn guests_with_invalid_tags_are_disconnected() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
-    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, Attach::Tap)]);
+    let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, AttachMode::Tap)]);
     put(&mux, &vnet);
-    let kept = Tag { verdict: Verdict::Kept, vport: 0, last: false, trace: 0 };
+    let kept = Tag { verdict: TagVerdict::Kept, vport: 0, last: false, trace: 0 };
     let lies: [(usize, u32, &str); 6] = [
         (0, out(0, 0).emit(), "completion"),
         (0, Tag { last: false, ..out(2, 0) }.emit(), "vport 2"),
@@ -148,13 +148,13 @@ fn liars_are_disconnected_with_a_reason() {
     }
     assert_eq!(node_stats(&mux, "red", "r1").guests[&0].faults, 5);
     let mut tap = Peer::tap_of(&vnet.nodes[1]);
-    assert!(tap.send(Tag { verdict: Verdict::Kept, vport: 0, last: true, trace: 0 }, &[]));
+    assert!(tap.send(Tag { verdict: TagVerdict::Kept, vport: 0, last: true, trace: 0 }, &[]));
     eventually("the lying TAP helper is out", || !tap.is_up());
     assert_adds_up(&stats(&mux));
 }
 
 #[test]
-fn who_connects_without_end_waits() {
+fn endlessly_reconnecting_client_is_rate_limited() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
@@ -162,7 +162,7 @@ fn who_connects_without_end_waits() {
     let path = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
     let address = SocketAddrUnix::new(path.as_path()).unwrap();
     let (since, mut greeted) = (Instant::now(), 0);
-    // On a machine that has much else to do it takes longer until so many were greeted.
+    // On a busy machine it takes longer until that many were greeted.
     while since.elapsed() < Duration::from_secs(2) || greeted < 32 && since.elapsed() < PATIENCE {
         let flags = SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -172,10 +172,10 @@ fn who_connects_without_end_waits() {
             greeted += poll(&mut waits, Some(&time)).unwrap();
         }
     }
-    // 32 at once and 10 a second; of those that wait most have left again.
+    // 32 at once, and 10 a second. Most of those that wait have left again.
     let most = 40 + 10 * since.elapsed().as_secs() as usize;
     assert!((32..=most).contains(&greeted), "{greeted} in {:?}", since.elapsed());
-    // Who comes after it is served, if late, and others all the time.
+    // The next client is served late. Others are served all the time.
     let mut other = Peer::tap_of(&vnet.nodes[1]);
     assert!(other.is_up());
     Peer::guest_of(&vnet.nodes[0], 0);
@@ -183,18 +183,19 @@ fn who_connects_without_end_waits() {
     assert_eq!((guest.faults, guest.last_fault), (0, None));
 }
 
-/// 32 guests of one vnet begin as many handshakes as they are let, with as many regions, and end none.
+/// 32 guests of one vnet begin as many handshakes as
+/// allowed, with as many regions, and finish none.
 #[test]
-fn handshakes_that_never_end_keep_nobody_else_out() {
+fn unfinished_handshakes_do_not_block_other_guests() {
     use pdp_memif::sigbus::REGIONS_COUNT_MAX;
     let root = tempfile::tempdir().unwrap();
-    let attach = |number| (number, if number % 2 == 0 { RUNTIME } else { Attach::Memif });
+    let attach = |number| (number, if number % 2 == 0 { RUNTIME } else { AttachMode::Memif });
     let hostile = two_hosts(root.path(), "mean.red", &(0..32).map(attach).collect::<Vec<_>>());
     let blue = two_hosts(root.path(), "blue", &[(0, RUNTIME)]);
     let memory = raw::memory(0x2000, rustix::fs::SealFlags::SHRINK);
     let region = |index| raw::region(index, 0x2000, Some(memory.try_clone().unwrap()));
     for round in 0..2 {
-        // The second round is with a mux that was started anew.
+        // The second round uses a restarted mux.
         let mux = start(1);
         put(&mux, &hostile);
         put(&mux, &blue);
@@ -222,7 +223,7 @@ fn handshakes_that_never_end_keep_nobody_else_out() {
 }
 
 #[test]
-fn who_is_refused_is_told_why() {
+fn refused_guest_gets_the_reason() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
@@ -238,7 +239,7 @@ fn who_is_refused_is_told_why() {
 }
 
 #[test]
-fn a_dead_guest_leaves_at_once_and_its_place_is_taken_again() {
+fn dead_guest_is_replaced_at_once() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, RUNTIME)]);
@@ -270,7 +271,7 @@ fn a_dead_guest_leaves_at_once_and_its_place_is_taken_again() {
 }
 
 #[test]
-fn a_change_of_one_thing_disturbs_nothing_else() {
+fn vnet_change_keeps_connections_counters_and_frames() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut vnet = two_hosts(root.path(), "red", &[(0, RUNTIME), (1, RUNTIME)]);
@@ -281,10 +282,10 @@ fn a_change_of_one_thing_disturbs_nothing_else() {
     eventually("both there", || r1().guests.values().all(|guest| guest.connected));
     assert!(h1.out(0, &frame(60, 1)));
     eventually("in a guest", || r1().in_flight == 1);
-    // Weight, policy, a further host and port, a link's rate: connections, counters and what is in
-    // flight stay.
+    // Weight, policy, a further host and port, and a link's rate
+    // change. Connections, counters and frames in flight stay.
     let router = vnet.nodes[0].router.as_mut().unwrap();
-    router.policy = Policy::Weighted;
+    router.policy = GuestDistribution::Weighted;
     router.guests[1].weight = 3000;
     vnet.nodes[0].ports = ports(3);
     vnet.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = Some(1_000_000_000));
@@ -301,12 +302,12 @@ fn a_change_of_one_thing_disturbs_nothing_else() {
         let given = r1().guests.values().map(|guest| guest.to_guest).collect::<Vec<_>>();
         given == [11, 30] || given == [10, 31]
     });
-    // A guest that is no more wanted goes, and only it.
+    // Only the guest that was removed is disconnected.
     vnet.nodes[0].router.as_mut().unwrap().guests.pop();
     put(&mux, &vnet);
     eventually("gone", || !guests[1].is_up());
     assert!(guests[0].is_up() && h1.is_up());
-    // Down: nothing passes, both ways, and says so.
+    // The link is down: no frame passes in either direction, and the drops are counted.
     vnet.vlinks[0].up = false;
     put(&mux, &vnet);
     assert!(h1.out(0, &frame(60, 0)));
@@ -314,19 +315,19 @@ fn a_change_of_one_thing_disturbs_nothing_else() {
     assert!(guests[0].send(Tag { last: false, ..out(0, 0) }, &frame(60, 0)));
     eventually("link down", || dropped(&r1(), "link-down") == 1);
     assert_adds_up(&stats(&mux));
-    // All of it goes.
-    assert_eq!(mux.handle(Request::DeleteVnet { name: "red".into() }, vec![]), Reply::Done);
+    // Everything is removed.
+    assert_eq!(mux.handle(MuxRequest::DeleteVnet { name: "red".into() }, vec![]), MuxReply::Done);
     eventually("all gone", || !guests[0].is_up() && !h1.is_up());
     eventually("all packets are back", || stats(&mux).workers[0].free_packets == 8192);
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn invalid_vnet_is_refused_and_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let good = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
     put(&mux, &good);
-    let refuse = |change: &dyn Fn(&mut Vnet)| {
+    let refuse = |change: &dyn Fn(&mut VnetConfig)| {
         let mut bad = good.clone();
         change(&mut bad);
         refused(&mux, &bad)
@@ -342,23 +343,23 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         refuse(&|v| v.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = 1 << 20))
             .contains("4096")
     );
-    // Where it has nobody's socket it says so, and once it has some they are no one else's.
+    // If no sockets were offered, the reply says so. Offered sockets can't be used by others.
     let mut elsewhere = good.clone();
     elsewhere.nodes[1].tap_socket = "/nonexistent/x".into();
-    let lacks = || mux.handle(Request::PutVnet(Box::new(elsewhere.clone())), vec![]);
-    assert_eq!(lacks(), Reply::Lacks { sockets: vec!["/nonexistent/x".into()] });
-    let uneven = Request::Listen { sockets: vec!["/nonexistent/x".into()] };
-    assert!(matches!(mux.handle(uneven, vec![]), Reply::Failed { .. }));
-    assert!(matches!(lacks(), Reply::Lacks { .. }));
+    let lacks = || mux.handle(MuxRequest::PutVnet(Box::new(elsewhere.clone())), vec![]);
+    assert_eq!(lacks(), MuxReply::Lacks { sockets: vec!["/nonexistent/x".into()] });
+    let uneven = MuxRequest::Listen { sockets: vec!["/nonexistent/x".into()] };
+    assert!(matches!(mux.handle(uneven, vec![]), MuxReply::Failed { .. }));
+    assert!(matches!(lacks(), MuxReply::Lacks { .. }));
     assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
     assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
     let (device, mac) = ("none".into(), [2; 6]);
-    let outlet = Outlet::Xdp(Device { device, ifindex: 1, mac, is_virtual: false });
-    let external = External::new("A", 1500, outlet);
-    assert_eq!(mux.handle(Request::PutExternal(external), vec![]), Reply::Done);
+    let outlet = OutletConfig::Xdp(Device { device, ifindex: 1, mac, is_virtual: false });
+    let external = ExternalConfig::new("A", 1500, outlet);
+    assert_eq!(mux.handle(MuxRequest::PutExternal(external), vec![]), MuxReply::Done);
     let tunnel = |vni, remote: &str| {
         let (local, remote) = ("10.0.0.1".parse().unwrap(), remote.parse().unwrap());
-        outside(Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni }))
+        outside(Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni }))
     };
     assert!(
         refuse(&|v| v.vlinks[1].ends[1] = tunnel(1 << 24, "10.0.0.2"))
@@ -375,30 +376,32 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let mut used = good.clone();
     used.vlinks[1].ends[1] = tunnel(1, "10.0.0.2");
     put(&mux, &used);
-    let delete = Request::DeleteExternal { name: "A".into() };
-    assert!(matches!(mux.handle(delete, vec![]), Reply::Failed { error } if error.contains("red")));
-    // An interface that moves to where a network can't follow says so until that one can.
+    let delete = MuxRequest::DeleteExternal { name: "A".into() };
+    assert!(
+        matches!(mux.handle(delete, vec![]), MuxReply::Failed { error } if error.contains("red"))
+    );
+    // If an interface moves where a network can't follow, the request fails until the network can.
     let moves = |outlet| {
-        let external = External::new("A", 1500, outlet);
+        let external = ExternalConfig::new("A", 1500, outlet);
         let ask = |request, fds| mux.handle(request, fds);
-        put_with_sockets(ask, Request::PutExternal(external))
+        put_with_sockets(ask, MuxRequest::PutExternal(external))
     };
     for _ in 0..2 {
-        let moved = moves(Outlet::Memif { socket: root.path().join("a.sock") });
-        assert!(matches!(moved, Reply::Failed { error } if error.contains("no tunnels")));
+        let moved = moves(OutletConfig::Memif { socket: root.path().join("a.sock") });
+        assert!(matches!(moved, MuxReply::Failed { error } if error.contains("no tunnels")));
     }
-    let sink = Generator { pps: 1, frames: 1, number_at: None };
-    assert_eq!(moves(Outlet::Generator(sink)), Reply::Done);
+    let sink = GeneratorConfig { pps: 1, frames: 1, number_at: None };
+    assert_eq!(moves(OutletConfig::Generator(sink)), MuxReply::Done);
 }
 
 #[test]
-fn filters_policing_and_mtu_come_before_the_guests() {
+fn filters_policing_and_mtu_apply_before_guests() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
-    let matches = vec![Match { offset: 21, value: vec![7], mask: vec![0xff] }];
+    let matches = vec![BytePattern { offset: 21, value: vec![7], mask: vec![0xff] }];
     let router = vnet.nodes[0].router.as_mut().unwrap();
-    router.punt_filters = vec![PuntFilter { matches, class: 0 }];
+    router.punt_filters = vec![PuntFilterConfig { matches, class: 0 }];
     vnet.nodes[1].ports[0].mtu = 9000;
     put(&mux, &vnet);
     let (mut h1, mut tap) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[0]));
@@ -416,7 +419,7 @@ fn filters_policing_and_mtu_come_before_the_guests() {
     assert_eq!(mark(&guest.expect(1)[0].1), 9);
     eventually("too big", || dropped(&r1(), "too-big") == 1);
     eventually("runt", || dropped(&node_stats(&mux, "red", "h1"), "runt") == 1);
-    // A ring that nobody empties fills; the rest is counted.
+    // A ring that is never emptied fills up. The rest is counted.
     let mut sent = 0;
     eventually("full", || {
         (0..200).for_each(|_| sent += u64::from(h1.out(0, &frame(60, 9))));
@@ -430,7 +433,7 @@ fn filters_policing_and_mtu_come_before_the_guests() {
 fn plain_memif_has_an_interface_for_each_vport() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
-    let vnet = two_hosts(root.path(), "red", &[(0, Attach::Memif)]);
+    let vnet = two_hosts(root.path(), "red", &[(0, AttachMode::Memif)]);
     put(&mux, &vnet);
     let (mut h1, mut h2) = (Peer::tap_of(&vnet.nodes[1]), Peer::tap_of(&vnet.nodes[2]));
     let socket = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
@@ -453,18 +456,17 @@ fn plain_memif_has_an_interface_for_each_vport() {
     assert_adds_up(&stats(&mux));
 }
 
-/// A frame waits longer than its trace, and leaves while one of another vnet is followed.
-/// Whoever put it, and whether it is put again meanwhile.
+/// The schedule runs, whichever client put the vnet, and even if it is put again meanwhile.
 #[test]
-fn a_schedule_is_followed_and_caught_up_with() {
+fn mux_follows_and_catches_up_a_schedule() {
     let root = tempfile::tempdir().unwrap();
     let mut wires = wires(root.path());
     let began_ns = now_ns();
     let step = |ms: u64, up, delay_ms: u64| {
         let delay_ns = delay_ms * 1_000_000;
         let impairments = Impairments { delay_ns, ..Impairments::default() };
-        let leaving = Leaving { queue_frames: 256, impairments, ..Leaving::default() };
-        Step { at_ns: ms * 1_000_000, up, leaving: vec![leaving; 2] }
+        let leaving = EgressConfig { queue_frames: 256, impairments, ..EgressConfig::default() };
+        ScheduleStep { at_ns: ms * 1_000_000, up, leaving: vec![leaving; 2] }
     };
     let steps = vec![step(300, false, 0), step(600, true, 40), step(900, true, 0)];
     wires.vlinks[0].schedule = Some(Schedule { began_ns, steps });
@@ -472,7 +474,7 @@ fn a_schedule_is_followed_and_caught_up_with() {
     put(&mux, &wires);
     let mut hosts = [Peer::tap_of(&wires.nodes[0]), Peer::tap_of(&wires.nodes[1])];
     let elapsed_ms = || (now_ns() - began_ns) / 1_000_000;
-    // A frame each millisecond; when each came, if it did.
+    // Sends a frame each millisecond, and records when each arrives, if it does.
     let (mut sent, mut came) = (vec![], HashMap::new());
     let mut again = false;
     while elapsed_ms() < 1100 {
@@ -497,7 +499,7 @@ fn a_schedule_is_followed_and_caught_up_with() {
         }
         (all > 20, lost * 100 / all.max(1))
     };
-    // How late a step is done is not what is measured here.
+    // This test does not measure how late a step is.
     assert_eq!(lost(20, 280), (true, 0), "up at first");
     assert_eq!(lost(380, 590), (true, 100), "down");
     assert_eq!(lost(680, 880), (true, 0), "up again");
@@ -505,7 +507,7 @@ fn a_schedule_is_followed_and_caught_up_with() {
     let least = delays.map(|(number, at)| came[&number] - at).min().unwrap();
     assert!(least >= 39, "{least} ms");
     assert_eq!(dropped(&node_stats(&mux, "red", "h1"), "link-down"), lost_in_all(&sent, &came));
-    // One that begins when half of it is over is where it would be.
+    // A mux that starts in the middle of the schedule applies the current state.
     wires.vlinks[0].schedule.as_mut().unwrap().steps.push(step(60_000, false, 0));
     drop((hosts, mux));
     let root = tempfile::tempdir().unwrap();
@@ -518,28 +520,29 @@ fn a_schedule_is_followed_and_caught_up_with() {
     let mut host = Peer::tap_of(&wires.nodes[0]);
     assert!(host.out(0, &frame(100, 1)));
     eventually("the link is down", || dropped(&node_stats(&mux, "red", "h1"), "link-down") == 1);
-    // What makes no sense is refused.
+    // Invalid schedules are refused.
     let schedule = wires.vlinks[0].schedule.as_mut().unwrap();
     schedule.steps.reverse();
-    let reply = mux.handle(Request::PutVnet(Box::new(wires.clone())), vec![]);
-    assert!(matches!(&reply, Reply::Failed { error } if error.contains("order")), "{reply:?}");
+    let reply = mux.handle(MuxRequest::PutVnet(Box::new(wires.clone())), vec![]);
+    assert!(matches!(&reply, MuxReply::Failed { error } if error.contains("order")), "{reply:?}");
 }
 
 fn lost_in_all(sent: &[u64], came: &HashMap<u64, u64>) -> u64 {
-    // The last ones may be on their way.
+    // The last frames may still be under way.
     let numbers = (0..).zip(sent).filter(|(_, at)| **at < 700).map(|(number, _)| number);
     numbers.filter(|number| !came.contains_key(number)).count() as u64
 }
 
-/// Two hosts and a wire between them.
-fn wires(root: &Path) -> Vnet {
+/// Returns two hosts with a wire between them.
+fn wires(root: &Path) -> VnetConfig {
     let nodes = ["h1", "h2"].map(|name| host(root, name)).into();
     let vlinks = vec![vlink("wire", port("h1", 0), port("h2", 0))];
-    Vnet { name: "red".into(), police: None, nodes, vlinks }
+    VnetConfig { name: "red".into(), police: None, nodes, vlinks }
 }
 
+/// A frame outlives its trace in a queue, and leaves while a frame of another vnet is traced.
 #[test]
-fn a_trace_never_speaks_of_anothers_frame() {
+fn trace_reports_only_its_own_vnets_frame() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
@@ -556,11 +559,11 @@ fn a_trace_never_speaks_of_anothers_frame() {
     }
     let trace = |vnet: &str, number, wait_ms| {
         let port = PortName { vnet: vnet.into(), node: "r1".into(), port: "eth0".into() };
-        let filter = vec![Match { offset: 21, value: vec![number], mask: vec![0xff] }];
+        let filter = vec![BytePattern { offset: 21, value: vec![number], mask: vec![0xff] }];
         let mux = mux.clone();
-        std::thread::spawn(move || mux.handle(Request::Trace { port, filter, wait_ms }, vec![]))
+        std::thread::spawn(move || mux.handle(MuxRequest::Trace { port, filter, wait_ms }, vec![]))
     };
-    // 1000 bytes take half a second, and two frames go at once: the last waits for 3 s.
+    // 1000 bytes take half a second, and two frames leave at once. The last one waits for 3 s.
     const SENT: usize = 8;
     let tracing = trace("red", SENT as u8, 1500);
     std::thread::sleep(Duration::from_millis(200));
@@ -568,10 +571,10 @@ fn a_trace_never_speaks_of_anothers_frame() {
     for (tag, bytes) in guest.expect(SENT) {
         assert!(guest.send(out(1, tag.trace), &bytes));
     }
-    let Reply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
+    let MuxReply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
     let ends: Vec<_> = stages.iter().map(|stage| stage.stage.as_str()).collect();
     assert!(ends.ends_with(&["shape", "wait"]), "{stages:?}");
-    // All that red has in its queue leaves while blue's guest keeps blue's frame.
+    // All frames in red's queue leave while blue's guest keeps blue's frame.
     let tracing = trace("blue", 1, 20_000);
     let mut kept = vec![];
     eventually("the other trace begins", || {
@@ -588,7 +591,7 @@ fn a_trace_never_speaks_of_anothers_frame() {
     for (tag, bytes) in kept {
         assert!(blue_guest.send(out(1, tag.trace), &bytes));
     }
-    let Reply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
+    let MuxReply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
     let names: Vec<_> = stages.iter().map(|stage| stage.stage.as_str()).collect();
     let expected = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
     assert_eq!(names, expected, "{stages:#?}");
@@ -596,7 +599,7 @@ fn a_trace_never_speaks_of_anothers_frame() {
 }
 
 #[test]
-fn captures_show_both_directions_and_traces_the_whole_way() {
+fn captures_show_both_directions_and_traces_every_stage() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
     let vnet = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
@@ -606,15 +609,15 @@ fn captures_show_both_directions_and_traces_the_whole_way() {
     eventually("there", || node_stats(&mux, "red", "r1").guests[&0].connected);
     let name = |port: &str| PortName { vnet: "red".into(), node: "r1".into(), port: port.into() };
     let (mut pcap, to) = std::io::pipe().unwrap();
-    let request = Request::Capture { port: name("eth0"), snap_bytes: 0 };
-    assert_eq!(mux.handle(request, vec![to.into()]), Reply::Done);
-    let filter = vec![Match { offset: 21, value: vec![2], mask: vec![0xff] }];
-    let request = Request::Trace { port: name("eth0"), filter, wait_ms: 20_000 };
+    let request = MuxRequest::Capture { port: name("eth0"), snap_bytes: 0 };
+    assert_eq!(mux.handle(request, vec![to.into()]), MuxReply::Done);
+    let filter = vec![BytePattern { offset: 21, value: vec![2], mask: vec![0xff] }];
+    let request = MuxRequest::Trace { port: name("eth0"), filter, wait_ms: 20_000 };
     let tracing = std::thread::spawn({
         let mux = mux.clone();
         move || mux.handle(request, vec![])
     });
-    // Frame 2 goes through, with others before and after it; the first goes back where it came from.
+    // Frame 2 is forwarded, with others before and after it. Frame 1 goes back to its sender.
     let mut reply = None;
     eventually("a trace", || {
         assert!([1, 3, 2, 3].iter().all(|number| h1.out(0, &frame(70, *number))));
@@ -629,12 +632,12 @@ fn captures_show_both_directions_and_traces_the_whole_way() {
         }
         reply.is_some()
     });
-    let Reply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
+    let MuxReply::Traced { stages } = tracing.join().unwrap() else { panic!("no trace") };
     let names: Vec<_> = stages.iter().map(|stage| stage.stage.as_str()).collect();
     let expected = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
     assert_eq!(names, expected, "{stages:#?}");
     assert!(stages.is_sorted_by_key(|stage| stage.at_ns));
-    assert_eq!(mux.handle(Request::DeleteVnet { name: "red".into() }, vec![]), Reply::Done);
+    assert_eq!(mux.handle(MuxRequest::DeleteVnet { name: "red".into() }, vec![]), MuxReply::Done);
     let mut bytes = Vec::new();
     pcap.read_to_end(&mut bytes).unwrap();
     let mut reader = pcap_file::pcap::PcapReader::new(&bytes[..]).unwrap();
@@ -642,27 +645,29 @@ fn captures_show_both_directions_and_traces_the_whole_way() {
     while let Some(packet) = reader.next_packet() {
         marks.push(mark(&packet.unwrap().data));
     }
-    // All come in, and the first goes back.
+    // All frames arrive, and frame 1 also goes back.
     let count = |wanted| marks.iter().filter(|mark| **mark == wanted).count();
     assert_eq!(count(1), 2 * count(2));
     assert_eq!(marks.len(), 5 * count(2));
-    // Without a frame there is an answer all the same.
-    let gone = Request::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
-    assert!(matches!(mux.handle(gone, vec![]), Reply::Failed { .. }));
+    // A trace is answered even if no frame comes.
+    let gone = MuxRequest::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
+    assert!(matches!(mux.handle(gone, vec![]), MuxReply::Failed { .. }));
     put(&mux, &vnet);
-    let none = Request::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
-    assert!(matches!(mux.handle(none, vec![]), Reply::Failed { error } if error.contains("10 ms")));
+    let none = MuxRequest::Trace { port: name("eth0"), filter: vec![], wait_ms: 10 };
+    assert!(
+        matches!(mux.handle(none, vec![]), MuxReply::Failed { error } if error.contains("10 ms"))
+    );
 }
 
-/// A loop that no protocol breaks keeps its own vnet busy; another one on the same worker loses
-/// nothing.
+/// A loop that no protocol breaks burdens only its own
+/// vnet. Another one on the same worker loses nothing.
 #[test]
-fn a_loop_burns_only_itself() {
+fn forwarding_loop_burdens_only_its_own_vnet() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
-    let mut looping = two_hosts(root.path(), "loop", &[(0, Attach::Runtime)]);
+    let mut looping = two_hosts(root.path(), "loop", &[(0, AttachMode::Runtime)]);
     looping.vlinks = vec![vlink("knot", port("r1", 0), port("r1", 1))];
-    let other = two_hosts(root.path(), "other", &[(0, Attach::Runtime)]);
+    let other = two_hosts(root.path(), "other", &[(0, AttachMode::Runtime)]);
     put(&mux, &looping);
     put(&mux, &other);
     let mut flooder = Peer::guest_of(&looping.nodes[0], 0);
@@ -671,7 +676,7 @@ fn a_loop_burns_only_itself() {
     for number in 0..10 {
         assert!(flooder.send(Tag { last: false, ..out(0, 0) }, &frame(60, number)));
     }
-    // It answers every frame with two.
+    // The guest answers every frame with two.
     let burning = std::thread::spawn(move || {
         let start = std::time::Instant::now();
         let mut seen = 0u64;
@@ -694,22 +699,27 @@ fn a_loop_burns_only_itself() {
     assert_adds_up(&stats(&mux));
 }
 
-/// The vnet is on the second worker; its interfaces would be on the first by their slots.
+/// The vnet is on the second worker. By their slots its interfaces would be on the first.
 #[test]
-fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
+fn full_guest_slows_its_source() {
     const FRAMES: u64 = 20_000;
     let root = tempfile::tempdir().unwrap();
     let mux = start(2);
     put(&mux, &two_hosts(root.path(), "first", &[]));
     let ask = |request, fds| mux.handle(request, fds);
-    let external = |name: &str, outlet| Request::PutExternal(External::new(name, 1500, outlet));
-    let making =
-        |frames| external("G", Outlet::Generator(Generator { pps: 0, frames, number_at: None }));
+    let external =
+        |name: &str, outlet| MuxRequest::PutExternal(ExternalConfig::new(name, 1500, outlet));
+    let making = |frames| {
+        external("G", OutletConfig::Generator(GeneratorConfig { pps: 0, frames, number_at: None }))
+    };
     let socket = root.path().join("memif.sock");
     for (name, socket) in [("M", socket.clone()), ("other", root.path().join("other.sock"))] {
-        assert_eq!(put_with_sockets(ask, external(name, Outlet::Memif { socket })), Reply::Done);
+        assert_eq!(
+            put_with_sockets(ask, external(name, OutletConfig::Memif { socket })),
+            MuxReply::Done
+        );
     }
-    assert_eq!(ask(making(1), vec![one_frame()]), Reply::Done);
+    assert_eq!(ask(making(1), vec![one_frame()]), MuxReply::Done);
     let mut program = Peer::connect(&socket, 0);
     let mut red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
     let outside = |interface: &str| outside(interface, interface, Encapsulation::Interface);
@@ -718,8 +728,8 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
     put(&mux, &red);
     let mut guest = Peer::guest_of(&red.nodes[0], 0);
     eventually("the program is back", || program.is_up());
-    assert_eq!(ask(making(FRAMES), vec![]), Reply::Done);
-    let drop = Tag { verdict: Verdict::Drop(GuestDrop::Policy), vport: 0, last: true, trace: 0 };
+    assert_eq!(ask(making(FRAMES), vec![]), MuxReply::Done);
+    let drop = Tag { verdict: TagVerdict::Drop(GuestDrop::Policy), vport: 0, last: true, trace: 0 };
     let (mut sent, mut got) = (0, 0);
     let mut unanswered = VecDeque::new();
     eventually("all frames are in the guest", || {
@@ -727,7 +737,7 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
             sent += 1;
         }
         program.receive_raw();
-        // While the mux is slow to take answers, they wait.
+        // Completions wait while the mux is slow to take them.
         unanswered.extend(guest.receive().into_iter().map(|(tag, _)| tag.vport));
         while unanswered.front().is_some_and(|&vport| guest.send(Tag { vport, ..drop }, &[])) {
             unanswered.pop_front();
@@ -746,7 +756,7 @@ fn what_a_slow_guest_has_no_room_for_stays_where_it_comes_from() {
 }
 
 #[test]
-fn who_comes_costs_the_same_however_many_places_there_are() {
+fn connection_cost_is_independent_of_socket_count() {
     const TIMES: u64 = 10;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -755,7 +765,7 @@ fn who_comes_costs_the_same_however_many_places_there_are() {
     let red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
     put(&mux, &red);
     let looks = || {
-        let before = mux.looks();
+        let before = mux.socket_checks();
         let connected = || node_stats(&mux, "red", "r1").guests[&0].connected;
         for _ in 0..TIMES {
             let guest = Peer::guest_of(&red.nodes[0], 0);
@@ -763,14 +773,14 @@ fn who_comes_costs_the_same_however_many_places_there_are() {
             drop(guest);
             eventually("the guest is gone", || !connected());
         }
-        (mux.looks() - before) / TIMES
+        (mux.socket_checks() - before) / TIMES
     };
     let alone = looks();
     for number in 0..333 {
         put(&mux, &two_hosts(root.path(), &format!("other{number}"), &[]));
     }
     let among_1000 = looks();
-    // It comes, says so in up to ten messages, and goes.
+    // The peer connects, sends up to ten messages, and disconnects.
     let few = 3..=20;
     assert!(few.contains(&alone) && few.contains(&among_1000), "{alone} looks, {among_1000} looks");
 }

@@ -1,7 +1,7 @@
-//! Kernel tunnels outside, AF_XDP, the mux, a guest: in network namespaces of the test's own.
+//! Kernel tunnels outside, AF_XDP, the mux, and a guest, in network namespaces of the test's own.
 //!
-//! `out1 –a– node –b– out2`: each outside machine has tunnels to the node; the guest of each vnet
-//! is a wire between its two ports. `far` is behind `out1`. Needs root.
+//! `out1 –a– node –b– out2`: each outside machine has tunnels to the node. The guest
+//! of each vnet is a wire between its two ports. `far` is behind `out1`. Needs root.
 
 mod common;
 
@@ -22,10 +22,10 @@ use pdp_underlay::Underlay;
 use pdp_wire::ecn::Mark;
 use pdp_wire::{checksum, ecn, outer, udp, vxlan};
 
-/// A user without any right.
+/// A user without any privileges.
 const NOBODY: u32 = 65534;
 
-/// `pdp-mux` without any privilege.
+/// `pdp-mux` without any privileges.
 struct Process {
     child: Child,
     channel: Channel,
@@ -47,15 +47,15 @@ impl Process {
             .spawn()
             .unwrap();
         let mut channel = Channel::connect(control).unwrap();
-        channel.send(&Request::Hello, &[]).unwrap();
-        let (hello, mut fds) = channel.receive::<Reply>().unwrap().unwrap();
-        assert!(matches!(hello, Reply::Hello { version: VERSION, .. }));
+        channel.send(&MuxRequest::Hello, &[]).unwrap();
+        let (hello, mut fds) = channel.receive::<MuxReply>().unwrap().unwrap();
+        assert!(matches!(hello, MuxReply::Hello { version: VERSION, .. }));
         Self { child, channel, pool: fds.pop().unwrap() }
     }
 }
 
 impl Control for Process {
-    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+    fn ask(&mut self, request: MuxRequest, fds: Vec<OwnedFd>) -> MuxReply {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.channel.send(&request, &fds).unwrap();
         self.channel.receive().unwrap().unwrap().0
@@ -77,13 +77,13 @@ fn take(local: &str) -> Take {
     Take::Udp { local: local.parse().unwrap(), port: 4789 }
 }
 
-/// By VXLAN.
+/// Returns a VXLAN tunnel.
 fn tunnel(local: &str, remote: &str, vni: u32) -> Encapsulation {
     let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
+    Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni })
 }
 
-/// A machine's end of a tunnel.
+/// Adds a machine's end of a tunnel.
 fn vxlan_device(place: &Place, out: &str, vni: u32, local: &str, remote: &str, name: &str) {
     let ends = format!("local {local} remote {remote} dstport 4789");
     place.exec(out, &format!("ip link add name {name} type vxlan id {vni} {ends}"));
@@ -91,7 +91,7 @@ fn vxlan_device(place: &Place, out: &str, vni: u32, local: &str, remote: &str, n
 }
 
 #[test]
-fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
+fn guest_connects_kernel_and_socat_tunnels() {
     let mut place = Place::enter("tunnels");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(2);
@@ -109,7 +109,7 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
     let vxlan = tunnel;
     let udp = |local: &str, remote: &str| {
         let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 7001, remote_port: 7000 })
+        Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port: 7001, remote_port: 7000 })
     };
     let red = wire_vnet(
         root.path(),
@@ -173,15 +173,15 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
     let after = stats(&mux);
     assert_adds_up(&after);
     for name in ["red", "blue", "green"] {
-        let sent = |stats: &Stats| stats.vnets[name].nodes["r1"].ports["eth1"].sent;
+        let sent = |stats: &MuxStats| stats.vnets[name].nodes["r1"].ports["eth1"].sent;
         assert!(sent(&after) - sent(&before) >= 120, "{name}");
         assert_eq!(dropped(&after.vnets[name].nodes["r1"], "underlay-too-big"), 0);
     }
     assert!(after.externals.values().all(|external| external.kernel_dropped == 0));
-    // Neither worker has the socket of every vnet: frames were handed over both ways.
+    // Neither worker has the sockets of all vnets, so frames were handed over in both directions.
     assert!(after.workers.iter().all(|worker| worker.busy_rounds > 0));
 
-    // A key that nobody has, and what is no VXLAN at all.
+    // A key that no vlink has, and frames that are not VXLAN.
     place.exec(
         "out1",
         "ip link add nobody type vxlan id 99 local 10.9.1.2 remote 10.9.1.1 dstport 4789",
@@ -196,7 +196,7 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
     eventually("unknown tunnel", || reason("unknown-tunnel") > 0);
     eventually("no VXLAN", || reason("vxlan-header") > 0);
 
-    // The neighbour changes its address: frames follow.
+    // The neighbour changes its MAC address, and frames follow.
     place.exec("out1", "ip link set eth0 down");
     place.exec("out1", "ip link set eth0 address 02:00:00:00:99:01");
     place.exec("out1", "ip link set eth0 up");
@@ -211,7 +211,7 @@ fn tunnels_of_the_kernel_and_of_socat_meet_through_a_guest() {
 }
 
 #[test]
-fn a_whole_interface_is_a_wire() {
+fn whole_interface_forwards_like_a_wire() {
     let mut place = Place::enter("whole");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(1);
@@ -226,24 +226,27 @@ fn a_whole_interface_is_a_wire() {
     place.exec("out2", "ip addr add 192.168.8.2/24 dev eth0");
     place.exec("out1", "ping -q -i 0.01 -c 100 -w 15 -s 1472 -M do 192.168.8.2");
     assert_adds_up(&stats(&mux));
-    // Idle, it sleeps: next to no rounds of work, and no processor time.
+    // An idle mux sleeps: almost no busy rounds, and no processor time.
     let busy = || stats(&mux).workers[0].sleeps;
     let slept = busy();
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(busy() - slept < 300, "{} sleeps in 300 ms without traffic", busy() - slept);
     stop.store(true, Ordering::Relaxed);
     guests.join().unwrap();
-    // Sockets can go, and everything that they held is back.
-    assert_eq!(mux.handle(Request::DeleteVnet { name: "red".into() }, vec![]), Reply::Done);
+    // Sockets can be removed, and all of their packets return.
+    assert_eq!(mux.handle(MuxRequest::DeleteVnet { name: "red".into() }, vec![]), MuxReply::Done);
     for name in ["A", "B"] {
-        assert_eq!(mux.handle(Request::DeleteExternal { name: name.into() }, vec![]), Reply::Done);
+        assert_eq!(
+            mux.handle(MuxRequest::DeleteExternal { name: name.into() }, vec![]),
+            MuxReply::Done
+        );
     }
     eventually("all packets are back", || stats(&mux).workers[0].free_packets == 8192);
 }
 
-/// Killed, it is replaced by another process that gets the same said again.
+/// A killed mux is replaced by another process that gets the same requests.
 #[test]
-fn a_mux_without_privilege_serves_and_can_be_replaced() {
+fn unprivileged_mux_serves_and_can_be_replaced() {
     let mut place = Place::enter("process");
     let root = tempfile::Builder::new().tempdir().unwrap();
     let whole = Encapsulation::Interface;
@@ -256,11 +259,11 @@ fn a_mux_without_privilege_serves_and_can_be_replaced() {
         let mut mux = Process::start(&root.path().join("control.sock"));
         place.external(&mut mux, "a", &[]);
         place.external(&mut mux, "b", &[]);
-        let put = Request::PutVnet(Box::new(vnet.clone()));
-        assert_eq!(put_with_sockets(|request, fds| mux.ask(request, fds), put), Reply::Done);
+        let put = MuxRequest::PutVnet(Box::new(vnet.clone()));
+        assert_eq!(put_with_sockets(|request, fds| mux.ask(request, fds), put), MuxReply::Done);
         guests.get_or_insert_with(|| wires(&[&vnet], stop.clone()));
         place.exec("out1", "ping -q -i 0.05 -c 20 -w 15 192.168.8.2");
-        let Reply::Stats(stats) = mux.ask(Request::Stats { vnet: None }, vec![]) else {
+        let MuxReply::Stats(stats) = mux.ask(MuxRequest::Stats { vnet: None }, vec![]) else {
             panic!("no stats")
         };
         assert_adds_up(&stats);
@@ -270,10 +273,10 @@ fn a_mux_without_privilege_serves_and_can_be_replaced() {
     guests.unwrap().join().unwrap();
 }
 
-/// The ways of tunnels over IPv4, by a next hop with an IPv6 address alone (RFC 8950), and over IPv6, to a
-/// machine behind a router.
+/// Paths of tunnels over IPv4, by a next hop that has only an IPv6
+/// address (RFC 8950), and over IPv6, to a machine behind a router.
 #[test]
-fn ways_are_what_the_kernel_of_the_host_has() {
+fn tunnel_paths_follow_the_host_kernel() {
     let mut place = Place::enter("ways");
     place.add_far();
     let root = tempfile::tempdir().unwrap();
@@ -316,7 +319,7 @@ fn ways_are_what_the_kernel_of_the_host_has() {
         });
         place.exec("far", &format!("ping -q -i 0.01 -c 20 -w 15 -M do -s 1400 192.168.{net}.2"));
     }
-    // The first frame to a next hop that nobody has heard of waits for it.
+    // The first frame to an unknown next hop waits for it.
     let unresolved = |vnet| dropped(&node_stats(&mux, vnet, "r1"), "underlay-unresolved");
     let before = [unresolved("red"), unresolved("blue")];
     for net in [5, 6] {
@@ -325,7 +328,8 @@ fn ways_are_what_the_kernel_of_the_host_has() {
     }
     assert_eq!([unresolved("red"), unresolved("blue")], before);
 
-    // A way that carries less is told within a second or so, and what is too long for it is counted.
+    // A path with a smaller MTU is detected within about a
+    // second. Frames that are too long for it are counted.
     place.exec("out1", "ip link set far mtu 1400");
     let long = |net| format!("ping -q -i 0.1 -c 10 -w 1 -M do -s 1400 192.168.{net}.1");
     assert!(!place.succeeds("out2", &long(5)) && !place.succeeds("out2", &long(6)));
@@ -336,7 +340,7 @@ fn ways_are_what_the_kernel_of_the_host_has() {
         assert!(dropped(&node_stats(&mux, vnet, "r1"), "underlay-path-too-big") > 0);
         place.exec("out2", &format!("ping -q -i 0.01 -c 20 -w 15 -M do -s 1200 192.168.{net}.1"));
     }
-    // Once the kernel forgets it (by itself after 10 minutes), all is as before.
+    // Once the kernel forgets it (by itself after 10 minutes), the path is as before.
     place.exec("out1", "ip link set far mtu 1500");
     place.exec("node", "ip route flush cache");
     place.exec("node", "ip -6 route flush cache");
@@ -345,13 +349,13 @@ fn ways_are_what_the_kernel_of_the_host_has() {
     }
     told("nothing", "eth0", [None, None]);
 
-    // So is a device that does.
+    // The same for a device with a smaller MTU.
     place.exec("node", "ip link set dev b mtu 1400");
     told("a shorter wire", "eth1", all(path));
     place.exec("node", "ip link set dev b mtu 1500");
     told("nothing", "eth1", [None, None]);
 
-    // Machines, wires, devices and addresses that are gone.
+    // Machines, wires, devices and addresses disappear.
     place.exec("out2", "ip addr flush dev eth0");
     place.exec("node", "ip neigh flush dev b");
     place.spawn("far", "ping -q -i 0.2 -w 5 192.168.5.2");
@@ -370,17 +374,17 @@ fn ways_are_what_the_kernel_of_the_host_has() {
     assert_adds_up(&stats(&mux));
 }
 
-/// Link address of the frames that show marks.
+/// MAC address of the frames that show marks.
 const MARKED: [u8; 6] = [2, 0xec, 0, 0, 0, 1];
 
-/// Every mark in every mark, over both versions of IP in both: whether the outer packet is IPv6, whether the
-/// inner one is, and the marks.
+/// Returns all combinations: whether the outer packet is IPv6, whether
+/// the inner one is, the inner mark, and the mark set on the way.
 fn marks() -> impl Iterator<Item = (bool, bool, Mark, Mark)> {
     let all = [Mark::NotEct, Mark::Ect0, Mark::Ect1, Mark::Ce];
     (0..64).map(move |id| (id & 1 == 1, id & 2 == 2, all[id >> 2 & 3], all[id >> 4]))
 }
 
-/// A frame with a mark and a number.
+/// Returns a frame with a mark and a number.
 fn marked(six: bool, mark: Mark, number: u64) -> Vec<u8> {
     let mut frame = [&[0xff; 6][..], &MARKED].concat();
     if six {
@@ -397,9 +401,9 @@ fn marked(six: bool, mark: Mark, number: u64) -> Vec<u8> {
     frame
 }
 
-/// The same in a tunnel with a mark of its own.
+/// Returns the frame in a tunnel packet with a mark of its own.
 fn in_tunnel(by: &Encapsulation, to: [u8; 6], mark: Mark, inner: &[u8]) -> Vec<u8> {
-    let template = outer::Template::new(by).unwrap();
+    let template = outer::HeaderTemplate::new(by).unwrap();
     let mut frame = vec![0; template.len()];
     frame.extend(inner);
     template.write(&mut frame, to, MARKED).unwrap();
@@ -414,10 +418,11 @@ fn in_tunnel(by: &Encapsulation, to: [u8; 6], mark: Mark, inner: &[u8]) -> Vec<u
     frame
 }
 
-/// What congestion on the way becomes inside, for every mark in every mark (RFC 6040 section 4.2): as Linux's
-/// VXLAN device has it. What leaves has its inner mark outside (section 4.1).
+/// Congestion marks on the way appear inside, for every combination
+/// of marks (RFC 6040 section 4.2), as with Linux's VXLAN device.
+/// Frames that leave have their inner mark outside (section 4.1).
 #[test]
-fn marks_of_congestion_are_what_linux_makes_of_them() {
+fn ecn_marks_match_linux() {
     let mut place = Place::enter("ecn");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(1);
@@ -443,7 +448,8 @@ fn marks_of_congestion_are_what_linux_makes_of_them() {
     });
     let wire = place.raw("out2");
     let inside = [place.raw_on("out2", "red"), place.raw_on("out2", "blue")];
-    // What comes out by number, with each frame sent until that of the last number, which is no IP, is there.
+    // Returns the inner marks by number. Sends each frame until
+    // the one with the last number, which is not IP, has arrived.
     let result = |from: &Raw, by: &[Encapsulation; 2], to: [u8; 6]| {
         let mut marks_inside = BTreeMap::new();
         for (number, (six_outside, six, mark, on_the_way)) in (0..).zip(marks()) {
@@ -451,7 +457,7 @@ fn marks_of_congestion_are_what_linux_makes_of_them() {
             let by = &by[usize::from(six_outside)];
             assert!(from.send(&in_tunnel(by, to, on_the_way, &inner)));
             if number % 8 == 7 {
-                // Not more at once than wait for a next hop.
+                // No more at once than may wait for a next hop.
                 let last = Instant::now();
                 while last.elapsed() < Duration::from_millis(20) {
                     for frame in inside.iter().flat_map(Raw::receive) {
@@ -486,17 +492,17 @@ fn marks_of_congestion_are_what_linux_makes_of_them() {
     assert_adds_up(&stats(&mux));
 }
 
-/// The number of a marked frame.
+/// Returns the number of a marked frame.
 fn mark_of(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[frame.len() - 8..].try_into().unwrap())
 }
 
-/// Thousands of tunnels that nobody uses, while neighbours and routes come and go.
+/// Thousands of unused tunnels, while neighbours and routes change.
 #[test]
-fn changes_in_the_underlay_cost_idle_tunnels_little() {
+fn underlay_changes_cost_idle_tunnels_little_cpu() {
     let place = Place::enter("churn");
     let underlay = Underlay::start().unwrap();
-    let facts = pdp_net::interface::Interface::by_name("a").unwrap();
+    let facts = pdp_net::interface::InterfaceInfo::by_name("a").unwrap();
     place.exec("node", "ip route add 10.64.0.0/16 via 10.9.1.2");
     let local = "10.9.1.1".parse().unwrap();
     let remote = |number: u16| [10, 64, (number >> 8) as u8, number as u8].into();
@@ -505,7 +511,7 @@ fn changes_in_the_underlay_cost_idle_tunnels_little() {
         .map(|number| underlay.next_hop(facts.index, local, remote(number), 1500).unwrap())
         .collect();
     eventually("all are known", || hops.iter().all(|hop| hop.find().is_some()));
-    // Of each thread of this name; other tests have theirs.
+    // The CPU time of each thread with this name. Other tests have threads of their own.
     let cpu_ns = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
         let named = tasks.filter(|task| {
@@ -525,33 +531,33 @@ fn changes_in_the_underlay_cost_idle_tunnels_little() {
         };
         std::fs::write(file.path(), (0..1000).map(line).collect::<String>()).unwrap();
         eventually("they are idle", || {
-            let before = underlay.questions();
+            let before = underlay.queries();
             std::thread::sleep(Duration::from_millis(1200));
-            underlay.questions() == before
+            underlay.queries() == before
         });
-        let (asked, before, start) = (underlay.questions(), cpu_ns(), Instant::now());
+        let (asked, before, start) = (underlay.queries(), cpu_ns(), Instant::now());
         let mut changes = 0;
         while start.elapsed() < Duration::from_secs(2) {
             place.exec("node", &format!("ip -batch {}", file.path().display()));
             changes += 1000;
             std::thread::sleep(Duration::from_millis(50));
         }
-        let (asked, time, after) = (underlay.questions() - asked, start.elapsed(), cpu_ns());
+        let (asked, time, after) = (underlay.queries() - asked, start.elapsed(), cpu_ns());
         let used = after.iter().filter_map(|(task, after)| Some(after - before.get(task)?)).max();
         let used = used.unwrap() as f64 / time.as_nanos() as f64;
         println!("{what}: {changes} changes in {time:?}: {used:.3} of a CPU, {asked} questions");
         match what {
             "neigh" => assert_eq!(asked, 0),
-            // All tunnels at a time, and not oftener than REST_MIN says.
+            // All tunnels at once, and not more often than REST_MIN permits.
             _ => assert!(asked / TUNNELS <= time.as_millis() as u64 / 20 + 1, "{asked}"),
         }
     }
     drop(hops);
 }
 
-/// An address of a link is another one on another link.
+/// The same link-local address on another link is another address.
 #[test]
-fn an_address_of_one_link_is_none_of_another() {
+fn link_local_addresses_are_separate_per_link() {
     let place = Place::enter("links");
     let address = |name: &str, device: &str, host: u8| {
         place.exec(name, &format!("ip addr add fe80::{host}/64 dev {device} nodad"));
@@ -562,9 +568,9 @@ fn an_address_of_one_link_is_none_of_another() {
     let underlay = Underlay::start().unwrap();
     let [local, remote] = ["fe80::1", "fe80::2"].map(|address| address.parse().unwrap());
     let devices =
-        ["a", "b"].map(|device| pdp_net::interface::Interface::by_name(device).unwrap().index);
+        ["a", "b"].map(|device| pdp_net::interface::InterfaceInfo::by_name(device).unwrap().index);
     let hops = devices.map(|device| underlay.next_hop(device, local, remote, 1500).unwrap());
-    eventually("one is known", || hops[0].find().is_some() && underlay.questions() > 1);
+    eventually("one is known", || hops[0].find().is_some() && underlay.queries() > 1);
     let problem = || underlay.problem(devices[1], local, remote, 1500);
     assert_eq!(problem(), Some(UnderlayProblem::NoAddress));
     address("node", "b", 1);
@@ -573,9 +579,9 @@ fn an_address_of_one_link_is_none_of_another() {
     assert_ne!(hops[0].find(), hops[1].find());
 }
 
-/// Datagrams that ask how much the way carries are as long as the longest packet of now.
+/// Probes that measure the path are as long as the longest current packet.
 #[test]
-fn what_measures_a_way_is_as_long_as_its_vlinks_are_now() {
+fn path_probes_are_as_long_as_current_vlinks() {
     let mut place = Place::enter("lengths");
     let root = tempfile::tempdir().unwrap();
     let mut mux = start(1);
@@ -601,19 +607,19 @@ fn what_measures_a_way_is_as_long_as_its_vlinks_are_now() {
     put(&mux, &vnet("blue", 6, 1400));
     put(&mux, &vnet("red", 5, 1350));
     comes(1450);
-    assert_eq!(mux.handle(Request::DeleteVnet { name: "blue".into() }, vec![]), Reply::Done);
+    assert_eq!(mux.handle(MuxRequest::DeleteVnet { name: "blue".into() }, vec![]), MuxReply::Done);
     comes(1400);
 }
 
-/// Who waits for another way is told of each, and of nothing else.
+/// A listener for a path is told of each of its changes, and of nothing else.
 #[test]
-fn what_changes_of_a_way_is_told() {
+fn path_listener_gets_each_change() {
     let place = Place::enter("told");
     let underlay = Underlay::start().unwrap();
-    let index = pdp_net::interface::Interface::by_name("a").unwrap().index;
+    let index = pdp_net::interface::InterfaceInfo::by_name("a").unwrap().index;
     let [local, remote] = ["10.9.1.1", "10.9.1.2"].map(|address| address.parse().unwrap());
     let _hop = underlay.next_hop(index, local, remote, 1500).unwrap();
-    let way = || underlay.way((index, local, remote));
+    let way = || underlay.path((index, local, remote));
     let mut seen = 0;
     let mut told = |what: &str, is: &dyn Fn() -> bool| {
         let start = Instant::now();

@@ -1,4 +1,5 @@
-//! A program that hangs 100,000 waiters on its doorbell, beside a network at 100,000 packets a second.
+//! A program attaches 100,000 waiters to its doorbell,
+//! beside a network at 100,000 packets a second.
 
 mod common;
 
@@ -8,23 +9,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use pdp_memif::Settings as MemifSettings;
+use pdp_memif::MemifSettings;
 use pdp_proto::mux::*;
 use pdp_wire::tag::Tag;
 use rustix::event::epoll;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Waiters: each epoll instance waits once for each number of the eventfd.
+/// Waiters: each epoll instance waits once on each descriptor of the eventfd.
 const INSTANCES: usize = 100;
 const NUMBERS: usize = 1000;
 
 const PPS: u64 = 100_000;
 
-fn external(name: &str, outlet: Outlet) -> Request {
-    Request::PutExternal(External::new(name, 1500, outlet))
+fn external(name: &str, outlet: OutletConfig) -> MuxRequest {
+    MuxRequest::PutExternal(ExternalConfig::new(name, 1500, outlet))
 }
 
-fn outside(interface: &str) -> End {
+fn outside(interface: &str) -> VlinkEnd {
     common::outside(interface, interface, Encapsulation::Interface)
 }
 
@@ -45,21 +46,22 @@ fn wait_for(bell: &impl AsFd) -> Vec<OwnedFd> {
 }
 
 #[test]
-fn a_doorbell_with_many_waiters_stalls_nobody_else() {
+fn doorbell_with_many_waiters_stalls_only_its_owner() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(1);
-    // Red: a generator, a router, a sink. Its guest's ring holds what comes in a tenth of a second.
-    let generator = Generator { pps: PPS, frames: 0, number_at: None };
-    let made = mux.handle(external("G", Outlet::Generator(generator)), vec![one_frame()]);
-    assert_eq!(made, Reply::Done);
-    let mut red = two_hosts(root.path(), "red", &[(0, Attach::Runtime)]);
+    // Red: a generator, a router and a sink. The ring of its
+    // guest has space for the frames of a tenth of a second.
+    let generator = GeneratorConfig { pps: PPS, frames: 0, number_at: None };
+    let made = mux.handle(external("G", OutletConfig::Generator(generator)), vec![one_frame()]);
+    assert_eq!(made, MuxReply::Done);
+    let mut red = two_hosts(root.path(), "red", &[(0, AttachMode::Runtime)]);
     red.vlinks[0].ends[0] = outside("G");
     put(&mux, &red);
-    // Blue: what its host sends goes to the program.
+    // Blue: frames of its host go to the program.
     let socket = root.path().join("memif.sock");
-    let program = Outlet::Memif { socket: socket.clone() };
+    let program = OutletConfig::Memif { socket: socket.clone() };
     let ask = |request, fds| mux.handle(request, fds);
-    assert_eq!(put_with_sockets(ask, external("M", program)), Reply::Done);
+    assert_eq!(put_with_sockets(ask, external("M", program)), MuxReply::Done);
     let mut blue = two_hosts(root.path(), "blue", &[]);
     blue.vlinks[1].ends[0] = outside("M");
     blue.vlinks.remove(0);
@@ -75,7 +77,8 @@ fn a_doorbell_with_many_waiters_stalls_nobody_else() {
     };
     let settings = MemifSettings { ring_log2: 14, buffers: 40_000, ..MemifSettings::default() };
     let path = &red.nodes[0].router.as_ref().unwrap().guests[0].socket;
-    let mut guest = Peer { client: pdp_memif::Client::new(path, 0, "test", settings).unwrap() };
+    let mut guest =
+        Peer { client: pdp_memif::MemifClient::new(path, 0, "test", settings).unwrap() };
     eventually("guest", || guest.is_up());
     let forwarding = run(Box::new(move || {
         let mut bufs = vec![];
@@ -89,7 +92,7 @@ fn a_doorbell_with_many_waiters_stalls_nobody_else() {
         }
         guest.client.flush();
     }));
-    // Frames that came, and those of them that were lost, so far.
+    // Frames that arrived so far, and frames that were lost.
     let counted = || {
         let r1 = node_stats(&mux, "red", "r1");
         (r1.ports["eth0"].received, r1.ports["eth0"].dropped.values().sum::<u64>())
@@ -103,7 +106,7 @@ fn a_doorbell_with_many_waiters_stalls_nobody_else() {
     };
     eventually("frames go", || node_stats(&mux, "red", "r1").ports["eth1"].sent > 0);
     let alone = in_a_second();
-    // The program sleeps before each frame, and wants to be rung for each.
+    // The program sleeps before each frame, and wants a ring for each.
     let mut program = Peer::new(&socket, 0);
     let waiters = wait_for(&program.client);
     eventually("the program connects", || program.is_up());

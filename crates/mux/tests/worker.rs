@@ -1,4 +1,4 @@
-//! Workers driven by hand, round by round, with rings in place of network cards.
+//! Workers driven by hand, round by round, with rings instead of network cards.
 
 mod common;
 
@@ -9,27 +9,27 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
-use pdp_afxdp::Packet;
-use pdp_mux::classify::{PortRef, Table};
-use pdp_mux::control::Mux;
+use pdp_afxdp::PacketBuffer;
+use pdp_mux::channel::PeerChannel;
+use pdp_mux::classify::{PortRef, TunnelTable};
+use pdp_mux::control::MuxServer;
 use pdp_mux::control::plan::changed;
 use pdp_mux::core::Core;
 use pdp_mux::counters::Reason;
-use pdp_mux::encapsulate::{Outside, Way};
-use pdp_mux::exit::path::{PATH_FRAMES, Path as SocketPath};
-use pdp_mux::exit::program::Program;
-use pdp_mux::exit::{Exit, Tools};
-use pdp_mux::external::External as Card;
-use pdp_mux::lane::Lane;
-use pdp_mux::leave::HELD_FRAMES_MAX;
-use pdp_mux::packets::{Batch, Packets};
+use pdp_mux::egress::PENDING_FRAMES_MAX;
+use pdp_mux::encapsulate::{ExternalPath, VlinkPath};
+use pdp_mux::external::WorkerExternal as Card;
+use pdp_mux::netdev::path::{PATH_FRAMES, RemoteNetdev as SocketPath};
+use pdp_mux::netdev::program::MemifNetdev;
+use pdp_mux::netdev::{NetdevContext, NetdevDriver};
+use pdp_mux::packets::{PacketBatch, Packets};
 use pdp_mux::ringers::{Ringers, RungFor};
 use pdp_mux::sleep::{Alarm, WAKE_EACH_NS, WAKE_FRAMES, WAKE_NS};
-use pdp_mux::vnet::Vnet as Live;
+use pdp_mux::vnet::MuxVnet as Live;
 use pdp_mux::wake::Wake;
-use pdp_mux::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use pdp_mux::worker::{HANDOVER_FRAMES, NeighbourWorker, Worker, WorkerCommand};
 use pdp_proto::mux::*;
-use pdp_underlay::{Hop, NextHop};
+use pdp_underlay::{NextHopInfo, TunnelNextHop};
 use pdp_wire::{outer, vxlan};
 use rtrb::{Consumer, RingBuffer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,22 +37,22 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const SHARE: usize = 4096;
 
-/// Two workers; the card's frames come to the first, the vnet is the second's.
+/// Two workers. The card's frames arrive at the first; the vnet is at the second.
 struct Bench {
     workers: [Worker; 2],
-    line: Consumer<Packet>,
-    hop: Arc<NextHop>,
-    spec: Option<Vnet>,
-    _commands: Vec<SyncSender<Command>>,
-    _controls: Vec<pdp_memif::Control>,
+    line: Consumer<PacketBuffer>,
+    hop: Arc<TunnelNextHop>,
+    spec: Option<VnetConfig>,
+    _commands: Vec<SyncSender<WorkerCommand>>,
+    _controls: Vec<pdp_memif::MemifControl>,
 }
 
 fn tunnel(vni: u32) -> Encapsulation {
     let (local, remote) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
+    Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni })
 }
 
-fn spec(root: &Path, police: Option<Rate>) -> Vnet {
+fn spec(root: &Path, police: Option<Rate>) -> VnetConfig {
     let outside = outside("out", "A", tunnel(5));
     let mut vnet = two_hosts(root, "red", &[]);
     vnet.police = police;
@@ -61,13 +61,13 @@ fn spec(root: &Path, police: Option<Rate>) -> Vnet {
 }
 
 impl Bench {
-    fn new(spec: &Vnet) -> Self {
+    fn new(spec: &VnetConfig) -> Self {
         let (_pool, parts) = Packets::pool(2, SHARE).unwrap();
         let wakes = [(); 2].map(|()| Arc::new(Wake::new().unwrap()));
         let (one, two) = (RingBuffer::new(HANDOVER_FRAMES), RingBuffer::new(HANDOVER_FRAMES));
         let meshes = [
-            vec![None, Some(Neighbour { to: one.0, from: two.1, wake: wakes[1].clone() })],
-            vec![Some(Neighbour { to: two.0, from: one.1, wake: wakes[0].clone() }), None],
+            vec![None, Some(NeighbourWorker { to: one.0, from: two.1, wake: wakes[1].clone() })],
+            vec![Some(NeighbourWorker { to: two.0, from: one.1, wake: wakes[0].clone() }), None],
         ];
         let mut commands = vec![];
         let mut made = parts.into_iter().zip(meshes).zip(&wakes).enumerate().map(
@@ -83,7 +83,7 @@ impl Bench {
         let mut workers = [made.next().unwrap(), made.next().unwrap()];
         drop(made);
         let (port, line) = RingBuffer::new(PATH_FRAMES);
-        let mut table = Table::new(Some(MAC));
+        let mut table = TunnelTable::new(Some(MAC));
         let reference = PortRef { worker: 1, vnet: 0, port: 0, generation: 7 };
         table.insert(&tunnel(5), reference).unwrap();
         let classifier = Arc::new(vec![table]);
@@ -92,34 +92,34 @@ impl Bench {
             worker.classifier = classifier.clone();
         }
         let card = workers[1].core.external(0).unwrap();
-        card.exits.add_path(SocketPath::new(port, wakes[0].clone()));
-        let hop = Arc::new(NextHop::default());
+        card.netdevs.add_path(SocketPath::new(port, wakes[0].clone()));
+        let hop = Arc::new(TunnelNextHop::default());
         let mut bench =
             Self { workers, line, hop, spec: None, _commands: commands, _controls: vec![] };
         bench.reshape(spec);
         bench
     }
 
-    /// Gives the vnet another shape.
-    fn reshape(&mut self, spec: &Vnet) {
+    /// Changes the vnet.
+    fn reshape(&mut self, spec: &VnetConfig) {
         self.reshape_as(spec, 7);
     }
 
-    fn reshape_as(&mut self, spec: &Vnet, generation: u32) {
+    fn reshape_as(&mut self, spec: &VnetConfig, generation: u32) {
         let mut vnet = Live::new(spec, 0, generation, |number, end| match end {
-            End::External { by, .. } => {
-                Outside::new(0, number, by, || self.hop.clone()).map(Way::Outside)
+            VlinkEnd::External { by, .. } => {
+                ExternalPath::new(0, number, by, || self.hop.clone()).map(VlinkPath::Outside)
             }
-            End::Port { .. } => None,
+            VlinkEnd::Port { .. } => None,
         });
         vnet.changed = self.spec.as_ref().and_then(|before| changed(before, spec, None));
         self.spec = Some(spec.clone());
         self.workers[1].replace(0, Some(vnet));
     }
 
-    /// Frames of the tunnel arrive at the first worker.
+    /// Lets frames of the tunnel arrive at the first worker.
     fn arrive(&mut self, count: usize) {
-        let headers = outer::Template::new(&tunnel(5).reversed()).unwrap();
+        let headers = outer::HeaderTemplate::new(&tunnel(5).reversed()).unwrap();
         let mut frames = Vec::new();
         for _ in 0..count {
             let mut packet = self.workers[0].core.packets.take().unwrap();
@@ -128,10 +128,10 @@ impl Bench {
             headers.write(packet.bytes_mut(), MAC, [9; 6]).unwrap();
             frames.push(packet);
         }
-        self.workers[0].sort(0, &mut frames);
+        self.workers[0].classify_frames(0, &mut frames);
     }
 
-    /// Rounds, and time for a vnet that rests to be roused.
+    /// Runs rounds, and lets enough time pass for an idle vnet to be activated.
     fn rounds(&mut self) {
         for _ in 0..20 {
             std::thread::sleep(Duration::from_micros(10));
@@ -149,12 +149,12 @@ impl Bench {
     fn connect_to(&mut self, slot: u16, path: &Path, node: &str) -> Peer {
         let (tap, link, control) = pair(path, 0, 1);
         self._controls.push(control);
-        let who = pdp_mux::vnet::Who::Tap;
+        let who = pdp_mux::vnet::NodePeer::Tap;
         self.workers[1]
             .core
             .connections
             .watch
-            .add_bell(Some(slot), &link.lane.doorbell().unwrap())
+            .add_bell(Some(slot), &link.channel.doorbell().unwrap())
             .unwrap();
         let attached =
             self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
@@ -162,10 +162,10 @@ impl Bench {
         tap
     }
     fn rests(&self) -> bool {
-        self.workers[1].rests(0)
+        self.workers[1].is_idle(0)
     }
 
-    fn node(&self, name: &str) -> NodeStats {
+    fn node(&self, name: &str) -> MuxNodeStats {
         self.workers[1].vnets[0].as_ref().unwrap().stats().nodes[name].clone()
     }
 
@@ -180,7 +180,7 @@ impl Bench {
 }
 
 #[test]
-fn frames_change_hands_and_packets_go_home() {
+fn workers_hand_over_frames_and_return_packets() {
     let root = tempfile::tempdir().unwrap();
     let spec = spec(root.path(), None);
     let mut bench = Bench::new(&spec);
@@ -190,12 +190,12 @@ fn frames_change_hands_and_packets_go_home() {
     assert_eq!((r1.ports["eth0"].received, r1.ports["eth0"].received_bytes), (100, 6000));
     assert_eq!(dropped(&r1, "no-guest"), 100);
     assert_eq!(bench.free(), [SHARE, SHARE]);
-    // More than the other worker takes: the rest is counted where it was received.
+    // More frames than the other worker takes. The rest is counted where it was received.
     bench.arrive(HANDOVER_FRAMES + 30);
     assert_eq!(bench.outer_dropped(0, "handover-full"), 30);
     bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
-    // A vnet that has changed meanwhile gets nothing that was meant for the old one.
+    // A changed vnet gets no frames that were meant for the old one.
     bench.arrive(10);
     bench.reshape_as(&spec, 8);
     bench.rounds();
@@ -205,7 +205,7 @@ fn frames_change_hands_and_packets_go_home() {
 }
 
 #[test]
-fn what_comes_from_outside_is_policed() {
+fn mux_polices_frames_from_external_interfaces() {
     let root = tempfile::tempdir().unwrap();
     let mut bench = Bench::new(&spec(root.path(), Some(Rate { bps: 0, pps: 1 })));
     bench.arrive(50);
@@ -216,17 +216,17 @@ fn what_comes_from_outside_is_policed() {
 }
 
 #[test]
-fn every_way_out_can_be_blocked_and_says_how() {
+fn every_blocked_egress_path_counts_its_reason() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
-    // h2's port goes outside, so that what it makes leaves by the tunnel.
+    // h2's port goes outside, so that the frames that it makes leave by the tunnel.
     spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     spec.nodes[2].ports[0].mtu = 9000;
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
-    // One of several at a time that does not fit keeps none of the others back.
-    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    // A frame that does not fit does not delay the others of its batch.
+    bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: 1500 }));
     for length in [60, 1465, 61, 1464] {
         assert!(tap.out(0, &frame(length, 1)));
     }
@@ -246,9 +246,9 @@ fn every_way_out_can_be_blocked_and_says_how() {
         bench.rounds();
         dropped(&bench.node("h2"), reason)
     };
-    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1499 }));
+    bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: 1499 }));
     assert_eq!(blocked(&mut bench, "underlay-path-too-big", 1464, 1), 1);
-    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: 1500 }));
     assert_eq!(blocked(&mut bench, "underlay-too-big", 1465, 1), 2);
     assert_eq!(blocked(&mut bench, "underlay-too-big", 1464, 1), 2);
     assert_eq!(blocked(&mut bench, "too-big", 1780, 0), 0);
@@ -262,7 +262,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
     }
     let Worker { core, .. } = &mut bench.workers[1];
     if let Some(Some(card)) = core.externals.get_mut(0) {
-        card.exits.take(&mut core.packets);
+        card.netdevs.detach_all(&mut core.packets);
     }
     assert_eq!(blocked(&mut bench, "external-gone", 60, 2), 2);
     let h2 = bench.node("h2");
@@ -273,7 +273,7 @@ fn every_way_out_can_be_blocked_and_says_how() {
 
 /// Frames of a tunnel whose next hop is not known yet.
 #[test]
-fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
+fn frames_pending_on_next_hop_stay_ordered() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
     spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
@@ -288,12 +288,12 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
         bench.rounds();
     };
     let unresolved = |bench: &mut Bench| dropped(&bench.node("h2"), "underlay-unresolved");
-    // The oldest end for others.
-    let held = HELD_FRAMES_MAX as u64;
+    // The oldest frames are dropped for others.
+    let held = PENDING_FRAMES_MAX as u64;
     send(&mut bench, 0..held + 2);
     assert_eq!((unresolved(&mut bench), bench.node("h2").in_flight), (2, held));
-    // As soon as it is known they go, before what comes now.
-    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    // They leave as soon as it is known, before frames that arrive now.
+    bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: 1500 }));
     send(&mut bench, held + 2..held + 3);
     for want in 2..held + 3 {
         let packet = bench.line.pop().unwrap();
@@ -301,20 +301,20 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
         bench.workers[1].core.packets.give(packet);
     }
     assert_eq!((bench.node("h2").ports["eth0"].sent, bench.node("h2").in_flight), (held + 1, 0));
-    // Without anything new as well, and a new shape of the vnet changes nothing.
+    // They leave even if no new frames arrive. A change of the vnet does not affect them.
     bench.hop.resolve(None);
     send(&mut bench, 0..3);
     bench.reshape(&spec);
     assert_eq!(bench.node("h2").in_flight, 3);
-    // Nor does one in which a port is otherwise, or in which there is one more.
+    // Nor does a change of a port, or an additional port.
     let mtu = std::mem::replace(&mut spec.nodes[2].ports[0].mtu, 40);
     bench.reshape(&spec);
     send(&mut bench, 0..1);
     assert_eq!(dropped(&bench.node("h2"), "too-big"), 1);
     spec.nodes[2].ports[0].mtu = mtu;
     bench.reshape(&spec);
-    let more = Node { name: "h0".into(), ..spec.nodes[1].clone() };
-    let portless = Node { ports: vec![], ..more.clone() };
+    let more = NodeConfig { name: "h0".into(), ..spec.nodes[1].clone() };
+    let portless = NodeConfig { ports: vec![], ..more.clone() };
     for first in [more, portless] {
         spec.nodes.insert(0, first);
         bench.reshape(&spec);
@@ -322,13 +322,13 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
         bench.reshape(&spec);
     }
     assert_eq!(bench.node("h2").in_flight, 3);
-    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: 1500 }));
+    bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: 1500 }));
     eventually("it is looked at again", || {
         bench.workers[1].round();
         bench.node("h2").in_flight == 0
     });
     assert_eq!(bench.node("h2").ports["eth0"].sent, held + 4);
-    // And if it never is, they end.
+    // They are dropped if it never becomes known.
     bench.hop.resolve(None);
     send(&mut bench, 0..3);
     eventually("they end", || {
@@ -343,16 +343,16 @@ fn frames_wait_for_the_next_hop_in_order_and_not_for_ever() {
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
-/// The neighbour comes and goes while frames that wait for it are looked at.
+/// The neighbour appears and disappears while frames that wait for it are checked.
 #[test]
-fn frames_whose_next_hop_is_lost_again_are_looked_at_again() {
+fn pending_frames_survive_a_flapping_next_hop() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
     spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
-    let (hop, known) = (bench.hop.clone(), Some(Hop { mac: [9; 6], mtu: 1500 }));
+    let (hop, known) = (bench.hop.clone(), Some(NextHopInfo { mac: [9; 6], mtu: 1500 }));
     let [flaps, over] = [false; 2].map(|it| Arc::new(AtomicBool::new(it)));
     let [flaps_there, over_there] = [flaps.clone(), over.clone()];
     let neighbour = std::thread::spawn(move || {
@@ -377,7 +377,7 @@ fn frames_whose_next_hop_is_lost_again_are_looked_at_again() {
         flaps.store(false, Ordering::Relaxed);
         let waiting = Instant::now();
         while bench.node("h2").in_flight > 0 {
-            // The other thread may have been about to lose it.
+            // The other thread may just have removed it.
             bench.hop.resolve(known);
             bench.workers[1].round();
             assert!(waiting.elapsed() < PATIENCE, "a frame waits on");
@@ -392,25 +392,27 @@ fn frames_whose_next_hop_is_lost_again_are_looked_at_again() {
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
-/// The outlets of an interface are replaced again and again while another worker sends by them.
+/// The netdevs of an interface are replaced again and again while another worker sends by them.
 #[test]
-fn replaced_outlets_take_no_packet_along() {
+fn replaced_netdevs_return_all_packets() {
     let root = tempfile::tempdir().unwrap();
     let mux = start(2);
-    let free = |mux: &Mux| stats(mux).workers.iter().map(|it| it.free_packets).sum::<u64>();
+    let free = |mux: &MuxServer| stats(mux).workers.iter().map(|it| it.free_packets).sum::<u64>();
     let before = free(&mux);
     let sink = |round: usize| {
         let outlet = match round % 2 {
-            0 => {
-                pdp_proto::mux::Outlet::Generator(Generator { pps: 1, frames: 1, number_at: None })
-            }
-            _ => pdp_proto::mux::Outlet::Memif { socket: root.path().join("memif.sock") },
+            0 => pdp_proto::mux::OutletConfig::Generator(GeneratorConfig {
+                pps: 1,
+                frames: 1,
+                number_at: None,
+            }),
+            _ => pdp_proto::mux::OutletConfig::Memif { socket: root.path().join("memif.sock") },
         };
-        Request::PutExternal(External::new("A", 1500, outlet))
+        MuxRequest::PutExternal(ExternalConfig::new("A", 1500, outlet))
     };
-    assert_eq!(mux.handle(sink(0), vec![]), Reply::Done);
-    // The first vnet is the first worker's, as the interface is; the second one the other's, and stays so,
-    // as it has a tunnel and not the whole interface.
+    assert_eq!(mux.handle(sink(0), vec![]), MuxReply::Done);
+    // The first vnet is at the first worker, like the interface. The second vnet is at the
+    // other worker and stays there, because it has a tunnel and not the whole interface.
     put(&mux, &two_hosts(root.path(), "red", &[]));
     let mut blue = two_hosts(root.path(), "blue", &[]);
     blue.vlinks[1].ends[0] = outside("out", "A", tunnel(5));
@@ -429,7 +431,7 @@ fn replaced_outlets_take_no_packet_along() {
     eventually("frames leave", || node_stats(&mux, "blue", "h2").ports["eth0"].sent > 0);
     for round in 1..=100 {
         let ask = |request, fds| mux.handle(request, fds);
-        assert_eq!(put_with_sockets(ask, sink(round)), Reply::Done);
+        assert_eq!(put_with_sockets(ask, sink(round)), MuxReply::Done);
         let sent = || node_stats(&mux, "blue", "h2").ports["eth0"].sent;
         let was = sent();
         eventually("frames leave", || sent() > was);
@@ -440,10 +442,10 @@ fn replaced_outlets_take_no_packet_along() {
     assert_adds_up(&stats(&mux));
 }
 
-/// A port that goes out by another worker's memif interface: what that has no program for any more
-/// is counted there.
+/// A port sends by another worker's memif interface. Frames
+/// for which that has no program any more are counted there.
 #[test]
-fn what_another_worker_can_not_send_is_counted() {
+fn unsendable_frames_of_another_worker_are_counted() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = two_hosts(root.path(), "red", &[]);
     let by = Encapsulation::Interface;
@@ -453,7 +455,7 @@ fn what_another_worker_can_not_send_is_counted() {
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
     let line = std::mem::replace(&mut bench.line, RingBuffer::new(1).1);
     let card = bench.workers[0].core.external(0).unwrap();
-    card.exits.add(Box::<Program>::default(), vec![line]);
+    card.netdevs.add(Box::<MemifNetdev>::default(), vec![line]);
     for _ in 0..5 {
         assert!(tap.out(0, &frame(60, 1)));
     }
@@ -463,17 +465,17 @@ fn what_another_worker_can_not_send_is_counted() {
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
-/// An exit that takes frames while it is open.
+/// A netdev that takes frames while it is open.
 #[derive(Clone, Debug, Default)]
 struct Gate(Arc<Mutex<(bool, Vec<u64>)>>);
 
-impl Exit for Gate {
+impl NetdevDriver for Gate {
     fn room(&mut self) -> usize {
-        // Of less than a frame, maybe.
+        // Space may be for parts of a frame.
         3
     }
 
-    fn send(&mut self, tools: &mut Tools<'_>, frames: &mut Batch) -> Reason {
+    fn send(&mut self, tools: &mut NetdevContext<'_>, frames: &mut PacketBatch) -> Reason {
         let (open, sent) = &mut *self.0.lock().unwrap();
         let taken = if *open { frames.len().min(2) } else { 0 };
         for packet in frames.drain(..taken) {
@@ -484,9 +486,10 @@ impl Exit for Gate {
     }
 }
 
-/// What another worker's exit has no room for waits there, in order, and goes home if the exit is taken away.
+/// Frames that another worker's netdev has no space for wait
+/// there, in order. They are freed if the netdev is removed.
 #[test]
-fn what_another_worker_has_no_room_for_waits() {
+fn frames_wait_when_another_workers_netdev_is_full() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = two_hosts(root.path(), "red", &[]);
     let by = Encapsulation::Interface;
@@ -496,7 +499,7 @@ fn what_another_worker_has_no_room_for_waits() {
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
     let line = std::mem::replace(&mut bench.line, RingBuffer::new(1).1);
     let gate = Gate::default();
-    bench.workers[0].core.external(0).unwrap().exits.add(Box::new(gate.clone()), vec![line]);
+    bench.workers[0].core.external(0).unwrap().netdevs.add(Box::new(gate.clone()), vec![line]);
     (0..9).for_each(|number| assert!(tap.out(0, &frame(60, number))));
     bench.rounds();
     assert_eq!((bench.outer_dropped(0, "gone"), gate.0.lock().unwrap().1.len()), (0, 0));
@@ -505,20 +508,20 @@ fn what_another_worker_has_no_room_for_waits() {
     bench.workers[0].round();
     assert_eq!(gate.0.lock().unwrap().1, [0, 1, 2]);
     let Worker { core, .. } = &mut bench.workers[0];
-    core.externals[0].as_mut().unwrap().exits.take(&mut core.packets);
+    core.externals[0].as_mut().unwrap().netdevs.detach_all(&mut core.packets);
     bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
 }
 
 #[test]
-fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
+fn idle_vnet_wakes_on_doorbell_or_frame() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = spec(root.path(), None);
-    // h2's port goes outside, so that what it makes leaves by the tunnel.
+    // h2's port goes outside, so that the frames that it makes leave by the tunnel.
     spec.vlinks[1].ends[0] = spec.vlinks[0].ends[0].clone();
     spec.vlinks.remove(0);
     let mut bench = Bench::new(&spec);
-    bench.hop.resolve(Some(Hop { mac: [9; 6], mtu: u16::MAX }));
+    bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: u16::MAX }));
     let mut tap = bench.connect(&spec.nodes[2].tap_socket, "h2");
     for made in 1..=20 {
         eventually("it rests", || {
@@ -545,20 +548,20 @@ fn a_vnet_rests_until_a_peer_rings_or_a_frame_comes() {
     assert_eq!(bench.node("r1").ports["eth0"].received, 1);
 }
 
-/// Flushes, and rings as the mux's other threads do.
-fn flush(link: &mut pdp_mux::lane::Link, alarm: &mut Alarm) {
+/// Flushes, and rings as the mux's ringer threads do.
+fn flush(link: &mut pdp_mux::channel::PeerConnection, alarm: &mut Alarm) {
     alarm.owner = RungFor::External(0);
     link.flush(alarm, false).unwrap();
     alarm.bells.drain(..).for_each(|(_, bell)| bell.ring().unwrap());
 }
 
-/// While the mux has other work, a sleeper is woken for frames that are worth it or have waited,
-/// and once for each sleep.
+/// While the mux has other work, a sleeping peer is woken for
+/// frames that are worth it or have waited, and once per sleep.
 #[test]
-fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
+fn sleeping_peer_is_woken_once_per_sleep() {
     let root = tempfile::tempdir().unwrap();
     let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
-    link.attach(Attach::Runtime, 0);
+    link.attach(AttachMode::Runtime, 0);
     let rings = |peer: &Peer| {
         let mut fds = [PollFd::new(&peer.client, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
@@ -583,16 +586,16 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
         taken += all(&mut peer);
         assert!(peer.client.arm());
         assert!(!rings(&peer));
-        (0..frames).for_each(|_| assert!(link.lane.push_one(0, &frame(60, 0)).unwrap()));
+        (0..frames).for_each(|_| assert!(link.channel.push_one(0, &frame(60, 0)).unwrap()));
         alarm.next(1_000_000, true);
         flush(&mut link, &mut alarm);
         alarm.next(1_000_000 + later_ns, busy);
         flush(&mut link, &mut alarm);
         assert_eq!(rings(&peer), woken, "{case}");
         if woken {
-            // It was rung, and did not get the CPU yet.
+            // It was rung, but has not got the CPU yet.
             rustix::io::read(&peer.client, &mut [0; 8]).unwrap();
-            assert!(link.lane.push_one(0, &frame(60, 0)).unwrap());
+            assert!(link.channel.push_one(0, &frame(60, 0)).unwrap());
             flush(&mut link, &mut Alarm::default());
             assert!(!rings(&peer), "{case}: rung again");
         }
@@ -603,15 +606,16 @@ fn a_sleeping_peer_is_woken_once_and_when_it_is_worth_it() {
     assert_eq!(taken, 1 + 1 + 2 * usize::from(WAKE_FRAMES) - 1 + 1 + 1 + 3);
 }
 
-/// One that takes and never sends, as a TAP helper of a storm of punts, is rung when it is time as well.
+/// A peer that only receives, such as a TAP helper in
+/// a storm of punts, is also rung when its time comes.
 #[test]
-fn a_sleeping_peer_that_is_quiet_is_not_rung_for_each_frame() {
+fn quiet_sleeping_peer_is_rung_once_per_interval() {
     let root = tempfile::tempdir().unwrap();
     let (mut peer, mut link, _control) = pair(&root.path().join("memif.sock"), 0, 1);
-    link.attach(Attach::Runtime, 0);
+    link.attach(AttachMode::Runtime, 0);
     peer.client.disarm();
     assert!(peer.client.arm());
-    assert!(link.lane.push_one(0, &frame(60, 0)).unwrap());
+    assert!(link.channel.push_one(0, &frame(60, 0)).unwrap());
     let mut alarm = Alarm::default();
     alarm.next(10_000_000, true);
     flush(&mut link, &mut alarm);
@@ -624,19 +628,20 @@ fn a_sleeping_peer_that_is_quiet_is_not_rung_for_each_frame() {
     assert!(link.is_armed(), "it knows of all");
 }
 
-/// However many sleepers wait, few are rung at once, and no more than one in [`WAKE_EACH_NS`] after that.
+/// However many sleeping peers wait, few are rung at once.
+/// After that there is at most one ring in [`WAKE_EACH_NS`].
 #[test]
-fn sleepers_are_woken_at_a_bounded_rate() {
+fn mux_wakes_sleepers_at_a_bounded_rate() {
     const SLEEPERS: usize = 40;
     let root = tempfile::tempdir().unwrap();
     let mut pairs: Vec<_> =
         (0..SLEEPERS).map(|number| pair(&root.path().join(number.to_string()), 0, 1)).collect();
     let mut alarm = Alarm::default();
     for (peer, link, _) in &mut pairs {
-        link.attach(Attach::Runtime, 0);
+        link.attach(AttachMode::Runtime, 0);
         peer.client.disarm();
         assert!(peer.client.arm());
-        assert!(link.lane.push_one(0, &frame(60, 0)).unwrap());
+        assert!(link.channel.push_one(0, &frame(60, 0)).unwrap());
     }
     let mut woken = vec![];
     let begin_ns = 1_000_000;
@@ -660,17 +665,17 @@ fn sleepers_are_woken_at_a_bounded_rate() {
     assert_eq!(*woken.last().unwrap(), SLEEPERS, "{woken:?}");
 }
 
-/// More vnets than a round looks at: a worker does not take itself for idle before it has looked at all
-/// that may have something.
+/// There are more vnets than a round visits. A worker does
+/// not go idle before it has visited all that may have work.
 #[test]
-fn a_worker_is_idle_when_all_vnets_were_looked_at() {
+fn worker_goes_idle_after_visiting_all_vnets() {
     const VNETS: u16 = 40;
     let root = tempfile::tempdir().unwrap();
     let mut bench = Bench::new(&spec(root.path(), None));
     let mut peers = vec![];
     for slot in 0..VNETS {
         let mut spec = two_hosts(root.path(), &format!("v{slot}"), &[]);
-        // Straight from one host to the other.
+        // Directly from one host to the other.
         spec.vlinks[0].ends[1] = spec.vlinks[1].ends[1].clone();
         spec.vlinks.pop();
         let vnet = Live::new(&spec, slot, 0, |_, _| None);
@@ -684,7 +689,7 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
     let [_, worker] = &mut bench.workers;
     let mut shown = 0;
     eventually("the last of many was awake and had something", || {
-        // All have work, then the last that is looked at.
+        // All have work, then only the last one.
         for [h1, h2] in &mut peers {
             assert!(h1.out(0, &frame(60, 1)));
             h2.receive();
@@ -695,10 +700,10 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
         }
         let last = usize::from(VNETS) - 1;
         assert!(peers[last][0].out(0, &frame(60, 2)));
-        if (0..VNETS).any(|slot| worker.rests(slot)) {
+        if (0..VNETS).any(|slot| worker.is_idle(slot)) {
             return false;
         }
-        // It is found after some rounds, and goes on in later ones.
+        // The worker finds it after some rounds, and continues in later ones.
         while worker.vnets[last].as_ref().unwrap().stats().nodes["h1"].ports["eth0"].sent % 2 > 0 {
             worker.round();
         }
@@ -709,9 +714,9 @@ fn a_worker_is_idle_when_all_vnets_were_looked_at() {
     });
 }
 
-/// Neither a thread's timer slack nor what poll(2) adds to a long sleep.
+/// Neither a thread's timer slack nor the addition of poll(2) prolongs a long sleep.
 #[test]
-fn the_kernel_adds_nothing_to_the_time_that_workers_sleep() {
+fn kernel_does_not_prolong_worker_sleeps() {
     let _mux = start(1);
     let slacks = || -> Vec<String> {
         let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|it| it.unwrap().path());
@@ -730,8 +735,8 @@ fn the_kernel_adds_nothing_to_the_time_that_workers_sleep() {
         !slacks.is_empty() && slacks.iter().all(|slack| slack == "1\n")
     });
 
-    // poll(2) would add a thousandth. The machine may have other things to do: at some time one of many, each of which
-    // ends at a moment of its own, is in time.
+    // poll(2) would add a thousandth. The machine may be busy, so one of
+    // many sleeps, each ending at a different time, has to end in time.
     let late = |number: u64| {
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)).unwrap();
         let (_pool, mut parts) = Packets::pool(1, 64).unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong with the host's networking.
+//! Errors of the host's networking.
 
 use std::io;
 
@@ -8,11 +8,11 @@ pub enum Error {
     /// The operating system refused.
     #[error("{what} {object}")]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// With which interface, path or address.
+        /// Interface, path or address of the operation.
         object: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// There is no such interface here.
@@ -21,9 +21,9 @@ pub enum Error {
     /// A value out of its bounds.
     #[error("{object}: {text}")]
     Invalid {
-        /// What.
+        /// Object with the invalid value.
         object: String,
-        /// The value, its bound and what to do.
+        /// Value, its bound and what to do.
         text: String,
     },
 }
@@ -31,12 +31,12 @@ pub enum Error {
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Says what was tried with which object when it fails.
-pub(crate) trait Context<T> {
+/// Adds the operation and its object to an error.
+pub(crate) trait NetContext<T> {
     fn on(self, what: &'static str, object: impl ToString) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
+impl<T, E: Into<io::Error>> NetContext<T> for std::result::Result<T, E> {
     fn on(self, what: &'static str, object: impl ToString) -> Result<T> {
         self.map_err(|error| Error::Io { what, object: object.to_string(), source: error.into() })
     }

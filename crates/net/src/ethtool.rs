@@ -1,17 +1,17 @@
-//! Offloads and queues of interfaces, by the ethtool ioctl.
+//! Offloads and queues of interfaces, through the ethtool ioctl.
 
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::{Context, Result};
-use crate::interface::Interface;
+use crate::error::{NetContext, Result};
+use crate::interface::InterfaceInfo;
 use crate::tap::{ioctl, named_request};
 
 /// `struct ethtool_value` of linux/ethtool.h.
 #[repr(C)]
-struct Value {
+struct EthtoolValue {
     command: u32,
     data: u32,
 }
@@ -28,7 +28,7 @@ struct Channels {
     combined_count: u32,
 }
 
-/// `struct ethtool_sset_info` of linux/ethtool.h, asked for one set.
+/// `struct ethtool_sset_info` of linux/ethtool.h, for a single set.
 #[repr(C)]
 struct Sets {
     command: u32,
@@ -46,7 +46,8 @@ struct Strings {
     strings: [[u8; STRING_BYTES]; FEATURES_MAX],
 }
 
-/// `struct ethtool_sfeatures` of linux/ethtool.h: for each 32 features which are meant, and what they are to be.
+/// `struct ethtool_sfeatures` of linux/ethtool.h. For each block of 32
+/// features: a mask of those to set, and their values.
 #[repr(C)]
 struct Features {
     command: u32,
@@ -68,8 +69,8 @@ const GET_SETS: u32 = 0x37;
 const GET_STRINGS: u32 = 0x1b;
 const SET_FEATURES: u32 = 0x3b;
 
-/// What keeps checksums and VLAN tags out of the frames that an interface sends, by the kernel's names
-/// (net/ethtool/common.c).
+/// Features that keep checksums and VLAN tags out of the frames that an interface sends, by the
+/// kernel's names (net/ethtool/common.c).
 const BESIDE_FRAMES: [&str; 4] =
     ["tx-checksum-ip-generic", "tx-checksum-sctp", "tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"];
 
@@ -90,39 +91,42 @@ const SET_FLAGS: u32 = 0x26;
 const SEND_TAGS: u32 = 1 << 7;
 const RECEIVE_TAGS: u32 = 1 << 8;
 
-/// All flags of a device are set at once: who changes one must know the others until it has.
+/// Serializes changes of flags. The kernel sets all flags of a device at once, so changing one
+/// needs the current value of the others.
 static FLAGS: Mutex<()> = Mutex::new(());
 
 /// ETHTOOL_STXCSUM, STSO, SGSO, SGRO of linux/ethtool.h.
 const OFFLOADS: [u32; 4] = [0x17, 0x1f, 0x24, SET_AGGREGATION];
 
 /// Turns transmit checksum, segmentation (TSO, GSO) and receive aggregation (GRO) off on an
-/// interface of this network namespace, so that frames that AF_XDP or packet sockets read at the
-/// other end of a veth are whole. Offloads that the device doesn't have are passed over.
+/// interface of this network namespace. Then AF_XDP and packet sockets at the other end of a veth
+/// read whole frames. Skips offloads that the device doesn't have.
 pub fn offloads_off(device: &str) -> Result<()> {
     off(device, &OFFLOADS)
 }
 
-/// Turns receive aggregation (GRO) off on an interface of this network namespace, so that frames
-/// are read as they came.
+/// Turns receive aggregation (GRO) off on an interface of this network
+/// namespace, so that frames are read as they arrived.
 pub fn aggregation_off(device: &str) -> Result<()> {
     off(device, &[SET_AGGREGATION])
 }
 
-/// Has VLAN tags stay in the frames that an interface of this network namespace receives, as an XDP
-/// program and AF_XDP need: one that the device has taken off they never see. Where the interface is an
-/// end of a veth, tags are put on by the other end, if that is in this namespace as well. It stays so
-/// when the interface is let go. False if the device takes tags off all the same. Tags of 802.1ad are
-/// left as they are: devices take none off unless they are told to.
-pub fn tags_in_frames(interface: &Interface) -> Result<bool> {
+/// Keeps VLAN tags in the frames that an interface of this network namespace receives.
+///
+/// An XDP program and AF_XDP need this, since they never see a tag that the device has removed. For
+/// a veth, the other end adds the tags; it is configured too, if it is in this namespace. The
+/// setting stays when the interface is released. Tags of 802.1ad are unaffected: devices remove
+/// them only if told to. Returns false if the device still removes tags.
+pub fn tags_in_frames(interface: &InterfaceInfo) -> Result<bool> {
     if let Some(peer) = &interface.veth_peer {
         flag_off(peer, SEND_TAGS)?;
     }
     flag_off(&interface.name, RECEIVE_TAGS)
 }
 
-/// Has checksums and VLAN tags be in the frames that an interface of this network namespace sends, as an XDP
-/// program at the other end of a veth needs: beside a frame they would be lost.
+/// Keeps checksums and VLAN tags in the frames that an interface of this
+/// network namespace sends. An XDP program at the other end of a veth needs
+/// this, since it would lose metadata outside the frame.
 pub fn all_in_frames(device: &str) -> Result<()> {
     let about = |result: nix::Result<()>| result.on("set the offloads of", device);
     let mut sets = Sets { command: GET_SETS, reserved: 0, mask: 1 << FEATURES, count: 0 };
@@ -145,17 +149,17 @@ pub fn all_in_frames(device: &str) -> Result<()> {
     about(ethtool(device, &mut features)?)
 }
 
-/// Whether an interface of this network namespace has carrier.
+/// True if an interface of this network namespace has carrier.
 pub(crate) fn has_link(device: &str) -> Result<bool> {
-    let mut link = Value { command: GET_LINK, data: 0 };
+    let mut link = EthtoolValue { command: GET_LINK, data: 0 };
     ethtool(device, &mut link)?.on("read the carrier of", device)?;
     Ok(link.data != 0)
 }
 
-/// Whether the flag is off afterwards.
+/// Turns a flag off. Returns true if it is off afterwards.
 fn flag_off(device: &str, flag: u32) -> Result<bool> {
     let _flags = FLAGS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut flags = Value { command: GET_FLAGS, data: 0 };
+    let mut flags = EthtoolValue { command: GET_FLAGS, data: 0 };
     match ethtool(device, &mut flags)? {
         Err(Errno::EOPNOTSUPP) => return Ok(true),
         other => other.on("read the offloads of", device)?,
@@ -163,15 +167,16 @@ fn flag_off(device: &str, flag: u32) -> Result<bool> {
     if flags.data & flag == 0 {
         return Ok(true);
     }
-    // Some say that they did and did not, others that they can't: it is read again.
-    let _ = ethtool(device, &mut Value { command: SET_FLAGS, data: flags.data & !flag })?;
+    // Some drivers report success without changing the flag, others fail
+    // although they changed it. So it is read again.
+    let _ = ethtool(device, &mut EthtoolValue { command: SET_FLAGS, data: flags.data & !flag })?;
     ethtool(device, &mut flags)?.on("read the offloads of", device)?;
     Ok(flags.data & flag == 0)
 }
 
 fn off(device: &str, commands: &[u32]) -> Result<()> {
     for &command in commands {
-        match ethtool(device, &mut Value { command, data: 0 })? {
+        match ethtool(device, &mut EthtoolValue { command, data: 0 })? {
             Ok(()) | Err(Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error).on("turn offloads off on", device),
         }

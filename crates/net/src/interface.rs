@@ -11,40 +11,40 @@ use nix::sys::socket::{
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
-use crate::netlink::{converse, refused};
+use crate::netlink::{refused, run_in_thread};
 use crate::tap::{ioctl, named_request};
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    /// Its name.
+pub struct InterfaceInfo {
+    /// Name.
     pub name: String,
-    /// Its index.
+    /// Index.
     pub index: u32,
-    /// Its link address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Largest IP packet, bytes.
     pub mtu: u32,
     /// Administratively up.
     pub up: bool,
-    /// With carrier.
+    /// True if it has carrier.
     pub lower_up: bool,
-    /// Receive queues in use: as many AF_XDP sockets.
+    /// Receive queues in use; each needs an AF_XDP socket.
     pub receive_queues: u32,
     /// Addresses with their prefix lengths.
     pub addresses: Vec<IpNet>,
-    /// Software, not hardware: veth, bridge, VXLAN, ….
+    /// True for software devices: veth, bridge, VXLAN, ….
     pub is_virtual: bool,
-    /// Of one end of a veth: the other end, if that is in this namespace.
+    /// Other end of a veth, if that is in this namespace.
     pub veth_peer: Option<String>,
 }
 
-impl Interface {
+impl InterfaceInfo {
     /// The interface of this name.
     pub fn by_name(name: &str) -> Result<Self> {
-        converse(|handle| async move {
+        run_in_thread(|handle| async move {
             let none = || Error::NoInterface(name.to_owned());
             let mut links = handle.link().get().match_name(name.to_owned()).execute();
             let link = links.try_next().await.map_err(|_| none())?.ok_or_else(none)?;
@@ -88,7 +88,7 @@ impl Interface {
                         _ => None,
                     });
             }
-            // Netlink says those that there can be; others than those in use get no frames.
+            // Netlink reports the possible queues, but queues that are not in use get no frames.
             if let Some(count) = ethtool::receive_queues(name) {
                 interface.receive_queues = count;
             }
@@ -98,7 +98,7 @@ impl Interface {
                 addresses.try_next().await.map_err(refused("read the addresses of", name))?
             {
                 let length = address.header.prefix_len;
-                // Of a pair of addresses, the local one; IPv6 has the other attribute alone.
+                // For a pair of addresses, the local one. IPv6 has only the other attribute.
                 let attributes = &address.attributes;
                 let local = attributes.iter().find_map(|attribute| match attribute {
                     AddressAttribute::Local(ip) => Some(*ip),
@@ -116,32 +116,33 @@ impl Interface {
     }
 }
 
-/// Whether frames can go over an interface.
+/// Carrier state of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
-    /// They can.
+    /// It can send and receive frames.
     Yes,
-    /// It was set down.
+    /// It is administratively down.
     Down,
-    /// Nobody is at the other end.
+    /// It has no link partner.
     Lost,
 }
 
-/// What changes about an interface while it is there.
+/// Properties of an interface that can change during its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Condition {
-    /// Its index: another one where another interface has its name.
+pub struct InterfaceState {
+    /// Index; it changes if another interface takes over the name.
     pub index: u32,
-    /// Its link address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Largest IP packet, bytes.
     pub mtu: u32,
-    /// Its carrier.
+    /// Carrier state.
     pub carrier: Carrier,
 }
 
-impl Condition {
-    /// That of the interface of this name; `None` if there is none. Four quick system calls.
+impl InterfaceState {
+    /// Reads the state of the interface of this name; `None` if
+    /// there is none. Takes four quick system calls.
     pub fn of(name: &str) -> Option<Self> {
         let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
         let any = any.ok()?;
@@ -169,8 +170,9 @@ impl Condition {
     }
 }
 
-/// Has an interface of this network namespace receive frames for all link addresses, as a whole interface's
-/// vnet has some of its own. It stays so when the interface is let go.
+/// Makes an interface of this network namespace receive frames for all MAC addresses
+/// (promiscuous mode): a vnet on a whole interface has addresses of its own. The
+/// setting stays when the interface is released.
 pub fn receive_all(name: &str) -> Result<()> {
     let any = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
         .on("open a socket to configure", name)?;
@@ -186,12 +188,12 @@ pub fn receive_all(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tells that something about an interface of this network namespace may have changed.
+/// Notifies of possible changes of interfaces in this network namespace.
 #[derive(Debug)]
-pub struct Watch(OwnedFd);
+pub struct InterfaceWatch(OwnedFd);
 
-impl Watch {
-    /// Of what happens from now on.
+impl InterfaceWatch {
+    /// Watches changes from now on.
     pub fn new() -> Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let links = NetlinkAddr::new(0, libc::RTMGRP_LINK as u32);
@@ -202,9 +204,9 @@ impl Watch {
         Ok(Self(socket))
     }
 
-    /// Forgets what happened so far: it is readable again when more does.
+    /// Discards the changes so far. The descriptor becomes readable again at the next change.
     pub fn clear(&self) {
-        // More than there was room for is told as an error, once, and happened as well.
+        // An overflow is reported once, as an error. It counts as a change, too.
         while matches!(
             recv(self.0.as_raw_fd(), &mut [0], MsgFlags::empty()),
             Ok(_) | Err(Errno::ENOBUFS)
@@ -212,7 +214,7 @@ impl Watch {
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for InterfaceWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -223,10 +225,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_interface_is_found_also_inside_a_runtime() {
+    fn finds_loopback_interface_inside_a_runtime() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let lo = runtime.block_on(async { Interface::by_name("lo") }).unwrap();
+        let lo = runtime.block_on(async { InterfaceInfo::by_name("lo") }).unwrap();
         assert_eq!((lo.index, lo.mtu), (1, 65_536));
-        assert!(matches!(Interface::by_name("no-such"), Err(Error::NoInterface(_))));
+        assert!(matches!(InterfaceInfo::by_name("no-such"), Err(Error::NoInterface(_))));
     }
 }

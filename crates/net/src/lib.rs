@@ -1,7 +1,7 @@
-//! The host's side of networking: TAPs and ports of kernel vrouters in guests, XDP programs on external
-//! interfaces, facts about interfaces, and what this machine can do.
+//! Networking on the host: TAPs and ports of kernel vrouters in guests, XDP programs on external
+//! interfaces, facts about interfaces, and the machine's capabilities.
 //!
-//! Calls block for a short while (netlink, BPF); none is on a packet's way.
+//! Calls block for a short while (netlink, BPF). None is on the data path.
 
 pub mod capture;
 mod error;

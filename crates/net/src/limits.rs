@@ -1,14 +1,18 @@
-//! Bounds requests of guests for what all network namespaces share: time under the kernel's lock for changes of
-//! interfaces and addresses (RTNL), interfaces, and entries of tables that no cgroup is charged for.
+//! Limits on guests' use of resources that all network namespaces share: time under the
+//! kernel's lock for changes of interfaces and addresses (RTNL), interfaces, and
+//! entries of tables that no cgroup is charged for.
 //!
-//! Two programs at hooks of security modules (`bpf/pdp_limits.bpf.c`) see each netlink request and `ioctl` of a guest
-//! before it takes the lock. They know a guest by its user id, and refuse requests that exceed its owner's part
-//! (`EAGAIN`) or all that an owner can save up (`EMSGSIZE`). An owner is a tenant, or a network of the operators'. Each
-//! owner's part is independent of the others' use: all of them together have a quarter of the time, in equal parts.
+//! Two BPF programs at LSM hooks (`bpf/pdp_limits.bpf.c`) see each netlink request and `ioctl` of a
+//! guest before it takes the lock. They identify a guest by its user id. They refuse requests
+//! beyond its owner's part (`EAGAIN`), or beyond all that an owner can save up (`EMSGSIZE`). An
+//! owner is a tenant, or a network of the operators'. Each owner's part is independent of the
+//! others' use: all of them together have a quarter of the time, in equal parts.
 //!
-//! Programs and maps are pinned, so that the bounds hold while there is no process of PdP's. Needs a kernel with
-//! CONFIG_BPF_LSM, CONFIG_DEBUG_INFO_BTF and `bpf` among its active security modules, of Linux 5.17 or newer.
-//! Source: Linux security/security.c, net/netlink/af_netlink.c (`netlink_sendmsg`), net/core/rtnetlink.c.
+//! Programs and maps are pinned, so that the limits hold even without a process of
+//! PdP. They need Linux 5.17 or newer with CONFIG_BPF_LSM, CONFIG_DEBUG_INFO_BTF
+//! and `bpf` among its active security modules.
+//! Source: Linux security/security.c, net/netlink/af_netlink.c
+//! (`netlink_sendmsg`), net/core/rtnetlink.c.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -21,22 +25,24 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::netns::in_thread;
 use crate::pins::{self, remove_dir, remove_file};
 use crate::ports::now;
 use crate::xdp::{other, program};
 
-/// Interfaces that a namespace may have before its guest makes another one, those that PdP made included.
+/// Interfaces that a namespace may have before its guest
+/// makes another one, including those that PdP made.
 pub const LINKS_MAX: u32 = 320;
 
-/// Entries of neighbour tables, bridges and connections that guests of an owner may add at once; one more each second.
+/// Entries of neighbour tables, bridges and connections that guests of an owner may add at once.
+/// The allowance refills by one entry per second.
 pub const ENTRIES_BURST: u64 = 32_768;
 
-/// User ids of a network: its first one is a multiple of it.
+/// User ids of a network; the first one is a multiple of this.
 pub const USERS: u32 = 1 << 16;
 
-/// All owners together get 1/`ALL_PARTS` of RTNL time, and each of them at most 1/[`OWN_PARTS`].
+/// All owners together get 1/`ALL_PARTS` of RTNL time, each of them at most 1/[`OWN_PARTS`].
 const ALL_PARTS: u64 = 4;
 const OWN_PARTS: u64 = 8;
 
@@ -45,13 +51,13 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_limits.bpf.o
 /// The maps.
 const MAPS: [&str; 3] = ["ranges", "owners", "settings"];
 
-/// The programs, which are what the pins of their links are called.
+/// Names of the programs, and of the pins of their links.
 const PROGRAMS: [&str; 2] = ["pdp_netlink", "pdp_ioctl"];
 
 /// `struct owner`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-struct Owner {
+struct OwnerUsage {
     lock: u32,
     reserved: u32,
     busy_ns: u64,
@@ -62,28 +68,28 @@ struct Owner {
 /// `struct settings`.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
-struct Settings {
+struct LimitSettings {
     parts: u64,
     links_max: u32,
     reserved: u32,
 }
 
-/// Owners of user ids, and how many ranges of ids each of them has.
+/// Owners of user ids, and each owner's count of id ranges.
 #[derive(Debug, Default)]
-struct Known {
-    /// By the first user id.
+struct KnownOwners {
+    /// Owners by the first user id of a range.
     ranges: BTreeMap<u32, u64>,
     owners: BTreeMap<u64, usize>,
 }
 
-impl Known {
+impl KnownOwners {
     fn insert(&mut self, first: u32, owner: u64) {
         self.remove(first);
         self.ranges.insert(first, owner);
         *self.owners.entry(owner).or_default() += 1;
     }
 
-    /// Returns the owner of the range, if it had one.
+    /// Removes a range. Returns its owner, if it had one.
     fn remove(&mut self, first: u32) -> Option<u64> {
         let owner = self.ranges.remove(&first)?;
         if let Entry::Occupied(mut ranges) = self.owners.entry(owner) {
@@ -100,18 +106,18 @@ impl Known {
     }
 }
 
-/// The bounds of a daemon. Dropping it leaves them in force; see [`destroy`].
+/// Limits of a daemon. Dropping it leaves them in force; see [`destroy`].
 #[derive(Debug)]
-pub struct Limits {
+pub struct NetlinkLimits {
     ranges: MapHandle,
     owners: MapHandle,
     settings: MapHandle,
-    known: Known,
+    known: KnownOwners,
 }
 
-impl Limits {
-    /// Puts the bounds in force, with the owners that are known by what is pinned in `pins` (below a BPF file system, see
-    /// [`crate::xdp::mount_bpf_fs`]).
+impl NetlinkLimits {
+    /// Puts the limits in force. Keeps the owners that are pinned in `pins` (below a BPF file
+    /// system, see [`crate::xdp::mount_bpf_fs`]).
     ///
     /// # Errors
     /// The kernel can't do it; the error says what it lacks.
@@ -129,8 +135,8 @@ impl Limits {
             let attach = || -> Result<()> {
                 let mut link =
                     program(&object, name)?.attach_lsm().map_err(other).on("attach", name)?;
-                // Such a link can't be given another program: for a moment both count.
-                // No name there has a dot.
+                // Such a link cannot switch to another program, so both count for
+                // a moment. Names there contain no dot.
                 let (new, pin) = (pins.join(format!("{name}_new")), pins.join(name));
                 remove_file(&new)?;
                 link.pin(&new).map_err(other).on("pin", new.display())?;
@@ -143,17 +149,17 @@ impl Limits {
             ranges: pins::map(pins, MAPS[0])?,
             owners: pins::map(pins, MAPS[1])?,
             settings: pins::map(pins, MAPS[2])?,
-            known: Known::default(),
+            known: KnownOwners::default(),
         };
         this.set_parts()?;
         Ok(this)
     }
 
-    /// Has processes of the user ids from `first` on, [`USERS`] of them, count for an owner.
+    /// Assigns processes of the user ids from `first` on, [`USERS`] of them, to an owner.
     ///
     /// # Errors
     /// `first` is no multiple of [`USERS`].
-    pub fn put(&mut self, first: u32, owner: &str) -> Result<()> {
+    pub fn assign_owner(&mut self, first: u32, owner: &str) -> Result<()> {
         if !first.is_multiple_of(USERS) {
             let text = format!("no multiple of {USERS}");
             return Err(Error::Invalid { object: format!("user id {first}"), text });
@@ -177,7 +183,7 @@ impl Limits {
         self.set_parts()
     }
 
-    /// Forgets the user ids from `first` on; what they used still counts for their owner.
+    /// Forgets the user ids from `first` on. Their past use still counts for their owner.
     pub fn forget(&mut self, first: u32) -> Result<()> {
         let Some(owner) = self.known.remove(first) else { return Ok(()) };
         match self.ranges.delete(range(first).as_bytes()) {
@@ -187,7 +193,7 @@ impl Limits {
             _ => {}
         }
         if !self.known.has(owner) {
-            // What its namespaces had in tables went with them.
+            // Their namespaces are gone, and their table entries with them.
             self.change(owner, |owner| owner.entries_ns = 0)?;
         }
         self.set_parts()
@@ -196,23 +202,23 @@ impl Limits {
     /// Gives each owner its part of all time.
     fn set_parts(&self) -> Result<()> {
         let parts = parts(self.known.owners.len());
-        let settings = Settings { parts, links_max: LINKS_MAX, reserved: 0 };
+        let settings = LimitSettings { parts, links_max: LINKS_MAX, reserved: 0 };
         self.settings
             .update(&0u32.to_ne_bytes(), settings.as_bytes(), MapFlags::ANY)
             .map_err(other)
             .on("set", "what owners may use")
     }
 
-    /// Adds an owner that has used nothing, unless the map has it.
+    /// Adds an owner without any use, unless the map has it.
     fn add_owner(&self, owner: u64) -> libbpf_rs::Result<()> {
-        let new = Owner::default();
+        let new = OwnerUsage::default();
         match self.owners.update(owner.as_bytes(), new.as_bytes(), MapFlags::NO_EXIST) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Forgets owners without a network once they have paid for what they used. Reads the whole map.
+    /// Forgets owners without a network once their past use has been paid off. Reads the whole map.
     fn forget_idle(&self) -> Result<()> {
         let parts = parts(self.known.owners.len());
         for key in self.owners.keys() {
@@ -229,13 +235,13 @@ impl Limits {
         Ok(())
     }
 
-    fn owner(&self, owner: u64) -> Result<Option<Owner>> {
+    fn owner(&self, owner: u64) -> Result<Option<OwnerUsage>> {
         let found = self.owners.lookup(owner.as_bytes(), MapFlags::LOCK).map_err(other);
         let found = found.on("read", "what an owner used")?;
-        Ok(found.and_then(|bytes| Owner::read_from_bytes(&bytes).ok()))
+        Ok(found.and_then(|bytes| OwnerUsage::read_from_bytes(&bytes).ok()))
     }
 
-    fn change(&self, owner: u64, change: impl FnOnce(&mut Owner)) -> Result<()> {
+    fn change(&self, owner: u64, change: impl FnOnce(&mut OwnerUsage)) -> Result<()> {
         let Some(mut is) = self.owner(owner)? else { return Ok(()) };
         change(&mut is);
         self.owners
@@ -245,7 +251,7 @@ impl Limits {
     }
 }
 
-/// Takes the bounds off and removes what is pinned. No change if there is nothing.
+/// Removes the limits and their pins. Does nothing if there are none.
 pub fn destroy(pins: &Path) -> Result<()> {
     let new = PROGRAMS.map(|name| format!("{name}_new"));
     let new = new.iter().map(String::as_str);
@@ -255,7 +261,7 @@ pub fn destroy(pins: &Path) -> Result<()> {
     remove_dir(pins)
 }
 
-/// Returns what this kernel lacks for the bounds, and what to do; `None`: nothing.
+/// Returns what this kernel lacks for the limits, and what to do; `None` if it lacks nothing.
 pub fn lacking() -> Result<Option<String>> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Ok(Some("this kernel has no BTF; use one with CONFIG_DEBUG_INFO_BTF".into()));
@@ -265,7 +271,7 @@ pub fn lacking() -> Result<Option<String>> {
         let place = PathBuf::from("/sys/kernel/security");
         read(&place)
             .or_else(|_| {
-                // Where nobody mounted it: for this thread alone.
+                // Not mounted: mount it for this thread only.
                 unshare(CloneFlags::CLONE_NEWNS)?;
                 let none: Option<&str> = None;
                 mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
@@ -283,12 +289,12 @@ pub fn lacking() -> Result<Option<String>> {
     }))
 }
 
-/// Each of so many owners gets 1/`parts` of RTNL time.
+/// Returns the divisor `parts`: each of `owners` owners gets 1/`parts` of RTNL time.
 fn parts(owners: usize) -> u64 {
     (ALL_PARTS * owners as u64).max(OWN_PARTS)
 }
 
-/// The key of user ids in `ranges`.
+/// Returns the key of a range of user ids in the map `ranges`.
 fn range(first: u32) -> u32 {
     first / USERS
 }
@@ -305,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_together_have_a_quarter_of_the_time() {
+    fn owners_together_get_a_quarter_of_time() {
         for owners in 1..10_000 {
             assert!(owners as f64 / parts(owners) as f64 <= 0.25, "{owners}");
             assert!(parts(owners) >= OWN_PARTS);
@@ -314,10 +320,10 @@ mod tests {
 
     #[test]
     fn known_counts_the_ranges_of_each_owner() {
-        let mut known = Known::default();
+        let mut known = KnownOwners::default();
         let mut reference = BTreeMap::new();
         for step in 0..2000u32 {
-            // No order that repeats soon.
+            // An order that does not repeat soon.
             let first = step.wrapping_mul(2_654_435_761) >> 28;
             if step % 3 == 0 {
                 assert_eq!(known.remove(first), reference.remove(&first));
@@ -335,14 +341,14 @@ mod tests {
         }
     }
 
-    /// Names of fields of a type and where they begin, in bytes.
+    /// Names of a type's fields, and their offsets in bytes.
     macro_rules! fields {
         ($type:ty: $($field:ident),*) => {
             vec![$((stringify!($field).to_owned(), offset_of!($type, $field))),*]
         };
     }
 
-    /// As [`fields!`], of a struct in the programs' type information, and its size.
+    /// Like [`fields!`], for a struct in the programs' type information; also returns its size.
     fn layout(name: &str) -> (Vec<(String, usize)>, usize) {
         let btf = Btf::from_raw("pdp_limits", OBJECT).expect("an object").expect("its types");
         let of: Struct<'_> = btf.type_by_name(name).expect("a struct");
@@ -356,10 +362,10 @@ mod tests {
 
     #[test]
     fn layouts_match_the_programs() {
-        let owner = fields!(Owner: lock, reserved, busy_ns, entries_ns, at_ns);
-        assert_eq!(layout("owner"), (owner, size_of::<Owner>()));
-        let settings = fields!(Settings: parts, links_max, reserved);
-        assert_eq!(layout("settings"), (settings, size_of::<Settings>()));
+        let owner = fields!(OwnerUsage: lock, reserved, busy_ns, entries_ns, at_ns);
+        assert_eq!(layout("owner"), (owner, size_of::<OwnerUsage>()));
+        let settings = fields!(LimitSettings: parts, links_max, reserved);
+        assert_eq!(layout("settings"), (settings, size_of::<LimitSettings>()));
 
         let object = ObjectBuilder::default().open_memory(OBJECT).expect("an object");
         let sizes = |map: OpenMap<'_>| {
@@ -369,8 +375,8 @@ mod tests {
         let sizes: BTreeMap<_, _> = object.maps().map(sizes).collect();
         let ours = [
             (size_of_val(&range(0)), size_of::<u64>()),
-            (size_of::<u64>(), size_of::<Owner>()),
-            (size_of::<u32>(), size_of::<Settings>()),
+            (size_of::<u64>(), size_of::<OwnerUsage>()),
+            (size_of::<u32>(), size_of::<LimitSettings>()),
         ];
         for (name, ours) in MAPS.into_iter().zip(ours) {
             assert_eq!(sizes.get(name), Some(&ours), "{name}");

@@ -1,9 +1,10 @@
-//! The interface through which a node reaches outside beside its vports: a TAP without any address, in a routing
-//! table of its own that only the node's own packets are looked up in.
+//! Management interface of a node, which reaches the outside independently of its vports: a TAP
+//! without addresses, in a routing table of its own that only the node's own packets use.
 //!
-//! Rules say `iif lo`, so no packet that is forwarded meets them. Its source is one of the node's loopback
-//! addresses, and `route_localnet` of this interface alone lets it leave: so routing daemons find no address and
-//! no route of it, and nothing of it is in the tables that the route mirror follows.
+//! The rules match `iif lo`, so forwarded packets never use it. The source address is one of
+//! the node's loopback addresses, and `route_localnet` of this interface alone lets such
+//! packets leave. So routing daemons see neither its address nor its route, and the tables that
+//! the route mirror follows have no trace of it.
 
 use std::net::Ipv4Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,23 +15,25 @@ use rtnetlink::packet_route::route::RouteFlags;
 use rtnetlink::packet_route::rule::RuleAction;
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 
-use crate::error::{Context, Result};
-use crate::netlink::{converse, refused};
+use crate::error::{NetContext, Result};
+use crate::netlink::{refused, run_in_thread};
 use crate::netns::within;
 use crate::sysctl;
 use crate::tap::{TapSpec, open_here};
 
-/// The interface's own table.
+/// Routing table of the interface.
 pub const TABLE: u32 = 7777;
 
-/// Of rules before the main table: what comes from the source or goes to the gateway.
+/// Priority of the rules before the main table: packets from the source, or to the gateway.
 const PRIORITY_FIRST: u32 = 32_760;
 
-/// Of the rule after the tables main and default: what these have no route for.
+/// Priority of the rule after the tables main and default: packets that these have no route for.
 const PRIORITY_LAST: u32 = 32_770;
 
-/// Makes the interface in a network namespace and brings it up, with table and rules. It goes with its descriptor,
-/// which does not block; rules stay, and lead to an empty table then. IPv4 alone.
+/// Makes the interface in a network namespace and brings it up, with table and rules.
+///
+/// The interface disappears when its descriptor is closed; the descriptor does not block. The rules
+/// stay, and then lead to an empty table. Only IPv4.
 pub fn create(
     netns: BorrowedFd<'_>,
     spec: &TapSpec,
@@ -43,7 +46,7 @@ pub fn create(
         sysctl::set_v6_here(&v6, "1")?;
         sysctl::set_here(&format!("net.ipv4.conf.{}.route_localnet", spec.name), "1")?;
         let index = if_nametoindex(spec.name.as_str()).on("find", &spec.name)?;
-        converse(|handle| async move {
+        run_in_thread(|handle| async move {
             let mut link = LinkUnspec::new_with_index(index)
                 .address(spec.mac.to_vec())
                 .mtu(spec.mtu)
@@ -73,7 +76,7 @@ pub fn create(
     })
 }
 
-/// Adds a rule for the node's own packets, if it is not there.
+/// Adds a rule for the node's own packets, unless it exists.
 async fn add_rule(
     handle: &Handle,
     priority: u32,

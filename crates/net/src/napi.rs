@@ -1,26 +1,30 @@
-//! Who works for a device: its NAPI, in softirq or in kernel threads.
+//! NAPI of a device, in softirq or in kernel threads.
 //!
-//! In softirq the work of a receiving end is done by whoever runs on that CPU, and charged to them. With
-//! threaded NAPI each receive queue has a kernel thread, `napi/DEVICE-NUMBER`, that can be put into a cgroup
-//! like any other: quota and weights hold, and what the namespace does to a frame is charged there.
+//! In softirq, whoever runs on that CPU does the work of a receiving device and is charged for it.
+//! With threaded NAPI, each receive queue has a kernel thread, `napi/DEVICE-NUMBER`. It can be put
+//! into a cgroup like any other thread: quota and weights apply, and the cgroup is charged for the
+//! namespace's work on each frame.
 //!
-//! **Which thread.** The kernel itself says, by netdev's generic netlink, which thread serves a queue of
-//! an interface ([`queues`]). Names are no answer: a guest gives its devices what names it likes, and two
-//! namespaces may have the same. Before Linux 6.8 the kernel does not say, and nothing is guessed.
+//! **Finding the thread.** The kernel reports by netdev's generic netlink which thread serves a
+//! queue of an interface ([`queues`]). Names do not identify threads: guests name their devices
+//! freely, and two namespaces may use the same name. Before Linux 6.8 the kernel does not report
+//! threads, and PdP does not guess.
 //!
-//! **Limits.** A cgroup's weight holds for kernel threads on every kernel, and its account has their time. Its
-//! quota holds before Linux 6.18 alone: from there on the kernel throttles a task when it returns to user
-//! space, which a kernel thread never does (`nr_throttled` counts, and it goes on). So what comes for a vrouter is held
-//! to a budget of CPU time before its threads are woken ([`crate::ports::Ports::power`]).
+//! **Limits.** A cgroup's weight applies to kernel threads on every kernel, and its account
+//! includes their time. Its quota applies only before Linux 6.18. Newer kernels throttle a task
+//! when it returns to user space, which a kernel thread never does (`nr_throttled` grows, but it
+//! continues). So traffic for a vrouter has a CPU time budget that is checked before its threads
+//! are woken ([`crate::ports::Ports::power`]).
 //!
-//! **What a guest can do.** It can take its end down and up, give it more queues, or delete it: its threads
-//! end, and new ones begin in the root cgroup. Where it has a writable sysfs it can turn threads off
-//! (netlink asks for the machine's CAP_NET_ADMIN): then there are none, from Linux 6.17 on. A new
-//! name changes nothing but the name of the threads to come. None of this is notified as such: a change of the
-//! interface's flags is (`RTM_NEWLINK`), the rest is seen by asking again, which takes 0.1 ms.
+//! **Influence of guests.** A guest can take its end down and up, give it more queues, or
+//! delete it. Then its threads end, and new ones start in the root cgroup. With a writable
+//! sysfs it can turn threads off (netlink needs the machine's CAP_NET_ADMIN); from Linux 6.17
+//! on, there are none then. Renaming the device only changes the name of future threads. There
+//! are no notifications for these changes, except for the interface's flags (`RTM_NEWLINK`).
+//! The rest is found by polling, which takes 0.1 ms.
 //!
-//! Limits: an end that does no NAPI (a veth without XDP program and `gro on`, or one that is down) has no
-//! queue here. [`QUEUES_MAX`].
+//! Limits: an end without NAPI (a veth with neither XDP program nor `gro on`, or one that is down)
+//! has no queue here. [`QUEUES_MAX`].
 //! Source: Linux Documentation/networking/napi.rst, Documentation/netlink/specs/netdev.yaml.
 
 use std::fs;
@@ -41,18 +45,19 @@ use rustix::mount::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::netns::within;
 
-/// Receive queues of one device that are asked for.
+/// Most receive queues that are read from one device.
 pub const QUEUES_MAX: usize = 256;
 
-/// Longest that the kernel may take for an answer.
+/// Longest wait for the kernel's answer, seconds.
 const ANSWER_MAX_SECONDS: i64 = 5;
 
 const ANSWER_BYTES: usize = 32 << 10;
 
-/// Generic netlink (linux/genetlink.h): the controller, its question for a family, names of both.
+/// Generic netlink (linux/genetlink.h): the controller,
+/// its request for a family, and their attributes.
 const CONTROLLER: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -65,38 +70,38 @@ const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_PID: u16 = 4;
 
-/// Of a netlink message and of generic netlink's.
+/// Header bytes of netlink and of generic netlink.
 const HEADER_BYTES: usize = 16;
 const GENERIC_BYTES: usize = 4;
 
-/// Bits of an attribute's kind that are its kind.
+/// Mask of an attribute's type.
 const KIND_MASK: u16 = 0x3fff;
 
 /// PF_KTHREAD of linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
-/// A receive queue's NAPI.
+/// NAPI of a receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Queue {
-    /// Its number, unlike any other's on the machine while it is there.
+pub struct NapiQueue {
+    /// NAPI id, unique on the machine while it exists.
     pub id: u32,
-    /// The kernel thread that serves it, if it is threaded, by its number in the first PID namespace.
+    /// Kernel thread that serves it, if it is threaded; thread id in the initial PID namespace.
     pub thread: Option<u32>,
 }
 
-/// Whether the kernel says which threads there are: from Linux 6.8 on.
-pub fn are_told() -> bool {
+/// True if the kernel reports the threads: from Linux 6.8 on.
+pub fn has_thread_ids() -> bool {
     static TOLD: LazyLock<bool> =
         LazyLock::new(|| Netdev::open().and_then(|netdev| netdev.queues(1)).is_ok());
     *TOLD
 }
 
-/// Has each receive queue of a device of a namespace served by a kernel thread, or none. It stays so
-/// when the device is taken down and up, or gets another name.
+/// Turns threaded NAPI on or off for all receive queues of a device in a namespace. The setting
+/// survives taking the device down and up, and renaming it.
 ///
 /// # Errors
-/// There is no such device there; it does no NAPI (EOPNOTSUPP): it must be up and have an XDP program, or `gro on`;
-/// the kernel has no threaded NAPI (before Linux 5.12).
+/// There is no such device. It has no NAPI (EOPNOTSUPP): it must be up and have an XDP program, or
+/// `gro on`. The kernel has no threaded NAPI (before Linux 5.12).
 pub fn set_threaded(netns: BorrowedFd<'_>, device: &str, threaded: bool) -> Result<()> {
     within(netns, || {
         let sysfs = sysfs().on("open sysfs for", device)?;
@@ -105,7 +110,8 @@ pub fn set_threaded(netns: BorrowedFd<'_>, device: &str, threaded: bool) -> Resu
             file.write_all(if threaded { b"1" } else { b"0" }).on("set the threads of", device)
         };
         match set() {
-            // All mounts of a namespace's sysfs share one, and a guest's is for reading alone: that mount stays so.
+            // All mounts of a namespace's sysfs share one superblock, and a guest's mount is
+            // read-only. That mount stays read-only.
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::ReadOnlyFilesystem => {
                 reconfigure(&sysfs, "rw").on("write to sysfs for", device)?;
                 let done = set();
@@ -117,7 +123,7 @@ pub fn set_threaded(netns: BorrowedFd<'_>, device: &str, threaded: bool) -> Resu
     })
 }
 
-/// Whether it is to be so.
+/// True if threaded NAPI is on for the device.
 pub fn is_threaded(netns: BorrowedFd<'_>, device: &str) -> Result<bool> {
     within(netns, || {
         let sysfs = sysfs().on("open sysfs for", device)?;
@@ -127,14 +133,15 @@ pub fn is_threaded(netns: BorrowedFd<'_>, device: &str) -> Result<bool> {
     })
 }
 
-/// The sysfs of the thread's network namespace, mounted nowhere: it goes with the descriptor.
+/// Opens the sysfs of the thread's network namespace as a
+/// detached mount. It disappears with the descriptor.
 fn sysfs() -> rustix::io::Result<OwnedFd> {
     let new = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&new)?;
     fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
-/// Lets mounts of a file system that may write to it do so, or none.
+/// Makes a file system writable (`rw`) for its writable mounts, or read-only (`ro`).
 fn reconfigure(mount: &OwnedFd, access: &str) -> rustix::io::Result<()> {
     let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
     let picked = fspick(mount, c"", flags)?;
@@ -142,7 +149,7 @@ fn reconfigure(mount: &OwnedFd, access: &str) -> rustix::io::Result<()> {
     fsconfig_reconfigure(&picked)
 }
 
-/// The attribute of a device in a sysfs.
+/// Opens the attribute `threaded` of a device in a sysfs.
 fn attribute(sysfs: &OwnedFd, device: &str, access: OFlags) -> Result<OwnedFd> {
     if matches!(device, "" | "." | "..") || device.contains('/') {
         return Err(Error::NoInterface(device.to_owned()));
@@ -155,27 +162,28 @@ fn attribute(sysfs: &OwnedFd, device: &str, access: OFlags) -> Result<OwnedFd> {
         .on("find threaded NAPI (Linux 5.12 or newer) of", device)
 }
 
-/// The receive queues of an interface of a namespace, by number: none while it is down or does no NAPI.
+/// Returns the receive queues of an interface in a namespace, ordered
+/// by id; none while it is down or has no NAPI.
 ///
 /// # Errors
-/// There is no such interface there; the kernel does not tell (before Linux 6.8).
-pub fn queues(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<Queue>> {
+/// There is no such interface, or the kernel does not report queues (before Linux 6.8).
+pub fn queues(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<NapiQueue>> {
     within(netns, || {
         let queues = Netdev::open().and_then(|netdev| netdev.queues(index));
         queues.on("ask for the queues of interface", index)
     })
 }
 
-/// A kernel thread that was found, which can't be taken for another that got its number later.
+/// A NAPI kernel thread. Its handle distinguishes it from a later thread with the same id.
 #[derive(Debug)]
-pub struct Thread {
-    /// Its number.
+pub struct NapiThread {
+    /// Thread id.
     pub pid: u32,
     handle: OwnedFd,
 }
 
-impl Thread {
-    /// Whether it goes on. If it does, its number meant this thread until now.
+impl NapiThread {
+    /// True if the thread still runs. If so, its id has meant this thread until now.
     pub fn is_alive(&self) -> bool {
         let mut events = [PollFd::new(self.handle.as_fd(), PollFlags::POLLIN)];
         // Readable when it has ended.
@@ -183,39 +191,41 @@ impl Thread {
     }
 }
 
-/// The kernel threads of an interface of a namespace, for sure: to put one into a cgroup, do so by its number
-/// and see that it [`Thread::is_alive`] afterwards.
+/// Returns the kernel threads of an interface in a namespace, verified by their handles. To put one
+/// into a cgroup, use its id and check [`NapiThread::is_alive`] afterwards.
 ///
 /// # Errors
-/// As [`queues`].
-pub fn threads(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<Thread>> {
+/// See [`queues`].
+pub fn threads(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<NapiThread>> {
     let handle = |pid: u32| {
         let number = pid.try_into().ok().and_then(Pid::from_raw)?;
         let handle = pidfd_open(number, PidfdFlags::empty()).ok()?;
-        is_napi(pid).then_some(Thread { pid, handle })
+        is_napi(pid).then_some(NapiThread { pid, handle })
     };
-    let ask = || -> io::Result<Vec<Thread>> {
+    let ask = || -> io::Result<Vec<NapiThread>> {
         let netdev = Netdev::open()?;
         let queues = netdev.queues(index)?;
         let found: Vec<_> = queues.iter().filter_map(|queue| handle(queue.thread?)).collect();
-        // What had ended before its handle was opened, whoever has its number, is named no more.
+        // Ask again: the kernel no longer names a thread that ended before its
+        // handle was opened, even if its id was reused.
         let again = if found.is_empty() { queues } else { netdev.queues(index)? };
-        let is_named = |thread: &Thread| again.iter().any(|queue| queue.thread == Some(thread.pid));
+        let is_named =
+            |thread: &NapiThread| again.iter().any(|queue| queue.thread == Some(thread.pid));
         Ok(found.into_iter().filter(is_named).collect())
     };
     within(netns, || ask().on("ask for the threads of interface", index))
 }
 
-/// Whether a number is that of one of NAPI's kernel threads.
+/// True if this is the id of a NAPI kernel thread.
 fn is_napi(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // proc_pid_stat(5): the name, whatever it has in it, ends with the last parenthesis.
+    // proc_pid_stat(5): the name may contain anything, and ends with the last parenthesis.
     let Some((name, rest)) = stat.rsplit_once(')') else { return false };
     let flags = rest.split_ascii_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
     name.contains("(napi/") && flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
 }
 
-/// A socket of generic netlink in the thread's network namespace, and the number of netdev's family.
+/// Generic netlink socket in the thread's network namespace, and the id of the netdev family.
 struct Netdev {
     socket: OwnedFd,
     family: u16,
@@ -242,7 +252,7 @@ impl Netdev {
         Ok(this)
     }
 
-    fn queues(&self, index: u32) -> io::Result<Vec<Queue>> {
+    fn queues(&self, index: u32) -> io::Result<Vec<NapiQueue>> {
         let mut queues = Vec::new();
         let dump = libc::NLM_F_DUMP as u16;
         let index = index.to_ne_bytes();
@@ -257,14 +267,14 @@ impl Netdev {
                 }
             }
             if let Some(id) = id.filter(|_| queues.len() < QUEUES_MAX) {
-                queues.push(Queue { id, thread });
+                queues.push(NapiQueue { id, thread });
             }
         })?;
         queues.sort();
         Ok(queues)
     }
 
-    /// Asks something with one attribute, and gives the attributes of each answer.
+    /// Sends a request with one attribute, and passes the attributes of each answer to `each`.
     fn ask(
         &self,
         command: u8,
@@ -311,7 +321,7 @@ impl Netdev {
     }
 }
 
-/// The kind and the payload of the first message, and what comes behind it.
+/// Splits off the first message. Returns its type, its payload and the remaining bytes.
 fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
@@ -319,7 +329,7 @@ fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// Kinds and values of attributes; ends where they are none.
+/// Iterates over attributes as types and values; ends at malformed bytes.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
@@ -335,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_bytes_of_an_answer_are_read_beyond_it() {
+    fn netlink_parser_never_reads_beyond_the_answer() {
         let answer: Vec<u8> = (0..64_u8).map(|byte| byte.wrapping_mul(37)).collect();
         for length in 0..answer.len() {
             for first in [0_u8, 3, 4, 16, 40, 64, 255] {
@@ -350,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_no_thread_of_napi() {
+    fn ordinary_process_is_not_a_napi_thread() {
         assert!(!is_napi(std::process::id()));
         assert!(!is_napi(1));
     }
 
     #[test]
-    fn a_device_name_is_no_path() {
-        // Looked at before what is asked.
+    fn device_names_cannot_be_paths() {
+        // Names are checked before anything is opened.
         let sysfs = std::fs::File::open("/sys").unwrap().into();
         for name in ["", ".", "..", "../lo", "lo/../lo"] {
             assert!(matches!(attribute(&sysfs, name, OFlags::RDONLY), Err(Error::NoInterface(_))));

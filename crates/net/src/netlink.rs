@@ -1,4 +1,5 @@
-//! Netlink conversations: one in the calling thread's network namespace, and a socket that stays in its own.
+//! Netlink conversations: in the calling thread's network
+//! namespace, or over sockets that stay in their own.
 
 use std::fs::File;
 use std::future::Future;
@@ -16,12 +17,12 @@ use rtnetlink::packet_core::{
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::netns::{in_thread, within};
 
-/// Runs `work` with a netlink handle to its end, in a thread of its own: callers may be inside a
-/// runtime, which can't have another one in it.
-pub(crate) fn converse<T: Send, F: Future<Output = Result<T>>>(
+/// Runs `work` with a netlink handle to completion, in a thread of its own. Callers may be inside a
+/// runtime, which cannot contain another one.
+pub(crate) fn run_in_thread<T: Send, F: Future<Output = Result<T>>>(
     work: impl FnOnce(Handle) -> F + Send,
 ) -> Result<T> {
     in_thread(|| converse_here(work))
@@ -41,7 +42,7 @@ fn converse_here<T, F: Future<Output = Result<T>>>(work: impl FnOnce(Handle) -> 
     })
 }
 
-/// Says what was tried with which object when the kernel refuses.
+/// Adds the operation and its object to an error from the kernel.
 pub(crate) fn refused(
     what: &'static str,
     object: impl ToString,
@@ -56,28 +57,28 @@ pub(crate) fn refused(
     }
 }
 
-/// More than the kernel sends in one datagram.
+/// Longer than any datagram of the kernel.
 const DATAGRAM_BYTES: usize = 64 << 10;
 
-/// Netlink sockets that stay in the network namespace where the first one was opened, whoever asks. A question takes two
-/// system calls, and waits for no other thread's.
+/// Pool of netlink sockets in the network namespace where the first one was opened, usable from any
+/// namespace. A request takes two system calls, and never waits for another thread's.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct NetlinkPool {
     netns: OwnedFd,
-    /// Those that nobody asks by now: as many as ever asked at the same time.
-    idle: Mutex<Vec<Asking>>,
+    /// Idle sockets: as many as were ever in use at the same time.
+    idle: Mutex<Vec<RequestSocket>>,
 }
 
 #[derive(Debug)]
-struct Asking {
+struct RequestSocket {
     socket: OwnedFd,
-    /// Number of the last question.
+    /// Number of the last request.
     number: u32,
     buffer: Vec<u8>,
 }
 
-impl Asking {
-    /// In the calling thread's network namespace.
+impl RequestSocket {
+    /// Opens a socket in the calling thread's network namespace.
     fn open() -> Result<Self> {
         let kind = SockProtocol::NetlinkRoute;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, kind)
@@ -111,7 +112,7 @@ impl Asking {
                 let length = (message.header.length as usize).next_multiple_of(4);
                 rest = rest.get(length..).unwrap_or_default();
                 if message.header.sequence_number != *number {
-                    // Of a question whose answer was not understood.
+                    // Answer to an earlier request that was not read completely.
                     continue;
                 }
                 match message.payload {
@@ -126,15 +127,15 @@ impl Asking {
     }
 }
 
-impl Kept {
-    /// In the calling thread's network namespace.
+impl NetlinkPool {
+    /// Opens the pool in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self> {
         let netns = File::open("/proc/thread-self/ns/net").on("open", "the network namespace")?;
-        Ok(Self { netns: netns.into(), idle: Mutex::new(vec![Asking::open()?]) })
+        Ok(Self { netns: netns.into(), idle: Mutex::new(vec![RequestSocket::open()?]) })
     }
 
-    /// What the kernel says to `message`, with these flags beside those of each request.
-    pub(crate) fn ask(
+    /// Sends `message` with these flags beside the common ones, and returns the kernel's answers.
+    pub(crate) fn exchange(
         &self,
         message: RouteNetlinkMessage,
         flags: u16,
@@ -142,14 +143,14 @@ impl Kept {
         let idle = self.idle().pop();
         let mut asking = match idle {
             Some(asking) => asking,
-            None => within(self.netns.as_fd(), Asking::open).map_err(io::Error::other)?,
+            None => within(self.netns.as_fd(), RequestSocket::open).map_err(io::Error::other)?,
         };
         let answers = asking.ask(message, flags);
         self.idle().push(asking);
         answers
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Asking>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<RequestSocket>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

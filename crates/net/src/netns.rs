@@ -6,11 +6,11 @@ use std::thread;
 use nix::sched::{CloneFlags, setns, unshare};
 use rtnetlink::LinkUnspec;
 
-use crate::error::{Context, Error, Result};
-use crate::netlink::{converse, refused};
+use crate::error::{Error, NetContext, Result};
+use crate::netlink::{refused, run_in_thread};
 
 /// Runs `work` inside a network namespace, in a thread of its own, so that the caller's namespace
-/// never changes. Sockets made there stay there.
+/// never changes. Sockets that `work` makes stay in that namespace.
 pub fn within<T: Send>(
     netns: BorrowedFd<'_>,
     work: impl FnOnce() -> Result<T> + Send,
@@ -21,11 +21,11 @@ pub fn within<T: Send>(
     })
 }
 
-/// Makes a network namespace that has its own loopback interface, which is up, and nothing else.
+/// Makes a network namespace with nothing but a loopback interface, which is up.
 pub fn alone() -> Result<OwnedFd> {
     in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET).on("make", "a network namespace")?;
-        converse(|handle| async move {
+        run_in_thread(|handle| async move {
             let lo = LinkUnspec::new_with_name("lo").up().build();
             handle.link().set(lo).execute().await.map_err(refused("set up", "lo"))
         })?;
@@ -34,7 +34,7 @@ pub fn alone() -> Result<OwnedFd> {
     })
 }
 
-/// Runs `work` in a thread of its own, which begins in the caller's namespaces.
+/// Runs `work` in a thread of its own, which starts in the caller's namespaces.
 pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|_| {
         Err(Error::Invalid {

@@ -1,4 +1,4 @@
-//! Packet sockets: frames that an interface receives, and frames to send on it.
+//! Packet sockets, for receiving and sending frames on an interface.
 //!
 //! Source: packet(7).
 
@@ -8,16 +8,17 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
 
-use crate::error::{Context, Result};
+use crate::error::{NetContext, Result};
 
-/// Bytes that may wait for a device, with the kernel's own overhead.
+/// Send buffer of a device, bytes, with the kernel's own overhead.
 const SEND_BUFFER_BYTES: usize = 16 << 20;
 
-/// Packet sockets of the interface `device` with this index in this network namespace: whole
-/// Ethernet frames, whatever their destination; not what the machine itself sends. They get those
-/// frames that `filter`, a socket program, lets through; several share them by flow. What is
-/// sent goes to the device at once, past traffic control, as from AF_XDP. Reading and writing them
-/// needs no privilege.
+/// Opens packet sockets on the interface `device` with this index in this network namespace.
+///
+/// They receive whole Ethernet frames for any destination that pass `filter`, a socket
+/// program; frames that the machine itself sends are excluded. Several sockets share the
+/// frames by flow. Sent frames go directly to the device, past traffic control, as with
+/// AF_XDP. Reading and writing needs no privilege.
 pub fn open(device: &str, index: u32, count: u32, filter: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
     let sockets: Vec<OwnedFd> =
         (0..count).map(|_| open_one(device, index, filter)).collect::<Result<_>>()?;
@@ -31,7 +32,7 @@ pub fn open(device: &str, index: u32, count: u32, filter: BorrowedFd<'_>) -> Res
     for socket in sockets.iter().filter(|_| count > 1) {
         set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &group)
             .on("share the frames by flow of", device)?;
-        // The kernel gave the first a number of its choice.
+        // The kernel chose a number for the first one.
         group.id = fanout_id(socket).on("ask who shares the frames of", device)?;
         group.type_flags &= !(libc::PACKET_FANOUT_FLAG_UNIQUEID as u16);
     }
@@ -40,7 +41,7 @@ pub fn open(device: &str, index: u32, count: u32, filter: BorrowedFd<'_>) -> Res
 
 fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    // Without a protocol it gets nothing until it is bound.
+    // Without a protocol, the socket receives nothing until it is bound.
     let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)
         .on("open a packet socket for", device)?;
     set(&fd, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter.as_raw_fd())
@@ -50,7 +51,7 @@ fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd>
         .on("ignore what is sent on", device)?;
     set(&fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &on)
         .on("send past traffic control on", device)?;
-    // Without the privilege less room is had, and nothing is lost otherwise.
+    // Without the privilege, the buffers are smaller; nothing else changes.
     let _ = setsockopt(&fd, sockopt::RcvBufForce, &pdp_afxdp::WAITING_BYTES);
     let _ = setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER_BYTES);
     let everybody = libc::packet_mreq {
@@ -65,7 +66,7 @@ fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd>
     Ok(fd)
 }
 
-/// Has a packet socket get frames of the interface of this index, or of all (0).
+/// Binds a packet socket to the interface of this index, or to all (0).
 pub(crate) fn bind(fd: &OwnedFd, index: u32) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as libc::c_ushort,
@@ -87,7 +88,7 @@ pub(crate) fn bind(fd: &OwnedFd, index: u32) -> io::Result<()> {
     if bound == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Number of the group of sockets that share frames.
+/// Returns the number of the fanout group, whose sockets share frames.
 fn fanout_id(fd: &OwnedFd) -> io::Result<u16> {
     let mut value: libc::c_int = 0;
     let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
@@ -105,7 +106,7 @@ fn fanout_id(fd: &OwnedFd) -> io::Result<u16> {
     if result == 0 { Ok(value as u16) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets an option.
+/// Sets a socket option.
 pub(crate) fn set<T>(
     fd: &OwnedFd,
     level: libc::c_int,

@@ -1,4 +1,5 @@
-//! Programs, maps and links of BPF that are files below a BPF file system, so that they stay when the daemon ends.
+//! BPF programs, maps and links that are pinned in a BPF
+//! file system, so that they outlive the daemon.
 
 use std::fs;
 use std::io;
@@ -6,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, OpenMapMut};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::xdp::{BPF_FS, is_bpf_fs, other};
 
-/// Makes a directory for pins if there is none.
+/// Makes a directory for pins, unless it exists.
 ///
 /// # Errors
 /// It is not in a BPF file system.
@@ -23,11 +24,12 @@ pub(crate) fn make_dir(pins: &Path) -> Result<()> {
     Err(Error::Invalid { object: pins.display().to_string(), text })
 }
 
-/// Loads the programs of an object; errors name them as `what`. `place` prepares a map and returns the path of its pin, if it has one. The kernel
+/// Loads the programs of an object; errors name them as `what`. `place`
+/// prepares a map and returns the path of its pin, if it has one. The kernel
 /// uses the map that is pinned there, or pins the new one.
 ///
-/// Where a pinned map has another shape than the object's (another version pinned it), this calls `empty`, which
-/// removes such pins, and then makes new maps.
+/// If a pinned map has another shape than the object's (another version pinned it), this calls
+/// `empty`, which removes such pins, and then makes new maps.
 pub(crate) fn load(
     object: &[u8],
     what: &str,

@@ -1,7 +1,7 @@
-//! What this machine can do, for `pdp doctor`.
+//! Checks of the machine's facilities, for `pdp doctor`.
 //!
-//! Facilities are tried, not guessed from versions: in a network and a mount namespace of the
-//! probe's own, which go with its thread.
+//! Each facility is tried rather than guessed from versions. The probe uses a network and a mount
+//! namespace of its own, which disappear with its thread.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -12,48 +12,48 @@ use std::process::{Command, Stdio};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit};
-use pdp_afxdp::{Pool, Socket, bind_socket, create_socket};
+use pdp_afxdp::{Pool, XdpSocket, bind_socket, create_socket};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use serde::Serialize;
 
-use crate::error::{Context, Result};
-use crate::interface::Interface;
-use crate::limits::{self, Limits};
-use crate::netlink::{converse, refused};
+use crate::error::{NetContext, Result};
+use crate::interface::InterfaceInfo;
+use crate::limits::{self, NetlinkLimits};
+use crate::netlink::{refused, run_in_thread};
 use crate::netns::in_thread;
-use crate::ports::{self, PortSpec, Ports, Way};
+use crate::ports::{self, LinkTarget, PortSpec, Ports};
 use crate::shared;
 use crate::sysctl;
 use crate::tap::{self, TapSpec};
-use crate::xdp::{self, Mode, Xdp};
+use crate::xdp::{self, Xdp, XdpMode};
 
-/// How a facility is.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// There.
+    /// Available.
     Ok,
-    /// There with a limit, or its absence costs something.
+    /// Available with a limit, or its absence has a cost.
     Warn,
-    /// Not there, and needed.
+    /// Missing, but needed.
     Missing,
 }
 
-/// What was found of one facility.
+/// Result of checking one facility.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
+pub struct FacilityCheck {
     /// The facility.
     pub name: &'static str,
-    /// How it is.
+    /// Result.
     pub level: Level,
-    /// What was found.
+    /// Finding, as text.
     pub detail: String,
-    /// What to install or do; empty if nothing.
+    /// Package to install or step to take; empty if none.
     pub remedy: String,
 }
 
-/// Kinds of devices that users of PdP may want for their tunnels and tests.
+/// Kinds of devices that users of PdP may need for their tunnels and tests.
 const DEVICE_KINDS: &[&str] = &[
     "veth",
     "vxlan",
@@ -69,18 +69,18 @@ const DEVICE_KINDS: &[&str] = &[
     "wireguard",
 ];
 
-/// Controllers that limits need.
+/// Cgroup controllers that limits need.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
-/// Interfaces of the probe, in its own network namespace.
+/// Names of the probe's interfaces, in its own network namespace.
 const DEVICES: [&str; 2] = ["probe0", "probe1"];
 
-/// Packets of the pool that AF_XDP is tried with.
+/// Packets of the pool for trying AF_XDP.
 const POOL_PACKETS: usize = 64;
 
-/// Tries everything out, in a network namespace of its own, within a few seconds. Needs root;
-/// says so otherwise.
-pub fn run() -> Vec<Check> {
+/// Runs all checks, in a network namespace of its own, within a few
+/// seconds. Needs root, and reports its absence.
+pub fn run() -> Vec<FacilityCheck> {
     let mut checks = vec![
         root(),
         kernel(),
@@ -113,8 +113,8 @@ pub fn run() -> Vec<Check> {
     checks
 }
 
-/// What is tried inside namespaces of the probe's own.
-fn apart() -> Vec<Check> {
+/// Runs the checks that need namespaces of the probe's own.
+fn apart() -> Vec<FacilityCheck> {
     let mut checks = vec![devices(), tap(), mpls(), guest_bounds()];
     match veth() {
         Ok(()) => checks.extend([xdp(), af_xdp(), kernel_links()]),
@@ -123,7 +123,7 @@ fn apart() -> Vec<Check> {
     checks
 }
 
-fn root() -> Check {
+fn root() -> FacilityCheck {
     if nix::unistd::geteuid().is_root() {
         ok("root", "runs as root")
     } else {
@@ -131,8 +131,8 @@ fn root() -> Check {
     }
 }
 
-/// Mounts that show files through other ids (mount_setattr(2)) came with Linux 5.12.
-fn kernel() -> Check {
+/// Id-mapped mounts (mount_setattr(2)) need Linux 5.12.
+fn kernel() -> FacilityCheck {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     if version(&release) >= (5, 12) {
         ok("kernel", release.trim())
@@ -141,8 +141,8 @@ fn kernel() -> Check {
     }
 }
 
-/// `runc exec --cgroup` came with runc 1.1.
-fn runc() -> Check {
+/// `runc exec --cgroup` needs runc 1.1.
+fn runc() -> FacilityCheck {
     let found = program("runc", &["/usr/sbin/runc", "/usr/bin/runc"], "--version", true);
     let said = found.detail.strip_prefix("runc version ").map(version);
     if said.is_some_and(|version| version < (1, 1)) {
@@ -151,14 +151,14 @@ fn runc() -> Check {
     found
 }
 
-/// The first two numbers of a version; zero for what is none.
+/// Returns the first two numbers of a version; 0 for a missing or malformed number.
 pub(crate) fn version(text: &str) -> (u32, u32) {
     let mut numbers =
         text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-fn processor() -> Check {
+fn processor() -> FacilityCheck {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     if !std::is_x86_feature_detected!("popcnt") {
         return missing(
@@ -173,7 +173,7 @@ fn processor() -> Check {
     }
 }
 
-fn cgroups() -> Check {
+fn cgroups() -> FacilityCheck {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let of_kind = |kind: &str| {
         let lines = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -204,7 +204,7 @@ fn cgroups() -> Check {
     missing("cgroups", detail, remedy)
 }
 
-fn user_namespaces() -> Check {
+fn user_namespaces() -> FacilityCheck {
     let file = "/proc/sys/user/max_user_namespaces";
     let count: u64 = read_number(file).unwrap_or(0);
     if count > 0 && Path::new("/proc/self/ns/user").exists() {
@@ -214,7 +214,7 @@ fn user_namespaces() -> Check {
     }
 }
 
-fn seccomp() -> Check {
+fn seccomp() -> FacilityCheck {
     if Path::new("/proc/sys/kernel/seccomp/actions_avail").exists() {
         ok("seccomp", "filters")
     } else {
@@ -222,8 +222,8 @@ fn seccomp() -> Check {
     }
 }
 
-/// What every container needs of /dev: it is shown the machine's, by other users than root.
-fn device_files() -> Check {
+/// Every container sees these files of the machine's /dev, as a user other than root.
+fn device_files() -> FacilityCheck {
     const FILES: [(&str, u64, u64); 6] = [
         ("null", 1, 3),
         ("zero", 1, 5),
@@ -256,8 +256,8 @@ fn device_files() -> Check {
     missing("device files", found.join("; "), remedies.join("; "))
 }
 
-/// A program by one of its places, with the first line that it says of its version.
-fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) -> Check {
+/// Checks for a program at one of `places`, and reports the first line of its version output.
+fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) -> FacilityCheck {
     let remedy = match name {
         "bird" => "apt install bird2".to_owned(),
         name => format!("apt install {name}"),
@@ -281,7 +281,7 @@ fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) ->
     }
 }
 
-fn bpf_fs() -> Check {
+fn bpf_fs() -> FacilityCheck {
     let place = Path::new(xdp::BPF_FS);
     if xdp::is_bpf_fs(place) {
         ok("BPF file system", format!("at {}", xdp::BPF_FS))
@@ -293,8 +293,8 @@ fn bpf_fs() -> Check {
     }
 }
 
-/// Pools beyond it need CAP_IPC_LOCK, which root usually has.
-fn locked_memory() -> Check {
+/// Packet pools beyond this limit need CAP_IPC_LOCK, which root usually has.
+fn locked_memory() -> FacilityCheck {
     let Ok((soft, _)) = getrlimit(Resource::RLIMIT_MEMLOCK) else {
         return warn("locked memory", "limit not known", "see ulimit -l");
     };
@@ -310,8 +310,8 @@ fn locked_memory() -> Check {
     }
 }
 
-/// Bounds of what sockets hold: each guest's own, or one for all.
-fn socket_memory() -> Check {
+/// Limits on socket memory: one per guest, or a single one for all.
+fn socket_memory() -> FacilityCheck {
     const NAME: &str = "socket memory";
     match shared::low_socket_memory() {
         Ok(low) if low.is_empty() => ok(NAME, "bounded by cgroups alone"),
@@ -325,8 +325,8 @@ fn socket_memory() -> Check {
     }
 }
 
-/// Bounds of tracked connections in each network namespace.
-fn connections() -> Check {
+/// Limits on tracked connections in each network namespace.
+fn connections() -> FacilityCheck {
     const NAME: &str = "tracked connections";
     match shared::connections_max() {
         Ok(None) => ok(NAME, "none are tracked yet"),
@@ -342,14 +342,14 @@ fn connections() -> Check {
     }
 }
 
-/// Bounds of what guests ask the kernel for, in a BPF file system of the probe's own.
-fn guest_bounds() -> Check {
+/// Limits on guests' requests to the kernel, tried in a BPF file system of the probe's own.
+fn guest_bounds() -> FacilityCheck {
     const NAME: &str = "guest bounds";
     let here = Path::new(xdp::BPF_FS);
     let pins = here.join("probe-limits");
     let tried = mount(Some("bpf"), here, Some("bpf"), MsFlags::empty(), None::<&str>)
         .on("mount a BPF file system at", xdp::BPF_FS)
-        .and_then(|()| Limits::open(&pins).map(drop));
+        .and_then(|()| NetlinkLimits::open(&pins).map(drop));
     let _ = limits::destroy(&pins);
     match tried {
         Ok(()) => {
@@ -364,17 +364,18 @@ fn guest_bounds() -> Check {
     }
 }
 
-/// Which kinds of devices there are; none is needed but veth, which is tried apart.
-fn devices() -> Check {
+/// Kinds of devices that the kernel has. Only veth is required, and has a check of its own.
+fn devices() -> FacilityCheck {
     let has = |kind: &&&str| {
         let kind = (**kind).to_owned();
-        let made = converse(|handle| async move {
+        let made = run_in_thread(|handle| async move {
             let mut message = LinkMessage::default();
             let info = LinkInfo::Kind(InfoKind::Other(kind));
             message.attributes.push(LinkAttribute::LinkInfo(vec![info]));
             Ok(handle.link().add(message).execute().await)
         });
-        // A kind that is not known is EOPNOTSUPP; others lack what they are made of.
+        // An unknown kind fails with EOPNOTSUPP. Other
+        // errors mean that the request lacks parameters.
         let unknown = |error: &rtnetlink::Error| match error {
             rtnetlink::Error::NetlinkError(message) => {
                 message.raw_code() == -(nix::errno::Errno::EOPNOTSUPP as i32)
@@ -389,14 +390,14 @@ fn devices() -> Check {
     ok("devices", format!("{}{without}", list(there)))
 }
 
-fn mpls() -> Check {
+fn mpls() -> FacilityCheck {
     match sysctl::exists("net.mpls.platform_labels") {
         true => ok("MPLS", "net.mpls.* can be set in nodes"),
         false => warn("MPLS", "nodes have no net.mpls.*", sysctl::cure("mpls_router")),
     }
 }
 
-fn tap() -> Check {
+fn tap() -> FacilityCheck {
     let made = fs::File::open("/proc/thread-self/ns/net")
         .on("open", "the network namespace")
         .and_then(|netns| {
@@ -419,7 +420,7 @@ fn tap() -> Check {
 }
 
 fn veth() -> Result<()> {
-    converse(|handle| async move {
+    run_in_thread(|handle| async move {
         let veth = LinkVeth::new(DEVICES[0], DEVICES[1]).build();
         handle.link().add(veth).execute().await.map_err(refused("make", "veth"))?;
         for name in DEVICES {
@@ -430,7 +431,7 @@ fn veth() -> Result<()> {
     })
 }
 
-fn xdp() -> Check {
+fn xdp() -> FacilityCheck {
     let here = Path::new(xdp::BPF_FS);
     if let Err(error) = mount(Some("bpf"), here, Some("bpf"), MsFlags::empty(), None::<&str>) {
         return missing("XDP", format!("no BPF file system: {error}"), "enable CONFIG_BPF_SYSCALL");
@@ -439,21 +440,21 @@ fn xdp() -> Check {
     let attached = Xdp::attach(DEVICES[0], &pins);
     let _ = xdp::detach(&pins);
     match attached.map(|xdp| xdp.mode()) {
-        Ok(Mode::Native | Mode::Packet) => {
+        Ok(XdpMode::Native | XdpMode::Packet) => {
             ok("XDP", "native on veth, links and maps can be pinned")
         }
-        Ok(Mode::Generic) => {
+        Ok(XdpMode::Generic) => {
             warn("XDP", "generic only on veth", "slower; physical drivers may do better")
         }
         Err(error) => missing("XDP", text(&error), "use a kernel with CONFIG_XDP_SOCKETS"),
     }
 }
 
-fn af_xdp() -> Check {
-    let made = || -> std::result::Result<Socket, pdp_afxdp::Error> {
+fn af_xdp() -> FacilityCheck {
+    let made = || -> std::result::Result<XdpSocket, pdp_afxdp::Error> {
         let (pool, _packets) = Pool::new(POOL_PACKETS)?;
-        let index = Interface::by_name(DEVICES[0]).map_or(0, |interface| interface.index);
-        let socket = Socket::new(create_socket(pool.memfd())?, &pool)?;
+        let index = InterfaceInfo::by_name(DEVICES[0]).map_or(0, |interface| interface.index);
+        let socket = XdpSocket::new(create_socket(pool.memfd())?, &pool)?;
         bind_socket(socket.as_fd(), index, 0).map(|()| socket)
     };
     match made() {
@@ -462,9 +463,9 @@ fn af_xdp() -> Check {
     }
 }
 
-/// What links between two routers need that the kernel forwards for: programs at both ends of veths, and maps of
-/// devices in other namespaces. The BPF file system is the one that [`xdp`] has mounted.
-fn kernel_links() -> Check {
+/// Requirements of links between two kernel vrouters: programs at both ends of veths, and maps of
+/// devices in other namespaces. Uses the BPF file system that [`xdp`] has mounted.
+fn kernel_links() -> FacilityCheck {
     const NAME: &str = "kernel links";
     let tried = || -> Result<()> {
         let place = Path::new("/tmp");
@@ -479,7 +480,7 @@ fn kernel_links() -> Check {
                 let (addresses, routes) = (Vec::new(), Vec::new());
                 let spec = PortSpec { number, vrouter: 0, name, mac, mtu: 1500, addresses, routes };
                 ports.make(guest.as_fd(), &spec)?;
-                ports.join(number, Way::Port(1 - number))?;
+                ports.join(number, LinkTarget::Port(1 - number))?;
             }
             Ok(())
         });
@@ -500,7 +501,7 @@ fn read_number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// An error with its causes.
+/// Returns the text of an error, with its causes.
 fn text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -511,16 +512,20 @@ fn text(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn ok(name: &'static str, detail: impl Into<String>) -> Check {
-    Check { name, level: Level::Ok, detail: detail.into(), remedy: String::new() }
+fn ok(name: &'static str, detail: impl Into<String>) -> FacilityCheck {
+    FacilityCheck { name, level: Level::Ok, detail: detail.into(), remedy: String::new() }
 }
 
-fn warn(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
-    Check { name, level: Level::Warn, detail: detail.into(), remedy: remedy.into() }
+fn warn(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> FacilityCheck {
+    FacilityCheck { name, level: Level::Warn, detail: detail.into(), remedy: remedy.into() }
 }
 
-fn missing(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
-    Check { name, level: Level::Missing, detail: detail.into(), remedy: remedy.into() }
+fn missing(
+    name: &'static str,
+    detail: impl Into<String>,
+    remedy: impl Into<String>,
+) -> FacilityCheck {
+    FacilityCheck { name, level: Level::Missing, detail: detail.into(), remedy: remedy.into() }
 }
 
 #[cfg(test)]
@@ -528,7 +533,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read() {
+    fn parses_version_numbers() {
         let read =
             ["6.1.0-31-cloud-amd64\n", "1.1.5+ds1 at /usr/sbin/runc", "5.12", "1.0-rc9", "x"];
         assert_eq!(read.map(version), [(6, 1), (1, 1), (5, 12), (1, 0), (0, 0)]);

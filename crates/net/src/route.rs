@@ -16,48 +16,48 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::{Handle, RouteMessageBuilder, RouteNextHopBuilder};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Context, Error, Result};
-use crate::netlink::{Kept, converse, refused};
+use crate::error::{Error, NetContext, Result};
+use crate::netlink::{NetlinkPool, refused, run_in_thread};
 use crate::netns::within;
 
-/// A static route, as `ip route` has it with `proto static`.
+/// Static route, as `ip route` shows it with `proto static`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Route {
-    /// Where to.
+pub struct StaticRouteSpec {
+    /// Destination.
     pub to: IpNet,
-    /// What becomes of packets.
-    pub kind: Kind,
-    /// Next hops; none but for [`Kind::Unicast`], which has at least one.
-    pub hops: Vec<Hop>,
-    /// The lower, the better; 0: as the kernel has it.
+    /// Treatment of its packets.
+    pub kind: StaticRouteKind,
+    /// Next hops: at least one for [`StaticRouteKind::Unicast`], none for other kinds.
+    pub hops: Vec<StaticRouteHop>,
+    /// Metric; lower is better. 0: the kernel's default.
     pub metric: u32,
     /// The table's number.
     pub table: u32,
-    /// Source of what the namespace's own programs send.
+    /// Source address for packets that the namespace's own programs send.
     pub src: Option<IpAddr>,
     /// Largest packet, bytes.
     pub mtu: Option<u32>,
-    /// How far the destination is.
-    pub scope: Scope,
+    /// Distance to the destination.
+    pub scope: StaticRouteScope,
 }
 
 /// A next hop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hop {
-    /// Its address; none: the destination is on the link of `dev`.
+pub struct StaticRouteHop {
+    /// Address of the next hop; `None` if the destination is on the link of `dev`.
     pub via: Option<IpAddr>,
-    /// The interface by which it is reached; none: as the kernel finds.
+    /// Interface that reaches it; `None` if the kernel finds it.
     pub dev: Option<String>,
-    /// Whether it is on that link whatever addresses there are.
+    /// True if the next hop is on that link regardless of its addresses.
     pub onlink: bool,
-    /// Its part beside others, 1 to 256.
+    /// Weight among the hops, 1 to 256.
     pub weight: u32,
 }
 
-/// What becomes of packets by a route.
+/// Treatment of a route's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as ip-route(8) has them")]
-pub enum Kind {
+pub enum StaticRouteKind {
     Unicast,
     Blackhole,
     Unreachable,
@@ -65,18 +65,18 @@ pub enum Kind {
     Throw,
 }
 
-/// How far a destination is.
+/// Distance to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as ip-route(8) has them")]
-pub enum Scope {
+pub enum StaticRouteScope {
     Global,
     Link,
     Host,
 }
 
-impl Route {
-    /// What the kernel tells routes of a table apart by.
-    fn place(&self) -> (IpNet, u32, u32) {
+impl StaticRouteSpec {
+    /// Identity of the route within the namespace: destination, table and metric.
+    fn identity(&self) -> (IpNet, u32, u32) {
         (self.to, self.table, self.metric)
     }
 
@@ -92,11 +92,11 @@ impl Route {
         }
     }
 
-    /// As the kernel is told, with interfaces of the calling thread's namespace.
+    /// Returns the netlink message. Interfaces are those of the calling thread's namespace.
     fn message(&self) -> Result<RouteMessage> {
         let invalid =
             |text: String| Error::Invalid { object: format!("route {}", self.words()), text };
-        let index = |hop: &Hop| match &hop.dev {
+        let index = |hop: &StaticRouteHop| match &hop.dev {
             Some(dev) => if_nametoindex(dev.as_str()).on("find", dev),
             None => Ok(0),
         };
@@ -105,16 +105,16 @@ impl Route {
             .map_err(|error| invalid(error.to_string()))?
             .table_id(self.table)
             .kind(match self.kind {
-                Kind::Unicast => RouteType::Unicast,
-                Kind::Blackhole => RouteType::BlackHole,
-                Kind::Unreachable => RouteType::Unreachable,
-                Kind::Prohibit => RouteType::Prohibit,
-                Kind::Throw => RouteType::Throw,
+                StaticRouteKind::Unicast => RouteType::Unicast,
+                StaticRouteKind::Blackhole => RouteType::BlackHole,
+                StaticRouteKind::Unreachable => RouteType::Unreachable,
+                StaticRouteKind::Prohibit => RouteType::Prohibit,
+                StaticRouteKind::Throw => RouteType::Throw,
             })
             .scope(match self.scope {
-                Scope::Global => RouteScope::Universe,
-                Scope::Link => RouteScope::Link,
-                Scope::Host => RouteScope::Host,
+                StaticRouteScope::Global => RouteScope::Universe,
+                StaticRouteScope::Link => RouteScope::Link,
+                StaticRouteScope::Host => RouteScope::Host,
             });
         if self.metric != 0 {
             route = route.priority(self.metric);
@@ -154,24 +154,32 @@ impl Route {
     }
 }
 
-/// Gives a network namespace static routes: `wanted`, each in place of what is there of its destination, table and
-/// metric, in this order. Of those of `before`, which this set earlier, the ones that are not wanted any more are
-/// removed as far as they are still as they were.
+/// Sets the static routes of a network namespace.
+///
+/// Each route in `wanted` replaces an existing one of the same destination, table and metric, in
+/// this order. `before` lists the routes that an earlier call set. Those that are no longer wanted
+/// are removed, unless they were changed since then.
 ///
 /// # Errors
-/// The first route that the kernel refuses, and why; those before it are set.
-pub fn set(netns: BorrowedFd<'_>, before: &[Route], wanted: &[Route]) -> Result<()> {
+/// The first route that the kernel refuses, and the cause. The routes before it are set.
+pub fn set(
+    netns: BorrowedFd<'_>,
+    before: &[StaticRouteSpec],
+    wanted: &[StaticRouteSpec],
+) -> Result<()> {
     if before.is_empty() && wanted.is_empty() {
         return Ok(());
     }
     within(netns, || {
-        let stays = |route: &&Route| wanted.iter().any(|other| other.place() == route.place());
+        let stays = |route: &&StaticRouteSpec| {
+            wanted.iter().any(|other| other.identity() == route.identity())
+        };
         // An interface that is gone took its routes with it.
         let gone = before.iter().filter(|route| !stays(route));
         let gone: Vec<_> = gone.filter_map(|route| Some((route, route.message().ok()?))).collect();
         let set = wanted.iter().map(|route| Ok((route, route.message()?)));
         let set = set.collect::<Result<Vec<_>>>()?;
-        converse(|handle| async move {
+        run_in_thread(|handle| async move {
             for (route, message) in gone.into_iter().rev() {
                 remove(&handle, route, message).await?;
             }
@@ -184,7 +192,7 @@ pub fn set(netns: BorrowedFd<'_>, before: &[Route], wanted: &[Route]) -> Result<
     })
 }
 
-async fn remove(handle: &Handle, route: &Route, message: RouteMessage) -> Result<()> {
+async fn remove(handle: &Handle, route: &StaticRouteSpec, message: RouteMessage) -> Result<()> {
     match handle
         .route()
         .del(message)
@@ -192,7 +200,7 @@ async fn remove(handle: &Handle, route: &Route, message: RouteMessage) -> Result
         .await
         .map_err(refused("remove route", route.words()))
     {
-        // Somebody inside did so already, or made it another.
+        // A program in the namespace has already removed or changed it.
         Err(Error::Io { source, .. })
             if matches!(
                 source.raw_os_error().map(Errno::from_raw),
@@ -205,28 +213,30 @@ async fn remove(handle: &Handle, route: &Route, message: RouteMessage) -> Result
     }
 }
 
-/// What a kernel's routes and rules say of a packet.
+/// Routing decision of a kernel for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is for this machine.
+pub enum KernelVerdict {
+    /// Local delivery.
     Local,
-    /// It leaves.
+    /// Forward.
     Hop {
-        /// To this next hop; none: to its destination.
+        /// Next hop; `None` if it is the destination itself.
         via: Option<IpAddr>,
-        /// By the interface of this index.
+        /// Index of the egress interface.
         interface: u32,
     },
     /// Something else, as ip-route(8) calls it.
     Other(String),
 }
 
-/// What the routes and rules of the calling thread's network namespace say of a packet from `from` to `to` that
-/// the interface of this index receives. Of several next hops it is one for these addresses, ports not considered.
+/// Asks the kernel for the routing decision on a packet from `from` to `to` that the interface of
+/// this index receives, in the calling thread's network namespace. If there are several next hops,
+/// returns the one for these addresses, without regard to ports.
 ///
 /// # Errors
-/// The kernel drops such packets: a route that says so, none at all, or a source that it does not believe.
-pub fn ask(interface: u32, from: IpAddr, to: IpAddr) -> Result<Verdict> {
+/// The kernel drops such packets: by a route, for lack
+/// of a route, or because it rejects the source.
+pub fn lookup(interface: u32, from: IpAddr, to: IpAddr) -> Result<KernelVerdict> {
     let address = |address| match address {
         IpAddr::V4(v4) => RouteAddress::Inet(v4),
         IpAddr::V6(v6) => RouteAddress::Inet6(v6),
@@ -245,7 +255,7 @@ pub fn ask(interface: u32, from: IpAddr, to: IpAddr) -> Result<Verdict> {
         RouteAttribute::Iif(interface),
     ];
     let what = "ask for the route to";
-    let answers = Kept::open()?.ask(Message::GetRoute(question), 0).on(what, to)?;
+    let answers = NetlinkPool::open()?.exchange(Message::GetRoute(question), 0).on(what, to)?;
     let answer = answers.into_iter().find_map(|answer| match answer {
         Message::NewRoute(route) => Some(route),
         _ => None,
@@ -263,20 +273,20 @@ pub fn ask(interface: u32, from: IpAddr, to: IpAddr) -> Result<Verdict> {
         }
     }
     Ok(match (answer.header.kind, interface) {
-        (RouteType::Local, _) => Verdict::Local,
-        (RouteType::Unicast, Some(interface)) => Verdict::Hop { via, interface },
-        (other, _) => Verdict::Other(format!("{other:?}").to_lowercase()),
+        (RouteType::Local, _) => KernelVerdict::Local,
+        (RouteType::Unicast, Some(interface)) => KernelVerdict::Hop { via, interface },
+        (other, _) => KernelVerdict::Other(format!("{other:?}").to_lowercase()),
     })
 }
 
-/// Gives a network namespace addresses on `lo`, which is up.
+/// Adds addresses to `lo` in a network namespace. `lo` must be up.
 pub fn set_loopback(netns: BorrowedFd<'_>, addresses: &[IpNet]) -> Result<()> {
     if addresses.is_empty() {
         return Ok(());
     }
     within(netns, || {
         let index = if_nametoindex("lo").on("find", "lo")?;
-        converse(|handle| async move {
+        run_in_thread(|handle| async move {
             for address in addresses {
                 let mut add = handle.address().add(index, address.addr(), address.prefix_len());
                 add.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));

@@ -1,13 +1,15 @@
-//! What the kernel's look-up does not say of a network namespace, so that somebody has to watch it for whoever forwards
-//! by that look-up alone: the smallest MTU that a route has, and that neighbours are used.
+//! Watches those properties of a namespace's routes that the kernel's FIB lookup for XDP does not
+//! report: the smallest MTU of any route. Also confirms neighbours in use. A data plane that
+//! forwards by this lookup alone needs both.
 //!
-//! A look reads no more than [`LOOK_BYTES`], so that a namespace with a million routes, or one whose routes change all
-//! the time, takes no more of the watcher than any other. More changes between two looks than the kernel keeps for
-//! this make it begin anew after [`REST`]; until it has seen all routes, it knows nothing. Programs with all rights in
-//! the namespace can tell it what they like, of their own routes.
+//! A poll reads at most [`LOOK_BYTES`]. So a namespace with a million routes, or with
+//! constantly changing ones, costs the watcher no more than any other. If more changes occur
+//! between two polls than the kernel queues, the watch starts over after [`REST`]. Until it has
+//! read all routes, it reports nothing. Programs with full privileges in the namespace can
+//! mislead it, but only about their own routes.
 //!
-//! Source: Linux net/ipv4/route.c (`ip_dst_mtu_maybe_forward` heeds every route's MTU, `bpf_fib_lookup` those alone that
-//! are locked), net/core/neighbour.c (`NTF_USE`).
+//! Source: Linux net/ipv4/route.c (`ip_dst_mtu_maybe_forward` heeds every route's MTU,
+//! `bpf_fib_lookup` only locked ones), net/core/neighbour.c (`NTF_USE`).
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -25,70 +27,70 @@ use rtnetlink::packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, Nei
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteMetric};
 use rtnetlink::packet_route::{AddressFamily as Family, RouteNetlinkMessage};
 
-use crate::error::{Context, Result};
+use crate::error::{NetContext, Result};
 use crate::netns::within;
 use crate::ports::NO_MTU;
 
-/// What a look reads at most, bytes: some thousands of routes.
+/// Most bytes that a poll reads: some thousands of routes.
 pub const LOOK_BYTES: usize = 512 << 10;
 
-/// How long it rests when routes changed faster than it could read.
+/// Pause after routes changed faster than they could be read.
 pub const REST: Duration = Duration::from_secs(10);
 
-/// All routes are looked through again where one with the smallest MTU went, but not sooner after the last time.
+/// Shortest interval between full reads of the routes, after a route with an MTU was removed.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// What the kernel keeps between two looks, bytes.
+/// Most bytes that the kernel queues between two polls.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// More than the kernel sends in one datagram.
+/// Longer than any datagram of the kernel.
 const DATAGRAM_BYTES: usize = 32 << 10;
 
-/// Tries for a list that no change interrupts, before one that was is taken.
+/// Attempts at an uninterrupted dump, before an interrupted one is accepted.
 const TRIES: u32 = 3;
 
-/// Neighbours that are confirmed at a time.
+/// Most neighbours that are confirmed at a time.
 pub const CONFIRMED_MAX: usize = 64;
 
-/// Numbers of what it asks.
+/// Sequence numbers of the requests.
 const LIST: u32 = 1;
 const CONFIRM: u32 = 2;
 
 /// RTMGRP_IPV4_ROUTE and RTMGRP_IPV6_ROUTE of linux/rtnetlink.h.
 const RTNLGRP_ROUTES: u32 = 1 << 6 | 1 << 10;
 
-/// Watches the routes of a namespace.
+/// Watches the MTUs of a namespace's routes.
 #[derive(Debug)]
 pub struct RouteMtu {
     socket: OwnedFd,
-    state: State,
-    /// Of IPv4 and of IPv6, once they are known.
+    state: RouteMtuState,
+    /// Smallest MTU for IPv4 and for IPv6, once known.
     known: Option<[u32; 2]>,
-    /// As far as this list has come.
+    /// Smallest MTUs in the current dump so far.
     found: [u32; 2],
     listed: Instant,
-    /// A route that had the smallest one went.
+    /// True if a route with an MTU was removed.
     stale: bool,
     tries: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
-    /// All routes come, and were changed meanwhile or not.
-    Lists {
+enum RouteMtuState {
+    /// A dump of all routes runs; `interrupted` if routes changed meanwhile.
+    Dumping {
         interrupted: bool,
     },
-    Watches,
-    Rests {
+    Watching,
+    Paused {
         until: Instant,
     },
 }
 
 impl RouteMtu {
-    /// Watches a namespace.
+    /// Starts watching a namespace.
     ///
     /// # Errors
-    /// The kernel gives no socket.
+    /// The kernel refuses the socket.
     pub fn open(netns: BorrowedFd<'_>) -> Result<Self> {
         let socket = within(netns, || {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -102,7 +104,7 @@ impl RouteMtu {
         })?;
         let mut this = Self {
             socket,
-            state: State::Watches,
+            state: RouteMtuState::Watching,
             known: None,
             found: [NO_MTU; 2],
             listed: Instant::now(),
@@ -113,15 +115,15 @@ impl RouteMtu {
         Ok(this)
     }
 
-    /// The smallest MTUs of routes, of IPv4 and of IPv6 ([`NO_MTU`]: none has one), by all that the kernel has said
-    /// so far; `None` while that is not known. To be called once a second or so.
+    /// Returns the smallest MTUs of routes, for IPv4 and for IPv6 ([`NO_MTU`]: no route has one),
+    /// from all notifications so far; `None` while unknown. Call it about once per second.
     ///
     /// # Errors
     /// The kernel refuses to list routes.
-    pub fn look(&mut self) -> Result<Option<[u32; 2]>> {
+    pub fn poll(&mut self) -> Result<Option<[u32; 2]>> {
         let rests = match self.state {
-            State::Rests { until } if Instant::now() < until => return Ok(None),
-            State::Rests { .. } => true,
+            RouteMtuState::Paused { until } if Instant::now() < until => return Ok(None),
+            RouteMtuState::Paused { .. } => true,
             _ => false,
         };
         let (mut buffer, mut read) = (vec![0; DATAGRAM_BYTES], 0);
@@ -134,13 +136,13 @@ impl RouteMtu {
                 }
                 Err(Errno::EAGAIN) => {
                     let again = self.stale && self.listed.elapsed() > AGAIN;
-                    if rests || again && matches!(self.state, State::Watches) {
+                    if rests || again && matches!(self.state, RouteMtuState::Watching) {
                         self.list()?;
                     }
                     return Ok(self.known);
                 }
                 Err(Errno::EINTR) => {}
-                // Once, where more came than it keeps.
+                // Reported once, if more changes arrived than the queue can keep.
                 Err(Errno::ENOBUFS) if rests => {}
                 Err(Errno::ENOBUFS) => {
                     self.rest();
@@ -150,7 +152,7 @@ impl RouteMtu {
             }
         }
         if rests {
-            // It goes on.
+            // Changes still arrive faster than they can be read.
             self.rest();
         }
         Ok(self.known)
@@ -158,17 +160,17 @@ impl RouteMtu {
 
     fn rest(&mut self) {
         self.known = None;
-        self.state = State::Rests { until: Instant::now() + REST };
+        self.state = RouteMtuState::Paused { until: Instant::now() + REST };
     }
 
     /// Asks for all routes of both families.
     fn list(&mut self) -> Result<()> {
-        self.state = State::Lists { interrupted: false };
+        self.state = RouteMtuState::Dumping { interrupted: false };
         self.found = [NO_MTU; 2];
         self.stale = false;
         self.listed = Instant::now();
         let mut routes = RouteMessage::default();
-        // Of any family: the kernel lists one after the other.
+        // For any family: the kernel lists one after the other.
         routes.header.address_family = Family::Unspec;
         self.say(RouteNetlinkMessage::GetRoute(routes), LIST, NLM_F_DUMP).on("list", "routes")
     }
@@ -187,7 +189,7 @@ impl RouteMtu {
     fn take(&mut self, mut rest: &[u8]) -> Result<()> {
         while !rest.is_empty() {
             let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest) else {
-                // Not one of its length, or none that is understood.
+                // A message with a wrong length, or one that cannot be parsed.
                 let length = rest.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
                 let length = (length.max(1) as usize).next_multiple_of(4);
                 rest = rest.get(length..).unwrap_or_default();
@@ -195,7 +197,7 @@ impl RouteMtu {
             };
             let length = (message.header.length as usize).next_multiple_of(4);
             rest = rest.get(length..).unwrap_or_default();
-            if let State::Lists { interrupted } = &mut self.state {
+            if let RouteMtuState::Dumping { interrupted } = &mut self.state {
                 *interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
             }
             match message.payload {
@@ -223,19 +225,19 @@ impl RouteMtu {
     }
 
     fn listed(&mut self) -> Result<()> {
-        let State::Lists { interrupted } = self.state else { return Ok(()) };
+        let RouteMtuState::Dumping { interrupted } = self.state else { return Ok(()) };
         self.tries = if interrupted { self.tries + 1 } else { 0 };
         if interrupted && self.tries < TRIES {
             return self.list();
         }
         self.tries = 0;
         self.known = Some(self.found);
-        self.state = State::Watches;
+        self.state = RouteMtuState::Watching;
         Ok(())
     }
 
-    /// Has the kernel see that these neighbours are used, by interface, so that it asks again for those that it has not
-    /// heard of for long. What is not there, or beyond [`CONFIRMED_MAX`], is left out.
+    /// Tells the kernel that these neighbours are in use, by interface, so that it confirms stale
+    /// ones. Skips neighbours that do not exist, and those beyond [`CONFIRMED_MAX`].
     pub fn confirm(&self, used: impl IntoIterator<Item = (u32, IpAddr)>) {
         for (index, address) in used.into_iter().take(CONFIRMED_MAX) {
             let mut neighbour = NeighbourMessage::default();
@@ -243,13 +245,13 @@ impl RouteMtu {
             neighbour.header.ifindex = index;
             neighbour.header.flags = NeighbourFlags::Use;
             neighbour.attributes.push(NeighbourAttribute::Destination(address.into()));
-            // One that is gone meanwhile is refused, which nobody needs to know.
+            // The kernel refuses neighbours that are gone by now, which does not matter.
             let _ = self.say(RouteNetlinkMessage::NewNeighbour(neighbour), CONFIRM, 0);
         }
     }
 }
 
-/// The MTU that a route has of its own, and of which family it is.
+/// Returns the family and the MTU of a route that has one.
 fn mtu(route: &RouteMessage) -> Option<(usize, u32)> {
     let family = match route.header.address_family {
         Family::Inet => 0,

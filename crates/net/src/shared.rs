@@ -1,45 +1,49 @@
-//! Settings (sysctls) that bound what all guests of a machine use together.
+//! Settings (sysctls) that limit the joint use of resources by all guests of a machine.
 //!
-//! The functions set each one so that no guest can use up what another one may have. A setting that is higher stays.
+//! Each function sets one so that no guest can use up another guest's part. Higher settings stay.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::netns::within;
 use crate::sysctl;
 
-/// Connections that each network namespace may track; each takes 1.6 KB that no cgroup is charged for.
+/// Most connections that each network namespace may track.
+/// Each takes 1.6 KB that no cgroup is charged for.
 pub const CONNECTIONS_MAX: u64 = 16_384;
 
-/// A machine that tracks more than this in its own namespace needs its bound for itself.
+/// If the machine tracks more connections than this in its
+/// own namespace, it needs its limit for itself.
 const OWN_CONNECTIONS_MAX: u64 = CONNECTIONS_MAX / 8;
 
 const CONNECTIONS: &str = "net.netfilter.nf_conntrack_max";
 
-/// Raises `kernel.pty.max` so that `count` pseudo-terminals are left beside those of the machine itself.
+/// Raises `kernel.pty.max` so that `count` pseudo-terminals
+/// remain beside those of the machine itself.
 ///
 /// # Errors
-/// The setting may not be changed; so for each of these functions.
+/// The setting may not be changed. This applies to each of these functions.
 pub fn raise_terminals(count: u64) -> Result<()> {
-    // The kernel keeps `reserve` of them for the machine's own mount of devpts.
+    // The kernel reserves `reserve` of them for the machine's own devpts mount.
     let reserved = numbers("kernel.pty.reserve")?.into_iter().next().unwrap_or(0);
     raise("kernel.pty.max", count + reserved)
 }
 
-/// Raises the inotify instances that each user may have to `count`.
+/// Raises the limit on inotify instances per user to `count`.
 pub fn raise_inotify_instances(count: u64) -> Result<()> {
     raise("fs.inotify.max_user_instances", count)
 }
 
-/// Raises the entries that the neighbour tables of IPv4 and of IPv6 may each hold to `count` (`gc_thresh3`). The
-/// kernel lets go of unused entries while a table holds more than half of it (`gc_thresh2`).
+/// Raises the limit on entries in each of the neighbour tables, IPv4 and IPv6,
+/// to `count` (`gc_thresh3`). While a table has more than half of it
+/// (`gc_thresh2`), the kernel removes unused entries.
 pub fn raise_neighbours(count: u64) -> Result<()> {
     let families = ["ipv4", "ipv6"].into_iter();
     // A kernel without IPv6 has no such table.
     for family in families.filter(|family| sysctl::exists(&format!("net.{family}"))) {
-        // In this order: what is above the next is of no use.
+        // In this order: a value above the next threshold has no effect.
         for (name, count) in [("gc_thresh3", count), ("gc_thresh2", count / 2)] {
             raise(&format!("net.{family}.neigh.default.{name}"), count)?;
         }
@@ -49,8 +53,8 @@ pub fn raise_neighbours(count: u64) -> Result<()> {
 
 const SOCKET_MEMORY: [&str; 2] = ["net.ipv4.tcp_mem", "net.ipv4.udp_mem"];
 
-/// Raises the memory that all TCP sockets and all UDP sockets may hold to the memory of the machine. Then the sockets
-/// of a cgroup reach the bound of their cgroup first.
+/// Raises the memory limits of all TCP sockets and of all UDP sockets to the memory of the machine.
+/// Then sockets reach the limit of their cgroup first.
 pub fn raise_socket_memory() -> Result<()> {
     let pages = memory_pages()?;
     SOCKET_MEMORY.into_iter().try_for_each(|key| raise(key, pages))
@@ -77,7 +81,7 @@ fn memory_pages() -> Result<u64> {
     Ok(kib / (rustix::param::page_size() as u64 >> 10))
 }
 
-/// Raises each number of a setting that is lower than `least`, and lowers none.
+/// Raises each number of a setting that is lower than `least`; never lowers one.
 fn raise(key: &str, least: u64) -> Result<()> {
     match raised(&numbers(key)?, least) {
         Some(value) => write(key, &value),
@@ -85,7 +89,7 @@ fn raise(key: &str, least: u64) -> Result<()> {
     }
 }
 
-/// The value in which each number is at least `least`; `None`: they all are.
+/// Returns the value with each number raised to at least `least`; `None` if all are high enough.
 fn raised(numbers: &[u64], least: u64) -> Option<String> {
     let low = numbers.iter().any(|number| *number < least);
     let raised = || numbers.iter().map(|number| number.max(&least).to_string());
@@ -107,8 +111,8 @@ fn path(key: &str) -> PathBuf {
     Path::new("/proc/sys").join(key.replace('.', "/"))
 }
 
-/// Runs `work` in the first network namespace of the machine, which alone has some of the settings: the caller's, or
-/// that of process 1.
+/// Runs `work` in the initial network namespace of the machine, since only that has some of the
+/// settings. It is the caller's, or that of process 1.
 fn in_first_netns<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if path("net.ipv4.neigh.default.gc_thresh3").exists() {
         return work();
@@ -117,8 +121,9 @@ fn in_first_netns<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
     within(File::open(FIRST).on("open", FIRST)?.as_fd(), work)
 }
 
-/// Lowers what each network namespace may track to [`CONNECTIONS_MAX`], unless the machine itself tracks many. Returns
-/// what it was before; `None`: the kernel tracks nothing yet, or the bound is as low already.
+/// Lowers the limit on tracked connections of each network namespace to [`CONNECTIONS_MAX`], unless
+/// the machine itself tracks many. Returns the earlier limit; `None` if the kernel tracks nothing
+/// yet, or the limit is as low already.
 ///
 /// # Errors
 /// [`Error::Invalid`]: the machine itself tracks many.
@@ -135,8 +140,8 @@ pub fn bound_connections() -> Result<Option<u64>> {
     Ok(Some(most))
 }
 
-/// Gives the machine its earlier bound back if it itself tracks more than half of [`CONNECTIONS_MAX`]. Returns true if
-/// it did.
+/// Restores the machine's earlier limit if it itself tracks more than half of
+/// [`CONNECTIONS_MAX`]. Returns true if it did.
 pub fn unbound_connections(before: u64) -> Result<bool> {
     let needs = own_connections()? > CONNECTIONS_MAX / 2;
     if needs {
@@ -145,12 +150,13 @@ pub fn unbound_connections(before: u64) -> Result<bool> {
     Ok(needs)
 }
 
-/// Connections that the machine's first network namespace tracks now.
+/// Returns the count of connections that the machine's initial network namespace tracks now.
 fn own_connections() -> Result<u64> {
     Ok(numbers("net.netfilter.nf_conntrack_count")?.iter().sum())
 }
 
-/// Returns the connections that each network namespace may track; `None`: the kernel tracks none yet.
+/// Returns the limit on tracked connections of each network
+/// namespace; `None` if the kernel tracks none yet.
 pub fn connections_max() -> Result<Option<u64>> {
     match numbers(CONNECTIONS) {
         Ok(most) => Ok(most.first().copied()),
@@ -164,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_settings_are_found() {
+    fn reads_and_raises_shared_kernel_settings() {
         for key in SOCKET_MEMORY {
             let is = numbers(key).unwrap();
             assert!(is.len() == 3 && is.is_sorted(), "{key}: {is:?}");

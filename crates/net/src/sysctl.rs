@@ -4,11 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::{fs, io};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::netns::within;
 
-/// Sets a sysctl of a network namespace, e.g. `net.ipv4.ip_forward`; `.` in an interface's name is
-/// written `/` as with sysctl(8).
+/// Sets a sysctl of a network namespace, e.g. `net.ipv4.ip_forward`. As with sysctl(8), a `.` in an
+/// interface's name is written `/`.
 pub fn set(netns: BorrowedFd<'_>, key: &str, value: &str) -> Result<()> {
     within(netns, || set_here(key, value))
 }
@@ -21,7 +21,7 @@ pub fn set_all(netns: BorrowedFd<'_>, values: &[(String, String)]) -> Result<()>
     within(netns, || values.iter().try_for_each(|(key, value)| set_here(key, value)))
 }
 
-/// Reads a sysctl of a network namespace, without the line's end.
+/// Reads a sysctl of a network namespace, without the trailing newline.
 pub fn get(netns: BorrowedFd<'_>, key: &str) -> Result<String> {
     within(netns, || {
         let value = fs::read_to_string(path(key)?).on("read sysctl", key)?;
@@ -38,12 +38,12 @@ pub(crate) fn set_here(key: &str, value: &str) -> Result<()> {
     }
 }
 
-/// Sets a sysctl of IPv6 of the calling thread's network namespace, where the kernel has IPv6.
+/// Sets an IPv6 sysctl of the calling thread's network namespace, if the kernel has IPv6.
 pub(crate) fn set_v6_here(key: &str, value: &str) -> Result<()> {
     if has_v6() { set_here(key, value) } else { Ok(()) }
 }
 
-/// True if the kernel has IPv6. Booted with `ipv6.disable=1` it has no sysctls of it.
+/// True if the kernel has IPv6. Booted with `ipv6.disable=1`, it has no IPv6 sysctls.
 pub fn has_v6() -> bool {
     exists("net.ipv6")
 }
@@ -53,7 +53,7 @@ pub fn exists(key: &str) -> bool {
     path(key).is_ok_and(|path| path.exists())
 }
 
-/// The error of a sysctl that is not there.
+/// Returns the error for a missing sysctl.
 fn missing(key: &str) -> Error {
     let modules =
         [("net.mpls.", "mpls_router"), ("net.vrf.", "vrf"), ("net.bridge.", "br_netfilter")];
@@ -87,7 +87,7 @@ fn lists(list: &str, module: &str) -> bool {
     })
 }
 
-/// /proc/sys/net is that of the thread that opens it.
+/// Returns the path of a sysctl. /proc/sys/net shows the namespace of the thread that opens it.
 fn path(key: &str) -> Result<PathBuf> {
     let swapped: String = key
         .chars()
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_sysctl_names_what_the_kernel_lacks() {
+    fn missing_sysctl_error_names_the_remedy() {
         let said = set_here("net.ipv4.no_such_setting", "1").unwrap_err().to_string();
         let expected = "sysctl net.ipv4.no_such_setting: this machine's kernel does not have it; remove \
                         it, or take a newer kernel";
@@ -125,19 +125,19 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_of_a_missing_protocol_exists_nowhere() {
+    fn missing_and_foreign_sysctls_do_not_exist() {
         assert!(exists("net.ipv4.ip_forward") && exists("net.ipv4"));
         assert!(!exists("net.ipv4.no_such_setting") && !exists("kernel.hostname"));
     }
 
     #[test]
-    fn a_dot_in_an_interface_name_stays_one() {
+    fn dot_in_interface_name_is_preserved() {
         let want = PathBuf::from("/proc/sys/net/ipv4/conf/eth0.5/rp_filter");
         assert_eq!(path("net.ipv4.conf.eth0/5.rp_filter").unwrap(), want);
     }
 
     #[test]
-    fn a_key_leads_nowhere_but_below_net() {
+    fn sysctl_keys_cannot_leave_net() {
         for key in ["kernel.hostname", "net..x", "net.//.kernel", "net.//.//.x", ""] {
             assert!(path(key).is_err(), "{key}");
         }

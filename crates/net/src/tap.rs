@@ -1,7 +1,7 @@
 //! TAPs inside guests.
 //!
-//! A TAP lives as long as a descriptor of it is open, and its carrier too: whoever is to outlive
-//! the maker needs a copy.
+//! A TAP and its carrier last as long as any descriptor of it is open. To let it outlive its maker,
+//! another process needs a copy.
 
 use std::ffi::CStr;
 use std::net::IpAddr;
@@ -15,40 +15,42 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::{LinkUnspec, RouteMessageBuilder};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
-use crate::netlink::{converse, refused};
+use crate::netlink::{refused, run_in_thread};
 use crate::netns::within;
 use crate::sysctl;
 
-/// Frames that wait for the reader of the descriptor, unless said otherwise.
+/// Default length of the queue to the descriptor's reader, frames.
 const QUEUE_FRAMES: u32 = 1024;
 
 /// A TAP to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapSpec {
-    /// Its name inside, at most 15 bytes.
+    /// Name inside the guest, at most 15 bytes.
     pub name: String,
-    /// Its link address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Largest IP packet, bytes.
     pub mtu: u32,
-    /// Addresses with prefix lengths; none where the guest's own configuration gives them.
+    /// Addresses with prefix lengths; empty if the guest's own configuration sets them.
     pub addresses: Vec<IpNet>,
     /// Routes: destination and gateway.
     pub routes: Vec<(IpNet, IpAddr)>,
-    /// Frames that wait for the reader of the descriptor.
+    /// Length of the queue to the descriptor's reader, frames.
     pub queue_frames: Option<u32>,
-    /// User id on the host that may attach to it by name too (programs that work on TAPs).
+    /// User id on the host that may also attach to it by name (for programs that use TAPs).
     pub owner: Option<u32>,
 }
 
-/// Makes a TAP inside a network namespace and brings it up with carrier. Not persistent: it goes
-/// with its last descriptor. Frames have no header before them (IFF_NO_PI, no IFF_VNET_HDR), so the
-/// kernel writes whole checksums and no giant frames. The descriptor does not block.
+/// Makes a TAP inside a network namespace and brings it up with carrier.
 ///
-/// IPv6 addresses are usable at once: duplicate address detection is off, since the namespace's
-/// maker gives the addresses.
+/// It is not persistent: it disappears with its last descriptor. Frames have no header
+/// before them (IFF_NO_PI, no IFF_VNET_HDR), so the kernel completes checksums and
+/// segments frames. The descriptor does not block.
+///
+/// IPv6 addresses are usable at once: duplicate address detection is off, since
+/// the namespace's maker assigns the addresses.
 pub fn create(netns: BorrowedFd<'_>, spec: &TapSpec) -> Result<OwnedFd> {
     within(netns, || {
         let tap = open_here(spec)?;
@@ -64,8 +66,8 @@ pub fn create(netns: BorrowedFd<'_>, spec: &TapSpec) -> Result<OwnedFd> {
     })
 }
 
-/// Sets an interface of the calling thread's network namespace as `link` has it, which brings it up, and gives it
-/// addresses and routes. IPv6 addresses are usable at once.
+/// Configures an interface of the calling thread's network namespace as `link` says, brings it up,
+/// and adds addresses and routes. IPv6 addresses are usable at once.
 pub(crate) fn equip(
     name: &str,
     link: LinkMessage,
@@ -74,7 +76,7 @@ pub(crate) fn equip(
 ) -> Result<()> {
     let index = link.header.index;
     sysctl::set_v6_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(name)), "0")?;
-    converse(|handle| async move {
+    run_in_thread(|handle| async move {
         handle.link().set(link).execute().await.map_err(refused("set up", name))?;
         for address in addresses {
             let mut add = handle.address().add(index, address.addr(), address.prefix_len());
@@ -119,9 +121,10 @@ pub(crate) fn open_here(spec: &TapSpec) -> Result<OwnedFd> {
     Ok(tap)
 }
 
-/// Gives a TAP its carrier or takes it, and has the kernel tell so at once. By itself it tells of carriers that
-/// are lost once a second (net/core/link_watch.c), and of others sooner; from Linux 6.8 on who asks for a link
-/// has it tell what it has not told yet.
+/// Sets or clears the carrier of a TAP, and makes the kernel announce it at once.
+///
+/// By itself, the kernel announces lost carriers once per second (net/core/link_watch.c), and
+/// others sooner. From Linux 6.8 on, a query of the link makes it announce pending changes.
 pub fn set_carrier(tap: BorrowedFd<'_>, on: bool) -> Result<()> {
     let mut carrier = libc::c_int::from(on);
     ioctl(&tap, libc::TUNSETCARRIER, &raw mut carrier).on("set the carrier of", "a TAP")?;
@@ -129,14 +132,14 @@ pub fn set_carrier(tap: BorrowedFd<'_>, on: bool) -> Result<()> {
         return Ok(());
     }
     let name = name(tap)?;
-    // It only makes it sooner.
+    // The query only speeds up the announcement.
     let _ = within(netns(tap)?.as_fd(), || ethtool::has_link(&name));
     Ok(())
 }
 
-/// The network namespace that a TAP was made in.
+/// Returns the network namespace in which a TAP was made.
 fn netns(tap: BorrowedFd<'_>) -> Result<OwnedFd> {
-    /// Of linux/sockios.h.
+    /// From linux/sockios.h.
     const SIOCGSKNS: libc::Ioctl = 0x894c;
     // SAFETY: it takes no argument.
     let fd = unsafe { libc::ioctl(tap.as_raw_fd(), SIOCGSKNS) };
@@ -145,7 +148,7 @@ fn netns(tap: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Name of the interface that a descriptor serves.
+/// Returns the name of the interface that a descriptor serves.
 pub fn name(tap: BorrowedFd<'_>) -> Result<String> {
     let mut request = named_request("")?;
     ioctl(&tap, libc::TUNGETIFF, &raw mut request).on("ask for the name of", "a TAP")?;
@@ -154,11 +157,11 @@ pub fn name(tap: BorrowedFd<'_>) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Changes the MTU of a TAP by name inside a network namespace.
+/// Changes the MTU of a TAP, by name, inside a network namespace.
 pub fn set_mtu(netns: BorrowedFd<'_>, name: &str, mtu: u32) -> Result<()> {
     within(netns, || {
         let index = if_nametoindex(name).on("find", name)?;
-        converse(|handle| async move {
+        run_in_thread(|handle| async move {
             let link = LinkUnspec::new_with_index(index).mtu(mtu).build();
             handle.link().set(link).execute().await.map_err(refused("set the MTU of", name))
         })
@@ -185,7 +188,7 @@ pub(crate) fn named_request(name: &str) -> Result<libc::ifreq> {
     Ok(request)
 }
 
-/// An ioctl whose argument the kernel reads and may write.
+/// Calls an ioctl whose argument the kernel reads and may write.
 pub(crate) fn ioctl<T>(
     fd: &impl AsRawFd,
     request: libc::Ioctl,

@@ -1,9 +1,9 @@
-//! The XDP program that gives frames which belong to PdP to AF_XDP sockets and all others to the
-//! kernel, and the two that do so for packet sockets (`bpf/pdp_xdp.bpf.c`).
+//! XDP program that passes frames of PdP to AF_XDP sockets and all others to the kernel, and the
+//! two programs that do so for packet sockets (`bpf/pdp_xdp.bpf.c`).
 //!
-//! Link and maps are pinned, so that they outlive the process; the next one adopts them, and puts
-//! its own version of the program in place of the old one's without a gap. For packet sockets there
-//! is no link: a traffic control filter stays where it is until it is taken off.
+//! Link and maps are pinned, so that they outlive the process. The next process adopts them, and
+//! replaces the program by its own version without a gap. Packet sockets have no link: a traffic
+//! control filter stays until it is removed.
 //!
 //! Limits: [`TAKES_MAX`], [`QUEUES_MAX`].
 //! Source: Linux Documentation/networking/af_xdp.rst, bpf/libbpf, tc-bpf(8).
@@ -25,18 +25,18 @@ use libbpf_rs::{
 
 pub use pdp_wire::tunnel::Take;
 
-use crate::error::{Context, Error, Result};
-use crate::interface::{Condition, Interface};
+use crate::error::{Error, NetContext, Result};
+use crate::interface::{InterfaceInfo, InterfaceState};
 use crate::pins::{self, remove_dir, remove_file};
 use crate::ports::{Ports, SHARED_MAPS};
 
-/// Destinations that can be taken on one interface.
+/// Most destinations that can be taken on one interface.
 pub const TAKES_MAX: usize = 65536;
 
-/// Receive queues that can have a socket.
+/// Most receive queues with a socket.
 pub const QUEUES_MAX: u32 = 64;
 
-/// Where BPF file systems usually are.
+/// Usual mount point of the BPF file system.
 pub const BPF_FS: &str = "/sys/fs/bpf";
 
 /// BPF_FS_MAGIC of include/uapi/linux/magic.h.
@@ -48,7 +48,7 @@ const PROGRAM: &str = "pdp_xdp";
 const SOCKET_PROGRAM: &str = "pdp_socket";
 const FILTER_PROGRAM: &str = "pdp_tc";
 
-/// Which of an interface's filters is ours, by traffic control's numbers: unlikely to be another's.
+/// Handle and priority of PdP's traffic control filter on an interface; unlikely to be another's.
 const FILTER_HANDLE: u32 = 0x0070_6470;
 const FILTER_PRIORITY: u32 = 0x7064;
 
@@ -57,7 +57,7 @@ const LINK: &str = "link";
 
 const MAPS: [&str; 4] = ["sockets", "takes", "settings", "counters"];
 
-/// What is taken as `struct take` of the program.
+/// Returns the program's key (`struct take`) for taken traffic.
 fn key_of(take: &Take) -> [u8; 20] {
     let mut key = [0; 20];
     let (local, number, carrier) = match *take {
@@ -81,64 +81,66 @@ fn key_of(take: &Take) -> [u8; 20] {
     key
 }
 
-/// In the kind of what the program takes, beside the family: 0 is UDP.
+/// Kinds of taken traffic, beside the family; 0 is UDP.
 const TAKE_GRE: u16 = 0x100;
 const TAKE_VLAN: u16 = 0x200;
 
 /// NETDEV_XDP_ACT_BASIC, _REDIRECT and _NDO_XMIT of linux/netdev.h.
 const FEATURES: u64 = 1 | 2 | 4;
 
-/// How the program runs.
+/// XDP mode of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// In the driver.
+pub enum XdpMode {
+    /// Native, in the driver.
     Native,
-    /// In the kernel's stack; slower.
+    /// Generic, in the kernel's stack; slower.
     Generic,
-    /// Not XDP: behind packet sockets.
+    /// No XDP: socket and traffic control filters, for packet sockets.
     Packet,
 }
 
-/// What the program did.
+/// Counters of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Frames given to a socket. Those that it had no room for count here too (XDP_STATISTICS of
-    /// the socket says how many).
+pub struct XdpCounters {
+    /// Frames passed to a socket, including those that it had no
+    /// space for (its XDP_STATISTICS count these).
     pub taken: u64,
     /// Frames of PdP that found no socket on their queue and went to the kernel.
     pub no_socket: u64,
-    /// Other frames, given to the kernel.
+    /// Other frames, passed to the kernel.
     pub passed: u64,
 }
 
 /// The program on one interface. Dropping it leaves the program there; see [`Xdp::detach`].
 #[derive(Debug)]
 pub struct Xdp {
-    mode: Mode,
-    /// The interface that has a filter; 0: none.
+    mode: XdpMode,
+    /// Index of the interface that has a filter; 0: none.
     filtered: u32,
     pins: PathBuf,
     maps: [MapHandle; 4],
 }
 
 impl Xdp {
-    /// Adopts what is pinned in `pins` (below a BPF file system, see [`mount_bpf_fs`]) if it is on
-    /// this interface; else loads it anew, in the driver if it can. Until sockets are set, all goes
-    /// to the kernel.
+    /// Adopts the program pinned in `pins` (below a BPF file system, see [`mount_bpf_fs`]) if it is
+    /// on this interface. Otherwise loads it anew, in the driver if possible. Until sockets are
+    /// set, all frames go to the kernel.
     pub fn attach(device: &str, pins: &Path) -> Result<Self> {
         Self::attach_to(device, pins, None)
     }
 
-    /// As [`Xdp::attach`], where some of what is taken may be for ports of kernel vrouters: frames of their tunnels go
-    /// to them and not to sockets, and count there alone. Where it does not run in the driver ([`Xdp::mode`]) they can't
-    /// be given to ports, and go as the others do. After [`Ports::open`] this has to be called too.
+    /// Like [`Xdp::attach`], for an interface with tunnels of kernel vrouters' ports. Frames of
+    /// these tunnels go to the ports instead of to sockets, and only the ports count them.
+    ///
+    /// This needs the program in the driver ([`Xdp::mode`]); otherwise these frames are treated
+    /// like all others. It must be called again after [`Ports::open`].
     pub fn attach_for(device: &str, pins: &Path, ports: &Ports) -> Result<Self> {
         let this = Self::attach_to(device, pins, Some(ports))?;
-        if this.mode == Mode::Native { Ok(this) } else { Self::attach_to(device, pins, None) }
+        if this.mode == XdpMode::Native { Ok(this) } else { Self::attach_to(device, pins, None) }
     }
 
     fn attach_to(device: &str, pins: &Path, ports: Option<&Ports>) -> Result<Self> {
-        let index = Interface::by_name(device)?.index;
+        let index = InterfaceInfo::by_name(device)?.index;
         let ports = ports.map(Ports::pins);
         let object = prepare(device, pins, pinned_index(&pins.join(LINK)) == Some(index), ports)?;
         let program = program(&object, PROGRAM)?;
@@ -153,19 +155,24 @@ impl Xdp {
         Ok(Self { mode, filtered: 0, pins: pins.to_owned(), maps: maps(pins)? })
     }
 
-    /// As [`Xdp::attach`], for an interface whose frames come by packet sockets: those get what is
-    /// taken if they have the program that is returned, and the kernel gets the rest. What is taken
-    /// is lost while there is no socket.
+    /// Like [`Xdp::attach`], for an interface whose frames are read by packet sockets.
+    /// Sockets with the returned program get the taken frames; the kernel gets the rest.
+    /// Taken frames are lost while there is no socket.
     pub fn attach_behind_sockets(device: &str, pins: &Path) -> Result<(Self, OwnedFd)> {
-        let index = Interface::by_name(device)?.index;
+        let index = InterfaceInfo::by_name(device)?.index;
         let object = prepare(device, pins, filtered(pins) == Some(index), None)?;
         let filter = program(&object, FILTER_PROGRAM)?;
         let socket = program(&object, SOCKET_PROGRAM)?.as_fd().try_clone_to_owned();
         let socket = socket.on("keep the socket program of", device)?;
-        let mut this =
-            Self { mode: Mode::Packet, filtered: index, pins: pins.to_owned(), maps: maps(pins)? };
+        let mut this = Self {
+            mode: XdpMode::Packet,
+            filtered: index,
+            pins: pins.to_owned(),
+            maps: maps(pins)?,
+        };
         if filtered(pins) != Some(index) {
-            // Before there is a filter, so that none is left behind. Nothing is taken yet.
+            // Done before there is a filter, so that a failure
+            // leaves none behind. Nothing is taken yet.
             this.take_all(false)?;
         }
         let mut hook = hook(filter.as_fd(), index);
@@ -174,12 +181,12 @@ impl Xdp {
         Ok((this, socket))
     }
 
-    /// How it runs.
-    pub fn mode(&self) -> Mode {
+    /// Returns the mode in which it runs.
+    pub fn mode(&self) -> XdpMode {
         self.mode
     }
 
-    /// Gives the AF_XDP sockets by queue; queues not named have none.
+    /// Sets the AF_XDP sockets by queue; other queues have none.
     pub fn set_sockets(&mut self, sockets: &[(u32, BorrowedFd<'_>)]) -> Result<()> {
         if let Some((queue, _)) = sockets.iter().find(|(queue, _)| *queue >= QUEUES_MAX) {
             let text = format!("no socket there; {QUEUES_MAX} queues are supported, from 0");
@@ -204,7 +211,8 @@ impl Xdp {
         Ok(())
     }
 
-    /// Replaces what is taken. Those in both old and new never stop being taken.
+    /// Replaces the set of taken traffic. Entries in both
+    /// the old and the new set are taken throughout.
     pub fn set_takes<'a>(&mut self, takes: impl IntoIterator<Item = &'a Take>) -> Result<()> {
         let wanted: BTreeSet<_> = takes.into_iter().map(|take| key_of(take).to_vec()).collect();
         if wanted.len() > TAKES_MAX {
@@ -224,7 +232,7 @@ impl Xdp {
         Ok(())
     }
 
-    /// Takes every frame, or only what [`Xdp::set_takes`] says.
+    /// Takes every frame, or only those that [`Xdp::set_takes`] selects.
     pub fn take_all(&mut self, all: bool) -> Result<()> {
         let [_, _, map, _] = &self.maps;
         let settings = [u32::from(all).to_ne_bytes(), self.filtered.to_ne_bytes()];
@@ -233,8 +241,8 @@ impl Xdp {
             .on("take all frames by", self.pins.display())
     }
 
-    /// What the program did since it was loaded.
-    pub fn counters(&self) -> Result<Counters> {
+    /// Returns the counters since the program was loaded.
+    pub fn counters(&self) -> Result<XdpCounters> {
         let [.., map] = &self.maps;
         let read = |counter: u32| -> Result<u64> {
             let by_cpu = map
@@ -244,22 +252,24 @@ impl Xdp {
             let number = |bytes: Vec<u8>| bytes.first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
             Ok(by_cpu.unwrap_or_default().into_iter().map(number).sum())
         };
-        Ok(Counters { taken: read(0)?, no_socket: read(1)?, passed: read(2)? })
+        Ok(XdpCounters { taken: read(0)?, no_socket: read(1)?, passed: read(2)? })
     }
 
-    /// Takes the program off the interface and removes the pins.
+    /// Detaches the program from the interface and removes the pins.
     pub fn detach(self) -> Result<()> {
         detach(&self.pins)
     }
 }
 
-/// Whether an interface's driver runs programs and sends what they redirect to it, as it has to where tunnels of ports
-/// leave by it ([`crate::ports::Way::Outside`]); not where another program is in its way in the stack. `None`: there is
-/// no such interface. Kernels before Linux 6.3 do not tell, and count as if it did not.
+/// True if an interface's driver runs programs and sends frames redirected to it. Tunnels of ports
+/// that use the interface need this ([`crate::ports::LinkTarget::Outside`]). False if another
+/// program is attached in the stack. `None`: there is no such interface. Kernels before Linux 6.3
+/// do not report it, which counts as false.
 ///
-/// The driver of one end of a veth sends while the other end has NAPI: with GRO turned on, or a program.
+/// The driver of a veth end sends redirected frames while the other
+/// end has NAPI: with GRO turned on, or a program.
 pub fn redirects(device: &str) -> Option<bool> {
-    let index = i32::try_from(Condition::of(device)?.index).ok()?;
+    let index = i32::try_from(InterfaceState::of(device)?.index).ok()?;
     let mut options = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
         ..Default::default()
@@ -271,25 +281,25 @@ pub fn redirects(device: &str) -> Option<bool> {
     Some(error == 0 && has && free)
 }
 
-/// Removes the pins in `pins`, and with them the program from its interface. No change if there is
-/// none.
+/// Removes the pins in `pins`, and with them the program from
+/// its interface. Does nothing if there is none.
 pub fn detach(pins: &Path) -> Result<()> {
-    // At once, though others may hold the link.
+    // Detach explicitly, though others may keep the link open.
     if let Some(link) = pinned_link(&pins.join(LINK)) {
-        // It may be that of an interface that is gone.
+        // It may belong to an interface that is gone.
         let _ = link.detach();
     }
     if let (Some(index), Ok(map)) = (filtered(pins), settings(pins)) {
-        // As above. The descriptor has no meaning here.
+        // As above. The descriptor is not used here.
         let _ = hook(map.as_fd(), index).detach();
     }
     [LINK].iter().chain(&MAPS).try_for_each(|name| remove_file(&pins.join(name)))?;
     remove_dir(pins)
 }
 
-/// Mounts the BPF file system at [`BPF_FS`] unless it is there.
+/// Mounts the BPF file system at [`BPF_FS`], unless it is there.
 pub fn mount_bpf_fs() -> Result<()> {
-    // Of two threads that found none, the second would hide what the first pins.
+    // Otherwise, if two threads found none, the second mount would hide the first thread's pins.
     static LOOKING: Mutex<()> = Mutex::new(());
     let _alone = LOOKING.lock();
     if is_bpf_fs(Path::new(BPF_FS)) {
@@ -302,17 +312,18 @@ pub fn mount_bpf_fs() -> Result<()> {
         .on("mount a BPF file system at", BPF_FS)
 }
 
-/// Whether a path is in a BPF file system.
+/// True if a path is in a BPF file system.
 pub(crate) fn is_bpf_fs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
-/// The link pinned at a path. Of one that is not there the library would say so on standard error.
+/// Opens the link pinned at a path. Checks that it exists first, since the
+/// library would report its absence on standard error.
 pub(crate) fn pinned_link(path: &Path) -> Option<Link> {
     path.exists().then(|| Link::open(path).ok())?
 }
 
-/// Index of the interface of the link pinned at a path; zero if that is gone.
+/// Returns the interface index of the link pinned at a path; 0 if the interface is gone.
 pub(crate) fn pinned_index(path: &Path) -> Option<u32> {
     match pinned_link(path)?.info().ok()?.info {
         LinkTypeInfo::Xdp(info) => Some(info.ifindex),
@@ -320,7 +331,7 @@ pub(crate) fn pinned_index(path: &Path) -> Option<u32> {
     }
 }
 
-/// Index of the interface whose filter has the pinned maps.
+/// Returns the index of the interface whose filter uses the pinned maps.
 fn filtered(pins: &Path) -> Option<u32> {
     let value = settings(pins).ok()?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
     let index = u32::from_ne_bytes(*value.last_chunk()?);
@@ -338,13 +349,13 @@ fn hook(program: BorrowedFd<'_>, index: u32) -> TcHook {
     hook
 }
 
-/// Loads the programs with the maps in `pins` if those are to be kept, else with new ones.
-/// With the maps of ports in `ports`, or with ones without any port.
+/// Loads the programs with the maps in `pins` if `keep`, otherwise with new ones. Uses the maps of
+/// ports in `ports`, or else ones without any port.
 fn prepare(device: &str, pins: &Path, keep: bool, ports: Option<&Path>) -> Result<Object> {
     let empty = || detach(pins).and_then(|()| pins::make_dir(pins));
     pins::make_dir(pins)?;
     if !keep {
-        // Of an interface that is gone, or half-made.
+        // Pins of an interface that is gone, or incomplete ones.
         empty()?;
     }
     let place = |map: &mut OpenMapMut<'_>| {
@@ -374,7 +385,7 @@ fn maps(pins: &Path) -> Result<[MapHandle; 4]> {
 fn link(program: &ProgramMut<'_>, index: u32, pin: &Path) -> io::Result<()> {
     let program = program.as_fd();
     let link = create_link(program, index, XdpFlags::DRV_MODE).or_else(|native| {
-        // If neither does, what the driver said tells more, except where another is attached.
+        // If both fail, the driver's error is more telling, unless another program is attached.
         create_link(program, index, XdpFlags::SKB_MODE).map_err(|generic| match generic.kind() {
             io::ErrorKind::ResourceBusy => generic,
             _ => native,
@@ -383,8 +394,8 @@ fn link(program: &ProgramMut<'_>, index: u32, pin: &Path) -> io::Result<()> {
     pin_link(&link, pin)
 }
 
-/// Attaches a program to an interface of the calling thread's network namespace, as long as the link is open or
-/// pinned.
+/// Attaches a program to an interface of the calling thread's network namespace. It stays attached
+/// while the link is open or pinned.
 pub(crate) fn create_link(
     program: BorrowedFd<'_>,
     index: u32,
@@ -417,12 +428,12 @@ pub(crate) fn pin_link(link: &OwnedFd, pin: &Path) -> io::Result<()> {
     }
 }
 
-fn mode(program: &ProgramMut<'_>, index: u32) -> io::Result<Mode> {
+fn mode(program: &ProgramMut<'_>, index: u32) -> io::Result<XdpMode> {
     let index = i32::try_from(index).map_err(io::Error::other)?;
     let query = libbpf_rs::Xdp::new(program.as_fd()).query(index, XdpFlags::NONE);
     match u32::from(query.map_err(other)?.attach_mode) {
-        libbpf_sys::XDP_ATTACHED_SKB => Ok(Mode::Generic),
-        _ => Ok(Mode::Native),
+        libbpf_sys::XDP_ATTACHED_SKB => Ok(XdpMode::Generic),
+        _ => Ok(XdpMode::Native),
     }
 }
 

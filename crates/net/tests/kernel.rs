@@ -12,17 +12,18 @@ use std::process::Command;
 
 use common::{Peer, Pins, eventually, isolated, run};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use pdp_afxdp::{Pool, Socket, bind_socket, create_socket};
-use pdp_net::interface::{Carrier, Condition, Interface, Watch};
-use pdp_net::route::{self, Hop, Kind, Route, Scope};
+use pdp_afxdp::{Pool, XdpSocket, bind_socket, create_socket};
+use pdp_net::interface::{Carrier, InterfaceInfo, InterfaceState, InterfaceWatch};
+use pdp_net::route::{self, StaticRouteHop, StaticRouteKind, StaticRouteScope, StaticRouteSpec};
 use pdp_net::tap::{self, TapSpec};
-use pdp_net::xdp::{self, Counters, Mode, Take, Xdp};
+use pdp_net::xdp::{self, Take, Xdp, XdpCounters, XdpMode};
 use pdp_net::{Error, ethtool, packet, sysctl};
 use pdp_wire::outer::NotATunnel;
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, geneve, gre, outer, udp, vlan, vxlan};
 
-/// A veth pair, `ext` here and `far` at a peer, with addresses 10.1.1.1 and .2, fd00::1 and ::2.
+/// Makes a veth pair, `ext` here and `far` at a peer,
+/// with addresses 10.1.1.1 and .2, fd00::1 and ::2.
 fn veth() -> Peer {
     let peer = Peer::new();
     run(&format!(
@@ -41,10 +42,10 @@ fn veth() -> Peer {
 
 /// An AF_XDP socket and its pool, as the mux has them.
 struct Receiver {
-    socket: Socket,
+    socket: XdpSocket,
     fd: OwnedFd,
-    free: Vec<pdp_afxdp::Packet>,
-    got: Vec<pdp_afxdp::Packet>,
+    free: Vec<pdp_afxdp::PacketBuffer>,
+    got: Vec<pdp_afxdp::PacketBuffer>,
     _pool: Pool,
 }
 
@@ -52,16 +53,16 @@ impl Receiver {
     fn new(index: u32) -> Self {
         let (pool, mut free) = Pool::new(512).unwrap();
         let fd = create_socket(pool.memfd()).unwrap();
-        let mut socket = Socket::new(fd.try_clone().unwrap(), &pool).unwrap();
+        let mut socket = XdpSocket::new(fd.try_clone().unwrap(), &pool).unwrap();
         bind_socket(fd.as_fd(), index, 0).unwrap();
         socket.fill(&mut free, 0);
         Self { socket, fd, free, got: Vec::new(), _pool: pool }
     }
 
-    /// Whether a frame that ends with `text` came.
+    /// True if a frame arrived that ends with `text`.
     fn got(&mut self, text: &str) -> bool {
         self.socket.receive(&mut self.got, 64);
-        let ends = |packet: &pdp_afxdp::Packet| packet.bytes().ends_with(text.as_bytes());
+        let ends = |packet: &pdp_afxdp::PacketBuffer| packet.bytes().ends_with(text.as_bytes());
         let found = self.got.iter().any(ends);
         self.free.append(&mut self.got);
         found
@@ -80,12 +81,12 @@ fn received(socket: &UdpSocket, text: &str) -> bool {
 }
 
 #[test]
-fn only_frames_of_pdp_are_taken() {
+fn xdp_takes_only_pdp_frames() {
     isolated(|| {
         let (peer, pins) = (veth(), Pins::new());
-        let interface = Interface::by_name("ext").unwrap();
+        let interface = InterfaceInfo::by_name("ext").unwrap();
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
-        assert_eq!(xdp.mode(), Mode::Native);
+        assert_eq!(xdp.mode(), XdpMode::Native);
         assert!(run("ip link show ext").contains(" xdp "), "xdpgeneric: not in the driver");
         let take =
             |address: &str, port| Take::Udp { local: address.parse::<IpAddr>().unwrap(), port };
@@ -119,17 +120,17 @@ fn only_frames_of_pdp_are_taken() {
         assert_eq!(text, "ssh");
         assert!(client.wait().unwrap().success());
         peer.run("ping -c 1 -W 10 10.1.1.1 && ping -6 -c 1 -W 10 fd00::1");
-        // Fragments of a datagram to the very port, and another address with it.
+        // Fragments of a datagram to the taken port, and frames to another address with that port.
         peer.run("head -c 4000 /dev/zero > /dev/udp/10.1.1.1/4789");
         eventually("fragments pass", || received(&v4, "\0\0\0\0"));
         run("ip addr add 10.1.1.9/24 dev ext");
         let elsewhere = udp("10.1.1.9:4789");
         peer.run("echo -n elsewhere > /dev/udp/10.1.1.9/4789");
         eventually("another address passes", || received(&elsewhere, "elsewhere"));
-        let Counters { taken, passed, no_socket } = xdp.counters().unwrap();
+        let XdpCounters { taken, passed, no_socket } = xdp.counters().unwrap();
         assert_eq!((taken, no_socket), (2, 1));
         assert!(passed > 8, "{passed}");
-        // What is taken can be changed, and everything taken.
+        // The taken traffic can be changed, and everything can be taken.
         xdp.set_takes(&[take("10.1.1.1", 4790)]).unwrap();
         peer.run("echo -n back > /dev/udp/10.1.1.1/4789; echo -n now > /dev/udp/10.1.1.1/4790");
         eventually("no longer taken", || received(&v4, "back"));
@@ -141,7 +142,7 @@ fn only_frames_of_pdp_are_taken() {
         xdp.set_sockets(&[]).unwrap();
         peer.run("echo -n none > /dev/udp/10.1.1.1/4790");
         eventually("without a socket, the host gets it", || received(&other, "none"));
-        // It goes at once, though another process has the link too.
+        // The program is detached at once, though another process holds the link too.
         let _held = libbpf_rs::Link::open(pins.dir().join("link")).unwrap();
         xdp.detach().unwrap();
         assert!(!pins.dir().exists());
@@ -155,7 +156,7 @@ fn only_frames_of_pdp_are_taken() {
 fn pins_outlive_the_process_and_are_adopted() {
     isolated(|| {
         let (peer, pins) = (veth(), Pins::new());
-        let index = Interface::by_name("ext").unwrap().index;
+        let index = InterfaceInfo::by_name("ext").unwrap().index;
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         xdp.set_takes(&[Take::Udp { local: [10, 1, 1, 1].into(), port: 4789 }]).unwrap();
         let mut receiver = Receiver::new(index);
@@ -169,7 +170,7 @@ fn pins_outlive_the_process_and_are_adopted() {
             (info.id, info.prog_id)
         };
         let before = link();
-        // A new one takes over what is there, without a gap in what is taken.
+        // A new process takes over the pinned state, without a gap in the taken traffic.
         let xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         assert_eq!(link().0, before.0);
         assert_ne!(link().1, before.1, "it runs its own program");
@@ -178,7 +179,7 @@ fn pins_outlive_the_process_and_are_adopted() {
         eventually("taken by what was adopted", || receiver.got("adopted"));
         drop(xdp);
         drop(receiver);
-        // The interface is gone and another has its name: what was pinned is of no use.
+        // The interface is gone and another has its name, so the pinned state is useless.
         run("ip link del ext");
         drop(peer);
         let _peer = veth();
@@ -236,11 +237,11 @@ fn a_tap_is_made_inside_a_namespace() {
         ] {
             assert!(text.contains(want), "{want} in {text}");
         }
-        // The kernel brings the link-local address up a little later, by a work queue.
+        // The kernel sets the link-local address a little later, from a work queue.
         eventually("addresses are of use", || !peer.run("ip addr").contains("tentative"));
         assert!(!run("ip link show").contains("eth0"), "not in this namespace");
         assert_eq!(tap::name(tap.as_fd()).unwrap(), "eth0");
-        // Frames come as they are, without any header before.
+        // Frames arrive as they are, without any header before them.
         peer.run("ping -c 1 -W 1 10.7.0.2 || true");
         let mut arp = vec![0; 2048];
         let mut file = File::from(tap.try_clone().unwrap());
@@ -252,7 +253,7 @@ fn a_tap_is_made_inside_a_namespace() {
         assert!(peer.run("ip link show eth0").contains("mtu 1300"));
         let accepts = sysctl::get(netns.as_fd(), "net.ipv6.conf.eth0.accept_dad").unwrap();
         assert_eq!(accepts, "0", "no address waits for the detection of duplicates");
-        // A second of the name is refused, and the first stays.
+        // A second TAP of the name is refused, and the first stays.
         assert!(tap::create(netns.as_fd(), &spec("eth0")).is_err());
         assert!(tap::create(netns.as_fd(), &spec("a-name-of-16-char")).is_err());
         peer.run("ip tuntap add others mode tap");
@@ -260,13 +261,13 @@ fn a_tap_is_made_inside_a_namespace() {
         assert!(tap::create(netns.as_fd(), &others).is_err(), "nobody else's is taken");
         drop(file);
         drop(tap);
-        // Programs that other tests just start may have it for a moment.
+        // Programs that other tests are starting may have the descriptor for a moment.
         eventually("gone with its last descriptor", || !peer.run("ip link show").contains("eth0"));
     });
 }
 
 #[test]
-fn what_the_kernel_refuses_of_a_tap_is_told() {
+fn refused_tap_settings_are_reported() {
     isolated(|| {
         let peer = Peer::new();
         let netns = peer.netns();
@@ -296,7 +297,7 @@ fn a_tap_can_be_given_to_a_user() {
 }
 
 #[test]
-fn carrier_is_seen_inside() {
+fn namespace_sees_the_taps_carrier() {
     isolated(|| {
         let peer = Peer::new();
         let tap = tap::create(peer.netns().as_fd(), &spec("eth0")).unwrap();
@@ -314,10 +315,10 @@ fn carrier_is_seen_inside() {
 }
 
 #[test]
-fn interfaces_are_described() {
+fn reads_interface_properties() {
     isolated(|| {
         let _peer = veth();
-        let ext = Interface::by_name("ext").unwrap();
+        let ext = InterfaceInfo::by_name("ext").unwrap();
         assert!(ext.up && ext.lower_up && ext.mtu == 1500 && ext.index > 0);
         let mac = run("cat /sys/class/net/ext/address || ip -br link show ext");
         let text: Vec<_> = ext.mac.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -327,39 +328,40 @@ fn interfaces_are_described() {
         assert!(addresses.contains(&"fd00::1/64".to_owned()), "{addresses:?}");
         assert_eq!(ext.receive_queues, 1);
         run("ip link add q4 numrxqueues 4 numtxqueues 4 type veth peer name p4");
-        assert_eq!(Interface::by_name("q4").unwrap().receive_queues, 4);
+        assert_eq!(InterfaceInfo::by_name("q4").unwrap().receive_queues, 4);
         run("ethtool -L q4 rx 2");
-        assert_eq!(Interface::by_name("q4").unwrap().receive_queues, 2);
+        assert_eq!(InterfaceInfo::by_name("q4").unwrap().receive_queues, 2);
     });
 }
 
 #[test]
-fn what_changes_about_an_interface_is_told() {
+fn watch_reports_interface_changes() {
     isolated(|| {
         let peer = veth();
         eventually("carrier", || {
-            Condition::of("ext").is_some_and(|ext| ext.carrier == Carrier::Yes)
+            InterfaceState::of("ext").is_some_and(|ext| ext.carrier == Carrier::Yes)
         });
-        let (whole, ext) = (Interface::by_name("ext").unwrap(), Condition::of("ext").unwrap());
+        let (whole, ext) =
+            (InterfaceInfo::by_name("ext").unwrap(), InterfaceState::of("ext").unwrap());
         assert_eq!((ext.index, ext.mac, ext.mtu), (whole.index, whole.mac, whole.mtu));
-        assert!(whole.is_virtual && !Interface::by_name("lo").unwrap().is_virtual);
-        let watch = Watch::new().unwrap();
+        assert!(whole.is_virtual && !InterfaceInfo::by_name("lo").unwrap().is_virtual);
+        let watch = InterfaceWatch::new().unwrap();
         let told = || {
             let mut events = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
             poll(&mut events, PollTimeout::ZERO).unwrap() > 0
         };
         assert!(!told());
-        let follows = |make: &dyn Fn(), expected: Option<Condition>| {
+        let follows = |make: &dyn Fn(), expected: Option<InterfaceState>| {
             watch.clear();
             make();
             eventually("it is told", &told);
-            eventually("it is so", || Condition::of("ext") == expected);
+            eventually("it is so", || InterfaceState::of("ext") == expected);
         };
-        let with = |carrier| Some(Condition { carrier, ..ext });
+        let with = |carrier| Some(InterfaceState { carrier, ..ext });
         follows(&|| drop(peer.run("ip link set far down")), with(Carrier::Lost));
         follows(&|| drop(peer.run("ip link set far up")), with(Carrier::Yes));
         follows(&|| drop(run("ip link set ext down")), with(Carrier::Down));
-        let long = Some(Condition { mtu: 1400, carrier: Carrier::Down, ..ext });
+        let long = Some(InterfaceState { mtu: 1400, carrier: Carrier::Down, ..ext });
         follows(&|| drop(run("ip link set ext mtu 1400")), long);
         follows(&|| drop(run("ip link del ext")), None);
     });
@@ -386,10 +388,10 @@ fn offloads_are_turned_off() {
 }
 
 #[test]
-fn both_ends_of_a_veth_keep_their_tags_in_frames_at_once() {
+fn veth_ends_disable_tag_offload_concurrently() {
     isolated(|| {
         run("ip link add end0 type veth peer name end1");
-        let ends = ["end0", "end1"].map(|name| Interface::by_name(name).unwrap());
+        let ends = ["end0", "end1"].map(|name| InterfaceInfo::by_name(name).unwrap());
         for _ in 0..200 {
             std::thread::scope(|scope| {
                 for end in &ends {
@@ -408,7 +410,7 @@ fn both_ends_of_a_veth_keep_their_tags_in_frames_at_once() {
 }
 
 #[test]
-fn sysctls_are_those_of_the_namespace() {
+fn sysctls_apply_inside_the_namespace() {
     isolated(|| {
         let peer = Peer::new();
         let netns = peer.netns();
@@ -462,7 +464,7 @@ fn the_probe_tries_everything_and_leaves_nothing() {
     });
 }
 
-/// A packet socket as the mux has it, and what came.
+/// True if a packet socket, opened as by the mux, received a frame with `text`.
 fn sniff(socket: &OwnedFd, text: &str) -> bool {
     let mut bytes = [0; 2048];
     loop {
@@ -475,20 +477,20 @@ fn sniff(socket: &OwnedFd, text: &str) -> bool {
 }
 
 #[test]
-fn packet_sockets_and_the_kernel_share_what_comes() {
+fn packet_sockets_and_the_kernel_split_frames() {
     isolated(|| {
         let (peer, pins) = (veth(), Pins::new());
-        let index = Interface::by_name("ext").unwrap().index;
+        let index = InterfaceInfo::by_name("ext").unwrap().index;
         let filters = || run("tc filter show dev ext ingress");
         let (mut xdp, program) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
-        assert_eq!(xdp.mode(), Mode::Packet);
+        assert_eq!(xdp.mode(), XdpMode::Packet);
         let take =
             |address: &str, port| Take::Udp { local: address.parse::<IpAddr>().unwrap(), port };
         xdp.set_takes(&[take("10.1.1.1", 4789), take("fd00::1", 4789)]).unwrap();
         let sockets = packet::open("ext", index, 3, program.as_fd()).unwrap();
         let (v4, v6) = (udp("10.1.1.1:4789"), udp("[fd00::1]:4789"));
         let other = udp("10.1.1.1:4790");
-        // To one of them alone, and not to the kernel.
+        // A frame reaches only one of the sockets, and not the kernel.
         let taken = |text: &str| {
             let mut got = 0;
             eventually(text, || {
@@ -506,21 +508,21 @@ fn packet_sockets_and_the_kernel_share_what_comes() {
         peer.run("echo -n taken-v6 > /dev/udp/fd00::1/4789");
         taken("taken-v6");
         assert!(!received(&v4, "") && !received(&v6, ""));
-        // The rest is the kernel's alone, as are fragments and frames with a VLAN tag.
+        // The rest reaches only the kernel, as do fragments and frames with a VLAN tag.
         peer.run("echo -n passed > /dev/udp/10.1.1.1/4790; head -c 4000 /dev/zero > /dev/udp/10.1.1.1/4789");
         eventually("another port passes", || received(&other, "passed"));
         eventually("fragments pass", || received(&v4, "\0\0\0\0"));
         peer.run("ping -c 1 -W 10 10.1.1.1 && ping -6 -c 1 -W 10 fd00::1");
         assert!(!sockets.iter().any(|socket| sniff(socket, "")), "something else came");
         assert_eq!(xdp.counters().unwrap().taken, 21);
-        // Nor does what goes out come in.
+        // Sent frames are not received.
         xdp.take_all(true).unwrap();
         run("ip neigh add 10.1.1.9 lladdr 02:00:00:00:00:99 dev ext");
         run("bash -c 'echo -n outgoing > /dev/udp/10.1.1.9/9'");
         assert!(!sockets.iter().any(|socket| sniff(socket, "outgoing")));
         peer.run("echo -n everything > /dev/udp/10.1.1.1/9");
         taken("everything");
-        // The next process goes on with what is there.
+        // The next process continues with the existing state.
         drop(xdp);
         let (mut xdp, _) = Xdp::attach_behind_sockets("ext", &pins.dir()).unwrap();
         assert_eq!(filters().matches("handle").count(), 1, "{}", filters());
@@ -529,7 +531,7 @@ fn packet_sockets_and_the_kernel_share_what_comes() {
         xdp.take_all(false).unwrap();
         peer.run("echo -n adopted > /dev/udp/10.1.1.1/4789");
         taken("adopted");
-        // To AF_XDP and back: nothing of the other stays.
+        // Switching to AF_XDP and back leaves no state of the other behind.
         let xdp = Xdp::attach("ext", &pins.dir()).unwrap();
         assert_eq!(filters(), "");
         drop(xdp);
@@ -555,10 +557,10 @@ fn captures() -> Vec<Vec<u8>> {
     std::iter::from_fn(|| Some(reader.next_raw_packet()?.unwrap().data.into_owned())).collect()
 }
 
-/// What the mux takes for a tunnel's the XDP program gives it; and what the program takes is a
-/// tunnel's but for sums and lengths, which only the mux looks at.
+/// The XDP program takes every frame that the mux recognizes as a tunnel's. Every frame that it
+/// takes is a tunnel's, apart from checksums and lengths, which only the mux checks.
 #[test]
-fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
+fn xdp_and_mux_agree_on_hostile_tunnel_frames() {
     isolated(|| {
         let (_peer, pins) = (veth(), Pins::new());
         let mut xdp = Xdp::attach("ext", &pins.dir()).unwrap();
@@ -566,14 +568,14 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
             true => ("10.1.1.1".parse().unwrap(), "10.1.1.2".parse().unwrap()),
             false => ("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap()),
         };
-        let mut tunnels = vec![Encapsulation::Vlan(vlan::Tunnel { id: 5 })];
+        let mut tunnels = vec![Encapsulation::Vlan(vlan::VlanTunnel { id: 5 })];
         for (local, remote) in [ends(true), ends(false)] {
             let key = Some(7);
             tunnels.extend([
-                Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 1 }),
-                Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 1 }),
-                Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 9, remote_port: 8 }),
-                Encapsulation::Gre(gre::Tunnel {
+                Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 1 }),
+                Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni: 1 }),
+                Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port: 9, remote_port: 8 }),
+                Encapsulation::Gre(gre::GreTunnel {
                     local,
                     remote,
                     key,
@@ -584,12 +586,12 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
         }
         let takes: Vec<_> = tunnels.iter().filter_map(Encapsulation::takes).collect();
         xdp.set_takes(&takes).unwrap();
-        // The peer's kernel says something by itself now and then, which would be counted too.
+        // The peer's kernel sends frames of its own now and then, which the counter would include.
         run("ip link set ext down");
         let link = libbpf_rs::Link::open(pins.dir().join("link")).unwrap();
         let id = link.info().unwrap().prog_id;
         let program = libbpf_rs::Program::fd_from_id(id).unwrap();
-        // Without a socket in the map the kernel gets them; the counter tells.
+        // Without a socket in the map, the kernel gets the frames; the counter shows it.
         let taken = |frame: &[u8]| {
             let before = xdp.counters().unwrap();
             test_run(&program, frame);
@@ -600,7 +602,7 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
         let mut frames = Vec::new();
         for (at, capture) in captures().into_iter().enumerate() {
             let by = &tunnels[at % tunnels.len()];
-            let template = outer::Template::new(&by.reversed()).unwrap();
+            let template = outer::HeaderTemplate::new(&by.reversed()).unwrap();
             let mut tunnelled = vec![0; template.len()];
             tunnelled.extend(&capture[..capture.len().min(100)]);
             template.write(&mut tunnelled, [2; 6], [4; 6]).unwrap();
@@ -623,7 +625,7 @@ fn the_program_and_the_mux_take_the_same_hostile_frames_for_tunnels() {
                 let mut frame = tunnelled.clone();
                 frame[changed] ^= 1 << (at % 7);
                 frames.push(frame.clone());
-                // With a right sum again.
+                // With the checksum corrected.
                 if frame.len() >= 34 {
                     frame[24..26].fill(0);
                     let sum = checksum::checksum(&frame[14..34]);
@@ -668,9 +670,10 @@ fn test_run(program: &OwnedFd, frame: &[u8]) {
     assert_eq!(result, 0);
 }
 
-/// A route to a prefix by next hops of an address, an interface or both; without any it leads nowhere.
-fn static_route(to: &str, hops: &[(Option<&str>, Option<&str>)]) -> Route {
-    let hop = |(via, dev): &(Option<&str>, Option<&str>)| Hop {
+/// Route to a prefix with next hops given by an address, an
+/// interface or both; without any, a blackhole.
+fn static_route(to: &str, hops: &[(Option<&str>, Option<&str>)]) -> StaticRouteSpec {
+    let hop = |(via, dev): &(Option<&str>, Option<&str>)| StaticRouteHop {
         via: via.map(|via| via.parse().unwrap()),
         dev: dev.map(str::to_owned),
         onlink: false,
@@ -679,20 +682,20 @@ fn static_route(to: &str, hops: &[(Option<&str>, Option<&str>)]) -> Route {
     let to: ipnet::IpNet = to.parse().unwrap();
     let v4 = to.addr().is_ipv4();
     let linked = v4 && !hops.is_empty() && hops.iter().all(|(via, _)| via.is_none());
-    Route {
+    StaticRouteSpec {
         to,
-        kind: if hops.is_empty() { Kind::Blackhole } else { Kind::Unicast },
+        kind: if hops.is_empty() { StaticRouteKind::Blackhole } else { StaticRouteKind::Unicast },
         hops: hops.iter().map(hop).collect(),
         metric: if v4 { 0 } else { 1024 },
         table: 254,
         src: None,
         mtu: None,
-        scope: if linked { Scope::Link } else { Scope::Global },
+        scope: if linked { StaticRouteScope::Link } else { StaticRouteScope::Global },
     }
 }
 
-/// Every kind of route is set as `ip route` shows it, set again without harm, changed, and removed; what somebody
-/// else did meanwhile stays.
+/// Every kind of route is set as `ip route` shows it, set again without effect, changed, and
+/// removed. Changes that others made meanwhile stay.
 #[test]
 fn static_routes_are_set_changed_and_removed() {
     isolated(|| {
@@ -709,14 +712,14 @@ fn static_routes_are_set_changed_and_removed() {
         let text = peer.run("ip -o addr show lo");
         assert!(text.contains("inet 1.1.1.1/32 ") && text.contains("inet6 fdff::1/128 "), "{text}");
 
-        let kind = |to, kind| Route { kind, ..static_route(to, &[]) };
+        let kind = |to, kind| StaticRouteSpec { kind, ..static_route(to, &[]) };
         let (eth0, eth1) = (Some("eth0"), Some("eth1"));
         let (a, b) = (Some("10.7.0.2"), Some("10.8.0.2"));
         let mut weighted = static_route("10.101.0.0/16", &[(a, None), (b, eth1)]);
         weighted.hops[1].weight = 3;
         let mut onlink = static_route("10.102.0.0/16", &[(Some("192.0.2.1"), eth0)]);
         onlink.hops[0].onlink = true;
-        let more = Route {
+        let more = StaticRouteSpec {
             src: Some("1.1.1.1".parse().unwrap()),
             mtu: Some(1300),
             metric: 50,
@@ -729,17 +732,17 @@ fn static_routes_are_set_changed_and_removed() {
             onlink,
             more,
             static_route("10.104.0.0/16", &[(None, eth1)]),
-            // By the one before it.
+            // Reached through the previous route.
             static_route("10.105.0.0/16", &[(Some("10.104.0.9"), eth1)]),
             static_route("10.106.0.0/16", &[(Some("fe80::9"), eth0)]),
             static_route("10.107.0.0/16", &[(Some("fd08::9"), None)]),
-            kind("10.108.0.0/16", Kind::Blackhole),
-            kind("10.109.0.0/16", Kind::Unreachable),
-            kind("10.110.0.0/16", Kind::Prohibit),
-            kind("10.111.0.0/16", Kind::Throw),
+            kind("10.108.0.0/16", StaticRouteKind::Blackhole),
+            kind("10.109.0.0/16", StaticRouteKind::Unreachable),
+            kind("10.110.0.0/16", StaticRouteKind::Prohibit),
+            kind("10.111.0.0/16", StaticRouteKind::Throw),
             static_route("fd64::/32", &[(Some("fd07::2"), None), (Some("fd08::2"), None)]),
             static_route("fd65::/32", &[(Some("fe80::9"), eth1)]),
-            kind("fd66::/32", Kind::Unreachable),
+            kind("fd66::/32", StaticRouteKind::Unreachable),
             static_route("0.0.0.0/0", &[(a, None)]),
         ];
         let want = [
@@ -769,7 +772,8 @@ fn static_routes_are_set_changed_and_removed() {
                 assert!(text.contains(want), "{want} in {text}");
             }
         }
-        // Two are otherwise, the others go; somebody else has made one another, removed one and added one.
+        // Two routes change, the others are removed. Meanwhile another program
+        // has changed one, removed one and added one.
         peer.run("ip route replace 10.109.0.0/16 via 10.7.0.7 proto 66");
         peer.run(
             "ip route del 10.110.0.0/16; ip route add 10.120.0.0/16 via 10.7.0.7 proto static",

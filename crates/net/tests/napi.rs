@@ -1,4 +1,4 @@
-//! Kernel threads of NAPI, and who pays for their work, in the real kernel. Needs root.
+//! NAPI kernel threads and the accounting of their work, in the real kernel. Needs root.
 
 mod live;
 
@@ -9,12 +9,12 @@ use pdp_container::Limits;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::Error;
 use pdp_net::ethtool;
-use pdp_net::interface::Interface;
+use pdp_net::interface::InterfaceInfo;
 use pdp_net::napi::{is_threaded, queues, set_threaded, threads};
 use pdp_net::netns::within;
 
-/// Makes the ends `eth0` and `eth1` of a router in a namespace, and `in0` and `out0` here: what is sent to 10.2.0.2
-/// into the one comes out of the other.
+/// Makes a router with ends `eth0` and `eth1` in a namespace, and their far ends `in0` and `out0`
+/// here. Frames for 10.2.0.2 that enter one leave through the other.
 fn router(live: &mut Live) -> Netns {
     let guest = Netns::new();
     run(&format!(
@@ -30,17 +30,17 @@ fn router(live: &mut Live) -> Netns {
          echo 1 > /proc/sys/net/ipv4/ip_forward
          ethtool -K eth0 gro on",
     );
-    live.attach("sink", Interface::by_name("out0").unwrap().index);
-    let index = Interface::by_name("in0").unwrap().index;
+    live.attach("sink", InterfaceInfo::by_name("out0").unwrap().index);
+    let index = InterfaceInfo::by_name("in0").unwrap().index;
     let (source, destination) = ([10, 1, 0, 2], [10, 2, 0, 2]);
     live.send_to(&[To { index, mac: [2, 0, 0, 0, 0, 2], source, destination, port: None }], 0);
     guest
 }
 
-/// Floods that may be too weak on a busy machine.
+/// Attempts, since a flood may be too weak on a busy machine.
 const TRIES: usize = 10;
 
-/// Cgroups that go with the test.
+/// Cgroups that are removed with the test.
 struct Guard(Cgroups);
 
 impl Drop for Guard {
@@ -51,7 +51,7 @@ impl Drop for Guard {
 }
 
 #[test]
-fn what_a_namespace_does_to_frames_is_charged_to_its_cgroup_and_limited() {
+fn napi_work_is_charged_and_limited_by_cgroup() {
     let guard = Guard(Cgroups::new(&format!("pdp-napi-{}", std::process::id())).unwrap());
     isolated(|| {
         let cgroups = &guard.0;
@@ -68,7 +68,7 @@ fn what_a_namespace_does_to_frames_is_charged_to_its_cgroup_and_limited() {
         ));
         let limits = Limits { cpu_cores: Some(0.2), ..Limits::default() };
         cgroups.ensure("red/r1", &limits).unwrap();
-        // More than the limit, with and without threads.
+        // Floods beyond the limit, with and without threads.
         let flood = |what: &str| -> (f64, f64) {
             let before = (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters()[1]);
             let made = live.counters()[0];
@@ -97,7 +97,7 @@ fn what_a_namespace_does_to_frames_is_charged_to_its_cgroup_and_limited() {
         let (cores, came) = flood("threads");
         assert!(cores > 0.005 && came > 100.0, "{cores} cores are charged, {came} frames came");
         if kernel() < (6, 18) {
-            // Above is what matters; how much less depends on who else computes here.
+            // The upper bound matters. How far the use stays below it depends on other load here.
             assert!(cores < 0.3, "{cores} cores used of 0.2");
         }
         set_threaded(guest.fd(), "eth0", false).unwrap();
@@ -113,7 +113,7 @@ fn kernel() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// Has the calling thread run on this CPU alone.
+/// Pins the calling thread to this CPU.
 fn pin(cpu: usize) {
     let mut cpus = nix::sched::CpuSet::new();
     cpus.set(cpu).unwrap();
@@ -121,7 +121,7 @@ fn pin(cpu: usize) {
 }
 
 #[test]
-fn weights_hold_between_what_namespaces_do_and_processes() {
+fn cpu_weights_hold_between_napi_and_processes() {
     let guard = Guard(Cgroups::new(&format!("pdp-weights-{}", std::process::id())).unwrap());
     isolated(|| {
         let cgroups = &guard.0;
@@ -143,7 +143,8 @@ fn weights_hold_between_what_namespaces_do_and_processes() {
         let used = || ["red", "blue"].map(|vnet| cgroups.usage(vnet).unwrap().cpu_ns as f64);
         live.set_rate(0);
         let mut frames = Vec::new();
-        // Other work takes from frames first, whose thread sleeps and wakes, and from who makes them.
+        // Other load takes time first from the frames' thread, which
+        // sleeps and wakes, and from the generator.
         let weighted = (0..TRIES).any(|_| {
             let before = used();
             live.generate(Duration::from_secs(2));
@@ -160,11 +161,11 @@ fn weights_hold_between_what_namespaces_do_and_processes() {
 }
 
 #[test]
-fn the_kernel_says_which_threads_serve_an_interface() {
+fn finds_the_napi_threads_of_an_interface() {
     isolated(|| {
         let (a, b) = (Netns::new(), Netns::new());
         for (name, netns) in [("a0", &a), ("b0", &b)] {
-            // Two queues each, and names that tell nothing.
+            // Two queues each, and names that identify nothing.
             let pid = netns.pid();
             run(&format!(
                 "ip link add {name} numtxqueues 2 numrxqueues 2 type veth \
@@ -172,7 +173,7 @@ fn the_kernel_says_which_threads_serve_an_interface() {
             ));
             let early = set_threaded(netns.fd(), "eth0", true).unwrap_err();
             assert!(matches!(early, Error::Io { .. }), "{early}");
-            // As guests have it: for reading alone.
+            // Read-only, as guests have it.
             netns.run("mount -t sysfs -o ro none /sys");
         }
         let index = [&a, &b].map(|netns| netns.index("eth0"));

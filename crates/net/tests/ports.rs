@@ -1,5 +1,5 @@
-//! Ports of kernel vrouters in the real kernel, in network namespaces of their own, with user namespaces as guests
-//! have them. Needs root.
+//! Ports of kernel vrouters in the real kernel, in network namespaces of their own, with the user
+//! namespaces that guests have. Needs root.
 
 mod common;
 
@@ -15,18 +15,18 @@ use etherparse::PacketBuilder;
 use libbpf_rs::{MapCore, MapFlags};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use pdp_net::interface::{Interface, Watch};
+use pdp_net::interface::{InterfaceInfo, InterfaceWatch};
 use pdp_net::netns::within;
 use pdp_net::ports::{
-    self, Change, Counters, Hop, LEASE_MAX, Made, NO_MTU, Outside, PortSpec, Ports, Power, Rate,
-    Reason, Way,
+    self, ExternalEnd, InnerEndChange, KernelPortCounters, LEASE_MAX, LinkTarget, Made, NO_MTU,
+    PortRate, PortSpec, Ports, Power, Reason, UnderlayHop,
 };
-use pdp_net::xdp::{self, Mode, Take, Xdp};
+use pdp_net::xdp::{self, Take, Xdp, XdpMode};
 use pdp_net::{Error, sysctl};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, ecn, outer, udp, vxlan};
 
-/// Port `number`, called eth0 where it is even and eth1 where it is odd, with an address on link `link`.
+/// Port `number`, called eth0 if even and eth1 if odd, with an address on link `link`.
 fn spec(number: u32, link: u8) -> PortSpec {
     let host = 1 + number % 2;
     PortSpec {
@@ -63,15 +63,15 @@ impl Pair {
     }
 
     fn join(&mut self) {
-        self.ports.join(0, Way::Port(1)).unwrap();
-        self.ports.join(1, Way::Port(0)).unwrap();
+        self.ports.join(0, LinkTarget::Port(1)).unwrap();
+        self.ports.join(1, LinkTarget::Port(0)).unwrap();
     }
 
     fn make(&mut self, number: u32) -> Made {
         self.ports.make(self.guests[number as usize].netns().as_fd(), &spec(number, 1)).unwrap()
     }
 
-    fn changes(&self, number: u32) -> Vec<Change> {
+    fn changes(&self, number: u32) -> Vec<InnerEndChange> {
         let guest = self.guests[number as usize].netns();
         self.ports.changes(guest.as_fd(), &spec(number, 1)).unwrap()
     }
@@ -97,8 +97,8 @@ fn inside<T: Send>(guest: &Peer, make: impl FnOnce() -> std::io::Result<T> + Sen
     within(guest.netns().as_fd(), || Ok(make().unwrap())).unwrap()
 }
 
-/// The counters of ports when nothing moves any more; they add up.
-fn at_rest<const N: usize>(ports: &Ports, numbers: [u32; N]) -> [Counters; N] {
+/// Returns the counters of ports at rest, after checking that they add up.
+fn at_rest<const N: usize>(ports: &Ports, numbers: [u32; N]) -> [KernelPortCounters; N] {
     let read = || numbers.map(|number| ports.counters(number).unwrap());
     let mut last = read();
     let mut since = Instant::now();
@@ -108,15 +108,16 @@ fn at_rest<const N: usize>(ports: &Ports, numbers: [u32; N]) -> [Counters; N] {
         if before != last {
             since = Instant::now();
         }
-        // Where others have the CPUs, what is under way may be so for a while.
-        let most = if last.iter().any(|it| it.under_way() > 0) { 3000 } else { 50 };
+        // If others use the CPUs, frames may stay under way for a while.
+        let most = if last.iter().any(|it| it.in_transit() > 0) { 3000 } else { 50 };
         since.elapsed() >= Duration::from_millis(most)
     });
     last.iter().for_each(adds_up);
     last
 }
 
-/// Two hosts and two routers in a row, with all that the kernel does by itself: neighbours, forwarding, TTL, TCP.
+/// Two hosts and two routers in a row, with everything that the kernel does
+/// by itself: neighbours, forwarding, TTL, TCP.
 #[test]
 fn routers_in_a_row_carry_pings_and_tcp() {
     isolated(|| {
@@ -128,7 +129,7 @@ fn routers_in_a_row_carry_pings_and_tcp() {
         for (number, owner) in (0..).zip(owners) {
             let spec = PortSpec { routes: vec![], ..spec(number, 1 + number as u8 / 2) };
             ports.make(nodes[owner].netns().as_fd(), &spec).unwrap();
-            ports.join(number, Way::Port(number ^ 1)).unwrap();
+            ports.join(number, LinkTarget::Port(number ^ 1)).unwrap();
         }
         for router in &nodes[1..3] {
             let netns = router.netns();
@@ -161,7 +162,7 @@ fn routers_in_a_row_carry_pings_and_tcp() {
             assert_eq!(here.to_link, counters[number ^ 1].from_link);
         }
         assert!(counters[0].to_link.bytes > 8_000_000);
-        // Nothing of it ever was in the stack of PdP's namespace, which has no address.
+        // None of it ever entered the stack of PdP's namespace, which has no address.
         let text = place.run("ip addr; cat /proc/net/snmp");
         assert!(!text.contains("inet"), "{text}");
         let ip = text.lines().filter(|line| line.starts_with("Ip:")).nth(1).unwrap();
@@ -169,30 +170,31 @@ fn routers_in_a_row_carry_pings_and_tcp() {
     });
 }
 
-/// Sends datagrams of so many bytes from a socket as fast as it can until told to stop.
+/// Sends datagrams of this size from a socket as fast as possible, until stopped.
 fn flood(socket: &UdpSocket, to: &str, bytes: usize, stop: &AtomicBool) {
     let datagram = vec![7; bytes];
     while !stop.load(Ordering::Relaxed) {
         for _ in 0..32 {
-            // What the interface has no room for is an error here.
+            // If the interface's queue is full, this returns an error.
             let _ = socket.send_to(&datagram, to);
         }
     }
 }
 
 #[test]
-fn a_rate_is_kept() {
+fn port_enforces_its_rate() {
     isolated(|| {
         let pair = Pair::new();
         let sender = pair.udp(0);
         let _receiver = pair.udp(1);
         assert!(pair.pings());
         let megabit = 1_000_000;
-        // Bursts are 0.8 s, longer than a sender on a busy machine has to wait for its turn: that of frames is 32.
-        let bps = Rate { bps: 2 * megabit, burst_bytes: 200_000, ..Rate::default() };
-        // As frames are counted with 24 bytes of preamble, check sequence and gap.
-        let wire = Rate { overhead_bytes: 24, ..bps };
-        let pps = Rate { pps: 40, ..Rate::default() };
+        // Bursts are 0.8 s, longer than a sender on a busy machine
+        // waits for the CPU; the burst of frames is 32.
+        let bps = PortRate { bps: 2 * megabit, burst_bytes: 200_000, ..PortRate::default() };
+        // Frames count with 24 bytes of preamble, check sequence and gap.
+        let wire = PortRate { overhead_bytes: 24, ..bps };
+        let pps = PortRate { pps: 40, ..PortRate::default() };
         for (rate, payload) in [(bps, 1000), (wire, 58), (pps, 100)] {
             pair.ports.police(0, Some(rate)).unwrap();
             let policed = pair.ports.counters(0).unwrap().dropped(Reason::Policed);
@@ -229,21 +231,21 @@ fn a_rate_is_kept() {
         let after = pair.ports.counters(0).unwrap();
         assert_eq!(after.dropped(Reason::Policed), before);
         at_rest(&pair.ports, [0, 1]);
-        let much = Rate { overhead_bytes: 5000, ..Rate::default() };
+        let much = PortRate { overhead_bytes: 5000, ..PortRate::default() };
         assert!(matches!(pair.ports.police(0, Some(much)), Err(Error::Invalid { .. })));
     });
 }
 
-/// Two ports flood a third, whose vrouter has many rules and takes a while for each frame.
+/// Two ports flood a third one, whose vrouter has many rules and takes a while for each frame.
 #[test]
-fn what_a_ring_has_no_room_for_is_counted() {
+fn ring_overflow_drops_are_counted() {
     isolated(|| {
         let pair = Pair::new();
         let third = Peer::guest();
         let mut port = spec(2, 1);
         port.addresses = vec!["10.0.1.3/24".parse().unwrap()];
         pair.ports.make(third.netns().as_fd(), &port).unwrap();
-        pair.ports.join(2, Way::Port(1)).unwrap();
+        pair.ports.join(2, LinkTarget::Port(1)).unwrap();
         let neighbour = "ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:02 dev eth0";
         pair.guests[0].run(neighbour);
         third.run(neighbour);
@@ -258,14 +260,14 @@ fn what_a_ring_has_no_room_for_is_counted() {
         let senders =
             [&pair.guests[0], &third].map(|guest| inside(guest, || UdpSocket::bind("0.0.0.0:0")));
         let stop = AtomicBool::new(false);
-        let mut last = [Counters::default(); 3];
+        let mut last = [KernelPortCounters::default(); 3];
         std::thread::scope(|scope| {
             for sender in &senders {
                 scope.spawn(|| flood(sender, "10.0.1.2:9", 18, &stop));
             }
             // As long as it takes on a busy machine.
             let begin = Instant::now();
-            let full = |last: &[Counters; 3]| last[1].dropped(Reason::Undelivered) > 1000;
+            let full = |last: &[KernelPortCounters; 3]| last[1].dropped(Reason::Undelivered) > 1000;
             while begin.elapsed() < Duration::from_secs(1)
                 || (!full(&last) && begin.elapsed() < common::EVENTUALLY)
             {
@@ -276,7 +278,7 @@ fn what_a_ring_has_no_room_for_is_counted() {
                     }
                     let ring = ports::RING_FRAMES + 64 * 2;
                     assert!(
-                        now.under_way() <= ring + (now.from_link.frames - last.from_link.frames)
+                        now.in_transit() <= ring + (now.from_link.frames - last.from_link.frames)
                     );
                     *last = now;
                 }
@@ -286,7 +288,7 @@ fn what_a_ring_has_no_room_for_is_counted() {
         let [a, b, c] = at_rest(&pair.ports, [0, 1, 2]);
         assert_eq!(a.to_link.frames + c.to_link.frames, b.from_link.frames);
         assert!(b.dropped(Reason::Undelivered) > 0, "the ring was never full: {b:?}");
-        // The guest's own counters tell what it could not send.
+        // The guest's own counters include the frames that it could not send.
         let stats = pair.guests[0].run("ip -s link show eth0");
         let sent: Vec<u64> = stats
             .lines()
@@ -302,12 +304,13 @@ fn what_a_ring_has_no_room_for_is_counted() {
 /// Sent after all numbers.
 const END: u64 = u64::MAX;
 
-/// Every frame arrives in order while processes come and go, and the next one finds all as it was.
+/// Every frame arrives in order while processes start and stop,
+/// and each new process finds the state unchanged.
 #[test]
 fn ports_are_adopted_without_a_gap() {
     isolated(|| {
         let pair = Pair::new();
-        pair.ports.police(0, Some(Rate { bps: 500_000_000, ..Rate::default() })).unwrap();
+        pair.ports.police(0, Some(PortRate { bps: 500_000_000, ..PortRate::default() })).unwrap();
         let (sender, receiver) = (pair.udp(0), pair.udp(1));
         assert!(pair.pings());
         let programs = || {
@@ -339,7 +342,8 @@ fn ports_are_adopted_without_a_gap() {
                     |number: u64| sender.send_to(&number.to_be_bytes(), "10.0.1.2:7").unwrap();
                 let mut number = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    // Whoever has to wait for its turn, no more is under way than the ring has room for.
+                    // However long a process waits for the CPU, no more frames
+                    // are under way than the ring can hold.
                     let enough = number >= came.load(Ordering::Relaxed) + ports::RING_FRAMES / 2;
                     if !enough {
                         send(number);
@@ -383,11 +387,11 @@ fn ports_are_adopted_without_a_gap() {
 }
 
 #[test]
-fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
+fn guest_changes_are_reported_and_port_is_recreated() {
     isolated(|| {
         let mut pair = Pair::new();
         let watch = pair.ports.watch().unwrap();
-        let told = |watch: &Watch| {
+        let told = |watch: &InterfaceWatch| {
             let mut events = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
             poll(&mut events, PollTimeout::ZERO).unwrap() > 0
         };
@@ -397,15 +401,15 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
         guest.run("ip link set x address 02:00:00:00:00:99");
         eventually("it is told", || told(&watch));
         let want = [
-            Change::Renamed("x".into()),
-            Change::Resized(1400),
-            Change::Readdressed([2, 0, 0, 0, 0, 0x99]),
-            Change::Down,
+            InnerEndChange::Renamed("x".into()),
+            InnerEndChange::Resized(1400),
+            InnerEndChange::Readdressed([2, 0, 0, 0, 0, 0x99]),
+            InnerEndChange::Down,
         ];
         assert_eq!(pair.changes(0), want);
         let words: Vec<_> = want.iter().map(ToString::to_string).collect();
         assert_eq!(words[2], "its link address set to 02:00:00:00:00:99");
-        // It stays as the guest has it, and so does the other end.
+        // The changed end stays as the guest has it, and so does the other end.
         assert_eq!((pair.make(0), pair.make(1)), (Made::Nothing, Made::Nothing));
         assert_eq!(pair.changes(0), want);
         assert!(pair.changes(1).is_empty());
@@ -414,7 +418,7 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
         assert_eq!(pair.changes(0), []);
         assert!(pair.pings());
 
-        // While it is down frames are lost there, and stay so when it is made again.
+        // While the end is down, frames are lost there. They stay lost when the port is made again.
         pair.guests[0].run("ip link set eth0 down");
         pair.guests[1].tries("ping -c 1 -W 0.1 10.0.1.1");
         let mut before = pair.ports.counters(0).unwrap();
@@ -426,9 +430,9 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
             watch.clear();
             pair.guests[0].run(gone);
             eventually("it is told", || told(&watch));
-            assert_eq!(pair.changes(0), [Change::Gone], "{gone}");
+            assert_eq!(pair.changes(0), [InnerEndChange::Gone], "{gone}");
             assert!(pair.is_cut());
-            // What comes for it meanwhile is counted where it can't go on.
+            // Meanwhile, frames for it are counted where they are dropped.
             let missed = pair.ports.counters(1).unwrap();
             pair.guests[1].tries("ping -c 1 -W 0.1 10.0.1.1");
             let now = pair.ports.counters(1).unwrap();
@@ -450,7 +454,7 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
             before = at_rest(&pair.ports, [0, 1])[0];
             assert!(before.dropped(Reason::Undelivered) >= lost);
         }
-        // Whoever has the name keeps it, and is told.
+        // The current owner keeps the name, and the caller gets an error.
         pair.guests[0].run("ip link del eth0; ip link add eth0 type veth peer name other");
         let guest = pair.guests[0].netns();
         let error = pair.ports.make(guest.as_fd(), &spec(0, 1)).unwrap_err();
@@ -458,18 +462,18 @@ fn what_a_guest_does_to_its_end_is_told_and_a_port_is_made_again() {
         pair.guests[0].run("ip link del eth0");
         assert_eq!(pair.make(0), Made::All);
         assert!(pair.pings());
-        // The namespace is gone, and another in its place.
+        // The namespace is gone, and another has replaced it.
         pair.guests[0] = Peer::guest();
-        eventually("gone", || pair.changes(0) == [Change::Gone]);
+        eventually("gone", || pair.changes(0) == [InnerEndChange::Gone]);
         assert_eq!(pair.make(0), Made::All);
         assert!(pair.pings());
     });
 }
 
-/// What is missing of a port is made, and nothing else.
-/// The index of an inner end that is gone may be another's at once: it leads to no port before that has a new one.
+/// Only the missing parts of a port are made. The index of a deleted inner end may be reused at
+/// once: it leads to no port until that has a new end.
 #[test]
-fn an_old_place_leads_nowhere_before_a_port_is_made_again() {
+fn reused_index_reaches_no_port_before_recreation() {
     isolated(|| {
         let mut pair = Pair::new();
         let inners = libbpf_rs::MapHandle::from_pinned_path(pair.place.pins.dir().join("inners"));
@@ -482,7 +486,7 @@ fn an_old_place_leads_nowhere_before_a_port_is_made_again() {
             inners.keys().filter(is).count()
         };
         assert_eq!((places(0), places(1)), (1, 1));
-        // It can't be made again, since its name is taken.
+        // The port can't be made again, since its name is taken.
         pair.guests[0].run("ip link del eth0; ip link add eth0 type ifb");
         let guest = pair.guests[0].netns();
         pair.ports.make(guest.as_fd(), &spec(0, 1)).unwrap_err();
@@ -493,9 +497,9 @@ fn an_old_place_leads_nowhere_before_a_port_is_made_again() {
     });
 }
 
-/// Requests to the kernel of several threads wait for each other no longer than the kernel has them wait.
+/// Threads' requests to the kernel wait for each other no longer than the kernel makes them wait.
 #[test]
-fn threads_ask_the_kernel_at_the_same_time() {
+fn threads_query_the_kernel_concurrently() {
     isolated(|| {
         let pair = Pair::new();
         std::thread::scope(|scope| {
@@ -503,11 +507,13 @@ fn threads_ask_the_kernel_at_the_same_time() {
                 let pair = &pair;
                 scope.spawn(move || {
                     for round in 0..200 {
-                        let rate =
-                            Rate { bps: 1_000_000 + number * 1000 + round, ..Rate::default() };
+                        let rate = PortRate {
+                            bps: 1_000_000 + number * 1000 + round,
+                            ..PortRate::default()
+                        };
                         pair.ports.police(number as u32 % 2, Some(rate)).unwrap();
                         assert!(pair.ports.counters(number as u32 % 2).is_ok());
-                        // What others change of the same port stays.
+                        // Other threads' changes of the same port stay.
                         pair.ports.set_carrier(0, true).unwrap();
                         assert_eq!(pair.ports.all().unwrap().len(), 2);
                     }
@@ -519,7 +525,7 @@ fn threads_ask_the_kernel_at_the_same_time() {
 }
 
 #[test]
-fn parts_are_made_again() {
+fn missing_port_parts_are_recreated() {
     isolated(|| {
         let mut pair = Pair::new();
         assert!(pair.pings());
@@ -541,10 +547,10 @@ fn parts_are_made_again() {
         pair.ports.remove(&[0]).unwrap();
         assert_eq!(pair.ports.all().unwrap(), [1].into());
         assert!(!pair.place.pins.dir().join("0").exists());
-        assert_eq!(pair.ports.counters(0).unwrap(), Counters::default());
-        // A port that has the number later is no end of the old link.
+        assert_eq!(pair.ports.counters(0).unwrap(), KernelPortCounters::default());
+        // A port that reuses the number is not an end of the old link.
         assert_eq!(pair.make(0), Made::All);
-        pair.ports.join(0, Way::Port(1)).unwrap();
+        pair.ports.join(0, LinkTarget::Port(1)).unwrap();
         let before = pair.ports.counters(1).unwrap().dropped(Reason::Unconnected);
         assert!(!pair.guests[1].tries("ping -c 1 -W 0.2 10.0.1.1"));
         assert!(pair.ports.counters(1).unwrap().dropped(Reason::Unconnected) > before);
@@ -578,9 +584,10 @@ fn many_ports_are_removed_at_once() {
     });
 }
 
-/// Root in a guest, with all rights there, tries to get rid of the programs, and to leave its end of the wire.
+/// Root in a guest, with all privileges there, tries to remove the
+/// programs, and to escape from its end of the wire.
 #[test]
-fn a_guest_can_not_take_programs_off_or_reach_what_is_not_its_own() {
+fn guest_cannot_detach_programs_or_escape() {
     isolated(|| {
         let pair = Pair::new();
         let guest = &pair.guests[0];
@@ -598,7 +605,7 @@ fn a_guest_can_not_take_programs_off_or_reach_what_is_not_its_own() {
         ] {
             assert!(!guest.tries(command), "{command}");
         }
-        // The kernel says yes to some and does nothing, or nothing that matters.
+        // The kernel accepts some commands without effect, or without an effect that matters.
         for command in [
             "ip link set eth0 xdpgeneric off",
             "ethtool -K eth0 gro off",
@@ -611,7 +618,7 @@ fn a_guest_can_not_take_programs_off_or_reach_what_is_not_its_own() {
             assert!(guest.run("ip link show eth0").contains(" xdp "), "{command}");
             assert!(pair.pings(), "{command}");
         }
-        // The namespace of root ends is a number to it, about which it may ask nothing.
+        // The guest knows the root ends' namespace only by a number, and may not query it.
         let text = guest.run("ip link show eth0");
         assert!(text.contains("eth0@if4096") && text.contains("link-netnsid 0"), "{text}");
         for index in [4096u32, 4097] {
@@ -660,7 +667,7 @@ fn a_port_that_is_down_has_no_carrier() {
         eventually("carrier", || flags(&pair.guests[0]).contains("LOWER_UP"));
         eventually("it carries", || !pair.is_cut());
         at_rest(&pair.ports, [0, 1]);
-        // Of a port that is not there it is remembered.
+        // The setting of a missing port is remembered.
         pair.ports.set_carrier(9, false).unwrap();
         let port = PortSpec { name: "eth9".into(), addresses: vec![], ..spec(9, 1) };
         let guest = pair.guests[0].netns();
@@ -693,9 +700,10 @@ fn raw(guest: &Peer, name: &str) -> OwnedFd {
     })
 }
 
-/// Any frame of an Ethernet header and more comes out as it went in, up to the MTU, a header and a tag.
+/// Any frame of at least an Ethernet header comes out
+/// unchanged, up to the MTU plus a header and a tag.
 #[test]
-fn a_link_is_a_wire() {
+fn link_passes_any_frame_unchanged() {
     isolated(|| {
         let pair = Pair::new();
         let [from, to] = [0, 1].map(|at| raw(&pair.guests[at], ["eth0", "eth1"][at]));
@@ -719,7 +727,7 @@ fn a_link_is_a_wire() {
             frame[12..14].copy_from_slice(&kind);
             frame
         };
-        // Others' addresses, no type that is known, hardly any bytes; and all that fit.
+        // Foreign addresses, unknown types, hardly any bytes, and the longest frames.
         for length in [14, 15, 59, 60, 61, 1000, 1514] {
             for kind in [[0x12, 0x34], [8, 0], [0x86, 0xdd], [0, 46]] {
                 assert!(comes(&frame(kind, length)), "{kind:?} {length}");
@@ -728,27 +736,28 @@ fn a_link_is_a_wire() {
         let mut multicast = frame([8, 0], 100);
         multicast[0] = 0xff;
         assert!(comes(&multicast));
-        // The kernel takes a tag off a frame for those who read it, so it is counted instead.
+        // The kernel removes a tag from frames for readers, so the frame is counted instead.
         let before = pair.ports.counters(1).unwrap().to_vrouter;
         let mut tagged = frame([0x81, 0], 1518);
         tagged[14..18].copy_from_slice(&[0, 5, 8, 0]);
         nix::unistd::write(&from, &tagged).unwrap();
         let to_vrouter = || pair.ports.counters(1).unwrap().to_vrouter;
         eventually("it comes", || to_vrouter().bytes == before.bytes + 1518);
-        // Longer ones: dropped by the kernel where they go in, if the guest made its own MTU longer.
+        // Longer frames: the kernel drops them at the
+        // ingress port, if the guest raised its own MTU.
         pair.guests[0].run("ip link set eth0 mtu 1700");
         let unsent = pair.ports.counters(0).unwrap().unsent;
         assert!(comes(&frame([8, 0], 1518)));
         assert!(!comes(&frame([8, 0], 1519)) && !comes(&frame([8, 0], 1714)));
         assert_eq!(pair.ports.counters(0).unwrap().unsent, unsent + 2);
-        // And by the program where they are to come out, if that port has a shorter one.
+        // The program drops them at the egress port, if that has a lower MTU.
         let guest = pair.guests[1].netns();
         let shorter = PortSpec { mtu: 1400, ..spec(1, 1) };
         pair.ports.make(guest.as_fd(), &shorter).unwrap();
         assert!(comes(&frame([8, 0], 1418)));
         assert!(!comes(&frame([8, 0], 1419)));
         assert_eq!(pair.ports.counters(0).unwrap().dropped(Reason::TooBig), 1);
-        // Or if the guest there made it shorter: lost at its end.
+        // If that guest lowered the MTU, they are lost at its end.
         pair.guests[1].run("ip link set eth1 mtu 1300");
         let before = pair.ports.counters(1).unwrap().dropped(Reason::Undelivered);
         assert!(!comes(&frame([8, 0], 1319)));
@@ -758,7 +767,8 @@ fn a_link_is_a_wire() {
     });
 }
 
-/// A program on an interface's way out that gives each frame a tag beside it, as VLAN devices do.
+/// Attaches an egress program to an interface. It gives each
+/// frame a tag in its metadata, as VLAN devices do.
 fn tag_on_the_way_out(guest: &Peer, name: &str, kind: u16) {
     // r2 = kind; r3 = 5; bpf_skb_vlan_push(r1, r2, r3); return TC_ACT_OK
     let instruction = |code, dst, imm| libbpf_sys::bpf_insn {
@@ -775,7 +785,8 @@ fn tag_on_the_way_out(guest: &Peer, name: &str, kind: u16) {
         instruction(0xb7, 0, 0),
         instruction(0x95, 0, 0),
     ];
-    // SAFETY: the instructions outlive the call; name and licence are C strings, and there are no options.
+    // SAFETY: the instructions outlive the call; name and licence are C strings, and there are no
+    // options.
     let fd = unsafe {
         libbpf_sys::bpf_prog_load(
             libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
@@ -799,9 +810,10 @@ fn tag_on_the_way_out(guest: &Peer, name: &str, kind: u16) {
     });
 }
 
-/// Tags that the kernel keeps beside a frame until it is sent are in it when it comes out.
+/// Tags that the kernel keeps in the metadata until it
+/// sends a frame are in the frame when it comes out.
 #[test]
-fn tags_are_in_the_frames() {
+fn vlan_tags_are_in_the_received_frames() {
     for kind in [0x8100, 0x88a8] {
         isolated(|| {
             let pair = Pair::new();
@@ -813,7 +825,8 @@ fn tags_are_in_the_frames() {
                 assert!(features.contains(off), "{off} in {features}");
             }
             tag_on_the_way_out(&pair.guests[0], "eth0", kind);
-            // Whoever reads it has the tag beside the frame again, and the program at the end has it in the frame.
+            // A reader has the tag in the metadata again; the
+            // program at the end has it in the frame.
             let sender = pair.udp(0);
             let before = pair.ports.counters(1).unwrap().to_vrouter.bytes;
             sender.send_to(&[7; 100], "10.0.1.2:7").unwrap();
@@ -824,7 +837,7 @@ fn tags_are_in_the_frames() {
     }
 }
 
-/// What is pinned may be of an older version, with other maps.
+/// The pins may come from an older version with other maps.
 #[test]
 fn maps_of_another_version_are_replaced() {
     isolated(|| {
@@ -854,12 +867,13 @@ fn maps_of_another_version_are_replaced() {
     });
 }
 
-/// A guest's port 0, 10.0.1.1, and an interface `ext`, 10.1.1.1, whose other end is `far`, 10.1.1.2, at a peer.
+/// A guest's port 0, 10.0.1.1, and an interface `ext`, 10.1.1.1,
+/// whose other end is `far`, 10.1.1.2, at a peer.
 struct Outer {
     ports: Ports,
     xdp: Xdp,
     index: u32,
-    hop: Hop,
+    hop: UnderlayHop,
     peer: Peer,
     guest: Peer,
     place: Place,
@@ -874,7 +888,7 @@ impl Outer {
              ip link set ext up",
             peer.id()
         ));
-        // What is redirected to ext comes out of far only where that has NAPI, as it has with GRO or a program.
+        // Frames redirected to ext come out of far only if that has NAPI, through GRO or a program.
         peer.run(
             "ip addr add 10.1.1.2/24 dev far; ip addr add fd11::2/64 dev far nodad; \
              ip link set far up; \
@@ -888,17 +902,17 @@ impl Outer {
         ports.make(guest.netns().as_fd(), &port).unwrap();
         let pins = place.pins.dir().with_file_name("xdp");
         let mut xdp = Xdp::attach_for("ext", &pins, &ports).unwrap();
-        assert_eq!(xdp.mode(), Mode::Native);
+        assert_eq!(xdp.mode(), XdpMode::Native);
         xdp.set_takes(&[take]).unwrap();
-        let far = within(peer.netns().as_fd(), || Interface::by_name("far")).unwrap();
-        let hop = Hop { mac: far.mac, mtu: 1500 };
-        let index = Interface::by_name("ext").unwrap().index;
+        let far = within(peer.netns().as_fd(), || InterfaceInfo::by_name("far")).unwrap();
+        let hop = UnderlayHop { mac: far.mac, mtu: 1500 };
+        let index = InterfaceInfo::by_name("ext").unwrap().index;
         Self { ports, xdp, index, hop, peer, guest, place }
     }
 
-    fn outside(&self, by: &Encapsulation) -> Outside {
-        let mac = Interface::by_name("ext").unwrap().mac;
-        Outside { interface: self.index, mac, by: by.clone(), limit: Some(3) }
+    fn outside(&self, by: &Encapsulation) -> ExternalEnd {
+        let mac = InterfaceInfo::by_name("ext").unwrap().mac;
+        ExternalEnd { interface: self.index, mac, by: by.clone(), limit: Some(3) }
     }
 }
 
@@ -907,13 +921,13 @@ const ENDS: [[&str; 2]; 2] = [["10.1.1.1", "10.1.1.2"], ["fd11::1", "fd11::2"]];
 
 fn vxlan([local, remote]: [&str; 2], vni: u32) -> Encapsulation {
     let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-    Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni })
+    Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni })
 }
 
 fn tunnels() -> impl Iterator<Item = Encapsulation> {
     ENDS.into_iter().flat_map(|ends| {
         let (local, remote) = (ends[0].parse().unwrap(), ends[1].parse().unwrap());
-        let udp = udp::Tunnel { local, remote, local_port: 7000, remote_port: 7001 };
+        let udp = udp::UdpTunnel { local, remote, local_port: 7000, remote_port: 7001 };
         [vxlan(ends, 0x12_3456), Encapsulation::Udp(udp)]
     })
 }
@@ -937,14 +951,14 @@ fn reach_linux(ends: [&str; 2]) {
     ));
     let pings = |to| outer.guest.tries(&format!("ping -c 1 -W 5 {to}"));
     let outside = outer.outside(&by);
-    outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+    outer.ports.join(0, LinkTarget::Outside(outside.clone())).unwrap();
     assert!(!outer.guest.tries("ping -c 1 -W 0.2 10.0.1.2"));
     assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayUnresolved) > 0);
     outer.ports.set_hop(0, Some(outer.hop)).unwrap();
     assert!(pings("10.0.1.2"), "{:?}", outer.ports.counters(0));
     assert!(pings("fd00:1::2"), "{:?}", outer.ports.counters(0));
-    // The same again changes nothing.
-    outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+    // Repeating the call changes nothing.
+    outer.ports.join(0, LinkTarget::Outside(outside.clone())).unwrap();
     assert!(outer.guest.tries("ping -c 1 -W 5 -M do -s 1402 10.0.1.2"));
     let bytes: Vec<u8> = (0..1_000_000u32).map(|at| (at ^ at >> 9) as u8).collect();
     let listener = inside(&outer.peer, || TcpListener::bind("10.0.1.2:5000"));
@@ -961,31 +975,32 @@ fn reach_linux(ends: [&str; 2]) {
         stream.read_exact(&mut back).unwrap();
         assert!(back == bytes);
     });
-    // Another network's frames are not the port's, and go on as they did.
+    // Frames of another network do not reach the port, and pass as before.
     let passed = outer.xdp.counters().unwrap().no_socket;
     outer.peer.tries("ping -c 1 -W 0.2 10.0.2.1");
     assert!(outer.xdp.counters().unwrap().no_socket > passed);
-    let hop = Some(Hop { mtu: 1400, ..outer.hop });
+    let hop = Some(UnderlayHop { mtu: 1400, ..outer.hop });
     outer.ports.set_hop(0, hop).unwrap();
     assert!(!outer.guest.tries("ping -c 1 -W 0.2 -s 1402 10.0.1.2"));
     assert!(outer.ports.counters(0).unwrap().dropped(Reason::UnderlayTooBig) > 0);
-    outer.ports.limit(3, Some(Rate { pps: 1, ..Rate::default() })).unwrap();
+    outer.ports.limit(3, Some(PortRate { pps: 1, ..PortRate::default() })).unwrap();
     outer.peer.tries("ping -c 50 -i 0.002 -W 0.2 10.0.1.1");
     assert!(outer.ports.counters(0).unwrap().refused[Reason::Policed as usize] > 10);
     outer.ports.limit(3, None).unwrap();
     assert!(pings("10.0.1.2"));
-    let taken = outer.ports.join(1, Way::Outside(outside)).unwrap_err();
+    let taken = outer.ports.join(1, LinkTarget::Outside(outside)).unwrap_err();
     assert!(taken.to_string().contains("taken by port 0"), "{taken}");
-    outer.ports.join(0, Way::None).unwrap();
+    outer.ports.join(0, LinkTarget::None).unwrap();
     let passed = outer.xdp.counters().unwrap().no_socket;
     outer.peer.tries("ping -c 1 -W 0.2 10.0.1.1");
     assert!(outer.xdp.counters().unwrap().no_socket > passed);
     at_rest(&outer.ports, [0]);
 }
 
-/// A host behind a router whose far link is a tunnel to Linux's own: the same comes out by the short way, both ways.
+/// A host behind a router whose far link is a tunnel to Linux's own: the XDP
+/// bypass gives the same output, in both directions.
 #[test]
-fn what_goes_the_short_way_leaves_and_comes_by_a_tunnel() {
+fn xdp_bypass_forwards_through_a_tunnel() {
     ENDS.into_iter().for_each(|ends| isolated(|| reach_linux_from_behind(ends)));
 }
 
@@ -1004,9 +1019,9 @@ fn reach_linux_from_behind(ends: [&str; 2]) {
     let far = PortSpec { mtu: 1430, ..spec(3, 2) };
     outer.ports.make(outer.guest.netns().as_fd(), &near).unwrap();
     outer.ports.make(host.netns().as_fd(), &far).unwrap();
-    outer.ports.join(2, Way::Port(3)).unwrap();
-    outer.ports.join(3, Way::Port(2)).unwrap();
-    outer.ports.join(0, Way::Outside(outer.outside(&by))).unwrap();
+    outer.ports.join(2, LinkTarget::Port(3)).unwrap();
+    outer.ports.join(3, LinkTarget::Port(2)).unwrap();
+    outer.ports.join(0, LinkTarget::Outside(outer.outside(&by))).unwrap();
     outer.ports.set_hop(0, Some(outer.hop)).unwrap();
     let router = outer.guest.netns();
     sysctl::set(router.as_fd(), "net.ipv4.ip_forward", "1").unwrap();
@@ -1015,13 +1030,16 @@ fn reach_linux_from_behind(ends: [&str; 2]) {
     let pings = "ping -c 5 -i 0.01 -W 5 10.0.1.2 && ping -c 5 -i 0.01 -W 5 fd00:1::2
         ping -c 1 -W 5 -M do -s 1402 10.0.1.2";
     assert!(host.tries(pings), "by the stack");
-    outer.ports.lend(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
+    outer.ports.activate_bypass(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
     assert!(host.tries(pings));
     let [outside, inside] = at_rest(&outer.ports, [0, 2]);
-    assert!(outside.ways.short >= 11 && inside.ways.short >= 11, "{outside:?} {inside:?}");
+    assert!(
+        outside.bypass.bypassed >= 11 && inside.bypass.bypassed >= 11,
+        "{outside:?} {inside:?}"
+    );
     assert_eq!((outside.dropped(Reason::Policed), inside.dropped(Reason::Policed)), (0, 0));
-    // What the tunnel can't carry is dropped as at the port.
-    outer.ports.set_hop(0, Some(Hop { mtu: 1400, ..outer.hop })).unwrap();
+    // Frames too long for the tunnel are dropped as at the port.
+    outer.ports.set_hop(0, Some(UnderlayHop { mtu: 1400, ..outer.hop })).unwrap();
     assert!(!host.tries("ping -c 1 -W 0.2 -s 1402 10.0.1.2"));
     outer.ports.set_hop(0, None).unwrap();
     assert!(!host.tries("ping -c 1 -W 0.2 10.0.1.2"));
@@ -1030,9 +1048,10 @@ fn reach_linux_from_behind(ends: [&str; 2]) {
     assert!(outside.dropped(Reason::UnderlayUnresolved) >= 1);
 }
 
-/// What comes for a vrouter whose CPU time is used up is refused, from ports and from tunnels, and counted there.
+/// Frames for a vrouter that has used up its CPU time are refused and counted there, whether they
+/// come from ports or from tunnels.
 #[test]
-fn what_comes_for_a_vrouter_that_has_used_its_power_is_refused() {
+fn vrouter_out_of_power_refuses_and_counts_frames() {
     isolated(|| {
         let by = vxlan(ENDS[0], 7);
         let outer = Outer::new(by.takes().unwrap());
@@ -1040,34 +1059,34 @@ fn what_comes_for_a_vrouter_that_has_used_its_power_is_refused() {
             "ip link add vx7 type vxlan id 7 local 10.1.1.2 remote 10.1.1.1 dstport 4789 dev far
              ip addr add 10.0.1.2/24 dev vx7; ip link set vx7 up",
         );
-        outer.ports.join(0, Way::Outside(outer.outside(&by))).unwrap();
+        outer.ports.join(0, LinkTarget::Outside(outer.outside(&by))).unwrap();
         outer.ports.set_hop(0, Some(outer.hop)).unwrap();
         let (near, host) =
             (PortSpec { vrouter: 0, name: "eth1".into(), ..spec(2, 2) }, Peer::guest());
         outer.ports.make(outer.guest.netns().as_fd(), &near).unwrap();
         outer.ports.make(host.netns().as_fd(), &spec(3, 2)).unwrap();
-        outer.ports.join(2, Way::Port(3)).unwrap();
-        outer.ports.join(3, Way::Port(2)).unwrap();
+        outer.ports.join(2, LinkTarget::Port(3)).unwrap();
+        outer.ports.join(3, LinkTarget::Port(2)).unwrap();
         let by_tunnel = "ping -c 1 -W 0.3 10.0.1.1";
         let by_port = "ping -c 1 -W 0.3 10.0.2.1";
         assert!(outer.peer.tries(by_tunnel) && host.tries(by_port));
         outer.ports.power(0, Some(Power { millicores: 1 })).unwrap();
         assert!(outer.peer.tries(by_tunnel) && host.tries(by_port), "it has used none");
-        // So much that it takes an hour.
+        // A debt that takes an hour to pay off.
         let pin = outer.place.pins.dir().join("vrouters");
         let vrouters = libbpf_rs::MapHandle::from_pinned_path(pin).unwrap();
         let mut value = vrouters.lookup(&[0; 4], MapFlags::LOCK).unwrap().unwrap();
         let hour = ports::now() + Duration::from_secs(3600);
         value[32..40].copy_from_slice(&(hour.as_nanos() as u64).to_ne_bytes());
         vrouters.update(&[0; 4], &value, MapFlags::LOCK).unwrap();
-        // The same again does not pay for it.
+        // Setting the same limit again does not pay it off.
         outer.ports.power(0, Some(Power { millicores: 1 })).unwrap();
-        outer.ports.lend(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
+        outer.ports.activate_bypass(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
         let before = at_rest(&outer.ports, [0, 2, 3]);
         assert!(!outer.peer.tries(by_tunnel) && !host.tries(by_port));
         let now = at_rest(&outer.ports, [0, 2, 3]);
         for port in 0..2 {
-            let refused = |of: &Counters| of.refused[Reason::Power as usize];
+            let refused = |of: &KernelPortCounters| of.refused[Reason::Power as usize];
             let came = now[port].from_link.frames - before[port].from_link.frames;
             assert!(came > 0, "{:?}", now[port]);
             assert_eq!(refused(&now[port]) - refused(&before[port]), came);
@@ -1080,16 +1099,16 @@ fn what_comes_for_a_vrouter_that_has_used_its_power_is_refused() {
     });
 }
 
-/// What the program writes is what the mux writes, but for the hash of the flow.
+/// The program writes the same headers as the mux, apart from the flow's hash.
 #[test]
-fn outer_headers_are_those_of_the_mux() {
+fn outer_headers_match_the_muxs() {
     for by in tunnels() {
         isolated(|| {
             let outer = Outer::new(by.takes().unwrap());
             let outside = outer.outside(&by);
-            outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
+            outer.ports.join(0, LinkTarget::Outside(outside.clone())).unwrap();
             outer.ports.set_hop(0, Some(outer.hop)).unwrap();
-            let template = outer::Template::new(&by).unwrap();
+            let template = outer::HeaderTemplate::new(&by).unwrap();
             let (from, to) = (raw(&outer.guest, "eth0"), raw(&outer.peer, "far"));
             let mut sources = std::collections::HashSet::new();
             for frame in inner_frames() {
@@ -1112,7 +1131,7 @@ fn outer_headers_are_those_of_the_mux() {
                         sources.insert(source);
                     }
                     if at == 54 {
-                        // Over another source port it is another checksum.
+                        // Another source port has another checksum.
                         assert!(
                             outer::parse(&bytes[..count])
                                 .unwrap()
@@ -1156,16 +1175,16 @@ fn inner_frames() -> Vec<Vec<u8>> {
     frames
 }
 
-/// What comes out is what the mux would make of it, whatever the outer mark; headers that are not whole are no
-/// tunnel's.
+/// The output equals the mux's, for every outer mark. Frames
+/// with incomplete headers belong to no tunnel.
 #[test]
-fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
+fn tunnel_decapsulation_matches_the_mux() {
     for by in tunnels() {
         isolated(|| {
             let outer = Outer::new(by.takes().unwrap());
             let outside = outer.outside(&by);
-            outer.ports.join(0, Way::Outside(outside.clone())).unwrap();
-            let template = outer::Template::new(&by.reversed()).unwrap();
+            outer.ports.join(0, LinkTarget::Outside(outside.clone())).unwrap();
+            let template = outer::HeaderTemplate::new(&by.reversed()).unwrap();
             let (from, to) = (raw(&outer.peer, "far"), raw(&outer.guest, "eth0"));
             let tunnelled = |frame: &[u8], mark: u8| {
                 let mut bytes = vec![0; template.len()];
@@ -1197,7 +1216,8 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                 }
             }
             assert!(congested > 10 && changed > 10, "{congested} {changed}");
-            // Each byte of the headers changed, and each length: found where the mux finds it, and nowhere else.
+            // Each byte of the headers changed, and each length: the program
+            // finds a tunnel exactly when the mux does.
             let frame = &inner_frames()[0];
             let whole = tunnelled(frame, 0);
             let mut found = 0;
@@ -1217,7 +1237,7 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                     found += u32::from(is_found);
                 }
             }
-            // With a checksum, of datagrams of every length.
+            // With a checksum, for datagrams of every length.
             for length in (0..70).chain(280..300).chain(1390..1400) {
                 let mut bytes =
                     tunnelled(&[&frame[..14], &vec![at_of(length); length]].concat(), 0);
@@ -1248,11 +1268,11 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
                 assert_eq!(outer.ports.counters(0).unwrap().from_link.frames, before, "{length}");
             }
             assert!(found > 20, "{found}");
-            // A frame of no kind is not one of a network whose number is 0.
+            // A malformed frame does not belong to a network whose number is 0.
             if let Encapsulation::Vxlan(tunnel) = &by {
-                let none = Encapsulation::Vxlan(vxlan::Tunnel { vni: 0, ..tunnel.clone() });
-                let outside = Outside { by: none, ..outside };
-                outer.ports.join(0, Way::Outside(outside)).unwrap();
+                let none = Encapsulation::Vxlan(vxlan::VxlanTunnel { vni: 0, ..tunnel.clone() });
+                let outside = ExternalEnd { by: none, ..outside };
+                outer.ports.join(0, LinkTarget::Outside(outside)).unwrap();
                 let mut bytes = whole.clone();
                 let at = behind_ip(&by);
                 for (valid, is_found) in [(8, true), (0, false)] {
@@ -1270,7 +1290,7 @@ fn what_comes_by_a_tunnel_is_what_the_mux_makes_of_it() {
     }
 }
 
-/// Where the header behind the outer IP header is.
+/// Returns the offset of the header behind the outer IP header.
 fn behind_ip(by: &Encapsulation) -> usize {
     if by.ends().unwrap().0.is_ipv4() { 34 } else { 54 }
 }
@@ -1287,12 +1307,12 @@ fn set_mark(frame: &mut [u8], mark: u8) {
     }
 }
 
-/// A byte that is another for each length.
+/// Returns a byte that differs for each length.
 fn at_of(length: usize) -> u8 {
     (length * 7) as u8
 }
 
-/// The checksum of the UDP datagram in an IPv4 packet, whose field is 0.
+/// Returns the checksum of the UDP datagram in an IPv4 packet, whose checksum field is 0.
 fn udp_sum(frame: &[u8]) -> u16 {
     let mut pseudo = frame[26..34].to_vec();
     pseudo.extend([0, 17]);
@@ -1322,7 +1342,8 @@ impl Outer {
     }
 }
 
-/// Whether a frame is one of a tunnel's, and has nothing between the outer IP header and UDP.
+/// True if the mux recognizes a frame as a tunnel's, with
+/// nothing between the outer IP header and UDP.
 fn finds(by: &Encapsulation, mac: [u8; 6], frame: &[u8]) -> bool {
     let Ok(outer) = outer::parse(frame) else { return false };
     let inner = outer.payload();
@@ -1332,7 +1353,7 @@ fn finds(by: &Encapsulation, mac: [u8; 6], frame: &[u8]) -> bool {
                 && outer.take() == by.takes().unwrap()
         }
         Encapsulation::Udp(tunnel) => {
-            let outer::Carried::Udp { remote_port, local_port, .. } = outer.carried else {
+            let outer::OuterPayload::Udp { remote_port, local_port, .. } = outer.carried else {
                 return false;
             };
             (remote_port, local_port) == (tunnel.remote_port, tunnel.local_port)

@@ -1,4 +1,5 @@
-//! CPU time of a kernel vrouter is what it was given, by the account of its cgroup, in the real kernel. Needs root.
+//! A kernel vrouter uses the CPU time that it was given, by its
+//! cgroup's account, in the real kernel. Needs root.
 
 mod live;
 
@@ -10,19 +11,21 @@ use std::time::{Duration, Instant};
 use live::{Live, Netns, Place, To, adds_up, eventually, isolated, run, thread_id};
 use pdp_container::Limits;
 use pdp_container::cgroup::Cgroups;
-use pdp_net::interface::Interface;
-use pdp_net::ports::{Counters, LEASE_MAX, NO_MTU, PortSpec, Ports, Power, Reason, Way};
+use pdp_net::interface::InterfaceInfo;
+use pdp_net::ports::{
+    KernelPortCounters, LEASE_MAX, LinkTarget, NO_MTU, PortSpec, Ports, Power, Reason,
+};
 
-/// Ports that frames come in by; the next one is that which they go out by.
+/// Ingress ports; the next one is the egress port.
 const IN: u32 = 4;
 
-/// Floods that may be too weak on a busy machine.
+/// Attempts, since a flood may be too weak on a busy machine.
 const TRIES: usize = 10;
 
-/// Numbers of far ends are those of the router's ports and this.
+/// Offset between the numbers of the router's ports and those of their far ends.
 const FAR: u32 = 8;
 
-/// Cgroups that go with the test.
+/// Cgroups that are removed with the test.
 struct Guard(Cgroups);
 
 impl Drop for Guard {
@@ -32,8 +35,9 @@ impl Drop for Guard {
     }
 }
 
-/// Has others who compute here take time neither from the router nor, where cgroups have threads (version 1), from the
-/// thread that calls, which makes frames. That leaves with it: who is in a cgroup when it goes is killed.
+/// Keeps other load from taking time from the router and, if cgroups have threads (version 1), from
+/// the calling thread, which generates frames. The calling thread leaves the cgroup at the end,
+/// since removing a cgroup kills its members.
 struct Preferred(Option<PathBuf>);
 
 impl Preferred {
@@ -69,7 +73,7 @@ fn spec(number: u32, vrouter: u32, name: String) -> PortSpec {
     PortSpec { number, vrouter, name, mac, mtu: 1500, addresses: vec![], routes: vec![] }
 }
 
-/// A router that routes what comes by any port to the last one.
+/// Router that forwards traffic from all ports to the last one.
 struct Router {
     netns: Netns,
     specs: Vec<PortSpec>,
@@ -91,10 +95,10 @@ impl Router {
             let far = spec(number + FAR, number + FAR, format!("far{number}"));
             ports.make(netns.fd(), &near).unwrap();
             ports.make(here.as_fd(), &far).unwrap();
-            ports.join(near.number, Way::Port(far.number)).unwrap();
-            ports.join(far.number, Way::Port(near.number)).unwrap();
+            ports.join(near.number, LinkTarget::Port(far.number)).unwrap();
+            ports.join(far.number, LinkTarget::Port(near.number)).unwrap();
             run(&format!("ip link set {} arp off", far.name));
-            let index = Interface::by_name(&far.name).unwrap().index;
+            let index = InterfaceInfo::by_name(&far.name).unwrap().index;
             let (source, destination) = ([10, number as u8, 0, 2], [10, IN as u8, 0, 2]);
             to.push(To { index, mac: near.mac, source, destination, port: None });
             specs.push(near);
@@ -120,13 +124,13 @@ impl Router {
         ));
     }
 
-    fn counters(&self, ports: &Ports) -> Vec<Counters> {
+    fn counters(&self, ports: &Ports) -> Vec<KernelPortCounters> {
         self.specs.iter().map(|spec| ports.counters(spec.number).unwrap()).collect()
     }
 }
 
 #[test]
-fn a_vrouter_uses_the_cpu_time_that_it_has() {
+fn vrouter_stays_within_its_cpu_time() {
     let guard = Guard(Cgroups::new(&format!("pdp-power-{}", std::process::id())).unwrap());
     isolated(|| {
         let cgroups = &guard.0;
@@ -169,7 +173,7 @@ fn a_vrouter_uses_the_cpu_time_that_it_has() {
         };
         for (by, millicores) in [(1, 200), (4, 200), (1, 500), (4, 500)] {
             let budget = f64::from(millicores) / 1000.0;
-            // Never more; and as much, unless others let too few frames be made.
+            // Never more than the limit, and as much, unless other load slows the generator down.
             let as_much = (0..TRIES).any(|_| {
                 let (cores, refused) = flood(&mut ports, by, Some(millicores));
                 assert!(cores < 1.2 * budget, "{cores} cores used of {budget}");
@@ -185,7 +189,7 @@ fn a_vrouter_uses_the_cpu_time_that_it_has() {
             cores > 0.6
         });
         assert!(more, "no more is used without a limit");
-        // All that came is somewhere.
+        // Every frame that arrived is accounted for.
         let read = || router.counters(&ports);
         let mut last = read();
         eventually("at rest", || {
@@ -194,9 +198,9 @@ fn a_vrouter_uses_the_cpu_time_that_it_has() {
             before == last
         });
         last.iter().for_each(adds_up);
-        // What nobody serves is charged to nobody.
+        // Frames that no thread serves are charged to nobody.
         for spec in &router.specs {
-            ports.unserve(router.netns.fd(), spec).unwrap();
+            ports.serve_by_softirq(router.netns.fd(), spec).unwrap();
         }
         let (cores, refused) = flood(&mut ports, 4, Some(200));
         assert!(cores < 0.005 && refused == 0, "{cores} cores, {refused} refused");
@@ -206,9 +210,9 @@ fn a_vrouter_uses_the_cpu_time_that_it_has() {
     });
 }
 
-/// The short way is paid for as well.
+/// The XDP bypass is charged as well.
 #[test]
-fn the_short_way_is_paid_for() {
+fn xdp_bypass_is_charged_to_the_vrouter() {
     let guard = Guard(Cgroups::new(&format!("pdp-short-{}", std::process::id())).unwrap());
     isolated(|| {
         let cgroups = &guard.0;
@@ -221,7 +225,7 @@ fn the_short_way_is_paid_for() {
                 cgroups.charge("red/r1/napi", thread.pid).unwrap();
             }
         }
-        ports.lend(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
+        ports.activate_bypass(0, LEASE_MAX, [NO_MTU; 2]).unwrap();
         ports.power(0, Some(Power { millicores: 100 })).unwrap();
         live.send_to(&router.to[..1], 0);
         live.set_rate(0);
@@ -239,6 +243,6 @@ fn the_short_way_is_paid_for() {
             cores > 0.08
         };
         assert!((0..TRIES).any(|_| flood()));
-        assert!(ports.counters(0).unwrap().ways.short > 1000);
+        assert!(ports.counters(0).unwrap().bypass.bypassed > 1000);
     });
 }

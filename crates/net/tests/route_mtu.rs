@@ -1,4 +1,5 @@
-//! The smallest MTU of a namespace's routes, and neighbours that are used, by the real kernel. Needs root.
+//! Smallest MTU of a namespace's routes, and confirmation of
+//! neighbours in use, with the real kernel. Needs root.
 
 mod live;
 
@@ -7,37 +8,37 @@ use pdp_net::ports::NO_MTU;
 use pdp_net::route_mtu::RouteMtu;
 
 #[test]
-fn the_smallest_mtu_of_routes_is_known_as_they_come_and_go() {
+fn tracks_the_smallest_route_mtu() {
     isolated(|| {
         let netns = Netns::new();
         netns.run("ip link add a0 type veth peer name b0; ip link set a0 up; ip link set b0 up");
-        // More than one look reads.
+        // More than one poll reads.
         let routes = "for a in $(seq 0 79); do for b in $(seq 0 249); do \
                       echo route add 172.$a.$b.0/24 dev a0; done; done; \
                       echo route add 192.0.2.0/24 dev a0 mtu 1300; \
                       echo route add 2001:db8:1::/48 dev a0 mtu 1400";
         netns.run(&format!("( {routes} ) | ip -batch -"));
         let mut watch = RouteMtu::open(netns.fd()).unwrap();
-        assert_eq!(watch.look().unwrap(), None, "not all are known at once");
-        eventually("all are known", || watch.look().unwrap() == Some([1300, 1400]));
+        assert_eq!(watch.poll().unwrap(), None, "not all are known at once");
+        eventually("all are known", || watch.poll().unwrap() == Some([1300, 1400]));
         netns.run("ip route add 192.0.3.0/24 dev a0 mtu 1200");
-        assert_eq!(watch.look().unwrap(), Some([1200, 1400]), "from the next look on");
+        assert_eq!(watch.poll().unwrap(), Some([1200, 1400]), "from the next look on");
         netns.run("ip route del 192.0.3.0/24; ip -6 route del 2001:db8:1::/48");
-        // It may go on with the smaller one for a while.
-        assert_eq!(watch.look().unwrap(), Some([1200, 1400]));
+        // The smaller MTU may stay in force for a while.
+        assert_eq!(watch.poll().unwrap(), Some([1200, 1400]));
         let mut anew = RouteMtu::open(netns.fd()).unwrap();
         eventually("those that went are forgotten", || {
-            anew.look().unwrap() == Some([1300, NO_MTU])
+            anew.poll().unwrap() == Some([1300, NO_MTU])
         });
-        // More than is kept for it.
+        // More changes than its queue can keep.
         netns.run("ip route flush 172.0.0.0/8; ip route flush root 172.0.0.0/8");
-        assert_eq!(anew.look().unwrap(), None, "it does not know what it missed");
-        assert_eq!(anew.look().unwrap(), None, "it rests");
+        assert_eq!(anew.poll().unwrap(), None, "it does not know what it missed");
+        assert_eq!(anew.poll().unwrap(), None, "it rests");
     });
 }
 
 #[test]
-fn neighbours_that_are_used_are_asked_for() {
+fn used_neighbours_are_probed() {
     isolated(|| {
         let netns = Netns::new();
         netns.run(

@@ -1,9 +1,10 @@
-//! The short way through a vrouter does what the namespace would do: two namespaces that are set up alike, one
-//! with the program and one without, get the same frames, and what comes out of all ports is
+//! Tests that the XDP bypass does the same as the namespace. Two namespaces are set up alike, one
+//! with the program and one without. Both get the same frames, and the output of all ports is
 //! compared byte by byte. Needs root.
 //!
-//! `PDP_SHORT_CASES=N` makes so many random routers instead of [`CASES`], `PDP_SHORT_SEED=S` others;
-//! what fails names its own. `PDP_SHORT_VERBOSE=1` tells of each, and what ip(8) refused.
+//! `PDP_SHORT_CASES=N` makes N random routers instead of [`CASES`], and `PDP_SHORT_SEED=S`
+//! sets the first seed. A failure names its seed. `PDP_SHORT_VERBOSE=1` describes each
+//! router, and the commands that ip(8) refused.
 
 mod live;
 mod short_cases;
@@ -19,12 +20,12 @@ use live::{
     Live, Netns, Place, To, adds_up, eventually, isolated, receive, run, send, sum_of as sum,
 };
 use pdp_net::ethtool;
-use pdp_net::interface::Interface;
+use pdp_net::interface::InterfaceInfo;
 use pdp_net::napi::{set_threaded, threads};
 use pdp_net::netns::within;
 use pdp_net::ports::{
-    self, Aside, Change, Counters, LEASE_MAX, Made, NO_MTU, PORTS_MAX, PortSpec, Ports, Power,
-    Rate, Reason, Used, Way, Ways,
+    self, BypassCounters, BypassExclusions, InnerEndChange, KernelPortCounters, LEASE_MAX,
+    LinkTarget, Made, NO_MTU, PORTS_MAX, PortRate, PortSpec, Ports, Power, Reason, UsedNeighbour,
 };
 use pdp_wire::checksum::checksum;
 use short_cases::{INTERFACE_SETTINGS, PORTS, RESET, Random, Router, SETTINGS, base, mac_of};
@@ -33,22 +34,22 @@ use short_cases::{INTERFACE_SETTINGS, PORTS, RESET, Random, Router, SETTINGS, ba
 const CASES: u64 = 50;
 const FRAMES: usize = 200;
 
-/// What comes out comes within this time of what came before.
+/// The output is complete once nothing arrives for this long.
 const QUIET: Duration = Duration::from_millis(3);
 
 /// Or, where it matters, in this.
 const LATE: Duration = Duration::from_millis(300);
 
-/// A router in a namespace with links to this one, and sockets at the far ends of those.
+/// A router in a namespace with links to this one, and sockets at their far ends.
 struct Bench {
     netns: Netns,
-    /// Its number, and that of its first port; the far ends have the next ones.
+    /// Number of the vrouter and of its first port; the far ends have the numbers after it.
     vrouter: u32,
     sockets: Vec<OwnedFd>,
 }
 
 impl Bench {
-    /// With names of its own, and the ports from `vrouter` on.
+    /// Makes a router with names of its own, and the ports from `vrouter` on.
     fn new(ports: &mut Ports, live: &Live, name: &str, vrouter: u32) -> Self {
         let netns = Netns::new();
         netns.run(SETTINGS);
@@ -59,13 +60,13 @@ impl Bench {
             let (near, far) = (this.spec(port), this.far_spec(name, port));
             assert_eq!(ports.make(this.netns.fd(), &near).unwrap(), Made::All);
             assert_eq!(ports.make(here.as_fd(), &far).unwrap(), Made::All);
-            ports.join(near.number, Way::Port(far.number)).unwrap();
-            ports.join(far.number, Way::Port(near.number)).unwrap();
+            ports.join(near.number, LinkTarget::Port(far.number)).unwrap();
+            ports.join(far.number, LinkTarget::Port(near.number)).unwrap();
             run(&format!("ip link set {} arp off", far.name));
             ethtool::offloads_off(&far.name).unwrap();
-            let index = Interface::by_name(&far.name).unwrap().index;
+            let index = InterfaceInfo::by_name(&far.name).unwrap().index;
             this.sockets.push(live.socket(&far.name, index));
-            // As guests can: what comes may be longer.
+            // As guests can do: longer frames may arrive.
             this.netns.run(&format!("ip link set eth{port} mtu 1500"));
         }
         this.netns.ip(&base());
@@ -75,7 +76,7 @@ impl Bench {
         this
     }
 
-    /// Gives a port that was made again what it had.
+    /// Restores the earlier settings of a port that was made again.
     fn equip_eth1(&self) {
         let lines: Vec<_> =
             base().lines().filter(|line| line.contains("eth1")).map(str::to_owned).collect();
@@ -109,19 +110,19 @@ impl Bench {
     }
 
     fn lend(&self, ports: &Ports) {
-        ports.lend(self.vrouter, LEASE_MAX, [NO_MTU; 2]).unwrap();
+        ports.activate_bypass(self.vrouter, LEASE_MAX, [NO_MTU; 2]).unwrap();
     }
 
-    fn counters(&self, ports: &Ports) -> Vec<Counters> {
+    fn counters(&self, ports: &Ports) -> Vec<KernelPortCounters> {
         (0..PORTS).map(|port| ports.counters(self.number(port)).unwrap()).collect()
     }
 
-    /// Of all ports.
-    fn ways(&self, ports: &Ports) -> Ways {
-        self.counters(ports).iter().fold(Ways::default(), |sum, one| {
-            let one = one.ways;
-            Ways {
-                short: sum.short + one.short,
+    /// Sums over all ports.
+    fn ways(&self, ports: &Ports) -> BypassCounters {
+        self.counters(ports).iter().fold(BypassCounters::default(), |sum, one| {
+            let one = one.bypass;
+            BypassCounters {
+                bypassed: sum.bypassed + one.bypassed,
                 silent: sum.silent + one.silent,
                 hooked: sum.hooked + one.hooked,
                 special: sum.special + one.special,
@@ -133,7 +134,7 @@ impl Bench {
         })
     }
 
-    /// The counters of all ports of the links, where nothing moves, add up.
+    /// Checks that the counters of all the links' ports add up at rest.
     fn adds_up(&self, ports: &Ports) {
         for port in 0..PORTS {
             for number in [self.number(port), self.far_number(port)] {
@@ -142,7 +143,7 @@ impl Bench {
         }
     }
 
-    /// What comes out, by port.
+    /// Returns the output, with its port.
     fn out(&self) -> Vec<(usize, Vec<u8>)> {
         let mut frames = Vec::new();
         let mut last = Instant::now();
@@ -171,7 +172,7 @@ struct Benches {
 }
 
 impl Benches {
-    /// With a number that no others have at the time.
+    /// Uses a number that no other instance has at the time.
     fn new(number: u64) -> Self {
         let (live, place) = (Live::new(64), Place::new());
         let mut ports = place.open();
@@ -190,7 +191,7 @@ struct One {
 }
 
 impl One {
-    /// With frames of so many bytes, where the kernel makes them.
+    /// With frames of this size, which the kernel makes.
     fn new(bytes: usize) -> Self {
         let (live, place) = (Live::new(bytes), Place::new());
         let mut ports = place.open();
@@ -202,11 +203,11 @@ impl One {
         self.bench.lend(&self.ports);
     }
 
-    fn ways(&self) -> Ways {
+    fn ways(&self) -> BypassCounters {
         self.bench.ways(&self.ports)
     }
 
-    /// How many of so many datagrams come out, and how many by the short way.
+    /// Sends datagrams. Returns how many come out, and how many of them bypassed the stack.
     fn try_some(&self, v6: bool) -> (usize, u64) {
         let before = self.ways();
         for _ in 0..10 {
@@ -215,12 +216,13 @@ impl One {
         let out = sorted(self.bench.out());
         let now = self.ways();
         assert_eq!(sum(&now) - sum(&before), 10, "each is counted once");
-        (out.iter().filter(|(port, _)| *port == 1).count(), now.short - before.short)
+        (out.iter().filter(|(port, _)| *port == 1).count(), now.bypassed - before.bypassed)
     }
 }
 
-/// What a router says by itself, or at times of its own: questions for neighbours, groups, fragments that never
-/// came; and what is limited by time, for all of the machine: redirects of IPv6, that there is no route of IPv4.
+/// True for frames that a router sends by itself, or at times of its own: questions for neighbours,
+/// groups, fragments that never arrived. Also true for those that the kernel rate-limits for the
+/// whole machine: redirects of IPv6, missing routes of IPv4.
 fn is_own_talk(frame: &[u8]) -> bool {
     let at = |index: usize| frame.get(index).copied().unwrap_or_default();
     match [at(12), at(13)] {
@@ -241,12 +243,12 @@ fn is_own_talk(frame: &[u8]) -> bool {
     }
 }
 
-/// Whether a packet of IPv4 is from an address of the router.
+/// True if an IPv4 packet comes from an address of the router.
 fn is_own(frame: &[u8]) -> bool {
     frame.get(26..30).is_some_and(|from| from[0] == 10 && from[2..] == [0, 1])
 }
 
-/// Without the identification that a router chooses for packets of its own.
+/// Clears the identification that a router chooses for packets of its own.
 fn plain(mut frame: Vec<u8>) -> Vec<u8> {
     if frame.get(12..14) == Some(&[8, 0]) && is_own(&frame) {
         frame[18..20].fill(0);
@@ -269,7 +271,7 @@ fn hex(frame: &[u8]) -> String {
     frame.iter().take(80).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Frames that one has more of than the other, in words.
+/// Describes the frames that one output has more often than the other.
 fn difference(one: &[(usize, Vec<u8>)], other: &[(usize, Vec<u8>)], who: &str) -> String {
     let mut counts: HashMap<&(usize, Vec<u8>), i32> = HashMap::new();
     for frame in other {
@@ -292,7 +294,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 }
 
 #[test]
-fn whatever_the_router_and_the_frames_the_same_comes_out() {
+fn xdp_bypass_output_matches_the_stack() {
     isolated(|| {
         let (seed, cases) = (number("PDP_SHORT_SEED", 1), number("PDP_SHORT_CASES", CASES));
         let (started, mut sent, mut out, mut short) = (Instant::now(), 0, 0, 0);
@@ -306,18 +308,18 @@ fn whatever_the_router_and_the_frames_the_same_comes_out() {
             for bench in both {
                 bench.netns.ip(&router.ip);
                 if !router.shell.is_empty() {
-                    // What this kernel lacks is lacking in both.
+                    // Features that this kernel lacks are missing in both.
                     bench.netns.run(&format!("set +e\n{}\ntrue", router.shell));
                 }
             }
-            ports.lend(with.vrouter, LEASE_MAX, router.bytes_max).unwrap();
-            // What a changed router says of itself.
+            ports.activate_bypass(with.vrouter, LEASE_MAX, router.bytes_max).unwrap();
+            // Frames that the routers send by themselves after a change.
             let _ = both.map(Bench::out);
             let before = with.ways(ports);
             let frames: Vec<_> = (0..FRAMES).map(|_| router.frame(&mut random)).collect();
             let mut seen = both.map(|bench| {
                 let mut seen = Vec::new();
-                // No more at once than a socket has room for.
+                // No more at once than a socket's buffer can hold.
                 for some in frames.chunks(50) {
                     for (port, frame) in some {
                         send(&bench.sockets[*port], frame);
@@ -327,7 +329,7 @@ fn whatever_the_router_and_the_frames_the_same_comes_out() {
                 sorted(seen)
             });
             if seen[0] != seen[1] {
-                // Whoever was not run for a while comes late.
+                // Output may be late if the router did not run for a while.
                 std::thread::sleep(LATE);
                 for (seen, bench) in seen.iter_mut().zip(both) {
                     seen.extend(sorted(bench.out()));
@@ -335,14 +337,14 @@ fn whatever_the_router_and_the_frames_the_same_comes_out() {
                 }
             }
             let now = with.ways(ports);
-            short += now.short - before.short;
+            short += now.bypassed - before.bypassed;
             sent += frames.len();
             out += seen[1].len();
             if std::env::var("PDP_SHORT_VERBOSE").is_ok() {
                 println!(
                     "{case}: {} out, {} short, {:?}",
                     seen[1].len(),
-                    now.short - before.short,
+                    now.bypassed - before.bypassed,
                     now
                 );
             }
@@ -371,7 +373,7 @@ fn whatever_the_router_and_the_frames_the_same_comes_out() {
     });
 }
 
-/// A plain datagram to a neighbour of eth1, and what becomes of it.
+/// A plain datagram to a neighbour of eth1.
 fn datagram(v6: bool) -> Vec<u8> {
     let mut frame = [&mac_of(0)[..], &[2, 4, 0, 0, 0, 2]].concat();
     if v6 {
@@ -390,7 +392,7 @@ fn datagram(v6: bool) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_goes_the_short_way_unless_somebody_watches() {
+fn xdp_bypass_needs_a_live_watcher() {
     isolated(|| {
         let one = One::new(64);
         for v6 in [false, true] {
@@ -402,42 +404,52 @@ fn nothing_goes_the_short_way_unless_somebody_watches() {
             assert_eq!(one.try_some(v6), (10, 10));
         }
         // The watcher dies.
-        one.ports.lend(16, Duration::from_millis(100), [NO_MTU; 2]).unwrap();
+        one.ports.activate_bypass(16, Duration::from_millis(100), [NO_MTU; 2]).unwrap();
         assert_eq!(one.try_some(false), (10, 10));
         std::thread::sleep(Duration::from_millis(120));
         assert_eq!(one.try_some(false), (10, 0), "the lease has ended");
         // It is taken back.
         one.lend();
-        one.ports.lend(16, Duration::ZERO, [NO_MTU; 2]).unwrap();
+        one.ports.activate_bypass(16, Duration::ZERO, [NO_MTU; 2]).unwrap();
         assert_eq!(one.try_some(true), (10, 0));
-        // What may be above a route's MTU.
-        one.ports.lend(16, LEASE_MAX, [35, 55]).unwrap();
+        // Datagrams may exceed a route's MTU.
+        one.ports.activate_bypass(16, LEASE_MAX, [35, 55]).unwrap();
         assert_eq!((one.try_some(false), one.try_some(true)), ((10, 0), (10, 0)));
-        one.ports.lend(16, LEASE_MAX, [36, 56]).unwrap();
+        one.ports.activate_bypass(16, LEASE_MAX, [36, 56]).unwrap();
         assert_eq!((one.try_some(false), one.try_some(true)), ((10, 10), (10, 10)));
         assert_eq!(one.ways().too_big, 20);
-        // What the watcher tells of, by port, direction and family.
+        // The watcher's exclusions, by port, direction and family.
         for (port, aside, v4, v6) in [
-            (0, Aside { in_v4: true, ..Aside::default() }, 0, 10),
-            (0, Aside { in_v6: true, ..Aside::default() }, 10, 0),
-            (1, Aside { in_v4: true, in_v6: true, ..Aside::default() }, 10, 10),
-            (1, Aside { out_v4: true, ..Aside::default() }, 0, 10),
-            (1, Aside { out_v6: true, ..Aside::default() }, 10, 0),
-            (0, Aside { out_v4: true, out_v6: true, ..Aside::default() }, 10, 10),
-            (0, Aside::ALL, 0, 0),
+            (0, BypassExclusions { in_v4: true, ..BypassExclusions::default() }, 0, 10),
+            (0, BypassExclusions { in_v6: true, ..BypassExclusions::default() }, 10, 0),
+            (
+                1,
+                BypassExclusions { in_v4: true, in_v6: true, ..BypassExclusions::default() },
+                10,
+                10,
+            ),
+            (1, BypassExclusions { out_v4: true, ..BypassExclusions::default() }, 0, 10),
+            (1, BypassExclusions { out_v6: true, ..BypassExclusions::default() }, 10, 0),
+            (
+                0,
+                BypassExclusions { out_v4: true, out_v6: true, ..BypassExclusions::default() },
+                10,
+                10,
+            ),
+            (0, BypassExclusions::ALL, 0, 0),
         ] {
-            one.ports.tell(16 + port, aside).unwrap();
+            one.ports.set_bypass_exclusions(16 + port, aside).unwrap();
             assert_eq!(one.try_some(false), (10, v4), "{port} {aside:?}");
             assert_eq!(one.try_some(true), (10, v6), "{port} {aside:?}");
-            one.ports.tell(16 + port, Aside::default()).unwrap();
+            one.ports.set_bypass_exclusions(16 + port, BypassExclusions::default()).unwrap();
         }
-        assert!(one.ports.tell(PORTS_MAX, Aside::ALL).is_err());
-        assert!(one.ports.lend(PORTS_MAX, LEASE_MAX, [NO_MTU; 2]).is_err());
+        assert!(one.ports.set_bypass_exclusions(PORTS_MAX, BypassExclusions::ALL).is_err());
+        assert!(one.ports.activate_bypass(PORTS_MAX, LEASE_MAX, [NO_MTU; 2]).is_err());
     });
 }
 
 #[test]
-fn a_hook_is_obeyed_from_the_command_on_that_sets_it() {
+fn new_hook_stops_the_bypass_immediately() {
     isolated(|| {
         let one = One::new(64);
         one.lend();
@@ -473,7 +485,7 @@ fn a_hook_is_obeyed_from_the_command_on_that_sets_it() {
                 0,
                 10,
             ),
-            // Last: the kernel keeps a hook of the first bridge for as long as the namespace is there.
+            // Last: the kernel keeps the hook of the first bridge as long as the namespace exists.
             (
                 "ip link add br0 type bridge; ip link set br0 up; ip link set eth0 master br0"
                     .into(),
@@ -483,7 +495,7 @@ fn a_hook_is_obeyed_from_the_command_on_that_sets_it() {
             ),
         ] {
             for _ in 0..if set.contains("bridge") { 1 } else { 5 } {
-                // On a busy machine one lease is too short for all.
+                // On a busy machine, one lease is too short for all.
                 one.lend();
                 assert_eq!(one.try_some(false), (10, 10), "before {set}");
                 assert_eq!(one.try_some(true), (10, 10), "before {set}");
@@ -491,7 +503,7 @@ fn a_hook_is_obeyed_from_the_command_on_that_sets_it() {
                 // The very next frames.
                 let now = [false, true].map(|v6| one.try_some(v6));
                 assert_eq!(now.map(|(out, _)| out), [v4, v6], "{set}");
-                // What nothing hooks into goes on as it did.
+                // Traffic without hooks continues as before.
                 let is_own = |table: &str| set.starts_with(&format!("nft add table {table} t;"));
                 let short = [is_own("ip6"), is_own("ip")].map(|other| if other { 10 } else { 0 });
                 assert_eq!(now.map(|(_, short)| short), short, "{set}");
@@ -502,11 +514,11 @@ fn a_hook_is_obeyed_from_the_command_on_that_sets_it() {
 }
 
 #[test]
-fn frames_are_sent_to_ports_of_the_vrouter_alone() {
+fn bypass_sends_only_to_the_vrouters_ports() {
     isolated(|| {
         let one = One::new(64);
         one.lend();
-        // A device of the guest's own, which could be sent to.
+        // A device of the guest's own, which could be a destination.
         one.bench.netns.run(
             "ip link add own0 type veth peer name own1; ip link set own0 up; ip link set own1 up
              ethtool -K own1 gro on
@@ -516,7 +528,7 @@ fn frames_are_sent_to_ports_of_the_vrouter_alone() {
         assert!(one.ways().route >= 10);
         one.bench.netns.run("ip link del own0");
         assert_eq!(one.try_some(false), (10, 10));
-        // A device that takes the index of a port which the guest deleted is none.
+        // A device that takes the index of a deleted port is not a port.
         let index = one.bench.netns.index("eth1");
         one.bench.netns.run(&format!(
             "ip link del eth1; ip link add own0 index {index} type veth peer name own1
@@ -534,9 +546,10 @@ fn frames_are_sent_to_ports_of_the_vrouter_alone() {
     });
 }
 
-/// Whatever slots they have: of two in one, for whatever reason, neither sends by the other's ports.
+/// Whatever slots they have: if two vrouters share a slot, for whatever
+/// reason, neither sends from the other's ports.
 #[test]
-fn frames_never_leave_by_a_port_in_another_namespace() {
+fn bypass_never_sends_into_another_namespace() {
     isolated(|| {
         let mut one = One::new(64);
         let other = Bench::new(&mut one.ports, &one.live, "r", 48);
@@ -556,7 +569,7 @@ fn frames_never_leave_by_a_port_in_another_namespace() {
 }
 
 #[test]
-fn another_process_adopts_what_is_there_without_a_gap() {
+fn another_process_adopts_the_bypass_without_a_gap() {
     isolated(|| {
         let one = One::new(64);
         let bench = &one.bench;
@@ -592,14 +605,14 @@ fn another_process_adopts_what_is_there_without_a_gap() {
         println!("{sent} sent while the program was replaced 20 times");
         assert_eq!(sent, came, "lost while the program was replaced");
         assert_ne!(shown(), program, "it is another program");
-        let expected = Ways { short: 10 + sent as u64, ..Ways::default() };
+        let expected = BypassCounters { bypassed: 10 + sent as u64, ..BypassCounters::default() };
         assert_eq!(one.ways(), expected, "counters go on");
         bench.adds_up(&one.ports);
     });
 }
 
 #[test]
-fn neighbours_that_are_used_are_told() {
+fn bypass_reports_used_neighbours() {
     isolated(|| {
         let one = One::new(64);
         one.lend();
@@ -612,12 +625,14 @@ fn neighbours_that_are_used_are_told() {
         let index = one.bench.netns.index("eth1");
         let told: Vec<_> = used
             .iter()
-            .map(|Used { vrouter, address, index, .. }| (*vrouter, address.to_string(), *index))
+            .map(|UsedNeighbour { vrouter, address, index, .. }| {
+                (*vrouter, address.to_string(), *index)
+            })
             .collect();
         let want = ["10.1.0.2", "fd00:1::2"].map(|address| (16, address.to_string(), index));
         assert_eq!(told, want);
         assert_eq!(one.ports.used(ports::now()).unwrap(), []);
-        // With the vrouter all of it goes.
+        // All state disappears with the vrouter.
         let pinned = |name: &str| {
             libbpf_rs::MapHandle::from_pinned_path(one.place.pins.dir().join(name)).unwrap()
         };
@@ -651,10 +666,10 @@ fn neighbours_that_are_used_are_told() {
 }
 
 #[test]
-fn frames_that_come_by_xdp_go_the_same_way() {
+fn frames_received_by_xdp_are_bypassed_too() {
     isolated(|| {
         let one = One::new(96);
-        let index = Interface::by_name("p0").unwrap().index;
+        let index = InterfaceInfo::by_name("p0").unwrap().index;
         let (source, destination) = ([10, 0, 0, 2], [10, 1, 0, 2]);
         one.live.send_to(&[To { index, mac: mac_of(0), source, destination, port: None }], 0);
         let try_some = || {
@@ -666,23 +681,26 @@ fn frames_that_come_by_xdp_go_the_same_way() {
         assert!(by_stack.iter().all(|(port, frame)| *port == 1 && frame[22] == 63));
         one.lend();
         assert_eq!(try_some(), by_stack);
-        assert_eq!(one.ways(), Ways { silent: 32, short: 32, ..Ways::default() });
+        assert_eq!(
+            one.ways(),
+            BypassCounters { silent: 32, bypassed: 32, ..BypassCounters::default() }
+        );
         one.bench.adds_up(&one.ports);
     });
 }
 
-/// What goes the short way meets the links that it would have gone by otherwise.
+/// Bypassed frames are subject to the links on which they would have gone otherwise.
 #[test]
-fn links_are_what_they_are_for_the_stack() {
+fn bypassed_frames_obey_their_links() {
     isolated(|| {
         let one = One::new(64);
-        // So that the router says nothing by itself.
+        // Prevents the router from sending frames by itself.
         one.bench.netns.run("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6");
         let far = one.bench.far_spec("p", 1);
         let (in_by, out_by) = (one.bench.number(0), one.bench.number(1));
         let here = File::open("/proc/thread-self/ns/net").unwrap();
-        // What ten datagrams add to the counters of the port that they go out by, of its link's other end, and to
-        // those of the one that they come in by.
+        // Ten datagrams' effect on the counters of the egress port,
+        // its link's other end, and the ingress port.
         let try_some = |one: &One, want: (usize, u64)| {
             let read = || {
                 let of = |number| one.ports.counters(number).unwrap();
@@ -709,19 +727,22 @@ fn links_are_what_they_are_for_the_stack() {
         };
         for lent in [false, true] {
             let short = if lent { 10 } else { 0 };
-            one.ports.lend(16, if lent { LEASE_MAX } else { Duration::ZERO }, [NO_MTU; 2]).unwrap();
+            one.ports
+                .activate_bypass(16, if lent { LEASE_MAX } else { Duration::ZERO }, [NO_MTU; 2])
+                .unwrap();
             assert_eq!(try_some(&one, (10, short)), (10, 10, 10, none));
-            // No more than its rate: three frames of 50 bytes and what each counts beside, in the burst.
-            let rate = Rate { bps: 8, burst_bytes: 2048, overhead_bytes: 600, pps: 0 };
+            // No more than its rate: the burst has room for
+            // three frames of 50 bytes and their overhead.
+            let rate = PortRate { bps: 8, burst_bytes: 2048, overhead_bytes: 600, pps: 0 };
             one.ports.police(out_by, Some(rate)).unwrap();
             let policed = with(Reason::Policed, 7);
             assert_eq!(try_some(&one, (3, short)), (10, 3, 3, policed));
             one.ports.police(out_by, None).unwrap();
             // Without a link.
-            one.ports.join(out_by, Way::None).unwrap();
+            one.ports.join(out_by, LinkTarget::None).unwrap();
             assert_eq!(try_some(&one, (0, short)), (10, 0, 0, with(Reason::Unconnected, 10)));
-            one.ports.join(out_by, Way::Port(far.number)).unwrap();
-            // The other end has a shorter MTU than the frame's 36 bytes of IP.
+            one.ports.join(out_by, LinkTarget::Port(far.number)).unwrap();
+            // The other end has a lower MTU than the frame's 36 bytes of IP.
             let tiny = PortSpec { mtu: 68, ..far.clone() };
             one.ports.make(here.as_fd(), &tiny).unwrap();
             assert_eq!(try_some(&one, (10, short)), (10, 10, 10, none));
@@ -732,7 +753,8 @@ fn links_are_what_they_are_for_the_stack() {
             one.ports.set_carrier(far.number, true).unwrap();
             assert_eq!(try_some(&one, (10, short)), (10, 10, 10, none));
         }
-        // Its own end without carrier: the kernel sends nothing, whatever it thinks of routes, and so does the program.
+        // Its own end without carrier: the kernel sends nothing, whatever its
+        // routes say, and neither does the program.
         one.ports.set_carrier(out_by, false).unwrap();
         assert_eq!(try_some(&one, (0, 0)), (0, 0, 0, none));
         one.ports.set_carrier(out_by, true).unwrap();
@@ -752,9 +774,10 @@ fn links_are_what_they_are_for_the_stack() {
     });
 }
 
-/// What a guest does to an end that frames would go out by is its own loss, and the port's when it is made again.
+/// A guest that changes an egress end loses only its own traffic,
+/// and gets it back when the port is made again.
 #[test]
-fn ends_that_are_gone_and_made_again_are_no_others() {
+fn recreated_egress_port_regains_only_its_traffic() {
     isolated(|| {
         let mut one = One::new(64);
         one.lend();
@@ -771,7 +794,7 @@ fn ends_that_are_gone_and_made_again_are_no_others() {
         assert_eq!(one.try_some(false), (0, 0));
         again(&mut one);
         assert_ne!(one.bench.netns.index("eth1"), index);
-        // A device that has the index of before is not taken for it.
+        // A device with the earlier index is not mistaken for the port.
         let index = one.bench.netns.index("eth1");
         one.bench.netns.run("ip link del eth1");
         again(&mut one);
@@ -782,20 +805,21 @@ fn ends_that_are_gone_and_made_again_are_no_others() {
         ));
         assert_eq!(one.try_some(false), (0, 0));
         one.bench.netns.run("ip link del own0");
-        // In another namespace: it leads where it led, for whoever has it, and this router has none.
+        // Moved to another namespace, the end leads to the same
+        // link, for its new owner. This router has none.
         let other = Netns::new();
         one.bench.netns.run(&format!("ip link set eth1 netns {}", other.pid()));
         assert_eq!(one.try_some(false), (0, 0));
         let spec = one.bench.spec(1);
         let changes = one.ports.changes(one.bench.netns.fd(), &spec).unwrap();
-        assert_eq!(changes, [Change::Gone]);
+        assert_eq!(changes, [InnerEndChange::Gone]);
         again(&mut one);
         one.bench.adds_up(&one.ports);
     });
 }
 
 #[test]
-fn what_another_thread_would_pay_for_is_dropped() {
+fn bypass_drops_frames_charged_to_another_thread() {
     isolated(|| {
         let one = One::new(64);
         one.lend();
@@ -809,7 +833,7 @@ fn what_another_thread_would_pay_for_is_dropped() {
             assert_eq!(counters.dropped(Reason::Unpaid), counters.refused[Reason::Unpaid as usize]);
             counters.dropped(Reason::Unpaid)
         };
-        // Threads come to work when they are run.
+        // Threads get work only when they run.
         let try_some = || {
             let (before, before_unpaid) = (one.ways(), unpaid());
             for _ in 0..10 {
@@ -820,7 +844,7 @@ fn what_another_thread_would_pay_for_is_dropped() {
             });
             let came = sorted(one.bench.out()).len();
             one.bench.adds_up(&one.ports);
-            (came, one.ways().short - before.short, unpaid() - before_unpaid)
+            (came, one.ways().bypassed - before.bypassed, unpaid() - before_unpaid)
         };
         set_threaded(netns.fd(), "eth0", true).unwrap();
         assert_eq!(try_some(), (10, 10, 0), "no thread is named");
@@ -831,7 +855,7 @@ fn what_another_thread_would_pay_for_is_dropped() {
         drop(one.place.open());
         assert_eq!(try_some(), (10, 10, 0));
         assert_eq!(serve(), first);
-        // As a guest can.
+        // As a guest can do.
         set_threaded(netns.fd(), "eth0", false).unwrap();
         assert_eq!(try_some(), (0, 0, 10), "without threads");
         set_threaded(netns.fd(), "eth0", true).unwrap();
@@ -849,7 +873,7 @@ fn what_another_thread_would_pay_for_is_dropped() {
         assert_eq!(try_some(), (0, 0, 10), "down and up");
         assert_eq!(serve().len(), 1);
         assert_eq!(try_some(), (10, 10, 0));
-        // No more queues than one.
+        // Still only one queue.
         let more =
             || netns.run("ethtool -L eth0 rx 2 2>&1 || true; ethtool -L eth0 tx 2 2>&1 || true");
         more();
@@ -857,17 +881,17 @@ fn what_another_thread_would_pay_for_is_dropped() {
         let start = Instant::now();
         (0..100).for_each(|_| _ = serve());
         println!("served again in {:?}", start.elapsed() / 100);
-        one.ports.unserve(netns.fd(), &spec).unwrap();
+        one.ports.serve_by_softirq(netns.fd(), &spec).unwrap();
         assert!(threads(netns.fd(), netns.index("eth0")).unwrap().is_empty());
         assert_eq!(try_some(), (10, 10, 0), "whoever does");
-        // Named while it is down: nobody, until it is known who.
+        // Named while it is down: nobody may serve it until its thread is known.
         netns.run("ip link set eth0 down");
         assert_eq!(serve(), []);
         netns.run("ip link set eth0 up");
         assert_eq!(try_some(), (0, 0, 10));
-        // A port that is not there.
+        // A missing port.
         let none = PortSpec { number: 99, ..spec.clone() };
         assert!(one.ports.serve(netns.fd(), &none).unwrap().is_empty());
-        one.ports.unserve(netns.fd(), &none).unwrap();
+        one.ports.serve_by_softirq(netns.fd(), &none).unwrap();
     });
 }

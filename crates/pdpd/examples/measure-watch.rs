@@ -1,6 +1,9 @@
-//! What it costs to watch many vnets: CPU time of the daemon's threads while one reader watches all of them, how often it
-//! gets a sample, and how long it takes until all cgroups were looked at once. Vnets are planned and have their cgroups; a
-//! stand-in for the mux answers with counters of each; nothing runs in them.
+//! Measures the cost of watching many vnets.
+//!
+//! It reports the CPU time of the daemon's threads while one reader watches
+//! all vnets, how often the reader gets a sample, and how long a pass over
+//! all cgroups takes. Vnets are planned and have their cgroups. A stand-in
+//! for the mux answers with counters of each vnet. Nothing runs in the vnets.
 //!
 //! `cargo run --release -p pdpd --example measure-watch [VNETS [SECONDS]]`, as root (cgroups).
 
@@ -11,23 +14,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pdp_api::{Detail, WatchLine, WatchQuery};
-use pdp_container::{Limits, Paths, Runtime};
+use pdp_container::{Limits, Runtime, RuntimePaths};
 use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 use pdp_spec::{Descriptors, SourceFile};
-use pdpd::access::Scope;
-use pdpd::bounds::Bounds;
-use pdpd::control::Mux;
-use pdpd::engine::Engine;
+use pdpd::access::AccessScope;
+use pdpd::bounds::GuestLimits;
+use pdpd::control::MuxClient;
+use pdpd::engine::DaemonCore;
 use pdpd::host::Host;
 use pdpd::http::Daemon;
 use pdpd::model::Model;
-use pdpd::plan::Places;
-use pdpd::ports::Ports;
-use pdpd::settings::Settings;
-use pdpd::state::State;
+use pdpd::plan::DaemonPaths;
+use pdpd::ports::KernelPorts;
+use pdpd::settings::KernelSettings;
+use pdpd::state::StateFile;
 
-/// Two routers of two guests and four ports each, and two hosts.
+/// Two routers with two guests and four ports each, and two hosts.
 fn vnet(number: usize) -> String {
     let mut text = format!(
         "---\napiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: v{number}}}\nspec:\n  nodes:\n"
@@ -49,10 +52,10 @@ fn vnet(number: usize) -> String {
 const SUBSTRATE: &str = "apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: node}\nspec:\n  \
     mux: {cpus: \"0\", power: 0.5}\n  forwardingEngines: {fe1: {cpus: \"1-63\", capacity: 63}}\n";
 
-fn counters(of: &mux::Vnet) -> mux::VnetStats {
+fn counters(of: &mux::VnetConfig) -> mux::MuxVnetStats {
     let mut nodes = BTreeMap::new();
     for node in &of.nodes {
-        let port = mux::PortStats {
+        let port = mux::MuxPortStats {
             received: 1 << 40,
             received_bytes: 1 << 50,
             sent: 1 << 40,
@@ -60,15 +63,15 @@ fn counters(of: &mux::Vnet) -> mux::VnetStats {
             dropped: [("queue-full", 7), ("guest-no-route", 1 << 20)]
                 .map(|(reason, count)| (reason.to_owned(), count))
                 .into(),
-            ..mux::PortStats::default()
+            ..mux::MuxPortStats::default()
         };
         let ports = node.ports.iter().map(|it| (it.name.clone(), port.clone())).collect();
-        let guest = mux::GuestStats { connected: true, to_guest: 1 << 40, ..Default::default() };
+        let guest = mux::MuxGuestStats { connected: true, to_guest: 1 << 40, ..Default::default() };
         let guests = if node.name.starts_with('r') { 2 } else { 0 };
         let guests = (0..guests).map(|number| (number, guest.clone())).collect();
-        nodes.insert(node.name.clone(), mux::NodeStats { ports, guests, ..Default::default() });
+        nodes.insert(node.name.clone(), mux::MuxNodeStats { ports, guests, ..Default::default() });
     }
-    mux::VnetStats { nodes }
+    mux::MuxVnetStats { nodes }
 }
 
 /// CPU time of this process's threads by name, milliseconds.
@@ -93,7 +96,7 @@ fn main() -> Result<()> {
     let directory = std::env::temp_dir().join(format!("measure-watch-{}", std::process::id()));
     std::fs::create_dir_all(directory.join("run/mux"))?;
     let places =
-        Places { run: directory.join("run"), lib: "/nowhere".into(), pins: "/nowhere".into() };
+        DaemonPaths { run: directory.join("run"), lib: "/nowhere".into(), pins: "/nowhere".into() };
     let cpus: BTreeSet<u32> = (0..64).collect();
     let file = |text: String| SourceFile { name: "x.yaml".into(), text, ..SourceFile::default() };
     let mut model = Model::default();
@@ -105,11 +108,11 @@ fn main() -> Result<()> {
             .map_err(|faults| anyhow::anyhow!("{:?}", faults.first()))?;
         model = model.with(intent, &places, &cpus, |_| false)?;
     }
-    let state = Arc::new(State::open(&directory.join("state"))?);
+    let state = Arc::new(StateFile::open(&directory.join("state"))?);
     state.commit(&model.change_from(&Model::default()))?;
     let any = || "/bin/true".into();
     let cgroup = format!("pdp-measure-{}", std::process::id());
-    let runtime = Runtime::new(Paths {
+    let runtime = Runtime::new(RuntimePaths {
         runc: any(),
         shim: any(),
         init: any(),
@@ -124,9 +127,9 @@ fn main() -> Result<()> {
     let mut cgroups = 0;
     for (name, vnet) in model.plan.vnets.iter() {
         for (node, plan) in &vnet.nodes {
-            runtime.cgroups().ensure(&Places::node_cgroup(name, node), &Limits::default())?;
+            runtime.cgroups().ensure(&DaemonPaths::node_cgroup(name, node), &Limits::default())?;
             for guest in plan.guests.keys() {
-                let guest = Places::guest_cgroup(name, node, *guest);
+                let guest = DaemonPaths::guest_cgroup(name, node, *guest);
                 runtime.cgroups().ensure(&guest, &Limits::default())?;
             }
             cgroups += 1 + plan.guests.len();
@@ -134,37 +137,38 @@ fn main() -> Result<()> {
     }
     let vnets = model.plan.vnets.iter();
     let vnets = vnets.map(|(name, plan)| (name.clone(), counters(&plan.mux))).collect();
-    let stats = mux::Stats { vnets, ..mux::Stats::default() };
+    let stats = mux::MuxStats { vnets, ..mux::MuxStats::default() };
     let listener = UnixListener::bind(places.mux_control())?;
     std::thread::Builder::new().name("mux".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
             let mut channel = Channel::new(stream);
-            if let Ok(Some(_)) = channel.receive::<mux::Request>() {
-                let _ = channel.send(&mux::Reply::Stats(Box::new(stats.clone())), &[]);
+            if let Ok(Some(_)) = channel.receive::<mux::MuxRequest>() {
+                let _ = channel.send(&mux::MuxReply::Stats(Box::new(stats.clone())), &[]);
             }
         }
     })?;
-    let bounds = Bounds::new(&places);
+    let bounds = GuestLimits::new(&places);
     let host = Host {
-        mux: Mux { path: places.mux_control() },
-        ports: Ports::new(&places),
+        mux: MuxClient { path: places.mux_control() },
+        ports: KernelPorts::new(&places),
         places,
         runtime,
         state,
-        settings: Settings::default(),
+        settings: KernelSettings::default(),
         bounds,
     };
-    let descriptors = Descriptors { limit: 1 << 20, kept: 0 };
-    let engine = Arc::new(Engine::new(Arc::new(host), cpus, false, descriptors, |_| ())?);
-    engine.board().touch_vnets(engine.model().vnets.keys().map(String::as_str));
+    let descriptors = Descriptors { limit: 1 << 20, unchanged_vnets: 0 };
+    let engine = Arc::new(DaemonCore::new(Arc::new(host), cpus, false, descriptors, |_| ())?);
+    engine.watch_hub().touch_vnets(engine.model().vnets.keys().map(String::as_str));
     pdpd::watch::start(&engine)?;
-    // What is found once, is.
+    // Wait until the one-time discovery is done.
     std::thread::sleep(Duration::from_secs(5));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (before, samples, bytes, looks) = runtime.block_on(async {
         let query = WatchQuery { detail: Detail::Summary, ..WatchQuery::default() };
-        let mut reader =
-            engine.watch(&Scope::Node, query).map_err(|problem| anyhow::anyhow!("{problem}"))?;
+        let mut reader = engine
+            .watch(&AccessScope::Node, query)
+            .map_err(|problem| anyhow::anyhow!("{problem}"))?;
         // The statuses that the first look at the mux changes.
         tokio::time::timeout(Duration::from_secs(10), async {
             loop {

@@ -1,4 +1,5 @@
-//! Who may do what: who asks, and the one table of what each request takes.
+//! Authentication and authorization: who the client is, and the one
+//! table of what each request requires.
 //!
 //! | role | may |
 //! |---|---|
@@ -6,8 +7,9 @@
 //! | tenant | everything with vnets called `TENANT.NAME`, within its quota |
 //! | viewer | look, at the whole node or at one tenant's vnets; not into frames or guests |
 //!
-//! A vnet that is not in the scope of who asks is answered like one that does not exist, before
-//! anybody looks whether it does. What no rule is there for is refused.
+//! If a vnet is outside the client's scope, the answer is the same as
+//! for a vnet that does not exist. It is given before anything checks
+//! whether the vnet exists. A request without a rule is refused.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,32 +21,32 @@ use pdp_api::{NewToken, Problem, ProblemKind, Role, TOKEN_SECONDS_MAX, TokenRequ
 use pdp_spec::Tenant;
 use sha2::{Digest, Sha256};
 
-use crate::audit::Begun;
-use crate::state::State;
+use crate::audit::PendingAudit;
+use crate::state::StateFile;
 use crate::state::access::{TOKENS_MAX, now_ms};
 
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
 
-/// What tokens begin with, so that they are known for what they are where they should not be.
+/// Prefix of all tokens, so that a leaked token is recognizable.
 const TOKEN_PREFIX: &str = "pdp_";
 
-/// Whose vnets somebody may know of.
+/// Set of vnets that a client may know of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// All, and the node itself.
+pub enum AccessScope {
+    /// All vnets, and the node itself.
     Node,
-    /// This tenant's.
+    /// The vnets of this tenant.
     Tenant(String),
 }
 
-impl Scope {
-    /// Whether a vnet of this name is, or would be, in it.
+impl AccessScope {
+    /// True if a vnet of this name is, or would be, in the scope.
     pub fn sees(&self, vnet: &str) -> bool {
         self.tenant().is_none_or(|tenant| pdp_spec::tenant_of(vnet) == Some(tenant))
     }
 
-    /// The tenant, if it is one's.
+    /// Returns the tenant, if the scope is a tenant's.
     pub fn tenant(&self) -> Option<&str> {
         match self {
             Self::Node => None,
@@ -56,23 +58,24 @@ impl Scope {
 /// Identity in the audit log of a client whose token does not exist.
 pub const UNKNOWN_TOKEN: &str = "token:?";
 
-/// Who asked for what a thread does.
+/// Client on whose behalf a thread works.
 #[derive(Clone, Debug)]
-pub struct Asker {
+pub struct Requester {
     /// `user:NAME` or `token:ID`.
-    pub who: String,
-    /// With what it may do something.
-    pub scope: Scope,
-    /// Its request's row in the audit log.
-    pub begun: Option<Arc<Begun>>,
+    pub identity: String,
+    /// Scope in which the client may act.
+    pub scope: AccessScope,
+    /// The request's entry in the audit log.
+    pub audit_entry: Option<Arc<PendingAudit>>,
 }
 
 thread_local! {
-    static ASKER: RefCell<Option<Asker>> = const { RefCell::new(None) };
+    static ASKER: RefCell<Option<Requester>> = const { RefCell::new(None) };
 }
 
-/// Does something on behalf of somebody, whom [`asker`] names meanwhile on this thread.
-pub fn on_behalf_of<T>(asker: Asker, act: impl FnOnce() -> T) -> T {
+/// Runs `act` on behalf of `current_requester`. Meanwhile [`current_requester`] returns it on this
+/// thread.
+pub fn on_behalf_of<T>(asker: Requester, act: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
@@ -84,37 +87,37 @@ pub fn on_behalf_of<T>(asker: Asker, act: impl FnOnce() -> T) -> T {
     act()
 }
 
-/// On whose behalf this thread works; `None`: on nobody's.
-pub fn asker() -> Option<Asker> {
+/// Returns the client on whose behalf this thread works; `None` if there is none.
+pub fn current_requester() -> Option<Requester> {
     ASKER.with_borrow(Clone::clone)
 }
 
-/// Somebody who is known.
+/// An authenticated client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// `user:NAME` or `token:ID`.
-    pub who: String,
-    /// What it may do.
+    pub identity: String,
+    /// Role, which decides what the client may do.
     pub role: Role,
-    /// With what.
-    pub scope: Scope,
+    /// Objects on which it may do that.
+    pub scope: AccessScope,
 }
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub enum PeerIdentity {
     /// A process of this machine.
     Unix {
-        /// Its user, as the kernel has it.
+        /// The user, as the kernel reports it.
         uid: u32,
-        /// The process; 0 where it is not known.
+        /// The process; 0 if unknown.
         pid: i32,
     },
-    /// Over TLS.
+    /// A client that connects over TLS.
     Tls(SocketAddr),
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for PeerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix { pid, .. } => write!(f, "pid {pid}"),
@@ -123,39 +126,39 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What a request takes.
+/// Permission that a request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right {
-    /// Somebody known; the answer has what is in its scope.
+pub enum Permission {
+    /// Any authenticated client; the answer contains what is in its scope.
     Known,
-    /// To look at the node.
+    /// Read the node.
     ReadNode,
-    /// To change the node.
+    /// Change the node.
     ChangeNode,
-    /// To apply files; what is in them is checked against the scope.
+    /// Apply files; their content is checked against the scope.
     Apply,
-    /// To look at the vnet that the path names.
+    /// Read the vnet that the path names.
     ReadVnet,
-    /// To look into its frames and guests, or to run commands there.
+    /// Read the vnet's frames and guests, or run commands in it.
     EnterVnet,
-    /// To change it.
+    /// Change the vnet.
     ChangeVnet,
 }
 
-impl Right {
-    /// Whether it is one to change something, which is written down before that.
+impl Permission {
+    /// True if the request changes something. Such a request is logged before it acts.
     pub fn changes(self) -> bool {
         matches!(self, Self::ChangeNode | Self::Apply | Self::EnterVnet | Self::ChangeVnet)
     }
 
-    /// Whether somebody has it, for the vnet that the path names if any.
+    /// Checks that the caller has the permission, for the vnet in the path if there is one.
     pub fn check(self, caller: &Caller, vnet: Option<&str>) -> Result<(), Problem> {
         if let Some(vnet) = vnet
             && !caller.scope.sees(vnet)
         {
             return Err(no_vnet(vnet));
         }
-        let node = caller.scope == Scope::Node;
+        let node = caller.scope == AccessScope::Node;
         let may = match (self, caller.role) {
             (_, Role::Operator) => true,
             (Self::Known | Self::ReadVnet, _) => true,
@@ -172,68 +175,68 @@ impl Right {
     }
 }
 
-/// How a request is answered.
+/// Duration of the answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// At once, or after a change.
+pub enum ResponseMode {
+    /// Once: at once, or after a change.
     Whole,
-    /// As long as there is something to be said: a session.
-    GoesOn,
+    /// A session, which lasts as long as there is something to send.
+    Session,
 }
 
-/// What each request takes. `http`'s tests hold it against the description of the API.
-const RULES: &[(&str, &str, Right)] = &[
-    ("GET", "/v1/openapi.json", Right::Known),
-    ("GET", "/v1/pdp-v1.json", Right::Known),
-    ("GET", "/v1/version", Right::Known),
-    ("GET", "/v1/vnets", Right::Known),
-    ("GET", "/v1/stats", Right::Known),
-    ("GET", "/v1/watch", Right::Known),
-    ("GET", "/v1/substrate", Right::Known),
-    ("GET", "/v1/tenants", Right::Known),
-    ("GET", "/v1/audit", Right::Known),
-    ("GET", "/v1/images", Right::Known),
-    ("POST", "/v1/images", Right::Apply),
-    ("DELETE", "/v1/images/{image}", Right::Apply),
-    ("DELETE", "/v1/images", Right::Apply),
-    ("GET", "/v1/doctor", Right::ReadNode),
-    ("GET", "/v1/logs/{process}", Right::ReadNode),
-    ("GET", "/v1/tokens", Right::ReadNode),
-    ("POST", "/v1/tokens", Right::ChangeNode),
-    ("DELETE", "/v1/tokens/{id}", Right::ChangeNode),
-    ("DELETE", "/v1/tenants/{tenant}", Right::ChangeNode),
-    ("DELETE", "/v1/substrate", Right::ChangeNode),
-    ("POST", "/v1/up", Right::ChangeNode),
-    ("POST", "/v1/down", Right::ChangeNode),
-    ("POST", "/v1/apply", Right::Apply),
-    ("GET", "/v1/vnets/{vnet}", Right::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/links/{link}/fdb", Right::ReadVnet),
-    ("DELETE", "/v1/vnets/{vnet}/links/{link}/fdb", Right::ChangeVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/routes", Right::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", Right::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Right::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters", Right::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", Right::ReadVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Right::ChangeVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames", Right::EnterVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", Right::EnterVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace", Right::EnterVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/exec", Right::EnterVnet),
-    ("DELETE", "/v1/vnets/{vnet}", Right::ChangeVnet),
-    ("POST", "/v1/vnets/{vnet}/restart", Right::ChangeVnet),
-    ("PUT", "/v1/vnets/{vnet}/nodes/{node}/guests", Right::ChangeVnet),
-    ("PUT", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
-    ("PATCH", "/v1/vnets/{vnet}/links/{link}", Right::ChangeVnet),
+/// Permission required by each request. `http`'s tests compare it with the API description.
+const RULES: &[(&str, &str, Permission)] = &[
+    ("GET", "/v1/openapi.json", Permission::Known),
+    ("GET", "/v1/pdp-v1.json", Permission::Known),
+    ("GET", "/v1/version", Permission::Known),
+    ("GET", "/v1/vnets", Permission::Known),
+    ("GET", "/v1/stats", Permission::Known),
+    ("GET", "/v1/watch", Permission::Known),
+    ("GET", "/v1/substrate", Permission::Known),
+    ("GET", "/v1/tenants", Permission::Known),
+    ("GET", "/v1/audit", Permission::Known),
+    ("GET", "/v1/images", Permission::Known),
+    ("POST", "/v1/images", Permission::Apply),
+    ("DELETE", "/v1/images/{image}", Permission::Apply),
+    ("DELETE", "/v1/images", Permission::Apply),
+    ("GET", "/v1/doctor", Permission::ReadNode),
+    ("GET", "/v1/logs/{process}", Permission::ReadNode),
+    ("GET", "/v1/tokens", Permission::ReadNode),
+    ("POST", "/v1/tokens", Permission::ChangeNode),
+    ("DELETE", "/v1/tokens/{id}", Permission::ChangeNode),
+    ("DELETE", "/v1/tenants/{tenant}", Permission::ChangeNode),
+    ("DELETE", "/v1/substrate", Permission::ChangeNode),
+    ("POST", "/v1/up", Permission::ChangeNode),
+    ("POST", "/v1/down", Permission::ChangeNode),
+    ("POST", "/v1/apply", Permission::Apply),
+    ("GET", "/v1/vnets/{vnet}", Permission::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/links/{link}/fdb", Permission::ReadVnet),
+    ("DELETE", "/v1/vnets/{vnet}/links/{link}/fdb", Permission::ChangeVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/routes", Permission::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", Permission::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Permission::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters", Permission::ReadVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", Permission::ReadVnet),
+    ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Permission::ChangeVnet),
+    ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames", Permission::EnterVnet),
+    ("GET", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", Permission::EnterVnet),
+    ("POST", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace", Permission::EnterVnet),
+    ("POST", "/v1/vnets/{vnet}/nodes/{node}/exec", Permission::EnterVnet),
+    ("DELETE", "/v1/vnets/{vnet}", Permission::ChangeVnet),
+    ("POST", "/v1/vnets/{vnet}/restart", Permission::ChangeVnet),
+    ("PUT", "/v1/vnets/{vnet}/nodes/{node}/guests", Permission::ChangeVnet),
+    ("PUT", "/v1/vnets/{vnet}/links/{link}", Permission::ChangeVnet),
+    ("PATCH", "/v1/vnets/{vnet}/links/{link}", Permission::ChangeVnet),
 ];
 
-/// What a request takes, by its method and the path as the API describes it.
-pub fn rule(method: &str, path: &str) -> Option<Right> {
-    // What answers GET answers HEAD.
+/// Returns the permission that a request requires. `path` is as the API describes it.
+pub fn rule(method: &str, path: &str) -> Option<Permission> {
+    // HEAD requires the same as GET.
     let method = if method == "HEAD" { "GET" } else { method };
     RULES.iter().find(|rule| rule.0 == method && rule.1 == path).map(|rule| rule.2)
 }
 
-/// Paths, as the API describes them, whose answers go on.
+/// Paths, as the API describes them, that answer with a session.
 const SESSIONS: [&str; 6] = [
     "/v1/watch",
     "/v1/logs/{process}",
@@ -243,42 +246,42 @@ const SESSIONS: [&str; 6] = [
     "/v1/vnets/{vnet}/nodes/{node}/exec",
 ];
 
-/// How requests of a path, as the API describes it, are answered.
-pub fn answer(path: &str) -> Answer {
-    if SESSIONS.contains(&path) { Answer::GoesOn } else { Answer::Whole }
+/// Returns how requests to a path, as the API describes it, are answered.
+pub fn answer(path: &str) -> ResponseMode {
+    if SESSIONS.contains(&path) { ResponseMode::Session } else { ResponseMode::Whole }
 }
 
-/// No vnet of this name, or none that who asks may know of.
+/// Problem: no vnet has this name, or the client may not know of it.
 pub fn no_vnet(vnet: &str) -> Problem {
     Problem::not_found(format!("no vnet {vnet:?}")).hint("`pdp get` lists what there is")
 }
 
-/// Who is let in.
+/// Authenticates clients.
 #[derive(Debug)]
-pub struct Guard {
-    /// Where tokens are.
-    pub state: Arc<State>,
-    /// Users that are operators, by name or number, beside root and this process's own.
+pub struct Authenticator {
+    /// State file with the tokens.
+    pub state: Arc<StateFile>,
+    /// Names or numbers of the users that are operators, besides root and this process's own user.
     pub operators: Vec<String>,
-    /// Users that are viewers of the whole node, by name or number.
+    /// Names or numbers of the users that may view the whole node.
     pub viewers: Vec<String>,
 }
 
-impl Guard {
-    /// Who asks: by the token, or else by the user at the other end of the Unix socket.
+impl Authenticator {
+    /// Identifies the client by its token, or else by the user at the other end of the Unix socket.
     ///
     /// # Errors
-    /// With who it seems to be: nobody who is known.
+    /// The client is unknown. The error contains its apparent identity.
     pub fn identify(
         &self,
-        peer: Peer,
+        peer: PeerIdentity,
         token: Option<&str>,
         tenants: &BTreeMap<String, Tenant>,
     ) -> Result<Caller, (String, Problem)> {
         match (token, peer) {
             (Some(token), _) => self.by_token(token),
-            (None, Peer::Unix { uid, .. }) => self.by_user(uid, tenants),
-            (None, Peer::Tls(_)) => {
+            (None, PeerIdentity::Unix { uid, .. }) => self.by_user(uid, tenants),
+            (None, PeerIdentity::Tls(_)) => {
                 let problem = Problem::new(ProblemKind::Unauthorized, "a request without a token");
                 let hint = "an operator makes one by `pdp token create`; say --token-file FILE";
                 Err(("-".into(), problem.hint(hint)))
@@ -291,9 +294,10 @@ impl Guard {
             let problem = Problem::new(ProblemKind::Unauthorized, why);
             (who, problem.hint("an operator makes another by `pdp token create`"))
         };
-        // The hash of what came is looked up: how long that takes tells nothing of a token.
+        // The look-up uses the hash of the received token, so its
+        // duration reveals nothing about a token.
         let found = self.state.token(&hash(token)).map_err(|error| {
-            tracing::warn!("{}", crate::host::words(&error));
+            tracing::warn!("{}", crate::host::error_chain(&error));
             (UNKNOWN_TOKEN.to_owned(), Problem::internal("tokens can't be read"))
         })?;
         let Some(token) = found else {
@@ -303,8 +307,8 @@ impl Guard {
         if token.expires_ms.is_some_and(|end| end <= now_ms()) {
             return Err(unknown(who, "the token has expired"));
         }
-        let scope = token.tenant.map_or(Scope::Node, Scope::Tenant);
-        Ok(Caller { who, role: token.role, scope })
+        let scope = token.tenant.map_or(AccessScope::Node, AccessScope::Tenant);
+        Ok(Caller { identity: who, role: token.role, scope })
     }
 
     fn by_user(
@@ -318,7 +322,7 @@ impl Guard {
         let is_in = |users: &[String]| {
             users.iter().any(|user| *user == number || Some(user) == name.as_ref())
         };
-        let of_node = |role| Caller { who: who.clone(), role, scope: Scope::Node };
+        let of_node = |role| Caller { identity: who.clone(), role, scope: AccessScope::Node };
         if is_operator(uid) || is_in(&self.operators) {
             return Ok(of_node(Role::Operator));
         }
@@ -326,10 +330,11 @@ impl Guard {
             return Ok(of_node(Role::Viewer));
         }
         let mut mine = tenants.iter().filter(|(_, tenant)| is_in(&tenant.spec.unix_users));
-        // One user by name and by number in two: neither tenant's, rather than the wrong one's.
+        // If one tenant lists the user by name and another by number,
+        // it belongs to neither, rather than to the wrong one.
         if let (Some((tenant, _)), None) = (mine.next(), mine.next()) {
-            let scope = Scope::Tenant(tenant.clone());
-            return Ok(Caller { who, role: Role::Tenant, scope });
+            let scope = AccessScope::Tenant(tenant.clone());
+            return Ok(Caller { identity: who, role: Role::Tenant, scope });
         }
         let known = name.unwrap_or(number);
         let problem =
@@ -338,7 +343,7 @@ impl Guard {
         Err((who, problem.hint(hint)))
     }
 
-    /// Makes a token.
+    /// Creates a token.
     pub fn create_token(
         &self,
         request: &TokenRequest,
@@ -374,7 +379,7 @@ impl Guard {
         let token = self
             .state
             .put_token(&hash(&secret), request.role, tenant, expires_ms)
-            .map_err(|error| Problem::internal(crate::host::words(&error)))?;
+            .map_err(|error| Problem::internal(crate::host::error_chain(&error)))?;
         let token = token.ok_or_else(|| {
             let problem = format!("{TOKENS_MAX} tokens are the limit");
             Problem::new(ProblemKind::Conflict, problem).hint("revoke some by `pdp token revoke`")
@@ -382,20 +387,21 @@ impl Guard {
         Ok(NewToken { secret, token })
     }
 
-    /// Revokes a token: from the next request on it is none.
+    /// Revokes a token. The next request with it is refused.
     pub fn revoke_token(&self, id: u64) -> Result<(), Problem> {
-        let known = self.state.revoke(id).map_err(|e| Problem::internal(crate::host::words(&e)))?;
+        let known =
+            self.state.revoke(id).map_err(|e| Problem::internal(crate::host::error_chain(&e)))?;
         let none = || Problem::not_found(format!("no token {id}")).hint("see `pdp token list`");
         known.then_some(()).ok_or_else(none)
     }
 }
 
-/// Whether a user is an operator whatever is set: root, and who runs this process.
+/// True if a user is an operator regardless of the settings: root, and the user of this process.
 pub fn is_operator(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// A user's first name on this machine.
+/// Returns a user's first name on this machine.
 fn user_name(uid: u32) -> Option<String> {
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid));
     user.ok().flatten().map(|user| user.name)
@@ -405,7 +411,7 @@ fn hash(token: &str) -> Vec<u8> {
     Sha256::digest(token.as_bytes()).to_vec()
 }
 
-/// Bytes in hexadecimal.
+/// Formats bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -414,10 +420,11 @@ pub fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn guard() -> (tempfile::TempDir, Guard) {
+    fn guard() -> (tempfile::TempDir, Authenticator) {
         let directory = tempfile::tempdir().unwrap();
-        let state = Arc::new(State::open(directory.path()).unwrap());
-        let guard = Guard { state, operators: vec!["70001".into()], viewers: vec!["70002".into()] };
+        let state = Arc::new(StateFile::open(directory.path()).unwrap());
+        let guard =
+            Authenticator { state, operators: vec!["70001".into()], viewers: vec!["70002".into()] };
         (directory, guard)
     }
 
@@ -428,18 +435,18 @@ mod tests {
     }
 
     #[test]
-    fn users_are_who_settings_and_tenants_say() {
+    fn users_get_roles_from_settings_and_tenants() {
         let (_directory, guard) = guard();
         let tenants = BTreeMap::from([
             tenant("acme", &["70003", "70005"]),
             tenant("other", &["70004", "70005"]),
         ]);
-        let who = |uid| guard.identify(Peer::Unix { uid, pid: 1 }, None, &tenants);
+        let who = |uid| guard.identify(PeerIdentity::Unix { uid, pid: 1 }, None, &tenants);
         let what = |uid| who(uid).map(|caller| (caller.role, caller.scope)).ok();
-        let of = |name: &str| Scope::Tenant(name.into());
-        assert_eq!(what(0), Some((Role::Operator, Scope::Node)));
-        assert_eq!(what(70001), Some((Role::Operator, Scope::Node)));
-        assert_eq!(what(70002), Some((Role::Viewer, Scope::Node)));
+        let of = |name: &str| AccessScope::Tenant(name.into());
+        assert_eq!(what(0), Some((Role::Operator, AccessScope::Node)));
+        assert_eq!(what(70001), Some((Role::Operator, AccessScope::Node)));
+        assert_eq!(what(70002), Some((Role::Viewer, AccessScope::Node)));
         assert_eq!(what(70003), Some((Role::Tenant, of("acme"))));
         assert_eq!(what(70004), Some((Role::Tenant, of("other"))));
         for uid in [70005, 70006] {
@@ -450,14 +457,14 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_known_by_their_hash_until_they_expire_or_are_revoked() {
+    fn tokens_are_valid_until_expiry_or_revocation() {
         let (directory, guard) = guard();
         let tenants = BTreeMap::from([tenant("acme", &[])]);
         let request =
             TokenRequest { role: Role::Tenant, tenant: Some("acme".into()), expires_seconds: None };
         let made = guard.create_token(&request, &tenants).unwrap();
         assert_eq!(made.secret.len(), TOKEN_PREFIX.len() + 2 * TOKEN_BYTES);
-        let peer = Peer::Tls("192.0.2.1:1".parse().unwrap());
+        let peer = PeerIdentity::Tls("192.0.2.1:1".parse().unwrap());
         let role = |token: &str| guard.identify(peer, Some(token), &tenants).map(|c| c.role);
         assert_eq!(role(&made.secret), Ok(Role::Tenant));
         let mut wrong = made.secret.clone();
@@ -466,8 +473,8 @@ mod tests {
             let (who, problem) = role(bad).unwrap_err();
             assert_eq!((who.as_str(), problem.kind), ("token:?", ProblemKind::Unauthorized));
         }
-        // A token that is wrong is not made good by the user who sends it.
-        let root = guard.identify(Peer::Unix { uid: 0, pid: 1 }, Some("pdp_"), &tenants);
+        // A wrong token is refused even if the user who sends it is known.
+        let root = guard.identify(PeerIdentity::Unix { uid: 0, pid: 1 }, Some("pdp_"), &tenants);
         assert!(root.is_err());
         let past = guard.state.put_token(&hash("old"), Role::Operator, None, Some(now_ms() - 1));
         assert_eq!(past.unwrap().unwrap().id, 2);
@@ -484,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_name_a_tenant_where_they_have_to() {
+    fn only_tenant_tokens_name_a_tenant() {
         let (_directory, guard) = guard();
         let tenants = BTreeMap::from([tenant("acme", &[])]);
         let make = |role, tenant: Option<&str>, expires_seconds| {

@@ -1,4 +1,4 @@
-//! When to start again what keeps ending.
+//! Restart delays for objects that keep ending.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// What ran this long was no failure.
+/// A run of at least this length is no failure.
 const GOOD_RUN: Duration = Duration::from_secs(10);
 
-/// Starts and failures of one object. Starting again is immediate for what ran long enough.
+/// Starts and failures of one object. After a run of [`GOOD_RUN`] a restart is immediate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backoff {
     started: Option<Instant>,
@@ -20,9 +20,9 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// It was started. Where the start before was lately, the next has to wait.
+    /// Records a start. If the previous start was recent, the next one has to wait.
     pub fn started(&mut self, now: Instant) {
-        // A wait is no run.
+        // Time spent waiting does not count as a run.
         let before = self.started.max(self.not_before);
         let lately = before.is_some_and(|before| now.saturating_duration_since(before) < GOOD_RUN);
         self.started = Some(now);
@@ -34,7 +34,7 @@ impl Backoff {
         }
     }
 
-    /// It could not be started; when to try again.
+    /// Records a failed start. Returns the time of the next attempt.
     pub fn failed(&mut self, now: Instant) -> Instant {
         self.pause(now)
     }
@@ -46,12 +46,12 @@ impl Backoff {
         now + pause
     }
 
-    /// Whether it has to wait.
+    /// True if the object has to wait.
     pub fn waits(&self, now: Instant) -> bool {
         self.waits_until(now).is_some()
     }
 
-    /// When the wait ends, if it has to wait.
+    /// Returns when the wait ends, if the object has to wait.
     pub fn waits_until(&self, now: Instant) -> Option<Instant> {
         self.not_before.filter(|&at| now < at)
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_loop_slows_down_to_the_longest_pause() {
+    fn crash_loop_backs_off_to_the_maximum() {
         let mut backoff = Backoff::default();
         let mut now = Instant::now();
         backoff.started(now);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_run_makes_good() {
+    fn long_run_resets_the_backoff() {
         let mut backoff = Backoff::default();
         let now = Instant::now();
         backoff.started(now);

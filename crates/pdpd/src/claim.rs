@@ -1,18 +1,20 @@
-//! Places that a daemon has alone: its run directory, state directory, cgroup and directory of BPF pins. Two daemons
-//! that share one would each end what the other runs.
+//! Paths that a daemon has for itself: run directory, state directory, cgroup, and directory
+//! of BPF pins. Two daemons with a path in common would each end the other's processes.
 //!
-//! A claim is a lock of the kernel's on the place itself, whatever path, mount or network namespace leads there, and it
-//! goes with the daemon, however that ends:
+//! A claim is a kernel lock on the object itself, whatever path, mount or network namespace
+//! leads there. The kernel releases it when the daemon ends, however that happens:
 //!
-//! - In the run and the state directory it is on a file, by fcntl(2): of this process alone, and not of the children
-//!   that outlive a killed daemon for the moment before they run their program.
-//! - Cgroups and BPF file systems hold no such files, so the directory itself is locked, by flock(2). Such children
-//!   have that lock too: where whoever took it has ended, its end is waited for, at most [`CHILDREN_WAIT`].
+//! - Run and state directory: fcntl(2) lock on a file in it. The lock belongs to this process
+//!   alone. Children that outlive a killed daemon, until they run their program, do not have it.
+//! - Cgroups and BPF file systems hold no such files, so the directory itself is locked by
+//!   flock(2). Such children inherit this lock. If the process that took it has ended, pdpd waits
+//!   at most [`CHILDREN_WAIT`] for the lock.
 //!
-//! Whoever can open a file or directory can lock it, if only for reading. So what is locked is root's alone to open,
-//! from before it is locked: a daemon's own cgroup has mode [`DIRECTORY_MODE`], and that tells it from those that are
-//! nobody's and anybody may lock. A daemon has its own locked when it looks at those above and below, and so do others:
-//! of two that would have one in the other's, not both see nothing.
+//! Whoever can open a file or directory can lock it, even if only for reading. Therefore only
+//! root can open a locked object, from before it is locked. A daemon's own cgroup has mode
+//! [`DIRECTORY_MODE`]. This distinguishes it from cgroups that belong to no daemon and that
+//! anybody may lock. Each daemon locks its own cgroup before it checks those above and below.
+//! If one daemon's cgroup would contain the other's, at least one of them sees the conflict.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -30,27 +32,27 @@ use rustix::io::Errno;
 
 use crate::host::HostError;
 
-/// The file that is locked in the run directory.
+/// File that is locked in the run directory.
 pub const RUN_LOCK: &str = "pdpd.lock";
 
-/// The file that is locked in the state directory.
+/// File that is locked in the state directory.
 pub const STATE_LOCK: &str = "state.lock";
 
-/// Mode of a file that is locked.
+/// Mode of a locked file.
 const FILE_MODE: u32 = 0o600;
 
-/// Mode of a directory that is locked itself.
+/// Mode of a locked directory.
 const DIRECTORY_MODE: u32 = pdp_container::cgroup::OWN_MODE;
 
 /// Longest wait for children of a killed daemon to run their programs.
 const CHILDREN_WAIT: Duration = Duration::from_secs(5);
 
-/// Pause between two looks.
+/// Pause between two attempts to lock.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Places, each to be one daemon's.
+/// Paths that one daemon claims.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
+pub struct ClaimPaths<'a> {
     /// The run directory.
     pub run: &'a Path,
     /// The state directory.
@@ -61,29 +63,29 @@ pub struct Places<'a> {
     pub pins: &'a Path,
 }
 
-/// Why a place can't be this daemon's.
+/// Why this daemon can't claim a path.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// It is another's.
+    /// Another daemon has claimed it.
     #[error(
         "{place} is in use by {holder}; start this one with --name NAME, which gives it places of its own{other}"
     )]
     Taken {
-        /// The place.
+        /// The path, described for the user.
         place: String,
-        /// Whose it is.
+        /// The process that has claimed it.
         holder: String,
-        /// How to give it another place alone.
+        /// Option with which to choose another path for this object alone.
         other: &'static str,
     },
-    /// It can't be made or locked.
+    /// The path can't be created or locked.
     #[error("{place} can't be locked: {path}")]
     Io {
-        /// The place.
+        /// The path, described for the user.
         place: String,
-        /// Where it is.
+        /// File or directory.
         path: PathBuf,
-        /// Why not.
+        /// The system's reason.
         source: io::Error,
     },
     /// The machine's cgroups can't be used.
@@ -91,25 +93,25 @@ pub enum ClaimError {
     Host(#[from] HostError),
 }
 
-/// Places that are this daemon's, as long as this is there.
+/// Paths that belong to this daemon, as long as this value lives.
 #[derive(Debug)]
 pub struct Claims {
-    _directories: Vec<Directory>,
+    _directories: Vec<LockedDirectory>,
     _files: [LockFile; 2],
 }
 
-/// Makes places that are not there, and claims them.
+/// Creates missing paths and claims all.
 ///
 /// # Errors
-/// One of them is another daemon's. Of those that were not there none is left then.
-pub fn claim(places: Places<'_>) -> Result<Claims, ClaimError> {
-    let Places { run, state, cgroup, pins } = places;
-    let run = Place {
+/// Another daemon has claimed one of them. Paths that did not exist before are removed then.
+pub fn claim(places: ClaimPaths<'_>) -> Result<Claims, ClaimError> {
+    let ClaimPaths { run, state, cgroup, pins } = places;
+    let run = ClaimTarget {
         words: format!("run directory {}", run.display()),
         option: ", or another --run-dir",
         path: run,
     };
-    let state = Place {
+    let state = ClaimTarget {
         words: format!("state directory {}", state.display()),
         option: ", or another --state-dir",
         path: state,
@@ -119,37 +121,38 @@ pub fn claim(places: Places<'_>) -> Result<Claims, ClaimError> {
     let cgroups = Cgroups::new(cgroup).map_err(HostError::from)?;
     let words = format!("cgroup {cgroup}");
     for path in cgroups.own().map_err(HostError::from)? {
-        let place = Place { words: words.clone(), option: ", or another --cgroup", path: &path };
+        let place =
+            ClaimTarget { words: words.clone(), option: ", or another --cgroup", path: &path };
         let mut directory = place.claim_directory(&path)?;
-        // Up to the one below the root.
+        // Up to the child of the root cgroup.
         let above = path.ancestors().skip(1).take(Path::new(cgroup).components().count() - 1);
         directory.above = above.map(Path::to_owned).collect();
         directories.push(directory);
     }
-    for Directory { path, above, .. } in &directories {
-        let place = Place { words: words.clone(), option: ", or another --cgroup", path };
+    for LockedDirectory { path, above, .. } in &directories {
+        let place = ClaimTarget { words: words.clone(), option: ", or another --cgroup", path };
         let below = descendants(path).into_iter().filter(|below| below != path);
         above.iter().cloned().chain(below).try_for_each(|other| place.look(&other))?;
     }
-    // Without a BPF file system nobody pins anything.
+    // Without a BPF file system nothing is pinned.
     let there = !pins.starts_with(pdp_net::xdp::BPF_FS) || pdp_net::xdp::mount_bpf_fs().is_ok();
     if there && make_directory(pins).is_ok() {
         let words = format!("directory {} of BPF pins", pins.display());
-        let place = Place { words, option: ", or another --bpf-pin-dir", path: pins };
+        let place = ClaimTarget { words, option: ", or another --bpf-pin-dir", path: pins };
         directories.push(place.claim_directory(pins)?);
     }
     files.iter_mut().for_each(|file| file.stays = true);
     Ok(Claims { _directories: directories, _files: files })
 }
 
-/// A place to claim.
-struct Place<'a> {
+/// One path to claim.
+struct ClaimTarget<'a> {
     words: String,
     option: &'static str,
     path: &'a Path,
 }
 
-impl Place<'_> {
+impl ClaimTarget<'_> {
     fn failed(&self) -> impl Fn(io::Error) -> ClaimError {
         |source| ClaimError::Io { place: self.words.clone(), path: self.path.into(), source }
     }
@@ -167,7 +170,7 @@ impl Place<'_> {
         ClaimError::Taken { place: self.words.clone(), holder, other: self.option }
     }
 
-    /// Claims a directory by a file in it.
+    /// Claims a directory by a lock on a file in it.
     fn claim_file(&self, name: &str) -> Result<LockFile, ClaimError> {
         let failed = self.failed();
         let made = !self.path.exists();
@@ -177,7 +180,7 @@ impl Place<'_> {
             let mut open = File::options();
             open.create(true).append(true).read(true).mode(FILE_MODE);
             let file = open.open(&path).map_err(&failed)?;
-            // An older version made it readable.
+            // Older versions made it readable.
             let mode = fs::Permissions::from_mode(FILE_MODE);
             file.set_permissions(mode).map_err(&failed)?;
             match fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -187,15 +190,15 @@ impl Place<'_> {
                 }
                 Err(error) => return Err(failed(error.into())),
             }
-            // Whoever had it may have removed it meanwhile.
+            // The previous holder may have removed the file meanwhile.
             if is_at(&file, &path) {
                 return Ok(LockFile { path, made, stays: false, _file: file });
             }
         }
     }
 
-    /// Claims a directory itself.
-    fn claim_directory(&self, path: &Path) -> Result<Directory, ClaimError> {
+    /// Claims a directory by a lock on itself.
+    fn claim_directory(&self, path: &Path) -> Result<LockedDirectory, ClaimError> {
         let failed = self.failed();
         loop {
             make_directory(path).map_err(&failed)?;
@@ -204,12 +207,12 @@ impl Place<'_> {
             file.set_permissions(mode).map_err(&failed)?;
             self.lock(&file, FlockOperation::NonBlockingLockExclusive)?;
             if is_at(&file, path) {
-                return Ok(Directory { path: path.into(), above: Vec::new(), _file: file });
+                return Ok(LockedDirectory { path: path.into(), above: Vec::new(), _file: file });
             }
         }
     }
 
-    /// Looks whether another has claimed a directory.
+    /// Checks that no other daemon has claimed a directory.
     fn look(&self, path: &Path) -> Result<(), ClaimError> {
         let Ok(file) = File::open(path) else { return Ok(()) };
         let open_to_others = file.metadata().is_ok_and(|meta| meta.mode() & 0o077 != 0);
@@ -241,7 +244,8 @@ fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
 }
 
-/// A locked file. Unless it stays, it goes again with this, and with it the directory that was made for it.
+/// A locked file. Unless `stays` is set, dropping it removes the file,
+/// and the directory if it was created for the file.
 #[derive(Debug)]
 struct LockFile {
     path: PathBuf,
@@ -262,28 +266,29 @@ impl Drop for LockFile {
     }
 }
 
-/// A locked directory; removed at the end if it is empty, and then those above it that are.
+/// A locked directory. Dropping it removes the directory if it is
+/// empty, and then each empty directory above.
 #[derive(Debug)]
-struct Directory {
+struct LockedDirectory {
     path: PathBuf,
     above: Vec<PathBuf>,
     _file: File,
 }
 
-impl Drop for Directory {
+impl Drop for LockedDirectory {
     fn drop(&mut self) {
         let mut paths = std::iter::once(&self.path).chain(&self.above);
         let _ = paths.try_for_each(fs::remove_dir);
     }
 }
 
-/// Whether an open file is what a path leads to.
+/// True if an open file is the one at this path.
 fn is_at(file: &File, path: &Path) -> bool {
     let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
     file.metadata().is_ok_and(|open| fs::metadata(path).is_ok_and(|there| id(open) == id(there)))
 }
 
-/// Who has a file locked by fcntl(2), of the processes that this one can know of.
+/// Returns the process that has locked a file by fcntl(2), if it is visible to this one.
 fn holder_of_file(file: &File) -> Option<u32> {
     let mut lock = libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
@@ -296,7 +301,7 @@ fn holder_of_file(file: &File) -> Option<u32> {
     u32::try_from(lock.l_pid).ok().filter(|pid| *pid > 0)
 }
 
-/// Who has locked a directory by flock(2), if that still runs.
+/// Returns the process that has locked a directory by flock(2), if it still runs.
 fn holder_of_directory(file: &File) -> Option<u32> {
     let meta = file.metadata().ok()?;
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
@@ -311,7 +316,7 @@ fn holder_of_directory(file: &File) -> Option<u32> {
     })
 }
 
-/// The run directory of a daemon, by the lock that it has there: nobody else can open it.
+/// Returns a daemon's run directory, found by its open lock file, which only that daemon can open.
 fn run_directory_of(pid: u32) -> Option<PathBuf> {
     let mut open = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
     let lock = open.find_map(|descriptor| {
@@ -331,9 +336,9 @@ mod tests {
 
     use super::*;
 
-    /// flock(1) takes the lock and has a child that outlives it with the lock.
+    /// flock(1) takes the lock and starts a child that outlives it with the lock.
     #[test]
-    fn a_directory_is_whose_lock_it_has_and_not_a_dead_ones() {
+    fn directory_claim_ends_with_its_lock_holder() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("pins");
         fs::create_dir(&path).unwrap();
@@ -344,7 +349,7 @@ mod tests {
             .spawn()
             .unwrap();
         holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let claim = Place { words: "it".into(), option: "", path: &path };
+        let claim = ClaimTarget { words: "it".into(), option: "", path: &path };
         let exclusive = || claim.claim_directory(&path);
         let refused = exclusive().unwrap_err().to_string();
         let by = format!("it is in use by process {};", holder.id());
@@ -362,12 +367,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_lock_what_is_claimed_nor_keep_one_from_claiming_below_what_is_not() {
+    fn other_users_cannot_block_or_lock_a_claim() {
         let above = tempfile::tempdir().unwrap();
         let above = above.path();
         fs::set_permissions(above, fs::Permissions::from_mode(0o755)).unwrap();
         let path = above.join("own");
-        let claim = Place { words: "it".into(), option: "", path: &path };
+        let claim = ClaimTarget { words: "it".into(), option: "", path: &path };
         let open_to_nobody =
             |path: &Path| as_nobody("test").arg("-r").arg(path).status().unwrap().success();
         let mut holder = as_nobody("flock");
@@ -378,7 +383,7 @@ mod tests {
         holder.kill().unwrap();
         holder.wait().unwrap();
 
-        // As an older version left them.
+        // State that an older version left.
         fs::create_dir(&path).unwrap();
         fs::write(path.join(RUN_LOCK), "").unwrap();
         assert!(open_to_nobody(&path.join(RUN_LOCK)));
@@ -396,14 +401,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_refused_that_has_a_claimed_one_above_or_below() {
+    fn nested_cgroup_claims_are_refused() {
         let place = tempfile::tempdir().unwrap();
         let top = format!("pdp-claim-{}", std::process::id());
         let middle = format!("{top}/middle");
         let claimed = |of: &str, cgroup: &str| {
             let [run, state, pins] =
                 ["run", "state", "pins"].map(|kind| place.path().join(of).join(kind));
-            claim(Places { run: &run, state: &state, cgroup, pins: &pins })
+            claim(ClaimPaths { run: &run, state: &state, cgroup, pins: &pins })
         };
         let first = claimed("1", &middle).unwrap();
         for cgroup in [&top, &middle, &format!("{middle}/inner")] {

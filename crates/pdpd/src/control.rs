@@ -1,8 +1,8 @@
 //! Calls to the mux, the TAP helpers and the route mirrors.
 //!
-//! Each call is a connection of its own, so that a peer that was replaced is met at the next
-//! call, and a long call (a trace, a capture) holds nothing else up. Every call ends within its
-//! time-out, whatever the peer says, and reads no more of it than an answer may have.
+//! Each call uses its own connection. So the next call reaches a peer that was replaced,
+//! and a long call (a trace, a capture) delays no other. Every call ends within its
+//! time-out, whatever the peer sends. It reads no more than an answer may have.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,71 +17,74 @@ use serde::de::DeserializeOwned;
 /// Longest wait for an answer to an ordinary call.
 pub const CALL_MAX: Duration = Duration::from_secs(20);
 
-/// Bytes of an answer of the mux, but for counters: the sockets of the largest vnet, or the names of all.
+/// Longest answer of the mux except counters, bytes: the sockets of the
+/// largest vnet, or the names of all vnets.
 const MUX_ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes of the counters of one vnet: 1 KiB for each port that it may have, and 256 for each queue.
+/// Longest answer with the counters of one vnet, bytes: 1 KiB for each
+/// port that it may have, and 256 for each queue.
 const VNET_STATS_BYTES_MAX: usize = (PORTS_MAX << 10) + (VNET_QUEUES_MAX << 8);
 
-/// Bytes of what a segment has learned: 128 for each address, of which it may have half as many again as it is to.
+/// Longest forwarding database of a segment, bytes: 128 per address. A
+/// segment may have half as many again as its limit.
 const FDB_BYTES_MAX: usize = (ADDRESSES_MAX as usize) * 3 / 2 * 128;
 
-/// Bytes of an answer of a TAP helper, or of a mirror's status.
+/// Longest answer of a TAP helper, or of a mirror's status, bytes.
 const HELPER_ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes of a part of a mirror's routes: 1,024 with 128 hops each, on both sides.
+/// Longest part of a mirror's routes, bytes: 1,024 routes with 128 hops each, on both sides.
 const ROUTES_BYTES_MAX: usize = 32 << 20;
 
-/// Why a call was not answered as hoped.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The peer can't be reached, or went away.
+    /// The peer can't be reached, or closed the connection.
     #[error("{peer} at {path}: no answer to {request}")]
     Unreachable {
-        /// Who.
+        /// Name of the peer.
         peer: &'static str,
-        /// Its socket.
+        /// Socket of the peer.
         path: PathBuf,
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The peer said no.
+    /// The peer refused.
     #[error("{peer}: {reason}")]
     Refused {
-        /// Who.
+        /// Name of the peer.
         peer: &'static str,
-        /// Its words.
+        /// The peer's reason.
         reason: String,
     },
-    /// An answer that does not fit the question: another version.
+    /// The answer does not match the request: the peer has another version.
     #[error("{peer} at {path}: its answer to {request} does not fit; install one version of all")]
     Unexpected {
-        /// Who.
+        /// Name of the peer.
         peer: &'static str,
         /// Its socket.
         path: PathBuf,
-        /// What was asked.
+        /// The request.
         request: &'static str,
     },
 }
 
 impl ControlError {
-    /// Whether the peer is there and did not answer in time.
-    pub fn is_late(&self) -> bool {
+    /// True if the peer runs and did not answer in time.
+    pub fn is_timeout(&self) -> bool {
         use std::io::ErrorKind::{TimedOut, WouldBlock};
         matches!(self, Self::Unreachable { source, .. } if matches!(source.kind(), TimedOut | WouldBlock))
     }
 
-    /// Whether the mux was not there, or went away before it answered.
+    /// True if the mux did not run, or ended before it answered.
     pub fn is_mux_gone(&self) -> bool {
         matches!(self, Self::Unreachable { peer, .. } if *peer == MUX)
-            && !self.is_late()
+            && !self.is_timeout()
             && !self.is_nonsense_of_mux()
     }
 
-    /// Whether the mux answered what no mux of this version does.
+    /// True if the answer is one that no mux of this version sends.
     pub fn is_nonsense_of_mux(&self) -> bool {
         match self {
             Self::Unexpected { peer, .. } => *peer == MUX,
@@ -93,10 +96,10 @@ impl ControlError {
     }
 }
 
-/// What the mux is called in errors.
+/// Name of the mux in errors.
 const MUX: &str = "mux";
 
-/// One peer's kind of call.
+/// One request to one peer.
 struct Call<'a> {
     peer: &'static str,
     path: &'a Path,
@@ -152,21 +155,21 @@ impl Call<'_> {
 
 /// The mux's control socket.
 #[derive(Clone, Debug)]
-pub struct Mux {
-    /// Where it listens.
+pub struct MuxClient {
+    /// Path of the socket.
     pub path: PathBuf,
 }
 
-/// What became of something put into a mux.
+/// Result of adding or changing an object in the mux.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Put {
     /// It is in force.
     Done,
-    /// Nothing was changed: it has no socket to listen at these paths yet.
+    /// Nothing was changed: the mux has no listening socket for these paths yet.
     Lacks(Vec<PathBuf>),
 }
 
-/// What a mux has.
+/// Objects that a mux has.
 #[derive(Debug)]
 pub struct MuxHello {
     /// External interfaces with sockets.
@@ -177,7 +180,7 @@ pub struct MuxHello {
     pub pool: OwnedFd,
 }
 
-impl Mux {
+impl MuxClient {
     fn call(&self, request: &'static str) -> Call<'_> {
         let answer_bytes_max = MUX_ANSWER_BYTES_MAX;
         Call { peer: MUX, path: &self.path, request, answer_bytes_max }
@@ -186,13 +189,13 @@ impl Mux {
     fn done(
         &self,
         name: &'static str,
-        request: &mux::Request,
+        request: &mux::MuxRequest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), ControlError> {
         let call = self.call(name);
         match call.make(request, fds, CALL_MAX)?.0 {
-            mux::Reply::Done => Ok(()),
-            mux::Reply::Failed { error } => call.refused(error),
+            mux::MuxReply::Done => Ok(()),
+            mux::MuxReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
@@ -200,129 +203,131 @@ impl Mux {
     fn put(
         &self,
         name: &'static str,
-        request: &mux::Request,
+        request: &mux::MuxRequest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Put, ControlError> {
         let call = self.call(name);
         match call.make(request, fds, CALL_MAX)?.0 {
-            mux::Reply::Done => Ok(Put::Done),
-            mux::Reply::Lacks { sockets } => Ok(Put::Lacks(sockets)),
-            mux::Reply::Failed { error } => call.refused(error),
+            mux::MuxReply::Done => Ok(Put::Done),
+            mux::MuxReply::Lacks { sockets } => Ok(Put::Lacks(sockets)),
+            mux::MuxReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// What is there.
+    /// Returns the objects that the mux has.
     pub fn hello(&self) -> Result<MuxHello, ControlError> {
         let call = self.call("hello");
-        let (reply, mut fds) = call.make(&mux::Request::Hello, &[], CALL_MAX)?;
+        let (reply, mut fds) = call.make(&mux::MuxRequest::Hello, &[], CALL_MAX)?;
         match (reply, fds.pop()) {
-            (mux::Reply::Hello { version: mux::VERSION, externals, vnets }, Some(pool)) => {
+            (mux::MuxReply::Hello { version: mux::VERSION, externals, vnets }, Some(pool)) => {
                 Ok(MuxHello { externals, vnets, pool })
             }
-            // Also where this process had no descriptor left to take it: no fault of the mux's.
-            (mux::Reply::Hello { version: mux::VERSION, .. }, None) => {
+            // Also if this process had no free descriptor for it, which is no fault of the mux.
+            (mux::MuxReply::Hello { version: mux::VERSION, .. }, None) => {
                 call.refused("the memory of its packets did not come with its answer".into())
             }
-            (mux::Reply::Failed { error }, _) => call.refused(error),
+            (mux::MuxReply::Failed { error }, _) => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// What a segment has learned; with `clear` it forgets all, and nothing is returned.
+    /// Returns the addresses that a segment has learned. With `clear`
+    /// the segment forgets them all, and nothing is returned.
     pub fn fdb(
         &self,
         vnet: &str,
         vlink: &str,
         clear: bool,
-    ) -> Result<Vec<mux::Heard>, ControlError> {
-        let request = mux::Request::Fdb { vnet: vnet.into(), vlink: vlink.into(), clear };
+    ) -> Result<Vec<mux::LearnedMac>, ControlError> {
+        let request = mux::MuxRequest::Fdb { vnet: vnet.into(), vlink: vlink.into(), clear };
         let call = Call { answer_bytes_max: FDB_BYTES_MAX, ..self.call("fdb") };
         match call.make(&request, &[], CALL_MAX)?.0 {
-            mux::Reply::Fdb { heard } => Ok(heard),
-            mux::Reply::Done => Ok(vec![]),
-            mux::Reply::Failed { error } => call.refused(error),
+            mux::MuxReply::Fdb { heard } => Ok(heard),
+            mux::MuxReply::Done => Ok(vec![]),
+            mux::MuxReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// Puts an external interface, with its AF_XDP sockets or with none to keep those it has.
+    /// Adds or changes an external interface, with its AF_XDP sockets
+    /// or with none to keep those it has.
     pub fn put_external(
         &self,
-        external: mux::External,
+        external: mux::ExternalConfig,
         sockets: &[BorrowedFd<'_>],
     ) -> Result<Put, ControlError> {
-        self.put("put external", &mux::Request::PutExternal(external), sockets)
+        self.put("put external", &mux::MuxRequest::PutExternal(external), sockets)
     }
 
-    /// Forgets an external interface.
+    /// Deletes an external interface.
     pub fn delete_external(&self, name: &str) -> Result<(), ControlError> {
-        self.done("delete external", &mux::Request::DeleteExternal { name: name.into() }, &[])
+        self.done("delete external", &mux::MuxRequest::DeleteExternal { name: name.into() }, &[])
     }
 
-    /// Puts a vnet.
-    pub fn put_vnet(&self, vnet: mux::Vnet) -> Result<Put, ControlError> {
-        self.put("put vnet", &mux::Request::PutVnet(Box::new(vnet)), &[])
+    /// Adds or changes a vnet.
+    pub fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<Put, ControlError> {
+        self.put("put vnet", &mux::MuxRequest::PutVnet(Box::new(vnet)), &[])
     }
 
-    /// Gives it sockets to listen at, one descriptor a path.
+    /// Passes listening sockets to the mux, one descriptor per path.
     pub fn listen(
         &self,
         sockets: Vec<PathBuf>,
         listeners: &[BorrowedFd<'_>],
     ) -> Result<(), ControlError> {
-        self.done("listen", &mux::Request::Listen { sockets }, listeners)
+        self.done("listen", &mux::MuxRequest::Listen { sockets }, listeners)
     }
 
-    /// Forgets a vnet.
+    /// Deletes a vnet.
     pub fn delete_vnet(&self, name: &str) -> Result<(), ControlError> {
-        self.done("delete vnet", &mux::Request::DeleteVnet { name: name.into() }, &[])
+        self.done("delete vnet", &mux::MuxRequest::DeleteVnet { name: name.into() }, &[])
     }
 
-    /// Counters of all vnets, or one.
-    pub fn stats(&self, vnet: Option<&str>) -> Result<mux::Stats, ControlError> {
+    /// Returns the counters of all vnets, or of one.
+    pub fn stats(&self, vnet: Option<&str>) -> Result<mux::MuxStats, ControlError> {
         let answer_bytes_max = vnet.map_or(FRAME_BYTES_MAX, |_| VNET_STATS_BYTES_MAX);
         let call = Call { answer_bytes_max, ..self.call("stats") };
-        let request = mux::Request::Stats { vnet: vnet.map(str::to_string) };
+        let request = mux::MuxRequest::Stats { vnet: vnet.map(str::to_string) };
         match call.make(&request, &[], CALL_MAX)?.0 {
-            mux::Reply::Stats(stats) => Ok(*stats),
-            mux::Reply::Failed { error } => call.refused(error),
+            mux::MuxReply::Stats(stats) => Ok(*stats),
+            mux::MuxReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// Begins a capture into `pipe`.
+    /// Starts a capture that writes into `pipe`.
     pub fn capture(
         &self,
         port: mux::PortName,
         snap_bytes: u32,
-        program: Option<mux::Program>,
+        program: Option<mux::BpfProgram>,
         pipe: BorrowedFd<'_>,
     ) -> Result<(), ControlError> {
         let request = match program {
-            None => mux::Request::Capture { port, snap_bytes },
-            Some(program) => mux::Request::CaptureBy { port, snap_bytes, program },
+            None => mux::MuxRequest::Capture { port, snap_bytes },
+            Some(program) => mux::MuxRequest::CaptureBy { port, snap_bytes, program },
         };
         self.done("capture", &request, &[pipe])
     }
 
-    /// Follows the next frame at a port.
+    /// Traces the next frame at a port.
     pub fn trace(
         &self,
         port: mux::PortName,
-        filter: Vec<mux::Match>,
-        program: Option<mux::Program>,
+        filter: Vec<mux::BytePattern>,
+        program: Option<mux::BpfProgram>,
         wait: Duration,
     ) -> Result<Vec<mux::TraceStage>, ControlError> {
         let call = self.call("trace");
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let request = match program {
-            None => mux::Request::Trace { port, filter, wait_ms },
-            Some(program) => mux::Request::TraceBy { port, filter, program, wait_ms },
+            None => mux::MuxRequest::Trace { port, filter, wait_ms },
+            Some(program) => mux::MuxRequest::TraceBy { port, filter, program, wait_ms },
         };
         match call.make(&request, &[], wait.saturating_add(CALL_MAX))?.0 {
-            mux::Reply::Traced { stages } => Ok(stages),
-            mux::Reply::Failed { error } => call.refused(error),
+            mux::MuxReply::Traced { stages } => Ok(stages),
+            mux::MuxReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
@@ -330,49 +335,49 @@ impl Mux {
 
 /// A TAP helper's control socket.
 #[derive(Clone, Debug)]
-pub struct TapHelper {
-    /// Where it listens.
+pub struct TapHelperClient {
+    /// Path of the socket.
     pub path: PathBuf,
 }
 
-impl TapHelper {
+impl TapHelperClient {
     fn call(&self, request: &'static str) -> Call<'_> {
         let answer_bytes_max = HELPER_ANSWER_BYTES_MAX;
         Call { peer: "TAP helper", path: &self.path, request, answer_bytes_max }
     }
 
-    /// Has it serve these TAPs, one descriptor a port.
+    /// Makes the helper serve these TAPs, one descriptor per port.
     pub fn serve(
         &self,
-        ports: Vec<tap::Port>,
+        ports: Vec<tap::TapPort>,
         taps: &[BorrowedFd<'_>],
     ) -> Result<(), ControlError> {
         let call = self.call("serve");
-        match call.make(&tap::Request::Serve { ports }, taps, CALL_MAX)?.0 {
-            tap::Reply::Done => Ok(()),
-            tap::Reply::Failed { error } => call.refused(error),
+        match call.make(&tap::TapRequest::Serve { ports }, taps, CALL_MAX)?.0 {
+            tap::TapReply::Done => Ok(()),
+            tap::TapReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// The TAPs it holds.
-    pub fn hold(&self) -> Result<Vec<(tap::Port, OwnedFd)>, ControlError> {
+    /// Returns the TAPs that the helper holds.
+    pub fn taps(&self) -> Result<Vec<(tap::TapPort, OwnedFd)>, ControlError> {
         let call = self.call("hold");
-        match call.make(&tap::Request::Hold, &[], CALL_MAX)? {
-            (tap::Reply::Held { ports }, fds) if ports.len() == fds.len() => {
+        match call.make(&tap::TapRequest::Hold, &[], CALL_MAX)? {
+            (tap::TapReply::Held { ports }, fds) if ports.len() == fds.len() => {
                 Ok(ports.into_iter().zip(fds).collect())
             }
-            (tap::Reply::Failed { error }, _) => call.refused(error),
+            (tap::TapReply::Failed { error }, _) => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// What it carried.
-    pub fn stats(&self, wait: Duration) -> Result<Vec<tap::PortStats>, ControlError> {
+    /// Returns the counters of the helper's ports.
+    pub fn stats(&self, wait: Duration) -> Result<Vec<tap::TapPortStats>, ControlError> {
         let call = self.call("stats");
-        match call.make(&tap::Request::Stats, &[], wait)?.0 {
-            tap::Reply::Stats { ports } => Ok(ports),
-            tap::Reply::Failed { error } => call.refused(error),
+        match call.make(&tap::TapRequest::Stats, &[], wait)?.0 {
+            tap::TapReply::Stats { ports } => Ok(ports),
+            tap::TapReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
@@ -380,53 +385,53 @@ impl TapHelper {
 
 /// A route mirror's control socket.
 #[derive(Clone, Debug)]
-pub struct Mirror {
-    /// Where it listens.
+pub struct MirrorClient {
+    /// Path of the socket.
     pub path: PathBuf,
 }
 
-impl Mirror {
+impl MirrorClient {
     fn call(&self, request: &'static str) -> Call<'_> {
         let answer_bytes_max = HELPER_ANSWER_BYTES_MAX;
         Call { peer: "route mirror", path: &self.path, request, answer_bytes_max }
     }
 
-    /// How it is.
-    pub fn status(&self, wait: Duration) -> Result<mirror::Status, ControlError> {
+    /// Returns the mirror's status.
+    pub fn status(&self, wait: Duration) -> Result<mirror::MirrorStatusReply, ControlError> {
         let call = self.call("status");
-        match call.make(&mirror::Request::Status, &[], wait)?.0 {
-            mirror::Reply::Status(status) => Ok(status),
-            mirror::Reply::Failed { error } => call.refused(error),
+        match call.make(&mirror::MirrorRequest::Status, &[], wait)?.0 {
+            mirror::MirrorReply::Status(status) => Ok(status),
+            mirror::MirrorReply::Failed { error } => call.refused(error),
             _ => call.unexpected(),
         }
     }
 
-    /// Hands the routes of a table to `take` in parts, as they come. A part that `take` refuses
-    /// (its reader has gone) ends the call.
+    /// Passes the routes of a table to `take` in parts, as they arrive.
+    /// The call ends if `take` returns false because its reader has gone.
     pub fn routes(
         &self,
-        source: mirror::Source,
+        source: mirror::TableSource,
         within: Option<ipnet::IpNet>,
         wait: Duration,
-        mut take: impl FnMut(Vec<mirror::RouteRow>) -> bool,
+        mut take: impl FnMut(Vec<mirror::MirrorRoute>) -> bool,
     ) -> Result<(), ControlError> {
         let call = Call { answer_bytes_max: ROUTES_BYTES_MAX, ..self.call("routes") };
         let mut channel = call.open(wait)?;
         channel
-            .send(&mirror::Request::Routes { source, within }, &[])
+            .send(&mirror::MirrorRequest::Routes { source, within }, &[])
             .map_err(|e| call.unreachable(e))?;
         loop {
-            // Each part has its time: who takes them may be slow.
+            // Each part has its own deadline, since the consumer may be slow.
             channel.set_deadline(Instant::now() + wait);
             match call.answer(&mut channel)?.0 {
-                mirror::Reply::Routes(rows) => {
+                mirror::MirrorReply::Routes(rows) => {
                     if !take(rows) {
                         return Ok(());
                     }
                 }
-                mirror::Reply::End => return Ok(()),
-                mirror::Reply::Failed { error } => return call.refused(error),
-                mirror::Reply::Status(_) => return call.unexpected(),
+                mirror::MirrorReply::End => return Ok(()),
+                mirror::MirrorReply::Failed { error } => return call.refused(error),
+                mirror::MirrorReply::Status(_) => return call.unexpected(),
             }
         }
     }

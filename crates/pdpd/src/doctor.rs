@@ -1,5 +1,5 @@
-//! What the machine can and can't do: facilities that are tried out one by one, and a throw-away container that is
-//! started as guests are, in places of its own that go with it.
+//! Checks of the machine. Each facility is tried out. A temporary container is
+//! started like a guest, in its own directories, which are removed with it.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -8,30 +8,31 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pdp_api::{Check, CheckState};
+use pdp_api::{MachineCheck, MachineCheckState};
 use pdp_container::cgroup::Cgroups;
 use pdp_container::{
-    Command, Exit, GuestSpec, LOG_BYTES_MAX, Limits, Paths, Profile, Restart, Root, Runtime, State,
-    UserRange, tree,
+    CommandRestart, GuestCommand, GuestSpec, LOG_BYTES_MAX, Limits, ProcessOutcome, ProcessState,
+    Profile, RootFilesystem, Runtime, RuntimePaths, UserRange, safe_removal,
 };
 use pdp_net::probe::{self, Level};
 
-use crate::host::words;
-use crate::ledger::{UID_BASE, UIDS_PER_VNET};
+use crate::allocations::{UID_BASE, UIDS_PER_VNET};
+use crate::host::error_chain;
 
 /// Longest wait for the container to start and to end.
 const CONTAINER_WAIT: Duration = Duration::from_secs(10);
 
-/// Longest wait for what is left of it to end.
+/// Longest wait for its remaining processes to end.
 const END_WAIT: Duration = Duration::from_secs(5);
 
-/// What the check of the container is called.
+/// Name of the container check.
 const CONTAINER: &str = "container";
 
-/// Tries everything out, which takes a few seconds at most. `lib` has pdp-shim and pdp-init.
-pub fn checks(runc: &Path, lib: &Path) -> Vec<Check> {
-    let mut checks: Vec<Check> = probe::run().into_iter().map(check).collect();
-    // Without root nothing can be made, and that is said.
+/// Runs all checks, which takes a few seconds at most. `lib` is the
+/// directory with pdp-shim and pdp-init.
+pub fn checks(runc: &Path, lib: &Path) -> Vec<MachineCheck> {
+    let mut checks: Vec<MachineCheck> = probe::run().into_iter().map(check).collect();
+    // Without root nothing can be created; another check reports that.
     if rustix::process::geteuid().is_root() {
         checks.push(container(runc, lib));
         checks.push(volumes());
@@ -39,56 +40,57 @@ pub fn checks(runc: &Path, lib: &Path) -> Vec<Check> {
     checks
 }
 
-fn check(found: probe::Check) -> Check {
-    Check {
+fn check(found: probe::FacilityCheck) -> MachineCheck {
+    MachineCheck {
         name: found.name.into(),
         state: match found.level {
-            Level::Ok => CheckState::Ok,
-            Level::Warn => CheckState::Warn,
-            Level::Missing => CheckState::Missing,
+            Level::Ok => MachineCheckState::Ok,
+            Level::Warn => MachineCheckState::Warn,
+            Level::Missing => MachineCheckState::Missing,
         },
         detail: found.detail,
         hint: Some(found.remedy).filter(|remedy| !remedy.is_empty()),
     }
 }
 
-/// Starts a container.
-fn container(runc: &Path, lib: &Path) -> Check {
+/// Checks that a container can be started.
+fn container(runc: &Path, lib: &Path) -> MachineCheck {
     let (state, detail, hint) = match tried(runc, lib) {
-        Ok(()) => (CheckState::Ok, "one was started and ended".to_owned(), None),
+        Ok(()) => (MachineCheckState::Ok, "one was started and ended".to_owned(), None),
         Err(reason) => {
             let hint = "no node can start before this is put right; see what else is missing here";
-            (CheckState::Missing, reason, Some(hint.to_owned()))
+            (MachineCheckState::Missing, reason, Some(hint.to_owned()))
         }
     };
-    Check { name: CONTAINER.into(), state, detail, hint }
+    MachineCheck { name: CONTAINER.into(), state, detail, hint }
 }
 
-/// Looks for what volumes need.
-fn volumes() -> Check {
+/// Checks the facilities that volumes need.
+fn volumes() -> MachineCheck {
     let (state, detail, hint) = match pdp_container::volumes::probe() {
-        Ok(()) => (CheckState::Ok, "a loop device and mke2fs are there".to_owned(), None),
+        Ok(()) => (MachineCheckState::Ok, "a loop device and mke2fs are there".to_owned(), None),
         Err(reason) => {
             let hint = "nodes with `volumes` can't start before; all others can";
-            (CheckState::Warn, reason, Some(hint.to_owned()))
+            (MachineCheckState::Warn, reason, Some(hint.to_owned()))
         }
     };
-    Check { name: "volumes".into(), state, detail, hint }
+    MachineCheck { name: "volumes".into(), state, detail, hint }
 }
 
-/// Makes a container's places, starts it, and removes all of them; an error says why it did not start and end.
+/// Creates a container's directories, starts the container, and removes
+/// everything. Returns an error that says why it did not start and end.
 fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
-    // The daemon may be asked by several at a time.
+    // Several clients may run the checks at the same time.
     static MADE: AtomicU32 = AtomicU32::new(0);
     let number = MADE.fetch_add(1, Ordering::Relaxed);
     let name = format!("pdp-doctor-{}-{number}", std::process::id());
     let place = Path::new("/run").join(&name);
-    let failed = |error: &dyn std::error::Error| words(error);
+    let failed = |error: &dyn std::error::Error| error_chain(error);
     DirBuilder::new()
         .mode(0o711)
         .create(&place)
         .map_err(|error| format!("make {}: {error}", place.display()))?;
-    let paths = Paths {
+    let paths = RuntimePaths {
         runc: runc.to_owned(),
         shim: lib.join("pdp-shim"),
         init: lib.join("pdp-init"),
@@ -109,15 +111,15 @@ fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
         .and_then(|cgroups| {
             cgroups.remove("", END_WAIT)?;
             cgroups.remove_if_empty("");
-            tree::remove(&place)
+            safe_removal::remove(&place)
         })
         .map_err(|error| failed(&error));
     said.and(removed)
 }
 
-/// A forwarding guest's container, to its end.
-fn run(paths: Paths) -> Result<(), String> {
-    let failed = |error: pdp_container::Error| words(&error);
+/// Runs a forwarding guest's container until it ends.
+fn run(paths: RuntimePaths) -> Result<(), String> {
+    let failed = |error: pdp_container::Error| error_chain(&error);
     let spec = guest(&paths.records);
     let runtime = Runtime::new(paths).map_err(failed)?;
     runtime.create(&spec, &[]).map_err(failed)?;
@@ -125,7 +127,7 @@ fn run(paths: Paths) -> Result<(), String> {
     let end = std::time::Instant::now() + CONTAINER_WAIT;
     let exit = loop {
         match runtime.state(&spec.dir).map_err(failed)? {
-            State::Exited(exit) => break exit,
+            ProcessState::Exited(exit) => break exit,
             _ if started.is_err() || std::time::Instant::now() > end => break None,
             _ => std::thread::sleep(Duration::from_millis(5)),
         }
@@ -135,11 +137,11 @@ fn run(paths: Paths) -> Result<(), String> {
     runtime.delete(&spec.dir).map_err(failed)?;
     started.map_err(failed)?;
     match exit {
-        Some(Exit { code: Some(0), .. }) => Ok(()),
+        Some(ProcessOutcome { code: Some(0), .. }) => Ok(()),
         exit => {
             let how = match exit {
-                Some(Exit { code: Some(code), .. }) => format!("with code {code}"),
-                Some(Exit { signal: Some(signal), .. }) => format!("by signal {signal}"),
+                Some(ProcessOutcome { code: Some(code), .. }) => format!("with code {code}"),
+                Some(ProcessOutcome { signal: Some(signal), .. }) => format!("by signal {signal}"),
                 _ => "unseen".to_owned(),
             };
             Err(format!("its command ended {how}: {}", log.trim_end().replace('\n', "; ")))
@@ -155,7 +157,7 @@ fn guest(records: &Path) -> GuestSpec {
         owner: id.clone(),
         hostname: id.clone(),
         id,
-        root: Root::Host,
+        root: RootFilesystem::Host,
         profile: Profile::Forwarding { tap: false },
         privileged: false,
         packet_rings: false,
@@ -164,7 +166,7 @@ fn guest(records: &Path) -> GuestSpec {
         files: Vec::new(),
         binds: Vec::new(),
         volumes: Vec::new(),
-        commands: vec![Command::new(vec!["/bin/true".into()], Restart::Never)],
+        commands: vec![GuestCommand::new(vec!["/bin/true".into()], CommandRestart::Never)],
         env: Default::default(),
         sysctls: Default::default(),
         limits: Limits {

@@ -1,11 +1,12 @@
-//! The node behind the API: changes what is wanted, one change at a time.
+//! The node behind the API: changes the desired state, one change at a time.
 //!
-//! A change is parsed, checked and planned against what is wanted at that moment, while others are
-//! made; it is stored if nothing else was stored meanwhile, and else checked again. What somebody
-//! writes costs others no time so, and of one tenant one change at a time is looked at. A change that
-//! is stored is handed to the keeper, which works on the machine ([`crate::keeper`]). Answers come from what the
-//! keeper last saw, and from the mux and
-//! the helpers themselves, so they don't wait for a change that is under way.
+//! A change is parsed, checked and planned against the current desired state while other changes
+//! are made. It is stored if no other change was stored meanwhile; otherwise it is checked again.
+//! A large file thus delays no other client. Changes of one tenant are checked one at a time.
+//!
+//! A stored change is handed to the reconcile loop, which works on the machine
+//! ([`crate::reconciler`]). Answers come from the last results of that loop, from the
+//! mux, and from the helpers themselves. They do not wait for a change in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -14,10 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 use pdp_api::{
-    Action, ApplyRequest, Change as Changed, DownRequest, LinkChange, LinkRequest, Problem,
-    ProblemKind, Progress, Report, RestartRequest, ScaleRequest, What,
+    ApplyRequest, ChangeAction, ChangeReport, DownRequest, EventKind, LinkChange, LinkRequest,
+    ObjectChange as Changed, Problem, ProblemKind, Progress, RestartRequest, ScaleRequest,
 };
-use pdp_net::interface::Interface;
+use pdp_net::interface::InterfaceInfo;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
 use pdp_spec::{
@@ -25,69 +26,70 @@ use pdp_spec::{
     VirtualNetwork,
 };
 
-use crate::access::{Scope, asker, no_vnet};
-use crate::ask::Late;
-use crate::host::{Host, find_image, words};
+use crate::access::{AccessScope, current_requester, no_vnet};
+use crate::allocations::BootInstant;
+use crate::host::{Host, error_chain, find_image};
 use crate::http::ProgressFn;
 use crate::images::Images;
-use crate::keeper::{Keeper, News};
-use crate::key::Key;
-use crate::ledger::Moment;
+use crate::key::ObjectKey;
 use crate::model::Model;
 use crate::observers::Observers;
+use crate::query::LateHelpers;
 use crate::reconcile::lock;
-use crate::state::Change;
-use crate::watch::{Board, event};
+use crate::reconciler::{ChangeProgress, ReconcileLoop};
+use crate::state::StateChange;
+use crate::watch::{WatchHub, event};
 
-/// How often a change is checked beside others before it is checked with nobody else storing one.
+/// Number of times that a change is checked while others store theirs.
+/// After that no other change is stored while it is checked.
 const TRIES_MAX: u32 = 3;
 
-/// How long a change that has no room waits for what is still being removed of earlier ones.
+/// Longest wait of a change that does not fit, for the removal of earlier objects.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
 
-/// Pause before it is looked at again.
+/// Pause before the change is checked again.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who has the turn to store.
-type Turn<'a> = MutexGuard<'a, ()>;
+/// Exclusive right to store a change.
+type StoreLock<'a> = MutexGuard<'a, ()>;
 
-/// A change that was stored, and is being made.
-struct Way {
-    news: Receiver<News>,
-    /// What it changes.
+/// A stored change that is in progress.
+struct PendingChange {
+    news: Receiver<ChangeProgress>,
+    /// Objects that it changes.
     objects: Vec<Changed>,
 }
 
 /// The node.
 #[derive(Debug)]
-pub struct Engine {
+pub struct DaemonCore {
     /// The machine.
     pub host: Arc<Host>,
     /// CPUs of the machine.
     pub cpus: BTreeSet<u32>,
-    /// Run by a service manager.
+    /// True if a service manager runs the daemon.
     pub managed: bool,
-    /// What it may open.
+    /// Numbers of descriptors that the daemon may open.
     descriptors: Descriptors,
     /// Works on the machine.
-    pub keeper: Keeper,
-    /// Images of registries and archives.
+    pub reconcile_loop: ReconcileLoop,
+    /// Images from registries and archives.
     pub images: Images,
-    /// Called when the daemon is to exit.
+    /// Called to end the daemon.
     exit: Box<dyn ExitFn>,
     /// Held while a change is stored.
     storing: Mutex<()>,
-    /// Held while a tenant's change is parsed and checked, by tenant.
+    /// By tenant; each lock is held while a change of that tenant is parsed and checked.
     checking: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
     model: RwLock<Arc<Model>>,
-    /// Captures and traces that there are.
+    /// Captures and traces in progress.
     pub(crate) captures: Observers,
     pub(crate) traces: Observers,
     /// Helpers that answer late.
-    pub(crate) late: Late,
+    pub(crate) late_helpers: LateHelpers,
 }
 
-/// Something that ends the daemon, a moment after it is called.
+/// Function that ends the daemon a moment after the call.
 pub trait ExitFn: Fn(bool) + Send + Sync {}
 
 impl<F: Fn(bool) + Send + Sync> ExitFn for F {}
@@ -98,8 +100,8 @@ impl std::fmt::Debug for dyn ExitFn {
     }
 }
 
-impl Engine {
-    /// The node as stored. Its keeper is to be run ([`Keeper::run`]).
+impl DaemonCore {
+    /// Loads the stored node. The caller must run its reconcile loop ([`ReconcileLoop::run`]).
     pub fn new(
         host: Arc<Host>,
         cpus: BTreeSet<u32>,
@@ -108,11 +110,15 @@ impl Engine {
         exit: impl ExitFn + 'static,
     ) -> anyhow::Result<Self> {
         let documents = host.state.documents()?;
-        let mut ledger = host.state.ledger()?;
+        let mut ledger = host.state.allocations()?;
         let stopped = ledger.stopped;
-        let held = ledger.begin_schedules(&Moment::now());
+        let held = ledger.begin_schedules(&BootInstant::now());
         if !held.is_empty() {
-            host.state.commit(&Change { held, stopped, ..Change::default() })?;
+            host.state.commit(&StateChange {
+                allocations: held,
+                stopped,
+                ..StateChange::default()
+            })?;
         }
         let mut model = Model::load(&host.places, &cpus, &documents, ledger)?;
         for ((kind, name), why) in &*model.damaged {
@@ -123,13 +129,14 @@ impl Engine {
         let runtime = &host.runtime;
         let workplace = runtime.workplace().clone();
         let images = Images::open(runtime.paths(), runtime.cgroups().clone(), workplace)?;
-        let keeper = Keeper::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
+        let keeper =
+            ReconcileLoop::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
         let engine = Self {
             host,
             cpus,
             managed,
             descriptors,
-            keeper,
+            reconcile_loop: keeper,
             images,
             exit: Box::new(exit),
             storing: Mutex::default(),
@@ -137,32 +144,32 @@ impl Engine {
             model: RwLock::new(Arc::new(model)),
             captures: Observers::captures(),
             traces: Observers::traces(),
-            late: Late::default(),
+            late_helpers: LateHelpers::default(),
         };
         let vnets = engine.model().vnets.keys().cloned().collect::<Vec<_>>();
-        engine.board().expect(vnets, engine.keeper.going());
+        engine.watch_hub().expect(vnets, engine.reconcile_loop.being_removed());
         engine.forget_images();
         engine.free_numbers().map_err(|problem| anyhow::anyhow!(problem.error))?;
         Ok(engine)
     }
 
-    /// What everybody who watches reads from.
-    pub fn board(&self) -> &Arc<Board> {
-        self.keeper.board()
+    /// Returns the hub from which all watchers read.
+    pub fn watch_hub(&self) -> &Arc<WatchHub> {
+        self.reconcile_loop.watch_hub()
     }
 
-    /// What is wanted now.
+    /// Returns the current desired state.
     pub fn model(&self) -> Arc<Model> {
         self.model.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
-    /// Applies files, or says what that would do.
+    /// Applies files, or returns what that would change.
     pub(crate) fn change(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         request: ApplyRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let turns = self.checks_of(scope);
         let mut turn = turns.as_deref().map(lock);
         let ApplyRequest { files, dry_run, only } = request;
@@ -188,7 +195,8 @@ impl Engine {
         };
         let (mut held, missing) = pin(&mut documents, false, progress)?;
         if !missing.is_empty() && !dry_run {
-            // Nothing is brought for what is refused, and what is brought keeps no other change waiting.
+            // Check before pulling, so that nothing is pulled for a refused
+            // change. Pull without the lock, so that no other change waits.
             wanted(&self.model(), &documents)?;
             drop(turn);
             held = pin(&mut documents, true, progress)?.0;
@@ -206,36 +214,37 @@ impl Engine {
         if dry_run {
             changes.extend(missing.into_iter().map(|name| Changed {
                 object: format!("image/{name}"),
-                action: Action::Create,
+                action: ChangeAction::Create,
                 detail: "is got when it is applied".into(),
             }));
-            return Ok(Report { changes, dry_run, exits: false });
+            return Ok(ChangeReport { changes, dry_run, exits: false });
         }
         self.settle(news, &mut scoped(scope, progress))?;
         self.report(scope, changes, &named)
     }
 
-    /// The model, with what may still be there beside it as far as that is not gone by now.
+    /// Returns the model with only those remains that still exist.
     fn counted(&self, model: &Model) -> Model {
         let mut counted = model.clone();
         self.forget_remains(&mut counted);
         counted
     }
 
-    /// Forgets what is gone; whether there was any.
+    /// Forgets remains that are gone. Returns true if there were any.
     fn forget_remains(&self, model: &mut Model) -> bool {
         if model.remains.is_empty() {
             return false;
         }
-        // Of a plan that the keeper doesn't follow yet it knows nothing.
-        let Some(open) = self.keeper.open(&model.plan) else { return false };
+        // Nothing is known about a plan that the reconcile loop does not follow yet.
+        let Some(open) = self.reconcile_loop.unsettled(&model.plan) else { return false };
         model.forget_remains(|vnet, node| !open.contains(&(vnet.into(), node.map(str::to_owned))))
     }
 
-    /// Waits a while for what is being removed, where a change has room without it and has none beside it.
+    /// Waits a while for ongoing removals, if the change fits without
+    /// the removed objects and does not fit with them.
     fn wait_for_room<T>(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         progress: ProgressFn<'_>,
         check: impl Fn(&Model) -> Result<T, Problem>,
     ) {
@@ -260,22 +269,22 @@ impl Engine {
         }
     }
 
-    /// What the check of a change has to know, but for network devices and who asks.
+    /// Returns the facts that the check of a change needs, except network devices and the client.
     fn existing(&self, before: &Model, new_substrate: bool) -> Existing {
         let existing = before.existing(&self.cpus, new_substrate);
         let without_v6 = !pdp_net::sysctl::has_v6();
         Existing { descriptors: Some(self.descriptors), without_v6, ..existing }
     }
 
-    /// What is wanted once documents are applied, and what that changes.
+    /// Returns the desired state after documents are applied, and the changes.
     fn applied(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         before: &Model,
         documents: &[Document],
         named: &BTreeSet<String>,
     ) -> Result<(Model, Vec<Changed>), Problem> {
-        if before.ledger.stopped && *scope != Scope::Node {
+        if before.allocations.stopped && *scope != AccessScope::Node {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("an operator starts it by `pdp up`"));
         }
@@ -292,29 +301,30 @@ impl Engine {
             .chain(&existing.substrate)
             .flat_map(|substrate| substrate.spec.interfaces.values())
         {
-            let device = interface.device.as_deref().map(Interface::by_name);
+            let device = interface.device.as_deref().map(InterfaceInfo::by_name);
             if let Some(Ok(found)) = device {
                 devices.insert(found.name, InterfaceFacts { mtu: found.mtu });
             }
         }
         existing.devices = Some(devices);
-        existing.asker = scope.tenant().map(str::to_owned);
+        existing.requester = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(documents, &existing).map_err(refusal)?;
-        // Last: whoever asks learns of no image that is not for it. One that runs may be gone from disk.
+        // Images come last, so that the client learns nothing of an image that
+        // it may not use. The image of a running guest may be gone from disk.
         let changes = |vnet: &str, node: &str| {
             let of =
                 |vnets: &Arc<pdp_spec::Vnets>| Some(vnets.get(vnet)?.spec.nodes.get(node)?.clone());
             of(&intent.vnets) != of(&before.vnets)
         };
-        let find_bind = |source: &str| pdp_container::binds::look(source.as_ref());
+        let find_bind = |source: &str| pdp_container::binds::check(source.as_ref());
         let faults = pdp_spec::check_images(documents, changes, find_image, find_bind);
         if !faults.is_empty() {
             return Err(refusal(faults));
         }
         let after = self.with(before, intent)?;
         let mut changes = after.changes_from(before, named, substrate);
-        if *scope != Scope::Node {
-            // All that a tenant's files change are its vnets, `vnet/TENANT.NAME/…`.
+        if *scope != AccessScope::Node {
+            // A tenant's files change only its own vnets, `vnet/TENANT.NAME/…`.
             changes.retain(|change| change.object.split('/').nth(1).is_some_and(|v| scope.sees(v)));
         }
         for document in documents {
@@ -324,22 +334,22 @@ impl Engine {
             let detail = not_there(tenant, |interface| interfaces.contains_key(interface));
             match changes.iter_mut().find(|change| change.object == object) {
                 Some(change) => change.detail = detail,
-                None => changes.push(Changed { object, action: Action::Unchanged, detail }),
+                None => changes.push(Changed { object, action: ChangeAction::Unchanged, detail }),
             }
         }
         Ok((after, changes))
     }
 
-    /// What is wanted once a checked change is made.
+    /// Returns the desired state after a checked change.
     fn with(&self, before: &Model, intent: Intent) -> Result<Model, Problem> {
-        let going = |vnet: &str| self.keeper.knows(vnet);
+        let going = |vnet: &str| self.reconcile_loop.may_exist(vnet);
         before.with(intent, &self.host.places, &self.cpus, going).map_err(invalid)
     }
 
-    /// Has the numbers of vnets that are gone given out again, and forgets what was still there of them. What is gone
-    /// later is with the next change.
+    /// Frees the numbers of deleted vnets and forgets their remains
+    /// that are gone. What goes later is freed with the next change.
     fn free_numbers(&self) -> Result<(), Problem> {
-        let going = |vnet: &str| self.keeper.knows(vnet);
+        let going = |vnet: &str| self.reconcile_loop.may_exist(vnet);
         let free = |model: &mut Model| model.free_numbers(going) | self.forget_remains(model);
         if free(&mut Model::clone(&self.model())) {
             self.revise(&|_| false, |before| {
@@ -351,17 +361,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts all that is stored.
-    pub(crate) fn start_all(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+    /// Starts everything that is stored.
+    pub(crate) fn start_all(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         let ((named, changes), news) = self.revise(&|_| true, |before| {
             let mut after = Model::clone(before);
-            after.ledger.stopped = false;
+            after.allocations.stopped = false;
             let named: BTreeSet<String> = after.vnets.keys().cloned().collect();
             let changes = after.changes_from(before, &named, false);
             Ok((after, (named, changes)))
         })?;
         self.settle(news, progress)?;
-        self.report(&Scope::Node, changes, &named)
+        self.report(&AccessScope::Node, changes, &named)
     }
 
     /// Stops everything.
@@ -369,29 +379,35 @@ impl Engine {
         &self,
         request: DownRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let (changes, news) = self.revise(&|_| true, |before| {
             let mut after = Model::clone(before);
-            after.ledger.stopped = true;
+            after.allocations.stopped = true;
             let mut changes = after.changes_from(before, &BTreeSet::new(), false);
             if request.purge {
-                let stopped = changes.iter_mut().filter(|change| change.action == Action::Stop);
-                stopped.for_each(|change| change.action = Action::Delete);
+                let stopped =
+                    changes.iter_mut().filter(|change| change.action == ChangeAction::Stop);
+                stopped.for_each(|change| change.action = ChangeAction::Delete);
             }
             Ok((after, changes))
         })?;
         self.settle(news, progress)?;
-        if !self.model().ledger.stopped {
+        if !self.model().allocations.stopped {
             return Err(Problem::new(
                 ProblemKind::Conflict,
                 "everything was started again meanwhile",
             )
             .hint("repeat `pdp down`"));
         }
-        let things = self.host.state.things().map_err(Problem::internal)?;
-        let mut left: Vec<Key> = things.keys().filter_map(|key| key.parse().ok()).collect();
-        left.extend(self.keeper.stuck().into_iter().map(|stuck| stuck.key));
-        left.extend(self.keeper.problems(|key| *key == Key::Leftovers).into_iter().map(|it| it.0));
+        let things = self.host.state.journal().map_err(Problem::internal)?;
+        let mut left: Vec<ObjectKey> = things.keys().filter_map(|key| key.parse().ok()).collect();
+        left.extend(self.reconcile_loop.stuck().into_iter().map(|stuck| stuck.key));
+        left.extend(
+            self.reconcile_loop
+                .problems(|key| *key == ObjectKey::Leftovers)
+                .into_iter()
+                .map(|it| it.0),
+        );
         left.sort();
         left.dedup();
         let remains = self.remnants();
@@ -407,9 +423,9 @@ impl Engine {
             return Err(self.stays(&left).hint(hint));
         }
         if request.purge {
-            // What stays bears numbers that nobody else is given, as long as this daemon runs.
-            let bears = |vnet: &str| self.keeper.knows(vnet);
-            self.revise(&|_| false, |before| match before.ledger.stopped {
+            // Remains use numbers. No other vnet gets these numbers while this daemon runs.
+            let bears = |vnet: &str| self.reconcile_loop.may_exist(vnet);
+            self.revise(&|_| false, |before| match before.allocations.stopped {
                 true => Ok((before.purged(bears), ())),
                 false => Err(Problem::new(ProblemKind::Conflict, "it was started again meanwhile")
                     .hint("repeat `pdp down --purge`")),
@@ -427,12 +443,12 @@ impl Engine {
             };
             return Err(self.stays(&left).hint(format!("all else is removed; {ends}: {removes}")));
         }
-        Ok(Report { changes, dry_run: false, exits })
+        Ok(ChangeReport { changes, dry_run: false, exits })
     }
 
-    /// Forgets the substrate.
-    pub(crate) fn drop_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
-        let retry = retries(&Scope::Node, &BTreeSet::new());
+    /// Deletes the substrate.
+    pub(crate) fn drop_substrate(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+        let retry = retries(&AccessScope::Node, &BTreeSet::new());
         let (changes, news) = self.revise(&retry, |before| {
             if before.substrate.is_none() {
                 let problem = "no substrate was applied; the default one is in use";
@@ -453,18 +469,18 @@ impl Engine {
             Ok((after, changes))
         })?;
         self.settle(news, progress)?;
-        self.report(&Scope::Node, changes, &BTreeSet::new())
+        self.report(&AccessScope::Node, changes, &BTreeSet::new())
     }
 
-    /// Forgets a tenant and its tokens.
-    pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<Report, Problem> {
+    /// Deletes a tenant and its tokens.
+    pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<ChangeReport, Problem> {
         self.free_numbers()?;
         let (changes, news) = self.revise(&|_| false, |before| {
             if !before.knows_tenant(tenant) {
                 return Err(Problem::not_found(format!("no tenant {tenant:?}"))
                     .hint("`pdp get tenants` lists them"));
             }
-            let scope = Scope::Tenant(tenant.into());
+            let scope = AccessScope::Tenant(tenant.into());
             let vnets: Vec<&str> =
                 before.vnets.keys().filter(|vnet| scope.sees(vnet)).map(String::as_str).collect();
             if !vnets.is_empty() {
@@ -472,7 +488,7 @@ impl Engine {
                 let problem = Problem::new(ProblemKind::Conflict, problem);
                 return Err(problem.hint("delete those first"));
             }
-            let going: Vec<&str> = before.ledger.vnets.keys().map(String::as_str).collect();
+            let going: Vec<&str> = before.allocations.vnets.keys().map(String::as_str).collect();
             let going: Vec<&str> = going.into_iter().filter(|vnet| scope.sees(vnet)).collect();
             if !going.is_empty() {
                 let problem = format!("tenant {tenant}: {} is not gone yet", going.join(", "));
@@ -484,25 +500,25 @@ impl Engine {
             Ok((after, changes))
         })?;
         self.settle(news, &mut |_| {})?;
-        // One of the same name later is somebody else.
+        // A later tenant of the same name is a different one.
         self.forget_images();
-        Ok(Report { changes, ..Report::default() })
+        Ok(ChangeReport { changes, ..ChangeReport::default() })
     }
 
-    /// Forgets images whose tenants are gone.
+    /// Forgets the images of deleted tenants.
     fn forget_images(&self) {
         if let Err(error) = self.images.forget_others(&|| self.model()) {
             tracing::warn!("images of tenants that are gone: {error}");
         }
     }
 
-    /// Stops and forgets a vnet.
+    /// Stops and deletes a vnet.
     pub(crate) fn drop_vnet(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let retry = retries(scope, &BTreeSet::from([vnet.to_string()]));
         let (_, news) = self.revise(&retry, |before| {
             if !before.vnets.contains_key(vnet) && before.damaged_vnet(vnet).is_none() {
@@ -513,25 +529,29 @@ impl Engine {
         })?;
         let changes = vec![Changed {
             object: format!("vnet/{vnet}"),
-            action: Action::Delete,
+            action: ChangeAction::Delete,
             detail: String::new(),
         }];
         self.settle(news, &mut scoped(scope, progress))?;
         if self.model().vnets.contains_key(vnet) {
-            // Applied again meanwhile: what there is of it now is another's to tell.
-            return Ok(Report { changes, ..Report::default() });
+            // Applied again meanwhile. Its new state belongs to the report of that change.
+            return Ok(ChangeReport { changes, ..ChangeReport::default() });
         }
-        let left = self.keeper.unwanted(vnet);
+        let left = self.reconcile_loop.unwanted(vnet);
         if left.is_empty() {
             self.free_numbers()?;
-            return Ok(Report { changes, ..Report::default() });
+            return Ok(ChangeReport { changes, ..ChangeReport::default() });
         }
         Err(self.stays(&left).hint("it is being tried again; see the daemon's log"))
     }
 
-    /// What is not taken down yet, and why, as far as that is known.
-    fn stays(&self, left: &[Key]) -> Problem {
-        let words = |key: &Key| match self.keeper.health(key).and_then(|health| health.problem) {
+    /// Returns a problem that lists objects not removed yet, with the reasons that are known.
+    fn stays(&self, left: &[ObjectKey]) -> Problem {
+        let words = |key: &ObjectKey| match self
+            .reconcile_loop
+            .health(key)
+            .and_then(|health| health.problem)
+        {
             Some(problem) => format!("{key}: {problem}"),
             None => key.to_string(),
         };
@@ -539,18 +559,18 @@ impl Engine {
         Problem::internal(format!("not taken down yet: {}", left.join("; ")))
     }
 
-    /// Stops and forgets nodes of a vnet, with their links.
+    /// Stops and deletes nodes of a vnet, with their links.
     pub(crate) fn drop_nodes(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         nodes: &BTreeSet<String>,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
-            if before.ledger.stopped {
+            if before.allocations.stopped {
                 return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                     .hint("start it by `pdp up` first"));
             }
@@ -569,11 +589,11 @@ impl Engine {
     /// Sets a link's administrative state.
     pub(crate) fn set_link_state(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         link: &str,
         request: LinkRequest,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let LinkRequest { up, silent } = request;
         if up && silent {
             let problem = Problem::new(
@@ -587,14 +607,14 @@ impl Engine {
             let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
             let link = &link_of(vnet, plan, link)?.name;
             let mut after = Model::clone(before);
-            after.ledger.set_link(vnet, link, up, silent);
+            after.allocations.set_link(vnet, link, up, silent);
             after.replan(before, [vnet], &self.host.places, &self.cpus).map_err(invalid)?;
             let mut changes = after.changes_from(before, &BTreeSet::new(), false);
             changes.retain(|change| change.object != format!("vnet/{vnet}"));
             if changes.is_empty() {
                 changes.push(Changed {
                     object: format!("vnet/{vnet}/link/{link}"),
-                    action: Action::Unchanged,
+                    action: ChangeAction::Unchanged,
                     detail: String::new(),
                 });
             }
@@ -604,14 +624,14 @@ impl Engine {
         self.report(scope, changes, &named)
     }
 
-    /// Changes how frames leave by a link's ends, as an applied spec with that would.
-    pub(crate) fn change_leaving(
+    /// Changes the impairments of a link's ends, like an applied spec with them.
+    pub(crate) fn change_impairments(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         link: &str,
         request: &LinkChange,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
@@ -630,7 +650,7 @@ impl Engine {
                 })?;
             }
             let (after, changes) = self.respecified(scope, before, wanted, &named)?;
-            let restarts = changes.iter().filter(|change| change.action == Action::Restart);
+            let restarts = changes.iter().filter(|change| change.action == ChangeAction::Restart);
             let nodes: Vec<_> =
                 restarts.filter_map(|change| change.object.rsplit('/').next()).collect();
             if !nodes.is_empty() && !request.restart {
@@ -649,16 +669,15 @@ impl Engine {
         self.report(scope, changes, &named)
     }
 
-    /// Changes the number of forwarding guests of a router, as an applied spec with that number
-    /// would.
+    /// Changes the number of a router's forwarding guests, like an applied spec with that number.
     pub(crate) fn change_guests(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let named = BTreeSet::from([vnet.to_string()]);
         self.wait_for_room(scope, progress, |before| {
             self.scaled(scope, before, (vnet, node), request, &named)
@@ -670,17 +689,17 @@ impl Engine {
         self.report(scope, changes, &named)
     }
 
-    /// Ends and starts anew what runs of nodes.
-    pub(crate) fn start_anew(
+    /// Restarts the processes of nodes.
+    pub(crate) fn restart_nodes(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         request: &RestartRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let model = self.model();
         let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
-        if model.ledger.stopped {
+        if model.allocations.stopped {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("start it by `pdp up` first"));
         }
@@ -703,39 +722,43 @@ impl Engine {
                         format!("vnet {vnet}: node {name} has no forwarding guest {guest}");
                     return Err(Problem::not_found(problem).hint(hint));
                 }
-                Some(guest) => (Key::guest(vnet, name, guest), format!("guest {guest}")),
-                None => (Key::node(vnet, name), String::new()),
+                Some(guest) => (ObjectKey::guest(vnet, name, guest), format!("guest {guest}")),
+                None => (ObjectKey::node(vnet, name), String::new()),
             };
             if keys.insert(key) {
                 let object = format!("vnet/{vnet}/node/{name}");
-                changes.push(Changed { object, action: Action::Restart, detail });
+                changes.push(Changed { object, action: ChangeAction::Restart, detail });
             }
         }
         let restarted = keys.iter().map(|key| Changed {
             object: key.object(),
-            action: Action::Restart,
+            action: ChangeAction::Restart,
             detail: String::new(),
         });
         let objects: Vec<_> = restarted.collect();
         for Changed { object, .. } in &objects {
-            self.board().post(event(object.as_str(), What::Begun, Some("restarted".into())));
+            self.watch_hub().post(event(
+                object.as_str(),
+                EventKind::Begun,
+                Some("restarted".into()),
+            ));
         }
-        let way = Way { news: self.keeper.restart(keys.clone()), objects };
+        let way = PendingChange { news: self.reconcile_loop.restart(keys.clone()), objects };
         self.settle(Some(way), &mut scoped(scope, progress))?;
-        self.told(changes, |key| keys.contains(key))
+        self.report_or_problem(changes, |key| keys.contains(key))
     }
 
-    /// What is wanted once a router has other guests, and what that changes.
+    /// Returns the desired state with another number of guests for a router, and the changes.
     fn scaled(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         before: &Model,
         (vnet, node): (&str, &str),
         request: ScaleRequest,
         named: &BTreeSet<String>,
     ) -> Result<(Model, Vec<Changed>), Problem> {
         let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
-        if before.ledger.stopped {
+        if before.allocations.stopped {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
                 .hint("start it by `pdp up` first"));
         }
@@ -760,7 +783,8 @@ impl Engine {
             let problem = format!("guests {} is not within 1 to {GUESTS_MAX}", request.guests);
             return Err(Problem::new(ProblemKind::Invalid, problem));
         }
-        // What one has on the mean, times how many there are to be; of those that borrow none has any.
+        // The mean share of a guest, times the new number of guests.
+        // Guests that borrow have no share.
         let sum: u64 = has.iter().map(|share| u64::from(share.millicores)).sum();
         let mean = (sum * u64::from(request.guests)).div_ceil(has.len().max(1) as u64);
         let power = request.power_millicores.map(u64::from).or(plane.power.map(|_| mean));
@@ -770,33 +794,35 @@ impl Engine {
         self.respecified(scope, before, wanted, named)
     }
 
-    /// What is wanted once a vnet has another spec, and what that changes.
+    /// Returns the desired state with another spec for a vnet, and the changes.
     fn respecified(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         before: &Model,
         wanted: VirtualNetwork,
         named: &BTreeSet<String>,
     ) -> Result<(Model, Vec<Changed>), Problem> {
         let before = &self.counted(before);
-        let document = pdp_spec::Document::made(Object::VirtualNetwork(wanted));
+        let document = pdp_spec::Document::from_object(Object::VirtualNetwork(wanted));
         let mut existing = self.existing(before, false);
-        existing.asker = scope.tenant().map(str::to_owned);
+        existing.requester = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(&[document], &existing).map_err(no_room)?;
         let after = self.with(before, intent)?;
         let changes = after.changes_from(before, named, false);
         Ok((after, changes))
     }
 
-    /// Makes a new model of the one there is, stores it and has the keeper make the machine so; beside what it
-    /// changes, what failed before and is to be tried again by `retry`. `make` is called again where another
-    /// was stored meanwhile; at last with nobody else storing any, so that it ends. Returns what `make` told,
-    /// and what the keeper will ([`Engine::settle`]).
+    /// Makes a new model from the current one, stores it, and passes it to the reconcile
+    /// loop. Failed objects that match `retry` are tried again, in addition to what changes.
+    ///
+    /// If another change was stored meanwhile, `make` is called again. The
+    /// last call has the exclusive right to store, so this ends. Returns the
+    /// result of `make`, and the change in progress for [`DaemonCore::settle`].
     fn revise<T>(
         &self,
-        retry: &dyn Fn(&Key) -> bool,
+        retry: &dyn Fn(&ObjectKey) -> bool,
         mut make: impl FnMut(&Model) -> Result<(Model, T), Problem>,
-    ) -> Result<(T, Option<Way>), Problem> {
+    ) -> Result<(T, Option<PendingChange>), Problem> {
         for _ in 0..TRIES_MAX {
             let before = self.model();
             let (after, told) = make(&before)?;
@@ -813,26 +839,27 @@ impl Engine {
 
     fn store(
         &self,
-        _: &Turn<'_>,
+        _: &StoreLock<'_>,
         before: &Model,
         after: Model,
-        retry: &dyn Fn(&Key) -> bool,
-    ) -> Result<Way, Problem> {
+        retry: &dyn Fn(&ObjectKey) -> bool,
+    ) -> Result<PendingChange, Problem> {
         let change = after.change_from(before);
         self.host.state.commit(&change).map_err(|error| internal(&error))?;
         if change.delete.iter().any(|(kind, _)| kind == "VirtualNetwork") {
             let is_vnet = |part: &OsStr| part.to_str().is_some_and(|n| after.vnets.contains_key(n));
-            self.late.keep_only(|path| path.iter().any(is_vnet));
+            self.late_helpers.keep_only(|path| path.iter().any(is_vnet));
         }
         let after = Arc::new(after);
         *self.model.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = after.clone();
         let objects = self.tell_begin(before, &after, &change);
         // In the order in which they are stored.
-        Ok(Way { news: self.keeper.want(after.wanted(), retry), objects })
+        Ok(PendingChange { news: self.reconcile_loop.want(after.wanted(), retry), objects })
     }
 
-    /// Tells watchers what a change is about to change, and returns it; nothing if nobody asked for the change.
-    fn tell_begin(&self, before: &Model, after: &Model, change: &Change) -> Vec<Changed> {
+    /// Tells watchers what a change is about to change, and returns the
+    /// objects. Does nothing if no client requested the change.
+    fn tell_begin(&self, before: &Model, after: &Model, change: &StateChange) -> Vec<Changed> {
         let put = change.put.iter().map(|document| (&document.kind, &document.name, "applied"));
         let deleted = change.delete.iter().map(|(kind, name)| (kind, name, "deleted"));
         let mut objects = BTreeMap::new();
@@ -843,32 +870,36 @@ impl Engine {
                 _ => ("substrate", before.substrate.is_some()),
             };
             let action = match (what, was) {
-                ("deleted", _) => Action::Delete,
-                (_, true) => Action::Change,
-                (_, false) => Action::Create,
+                ("deleted", _) => ChangeAction::Delete,
+                (_, true) => ChangeAction::Change,
+                (_, false) => ChangeAction::Create,
             };
             objects.insert(format!("{kind}/{name}"), (what, action));
         }
-        for vnet in change.held.keys().filter(|vnet| after.vnets.contains_key(*vnet)) {
-            objects.entry(format!("vnet/{vnet}")).or_insert(("changed", Action::Change));
+        for vnet in change.allocations.keys().filter(|vnet| after.vnets.contains_key(*vnet)) {
+            objects.entry(format!("vnet/{vnet}")).or_insert(("changed", ChangeAction::Change));
         }
-        let stops = before.ledger.stopped != after.ledger.stopped;
+        let stops = before.allocations.stopped != after.allocations.stopped;
         if stops {
-            let what = match after.ledger.stopped {
-                true => ("stopped", Action::Stop),
-                false => ("started", Action::Start),
+            let what = match after.allocations.stopped {
+                true => ("stopped", ChangeAction::Stop),
+                false => ("started", ChangeAction::Start),
             };
             objects.insert("node".into(), what);
         }
-        // Otherwise something was tidied up.
-        let asked = asker().is_some();
+        // Without a client this is a clean-up.
+        let asked = current_requester().is_some();
         for (object, (what, _)) in objects.iter().filter(|_| asked) {
-            self.board().post(event(object.as_str(), What::Begun, Some((*what).to_owned())));
+            self.watch_hub().post(event(
+                object.as_str(),
+                EventKind::Begun,
+                Some((*what).to_owned()),
+            ));
         }
         let vnets = objects.keys().filter_map(|object| object.strip_prefix("vnet/"));
-        self.board().touch_vnets(vnets.chain(change.held.keys().map(String::as_str)));
+        self.watch_hub().touch_vnets(vnets.chain(change.allocations.keys().map(String::as_str)));
         if stops {
-            self.board().touch_vnets(after.vnets.keys().map(String::as_str));
+            self.watch_hub().touch_vnets(after.vnets.keys().map(String::as_str));
         }
         if !asked {
             objects.clear();
@@ -877,35 +908,36 @@ impl Engine {
         objects.into_iter().map(changed).collect()
     }
 
-    /// Waits until what a change concerns is as planned, as far as could be; others may change something
-    /// meanwhile. The request's row in the audit log gets the changed objects, and watchers are told.
-    fn settle(&self, way: Option<Way>, progress: ProgressFn<'_>) -> Result<(), Problem> {
-        let Some(Way { news, objects }) = way else { return Ok(()) };
-        if let Some(begun) = asker().and_then(|asker| asker.begun)
+    /// Waits until the objects of a change are as planned, as far as
+    /// possible; other changes may follow meanwhile. Adds the changed
+    /// objects to the request's audit log entry and tells watchers.
+    fn settle(&self, way: Option<PendingChange>, progress: ProgressFn<'_>) -> Result<(), Problem> {
+        let Some(PendingChange { news, objects }) = way else { return Ok(()) };
+        if let Some(begun) = current_requester().and_then(|asker| asker.audit_entry)
             && !objects.is_empty()
         {
-            // No lock is held here: the log may be slow.
+            // No lock is held here, since the log may be slow.
             begun.changed_blocking(objects.clone());
         }
         loop {
             match news.recv() {
-                Ok(News::Step(step)) => progress(step),
-                Ok(News::Done) => break,
+                Ok(ChangeProgress::Step(step)) => progress(step),
+                Ok(ChangeProgress::Done) => break,
                 Err(_) => return Err(keeper_gone()),
             }
         }
         for Changed { object, .. } in objects {
             let below = format!("{object}/");
-            let of = |key: &Key| {
+            let of = |key: &ObjectKey| {
                 let key = key.object();
                 key == object || key.starts_with(&below)
             };
-            let first = self.keeper.problems(of).into_iter().next();
+            let first = self.reconcile_loop.problems(of).into_iter().next();
             let (what, why) = match first {
-                Some((key, problem)) => (What::Failed, Some(format!("{key}: {problem}"))),
-                None => (What::Done, None),
+                Some((key, problem)) => (EventKind::Failed, Some(format!("{key}: {problem}"))),
+                None => (EventKind::Done, None),
             };
-            self.board().post(event(object, what, why));
+            self.watch_hub().post(event(object, what, why));
         }
         match self.model().remains.is_empty() {
             true => Ok(()),
@@ -913,46 +945,47 @@ impl Engine {
         }
     }
 
-    /// What is held while a tenant's change is looked at; an operator's waits for no other.
-    fn checks_of(&self, scope: &Scope) -> Option<Arc<Mutex<()>>> {
+    /// Returns the lock to hold while a tenant's change is checked. Operators' changes need none.
+    fn checks_of(&self, scope: &AccessScope) -> Option<Arc<Mutex<()>>> {
         let tenant = scope.tenant()?;
         Some(lock(&self.checking).entry(tenant.into()).or_default().clone())
     }
 
-    /// The report, or what is wrong now with what was named.
+    /// Returns the report, or the current problems of the named vnets.
     fn report(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         changes: Vec<Changed>,
         named: &BTreeSet<String>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let concerns = retries(scope, named);
-        let concerns = |key: &Key| match key {
-            Key::External(_) => !named.is_empty() && concerns(key),
-            Key::Leftovers => false,
+        let concerns = |key: &ObjectKey| match key {
+            ObjectKey::External(_) => !named.is_empty() && concerns(key),
+            ObjectKey::Leftovers => false,
             _ => concerns(key),
         };
-        self.told(changes, concerns)
+        self.report_or_problem(changes, concerns)
     }
 
-    /// The report, or what is wrong now with what it concerns.
-    fn told(
+    /// Returns the report, or the current problems of the objects for
+    /// which `concerns` returns true.
+    fn report_or_problem(
         &self,
         changes: Vec<Changed>,
-        concerns: impl Fn(&Key) -> bool,
-    ) -> Result<Report, Problem> {
-        let problems = self.keeper.problems(concerns).into_iter();
+        concerns: impl Fn(&ObjectKey) -> bool,
+    ) -> Result<ChangeReport, Problem> {
+        let problems = self.reconcile_loop.problems(concerns).into_iter();
         let wrong: Vec<String> =
             problems.map(|(key, problem)| format!("{key}: {problem}")).collect();
         if wrong.is_empty() {
-            return Ok(Report { changes, ..Report::default() });
+            return Ok(ChangeReport { changes, ..ChangeReport::default() });
         }
         Err(Problem::new(ProblemKind::Internal, wrong.join("\n"))
             .hint("the change is stored and is being tried again; see `pdp get` and `pdp logs`"))
     }
 }
 
-/// Names users and interfaces of a tenant that the machine does not have yet.
+/// Lists users and interfaces of a tenant that the machine does not have yet.
 fn not_there(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
     let is_user = |name: &str| {
         name.parse::<u32>().is_ok() || matches!(nix::unistd::User::from_name(name), Ok(Some(_)))
@@ -964,7 +997,7 @@ fn not_there(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
     users.chain(interfaces).collect::<Vec<_>>().join(", ")
 }
 
-/// That each of these nodes is in one of the documents.
+/// Checks that each of these nodes is in one of the documents.
 fn in_files(documents: &[Document], only: &BTreeSet<String>) -> Result<(), Problem> {
     let mut known = BTreeSet::new();
     for document in documents {
@@ -983,7 +1016,7 @@ fn in_files(documents: &[Document], only: &BTreeSet<String>) -> Result<(), Probl
     }
 }
 
-/// Documents of vnets as they are wanted where only these nodes of them are applied.
+/// Returns the vnets' documents such that only these nodes of them are applied.
 fn narrowed(documents: &[Document], before: &Model, only: &BTreeSet<String>) -> Vec<Document> {
     let narrow = |document: &Document| match &document.object {
         Object::VirtualNetwork(vnet) => {
@@ -996,13 +1029,15 @@ fn narrowed(documents: &[Document], before: &Model, only: &BTreeSet<String>) -> 
     documents.iter().map(narrow).collect()
 }
 
-/// What of that which failed before is tried again by a change of these vnets.
-fn retries(scope: &Scope, named: &BTreeSet<String>) -> impl Fn(&Key) -> bool + use<> {
-    // The node's own are the operators' to know and to mend.
-    let (node, named) = (*scope == Scope::Node, named.clone());
+/// Returns a predicate: true for failed objects that a change of these vnets tries again.
+fn retries(scope: &AccessScope, named: &BTreeSet<String>) -> impl Fn(&ObjectKey) -> bool + use<> {
+    // Only operators may know of the node's own objects and repair them.
+    let (node, named) = (*scope == AccessScope::Node, named.clone());
     move |key| match key {
-        Key::Mux | Key::External(_) | Key::Leftovers => node,
-        Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => named.contains(vnet),
+        ObjectKey::Mux | ObjectKey::External(_) | ObjectKey::Leftovers => node,
+        ObjectKey::Vnet(vnet) | ObjectKey::Node { vnet, .. } | ObjectKey::Guest { vnet, .. } => {
+            named.contains(vnet)
+        }
     }
 }
 
@@ -1014,7 +1049,7 @@ fn refusal(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
     problem
 }
 
-/// Faults of a spec that nobody wrote: the request can't be met as things are.
+/// Reports faults of a generated spec: the request can't be met at present.
 fn no_room(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
     let Some(first) = diagnostics.into_iter().next() else {
         return Problem::internal("refused without a reason");
@@ -1024,25 +1059,28 @@ fn no_room(diagnostics: Vec<pdp_spec::Diagnostic>) -> Problem {
 }
 
 fn invalid(error: impl std::error::Error) -> Problem {
-    Problem::new(ProblemKind::Invalid, words(&error))
+    Problem::new(ProblemKind::Invalid, error_chain(&error))
 }
 
 fn internal(error: &dyn std::error::Error) -> Problem {
-    Problem::internal(words(error))
+    Problem::internal(error_chain(error))
 }
 
 fn keeper_gone() -> Problem {
     Problem::internal("the daemon's keeper ended").hint("start the daemon anew")
 }
 
-/// Steps of a change as somebody may know them: those that name a vnet outside of the scope, or none,
-/// are left out and not counted.
-fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress) + Send + use<'a> {
+/// Filters the progress of a change by scope. A step is dropped and not
+/// counted if it names a vnet outside of the scope, or no vnet.
+fn scoped<'a>(
+    scope: &'a AccessScope,
+    progress: ProgressFn<'a>,
+) -> impl FnMut(Progress) + Send + use<'a> {
     let mut count = 0;
     move |step| match scope {
-        Scope::Node => progress(step),
-        // As the keeper writes them: `starting node VNET/NODE`.
-        Scope::Tenant(_) => {
+        AccessScope::Node => progress(step),
+        // Format of the reconcile loop: `starting node VNET/NODE`.
+        AccessScope::Tenant(_) => {
             if step.what.split([' ', '/']).any(|word| scope.sees(word)) {
                 count += 1;
                 progress(Progress { done: count, total: count, what: step.what });
@@ -1051,7 +1089,7 @@ fn scoped<'a>(scope: &'a Scope, progress: ProgressFn<'a>) -> impl FnMut(Progress
     }
 }
 
-/// A link of a vnet, by its name or one of its ends.
+/// Returns a vnet's link, found by its name or one of its ends.
 pub(crate) fn link_of<'a>(
     vnet: &str,
     plan: &'a crate::plan::VnetPlan,
@@ -1075,18 +1113,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::bounds::Bounds;
-    use crate::control::Mux;
-    use crate::ledger::Holding;
-    use crate::plan::Places;
-    use crate::ports::Ports;
-    use crate::state::{Change, State};
-    use pdp_container::{Paths, Runtime};
+    use crate::allocations::VnetAllocation;
+    use crate::bounds::GuestLimits;
+    use crate::control::MuxClient;
+    use crate::plan::DaemonPaths;
+    use crate::ports::KernelPorts;
+    use crate::state::{StateChange, StateFile};
+    use pdp_container::{Runtime, RuntimePaths};
 
-    /// One whose keeper never runs.
-    fn engine(directory: &std::path::Path) -> Engine {
+    /// An engine whose reconcile loop never runs.
+    fn engine(directory: &std::path::Path) -> DaemonCore {
         let any = || "/bin/true".into();
-        let runtime = Runtime::new(Paths {
+        let runtime = Runtime::new(RuntimePaths {
             runc: any(),
             shim: any(),
             init: any(),
@@ -1098,56 +1136,60 @@ mod tests {
             volumes: directory.join("volumes"),
             cgroup: "pdp-engine-test".into(),
         });
-        let places = Places {
+        let places = DaemonPaths {
             run: directory.join("run"),
             lib: directory.join("lib"),
             pins: directory.join("pins"),
         };
         let host = Host {
-            mux: Mux { path: places.mux_control() },
-            ports: Ports::new(&places),
-            bounds: Bounds::new(&places),
+            mux: MuxClient { path: places.mux_control() },
+            ports: KernelPorts::new(&places),
+            bounds: GuestLimits::new(&places),
             places,
             runtime: runtime.unwrap(),
-            state: Arc::new(State::open(&directory.join("state")).unwrap()),
-            settings: crate::settings::Settings::default(),
+            state: Arc::new(StateFile::open(&directory.join("state")).unwrap()),
+            settings: crate::settings::KernelSettings::default(),
         };
-        let descriptors = Descriptors { limit: 1000, kept: 0 };
-        Engine::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()
+        let descriptors = Descriptors { limit: 1000, unchanged_vnets: 0 };
+        DaemonCore::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()
     }
 
     #[test]
-    fn a_number_is_free_after_a_start_if_nothing_bears_it() {
+    fn start_frees_numbers_of_removed_vnets() {
         let directory = tempfile::tempdir().unwrap();
         let first = engine(directory.path());
         let state = &first.host.state;
         let held = [("gone", 0), ("going", 1)].map(|(vnet, number)| {
-            (vnet.to_owned(), Some(Arc::new(Holding { number, ..Holding::default() })))
+            (
+                vnet.to_owned(),
+                Some(Arc::new(VnetAllocation { number, ..VnetAllocation::default() })),
+            )
         });
-        state.commit(&Change { held: held.into(), ..Change::default() }).unwrap();
-        state.intend(&Key::node("going", "r1").to_string(), "").unwrap();
+        state.commit(&StateChange { allocations: held.into(), ..StateChange::default() }).unwrap();
+        state.intend(&ObjectKey::node("going", "r1").to_string(), "").unwrap();
         drop(first);
         let second = engine(directory.path());
-        for ledger in [second.model().ledger.clone(), second.host.state.ledger().unwrap()] {
+        for ledger in [second.model().allocations.clone(), second.host.state.allocations().unwrap()]
+        {
             assert_eq!(ledger.number_of("gone"), None);
             assert_eq!(ledger.number_of("going"), Some(1));
         }
     }
 
-    fn stored(kind: &str, name: &str, body: &str) -> crate::state::Document {
-        crate::state::Document { kind: kind.into(), name: name.into(), body: body.into() }
+    fn stored(kind: &str, name: &str, body: &str) -> crate::state::StoredDocument {
+        crate::state::StoredDocument { kind: kind.into(), name: name.into(), body: body.into() }
     }
 
-    fn vnet(name: &str) -> crate::state::Document {
+    fn vnet(name: &str) -> crate::state::StoredDocument {
         let body = json!({"apiVersion": "pdp/v1", "kind": "VirtualNetwork",
             "metadata": {"name": name}, "spec": {"nodes": {"h": {"kind": "host"}}}});
         stored("VirtualNetwork", name, &body.to_string())
     }
 
-    /// Specs that can't be read in whatever way, and one that can't be planned: they are told, what they hold is
-    /// theirs, and all others are planned.
+    /// Specs that can't be read for various reasons, and one that can't be planned.
+    /// They are reported, their allocations stay theirs, and all others are planned.
     #[test]
-    fn one_stored_spec_that_is_damaged_keeps_nobody_else_from_a_start() {
+    fn damaged_stored_specs_do_not_block_other_vnets() {
         let directory = tempfile::tempdir().unwrap();
         let first = engine(directory.path());
         let whole = vnet("acme.half").body;
@@ -1162,32 +1204,42 @@ mod tests {
         put.extend([vnet("other.good"), vnet("acme.unplanned"), stored("Tenant", "acme", "{")]);
         let held = (0..bad.len()).map(name).chain(["other.good".into()]).enumerate();
         let held = held.map(|(number, vnet)| {
-            (vnet, Some(Arc::new(Holding { number: number as u32, ..Holding::default() })))
+            (
+                vnet,
+                Some(Arc::new(VnetAllocation {
+                    number: number as u32,
+                    ..VnetAllocation::default()
+                })),
+            )
         });
         let held: BTreeMap<_, _> = held.collect();
-        first.host.state.commit(&Change { put, held, ..Change::default() }).unwrap();
+        first
+            .host
+            .state
+            .commit(&StateChange { put, allocations: held, ..StateChange::default() })
+            .unwrap();
         drop(first);
-        // Twice: nothing is given back in between.
+        // Twice: nothing is freed in between.
         for _ in 0..2 {
             let engine = engine(directory.path());
             let model = engine.model();
             assert_eq!(model.vnets.keys().collect::<Vec<_>>(), ["other.good"]);
-            assert!(engine.keeper.plan().vnets.contains_key("other.good"));
+            assert!(engine.reconcile_loop.plan().vnets.contains_key("other.good"));
             for number in 0..bad.len() {
                 let why = model.damaged_vnet(&name(number)).expect("told");
                 assert!(why.contains("can't be read"), "{why}");
-                assert_eq!(model.ledger.number_of(&name(number)), Some(number as u32));
+                assert_eq!(model.allocations.number_of(&name(number)), Some(number as u32));
                 assert!(model.plan.damaged.contains(&name(number)));
             }
             assert!(model.damaged_vnet("acme.unplanned").unwrap().contains("can't be planned"));
             assert!(model.knows_tenant("acme") && !model.tenants.contains_key("acme"));
-            let listed = crate::view::vnets(&engine, &Scope::Tenant("acme".into()));
+            let listed = crate::view::vnets(&engine, &AccessScope::Tenant("acme".into()));
             assert_eq!(listed.len(), bad.len() + 1);
             assert!(listed.iter().all(|vnet| vnet.phase == pdp_api::Phase::Failed));
             let told = engine.remnants();
             assert!(told.iter().any(|it| it.command == "pdp delete acme.bad0"), "{told:?}");
             assert!(told.iter().any(|it| it.command == "pdp delete tenant/acme"), "{told:?}");
-            // Deleted it is gone from the file as well.
+            // A deleted one is gone from the file as well.
             let after = model.without("acme.bad1", &engine.host.places, &engine.cpus).unwrap();
             let change = after.change_from(&model);
             assert_eq!(change.delete, [("VirtualNetwork".to_owned(), "acme.bad1".to_owned())]);
@@ -1200,9 +1252,10 @@ mod tests {
         }
     }
 
-    /// Found, and told with what removes it; nothing that belongs to somebody is.
+    /// Remains are found and reported with the command that removes
+    /// them. Objects that have an owner are not reported.
     #[test]
-    fn what_outlives_its_owner_is_found() {
+    fn remnants_without_an_owner_are_reported() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
         assert_eq!(engine.remnants(), []);
@@ -1219,7 +1272,7 @@ mod tests {
         for dir in &left {
             std::fs::create_dir_all(dir).unwrap();
         }
-        engine.host.state.intend(&Key::node("acme.there", "h").to_string(), "").unwrap();
+        engine.host.state.intend(&ObjectKey::node("acme.there", "h").to_string(), "").unwrap();
         for name in ["vnets/acme.there", "vnets/acme.there/h"] {
             std::fs::create_dir_all(run.join(name)).unwrap();
         }
@@ -1231,12 +1284,12 @@ mod tests {
         }
         assert_eq!(found.len(), left.len(), "{found:#?}");
         let checks = engine.checks_of_remains();
-        assert!(checks.iter().all(|check| check.state == pdp_api::CheckState::Warn));
+        assert!(checks.iter().all(|check| check.state == pdp_api::MachineCheckState::Warn));
     }
 
-    /// A tenant may be given what is not there yet, which is told.
+    /// A tenant may list users and interfaces that do not exist yet. The report says so.
     #[test]
-    fn users_and_interfaces_that_are_not_there_are_told_when_a_tenant_is_applied() {
+    fn applying_a_tenant_reports_missing_users_and_interfaces() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
         let text = "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {name: acme}\nspec: {unixUsers: [nosuch-user, \"7\", \
@@ -1244,7 +1297,7 @@ mod tests {
         let file =
             pdp_spec::SourceFile { name: "f".into(), text: text.into(), ..Default::default() };
         let request = ApplyRequest { files: vec![file], dry_run: true, only: vec![] };
-        let report = engine.change(&Scope::Node, request, &mut |_| {}).unwrap();
+        let report = engine.change(&AccessScope::Node, request, &mut |_| {}).unwrap();
         let told = [(
             "tenant/acme",
             "no user nosuch-user on this machine yet, no external interface A yet",
@@ -1253,9 +1306,9 @@ mod tests {
         assert_eq!(changes.collect::<Vec<_>>(), told);
     }
 
-    /// Whatever failed: operators are told where, tenants are not.
+    /// For all failures: operators learn the path, tenants do not.
     #[test]
-    fn no_problem_tells_a_tenant_where_the_state_directory_is() {
+    fn problems_hide_the_state_directory_from_tenants() {
         use crate::http::Daemon;
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
@@ -1266,18 +1319,18 @@ mod tests {
             diagnostics: vec![fault.clone()],
             ..Problem::internal(text()).hint(text())
         };
-        let told = engine.shown_to(&Scope::Tenant("acme".into()), problem());
+        let told = engine.redact_for(&AccessScope::Tenant("acme".into()), problem());
         let hidden = "can't write STATE/pdpd.sqlite: no space";
         assert_eq!((told.error.as_str(), told.hint.as_deref()), (hidden, Some(hidden)));
         let fault = &told.diagnostics[0];
         assert_eq!((fault.message.as_str(), fault.hint.as_str()), (hidden, hidden));
-        assert_eq!(engine.shown_to(&Scope::Node, problem()).error, text());
+        assert_eq!(engine.redact_for(&AccessScope::Node, problem()).error, text());
     }
 
-    /// What the keeper has not removed yet counts: who applies another network in its place waits for it, and is told
-    /// what is in the way.
+    /// Objects that are still being removed count. A client that applies another
+    /// network in their place waits, and then learns what is in the way.
     #[test]
-    fn a_change_waits_for_what_is_being_removed_and_is_refused_then() {
+    fn change_waits_for_removals_before_it_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
         let file =
@@ -1295,7 +1348,8 @@ mod tests {
         for file in [tenant, lab("acme.old")] {
             let documents = pdp_spec::parse(&[file]).unwrap();
             let named = BTreeSet::new();
-            let apply = |before: &Model| engine.applied(&Scope::Node, before, &documents, &named);
+            let apply =
+                |before: &Model| engine.applied(&AccessScope::Node, before, &documents, &named);
             engine.revise(&|_| false, apply).unwrap();
         }
         let delete = |before: &Model| {
@@ -1305,14 +1359,14 @@ mod tests {
         let mut told = Vec::new();
         let began = Instant::now();
         let request = ApplyRequest { files: vec![lab("acme.new")], dry_run: false, only: vec![] };
-        let acme = Scope::Tenant("acme".into());
+        let acme = AccessScope::Tenant("acme".into());
         let refused = engine.change(&acme, request, &mut |step| told.push(step.what)).unwrap_err();
         assert!(began.elapsed() >= ROOM_WAIT);
         assert_eq!(told, ["waiting for what is being removed of vnet acme.old"]);
         let words = refused.diagnostics[0].to_string();
         assert!(words.contains("vnets: 1 exceeds tenant acme's quota of 1"), "{words}");
         assert!(words.contains("1 of it is still being removed: acme.old (for "), "{words}");
-        // The same network is no other one, and the tenant stays as long as something of it is there.
+        // The same network counts once. The tenant stays as long as some of it exists.
         let again = pdp_spec::parse(&[lab("acme.old")]).unwrap();
         engine.applied(&acme, &engine.model(), &again, &BTreeSet::new()).unwrap();
         let stays = engine.drop_tenant("acme").unwrap_err();
@@ -1321,19 +1375,19 @@ mod tests {
 
     fn down(before: &Model, link: &str) -> Model {
         let mut after = before.clone();
-        let mut holding = Holding::default();
-        if let Some(before) = before.ledger.vnets.get("red") {
+        let mut holding = VnetAllocation::default();
+        if let Some(before) = before.allocations.vnets.get("red") {
             holding.clone_from(before);
         }
         holding.links_down.insert(link.into());
-        after.ledger.set("red", Some(holding));
+        after.allocations.set("red", Some(holding));
         after
     }
 
-    /// What a change is made of is looked at while others are stored; what was stored meanwhile is
-    /// in it. With the lock of changes held while somebody's files are checked this would not end.
+    /// Changes of others are stored while one is checked, and the check then includes
+    /// them. This test would hang if the store lock were held while files are checked.
     #[test]
-    fn others_store_their_changes_while_one_is_checked() {
+    fn changes_can_be_stored_while_another_is_checked() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
         let mut looks = 0;
@@ -1347,14 +1401,14 @@ mod tests {
         });
         assert_eq!(told.unwrap().0, 3, "checked again after each of the others' changes");
         let names = ["mine", "other-1", "other-2"];
-        let stored = engine.host.state.ledger().unwrap();
-        assert_eq!(engine.model().ledger, stored);
+        let stored = engine.host.state.allocations().unwrap();
+        assert_eq!(engine.model().allocations, stored);
         assert_eq!(stored.vnets["red"].links_down, names.map(str::to_owned).into());
     }
 
-    /// And it ends, however often others store theirs.
+    /// The change ends, however often others store theirs.
     #[test]
-    fn a_change_is_made_at_last_with_nobody_else_making_one() {
+    fn last_retry_of_a_change_excludes_other_changes() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
         let mut looks = 0;

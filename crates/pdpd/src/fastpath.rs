@@ -1,37 +1,37 @@
-//! A fast path's filters, counters and frames, for whoever asks by the API: pdpd is one more program at the socket of
-//! the router's slow path ([`pdp_slowpath`]), for the time of a question.
+//! Filters, counters and frames of a fast path, for clients of the API. For the duration of a
+//! request pdpd is one more program at the socket of the router's slow path ([`pdp_slowpath`]).
 //!
-//! Nobody but the mux is waited for, and that for [`WAIT`]. Interfaces are named here and numbered there.
+//! It waits for the mux only, at most [`WAIT`]. The API names interfaces; the socket numbers them.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pdp_api::{
     FASTPATH_COUNTERS_AT_ONCE, FASTPATH_FILTERS_AT_ONCE, FastpathChange, FastpathChanged,
-    FastpathCounter, FastpathCounters, FastpathCountersQuery, FastpathFilter, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame, FastpathQueue, FastpathQueueSetting, FastpathQueues,
-    FastpathQueuesQuery, FastpathVerdict, FastpathWay, Problem, ProblemKind,
+    FastpathCounter, FastpathCounters, FastpathCountersQuery, FastpathDirection, FastpathFilter,
+    FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathQueue, FastpathQueueSetting,
+    FastpathQueues, FastpathQueuesQuery, FastpathVerdict, Problem, ProblemKind,
 };
 use pdp_slowpath::{
-    Action, Change, Code, Connection, DATA_BYTES, Error, Filter, NO_COUNTER, QUEUES_SET_MAX,
-    QueueSetting, Verdict, Way, copied, pattern,
+    DATA_BYTES, Error, Filter, FilterAction, FilterVerdict, FrameDestination, NO_COUNTER,
+    PatternCode, QUEUES_SET_MAX, QueueSetting, SlowPathChange, SlowPathConnection, copied, pattern,
 };
 
-use crate::host::words;
+use crate::host::error_chain;
 use crate::plan::NodePlan;
 
 /// Longest wait for the mux.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// The numbers of verdicts are the mux's.
-const VERDICTS: [(FastpathVerdict, Verdict); 4] = [
-    (FastpathVerdict::Drop, Verdict::Drop),
-    (FastpathVerdict::Pass, Verdict::Pass),
-    (FastpathVerdict::Send, Verdict::Send),
-    (FastpathVerdict::Punt, Verdict::Punt),
+/// Verdicts of the API and their numbers in the mux.
+const VERDICTS: [(FastpathVerdict, FilterVerdict); 4] = [
+    (FastpathVerdict::Drop, FilterVerdict::Drop),
+    (FastpathVerdict::Pass, FilterVerdict::Pass),
+    (FastpathVerdict::Send, FilterVerdict::Send),
+    (FastpathVerdict::Punt, FilterVerdict::Punt),
 ];
 
-/// A router that the mux forwards for, with the names of its vports in their order.
+/// A router that the mux forwards for, with the names of its vports in order.
 pub struct FastPath {
     /// `VNET/NODE`.
     name: String,
@@ -44,10 +44,10 @@ fn invalid(text: String) -> Problem {
 }
 
 impl FastPath {
-    /// The one that a node has.
+    /// Returns the fast path of a node.
     ///
     /// # Errors
-    /// The mux does not forward for it.
+    /// The mux does not forward for the node.
     pub fn of(vnet: &str, node: &str, plan: &NodePlan) -> Result<Self, Problem> {
         let name = format!("{vnet}/{node}");
         let Some(socket) = plan.slowpath_socket() else {
@@ -60,18 +60,18 @@ impl FastPath {
         Ok(Self { name, socket: socket.into(), ports })
     }
 
-    /// Its filters, as many as an answer has.
+    /// Returns its filters, as many as fit into one answer.
     pub fn filters(&self, query: FastpathFiltersQuery) -> Result<FastpathFilters, Problem> {
         let connection = self.connect()?;
         let welcome = connection.welcome().clone();
-        let code = Code::of(welcome.code);
+        let code = PatternCode::of(welcome.code);
         let asked = connection.into_list(query.first, FASTPATH_FILTERS_AT_ONCE);
         let (filters, more) = asked.map_err(|error| self.problem(error))?;
         let last = filters.last().map(|filter| filter.id);
         Ok(FastpathFilters {
             code: match code {
-                Code::Ip => "ip".into(),
-                Code::Fields => "fields".into(),
+                PatternCode::Ip => "ip".into(),
+                PatternCode::Fields => "fields".into(),
             },
             filters_max: welcome.filters_max,
             counters: welcome.counters,
@@ -82,25 +82,28 @@ impl FastPath {
 
     /// Changes filters.
     pub fn change(&self, change: &FastpathChange) -> Result<FastpathChanged, Problem> {
-        let set: Result<Vec<Change>, Problem> = change
+        let set: Result<Vec<SlowPathChange>, Problem> = change
             .set
             .iter()
-            .map(|filter| meant(filter, &self.ports).map(Change::Set))
+            .map(|filter| meant(filter, &self.ports).map(SlowPathChange::Set))
             .map(|filter| filter.map_err(|problem| self.about(problem)))
             .collect();
         if change.queues.len() > QUEUES_SET_MAX {
             let problem = format!("{} queues, {QUEUES_SET_MAX} at most", change.queues.len());
             return Err(self.about(invalid(problem).hint("set them by several requests")));
         }
-        let queues: Result<Vec<Change>, Problem> =
-            change.queues.iter().map(|queue| self.queue(queue).map(Change::Queue)).collect();
-        let all = set?.into_iter().chain(change.remove.iter().copied().map(Change::Remove));
+        let queues: Result<Vec<SlowPathChange>, Problem> = change
+            .queues
+            .iter()
+            .map(|queue| self.queue(queue).map(SlowPathChange::Queue))
+            .collect();
+        let all = set?.into_iter().chain(change.remove.iter().copied().map(SlowPathChange::Remove));
         let all = all.chain(queues?);
         let filters = self.connect()?.commit(all, change.sweep);
         Ok(FastpathChanged { filters: filters.map_err(|error| self.problem(error))? })
     }
 
-    /// What its counters have.
+    /// Returns the values of its counters.
     pub fn counters(&self, query: FastpathCountersQuery) -> Result<FastpathCounters, Problem> {
         let FastpathCountersQuery { first, count } = query;
         let most = FASTPATH_COUNTERS_AT_ONCE;
@@ -120,7 +123,7 @@ impl FastPath {
         Ok(FastpathCounters { first, counters: counters.iter().map(counter).collect(), total })
     }
 
-    /// How a queue is to be.
+    /// Translates the requested settings of a queue.
     fn queue(&self, asked: &FastpathQueueSetting) -> Result<QueueSetting, Problem> {
         let FastpathQueueSetting { port, queue, weight, frames, bytes } = asked;
         let vport = vport(port, &self.ports).map_err(|problem| self.about(problem))?;
@@ -135,7 +138,7 @@ impl FastPath {
         Ok(QueueSetting { vport, queue: *queue, weight, frames, bytes: given(*bytes, "bytes")? })
     }
 
-    /// How its queues are; `names` has those of a vport's.
+    /// Returns the state of its queues. `names` returns the names of a vport's queues.
     pub fn queues(
         &self,
         query: &FastpathQueuesQuery,
@@ -178,11 +181,11 @@ impl FastPath {
     pub fn send(&self, frame: &FastpathFrame) -> Result<(), Problem> {
         let vport = vport(&frame.port, &self.ports).map_err(|problem| self.about(problem))?;
         let way = match (frame.way, frame.queue) {
-            (FastpathWay::In, None) => Way::In(vport),
-            (FastpathWay::In, Some(_)) => {
+            (FastpathDirection::In, None) => FrameDestination::In(vport),
+            (FastpathDirection::In, Some(_)) => {
                 return Err(invalid("queue: a frame has one on its way out".into()));
             }
-            (FastpathWay::Out, queue) => Way::Out(vport, queue.unwrap_or(0)),
+            (FastpathDirection::Out, queue) => FrameDestination::Out(vport, queue.unwrap_or(0)),
         };
         let bytes = hex(&frame.frame).ok_or_else(|| {
             invalid("frame: no bytes in hexadecimal".into())
@@ -190,12 +193,13 @@ impl FastPath {
         })?;
         let mut connection = self.connect()?;
         connection.frame(way, &bytes).map_err(|error| self.problem(error))?;
-        // Once a question after it is answered, the mux has it.
+        // When the next request is answered, the mux has taken the frame.
         connection.counters(0, 0).map(drop).map_err(|error| self.problem(error))
     }
 
-    fn connect(&self) -> Result<Connection, Problem> {
-        Connection::open(&self.socket, Instant::now() + WAIT).map_err(|error| self.problem(error))
+    fn connect(&self) -> Result<SlowPathConnection, Problem> {
+        SlowPathConnection::open(&self.socket, Instant::now() + WAIT)
+            .map_err(|error| self.problem(error))
     }
 
     fn about(&self, problem: Problem) -> Problem {
@@ -216,11 +220,11 @@ impl FastPath {
             Error::Gone { .. } | Error::Bye(_) => ProblemKind::Unavailable,
             Error::Unexpected(_) => ProblemKind::Internal,
         };
-        self.about(Problem::new(kind, words(&error)))
+        self.about(Problem::new(kind, error_chain(&error)))
     }
 }
 
-/// The number of an interface.
+/// Returns the number of an interface.
 fn vport(name: &str, ports: &[String]) -> Result<u8, Problem> {
     let found = ports.iter().position(|port| port == name);
     found.and_then(|vport| u8::try_from(vport).ok()).ok_or_else(|| {
@@ -229,12 +233,12 @@ fn vport(name: &str, ports: &[String]) -> Result<u8, Problem> {
     })
 }
 
-/// The name of an interface; its number, where it has none any more.
+/// Returns the name of an interface, or its number if it no longer has a name.
 fn port(vport: u8, ports: &[String]) -> String {
     ports.get(usize::from(vport)).cloned().unwrap_or_else(|| vport.to_string())
 }
 
-/// A filter as the mux has it.
+/// Translates a filter of the API into one of the mux.
 fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
     let FastpathFilter { id, priority, r#match, verdict, out, to, queue, counter, copies, data } =
         filter;
@@ -244,10 +248,10 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
     let pattern =
         pattern::parse(r#match, ports).map_err(|error| wrong(format!("match: {error}")))?;
     let verdict = VERDICTS.iter().find(|(name, _)| name == verdict).map(|(_, verdict)| *verdict);
-    let mut action = Action {
+    let mut action = FilterAction {
         verdict: verdict.unwrap_or_default(),
         queue: queue.unwrap_or(0),
-        ..Action::default()
+        ..FilterAction::default()
     };
     if let Some(counter) = counter {
         if *counter == NO_COUNTER {
@@ -256,8 +260,10 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
         action.counter = *counter;
     }
     match (action.verdict, out) {
-        (Verdict::Send, Some(out)) => action.vport = vport(out, ports).map_err(about)?,
-        (Verdict::Send, None) => return Err(wrong("send without `out`, an interface".into())),
+        (FilterVerdict::Send, Some(out)) => action.vport = vport(out, ports).map_err(about)?,
+        (FilterVerdict::Send, None) => {
+            return Err(wrong("send without `out`, an interface".into()));
+        }
         (_, None) if to.is_none() && data.is_none() => {}
         _ => return Err(wrong("`out`, `to` and `data` are of the verdict send".into())),
     }
@@ -288,11 +294,11 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
     Ok(Filter { id: *id, priority: *priority, pattern, action })
 }
 
-/// A filter as the API has it.
-fn described(filter: &Filter, code: Code, ports: &[String]) -> FastpathFilter {
+/// Translates a filter of the mux into one of the API.
+fn described(filter: &Filter, code: PatternCode, ports: &[String]) -> FastpathFilter {
     let Filter { id, priority, pattern, action } = filter;
     let verdict = VERDICTS.iter().find(|(_, verdict)| *verdict == action.verdict);
-    let sent = action.verdict == Verdict::Send;
+    let sent = action.verdict == FilterVerdict::Send;
     let address = || {
         let bytes = action.data[..6].iter().map(|byte| format!("{byte:02x}"));
         bytes.collect::<Vec<_>>().join(":")
@@ -303,22 +309,22 @@ fn described(filter: &Filter, code: Code, ports: &[String]) -> FastpathFilter {
         r#match: pattern::text(pattern, code, ports),
         verdict: verdict.map(|(name, _)| *name).unwrap_or_default(),
         out: sent.then(|| port(action.vport, ports)),
-        to: (sent && code == Code::Ip).then(address),
+        to: (sent && code == PatternCode::Ip).then(address),
         queue: Some(action.queue).filter(|queue| *queue != 0),
         counter: Some(action.counter).filter(|counter| *counter != NO_COUNTER),
         copies: action.copies().iter().map(|vport| port(*vport, ports)).collect(),
-        data: (sent && code == Code::Fields).then(|| crate::access::hex(&action.data)),
+        data: (sent && code == PatternCode::Fields).then(|| crate::access::hex(&action.data)),
     }
 }
 
-/// Any link address; groups are sent to as well.
+/// Parses a MAC address, unicast or group.
 fn link_address(text: &str) -> Option<[u8; 6]> {
     let parts: Vec<&str> = text.split(':').collect();
     let good = parts.len() == 6 && parts.iter().all(|part| part.len() == 2);
     good.then(|| hex(&parts.concat()))??.try_into().ok()
 }
 
-/// Bytes in hexadecimal.
+/// Parses hexadecimal digits.
 fn hex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> =
         text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
@@ -357,16 +363,16 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_is_described_as_it_was_meant() {
+    fn filter_description_round_trips() {
         let filter = meant(&whole(), &ports()).unwrap();
-        let Action { verdict, vport, queue, counter, data, .. } = filter.action;
-        assert_eq!((verdict, vport, queue, counter), (Verdict::Send, 2, 3, 0));
+        let FilterAction { verdict, vport, queue, counter, data, .. } = filter.action;
+        assert_eq!((verdict, vport, queue, counter), (FilterVerdict::Send, 2, 3, 0));
         assert_eq!((filter.action.copies(), data[5]), (&[1, 0][..], 10));
-        assert_eq!(described(&filter, Code::Ip, &ports()), whole());
+        assert_eq!(described(&filter, PatternCode::Ip, &ports()), whole());
         for verdict in [FastpathVerdict::Drop, FastpathVerdict::Pass, FastpathVerdict::Punt] {
             let simple = FastpathFilter { r#match: "ip6".into(), verdict, ..Default::default() };
             let filter = meant(&simple, &ports()).unwrap();
-            assert_eq!(described(&filter, Code::Ip, &ports()), simple);
+            assert_eq!(described(&filter, PatternCode::Ip, &ports()), simple);
         }
         let raw = FastpathFilter {
             to: None,
@@ -374,13 +380,13 @@ mod tests {
             r#match: "raw 0102030405060708090a0b0c0d0e0f in eth1".into(),
             ..whole()
         };
-        assert_eq!(described(&meant(&raw, &ports()).unwrap(), Code::Fields, &ports()), raw);
-        // A program may name ports that there are not.
+        assert_eq!(described(&meant(&raw, &ports()).unwrap(), PatternCode::Fields, &ports()), raw);
+        // A program may name a port that does not exist.
         assert_eq!(port(200, &ports()), "200");
     }
 
     #[test]
-    fn a_filter_that_makes_no_sense_is_refused_by_its_number() {
+    fn invalid_filter_is_refused_with_its_number() {
         let pass = || FastpathFilter { verdict: FastpathVerdict::Pass, ..whole() };
         for (filter, why) in [
             (FastpathFilter { r#match: "ip port 5".into(), ..whole() }, "match: unknown word"),
@@ -403,7 +409,7 @@ mod tests {
         }
     }
 
-    /// A fast path whose mux has what a test says.
+    /// A fast path with a fake mux that a test controls.
     fn start() -> (tempfile::TempDir, Fake, FastPath) {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("control.sock");
@@ -416,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_changed_as_a_whole_and_answered_in_parts() {
+    fn filters_change_atomically_and_are_read_in_pages() {
         let (_directory, fake, path) = start();
         let count = FASTPATH_FILTERS_AT_ONCE as u32 + 1;
         let set: Vec<FastpathFilter> = (0..count).map(numbered).collect();
@@ -427,7 +433,7 @@ mod tests {
         let rest = path.filters(FastpathFiltersQuery { first: count - 1 }).unwrap();
         assert_eq!((rest.next, rest.filters_max), (None, 70_000));
         assert_eq!([first.filters, rest.filters].concat(), set);
-        // One that is wrong: here, or to the mux.
+        // A filter that is wrong for pdpd, and one that is wrong for the mux.
         let wrong = FastpathFilter { r#match: "udp".into(), ..numbered(1) };
         let far = FastpathFilter { id: 70_000, ..numbered(1) };
         for (wrong, why) in [(wrong, "red/r1: filter 1: match: "), (far, "red/r1: filter 70000: ")]
@@ -446,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_read_and_frames_are_there_once_it_is_said() {
+    fn fast_path_reads_counters_and_sends_frames() {
         let (_directory, mut fake, path) = start();
         fake.table().counters[4999] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
         let asked = |first, count| path.counters(FastpathCountersQuery { first, count });
@@ -465,15 +471,15 @@ mod tests {
             queue: None,
             frame: frame.into(),
         };
-        path.send(&frame("eth2", FastpathWay::Out, &"01".repeat(60))).unwrap();
+        path.send(&frame("eth2", FastpathDirection::Out, &"01".repeat(60))).unwrap();
         assert_eq!(fake.table().frames.len(), 1);
         for (port, bytes) in
             [("eth3", "01".repeat(60)), ("eth0", "0".into()), ("eth0", "01".into())]
         {
-            let problem = path.send(&frame(port, FastpathWay::In, &bytes)).unwrap_err();
+            let problem = path.send(&frame(port, FastpathDirection::In, &bytes)).unwrap_err();
             assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
         }
-        // One that is disconnected, or finds nobody.
+        // A connection that is refused, and one without a mux.
         fake.table().farewell = Some("there are 4 programs already".into());
         let problem = asked(0, None).unwrap_err();
         assert_eq!(problem.kind, ProblemKind::Unavailable);

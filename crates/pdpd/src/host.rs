@@ -1,4 +1,4 @@
-//! What pdpd works with on the machine, and small steps on it that can be repeated.
+//! The machine as pdpd uses it, and small repeatable steps on it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,42 +8,42 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use pdp_container::words;
-use pdp_container::{Exit, HelperSpec, Process, Runtime, State as GuestState};
+pub use pdp_container::error_chain;
+use pdp_container::{HelperSpec, Process, ProcessOutcome, ProcessState as GuestState, Runtime};
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
 use pdp_proto::mux;
 use pdp_spec::{Image, ImageSource};
 use rustix::event::{Timespec, epoll};
 
-use crate::bounds::Bounds;
-use crate::control::{ControlError, Mux, Put, TapHelper};
-use crate::plan::{Directory, GuestPlan, Places, Plan, TapHelperPlan};
-use crate::ports::Ports;
-use crate::settings::Settings;
+use crate::bounds::GuestLimits;
+use crate::control::{ControlError, MuxClient, Put, TapHelperClient};
+use crate::plan::{DaemonPaths, DirectoryPlan, GuestPlan, Plan, TapHelperPlan};
+use crate::ports::KernelPorts;
+use crate::settings::KernelSettings;
 use crate::sockets;
-use crate::state::{State, StateError};
+use crate::state::{StateError, StateFile};
 
 /// Why a step on the machine failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// A guest or helper.
+    /// A guest or helper failed.
     #[error(transparent)]
     Container(#[from] pdp_container::Error),
-    /// An interface or TAP.
+    /// An interface or TAP failed.
     #[error(transparent)]
     Net(#[from] pdp_net::Error),
-    /// An AF_XDP socket.
+    /// An AF_XDP socket can't be opened.
     #[error("AF_XDP socket on {device} queue {queue}")]
     Socket {
         /// The device.
         device: String,
-        /// Its receive queue.
+        /// Receive queue of the device.
         queue: u32,
-        /// Why not.
+        /// The cause.
         source: pdp_afxdp::Error,
     },
-    /// A device that takes off what belongs to a vlink's frames.
+    /// A device strips VLAN tags that belong to a vlink's frames.
     #[error(
         "{0} takes VLAN tags off the frames that it receives, and can't be told not to: frames with a tag \
          arrive without it (give attach: packet)"
@@ -55,71 +55,71 @@ pub enum HostError {
          routers of kind kernel that go there without the mux; it takes them once any change of their network is applied"
     )]
     Redirects(String),
-    /// There are no ports whose frames stay in the kernel.
+    /// No ports exist whose frames stay in the kernel.
     #[error("there are no ports in the kernel")]
     NoPorts,
-    /// Too many look at frames.
+    /// Too many clients observe frames.
     #[error("{most} {what} are the most of {of}")]
     Observed {
         /// Captures or traces.
         what: &'static str,
-        /// The bound.
+        /// The limit.
         most: u64,
-        /// Of whom.
+        /// Owner to whom the limit applies.
         of: &'static str,
     },
     /// The machine's routes can't be followed.
     #[error("can't follow the machine's routes and neighbours")]
     Underlay(#[source] io::Error),
-    /// A call to a process.
+    /// A call to a process failed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The state file.
+    /// The state file can't be read or written.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A file or directory.
+    /// A file or directory can't be used.
     #[error("{what} {path}")]
     Io {
-        /// What was tried.
+        /// The attempted action.
         what: &'static str,
-        /// With what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The system's reason.
         source: io::Error,
     },
-    /// A group that the machine has not.
+    /// The group does not exist on this machine.
     #[error("there is no group {0:?}; add it, or name another in memif.group")]
     NoGroup(String),
-    /// The mux is needed, and can't be started.
+    /// The mux is needed and can't be started.
     #[error("the mux does not run")]
     NoMux,
-    /// A process that does not listen.
+    /// A process does not listen in time.
     #[error("{who} does not listen after {seconds} s; see its log")]
     NotReady {
-        /// Who.
+        /// The process.
         who: String,
-        /// Time given.
+        /// Time that it had, seconds.
         seconds: u64,
     },
-    /// What does not come to its end.
+    /// Something does not end in time.
     #[error("waited for {what} for {seconds} s; it is being tried again")]
     Stuck {
-        /// What for.
+        /// Event for which pdpd waited.
         what: String,
-        /// Time given.
+        /// Time that it had, seconds.
         seconds: u64,
     },
-    /// A process that does not stay.
+    /// A process ended before it was ready.
     #[error("{who} ended {how} before it was ready; see its log")]
     Ended {
-        /// Who.
+        /// The process.
         who: String,
-        /// How.
+        /// Exit code or signal.
         how: String,
     },
 }
 
-/// A text without the path of the state directory, which is `STATE` in it: for who asks by the API.
+/// Replaces the path of the state directory by `STATE`, for clients of the API.
 pub fn hide(state: &Path, text: String) -> String {
     match state.to_str().filter(|state| state.len() > 1) {
         Some(state) => text.replace(state, "STATE"),
@@ -134,40 +134,41 @@ pub(crate) fn failed<'a>(
     move |source| HostError::Io { what, path: path.into(), source }
 }
 
-/// The machine, as pdpd works on it.
+/// The machine as pdpd uses it.
 #[derive(Debug)]
 pub struct Host {
-    /// Directories and names.
-    pub places: Places,
+    /// Paths and names.
+    pub places: DaemonPaths,
     /// Guests and helpers.
     pub runtime: Runtime,
-    /// What is remembered.
-    pub state: Arc<State>,
+    /// The state file.
+    pub state: Arc<StateFile>,
     /// The mux.
-    pub mux: Mux,
+    pub mux: MuxClient,
     /// Ports whose frames stay in the kernel.
-    pub ports: Ports,
-    /// Bounds of what guests ask the kernel for.
-    pub bounds: Bounds,
+    pub ports: KernelPorts,
+    /// Limits of kernel resources that guests request.
+    pub bounds: GuestLimits,
     /// Settings of the machine that grow with the networks.
-    pub settings: Settings,
+    pub settings: KernelSettings,
 }
 
 impl Host {
-    /// What outlasts a boot is in it.
+    /// Returns the directory of everything that survives a reboot.
     pub fn state_directory(&self) -> &Path {
         let images = &self.runtime.paths().images;
         images.parent().unwrap_or(images)
     }
 
-    /// Counters of a vnet, or of all, with those of the plan's ports that stay in the kernel.
-    pub fn stats(&self, vnet: Option<&str>, plan: &Plan) -> Result<mux::Stats, ControlError> {
+    /// Returns the counters of a vnet, or of all, including the plan's
+    /// ports that stay in the kernel.
+    pub fn stats(&self, vnet: Option<&str>, plan: &Plan) -> Result<mux::MuxStats, ControlError> {
         let mut stats = self.mux.stats(vnet)?;
         self.ports.count(plan, &mut stats);
         Ok(stats)
     }
 
-    /// The process in a guest's or helper's directory, if it runs and its shim does.
+    /// Returns the process in a guest's or helper's directory, if it and its shim run.
     pub fn running(&self, directory: &Path) -> Option<Process> {
         match self.runtime.state(directory) {
             Ok(GuestState::Running(process)) => Some(process),
@@ -175,7 +176,7 @@ impl Host {
         }
     }
 
-    /// How the process of a directory ended, in words.
+    /// Describes how the process of a directory ended.
     pub fn ending(&self, directory: &Path) -> String {
         match self.runtime.state(directory) {
             Ok(GuestState::Exited(Some(exit))) => {
@@ -192,14 +193,15 @@ impl Host {
             Ok(GuestState::Orphaned(_)) => "with its shim, which was killed".into(),
             Ok(GuestState::Created(_)) => "before it began".into(),
             Ok(GuestState::Running(_)) => "and runs again".into(),
-            Err(error) => words(&error),
+            Err(error) => error_chain(&error),
         }
     }
 
-    /// Adds the cause of a guest's end from the kernel's counts or its log; empty for a helper.
-    fn why_guest_ended(&self, directory: &Path, exit: Exit) -> String {
+    /// Returns the cause of a guest's end from the kernel's counts or its log; empty for a helper.
+    fn why_guest_ended(&self, directory: &Path, exit: ProcessOutcome) -> String {
         let Ok(hits) = self.runtime.limit_hits(directory) else { return String::new() };
-        // The kernel killed process 1, or the program whose exit code process 1 returns as a shell does.
+        // The kernel killed process 1, or a program whose exit code
+        // process 1 returns as a shell does.
         let is_killed = exit.signal == Some(9) || exit.code == Some(128 + 9);
         if is_killed && hits.memory_kills > 0 {
             return ", out of memory".into();
@@ -209,8 +211,9 @@ impl Host {
         said.map_or(String::new(), |said| format!(": {said}"))
     }
 
-    /// Why a helper that ended did, in its own words: the last line of its log that begins with `Error: `.
-    pub fn last_words(&self, directory: &Path) -> Option<String> {
+    /// Returns the error that a helper logged before it ended: the last
+    /// line of its log that begins with `Error: `.
+    pub fn last_error(&self, directory: &Path) -> Option<String> {
         const TAIL: u64 = 4096;
         let [log, _] = self.runtime.logs(directory).ok()?;
         let mut log = File::open(log).ok()?;
@@ -224,8 +227,8 @@ impl Host {
         tail.lines().rev().find_map(said).map(|why| format!("({why})"))
     }
 
-    /// Makes a directory for sockets. Those above it can be passed by everybody.
-    pub fn make_directory(&self, directory: &Directory) -> Result<(), HostError> {
+    /// Creates a directory for sockets. Everybody may traverse those above it.
+    pub fn make_directory(&self, directory: &DirectoryPlan) -> Result<(), HostError> {
         let path = &directory.path;
         make_passable(&self.places.run, path.parent().unwrap_or(path))?;
         let made = match directory.writable {
@@ -235,39 +238,39 @@ impl Host {
         made.map_err(failed("can't make", path))
     }
 
-    /// Puts a vnet into the mux, with the sockets where it lacks any to listen at.
-    pub fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {
+    /// Adds or changes a vnet in the mux, and passes the listening sockets that the mux lacks.
+    pub fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError> {
         let sockets = vnet.sockets().map(PathBuf::from).collect();
         self.with_listeners(&sockets, || self.mux.put_vnet(vnet.clone()))
     }
 
-    /// Puts an external interface into the mux, with its descriptors ([`Mux::put_external`]), and a socket where
-    /// it lacks one to listen at.
+    /// Adds or changes an external interface in the mux, with its descriptors
+    /// ([`MuxClient::put_external`]). Passes the listening socket if the mux lacks it.
     pub fn put_external(
         &self,
-        external: mux::External,
+        external: mux::ExternalConfig,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), HostError> {
         let sockets = external.socket().map(PathBuf::from).into_iter().collect();
         self.with_listeners(&sockets, || self.mux.put_external(external.clone(), descriptors))
     }
 
-    /// Repeats a request to the mux once it has those of `planned` sockets that it lacks. What it asks for and is
-    /// not planned it does not get.
+    /// Sends a request to the mux, and repeats it once with the `planned`
+    /// sockets that the mux lacks. The mux gets no socket that is not planned.
     fn with_listeners(
         &self,
         planned: &BTreeSet<PathBuf>,
         put: impl Fn() -> Result<Put, ControlError>,
     ) -> Result<(), HostError> {
         let Put::Lacks(lacking) = put()? else { return Ok(()) };
-        // Each once, however often it asks.
+        // Each socket once, however often the mux asks for it.
         let lacking = BTreeSet::from_iter(lacking);
         let wanted: Vec<PathBuf> = planned.intersection(&lacking).cloned().collect();
         for paths in wanted.chunks(DESCRIPTORS_MAX) {
             let listeners: Vec<OwnedFd> = paths
                 .iter()
                 .map(|path| {
-                    sockets::listen(path, sockets::Kind::Memif)
+                    sockets::listen(path, sockets::SocketKind::Memif)
                         .map_err(failed("can't listen at", path))
                 })
                 .collect::<Result<_, _>>()?;
@@ -284,23 +287,23 @@ impl Host {
         }
     }
 
-    /// Says to a forwarding guest how many cores it may use.
-    pub fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
+    /// Tells a forwarding guest how many cores it may use.
+    pub fn write_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
         let Some(path) = &plan.quota else { return Ok(()) };
         let cores = plan.container.limits.cpu_cores.unwrap_or(1.0);
         write_file(path, format!("{cores}\n").as_bytes(), 0o644)
     }
 
-    /// Starts a helper of which there is nothing, that serves what connects to `socket`: made here, and its
-    /// standard input.
+    /// Starts a new helper that serves connections to `socket`. The
+    /// socket is created here and becomes the helper's standard input.
     pub fn start_served(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError> {
         make_passable(&self.places.run, socket.parent().unwrap_or(socket))?;
-        let listener = sockets::listen(socket, sockets::Kind::Control);
+        let listener = sockets::listen(socket, sockets::SocketKind::Control);
         let listener = listener.map_err(failed("can't listen at", socket))?;
         Ok(self.runtime.spawn_helper(spec, Some(listener.as_fd()))?)
     }
 
-    /// Makes TAPs in the network namespace of a guest that was created.
+    /// Creates TAPs in the network namespace of a created guest.
     pub fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
         let netns = network_namespace(guest)?;
         let mut made = Vec::with_capacity(taps.len());
@@ -310,11 +313,11 @@ impl Host {
         Ok(made)
     }
 
-    /// The TAPs that a running helper holds, in the plan's order; `None` if those are not the
-    /// plan's.
+    /// Returns the TAPs of a running helper, in the plan's order;
+    /// `None` if they differ from the plan's.
     pub fn held_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
-        let held = TapHelper { path: plan.control.clone() }.hold()?;
-        // What a helper says is its own word; what a descriptor is the kernel's.
+        let held = TapHelperClient { path: plan.control.clone() }.taps()?;
+        // The helper may lie about its TAPs, but the kernel identifies the descriptors.
         let is_tap = |tap: &OwnedFd, name: &str| {
             pdp_net::tap::name(tap.as_fd()).is_ok_and(|tap| tap == name)
         };
@@ -327,40 +330,40 @@ impl Host {
     }
 }
 
-/// Has cgroups alone bound what sockets hold, as far as this machine lets pdpd say so.
+/// Lets only cgroups limit the memory of sockets, as far as this machine allows it.
 pub fn leave_sockets_to_cgroups() {
     if let Err(error) = pdp_net::shared::raise_socket_memory() {
         tracing::warn!(
             "TCP and UDP sockets of one guest can take what all others may have: {}; set net.ipv4.tcp_mem and \
              net.ipv4.udp_mem to the machine's memory in pages",
-            words(&error)
+            error_chain(&error)
         );
     }
 }
 
-/// The network namespace of a guest that runs.
+/// Opens the network namespace of a running guest.
 pub fn network_namespace(guest: Process) -> Result<OwnedFd, HostError> {
     let path = namespace(guest, "net");
     let opened = fs::File::open(&path).and_then(|netns| {
-        // Looked at after opening: the id can't be another's by then without this showing.
+        // Check after opening. If another process had the id by then, this would show.
         guest.is_alive().then_some(netns).ok_or(rustix::io::Errno::SRCH.into())
     });
     Ok(opened.map_err(failed("can't open", &path))?.into())
 }
 
-/// Waits for nothing yet.
+/// Creates an epoll instance that waits for nothing yet.
 pub fn epoll() -> Result<OwnedFd, HostError> {
     let made = epoll::create(epoll::CreateFlags::CLOEXEC);
     made.map_err(|errno| failed("can't make", Path::new("an epoll instance"))(errno.into()))
 }
 
-/// Has it wait for a descriptor as well, until that is closed, by this name.
+/// Adds a descriptor to the instance under the name `token`, until the descriptor is closed.
 pub fn epoll_add(all: BorrowedFd<'_>, one: BorrowedFd<'_>, token: u64) -> Result<(), HostError> {
     let added = epoll::add(all, one, epoll::EventData::new_u64(token), epoll::EventFlags::IN);
     added.map_err(|errno| failed("can't wait with", Path::new("an epoll instance"))(errno.into()))
 }
 
-/// The names of those that are readable, `count_max` of them at most.
+/// Returns the tokens of readable descriptors, at most `count_max`.
 pub fn epoll_ready(all: BorrowedFd<'_>, count_max: usize) -> BTreeSet<u64> {
     let mut events = Vec::with_capacity(count_max.max(1));
     let none = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -368,12 +371,13 @@ pub fn epoll_ready(all: BorrowedFd<'_>, count_max: usize) -> BTreeSet<u64> {
     events.iter().map(|event| event.data.u64()).collect()
 }
 
-/// Path of a namespace of a process.
+/// Returns the path of a process's namespace.
 pub fn namespace(process: Process, kind: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{}/ns/{kind}", process.pid))
 }
 
-/// Makes `path` and what is missing between it and `root`, root's, for everybody to pass.
+/// Creates `path` and missing directories between it and `root`. They
+/// belong to root, and everybody may traverse them.
 pub fn make_passable(root: &Path, path: &Path) -> Result<(), HostError> {
     if path.starts_with(root) && path != root {
         make_passable(root, path.parent().unwrap_or(root))?;
@@ -386,12 +390,15 @@ pub fn make_passable(root: &Path, path: &Path) -> Result<(), HostError> {
     }
 }
 
-/// Who gets huge pages in memory that programs share.
+/// Kernel setting: who gets huge pages in shared memory.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Lets programs ask for huge pages in memory that they share (`MADV_HUGEPAGE` on a memfd), as forwarding guests do
-/// for their rings' buffers: Linux does not unless it is told. Nothing changes for who does not ask. Where the
-/// operator said otherwise than `never`, or the kernel has none, it stays as it is. `path`: [`SHARED_HUGE_PAGES`].
+/// Lets programs request huge pages in shared memory (`MADV_HUGEPAGE` on a
+/// memfd), as forwarding guests do for the buffers of their rings. Linux's
+/// default forbids it. Programs that do not request them are not affected.
+///
+/// The setting stays unchanged if the operator chose something other than
+/// `never`, or if the kernel lacks it. `path` is [`SHARED_HUGE_PAGES`].
 pub fn allow_huge_pages(path: &Path) {
     if fs::read_to_string(path).is_ok_and(|now| now.contains("[never]"))
         && let Err(error) = fs::write(path, "advise")
@@ -404,7 +411,7 @@ pub fn allow_huge_pages(path: &Path) {
     }
 }
 
-/// The id of a group of this machine, by name or number.
+/// Returns the id of a group, given by name or number.
 pub fn group_id(group: &str) -> Result<u32, HostError> {
     if let Ok(number) = group.parse() {
         return Ok(number);
@@ -417,7 +424,7 @@ pub fn group_id(group: &str) -> Result<u32, HostError> {
     }
 }
 
-/// Whether an image is there.
+/// Checks that an image exists.
 pub fn find_image(image: &Image) -> Result<(), String> {
     match image.source() {
         ImageSource::Host => Ok(()),
@@ -426,19 +433,20 @@ pub fn find_image(image: &Image) -> Result<(), String> {
             Ok(_) => Err(format!("rootfs {path} is no directory")),
             Err(error) => Err(format!("rootfs {path}: {error}")),
         },
-        // Looked for before ([`crate::images`]), or not at all where it is only said what would be done.
+        // Found earlier ([`crate::images`]), or not needed for a dry run.
         ImageSource::Archive(..) | ImageSource::Pull(..) => Ok(()),
         ImageSource::OciLayout(path, reference) => {
-            pdp_container::image::look(path.as_ref(), reference).map_err(|error| words(&error))
+            pdp_container::image::check(path.as_ref(), reference)
+                .map_err(|error| error_chain(&error))
         }
     }
 }
 
-/// Largest file of pdpd's own that is compared with what it is to be.
+/// Largest file of pdpd's own that is compared with its intended content, bytes.
 const OWN_BYTES_MAX: u64 = 16 << 20;
 
-/// The content of a file of pdpd's own, if there is one. What else has its name is removed: reading a pipe would never
-/// end.
+/// Returns the content of a file of pdpd's own, if it exists. Anything
+/// else of that name is removed, since reading a pipe would never end.
 pub fn read_own(path: &Path) -> Result<Option<Vec<u8>>, HostError> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_file() && meta.len() <= OWN_BYTES_MAX => {
@@ -450,7 +458,7 @@ pub fn read_own(path: &Path) -> Result<Option<Vec<u8>>, HostError> {
     }
 }
 
-/// Replaces a file's content in one step, and its mode.
+/// Replaces a file's content and mode in one step.
 pub fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), HostError> {
     let partial = path.with_extension("partial");
     fs::write(&partial, content)
@@ -459,9 +467,9 @@ pub fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), HostErro
         .map_err(failed("can't write", path))
 }
 
-/// Makes this the content of a file that guests have bound, for everybody to read; it stays the same file. Who reads
-/// it meanwhile finds a mixture of lines at worst, and never nothing: what was longer is cut off last, behind empty
-/// lines.
+/// Overwrites a file that guests have bound; everybody may read it. The file keeps its
+/// inode. A concurrent reader sees a mixture of lines at worst, and never an empty
+/// file. Excess length is cut off last, after it was overwritten with empty lines.
 pub fn write_over(path: &Path, content: &[u8]) -> Result<(), HostError> {
     let before = match read_own(path)? {
         Some(before) if before == content => return Ok(()),
@@ -480,7 +488,7 @@ pub fn write_over(path: &Path, content: &[u8]) -> Result<(), HostError> {
         .map_err(failed("can't write", path))
 }
 
-/// Removes a file if it is there.
+/// Removes a file if it exists.
 pub fn remove_file(path: &Path) -> Result<(), HostError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -490,12 +498,12 @@ pub fn remove_file(path: &Path) -> Result<(), HostError> {
     }
 }
 
-/// Removes a directory with all that is in it, if it is there.
+/// Removes a directory and its content, if it exists.
 pub fn remove_directory(path: &Path) -> Result<(), HostError> {
-    Ok(pdp_container::tree::remove(path)?)
+    Ok(pdp_container::safe_removal::remove(path)?)
 }
 
-/// Removes all that is in a directory, which stays, if it is there.
+/// Removes the content of a directory, if it exists, and keeps the directory.
 pub fn clear_directory(path: &Path) -> Result<(), HostError> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -512,22 +520,22 @@ mod tests {
     use std::io::{Read as _, Seek as _};
     use std::os::unix::net::UnixListener;
 
-    use pdp_container::Paths;
+    use pdp_container::RuntimePaths;
     use pdp_proto::channel::Channel;
 
     use super::*;
 
     #[test]
-    fn another_process_with_the_same_id_is_not_taken_for_the_guest() {
+    fn reused_pid_is_not_mistaken_for_the_guest() {
         let guest = Process::of(std::process::id()).unwrap();
         assert!(network_namespace(guest).is_ok());
         let ended = Process { start_time: guest.start_time + 1, ..guest };
-        let error = words(&network_namespace(ended).unwrap_err());
+        let error = error_chain(&network_namespace(ended).unwrap_err());
         assert!(error.contains("No such process"), "{error}");
     }
 
     #[test]
-    fn huge_pages_are_allowed_where_nobody_said_otherwise() {
+    fn huge_pages_setting_changes_only_from_never() {
         let setting = tempfile::NamedTempFile::new().unwrap();
         for (before, after) in [
             ("always within_size advise [never] deny force\n", "advise"),
@@ -546,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_written_over_stays_the_same_file() {
+    fn overwritten_file_keeps_its_inode() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("hosts");
         write_over(&path, b"one\ntwo\nthree\n").unwrap();
@@ -562,9 +570,9 @@ mod tests {
         assert!(write_over(&place.path().join("none/hosts"), b"").is_err());
     }
 
-    /// A pipe that nobody writes, a directory, and far too much.
+    /// A pipe without a writer, a directory, and a far too large file.
     #[test]
-    fn whatever_is_in_the_place_of_a_file_of_pdpds_own_is_replaced() {
+    fn foreign_objects_at_own_file_paths_are_replaced() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("file");
         let damage: [&dyn Fn(); 4] = [
@@ -586,13 +594,14 @@ mod tests {
         }
     }
 
-    /// A mux that lacks the planned socket, many times over, and others that are nobody's, whatever it is given.
+    /// A mux that reports the planned socket as missing many times, and
+    /// also sockets that are not planned, whatever it gets.
     #[test]
-    fn a_mux_that_lies_about_what_it_lacks_gets_what_is_planned_once() {
+    fn lying_mux_gets_each_planned_socket_once() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         let any = || "/bin/true".into();
-        let runtime = Runtime::new(Paths {
+        let runtime = Runtime::new(RuntimePaths {
             runc: any(),
             shim: any(),
             init: any(),
@@ -605,15 +614,15 @@ mod tests {
             cgroup: "pdp-host-test".into(),
         });
         let control = at("mux.sock");
-        let places = Places { run: at("run"), lib: at("lib"), pins: at("pins") };
+        let places = DaemonPaths { run: at("run"), lib: at("lib"), pins: at("pins") };
         let host = Host {
-            mux: Mux { path: control.clone() },
-            ports: Ports::new(&places),
-            bounds: Bounds::new(&places),
+            mux: MuxClient { path: control.clone() },
+            ports: KernelPorts::new(&places),
+            bounds: GuestLimits::new(&places),
             places,
             runtime: runtime.unwrap(),
-            state: Arc::new(State::open(&at("state")).unwrap()),
-            settings: Settings::default(),
+            state: Arc::new(StateFile::open(&at("state")).unwrap()),
+            settings: KernelSettings::default(),
         };
         let (planned, other) = (at("memif.sock"), at("other.sock"));
         let mut sockets = vec![planned.clone(); 20_000];
@@ -623,21 +632,21 @@ mod tests {
             let mut got = Vec::new();
             loop {
                 let mut channel = Channel::new(listener.accept().unwrap().0);
-                let reply = match channel.receive::<mux::Request>().unwrap() {
-                    Some((mux::Request::PutExternal(_), _)) => {
-                        mux::Reply::Lacks { sockets: sockets.clone() }
+                let reply = match channel.receive::<mux::MuxRequest>().unwrap() {
+                    Some((mux::MuxRequest::PutExternal(_), _)) => {
+                        mux::MuxReply::Lacks { sockets: sockets.clone() }
                     }
-                    Some((mux::Request::Listen { sockets }, descriptors)) => {
+                    Some((mux::MuxRequest::Listen { sockets }, descriptors)) => {
                         got.push((sockets, descriptors.len()));
-                        mux::Reply::Done
+                        mux::MuxReply::Done
                     }
                     _ => return got,
                 };
                 channel.send(&reply, &[]).unwrap();
             }
         });
-        let outlet = mux::Outlet::Memif { socket: planned.clone() };
-        let external = mux::External::new("M", 1500, outlet);
+        let outlet = mux::OutletConfig::Memif { socket: planned.clone() };
+        let external = mux::ExternalConfig::new("M", 1500, outlet);
         let error = host.put_external(external, &[]).unwrap_err();
         assert!(error.to_string().contains("asks for sockets"), "{error}");
         assert!(host.mux.hello().is_err(), "it ends");

@@ -1,9 +1,10 @@
-//! Images of registries and archives: brought when a spec that names them is applied, kept by whose they are, and
-//! known by their digests from then on.
+//! Images from registries and archives. They are pulled when a spec that names
+//! them is applied, stored per owner, and known by their digests from then on.
 //!
-//! They are brought before anything is stored, by who asked for the change, and so no step of the keeper waits for
-//! a registry. Of one tenant one is brought at a time, and none waits for another's. An image that a change needs
-//! is not removed before the change is stored or refused ([`Held`]).
+//! The request for a change pulls them before anything is stored, so no step of the reconcile loop
+//! waits for a registry. Each tenant pulls one image at a time and does not wait for other tenants.
+//! An image that a change needs is not removed before the change is stored or refused
+//! ([`PinnedImages`]).
 
 pub mod proxy;
 mod skopeo;
@@ -16,71 +17,73 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pdp_api::{
-    Action, Change, ImageInfo as Info, ImageQuery, Problem, ProblemKind, Progress, PullRequest,
-    Report,
+    ChangeAction, ChangeReport, ImageInfo as Info, ImageQuery, ObjectChange, Problem, ProblemKind,
+    Progress, PullRequest,
 };
 use pdp_container::cgroup::Cgroups;
-use pdp_container::image::{self, Index, Room, Store, UNPACKED_BYTES_MAX};
+use pdp_container::image::{self, ImageLimits, ImageStore, ImageStoreIndex, UNPACKED_BYTES_MAX};
 use pdp_container::work::{self, Workplace};
-use pdp_container::{Paths, free_bytes};
+use pdp_container::{RuntimePaths, free_bytes};
 use pdp_spec::limits::{TENANT_IMAGE_FILES_DEFAULT, TENANT_IMAGES_DEFAULT};
 use pdp_spec::registry::{self, ImageName, is_digest};
 use pdp_spec::shared::DOWNLOADS;
 use pdp_spec::{Diagnostic, Document, ImageSource, Object, TenantSpec, tenant_of};
 use sha2::{Digest, Sha256};
 
-use crate::access::{Scope, hex};
-use crate::host::{hide, words};
+use crate::access::{AccessScope, hex};
+use crate::allocations::{GONE, UID_BASE};
+use crate::host::{error_chain, hide};
 use crate::http::ProgressFn;
-use crate::ledger::{GONE, UID_BASE};
 use crate::model::Model;
 use crate::reconcile::lock;
-use skopeo::Job;
+use skopeo::SkopeoJob;
 
-pub use skopeo::Bounds;
+pub use skopeo::PullLimits;
 
-/// Whose images are the operators'. No tenant's name begins so.
+/// Owner of the operators' images. No tenant's name begins so.
 pub const NODE: &str = "_node";
 
-/// Pulls at a time, as many as there may be of tenants and some of operators: each has a user id of its own, after the mux's.
+/// Simultaneous pulls: as many as all tenants may have, plus some for
+/// operators. Each has its own user id, after the mux's.
 const PULLS_MAX: u32 = 512;
 
-/// Images that are got at a time, or wait for their turn, for one tenant, and for all of them: what hangs takes few of
-/// the places that all tenants have for requests.
+/// Images that are pulled or queued at one time, for one tenant and for all
+/// tenants. A pull that hangs thus takes up few of the tenants' request permits.
 const TENANT_LINE_MAX: usize = DOWNLOADS.tenant as usize;
 const TENANTS_LINE_MAX: usize = DOWNLOADS.tenants() as usize;
 
-/// Time for what an earlier daemon's pulls left to end.
+/// Longest wait for an earlier daemon's pulls to end.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// Whose the images of a vnet are.
+/// Returns the owner of a vnet's images.
 pub fn owner_of(vnet: &str) -> &str {
     tenant_of(vnet).unwrap_or(NODE)
 }
 
-/// How images are brought.
+/// Settings of pulls.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Credentials for registries, as docker writes them; read at each pull, by root alone.
+pub struct ImageSettings {
+    /// Credentials for registries, in docker's format. Read at each pull, by root alone.
     pub auth: Option<PathBuf>,
-    /// Certificates by registry, as docker has them: `HOST:PORT/ca.crt`. Not given: where skopeo looks.
+    /// Certificates by registry, in docker's layout:
+    /// `HOST:PORT/ca.crt`. If unset, skopeo's default applies.
     pub certs: Option<PathBuf>,
-    /// The program.
+    /// Path of skopeo.
     pub skopeo: PathBuf,
-    /// pdpd itself, for what pulls have as their way out.
+    /// Path of pdpd itself, which runs as the pulls' proxy.
     pub pdpd: PathBuf,
-    /// What one pull may take, where nothing else bounds it.
-    pub bounds: Bounds,
+    /// Limits of one pull, unless a quota is lower.
+    pub bounds: PullLimits,
 }
 
-impl Default for Settings {
+impl Default for ImageSettings {
     fn default() -> Self {
         Self {
             auth: None,
             certs: None,
             skopeo: "/usr/bin/skopeo".into(),
             pdpd: "/proc/self/exe".into(),
-            bounds: Bounds {
+            bounds: PullLimits {
                 bytes: UNPACKED_BYTES_MAX,
                 stall: Duration::from_secs(60),
                 time: Duration::from_secs(1800),
@@ -93,31 +96,32 @@ impl Default for Settings {
 /// The images of a node.
 #[derive(Debug)]
 pub struct Images {
-    store: Store,
-    /// The state directory, which is not for tenants to know.
+    store: ImageStore,
+    /// The state directory. Tenants must not learn its path.
     state: PathBuf,
     cgroups: Cgroups,
     workplace: Workplace,
-    /// How they are brought.
-    pub settings: Settings,
-    /// Held while an image is brought, by tenant: as many have it as are in line.
+    /// Settings of pulls.
+    pub settings: ImageSettings,
+    /// By tenant; each lock is held while an image is pulled. Its
+    /// references are the pulls in progress and in the queue.
     bringing: Mutex<BTreeMap<String, Arc<Mutex<()>>>>,
     /// User ids of pulls.
-    slots: Mutex<Slots>,
-    /// Images that changes under way need, by owner and digest.
-    held: Mutex<BTreeMap<(String, String), usize>>,
-    /// The daemon ends.
+    slots: Mutex<PullUserIds>,
+    /// Images that pending changes need, by owner and digest.
+    pinned: Mutex<BTreeMap<(String, String), usize>>,
+    /// True while the daemon ends.
     stopping: AtomicBool,
 }
 
-/// Images that are not removed until this is dropped.
+/// Images that can't be removed until this value is dropped.
 #[derive(Debug, Default)]
-pub struct Held<'a>(Vec<(&'a Images, (String, String))>);
+pub struct PinnedImages<'a>(Vec<(&'a Images, (String, String))>);
 
-impl Drop for Held<'_> {
+impl Drop for PinnedImages<'_> {
     fn drop(&mut self) {
         for (images, key) in self.0.drain(..) {
-            let mut held = lock(&images.held);
+            let mut held = lock(&images.pinned);
             if let Some(count) = held.get_mut(&key) {
                 *count -= 1;
                 if *count == 0 {
@@ -128,42 +132,42 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The user id of one pull.
-struct Slot<'a>(&'a Images, u32);
+/// User id of one pull.
+struct PullUserId<'a>(&'a Images, u32);
 
-impl Drop for Slot<'_> {
+impl Drop for PullUserId<'_> {
     fn drop(&mut self) {
         lock(&self.0.slots).taken.remove(&self.1);
     }
 }
 
-/// Whose images, and what of.
+/// Owner of images, with its spec if it is a tenant.
 #[derive(Clone, Copy)]
-struct Owner<'a> {
+struct ImageOwner<'a> {
     name: &'a str,
     tenant: Option<&'a TenantSpec>,
 }
 
 impl Images {
-    /// Those of a runtime's places.
+    /// Opens the images in a runtime's directories.
     pub fn open(
-        paths: &Paths,
+        paths: &RuntimePaths,
         cgroups: Cgroups,
         workplace: Workplace,
     ) -> pdp_container::Result<Self> {
-        // Of a daemon that was killed.
+        // Remains of a daemon that was killed.
         if let Err(error) = cgroups.remove(work::CGROUP, END_WAIT) {
-            tracing::warn!("pulls of an earlier daemon: {}", words(&error));
+            tracing::warn!("pulls of an earlier daemon: {}", error_chain(&error));
         }
-        // Beside them, so that who brings one passes through no directory of others' files.
+        // Next to the images, so that a pull traverses no directory of other files.
         let works = paths.images.with_file_name("pulls");
-        let store = Store::open(&paths.images, &works, workplace.clone())?;
+        let store = ImageStore::open(&paths.images, &works, workplace.clone())?;
         for owner in store.owners()? {
             if let Err(error) = store.index(&owner) {
-                let place = store.place(&owner);
+                let place = store.owner_directory(&owner);
                 tracing::warn!(
                     "images of {owner} can't be read: {}; {}",
-                    words(&error),
+                    error_chain(&error),
                     mend(&place)
                 );
             }
@@ -173,26 +177,26 @@ impl Images {
             state: paths.images.parent().unwrap_or(&paths.images).to_owned(),
             cgroups,
             workplace,
-            settings: Settings::default(),
+            settings: ImageSettings::default(),
             bringing: Mutex::default(),
             slots: Mutex::default(),
-            held: Mutex::default(),
+            pinned: Mutex::default(),
             stopping: AtomicBool::default(),
         })
     }
 
-    /// Has pulls end, and no other begin: the daemon ends, and waits for its requests.
+    /// Ends all pulls and refuses new ones. The daemon ends and waits for its requests.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.workplace.stop();
     }
 
-    /// Replaces the images' names in the documents by digests. If `bring`, it first gets the images that are not there.
-    /// It does so for `only` these nodes, or for all where that is empty. Returns what keeps the images until the change
-    /// is stored, and the names of the images that are not there.
+    /// Replaces the images' names in the documents by digests. If `bring`, it first pulls the
+    /// missing images. It does so for `only` these nodes, or for all if that is empty. Returns a
+    /// guard that keeps the images until the change is stored, and the names of the missing images.
     ///
     /// # Errors
-    /// Which could not be brought and why, each with its place.
+    /// The images that can't be pulled, each with its place in the documents and the reason.
     pub fn pin(
         &self,
         documents: &mut [Document],
@@ -200,8 +204,8 @@ impl Images {
         model: &Model,
         bring: bool,
         progress: ProgressFn<'_>,
-    ) -> Result<(Held<'_>, BTreeSet<String>), Vec<Diagnostic>> {
-        let mut held = Held::default();
+    ) -> Result<(PinnedImages<'_>, BTreeSet<String>), Vec<Diagnostic>> {
+        let mut held = PinnedImages::default();
         let (mut missing, mut faults) = (BTreeSet::new(), Vec::new());
         let given: BTreeMap<String, TenantSpec> = documents
             .iter()
@@ -216,14 +220,14 @@ impl Images {
             let tenant = tenant_of(&name).and_then(|tenant| {
                 given.get(tenant).or(model.tenants.get(tenant).map(|tenant| &tenant.spec))
             });
-            let owner = Owner { name: owner_of(&name), tenant };
+            let owner = ImageOwner { name: owner_of(&name), tenant };
             let mut wrong = Vec::new();
             for (node, of) in &mut vnet.spec.nodes {
                 if !only.is_empty() && !only.contains(node) {
                     continue;
                 }
                 for (index, image) in of.images_mut().enumerate() {
-                    if image.source().kept().is_none() {
+                    if image.source().stored_digest().is_none() {
                         continue;
                     }
                     let digest = match self.find(owner, image.source(), &mut held) {
@@ -231,7 +235,7 @@ impl Images {
                             missing.insert(label(image.source()));
                             continue;
                         }
-                        Ok(None) => self.bring(owner, image.source(), &mut held, progress),
+                        Ok(None) => self.fetch(owner, image.source(), &mut held, progress),
                         found => found.map(Option::unwrap_or_default),
                     };
                     match digest {
@@ -251,19 +255,19 @@ impl Images {
         if faults.is_empty() { Ok((held, missing)) } else { Err(faults) }
     }
 
-    /// Brings what a name of a registry stands for now, whatever is there.
+    /// Pulls the image that a registry's name refers to now, even if an image of that name exists.
     ///
     /// # Errors
-    /// The name, who asks for it, or why it could not be brought.
+    /// The name is invalid, the client may not use it, or the pull failed.
     pub fn pull(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         request: &PullRequest,
         model: &Model,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let PullRequest { image, tenant } = request;
-        let tenant = whose(scope, tenant.as_deref(), model)?;
+        let tenant = resolve_owner(scope, tenant.as_deref(), model)?;
         let name = ImageName::parse(image).map_err(|why| {
             let problem = Problem::new(ProblemKind::Invalid, format!("image {image:?} {why}"));
             problem.hint("write it as docker does, like registry.example/frr:10")
@@ -273,29 +277,29 @@ impl Images {
         {
             return Err(Problem::new(ProblemKind::Forbidden, message).hint(hint));
         }
-        let owner = Owner {
+        let owner = ImageOwner {
             name: tenant.map_or(NODE, |(name, _)| name),
             tenant: tenant.map(|(_, spec)| spec),
         };
         let before = self.index(owner.name).map_err(Problem::internal)?;
-        let mut held = Held::default();
+        let mut held = PinnedImages::default();
         let digest = self
-            .bring(owner, ImageSource::Pull(image, None), &mut held, progress)
+            .fetch(owner, ImageSource::Pull(image, None), &mut held, progress)
             .map_err(|why| Problem::new(ProblemKind::Unavailable, why).hint(HINT))?;
         let new = !before.images.contains_key(&digest);
-        let action = if new { Action::Create } else { Action::Unchanged };
-        let change = Change { object: format!("image/{name}"), action, detail: digest };
-        Ok(Report { changes: vec![change], ..Report::default() })
+        let action = if new { ChangeAction::Create } else { ChangeAction::Unchanged };
+        let change = ObjectChange { object: format!("image/{name}"), action, detail: digest };
+        Ok(ChangeReport { changes: vec![change], ..ChangeReport::default() })
     }
 
-    /// What is kept, for who may see it.
+    /// Returns the stored images that the client may see.
     ///
     /// # Errors
     /// The store can't be read.
-    pub fn list(&self, scope: &Scope, model: &Model) -> Result<Vec<Info>, Problem> {
+    pub fn list(&self, scope: &AccessScope, model: &Model) -> Result<Vec<Info>, Problem> {
         let owners = match scope.tenant() {
             Some(tenant) => vec![tenant.to_owned()],
-            None => self.store.owners().map_err(|error| Problem::internal(words(&error)))?,
+            None => self.store.owners().map_err(|error| Problem::internal(error_chain(&error)))?,
         };
         let mut all = Vec::new();
         for owner in owners {
@@ -303,7 +307,7 @@ impl Images {
             let index = match self.index(&owner) {
                 Ok(index) => index,
                 Err(why) => {
-                    let place = self.store.place(&owner);
+                    let place = self.store.owner_directory(&owner);
                     let hint = match scope.tenant() {
                         Some(_) => "an operator can mend that".to_owned(),
                         None => mend(&place),
@@ -335,41 +339,42 @@ impl Images {
         Ok(all)
     }
 
-    /// Who has images.
+    /// Returns the owners of images.
     pub fn owners(&self) -> Vec<String> {
         self.store.owners().unwrap_or_default()
     }
 
-    /// Owners whose images can't be read, and why.
+    /// Returns the owners whose images can't be read, with the reasons.
     pub fn unreadable(&self) -> Vec<(String, String)> {
         let why = |owner: String| self.index(&owner).err().map(|why| (owner, why));
         self.owners().into_iter().filter_map(why).collect()
     }
 
-    /// Where an owner's images are.
+    /// Returns the directory of an owner's images.
     pub fn place(&self, owner: &str) -> PathBuf {
-        self.store.place(owner)
+        self.store.owner_directory(owner)
     }
 
-    /// What an owner's images count for in its quota; none where that can't be read.
+    /// Returns the bytes that count for an owner's quota; 0 if they can't be read.
     pub fn bytes(&self, owner: &str) -> u64 {
         self.store.index(owner).map_or(0, |index| index.bytes())
     }
 
-    /// Removes an image, named by its digest (or the first digits of it) or a name that it has, unless it is used by
-    /// what is stored `now`.
+    /// Removes an image, named by its digest, a prefix of it, or one of
+    /// its names. It is refused if what is stored `now` uses the image.
     ///
     /// # Errors
-    /// There is none, there are several, or it is used.
+    /// No image matches, several match, or the image is used.
     pub fn remove(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         image: &str,
         query: &ImageQuery,
         now: &dyn Fn() -> Arc<Model>,
     ) -> Result<(), Problem> {
         let model = now();
-        let owner = whose(scope, query.tenant.as_deref(), &model)?.map_or(NODE, |(name, _)| name);
+        let owner =
+            resolve_owner(scope, query.tenant.as_deref(), &model)?.map_or(NODE, |(name, _)| name);
         let index = self.index(owner).map_err(Problem::internal)?;
         let digest = find(&index, image)?;
         if let Some(nodes) = used(owner, &model).get(&digest) {
@@ -384,18 +389,18 @@ impl Images {
         Ok(())
     }
 
-    /// Removes all that nothing which is stored `now` uses; returns what.
+    /// Removes all images that nothing stored `now` uses, and returns them.
     ///
     /// # Errors
     /// The store can't be read or written.
     pub fn prune(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         query: &ImageQuery,
         now: &dyn Fn() -> Arc<Model>,
     ) -> Result<Vec<Info>, Problem> {
         let model = now();
-        let owner = whose(scope, query.tenant.as_deref(), &model)?.map(|(name, _)| name);
+        let owner = resolve_owner(scope, query.tenant.as_deref(), &model)?.map(|(name, _)| name);
         let mut gone = self.list(scope, &model)?;
         gone.retain(|image| image.tenant.as_deref() == owner && image.used_by.is_empty());
         gone.retain(|image| image.problem.is_none());
@@ -410,13 +415,13 @@ impl Images {
         Ok(removed)
     }
 
-    /// Removes the images of tenants that there are not `now`.
+    /// Removes the images of tenants that do not exist `now`.
     ///
     /// # Errors
     /// The store can't be read or written.
     pub fn forget_others(&self, now: &dyn Fn() -> Arc<Model>) -> Result<(), String> {
         let mut first = Ok(());
-        for owner in self.store.owners().map_err(|error| words(&error))? {
+        for owner in self.store.owners().map_err(|error| error_chain(&error))? {
             let gone = || owner != NODE && !now().knows_tenant(&owner);
             if !gone() {
                 continue;
@@ -426,8 +431,8 @@ impl Images {
                     .images
                     .keys()
                     .try_for_each(|digest| self.discard(&owner, digest, gone).map(drop)),
-                // What can't be read goes as a whole.
-                Err(_) => self.store.forget(&owner).map(drop).map_err(|error| words(&error)),
+                // Unreadable images are removed as a whole.
+                Err(_) => self.store.forget(&owner).map(drop).map_err(|error| error_chain(&error)),
             });
         }
         let model = now();
@@ -435,50 +440,51 @@ impl Images {
         first
     }
 
-    /// Removes what no change under way needs, and nothing that is stored; whether it did. What a change needed is held
-    /// until it is stored, so `idle` is asked once nobody holds it.
+    /// Removes an image that neither a pending change nor a stored spec
+    /// needs. Returns true if it was removed. A change pins its images
+    /// until it is stored, so `idle` is asked once nobody pins the image.
     fn discard(
         &self,
         owner: &str,
         digest: &str,
         idle: impl FnOnce() -> bool,
     ) -> Result<bool, String> {
-        let held = lock(&self.held);
+        let held = lock(&self.pinned);
         if held.contains_key(&(owner.to_owned(), digest.to_owned())) || !idle() {
             return Ok(false);
         }
         let gone = self.store.remove(owner, digest).map_err(|error| self.reason(&error))?;
-        // Its bytes take their time.
+        // Deleting the files takes time.
         drop(held);
         Ok(gone.is_some())
     }
 
-    fn index(&self, owner: &str) -> Result<Index, String> {
+    fn index(&self, owner: &str) -> Result<ImageStoreIndex, String> {
         self.store.index(owner).map_err(|error| self.reason(&error))
     }
 
-    /// Why something with an image failed, without where on the machine that is.
+    /// Returns why an image failed, without paths of the machine.
     fn reason(&self, error: &pdp_container::Error) -> String {
         match error {
             pdp_container::Error::Image { text, .. } => text.clone(),
-            other => hide(&self.state, words(other)),
+            other => hide(&self.state, error_chain(other)),
         }
     }
 
-    /// The digest of an image that is there, which stays so.
+    /// Returns the digest of an existing image, and pins it.
     fn find<'a>(
         &'a self,
-        owner: Owner<'_>,
+        owner: ImageOwner<'_>,
         source: ImageSource<'_>,
-        held: &mut Held<'a>,
+        held: &mut PinnedImages<'a>,
     ) -> Result<Option<String>, String> {
-        let all = lock(&self.held);
+        let all = lock(&self.pinned);
         let index = self.index(owner.name)?;
-        let digest = match source.kept() {
+        let digest = match source.stored_digest() {
             Some("") => {
                 let Some(named) = index.names.get(&name_of(source)?) else { return Ok(None) };
                 let stale = match source {
-                    // One that is gone is what it was.
+                    // If the archive is gone, the stored image counts as current.
                     ImageSource::Archive(path, ..) => {
                         stamp(path.as_ref()).is_ok_and(|now| Some(now) != named.stamp)
                     }
@@ -497,9 +503,9 @@ impl Images {
     fn hold<'a>(
         &'a self,
         mut all: MutexGuard<'a, BTreeMap<(String, String), usize>>,
-        owner: Owner<'_>,
+        owner: ImageOwner<'_>,
         digest: String,
-        held: &mut Held<'a>,
+        held: &mut PinnedImages<'a>,
     ) -> String {
         let key = (owner.name.to_owned(), digest.clone());
         *all.entry(key.clone()).or_default() += 1;
@@ -507,16 +513,16 @@ impl Images {
         digest
     }
 
-    /// Brings an image, and returns its digest.
-    fn bring<'a>(
+    /// Pulls an image, and returns its digest.
+    fn fetch<'a>(
         &'a self,
-        owner: Owner<'_>,
+        owner: ImageOwner<'_>,
         source: ImageSource<'_>,
-        held: &mut Held<'a>,
+        held: &mut PinnedImages<'a>,
         progress: ProgressFn<'_>,
     ) -> Result<String, String> {
-        // Operators have no quota that two at a time could exceed.
-        let line = owner.tenant.map(|_| self.line(owner.name)).transpose()?;
+        // Operators have no quota that two simultaneous pulls could exceed.
+        let line = owner.tenant.map(|_| self.queue_position(owner.name)).transpose()?;
         let _turn = line.as_deref().map(lock);
         if self.stopping.load(Ordering::Relaxed) {
             return Err(skopeo::STOPPED.to_owned());
@@ -542,13 +548,13 @@ impl Images {
             }
         };
         let digest = result.map_err(|why| format!("image {name}: {why}"))?;
-        Ok(self.hold(lock(&self.held), owner, digest, held))
+        Ok(self.hold(lock(&self.pinned), owner, digest, held))
     }
 
-    /// A place in a tenant's line.
-    fn line(&self, tenant: &str) -> Result<Arc<Mutex<()>>, String> {
+    /// Takes a position in a tenant's queue.
+    fn queue_position(&self, tenant: &str) -> Result<Arc<Mutex<()>>, String> {
         let mut lines = lock(&self.bringing);
-        // Nobody can get another while this is locked.
+        // While this is locked, nobody can take another position.
         lines.retain(|_, line| Arc::strong_count(line) > 1);
         let in_line = |line: &Arc<Mutex<()>>| Arc::strong_count(line) - 1;
         let own = lines.get(tenant).map_or(0, in_line);
@@ -560,10 +566,10 @@ impl Images {
         Ok(lines.entry(tenant.to_owned()).or_default().clone())
     }
 
-    /// What an owner may still have.
-    fn room(&self, owner: Owner<'_>) -> Result<Room, String> {
+    /// Returns what an owner may still store.
+    fn remaining_quota(&self, owner: ImageOwner<'_>) -> Result<ImageLimits, String> {
         let Some(tenant) = owner.tenant else {
-            return Ok(Room { bytes: 2 * UNPACKED_BYTES_MAX, files: u64::MAX });
+            return Ok(ImageLimits { bytes: 2 * UNPACKED_BYTES_MAX, files: u64::MAX });
         };
         let bytes = tenant.quota.images.map_or(TENANT_IMAGES_DEFAULT, |bytes| bytes.0);
         let files = tenant.quota.image_files.map_or(TENANT_IMAGE_FILES_DEFAULT, u64::from);
@@ -573,7 +579,7 @@ impl Images {
         let used_up = match (bytes, files) {
             (0, _) => "images",
             (_, 0) => "imageFiles",
-            _ => return Ok(Room { bytes, files }),
+            _ => return Ok(ImageLimits { bytes, files }),
         };
         Err(format!(
             "the quota `{used_up}` is used up; `pdp images prune` removes what nothing uses"
@@ -582,12 +588,12 @@ impl Images {
 
     fn read_archive(
         &self,
-        owner: Owner<'_>,
+        owner: ImageOwner<'_>,
         path: &Path,
         tag: Option<&str>,
         wanted: Option<&str>,
     ) -> Result<String, String> {
-        let room = self.room(owner)?;
+        let room = self.remaining_quota(owner)?;
         let stamp = stamp(path).map_err(|error| error.to_string())?;
         let work = self.store.begin(0).map_err(|error| self.reason(&error))?;
         let kept_free = self.settings.bounds.free_bytes;
@@ -600,23 +606,26 @@ impl Images {
         let converted = self.store.convert(owner.name, path, tag, &work, bytes);
         converted.map_err(|error| self.reason(&error))?;
         let name = (&*archive_name(path, tag), Some(stamp));
-        self.store.keep(owner.name, name, &work, wanted, room).map_err(|error| self.reason(&error))
+        self.store
+            .store_image(owner.name, name, &work, wanted, room)
+            .map_err(|error| self.reason(&error))
     }
 
     fn pull_name(
         &self,
-        owner: Owner<'_>,
+        owner: ImageOwner<'_>,
         name: &ImageName,
         pinned: Option<&str>,
         told: &mut dyn FnMut(u64),
     ) -> Result<String, String> {
-        let room = self.room(owner)?;
+        let room = self.remaining_quota(owner)?;
         let (slot, uid) = self.slot(owner.name)?;
         let work = self.store.begin(uid).map_err(|error| self.reason(&error))?;
-        let _place = self.workplace.place(owner.name).map_err(|error| self.reason(&error))?;
+        let _place =
+            self.workplace.enter_cgroup(owner.name).map_err(|error| self.reason(&error))?;
         let mut bounds = self.settings.bounds;
         bounds.bytes = bounds.bytes.min(room.bytes);
-        let job = Job {
+        let job = SkopeoJob {
             skopeo: &self.settings.skopeo,
             pdpd: &self.settings.pdpd,
             registry: &name.registry,
@@ -629,7 +638,7 @@ impl Images {
             stopping: &self.stopping,
         };
         let how = self.arguments(owner, name, &job)?;
-        // By its digest alone where that is known.
+        // By the digest alone if it is known.
         let repository = name.repository();
         let asked = match (pinned.or(name.digest.as_deref()), &name.tag) {
             (Some(digest), _) => format!("docker://{repository}@{digest}"),
@@ -643,7 +652,7 @@ impl Images {
         let manifest = job.run(&words, told)?;
         let of_bytes = format!("sha256:{}", hex(&Sha256::digest(&manifest)));
         if let Some(digest) = pinned.or(name.digest.as_deref()).filter(|it| *it != of_bytes) {
-            // What came may be another service's, of which nobody is to learn by its hash.
+            // The response may come from another service. Nobody shall learn its hash.
             tracing::warn!("image {name}: the registry sends {of_bytes} for {digest}");
             return Err("the registry sends another manifest than it was asked for".to_owned());
         }
@@ -664,16 +673,21 @@ impl Images {
         words.push(format!("dir:{}", work.inbox().display()));
         job.run(&words, told)?;
         self.store
-            .keep(owner.name, (&whole, None), &work, Some(&digest), room)
+            .store_image(owner.name, (&whole, None), &work, Some(&digest), room)
             .map_err(|error| self.reason(&error))
     }
 
-    /// How skopeo is to reach a registry.
-    fn arguments(&self, owner: Owner<'_>, name: &ImageName, job: &Job<'_>) -> Result<How, String> {
+    /// Returns the options with which skopeo reaches a registry.
+    fn arguments(
+        &self,
+        owner: ImageOwner<'_>,
+        name: &ImageName,
+        job: &SkopeoJob<'_>,
+    ) -> Result<RegistryAccess, String> {
         let give = |file: &str, content: &[u8]| {
             job.give(file, content).map_err(|error| format!("{file}: {error}"))
         };
-        // Whom to trust is said by the registry's certificate and the digest.
+        // The registry's certificate and the digest establish trust.
         let policy = give("policy.json", br#"{"default": [{"type": "insecureAcceptAnything"}]}"#)?;
         let mut global = vec!["--policy".to_owned(), policy.display().to_string()];
         global.extend(["--override-os", "linux", "--override-arch", "amd64"].map(str::to_owned));
@@ -682,7 +696,7 @@ impl Images {
         let auth = match self.settings.auth.as_ref().filter(|_| may) {
             Some(path) => {
                 let fail = |why: String| {
-                    // Where it is, is not for tenants.
+                    // Tenants must not learn the path.
                     tracing::warn!("--registry-auth {}: {why}", path.display());
                     "the daemon's credentials for registries can't be read; see its log".to_owned()
                 };
@@ -693,25 +707,25 @@ impl Images {
             None => None,
         };
         let certs = self.settings.certs.as_ref().map(|certs| certs.join(&name.registry));
-        Ok(How { global, auth, certs: certs.filter(|certs| certs.is_dir()) })
+        Ok(RegistryAccess { global, auth, certs: certs.filter(|certs| certs.is_dir()) })
     }
 
-    fn slot(&self, owner: &str) -> Result<(Slot<'_>, u32), String> {
+    fn slot(&self, owner: &str) -> Result<(PullUserId<'_>, u32), String> {
         let free = lock(&self.slots).take(owner);
         let free = free.ok_or_else(|| format!("{PULLS_MAX} pulls at a time are the limit"))?;
-        Ok((Slot(self, free), UID_BASE + 1 + free))
+        Ok((PullUserId(self, free), UID_BASE + 1 + free))
     }
 }
 
-/// User ids of pulls: which are in use, and whose each was last.
+/// User ids of pulls: those in use, and the last owner of each.
 #[derive(Debug, Default)]
-struct Slots {
+struct PullUserIds {
     taken: BTreeSet<u32>,
     owners: BTreeMap<u32, String>,
 }
 
-impl Slots {
-    /// One that this owner had, else one that nobody had, and only then one of an owner that is gone.
+impl PullUserIds {
+    /// Takes an id that this owner had before, else an unused one, else one of a deleted owner.
     fn take(&mut self, owner: &str) -> Option<u32> {
         let of = |whose: Option<&str>| {
             let is_whose = |slot: &u32| self.owners.get(slot).map(String::as_str) == whose;
@@ -723,7 +737,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Lets others have the ids of owners that are gone.
+    /// Frees the ids of deleted owners for others.
     fn keep_only(&mut self, is_there: impl Fn(&str) -> bool) {
         for owner in self.owners.values_mut().filter(|owner| !is_there(owner)) {
             GONE.clone_into(owner);
@@ -731,18 +745,18 @@ impl Slots {
     }
 }
 
-/// What to do where an image could not be brought.
+/// Hint for images that can't be pulled.
 const HINT: &str = "see docs/images.md for names, credentials, certificates and quotas";
 
-/// How a registry is reached.
-struct How {
+/// Options with which skopeo reaches a registry.
+struct RegistryAccess {
     global: Vec<String>,
     auth: Option<PathBuf>,
     certs: Option<PathBuf>,
 }
 
-impl How {
-    /// Options of a command of skopeo, whose names begin so.
+impl RegistryAccess {
+    /// Returns skopeo's options, with this prefix in their names.
     fn options(&self, prefix: &str) -> Vec<String> {
         let mut words = match &self.auth {
             Some(auth) => vec![format!("--{prefix}authfile"), auth.display().to_string()],
@@ -755,18 +769,19 @@ impl How {
     }
 }
 
-/// `HOST:PORT` of the registries that a pull may reach at private addresses too: its own, and those of which its owner
-/// may pull everything, not only names below a path.
-fn allowed(owner: Owner<'_>, name: &ImageName) -> Vec<String> {
+/// Returns `HOST:PORT` of the registries that a pull may reach at
+/// private addresses too. These are its own registry and those from
+/// which its owner may pull everything, not only names below a path.
+fn allowed(owner: ImageOwner<'_>, name: &ImageName) -> Vec<String> {
     let granted = owner.tenant.into_iter().flat_map(|tenant| &tenant.registries);
     let whole = granted.filter(|prefix| !prefix.trim_end_matches('/').contains('/'));
     let names = whole.map(String::as_str).chain([&*name.registry]);
     names.map(skopeo::host_and_port).collect()
 }
 
-/// Whose images somebody means: a tenant's, with what it may, or `None` for the operators'.
-fn whose<'a>(
-    scope: &'a Scope,
+/// Resolves the owner of images in a request: a tenant with its spec, or `None` for the operators.
+fn resolve_owner<'a>(
+    scope: &'a AccessScope,
     tenant: Option<&'a str>,
     model: &'a Model,
 ) -> Result<Option<(&'a str, &'a TenantSpec)>, Problem> {
@@ -781,7 +796,7 @@ fn whose<'a>(
     }
 }
 
-/// The name under which an image is kept.
+/// Returns the name under which an image is stored.
 fn name_of(source: ImageSource<'_>) -> Result<String, String> {
     match source {
         ImageSource::Pull(name, _) => ImageName::parse(name).map(|name| name.to_string()),
@@ -792,12 +807,12 @@ fn name_of(source: ImageSource<'_>) -> Result<String, String> {
 
 fn archive_name(path: &Path, tag: Option<&str>) -> String {
     let tag = tag.map_or(String::new(), |tag| format!(":{tag}"));
-    // However it is spelled: `/a//b/./c` is `/a/b/c`.
+    // Normalized: `/a//b/./c` is `/a/b/c`.
     let path: PathBuf = path.components().collect();
     format!("archive:{}{tag}", path.display())
 }
 
-/// What people call an image.
+/// Returns the name of an image that users know.
 fn label(source: ImageSource<'_>) -> String {
     match source {
         ImageSource::Archive(path, ..) => path.to_owned(),
@@ -805,14 +820,14 @@ fn label(source: ImageSource<'_>) -> String {
     }
 }
 
-/// How a file is: another after it was written to.
+/// Returns a fingerprint of a file, which changes when the file is written.
 fn stamp(path: &Path) -> std::io::Result<String> {
     let meta = std::fs::metadata(path)?;
     let (seconds, ns) = (meta.mtime(), meta.mtime_nsec());
     Ok(format!("{}:{}:{}:{seconds}.{ns}", meta.dev(), meta.ino(), meta.len()))
 }
 
-/// What to do about images that can't be read.
+/// Returns the hint for images that can't be read.
 fn mend(place: &Path) -> String {
     format!(
         "`rm -r {}` removes them, and they are got again when they are applied",
@@ -820,14 +835,14 @@ fn mend(place: &Path) -> String {
     )
 }
 
-/// Nodes by the digests of images of an owner that they use.
+/// Returns the nodes that use an owner's images, by the images' digests.
 fn used(owner: &str, model: &Model) -> BTreeMap<String, Vec<String>> {
     let mut used: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, vnet) in model.vnets.iter().filter(|(name, _)| owner_of(name) == owner) {
         for (node, of) in &vnet.spec.nodes {
             for image in of.images() {
                 let source = image.source();
-                let Some(digest) = source.kept() else { continue };
+                let Some(digest) = source.stored_digest() else { continue };
                 used.entry(digest.to_owned()).or_default().push(format!("{name}/{node}"));
             }
         }
@@ -835,8 +850,8 @@ fn used(owner: &str, model: &Model) -> BTreeMap<String, Vec<String>> {
     used
 }
 
-/// The digest that somebody means.
-fn find(index: &Index, image: &str) -> Result<String, Problem> {
+/// Finds the digest of an image that a user named.
+fn find(index: &ImageStoreIndex, image: &str) -> Result<String, Problem> {
     let name = ImageName::parse(image).map(|name| name.to_string());
     let named = [Some(image.to_owned()), name.ok()].into_iter().flatten();
     if let Some(named) = { named }.find_map(|name| index.names.get(&name)) {
@@ -866,7 +881,7 @@ mod tests {
 
     fn images(directory: &Path) -> Images {
         let at = |name: &str| directory.join(name);
-        let paths = Paths {
+        let paths = RuntimePaths {
             runc: at("runc"),
             shim: at("shim"),
             init: at("init"),
@@ -882,10 +897,10 @@ mod tests {
         Images::open(&paths, cgroups, Workplace::in_this_process()).unwrap()
     }
 
-    /// As with user ids of vnets: a file that a pull left is no other owner's.
+    /// A file that a pull left never belongs to another owner, as with user ids of vnets.
     #[test]
-    fn user_ids_of_pulls_stay_their_owners() {
-        let mut slots = Slots::default();
+    fn pull_user_ids_stay_with_their_owners() {
+        let mut slots = PullUserIds::default();
         let first = slots.take("acme").unwrap();
         slots.taken.remove(&first);
         let others: BTreeSet<u32> = (1..PULLS_MAX).filter_map(|_| slots.take("other")).collect();
@@ -898,11 +913,11 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_waits_for_few_images_and_leaves_others_their_places() {
+    fn pull_queue_is_limited_per_tenant() {
         let directory = tempfile::tempdir().unwrap();
         let images = images(directory.path());
         let mut lines = Vec::new();
-        let mut take = |tenant: &str| images.line(tenant).map(|line| lines.push(line));
+        let mut take = |tenant: &str| images.queue_position(tenant).map(|line| lines.push(line));
         for _ in 0..TENANT_LINE_MAX {
             take("acme").unwrap();
         }
@@ -912,11 +927,11 @@ mod tests {
         let taken = others.take_while(|tenant| take(tenant).is_ok()).count();
         assert_eq!(taken, TENANTS_LINE_MAX - TENANT_LINE_MAX);
         lines.pop();
-        assert!(images.line("new").is_ok(), "a place is free again");
+        assert!(images.queue_position("new").is_ok(), "a place is free again");
     }
 
     #[test]
-    fn an_archive_has_one_name_however_it_is_spelled() {
+    fn archive_name_is_independent_of_path_spelling() {
         let name = |path: &str| archive_name(Path::new(path), Some("a:1"));
         for path in ["/srv//acme/./a.tar", "/srv/acme////././a.tar/", "/srv/acme/a.tar"] {
             assert_eq!(name(path), "archive:/srv/acme/a.tar:a:1");
@@ -924,9 +939,10 @@ mod tests {
         assert_ne!(name("/srv/acme/../a.tar"), name("/srv/a.tar"));
     }
 
-    /// Whoever asks, of whatever they ask: others have theirs, and no tenant learns where the state directory is.
+    /// One owner's unreadable images affect no other owner. No tenant
+    /// learns the path of the state directory.
     #[test]
-    fn images_that_can_not_be_read_are_told_to_their_owner() {
+    fn unreadable_images_are_reported_to_their_owner_only() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let store = at("images").join(image::STORE);
@@ -943,7 +959,7 @@ mod tests {
         }))
         .unwrap();
         Arc::make_mut(&mut model.tenants).insert("acme".into(), tenant);
-        let listed = images.list(&Scope::Node, &model).unwrap();
+        let listed = images.list(&AccessScope::Node, &model).unwrap();
         assert_eq!(listed.len(), 3);
         let problem = listed[1].problem.as_ref().unwrap();
         let removes = format!("rm -r {}", store.join("acme").display());
@@ -951,7 +967,7 @@ mod tests {
         let hidden = |text: &str| {
             assert!(!text.contains(&*directory.path().to_string_lossy()), "{text}");
         };
-        let scope = Scope::Tenant("acme".into());
+        let scope = AccessScope::Tenant("acme".into());
         let own = images.list(&scope, &model).unwrap();
         hidden(own[0].problem.as_ref().unwrap());
         let query = ImageQuery::default();
@@ -960,7 +976,7 @@ mod tests {
         hidden(&error.error);
         assert!(error.error.contains("STATE/images/store/acme/index.json"), "{}", error.error);
         assert_eq!(images.prune(&scope, &query, &|| now.clone()).unwrap(), []);
-        // Those of a tenant that is gone go though they can't be read.
+        // The images of a deleted tenant are removed though they can't be read.
         assert_eq!(images.forget_others(&|| Arc::new(Model::default())), Ok(()));
         assert_eq!(images.owners(), [NODE]);
     }

@@ -1,8 +1,9 @@
-//! Frames of ports that stay in the kernel, as captures and traces show them.
+//! Captures and traces of ports that stay in the kernel.
 //!
-//! A packet socket in the router's network namespace sees what passes the port's interface there; what goes the short
-//! way does not, so that nothing does meanwhile ([`Observer`]). The kernel hands on what a filter wants alone, and who
-//! reads it has [`CPU_PART`] of a CPU: a capture of more loses frames, and nobody else does.
+//! A packet socket in the router's network namespace sees what passes the port's interface
+//! there. Packets on the XDP bypass are invisible to it, so the bypass is off meanwhile
+//! ([`Observer`]). The kernel passes on only frames that match a filter, and their reader
+//! has [`CPU_PART`] of a CPU. A capture of more loses frames; nobody else does.
 
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
@@ -11,11 +12,11 @@ use std::time::{Duration, Instant};
 use std::{iter, thread};
 
 use nix::net::if_::if_indextoname;
-use pdp_api::{Problem, ProblemKind, Stage};
-use pdp_net::capture::{Capture, Frame, Seen, To, Which};
+use pdp_api::{Problem, ProblemKind, TraceStep};
+use pdp_net::capture::{Capture, CaptureBuffer, CaptureScope, FrameDirection, FrameInfo};
 use pdp_net::netns;
-use pdp_net::route::{self, Verdict};
-use pdp_proto::mux::{Match, Program};
+use pdp_net::route::{self, KernelVerdict};
+use pdp_proto::mux::{BpfProgram, BytePattern};
 use pdp_proto::trace;
 use pdp_wire::{ether, ipv4, ipv6, pcap, udp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,45 +24,45 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::info;
 
-use crate::host::words;
+use crate::host::error_chain;
 use crate::ports::Observer;
 use crate::view::mac;
 
-/// A reader's part of a CPU: one in so many.
+/// A reader's share of a CPU is one in this many.
 const CPU_PART: u32 = 10;
 
-/// Frames that are looked at between two looks at everything else.
+/// Frames that are read before the other conditions are checked again.
 const BATCH: u32 = 64;
 
-/// Between two looks at whether guest, port and reader are still there.
+/// Interval of checks whether guest, port and reader are still there.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a frame that arrived may take to leave.
+/// Longest time in which an arrived frame may leave.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
-/// Between the first and the last copy of it that leaves.
+/// Longest time between the first and the last copy of a frame that leaves.
 const COPIES_WITHIN: Duration = Duration::from_millis(20);
 
-/// Copies that are told.
+/// Copies that are reported.
 const COPIES_MAX: usize = 16;
 
-/// Frames that left before it is known which one arrived.
+/// Left frames that are kept until the arrived frame is known.
 const LEFT_MAX: usize = 256;
 
-/// As much as is kept of each of these, bytes.
+/// Part of each such frame that is kept, bytes.
 const KEPT_BYTES: usize = 256;
 
-/// Writes frames of a port into a pipe, until its reader is gone, or the port, or its guest.
+/// Writes frames of a port into a pipe until the reader, the port, or its guest is gone.
 ///
 /// # Errors
-/// The port can't be listened at.
+/// The port can't be observed.
 pub fn capture(
     observer: Observer,
     snap_bytes: u32,
-    program: Option<Program>,
+    program: Option<BpfProgram>,
     to: OwnedFd,
 ) -> Result<(), Problem> {
-    let frames = listen(&observer, Which::Of(observer.index), program)?;
+    let frames = listen(&observer, CaptureScope::Of(observer.index), program)?;
     rustix::io::ioctl_fionbio(&to, true).map_err(Problem::internal)?;
     let snap_bytes = if snap_bytes == 0 { usize::MAX } else { snap_bytes as usize };
     let write = move || {
@@ -72,23 +73,27 @@ pub fn capture(
     thread::Builder::new().name("capture".into()).spawn(write).map(drop).map_err(Problem::internal)
 }
 
-fn listen(observer: &Observer, which: Which, program: Option<Program>) -> Result<Capture, Problem> {
+fn listen(
+    observer: &Observer,
+    which: CaptureScope,
+    program: Option<BpfProgram>,
+) -> Result<Capture, Problem> {
     netns::within(observer.netns.as_fd(), || Capture::open(which, program))
-        .map_err(|error| Problem::new(ProblemKind::Unavailable, words(&error)))
+        .map_err(|error| Problem::new(ProblemKind::Unavailable, error_chain(&error)))
 }
 
 fn write(observer: &Observer, frames: &Capture, snap_bytes: usize, to: OwnedFd) -> io::Result<()> {
     let mut to = BufWriter::new(Pipe { to, observer, frames });
     to.write_all(&pcap::HEADER)?;
     to.flush()?;
-    let (mut frame, mut pace) = (Frame::default(), Pace::new()?);
+    let (mut frame, mut pace) = (CaptureBuffer::default(), Pace::new()?);
     while to.get_ref().is_wanted()? {
         wait([frames], LOOK)?;
         let mut left = BATCH;
         while let Some(seen) = frames.next(&mut frame, &mut left)? {
             let kept = &frame[..frame.len().min(snap_bytes)];
-            let Seen { at_ns, length, .. } = seen;
-            let record = pcap::Record { at_ns, kept: kept.len() as u32, length };
+            let FrameInfo { at_ns, length, .. } = seen;
+            let record = pcap::PcapRecordHeader { at_ns, kept: kept.len() as u32, length };
             to.write_all(&record.emit())?;
             to.write_all(kept)?;
         }
@@ -98,7 +103,7 @@ fn write(observer: &Observer, frames: &Capture, snap_bytes: usize, to: OwnedFd) 
     Ok(())
 }
 
-/// Where a capture goes. Who writes there waits for its reader as long as there are port and guest.
+/// Output of a capture. A write waits for the reader as long as port and guest exist.
 struct Pipe<'a> {
     to: OwnedFd,
     observer: &'a Observer,
@@ -106,7 +111,7 @@ struct Pipe<'a> {
 }
 
 impl Pipe<'_> {
-    /// Whether there are reader, port and guest. Counts what was missed, however long the reader takes.
+    /// True if reader, port and guest exist. Counts missed frames, however slow the reader is.
     fn is_wanted(&self) -> io::Result<bool> {
         self.observer.missed(self.frames.missed()?);
         let mut fds = [PollFd::new(&self.to, PollFlags::empty())];
@@ -136,10 +141,10 @@ impl Write for Pipe<'_> {
     }
 }
 
-/// Holds the calling thread to its part of a CPU.
+/// Limits the calling thread to its share of a CPU.
 struct Pace {
     since: Instant,
-    /// What the thread had used then.
+    /// CPU time of the thread at `since`.
     used: Duration,
 }
 
@@ -148,22 +153,22 @@ impl Pace {
         Ok(Self { since: Instant::now(), used: used()? })
     }
 
-    /// Sleeps until what was used since it was begun is no more than that part.
+    /// Sleeps until the CPU time used since the start is within the share.
     fn rest(&mut self) -> io::Result<()> {
         let due = (used()? - self.used) * CPU_PART;
         thread::sleep(due.saturating_sub(self.since.elapsed()));
-        // What is not used is not saved up.
+        // Unused CPU time is not saved up.
         *self = Self::new()?;
         Ok(())
     }
 }
 
-/// CPU time of the calling thread.
+/// Returns the CPU time of the calling thread.
 fn used() -> io::Result<Duration> {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).map_err(io::Error::other)
 }
 
-/// Waits until frames come, so long at the most.
+/// Waits until frames arrive, at most `most`.
 fn wait<const COUNT: usize>(frames: [&Capture; COUNT], most: Duration) -> io::Result<()> {
     let mut fds = frames.map(|frames| PollFd::from_borrowed_fd(frames.as_fd(), PollFlags::IN));
     match poll(&mut fds, Some(&timespec(most))) {
@@ -173,29 +178,29 @@ fn wait<const COUNT: usize>(frames: [&Capture; COUNT], most: Duration) -> io::Re
 }
 
 fn timespec(time: Duration) -> Timespec {
-    // None of them is longer than a second.
+    // No such time is longer than a second.
     Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
-/// Follows the next frame that arrives at a port through its router's kernel, to where it leaves: the interfaces that
-/// send the same packet soon after, though its addresses may be others then. `link` is the name of the port's link.
+/// Traces the next frame that arrives at a port through its router's kernel, to the interfaces that
+/// soon send the same packet, even with other addresses. `link` is the name of the port's link.
 ///
 /// # Errors
-/// No such frame arrived in time; or the port can't be listened at.
+/// No such frame arrived in time, or the port can't be observed.
 pub fn follow(
     observer: &Observer,
     (link, port): (&str, &str),
-    filter: &[Match],
-    program: Option<Program>,
+    filter: &[BytePattern],
+    program: Option<BpfProgram>,
     most: Duration,
-) -> Result<Vec<Stage>, Problem> {
-    // First what leaves: it can't arrive before.
-    let frames = listen(observer, Which::Sent, None)?;
-    let mut left = Left { frames, frame: Frame::default(), kept: VecDeque::new() };
-    let arriving = listen(observer, Which::Received(observer.index), program)?;
+) -> Result<Vec<TraceStep>, Problem> {
+    // Observe leaving frames first: they can't leave before the frame arrives.
+    let frames = listen(observer, CaptureScope::Sent, None)?;
+    let mut left = RecentEgress { frames, frame: CaptureBuffer::default(), kept: VecDeque::new() };
+    let arriving = listen(observer, CaptureScope::Received(observer.index), program)?;
     let (seen, frame) = arrival(observer, &arriving, &mut left, filter, most)?;
     let stage =
-        |at_ns: u64, stage: &str, detail: String| Stage { at_ns, stage: stage.into(), detail };
+        |at_ns: u64, stage: &str, detail: String| TraceStep { at_ns, stage: stage.into(), detail };
     let mut stages = vec![stage(
         0,
         "receive",
@@ -226,20 +231,20 @@ pub fn follow(
     Ok(stages)
 }
 
-/// The frame that is wanted, once it arrives.
+/// Returns the first frame that matches.
 fn arrival(
     observer: &Observer,
     arriving: &Capture,
-    left: &mut Left,
-    filter: &[Match],
+    left: &mut RecentEgress,
+    filter: &[BytePattern],
     most: Duration,
-) -> Result<(Seen, Frame), Problem> {
+) -> Result<(FrameInfo, CaptureBuffer), Problem> {
     let over = Instant::now() + most;
     let mut pace = Pace::new().map_err(Problem::internal)?;
-    let mut frame = Frame::default();
+    let mut frame = CaptureBuffer::default();
     loop {
         left.take().map_err(Problem::internal)?;
-        // What was missed so far is none that arrives from here on.
+        // Frames missed so far are not among those that arrive from here on.
         left.frames.missed().map_err(Problem::internal)?;
         let mut batch = BATCH;
         while let Some(seen) = arriving.next(&mut frame, &mut batch).map_err(Problem::internal)? {
@@ -261,8 +266,8 @@ fn arrival(
     }
 }
 
-/// What the kernel's routes say of a frame that arrived.
-fn says(observer: &Observer, seen: &Seen, frame: &[u8]) -> String {
+/// Returns what the kernel's routes say about an arrived frame.
+fn says(observer: &Observer, seen: &FrameInfo, frame: &[u8]) -> String {
     let Some((from, to)) = trace::ends(frame) else {
         return match ether::payload(frame).1 {
             ether::HEADER_BYTES => "by its kernel, which has no routes for what is not IP".into(),
@@ -270,42 +275,48 @@ fn says(observer: &Observer, seen: &Seen, frame: &[u8]) -> String {
         };
     };
     let verdict = netns::within(observer.netns.as_fd(), || {
-        let verdict = route::ask(seen.interface, from, to)?;
+        let verdict = route::lookup(seen.interface, from, to)?;
         let by = match &verdict {
-            Verdict::Hop { interface: index, .. } => interface(*index),
+            KernelVerdict::Hop { interface: index, .. } => interface(*index),
             _ => String::new(),
         };
         Ok((verdict, by))
     });
-    let short_way = if observer.short_way { "; not the short way, since it is traced" } else { "" };
+    let short_way =
+        if observer.xdp_bypass { "; not the short way, since it is traced" } else { "" };
     let words = match verdict {
-        Ok((Verdict::Local, _)) => format!("by its kernel, to which {to} belongs"),
-        Ok((Verdict::Hop { via, .. }, by)) => {
+        Ok((KernelVerdict::Local, _)) => format!("by its kernel, to which {to} belongs"),
+        Ok((KernelVerdict::Hop { via, .. }, by)) => {
             format!("by its kernel's routes to {} by {by}{short_way}", via.unwrap_or(to))
         }
-        Ok((Verdict::Other(kind), _)) => format!("by its kernel's {kind} route to {to}"),
-        Err(error) => format!("by its kernel, whose routes say: {}", words(&error)),
+        Ok((KernelVerdict::Other(kind), _)) => format!("by its kernel's {kind} route to {to}"),
+        Err(error) => format!("by its kernel, whose routes say: {}", error_chain(&error)),
     };
-    let another = if seen.to == To::Another { "; it is for another station's address" } else { "" };
+    let another = if seen.to == FrameDirection::Another {
+        "; it is for another station's address"
+    } else {
+        ""
+    };
     words + another
 }
 
-/// What an interface of the calling thread's network namespace is called. Its guest chose that: it may have any bytes.
+/// Returns the name of an interface in the calling thread's network
+/// namespace. Its guest chose it, so it may contain any bytes.
 fn interface(index: u32) -> String {
     let name = if_indextoname(index).ok();
     let name = name.map(|name| name.to_string_lossy().escape_debug().to_string());
     name.unwrap_or_else(|| format!("interface {index}"))
 }
 
-/// Frames that left a router lately.
-struct Left {
+/// Frames that left a router recently.
+struct RecentEgress {
     frames: Capture,
-    frame: Frame,
-    kept: VecDeque<(Seen, Vec<u8>)>,
+    frame: CaptureBuffer,
+    kept: VecDeque<(FrameInfo, Vec<u8>)>,
 }
 
-impl Left {
-    /// Takes those that wait, a batch at the most.
+impl RecentEgress {
+    /// Reads waiting frames, at most one batch.
     fn take(&mut self) -> io::Result<()> {
         let mut batch = BATCH;
         while let Some(seen) = self.frames.next(&mut self.frame, &mut batch)? {
@@ -316,17 +327,20 @@ impl Left {
         Ok(())
     }
 
-    /// Those that are the packet of `frame`, in their order: which interface sent it, and to which link address.
-    fn like(&mut self, arrived: &Seen, frame: &[u8]) -> io::Result<Vec<(Seen, String)>> {
+    /// Returns the copies of the packet in `frame`, in order, each with
+    /// the interface that sent it and the destination MAC address.
+    fn like(&mut self, arrived: &FrameInfo, frame: &[u8]) -> io::Result<Vec<(FrameInfo, String)>> {
         let mut found = Vec::new();
         let (mut until, mut pace) = (Instant::now() + LEAVES_WITHIN, Pace::new()?);
         loop {
             self.take()?;
             for (seen, sent) in self.kept.drain(..).rev() {
-                // One of the first frames may have the time at which it was read.
+                // Some of the first frames may have the time at which they were read.
                 let is_late = seen.at_ns + LOOK.as_nanos() as u64 >= arrived.at_ns;
                 let is_it = is_late && is_like(frame, &sent);
-                let Some(header) = ether::Header::parse(&sent).filter(|_| is_it) else { continue };
+                let Some(header) = ether::EthernetHeader::parse(&sent).filter(|_| is_it) else {
+                    continue;
+                };
                 if found.is_empty() {
                     until = Instant::now() + COPIES_WITHIN;
                 }
@@ -336,7 +350,7 @@ impl Left {
             }
             let rest = until.saturating_duration_since(Instant::now());
             if rest.is_zero() {
-                // Of others with the same payload some leave, too, who have other addresses.
+                // Other frames with the same payload may leave too, with other addresses.
                 let ends = trace::ends(frame);
                 let is_same = |(.., sent): &(_, _, _)| *sent == ends;
                 if found.iter().any(is_same) {
@@ -353,8 +367,9 @@ impl Left {
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
 
-/// Whether a frame that leaves a router may be of the packet that arrived as another one: what routers and translation
-/// of addresses change is not looked at. It may be the first of several fragments, and cut off.
+/// True if a frame that leaves a router may contain the packet that arrived.
+/// Fields that routers and address translation change are not compared. The
+/// frame may be the first of several fragments, and truncated.
 fn is_like(arrived: &[u8], left: &[u8]) -> bool {
     let ((kind, at), (left_kind, left_at)) = (ether::payload(arrived), ether::payload(left));
     let (Some(arrived), Some(left)) = (arrived.get(at..), left.get(left_at..)) else {
@@ -371,7 +386,8 @@ fn is_like(arrived: &[u8], left: &[u8]) -> bool {
             ) else {
                 return false;
             };
-            // Number and protocol (RFC 791, section 3.1); the length unless more fragments follow.
+            // Identification and protocol (RFC 791, section 3.1); the
+            // length unless more fragments follow.
             let is_cut = left_head[6] & 0x20 != 0;
             let segment = |head: &[u8; 20]| usize::from(head[0] & 0xf) * 4;
             head[4..6] == left_head[4..6]
@@ -397,7 +413,8 @@ fn is_like(arrived: &[u8], left: &[u8]) -> bool {
     }
 }
 
-/// The same of what is behind an IP header: all but ports, checksums, and identifiers of ICMP, as far as both go.
+/// Compares what follows an IP header, except ports, checksums, and
+/// ICMP identifiers, as far as both frames go.
 fn is_like_segment(protocol: u8, arrived: &[u8], left: &[u8]) -> bool {
     let may_change = |at: usize| match protocol {
         TCP => matches!(at, 0..4 | 16..18),
@@ -412,7 +429,7 @@ fn is_like_segment(protocol: u8, arrived: &[u8], left: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A frame with a packet of UDP.
+    /// A frame with a UDP packet.
     fn frame(id: u16, payload: &[u8]) -> Vec<u8> {
         let length = (28 + payload.len()) as u16;
         let mut frame = [[1; 6], [2; 6]].concat();
@@ -427,10 +444,10 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_is_known_again_behind_a_router_that_translates() {
+    fn packet_is_recognized_after_nat() {
         let arrived = frame(7, b"abcdef");
         let mut left = arrived.clone();
-        // Link addresses, TTL, checksums, IP addresses, ports; a tag.
+        // MAC addresses, TTL, checksums, IP addresses, ports; a tag.
         for at in (0..12).chain([22, 24, 25]).chain(26..38).chain([40, 41]) {
             left[at] ^= 0x55;
         }
@@ -447,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn another_packet_is_not_taken_for_it() {
+    fn different_packets_are_not_matched() {
         let arrived = frame(7, b"abcdef");
         let others = [frame(8, b"abcdef"), frame(7, b"abcdeg"), frame(7, b"abcde"), frame(7, b"")];
         assert!(others.iter().all(|other| !is_like(&arrived, other)));
@@ -466,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_has_a_part_of_a_cpu() {
+    fn capture_reader_is_limited_to_its_cpu_share() {
         let (begun, before) = (Instant::now(), used().unwrap());
         let mut pace = Pace::new().unwrap();
         while begun.elapsed() < Duration::from_millis(300) {

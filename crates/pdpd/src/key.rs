@@ -1,61 +1,61 @@
-//! Names of the objects that pdpd makes, as in the journal.
+//! Names of the objects that pdpd creates, as in the journal.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::queue::Item;
 
-/// An object. The order is that of making: what comes later needs what comes before.
+/// An object. The order is that of creation: later objects need earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
+pub enum ObjectKey {
     /// The mux.
     Mux,
     /// An external interface, by its name in the substrate.
     External(String),
     /// A vnet as a whole.
     Vnet(String),
-    /// The control side of a node.
+    /// The control guest of a node, with its helpers.
     Node {
-        /// Its vnet.
+        /// Vnet of the node.
         vnet: String,
-        /// Its name.
+        /// Name of the node.
         node: String,
     },
     /// A forwarding guest.
     Guest {
-        /// Its vnet.
+        /// Vnet of the vrouter.
         vnet: String,
-        /// Its vrouter.
+        /// Vrouter of the guest.
         node: String,
-        /// Its number.
+        /// Number of the guest.
         number: u32,
     },
-    /// What belongs to no object. Not in the journal.
+    /// Remains that belong to no object. Not in the journal.
     Leftovers,
 }
 
-impl Key {
-    /// An external interface.
+impl ObjectKey {
+    /// Returns the key of an external interface.
     pub fn external(name: &str) -> Self {
         Self::External(name.into())
     }
 
-    /// A vnet.
+    /// Returns the key of a vnet.
     pub fn vnet(name: &str) -> Self {
         Self::Vnet(name.into())
     }
 
-    /// A node.
+    /// Returns the key of a node.
     pub fn node(vnet: &str, node: &str) -> Self {
         Self::Node { vnet: vnet.into(), node: node.into() }
     }
 
-    /// A forwarding guest.
+    /// Returns the key of a forwarding guest.
     pub fn guest(vnet: &str, node: &str, number: u32) -> Self {
         Self::Guest { vnet: vnet.into(), node: node.into(), number }
     }
 
-    /// What the API calls it: `vnet/red/node/r1`.
+    /// Returns the object's name in the API: `vnet/red/node/r1`.
     pub fn object(&self) -> String {
         match self {
             Self::Mux => "mux".into(),
@@ -67,7 +67,8 @@ impl Key {
         }
     }
 
-    /// What the API calls one of its processes, by the id that this has ([`crate::plan::Part::id`]).
+    /// Returns the name in the API of one of the object's processes,
+    /// given by its id ([`crate::plan::ProcessRole::id`]).
     pub fn process_object(&self, id: &str) -> String {
         match self {
             Self::Node { vnet, node } | Self::Guest { vnet, node, .. } => {
@@ -78,7 +79,7 @@ impl Key {
         }
     }
 
-    /// The node that it is or belongs to; empty where there is none.
+    /// Returns the node that the key is or belongs to; empty if there is none.
     pub fn node_name(&self) -> &str {
         match self {
             Self::Node { node, .. } | Self::Guest { node, .. } => node,
@@ -86,7 +87,7 @@ impl Key {
         }
     }
 
-    /// The vnet that it is or belongs to.
+    /// Returns the vnet that the key is or belongs to.
     pub fn vnet_name(&self) -> Option<&str> {
         match self {
             Self::Vnet(vnet) | Self::Node { vnet, .. } | Self::Guest { vnet, .. } => Some(vnet),
@@ -95,8 +96,8 @@ impl Key {
     }
 }
 
-impl Item for Key {
-    /// The tenant of a vnet, or a vnet that is no tenant's; empty for what is the node's.
+impl Item for ObjectKey {
+    /// Returns the tenant, or the vnet if it has no tenant; empty for the node's own objects.
     fn owner(&self) -> &str {
         let vnet = self.vnet_name().unwrap_or_default();
         vnet.split_once('.').map_or(vnet, |(tenant, _)| tenant)
@@ -107,7 +108,7 @@ impl Item for Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mux => f.write_str("mux"),
@@ -120,16 +121,16 @@ impl fmt::Display for Key {
     }
 }
 
-/// Not the name of a [`Key`].
+/// The text is not the name of a [`ObjectKey`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} names no object")]
-pub struct BadKey(String);
+pub struct InvalidObjectKey(String);
 
-impl FromStr for Key {
-    type Err = BadKey;
+impl FromStr for ObjectKey {
+    type Err = InvalidObjectKey;
 
-    fn from_str(text: &str) -> Result<Self, BadKey> {
-        let bad = || BadKey(text.into());
+    fn from_str(text: &str) -> Result<Self, InvalidObjectKey> {
+        let bad = || InvalidObjectKey(text.into());
         let (kind, rest) = text.split_once(' ').unwrap_or((text, ""));
         let parts: Vec<&str> = rest.split('/').collect();
         match (kind, parts.as_slice()) {
@@ -150,15 +151,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_are_called_as_everywhere() {
-        use crate::plan::Part;
-        let (node, guest) = (Key::node("acme.red", "r1"), Key::guest("acme.red", "r1", 3));
+    fn process_objects_use_their_public_names() {
+        use crate::plan::ProcessRole;
+        let (node, guest) =
+            (ObjectKey::node("acme.red", "r1"), ObjectKey::guest("acme.red", "r1", 3));
         for (key, part, name) in [
-            (&node, Part::Control, "control"),
-            (&node, Part::Tap, "tap"),
-            (&node, Part::Mirror, "mirror"),
-            (&guest, Part::Guest(3), "g3"),
-            (&guest, Part::GuestTap(3), "tap-g3"),
+            (&node, ProcessRole::Control, "control"),
+            (&node, ProcessRole::Tap, "tap"),
+            (&node, ProcessRole::Mirror, "mirror"),
+            (&guest, ProcessRole::Guest(3), "g3"),
+            (&guest, ProcessRole::GuestTap(3), "tap-g3"),
         ] {
             let object = key.process_object(&part.id("acme.red", "r1"));
             assert_eq!(object, format!("vnet/acme.red/node/r1/{name}"));
@@ -167,20 +169,20 @@ mod tests {
     }
 
     #[test]
-    fn names_read_back() {
+    fn object_keys_round_trip_as_text() {
         let keys = [
-            Key::Mux,
-            Key::external("A"),
-            Key::vnet("red"),
-            Key::node("red", "r1"),
-            Key::guest("red", "r1", 3),
+            ObjectKey::Mux,
+            ObjectKey::external("A"),
+            ObjectKey::vnet("red"),
+            ObjectKey::node("red", "r1"),
+            ObjectKey::guest("red", "r1", 3),
         ];
         for key in &keys {
-            assert_eq!(&key.to_string().parse::<Key>().unwrap(), key);
+            assert_eq!(&key.to_string().parse::<ObjectKey>().unwrap(), key);
         }
         assert!(keys.is_sorted());
         for bad in ["", "muxx", "node red", "guest red/r1/x", "node red/r1/0"] {
-            assert!(bad.parse::<Key>().is_err(), "{bad}");
+            assert!(bad.parse::<ObjectKey>().is_err(), "{bad}");
         }
     }
 }

@@ -1,28 +1,28 @@
-//! The PdP daemon: decides and configures, never on a packet's or a route's way.
+//! The PdP daemon: decides and configures. It never touches a packet, and is on no route's path.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`access`], [`audit`] | who may do what, and who did |
-//! | [`http`] | the API; asks [`engine`] |
-//! | [`engine`] | changes what is wanted, one change at a time; answers what is |
-//! | [`observe`], [`view`], `ask`, `kernel_routes` | what is, for the API |
-//! | [`model`] | what is wanted: specs, what was given out, and the plan of both (pure) |
-//! | [`shared`] | maps whose versions share what they have in common (pure) |
-//! | [`plan`] | specs to what is to run (pure) |
-//! | [`keeper`], [`queue`] | says which object is worked on when |
-//! | [`reconcile`] | brings an object nearer to the plan |
-//! | [`images`] | images of registries and archives |
-//! | [`watch`] | what is, what happened and what was counted, for who watches |
-//! | [`doctor`] | what the machine can and can't do |
-//! | [`claim`] | places that no other daemon may have |
-//! | [`machine`], [`host`], [`control`] | what can be done on the machine; calls to the mux and the helpers |
-//! | [`settings`] | settings of the machine that bound what all guests use together |
-//! | [`state`] | what is remembered |
+//! | [`access`], [`audit`] | permissions, and the audit log |
+//! | [`http`] | the API; calls [`engine`] |
+//! | [`engine`] | changes the desired state, one change at a time; answers queries |
+//! | [`observe`], [`view`], `ask`, `kernel_routes` | the current state, for the API |
+//! | [`model`] | the desired state: specs, allocations, and the plan made from both (pure) |
+//! | [`shared`] | maps whose versions point to the same unchanged values (pure) |
+//! | [`plan`] | turns specs into objects that shall run (pure) |
+//! | [`reconciler`], [`queue`] | decides which object is worked on when |
+//! | [`reconcile`] | moves an object towards the plan |
+//! | [`images`] | images from registries and archives |
+//! | [`watch`] | state, events and counters for watchers |
+//! | [`doctor`] | checks of the machine |
+//! | [`claim`] | paths that one daemon has for itself |
+//! | [`machine`], [`host`], [`control`] | actions on the machine; calls to mux and helpers |
+//! | [`settings`] | settings of the machine that limit all guests together |
+//! | [`state`] | the state file |
 
 #![forbid(unsafe_code)]
 
 pub mod access;
-mod ask;
+pub mod allocations;
 pub mod audit;
 pub mod backoff;
 pub mod bounds;
@@ -30,24 +30,24 @@ pub mod claim;
 pub mod control;
 pub mod doctor;
 pub mod engine;
-pub mod far;
 mod fastpath;
 pub mod host;
 pub mod http;
 pub mod images;
-pub mod keeper;
 mod kernel_frames;
 mod kernel_routes;
+pub mod kernel_tunnels;
 pub mod key;
-pub mod ledger;
 pub mod machine;
 pub mod model;
 pub mod observe;
 pub mod observers;
 pub mod plan;
 pub mod ports;
+mod query;
 pub mod queue;
 pub mod reconcile;
+pub mod reconciler;
 pub mod remains;
 pub mod settings;
 pub mod shared;

@@ -1,10 +1,10 @@
-//! What the keeper needs of a machine.
+//! Interface between the reconcile loop and the machine.
 //!
-//! Each call does one thing and returns: none waits for a process to be ready or to end. What a call
-//! does take is that of a container being made (`runc`), of a system call, or of an answer, for which
-//! [`crate::control::CALL_MAX`] and [`MIRROR_WAIT`] are the bounds.
+//! Each call does one thing and returns. It never waits for a process to become ready or
+//! to end. A call takes as long as a container's creation (`runc`), a system call, or an
+//! answer. Answers are limited by [`crate::control::CALL_MAX`] and [`MIRROR_WAIT`].
 //!
-//! [`Host`] is the real one; tests of the keeper have one that only pretends.
+//! [`Host`] is the real implementation; tests of the loop use a fake one.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -14,134 +14,138 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use pdp_container::{GuestSpec, HelperSpec, Limits, Process, State as GuestState};
-use pdp_net::route::Route;
+use pdp_container::{GuestSpec, HelperSpec, Limits, Process, ProcessState as GuestState};
+use pdp_net::route::StaticRouteSpec;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Xdp;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 
-use crate::control::{ControlError, Mirror, MuxHello, TapHelper};
-use crate::host::{self, Host, HostError, words};
-use crate::plan::{Directory, GuestPlan, KernelPlan, PortNow, TapHelperPlan};
-use crate::ports::Touched;
+use crate::control::{ControlError, MirrorClient, MuxHello, TapHelperClient};
+use crate::host::{self, Host, HostError, error_chain};
+use crate::plan::{DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, TapHelperPlan};
+use crate::ports::ChangedNode;
 use crate::state::PRIVATE;
 
-/// Longest wait at a socket whose queue of connections is full.
+/// Longest wait at a socket whose accept queue is full.
 const LISTEN_WAIT: Duration = Duration::from_millis(20);
 
 /// Longest wait for a route mirror's answer.
 const MIRROR_WAIT: Duration = Duration::from_secs(1);
 
-/// A machine. Its calls may come from several threads, for different objects.
+/// A machine. Calls may come from several threads, for different objects.
 pub trait Machine: Debug + Send + Sync {
-    /// The process in a guest's or helper's directory, if it runs and its shim does.
+    /// Returns the process in a guest's or helper's directory, if it and its shim run.
     fn running(&self, dir: &Path) -> Option<Process>;
 
-    /// Whether a process is there, started or only made.
+    /// True if a process exists, whether started or only created.
     fn is_alive(&self, process: Process) -> bool;
 
-    /// Whether the guest in a directory, which is this process, was made and waits for its start, and its shim
-    /// is there.
-    fn waits(&self, dir: &Path, process: Process) -> bool;
+    /// True if `process` is the guest in this directory, was created
+    /// but not started, and its shim runs.
+    fn awaits_start(&self, dir: &Path, process: Process) -> bool;
 
-    /// How the process of a directory ended, in words.
+    /// Describes how the process of a directory ended.
     fn ending(&self, dir: &Path) -> String;
 
-    /// A descriptor that polls readable once the process of a directory ended; `None` if it has.
-    fn wait_exit(&self, dir: &Path) -> Result<Option<OwnedFd>, HostError>;
+    /// Returns a descriptor that polls readable once the process of a
+    /// directory has ended; `None` if it has.
+    fn exit_fd(&self, dir: &Path) -> Result<Option<OwnedFd>, HostError>;
 
-    /// Directories of all guests and helpers that there are, whole or not.
+    /// Returns the directories of all guests and helpers, complete or not.
     fn list(&self) -> Result<Vec<PathBuf>, HostError>;
 
-    /// Removes logs of others than these.
+    /// Removes all logs except those of these directories.
     fn remove_logs_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError>;
 
-    /// Removes the volumes of the guest in a directory, which does not run, but those of these names.
+    /// Removes the volumes of a stopped guest, except those with these names.
     fn remove_volumes(&self, dir: &Path, kept: &BTreeSet<&str>) -> Result<(), HostError>;
 
-    /// Removes volumes but those of the guests in these directories.
+    /// Removes all volumes except those of the guests in these directories.
     fn remove_volumes_but(&self, known: &BTreeSet<PathBuf>) -> Result<(), HostError>;
 
-    /// Removes images that no guest runs on. Quick where there are none. One that stays is told in the log and
-    /// tried again the next time: it is nobody's fault who runs now.
+    /// Removes images that no guest uses; quick if there are none. An image that can't be
+    /// removed is logged and tried again the next time, since no running guest is at fault.
     fn collect_images(&self);
 
-    /// Begins to unpack a guest's image, and returns true once it is.
+    /// Starts to unpack a guest's image. Returns true once it is unpacked.
     fn unpack(&self, spec: &GuestSpec) -> Result<bool, HostError>;
 
-    /// Makes a guest up to its namespaces.
+    /// Creates a guest with its namespaces.
     fn create(&self, spec: &GuestSpec) -> Result<Process, HostError>;
 
-    /// Starts a guest that was made.
+    /// Starts a created guest.
     fn start(&self, dir: &Path) -> Result<(), HostError>;
 
     /// Changes the limits of a guest.
     fn update_limits(&self, dir: &Path, limits: &Limits) -> Result<(), HostError>;
 
-    /// Starts a helper, of which there is nothing; it makes `socket` and listens there.
+    /// Starts a new helper, which creates `socket` and listens there.
     fn spawn(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError>;
 
-    /// Starts a helper, of which there is nothing, that serves what connects to `socket`, made for it.
+    /// Starts a new helper that serves connections to `socket`, which is created for it.
     fn spawn_served(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError>;
 
-    /// Whether somebody listens at a socket.
+    /// True if a process listens at a socket.
     fn listens(&self, socket: &Path) -> bool;
 
-    /// Kills a guest or helper, and removes every trace of it once it has ended; false: it has not
-    /// yet.
+    /// Kills a guest or helper, and removes every trace of it once it
+    /// has ended. Returns false if it has not ended yet.
     fn end(&self, dir: &Path) -> Result<bool, HostError>;
 
-    /// What a helper that ended said last, if that is of why.
-    fn last_words(&self, dir: &Path) -> Option<String>;
+    /// Returns the last line that an ended helper logged, if it is an error.
+    fn last_error(&self, dir: &Path) -> Option<String>;
 
-    /// Says to a forwarding guest how many cores it may use.
-    fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError>;
+    /// Tells a forwarding guest how many cores it may use.
+    fn write_quota(&self, plan: &GuestPlan) -> Result<(), HostError>;
 
-    /// Makes TAPs in the network namespace of a guest that was made.
+    /// Creates TAPs in the network namespace of a created guest.
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError>;
 
-    /// Sets sysctls of the network namespace of a guest that was made, in this order.
+    /// Sets sysctls in the network namespace of a created guest, in this order.
     fn set_sysctls(&self, guest: Process, values: &[(String, String)]) -> Result<(), HostError>;
 
-    /// Gives `lo` in the network namespace of a guest that was made these addresses.
+    /// Sets the addresses of `lo` in the network namespace of a created guest.
     fn set_loopback(&self, guest: Process, addresses: &[IpNet]) -> Result<(), HostError>;
 
-    /// Gives a guest's network namespace static routes; `before`: those that it was given before.
+    /// Sets static routes in a guest's network namespace. `before` are those set earlier.
     fn set_routes(
         &self,
         guest: Process,
-        before: &[Route],
-        wanted: &[Route],
+        before: &[StaticRouteSpec],
+        wanted: &[StaticRouteSpec],
     ) -> Result<(), HostError>;
 
-    /// Sees to it that the ports of a node whose frames stay in the kernel are so, in the network namespace of a guest
-    /// that was made.
+    /// Sets up a node's ports whose frames stay in the kernel, in the
+    /// network namespace of a created guest.
     fn see_to_ports(
         &self,
         of: (&str, &str),
         guest: Process,
         kernel: Option<&KernelPlan>,
-        ports: &[PortNow<'_>],
+        ports: &[KernelLinkPortState<'_>],
     ) -> Result<(), HostError>;
 
-    /// What is readable where a guest may have done something to one, until they are looked at; `None`: there are none.
+    /// Returns a descriptor that is readable from when a guest may have changed
+    /// such a port until the ports are checked; `None` if no such ports exist.
     fn watch_ports(&self) -> Option<Arc<OwnedFd>>;
 
-    /// Looks at those of which that is told: nodes that one is gone of, or of which one is otherwise than at the last
-    /// look.
-    fn touched_ports(&self) -> Vec<Touched>;
+    /// Checks the ports that the descriptor reports. Returns nodes with
+    /// a port that is gone, or that changed since the last check.
+    fn touched_ports(&self) -> Vec<ChangedNode>;
 
-    /// Removes all such ports but those of the numbers that `kept` says, which is asked while none is made: what is
-    /// wanted by then stays. What all had in common stays where `any` says that some are wanted.
+    /// Removes all such ports except the numbers that `kept` returns. `kept`
+    /// is called while no port is being created, so ports wanted by then stay.
+    /// The common state stays if `any` returns true because some are wanted.
     fn remove_ports_but(
         &self,
         kept: &dyn Fn() -> BTreeSet<u32>,
         any: &dyn Fn() -> bool,
     ) -> Result<(), HostError>;
 
-    /// Has the program at a device, whose pins are in `pins`, give such ports what comes by their tunnels, unless it does
-    /// since `before`. Returns the program, and when it began.
+    /// Makes the program at a device, with pins in `pins`, deliver tunnel
+    /// frames to such ports. Does nothing if it does so since `before`, an
+    /// earlier result. Returns the program, and the new value for `before`.
     fn attach_for_ports(
         &self,
         device: &str,
@@ -152,90 +156,92 @@ pub trait Machine: Debug + Send + Sync {
     /// Raises or drops the carrier of a TAP.
     fn set_carrier(&self, tap: BorrowedFd<'_>, up: bool) -> Result<(), HostError>;
 
-    /// Has a helper serve TAPs.
+    /// Makes a helper serve TAPs.
     fn serve(&self, plan: &TapHelperPlan, taps: &[OwnedFd]) -> Result<(), HostError>;
 
-    /// The TAPs that a running helper holds, in the plan's order; `None` if those are not the plan's.
+    /// Returns the TAPs of a running helper, in the plan's order;
+    /// `None` if they differ from the plan's.
     fn held_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError>;
 
-    /// Whether a guest's tables equal the kernel's, as far as its mirror knows.
+    /// True if a guest's tables equal the kernel's, as far as its mirror knows.
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool;
 
-    /// Makes a directory for the sockets of others.
-    fn make_directory(&self, directory: &Directory) -> Result<(), HostError>;
+    /// Creates a directory for sockets of other processes.
+    fn make_directory(&self, directory: &DirectoryPlan) -> Result<(), HostError>;
 
-    /// Whether a directory is there.
+    /// True if a directory exists.
     fn has_directory(&self, path: &Path) -> bool;
 
-    /// Makes this a file's content, in one step; whether it was another.
+    /// Sets a file's content atomically. Returns true if it was different.
     fn update_file(&self, path: &Path, content: &[u8]) -> Result<bool, HostError>;
 
-    /// Makes this the content of a file that guests have bound, which they see; it stays the same file.
+    /// Overwrites a file that guests have bound and see; the file keeps its inode.
     fn write_over(&self, path: &Path, content: &[u8]) -> Result<(), HostError>;
 
-    /// Removes a directory with all that is in it, if it is there.
+    /// Removes a directory and its content, if it exists.
     fn remove_directory(&self, path: &Path) -> Result<(), HostError>;
 
-    /// Removes all that is in a directory, which stays.
+    /// Removes the content of a directory and keeps the directory.
     fn clear_directory(&self, path: &Path) -> Result<(), HostError>;
 
-    /// Makes a cgroup with these limits, or sets those of one that is there.
+    /// Creates a cgroup with these limits, or sets the limits of an existing one.
     fn limit(&self, cgroup: &str, limits: &Limits) -> Result<(), HostError>;
 
-    /// Has the helper in a directory run in another cgroup, if it runs.
+    /// Moves the helper in a directory to another cgroup, if it runs.
     fn enter(&self, dir: &Path, cgroup: &str) -> Result<(), HostError>;
 
-    /// Says what part of a CPU a cgroup gets, thousandths of a core.
+    /// Sets the CPU weight of a cgroup, thousandths of a core.
     fn weigh(&self, cgroup: &str, millicores: u32) -> Result<(), HostError>;
 
-    /// Sees to it that the kernel's neighbour tables have room for so many entries beside the machine's own, up
-    /// to a bound.
-    fn make_room_for_neighbours(&self, count: u64);
+    /// Enlarges the kernel's neighbour tables for this many entries
+    /// besides the machine's own, up to a limit.
+    fn raise_neighbour_limits(&self, count: u64);
 
-    /// Sees to it that each of `all` guests, `of_vnet` of which are one network's, can have what it may of what the
-    /// kernel bounds for all together.
-    fn make_room_for_guests(&self, all: u64, of_vnet: u64);
+    /// Raises the kernel's common limits such that each of `all` guests,
+    /// `of_vnet` of which belong to one network, can use its allowance.
+    fn raise_guest_limits(&self, all: u64, of_vnet: u64);
 
-    /// Has guests of a vnet, whose user ids begin with this one, pay for what they ask their kernel for, as far as the
-    /// kernel can.
+    /// Charges kernel resources of a vnet's guests to its owner, as far
+    /// as the kernel can. `first_user` is the guests' first user id.
     fn bound(&self, vnet: &str, first_user: u32);
 
-    /// Forgets what [`Machine::bound`] said; with the last vnet all that is left of it.
+    /// Reverts [`Machine::bound`]. With the last vnet, removes all its state.
     fn unbound(&self, vnet: &str, last: bool) -> Result<(), HostError>;
 
-    /// Kills what is left in a cgroup, and removes it once that has ended; false: it has not yet. An
-    /// empty name means all below pdpd's own, which stays.
+    /// Kills the processes in a cgroup, and removes it once they have ended. Returns false if they
+    /// have not ended yet. An empty name means everything below pdpd's own cgroup, which stays.
     fn remove_cgroup(&self, cgroup: &str) -> Result<bool, HostError>;
 
-    /// Removes a cgroup and a directory below the run directory that have the same name, if nothing
-    /// is in them.
+    /// Removes a cgroup, and the directory of the same name below the
+    /// run directory, if they are empty.
     fn remove_if_empty(&self, name: &str);
 
-    /// What the mux has.
+    /// Returns the objects that the mux has.
     fn mux(&self) -> Result<MuxHello, ControlError>;
 
-    /// Counters of a vnet, from the mux.
-    fn mux_stats(&self, vnet: &str) -> Result<mux::Stats, ControlError>;
+    /// Returns the mux's counters of a vnet.
+    fn mux_stats(&self, vnet: &str) -> Result<mux::MuxStats, ControlError>;
 
-    /// Has the mux know a vnet.
-    fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError>;
+    /// Adds or changes a vnet in the mux.
+    fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError>;
 
-    /// Has the mux forget a vnet.
+    /// Deletes a vnet from the mux.
     fn delete_vnet(&self, vnet: &str) -> Result<(), HostError>;
 
-    /// Has the mux know an external interface, with descriptors or with none to keep those it has.
+    /// Adds or changes an external interface in the mux, with
+    /// descriptors or with none to keep those it has.
     fn put_external(
         &self,
-        external: mux::External,
+        external: mux::ExternalConfig,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), HostError>;
 
-    /// Has the mux forget an external interface.
+    /// Deletes an external interface from the mux.
     fn delete_external(&self, name: &str) -> Result<(), HostError>;
 
-    /// An error in words, for who asks by the API.
-    fn told(&self, error: &HostError) -> String {
-        words(error)
+    /// Formats an error for clients of the API.
+    fn error_text(&self, error: &HostError) -> String {
+        error_chain(error)
     }
 }
 
@@ -248,7 +254,7 @@ impl Machine for Host {
         process.is_alive()
     }
 
-    fn waits(&self, dir: &Path, process: Process) -> bool {
+    fn awaits_start(&self, dir: &Path, process: Process) -> bool {
         matches!(self.runtime.state(dir), Ok(GuestState::Created(made)) if made == process)
     }
 
@@ -256,12 +262,12 @@ impl Machine for Host {
         Self::ending(self, dir)
     }
 
-    fn wait_exit(&self, dir: &Path) -> Result<Option<OwnedFd>, HostError> {
+    fn exit_fd(&self, dir: &Path) -> Result<Option<OwnedFd>, HostError> {
         Ok(self.runtime.wait_exit(dir)?)
     }
 
     fn list(&self) -> Result<Vec<PathBuf>, HostError> {
-        // They went with all that is the node's, where nothing is wanted.
+        // They were removed with the node's other objects, since nothing is wanted.
         if !self.places.records().exists() {
             return Ok(Vec::new());
         }
@@ -282,7 +288,7 @@ impl Machine for Host {
 
     fn collect_images(&self) {
         if let Err(error) = self.runtime.collect_images() {
-            tracing::warn!("images: {}", host::words(&error));
+            tracing::warn!("images: {}", host::error_chain(&error));
         }
     }
 
@@ -316,7 +322,7 @@ impl Machine for Host {
     }
 
     fn end(&self, dir: &Path) -> Result<bool, HostError> {
-        // What can't be read is not waited for, but removed as what it is.
+        // Unreadable records are not waited for, but removed as files.
         if matches!(self.runtime.kill(dir), Ok(false)) {
             return Ok(false);
         }
@@ -324,12 +330,12 @@ impl Machine for Host {
         Ok(true)
     }
 
-    fn last_words(&self, dir: &Path) -> Option<String> {
-        Self::last_words(self, dir)
+    fn last_error(&self, dir: &Path) -> Option<String> {
+        Self::last_error(self, dir)
     }
 
-    fn say_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
-        Self::say_quota(self, plan)
+    fn write_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
+        Self::write_quota(self, plan)
     }
 
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
@@ -349,8 +355,8 @@ impl Machine for Host {
     fn set_routes(
         &self,
         guest: Process,
-        before: &[Route],
-        wanted: &[Route],
+        before: &[StaticRouteSpec],
+        wanted: &[StaticRouteSpec],
     ) -> Result<(), HostError> {
         let netns = host::network_namespace(guest)?;
         Ok(pdp_net::route::set(netns.as_fd(), before, wanted)?)
@@ -361,7 +367,7 @@ impl Machine for Host {
         of: (&str, &str),
         guest: Process,
         kernel: Option<&KernelPlan>,
-        ports: &[PortNow<'_>],
+        ports: &[KernelLinkPortState<'_>],
     ) -> Result<(), HostError> {
         self.ports.see_to(of, guest, kernel, ports, self.runtime.cgroups())
     }
@@ -370,7 +376,7 @@ impl Machine for Host {
         self.ports.watch()
     }
 
-    fn touched_ports(&self) -> Vec<Touched> {
+    fn touched_ports(&self) -> Vec<ChangedNode> {
         self.ports.touched()
     }
 
@@ -397,7 +403,7 @@ impl Machine for Host {
 
     fn serve(&self, plan: &TapHelperPlan, taps: &[OwnedFd]) -> Result<(), HostError> {
         let descriptors: Vec<_> = taps.iter().map(AsFd::as_fd).collect();
-        let helper = TapHelper { path: plan.control.clone() };
+        let helper = TapHelperClient { path: plan.control.clone() };
         Ok(helper.serve(plan.ports.clone(), &descriptors)?)
     }
 
@@ -406,14 +412,14 @@ impl Machine for Host {
     }
 
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool {
-        let status = Mirror { path: mirror.into() }.status(MIRROR_WAIT);
-        let synced = |status: pdp_proto::mirror::Status| {
+        let status = MirrorClient { path: mirror.into() }.status(MIRROR_WAIT);
+        let synced = |status: pdp_proto::mirror::MirrorStatusReply| {
             status.guests.iter().any(|known| known.guest == guest && known.synced)
         };
         status.is_ok_and(synced)
     }
 
-    fn make_directory(&self, directory: &Directory) -> Result<(), HostError> {
+    fn make_directory(&self, directory: &DirectoryPlan) -> Result<(), HostError> {
         Self::make_directory(self, directory)
     }
 
@@ -453,12 +459,12 @@ impl Machine for Host {
         Ok(self.runtime.cgroups().weigh(cgroup, millicores)?)
     }
 
-    fn make_room_for_neighbours(&self, count: u64) {
-        self.settings.hold_neighbours(count);
+    fn raise_neighbour_limits(&self, count: u64) {
+        self.settings.raise_neighbour_limits(count);
     }
 
-    fn make_room_for_guests(&self, all: u64, of_vnet: u64) {
-        self.settings.hold_guests(all, of_vnet);
+    fn raise_guest_limits(&self, all: u64, of_vnet: u64) {
+        self.settings.raise_guest_limits(all, of_vnet);
     }
 
     fn bound(&self, vnet: &str, first_user: u32) {
@@ -482,11 +488,11 @@ impl Machine for Host {
         self.mux.hello()
     }
 
-    fn mux_stats(&self, vnet: &str) -> Result<mux::Stats, ControlError> {
+    fn mux_stats(&self, vnet: &str) -> Result<mux::MuxStats, ControlError> {
         self.mux.stats(Some(vnet))
     }
 
-    fn put_vnet(&self, vnet: mux::Vnet) -> Result<(), HostError> {
+    fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError> {
         Self::put_vnet(self, vnet)
     }
 
@@ -496,7 +502,7 @@ impl Machine for Host {
 
     fn put_external(
         &self,
-        external: mux::External,
+        external: mux::ExternalConfig,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), HostError> {
         Self::put_external(self, external, descriptors)
@@ -506,7 +512,7 @@ impl Machine for Host {
         Ok(self.mux.delete_external(name)?)
     }
 
-    fn told(&self, error: &HostError) -> String {
-        host::hide(self.state_directory(), words(error))
+    fn error_text(&self, error: &HostError) -> String {
+        host::hide(self.state_directory(), error_chain(error))
     }
 }

@@ -12,21 +12,23 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use pdp_api::DaemonName;
-use pdp_container::{LOG_BYTES_MAX, LogFile, Paths, Runtime, State as GuestState, tree};
+use pdp_container::{
+    LOG_BYTES_MAX, LogFile, ProcessState as GuestState, Runtime, RuntimePaths, safe_removal,
+};
 use pdp_spec::Descriptors;
-use pdpd::access::Guard;
-use pdpd::bounds::Bounds;
+use pdpd::access::Authenticator;
+use pdpd::bounds::GuestLimits;
 use pdpd::claim::{self, claim};
-use pdpd::control::Mux;
-use pdpd::engine::Engine;
-use pdpd::host::{Host, words};
+use pdpd::control::MuxClient;
+use pdpd::engine::DaemonCore;
+use pdpd::host::{Host, error_chain};
 use pdpd::http::tls::Tls;
 use pdpd::http::{self, Listeners};
 use pdpd::images::proxy;
-use pdpd::plan::Places;
-use pdpd::ports::Ports;
-use pdpd::settings::Settings;
-use pdpd::state::State;
+use pdpd::plan::DaemonPaths;
+use pdpd::ports::KernelPorts;
+use pdpd::settings::KernelSettings;
+use pdpd::state::StateFile;
 use pdpd::upgrade;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -39,18 +41,18 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// The PdP daemon. Hosts virtual networks in the network namespace that it is started in.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Arguments {
-    /// One of several daemons on this machine: it has pdp-NAME where one without a name has pdp in the
-    /// four places that follow, which no two daemons share.
+struct DaemonArgs {
+    /// Name of this daemon, if the machine runs several. The four paths below then
+    /// default to pdp-NAME instead of pdp; two daemons never have a path in common.
     #[arg(long)]
     name: Option<DaemonName>,
-    /// Sockets and what runs; gone with a reboot [default: /run/pdp].
+    /// Directory of sockets and runtime state, lost on reboot [default: /run/pdp].
     #[arg(long)]
     run_dir: Option<PathBuf>,
-    /// What is remembered over reboots [default: /var/lib/pdp].
+    /// Directory of persistent state [default: /var/lib/pdp].
     #[arg(long)]
     state_dir: Option<PathBuf>,
-    /// Name of the cgroup that holds all others [default: pdp].
+    /// Name of the top cgroup [default: pdp].
     #[arg(long)]
     cgroup: Option<String>,
     /// Directory for pins, below a BPF file system [default: /sys/fs/bpf/pdp].
@@ -59,67 +61,68 @@ struct Arguments {
     /// Directory of pdp-mux, pdp-tap and the other helpers [default: that of pdpd itself].
     #[arg(long)]
     lib_dir: Option<PathBuf>,
-    /// Where the API listens [default: pdpd.sock in the run directory].
+    /// Socket of the API [default: pdpd.sock in the run directory].
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// Serve the API with TLS as well, at this address and port, for who has a token.
+    /// Serve the API also over TLS, at this address and port, for clients with a token.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Certificate for it with its chain, PEM [default: one that signs itself is made and kept in the
-    /// state directory as tls.crt].
+    /// TLS certificate with its chain, PEM [default: a self-signed one,
+    /// created and kept in the state directory as tls.crt].
     #[arg(long, value_name = "FILE", requires_all = ["tls_key", "listen"])]
     tls_cert: Option<PathBuf>,
     /// Private key of that certificate, PEM.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Users that are operators beside root, by name or number: they may do what root may.
+    /// Users with the permissions of root, by name or number.
     #[arg(long, value_name = "USERS", value_delimiter = ',')]
     operator_users: Vec<String>,
-    /// Users that may look at the whole node, by name or number.
+    /// Users that may view the whole node, by name or number.
     #[arg(long, value_name = "USERS", value_delimiter = ',')]
     viewer_users: Vec<String>,
-    /// Credentials for registries, as `docker login` writes them (its config.json, or auth.json): for what operators
-    /// pull, and tenants with `registryAuth`. For root alone to read.
+    /// Credentials for registries, as written by `docker login` (its
+    /// config.json, or auth.json). Used for pulls of operators and of
+    /// tenants with `registryAuth`. Only root shall be able to read it.
     #[arg(long, value_name = "FILE")]
     registry_auth: Option<PathBuf>,
-    /// Certificates of authorities by registry, as docker has them: DIRECTORY/HOST:PORT/ca.crt [default:
-    /// /etc/containers/certs.d and /etc/docker/certs.d, beside the system's].
+    /// CA certificates by registry, in docker's layout: DIRECTORY/HOST:PORT/ca.crt [default:
+    /// /etc/containers/certs.d and /etc/docker/certs.d, in addition to the system's].
     #[arg(long, value_name = "DIRECTORY")]
     registry_certs: Option<PathBuf>,
-    /// The OCI runtime.
+    /// OCI runtime.
     #[arg(long, default_value = "/usr/sbin/runc")]
     runc: PathBuf,
-    /// Start though the state is gone: end what runs from before, of which nothing is known.
+    /// Start even though the state is gone, and end unknown processes of an earlier daemon.
     #[arg(long)]
     forget: bool,
-    /// Log into the run directory alone; standard error has only what keeps pdpd from running.
+    /// Log only into the run directory; standard error gets only errors that prevent a start.
     #[arg(long)]
     quiet: bool,
-    /// Only print what this machine can and can't do, as JSON; `pdp doctor` makes a table of it.
+    /// Only print the checks of this machine as JSON; `pdp doctor` prints them as a table.
     #[arg(long)]
     doctor: bool,
 }
 
-/// Time for what runs to end when all is removed.
+/// Longest wait for processes to end when everything is removed.
 const PURGE_WAIT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|word| word == proxy::WORD) {
         return proxy::main();
     }
-    match run(Arguments::parse()) {
+    match run(DaemonArgs::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The causes in one line, and no backtrace: it says nothing to who reads this.
+            // All causes in one line. A backtrace would not help the reader.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(arguments: Arguments) -> anyhow::Result<()> {
-    // What pdpd and its helpers write is for root to read, and directories for those who know a name to pass. What
-    // others read says so.
+fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
+    // Only root may read the files of pdpd and its helpers. Directories can be
+    // traversed by those who know a name. Exceptions set their mode explicitly.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o066));
     let lib = match &arguments.lib_dir {
         Some(directory) => absolute(directory)?,
@@ -142,14 +145,18 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let pins = place(arguments.bpf_pin_dir, pdp_net::xdp::BPF_FS)?;
     let cgroup = arguments.cgroup.unwrap_or_else(|| base.clone());
     let descriptors = allow_descriptors()?;
-    // Before anything in them is touched, and as long as the process lives.
-    let claims =
-        claim(claim::Places { run: &run, state: &state_directory, cgroup: &cgroup, pins: &pins })?;
+    // Before anything in them is changed, and as long as the process lives.
+    let claims = claim(claim::ClaimPaths {
+        run: &run,
+        state: &state_directory,
+        cgroup: &cgroup,
+        pins: &pins,
+    })?;
     let log = run.join(upgrade::LOG);
     start_log(&log, arguments.quiet).with_context(|| format!("log {}", log.display()))?;
     upgrade::prepare(&run, &cgroup)?;
-    let places = Places { run: run.clone(), lib: lib.clone(), pins };
-    let runtime = Runtime::new(Paths {
+    let places = DaemonPaths { run: run.clone(), lib: lib.clone(), pins };
+    let runtime = Runtime::new(RuntimePaths {
         runc: arguments.runc,
         shim: lib.join("pdp-shim"),
         init: lib.join("pdp-init"),
@@ -161,7 +168,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         volumes: state_directory.join("volumes"),
         cgroup,
     })?;
-    let state = Arc::new(State::open(&state_directory)?);
+    let state = Arc::new(StateFile::open(&state_directory)?);
     if state.is_new() && !arguments.forget {
         let runs = |directory: &PathBuf| {
             let state = runtime.state(directory);
@@ -178,20 +185,20 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     pdpd::host::leave_sockets_to_cgroups();
     pdpd::host::allow_huge_pages(Path::new(pdpd::host::SHARED_HUGE_PAGES));
     let host = Arc::new(Host {
-        mux: Mux { path: places.mux_control() },
-        ports: Ports::new(&places),
-        bounds: Bounds::new(&places),
+        mux: MuxClient { path: places.mux_control() },
+        ports: KernelPorts::new(&places),
+        bounds: GuestLimits::new(&places),
         places,
         runtime,
         state: state.clone(),
-        settings: Settings::default(),
+        settings: KernelSettings::default(),
     });
-    pdpd::ports::attend(&host).context("start a thread")?;
-    // The variable alone may come from a service that a shell above belongs to.
+    pdpd::ports::spawn_monitor(&host).context("start a thread")?;
+    // The variable alone is no proof: it may come from a service to which a parent shell belongs.
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
     let (exit, exiting) = mpsc::unbounded_channel();
-    let mut engine = Engine::new(host, cpus()?, managed, descriptors, move |purge| {
+    let mut engine = DaemonCore::new(host, cpus()?, managed, descriptors, move |purge| {
         // The receiver lives as long as the daemon.
         let _ = exit.send(purge);
     })?;
@@ -217,7 +224,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     };
     let unix = http::listen(&socket).with_context(|| format!("API socket {}", socket.display()))?;
     let listeners = Listeners { unix, tls };
-    let guard = Arc::new(Guard {
+    let guard = Arc::new(Authenticator {
         state,
         operators: arguments.operator_users,
         viewers: arguments.viewer_users,
@@ -225,9 +232,10 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     pdpd::watch::start(&engine)?;
     let keeping = engine.clone();
     std::thread::Builder::new().name("keeper".into()).spawn(move || {
-        // What a panic leaves is made good by a new start: better none than one without a keeper.
+        // A restart repairs what a panic leaves. No daemon is better
+        // than one without a reconcile loop.
         let kept = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            keeping.keeper.run();
+            keeping.reconcile_loop.run();
         }));
         if kept.is_err() {
             tracing::error!("the keeper panicked; the daemon ends, what runs goes on");
@@ -243,33 +251,33 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         .block_on(serve(listeners, engine, guard, exiting))?;
     remove(&socket);
     if purge {
-        ends.keeper.stop();
+        ends.reconcile_loop.stop();
         purge_all(&ends.host, &run, &state_directory, &log);
     }
     drop(claims);
     Ok(())
 }
 
-/// Removes all that the daemon has, each whatever becomes of the others. What can't be removed is told in the log,
-/// which stays then, with the command that removes it.
+/// Removes everything of the daemon; a failure does not stop the rest. What can't
+/// be removed is logged, with the command that removes it. The log is kept then.
 fn purge_all(host: &Host, run: &Path, state: &Path, log: &Path) {
     let mut failed = false;
     let mut tell = |result: pdp_container::Result<()>| {
         if let Err(error) = result {
-            tracing::warn!("{}", words(&error));
+            tracing::warn!("{}", error_chain(&error));
             failed = true;
         }
     };
-    // Of what could not be taken down: first what runs.
+    // First the processes that could not be ended.
     let cgroups = host.runtime.cgroups();
     tell(cgroups.remove("", PURGE_WAIT));
     cgroups.remove_if_empty("");
     for place in upgrade::NAMES.map(|name| run.join(name)) {
-        tell(tree::remove(&place));
+        tell(safe_removal::remove(&place));
     }
-    // Only if nothing else is in them.
+    // Only if they contain nothing else.
     for name in ["images", "pulls", "logs", "volumes"] {
-        tell(tree::remove(&state.join(name)));
+        tell(safe_removal::remove(&state.join(name)));
     }
     remove(&run.join(claim::RUN_LOCK));
     remove(&state.join(claim::STATE_LOCK));
@@ -293,11 +301,11 @@ fn purge_all(host: &Host, run: &Path, state: &Path, log: &Path) {
     let _ = std::fs::remove_dir(run);
 }
 
-/// Serves until a signal or the API says to stop; whether everything is to be forgotten.
+/// Serves until a signal or the API requests the end. Returns true if everything shall be removed.
 async fn serve(
     listeners: Listeners,
-    engine: Arc<Engine>,
-    guard: Arc<Guard>,
+    engine: Arc<DaemonCore>,
+    guard: Arc<Authenticator>,
     mut exiting: mpsc::UnboundedReceiver<bool>,
 ) -> anyhow::Result<bool> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -305,7 +313,8 @@ async fn serve(
     let purge = Arc::new(Mutex::new(false));
     let (told, pulling) = (purge.clone(), engine.clone());
     tracing::info!("pdpd {} is ready", env!("CARGO_PKG_VERSION"));
-    // The socket listens: systemd may start what comes after. Nothing is sent where it did not start pdpd.
+    // The socket listens, so systemd may start dependent units. Nothing
+    // is sent if systemd did not start pdpd.
     sd_notify::notify(&[NotifyState::Ready]).context("tell systemd")?;
     http::serve(listeners, engine, guard, async move {
         tokio::select! {
@@ -326,7 +335,7 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("path {}", path.display()))
 }
 
-/// Logs to standard error, unless `quiet`, and into the run directory, for `pdp logs`.
+/// Logs to the run directory, for `pdp logs`, and also to standard error unless `quiet`.
 fn start_log(path: &Path, quiet: bool) -> std::io::Result<()> {
     let file = LogFile::open(path, LOG_BYTES_MAX)?;
     let filter = EnvFilter::try_from_env("PDPD_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
@@ -341,7 +350,7 @@ fn start_log(path: &Path, quiet: bool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Allows as many open files as may be had without asking the system for more.
+/// Raises the limit of open files to the hard limit.
 fn allow_descriptors() -> anyhow::Result<Descriptors> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
@@ -352,7 +361,7 @@ fn allow_descriptors() -> anyhow::Result<Descriptors> {
         "{limit} open files are too few: pdpd keeps {kept} for its API, and needs one for each \
          interface and each process; raise LimitNOFILE of its service, or `ulimit -Hn`"
     );
-    Ok(Descriptors { limit, kept })
+    Ok(Descriptors { limit, unchanged_vnets: kept })
 }
 
 fn remove(path: &Path) {
@@ -363,7 +372,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// CPUs that this process may run on.
+/// Returns the CPUs that this process may run on.
 fn cpus() -> anyhow::Result<BTreeSet<u32>> {
     let set = rustix::thread::sched_getaffinity(None)?;
     let cpus: BTreeSet<u32> = (0..rustix::thread::CpuSet::MAX_CPU)

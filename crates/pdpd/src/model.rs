@@ -1,86 +1,90 @@
-//! What is wanted: the stored specs, what was given out for them, and the plan of both.
+//! The desired state: the stored specs, their allocations, and the plan made from both.
 //!
-//! Pure. A change is a new [`Model`] made from the old one; the old one stays as it is until the
-//! new one is stored.
+//! Pure. A change creates a new [`Model`] from the old one. The old one
+//! is not changed until the new one is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use pdp_api::{Action, Change as Changed};
+use pdp_api::{ChangeAction, ObjectChange as Changed};
 use pdp_container::Limits;
 use pdp_net::ports::PORTS_MAX;
 use pdp_proto::mux;
-use pdp_spec::remains::AllRemains;
+use pdp_spec::remains::RemainsByVnet;
 use pdp_spec::units::Endpoint;
 use pdp_spec::{
-    Existing, Intent, Link, Object, Placed, Substrate, SubstrateSpec, Tenant, VirtualNetwork,
+    Existing, Intent, Link, Object, PlacedVnet, Substrate, SubstrateSpec, Tenant, VirtualNetwork,
     Vnets, tenant_of,
 };
 
-use crate::ledger::{Began, FreeNumbers, FreePorts, Ledger, Moment, NUMBERS_MAX, Placement};
-use crate::plan::{self, GuestPlan, KernelPlan, NodePlan, Places, Plan, PlanError, VnetPlan, plan};
+use crate::allocations::{
+    Allocations, BootInstant, EnginePlacement, FreeNumbers, FreePorts, NUMBERS_MAX, ScheduleStart,
+};
+use crate::plan::{
+    self, DaemonPaths, GuestPlan, KernelPlan, NodePlan, Plan, PlanError, VnetPlan, plan,
+};
 use crate::shared::{self, differing};
-use crate::state::{Change, Document};
+use crate::state::{StateChange, StoredDocument};
 
-/// What is wanted. Versions of it share what they have in common.
+/// The desired state. Versions of it have unchanged parts in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Model {
-    /// The substrate as applied; `None`: a default one is used.
+    /// The applied substrate; `None` if the default one is used.
     pub substrate: Option<Substrate>,
-    /// Vnets as applied.
+    /// The applied vnets.
     pub vnets: Arc<Vnets>,
-    /// Tenants as applied.
+    /// The applied tenants.
     pub tenants: Arc<BTreeMap<String, Tenant>>,
-    /// What was given out.
-    pub ledger: Ledger,
-    /// What may still be there of vnets beside what is wanted of them.
-    pub remains: Arc<AllRemains>,
-    /// All that is to run unless stopped.
+    /// Allocations of the vnets.
+    pub allocations: Allocations,
+    /// Earlier parts of vnets that may still exist besides the wanted ones.
+    pub remains: Arc<RemainsByVnet>,
+    /// Everything that shall run unless stopped.
     pub plan: Arc<Plan>,
-    /// Networks and tenants whose stored specs can't be used, by kind and name, and why. Nothing of them runs, and what
-    /// they have is kept until they are applied again or deleted.
+    /// Networks and tenants whose stored specs can't be used, by kind and name, with the reason.
+    /// Nothing of them runs. What they have is kept until they are applied again or deleted.
     pub damaged: Arc<BTreeMap<(String, String), String>>,
 }
 
-/// Kinds of stored documents that have an owner.
+/// Kinds of stored documents that belong to an owner.
 const VNET: &str = "VirtualNetwork";
 const TENANT: &str = "Tenant";
 
-/// Why stored specs can't be read.
+/// Why stored specs can't be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A stored document that is none.
+    /// A stored document can't be parsed.
     #[error("stored {kind} {name} can't be read; apply it again")]
     Document {
-        /// Its kind.
+        /// Kind of the document.
         kind: String,
-        /// Its name.
+        /// Name of the document.
         name: String,
-        /// What is wrong with it.
+        /// The parse error.
         source: serde_json::Error,
     },
-    /// No plan for it.
+    /// No plan can be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
 impl Model {
-    /// From what is stored.
+    /// Loads the model from stored documents.
     pub fn load(
-        places: &Places,
+        places: &DaemonPaths,
         cpus: &BTreeSet<u32>,
-        documents: &[Document],
-        ledger: Ledger,
+        documents: &[StoredDocument],
+        ledger: Allocations,
     ) -> Result<Self, ModelError> {
         let (mut vnets, mut tenants) = (Vnets::new(), BTreeMap::new());
-        let mut model = Self { ledger, ..Self::default() };
+        let mut model = Self { allocations: ledger, ..Self::default() };
         let mut damaged = BTreeMap::new();
         for document in documents {
             let (kind, name) = (document.kind.clone(), document.name.clone());
             let object = match serde_json::from_str(&document.body) {
                 Ok(object) => object,
-                // The node's own: without it nothing can be planned.
+                // It belongs to the node. Nothing can be planned without it.
                 Err(source) if kind != VNET && kind != TENANT => {
                     return Err(ModelError::Document { kind, name, source });
                 }
@@ -94,9 +98,9 @@ impl Model {
                 Object::Substrate(substrate) => model.substrate = Some(substrate),
                 Object::VirtualNetwork(vnet) => {
                     let name = vnet.metadata.name.clone();
-                    let holding = model.ledger.vnets.get(&name);
+                    let holding = model.allocations.vnets.get(&name);
                     let shares = holding.map(|holding| holding.shares()).unwrap_or_default();
-                    vnets.insert(name, Arc::new(Placed::new(vnet, shares)));
+                    vnets.insert(name, Arc::new(PlacedVnet::new(vnet, shares)));
                 }
                 Object::Tenant(tenant) => {
                     tenants.insert(tenant.metadata.name.clone(), tenant);
@@ -111,7 +115,8 @@ impl Model {
             model.replan(&none, all.keys().map(String::as_str), places, cpus)
         };
         if plan(&mut model).is_err() {
-            // Each by itself: one that can't be planned keeps nobody else from running.
+            // Plan each vnet by itself, so that one that can't be
+            // planned does not prevent the others from running.
             let mut too_long = None;
             for (name, vnet) in &*model.vnets.clone() {
                 let alone = Arc::new([(name.clone(), vnet.clone())].into());
@@ -122,7 +127,7 @@ impl Model {
                     shared::set(&mut model.vnets, name, None);
                 }
             }
-            // No network has room for its sockets: the run directory is at fault.
+            // No network's socket paths fit: the run directory is too long.
             if let Some(error) = too_long.filter(|_| model.vnets.is_empty()) {
                 return Err(error.into());
             }
@@ -131,23 +136,23 @@ impl Model {
         Ok(model)
     }
 
-    /// Why the stored spec of a network can't be used.
+    /// Returns why the stored spec of a network can't be used.
     pub fn damaged_vnet(&self, vnet: &str) -> Option<&str> {
         self.damaged.get(&(VNET.into(), vnet.into())).map(String::as_str)
     }
 
-    /// True if there is a tenant of this name, also where its stored spec can't be read.
+    /// True if a tenant of this name exists, even if its stored spec can't be read.
     pub fn knows_tenant(&self, tenant: &str) -> bool {
         self.tenants.contains_key(tenant)
             || self.damaged.contains_key(&(TENANT.into(), tenant.into()))
     }
 
-    /// The substrate that holds.
+    /// Returns the substrate in force.
     pub fn effective_substrate(&self, cpus: &BTreeSet<u32>) -> Substrate {
         self.substrate.clone().unwrap_or_else(|| Substrate::of_machine(cpus))
     }
 
-    /// What the check of a change has to know, beside the machine's facts.
+    /// Returns the facts that the check of a change needs, except those of the machine.
     pub fn existing(&self, cpus: &BTreeSet<u32>, new_substrate: bool) -> Existing {
         let substrate = match (&self.substrate, new_substrate) {
             (None, true) => None,
@@ -164,18 +169,18 @@ impl Model {
         }
     }
 
-    /// The model once a checked change is made. New vnets get numbers that neither a vnet has nor, by
-    /// `going`, anything that is left of one.
+    /// Returns the model after a checked change. A new vnet gets a number
+    /// that neither a vnet nor, by `going`, the remains of one use.
     pub fn with(
         &self,
         intent: Intent,
-        places: &Places,
+        places: &DaemonPaths,
         cpus: &BTreeSet<u32>,
         going: impl Fn(&str) -> bool,
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
         next.free_numbers(going);
-        next.ledger.stopped = false;
+        next.allocations.stopped = false;
         if self.substrate.is_some() || intent.substrate != Some(Substrate::of_machine(cpus)) {
             next.substrate = intent.substrate;
         }
@@ -196,23 +201,23 @@ impl Model {
         Ok(next)
     }
 
-    /// Takes back the numbers of vnets that are gone: neither wanted nor, by `going`, partly there.
-    /// Whether there were any.
+    /// Frees the numbers of vnets that are gone: neither wanted nor, by
+    /// `going`, partly there. Returns true if there were any.
     pub fn free_numbers(&mut self, going: impl Fn(&str) -> bool) -> bool {
-        // Each vnet that is wanted has one.
-        if self.ledger.vnets.len() <= self.vnets.len() {
+        // Each wanted vnet has one.
+        if self.allocations.vnets.len() <= self.vnets.len() {
             return false;
         }
-        let vnets = self.ledger.vnets.keys();
+        let vnets = self.allocations.vnets.keys();
         let known = |name: &str| self.vnets.contains_key(name) || self.damaged_vnet(name).is_some();
         let gone = vnets.filter(|name| !known(name) && !going(name));
         let gone: Vec<String> = gone.cloned().collect();
-        gone.iter().for_each(|name| self.ledger.set(name, None));
+        gone.iter().for_each(|name| self.allocations.set(name, None));
         !gone.is_empty()
     }
 
-    /// Notes what tenants' vnets that changed were before, as far as they are less now or gone: it counts in quotas
-    /// until [`Model::forget_remains`].
+    /// Records earlier versions of changed tenants' vnets, as far as they shrank
+    /// or were deleted. They count in quotas until [`Model::forget_remains`].
     fn note_remains(&mut self, before: &Self, changed: &[&str]) {
         for &name in changed.iter().filter(|name| tenant_of(name).is_some()) {
             let Some(was) = before.vnets.get(name) else { continue };
@@ -224,15 +229,15 @@ impl Model {
         }
     }
 
-    /// Forgets remains that are gone: the machine is as wanted there, by `follows`, which is told a vnet and a node, or
-    /// the vnet itself. Whether there were any.
+    /// Forgets remains that are gone. `follows` gets a vnet and a node, or the vnet itself, and
+    /// returns true if the machine is as wanted there. Returns true if any remains were forgotten.
     pub fn forget_remains(&mut self, follows: impl Fn(&str, Option<&str>) -> bool) -> bool {
         if self.remains.is_empty() {
             return false;
         }
-        let mut left = AllRemains::clone(&self.remains);
+        let mut left = RemainsByVnet::clone(&self.remains);
         for (vnet, remains) in &mut left {
-            // The links under the empty name.
+            // The links have an empty name.
             remains.parts.retain(|node, _| !follows(vnet, (!node.is_empty()).then_some(node)));
         }
         left.retain(|_, remains| !remains.parts.is_empty());
@@ -243,53 +248,53 @@ impl Model {
         changed
     }
 
-    /// The model without a vnet, whose number stays its own until [`Model::free_numbers`].
+    /// Returns the model without a vnet, whose number stays its own until [`Model::free_numbers`].
     pub fn without(
         &self,
         vnet: &str,
-        places: &Places,
+        places: &DaemonPaths,
         cpus: &BTreeSet<u32>,
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
         shared::set(&mut next.vnets, vnet, None);
         Arc::make_mut(&mut next.damaged).remove(&(VNET.into(), vnet.into()));
-        next.ledger.forget_vnet(vnet);
+        next.allocations.forget_vnet(vnet);
         next.note_remains(self, &[vnet]);
         next.replan(self, [vnet], places, cpus)?;
         Ok(next)
     }
 
-    /// The model without a tenant, which has no vnets.
+    /// Returns the model without a tenant, which has no vnets.
     pub fn without_tenant(&self, tenant: &str) -> Self {
         let mut next = self.clone();
         Arc::make_mut(&mut next.tenants).remove(tenant);
         Arc::make_mut(&mut next.damaged).remove(&(TENANT.into(), tenant.into()));
-        next.ledger.forget_tenant(tenant);
+        next.allocations.forget_tenant(tenant);
         next
     }
 
-    /// The model of nothing: of what still bears a number there is that alone. The owners of numbers stay, since files
-    /// that outlast everything have their user ids.
+    /// Returns an empty model. Vnets whose remains still use a number keep that alone. The
+    /// owners of numbers stay, since files that outlive everything have their user ids.
     pub fn purged(&self, bears: impl Fn(&str) -> bool) -> Self {
-        let mut next = Self { ledger: self.ledger.clone(), ..Self::default() };
-        next.ledger.stopped = false;
-        for vnet in self.ledger.vnets.keys() {
+        let mut next = Self { allocations: self.allocations.clone(), ..Self::default() };
+        next.allocations.stopped = false;
+        for vnet in self.allocations.vnets.keys() {
             match bears(vnet) {
-                true => next.ledger.forget_vnet(vnet),
-                false => next.ledger.set(vnet, None),
+                true => next.allocations.forget_vnet(vnet),
+                false => next.allocations.set(vnet, None),
             }
         }
-        self.tenants.keys().for_each(|tenant| next.ledger.forget_tenant(tenant));
+        self.tenants.keys().for_each(|tenant| next.allocations.forget_tenant(tenant));
         next
     }
 
-    /// Makes the plan of `before` anew for vnets that changed in spec or ledger, or for all where the
-    /// substrate did. A plan that comes out the same stays the same one.
+    /// Remakes the plan of `before` for vnets whose spec or allocations changed, or for
+    /// all if the substrate changed. A plan that does not change stays the same object.
     pub fn replan<'a>(
         &'a mut self,
         before: &'a Self,
         changed: impl IntoIterator<Item = &'a str>,
-        places: &Places,
+        places: &DaemonPaths,
         cpus: &BTreeSet<u32>,
     ) -> Result<(), PlanError> {
         let names = self.damaged.keys().filter(|(kind, _)| kind == VNET);
@@ -305,33 +310,34 @@ impl Model {
             false => before.vnets.keys().chain(self.vnets.keys()).map(String::as_str).collect(),
         };
         let before = (&*before.plan, same);
-        let planned = plan(places, &substrate, &self.vnets, &self.ledger, &changed, before)?;
+        let planned = plan(places, &substrate, &self.vnets, &self.allocations, &changed, before)?;
         self.plan = Arc::new(Plan { damaged, ..planned });
         Ok(())
     }
 
-    /// What is to run now.
+    /// Returns the plan in force.
     pub fn wanted(&self) -> Arc<Plan> {
-        match self.ledger.stopped {
+        match self.allocations.stopped {
             true => Arc::new(self.plan.at_rest()),
             false => self.plan.clone(),
         }
     }
 
-    /// Gives vnets that changed since `before` their numbers and those of their guests: a guest keeps its number while
-    /// it stays on its engine. A link keeps its state while it is the same ([`names_before`]).
+    /// Allocates numbers for vnets that changed since `before`, and for
+    /// their guests. A guest keeps its number while it stays on its engine.
+    /// A link keeps its state while it is the same link ([`names_before`]).
     fn give(
         &mut self,
         before: &Self,
         changed: &[&str],
         substrate: &SubstrateSpec,
     ) -> Result<(), PlanError> {
-        let (mut free, now) = (FreeNumbers::default(), Moment::now());
-        let mut free_ports = FreePorts::of(&self.ledger);
+        let (mut free, now) = (FreeNumbers::default(), BootInstant::now());
+        let mut free_ports = FreePorts::of(&self.allocations);
         for &name in changed {
             let Some(vnet) = self.vnets.get(name) else { continue };
             let mut holding = self
-                .ledger
+                .allocations
                 .of(name, &mut free)
                 .ok_or_else(|| PlanError::NoNumber { vnet: name.to_owned(), max: NUMBERS_MAX })?;
             let number = |node: &String, shares| number_shares(holding.guests.get(node), shares);
@@ -342,8 +348,14 @@ impl Model {
             let was = |node: &str, interface: &str| {
                 known.get(node).is_some_and(|ports| ports.contains_key(interface))
             };
-            let far = plan::far_ports(name, &vnet.spec, substrate, pdp_net::xdp::redirects, was);
-            for (node, interface) in plan::straight_ports(name, &vnet.spec).chain(far) {
+            let far = plan::kernel_tunnel_ports(
+                name,
+                &vnet.spec,
+                substrate,
+                pdp_net::xdp::redirects,
+                was,
+            );
+            for (node, interface) in plan::kernel_link_ports(name, &vnet.spec).chain(far) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
                     .or_else(|| free_ports.take(name))
@@ -364,24 +376,25 @@ impl Model {
                     (link.name.clone()?, plan::hash(&(&link.schedule, &link.endpoints)));
                 let known = known_as.get(&*name).and_then(|was| holding.schedules.get(*was));
                 let goes_on = known.filter(|it| it.hash == hash && it.boot == now.boot).cloned();
-                let anew = || Began { hash, boot: now.boot.clone(), at_ns: now.at_ns };
+                let anew = || ScheduleStart { hash, boot: now.boot.clone(), at_ns: now.at_ns };
                 Some((name, goes_on.unwrap_or_else(anew)))
             });
             holding.schedules = begins.collect();
-            // In the order of the guests, as they are when they are read back.
+            // In the order of the guests, in which they are loaded again.
             let shares = holding.shares();
             if shares != *vnet.shares() {
-                let placed = Placed::new(VirtualNetwork::clone(vnet), shares);
+                let placed = PlacedVnet::new(VirtualNetwork::clone(vnet), shares);
                 shared::set(&mut self.vnets, name, Some(placed));
             }
-            self.ledger.set(name, Some(holding));
+            self.allocations.set(name, Some(holding));
         }
         Ok(())
     }
 
-    /// What is to be stored when `self` comes after `before`.
-    pub fn change_from(&self, before: &Self) -> Change {
-        let mut change = Change { stopped: self.ledger.stopped, ..Change::default() };
+    /// Returns what to store when `self` replaces `before`.
+    pub fn change_from(&self, before: &Self) -> StateChange {
+        let mut change =
+            StateChange { stopped: self.allocations.stopped, ..StateChange::default() };
         let (was, is) = (&before.substrate, &self.substrate);
         if was != is {
             let object = is.clone().map(Object::Substrate);
@@ -405,8 +418,8 @@ impl Model {
                 change.document(kind, name, None);
             }
         }
-        for name in differing(&before.ledger.vnets, &self.ledger.vnets) {
-            change.held.insert(name.to_owned(), self.ledger.vnets.get(name).cloned());
+        for name in differing(&before.allocations.vnets, &self.allocations.vnets) {
+            change.allocations.insert(name.to_owned(), self.allocations.vnets.get(name).cloned());
         }
         if !Arc::ptr_eq(&before.remains, &self.remains) {
             let names: BTreeSet<&String> =
@@ -419,8 +432,8 @@ impl Model {
         change
     }
 
-    /// What the step from `before` to `self` does, object by object; `named` are the vnets that
-    /// are told of even where nothing changes, and `substrate` whether that is.
+    /// Lists the changes from `before` to `self`, object by object. Vnets in `named`
+    /// are listed even if unchanged, and so is the substrate if `substrate` is set.
     pub fn changes_from(
         &self,
         before: &Self,
@@ -435,19 +448,19 @@ impl Model {
             let restart =
                 old.mux.as_ref().map(|mux| &mux.hash) != new.mux.as_ref().map(|mux| &mux.hash);
             let (action, detail) = match (was, is) {
-                (None, Some(_)) => (Action::Create, ""),
-                (Some(_), None) => (Action::Delete, ""),
-                _ if was == is => (Action::Unchanged, ""),
-                _ if restart => (Action::Change, "the mux starts anew"),
-                _ => (Action::Change, ""),
+                (None, Some(_)) => (ChangeAction::Create, ""),
+                (Some(_), None) => (ChangeAction::Delete, ""),
+                _ if was == is => (ChangeAction::Unchanged, ""),
+                _ if restart => (ChangeAction::Change, "the mux starts anew"),
+                _ => (ChangeAction::Change, ""),
             };
             changes.push(changed(format!("substrate/{name}"), action, detail));
         }
         for name in tenants_changed(before, self) {
             let action = match (before.tenants.get(name), self.tenants.get(name)) {
-                (None, _) => Action::Create,
-                (_, None) => Action::Delete,
-                _ => Action::Change,
+                (None, _) => ChangeAction::Create,
+                (_, None) => ChangeAction::Delete,
+                _ => ChangeAction::Change,
             };
             changes.push(changed(format!("tenant/{name}"), action, ""));
         }
@@ -461,15 +474,15 @@ impl Model {
                     let links = pdp_spec::count(vnet.mux.vlinks.len(), "link");
                     let detail = format!("{nodes}, {links}");
                     let action = match before.vnets.contains_key(name) {
-                        true => Action::Start,
-                        false => Action::Create,
+                        true => ChangeAction::Start,
+                        false => ChangeAction::Create,
                     };
                     changes.push(changed(object, action, &detail));
                 }
                 (Some(_), None) => {
                     let action = match self.vnets.contains_key(name) {
-                        true => Action::Stop,
-                        false => Action::Delete,
+                        true => ChangeAction::Stop,
+                        false => ChangeAction::Delete,
                     };
                     changes.push(changed(object, action, ""));
                 }
@@ -483,10 +496,14 @@ impl Model {
                     let stored = stored_change(before.vnets.get(name), self.vnets.get(name));
                     let stored = stored.filter(|what| *what == LABELS || inner.is_empty());
                     if !inner.is_empty() || stored.is_some() {
-                        changes.push(changed(object, Action::Change, stored.unwrap_or_default()));
+                        changes.push(changed(
+                            object,
+                            ChangeAction::Change,
+                            stored.unwrap_or_default(),
+                        ));
                         changes.extend(inner);
                     } else if named.contains(name) {
-                        changes.push(changed(object, Action::Unchanged, ""));
+                        changes.push(changed(object, ChangeAction::Unchanged, ""));
                     }
                 }
                 (None, None) => {}
@@ -496,8 +513,9 @@ impl Model {
     }
 }
 
-/// Names that links had before, by their names now. A link is the same while it has the same ends, or its name and
-/// one of its ends: the name of one that is not named follows from its place in the file.
+/// Returns the former names of links, by their current names. Two links are
+/// the same if they have the same ends, or the same name and one common
+/// end. The name of an unnamed link follows from its position in the file.
 fn names_before<'a>(was: &'a [Link], is: &'a [Link]) -> BTreeMap<&'a str, &'a str> {
     let ends = |link: &'a Link| link.endpoints.iter().map(move |end| (end, link));
     let by_end: BTreeMap<&Endpoint, &Link> = was.iter().flat_map(ends).collect();
@@ -510,13 +528,13 @@ fn names_before<'a>(was: &'a [Link], is: &'a [Link]) -> BTreeMap<&'a str, &'a st
     is.iter().filter_map(before).collect()
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now_s() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
 }
 
-/// Tenants that one of two models has, or has otherwise than the other.
+/// Returns the tenants that differ between two models or are in only one of them.
 fn tenants_changed<'a>(before: &'a Model, after: &'a Model) -> BTreeSet<&'a str> {
     let (was, is) = (&before.tenants, &after.tenants);
     let mut names: BTreeSet<&str> = BTreeSet::new();
@@ -527,7 +545,7 @@ fn tenants_changed<'a>(before: &'a Model, after: &'a Model) -> BTreeSet<&'a str>
     names
 }
 
-fn changed(object: String, action: Action, detail: &str) -> Changed {
+fn changed(object: String, action: ChangeAction, detail: &str) -> Changed {
     Changed { object, action, detail: detail.into() }
 }
 
@@ -537,8 +555,8 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
     for name in names {
         let node = format!("{object}/node/{name}");
         match (was.nodes.get(name), is.nodes.get(name)) {
-            (None, Some(_)) => changes.push(changed(node, Action::Create, "")),
-            (Some(_), None) => changes.push(changed(node, Action::Delete, "")),
+            (None, Some(_)) => changes.push(changed(node, ChangeAction::Create, "")),
+            (Some(_), None) => changes.push(changed(node, ChangeAction::Delete, "")),
             (Some(was_node), Some(is_node)) => {
                 let details = node_changes(was_node, is_node);
                 let router = |vnet: &VnetPlan| {
@@ -547,11 +565,15 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
                 if was_node.hash != is_node.hash {
                     let mut all = vec!["configuration".to_string()];
                     all.extend(details);
-                    changes.push(changed(node, Action::Restart, &all.join(", ")));
+                    changes.push(changed(node, ChangeAction::Restart, &all.join(", ")));
                 } else if !details.is_empty() {
-                    changes.push(changed(node, Action::Change, &details.join(", ")));
+                    changes.push(changed(node, ChangeAction::Change, &details.join(", ")));
                 } else if router(was) != router(is) {
-                    changes.push(changed(node, Action::Change, "distribution or punt limits"));
+                    changes.push(changed(
+                        node,
+                        ChangeAction::Change,
+                        "distribution or punt limits",
+                    ));
                 }
             }
             (None, None) => {}
@@ -565,32 +587,36 @@ fn vnet_changes(object: &str, was: &VnetPlan, is: &VnetPlan) -> Vec<Changed> {
     for name in names {
         let link = format!("{object}/link/{name}");
         match (old.get(name), new.get(name)) {
-            (None, Some(_)) => changes.push(changed(link, Action::Create, "")),
-            (Some(_), None) => changes.push(changed(link, Action::Delete, "")),
+            (None, Some(_)) => changes.push(changed(link, ChangeAction::Create, "")),
+            (Some(_), None) => changes.push(changed(link, ChangeAction::Delete, "")),
             (Some(old), Some(new)) if (old, was_silent(name)) != (new, is_silent(name)) => {
                 let detail = match (old.up, new.up) {
                     (_, false) if is_silent(name) && !was_silent(name) => "down, silently",
                     (true, false) => "down",
                     (false, true) => "up",
                     (false, false) if was_silent(name) && !is_silent(name) => "down",
-                    _ => &leaving_changes(old, new),
+                    _ => &egress_changes(old, new),
                 };
-                changes.push(changed(link, Action::Change, detail));
+                changes.push(changed(link, ChangeAction::Change, detail));
             }
             _ => {}
         }
     }
     if changes.is_empty() && was.mux.police != is.mux.police {
-        changes.push(changed(object.to_string(), Action::Change, "police"));
+        changes.push(changed(object.to_string(), ChangeAction::Change, "police"));
     }
     changes
 }
 
-/// What a change of a network's labels is called.
+/// Name of a change of a network's labels.
 const LABELS: &str = "labels";
 
-/// What of a network is stored otherwise, where that may be all that changes: nothing that runs knows of it.
-fn stored_change(was: Option<&Arc<Placed>>, is: Option<&Arc<Placed>>) -> Option<&'static str> {
+/// Names the stored part of a network that changed, in case nothing
+/// else did. Nothing that runs depends on it.
+fn stored_change(
+    was: Option<&Arc<PlacedVnet>>,
+    is: Option<&Arc<PlacedVnet>>,
+) -> Option<&'static str> {
     let (was, is) = (was?, is?);
     match was.metadata.labels != is.metadata.labels {
         true => Some(LABELS),
@@ -598,27 +624,27 @@ fn stored_change(was: Option<&Arc<Placed>>, is: Option<&Arc<Placed>>) -> Option<
     }
 }
 
-/// Nodes with other labels.
+/// Returns the changes of nodes' labels.
 fn label_changes(
     object: &str,
-    was: Option<&Arc<Placed>>,
-    is: Option<&Arc<Placed>>,
+    was: Option<&Arc<PlacedVnet>>,
+    is: Option<&Arc<PlacedVnet>>,
 ) -> Vec<Changed> {
     let (Some(was), Some(is)) = (was, is) else { return Vec::new() };
     let mut changes = Vec::new();
     for (name, node) in &is.spec.nodes {
         if was.spec.nodes.get(name).is_some_and(|was| was.labels != node.labels) {
-            changes.push(changed(format!("{object}/node/{name}"), Action::Change, LABELS));
+            changes.push(changed(format!("{object}/node/{name}"), ChangeAction::Change, LABELS));
         }
     }
     changes
 }
 
-/// Whether both are alike in something.
-type Same = fn(&mux::Leaving, &mux::Leaving) -> bool;
+/// Compares one property of two ends.
+type Same = fn(&mux::EgressConfig, &mux::EgressConfig) -> bool;
 
-/// What is otherwise in how frames leave by any of the ends.
-fn leaving_changes(old: &mux::Vlink, new: &mux::Vlink) -> String {
+/// Describes how the egress settings of a link's ends changed.
+fn egress_changes(old: &mux::Vlink, new: &mux::Vlink) -> String {
     let (was, is) = (&old.leaving, &new.leaving);
     let differs =
         |same: Same| was.len() != is.len() || was.iter().zip(is).any(|(was, is)| !same(was, is));
@@ -651,11 +677,11 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
         && before.power != after.power
     {
         let [was, is] = [was, is].map(|plan| power_words(plan.mux_millicores));
-        // The same may be another part of what a worker has now.
+        // An equal power may be another share of a worker now.
         details.push(format!("the mux's part: {was} to {is}"));
     }
     if let (Some(was), Some(is)) = (&was.kernel, &is.kernel) {
-        if was.short_way != is.short_way {
+        if was.xdp_bypass != is.xdp_bypass {
             details.push("kernelHooks".to_owned());
         }
         let share = |kernel: &KernelPlan| (kernel.placement.clone(), kernel.limits.clone());
@@ -686,10 +712,10 @@ fn node_changes(was: &NodePlan, is: &NodePlan) -> Vec<String> {
     details
 }
 
-/// What is otherwise in a share of a forwarding engine and in the limits that it makes.
+/// Describes how a share of a forwarding engine and the resulting limits changed.
 fn share_changes(
-    (was, was_limits): &(Placement, Limits),
-    (is, is_limits): &(Placement, Limits),
+    (was, was_limits): &(EnginePlacement, Limits),
+    (is, is_limits): &(EnginePlacement, Limits),
 ) -> String {
     let mut changes = Vec::new();
     if was.engine != is.engine {
@@ -701,7 +727,7 @@ fn share_changes(
     if power != now {
         changes.push(format!("{} to {}", power_words(power), power_words(now)));
     }
-    // Without power there is nothing else than to borrow.
+    // Without power, a guest can only borrow.
     let both = power > 0 && now > 0;
     match (was_limits.cpu_cores, is_limits.cpu_cores) {
         (Some(_), None) if both => changes.push("may borrow now".to_owned()),
@@ -720,14 +746,14 @@ fn power_words(millicores: u32) -> String {
 }
 
 fn number_shares(
-    before: Option<&BTreeMap<u32, Placement>>,
-    shares: &[pdp_alloc::Share],
-) -> BTreeMap<u32, Placement> {
+    before: Option<&BTreeMap<u32, EnginePlacement>>,
+    shares: &[pdp_alloc::EngineShare],
+) -> BTreeMap<u32, EnginePlacement> {
     let mut placed = BTreeMap::new();
     let mut new = Vec::new();
     for share in shares {
         let placement =
-            Placement { engine: share.engine.clone(), power_millicores: share.millicores };
+            EnginePlacement { engine: share.engine.clone(), power_millicores: share.millicores };
         let stays = before
             .into_iter()
             .flatten()
@@ -737,7 +763,7 @@ fn number_shares(
             None => new.push(placement),
         }
     }
-    // One that moves keeps its number, so that guests are either added or removed, never both.
+    // A guest that moves keeps its number, so guests are either added or removed, never both.
     let moves: Vec<u32> = before.into_iter().flatten().map(|(number, _)| *number).collect();
     for placement in new {
         let mut numbers = moves.iter().copied().chain(0..);

@@ -1,4 +1,4 @@
-//! What is: answers of the API that change nothing, and the API's [`Daemon`] as a whole.
+//! Read-only answers of the API, and the API's whole [`Daemon`] interface.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -11,45 +11,46 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, EngineStats, FastpathChange, FastpathChanged,
-    FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FastpathQueues, FastpathQueuesQuery, FdbEntry, GuestProcess, GuestStats, ImageInfo, ImageQuery,
-    LinkChange, LinkRequest, NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest,
-    QueueStats, Report, RestartRequest, RouteGuestStats, RouteHop, RouteRow, RouteStats,
-    RouteTarget, RoutesQuery, ScaleRequest, SlowPathStats, Stage, Stats, StatsQuery, Substrate,
-    TapStats, TenantInfo, Trace, TraceRequest, Version, Vnet, VnetStats, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, ChangeReport, DaemonVersion, DownRequest, EngineStats,
+    FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
+    GuestProcess, GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck,
+    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest, QueueStats,
+    RestartRequest, RouteEntry, RouteGuestStats, RouteHop, RouteStats, RouteTarget, RoutesQuery,
+    ScaleRequest, SlowPathStats, Stats, StatsQuery, SubstrateInfo, TapStats, TenantInfo, Trace,
+    TraceRequest, TraceStep, Vnet, VnetStats, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_container::{Process, RunAs};
-use pdp_proto::mirror::{self, Source};
-use pdp_proto::routes::Resolved;
+use pdp_proto::mirror::{self, TableSource};
+use pdp_proto::routes::ResolvedRoute;
 use pdp_proto::{mux, tap, trace};
 use pdp_spec::Tenant;
 use pdp_spec::units::User;
 
-use crate::access::{Scope, no_vnet};
-use crate::ask::{Answer, Question};
-use crate::control::{ControlError, Mirror, TapHelper};
-use crate::engine::{Engine, link_of};
+use crate::access::{AccessScope, no_vnet};
+use crate::control::{ControlError, MirrorClient, TapHelperClient};
+use crate::engine::{DaemonCore, link_of};
 use crate::fastpath::FastPath;
-use crate::host::{HostError, hide, words};
+use crate::host::{HostError, error_chain, hide};
 use crate::http::{Captured, Daemon, ProgressFn, RouteFn};
-use crate::observers::Place;
-use crate::plan::{LinkWay, NodePlan, Part};
+use crate::observers::ObserverPermit;
+use crate::plan::{LinkPath, NodePlan, ProcessRole};
 use crate::ports::Observer;
-use crate::watch::{self, Reader};
+use crate::query::{HelperReply, Question};
+use crate::watch::{self, WatchReader};
 use crate::{kernel_frames, kernel_routes};
 
 /// Longest wait for the next part of a route table.
 const ROUTES_WAIT: Duration = Duration::from_secs(60);
 
-/// Runs the shell of a guest: bash where it has it, or else sh.
+/// Runs the shell of a guest: bash if it exists, else sh.
 const SHELL: [&str; 3] =
     ["/bin/sh", "-c", "command -v bash > /dev/null && exec bash; exec /bin/sh"];
 
-impl Daemon for Engine {
-    fn version(&self) -> Version {
-        Version {
+impl Daemon for DaemonCore {
+    fn version(&self) -> DaemonVersion {
+        DaemonVersion {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             managed: self.managed,
@@ -57,8 +58,8 @@ impl Daemon for Engine {
         }
     }
 
-    fn shown_to(&self, scope: &Scope, problem: Problem) -> Problem {
-        if *scope == Scope::Node {
+    fn redact_for(&self, scope: &AccessScope, problem: Problem) -> Problem {
+        if *scope == AccessScope::Node {
             return problem;
         }
         let hide = |text: String| hide(self.host.state_directory(), text);
@@ -71,7 +72,7 @@ impl Daemon for Engine {
         problem
     }
 
-    fn doctor(&self) -> Vec<Check> {
+    fn doctor(&self) -> Vec<MachineCheck> {
         let paths = self.host.runtime.paths();
         let mut checks = crate::doctor::checks(&paths.runc, &self.host.places.lib);
         checks.extend(self.checks_of_remains());
@@ -80,26 +81,30 @@ impl Daemon for Engine {
 
     fn apply(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         request: ApplyRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.change(scope, request, progress)
     }
 
-    fn up(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn up(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         self.start_all(progress)
     }
 
-    fn down(&self, request: DownRequest, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn down(
+        &self,
+        request: DownRequest,
+        progress: ProgressFn<'_>,
+    ) -> Result<ChangeReport, Problem> {
         self.stop_all(request, progress)
     }
 
-    fn substrate(&self, scope: &Scope) -> Result<Substrate, Problem> {
+    fn substrate(&self, scope: &AccessScope) -> Result<SubstrateInfo, Problem> {
         Ok(crate::view::substrate(self, scope))
     }
 
-    fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         self.drop_substrate(progress)
     }
 
@@ -107,36 +112,45 @@ impl Daemon for Engine {
         self.model().tenants.clone()
     }
 
-    fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem> {
+    fn tenant_infos(&self, scope: &AccessScope) -> Result<Vec<TenantInfo>, Problem> {
         Ok(crate::view::tenants(self, scope))
     }
 
-    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         self.drop_tenant(tenant)
     }
 
-    fn images(&self, scope: &Scope) -> Result<Vec<ImageInfo>, Problem> {
+    fn images(&self, scope: &AccessScope) -> Result<Vec<ImageInfo>, Problem> {
         self.images.list(scope, &self.model())
     }
 
     fn pull_image(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         request: &PullRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.images.pull(scope, request, &self.model(), progress)
     }
 
-    fn delete_image(&self, scope: &Scope, image: &str, query: &ImageQuery) -> Result<(), Problem> {
+    fn delete_image(
+        &self,
+        scope: &AccessScope,
+        image: &str,
+        query: &ImageQuery,
+    ) -> Result<(), Problem> {
         self.images.remove(scope, image, query, &|| self.model())
     }
 
-    fn prune_images(&self, scope: &Scope, query: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
+    fn prune_images(
+        &self,
+        scope: &AccessScope,
+        query: &ImageQuery,
+    ) -> Result<Vec<ImageInfo>, Problem> {
         self.images.prune(scope, query, &|| self.model())
     }
 
-    fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem> {
+    fn vnets(&self, scope: &AccessScope) -> Result<Vec<VnetSummary>, Problem> {
         Ok(crate::view::vnets(self, scope))
     }
 
@@ -146,65 +160,65 @@ impl Daemon for Engine {
 
     fn delete_vnet(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.drop_vnet(scope, vnet, progress)
     }
 
     fn delete_nodes(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         nodes: &BTreeSet<String>,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.drop_nodes(scope, vnet, nodes, progress)
     }
 
     fn scale(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.change_guests(scope, vnet, node, request, progress)
     }
 
     fn restart(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         request: &RestartRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
-        self.start_anew(scope, vnet, request, progress)
+    ) -> Result<ChangeReport, Problem> {
+        self.restart_nodes(scope, vnet, request, progress)
     }
 
     fn set_link(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         link: &str,
         request: LinkRequest,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.set_link_state(scope, vnet, link, request)
     }
 
     fn change_link(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         link: &str,
         request: &LinkChange,
-    ) -> Result<Report, Problem> {
-        self.change_leaving(scope, vnet, link, request)
+    ) -> Result<ChangeReport, Problem> {
+        self.change_impairments(scope, vnet, link, request)
     }
 
-    fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, scope: &AccessScope, query: StatsQuery) -> Result<Stats, Problem> {
         let model = self.model();
         if let Some(vnet) = &query.vnet
             && !model.vnets.contains_key(vnet)
@@ -212,8 +226,8 @@ impl Daemon for Engine {
             return Err(no_vnet(vnet));
         }
         let mut stats = self.host.stats(query.vnet.as_deref(), &model.plan).map_err(unavailable)?;
-        if *scope != Scope::Node {
-            // Of the mux as a whole a tenant learns nothing.
+        if *scope != AccessScope::Node {
+            // A tenant learns nothing about the mux as a whole.
             stats.externals.clear();
             stats.workers.clear();
         }
@@ -241,17 +255,19 @@ impl Daemon for Engine {
         let mut questions = Vec::new();
         for (index, (vnet, _, plan, _)) in nodes.iter().enumerate() {
             let Some(plan) = plan else { continue };
-            let helper = plan.tap_helper.as_ref().map(|helper| Helper::Tap(&helper.control));
+            let helper =
+                plan.tap_helper.as_ref().map(|helper| HelperEndpoint::Tap(&helper.control));
             let mirror = plan.mirror.as_ref();
-            let mirror = mirror.map(|mirror| Helper::Mirror(&mirror.config.control_socket));
+            let mirror = mirror.map(|mirror| HelperEndpoint::Mirror(&mirror.config.control_socket));
             for helper in [helper, mirror].into_iter().flatten() {
                 let tenant = pdp_spec::tenant_of(vnet).map(str::to_owned);
                 let path = helper.path().to_owned();
                 questions.push(Question { path, tenant, what: (index, helper) });
             }
         }
-        let answers = self.late.ask(&questions, |(_, helper), wait| helper.ask(wait));
-        let mut said: BTreeMap<usize, Vec<(&Helper<'_>, Answer<Said>)>> = BTreeMap::new();
+        let answers = self.late_helpers.query_all(&questions, |(_, helper), wait| helper.ask(wait));
+        let mut said: BTreeMap<usize, Vec<(&HelperEndpoint<'_>, HelperReply<HelperCounters>)>> =
+            BTreeMap::new();
         for (Question { what: (index, helper), .. }, answer) in questions.iter().zip(answers) {
             said.entry(*index).or_default().push((helper, answer));
         }
@@ -262,7 +278,7 @@ impl Daemon for Engine {
         Ok(all)
     }
 
-    fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem> {
+    fn watch(&self, scope: &AccessScope, query: WatchQuery) -> Result<WatchReader, Problem> {
         Ok(watch::open(self, scope, query))
     }
 
@@ -277,7 +293,7 @@ impl Daemon for Engine {
         }
         let ends: Vec<_> = link.ends.iter().map(|end| crate::view::endpoint(end, plan)).collect();
         let heard = self.host.mux.fdb(vnet, &link.name, clear).map_err(unavailable)?;
-        let entry = |it: mux::Heard| {
+        let entry = |it: mux::LearnedMac| {
             let mac = it.mac.map(|byte| format!("{byte:02x}")).join(":");
             let endpoint = ends.get(usize::from(it.end)).cloned().unwrap_or_default();
             FdbEntry { endpoint, mac, age_s: it.age_s }
@@ -296,17 +312,17 @@ impl Daemon for Engine {
     ) -> Result<(), Problem> {
         let plan = self.node(vnet, node)?;
         let source = match (query.diff, query.guest) {
-            (true, guest) => Source::Diff(guest.unwrap_or(0)),
-            (false, Some(guest)) => Source::Guest(guest),
-            (false, None) => Source::Kernel,
+            (true, guest) => TableSource::Diff(guest.unwrap_or(0)),
+            (false, Some(guest)) => TableSource::Guest(guest),
+            (false, None) => TableSource::Kernel,
         };
         match source {
             // The mux's own tables are those of guest 0.
-            Source::Guest(0) | Source::Diff(0) if plan.mux_follows() => {}
-            Source::Guest(number) | Source::Diff(number) => {
+            TableSource::Guest(0) | TableSource::Diff(0) if plan.mux_follows() => {}
+            TableSource::Guest(number) | TableSource::Diff(number) => {
                 has_guest(vnet, node, &plan, number)?;
             }
-            Source::Kernel => {}
+            TableSource::Kernel => {}
         }
         let ports: Vec<String> = plan.taps.iter().map(|tap| tap.name.clone()).collect();
         let Some(mirror) = &plan.mirror else {
@@ -314,10 +330,10 @@ impl Daemon for Engine {
             let guest = self.running(vnet, node, control, &plan.control.dir)?;
             return kernel_routes::list(guest, ports.clone(), query.within, |prefix, target| {
                 let kernel = Some(target);
-                row(route_row(mirror::RouteRow { prefix, kernel, guest: None }, &ports))
+                row(route_row(mirror::MirrorRoute { prefix, kernel, guest: None }, &ports))
             });
         };
-        Mirror { path: mirror.config.control_socket.clone() }
+        MirrorClient { path: mirror.config.control_socket.clone() }
             .routes(source, query.within, ROUTES_WAIT, |rows| {
                 rows.into_iter().all(|found| row(route_row(found, &ports)))
             })
@@ -363,7 +379,7 @@ impl Daemon for Engine {
         let names = |port: u16| {
             let vlinks = spec.iter().flat_map(|spec| &spec.vlinks);
             let ends = vlinks.flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
-            let is_it = |end: &mux::End| matches!(end, mux::End::Port { node: of, port: at } if of == node && *at == port);
+            let is_it = |end: &mux::VlinkEnd| matches!(end, mux::VlinkEnd::Port { node: of, port: at } if of == node && *at == port);
             let queues = ends.filter(|(end, _)| is_it(end)).flat_map(|(_, queues)| queues);
             queues.map(|queue| queue.name.clone()).collect()
         };
@@ -376,7 +392,7 @@ impl Daemon for Engine {
 
     fn capture(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         port: &str,
@@ -384,7 +400,7 @@ impl Daemon for Engine {
     ) -> Result<Captured, Problem> {
         let port = self.port(vnet, node, port)?;
         let program = program(query.filter.as_deref())?;
-        let place = self.captures.place(scope.tenant()).map_err(observed)?;
+        let place = self.captures.acquire(scope.tenant()).map_err(observed)?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| Problem::internal(format!("pipe: {error}")))?;
         if self.is_in_kernel(&port) {
@@ -394,12 +410,12 @@ impl Daemon for Engine {
         }
         let capture = self.host.mux.capture(port, query.snap_bytes, program, write.as_fd());
         capture.map_err(unavailable)?;
-        Ok(Captured { frames: read, place: Some(place) })
+        Ok(Captured { frames: read, permit: Some(place) })
     }
 
     fn trace(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         port: &str,
@@ -407,15 +423,15 @@ impl Daemon for Engine {
     ) -> Result<Trace, Problem> {
         let port = self.port(vnet, node, port)?;
         let program = program(request.program.as_deref())?;
-        let filter = request.filter.into_iter().map(|found| mux::Match {
+        let filter = request.filter.into_iter().map(|found| mux::BytePattern {
             offset: found.offset,
             value: found.value,
             mask: found.mask,
         });
         let filter: Vec<_> = filter.collect();
         let wait = Duration::from_millis(request.wait_ms);
-        let way = self.way(&port);
-        let place = self.traces.place(scope.tenant()).map_err(observed)?;
+        let way = self.port_path(&port);
+        let place = self.traces.acquire(scope.tenant()).map_err(observed)?;
         if self.is_in_kernel(&port) {
             let observer = self.observer(place, &port)?;
             let link = way.map(|(link, _)| link).unwrap_or_default();
@@ -431,13 +447,13 @@ impl Daemon for Engine {
             }
             other => unavailable(other),
         })?;
-        let stages = stages.into_iter().map(|stage| Stage {
+        let stages = stages.into_iter().map(|stage| TraceStep {
             at_ns: stage.at_ns,
             stage: stage.stage,
             detail: stage.detail,
         });
         let mut trace = Trace { stages: stages.collect() };
-        if let (Some((link, LinkWay::Mux(Some(why)))), Some(first)) =
+        if let (Some((link, LinkPath::Mux(Some(why)))), Some(first)) =
             (way, trace.stages.first_mut())
         {
             first.detail += &format!("; link {link} goes by the mux: {why}");
@@ -456,13 +472,13 @@ impl Daemon for Engine {
     fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem> {
         let plan = self.node(vnet, node)?;
         let part = match process {
-            GuestProcess::Control => Part::Control,
-            GuestProcess::Tap => Part::Tap,
-            GuestProcess::Mirror => Part::Mirror,
-            GuestProcess::Management => Part::Management,
+            GuestProcess::Control => ProcessRole::Control,
+            GuestProcess::Tap => ProcessRole::Tap,
+            GuestProcess::Mirror => ProcessRole::Mirror,
+            GuestProcess::Management => ProcessRole::Management,
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
-                Part::Guest(number)
+                ProcessRole::Guest(number)
             }
         };
         self.log_of(&self.host.places.record(vnet, node, part))
@@ -479,7 +495,7 @@ impl Daemon for Engine {
             GuestProcess::Control => plan.control.dir.clone(),
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
-                self.host.places.record(vnet, node, Part::Guest(number))
+                self.host.places.record(vnet, node, ProcessRole::Guest(number))
             }
             other @ (GuestProcess::Tap | GuestProcess::Mirror | GuestProcess::Management) => {
                 return Err(Problem::new(
@@ -500,11 +516,11 @@ impl Daemon for Engine {
         self.host
             .runtime
             .exec_command(&directory, &argv, &run_as, request.tty.is_some(), &env)
-            .map_err(|error| Problem::internal(words(&error)))
+            .map_err(|error| Problem::internal(error_chain(&error)))
     }
 }
 
-/// As whom and where a command is asked to run.
+/// Returns the user and directory with which a command shall run.
 fn run_as(vnet: &str, node: &str, request: &ExecRequest) -> Result<RunAs, Problem> {
     let invalid = |text: String| Problem::new(ProblemKind::Invalid, text);
     let user = request.user.as_deref().map(str::parse::<User>).transpose();
@@ -524,9 +540,9 @@ fn run_as(vnet: &str, node: &str, request: &ExecRequest) -> Result<RunAs, Proble
     Ok(run_as)
 }
 
-impl Engine {
-    /// Says of a frame that a forwarding guest of this node had, or that the mux forwarded by itself, which of the routes
-    /// is for it. It is looked up now, and not when the frame went.
+impl DaemonCore {
+    /// Adds the matching route to a trace of a frame that a forwarding guest of this node, or the
+    /// mux itself, forwarded. The route is looked up now, and not when the frame was forwarded.
     fn name_route(&self, vnet: &str, node: &str, trace: &mut Trace) {
         let of = |stage: &str, trace: &Trace| trace.stages.iter().position(|it| it.stage == stage);
         let at = of("distribute", trace).or(of("forward", trace));
@@ -539,9 +555,9 @@ impl Engine {
         };
         let (Some(to), Some(guest)) = (to, guest) else { return };
         let query = RoutesQuery { guest: Some(guest), diff: false, within: Some(to.into()) };
-        let mut best: Option<RouteRow> = None;
-        let length = |row: &RouteRow| row.prefix.prefix_len();
-        // What can't be asked now is not told.
+        let mut best: Option<RouteEntry> = None;
+        let length = |row: &RouteEntry| row.prefix.prefix_len();
+        // The trace omits the route if the look-up fails.
         let asked = self.routes(vnet, node, query, &mut |row| {
             if best.as_ref().is_none_or(|best| length(best) < length(&row)) {
                 best = Some(row);
@@ -556,7 +572,7 @@ impl Engine {
         }
     }
 
-    /// What runs of a node as `process`, whose records are in this directory.
+    /// Returns the process of a node, whose records are in this directory.
     fn running(
         &self,
         vnet: &str,
@@ -570,10 +586,10 @@ impl Engine {
         })
     }
 
-    /// The log of what is in a directory of records.
+    /// Returns the log of the process in a directory of records.
     fn log_of(&self, directory: &Path) -> Result<PathBuf, Problem> {
         let logs = self.host.runtime.logs(directory);
-        logs.map(|[log, _]| log).map_err(|error| Problem::internal(words(&error)))
+        logs.map(|[log, _]| log).map_err(|error| Problem::internal(error_chain(&error)))
     }
 
     fn node(&self, vnet: &str, node: &str) -> Result<NodePlan, Problem> {
@@ -593,7 +609,7 @@ impl Engine {
             None => self.node(vnet, node)?.taps.iter().map(|tap| tap.name.clone()).collect(),
         };
         if !names.iter().any(|name| name == port) {
-            // Frames of an external pass at the other end of its link.
+            // A trace at an external observes the other end of its link.
             let plan = model.plan.vnets.get(vnet).filter(|_| node == mux::OUTSIDE);
             if let Some((node, port)) = plan.and_then(|plan| plan.other_end(port)) {
                 return Ok(mux::PortName { vnet: vnet.into(), node, port });
@@ -606,29 +622,29 @@ impl Engine {
 
     /// True if a port's frames stay in the kernel.
     fn is_in_kernel(&self, port: &mux::PortName) -> bool {
-        matches!(self.way(port), Some((_, LinkWay::Kernel)))
+        matches!(self.port_path(port), Some((_, LinkPath::Kernel)))
     }
 
-    /// To look at frames of a port with, where they stay in the kernel.
-    fn observer(&self, place: Place, port: &mux::PortName) -> Result<Observer, Problem> {
+    /// Starts to observe frames of a port whose frames stay in the kernel.
+    fn observer(&self, place: ObserverPermit, port: &mux::PortName) -> Result<Observer, Problem> {
         let observer = self.host.ports.observe(place, &port.vnet, &port.node, &port.port);
         observer.map_err(|error| {
-            let problem = format!("{}/{}: {}", port.vnet, port.node, words(&error));
+            let problem = format!("{}/{}: {}", port.vnet, port.node, error_chain(&error));
             Problem::new(ProblemKind::Unavailable, problem).hint("see `pdp inspect` for why")
         })
     }
 
-    /// The link of a port, and which way it takes.
-    fn way(&self, port: &mux::PortName) -> Option<(String, LinkWay)> {
+    /// Returns the link of a port, and the path of its frames.
+    fn port_path(&self, port: &mux::PortName) -> Option<(String, LinkPath)> {
         let model = self.model();
         let plan = model.plan.vnets.get(&port.vnet)?;
         let taps = &plan.nodes.get(&port.node)?.taps;
         let number = taps.iter().position(|tap| tap.name == port.port)?;
-        let (link, way) = plan.way_of(&port.node, number as u16)?;
+        let (link, way) = plan.path_of(&port.node, number as u16)?;
         Some((link.name.clone(), way.clone()))
     }
 
-    /// Adds where to trace the frames that a port sends, if a trace saw none that arrive.
+    /// If a trace saw no arriving frame, adds where to trace the frames that the port sends.
     fn elsewhere(&self, port: &mux::PortName, problem: Problem) -> Problem {
         if !problem.error.starts_with(trace::NO_FRAME) {
             return problem;
@@ -643,7 +659,7 @@ impl Engine {
         problem.hint(format!("a trace is of frames that {node} receives at {name}; {sends}"))
     }
 
-    /// The other ends of a port's link that are ports, as NODE:PORT.
+    /// Returns the ports at the other ends of a port's link, as NODE:PORT.
     fn far_ends(&self, port: &mux::PortName) -> Option<Vec<String>> {
         let model = self.model();
         let plan = model.plan.vnets.get(&port.vnet)?;
@@ -665,15 +681,15 @@ impl Engine {
 /// Ends of a link that a hint names.
 const ENDS_NAMED: usize = 3;
 
-/// There are too many captures or traces.
+/// Problem: too many captures or traces.
 fn observed(error: HostError) -> Problem {
-    Problem::new(ProblemKind::Conflict, words(&error))
+    Problem::new(ProblemKind::Conflict, error_chain(&error))
         .hint("end one, or wait: a trace ends within a minute")
 }
 
-/// What a filter of the API is to the mux.
-fn program(text: Option<&str>) -> Result<Option<mux::Program>, Problem> {
-    let parsed = text.map(str::parse::<mux::Program>).transpose();
+/// Parses the filter of an API request into a program for the mux.
+fn program(text: Option<&str>) -> Result<Option<mux::BpfProgram>, Problem> {
+    let parsed = text.map(str::parse::<mux::BpfProgram>).transpose();
     parsed.map_err(|fault| {
         let problem = Problem::new(ProblemKind::Invalid, format!("the filter {fault}"));
         problem.hint("send what `tcpdump -ddd` prints, with commas for ends of lines")
@@ -701,10 +717,10 @@ fn unavailable(error: ControlError) -> Problem {
         ControlError::Unreachable { .. } => ProblemKind::Unavailable,
         ControlError::Unexpected { .. } => ProblemKind::Internal,
     };
-    Problem::new(kind, words(&error))
+    Problem::new(kind, error_chain(&error))
 }
 
-pub(crate) fn external_stats(external: mux::ExternalStats) -> pdp_api::ExternalStats {
+pub(crate) fn external_stats(external: mux::MuxExternalStats) -> pdp_api::ExternalStats {
     pdp_api::ExternalStats {
         received: external.received,
         sent: external.sent,
@@ -715,7 +731,7 @@ pub(crate) fn external_stats(external: mux::ExternalStats) -> pdp_api::ExternalS
     }
 }
 
-pub(crate) fn worker_stats(worker: mux::WorkerStats) -> pdp_api::WorkerStats {
+pub(crate) fn worker_stats(worker: mux::MuxWorkerStats) -> pdp_api::WorkerStats {
     pdp_api::WorkerStats {
         busy_rounds: worker.busy_rounds,
         sleeps: worker.sleeps,
@@ -724,23 +740,23 @@ pub(crate) fn worker_stats(worker: mux::WorkerStats) -> pdp_api::WorkerStats {
     }
 }
 
-fn stage_stats(stage: mux::StageStats) -> pdp_api::StageStats {
+fn stage_stats(stage: mux::MuxStageStats) -> pdp_api::StageStats {
     pdp_api::StageStats { stage: stage.stage, cycles: stage.cycles, frames: stage.frames }
 }
 
 /// A helper that has counters.
-pub(crate) enum Helper<'a> {
+pub(crate) enum HelperEndpoint<'a> {
     Tap(&'a Path),
     Mirror(&'a Path),
 }
 
-/// Its counters.
-pub(crate) enum Said {
-    Taps(Vec<tap::PortStats>),
-    Routes(Box<mirror::Status>),
+/// Counters of such a helper.
+pub(crate) enum HelperCounters {
+    Taps(Vec<tap::TapPortStats>),
+    Routes(Box<mirror::MirrorStatusReply>),
 }
 
-impl Helper<'_> {
+impl HelperEndpoint<'_> {
     fn path(&self) -> &Path {
         match self {
             Self::Tap(path) | Self::Mirror(path) => path,
@@ -754,19 +770,21 @@ impl Helper<'_> {
         }
     }
 
-    fn ask(&self, wait: Duration) -> Result<Said, ControlError> {
+    fn ask(&self, wait: Duration) -> Result<HelperCounters, ControlError> {
         let path = self.path().to_owned();
         match self {
-            Self::Tap(_) => TapHelper { path }.stats(wait).map(Said::Taps),
-            Self::Mirror(_) => Mirror { path }.status(wait).map(Box::new).map(Said::Routes),
+            Self::Tap(_) => TapHelperClient { path }.stats(wait).map(HelperCounters::Taps),
+            Self::Mirror(_) => {
+                MirrorClient { path }.status(wait).map(Box::new).map(HelperCounters::Routes)
+            }
         }
     }
 }
 
 pub(crate) fn node_stats(
     plan: Option<&NodePlan>,
-    counters: mux::NodeStats,
-    helpers: Vec<(&Helper<'_>, Answer<Said>)>,
+    counters: mux::MuxNodeStats,
+    helpers: Vec<(&HelperEndpoint<'_>, HelperReply<HelperCounters>)>,
 ) -> NodeStats {
     let mut ports: BTreeMap<String, PortStats> = BTreeMap::new();
     for (name, port) in counters.ports {
@@ -795,12 +813,14 @@ pub(crate) fn node_stats(
     let (mut routes, mut late) = (None, Vec::new());
     for (helper, answer) in helpers {
         match answer {
-            Answer::Said(Said::Taps(taps)) => {
+            HelperReply::Reply(HelperCounters::Taps(taps)) => {
                 plan.inspect(|plan| tap_stats(plan, &mut ports, taps));
             }
-            Answer::Said(Said::Routes(status)) => routes = Some(route_stats(*status)),
-            Answer::Late => late.push(helper.name().to_owned()),
-            Answer::None => {}
+            HelperReply::Reply(HelperCounters::Routes(status)) => {
+                routes = Some(route_stats(*status))
+            }
+            HelperReply::TimedOut => late.push(helper.name().to_owned()),
+            HelperReply::None => {}
         }
     }
     let mut guests = BTreeMap::new();
@@ -841,12 +861,16 @@ pub(crate) fn node_stats(
     NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
 }
 
-fn queue_stats(queue: mux::QueueStats) -> QueueStats {
-    let mux::QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped } = queue;
+fn queue_stats(queue: mux::MuxQueueStats) -> QueueStats {
+    let mux::MuxQueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped } = queue;
     QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped }
 }
 
-fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec<tap::PortStats>) {
+fn tap_stats(
+    plan: &NodePlan,
+    ports: &mut BTreeMap<String, PortStats>,
+    taps: Vec<tap::TapPortStats>,
+) {
     for tap in taps {
         let name = plan.taps.get(usize::from(tap.vport)).map(|tap| tap.name.as_str());
         if let Some(port) = name.and_then(|name| ports.get_mut(name)) {
@@ -860,7 +884,7 @@ fn tap_stats(plan: &NodePlan, ports: &mut BTreeMap<String, PortStats>, taps: Vec
     }
 }
 
-pub(crate) fn route_stats(status: mirror::Status) -> RouteStats {
+pub(crate) fn route_stats(status: mirror::MirrorStatusReply) -> RouteStats {
     RouteStats {
         routes_v4: status.routes_v4,
         routes_v6: status.routes_v6,
@@ -884,19 +908,19 @@ pub(crate) fn route_stats(status: mirror::Status) -> RouteStats {
     }
 }
 
-fn route_row(row: mirror::RouteRow, ports: &[String]) -> RouteRow {
-    RouteRow {
+fn route_row(row: mirror::MirrorRoute, ports: &[String]) -> RouteEntry {
+    RouteEntry {
         prefix: row.prefix,
         kernel: row.kernel.map(|target| route_target(target, ports)),
         guest: row.guest.map(|target| route_target(target, ports)),
     }
 }
 
-fn route_target(target: Resolved, ports: &[String]) -> RouteTarget {
+fn route_target(target: ResolvedRoute, ports: &[String]) -> RouteTarget {
     match target {
-        Resolved::Punt => RouteTarget::Punt,
-        Resolved::Drop => RouteTarget::Drop,
-        Resolved::Hops(hops) => RouteTarget::Hops(
+        ResolvedRoute::Punt => RouteTarget::Punt,
+        ResolvedRoute::Drop => RouteTarget::Drop,
+        ResolvedRoute::Hops(hops) => RouteTarget::Hops(
             hops.into_iter()
                 .map(|hop| RouteHop {
                     port: ports

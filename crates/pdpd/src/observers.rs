@@ -1,44 +1,45 @@
-//! Captures and traces at a time, whichever plane carries the frames: all tenants together have a bound, each tenant has
-//! a smaller one, and operators have a part of their own. Only the holder of a [`Place`] asks the mux or the kernel.
+//! Limits of simultaneous captures and traces, regardless of the data plane. All
+//! tenants together have a limit, each tenant has a lower one, and operators have
+//! one of their own. Only the holder of a [`ObserverPermit`] may ask the mux or the kernel.
 
 use std::sync::{Arc, Mutex};
 
-use pdp_spec::shared::{self, Shared};
+use pdp_spec::shared::{self, SharedResource};
 
 use crate::host::HostError;
 use crate::reconcile::lock;
 
-/// Those of one sort.
+/// Observers of one kind.
 #[derive(Clone, Debug)]
 pub struct Observers {
-    bounds: &'static Shared,
-    /// Tenants of those that there are; `None`: an operator's.
+    bounds: &'static SharedResource,
+    /// Tenants of the current observers; `None` for an operator's.
     now: Arc<Mutex<Vec<Option<String>>>>,
 }
 
-/// The place of one, given back when dropped.
+/// Permit of one observer, released when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct ObserverPermit {
     observers: Observers,
     tenant: Option<String>,
 }
 
 impl Observers {
-    /// Captures.
+    /// Returns the limits of captures.
     pub fn captures() -> Self {
         Self { bounds: &shared::CAPTURES, now: Arc::default() }
     }
 
-    /// Traces.
+    /// Returns the limits of traces.
     pub fn traces() -> Self {
         Self { bounds: &shared::TRACES, now: Arc::default() }
     }
 
-    /// A place for one more, of a tenant or of an operator.
+    /// Takes a permit for a tenant or an operator.
     ///
     /// # Errors
-    /// [`HostError::Observed`]: there are too many.
-    pub fn place(&self, tenant: Option<&str>) -> Result<Place, HostError> {
+    /// [`HostError::Observed`]: the limit is reached.
+    pub fn acquire(&self, tenant: Option<&str>) -> Result<ObserverPermit, HostError> {
         let mut now = lock(&self.now);
         let own = now.iter().filter(|of| of.as_deref() == tenant).count() as u64;
         let tenants = now.iter().flatten().count() as u64;
@@ -53,11 +54,11 @@ impl Observers {
         }
         let tenant = tenant.map(str::to_owned);
         now.push(tenant.clone());
-        Ok(Place { observers: self.clone(), tenant })
+        Ok(ObserverPermit { observers: self.clone(), tenant })
     }
 }
 
-impl Drop for Place {
+impl Drop for ObserverPermit {
     fn drop(&mut self) {
         let mut now = lock(&self.observers.now);
         if let Some(at) = now.iter().position(|tenant| *tenant == self.tenant) {
@@ -71,18 +72,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_tenant_has_all_captures_and_tenants_leave_operators_theirs() {
+    fn captures_are_limited_per_tenant_and_for_all() {
         for observers in [Observers::captures(), Observers::traces()] {
             let bounds = observers.bounds;
             let mut places: Vec<_> =
-                (0..bounds.tenant).map(|_| observers.place(Some("evil")).unwrap()).collect();
-            let refused = observers.place(Some("evil")).unwrap_err();
+                (0..bounds.tenant).map(|_| observers.acquire(Some("evil")).unwrap()).collect();
+            let refused = observers.acquire(Some("evil")).unwrap_err();
             assert!(matches!(refused, HostError::Observed { of: "a tenant", .. }), "{refused}");
-            places.push(observers.place(Some("good")).unwrap());
+            places.push(observers.acquire(Some("good")).unwrap());
             let mut tenant = 0;
             let refused = loop {
                 tenant += 1;
-                match observers.place(Some(&format!("t{tenant}"))) {
+                match observers.acquire(Some(&format!("t{tenant}"))) {
                     Ok(place) => places.push(place),
                     Err(refused) => break refused,
                 }
@@ -90,11 +91,11 @@ mod tests {
             assert!(matches!(refused, HostError::Observed { of: "tenants", .. }), "{refused}");
             assert_eq!(places.len() as u64, bounds.tenants());
             let operators: Vec<_> =
-                (0..bounds.operators).map(|_| observers.place(None).unwrap()).collect();
-            assert!(observers.place(None).is_err());
+                (0..bounds.operators).map(|_| observers.acquire(None).unwrap()).collect();
+            assert!(observers.acquire(None).is_err());
             assert_eq!(places.len() + operators.len(), bounds.total.unwrap() as usize);
             places.pop();
-            observers.place(Some("good")).unwrap();
+            observers.acquire(Some("good")).unwrap();
         }
     }
 }

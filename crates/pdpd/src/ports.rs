@@ -1,9 +1,9 @@
-//! Ports of vrouters whose frames stay in the kernel ([`pdp_net::ports`]), as the keeper needs them, and their counters
-//! among those of the mux.
+//! Ports of vrouters whose frames stay in the kernel ([`pdp_net::ports`]),
+//! for the reconcile loop, and their counters among those of the mux.
 //!
-//! The kernel's work at each of them is done by a kernel thread of its own, charged to the vrouter's share of a
-//! forwarding engine. Once a second an attendant ([`attend`]) looks whether it is still that thread, and lends
-//! the short way to those that may go it.
+//! Each port has its own kernel thread, which is charged to the vrouter's share of a
+//! forwarding engine. Once a second a monitor ([`spawn_monitor`]) checks that this thread
+//! still does the work, and grants the XDP bypass to vrouters that may use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,92 +14,96 @@ use std::time::{Duration, Instant};
 
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
-use pdp_net::interface::Watch;
-use pdp_net::ports::{self, Change, Counters, LEASE_MAX, PortSpec, Power, Reason, Way};
+use pdp_net::interface::InterfaceWatch;
+use pdp_net::ports::{
+    self, InnerEndChange, KernelPortCounters, LEASE_MAX, LinkTarget, PortSpec, Power, Reason,
+};
 use pdp_net::route_mtu::RouteMtu;
 use pdp_net::xdp::Xdp;
 use pdp_net::{napi, netns};
 use pdp_proto::mux;
 
-use crate::far::Ways;
 use crate::host::{self, Host, HostError};
-use crate::observers::Place;
-use crate::plan::{KernelPlan, Places, Plan, PortNow, To};
+use crate::kernel_tunnels::KernelTunnels;
+use crate::observers::ObserverPermit;
+use crate::plan::{DaemonPaths, KernelLinkPortState, KernelLinkTarget, KernelPlan, Plan};
 use crate::reconcile::lock;
 
 /// A node: its vnet and its name there.
-type Node = (String, String);
+type NodeId = (String, String);
 
-/// Between two looks of the attendant.
+/// Interval of the monitor.
 const ATTEND_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Ports of a tenant that are served again between two looks, in the long run: a guest that takes its ends down and up
-/// asks for it each time, and others wait for about a millisecond meanwhile.
+/// Ports of a tenant whose threads are set up again per interval, in the long run. A guest that
+/// sets its ends down and up causes this each time, and delays others by about a millisecond.
 const SERVED_AGAIN: usize = 16;
 
-/// The leaf of a vrouter's cgroup that threads are in.
+/// Leaf of a vrouter's cgroup that contains the threads.
 const THREADS: &str = "threads";
 
 /// All such ports of this daemon.
 #[derive(Debug)]
-pub struct Ports {
+pub struct KernelPorts {
     netns: PathBuf,
     pins: PathBuf,
-    /// What there is in the kernel, once any was asked for.
+    /// Kernel objects, once a port was requested.
     open: Arc<Mutex<Option<Arc<ports::Ports>>>>,
-    /// Ports that are being made or removed, which takes requests to the kernel that others may hold up.
+    /// Ports that are being created or removed. This takes kernel
+    /// requests that other processes may delay.
     busy: Mutex<Busy>,
-    /// Some of them were removed.
+    /// Notified when some of them are removed.
     freed: Condvar,
-    /// How many times that was opened: each time its maps may be others.
+    /// Number of times that `open` was opened. Each time its maps may be others.
     opened: AtomicU64,
-    /// Where what leaves to the outside goes.
-    ways: Arc<Ways>,
-    /// What tells that a guest did something to an interface of its own: readable while any of `known` is.
+    /// Kernel tunnels of external links.
+    tunnels: Arc<KernelTunnels>,
+    /// Epoll instance that is readable when a guest changed one of its
+    /// interfaces: it contains the descriptors of `known`.
     watch: Mutex<Option<Arc<OwnedFd>>>,
-    /// Which there are to be, and whose.
-    known: Mutex<BTreeMap<Node, Known>>,
-    /// The tokens of `known` are below it.
+    /// Planned ports, by node.
+    known: Mutex<BTreeMap<NodeId, NodePortState>>,
+    /// All tokens in `known` are below this.
     tokens: AtomicU64,
     observed: Arc<Mutex<Observed>>,
 }
 
-/// Numbers of ports at which somebody is.
+/// Numbers of ports that are being created or removed.
 #[derive(Debug, Default)]
 struct Busy {
     made: Vec<BTreeSet<u32>>,
     removed: BTreeSet<u32>,
 }
 
-/// What is looked at.
+/// Observed ports.
 #[derive(Debug, Default)]
 struct Observed {
-    /// Nodes, each as many times as somebody looks at a port of it.
-    now: Vec<Node>,
-    /// Frames that were missed, by number of the port.
+    /// Nodes, once for each observer of one of their ports.
+    now: Vec<NodeId>,
+    /// Frames that observers missed, by port number.
     missed: BTreeMap<u32, Arc<AtomicU64>>,
 }
 
-/// Somebody looks at frames of a port: packets of its router don't go the short way as long as this is there, which a
-/// look into its network namespace does not see.
+/// Observer of a port's frames. While it exists, packets of the port's router
+/// do not use the XDP bypass, which is invisible in its network namespace.
 #[derive(Debug)]
 pub struct Observer {
     observed: Arc<Mutex<Observed>>,
-    node: Node,
-    _place: Place,
+    node: NodeId,
+    _place: ObserverPermit,
     missed: Arc<AtomicU64>,
     /// The router's control guest.
     pub guest: Process,
-    /// Its network namespace.
+    /// Network namespace of that guest.
     pub netns: OwnedFd,
     /// Index of the port's interface there.
     pub index: u32,
-    /// Whether packets may go the short way otherwise.
-    pub short_way: bool,
+    /// True if packets may otherwise use the XDP bypass.
+    pub xdp_bypass: bool,
 }
 
 impl Observer {
-    /// Counts frames that whoever looks did not see.
+    /// Counts frames that the observer did not see.
     pub fn missed(&self, frames: u32) {
         self.missed.fetch_add(frames.into(), Relaxed);
     }
@@ -114,68 +118,82 @@ impl Drop for Observer {
     }
 }
 
-/// A node of which something is otherwise than when its ports were looked at last.
+/// A node whose ports changed since they were checked last.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Touched {
+pub struct ChangedNode {
     /// The vnet, and the name there.
-    pub node: Node,
-    /// A port of it is gone.
-    pub lost: bool,
+    pub node: NodeId,
+    /// True if one of its ports is gone.
+    pub port_gone: bool,
 }
 
-/// A node's ports as they are to be.
+/// Planned ports of a node.
 #[derive(Clone, Debug)]
-struct Wanted {
-    /// In whose network namespace they are.
+struct DesiredPorts {
+    /// Guest in whose network namespace they are.
     guest: Process,
     specs: Vec<PortSpec>,
     kernel: Option<KernelPlan>,
 }
 
-/// What is known of a node's ports.
+/// Known state of a node's ports.
 #[derive(Debug)]
-struct Known {
-    wanted: Wanted,
-    /// What the descriptor of `Ports::watch` calls it.
+struct NodePortState {
+    wanted: DesiredPorts,
+    /// Token in the epoll instance `Ports::watch`.
     token: u64,
-    /// Tells of interfaces of the guest. It keeps the guest's network namespace, so it goes with the node's ports.
-    watch: Watch,
-    /// What of them was otherwise than it was made when it was looked at last: a port's name, and what.
-    changed: Vec<(String, Vec<Change>)>,
+    /// Watches interfaces of the guest. It keeps the guest's network
+    /// namespace alive, so it is removed with the node's ports.
+    watch: InterfaceWatch,
+    /// Deviations from the plan at the last check: a port's name, and the changes.
+    changed: Vec<(String, Vec<InnerEndChange>)>,
 }
 
-/// What the attendant knows of a node.
+/// State of the monitor for one node.
 #[derive(Debug)]
-struct Attended {
-    /// Its namespace is that of this guest.
+struct NodePortMonitor {
+    /// Guest to whose network namespace the state belongs.
     guest: Process,
-    /// Where its packets may go the short way.
+    /// Watcher of the routes that the XDP bypass may use.
     routes: Option<RouteMtu>,
-    /// With which MTUs that was lent last, and when.
+    /// MTUs with which the bypass was last granted, and when.
     lent: Option<([u32; 2], Instant)>,
-    /// By port.
-    unpaid: BTreeMap<u32, Unpaid>,
+    /// Uncharged frames, by port.
+    unpaid: BTreeMap<u32, UnaccountedFrames>,
 }
 
-/// What is known of frames of a port that nobody paid for.
+/// Frames of a port whose processing was charged to nobody.
 #[derive(Clone, Copy, Debug, Default)]
-struct Unpaid {
-    /// How many there were when it was last as it should be.
+struct UnaccountedFrames {
+    /// Their number at the last check.
     count: u64,
-    /// When it was last served again.
+    /// Time at which the port's thread was last set up again.
     served: Option<Instant>,
 }
 
-impl Ports {
-    /// Those of the daemon that has these places.
-    pub fn new(places: &Places) -> Self {
+impl KernelPorts {
+    /// Ports of the daemon with these paths.
+    pub fn new(places: &DaemonPaths) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
         let (open, busy, freed, opened, ways) = Default::default();
         let (watch, known, tokens, observed) = Default::default();
-        Self { netns, pins, open, busy, freed, opened, ways, watch, known, tokens, observed }
+        Self {
+            netns,
+            pins,
+            open,
+            busy,
+            freed,
+            opened,
+            tunnels: ways,
+            watch,
+            known,
+            tokens,
+            observed,
+        }
     }
 
-    /// Does something with what there is. Who only asks begins nothing: it may come late, when the last port is gone.
+    /// Runs a function on the kernel objects. A query creates none,
+    /// since it may come after the last port is gone.
     fn with<T>(
         &self,
         run: impl FnOnce(&ports::Ports) -> Result<T, HostError>,
@@ -189,7 +207,7 @@ impl Ports {
         run(&ports)
     }
 
-    /// What all ports have in common, which is there afterwards.
+    /// Returns the kernel objects that all ports have in common; creates them if needed.
     fn opened(&self) -> Result<Arc<ports::Ports>, HostError> {
         let mut open = lock(&self.open);
         if let Some(ports) = &*open {
@@ -202,7 +220,8 @@ impl Ports {
         Ok(open.insert(ports).clone())
     }
 
-    /// Makes ports of these numbers, once nobody removes one of them; nobody does before that is done.
+    /// Creates ports with these numbers once none of them is being
+    /// removed. None is removed before this returns.
     fn with_made<T>(
         &self,
         numbers: BTreeSet<u32>,
@@ -222,18 +241,18 @@ impl Ports {
         done
     }
 
-    /// Sees to it that ports of a node are there, joined, limited, and with carrier or without.
+    /// Sets up the ports of a node: creates, joins and limits them, and sets their carrier.
     pub fn see_to(
         &self,
         (vnet, node): (&str, &str),
         guest: Process,
         kernel: Option<&KernelPlan>,
-        ports: &[PortNow<'_>],
+        ports: &[KernelLinkPortState<'_>],
         cgroups: &Cgroups,
     ) -> Result<(), HostError> {
         let key = (vnet.to_owned(), node.to_owned());
         let specs: Vec<_> = ports.iter().map(|it| it.port.spec.clone()).collect();
-        let wanted = Wanted { guest, specs, kernel: kernel.cloned() };
+        let wanted = DesiredPorts { guest, specs, kernel: kernel.cloned() };
         let Some(vrouter) = wanted.vrouter() else {
             lock(&self.known).remove(&key);
             return Ok(());
@@ -242,19 +261,32 @@ impl Ports {
         let numbers = wanted.specs.iter().map(|spec| spec.number).collect();
         self.with_made(numbers, |all| {
             self.know(&key, &wanted, netns.as_fd())?;
-            for PortNow { port, carrier, joined, device } in ports {
+            for KernelLinkPortState { port, carrier, joined, device } in ports {
                 let number = port.spec.number;
                 all.make(netns.as_fd(), &port.spec)?;
                 match &port.to {
-                    To::Port(to) => {
-                        all.join(number, if *joined { Way::Port(*to) } else { Way::None })?;
-                        // Which the other end lost where this one is made anew.
-                        all.join(*to, if *joined { Way::Port(number) } else { Way::None })?;
-                        self.ways.leave(number);
+                    KernelLinkTarget::Port(to) => {
+                        all.join(
+                            number,
+                            if *joined { LinkTarget::Port(*to) } else { LinkTarget::None },
+                        )?;
+                        // A port that was recreated also lost the link from its other end.
+                        all.join(
+                            *to,
+                            if *joined { LinkTarget::Port(number) } else { LinkTarget::None },
+                        )?;
+                        self.tunnels.remove(number);
                     }
-                    To::Outside(far) => {
+                    KernelLinkTarget::Outside(far) => {
                         let device = device.filter(|_| *joined);
-                        Ways::join(&self.ways, &self.open, all, &port.spec, far, device)?;
+                        KernelTunnels::join(
+                            &self.tunnels,
+                            &self.open,
+                            all,
+                            &port.spec,
+                            far,
+                            device,
+                        )?;
                     }
                 }
                 all.police(number, port.rate)?;
@@ -264,39 +296,44 @@ impl Ports {
             let limited = kernel.filter(|kernel| !kernel.borrows);
             let power = limited.map(|it| Power { millicores: it.placement.power_millicores });
             all.power(vrouter, power)?;
-            // Where it may, the attendant lends it.
-            if !wanted.short_way() {
-                all.lend(vrouter, Duration::ZERO, [0; 2])?;
+            // If permitted, the monitor grants it.
+            if !wanted.xdp_bypass() {
+                all.activate_bypass(vrouter, Duration::ZERO, [0; 2])?;
             }
             Ok(())
         })?;
-        self.look(&key, &wanted);
+        self.check_node(&key, &wanted);
         Ok(())
     }
 
-    /// Has what a guest does to its interfaces told from now on.
-    fn know(&self, key: &Node, wanted: &Wanted, netns: BorrowedFd<'_>) -> Result<(), HostError> {
+    /// Watches from now on what a guest does to its interfaces.
+    fn know(
+        &self,
+        key: &NodeId,
+        wanted: &DesiredPorts,
+        netns: BorrowedFd<'_>,
+    ) -> Result<(), HostError> {
         let (mut known, wanted) = (lock(&self.known), wanted.clone());
         if let Some(known) = known.get_mut(key).filter(|it| it.wanted.guest == wanted.guest) {
             known.wanted = wanted;
             return Ok(());
         }
-        let watch = netns::within(netns, Watch::new)?;
+        let watch = netns::within(netns, InterfaceWatch::new)?;
         let token = self.tokens.fetch_add(1, Relaxed);
         if let Some(all) = self.watch() {
             host::epoll_add(all.as_fd(), watch.as_fd(), token)?;
         }
-        known.insert(key.clone(), Known { wanted, token, watch, changed: Vec::new() });
+        known.insert(key.clone(), NodePortState { wanted, token, watch, changed: Vec::new() });
         Ok(())
     }
 
-    /// Begins to look at frames of a port, by who has a place for it.
+    /// Starts to observe frames of a port, with a permit.
     ///
     /// # Errors
-    /// [`HostError::NoPorts`]: it is not there now.
+    /// [`HostError::NoPorts`]: the port does not exist now.
     pub fn observe(
         &self,
-        place: Place,
+        place: ObserverPermit,
         vnet: &str,
         node: &str,
         port: &str,
@@ -321,11 +358,11 @@ impl Ports {
             guest: wanted.guest,
             netns,
             index: 0,
-            short_way: wanted.short_way(),
+            xdp_bypass: wanted.xdp_bypass(),
         };
         let index = self.with(|ports| {
-            // Whoever lends it from here on sees that it is observed.
-            ports.lend(vrouter, Duration::ZERO, [0; 2])?;
+            // From here on, whoever grants the bypass sees the observer.
+            ports.activate_bypass(vrouter, Duration::ZERO, [0; 2])?;
             let index = ports.index(observer.netns.as_fd(), number)?;
             if index.is_some() {
                 observer.missed = lock(&self.observed).missed.entry(number).or_default().clone();
@@ -336,7 +373,12 @@ impl Ports {
         Ok(observer)
     }
 
-    fn attend(&self, cgroups: &Cgroups, attended: &mut BTreeMap<Node, Attended>, since: Duration) {
+    fn attend(
+        &self,
+        cgroups: &Cgroups,
+        attended: &mut BTreeMap<NodeId, NodePortMonitor>,
+        since: Duration,
+    ) {
         let known = lock(&self.known);
         let all: BTreeMap<_, _> =
             known.iter().map(|(node, it)| (node.clone(), it.wanted.clone())).collect();
@@ -356,9 +398,10 @@ impl Ports {
         for (node, wanted) in &all {
             let again = serve_interval(owned[owner(&node.0)]);
             let guest = wanted.guest;
-            let new = || Attended { guest, routes: None, lent: None, unpaid: BTreeMap::new() };
+            let new =
+                || NodePortMonitor { guest, routes: None, lent: None, unpaid: BTreeMap::new() };
             let attended = attended.entry(node.clone()).or_insert_with(new);
-            // Whose guest ended is looked at for that.
+            // An ended guest is checked because of its end.
             let _ = self.serve_again(wanted, attended, again, cgroups);
             if self.lend(node, wanted, attended).is_err() {
                 (attended.routes, attended.lent) = (None, None);
@@ -369,12 +412,13 @@ impl Ports {
         }
     }
 
-    /// Has ports served again where frames were dropped since nobody paid for them: the guest took its end down, say,
-    /// and its thread went with that. Each of them once in an `interval` at most.
+    /// Sets up a port's thread again if frames were dropped because nobody was
+    /// charged for them. This happens, for example, when the guest set its end
+    /// down and its thread ended. Each port at most once per `interval`.
     fn serve_again(
         &self,
-        wanted: &Wanted,
-        attended: &mut Attended,
+        wanted: &DesiredPorts,
+        attended: &mut NodePortMonitor,
         interval: Duration,
         cgroups: &Cgroups,
     ) -> Result<(), HostError> {
@@ -396,9 +440,15 @@ impl Ports {
         Ok(())
     }
 
-    /// Lets packets of a vrouter go the short way for a while, if they may, and as far as its routes are known.
-    fn lend(&self, node: &Node, wanted: &Wanted, attended: &mut Attended) -> Result<(), HostError> {
-        let Some(vrouter) = wanted.vrouter().filter(|_| wanted.short_way()) else {
+    /// Grants packets of a vrouter the XDP bypass for a while, if they
+    /// may use it, and as far as its routes are known.
+    fn lend(
+        &self,
+        node: &NodeId,
+        wanted: &DesiredPorts,
+        attended: &mut NodePortMonitor,
+    ) -> Result<(), HostError> {
+        let Some(vrouter) = wanted.vrouter().filter(|_| wanted.xdp_bypass()) else {
             (attended.routes, attended.lent) = (None, None);
             return Ok(());
         };
@@ -409,22 +459,22 @@ impl Ports {
                 none.insert(RouteMtu::open(netns.as_fd())?)
             }
         };
-        match (routes.look()?, attended.lent) {
+        match (routes.poll()?, attended.lent) {
             (Some(now), Some((last, at))) if now == last && at.elapsed() < LEASE_MAX / 3 => {}
             (Some(now), _) => {
                 let lent = self.with(|ports| {
-                    // Whoever comes to observe it from here on ends it.
+                    // From here on, a new observer revokes it.
                     let observed = lock(&self.observed);
                     let may = !observed.now.contains(node);
                     if may {
-                        ports.lend(vrouter, LEASE_MAX, now)?;
+                        ports.activate_bypass(vrouter, LEASE_MAX, now)?;
                     }
                     Ok(may)
                 })?;
                 attended.lent = lent.then(|| (now, Instant::now()));
             }
             (None, Some(_)) => {
-                self.with(|ports| Ok(ports.lend(vrouter, Duration::ZERO, [0; 2])?))?;
+                self.with(|ports| Ok(ports.activate_bypass(vrouter, Duration::ZERO, [0; 2])?))?;
                 attended.lent = None;
             }
             (None, None) => {}
@@ -432,8 +482,9 @@ impl Ports {
         Ok(())
     }
 
-    /// Has the program at a device give ports what comes by their tunnels, unless it does since `before`. Returns when it
-    /// began, for the next time.
+    /// Makes the program at a device deliver tunnel frames to ports, unless
+    /// it does so since `before`. Returns the program, and the new value for
+    /// `before`: the number of times that the common objects were opened.
     pub fn attach(
         &self,
         device: &str,
@@ -449,8 +500,9 @@ impl Ports {
         })
     }
 
-    /// Removes all ports but those of the numbers that `kept` says, and those that somebody is making; with the last one
-    /// all that they had in common, unless `any` says then that some are to be made.
+    /// Removes all ports except the numbers that `kept` returns and those that
+    /// are being created. After the last port it also removes the common kernel
+    /// objects, unless `any` returns true because more ports are wanted.
     pub fn remove_but(
         &self,
         kept: &dyn Fn() -> BTreeSet<u32>,
@@ -465,9 +517,10 @@ impl Ports {
             let kept = kept();
             let is_kept = |spec: &PortSpec| kept.contains(&spec.number);
             lock(&self.known).retain(|_, known| known.wanted.specs.iter().any(is_kept));
-            self.ways.retain(&kept);
+            self.tunnels.retain(&kept);
             lock(&self.observed).missed.retain(|number, _| kept.contains(number));
-            // What somebody else is at is theirs to finish, and is looked at again when their node is.
+            // Ports that are being created or removed elsewhere are
+            // skipped. They are checked again with their node.
             let is_free = |number: &u32| {
                 !busy.removed.contains(number)
                     && !busy.made.iter().any(|made| made.contains(number))
@@ -482,7 +535,7 @@ impl Ports {
         busy.removed.retain(|number| !gone.contains(number));
         self.freed.notify_all();
         if busy.removed.is_empty() && busy.made.is_empty() && kept().is_empty() && !any() {
-            // Held until all is gone: a question opens what it finds.
+            // Locked until everything is gone, since a query opens what it finds.
             let mut open = lock(&self.open);
             *open = None;
             *lock(&self.watch) = None;
@@ -492,14 +545,14 @@ impl Ports {
         there.and(removed)
     }
 
-    /// What is readable from when a guest did something to an interface of its own, which may be a port, until
-    /// [`Ports::touched`] looks; `None`: there are no ports.
+    /// Returns a descriptor that is readable from when a guest changed one of its interfaces,
+    /// which may be a port, until [`KernelPorts::touched`] is called. `None` if no ports exist.
     pub fn watch(&self) -> Option<Arc<OwnedFd>> {
         lock(&self.watch).clone()
     }
 
-    /// Looks at the ports of nodes whose guests did something to an interface since the last time.
-    pub fn touched(&self) -> Vec<Touched> {
+    /// Checks the ports of nodes whose guests changed an interface since the last call.
+    pub fn touched(&self) -> Vec<ChangedNode> {
         let Some(all) = self.watch() else { return Vec::new() };
         let count = lock(&self.known).len();
         let told = host::epoll_ready(all.as_fd(), count);
@@ -507,7 +560,7 @@ impl Ports {
         let moved = known.iter().filter(|(_, known)| told.contains(&known.token));
         let moved: Vec<_> = moved
             .map(|(node, known)| {
-                // Before the look: what happens from now on is told again.
+                // Before the check, so that later changes are reported again.
                 known.watch.clear();
                 (node.clone(), known.wanted.clone())
             })
@@ -516,15 +569,15 @@ impl Ports {
         moved
             .into_iter()
             .filter_map(|(node, wanted)| {
-                let (lost, changed) = self.look(&node, &wanted);
-                (lost || changed).then_some(Touched { node, lost })
+                let (lost, changed) = self.check_node(&node, &wanted);
+                (lost || changed).then_some(ChangedNode { node, port_gone: lost })
             })
             .collect()
     }
 
-    /// Looks at the ports of a node: whether one is gone, and whether one is otherwise than at the last look. Those of a
-    /// guest that ended are looked at for that.
-    fn look(&self, node: &Node, wanted: &Wanted) -> (bool, bool) {
+    /// Checks the ports of a node. Returns whether one is gone, and whether one
+    /// changed since the last check. The end of a guest is handled elsewhere.
+    fn check_node(&self, node: &NodeId, wanted: &DesiredPorts) -> (bool, bool) {
         let found = host::network_namespace(wanted.guest).and_then(|netns| {
             self.with(|ports| {
                 let each = wanted.specs.iter().map(|spec| {
@@ -535,9 +588,10 @@ impl Ports {
             })
         });
         let Ok(mut found) = found else { return (false, false) };
-        let is_gone = |(_, changes): &(String, Vec<Change>)| changes.contains(&Change::Gone);
+        let is_gone =
+            |(_, changes): &(String, Vec<InnerEndChange>)| changes.contains(&InnerEndChange::Gone);
         let lost = found.iter().any(is_gone);
-        // It is made again, as it was.
+        // It is recreated as it was.
         found.retain(|it| !is_gone(it) && !it.1.is_empty());
         let mut known = lock(&self.known);
         let known = known.get_mut(node).filter(|it| it.wanted.guest == wanted.guest);
@@ -545,68 +599,70 @@ impl Ports {
         (lost, before.is_some_and(|before| before != found))
     }
 
-    /// What a guest did to its ends of ports, as far as it was not undone: a port's name, and what.
-    pub fn changes(&self, vnet: &str, node: &str) -> Vec<(String, Vec<Change>)> {
+    /// Returns a guest's changes to its ends of ports, as far as they
+    /// persist: a port's name, and the changes.
+    pub fn changes(&self, vnet: &str, node: &str) -> Vec<(String, Vec<InnerEndChange>)> {
         let known = lock(&self.known);
         let known = known.get(&(vnet.to_owned(), node.to_owned()));
         known.map(|known| known.changed.clone()).unwrap_or_default()
     }
 
-    /// Puts the counters of planned ports into those that the mux has of their nodes, whether this daemon looked at them
-    /// already or not.
-    pub fn count(&self, plan: &Plan, stats: &mut mux::Stats) {
+    /// Adds the counters of planned ports to those of the mux, even if
+    /// this daemon has not checked the ports yet.
+    pub fn count(&self, plan: &Plan, stats: &mut mux::MuxStats) {
         let nodes = stats.vnets.iter_mut().flat_map(|(vnet, stats)| {
             let plan = plan.vnets.get(vnet);
             let node = move |(name, stats)| Some((plan?.nodes.get(name)?, stats));
             stats.nodes.iter_mut().filter_map(node)
         });
         for (plan, stats) in nodes {
-            for PortSpec { name, number, .. } in plan.straight.values().map(|port| &port.spec) {
+            for PortSpec { name, number, .. } in plan.kernel_links.values().map(|port| &port.spec) {
                 let counted = match self.with(|ports| Ok(ports.counters(*number)?)) {
                     Ok(counted) => counted,
                     Err(HostError::NoPorts) => continue,
                     Err(_) => {
-                        // What the mux has of it would be that it counted nothing.
+                        // The mux's own counters of this port are all zero.
                         stats.ports.remove(name);
                         continue;
                     }
                 };
-                stats.in_flight += counted.under_way();
-                let underlay = self.ways.problem(*number);
+                stats.in_flight += counted.in_transit();
+                let underlay = self.tunnels.problem(*number);
                 let capture_missed = lock(&self.observed)
                     .missed
                     .get(number)
                     .map_or(0, |missed| missed.load(Relaxed));
-                let counted = mux::PortStats { underlay, capture_missed, ..port_stats(&counted) };
+                let counted =
+                    mux::MuxPortStats { underlay, capture_missed, ..port_stats(&counted) };
                 stats.ports.insert(name.clone(), counted);
             }
         }
     }
 }
 
-impl Wanted {
-    /// Its number among vrouters of this kind.
+impl DesiredPorts {
+    /// Returns its number among vrouters of this kind.
     fn vrouter(&self) -> Option<u32> {
         Some(self.specs.first()?.vrouter)
     }
 
-    /// Whether its packets may go the short way.
-    fn short_way(&self) -> bool {
-        self.kernel.as_ref().is_some_and(|kernel| kernel.short_way) && ports::obeys_hooks()
+    /// True if its packets may use the XDP bypass.
+    fn xdp_bypass(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| kernel.xdp_bypass) && ports::reads_hooks()
     }
 }
 
-/// Looks after all ports of a machine again and again, as long as there is a daemon.
+/// Monitors all ports of a machine periodically, as long as the daemon lives.
 ///
 /// # Errors
-/// There is no thread for it.
-pub fn attend(host: &Arc<Host>) -> std::io::Result<()> {
+/// The thread can't be started.
+pub fn spawn_monitor(host: &Arc<Host>) -> std::io::Result<()> {
     let host = Arc::downgrade(host);
     let attend = move || {
         let (mut attended, mut since) = (BTreeMap::new(), ports::now());
         while let Some(host) = Weak::upgrade(&host) {
             let now = ports::now();
-            host.bounds.attend();
+            host.bounds.poll();
             host.ports.attend(host.runtime.cgroups(), &mut attended, since);
             since = now;
             drop(host);
@@ -616,18 +672,19 @@ pub fn attend(host: &Arc<Host>) -> std::io::Result<()> {
     std::thread::Builder::new().name("ports".into()).spawn(attend).map(drop)
 }
 
-/// Who a vnet's ports are counted for: its tenant, or itself where it has none.
+/// Returns the owner of a vnet's ports: its tenant, or the vnet itself if it has none.
 pub(crate) fn owner(vnet: &str) -> &str {
     pdp_spec::tenant_of(vnet).unwrap_or(vnet)
 }
 
-/// How often one of so many ports of a tenant may be served again, so that no more than [`SERVED_AGAIN`] of them are
-/// between two looks.
+/// Returns the shortest time between two setups of the same port's thread, for a tenant
+/// with this many ports. It ensures at most [`SERVED_AGAIN`] setups per interval.
 fn serve_interval(ports: usize) -> Duration {
     ATTEND_INTERVAL * ports.div_ceil(SERVED_AGAIN) as u32
 }
 
-/// Has what the kernel does at a port done by threads that are charged to its vrouter, where it has a share.
+/// Moves the kernel's work for a port to threads that are charged to
+/// its vrouter, if the vrouter has a share.
 fn serve(
     ports: &ports::Ports,
     netns: BorrowedFd<'_>,
@@ -635,7 +692,7 @@ fn serve(
     kernel: Option<&KernelPlan>,
     cgroups: &Cgroups,
 ) -> Result<(), HostError> {
-    let Some(kernel) = kernel.filter(|_| napi::are_told()) else { return Ok(()) };
+    let Some(kernel) = kernel.filter(|_| napi::has_thread_ids()) else { return Ok(()) };
     let leaf = format!("{}/{THREADS}", kernel.cgroup);
     for thread in ports.serve(netns, spec)? {
         cgroups.charge(&leaf, thread.pid).map_err(HostError::from)?;
@@ -643,12 +700,12 @@ fn serve(
     Ok(())
 }
 
-fn port_stats(counted: &Counters) -> mux::PortStats {
+fn port_stats(counted: &KernelPortCounters) -> mux::MuxPortStats {
     let dropped = Reason::ALL.into_iter().filter_map(|reason| {
         let count = counted.dropped(reason);
         (count > 0).then(|| (reason.name().to_owned(), count))
     });
-    mux::PortStats {
+    mux::MuxPortStats {
         received: counted.from_link.frames,
         received_bytes: counted.from_link.bytes,
         made: counted.from_vrouter.frames,
@@ -656,7 +713,7 @@ fn port_stats(counted: &Counters) -> mux::PortStats {
         sent_bytes: counted.to_link.bytes,
         punted: counted.to_vrouter.frames,
         dropped: dropped.collect(),
-        ..mux::PortStats::default()
+        ..mux::MuxPortStats::default()
     }
 }
 
@@ -664,22 +721,25 @@ fn port_stats(counted: &Counters) -> mux::PortStats {
 mod tests {
     use super::*;
 
-    /// A question that comes late, when the last port is gone, leaves nothing behind.
+    /// A late query, after the last port is gone, creates nothing.
     #[test]
-    fn who_only_asks_begins_nothing() {
+    fn port_query_creates_no_kernel_objects() {
         let nowhere = std::env::temp_dir().join(format!("pdpd-no-ports-{}", std::process::id()));
-        let places =
-            Places { run: nowhere.join("run"), lib: PathBuf::new(), pins: nowhere.join("pins") };
-        let ports = Ports::new(&places);
+        let places = DaemonPaths {
+            run: nowhere.join("run"),
+            lib: PathBuf::new(),
+            pins: nowhere.join("pins"),
+        };
+        let ports = KernelPorts::new(&places);
         let asked = ports.with(|ports| Ok(ports.all()?));
         assert!(matches!(asked, Err(HostError::NoPorts)), "{asked:?}");
         assert!(!nowhere.exists());
     }
 
-    /// One whose request to the kernel takes long holds up nobody who asks of other ports, or makes or removes them;
-    /// and nobody makes a port while it is removed, or removes one while it is made.
+    /// A port whose kernel request takes long delays no query, creation or removal of other
+    /// ports. No port is created while it is removed, or removed while it is created.
     #[test]
-    fn a_port_that_takes_long_holds_up_no_other() {
+    fn slow_port_does_not_delay_other_ports() {
         use std::sync::mpsc::channel;
 
         let place = tempfile::tempdir().unwrap();
@@ -687,8 +747,8 @@ mod tests {
         let pins =
             Path::new(pdp_net::xdp::BPF_FS).join(format!("pdpd-test-{}", std::process::id()));
         let places =
-            Places { run: place.path().join("run"), lib: PathBuf::new(), pins: pins.clone() };
-        let ports = Ports::new(&places);
+            DaemonPaths { run: place.path().join("run"), lib: PathBuf::new(), pins: pins.clone() };
+        let ports = KernelPorts::new(&places);
         let numbers = |numbers: &[u32]| BTreeSet::from_iter(numbers.iter().copied());
         std::thread::scope(|scope| {
             let ((begun, begins), (go_on, goes_on)) = (channel(), channel());
@@ -704,7 +764,7 @@ mod tests {
             begins.recv().unwrap();
             assert!(ports.with(|ports| Ok(ports.counters(7)?)).is_ok());
             ports.with_made(numbers(&[3]), |_| Ok(())).unwrap();
-            // It is none's to remove by now, and what all have in common stays.
+            // The port can't be removed now, and the common objects stay.
             ports.remove_but(&|| numbers(&[]), &|| false).unwrap();
             assert!(places.pins.join("_ports").exists());
             go_on.send(()).unwrap();
@@ -724,10 +784,10 @@ mod tests {
         let _ = std::fs::remove_dir(&pins);
     }
 
-    /// However many ports a tenant has, no more than some of them are served again in a second; one that has few
-    /// waits for none.
+    /// PdP sets up only some of a tenant's many ports again per second.
+    /// A tenant with few ports never waits.
     #[test]
-    fn few_ports_of_a_tenant_are_served_again() {
+    fn port_restarts_per_second_are_limited() {
         for ports in 1..10_000 {
             let each_second = ports as f64 / serve_interval(ports).as_secs_f64();
             assert!(each_second <= SERVED_AGAIN as f64, "{each_second} of {ports}");

@@ -1,31 +1,33 @@
-//! Which key is worked on next.
+//! Decides which key is worked on next.
 //!
-//! Pure: the time is given. A key is worked on by one worker at a time; one that is added while it
-//! waits is there once, and one that is added while it is worked on is worked on once more. Owners
-//! take turns: next is a key of the owner that has the fewest workers, and of these of the one that
-//! was served longest ago; an owner has so many workers at most as [`Bounds`] says. Some workers are left to owners
-//! that have none, and some to operators. So with W workers that
-//! hold on to a key for no longer than B, whoever has none gets the next that is free: after B at
-//! the latest, and after B/W on average, however many others have work without end.
+//! Pure: the time is an argument. One worker at a time works on a key. A key that is added while
+//! it waits is queued once. A key that is added while a worker has it is worked on once more.
+//!
+//! Owners take turns. The next key belongs to the owner with the fewest workers, and
+//! among equals to the one that was served longest ago. [`WorkerLimits`] limits the workers of
+//! an owner. Some workers are reserved for owners that have none, and some for operators.
+//!
+//! So with W workers that hold a key for at most B, an owner without workers gets the next free
+//! one: after B at the latest, and after B/W on average, however many others have endless work.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-/// What is worked on.
+/// Key of an object to work on.
 pub trait Item: Clone + Ord {
-    /// On whose behalf.
+    /// Returns the owner of the work.
     fn owner(&self) -> &str;
 
-    /// Whether that is a tenant.
+    /// True if the owner is a tenant.
     fn is_tenants(&self) -> bool;
 }
 
-/// How many workers may be at work.
+/// Limits of workers.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// All of them.
+pub struct WorkerLimits {
+    /// All workers.
     pub workers: usize,
-    /// For one owner.
+    /// Workers of one owner.
     pub per_owner: usize,
     /// Workers that are reserved for owners that have none.
     pub newcomers: usize,
@@ -33,22 +35,23 @@ pub struct Bounds {
     pub operators: usize,
 }
 
-/// Whether a tenant, and who.
-type Owner = (bool, String);
+/// True for a tenant, and the owner's name.
+type WorkOwner = (bool, String);
 
-/// Keys that wait for a worker, now or at a time.
+/// Keys that wait for a worker, now or at a given time.
 #[derive(Debug)]
-pub struct Queue<K> {
-    bounds: Bounds,
+pub struct WorkQueue<K> {
+    bounds: WorkerLimits,
     /// Keys that wait now or are worked on, by owner.
-    lanes: BTreeMap<Owner, Lane<K>>,
-    /// Owners of whom a key may be taken: operators, and tenants. Workers that they have, when they were served, who.
-    eligible: [BTreeSet<(usize, u64, Owner)>; 2],
-    /// Workers of operators, and of tenants.
+    lanes: BTreeMap<WorkOwner, OwnerQueue<K>>,
+    /// Owners that may get a worker, operators first, then tenants: the number
+    /// of workers that they have, when they were last served, and the owner.
+    eligible: [BTreeSet<(usize, u64, WorkOwner)>; 2],
+    /// Number of workers that work for operators, and for tenants.
     at_work: [usize; 2],
-    /// Keys in [`Lane::ready`].
+    /// Keys in [`OwnerQueue::ready`].
     ready: BTreeSet<K>,
-    /// Keys that are worked on, and whether once more.
+    /// Keys that are worked on, and whether they are to be worked on once more.
     working: BTreeMap<K, bool>,
     due: BTreeSet<(Instant, K)>,
     due_at: BTreeMap<K, Instant>,
@@ -56,15 +59,15 @@ pub struct Queue<K> {
 }
 
 #[derive(Debug)]
-struct Lane<K> {
+struct OwnerQueue<K> {
     ready: VecDeque<K>,
     workers: usize,
     served: u64,
 }
 
-impl<K: Item> Queue<K> {
-    /// Empty.
-    pub fn new(bounds: Bounds) -> Self {
+impl<K: Item> WorkQueue<K> {
+    /// Returns an empty queue.
+    pub fn new(bounds: WorkerLimits) -> Self {
         Self {
             bounds,
             lanes: BTreeMap::new(),
@@ -78,7 +81,7 @@ impl<K: Item> Queue<K> {
         }
     }
 
-    /// Has a key worked on as soon as can be.
+    /// Queues a key to be worked on as soon as possible.
     pub fn add(&mut self, key: K) {
         self.forget_due(&key);
         if let Some(again) = self.working.get_mut(&key) {
@@ -88,7 +91,7 @@ impl<K: Item> Queue<K> {
         }
     }
 
-    /// Has a key worked on at a time, unless it is to be before that.
+    /// Queues a key for a given time, unless it is queued for an earlier one.
     pub fn add_at(&mut self, key: K, at: Instant) {
         if self.ready.contains(&key)
             || self.working.get(&key) == Some(&true)
@@ -101,7 +104,7 @@ impl<K: Item> Queue<K> {
         self.due_at.insert(key, at);
     }
 
-    /// Moves what is due by `now` to what waits for a worker; whether there was any.
+    /// Moves keys that are due by `now` to the ready ones. Returns true if there were any.
     pub fn promote(&mut self, now: Instant) -> bool {
         let mut any = false;
         while let Some((at, _)) = self.due.first()
@@ -115,12 +118,12 @@ impl<K: Item> Queue<K> {
         any
     }
 
-    /// When the next key is due.
+    /// Returns when the next key is due.
     pub fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The key to work on; [`Queue::done`] gives it back.
+    /// Takes the next key to work on; [`WorkQueue::done`] returns it.
     pub fn take(&mut self) -> Option<K> {
         let (_, _, owner) = self.next()?.clone();
         self.at_work[usize::from(owner.0)] += 1;
@@ -138,7 +141,7 @@ impl<K: Item> Queue<K> {
         Some(key)
     }
 
-    /// A worker is done with a key.
+    /// Marks a key as done by its worker.
     pub fn done(&mut self, key: &K) {
         let again = self.working.remove(key) == Some(true);
         let owner = owner(key);
@@ -149,16 +152,16 @@ impl<K: Item> Queue<K> {
         }
     }
 
-    /// Whether a key is to be worked on once more, without waiting for a time.
+    /// True if a key is to be worked on once more, without waiting for a time.
     pub fn is_wanted_again(&self, key: &K) -> bool {
         self.ready.contains(key) || self.working.get(key) == Some(&true)
     }
 
-    /// Whose turn it is, of those who may have one more worker.
-    fn next(&self) -> Option<&(usize, u64, Owner)> {
-        let Bounds { workers, newcomers, operators, .. } = self.bounds;
+    /// Returns the next owner among those that may have one more worker.
+    fn next(&self) -> Option<&(usize, u64, WorkOwner)> {
+        let WorkerLimits { workers, newcomers, operators, .. } = self.bounds;
         let free = workers.saturating_sub(self.at_work.iter().sum());
-        let may = |(has, _, owner): &&(usize, u64, Owner)| {
+        let may = |(has, _, owner): &&(usize, u64, WorkOwner)| {
             let of_operators = operators.saturating_sub(self.at_work[0]);
             let left = if owner.0 { free.saturating_sub(of_operators) } else { free };
             left > if *has > 0 && owner.0 { newcomers } else { 0 }
@@ -172,9 +175,9 @@ impl<K: Item> Queue<K> {
         }
     }
 
-    /// Changes a lane, and with it whether its owner may have a worker.
-    fn change(&mut self, owner: &Owner, change: impl FnOnce(&mut Lane<K>)) {
-        let new = || Lane { ready: VecDeque::new(), workers: 0, served: 0 };
+    /// Changes an owner's lane, and updates whether the owner may have a worker.
+    fn change(&mut self, owner: &WorkOwner, change: impl FnOnce(&mut OwnerQueue<K>)) {
+        let new = || OwnerQueue { ready: VecDeque::new(), workers: 0, served: 0 };
         let lane = self.lanes.entry(owner.clone()).or_insert_with(new);
         let eligible = &mut self.eligible[usize::from(owner.0)];
         eligible.remove(&(lane.workers, lane.served, owner.clone()));
@@ -187,7 +190,7 @@ impl<K: Item> Queue<K> {
     }
 }
 
-fn owner<K: Item>(key: &K) -> Owner {
+fn owner<K: Item>(key: &K) -> WorkOwner {
     (key.is_tenants(), key.owner().to_owned())
 }
 
@@ -209,18 +212,18 @@ mod tests {
         }
     }
 
-    fn bounds(per_owner: usize) -> Bounds {
-        Bounds { workers: 1000, per_owner, newcomers: 0, operators: 0 }
+    fn bounds(per_owner: usize) -> WorkerLimits {
+        WorkerLimits { workers: 1000, per_owner, newcomers: 0, operators: 0 }
     }
 
-    /// However many tenants' steps hang: who has no worker finds one of those that are left for that, and an operator
-    /// one of its own.
+    /// However many tenants' steps hang, an owner without workers finds
+    /// one reserved for it, and an operator one of its own.
     #[test]
-    fn tenants_leave_workers_to_operators_and_to_who_has_none() {
-        let bounds = Bounds { workers: 32, per_owner: 4, newcomers: 8, operators: 4 };
+    fn queue_reserves_workers_for_operators_and_new_owners() {
+        let bounds = WorkerLimits { workers: 32, per_owner: 4, newcomers: 8, operators: 4 };
         const TENANTS: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
-        let mut queue = Queue::new(bounds);
-        let add = |queue: &mut Queue<_>, owner| (0..50).for_each(|key| queue.add((owner, key)));
+        let mut queue = WorkQueue::new(bounds);
+        let add = |queue: &mut WorkQueue<_>, owner| (0..50).for_each(|key| queue.add((owner, key)));
         TENANTS[..8].iter().for_each(|owner| add(&mut queue, owner));
         let hang: Vec<_> = std::iter::from_fn(|| queue.take()).collect();
         assert_eq!(hang.len(), 20, "8 for others, and 4 for operators");
@@ -231,11 +234,11 @@ mod tests {
         }
         add(&mut queue, "_vnet");
         (0..4).for_each(|key| assert_eq!(queue.take(), Some(("_vnet", key))));
-        // Tenants enough have all but the operators'.
+        // Enough tenants occupy all but the operators' workers.
         for key in &hang {
             queue.done(key);
         }
-        let mut many = Queue::new(bounds);
+        let mut many = WorkQueue::new(bounds);
         (0..50).for_each(|key| many.add((&*format!("t{key}").leak(), 0)));
         assert_eq!(std::iter::from_fn(|| many.take()).count(), 28);
         add(&mut many, "_vnet");
@@ -243,8 +246,8 @@ mod tests {
     }
 
     #[test]
-    fn owners_take_turns_and_none_has_all_workers() {
-        let mut queue = Queue::new(bounds(2));
+    fn queue_limits_workers_per_owner() {
+        let mut queue = WorkQueue::new(bounds(2));
         (0..100).for_each(|number| queue.add(("greedy", number)));
         queue.add(("good", 0));
         let first: Vec<_> = (0..3).map_while(|_| queue.take()).collect();
@@ -258,8 +261,8 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_no_worker_gets_the_next() {
-        let mut queue = Queue::new(bounds(4));
+    fn owner_without_workers_is_served_next() {
+        let mut queue = WorkQueue::new(bounds(4));
         for owner in ["a", "b", "c", "d"] {
             (0..50).for_each(|number| queue.add((owner, number)));
         }
@@ -275,8 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_changes_while_it_is_worked_on_is_worked_on_once_more() {
-        let mut queue = Queue::new(bounds(2));
+    fn key_changed_during_work_is_queued_once_more() {
+        let mut queue = WorkQueue::new(bounds(2));
         queue.add(("a", 1));
         queue.add(("a", 1));
         let key = queue.take().unwrap();
@@ -292,8 +295,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_comes_at_its_time_and_what_is_added_before_comes_once() {
-        let (mut queue, now) = (Queue::new(bounds(2)), Instant::now());
+    fn due_keys_come_on_time_and_only_once() {
+        let (mut queue, now) = (WorkQueue::new(bounds(2)), Instant::now());
         let later = now + Duration::from_secs(1);
         queue.add_at(("a", 1), later);
         queue.add_at(("a", 1), later + Duration::from_secs(1));
@@ -308,14 +311,14 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: no key has two workers, no owner too many, and all
-        /// that was added is worked on after it was added.
+        /// For all sequences of events: no key has two workers, no owner
+        /// too many, and every key is worked on after it was added.
         #[test]
-        fn nothing_is_lost_or_worked_on_twice(
+        fn queue_neither_loses_nor_duplicates_keys(
             steps in proptest::collection::vec((0u8..4, 0u32..6, 0usize..3), 0..300),
         ) {
             const OWNERS: [&str; 3] = ["a", "b", "c"];
-            let mut queue = Queue::new(bounds(2));
+            let mut queue = WorkQueue::new(bounds(2));
             let mut wanted: BTreeSet<(&str, u32)> = BTreeSet::new();
             let mut working: Vec<(&'static str, u32)> = Vec::new();
             let mut now = Instant::now();

@@ -1,15 +1,18 @@
-//! Brings one object after the other nearer to a [`Plan`].
+//! Moves one object after the other towards a [`Plan`].
 //!
-//! A step looks at what there is of an object, does the next thing, and says what is to come
-//! ([`Next`]); what is as planned is not touched. So the same code brings up, changes, repairs after a
-//! crash of anything, adopts after pdpd's own, and takes down. Each side effect is written down before
-//! it is done. No step waits for a process to be ready, to end or to give something back: those are
-//! states that are looked at again. When steps are made is up to [`crate::keeper`].
+//! A step looks at the current state of an object, does the next thing, and returns what
+//! follows ([`StepOutcome`]). Parts that are as planned are not touched. So the same code
+//! creates, changes, repairs after any crash, adopts after pdpd's own crash, and removes.
 //!
-//! There is a file for each kind of object, with how it is made, changed and removed.
+//! Each side effect is written to the journal before it happens. No step waits for
+//! a process to become ready, to end or to release something. Those are states
+//! that a later step checks again. [`crate::reconciler`] decides when steps are made.
 //!
-//! Who holds what: TAPs are held here and in the node's TAP helper. A helper that died gets them
-//! from here; a new pdpd gets them from the helpers. Both gone: the control guest is made anew.
+//! Each kind of object has its own file, with its creation, change and removal.
+//!
+//! Ownership of TAP descriptors: this module and the node's TAP helper both
+//! hold them. A restarted helper gets them from here; a restarted pdpd gets
+//! them from the helpers. If both are gone, the control guest is recreated.
 
 mod external;
 mod guest;
@@ -26,64 +29,64 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use pdp_container::{HelperSpec, Process};
-use pdp_net::interface::Condition;
+use pdp_net::interface::InterfaceState;
 
 use crate::host::HostError;
-use crate::key::Key;
+use crate::key::ObjectKey;
 use crate::machine::Machine;
-use crate::plan::{Places, Plan};
-use crate::state::State;
+use crate::plan::{DaemonPaths, Plan};
+use crate::state::StateFile;
 pub use external::CutOff;
-use external::ExternalSide;
-use mux::MuxSide;
-use vnet::VnetSide;
+use external::ExternalRuntime;
+use mux::MuxRuntime;
+use vnet::VnetRuntime;
 
-/// Time for what was killed to end, and for what is in a cgroup.
+/// Longest time for killed processes to end, including those in a cgroup.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time for a helper or the mux to listen once it was started.
+/// Longest time for a helper or the mux to listen after its start.
 const LISTEN_MAX: Duration = Duration::from_secs(10);
 
-/// What is to come for an object after a step.
+/// Result of a step: the next action for the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum StepOutcome {
     /// Nothing: it is as planned.
     Done,
-    /// Another look: something is under way.
-    Wait(Waiting),
+    /// Another check: something is pending.
+    Wait(PendingStep),
     /// A step once this object is as planned.
-    After(Key),
-    /// A step when its back-off ends: something ended that was started too lately to be started again.
-    Held,
-    /// Nothing: it is gone, and so is all that was known of it.
+    After(ObjectKey),
+    /// A step when its back-off ends: a process ended too soon after its start.
+    BackingOff,
+    /// Nothing: it is gone, and all that was known of it is forgotten.
     Gone,
 }
 
-/// What is under way.
+/// Pending work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// What, in words.
+pub struct PendingStep {
+    /// Description.
     pub what: String,
-    /// When it has failed; `None`: never.
+    /// Time after which it has failed; `None` if never.
     pub max: Option<Duration>,
 }
 
-impl Next {
+impl StepOutcome {
     fn wait(what: impl Into<String>) -> Self {
-        Self::Wait(Waiting { what: what.into(), max: None })
+        Self::Wait(PendingStep { what: what.into(), max: None })
     }
 
     fn wait_for_end(what: impl Into<String>) -> Self {
-        Self::Wait(Waiting { what: what.into(), max: Some(END_MAX) })
+        Self::Wait(PendingStep { what: what.into(), max: Some(END_MAX) })
     }
 }
 
-/// Steps of a removal that don't need each other: each is tried whatever became of those before, and the first
-/// failure is the one that is told.
+/// Independent steps of a removal. Each is tried even if earlier ones
+/// failed, and the first failure is reported.
 #[derive(Debug, Default)]
 struct Removal {
     failure: Option<HostError>,
-    /// Something that was killed has not ended.
+    /// True if a killed process has not ended.
     waits: bool,
 }
 
@@ -94,7 +97,7 @@ impl Removal {
         }
     }
 
-    /// A step that ends processes; `false`: they have not ended yet.
+    /// A step that ends processes; `false` means that they have not ended yet.
     fn end(&mut self, ended: Result<bool, HostError>) {
         match ended {
             Ok(ended) => self.waits |= !ended,
@@ -102,9 +105,9 @@ impl Removal {
         }
     }
 
-    /// Another look later; a failure is told first.
-    fn wait(self, what: String) -> Result<Next, HostError> {
-        self.finish().map(|()| Next::wait_for_end(what))
+    /// Returns another check later, or the first failure.
+    fn wait(self, what: String) -> Result<StepOutcome, HostError> {
+        self.finish().map(|()| StepOutcome::wait_for_end(what))
     }
 
     fn finish(self) -> Result<(), HostError> {
@@ -112,21 +115,21 @@ impl Removal {
     }
 }
 
-/// Which processes of an object a step started.
+/// Processes of an object that a step started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Started {
-    /// Its own.
+    /// The object's own process.
     pub itself: bool,
-    /// Its TAP helper.
+    /// The TAP helper.
     pub tap: bool,
-    /// Its route mirror.
+    /// The route mirror.
     pub mirror: bool,
-    /// The helper of its way out and in.
+    /// The management helper.
     pub management: bool,
 }
 
 impl Started {
-    /// These as well.
+    /// Adds these processes.
     pub fn add(&mut self, more: Self) {
         self.itself |= more.itself;
         self.tap |= more.tap;
@@ -135,84 +138,84 @@ impl Started {
     }
 }
 
-/// A step that is being made.
-pub struct Doing<'a> {
-    /// Told what is being done.
-    pub told: &'a (dyn Fn(&str) + Sync),
+/// Context of a step.
+pub struct StepContext<'a> {
+    /// Receives what is being done.
+    pub report: &'a (dyn Fn(&str) + Sync),
     /// An object inside of this one that is still known.
-    pub inner: Option<Key>,
-    /// Nothing is to be started before the back-off ends.
-    pub held: bool,
-    /// What runs of it is to be ended and started anew.
+    pub inner: Option<ObjectKey>,
+    /// True if nothing may be started before the back-off ends.
+    pub backing_off: bool,
+    /// True if its processes are to be restarted.
     pub renew: bool,
-    /// Processes that were started.
+    /// Processes that the step started.
     pub started: Started,
-    /// Objects that this step gave something to do.
-    pub wake: Vec<Key>,
-    /// When it is to be looked at again, though nothing happened.
-    pub again: Option<Duration>,
-    /// What is wanted now, which may be newer than what the step is made for.
+    /// Objects that now have something to do because of this step.
+    pub wake: Vec<ObjectKey>,
+    /// Time of the next check if nothing happens before.
+    pub recheck_after: Option<Duration>,
+    /// Returns the current plan, which may be newer than that of the step.
     pub newest: &'a (dyn Fn() -> Arc<Plan> + Sync),
 }
 
-impl Doing<'_> {
-    /// What is done to an object that is made.
+impl StepContext<'_> {
+    /// Returns the verb for an object that is being created.
     fn verb(&self) -> &'static str {
         if self.renew { "restarting" } else { "starting" }
     }
 }
 
-/// Makes steps. What it holds can be made anew from what runs.
+/// Makes steps. Its state can be rebuilt from what runs.
 #[derive(Debug)]
 pub struct Reconciler {
     machine: Arc<dyn Machine>,
-    state: Arc<State>,
-    places: Places,
-    mux: Mutex<MuxSide>,
-    externals: Mutex<BTreeMap<String, ExternalSide>>,
-    /// Devices of externals as the last steps of those found them; `None`: there is none.
-    devices: Mutex<BTreeMap<String, Option<Condition>>>,
-    vnets: Mutex<BTreeMap<String, Arc<Mutex<VnetSide>>>>,
-    sides: Mutex<BTreeMap<Key, Side>>,
+    state: Arc<StateFile>,
+    places: DaemonPaths,
+    mux: Mutex<MuxRuntime>,
+    externals: Mutex<BTreeMap<String, ExternalRuntime>>,
+    /// Devices of externals in the condition that the last steps found; `None` if missing.
+    devices: Mutex<BTreeMap<String, Option<InterfaceState>>>,
+    vnets: Mutex<BTreeMap<String, Arc<Mutex<VnetRuntime>>>>,
+    runtimes: Mutex<BTreeMap<ObjectKey, GuestRuntime>>,
     /// Held while the weight of all vnets together is written.
     weights: Mutex<()>,
-    /// Held to read by every step; to write by who removes the places that all have in common.
+    /// Held for reading by every step, and for writing while common directories are removed.
     places_used: RwLock<()>,
 }
 
-/// What is known of a node's control side, or of a forwarding guest.
+/// Runtime state of a node's control side, or of a forwarding guest.
 #[derive(Debug, Default)]
-struct Side {
-    /// The container that was made and has not been started.
+struct GuestRuntime {
+    /// The created container that has not been started.
     made: Option<Process>,
     taps: Option<Vec<OwnedFd>>,
-    tap: Helper,
-    mirror: Helper,
-    management: Helper,
+    tap: HelperState,
+    mirror: HelperState,
+    management: HelperState,
 }
 
-/// How far a helper is.
+/// State of a helper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Helper {
-    /// As it should be, if it runs.
+enum HelperState {
+    /// It is as planned, if it runs.
     #[default]
     Serves,
-    /// Not to be relied on: to be made anew.
+    /// It is unreliable and must be recreated.
     Bad,
-    /// Started then, and does not listen yet.
+    /// It was started at this time and does not listen yet.
     Starting(Instant),
 }
 
-/// Where a helper listens.
+/// Socket of a helper.
 #[derive(Clone, Copy)]
-enum Socket<'a> {
-    /// At one that it makes.
+enum HelperListener<'a> {
+    /// The helper creates it.
     Own(&'a Path),
-    /// At one that was made for it.
+    /// It was created for the helper.
     Made(&'a Path),
 }
 
-impl Socket<'_> {
+impl HelperListener<'_> {
     fn path(&self) -> &Path {
         match self {
             Self::Own(path) | Self::Made(path) => path,
@@ -220,27 +223,27 @@ impl Socket<'_> {
     }
 }
 
-/// What came of a look at a helper.
+/// Result of a helper's check.
 #[derive(PartialEq, Eq)]
-enum Look {
+enum HelperCheck {
     /// It runs, as before.
     Serves,
     /// It listens now, for the first time.
     Listens,
-    /// It does not yet.
+    /// It does not listen yet.
     Starting,
-    /// It ended, and is not to be started yet.
-    Held,
+    /// It ended and may not be started yet.
+    BackingOff,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is inside is whole after every step; a panic elsewhere does not make it wrong.
+    // The content is consistent after every step; a panic elsewhere does not change that.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Reconciler {
-    /// For this machine; knows nothing of it yet.
-    pub fn new(machine: Arc<dyn Machine>, state: Arc<State>, places: Places) -> Self {
+    /// Creates a reconciler for this machine, without any knowledge of it.
+    pub fn new(machine: Arc<dyn Machine>, state: Arc<StateFile>, places: DaemonPaths) -> Self {
         Self {
             machine,
             state,
@@ -249,128 +252,153 @@ impl Reconciler {
             externals: Mutex::default(),
             devices: Mutex::default(),
             vnets: Mutex::default(),
-            sides: Mutex::default(),
+            runtimes: Mutex::default(),
             weights: Mutex::default(),
             places_used: RwLock::default(),
         }
     }
 
-    /// One step of an object, which nobody else makes one of at the time.
-    pub fn step(&self, key: &Key, plan: &Plan, doing: &mut Doing<'_>) -> Result<Next, HostError> {
-        if *key == Key::Leftovers {
+    /// Makes one step of an object. The caller ensures that no other
+    /// step of the object is in progress.
+    pub fn step(
+        &self,
+        key: &ObjectKey,
+        plan: &Plan,
+        doing: &mut StepContext<'_>,
+    ) -> Result<StepOutcome, HostError> {
+        if *key == ObjectKey::Leftovers {
             return self.leftovers(doing);
         }
         let _used = self.places_used.read().unwrap_or_else(PoisonError::into_inner);
         let mux = self.mux_process();
         let result = self.step_of(key, plan, doing);
         match &result {
-            // One came or is to come since the step looked for it.
-            Err(HostError::NoMux) if !self.mux_failed() => return Ok(Next::After(Key::Mux)),
+            // Since the step looked for a mux, one came or is expected.
+            Err(HostError::NoMux) if !self.mux_failed() => {
+                return Ok(StepOutcome::After(ObjectKey::Mux));
+            }
             Err(HostError::Control(error)) if error.is_nonsense_of_mux() => {
                 self.distrust_mux(mux, doing);
             }
-            // The next one wakes all that it has to be told of.
+            // The next mux wakes all objects that it needs.
             Err(HostError::Control(error))
-                if *key != Key::Mux && error.is_mux_gone() && self.is_gone(mux) =>
+                if *key != ObjectKey::Mux && error.is_mux_gone() && self.is_gone(mux) =>
             {
-                return Ok(Next::After(Key::Mux));
+                return Ok(StepOutcome::After(ObjectKey::Mux));
             }
             _ => {}
         }
         result
     }
 
-    fn step_of(&self, key: &Key, plan: &Plan, doing: &mut Doing<'_>) -> Result<Next, HostError> {
+    fn step_of(
+        &self,
+        key: &ObjectKey,
+        plan: &Plan,
+        doing: &mut StepContext<'_>,
+    ) -> Result<StepOutcome, HostError> {
         match key {
-            Key::Mux => match &plan.mux {
+            ObjectKey::Mux => match &plan.mux {
                 Some(wanted) => self.mux(wanted, plan, doing),
                 None => self.remove_mux(doing),
             },
-            Key::External(name) => match plan.externals.get(name) {
+            ObjectKey::External(name) => match plan.externals.get(name) {
                 Some(wanted) => self.external(name, wanted, plan, doing),
                 None => self.remove_external(name, plan, doing),
             },
-            Key::Vnet(name) => match plan.vnets.get(name) {
+            ObjectKey::Vnet(name) => match plan.vnets.get(name) {
                 Some(wanted) => self.vnet(name, wanted, plan, doing),
                 None => self.remove_vnet(name, plan, doing),
             },
-            Key::Node { vnet, node } => {
-                let mut side = lock(&self.sides).remove(key).unwrap_or_default();
+            ObjectKey::Node { vnet, node } => {
+                let mut side = lock(&self.runtimes).remove(key).unwrap_or_default();
                 let wanted = plan.vnets.get(vnet);
                 let result = match wanted.and_then(|wanted| Some((wanted, wanted.nodes.get(node)?)))
                 {
-                    _ if !self.is_ready(vnet, plan) => Ok(Next::After(Key::vnet(vnet))),
+                    _ if !self.is_ready(vnet, plan) => {
+                        Ok(StepOutcome::After(ObjectKey::vnet(vnet)))
+                    }
                     Some((vnet, wanted)) => self.node(key, wanted, vnet, &mut side, doing),
                     None => self.remove_node(key, vnet, node, doing),
                 };
-                self.keep_side(key, side, &result);
+                self.store_runtime(key, side, &result);
                 result
             }
-            Key::Guest { vnet, node, number } => {
-                let mut side = lock(&self.sides).remove(key).unwrap_or_default();
+            ObjectKey::Guest { vnet, node, number } => {
+                let mut side = lock(&self.runtimes).remove(key).unwrap_or_default();
                 let wanted = plan.vnets.get(vnet).and_then(|vnet| vnet.nodes.get(node));
                 let wanted = wanted.and_then(|wanted| Some((wanted, wanted.guests.get(number)?)));
                 let result = match wanted {
-                    _ if !self.is_ready(vnet, plan) => Ok(Next::After(Key::vnet(vnet))),
+                    _ if !self.is_ready(vnet, plan) => {
+                        Ok(StepOutcome::After(ObjectKey::vnet(vnet)))
+                    }
                     Some((node, wanted)) => self.guest(key, node, wanted, plan, &mut side, doing),
                     None => self.remove_guest(key, vnet, node, *number, doing),
                 };
-                self.keep_side(key, side, &result);
+                self.store_runtime(key, side, &result);
                 result
             }
-            Key::Leftovers => Ok(Next::Done),
+            ObjectKey::Leftovers => Ok(StepOutcome::Done),
         }
     }
 
-    fn keep_side(&self, key: &Key, side: Side, result: &Result<Next, HostError>) {
-        if !matches!(result, Ok(Next::Gone)) {
-            lock(&self.sides).insert(key.clone(), side);
+    fn store_runtime(
+        &self,
+        key: &ObjectKey,
+        side: GuestRuntime,
+        result: &Result<StepOutcome, HostError>,
+    ) {
+        if !matches!(result, Ok(StepOutcome::Gone)) {
+            lock(&self.runtimes).insert(key.clone(), side);
         }
     }
 
-    /// Sees to it that a helper runs and listens. Whoever is told that it listens has it serve, and
-    /// says then how it is.
+    /// Makes sure that a helper runs and listens. On [`HelperCheck::Listens`]
+    /// the caller must make it serve, and then set its state.
     fn helper(
         &self,
         spec: &HelperSpec,
-        socket: Socket<'_>,
-        how: &mut Helper,
-        doing: &Doing<'_>,
-    ) -> Result<Look, HostError> {
+        socket: HelperListener<'_>,
+        how: &mut HelperState,
+        doing: &StepContext<'_>,
+    ) -> Result<HelperCheck, HostError> {
         let machine = &self.machine;
         match *how {
-            Helper::Serves if machine.running(&spec.dir).is_some() => Ok(Look::Serves),
-            Helper::Serves | Helper::Bad if doing.held => Ok(Look::Held),
-            Helper::Serves | Helper::Bad => {
-                *how = Helper::Bad;
+            HelperState::Serves if machine.running(&spec.dir).is_some() => Ok(HelperCheck::Serves),
+            HelperState::Serves | HelperState::Bad if doing.backing_off => {
+                Ok(HelperCheck::BackingOff)
+            }
+            HelperState::Serves | HelperState::Bad => {
+                *how = HelperState::Bad;
                 if machine.end(&spec.dir)? {
                     match socket {
-                        Socket::Own(path) => machine.spawn(spec, path)?,
-                        Socket::Made(path) => machine.spawn_served(spec, path)?,
+                        HelperListener::Own(path) => machine.spawn(spec, path)?,
+                        HelperListener::Made(path) => machine.spawn_served(spec, path)?,
                     };
-                    *how = Helper::Starting(Instant::now());
+                    *how = HelperState::Starting(Instant::now());
                 }
-                Ok(Look::Starting)
+                Ok(HelperCheck::Starting)
             }
-            Helper::Starting(_) if machine.listens(socket.path()) => Ok(Look::Listens),
-            Helper::Starting(since) => {
+            HelperState::Starting(_) if machine.listens(socket.path()) => Ok(HelperCheck::Listens),
+            HelperState::Starting(since) => {
                 let who = || spec.id.clone();
                 if machine.running(&spec.dir).is_none() {
-                    *how = Helper::Bad;
+                    *how = HelperState::Bad;
                     return Err(HostError::Ended { who: who(), how: machine.ending(&spec.dir) });
                 }
                 if since.elapsed() > LISTEN_MAX {
-                    *how = Helper::Bad;
+                    *how = HelperState::Bad;
                     let seconds = LISTEN_MAX.as_secs();
                     return Err(HostError::NotReady { who: who(), seconds });
                 }
-                Ok(Look::Starting)
+                Ok(HelperCheck::Starting)
             }
         }
     }
 
-    /// Ends all processes of an object, each whatever becomes of the others; true if that is done.
-    fn end(&self, key: &Key) -> Result<bool, HostError> {
+    /// Ends all processes of an object; a failure does not stop the
+    /// rest. Returns true if all have ended.
+    fn end(&self, key: &ObjectKey) -> Result<bool, HostError> {
         let mut removal = Removal::default();
         for directory in self.places.processes(key) {
             removal.end(self.machine.end(&directory));
@@ -379,10 +407,10 @@ impl Reconciler {
         removal.finish().map(|()| ended)
     }
 
-    /// Whether the journal says that an object was made from what has this hash, and the detail that
-    /// it was confirmed with.
-    fn made_from(&self, key: &Key, hash: &str) -> Result<Option<String>, HostError> {
-        let thing = self.state.thing(&key.to_string())?;
+    /// Checks whether the journal has an object made from inputs with
+    /// this hash. Returns the detail with which it was confirmed.
+    fn made_from(&self, key: &ObjectKey, hash: &str) -> Result<Option<String>, HostError> {
+        let thing = self.state.journal_entry(&key.to_string())?;
         let same = thing.filter(|thing| thing.hash.as_deref() == Some(hash));
         Ok(same.map(|thing| thing.detail))
     }

@@ -1,49 +1,50 @@
-//! Finds what outlives the network or tenant that it belonged to: user ids, records, cgroups, directories, mounts,
-//! volumes and images. Each is told with the command that removes it.
+//! Finds remains that outlive their network or tenant: user ids, records, cgroups,
+//! directories, mounts, volumes and images. Each is reported with the command that removes it.
 //!
-//! What is being made or removed while it is looked for is in the plan or in the journal before it is on the machine,
-//! and until it is gone from there. So what was found is held against both afterwards.
+//! An object that is created or removed during the search is in the
+//! plan or journal before it appears on the machine, and until it is
+//! gone from there. So the results are compared with both afterwards.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pdp_api::{Check, CheckState};
-use pdp_container::tree;
+use pdp_api::{MachineCheck, MachineCheckState};
+use pdp_container::safe_removal;
 
-use crate::engine::Engine;
-use crate::host::words;
+use crate::allocations::{UIDS_PER_VNET, vnet_uid_base};
+use crate::engine::DaemonCore;
+use crate::host::error_chain;
 use crate::images::NODE;
-use crate::key::Key;
-use crate::ledger::{UIDS_PER_VNET, vnet_uid_base};
+use crate::key::ObjectKey;
 use crate::upgrade;
 
-/// Entries of one kind that are told.
+/// Reported entries of one kind.
 const TOLD_MAX: usize = 16;
 
-/// Something that outlives what it belonged to.
+/// An object that outlives its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remnant {
     /// The object.
     pub what: String,
-    /// Why it is still there, as far as that is known.
+    /// Why it still exists, as far as known.
     pub why: String,
-    /// Removes it.
+    /// Command that removes it.
     pub command: String,
 }
 
 /// A network that is being removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Going {
-    /// Its name.
+pub struct VnetRemoval {
+    /// Name of the network.
     pub vnet: String,
-    /// The first part of it that can't be removed, why, and since when.
-    pub stuck: Option<(Key, String, Duration)>,
+    /// The first part that can't be removed, the reason, and the time since then.
+    pub stuck: Option<(ObjectKey, String, Duration)>,
 }
 
-impl Going {
-    /// Its state in words.
+impl VnetRemoval {
+    /// Describes its state.
     pub fn words(&self) -> String {
         match &self.stuck {
             Some((key, why, time)) => {
@@ -57,26 +58,26 @@ impl Going {
     }
 }
 
-impl Engine {
-    /// Networks that are deleted and not gone.
-    pub fn going(&self) -> Vec<Going> {
-        let (stuck, model) = (self.keeper.stuck(), self.model());
-        let names = self.keeper.going().into_iter();
-        // One that is stopped, or whose spec is damaged, is told as what it is.
+impl DaemonCore {
+    /// Returns the networks that are deleted but not gone.
+    pub fn removals(&self) -> Vec<VnetRemoval> {
+        let (stuck, model) = (self.reconcile_loop.stuck(), self.model());
+        let names = self.reconcile_loop.being_removed().into_iter();
+        // A stopped or damaged network is reported as such.
         let gone = names
             .filter(|vnet| !model.vnets.contains_key(vnet) && model.damaged_vnet(vnet).is_none());
         let going = gone.map(|vnet| {
             let of = stuck.iter().filter(|it| it.key.vnet_name() == Some(&vnet));
             let first = of.max_by_key(|it| it.time);
             let stuck = first.map(|it| (it.key.clone(), it.why.clone(), it.time));
-            Going { vnet, stuck }
+            VnetRemoval { vnet, stuck }
         });
         going.collect()
     }
 
-    /// What `pdp doctor` says of it.
-    pub fn checks_of_remains(&self) -> Vec<Check> {
-        let check = |state, detail: String, hint: Option<String>| Check {
+    /// Returns the findings for `pdp doctor`.
+    pub fn checks_of_remains(&self) -> Vec<MachineCheck> {
+        let check = |state, detail: String, hint: Option<String>| MachineCheck {
             name: "left over".into(),
             state,
             detail,
@@ -85,21 +86,21 @@ impl Engine {
         let found = self.remnants();
         if found.is_empty() {
             let detail = "nothing outlives its network or tenant";
-            return vec![check(CheckState::Ok, detail.into(), None)];
+            return vec![check(MachineCheckState::Ok, detail.into(), None)];
         }
         let told = |it: Remnant| {
             let hint = format!("remove it by `{}`", it.command);
-            check(CheckState::Warn, format!("{}: {}", it.what, it.why), Some(hint))
+            check(MachineCheckState::Warn, format!("{}: {}", it.what, it.why), Some(hint))
         };
         found.into_iter().map(told).collect()
     }
 
-    /// All that outlives what it belonged to, and what is being removed and can't be.
+    /// Returns all objects that outlive their owner, and those whose removal fails.
     pub fn remnants(&self) -> Vec<Remnant> {
         let places = &self.host.places;
         let paths = self.host.runtime.paths();
         let cgroups = self.host.runtime.cgroups();
-        // Found first, and then held against what is known.
+        // Search first, and then compare with what is known.
         let networks = names(&places.run.join("vnets"));
         let externals = names(&places.run.join("externals"));
         let (records, volumes) = (names(&places.records()), names(&paths.volumes));
@@ -107,13 +108,13 @@ impl Engine {
         let mounts = Mounts::read();
         let owners = self.images.unreadable();
 
-        let (model, plan) = (self.model(), self.keeper.plan());
-        let things = self.host.state.things().unwrap_or_default();
-        let journal = things.keys().filter_map(|key| key.parse::<Key>().ok());
-        let keys: BTreeSet<Key> = plan.keys().into_iter().chain(journal).collect();
+        let (model, plan) = (self.model(), self.reconcile_loop.plan());
+        let things = self.host.state.journal().unwrap_or_default();
+        let journal = things.keys().filter_map(|key| key.parse::<ObjectKey>().ok());
+        let keys: BTreeSet<ObjectKey> = plan.keys().into_iter().chain(journal).collect();
         let vnets: BTreeSet<&str> = keys
             .iter()
-            .filter_map(Key::vnet_name)
+            .filter_map(ObjectKey::vnet_name)
             .chain(model.vnets.keys().map(String::as_str))
             .collect();
         let processes: BTreeSet<PathBuf> =
@@ -124,47 +125,49 @@ impl Engine {
             found.push(Remnant { what, why: why.to_owned(), command });
         };
         let removal = |place: &Path| mounts.removal(place);
-        // One that was removed since it was found is no remnant.
+        // An object that was removed since it was found is no remnant.
         let dir = |place: &Path| place.exists().then(|| format!("directory {}", place.display()));
-        for going in self.going() {
-            let number = model.ledger.number_of(&going.vnet);
+        for going in self.removals() {
+            let number = model.allocations.number_of(&going.vnet);
             let ids = number.map_or(String::new(), |number| {
                 let first = vnet_uid_base(number);
                 format!(", which has the user ids {first} to {}", first + UIDS_PER_VNET - 1)
             });
             let place = match &going.stuck {
-                Some((Key::Guest { vnet, node, number }, ..)) => {
+                Some((ObjectKey::Guest { vnet, node, number }, ..)) => {
                     places.node(vnet, node).join(format!("g{number}"))
                 }
-                Some((Key::Node { vnet, node }, ..)) => places.node(vnet, node),
+                Some((ObjectKey::Node { vnet, node }, ..)) => places.node(vnet, node),
                 Some(_) => places.run.join("vnets").join(&going.vnet),
-                // It has only begun.
+                // Its removal has only begun.
                 None => continue,
             };
             add(format!("network {}{ids}", going.vnet), &going.words(), removal(&place));
         }
-        for stuck in self.keeper.stuck() {
+        for stuck in self.reconcile_loop.stuck() {
             let place = match &stuck.key {
-                Key::Mux => places.run.join("mux"),
-                Key::External(name) => places.run.join("externals").join(name),
-                Key::Vnet(vnet) | Key::Node { vnet, .. } | Key::Guest { vnet, .. } => {
-                    // Those that are deleted are told above.
+                ObjectKey::Mux => places.run.join("mux"),
+                ObjectKey::External(name) => places.run.join("externals").join(name),
+                ObjectKey::Vnet(vnet)
+                | ObjectKey::Node { vnet, .. }
+                | ObjectKey::Guest { vnet, .. } => {
+                    // Deleted vnets are reported above.
                     if !model.vnets.contains_key(vnet) {
                         continue;
                     }
                     places.run.join("vnets").join(vnet)
                 }
-                Key::Leftovers => continue,
+                ObjectKey::Leftovers => continue,
             };
             add(stuck.key.to_string(), &stuck.why, removal(&place));
         }
         let unknown = "no network has it";
         let numbers =
-            model.ledger.vnets.keys().filter(|vnet| {
+            model.allocations.vnets.keys().filter(|vnet| {
                 !vnets.contains(vnet.as_str()) && model.damaged_vnet(vnet).is_none()
             });
-        for vnet in numbers.filter(|vnet| !self.keeper.knows(vnet)) {
-            // Given back by whatever is applied next.
+        for vnet in numbers.filter(|vnet| !self.reconcile_loop.may_exist(vnet)) {
+            // The next change frees them, whatever it is.
             add(format!("user ids of network {vnet}"), "it is gone", "pdp apply -f FILE".into());
         }
         for name in networks.iter().filter(|name| !vnets.contains(name.as_str())) {
@@ -181,7 +184,7 @@ impl Engine {
         }
         for name in externals {
             let place = places.run.join("externals").join(&name);
-            if !keys.contains(&Key::external(&name))
+            if !keys.contains(&ObjectKey::external(&name))
                 && let Some(what) = dir(&place)
             {
                 add(what, "no external has it", removal(&place));
@@ -203,7 +206,7 @@ impl Engine {
             }
         }
         let known: BTreeSet<String> =
-            vnets.iter().map(|vnet| crate::plan::Places::vnet_cgroup(vnet)).collect();
+            vnets.iter().map(|vnet| crate::plan::DaemonPaths::vnet_cgroup(vnet)).collect();
         for group in groups.into_iter().map(|name| format!("vnets/{name}")) {
             let dirs = cgroups.dirs(&group);
             if !known.contains(&group) && group.starts_with("vnets/_") && !dirs.is_empty() {
@@ -220,7 +223,7 @@ impl Engine {
                 (Some("ports"), None) => true,
                 _ => false,
             };
-            if !known && tree::is_mounted(mount).unwrap_or(false) {
+            if !known && safe_removal::is_mounted(mount).unwrap_or(false) {
                 let command = format!("umount -l {}", quoted(mount));
                 add(format!("mount {}", mount.display()), unknown, command);
             }
@@ -255,19 +258,19 @@ impl Engine {
     }
 }
 
-/// Names in a directory; none where it can't be read.
+/// Returns the names in a directory; empty if it can't be read.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The mounts of this mount namespace, in the order in which they were made.
+/// The mounts of this mount namespace, in the order of their creation.
 struct Mounts(Vec<PathBuf>);
 
 impl Mounts {
     fn read() -> Self {
-        Self(tree::mounts().unwrap_or_else(|error| {
-            tracing::warn!("mounts: {}", words(&error));
+        Self(safe_removal::mounts().unwrap_or_else(|error| {
+            tracing::warn!("mounts: {}", error_chain(&error));
             Vec::new()
         }))
     }
@@ -276,7 +279,8 @@ impl Mounts {
         self.0.iter().filter(move |mount| mount.starts_with(place))
     }
 
-    /// Returns the command that removes a directory with all that is mounted below it, the last mount first.
+    /// Returns the command that removes a directory and unmounts
+    /// everything below it, the last mount first.
     fn removal(&self, place: &Path) -> String {
         let mounts = self.below(place).rev();
         let unmount: String =
@@ -285,7 +289,7 @@ impl Mounts {
     }
 }
 
-/// The command that ends what is in a cgroup and removes it.
+/// Returns the command that ends the processes in a cgroup and removes it.
 fn end_cgroup(dirs: &[PathBuf]) -> String {
     let dirs: Vec<String> = dirs.iter().map(|dir| quoted(dir)).collect();
     let dirs = dirs.join(" ");
@@ -294,7 +298,7 @@ fn end_cgroup(dirs: &[PathBuf]) -> String {
     )
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);

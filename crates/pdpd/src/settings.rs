@@ -1,40 +1,40 @@
-//! Raises the settings of the machine that bound what all guests use together.
+//! Raises settings of the machine that limit all guests together.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pdp_container::{INOTIFY_INSTANCES_MAX, TERMINALS_MAX};
 use pdp_net::shared;
 
-use crate::host::words;
+use crate::host::error_chain;
 
-/// Entries in a neighbour table that are not of PdP's networks.
+/// Entries of a neighbour table for others than PdP's networks.
 const NEIGHBOURS_OF_OTHERS: u64 = 1024;
 
-/// Entries of a neighbour table whatever all networks together need. They take about 100 MB of the kernel's memory,
-/// which is charged to no cgroup.
+/// Most entries of a neighbour table, whatever all networks need. They take
+/// about 100 MB of the kernel's memory, which is charged to no cgroup.
 const NEIGHBOURS_MAX: u64 = 1 << 18;
 
-/// Pseudo-terminals that are not of PdP's guests.
+/// Pseudo-terminals for others than PdP's guests.
 const TERMINALS_OF_OTHERS: u64 = 1024;
 
-/// The highest value that pdpd writes to any of the settings.
+/// Highest value that pdpd writes to any of the settings.
 const SETTING_MAX: u64 = 1 << 20;
 
-/// The settings that grow with the networks.
+/// Settings that grow with the networks.
 #[derive(Debug, Default)]
-pub struct Settings {
-    neighbours: Setting,
-    terminals: Setting,
-    inotify_instances: Setting,
+pub struct KernelSettings {
+    neighbours: RaisedSetting,
+    terminals: RaisedSetting,
+    inotify_instances: RaisedSetting,
 }
 
-/// The highest count that somebody asked for.
+/// Highest count requested so far.
 #[derive(Debug, Default)]
-struct Setting(AtomicU64);
+struct RaisedSetting(AtomicU64);
 
-impl Settings {
-    /// Makes room for this many entries in the neighbour tables.
-    pub fn hold_neighbours(&self, count: u64) {
+impl KernelSettings {
+    /// Raises the size of the neighbour tables for this many entries.
+    pub fn raise_neighbour_limits(&self, count: u64) {
         self.neighbours.raise(
             (count + NEIGHBOURS_OF_OTHERS).min(NEIGHBOURS_MAX),
             shared::raise_neighbours,
@@ -43,9 +43,9 @@ impl Settings {
         );
     }
 
-    /// Makes room for the terminals of all guests, of which there are `all`, and for the inotify instances of the
-    /// guests of one network, of which there are `of_vnet` (they are one user to the kernel).
-    pub fn hold_guests(&self, all: u64, of_vnet: u64) {
+    /// Raises the number of terminals for `all` guests, and of inotify instances
+    /// for the `of_vnet` guests of one network, which are one user to the kernel.
+    pub fn raise_guest_limits(&self, all: u64, of_vnet: u64) {
         self.terminals.raise(
             all * u64::from(TERMINALS_MAX) + TERMINALS_OF_OTHERS,
             shared::raise_terminals,
@@ -59,15 +59,15 @@ impl Settings {
     }
 }
 
-impl Setting {
-    /// Raises the setting unless it was raised to this count before. `advice` says what happens otherwise, and which
-    /// setting the operator can set.
+impl RaisedSetting {
+    /// Raises the setting unless it was raised to this count before. `advice`
+    /// describes the consequence of a failure, and names the setting for the operator.
     fn raise(&self, count: u64, raise: impl FnOnce(u64) -> pdp_net::Result<()>, advice: &str) {
         let count = count.min(SETTING_MAX);
         if self.0.fetch_max(count, Ordering::Relaxed) < count
             && let Err(error) = raise(count)
         {
-            tracing::warn!("{advice} to {count}: {}", words(&error));
+            tracing::warn!("{advice} to {count}: {}", error_chain(&error));
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Maps that two versions of something share: what is as before is the same one, by its pointer, so
-//! that a new version is made, and told from the one before, without a look into what stays.
+//! Maps whose versions point to the same unchanged values. So a new version is
+//! made, and compared with the old one, without a look at unchanged values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Values by name, shared with other versions of the map.
-pub type Shared<T> = Arc<BTreeMap<String, Arc<T>>>;
+/// Values by name, in common with other versions of the map.
+pub type SharedMap<T> = Arc<BTreeMap<String, Arc<T>>>;
 
-/// Names under which two versions have not the same value, in order.
-pub fn differing<'a, T>(before: &'a Shared<T>, after: &'a Shared<T>) -> Vec<&'a str> {
+/// Returns the names whose values differ between two versions, in order.
+pub fn differing<'a, T>(before: &'a SharedMap<T>, after: &'a SharedMap<T>) -> Vec<&'a str> {
     let mut names = Vec::new();
     if Arc::ptr_eq(before, after) {
         return names;
@@ -36,8 +36,8 @@ pub fn differing<'a, T>(before: &'a Shared<T>, after: &'a Shared<T>) -> Vec<&'a 
     }
 }
 
-/// Has a value under a name, or none. One that equals what is there changes nothing.
-pub fn set<T: PartialEq>(map: &mut Shared<T>, name: &str, value: Option<T>) {
+/// Sets or removes the value of a name. An equal value changes nothing.
+pub fn set<T: PartialEq>(map: &mut SharedMap<T>, name: &str, value: Option<T>) {
     match (map.get(name), value) {
         (None, None) => {}
         (Some(before), Some(value)) if **before == value => {}
@@ -53,13 +53,13 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// As a slow comparison has it.
+        /// Compared with a slow implementation.
         #[test]
-        fn what_differs_is_found(
+        fn shared_map_diff_equals_the_reference(
             steps in proptest::collection::vec((0u8..20, proptest::option::of(0u8..3)), 0..60),
             cut in 0usize..60,
         ) {
-            let mut map: Shared<u8> = Arc::default();
+            let mut map: SharedMap<u8> = Arc::default();
             let mut before = map.clone();
             for (index, (name, value)) in steps.iter().enumerate() {
                 if index == cut {

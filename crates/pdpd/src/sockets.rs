@@ -1,15 +1,15 @@
-//! Directories and sockets by which others reach the mux and the helpers.
+//! Directories and sockets by which other processes reach the mux and the helpers.
 //!
-//! All are root's, made by pdpd, which hands the listening sockets over: nobody below root can put another
-//! socket, or a link, in the place of one. Where clients insist on writing beside their socket, the directory is
-//! a file system of its own with a bound ([`FILES_MAX`], [`BYTES_MAX`]), in which only who owns a
-//! file may remove it (mode 1770).
+//! All belong to root. pdpd creates them and passes on the listening sockets, so no
+//! unprivileged process can replace a socket by another one or by a link. If clients insist
+//! on writing next to their socket, the directory is a file system of its own with a limit
+//! ([`FILES_MAX`], [`BYTES_MAX`]). Only the owner of a file can remove it there (mode 1770).
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use pdp_container::tree;
+use pdp_container::safe_removal;
 use rustix::fs::{Gid, Mode, Uid};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -17,32 +17,34 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 /// Files in a directory that others may write.
 pub const FILES_MAX: u32 = 64;
 
-/// Bytes of all files in it.
+/// Total size of these files, bytes.
 pub const BYTES_MAX: u32 = 64 << 10;
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Attempts to find a name that is free.
+/// Attempts to find a free name.
 const TRIES: u32 = 16;
 
-/// What is said over a socket.
+/// Protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Control, by root.
+pub enum SocketKind {
+    /// Control protocol; only root may connect.
     Control,
-    /// memif, by who may enter the directory.
+    /// memif; everybody who may enter the directory may connect.
     Memif,
 }
 
-/// Listens at `path`, in the place of who listened there before, in a directory of root's. Whoever connected
-/// to that stays connected to it. Where others may write and left no room, what they wrote goes: a
-/// guest that has the directory by a mount of its own does not see the new one.
-pub fn listen(path: &Path, kind: Kind) -> io::Result<OwnedFd> {
+/// Listens at `path`, in a directory of root's, and replaces an earlier
+/// socket. Existing connections to the earlier one stay.
+///
+/// If others may write to the directory and have filled it, their files are
+/// removed. A guest that has mounted the directory does not see the new one.
+pub fn listen(path: &Path, kind: SocketKind) -> io::Result<OwnedFd> {
     match listen_once(path, kind) {
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
             let directory = path.parent().unwrap_or(path);
-            if !tree::is_mounted(directory)? {
+            if !safe_removal::is_mounted(directory)? {
                 return Err(error);
             }
             let gid = rustix::fs::stat(directory)?.st_gid;
@@ -54,15 +56,15 @@ pub fn listen(path: &Path, kind: Kind) -> io::Result<OwnedFd> {
     }
 }
 
-fn listen_once(path: &Path, kind: Kind) -> io::Result<OwnedFd> {
+fn listen_once(path: &Path, kind: SocketKind) -> io::Result<OwnedFd> {
     let (socket_type, mode) = match kind {
-        Kind::Control => (SocketType::STREAM, 0o600),
-        Kind::Memif => (SocketType::SEQPACKET, 0o666),
+        SocketKind::Control => (SocketType::STREAM, 0o600),
+        SocketKind::Memif => (SocketType::SEQPACKET, 0o666),
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type, flags, None)?;
-    // Under a name that nobody knows before, and from there to its own: what may be there is replaced, not
-    // removed and made, so that nobody comes between.
+    // Under a random name first, and then renamed. An existing socket
+    // is thus replaced atomically, and nobody can interfere.
     for _ in 0..TRIES {
         let mut number = [0; 4];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
@@ -75,7 +77,7 @@ fn listen_once(path: &Path, kind: Kind) -> io::Result<OwnedFd> {
             .and_then(|()| rustix::net::listen(&socket, BACKLOG))
             .and_then(|()| rustix::fs::rename(&name, path));
         if placed.is_err() {
-            // What failed is what the caller has to know.
+            // The caller needs the first error.
             let _ = rustix::fs::unlink(&name);
         }
         return Ok(placed.map(|()| socket)?);
@@ -83,10 +85,10 @@ fn listen_once(path: &Path, kind: Kind) -> io::Result<OwnedFd> {
     Err(io::Error::other(format!("no name was free in {TRIES} attempts")))
 }
 
-/// Makes a directory whose files root alone makes, and which processes of group `gid` may enter. One that is
-/// there is set right.
+/// Creates a directory in which only root can create files, and which
+/// processes of group `gid` may enter. Corrects an existing one.
 pub fn make_directory(path: &Path, gid: u32) -> io::Result<()> {
-    if tree::is_mounted(path).unwrap_or(false) {
+    if safe_removal::is_mounted(path).unwrap_or(false) {
         unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
     }
     mkdir(path)?;
@@ -94,11 +96,11 @@ pub fn make_directory(path: &Path, gid: u32) -> io::Result<()> {
     Ok(rustix::fs::chmod(path, Mode::from_raw_mode(0o750))?)
 }
 
-/// Makes a directory in which processes of group `gid` may make files too. One that is there for the same
-/// group stays, with what is in it.
+/// Creates a directory in which processes of group `gid` may create files
+/// too. An existing one for the same group stays, with its content.
 pub fn make_writable_directory(path: &Path, gid: u32) -> io::Result<()> {
     mkdir(path)?;
-    if tree::is_mounted(path)? {
+    if safe_removal::is_mounted(path)? {
         if rustix::fs::stat(path)?.st_gid == gid {
             return Ok(());
         }

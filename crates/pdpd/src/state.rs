@@ -1,18 +1,20 @@
-//! What pdpd remembers: one SQLite file in the state directory.
+//! The state file: one SQLite file in the state directory.
 //!
 //! - **documents**: the specs as applied, the source of truth;
-//! - **ledger**: numbers and placements given out, see [`Ledger`], and whose numbers are that nobody has now;
-//! - **remains**: what may still be there of tenants' vnets beside what is wanted, which counts in their quotas;
-//! - **links down**: vlinks that a user took down;
-//! - **things**: the journal of side effects. A thing (a node, a guest, a helper, a pin) is
-//!   written down before it is made ([`State::intend`]), confirmed with the hash of what it was
-//!   made from ([`State::confirm`]), and forgotten after it is gone ([`State::forget`]). What a
-//!   restart finds intended and not confirmed exists by half, and is taken down and made anew.
+//! - **ledger**: allocated numbers and placements, see [`Allocations`], and the owners of free
+//!   numbers;
+//! - **remains**: earlier parts of tenants' vnets that may still exist, which count in their
+//!   quotas;
+//! - **links down**: vlinks that a user set down;
+//! - **things**: the journal of side effects. An object (a node, a guest, a helper, a pin) is
+//!   recorded before it is created ([`StateFile::intend`]), confirmed with the hash of its inputs
+//!   ([`StateFile::confirm`]), and forgotten once it is gone ([`StateFile::forget`]). An object
+//!   that a restart finds recorded but not confirmed exists partly; it is removed and recreated;
+//! - **tokens**: credentials of clients, see [`access`]. The audit log has its own file, see
+//!   [`trail`].
 //!
-//! - **tokens**: who may come; see [`access`]. Who came is in a file of its own, see [`trail`].
-//!
-//! Every change is one transaction, on disk when the call returns (WAL, `synchronous=FULL`).
-//! Limits: [`DOCUMENT_BYTES_MAX`] a document.
+//! Every change is one transaction, on disk when the call returns (WAL,
+//! `synchronous=FULL`). Limits: [`DOCUMENT_BYTES_MAX`] per document.
 
 pub mod access;
 pub mod trail;
@@ -24,21 +26,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pdp_spec::Object;
-use pdp_spec::remains::{AllRemains, Remains};
+use pdp_spec::remains::{RemainsByVnet, VnetRemains};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use crate::ledger::{Began, GONE, Holding, Ledger, OPERATORS, Placement, owner_of};
-use crate::shared::Shared;
+use crate::allocations::{
+    Allocations, EnginePlacement, GONE, OPERATORS, ScheduleStart, VnetAllocation, owner_of,
+};
+use crate::shared::SharedMap;
 use trail::Trail;
 
-/// Bytes of one stored document.
+/// Largest stored document, bytes.
 pub const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 
-/// Version of the tables; a newer one is refused. 2 has the tables of [`access`] beside those of 1,
-/// which are as they were: making what is missing is all it takes to go on from 1.
+/// Version of the tables; a newer one is refused. Version 2 adds the tables of [`access`]
+/// and changes none of version 1. So creating the missing tables upgrades from version 1.
 const SCHEMA_VERSION: i64 = 2;
 
-/// The scope of the vnets' numbers, the only one.
+/// Scope of the vnets' numbers, the only one.
 const SCOPE: &str = "vnet";
 
 const SCHEMA: &str = "
@@ -73,7 +77,7 @@ CREATE TABLE IF NOT EXISTS things (
 pub(crate) const PRIVATE: u32 = 0o600;
 const PASSABLE: u32 = 0o711;
 
-/// Why the state could not be read or written.
+/// Why the state can't be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// SQLite refused.
@@ -81,12 +85,12 @@ pub enum StateError {
     Database {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The attempted action.
         doing: &'static str,
         /// SQLite's reason.
         source: rusqlite::Error,
     },
-    /// The directory can't be made.
+    /// The directory can't be created.
     #[error("state directory {path}: can't be made or opened")]
     Directory {
         /// The directory.
@@ -94,7 +98,7 @@ pub enum StateError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Written by a newer pdpd.
+    /// A newer pdpd wrote it.
     #[error(
         "state {path}: schema version {found}, this pdpd knows {SCHEMA_VERSION}; \
          install the newer pdpd again"
@@ -102,10 +106,10 @@ pub enum StateError {
     Newer {
         /// The file.
         path: PathBuf,
-        /// Version found.
+        /// The version found.
         found: i64,
     },
-    /// It does not read back whole.
+    /// It is damaged.
     #[error(
         "state {path} is damaged: {found}; what runs goes on. Put a copy of the file back, or move it \
          away and start pdpd once with --forget: it ends what runs, and the specs are to be applied \
@@ -114,65 +118,65 @@ pub enum StateError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         found: String,
     },
-    /// A document beyond the limit.
+    /// A document exceeds the limit.
     #[error("{kind} {name}: document of {bytes} bytes, {DOCUMENT_BYTES_MAX} at most")]
     DocumentTooLarge {
-        /// Its kind.
+        /// Kind of the document.
         kind: String,
-        /// Its name.
+        /// Name of the document.
         name: String,
-        /// Its size.
+        /// Size, bytes.
         bytes: usize,
     },
 }
 
-/// A spec as stored.
+/// A stored spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
+pub struct StoredDocument {
     /// `Substrate`, `VirtualNetwork` or `Tenant`.
     pub kind: String,
-    /// Its `metadata.name`.
+    /// The spec's `metadata.name`.
     pub name: String,
     /// The spec as JSON.
     pub body: String,
 }
 
-/// One entry of the journal.
+/// An entry of the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thing {
-    /// Hash of what it was made from; `None` while it may exist by half.
+pub struct JournalEntry {
+    /// Hash of its inputs; `None` while the object may exist partly.
     pub hash: Option<String>,
-    /// What is needed to find it again (JSON).
+    /// Data for finding the object again (JSON).
     pub detail: String,
 }
 
-/// One change of what is wanted; applied whole or not at all.
+/// A change of the desired state, applied as a whole or not at all.
 #[derive(Debug, Default)]
-pub struct Change {
-    /// Documents put, new or replaced.
-    pub put: Vec<Document>,
-    /// Documents deleted, by kind and name.
+pub struct StateChange {
+    /// New or replaced documents.
+    pub put: Vec<StoredDocument>,
+    /// Deleted documents, by kind and name.
     pub delete: Vec<(String, String)>,
-    /// What vnets hold that held something else before; `None`: nothing.
-    pub held: BTreeMap<String, Option<Arc<Holding>>>,
-    /// What may still be there of vnets where that is otherwise than before; `None`: nothing.
-    pub remains: BTreeMap<String, Option<Remains>>,
-    /// Everything is stopped by its user.
+    /// New allocations of the vnets whose allocations changed; `None` removes them.
+    pub allocations: BTreeMap<String, Option<Arc<VnetAllocation>>>,
+    /// New remains of the vnets whose remains changed; `None` removes them.
+    pub remains: BTreeMap<String, Option<VnetRemains>>,
+    /// True if the user stopped everything.
     pub stopped: bool,
 }
 
-impl Change {
-    /// Puts a document, or deletes it where there is no object any more.
+impl StateChange {
+    /// Adds a document, or deletes it if the object no longer exists.
     pub fn document(&mut self, kind: &str, name: &str, object: Option<&Object>) {
         match object {
             None => self.delete.push((kind.to_owned(), name.to_owned())),
-            Some(object) => self.put.push(Document {
+            Some(object) => self.put.push(StoredDocument {
                 kind: kind.to_owned(),
                 name: name.to_owned(),
-                // Plain data with string keys: it is always JSON.
+                // Plain data with string keys is always valid JSON.
                 body: serde_json::to_string(object).unwrap_or_default(),
             }),
         }
@@ -181,7 +185,7 @@ impl Change {
 
 /// The state file, open.
 #[derive(Debug)]
-pub struct State {
+pub struct StateFile {
     path: PathBuf,
     database: Mutex<Connection>,
     /// The audit log.
@@ -189,13 +193,13 @@ pub struct State {
     is_new: bool,
 }
 
-impl State {
-    /// Opens or makes `pdpd.sqlite` in `directory`, which is made where it is missing.
+impl StateFile {
+    /// Opens or creates `pdpd.sqlite` in `directory`, which is created if missing.
     pub fn open(directory: &Path) -> Result<Self, StateError> {
         let refused = |source| StateError::Directory { path: directory.into(), source };
         std::fs::create_dir_all(directory).map_err(refused)?;
-        // Passed by guests that run on images unpacked below it, read by nobody: what SQLite makes
-        // beside the file gets the file's mode.
+        // Guests that run on images unpacked below it traverse the directory;
+        // nobody reads it. Files that SQLite creates next to the file get its mode.
         let path = directory.join("pdpd.sqlite");
         File::options()
             .create(true)
@@ -241,7 +245,7 @@ impl State {
                 access::SCHEMA
             ))
             .map_err(failed("making its tables"))?;
-        // Earlier versions did not write down whose the numbers are that they gave out.
+        // Earlier versions did not record the owners of the numbers.
         database
             .execute(
                 "INSERT OR IGNORE INTO number_owners SELECT number,
@@ -255,32 +259,32 @@ impl State {
         Ok(Self { path, database: Mutex::new(database), trail, is_new })
     }
 
-    /// Whether nothing was there before: the file was missing or empty.
+    /// True if there was no state before: the file was missing or empty.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// All specs, by kind and name.
-    pub fn documents(&self) -> Result<Vec<Document>, StateError> {
+    /// Returns all specs, by kind and name.
+    pub fn documents(&self) -> Result<Vec<StoredDocument>, StateError> {
         self.read("reading documents", |db| {
             db.prepare("SELECT kind, name, body FROM documents ORDER BY kind, name")?
                 .query_map([], |row| {
-                    // A body that is no text is no spec, which is told of this document alone.
+                    // A body that is not text is no spec. Only this document is reported.
                     let body = row.get(2).unwrap_or_default();
-                    Ok(Document { kind: row.get(0)?, name: row.get(1)?, body })
+                    Ok(StoredDocument { kind: row.get(0)?, name: row.get(1)?, body })
                 })?
                 .collect()
         })
     }
 
-    /// Numbers and placements given out.
-    pub fn ledger(&self) -> Result<Ledger, StateError> {
+    /// Returns the allocations.
+    pub fn allocations(&self) -> Result<Allocations, StateError> {
         self.read("reading the ledger", |db| {
-            let mut vnets: BTreeMap<String, Holding> = BTreeMap::new();
+            let mut vnets: BTreeMap<String, VnetAllocation> = BTreeMap::new();
             let mut numbers = db.prepare("SELECT name, number FROM numbers WHERE scope=?1")?;
             let mut rows = numbers.query([SCOPE])?;
             while let Some(row) = rows.next()? {
-                let holding = Holding { number: row.get(1)?, ..Holding::default() };
+                let holding = VnetAllocation { number: row.get(1)?, ..VnetAllocation::default() };
                 vnets.insert(row.get(0)?, holding);
             }
             let mut placements =
@@ -288,7 +292,8 @@ impl State {
             let mut rows = placements.query([])?;
             while let Some(row) = rows.next()? {
                 let (vnet, node): (String, String) = (row.get(0)?, row.get(1)?);
-                let placement = Placement { engine: row.get(3)?, power_millicores: row.get(4)? };
+                let placement =
+                    EnginePlacement { engine: row.get(3)?, power_millicores: row.get(4)? };
                 if let Some(holding) = vnets.get_mut(&vnet) {
                     holding.guests.entry(node).or_default().insert(row.get(2)?, placement);
                 }
@@ -317,7 +322,8 @@ impl State {
                 db.prepare("SELECT vnet, link, hash, boot, at_ns FROM schedules")?;
             let mut rows = schedules.query([])?;
             while let Some(row) = rows.next()? {
-                let began = Began { hash: row.get(2)?, boot: row.get(3)?, at_ns: row.get(4)? };
+                let began =
+                    ScheduleStart { hash: row.get(2)?, boot: row.get(3)?, at_ns: row.get(4)? };
                 if let Some(holding) = vnets.get_mut(&row.get::<_, String>(0)?) {
                     holding.schedules.insert(row.get(1)?, began);
                 }
@@ -326,15 +332,15 @@ impl State {
             let rows = owners.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let owners = Arc::new(rows.collect::<rusqlite::Result<BTreeMap<u32, String>>>()?);
             let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
-            let vnets: Shared<Holding> = Arc::new(vnets.collect());
+            let vnets: SharedMap<VnetAllocation> = Arc::new(vnets.collect());
             let stopped = "SELECT value FROM settings WHERE name='stopped'";
             let stopped = db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
-            Ok(Ledger { vnets, owners, stopped })
+            Ok(Allocations { vnets, owners, stopped })
         })
     }
 
-    /// What may still be there of vnets beside what is wanted of them.
-    pub fn remains(&self) -> Result<AllRemains, StateError> {
+    /// Returns earlier parts of vnets that may still exist.
+    pub fn remains(&self) -> Result<RemainsByVnet, StateError> {
         self.read("reading remains", |db| {
             let mut all = db.prepare("SELECT vnet, body FROM remains")?;
             let rows = all.query_map([], |row| {
@@ -345,8 +351,8 @@ impl State {
         })
     }
 
-    /// Stores what is wanted from now on.
-    pub fn commit(&self, change: &Change) -> Result<(), StateError> {
+    /// Stores a change of the desired state.
+    pub fn commit(&self, change: &StateChange) -> Result<(), StateError> {
         for document in &change.put {
             if document.body.len() > DOCUMENT_BYTES_MAX {
                 return Err(StateError::DocumentTooLarge {
@@ -372,8 +378,8 @@ impl State {
                     params![d.kind, d.name, d.body],
                 )?;
             }
-            // First all that is given back, which may be another's now.
-            for vnet in change.held.keys() {
+            // First free everything, since it may belong to another vnet now.
+            for vnet in change.allocations.keys() {
                 tx.execute("DELETE FROM numbers WHERE scope=?1 AND name=?2", [SCOPE, vnet])?;
                 tx.execute("DELETE FROM placements WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM ports WHERE vnet=?1", [vnet])?;
@@ -381,14 +387,14 @@ impl State {
                 tx.execute("DELETE FROM links_silent WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM schedules WHERE vnet=?1", [vnet])?;
             }
-            for (vnet, holding) in &change.held {
+            for (vnet, holding) in &change.allocations {
                 holding.iter().try_for_each(|holding| put_holding(tx, vnet, holding))?;
             }
             for (vnet, remains) in &change.remains {
                 match remains {
                     None => tx.execute("DELETE FROM remains WHERE vnet=?1", [vnet])?,
                     Some(remains) => {
-                        // Plain data with string keys: it is always JSON.
+                        // Plain data with string keys is always valid JSON.
                         let body = serde_json::to_string(remains).unwrap_or_default();
                         let put = "INSERT OR REPLACE INTO remains VALUES (?1, ?2)";
                         tx.execute(put, [vnet, &body])?
@@ -402,7 +408,7 @@ impl State {
         tenants.try_for_each(|(_, name)| self.trail.forget_tenant(name))
     }
 
-    /// Writes down that `key` is about to be made. `detail` finds what may exist of it.
+    /// Records that `key` is about to be created. `detail` identifies what may exist of it.
     pub fn intend(&self, key: &str, detail: &str) -> Result<(), StateError> {
         self.write("writing down an intention", |tx| {
             tx.execute("INSERT OR REPLACE INTO things VALUES (?1, NULL, ?2)", [key, detail])
@@ -410,7 +416,7 @@ impl State {
         })
     }
 
-    /// Writes down that `key` exists, made from what has this hash.
+    /// Records that `key` exists, made from inputs with this hash.
     pub fn confirm(&self, key: &str, hash: &str, detail: &str) -> Result<(), StateError> {
         self.write("confirming a thing", |tx| {
             tx.execute("INSERT OR REPLACE INTO things VALUES (?1, ?2, ?3)", [key, hash, detail])
@@ -418,36 +424,36 @@ impl State {
         })
     }
 
-    /// Writes down that nothing is left of `key`.
+    /// Records that nothing is left of `key`.
     pub fn forget(&self, key: &str) -> Result<(), StateError> {
         self.write("forgetting a thing", |tx| {
             tx.execute("DELETE FROM things WHERE key=?1", [key]).map(drop)
         })
     }
 
-    /// One entry of the journal.
-    pub fn thing(&self, key: &str) -> Result<Option<Thing>, StateError> {
+    /// Returns one entry of the journal.
+    pub fn journal_entry(&self, key: &str) -> Result<Option<JournalEntry>, StateError> {
         self.read("reading the journal", |db| {
             db.query_row("SELECT hash, detail FROM things WHERE key=?1", [key], |row| {
-                Ok(Thing { hash: row.get(0)?, detail: row.get(1)? })
+                Ok(JournalEntry { hash: row.get(0)?, detail: row.get(1)? })
             })
             .optional()
         })
     }
 
-    /// The whole journal.
-    pub fn things(&self) -> Result<BTreeMap<String, Thing>, StateError> {
+    /// Returns the whole journal.
+    pub fn journal(&self) -> Result<BTreeMap<String, JournalEntry>, StateError> {
         self.read("reading the journal", |db| {
             db.prepare("SELECT key, hash, detail FROM things")?
                 .query_map([], |row| {
-                    Ok((row.get(0)?, Thing { hash: row.get(1)?, detail: row.get(2)? }))
+                    Ok((row.get(0)?, JournalEntry { hash: row.get(1)?, detail: row.get(2)? }))
                 })?
                 .collect()
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        // A panic of another holder can't leave a transaction open: it rolls back on drop.
+        // A panic of another holder can't leave a transaction open, since it rolls back on drop.
         self.database.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -477,8 +483,8 @@ impl State {
     }
 }
 
-fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite::Result<()> {
-    let Holding { number, guests, ports, links_down, links_silent, schedules } = holding;
+fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &VnetAllocation) -> rusqlite::Result<()> {
+    let VnetAllocation { number, guests, ports, links_down, links_silent, schedules } = holding;
     tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
     let owned = "INSERT OR REPLACE INTO number_owners VALUES (?1, ?2)";
     tx.execute(owned, params![number, owner_of(vnet)])?;
@@ -502,7 +508,7 @@ fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite:
     for link in links_silent {
         tx.execute("INSERT INTO links_silent VALUES (?1, ?2)", [vnet, link])?;
     }
-    for (link, Began { hash, boot, at_ns }) in schedules {
+    for (link, ScheduleStart { hash, boot, at_ns }) in schedules {
         let began = params![vnet, link, hash, boot, at_ns];
         tx.execute("INSERT INTO schedules VALUES (?1, ?2, ?3, ?4, ?5)", began)?;
     }
@@ -513,19 +519,19 @@ fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &Holding) -> rusqlite:
 mod tests {
     use super::*;
 
-    fn document(name: &str) -> Document {
-        Document { kind: "VirtualNetwork".into(), name: name.into(), body: "{}".into() }
+    fn document(name: &str) -> StoredDocument {
+        StoredDocument { kind: "VirtualNetwork".into(), name: name.into(), body: "{}".into() }
     }
 
-    fn held(vnet: &str, holding: Holding) -> (String, Option<Arc<Holding>>) {
+    fn held(vnet: &str, holding: VnetAllocation) -> (String, Option<Arc<VnetAllocation>>) {
         (vnet.into(), Some(Arc::new(holding)))
     }
 
     #[test]
-    fn what_was_committed_is_there_after_reopening() {
+    fn committed_state_survives_reopening() {
         let directory = tempfile::tempdir().unwrap();
-        let placement = Placement { engine: "fe0".into(), power_millicores: 700 };
-        let red = Holding {
+        let placement = EnginePlacement { engine: "fe0".into(), power_millicores: 700 };
+        let red = VnetAllocation {
             number: 0,
             guests: [("r1".into(), [(0, placement)].into())].into(),
             ports: [("r1".into(), [("eth0".into(), 3), ("eth1".into(), 0)].into())].into(),
@@ -533,28 +539,28 @@ mod tests {
             links_silent: ["far".into()].into(),
             schedules: [(
                 "far".into(),
-                Began { hash: "1f".into(), boot: "b".into(), at_ns: 1 << 60 },
+                ScheduleStart { hash: "1f".into(), boot: "b".into(), at_ns: 1 << 60 },
             )]
             .into(),
         };
-        let numbered = |number| Holding { number, ..Holding::default() };
-        let mut change = Change {
+        let numbered = |number| VnetAllocation { number, ..VnetAllocation::default() };
+        let mut change = StateChange {
             put: vec![document("red"), document("blue")],
-            held: [held("red", red.clone()), held("blue", numbered(1))].into(),
+            allocations: [held("red", red.clone()), held("blue", numbered(1))].into(),
             stopped: true,
-            ..Change::default()
+            ..StateChange::default()
         };
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         state.commit(&change).unwrap();
         change.put.truncate(1);
         state.commit(&change).unwrap();
 
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         assert_eq!(state.documents().unwrap(), vec![document("blue"), document("red")]);
-        let mut ledger = Ledger { stopped: true, ..Ledger::default() };
+        let mut ledger = Allocations { stopped: true, ..Allocations::default() };
         ledger.set("red", Some(red));
         ledger.set("blue", Some(numbered(1)));
-        assert_eq!(state.ledger().unwrap(), ledger);
+        assert_eq!(state.allocations().unwrap(), ledger);
         let changes = "SELECT generation FROM documents ORDER BY name";
         let changes: Vec<u32> = {
             let database = state.lock();
@@ -563,71 +569,72 @@ mod tests {
         };
         assert_eq!(changes, [1, 2]);
 
-        // What one gives back another gets at once.
-        let gone = Change {
+        // A number that one vnet frees is available to another at once.
+        let gone = StateChange {
             delete: vec![("VirtualNetwork".into(), "red".into())],
-            held: [held("blue", numbered(0)), ("red".into(), None)].into(),
-            ..Change::default()
+            allocations: [held("blue", numbered(0)), ("red".into(), None)].into(),
+            ..StateChange::default()
         };
         state.commit(&gone).unwrap();
         assert_eq!(state.documents().unwrap(), vec![document("blue")]);
-        ledger = Ledger { stopped: false, ..ledger };
+        ledger = Allocations { stopped: false, ..ledger };
         ledger.set("red", None);
         ledger.set("blue", Some(numbered(0)));
-        assert_eq!(state.ledger().unwrap(), ledger);
+        assert_eq!(state.allocations().unwrap(), ledger);
     }
 
     #[test]
-    fn an_intention_has_no_hash_until_confirmed() {
+    fn journal_intention_has_no_hash_until_confirmed() {
         let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         state.intend("node red/r1", "{}").unwrap();
-        assert_eq!(state.thing("node red/r1").unwrap().unwrap().hash, None);
+        assert_eq!(state.journal_entry("node red/r1").unwrap().unwrap().hash, None);
         state.confirm("node red/r1", "abc", "{\"pid\":1}").unwrap();
         drop(state);
-        let state = State::open(directory.path()).unwrap();
-        let thing = state.thing("node red/r1").unwrap().unwrap();
-        assert_eq!(thing, Thing { hash: Some("abc".into()), detail: "{\"pid\":1}".into() });
+        let state = StateFile::open(directory.path()).unwrap();
+        let thing = state.journal_entry("node red/r1").unwrap().unwrap();
+        assert_eq!(thing, JournalEntry { hash: Some("abc".into()), detail: "{\"pid\":1}".into() });
         state.forget("node red/r1").unwrap();
-        assert!(state.things().unwrap().is_empty());
+        assert!(state.journal().unwrap().is_empty());
     }
 
     #[test]
     fn a_refused_commit_changes_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
-        let same = Holding { number: 1, ..Holding::default() };
+        let state = StateFile::open(directory.path()).unwrap();
+        let same = VnetAllocation { number: 1, ..VnetAllocation::default() };
         let held = [held("red", same.clone()), held("blue", same)].into();
-        let change = Change { put: vec![document("red")], held, ..Change::default() };
+        let change =
+            StateChange { put: vec![document("red")], allocations: held, ..StateChange::default() };
         assert!(state.commit(&change).is_err());
         assert!(state.documents().unwrap().is_empty());
     }
 
     #[test]
-    fn numbers_of_an_earlier_version_are_their_vnets_owners() {
+    fn upgrade_assigns_numbers_to_their_vnets_owners() {
         let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
-        let numbered = |number| Holding { number, ..Holding::default() };
+        let state = StateFile::open(directory.path()).unwrap();
+        let numbered = |number| VnetAllocation { number, ..VnetAllocation::default() };
         let vnets = [held("acme.lab", numbered(0)), held("red", numbered(1))];
-        state.commit(&Change { held: vnets.into(), ..Change::default() }).unwrap();
+        state.commit(&StateChange { allocations: vnets.into(), ..StateChange::default() }).unwrap();
         state.lock().execute_batch("DROP TABLE number_owners").unwrap();
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         let gone = [("acme.lab".into(), None), ("red".into(), None)].into();
-        state.commit(&Change { held: gone, ..Change::default() }).unwrap();
-        let owners = State::open(directory.path()).unwrap().ledger().unwrap().owners;
+        state.commit(&StateChange { allocations: gone, ..StateChange::default() }).unwrap();
+        let owners = StateFile::open(directory.path()).unwrap().allocations().unwrap().owners;
         assert_eq!(*owners, [(0, "acme".into()), (1, OPERATORS.into())].into());
     }
 
     #[test]
-    fn a_damaged_file_is_told_and_left_alone() {
+    fn damaged_state_file_is_reported_and_left_unchanged() {
         let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         assert!(state.is_new());
         let put = (0..200).map(|n| document(&format!("vnet{n}"))).collect();
-        state.commit(&Change { put, ..Change::default() }).unwrap();
-        // What waits in the log goes into the file.
+        state.commit(&StateChange { put, ..StateChange::default() }).unwrap();
+        // Closing moves the write-ahead log into the file.
         drop(state);
-        assert!(!State::open(directory.path()).unwrap().is_new());
+        assert!(!StateFile::open(directory.path()).unwrap().is_new());
         let path = directory.path().join("pdpd.sqlite");
         let whole = std::fs::read(&path).unwrap();
         let mut other = whole.clone();
@@ -635,33 +642,33 @@ mod tests {
         let half = &whole[..whole.len() / 2];
         for damaged in [half, &whole[..whole.len() - 4096], &other, b"not a database at all"] {
             std::fs::write(&path, damaged).unwrap();
-            let error = State::open(directory.path()).unwrap_err();
+            let error = StateFile::open(directory.path()).unwrap_err();
             let length = damaged.len();
             assert!(matches!(error, StateError::Damaged { .. }), "{length} bytes: {error:?}");
             assert_eq!(std::fs::read(&path).unwrap(), damaged, "{length} bytes");
         }
         std::fs::write(&path, &whole).unwrap();
-        assert_eq!(State::open(directory.path()).unwrap().documents().unwrap().len(), 200);
+        assert_eq!(StateFile::open(directory.path()).unwrap().documents().unwrap().len(), 200);
     }
 
     #[test]
     fn a_newer_schema_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        drop(State::open(directory.path()).unwrap());
+        drop(StateFile::open(directory.path()).unwrap());
         let database = Connection::open(directory.path().join("pdpd.sqlite")).unwrap();
         database.execute_batch("PRAGMA user_version=3").unwrap();
-        let refused = State::open(directory.path()).unwrap_err();
+        let refused = StateFile::open(directory.path()).unwrap_err();
         assert!(matches!(refused, StateError::Newer { found: 3, .. }), "{refused}");
     }
 
     #[test]
-    fn a_state_of_the_first_version_is_taken_over() {
+    fn state_of_version_1_is_migrated() {
         let directory = tempfile::tempdir().unwrap();
         let old = Connection::open(directory.path().join("pdpd.sqlite")).unwrap();
         let row = "INSERT INTO documents VALUES ('VirtualNetwork', 'red', 3, '{}')";
         old.execute_batch(&format!("{SCHEMA} {row}; PRAGMA user_version=1")).unwrap();
         drop(old);
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         assert_eq!(state.documents().unwrap(), vec![document("red")]);
         assert!(state.tokens().unwrap().is_empty());
         let version: i64 = state.lock().query_row("PRAGMA user_version", [], |r| r.get(0)).unwrap();

@@ -1,18 +1,19 @@
-//! Versions of what runs, and what a pdpd does with what another version left.
+//! Versions of formats and protocols, and how pdpd handles the state of another version.
 //!
 //! | what | version | of another version |
 //! |---|---|---|
-//! | the run directory: where what is | [`RUN_VERSION`], in `RUN/version` | all that runs is ended and started anew |
-//! | a record of a process | [`pdp_container::RECORD_VERSION`] | that process is started anew |
-//! | the mux's protocol | [`pdp_proto::mux::VERSION`] | the mux is replaced: the gap of a mux's death |
-//! | what TAP helper and mirror speak with pdpd | [`pdp_proto::tap::VERSION`], [`pdp_proto::mirror::VERSION`] | the control side is made anew |
-//! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are made anew, and of another version of routes the mirror |
+//! | layout of the run directory | [`RUN_VERSION`], in `RUN/version` | all processes are ended and restarted |
+//! | record of a process | [`pdp_container::RECORD_VERSION`] | that process is restarted |
+//! | the mux's protocol | [`pdp_proto::mux::VERSION`] | the mux is replaced, with the same gap as after a crash of the mux |
+//! | protocols of TAP helper and mirror with pdpd | [`pdp_proto::tap::VERSION`], [`pdp_proto::mirror::VERSION`] | the control side is recreated |
+//! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are recreated; for routes, the mirror too |
 //! | the state file | its schema version | taken over if it is older |
 //!
-//! `data/kept` has what each version wrote, `tests/kept.rs` reads it: what is raised when is in its README.
+//! `data/kept` has files of each version, and `tests/kept.rs` reads
+//! them. Its README says when to raise which version.
 //!
-//! The protocols' versions are part of the hashes in the journal, so that what speaks another is found by that and
-//! nothing is asked in words that it may not know.
+//! The hashes in the journal include the protocols' versions. So pdpd recognizes a
+//! peer of another version without sending it requests that it may not understand.
 
 use std::fs;
 use std::io;
@@ -21,41 +22,43 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pdp_container::cgroup::Cgroups;
-use pdp_container::{LogFile, tree};
+use pdp_container::{LogFile, safe_removal};
 
-use crate::host::{HostError, failed, words, write_file};
-use crate::plan::Places;
+use crate::host::{HostError, error_chain, failed, write_file};
+use crate::plan::DaemonPaths;
 use crate::state::PRIVATE;
 
-/// Version of the run directory. What came before 2 had records where guests could write them: none is read.
+/// Version of the run directory's layout. Versions before 2 had records
+/// where guests could write them; those are not read.
 pub const RUN_VERSION: u32 = 2;
 
-/// The file that says which it is.
+/// File with the version.
 pub const FILE: &str = "version";
 
 /// Longest number in it, bytes.
 const FILE_BYTES_MAX: u64 = 16;
 
-/// The log beside it.
+/// Log file next to it.
 pub const LOG: &str = "pdpd.log";
 
-/// Files of a node's helpers.
+/// Configuration files of a node's helpers.
 const CONFIGURATIONS: [&str; 2] = ["mirror.json", "management.json"];
 
-/// What versions before had in a run directory, and this one has.
+/// Names in a run directory of earlier versions and of this one.
 pub const NAMES: [&str; 5] = ["vnets", "externals", "mux", "records", "runc"];
 
-/// Begins the name of what could not be removed.
+/// Prefix of the new name of an object that could not be removed.
 pub const LEFT: &str = "left-";
 
-/// Of one name.
+/// Most such objects of one name.
 const ASIDE_MAX: u32 = 100;
 
-/// Time for what runs to end.
+/// Longest wait for processes to end.
 const END_WAIT: Duration = Duration::from_secs(20);
 
-/// Makes a run directory one of this version: one that another version left is cleared, and with it ends what runs
-/// below `cgroup`. To be called with the lock of the directory held, before anything in it is used.
+/// Prepares a run directory for this version. If another version left
+/// it, it is cleared, and all processes below `cgroup` are ended. Call
+/// it while the directory is locked, before anything in it is used.
 pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
     let file = run.join(FILE);
     let found = read(&file);
@@ -67,9 +70,9 @@ pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
         tracing::warn!(
             "what runs is of version {found}, this pdpd's is {RUN_VERSION}: all of it is started anew"
         );
-        // What one owner left keeps nobody from a start: it is out of the way, and told.
+        // Remains of one owner must not prevent a start. They are moved aside and reported.
         if let Err(error) = Cgroups::new(cgroup)?.remove("", END_WAIT) {
-            tracing::warn!("{}", words(&error));
+            tracing::warn!("{}", error_chain(&error));
         }
         for name in NAMES {
             set_aside(run, name)?;
@@ -78,7 +81,8 @@ pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
     write_file(&file, RUN_VERSION.to_string().as_bytes(), PRIVATE)
 }
 
-/// Takes from others than root what versions before let everybody read: names, addresses and settings of nodes.
+/// Removes everybody's access to files that earlier versions left
+/// readable: names, addresses and settings of nodes.
 fn close(run: &Path) -> Result<(), HostError> {
     let below = |dir: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -86,16 +90,17 @@ fn close(run: &Path) -> Result<(), HostError> {
     };
     let mut files = vec![run.join(FILE), LogFile::older(&run.join(LOG))];
     for vnet in below(&run.join("vnets")) {
-        let (hosts, names) = (vnet.join(Places::HOSTS_BEFORE), vnet.join(Places::NAMES));
+        let (hosts, names) = (vnet.join(DaemonPaths::HOSTS_BEFORE), vnet.join(DaemonPaths::NAMES));
         if hosts.is_file() {
-            // Nodes that run have it bound: it stays the same file. Whose directory it is follows with the vnet.
+            // Running nodes have bound the file, so it keeps its inode.
+            // The vnet's step sets the owner of its directory.
             let moved = fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
                 .create(&names)
-                .and_then(|()| fs::rename(&hosts, names.join(Places::HOSTS)));
+                .and_then(|()| fs::rename(&hosts, names.join(DaemonPaths::HOSTS)));
             if let Err(error) = moved {
-                tracing::warn!("{}", words(&failed("can't move", &hosts)(error)));
+                tracing::warn!("{}", error_chain(&failed("can't move", &hosts)(error)));
             }
         }
         let nodes = below(&vnet).into_iter();
@@ -108,23 +113,26 @@ fn close(run: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Removes what has a name in a run directory, or gives it another one, [`LEFT`]`NAME`, where it can't be removed.
+/// Removes an object in a run directory, or renames it to [`LEFT`]`NAME` if it can't be removed.
 fn set_aside(run: &Path, name: &str) -> Result<(), HostError> {
     let place = run.join(name);
-    let Err(error) = tree::remove(&place) else { return Ok(()) };
+    let Err(error) = safe_removal::remove(&place) else { return Ok(()) };
     let aside = (0..ASIDE_MAX).map(|number| run.join(format!("{LEFT}{name}-{number}")));
     let free = aside.into_iter().find(|aside| !aside.exists());
     match free.map(|free| fs::rename(&place, &free).map(|()| free)) {
         Some(Ok(free)) => {
             let free = free.display();
-            tracing::warn!("{}; it is {free} now: remove it by `rm -rf {free}`", words(&error));
+            tracing::warn!(
+                "{}; it is {free} now: remove it by `rm -rf {free}`",
+                error_chain(&error)
+            );
             Ok(())
         }
         _ => Err(error.into()),
     }
 }
 
-/// What the file says, if it says anything that can be a version.
+/// Returns the content of the file, if it can be a version.
 fn read(file: &Path) -> Option<String> {
     let text = || -> io::Result<String> {
         if fs::symlink_metadata(file)?.len() > FILE_BYTES_MAX {

@@ -1,4 +1,5 @@
-//! How objects are, for the API: what is wanted beside what the keeper last saw and what runs.
+//! State of objects for the API: the desired state compared with the
+//! last results of the reconcile loop and with what runs.
 
 mod commands;
 
@@ -7,49 +8,49 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use pdp_api::{
-    CommandStatus, Condition, ConditionKind, DataPlane, EngineStatus, ExternalStatus,
-    FastpathPower, FeGuest, FeStatus, ForwardingGuest, LinkStatus, LinkWay, NodeKind, NodeStatus,
-    Phase, PortStatus, ProcessStatus, QueueStatus, ScheduleStatus, Substrate, SubstrateStatus,
-    TenantInfo, Vnet, VnetStatus, VnetSummary,
+    CommandStatus, Condition, ConditionKind, DataPlaneKind, EngineStatus, ExternalStatus,
+    FastpathPower, FeGuest, FeStatus, ForwardingGuest, ForwardingPath, LinkStatus, NodeStatus,
+    NodeType, Phase, PortStatus, ProcessStatus, QueueStatus, ScheduleStatus, SubstrateInfo,
+    SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
-use pdp_container::{LimitHits, State as GuestState};
-use pdp_net::interface::Interface;
-use pdp_net::ports::Change;
+use pdp_container::{LimitHits, ProcessState as GuestState};
+use pdp_net::interface::InterfaceInfo;
+use pdp_net::ports::InnerEndChange;
 use pdp_proto::{mirror, mux};
 use pdp_spec::limits::MTU_MAX;
 use pdp_spec::units::{Bytes, Percent, PublishedPort, Span};
-use pdp_spec::{Outlet, Parallel, Resources, VirtualNetwork};
+use pdp_spec::{ExternalForm, Parallel, Resources, VirtualNetwork};
 
-use crate::access::Scope;
-use crate::ask::{Answer, Question};
-use crate::control::Mirror;
-use crate::engine::Engine;
-use crate::keeper::Health;
-use crate::key::Key;
-use crate::ledger;
+use crate::access::AccessScope;
+use crate::allocations;
+use crate::control::MirrorClient;
+use crate::engine::DaemonCore;
+use crate::key::ObjectKey;
 use crate::model::Model;
 use crate::plan::{self, MirrorPlan, NodePlan, VnetPlan};
+use crate::query::{HelperReply, Question};
+use crate::reconciler::Health;
 
-/// What it is told from.
-struct View<'a> {
-    engine: &'a Engine,
+/// Sources of a status.
+struct StatusView<'a> {
+    engine: &'a DaemonCore,
     model: &'a Model,
-    mux: Option<mux::Stats>,
-    /// What mirrors say, by where they listen.
-    mirrors: BTreeMap<&'a Path, Answer<mirror::Status>>,
+    mux: Option<mux::MuxStats>,
+    /// Answers of the mirrors, by socket path.
+    mirrors: BTreeMap<&'a Path, HelperReply<mirror::MirrorStatusReply>>,
 }
 
-/// The substrate; of it, for a tenant, what its vnets may use, with nothing of others.
-pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
+/// Returns the substrate. A tenant gets the parts that its vnets may use, and nothing of others.
+pub fn substrate(engine: &DaemonCore, scope: &AccessScope) -> SubstrateInfo {
     let model = engine.model();
     let mux = engine.host.stats(Some(""), &model.plan).ok();
-    let view = View { engine, model: &model, mux, mirrors: BTreeMap::new() };
+    let view = StatusView { engine, model: &model, mux, mirrors: BTreeMap::new() };
     let status = view.substrate(|vnet| scope.sees(vnet));
     if let Some(tenant) = scope.tenant() {
         let granted = model.tenants.get(tenant).map(|tenant| &tenant.spec.interfaces);
         return of_tenant(status, scope, |name| granted.is_some_and(|all| all.contains_key(name)));
     }
-    Substrate {
+    SubstrateInfo {
         spec: serde_json::to_value(pdp_spec::Object::Substrate(
             model.effective_substrate(&engine.cpus),
         ))
@@ -58,12 +59,12 @@ pub fn substrate(engine: &Engine, scope: &Scope) -> Substrate {
     }
 }
 
-/// What a tenant may know of a substrate.
+/// Returns the parts of a substrate that a tenant may know.
 fn of_tenant(
     mut status: SubstrateStatus,
-    scope: &Scope,
+    scope: &AccessScope,
     granted: impl Fn(&str) -> bool,
-) -> Substrate {
+) -> SubstrateInfo {
     for engine in &mut status.fes {
         engine.guests.retain(|guest| scope.sees(&guest.vnet));
         engine.used_millicores = engine.guests.iter().map(|guest| guest.share_millicores).sum();
@@ -72,26 +73,26 @@ fn of_tenant(
     status.message = None;
     status.mux = ProcessStatus { phase: status.mux.phase, ..ProcessStatus::default() };
     status.phase = status.mux.phase;
-    Substrate { spec: None, status }
+    SubstrateInfo { spec: None, status }
 }
 
-/// All vnets of a scope.
-pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
+/// Returns all vnets of a scope.
+pub fn vnets(engine: &DaemonCore, scope: &AccessScope) -> Vec<VnetSummary> {
     let model = engine.model();
     let vnets = model.plan.vnets.iter().filter(|(name, _)| scope.sees(name));
     let mirrors = ask_mirrors(engine, &model, vnets.clone().map(|(name, plan)| (name, &**plan)));
     let mux = engine.host.stats(None, &model.plan).ok();
-    let view = View { engine, model: &model, mux, mirrors };
+    let view = StatusView { engine, model: &model, mux, mirrors };
     let mut all: Vec<VnetSummary> =
         vnets.map(|(name, plan)| summary(name, &view.vnet(name, plan))).collect();
-    // What takes a place though nothing of it is wanted, or can be.
+    // A vnet that is not wanted, or can't be used, and still occupies resources.
     let bare = |name: String, phase, message| VnetSummary {
         name,
         phase,
         message: Some(message),
         ..VnetSummary::default()
     };
-    let going = engine.going().into_iter();
+    let going = engine.removals().into_iter();
     all.extend(going.map(|it| bare(it.vnet.clone(), Phase::Removing, it.words())));
     let damaged = model.damaged.iter().filter(|((kind, _), _)| kind == "VirtualNetwork");
     all.extend(damaged.map(|((_, name), why)| {
@@ -103,12 +104,12 @@ pub fn vnets(engine: &Engine, scope: &Scope) -> Vec<VnetSummary> {
     all
 }
 
-/// Tenants of a scope, with their vnets.
-pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
+/// Returns the tenants of a scope, with their vnets.
+pub fn tenants(engine: &DaemonCore, scope: &AccessScope) -> Vec<TenantInfo> {
     let model = engine.model();
     let mine = |name: &&String| scope.tenant().is_none_or(|tenant| tenant == name.as_str());
     let infos = model.tenants.keys().filter(mine).map(|name| {
-        let of = Scope::Tenant(name.clone());
+        let of = AccessScope::Tenant(name.clone());
         let object = model.tenants.get(name).cloned().map(pdp_spec::Object::Tenant);
         TenantInfo {
             name: name.clone(),
@@ -120,13 +121,13 @@ pub fn tenants(engine: &Engine, scope: &Scope) -> Vec<TenantInfo> {
     infos.collect()
 }
 
-/// One vnet.
-pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
+/// Returns one vnet.
+pub fn vnet(engine: &DaemonCore, name: &str) -> Option<Vnet> {
     let model = engine.model();
     let mux = engine.host.stats(Some(name), &model.plan).ok();
     let plan = model.plan.vnets.get_key_value(name).map(|(name, plan)| (name, &**plan));
     let mirrors = ask_mirrors(engine, &model, plan.into_iter());
-    let view = View { engine, model: &model, mux, mirrors };
+    let view = StatusView { engine, model: &model, mux, mirrors };
     let plan = model.plan.vnets.get(name)?;
     let spec = pdp_spec::Object::VirtualNetwork(VirtualNetwork::clone(model.vnets.get(name)?));
     Some(Vnet {
@@ -136,19 +137,19 @@ pub fn vnet(engine: &Engine, name: &str) -> Option<Vnet> {
     })
 }
 
-/// How the node itself is, with all that is given out; nobody is asked.
-pub fn node_itself(engine: &Engine) -> SubstrateStatus {
+/// Returns the node's own status with all allocations, without asking any process.
+pub fn node_itself(engine: &DaemonCore) -> SubstrateStatus {
     let model = engine.model();
-    View { engine, model: &model, mux: None, mirrors: BTreeMap::new() }.substrate(|_| true)
+    StatusView { engine, model: &model, mux: None, mirrors: BTreeMap::new() }.substrate(|_| true)
 }
 
-/// How a vnet is by what is known: `mux`, counters of it, and what mirrors said, by where they listen. `None`: it is
-/// not wanted.
+/// Returns a vnet's status from the given data: the mux's counters, and
+/// the mirrors' answers by socket path. `None` if the vnet is not wanted.
 pub fn status(
-    engine: &Engine,
+    engine: &DaemonCore,
     name: &str,
-    mux: Option<mux::VnetStats>,
-    mirrors: impl Fn(&Path) -> Option<Answer<mirror::Status>>,
+    mux: Option<mux::MuxVnetStats>,
+    mirrors: impl Fn(&Path) -> Option<HelperReply<mirror::MirrorStatusReply>>,
 ) -> Option<VnetStatus> {
     let model = engine.model();
     let plan = model.plan.vnets.get(name)?;
@@ -156,18 +157,18 @@ pub fn status(
     let paths = all.map(|mirror| mirror.config.control_socket.as_path());
     let mirrors = paths.filter_map(|path| Some((path, mirrors(path)?))).collect();
     let vnets = mux.into_iter().map(|stats| (name.to_owned(), stats)).collect();
-    let mux = Some(mux::Stats { vnets, ..mux::Stats::default() });
-    let view = View { engine, model: &model, mux, mirrors };
+    let mux = Some(mux::MuxStats { vnets, ..mux::MuxStats::default() });
+    let view = StatusView { engine, model: &model, mux, mirrors };
     Some(view.vnet(name, plan))
 }
 
-/// How the mirrors of these vnets are, asked side by side.
+/// Asks the mirrors of these vnets for their status, in parallel.
 pub fn ask_mirrors<'a>(
-    engine: &Engine,
+    engine: &DaemonCore,
     model: &Model,
     vnets: impl Iterator<Item = (&'a String, &'a VnetPlan)>,
-) -> BTreeMap<&'a Path, Answer<mirror::Status>> {
-    if model.ledger.stopped {
+) -> BTreeMap<&'a Path, HelperReply<mirror::MirrorStatusReply>> {
+    if model.allocations.stopped {
         return BTreeMap::new();
     }
     let mut sockets = Vec::new();
@@ -177,26 +178,29 @@ pub fn ask_mirrors<'a>(
             let path = &mirror.config.control_socket;
             let tenant = pdp_spec::tenant_of(name).map(str::to_owned);
             sockets.push(path.as_path());
-            let what = Mirror { path: path.clone() };
+            let what = MirrorClient { path: path.clone() };
             questions.push(Question { path: path.clone(), tenant, what });
         }
     }
-    let answers = engine.late.ask(&questions, |mirror: &Mirror, wait| mirror.status(wait));
+    let answers = engine
+        .late_helpers
+        .query_all(&questions, |mirror: &MirrorClient, wait| mirror.status(wait));
     sockets.into_iter().zip(answers).collect()
 }
 
-impl View<'_> {
-    fn health(&self, key: &Key) -> Option<Health> {
-        self.engine.keeper.health(key)
+impl StatusView<'_> {
+    fn health(&self, key: &ObjectKey) -> Option<Health> {
+        self.engine.reconcile_loop.health(key)
     }
 
-    /// What a router's kernel may do otherwise than its forwarding guests.
+    /// Returns a condition if hooks in a router's kernel may treat
+    /// packets differently from its forwarding guests.
     fn hooks(&self, name: &str, plan: &NodePlan) -> Option<Condition> {
         let config = &plan.mirror.as_ref()?.config;
-        let Answer::Said(said) = self.mirrors.get(config.control_socket.as_path())? else {
+        let HelperReply::Reply(said) = self.mirrors.get(config.control_socket.as_path())? else {
             return None;
         };
-        // A program of the user's own follows no kernel.
+        // A user's own program follows no kernel.
         if said.hooks.is_empty() || plan.followers() == 0 {
             return None;
         }
@@ -213,7 +217,8 @@ impl View<'_> {
         Some(Condition { kind: ConditionKind::KernelHooks, node: name.into(), message })
     }
 
-    /// Condition of a node whose processes reached `processes` or `memory` of the spec since these limits were set.
+    /// Returns a condition if a node's processes reached `processes` or
+    /// `memory` of the spec since these limits were set.
     fn reached(&self, vnet: &str, name: &str, plan: &NodePlan) -> Option<Condition> {
         let node = self.model.vnets.get(vnet)?.spec.nodes.get(name)?;
         let hits = |dir: &Path| self.engine.host.runtime.limit_hits(dir).unwrap_or_default();
@@ -237,7 +242,7 @@ impl View<'_> {
             .iter()
             .map(|(node, plan_node)| self.node(name, node, plan_node, plan))
             .collect();
-        let problem = self.health(&Key::vnet(name)).and_then(|health| health.problem);
+        let problem = self.health(&ObjectKey::vnet(name)).and_then(|health| health.problem);
         let phases: Vec<Phase> = nodes.iter().map(|node| node.phase).collect();
         let phase = match problem {
             Some(_) => Phase::Failed,
@@ -245,9 +250,9 @@ impl View<'_> {
         };
         let up: BTreeSet<&String> =
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
-        let now_ns = ledger::now_ns();
+        let now_ns = allocations::now_ns();
         let mut queues_left = QUEUES_SHOWN;
-        let mut link_status = |(link, way): (&mux::Vlink, &plan::LinkWay)| {
+        let mut link_status = |(link, way): (&mux::Vlink, &plan::LinkPath)| {
             let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
             let now = link.at(now_ns);
             let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
@@ -259,8 +264,8 @@ impl View<'_> {
             };
             let by_schedule = (link.up && !now.up).then(|| "down by its schedule".to_owned());
             let (way, way_reason) = match way {
-                plan::LinkWay::Kernel => (LinkWay::Kernel, None),
-                plan::LinkWay::Mux(why) => (LinkWay::Mux, why.clone()),
+                plan::LinkPath::Kernel => (ForwardingPath::Kernel, None),
+                plan::LinkPath::Mux(why) => (ForwardingPath::Mux, why.clone()),
             };
             LinkStatus {
                 name: link.name.clone(),
@@ -281,7 +286,7 @@ impl View<'_> {
                 queues: queues(&now, plan, &mut queues_left),
             }
         };
-        let links = plan.mux.vlinks.iter().zip(&plan.ways).map(&mut link_status).collect();
+        let links = plan.mux.vlinks.iter().zip(&plan.paths).map(&mut link_status).collect();
         let message = problem.or_else(|| {
             let parts = nodes.iter().flat_map(|node| {
                 let parts = parts(node).map(|(part, status)| (part, &status.message));
@@ -299,9 +304,9 @@ impl View<'_> {
         VnetStatus { phase, message, ready, links, nodes }
     }
 
-    /// What is wrong with the way of a link's tunnel, and what to do.
+    /// Describes a problem with the path of a link's tunnel, and its solution.
     fn underlay(&self, vnet: &str, link: &mux::Vlink, plan: &VnetPlan) -> Option<String> {
-        if !link.up || self.model.ledger.stopped {
+        if !link.up || self.model.allocations.stopped {
             return None;
         }
         let counters = self.mux.as_ref()?.vnets.get(vnet)?;
@@ -313,7 +318,7 @@ impl View<'_> {
             })
             .collect();
         link.ends.iter().find_map(|end| {
-            let mux::End::External { name, interface, by } = end else { return None };
+            let mux::VlinkEnd::External { name, interface, by } = end else { return None };
             let (node, port) = match link.is_wire() {
                 true => ports.first().map(|(node, port, _)| (*node, *port))?,
                 false => (mux::OUTSIDE, name.as_str()),
@@ -325,24 +330,24 @@ impl View<'_> {
         })
     }
 
-    /// Why a link's end outside has no carrier.
+    /// Returns why a link's external end has no carrier.
     fn cut_off_outside(&self, link: &mux::Vlink) -> Option<String> {
         link.ends.iter().find_map(|end| match end {
-            mux::End::Port { .. } => None,
-            mux::End::External { interface, .. } => {
+            mux::VlinkEnd::Port { .. } => None,
+            mux::VlinkEnd::External { interface, .. } => {
                 self.cut_off(interface).map(|why| external_words(interface, &why))
             }
         })
     }
 
-    /// Why an end of a link is not there.
-    fn missing(&self, end: &mux::End, up: &BTreeSet<&String>) -> Option<String> {
+    /// Returns why an end of a link is missing.
+    fn missing(&self, end: &mux::VlinkEnd, up: &BTreeSet<&String>) -> Option<String> {
         match end {
-            mux::End::Port { node, .. } => {
+            mux::VlinkEnd::Port { node, .. } => {
                 (!up.contains(node)).then(|| format!("{node} does not run"))
             }
-            mux::End::External { interface, .. } => {
-                let health = self.health(&Key::external(interface));
+            mux::VlinkEnd::External { interface, .. } => {
+                let health = self.health(&ObjectKey::external(interface));
                 let problem = health.map_or(Some("not attached yet".into()), |it| it.problem);
                 let why = self.cut_off(interface).or(problem);
                 why.map(|why| external_words(interface, &why))
@@ -350,17 +355,17 @@ impl View<'_> {
         }
     }
 
-    /// Why frames can't go over the device of an external.
+    /// Returns why frames can't pass the device of an external.
     fn cut_off(&self, external: &str) -> Option<String> {
         let device = self.model.plan.externals.get(external)?.device()?;
-        Some(self.engine.keeper.cut_off(external)?.words(device))
+        Some(self.engine.reconcile_loop.cut_off(external)?.describe(device))
     }
 
     fn overall(&self, vnet: &str, phases: &[Phase]) -> Phase {
-        if self.model.ledger.stopped {
+        if self.model.allocations.stopped {
             return Phase::Stopped;
         }
-        if self.health(&Key::vnet(vnet)).is_none() {
+        if self.health(&ObjectKey::vnet(vnet)).is_none() {
             return Phase::Starting;
         }
         let count = |phase| phases.iter().filter(|&&other| other == phase).count();
@@ -373,14 +378,15 @@ impl View<'_> {
     }
 
     fn node(&self, vnet: &str, name: &str, plan: &NodePlan, network: &VnetPlan) -> NodeStatus {
-        let key = Key::node(vnet, name);
+        let key = ObjectKey::node(vnet, name);
         let health = self.health(&key);
         let (health, known) = (health.as_ref(), health.is_some());
         let control = self.process(&plan.control.dir, health, known);
         let helper = |directory: &Path, restarts: Option<u64>| {
             let mut status = self.process(directory, None, known);
             status.restarts = restarts.unwrap_or(0);
-            // It runs beside the control guest, of which is told why that does not.
+            // The helper depends on the control guest, whose own
+            // message explains why that does not run.
             status.message = status.message.filter(|_| control.message.is_none());
             status
         };
@@ -393,11 +399,11 @@ impl View<'_> {
                 helper(&mirror.process.dir, health.map(|health| health.mirror_restarts));
             if status.phase == Phase::Running {
                 match self.mirrors.get(mirror.config.control_socket.as_path()) {
-                    Some(Answer::Said(said)) => {
+                    Some(HelperReply::Reply(said)) => {
                         status.message = refused_routes(mirror, said.routes_refused);
                     }
-                    Some(Answer::Late) => status.late = true,
-                    Some(Answer::None) | None => {}
+                    Some(HelperReply::TimedOut) => status.late = true,
+                    Some(HelperReply::None) | None => {}
                 }
             }
             status
@@ -419,7 +425,7 @@ impl View<'_> {
                     .and_then(|node| node.guests.get(&number))
                     .is_some_and(|guest| guest.connected),
                 routes_synced: self.routes_synced(plan, number),
-                process: self.object(&guest.container.dir, &Key::guest(vnet, name, number)),
+                process: self.object(&guest.container.dir, &ObjectKey::guest(vnet, name, number)),
             })
             .collect();
         let engine = counters.and_then(|node| node.engine.as_ref());
@@ -428,7 +434,7 @@ impl View<'_> {
         let limiting = counters.and_then(|node| limiting_ports(name, node));
         let mut node = NodeStatus {
             name: name.into(),
-            kind: if router { NodeKind::Router } else { NodeKind::Host },
+            kind: if router { NodeType::Router } else { NodeType::Host },
             data_plane: self.data_plane(vnet, name),
             labels: self.labels(vnet, name),
             phase: Phase::Failed,
@@ -461,7 +467,7 @@ impl View<'_> {
         let engine = node.engine.iter().map(|engine| ("mux".to_owned(), &engine.message));
         let message = told_once(troubles.chain(failing(&node)).chain(engine));
         let all_run = parts(&node).all(|(_, status)| status.phase == Phase::Running);
-        node.phase = match (self.model.ledger.stopped, node.control.phase) {
+        node.phase = match (self.model.allocations.stopped, node.control.phase) {
             (true, _) => Phase::Stopped,
             (false, Phase::Running) if all_run && message.is_none() => Phase::Running,
             (false, Phase::Running) if !known => Phase::Starting,
@@ -475,7 +481,8 @@ impl View<'_> {
         NodeStatus { message, ready, ..node }
     }
 
-    /// How a node's commands are; none of one that was started by a version that does not tell.
+    /// Returns the status of a node's commands; empty if the version
+    /// that started the node does not report it.
     fn commands(&self, plan: &NodePlan, runs: bool) -> Vec<CommandStatus> {
         match self.engine.host.runtime.commands(&plan.control.dir) {
             Ok(Some(told)) if runs => commands::commands(&plan.commands, Some(told)),
@@ -484,12 +491,12 @@ impl View<'_> {
         }
     }
 
-    fn data_plane(&self, vnet: &str, node: &str) -> Option<DataPlane> {
+    fn data_plane(&self, vnet: &str, node: &str) -> Option<DataPlaneKind> {
         let plane = self.model.vnets.get(vnet)?.spec.nodes.get(node)?.plane()?;
         Some(match plane {
-            pdp_spec::DataPlane::Parallel(_) => DataPlane::Parallel,
-            pdp_spec::DataPlane::Fastpath(_) => DataPlane::Fastpath,
-            pdp_spec::DataPlane::Kernel(_) => DataPlane::Kernel,
+            pdp_spec::DataPlane::Parallel(_) => DataPlaneKind::Parallel,
+            pdp_spec::DataPlane::Fastpath(_) => DataPlaneKind::Fastpath,
+            pdp_spec::DataPlane::Kernel(_) => DataPlaneKind::Kernel,
         })
     }
 
@@ -498,10 +505,10 @@ impl View<'_> {
         node.map(|node| node.labels.clone()).unwrap_or_default()
     }
 
-    /// Whether a guest's routes equal the kernel's, as far as its mirror knows.
+    /// True if a guest's routes equal the kernel's, as far as its mirror knows.
     fn routes_synced(&self, plan: &NodePlan, number: u32) -> Option<bool> {
         let path = plan.mirror.as_ref()?.config.control_socket.as_path();
-        let Answer::Said(said) = self.mirrors.get(path)? else { return None };
+        let HelperReply::Reply(said) = self.mirrors.get(path)? else { return None };
         let guest = said.guests.iter().find(|guest| guest.guest == number);
         match guest {
             Some(guest) => Some(guest.synced && said.settled),
@@ -513,7 +520,7 @@ impl View<'_> {
     }
 
     fn ports(&self, node: &str, plan: &NodePlan, vnet: &VnetPlan, runs: bool) -> Vec<PortStatus> {
-        let (mut ports, now_ns) = (Vec::new(), ledger::now_ns());
+        let (mut ports, now_ns) = (Vec::new(), allocations::now_ns());
         for (index, tap) in plan.taps.iter().enumerate() {
             let link = vnet.link_of(node, index as u16);
             let is_cut_off =
@@ -531,20 +538,20 @@ impl View<'_> {
         ports
     }
 
-    fn object(&self, directory: &Path, key: &Key) -> ProcessStatus {
+    fn object(&self, directory: &Path, key: &ObjectKey) -> ProcessStatus {
         let health = self.health(key);
         self.process(directory, health.as_ref(), health.is_some())
     }
 
     fn process(&self, directory: &Path, health: Option<&Health>, known: bool) -> ProcessStatus {
         let pid = self.engine.host.running(directory).map(|process| process.pid);
-        // Whose it is stands beside it.
+        // The name of the guest is shown next to it.
         let id = directory.file_name().unwrap_or_default().to_string_lossy();
         let own = |problem: &String| problem.replace(&format!("guest {id}: "), "");
         let problem = health.and_then(|health| health.problem.as_ref()).map(own);
         let phase = match (pid, &problem) {
             (Some(_), _) => Phase::Running,
-            (None, _) if self.model.ledger.stopped => Phase::Stopped,
+            (None, _) if self.model.allocations.stopped => Phase::Stopped,
             (None, Some(_)) => Phase::Failed,
             (None, None) if known => Phase::Failed,
             (None, None) => Phase::Starting,
@@ -559,15 +566,16 @@ impl View<'_> {
         ProcessStatus { phase, pid, restarts, message, late: false }
     }
 
-    /// With what vnets of its fast paths that `sees`.
+    /// Returns the status of the substrate, with fast paths of the
+    /// vnets for which `sees` returns true.
     fn substrate(&self, sees: impl Fn(&str) -> bool) -> SubstrateStatus {
         let spec = self.model.effective_substrate(&self.engine.cpus).spec;
         let mux = match &self.model.plan.mux {
-            Some(plan) => self.object(&plan.process.dir, &Key::Mux),
+            Some(plan) => self.object(&plan.process.dir, &ObjectKey::Mux),
             None => ProcessStatus::default(),
         };
         let mut used: BTreeMap<&str, Vec<FeGuest>> = BTreeMap::new();
-        for (vnet, holding) in &*self.model.ledger.vnets {
+        for (vnet, holding) in &*self.model.allocations.vnets {
             for (node, guests) in &holding.guests {
                 for (&number, placement) in guests {
                     used.entry(&placement.engine).or_default().push(FeGuest {
@@ -592,27 +600,27 @@ impl View<'_> {
         }
         let mut externals = Vec::new();
         for (name, interface) in &spec.interfaces {
-            let health = self.health(&Key::external(name));
+            let health = self.health(&ObjectKey::external(name));
             let problem = health.as_ref().and_then(|health| health.problem.clone());
             let (outlet, mtu_bytes) = match interface.outlet() {
-                Some(Outlet::Device(device, _)) => {
-                    (device.into(), Interface::by_name(device).ok().map(|device| device.mtu))
+                Some(ExternalForm::Device(device, _)) => {
+                    (device.into(), InterfaceInfo::by_name(device).ok().map(|device| device.mtu))
                 }
-                Some(Outlet::Memif(memif)) => {
+                Some(ExternalForm::Memif(memif)) => {
                     let socket = self.engine.host.places.external_memif(name);
                     (format!("memif {}", socket.display()), Some(memif.mtu))
                 }
-                Some(Outlet::Generator(_)) => ("generator".into(), Some(MTU_MAX)),
+                Some(ExternalForm::Generator(_)) => ("generator".into(), Some(MTU_MAX)),
                 None => continue,
             };
             let cut_off = self.cut_off(name);
-            let loses = self.engine.keeper.loses_long_frames(name).then(|| {
+            let loses = self.engine.reconcile_loop.loses_long_frames(name).then(|| {
                 format!(
                     "{outlet} has no XDP of its own: frames that senders leave to it to cut are \
                      dropped; give attach: packet"
                 )
             });
-            let instead = self.engine.keeper.instead_of_xdp(name).map(|why| {
+            let instead = self.engine.reconcile_loop.instead_of_xdp(name).map(|why| {
                 format!("packet sockets take the place of AF_XDP, and are slower ({why})")
             });
             let attached = health.is_some() && problem.is_none();
@@ -637,10 +645,10 @@ impl View<'_> {
             used_millicores: nodes.map(|node| u64::from(node.mux_millicores)).sum(),
         };
         let plan = self.model.wanted();
-        let gone = self.engine.keeper.problems(|key| !plan.has(key));
+        let gone = self.engine.reconcile_loop.problems(|key| !plan.has(key));
         let wrong: Vec<String> = externals
             .iter()
-            // One without carrier is as it should be for all that PdP can do.
+            // PdP can do nothing about a missing carrier.
             .filter(|external| !external.attached)
             .filter_map(|external| {
                 external.message.as_ref().map(|text| format!("{}: {text}", external.name))
@@ -657,11 +665,11 @@ impl View<'_> {
     }
 }
 
-/// A vnet's line in a list.
+/// Returns a vnet's entry in a list.
 pub fn summary(name: &str, status: &VnetStatus) -> VnetSummary {
     let guests = || status.nodes.iter().flat_map(|node| &node.guests);
     let fes: BTreeSet<&String> = guests().map(|guest| &guest.fe).collect();
-    let routers = status.nodes.iter().filter(|node| node.kind == NodeKind::Router).count();
+    let routers = status.nodes.iter().filter(|node| node.kind == NodeType::Router).count();
     VnetSummary {
         name: name.into(),
         phase: status.phase,
@@ -680,7 +688,7 @@ pub fn summary(name: &str, status: &VnetStatus) -> VnetSummary {
     }
 }
 
-/// Parts that a vnet's note names at most.
+/// Most parts that a vnet's note names.
 const WAITS_NAMED: usize = 4;
 
 /// Names the parts that a vnet waits for; `None` if something is wrong or nothing is missing.
@@ -699,7 +707,7 @@ fn waits_for(status: &VnetStatus) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// The processes of a node.
+/// Returns the processes of a node.
 fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
     let own = [
         ("control", Some(&node.control)),
@@ -711,22 +719,22 @@ fn parts(node: &NodeStatus) -> impl Iterator<Item = (String, &ProcessStatus)> {
     own.chain(node.guests.iter().map(|guest| (format!("g{}", guest.number), &guest.process)))
 }
 
-/// A link address as people write it.
+/// Formats a MAC address.
 pub(crate) fn mac(address: [u8; 6]) -> String {
     address.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The commands of a node that fail.
+/// Returns the failing commands of a node.
 fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)> {
     let failing = node.commands.iter().filter(|command| command.troubled);
     failing.map(|command| (command.name.clone(), &command.message))
 }
 
-/// Ports that a condition names at most.
+/// Most ports that a condition names.
 const PORTS_NAMED: usize = 4;
 
-/// Condition of a node at whose ports limits of the spec drop packets now.
-fn limiting_ports(node: &str, counters: &mux::NodeStats) -> Option<Condition> {
+/// Returns a condition for a node at whose ports limits of the spec drop packets now.
+fn limiting_ports(node: &str, counters: &mux::MuxNodeStats) -> Option<Condition> {
     let mut ports: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (port, counted) in &counters.ports {
         for reason in &counted.limiting {
@@ -750,9 +758,10 @@ fn limiting_ports(node: &str, counters: &mux::NodeStats) -> Option<Condition> {
     })
 }
 
-/// Explains the refusals by the limits of processes and memory, which are keys of `of` in the spec.
+/// Describes the refusals by the limits of processes and memory, which
+/// are keys of `of` in the spec.
 fn reached_words(of: &str, processes: u32, memory: Bytes, hits: LimitHits) -> Vec<String> {
-    // Large counts are rounded down: each new text is an event for all watchers.
+    // Large counts are rounded down, since each new text is an event for all watchers.
     let count = |count: u64| match count {
         0..10 => count.to_string(),
         _ => format!("at least {}", 10_u64.pow(count.ilog10())),
@@ -773,11 +782,11 @@ fn reached_words(of: &str, processes: u32, memory: Bytes, hits: LimitHits) -> Ve
     refused.into_iter().chain(killed).collect()
 }
 
-/// What is to be said of ports that a guest changed.
-fn changed_ports(node: &str, changed: &[(String, Vec<Change>)]) -> Option<Condition> {
+/// Describes ports that a guest changed.
+fn changed_ports(node: &str, changed: &[(String, Vec<InnerEndChange>)]) -> Option<Condition> {
     let each = changed.iter().map(|(port, changes)| {
         let words = changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        // A name may have any bytes.
+        // The name may contain any bytes.
         format!("port {port}: {}", words.escape_debug())
     });
     let message = each.collect::<Vec<_>>().join("; ") + " (by the guest itself)";
@@ -785,7 +794,7 @@ fn changed_ports(node: &str, changed: &[(String, Vec<Change>)]) -> Option<Condit
     (!changed.is_empty()).then_some(Condition { kind: ConditionKind::PortChanged, node, message })
 }
 
-/// Ports of the machine that lead into a node.
+/// Returns the machine's ports that lead into a node.
 fn published(plan: &NodePlan) -> Vec<String> {
     let ports = plan.management.iter().flat_map(|management| &management.config.ports);
     ports.map(|&port| PublishedPort(port).to_string()).collect()
@@ -795,7 +804,7 @@ fn external_words(name: &str, why: &str) -> String {
     format!("external {name}: {why}")
 }
 
-/// What is wrong, by whose it is; what several have in common once.
+/// Describes problems by their objects. A cause that several objects have in common appears once.
 fn told_once<'a>(all: impl Iterator<Item = (String, &'a Option<String>)>) -> Option<String> {
     let mut causes: Vec<(&str, Vec<String>)> = Vec::new();
     for (name, cause) in all.filter_map(|(name, cause)| Some((name, cause.as_deref()?))) {
@@ -808,7 +817,7 @@ fn told_once<'a>(all: impl Iterator<Item = (String, &'a Option<String>)>) -> Opt
     Some(told.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
 }
 
-/// What is to be said of routes that a mirror does not pass on.
+/// Describes routes that a mirror does not pass on.
 fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
     let max = plan.config.routes_max;
     (refused > 0).then(|| {
@@ -819,8 +828,8 @@ fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
     })
 }
 
-/// What is to be said of a tunnel between these addresses over `device` whose frames do not get to its
-/// other end; `port` is this one, and `mtu` its MTU.
+/// Describes the problem of a tunnel between these addresses over `device` whose
+/// frames do not reach the other end. `ports` are this end's, with their MTUs.
 fn underlay_words(
     problem: mux::UnderlayProblem,
     (local, remote): (IpAddr, IpAddr),
@@ -864,21 +873,22 @@ fn underlay_words(
     }
 }
 
-/// What a mirror says of hooks, within the bounds that it is to keep: it may be somebody else's by now.
+/// Describes the hooks that a mirror reports, within the mirror's
+/// limits. The mirror may be compromised.
 fn hook_words(hooks: &[String]) -> String {
-    // One counts the rest.
+    // One more entry contains the number of the rest.
     let hooks = hooks.iter().take(mirror::HOOKS_MAX + 1).map(|words| mirror::hook_words(words));
     hooks.collect::<Vec<_>>().join("; ")
 }
 
-/// An end of a link as specs have it.
-pub fn endpoint(end: &mux::End, plan: &VnetPlan) -> String {
+/// Returns an end of a link in the notation of specs.
+pub fn endpoint(end: &mux::VlinkEnd, plan: &VnetPlan) -> String {
     match end {
-        mux::End::Port { node, port } => {
+        mux::VlinkEnd::Port { node, port } => {
             let tap = plan.nodes.get(node).and_then(|plan| plan.taps.get(usize::from(*port)));
             format!("{node}:{}", tap.map_or("?", |tap| tap.name.as_str()))
         }
-        mux::End::External { name, .. } => format!("{}:{name}", mux::OUTSIDE),
+        mux::VlinkEnd::External { name, .. } => format!("{}:{name}", mux::OUTSIDE),
     }
 }
 
@@ -892,10 +902,11 @@ fn schedule_status(schedule: &mux::Schedule, now_ns: u64) -> ScheduleStatus {
     }
 }
 
-/// Queues of a network's links that are shown: there may be many more, and whoever watches is told anew at each change.
+/// Most queues of a network's links that are shown. There may be many
+/// more, and watchers get an update at each change.
 const QUEUES_SHOWN: usize = 1024;
 
-/// What a link does to frames on purpose: of all ends alike, or of each that does something.
+/// Describes a link's impairments: of all ends if they are equal, or of each end that has some.
 fn impairments(link: &mux::Vlink, plan: &VnetPlan) -> String {
     let each: Vec<_> = link.leaving.iter().map(|it| impairment_words(&it.impairments)).collect();
     if each.windows(2).all(|two| two[0] == two[1]) {
@@ -906,7 +917,7 @@ fn impairments(link: &mux::Vlink, plan: &VnetPlan) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// The queues at a link's ends, as many as are `left` to be shown.
+/// Returns the queues at a link's ends, at most `left`.
 fn queues(link: &mux::Vlink, plan: &VnetPlan, left: &mut usize) -> Vec<QueueStatus> {
     let ends = link.ends.iter().zip(&link.leaving).zip(&link.queues);
     let each = ends.flat_map(|((end, leaving), queues)| {
@@ -946,13 +957,13 @@ fn impairment_words(what: &mux::Impairments) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-fn end_words(end: &mux::End, plan: &VnetPlan) -> String {
+fn end_words(end: &mux::VlinkEnd, plan: &VnetPlan) -> String {
     match end {
-        mux::End::Port { .. } => endpoint(end, plan),
-        mux::End::External { interface, by: mux::Encapsulation::Interface, .. } => {
+        mux::VlinkEnd::Port { .. } => endpoint(end, plan),
+        mux::VlinkEnd::External { interface, by: mux::Encapsulation::Interface, .. } => {
             interface.clone()
         }
-        mux::End::External { interface, by, .. } => format!("{interface} ({by})"),
+        mux::VlinkEnd::External { interface, by, .. } => format!("{interface} ({by})"),
     }
 }
 
@@ -962,10 +973,11 @@ mod tests {
     use pdp_api::CommandState;
 
     #[test]
-    fn what_a_guest_did_to_its_ports_is_told_in_words_that_do_nothing_to_a_terminal() {
+    fn port_changes_are_described_without_control_characters() {
         assert_eq!(changed_ports("r1", &[]), None);
-        let renamed = vec![Change::Renamed("\u{1b}[2J".into()), Change::Down];
-        let changed = [("eth0".into(), renamed), ("eth1".into(), vec![Change::Resized(1400)])];
+        let renamed = vec![InnerEndChange::Renamed("\u{1b}[2J".into()), InnerEndChange::Down];
+        let changed =
+            [("eth0".into(), renamed), ("eth1".into(), vec![InnerEndChange::Resized(1400)])];
         let told = changed_ports("r1", &changed).expect("a condition");
         assert_eq!((told.kind, &*told.node), (ConditionKind::PortChanged, "r1"));
         let words = "port eth0: renamed to \\u{1b}[2J, set down; port eth1: its MTU set to 1400 (by the guest itself)";
@@ -974,11 +986,11 @@ mod tests {
 
     #[test]
     fn limits_that_drop_packets_are_named_with_their_ports() {
-        let port = |limiting: &[&str]| mux::PortStats {
+        let port = |limiting: &[&str]| mux::MuxPortStats {
             limiting: limiting.iter().map(|it| (*it).to_owned()).collect(),
-            ..mux::PortStats::default()
+            ..mux::MuxPortStats::default()
         };
-        let mut counters = mux::NodeStats::default();
+        let mut counters = mux::MuxNodeStats::default();
         counters.ports.insert("eth0".into(), port(&[]));
         assert_eq!(limiting_ports("r1", &counters), None);
         counters.ports.insert("eth9".into(), port(&["punt-limit-hook", "flood-limit"]));
@@ -993,7 +1005,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_were_reached_are_told_with_their_keys() {
+    fn reached_limits_name_their_spec_keys() {
         let told = |memory_kills, processes_refused| {
             let hits = LimitHits { memory_kills, processes_refused };
             reached_words("resources", 256, Bytes(64 << 20), hits)
@@ -1012,7 +1024,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_network_waits_for_is_named_unless_something_is_wrong() {
+    fn vnet_message_names_pending_parts_unless_degraded() {
         let command = |name: &str, state| CommandStatus {
             name: name.into(),
             state,
@@ -1042,7 +1054,7 @@ mod tests {
     }
 
     #[test]
-    fn one_cause_is_told_once() {
+    fn shared_cause_is_reported_once() {
         let [a, b] = ["no room", "ended"].map(|cause| Some(cause.to_owned()));
         let all = [("h1", &a), ("h2", &None), ("r1", &b), ("r2", &a)];
         let told = told_once(all.into_iter().map(|(name, cause)| (name.to_owned(), cause)));
@@ -1051,7 +1063,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_that_is_somebody_elses_says_little_about_hooks_and_nothing_to_the_terminal() {
+    fn hook_texts_of_hostile_mirrors_are_sanitized() {
         let said = vec![format!("\u{1b}[2J{}", "é".repeat(1 << 10)); 1 << 10];
         let told = hook_words(&said);
         assert!(told.starts_with("[2Jé") && !told.contains(char::is_control), "{told}");

@@ -1,4 +1,4 @@
-//! Who may do what, over the real HTTP layer in front of a daemon of fixed answers.
+//! Permissions, tested over the real HTTP layer in front of a daemon with fixed answers.
 
 mod fake;
 
@@ -15,9 +15,9 @@ use pdp_api::{
     TokenRequest,
 };
 use pdpd::http::{CALLS_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX, TENANT_CALLS_MAX, openapi};
-use pdpd::state::State;
+use pdpd::state::StateFile;
 
-/// Who asks: the socket as root without a token, or with one.
+/// Clients of the tests: root on the socket without a token, and clients with tokens.
 fn tokens(server: &Server) -> Vec<(&'static str, Option<String>)> {
     let make = |role, tenant: Option<&str>| {
         let request = TokenRequest { role, tenant: tenant.map(Into::into), expires_seconds: None };
@@ -40,8 +40,7 @@ fn request(method: &str, path: &str, token: Option<&str>) -> String {
     )
 }
 
-/// Status and body of a raw request by the socket. Only the head is waited for where the answer goes
-/// on.
+/// Returns status and body of a raw request over the socket. Of a session it reads only the head.
 fn ask(server: &Server, method: &str, path: &str, token: Option<&str>) -> (u16, String) {
     let mut stream = UnixStream::connect(server.socket()).unwrap();
     stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
@@ -63,8 +62,8 @@ fn ask(server: &Server, method: &str, path: &str, token: Option<&str>) -> (u16, 
     (status, text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
 }
 
-/// What each route of the description is to answer each role, by kind of request. In the fake, all
-/// vnets exist that the paths name.
+/// Expected permission of each role for each route of the description.
+/// All vnets in the paths exist in the fake.
 fn allowed(method: &str, path: &str, who: &str) -> bool {
     let of_vnet = path.contains("{vnet}");
     let enters = ["/exec", "/capture", "/trace"].iter().any(|end| path.ends_with(end));
@@ -85,7 +84,7 @@ fn allowed(method: &str, path: &str, who: &str) -> bool {
 }
 
 #[test]
-fn every_route_has_a_rule_and_every_role_what_it_may() {
+fn every_api_route_enforces_its_role_rule() {
     let server = Server::start();
     let tokens = tokens(&server);
     let description: serde_json::Value = serde_json::from_str(&openapi()).unwrap();
@@ -119,7 +118,7 @@ fn every_route_has_a_rule_and_every_role_what_it_may() {
 }
 
 #[test]
-fn what_is_anothers_is_answered_like_what_is_not_there() {
+fn foreign_objects_are_answered_like_missing_ones() {
     let server = Server::start();
     let tokens = tokens(&server);
     let description: serde_json::Value = serde_json::from_str(&openapi()).unwrap();
@@ -137,7 +136,8 @@ fn what_is_anothers_is_answered_like_what_is_not_there() {
                     .replace("{process}", "g0")
             };
             for (who, token) in tokens.iter().filter(|(who, _)| who.starts_with("tenant")) {
-                // `red` is an operators', `other.red` another tenant's; both exist in the fake.
+                // `red` belongs to operators, `other.red` to another
+                // tenant. Both exist in the fake.
                 for (there, not) in [("red", "rad"), ("other.red", "other.rad")] {
                     let (status, body) = ask(&server, method, &fill(there), token.as_deref());
                     let (none, same) = ask(&server, method, &fill(not), token.as_deref());
@@ -147,7 +147,7 @@ fn what_is_anothers_is_answered_like_what_is_not_there() {
             }
         }
     }
-    // And like what a tenant might have, and has not.
+    // The answer is also the same as for a missing vnet of its own.
     let token = tokens[3].1.as_deref();
     let (_, own) = ask(&server, "GET", "/v1/vnets/acme.none", token);
     let (_, others) = ask(&server, "GET", "/v1/vnets/other.red", token);
@@ -158,7 +158,7 @@ fn what_is_anothers_is_answered_like_what_is_not_there() {
 }
 
 #[test]
-fn names_are_read_once_and_as_they_are() {
+fn path_names_are_decoded_only_once() {
     let server = Server::start();
     let tokens = tokens(&server);
     let token = tokens[3].1.as_deref();
@@ -198,7 +198,7 @@ fn as_user(server: &Server, uid: u32, path: &str) -> String {
 }
 
 #[test]
-fn a_user_of_the_machine_is_who_the_kernel_says() {
+fn unix_users_are_identified_by_the_kernel() {
     let server = Server::start();
     let mine = as_user(&server, TENANT, "/v1/vnets");
     assert!(mine.contains("acme.red") && !mine.contains("blue"), "{mine}");
@@ -213,13 +213,13 @@ fn a_user_of_the_machine_is_who_the_kernel_says() {
 }
 
 fn audited(server: &Server) -> Vec<AuditEntry> {
-    // Asking writes down what was answered before.
+    // The request flushes the entries of earlier ones.
     assert_eq!(ask(server, "GET", "/v1/audit?limit=1", None).0, 200);
-    server.guard.state.trail.rows(&AuditQuery::default(), None).unwrap()
+    server.guard.state.trail.entries(&AuditQuery::default(), None).unwrap()
 }
 
 #[test]
-fn every_request_is_written_down_with_its_result_and_no_secret() {
+fn every_request_is_audited_without_secrets() {
     let server = Server::start();
     let tokens = tokens(&server);
     let tenant = tokens[3].1.as_deref();
@@ -263,7 +263,7 @@ fn every_request_is_written_down_with_its_result_and_no_secret() {
 }
 
 #[test]
-fn whoever_goes_away_at_once_was_there() {
+fn requests_of_vanished_clients_are_audited() {
     let server = Server::start();
     for number in 0..20 {
         let mut stream = UnixStream::connect(server.socket()).unwrap();
@@ -276,7 +276,7 @@ fn whoever_goes_away_at_once_was_there() {
 }
 
 #[tokio::test]
-async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
+async fn change_is_audited_before_and_after_it_acts() {
     let server = Server::start();
     let state = server.guard.state.clone();
     let client = Client::new(server.socket());
@@ -284,7 +284,7 @@ async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
                 spec: {nodes: {h1: {kind: host}}}\n";
     let file = pdp_spec::SourceFile::read("x.yaml", text, |_, _| Err("none".into()));
     let request = ApplyRequest { files: vec![file], dry_run: false, only: Vec::new() };
-    let row = || state.trail.rows(&AuditQuery::default(), None).unwrap().pop().unwrap();
+    let row = || state.trail.entries(&AuditQuery::default(), None).unwrap().pop().unwrap();
     let (began, begun) = tokio::sync::oneshot::channel();
     let mut began = Some(began);
     {
@@ -296,7 +296,7 @@ async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
             _ = begun => {}
         }
     }
-    // Killed now, the daemon would leave this row as it is.
+    // If the daemon were killed now, this entry would stay as it is.
     let (path, unfinished) = (server.path("state"), row());
     assert_eq!((unfinished.what.as_str(), unfinished.status), ("POST /v1/apply", None));
     let copy = server.path("copy");
@@ -305,14 +305,14 @@ async fn a_change_is_written_down_before_it_acts_and_its_end_after() {
         let file = file.unwrap().path();
         std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
     }
-    let left = State::open(&copy).unwrap().trail.rows(&AuditQuery::default(), None).unwrap();
+    let left = StateFile::open(&copy).unwrap().trail.entries(&AuditQuery::default(), None).unwrap();
     assert_eq!(left, [unfinished]);
     server.fake.go.store(true, std::sync::atomic::Ordering::Relaxed);
     eventually("its end is written, though its client went away", || row().status == Some(200));
 }
 
 #[test]
-fn late_failures_of_changes_are_written_down() {
+fn late_failures_of_changes_are_audited() {
     let server = Server::start();
     let body = serde_json::json!({"files": [{"name": "x", "text":
         "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: fails-late}\n\
@@ -329,7 +329,7 @@ fn late_failures_of_changes_are_written_down() {
 }
 
 #[tokio::test]
-async fn of_a_command_its_words_and_its_end_are_written_down() {
+async fn exec_arguments_and_exit_are_audited() {
     let server = Server::start();
     let client = Client::new(server.socket());
     let exec = |words: &[&str]| pdp_api::exec::ExecRequest {
@@ -357,7 +357,7 @@ async fn of_a_command_its_words_and_its_end_are_written_down() {
 }
 
 #[test]
-fn a_tenant_takes_no_room_from_others() {
+fn tenant_cannot_exhaust_other_clients_requests() {
     let server = Server::start();
     let tokens = tokens(&server);
     let path = "/v1/vnets/acme.red/nodes/r1/ports/eth0/capture";
@@ -377,9 +377,10 @@ fn a_tenant_takes_no_room_from_others() {
     assert_eq!(status, 200, "an operator has its own room");
 }
 
-/// The server says `100 Continue` when it begins to read a body that waits for that (RFC 9110, 10.1.1).
+/// The server sends `100 Continue` when it begins to read a body whose
+/// client waits for that (RFC 9110, 10.1.1).
 #[test]
-fn who_has_no_place_sends_no_body() {
+fn request_over_quota_is_refused_before_its_body() {
     let server = Server::start();
     let tokens = tokens(&server);
     let ask = || {
@@ -399,7 +400,7 @@ fn who_has_no_place_sends_no_body() {
         places.push(stream);
     }
     assert_eq!(ask().0, "HTTP/1.1 429", "its body was not asked for");
-    // Who goes away leaves its place to another.
+    // A client that goes away releases its permit.
     places.pop();
     eventually("a place is left", || ask().0 == "HTTP/1.1 100");
 }
@@ -418,7 +419,7 @@ fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> ProblemKind {
 }
 
 #[tokio::test]
-async fn over_tls_a_token_says_who_asks() {
+async fn tls_clients_are_identified_by_their_token() {
     let server = Server::start();
     let tokens = tokens(&server);
     let client = over_tls(&server);
@@ -445,12 +446,12 @@ async fn over_tls_a_token_says_who_asks() {
     let mut connection = tenant.exec("acme.red", "r1", &exec).await.unwrap();
     loop {
         match pdp_api::exec::read_frame(&mut connection).await.unwrap() {
-            Some(pdp_api::exec::Frame::Exit(code)) => break assert_eq!(code, 7),
+            Some(pdp_api::exec::ExecFrame::Exit(code)) => break assert_eq!(code, 7),
             Some(_) => {}
             None => panic!("no exit code"),
         }
     }
-    // From the next request on a revoked token is none, and what it has open ends.
+    // The next request with a revoked token is refused, and open sessions end.
     let query = LogQuery { tail: None, follow: true };
     let control = GuestProcess::Control;
     let mut log = tenant.node_logs("acme.red", "r1", control, &query).await.unwrap();
@@ -463,7 +464,7 @@ async fn over_tls_a_token_says_who_asks() {
         let ended = tokio::time::timeout(Duration::from_secs(20), end).await;
         assert!(ended.is_ok(), "{what} goes on");
     };
-    // Longer than it takes to look again.
+    // Longer than the interval at which clients are authenticated again.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     let mut rest = Box::pin(async {
         let end = loop {
@@ -472,7 +473,7 @@ async fn over_tls_a_token_says_who_asks() {
                 end => break end,
             }
         };
-        // Not as if it were complete.
+        // The log does not end as if it were complete.
         assert!(matches!(end, Err(Error::BrokenOff(_))), "{end:?}");
     });
     let still = tokio::time::timeout(Duration::from_millis(200), &mut rest).await;
@@ -485,7 +486,7 @@ async fn over_tls_a_token_says_who_asks() {
         while let Ok(Some(frame)) = pdp_api::exec::read_frame(&mut connection).await {
             last = Some(frame);
         }
-        let why = pdp_api::exec::Frame::BrokenOff("the token was revoked".into());
+        let why = pdp_api::exec::ExecFrame::BrokenOff("the token was revoked".into());
         assert_eq!(last, Some(why));
     };
     ends("a command", &mut Box::pin(command)).await;
@@ -494,7 +495,7 @@ async fn over_tls_a_token_says_who_asks() {
 }
 
 #[tokio::test]
-async fn a_server_with_another_certificate_is_not_spoken_to() {
+async fn client_refuses_another_server_certificate() {
     let (one, two) = (Server::start(), Server::start());
     let url = format!("https://{}", one.address);
     let other = std::fs::read(two.path("tls.crt")).unwrap();
@@ -502,22 +503,22 @@ async fn a_server_with_another_certificate_is_not_spoken_to() {
     let refused = client.version().await;
     assert!(matches!(refused, Err(Error::Tls { .. })), "{refused:?}");
     for bad in ["http://x:1", "https://x", "x:1", "https://x:1/path", ""] {
-        assert!(matches!(Client::over_tls(bad, &other), Err(Error::Place(_))), "{bad}");
+        assert!(matches!(Client::over_tls(bad, &other), Err(Error::InvalidAddress(_))), "{bad}");
     }
-    assert!(matches!(Client::over_tls(&url, b"nothing"), Err(Error::Place(_))));
+    assert!(matches!(Client::over_tls(&url, b"nothing"), Err(Error::InvalidAddress(_))));
 }
 
 #[tokio::test]
-async fn whatever_comes_to_the_tls_port_others_are_served() {
+async fn hostile_tls_clients_do_not_block_others() {
     let server = Server::start();
     let token = tokens(&server)[1].1.clone().unwrap();
     let client = over_tls(&server).with_token(token.clone());
-    // Who says nothing, or half a handshake, is closed after a while.
+    // A silent client, and one with half a handshake, are disconnected after a while.
     let mut silent = TcpStream::connect(server.address).unwrap();
     let mut half = TcpStream::connect(server.address).unwrap();
     half.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).unwrap();
     let begin = Instant::now();
-    // Garbage and plain HTTP, with a good token too, get no answer of HTTP.
+    // Garbage and plain HTTP, even with a valid token, get no HTTP answer.
     for bytes in [
         request("GET", "/v1/version", Some(&token)).into_bytes(),
         vec![0; 100_000],
@@ -547,7 +548,7 @@ async fn whatever_comes_to_the_tls_port_others_are_served() {
 }
 
 #[tokio::test]
-async fn one_address_takes_no_more_than_its_connections() {
+async fn connections_per_address_are_limited() {
     let server = Server::start();
     let token = tokens(&server)[1].1.clone().unwrap();
     let max = pdpd::http::CONNECTIONS_PER_PEER_MAX;
@@ -564,9 +565,9 @@ async fn one_address_takes_no_more_than_its_connections() {
 }
 
 #[test]
-fn heads_have_a_limit() {
+fn request_heads_are_limited() {
     let server = Server::start();
-    // What is read at once may be a little more.
+    // The buffer may be somewhat larger than the limit.
     let long = "x".repeat(2 * HEAD_BYTES_MAX);
     let by_header = format!("GET /v1/version HTTP/1.1\r\nHost: x\r\nX: {long}\r\n\r\n");
     let by_path = format!("GET /v1/{long} HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -583,7 +584,7 @@ fn heads_have_a_limit() {
 }
 
 #[test]
-fn a_token_of_the_wrong_form_is_none_even_for_root() {
+fn malformed_token_is_refused_even_for_root() {
     let server = Server::start();
     for value in ["Basic cm9vdDo=", "Bearer", "Bearer ", "", "\u{7f}"] {
         let head = format!(

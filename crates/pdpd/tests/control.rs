@@ -1,6 +1,6 @@
-//! What pdpd makes of a mux that answers anything: each call ends, with an error that says so, takes no
-//! more memory than an answer may, and leaves nothing open. That none holds a call up for longer than it may last
-//! is tested in `crates/proto/src/channel.rs`.
+//! pdpd in front of a mux that may answer anything. Each call ends with a descriptive
+//! error, uses no more memory than an answer may, and leaves nothing open.
+//! `crates/proto/src/channel.rs` tests that no answer delays a call beyond its limit.
 
 use std::fs;
 use std::io::Write;
@@ -13,19 +13,19 @@ use std::time::Duration;
 
 use pdp_proto::channel::{Channel, DESCRIPTORS_MAX, FRAME_BYTES_MAX};
 use pdp_proto::mux::{self, REASONS_MAX};
-use pdpd::control::{ControlError, Mux};
+use pdpd::control::{ControlError, MuxClient};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-/// Of tests that look at what the whole process has.
+/// Serializes tests that look at resources of the whole process.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn one() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A mux that hears a request and answers as it is told; then it says nothing more.
+/// A mux that takes one request, sends a given answer, and then nothing more.
 struct Fake {
-    mux: Mux,
+    mux: MuxClient,
     thread: Option<JoinHandle<()>>,
     _directory: tempfile::TempDir,
 }
@@ -38,15 +38,15 @@ impl Fake {
         let thread = Some(std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut channel = Channel::new(stream.try_clone().unwrap());
-            channel.receive::<mux::Request>().unwrap().expect("a request");
-            // pdpd may have had enough before all is said.
+            channel.receive::<mux::MuxRequest>().unwrap().expect("a request");
+            // pdpd may disconnect before the whole answer is sent.
             answer(stream.try_clone().unwrap());
-            let _ = channel.receive::<mux::Request>();
+            let _ = channel.receive::<mux::MuxRequest>();
         }));
-        Self { mux: Mux { path }, thread, _directory: directory }
+        Self { mux: MuxClient { path }, thread, _directory: directory }
     }
 
-    /// Says these bytes.
+    /// Sends these bytes.
     fn says(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self::new(move |mut stream| drop(stream.write_all(&bytes)))
@@ -68,12 +68,12 @@ fn port() -> mux::PortName {
     mux::PortName { vnet: "red".into(), node: "r1".into(), port: "eth0".into() }
 }
 
-fn vnet() -> mux::Vnet {
-    mux::Vnet { name: "red".into(), police: None, nodes: Vec::new(), vlinks: Vec::new() }
+fn vnet() -> mux::VnetConfig {
+    mux::VnetConfig { name: "red".into(), police: None, nodes: Vec::new(), vlinks: Vec::new() }
 }
 
-/// A call, and which answer it is glad of.
-type Call = (&'static str, fn(&Mux) -> Result<(), ControlError>);
+/// A call, and the answer that it accepts.
+type Call = (&'static str, fn(&MuxClient) -> Result<(), ControlError>);
 
 const CALLS: [Call; 7] = [
     ("Hello", |mux| mux.hello().map(drop)),
@@ -86,9 +86,9 @@ const CALLS: [Call; 7] = [
 ];
 
 #[test]
-fn an_answer_that_does_not_fit_is_an_error_that_says_so() {
+fn mismatched_mux_reply_is_a_clear_error() {
     let _one = one();
-    // One of each kind, as they are.
+    // One answer of each kind.
     let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/kept");
     let kept = fs::read_to_string(format!("{kept}/mux-{}.txt", mux::VERSION)).unwrap();
     for answer in kept.lines().filter_map(|line| line.strip_prefix("< ")) {
@@ -98,7 +98,7 @@ fn an_answer_that_does_not_fit_is_an_error_that_says_so() {
             let result = call(&fake.mux);
             match &result {
                 Ok(()) => assert!(fits.contains(kind), "{number}: {kind}"),
-                // A greeting comes with a descriptor.
+                // The Hello answer comes with a descriptor.
                 Err(ControlError::Refused { .. }) => {
                     assert!(kind == "Failed" || kind == "Hello" && *fits == "Hello", "{number}");
                 }
@@ -112,16 +112,16 @@ fn an_answer_that_does_not_fit_is_an_error_that_says_so() {
     }
 }
 
-/// Counters with so many reasons of drops.
+/// Counters with this many reasons of drops.
 fn reasons(count: usize) -> Vec<u8> {
     let dropped = (0..count).map(|number| (number.to_string(), number as u64)).collect();
-    let external = mux::ExternalStats { dropped, ..Default::default() };
-    let stats = mux::Stats { externals: [("A".into(), external)].into(), ..Default::default() };
-    frame(&serde_json::to_vec(&mux::Reply::Stats(Box::new(stats))).unwrap())
+    let external = mux::MuxExternalStats { dropped, ..Default::default() };
+    let stats = mux::MuxStats { externals: [("A".into(), external)].into(), ..Default::default() };
+    frame(&serde_json::to_vec(&mux::MuxReply::Stats(Box::new(stats))).unwrap())
 }
 
 #[test]
-fn garbage_is_an_error_before_it_takes_room() {
+fn garbage_replies_are_refused_before_allocation() {
     let _one = one();
     let deep = [vec![b'['; 1 << 20], br#"{"Stats":"#.repeat(100_000)].map(|text| frame(&text));
     let garbage: Vec<Vec<u8>> = vec![
@@ -143,8 +143,8 @@ fn garbage_is_an_error_before_it_takes_room() {
             assert!(error.is_nonsense_of_mux(), "{number}: {error:?}");
         }
     }
-    // Who says that much more will come has no room before it came; of anything but counters little
-    // may come, and of these as much as a frame has.
+    // An announced length alone reserves no memory. Answers other than
+    // counters have a low limit, and counters that of a frame.
     let whole = |length: usize| {
         let text = br#"{"Hello":{"version":2,"vnets":[],"externals":["#;
         let mut bytes = (length as u32).to_le_bytes().to_vec();
@@ -165,19 +165,19 @@ fn garbage_is_an_error_before_it_takes_room() {
         assert!(error.is_nonsense_of_mux(), "{error:?}");
         assert!(more < 4 << 20, "{bytes} of {length} took {more} bytes");
     }
-    // What goes away in the middle is no nonsense: a mux that died.
+    // A connection that ends in the middle is no nonsense: the mux died.
     let fake = Fake::new(|mut stream| {
         let _ = stream.write_all(&100u32.to_le_bytes());
         let _ = stream.shutdown(std::net::Shutdown::Both);
     });
     let error = fake.mux.hello().unwrap_err();
-    assert!(!error.is_nonsense_of_mux() && !error.is_late(), "{error:?}");
+    assert!(!error.is_nonsense_of_mux() && !error.is_timeout(), "{error:?}");
 }
 
-/// Bytes of memory that this process had at most since it was looked at `anew`.
+/// Returns the peak memory of this process, bytes. With `anew` it is measured from now on.
 fn peak(anew: bool) -> u64 {
     if anew {
-        // proc(5): the peak is from now on.
+        // proc(5): this resets the peak.
         fs::write("/proc/self/clear_refs", "5").unwrap();
     }
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -190,13 +190,13 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn descriptors_in_any_number_are_closed() {
+fn surplus_descriptors_are_closed() {
     let _one = one();
     let hello = format!(r#"{{"Hello":{{"version":{},"externals":[],"vnets":[]}}}}"#, mux::VERSION);
     let hello = hello.as_bytes();
     let done = br#""Done""#;
     let before = descriptors();
-    // More than one frame may have go with several bytes.
+    // More descriptors than one frame may have come with several bytes.
     for count in [0, 1, 2, 250, DESCRIPTORS_MAX + 50] {
         for (text, call) in [(hello, CALLS[0].1), (&done[..], CALLS[2].1)] {
             let bytes = frame(text);
@@ -219,7 +219,7 @@ fn descriptors_in_any_number_are_closed() {
             let result = call(&fake.mux);
             let is_hello = text == hello;
             match count {
-                // Who has none left for it asks for another mux in vain.
+                // If this process has no free descriptor for it, another mux would not help.
                 0 if is_hello => {
                     let error = result.unwrap_err();
                     assert!(matches!(error, ControlError::Refused { .. }), "{error:?}");

@@ -1,4 +1,4 @@
-//! The HTTP layer, over its socket, in front of a daemon of fixed answers.
+//! The HTTP layer, over its socket, in front of a daemon with fixed answers.
 
 mod fake;
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use fake::{EVENTUALLY, PCAP, ROUTES, Server, eventually, processes_with};
 use pdp_api::client::{Client, Error};
-use pdp_api::exec::{ExecRequest, Frame, WindowSize, read_frame, write_frame};
+use pdp_api::exec::{ExecFrame, ExecRequest, WindowSize, read_frame, write_frame};
 use pdp_api::*;
 use pdp_spec::SourceFile;
 use pdpd::http::{STREAMS_MAX, listen, openapi};
@@ -60,7 +60,7 @@ fn the_published_description_is_current() {
 }
 
 #[test]
-fn the_description_names_every_path_and_only_types_that_it_describes() {
+fn openapi_names_every_path_and_defines_its_types() {
     let description: serde_json::Value = serde_json::from_str(&openapi()).unwrap();
     assert_eq!(description["openapi"], "3.1.0");
     for path in [
@@ -101,7 +101,7 @@ fn the_description_names_every_path_and_only_types_that_it_describes() {
 }
 
 #[test]
-fn the_description_needs_no_other_document_and_changes_answer_one_value() {
+fn openapi_is_self_contained_and_documents_change_reports() {
     let description: Value = serde_json::from_str(&openapi()).unwrap();
     let text = openapi();
     for reference in text.split("\"$ref\": \"").skip(1) {
@@ -110,12 +110,13 @@ fn the_description_needs_no_other_document_and_changes_answer_one_value() {
     let vnet = &description["components"]["schemas"]["VirtualNetworkDocument"];
     assert_eq!(vnet["properties"]["kind"]["const"], "VirtualNetwork");
     let answer = &description["paths"][paths::APPLY]["post"]["responses"]["200"]["content"];
-    assert_eq!(answer["application/json"]["schema"]["$ref"], "#/components/schemas/Report");
+    assert_eq!(answer["application/json"]["schema"]["$ref"], "#/components/schemas/ChangeReport");
     assert!(answer["application/x-ndjson"].is_object());
 }
 
-/// By the schema of OpenAPI 3.1 documents that the OpenAPI Initiative publishes
-/// (<https://spec.openapis.org/oas/3.1/schema/2022-10-07>), and that of JSON Schema for the schemas in it.
+/// Checks the description against the schema of OpenAPI 3.1 documents that the OpenAPI
+/// Initiative publishes (<https://spec.openapis.org/oas/3.1/schema/2022-10-07>), and
+/// its schemas against that of JSON Schema.
 #[test]
 fn the_description_is_valid_openapi() {
     let description: Value = serde_json::from_str(&openapi()).unwrap();
@@ -150,9 +151,9 @@ fn the_description_is_valid_openapi() {
     }
 }
 
-/// What is answered is as it is described, specs within by their own schema.
+/// Answers match their description, and specs in them match their own schema.
 #[test]
-fn answers_are_as_described() {
+fn answers_match_the_openapi_description() {
     const PLACE: &str = "http://pdp/v1/openapi.json";
     let server = Server::start();
     let description: Value = serde_json::from_str(&openapi()).unwrap();
@@ -240,7 +241,7 @@ fn answers_are_as_described() {
         ("delete", paths::SUBSTRATE, paths::SUBSTRATE.into(), ""),
         ("get", paths::AUDIT, paths::AUDIT.into(), ""),
     ] {
-        // By HTTP/1.0 a body ends with its connection and has no chunks.
+        // With HTTP/1.0 the end of the connection ends the body, and there are no chunks.
         let request = format!(
             "{} {real} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}",
             method.to_uppercase(),
@@ -283,7 +284,7 @@ fn many_filters() -> String {
     format!("{{\"set\":[{}]}}", all.trim_end_matches(','))
 }
 
-/// Every one of these is answered by a problem of this status, whatever it is that came.
+/// Each of these requests gets a problem with this status.
 #[test]
 fn bad_requests_are_problems() {
     let server = Server::start();
@@ -342,7 +343,7 @@ fn bad_requests_are_problems() {
     }
 }
 
-/// A trace of more parts of a filter than there may be, each of no bytes.
+/// A trace whose filter has too many parts, each of no bytes.
 fn long_filter() -> String {
     let part = r#"{"offset": 0, "value": [], "mask": []}"#;
     format!(r#"{{"waitMs": 1, "filter": [{}]}}"#, vec![part; 257].join(", "))
@@ -373,7 +374,7 @@ async fn too_many_files_are_refused() {
 }
 
 #[tokio::test]
-async fn who_says_nothing_holds_nobody_up() {
+async fn silent_clients_do_not_delay_others() {
     let server = Server::start();
     let mut idle: Vec<_> = (0..50).map(|_| UnixStream::connect(server.socket()).unwrap()).collect();
     for stream in &mut idle {
@@ -383,7 +384,7 @@ async fn who_says_nothing_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn a_change_tells_its_steps_and_its_result() {
+async fn change_streams_its_steps_and_result() {
     let server = Server::start();
     let mut steps = Vec::new();
     let report =
@@ -395,7 +396,7 @@ async fn a_change_tells_its_steps_and_its_result() {
 }
 
 #[test]
-fn a_change_answers_one_value_to_who_accepts_no_lines() {
+fn change_answers_one_json_value_if_requested() {
     let server = Server::start();
     let ask = |accept: &str, names: &[&str]| {
         let body = serde_json::to_string(&apply_of(names)).unwrap();
@@ -419,7 +420,7 @@ fn a_change_answers_one_value_to_who_accepts_no_lines() {
 }
 
 #[tokio::test]
-async fn refused_files_come_back_with_places() {
+async fn refused_files_are_reported_with_file_and_line() {
     let server = Server::start();
     let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: a}\nspek: {}\n";
     let file = SourceFile { name: "x.yaml".into(), text: text.into(), ..Default::default() };
@@ -430,7 +431,7 @@ async fn refused_files_come_back_with_places() {
 }
 
 #[tokio::test]
-async fn late_failures_and_panics_are_problems_too() {
+async fn late_failures_and_panics_become_problems() {
     let server = Server::start();
     let late = problem(client(&server).apply(&apply_of(&["fails-late"]), |_| ()).await);
     assert_eq!(late.error, "runc: no such file");
@@ -440,7 +441,7 @@ async fn late_failures_and_panics_are_problems_too() {
 }
 
 #[tokio::test]
-async fn a_change_goes_on_when_its_client_goes_away() {
+async fn change_continues_after_its_client_disconnects() {
     let server = Server::start();
     let client = client(&server);
     let request = apply_of(&["waits", "after"]);
@@ -460,7 +461,7 @@ async fn a_change_goes_on_when_its_client_goes_away() {
 }
 
 #[tokio::test]
-async fn routes_stream_in_order_and_whole() {
+async fn routes_stream_completely_and_in_order() {
     let server = Server::start();
     let mut last = None;
     let count = client(&server)
@@ -475,7 +476,7 @@ async fn routes_stream_in_order_and_whole() {
 }
 
 #[tokio::test]
-async fn a_table_that_breaks_off_is_a_problem_not_a_short_table() {
+async fn interrupted_route_table_is_a_problem() {
     let server = Server::start();
     let mut rows = 0;
     let result = client(&server)
@@ -491,7 +492,7 @@ async fn a_table_that_breaks_off_is_a_problem_not_a_short_table() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_ends_when_its_client_goes_away() {
+async fn route_table_ends_when_its_client_disconnects() {
     let server = Server::start();
     let result = client(&server)
         .routes("red", "r1", &RoutesQuery::default(), |_| Err(std::io::ErrorKind::Other.into()))
@@ -503,7 +504,7 @@ async fn a_table_ends_when_its_client_goes_away() {
 }
 
 #[test]
-fn a_table_ends_when_its_client_takes_nothing_and_is_not_whole() {
+fn route_table_times_out_if_client_stops_reading() {
     let server = Server::start();
     let mut client = UnixStream::connect(server.socket()).unwrap();
     let request =
@@ -533,7 +534,7 @@ async fn a_capture_streams_and_ends_with_its_client() {
     assert_eq!(problem(none.map(|_| ())).kind, ProblemKind::NotFound);
 }
 
-async fn all(mut stream: client::Stream) -> String {
+async fn all(mut stream: client::ResponseStream) -> String {
     let mut text = Vec::new();
     while let Some(bytes) = stream.next().await.unwrap() {
         text.extend_from_slice(&bytes);
@@ -542,7 +543,7 @@ async fn all(mut stream: client::Stream) -> String {
 }
 
 #[tokio::test]
-async fn logs_have_their_older_half_and_a_tail() {
+async fn logs_include_rotated_half_and_support_tail() {
     let server = Server::start();
     let client = client(&server);
     let tail = |count| LogQuery { tail: Some(count), follow: false };
@@ -567,7 +568,7 @@ async fn logs_have_their_older_half_and_a_tail() {
 }
 
 #[tokio::test]
-async fn a_followed_log_goes_on_over_rotation_and_truncation() {
+async fn followed_log_survives_rotation_and_truncation() {
     let server = Server::start();
     let path = server.path("daemon.log");
     let query = LogQuery { tail: Some(1), follow: true };
@@ -596,7 +597,7 @@ async fn a_followed_log_goes_on_over_rotation_and_truncation() {
 }
 
 #[tokio::test]
-async fn streams_have_a_limit_and_give_their_place_back() {
+async fn streams_are_limited_and_release_their_permits() {
     let server = Server::start();
     let client = client(&server);
     let query = LogQuery { tail: None, follow: true };
@@ -619,35 +620,35 @@ fn sh(script: &str) -> ExecRequest {
     ExecRequest { command, ..Default::default() }
 }
 
-/// What a command writes to either stream, and its exit code.
+/// Returns a command's output on either stream, and its exit code.
 async fn outcome(server: &Server, request: &ExecRequest, input: &[u8]) -> (Vec<u8>, Vec<u8>, i32) {
     let connection = client(server).exec("red", "r1", request).await.unwrap();
     let (mut from, mut to) = tokio::io::split(connection);
     let chunks: Vec<Vec<u8>> = input.chunks(50_000).map(<[u8]>::to_vec).collect();
     tokio::spawn(async move {
         for chunk in chunks {
-            if write_frame(&mut to, &Frame::Stdin(chunk)).await.is_err() {
+            if write_frame(&mut to, &ExecFrame::Stdin(chunk)).await.is_err() {
                 return;
             }
         }
-        let _ = write_frame(&mut to, &Frame::StdinEnd).await;
-        // Stay: a client that goes ends the command.
+        let _ = write_frame(&mut to, &ExecFrame::StdinEnd).await;
+        // Stay connected, since the end of a client ends the command.
         std::future::pending::<()>().await;
     });
     let (mut out, mut err) = (Vec::new(), Vec::new());
     loop {
         let frame = tokio::time::timeout(EVENTUALLY, read_frame(&mut from)).await.unwrap();
         match frame.unwrap().expect("an exit code before the end") {
-            Frame::Stdout(bytes) => out.extend(bytes),
-            Frame::Stderr(bytes) => err.extend(bytes),
-            Frame::Exit(code) => return (out, err, code),
+            ExecFrame::Stdout(bytes) => out.extend(bytes),
+            ExecFrame::Stderr(bytes) => err.extend(bytes),
+            ExecFrame::Exit(code) => return (out, err, code),
             frame => panic!("{frame:?}"),
         }
     }
 }
 
 #[tokio::test]
-async fn a_command_has_its_streams_and_its_exit_code() {
+async fn command_returns_its_streams_and_exit_code() {
     let server = Server::start();
     let script = "echo $PDP_NODE $PDP_PROCESS; echo bad >&2; exit 7";
     let (out, err, code) = outcome(&server, &sh(script), b"").await;
@@ -657,7 +658,7 @@ async fn a_command_has_its_streams_and_its_exit_code() {
 }
 
 #[tokio::test]
-async fn bytes_pass_through_a_command_as_they_are() {
+async fn command_streams_pass_bytes_unchanged() {
     let server = Server::start();
     let input: Vec<u8> =
         (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -667,12 +668,12 @@ async fn bytes_pass_through_a_command_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_command_may_leave_its_input_unread_and_processes_behind() {
+async fn command_may_ignore_input_and_leave_processes() {
     let server = Server::start();
     let script = "sleep 600 & echo $! > left; echo done";
     let (out, _, code) = outcome(&server, &sh(script), &vec![0; 500_000]).await;
     assert_eq!((out.as_slice(), code), (&b"done\n"[..], 0));
-    // The one left behind is its guest's to end, not this layer's.
+    // The guest ends this process, not this layer.
     let left: i32 = fs::read_to_string(server.path("left")).unwrap().trim().parse().unwrap();
     let left = nix::unistd::Pid::from_raw(left);
     nix::sys::signal::kill(left, nix::sys::signal::Signal::SIGKILL).unwrap();
@@ -689,7 +690,7 @@ async fn a_command_that_does_not_exist_is_a_problem() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_a_size_that_changes_and_is_the_commands_own() {
+async fn terminal_belongs_to_command_and_can_be_resized() {
     let server = Server::start();
     let mut request = sh("stty size; trap 'stty size; echo got $TERM; exit 3' WINCH; \
          : > ready; ps -o tty= -p $$; while :; do sleep 0.05; done");
@@ -699,13 +700,13 @@ async fn a_terminal_has_a_size_that_changes_and_is_the_commands_own() {
     let (mut from, mut to) = tokio::io::split(connection);
     eventually("the trap is set", || server.path("ready").exists());
     let size = WindowSize { rows: 44, columns: 55 };
-    write_frame(&mut to, &Frame::Resize(size)).await.unwrap();
+    write_frame(&mut to, &ExecFrame::Resize(size)).await.unwrap();
     let mut text = String::new();
     let code = loop {
         let frame = tokio::time::timeout(EVENTUALLY, read_frame(&mut from)).await.unwrap();
         match frame.unwrap().unwrap() {
-            Frame::Stdout(bytes) => text += &String::from_utf8(bytes).unwrap(),
-            Frame::Exit(code) => break code,
+            ExecFrame::Stdout(bytes) => text += &String::from_utf8(bytes).unwrap(),
+            ExecFrame::Exit(code) => break code,
             frame => panic!("{frame:?}"),
         }
     };
@@ -717,7 +718,7 @@ async fn a_terminal_has_a_size_that_changes_and_is_the_commands_own() {
 }
 
 #[tokio::test]
-async fn typed_bytes_reach_a_terminal_with_their_meaning() {
+async fn terminal_interprets_control_characters() {
     let server = Server::start();
     let mut request = sh("cat; echo ended");
     request.tty = Some(WindowSize { rows: 24, columns: 80 });
@@ -729,7 +730,7 @@ async fn typed_bytes_reach_a_terminal_with_their_meaning() {
     }
 }
 
-/// Runs a command that marks itself, goes away, and waits for its end.
+/// Runs a command that is found by a mark, disconnects, and waits for the command's end.
 async fn goes_with_its_client(script: &str, tty: bool, full_input: bool) {
     let server = Server::start();
     // The mark is in the command lines.
@@ -740,9 +741,10 @@ async fn goes_with_its_client(script: &str, tty: bool, full_input: bool) {
     eventually("the command runs", || server.path("began").exists());
     let (from, mut to) = tokio::io::split(connection);
     if full_input {
-        let more =
-            async { while write_frame(&mut to, &Frame::Stdin(vec![0; 60_000])).await.is_ok() {} };
-        // Until nothing more goes in.
+        let more = async {
+            while write_frame(&mut to, &ExecFrame::Stdin(vec![0; 60_000])).await.is_ok() {}
+        };
+        // Until the connection takes no more.
         let _ = tokio::time::timeout(Duration::from_secs(1), more).await;
     } else {
         to.flush().await.unwrap();
@@ -758,29 +760,29 @@ async fn a_command_is_killed_when_its_client_goes_away() {
 }
 
 #[tokio::test]
-async fn so_are_its_children_in_sessions_of_their_own() {
+async fn disconnect_kills_children_in_other_sessions() {
     let script = "trap '' TERM HUP; setsid sleep MARK & : > began; sleep MARK; sleep MARK; wait";
     goes_with_its_client(script, false, false).await;
 }
 
 #[tokio::test]
-async fn so_are_daemons_whose_parents_have_ended() {
+async fn disconnect_kills_daemonized_children() {
     let script = "(setsid sh -c 'setsid sleep MARK & sleep MARK & : > began' &); sleep MARK";
     goes_with_its_client(script, false, false).await;
 }
 
 #[tokio::test]
-async fn so_is_one_on_a_terminal() {
+async fn disconnect_kills_command_on_a_terminal() {
     goes_with_its_client("trap '' HUP TERM; : > began; sleep MARK; sleep MARK", true, false).await;
 }
 
 #[tokio::test]
-async fn so_is_one_that_does_not_read_its_input() {
+async fn disconnect_kills_command_that_ignores_its_input() {
     goes_with_its_client(": > began; exec sleep MARK", false, true).await;
 }
 
 #[tokio::test]
-async fn a_client_that_breaks_the_format_is_cut_off() {
+async fn client_with_malformed_exec_frames_is_disconnected() {
     let server = Server::start();
     for bytes in [&[9, 0, 0, 0, 0][..], &[0, 255, 255, 255, 255], &[3, 0, 0, 0, 1, 7]] {
         let connection = client(&server).exec("red", "r1", &sh("sleep 600")).await.unwrap();
@@ -788,7 +790,7 @@ async fn a_client_that_breaks_the_format_is_cut_off() {
         to.write_all(bytes).await.unwrap();
         let end = async {
             while let Ok(Some(frame)) = read_frame(&mut from).await {
-                assert_eq!(frame, Frame::Stdout(Vec::new()));
+                assert_eq!(frame, ExecFrame::Stdout(Vec::new()));
             }
         };
         tokio::time::timeout(EVENTUALLY, end).await.unwrap();
@@ -796,7 +798,7 @@ async fn a_client_that_breaks_the_format_is_cut_off() {
 }
 
 #[tokio::test]
-async fn a_stop_ends_streams_and_commands() {
+async fn daemon_stop_ends_streams_and_commands() {
     let mut server = Server::start();
     let client = client(&server);
     let query = LogQuery { tail: None, follow: true };
@@ -819,7 +821,7 @@ async fn a_stop_ends_streams_and_commands() {
 }
 
 #[test]
-fn a_dead_sockets_place_is_taken_and_a_live_ones_is_not() {
+fn listen_replaces_only_dead_sockets() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pdpd.sock");
     drop(UnixListener::bind(&path).unwrap());
@@ -834,7 +836,7 @@ fn a_dead_sockets_place_is_taken_and_a_live_ones_is_not() {
 }
 
 #[test]
-fn a_socket_that_only_a_dead_daemons_child_holds_is_dead() {
+fn listen_replaces_socket_inherited_by_orphan_child() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pdpd.sock");
     let script = "

@@ -1,6 +1,6 @@
-//! What processes say to each other, and what is compared after a restart, is as `data/kept` has it; and what
-//! this version and older ones stored reads back as what it was. `data/kept/README.md` says what to do when a
-//! test here fails.
+//! Messages between processes, and values that are compared after a restart,
+//! match `data/kept`. The stored state of this version and of older ones can
+//! be read back. `data/kept/README.md` says what to do when a test here fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Write};
@@ -8,15 +8,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pdp_api::{AuditEntry, AuditQuery, Role, Token};
-use pdp_container::{Exit, Paths, RECORD_VERSION, Runtime, State as GuestState};
+use pdp_container::{
+    ProcessOutcome, ProcessState as GuestState, RECORD_VERSION, Runtime, RuntimePaths,
+};
 use pdp_proto::routes::{FromGuest, ToGuest, decode, encode};
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::SourceFile;
-use pdpd::key::Key;
+use pdpd::key::ObjectKey;
 use pdpd::model::Model;
-use pdpd::plan::Places;
-use pdpd::state::trail::{End, Trail, Write as Row};
-use pdpd::state::{State, Thing};
+use pdpd::plan::DaemonPaths;
+use pdpd::state::trail::{RequestEnd, Trail, TrailWrite as Row};
+use pdpd::state::{JournalEntry, StateFile};
 use rusqlite::Connection;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,7 +32,7 @@ fn kept(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// That a kept file is what this version writes; with `PDP_KEEP` it becomes that.
+/// Checks that this version writes a kept file; with `PDP_KEEP` the file is updated.
 #[track_caller]
 fn keep(name: &str, written: &str, meaning: &str) {
     if std::env::var_os("PDP_KEEP").is_some() {
@@ -45,8 +47,8 @@ fn keep(name: &str, written: &str, meaning: &str) {
     }
 }
 
-/// Kept databases of this name, each of the version that wrote it. That of this version is written with
-/// `PDP_KEEP`, once: what is stored stays as it was.
+/// Returns the kept databases of this name, one for each version that wrote it. With
+/// `PDP_KEEP` that of this version is written once. Existing ones never change.
 fn databases(name: &str, written: &Path) -> Vec<String> {
     let own = format!("{name}-{}.sql", env!("CARGO_PKG_VERSION"));
     let path = directory().join(&own);
@@ -65,14 +67,14 @@ fn databases(name: &str, written: &Path) -> Vec<String> {
 
 const MESSAGES: &str = "it was written otherwise, and a peer of before may be there";
 
-/// A message as it is written now.
+/// Parses a message and serializes it again.
 fn rewritten<M: Serialize + DeserializeOwned>(line: &str) -> (M, String) {
     let message = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     let text = serde_json::to_string(&message).unwrap();
     (message, text)
 }
 
-/// Names of the variants of a type, by what serde says of a name that is none.
+/// Returns the names of a type's variants, from serde's error for an unknown one.
 fn variants<M: DeserializeOwned + Debug>() -> Vec<String> {
     let error = serde_json::from_str::<M>("\"none\"").unwrap_err().to_string();
     let names: Vec<String> = error.split('`').skip(3).step_by(2).map(str::to_owned).collect();
@@ -80,8 +82,8 @@ fn variants<M: DeserializeOwned + Debug>() -> Vec<String> {
     names
 }
 
-/// That a kept file of messages is as this version writes each, and has all that there are: those of pdpd
-/// (or the mirror) behind `>`, answers behind `<`.
+/// Checks that a kept file has every message as this version writes it.
+/// Messages of pdpd (or the mirror) follow `>`, answers follow `<`.
 fn messages<Q, A>(name: &str, line: impl Fn(&str, &str) -> String)
 where
     Q: DeserializeOwned + Debug,
@@ -103,18 +105,18 @@ where
 }
 
 #[test]
-fn messages_of_the_mux_are_as_they_were() {
+fn mux_messages_keep_their_format() {
     let name = format!("mux-{}.txt", mux::VERSION);
-    messages::<mux::Request, mux::Reply>(&name, |sign, message| match sign {
-        "> " => rewritten::<mux::Request>(message).1,
-        _ => rewritten::<mux::Reply>(message).1,
+    messages::<mux::MuxRequest, mux::MuxReply>(&name, |sign, message| match sign {
+        "> " => rewritten::<mux::MuxRequest>(message).1,
+        _ => rewritten::<mux::MuxReply>(message).1,
     });
     let inner = [
-        variants::<mux::Outlet>(),
-        variants::<mux::Attach>(),
-        variants::<mux::Policy>(),
+        variants::<mux::OutletConfig>(),
+        variants::<mux::AttachMode>(),
+        variants::<mux::GuestDistribution>(),
         variants::<mux::FlowKey>(),
-        variants::<mux::End>(),
+        variants::<mux::VlinkEnd>(),
         variants::<mux::Encapsulation>(),
         variants::<mux::UnderlayProblem>(),
     ];
@@ -125,23 +127,23 @@ fn messages_of_the_mux_are_as_they_were() {
 }
 
 #[test]
-fn messages_of_helpers_are_as_they_were() {
+fn helper_messages_keep_their_format() {
     let name = format!("tap-{}.txt", tap::VERSION);
-    messages::<tap::Request, tap::Reply>(&name, |sign, message| match sign {
-        "> " => rewritten::<tap::Request>(message).1,
-        _ => rewritten::<tap::Reply>(message).1,
+    messages::<tap::TapRequest, tap::TapReply>(&name, |sign, message| match sign {
+        "> " => rewritten::<tap::TapRequest>(message).1,
+        _ => rewritten::<tap::TapReply>(message).1,
     });
     let name = format!("mirror-{}.txt", mirror::VERSION);
-    messages::<mirror::Request, mirror::Reply>(&name, |sign, message| match sign {
-        "= " => rewritten::<mirror::Config>(message).1,
-        "> " => rewritten::<mirror::Request>(message).1,
-        _ => rewritten::<mirror::Reply>(message).1,
+    messages::<mirror::MirrorRequest, mirror::MirrorReply>(&name, |sign, message| match sign {
+        "= " => rewritten::<mirror::MirrorConfig>(message).1,
+        "> " => rewritten::<mirror::MirrorRequest>(message).1,
+        _ => rewritten::<mirror::MirrorReply>(message).1,
     });
 }
 
-/// Each as its bytes and what they say.
+/// Each message as bytes and as JSON.
 #[test]
-fn messages_about_routes_are_as_they_were() {
+fn route_messages_keep_their_format() {
     fn both<M: Serialize + DeserializeOwned + PartialEq + Debug>(message: &str) -> String {
         let text = message.trim_start_matches(|c: char| c.is_ascii_hexdigit());
         let (message, text) = rewritten::<M>(text.trim_start());
@@ -156,14 +158,14 @@ fn messages_about_routes_are_as_they_were() {
     });
 }
 
-/// What `crates/e2e/tests/e2e/beside/upgrades.rs` finds beside a guest, when that has ended.
+/// Records that `crates/e2e/tests/e2e/beside/upgrades.rs` finds next to a guest after its end.
 #[test]
-fn records_of_what_runs_read_back() {
+fn process_records_read_back() {
     let files: BTreeMap<String, serde_json::Value> =
         serde_json::from_str(&kept(&format!("record-{RECORD_VERSION}.json"))).unwrap();
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
-    let paths = Paths {
+    let paths = RuntimePaths {
         // Nothing is run.
         runc: "/bin/false".into(),
         shim: "/bin/false".into(),
@@ -182,12 +184,12 @@ fn records_of_what_runs_read_back() {
     for (name, content) in files {
         fs::write(record.join(name), content.to_string()).unwrap();
     }
-    let exit = Exit { code: Some(3), signal: None, at_ms: 1_700_000_000_000 };
+    let exit = ProcessOutcome { code: Some(3), signal: None, at_ms: 1_700_000_000_000 };
     assert_eq!(runtime.state(&record).unwrap(), GuestState::Exited(Some(exit)));
     assert_eq!(runtime.list().unwrap(), [record]);
 }
 
-/// Everything that a hash is made from, in few nodes.
+/// All inputs of hashes, in few nodes.
 const SPEC: &str = r#"
 apiVersion: pdp/v1
 kind: Substrate
@@ -254,15 +256,19 @@ spec:
     - {endpoints: ["memifs:eth1", "external:program"], queue: 256}
 "#;
 
-fn places() -> Places {
-    Places { run: "/run/pdp".into(), lib: "/usr/lib/pdp".into(), pins: "/sys/fs/bpf/pdp".into() }
+fn places() -> DaemonPaths {
+    DaemonPaths {
+        run: "/run/pdp".into(),
+        lib: "/usr/lib/pdp".into(),
+        pins: "/sys/fs/bpf/pdp".into(),
+    }
 }
 
 fn cpus() -> BTreeSet<u32> {
     (0..4).collect()
 }
 
-/// What is wanted by [`SPEC`], with a link that somebody took down.
+/// The model of [`SPEC`], with a link that a user set down.
 fn model() -> Model {
     let file = SourceFile { name: "kept.yaml".into(), text: SPEC.into(), ..SourceFile::default() };
     let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
@@ -271,19 +277,20 @@ fn model() -> Model {
         .unwrap_or_else(|faults| panic!("{faults:#?}"));
     let before = nothing.with(intent, &places(), &cpus(), |_| false).unwrap();
     let mut model = before.clone();
-    model.ledger.set_link("red", "link1", false, false);
+    model.allocations.set_link("red", "link1", false, false);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     model
 }
 
-/// Of all that a restart of pdpd compares, what it was made from.
-fn hashes(model: &Model) -> BTreeMap<Key, String> {
-    let mut hashes = BTreeMap::from([(Key::Mux, model.plan.mux.as_ref().unwrap().hash.clone())]);
+/// Returns the hashes that a restart of pdpd compares.
+fn hashes(model: &Model) -> BTreeMap<ObjectKey, String> {
+    let mut hashes =
+        BTreeMap::from([(ObjectKey::Mux, model.plan.mux.as_ref().unwrap().hash.clone())]);
     for (vnet, plan) in model.plan.vnets.iter() {
         for (node, plan) in &plan.nodes {
-            hashes.insert(Key::node(vnet, node), plan.hash.clone());
+            hashes.insert(ObjectKey::node(vnet, node), plan.hash.clone());
             for (&number, guest) in &plan.guests {
-                hashes.insert(Key::guest(vnet, node, number), guest.hash.clone());
+                hashes.insert(ObjectKey::guest(vnet, node, number), guest.hash.clone());
             }
         }
     }
@@ -291,7 +298,7 @@ fn hashes(model: &Model) -> BTreeMap<Key, String> {
 }
 
 #[test]
-fn an_upgrade_starts_nothing_anew_unnoticed() {
+fn upgrade_keeps_all_plan_hashes() {
     let mut written = String::new();
     for (key, hash) in hashes(&model()) {
         writeln!(written, "{key} {hash}").unwrap();
@@ -299,7 +306,7 @@ fn an_upgrade_starts_nothing_anew_unnoticed() {
     keep("hashes.txt", &written, "an upgrade would start this anew, of all networks");
 }
 
-/// A database as the statements that make it.
+/// Dumps a database as SQL statements.
 fn dump(path: &Path) -> String {
     let db = Connection::open(path).unwrap();
     let all = |sql: &str| -> Vec<String> {
@@ -328,7 +335,7 @@ fn load(path: &Path, sql: &str) {
     Connection::open(path).unwrap().execute_batch(sql).unwrap();
 }
 
-/// When everything that is kept happened, milliseconds since 1970.
+/// Time of everything in the kept files, milliseconds since 1970.
 const AT_MS: u64 = 1_700_000_000_000;
 
 fn tokens() -> Vec<Token> {
@@ -343,14 +350,14 @@ fn tokens() -> Vec<Token> {
     ]
 }
 
-/// The journal: all that [`model`] wants, and one thing that may exist by half.
-fn things() -> BTreeMap<String, Thing> {
+/// The journal: everything in [`model`], and one object that may exist partly.
+fn things() -> BTreeMap<String, JournalEntry> {
     let limits = r#"{"limits":{}}"#;
     let made = hashes(&model()).into_keys().map(|key| (Some(format!("of {key}")), key, limits));
-    let half = (None, Key::external("A"), "/sys/fs/bpf/pdp/A");
-    let vnet = (Some(String::new()), Key::vnet("red"), "");
-    let thing = |(hash, key, detail): (Option<String>, Key, &str)| {
-        (key.to_string(), Thing { hash, detail: detail.into() })
+    let half = (None, ObjectKey::external("A"), "/sys/fs/bpf/pdp/A");
+    let vnet = (Some(String::new()), ObjectKey::vnet("red"), "");
+    let thing = |(hash, key, detail): (Option<String>, ObjectKey, &str)| {
+        (key.to_string(), JournalEntry { hash, detail: detail.into() })
     };
     made.chain([half, vnet]).map(thing).collect()
 }
@@ -361,9 +368,9 @@ fn state_files_of_every_version_are_read() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("pdpd.sqlite");
     {
-        let state = State::open(place.path()).unwrap();
+        let state = StateFile::open(place.path()).unwrap();
         state.commit(&model.change_from(&Model::default())).unwrap();
-        for (key, Thing { hash, detail }) in things() {
+        for (key, JournalEntry { hash, detail }) in things() {
             match hash {
                 Some(hash) => state.confirm(&key, &hash, &detail).unwrap(),
                 None => state.intend(&key, &detail).unwrap(),
@@ -379,22 +386,26 @@ fn state_files_of_every_version_are_read() {
     for name in databases("state", &path) {
         let place = tempfile::tempdir().unwrap();
         load(&place.path().join("pdpd.sqlite"), &kept(&name));
-        let state = State::open(place.path()).unwrap();
+        let state = StateFile::open(place.path()).unwrap();
         assert!(!state.is_new(), "{name}");
-        let loaded =
-            Model::load(&places(), &cpus(), &state.documents().unwrap(), state.ledger().unwrap());
+        let loaded = Model::load(
+            &places(),
+            &cpus(),
+            &state.documents().unwrap(),
+            state.allocations().unwrap(),
+        );
         assert_eq!(loaded.unwrap(), model, "{name}");
         assert_eq!(state.tokens().unwrap(), tokens(), "{name}");
         assert_eq!(state.token(&[2; 32]).unwrap().as_ref(), tokens().get(1), "{name}");
-        let found = state.things().unwrap();
+        let found = state.journal().unwrap();
         assert_eq!(found, things(), "{name}");
         for key in found.keys() {
-            key.parse::<Key>().unwrap_or_else(|error| panic!("{name}: {error}"));
+            key.parse::<ObjectKey>().unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
 }
 
-/// Rows of an operator, a tenant and somebody unknown; the last was not finished.
+/// Entries of an operator, a tenant and an unknown client. The last one is not finished.
 fn rows() -> Vec<AuditEntry> {
     let row = |id, who: &str, role, tenant: Option<&str>, what: &str, status| AuditEntry {
         id,
@@ -430,9 +441,9 @@ fn rows() -> Vec<AuditEntry> {
 
 #[track_caller]
 fn is_read(trail: &Trail, rows: &[AuditEntry], what: &str) {
-    assert_eq!(trail.rows(&AuditQuery::default(), None).unwrap(), rows, "{what}");
+    assert_eq!(trail.entries(&AuditQuery::default(), None).unwrap(), rows, "{what}");
     let of_acme: Vec<_> = rows.iter().filter(|row| row.tenant.is_some()).cloned().collect();
-    assert_eq!(trail.rows(&AuditQuery::default(), Some("acme")).unwrap(), of_acme, "{what}");
+    assert_eq!(trail.entries(&AuditQuery::default(), Some("acme")).unwrap(), of_acme, "{what}");
 }
 
 #[test]
@@ -441,10 +452,12 @@ fn audit_logs_of_every_version_are_read() {
     let mut all = rows();
     {
         let trail = Trail::open(place.path()).unwrap();
-        let writes: Vec<Row> = all.iter().map(|row| Row::Row(Box::new(row.clone()), 50)).collect();
+        let writes: Vec<Row> =
+            all.iter().map(|row| Row::Entry(Box::new(row.clone()), 50)).collect();
         let ids = trail.write(&writes).unwrap();
         let error = Some("broken off".to_owned());
-        let end = End { status: 101, error: error.clone(), duration_us: 34, exit: Some(7) };
+        let end =
+            RequestEnd { status: 101, error: error.clone(), duration_us: 34, exit_code: Some(7) };
         trail.write(&[Row::Command(ids[3], "ping ::1".into()), Row::End(ids[3], end)]).unwrap();
         all[3].command = Some("ping ::1".into());
         (all[3].status, all[3].error) = (Some(101), error);
@@ -459,9 +472,9 @@ fn audit_logs_of_every_version_are_read() {
     }
 }
 
-/// A state file of the version before the audit log had its own has it in a table.
+/// A state file of a version in which the audit log was one of its tables.
 #[test]
-fn the_audit_log_in_a_state_file_is_taken_over() {
+fn audit_log_in_old_state_file_is_migrated() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("pdpd.sqlite");
     load(&path, &kept("state-0.1.0.sql"));
@@ -469,7 +482,7 @@ fn the_audit_log_in_a_state_file_is_taken_over() {
         if what != "taken over before" {
             load(&path, &kept("audit-in-state.sql"));
         }
-        let state = State::open(place.path()).unwrap();
+        let state = StateFile::open(place.path()).unwrap();
         is_read(&state.trail, &rows(), what);
         assert_eq!(state.tokens().unwrap(), tokens(), "{what}");
         drop(state);

@@ -1,20 +1,22 @@
-//! Specs to plans: the same for the same input, a change where it was made and nowhere else, and
-//! nothing shared between vnets.
+//! Specs to plans: the same input gives the same plan, a change affects
+//! only what it concerns, and vnets have nothing in common.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use pdp_api::Action;
+use pdp_api::ChangeAction;
 use pdp_container::{Limits, Profile};
 use pdp_proto::mux;
-use pdp_spec::limits::{FILE_PLACES, FILE_PLACES_IMAGE};
+use pdp_spec::limits::{FILE_DIRECTORIES, FILE_DIRECTORIES_IMAGE};
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, RUN_BYTES, SourceFile};
 use pdp_wire::tunnel::Take;
-use pdpd::key::Key;
+use pdpd::key::ObjectKey;
 use pdpd::model::Model;
-use pdpd::plan::{Far, LinkWay, MemifPlan, OutletPlan, Places, Plan, To, VnetPlan};
+use pdpd::plan::{
+    DaemonPaths, KernelLinkTarget, KernelTunnel, LinkPath, MemifPlan, OutletPlan, Plan, VnetPlan,
+};
 use proptest::prelude::*;
 
 const SUBSTRATE: &str = r#"
@@ -31,7 +33,7 @@ spec:
     fe3: {cpus: "3", capacity: 1}
 "#;
 
-/// A tenant without bounds that matter here.
+/// A tenant without limits that matter here.
 const TENANT: &str = r#"
 apiVersion: pdp/v1
 kind: Tenant
@@ -39,15 +41,19 @@ metadata: {name: acme}
 spec: {quota: {memory: 1Ti, power: 64, routes: 64000000, logs: 1Ti, descriptors: 100000, regions: 4096}}
 "#;
 
-fn places() -> Places {
-    Places { run: "/run/pdp".into(), lib: "/usr/lib/pdp".into(), pins: "/sys/fs/bpf/pdp".into() }
+fn places() -> DaemonPaths {
+    DaemonPaths {
+        run: "/run/pdp".into(),
+        lib: "/usr/lib/pdp".into(),
+        pins: "/sys/fs/bpf/pdp".into(),
+    }
 }
 
 fn cpus() -> BTreeSet<u32> {
     (0..4).collect()
 }
 
-/// One of two vnets that look alike.
+/// One of two similar vnets.
 #[derive(Clone, Debug)]
 struct Wish {
     name: &'static str,
@@ -103,7 +109,7 @@ fn apply(before: &Model, text: String) -> Model {
     apply_beside(before, text, &[])
 }
 
-/// While there still is something of vnets that are not wanted any more.
+/// Applies files while parts of the vnets in `going` still exist.
 fn apply_beside(before: &Model, text: String, going: &[&str]) -> Model {
     let file = SourceFile { name: "test.yaml".into(), text, ..SourceFile::default() };
     let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
@@ -139,7 +145,7 @@ fn differing(a: &Model, b: &Model) -> Vec<String> {
 }
 
 #[test]
-fn a_change_of_a_file_reaches_its_node_alone() {
+fn file_change_restarts_only_its_node() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
     let after = apply(&before, Wish { file: "other".into(), ..red }.yaml());
@@ -149,17 +155,20 @@ fn a_change_of_a_file_reaches_its_node_alone() {
     assert!(Arc::ptr_eq(&blue(&before), &blue(&after)), "what is as before is the same one");
     let changes = after.changes_from(&before, &BTreeSet::new(), false);
     let told: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.action)).collect();
-    assert_eq!(told, [("vnet/red", Action::Change), ("vnet/red/node/r1", Action::Restart)]);
+    assert_eq!(
+        told,
+        [("vnet/red", ChangeAction::Change), ("vnet/red/node/r1", ChangeAction::Restart)]
+    );
 }
 
-/// What `/etc/hosts` says, without its head.
+/// Returns the content of `/etc/hosts` without its head.
 fn hosts(model: &Model) -> Vec<&str> {
     let lines = model.plan.vnets["lab"].hosts.lines();
     lines.skip_while(|line| !line.starts_with("::1")).skip(1).collect()
 }
 
 #[test]
-fn nodes_know_each_other_by_name_and_are_not_started_anew_for_it() {
+fn hosts_file_names_nodes_without_restarts() {
     let lab = |h1: &str, more: &str| {
         format!(
             r#"
@@ -198,15 +207,15 @@ spec:
     assert_eq!(bound("R1"), [("/etc/hosts", false), ("/run/pdp/slowpath", false)]);
     assert_eq!(bound("h1"), [("/etc/hosts", false)]);
     assert_eq!(bound("own"), [], "its own file is not hidden");
-    // Another address, and another node, are in the file, and start nobody else anew.
+    // Another address and another node appear in the file, and nothing else is restarted.
     let after = apply(&before, lab("10.0.1.3/24", "\n    h2: {kind: host}"));
     assert_eq!(hosts(&after)[2], "10.0.1.3\th1 eth0.h1");
     assert_eq!(differing(&before, &after), ["lab/h1", "lab/h2"]);
-    assert!(after.plan.changed_from(&before.plan).contains(&Key::vnet("lab")));
+    assert!(after.plan.changed_from(&before.plan).contains(&ObjectKey::vnet("lab")));
 }
 
 #[test]
-fn what_nodes_are_told_of_each_other_is_bounded() {
+fn hosts_file_size_is_bounded() {
     let address = |n: u32| format!("10.{}.{}.{}/32", n >> 16, n >> 8 & 255, n & 255);
     let interface = |at: u32| (at * 32..at * 32 + 32).map(address).collect::<Vec<_>>().join(", ");
     let nodes = (0..3u32).map(|node| {
@@ -224,13 +233,13 @@ fn what_nodes_are_told_of_each_other_is_bounded() {
     let model = apply(&Model::default(), [SUBSTRATE, &lab].join("---\n"));
     let lines = hosts(&model);
     assert_eq!(lines.len(), 16_384);
-    // Names of nodes first.
+    // Names of nodes come first.
     assert!(lines[2].contains("\th2 eth0.h2"), "{}", lines[2]);
 }
 
-/// From when it was first there, whatever else changes; another one begins anew.
+/// A schedule starts when it first appears, whatever else changes. Another schedule starts anew.
 #[test]
-fn a_schedule_begins_once() {
+fn schedule_starts_once_despite_other_changes() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let with = |wish: &Wish, schedule: &str| {
         wish.yaml().replace(", rate: ", &format!(", schedule: [{schedule}], rate: "))
@@ -251,7 +260,7 @@ fn a_schedule_begins_once() {
 }
 
 #[test]
-fn a_change_of_power_restarts_nothing() {
+fn power_change_restarts_no_node() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
     let after = apply(&before, Wish { power_millicores: 300, ..red.clone() }.yaml());
@@ -260,7 +269,7 @@ fn a_change_of_power_restarts_nothing() {
     assert_eq!(guest(&after).container.limits.cpu_cores, Some(0.3));
     assert_eq!(guest(&before).placement.engine, guest(&after).placement.engine);
 
-    // More than one engine: a guest more, the first one stays.
+    // More power than one engine has: another guest is added, and the first one stays.
     let more = apply(&before, Wish { power_millicores: 1300, ..red }.yaml());
     let added = differing(&before, &more);
     assert!(!added.contains(&"red/r1".to_string()) && added.len() == 1, "{added:?}");
@@ -268,7 +277,7 @@ fn a_change_of_power_restarts_nothing() {
 }
 
 #[test]
-fn a_number_of_guests_is_kept_and_numbers_stay() {
+fn fixed_guest_count_keeps_guest_numbers() {
     let wish = Wish::of("red", 1);
     let with = |guests: u32, power: &str| {
         let plane = format!("guests: {guests}, power: {power}, ");
@@ -290,7 +299,7 @@ fn a_number_of_guests_is_kept_and_numbers_stay() {
         [on(0, 201, "fe1"), on(1, 200, "fe2"), on(2, 200, "fe3")],
         "each on an engine of its own"
     );
-    // The one that there was goes on as it is.
+    // The existing one is not changed.
     assert_eq!(differing(&one, &three), ["red/r1/g1", "red/r1/g2"]);
     let two = apply(&three, with(2, "400m"));
     assert_eq!(guests(&two), [on(0, 200, "fe1"), on(1, 200, "fe2")]);
@@ -300,11 +309,11 @@ fn a_number_of_guests_is_kept_and_numbers_stay() {
     assert_eq!(guests(&five).len(), 5);
     assert_eq!(differing(&two, &five).len(), 3);
     let changes = two.changes_from(&three, &BTreeSet::new(), false);
-    assert_eq!(changes[1].action, Action::Change, "{changes:?}");
+    assert_eq!(changes[1].action, ChangeAction::Change, "{changes:?}");
 }
 
 #[test]
-fn rates_and_policies_reach_the_mux_alone() {
+fn rate_and_policy_changes_affect_only_the_mux() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
     let after = apply(&before, Wish { rate_mbps: 5, policy: "weighted", ..red }.yaml());
@@ -338,14 +347,14 @@ fn vnets_with_equal_names_and_addresses_share_nothing() {
 }
 
 #[test]
-fn the_xdp_program_takes_what_tunnels_need_and_no_more() {
+fn xdp_program_selects_only_tunnel_frames() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let OutletPlan::Device(external) = &model.plan.externals["A"].outlet else {
         panic!("a device")
     };
-    let takes: Vec<_> = external.takes.tunnels.iter().copied().collect();
+    let takes: Vec<_> = external.selection.tunnels.iter().copied().collect();
     assert_eq!(takes, [Take::Udp { local: "192.0.2.1".parse().unwrap(), port: 4789 }]);
-    assert!(!external.takes.all);
+    assert!(!external.selection.all);
 }
 
 #[test]
@@ -371,25 +380,25 @@ fn memifs_and_generators_are_planned_without_devices() {
     };
     assert_eq!(external("M"), OutletPlan::Memif(memif));
     let OutletPlan::Generator(generator) = external("G") else { panic!("a generator") };
-    let told = mux::Generator { pps: 5, frames: 7, number_at: Some(56) };
-    assert_eq!((generator.told, generator.pcap), (told, Some(pcap)));
+    let told = mux::GeneratorConfig { pps: 5, frames: 7, number_at: Some(56) };
+    assert_eq!((generator.config, generator.pcap), (told, Some(pcap)));
     let OutletPlan::Generator(sink) = external("S") else { panic!("a generator") };
-    assert_eq!(sink.told, mux::Generator { pps: 0, frames: 0, number_at: None });
+    assert_eq!(sink.config, mux::GeneratorConfig { pps: 0, frames: 0, number_at: None });
     assert_ne!(sink.hash, generator.hash);
     let capacity_bps = |name: &str| model.plan.externals[name].capacity_bps;
     assert_eq!((capacity_bps("S"), capacity_bps("G")), (Some(5_000_000), None));
     let OutletPlan::Device(device) = external("P") else { panic!("a device") };
     assert_eq!(device.attach, DeviceAttach::Packet);
-    // As stored, too.
+    // The same from the stored documents.
     let documents = model.change_from(&Model::default()).put;
     assert_eq!(
-        Model::load(&places(), &cpus(), &documents, model.ledger.clone()).unwrap().plan,
+        Model::load(&places(), &cpus(), &documents, model.allocations.clone()).unwrap().plan,
         model.plan
     );
 }
 
 #[test]
-fn a_queue_is_told_to_programs_on_the_runtime() {
+fn runtime_guests_get_their_queue_size() {
     let red = Wish::of("red", 1).yaml().replace("power: 100m", "power: 100m, queue: 256");
     let model = apply(&Model::default(), format!("{SUBSTRATE}---{red}"));
     let queue = |node: &str| {
@@ -399,7 +408,7 @@ fn a_queue_is_told_to_programs_on_the_runtime() {
 }
 
 #[test]
-fn open_files_follow_the_vports() {
+fn open_files_limit_grows_with_vports() {
     let red = Wish::of("red", 1).yaml().replace("r2:eth0", "r1:eth2").replace(
         "eth1: {addresses: [10.0.2.1/24]}",
         "eth1: {addresses: [10.0.2.1/24]}\n        eth2: {}",
@@ -412,7 +421,7 @@ fn open_files_follow_the_vports() {
 }
 
 #[test]
-fn packet_rings_are_not_for_tenants() {
+fn tenants_get_no_packet_rings() {
     let tenant = "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {name: acme}\n\
                   spec: {interfaces: {A: {vxlan: \"2\"}}}\n";
     let wishes = [Wish::of("red", 1).yaml(), Wish::of("acme.red", 2).yaml()];
@@ -428,7 +437,7 @@ fn packet_rings_are_not_for_tenants() {
 }
 
 #[test]
-fn a_change_of_labels_is_told_and_stored_and_restarts_nothing() {
+fn label_change_is_reported_and_restarts_no_node() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
     let labelled = red.yaml().replacen(
@@ -445,9 +454,9 @@ fn a_change_of_labels_is_told_and_stored_and_restarts_nothing() {
     assert_eq!(after.change_from(&before).put.len(), 1);
 }
 
-/// Whatever is stored is told, also where nothing that runs knows of it.
+/// Every stored change is reported, even if nothing that runs depends on it.
 #[test]
-fn a_change_that_is_only_stored_is_told() {
+fn stored_change_is_reported_without_running_effect() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
     let named = BTreeSet::from(["red".to_string()]);
@@ -458,7 +467,7 @@ fn a_change_that_is_only_stored_is_told() {
         let changes = after.changes_from(&before, &named, false);
         changes.into_iter().map(|c| (c.object, c.action, c.detail)).collect::<Vec<_>>()
     };
-    let one = |detail: &str| vec![("vnet/red".to_owned(), Action::Change, detail.to_owned())];
+    let one = |detail: &str| vec![("vnet/red".to_owned(), ChangeAction::Change, detail.to_owned())];
     let labels = red.yaml().replacen("{name: red", "{name: red, labels: {owner: two}", 1);
     assert_eq!(told(labels), one("labels"));
     let anycast = red.yaml().replacen("eth0: {", "eth0: {anycast: true, ", 1);
@@ -466,29 +475,29 @@ fn a_change_that_is_only_stored_is_told() {
     assert_eq!(told(anycast), one("stored spec"));
     let again = apply(&before, red.yaml()).changes_from(&before, &named, false);
     assert_eq!(again.len(), 1);
-    assert_eq!(again[0].action, Action::Unchanged);
+    assert_eq!(again[0].action, ChangeAction::Unchanged);
 }
 
-/// What `down` and `up` say: nothing is deleted, and nothing is new.
+/// The changes of `down` and `up`: nothing is deleted, and nothing is new.
 #[test]
-fn what_is_stored_is_stopped_and_started() {
+fn down_and_up_report_stops_and_starts() {
     let up = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let mut down = up.clone();
-    down.ledger.stopped = true;
+    down.allocations.stopped = true;
     let told = |before: &Model, after: &Model| {
         let changes = after.changes_from(before, &BTreeSet::new(), false);
         changes.into_iter().map(|change| (change.object, change.action)).collect::<Vec<_>>()
     };
     let both = |action| ["vnet/blue", "vnet/red"].map(|vnet| (vnet.to_owned(), action));
-    assert_eq!(told(&up, &down), both(Action::Stop));
-    assert_eq!(told(&down, &up), both(Action::Start));
-    assert_eq!(told(&Model::default(), &up)[1..], both(Action::Create));
+    assert_eq!(told(&up, &down), both(ChangeAction::Stop));
+    assert_eq!(told(&down, &up), both(ChangeAction::Start));
+    assert_eq!(told(&Model::default(), &up)[1..], both(ChangeAction::Create));
     let gone = up.without("red", &places(), &cpus()).unwrap();
-    assert_eq!(told(&up, &gone), [("vnet/red".to_owned(), Action::Delete)]);
+    assert_eq!(told(&up, &gone), [("vnet/red".to_owned(), ChangeAction::Delete)]);
 }
 
 #[test]
-fn what_is_applied_twice_is_one_change() {
+fn applying_the_same_spec_twice_changes_nothing() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let once = both(&red, &blue);
     let twice = apply(&once, red.yaml());
@@ -496,71 +505,75 @@ fn what_is_applied_twice_is_one_change() {
     let named = BTreeSet::from(["red".to_string()]);
     let changes = twice.changes_from(&once, &named, false);
     assert_eq!(changes.len(), 1);
-    assert_eq!(changes[0].action, Action::Unchanged);
+    assert_eq!(changes[0].action, ChangeAction::Unchanged);
     assert!(twice.change_from(&once).put.is_empty());
 }
 
 #[test]
-fn a_deleted_vnet_leaves_nothing_and_its_number_is_given_again_once_it_is_gone() {
+fn deleted_vnet_frees_its_number_once_removed() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let model = both(&red, &blue);
     let without = model.without("red", &places(), &cpus()).unwrap();
     assert_eq!(without.plan.vnets.keys().collect::<Vec<_>>(), ["blue"]);
     assert_eq!(without.plan.vnets["blue"], model.plan.vnets["blue"]);
-    assert!(without.ledger.vnets["red"].guests.is_empty());
+    assert!(without.allocations.vnets["red"].guests.is_empty());
     let change = without.change_from(&model);
     assert_eq!(change.delete, [("VirtualNetwork".to_string(), "red".to_string())]);
-    // While there is something of it, its number is its own.
+    // While parts of it exist, its number is its own.
     let green = Wish::of("green", 3);
     let beside = apply_beside(&without, green.yaml(), &["red"]);
-    let number = |model: &Model, vnet: &str| model.ledger.number_of(vnet);
+    let number = |model: &Model, vnet: &str| model.allocations.number_of(vnet);
     let all = ["blue", "red"].map(|vnet| number(&model, vnet));
     assert!(!all.contains(&number(&beside, "green")));
     assert_eq!(number(&beside, "red"), number(&model, "red"));
     let again = apply_beside(&without, red.yaml(), &["red"]);
     assert_eq!(again.plan, model.plan);
-    // Then it is anybody's.
+    // Afterwards the number is free.
     let after = apply(&without, green.yaml());
     assert_eq!(number(&after, "red"), None);
     assert_eq!(number(&after, "green"), number(&model, "red"));
 }
 
 #[test]
-fn what_is_stored_reads_back_to_the_same_plan() {
+fn stored_documents_load_to_the_same_plan() {
     let model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let documents = model.change_from(&Model::default()).put;
-    let loaded = Model::load(&places(), &cpus(), &documents, model.ledger.clone()).unwrap();
+    let loaded = Model::load(&places(), &cpus(), &documents, model.allocations.clone()).unwrap();
     assert_eq!(loaded, model);
 }
 
 #[test]
-fn a_link_that_is_down_takes_both_carriers() {
+fn down_link_removes_carrier_at_both_ends() {
     let mut model = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let carrier = |vnet: &VnetPlan, node: &str, port| {
         vnet.link_of(node, port).is_some_and(|link| vnet.has_carrier(link, 0))
     };
     assert!(carrier(&model.plan.vnets["red"], "r1", 0));
     let before = model.clone();
-    model.ledger.set_link("red", "link1", false, false);
+    model.allocations.set_link("red", "link1", false, false);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     let red = &model.plan.vnets["red"];
     assert!(!carrier(red, "r1", 0) && !carrier(red, "h1", 0) && carrier(red, "r1", 1));
     assert!(!red.mux.vlinks[0].up && red.mux.vlinks[1].up);
     assert!(carrier(&model.plan.vnets["blue"], "r1", 0));
 
-    // Silently: it is down all the same.
+    // Silently: the link is down as well.
     let before = model.clone();
-    model.ledger.set_link("red", "link1", false, true);
+    model.allocations.set_link("red", "link1", false, true);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
     let red = &model.plan.vnets["red"];
     assert!(carrier(red, "r1", 0) && carrier(red, "h1", 0) && !red.mux.vlinks[0].up);
     let changed = model.plan.changed_from(&before.plan);
-    assert!(changed.contains(&Key::node("red", "r1")) && changed.contains(&Key::node("red", "h1")));
+    assert!(
+        changed.contains(&ObjectKey::node("red", "r1"))
+            && changed.contains(&ObjectKey::node("red", "h1"))
+    );
     let before = model.clone();
-    model.ledger.set_link("red", "link1", false, false);
+    model.allocations.set_link("red", "link1", false, false);
     model.replan(&before, ["red"], &places(), &cpus()).unwrap();
 
-    // It stays down through other changes, whatever its place in the file, until its ends or its vnet go.
+    // It stays down through other changes, whatever its position in the
+    // file, until its ends or its vnet are removed.
     let wish = Wish::of("red", 1);
     let first = "    - {endpoints: [\"r1:eth0\", \"h1:eth0\"], rate: 100Mbps}\n";
     let without = wish.yaml().replace(first, "");
@@ -569,7 +582,7 @@ fn a_link_that_is_down_takes_both_carriers() {
     let up: Vec<_> = red.mux.vlinks.iter().map(|link| (&*link.name, link.up)).collect();
     assert_eq!(up, [("link1", true), ("link2", true), ("link3", false)]);
     assert!(!carrier(&apply(&moved, wish.yaml()).plan.vnets["red"], "h1", 0));
-    assert!(apply(&model, without).ledger.vnets["red"].links_down.is_empty());
+    assert!(apply(&model, without).allocations.vnets["red"].links_down.is_empty());
     let wish = Wish { power_millicores: 300, ..Wish::of("red", 1) };
     let changed = apply(&model, wish.yaml());
     assert!(!carrier(&changed.plan.vnets["red"], "h1", 0));
@@ -578,13 +591,13 @@ fn a_link_that_is_down_takes_both_carriers() {
 }
 
 #[test]
-fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
+fn cpu_weights_follow_power_and_allow_borrowing() {
     let blue = Wish { power_millicores: 50, ..Wish::of("blue", 2) };
     let model = both(&Wish::of("red", 1), &blue);
     // Two routers each: 200 and 100, 50 and 100.
     let weight = |vnet: &str| model.plan.vnets[vnet].weight;
     assert_eq!((model.plan.weight, weight("blue"), weight("red")), (450, 150, 300));
-    // Beside the mux they have together what the engines have.
+    // Relative to the mux, all vnets together have the engines' capacity.
     assert_eq!(model.plan.weight_together(), 3000);
     let without_red = model.without("red", &places(), &cpus()).unwrap();
     assert_eq!(without_red.plan.weight, 150);
@@ -602,7 +615,7 @@ fn cpus_are_shared_by_power_and_lent_to_who_borrows() {
 }
 
 #[test]
-fn who_names_no_power_borrows_and_weighs_next_to_nothing() {
+fn guest_without_power_borrows_with_minimal_weight() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let model = both(&red, &blue);
     let bare = |wish: &Wish| {
@@ -615,12 +628,12 @@ fn who_names_no_power_borrows_and_weighs_next_to_nothing() {
         let guest = &lent.plan.vnets["red"].nodes[node].guests[&0];
         assert_eq!(guest.placement.power_millicores, 0);
         let limits = &guest.container.limits;
-        // Within its own network it stands beside the control guests as it did with the default power.
+        // Within its own network it competes with the control guests as with the default power.
         assert_eq!((limits.cpu_cores, limits.cpu_weight), (None, Some(100)));
     }
     let weight = |model: &Model, vnet: &str| model.plan.vnets[vnet].weight;
     assert_eq!((weight(&lent, "red"), weight(&lent, "blue"), lent.plan.weight), (2, 300, 302));
-    // So does one of hosts alone, whatever these may use.
+    // The same for a vnet with hosts only, whatever these may use.
     let hosts = "
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -628,15 +641,15 @@ metadata: {name: hosts}
 spec: {nodes: {h1: {kind: host}, h2: {kind: host, resources: {cpu: 4}}}}
 ";
     assert_eq!(weight(&apply(&lent, hosts.into()), "hosts"), 2);
-    // Who asks for a guarantee again has it, where it is.
+    // A vnet that requests a guarantee again gets it, at the same place.
     let again = apply(&lent, red.yaml());
-    assert_eq!((&again.plan, again.ledger), (&model.plan, model.ledger));
+    assert_eq!((&again.plan, again.allocations), (&model.plan, model.allocations));
 }
 
-/// A fast path's power is told the mux as a part of what its worker has, restarts nothing when it is changed, and weighs
-/// nothing beside the engines' guests.
+/// A fast path's power becomes a share of its worker in the mux. Changing it
+/// restarts nothing, and it does not count relative to the engines' guests.
 #[test]
-fn a_fast_paths_power_is_its_part_of_a_worker() {
+fn fast_path_power_is_a_worker_share() {
     let plane = |plane: &str| {
         format!(
             "
@@ -655,7 +668,7 @@ spec: {{nodes: {{r1: {{kind: router, dataPlane: {plane}}}}}}}
         &Model::default(),
         format!("{SUBSTRATE}---{}", plane("{kind: fastpath, power: 0.1}")),
     );
-    // The mux has half of a core.
+    // The mux has half a core.
     assert_eq!((part(&before), before.plan.vnets["fast"].weight), (200_000, 2));
     let change = |before: &Model, text: String| {
         let after = apply(before, text);
@@ -674,9 +687,10 @@ spec: {{nodes: {{r1: {{kind: router, dataPlane: {plane}}}}}}}
     assert_eq!((half, &*told), (400_000, "the mux's part: 100 millicores to 100 millicores"));
 }
 
-/// What an older version stored names both, and stays what it was: guaranteed, and a limit.
+/// A spec that an older version stored has both keys, and keeps their
+/// meaning: guaranteed, and a limit.
 #[test]
-fn what_older_versions_stored_keeps_its_power() {
+fn specs_of_older_versions_keep_their_power() {
     let wish = Wish::of("red", 1);
     let model = both(&wish, &Wish::of("blue", 2));
     let stored = wish.yaml().replace("{power: 100m}", "{power: 100m, borrow: false}");
@@ -691,7 +705,7 @@ fn a_run_directory_too_long_for_sockets_is_refused() {
     let mut places = places();
     places.run = format!("/{}", "x".repeat(100)).into();
     let documents = model.change_from(&Model::default()).put;
-    let refused = Model::load(&places, &cpus(), &documents, model.ledger).unwrap_err();
+    let refused = Model::load(&places, &cpus(), &documents, model.allocations).unwrap_err();
     assert!(refused.to_string().contains("107 at most"), "{refused}");
 }
 
@@ -699,7 +713,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn plans_depend_on_their_input_alone(
+    fn plan_depends_only_on_its_input(
         powers in proptest::collection::vec((10u32..1500, any::<bool>()), 1..6),
     ) {
         let (mut red, mut blue) = (Wish::of("red", 1), Wish::of("blue", 2));
@@ -717,7 +731,7 @@ proptest! {
             prop_assert_eq!(&before.with(intent, &places(), &cpus(), |_| false).unwrap(), &model);
             prop_assert_eq!(&before.plan.vnets[other], &model.plan.vnets[other]);
             // A guest that stays on its engine keeps its number.
-            let guests = |model: &Model| model.ledger.vnets[wish.name].guests["r1"].clone();
+            let guests = |model: &Model| model.allocations.vnets[wish.name].guests["r1"].clone();
             let now = guests(&model);
             for (number, old) in &guests(&before) {
                 let stayed = now.iter().find(|(_, new)| new.engine == old.engine);
@@ -730,9 +744,9 @@ proptest! {
 }
 
 #[test]
-fn a_vnets_dot_never_meets_the_dots_of_ids_and_cgroups() {
-    // `a.b` with a node `mirror` would have the id of the mirror of `a`'s node `b`, and `cpu.max`
-    // a cgroup where the kernel has a file.
+fn dotted_vnet_names_cause_no_id_collisions() {
+    // `a.b` with a node `mirror` would have the id of the mirror of `a`'s node
+    // `b`, and `cpu.max` would be a cgroup with the name of a kernel file.
     let tenant = |name: &str| {
         format!("{{apiVersion: pdp/v1, kind: Tenant, metadata: {{name: {name}}}, spec: {{}}}}\n---")
     };
@@ -780,7 +794,7 @@ fn a_vnets_dot_never_meets_the_dots_of_ids_and_cgroups() {
     );
 }
 
-/// A vnet of one router and one host with these numbers.
+/// A vnet with one router and one host of these sizes.
 fn sized(
     (power, guests): (u32, u32),
     (memory_mib, routes): (u64, u32),
@@ -817,10 +831,9 @@ spec:
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is asked for: the limits that the plan sets, and what it holds, are what a quota
-    /// counts.
+    /// For all specs: the limits in the plan, and its allocations, are what a quota counts.
     #[test]
-    fn what_is_set_is_what_a_quota_counts(
+    fn planned_limits_equal_the_counted_quota(
         (power, guests) in (1u32..900, 1u32..12),
         (memory_mib, routes) in (4u64..4096, 1u32..=16_000_000),
         attach in proptest::sample::select(vec!["router", "runtime", "memif", "tap"]),
@@ -848,7 +861,7 @@ proptest! {
             node.tap_helper.iter().for_each(|helper| logged(helper.process.log_bytes_max));
             if let Some(mirror) = &node.mirror {
                 logged(mirror.process.log_bytes_max);
-                // The kernel gives twice as much, and charges it to nobody.
+                // The kernel allocates twice as much, and charges it to nobody.
                 memory += 2 * mirror.config.receive_bytes;
             }
             for guest in node.guests.values() {
@@ -859,7 +872,7 @@ proptest! {
                 guest.taps.iter().for_each(|(_, helper)| logged(helper.process.log_bytes_max));
             }
         }
-        // What the run directory has of each, and few words.
+        // Allowance in the run directory for each, and a little text.
         let nodes = model.plan.vnets["acme.red"].nodes.values();
         let made: u64 = nodes.map(|node| 1 + node.guests.len() as u64).sum();
         let run = counted.memory_bytes - memory;
@@ -872,18 +885,19 @@ proptest! {
     }
 }
 
-/// Where specs may put files is where guests may write.
+/// The paths at which specs may put files are those that guests may write.
 #[test]
-fn files_are_put_where_guests_may_write() {
-    for (image, known) in [(false, &FILE_PLACES[..]), (true, &FILE_PLACES_IMAGE[..])] {
+fn spec_file_paths_equal_guest_writable_paths() {
+    for (image, known) in [(false, &FILE_DIRECTORIES[..]), (true, &FILE_DIRECTORIES_IMAGE[..])] {
         let known: BTreeSet<&str> = known.iter().copied().collect();
         for profile in [Profile::Control, Profile::Host] {
-            assert_eq!(profile.writable_places(image).collect::<BTreeSet<_>>(), known);
+            assert_eq!(profile.writable_directories(image).collect::<BTreeSet<_>>(), known);
         }
     }
 }
 
-/// Three vrouters in a row with a host at each end, the link between the last two as `link` has it.
+/// Three vrouters in a row with a host at each end. `link` has the
+/// settings of the link between the last two.
 fn row_of_kernels(link: &str) -> String {
     format!(
         r#"
@@ -905,21 +919,21 @@ spec:
     )
 }
 
-/// Which ports stay in the kernel, with their numbers and those that they lead to.
+/// Returns the ports that stay in the kernel, with their numbers and the numbers of their targets.
 fn straight(model: &Model) -> Vec<(String, u16, u32, u32)> {
     let nodes = model.plan.vnets["row"].nodes.iter();
     let ports = nodes.flat_map(|(name, node)| {
-        let ports = node.straight.iter();
+        let ports = node.kernel_links.iter();
         ports.filter_map(|(&vport, port)| match port.to {
-            To::Port(to) => Some((name.clone(), vport, port.spec.number, to)),
-            To::Outside(_) => None,
+            KernelLinkTarget::Port(to) => Some((name.clone(), vport, port.spec.number, to)),
+            KernelLinkTarget::Outside(_) => None,
         })
     });
     ports.collect()
 }
 
 #[test]
-fn links_between_kernels_stay_there_unless_frames_wait() {
+fn kernel_links_bypass_the_mux_unless_delayed() {
     let before = apply(&apply(&Model::default(), SUBSTRATE.into()), row_of_kernels(""));
     let ports = straight(&before);
     let named = |ports: &[(String, u16, u32, u32)]| -> Vec<(String, u16)> {
@@ -928,16 +942,16 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
     let first = [("r1".to_owned(), 1), ("r2".to_owned(), 0)];
     let last = [("r2".to_owned(), 1), ("r3".to_owned(), 0)];
     assert_eq!(named(&ports), [&first[..], &last[..]].concat());
-    // Each leads to the other end of its link, and has a number of its own.
+    // Each leads to the other end of its link, and has its own number.
     for (node, vport, number, to) in &ports {
         let far = ports.iter().find(|(.., far, _)| far == to).expect("the far end");
         assert_eq!((far.3, far.0 != *node), (*number, true), "{node} {vport}");
     }
-    // Why the others don't.
-    let way = |model: &Model, vnet: &str, link: usize| model.plan.vnets[vnet].ways[link].clone();
-    let mux = |why: &str| LinkWay::Mux(Some(why.to_owned()));
+    // Reasons for the others.
+    let way = |model: &Model, vnet: &str, link: usize| model.plan.vnets[vnet].paths[link].clone();
+    let mux = |why: &str| LinkPath::Mux(Some(why.to_owned()));
     let ways = [0, 1, 2].map(|link| way(&before, "row", link));
-    assert_eq!(ways, [mux("h1 is a host"), LinkWay::Kernel, LinkWay::Kernel]);
+    assert_eq!(ways, [mux("h1 is a host"), LinkPath::Kernel, LinkPath::Kernel]);
     for (others, why) in [
         ("dataPlane: {kind: fastpath}", "r2 is a router of kind fastpath"),
         ("dataPlane: {kind: parallel, power: 0.1}", "r2 is a router of kind parallel"),
@@ -948,33 +962,33 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
     }
     let hosts = row_of_kernels("").replace("{kind: router,", "{kind: host,");
     let hosts = apply(&before, hosts);
-    assert_eq!(way(&hosts, "row", 1), LinkWay::Mux(None), "no end is the kernel's");
-    // The helper of TAPs has what is left, with the vports' numbers.
+    assert_eq!(way(&hosts, "row", 1), LinkPath::Mux(None), "no end is the kernel's");
+    // The TAP helper has the remaining ports, with the vports' numbers.
     let taps = |node: &str| -> Vec<u16> {
         let helper = before.plan.vnets["row"].nodes[node].tap_helper.as_ref();
         helper.map_or(vec![], |helper| helper.ports.iter().map(|port| port.vport).collect())
     };
     assert_eq!([taps("r1"), taps("r2"), taps("r3")], [vec![0], vec![], vec![1]]);
-    // There is room in the machine's neighbour tables for what each of the three kernels asks for.
+    // The machine's neighbour tables have room for the needs of the three kernels.
     assert!(
         (3 * 16_384..4 * 16_384).contains(&before.plan.neighbours),
         "{}",
         before.plan.neighbours
     );
-    // Of a tenant none does where nobody pays for what the kernel does there.
+    // A tenant gets none if the kernel's work there is charged to nobody.
     let tenants = apply(&before, TENANT.to_owned());
     let tenants = apply(&tenants, row_of_kernels("").replace("name: row", "name: acme.row"));
     let straight_of = |vnet: &str| {
         let nodes = tenants.plan.vnets[vnet].nodes.values();
-        nodes.map(|node| node.straight.len()).sum::<usize>()
+        nodes.map(|node| node.kernel_links.len()).sum::<usize>()
     };
-    let told = pdp_net::napi::are_told();
+    let told = pdp_net::napi::has_thread_ids();
     let of_tenant = if told { 4 } else { 0 };
     assert_eq!((straight_of("row"), straight_of("acme.row")), (4, of_tenant));
     let ways = [0, 1].map(|link| way(&tenants, "acme.row", link));
-    let second = if told { LinkWay::Kernel } else { mux("the network is a tenant's") };
+    let second = if told { LinkPath::Kernel } else { mux("the network is a tenant's") };
     assert_eq!(ways, [mux("h1 is a host"), second]);
-    // The queue is the default of now, and of earlier versions, which stored specs have.
+    // The queue has the default size of this version, or of earlier ones, which stored specs have.
     for more in ["rate: 5Mbps", "burst: 9000", "seed: 5", "queue: 256", "queue: 1000"] {
         let after = apply(&before, row_of_kernels(&format!(", {more}")));
         assert_eq!(straight(&after), ports, "{more}");
@@ -993,9 +1007,10 @@ fn links_between_kernels_stay_there_unless_frames_wait() {
     }
 }
 
-/// Power of the kernel is a share of an engine, and no other power than a cgroup's; a change of it restarts nothing.
+/// Power of the kernel is a share of an engine, enforced by a cgroup
+/// alone. Changing it restarts nothing.
 #[test]
-fn the_kernels_power_is_a_share_of_an_engine() {
+fn kernel_power_is_a_share_of_an_engine() {
     let row = |keys: &str| {
         row_of_kernels("").replace("{kind: kernel}", &format!("{{kind: kernel{keys}}}"))
     };
@@ -1003,17 +1018,17 @@ fn the_kernels_power_is_a_share_of_an_engine() {
     let of = |model: &Model| model.plan.vnets["row"].nodes["r2"].clone();
     let kernel = |model: &Model| of(model).kernel.expect("a kernel's part");
     let lent = kernel(&before);
-    assert!(lent.borrows && lent.placement.power_millicores == 0 && lent.short_way, "{lent:?}");
+    assert!(lent.borrows && lent.placement.power_millicores == 0 && lent.xdp_bypass, "{lent:?}");
     assert_eq!(lent.limits.cpu_cores, None);
 
     let after = apply(&before, row(", power: 0.02, kernelHooks: strict"));
     let given = kernel(&after);
-    assert!(!given.borrows && !given.short_way, "{given:?}");
+    assert!(!given.borrows && !given.xdp_bypass, "{given:?}");
     assert_eq!((given.limits.cpu_cores, given.limits.cpu_weight), (Some(0.02), Some(20)));
     assert_eq!(given.cgroup, lent.cgroup);
     assert_eq!(of(&before).hash, of(&after).hash, "nothing is begun anew");
     assert!(
-        after.plan.changed_from(&before.plan).contains(&Key::node("row", "r2")),
+        after.plan.changed_from(&before.plan).contains(&ObjectKey::node("row", "r2")),
         "it is seen to"
     );
     assert_eq!(after.plan.vnets["row"].weight, 60);
@@ -1025,7 +1040,8 @@ fn the_kernels_power_is_a_share_of_an_engine() {
     let words = format!("{changes:?}");
     assert!(words.contains("kernelHooks") && !words.contains("the kernel's part"), "{words}");
 
-    // What its TAPs need is in the same cgroup; without a kernel that forwards, in the node's.
+    // The TAP helper's needs are in the same cgroup. Without a
+    // forwarding kernel they are in the node's.
     let helper = |model: &Model, node: &str| {
         model.plan.vnets["row"].nodes[node]
             .tap_helper
@@ -1038,14 +1054,14 @@ fn the_kernels_power_is_a_share_of_an_engine() {
     let own = after.plan.vnets["row"].nodes["r1"].kernel.as_ref().expect("its part").cgroup.clone();
     assert_eq!(helper(&after, "r1"), format!("{own}/helpers"));
     assert!(!helper(&after, "h1").contains(".kernel"));
-    // Of another kind it has none.
+    // With another data plane it has none.
     let other = apply(&after, row_of_kernels("").replace("kind: kernel", "kind: fastpath"));
     assert!(of(&other).kernel.is_none());
 }
 
-/// Of a share, guests' and kernels' alike, what is otherwise is told and nothing else.
+/// Only the changed parts of a share are reported, for guests and kernels alike.
 #[test]
-fn what_changes_of_a_share_is_told() {
+fn share_changes_are_reported_individually() {
     let row = |keys: &str| {
         let kernel = format!("{{kind: kernel, power: 0.2{keys}}}");
         let guest = format!("r2: {{kind: router, dataPlane: {{kind: parallel, power: 0.2{keys}}},");
@@ -1080,7 +1096,8 @@ fn what_changes_of_a_share_is_told() {
     assert_eq!(told(&first, one("fe2", 1)).0, "engine fe1 to fe2");
 }
 
-/// A vrouter with a tunnel to the outside and a link to another vrouter of kind `plane`; `more` is of the vnet.
+/// A vrouter with a tunnel to the outside, and a link to another
+/// vrouter of kind `plane`. `more` has settings of the vnet.
 fn kernel_to_outside(by: &str, link: &str, plane: &str, more: &str) -> String {
     format!(
         r#"
@@ -1102,49 +1119,52 @@ spec:
 }
 
 #[test]
-fn links_to_the_outside_stay_in_the_kernel_where_nothing_waits() {
+fn external_links_bypass_the_mux_unless_delayed() {
     let vxlan = "vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}";
     let plain = || kernel_to_outside(vxlan, "", "power: 0.1", "");
     let mut before = apply(&apply(&Model::default(), SUBSTRATE.into()), plain());
-    let far = |model: &Model| -> Vec<(u16, Far)> {
-        let ports = model.plan.vnets["row"].nodes["r1"].straight.iter();
+    let far = |model: &Model| -> Vec<(u16, KernelTunnel)> {
+        let ports = model.plan.vnets["row"].nodes["r1"].kernel_links.iter();
         let outside = ports.filter_map(|(&vport, port)| match &port.to {
-            To::Outside(far) => Some((vport, far.clone())),
-            To::Port(_) => None,
+            KernelLinkTarget::Outside(far) => Some((vport, far.clone())),
+            KernelLinkTarget::Port(_) => None,
         });
         outside.collect()
     };
-    // Of a device that is not there nobody knows whether it can do it.
+    // The capabilities of a missing device are unknown.
     assert_eq!(far(&before), []);
     let vnet = &before.plan.vnets["row"];
-    assert_eq!((vnet.told(), &vnet.far), (vnet.mux.clone(), &BTreeSet::new()));
-    // Where it could so far, it stays so.
-    let mut holding = pdpd::ledger::Holding::clone(&before.ledger.vnets["row"]);
+    assert_eq!((vnet.mux_config(), &vnet.kernel_tunnels), (vnet.mux.clone(), &BTreeSet::new()));
+    // If the device was capable before, the link stays.
+    let mut holding = pdpd::allocations::VnetAllocation::clone(&before.allocations.vnets["row"]);
     holding.ports = [("r1".into(), [("eth1".into(), 5)].into())].into();
-    before.ledger.set("row", Some(holding.clone()));
+    before.allocations.set("row", Some(holding.clone()));
     let with = |by: &str, link: &str, plane: &str, more: &str| {
-        // Another vnet than before, so that it is planned anew.
+        // Different from before, so that it is planned again.
         let text =
             kernel_to_outside(by, link, plane, more).replace("r1: {", "r1: {labels: {a: b}, ");
         apply(&before, text)
     };
     let after = with(vxlan, "", "power: 0.1", "");
-    let Ok([(1, Far { interface, device, by, limit: None })]) =
-        <[(u16, Far); 1]>::try_from(far(&after))
+    let Ok([(1, KernelTunnel { interface, device, by, limit: None })]) =
+        <[(u16, KernelTunnel); 1]>::try_from(far(&after))
     else {
         panic!("{:?}", far(&after));
     };
     assert_eq!((&*interface, &*device), ("A", "extA"));
     assert!(matches!(by, pdp_wire::tunnel::Encapsulation::Vxlan(tunnel) if tunnel.vni == 7));
-    // The mux has no part in it, and the program at the device has.
+    // The mux takes no part in it, but the program at the device does.
     let vnet = &after.plan.vnets["row"];
-    let told = vnet.told();
+    let told = vnet.mux_config();
     assert_eq!((told.vlinks.len(), vnet.mux.vlinks.len()), (1, 2));
     assert_eq!(told.vlinks.iter().flat_map(mux::Vlink::interfaces).count(), 0);
-    let takes = &after.plan.externals["A"].device_plan().expect("a device").takes;
+    let takes = &after.plan.externals["A"].device_plan().expect("a device").selection;
     assert!(takes.ports && takes.tunnels.len() == 1);
     let changed = after.plan.changed_from(&before.plan);
-    assert!(changed.contains(&Key::external("A")) && changed.contains(&Key::node("row", "r1")));
+    assert!(
+        changed.contains(&ObjectKey::external("A"))
+            && changed.contains(&ObjectKey::node("row", "r1"))
+    );
     let helper = vnet.nodes["r1"].tap_helper.as_ref().expect("it has a TAP, too");
     assert_eq!(helper.ports.iter().map(|port| port.vport).collect::<Vec<_>>(), [0]);
 
@@ -1163,7 +1183,7 @@ fn links_to_the_outside_stay_in_the_kernel_where_nothing_waits() {
     ] {
         assert_eq!(count(by, link, power, ""), stay, "{by}{link}");
     }
-    // What comes for all of a vnet is limited in one place.
+    // One place limits the ingress of a whole vnet.
     let police = "police: {rate: 5Mbps, pps: 1000}";
     assert_eq!(count(vxlan, "", power, police), 0, "a link by the mux");
     holding.ports = [("r1", "eth0", 6), ("r1", "eth1", 5), ("r2", "eth0", 7)].into_iter().fold(
@@ -1173,12 +1193,12 @@ fn links_to_the_outside_stay_in_the_kernel_where_nothing_waits() {
             all
         },
     );
-    before.ledger.set("row", Some(holding.clone()));
+    before.allocations.set("row", Some(holding.clone()));
     let text = kernel_to_outside(vxlan, "", "kind: kernel", police);
     let limited = far(&apply(&before, text));
-    let rate = pdp_net::ports::Rate { bps: 5_000_000, pps: 1000, ..Default::default() };
+    let rate = pdp_net::ports::PortRate { bps: 5_000_000, pps: 1000, ..Default::default() };
     assert_eq!(limited[0].1.limit, Some((holding.number, rate)));
-    // Not over devices whose frames wait, or don't come by XDP.
+    // Not over devices that queue frames, or that do not use XDP.
     for more in ["attach: packet", "capacity: 1Gbps"] {
         let substrate = SUBSTRATE.replace("device: extA", &format!("device: extA, {more}"));
         assert_eq!(far(&apply(&after, substrate)), [], "{more}");

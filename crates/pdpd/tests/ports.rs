@@ -1,4 +1,4 @@
-//! Ports whose links stay in the kernel, of nodes that come while others go.
+//! Ports whose links stay in the kernel, of nodes that are created while others are removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::ports::PortSpec;
-use pdpd::plan::{Places, PortNow, StraightPort, To};
-use pdpd::ports::Ports;
+use pdpd::plan::{DaemonPaths, KernelLinkPort, KernelLinkPortState, KernelLinkTarget};
+use pdpd::ports::KernelPorts;
 
-/// How long one that is to be made is waited for while others are removed.
+/// Longest wait for a node that is created while others are removed.
 const WHILE: Duration = Duration::from_millis(300);
 
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
@@ -23,7 +23,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A process in a network namespace of its own, in place of a guest.
+/// A process in its own network namespace, in place of a guest.
 struct Guest(Child);
 
 impl Guest {
@@ -53,7 +53,7 @@ impl Drop for Guest {
     }
 }
 
-fn port(number: u32, to: u32) -> StraightPort {
+fn port(number: u32, to: u32) -> KernelLinkPort {
     let spec = PortSpec {
         number,
         vrouter: number,
@@ -63,22 +63,22 @@ fn port(number: u32, to: u32) -> StraightPort {
         addresses: vec![],
         routes: vec![],
     };
-    StraightPort { spec, to: To::Port(to), rate: None }
+    KernelLinkPort { spec, to: KernelLinkTarget::Port(to), rate: None }
 }
 
-/// One is removed that nothing wants any more. Meanwhile a spec that has another is stored, and the node of that is made:
-/// what is wanted was asked for before, and says nothing of it.
+/// An unwanted port is removed. Meanwhile a spec with another port is stored, and its
+/// node is created. The list of wanted ports was read before, and does not include it.
 #[test]
-fn who_is_made_while_others_are_removed_stays() {
+fn new_port_survives_concurrent_port_removal() {
     let run = tempfile::tempdir().expect("a directory");
     let pins = Path::new("/sys/fs/bpf").join(format!("pdp-test-ports-{}", std::process::id()));
     let places =
-        Places { run: run.path().to_owned(), lib: run.path().to_owned(), pins: pins.clone() };
-    let ports = Ports::new(&places);
+        DaemonPaths { run: run.path().to_owned(), lib: run.path().to_owned(), pins: pins.clone() };
+    let ports = KernelPorts::new(&places);
     let cgroups = Cgroups::new("pdp-test-ports").expect("cgroups");
     let (guest, all) = (Guest::new(), [port(0, 1), port(1, 0), port(2, 3)]);
     let see_to = |node: &str, at: usize| {
-        let now = PortNow { port: &all[at], carrier: true, joined: true, device: None };
+        let now = KernelLinkPortState { port: &all[at], carrier: true, joined: true, device: None };
         ports.see_to(("red", node), guest.process(), None, &[now], &cgroups).expect("a port");
     };
     see_to("stays", 0);

@@ -1,5 +1,4 @@
-//! Images that come from registries: a good one, and those that do what no registry should. Needs root, skopeo,
-//! openssl and python3.
+//! Images from registries: a good one, and hostile ones. Needs root, skopeo, openssl and python3.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,25 +11,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use pdp_api::{Action, ImageQuery, Problem, ProblemKind, PullRequest};
-use pdp_container::Paths;
+use pdp_api::{ChangeAction, ImageQuery, Problem, ProblemKind, PullRequest};
+use pdp_container::RuntimePaths;
 use pdp_container::cgroup::Cgroups;
 use pdp_container::work::Workplace;
-use pdp_spec::{Object, Placed, SourceFile, Tenant};
-use pdpd::access::Scope;
-use pdpd::images::{Bounds, Images};
+use pdp_spec::{Object, PlacedVnet, SourceFile, Tenant};
+use pdpd::access::AccessScope;
+use pdpd::images::{Images, PullLimits};
 use pdpd::model::Model;
 
-/// What somebody else on the machine has to say, who is not to be asked.
+/// Response of another service on the machine, which pulls must not reach.
 const SECRET: &str = "nobody is to hear this";
 
 struct Registry {
     child: Child,
     port: u16,
-    /// The other's port, at all addresses of the machine.
+    /// Port of the other service, at all addresses of the machine.
     other: u16,
     dir: tempfile::TempDir,
-    /// How often the other was asked.
+    /// Number of requests to the other service.
     asked: Arc<AtomicUsize>,
 }
 
@@ -84,7 +83,7 @@ impl Registry {
         Self { child, port, other: other_port, dir, asked }
     }
 
-    /// Asks it for a path by which it changes.
+    /// Sends a request that changes the registry's behaviour.
     fn tell(&self, path: &str) {
         let url = format!("https://127.0.0.1:{}{path}", self.port);
         let done = Command::new("curl").args(["-sSfk", &url]).output().unwrap();
@@ -115,7 +114,7 @@ impl Node {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
         let any = || "/bin/true".into();
         let cgroup = format!("pdp-registry-{label}-{}", std::process::id());
-        let paths = Paths {
+        let paths = RuntimePaths {
             runc: any(),
             shim: any(),
             init: any(),
@@ -132,7 +131,7 @@ impl Node {
             Images::open(&paths, cgroups.clone(), Workplace::in_this_process()).unwrap();
         images.settings.pdpd = env!("CARGO_BIN_EXE_pdpd").into();
         images.settings.certs = Some(registry.dir.path().join("certs"));
-        images.settings.bounds = Bounds {
+        images.settings.bounds = PullLimits {
             bytes: 8 << 20,
             stall: Duration::from_secs(10),
             time: Duration::from_secs(120),
@@ -146,19 +145,19 @@ impl Node {
         tenant: Option<&str>,
         name: &str,
         model: &Model,
-    ) -> Result<(Action, String), Problem> {
-        let scope = tenant.map_or(Scope::Node, |tenant| Scope::Tenant(tenant.into()));
+    ) -> Result<(ChangeAction, String), Problem> {
+        let scope = tenant.map_or(AccessScope::Node, |tenant| AccessScope::Tenant(tenant.into()));
         let request = PullRequest { image: name.into(), tenant: None };
         let report = self.images.pull(&scope, &request, model, &mut |_| {})?;
         let change = &report.changes[0];
         Ok((change.action, change.detail.clone()))
     }
 
-    fn pull(&self, name: &str) -> Result<(Action, String), Problem> {
+    fn pull(&self, name: &str) -> Result<(ChangeAction, String), Problem> {
         self.pull_for(None, name, &Model::default())
     }
 
-    /// Nothing is left of what was refused.
+    /// Checks that a refused pull left nothing.
     #[track_caller]
     fn is_clear(&self) {
         let works = fs::read_dir(self.dir.path().join("pulls")).unwrap().count();
@@ -188,33 +187,33 @@ fn tenants(yaml: &[&str]) -> Model {
     Model { tenants: tenants.into(), ..Model::default() }
 }
 
-fn vnet(yaml: &str) -> Placed {
+fn vnet(yaml: &str) -> PlacedVnet {
     let file = SourceFile { name: "v.yaml".into(), text: yaml.into(), ..Default::default() };
     match pdp_spec::parse(&[file]).unwrap().remove(0).object {
-        Object::VirtualNetwork(vnet) => Placed::new(vnet, Default::default()),
+        Object::VirtualNetwork(vnet) => PlacedVnet::new(vnet, Default::default()),
         other => panic!("{other:?}"),
     }
 }
 
-fn digest_of(pulled: Result<(Action, String), Problem>) -> String {
+fn digest_of(pulled: Result<(ChangeAction, String), Problem>) -> String {
     pulled.unwrap_or_else(|problem| panic!("{problem}")).1
 }
 
 #[test]
-fn a_registry_that_lies_stalls_or_breaks_off_is_told_and_leaves_nothing() {
+fn hostile_registry_is_reported_and_leaves_no_files() {
     let registry = Registry::start();
     let node = Node::new(&registry, "hostile");
     let good = digest_of(node.pull(&registry.name("good")));
     assert!(good.starts_with("sha256:") && good.len() == 71, "{good}");
-    // What is there is not sent again, by another name or by its digest, and one for several machines is this
-    // machine's.
+    // An existing image is not sent again, under another name or by its
+    // digest. From an image for several machines, this machine's one is used.
     for name in ["good", "several"] {
         let again = node.pull(&registry.name(name)).unwrap();
-        assert_eq!(again, (Action::Unchanged, good.clone()), "{name}");
+        assert_eq!(again, (ChangeAction::Unchanged, good.clone()), "{name}");
     }
     let by_digest = format!("127.0.0.1:{}/lab/good@{good}", registry.port);
     assert_eq!(digest_of(node.pull(&by_digest)), good);
-    let count = node.images.list(&Scope::Node, &Model::default()).unwrap().len();
+    let count = node.images.list(&AccessScope::Node, &Model::default()).unwrap().len();
     let liar = format!("127.0.0.1:{}/lab/liar@sha256:{}", registry.port, "1".repeat(64));
     for (name, why) in [
         (registry.name("lies"), "igest"),
@@ -234,15 +233,15 @@ fn a_registry_that_lies_stalls_or_breaks_off_is_told_and_leaves_nothing() {
         assert!(why.split('|').any(|why| said.contains(why)), "{name}: {why:?} in {said:?}");
         assert!(said.starts_with(&format!("image {name}: ")), "{said}");
         assert!(!said.contains(SECRET) && !said.contains('\n'), "{said}");
-        // No hash of what came, which may be another service's answer.
+        // No hash of the content, which may be another service's response.
         let told = said.replace(&name, "");
         assert!(!told.contains("sends sha256:"), "{said}");
         assert_eq!(problem.kind, ProblemKind::Unavailable);
         node.is_clear();
     }
     assert_eq!(registry.asked.load(Ordering::SeqCst), 0, "another was asked");
-    assert_eq!(node.images.list(&Scope::Node, &Model::default()).unwrap().len(), count);
-    // Without its certificate it is not trusted.
+    assert_eq!(node.images.list(&AccessScope::Node, &Model::default()).unwrap().len(), count);
+    // Without its certificate the registry is not trusted.
     let mut other = Node::new(&registry, "untrusted");
     other.images.settings.certs = None;
     let error = other.pull(&registry.name("good")).unwrap_err().error;
@@ -251,7 +250,7 @@ fn a_registry_that_lies_stalls_or_breaks_off_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
+fn pulls_respect_tenant_rights_and_quota() {
     let registry = Registry::start();
     let mut node = Node::new(&registry, "tenants");
     let at = format!("127.0.0.1:{}", registry.port);
@@ -279,7 +278,7 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
         ("acme", "frr".to_owned(), "docker.io/library/frr is in no registry"),
         ("none", registry.name("good"), "in no registry"),
         ("small", registry.name("good"), "2048 bytes"),
-        // The daemon's password is not the tenant's, unless an operator says so.
+        // A tenant gets the daemon's password only if an operator permits it.
         ("acme", registry.name("secret"), "authentication"),
     ] {
         let problem = pull(tenant, &name).unwrap_err();
@@ -288,14 +287,14 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
     }
     let secret = digest_of(pull("other", &registry.name("secret")));
     assert_eq!(digest_of(node.pull(&registry.name("secret"))), secret, "an operator");
-    // Nobody is given what another pulled.
-    let scope = |tenant: &str| Scope::Tenant(tenant.into());
+    // An owner never gets an image that another one pulled.
+    let scope = |tenant: &str| AccessScope::Tenant(tenant.into());
     let list = |tenant: &str| {
         let images = node.images.list(&scope(tenant), &model).unwrap();
         images.into_iter().map(|image| image.digest).collect::<Vec<_>>()
     };
     assert_eq!((list("acme"), list("other")), (vec![good.clone()], vec![secret.clone()]));
-    assert_eq!(node.images.list(&Scope::Node, &model).unwrap().len(), 3);
+    assert_eq!(node.images.list(&AccessScope::Node, &model).unwrap().len(), 3);
     let own = ImageQuery::default();
     let others = ImageQuery { tenant: Some("other".into()) };
     for query in [&own, &others] {
@@ -305,9 +304,9 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
     assert!(node.images.prune(&scope("acme"), &others, &now).is_err());
     assert_eq!(node.images.prune(&scope("acme"), &own, &now).unwrap().len(), 1);
     assert_eq!((list("acme").len(), list("other").len()), (0, 1));
-    node.images.remove(&Scope::Node, &secret[7..20], &others, &now).unwrap();
+    node.images.remove(&AccessScope::Node, &secret[7..20], &others, &now).unwrap();
     assert!(list("other").is_empty());
-    // A change is stored after an image was found unused, and before it is gone.
+    // A change is stored after an image was found unused, and before it is removed.
     let kept = digest_of(pull("other", &registry.name("good")));
     let asked = AtomicUsize::new(0);
     let uses = vnet(&format!(
@@ -326,7 +325,7 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
     asked.store(0, Ordering::SeqCst);
     assert_eq!(node.images.prune(&scope("other"), &own, &stored).unwrap(), []);
     assert_eq!(list("other"), [kept]);
-    // One that hangs keeps others of the same tenant waiting, and of no other.
+    // A pull that hangs delays others of the same tenant, but none of another tenant.
     let done = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -337,7 +336,7 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
         while processes().is_empty() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // As whom it runs, and with what.
+        // Its user and its capabilities.
         let status = fs::read_to_string(format!("/proc/{}/status", processes()[0])).unwrap();
         pull("other", &registry.name("good")).unwrap();
         assert!(!done.load(Ordering::SeqCst), "it waited for another's");
@@ -346,7 +345,7 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
             let now = now.and_then(|path| fs::read_to_string(path).ok()).unwrap_or(status.clone());
             assert!(now.contains(words), "{words} in {now}");
         }
-        // And few of them, that others have their places for requests.
+        // Only few may wait, so that others keep their request permits.
         let four = [(); 4].map(|()| threads.spawn(|| pull("acme", &registry.name("good"))));
         let ended = four.map(|thread| thread.join().unwrap());
         let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
@@ -358,10 +357,10 @@ fn a_tenant_pulls_what_it_may_and_has_room_for_and_sees_its_own() {
     node.is_clear();
 }
 
-/// Redirects of manifests and blobs, and realms of tokens, at loopback, at the machine's own address, at link-local and
-/// private ones, and at ports of loopback where nobody granted anything.
+/// Redirects of manifests and blobs, and realms of tokens. Targets are loopback, the machine's
+/// own address, link-local and private addresses, and ports of loopback that nobody granted.
 #[test]
-fn a_registry_leads_a_pull_nowhere_on_the_machine() {
+fn registry_cannot_redirect_pulls_to_local_addresses() {
     let registry = Registry::start();
     let node = Node::new(&registry, "away");
     let own = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -377,12 +376,13 @@ fn a_registry_leads_a_pull_nowhere_on_the_machine() {
         "apiVersion: pdp/v1\nkind: Tenant\nmetadata: {{name: acme}}\nspec: {{registries: ['127.0.0.1:{}/lab']}}",
         registry.port
     )]);
-    // What is said names the place, which the registry itself named, and is the same whoever listens there.
+    // The error contains the address, which the registry itself chose,
+    // and is the same whatever listens there.
     let said = |name: &str, port: u16| {
         let problem = node.pull_for(Some("acme"), name, &model).unwrap_err();
         node.is_clear();
         let said = problem.error.replace(name, "NAME").replace(&port.to_string(), "PORT");
-        // Ports that a client had are by chance.
+        // The client's port numbers are random.
         said.split_whitespace().filter(|word| !word.contains("->")).collect::<Vec<_>>().join(" ")
     };
     for host in ["127.0.0.1", "127.0.0.9", &own, "169.254.169.254", "10.0.0.1"] {
@@ -401,21 +401,21 @@ fn a_registry_leads_a_pull_nowhere_on_the_machine() {
     }
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(registry.asked.load(Ordering::SeqCst), 1, "the other was asked");
-    // The registry itself, at loopback, is reached.
+    // The registry itself, on loopback, is reachable.
     digest_of(node.pull_for(Some("acme"), &registry.name("good"), &model));
 }
 
 #[test]
-fn a_full_disk_is_told_and_emptied() {
+fn full_disk_is_reported_and_cleaned_up() {
     let registry = Registry::start();
     let mut node = Node::new(&registry, "full");
     node.images.settings.bounds.free_bytes = u64::MAX;
     let error = node.pull(&registry.name("slow")).unwrap_err().error;
     assert!(error.contains("the disk is full"), "{error}");
     node.is_clear();
-    // And where nothing is kept free, when the last byte is used.
+    // The same if no free space is reserved, when the last byte is used.
     node.images.settings.bounds =
-        Bounds { free_bytes: 0, bytes: 1 << 30, ..node.images.settings.bounds };
+        PullLimits { free_bytes: 0, bytes: 1 << 30, ..node.images.settings.bounds };
     let place = node.dir.path().join("pulls");
     let small = Mount::tmpfs(&place, "size=4m,mode=711");
     let error = node.pull(&registry.name("flood")).unwrap_err().error;
@@ -424,7 +424,7 @@ fn a_full_disk_is_told_and_emptied() {
     drop(small);
 }
 
-/// A mount that goes when dropped.
+/// A mount that is removed when dropped.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -442,13 +442,13 @@ impl Drop for Mount {
     }
 }
 
-/// What the quota says is what is there.
+/// The bytes in the quota are those on disk.
 #[test]
-fn bytes_are_those_that_came_and_those_unpacked() {
+fn image_quota_counts_packed_and_unpacked_bytes() {
     let registry = Registry::start();
     let node = Node::new(&registry, "bytes");
     digest_of(node.pull(&registry.name("good")));
-    let images = node.images.list(&Scope::Node, &Model::default()).unwrap();
+    let images = node.images.list(&AccessScope::Node, &Model::default()).unwrap();
     assert_eq!(
         images[0].unpacked_bytes,
         3 * 4096,
@@ -463,8 +463,8 @@ fn bytes_are_those_that_came_and_those_unpacked() {
         .status();
     assert!(moved.unwrap().success());
     let (action, second) = node.pull(&name).unwrap();
-    assert!(action == Action::Create && first != second);
-    let listed = node.images.list(&Scope::Node, &Model::default()).unwrap();
+    assert!(action == ChangeAction::Create && first != second);
+    let listed = node.images.list(&AccessScope::Node, &Model::default()).unwrap();
     let names: Vec<_> =
         listed.iter().map(|image| (image.digest == second, image.names.clone())).collect();
     assert!(names.contains(&(true, vec![name])) && names.contains(&(false, vec![])), "{names:?}");

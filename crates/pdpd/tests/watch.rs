@@ -1,4 +1,4 @@
-//! The stream of everybody who watches, in front of a board that the tests write.
+//! The watch stream, in front of a hub to which the tests publish.
 
 mod fake;
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use fake::{EVENTUALLY, Server, eventually};
 use futures::{SinkExt, StreamExt};
-use pdp_api::client::{Client, Error, Watch};
+use pdp_api::client::{Client, Error, WatchStream};
 use pdp_api::*;
 use pdpd::http::{HEARD_BYTES_MAX, Listeners, STREAMS_MAX, listen, serve};
 use pdpd::watch::log::EVENTS_MAX;
@@ -22,7 +22,7 @@ fn client(server: &Server) -> Client {
     Client::new(server.socket())
 }
 
-/// One for a tenant's vnets.
+/// Returns a client for a tenant's vnets.
 fn as_tenant(server: &Server, tenant: &str) -> (Client, u64) {
     let state = &server.guard.state;
     let hash = |secret: &str| {
@@ -34,19 +34,19 @@ fn as_tenant(server: &Server, tenant: &str) -> (Client, u64) {
     (client(server).with_token(secret), token.id)
 }
 
-async fn line(watch: &mut Watch) -> WatchLine {
+async fn line(watch: &mut WatchStream) -> WatchLine {
     let next = tokio::time::timeout(EVENTUALLY, watch.next());
     next.await.expect("a line").unwrap().expect("not the end")
 }
 
-async fn snapshot(watch: &mut Watch) -> Snapshot {
+async fn snapshot(watch: &mut WatchStream) -> Snapshot {
     match line(watch).await {
         WatchLine::Snapshot(snapshot) => snapshot,
         other => panic!("no snapshot: {other:?}"),
     }
 }
 
-async fn event(watch: &mut Watch) -> WatchEvent {
+async fn event(watch: &mut WatchStream) -> WatchEvent {
     match line(watch).await {
         WatchLine::Event(event) => event,
         other => panic!("no event: {other:?}"),
@@ -56,7 +56,7 @@ async fn event(watch: &mut Watch) -> WatchEvent {
 fn post(server: &Server, object: &str, message: impl ToString) {
     let message = Some(message.to_string());
     let event = WatchEvent { object: object.into(), message, ..WatchEvent::default() };
-    server.fake.board.post(WatchEvent { what: What::Ended, ..event });
+    server.fake.board.post(WatchEvent { what: EventKind::Ended, ..event });
 }
 
 fn names(snapshot: &Snapshot) -> Vec<&str> {
@@ -64,7 +64,7 @@ fn names(snapshot: &Snapshot) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn what_is_comes_first_and_then_what_happens() {
+async fn watch_sends_a_snapshot_and_then_events() {
     let server = Server::start();
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     let first = snapshot(&mut watch).await;
@@ -74,10 +74,10 @@ async fn what_is_comes_first_and_then_what_happens() {
     post(&server, "vnet/red/node/r1/g0", "with code 7");
     let ended = event(&mut watch).await;
     assert_eq!((ended.seq, ended.boot.as_str()), (first.seq + 1, first.boot.as_str()));
-    assert_eq!((ended.what, ended.message.as_deref()), (What::Ended, Some("with code 7")));
-    server.fake.board.tell("red", None, false);
+    assert_eq!((ended.what, ended.message.as_deref()), (EventKind::Ended, Some("with code 7")));
+    server.fake.board.publish_vnet("red", None, false);
     let gone = event(&mut watch).await;
-    assert_eq!((gone.object.as_str(), gone.what), ("vnet/red", What::Gone));
+    assert_eq!((gone.object.as_str(), gone.what), ("vnet/red", EventKind::Gone));
     let query = WatchQuery { vnet: Some("acme.red".into()), ..WatchQuery::default() };
     let mut watch = client(&server).watch(&query).await.unwrap();
     let one = snapshot(&mut watch).await;
@@ -89,33 +89,33 @@ async fn what_is_comes_first_and_then_what_happens() {
     assert_eq!(event(&mut watch).await.object, "vnet/acme.red/link/a");
 }
 
-/// With a status that goes and comes for what was asked for before it was there.
+/// A reader that asked for a vnet before it existed sees its status come and go.
 #[tokio::test]
-async fn a_vnet_may_come_later() {
+async fn watch_accepts_a_vnet_not_created_yet() {
     let server = Server::start();
     let query = WatchQuery { vnet: Some("late".into()), ..WatchQuery::default() };
     let mut watch = client(&server).watch(&query).await.unwrap();
     let none = snapshot(&mut watch).await;
     assert!(none.vnets.is_empty() && none.status.is_none() && none.going.is_empty());
     let board = &server.fake.board;
-    board.tell("late", Some(VnetStatus::default()), true);
-    assert_eq!(event(&mut watch).await.what, What::Created);
-    board.tell("late", None, true);
+    board.publish_vnet("late", Some(VnetStatus::default()), true);
+    assert_eq!(event(&mut watch).await.what, EventKind::Created);
+    board.publish_vnet("late", None, true);
     let mut again = client(&server).watch(&query).await.unwrap();
     let going = snapshot(&mut again).await;
     assert_eq!((going.vnets.len(), going.going), (0, vec!["late".to_owned()]));
-    board.tell("late", None, false);
+    board.publish_vnet("late", None, false);
     for watch in [&mut watch, &mut again] {
-        assert_eq!(event(watch).await.what, What::Gone);
+        assert_eq!(event(watch).await.what, EventKind::Gone);
     }
 }
 
 #[tokio::test]
-async fn ten_thousand_events_at_once_come_all_and_in_order() {
+async fn watch_delivers_all_kept_events_in_order() {
     let server = Server::start();
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     let first = snapshot(&mut watch).await;
-    // With those of before they are as many as are kept.
+    // Together with the earlier ones, as many events as are kept.
     let count = EVENTS_MAX - first.seq as usize;
     for number in 0..count {
         post(&server, "vnet/red/node/r1", number);
@@ -125,8 +125,8 @@ async fn ten_thousand_events_at_once_come_all_and_in_order() {
         assert_eq!(event.seq, first.seq + 1 + number as u64);
         assert_eq!(event.message, Some(number.to_string()));
     }
-    // And whoever comes back gets what it missed.
-    let after = Some(Cursor { boot: first.boot, seq: first.seq + count as u64 - 10 });
+    // A client that returns gets the events that it missed.
+    let after = Some(EventCursor { boot: first.boot, seq: first.seq + count as u64 - 10 });
     let query = WatchQuery { after, ..WatchQuery::default() };
     let mut again = client(&server).watch(&query).await.unwrap();
     for number in count - 10..count {
@@ -134,8 +134,8 @@ async fn ten_thousand_events_at_once_come_all_and_in_order() {
     }
 }
 
-/// It reads nothing while twenty times as much happens as is kept: the daemon keeps nothing for it, it misses nothing
-/// without being told, and what it has after that is what is.
+/// The client reads nothing while twenty times as many events happen as are kept. The daemon
+/// stores nothing for it. The client learns of every loss, and then has the current state.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_gets_a_gap_and_a_snapshot() {
     let server = Server::start();
@@ -170,20 +170,21 @@ async fn a_slow_reader_gets_a_gap_and_a_snapshot() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_started_anew_says_so() {
+async fn watch_reports_a_gap_after_daemon_restart() {
     let old = Server::start();
     let query = WatchQuery::default();
     let Snapshot { boot, seq, .. } = snapshot(&mut client(&old).watch(&query).await.unwrap()).await;
     let new = Server::start();
-    let query = WatchQuery { after: Some(Cursor { boot, seq }), ..query };
+    let query = WatchQuery { after: Some(EventCursor { boot, seq }), ..query };
     let mut watch = client(&new).watch(&query).await.unwrap();
     assert_eq!(line(&mut watch).await, WatchLine::Gap(Gap { lost: None }));
     assert_eq!(snapshot(&mut watch).await.vnets.len(), 3);
 }
 
-/// Neither in what is, nor in what happens, nor by numbers that others' activity moves.
+/// A tenant learns nothing from the state, from events, or from numbers
+/// that others' activity advances.
 #[tokio::test]
-async fn a_tenant_learns_nothing_of_others() {
+async fn watch_hides_other_tenants() {
     let server = Server::start();
     let (acme, _) = as_tenant(&server, "acme");
     let mut stream = UnixStream::connect(server.socket()).unwrap();
@@ -199,7 +200,7 @@ async fn a_tenant_learns_nothing_of_others() {
         }
         text.clone()
     };
-    // What happens is told to who watched before.
+    // Events go to readers that watched before.
     read_until("snapshot");
     let mut watch = acme.watch(&WatchQuery::default()).await.unwrap();
     let first = snapshot(&mut watch).await;
@@ -209,7 +210,7 @@ async fn a_tenant_learns_nothing_of_others() {
         post(&server, "vnet/canary/node/r1", number);
         post(&server, "external/canary", number);
     }
-    server.fake.board.tell("other.canary", Some(VnetStatus::default()), true);
+    server.fake.board.publish_vnet("other.canary", Some(VnetStatus::default()), true);
     post(&server, "vnet/acme.red/node/r1", "mine");
     let next = event(&mut watch).await;
     assert_eq!((next.message.as_deref(), next.seq), (Some("mine"), first.seq + 1));
@@ -222,7 +223,7 @@ async fn a_tenant_learns_nothing_of_others() {
     assert_eq!((none.kind, none.error.as_str()), (ProblemKind::NotFound, r#"no vnet "other.red""#));
 }
 
-/// A WebSocket, as a browser or a program opens it, with these headers more.
+/// Opens a WebSocket like a browser or a program, with these additional headers.
 async fn socket(server: &Server, headers: &[(&'static str, &str)]) -> Result<Socket, u16> {
     socket_at(&server.socket(), headers).await
 }
@@ -255,7 +256,7 @@ async fn text(socket: &mut Socket) -> WatchLine {
     }
 }
 
-/// The code that it is closed with.
+/// Returns the code with which the server closes it.
 async fn close(socket: &mut Socket) -> u16 {
     match message(socket).await {
         Some(Message::Close(Some(close))) => close.code.into(),
@@ -263,9 +264,9 @@ async fn close(socket: &mut Socket) -> u16 {
     }
 }
 
-/// The same lines, as messages; it ends with either side, and with its reason.
+/// The same lines as messages. Either side can end it; the server gives a reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_comes_as_messages() {
+async fn websocket_delivers_the_same_lines() {
     let mut server = Server::start();
     let mut sockets = Vec::new();
     for _ in 0..2 {
@@ -288,7 +289,7 @@ async fn the_same_comes_as_messages() {
     first.close(None).await.unwrap();
     assert!(matches!(message(&mut first).await, Some(Message::Close(_))));
     assert!(message(&mut first).await.is_none());
-    // A token that is revoked, and a daemon that stops, as they are told on lines.
+    // A revoked token, and a daemon that stops, are reported as on lines.
     let (_, token) = as_tenant(&server, "acme");
     let mut revoked = socket(&server, &[("authorization", "Bearer pdp_acme")]).await.unwrap();
     assert!(matches!(text(&mut revoked).await, WatchLine::Snapshot(_)));
@@ -302,9 +303,10 @@ async fn the_same_comes_as_messages() {
     assert_eq!(close(&mut last).await, 1001);
 }
 
-/// Who serves waits for those that attend to messages, though their connections are upgraded and so nobody's.
+/// The server waits for the tasks of upgraded connections, though it no
+/// longer serves these connections itself.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_stops_waits_until_the_end_is_told() {
+async fn stopping_daemon_waits_for_websocket_ends() {
     let server = Server::start();
     let path = server.dir.path().join("second.sock");
     let listeners = Listeners { unix: listen(&path).unwrap(), tls: None };
@@ -315,7 +317,7 @@ async fn a_daemon_that_stops_waits_until_the_end_is_told() {
     let mut socket = socket_at(&path, &[]).await.unwrap();
     assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
     assert!(Arc::strong_count(&server.fake.board) > before);
-    // It reads nothing, and so does not say that it heard.
+    // The client reads nothing, and so does not answer the close frame.
     stop.send(()).unwrap();
     served.await.unwrap().unwrap();
     assert_eq!(Arc::strong_count(&server.fake.board), before, "nobody attends to it any more");
@@ -323,9 +325,9 @@ async fn a_daemon_that_stops_waits_until_the_end_is_told() {
     assert_eq!(close(&mut socket).await, 1001);
 }
 
-/// Who opens one for a page of another place, says more than there is to say, or has as many as it may.
+/// Clients with a page of another server, with too long messages, or with too many connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn messages_are_refused_to_who_may_not_and_have_their_bounds() {
+async fn websocket_refuses_foreign_pages_and_enforces_limits() {
     let server = Server::start();
     let board = server.fake.board.clone();
     for origin in ["https://evil.example", "null"] {
@@ -356,7 +358,7 @@ async fn messages_are_refused_to_who_may_not_and_have_their_bounds() {
         }
     };
     assert_eq!(refused, 429);
-    // Those that ended may still hold their place for the moment that their end takes.
+    // Ended ones may hold their permit until their end is complete.
     assert!((STREAMS_MAX - 4..STREAMS_MAX).contains(&all.len()), "{}", all.len());
     drop((all, page, large));
     eventually("nothing is kept for them", || Arc::strong_count(&board) <= before);
@@ -366,9 +368,9 @@ async fn messages_are_refused_to_who_may_not_and_have_their_bounds() {
     });
 }
 
-/// What a client says meanwhile takes nothing from what it is told.
+/// A client's messages do not disturb the lines that it gets.
 #[tokio::test(flavor = "multi_thread")]
-async fn pings_between_events_lose_none() {
+async fn client_pings_lose_no_events() {
     let server = Server::start();
     let mut socket = socket(&server, &[]).await.unwrap();
     assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
@@ -400,9 +402,9 @@ async fn pings_between_events_lose_none() {
     pings.abort();
 }
 
-/// As of lines: it reads nothing while twenty times as much happens as is kept.
+/// As for lines: the client reads nothing while twenty times as many events happen as are kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_reader_of_messages_gets_a_gap_and_a_snapshot() {
+async fn slow_websocket_reader_gets_a_gap_and_snapshot() {
     let server = Server::start();
     let mut slow = socket(&server, &[]).await.unwrap();
     let WatchLine::Snapshot(first) = text(&mut slow).await else { panic!("what is") };
@@ -437,22 +439,22 @@ async fn a_slow_reader_of_messages_gets_a_gap_and_a_snapshot() {
     assert!(gaps > 0);
 }
 
-/// What was being taken down when the daemon started is, until it is gone.
+/// A vnet that was being removed when the daemon started is shown until it is gone.
 #[tokio::test]
-async fn what_went_before_this_run_is_told_when_it_is_gone() {
+async fn removal_begun_before_restart_is_reported_when_finished() {
     let server = Server::start();
     let board = &server.fake.board;
     board.expect(["stays".to_owned(), "deleted".to_owned()], ["late".to_owned()]);
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     assert_eq!(snapshot(&mut watch).await.going, ["late"]);
-    board.tell("stays", Some(VnetStatus::default()), true);
-    board.tell("late", None, true);
-    board.tell("late", None, false);
-    // Before anything else was told of it.
-    board.tell("deleted", None, false);
+    board.publish_vnet("stays", Some(VnetStatus::default()), true);
+    board.publish_vnet("late", None, true);
+    board.publish_vnet("late", None, false);
+    // Before any other event of it.
+    board.publish_vnet("deleted", None, false);
     for object in ["vnet/late", "vnet/deleted"] {
         let gone = event(&mut watch).await;
-        assert_eq!((gone.object.as_str(), gone.what), (object, What::Gone));
+        assert_eq!((gone.object.as_str(), gone.what), (object, EventKind::Gone));
     }
 }
 

@@ -1,12 +1,12 @@
-//! Length-prefixed frames over a Unix stream socket, with descriptors where a message has any.
+//! Length-prefixed frames over a Unix stream socket, optionally with file descriptors.
 //!
 //! A frame is a little-endian `u32` with the count of bytes that follow, then the bytes. Control
-//! channels carry JSON ([`Channel::send`], [`Channel::receive`]); the routes channel carries
+//! channels carry JSON ([`Channel::send`], [`Channel::receive`]). The routes channel carries
 //! postcard (see [`crate::routes`]) over [`FrameReader`]. Descriptors travel with the first bytes
-//! of a frame, [`DESCRIPTORS_AT_ONCE_MAX`] a byte, since the kernel passes on no more at once.
+//! of a frame, [`DESCRIPTORS_AT_ONCE_MAX`] per byte, since the kernel passes no more at once.
 //!
-//! Limits: [`FRAME_BYTES_MAX`] a frame, [`DESCRIPTORS_MAX`] descriptors a frame. What exceeds
-//! them is an error, and the connection is of no use after it.
+//! Limits: [`FRAME_BYTES_MAX`] per frame, [`DESCRIPTORS_MAX`] descriptors per frame. Exceeding them
+//! is an error that makes the connection unusable.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -26,15 +26,15 @@ use serde::de::DeserializeOwned;
 /// Bytes of one frame, without its prefix.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// Descriptors that go with one frame: a TAP for each vport of a node.
+/// Most descriptors sent with one frame: a TAP for each vport of a node.
 pub const DESCRIPTORS_MAX: usize = pdp_wire::tag::VPORTS_MAX;
 
-/// Descriptors that the kernel passes on with one call (SCM_MAX_FD of include/net/scm.h).
+/// Most descriptors that the kernel passes with one call (SCM_MAX_FD of include/net/scm.h).
 const DESCRIPTORS_AT_ONCE_MAX: usize = 253;
 
 const PREFIX_BYTES: usize = 4;
 
-/// A blocking control channel of JSON messages with descriptors.
+/// Blocking control channel for JSON messages with descriptors.
 #[derive(Debug)]
 pub struct Channel {
     stream: UnixStream,
@@ -49,35 +49,36 @@ impl Channel {
         UnixStream::connect(path).map(Self::new)
     }
 
-    /// Connects, and lets no call last beyond `deadline`, whatever the peer does: neither one that accepts
-    /// nobody nor one that sends a byte now and then ([`io::ErrorKind::WouldBlock`] or `TimedOut`).
+    /// Connects, and bounds every call by `deadline`. It also covers a peer that never accepts and
+    /// one that sends only a byte now and then. A late call fails with
+    /// [`io::ErrorKind::WouldBlock`] or `TimedOut`.
     pub fn connect_until(path: &Path, deadline: Instant) -> io::Result<Self> {
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let stream = UnixStream::from(socket);
-        // Connecting is sending to who is to accept (unix(7)).
+        // For Unix sockets, the send time-out bounds connecting too (unix(7)).
         stream.set_write_timeout(Some(left(deadline)?))?;
         connect(&stream, &SocketAddrUnix::new(path)?)?;
         Ok(Self { deadline: Some(deadline), ..Self::new(stream) })
     }
 
-    /// Sets another deadline for what comes next.
+    /// Sets a new deadline for later calls.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = Some(deadline);
     }
 
-    /// Refuses frames from the peer of more than `bytes_max` bytes ([`FRAME_BYTES_MAX`] unless it is called).
-    /// As values they may take many times as much.
+    /// Refuses frames of more than `bytes_max` bytes from the peer (default: [`FRAME_BYTES_MAX`]).
+    /// Decoded, a frame may take many times its size.
     pub fn limit_frames(&mut self, bytes_max: usize) {
         self.frames.bytes_max = bytes_max.min(FRAME_BYTES_MAX);
     }
 
-    /// Takes over a connected stream. Time-outs set on it hold for the channel.
+    /// Takes over a connected stream. Time-outs set on the stream apply to the channel.
     pub fn new(stream: UnixStream) -> Self {
         Self { stream, frames: FrameReader::default(), descriptors: Vec::new(), deadline: None }
     }
 
-    /// The stream below, for time-outs, `poll` and peer credentials.
+    /// Underlying stream, for time-outs, `poll` and peer credentials.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
@@ -88,7 +89,7 @@ impl Channel {
             return Err(invalid(format!("{} descriptors, {DESCRIPTORS_MAX} at most", fds.len())));
         }
         let frame = frame(&serde_json::to_vec(message).map_err(io::Error::other)?)?;
-        // All descriptors but the last lot go with a byte each; a prefix has bytes enough.
+        // Every chunk of descriptors but the last goes with one byte; a prefix has enough bytes.
         let mut rest = &frame[..];
         let mut lots = fds.chunks(DESCRIPTORS_AT_ONCE_MAX).peekable();
         loop {
@@ -97,7 +98,7 @@ impl Channel {
             if let Some(lot) = lots.next() {
                 control.push(SendAncillaryMessage::ScmRights(lot));
             }
-            // What is left goes on without descriptors.
+            // The rest of the frame goes without descriptors.
             let is_last = lots.peek().is_none();
             if let Some(deadline) = self.deadline {
                 self.stream.set_write_timeout(Some(left(deadline)?))?;
@@ -113,9 +114,9 @@ impl Channel {
         }
     }
 
-    /// Waits for the next message; `None` once the peer has closed between two messages.
+    /// Waits for the next message. Returns `None` once the peer has closed between two messages.
     ///
-    /// Descriptors of frames that a failed parse passed over are closed.
+    /// If a frame cannot be parsed, its descriptors are closed.
     pub fn receive<M: DeserializeOwned>(&mut self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         loop {
             if let Some(frame) = self.frames.next_frame()? {
@@ -134,8 +135,8 @@ impl Channel {
         }
     }
 
-    /// Reads at most up to the end of the current frame, so that the descriptors that came are
-    /// those of this frame and not of the next.
+    /// Reads no further than the end of the current frame, so that the received descriptors belong
+    /// to this frame and not to the next.
     fn fill(&mut self) -> io::Result<usize> {
         let wanted = self.frames.wanted()?.min(1 << 16);
         let mut bytes = vec![0; wanted];
@@ -165,7 +166,7 @@ impl Channel {
     }
 }
 
-/// Time until a deadline; an error if none is left.
+/// Returns the time until a deadline, or an error if it has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -176,16 +177,17 @@ fn space() -> Vec<MaybeUninit<u8>> {
     vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_AT_ONCE_MAX))]
 }
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const READ_BYTES: usize = 1 << 16;
 
-/// Puts frames together from bytes as they come. Holds at most one frame's bytes more than fed.
+/// Assembles frames from bytes as they arrive. Holds at
+/// most one frame's bytes more than it was fed.
 #[derive(Debug)]
 pub struct FrameReader {
-    /// What came and was not taken, and room behind it.
+    /// Bytes received but not yet taken, followed by free space.
     bytes: Vec<u8>,
     taken: usize,
-    /// Where the room begins.
+    /// Start of the free space.
     end: usize,
     bytes_max: usize,
 }
@@ -208,16 +210,18 @@ impl FrameReader {
         self.end += bytes.len();
     }
 
-    /// Reads once from `stream`; returns the count of bytes, 0 at the end.
+    /// Reads once from `stream`. Returns the count of bytes, 0 at the end.
     pub fn read_from(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         let count = stream.read(&mut self.room(READ_BYTES)[..READ_BYTES])?;
         self.end += count;
         Ok(count)
     }
 
-    /// Room for at least so many bytes; kept, since to clear it takes longer than a read in vain.
+    /// Returns free space of at least `bytes` bytes. The space is kept for later reads: clearing it
+    /// anew takes longer than a read that returns nothing.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
-        // Of a large frame that is not whole yet all would be copied at each read.
+        // While a large frame is incomplete, `taken` is 0:
+        // otherwise each read would copy all of it.
         if self.taken > 0 {
             self.bytes.copy_within(self.taken..self.end, 0);
             self.end -= std::mem::take(&mut self.taken);
@@ -228,7 +232,7 @@ impl FrameReader {
         &mut self.bytes[self.end..]
     }
 
-    /// The next whole frame without its prefix, or an error if it announces too many bytes.
+    /// Returns the next whole frame without its prefix, or an error if it announces too many bytes.
     pub fn next_frame(&mut self) -> io::Result<Option<&[u8]>> {
         let rest = &self.bytes[self.taken..self.end];
         let Some(length) = announced(rest, self.bytes_max)? else { return Ok(None) };
@@ -240,12 +244,12 @@ impl FrameReader {
         Ok(Some(&self.bytes[start..start + length]))
     }
 
-    /// Whether no byte of a further frame has come.
+    /// True if no byte of a further frame has arrived.
     pub fn is_empty(&self) -> bool {
         self.end == self.taken
     }
 
-    /// Bytes still missing of the current frame (of its prefix, while that is not whole).
+    /// Bytes still missing from the current frame, or from its prefix while that is incomplete.
     fn wanted(&self) -> io::Result<usize> {
         let rest = &self.bytes[self.taken..self.end];
         Ok(match announced(rest, self.bytes_max)? {
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_as_many_descriptors_as_a_node_has_vports() {
+    fn channel_passes_descriptors_for_every_vport() {
         let (a, b) = UnixStream::pair().unwrap();
         let (mut a, mut b) = (Channel::new(a), Channel::new(b));
         let files: Vec<_> = (0..DESCRIPTORS_MAX).map(|_| tempfile::tempfile().unwrap()).collect();
@@ -325,9 +329,10 @@ mod tests {
         assert!(a.send(&"too many", &fds).is_err());
     }
 
-    /// Neither a peer that accepts nobody nor one that dribbles holds a caller beyond its deadline.
+    /// A caller's deadline holds against a peer that never
+    /// accepts and against one that sends slowly.
     #[test]
-    fn a_slow_peer_holds_nobody_up() {
+    fn channel_deadline_holds_against_slow_peers() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("full.sock");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -364,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_giant_is_refused() {
+    fn oversized_frame_prefix_is_refused() {
         let mut reader = FrameReader::default();
         reader.extend(&u32::MAX.to_le_bytes());
         assert!(reader.next_frame().is_err());
@@ -380,7 +385,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cut(payloads: Vec<Vec<u8>>, cut in 1usize..9) {
+        fn frame_reader_accepts_any_fragmentation(payloads: Vec<Vec<u8>>, cut in 1usize..9) {
             let mut stream = Vec::new();
             for payload in &payloads {
                 stream.extend(frame(payload).unwrap());

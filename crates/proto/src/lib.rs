@@ -1,4 +1,4 @@
-//! Messages between PdP's processes on one machine, and how they are framed.
+//! Messages between PdP's processes on one machine, and their framing.
 //!
 //! | channel | who listens | who connects | module |
 //! |---|---|---|---|
@@ -9,8 +9,9 @@
 //! | routes | route mirror | forwarding guests, mux | [`routes`] |
 //! | slow path | mux | programs in control guests, pdpd | [`slowpath`] |
 //!
-//! Every channel is a Unix socket at a path that can be opened again, so that either side may be replaced: of streams,
-//! whose frames are in [`channel`]; that of the slow path keeps packets apart.
+//! Every channel is a Unix socket at a path that can be opened again, so that either
+//! side may be replaced. The slow path's socket preserves packet boundaries. All others
+//! are streams, whose frames are in [`channel`].
 
 #![forbid(unsafe_code)]
 

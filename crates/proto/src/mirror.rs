@@ -1,142 +1,145 @@
-//! Control of a route mirror by pdpd, and its configuration file.
+//! Control of a route mirror by pdpd, and the mirror's configuration file.
 
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::routes::Resolved;
+use crate::routes::ResolvedRoute;
 
 /// Version of this protocol, and of the configuration file.
 pub const VERSION: u32 = 2;
 
-/// The file that a mirror is started with (JSON).
+/// Configuration file of a mirror (JSON).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Config {
+pub struct MirrorConfig {
     /// Network namespace of the control guest, e.g. `/proc/123/ns/net`.
     pub netns: PathBuf,
-    /// User namespace that owns it; joined after the netlink sockets are open.
+    /// User namespace that owns the network namespace; joined after the netlink sockets are open.
     pub userns: Option<PathBuf>,
     /// Names of the control guest's interfaces that are vports, by index.
     pub vports: Vec<String>,
-    /// Where forwarding guests connect.
+    /// Socket that forwarding guests connect to.
     pub routes_socket: PathBuf,
-    /// Where pdpd connects.
+    /// Socket that pdpd connects to.
     pub control_socket: PathBuf,
-    /// Routes the vrouter may hold; more are not passed on, counted, and shown in the status.
+    /// Most routes that the vrouter may have. Further routes are not passed
+    /// on; they are counted and shown in the status.
     pub routes_max: u64,
-    /// Bytes of notifications that the kernel is asked to keep for the mirror. It keeps twice as many,
-    /// charged to nobody's cgroup, and reports what it loses.
+    /// Receive buffer for the kernel's notifications, bytes. The kernel allocates twice as many,
+    /// charges no cgroup for them, and reports losses.
     pub receive_bytes: u64,
-    /// What becomes of frames that the kernel may treat otherwise than guests do.
+    /// Treatment of frames that the kernel may handle differently than guests do.
     #[serde(default)]
     pub hooks: HookPolicy,
 }
 
-/// What becomes of frames that hooks of the control guest's kernel may treat otherwise than guests do.
+/// Treatment of frames that hooks of the control guest's
+/// kernel may handle differently than guests do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HookPolicy {
-    /// They are punted: the kernel decides.
+    /// Punt them: the kernel decides.
     #[default]
     Strict,
-    /// Guests forward them all the same.
+    /// Let guests forward them anyway.
     Ignore,
 }
 
-/// From pdpd.
+/// Request from pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
-    /// How the mirror is.
+pub enum MirrorRequest {
+    /// Status of the mirror.
     Status,
-    /// Routes, as [`Reply::Routes`] in parts, then [`Reply::End`].
+    /// Routes, as [`MirrorReply::Routes`] in parts, then [`MirrorReply::End`].
     Routes {
-        /// Whose.
-        source: Source,
+        /// Table to return.
+        source: TableSource,
         /// Only routes that cover or are inside this prefix.
         within: Option<IpNet>,
     },
 }
 
-/// Whose table.
+/// Table that a request is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum TableSource {
     /// The control guest's kernel, dumped anew.
     Kernel,
     /// Forwarding guest of this number.
     Guest(u32),
-    /// Where kernel (dumped anew) and guest differ. The mirror repeats the comparison for the
-    /// differing prefixes once all notifications up to then are applied, so that routes in change
-    /// do not show as differences.
+    /// Differences between the kernel (dumped anew) and a guest. The mirror compares
+    /// differing prefixes again once all earlier notifications are applied, so that
+    /// routes in transition do not show as differences.
     Diff(u32),
 }
 
-/// Answer of the mirror.
+/// Reply of the mirror.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reply {
-    /// See [`Request::Status`].
-    Status(Status),
+pub enum MirrorReply {
+    /// See [`MirrorRequest::Status`].
+    Status(MirrorStatusReply),
     /// Some of the routes.
-    Routes(Vec<RouteRow>),
-    /// No more routes.
+    Routes(Vec<MirrorRoute>),
+    /// End of the routes.
     End,
-    /// The request could not be met.
+    /// The request failed.
     Failed {
-        /// What, and what to do.
+        /// Cause, and what to do.
         error: String,
     },
 }
 
-/// One route of an answer. For a single table only `route` of that side is set.
+/// One route of a reply. For a single table, only that side is set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RouteRow {
+pub struct MirrorRoute {
     /// Destination.
     pub prefix: IpNet,
-    /// In the kernel.
-    pub kernel: Option<Resolved>,
-    /// In the guest.
-    pub guest: Option<Resolved>,
+    /// Route in the kernel.
+    pub kernel: Option<ResolvedRoute>,
+    /// Route in the guest.
+    pub guest: Option<ResolvedRoute>,
 }
 
-/// How a mirror is.
+/// Status of a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct MirrorStatusReply {
     /// IPv4 routes in the mirror's copy of the kernel's main table.
     pub routes_v4: u64,
     /// IPv6 routes.
     pub routes_v6: u64,
     /// Groups of next hops in use.
     pub groups: u64,
-    /// Neighbours with a known link address.
+    /// Neighbours with a known MAC address.
     pub neighbours: u64,
     /// Routes not passed on because of `routes_max`.
     pub routes_refused: u64,
     /// Notifications read from the kernel.
     pub notifications: u64,
-    /// Full dumps after the first: after lost notifications, link events.
+    /// Full dumps after the first, caused by lost notifications or link events.
     pub resyncs: u64,
-    /// Times the kernel said that notifications were lost (ENOBUFS).
+    /// Times that the kernel reported lost notifications (ENOBUFS).
     pub overruns: u64,
-    /// Every notification was read, no dump runs or is due, and every guest has applied all that it
-    /// was sent: what was in the kernel when the request was sent is in the guests. (A reply can
-    /// follow a look at the kernel just before the request; the next one cannot.)
+    /// True if every notification was read, no dump runs or is due, and every guest has
+    /// applied everything that it was sent. Then the guests have everything that the
+    /// kernel had when the request was sent. (A reply may reflect a read of the kernel
+    /// just before the request; the next reply cannot.)
     #[serde(default)]
     pub settled: bool,
-    /// What hooks into the kernel's forwarding, in words of `ip`, `nft` and `tc`: names in it are the
-    /// tenant's. At most [`HOOKS_MAX`], and one that counts the rest.
+    /// Hooks into the kernel's forwarding, in the notation of `ip`, `nft` and `tc`. Names in it are
+    /// the tenant's. At most [`HOOKS_MAX`], plus one that counts the rest.
     #[serde(default)]
     pub hooks: Vec<String>,
     /// Forwarding guests connected.
     pub guests: Vec<GuestStatus>,
 }
 
-/// Hooks that are told one by one.
+/// Most hooks that are listed one by one.
 pub const HOOKS_MAX: usize = 16;
 
-/// Bytes of the words for a hook.
+/// Most bytes of a hook's description.
 pub const HOOK_BYTES_MAX: usize = 160;
 
-/// Words for a hook without control characters, cut at [`HOOK_BYTES_MAX`].
+/// Returns a hook's description without control characters, cut at [`HOOK_BYTES_MAX`].
 pub fn hook_words(words: &str) -> String {
     let mut bytes = 0;
     let letters = words.chars().filter(|letter| !letter.is_control());
@@ -148,17 +151,18 @@ pub fn hook_words(words: &str) -> String {
         .collect()
 }
 
-/// How one forwarding guest's copy is.
+/// Status of one forwarding guest's copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStatus {
     /// Number of the guest in its vrouter.
     pub guest: u32,
-    /// Has the whole snapshot, and all changes up to the last barrier that was answered.
+    /// True if the guest has the whole snapshot, and all changes up to the last answered barrier.
     pub synced: bool,
-    /// Bytes waiting to be read by it.
+    /// Bytes that the guest has still to read.
     pub backlog_bytes: u64,
-    /// From a notification's being read to the guest's having applied it, of the last barrier, µs.
+    /// Time between reading a notification and the guest's
+    /// having applied it, for the last barrier, µs.
     pub apply_us: u64,
-    /// Largest such time since it connected, µs.
+    /// Longest such time since the guest connected, µs.
     pub apply_us_max: u64,
 }

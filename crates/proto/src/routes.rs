@@ -1,19 +1,19 @@
-//! The routes channel: a route mirror tells forwarding guests what the control guest's kernel
-//! holds, as one snapshot and then ordered changes.
+//! Routes channel: a route mirror sends forwarding guests the forwarding state of the control
+//! guest's kernel, as one snapshot and then ordered changes.
 //!
-//! The mirror listens; every forwarding guest connects, says [`FromGuest::Hello`], and gets a
-//! snapshot between [`ToGuest::Begin`] and [`ToGuest::End`]. A guest that already has a table
-//! keeps forwarding with it while a snapshot comes, and at `End` removes what the snapshot did not
-//! name (mark and sweep). Changes follow in the kernel's order. A guest that reads too slowly is
+//! The mirror listens. Every forwarding guest connects, sends [`FromGuest::Hello`], and gets a
+//! snapshot between [`ToGuest::Begin`] and [`ToGuest::End`]. A guest that already has a table keeps
+//! forwarding with it while a snapshot arrives. At `End` it removes what the snapshot did not name
+//! (mark and sweep). Changes follow in the kernel's order. A guest that reads too slowly is
 //! disconnected, connects again, and gets a snapshot.
 //!
 //! Each frame of [`crate::channel`] holds a postcard `Vec<ToGuest>` or `Vec<FromGuest>`.
 //!
-//! Never told, because a guest hands packets to them over by itself: prefixes inside 127.0.0.0/8,
-//! ::1, fe80::/10 and ff00::/8.
+//! The mirror never sends prefixes inside 127.0.0.0/8, ::1, fe80::/10 and
+//! ff00::/8: guests punt packets to these anyway.
 //!
-//! Limits: [`BATCH_MAX`] messages a frame, [`HOPS_MAX`] hops a group, [`FROM_GUEST_BYTES_MAX`]
-//! bytes of a frame from a guest; a peer beyond them is disconnected.
+//! Limits: [`BATCH_MAX`] messages per frame, [`HOPS_MAX`] hops per group, [`FROM_GUEST_BYTES_MAX`]
+//! bytes per frame from a guest. A peer that exceeds them is disconnected.
 
 use std::io;
 use std::net::IpAddr;
@@ -27,91 +27,92 @@ use crate::channel::frame;
 /// Version of this protocol, in [`FromGuest::Hello`].
 pub const VERSION: u16 = 2;
 
-/// Messages of one frame.
+/// Most messages in one frame.
 pub const BATCH_MAX: usize = 4096;
 
-/// Hops of one group.
+/// Most hops in one group.
 pub const HOPS_MAX: usize = 128;
 
-/// Link addresses of a vport beside its own; what is sent to more is not taken.
+/// Most additional MAC addresses of a vport. Guests do not accept frames to further ones.
 pub const MACS_MAX: usize = 16;
 
-/// Bytes of a frame from a guest, without its prefix.
+/// Most bytes of a frame from a guest, without its prefix.
 pub const FROM_GUEST_BYTES_MAX: usize = 8 << 20;
 
-/// Name of a group of next hops, chosen by the mirror and unique while the group exists. A mirror
-/// uses no number twice (before all have been used), and one that is started anew begins at
-/// another number, so that a group of a table that is being replaced is not taken for a new one.
+/// Identifier of a group of next hops, chosen by the mirror and unique while the group exists. A
+/// mirror reuses no number before all have been used, and a new mirror starts at another number. So
+/// guests do not confuse a group of a replaced table with a new one.
 pub type GroupId = u32;
 
-/// From the mirror to a forwarding guest.
+/// Message from the mirror to a forwarding guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
     /// A snapshot begins.
     Begin,
-    /// The snapshot is whole: what it did not name is gone.
+    /// The snapshot is complete: remove everything that it did not name.
     End,
-    /// A vport as the kernel has it now; replaces what was known of it.
+    /// Current state of a vport in the kernel; replaces the earlier state.
     Vport(Vport),
-    /// An address of the router itself, or a subnet's broadcast address: punt as local.
+    /// Address of the router itself, or a subnet's broadcast address: punt as local.
     Local {
         /// The address.
         address: IpAddr,
-        /// It is the router's itself: no packet of IPv4 comes from there.
+        /// True if it is the router's own address: no IPv4 packet has it as its source.
         own: bool,
     },
-    /// No longer such an address.
+    /// The address is no longer local.
     LocalGone(IpAddr),
     /// A group of next hops, new or replaced. Routes that name it follow the replacement at once.
     Group {
         /// The group.
         id: GroupId,
-        /// Its hops, at least one and at most [`HOPS_MAX`].
-        hops: Vec<Hop>,
-        /// Largest packet of its routes, bytes; 0: the vport's MTU alone counts.
+        /// Hops, at least one and at most [`HOPS_MAX`].
+        hops: Vec<GroupHop>,
+        /// Largest packet of its routes, bytes; 0: only the vport's MTU applies.
         mtu: u32,
     },
-    /// A group that no route names any more.
+    /// A group that no route names any longer.
     GroupGone(GroupId),
     /// A route, new or replaced.
     Route {
         /// Destination; host bits are zero.
         prefix: IpNet,
-        /// Where it goes.
-        target: Target,
+        /// Verdict for its packets.
+        target: RouteDecision,
     },
-    /// No route for exactly this prefix any more.
+    /// The route for exactly this prefix is gone.
     RouteGone(IpNet),
-    /// A neighbour's link address as the kernel knows it; `None`: not known (punt).
+    /// MAC address of a neighbour as the kernel knows it; `None`: unknown (punt).
     Neighbour {
         /// The vport's index.
         vport: u16,
         /// The neighbour's address.
         address: IpAddr,
-        /// Its link address.
+        /// MAC address of the neighbour.
         mac: Option<[u8; 6]>,
     },
-    /// Whether the kernel forwards, by family (net.ipv4.ip_forward and its IPv6 counterpart).
+    /// Forwarding setting of the kernel, by family (net.ipv4.ip_forward and its IPv6 counterpart).
     Forwarding {
         /// IPv4.
         v4: bool,
         /// IPv6.
         v6: bool,
     },
-    /// Whether guests choose among several next hops, by family; else the kernel does: punt as hook.
+    /// True for the families in which guests choose among several next hops.
+    /// Otherwise the kernel chooses: punt as hook.
     Choosing {
         /// IPv4.
         v4: bool,
         /// IPv6.
         v6: bool,
     },
-    /// Answer [`FromGuest::Applied`] with this number once all before it is in force.
+    /// Answer [`FromGuest::Applied`] with this number once everything before it is in force.
     Barrier(u64),
     /// Answer with the whole route table: [`FromGuest::Table`] frames, then `TableEnd`.
     Dump(u64),
 }
 
-/// From a forwarding guest to the mirror.
+/// Message from a forwarding guest to the mirror.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGuest {
     /// First message of a connection.
@@ -123,108 +124,111 @@ pub enum FromGuest {
     },
     /// Everything before the barrier of this number is in force.
     Applied(u64),
-    /// Neighbours that frames were sent to since the last such message.
+    /// Neighbours that received frames since the last such message.
     Used(Vec<(u16, IpAddr)>),
-    /// Gateways that frames were to be sent to and whose link address is not known: the kernel, which
-    /// gets these frames, may send them to another and so never ask for it.
+    /// Gateways that the guest has frames for, but no MAC address. The kernel gets these frames. It
+    /// may send them to another gateway and so never resolve this one.
     Wanted(Vec<(u16, IpAddr)>),
-    /// Part of the table that dump number `dump` asked for.
+    /// Part of the table that dump number `dump` requested.
     Table {
         /// Number of the dump.
         dump: u64,
         /// Routes with their hops written out, any order.
-        routes: Vec<(IpNet, Resolved)>,
+        routes: Vec<(IpNet, ResolvedRoute)>,
     },
-    /// The table of this dump is whole.
+    /// The table of this dump is complete.
     TableEnd(u64),
 }
 
-/// What the guest needs to know of a vport.
+/// State of a vport that a guest needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vport {
     /// Index of the vport in its vrouter.
     pub index: u16,
-    /// Link address of the control guest's interface.
+    /// MAC address of the control guest's interface.
     pub mac: [u8; 6],
     /// Largest IP packet, bytes.
     pub mtu: u32,
-    /// Administratively up and with carrier.
+    /// True if administratively up and with carrier.
     pub up: bool,
-    /// Frames that the kernel may treat otherwise than guests do: punt as hook.
-    pub hooked: Hooked,
-    /// More link addresses that frames are taken for, at most [`MACS_MAX`]: those of macvlans over the
-    /// interface, such as VRRP's.
+    /// Frames that the kernel may handle differently than guests do: punt as hook.
+    pub hooked: VportHooks,
+    /// More MAC addresses whose frames the vport accepts, at most [`MACS_MAX`]: those of macvlans
+    /// over the interface, such as VRRP's.
     pub macs: Vec<[u8; 6]>,
-    /// Whether the kernel forwards packets of IPv4 that come by it (net.ipv4.conf.NAME.forwarding).
+    /// True if the kernel forwards IPv4 packets that arrive on the vport
+    /// (net.ipv4.conf.NAME.forwarding).
     pub forwards_v4: bool,
 }
 
-/// What of a vport's frames goes to the control guest because of its kernel's hooks into forwarding.
+/// Frames of a vport that guests punt because the control guest's kernel hooks into forwarding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hooked {
-    /// Every frame that comes in by it, whoever it is addressed to.
+pub struct VportHooks {
+    /// Every frame that arrives on the vport, whatever its destination address.
     pub all: bool,
-    /// IPv4 packets that come in by it.
+    /// IPv4 packets that arrive on the vport.
     pub v4: bool,
-    /// IPv6 packets that come in by it.
+    /// IPv6 packets that arrive on the vport.
     pub v6: bool,
-    /// Packets that would go out by it.
+    /// Packets that would leave on the vport.
     pub out: bool,
-    /// IPv4 packets that would go out by it and came in by it.
+    /// IPv4 packets that arrived on the vport and would leave on it.
     pub back_v4: bool,
-    /// IPv6 packets that would go out by it and came in by it.
+    /// IPv6 packets that arrived on the vport and would leave on it.
     pub back_v6: bool,
 }
 
-/// Where a route leads.
+/// Verdict of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Target {
-    /// One of the hops of a group, by flow and weight.
+pub enum RouteDecision {
+    /// Forward to one of the hops of a group, by flow and weight.
     Group(GroupId),
-    /// To the control guest's kernel, which answers (unreachable, prohibit) or forwards by an
-    /// interface that is no vport.
+    /// Punt to the control guest's kernel, which answers (unreachable, prohibit) or forwards on an
+    /// interface that is not a vport.
     Punt,
-    /// Dropped silently (blackhole).
+    /// Drop silently (blackhole).
     Drop,
 }
 
 /// One next hop.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Hop {
-    /// Index of the vport by which it is reached.
+pub struct GroupHop {
+    /// Index of the vport that reaches it.
     pub vport: u16,
-    /// The gateway; `None` where the destination is on the link itself. May be IPv6 for an IPv4
-    /// route (RFC 8950).
+    /// Gateway; `None` if the destination is on the link
+    /// itself. May be IPv6 for an IPv4 route (RFC 8950).
     pub gateway: Option<IpAddr>,
-    /// Share of the flows, 1..=65535.
+    /// Weight among the hops, by which flows are distributed, 1..=65535.
     pub weight: u16,
 }
 
-/// A route's target with its hops written out: what two tables are compared by.
+/// A route's verdict with its hops written out, for comparing two tables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Resolved {
+pub enum ResolvedRoute {
     /// Hops in ascending order.
-    Hops(Vec<Hop>),
-    /// See [`Target::Punt`].
+    Hops(Vec<GroupHop>),
+    /// See [`RouteDecision::Punt`].
     Punt,
-    /// See [`Target::Drop`].
+    /// See [`RouteDecision::Drop`].
     Drop,
 }
 
-/// A batch as one frame, prefix included.
+/// Encodes a batch as one frame, prefix included.
 pub fn encode<M: Serialize>(batch: &[M]) -> io::Result<Vec<u8>> {
     debug_assert!(batch.len() <= BATCH_MAX);
     frame(&postcard::to_stdvec(batch).map_err(io::Error::other)?)
 }
 
-/// The batch in one frame (without prefix); an error if it is none or has too many messages, of
-/// which none is read then: as values they take many times the bytes.
+/// Decodes the batch in one frame (without prefix).
+///
+/// Returns an error if the payload is no batch or has too many messages. It reads no message then:
+/// decoded, messages take many times their bytes.
 pub fn decode<M: DeserializeOwned>(payload: &[u8]) -> io::Result<Vec<M>> {
     take_count(payload)?;
     postcard::from_bytes(payload).map_err(invalid)
 }
 
-/// How many messages a frame says that it has, and what follows.
+/// Returns a frame's count of messages, and the bytes that follow it.
 fn take_count(payload: &[u8]) -> io::Result<(usize, &[u8])> {
     let (count, rest) = postcard::take_from_bytes(payload).map_err(invalid)?;
     if count > BATCH_MAX {
@@ -233,8 +237,8 @@ fn take_count(payload: &[u8]) -> io::Result<(usize, &[u8])> {
     Ok((count, rest))
 }
 
-/// Messages of one frame, read one at a time: thousands at once take longer than a guest may keep
-/// its frames waiting.
+/// Reads the messages of one frame one at a time. Reading thousands at once takes longer than a
+/// guest may keep its frames waiting.
 #[derive(Debug, Default)]
 pub struct Messages {
     bytes: Vec<u8>,
@@ -243,7 +247,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Goes on with the frame of this payload, whatever was left of the one before.
+    /// Continues with the frame of this payload, and discards the rest of the previous one.
     pub fn start(&mut self, payload: &[u8]) -> io::Result<()> {
         let (left, rest) = take_count(payload)?;
         self.bytes.clear();
@@ -252,7 +256,7 @@ impl Messages {
         Ok(())
     }
 
-    /// The next message; `None` at the end of the frame.
+    /// Returns the next message; `None` at the end of the frame.
     pub fn take<M: DeserializeOwned>(&mut self) -> io::Result<Option<M>> {
         if self.left == 0 {
             return Ok(None);

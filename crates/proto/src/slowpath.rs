@@ -1,21 +1,30 @@
-//! The slow path's channel: a program in a control guest tells the mux's engine how to treat packets, reads counters,
-//! and sends frames.
+//! Slow path channel: a program in a control guest installs filters in the
+//! mux's engine, reads counters, and sends frames.
 //!
-//! The mux listens at a Unix socket that keeps packets apart (SOCK_SEQPACKET). A packet holds whole messages, one after
-//! the other, and is no longer than [`PACKET_BYTES_MAX`]. A message is a `u16` with its length in bytes, all of it, a
-//! `u8` that says what it is, a `u8` of flags, and what [`Request`] and [`Reply`] say. Numbers are big-endian, as in
-//! packets; lengths of strings follow from that of the message.
+//! The mux listens at a Unix socket that preserves packet boundaries (SOCK_SEQPACKET). A
+//! packet holds whole messages, one after the other, and is no longer than
+//! [`PACKET_BYTES_MAX`]. A message consists of:
+//! - a `u16` with its length in bytes, header included;
+//! - a `u8` with its kind;
+//! - a `u8` with flags;
+//! - the contents that [`SlowPathRequest`] and [`SlowPathReply`] describe.
 //!
-//! The program says [`Request::Hello`] first, and gets [`Reply::Welcome`]. Changes ([`Request::Set`],
-//! [`Request::Remove`], [`Request::Queue`]) are collected until [`Request::Commit`], which has all of them come into force at once, or none:
-//! then it is answered with [`Reply::Done`], or with [`Reply::Refused`]. What is asked is answered in order. Whoever
-//! says something else than this, or more than there is room for, is told why ([`Reply::Bye`]) and disconnected.
+//! Numbers are big-endian, as in packets. The length of a string follows from that of the message.
 //!
-//! After a new connection, [`Reply::Welcome::tables`] tells whether the engine still has what it was told before: if it
-//! has another number, it has nothing. A commit with `sweep` removes what was not set since the commit before on the
-//! same connection, so that a program which is started anew says all that it wants, and sweeps.
+//! The program sends [`SlowPathRequest::Hello`] first, and gets [`SlowPathReply::Welcome`]. The mux
+//! collects changes ([`SlowPathRequest::Set`], [`SlowPathRequest::Remove`],
+//! [`SlowPathRequest::Queue`]) until [`SlowPathRequest::Commit`], which puts all of them into force
+//! at once, or none. It answers a commit with [`SlowPathReply::Done`] or
+//! [`SlowPathReply::Refused`]. Requests are answered in order. A program that violates the protocol
+//! or exceeds a limit gets the reason ([`SlowPathReply::Bye`]) and is disconnected.
 //!
-//! Source of what a filter and its result are: Turner et al., "Supercharging PlanetLab", SIGCOMM 2007, sections 2.2 and 4.
+//! After a new connection, [`Welcome::tables`] shows if the engine still has the program's
+//! earlier filters: if the number differs, it has none. A commit with `sweep` removes everything
+//! that was not set since the previous commit on the same connection. So a restarted program sets
+//! everything that it wants, and sweeps.
+//!
+//! Source of filters and their results: Turner et al., "Supercharging
+//! PlanetLab", SIGCOMM 2007, sections 2.2 and 4.
 
 use std::fmt;
 
@@ -24,109 +33,111 @@ use serde::{Deserialize, Serialize};
 /// Version of this protocol.
 pub const VERSION: u16 = 2;
 
-/// Bytes of a packet of the socket.
+/// Most bytes of a packet of the socket.
 pub const PACKET_BYTES_MAX: usize = 1 << 16;
 
-/// Copies of a packet beside itself, of one filter.
+/// Most copies that one filter makes of a packet, beside the packet itself.
 pub const COPIES_MAX: usize = 8;
 
-/// Filters of a vrouter at most.
+/// Most filters of a vrouter.
 pub const FILTERS_MAX: u32 = 131_072;
 
-/// Counters of a vrouter at most.
+/// Most counters of a vrouter.
 pub const COUNTERS_MAX: u32 = 131_072;
 
-/// No counter.
+/// Value for no counter.
 pub const NO_COUNTER: u32 = u32::MAX;
 
-/// No filter.
+/// Value for no filter.
 pub const NO_FILTER: u32 = u32::MAX;
 
-/// Queues of one answer; more come in several.
+/// Most queues in one reply; more queues take several replies.
 pub const QUEUES_AT_ONCE: usize = 256;
 
-/// Queues that one commit sets.
+/// Most queues that one commit sets.
 pub const QUEUES_SET_MAX: usize = 4096;
 
-/// Counters of one answer; more come in several.
+/// Most counters in one reply; more counters take several replies.
 pub const COUNTERS_AT_ONCE: usize = 1024;
 
-/// Filters of one answer; more come in several.
+/// Most filters in one reply; more filters take several replies.
 pub const FILTERS_AT_ONCE: usize = 256;
 
-/// Bytes of a frame that a program sends.
+/// Most bytes of a frame that a program sends.
 pub const FRAME_BYTES_MAX: usize = 2048;
 
-/// Bytes that a result has for whoever writes the packet's header.
+/// Bytes of data in a filter's result, for writing the packet's header.
 pub const DATA_BYTES: usize = 16;
 
-/// What a filter looks at: the bits of a packet that are under the mask have to be those of the value.
+/// Pattern of a filter. A packet matches if its bits under the mask equal those of the value.
 ///
-/// Of `ip`: source, destination (4 or 16 bytes each), source port, destination port (2 bytes each, 0 where the packet
-/// has none, and in fragments), protocol, traffic class (a byte each), and the vport that it came by (2 bytes). Of `fields`: as
-/// its vrouter says, the first field first, zeros behind the last.
+/// For `ip`: source, destination (4 or 16 bytes each), source port, destination port (2
+/// bytes each, 0 if the packet has none, and in fragments), protocol, traffic class (a
+/// byte each), and the ingress vport (2 bytes). For `fields`: the fields that the
+/// vrouter's spec lists, in its order, padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pattern {
-    /// Of IPv4, or of `fields` of up to 128 bits.
+pub enum FilterPattern {
+    /// For IPv4, or for `fields` of up to 128 bits.
     Short {
-        /// What they are to be.
+        /// Expected bits.
         value: [u8; 16],
-        /// Which.
+        /// Bits that are compared.
         mask: [u8; 16],
     },
-    /// Of IPv6, or of `fields` of up to 320 bits.
+    /// For IPv6, or for `fields` of up to 320 bits.
     Long {
-        /// What they are to be.
+        /// Expected bits.
         value: [u8; 40],
-        /// Which.
+        /// Bits that are compared.
         mask: [u8; 40],
     },
 }
 
-/// What becomes of a packet.
+/// Verdict on a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    /// It is dropped.
+pub enum FilterVerdict {
+    /// Drop it.
     Drop,
-    /// What would without the filter: a route decides, or whatever the code has for packets that meet none.
+    /// Handle it as without the filter: by a route, or as the
+    /// code handles packets that match no filter.
     #[default]
     Pass,
-    /// It leaves by the result's vport, with a header by its data.
+    /// Send it from the result's vport, with a header made from the result's data.
     Send,
-    /// It goes to the control guest.
+    /// Punt it to the control guest.
     Punt,
 }
 
-impl Verdict {
-    /// All, by their numbers.
+impl FilterVerdict {
+    /// All verdicts, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Drop, Self::Pass, Self::Send, Self::Punt];
 }
 
-/// What a filter has done to packets.
+/// Result of a filter: the treatment of matching packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Action {
-    /// What becomes of it.
-    pub verdict: Verdict,
-    /// By which vport it leaves if it is sent.
+pub struct FilterAction {
+    /// Verdict on the packet.
+    pub verdict: FilterVerdict,
+    /// Egress vport of a sent packet.
     pub vport: u8,
-    /// In which queue of the port that it leaves by it waits, counted from 1; 0: the port chooses.
+    /// Queue of the egress port, counted from 1; 0: the port chooses.
     pub queue: u16,
-    /// What counts it; [`NO_COUNTER`]: nothing.
+    /// Index of its counter; [`NO_COUNTER`]: none.
     pub counter: u32,
-    /// How many of `copies` count, [`COPIES_MAX`] at most.
+    /// Count of valid entries in `copies`, at most [`COPIES_MAX`].
     pub copies_count: u8,
-    /// Vports that copies leave by: of a packet that is sent, with the same header; else as it came.
+    /// Egress vports of copies. Copies of a sent packet get the same header; others are unchanged.
     pub copies: [u8; COPIES_MAX],
-    /// For the header of what is sent. Of `ip`: the link address that it goes to, in the first six bytes. Of `fields`:
-    /// what is written where its vrouter says.
+    /// Data for the header of sent packets. For `ip`: the destination MAC address, in the first six
+    /// bytes. For `fields`: data that the vrouter's spec writes into the frame.
     pub data: [u8; DATA_BYTES],
 }
 
-impl Default for Action {
+impl Default for FilterAction {
     fn default() -> Self {
         Self {
-            verdict: Verdict::Pass,
+            verdict: FilterVerdict::Pass,
             vport: 0,
             queue: 0,
             counter: NO_COUNTER,
@@ -137,8 +148,8 @@ impl Default for Action {
     }
 }
 
-impl Action {
-    /// Vports that copies leave by.
+impl FilterAction {
+    /// Egress vports of copies.
     pub fn copies(&self) -> &[u8] {
         &self.copies[..usize::from(self.copies_count).min(COPIES_MAX)]
     }
@@ -147,211 +158,220 @@ impl Action {
 /// A filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Filter {
-    /// Its number in its vrouter, below [`Welcome::filters_max`].
+    /// Number in its vrouter, below [`Welcome::filters_max`].
     pub id: u32,
-    /// Of those that a packet meets the highest counts, and of equal ones the oldest.
+    /// If several filters match, the highest priority wins; among equals, the oldest.
     pub priority: u32,
-    /// What it looks at.
-    pub pattern: Pattern,
-    /// What it has done.
-    pub action: Action,
+    /// Packets that it matches.
+    pub pattern: FilterPattern,
+    /// Treatment of matching packets.
+    pub action: FilterAction,
 }
 
-/// How a queue is to be, within what its spec says; what is 0 is as there.
+/// Settings of a queue, within the bounds of its spec. A value of 0 means the spec's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct QueueSetting {
-    /// At which vport's end it is.
+    /// Vport of the queue.
     pub vport: u8,
-    /// Which one of these, counted from 1.
+    /// Number of the queue at that vport, counted from 1.
     pub queue: u16,
-    /// Its part beside others that have frames.
+    /// Weight among queues that have frames.
     pub weight: u32,
-    /// Frames that may wait in it.
+    /// Most frames that may wait.
     pub frames: u32,
-    /// Bytes that may.
+    /// Most bytes that may wait.
     pub bytes: u32,
 }
 
-/// How a queue is.
+/// State of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueState {
-    /// Its part beside others that have frames.
+    /// Weight among queues that have frames.
     pub weight: u32,
-    /// Frames that may wait in it.
+    /// Most frames that may wait.
     pub frames: u32,
-    /// Bytes that may; 0: as many as these frames have.
+    /// Most bytes that may wait; 0: as many as these frames have.
     pub bytes: u32,
-    /// Packets that are set aside for it.
+    /// Packets reserved for it.
     pub buffers: u32,
-    /// Frames that wait.
+    /// Frames that wait now.
     pub waiting: u32,
     /// Their bytes.
     pub waiting_bytes: u32,
-    /// Frames that it let go.
+    /// Frames that left the queue.
     pub sent: u64,
     /// Their bytes.
     pub sent_bytes: u64,
-    /// Frames that were dropped because it was full.
+    /// Frames dropped because it was full.
     pub dropped: u64,
 }
 
-/// From the program.
+/// Request from the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
-    /// 1: what it speaks. `u16`: [`VERSION`].
+pub enum SlowPathRequest {
+    /// 1: version of the program. `u16`: [`VERSION`].
     Hello(u16),
-    /// 2: a filter, new, or in the place of the one with its number: `u32` id, `u32` priority, `u8` verdict (0 drop, 1 pass,
-    /// 2 send, 3 punt), `u8` vport, `u16` queue, `u32` counter, `u8` count of copies, 3 bytes of zeros, 8 bytes copies, 16 bytes
-    /// data, value and mask of 16 bytes each, or of 40.
+    /// 2: add a filter, or replace the one with its number.
+    ///
+    /// `u32` id, `u32` priority, `u8` verdict (0 drop, 1 pass, 2 send, 3 punt), `u8` vport, `u16`
+    /// queue, `u32` counter, `u8` count of copies, 3 bytes of zeros, 8 bytes copies, 16 bytes data,
+    /// value and mask of 16 bytes each, or of 40.
     Set(Filter),
-    /// 3: there is to be no filter with this number: `u32`.
+    /// 3: remove the filter with this number: `u32`.
     Remove(u32),
-    /// 4: have it in force: `u64` number of the answer. Flag 1: sweep.
+    /// 4: put the changes into force: `u64` number of the reply. Flag 1: sweep.
     Commit {
-        /// Of the answer.
+        /// Number of the reply.
         number: u64,
-        /// Remove all filters that were not set since the commit before.
+        /// Remove all filters that were not set since the previous commit.
         sweep: bool,
     },
-    /// 5: say what these counters have, all at one moment: `u64` number of the answer, `u32` first, `u32` count.
+    /// 5: return the values of these counters, all at one moment: `u64`
+    /// number of the reply, `u32` first, `u32` count.
     Counters {
-        /// Of the answer.
+        /// Number of the reply.
         number: u64,
-        /// The first.
+        /// First counter.
         first: u32,
-        /// How many.
+        /// Count of counters.
         count: u32,
     },
-    /// 6: say what filters there are, from this id on: `u64` number of the answer, `u32` id.
+    /// 6: return the filters, from this id on: `u64` number of the reply, `u32` id.
     List {
-        /// Of the answer.
+        /// Number of the reply.
         number: u64,
-        /// The first id.
+        /// First id.
         first: u32,
     },
-    /// 7: a frame: `u8` way (0: as if it came by the vport; 1: out of the vport), `u8` vport, `u16` queue, the frame. It is not
-    /// answered; a frame that there is no room for is dropped and counted.
+    /// 7: a frame: `u8` direction (0: as if it arrived on the vport; 1: out of
+    /// the vport), `u8` vport, `u16` queue, the frame. There is no reply. A
+    /// frame that does not fit is dropped and counted.
     Frame {
-        /// Out of the vport, and not in by it.
+        /// True if the frame leaves on the vport; false if it arrives on it.
         out: bool,
         /// The vport.
         vport: u8,
-        /// The port's queue, counted from 1; 0: the port chooses.
+        /// Queue of the port, counted from 1; 0: the port chooses.
         queue: u16,
-        /// From Ethernet's header on, without checksum.
+        /// Frame from its Ethernet header on, without checksum.
         bytes: Vec<u8>,
     },
-    /// 8: how a queue is to be, in force with the next commit: `u8` vport, a zero, `u16` queue, `u32` weight, `u32` frames,
-    /// `u32` bytes; what is 0 is as its spec says. A commit with `sweep` has all others be as there.
+    /// 8: settings of a queue, in force with the next commit.
+    ///
+    /// `u8` vport, a zero, `u16` queue, `u32` weight, `u32` frames, `u32` bytes. A value of 0 means
+    /// the spec's value. A commit with `sweep` resets all other queues to their spec.
     Queue(QueueSetting),
-    /// 9: say how the queues of a vport are, from one on: `u64` number of the answer, `u8` vport, a zero, `u16` the first,
-    /// counted from 1.
+    /// 9: return the state of a vport's queues, from one on: `u64` number of the reply, `u8` vport,
+    /// a zero, `u16` first queue, counted from 1.
     Queues {
-        /// Of the answer.
+        /// Number of the reply.
         number: u64,
         /// The vport.
         vport: u8,
-        /// The first, counted from 1.
+        /// First queue, counted from 1.
         first: u16,
     },
 }
 
-/// What there is.
+/// Description of the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
     /// [`VERSION`] of the mux.
     pub version: u16,
-    /// The engine's code: 0 `ip`, 1 `fields`.
+    /// Code of the engine: 0 `ip`, 1 `fields`.
     pub code: u8,
-    /// Its vports.
+    /// Count of its vports.
     pub vports: u16,
-    /// Which tables these are: after a change of it, none of the filters and counters of before is there.
+    /// Identity of the tables: after it changes, none of the earlier filters and counters exists.
     pub tables: u64,
-    /// Filters that there may be, of each length of patterns.
+    /// Most filters, for each length of patterns.
     pub filters_max: u32,
-    /// Counters.
+    /// Count of counters.
     pub counters: u32,
 }
 
-/// What a counter has.
+/// Values of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// Packets that met filters which count there.
+    /// Packets that matched filters with this counter.
     pub packets: u64,
     /// Bytes of their frames.
     pub bytes: u64,
-    /// Those of them that left, after the queue that they waited in. Copies do not count.
+    /// Packets of these that left, after waiting in their queue. Copies do not count.
     pub sent: u64,
-    /// Bytes of their frames, as they left.
+    /// Bytes of their frames when they left.
     pub sent_bytes: u64,
 }
 
-/// To the program.
+/// Reply to the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// 129: to a hello. `u16` version, `u8` code, a zero, `u16` vports, 2 zeros, `u64` tables, `u32` filters, `u32` counters.
+pub enum SlowPathReply {
+    /// 129: reply to a hello. `u16` version, `u8` code, a zero, `u16` vports, 2 zeros, `u64`
+    /// tables, `u32` filters, `u32` counters.
     Welcome(Welcome),
-    /// 130: in force: `u64` number, `u32` filters that there are.
+    /// 130: the commit is in force: `u64` number, `u32` count of filters.
     Done {
-        /// Of the commit.
+        /// Number of the commit.
         number: u64,
         /// Filters in force.
         filters: u32,
     },
-    /// 131: nothing of it is: `u64` number, `u32` id of the filter, text.
+    /// 131: nothing of the request is in force: `u64` number, `u32` id of the filter, text.
     Refused {
-        /// Of what was asked.
+        /// Number of the request.
         number: u64,
-        /// Of which filter; [`NO_FILTER`] where it is about none.
+        /// Id of the offending filter; [`NO_FILTER`] if it concerns none.
         id: u32,
-        /// Why.
+        /// Reason.
         reason: String,
     },
-    /// 132: counters: `u64` number, `u32` the first of these, then four `u64` each: packets, bytes, packets that left, their
-    /// bytes. Flag 1: more follow.
+    /// 132: counters: `u64` number, `u32` first counter, then four `u64` each: packets, bytes,
+    /// packets that left, their bytes. Flag 1: more follow.
     Counters {
-        /// Of what was asked.
+        /// Number of the request.
         number: u64,
-        /// The first.
+        /// First counter.
         first: u32,
-        /// What they have.
+        /// Values of the counters.
         counters: Vec<Counter>,
         /// More follow.
         more: bool,
     },
-    /// 133: filters, each as in [`Request::Set`] after its length (`u16`): `u64` number. Flag 1: more follow.
+    /// 133: filters, each as in [`SlowPathRequest::Set`] after its length
+    /// (`u16`): `u64` number. Flag 1: more follow.
     Filters {
-        /// Of what was asked.
+        /// Number of the request.
         number: u64,
-        /// By their ids.
+        /// Filters, by id.
         filters: Vec<Filter>,
         /// More follow.
         more: bool,
     },
-    /// 134: it is disconnected: text.
+    /// 134: the program is disconnected: text.
     Bye(String),
-    /// 135: queues: `u64` number, `u16` the first of these, 2 zeros, then each: `u32` weight, frames, bytes, buffers, waiting,
-    /// bytes of these, `u64` sent, bytes of these, dropped. Flag 1: more follow.
+    /// 135: queues: `u64` number, `u16` first queue, 2 zeros, then for each:
+    /// `u32` weight, frames, bytes, buffers, waiting, bytes of these, `u64` sent,
+    /// bytes of these, dropped. Flag 1: more follow.
     Queues {
-        /// Of what was asked.
+        /// Number of the request.
         number: u64,
-        /// The first, counted from 1.
+        /// First queue, counted from 1.
         first: u16,
-        /// How they are; those of one answer are of one moment.
+        /// States of the queues; those of one reply are of one moment.
         queues: Vec<QueueState>,
         /// More follow.
         more: bool,
     },
 }
 
-/// Why a packet of the socket is no message.
+/// Reason why a packet of the socket holds no valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// A message is not as long as it says, or as its kind is.
+pub enum MessageError {
+    /// The length of a message does not fit its contents or its kind.
     Length(u8),
     /// There is no such kind.
     Kind(u8),
-    /// There is no such verdict, or way of a frame.
+    /// There is no such verdict or direction of a frame.
     Choice(u8),
     /// More copies than [`COPIES_MAX`].
     Copies(u8),
@@ -359,7 +379,7 @@ pub enum Wrong {
     Text,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Length(kind) => {
@@ -373,60 +393,61 @@ impl fmt::Display for Wrong {
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for MessageError {}
 
-/// Bytes of a message before what it says.
+/// Bytes of a message's header.
 const HEADER_BYTES: usize = 4;
 
-/// Of a counter.
+/// Bytes of a counter.
 const COUNTER_BYTES: usize = 32;
 
-/// Of a filter, before its pattern.
+/// Bytes of a filter, without its pattern.
 const FILTER_BYTES: usize = 44;
 
 const MORE: u8 = 1;
 const SWEEP: u8 = 1;
 
-/// Takes what it reads off.
-struct Reader<'a> {
+/// Reads the contents of a message and removes what it has read.
+struct MessageReader<'a> {
     kind: u8,
     flags: u8,
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
-    /// The next message of a packet, which it takes off; `None` at the end.
-    fn next(packet: &mut &'a [u8]) -> Result<Option<Self>, Wrong> {
+impl<'a> MessageReader<'a> {
+    /// Removes the next message from a packet and returns its reader; `None` at the end.
+    fn next(packet: &mut &'a [u8]) -> Result<Option<Self>, MessageError> {
         if packet.is_empty() {
             return Ok(None);
         }
-        let (header, _) = packet.split_first_chunk::<HEADER_BYTES>().ok_or(Wrong::Length(0))?;
+        let (header, _) =
+            packet.split_first_chunk::<HEADER_BYTES>().ok_or(MessageError::Length(0))?;
         let length = usize::from(u16::from_be_bytes([header[0], header[1]]));
-        let message = packet.get(..length).ok_or(Wrong::Length(header[2]))?;
+        let message = packet.get(..length).ok_or(MessageError::Length(header[2]))?;
         *packet = &packet[length..];
-        let rest = message.get(HEADER_BYTES..).ok_or(Wrong::Length(header[2]))?;
+        let rest = message.get(HEADER_BYTES..).ok_or(MessageError::Length(header[2]))?;
         Ok(Some(Self { kind: header[2], flags: header[3], rest }))
     }
 
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
-        let (bytes, rest) = self.rest.split_first_chunk().ok_or(Wrong::Length(self.kind))?;
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or(MessageError::Length(self.kind))?;
         self.rest = rest;
         Ok(*bytes)
     }
 
-    fn u8(&mut self) -> Result<u8, Wrong> {
+    fn u8(&mut self) -> Result<u8, MessageError> {
         Ok(self.bytes::<1>()?[0])
     }
 
-    fn u16(&mut self) -> Result<u16, Wrong> {
+    fn u16(&mut self) -> Result<u16, MessageError> {
         Ok(u16::from_be_bytes(self.bytes()?))
     }
 
-    fn u32(&mut self) -> Result<u32, Wrong> {
+    fn u32(&mut self) -> Result<u32, MessageError> {
         Ok(u32::from_be_bytes(self.bytes()?))
     }
 
-    fn u64(&mut self) -> Result<u64, Wrong> {
+    fn u64(&mut self) -> Result<u64, MessageError> {
         Ok(u64::from_be_bytes(self.bytes()?))
     }
 
@@ -434,30 +455,31 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.rest)
     }
 
-    fn text(&mut self) -> Result<String, Wrong> {
-        std::str::from_utf8(self.all()).map(Into::into).map_err(|_| Wrong::Text)
+    fn text(&mut self) -> Result<String, MessageError> {
+        std::str::from_utf8(self.all()).map(Into::into).map_err(|_| MessageError::Text)
     }
 
-    fn filter(&mut self) -> Result<Filter, Wrong> {
+    fn filter(&mut self) -> Result<Filter, MessageError> {
         let (id, priority) = (self.u32()?, self.u32()?);
         let verdict = self.u8()?;
-        let verdict = *Verdict::ALL.get(usize::from(verdict)).ok_or(Wrong::Choice(verdict))?;
+        let verdict =
+            *FilterVerdict::ALL.get(usize::from(verdict)).ok_or(MessageError::Choice(verdict))?;
         let (vport, queue, counter) = (self.u8()?, self.u16()?, self.u32()?);
         let [copies_count, ..] = self.bytes::<4>()?;
         if usize::from(copies_count) > COPIES_MAX {
-            return Err(Wrong::Copies(copies_count));
+            return Err(MessageError::Copies(copies_count));
         }
         let (copies, data) = (self.bytes()?, self.bytes()?);
         let pattern = match self.rest.len() {
-            32 => Pattern::Short { value: self.bytes()?, mask: self.bytes()? },
-            80 => Pattern::Long { value: self.bytes()?, mask: self.bytes()? },
-            _ => return Err(Wrong::Length(self.kind)),
+            32 => FilterPattern::Short { value: self.bytes()?, mask: self.bytes()? },
+            80 => FilterPattern::Long { value: self.bytes()?, mask: self.bytes()? },
+            _ => return Err(MessageError::Length(self.kind)),
         };
-        let action = Action { verdict, vport, queue, counter, copies_count, copies, data };
+        let action = FilterAction { verdict, vport, queue, counter, copies_count, copies, data };
         Ok(Filter { id, priority, pattern, action })
     }
 
-    fn queue(&mut self) -> Result<QueueState, Wrong> {
+    fn queue(&mut self) -> Result<QueueState, MessageError> {
         Ok(QueueState {
             weight: self.u32()?,
             frames: self.u32()?,
@@ -471,9 +493,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// That nothing is left.
-    fn end<T>(self, value: T) -> Result<Option<T>, Wrong> {
-        if self.rest.is_empty() { Ok(Some(value)) } else { Err(Wrong::Length(self.kind)) }
+    /// Returns `value` if the whole message was read; otherwise an error.
+    fn end<T>(self, value: T) -> Result<Option<T>, MessageError> {
+        if self.rest.is_empty() { Ok(Some(value)) } else { Err(MessageError::Length(self.kind)) }
     }
 }
 
@@ -497,13 +519,13 @@ impl QueueState {
 }
 
 impl Filter {
-    /// The same, with no bit of the value that the mask does not have.
+    /// Returns the filter with all bits of the value cleared that the mask does not have.
     pub fn under_mask(mut self) -> Self {
         match &mut self.pattern {
-            Pattern::Short { value, mask } => {
+            FilterPattern::Short { value, mask } => {
                 value.iter_mut().zip(mask).for_each(|(it, mask)| *it &= *mask)
             }
-            Pattern::Long { value, mask } => {
+            FilterPattern::Long { value, mask } => {
                 value.iter_mut().zip(mask).for_each(|(it, mask)| *it &= *mask)
             }
         }
@@ -511,10 +533,11 @@ impl Filter {
     }
 
     fn write(&self, to: &mut Vec<u8>) {
-        let Action { verdict, vport, queue, counter, copies_count, copies, data } = self.action;
+        let FilterAction { verdict, vport, queue, counter, copies_count, copies, data } =
+            self.action;
         to.extend(self.id.to_be_bytes());
         to.extend(self.priority.to_be_bytes());
-        let verdict = Verdict::ALL.iter().position(|it| *it == verdict).unwrap_or(0);
+        let verdict = FilterVerdict::ALL.iter().position(|it| *it == verdict).unwrap_or(0);
         to.extend([verdict as u8, vport]);
         to.extend(queue.to_be_bytes());
         to.extend(counter.to_be_bytes());
@@ -522,11 +545,11 @@ impl Filter {
         to.extend(copies);
         to.extend(data);
         match self.pattern {
-            Pattern::Short { value, mask } => {
+            FilterPattern::Short { value, mask } => {
                 to.extend(value);
                 to.extend(mask);
             }
-            Pattern::Long { value, mask } => {
+            FilterPattern::Long { value, mask } => {
                 to.extend(value);
                 to.extend(mask);
             }
@@ -534,10 +557,10 @@ impl Filter {
     }
 }
 
-impl Request {
-    /// The next one of a packet, which it takes off; `None` at the end.
-    pub fn take(packet: &mut &[u8]) -> Result<Option<Self>, Wrong> {
-        let Some(mut from) = Reader::next(packet)? else { return Ok(None) };
+impl SlowPathRequest {
+    /// Removes the next request from a packet and returns it; `None` at the end.
+    pub fn decode(packet: &mut &[u8]) -> Result<Option<Self>, MessageError> {
+        let Some(mut from) = MessageReader::next(packet)? else { return Ok(None) };
         let flags = from.flags;
         let request = match from.kind {
             1 => Self::Hello(from.u16()?),
@@ -550,7 +573,7 @@ impl Request {
                 let out = match from.u8()? {
                     0 => false,
                     1 => true,
-                    way => return Err(Wrong::Choice(way)),
+                    way => return Err(MessageError::Choice(way)),
                 };
                 let (vport, queue) = (from.u8()?, from.u16()?);
                 Self::Frame { out, vport, queue, bytes: from.all().to_vec() }
@@ -564,13 +587,13 @@ impl Request {
                 let (number, vport, _) = (from.u64()?, from.u8()?, from.u8()?);
                 Self::Queues { number, vport, first: from.u16()? }
             }
-            kind => return Err(Wrong::Kind(kind)),
+            kind => return Err(MessageError::Kind(kind)),
         };
         from.end(request)
     }
 
-    /// Adds it to a packet.
-    pub fn put(&self, packet: &mut Vec<u8>) {
+    /// Appends the request to a packet.
+    pub fn encode(&self, packet: &mut Vec<u8>) {
         match self {
             Self::Hello(version) => message(packet, 1, 0, |to| to.extend(version.to_be_bytes())),
             Self::Set(filter) => message(packet, 2, 0, |to| filter.write(to)),
@@ -609,10 +632,10 @@ impl Request {
     }
 }
 
-impl Reply {
-    /// The next one of a packet, which it takes off; `None` at the end.
-    pub fn take(packet: &mut &[u8]) -> Result<Option<Self>, Wrong> {
-        let Some(mut from) = Reader::next(packet)? else { return Ok(None) };
+impl SlowPathReply {
+    /// Removes the next reply from a packet and returns it; `None` at the end.
+    pub fn decode(packet: &mut &[u8]) -> Result<Option<Self>, MessageError> {
+        let Some(mut from) = MessageReader::next(packet)? else { return Ok(None) };
         let more = from.flags & MORE != 0;
         let reply = match from.kind {
             129 => {
@@ -637,9 +660,9 @@ impl Reply {
                 let (number, mut filters) = (from.u64()?, Vec::new());
                 while !from.rest.is_empty() {
                     let length = usize::from(from.u16()?);
-                    let rest = from.rest.get(..length).ok_or(Wrong::Length(133))?;
+                    let rest = from.rest.get(..length).ok_or(MessageError::Length(133))?;
                     from.rest = &from.rest[length..];
-                    let mut one = Reader { kind: 133, flags: 0, rest };
+                    let mut one = MessageReader { kind: 133, flags: 0, rest };
                     filters.push(one.filter()?);
                 }
                 Self::Filters { number, filters, more }
@@ -653,13 +676,14 @@ impl Reply {
                 }
                 Self::Queues { number, first, queues, more }
             }
-            kind => return Err(Wrong::Kind(kind)),
+            kind => return Err(MessageError::Kind(kind)),
         };
         from.end(reply)
     }
 
-    /// Adds it to a packet. Texts are cut at 1,024 bytes, lists where [`COUNTERS_AT_ONCE`] and [`FILTERS_AT_ONCE`] say.
-    pub fn put(&self, packet: &mut Vec<u8>) {
+    /// Appends the reply to a packet. Cuts texts at 1,024 bytes, and lists at [`COUNTERS_AT_ONCE`],
+    /// [`FILTERS_AT_ONCE`] and [`QUEUES_AT_ONCE`].
+    pub fn encode(&self, packet: &mut Vec<u8>) {
         let text = |text: &str| text.chars().take(TEXT_CHARS_MAX).collect::<String>();
         match self {
             Self::Welcome(it) => message(packet, 129, 0, |to| {
@@ -705,7 +729,7 @@ impl Reply {
         }
     }
 
-    /// Adds a [`Self::Counters`] to a packet, of counters that stay where they are.
+    /// Appends a [`Self::Counters`] to a packet, without copying the counters first.
     pub fn put_counters(
         number: u64,
         first: u32,
@@ -726,11 +750,11 @@ impl Reply {
     }
 }
 
-/// Characters of a text.
+/// Most characters of a text.
 const TEXT_CHARS_MAX: usize = 256;
 
-impl Pattern {
-    /// Bytes of its value, and of its mask.
+impl FilterPattern {
+    /// Bytes of its value, and as many of its mask.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Short { value, .. } => value.len(),
@@ -746,46 +770,47 @@ mod tests {
 
     use super::*;
 
-    fn pattern() -> impl Strategy<Value = Pattern> {
-        let short =
-            any::<([u8; 16], [u8; 16])>().prop_map(|(value, mask)| Pattern::Short { value, mask });
+    fn pattern() -> impl Strategy<Value = FilterPattern> {
+        let short = any::<([u8; 16], [u8; 16])>()
+            .prop_map(|(value, mask)| FilterPattern::Short { value, mask });
         let bytes = || vec(any::<u8>(), 40).prop_map(|it| <[u8; 40]>::try_from(it).unwrap());
-        let long = (bytes(), bytes()).prop_map(|(value, mask)| Pattern::Long { value, mask });
+        let long = (bytes(), bytes()).prop_map(|(value, mask)| FilterPattern::Long { value, mask });
         prop_oneof![short, long]
     }
 
     prop_compose! {
         fn filter()(
             (id, priority, counter, vport, queue) in any::<(u32, u32, u32, u8, u16)>(),
-            verdict in prop::sample::select(&Verdict::ALL[..]),
+            verdict in prop::sample::select(&FilterVerdict::ALL[..]),
             copies_count in 0..=COPIES_MAX as u8,
             (copies, data) in any::<([u8; 8], [u8; 16])>(),
             pattern in pattern(),
         ) -> Filter {
-            let action = Action { verdict, vport, queue, counter, copies_count, copies, data };
+            let action = FilterAction { verdict, vport, queue, counter, copies_count, copies, data };
             Filter { id, priority, pattern, action }
         }
     }
 
-    fn request() -> impl Strategy<Value = Request> {
+    fn request() -> impl Strategy<Value = SlowPathRequest> {
         prop_oneof![
-            any::<u16>().prop_map(Request::Hello),
-            filter().prop_map(Request::Set),
-            any::<u32>().prop_map(Request::Remove),
-            any::<(u64, bool)>().prop_map(|(number, sweep)| Request::Commit { number, sweep }),
-            any::<(u64, u32, u32)>().prop_map(|(number, first, count)| Request::Counters {
+            any::<u16>().prop_map(SlowPathRequest::Hello),
+            filter().prop_map(SlowPathRequest::Set),
+            any::<u32>().prop_map(SlowPathRequest::Remove),
+            any::<(u64, bool)>()
+                .prop_map(|(number, sweep)| SlowPathRequest::Commit { number, sweep }),
+            any::<(u64, u32, u32)>().prop_map(|(number, first, count)| SlowPathRequest::Counters {
                 number,
                 first,
                 count
             }),
-            any::<(u64, u32)>().prop_map(|(number, first)| Request::List { number, first }),
+            any::<(u64, u32)>().prop_map(|(number, first)| SlowPathRequest::List { number, first }),
             (any::<(bool, u8, u16)>(), vec(any::<u8>(), 0..2000)).prop_map(
-                |((out, vport, queue), bytes)| Request::Frame { out, vport, queue, bytes }
+                |((out, vport, queue), bytes)| SlowPathRequest::Frame { out, vport, queue, bytes }
             ),
             any::<(u8, u16, u32, u32, u32)>().prop_map(|(vport, queue, weight, frames, bytes)| {
-                Request::Queue(QueueSetting { vport, queue, weight, frames, bytes })
+                SlowPathRequest::Queue(QueueSetting { vport, queue, weight, frames, bytes })
             }),
-            any::<(u64, u8, u16)>().prop_map(|(number, vport, first)| Request::Queues {
+            any::<(u64, u8, u16)>().prop_map(|(number, vport, first)| SlowPathRequest::Queues {
                 number,
                 vport,
                 first
@@ -793,7 +818,7 @@ mod tests {
         ]
     }
 
-    fn reply() -> impl Strategy<Value = Reply> {
+    fn reply() -> impl Strategy<Value = SlowPathReply> {
         let queue = any::<([u32; 6], [u64; 3])>().prop_map(|(short, long)| {
             let [weight, frames, bytes, buffers, waiting, waiting_bytes] = short;
             let [sent, sent_bytes, dropped] = long;
@@ -808,72 +833,74 @@ mod tests {
         });
         prop_oneof![
             any::<(u16, u8, u16, u64, u32, u32)>().prop_map(
-                |(version, code, vports, tables, filters_max, counters)| Reply::Welcome(Welcome {
-                    version,
-                    code,
-                    vports,
-                    tables,
-                    filters_max,
-                    counters
-                })
+                |(version, code, vports, tables, filters_max, counters)| SlowPathReply::Welcome(
+                    Welcome { version, code, vports, tables, filters_max, counters }
+                )
             ),
-            any::<(u64, u32)>().prop_map(|(number, filters)| Reply::Done { number, filters }),
+            any::<(u64, u32)>()
+                .prop_map(|(number, filters)| SlowPathReply::Done { number, filters }),
             (any::<(u64, u32)>(), "[a-zü ]{0,50}")
-                .prop_map(|((number, id), reason)| Reply::Refused { number, id, reason }),
+                .prop_map(|((number, id), reason)| SlowPathReply::Refused { number, id, reason }),
             (any::<(u64, u32, bool)>(), vec(counter, 0..COUNTERS_AT_ONCE)).prop_map(
-                |((number, first, more), counters)| Reply::Counters {
+                |((number, first, more), counters)| SlowPathReply::Counters {
                     number,
                     first,
                     counters,
                     more
                 }
             ),
-            (any::<(u64, bool)>(), vec(filter(), 0..FILTERS_AT_ONCE))
-                .prop_map(|((number, more), filters)| Reply::Filters { number, filters, more }),
-            "[a-z ]{0,50}".prop_map(Reply::Bye),
+            (any::<(u64, bool)>(), vec(filter(), 0..FILTERS_AT_ONCE)).prop_map(
+                |((number, more), filters)| SlowPathReply::Filters { number, filters, more }
+            ),
+            "[a-z ]{0,50}".prop_map(SlowPathReply::Bye),
             (any::<(u64, u16, bool)>(), vec(queue, 0..QUEUES_AT_ONCE)).prop_map(
-                |((number, first, more), queues)| Reply::Queues { number, first, queues, more }
+                |((number, first, more), queues)| SlowPathReply::Queues {
+                    number,
+                    first,
+                    queues,
+                    more
+                }
             ),
         ]
     }
 
     proptest! {
         #[test]
-        fn requests_are_read_as_written(requests in vec(request(), 0..20)) {
+        fn requests_survive_a_round_trip(requests in vec(request(), 0..20)) {
             let mut packet = vec![];
-            requests.iter().for_each(|request| request.put(&mut packet));
+            requests.iter().for_each(|request| request.encode(&mut packet));
             let mut rest = &packet[..];
             for request in requests {
-                prop_assert_eq!(Request::take(&mut rest), Ok(Some(request)));
+                prop_assert_eq!(SlowPathRequest::decode(&mut rest), Ok(Some(request)));
             }
-            prop_assert_eq!(Request::take(&mut rest), Ok(None));
+            prop_assert_eq!(SlowPathRequest::decode(&mut rest), Ok(None));
         }
 
         #[test]
-        fn replies_are_read_as_written(reply in reply()) {
+        fn replies_survive_a_round_trip(reply in reply()) {
             let mut packet = vec![];
-            reply.put(&mut packet);
+            reply.encode(&mut packet);
             prop_assert!(packet.len() < PACKET_BYTES_MAX);
             let mut rest = &packet[..];
-            prop_assert_eq!(Reply::take(&mut rest), Ok(Some(reply)));
+            prop_assert_eq!(SlowPathReply::decode(&mut rest), Ok(Some(reply)));
             prop_assert!(rest.is_empty());
         }
 
-        /// Whatever comes is read, or refused; nothing is taken for another message than it would be written as.
+        /// Any packet is read or refused. What is read is written the same way again.
         #[test]
-        fn nonsense_is_refused(mut packet in vec(any::<u8>(), 0..300), kind in 0..12_u8) {
+        fn invalid_slow_path_messages_are_refused(mut packet in vec(any::<u8>(), 0..300), kind in 0..12_u8) {
             if let [high, low, of, ..] = &mut packet[..] {
                 (*high, *of) = (0, kind);
                 *low = (*low).max(4);
             }
             let mut rest = &packet[..];
-            while let Ok(Some(request)) = Request::take(&mut rest) {
+            while let Ok(Some(request)) = SlowPathRequest::decode(&mut rest) {
                 let mut again = vec![];
-                request.put(&mut again);
-                prop_assert_eq!(Request::take(&mut &again[..]), Ok(Some(request)));
+                request.encode(&mut again);
+                prop_assert_eq!(SlowPathRequest::decode(&mut &again[..]), Ok(Some(request)));
             }
             let mut rest = &packet[..];
-            while let Ok(Some(_)) = Reply::take(&mut rest) {}
+            while let Ok(Some(_)) = SlowPathReply::decode(&mut rest) {}
         }
     }
 }

@@ -1,68 +1,69 @@
-//! Control of a TAP helper by pdpd. The helper and pdpd both hold every TAP, so that neither's
-//! death takes a carrier down; a new one of either gets them from the other.
+//! Control of a TAP helper by pdpd. Both hold a descriptor of every TAP, so that carriers stay up
+//! when either dies. A new helper or pdpd gets the descriptors from the other.
 
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol.
 pub const VERSION: u32 = 1;
 
-/// From pdpd.
+/// Request from pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
-    /// Serve the TAPs whose descriptors come with this message, one a port, in this order;
-    /// replaces the whole set. Ports that stay as they are keep running.
+pub enum TapRequest {
+    /// Serve the TAPs whose descriptors come with this message, one per port, in this order. The
+    /// list replaces the whole set; unchanged ports keep running.
     Serve {
         /// The ports.
-        ports: Vec<Port>,
+        ports: Vec<TapPort>,
     },
-    /// Give the descriptors of all TAPs back, in the order of the ports in the reply.
+    /// Return the descriptors of all TAPs, in the order of the ports in the reply.
     Hold,
-    /// Say what was carried.
+    /// Return the counters.
     Stats,
 }
 
 /// One TAP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Port {
+pub struct TapPort {
     /// Index of the vport.
     pub vport: u16,
     /// Name of the interface inside the guest.
     pub name: String,
 }
 
-/// Answer of the helper; one a request.
+/// Reply of the helper; one per request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reply {
+pub enum TapReply {
     /// Done.
     Done,
     /// The ports whose descriptors come with this message.
     Held {
         /// The ports, in the order of the descriptors.
-        ports: Vec<Port>,
+        ports: Vec<TapPort>,
     },
     /// Counters by port.
     Stats {
         /// The ports' counters.
-        ports: Vec<PortStats>,
+        ports: Vec<TapPortStats>,
     },
-    /// The request could not be met.
+    /// The request failed.
     Failed {
-        /// What, and what to do.
+        /// Cause, and what to do.
         error: String,
     },
 }
 
-/// What a helper carried for one port since it started.
+/// Counters of one port since the helper started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortStats {
+pub struct TapPortStats {
     /// Index of the vport.
     pub vport: u16,
-    /// Frames from the mux written to the TAP.
+    /// Frames from the mux, written to the TAP.
     pub to_tap: u64,
-    /// Frames read from the TAP and given to the mux.
+    /// Frames from the TAP, passed to the mux.
     pub from_tap: u64,
-    /// Frames from the mux that the TAP refused (interface down, no room).
+    /// Frames from the mux that the TAP refused (interface down, queue full).
     pub to_tap_refused: u64,
-    /// Frames from the TAP that found no room on the way to the mux, or no mux.
+    /// Frames from the TAP that were dropped because the ring to
+    /// the mux was full, or no mux was connected.
     pub from_tap_dropped: u64,
 }

@@ -1,16 +1,16 @@
-//! What traces say of frames, whoever follows them.
+//! Text and matching for packet traces, independent of who runs the trace.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::mux::Match;
+use crate::mux::BytePattern;
 
-/// Beginning of the reason that a trace gives if it saw no frame to follow.
+/// Beginning of the reason that a trace gives if no frame arrived.
 pub const NO_FRAME: &str = "no such frame arrived";
 
-/// Between the addresses of a packet that is traced, at the end of the details of its stage `classify`.
+/// Separator between a traced packet's addresses, at the end of the details of stage `classify`.
 pub const ADDRESSES: &str = " > ";
 
-/// From where to where a packet goes; `None` if it is not IP.
+/// Returns a packet's source and destination; `None` if it is not IP.
 pub fn ends(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let (kind, packet) = (frame.get(12..14)?, frame.get(14..)?);
     Some(match kind {
@@ -26,8 +26,8 @@ pub fn ends(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     })
 }
 
-/// The same in words, with [`ADDRESSES`] between, and before it who asks for which address: by ARP (RFC 826) or by
-/// neighbour discovery (RFC 4861 section 4).
+/// Returns a packet's addresses as text, separated by [`ADDRESSES`]. For ARP (RFC 826) and
+/// neighbour discovery (RFC 4861 section 4), the text begins with the question or answer.
 pub fn addresses(frame: &[u8]) -> Option<String> {
     let Some((from, to)) = ends(frame) else { return arp(frame) };
     Some(format!("{}, {from}{ADDRESSES}{to}", discovery(frame).unwrap_or_default()))
@@ -61,14 +61,14 @@ fn discovery(frame: &[u8]) -> Option<String> {
     }
 }
 
-/// Whether `frame` has all these bytes. Bytes beyond its end match nothing.
+/// True if `frame` has all these bytes. Bytes beyond its end match nothing.
 #[inline]
-pub fn matches(frame: &[u8], wanted: &[Match]) -> bool {
+pub fn matches(frame: &[u8], wanted: &[BytePattern]) -> bool {
     wanted.iter().all(|wanted| {
         let start = usize::from(wanted.offset);
         let bytes = frame.get(start..start + wanted.value.len());
         bytes.is_some_and(|bytes| {
-            // Without a branch a byte: the longest filters cost a tenth.
+            // Without a branch per byte; the longest filters cost a tenth.
             let all = bytes.iter().zip(&wanted.value).zip(&wanted.mask);
             all.fold(0, |other, ((byte, value), mask)| other | (byte ^ value) & mask) == 0
         })
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_of_ip_alone_and_as_far_as_it_goes() {
+    fn trace_shows_addresses_of_complete_ip_headers() {
         let mut frame = vec![0; 14 + 40];
         assert_eq!(addresses(&frame), None);
         frame[12] = 8;
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_for_addresses_are_told_with_who_asks() {
+    fn trace_shows_arp_and_nd_with_their_sender() {
         let mut arp = vec![0; 12];
         arp.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2]);
         arp.extend([0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn matching() {
         let wanted = |offset, value: &[u8], mask: &[u8]| {
-            vec![Match { offset, value: value.to_vec(), mask: mask.to_vec() }]
+            vec![BytePattern { offset, value: value.to_vec(), mask: mask.to_vec() }]
         };
         assert!(matches(b"abc", &wanted(1, b"b", &[0xff])));
         assert!(matches(b"abc", &wanted(1, b"c", &[0xfe])));

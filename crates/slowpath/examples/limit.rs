@@ -1,20 +1,23 @@
-//! A small slow path: drops for ten seconds what comes from a source that sends more packets a second than it may.
+//! A small slow path: if a source sends more packets a
+//! second than allowed, drops its packets for ten seconds.
 //!
-//! `limit PPS SOURCE...`, in the control guest; sources are prefixes of IPv4. Each has a filter and a counter with its
-//! number, and the fast path forwards, counts and drops by itself.
+//! `limit PPS SOURCE...`, in the control guest; sources are IPv4 prefixes. Each has a filter and a
+//! counter with its number. The fast path forwards, counts and drops on its own.
 
 use std::error::Error;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
-use pdp_slowpath::{Action, Counter, Filter, Match, SOCKET, SlowPath, discard, filter, pass};
+use pdp_slowpath::{
+    Counter, Filter, FilterAction, IpMatch, SOCKET, SlowPathSession, discard, filter, pass,
+};
 
 /// Seconds.
 const DROPPED_FOR: u32 = 10;
 
 fn rule(number: u32, source: Ipv4Net, is_dropped: bool) -> Filter {
     let action = if is_dropped { discard() } else { pass() };
-    filter(number, 100, Match::ip().src(source), Action { counter: number, ..action })
+    filter(number, 100, IpMatch::ip().src(source), FilterAction { counter: number, ..action })
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -23,15 +26,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sources = args.map(|source| source.parse()).collect::<Result<Vec<Ipv4Net>, _>>()?;
     let count = u32::try_from(sources.len())?;
 
-    let mut slow_path = SlowPath::connect(SOCKET)?;
+    let mut slow_path = SlowPathSession::connect(SOCKET)?;
     let rules = (0..).zip(&sources).map(|(number, source)| rule(number, *source, false));
     rules.fold(slow_path.batch(), |batch, rule| batch.set(rule)).commit()?;
 
     let mut before = vec![Counter::default(); sources.len()];
-    // Seconds for which each goes on to be dropped.
+    // Seconds for which each source stays dropped.
     let mut dropped = vec![0; sources.len()];
     loop {
-        // Instead of sleeping: so a mux that is new has the filters at once.
+        // Instead of sleeping, so that a new mux gets the filters at once.
         if let Err(error) = slow_path.keep(Duration::from_secs(1)) {
             eprintln!("{error}");
             continue;

@@ -1,4 +1,4 @@
-//! One connection to the mux. Nothing waits beyond its deadline, whatever the other end does.
+//! One connection to the mux. Every wait ends at the deadline, whatever the other end does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pdp_proto::limits::QUEUES_MAX;
 use pdp_proto::slowpath::{
-    Counter, FILTERS_MAX, FRAME_BYTES_MAX, Filter, NO_FILTER, PACKET_BYTES_MAX, QueueSetting,
-    QueueState, Reply, Request, VERSION, Welcome, Wrong,
+    Counter, FILTERS_MAX, FRAME_BYTES_MAX, Filter, MessageError, NO_FILTER, PACKET_BYTES_MAX,
+    QueueSetting, QueueState, SlowPathReply, SlowPathRequest, VERSION, Welcome,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -18,50 +18,50 @@ use rustix::net::{
     send, socket_with,
 };
 
-/// Pause before who listens is asked again, where its queue of connections is full.
+/// Pause before another attempt to connect to a listener whose queue is full.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 
-/// Why something was not done.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens, or who did went away, or gave no answer in time.
+    /// Nobody listens, or the mux went away, or it gave no answer in time.
     #[error("no mux at {}", path.display())]
     Gone {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The mux refused: of a batch nothing is in force.
+    /// The mux refused. Nothing of the batch is in force.
     #[error("{}{reason}", about(*id))]
     Refused {
-        /// Which filter it is about; [`NO_FILTER`](crate::NO_FILTER): none.
+        /// The filter at fault, or [`NO_FILTER`](crate::NO_FILTER).
         id: u32,
-        /// Its words.
+        /// The mux's reason.
         reason: String,
     },
-    /// The mux disconnected this program, and says why.
+    /// The mux disconnected this program, for this reason.
     #[error("disconnected by the mux: {0}")]
     Bye(String),
-    /// An answer that is none: another version.
+    /// An invalid answer, as from another version.
     #[error("an answer of the mux does not fit: {0}")]
     Unexpected(String),
-    /// There are not so many counters.
+    /// Counters out of range.
     #[error("{count} counters from {first} on; there are {there}, from 0 on")]
     Counters {
-        /// The first that was asked for.
+        /// First counter requested.
         first: u32,
-        /// How many were.
+        /// Number requested.
         count: u32,
-        /// How many there are.
+        /// Number available.
         there: u32,
     },
     /// There is no such vport.
     #[error("vport {vport}: there are {there}, from 0 on")]
     Vport {
-        /// The one that was asked for.
+        /// Vport requested.
         vport: u8,
-        /// How many there are.
+        /// Number of vports.
         there: u16,
     },
     /// A frame is too long, or has no header.
@@ -70,59 +70,60 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether there is nobody to talk with any more: a new connection may help.
+    /// True if the mux is gone. A new connection may help.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
     }
 }
 
-impl From<Wrong> for Error {
-    fn from(wrong: Wrong) -> Self {
+impl From<MessageError> for Error {
+    fn from(wrong: MessageError) -> Self {
         Self::Unexpected(wrong.to_string())
     }
 }
 
-/// A filter, if it is one.
+/// Names a filter, if there is one.
 fn about(id: u32) -> String {
     if id == NO_FILTER { String::new() } else { format!("filter {id}: ") }
 }
 
-/// A change of filters and queues.
+/// Change of filters and queues.
 #[derive(Clone, Copy, Debug)]
-pub enum Change {
-    /// This filter, new or in the place of the one with its number.
+pub enum SlowPathChange {
+    /// Adds this filter, or replaces the one with its number.
     Set(Filter),
-    /// No filter with this number.
+    /// Removes the filter with this number.
     Remove(u32),
-    /// A queue is to be so.
+    /// Sets a queue.
     Queue(QueueSetting),
 }
 
-/// Where a frame goes.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// As if it came by this vport: it is looked up again.
+pub enum FrameDestination {
+    /// As if received by this vport: the mux looks it up again.
     In(u8),
-    /// Out of this vport, by this queue, counted from 1; 0: the port chooses.
+    /// Out of this vport, by this queue from 1. With 0 the port chooses.
     Out(u8, u16),
 }
 
-/// A connection after its greeting.
+/// Connection after its greeting.
 #[derive(Debug)]
-pub struct Connection {
+pub struct SlowPathConnection {
     socket: OwnedFd,
     path: PathBuf,
     deadline: Instant,
     welcome: Welcome,
     number: u64,
-    replies: VecDeque<Reply>,
+    replies: VecDeque<SlowPathReply>,
 }
 
-impl Connection {
-    /// Connects and greets; whatever follows is done at `deadline`, or fails then.
+impl SlowPathConnection {
+    /// Connects and greets. All that follows is done at `deadline`, or fails then.
     ///
     /// # Errors
-    /// [`Error::Gone`] where nobody listens; [`Error::Bye`] where no more programs are taken; another version.
+    /// [`Error::Gone`] if nobody listens. [`Error::Bye`] if the mux takes no more programs. An
+    /// error also for another version.
     pub fn open(path: &Path, deadline: Instant) -> Result<Self, Error> {
         let gone = |source: io::Error| Error::Gone { path: path.into(), source };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -132,7 +133,7 @@ impl Connection {
         loop {
             match connect(&socket, &address) {
                 Ok(()) => break,
-                // Its queue is full.
+                // The listener's queue is full.
                 Err(Errno::AGAIN) if Instant::now() + FULL_PAUSE < deadline => {
                     std::thread::sleep(FULL_PAUSE);
                 }
@@ -148,10 +149,10 @@ impl Connection {
             number: 0,
             replies: VecDeque::new(),
         };
-        this.say([Request::Hello(VERSION)])?;
+        this.say([SlowPathRequest::Hello(VERSION)])?;
         match this.reply()? {
-            Reply::Welcome(welcome) if welcome.version == VERSION => this.welcome = welcome,
-            Reply::Welcome(Welcome { version, .. }) => {
+            SlowPathReply::Welcome(welcome) if welcome.version == VERSION => this.welcome = welcome,
+            SlowPathReply::Welcome(Welcome { version, .. }) => {
                 let words = format!("it speaks version {version}, this program {VERSION}");
                 return Err(Error::Unexpected(words));
             }
@@ -160,54 +161,55 @@ impl Connection {
         Ok(this)
     }
 
-    /// What there is.
+    /// The mux's greeting.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
 
-    /// Sets another deadline for what comes next.
+    /// Sets another deadline for the following calls.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    /// Has changes in force, all at once; with `sweep` all filters go that were not set since the commit before on
-    /// this connection, and queues that were not are as their spec says. Returns how many filters there are then.
+    /// Brings changes into force, all at once; returns the number of filters afterwards. With
+    /// `sweep` it also removes all filters that were not set since the previous commit on this
+    /// connection. Queues that were not set return to their specs.
     ///
     /// # Errors
-    /// [`Error::Refused`]: nothing was changed.
+    /// [`Error::Refused`]: nothing has changed.
     pub fn commit(
         &mut self,
-        changes: impl IntoIterator<Item = Change>,
+        changes: impl IntoIterator<Item = SlowPathChange>,
         sweep: bool,
     ) -> Result<u32, Error> {
         let number = self.next_number();
         let changes = changes.into_iter().map(|change| match change {
-            Change::Set(filter) => Request::Set(filter),
-            Change::Remove(id) => Request::Remove(id),
-            Change::Queue(setting) => Request::Queue(setting),
+            SlowPathChange::Set(filter) => SlowPathRequest::Set(filter),
+            SlowPathChange::Remove(id) => SlowPathRequest::Remove(id),
+            SlowPathChange::Queue(setting) => SlowPathRequest::Queue(setting),
         });
-        self.say(changes.chain([Request::Commit { number, sweep }]))?;
+        self.say(changes.chain([SlowPathRequest::Commit { number, sweep }]))?;
         match self.reply()? {
-            Reply::Done { number: of, filters } if of == number => Ok(filters),
+            SlowPathReply::Done { number: of, filters } if of == number => Ok(filters),
             other => Err(self.other(number, other)),
         }
     }
 
-    /// What counters have, all at one moment.
+    /// Reads counters, all at one moment.
     ///
     /// # Errors
-    /// [`Error::Counters`]: there are not so many.
+    /// [`Error::Counters`]: out of range.
     pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<Counter>, Error> {
         let there = self.welcome.counters;
         if first.checked_add(count).is_none_or(|end| end > there) {
             return Err(Error::Counters { first, count, there });
         }
         let number = self.next_number();
-        self.say([Request::Counters { number, first, count }])?;
+        self.say([SlowPathRequest::Counters { number, first, count }])?;
         let mut all = Vec::new();
         loop {
             match self.reply()? {
-                Reply::Counters { number: of, counters, more, .. } if of == number => {
+                SlowPathReply::Counters { number: of, counters, more, .. } if of == number => {
                     all.extend(counters);
                     if all.len() > count as usize {
                         return Err(Error::Unexpected("more counters than asked for".into()));
@@ -221,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// How the queues of a vport are, in their order; none, where frames have one for all.
+    /// State of a vport's queues, in their order. Empty if the vport has one queue for all frames.
     ///
     /// # Errors
     /// [`Error::Vport`]: there is no such vport.
@@ -231,11 +233,11 @@ impl Connection {
             return Err(Error::Vport { vport, there });
         }
         let number = self.next_number();
-        self.say([Request::Queues { number, vport, first: 1 }])?;
+        self.say([SlowPathRequest::Queues { number, vport, first: 1 }])?;
         let mut all = Vec::new();
         loop {
             match self.reply()? {
-                Reply::Queues { number: of, queues, more, .. } if of == number => {
+                SlowPathReply::Queues { number: of, queues, more, .. } if of == number => {
                     all.extend(queues);
                     if all.len() > QUEUES_MAX {
                         return Err(Error::Unexpected("more queues than there are".into()));
@@ -249,24 +251,24 @@ impl Connection {
         }
     }
 
-    /// The filters that there are, by their numbers.
+    /// All filters, by their numbers.
     pub fn list(&mut self) -> Result<Vec<Filter>, Error> {
         Ok(self.filters(0, FILTERS_MAX as usize)?.0)
     }
 
-    /// The same from a number on, `count` at most, and whether there are more; the connection is given up, so that
-    /// nobody has to say the rest.
+    /// Returns up to `count` filters from number `first` on, and true if there are more. Consumes
+    /// the connection, so that the mux need not send the rest.
     pub fn into_list(mut self, first: u32, count: usize) -> Result<(Vec<Filter>, bool), Error> {
         self.filters(first, count)
     }
 
     fn filters(&mut self, first: u32, count: usize) -> Result<(Vec<Filter>, bool), Error> {
         let number = self.next_number();
-        self.say([Request::List { number, first }])?;
+        self.say([SlowPathRequest::List { number, first }])?;
         let mut all = Vec::new();
         loop {
             match self.reply()? {
-                Reply::Filters { number: of, filters, more, .. } if of == number => {
+                SlowPathReply::Filters { number: of, filters, more, .. } if of == number => {
                     all.extend(filters);
                     if all.len() > count || (more && all.len() == count) {
                         all.truncate(count);
@@ -281,19 +283,20 @@ impl Connection {
         }
     }
 
-    /// Sends a frame, from Ethernet's header on. What there is no room for is dropped and counted by the mux.
-    pub fn frame(&mut self, way: Way, bytes: &[u8]) -> Result<(), Error> {
+    /// Sends a frame, beginning with its Ethernet header. The
+    /// mux drops and counts frames that it has no room for.
+    pub fn frame(&mut self, way: FrameDestination, bytes: &[u8]) -> Result<(), Error> {
         if !(14..=FRAME_BYTES_MAX).contains(&bytes.len()) {
             return Err(Error::Frame(bytes.len()));
         }
         let (out, vport, queue) = match way {
-            Way::In(vport) => (false, vport, 0),
-            Way::Out(vport, queue) => (true, vport, queue),
+            FrameDestination::In(vport) => (false, vport, 0),
+            FrameDestination::Out(vport, queue) => (true, vport, queue),
         };
-        self.say([Request::Frame { out, vport, queue, bytes: bytes.into() }])
+        self.say([SlowPathRequest::Frame { out, vport, queue, bytes: bytes.into() }])
     }
 
-    /// Waits until the deadline, or until the mux says or does something that nobody asked for, which is the error.
+    /// Waits until the deadline. Fails if the mux closes, or sends anything without a request.
     pub fn wait(&mut self) -> Result<(), Error> {
         match self.reply() {
             Err(Error::Gone { source, .. }) if source.kind() == io::ErrorKind::TimedOut => Ok(()),
@@ -307,10 +310,10 @@ impl Connection {
         self.number
     }
 
-    /// What another answer than the one that was hoped for means.
-    fn other(&self, number: u64, reply: Reply) -> Error {
+    /// Converts an unexpected answer to an error.
+    fn other(&self, number: u64, reply: SlowPathReply) -> Error {
         match reply {
-            Reply::Refused { number: of, id, reason } if of == number => {
+            SlowPathReply::Refused { number: of, id, reason } if of == number => {
                 Error::Refused { id, reason }
             }
             reply => unexpected(&reply),
@@ -321,12 +324,12 @@ impl Connection {
         Error::Gone { path: self.path.clone(), source }
     }
 
-    /// Says all of them, in as few packets as there is room in.
-    fn say(&mut self, requests: impl IntoIterator<Item = Request>) -> Result<(), Error> {
+    /// Sends all requests in as few packets as possible.
+    fn say(&mut self, requests: impl IntoIterator<Item = SlowPathRequest>) -> Result<(), Error> {
         let mut packet = Vec::new();
         for request in requests {
             let end = packet.len();
-            request.put(&mut packet);
+            request.encode(&mut packet);
             if packet.len() > PACKET_BYTES_MAX {
                 let next = packet.split_off(end);
                 self.send(&packet)?;
@@ -342,7 +345,7 @@ impl Connection {
                 Ok(_) => return Ok(()),
                 Err(Errno::AGAIN) => self.ready(PollFlags::OUT)?,
                 Err(Errno::INTR) => {}
-                // It may have said why before it went.
+                // It may have sent a reason before it closed.
                 Err(error @ (Errno::PIPE | Errno::CONNRESET)) => loop {
                     match self.reply() {
                         Ok(_) => {}
@@ -355,11 +358,11 @@ impl Connection {
         }
     }
 
-    /// The next answer; a [`Reply::Bye`] is an error.
-    fn reply(&mut self) -> Result<Reply, Error> {
+    /// Returns the next answer. [`SlowPathReply::Bye`] is an error.
+    fn reply(&mut self) -> Result<SlowPathReply, Error> {
         loop {
             match self.replies.pop_front() {
-                Some(Reply::Bye(why)) => return Err(Error::Bye(why)),
+                Some(SlowPathReply::Bye(why)) => return Err(Error::Bye(why)),
                 Some(reply) => return Ok(reply),
                 None => self.receive()?,
             }
@@ -375,13 +378,13 @@ impl Connection {
                 Ok((length, _)) => break length,
                 Err(Errno::AGAIN) => self.ready(PollFlags::IN)?,
                 Err(Errno::INTR) => {}
-                // It went without having read all; what it said before is still to be had.
+                // It closed without reading everything; its earlier answers can still be read.
                 Err(Errno::CONNRESET) if !was_reset => was_reset = true,
                 Err(error) => return Err(self.gone(error.into())),
             }
         };
         let mut rest = &packet[..length];
-        while let Some(reply) = Reply::take(&mut rest)? {
+        while let Some(reply) = SlowPathReply::decode(&mut rest)? {
             self.replies.push_back(reply);
         }
         Ok(())
@@ -401,16 +404,16 @@ impl Connection {
     }
 }
 
-/// What no question is answered with.
-fn unexpected(reply: &Reply) -> Error {
+/// Error for an answer that fits no request.
+fn unexpected(reply: &SlowPathReply) -> Error {
     let kind = match reply {
-        Reply::Welcome(_) => "a welcome",
-        Reply::Done { .. } => "a commit's result",
-        Reply::Refused { .. } => "a refusal",
-        Reply::Counters { .. } => "counters",
-        Reply::Filters { .. } => "filters",
-        Reply::Queues { .. } => "queues",
-        Reply::Bye(_) => "a farewell",
+        SlowPathReply::Welcome(_) => "a welcome",
+        SlowPathReply::Done { .. } => "a commit's result",
+        SlowPathReply::Refused { .. } => "a refusal",
+        SlowPathReply::Counters { .. } => "counters",
+        SlowPathReply::Filters { .. } => "filters",
+        SlowPathReply::Queues { .. } => "queues",
+        SlowPathReply::Bye(_) => "a farewell",
     };
     Error::Unexpected(format!("{kind} that nobody asked for"))
 }

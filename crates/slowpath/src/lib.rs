@@ -1,5 +1,6 @@
-//! For slow paths: programs in a control guest that tell the mux's engine how to treat packets, read its counters, and send
-//! frames. docs/slowpath.md is the guide; [`pdp_proto::slowpath`] is what is said on the socket.
+//! Library for slow paths: programs in a control guest that install filters in
+//! the mux's engine, read its counters, and send frames. docs/slowpath.md is
+//! the guide; [`pdp_proto::slowpath`] defines the messages.
 //!
 //! ```no_run
 //! use pdp_slowpath::{Action, Match, SOCKET, SlowPath, discard, filter, send};
@@ -20,8 +21,9 @@
 //! # }
 //! ```
 //!
-//! Everything blocks, for a bounded time. [`SlowPath`] keeps what a program wants and brings it back after the mux was
-//! replaced; [`Connection`] is a single connection, for who keeps nothing.
+//! Everything blocks, for a bounded time. [`SlowPathSession`] keeps a program's wanted state and
+//! restores it when the mux was replaced. [`SlowPathConnection`] is a single connection without
+//! such state.
 
 #![forbid(unsafe_code)]
 
@@ -29,47 +31,53 @@ mod client;
 mod connection;
 pub mod pattern;
 
-pub use client::{Batch, SlowPath, TIMEOUT};
-pub use connection::{Change, Connection, Error, Way};
-pub use pattern::{BadPattern, Code, Match};
+pub use client::{SlowPathSession, TIMEOUT, Transaction};
+pub use connection::{Error, FrameDestination, SlowPathChange, SlowPathConnection};
+pub use pattern::{BadPattern, IpMatch, PatternCode};
 pub use pdp_proto::slowpath::{
-    Action, COPIES_MAX, Counter, DATA_BYTES, FRAME_BYTES_MAX, Filter, NO_COUNTER, NO_FILTER,
-    Pattern, QUEUES_SET_MAX, QueueSetting, QueueState, Verdict, Welcome,
+    COPIES_MAX, Counter, DATA_BYTES, FRAME_BYTES_MAX, Filter, FilterAction, FilterPattern,
+    FilterVerdict, NO_COUNTER, NO_FILTER, QUEUES_SET_MAX, QueueSetting, QueueState, Welcome,
 };
 
-/// Where the mux listens, in a control guest.
+/// The mux's socket, in a control guest.
 pub const SOCKET: &str = "/run/pdp/slowpath/control.sock";
 
-/// A filter of a number and a priority: of those that a packet meets, the one with the highest counts.
-pub fn filter(id: u32, priority: u32, pattern: impl Into<Pattern>, action: Action) -> Filter {
+/// Makes a filter with a number and a priority. If
+/// several filters match, the highest priority wins.
+pub fn filter(
+    id: u32,
+    priority: u32,
+    pattern: impl Into<FilterPattern>,
+    action: FilterAction,
+) -> Filter {
     Filter { id, priority, pattern: pattern.into(), action }
 }
 
-/// The packet is dropped.
-pub fn discard() -> Action {
-    Action { verdict: Verdict::Drop, ..Action::default() }
+/// Drops the packet.
+pub fn discard() -> FilterAction {
+    FilterAction { verdict: FilterVerdict::Drop, ..FilterAction::default() }
 }
 
-/// What would become of the packet without the filter.
-pub fn pass() -> Action {
-    Action::default()
+/// Treats the packet as without the filter.
+pub fn pass() -> FilterAction {
+    FilterAction::default()
 }
 
-/// The packet goes to the control guest.
-pub fn punt() -> Action {
-    Action { verdict: Verdict::Punt, ..Action::default() }
+/// Sends the packet to the control guest.
+pub fn punt() -> FilterAction {
+    FilterAction { verdict: FilterVerdict::Punt, ..FilterAction::default() }
 }
 
-/// The packet leaves by a vport, to a link address.
-pub fn send(vport: u8, to: [u8; 6]) -> Action {
+/// Sends the packet by a vport, to a MAC address.
+pub fn send(vport: u8, to: [u8; 6]) -> FilterAction {
     let mut data = [0; DATA_BYTES];
     data[..to.len()].copy_from_slice(&to);
-    Action { verdict: Verdict::Send, vport, data, ..Action::default() }
+    FilterAction { verdict: FilterVerdict::Send, vport, data, ..FilterAction::default() }
 }
 
-/// The same, and a copy leaves by each of these vports; `None` for more than [`COPIES_MAX`].
-pub fn copied(action: Action, vports: &[u8]) -> Option<Action> {
+/// Adds a copy to each of these vports. `None` for more than [`COPIES_MAX`].
+pub fn copied(action: FilterAction, vports: &[u8]) -> Option<FilterAction> {
     let mut copies = [0; COPIES_MAX];
     copies.get_mut(..vports.len())?.copy_from_slice(vports);
-    Some(Action { copies_count: u8::try_from(vports.len()).ok()?, copies, ..action })
+    Some(FilterAction { copies_count: u8::try_from(vports.len()).ok()?, copies, ..action })
 }

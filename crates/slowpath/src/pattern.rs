@@ -1,4 +1,4 @@
-//! Which packets a filter is for: [`Match`] builds it, [`parse`] reads it, and [`text`] writes it.
+//! Patterns of filters: [`IpMatch`] builds them, [`parse`] reads them, and [`text`] writes them.
 //!
 //! One text form serves the command line, the API and both libraries:
 //!
@@ -8,7 +8,7 @@
 //! raw 0a00000100/ffffffff00 in 2
 //! ```
 //!
-//! First `ip` or `ip6`, then any of these, each once; what is not said is any:
+//! First `ip` or `ip6`, then any of these, each at most once. An omitted word matches any value:
 //!
 //! | word | value |
 //! |---|---|
@@ -18,12 +18,12 @@
 //! | `tos` | the byte of traffic class; `dscp`: its upper six bits, 0 to 63 |
 //! | `in` | the vport that the packet came by: its number, or the interface's name where names are known |
 //!
-//! A number may have a mask behind it, `VALUE/MASK`: the packet's bits under the mask are to be those of the value.
-//! Bits of values that are not under the mask are cleared.
+//! A number may be followed by a mask, `VALUE/MASK`: the packet must equal the value in the bits of
+//! the mask. Bits of the value outside the mask are cleared.
 //!
-//! For code `fields`, `raw` is the bytes of the fields in hexadecimal, the first one's first, and behind a `/` the mask, if
-//! not all bits count; then `in` may follow. All bytes of the fields are written: up to 14 make a short pattern, more a long
-//! one.
+//! For code `fields`, `raw` gives the bytes of the fields in hexadecimal, the first field first.
+//! After a `/` follows the mask, unless all bits count. Then `in` may follow. All bytes of the
+//! fields are written: up to 14 make a short pattern, more make a long one.
 
 use std::fmt::{self, Write};
 use std::marker::PhantomData;
@@ -31,19 +31,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use pdp_proto::slowpath::Pattern;
+use pdp_proto::slowpath::FilterPattern;
 
-/// Bytes of a text that is read.
+/// Longest text that [`parse`] accepts, bytes.
 pub const TEXT_BYTES_MAX: usize = 512;
 
 /// Bytes of a short pattern, and of a long one.
 const SHORT_BYTES: usize = 16;
 const LONG_BYTES: usize = 40;
 
-/// The last ones of both: the vport that a packet came by.
+/// The last bytes of both: the vport that received the packet.
 const VPORT_BYTES: usize = 2;
 
-/// Names of protocols by their numbers (IANA, "Protocol Numbers"); of two for one the first is written.
+/// Names of protocols by their numbers (IANA, "Protocol
+/// Numbers"). If a number has two names, the first is written.
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
     ("igmp", 2),
@@ -66,26 +67,26 @@ const PROTOCOLS: &[(&str, u8)] = &[
 /// The upper six bits of the traffic class (RFC 2474 section 3).
 const DSCP_MASK: u8 = 0xfc;
 
-/// Words behind `ip` and `ip6`.
+/// Words that follow `ip` and `ip6`.
 const WORDS: [&str; 8] = ["src", "dst", "proto", "sport", "dport", "tos", "dscp", "in"];
 
-/// Which packets a program's code is for.
+/// Kind of code of a forwarding engine, which defines the meaning of patterns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
+pub enum PatternCode {
     /// IPv4 and IPv6.
     Ip,
     /// Fields that the vrouter defines.
     Fields,
 }
 
-impl Code {
-    /// As the mux numbers it.
+impl PatternCode {
+    /// Converts the mux's number.
     pub fn of(number: u8) -> Self {
         if number == 0 { Self::Ip } else { Self::Fields }
     }
 }
 
-/// A text that is no pattern, and why.
+/// Text that is no pattern, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadPattern(String);
@@ -94,25 +95,25 @@ fn bad<T>(why: impl Into<String>) -> Result<T, BadPattern> {
     Err(BadPattern(why.into()))
 }
 
-/// A value of which the bits under the mask count.
+/// Value of which only the bits in the mask count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Masked<T> {
-    /// What the bits are to be.
+    /// Required bits.
     pub value: T,
-    /// Which count.
+    /// Bits that count.
     pub mask: T,
 }
 
 macro_rules! masked {
     ($($number:ty),*) => {$(
         impl From<$number> for Masked<$number> {
-            /// All of its bits.
+            /// All bits count.
             fn from(value: $number) -> Self {
                 Self { value, mask: <$number>::MAX }
             }
         }
         impl From<($number, $number)> for Masked<$number> {
-            /// A value and a mask.
+            /// A value and its mask.
             fn from((value, mask): ($number, $number)) -> Self {
                 Self { value, mask }
             }
@@ -122,9 +123,9 @@ macro_rules! masked {
 
 masked!(u8, u16);
 
-/// A part of a pattern of code `ip`.
+/// Part of a pattern of code `ip`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum IpField {
     Source,
     Destination,
     Protocol,
@@ -134,8 +135,8 @@ enum Field {
     CameBy,
 }
 
-impl Field {
-    /// In the order in which they are written.
+impl IpField {
+    /// In the order of the text form.
     const ALL: [Self; 7] = [
         Self::Source,
         Self::Destination,
@@ -146,7 +147,7 @@ impl Field {
         Self::CameBy,
     ];
 
-    /// Its bytes, by the bytes of an address.
+    /// Bytes, for addresses of `address` bytes.
     fn place(self, address: usize) -> Range<usize> {
         let (start, bytes) = match self {
             Self::Source => (0, address),
@@ -161,15 +162,15 @@ impl Field {
     }
 }
 
-/// A pattern of either length; bytes behind it are zeros.
+/// Pattern of either length. Bytes beyond the length are zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Bits {
+struct PatternBits {
     long: bool,
     value: [u8; LONG_BYTES],
     mask: [u8; LONG_BYTES],
 }
 
-impl Bits {
+impl PatternBits {
     fn any(long: bool) -> Self {
         Self { long, value: [0; LONG_BYTES], mask: [0; LONG_BYTES] }
     }
@@ -178,16 +179,16 @@ impl Bits {
         if self.long { LONG_BYTES } else { SHORT_BYTES }
     }
 
-    fn place(&self, field: Field) -> Range<usize> {
+    fn place(&self, field: IpField) -> Range<usize> {
         field.place(if self.long { 16 } else { 4 })
     }
 
-    fn get(&self, field: Field) -> (&[u8], &[u8]) {
+    fn get(&self, field: IpField) -> (&[u8], &[u8]) {
         let place = self.place(field);
         (&self.value[place.clone()], &self.mask[place])
     }
 
-    fn set(&mut self, field: Field, value: &[u8], mask: &[u8]) {
+    fn set(&mut self, field: IpField, value: &[u8], mask: &[u8]) {
         let start = self.place(field).start;
         for (at, (value, mask)) in value.iter().zip(mask).enumerate() {
             (self.value[start + at], self.mask[start + at]) = (value & mask, *mask);
@@ -195,9 +196,9 @@ impl Bits {
     }
 }
 
-impl From<Bits> for Pattern {
-    fn from(bits: Bits) -> Self {
-        let Bits { long, value, mask } = bits;
+impl From<PatternBits> for FilterPattern {
+    fn from(bits: PatternBits) -> Self {
+        let PatternBits { long, value, mask } = bits;
         if long {
             return Self::Long { value, mask };
         }
@@ -206,12 +207,12 @@ impl From<Bits> for Pattern {
     }
 }
 
-impl From<&Pattern> for Bits {
-    fn from(pattern: &Pattern) -> Self {
-        let mut bits = Self::any(matches!(pattern, Pattern::Long { .. }));
+impl From<&FilterPattern> for PatternBits {
+    fn from(pattern: &FilterPattern) -> Self {
+        let mut bits = Self::any(matches!(pattern, FilterPattern::Long { .. }));
         let (value, mask): (&[u8], &[u8]) = match pattern {
-            Pattern::Short { value, mask } => (value, mask),
-            Pattern::Long { value, mask } => (value, mask),
+            FilterPattern::Short { value, mask } => (value, mask),
+            FilterPattern::Long { value, mask } => (value, mask),
         };
         for (at, (value, mask)) in value.iter().zip(mask).enumerate() {
             (bits.value[at], bits.mask[at]) = (value & mask, *mask);
@@ -220,7 +221,7 @@ impl From<&Pattern> for Bits {
     }
 }
 
-/// Packets of IPv4 or of IPv6 that code `ip` has: all of them, until more is said.
+/// IPv4 or IPv6 packets for code `ip`. Matches all of them until further conditions are added.
 ///
 /// ```
 /// use pdp_slowpath::Match;
@@ -228,27 +229,27 @@ impl From<&Pattern> for Bits {
 /// assert_eq!(dns.to_string(), "ip dst 192.0.2.0/24 proto udp dport 53");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Match<N> {
-    bits: Bits,
+pub struct IpMatch<N> {
+    bits: PatternBits,
     net: PhantomData<N>,
 }
 
-impl Match<Ipv4Net> {
-    /// IPv4.
+impl IpMatch<Ipv4Net> {
+    /// All IPv4 packets.
     pub fn ip() -> Self {
-        Self { bits: Bits::any(false), net: PhantomData }
+        Self { bits: PatternBits::any(false), net: PhantomData }
     }
 }
 
-impl Match<Ipv6Net> {
-    /// IPv6.
+impl IpMatch<Ipv6Net> {
+    /// All IPv6 packets.
     pub fn ip6() -> Self {
-        Self { bits: Bits::any(true), net: PhantomData }
+        Self { bits: PatternBits::any(true), net: PhantomData }
     }
 }
 
-impl<N: Into<IpNet>> Match<N> {
-    fn net(mut self, field: Field, net: N) -> Self {
+impl<N: Into<IpNet>> IpMatch<N> {
+    fn net(mut self, field: IpField, net: N) -> Self {
         let octets = |address| match address {
             IpAddr::V4(address) => address.octets().to_vec(),
             IpAddr::V6(address) => address.octets().to_vec(),
@@ -258,106 +259,106 @@ impl<N: Into<IpNet>> Match<N> {
         self
     }
 
-    fn number<const B: usize>(mut self, field: Field, value: [u8; B], mask: [u8; B]) -> Self {
+    fn number<const B: usize>(mut self, field: IpField, value: [u8; B], mask: [u8; B]) -> Self {
         self.bits.set(field, &value, &mask);
         self
     }
 
-    /// From an address of this prefix.
+    /// From a source address in this prefix.
     pub fn src(self, net: N) -> Self {
-        self.net(Field::Source, net)
+        self.net(IpField::Source, net)
     }
 
-    /// To an address of this prefix.
+    /// To a destination address in this prefix.
     pub fn dst(self, net: N) -> Self {
-        self.net(Field::Destination, net)
+        self.net(IpField::Destination, net)
     }
 
-    /// Of this protocol: 6 is TCP, 17 UDP.
+    /// Matches this protocol: 6 is TCP, 17 is UDP.
     pub fn proto(self, proto: impl Into<Masked<u8>>) -> Self {
         let Masked { value, mask } = proto.into();
-        self.number(Field::Protocol, [value], [mask])
+        self.number(IpField::Protocol, [value], [mask])
     }
 
     /// From this port, or ports: `(1024, 0xfc00)` is 1024 to 2047.
     pub fn sport(self, port: impl Into<Masked<u16>>) -> Self {
         let Masked { value, mask } = port.into();
-        self.number(Field::SourcePort, value.to_be_bytes(), mask.to_be_bytes())
+        self.number(IpField::SourcePort, value.to_be_bytes(), mask.to_be_bytes())
     }
 
     /// To this port, or ports.
     pub fn dport(self, port: impl Into<Masked<u16>>) -> Self {
         let Masked { value, mask } = port.into();
-        self.number(Field::DestinationPort, value.to_be_bytes(), mask.to_be_bytes())
+        self.number(IpField::DestinationPort, value.to_be_bytes(), mask.to_be_bytes())
     }
 
     /// With this traffic class, the whole byte.
     pub fn tos(self, class: impl Into<Masked<u8>>) -> Self {
         let Masked { value, mask } = class.into();
-        self.number(Field::Class, [value], [mask])
+        self.number(IpField::Class, [value], [mask])
     }
 
-    /// With this differentiated services code point, 0 to 63 (of more the lower six bits count).
+    /// With this differentiated services code point, 0 to 63. Only its lower six bits count.
     pub fn dscp(self, code_point: u8) -> Self {
         self.tos((code_point << 2, DSCP_MASK))
     }
 
-    /// That came by this vport.
+    /// Received by this vport.
     pub fn came_by(self, vport: impl Into<Masked<u16>>) -> Self {
         let Masked { value, mask } = vport.into();
-        self.number(Field::CameBy, value.to_be_bytes(), mask.to_be_bytes())
+        self.number(IpField::CameBy, value.to_be_bytes(), mask.to_be_bytes())
     }
 }
 
-impl<N> From<Match<N>> for Pattern {
-    fn from(from: Match<N>) -> Self {
+impl<N> From<IpMatch<N>> for FilterPattern {
+    fn from(from: IpMatch<N>) -> Self {
         from.bits.into()
     }
 }
 
-impl<N> fmt::Display for Match<N> {
+impl<N> fmt::Display for IpMatch<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&ip_text(&self.bits, &[]))
     }
 }
 
-impl<N> fmt::Debug for Match<N> {
+impl<N> fmt::Debug for IpMatch<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Reads a pattern; `names` are those of the interfaces, in the order of their vports.
+/// Reads a pattern. `names` are the names of the interfaces, in the order of their vports.
 ///
 /// # Errors
-/// The text is none, or longer than [`TEXT_BYTES_MAX`].
-pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPattern> {
+/// If the text is no pattern, or is longer than [`TEXT_BYTES_MAX`].
+pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<FilterPattern, BadPattern> {
     if text.len() > TEXT_BYTES_MAX {
         return bad(format!("{} bytes, {TEXT_BYTES_MAX} at most", text.len()));
     }
     let mut words = text.split_ascii_whitespace();
     let (mut bits, known): (_, &[&str]) = match words.next() {
-        Some("ip") => (Bits::any(false), &WORDS),
-        Some("ip6") => (Bits::any(true), &WORDS),
+        Some("ip") => (PatternBits::any(false), &WORDS),
+        Some("ip6") => (PatternBits::any(true), &WORDS),
         Some("raw") => (raw(words.next().unwrap_or_default())?, &["in"]),
         first => {
             let word = first.unwrap_or_default();
             return bad(format!("a match starts with ip, ip6 or raw, not {word:?}"));
         }
     };
-    let mut said: Vec<Field> = Vec::new();
+    let mut said: Vec<IpField> = Vec::new();
     while let Some(word) = words.next() {
         if !known.contains(&word) {
             return bad(format!("unknown word {word:?}; known: {}", known.join(", ")));
         }
         let field = match word {
-            "src" => Field::Source,
-            "dst" => Field::Destination,
-            "proto" => Field::Protocol,
-            "sport" => Field::SourcePort,
-            "dport" => Field::DestinationPort,
-            "tos" | "dscp" => Field::Class,
-            _ => Field::CameBy,
+            "src" => IpField::Source,
+            "dst" => IpField::Destination,
+            "proto" => IpField::Protocol,
+            "sport" => IpField::SourcePort,
+            "dport" => IpField::DestinationPort,
+            "tos" | "dscp" => IpField::Class,
+            _ => IpField::CameBy,
         };
         if said.contains(&field) {
             return bad(format!("{word} is said twice"));
@@ -365,27 +366,27 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPatter
         said.push(field);
         let value = words.next().unwrap_or_default();
         let (value, mask) = match field {
-            Field::Source | Field::Destination => address(value, bits.long),
-            Field::Protocol => {
+            IpField::Source | IpField::Destination => address(value, bits.long),
+            IpField::Protocol => {
                 let known = PROTOCOLS.iter().find(|(name, _)| *name == value);
                 match known {
                     Some((_, number)) => Some((vec![*number], vec![u8::MAX])),
                     None => number(value, 1),
                 }
             }
-            Field::Class if word == "dscp" => {
+            IpField::Class if word == "dscp" => {
                 let found = digits(value, 10).filter(|code_point| *code_point < 64);
                 found.map(|code_point| (vec![(code_point << 2) as u8], vec![DSCP_MASK]))
             }
-            Field::CameBy => {
+            IpField::CameBy => {
                 let found = names.iter().position(|name| name.as_ref() == value);
                 match found.and_then(|vport| u16::try_from(vport).ok()) {
                     Some(vport) => Some((vport.to_be_bytes().to_vec(), vec![u8::MAX; 2])),
                     None => number(value, 2),
                 }
             }
-            Field::SourcePort | Field::DestinationPort => number(value, 2),
-            Field::Class => number(value, 1),
+            IpField::SourcePort | IpField::DestinationPort => number(value, 2),
+            IpField::Class => number(value, 1),
         }
         .ok_or_else(|| BadPattern(format!("{word} {value:?}; {}", hint(word, bits.long, names))))?;
         bits.set(field, &value, &mask);
@@ -393,7 +394,7 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<Pattern, BadPatter
     Ok(bits.into())
 }
 
-/// What a word takes.
+/// Hint for the value of a word.
 fn hint(word: &str, long: bool, names: &[impl AsRef<str>]) -> String {
     match (word, long) {
         ("src" | "dst", false) => "use an IPv4 address or prefix, like 10.0.0.0/8".into(),
@@ -432,7 +433,7 @@ fn address(text: &str, long: bool) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((value, mask))
 }
 
-/// A mask of so many bits.
+/// Returns a mask of `length` bits.
 fn prefix_mask(length: usize, bytes: usize) -> Option<Vec<u8>> {
     let byte = |at: usize| match length.saturating_sub(8 * at) {
         0 => 0,
@@ -442,13 +443,13 @@ fn prefix_mask(length: usize, bytes: usize) -> Option<Vec<u8>> {
     (length <= 8 * bytes).then(|| (0..bytes).map(byte).collect())
 }
 
-/// A number without a sign.
+/// Parses an unsigned number.
 fn digits(text: &str, radix: u32) -> Option<u32> {
     let good = !text.is_empty() && text.chars().all(|digit| digit.is_digit(radix));
     good.then(|| u32::from_str_radix(text, radix).ok()).flatten()
 }
 
-/// `VALUE` or `VALUE/MASK`, each decimal or after `0x` hexadecimal, of one or two bytes.
+/// Parses `VALUE` or `VALUE/MASK` of one or two bytes. Each is decimal, or hexadecimal after `0x`.
 fn number(text: &str, bytes: usize) -> Option<(Vec<u8>, Vec<u8>)> {
     let one = |text: &str| {
         let number = match text.strip_prefix("0x") {
@@ -465,8 +466,8 @@ fn number(text: &str, bytes: usize) -> Option<(Vec<u8>, Vec<u8>)> {
     }
 }
 
-/// `BYTES` or `BYTES/MASK`.
-fn raw(text: &str) -> Result<Bits, BadPattern> {
+/// Parses `BYTES` or `BYTES/MASK`.
+fn raw(text: &str) -> Result<PatternBits, BadPattern> {
     let (value, mask) = match text.split_once('/') {
         Some((value, mask)) => (hex(value), hex(mask)),
         None => (hex(text), hex(text).map(|bytes| vec![u8::MAX; bytes.len()])),
@@ -481,14 +482,14 @@ fn raw(text: &str) -> Result<Bits, BadPattern> {
             "raw of {value} bytes with a mask of {mask}; use 1 to {most}, as many of both"
         ));
     }
-    let mut bits = Bits::any(value.len() > SHORT_BYTES - VPORT_BYTES);
+    let mut bits = PatternBits::any(value.len() > SHORT_BYTES - VPORT_BYTES);
     for (at, (value, mask)) in value.iter().zip(mask).enumerate() {
         (bits.value[at], bits.mask[at]) = (value & mask, mask);
     }
     Ok(bits)
 }
 
-/// Bytes in hexadecimal.
+/// Parses bytes in hexadecimal.
 fn hex(text: &str) -> Option<Vec<u8>> {
     let pairs = text.as_bytes().chunks(2);
     pairs
@@ -499,21 +500,22 @@ fn hex(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// Writes a pattern so that [`parse`] reads it; `names` are those of the interfaces, in the order of their vports.
-pub fn text(pattern: &Pattern, code: Code, names: &[impl AsRef<str>]) -> String {
-    let bits = Bits::from(pattern);
+/// Writes a pattern so that [`parse`] reads it. `names` are the
+/// names of the interfaces, in the order of their vports.
+pub fn text(pattern: &FilterPattern, code: PatternCode, names: &[impl AsRef<str>]) -> String {
+    let bits = PatternBits::from(pattern);
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     match code {
-        Code::Ip => ip_text(&bits, &names),
-        Code::Fields => raw_text(&bits, &names),
+        PatternCode::Ip => ip_text(&bits, &names),
+        PatternCode::Fields => raw_text(&bits, &names),
     }
 }
 
-fn raw_text(bits: &Bits, names: &[&str]) -> String {
+fn raw_text(bits: &PatternBits, names: &[&str]) -> String {
     let (value, mask) = (&bits.value[..bits.len()], &bits.mask[..bits.len()]);
     let fields = bits.len() - VPORT_BYTES;
     let used = mask[..fields].iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
-    // As many as say how long it is.
+    // Enough bytes to show the length of the pattern.
     let least = if bits.long { SHORT_BYTES - VPORT_BYTES + 1 } else { 1 };
     let used = used.max(least);
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -533,21 +535,21 @@ fn number_of(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |all, byte| all << 8 | u32::from(*byte))
 }
 
-/// A vport by its name, if it has one.
+/// Writes a vport as its name, if it has one.
 fn vport_text(vport: u32, mask: u32, names: &[&str]) -> String {
     let number = vport.to_string();
     match names.get(vport as usize) {
         _ if mask != u32::from(u16::MAX) => format!("{vport}/{mask:#x}"),
         Some(name) => (*name).to_owned(),
-        // An interface may be called as another's number.
+        // An interface may have another vport's number as its name.
         None if names.contains(&number.as_str()) => format!("{number}/0xffff"),
         None => number,
     }
 }
 
-fn ip_text(bits: &Bits, names: &[&str]) -> String {
+fn ip_text(bits: &PatternBits, names: &[&str]) -> String {
     let mut out = String::from(if bits.long { "ip6" } else { "ip" });
-    for field in Field::ALL {
+    for field in IpField::ALL {
         let (value, mask) = bits.get(field);
         if mask.iter().all(|byte| *byte == 0) {
             continue;
@@ -556,7 +558,7 @@ fn ip_text(bits: &Bits, names: &[&str]) -> String {
         let number_of = |bytes: &[u8]| if bytes.len() > 2 { 0 } else { number_of(bytes) };
         let (number, number_mask) = (number_of(value), number_of(mask));
         let mut one = |word: &str, text: &str| {
-            // A String takes whatever is written.
+            // Writing to a String always succeeds.
             let _ = write!(out, " {word} {text}");
         };
         let masked = match whole {
@@ -564,26 +566,26 @@ fn ip_text(bits: &Bits, names: &[&str]) -> String {
             false => format!("{number}/{number_mask:#x}"),
         };
         match field {
-            Field::Source => one("src", &address_text(value, mask)),
-            Field::Destination => one("dst", &address_text(value, mask)),
-            Field::Protocol => {
+            IpField::Source => one("src", &address_text(value, mask)),
+            IpField::Destination => one("dst", &address_text(value, mask)),
+            IpField::Protocol => {
                 let known = PROTOCOLS.iter().find(|known| whole && u32::from(known.1) == number);
                 one("proto", known.map_or(masked.as_str(), |known| known.0));
             }
-            Field::SourcePort => one("sport", &masked),
-            Field::DestinationPort => one("dport", &masked),
-            Field::Class if number_mask == u32::from(DSCP_MASK) => {
+            IpField::SourcePort => one("sport", &masked),
+            IpField::DestinationPort => one("dport", &masked),
+            IpField::Class if number_mask == u32::from(DSCP_MASK) => {
                 one("dscp", &(number >> 2).to_string());
             }
-            Field::Class if whole => one("tos", &format!("{number:#x}")),
-            Field::Class => one("tos", &format!("{number:#x}/{number_mask:#x}")),
-            Field::CameBy => one("in", &vport_text(number, number_mask, names)),
+            IpField::Class if whole => one("tos", &format!("{number:#x}")),
+            IpField::Class => one("tos", &format!("{number:#x}/{number_mask:#x}")),
+            IpField::CameBy => one("in", &vport_text(number, number_mask, names)),
         }
     }
     out
 }
 
-/// As [`address`] reads it.
+/// Writes an address in the form that [`address`] reads.
 fn address_text(value: &[u8], mask: &[u8]) -> String {
     let address = |bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
         Ok(octets) => IpAddr::from(octets).to_string(),
@@ -605,8 +607,8 @@ mod tests {
 
     const NAMES: [&str; 4] = ["eth0", "eth1", "eth10", "9"];
 
-    fn pattern() -> impl Strategy<Value = Pattern> {
-        // Masks as they are, and those of prefixes and whole fields, which random bytes never are.
+    fn pattern() -> impl Strategy<Value = FilterPattern> {
+        // Random masks, and those of prefixes and whole fields, which random bytes never are.
         let mask = |bytes: usize| {
             let byte = prop_oneof![Just(0), Just(u8::MAX), Just(DSCP_MASK), any::<u8>()];
             let prefix =
@@ -618,21 +620,23 @@ mod tests {
             proptest::collection::vec(byte, bytes)
         };
         let short = (value(SHORT_BYTES), mask(SHORT_BYTES)).prop_map(|(value, mask)| {
-            Pattern::Short { value: value.try_into().unwrap(), mask: mask.try_into().unwrap() }
+            FilterPattern::Short {
+                value: value.try_into().unwrap(),
+                mask: mask.try_into().unwrap(),
+            }
         });
-        let long = (value(LONG_BYTES), mask(LONG_BYTES)).prop_map(|(value, mask)| Pattern::Long {
-            value: value.try_into().unwrap(),
-            mask: mask.try_into().unwrap(),
+        let long = (value(LONG_BYTES), mask(LONG_BYTES)).prop_map(|(value, mask)| {
+            FilterPattern::Long { value: value.try_into().unwrap(), mask: mask.try_into().unwrap() }
         });
         prop_oneof![short, long]
     }
 
-    /// With no bit of the value outside of the mask.
-    fn plain(pattern: &Pattern) -> Pattern {
-        Bits::from(pattern).into()
+    /// Clears the value's bits outside the mask.
+    fn plain(pattern: &FilterPattern) -> FilterPattern {
+        PatternBits::from(pattern).into()
     }
 
-    /// A packet's fields, as a person reads them.
+    /// A packet's fields in readable form.
     #[derive(Clone, Copy, Debug)]
     struct Packet {
         source: IpAddr,
@@ -644,7 +648,7 @@ mod tests {
     }
 
     impl Packet {
-        /// The bits that the engine looks up, by the documentation of [`Pattern`].
+        /// The bits that the engine looks up, according to the documentation of [`Pattern`].
         fn key(&self) -> Vec<u8> {
             let octets = |address| match address {
                 IpAddr::V4(address) => address.octets().to_vec(),
@@ -660,13 +664,13 @@ mod tests {
         }
     }
 
-    fn meets(pattern: &Pattern, key: &[u8]) -> bool {
-        let bits = Bits::from(pattern);
+    fn meets(pattern: &FilterPattern, key: &[u8]) -> bool {
+        let bits = PatternBits::from(pattern);
         assert_eq!(bits.len(), key.len());
         key.iter().enumerate().all(|(at, byte)| byte & bits.mask[at] == bits.value[at])
     }
 
-    /// Few enough values that packets meet filters.
+    /// Few enough values that packets match filters.
     fn packet(long: bool) -> impl Strategy<Value = Packet> {
         let address = move || {
             (0..3_u8, 0..3_u8).prop_map(move |(a, b)| match long {
@@ -693,7 +697,7 @@ mod tests {
             })
     }
 
-    /// What may be said, and whether a packet is meant by it.
+    /// Returns a pattern's text, and true if it matches the packet.
     fn says(filter: &Packet, lengths: (u8, u8), which: u8, packet: &Packet) -> (String, bool) {
         let long = filter.source.is_ipv6();
         let mut text = String::from(if long { "ip6" } else { "ip" });
@@ -729,19 +733,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(pattern in pattern()) {
+        fn round_trip_keeps_every_value(pattern in pattern()) {
             for names in [&NAMES[..], &[]] {
-                let ip = text(&pattern, Code::Ip, names);
+                let ip = text(&pattern, PatternCode::Ip, names);
                 prop_assert_eq!(parse(&ip, names), Ok(plain(&pattern)), "{}", ip);
-                prop_assert_eq!(text(&parse(&ip, names).unwrap(), Code::Ip, names), ip);
+                prop_assert_eq!(text(&parse(&ip, names).unwrap(), PatternCode::Ip, names), ip);
             }
-            let raw = text(&pattern, Code::Fields, &NAMES);
+            let raw = text(&pattern, PatternCode::Fields, &NAMES);
             prop_assert_eq!(parse(&raw, &NAMES), Ok(plain(&pattern)), "{}", raw);
         }
 
-        /// A plain reading of the words is what the bits say.
+        /// The bits match exactly the packets that a plain reading of the words matches.
         #[test]
-        fn packets_that_are_meant_are_met(
+        fn patterns_match_exactly_the_described_packets(
             (filter, packet) in both(), lengths in (0..=128_u8, 0..=128_u8), which in any::<u8>(),
         ) {
             let (text, meant) = says(&filter, lengths, which, &packet);
@@ -750,15 +754,15 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_a_fault(text in ".{0,60}", more in "(ip|ip6|raw|src|in|proto|/|1| |0x|:){0,12}") {
+        fn pattern_parser_never_panics(text in ".{0,60}", more in "(ip|ip6|raw|src|in|proto|/|1| |0x|:){0,12}") {
             let _ = (parse(&text, &NAMES), parse(&more, &NAMES));
         }
     }
 
     #[test]
-    fn a_match_is_what_its_text_says() {
+    fn built_match_equals_its_text() {
         let net = |text: &str| text.parse().unwrap();
-        let all = Match::ip()
+        let all = IpMatch::ip()
             .src(net("10.1.2.3/8"))
             .dst(net("192.0.2.1/32"))
             .proto(6)
@@ -772,8 +776,8 @@ mod tests {
         assert_eq!(parse(text, &NAMES), Ok(all.into()));
         let named = text.replace("in 2", "in eth10");
         assert_eq!(parse(&named, &NAMES), Ok(all.into()));
-        assert_eq!(self::text(&all.into(), Code::Ip, &NAMES), named);
-        let six = Match::ip6().dst("2001:db8::/32".parse().unwrap()).proto(58).tos((3, 3));
+        assert_eq!(self::text(&all.into(), PatternCode::Ip, &NAMES), named);
+        let six = IpMatch::ip6().dst("2001:db8::/32".parse().unwrap()).proto(58).tos((3, 3));
         assert_eq!(six.to_string(), "ip6 dst 2001:db8::/32 proto icmp6 tos 0x3/0x3");
         assert_eq!(parse(&six.to_string(), &NAMES), Ok(six.into()));
         assert_eq!(
@@ -783,7 +787,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_bytes_are_those_of_the_fields() {
+    fn raw_patterns_match_the_field_bytes() {
         for (text, bytes) in [
             ("raw 88b5", 16),
             ("raw 0a00/ff00 in eth10", 16),
@@ -794,13 +798,13 @@ mod tests {
         ] {
             let found = parse(text, &NAMES).unwrap();
             assert_eq!(found.bytes(), bytes, "{text}");
-            let again = self::text(&found, Code::Fields, &NAMES);
+            let again = self::text(&found, PatternCode::Fields, &NAMES);
             assert_eq!(again, text.replace("0a00/ff00", "0a"));
         }
     }
 
     #[test]
-    fn a_wrong_text_is_refused_with_what_is_right() {
+    fn pattern_errors_say_what_is_accepted() {
         for (text, why) in [
             ("", "a match starts with ip, ip6 or raw, not \"\""),
             ("udp port 53", "a match starts with ip, ip6 or raw, not \"udp\""),

@@ -1,4 +1,4 @@
-//! The Python client against the same mux's side, and its patterns beside the library's.
+//! The Python client against the same peer, and its patterns compared with the library's.
 
 mod fake;
 
@@ -7,8 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, QueueSetting, QueueState, Reply, Request, Verdict};
-use pdp_slowpath::{Code, Pattern, pattern};
+use pdp_proto::slowpath::{
+    Counter, FilterVerdict, QueueSetting, QueueState, SlowPathReply, SlowPathRequest,
+};
+use pdp_slowpath::{FilterPattern, PatternCode, pattern};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -20,7 +22,7 @@ fn python(arguments: &[&Path]) -> Child {
     with_client().arg(script).args(arguments).spawn().unwrap()
 }
 
-/// Python that finds the client.
+/// Python with the client in its path.
 fn with_client() -> Command {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let mut python = Command::new("python3");
@@ -32,7 +34,7 @@ fn with_client() -> Command {
     python
 }
 
-/// A text that often is a pattern.
+/// Text that often is a pattern.
 fn text() -> impl Strategy<Value = String> {
     let value = prop_oneof![
         "(10\\.0\\.0\\.[0-3]|2001:db8::[0-3]|::ffff:1\\.2\\.3\\.4|1\\.2\\.3)(/(0|8|9|32|64|129|255\\.0\\.255\\.0|ffff::))?",
@@ -55,7 +57,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn both_libraries_mean_the_same_by_a_text() {
+fn rust_and_python_parse_patterns_alike() {
     let mut runner = TestRunner::deterministic();
     let texts: Vec<String> =
         (0..20_000).map(|_| text().new_tree(&mut runner).unwrap().current()).collect();
@@ -73,17 +75,17 @@ fn both_libraries_mean_the_same_by_a_text() {
             Ok(found) => {
                 good += 1;
                 let (value, mask): (&[u8], &[u8]) = match &found {
-                    Pattern::Short { value, mask } => (value, mask),
-                    Pattern::Long { value, mask } => (value, mask),
+                    FilterPattern::Short { value, mask } => (value, mask),
+                    FilterPattern::Long { value, mask } => (value, mask),
                 };
                 let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it:02x}")).collect();
                 let (value, mask): (String, String) = (hex(value), hex(mask));
                 let words = line.get(2).copied().unwrap_or_default();
                 let (ip, raw) = words.split_once(" | ").expect("two texts");
-                assert_eq!(pattern::text(&found, Code::Fields, &NAMES), raw, "{text}");
-                // Versions of Python write some addresses of IPv6 otherwise.
+                assert_eq!(pattern::text(&found, PatternCode::Fields, &NAMES), raw, "{text}");
+                // Versions of Python write some IPv6 addresses differently.
                 assert_eq!(pattern::parse(ip, &NAMES), Ok(found), "{text}: {ip}");
-                let own = pattern::text(&found, Code::Ip, &NAMES);
+                let own = pattern::text(&found, PatternCode::Ip, &NAMES);
                 assert!(own == ip || own.contains("::ffff:1.2.3.4"), "{text}: {ip}");
                 vec![value, mask, words.to_owned()]
             }
@@ -96,7 +98,7 @@ fn both_libraries_mean_the_same_by_a_text() {
 }
 
 #[test]
-fn the_client_changes_keeps_counts_and_sends() {
+fn python_client_changes_filters_counts_and_sends() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let mut fake = Fake::start(&path);
@@ -127,8 +129,12 @@ fn the_client_changes_keeps_counts_and_sends() {
     fake.table().counters[3] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
     writeln!(to).unwrap();
     step("sent");
-    let frame =
-        |out, vport, queue, byte| Request::Frame { out, vport, queue, bytes: vec![byte; 60] };
+    let frame = |out, vport, queue, byte| SlowPathRequest::Frame {
+        out,
+        vport,
+        queue,
+        bytes: vec![byte; 60],
+    };
     assert_eq!(fake.table().frames, [frame(true, 2, 5, 1), frame(false, 3, 0, 2)]);
     let greeted = fake.table().greeted;
     writeln!(to).unwrap();
@@ -146,7 +152,7 @@ fn the_client_changes_keeps_counts_and_sends() {
     std::fs::remove_file(&path).unwrap();
     let listener = fake::listen_at(&path);
     let mut farewell = vec![];
-    Reply::Bye("at once".into()).put(&mut farewell);
+    SlowPathReply::Bye("at once".into()).encode(&mut farewell);
     writeln!(to).unwrap();
     fake::say_once(&listener, &farewell);
     step("disconnected at once");
@@ -156,7 +162,7 @@ fn the_client_changes_keeps_counts_and_sends() {
     assert!(python.wait().unwrap().success());
 }
 
-/// clients/python/limit.py as it is, but at another socket and for two seconds.
+/// Runs clients/python/limit.py unchanged, but at another socket and for two seconds.
 const LIMIT: &str = "
 import sys, limit, pdp_slowpath
 pdp_slowpath.SlowPath.__init__.__defaults__ = (sys.argv.pop(1), 30.0)
@@ -165,7 +171,7 @@ limit.main()
 ";
 
 #[test]
-fn the_example_drops_who_sends_too_much_for_a_while() {
+fn example_drops_heavy_senders_for_a_while() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let fake = Fake::start(&path);
@@ -176,10 +182,10 @@ fn the_example_drops_who_sends_too_much_for_a_while() {
         let table = fake.table();
         table.filters.values().map(|filter| filter.action.verdict).collect::<Vec<_>>()
     };
-    eventually("both pass", || verdicts() == [Verdict::Pass, Verdict::Pass]);
+    eventually("both pass", || verdicts() == [FilterVerdict::Pass, FilterVerdict::Pass]);
     fake.table().counters[1].packets = 11;
-    eventually("one is dropped", || verdicts() == [Verdict::Pass, Verdict::Drop]);
-    eventually("both pass again", || verdicts() == [Verdict::Pass, Verdict::Pass]);
+    eventually("one is dropped", || verdicts() == [FilterVerdict::Pass, FilterVerdict::Drop]);
+    eventually("both pass again", || verdicts() == [FilterVerdict::Pass, FilterVerdict::Pass]);
     limit.kill().unwrap();
     limit.wait().unwrap();
 }

@@ -6,25 +6,26 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, QueueSetting, QueueState, Request};
+use pdp_proto::slowpath::{Counter, QueueSetting, QueueState, SlowPathRequest};
 use pdp_slowpath::{
-    Action, Connection, Error, Filter, Match, SlowPath, Way, copied, discard, filter, pass, send,
+    Error, Filter, FilterAction, FrameDestination, IpMatch, SlowPathConnection, SlowPathSession,
+    copied, discard, filter, pass, send,
 };
 use proptest::prelude::*;
 
-/// A call that fails by its time.
+/// Time limit of calls that are expected to fail.
 const SOON: Duration = Duration::from_millis(200);
 
-fn start() -> (tempfile::TempDir, Fake, SlowPath) {
+fn start() -> (tempfile::TempDir, Fake, SlowPathSession) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let fake = Fake::start(&path);
-    let slow_path = SlowPath::connect(path).unwrap();
+    let slow_path = SlowPathSession::connect(path).unwrap();
     (directory, fake, slow_path)
 }
 
 fn port(id: u32, port: u16) -> Filter {
-    filter(id, 10, Match::ip().proto(17).dport(port), discard())
+    filter(id, 10, IpMatch::ip().proto(17).dport(port), discard())
 }
 
 fn ids(fake: &Fake) -> Vec<u32> {
@@ -32,15 +33,15 @@ fn ids(fake: &Fake) -> Vec<u32> {
 }
 
 #[test]
-fn batches_are_in_force_or_refused_as_a_whole() {
+fn batches_apply_or_fail_as_a_whole() {
     let (_directory, fake, mut slow_path) = start();
     let copy = copied(send(2, [2, 0, 0, 0, 0, 9]), &[1, 3]).unwrap();
-    let filters = [port(1, 53), filter(2, 20, Match::ip6(), Action { counter: 7, ..copy })];
+    let filters = [port(1, 53), filter(2, 20, IpMatch::ip6(), FilterAction { counter: 7, ..copy })];
     let done = slow_path.batch().set(filters[0]).set(filters[1]).commit().unwrap();
     assert_eq!(done, 2);
     assert_eq!(slow_path.list().unwrap(), filters);
     assert_eq!(fake.table().filters.values().copied().collect::<Vec<_>>(), filters);
-    let wrong = filter(3, 1, Match::ip(), send(9, [2, 0, 0, 0, 0, 9]));
+    let wrong = filter(3, 1, IpMatch::ip(), send(9, [2, 0, 0, 0, 0, 9]));
     match slow_path.batch().remove(1).set(wrong).commit() {
         Err(Error::Refused { id: 3, reason }) => assert_eq!(reason, "there is no such vport"),
         other => panic!("{other:?}"),
@@ -51,17 +52,17 @@ fn batches_are_in_force_or_refused_as_a_whole() {
     assert_eq!(ids(&fake), [2, 4]);
     assert_eq!(slow_path.batch().clear().set(port(5, 1)).commit().unwrap(), 1);
     assert_eq!(ids(&fake), [5]);
-    // The first one sweeps what a program of before had left.
+    // The first commit sweeps the filters of an earlier program.
     assert_eq!(fake.table().commits, [true, false, false]);
     assert!(copied(pass(), &[0; 9]).is_none());
 }
 
 #[test]
-fn a_program_that_starts_anew_leaves_the_old_filters_until_its_first_batch() {
+fn restarted_client_keeps_old_filters_until_first_batch() {
     let (directory, fake, mut slow_path) = start();
     slow_path.batch().set(port(1, 1)).set(port(2, 2)).commit().unwrap();
     drop(slow_path);
-    let mut again = SlowPath::connect(directory.path().join("control.sock")).unwrap();
+    let mut again = SlowPathSession::connect(directory.path().join("control.sock")).unwrap();
     again.counters(0, 1).unwrap();
     again.keep(Duration::ZERO).unwrap();
     assert_eq!(ids(&fake), [1, 2]);
@@ -70,9 +71,9 @@ fn a_program_that_starts_anew_leaves_the_old_filters_until_its_first_batch() {
 }
 
 #[test]
-fn a_new_mux_has_all_again_and_only_that() {
+fn client_restores_exactly_its_filters_on_restart() {
     let (_directory, mut fake, mut slow_path) = start();
-    // In several packets, and in several answers.
+    // Needs several packets and several answers.
     let many = (0..3000).map(|id| port(id, id as u16));
     many.clone().fold(slow_path.batch(), |batch, it| batch.set(it)).commit().unwrap();
     slow_path.batch().remove(7).commit().unwrap();
@@ -81,35 +82,35 @@ fn a_new_mux_has_all_again_and_only_that() {
         fake.start_anew();
         fake.table().filters.insert(9999, port(9999, 1));
         match round {
-            // Whatever the program does next.
+            // With any next call of the program.
             0 => slow_path.keep(EVENTUALLY / 600).unwrap(),
             1 => drop(slow_path.counters(0, 5000).unwrap()),
-            _ => drop(slow_path.send(&[0; 60], Way::In(0))),
+            _ => drop(slow_path.send(&[0; 60], FrameDestination::In(0))),
         }
         assert_eq!(slow_path.list().unwrap(), wanted, "{round}");
         assert_eq!(fake.table().commits.last(), Some(&true));
     }
     assert_eq!(slow_path.welcome().tables, 4);
-    // One that has it all still is told again, and nothing is lost or doubled.
+    // A mux that kept its state receives it again, and nothing is lost or duplicated.
     fake.start_again();
     assert_eq!(slow_path.batch().remove(8).commit().unwrap(), 2998);
 }
 
 #[test]
-fn a_mux_that_is_away_is_waited_for_and_the_time_is_bounded() {
+fn client_waits_for_the_mux_until_its_timeout() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
-    let none = SlowPath::connect_within(&path, SOON).unwrap_err();
+    let none = SlowPathSession::connect_within(&path, SOON).unwrap_err();
     assert!(none.is_gone() && none.to_string().contains("no mux at "), "{none}");
     let connecting = {
         let path = path.clone();
-        std::thread::spawn(move || SlowPath::connect(path).map(|it| it.welcome().vports))
+        std::thread::spawn(move || SlowPathSession::connect(path).map(|it| it.welcome().vports))
     };
-    // Not before it has tried in vain, most likely.
+    // Probably after a failed attempt.
     std::thread::sleep(SOON);
     let mut fake = Fake::start(&path);
     assert_eq!(connecting.join().unwrap().unwrap(), 4);
-    let mut slow_path = SlowPath::connect_within(&path, SOON).unwrap();
+    let mut slow_path = SlowPathSession::connect_within(&path, SOON).unwrap();
     slow_path.batch().set(port(1, 1)).commit().unwrap();
     fake.kill();
     let begin = Instant::now();
@@ -117,14 +118,14 @@ fn a_mux_that_is_away_is_waited_for_and_the_time_is_bounded() {
     assert!(slow_path.keep(SOON).unwrap_err().is_gone());
     assert!(slow_path.batch().set(port(2, 2)).commit().unwrap_err().is_gone());
     assert!(begin.elapsed() < EVENTUALLY);
-    // What is not known to be in force is not wanted.
+    // A batch that may not be in force is not wanted.
     fake.start_anew();
     eventually("the mux", || slow_path.keep(Duration::ZERO).is_ok());
     assert_eq!(ids(&fake), [1]);
 }
 
 #[test]
-fn a_commit_whose_answer_is_lost_is_made_again() {
+fn client_repeats_a_commit_without_answer() {
     let (_directory, mut fake, mut slow_path) = start();
     slow_path.batch().set(port(1, 1)).set(port(2, 2)).commit().unwrap();
     fake.table().dies_at_commit = true;
@@ -137,7 +138,7 @@ fn a_commit_whose_answer_is_lost_is_made_again() {
 }
 
 #[test]
-fn what_a_new_mux_refuses_is_told_and_stays_wanted() {
+fn filters_refused_on_restore_are_reported_and_kept() {
     let (_directory, mut fake, mut slow_path) = start();
     slow_path.batch().set(port(1, 1)).set(port(2, 2)).commit().unwrap();
     fake.table().refuses = Some(2);
@@ -154,14 +155,15 @@ fn what_a_new_mux_refuses_is_told_and_stays_wanted() {
 }
 
 #[test]
-fn who_is_disconnected_is_told_why_and_connects_again() {
+fn disconnected_client_gets_the_reason_and_reconnects() {
     let (directory, fake, mut slow_path) = start();
     slow_path.batch().set(port(1, 1)).commit().unwrap();
     let told = |result: Result<(), Error>, why: &str| match result {
         Err(Error::Bye(words)) => assert_eq!(words, why),
         other => panic!("{other:?}"),
     };
-    // Whether it waits, asks, or only says something, also more than there is room for once nobody reads it.
+    // Whether the client waits, requests, or only sends.
+    // Also with more than fits once nobody reads.
     fake.table().farewell = Some("too much".into());
     told(slow_path.counters(0, 1).map(drop), "too much");
     assert!(slow_path.list().is_ok());
@@ -169,40 +171,43 @@ fn who_is_disconnected_is_told_why_and_connects_again() {
     told(slow_path.keep(EVENTUALLY), "for no reason");
     assert!(slow_path.list().is_ok());
     fake.table().farewell = Some("a flood".into());
-    let flood = (0..).find_map(|_| slow_path.send(&[0; 1500], Way::In(0)).err());
+    let flood = (0..).find_map(|_| slow_path.send(&[0; 1500], FrameDestination::In(0)).err());
     told(Err(flood.unwrap()), "a flood");
     assert_eq!(slow_path.list().unwrap(), [port(1, 1)]);
-    assert!(matches!(slow_path.send(&[0; 13], Way::In(0)), Err(Error::Frame(13))));
+    assert!(matches!(slow_path.send(&[0; 13], FrameDestination::In(0)), Err(Error::Frame(13))));
     fake.table().welcome.version = 9;
-    match Connection::open(&directory.path().join("control.sock"), Instant::now() + EVENTUALLY) {
+    match SlowPathConnection::open(
+        &directory.path().join("control.sock"),
+        Instant::now() + EVENTUALLY,
+    ) {
         Err(Error::Unexpected(words)) => assert!(words.contains("version 9"), "{words}"),
         other => panic!("{other:?}"),
     }
 }
 
-/// What the other end says is no reason to fail otherwise than by an error, whatever it is.
+/// Any message of the other end causes at most an error.
 #[test]
-fn nonsense_of_the_other_end_is_an_error() {
+fn invalid_mux_messages_are_errors() {
     for nonsense in [&[0, 4, 200, 0][..], &[0], &[0, 200, 129, 0], &[0, 4, 129, 0]] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control.sock");
         let listener = fake::listen_at(&path);
         let says = std::thread::spawn(move || fake::say_once(&listener, nonsense));
-        match SlowPath::connect(&path) {
+        match SlowPathSession::connect(&path) {
             Err(Error::Unexpected(_)) => {}
             other => panic!("{nonsense:?}: {other:?}"),
         }
         says.join().unwrap();
     }
-    // One that says nothing at all is waited for no longer than asked.
+    // A silent mux is waited for at most as long as requested.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let _listener = fake::listen_at(&path);
-    assert!(SlowPath::connect_within(&path, SOON).unwrap_err().is_gone());
+    assert!(SlowPathSession::connect_within(&path, SOON).unwrap_err().is_gone());
 }
 
 #[test]
-fn queues_are_as_the_program_wants_also_of_a_new_mux() {
+fn client_restores_queue_settings_on_restart() {
     let (_directory, mut fake, mut slow_path) = start();
     fake.table().queues = vec![QueueState { weight: 3, frames: 7, ..Default::default() }; 600];
     let set = |queue, weight| QueueSetting { vport: 1, queue, weight, ..Default::default() };
@@ -225,7 +230,7 @@ fn counter_of(number: u64) -> Counter {
 }
 
 #[test]
-fn counters_and_frames_go_their_way() {
+fn client_reads_counters_and_sends_frames() {
     let (_directory, fake, mut slow_path) = start();
     for (number, counter) in fake.table().counters.iter_mut().enumerate() {
         *counter = counter_of(number as u64);
@@ -239,15 +244,19 @@ fn counters_and_frames_go_their_way() {
         }
         other => panic!("{other:?}"),
     }
-    slow_path.send(&[1; 60], Way::Out(2, 5)).unwrap();
-    slow_path.send(&[2; 60], Way::In(3)).unwrap();
+    slow_path.send(&[1; 60], FrameDestination::Out(2, 5)).unwrap();
+    slow_path.send(&[2; 60], FrameDestination::In(3)).unwrap();
     slow_path.counters(0, 0).unwrap();
-    let frame =
-        |out, vport, queue, byte| Request::Frame { out, vport, queue, bytes: vec![byte; 60] };
+    let frame = |out, vport, queue, byte| SlowPathRequest::Frame {
+        out,
+        vport,
+        queue,
+        bytes: vec![byte; 60],
+    };
     assert_eq!(fake.table().frames, [frame(true, 2, 5, 1), frame(false, 3, 0, 2)]);
 }
 
-/// What happens to a client.
+/// Event in a client's life.
 #[derive(Clone, Debug)]
 enum Step {
     Change(Vec<(u32, Option<u16>)>),
@@ -269,9 +278,10 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever happens, the mux has what was committed last, and number 5 is refused with all that goes with it.
+    /// After any events the mux has the last committed
+    /// state. Filter 5 is refused together with its batch.
     #[test]
-    fn the_mux_has_what_is_wanted(steps in prop::collection::vec(step(), 0..12)) {
+    fn mux_holds_the_last_committed_state(steps in prop::collection::vec(step(), 0..12)) {
         let (_directory, mut fake, mut slow_path) = start();
         fake.table().refuses = Some(5);
         let mut model: BTreeMap<u32, Filter> = BTreeMap::new();

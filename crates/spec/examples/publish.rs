@@ -1,4 +1,5 @@
-//! Writes schema/pdp-v1.json, docs/spec.md, docs/sysctls.md and the table of docs/tenants.md anew from the types.
+//! Generates schema/pdp-v1.json, docs/spec.md, docs/sysctls.md
+//! and the table of docs/tenants.md from the types.
 
 use std::path::Path;
 

@@ -1,34 +1,34 @@
-//! Files and directories of the machine in a node, as they are written.
+//! Bind mounts of the machine's files and directories in a node, as written in specs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A file or directory of the machine in a node: `SOURCE:TARGET[:ro]`, or a mapping.
+/// A file or directory of the machine, mounted in a node: `SOURCE:TARGET[:ro]`, or a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Bind {
     /// `SOURCE:TARGET`, `SOURCE:TARGET:ro` or `SOURCE:TARGET:rw`.
     Line(String),
-    /// Its parts.
+    /// Source, target and access.
     Parts(BindParts),
 }
 
-/// A file or directory of the machine in a node.
+/// A file or directory of the machine, mounted in a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BindParts {
-    /// Where it is on the machine of the daemon, absolute.
+    /// Absolute path without symbolic links. Mounts below it are hidden.
     pub source: String,
-    /// Where it is in the node, absolute: in an image below one of the places of `files`, or in place of what the
-    /// image has.
+    /// Absolute path in the node. With an image: allowed for `files`, or existing.
     pub target: String,
-    /// The node may not write to it.
+    /// Mount read-only.
     #[serde(default)]
     pub read_only: bool,
 }
 
 impl Bind {
-    /// Its parts; `None` where a line has not two or three of them, the last `ro` or `rw`.
+    /// Returns source, target and access. `None` if a text does
+    /// not have two parts, or three with `ro` or `rw` last.
     pub fn parts(&self) -> Option<BindParts> {
         let line = match self {
             Self::Parts(parts) => return Some(parts.clone()),
@@ -45,7 +45,8 @@ impl Bind {
     }
 }
 
-/// A directory that a tenant may bind from, with what is below: `DIR`, or `DIR:rw` if it may write there.
+/// Parses a directory that a tenant may bind from, including
+/// everything below: `DIR`, or `DIR:rw` with write access.
 pub(crate) fn grant(text: &str) -> (&str, bool) {
     match text.strip_suffix(":rw") {
         Some(directory) => (directory, true),

@@ -1,4 +1,4 @@
-//! What a node runs: commands, when each is started, and when it is ready.
+//! Commands of a node, when they start, and when they are ready.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,81 +8,76 @@ use serde::{Deserialize, Serialize};
 
 use crate::check::{BAD_PATH, good_path};
 use crate::limits::WORKDIR_BYTES_MAX;
-use crate::object::{Command, Node, Restart};
+use crate::object::{Command, Node, RestartScope};
 use crate::units::{Span, User};
 
-/// A command of a node: a command alone, which is started at once and again whenever it ends, or a mapping
-/// that says more.
+/// A command, started at once and restarted when it ends, or a mapping with options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum NodeCommand {
-    /// The command alone.
+    /// Command without options.
     Plain(Command),
-    /// With what more there is to say.
+    /// Command with options.
     Task(Box<Task>),
 }
 
-/// A command, and when it is started.
+/// A command and its start conditions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Task {
-    /// The program and its arguments.
+    /// Program and arguments.
     pub run: Command,
-    /// What it is called in `after` and in answers: letters, digits and `._-`. Not given: the program's file
-    /// name, with `-2`, `-3`, … for those that have the same.
+    /// Letters, digits and `._-`. Default: the program's file name, with `-2`, `-3`, … for repeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// It is to end, with code 0, and is not started again then; else the node is `degraded`.
+    /// Run once; a code other than 0 makes the node `degraded`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
-    /// With `once`: it may end with any code, and what comes after it is started all the same.
+    /// With `once`: accept any exit code.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_fail: bool,
-    /// Whether it is started again when it ends. Not given: `always`; with `once`: `never`.
+    /// When to restart it. Default: `always`; with `once`: `never`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartPolicy>,
-    /// The command that it comes after, or several: it is started when these are ready, have ended with code 0
-    /// (those with `once`), or were started (those without `ready`). Not given: it is started at once.
-    #[serde(default, skip_serializing_if = "Names::is_empty")]
-    pub after: Names,
-    /// What tells that it is ready; looked at until it holds once, and anew whenever the command is started
-    /// again. Not given: that it was started.
+    /// Commands to wait for: until ready, ended with code 0 (`once`), or started (without `ready`).
+    #[serde(default, skip_serializing_if = "NameList::is_empty")]
+    pub after: NameList,
+    /// Readiness check, repeated until it succeeds, and after each restart. Default: ready once
+    /// started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ready: Option<Ready>,
-    /// Who runs it and the `command` of its `ready`: `USER` or `USER:GROUP`, by name or number, looked up
-    /// in the node whenever it is started. With the groups that `/etc/group` has the user in, unless a group is named.
-    /// Without the node's capabilities, unless it is root. Not given: root.
+    pub ready: Option<ReadinessCheck>,
+    /// User, looked up at each start. Default group: all of the user's. Only root has the node's
+    /// capabilities. Default: root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
-    /// The directory that it and the `command` of its `ready` are run in, by its absolute path in the node. Not
-    /// given: that of the image, or `/`.
+    /// Absolute working directory, also of the `ready` command. Default: the image's, or `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
 }
 
-/// A command that is run once: alone, or a mapping that says more.
+/// A command to run once, or a mapping with options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ExecCommand {
-    /// The command alone.
+    /// Command without options.
     Plain(Command),
-    /// With what more there is to say.
+    /// Command with options.
     Task(ExecTask),
 }
 
-/// A command that is run once, and what its failure means.
+/// A command to run once, and the effect of its failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExecTask {
-    /// The program and its arguments.
+    /// Program and arguments.
     pub run: Command,
-    /// It may end with any code, and those after it are run all the same.
+    /// Accept any exit code, and continue.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub may_fail: bool,
 }
 
 impl ExecCommand {
-    /// The program and its arguments.
+    /// Program and arguments.
     pub fn command(&self) -> &Command {
         match self {
             Self::Plain(command) => command,
@@ -98,21 +93,21 @@ impl ExecCommand {
 /// A name, or several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Names {
-    /// One.
+pub enum NameList {
+    /// One name.
     One(String),
-    /// All of these.
+    /// Several names.
     All(Vec<String>),
 }
 
-impl Default for Names {
+impl Default for NameList {
     fn default() -> Self {
         Self::All(Vec::new())
     }
 }
 
-impl Names {
-    /// The names.
+impl NameList {
+    /// Returns the names.
     pub fn all(&self) -> &[String] {
         match self {
             Self::One(name) => std::slice::from_ref(name),
@@ -125,41 +120,42 @@ impl Names {
     }
 }
 
-/// Whether a command is started again when it ends.
+/// Restart condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
-    /// Whatever it returned.
+    /// After any exit code.
     Always,
-    /// If it returned another code than 0, or a signal ended it.
+    /// After a code other than 0, or a signal.
     OnFailure,
-    /// No.
+    /// Never.
     Never,
 }
 
-/// What tells that a command is ready: exactly one of `command`, `tcp` and `file`.
+/// A readiness check.
+///
+/// Exactly one of `command`, `tcp` and `file`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Ready {
-    /// A command in the node that returns 0 once the other is ready. What it writes is not logged; its last
-    /// line is told while it fails.
+pub struct ReadinessCheck {
+    /// Command that returns 0. Its output is not logged; status shows the last line of a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Command>,
-    /// A TCP port that takes connections at 127.0.0.1 or ::1 of the node.
+    /// TCP port that accepts connections at 127.0.0.1 or ::1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub tcp: Option<u16>,
-    /// A file or socket that is there, by its absolute path in the node. One that an earlier run left counts, unless the
-    /// command removes it within the first `interval`.
+    /// Absolute path of a file or socket that exists. A leftover counts, unless the command removes
+    /// it within the first `interval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Time before the first look, and between two.
+    /// Time before the first check, and between checks.
     #[serde(default = "interval")]
     pub interval: Span,
-    /// Time of one look; a `command` that takes longer is killed.
+    /// Time limit of a check; a slower `command` is killed.
     #[serde(default = "timeout")]
     pub timeout: Span,
-    /// Time after which the node is `degraded` while the command is not ready. It is looked at further.
+    /// Time until a command that is not ready makes the node `degraded`. Checks continue.
     #[serde(default = "within")]
     pub within: Span,
 }
@@ -176,32 +172,32 @@ fn within() -> Span {
     Span(60_000_000_000)
 }
 
-/// Something that a node runs, from its `commands` or its `exec`.
+/// A process of a node, from its `commands` or its `exec`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run<'a> {
-    /// What it is called: unique among those of a node that passes [`crate::check()`].
+pub struct NodeTask<'a> {
+    /// Name, unique in a node that passes [`crate::check()`].
     pub name: String,
-    /// The program and its arguments.
+    /// Program and arguments.
     pub command: &'a Command,
-    /// It is to end with code 0.
+    /// True if it must end with code 0.
     pub once: bool,
-    /// Or with any other.
+    /// True if a `once` command may end with any code.
     pub may_fail: bool,
-    /// Whether it is started again when it ends.
+    /// Restart condition.
     pub restart: RestartPolicy,
-    /// Whether it is killed and started again when one before it is.
+    /// True if it is killed and restarted when an earlier command restarts.
     pub follows: bool,
-    /// Those that it comes after, by their places; names that nothing has are passed over.
+    /// Positions of the commands that it waits for. Unknown names are skipped.
     pub after: Vec<usize>,
-    /// What tells that it is ready.
-    pub ready: Option<&'a Ready>,
-    /// Who runs it.
+    /// Readiness check.
+    pub ready: Option<&'a ReadinessCheck>,
+    /// User and group.
     pub user: Option<&'a str>,
-    /// Where it is run.
+    /// Working directory.
     pub workdir: Option<&'a str>,
 }
 
-/// Why a text is no working directory of a command; `None`: it is one.
+/// Returns why a text is not a valid working directory; `None` if it is valid.
 pub fn bad_workdir(text: &str) -> Option<String> {
     if text.len() > WORKDIR_BYTES_MAX {
         return Some(format!("workdir has {} bytes, {WORKDIR_BYTES_MAX} at most", text.len()));
@@ -211,7 +207,7 @@ pub fn bad_workdir(text: &str) -> Option<String> {
 }
 
 impl NodeCommand {
-    /// The program and its arguments.
+    /// Program and arguments.
     pub fn command(&self) -> &Command {
         match self {
             Self::Plain(command) => command,
@@ -219,7 +215,7 @@ impl NodeCommand {
         }
     }
 
-    /// What more is said of it.
+    /// Options, if given as a mapping.
     pub fn task(&self) -> Option<&Task> {
         match self {
             Self::Plain(_) => None,
@@ -229,16 +225,16 @@ impl NodeCommand {
 }
 
 impl Node {
-    /// All that it runs: `commands`, and then `exec`, whose first comes after all commands, and each other after
-    /// the one before.
-    pub fn runs(&self) -> Vec<Run<'_>> {
+    /// Returns all processes: `commands`, then `exec`. The first of
+    /// `exec` waits for all commands, each other one for the one before.
+    pub fn runs(&self) -> Vec<NodeTask<'_>> {
         let names = names(&self.commands);
         let mut runs = Vec::new();
         for (command, name) in self.commands.iter().zip(&names) {
             let task = command.task();
             let once = task.is_some_and(|task| task.once);
             let after = task.map_or(&[][..], |task| task.after.all()).iter();
-            runs.push(Run {
+            runs.push(NodeTask {
                 name: name.clone(),
                 command: command.command(),
                 once,
@@ -247,7 +243,7 @@ impl Node {
                     true => RestartPolicy::Never,
                     false => RestartPolicy::Always,
                 }),
-                follows: self.restart == Restart::Following,
+                follows: self.restart == RestartScope::Following,
                 after: after.filter_map(|name| names.iter().position(|it| it == name)).collect(),
                 ready: task.and_then(|task| task.ready.as_ref()),
                 user: task.and_then(|task| Some(&*task.user.as_ref()?.0)),
@@ -256,7 +252,7 @@ impl Node {
         }
         let count = runs.len();
         for (index, command) in self.exec.iter().enumerate() {
-            runs.push(Run {
+            runs.push(NodeTask {
                 name: format!("exec-{}", index + 1),
                 command: command.command(),
                 once: true,
@@ -276,7 +272,7 @@ impl Node {
     }
 }
 
-/// What commands are called: by their own names, or by those of their programs.
+/// Returns the commands' names: their own, or their programs' file names.
 fn names(commands: &[NodeCommand]) -> Vec<String> {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let name = |command: &NodeCommand| {
@@ -303,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_programs_and_unique() {
+    fn command_names_default_to_unique_program_names() {
         let node = node(
             "commands:\n- /usr/lib/frr/zebra -K 60\n- [sh, -c, a]\n- {run: sh -c b}\n- {run: sh, name: last}",
         );
@@ -312,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_names_or_numbers_of_a_node() {
+    fn users_are_names_or_node_ids() {
         for good in ["root", "frr:frr", "1000", "0:65535", "www-data", "_x.y:1", "7a"] {
             assert_eq!(good.parse(), Ok(User(good.into())));
         }
@@ -344,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn exec_comes_after_all_commands_one_by_one() {
+    fn exec_runs_sequentially_after_all_commands() {
         let node = node("commands: [a, {run: b, after: a}]\nexec: [c, d, e]");
         let after: Vec<_> = node.runs().into_iter().map(|run| run.after).collect();
         assert_eq!(after, [vec![], vec![0], vec![0, 1], vec![2], vec![3]]);
@@ -353,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn once_is_not_started_again_unless_it_is_said() {
+    fn once_commands_restart_only_if_asked() {
         let node = node(
             "commands: [a, {run: a, once: true}, {run: a, once: true, restart: on-failure}, {run: a, restart: never}]",
         );
@@ -363,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_more_is_written_as_it_was() {
+    fn plain_commands_serialize_as_written() {
         let node = node("commands: [ip a, [b, c], {run: d}]");
         let text = serde_json::to_value(&node).expect("JSON");
         assert_eq!(text["commands"], serde_json::json!(["ip a", ["b", "c"], {"run": "d"}]));

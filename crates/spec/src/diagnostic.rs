@@ -1,4 +1,4 @@
-//! What is wrong in a spec, where, and what to do.
+//! Errors in a spec: location and advice.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::parse::SourceFile;
 
-/// One thing that is wrong.
+/// One error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnostic {
-    /// Name of the spec file; empty where the fault is in no file.
+    /// Name of the spec file; empty if the error is in no file.
     pub file: String,
-    /// Line, from 1; 0 where the fault is in no file.
+    /// Line, from 1; 0 if the error is in no file.
     pub line: u32,
-    /// Column in characters, from 1; 0 where the fault is in no file.
+    /// Column in characters, from 1; 0 if the error is in no file.
     pub column: u32,
     /// The object: `vport red/r1:eth2`.
     pub object: String,
     /// The value and the bound: `mtu 9000 exceeds the underlay's 1450`.
     pub message: String,
-    /// What to do; may be empty.
+    /// Advice; may be empty.
     pub hint: String,
 }
 
@@ -43,16 +43,16 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// A diagnostic with the text it is about, for miette.
+/// A diagnostic with its source text, for miette.
 #[derive(Debug)]
-struct Report<'a> {
+struct DiagnosticReport<'a> {
     diagnostic: &'a Diagnostic,
     source: Option<NamedSource<String>>,
     offset: usize,
     length: usize,
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for DiagnosticReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Diagnostic { object, message, .. } = self.diagnostic;
         let colon = if object.is_empty() { "" } else { ": " };
@@ -60,9 +60,9 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-impl std::error::Error for Report<'_> {}
+impl std::error::Error for DiagnosticReport<'_> {}
 
-impl miette::Diagnostic for Report<'_> {
+impl miette::Diagnostic for DiagnosticReport<'_> {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         let hint = &self.diagnostic.hint;
         if hint.is_empty() { None } else { Some(Box::new(hint)) }
@@ -79,8 +79,8 @@ impl miette::Diagnostic for Report<'_> {
     }
 }
 
-/// The diagnostics for people: each with its line of the spec and a mark under the place.
-/// `colour`: with terminal colours and box characters, else plain.
+/// Renders diagnostics, each with its line of the spec and a mark under the
+/// location. With `colour`: terminal colours and box characters, else plain text.
 pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) -> String {
     let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::none() };
     let handler = GraphicalReportHandler::new_themed(theme);
@@ -92,7 +92,8 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
             let (offset, length) = byte_span(&text, diagnostic.line, diagnostic.column)?;
             Some((NamedSource::new(&source.name, text), offset, length))
         });
-        // Nobody reads a mark below such a line, and miette can't write one: see what is around the place.
+        // A mark below such a line is unreadable, and miette
+        // can't print one. Show the surroundings instead.
         if let Some((source, offset, length)) = &place
             && let Some(near) = of_long_line(source.inner(), *offset, *length)
         {
@@ -103,7 +104,7 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
             Some((source, offset, length)) => (Some(source), offset, length),
             None => (None, 0, 0),
         };
-        let report = Report { diagnostic, source, offset, length };
+        let report = DiagnosticReport { diagnostic, source, offset, length };
         if handler.render_report(&mut text, &report).is_err() {
             text.push_str(&diagnostic.to_string());
         }
@@ -115,10 +116,10 @@ pub fn render(diagnostics: &[Diagnostic], sources: &[SourceFile], colour: bool) 
 /// Bytes of a line that is shown whole.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// Characters that are shown on both sides of a place in a longer one.
+/// Characters shown on both sides of a location in a longer line.
 const NEAR_CHARS: usize = 60;
 
-/// What is around a place, where its line is too long to be shown.
+/// Returns the surroundings of a location whose line is too long to be shown.
 fn of_long_line(text: &str, offset: usize, length: usize) -> Option<String> {
     let (before, after) = text.split_at_checked(offset)?;
     let before = before.rsplit('\n').next().unwrap_or_default();
@@ -133,8 +134,8 @@ fn of_long_line(text: &str, offset: usize, length: usize) -> Option<String> {
     Some(shown.replace(char::is_control, " "))
 }
 
-/// The text with line feeds where a carriage return ends a line by itself, as it does in YAML (1.2.2,
-/// section 5.4).
+/// Returns the text with a line feed for each carriage return
+/// that ends a line, as YAML allows (1.2.2, section 5.4).
 fn with_line_feeds(text: &str) -> String {
     let mut rest = text.chars().peekable();
     let mut lines = String::with_capacity(text.len());
@@ -161,9 +162,10 @@ fn byte_span(text: &str, line: u32, column: u32) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
 
-    /// A spec of one line, as programs write them, with a fault at its end; and a word as long.
+    /// Specs on a single line, as programs write them, with
+    /// an error at the end; and a word of that length.
     #[test]
-    fn shows_what_is_around_a_fault_of_a_long_line() {
+    fn shows_context_of_a_fault_in_long_lines() {
         for (length, word) in [(0, 3), (70_000, 3), (65_535, 3), (200_000, 1), (3, 70_000)] {
             for filler in ["x", "\t", "ü", "漢"] {
                 let text = format!("{{a: '{}', mtu: {}}}", filler.repeat(length), "9".repeat(word));

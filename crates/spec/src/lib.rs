@@ -1,10 +1,10 @@
-//! Specs: what users write, as types; what is wrong with it, with file, line, value, bound and
-//! what to do; the JSON Schema made from the same types.
+//! Specs: their types, their checks and their JSON Schema, which is generated
+//! from the types. Errors have file, line, value, bound and advice.
 //!
-//! A spec is YAML in the shape of Kubernetes objects, several documents a file. [`parse`] makes
-//! objects of files, [`check()`] makes one [`Intent`] of objects and what there is already, with
-//! all defaults filled in and all power allocated. Both return everything that is wrong, and
-//! change nothing. No I/O, no clock. Never panics, whatever the text.
+//! A spec is YAML in the form of Kubernetes objects, with several documents per file.
+//! [`parse`] turns files into objects. [`check()`] turns objects and the existing state
+//! into one [`Intent`], with all defaults filled in and all power allocated. Both return
+//! all errors, and change nothing. No I/O, no clock. Never panics, whatever the text.
 //!
 //! Limits: [`limits`].
 
@@ -39,21 +39,23 @@ mod volume;
 
 pub use bind::{Bind, BindParts};
 pub use check::{
-    Descriptors, Existing, Intent, InterfaceFacts, Placed, Shares, Vnets, check, check_images,
-    remarks, tenant_of,
+    Descriptors, Existing, Intent, InterfaceFacts, PlacedVnet, PowerShares, Vnets, check,
+    check_images, remarks, tenant_of,
 };
 pub use command::{
-    ExecCommand, ExecTask, Names, NodeCommand, Ready, RestartPolicy, Run, Task, bad_workdir,
+    ExecCommand, ExecTask, NameList, NodeCommand, NodeTask, ReadinessCheck, RestartPolicy, Task,
+    bad_workdir,
 };
 pub use count::count;
 pub use diagnostic::{Diagnostic, render};
 pub use link::{
-    Leaving, Link, LinkQueue, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE, Segment, Step,
+    Link, LinkEgress, LinkQueue, LinkScheduleStep, QUEUE_FRAMES_DEFAULT,
+    QUEUE_FRAMES_DEFAULT_BEFORE, Segment,
 };
 pub use management::{Management, ManagementGrant};
 pub use object::*;
 pub use parse::{Document, SourceFile, parse};
-pub use route::{Hop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};
+pub use route::{MultipathHop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};
 pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};
 pub use usage::{RUN_BYTES, Usage};
 pub use volume::{Volume, VolumeParts};

@@ -1,4 +1,4 @@
-//! A node's way out of and into the machine, beside its vnet.
+//! A node's access to the machine's network, beside its vnet.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,15 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{BadValue, KeySet, PublishedPort};
 
-/// What a node has of the machine's network, outside of the vnet and its tables.
+/// Access to the machine's network, outside the virtual network and its routing tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Management {
-    /// An interface `mgmt0` to what the machine reaches by IPv4, with NAT and DNS, for the node's own programs where
-    /// its tables have no route. Never the machine itself.
+    /// Interface `mgmt0` to the machine's IPv4 network, with NAT and DNS, for destinations without
+    /// a route. The machine itself is not reachable.
     pub outside: bool,
-    /// Ports of the machine that lead into the node, to its loopback address: `8080:80`, `5353:53/udp`, or with an
-    /// address of the machine `192.0.2.1:8080:80`. Not given: the address is 127.0.0.1.
+    /// Machine ports to forward to the node's loopback address.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
 }
@@ -29,23 +28,23 @@ impl Default for Management {
     }
 }
 
-/// What a tenant's nodes may have of the machine's network.
+/// Access of a tenant's nodes to the machine's network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ManagementGrant {
-    /// Whether they may reach what the machine reaches.
+    /// Allow `management.outside`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub outside: bool,
-    /// Ports of the machine that may lead into them, none below 1024.
+    /// Machine ports that they may publish, from 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<KeySet>,
-    /// Addresses of the machine at which these ports may be. Not given: 127.0.0.1.
+    /// Machine addresses for these ports. Default: 127.0.0.1.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
 }
 
 impl ManagementGrant {
-    /// Addresses at which ports may be.
+    /// Addresses at which its nodes may publish ports.
     pub(crate) fn at(&self) -> Vec<IpAddr> {
         match self.addresses.is_empty() {
             true => vec![Ipv4Addr::LOCALHOST.into()],
@@ -58,8 +57,9 @@ const PORT_HINT: &str =
     "write [ADDRESS:]PORT_OF_MACHINE:PORT_OF_NODE[/udp], like 8080:80 or 0.0.0.0:5353:53/udp";
 
 impl PublishedPort {
-    /// Whether both can't be listened at: the same port by the same protocol, at the same address or at all of one.
-    pub(crate) fn meets(&self, other: &Self) -> bool {
+    /// True if both can't listen at the same time: same port and
+    /// protocol, at the same address or at a wildcard address.
+    pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         let (one, two) = (self.0.listen, other.0.listen);
         let any = one.ip().is_unspecified() || two.ip().is_unspecified();
         one.port() == two.port() && self.0.udp == other.0.udp && (any || one.ip() == two.ip())
@@ -104,13 +104,13 @@ impl FromStr for PublishedPort {
             port.ok_or_else(|| bad("has a port that is not within 1 to 65535"))
         };
         let listen = SocketAddr::new(address, number(port)?);
-        Ok(Self(helper::Port { listen, port: number(inside)?, udp }))
+        Ok(Self(helper::ManagementPort { listen, port: number(inside)?, udp }))
     }
 }
 
 impl fmt::Display for PublishedPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let helper::Port { listen, port, udp } = self.0;
+        let helper::ManagementPort { listen, port, udp } = self.0;
         if listen.ip() != IpAddr::V4(Ipv4Addr::LOCALHOST) {
             write!(f, "{listen}:{port}")?;
         } else {
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_written_as_elsewhere_and_read_back() {
+    fn published_ports_parse_and_read_back() {
         for (text, listen, port, udp) in [
             ("8080:80", "127.0.0.1:8080", 80, false),
             ("8080:80/tcp", "127.0.0.1:8080", 80, false),
@@ -134,7 +134,10 @@ mod tests {
             ("[2001:db8::1]:8080:80", "[2001:db8::1]:8080", 80, false),
         ] {
             let read: PublishedPort = text.parse().unwrap();
-            assert_eq!(read.0, helper::Port { listen: listen.parse().unwrap(), port, udp });
+            assert_eq!(
+                read.0,
+                helper::ManagementPort { listen: listen.parse().unwrap(), port, udp }
+            );
             assert_eq!(read.to_string().parse::<PublishedPort>().unwrap(), read);
         }
         for text in [
@@ -160,12 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_meet_each_of_them() {
+    fn wildcard_addresses_conflict_with_every_address() {
         let meets = |one: &str, two: &str| {
             let (one, two): (PublishedPort, PublishedPort) =
                 (one.parse().unwrap(), two.parse().unwrap());
-            assert_eq!(one.meets(&two), two.meets(&one));
-            one.meets(&two)
+            assert_eq!(one.conflicts_with(&two), two.conflicts_with(&one));
+            one.conflicts_with(&two)
         };
         assert!(meets("80:80", "80:81"));
         assert!(meets("80:80", "0.0.0.0:80:81"));

@@ -1,8 +1,9 @@
-//! The objects of a spec, as they are written, stored as JSON, and read back.
+//! Objects of a spec, in the form in which users write
+//! them and the daemon stores and returns them as JSON.
 //!
-//! Doc comments of fields are the descriptions in the JSON Schema and in docs/spec.md. Fields that
-//! are `None` after [`crate::check`] are those whose comment says so; all other defaults are
-//! filled in by it.
+//! Doc comments of fields become the descriptions in the JSON Schema
+//! and in docs/spec.md. [`crate::check`] fills in all defaults,
+//! except for fields whose comment allows `None` afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,11 +28,11 @@ use crate::volume::Volume;
 #[serde(tag = "kind")]
 #[allow(clippy::large_enum_variant, reason = "there are few, and each is taken apart at once")]
 pub enum Object {
-    /// The machine that is shared. One a node of PdP.
+    /// The shared machine; one per PdP node.
     Substrate(Substrate),
     /// One virtual network.
     VirtualNetwork(VirtualNetwork),
-    /// Somebody who has virtual networks of their own.
+    /// A party with its own virtual networks.
     Tenant(Tenant),
 }
 
@@ -45,7 +46,7 @@ impl Object {
         }
     }
 
-    /// Its name.
+    /// Name of the object.
     pub fn name(&self) -> &str {
         match self {
             Self::Substrate(substrate) => &substrate.metadata.name,
@@ -55,47 +56,47 @@ impl Object {
     }
 }
 
-/// Version of the format.
+/// Format version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ApiVersion {
-    /// The first.
+    /// First version.
     #[default]
     #[serde(rename = "pdp/v1")]
     V1,
 }
 
-/// What an object is called.
+/// Name and labels.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
-    /// Name, unique among objects of the kind: lower-case letters, digits and `-`, at most 63. A
-    /// tenant's virtual networks are called `TENANT.NAME`, at most 63 in all.
+    /// Unique among objects of this kind. A tenant's networks are called `TENANT.NAME`, at most 63
+    /// characters.
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub name: String,
-    /// Anything that helps to find the object again; PdP makes nothing of it.
+    /// Free text; PdP ignores it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// The machine that is shared.
+/// The shared machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Substrate {
-    /// Version of the format: `pdp/v1`.
+    /// Format version.
     pub api_version: ApiVersion,
-    /// What the object is called.
+    /// Name and labels.
     pub metadata: Metadata,
-    /// What is wanted.
+    /// Desired state.
     pub spec: SubstrateSpec,
-    /// What was allocated, what runs and what went wrong. Written by the daemon; ignored when
-    /// applied, so that what was read back can be applied again.
+    /// Allocations, runtime state and errors from the daemon; `apply` ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl Substrate {
-    /// What holds while none was applied: the mux on the first CPU, and one forwarding engine with all
-    /// of the others; half and half where there is one CPU only. No external interfaces.
+    /// Returns the default substrate, used until one is applied. The mux
+    /// gets the first CPU, and one forwarding engine gets all others. A
+    /// single CPU is divided in half. There are no external interfaces.
     pub fn of_machine(cpus: &BTreeSet<u32>) -> Self {
         let first: BTreeSet<u32> = cpus.iter().take(1).copied().collect();
         let rest: BTreeSet<u32> = cpus.iter().skip(1).copied().collect();
@@ -118,32 +119,35 @@ impl Substrate {
     }
 }
 
-/// What a substrate is to be.
+/// Substrate configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SubstrateSpec {
-    /// External interfaces of the machine, by the name that virtual networks use.
+    /// External interfaces, by name.
     #[serde(default)]
     pub interfaces: BTreeMap<String, ExternalInterface>,
-    /// The mux, which moves all packets. Not given, without `forwardingEngines`: both as in the default Substrate.
+    /// Process that moves all packets. Default, without `forwardingEngines`: as in the default
+    /// Substrate.
     #[serde(default, skip_serializing_if = "Mux::is_missing")]
     pub mux: Mux,
-    /// Pools of processing power for forwarding guests, by name.
+    /// CPU pools for forwarding guests, by name.
     #[serde(default)]
     pub forwarding_engines: BTreeMap<String, ForwardingEngine>,
-    /// Where control guests and hosts run. Not given: on all CPUs, with no bound in common.
+    /// Limits for hosts and control guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management_host: Option<ManagementHost>,
 }
 
 impl SubstrateSpec {
-    /// True if it leaves mux and engines to what the machine has.
+    /// True if mux and engines are left to their machine-dependent defaults.
     pub fn is_of_machine(&self) -> bool {
         self.mux.is_missing() && self.forwarding_engines.is_empty()
     }
 }
 
-/// An external interface: exactly one of `device`, `memif` and `generator`.
+/// An external interface.
+///
+/// Exactly one of `device`, `memif` and `generator`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExternalInterface {
@@ -151,72 +155,70 @@ pub struct ExternalInterface {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = INTERFACE_CHARS_MAX))]
     pub device: Option<String>,
-    /// How frames of the device are had. Not given: `af-xdp`.
+    /// Driver for the device (docs/outside.md). Default: `af-xdp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<DeviceAttach>,
-    /// A program that speaks memif, for one external that is the whole interface.
+    /// A memif program. It carries one external that uses the whole interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memif: Option<MemifInterface>,
-    /// A source and sink of frames inside the mux, for measurements.
+    /// Frame source and sink in the mux, for measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
-    /// What links over it send in all, with all headers and the 24 bytes that Ethernet takes for each frame beyond
-    /// it (preamble, checksum, gap): they share it by their `guarantee` and `weight`. Not given: they do not wait for
-    /// each other.
+    /// Egress rate of all links over it, counting all headers and 24 bytes per frame. Default:
+    /// unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BitRate>,
 }
 
 /// An [`ExternalInterface`] as one of its three forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outlet<'a> {
-    /// A network device.
+pub enum ExternalForm<'a> {
+    /// A network device and its driver.
     Device(&'a str, DeviceAttach),
-    /// A program that speaks memif.
+    /// A memif program.
     Memif(&'a MemifInterface),
     /// A source and sink inside the mux.
     Generator(&'a Generator),
 }
 
 impl ExternalInterface {
-    /// Which form it has; `None` where none is given, which [`crate::check`] refuses.
-    pub fn outlet(&self) -> Option<Outlet<'_>> {
+    /// Returns the form that is set. `None` if none is; [`crate::check`] rejects that.
+    pub fn outlet(&self) -> Option<ExternalForm<'_>> {
         match (&self.device, &self.memif, &self.generator) {
-            (Some(device), ..) => Some(Outlet::Device(device, self.attach.unwrap_or_default())),
-            (None, Some(memif), _) => Some(Outlet::Memif(memif)),
-            (None, None, Some(generator)) => Some(Outlet::Generator(generator)),
+            (Some(device), ..) => {
+                Some(ExternalForm::Device(device, self.attach.unwrap_or_default()))
+            }
+            (None, Some(memif), _) => Some(ExternalForm::Memif(memif)),
+            (None, None, Some(generator)) => Some(ExternalForm::Generator(generator)),
             (None, None, None) => None,
         }
     }
 }
 
-/// How frames of a device are had.
+/// Driver that receives and sends frames on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceAttach {
-    /// By AF_XDP: what is PdP's is taken before the kernel sees it. Either way, checksums that a sender leaves
-    /// to its device are completed, and long frames cut (docs/outside.md).
+    /// Before the kernel.
     #[default]
     AfXdp,
-    /// By AF_XDP, with the mux polling the device's queues instead of interrupts (docs/outside.md): for
-    /// hardware whose driver can do it, when the mux has a CPU of its own.
+    /// AF_XDP with busy polling, for drivers that support it and a mux with its own CPU.
     AfXdpBusyPoll,
-    /// By packet sockets, for drivers on which AF_XDP can't be had: what is PdP's is taken after the
-    /// kernel made a packet of it. Where the whole interface is PdP's, receive aggregation (GRO) is turned off on it.
+    /// Packet sockets, for drivers without AF_XDP. Disables GRO if PdP owns the whole interface.
     Packet,
 }
 
-/// A program that speaks memif. It connects as client to
-/// `RUN/externals/NAME/memif.sock` (RUN: the daemon's run directory), interface 0, one ring each
-/// way, Ethernet mode, no secret; `pdp inspect substrate` shows the path.
+/// A memif program.
+///
+/// The program connects as client to `RUN/externals/NAME/memif.sock` (RUN: the run directory):
+/// interface 0, one ring per direction, Ethernet mode, no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MemifInterface {
     /// Largest IP packet, bytes.
     #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
     pub mtu: u32,
-    /// Group of the machine, by name or number, whose programs may connect beside root's. Not
-    /// given: root's alone.
+    /// Group, by name or number, whose programs may connect. Default: root only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub group: Option<String>,
@@ -228,78 +230,77 @@ impl Default for MemifInterface {
     }
 }
 
-/// A source and sink of frames inside the mux: frames enter before classification, and no CPU but
-/// the mux's is needed. Without frames: a sink alone. Externals may be tunnels over it, to any
-/// addresses; link addresses of tunnels' frames are not looked at.
+/// A frame source and sink in the mux.
+///
+/// Without frames it is only a sink. Externals may be tunnels over it, to any addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Generator {
-    /// Path of a file in pcap format with the frames to send, again and again in this order,
-    /// relative to the spec's own and below its directory, unless `pdp` is told
-    /// `--allow-files-outside`. Replaced by its `pcap` when applied.
+    /// Path of a pcap file to send in a loop, as for `from` of a file. `apply` replaces it by
+    /// `pcap`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frames: Option<String>,
-    /// The file itself in base64, at most 10 MiB.
+    /// The file itself, at most 10 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcap: Option<Base64>,
-    /// Frames a second. Not given: as many as are taken.
+    /// Frames per second. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = RATE_PPS_MAX))]
     pub pps: Option<u64>,
-    /// Frames in all; a change of it starts anew. Not given: no end.
+    /// Total frames; a change restarts the generator. Default: endless.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub count: Option<u64>,
-    /// Bytes from the start of each frame where a number is written that counts the frames, and
-    /// where it is looked for in frames that come: `PdP#`, then eight bytes little-endian. Checksums
-    /// over these twelve bytes are not corrected. Not given: none.
+    /// Offset in bytes of a sequence number in sent and received frames: `PdP#`, then eight bytes
+    /// little-endian. Checksums are not updated.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = MTU_MAX))]
     pub number_at: Option<u16>,
 }
 
-/// The mux.
+/// The process that moves all packets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mux {
-    /// CPUs that it runs on.
+    /// CPUs of the mux.
     pub cpus: CpuSet,
     /// Worker threads.
     #[serde(default = "one_worker")]
     #[schemars(range(min = 1, max = WORKERS_MAX))]
     pub workers: u32,
-    /// Processing power kept for it on its CPUs: what engines on the same CPUs can't have. Fast paths can be
-    /// guaranteed half of it. Not given: one core a worker.
+    /// Power reserved for the mux; engines on the same CPUs get the rest. Half of it can be
+    /// guaranteed to fast paths. Default: 1 per worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
 }
 
 impl Default for Mux {
-    /// One that is not given.
+    /// Returns the value for a missing mux.
     fn default() -> Self {
         Self { cpus: CpuSet(BTreeSet::new()), workers: one_worker(), power: None }
     }
 }
 
 impl Mux {
-    /// True if it is not given: one that is has CPUs.
+    /// True if the spec has no mux. One in a spec always has CPUs.
     fn is_missing(&self) -> bool {
         self.cpus.0.is_empty()
     }
 
-    /// The processing power kept for it.
+    /// Processing power reserved for the mux.
     pub fn power(&self) -> Cores {
         self.power.unwrap_or(Cores(self.workers * 1000))
     }
 
-    /// What all fast paths together can be guaranteed of that, and those of one virtual network, which one worker
-    /// forwards for.
+    /// Power that can be guaranteed to all fast paths together, and to those of
+    /// one virtual network. One worker forwards for all routers of a network.
     pub fn fastpath_power(&self) -> (Cores, Cores) {
         let all = self.power().0 / FASTPATH_POWER_PART;
         (Cores(all), Cores(all / self.workers.max(1)))
     }
 
-    /// How many packets queues of all virtual networks can have set aside: as many as there are wherever these are.
+    /// Packets that the queues of all virtual networks
+    /// together may reserve. They fit on any single worker.
     pub fn buffers(&self) -> u64 {
         u64::from(POOL_PACKETS / self.workers.max(1) / BUFFERS_PART)
     }
@@ -309,151 +310,140 @@ fn one_worker() -> u32 {
     1
 }
 
-/// A forwarding engine.
+/// A CPU pool for forwarding guests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ForwardingEngine {
-    /// CPUs that its guests run on.
+    /// CPUs of its guests.
     pub cpus: CpuSet,
-    /// Processing power that it has, at most what its CPUs leave beside the mux and other engines.
+    /// Power that can be guaranteed, at most what the mux and other engines leave of the CPUs.
     pub capacity: Cores,
 }
 
-/// Where control guests and hosts run.
+/// Limits for hosts and control guests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ManagementHost {
-    /// CPUs that they run on. Not given: all.
+    /// CPUs. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuSet>,
-    /// Memory limits of all guests may add up to this. Not given: they are not added up.
+    /// Maximum sum of all guests' memory limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
 }
 
-/// Somebody who has virtual networks of their own, called `TENANT.NAME`, and what these may take of
-/// the node. Applied, changed and deleted by operators.
+/// A party with its own virtual networks, `TENANT.NAME`, and its limits. Managed by operators.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Tenant {
-    /// Version of the format: `pdp/v1`.
+    /// Format version.
     pub api_version: ApiVersion,
-    /// What the object is called.
+    /// Name and labels.
     pub metadata: Metadata,
-    /// What it may do.
+    /// Rights and limits.
     #[serde(default)]
     pub spec: TenantSpec,
-    /// Ignored when applied.
+    /// Allocations, runtime state and errors from the daemon; `apply` ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// What a tenant may do.
+/// Rights and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TenantSpec {
-    /// Users of the machine that are this tenant on the daemon's Unix socket: names, or user ids as
-    /// text. A user is of one tenant.
+    /// Users, by name or id, who act as this tenant on the Unix socket; each belongs to one tenant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unix_users: Vec<String>,
-    /// What all its virtual networks together may have.
+    /// Limits for all its virtual networks together.
     pub quota: Quota,
-    /// External interfaces of the substrate that its virtual networks may use, by name.
+    /// External interfaces that it may use, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub interfaces: BTreeMap<String, Grant>,
-    /// Directories of the machine below which its `rootfs` and `ociLayout` may be, as absolute
-    /// paths; its `archive` too. Only operators should be able to write there.
+    /// Absolute paths of directories for its `rootfs`, `ociLayout` and `archive` images. Only
+    /// operators should have write access.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
-    /// Directories of the machine from which its nodes may have `binds`, with what is below, as absolute
-    /// paths: `/srv/acme`, or `/srv/acme:rw` where they may write; what they write there is bounded by its file
-    /// system alone.
+    /// Absolute paths of directories for `binds` of its nodes: `/srv/acme`, or `/srv/acme:rw` with
+    /// write access. Only the file system limits what they write.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<String>,
-    /// What its nodes may have of the machine's network. Not given: nothing.
+    /// Its nodes' access to the machine's network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub management: Option<ManagementGrant>,
-    /// What it may pull: registries, or parts of them, like `registry.example` or `docker.io/frrouting`. Not given:
-    /// nothing.
+    /// Registries, or parts of them, for `pull`: `registry.example`, `docker.io/frrouting`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub registries: Vec<String>,
-    /// Whether what it pulls is asked for with the daemon's credentials (`pdpd --registry-auth`).
+    /// Pull with the daemon's credentials (`pdpd --registry-auth`).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub registry_auth: bool,
 }
 
-/// What the virtual networks of a tenant together may have. What is not given has a bound too, but for
-/// `rate`.
+/// Limits for all virtual networks of a tenant together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Quota {
-    /// Virtual networks. Not given: 16.
+    /// Virtual networks. Default: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vnets: Option<u32>,
-    /// Routers and hosts. Not given: 128.
+    /// Routers and hosts. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
-    /// Power of all forwarding guests as it is given out, a guest's rounded up to 0.001, and of all fast paths. Not
-    /// given: 1.
+    /// Guaranteed power of forwarding guests (each rounded up to 0.001) and fast paths. Default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
-    /// `resources.cpu` of all routers and hosts. Not given: 16.
+    /// Sum of `resources.cpu`. Default: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cores>,
-    /// Memory limits of all guests with their helpers, and what the kernel keeps for them. A node has
-    /// 64 MiB more than its `resources.memory`; a router 512 bytes more for each route, and from 2 to
-    /// 128 MiB for notifications of routes, 128 bytes for each. Not given: 8Gi.
+    /// Memory limits of guests and helpers, and run directory files (docs/tenants.md). Default:
+    /// 8Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
-    /// Limits of processes and threads of all guests, 32 a node more for its helpers. Not given: 16384.
+    /// Process limits of all guests, plus 32 per node. Default: 16384.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<u32>,
-    /// Interfaces of all routers and hosts. Not given: 512.
+    /// Interfaces of all nodes. Default: 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vports: Option<u32>,
-    /// Rates of all links, each of which needs one then. Not given: no bound.
+    /// Sum of link rates; every link then needs a `rate`. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitRate>,
-    /// `resources.routes` of all routers. Not given: 4000000.
+    /// Sum of `resources.routes`. Default: 4000000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routes: Option<u32>,
-    /// Bytes of the specs themselves, with their files, as JSON. Not given: 64Mi.
+    /// Size of specs as JSON, with their files. Default: 64Mi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub specs: Option<Bytes>,
-    /// Bytes of the logs of all processes when they are full: 8 MiB for each guest, each TAP helper and
-    /// each route mirror. Not given: 4Gi.
+    /// Logs: 8 MiB per guest, TAP helper and route mirror. Default: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<Bytes>,
-    /// Bytes of the volumes of all routers and hosts, which are kept on disk. Not given: 1Gi.
+    /// Size of volumes. Default: 1Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volumes: Option<Bytes>,
-    /// Different images of OCI layouts, archives and registries, each of which is unpacked once and has 16 GiB at
-    /// most. Not given: 8.
+    /// Images from OCI layouts, archives and registries, at most 16 GiB each. Default: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci_images: Option<u32>,
-    /// Bytes of the images that the daemon keeps for it, of archives and registries, as they came and unpacked, in
-    /// blocks of 4 KiB and one more for each file and directory; also of those that nothing uses (`pdp images prune`). Not given: 4Gi.
+    /// Disk space of images from archives and registries, packed and unpacked: 4 KiB blocks, plus
+    /// one per file and directory. Default: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<Bytes>,
-    /// Files and directories of these images, unpacked. Not given: 200000.
+    /// Files and directories in images from archives and registries. Default: 200000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_files: Option<u32>,
-    /// Descriptors that the daemon holds: one for each interface and each process. Not given: 1024.
+    /// Daemon's file descriptors: one per interface and process. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub descriptors: Option<u32>,
-    /// Regions of memory that the mux may have to map: one for each node with interfaces and each
-    /// forwarding guest on the runtime or on TAPs, 16 for each interface of each on memif. Not given:
-    /// 512.
+    /// Memory regions in the mux: one per node with interfaces and per runtime or TAP guest, 16 per
+    /// memif interface. Default: 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub regions: Option<u32>,
-    /// Packets of the mux that queues of links have set aside (`buffers`). Not given: 2048.
+    /// Packets reserved by `buffers` of link queues. Default: 2048.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buffers: Option<u32>,
-    /// Sessions at a time: captures, logs, route tables, commands. Not given: 16.
+    /// Concurrent captures, log readers, route dumps and commands. Default: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<u32>,
-    /// Rows of the audit log that are kept, of each of three sorts: changes, what was asked, what was
-    /// refused. Not given: 10000.
+    /// Audit log entries, for each of changes, reads and refusals. Default: 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<u32>,
 }
@@ -462,55 +452,54 @@ pub struct Quota {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VirtualNetwork {
-    /// Version of the format: `pdp/v1`.
+    /// Format version.
     pub api_version: ApiVersion,
-    /// What the object is called.
+    /// Name and labels.
     pub metadata: Metadata,
-    /// What is wanted.
+    /// Desired state.
     pub spec: VirtualNetworkSpec,
-    /// What was allocated, what runs and what went wrong. Written by the daemon; ignored when
-    /// applied, so that what was read back can be applied again.
+    /// Allocations, runtime state and errors from the daemon; `apply` ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// What a virtual network is to be.
+/// Nodes, links and externals.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VirtualNetworkSpec {
-    /// Limit on what may arrive for the whole virtual network, from outside and on links inside.
+    /// Limit on frames from outside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub police: Option<Limit>,
+    pub police: Option<FrameLimit>,
     /// Routers and hosts, by name.
     pub nodes: BTreeMap<String, Node>,
-    /// Ends outside, by name; a link's endpoint names one as `external:NAME`.
+    /// Connections to the outside, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub externals: BTreeMap<String, External>,
-    /// Links.
+    /// Links between nodes and externals.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
 }
 
-/// A limit on a stream of frames. At least one of the two is given.
+/// A rate limit: `rate`, `pps` or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Limit {
-    /// Bits a second of the frames. Not given: no limit.
+pub struct FrameLimit {
+    /// Bits per second. Default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitRate>,
-    /// Frames a second. Not given: no limit.
+    /// Frames per second. Default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = RATE_PPS_MAX))]
     pub pps: Option<u64>,
 }
 
-/// What a node is.
+/// Kind of node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeKind {
-    /// Forwards packets: a control guest and one or more forwarding guests.
+    /// Has a control guest and a data plane.
     Router,
-    /// A container with an ordinary IP stack.
+    /// Has an ordinary IP stack.
     Host,
 }
 
@@ -518,81 +507,74 @@ pub enum NodeKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Node {
-    /// What it is.
+    /// Kind.
     pub kind: NodeKind,
-    /// What `-l` of `pdp` selects nodes by, as in Kubernetes: at most 64, keys `NAME` or `DOMAIN/NAME`, names and
-    /// values of at most 63 letters, digits, `-`, `_` and `.`. A change of them restarts nothing.
+    /// At most 64, for `pdp -l`. Keys are `NAME` or `DOMAIN/NAME`. Names and values have up to 63
+    /// letters, digits, `-`, `_` and `.`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Root file system. Not given: made of the machine's own programs.
+    /// Root file system, such as `registry.example/frr:10`. Default: the machine's programs.
     #[serde(default)]
     pub image: Image,
     /// Interfaces, by name.
     #[serde(default)]
     pub interfaces: BTreeMap<String, Interface>,
-    /// Addresses of the node itself, on `lo`: `1.1.1.1/32`, `2001:db8::1/128`.
+    /// Addresses on `lo`: `1.1.1.1/32`, `2001:db8::1/128`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loopback: Vec<Address>,
-    /// Static routes, which the kernel has before the commands start. A change of them restarts nothing.
+    /// Static routes, set before the commands start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<StaticRoute>,
-    /// Kernel settings (sysctl) of the node's network, by name: `net.ipv4.tcp_ecn: 1`, or for one of its
-    /// interfaces `net.ipv4.conf.eth0.rp_filter: 2`. docs/sysctls.md has those that can be set.
+    /// Kernel settings (docs/sysctls.md): `net.ipv4.tcp_ecn: 1`, `net.ipv4.conf.eth0.rp_filter: 2`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sysctls: BTreeMap<String, SysctlValue>,
-    /// Files to put in before the commands start, by absolute path: below `/etc`, `/root`, `/run`, `/tmp`
-    /// or `/var`; with an image below `/etc`, `/root`, `/run`, `/tmp`, `/var/log` or `/var/tmp`. Forwarding
-    /// guests do not have them, but those of `dataPlane.program.files`. A change restarts this node's container and no other; a router's
-    /// forwarding guests stay.
+    /// Files to create at each start, by absolute path below `/etc`, `/root`, `/run`, `/tmp` or
+    /// `/var` (with an image: `/var/log` or `/var/tmp`). Forwarding guests don't see them. Changes
+    /// restart this container.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
-    /// Files and directories of the machine to show in it: `SOURCE:TARGET` or `SOURCE:TARGET:ro` as docker has it,
-    /// or a mapping. No part of SOURCE may be a symbolic link, and what is mounted below it is not shown. Owners
-    /// on the machine are not those in the node, where they are `nobody`: it reads what everybody may read, and
-    /// writes where everybody may write. Tenants need a grant. A change restarts this node's container.
+    /// Files and directories of the machine: `SOURCE:TARGET[:ro]`, or a mapping. Owners appear as
+    /// `nobody`, so only permissions for others apply. Tenants need a grant. Changes restart this
+    /// container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<Bind>,
-    /// Directories whose contents stay when its container starts anew (a restart, a crash, a changed spec, a reboot):
-    /// `NAME:TARGET`, as Compose has it, or a mapping with a `size`. One that is new is empty, with the owner and mode of what
-    /// the node has at TARGET. It is the node's alone, on the daemon's disk, and gone with the node, with its network
-    /// (`pdp delete`, `pdp down --purge`; not `pdp down`), and when the spec no longer has it. `files` are
-    /// put into it at each start. A change restarts this node's container.
+    /// Directories that outlive containers: `NAME:TARGET`, or a mapping. A new volume is empty,
+    /// with TARGET's owner and mode. It goes with this entry, the node, or the network. Changes
+    /// restart this container.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Volume>,
-    /// Programs to start, and to start again when they end; in order, each without waiting for
-    /// the one before, unless it says that it comes `after` another. Not given, with an image of an archive or a
-    /// registry: the image's own.
+    /// Programs to start, in order, and to restart when they end (docs/ready.md). Default: the
+    /// command of an image from an archive or registry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<NodeCommand>,
-    /// Commands to run once, one after the other, when the interfaces are there and all `commands` are ready.
-    /// One that does not end with code 0 makes the node `degraded`, and those after it are not run, unless it says
-    /// `mayFail: true`.
+    /// Commands to run once, in order, when all interfaces exist and all `commands` are ready. The
+    /// first failure ends the list and makes the node `degraded`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exec: Vec<ExecCommand>,
-    /// What is started again when a command ends.
+    /// Commands to restart when one ends.
     #[serde(default)]
-    pub restart: Restart,
+    pub restart: RestartScope,
     /// Environment variables of the commands.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Lets the host or control guest mount, and make namespaces of its own (`ip netns`, FRR's VRFs
-    /// by namespace) and the kernel's IPsec, within its own user namespace. Not for tenants.
+    /// Allow mounts, own namespaces (`ip netns`, FRR's VRFs by namespace) and kernel IPsec, in its
+    /// user namespace. Not for tenants.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub privileged: bool,
-    /// A way out of the node and into it beside its interfaces: `{}`, or with `ports`. Not given: none.
+    /// Access to the machine's network: `{}`, or with `ports`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management: Option<Management>,
-    /// Limits of the host or control guest.
+    /// Limits for the host or control guest.
     #[serde(default)]
     pub resources: Resources,
-    /// How packets are processed; routers only. Not given: the built-in router, which uses what
-    /// others leave of the CPUs.
+    /// Data plane that forwards packets. Default: the built-in router with spare CPU time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_plane: Option<DataPlane>,
 }
 
 impl Node {
-    /// Interfaces in the order of their vport indices: by name, numbers in names by value.
+    /// Returns interfaces in the order of their vport indices:
+    /// by name, with numbers in names compared by value.
     pub fn ports(&self) -> Vec<(&str, &Interface)> {
         let mut ports: Vec<_> = self.interfaces.iter().map(|(n, i)| (n.as_str(), i)).collect();
         ports.sort_by_cached_key(|(name, _)| {
@@ -603,7 +585,7 @@ impl Node {
         ports
     }
 
-    /// How its packets are processed; `None` for a host.
+    /// Data plane of the node; `None` for a host.
     pub fn plane(&self) -> Option<DataPlane> {
         match self.kind {
             NodeKind::Router => Some(self.data_plane.clone().unwrap_or_default()),
@@ -611,12 +593,12 @@ impl Node {
         }
     }
 
-    /// What it takes of forwarding engines, if anything.
-    pub fn of_engines(&self) -> Option<OfEngines> {
+    /// Demand on forwarding engines, if any.
+    pub fn of_engines(&self) -> Option<EngineDemand> {
         self.plane()?.needs().engines
     }
 
-    /// Its forwarding guests, if its packets are processed by such.
+    /// Returns its forwarding guests, if it uses them.
     pub fn guests(&self) -> Option<Parallel> {
         match self.plane()? {
             DataPlane::Parallel(plane) => Some(plane),
@@ -624,18 +606,18 @@ impl Node {
         }
     }
 
-    /// The program of its own that its forwarding guests run, if they do.
+    /// The user-supplied program of its forwarding guests, if any.
     pub fn program(&self) -> Option<&OwnProgram> {
-        self.data_plane.as_ref()?.parallel()?.program.own()
+        self.data_plane.as_ref()?.parallel()?.program.user_program()
     }
 
-    /// Its image, and that of its forwarding guests' program.
+    /// Returns its image and its forwarding guests' program image.
     pub fn images(&self) -> impl Iterator<Item = &Image> {
         let program = self.program().map(|program| &program.image);
         [Some(&self.image), program].into_iter().flatten()
     }
 
-    /// The same, to be changed.
+    /// Mutable references to the same images.
     pub fn images_mut(&mut self) -> impl Iterator<Item = &mut Image> {
         let plane = self.data_plane.as_mut().and_then(DataPlane::parallel_mut);
         let program = plane.and_then(|plane| plane.program.own_mut());
@@ -650,14 +632,13 @@ impl Node {
     }
 }
 
-/// A root file system: the name of an image in a registry, as docker writes it
-/// (`registry.example/frr:10`), or where else it comes from.
+/// Root file system: a registry image, or a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Image {
-    /// The same as `pull`.
+    /// Short for `pull`.
     Reference(String),
-    /// Where it comes from.
+    /// A source with its options.
     Form(ImageForm),
 }
 
@@ -667,31 +648,33 @@ impl Default for Image {
     }
 }
 
-/// Where a root file system comes from: exactly one of `host`, `rootfs`, `ociLayout`, `archive` and `pull`.
+/// A root file system.
+///
+/// Exactly one of `host`, `rootfs`, `ociLayout`, `archive` and `pull`. A text is short for `pull`.
+/// Default: `host`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageForm {
-    /// `true`: the machine's own programs (`/usr`, read-only) with an `/etc` of its own.
+    /// `true`: the machine's `/usr`, read-only, with its own `/etc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<bool>,
-    /// Absolute path of a directory that is the root, read-only.
+    /// Absolute path of a root directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rootfs: Option<String>,
-    /// Absolute path of an OCI image layout. Of the image its files alone are used.
+    /// Absolute path of an OCI image layout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oci_layout: Option<String>,
-    /// Absolute path of an archive that `docker save` or `podman save` wrote.
+    /// Absolute path of an archive from `docker save` or `podman save`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub archive: Option<String>,
-    /// An image in a registry, as docker writes it: `frrouting/frr:10`, `registry.example:5000/lab/frr@sha256:…`.
+    /// Registry image: `frrouting/frr:10`, `registry.example:5000/lab/frr@sha256:…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull: Option<String>,
-    /// Which image of a layout, by its `org.opencontainers.image.ref.name`, or of an archive, by its tag. Not
-    /// given: the only one.
+    /// Image in the layout (`org.opencontainers.image.ref.name`)
+    /// or archive (tag). Default: the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
-    /// Digest of the manifest of an archive's or a pulled image. Not given: what it is when applied; the stored spec
-    /// has it, so that the node starts from the same image again. Given: that image and no other.
+    /// Manifest digest of an archive's or registry's image. Default: set by `apply` and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
 }
@@ -701,19 +684,19 @@ pub struct ImageForm {
 pub enum ImageSource<'a> {
     /// The machine's own programs.
     Host,
-    /// A directory.
+    /// Path of a directory.
     Rootfs(&'a str),
-    /// An OCI image layout, and which image of it.
+    /// Path of an OCI image layout, and the image's reference.
     OciLayout(&'a str, Option<&'a str>),
-    /// An archive, and which image of it; and the digest where that is known.
+    /// Path of an archive, the image's reference, and the digest if known.
     Archive(&'a str, Option<&'a str>, Option<&'a str>),
-    /// An image of a registry by its name, and the digest where that is known.
+    /// Name of a registry image, and the digest if known.
     Pull(&'a str, Option<&'a str>),
 }
 
 impl ImageSource<'_> {
-    /// The digest of an image that the daemon keeps; empty where it is to be found out when it is applied.
-    pub fn kept(&self) -> Option<&str> {
+    /// Digest of an image that the daemon stores. Empty if `apply` has yet to determine it.
+    pub fn stored_digest(&self) -> Option<&str> {
         match *self {
             Self::Host | Self::Rootfs(_) | Self::OciLayout(..) => None,
             Self::Archive(_, _, digest) | Self::Pull(_, digest) => Some(digest.unwrap_or_default()),
@@ -722,7 +705,7 @@ impl ImageSource<'_> {
 }
 
 impl Image {
-    /// Which form it has; the machine's own where none is given.
+    /// Returns the form that is set; the machine's own programs if none is.
     pub fn source(&self) -> ImageSource<'_> {
         let form = match self {
             Self::Reference(name) => return ImageSource::Pull(name, None),
@@ -738,7 +721,7 @@ impl Image {
         }
     }
 
-    /// Has the daemon's image of this digest, where it is one from an archive or a registry.
+    /// Pins an image from an archive or registry to the daemon's image with this digest.
     pub fn pin(&mut self, digest: String) {
         if let Self::Reference(name) = self {
             *self = Self::Form(ImageForm { pull: Some(name.clone()), ..ImageForm::default() });
@@ -753,44 +736,42 @@ impl Image {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Interface {
-    /// Link address. Not given: one that follows from the names of virtual network, node and
-    /// interface.
+    /// MAC address. Default: derived from names of network, node and interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Largest IP packet, bytes, at most 1700 and at most what the link's tunnel carries. Not
-    /// given: 1500, or less where the tunnel carries less.
+    /// Largest IP packet, bytes; at most 1700 and the tunnel's limit. Default: 1500 or that limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = MTU_MIN))]
     pub mtu: Option<u32>,
-    /// Addresses; routing software may set others.
+    /// Addresses. Routing software may add others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Address>,
-    /// Default gateways, at most one of IPv4 and one of IPv6, in a subnet of `addresses`.
+    /// Default gateways in its subnets, at most one per IP version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpAddr>,
-    /// `true`: other interfaces of its link that say so too may have its `mac` and its addresses, as those of an anycast
-    /// gateway do. On a segment frames for such a MAC address go to the end that it was heard at last.
+    /// Other `anycast` interfaces of the link may have the same `mac` and addresses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub anycast: bool,
 }
 
-/// A file to put into a node: exactly one of `content` and `from`.
+/// A file.
+///
+/// Exactly one of `content` and `from`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct File {
     /// The text itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// Path of a text file, relative to the spec's own and below its directory, unless `pdp` is told
-    /// `--allow-files-outside`. Replaced by its `content` when applied.
+    /// Path of a text file, relative to the spec file and below its directory, unless `pdp` has
+    /// `--allow-files-outside`. `apply` replaces it by `content`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Permissions, octal digits in quotes.
+    /// Octal permissions, in quotes.
     #[serde(default = "file_mode")]
     #[schemars(length(min = 3, max = 4), regex(pattern = "^[0-7]{3,4}$"))]
     pub mode: String,
-    /// Owner inside the node, `USER` or `USER:GROUP` by name or number; not given a group: the
-    /// user's own.
+    /// `USER` or `USER:GROUP` of the node, by name or number. Default group: the user's.
     #[serde(default = "file_owner")]
     pub owner: String,
 }
@@ -803,18 +784,18 @@ fn file_owner() -> String {
     "root:root".into()
 }
 
-/// A command: a list of words, or a text that is split as a shell does, without its expansions.
+/// A command: a list of words, or a text that is split like in a shell, without expansions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Command {
-    /// The words.
+    /// List of words.
     Words(Vec<String>),
-    /// To be split.
+    /// Text to split into words.
     Line(String),
 }
 
 impl Command {
-    /// The words; empty where quotes do not close, which [`crate::check`] refuses.
+    /// Returns the words; empty if quotes are unbalanced, which [`crate::check`] rejects.
     pub fn words(&self) -> Vec<String> {
         match self {
             Self::Words(words) => words.clone(),
@@ -823,31 +804,29 @@ impl Command {
     }
 }
 
-/// What is started again when a command ends.
+/// Commands to restart when one ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Restart {
-    /// It alone.
+pub enum RestartScope {
+    /// Only that command.
     #[default]
     Each,
-    /// It and all after it, which are killed, whether they need it or not. For programs that do not re-announce their
-    /// state to a restarted peer: FRR's daemons do not give their routes to a new zebra, which therefore comes before
-    /// them.
+    /// That command and all after it, such as FRR's daemons after zebra.
     Following,
 }
 
-/// Limits of a host or control guest.
+/// Limits for a host or control guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Resources {
     /// CPU quota.
     pub cpu: Cores,
-    /// Memory limit, with the kernel's memory for its routes.
+    /// Memory limit, including the kernel's memory for routes.
     pub memory: Bytes,
     /// Processes and threads.
     #[schemars(range(min = 8, max = PROCESSES_MAX))]
     pub processes: u32,
-    /// Routes that the route mirror follows; more are not mirrored, and a condition says so.
+    /// Routes that the route mirror follows. A condition reports more.
     #[schemars(range(min = 1, max = ROUTES_MAX))]
     pub routes: u32,
 }
@@ -858,16 +837,16 @@ impl Default for Resources {
     }
 }
 
-/// How a router's packets are processed, by its `kind`. Not given: `parallel`.
+/// Data plane of a router, by `kind`. Default: `parallel`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant, reason = "one a router, beside much more")]
 pub enum DataPlane {
-    /// By forwarding guests.
+    /// Forwarding guests forward.
     Parallel(Parallel),
-    /// By the mux itself.
+    /// The mux forwards.
     Fastpath(Fastpath),
-    /// By the control guest's own kernel.
+    /// The control guest's kernel forwards.
     Kernel(Kernel),
 }
 
@@ -877,58 +856,59 @@ impl Default for DataPlane {
     }
 }
 
-/// What a data plane needs beside its control guest and its ports: all that differs between the kinds for whoever
-/// plans, counts and gives out.
+/// Resources of a data plane besides its control guest and ports. Planning,
+/// accounting and allocation see no other difference between the kinds.
 #[derive(Clone, Copy, Debug)]
-pub struct Needs<'a> {
-    /// Forwarding guests.
+pub struct DataPlaneNeeds<'a> {
+    /// Forwarding guests, if it has any.
     pub guests: Option<&'a Parallel>,
-    /// What is taken of forwarding engines for it, if anything is.
-    pub engines: Option<OfEngines>,
-    /// Whether the mux itself follows the control guest's routes.
+    /// Demand on forwarding engines, if any.
+    pub engines: Option<EngineDemand>,
+    /// True if the mux itself follows the control guest's routes.
     pub mux_routes: bool,
-    /// Filters and counters that programs of the control guest may have the mux use, if they may have any.
+    /// Numbers of filters and counters that programs of
+    /// the control guest may use in the mux, if any.
     pub slowpath: Option<(u32, u32)>,
-    /// How the mux looks at and changes frames, where it does not forward by routes.
-    pub fields: Option<&'a Fields>,
-    /// What it is guaranteed of the mux's power, thousandths of a core; 0: nothing.
+    /// Fields that the mux matches and changes, if it does not forward by routes.
+    pub fields: Option<&'a FastpathFields>,
+    /// Guaranteed part of the mux's power, thousandths of a core; 0: none.
     pub mux_millicores: u32,
-    /// What goes to the control guest, and a route mirror for all the rest. `None`: there is no rest, since the
-    /// control guest's kernel forwards.
+    /// Frames to punt to the control guest; a route mirror serves
+    /// all others. `None` if the control guest's kernel forwards everything.
     pub punts: Option<Punts<'a>>,
 }
 
-/// Processing power of forwarding engines.
+/// Demand for processing power of forwarding engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OfEngines {
-    /// What is guaranteed in all; `None`: nothing, and what others leave is used.
+pub struct EngineDemand {
+    /// Total guarantee. `None`: no guarantee, only spare power.
     pub power: Option<Cores>,
-    /// Whether what others leave may be used beside it.
+    /// True if it may also use spare power.
     pub borrows: bool,
-    /// How many shares it is in; `None`: as few as engines allow.
+    /// Number of shares; `None`: as few as possible.
     pub shares: Option<u32>,
-    /// Whether what is left beside whole engines may be spread over several.
+    /// True if the remainder beyond whole engines may be divided among several.
     pub split: bool,
 }
 
-/// What of a vrouter's frames goes to its control guest, where something else forwards.
+/// Frames that a vrouter punts to its control guest, where something else forwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Punts<'a> {
-    /// Frames that do without being looked at further.
+    /// Filters for frames that are punted without further processing.
     pub filters: &'a [PuntFilter],
-    /// Limits.
+    /// Rate limits of punts.
     pub limits: &'a PuntLimits,
-    /// What becomes of packets that the kernel's hooks may treat otherwise.
+    /// Treatment of packets that the kernel's hooks may handle differently.
     pub hooks: KernelHooks,
 }
 
 impl DataPlane {
-    /// What it needs.
-    pub fn needs(&self) -> Needs<'_> {
+    /// Returns the resources that it needs.
+    pub fn needs(&self) -> DataPlaneNeeds<'_> {
         match self {
-            Self::Parallel(plane) => Needs {
+            Self::Parallel(plane) => DataPlaneNeeds {
                 guests: Some(plane),
-                engines: Some(OfEngines {
+                engines: Some(EngineDemand {
                     power: plane.power,
                     borrows: plane.borrows(),
                     shares: plane.guests,
@@ -944,12 +924,12 @@ impl DataPlane {
                     hooks: plane.kernel_hooks,
                 }),
             },
-            Self::Fastpath(plane) => Needs {
+            Self::Fastpath(plane) => DataPlaneNeeds {
                 guests: None,
                 engines: None,
-                mux_routes: plane.code == Code::Ip,
+                mux_routes: plane.code == FastpathCode::Ip,
                 slowpath: Some((plane.filters, plane.counters)).filter(|it| *it != (0, 0)),
-                fields: plane.fields.as_ref().filter(|_| plane.code == Code::Fields),
+                fields: plane.fields.as_ref().filter(|_| plane.code == FastpathCode::Fields),
                 mux_millicores: plane.power.map_or(0, |power| power.0),
                 punts: Some(Punts {
                     filters: &plane.punt,
@@ -957,9 +937,9 @@ impl DataPlane {
                     hooks: plane.kernel_hooks,
                 }),
             },
-            Self::Kernel(plane) => Needs {
+            Self::Kernel(plane) => DataPlaneNeeds {
                 guests: None,
-                engines: Some(OfEngines {
+                engines: Some(EngineDemand {
                     power: plane.power,
                     borrows: plane.borrows(),
                     shares: Some(1),
@@ -974,7 +954,7 @@ impl DataPlane {
         }
     }
 
-    /// Its keys `power` and `borrow`, to be changed, where they are of forwarding engines.
+    /// Mutable references to its keys `power` and `borrow`, if they apply to forwarding engines.
     pub fn power_mut(&mut self) -> Option<(&mut Option<Cores>, &mut Option<bool>)> {
         match self {
             Self::Parallel(plane) => Some((&mut plane.power, &mut plane.borrow)),
@@ -983,7 +963,7 @@ impl DataPlane {
         }
     }
 
-    /// Its forwarding guests, if it is of that kind.
+    /// Returns its settings, if it is of this kind.
     pub fn parallel(&self) -> Option<&Parallel> {
         match self {
             Self::Parallel(plane) => Some(plane),
@@ -991,7 +971,7 @@ impl DataPlane {
         }
     }
 
-    /// The same, to be changed.
+    /// Mutable reference to the same settings.
     pub fn parallel_mut(&mut self) -> Option<&mut Parallel> {
         match self {
             Self::Parallel(plane) => Some(plane),
@@ -1013,7 +993,7 @@ pub enum ParallelKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FastpathKind {
-    /// The mux forwards by itself, without crossing to a guest.
+    /// The mux forwards, without crossing to a guest.
     #[default]
     Fastpath,
 }
@@ -1027,83 +1007,79 @@ pub enum KernelKind {
     Kernel,
 }
 
-/// Forwarding by the kernel in the control guest's network namespace, with everything that Linux can: netfilter and
-/// NAT, policy routing, multicast, fragments, `tc` (docs/kernel.md). There are no forwarding guests and no route mirror.
+/// The control guest's kernel forwards.
+///
+/// The control guest's kernel forwards, with all features of Linux (docs/kernel.md).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Kernel {
-    /// Kind of the data plane.
+    /// Kind.
     pub kind: KernelKind,
-    /// Processing power that its namespace is guaranteed for what the kernel does there with frames: it is taken from
-    /// one engine's `capacity`, and is its limit as well unless it may `borrow`. Not given: it is guaranteed
-    /// nothing and refused nothing, and uses what others leave; in a tenant's virtual network, or with
-    /// `borrow: false`, 0.1.
+    /// Guaranteed power for packet processing in the kernel, from one engine's `capacity`. Also the
+    /// limit without `borrow`. Default: none; 0.1 in a tenant's network or with `borrow: false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
-    /// Whether it may use what others leave of the engine's CPUs. `power` is then no limit, but what it gets while all
-    /// others want their part as well. Not given: where no `power` is.
+    /// Use spare CPU time beyond `power`. Default: `true` without `power`, else `false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub borrow: Option<bool>,
-    /// By which way packets go that the namespace would only route.
+    /// Path of packets that are only routed.
     #[serde(default)]
-    pub kernel_hooks: ShortWay,
+    pub kernel_hooks: XdpBypass,
 }
 
 impl Kernel {
-    /// Whether it may use what others leave of its engine's CPUs.
+    /// True if it may use spare power of its engine's CPUs.
     pub fn borrows(&self) -> bool {
         self.borrow.unwrap_or(self.power.is_none())
     }
 }
 
-/// By which way packets go that a namespace would only route.
+/// Path of packets that a namespace only routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum ShortWay {
-    /// By the short way, without the whole stack, as long as nothing hooks into forwarding: a rule is obeyed from the
-    /// command on that sets it.
+pub enum XdpBypass {
+    /// XDP bypass, unless something hooks into forwarding.
     #[default]
     Follow,
-    /// By the whole stack, like all others.
+    /// Whole stack.
     Strict,
 }
 
-/// Forwarding by the mux itself: as fast as it gets, with code that comes with PdP. What it can't do goes to the
-/// control guest.
+/// The mux itself forwards.
+///
+/// The mux forwards, and punts all other packets to the control guest (docs/fastpath.md).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Fastpath {
-    /// Kind of the data plane.
+    /// Kind.
     pub kind: FastpathKind,
-    /// What forwards.
+    /// Forwarding code.
     #[serde(default)]
-    pub code: Code,
-    /// For `code: fields`: what filters look at, and what is written into frames that they send.
+    pub code: FastpathCode,
+    /// With `code: fields`: bytes that filters match and rewrite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fields: Option<Fields>,
-    /// Filters that a program of the control guest may set at `/run/pdp/slowpath/control.sock` (docs/slowpath.md), of
-    /// IPv4 and of IPv6 each. With these and `counters` 0, nobody listens there.
+    pub fields: Option<FastpathFields>,
+    /// Filters for IPv4 and IPv6 each (docs/slowpath.md). If both numbers are 0, there is no
+    /// socket.
     #[serde(default = "filters")]
     #[schemars(range(max = FILTERS_MAX))]
     pub filters: u32,
-    /// Counters that they may use.
+    /// Counters of these filters.
     #[serde(default = "filters")]
     #[schemars(range(max = COUNTERS_MAX))]
     pub counters: u32,
-    /// Processing power of the mux that it is guaranteed: for parsing, looking up, rewriting and moving its network's
-    /// frames and for changes of its routes, also while others want all there is. It is taken from half of the mux's
-    /// `power`, and is no limit: what others leave is had beside it. Not given: it is guaranteed nothing and
-    /// refused nothing, and uses what others leave.
+    /// Guaranteed power for the router's frames and route changes, from half of the mux's `power`.
+    /// It is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
-    /// Frames that go to the control guest without being looked at further; the first that matches decides.
+    /// Frames to punt to the control guest without further processing. The first match applies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub punt: Vec<PuntFilter>,
-    /// Limits of what goes to the control guest, for each interface.
+    /// Rate limits of punts, per interface.
     #[serde(default)]
     pub punt_limits: PuntLimits,
-    /// What becomes of packets that something in the control guest's kernel, which the mux does not follow, may treat
-    /// otherwise, as docs/dataplane.md lists. Either way a condition tells of it.
+    /// Action for packets that the control guest's kernel may handle differently
+    /// (docs/dataplane.md). A condition reports them.
     #[serde(default)]
     pub kernel_hooks: KernelHooks,
 }
@@ -1112,177 +1088,172 @@ fn filters() -> u32 {
     FILTERS
 }
 
-/// What forwards in a fast path.
+/// Code of a fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Code {
-    /// IPv4 and IPv6 by the control guest's routes, as the built-in router does.
+pub enum FastpathCode {
+    /// IP, by the control guest's routes.
     #[default]
     Ip,
-    /// Any protocol, IP or not, by filters alone, which a program of the control guest sets (docs/slowpath.md): `fields` says
-    /// what they look at.
+    /// Any protocol, by filters on `fields`.
     Fields,
 }
 
-/// How a fast path looks at and changes frames of a protocol that PdP knows nothing of.
+/// Frame layout of a protocol that PdP does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Fields {
-    /// Bytes of a frame that filters are compared with, in this order; 38 in all at most. A frame that is too short for them
-    /// is dropped.
+pub struct FastpathFields {
+    /// Bytes that filters match, in this order; at most 38 in total. Shorter frames are dropped.
     pub key: Vec<KeyField>,
-    /// What is written into frames that a filter sends, in this order.
+    /// Bytes to write into sent frames, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub write: Vec<FieldWrite>,
-    /// What becomes of frames that meet no filter, or that one passes.
+    /// Verdict on frames without a match, or passed by a filter.
     #[serde(default)]
-    pub miss: Miss,
+    pub miss: MissAction,
 }
 
-/// Bytes of a frame.
+/// A byte range of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KeyField {
-    /// Bytes from the start of the frame's destination address.
+    /// Bytes from the destination MAC address.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
-    /// How many.
+    /// Length in bytes.
     #[schemars(range(min = 1, max = KEY_BYTES_MAX))]
     pub bytes: u8,
 }
 
-/// What is written into a frame: one of `data`, `source` and `hops`.
+/// Bytes to write into a frame.
+///
+/// Exactly one of `data`, `source` and `hops`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FieldWrite {
-    /// Bytes from the start of the frame's destination address.
+    /// Bytes from the destination MAC address.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
-    /// Bytes of the filter's data.
+    /// Write a part of the filter's data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataBytes>,
-    /// `true`: the link address of the interface that it leaves by.
+    /// Write the egress interface's MAC address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub source: bool,
-    /// `true`: one less than the byte has. A frame where that has 1 or 0 is not sent, but goes to the control guest.
+    /// Decrement the byte. Frames with 1 or 0 there are punted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hops: bool,
 }
 
 impl FieldWrite {
-    /// What is written; `None`: nothing, or more than one thing.
-    pub fn written(&self) -> Option<mux::Written> {
+    /// Returns the value to write; `None` unless exactly one of the three is set.
+    pub fn written(&self) -> Option<mux::WriteSource> {
         match (self.data, self.source, self.hops) {
             (Some(DataBytes { from, bytes }), false, false) => {
-                Some(mux::Written::Data { from, bytes })
+                Some(mux::WriteSource::Data { from, bytes })
             }
-            (None, true, false) => Some(mux::Written::Source),
-            (None, false, true) => Some(mux::Written::Hops),
+            (None, true, false) => Some(mux::WriteSource::Source),
+            (None, false, true) => Some(mux::WriteSource::Hops),
             _ => None,
         }
     }
 }
 
-impl Fields {
-    /// As the mux has it.
-    pub fn of_mux(&self) -> mux::Fields {
-        let key = |field: &KeyField| mux::KeyField { offset: field.offset, bytes: field.bytes };
-        let write =
-            |write: &FieldWrite| Some(mux::Write { offset: write.offset, what: write.written()? });
-        mux::Fields {
+impl FastpathFields {
+    /// Converts to the mux's form.
+    pub fn of_mux(&self) -> mux::FieldsConfig {
+        let key =
+            |field: &KeyField| mux::KeyFieldConfig { offset: field.offset, bytes: field.bytes };
+        let write = |write: &FieldWrite| {
+            Some(mux::HeaderWrite { offset: write.offset, what: write.written()? })
+        };
+        mux::FieldsConfig {
             key: self.key.iter().map(key).collect(),
             write: self.write.iter().filter_map(write).collect(),
             miss: match self.miss {
-                Miss::Drop => mux::Miss::Drop,
-                Miss::Punt => mux::Miss::Punt,
+                MissAction::Drop => mux::MissPolicy::Drop,
+                MissAction::Punt => mux::MissPolicy::Punt,
             },
         }
     }
 }
 
-/// Bytes of a filter's data.
+/// Byte range of a filter's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataBytes {
-    /// The first, counted from 0.
+    /// First byte.
     #[schemars(range(max = 15))]
     pub from: u8,
-    /// How many.
+    /// Length in bytes.
     #[schemars(range(min = 1, max = 16))]
     pub bytes: u8,
 }
 
-/// What becomes of frames that no filter decides on.
+/// Verdict on frames that no filter decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Miss {
-    /// They are dropped.
+pub enum MissAction {
+    /// Drop.
     #[default]
     Drop,
-    /// They go to the control guest.
+    /// Punt.
     Punt,
 }
 
-/// Forwarding by guests: any program, in as many of them as it takes.
+/// Forwarding guests.
+///
+/// Forwarding guests run the built-in router or any program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parallel {
-    /// Kind of the data plane.
+    /// Kind.
     pub kind: ParallelKind,
-    /// Processing power that all forwarding guests together are guaranteed: it is taken from an engine's
-    /// `capacity`, and is their limit as well unless they `borrow`. Not given: they are guaranteed nothing
-    /// and refused nothing, and use what others leave; in a tenant's virtual network, or with
-    /// `borrow: false`, 0.1. A guest with less than 0.1 gets it in pieces of a millisecond: one with 0.01
-    /// may stand still for up to 0.1 s, one with 0.001 for 1 s.
+    /// Guaranteed power of all guests together, from engines' `capacity`. Also the limit without
+    /// `borrow`. Default: none; 0.1 in a tenant's network or with `borrow: false`. Guests with less
+    /// than 0.1 run in slices of 1 ms: 0.01 may pause for 0.1 s, 0.001 for 1 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
-    /// Whether the guests may use what others leave of their CPUs. `power` is then no limit, but what
-    /// they get while all others want their part as well; for many virtual networks with little each.
-    /// Not given: where no `power` is.
+    /// Use spare CPU time beyond `power`. Default: `true` without `power`, else `false`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub borrow: Option<bool>,
-    /// Forwarding guests, each with an equal part of `power`; several may be on one engine. A change
-    /// of it loses no frame: see `pdp scale`. Not given: as few as the engines allow.
+    /// Number of guests, with equal `power`. Changes lose no frames. Default: as few as possible.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = GUESTS_MAX))]
     pub guests: Option<u32>,
-    /// Whether what is left beside whole engines may be spread over several engines where none has
-    /// room for it alone.
+    /// Divide what is beyond whole engines if it fits on none.
     pub split: bool,
-    /// What the forwarding guests run.
-    pub program: Program,
-    /// Memory limit of each forwarding guest.
+    /// Program of the guests.
+    pub program: GuestProgram,
+    /// Memory limit per guest.
     pub memory: Bytes,
-    /// Processes and threads of each forwarding guest.
+    /// Processes and threads per guest.
     #[schemars(range(min = 2, max = PROCESSES_MAX))]
     pub processes: u32,
-    /// Frames that each forwarding guest's rings hold, to it and from it: a power of two. Only for
-    /// programs on the runtime, which need `memory` of 16 MiB and 8 KiB more for each of these.
+    /// Frames per ring and direction, a power of two. Runtime programs only; they need 16 MiB of
+    /// `memory` plus 8 KiB per frame.
     #[schemars(range(min = GUEST_QUEUE_MIN, max = GUEST_QUEUE_MAX))]
     pub queue: u32,
-    /// How frames are shared out among the forwarding guests.
+    /// Distribution of frames among the guests.
     pub distribution: Distribution,
-    /// Frames that go to the control guest and not to a forwarding guest; the first that matches
-    /// decides. For programs that can't tell by themselves.
+    /// Frames to punt to the control guest without further processing. The first match applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub punt: Vec<PuntFilter>,
-    /// Limits of what goes to the control guest, for each interface.
+    /// Rate limits of punts, per interface.
     pub punt_limits: PuntLimits,
-    /// What becomes of packets that something in the control guest's kernel, which forwarding guests do
-    /// not follow, may treat otherwise than they do: policy rules, VRFs, nftables, `tc` and more, as
-    /// docs/dataplane.md lists. Either way a condition tells of it. Only for the built-in router.
+    /// Action for packets that the control guest's kernel may handle differently
+    /// (docs/dataplane.md). A condition reports them.
     pub kernel_hooks: KernelHooks,
 }
 
-/// What becomes of packets that something in the control guest's kernel may treat otherwise than the
-/// forwarding guests do.
+/// Treatment of packets that the control guest's kernel may handle differently from the data plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelHooks {
-    /// They are punted (class `hook`), so that the kernel decides, at the speed of its own forwarding.
+    /// Punt them (class `hook`).
     #[default]
     Strict,
-    /// Forwarding guests forward them all the same, at full speed.
+    /// Forward them at full speed.
     Ignore,
 }
 
@@ -1294,7 +1265,7 @@ impl Default for Parallel {
             borrow: None,
             guests: None,
             split: false,
-            program: Program::default(),
+            program: GuestProgram::default(),
             memory: Bytes(256 << 20),
             processes: 16,
             queue: GUEST_QUEUE_DEFAULT,
@@ -1307,41 +1278,41 @@ impl Default for Parallel {
 }
 
 impl Parallel {
-    /// Whether its guests may use what others leave of their CPUs.
+    /// True if its guests may use spare power of their CPUs.
     pub fn borrows(&self) -> bool {
         self.borrow.unwrap_or(self.power.is_none())
     }
 
-    /// How the program is attached.
-    pub fn attach(&self) -> Attach {
+    /// Attachment of the program.
+    pub fn attach(&self) -> ProgramAttach {
         match &self.program {
-            Program::BuiltIn(BuiltIn::Router) => Attach::Runtime,
-            Program::Own(program) => program.attach,
+            GuestProgram::BuiltIn(BuiltIn::Router) => ProgramAttach::Runtime,
+            GuestProgram::Own(program) => program.attach,
         }
     }
 }
 
-/// What a forwarding guest runs: `router`, or a program of one's own.
+/// Program of a forwarding guest: `router`, or a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant, reason = "one a router, beside much more")]
-pub enum Program {
-    /// A program that comes with PdP.
+pub enum GuestProgram {
+    /// A program included in PdP.
     BuiltIn(BuiltIn),
-    /// Any other.
+    /// A user-supplied program.
     Own(OwnProgram),
 }
 
-impl Program {
-    /// One of one's own.
-    pub fn own(&self) -> Option<&OwnProgram> {
+impl GuestProgram {
+    /// The user-supplied program, if it is one.
+    pub fn user_program(&self) -> Option<&OwnProgram> {
         match self {
             Self::Own(program) => Some(program),
             Self::BuiltIn(_) => None,
         }
     }
 
-    /// The same, to be changed.
+    /// Mutable reference to the same program.
     pub fn own_mut(&mut self) -> Option<&mut OwnProgram> {
         match self {
             Self::Own(program) => Some(program),
@@ -1350,92 +1321,90 @@ impl Program {
     }
 }
 
-impl Default for Program {
+impl Default for GuestProgram {
     fn default() -> Self {
         Self::BuiltIn(BuiltIn::Router)
     }
 }
 
-/// Programs that come with PdP.
+/// Programs included in PdP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BuiltIn {
-    /// Forwards IPv4 and IPv6 by the control guest's routes.
+    /// Forwards IP by the control guest's routes.
     Router,
 }
 
-/// A program of one's own.
+/// A user-supplied program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OwnProgram {
-    /// What to run. `{ports}` is replaced by the number of vports, `{guest}` by the guest's
-    /// number, `{cpus}` by the engine's CPUs.
+    /// PdP replaces `{ports}` by the number of vports, `{guest}` by the guest's number, `{cpus}` by
+    /// the engine's CPUs.
     pub run: Command,
-    /// How it is attached.
-    pub attach: Attach,
-    /// Root file system. Not given: made of the machine's own programs.
+    /// Attachment of the program (docs/guests.md).
+    pub attach: ProgramAttach,
+    /// Root file system. Default: the machine's programs.
     #[serde(default)]
     pub image: Image,
-    /// Files to show to it read-only, by absolute path, 256 KiB in all: directly below `/`, or anywhere below
-    /// `/etc`, `/home`, `/opt`, `/root`, `/run`, `/srv`, `/tmp` or `/var`; with an image below `/run` or
-    /// `/tmp`, or in place of a file that it has. `owner` is by number, or `root`. A change makes the router's
-    /// forwarding guests anew.
+    /// Read-only files, by absolute path directly below `/`, or anywhere below `/etc`, `/home`,
+    /// `/opt`, `/root`, `/run`, `/srv`, `/tmp` or `/var`; with an image below `/run` or `/tmp`, or
+    /// replacing a file. `owner` is a number or `root`. Changes recreate the forwarding guests.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
 }
 
-/// How a program is attached.
+/// Attachment of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Attach {
-    /// It is built on PdP's guest runtime: one trunk.
+pub enum ProgramAttach {
+    /// PdP's guest runtime.
     Runtime,
-    /// It speaks memif: one interface a vport.
+    /// One interface per vport.
     Memif,
-    /// It reads and writes TAPs: one a vport.
+    /// One device per vport.
     Tap,
 }
 
-/// How frames are shared out.
+/// Distribution of frames among the guests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Distribution {
-    /// By what rule.
-    pub policy: Policy,
-    /// Which bits of a frame make a flow, for the policies `flow` and `flowlet`.
-    pub flow: Flow,
+    /// Rule.
+    pub policy: DistributionPolicy,
+    /// Bits that define a flow.
+    pub flow: FlowDefinition,
 }
 
-/// Rule by which frames are shared out.
+/// Distribution rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    /// Frames of one flow go to one guest.
+pub enum DistributionPolicy {
+    /// All frames of a flow to one guest.
     #[default]
     Flow,
-    /// In turn.
+    /// Equal parts.
     RoundRobin,
-    /// In turn, each guest as often as its power says.
+    /// Round robin, weighted by power.
     Weighted,
-    /// As `flow`, but a flow goes to a guest with less to do when none of its frames is in a
-    /// guest. Keeps the order of each flow. Only for programs on the runtime.
+    /// Like `flow`, but an idle flow may move to a less busy guest, in order. Runtime programs
+    /// only.
     Flowlet,
-    /// Whatever their flow, to a guest that has room, and sent on in the order in which they came.
-    /// Only for programs on the runtime.
+    /// To any guest with room, sent in arrival order. Runtime programs only.
     Ordered,
 }
 
-/// What makes a flow: `ip`, or fields of the frame.
+/// `ip`, or fields of the frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Flow {
-    /// By a protocol that PdP knows.
+pub enum FlowDefinition {
+    /// A protocol that PdP knows.
     Known(KnownFlow),
-    /// By these bits.
+    /// These bits.
     Fields(Vec<FlowField>),
 }
 
-impl Default for Flow {
+impl Default for FlowDefinition {
     fn default() -> Self {
         Self::Known(KnownFlow::Ip)
     }
@@ -1445,81 +1414,81 @@ impl Default for Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KnownFlow {
-    /// Addresses, protocol and ports of IPv4 and IPv6; addresses and type of other Ethernet.
+    /// Addresses, protocol and ports of IP; MAC addresses and EtherType of others.
     Ip,
 }
 
-/// Bits of a frame that make a flow.
+/// Bits of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FlowField {
-    /// Bytes from the start of the frame's destination address.
+    /// Bytes from the destination MAC address.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
-    /// Which bits count; as many bytes as the field has.
+    /// Relevant bits of a field of this length.
     pub mask: Hex,
 }
 
-/// Frames that go to the control guest.
+/// Frames to punt to the control guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PuntFilter {
-    /// All of these must be so.
+    /// Conditions that must all hold.
     #[serde(rename = "match")]
-    pub matches: Vec<Match>,
-    /// Whose limit counts.
+    pub matches: Vec<ByteMatch>,
+    /// Class of `puntLimits`.
     pub class: PuntClass,
 }
 
 /// Bytes that a frame must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Match {
-    /// Bytes from the start of the frame's destination address.
+pub struct ByteMatch {
+    /// Bytes from the destination MAC address.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
-    /// The bytes, after the mask.
+    /// Expected bytes, after masking.
     pub value: Hex,
-    /// Which bits count, as long as `value`. Not given: all.
+    /// Relevant bits, as long as `value`. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<Hex>,
 }
 
-/// Class of what goes to the control guest.
+/// Class of punted frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PuntClass {
-    /// Packets for the router itself, without those of `control`.
+    /// Local.
     Local,
-    /// ARP and IPv6 neighbour discovery.
+    /// Neighbour.
     Neighbour,
-    /// Packets that the control guest's kernel answers, or that are rare.
+    /// Exception.
     Exception,
-    /// Packets that the control guest's kernel forwards.
+    /// Hook.
     Hook,
-    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames.
+    /// Control.
     Control,
 }
 
-/// Limits of punts by class, for each interface.
+/// Rate limits of punts by class, per interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PuntLimits {
-    /// Packets for the router itself, without those of `control`.
-    pub local: Limit,
-    /// ARP and IPv6 neighbour discovery, and packets to neighbours whose MAC address is not known.
-    pub neighbour: Limit,
-    /// Packets that the control guest's kernel answers, or that are rare: no route, TTL expired, IP options.
-    pub exception: Limit,
-    /// Packets that the control guest's kernel forwards: into tunnels, in fragments, and where `kernelHooks` says so.
-    pub hook: Limit,
-    /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7, and LLC frames (IS-IS).
-    pub control: Limit,
+    /// Packets for the router itself, except `control`.
+    pub local: FrameLimit,
+    /// ARP, neighbour discovery, packets to unknown MAC addresses.
+    pub neighbour: FrameLimit,
+    /// Packets that the kernel answers, and rare ones: no route, TTL expired, IP options.
+    pub exception: FrameLimit,
+    /// Packets that the kernel forwards: into tunnels, in fragments, by `kernelHooks`.
+    pub hook: FrameLimit,
+    /// Routing protocols: LLC frames (IS-IS), and packets for the router with DSCP CS6 or CS7.
+    pub control: FrameLimit,
 }
 
 impl Default for PuntLimits {
     fn default() -> Self {
-        let pps = |pps| Limit { rate: None, pps: Some(pps) };
+        let pps = |pps| FrameLimit { rate: None, pps: Some(pps) };
         Self {
             local: pps(100_000),
             neighbour: pps(1_000),

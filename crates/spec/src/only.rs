@@ -1,4 +1,5 @@
-//! Some nodes of a virtual network: taken from one spec into another, or out of one, with their links.
+//! Subsets of a virtual network's nodes with their
+//! links: merged from one spec into another, or removed.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +8,15 @@ use crate::object::VirtualNetwork;
 use crate::units::Endpoint;
 
 impl VirtualNetwork {
-    /// What there is, with these nodes as this spec has them, and all else as it was; without anything there, these
-    /// nodes alone. Of the links that were there those at the nodes go, and those of this spec come, as far as their
-    /// ends are there: an end at a node that is not is left out, and so is a link that less than two ends are left
-    /// of. Externals come with the links that name them. Nodes that this spec does not have are not looked at.
+    /// Returns the spec `there` with these nodes replaced
+    /// by this spec's; without `there`, these nodes alone.
+    ///
+    /// This spec's links of these nodes replace those in `there`. An end at a missing
+    /// node is removed, and so is a link with less than two ends. Externals are included
+    /// with links that name them. Nodes that this spec does not have are ignored.
     #[must_use]
     pub fn only(mut self, nodes: &BTreeSet<String>, there: Option<&Self>) -> Self {
-        // By place in the whole list, as where all of it is applied.
+        // Default names count positions in the whole list, as for the whole spec.
         for (index, link) in self.spec.links.iter_mut().enumerate() {
             link.name.get_or_insert_with(|| format!("link{}", index + 1));
         }
@@ -33,7 +36,7 @@ impl VirtualNetwork {
         for mut link in self.spec.links.into_iter().filter(|link| link.is_at(&mine)) {
             let is_there = |end: &Endpoint| match end {
                 Endpoint::Port { node, .. } => spec.nodes.contains_key(node),
-                // One that is nowhere is told of by the check.
+                // The check reports a missing external.
                 Endpoint::External(_) => true,
             };
             if !link.keep(is_there) {
@@ -46,7 +49,7 @@ impl VirtualNetwork {
                     spec.externals.insert(name.clone(), external.clone());
                 }
             }
-            // What was there of it, when ends of it were not.
+            // An earlier version of the link, from when some of its ends were missing.
             let shares =
                 |other: &Link| other.endpoints.iter().any(|end| link.endpoints.contains(end));
             spec.links.retain(|other| other.name != link.name || !shares(other));
@@ -55,7 +58,8 @@ impl VirtualNetwork {
         wanted
     }
 
-    /// The rest without these nodes: a link loses its ends there, and goes where less than two are left.
+    /// Returns the spec without these nodes. Links lose their ends
+    /// there; links with less than two ends left are removed.
     #[must_use]
     pub fn without(mut self, nodes: &BTreeSet<String>) -> Self {
         self.spec.nodes.retain(|node, _| !nodes.contains(node));
@@ -69,18 +73,18 @@ impl VirtualNetwork {
 }
 
 impl Link {
-    /// Whether one of its ends is at one of these nodes.
+    /// True if one of its ends is at one of these nodes.
     fn is_at(&self, nodes: &BTreeSet<String>) -> bool {
         let mut ends = self.endpoints.iter();
         ends.any(|end| matches!(end, Endpoint::Port { node, .. } if nodes.contains(node)))
     }
 
-    /// Keeps ends; whether it is still a link.
+    /// Removes ends that `keep` rejects. Returns true if it is still a link.
     fn keep(&mut self, keep: impl Fn(&Endpoint) -> bool) -> bool {
         self.endpoints.retain(&keep);
         self.at.retain(|end, _| keep(end));
         if self.endpoints.len() == 2 {
-            // It is no segment any more.
+            // It is no longer a segment.
             self.segment = None;
         }
         self.endpoints.len() >= 2
@@ -114,7 +118,7 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    /// Nodes, links by name with their ends, and externals.
+    /// Returns nodes, links by name with their ends, and the number of externals.
     fn told(vnet: &VirtualNetwork) -> (String, Vec<String>, usize) {
         let nodes: Vec<&str> = vnet.spec.nodes.keys().map(String::as_str).collect();
         let link = |link: &Link| {
@@ -132,14 +136,14 @@ mod tests {
     ];
 
     #[test]
-    fn nodes_come_with_the_links_whose_ends_are_there() {
+    fn selected_nodes_bring_their_complete_links() {
         let file = vnet(&["a", "b", "c", "d", "e"], &LINKS);
         let alone = file.clone().only(&of(&["a"]), None);
         assert_eq!(told(&alone), ("a".into(), vec!["link3: a:eth1 external:out".into()], 1));
         let two = file.clone().only(&of(&["b", "none"]), Some(&alone));
         let links = vec!["link3: a:eth1 external:out".into(), "link1: a:eth0 b:eth0".into()];
         assert_eq!(told(&two), ("a b".into(), links, 1));
-        // A segment with those of its ends that are there, and with the others later.
+        // A segment first with some of its ends, and later with the others.
         let some = file.clone().only(&of(&["c", "d"]), None);
         assert_eq!(told(&some).1, ["link4: c:eth1 d:eth0"]);
         let all = file.clone().only(&of(&["e", "a", "b"]), Some(&some));
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_go_with_their_links() {
+    fn removed_nodes_take_their_links_along() {
         let all =
             vnet(&["a", "b", "c", "d", "e"], &LINKS).only(&of(&["a", "b", "c", "d", "e"]), None);
         let left = all.clone().without(&of(&["b", "e"]));

@@ -1,7 +1,7 @@
-//! Spec files to objects.
+//! Parser from spec files to objects.
 //!
-//! No file is read here: what `from:` and `frames:` name comes with [`SourceFile::attachments`],
-//! which [`SourceFile::read`] fills on the side of who has the files.
+//! This module reads no files. [`SourceFile::attachments`] provides the files that `from:`
+//! and `frames:` name. The side that has the files fills it with [`SourceFile::read`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,38 +13,38 @@ use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
 use crate::object::{DataPlane, Object};
 use crate::schema;
-use crate::shape::{self, Fault, nearest, or};
-use crate::tree::{self, Path, Place, Tree, Value};
+use crate::shape::{self, SchemaFault, join_alternatives, nearest};
+use crate::tree::{self, JsonPointer, TextPosition, Tree, YamlValue};
 use crate::units::Base64;
 
 /// A spec file and the files that it names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceFile {
-    /// Its name, for diagnostics.
+    /// File name, for diagnostics.
     pub name: String,
-    /// Its text.
+    /// Content of the file.
     pub text: String,
-    /// What `from:` and a generator's `frames:` name, by the path as written, or why it can't be
-    /// had: text as it is, frames in base64.
+    /// Files named by `from:` and by a generator's `frames:`, by their path as
+    /// written: the text, frames in base64, or the error from reading them.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, Attachment>)]
     pub attachments: BTreeMap<String, Result<String, String>>,
 }
 
-/// How an attachment is written.
+/// Serialized form of an attachment.
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "a Result is written like this")]
 enum Attachment {
-    /// What is in the file.
+    /// Content of the file.
     Ok(String),
-    /// Why it can't be had.
+    /// Error from reading the file.
     Err(String),
 }
 
 impl SourceFile {
-    /// A spec file with what it names read by `read`, which gets the path as written and the most
-    /// bytes, and says why it can't be had where it can't.
+    /// Makes a spec file and reads the files that it names with `read`. `read` gets the path
+    /// as written and the maximum number of bytes, and returns the content or an error.
     pub fn read(
         name: impl Into<String>,
         text: impl Into<String>,
@@ -53,14 +53,14 @@ impl SourceFile {
         let (name, text) = (name.into(), text.into());
         let mut attachments = BTreeMap::new();
         for document in tree::read(&text).unwrap_or_default() {
-            // What can't be written out is refused later, whatever it names.
+            // Errors of expansion are reported later, whatever files it names.
             let expanded = written_out(&document).ok().flatten();
             let document = expanded.map_or(document, |expanded| expanded.document);
             for_each_named(&document.value, |path, kind| {
                 attachments.entry(path.to_owned()).or_insert_with(|| match kind {
-                    Named::Text => String::from_utf8(read(path, FILE_BYTES_MAX)?)
+                    NamedFile::Text => String::from_utf8(read(path, FILE_BYTES_MAX)?)
                         .map_err(|_| "not UTF-8 text".to_owned()),
-                    Named::Frames => Ok(Base64(read(path, PCAP_BYTES_MAX)?.into()).to_string()),
+                    NamedFile::Frames => Ok(Base64(read(path, PCAP_BYTES_MAX)?.into()).to_string()),
                 });
             });
         }
@@ -68,19 +68,19 @@ impl SourceFile {
     }
 }
 
-/// What a file is that a spec names.
-enum Named {
+/// Kind of a file that a spec names.
+enum NamedFile {
     /// A `from` in `spec.nodes.*.files` or `spec.nodes.*.dataPlane.program.files`.
     Text,
     /// A `spec.interfaces.*.generator.frames`.
     Frames,
 }
 
-/// Calls `found` with each path of a file that a document names.
-fn for_each_named(document: &Value, mut found: impl FnMut(&str, Named)) {
-    fn entries(value: Option<&Tree>) -> &[(Place, String, Tree)] {
+/// Calls `found` with the path of each file that a document names.
+fn for_each_named(document: &YamlValue, mut found: impl FnMut(&str, NamedFile)) {
+    fn entries(value: Option<&Tree>) -> &[(TextPosition, String, Tree)] {
         match value.map(|tree| &tree.value) {
-            Some(Value::Map(entries)) => entries,
+            Some(YamlValue::Map(entries)) => entries,
             _ => &[],
         }
     }
@@ -90,54 +90,56 @@ fn for_each_named(document: &Value, mut found: impl FnMut(&str, Named)) {
         let of_program = entries(program.and_then(|program| program.value.get("files")));
         for (_, _, file) in entries(node.value.get("files")).iter().chain(of_program) {
             if let Some(path) = file.value.text("from") {
-                found(path, Named::Text);
+                found(path, NamedFile::Text);
             }
         }
     }
     for (_, _, interface) in entries(spec.value.get("interfaces")) {
         let generator = interface.value.get("generator");
         if let Some(path) = generator.and_then(|generator| generator.value.text("frames")) {
-            found(path, Named::Frames);
+            found(path, NamedFile::Frames);
         }
     }
 }
 
-/// An object and where its parts stand.
+/// An object and the positions of its parts.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// The object; files have their content, `from` is gone.
+    /// The object; files have their `content`, and `from` is removed.
     pub object: Object,
     file: String,
-    places: BTreeMap<String, Place>,
+    positions: BTreeMap<String, TextPosition>,
 }
 
 impl Document {
-    /// Of an object that was not read from a file, and has neither `from` nor `frames`.
-    pub fn made(object: Object) -> Self {
-        Self { object, file: String::new(), places: BTreeMap::new() }
+    /// Makes a document of an object that was not read
+    /// from a file. It has neither `from` nor `frames`.
+    pub fn from_object(object: Object) -> Self {
+        Self { object, file: String::new(), positions: BTreeMap::new() }
     }
 
-    /// The same with another object, whose links are not where this one's are.
+    /// Returns the document with another object, whose links have other positions.
     #[must_use]
     pub fn with(&self, object: Object) -> Self {
-        let mut places = self.places.clone();
+        let mut places = self.positions.clone();
         places.retain(|path, _| !path.starts_with("/spec/links/"));
-        Self { object, file: self.file.clone(), places }
+        Self { object, file: self.file.clone(), positions: places }
     }
 
-    /// A diagnostic about the value at a path of keys (`["spec", "nodes", "r1"]`), or where that
-    /// is not written, about the nearest that is.
+    /// Returns a diagnostic about the value at a path of keys (`["spec", "nodes", "r1"]`).
+    /// If the value is not in the file, its nearest parent is marked.
     pub fn diagnostic(
         &self,
         path: &[&str],
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Diagnostic {
-        self.at(&Path::of(path), message, hint)
+        self.at(&JsonPointer::of(path), message, hint)
     }
 
-    /// What people call the object at a path; a link by its own name, as commands want it.
-    fn label(&self, path: &Path) -> String {
+    /// Returns the user-visible name of the object at a
+    /// path. A link has its own name, as in commands.
+    fn label(&self, path: &JsonPointer) -> String {
         let segments = path.segments();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         if let (Object::VirtualNetwork(vnet), ["spec", "links", index, ..]) =
@@ -153,14 +155,14 @@ impl Document {
 
     pub(crate) fn at(
         &self,
-        path: &Path,
+        path: &JsonPointer,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Diagnostic {
         let mut here = Some(path.clone());
         let mut place = None;
         while let (None, Some(path)) = (place, &here) {
-            place = self.places.get(path.as_str()).copied();
+            place = self.positions.get(path.as_str()).copied();
             here = path.parent();
         }
         let (line, column) = place.unwrap_or((1, 1));
@@ -175,8 +177,8 @@ impl Document {
     }
 }
 
-/// What people call the object at a path.
-pub(crate) fn label(kind: &str, name: &str, path: &Path) -> String {
+/// Returns the user-visible name of the object at a path.
+pub(crate) fn label(kind: &str, name: &str, path: &JsonPointer) -> String {
     let segments = path.segments();
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match (kind, segments.as_slice()) {
@@ -205,11 +207,11 @@ pub(crate) fn label(kind: &str, name: &str, path: &Path) -> String {
     }
 }
 
-/// The objects of all documents of all files. They have the right shape; whether they fit
-/// together is for [`crate::check`].
+/// Returns the objects of all documents of all files. Their shape
+/// is valid; [`crate::check`] checks how they fit together.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of the files, at most [`DIAGNOSTICS_MAX`].
+/// All errors, in the order of the files, at most [`DIAGNOSTICS_MAX`].
 pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
     let mut documents = Vec::new();
     let mut diagnostics = Vec::new();
@@ -251,7 +253,7 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
     if diagnostics.is_empty() { Ok(documents) } else { Err(at_most(diagnostics)) }
 }
 
-/// The first [`DIAGNOSTICS_MAX`], and a last one that says how many are left out.
+/// Returns the first [`DIAGNOSTICS_MAX`], and a last one with the number of omitted ones.
 pub(crate) fn at_most(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
     if diagnostics.len() > DIAGNOSTICS_MAX {
         let more = diagnostics.len() - DIAGNOSTICS_MAX;
@@ -261,15 +263,16 @@ pub(crate) fn at_most(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// A virtual network's document with each node and link for itself.
-fn written_out(document: &Tree) -> Result<Option<Expanded>, Vec<Fault>> {
+/// Expands a virtual network's document to single nodes and links.
+fn written_out(document: &Tree) -> Result<Option<Expanded>, Vec<SchemaFault>> {
     match document.value.text("kind") {
         Some("VirtualNetwork") => expand::expand(document),
         _ => Ok(None),
     }
 }
 
-/// Advice for a file of another tool: containerlab's has `topology`, one of docker compose `services`.
+/// Advice for a file of another tool: containerlab's has `topology`, one of docker compose
+/// `services`.
 fn foreign(tree: &Tree) -> Option<&'static str> {
     let has = |key| tree.value.get(key).is_some();
     if has("topology") {
@@ -293,7 +296,7 @@ fn parse_document(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Document> {
     let found = diagnostics.len();
-    let mut report = |place: Place, object: String, message: String, hint: String| {
+    let mut report = |place: TextPosition, object: String, message: String, hint: String| {
         let file = file.name.clone();
         diagnostics.push(Diagnostic {
             file,
@@ -307,7 +310,7 @@ fn parse_document(
     let kinds = ["Substrate", "VirtualNetwork", "Tenant"];
     let kind = tree.value.text("kind").unwrap_or("");
     let Some(schema) = schema::of_kind(kind) else {
-        let place = tree.value.get("kind").map_or(tree.place, |kind| kind.place);
+        let place = tree.value.get("kind").map_or(tree.position, |kind| kind.position);
         let hint = match nearest(kind, kinds.into_iter()) {
             Some(nearest) => format!("did you mean {nearest}?"),
             None => foreign(tree)
@@ -318,30 +321,30 @@ fn parse_document(
             place,
             String::new(),
             match kind {
-                "" => format!("kind is missing: use {}", or(&kinds)),
-                _ => format!("unknown kind {kind:?}: use {}", or(&kinds)),
+                "" => format!("kind is missing: use {}", join_alternatives(&kinds)),
+                _ => format!("unknown kind {kind:?}: use {}", join_alternatives(&kinds)),
             },
             hint,
         );
         return None;
     };
     let name = tree.value.get("metadata").and_then(|m| m.value.text("name")).unwrap_or("?");
-    let mut report = |fault: Fault| {
-        report(fault.place, label(kind, name, &fault.path), fault.message, fault.hint);
+    let mut report = |fault: SchemaFault| {
+        report(fault.position, label(kind, name, &fault.path), fault.message, fault.hint);
     };
     let expanded = match written_out(tree) {
         Ok(None) => None,
-        Ok(Some(Expanded { mut document, given })) => {
+        Ok(Some(Expanded { mut document, shared_settings: given })) => {
             shape::numbers(&schema, &mut document);
             let given = given.into_iter().flat_map(|(path, mut tree, of)| {
                 shape::numbers_of_part(&schema, of, &mut tree);
                 shape::faults_of_part(&schema, of, &tree, &path)
             });
-            // What is wrong where it is given for several is told once.
+            // Errors in shared settings are reported once.
             let mut told = BTreeSet::new();
             for fault in given.chain(shape::faults(&schema, &document)) {
                 let words: String = fault.message.chars().filter(|c| !c.is_ascii_digit()).collect();
-                if told.insert((fault.place, words)) {
+                if told.insert((fault.position, words)) {
                     report(fault);
                 }
             }
@@ -367,29 +370,29 @@ fn parse_document(
         Err(error) => {
             diagnostics.push(Diagnostic {
                 file: file.name.clone(),
-                line: tree.place.0,
-                column: tree.place.1,
-                object: label(kind, name, &Path::root()),
+                line: tree.position.0,
+                column: tree.position.1,
+                object: label(kind, name, &JsonPointer::root()),
                 message: error.to_string(),
                 hint: String::new(),
             });
             return None;
         }
     };
-    let mut document = Document { object, file: file.name.clone(), places: tree.places() };
+    let mut document = Document { object, file: file.name.clone(), positions: tree.positions() };
     let faults = attach(&mut document, &file.attachments);
     diagnostics.extend(faults);
     Some(document)
 }
 
-/// Replaces what names a file by the file's content.
+/// Replaces references to a file by its content.
 fn attach(
     document: &mut Document,
     attachments: &BTreeMap<String, Result<String, String>>,
 ) -> Vec<Diagnostic> {
     let mut faults = Vec::new();
     let mut object = document.object.clone();
-    let mut content = |from: &str, at: &Path| {
+    let mut content = |from: &str, at: &JsonPointer| {
         let why = match attachments.get(from) {
             Some(Ok(text)) => return Some(text),
             Some(Err(why)) => format!(": {why}"),
@@ -413,7 +416,7 @@ fn attach(
                 for (key, path, file) in own.chain(of_program) {
                     let Some(from) = file.from.clone() else { continue };
                     let at = [&["spec", "nodes", node_name], key, &[path, "from"]].concat();
-                    let at = Path::of(&at);
+                    let at = JsonPointer::of(&at);
                     let Some(text) = content(&from, &at) else { continue };
                     let bytes = text.len();
                     if bytes > FILE_BYTES_MAX {
@@ -435,7 +438,7 @@ fn attach(
             for (name, interface) in &mut substrate.spec.interfaces {
                 let Some(generator) = &mut interface.generator else { continue };
                 let Some(from) = generator.frames.clone() else { continue };
-                let at = Path::of(&["spec", "interfaces", name, "generator", "frames"]);
+                let at = JsonPointer::of(&["spec", "interfaces", name, "generator", "frames"]);
                 let Some(text) = content(&from, &at) else { continue };
                 let pcap = text.parse::<Base64>().map_err(|bad| bad.problem).and_then(|pcap| {
                     frames::read(&pcap.0).map_err(|bad| bad.to_string())?;

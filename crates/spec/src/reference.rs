@@ -1,35 +1,29 @@
-//! docs/spec.md: every key of a spec, made from the schema.
+//! docs/spec.md: every key of a spec, generated from the schema.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
 use crate::schema;
 
-/// What stands before the tables.
+/// Text before the tables.
 const INTRODUCTION: &str = "# Specs
 
-A spec is a YAML file of one or more documents. Each document is an object with `apiVersion`,
-`kind`, `metadata` and `spec`; the daemon adds `status` when it is read back. There is one
-`Substrate` a node and any number of `VirtualNetwork`s and of `Tenant`s
-([tenants.md](tenants.md)). `pdp apply -f FILE` applies it; `pdp validate -f FILE` checks files and
-changes nothing. Editors check and complete with
-[schema/pdp-v1.json](../schema/pdp-v1.json):
+A spec is a YAML file with one or more documents. A PdP node has one `Substrate` and any number of `VirtualNetwork`s and
+`Tenant`s ([tenants.md](tenants.md)).
+
+- `pdp apply -f FILE` applies a spec. With `--dry-run` it only checks it, against the running node and its images.
+- `pdp validate -f FILE` checks files without a daemon. It assumes that external interfaces and tenants exist, and uses
+  this machine's default Substrate if the files have none.
+
+Editors check and complete specs with [schema/pdp-v1.json](../schema/pdp-v1.json):
 
 ```yaml
 # yaml-language-server: $schema=../schema/pdp-v1.json
 ```
 
-`pdp validate` needs no daemon and finds all that is wrong within the files. Where no Substrate is among
-them, it assumes the default Substrate of this machine, and that any external interface or tenant the files
-mention exists. `pdp apply --dry-run` checks against a node as it is, and that images are there.
-
-Where no Substrate was applied, a default one holds: the mux with one worker and a power of 1 on the
-first CPU, one engine `fe1` with all of the others and a capacity of 1 for each, and no external
-interface; on a machine with one CPU both are on it, each with 0.5. `pdp inspect substrate` shows it with who is
-on it, `--format yaml` as it would be written. A Substrate that is applied replaces it as a whole, but one that names
-neither `mux` nor `forwardingEngines` has those of the default one. `pdp delete substrate` brings it back. On a machine with two CPUs it is:
+Until you apply a Substrate, PdP uses a default one. On a machine with two CPUs it is:
 
 ```yaml
 apiVersion: pdp/v1
@@ -41,70 +35,63 @@ spec:
     fe1: {cpus: \"1\", capacity: 1}
 ```
 
-`capacity` is what can be guaranteed of an engine, as `power` of routers that name some
-(`spec.nodes.NAME.dataPlane`). Routers that name none borrow what is not used, and are counted nowhere. Of the mux's
-`power` half can be guaranteed, as `power` of fast paths ([fastpath.md](fastpath.md#power)).
+With more CPUs, `fe1` has all except the first. With one CPU, both share it, each with 0.5. Your Substrate replaces the
+default one. Only if it has neither `mux` nor `forwardingEngines`, it gets both from the default.
 
-A key that is not here is an error. A field is required unless its default column has a value or
-\"not given\". YAML anchors, aliases and merge keys work; a file with aliases replaced by what they stand for has at
-most 16 MiB and 250,000 values. Tables here are made from the types (`cargo run -p pdp-spec --example publish`).
+## Values
 
-A link between nodes has a rate of 1 Gbps unless its `rate` says otherwise. Links are described in
-[links.md](links.md).
+Unknown keys are errors. Keys are optional unless marked `required`. Booleans default to `false`, other keys without a
+default to nothing. YAML anchors, aliases and merge keys work. With aliases expanded, a file has at most 16 MiB and
+250,000 values.
 
-How values are written:
+| type | notation
+|---|---
+| cores | `0.5`, or thousandths `500m`; at most three decimals
+| bytes | `268435456`, `256Mi` (`Ki Mi Gi Ti`: 1024), `1G` (`K M G T`: 1000)
+| bit-rate | bits per second `100000000`, `100Mbps`, `1G`
+| span | milliseconds `20`, `20ms`, `1.5s`, `250us`, `2m`
+| percent | `0.1%` or `0.1`; at most seven decimals
+| queue | frames `1000`, or their time at the rate `50ms`
+| length | frames `64`, or bytes with a unit `256KiB`, `1MB`
+| published-port | `[ADDRESS:]PORT:NODE_PORT[/udp]`, by default at 127.0.0.1: `\"8080:80\"`
+| mac | `02:00:00:00:00:01`; unicast
+| address | `10.0.0.1/24`, `fd00::1/64`
+| ip | `192.0.2.1`, `2001:db8::1`
+| user | `frr`, `frr:frr`, `1000:1000`; names of letters, digits and `._-`, numbers to 65535
+| destination | `10.0.0.0/8`, `fd00::/8`, an address, or `default`
+| cpus | `\"0-3,6\"`
+| keys | `7`, or ranges `\"100-199,300\"`; at most 64 ranges
+| hex | `\"0806\"`, two digits per byte, at most 64 bytes
+| base64 | RFC 4648 section 4, on one line
+| endpoint | `NODE:INTERFACE`, or `external:NAME`
+| command | a list of words, or a text split like in a shell, without expansions
 
-| type | written |
-|---|---|
-| cores | `0.5`, or thousandths `500m`; at most three decimals |
-| bytes | `268435456`, `256Mi` (`Ki Mi Gi Ti`: 1024), `1G` (`K M G T`: 1000) |
-| bit-rate | `100000000`, `100Mbps`, `1G`; without a unit: bits a second |
-| span | `20ms`, `1.5s`, `250us`, `2m`; without a unit: milliseconds (`20`) |
-| percent | `0.1%`, or without the sign `0.1`; at most seven decimals |
-| queue | frames `1000`, or the time that they take at the rate `50ms` |
-| length | frames `64`, or bytes with their unit `256KiB`, `1MB` |
-| published-port | `\"8080:80\"`, `\"127.0.0.1:5353:53/udp\"`: the machine's address (not given: 127.0.0.1) and port, and the node's |
-| mac | `02:00:00:00:00:01`; unicast |
-| address | `10.0.0.1/24`, `fd00::1/64` |
-| ip | `192.0.2.1`, `2001:db8::1` |
-| user | `frr`, `frr:frr`, `1000`, `1000:1000`; names of letters, digits and `._-`, numbers to 65535 |
-| destination | `10.0.0.0/8`, `fd00::/8`, an address, or `default` |
-| cpus | `\"0-3,6\"` |
-| keys | `7`, or ranges `\"100-199,300\"`; at most 64 ranges |
-| hex | `\"0806\"`, two digits a byte, at most 64 bytes |
-| base64 | RFC 4648 section 4, in one line |
-| endpoint | `NODE:INTERFACE`, or `external:NAME` |
-| command | a list of words, or a text split as a shell does, without expansions; in a node's `commands` and `exec` also a mapping that says more ([ready.md](ready.md)) |
+Names are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63 characters.
+Names of nodes, links and externals may have capital letters (`PE1`). Two nodes must not differ in case only.
 
-Names of objects are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63.
-Those of nodes, links and externals may have capital letters (`PE1`); no two nodes of one network differ in case only.
-
-Hosts and control guests find all nodes of their network in `/etc/hosts`: by its name a node's first IPv4 and first IPv6
-address, of `loopback` where it has one there, by `INTERFACE.NODE` every address. It is read-only, and follows what is
-applied while they run. A file that `files` has at `/etc/hosts` is there instead.
+In each host and control guest, `/etc/hosts` lists all nodes. `NODE` is its first IPv4 and first IPv6 address, from
+`loopback` if possible. `INTERFACE.NODE` is every address of the interface. The file is read-only and follows changes.
+`/etc/hosts` in `files` replaces it.
 
 ## Addresses
 
-Each interface has an address once. Several interfaces of one node may have the same address, as Linux allows it:
+An interface has each address once. As in Linux, interfaces of one node may have the same address:
 
-- **Link-local**: `fe80::1/64` on each interface. Hosts have it as gateway: `gateways: [\"fe80::1\"]`.
-- **Unnumbered**: the /32 or /128 of `loopback` on each interface, with OSPF, or with static routes that say
+- **Link-local**: `fe80::1/64` on each interface, with `gateways: [\"fe80::1\"]` on hosts.
+- **Unnumbered**: the /32 or /128 of `loopback` on each interface, with OSPF, or with static routes that have
   `dev: eth0, onlink: true`.
-- **VRFs** that the node's own commands make. Until they do, the kernel has two routes to one subnet and takes the
-  first.
+- **VRFs** made by the node's commands.
 
-The two ends of a link have different MAC and IP addresses. Interfaces with `anycast: true` may share them, as the
-anycast gateways of several leaves do on one segment. A segment learns a MAC address at the end that it was heard at
-last, so frames for a shared MAC address reach one of its ends and move between them, at most 16 times a second. Each
-of these ends must be able to forward them. A gateway's ARP answers come from all of them.
+The ends of a link have different MAC and IP addresses. Only interfaces with `anycast: true` may share them, like
+gateways of leaf switches on one segment. A segment sends frames for a shared MAC address to the end that last used it;
+the address moves at most 16 times a second. So each of these ends must be able to forward them.
 
-An interface with IPv6 needs an `mtu` of at least 1280. A machine that is booted with `ipv6.disable=1` runs IPv4
-networks, and refuses IPv6 addresses when they are applied.
+Interfaces with IPv6 need an `mtu` of at least 1280. On a machine booted with `ipv6.disable=1`, `apply` rejects IPv6
+addresses.
 
 ## Many alike
 
-What many nodes or links have in common is written once. `pdp inspect` shows what came of it, with every node and link
-for itself, and can be applied again.
+`pdp inspect` shows the expanded spec, which can be applied again.
 
 ```yaml
 spec:
@@ -121,118 +108,251 @@ spec:
     - endpoints: [\"leaf[1-4]:eth[1-2]\", \"spine{m}:eth{n}\"]
 ```
 
-- **Nearest wins**: what is written at a node, then its group's, its kind's, and the defaults'; of a link its own, its
-  group's, and the defaults'. Mappings are merged key by key, at every depth. Lists are replaced as a whole, and so are
-  `image`, `program` and each file of `files`. A key that is null (`env: null`) takes away what comes from further
-  off. The kind may come from the group or the defaults, and a node may be empty (`h1:`).
-- **Ranges**: `leaf[1-4]` stands for leaf1 to leaf4, `leaf[01-40]` for leaf01 to leaf40. Names of nodes and externals have up
-  to two, of interfaces one. A link is written out for each name of the endpoint with ranges, of which it has up to
-  two, each combination once; the other ends follow by placeholders. Where several endpoints have a range, one each and
-  equally many, their numbers go up together: `[\"h[1-9]:eth0\", \"r1:eth[11-19]\"]`. In a link with `segment` they are
-  ends of one segment: `endpoints: [\"r1:eth0\", \"h[1-20]:eth0\"], segment: {}`. Within `{ }` YAML wants
-  names with brackets in quotes.
-- **Placeholders**: `{n}` is the number of the first range of the node, external or link, `{m}` of the second, `{i}` of
-  the interface's, `{name}` the node's or external's name; with numbers and `+ - * / %` between (`{n*4+i-1}`), and no
-  spaces. They are filled in, in keys and values, below names with ranges, in links with ranges, and in defaults, kinds
-  and groups; nowhere else. Other braces stay (`function f() { … }`), and so does what follows a `$`. `{{n}}` is `{n}` itself. A file may be one a node:
-  `from: \"conf/{name}.conf\"`; what is in such a file is taken as it is.
-
-Nodes, links and interfaces after that have the bounds below; all of it together has no more bytes than a spec file. What is
-wrong in it is told once, at the place where it is written.
+- **Precedence**: the node, then its group, its kind, `defaults`; the link, then its group, `linkDefaults`. Mappings merge
+  key by key at every depth. Lists, `image`, `program` and each file of `files` are replaced as a whole. A null value
+  (`env: null`) removes an inherited key. The kind may be inherited, and a node may be empty (`h1:`).
+- **Ranges**: `leaf[1-4]` means leaf1 to leaf4, `leaf[01-40]` leaf01 to leaf40. Nodes and externals have up to two ranges,
+  interfaces one. A link is repeated for each combination of up to two ranges in one endpoint; its other ends use
+  placeholders. Endpoints with one range each, of equal size, advance together: `[\"h[1-9]:eth0\", \"r1:eth[11-19]\"]`.
+  With `segment`, ranges list its ends: `endpoints: [\"r1:eth0\", \"h[1-20]:eth0\"], segment: {}`. Within `{ }`, YAML
+  needs quotes around brackets.
+- **Placeholders**: `{n}` and `{m}` are the numbers of the first and second range, `{i}` the interface's, `{name}` the
+  node's or external's name. Integers and `+ - * / %` are allowed, without spaces: `{n*4+i-1}`. PdP replaces them in
+  defaults, kinds and groups, in links with ranges, and in keys and values below names with ranges. Other braces
+  (`function f() { … }`) and anything after a `$` stay. `{{n}}` means a literal `{n}`. A path may have them, as in
+  `from: \"conf/{name}.conf\"`, but not the text of that file.
 
 ## Bounds
 
-Limits of counts: 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each; 256 nodes, 4,096 links and 4,096 externals of one; 256
-interfaces of a node with 32 addresses each, 32 loopback addresses, 256 routes of 32 next hops and 256 sysctls; 256 files of at most 4 MiB, 32 files of a
-program of at most 256 KiB in all, 64 commands and 64 entries of `exec` of 256 words,
-256 environment variables of a node; 16,384 interfaces of all nodes together; 64 punt filters of 16
-matches; 16 fields of a flow; 256 bytes of all fields of a flow or of one filter; 64 external
-interfaces and 256 forwarding engines of a substrate; 64 forwarding guests of a router;
-16 MiB of a spec file. Files are UTF-8 text. Generators' frames have 14 to 1,714 bytes and come in
-pcap files of at most 10 MiB; all of a substrate, in base64, have at most 16 MiB.
+These limits, and the size of a spec file, apply to the expanded spec.
+
+| per | at most
+|---|---
+| PdP node | 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each
+| substrate | 64 external interfaces, 256 forwarding engines
+| virtual network | 256 nodes, 4,096 links, 4,096 externals, 16,384 interfaces
+| node | 256 interfaces with 32 addresses each, 32 loopback addresses, 256 routes of 32 next hops, 256 sysctls, 256 environment variables, 256 files of 4 MiB, 64 `commands` and 64 `exec` of 256 words
+| router | 64 forwarding guests, 32 program files of 256 KiB in total, 64 punt filters of 16 matches, 16 flow fields; 256 bytes of fields per flow or filter
+| spec file | 16 MiB of UTF-8 text, as is each file that it names
+| generator | frames of 14 to 1,714 bytes, pcap files of 10 MiB; 16 MiB of base64 per substrate
 ";
 
-/// The whole page.
+/// Text before the table of egress keys.
+const EGRESS: &str = "Keys of links, of single ends (`at`) and, except `queues`, of schedule steps. They apply at each end \
+separately: into the link at a node's interface, to the outside at an external.";
+
+/// Returns the whole page.
 pub fn markdown() -> String {
     let mut page = INTRODUCTION.to_owned();
     for kind in ["Substrate", "VirtualNetwork", "Tenant"] {
         let Some(schema) = schema::of_kind(kind).map(schema::as_written) else { continue };
-        let _ = write!(page, "\n## {kind}\n");
-        let mut done = BTreeSet::new();
-        section(&schema, &schema, "", &mut done, &mut page);
+        if kind == "Substrate" {
+            page.push_str("\n## All kinds\n\n");
+            let mut rows = rows(&schema, &schema);
+            if let Some(row) = rows.iter_mut().find(|row| row.key == "kind") {
+                row.types.push_str(", required");
+                row.what = "`Substrate`, `VirtualNetwork` or `Tenant`.".into();
+            }
+            table(&rows, &mut page);
+            page.push_str("\n### metadata\n\n");
+            let (metadata, _) = resolve(&schema, &schema["properties"]["metadata"]);
+            table(&self::rows(&schema, metadata), &mut page);
+        }
+        let _ = write!(page, "\n## {kind}\n\nKeys of `spec`:\n");
+        let (spec, _) = resolve(&schema, &schema["properties"]["spec"]);
+        let leaving = &schema["$defs"]["Leaving"];
+        let mut homes = homes(&schema, spec);
+        homes.remove(&std::ptr::from_ref(leaving));
+        let (done, printed) = (BTreeSet::new(), BTreeSet::new());
+        let egress = rows(&schema, leaving);
+        Sections { root: &schema, egress, homes, done, printed }.write(spec, "spec", &mut page);
     }
     page
 }
 
-/// The schema that a reference leads to.
+/// Follows a schema's reference. Returns the target, and its name if there was a reference.
 fn resolve<'a>(root: &'a Value, schema: &'a Value) -> (&'a Value, Option<&'a str>) {
     let reference = schema.get("$ref").and_then(Value::as_str);
     let target = reference.and_then(|to| root.pointer(to.trim_start_matches('#')));
     (target.unwrap_or(schema), reference.and_then(|to| to.rsplit('/').next()))
 }
 
-/// The alternatives of a schema that are not null, references followed.
+/// Returns the non-null alternatives of a schema, with references followed.
 fn alternatives<'a>(root: &'a Value, schema: &'a Value) -> Vec<(&'a Value, Option<&'a str>)> {
     let (schema, name) = resolve(root, schema);
     match schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array) {
+        Some(_) if name == Some("Command") => vec![(schema, name)],
         Some(several) => several.iter().flat_map(|one| alternatives(root, one)).collect(),
         None if schema["type"] == "null" => Vec::new(),
         None => vec![(schema, name)],
     }
 }
 
-/// A table of an object's keys, then one for each object below it.
-fn section(
-    root: &Value,
-    schema: &Value,
-    path: &str,
-    done: &mut BTreeSet<String>,
-    page: &mut String,
-) {
-    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
-    page.push_str("\n| key | type | default | what |\n|---|---|---|---|\n");
-    let required: Vec<&str> =
-        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let mut below = Vec::new();
-    for (key, property) in properties {
-        if path.is_empty() && key == "kind" {
-            let _ = writeln!(page, "| `kind` | text | required | Kind of the object. |");
-            continue;
-        }
-        let default = match property.get("default") {
-            _ if required.contains(&key.as_str()) => "required".into(),
-            Some(Value::Null) | None => "not given".into(),
-            Some(Value::Object(_)) => "its keys' defaults".into(),
-            Some(default) => format!("`{}`", default.to_string().trim_matches('"')),
-        };
-        let what = text_of(root, property);
-        let (kind, objects) = type_text(root, property);
-        let _ = writeln!(page, "| `{key}` | {kind} | {default} | {what} |");
-        let here = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        below.extend(
-            objects.into_iter().map(|(object, suffix)| (object, format!("{here}{suffix}"))),
-        );
-    }
-    for (object, here) in below {
-        let title = object.get("title").and_then(Value::as_str).unwrap_or("");
-        let id = format!("{}{}", object["properties"], title);
-        if !done.insert(id) {
-            continue;
-        }
-        let level = "#".repeat(3);
-        let _ = write!(page, "\n{level} {here}");
-        if let Some(kind) = kind_of(root, object) {
-            let _ = write!(page, ", kind {kind}");
-        }
-        page.push('\n');
-        if let Some(text) = object.get("description").and_then(Value::as_str) {
-            let _ = write!(page, "\n{}\n", one_line(text));
-        }
-        section(root, object, &here, done, page);
+/// A key of an object, as the page describes it.
+struct Row<'a> {
+    key: &'a str,
+    types: String,
+    what: String,
+    /// Objects that the key holds, each with its path from the object with this key.
+    below: Vec<(&'a Value, String)>,
+}
+
+impl Row<'_> {
+    fn line(&self) -> String {
+        format!("| `{}` | {} | {}\n", self.key, self.types, self.what)
     }
 }
 
-/// The only kind that an object can have, where others can be in its place.
+fn table(rows: &[Row<'_>], page: &mut String) {
+    page.push_str("| key | type | what\n|---|---|---\n");
+    rows.iter().for_each(|row| page.push_str(&row.line()));
+}
+
+/// Returns the keys of an object.
+fn rows<'a>(root: &'a Value, object: &'a Value) -> Vec<Row<'a>> {
+    let required: Vec<&str> =
+        object["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let row = |(key, property): (&'a String, &'a Value)| {
+        let (mut types, below) = type_text(root, property);
+        let mut what = text_of(root, property);
+        match default_of(property) {
+            _ if required.contains(&key.as_str()) => types.push_str(", required"),
+            Some(default) if what.contains(&format!("`{default}`:")) => {
+                what =
+                    what.replacen(&format!("`{default}`:"), &format!("`{default}` (default):"), 1);
+            }
+            Some(default) => _ = write!(what, " Default: `{default}`."),
+            None => {}
+        }
+        let below = below.into_iter().map(|(object, suffix)| (object, format!("{key}{suffix}")));
+        Row { key, types, what: what.trim().into(), below: below.collect() }
+    };
+    object["properties"].as_object().into_iter().flatten().map(row).collect()
+}
+
+/// Returns a default as in YAML. `None` for null, false, and mappings of several keys, whose own
+/// tables have their defaults.
+fn default_of(property: &Value) -> Option<String> {
+    match property.get("default")? {
+        Value::Null | Value::Bool(false) => None,
+        Value::Object(keys) => match keys.iter().collect::<Vec<_>>()[..] {
+            [(key, value)] => Some(format!("{{{key}: {value}}}")),
+            _ => None,
+        },
+        default => match default.as_u64().filter(|_| property["format"] == "bytes") {
+            Some(bytes) if bytes % (1 << 20) == 0 => Some(format!("{}Mi", bytes >> 20)),
+            _ => Some(default.to_string().trim_matches('"').into()),
+        },
+    }
+}
+
+/// Returns the shortest path of each object type below `spec`.
+fn homes<'a>(root: &'a Value, spec: &'a Value) -> BTreeMap<*const Value, String> {
+    let mut homes = BTreeMap::new();
+    let mut next = VecDeque::from([(spec, "spec".to_owned())]);
+    while let Some((object, path)) = next.pop_front() {
+        if homes.contains_key(&std::ptr::from_ref(object)) {
+            continue;
+        }
+        let below = rows(root, object).into_iter().flat_map(|row| row.below);
+        next.extend(below.map(|(object, suffix)| (object, format!("{path}.{suffix}"))));
+        homes.insert(std::ptr::from_ref(object), path);
+    }
+    homes
+}
+
+/// Writes the tables of one kind of object, each type and each row once.
+struct Sections<'a> {
+    root: &'a Value,
+    /// Keys that links, their ends, and steps of their schedules have in common.
+    egress: Vec<Row<'a>>,
+    /// Path at which each type is described.
+    homes: BTreeMap<*const Value, String>,
+    /// Types with a table.
+    done: BTreeSet<*const Value>,
+    /// Path and text of each row.
+    printed: BTreeSet<(String, String)>,
+}
+
+impl<'a> Sections<'a> {
+    /// Writes an object's table, then those of the objects below it.
+    fn write(&mut self, object: &'a Value, path: &str, page: &mut String) {
+        let mut rows = rows(self.root, object);
+        let has_egress = object["properties"].get("jitter").is_some();
+        rows.retain(|row| !has_egress || self.egress.iter().all(|other| other.key != row.key));
+        let mut below = self.below(&mut rows, path);
+        let new = |row: &Row<'_>| self.printed.insert((path.to_owned(), row.line()));
+        let (rows, again): (Vec<_>, Vec<_>) = rows.into_iter().partition(new);
+        page.push('\n');
+        table(&rows, page);
+        if !again.is_empty() {
+            let again: Vec<String> = again.iter().map(|row| format!("`{}`", row.key)).collect();
+            let _ = write!(page, "\nAlso, as above: {}.\n", again.join(", "));
+        }
+        if object["properties"].get("schedule").is_some() {
+            let _ = write!(page, "\n### {path}, egress keys\n\n{EGRESS}\n\n");
+            let mut egress = std::mem::take(&mut self.egress);
+            below.extend(self.below(&mut egress, path));
+            table(&egress, page);
+            self.egress = egress;
+        }
+        if object["properties"].get("geneve").is_some() && !below.is_empty() {
+            let _ = write!(page, "\n### {path}, keys of tunnels\n\n");
+            self.tunnels(&std::mem::take(&mut below), page);
+        }
+        for (object, here) in below {
+            let _ = write!(page, "\n### {here}");
+            if let Some(kind) = kind_of(self.root, object) {
+                let _ = write!(page, ", kind {kind}");
+            }
+            page.push('\n');
+            if let Some(text) = rules(object) {
+                let _ = write!(page, "\n{text}\n");
+            }
+            self.write(object, &here, page);
+        }
+    }
+
+    /// Takes the objects below some rows. Returns those to describe next, with their paths. Rows
+    /// with other objects get these objects' path.
+    fn below(&mut self, rows: &mut [Row<'a>], path: &str) -> Vec<(&'a Value, String)> {
+        let mut below = Vec::new();
+        for row in rows {
+            for (object, suffix) in std::mem::take(&mut row.below) {
+                let here = format!("{path}.{suffix}");
+                match self.homes.get(&std::ptr::from_ref(object)) {
+                    Some(home) if *home != here => _ = write!(row.types, " as `{home}`"),
+                    Some(_) if self.done.insert(object) => below.push((object, here)),
+                    _ => {}
+                }
+            }
+        }
+        below
+    }
+
+    /// Writes one table for all kinds of tunnels.
+    fn tunnels(&self, tunnels: &[(&'a Value, String)], page: &mut String) {
+        let mut lines: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for (object, path) in tunnels {
+            let kind = path.rsplit('.').next().unwrap_or_default();
+            for Row { key, types, what, .. } in rows(self.root, object) {
+                lines.entry(format!("| `{key}` | {types} | {what}")).or_default().push(kind);
+            }
+        }
+        page.push_str("| key | type | what | tunnels\n|---|---|---|---\n");
+        for (line, kinds) in lines {
+            let _ = writeln!(page, "{line} | {}", kinds.join(", "));
+        }
+    }
+}
+
+/// Returns what a type's description says beyond its first paragraph, which only names the type.
+fn rules(object: &Value) -> Option<String> {
+    let (_, rules) = object.get("description")?.as_str()?.split_once("\n\n")?;
+    Some(one_line(rules))
+}
+
+/// Returns an object's only possible kind, if there are alternatives with other kinds.
 fn kind_of<'a>(root: &'a Value, object: &'a Value) -> Option<&'a str> {
     match alternatives(root, &object["properties"]["kind"])[..] {
         [(one, _)] => one.get("const")?.as_str(),
@@ -240,23 +360,44 @@ fn kind_of<'a>(root: &'a Value, object: &'a Value) -> Option<&'a str> {
     }
 }
 
+/// Returns what a key does, with the meaning of each of its words.
 fn text_of(root: &Value, property: &Value) -> String {
     let text = property.get("description").and_then(Value::as_str);
     let mut text = one_line(text.unwrap_or(""));
-    for (one, _) in alternatives(root, property) {
-        if let (Some(word), Some(means)) = (one.get("const"), one.get("description")) {
-            let means = one_line(means.as_str().unwrap_or(""));
-            let _ = write!(text, " `{}`: {means}", word.as_str().unwrap_or(""));
+    let alternatives = alternatives(root, property);
+    let is_only = alternatives.len() == 1;
+    for (one, _) in alternatives {
+        match (one.get("const").and_then(Value::as_str), one.get("description")) {
+            (Some(word), _) if is_only => _ = write!(text, " `{word}`."),
+            (Some(word), Some(means)) => {
+                let means = one_line(means.as_str().unwrap_or(""));
+                let _ = match means.to_lowercase().trim_end_matches('.') == word {
+                    true => write!(text, " `{word}`."),
+                    false => write!(text, " `{word}`: {means}"),
+                };
+            }
+            _ => {}
         }
     }
     text
 }
 
+/// Returns a description as one line, with links to pages instead of their paths.
 fn one_line(text: &str) -> String {
-    text.replace('\n', " ").replace('|', "\\|")
+    let mut line = String::new();
+    for (index, part) in text.replace('\n', " ").replace('|', "\\|").split("docs/").enumerate() {
+        match part.split_once(".md") {
+            Some((page, rest)) if index > 0 => {
+                let _ = write!(line, "[{page}]({page}.md){rest}");
+            }
+            _ => line.push_str(part),
+        }
+    }
+    line
 }
 
-/// A property's type for people, and the objects that it leads to with what their path adds.
+/// Returns a property's type in words, and the objects
+/// that it refers to, each with its path suffix.
 fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Value, String)>) {
     let mut texts: Vec<String> = Vec::new();
     let mut objects = Vec::new();
@@ -269,6 +410,7 @@ fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Valu
         };
         let text = match (first, one.get("format").and_then(Value::as_str)) {
             _ if one.get("const").is_some() => "word".into(),
+            _ if name == Some("Command") => "command".into(),
             (Some("array"), _) if name.is_none() || one.get("items").is_some() => {
                 let (inner, below) = type_text(root, &one["items"]);
                 objects.extend(below.into_iter().map(|(o, suffix)| (o, format!("[]{suffix}"))));
@@ -281,7 +423,7 @@ fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Valu
                         objects.extend(
                             below.into_iter().map(|(o, suffix)| (o, format!(".NAME{suffix}"))),
                         );
-                        format!("mapping of names to {inner}")
+                        format!("map of {inner}")
                     }
                     _ => {
                         if one.get("properties").is_some() {
@@ -298,7 +440,7 @@ fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Valu
             (Some("string"), None) => {
                 format!("text{}", bounds(one, "minLength", "maxLength"))
             }
-            (Some("boolean"), None) => "true or false".into(),
+            (Some("boolean"), None) => "boolean".into(),
             (first, None) => first.unwrap_or("any").into(),
         };
         if !texts.contains(&text) {
@@ -310,10 +452,10 @@ fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Valu
 
 fn bounds(schema: &Value, min: &str, max: &str) -> String {
     match (schema.get(min), schema.get(max)) {
-        (Some(min), Some(max)) if min == max => format!(", {min}"),
-        (Some(min), Some(max)) => format!(", {min}–{max}"),
-        (Some(min), None) => format!(", from {min}"),
-        (None, Some(max)) => format!(", to {max}"),
+        (Some(min), Some(max)) => format!(" {min}–{max}"),
+        (Some(min), None) if min.as_u64() == Some(0) => String::new(),
+        (Some(min), None) => format!(" ≥{min}"),
+        (None, Some(max)) => format!(" ≤{max}"),
         (None, None) => String::new(),
     }
 }

@@ -1,37 +1,39 @@
-//! Names of images in registries, as docker writes and completes them: `frr` is `docker.io/library/frr:latest`.
+//! Names of images in registries, written and completed
+//! as in docker: `frr` is `docker.io/library/frr:latest`.
 //!
-//! What is parsed has no letter but those of the grammar, so that it can be a path and a program's argument.
-//! Source: OCI distribution specification 1.1, "Pulling manifests"; github.com/distribution/reference.
+//! A parsed name has only characters of the grammar, so it is safe as a
+//! path and as a program's argument. Source: OCI distribution specification
+//! 1.1, "Pulling manifests"; github.com/distribution/reference.
 
 use std::fmt;
 
-/// Where docker looks for names without a registry.
+/// Docker's registry for names without one.
 const REGISTRY_DEFAULT: &str = "docker.io";
 
-/// Bytes of a name, as docker has it.
+/// Maximum bytes of a name, as in docker.
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// Bytes of a tag.
 const TAG_BYTES_MAX: usize = 128;
 
-/// The name of an image in a registry, whole.
+/// The complete name of an image in a registry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ImageName {
-    /// Host, and port where it is given.
+    /// Host, and port if given.
     pub registry: String,
-    /// The repository there.
+    /// Repository in the registry.
     pub path: String,
-    /// The tag: `latest` where neither tag nor digest is given.
+    /// Tag. `latest` if neither tag nor digest is given.
     pub tag: Option<String>,
-    /// The digest of its manifest, or of an index that has it, where it is given.
+    /// Digest of its manifest, or of an index that contains it, if given.
     pub digest: Option<String>,
 }
 
 impl ImageName {
-    /// Reads a name, with what docker adds where it is not given.
+    /// Parses a name and adds docker's defaults.
     ///
     /// # Errors
-    /// What is wrong with it, to follow the name.
+    /// The problem, as text to follow the name.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > NAME_BYTES_MAX {
             return Err(format!("has {} bytes, {NAME_BYTES_MAX} at most", text.len()));
@@ -43,7 +45,7 @@ impl ImageName {
         if digest.is_some_and(|digest| !is_digest(digest)) {
             return Err("has a digest that is not sha256: and 64 hexadecimal digits".into());
         }
-        // A colon before the last slash is that of a port.
+        // A colon before the last slash belongs to a port.
         let (name, tag) = match rest.rsplit_once(':') {
             Some((name, tag)) if !tag.contains('/') => (name, Some(tag)),
             _ => (rest, None),
@@ -78,7 +80,7 @@ impl fmt::Display for ImageName {
     }
 }
 
-/// A name without tag and digest as registry and path.
+/// Splits a name without tag and digest into registry and path.
 fn split(name: &str) -> Result<(String, String), String> {
     let first = name.split_once('/');
     let is_host = |host: &str| host.contains(['.', ':']) || host == "localhost";
@@ -118,17 +120,17 @@ fn is_component(part: &str) -> bool {
         && !part.contains("..")
 }
 
-/// Whether a text is the digest of an image's manifest.
+/// True if a text is the digest of an image's manifest.
 pub fn is_digest(text: &str) -> bool {
     let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let hex = text.strip_prefix("sha256:");
     hex.is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
 }
 
-/// Checks what a tenant may pull: a registry, and below it a path that names begin with.
+/// Checks a tenant's `registries` entry: a registry, optionally with the beginning of a path.
 ///
 /// # Errors
-/// What is wrong with it, to follow it.
+/// The problem, as text to follow the entry.
 pub fn check_prefix(prefix: &str) -> Result<(), String> {
     let (host, path) = match prefix.split_once('/') {
         Some((host, path)) => (host, Some(path)),
@@ -146,7 +148,8 @@ pub fn check_prefix(prefix: &str) -> Result<(), String> {
     }
 }
 
-/// Why who may pull what begins with `prefixes` may not pull this, and what to do.
+/// Checks if a tenant with these `prefixes` may pull an image.
+/// Returns the refusal and advice, or `None` if it may.
 pub fn refused(name: &ImageName, prefixes: &[String]) -> Option<(String, String)> {
     let repository = name.repository();
     let below = |prefix: &String| {
@@ -169,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_completed_as_docker_does() {
+    fn image_names_are_completed_like_docker() {
         let digest = format!("sha256:{}", "0".repeat(64));
         for (text, whole) in [
             ("frr", "docker.io/library/frr:latest".to_owned()),
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tenant_may_pull_ends_at_a_part_of_the_name() {
+    fn pull_prefixes_match_whole_name_components() {
         let prefixes = ["registry.example".to_owned(), "docker.io/frrouting".to_owned()];
         let may = |text: &str| refused(&ImageName::parse(text).unwrap(), &prefixes).is_none();
         assert!(
@@ -228,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_that_is_read_is_read_again(text in "[a-zA-Z0-9./:@_-]{0,40}") {
+        fn printed_image_names_parse_again(text in "[a-zA-Z0-9./:@_-]{0,40}") {
             if let Ok(name) = ImageName::parse(&text) {
                 prop_assert_eq!(&ImageName::parse(&name.to_string()).unwrap(), &name);
                 prop_assert!(!name.to_string().starts_with('-'));

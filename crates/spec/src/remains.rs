@@ -1,46 +1,48 @@
-//! What may still be there of virtual networks that were deleted, or of their nodes that were deleted or made smaller.
+//! Resources that may still exist of deleted virtual
+//! networks, and of nodes that were deleted or reduced.
 //!
-//! Quotas count what exists. A change is stored before the machine follows it, and a removal may take long or fail. So
-//! the most that each changed node took is noted when the change is stored, and counts beside what is wanted until the
-//! daemon knows that it is gone.
+//! Quotas count what exists. The daemon stores a change before the machine follows
+//! it, and a removal may take long or fail. So the daemon notes the maximum usage
+//! of each changed node when it stores the change. This usage counts in addition
+//! to the desired state until the daemon knows that it is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::Placed;
+use crate::check::PlacedVnet;
 use crate::usage::Usage;
 
 /// One part of a virtual network: a node, or its links under the empty name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Part {
-    /// What it takes of the machine.
+pub struct VnetPart {
+    /// Resources of the machine that it uses.
     pub usage: Usage,
-    /// Rates of links, bits a second.
+    /// Sum of link rates, bits per second.
     pub rate_bps: u64,
-    /// Images that are unpacked for it, by path or name, and reference or digest.
+    /// Images unpacked for it, by path or name, and reference or digest.
     pub images: BTreeSet<(String, Option<String>)>,
 }
 
-/// Parts by name of node; the links under the empty name.
-pub type Parts = BTreeMap<String, Part>;
+/// Parts by node name; the links under the empty name.
+pub type VnetParts = BTreeMap<String, VnetPart>;
 
-/// What may still be there of a virtual network beside what is wanted of it.
+/// Resources of a virtual network that may still exist beyond its desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Remains {
-    /// When the first of these changes was stored, seconds since 1970.
+pub struct VnetRemains {
+    /// Time when the first of these changes was stored, seconds since 1970.
     pub since_s: u64,
-    /// The most that each part took since then.
-    pub parts: Parts,
+    /// Maximum usage of each part since then.
+    pub parts: VnetParts,
 }
 
 /// Remains by virtual network.
-pub type AllRemains = BTreeMap<String, Remains>;
+pub type RemainsByVnet = BTreeMap<String, VnetRemains>;
 
-impl Part {
-    /// What this one takes beyond the other.
+impl VnetPart {
+    /// Returns what this part uses beyond the other.
     pub fn beyond(&self, other: &Self) -> Self {
         Self {
             usage: self.usage.combine(other.usage, u64::saturating_sub),
@@ -49,7 +51,7 @@ impl Part {
         }
     }
 
-    /// Whether it takes nothing.
+    /// True if it uses nothing.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -61,14 +63,14 @@ impl Part {
     }
 }
 
-impl Remains {
-    /// Notes what a virtual network was `before` a change, as far as it is less or gone `after` it.
-    pub fn note(&mut self, before: &Placed, after: Option<&Placed>, now_s: u64) {
+impl VnetRemains {
+    /// Notes the resources of a virtual network `before` a change that it no longer has `after` it.
+    pub fn note(&mut self, before: &PlacedVnet, after: Option<&PlacedVnet>, now_s: u64) {
         let is_gone = after.is_none();
-        let after = after.map(Placed::parts).unwrap_or_default();
+        let after = after.map(PlacedVnet::parts).unwrap_or_default();
         for (name, part) in before.parts() {
-            let beyond = part.beyond(after.get(&name).unwrap_or(&Part::default()));
-            // One that is gone counts as a network, and what was noted earlier may be there beside.
+            let beyond = part.beyond(after.get(&name).unwrap_or(&VnetPart::default()));
+            // A deleted network counts as a network. Earlier remains may exist besides.
             let is_less = !beyond.is_nothing() || (is_gone && name.is_empty());
             if is_less || self.parts.contains_key(&name) {
                 if self.parts.is_empty() {
@@ -79,9 +81,9 @@ impl Remains {
         }
     }
 
-    /// What counts beside the parts that are wanted.
-    pub fn beyond<'a>(&'a self, wanted: &'a Parts) -> impl Iterator<Item = Part> + 'a {
-        let none = Part::default();
+    /// Returns what counts in addition to the desired parts.
+    pub fn beyond<'a>(&'a self, wanted: &'a VnetParts) -> impl Iterator<Item = VnetPart> + 'a {
+        let none = VnetPart::default();
         self.parts.iter().map(move |(name, part)| part.beyond(wanted.get(name).unwrap_or(&none)))
     }
 }

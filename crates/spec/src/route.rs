@@ -1,4 +1,4 @@
-//! Static routes of a node, as they are written.
+//! Static routes of a node, as written in specs.
 
 use std::net::IpAddr;
 
@@ -9,46 +9,46 @@ use serde::{Deserialize, Serialize};
 use crate::limits::{HOP_WEIGHT_MAX, MTU_MAX, MTU_MIN};
 use crate::units::Destination;
 
-/// A static route. What is not said is as `ip route add` has it.
+/// A static route. Defaults are those of `ip route add`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StaticRoute {
-    /// Where to: a prefix, an address, or `default`, of the family of its next hop.
+    /// A prefix, an address, or `default`, of the next hop's IP version.
     pub to: Destination,
-    /// What becomes of packets.
+    /// Action on packets. Default: `unicast`.
     #[serde(default, rename = "type", skip_serializing_if = "RouteKind::is_unicast")]
     pub kind: RouteKind,
-    /// The next hop, or a list of several among which flows are shared out. One of IPv4 may have an IPv6
-    /// address. Not given: the destination is on the link of `dev` itself.
+    /// Next hop, or a list to distribute flows among. IPv4 routes may have IPv6 next hops. Default:
+    /// directly on `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<Via>,
-    /// Interface that it goes out by. Not given: the one in whose subnet the next hop is.
+    /// Egress interface. Default: the one with the next hop's subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev: Option<String>,
-    /// Takes the next hop to be on the link of `dev` whatever addresses that has.
+    /// The next hop is on the link of `dev`, whatever its addresses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub onlink: bool,
-    /// The lower, the better. Not given: 0 of IPv4, 1024 of IPv6.
+    /// Lower is better. Default: 0 for IPv4, 1024 for IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<u32>,
-    /// Table that it is in. Not given: `main`, 254, the one that forwarding guests follow.
+    /// Routing table. Default: `main` (254), which forwarding guests follow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub table: Option<u32>,
-    /// Address, one of the node's own, that packets of its own programs get as their source.
+    /// Source address of the node's own packets, one of the node's addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub src: Option<IpAddr>,
-    /// Largest IP packet by this route, bytes.
+    /// Largest IP packet, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
     pub mtu: Option<u32>,
-    /// How far the destination is; of IPv4. Not given: `global` with a next hop, else `link`.
+    /// Distance; IPv4 only. Default: `global` with a next hop, else `link`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<RouteScope>,
 }
 
 impl StaticRoute {
-    /// Its next hops, or the interface alone that it goes out by; none of routes that go nowhere.
+    /// Returns its next hops, or only the egress interface. Empty if the route has neither.
     pub fn hops(&self) -> Vec<NextHop> {
         let one = |via: Option<IpAddr>| NextHop {
             via,
@@ -61,8 +61,8 @@ impl StaticRoute {
             Some(Via::Several(hops)) => hops
                 .iter()
                 .map(|hop| match hop {
-                    Hop::Address(via) => one(Some(*via)),
-                    Hop::Weighted(hop) => NextHop {
+                    MultipathHop::Address(via) => one(Some(*via)),
+                    MultipathHop::Weighted(hop) => NextHop {
                         via: hop.via,
                         dev: hop.dev.clone().or(self.dev.clone()),
                         onlink: hop.onlink || self.onlink,
@@ -75,7 +75,7 @@ impl StaticRoute {
         }
     }
 
-    /// The prefix that it is for; `None` where it is `default` and has no next hop that says of which family.
+    /// Returns its prefix. `None` for `default` without a next hop that tells the IP version.
     pub fn prefix(&self) -> Option<IpNet> {
         match self.to {
             Destination::Prefix(prefix) => Some(prefix),
@@ -87,16 +87,16 @@ impl StaticRoute {
     }
 }
 
-/// A next hop, with what it has of its route.
+/// A next hop, with the values that it takes from its route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// Its address; none: the destination is on the link.
+    /// Address; `None`: the destination is on the link.
     pub via: Option<IpAddr>,
-    /// Interface that it goes out by.
+    /// Egress interface.
     pub dev: Option<String>,
-    /// On the link whatever addresses the interface has.
+    /// True if it is on the link, whatever addresses the interface has.
     pub onlink: bool,
-    /// Its part beside others.
+    /// Weight among several next hops.
     pub weight: u32,
 }
 
@@ -107,16 +107,16 @@ pub enum Via {
     /// One.
     One(IpAddr),
     /// Several.
-    Several(Vec<Hop>),
+    Several(Vec<MultipathHop>),
 }
 
 /// One of several next hops: its address, or a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Hop {
-    /// Its address.
+pub enum MultipathHop {
+    /// Address only.
     Address(IpAddr),
-    /// With more.
+    /// Address with options.
     Weighted(WeightedHop),
 }
 
@@ -124,16 +124,16 @@ pub enum Hop {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WeightedHop {
-    /// Its address. Not given: the destination is on the link of `dev` itself.
+    /// Address. Default: directly on `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<IpAddr>,
-    /// Interface that it goes out by. Not given: the route's `dev`.
+    /// Egress interface. Default: the route's `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev: Option<String>,
-    /// Takes the next hop to be on the link of `dev` whatever addresses that has.
+    /// The next hop is on the link of `dev`, whatever its addresses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub onlink: bool,
-    /// Its part beside the others.
+    /// Weight among the next hops.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = HOP_WEIGHT_MAX))]
     pub weight: u32,
@@ -143,20 +143,20 @@ fn one() -> u32 {
     1
 }
 
-/// What becomes of packets by a route.
+/// Action on packets of a route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouteKind {
-    /// They go to the next hop.
+    /// Forward.
     #[default]
     Unicast,
-    /// They are dropped without a word.
+    /// Drop silently.
     Blackhole,
-    /// They are dropped, and who sent them is told that the destination is unreachable.
+    /// Drop, and report as unreachable.
     Unreachable,
-    /// They are dropped, and who sent them is told that it is prohibited.
+    /// Drop, and report as prohibited.
     Prohibit,
-    /// The table is left as if it had no route.
+    /// Continue without this table.
     Throw,
 }
 
@@ -166,7 +166,7 @@ impl RouteKind {
     }
 }
 
-/// How far a destination is.
+/// Distance of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouteScope {

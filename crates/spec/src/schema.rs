@@ -1,49 +1,29 @@
-//! The JSON Schema of specs, made from their types.
+//! The JSON Schema of specs, generated from their types.
 
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
 use crate::object::{Object, Substrate, Tenant, VirtualNetwork};
 
-/// Keys of a network that give others something, with what they hold and for what.
-const GIVEN: [(&str, Holds, &str, &str); 5] = [
-    ("defaults", Holds::Keys, "Node", "What all nodes have that say nothing else: keys of a node."),
-    (
-        "kinds",
-        Holds::Named,
-        "Node",
-        "The same for all nodes of a kind, `router` or `host`; nearer than `defaults`.",
-    ),
-    (
-        "groups",
-        Holds::Named,
-        "Node",
-        "The same for all nodes whose `group` it is, by name; nearer than `kinds`.",
-    ),
-    (
-        "linkDefaults",
-        Holds::Keys,
-        "Link",
-        "What all links have that say nothing else: keys of a link.",
-    ),
-    (
-        "linkGroups",
-        Holds::Named,
-        "Link",
-        "The same for all links whose `group` it is, by name; nearer than `linkDefaults`.",
-    ),
+/// Keys of a network that provide defaults for nodes or links: name, shape, type, and description.
+const GIVEN: [(&str, KeysShape, &str, &str); 5] = [
+    ("defaults", KeysShape::Keys, "Node", "Keys of all nodes."),
+    ("kinds", KeysShape::Named, "Node", "Keys of nodes, by kind: `router`, `host`."),
+    ("groups", KeysShape::Named, "Node", "Keys of nodes, by `group`."),
+    ("linkDefaults", KeysShape::Keys, "Link", "Keys of all links."),
+    ("linkGroups", KeysShape::Named, "Link", "Keys of links, by `group`."),
 ];
 
-/// What one of [`GIVEN`] holds.
+/// Shape of a key in [`GIVEN`].
 #[derive(Clone, Copy)]
-enum Holds {
-    /// Keys.
+enum KeysShape {
+    /// A mapping with keys of the type.
     Keys,
-    /// Keys, by a name.
+    /// A mapping of names to such mappings.
     Named,
 }
 
-/// The schema that is published as `schema/pdp-v1.json`: one document of a spec.
+/// Returns the schema published as `schema/pdp-v1.json`: one document of a spec.
 pub fn published() -> Value {
     let mut schema = as_written(of::<Object>());
     for of in ["Node", "Link"] {
@@ -53,7 +33,7 @@ pub fn published() -> Value {
         }
         schema["$defs"][format!("{of}Keys")] = keys;
     }
-    // They may come from elsewhere.
+    // A node may inherit its required keys.
     if let Some(node) = schema["$defs"]["Node"].as_object_mut() {
         node.remove("required");
     }
@@ -61,15 +41,15 @@ pub fn published() -> Value {
         let given = &mut schema["$defs"]["VirtualNetworkSpec"]["properties"][key];
         let keys = json!({ "$ref": format!("#/$defs/{of}Keys") });
         match holds {
-            Holds::Keys => given["$ref"] = keys["$ref"].clone(),
-            Holds::Named => given["additionalProperties"] = keys,
+            KeysShape::Keys => given["$ref"] = keys["$ref"].clone(),
+            KeysShape::Named => given["additionalProperties"] = keys,
         }
     }
     schema["title"] = "PdP v1".into();
     schema
 }
 
-/// The schema of one kind of object; `None` if there is no such kind.
+/// Returns the schema of one kind of object; `None` if there is no such kind.
 pub(crate) fn of_kind(kind: &str) -> Option<Value> {
     let mut schema = match kind {
         "Substrate" => of::<Substrate>(),
@@ -81,14 +61,14 @@ pub(crate) fn of_kind(kind: &str) -> Option<Value> {
     Some(schema)
 }
 
-/// A schema with the keys that are gone once a document is written out ([`crate::expand`]).
+/// Adds the keys that [`crate::expand`] removes when it expands a document.
 pub(crate) fn as_written(mut schema: Value) -> Value {
     if schema["$defs"]["VirtualNetworkSpec"].is_null() {
         return schema;
     }
     for (key, holds, _, what) in GIVEN {
         let mut given = json!({ "type": "object", "description": what });
-        if let Holds::Named = holds {
+        if let KeysShape::Named = holds {
             given["additionalProperties"] = json!({ "type": "object" });
         }
         schema["$defs"]["VirtualNetworkSpec"]["properties"][key] = given;
@@ -96,7 +76,7 @@ pub(crate) fn as_written(mut schema: Value) -> Value {
     for (of, groups) in [("Node", "groups"), ("Link", "linkGroups")] {
         schema["$defs"][of]["properties"]["group"] = json!({
             "type": ["string", "null"],
-            "description": format!("The one of `{groups}` that it is in. Not given: none."),
+            "description": format!("Name in `{groups}`."),
         });
     }
     schema

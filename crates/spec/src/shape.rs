@@ -1,8 +1,8 @@
-//! Whether a document has the shape that the schema of its kind asks for: every key known, every
-//! value of the right type and within its bounds. Finds all faults, not just the first.
+//! Checks a document's shape against the schema of its kind: known
+//! keys, types and bounds. Finds all errors, not just the first.
 //!
-//! Knows the part of JSON Schema that schemars makes of our types, and the formats of
-//! [`crate::units`].
+//! Supports the part of JSON Schema that schemars generates
+//! from our types, and the formats of [`crate::units`].
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -10,64 +10,70 @@ use std::collections::BTreeSet;
 use serde_json::Value as Json;
 
 use crate::expand::has_placeholder;
-use crate::tree::{Path, Tree, Value};
+use crate::tree::{JsonPointer, Tree, YamlValue};
 use crate::units::check_format;
 
-/// What is wrong at a place.
-pub(crate) struct Fault {
-    pub place: (u32, u32),
-    pub path: Path,
+/// An error at a position.
+pub(crate) struct SchemaFault {
+    pub position: (u32, u32),
+    pub path: JsonPointer,
     pub message: String,
     pub hint: String,
 }
 
-/// All faults of `tree` by `schema`.
-pub(crate) fn faults(schema: &Json, tree: &Tree) -> Vec<Fault> {
-    let mut walk = Walk { root: schema, faults: Vec::new() };
-    walk.visit(schema, tree, &Path::root(), tree.place);
+/// Returns all errors of `tree` by `schema`.
+pub(crate) fn faults(schema: &Json, tree: &Tree) -> Vec<SchemaFault> {
+    let mut walk = SchemaWalk { root: schema, faults: Vec::new() };
+    walk.visit(schema, tree, &JsonPointer::root(), tree.position);
     walk.faults
 }
 
-/// All faults of what is given for several objects of one of the schema's types, by its name: keys of such, of
-/// which none is required.
-pub(crate) fn faults_of_part(schema: &Json, of: &str, tree: &Tree, path: &Path) -> Vec<Fault> {
-    let mut walk = Walk { root: schema, faults: Vec::new() };
+/// Returns all errors of settings for several objects of one of
+/// the schema's types, by its name. No key is required there.
+pub(crate) fn faults_of_part(
+    schema: &Json,
+    of: &str,
+    tree: &Tree,
+    path: &JsonPointer,
+) -> Vec<SchemaFault> {
+    let mut walk = SchemaWalk { root: schema, faults: Vec::new() };
     let Some(part) = schema.pointer(&format!("/$defs/{of}")) else { return Vec::new() };
-    walk.visit(part, tree, path, tree.place);
+    walk.visit(part, tree, path, tree.position);
     walk.faults.retain(|fault| !fault.message.ends_with(MISSING));
     walk.faults
 }
 
-/// Makes numbers of texts of digits where a number can be and no text: what placeholders were filled in for.
+/// Turns texts of digits into numbers where the schema
+/// allows a number but no text. They come from placeholders.
 pub(crate) fn numbers(schema: &Json, tree: &mut Tree) {
-    Walk { root: schema, faults: Vec::new() }.numbers(schema, tree);
+    SchemaWalk { root: schema, faults: Vec::new() }.numbers(schema, tree);
 }
 
-/// The same of what [`faults_of_part`] is told of.
+/// Like [`numbers`], for the settings of [`faults_of_part`].
 pub(crate) fn numbers_of_part(schema: &Json, of: &str, tree: &mut Tree) {
     if let Some(part) = schema.pointer(&format!("/$defs/{of}")) {
-        Walk { root: schema, faults: Vec::new() }.numbers(part, tree);
+        SchemaWalk { root: schema, faults: Vec::new() }.numbers(part, tree);
     }
 }
 
-/// The key that tells objects of several kinds apart.
+/// Key that distinguishes objects of several kinds.
 const KIND: &str = "kind";
 
-/// Said of a value whose placeholder was not filled in.
+/// Hint for a value whose placeholder was not replaced.
 const PLACEHOLDER_HINT: &str = "a placeholder is a number of the name's range: write \"r[1-4]\", \
                                 or \"r[1-1]\" for one";
 
-/// How it ends that a key is missing.
+/// End of the message about a missing key.
 const MISSING: &str = " is missing";
 
-/// The one of `known` that `word` is most like, if one is like it.
+/// Returns the entry of `known` that is most similar to `word`, if one is similar.
 pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let distance = |k: &&str| strsim::damerau_levenshtein(&word.to_lowercase(), &k.to_lowercase());
     let best = known.min_by_key(distance)?;
     (distance(&best) <= 1 + word.chars().count() / 4).then_some(best)
 }
 
-/// What is called by this kind of node in other tools, here.
+/// Returns this project's name for a node kind of other tools.
 fn elsewhere(kind: &str) -> Option<&'static str> {
     match kind.to_lowercase().as_str() {
         "switch" | "bridge" | "lan" | "hub" | "ovs-bridge" => Some(
@@ -84,24 +90,24 @@ fn elsewhere(kind: &str) -> Option<&'static str> {
     }
 }
 
-struct Walk<'a> {
+struct SchemaWalk<'a> {
     root: &'a Json,
-    faults: Vec<Fault>,
+    faults: Vec<SchemaFault>,
 }
 
-impl<'a> Walk<'a> {
-    fn fault(&mut self, place: (u32, u32), path: &Path, message: String, hint: String) {
-        self.faults.push(Fault { place, path: path.clone(), message, hint });
+impl<'a> SchemaWalk<'a> {
+    fn fault(&mut self, place: (u32, u32), path: &JsonPointer, message: String, hint: String) {
+        self.faults.push(SchemaFault { position: place, path: path.clone(), message, hint });
     }
 
-    /// A schema with its reference followed.
+    /// Returns the schema with its reference followed.
     fn resolve(&self, schema: &'a Json) -> &'a Json {
         let name = schema.get("$ref").and_then(Json::as_str);
         let definition = name.and_then(|name| self.root.pointer(name.trim_start_matches('#')));
         definition.unwrap_or(schema)
     }
 
-    /// The schemas of which one must hold, references followed.
+    /// Returns the alternatives of a schema, with references followed.
     fn alternatives(&self, schema: &'a Json) -> Vec<&'a Json> {
         let schema = self.resolve(schema);
         match schema.get("anyOf").or(schema.get("oneOf")).and_then(Json::as_array) {
@@ -114,24 +120,24 @@ impl<'a> Walk<'a> {
         let alternatives = self.alternatives(schema);
         let first = |kind: &str| alternatives.iter().copied().find(|one| admits(one, kind));
         match &mut tree.value {
-            Value::Text(text) => {
+            YamlValue::Text(text) => {
                 let digits = text.bytes().all(|byte| byte.is_ascii_digit());
                 if digits
                     && first("integer").is_some()
                     && first("string").is_none()
                     && let Ok(number) = text.parse()
                 {
-                    tree.value = Value::Unsigned(number);
+                    tree.value = YamlValue::Unsigned(number);
                 }
             }
-            Value::List(items) => {
+            YamlValue::List(items) => {
                 let schema = first("array").and_then(|schema| schema.get("items"));
                 let Some(schema) = schema else { return };
                 items.iter_mut().for_each(|item| self.numbers(schema, item));
             }
-            Value::Map(entries) => {
+            YamlValue::Map(entries) => {
                 let objects = alternatives.iter().copied().filter(|one| admits(one, "object"));
-                let Ok(schema) = self.told_apart(&objects.collect::<Vec<_>>(), entries) else {
+                let Ok(schema) = self.schema_of_kind(&objects.collect::<Vec<_>>(), entries) else {
                     return;
                 };
                 let others = schema.get("additionalProperties").filter(|others| others.is_object());
@@ -146,14 +152,14 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn visit(&mut self, schema: &'a Json, tree: &Tree, path: &Path, key: (u32, u32)) {
+    fn visit(&mut self, schema: &'a Json, tree: &Tree, path: &JsonPointer, key: (u32, u32)) {
         let alternatives = self.alternatives(schema);
         let kind = tree.value.kind();
         let fitting: Vec<&Json> =
             alternatives.iter().copied().filter(|schema| admits(schema, kind)).collect();
         let words = words(&fitting);
         if !words.is_empty() {
-            if let Value::Text(text) = &tree.value
+            if let YamlValue::Text(text) = &tree.value
                 && !words.contains(&text.as_str())
             {
                 self.not_of(words, tree, path);
@@ -168,7 +174,7 @@ impl<'a> Walk<'a> {
                 let wanted: Vec<&str> =
                     wanted.into_iter().filter(|t| *t != "null").map(people_type).collect();
                 let place =
-                    if matches!(kind, "null" | "object" | "array") { key } else { tree.place };
+                    if matches!(kind, "null" | "object" | "array") { key } else { tree.position };
                 let shown = tree.value.scalar().map_or(String::new(), |text| format!(" {text}"));
                 let message = format!(
                     "{}{shown} is {}, not {}",
@@ -191,16 +197,16 @@ impl<'a> Walk<'a> {
         schema: &'a Json,
         fitting: &[&'a Json],
         tree: &Tree,
-        path: &Path,
+        path: &JsonPointer,
         key: (u32, u32),
     ) {
         match &tree.value {
-            Value::Map(entries) => match self.told_apart(fitting, entries) {
+            YamlValue::Map(entries) => match self.schema_of_kind(fitting, entries) {
                 Ok(schema) => self.visit_map(schema, fitting, entries, path, key),
                 Err(Some((kind, words))) => self.not_of(words, kind, &path.key(KIND)),
                 Err(None) => {}
             },
-            Value::List(items) => {
+            YamlValue::List(items) => {
                 let bound = |name: &str| schema.get(name).and_then(Json::as_u64);
                 let count = items.len() as u64;
                 let (min, max) = (bound("minItems"), bound("maxItems"));
@@ -212,7 +218,7 @@ impl<'a> Walk<'a> {
                 }
                 if let Some(schema) = schema.get("items") {
                     for (index, item) in items.iter().enumerate() {
-                        self.visit(schema, item, &path.index(index), item.place);
+                        self.visit(schema, item, &path.index(index), item.position);
                     }
                 }
             }
@@ -220,9 +226,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Of the schemas that an object may have the one of its kind; where it does not say which, the one that does not
-    /// require that. An error is the kind, if there is no such, with those that there are.
-    fn told_apart<'t>(
+    /// Returns the schema of an object's kind among several. Without a kind, it is the
+    /// one that does not require it. The error is an unknown kind, and the known ones.
+    fn schema_of_kind<'t>(
         &self,
         fitting: &[&'a Json],
         entries: &'t [((u32, u32), String, Tree)],
@@ -231,7 +237,7 @@ impl<'a> Walk<'a> {
             fitting.iter().filter_map(|schema| Some((*schema, self.kind(schema)?))).collect();
         let given = entries.iter().find(|(_, key, _)| key == KIND).map(|(_, _, kind)| kind);
         match given {
-            Some(kind @ Tree { value: Value::Text(text), .. }) if kinds.len() > 1 => {
+            Some(kind @ Tree { value: YamlValue::Text(text), .. }) if kinds.len() > 1 => {
                 let is_it = |(_, kind): &&(_, &str)| kind == text;
                 let found = kinds.iter().find(is_it).map(|(schema, _)| *schema);
                 found.ok_or_else(|| Some((kind, kinds.iter().map(|(_, kind)| *kind).collect())))
@@ -244,7 +250,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The only kind that an object of this schema can have.
+    /// Returns the only kind that an object of this schema can have.
     fn kind(&self, schema: &'a Json) -> Option<&'a str> {
         let kind = schema.get("properties")?.get(KIND)?;
         match words(&self.alternatives(kind))[..] {
@@ -253,17 +259,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Of a word that is not one of these.
-    fn not_of(&mut self, words: Vec<&str>, tree: &Tree, path: &Path) {
-        let Value::Text(text) = &tree.value else { return };
-        let message = format!("unknown {} {text:?}: use {}", last(path), or(&words));
-        // Of one word the message says it all.
+    /// Reports a word that is not one of these.
+    fn not_of(&mut self, words: Vec<&str>, tree: &Tree, path: &JsonPointer) {
+        let YamlValue::Text(text) = &tree.value else { return };
+        let message = format!("unknown {} {text:?}: use {}", last(path), join_alternatives(&words));
+        // With a single word, the message already contains it.
         let hint = nearest(text, words.iter().copied()).filter(|_| words.len() > 1);
         let hint = match (hint, elsewhere(text).filter(|_| words.contains(&"router"))) {
             (Some(word), _) => format!("did you mean {word}?"),
             (None, tip) => tip.unwrap_or_default().to_owned(),
         };
-        self.fault(tree.place, path, message, hint);
+        self.fault(tree.position, path, message, hint);
     }
 
     fn visit_map(
@@ -271,7 +277,7 @@ impl<'a> Walk<'a> {
         schema: &'a Json,
         fitting: &[&'a Json],
         entries: &[((u32, u32), String, Tree)],
-        path: &Path,
+        path: &JsonPointer,
         at: (u32, u32),
     ) {
         let properties = schema.get("properties").and_then(Json::as_object);
@@ -312,24 +318,24 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn visit_scalar(&mut self, schema: &'a Json, tree: &Tree, path: &Path) {
+    fn visit_scalar(&mut self, schema: &'a Json, tree: &Tree, path: &JsonPointer) {
         let Some(text) = tree.value.scalar() else { return };
         if let Some(format) = schema.get("format").and_then(Json::as_str)
             && let Err(bad) = check_format(format, &text)
         {
             let message = format!("{} {:?} {}", last(path), beginning(&text), bad.problem);
             let hint = if has_placeholder(&text) { PLACEHOLDER_HINT } else { bad.hint };
-            self.fault(tree.place, path, message, hint.into());
+            self.fault(tree.position, path, message, hint.into());
             return;
         }
         let bound = |name: &str| schema.get(name).and_then(Json::as_f64);
         let number = match &tree.value {
-            Value::Unsigned(number) => Some(*number as f64),
-            Value::Signed(number) => Some(*number as f64),
-            Value::Float(number) => Some(*number),
+            YamlValue::Unsigned(number) => Some(*number as f64),
+            YamlValue::Signed(number) => Some(*number as f64),
+            YamlValue::Float(number) => Some(*number),
             _ => None,
         };
-        // Bounds of the field's own type, which no schema names for the larger ones.
+        // Bounds of the field's integer type; schemas omit them for large types.
         let type_max = match schema.get("format").and_then(Json::as_str) {
             Some("uint32") => Some(f64::from(u32::MAX)),
             _ => None,
@@ -339,7 +345,7 @@ impl<'a> Walk<'a> {
             let (min, max) = (bound("minimum"), bound("maximum").or(beyond));
             if max.is_some_and(|max| number > max) || min.is_some_and(|min| number < min) {
                 let message = format!("{} {text} is not {}", last(path), range_text(min, max));
-                self.fault(tree.place, path, message, String::new());
+                self.fault(tree.position, path, message, String::new());
             }
         } else {
             let (min, max) = (bound("minLength"), bound("maxLength"));
@@ -351,13 +357,13 @@ impl<'a> Walk<'a> {
                     last(path),
                     beginning(&text)
                 );
-                self.fault(tree.place, path, message, String::new());
+                self.fault(tree.position, path, message, String::new());
             }
         }
     }
 }
 
-/// A text as a message shows it: one that is long, such as a file's content, by its beginning.
+/// Returns a text for a message. Long texts, such as a file's content, are cut off.
 fn beginning(text: &str) -> Cow<'_, str> {
     const SHOWN_CHARS: usize = 80;
     match text.char_indices().nth(SHOWN_CHARS) {
@@ -366,7 +372,7 @@ fn beginning(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The types that a schema admits.
+/// Returns the types that a schema admits.
 fn types(schema: &Json) -> Vec<&str> {
     match schema.get("type") {
         Some(Json::String(one)) => vec![one],
@@ -380,13 +386,13 @@ fn admits(schema: &Json, kind: &str) -> bool {
     types.is_empty() || types.contains(&kind) || (kind == "integer" && types.contains(&"number"))
 }
 
-/// The keys that an object has to have.
+/// Returns the required keys of an object.
 fn required(schema: &Json) -> impl Iterator<Item = &str> {
     let keys = schema.get("required").and_then(Json::as_array);
     keys.into_iter().flatten().filter_map(Json::as_str)
 }
 
-/// The words that alone are right, where only words are.
+/// Returns the allowed words, if only words are allowed.
 fn words<'a>(schemas: &[&'a Json]) -> Vec<&'a str> {
     let mut words = Vec::new();
     for schema in schemas {
@@ -401,16 +407,16 @@ fn words<'a>(schemas: &[&'a Json]) -> Vec<&'a str> {
     words
 }
 
-/// Words with commas between, and `or` before the last.
-pub(crate) fn or(words: &[&str]) -> String {
+/// Joins words with commas, and `or` before the last.
+pub(crate) fn join_alternatives(words: &[&str]) -> String {
     match words {
         [before @ .., last] if !before.is_empty() => format!("{} or {last}", before.join(", ")),
         _ => words.concat(),
     }
 }
 
-/// The last key of a path, with the list it is in where it is an index.
-fn last(path: &Path) -> String {
+/// Returns the last key of a path. For an index, the name of its list is included.
+fn last(path: &JsonPointer) -> String {
     let segments = path.segments();
     match segments.as_slice() {
         [.., list, index] if index.bytes().all(|b| b.is_ascii_digit()) => {

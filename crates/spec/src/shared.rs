@@ -1,43 +1,44 @@
-//! Everything that all share and that can run out: how much there is, what a tenant gets of it, and what tenants leave
-//! to operators.
+//! All resources that tenants share and that can run out: the
+//! total, a tenant's part, and the reserve for operators.
 //!
-//! The code that enforces a bound takes it from its row. The table of docs/tenants.md is made of these rows, and
-//! `tests/shared.rs` refuses a constant `*_MAX` that is in no row and in no list of bounds of one owner's own.
+//! Code that enforces a limit takes it from its row. The table of docs/tenants.md
+//! is generated from these rows. `tests/shared.rs` rejects a constant `*_MAX`
+//! that is in no row and in no list of limits of a single owner.
 
 use std::fmt::Write;
 
 use crate::limits::*;
 use crate::units::{Bytes, Cores};
 
-/// One thing that all share.
+/// One shared resource.
 #[derive(Clone, Copy, Debug)]
-pub struct Shared {
-    /// What it is.
+pub struct SharedResource {
+    /// Name of the resource.
     pub name: &'static str,
-    /// How its numbers are written.
-    pub unit: Unit,
-    /// How much of it there is; `None`: it depends on the machine, as `of` says.
+    /// Notation of its numbers.
+    pub unit: ResourceUnit,
+    /// Total amount. `None`: it depends on the machine, as `of` describes.
     pub total: Option<u64>,
-    /// What the total is, where no number says it.
+    /// Description of the total, if it is not a number.
     pub of: &'static str,
-    /// What one tenant gets, unless its quota says otherwise; 0: no bound.
+    /// Default limit of one tenant; 0: no limit.
     pub tenant: u64,
-    /// Key of the quota that says otherwise.
+    /// Key of the quota that overrides the default.
     pub key: Option<&'static str>,
-    /// What all tenants together leave to operators.
+    /// Amount reserved for operators.
     pub operators: u64,
-    /// Where it is counted, below `crates`.
+    /// Source file that counts it, below `crates`.
     pub counted: &'static str,
-    /// The test that shows it: a file below `crates`, and a function.
+    /// Test that shows it: a file below `crates`, and a function.
     pub test: (&'static str, &'static str),
-    /// Constants `*_MAX` that say the same: a file below `crates`, and a name.
+    /// Constants `*_MAX` with the same value: a file below `crates`, and a name.
     pub constants: &'static [(&'static str, &'static str)],
 }
 
-/// How numbers are written.
+/// Notation of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// As they are.
+pub enum ResourceUnit {
+    /// Plain number.
     Count,
     /// Bytes.
     Bytes,
@@ -45,8 +46,8 @@ pub enum Unit {
     Cores,
 }
 
-impl Shared {
-    /// What all tenants together may have.
+impl SharedResource {
+    /// Maximum for all tenants together.
     pub const fn tenants(&self) -> u64 {
         match self.total {
             Some(total) => total - self.operators,
@@ -56,23 +57,27 @@ impl Shared {
 
     fn write(&self, value: u64) -> String {
         match self.unit {
-            Unit::Count => value.to_string(),
-            Unit::Bytes => Bytes(value).to_string(),
-            Unit::Cores => Cores(u32::try_from(value).unwrap_or(u32::MAX)).to_string(),
+            ResourceUnit::Count => value.to_string(),
+            ResourceUnit::Bytes => Bytes(value).to_string(),
+            ResourceUnit::Cores => Cores(u32::try_from(value).unwrap_or(u32::MAX)).to_string(),
         }
     }
 }
 
 const TENANTS: &str = "spec/src/check/tenant.rs";
-const QUOTA_TEST: (&str, &str) =
-    ("spec/tests/tenants.rs", "quotas_hold_over_all_of_a_tenants_vnets");
+const QUOTA_TEST: (&str, &str) = ("spec/tests/tenants.rs", "quota_spans_all_vnets_of_a_tenant");
 const BOUND_TEST: (&str, &str) =
-    ("spec/tests/tenants.rs", "what_all_share_has_a_bound_for_each_tenant");
+    ("spec/tests/tenants.rs", "every_shared_resource_has_a_tenant_quota");
 
-const fn quota(name: &'static str, key: &'static str, tenant: u64, of: &'static str) -> Shared {
-    Shared {
+const fn quota(
+    name: &'static str,
+    key: &'static str,
+    tenant: u64,
+    of: &'static str,
+) -> SharedResource {
+    SharedResource {
         name,
-        unit: Unit::Count,
+        unit: ResourceUnit::Count,
         total: None,
         of,
         tenant,
@@ -84,52 +89,50 @@ const fn quota(name: &'static str, key: &'static str, tenant: u64, of: &'static 
     }
 }
 
-/// Networks, with those that are being removed.
-pub const VNETS: Shared = Shared {
+/// Networks, including those being removed.
+pub const VNETS: SharedResource = SharedResource {
     total: Some(VNETS_MAX as u64),
     test: QUOTA_TEST,
     constants: &[("spec/src/limits.rs", "VNETS_MAX")],
     ..quota("virtual networks", "vnets", TENANT_VNETS_DEFAULT, "")
 };
 
-/// Ranges of user ids, one for each network.
-pub const USER_IDS: Shared = Shared {
+/// Ranges of user ids, one per network.
+pub const USER_IDS: SharedResource = SharedResource {
     name: "ranges of user ids that it has or ever had",
-    unit: Unit::Count,
+    unit: ResourceUnit::Count,
     total: Some(28_000),
     of: "",
     tenant: 2 * VNETS_MAX as u64,
     key: None,
     operators: VNETS_MAX as u64,
-    counted: "pdpd/src/ledger.rs",
-    test: ("pdpd/src/ledger.rs", "numbers_have_an_end_and_a_part_that_is_the_operators"),
+    counted: "pdpd/src/allocations.rs",
+    test: ("pdpd/src/allocations.rs", "numbers_are_limited_and_partly_reserved_for_operators"),
     constants: &[
-        ("pdpd/src/ledger.rs", "NUMBERS_MAX"),
-        ("pdpd/src/ledger.rs", "TENANT_NUMBERS_MAX"),
-        // One a network, by its number.
+        ("pdpd/src/allocations.rs", "NUMBERS_MAX"),
+        ("pdpd/src/allocations.rs", "TENANT_NUMBERS_MAX"),
+        // One per network, by its number.
         ("net/src/ports/mod.rs", "LIMITS_MAX"),
     ],
 };
 
-/// Captures, of both planes.
-pub const CAPTURES: Shared = Shared {
+/// Captures, of both data planes.
+pub const CAPTURES: SharedResource = SharedResource {
     name: "captures at a time",
-    unit: Unit::Count,
+    unit: ResourceUnit::Count,
     total: Some(32),
     of: "",
     tenant: 4,
     key: None,
     operators: 16,
     counted: "pdpd/src/observers.rs",
-    test: (
-        "pdpd/src/observers.rs",
-        "no_tenant_has_all_captures_and_tenants_leave_operators_theirs",
-    ),
+    test: ("pdpd/src/observers.rs", "captures_are_limited_per_tenant_and_for_all"),
     constants: &[("mux/src/capture.rs", "CAPTURES_MAX")],
 };
 
-/// Traces, of both planes. Each has a connection to the mux until it ends, and other calls need some too.
-pub const TRACES: Shared = Shared {
+/// Traces, of both data planes. Each uses a connection to
+/// the mux until it ends, and other calls need some too.
+pub const TRACES: SharedResource = SharedResource {
     name: "traces at a time",
     total: Some(16),
     tenant: 3,
@@ -142,40 +145,40 @@ pub const TRACES: Shared = Shared {
 };
 
 /// Ports of routers whose frames stay in the kernel.
-pub const KERNEL_PORTS: Shared = Shared {
+pub const KERNEL_PORTS: SharedResource = SharedResource {
     total: Some(16_384),
     operators: 2_048,
-    counted: "pdpd/src/ledger.rs",
-    test: ("pdpd/src/ledger.rs", "tenants_leave_kernel_ports_to_operators"),
+    counted: "pdpd/src/allocations.rs",
+    test: ("pdpd/src/allocations.rs", "tenants_cannot_exhaust_kernel_ports"),
     constants: &[("net/src/ports/mod.rs", "PORTS_MAX")],
     ..quota("ports whose frames stay in the kernel", "vports", TENANT_VPORTS_DEFAULT, "")
 };
 
-/// Workers that make the machine as is wanted.
-pub const WORKERS: Shared = Shared {
+/// Workers that reconcile the machine with the desired state.
+pub const WORKERS: SharedResource = SharedResource {
     name: "steps of the reconciler at a time",
-    unit: Unit::Count,
+    unit: ResourceUnit::Count,
     total: Some(32),
     of: "",
     tenant: 4,
     key: None,
     operators: 4,
     counted: "pdpd/src/queue.rs",
-    test: ("pdpd/src/queue.rs", "tenants_leave_workers_to_operators_and_to_who_has_none"),
+    test: ("pdpd/src/queue.rs", "queue_reserves_workers_for_operators_and_new_owners"),
     constants: &[],
 };
 
-/// Requests that are answered at once.
-pub const CALLS: Shared = Shared {
+/// Requests with immediate answers.
+pub const CALLS: SharedResource = SharedResource {
     name: "requests at a time",
-    unit: Unit::Count,
+    unit: ResourceUnit::Count,
     total: Some(256 + 64),
     of: "",
     tenant: 16,
     key: None,
     operators: 64,
-    counted: "pdpd/src/http/room.rs",
-    test: ("pdpd/tests/access.rs", "a_tenant_takes_no_room_from_others"),
+    counted: "pdpd/src/http/limits.rs",
+    test: ("pdpd/tests/access.rs", "tenant_cannot_exhaust_other_clients_requests"),
     constants: &[
         ("pdpd/src/http/mod.rs", "CALLS_MAX"),
         ("pdpd/src/http/mod.rs", "TENANT_CALLS_MAX"),
@@ -183,15 +186,12 @@ pub const CALLS: Shared = Shared {
     ],
 };
 
-/// Requests whose answers go on.
-pub const SESSIONS: Shared = Shared {
+/// Requests with streaming answers.
+pub const SESSIONS: SharedResource = SharedResource {
     name: "sessions at a time (watches, captures, logs, route tables, commands)",
     tenant: TENANT_SESSIONS_DEFAULT as u64,
     key: Some("sessions"),
-    test: (
-        "pdpd/src/http/room.rs",
-        "sessions_are_as_many_as_the_quota_says_and_those_of_others_are_theirs",
-    ),
+    test: ("pdpd/src/http/limits.rs", "session_quota_limits_each_tenant_separately"),
     constants: &[
         ("pdpd/src/http/mod.rs", "STREAMS_MAX"),
         ("pdpd/src/http/mod.rs", "TENANTS_STREAMS_MAX"),
@@ -199,53 +199,50 @@ pub const SESSIONS: Shared = Shared {
     ..CALLS
 };
 
-/// Bodies of requests.
-pub const BODIES: Shared = Shared {
+/// Request bodies.
+pub const BODIES: SharedResource = SharedResource {
     name: "bodies of requests at a time",
-    unit: Unit::Bytes,
+    unit: ResourceUnit::Bytes,
     total: Some(384 << 20),
     tenant: 48 << 20,
     operators: 128 << 20,
-    test: (
-        "pdpd/src/http/room.rs",
-        "bodies_are_bounded_by_tenant_and_over_all_and_give_their_room_back",
-    ),
+    test: ("pdpd/src/http/limits.rs", "body_limits_apply_per_tenant_and_overall"),
     constants: &[
-        ("pdpd/src/http/room.rs", "BODIES_BYTES_MAX"),
-        ("pdpd/src/http/room.rs", "TENANT_BODIES_BYTES_MAX"),
-        ("pdpd/src/http/room.rs", "TENANTS_BODIES_BYTES_MAX"),
+        ("pdpd/src/http/limits.rs", "BODIES_BYTES_MAX"),
+        ("pdpd/src/http/limits.rs", "TENANT_BODIES_BYTES_MAX"),
+        ("pdpd/src/http/limits.rs", "TENANTS_BODIES_BYTES_MAX"),
     ],
     ..CALLS
 };
 
 /// Connections to the API.
-pub const CONNECTIONS: Shared = Shared {
+pub const CONNECTIONS: SharedResource = SharedResource {
     name: "connections: of one user by the socket, or of one address over TLS",
-    unit: Unit::Count,
+    unit: ResourceUnit::Count,
     total: Some(3 * 256),
     of: "",
     tenant: 32,
     key: None,
     operators: 256,
     counted: "pdpd/src/http/connection.rs",
-    test: ("pdpd/tests/access.rs", "one_address_takes_no_more_than_its_connections"),
+    test: ("pdpd/tests/access.rs", "connections_per_address_are_limited"),
     constants: &[
         ("pdpd/src/http/mod.rs", "CONNECTIONS_MAX"),
         ("pdpd/src/http/mod.rs", "CONNECTIONS_PER_PEER_MAX"),
     ],
 };
 
-/// Images that are being got from registries and archives, or wait for that.
-pub const DOWNLOADS: Shared = Shared {
+/// Images being pulled or read from archives, or waiting for it.
+pub const DOWNLOADS: SharedResource = SharedResource {
     name: "images that are got, or wait for it",
-    unit: Unit::Count,
+    unit: ResourceUnit::Count,
     total: Some(128),
     of: "",
     tenant: 4,
     key: None,
     operators: 0,
     counted: "pdpd/src/images.rs",
-    test: ("pdpd/src/images.rs", "a_tenant_waits_for_few_images_and_leaves_others_their_places"),
+    test: ("pdpd/src/images.rs", "pull_queue_is_limited_per_tenant"),
     constants: &[
         ("pdpd/src/images.rs", "TENANT_LINE_MAX"),
         ("pdpd/src/images.rs", "TENANTS_LINE_MAX"),
@@ -253,28 +250,23 @@ pub const DOWNLOADS: Shared = Shared {
     ],
 };
 
-/// Row of what the kernel or a helper bounds for each guest, node or namespace by itself.
-const fn each(name: &'static str, tenant: u64, of: &'static str) -> Shared {
-    Shared { key: None, ..quota(name, "", tenant, of) }
+/// Row for a limit that the kernel or a helper enforces
+/// for each guest, node or namespace separately.
+const fn each(name: &'static str, tenant: u64, of: &'static str) -> SharedResource {
+    SharedResource { key: None, ..quota(name, "", tenant, of) }
 }
 
-/// What the kernel counts for all guests together.
-const KERNEL: [Shared; 4] = [
-    Shared {
+/// Resources that the kernel counts for all guests together.
+const KERNEL: [SharedResource; 4] = [
+    SharedResource {
         counted: "container/src/bundle.rs",
-        test: (
-            "container/tests/guests.rs",
-            "a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs",
-        ),
+        test: ("container/tests/guests.rs", "greedy_guest_leaves_terminals_and_inotify_to_others"),
         constants: &[("container/src/bundle.rs", "TERMINALS_MAX")],
         ..each("pseudo-terminals of each guest", 64, "`kernel.pty.max`, raised to the guests' sum")
     },
-    Shared {
+    SharedResource {
         counted: "container/src/view.rs",
-        test: (
-            "container/tests/guests.rs",
-            "a_guest_that_takes_all_terminals_and_instances_leaves_other_guests_theirs",
-        ),
+        test: ("container/tests/guests.rs", "greedy_guest_leaves_terminals_and_inotify_to_others"),
         constants: &[("container/src/view.rs", "INOTIFY_INSTANCES_MAX")],
         ..each(
             "inotify instances of each guest",
@@ -282,12 +274,9 @@ const KERNEL: [Shared; 4] = [
             "`fs.inotify.max_user_instances`, raised to a network's sum",
         )
     },
-    Shared {
+    SharedResource {
         counted: "net/src/limits.rs",
-        test: (
-            "e2e/tests/e2e/beside/stock_debian.rs",
-            "no_guest_takes_of_the_kernel_what_all_share",
-        ),
+        test: ("e2e/tests/e2e/beside/stock_debian.rs", "no_guest_exhausts_shared_kernel_resources"),
         constants: &[("net/src/limits.rs", "LINKS_MAX")],
         ..each(
             "interfaces of each network namespace (with BPF LSM)",
@@ -295,21 +284,18 @@ const KERNEL: [Shared; 4] = [
             "time under the kernel's lock, a quarter of it for all owners",
         )
     },
-    Shared {
+    SharedResource {
         counted: "net/src/shared.rs",
-        test: (
-            "e2e/tests/e2e/beside/stock_debian.rs",
-            "no_guest_takes_of_the_kernel_what_all_share",
-        ),
+        test: ("e2e/tests/e2e/beside/stock_debian.rs", "no_guest_exhausts_shared_kernel_resources"),
         constants: &[("net/src/shared.rs", "CONNECTIONS_MAX")],
         ..each("tracked connections of each network namespace", 16_384, "the kernel's memory")
     },
 ];
 
-/// What the daemon and its helpers do for a tenant outside of its guests.
-const OUTSIDE: [Shared; 5] = [
-    Shared {
-        unit: Unit::Cores,
+/// Work that the daemon and its helpers do for a tenant outside of its guests.
+const OUTSIDE: [SharedResource; 5] = [
+    SharedResource {
+        unit: ResourceUnit::Cores,
         counted: "container/src/work.rs",
         test: ("container/tests/images.rs", "checking_an_image_is_charged_to_its_owner"),
         ..each(
@@ -318,21 +304,15 @@ const OUTSIDE: [Shared; 5] = [
             "a tenth of a core for all while others want it",
         )
     },
-    Shared {
+    SharedResource {
         counted: "container/src/image/unpacked.rs",
-        test: (
-            "container/tests/images.rs",
-            "owners_unpack_beside_each_other_and_two_images_at_a_time",
-        ),
+        test: ("container/tests/images.rs", "owners_unpack_in_parallel_two_images_each"),
         constants: &[("container/src/image/unpacked.rs", "UNPACKING_MAX")],
         ..each("images that are unpacked at a time", 2, "")
     },
-    Shared {
+    SharedResource {
         counted: "management/src/udp.rs",
-        test: (
-            "management/src/udp.rs",
-            "a_node_of_many_flows_has_so_many_sockets_and_fewer_where_few_ports_are_free",
-        ),
+        test: ("management/src/udp.rs", "udp_sockets_per_node_are_bounded"),
         constants: &[("management/src/udp.rs", "FLOWS_MAX")],
         ..each(
             "outgoing UDP flows of each node with `management.outside`",
@@ -340,12 +320,9 @@ const OUTSIDE: [Shared; 5] = [
             "half of the machine's ephemeral ports, in equal parts where nodes want more",
         )
     },
-    Shared {
+    SharedResource {
         counted: "management/src/echo.rs",
-        test: (
-            "management/src/echo.rs",
-            "a_node_of_many_identifiers_has_so_many_sockets_and_fewer_where_few_are_free",
-        ),
+        test: ("management/src/echo.rs", "echo_sockets_per_node_are_bounded"),
         constants: &[("management/src/echo.rs", "ECHOES_MAX")],
         ..each(
             "pinged addresses at a time of each node with `management.outside`",
@@ -353,13 +330,10 @@ const OUTSIDE: [Shared; 5] = [
             "half of the machine's 65535 echo identifiers, in equal parts where nodes want more",
         )
     },
-    Shared {
-        unit: Unit::Bytes,
+    SharedResource {
+        unit: ResourceUnit::Bytes,
         counted: "spec/src/usage.rs",
-        test: (
-            "e2e/tests/e2e/beside/boundaries.rs",
-            "what_the_run_directory_has_of_guests_is_less_than_what_is_counted",
-        ),
+        test: ("e2e/tests/e2e/beside/boundaries.rs", "run_directory_stays_below_the_counted_size"),
         ..quota(
             "the run directory, counted with memory limits",
             "memory",
@@ -371,16 +345,16 @@ const OUTSIDE: [Shared; 5] = [
 
 const DISK: &str = "the disk of the state directory";
 
-/// All of it.
-pub const ALL: [Shared; 38] = [
+/// All rows.
+pub const ALL: [SharedResource; 38] = [
     VNETS,
     USER_IDS,
-    Shared {
+    SharedResource {
         test: QUOTA_TEST,
         ..quota("nodes", "nodes", TENANT_NODES_DEFAULT, "what the rest allows")
     },
-    Shared {
-        unit: Unit::Cores,
+    SharedResource {
+        unit: ResourceUnit::Cores,
         test: QUOTA_TEST,
         ..quota(
             "power",
@@ -389,25 +363,31 @@ pub const ALL: [Shared; 38] = [
             "the capacity of the forwarding engines, and half of the mux's power",
         )
     },
-    Shared {
-        unit: Unit::Cores,
+    SharedResource {
+        unit: ResourceUnit::Cores,
         test: QUOTA_TEST,
         ..quota("CPU of hosts and control guests", "cpu", TENANT_CPU_DEFAULT, "the machine's CPUs")
     },
-    Shared {
-        unit: Unit::Bytes,
+    SharedResource {
+        unit: ResourceUnit::Bytes,
         ..quota("memory limits", "memory", TENANT_MEMORY_DEFAULT, "`managementHost.memory`")
     },
     quota("processes", "processes", TENANT_PROCESSES_DEFAULT, "`kernel.pid_max` of the machine"),
-    Shared {
+    SharedResource {
         test: QUOTA_TEST,
         ..quota("interfaces", "vports", TENANT_VPORTS_DEFAULT, "what the rest allows")
     },
     KERNEL_PORTS,
-    Shared { test: QUOTA_TEST, ..quota("rates of links", "rate", 0, "`capacity` of interfaces") },
-    Shared { test: QUOTA_TEST, ..quota("routes", "routes", TENANT_ROUTES_DEFAULT, "memory") },
-    Shared {
-        unit: Unit::Bytes,
+    SharedResource {
+        test: QUOTA_TEST,
+        ..quota("rates of links", "rate", 0, "`capacity` of interfaces")
+    },
+    SharedResource {
+        test: QUOTA_TEST,
+        ..quota("routes", "routes", TENANT_ROUTES_DEFAULT, "memory")
+    },
+    SharedResource {
+        unit: ResourceUnit::Bytes,
         test: QUOTA_TEST,
         ..quota(
             "specs",
@@ -416,9 +396,12 @@ pub const ALL: [Shared; 38] = [
             "memory, and the disk of the state directory",
         )
     },
-    Shared { unit: Unit::Bytes, ..quota("logs", "logs", TENANT_LOGS_DEFAULT, DISK) },
-    Shared {
-        unit: Unit::Bytes,
+    SharedResource {
+        unit: ResourceUnit::Bytes,
+        ..quota("logs", "logs", TENANT_LOGS_DEFAULT, DISK)
+    },
+    SharedResource {
+        unit: ResourceUnit::Bytes,
         ..quota(
             "volumes",
             "volumes",
@@ -432,8 +415,8 @@ pub const ALL: [Shared; 38] = [
         TENANT_OCI_IMAGES_DEFAULT,
         "the same disk; an image has 16 GiB at most",
     ),
-    Shared {
-        unit: Unit::Bytes,
+    SharedResource {
+        unit: ResourceUnit::Bytes,
         counted: "pdpd/src/images.rs",
         test: ("container/tests/images.rs", "directories_count_for_blocks_and_inodes"),
         ..quota(
@@ -443,7 +426,7 @@ pub const ALL: [Shared; 38] = [
             "the same disk, of which unpacking leaves 256 MiB free",
         )
     },
-    Shared {
+    SharedResource {
         counted: "pdpd/src/images.rs",
         test: ("container/tests/images.rs", "directories_count_for_blocks_and_inodes"),
         ..quota(
@@ -460,7 +443,7 @@ pub const ALL: [Shared; 38] = [
         TENANT_DESCRIPTORS_DEFAULT,
         "`LimitNOFILE` of pdpd's service, less 2,432 for its API",
     ),
-    Shared {
+    SharedResource {
         total: Some(REGIONS_MAX),
         constants: &[
             ("spec/src/limits.rs", "REGIONS_MAX"),
@@ -468,11 +451,8 @@ pub const ALL: [Shared; 38] = [
         ],
         ..quota("regions of memory that the mux maps", "regions", TENANT_REGIONS_DEFAULT, "")
     },
-    Shared {
-        test: (
-            "spec/tests/buffers.rs",
-            "a_tenants_queues_have_no_more_than_its_quota_and_it_is_told_nothing_of_others",
-        ),
+    SharedResource {
+        test: ("spec/tests/buffers.rs", "tenant_queues_obey_quota_without_revealing_others"),
         ..quota(
             "packets that queues set aside",
             "buffers",
@@ -487,12 +467,9 @@ pub const ALL: [Shared; 38] = [
     SESSIONS,
     BODIES,
     CONNECTIONS,
-    Shared {
+    SharedResource {
         counted: "pdpd/src/state/trail.rs",
-        test: (
-            "pdpd/src/state/trail.rs",
-            "nobody_pushes_out_anothers_rows_nor_refusals_what_was_changed",
-        ),
+        test: ("pdpd/src/state/trail.rs", "audit_flood_evicts_neither_other_clients_nor_changes"),
         constants: &[
             ("pdpd/src/state/trail.rs", "NODE_ROWS_MAX"),
             ("pdpd/src/state/trail.rs", "STRANGER_ROWS_MAX"),
@@ -515,13 +492,13 @@ pub const ALL: [Shared; 38] = [
     OUTSIDE[4],
 ];
 
-/// Begin and end of the table in docs/tenants.md.
+/// Begin and end markers of the table in docs/tenants.md.
 pub const BEGIN: &str =
     "<!-- shared: begin; made by `cargo run -p pdp-spec --example publish` -->\n";
 /// See [`BEGIN`].
 pub const END: &str = "<!-- shared: end -->\n";
 
-/// The table of docs/tenants.md.
+/// Returns the table of docs/tenants.md.
 pub fn markdown() -> String {
     let mut text = "| what | key of `quota` | a tenant's, unless `quota` says | in all | of that operators' alone |\n\
                     |---|---|---|---|---|\n"

@@ -1,7 +1,7 @@
-//! Kernel settings (sysctls) that a node may have otherwise: a list, with what is not on it and why.
+//! Kernel settings (sysctls) that a node may change, and those that it may not, with reasons.
 //!
-//! All are of the node's own network namespace, and its root can write them by itself. docs/sysctls.md is made
-//! from this.
+//! All belong to the node's own network namespace, where its root may
+//! set them anyway. docs/sysctls.md is generated from this module.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -30,7 +30,7 @@ impl fmt::Display for SysctlValue {
     }
 }
 
-/// What stands in names below `conf` for all interfaces, and for those that are made later.
+/// Names below `conf` for all interfaces, and for interfaces made later.
 const OF_ALL: [&str; 2] = ["all", "default"];
 
 /// Below `net.ipv4.conf.INTERFACE`.
@@ -80,7 +80,7 @@ const V6: &str = "anycast_src_echo_reply auto_flowlabels bindv6only fib_multipat
     icmp.ratelimit icmp.ratemask ip_nonlocal_bind max_dst_opts_length max_dst_opts_number \
     max_hbh_length max_hbh_opts_number seg6_flowlabel";
 
-/// Begins the names of MPLS settings of an interface.
+/// Prefix of an interface's MPLS settings.
 const CONF_OF_MPLS: &str = "net.mpls.conf.";
 
 /// Below `net.mpls.conf.INTERFACE`.
@@ -92,14 +92,14 @@ const MPLS: &str = "default_ttl ip_ttl_propagate platform_labels";
 /// Below `net.vrf`.
 const VRF: &str = "strict_mode";
 
-/// The place in the kernel's table of labels, which [`MPLS_LABELS_MAX`] bounds.
+/// Size of the kernel's label table; [`MPLS_LABELS_MAX`] limits it.
 const PLATFORM_LABELS: &str = "net.mpls.platform_labels";
 
-/// Most MPLS labels of a node. The kernel takes 8 bytes for each of them and charges them to no cgroup
-/// (net/mpls/af_mpls.c, `resize_platform_label_table`): these are 1 MiB.
+/// Maximum number of MPLS labels of a node. The kernel takes 8 bytes per label and charges
+/// no cgroup for them (net/mpls/af_mpls.c, `resize_platform_label_table`): 1 MiB in total.
 const MPLS_LABELS_MAX: u64 = 131_072;
 
-/// Last words of those that routers can't have otherwise, and why.
+/// Last words of settings that routers can't change, and reasons.
 const NOT_OF_ROUTERS: [(&str, &str); 4] = [
     ("ip_forward", "a router forwards, and so do its forwarding guests"),
     ("forwarding", "a router forwards, and so do its forwarding guests"),
@@ -107,7 +107,7 @@ const NOT_OF_ROUTERS: [(&str, &str); 4] = [
     ("fib_multipath_hash_fields", "its forwarding guests share flows out by addresses and ports"),
 ];
 
-/// What there is else, as the beginnings of names, and why it is not on the list.
+/// Prefixes of all other settings, with the reasons why they are not allowed.
 const OTHERS: [(&str, &str); 16] = [
     ("net.ipv6.conf.*.accept_dad", "PdP's: addresses that it gives are of use at once"),
     ("net.ipv6.conf.*.dad_transmits", "as accept_dad"),
@@ -127,23 +127,23 @@ const OTHERS: [(&str, &str); 16] = [
     ("net.", "not on PdP's list"),
 ];
 
-/// Which interfaces a sysctl is for.
+/// Scope of a sysctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SysctlOf<'a> {
     /// The whole namespace, or interfaces made later.
     Node,
-    /// One, by its name.
+    /// One interface, by name.
     Interface(&'a str),
 }
 
-/// Takes a name apart as sysctl(8) writes it, where `/` in an interface's name stands for `.`: whom it is for, and
-/// the name with `INTERFACE` in place of the interface.
+/// Parses a name as in sysctl(8), where `/` in an interface's name means `.`.
+/// Returns its scope, and the name with `INTERFACE` in place of the interface.
 pub fn sysctl_of(name: &str) -> (SysctlOf<'_>, String) {
     for family in ["net.ipv4.conf.", "net.ipv6.conf.", CONF_OF_MPLS] {
         if let Some((interface, last)) =
             name.strip_prefix(family).and_then(|rest| rest.split_once('.'))
         {
-            // MPLS is allowed interface by interface.
+            // MPLS is enabled per interface.
             let of = match OF_ALL.contains(&interface) && family != CONF_OF_MPLS {
                 true => SysctlOf::Node,
                 false => SysctlOf::Interface(interface),
@@ -154,7 +154,7 @@ pub fn sysctl_of(name: &str) -> (SysctlOf<'_>, String) {
     (SysctlOf::Node, name.to_owned())
 }
 
-/// All names on the list, with `INTERFACE` for `all`, `default` or an interface.
+/// Returns all allowed names, with `INTERFACE` for `all`, `default` or an interface.
 pub fn sysctls() -> impl Iterator<Item = String> {
     let groups = [
         ("net.ipv4.conf.INTERFACE", CONF_V4),
@@ -170,7 +170,7 @@ pub fn sysctls() -> impl Iterator<Item = String> {
     })
 }
 
-/// Why a sysctl can't have a value, and what to do; `None`: it can, as far as PdP knows.
+/// Returns why a sysctl can't have a value, and advice. `None` if PdP knows no reason.
 pub(crate) fn bad_value(name: &str, value: &str) -> Option<(String, String)> {
     if name != PLATFORM_LABELS
         || value.trim().parse().is_ok_and(|labels: u64| labels <= MPLS_LABELS_MAX)
@@ -184,7 +184,7 @@ pub(crate) fn bad_value(name: &str, value: &str) -> Option<(String, String)> {
     ))
 }
 
-/// Why a sysctl can't be set, and what to do; `None`: it can.
+/// Returns why a sysctl can't be set, and advice. `None` if it can.
 pub(crate) fn refused(name: &str, router: bool) -> Option<(String, String)> {
     let (of, generic) = sysctl_of(name);
     let last = name.rsplit('.').next().unwrap_or_default();
@@ -212,7 +212,7 @@ pub(crate) fn refused(name: &str, router: bool) -> Option<(String, String)> {
     Some((format!("sysctl {name} can't be set on a router"), hint))
 }
 
-/// docs/sysctls.md.
+/// Returns the page docs/sysctls.md.
 pub fn markdown() -> String {
     let mut page = "# Sysctls
 

@@ -1,4 +1,4 @@
-//! YAML as a tree that knows where each value is.
+//! YAML trees with the position of each value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,29 +10,29 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::limits::{SPEC_BYTES_MAX, VNETS_MAX};
 
-/// Documents of a file: all virtual networks and the substrate.
+/// Maximum number of documents in a file: all virtual networks and the substrate.
 const DOCUMENTS_MAX: usize = VNETS_MAX + 1;
 
-/// Levels of mappings and lists in each other. Specs need 12. Each level takes up to 45 KiB of stack (measured without
-/// optimization).
+/// Maximum nesting of mappings and lists. Specs need 12 levels. Each
+/// level takes up to 45 KiB of stack (measured without optimization).
 const DEPTH_MAX: usize = 24;
 
-/// Values of a file, counted once for each alias that stands for them.
+/// Maximum number of values in a file. Each alias counts with all values that it expands to.
 const VALUES_MAX: usize = 250_000;
 
 /// Line and column, from 1.
-pub type Place = (u32, u32);
+pub type TextPosition = (u32, u32);
 
-/// A value and where it begins.
+/// A value and its start.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    pub place: Place,
-    pub value: Value,
+    pub position: TextPosition,
+    pub value: YamlValue,
 }
 
-/// A YAML value. Mappings keep their order, and keys that are given twice.
+/// A YAML value. Mappings keep their order and duplicate keys.
 #[derive(Clone, Debug)]
-pub enum Value {
+pub enum YamlValue {
     Null,
     Bool(bool),
     Unsigned(u64),
@@ -40,11 +40,11 @@ pub enum Value {
     Float(f64),
     Text(String),
     List(Vec<Tree>),
-    Map(Vec<(Place, String, Tree)>),
+    Map(Vec<(TextPosition, String, Tree)>),
 }
 
-impl Value {
-    /// The JSON type's name.
+impl YamlValue {
+    /// Name of its JSON type.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -57,7 +57,7 @@ impl Value {
         }
     }
 
-    /// A scalar as text; `None` for others.
+    /// Returns a scalar as text; `None` for others.
     pub fn scalar(&self) -> Option<String> {
         match self {
             Self::Bool(value) => Some(value.to_string()),
@@ -69,7 +69,7 @@ impl Value {
         }
     }
 
-    /// The value of a mapping's key.
+    /// Returns the value of a mapping's key.
     pub fn get(&self, key: &str) -> Option<&Tree> {
         match self {
             Self::Map(entries) => entries.iter().find(|(_, k, _)| k == key).map(|(_, _, v)| v),
@@ -77,7 +77,7 @@ impl Value {
         }
     }
 
-    /// The text of a mapping's key.
+    /// Returns the text of a mapping's key.
     pub fn text(&self, key: &str) -> Option<&str> {
         match &self.get(key)?.value {
             Self::Text(text) => Some(text),
@@ -85,7 +85,7 @@ impl Value {
         }
     }
 
-    /// As JSON; of keys that are given twice the last counts.
+    /// Converts to JSON. Of duplicate keys, the last one counts.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,
@@ -103,82 +103,87 @@ impl Value {
 }
 
 impl Tree {
-    /// Where each value is, by its path: scalars where they begin, others where their key
-    /// does.
-    pub fn places(&self) -> BTreeMap<String, Place> {
+    /// Returns the position of each value by its path. A scalar's
+    /// position is its own; others have that of their key.
+    pub fn positions(&self) -> BTreeMap<String, TextPosition> {
         let mut places = BTreeMap::new();
-        self.collect_places(&Path::root(), self.place, &mut places);
+        self.collect_places(&JsonPointer::root(), self.position, &mut places);
         places
     }
 
-    fn collect_places(&self, path: &Path, key: Place, places: &mut BTreeMap<String, Place>) {
+    fn collect_places(
+        &self,
+        path: &JsonPointer,
+        key: TextPosition,
+        places: &mut BTreeMap<String, TextPosition>,
+    ) {
         let place = match &self.value {
-            Value::List(items) => {
+            YamlValue::List(items) => {
                 for (index, item) in items.iter().enumerate() {
-                    item.collect_places(&path.index(index), item.place, places);
+                    item.collect_places(&path.index(index), item.position, places);
                 }
                 key
             }
-            Value::Map(entries) => {
+            YamlValue::Map(entries) => {
                 for (key, name, item) in entries {
                     item.collect_places(&path.key(name), *key, places);
                 }
                 key
             }
-            _ => self.place,
+            _ => self.position,
         };
         places.insert(path.0.clone(), place);
     }
 }
 
-/// Where in a document a value is: a JSON pointer (RFC 6901).
+/// Path of a value in a document: a JSON pointer (RFC 6901).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Path(String);
+pub struct JsonPointer(String);
 
-impl Path {
-    /// The document.
+impl JsonPointer {
+    /// Path of the document.
     pub fn root() -> Self {
         Self(String::new())
     }
 
-    /// A key of the mapping here.
+    /// Appends a key of a mapping.
     pub fn key(&self, key: &str) -> Self {
         Self(format!("{}/{}", self.0, key.replace('~', "~0").replace('/', "~1")))
     }
 
-    /// An item of the list here.
+    /// Appends an index of a list.
     pub fn index(&self, index: usize) -> Self {
         Self(format!("{}/{index}", self.0))
     }
 
-    /// A path of keys from the document.
+    /// Path of these keys from the document.
     pub fn of(keys: &[&str]) -> Self {
         keys.iter().fold(Self::root(), |path, key| path.key(key))
     }
 
-    /// What it goes by: keys and indices.
+    /// Returns its keys and indices.
     pub fn segments(&self) -> Vec<String> {
         self.0.split('/').skip(1).map(|s| s.replace("~1", "/").replace("~0", "~")).collect()
     }
 
-    /// The pointer.
+    /// Returns the JSON pointer.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The path of what holds this; `None` for the document.
+    /// Returns the parent's path; `None` for the document.
     pub fn parent(&self) -> Option<Self> {
         Some(Self(self.0[..self.0.rfind('/')?].to_owned()))
     }
 }
 
-/// Why a text is not YAML.
+/// Syntax error in YAML.
 pub struct Syntax {
-    pub place: Place,
+    pub place: TextPosition,
     pub message: String,
 }
 
-/// The documents of a text; empty ones are left out.
+/// Parses the documents of a text; empty ones are omitted.
 pub fn read(text: &str) -> Result<Vec<Tree>, Syntax> {
     if text.len() > SPEC_BYTES_MAX {
         let message = format!("{} bytes exceed the {SPEC_BYTES_MAX} of a spec file", text.len());
@@ -190,8 +195,8 @@ pub fn read(text: &str) -> Result<Vec<Tree>, Syntax> {
         underscored_numbers_as_strings: true,
         strict_booleans: true,
         with_snippet: false,
-        // Many aliases of one anchor are no fault. What they stand for is bounded: values and bytes, each alias counted
-        // as what it is replaced by.
+        // Many aliases of one anchor are allowed. The expansion
+        // is limited: values and bytes count once per alias.
         budget: serde_saphyr::budget! {
             max_documents: DOCUMENTS_MAX,
             max_depth: DEPTH_MAX,
@@ -208,10 +213,10 @@ pub fn read(text: &str) -> Result<Vec<Tree>, Syntax> {
         Syntax { place, message }
     })?;
     let trees = documents.into_iter().map(|document| document.0);
-    Ok(trees.filter(|tree| !matches!(tree.value, Value::Null)).collect())
+    Ok(trees.filter(|tree| !matches!(tree.value, YamlValue::Null)).collect())
 }
 
-/// Words for a bound of the reader that a file exceeds.
+/// Describes the reader's limit that a file exceeds.
 fn too_much(error: &serde_saphyr::Error) -> Option<String> {
     let breach = match error {
         serde_saphyr::Error::AliasError { error, .. } => return too_much(error),
@@ -238,82 +243,82 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or("not YAML").to_owned()
 }
 
-/// A [`Tree`] as serde reads it.
+/// Deserialization wrapper for [`Tree`].
 struct Located(Tree);
 
 impl<'de> Deserialize<'de> for Located {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Spanned { value, referenced, .. } = Spanned::<Any>::deserialize(deserializer)?;
+        let Spanned { value, referenced, .. } = Spanned::<YamlAny>::deserialize(deserializer)?;
         let place = (at_least_1(referenced.line()), at_least_1(referenced.column()));
-        Ok(Self(Tree { place, value: value.0 }))
+        Ok(Self(Tree { position: place, value: value.0 }))
     }
 }
 
-/// A [`Value`] as serde reads it.
-struct Any(Value);
+/// Deserialization wrapper for [`YamlValue`].
+struct YamlAny(YamlValue);
 
-impl<'de> Deserialize<'de> for Any {
+impl<'de> Deserialize<'de> for YamlAny {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnyVisitor).map(Self)
+        deserializer.deserialize_any(YamlVisitor).map(Self)
     }
 }
 
-struct AnyVisitor;
+struct YamlVisitor;
 
-impl<'de> Visitor<'de> for AnyVisitor {
-    type Value = Value;
+impl<'de> Visitor<'de> for YamlVisitor {
+    type Value = YamlValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a YAML value")
     }
 
-    fn visit_unit<E: de::Error>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_unit<E: de::Error>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
     }
 
-    fn visit_none<E: de::Error>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_none<E: de::Error>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
         deserializer.deserialize_any(self)
     }
 
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<YamlValue, E> {
+        Ok(YamlValue::Bool(value))
     }
 
-    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::Unsigned(value))
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Unsigned(value))
     }
 
-    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Value, E> {
-        Ok(u64::try_from(value).map_or(Value::Signed(value), Value::Unsigned))
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<YamlValue, E> {
+        Ok(u64::try_from(value).map_or(YamlValue::Signed(value), YamlValue::Unsigned))
     }
 
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Float(value))
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Float(value))
     }
 
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::Text(value.to_owned()))
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<YamlValue, E> {
+        Ok(YamlValue::Text(value.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<YamlValue, A::Error> {
         let mut list = Vec::new();
         while let Some(Located(item)) = items.next_element()? {
             list.push(item);
         }
-        Ok(Value::List(list))
+        Ok(YamlValue::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<YamlValue, A::Error> {
         let mut map = Vec::new();
         while let Some(key) = entries.next_key::<Spanned<String>>()? {
             let Located(value) = entries.next_value()?;
             let place = (at_least_1(key.referenced.line()), at_least_1(key.referenced.column()));
             map.push((place, key.value, value));
         }
-        Ok(Value::Map(map))
+        Ok(YamlValue::Map(map))
     }
 }

@@ -1,7 +1,7 @@
-//! Values with a unit or a notation: how they are written, their bounds, and their errors.
+//! Values with a unit or a notation: how users write them, their bounds, and their errors.
 //!
-//! Each reads the notations of people (`0.5`, `500m`, `256Mi`, `100Mbps`) and writes one form
-//! that reads back to the same value.
+//! Each type reads several notations (`0.5`, `500m`, `256Mi`,
+//! `100Mbps`). It writes one form that reads back to the same value.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -22,20 +22,20 @@ use crate::limits::{
     QUEUE_FRAMES_MAX, RATE_BPS_MAX, SPAN_NS_MAX, USER_CHARS_MAX, USER_ID_MAX,
 };
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const SECOND_NS: u64 = 1_000_000_000;
-/// Thousand millionths of a percent.
+/// One percent, in thousand millionths.
 const PERCENT: u64 = 10_000_000;
 
-/// Why a text is not such a value: what is wrong with it and what would be right.
+/// Why a text is not a valid value, and how to write it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{value:?} {problem}")]
 pub struct BadValue {
     /// The text.
     pub value: String,
-    /// What is wrong with it.
+    /// Problem with the text.
     pub problem: String,
-    /// How to write it.
+    /// Correct notation.
     pub hint: &'static str,
 }
 
@@ -43,7 +43,7 @@ fn bad(value: &str, problem: impl Into<String>, hint: &'static str) -> BadValue 
     BadValue { value: value.into(), problem: problem.into(), hint }
 }
 
-/// A user of a node, and maybe a group, by names or numbers: `USER` or `USER:GROUP`.
+/// User of a node, optionally with a group, by name or number: `USER` or `USER:GROUP`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User(pub String);
 
@@ -56,41 +56,42 @@ pub struct Cores(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// Bits a second. Written as a number or with `k`, `M`, `G`, `T`, with or without `bps`.
+/// Bits per second. Written as a number or with `k`, `M`, `G`, `T`, with or without `bps`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitRate(pub u64);
 
-/// A span of time in nanoseconds. Written with `ns`, `us`, `ms`, `s` or `m`, or as a number of milliseconds.
+/// A span of time in nanoseconds. Written with `ns`, `us`, `ms`, `s` or `m`, or as a number of
+/// milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub u64);
 
-/// A part of all, in thousand millionths. Written in percent: `0.1%` or `0.1`.
+/// Fraction in thousand millionths. Written in percent: `0.1%` or `0.1`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Percent(pub u32);
 
-/// How much may wait. Written as a number of frames or as a span of time with its unit: `256`, `50ms`.
+/// Queue depth. Written as a number of frames or as a span of time with its unit: `256`, `50ms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Queue {
-    /// So many frames.
+pub enum QueueDepth {
+    /// Number of frames.
     Frames(u32),
-    /// What goes at the rate in this time.
+    /// Time that the queued frames take at the link's rate.
     Time(Span),
 }
 
-/// How long a queue may be. Written as a number of frames, or as bytes with their unit: `64`, `256KiB`.
+/// Queue length. Written as a number of frames, or as bytes with their unit: `64`, `256KiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Length {
-    /// So many frames.
+pub enum QueueLength {
+    /// Number of frames.
     Frames(u32),
-    /// So many bytes, as the link's rate counts them.
+    /// Number of bytes, as the link's rate counts them.
     Bytes(Bytes),
 }
 
-/// A link address. Written `02:00:00:00:00:01`.
+/// MAC address. Written `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac(pub [u8; 6]);
 
-/// Some bytes. Written in hexadecimal digits, two a byte: `0806`.
+/// Bytes. Written in hexadecimal, two digits per byte: `0806`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Hex(pub Vec<u8>);
 
@@ -104,21 +105,21 @@ impl fmt::Debug for Base64 {
     }
 }
 
-/// CPUs. Written as the kernel does: `0-3,6`.
+/// CPUs. Written in the kernel's notation: `0-3,6`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CpuSet(pub BTreeSet<u32>);
 
-/// Keys of tunnels, as ranges that do not meet, ascending. Written `100-199,300`.
+/// Tunnel keys, as disjoint ranges in ascending order. Written `100-199,300`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KeySet(pub Vec<(u32, u32)>);
 
 impl KeySet {
-    /// Whether a key is in it.
+    /// True if it contains the key.
     pub fn has(&self, key: u32) -> bool {
         self.0.iter().any(|&(first, last)| (first..=last).contains(&key))
     }
 
-    /// The lowest key that both have.
+    /// Returns the lowest key that both contain.
     pub fn common(&self, other: &Self) -> Option<u32> {
         let pairs = self.0.iter().flat_map(|one| other.0.iter().map(move |two| (one, two)));
         let common = pairs.map(|(one, two)| (one.0.max(two.0), one.1.min(two.1)));
@@ -126,21 +127,22 @@ impl KeySet {
     }
 }
 
-/// An address with the length of its subnet's prefix. Written `10.0.0.1/24`.
+/// Address with the prefix length of its subnet. Written `10.0.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub IpNet);
 
-/// Where a route leads: a prefix without host bits. Written `10.0.0.0/8`, an address alone, or `default`.
+/// Destination of a route: a prefix without host bits.
+/// Written `10.0.0.0/8`, as an address alone, or `default`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Everything, of the family of the route's next hop.
+    /// The default route, of the next hop's IP version.
     Default,
-    /// This.
+    /// A prefix.
     Prefix(IpNet),
 }
 
 impl Destination {
-    /// The prefix of all addresses of a family.
+    /// Returns the prefix of all IPv4 or IPv6 addresses.
     pub fn default_of(v4: bool) -> IpNet {
         match v4 {
             true => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
@@ -149,25 +151,26 @@ impl Destination {
     }
 }
 
-/// An end of a link. Written `NODE:INTERFACE` or `external:NAME`.
+/// End of a link. Written `NODE:INTERFACE` or `external:NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Endpoint {
     /// An interface of a node of the same vnet.
     Port {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The interface.
+        /// Name of the interface.
         interface: String,
     },
     /// One of the vnet's externals.
     External(String),
 }
 
-/// A port of the machine that leads into a node. Written `[ADDRESS:]PORT_OF_MACHINE:PORT_OF_NODE[/udp]`.
+/// Port of the machine that forwards to a node. Written
+/// `[ADDRESS:]PORT_OF_MACHINE:PORT_OF_NODE[/udp]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PublishedPort(pub pdp_proto::management::Port);
+pub struct PublishedPort(pub pdp_proto::management::ManagementPort);
 
-/// What stands before the colon of an external endpoint; no node has this name.
+/// Text before the colon of an external endpoint. Not allowed as a node's name.
 pub const EXTERNAL: &str = "external";
 
 const CORES_HINT: &str = "write cores as 0.5 or thousandths as 500m, with at most three decimals";
@@ -188,8 +191,8 @@ const DESTINATION_HINT: &str = "write a prefix like 10.0.0.0/8 or fd00::/8, an a
 const USER_HINT: &str = "write it like frr, frr:frr or 1000:1000";
 const ENDPOINT_HINT: &str = "write \"NODE:INTERFACE\" or \"external:NAME\"";
 
-/// `text` as a decimal number times `scale`, exactly; `None` if it is none, needs more decimals
-/// than `scale` has, or does not fit.
+/// Returns `text` as a decimal number times `scale`, exactly. `None` if it
+/// is not a number, needs more decimals than `scale` has, or does not fit.
 fn scaled(text: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
@@ -348,7 +351,7 @@ impl fmt::Display for Percent {
     }
 }
 
-impl FromStr for Queue {
+impl FromStr for QueueDepth {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
@@ -366,7 +369,7 @@ impl FromStr for Queue {
     }
 }
 
-impl fmt::Display for Queue {
+impl fmt::Display for QueueDepth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Frames(frames) => frames.fmt(f),
@@ -375,7 +378,7 @@ impl fmt::Display for Queue {
     }
 }
 
-impl FromStr for Length {
+impl FromStr for QueueLength {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
@@ -394,7 +397,7 @@ impl FromStr for Length {
     }
 }
 
-impl fmt::Display for Length {
+impl fmt::Display for QueueLength {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Frames(frames) => frames.fmt(f),
@@ -470,7 +473,7 @@ impl FromStr for Base64 {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
-        // Four digits for three bytes.
+        // Four base64 digits encode three bytes.
         if text.len() / 4 * 3 > PCAP_BYTES_MAX + 3 {
             let message = format!("is longer than {PCAP_BYTES_MAX} bytes");
             return Err(bad("", message, "use fewer frames"));
@@ -698,7 +701,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Reads a scalar, number or text, by `FromStr`.
+/// Deserializes a scalar, number or text, through `FromStr`.
 fn from_scalar<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -726,8 +729,8 @@ where
     deserializer.deserialize_any(Scalar(std::marker::PhantomData))
 }
 
-/// Reading, writing and schema of a value type: its schema name, its JSON types, what the schema
-/// says of it, and how it is written.
+/// Implements `Serialize`, `Deserialize` and `JsonSchema` for a value type.
+/// Arguments: schema name, JSON types, schema keywords, and text form.
 macro_rules! value {
     ($type:ident, $name:literal, $types:tt, $description:literal, $write:expr) => {
         impl<'de> Deserialize<'de> for $type {
@@ -773,23 +776,23 @@ value!(Span, "span", ["number", "string"], "Time: `20ms`, or in milliseconds: `2
 value!(Percent, "percent", ["number", "string"], "Percentage: `0.1` or `0.1%`.", |v, s| s
     .collect_str(v));
 value!(
-    Queue,
+    QueueDepth,
     "queue",
     ["integer", "string"],
     "Frames, or what goes at the rate in a time: `256` or `50ms`.",
     |v, s| match v {
-        Queue::Frames(frames) => s.serialize_u32(*frames),
-        Queue::Time(span) => s.collect_str(span),
+        QueueDepth::Frames(frames) => s.serialize_u32(*frames),
+        QueueDepth::Time(span) => s.collect_str(span),
     }
 );
 value!(
-    Length,
+    QueueLength,
     "length",
     ["integer", "string"],
     "Frames, or bytes with their unit: `64` or `256KiB`.",
     |v, s| match v {
-        Length::Frames(frames) => s.serialize_u32(*frames),
-        Length::Bytes(_) => s.collect_str(v),
+        QueueLength::Frames(frames) => s.serialize_u32(*frames),
+        QueueLength::Bytes(_) => s.collect_str(v),
     }
 );
 value!(Mac, "mac", "string", "Link address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
@@ -835,8 +838,8 @@ value!(
     |v, s| s.collect_str(v)
 );
 
-/// What is wrong with `text` as a value of the schema's `format`; formats that are not of this
-/// module are not judged.
+/// Checks `text` against a `format` of the schema.
+/// Accepts formats that this module does not define.
 pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
     match format {
         "cores" => text.parse::<Cores>().map(drop),
@@ -844,8 +847,8 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadValue> {
         "bit-rate" => text.parse::<BitRate>().map(drop),
         "span" => text.parse::<Span>().map(drop),
         "percent" => text.parse::<Percent>().map(drop),
-        "queue" => text.parse::<Queue>().map(drop),
-        "length" => text.parse::<Length>().map(drop),
+        "queue" => text.parse::<QueueDepth>().map(drop),
+        "length" => text.parse::<QueueLength>().map(drop),
         "mac" => text.parse::<Mac>().map(drop),
         "hex" => text.parse::<Hex>().map(drop),
         "base64" => text.parse::<Base64>().map(drop),

@@ -1,90 +1,91 @@
-//! What nodes take of the machine, in limits and in numbers.
+//! Resources of the machine that nodes use, as limits and numbers.
 //!
-//! Computed here alone: the daemon sets the limits that quotas count. What is in no limit because the
-//! kernel charges it to nobody is counted all the same.
+//! This is the only computation: the daemon sets the same limits that quotas
+//! count. It also counts memory that the kernel charges to no cgroup.
 
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
-use crate::object::{Attach, ImageSource, Node, NodeKind, Parallel};
+use crate::object::{ImageSource, Node, NodeKind, Parallel, ProgramAttach};
 
-/// Memory of a node's helpers, bytes, beside what its spec allows the guest.
+/// Memory of a node's helpers, bytes, besides the guest's own limit.
 const HELPER_MEMORY_BYTES: u64 = 64 << 20;
 
-/// More of it for each route that the route mirror may hold.
+/// Additional memory per route that the route mirror may hold, bytes.
 const HELPER_ROUTE_BYTES: u64 = 512;
 
-/// Memory that the mux may take for the routes of a router that it forwards for, bytes: so much, and more for each route
-/// that it may have. The Internet's look-up tables take 17 for each of IPv4's and 40 for each of IPv6's, twice while a
-/// snapshot comes; its groups of next hops and neighbours come beside.
+/// Memory of the mux for the routes of a router that it forwards for, bytes: a base, and
+/// more per possible route. The Internet's look-up tables take 17 bytes per IPv4 route and
+/// 40 per IPv6 route, twice during a snapshot. Next hop groups and neighbours come on top.
 const ENGINE_MEMORY_BYTES: u64 = 32 << 20;
 const ENGINE_ROUTE_BYTES: u64 = 256;
 
-/// The same for each filter that its programs may set, with one of IPv6 and one that waits for its commit, and for each
-/// counter.
+/// Memory per filter that the router's programs may set, bytes, and per
+/// counter. It covers an IPv6 filter and one that waits for its commit.
 const FILTER_BYTES: u64 = 1024;
 const COUNTER_BYTES: u64 = 32;
 
-/// More of it for a node with a way to outside: the helper's, and passt's with what its sockets hold.
+/// Additional memory for a node with access to the machine's network,
+/// bytes: the helper's, and passt's with its socket buffers.
 const MANAGEMENT_MEMORY_BYTES: u64 = 64 << 20;
 
-/// Processes and threads of a node's helpers, beside what its spec allows the guest.
+/// Processes and threads of a node's helpers, besides the guest's own limit.
 const HELPER_PROCESSES: u64 = 32;
 
-/// Bytes that are asked of the kernel for notifications of routes, for each route that a mirror may
-/// hold, and their bounds: a notification takes some 830, of routes that all change at once a part may
-/// wait, and what is lost is read anew.
+/// Socket buffer for route notifications, bytes per route that a mirror may hold,
+/// with minimum and maximum. A notification takes some 830 bytes. If all routes
+/// change at once, a part waits there, and lost notifications cause a new dump.
 const NOTIFICATION_ROUTE_BYTES: u64 = 64;
 const NOTIFICATION_BYTES_MIN: u64 = 1 << 20;
 const NOTIFICATION_BYTES_MAX: u64 = 64 << 20;
 
-/// The kernel gives twice what it is asked for (socket(7), SO_RCVBUF).
+/// The kernel provides twice the requested size (socket(7), SO_RCVBUF).
 const NOTIFICATION_FACTOR: u64 = 2;
 
-/// What the run directory, which is memory that the kernel charges to no node, has of a guest and its helpers beside the
-/// words of its spec: the root that is made for it, its bundle and its records. 370 KiB on Debian 12.
+/// Run directory memory of a guest and its helpers, besides its spec's text: root,
+/// bundle and records. The kernel charges it to no cgroup. 370 KiB on Debian 12.
 pub const RUN_BYTES: u64 = 512 << 10;
 
-/// What a file there takes beside what is in it: a page that is not full.
+/// Overhead of a file there: a page that is not full.
 const RUN_FILE_BYTES: u64 = 4096;
 
-/// Files of a process's log.
+/// Log files per process.
 const LOG_FILES: u64 = 2;
 
-/// What nodes take.
+/// Resources that nodes use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u64,
     /// CPU quota of hosts and control guests, thousandths of a core.
     pub cpu_millicores: u64,
-    /// Power of forwarding guests as it was given out, and of fast paths, thousandths of a core.
+    /// Allocated power of forwarding guests and fast paths, thousandths of a core.
     pub power_millicores: u64,
-    /// Memory limits, and what is charged to none, as what the run directory has of them, bytes.
+    /// Memory limits, and memory charged to no cgroup such as the run directory's, bytes.
     pub memory_bytes: u64,
     /// Limits of processes and threads.
     pub processes: u64,
-    /// Interfaces.
+    /// Number of interfaces.
     pub vports: u64,
     /// Routes that mirrors may hold.
     pub routes: u64,
-    /// Bytes of logs, when they are full.
+    /// Bytes of full logs.
     pub log_bytes: u64,
     /// Bytes of volumes.
     pub volume_bytes: u64,
-    /// Descriptors that the daemon holds: one a TAP and one a process.
+    /// File descriptors of the daemon: one per TAP and per process.
     pub descriptors: u64,
-    /// Regions of memory that the mux maps at most.
+    /// Maximum number of memory regions that the mux maps.
     pub regions: u64,
-    /// Packets of the mux that queues have set aside.
+    /// Packets of the mux that queues reserve.
     pub buffers: u64,
 }
 
 impl Usage {
-    /// Combines each number with the other's.
+    /// Combines each number with the corresponding one of `other`.
     #[must_use]
     pub fn combine(mut self, other: Self, how: impl Fn(u64, u64) -> u64) -> Self {
         let Self {
@@ -128,7 +129,7 @@ impl AddAssign for Usage {
 }
 
 impl Node {
-    /// Memory limit of the node's control side as a whole, bytes.
+    /// Memory limit of the node's control side in total, bytes.
     pub fn control_memory_bytes(&self) -> u64 {
         let routes = match self.kind {
             NodeKind::Router => u64::from(self.resources.routes) * HELPER_ROUTE_BYTES,
@@ -139,12 +140,12 @@ impl Node {
         self.resources.memory.0.saturating_add(HELPER_MEMORY_BYTES + routes + outside)
     }
 
-    /// Bytes that the mux may take for the node's routes, where it forwards by itself.
+    /// Memory that the mux may use for the node's routes if it forwards for it, bytes.
     pub fn engine_memory_bytes(&self) -> u64 {
         ENGINE_MEMORY_BYTES + u64::from(self.resources.routes) * ENGINE_ROUTE_BYTES
     }
 
-    /// Limit of processes and threads of the node's control side as a whole.
+    /// Limit on processes and threads of the node's control side in total.
     pub fn control_processes(&self) -> u64 {
         u64::from(self.resources.processes) + HELPER_PROCESSES
     }
@@ -155,17 +156,17 @@ impl Node {
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// Bytes of notifications that a router's mirror asks the kernel to keep for it.
+    /// Socket buffer for notifications that a router's mirror requests from the kernel, bytes.
     pub fn notification_bytes(&self) -> u64 {
         let bytes = u64::from(self.resources.routes) * NOTIFICATION_ROUTE_BYTES;
         bytes.clamp(NOTIFICATION_BYTES_MIN, NOTIFICATION_BYTES_MAX)
     }
 
-    /// What the node takes, where its forwarding guests have these shares of power, thousandths of a
-    /// core each.
+    /// Returns the node's usage. `shares` has the power of
+    /// each of its forwarding guests, thousandths of a core.
     pub fn usage(&self, shares: impl IntoIterator<Item = u32>) -> Usage {
         let ports = self.interfaces.len() as u64;
-        // Beside the control guest or host itself: who serves its TAPs.
+        // Besides the control guest or host itself: the server of its TAPs.
         let mut processes = 1 + u64::from(ports > 0) + u64::from(self.management.is_some());
         let mut usage = Usage {
             nodes: 1,
@@ -189,7 +190,7 @@ impl Node {
                 usage.memory_bytes = usage.memory_bytes.saturating_add(notifications);
             }
             if let Some(plane) = needs.and_then(|needs| needs.guests) {
-                let files = plane.program.own().map_or(0, |own| own.files.len());
+                let files = plane.program.user_program().map_or(0, |own| own.files.len());
                 let run = run_bytes(&plane.program, files);
                 let memory = plane.memory.0.saturating_add(run);
                 for share in shares {
@@ -212,7 +213,7 @@ impl Node {
         usage
     }
 
-    /// The images that are unpacked for the node: by path or name, and reference or digest.
+    /// Returns the images unpacked for the node, by path or name, and reference or digest.
     pub fn oci_images(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.images().filter_map(|image| match image.source() {
             ImageSource::OciLayout(path, reference) => Some((path, reference)),
@@ -223,24 +224,24 @@ impl Node {
     }
 }
 
-/// What the run directory has of a guest whose spec this is. Its files, environment and commands are in the spec as long
-/// as they are there, or longer.
+/// Returns the run directory's memory for a guest with this spec, bytes. Its
+/// files, environment and commands are no longer there than in the spec.
 fn run_bytes(spec: &impl Serialize, files: usize) -> u64 {
     // Plain data with string keys: it is always JSON.
     let words = serde_json::to_string(spec).map_or(0, |text| text.len() as u64);
     RUN_BYTES + words.next_multiple_of(RUN_FILE_BYTES) + files as u64 * RUN_FILE_BYTES
 }
 
-/// Counts a forwarding guest in; its processes that have a log.
+/// Adds a forwarding guest. Returns the number of its processes with a log.
 fn of_guest(plane: &Parallel, (ports, memory): (u64, u64), share: u32, usage: &mut Usage) -> u64 {
     usage.power_millicores += u64::from(share);
     usage.memory_bytes = usage.memory_bytes.saturating_add(memory);
     usage.processes += u64::from(plane.processes);
     let (processes, regions) = match plane.attach() {
-        // The mux takes no more of these.
-        Attach::Runtime => (1, 1),
-        Attach::Tap => (2, 1),
-        Attach::Memif => (1, ports * MEMIF_REGIONS_MAX),
+        // The mux accepts no more of these.
+        ProgramAttach::Runtime => (1, 1),
+        ProgramAttach::Tap => (2, 1),
+        ProgramAttach::Memif => (1, ports * MEMIF_REGIONS_MAX),
     };
     usage.regions += regions;
     processes

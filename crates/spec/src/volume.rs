@@ -1,4 +1,4 @@
-//! What of a node outlasts its container, as it is written.
+//! Persistent directories of a node, as written in specs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,29 +6,27 @@ use serde::{Deserialize, Serialize};
 use crate::limits::{VOLUME_BYTES_DEFAULT, VOLUME_NAME_CHARS_MAX};
 use crate::units::Bytes;
 
-/// A directory of a node that outlasts its container: `NAME:TARGET`, or a mapping.
+/// A directory that persists across container restarts: `NAME:TARGET`, or a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Volume {
-    /// `NAME:TARGET`, of 64 MiB.
+    /// `NAME:TARGET`, with 64 MiB.
     Line(String),
-    /// Its parts.
+    /// Name, target and size.
     Parts(VolumeParts),
 }
 
-/// A directory of a node that outlasts its container.
+/// A directory that persists across container restarts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VolumeParts {
-    /// What it is called among the node's: letters, digits, `-` and `_`. By its name it is found again, wherever it is
-    /// mounted.
+    /// Name, unique in the node: letters, digits, `-` and `_`. It identifies the data.
     #[schemars(length(min = 1, max = VOLUME_NAME_CHARS_MAX))]
     pub source: String,
-    /// Where it is in the node, absolute: in an image below one of the places of `files`, or in place of what the
-    /// image has.
+    /// Absolute path in the node. With an image: allowed for `files`, or existing.
     pub target: String,
-    /// Bytes that it takes of the daemon's disk, from 16 MiB on, of which its file system needs some 5 MiB and one in
-    /// 32. It has an inode for each 8 KiB. Can't be changed.
+    /// Disk space, at least 16 MiB, less 5 MiB and 1/32 for the file system. One inode per 8 KiB.
+    /// Can't be changed.
     #[serde(default = "default_size")]
     pub size: Bytes,
 }
@@ -38,7 +36,7 @@ fn default_size() -> Bytes {
 }
 
 impl Volume {
-    /// Its parts; `None` where a line has not two of them.
+    /// Returns name, target and size; `None` if a text does not have two parts.
     pub fn parts(&self) -> Option<VolumeParts> {
         let line = match self {
             Self::Parts(parts) => return Some(parts.clone()),

@@ -1,4 +1,5 @@
-//! Addresses and names of interfaces: what Linux allows is allowed, and what it refuses is refused before a node starts.
+//! Addresses and names of interfaces: everything that Linux allows
+//! is allowed, and everything else is rejected before a node starts.
 
 use pdp_spec::{Existing, Intent, SourceFile, Substrate, check, parse};
 
@@ -25,7 +26,7 @@ fn accepts(spec: &str) {
     }
 }
 
-/// Each fault is one line that contains the words in its place.
+/// Each error is one line that contains the words in its place.
 #[track_caller]
 fn refuses(spec: &str, words: &[&str]) {
     let refused = apply_to(spec, &machine()).expect_err("refused");
@@ -40,7 +41,7 @@ fn node(interfaces: &str, more: &str) -> String {
 }
 
 #[test]
-fn each_interface_may_have_the_same_link_local_address() {
+fn interfaces_may_repeat_a_link_local_address() {
     let one = "eth0: {addresses: [\"fe80::1/64\"]}, eth1: {addresses: [\"fe80::1/64\"]}";
     accepts(&node(one, ""));
     let gateways = "  nodes:\n    r1: {kind: router, interfaces: {eth0: {addresses: [\"fe80::1/64\"]}}}\n    \
@@ -59,12 +60,12 @@ fn unnumbered_interfaces_borrow_the_loopbacks_address() {
 }
 
 #[test]
-fn interfaces_of_several_vrfs_may_have_one_address() {
+fn interfaces_may_repeat_addresses_for_vrfs() {
     accepts(&node("eth0: {addresses: [10.0.0.1/24]}, eth1: {addresses: [10.0.0.1/24]}", ""));
 }
 
 #[test]
-fn one_interface_has_an_address_once() {
+fn duplicate_address_on_an_interface_is_refused() {
     let twice = node("eth0: {addresses: [10.0.0.1/24, 10.0.0.1/32]}", "");
     refuses(&twice, &["vport lab/r1:eth0: address 10.0.0.1/32 is given twice"]);
     let lo = node("eth0: {}", ", loopback: [\"fd00::1/128\", \"fd00::1/128\"]");
@@ -94,7 +95,7 @@ fn anycast_interfaces_share_their_mac_and_address() {
 }
 
 #[test]
-fn names_that_the_kernel_refuses_are_refused_with_another() {
+fn invalid_interface_names_are_refused_with_a_suggestion() {
     for name in ["all", "default", ".", ".."] {
         refuses(&node(&format!("{name:?}: {{}}"), ""), &["reserved by Linux (call it eth0"]);
     }
@@ -113,7 +114,7 @@ fn names_that_the_kernel_refuses_are_refused_with_another() {
 }
 
 #[test]
-fn hints_propose_names_that_are_accepted() {
+fn suggested_names_are_valid() {
     for (name, instead) in
         [("leaf_1", "write leaf-1:"), ("Spine.2", "write Spine-2:"), ("_x_", "write x:")]
     {
@@ -154,7 +155,7 @@ fn ipv6_needs_an_mtu_of_1280() {
 }
 
 #[test]
-fn a_machine_without_ipv6_refuses_it_and_nothing_else() {
+fn machine_without_ipv6_refuses_only_ipv6() {
     let machine = Existing { without_v6: true, ..machine() };
     let v4 = node("eth0: {addresses: [10.0.0.1/24]}", ", routes: [{to: default, via: 10.0.0.2}]");
     apply_to(&v4, &machine).unwrap();
@@ -202,7 +203,7 @@ fn sysctls_of_mpls_and_vrfs_can_be_set() {
     );
 }
 
-/// Files of hundreds of nodes with one configuration are written so.
+/// Generated files with hundreds of nodes share a configuration in this way.
 #[test]
 fn many_aliases_of_one_anchor_are_fine() {
     let mut spec =
@@ -212,7 +213,7 @@ fn many_aliases_of_one_anchor_are_fine() {
 }
 
 #[test]
-fn what_aliases_stand_for_is_bounded_in_values_and_bytes() {
+fn alias_expansion_is_bounded() {
     let texts = [
         (vec!["x"; 1000].join(", "), "a spec file has at most 250000 values"),
         ("x".repeat(1 << 17), "a spec file has at most 16777216 bytes"),

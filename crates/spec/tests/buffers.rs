@@ -1,4 +1,4 @@
-//! Packets of the mux that queues have set aside: who is refused, and what that is told.
+//! Packets of the mux reserved by queues: which changes are rejected, and with which message.
 
 use pdp_spec::{Existing, Intent, SourceFile, check, parse};
 
@@ -14,7 +14,7 @@ metadata: {name: acme}
 spec: {quota: {QUOTA}}
 ";
 
-/// A network of one link, whose two ends have as many set aside each.
+/// A network with one link, whose two ends reserve `each` packets.
 fn lab(name: &str, each: u32) -> String {
     format!(
         "
@@ -46,7 +46,7 @@ fn machine(workers: u32, quota: &str) -> Existing {
 }
 
 #[test]
-fn queues_have_half_of_the_packets_of_one_worker() {
+fn queues_may_use_half_a_workers_packets() {
     let at = machine(2, "");
     let at = apply(&[lab("a", 2048), lab("b", 1024)], &at).unwrap();
     let words = apply(&[lab("c", 1025)], &at).err().unwrap();
@@ -56,11 +56,11 @@ fn queues_have_half_of_the_packets_of_one_worker() {
          free (ask for less, leave buffers out to share what others leave, take them from another queue, or give the \
          mux fewer workers, which share its packets)"
     );
-    // What one gives back another has in the same change, and who stays as it is may.
+    // Another network in the same change gets what one releases, and an unchanged one may stay.
     let at = apply(&[lab("a", 2047), lab("c", 1025)], &at).unwrap();
     assert!(apply(&[lab("b", 1025)], &at).is_err());
     let at = apply(&[lab("b", 1024)], &at).unwrap();
-    // A substrate that leaves less is refused.
+    // A substrate with too few packets is rejected.
     let words = apply(&[node(3, "")], &at).err().unwrap();
     assert!(
         words.contains(
@@ -72,14 +72,14 @@ fn queues_have_half_of_the_packets_of_one_worker() {
 }
 
 #[test]
-fn a_tenants_queues_have_no_more_than_its_quota_and_it_is_told_nothing_of_others() {
+fn tenant_queues_obey_quota_without_revealing_others() {
     let at = machine(1, "");
     let words = apply(&[lab("acme.a", 1025)], &at).err().unwrap();
     let said = "buffers: 2050 exceeds tenant acme's quota of 2048, of which its other virtual networks use 0";
     assert!(words.contains(said), "{words}");
     let at = machine(1, "buffers: 3000");
     let at = apply(&[lab("acme.a", 1025), lab("others", 4096), lab("more", 3000)], &at).unwrap();
-    let asker = Existing { asker: Some("acme".into()), ..at.clone() };
+    let asker = Existing { requester: Some("acme".into()), ..at.clone() };
     let words = apply(&[lab("acme.b", 100)], &asker).err().unwrap();
     assert_eq!(
         words,

@@ -1,8 +1,8 @@
-//! What is wrong with commands that wait for each other, in the words that people read.
+//! Errors of commands that wait for each other, as users read them.
 
 use pdp_spec::{Existing, SourceFile, check, parse};
 
-/// What is said of a host with these keys (YAML); nothing if it is good.
+/// Returns the errors of a host with these keys (YAML); empty if there are none.
 fn said(keys: &str) -> String {
     let keys: String = keys.lines().map(|line| format!("      {line}\n")).collect();
     let text = format!(
@@ -23,7 +23,7 @@ fn says(keys: &str, expected: &str) {
 }
 
 #[test]
-fn what_is_good() {
+fn valid_commands_are_accepted() {
     says(
         "commands:
 - a
@@ -40,7 +40,7 @@ exec: [g, [h, i], {run: j, mayFail: true}, {run: [k]}]",
 }
 
 #[test]
-fn names_and_order() {
+fn bad_command_names_and_order_are_refused() {
     for (keys, expected) in [
         (
             "commands: [{run: zebra}, {run: ospfd, after: zebr}]",
@@ -73,7 +73,7 @@ fn names_and_order() {
 }
 
 #[test]
-fn what_does_not_fit_together() {
+fn contradictory_command_keys_are_refused() {
     for (keys, expected) in [
         (
             "{run: a, once: true, restart: always}",
@@ -127,7 +127,7 @@ fn what_does_not_fit_together() {
 }
 
 #[test]
-fn users_and_directories_are_of_the_node() {
+fn command_users_and_directories_are_validated() {
     for (key, expected) in [
         (
             "user: a:b:c",

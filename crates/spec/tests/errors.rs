@@ -1,5 +1,4 @@
-//! Each thing that can be wrong in a spec is found where it is, with the value, the bound and what
-//! to do.
+//! Each possible error of a spec is reported at its position, with the value, the bound and advice.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +7,7 @@ use pdp_spec::{
     Existing, Intent, InterfaceFacts, SourceFile, Substrate, check, check_images, parse,
 };
 
-/// A spec in which everything is right. Tests replace one piece of it.
+/// A spec without errors. Tests replace one piece of it.
 const GOOD: &str = include_str!("figure.yaml");
 
 fn machine() -> Existing {
@@ -25,7 +24,7 @@ fn apply_to(text: &str, existing: &Existing) -> Result<Intent, String> {
     })
 }
 
-/// What is said once `from` is replaced by `to` in the good spec.
+/// Checks the errors after replacing `from` by `to` in the good spec.
 #[track_caller]
 fn says(from: &str, to: &str, expected: &str) {
     assert_eq!(GOOD.matches(from).count(), 1, "{from:?} stands once in the good spec");
@@ -34,7 +33,7 @@ fn says(from: &str, to: &str, expected: &str) {
 }
 
 #[test]
-fn the_good_spec_is_good() {
+fn valid_spec_is_accepted() {
     let intent = apply_to(GOOD, &machine()).unwrap();
     let red = &intent.vnets["red"];
     assert_eq!(red.spec.nodes["r1"].interfaces["eth0"].mtu, Some(1500));
@@ -45,7 +44,7 @@ fn the_good_spec_is_good() {
 }
 
 #[test]
-fn yaml_that_is_none() {
+fn malformed_yaml_is_refused() {
     let refused = apply_to("kind: [", &machine()).unwrap_err();
     assert!(refused.starts_with("fig1.yaml:1:"), "{refused}");
     assert!(refused.ends_with("(correct the YAML)"), "{refused}");
@@ -149,7 +148,7 @@ fn names() {
 }
 
 #[test]
-fn names_of_capital_letters() {
+fn nodes_and_links_may_have_capital_letters() {
     let text = GOOD
         .replace("    h1:\n", "    PE-1:\n")
         .replace("\"h1:eth0\"", "\"PE-1:eth0\"")
@@ -157,7 +156,8 @@ fn names_of_capital_letters() {
     let intent = apply_to(&text, &machine()).unwrap();
     assert!(intent.vnets["red"].spec.nodes.contains_key("PE-1"));
     assert_eq!(intent.vnets["red"].spec.links[2].name.as_deref(), Some("To-Y"));
-    // Those of objects have none: they are names of files, cgroups and tenants' prefixes.
+    // Names of objects have no capital letters: they are
+    // names of files, cgroups and tenants' prefixes.
     says(
         "{name: red, ",
         "{name: Red, ",
@@ -327,13 +327,13 @@ fn tunnel_keys() {
     );
 }
 
-/// An external of each kind in the place of one that is there.
+/// Each kind of tunnel in place of an existing external.
 #[test]
 fn every_kind_of_tunnel() {
     let was = "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}";
     let ends = "local: 192.0.2.1, remote: 192.0.2.7";
     let with = |tunnel: &str| apply_to(&GOOD.replace(was, tunnel), &machine());
-    // What fits into 1,500 bytes beside each kind's headers.
+    // The largest packet within 1,500 bytes, with each kind's headers.
     for (tunnel, mtu) in [
         (format!("vxlan: {{vni: 7, {ends}}}"), 1450),
         (format!("geneve: {{vni: 42, {ends}}}"), 1450),
@@ -361,7 +361,7 @@ fn every_kind_of_tunnel() {
         let refused = with(&tunnel).expect_err(&tunnel);
         assert!(refused.contains(said), "{refused}");
     }
-    // Two on one interface, and where there is none.
+    // Two on one interface, and one on a missing interface.
     let both = |one: &str, two: &str| {
         let text = GOOD.replace(was, one);
         let was = "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}";
@@ -381,7 +381,7 @@ fn every_kind_of_tunnel() {
 }
 
 #[test]
-fn an_underlay_that_is_too_short_for_a_tunnel() {
+fn underlay_mtu_too_small_for_tunnel_is_refused() {
     let mut short = machine();
     short.devices.as_mut().unwrap().insert("ext-a".into(), InterfaceFacts { mtu: 109 });
     let refused = apply_to(GOOD, &short).unwrap_err();
@@ -390,7 +390,7 @@ fn an_underlay_that_is_too_short_for_a_tunnel() {
 }
 
 #[test]
-fn tunnel_key_of_another_vnet() {
+fn tunnel_key_of_another_vnet_is_refused() {
     let intent = apply_to(GOOD, &machine()).unwrap();
     let existing = Existing { substrate: intent.substrate, vnets: intent.vnets, ..machine() };
     let blue = "apiVersion: pdp/v1
@@ -409,7 +409,7 @@ spec:
     let other = blue.replace("vni: 42", "vni: 43");
     let intent = apply_to(&other, &existing).unwrap();
     assert_eq!(intent.vnets.keys().collect::<Vec<_>>(), ["blue", "red"]);
-    // The same device by another name is no way around.
+    // Another name for the same device is no loophole.
     let twice = GOOD.replace("B: {device: ext-b}", "B: {device: ext-a}");
     assert_eq!(
         apply_to(&twice, &machine()).unwrap_err(),
@@ -443,7 +443,7 @@ fn power() {
 
 #[test]
 fn engines_and_the_mux_share_cpus() {
-    // The good spec uses both CPUs to the last: the flow moves fe1 off CPU 1.
+    // The good spec uses both CPUs completely: the flow moves fe1 off CPU 1.
     says(
         "capacity: 500m",
         "capacity: 0.6",
@@ -595,7 +595,7 @@ fn data_planes() {
 
 /// Each kind of data plane has keys of its own.
 #[test]
-fn kinds_of_data_planes() {
+fn data_plane_kinds_have_their_own_keys() {
     says(
         "      dataPlane:\n",
         "      dataPlane:\n        kind: fastpth\n",
@@ -644,9 +644,9 @@ fn kinds_of_data_planes() {
     );
 }
 
-/// What the mux would refuse is refused before.
+/// Values that the mux rejects are rejected here already.
 #[test]
-fn bounds_are_the_muxs() {
+fn values_the_mux_rejects_are_refused() {
     says(
         "      name: last",
         "      name: last\n      queue: 4097",
@@ -720,7 +720,7 @@ fn queues() {
     apply_to(&text.replace("split: false", "queue: 64"), &machine()).unwrap();
 }
 
-/// A pcap file of frames of these lengths, in base64.
+/// Returns a pcap file with frames of these lengths, in base64.
 fn pcap(lengths: &[u32]) -> Base64 {
     let mut file = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0];
     file.extend([1, 0, 0, 0]);
@@ -791,7 +791,7 @@ fn outlets() {
     apply_to(&GOOD.replace(b, "{device: ext-b, attach: packet}"), &machine()).unwrap();
 }
 
-/// A memif belongs to one external as a whole; a generator is shared by tunnels, like a device.
+/// A memif belongs entirely to one external; tunnels share a generator, like a device.
 #[test]
 fn memifs_have_one_external() {
     for (outlet, kind) in [("memif: {}", "memif"), ("generator: {}", "generator")] {
@@ -821,7 +821,7 @@ fn memifs_have_one_external() {
             )
         );
     }
-    // A memif's MTU bounds the link's; a generator takes whatever there is.
+    // A memif's MTU limits the link's; a generator takes any size.
     let text = GOOD.replace("to-x: {", "to-x: {interface: B} #");
     let memif = text.replace("{device: ext-b}", "{memif: {mtu: 1300}}");
     assert_eq!(
@@ -833,9 +833,9 @@ fn memifs_have_one_external() {
     apply_to(&generator.replace("mtu: 1400", "mtu: 1700"), &machine()).unwrap();
 }
 
-/// A file has room for a substrate and as many virtual networks as there may be.
+/// A file has space for a substrate and the maximum number of virtual networks.
 #[test]
-fn as_many_virtual_networks_as_there_may_be() {
+fn file_accepts_the_maximum_number_of_vnets() {
     let vnets = |count: usize| {
         let host = "    h1: {kind: host, interfaces: {eth0: {addresses: [10.0.0.1/24]}}}";
         let vnet = |number| {
@@ -854,9 +854,9 @@ fn as_many_virtual_networks_as_there_may_be() {
     assert!(refused.contains("1025 virtual networks exceed 1024"), "{refused}");
 }
 
-/// What a spec names as a generator's frames is read with it, and stored by its content.
+/// A generator's frames file is read with the spec, and its content is stored.
 #[test]
-fn frames_of_a_generator_come_with_the_spec() {
+fn generator_frames_are_stored_with_the_spec() {
     let text = GOOD.replace("{device: ext-b}", "{generator: {frames: f.pcap, pps: 5}}");
     let read = |content: Vec<u8>| {
         let source = SourceFile::read("fig1.yaml", text.clone(), |path, bytes_max| {
@@ -881,7 +881,7 @@ fn frames_of_a_generator_come_with_the_spec() {
 }
 
 #[test]
-fn everything_is_found_at_once() {
+fn all_spec_errors_are_reported_together() {
     let text = GOOD.replace("vni: 42", "vni: -1").replace("split: false", "splitt: 1");
     let text = text.replace("workers: 1", "workers: 99");
     let refused = apply_to(&text, &machine()).unwrap_err();
@@ -892,7 +892,7 @@ fn everything_is_found_at_once() {
 fn substrates() {
     let intent = apply_to(GOOD, &machine()).unwrap();
     let existing = Existing { substrate: intent.substrate, vnets: intent.vnets, ..machine() };
-    // Less than what is given away is refused, and so is a substrate of another name.
+    // A substrate with less than the allocated power is rejected, and so is one with another name.
     let less =
         GOOD.split("---").next().unwrap().replace("    fe1: {cpus: \"0-1\", capacity: 0.5}\n", "");
     assert_eq!(
@@ -961,9 +961,10 @@ spec: {nodes: {r: {kind: router}}}
     );
 }
 
-/// Of a node of which nothing is known, what the files do not describe is taken as there; all else is checked.
+/// Without a known PdP node, undefined interfaces and
+/// tenants are assumed to exist; everything else is checked.
 #[test]
-fn files_are_checked_without_a_node() {
+fn spec_files_are_checked_without_a_node() {
     let vnet = GOOD.split_once("---").unwrap().1.replace("name: red", "name: acme.red");
     let cpus = (0..8).collect();
     let alone =
@@ -976,7 +977,7 @@ fn files_are_checked_without_a_node() {
 }
 
 #[test]
-fn the_default_substrate_shares_the_cpus_out() {
+fn default_substrate_distributes_the_cpus() {
     for (count, power, capacity) in [(1, 500, 500), (2, 1000, 1000), (8, 1000, 7000)] {
         let Substrate { spec, .. } = Substrate::of_machine(&(0..count).collect());
         let engine = &spec.forwarding_engines["fe1"];
@@ -984,9 +985,9 @@ fn the_default_substrate_shares_the_cpus_out() {
     }
 }
 
-/// Images are asked for where a node changes, and what is said of them is told with their place.
+/// Images are checked where a node changes, and errors have their position.
 #[test]
-fn images_are_looked_at_where_they_stand() {
+fn image_errors_have_their_position() {
     let text = GOOD.replacen("kind: host", "kind: host\n      image: {rootfs: /none}", 1);
     let file = SourceFile { name: "fig1.yaml".into(), text, ..Default::default() };
     let documents = parse(&[file]).unwrap();
@@ -1000,9 +1001,9 @@ fn images_are_looked_at_where_they_stand() {
     assert!(check_images(&documents, |_, _| false, look, |_| Ok(())).is_empty());
 }
 
-/// Images by name, as docker writes them, or where they come from.
+/// Images by docker's names, or by their source.
 #[test]
-fn images_are_named_as_docker_does_or_by_where_they_are() {
+fn images_have_docker_names_or_sources() {
     let digest = format!("sha256:{}", "5e".repeat(32));
     let with =
         |image: &str| GOOD.replacen("kind: host", &format!("kind: host\n      image: {image}"), 1);
@@ -1044,14 +1045,14 @@ fn images_are_named_as_docker_does_or_by_where_they_are() {
 }
 
 #[test]
-fn a_file_without_an_object() {
+fn file_without_an_object_is_refused() {
     for text in ["", "# nothing", "---\n"] {
         let refused = apply_to(text, &machine()).unwrap_err();
         assert!(refused.starts_with("fig1.yaml:1:1: there is no object in the file"), "{refused}");
     }
 }
 
-/// Three hosts, an outside machine and two tunnels.
+/// Three hosts, an external machine and two tunnels.
 const LINKS: &str = "apiVersion: pdp/v1
 kind: Substrate
 metadata: {name: node}
@@ -1076,7 +1077,7 @@ spec:
 
 #[test]
 fn segments_and_transits() {
-    // With keys behind the list, where it ends in the text.
+    // The keys follow the list of ends, if it is closed.
     let closed = |ends: &str| if ends.contains(']') { ends.into() } else { format!("{ends}]") };
     let with = |ends: &str| apply_to(&LINKS.replace("ENDS]", &closed(ends)), &machine());
     let link = |ends: &str| with(ends).unwrap().vnets["red"].spec.links[0].clone();
@@ -1107,7 +1108,7 @@ fn segments_and_transits() {
         "\"h1:eth0\", \"h2:eth0\", \"h2:eth1\"], segment: {floodPps: 0}",
         "floodPps 0 is not within 1 to 1000000",
     );
-    // What leaves by each end counts at its interface.
+    // Egress of each end counts at its interface.
     let ends = "\"external:v\", \"external:w\"], guarantee: \"60M\", queue: 1";
     let small = LINKS.replace("{device: ext-a}", "{device: ext-a, capacity: 100M}");
     let words = apply_to(&small.replace("ENDS]", ends), &machine()).unwrap_err();
@@ -1133,9 +1134,9 @@ fn segments_and_transits() {
     );
 }
 
-/// How frames leave by the ends of a link.
+/// Egress settings of links' ends.
 #[test]
-fn what_is_done_to_frames() {
+fn egress_settings_are_checked() {
     let link = |more: &str| {
         let spec = GOOD.replace("      rate: 100Mbps", &format!("      rate: 100Mbps\n{more}"));
         apply_to(&spec, &machine())
@@ -1226,14 +1227,18 @@ fn what_is_done_to_frames() {
         link("      queue: 50ms\n      at: {\"h1:eth0\": {delay: 20ms, rate: 1Gbps, seed: 3}}");
     let intent = intent.unwrap();
     let link = &intent.vnets["red"].spec.links[0];
-    let told: Vec<_> = link.all_leaving().map(|(_, leaving)| leaving.told()).collect();
+    let told: Vec<_> = link.egress_ends().map(|(_, leaving)| leaving.to_mux()).collect();
     assert_eq!((told[0].rate_bps, told[0].queue_bytes), (Some(100_000_000), 625_000));
     assert_eq!((told[1].rate_bps, told[1].queue_bytes), (Some(1_000_000_000), 6_250_000));
     assert_eq!((told[0].impairments.delay_ns, told[1].impairments.delay_ns), (0, 20_000_000));
     assert_eq!(link.rate_bps_max(), Some(1_000_000_000));
-    // 2.5 MB on their way at 1 Gbps and 20 ms, with what frames of 60 bytes need beside them.
-    assert!((2_500_000..4_200_000).contains(&link.line_bytes()), "{}", link.line_bytes());
-    // Each step is whole: what it does not say stays.
+    // 2.5 MB in flight at 1 Gbps and 20 ms, plus overhead for frames of 60 bytes.
+    assert!(
+        (2_500_000..4_200_000).contains(&link.delay_line_bytes()),
+        "{}",
+        link.delay_line_bytes()
+    );
+    // Each step is complete: missing keys keep their values.
     let spec = "rate: 100Mbps\n      delay: 5ms\n      schedule:\n        - {at: 1s, up: false}\n        \
                 - {at: 2s, loss: 1%}\n        - {at: 3s, up: true, delay: 0}";
     let intent = apply_to(&GOOD.replace("rate: 100Mbps", spec), &machine()).unwrap();
@@ -1242,7 +1247,7 @@ fn what_is_done_to_frames() {
         .steps()
         .into_iter()
         .map(|(at, up, leaving)| {
-            let what = leaving[1].told().impairments;
+            let what = leaving[1].to_mux().impairments;
             (at.0 / 1_000_000_000, up, what.delay_ns, what.loss.0)
         })
         .collect();
@@ -1250,7 +1255,7 @@ fn what_is_done_to_frames() {
         steps,
         [(1, false, 5_000_000, 0), (2, false, 5_000_000, 10_000_000), (3, true, 0, 10_000_000)]
     );
-    // Keys one by one, as `pdp link set` has them.
+    // Single keys, as for `pdp link set`.
     let set = |key: &str, value: &str| {
         let value = Some(value.to_owned()).filter(|value| !value.is_empty());
         [(key.to_owned(), value)].into()
@@ -1258,7 +1263,7 @@ fn what_is_done_to_frames() {
     link.set(None, &set("loss", "0.5%")).unwrap();
     link.set(None, &set("delay", "")).unwrap();
     link.set(Some("h1:eth0"), &set("weight", "7")).unwrap();
-    let all = link.leaving_of_all();
+    let all = link.default_egress();
     assert_eq!((all.loss.unwrap().0, all.delay, all.weight), (5_000_000, None, None));
     assert_eq!(link.at.values().next().unwrap().weight, Some(7));
     link.set(Some("h1:eth0"), &set("weight", "")).unwrap();
@@ -1273,7 +1278,7 @@ fn what_is_done_to_frames() {
         let error = link.set(at, &set(key, value)).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    // Queues are a list in JSON, of all ends or of one.
+    // Queues are a JSON list, for all ends or for one.
     let told = |link: &pdp_spec::Link, end: &str| link.queues(&end.parse().unwrap());
     link.set(None, &set("queues", r#"[{"name": "a", "dscp": [46]}, {"name": "b", "weight": 3}]"#))
         .unwrap();
@@ -1281,7 +1286,7 @@ fn what_is_done_to_frames() {
     let [all, one] = ["r1:eth0", "h1:eth0"].map(|end| told(&link, end));
     assert_eq!((all.len(), all[0].dscp.as_slice(), all[1].weight), (2, &[46][..], 3));
     assert_eq!((one.len(), one[0].frames, one[0].bytes, link.queues_count()), (1, 4096, 1024, 3));
-    assert_eq!(link.mux_bytes(), link.line_bytes() + 3 * 128);
+    assert_eq!(link.mux_bytes(), link.delay_line_bytes() + 3 * 128);
     assert!(link.steps().iter().all(|(_, _, all)| all.iter().all(|it| it.queues.is_none())));
     for wrong in ["[", "[1]", "[{}]", r#"[{"name": "a", "dscp": [256]}]"#, &"[".repeat(9999)] {
         assert!(link.set(None, &set("queues", wrong)).is_err(), "{wrong}");
@@ -1289,11 +1294,11 @@ fn what_is_done_to_frames() {
     link.set(None, &set("queues", "")).unwrap();
     link.set(Some("h1:eth0"), &set("queues", "")).unwrap();
     assert_eq!(link.queues_count(), 0);
-    // Frames leave by a node's interface to what is outside there; an external by itself sends nothing.
+    // Frames to the outside egress at the node's interface; the external itself has no egress.
     let end = "rate: 600Mbps\n      at: {\"external:to-x\": {delay: 1ms}}";
     let words = apply_to(&GOOD.replace("rate: 600Mbps", end), &machine()).unwrap_err();
     assert!(words.contains("no frames leave by external:to-x"), "{words}");
-    // Memory is the product of rate and delay, and is somebody's.
+    // The memory is the product of rate and delay, and counts for the network's owner.
     let much = GOOD.replace("rate: 600Mbps", "rate: 10Gbps\n      delay: 10s");
     let words = apply_to(&much, &machine()).unwrap_err();
     assert!(words.contains("frames that wait for delays take"), "{words}");

@@ -1,4 +1,5 @@
-//! What is written for several is what it is written out by hand, wrong where it is written, and bounded.
+//! An expanded spec equals the same spec written by hand.
+//! Errors have the original positions, and the size is bounded.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -14,7 +15,7 @@ fn lab(spec: &str) -> String {
     format!("apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: lab}}\nspec:\n{spec}")
 }
 
-/// A spec as it is stored, without what a check adds.
+/// Returns a spec as stored, without the defaults that a check adds.
 fn try_spec(text: &str) -> Result<VirtualNetworkSpec, String> {
     let documents = parse(&[source(&lab(text))])
         .map_err(|wrong| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))?;
@@ -39,9 +40,10 @@ fn refused(text: &str, expected: &str) {
     assert_eq!(try_spec(text).expect_err("refused"), expected);
 }
 
-/// A data plane of another kind has nothing of the one that it replaces; one that names no kind keeps it.
+/// A data plane of another kind inherits nothing from the
+/// one that it replaces; one without a kind keeps it.
 #[test]
-fn a_data_plane_of_another_kind_replaces() {
+fn data_plane_of_another_kind_inherits_nothing() {
     same(
         "
   kinds: {router: {dataPlane: {power: 0.2, guests: 2, kernelHooks: ignore}}}
@@ -96,7 +98,7 @@ fn nearest_wins() {
 }
 
 #[test]
-fn what_is_one_thing_is_replaced_as_one() {
+fn single_values_are_replaced_as_a_whole() {
     same(
         "
   defaults:
@@ -142,7 +144,7 @@ fn links_have_defaults_and_groups() {
 }
 
 #[test]
-fn ranges_are_nodes_interfaces_externals_and_links() {
+fn ranges_expand_nodes_interfaces_externals_and_links() {
     same(
         "
   nodes:
@@ -186,7 +188,7 @@ fn ranges_are_nodes_interfaces_externals_and_links() {
 }
 
 #[test]
-fn files_are_found_by_what_names_come_to() {
+fn file_paths_expand_their_placeholders() {
     let text = lab("
   groups: {leaf: {files: {/etc/x: {from: 'conf/{name}'}}}}
   nodes: {'leaf[1-2]': {kind: host, group: leaf}}
@@ -200,7 +202,7 @@ fn files_are_found_by_what_names_come_to() {
 }
 
 #[test]
-fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
+fn template_errors_are_reported_once_with_position() {
     refused(
         "
   defaults: {kind: host, resource: {cpu: 1}}
@@ -264,7 +266,7 @@ fn what_is_wrong_is_found_where_it_is_written_and_told_once() {
 }
 
 #[test]
-fn a_placeholder_without_a_range_is_told_with_how_to_give_it_one() {
+fn placeholder_without_range_is_refused_with_a_hint() {
     refused(
         "
   kinds: {host: {interfaces: {eth0: {addresses: ['10.0.{(n-1)%4}.1/24']}}}}
@@ -277,7 +279,7 @@ fn a_placeholder_without_a_range_is_told_with_how_to_give_it_one() {
 }
 
 #[test]
-fn links_whose_ranges_do_not_go_together() {
+fn links_with_mismatched_ranges_are_refused() {
     refused(
         "
   nodes: {}
@@ -296,9 +298,9 @@ fn links_whose_ranges_do_not_go_together() {
     );
 }
 
-/// A small file that stands for much is refused before it is made.
+/// A small file with a huge expansion is rejected before it is expanded.
 #[test]
-fn what_is_too_much_is_refused_at_once() {
+fn huge_expansions_are_refused_before_expanding() {
     let began = Instant::now();
     refused(
         "
@@ -339,11 +341,11 @@ fn what_is_too_much_is_refused_at_once() {
     let expected = "lab.yaml:6:52: node lab/a16: written out, this is more than the 16777216 bytes of a spec file (give \
                     fewer or shorter ones; put large files into an image)";
     assert_eq!(why, expected);
-    // A minute and more were it made.
+    // The expansion would take a minute or more.
     assert!(began.elapsed().as_secs() < 60);
 }
 
-/// A network as in examples/fabric.yaml, by hand.
+/// A network like examples/fabric.yaml, written by hand.
 fn fabric_by_hand(leaves: u32, spines: u32, group: bool) -> String {
     let mut text = String::from("\n  nodes:");
     for leaf in 1..=leaves {
@@ -395,7 +397,7 @@ fn fabric(leaves: u32, spines: u32, group: bool) -> String {
     )
 }
 
-/// Keys and values of all sorts at all places.
+/// Keys and values of all kinds at all places.
 fn noise() -> impl Strategy<Value = serde_json::Value> {
     use serde_json::{Value, json};
     let word = prop::sample::select(vec![
@@ -466,7 +468,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_short_is_what_is_written_out(
+    fn ranges_equal_their_written_out_form(
         leaves in 1u32..12, spines in 1u32..12, group in any::<bool>(),
     ) {
         let (short, long) = (fabric(leaves, spines, group), fabric_by_hand(leaves, spines, group));
@@ -477,9 +479,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// No panic; what is taken is plain, and taken again as the same.
+    /// No panic; an accepted spec is expanded, and accepted again unchanged.
     #[test]
-    fn any_tree_is_refused_with_places_or_taken(spec in noise()) {
+    fn any_spec_is_accepted_or_refused_with_positions(spec in noise()) {
         let document = serde_json::json!({
             "apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": "lab"}, "spec": spec,
         });

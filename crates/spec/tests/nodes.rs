@@ -1,8 +1,8 @@
-//! What nodes have of their own beside interfaces and commands: loopback addresses, static routes, sysctls.
+//! Settings of nodes besides interfaces and commands: loopback addresses, static routes, sysctls.
 
 use pdp_spec::{Existing, Intent, SourceFile, Substrate, check, parse, sysctl};
 
-/// Two routers, of which the first has `keys`, and what is said of them.
+/// Checks two routers, of which the first has `keys`, and returns the errors.
 fn apply(keys: &str) -> Result<Intent, String> {
     let text = format!(
         "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: v}}\nspec:\n  nodes:\n    r1:\n\
@@ -19,7 +19,7 @@ fn apply(keys: &str) -> Result<Intent, String> {
     })
 }
 
-/// That these keys are refused with these words, behind line and node.
+/// Checks that these keys are rejected with these words, after line and node.
 #[track_caller]
 fn says(keys: &str, expected: &str) {
     let refused = apply(keys).expect_err("refused");
@@ -41,7 +41,7 @@ fn loopback_addresses() {
 }
 
 #[test]
-fn routes_of_every_kind_are_right() {
+fn valid_routes_of_every_kind_are_accepted() {
     let intent = apply(
         r#"routes:
         - {to: 10.100.0.0/16, via: 10.1.0.2}
@@ -65,13 +65,13 @@ fn routes_of_every_kind_are_right() {
     assert_eq!(prefixes[11], "10.108.0.1/32");
     let weights: Vec<_> = routes[3].hops().iter().map(|hop| hop.weight).collect();
     assert_eq!(weights, [1, 3]);
-    // What was stored reads back as itself.
+    // A stored spec reads back unchanged.
     let stored = serde_json::to_string(routes).unwrap();
     assert_eq!(&serde_json::from_str::<Vec<pdp_spec::StaticRoute>>(&stored).unwrap(), routes);
 }
 
 #[test]
-fn routes_that_the_kernel_would_refuse() {
+fn routes_the_kernel_would_refuse_are_refused() {
     let route = |route: &str, expected| says(&format!("routes: [{{to: {route}}}]"), expected);
     route(
         "10.9.0.0/16, via: 192.0.2.1",
@@ -141,7 +141,7 @@ fn routes_that_the_kernel_would_refuse() {
 }
 
 #[test]
-fn files_of_a_program() {
+fn program_files_are_checked() {
     let program = |files: &str| {
         format!("dataPlane: {{program: {{run: /hub.py, attach: tap, files: {{{files}}}}}}}")
     };
@@ -174,7 +174,7 @@ fn files_of_a_program() {
         "files have 262145 bytes, 262144 at most (put them into an image instead)",
     );
 
-    // From a file beside the spec.
+    // From a file next to the spec.
     let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: v}\nspec: {nodes: {r1: {kind: router, \
                 interfaces: {}, dataPlane: {program: {run: /x, attach: tap, files: {/x: {from: hub.py}}}}}}}\n";
     let file = SourceFile::read("v.yaml", text, |path, _| Ok(format!("of {path}").into_bytes()));
@@ -187,7 +187,7 @@ fn files_of_a_program() {
 }
 
 #[test]
-fn sysctls_on_the_list_and_off_it() {
+fn only_listed_sysctls_can_be_set() {
     let keys = "sysctls: {net.ipv4.tcp_ecn: 1, net.ipv4.conf.all.rp_filter: 2, \
                 net.ipv4.conf.eth0/5.proxy_arp: 1, net.ipv6.conf.lo.disable_ipv6: 1, \
                 net.ipv4.tcp_rmem: \"4096 131072 6291456\"}";
@@ -218,7 +218,7 @@ fn sysctls_on_the_list_and_off_it() {
          forwarding guests; make it kind: host, or remove it)",
     );
     one("net.ipv4.conf.eth7.rp_filter", "interface eth7 does not exist (did you mean eth0?)");
-    // No name leads out of the list, whatever stands for the interface.
+    // No interface name makes a sysctl outside the list valid.
     for name in
         ["net.ipv4.conf./../../kernel.rp_filter", "net.ipv4.conf...rp_filter", "net.ipv4.conf.all"]
     {

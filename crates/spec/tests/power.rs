@@ -1,4 +1,5 @@
-//! Power that is guaranteed, and power that is borrowed: who is refused, what that is told, and who is not.
+//! Guaranteed and borrowed power: which changes are
+//! rejected and with which message, and which are accepted.
 
 use pdp_spec::units::Cores;
 use pdp_spec::{Existing, Intent, Object, SourceFile, Substrate, check, parse};
@@ -20,7 +21,7 @@ metadata: {name: acme}
 spec: {quota: {power: 0.3, vnets: 64}}
 ";
 
-/// A network of one router.
+/// A network with one router.
 fn lab(name: &str, plane: &str) -> String {
     format!(
         "
@@ -51,14 +52,14 @@ fn node() -> Existing {
     apply(&[NODE.into()], &machine).unwrap()
 }
 
-/// Shares of a network's router, thousandths of a core by engine.
+/// Returns shares of a network's router, thousandths of a core by engine.
 fn has(node: &Existing, vnet: &str) -> Vec<(String, u32)> {
     let shares = &node.vnets[vnet].shares()["r1"];
     shares.iter().map(|share| (share.engine.clone(), share.millicores)).collect()
 }
 
 #[test]
-fn a_lab_that_names_no_power_has_room_on_a_full_machine() {
+fn lab_without_power_fits_on_a_full_machine() {
     let full = [with_plane("a", "{power: 1}"), with_plane("b", "{power: 0.5}")];
     let node = apply(&full, &node()).unwrap();
     let labs: Vec<String> = (0..100).map(|number| lab(&format!("lab{number}"), "")).collect();
@@ -68,30 +69,30 @@ fn a_lab_that_names_no_power_has_room_on_a_full_machine() {
         let plane = node.vnets[&vnet].spec.nodes["r1"].guests().unwrap();
         assert!(plane.borrows() && plane.power.is_none(), "{plane:?}");
     }
-    // More guests, or `borrow` said aloud: the same.
+    // More guests, or an explicit `borrow`: the same result.
     let more = [with_plane("more", "{guests: 3}"), with_plane("aloud", "{borrow: true}")];
     let node = apply(&more, &node).unwrap();
     assert_eq!(has(&node, "more").len(), 3);
-    // One that is to be guaranteed something is refused, and told the ways out.
+    // A router that needs a guarantee is rejected, with advice.
     let words = apply(&[with_plane("c", "{power: 0.2}")], &node).err().unwrap();
     assert_eq!(
         words,
         "f:5:54: node c/r1: power 0.2 has no room: forwarding engines have 0 free (fe1: 0, fe2: 0) \
          (leave power out to borrow what others leave, or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them))"
     );
-    // `borrow` with power keeps what was promised of it: that is no way around.
+    // `borrow` with power keeps the guarantee, so it does not help.
     assert!(apply(&[with_plane("c", "{power: 0.2, borrow: true}")], &node).is_err());
     assert!(apply(&[with_plane("c", "{borrow: false}")], &node).is_err());
-    // Who had a guarantee gives it back by leaving `power` out, and stays where it was.
+    // A router releases its guarantee if `power` is removed, and keeps its engine.
     let node = apply(&[lab("a", "")], &node).unwrap();
     assert_eq!(has(&node, "a"), [("fe1".to_owned(), 0)]);
     let node = apply(&[with_plane("c", "{power: 1}")], &node).unwrap();
     assert_eq!(has(&node, "c"), [("fe1".to_owned(), 1000)]);
 }
 
-/// docs/spec.md shows the one that holds where none was applied.
+/// docs/spec.md shows the default substrate.
 #[test]
-fn the_default_substrate_is_the_documented_one() {
+fn default_substrate_matches_the_docs() {
     let docs = include_str!("../../../docs/spec.md");
     let (_, text) = docs.split_once("On a machine with two CPUs it is:\n\n```yaml\n").unwrap();
     let (text, _) = text.split_once("```").unwrap();
@@ -100,9 +101,9 @@ fn the_default_substrate_is_the_documented_one() {
     assert_eq!(document.object, Object::Substrate(Substrate::of_machine(&(0..2).collect())));
 }
 
-/// For one external interface nobody has to restate the machine's CPUs.
+/// A substrate with only an external interface need not repeat the machine's CPUs.
 #[test]
-fn a_substrate_that_names_no_cpus_has_the_machines() {
+fn substrate_without_cpus_uses_the_machines_cpus() {
     let substrate = |more: &str| {
         "apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: node}\nspec:\n  interfaces: {A: {device: lab1}}\n"
             .to_owned()
@@ -120,16 +121,16 @@ fn a_substrate_that_names_no_cpus_has_the_machines() {
 }
 
 #[test]
-fn without_power_and_without_borrowing_there_is_the_default() {
+fn router_without_borrowing_gets_the_default_power() {
     let node = apply(&[with_plane("a", "{borrow: false}")], &node()).unwrap();
     assert_eq!(has(&node, "a"), [("fe2".to_owned(), 100)]);
     let plane = node.vnets["a"].spec.nodes["r1"].guests().unwrap();
     assert!(!plane.borrows() && plane.power == Some(Cores(100)), "{plane:?}");
 }
 
-/// What a tenant's guests have is counted, so they have a number.
+/// Quotas count a tenant's guests, so these have a guarantee.
 #[test]
-fn a_tenants_quota_of_power_counts_each_of_its_guests() {
+fn power_quota_counts_every_guest() {
     let labs = |plane: &str| {
         let names = ["acme.a", "acme.b", "acme.c"];
         names.map(|name| with_plane(name, plane)).to_vec()
@@ -137,7 +138,7 @@ fn a_tenants_quota_of_power_counts_each_of_its_guests() {
     for plane in ["{}", "{borrow: true}"] {
         let node = apply(&labs(plane), &node()).unwrap();
         assert_eq!(has(&node, "acme.c"), [("fe2".to_owned(), 100)], "{plane}");
-        let acme = Existing { asker: Some("acme".into()), ..node };
+        let acme = Existing { requester: Some("acme".into()), ..node };
         let words = apply(&[lab("acme.d", "")], &acme).err().unwrap();
         assert!(words.contains("power: 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
     }
@@ -147,9 +148,9 @@ fn fast(name: &str, power: &str) -> String {
     with_plane(name, &format!("{{kind: fastpath, power: {power}}}"))
 }
 
-/// What the mux leaves beside the moving of frames is given once, and who is refused is told why and what to do.
+/// Fast paths get the mux's power beyond moving frames, once. A rejection has a reason and advice.
 #[test]
-fn fast_paths_have_half_of_the_mux() {
+fn fast_paths_can_use_half_of_the_mux() {
     let node = apply(&[fast("a", "0.3"), fast("b", "0.15")], &node()).unwrap();
     let refused = |text: String, node: &Existing| apply(&[text], node).err().unwrap();
     assert_eq!(
@@ -158,14 +159,15 @@ fn fast_paths_have_half_of_the_mux() {
          for less, leave power out to borrow what others leave, or give the mux more (spec.mux.power of the Substrate; \
          pdp inspect substrate shows it))"
     );
-    // Who names none is never refused, and what is given back is there for others of the same change.
+    // A router without `power` is never rejected, and
+    // others in the same change get what one releases.
     let node = apply(&[with_plane("c", "{kind: fastpath}"), fast("d", "0.05")], &node).unwrap();
     let node = apply(&[fast("c", "0.2"), fast("a", "0.1")], &node).unwrap();
     assert!(apply(&[fast("b", "0.151")], &node).is_err());
-    // It is none of the engines'.
+    // Fast paths take no power of engines.
     let node = apply(&[with_plane("e", "{power: 1}")], &node).unwrap();
     assert!(has(&node, "e") == [("fe1".to_owned(), 1000)]);
-    // The mux can't have less than it has promised.
+    // The mux can't have less than its guarantees.
     let less = |mux: &str| NODE.split("---").next().unwrap().replace("cpus: \"0\"", mux);
     let words = refused(less("cpus: \"0\", power: 0.9"), &node);
     assert!(
@@ -184,27 +186,27 @@ fn fast_paths_have_half_of_the_mux() {
     assert!(words.contains("power 0 is below 0.001"), "{words}");
 }
 
-/// Where the kernel forwards, its power is one share of an engine, as a forwarding guest's.
+/// If the kernel forwards, its power is one share of an engine, like a forwarding guest's.
 #[test]
-fn the_kernels_power_is_a_share_of_one_engine() {
+fn kernel_power_comes_from_one_engine() {
     let kernel = |name: &str, keys: &str| with_plane(name, &format!("{{kind: kernel{keys}}}"));
     let node = apply(&[kernel("a", ", power: 0.9"), kernel("b", "")], &node()).unwrap();
     assert_eq!(has(&node, "a"), [("fe1".to_owned(), 900)]);
     let [(_, 0)] = has(&node, "b")[..] else { panic!("{:?}", has(&node, "b")) };
-    // It is never split, and `split` is no key of it.
+    // It is never split, and has no `split` key.
     let words = apply(&[kernel("c", ", power: 0.6")], &node).err().unwrap();
     assert!(words.contains("power 0.6 has no room"), "{words}");
     let node = apply(&[with_plane("d", "{power: 0.5}")], &node).unwrap();
     assert!(
         apply(&[kernel("c", ", borrow: false")], &node).is_ok_and(|it| has(&it, "c")[0].1 == 100)
     );
-    // A tenant's is counted, whether it names some or none.
+    // A tenant's counts, with or without `power`.
     let node =
         apply(&[kernel("a", ""), kernel("acme.a", ""), kernel("acme.b", ", power: 0.2")], &node);
     let node = node.unwrap();
     assert_eq!(has(&node, "acme.a")[0].1, 100);
     assert_eq!(node.vnets["acme.b"].usage().power_millicores, 200);
-    let acme = Existing { asker: Some("acme".into()), ..node };
+    let acme = Existing { requester: Some("acme".into()), ..node };
     let words = apply(&[kernel("acme.c", "")], &acme).err().unwrap();
     assert!(words.contains("power: 0.1 exceeds tenant acme's quota of 0.3"), "{words}");
     let words = apply(&[kernel("acme.b", ", power: 0")], &acme).err().unwrap();
@@ -213,7 +215,7 @@ fn the_kernels_power_is_a_share_of_one_engine() {
 
 /// One worker forwards for a virtual network.
 #[test]
-fn fast_paths_of_one_network_have_half_of_a_worker() {
+fn one_vnets_fast_paths_use_half_a_worker() {
     let two = NODE.replace("cpus: \"0\"", "cpus: \"0,3\", workers: 2");
     let machine = Existing { cpus: (0..4).collect(), ..Existing::default() };
     let node = apply(&[two], &machine).unwrap();
@@ -228,12 +230,12 @@ fn fast_paths_of_one_network_have_half_of_a_worker() {
     assert!(apply(&[fast("a", "0.5"), fast("b", "0.5"), fast("c", "0.001")], &node).is_err());
 }
 
-/// A tenant's quota counts it, and of others it is told nothing.
+/// A tenant's quota counts it, and its errors reveal nothing about others.
 #[test]
-fn a_tenants_fast_paths_are_counted() {
+fn power_quota_counts_fast_paths() {
     let node = apply(&[fast("theirs", "0.3"), fast("acme.a", "0.1")], &node()).unwrap();
     assert_eq!(node.vnets["acme.a"].usage().power_millicores, 100);
-    let acme = Existing { asker: Some("acme".into()), ..node };
+    let acme = Existing { requester: Some("acme".into()), ..node };
     let words = apply(&[fast("acme.b", "0.25")], &acme).err().unwrap();
     assert!(words.contains("power: 0.25 exceeds tenant acme's quota of 0.3"), "{words}");
     let words = apply(&[fast("acme.b", "0.15")], &acme).err().unwrap();
@@ -245,10 +247,10 @@ fn a_tenants_fast_paths_are_counted() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever comes in whatever order: who borrows is never refused for power, and who is guaranteed
-    /// some has it to the thousandth, or is refused as if nobody borrowed.
+    /// For any changes in any order: a router that borrows is never rejected for power.
+    /// One with a guarantee gets it exactly, or is rejected as if nobody borrowed.
     #[test]
-    fn who_borrows_is_never_refused_and_takes_from_nobody(
+    fn borrowing_router_is_accepted_and_takes_no_guarantee(
         steps in proptest::collection::vec((0..12u8, proptest::option::of(1..1200u32)), 1..40),
     ) {
         let (mut alone, mut beside) = (node(), node());

@@ -1,4 +1,4 @@
-//! Properties: noise never panics, what is written reads back, checking twice changes nothing.
+//! Properties: noise never panics, written values read back, checking twice changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -22,12 +22,12 @@ fn machine() -> Existing {
     Existing { devices: Some(BTreeMap::from(devices)), ..Existing::default() }
 }
 
-/// One to which no Substrate was applied.
+/// A machine without an applied Substrate.
 fn bare_machine() -> Existing {
     Existing { substrate: Some(Substrate::of_machine(&(0..2).collect())), ..machine() }
 }
 
-/// Reads, checks and renders; whatever comes of it.
+/// Parses, checks and renders, whatever the result.
 fn run(text: &str) {
     let sources = [source(text)];
     let wrong = match parse(&sources) {
@@ -47,7 +47,7 @@ fn as_documents(objects: &[Object]) -> Vec<Document> {
 }
 
 #[test]
-fn what_is_stored_reads_back_and_checks_to_the_same() {
+fn stored_specs_check_to_the_same_intent() {
     for (text, machine) in [(OSPF, bare_machine()), (FIGURE, machine())] {
         let documents = parse(&[source(text)]).unwrap();
         let first = check(&documents, &machine).unwrap();
@@ -68,7 +68,7 @@ fn what_is_stored_reads_back_and_checks_to_the_same() {
 }
 
 #[test]
-fn link_addresses_are_local_unicast_and_stable() {
+fn mac_addresses_are_local_unicast_and_stable() {
     let intent = check(&parse(&[source(OSPF)]).unwrap(), &bare_machine()).unwrap();
     let macs: Vec<Mac> = intent.vnets["ospf"]
         .spec
@@ -85,7 +85,7 @@ fn link_addresses_are_local_unicast_and_stable() {
 }
 
 #[test]
-fn rendering_marks_the_place() {
+fn rendered_errors_show_their_position() {
     let sources = [source("apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: a}\nspek: {}\n")];
     let wrong = parse(&sources).unwrap_err();
     let text = render(&wrong, &sources, false);
@@ -95,9 +95,9 @@ fn rendering_marks_the_place() {
     assert!(text.contains("spek: {}"), "{text}");
 }
 
-/// YAML knows lines that end with a carriage return alone.
+/// In YAML, a carriage return alone may end a line.
 #[test]
-fn the_place_is_right_whatever_ends_lines() {
+fn error_positions_are_right_for_any_line_ending() {
     for end in ["\n", "\r\n", "\r"] {
         let lines =
             ["apiVersion: pdp/v1", "kind: Substrate", "metadata: {name: a}", "spek: {}", ""];
@@ -110,7 +110,7 @@ fn the_place_is_right_whatever_ends_lines() {
 }
 
 #[test]
-fn aliases_do_not_multiply_without_bound() {
+fn nested_aliases_do_not_explode() {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for n in 1..12 {
         let refs = vec![format!("*a{}", n - 1); 10].join(", ");
@@ -119,9 +119,9 @@ fn aliases_do_not_multiply_without_bound() {
     run(&text);
 }
 
-/// The stack is three quarters of what a thread of pdpd has.
+/// The stack is three quarters of a pdpd thread's stack.
 #[test]
-fn what_is_nested_deeply_is_refused_before_the_stack_is_full() {
+fn deep_nesting_is_refused_without_stack_overflow() {
     let block = (0..3000).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
     let texts = ["[".repeat(100_000), "{a: ".repeat(300_000), "- ".repeat(100_000), block];
     let deep = |text: String| {
@@ -131,7 +131,7 @@ fn what_is_nested_deeply_is_refused_before_the_stack_is_full() {
     all.spawn(move || texts.into_iter().for_each(deep)).unwrap().join().unwrap();
 }
 
-/// What a vnet wants of what all share.
+/// A vnet's demand on shared resources.
 #[derive(Clone, Debug)]
 struct Wish {
     tunnel: Option<(bool, u32)>,
@@ -210,7 +210,7 @@ spec:
     )
 }
 
-/// What there is once this is applied; `None`: it is refused.
+/// Returns the state after applying this; `None` if it is rejected.
 fn apply(text: &str, before: &Existing) -> Option<Existing> {
     let documents = parse(&[source(text)]).unwrap_or_else(|wrong| panic!("{wrong:?}"));
     let intent = check(&documents, before).ok()?;
@@ -239,15 +239,15 @@ proptest! {
     }
 
     #[test]
-    fn a_spec_cut_off_never_panics(at in 0..FIGURE.len()) {
+    fn truncated_specs_never_panic(at in 0..FIGURE.len()) {
         if FIGURE.is_char_boundary(at) {
             run(&FIGURE[..at]);
         }
     }
 
-    /// Whoever comes last: what all share is not exceeded, and no key is taken twice.
+    /// In any order: shared resources are not exceeded, and no key is taken twice.
     #[test]
-    fn one_after_the_other_is_as_all_at_once(
+    fn applying_one_by_one_equals_all_at_once(
         wishes in prop::collection::vec(wish(), 1..5),
         tight in (1u32..10, 1u32..60, 1u32..10, 1u32..=10, 1400u32..1500),
     ) {
@@ -266,7 +266,7 @@ proptest! {
         if let Some(all) = &all {
             prop_assert_eq!(apply(&bounds, all).is_some(), at_once);
         }
-        // A device that takes smaller packets than before is found by whatever is applied next.
+        // The next change reports a device that takes smaller packets than before.
         if let Some(mut all) = all {
             all.devices.as_mut().unwrap().insert("ext-a".into(), InterfaceFacts { mtu });
             let fits = wishes.iter().all(|wish| wish.bytes().is_none_or(|bytes| bytes <= mtu));

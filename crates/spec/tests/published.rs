@@ -1,4 +1,4 @@
-//! What is published equals what the types say, and the examples are right by it.
+//! Published files match the types, and the examples are valid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,12 +29,12 @@ fn reference_is_current() {
 }
 
 #[test]
-fn the_list_of_sysctls_is_current() {
+fn sysctl_list_is_current() {
     let text = std::fs::read_to_string(root().join("docs/sysctls.md")).unwrap();
     assert!(text == sysctl::markdown(), "{PUBLISH}");
 }
 
-/// Every key of the schema, wherever it is.
+/// Collects every key of the schema, at any depth.
 fn keys(schema: &Value, found: &mut BTreeSet<String>) {
     match schema {
         Value::Object(entries) => {
@@ -72,9 +72,9 @@ fn spec_files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The examples' objects, each file by itself, with devices and CPUs as they name them.
+/// Checks the examples' objects, each file by itself, with devices and CPUs as they name them.
 #[test]
-fn examples_are_right() {
+fn examples_are_valid() {
     let validator = jsonschema::validator_for(&schema::published()).unwrap();
     let files = spec_files(&root().join("examples"));
     let text = std::fs::read_to_string(root().join("examples/cable.yaml")).unwrap();

@@ -1,5 +1,5 @@
-//! What a newcomer gets wrong first, and is told: the mistakes that a review of first use made, each with the object,
-//! the value and what to do.
+//! First mistakes of newcomers, from a review of first
+//! use. Each error has the object, the value and advice.
 
 use pdp_spec::{Existing, SourceFile, Substrate, check, parse};
 
@@ -21,7 +21,7 @@ spec:
     - endpoints: ["r1:eth1", "h2:eth0"]
 "#;
 
-/// Checked as `pdp validate` does, without a daemon and without a Substrate.
+/// Checks like `pdp validate`, without a daemon and without a Substrate.
 fn validate(text: &str) -> Result<(), String> {
     let file = SourceFile { name: "lab.yaml".into(), text: text.into(), ..Default::default() };
     let substrate = Some(Substrate::of_machine(&(0..2).collect()));
@@ -32,9 +32,9 @@ fn validate(text: &str) -> Result<(), String> {
         .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
-/// A mistake, and parts of what is said of it.
+/// A mistake, and parts of its error.
 const MISTAKES: [(&str, &str, &[&str]); 17] = [
-    // Links, which `validate` once took as they were.
+    // Links, which `validate` once did not check.
     (
         "\"h2:eth0\"]",
         "\"h3:eth0\"]",
@@ -106,7 +106,7 @@ const MISTAKES: [(&str, &str, &[&str]); 17] = [
 ];
 
 #[test]
-fn a_newcomers_mistakes_are_told_with_what_to_do() {
+fn beginners_mistakes_get_errors_with_advice() {
     validate(LAB).expect("the lab is right");
     for (right, wrong, parts) in MISTAKES {
         assert!(LAB.contains(right), "{right}");
@@ -120,9 +120,9 @@ fn a_newcomers_mistakes_are_told_with_what_to_do() {
     }
 }
 
-/// Ten routers that say nothing of power, and the lab again and again: there is always room.
+/// Ten routers without `power`, and the lab repeatedly: there is always capacity.
 #[test]
-fn a_small_machine_is_not_full_after_the_first_labs() {
+fn small_machine_has_capacity_for_many_labs() {
     let more: String = (2..12).map(|number| format!("    r{number}: {{kind: router}}\n")).collect();
     validate(&LAB.replacen("  links:", &format!("{more}  links:"), 1)).expect("ten routers");
 }

@@ -1,4 +1,5 @@
-//! The table of what all share: it names what is there, and nothing that bounds something shared is outside of it.
+//! The table of shared resources: each row refers to existing
+//! code, and no limit of a shared resource is missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,13 +7,15 @@ use std::path::{Path, PathBuf};
 
 use pdp_spec::shared::{self, ALL, BEGIN, END};
 
-/// Constants `*_MAX` that bound what one owner alone has, or what nobody takes from another: see its head.
+/// Constants `*_MAX` that limit a single owner's resources,
+/// or that affect nobody else. See the file's head.
 const OWN: &str = include_str!("shared/own.txt");
 
-/// Constants `*_MAX` that bound what all share without a share for each tenant, with what becomes of what is beyond.
+/// Constants `*_MAX` that limit shared resources without a
+/// share for each tenant, with the effect of exceeding them.
 const WITHOUT_SHARE: &str = include_str!("shared/without_share.txt");
 
-/// Crates whose bounds concern nobody on a node: measurements, demonstrations and tests.
+/// Crates whose limits affect nobody on a node: measurements, demonstrations and tests.
 const OUTSIDE: [&str; 4] = ["bench", "demo", "fuzz", "e2e"];
 
 fn crates() -> PathBuf {
@@ -30,7 +33,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Constants `*_MAX` of the text of a file before its tests.
+/// Returns constants `*_MAX` in a file's text before its tests.
 fn bounds(text: &str) -> impl Iterator<Item = &str> {
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     code.lines().filter_map(|line| {
@@ -41,7 +44,7 @@ fn bounds(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// All of them, as `FILE NAME`.
+/// Returns all of them, as `FILE NAME`.
 fn all_bounds() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(crates()).unwrap() {
@@ -62,7 +65,7 @@ fn all_bounds() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_bound_of_what_all_share_has_a_row() {
+fn every_shared_limit_has_a_table_entry() {
     let listed: Vec<&str> = OWN.lines().filter(|line| !line.starts_with('#')).collect();
     let mut known: BTreeSet<String> = listed.iter().map(|line| (*line).to_owned()).collect();
     assert!(known.len() == listed.len() && listed.is_sorted(), "own.txt: sorted, each line once");
@@ -85,15 +88,15 @@ fn every_bound_of_what_all_share_has_a_row() {
 }
 
 #[test]
-fn bounds_are_found_in_sources() {
+fn finds_bounds_in_source_text() {
     let text = "pub const A_MAX: u32 = 1;\n    const B_MAX: u8 = 2;\nconst MAX_C: u8 = 1;\n\
                 #[cfg(test)]\nmod tests {\n    const D_MAX: u8 = 1;\n}\n";
     assert_eq!(bounds(text).collect::<Vec<_>>(), ["A_MAX", "B_MAX"]);
 }
 
-/// A row that nobody counts or shows is only words.
+/// A row without counting code and a test is only words.
 #[test]
-fn every_row_is_counted_and_shown_by_a_test() {
+fn every_shared_limit_has_counter_and_test() {
     for row in &ALL {
         assert!(crates().join(row.counted).is_file(), "{}: no {}", row.name, row.counted);
         let (file, test) = row.test;
@@ -106,9 +109,9 @@ fn every_row_is_counted_and_shown_by_a_test() {
     }
 }
 
-/// What a tenant gets is what the table says, whoever enforces it.
+/// A tenant gets what the table says, regardless of the code that enforces it.
 #[test]
-fn every_key_of_a_quota_has_a_row() {
+fn every_quota_key_has_a_table_entry() {
     let schema = pdp_spec::schema::published();
     let keys = schema["$defs"]["Quota"]["properties"].as_object().unwrap().keys();
     let rows: BTreeSet<&str> = ALL.iter().filter_map(|row| row.key).collect();
@@ -117,7 +120,7 @@ fn every_key_of_a_quota_has_a_row() {
 }
 
 #[test]
-fn the_table_in_the_docs_is_this_one() {
+fn documented_limits_table_is_current() {
     let text = fs::read_to_string(crates().join("../docs/tenants.md")).unwrap();
     let table = text.split_once(BEGIN).unwrap().1.split_once(END).unwrap().0;
     assert!(

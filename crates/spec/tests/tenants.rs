@@ -1,11 +1,13 @@
-//! Tenants: what they may use and how much, and what they are told of others: nothing.
+//! Tenants: what and how much they may use, and that they learn nothing about others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pdp_spec::limits::TENANT_SPECS_DEFAULT;
-use pdp_spec::remains::Remains;
-use pdp_spec::{Diagnostic, Existing, Intent, Placed, SourceFile, VirtualNetwork, check, parse};
+use pdp_spec::remains::VnetRemains;
+use pdp_spec::{
+    Diagnostic, Existing, Intent, PlacedVnet, SourceFile, VirtualNetwork, check, parse,
+};
 use proptest::prelude::*;
 
 const NODE: &str = "
@@ -44,7 +46,7 @@ spec:
     C: {whole: true}
 ";
 
-/// A vnet of one router and one host, with an external of its own.
+/// A vnet with one router and one host, with an external of its own.
 fn vnet(name: &str, external: &str, power: &str) -> String {
     format!(
         "
@@ -86,7 +88,7 @@ fn words(refused: &[Diagnostic]) -> String {
     refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// What there is once these were applied, by operators.
+/// Returns the state after operators applied these.
 #[track_caller]
 fn after(texts: &[&str]) -> Existing {
     let mut existing = Existing { cpus: [0, 1].into(), ..Existing::default() };
@@ -104,7 +106,7 @@ fn after(texts: &[&str]) -> Existing {
 }
 
 fn as_tenant(existing: &Existing, tenant: &str) -> Existing {
-    Existing { asker: Some(tenant.into()), ..existing.clone() }
+    Existing { requester: Some(tenant.into()), ..existing.clone() }
 }
 
 #[track_caller]
@@ -113,7 +115,7 @@ fn refused(text: &str, existing: &Existing) -> String {
 }
 
 #[test]
-fn a_tenant_has_what_it_was_given() {
+fn tenant_can_use_its_grants() {
     let node = as_tenant(&after(&[NODE]), "acme");
     try_apply(&vnet("acme.lab", &vxlan(100), "0.5"), &node).unwrap();
     try_apply(&vnet("acme.lab", &udp(6000), "0.1"), &node).unwrap();
@@ -123,7 +125,7 @@ fn a_tenant_has_what_it_was_given() {
 }
 
 #[test]
-fn names_are_of_the_tenant_and_of_one_dot() {
+fn vnet_names_are_tenant_dot_name() {
     let node = after(&[NODE]);
     let good = "{interface: A, vxlan: {vni: 1, local: 192.0.2.1, remote: 192.0.2.9}}";
     for (name, said) in [
@@ -157,10 +159,10 @@ fn names_are_of_the_tenant_and_of_one_dot() {
 }
 
 #[test]
-fn what_was_not_given_is_refused_in_the_same_words_whoever_has_it() {
+fn refusals_do_not_reveal_who_has_a_resource() {
     let node = NODE.replace("4Gi", "16Gi");
     let empty = after(&[&node]);
-    // Another tenant and an operator have all that there is of the rest.
+    // Another tenant and an operator use all of the rest.
     let full = after(&[
         &node,
         &vnet("zeta.lab", &vxlan(200), "0.1"),
@@ -196,7 +198,7 @@ fn what_was_not_given_is_refused_in_the_same_words_whoever_has_it() {
 }
 
 #[test]
-fn what_is_full_is_told_without_who_has_it() {
+fn full_resources_are_reported_without_their_users() {
     let node = after(&[
         &NODE.replace("4Gi", "1Gi").replace("quota: {", "quota: {} # {"),
         &vnet("zeta.lab", &vxlan(200), "0.7").replace("100M}\n", "800M, guarantee: 800M}\n"),
@@ -217,7 +219,7 @@ fn what_is_full_is_told_without_who_has_it() {
     ] {
         let words = refused(&text, &acme);
         assert!(words.contains(said), "{words}");
-        // Neither who has the rest, nor how much is left.
+        // The error reveals neither the users of the rest, nor how much is left.
         for others in ["zeta", "lab/r1 ", "fe-one", "0.3", "200M", "1Gi"] {
             assert!(!words.contains(others), "{others} in {words}");
         }
@@ -227,8 +229,9 @@ fn what_is_full_is_told_without_who_has_it() {
 }
 
 #[test]
-fn keys_within_a_grant_are_the_tenants_alone() {
-    // An operator's vnet can't take what a tenant was given, nor a grant what an operator's has.
+fn granted_keys_are_exclusive_to_the_tenant() {
+    // An operator's vnet can't use a tenant's grant, and
+    // a grant can't cover what an operator's vnet uses.
     let node = after(&[NODE]);
     for external in [vxlan(150), udp(6001), udp(4789), "{interface: B}".into()] {
         let words = refused(&vnet("ops", &external, "0.1"), &node);
@@ -241,9 +244,9 @@ fn keys_within_a_grant_are_the_tenants_alone() {
     assert!(words.contains("vnet ops has an external x"), "{words}");
 }
 
-/// Keys of every kind are given, kept from others, and none but those.
+/// Keys of every kind can be granted, are denied to others, and nothing else is granted.
 #[test]
-fn grants_name_keys_of_every_kind() {
+fn grants_cover_every_key_kind() {
     let ends = "local: 192.0.2.1, remote: 192.0.2.9";
     let tunnel = |kind: &str, key: &str| match kind {
         "vlan" => format!("{{interface: D, vlan: {{{key}}}}}"),
@@ -284,14 +287,14 @@ fn grants_name_keys_of_every_kind() {
             let words = refused(&vnet("third.lab", &tunnel(kind_b, own_b), "0.1"), &third);
             assert!(words.contains("is not tenant third's"), "{words}");
         }
-        // Neither an operator's nor another tenant's.
+        // Neither an operator's vnet nor another tenant's may use it.
         let words = refused(&vnet("ops", &tunnel(kind, own), "0.1"), &given);
         assert!(words.contains("is tenant third's"), "{words}");
         try_apply(&vnet("ops", &tunnel(kind, others), "0.1"), &given).unwrap();
         let words = refused(&tenant("fourth", &format!("{kind}: \"1-9\"")), &given);
         assert!(words.contains(&format!("{kind} 5 on interface D is tenant third's")), "{words}");
     }
-    // The UDP port that a kind needs is not to be had as one of Ethernet in UDP, nor for another kind.
+    // The UDP port of a kind is not available to Ethernet in UDP, nor to another kind.
     let given = after(&[&node, &tenant("third", "geneve: 5")]);
     let udp = tunnel("udp", "localPort: 6081, remotePort: 1");
     let vxlan = tunnel("vxlan", "vni: 1, port: 6081");
@@ -308,7 +311,7 @@ fn grants_name_keys_of_every_kind() {
 }
 
 #[test]
-fn grants_of_two_tenants_do_not_meet() {
+fn overlapping_grants_are_refused() {
     let node = after(&[NODE]);
     let third = |spec: &str| {
         format!("{{apiVersion: pdp/v1, kind: Tenant, metadata: {{name: third}}, spec: {spec}}}")
@@ -334,7 +337,8 @@ fn grants_of_two_tenants_do_not_meet() {
     }
     let fits = third("{interfaces: {A: {vxlan: \"1-99,300\", udp: 7000}, B: {vxlan: 100}}}");
     try_apply(&fits, &node).unwrap();
-    // Two of one change as well; and a tenant that is applied again meets itself.
+    // Two tenants in one change conflict as well; a tenant
+    // that is applied again does not conflict with itself.
     let pair = third("{unixUsers: [eve]}")
         + "\n---\n"
         + &third("{unixUsers: [eve]}").replace("third", "fourth");
@@ -343,18 +347,18 @@ fn grants_of_two_tenants_do_not_meet() {
 }
 
 #[test]
-fn quotas_hold_over_all_of_a_tenants_vnets() {
+fn quota_spans_all_vnets_of_a_tenant() {
     let node = after(&[NODE, &vnet("acme.one", &vxlan(100), "0.3")]);
     let two = |power: &str| vnet("acme.two", &vxlan(101), power);
     try_apply(&two("0.2"), &node).unwrap();
-    // Operators are held to it too: it is the tenant's.
+    // Limits apply to operators too, in a tenant's vnet.
     for node in [&node, &as_tenant(&node, "acme")] {
         let words = refused(&two("0.25"), node);
         let said = "power: 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
                     networks use 0.3";
         assert!(words.contains(said), "{words}");
     }
-    // The same vnet again counts once; its change is counted anew.
+    // The same vnet counts once when applied again; a changed one counts anew.
     try_apply(&vnet("acme.one", &vxlan(100), "0.5"), &node).unwrap();
     let both = two("0.1") + "---" + &vnet("acme.three", &vxlan(102), "0.1");
     for (text, said) in [
@@ -389,20 +393,20 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     try_apply(&large(1), &bounded).unwrap();
     let said = refused(&large(2), &bounded);
     assert!(said.contains("exceeds tenant acme's quota of 2Mi, of which"), "{said}");
-    // It has a bound where none is given, too.
+    // A default limit applies without a quota, too.
     let mut full = node.clone();
     let (mut one, shares) =
         (VirtualNetwork::clone(&full.vnets["acme.one"]), full.vnets["acme.one"].shares());
     let host = one.spec.nodes.get_mut("h1").unwrap();
     host.env.insert("LARGE".into(), "x".repeat(TENANT_SPECS_DEFAULT as usize));
-    let one = Arc::new(Placed::new(one, shares.clone()));
+    let one = Arc::new(PlacedVnet::new(one, shares.clone()));
     Arc::make_mut(&mut full.vnets).insert("acme.one".into(), one);
     let said = refused(&two("0.1"), &full);
     assert!(said.contains("exceeds tenant acme's quota of 64Mi, of which"), "{said}");
 
-    // What is being removed of earlier ones counts as long as it is there, and a change that adds nothing is free.
+    // Resources being removed count until they are gone, and a change that adds nothing is free.
     let one = &node.vnets["acme.one"];
-    let mut going = Remains::default();
+    let mut going = VnetRemains::default();
     going.note(one, None, 100);
     let deleted = Existing {
         vnets: Arc::default(),
@@ -421,7 +425,7 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     assert!(words.contains("vnets: 2 exceeds tenant acme's quota of 2"), "{words}");
     assert!(words.contains("1 of it is still being removed: acme.old"), "{words}");
     try_apply(&two("0.2"), &deleted).unwrap();
-    // Of the same network, its nodes are the same ones again.
+    // In the same network, its nodes reuse what remains.
     let again =
         Existing { remains: Arc::new([("acme.one".to_owned(), going)].into()), ..deleted.clone() };
     try_apply(&vnet("acme.one", &vxlan(100), "0.5"), &again).unwrap();
@@ -430,7 +434,7 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     let gone = Existing { remains: Arc::default(), ..deleted };
     try_apply(&two("0.25"), &gone).unwrap();
 
-    // A quota below what there is, or a grant without what is used, is refused.
+    // A quota below the usage, or a grant without what is used, is rejected.
     let lower = NODE.replace("power: 0.5, cpu", "power: 0.2, cpu");
     assert!(refused(&lower, &node).contains("power: 0.2 is below the 0.3"), "told");
     let narrower = NODE.replace("100-199", "101-199");
@@ -438,10 +442,10 @@ fn quotas_hold_over_all_of_a_tenants_vnets() {
     try_apply(&NODE.replace("quota: {", "quota: {} # {"), &node).unwrap();
 }
 
-/// Counts what others can't have any more once somebody took it: each has a bound where a quota names
-/// none, and is told without who has the rest.
+/// Every resource that others lose once somebody takes it has a
+/// default limit per tenant. Errors don't say who has the rest.
 #[test]
-fn what_all_share_has_a_bound_for_each_tenant() {
+fn every_shared_resource_has_a_tenant_quota() {
     let image = "kind: host, image: {ociLayout: '/srv/acme/IMAGE'},";
     let pulled = "kind: host, image: 'r.example/acme/one:IMAGE',";
     let memif = "{power: 0.1, program: {run: x, attach: memif}}";
@@ -467,7 +471,7 @@ fn what_all_share_has_a_bound_for_each_tenant() {
         ("ociImages: 1", "kind: host,", image, "ociImages: 1 exceeds tenant acme's quota of 1"),
         ("ociImages: 1", "kind: host,", pulled, "ociImages: 1 exceeds tenant acme's quota of 1"),
         ("power: 0.1", "{power: 0.1}", "{power: 0.001, guests: 60}", "power: 0.06 exceeds"),
-        // A host's routes are nobody's.
+        // A host's routes count for nobody.
         (
             "memory: 1500Mi",
             "kind: host,",
@@ -497,7 +501,7 @@ fn what_all_share_has_a_bound_for_each_tenant() {
         assert!(try_apply(&own, &as_tenant(&one, "acme")).is_ok(), "{quota}: it is good itself");
         let node = match try_apply(&first, &node) {
             Ok(_) => after(&[&roomy(quota), &first]),
-            // Refused by itself, too.
+            // Rejected by itself, too.
             Err(_) => node,
         };
         let words = refused(&own, &as_tenant(&node, "acme"));
@@ -505,7 +509,7 @@ fn what_all_share_has_a_bound_for_each_tenant() {
     }
 }
 
-/// The node, with a quota of acme's that bounds nothing but what is named.
+/// The PdP node, with a quota of acme's that only limits what is named.
 fn roomy(quota: &str) -> String {
     let large = "routes: 64000000";
     NODE.replace("4Gi", "1Ti").replace(
@@ -518,7 +522,7 @@ fn roomy(quota: &str) -> String {
 }
 
 #[test]
-fn a_tenant_without_a_quota_has_one_all_the_same() {
+fn tenant_without_quota_gets_the_default() {
     let node = NODE.replace("4Gi", "1Ti").replace("quota: {", "quota: {} # {");
     let node = after(&[&node]);
     let hosts = |count: usize, what: &str| {
@@ -546,12 +550,16 @@ fn a_tenant_without_a_quota_has_one_all_the_same() {
     }
 }
 
-/// What the machine has of what has no share: told an operator with the numbers, a tenant without.
+/// The machine's limits on resources without shares: errors
+/// have numbers for an operator, and none for a tenant.
 #[test]
 fn descriptors_and_regions_of_the_node_are_not_exceeded() {
     let limit = |limit| {
         let node = after(&[&roomy("vnets: 9")]);
-        Existing { descriptors: Some(pdp_spec::Descriptors { limit, kept: 100 }), ..node }
+        Existing {
+            descriptors: Some(pdp_spec::Descriptors { limit, unchanged_vnets: 100 }),
+            ..node
+        }
     };
     // Nine: three interfaces, two nodes with their TAP helpers, a mirror and a guest.
     let text = vnet("acme.lab", &vxlan(100), "0.1");
@@ -574,7 +582,7 @@ fn descriptors_and_regions_of_the_node_are_not_exceeded() {
 }
 
 #[test]
-fn images_are_of_the_tenants_directories() {
+fn tenant_images_come_from_granted_directories() {
     let node = as_tenant(&after(&[NODE]), "acme");
     let with = |image: &str| {
         vnet("acme.lab", &vxlan(100), "0.1")
@@ -618,7 +626,7 @@ fn images_are_of_the_tenants_directories() {
 }
 
 #[test]
-fn binds_are_of_the_tenants_directories() {
+fn tenant_binds_come_from_granted_directories() {
     let node = as_tenant(&after(&[NODE]), "acme");
     let with = |bind: &str| {
         vnet("acme.lab", &vxlan(100), "0.1")
@@ -649,12 +657,12 @@ fn binds_are_of_the_tenants_directories() {
         let words = refused(&with(bad), &node);
         assert!(words.contains(why), "{bad}: {words}");
     }
-    // Nor by an operator, in a tenant's name; those of others' are the operators' own.
+    // Nor by an operator, in a tenant's vnet; other vnets belong to the operators.
     assert!(refused(&with("\"/etc:/x:ro\""), &after(&[NODE])).contains("is not below a directory"));
 }
 
 #[test]
-fn no_node_of_a_tenant_is_privileged() {
+fn tenants_cannot_have_privileged_nodes() {
     let text = |name: &str, what: &str| {
         vnet(name, &vxlan(100), "0.1").replace("kind: host,", &format!("kind: host, {what},"))
     };
@@ -663,14 +671,14 @@ fn no_node_of_a_tenant_is_privileged() {
     let words = refused(&text("acme.lab", privileged), &node);
     assert!(words.contains("tenants may not have privileged nodes"), "{words}");
     assert!(try_apply(&text("acme.lab", "privileged: false"), &node).is_ok());
-    // Nor by an operator, in a tenant's name.
+    // Nor by an operator, in a tenant's vnet.
     assert!(refused(&text("acme.lab", privileged), &after(&[NODE])).contains("privileged"));
     let own = text("lab", privileged).replace("vni: 100", "vni: 999");
     try_apply(&own, &after(&[NODE])).unwrap_or_else(|report| panic!("{}", self::words(&report)));
 }
 
 #[test]
-fn a_tenants_nodes_have_the_management_that_it_was_granted() {
+fn management_requires_the_tenants_grant() {
     let text = |name: &str, management: &str| {
         let with = format!("kind: host, management: {management},");
         vnet(name, &vxlan(100), "0.1").replace("kind: host,", &with)
@@ -693,7 +701,7 @@ fn a_tenants_nodes_have_the_management_that_it_was_granted() {
         let words = refused(&lab(&format!("{{outside: false, ports: [\"{bad}\"]}}")), &some);
         assert!(words.contains("it has 20000-20099 at 127.0.0.1"), "{bad}: {words}");
     }
-    // By an operator in its name too.
+    // Also by an operator in its vnet.
     let operator = after(&[&granted("{ports: \"20000-20099\"}")]);
     assert!(refused(&lab("{}"), &operator).contains("the way outside is not"));
 
@@ -704,7 +712,7 @@ fn a_tenants_nodes_have_the_management_that_it_was_granted() {
         try_apply(&spec, &all).unwrap_or_else(|report| panic!("{good}: {}", words(&report)));
     }
 
-    // Nobody has root's ports, nor another's; and the operators leave them alone.
+    // Nobody gets root's ports, nor another tenant's; and operators can't use them.
     assert!(refused(&granted("{ports: \"80\"}"), &Existing::default()).contains("1024"));
     let both =
         format!("{}  management: {{ports: \"20099\"}}\n", granted("{ports: \"20000-20099\"}"));
@@ -715,7 +723,7 @@ fn a_tenants_nodes_have_the_management_that_it_was_granted() {
     let words = refused(&granted("{ports: \"20000-20099\"}"), &before);
     assert!(words.contains("vnet lab, node h1: port 20000:80 is tenant acme's"), "{words}");
 
-    // Twice is once too often, and told without a name to who may not know it.
+    // A duplicate is rejected, without a name if the tenant may not know it.
     let twice = lab("{outside: false, ports: [\"20000:80\", \"20000:81\"]}");
     assert!(refused(&twice, &some).contains("port 20000:81 is taken by 20000:80 of acme.lab/h1"));
     let other = text("other", ports).replace("vni: 100", "vni: 999");
@@ -724,10 +732,10 @@ fn a_tenants_nodes_have_the_management_that_it_was_granted() {
 }
 
 proptest! {
-    /// Whatever others have, a tenant's change is refused or not in the same words, as long as
-    /// nothing shared is full.
+    /// Whatever others use, a tenant's change gets the
+    /// same answer, as long as nothing shared is full.
     #[test]
-    fn others_make_no_difference(
+    fn other_tenants_do_not_change_the_answer(
         mine in 90u32..310,
         theirs in proptest::collection::btree_set(200u32..300, 0..4),
         operators in proptest::collection::btree_set(300u32..400, 0..3),

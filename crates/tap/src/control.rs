@@ -1,42 +1,42 @@
 //! Answers pdpd on the control socket.
 //!
-//! A connection is served as its messages come, without waiting for one, so that a pdpd that
-//! stops in the middle of a message holds up nothing. A pdpd that died may leave its connection
-//! behind while a new one comes.
+//! Messages of a connection are handled as they come, without waiting.
+//! So a pdpd that stops in the middle of a message delays nothing. A
+//! pdpd that died may leave its connection open while a new one comes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 
 use pdp_proto::channel::Channel;
-use pdp_proto::tap::{Reply, Request};
+use pdp_proto::tap::{TapReply, TapRequest};
 
-use crate::ports::Ports;
+use crate::ports::TapPorts;
 
-/// Connections at a time; one more ends the oldest.
+/// Most connections at a time. A further one replaces the oldest.
 pub const CONNECTIONS_MAX: usize = 4;
 
 /// The control socket with its connections.
 #[derive(Debug)]
-pub struct Control {
+pub struct TapControl {
     listener: UnixListener,
     connections: Vec<Channel>,
 }
 
-impl Control {
-    /// Serves who connects to `listener`.
+impl TapControl {
+    /// Serves clients of `listener`.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.local_addr()?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, connections: Vec::new() })
     }
 
-    /// The descriptor to accept at.
+    /// Descriptor of the listening socket.
     pub fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Takes the next connection, if one waits; returns its descriptor to watch.
+    /// Accepts the next waiting connection, if any; returns its descriptor to watch.
     pub fn accept(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
@@ -51,8 +51,8 @@ impl Control {
         Ok(self.connections.last().map(|channel| channel.stream().as_fd()))
     }
 
-    /// Answers what has come on any connection; forgets those that ended.
-    pub fn serve(&mut self, ports: &mut Ports) {
+    /// Answers the messages received on all connections; removes those that ended.
+    pub fn serve(&mut self, ports: &mut TapPorts) {
         self.connections.retain_mut(|channel| match answer_all(channel, ports) {
             Ok(()) => false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
@@ -64,24 +64,24 @@ impl Control {
     }
 }
 
-/// Answers until the peer closed, or nothing more has come (`WouldBlock`).
-fn answer_all(channel: &mut Channel, ports: &mut Ports) -> io::Result<()> {
-    while let Some((request, fds)) = channel.receive::<Request>()? {
+/// Answers until the peer closes, or all received messages are handled (`WouldBlock`).
+fn answer_all(channel: &mut Channel, ports: &mut TapPorts) -> io::Result<()> {
+    while let Some((request, fds)) = channel.receive::<TapRequest>()? {
         let (reply, fds) = match request {
-            Request::Serve { ports: wanted } => {
+            TapRequest::Serve { ports: wanted } => {
                 let reply = match ports.replace(wanted, fds) {
-                    Ok(()) => Reply::Done,
-                    Err(error) => Reply::Failed { error: format!("can't serve: {error}") },
+                    Ok(()) => TapReply::Done,
+                    Err(error) => TapReply::Failed { error: format!("can't serve: {error}") },
                 };
                 (reply, Vec::new())
             }
-            Request::Hold => {
-                let (held, fds) = ports.held();
-                (Reply::Held { ports: held }, fds)
+            TapRequest::Hold => {
+                let (held, fds) = ports.taps_and_descriptors();
+                (TapReply::Held { ports: held }, fds)
             }
-            Request::Stats => (Reply::Stats { ports: ports.stats() }, Vec::new()),
+            TapRequest::Stats => (TapReply::Stats { ports: ports.stats() }, Vec::new()),
         };
-        // Replies are small: one that does not fit means a peer that does not read.
+        // Replies are small. If one does not fit, the peer does not read.
         channel.send(&reply, &fds).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => io::Error::other("peer does not read its answers"),
             _ => error,

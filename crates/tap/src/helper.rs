@@ -1,37 +1,37 @@
-//! The one loop: trunk, TAPs, control.
+//! The loop: trunk, TAPs, control.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Buf, Client, Link, Settings};
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_memif::{Buf, ConnectionState, MemifClient, MemifSettings};
+use pdp_wire::tag::{Tag, TagVerdict};
 use rustix::event::{Timespec, epoll};
 
-use crate::control::Control;
-use crate::ports::Ports;
+use crate::control::TapControl;
+use crate::ports::TapPorts;
 
 /// Time between attempts to reach a mux, milliseconds.
 pub const RETRY_MS: u64 = 20;
 
-/// Time after which a full trunk is looked at again, milliseconds: memif has no doorbell for room.
+/// Time between two checks of a full trunk, milliseconds. memif has no doorbell for room.
 const FULL_MS: u64 = 1;
 
-/// Time after which a sleeper looks around although nobody rang, milliseconds.
+/// Longest sleep without a doorbell, milliseconds.
 const SLEEP_MS: u64 = 1000;
 
-/// Frames taken from the trunk, and from each TAP, before the others have their turn.
+/// Frames taken from the trunk, and from each TAP, before the next one is served.
 const BATCH_FRAMES: usize = 32;
 
-/// Bytes of the longest frame that a TAP gives.
+/// Longest frame that a TAP delivers, bytes.
 const FRAME_BYTES_MAX: usize = 1 << 16;
 
 /// Trunk of 512 slots each way; most frames take one buffer.
-const TRUNK: Settings =
-    Settings { ring_log2: 9, buffer_bytes: 2048, headroom_bytes: 64, buffers: 1536 };
+const TRUNK: MemifSettings =
+    MemifSettings { ring_log2: 9, buffer_bytes: 2048, headroom_bytes: 64, buffers: 1536 };
 
-/// What an event is about.
+/// Sources of events.
 const BELL: u64 = 0;
 const TRUNK_CONTROL: u64 = 1;
 const TAPS: u64 = 2;
@@ -40,30 +40,30 @@ const CONNECTION: u64 = 4;
 
 /// The helper.
 #[derive(Debug)]
-pub struct Helper {
-    trunk: Client,
+pub struct TapService {
+    trunk: MemifClient,
     tried: Instant,
-    control: Option<Control>,
-    ports: Ports,
+    control: Option<TapControl>,
+    ports: TapPorts,
     epoll: OwnedFd,
-    /// Whether the TAPs are watched: not while what they give could not be passed on.
+    /// True if the TAPs are watched. They are not while the trunk has no room.
     reads_taps: bool,
-    /// The part of a TAP's frame that one buffer has no room for.
+    /// Part of a TAP's frame that exceeds one buffer.
     overflow: Vec<u8>,
     bufs: Vec<Buf>,
     ready: Vec<u16>,
 }
 
-impl Helper {
-    /// A helper without TAPs.
-    pub fn new(trunk: &Path, control: Option<Control>) -> anyhow::Result<Self> {
+impl TapService {
+    /// Makes a helper without TAPs.
+    pub fn new(trunk: &Path, control: Option<TapControl>) -> anyhow::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let trunk = Client::new(trunk, 0, "pdp-tap", TRUNK)?;
+        let trunk = MemifClient::new(trunk, 0, "pdp-tap", TRUNK)?;
         watch(&epoll, &trunk, BELL)?;
         if let Some(control) = &control {
             watch(&epoll, control.listener(), LISTENER)?;
         }
-        let ports = Ports::new()?;
+        let ports = TapPorts::new()?;
         let mut helper = Self {
             trunk,
             tried: Instant::now(),
@@ -79,12 +79,12 @@ impl Helper {
         Ok(helper)
     }
 
-    /// Serves a TAP that was open when the process started.
+    /// Adds a TAP that was open when the process started.
     pub fn inherit(&mut self, vport: u16, tap: OwnedFd) -> anyhow::Result<()> {
         self.ports.add(vport, format!("vport{vport}"), tap).map_err(anyhow::Error::msg)
     }
 
-    /// Carries frames; returns only if the system does not let it go on.
+    /// Forwards frames. Only returns with a system error.
     pub fn run(&mut self) -> anyhow::Result<()> {
         let mut carried = false;
         loop {
@@ -103,14 +103,14 @@ impl Helper {
                     _ => {}
                 }
             }
-            if self.trunk.link() != Link::Up
+            if self.trunk.link() != ConnectionState::Up
                 && self.tried.elapsed() >= Duration::from_millis(RETRY_MS)
             {
                 self.poll_trunk()?;
             }
-            carried = self.carry_to_taps();
+            carried = self.forward_to_taps();
             if taps_ready && self.reads_taps {
-                carried |= self.carry_from_taps()?;
+                carried |= self.forward_from_taps()?;
             }
             self.trunk.flush();
             self.watch_taps()?;
@@ -119,13 +119,13 @@ impl Helper {
 
     fn sleep_ms(&self) -> u64 {
         match self.trunk.link() {
-            Link::Up if self.reads_taps => SLEEP_MS,
-            Link::Up => FULL_MS,
-            Link::Down | Link::Connecting => RETRY_MS,
+            ConnectionState::Up if self.reads_taps => SLEEP_MS,
+            ConnectionState::Up => FULL_MS,
+            ConnectionState::Down | ConnectionState::Connecting => RETRY_MS,
         }
     }
 
-    /// Waits for events; returns what they are about.
+    /// Waits for events; returns their sources.
     fn wait(&self, timeout_ms: u64) -> io::Result<impl Iterator<Item = u64> + use<>> {
         const EVENTS: usize = 16;
         let mut events = [epoll::Event {
@@ -144,19 +144,21 @@ impl Helper {
         Ok(events.into_iter().take(count).map(|event| event.data.u64()))
     }
 
-    /// Connects to the mux, or hears from it.
+    /// Connects to the mux, or handles its messages.
     fn poll_trunk(&mut self) -> io::Result<()> {
         let before = self.trunk.link();
         self.tried = Instant::now();
         let after = self.trunk.poll();
-        if before == Link::Down
+        if before == ConnectionState::Down
             && let Some(socket) = self.trunk.control()
         {
             watch(&self.epoll, socket, TRUNK_CONTROL)?;
         }
         match (before, after) {
-            (Link::Connecting, Link::Up) => eprintln!("pdp-tap: connected to the mux"),
-            (Link::Up, Link::Down) => {
+            (ConnectionState::Connecting, ConnectionState::Up) => {
+                eprintln!("pdp-tap: connected to the mux")
+            }
+            (ConnectionState::Up, ConnectionState::Down) => {
                 let why = self.trunk.last_error().unwrap_or("no reason given");
                 eprintln!("pdp-tap: the mux is gone ({why}), trying again");
             }
@@ -173,7 +175,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Answers pdpd. The TAPs may be others afterwards, and so what watches them.
+    /// Answers pdpd. Watches the TAPs anew, since they may have changed.
     fn serve(&mut self) -> io::Result<()> {
         self.stop_watching_taps()?;
         if let Some(control) = &mut self.control {
@@ -182,7 +184,7 @@ impl Helper {
         self.watch_taps()
     }
 
-    /// Watches the TAPs while there is room for what they give.
+    /// Watches the TAPs while the trunk has room.
     fn watch_taps(&mut self) -> io::Result<()> {
         let wanted = self.trunk.room() > 0;
         if wanted && !self.reads_taps {
@@ -201,8 +203,8 @@ impl Helper {
         Ok(())
     }
 
-    /// Writes a batch from the trunk to the TAPs; true if there was one.
-    fn carry_to_taps(&mut self) -> bool {
+    /// Writes a batch from the trunk to the TAPs. True if there was one.
+    fn forward_to_taps(&mut self) -> bool {
         let Self { trunk, ports, bufs, .. } = self;
         if trunk.receive(bufs, BATCH_FRAMES) == 0 {
             return false;
@@ -212,8 +214,8 @@ impl Helper {
             let (frame, behind) = rest.split_at(last + 1);
             rest = behind;
             let (tag, first) = (frame[0].metadata(), trunk.bytes(&frame[0]));
-            // What is no delivery can't come from our mux, and no vport is known to count it for.
-            let Ok(Tag { verdict: Verdict::Deliver, vport, .. }) = Tag::parse(tag) else {
+            // Only a fault of the mux sends other tags, and there is no vport to count them for.
+            let Ok(Tag { verdict: TagVerdict::Deliver, vport, .. }) = Tag::parse(tag) else {
                 continue;
             };
             let vport = u16::from(vport);
@@ -229,16 +231,15 @@ impl Helper {
         true
     }
 
-    /// Reads a batch from each TAP that has frames, while there is room on the trunk; true if
-    /// there was one.
-    fn carry_from_taps(&mut self) -> io::Result<bool> {
+    /// Reads a batch from each readable TAP, while the trunk has room. True if there was one.
+    fn forward_from_taps(&mut self) -> io::Result<bool> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.clear();
         self.ports.ready(&mut ready)?;
         let mut carried = false;
         for &vport in &ready {
             for _ in 0..BATCH_FRAMES {
-                if !self.carry_from(vport) {
+                if !self.forward_from(vport) {
                     break;
                 }
                 carried = true;
@@ -248,8 +249,8 @@ impl Helper {
         Ok(carried)
     }
 
-    /// Carries one frame of a TAP; false if there is none, or no room for it.
-    fn carry_from(&mut self, vport: u16) -> bool {
+    /// Forwards one frame of a TAP. False if there is none, or no room for it.
+    fn forward_from(&mut self, vport: u16) -> bool {
         let Self { trunk, ports, overflow, .. } = self;
         if trunk.room() == 0 {
             return false;
@@ -257,8 +258,8 @@ impl Helper {
         let Some(mut buf) = trunk.alloc() else { return false };
         let capacity = buf.capacity();
         buf.set_len(capacity);
-        // A port's number is one byte: there are no more than that.
-        let tag = Tag { verdict: Verdict::Out, vport: vport as u8, last: false, trace: 0 };
+        // A vport's number fits one byte.
+        let tag = Tag { verdict: TagVerdict::Out, vport: vport as u8, last: false, trace: 0 };
         buf.set_metadata(tag.emit());
         let bytes = trunk.bytes_mut(&mut buf);
         let mut space = [IoSliceMut::new(bytes), IoSliceMut::new(overflow)];
@@ -282,8 +283,8 @@ impl Helper {
     }
 }
 
-/// Sends a frame that begins in `first` and goes on in `rest`.
-fn send_long(trunk: &mut Client, first: Buf, rest: &[u8]) -> bool {
+/// Sends a frame that begins in `first` and continues in `rest`.
+fn send_long(trunk: &mut MemifClient, first: Buf, rest: &[u8]) -> bool {
     let mut chain = vec![first];
     let capacity = chain[0].len();
     for piece in rest.chunks(capacity) {

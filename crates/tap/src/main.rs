@@ -1,17 +1,19 @@
-//! Carries frames between a node's TAPs and the mux.
+//! Forwards frames between a node's TAPs and the mux.
 //!
-//! The mux never touches a TAP: what runs on a write to one, the whole receiving stack, is charged
-//! to this process, which is in the node's cgroup. One thread; asleep when nothing comes.
+//! The mux never touches a TAP. A write to one runs the whole receiving
+//! network stack, which is charged to this process in the node's cgroup.
+//! It has one thread, which sleeps while there are no frames.
 //!
-//! - From the mux, on the trunk: a frame tagged `Deliver` is written to the TAP of its vport. A
-//!   TAP that refuses (no room, interface down) drops it, which is counted, and holds up no other.
-//! - From a TAP: a frame goes to the mux tagged `Out`. While there is no mux, or no room on the
-//!   trunk, TAPs are left unread: the kernel keeps their queues, bounded (txqueuelen), and counts
-//!   what it drops there, so that a mux that is soon back costs few frames, or none.
-//! - The trunk is a path: a mux that went is tried again every [`helper::RETRY_MS`]. TAPs are not
-//!   touched by that.
-//! - pdpd hands over the TAPs on the control socket, and gets them back from there when it is a
-//!   new one ([`pdp_proto::tap`]). Without control socket (inside a guest) they are inherited.
+//! - From the mux, on the trunk: writes a frame tagged `Deliver` to the TAP of its vport. If the
+//!   TAP refuses (queue full, interface down), the frame is dropped and counted. This delays no
+//!   other TAP.
+//! - From a TAP: sends a frame to the mux tagged `Out`. While there is no mux, or no room on the
+//!   trunk, it does not read TAPs. The kernel keeps their queues, bounded (txqueuelen), and counts
+//!   its drops there. So a mux that soon returns costs few frames, or none.
+//! - The trunk is a path. If the mux is gone, the helper retries every [`helper::RETRY_MS`],
+//!   without touching the TAPs.
+//! - pdpd passes the TAPs on the control socket; a new pdpd gets them back there
+//!   ([`pdp_proto::tap`]). Without control socket (inside a guest) they are inherited.
 //!
 //! Limits: [`VPORTS_MAX`] TAPs, frames of 64 KiB, [`control::CONNECTIONS_MAX`] control connections.
 
@@ -27,19 +29,19 @@ use anyhow::{Context, bail, ensure};
 use clap::Parser;
 use pdp_wire::tag::VPORTS_MAX;
 
-use crate::control::Control;
+use crate::control::TapControl;
 
-/// Carries frames between TAPs and the mux.
+/// Forward frames between TAPs and the mux.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Arguments {
+struct TapArguments {
     /// Socket where the mux listens for this helper
     #[arg(long, value_name = "PATH")]
     trunk: PathBuf,
-    /// Serve pdpd at standard input, a Unix socket that listens
+    /// Serve pdpd at standard input, a listening Unix socket
     #[arg(long, required_unless_present = "inherit")]
     control: bool,
-    /// TAPs that are open already: vport and descriptor of each
+    /// TAPs that are already open: vport and descriptor of each
     #[arg(long, value_name = "VPORT=FD", value_delimiter = ',', value_parser = inherit)]
     inherit: Vec<(u16, RawFd)>,
 }
@@ -53,7 +55,7 @@ fn inherit(text: &str) -> Result<(u16, RawFd), String> {
     }
 }
 
-/// Takes over descriptors that were open when the process started. To be called first.
+/// Takes over descriptors that were open when the process started. Call it first.
 fn take_inherited(wanted: &[(u16, RawFd)]) -> anyhow::Result<BTreeMap<u16, OwnedFd>> {
     let mut taken = BTreeMap::new();
     for (number, &(vport, fd)) in wanted.iter().enumerate() {
@@ -64,23 +66,23 @@ fn take_inherited(wanted: &[(u16, RawFd)]) -> anyhow::Result<BTreeMap<u16, Owned
         if let Err(error) = std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")) {
             bail!("--inherit {vport}={fd}: descriptor {fd} is not open: {error}");
         }
-        // SAFETY: it is open, was not opened by us (nothing was yet, but for std's 0 to 2), and
-        // is taken once.
+        // SAFETY: it is open, and taken once. The process
+        // has not opened it (so far only std has, 0 to 2).
         taken.insert(vport, unsafe { OwnedFd::from_raw_fd(fd) });
     }
     Ok(taken)
 }
 
 fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+    let arguments = TapArguments::parse();
     let inherited = take_inherited(&arguments.inherit)?;
     let control = || -> std::io::Result<_> {
         let listener = std::io::stdin().as_fd().try_clone_to_owned()?;
-        Control::new(listener.into())
+        TapControl::new(listener.into())
     };
     let control = arguments.control.then(control).transpose();
     let control = control.context("standard input is to be a Unix socket that listens")?;
-    let mut helper = helper::Helper::new(&arguments.trunk, control).context("can't start")?;
+    let mut helper = helper::TapService::new(&arguments.trunk, control).context("can't start")?;
     for (vport, tap) in inherited {
         helper.inherit(vport, tap).with_context(|| format!("vport {vport}"))?;
     }

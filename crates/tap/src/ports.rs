@@ -1,10 +1,10 @@
-//! The TAPs, by vport, and what was carried for each.
+//! The TAPs by vport, with their counters.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 
-use pdp_proto::tap::{Port, PortStats};
+use pdp_proto::tap::{TapPort, TapPortStats};
 use pdp_wire::tag::VPORTS_MAX;
 use rustix::event::epoll;
 
@@ -17,37 +17,37 @@ struct Tap {
 
 /// All TAPs.
 #[derive(Debug)]
-pub struct Ports {
+pub struct TapPorts {
     taps: BTreeMap<u16, Tap>,
-    /// The vports in the order of the last `Serve`.
+    /// Vports in the order of the last `Serve`.
     order: Vec<u16>,
     /// Counters of every vport that ever had a TAP or a frame.
-    stats: BTreeMap<u16, PortStats>,
-    /// Watches the TAPs alone, so that all of them can be left unread by one call.
+    stats: BTreeMap<u16, TapPortStats>,
+    /// Watches only the TAPs, so that one call stops reading all of them.
     epoll: OwnedFd,
 }
 
-impl Ports {
-    /// No TAPs.
+impl TapPorts {
+    /// Makes an empty set of TAPs.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         Ok(Self { taps: BTreeMap::new(), order: Vec::new(), stats: BTreeMap::new(), epoll })
     }
 
-    /// Readable when a TAP is.
+    /// Descriptor that is readable when a TAP is.
     pub fn epoll(&self) -> impl AsFd + '_ {
         self.epoll.as_fd()
     }
 
-    /// Serves these TAPs instead of those before, or fails and changes nothing.
-    pub fn replace(&mut self, ports: Vec<Port>, fds: Vec<OwnedFd>) -> Result<(), String> {
+    /// Replaces the TAPs by these, or fails and changes nothing.
+    pub fn replace(&mut self, ports: Vec<TapPort>, fds: Vec<OwnedFd>) -> Result<(), String> {
         if ports.len() != fds.len() {
             return Err(format!("{} ports and {} descriptors", ports.len(), fds.len()));
         }
-        // A new set beside the old one: the kernel tells descriptors of one TAP apart.
+        // A new set beside the old one: epoll distinguishes several descriptors of one TAP.
         let mut fresh = Self::new().map_err(|error| error.to_string())?;
         for (port, fd) in ports.into_iter().zip(fds) {
-            let Port { vport, name } = port;
+            let TapPort { vport, name } = port;
             fresh.add(vport, name, fd)?;
         }
         std::mem::swap(&mut fresh.stats, &mut self.stats);
@@ -58,7 +58,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Serves one more TAP.
+    /// Adds a TAP.
     pub fn add(&mut self, vport: u16, name: String, fd: OwnedFd) -> Result<(), String> {
         if usize::from(vport) >= VPORTS_MAX {
             return Err(format!("vport {vport} ({name}): the highest is {}", VPORTS_MAX - 1));
@@ -78,25 +78,25 @@ impl Ports {
     }
 
     /// The TAPs and their descriptors, in the order of the last `Serve`.
-    pub fn held(&self) -> (Vec<Port>, Vec<std::os::fd::BorrowedFd<'_>>) {
+    pub fn taps_and_descriptors(&self) -> (Vec<TapPort>, Vec<std::os::fd::BorrowedFd<'_>>) {
         self.order
             .iter()
             .filter_map(|vport| Some((*vport, self.taps.get(vport)?)))
-            .map(|(vport, tap)| (Port { vport, name: tap.name.clone() }, tap.fd.as_fd()))
+            .map(|(vport, tap)| (TapPort { vport, name: tap.name.clone() }, tap.fd.as_fd()))
             .unzip()
     }
 
     /// Counters by vport.
-    pub fn stats(&self) -> Vec<PortStats> {
+    pub fn stats(&self) -> Vec<TapPortStats> {
         self.stats.values().cloned().collect()
     }
 
     /// Counters of a vport.
-    pub fn stats_of(&mut self, vport: u16) -> &mut PortStats {
-        self.stats.entry(vport).or_insert_with(|| PortStats { vport, ..PortStats::default() })
+    pub fn stats_of(&mut self, vport: u16) -> &mut TapPortStats {
+        self.stats.entry(vport).or_insert_with(|| TapPortStats { vport, ..TapPortStats::default() })
     }
 
-    /// Writes a frame, in pieces, to a TAP, and counts it.
+    /// Writes a frame, given in pieces, to a TAP, and counts it.
     pub fn write(&mut self, vport: u16, frame: &[IoSlice<'_>]) {
         let written = match self.taps.get(&vport) {
             Some(tap) => rustix::io::retry_on_intr(|| rustix::io::writev(&tap.fd, frame)).is_ok(),
@@ -116,7 +116,7 @@ impl Ports {
         rustix::io::retry_on_intr(|| rustix::io::readv(&tap.fd, space)).ok()
     }
 
-    /// Vports whose TAPs can be read, into `ready`.
+    /// Collects the vports of readable TAPs in `ready`.
     pub fn ready(&self, ready: &mut Vec<u16>) -> io::Result<()> {
         let mut events = Vec::with_capacity(VPORTS_MAX);
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -125,12 +125,12 @@ impl Ports {
             Err(error) => return Err(error.into()),
         }
         for &epoll::Event { flags, data } in &events {
-            // The data is what `add` gave, below VPORTS_MAX.
+            // `add` set this value, which is below VPORTS_MAX.
             let vport = data.u64() as u16;
             if !flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
                 ready.push(vport);
             } else if let Some(tap) = self.taps.get(&vport) {
-                // Its interface is gone, and would wake us for ever.
+                // Its interface is gone; it would wake the helper again and again.
                 eprintln!("pdp-tap: vport {vport} ({}) has lost its interface", tap.name);
                 epoll::delete(&self.epoll, &tap.fd)?;
             }

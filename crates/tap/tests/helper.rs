@@ -1,4 +1,4 @@
-//! The helper with real TAPs in namespaces of their own, and a mux that joins two vports.
+//! The helper with real TAPs in their own namespaces, and a mux that joins two vports.
 //!
 //! Needs root and iproute2.
 
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Connection, Listener};
+use pdp_memif::{Listener, MemifConnection};
 use pdp_proto::channel::Channel;
-use pdp_proto::tap::{Port, PortStats, Reply, Request};
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_proto::tap::{TapPort, TapPortStats, TapReply, TapRequest};
+use pdp_wire::tag::{Tag, TagVerdict};
 
-/// How long "soon" may take on a busy machine.
+/// Longest time that "soon" may take on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn soon<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
@@ -34,7 +34,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// A network namespace with one TAP, `tap0`, at an address.
+/// Network namespace with one TAP, `tap0`, which has an address.
 struct Namespace {
     name: String,
     tap: OwnedFd,
@@ -59,7 +59,7 @@ impl Namespace {
         command.status().unwrap().success()
     }
 
-    /// Pings until an answer comes.
+    /// Pings until an answer arrives.
     fn reaches(&self, address: &str) {
         soon(address, || self.ping(&format!("-c 1 {address}")).then_some(()));
     }
@@ -76,11 +76,11 @@ impl Drop for Namespace {
     }
 }
 
-/// Makes `tap0` in a namespace. In a thread of its own, since that moves there.
+/// Makes `tap0` in a namespace, from a new thread, since this moves the thread there.
 fn tap_in(namespace: &str) -> OwnedFd {
     let netns = std::fs::File::open(format!("/run/netns/{namespace}")).unwrap();
     std::thread::spawn(move || {
-        // SAFETY: moves this thread alone into a namespace that is open.
+        // SAFETY: moves only this thread into a namespace that is open.
         assert_eq!(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
         let tun = std::fs::File::options().read(true).write(true).open("/dev/net/tun").unwrap();
         // SAFETY: ifreq is plain data, for which zero is a value.
@@ -96,7 +96,7 @@ fn tap_in(namespace: &str) -> OwnedFd {
     .unwrap()
 }
 
-/// Gives what leaves vport 0 to vport 1 and the other way round.
+/// Forwards frames between vport 0 and vport 1.
 struct Mux {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -109,7 +109,7 @@ impl Mux {
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             let mut handshake = None;
-            let mut connection: Option<Connection> = None;
+            let mut connection: Option<MemifConnection> = None;
             while !stopped.load(Ordering::Relaxed) {
                 if let Some(fresh) = listener.accept().unwrap() {
                     handshake = Some(fresh);
@@ -134,16 +134,16 @@ impl Mux {
     }
 }
 
-fn turn_around(connection: &mut Connection) {
-    connection.rx.look().unwrap();
+fn turn_around(connection: &mut MemifConnection) {
+    connection.rx.poll().unwrap();
     while let Some(frame) = connection.rx.take().unwrap() {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         let tag = Tag::parse(frame.metadata()).unwrap();
-        assert_eq!((tag.verdict, tag.last), (Verdict::Out, false));
+        assert_eq!((tag.verdict, tag.last), (TagVerdict::Out, false));
         let deliver = Tag::deliver(1 - tag.vport, 0).emit();
         connection.tx.push(deliver, &bytes).unwrap();
-        // Nobody serves vport 9, which must not matter to others.
+        // Vport 9 has no TAP, which must not affect others.
         connection.tx.push(Tag::deliver(9, 0).emit(), &bytes).unwrap();
     }
     connection.rx.release();
@@ -193,27 +193,27 @@ impl Daemon {
         Self(channel)
     }
 
-    fn ask(&mut self, request: &Request, fds: &[&OwnedFd]) -> (Reply, Vec<OwnedFd>) {
+    fn ask(&mut self, request: &TapRequest, fds: &[&OwnedFd]) -> (TapReply, Vec<OwnedFd>) {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         self.0.send(request, &fds).unwrap();
         self.0.receive().unwrap().expect("an answer")
     }
 
-    fn serve(&mut self, vports: &[u16], fds: &[&OwnedFd]) -> Reply {
+    fn serve(&mut self, vports: &[u16], fds: &[&OwnedFd]) -> TapReply {
         let ports = vports.iter().map(|&vport| port(vport)).collect();
-        self.ask(&Request::Serve { ports }, fds).0
+        self.ask(&TapRequest::Serve { ports }, fds).0
     }
 
-    fn stats(&mut self, vport: u16) -> PortStats {
-        let (Reply::Stats { ports }, _) = self.ask(&Request::Stats, &[]) else {
+    fn stats(&mut self, vport: u16) -> TapPortStats {
+        let (TapReply::Stats { ports }, _) = self.ask(&TapRequest::Stats, &[]) else {
             panic!("no stats");
         };
         ports.into_iter().find(|stats| stats.vport == vport).unwrap()
     }
 }
 
-fn port(vport: u16) -> Port {
-    Port { vport, name: format!("eth{vport}") }
+fn port(vport: u16) -> TapPort {
+    TapPort { vport, name: format!("eth{vport}") }
 }
 
 #[test]
@@ -223,13 +223,13 @@ fn pings_cross_and_are_counted() {
     let _mux = Mux::start(&directory.path().join("trunk.sock"));
     let _helper = Helper::start(directory.path());
     let mut daemon = Daemon::connect(directory.path());
-    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), TapReply::Done);
     a.reaches("10.9.0.2");
-    // Frames of one buffer, at the seam to two, and of five.
+    // Frames of one buffer, at the boundary to two, and of five.
     for bytes in [56, 1472, 1900, 1933, 1934, 1935, 1936, 1937, 1938, 1942, 1943, 1944, 8900] {
         assert!(a.ping(&format!("-c 2 -s {bytes} 10.9.0.2")), "{bytes} bytes");
     }
-    // What one TAP gave is what the other was given; both ends of a burst, once it is quiet.
+    // The TAPs' counters agree at both ends of a burst, once it is over.
     soon("counters agree", || {
         let (from_a, to_b) = (daemon.stats(0).from_tap, daemon.stats(1).to_tap);
         (from_a == to_b && from_a >= 28).then_some(())
@@ -242,13 +242,13 @@ fn pings_cross_and_are_counted() {
 }
 
 #[test]
-fn a_port_that_refuses_is_counted_and_holds_up_no_other() {
+fn refusing_port_is_counted_and_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
     let (a, b) = (Namespace::new("10.9.0.1"), Namespace::new("10.9.0.2"));
     let _mux = Mux::start(&directory.path().join("trunk.sock"));
     let _helper = Helper::start(directory.path());
     let mut daemon = Daemon::connect(directory.path());
-    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), TapReply::Done);
     a.reaches("10.9.0.2");
     ip(&format!("-n {} link set tap0 down", b.name));
     assert!(!a.ping("-c 3 10.9.0.2"));
@@ -258,45 +258,45 @@ fn a_port_that_refuses_is_counted_and_holds_up_no_other() {
 }
 
 #[test]
-fn who_holds_the_taps_keeps_the_carrier() {
+fn taps_keep_carrier_across_restarts() {
     let directory = tempfile::tempdir().unwrap();
     let (mut a, b) = (Namespace::new("10.9.0.1"), Namespace::new("10.9.0.2"));
     let _mux = Mux::start(&directory.path().join("trunk.sock"));
     let helper = Helper::start(directory.path());
     let mut daemon = Daemon::connect(directory.path());
-    assert_eq!(daemon.serve(&[1, 0], &[&b.tap, &a.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[1, 0], &[&b.tap, &a.tap]), TapReply::Done);
     a.reaches("10.9.0.2");
 
-    // A helper dies; its successor gets the TAPs from pdpd.
+    // A helper dies. Its successor gets the TAPs from pdpd.
     drop(helper);
     assert!(a.has_carrier() && b.has_carrier());
     let _helper = Helper::start(directory.path());
     let mut daemon = soon("successor", || {
         let mut daemon = Daemon::connect(directory.path());
-        daemon.0.send(&Request::Hold, &[]).ok()?;
+        daemon.0.send(&TapRequest::Hold, &[]).ok()?;
         let (reply, fds) = daemon.0.receive().ok()??;
-        assert_eq!((reply, fds.len()), (Reply::Held { ports: vec![] }, 0));
+        assert_eq!((reply, fds.len()), (TapReply::Held { ports: vec![] }, 0));
         Some(daemon)
     });
-    assert_eq!(daemon.serve(&[1, 0], &[&b.tap, &a.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[1, 0], &[&b.tap, &a.tap]), TapReply::Done);
     a.reaches("10.9.0.2");
 
-    // pdpd dies, between two bytes of a message; its successor gets the TAPs from the helper.
+    // pdpd dies in the middle of a message. Its successor gets the TAPs from the helper.
     use std::io::Write;
     daemon.0.stream().write_all(&[3]).unwrap();
     let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let b_tap = {
         let (name, tap) = (&b.name, null());
         let mut second = Daemon::connect(directory.path());
-        // Descriptors of a's TAP are the helper's alone now.
+        // Now only the helper has descriptors of a's TAP.
         drop(std::mem::replace(&mut a.tap, tap));
         assert!(a.has_carrier(), "{name}");
         drop(daemon);
-        let (reply, fds) = second.ask(&Request::Hold, &[]);
-        assert_eq!(reply, Reply::Held { ports: vec![port(1), port(0)] });
+        let (reply, fds) = second.ask(&TapRequest::Hold, &[]);
+        assert_eq!(reply, TapReply::Held { ports: vec![port(1), port(0)] });
         let [b_tap, a_tap] = <[OwnedFd; 2]>::try_from(fds).unwrap();
         a.tap = a_tap;
-        assert_eq!(second.serve(&[1, 0], &[&b_tap, &a.tap]), Reply::Done);
+        assert_eq!(second.serve(&[1, 0], &[&b_tap, &a.tap]), TapReply::Done);
         b_tap
     };
     a.reaches("10.9.0.2");
@@ -305,13 +305,13 @@ fn who_holds_the_taps_keeps_the_carrier() {
 }
 
 #[test]
-fn a_mux_that_comes_back_is_found() {
+fn helper_reconnects_to_a_restarted_mux() {
     let directory = tempfile::tempdir().unwrap();
     let (a, b) = (Namespace::new("10.9.0.1"), Namespace::new("10.9.0.2"));
     let trunk = directory.path().join("trunk.sock");
     let _helper = Helper::start(directory.path());
     let mut daemon = Daemon::connect(directory.path());
-    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), TapReply::Done);
     for _ in 0..3 {
         // Nobody reads the TAPs meanwhile, and nothing is counted as dropped.
         assert!(!a.ping("-c 1 10.9.0.2"));
@@ -323,13 +323,13 @@ fn a_mux_that_comes_back_is_found() {
 }
 
 #[test]
-fn a_serve_that_makes_no_sense_changes_nothing() {
+fn invalid_serve_request_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (a, b) = (Namespace::new("10.9.0.1"), Namespace::new("10.9.0.2"));
     let _mux = Mux::start(&directory.path().join("trunk.sock"));
     let _helper = Helper::start(directory.path());
     let mut daemon = Daemon::connect(directory.path());
-    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[0, 1], &[&a.tap, &b.tap]), TapReply::Done);
     let file = OwnedFd::from(tempfile::tempfile().unwrap());
     for (vports, fds) in [
         (&[0, 1][..], &[&a.tap][..]),
@@ -339,15 +339,15 @@ fn a_serve_that_makes_no_sense_changes_nothing() {
         (&[0, 1], &[&a.tap, &file]),
     ] {
         let reply = daemon.serve(vports, fds);
-        assert!(matches!(reply, Reply::Failed { .. }), "{vports:?}: {reply:?}");
+        assert!(matches!(reply, TapReply::Failed { .. }), "{vports:?}: {reply:?}");
     }
     a.reaches("10.9.0.2");
     let before = daemon.stats(0).from_tap;
-    assert_eq!(daemon.serve(&[0], &[&a.tap]), Reply::Done);
+    assert_eq!(daemon.serve(&[0], &[&a.tap]), TapReply::Done);
     assert!(daemon.stats(0).from_tap >= before, "counters go on");
     assert!(!a.ping("-c 1 10.9.0.2"));
-    assert_eq!(daemon.serve(&[], &[]), Reply::Done);
-    assert_eq!(daemon.ask(&Request::Hold, &[]).0, Reply::Held { ports: vec![] });
+    assert_eq!(daemon.serve(&[], &[]), TapReply::Done);
+    assert_eq!(daemon.ask(&TapRequest::Hold, &[]).0, TapReply::Held { ports: vec![] });
 }
 
 #[test]

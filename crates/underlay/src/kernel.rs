@@ -1,4 +1,4 @@
-//! What is asked of the host's kernel and what it tells, by netlink (RFC 3549).
+//! Queries to the host's kernel, and its notifications, by netlink (RFC 3549).
 
 use std::collections::HashMap;
 use std::io;
@@ -18,10 +18,11 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-use super::Ends;
+use super::TunnelEndpoints;
 
-/// RTNLGRP_NEIGH; and _LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV4_RULE, _IPV6_IFADDR, _IPV6_ROUTE, _IPV6_RULE,
-/// _NEXTHOP. A socket for each: what of one is lost is nothing of the other.
+/// RTNLGRP_NEIGH; and _LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV4_RULE,
+/// _IPV6_IFADDR, _IPV6_ROUTE, _IPV6_RULE, _NEXTHOP. Each set has its
+/// own socket, so that losses in one do not affect the other.
 pub(super) const NEIGHBOURS: [u32; 1] = [3];
 pub(super) const OTHERS: [u32; 8] = [1, 5, 7, 8, 9, 11, 19, 32];
 
@@ -31,17 +32,17 @@ pub(super) const LINKS_AND_NEIGHBOURS: [u16; 4] = [16, 17, 28, 29];
 /// RTM_NEWADDR, _DELADDR.
 pub(super) const ADDRESSES: [u16; 2] = [20, 21];
 
-/// What the kernel says of the way to a remote.
+/// The kernel's route to a remote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Route {
+pub(super) struct RemoteRoute {
     /// The next hop's address, of either family.
     pub(super) gateway: IpAddr,
-    /// Longest IP packet, where it is less than the device's or the route has its own.
+    /// Path MTU, if it is below the device's or the route has its own.
     pub(super) mtu: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct UnderlayLink {
     pub(super) up: bool,
     pub(super) carrier: bool,
     /// Longest IP packet, bytes.
@@ -49,14 +50,14 @@ pub(super) struct Link {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Neighbour {
+pub(super) enum UnderlayNeighbour {
     Known([u8; 6]),
     Failed,
 }
 
-pub(super) type Neighbours = HashMap<(u32, IpAddr), Neighbour>;
+pub(super) type UnderlayNeighbours = HashMap<(u32, IpAddr), UnderlayNeighbour>;
 
-/// A socket for notifications of these groups.
+/// Makes a socket for notifications of these groups.
 pub(super) fn monitor(groups: &[u32]) -> io::Result<Socket> {
     let mut monitor = Socket::new(NETLINK_ROUTE)?;
     monitor.bind_auto()?;
@@ -67,7 +68,7 @@ pub(super) fn monitor(groups: &[u32]) -> io::Result<Socket> {
     Ok(monitor)
 }
 
-/// Questions to the kernel, one at a time.
+/// Queries to the kernel, one at a time.
 pub(super) struct Query {
     socket: Socket,
 }
@@ -80,9 +81,9 @@ impl Query {
         Ok(Self { socket })
     }
 
-    /// All neighbours that are known, and those that did not answer.
-    pub(super) fn neighbours(&mut self) -> io::Result<Neighbours> {
-        let mut all = Neighbours::new();
+    /// All known neighbours, and those that did not answer.
+    pub(super) fn neighbours(&mut self) -> io::Result<UnderlayNeighbours> {
+        let mut all = UnderlayNeighbours::new();
         let request = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
         self.ask(request, NLM_F_REQUEST | NLM_F_DUMP, |answer| {
             if let RouteNetlinkMessage::NewNeighbour(message) = answer
@@ -94,7 +95,7 @@ impl Query {
         Ok(all)
     }
 
-    pub(super) fn links(&mut self) -> io::Result<HashMap<u32, Link>> {
+    pub(super) fn links(&mut self) -> io::Result<HashMap<u32, UnderlayLink>> {
         let mut all = HashMap::new();
         let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
         self.ask(request, NLM_F_REQUEST | NLM_F_DUMP, |answer| {
@@ -106,7 +107,10 @@ impl Query {
     }
 
     /// The route for packets to `remote` by the interface, if there is one.
-    pub(super) fn route(&mut self, (ifindex, local, remote): Ends) -> Option<Route> {
+    pub(super) fn route(
+        &mut self,
+        (ifindex, local, remote): TunnelEndpoints,
+    ) -> Option<RemoteRoute> {
         let mut request = RouteMessage::default();
         let (family, bits) = match remote {
             IpAddr::V4(_) => (AddressFamily::Inet, 32),
@@ -159,7 +163,8 @@ impl Query {
                     Ok(NetlinkPayload::Error(error)) => {
                         return if error.code.is_none() { Ok(()) } else { Err(error.to_io()) };
                     }
-                    // What this library can't read is no neighbour or route that we asked for.
+                    // Messages that this library can't read are
+                    // not the requested neighbours or routes.
                     _ => {}
                 }
                 if flags & NLM_F_DUMP != NLM_F_DUMP {
@@ -171,8 +176,10 @@ impl Query {
     }
 }
 
-/// Whose a neighbour is, and what is known of it.
-pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((u32, IpAddr), Option<Neighbour>)> {
+/// A neighbour's interface and address, and its state if known.
+pub(super) fn neighbour(
+    message: &NeighbourMessage,
+) -> Option<((u32, IpAddr), Option<UnderlayNeighbour>)> {
     let mut address = None;
     let mut mac = None;
     for attribute in &message.attributes {
@@ -193,30 +200,30 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((u32, IpAddr), Op
         | NeighbourState::Delay
         | NeighbourState::Probe
         | NeighbourState::Permanent
-        | NeighbourState::Noarp => mac.map(Neighbour::Known),
-        NeighbourState::Failed => Some(Neighbour::Failed),
+        | NeighbourState::Noarp => mac.map(UnderlayNeighbour::Known),
+        NeighbourState::Failed => Some(UnderlayNeighbour::Failed),
         _ => None,
     };
     Some(((message.header.ifindex, address?), neighbour))
 }
 
-pub(super) fn link(message: &LinkMessage) -> Link {
+pub(super) fn link(message: &LinkMessage) -> UnderlayLink {
     let flags = message.header.flags;
     let mtu = message.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     });
-    Link {
+    UnderlayLink {
         up: flags.contains(LinkFlags::Up),
         carrier: flags.contains(LinkFlags::LowerUp),
         mtu: mtu.unwrap_or(u32::MAX),
     }
 }
 
-/// A route to `remote`, if it is by `ifindex`. Its next hop is the remote itself where that is on the
-/// link, and may be of the other family (RFC 8950).
-fn route_by(route: &RouteMessage, ifindex: u32, remote: IpAddr) -> Option<Route> {
-    let mut found = Route { gateway: remote, mtu: None };
+/// Returns a route to `remote` if it uses `ifindex`. Its next hop is the remote itself if that is
+/// on the link. The next hop may be of the other family (RFC 8950).
+fn route_by(route: &RouteMessage, ifindex: u32, remote: IpAddr) -> Option<RemoteRoute> {
+    let mut found = RemoteRoute { gateway: remote, mtu: None };
     let mut by = None;
     for attribute in &route.attributes {
         match attribute {
@@ -231,7 +238,7 @@ fn route_by(route: &RouteMessage, ifindex: u32, remote: IpAddr) -> Option<Route>
                 });
             }
             RouteAttribute::Oif(index) => by = Some(*index),
-            // Without any route by the interface, IPv4 takes what is asked for to be on its link.
+            // Without any route by the interface, IPv4 assumes that the address is on its link.
             RouteAttribute::Table(0) => return None,
             _ => {}
         }

@@ -1,19 +1,21 @@
-//! Ways of tunnels through the underlay, as the host's kernel knows them: the link address of the
-//! next hop, and how long a packet may be.
+//! Paths of tunnels through the underlay, as the host's kernel knows them: the next hop's MAC
+//! address, and the path MTU.
 //!
-//! The kernel is asked for the route of each tunnel; it tells what becomes of neighbours and links,
-//! and when to ask for routes again. Where it has no neighbour, or has not heard of one for long
-//! while frames go there, a datagram to the discard port (RFC 863) from an ordinary socket makes it
-//! look. While frames go to a remote, one as long as the longest of them goes there each second: what
-//! a router on the way says to one that is too long (RFC 1191, RFC 8201) finds this socket, so that the
-//! kernel checks and keeps it as it does for any program (for 10 minutes, and not below 552 bytes or
-//! 1,280 over IPv6), and has it in the route when it is asked again. Frames themselves have source
-//! ports of flows, where nobody listens; what is said to them is nobody's.
+//! This crate queries the kernel for the route of each tunnel. Kernel notifications report changes
+//! of neighbours and links, and when to query routes again. To make the kernel resolve a next hop,
+//! it sends a datagram to the discard port (RFC 863) from an ordinary socket. It does so if the
+//! kernel has no neighbour, or has not confirmed one for long while frames go there.
 //!
-//! Needs no privilege. Workers read one atomic word; who has to hand on what changes waits for it
-//! ([`Underlay::wait`]). What happens to a tunnel that nobody uses costs
-//! nothing, and the other work has bounds: [`ASKS_MAX`] datagrams and questions a second, a tenth of
-//! a CPU for what concerns all tunnels.
+//! While frames go to a remote, a datagram as long as the longest of them goes there each second.
+//! If it is too long for a router on the path, the router's error (RFC 1191, RFC 8201) finds this
+//! socket. The kernel checks and keeps the path MTU as for any program (for 10 minutes, and not
+//! below 552 bytes, or 1,280 over IPv6), and includes it in the route. Errors about the frames
+//! themselves are lost: these have source ports of flows, where no socket listens.
+//!
+//! Needs no privilege. Workers read one atomic word. Other threads wait
+//! for changes with [`Underlay::wait`]. Changes of an unused tunnel cost
+//! nothing. Other work has limits: [`ASKS_MAX`] datagrams and queries a
+//! second, and a tenth of a CPU for changes that affect all tunnels.
 
 #![forbid(unsafe_code)]
 
@@ -37,78 +39,80 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::kernel::{
-    ADDRESSES, LINKS_AND_NEIGHBOURS, Link, NEIGHBOURS, Neighbour, Neighbours, OTHERS, Query, Route,
-    link, monitor, neighbour,
+    ADDRESSES, LINKS_AND_NEIGHBOURS, NEIGHBOURS, OTHERS, Query, RemoteRoute, UnderlayLink,
+    UnderlayNeighbour, UnderlayNeighbours, link, monitor, neighbour,
 };
 
-/// Different pairs of outer addresses.
+/// Limit of different pairs of outer addresses.
 pub const TUNNELS_MAX: usize = 16384;
 
-/// Datagrams and questions about single tunnels in a second. What is beyond has its turn later.
+/// Datagrams and queries about single tunnels per second. Further ones come later.
 pub const ASKS_MAX: usize = 2048;
 
-/// Time in which notifications and wishes gather.
+/// Time in which notifications and requests accumulate.
 const SETTLE: Duration = Duration::from_millis(1);
 
-/// After questions about all tunnels as many times as long without any, and this long at least.
+/// After querying all tunnels, pause for this many times the duration, and at least this time.
 const REST_TIMES: u32 = 9;
 const REST_MIN: Duration = Duration::from_millis(20);
 
-/// Time between two datagrams to one next hop that does not answer.
+/// Time between two datagrams to a next hop that does not answer.
 const POKE_EVERY: Duration = Duration::from_millis(500);
 
-/// The same while no frame waits for it: whether what is told of it is still so.
+/// Time between two datagrams if no frame waits for the next hop. They check if it still fails.
 const POKE_UNUSED_EVERY: Duration = Duration::from_secs(10);
 
-/// Time between two looks at all tunnels, and two datagrams along a way that is used.
+/// Time between two checks of all tunnels, and between two datagrams along a used path.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Time that a router on the way has to say that a datagram is too long, before the kernel is asked.
+/// Time for a router on the path to report that a
+/// datagram is too long, before the kernel is queried.
 const ANSWER_AFTER: Duration = Duration::from_millis(200);
 
-/// A next hop that does not answer for this long is told.
+/// Time after which a next hop that does not answer is reported.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
-/// Sockets for datagrams, one for each local address (of a link, on each interface), that are open at a time.
+/// Open sockets for datagrams. Each local address needs
+/// one; each link-local address needs one per interface.
 const SOCKETS_MAX: usize = 256;
 
-/// Notifications that are read at a time.
+/// Notifications read at a time.
 const HEARD_MAX: usize = 1024;
 
-/// Where datagrams go (RFC 863).
+/// Destination port of datagrams (RFC 863).
 const DISCARD_PORT: u16 = 9;
 
-/// Longest IP packet that every way carries, or below which the kernel believes no router (RFC 8200
-/// section 5; net.ipv4.route.min_pmtu).
+/// Smallest path MTU. Every path carries packets of this length (RFC 8200 section 5), or the kernel
+/// ignores routers that report less (net.ipv4.route.min_pmtu).
 const IPV6_BYTES_MIN: u32 = 1280;
 const IPV4_BYTES_MIN: u32 = 552;
 
-/// What datagrams carry, the longest as well.
+/// Payload of datagrams, up to the longest.
 static NOTHING: [u8; 1 << 16] = [0; 1 << 16];
 
 /// One tunnel's next hop, as workers see it.
 #[derive(Debug, Default)]
-pub struct NextHop {
-    /// The link address in the low 48 bits, above them [`Hop::mtu`]; 0 while unknown.
+pub struct TunnelNextHop {
+    /// The MAC address in the low 48 bits, and [`NextHopInfo::mtu`] above. 0 while unknown.
     state: AtomicU64,
     used: AtomicBool,
     wish: Option<(usize, Arc<Wishes>)>,
 }
 
-/// What is known of a next hop.
+/// Result of resolving a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hop {
-    /// Its link address.
+pub struct NextHopInfo {
+    /// MAC address.
     pub mac: [u8; 6],
-    /// Longest IP packet that the way to the remote carries, bytes, as far as known.
+    /// Path MTU to the remote as far as known, bytes of the IP packet.
     pub mtu: u16,
 }
 
-impl NextHop {
-    /// What is known, if its link address is. That it is asked for keeps it fresh, or has it looked
-    /// for.
+impl TunnelNextHop {
+    /// Returns the next hop if its MAC address is known. Calling
+    /// this keeps it fresh, or requests its resolution.
     #[inline]
-    pub fn find(&self) -> Option<Hop> {
+    pub fn find(&self) -> Option<NextHopInfo> {
         let hop = self.peek();
         if hop.is_none() {
             self.wish();
@@ -118,31 +122,31 @@ impl NextHop {
         hop
     }
 
-    /// The same, without being asked for.
+    /// Like [`find`](Self::find), without marking the next hop as used.
     #[inline]
-    fn peek(&self) -> Option<Hop> {
+    fn peek(&self) -> Option<NextHopInfo> {
         let state = self.state.load(Ordering::Relaxed);
         let [high, low, mac @ ..] = state.to_be_bytes();
-        (state != 0).then_some(Hop { mac, mtu: u16::from_be_bytes([high, low]) })
+        (state != 0).then_some(NextHopInfo { mac, mtu: u16::from_be_bytes([high, low]) })
     }
 
-    /// Has it looked for.
+    /// Requests its resolution.
     fn wish(&self) {
         if let Some((slot, wishes)) = &self.wish {
             wishes.add(*slot);
         }
     }
 
-    /// One that needs no looking for.
+    /// Returns a next hop that needs no resolution.
     pub fn known(mac: [u8; 6]) -> Self {
         let hop = Self::default();
-        hop.resolve(Some(Hop { mac, mtu: u16::MAX }));
+        hop.resolve(Some(NextHopInfo { mac, mtu: u16::MAX }));
         hop
     }
 
-    /// Sets what workers see.
-    pub fn resolve(&self, hop: Option<Hop>) {
-        let state = hop.map_or(0, |Hop { mac: [a, b, c, d, e, f], mtu }| {
+    /// Sets the value that workers see.
+    pub fn resolve(&self, hop: Option<NextHopInfo>) {
+        let state = hop.map_or(0, |NextHopInfo { mac: [a, b, c, d, e, f], mtu }| {
             let [high, low] = mtu.max(1).to_be_bytes();
             u64::from_be_bytes([high, low, a, b, c, d, e, f])
         });
@@ -154,12 +158,12 @@ impl NextHop {
     }
 }
 
-/// The tunnels for whose next hops frames wait, a bit each; any thread may wish.
+/// Tunnels for whose next hops frames wait, one bit each. Any thread may add to them.
 #[derive(Debug)]
 struct Wishes {
     bits: Box<[AtomicU64]>,
     bell: OwnedFd,
-    /// Whether the bell was rung since the follower last woke up.
+    /// True if the bell was rung since the follower last woke.
     rung: AtomicBool,
 }
 
@@ -179,15 +183,15 @@ impl Wishes {
         }
     }
 
-    /// Wakes the follower, after something was left for it.
+    /// Wakes the follower to handle a new request.
     fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
-            // Fails only if it was rung 2^64 times and not answered.
+            // Fails only after 2^64 unanswered rings.
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// The follower is awake, and sees what was left until now.
+    /// Marks the follower as awake. It sees all requests made before.
     fn awake(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         self.rung.swap(false, Ordering::AcqRel);
@@ -197,71 +201,71 @@ impl Wishes {
         self.bits[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
     }
 
-    /// All of them.
+    /// All bits.
     fn all(&self) -> Vec<u64> {
         self.bits.iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 }
 
-/// The slots of bits that are set.
+/// Slots of the bits that are set.
 fn slots(bits: &[u64]) -> impl Iterator<Item = usize> {
     bits.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(at, word)| {
         (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit)
     })
 }
 
-/// The host's routes, neighbours and links, followed by a thread of its own.
+/// The host's routes, neighbours and links, followed by a dedicated thread.
 #[derive(Clone, Debug)]
 pub struct Underlay {
     tunnels: Arc<Mutex<Tunnels>>,
     wishes: Arc<Wishes>,
     questions: Arc<AtomicU64>,
-    changes: Arc<Changes>,
+    changes: Arc<UnderlayChangeCount>,
 }
 
-/// How many times something was another way than before, and who waits for that.
+/// Number of changes so far, and the waiters for the next.
 #[derive(Debug, Default)]
-struct Changes {
+struct UnderlayChangeCount {
     count: Mutex<u64>,
     bell: Condvar,
 }
 
-impl Changes {
+impl UnderlayChangeCount {
     fn count(&self) -> MutexGuard<'_, u64> {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Interface index, local and remote address.
-pub type Ends = (u32, IpAddr, IpAddr);
+pub type TunnelEndpoints = (u32, IpAddr, IpAddr);
 
 /// All tunnels.
 #[derive(Debug, Default)]
 struct Tunnels {
-    slots: Vec<Option<Tunnel>>,
+    slots: Vec<Option<UnderlayTunnel>>,
     free: Vec<usize>,
-    by_ends: HashMap<Ends, usize>,
+    by_ends: HashMap<TunnelEndpoints, usize>,
     /// Slots by the next hops of their routes.
     by_gateway: BTreeSet<(u32, IpAddr, usize)>,
-    /// Slots that the kernel was not asked for since they or their links changed.
+    /// Slots whose routes must be queried, as they or their links are new or have changed.
     new: Vec<usize>,
-    links: HashMap<u32, Link>,
-    /// Whether a link, or what is known of a next hop, is another one since that was told.
+    links: HashMap<u32, UnderlayLink>,
+    /// True if a link or a resolved next hop has changed since the waiters were last woken.
     changed: bool,
 }
 
 #[derive(Debug)]
-struct Tunnel {
-    ends: Ends,
-    hop: Arc<NextHop>,
+struct UnderlayTunnel {
+    ends: TunnelEndpoints,
+    hop: Arc<TunnelNextHop>,
     /// Longest IP packet of its vlinks, bytes.
     packet_bytes: u32,
-    route: Option<Route>,
-    /// The local address is none of the host's.
+    route: Option<RemoteRoute>,
+    /// True if the host does not have the local address.
     no_address: bool,
-    /// When the kernel was last made to look for the next hop, while it is not known.
+    /// Time of the last datagram to resolve the next hop, while it is unknown.
     poked: Option<Instant>,
-    /// Since when the next hop does not answer.
+    /// Time since which the next hop does not answer.
     unanswered: Option<Instant>,
 }
 
@@ -274,7 +278,7 @@ impl Underlay {
             questions: Arc::default(),
             changes: Arc::default(),
         };
-        let follower = Follower {
+        let follower = UnderlayFollower {
             underlay: underlay.clone(),
             monitors: [monitor(&NEIGHBOURS)?, monitor(&OTHERS)?],
             query: Query::new()?,
@@ -290,8 +294,8 @@ impl Underlay {
         Ok(underlay)
     }
 
-    /// Routes that the kernel was asked for until now.
-    pub fn questions(&self) -> u64 {
+    /// Number of routes queried so far.
+    pub fn queries(&self) -> u64 {
         self.questions.load(Ordering::Relaxed)
     }
 
@@ -300,43 +304,44 @@ impl Underlay {
     }
 
     /// The next hop from `local` to `remote` by the interface `ifindex`, for IP packets of up to
-    /// `packet_bytes`; `None` beyond [`TUNNELS_MAX`].
+    /// `packet_bytes`. `None` beyond [`TUNNELS_MAX`].
     pub fn next_hop(
         &self,
         ifindex: u32,
         local: IpAddr,
         remote: IpAddr,
         packet_bytes: u32,
-    ) -> Option<Arc<NextHop>> {
+    ) -> Option<Arc<TunnelNextHop>> {
         let hop = self.tunnels().take((ifindex, local, remote), packet_bytes, &self.wishes)?;
         self.wishes.ring();
         Some(hop)
     }
 
-    /// What is known of such a way, and the longest IP packet that the interface carries as well; `None` also while the
-    /// interface has no carrier.
-    pub fn way(&self, ends: Ends) -> Option<Hop> {
+    /// Returns the next hop of such a path, with the MTU also limited by the interface. `None` if
+    /// unknown, or while the interface is down or has no carrier.
+    pub fn path(&self, ends: TunnelEndpoints) -> Option<NextHopInfo> {
         let tunnels = self.tunnels();
         let hop = tunnels.slots[*tunnels.by_ends.get(&ends)?].as_ref()?.hop.peek()?;
         let link = tunnels.links.get(&ends.0).filter(|link| link.up && link.carrier)?;
-        Some(Hop { mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX).min(hop.mtu), ..hop })
+        Some(NextHopInfo { mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX).min(hop.mtu), ..hop })
     }
 
-    /// Waits until what [`Underlay::way`] says of some way may be otherwise than when this returned `seen`, or for as
-    /// long as `most`. Before the first time, `seen` is 0.
+    /// Waits until a result of [`Underlay::path`] may have changed since this returned `seen`, or
+    /// for `most`. `seen` is 0 for the first call.
     pub fn wait(&self, seen: u64, most: Duration) -> u64 {
         let count = self.changes.count();
         let waited = self.changes.bell.wait_timeout_while(count, most, |count| *count == seen);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Says how long the longest IP packets of tunnels are, bytes.
-    pub fn set_lengths(&self, lengths: &HashMap<Ends, u32>) {
+    /// Sets the longest IP packets of tunnels, bytes.
+    pub fn set_lengths(&self, lengths: &HashMap<TunnelEndpoints, u32>) {
         self.tunnels().set_lengths(lengths);
         self.wishes.ring();
     }
 
-    /// What is wrong with the way of such packets; `None` also for what nobody has asked for.
+    /// Problem of the path for such packets, if any. `None`
+    /// also for a tunnel that was never requested.
     pub fn problem(
         &self,
         ifindex: u32,
@@ -348,8 +353,10 @@ impl Underlay {
         let slot = *tunnels.by_ends.get(&(ifindex, local, remote))?;
         let tunnel = tunnels.slots[slot].as_ref()?;
         match tunnels.links.get(&ifindex) {
-            Some(Link { up: true, carrier: true, mtu }) => tunnel.problem(packet_bytes, *mtu),
-            Some(Link { up: true, .. }) => Some(UnderlayProblem::NoCarrier),
+            Some(UnderlayLink { up: true, carrier: true, mtu }) => {
+                tunnel.problem(packet_bytes, *mtu)
+            }
+            Some(UnderlayLink { up: true, .. }) => Some(UnderlayProblem::NoCarrier),
             _ => Some(UnderlayProblem::Down),
         }
     }
@@ -358,10 +365,10 @@ impl Underlay {
 impl Tunnels {
     fn take(
         &mut self,
-        ends: Ends,
+        ends: TunnelEndpoints,
         packet_bytes: u32,
         wishes: &Arc<Wishes>,
-    ) -> Option<Arc<NextHop>> {
+    ) -> Option<Arc<TunnelNextHop>> {
         if let Some(&slot) = self.by_ends.get(&ends) {
             let tunnel = self.slots[slot].as_mut()?;
             if packet_bytes > tunnel.packet_bytes {
@@ -381,8 +388,11 @@ impl Tunnels {
             }
             None => return None,
         };
-        let hop = Arc::new(NextHop { wish: Some((slot, wishes.clone())), ..NextHop::default() });
-        self.slots[slot] = Some(Tunnel {
+        let hop = Arc::new(TunnelNextHop {
+            wish: Some((slot, wishes.clone())),
+            ..TunnelNextHop::default()
+        });
+        self.slots[slot] = Some(UnderlayTunnel {
             ends,
             hop: hop.clone(),
             packet_bytes,
@@ -396,7 +406,7 @@ impl Tunnels {
         Some(hop)
     }
 
-    fn set_lengths(&mut self, lengths: &HashMap<Ends, u32>) {
+    fn set_lengths(&mut self, lengths: &HashMap<TunnelEndpoints, u32>) {
         for (ends, bytes) in lengths {
             if let Some(&slot) = self.by_ends.get(ends)
                 && let Some(tunnel) = self.slots[slot].as_mut()
@@ -408,10 +418,10 @@ impl Tunnels {
         }
     }
 
-    /// What no vlink has any more.
+    /// Removes tunnels that no vlink uses any more.
     fn forget_unused(&mut self, wishes: &Wishes) {
         for slot in 0..self.slots.len() {
-            let unused = |tunnel: &mut Tunnel| Arc::strong_count(&tunnel.hop) == 1;
+            let unused = |tunnel: &mut UnderlayTunnel| Arc::strong_count(&tunnel.hop) == 1;
             if let Some(tunnel) = self.slots[slot].take_if(unused) {
                 self.by_ends.remove(&tunnel.ends);
                 if let Some(route) = tunnel.route {
@@ -423,8 +433,8 @@ impl Tunnels {
         }
     }
 
-    /// The tunnel's route is this one.
-    fn set_route(&mut self, slot: usize, route: Option<Route>) {
+    /// Sets the tunnel's route.
+    fn set_route(&mut self, slot: usize, route: Option<RemoteRoute>) {
         let Some(tunnel) = self.slots[slot].as_mut() else { return };
         let was = std::mem::replace(&mut tunnel.route, route);
         let (was, is) = (was.map(|it| it.gateway), route.map(|it| it.gateway));
@@ -441,18 +451,18 @@ impl Tunnels {
         }
     }
 
-    /// Lets workers see what is known of a tunnel's next hop.
-    fn show(&mut self, slot: usize, neighbours: &Neighbours, wishes: &Wishes) {
+    /// Publishes the tunnel's next hop to workers.
+    fn show(&mut self, slot: usize, neighbours: &UnderlayNeighbours, wishes: &Wishes) {
         let Some(tunnel) = self.slots[slot].as_mut() else { return };
         let route = tunnel.route.map(|route| (route, (tunnel.ends.0, route.gateway)));
         let hop = match route.map(|(route, by)| (route, neighbours.get(&by))) {
-            Some((route, Some(Neighbour::Known(mac)))) => {
+            Some((route, Some(UnderlayNeighbour::Known(mac)))) => {
                 (tunnel.poked, tunnel.unanswered) = (None, None);
                 wishes.remove(slot);
                 let mtu = route.mtu.and_then(|mtu| u16::try_from(mtu).ok()).unwrap_or(u16::MAX);
-                Some(Hop { mac: *mac, mtu })
+                Some(NextHopInfo { mac: *mac, mtu })
             }
-            Some((_, Some(Neighbour::Failed))) => {
+            Some((_, Some(UnderlayNeighbour::Failed))) => {
                 tunnel.unanswered.get_or_insert_with(Instant::now);
                 None
             }
@@ -462,14 +472,14 @@ impl Tunnels {
         tunnel.hop.resolve(hop);
     }
 
-    /// The slots of tunnels by this next hop.
+    /// Slots of the tunnels with this next hop.
     fn by(&self, (ifindex, gateway): (u32, IpAddr)) -> Vec<usize> {
         let all = (ifindex, gateway, 0)..=(ifindex, gateway, usize::MAX);
         self.by_gateway.range(all).map(|(_, _, slot)| *slot).collect()
     }
 }
 
-impl Tunnel {
+impl UnderlayTunnel {
     fn problem(&self, packet_bytes: u32, link_mtu: u32) -> Option<UnderlayProblem> {
         if self.no_address {
             return Some(UnderlayProblem::NoAddress);
@@ -483,43 +493,44 @@ impl Tunnel {
         (path_bytes < packet_bytes).then_some(problem)
     }
 
-    /// Whether a datagram is due that makes the kernel look for the next hop.
+    /// True if it is time for another datagram to resolve the next hop.
     fn is_poke_due(&self, every: Duration) -> bool {
         self.poked.is_none_or(|at| at.elapsed() >= every)
     }
 }
 
 /// The thread that follows the kernel.
-struct Follower {
+struct UnderlayFollower {
     underlay: Underlay,
-    /// For neighbours, and for all else.
+    /// For neighbours, and for everything else.
     monitors: [Socket; 2],
     query: Query,
-    neighbours: Neighbours,
-    /// From which datagrams went since the last look, by local address and, where that is of a link, its
-    /// interface: answers find them.
+    neighbours: UnderlayNeighbours,
+    /// Sources of datagrams since the last check, by local address (and interface, if link-local).
+    /// Errors from routers find them.
     sockets: HashMap<(IpAddr, u32), UdpSocket>,
     asks_left: usize,
-    /// Slot from which on the next look begins.
+    /// Slot where the next check begins.
     turn: usize,
-    /// Slots whose routes are to be asked for once datagrams were answered.
+    /// Slots whose routes must be queried after routers had time to answer.
     asked: Vec<usize>,
     buffer: Vec<u8>,
 }
 
-/// What the kernel has told.
+/// Notifications from the kernel.
 #[derive(Debug, Default)]
-struct Heard {
-    /// What was lost of neighbours, and of all else: everything of it may have changed.
+struct UnderlayChanges {
+    /// True if notifications about neighbours, or about everything
+    /// else, were lost. Then all of them may have changed.
     lost: [bool; 2],
     routes: bool,
     neighbours: Vec<(u32, IpAddr)>,
-    links: Vec<(u32, Option<Link>)>,
+    links: Vec<(u32, Option<UnderlayLink>)>,
 }
 
-impl Follower {
+impl UnderlayFollower {
     fn run(mut self) {
-        let mut heard = Heard { lost: [true; 2], ..Heard::default() };
+        let mut heard = UnderlayChanges { lost: [true; 2], ..UnderlayChanges::default() };
         let start = Instant::now();
         let (mut next_look, mut next_all) = (start, start);
         let mut next_answers = None;
@@ -577,8 +588,8 @@ impl Follower {
         }
     }
 
-    /// Asks for what concerns all tunnels.
-    fn ask_for_all(&mut self, tunnels: &mut Tunnels, heard: &mut Heard) {
+    /// Queries the state that affects all tunnels.
+    fn ask_for_all(&mut self, tunnels: &mut Tunnels, heard: &mut UnderlayChanges) {
         let [neighbours_lost, others_lost] = heard.lost;
         if neighbours_lost && let Ok(neighbours) = self.query.neighbours() {
             heard.lost[0] = false;
@@ -598,7 +609,7 @@ impl Follower {
         }
     }
 
-    /// Asks for the route of one, and whether it has its address.
+    /// Queries the route of a tunnel, and checks its local address.
     fn ask(&mut self, tunnels: &mut Tunnels, slot: usize) {
         let Some(tunnel) = tunnels.slots[slot].as_mut() else { return };
         let (ifindex, local, _) = tunnel.ends;
@@ -610,7 +621,7 @@ impl Follower {
         tunnels.show(slot, &self.neighbours, &self.underlay.wishes);
     }
 
-    /// Sees, each second, which ways are used, and which next hops did not answer the last time.
+    /// Each second, checks which paths are used and which next hops failed last time.
     fn look(&mut self, tunnels: &mut Tunnels) {
         tunnels.forget_unused(&self.underlay.wishes);
         self.sockets.clear();
@@ -622,7 +633,7 @@ impl Follower {
                 true => tunnel.hop.used.load(Ordering::Relaxed),
                 false => tunnel.unanswered.is_some() && tunnel.is_poke_due(POKE_UNUSED_EVERY),
             };
-            // Half is for those that frames wait for.
+            // The other half is for tunnels with waiting frames.
             if due && self.asks_left <= ASKS_MAX / 2 {
                 self.turn = slot;
                 return;
@@ -634,8 +645,8 @@ impl Follower {
         }
     }
 
-    /// Has the kernel look for those that frames wait for. Returns when to go on with those that
-    /// wait on.
+    /// Resolves the next hops for which frames wait. Returns
+    /// the time to continue with the remaining ones.
     fn grant(&mut self, tunnels: &mut Tunnels) -> Option<Instant> {
         let wishes = self.underlay.wishes.clone();
         let mut next: Option<Instant> = None;
@@ -659,8 +670,8 @@ impl Follower {
         next
     }
 
-    /// Sends a datagram along the way of a tunnel, as long as the longest of its packets: the kernel looks
-    /// for the next hop, and hears of a router that finds it too long.
+    /// Sends a datagram along a tunnel's path, as long as its longest packet. The kernel resolves
+    /// the next hop, and learns of a router for which the datagram is too long.
     fn poke(&mut self, tunnels: &mut Tunnels, slot: usize) {
         let Some(tunnel) = tunnels.slots[slot].as_mut() else { return };
         let now = Instant::now();
@@ -678,11 +689,11 @@ impl Follower {
         };
         let bytes = tunnel.packet_bytes;
         let link_mtu = tunnels.links.get(&ifindex).map_or(u32::MAX, |link| link.mtu);
-        // One that is longer than what is known of the way the kernel would send in pieces.
+        // The kernel would fragment a datagram longer than the known path MTU.
         let whole = (least + 1..=route.mtu.unwrap_or(link_mtu).min(link_mtu)).contains(&bytes);
         let payload = if whole { bytes as usize - header - udp::HEADER_BYTES } else { 1 };
         let payload = &NOTHING[..payload.min(NOTHING.len())];
-        // Fails where there is nobody to find.
+        // Fails if there is no route or neighbour.
         let _ = socket.send_to(payload, inet(remote, DISCARD_PORT, ifindex));
     }
 
@@ -696,14 +707,14 @@ impl Follower {
             Entry::Vacant(place) => {
                 let socket = UdpSocket::bind(inet(local, 0, ifindex))?;
                 socket.set_nonblocking(true)?;
-                // Nobody reads what comes: as little as can be is kept.
+                // Nobody reads from it, so it needs the smallest buffer.
                 set_socket_recv_buffer_size(&socket, 0)?;
                 Ok(place.insert(socket))
             }
         }
     }
 
-    /// Sleeps until the kernel tells something, somebody wishes something new, or it is time.
+    /// Sleeps until a notification, a new request, or `until`.
     fn sleep(&self, until: Instant) {
         if self.underlay.tunnels().new.is_empty() {
             let wait = until.saturating_duration_since(Instant::now());
@@ -719,8 +730,8 @@ impl Follower {
         std::thread::sleep(SETTLE);
     }
 
-    /// Takes in what the kernel has told.
-    fn hear(&mut self, heard: &mut Heard) {
+    /// Reads the kernel's notifications.
+    fn hear(&mut self, heard: &mut UnderlayChanges) {
         let mut buffer = std::mem::take(&mut self.buffer);
         for from in 0..self.monitors.len() {
             for _ in 0..HEARD_MAX {
@@ -730,7 +741,8 @@ impl Follower {
                     Ok(_) => self.read(&buffer, heard),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // Some were lost. What is left of them is older than what is asked for then.
+                    // Some were lost. The remaining ones are older
+                    // than the state that is queried next.
                     Err(_) => heard.lost[from] = true,
                 }
             }
@@ -738,7 +750,7 @@ impl Follower {
         self.buffer = buffer;
     }
 
-    fn read(&mut self, mut rest: &[u8], heard: &mut Heard) {
+    fn read(&mut self, mut rest: &[u8], heard: &mut UnderlayChanges) {
         while let Ok(message) = NetlinkBuffer::new_checked(rest) {
             let length = message.length() as usize;
             if !LINKS_AND_NEIGHBOURS.contains(&message.message_type()) {
@@ -755,7 +767,7 @@ impl Follower {
         }
     }
 
-    fn note(&mut self, message: &RouteNetlinkMessage, heard: &mut Heard) {
+    fn note(&mut self, message: &RouteNetlinkMessage, heard: &mut UnderlayChanges) {
         let (by, neighbour) = match message {
             RouteNetlinkMessage::NewNeighbour(message) => match neighbour(message) {
                 Some((by, neighbour)) => (by, neighbour),
@@ -785,19 +797,19 @@ impl Follower {
     }
 }
 
-impl Heard {
-    /// Whether all tunnels may be concerned.
+impl UnderlayChanges {
+    /// True if all tunnels may be affected.
     fn concerns_all(&self) -> bool {
         self.lost != [false; 2] || self.routes
     }
 }
 
-/// Whether an address is another one on each link.
+/// True for addresses that are specific to a link.
 fn is_of_link(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// An address for sockets; one of a link names it.
+/// Socket address. A link-local address includes its interface.
 fn inet(address: IpAddr, port: u16, ifindex: u32) -> InetAddress {
     match address {
         IpAddr::V6(v6) if is_of_link(address) => SocketAddrV6::new(v6, port, 0, ifindex).into(),

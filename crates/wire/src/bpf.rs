@@ -1,25 +1,29 @@
-//! Programs of classic BPF that say which frames somebody wants: what libpcap's language is compiled to.
+//! Programs of classic BPF that select frames: the output of libpcap's filter compiler.
 //!
-//! A [`Program`] was checked when it was read: every jump leads forward to an instruction of it, the last one
-//! returns, no memory is beyond the sixteen words, nothing is divided by a zero that it names. So it ends after
-//! at most [`INSTRUCTIONS_MAX`] instructions, whatever the frame, and [`Program::matches`] never panics. What a
-//! frame does not have makes it none that is wanted, as in the kernel.
+//! A [`BpfProgram`] is checked when it is read. Every jump leads forward to an instruction of
+//! it, the last instruction returns, every memory access is within the sixteen words, and
+//! no constant divisor is zero. So it ends after at most [`INSTRUCTIONS_MAX`] instructions
+//! for any frame, and [`BpfProgram::matches`] never panics. As in the kernel, a frame does
+//! not match if the program reads beyond its end.
 //!
-//! As text it is what `tcpdump -ddd` prints, with commas or ends of lines between: the count, and of each
-//! instruction its code, jumps and constant, in decimal.
+//! The text form is the output of `tcpdump -ddd`, separated by commas or newlines: the count, then
+//! for each instruction its code, jumps and constant, in decimal.
 //!
-//! Source: McCanne and Jacobson, "The BSD Packet Filter", 1993; the kernel's `bpf_check_classic`. Its own extensions
-//! (`SKF_AD_OFF`: offsets from 0xfffff000) are beyond every frame here.
+//! Source: McCanne and Jacobson, "The BSD Packet Filter", 1993; the kernel's
+//! `bpf_check_classic`. The kernel's own extensions (`SKF_AD_OFF`: offsets
+//! from 0xfffff000) read beyond every frame here.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Instructions of one program. So many take the mux about as long as it takes to copy a frame.
+/// Most instructions of a program. The mux runs so many in
+/// about the time that it takes to copy a frame.
 pub const INSTRUCTIONS_MAX: usize = 256;
 
-/// Bytes of a program as text: each instruction has at most 5 + 3 + 3 + 10 digits, and four signs between.
+/// Most bytes of a program as text: each instruction has at
+/// most 5 + 3 + 3 + 10 digits, and four separators.
 pub const TEXT_BYTES_MAX: usize = 16 + INSTRUCTIONS_MAX * 25;
 
 /// Words of memory.
@@ -28,35 +32,35 @@ const MEMORY: usize = 16;
 /// A checked program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Program(Vec<Instruction>);
+pub struct BpfProgram(Vec<Instruction>);
 
 /// One instruction, as in the kernel's `sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction {
-    /// What it does.
+    /// Code of the operation.
     pub code: u16,
-    /// Instructions to leave out where its condition holds.
+    /// Instructions to skip if the condition holds.
     pub jt: u8,
-    /// The same where it does not.
+    /// Instructions to skip if the condition does not hold.
     pub jf: u8,
-    /// Its constant.
+    /// Constant operand.
     pub k: u32,
 }
 
-/// Why something is no program.
+/// Reason why a program is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// No such text.
+pub enum BpfError {
+    /// The text is malformed.
     Text,
     /// No instruction, or more than [`INSTRUCTIONS_MAX`].
     Count(usize),
-    /// An instruction, by its place, is none, or leads out of the program or its memory.
+    /// The instruction at this index is invalid, or leads out of the program or its memory.
     Instruction(usize),
-    /// The last one does not return.
+    /// The last instruction does not return.
     NoEnd,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for BpfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text => f.write_str("is not what `tcpdump -ddd` prints"),
@@ -69,7 +73,7 @@ impl fmt::Display for Fault {
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for BpfError {}
 
 // Classes and modes of codes.
 const LD: u16 = 0x00;
@@ -113,38 +117,39 @@ const JSET: u16 = 0x40;
 const TAX: u16 = 0x00;
 const TXA: u16 = 0x80;
 
-impl Program {
-    /// A program of these instructions.
+impl BpfProgram {
+    /// Checks the instructions and makes a program of them.
     ///
     /// # Errors
-    /// It is none that surely ends.
-    pub fn new(instructions: Vec<Instruction>) -> Result<Self, Fault> {
+    /// They are not a valid program, which is certain to end.
+    pub fn new(instructions: Vec<Instruction>) -> Result<Self, BpfError> {
         let count = instructions.len();
         if !(1..=INSTRUCTIONS_MAX).contains(&count) {
-            return Err(Fault::Count(count));
+            return Err(BpfError::Count(count));
         }
         for (place, instruction) in instructions.iter().enumerate() {
             if !instruction.is_good(count - place - 1) {
-                return Err(Fault::Instruction(place));
+                return Err(BpfError::Instruction(place));
             }
         }
         match instructions.last() {
             Some(last) if last.code & CLASS == RET => Ok(Self(instructions)),
-            _ => Err(Fault::NoEnd),
+            _ => Err(BpfError::NoEnd),
         }
     }
 
-    /// Its instructions.
+    /// Returns the instructions.
     pub fn instructions(&self) -> &[Instruction] {
         &self.0
     }
 
-    /// Whether it wants a frame.
+    /// True if the program selects the frame.
     pub fn matches(&self, frame: &[u8]) -> bool {
         self.run(frame).is_some_and(|bytes| bytes != 0)
     }
 
-    /// What it returns; `None` where it reads beyond the frame, or divides by zero.
+    /// Runs the program. Returns its result; `None` if it
+    /// reads beyond the frame, or divides by zero.
     fn run(&self, frame: &[u8]) -> Option<u32> {
         let length = u32::try_from(frame.len()).ok()?;
         let (mut a, mut x, mut memory, mut at) = (0u32, 0u32, [0u32; MEMORY], 0);
@@ -194,7 +199,7 @@ impl Program {
     }
 }
 
-/// A number of the frame, in network byte order.
+/// Reads a number from the frame, in network byte order.
 fn load(frame: &[u8], code: u16, at: u32) -> Option<u32> {
     let rest = frame.get(at as usize..)?;
     match code & 0x18 {
@@ -214,7 +219,7 @@ fn calculate(operation: u16, a: u32, by: u32) -> Option<u32> {
         OR => a | by,
         AND => a & by,
         XOR => a ^ by,
-        // What is shifted out is gone, however far.
+        // Bits shifted out are lost, for any distance.
         LSH => a.checked_shl(by).unwrap_or(0),
         RSH => a.checked_shr(by).unwrap_or(0),
         _ => a.wrapping_neg(),
@@ -222,7 +227,7 @@ fn calculate(operation: u16, a: u32, by: u32) -> Option<u32> {
 }
 
 impl Instruction {
-    /// Whether it is one, with so many after it.
+    /// True if the instruction is valid, with `after` instructions behind it.
     fn is_good(&self, after: usize) -> bool {
         let Self { code, jt, jf, k } = *self;
         let sized = |mode: u16| [WORD, HALF, BYTE].iter().any(|size| code == LD | mode | size);
@@ -256,19 +261,19 @@ impl Instruction {
     }
 }
 
-impl FromStr for Program {
-    type Err = Fault;
+impl FromStr for BpfProgram {
+    type Err = BpfError;
 
-    fn from_str(text: &str) -> Result<Self, Fault> {
+    fn from_str(text: &str) -> Result<Self, BpfError> {
         if text.len() > TEXT_BYTES_MAX {
-            return Err(Fault::Count(text.len() / 8));
+            return Err(BpfError::Count(text.len() / 8));
         }
         let mut lines = text.split([',', '\n']).map(str::trim).filter(|line| !line.is_empty());
-        let count: usize = lines.next().and_then(|line| line.parse().ok()).ok_or(Fault::Text)?;
+        let count: usize = lines.next().and_then(|line| line.parse().ok()).ok_or(BpfError::Text)?;
         let instructions: Vec<_> =
-            lines.map(instruction).collect::<Option<_>>().ok_or(Fault::Text)?;
+            lines.map(instruction).collect::<Option<_>>().ok_or(BpfError::Text)?;
         if instructions.len() != count {
-            return Err(Fault::Text);
+            return Err(BpfError::Text);
         }
         Self::new(instructions)
     }
@@ -285,23 +290,23 @@ fn instruction(line: &str) -> Option<Instruction> {
     words.next().is_none().then_some(found)
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for BpfProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0.len())?;
         self.0.iter().try_for_each(|it| write!(f, ",{} {} {} {}", it.code, it.jt, it.jf, it.k))
     }
 }
 
-impl TryFrom<String> for Program {
-    type Error = Fault;
+impl TryFrom<String> for BpfProgram {
+    type Error = BpfError;
 
-    fn try_from(text: String) -> Result<Self, Fault> {
+    fn try_from(text: String) -> Result<Self, BpfError> {
         text.parse()
     }
 }
 
-impl From<Program> for String {
-    fn from(program: Program) -> Self {
+impl From<BpfProgram> for String {
+    fn from(program: BpfProgram) -> Self {
         program.to_string()
     }
 }
@@ -311,7 +316,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `tcpdump -ddd 'udp port 53'` of IPv4 alone, and what it wants.
+    /// Output of `tcpdump -ddd 'udp port 53'` for IPv4 only; the test shows what it selects.
     const PORT_53: &str = "14,40 0 0 12,21 11 0 34525,21 0 10 2048,48 0 0 23,21 0 8 17,40 0 0 20,69 6 0 8191,177 0 0 14,\
                            72 0 0 14,21 2 0 53,72 0 0 16,21 0 1 53,6 0 0 262144,6 0 0 0";
 
@@ -326,8 +331,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_found() {
-        let program: Program = PORT_53.replace(',', "\n").parse().unwrap();
+    fn bpf_filter_matches_port_53() {
+        let program: BpfProgram = PORT_53.replace(',', "\n").parse().unwrap();
         assert_eq!(program.to_string(), PORT_53);
         assert!(program.matches(&datagram(53, 1)) && program.matches(&datagram(1, 53)));
         assert!(!program.matches(&datagram(1, 2)));
@@ -338,8 +343,8 @@ mod tests {
     }
 
     #[test]
-    fn what_might_not_end_or_is_none_is_refused() {
-        let of = |text: &str| text.parse::<Program>().map(drop);
+    fn invalid_or_endless_bpf_programs_are_refused() {
+        let of = |text: &str| text.parse::<BpfProgram>().map(drop);
         assert_eq!(of("1,6 0 0 1"), Ok(()));
         for text in [
             "",
@@ -351,10 +356,10 @@ mod tests {
             "1,65536 0 0 0",
             "1,6 256 0 0",
         ] {
-            assert_eq!(of(text), Err(Fault::Text), "{text}");
+            assert_eq!(of(text), Err(BpfError::Text), "{text}");
         }
-        assert_eq!(of("0"), Err(Fault::Count(0)));
-        assert_eq!(of("1,0 0 0 1"), Err(Fault::NoEnd));
+        assert_eq!(of("0"), Err(BpfError::Count(0)));
+        assert_eq!(of("1,0 0 0 1"), Err(BpfError::NoEnd));
         for bad in [
             "5 0 0 1",
             "5 0 0 4294967295",
@@ -375,10 +380,10 @@ mod tests {
             "140 0 0 0",
             "15 0 0 0",
         ] {
-            assert_eq!(of(&format!("2,{bad},6 0 0 0")), Err(Fault::Instruction(0)), "{bad}");
+            assert_eq!(of(&format!("2,{bad},6 0 0 0")), Err(BpfError::Instruction(0)), "{bad}");
         }
         let long = format!("{}{}", INSTRUCTIONS_MAX + 1, ",6 0 0 0".repeat(INSTRUCTIONS_MAX + 1));
-        assert_eq!(of(&long), Err(Fault::Count(INSTRUCTIONS_MAX + 1)));
+        assert_eq!(of(&long), Err(BpfError::Count(INSTRUCTIONS_MAX + 1)));
         assert!(of(&"6 0 0 0,".repeat(10_000)).is_err());
     }
 
@@ -395,16 +400,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_program_is_refused_or_ends(all in any_program(), frame: Vec<u8>) {
-            if let Ok(program) = Program::new(all) {
+        fn accepted_bpf_programs_terminate(all in any_program(), frame: Vec<u8>) {
+            if let Ok(program) = BpfProgram::new(all) {
                 program.matches(&frame);
-                prop_assert_eq!(program.to_string().parse::<Program>(), Ok(program));
+                prop_assert_eq!(program.to_string().parse::<BpfProgram>(), Ok(program));
             }
         }
 
         #[test]
-        fn any_text_is_refused_or_read(text in "[0-9, \n-]{0,60}") {
-            let _ = text.parse::<Program>();
+        fn bpf_parser_never_panics(text in "[0-9, \n-]{0,60}") {
+            let _ = text.parse::<BpfProgram>();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The Internet checksum (RFC 1071).
 
-/// A sum in the making: put the pieces together, then [`Sum::finish`]. Every piece but the last must have
-/// an even count of bytes.
+/// Partial sum: add the pieces, then call [`Sum::finish`]. Every piece
+/// but the last must have an even count of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
@@ -28,7 +28,7 @@ impl Sum {
         Self(fold(self.0 + u64::from(word)))
     }
 
-    /// The checksum to write, and 0 over bytes that contain their right checksum.
+    /// Returns the checksum to write; 0 over bytes that include their valid checksum.
     #[inline]
     pub fn finish(self) -> u16 {
         let sum = (self.0 >> 16) + (self.0 & 0xffff);
@@ -37,13 +37,13 @@ impl Sum {
     }
 }
 
-/// Brings a sum close to 32 bits without changing it modulo 2^16 - 1.
+/// Folds a sum to about 32 bits without changing it modulo 2^16 - 1.
 #[inline]
 fn fold(sum: u64) -> u64 {
     (sum >> 32) + (sum & 0xffff_ffff)
 }
 
-/// The checksum of `bytes`.
+/// Returns the checksum of `bytes`.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::default().with(bytes).finish()
@@ -65,13 +65,13 @@ mod tests {
     }
 
     #[test]
-    fn example_of_the_rfc() {
+    fn checksum_matches_the_rfc_1071_example() {
         assert_eq!(checksum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), !0xddf2);
     }
 
     proptest! {
         #[test]
-        fn equals_the_slow_sum(bytes: Vec<u8>, cut: prop::sample::Index) {
+        fn checksum_matches_the_slow_sum(bytes: Vec<u8>, cut: prop::sample::Index) {
             prop_assert_eq!(checksum(&bytes), slow(&bytes));
             let cut = cut.index(bytes.len() + 1) & !1;
             let pieces = Sum::default().with(&bytes[..cut]).with(&bytes[cut..]);

@@ -1,17 +1,17 @@
 //! Explicit congestion notification through tunnels: RFC 6040, normal mode.
 //!
-//! The inner mark goes out in the outer header ([`of`], section 4.1), and what routers on the way
-//! made of it comes back in ([`decapsulate`], section 4.2). Frames that are no IP have no mark and
-//! stay as they are. Never panics.
+//! The outer header gets the inner mark ([`of`], section 4.1). After decapsulation, the inner
+//! header gets the marks that routers on the path set ([`decapsulate`], section 4.2). Frames that
+//! are not IP have no mark and stay unchanged. Never panics.
 
 use crate::checksum::Sum;
 use crate::{ether, ipv4, ipv6};
 
-/// What the two lowest bits of TOS or traffic class say (RFC 3168 section 5).
+/// ECN mark: the two lowest bits of TOS or traffic class (RFC 3168 section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mark {
-    /// Not ECN-capable; also of frames that are no IP.
+    /// Not ECN-capable; also for frames that are not IP.
     NotEct = 0,
     /// ECN-capable, ECT(1).
     Ect1 = 1,
@@ -27,7 +27,7 @@ impl Mark {
     }
 }
 
-/// The IP packet of a frame, with how far left the mark is in its second byte.
+/// Returns the offset of a frame's IP packet, and the mark's bit shift in its second byte.
 #[inline]
 fn packet(frame: &[u8]) -> Option<(usize, u32)> {
     let (kind, at) = ether::payload(frame);
@@ -38,14 +38,14 @@ fn packet(frame: &[u8]) -> Option<(usize, u32)> {
     }
 }
 
-/// The mark of an Ethernet frame, behind up to two VLAN tags.
+/// Returns the mark of an Ethernet frame, behind up to two VLAN tags.
 #[inline]
 pub fn of(frame: &[u8]) -> Mark {
     packet(frame).map_or(Mark::NotEct, |(at, shift)| Mark::of_bits(frame[at + 1] >> shift))
 }
 
-/// The DSCP of an Ethernet frame, in the same byte (RFC 2474 section 3), behind up to two VLAN tags; 0 of one that is no
-/// IP.
+/// Returns the DSCP of an Ethernet frame, from the same byte (RFC 2474 section 3), behind up to two
+/// VLAN tags; 0 for a frame that is not IP.
 #[inline]
 pub fn dscp(frame: &[u8]) -> u8 {
     packet(frame).map_or(0, |(at, shift)| {
@@ -54,14 +54,14 @@ pub fn dscp(frame: &[u8]) -> u8 {
     })
 }
 
-/// Brings what the outer header said into a frame that comes out of a tunnel, with its IPv4 checksum
-/// (RFC 1624). False if the frame is to be dropped: it met congestion, and its sender does not know of
-/// marks, so that a loss alone tells it.
+/// Applies the outer mark to a decapsulated frame, and updates its IPv4 checksum (RFC
+/// 1624). Returns false if the frame must be dropped: it met congestion, but its sender
+/// does not support ECN and only notices a loss.
 #[inline]
 #[must_use]
 pub fn decapsulate(frame: &mut [u8], outer: Mark) -> bool {
     match outer {
-        // Whatever is inside stays.
+        // The inner mark stays.
         Mark::NotEct | Mark::Ect0 => true,
         Mark::Ect1 | Mark::Ce => mark(frame, outer),
     }
@@ -96,8 +96,8 @@ mod tests {
 
     const MARKS: [Mark; 4] = [Mark::NotEct, Mark::Ect0, Mark::Ect1, Mark::Ce];
 
-    /// Figure 4 of RFC 6040: a row for each inner mark, a column for each outer one; both in the
-    /// order of [`MARKS`].
+    /// Figure 4 of RFC 6040: inner marks by row, outer marks
+    /// by column, both in the order of [`MARKS`].
     const FIGURE_4: [[Option<Mark>; 4]; 4] = [
         [Some(Mark::NotEct), Some(Mark::NotEct), Some(Mark::NotEct), None],
         [Some(Mark::Ect0), Some(Mark::Ect0), Some(Mark::Ect1), Some(Mark::Ce)],
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_out_is_what_figure_4_says() {
+    fn ecn_decapsulation_matches_rfc_6040_figure_4() {
         for (v4, tags, dscp) in
             [true, false].into_iter().flat_map(|v4| (0..3).map(move |tags| (v4, tags, 46 << 2)))
         {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ip_stays() {
+    fn ecn_leaves_non_ip_frames_unchanged() {
         let arp = [&[1; 12][..], &[8, 6], &[0x45; 40]].concat();
         let lie = [&[1; 12][..], &[8, 0], &[0x65; 40]].concat();
         let short = [&[1; 12][..], &[8, 0], &[0x45; 19]].concat();
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_incremental_checksum_is_the_full_one(
+        fn incremental_checksum_matches_the_full_one(
             identification: u16, class: u8, outer in prop::sample::select(&MARKS[..]),
         ) {
             let mut bytes = frame(true, class, 0, b"");

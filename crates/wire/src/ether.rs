@@ -19,18 +19,18 @@ pub mod kind {
     pub const MIN: u16 = 0x0600;
 }
 
-/// A header.
+/// Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// To whom.
+pub struct EthernetHeader {
+    /// Destination address.
     pub destination: [u8; 6],
-    /// From whom.
+    /// Source address.
     pub source: [u8; 6],
-    /// Type of what follows, or a length below 1536.
+    /// Type of the payload, or a length below 1536.
     pub kind: u16,
 }
 
-impl Header {
+impl EthernetHeader {
     /// Reads the header at the start of `frame`; `None` if it is too short.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let bytes = frame.first_chunk::<HEADER_BYTES>()?;
@@ -40,7 +40,7 @@ impl Header {
         Some(Self { destination: *destination, source: *source, kind })
     }
 
-    /// The bytes on the wire.
+    /// Returns the bytes on the wire.
     pub fn emit(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..6].copy_from_slice(&self.destination);
@@ -50,7 +50,8 @@ impl Header {
     }
 }
 
-/// The type of what is behind up to two VLAN tags, and where it begins. The type is 0 beyond the end.
+/// Returns the type and the offset of the payload behind up to
+/// two VLAN tags. The type is 0 beyond the end.
 #[inline]
 pub fn payload(frame: &[u8]) -> (u16, usize) {
     let mut at = HEADER_BYTES;
@@ -63,7 +64,7 @@ pub fn payload(frame: &[u8]) -> (u16, usize) {
     }
 }
 
-/// Bytes of the payload, VLAN tags not counted: what an MTU bounds.
+/// Returns the length of the payload without VLAN tags, which an MTU limits.
 pub fn payload_len(frame: &[u8]) -> usize {
     frame.len().saturating_sub(payload(frame).1)
 }
@@ -74,14 +75,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn truncated_headers_are_none() {
+    fn truncated_ethernet_headers_are_refused() {
         for length in 0..HEADER_BYTES {
-            assert_eq!(Header::parse(&[0; HEADER_BYTES][..length]), None);
+            assert_eq!(EthernetHeader::parse(&[0; HEADER_BYTES][..length]), None);
         }
     }
 
     #[test]
-    fn tags_do_not_count_as_payload() {
+    fn vlan_tags_do_not_count_as_payload() {
         let mut frame = [0; 100];
         assert_eq!(payload_len(&frame), 86);
         frame[12..14].copy_from_slice(&kind::QINQ.to_be_bytes());
@@ -93,7 +94,7 @@ mod tests {
     proptest! {
         #[test]
         fn comes_back(bytes: [u8; HEADER_BYTES]) {
-            prop_assert_eq!(Header::parse(&bytes).unwrap().emit(), bytes);
+            prop_assert_eq!(EthernetHeader::parse(&bytes).unwrap().emit(), bytes);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Which frames belong to one flow: a hash of the bits that the flow's frames have in common.
+//! Flow classification: a hash of the bits that a flow's frames have in common.
 //!
-//! [`ip`] knows IPv4, IPv6 and plain Ethernet; [`bytes`] takes the bits that a vnet defines and
-//! knows of no protocol. Hashes are the same on every machine and in every run.
+//! [`ip`] handles IPv4, IPv6 and plain Ethernet. [`bytes`] hashes the bits that a vnet defines, and
+//! is independent of protocols. Hashes are the same on every machine and in every run.
 
 use std::hash::Hasher;
 
@@ -11,11 +11,13 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
 
-/// Hash of addresses, protocol and ports (TCP, UDP, SCTP; not of fragments, so that all fragments
-/// of a packet have one flow) of IPv4 and IPv6 behind up to two VLAN tags; of addresses and type
-/// of other frames. Never panics.
+/// Returns the hash of a frame's flow. Never panics.
+///
+/// For IPv4 and IPv6 behind up to two VLAN tags, it covers addresses, protocol and ports (TCP, UDP,
+/// SCTP). Ports of fragments are excluded, so that all fragments of a packet have one flow. For
+/// other frames, it covers addresses and type.
 pub fn ip(frame: &[u8]) -> u32 {
-    let mut hash = Hash::default();
+    let mut hash = FlowHash::default();
     let (kind, at) = ether::payload(frame);
     let packet = frame.get(at..).unwrap_or_default();
     let ports = match kind {
@@ -41,9 +43,10 @@ pub fn ip(frame: &[u8]) -> u32 {
     hash.of_flow()
 }
 
-/// Hash of the bytes of `frame` under the masks at their offsets; bytes beyond the end are zero.
+/// Returns the hash of the bytes of `frame` under the masks at
+/// their offsets; bytes beyond the end are zero.
 pub fn bytes<'a>(frame: &[u8], fields: impl IntoIterator<Item = (u16, &'a [u8])>) -> u32 {
-    let mut hash = Hash::default();
+    let mut hash = FlowHash::default();
     for (offset, mask) in fields {
         let field = frame.get(usize::from(offset)..).unwrap_or_default();
         for (at, masks) in mask.chunks(8).enumerate() {
@@ -61,11 +64,12 @@ pub(crate) fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
 }
 
-/// Multiply and fold, eight bytes a step. Of what is configured nobody gains by having it collide.
+/// Multiply-and-fold hash, eight bytes per step. It does not resist deliberate collisions: nobody
+/// gains by causing them in configured data.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hash(u64);
+pub struct FlowHash(u64);
 
-impl Hasher for Hash {
+impl Hasher for FlowHash {
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
@@ -93,7 +97,7 @@ impl Hasher for Hash {
     }
 }
 
-impl Hash {
+impl FlowHash {
     fn of_flow(mut self) -> u32 {
         self.write_u64(0);
         (self.0 >> 32) as u32
@@ -127,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vlan_tag_hides_nothing() {
+    fn flow_hash_sees_behind_vlan_tags() {
         let plain = udp([10, 0, 0, 2], 7, b"abc");
         let mut tagged = plain.clone();
         tagged.splice(12..12, [0x81, 0, 0, 5]);
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_spread() {
+    fn flow_hash_spreads_flows() {
         let mut counts = [0u32; 16];
         for port in 0..16384 {
             counts[ip(&udp([10, 0, 0, 2], port, b"")) as usize % 16] += 1;
@@ -145,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_not_in_the_key_does_not_count(
+        fn flow_hash_ignores_fields_outside_the_key(
             source: [u8; 4], port: u16, one: Vec<u8>, other: Vec<u8>, ttl: u8,
         ) {
             let mut changed = udp(source, port, &other);
@@ -155,7 +159,7 @@ mod tests {
         }
 
         #[test]
-        fn only_bits_under_the_mask_count(
+        fn flow_hash_uses_only_masked_bits(
             frame: Vec<u8>, offset in 0u16..80, mask in prop::collection::vec(any::<u8>(), 1..20),
             noise: Vec<u8>,
         ) {

@@ -1,18 +1,18 @@
 //! Geneve: an Ethernet frame behind a header with options in UDP (RFC 8926).
 //!
-//! No option is known here. Those that may be ignored are; a frame with one that may not is refused
-//! (section 3.5), and so is what is for the ends themselves (the O bit).
+//! No option is supported. Optional ones are ignored. Frames with critical options are refused
+//! (section 3.5), and so are control frames for the tunnel's ends (the O bit).
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tunnel::{self, Encapsulation, Fix, Header, Key, Kind, Take};
+use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
 use crate::{gre, udp, vxlan};
 
-/// The kind.
-pub const KIND: Kind =
-    Kind { name: "geneve", key: "vni", keys: 0..=vxlan::VNI_END - 1, port: Some(PORT) };
+/// Properties of the kind.
+pub const KIND: TunnelKind =
+    TunnelKind { name: "geneve", key: "vni", keys: 0..=vxlan::VNI_END - 1, port: Some(PORT) };
 
 /// UDP destination port (RFC 8926 section 3.3).
 pub const PORT: u16 = 6081;
@@ -20,16 +20,16 @@ pub const PORT: u16 = 6081;
 /// Bytes of a header without options.
 pub const HEADER_BYTES: usize = 8;
 
-/// Low bits of the first byte: options, in words of four bytes.
+/// Low bits of the first byte: length of the options, in words of four bytes.
 const OPTION_WORDS: u8 = 0x3f;
 
-/// High bits of the second byte: for the ends themselves, and options that must be understood.
+/// High bits of the second byte: control frame, and critical options.
 const CONTROL: u8 = 0x80;
 const CRITICAL: u8 = 0x40;
 
-/// A tunnel.
+/// A Geneve tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tunnel {
+pub struct GeneveTunnel {
     /// Outer address of this side.
     pub local: IpAddr,
     /// Outer address of the other side.
@@ -40,8 +40,8 @@ pub struct Tunnel {
     pub vni: u32,
 }
 
-impl tunnel::Tunnel for Tunnel {
-    fn kind(&self) -> &'static Kind {
+impl tunnel::Tunnel for GeneveTunnel {
+    fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
 
@@ -54,16 +54,16 @@ impl tunnel::Tunnel for Tunnel {
     }
 
     fn key(&self) -> u64 {
-        Key::vni(self.port, self.vni)
+        TunnelKey::vni(self.port, self.vni)
     }
 
     fn takes(&self) -> Take {
         Take::Udp { local: self.local, port: self.port }
     }
 
-    fn header(&self) -> Header {
+    fn header(&self) -> TunnelHeader {
         let bytes = [udp::ports(udp::SPREAD_FIRST, self.port), emit(self.vni)].concat();
-        Header { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
+        TunnelHeader { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
     }
 
     fn reversed(&self) -> Encapsulation {
@@ -76,36 +76,37 @@ impl tunnel::Tunnel for Tunnel {
     }
 }
 
-/// Why a header has no frame behind it for us.
+/// Reason why a header is not followed by a frame to accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Another version, options beyond the end, no Ethernet frame.
+pub enum GeneveError {
+    /// Unknown version, options beyond the end, or no Ethernet frame.
     Header,
-    /// For the ends themselves.
+    /// Control frame for the tunnel's ends.
     Control,
-    /// Options that must be understood.
+    /// Critical options, which must be understood.
     Critical,
 }
 
-/// Bytes of the header at the start of `bytes`, with its options. Reserved bits are ignored, as the RFC
-/// demands.
-pub fn parse(bytes: &[u8]) -> Result<usize, Fault> {
-    let &[first, flags, a, b, ..] = bytes.first_chunk::<HEADER_BYTES>().ok_or(Fault::Header)?;
+/// Returns the length of the header at the start of `bytes`, options
+/// included. Ignores reserved bits, as the RFC requires.
+pub fn parse(bytes: &[u8]) -> Result<usize, GeneveError> {
+    let &[first, flags, a, b, ..] =
+        bytes.first_chunk::<HEADER_BYTES>().ok_or(GeneveError::Header)?;
     let length = HEADER_BYTES + 4 * usize::from(first & OPTION_WORDS);
     if first & !OPTION_WORDS != 0
         || length > bytes.len()
         || u16::from_be_bytes([a, b]) != gre::ETHERNET
     {
-        return Err(Fault::Header);
+        return Err(GeneveError::Header);
     }
     match flags {
-        _ if flags & CONTROL != 0 => Err(Fault::Control),
-        _ if flags & CRITICAL != 0 => Err(Fault::Critical),
+        _ if flags & CONTROL != 0 => Err(GeneveError::Control),
+        _ if flags & CRITICAL != 0 => Err(GeneveError::Critical),
         _ => Ok(length),
     }
 }
 
-/// The header for `vni`, of which the low 24 bits count, without options.
+/// Returns the header for the low 24 bits of `vni`, without options.
 pub fn emit(vni: u32) -> [u8; HEADER_BYTES] {
     let ([_, high, middle, low], [a, b]) = (vni.to_be_bytes(), gre::ETHERNET.to_be_bytes());
     [0, 0, a, b, high, middle, low, 0]
@@ -128,13 +129,13 @@ mod tests {
         };
         assert_eq!(with(0, 0), Ok(8));
         assert_eq!(with(0, 2), Ok(16));
-        assert_eq!(with(0, 3), Err(Fault::Header));
-        assert_eq!(with(0, 0x40), Err(Fault::Header));
-        assert_eq!(with(0, 0x80), Err(Fault::Header));
-        assert_eq!(with(1, CONTROL), Err(Fault::Control));
-        assert_eq!(with(1, CONTROL | CRITICAL), Err(Fault::Control));
-        assert_eq!(with(1, CRITICAL), Err(Fault::Critical));
-        assert_eq!(with(2, 1), Err(Fault::Header));
+        assert_eq!(with(0, 3), Err(GeneveError::Header));
+        assert_eq!(with(0, 0x40), Err(GeneveError::Header));
+        assert_eq!(with(0, 0x80), Err(GeneveError::Header));
+        assert_eq!(with(1, CONTROL), Err(GeneveError::Control));
+        assert_eq!(with(1, CONTROL | CRITICAL), Err(GeneveError::Control));
+        assert_eq!(with(1, CRITICAL), Err(GeneveError::Critical));
+        assert_eq!(with(2, 1), Err(GeneveError::Header));
         // Reserved.
         assert_eq!((with(1, 0x3f), with(7, 0xff)), (Ok(8), Ok(8)));
     }
@@ -147,7 +148,7 @@ mod tests {
             bytes.resize(HEADER_BYTES + 4 * usize::from(words), 0x5a);
             prop_assert_eq!(parse(&bytes), Ok(bytes.len()));
             for length in 0..bytes.len() {
-                prop_assert_eq!(parse(&bytes[..length]), Err(Fault::Header));
+                prop_assert_eq!(parse(&bytes[..length]), Err(GeneveError::Header));
             }
         }
     }

@@ -1,53 +1,53 @@
-//! Ethernet over GRE (RFC 2784, RFC 2890; the Trellis paper's EGRE), as Linux's gretap and ip6gretap take
-//! and make it.
+//! Ethernet over GRE (RFC 2784, RFC 2890; the Trellis paper's EGRE),
+//! compatible with Linux's gretap and ip6gretap.
 //!
-//! A key, a checksum and a sequence are there or not as is configured. A frame with a key is none of a
-//! tunnel without, and the other way round.
+//! Key, checksum and sequence number are present as configured. A frame with a key never belongs to
+//! a tunnel without one, and vice versa.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::outer::NotATunnel;
-use crate::tunnel::{self, Encapsulation, Fix, Key, Kind, Take};
+use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelKey, TunnelKind};
 
-/// The kind. A tunnel without a key is in no range.
-pub const KIND: Kind = Kind { name: "gre", key: "key", keys: 0..=u32::MAX, port: None };
+/// Properties of the kind. A tunnel without a key is not in the range.
+pub const KIND: TunnelKind = TunnelKind { name: "gre", key: "key", keys: 0..=u32::MAX, port: None };
 
-/// Number of GRE in IP headers.
+/// Protocol number of GRE in IP headers.
 pub const PROTOCOL: u8 = 47;
 
-/// Type of a whole Ethernet frame behind the header.
+/// Type of an Ethernet frame behind the header.
 pub const ETHERNET: u16 = 0x6558;
 
-/// Bytes of the longest header: with checksum, key and sequence.
+/// Bytes of the longest header: with checksum, key and sequence number.
 pub const HEADER_BYTES_MAX: usize = 16;
 
 const CHECKSUM: u16 = 0x8000;
 const KEY: u16 = 0x2000;
 const SEQUENCE: u16 = 0x1000;
 
-/// Routing, strict source route and recursion of RFC 1701, which RFC 2784 section 2.2 has dropped; and the
-/// version.
+/// Routing, strict source route and recursion of RFC 1701, which
+/// RFC 2784 section 2.2 removed; and the version.
 const REFUSED: u16 = 0x4000 | 0x0c00 | 0x0007;
 
-/// A tunnel.
+/// A GRE tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tunnel {
+pub struct GreTunnel {
     /// Outer address of this side.
     pub local: IpAddr,
     /// Outer address of the other side.
     pub remote: IpAddr,
-    /// What tells it from others between the same addresses; there is one without.
+    /// Key that distinguishes tunnels between the same addresses; one of them may have none.
     pub key: Option<u32>,
-    /// Whether all frames have a checksum.
+    /// True if all frames have a checksum.
     pub checksum: bool,
-    /// Whether all frames have a number, and those that are late are dropped.
+    /// True if all frames have a sequence number, and late ones are dropped.
     pub sequence: bool,
 }
 
-impl tunnel::Tunnel for Tunnel {
-    fn kind(&self) -> &'static Kind {
+impl tunnel::Tunnel for GreTunnel {
+    fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
 
@@ -60,14 +60,14 @@ impl tunnel::Tunnel for Tunnel {
     }
 
     fn key(&self) -> u64 {
-        Key::gre(self.key)
+        TunnelKey::gre(self.key)
     }
 
     fn takes(&self) -> Take {
         Take::Gre { local: self.local }
     }
 
-    fn header(&self) -> tunnel::Header {
+    fn header(&self) -> tunnel::TunnelHeader {
         let key = self.key.map(u32::to_be_bytes);
         let parts: [(bool, u16, [u8; 4]); 3] = [
             (self.checksum, CHECKSUM, [0; 4]),
@@ -78,7 +78,7 @@ impl tunnel::Tunnel for Tunnel {
         let flags = parts.clone().fold(0, |flags, (_, flag, _)| flags | flag);
         let mut bytes = [flags.to_be_bytes(), ETHERNET.to_be_bytes()].concat();
         parts.for_each(|(_, _, part)| bytes.extend(part));
-        tunnel::Header { protocol: PROTOCOL, bytes, fix: Fix::Gre }
+        tunnel::TunnelHeader { protocol: PROTOCOL, bytes, fix: Fix::Gre }
     }
 
     fn reversed(&self) -> Encapsulation {
@@ -91,22 +91,22 @@ impl tunnel::Tunnel for Tunnel {
     }
 }
 
-/// A header that stands before an Ethernet frame.
+/// GRE header before an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// Whether it has a checksum.
+pub struct GreHeader {
+    /// True if it has a checksum.
     pub has_checksum: bool,
-    /// Its key.
+    /// Key, if it has one.
     pub key: Option<u32>,
-    /// Its number.
+    /// Sequence number, if it has one.
     pub sequence: Option<u32>,
     /// Bytes of the header.
     pub bytes: usize,
 }
 
-impl Header {
-    /// Reads the header at the start of `packet`. Bits that RFC 2784 reserves and has receivers ignore are
-    /// ignored.
+impl GreHeader {
+    /// Reads the header at the start of `packet`. Ignores the bits that RFC
+    /// 2784 reserves and tells receivers to ignore.
     pub fn parse(packet: &[u8]) -> Result<Self, NotATunnel> {
         let &[a, b, c, d] = packet.first_chunk().ok_or(NotATunnel::Malformed)?;
         let flags = u16::from_be_bytes([a, b]);
@@ -128,7 +128,7 @@ impl Header {
     }
 }
 
-/// Where in a header with these first bytes its checksum and its number are.
+/// Returns the offsets of checksum and sequence number in a header with these first bytes.
 pub(crate) fn places(header: &[u8]) -> (Option<usize>, Option<usize>) {
     let flags = header.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
     let has = |flag| usize::from(flags & flag != 0);
@@ -142,13 +142,13 @@ mod tests {
     use crate::tunnel::Tunnel as _;
     use proptest::prelude::*;
 
-    fn tunnel(key: Option<u32>, checksum: bool, sequence: bool) -> Tunnel {
+    fn tunnel(key: Option<u32>, checksum: bool, sequence: bool) -> GreTunnel {
         let (local, remote) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
-        Tunnel { local, remote, key, checksum, sequence }
+        GreTunnel { local, remote, key, checksum, sequence }
     }
 
     #[test]
-    fn headers_are_those_of_the_rfcs() {
+    fn gre_headers_match_the_rfcs() {
         let header = |key, checksum, sequence| tunnel(key, checksum, sequence).header().bytes;
         assert_eq!(header(None, false, false), [0, 0, 0x65, 0x58]);
         assert_eq!(header(Some(7), false, false), [0x20, 0, 0x65, 0x58, 0, 0, 0, 7]);
@@ -160,11 +160,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_told_apart() {
+    fn gre_parser_refuses_unsupported_headers() {
         let with = |at: usize, bits: u8| {
             let mut bytes = tunnel(Some(7), false, false).header().bytes;
             bytes[at] |= bits;
-            Header::parse(&bytes).map(|header| header.key)
+            GreHeader::parse(&bytes).map(|header| header.key)
         };
         assert_eq!(with(0, 0), Ok(Some(7)));
         for (at, bits) in [(0, 0x40), (0, 0x08), (0, 0x04), (1, 1), (1, 2), (1, 4)] {
@@ -175,26 +175,26 @@ mod tests {
             assert_eq!(with(at, bits), Ok(Some(7)), "{at} {bits:#x}");
         }
         assert_eq!(with(3, 1), Err(NotATunnel::Other));
-        // A checksum, a number: longer than there are bytes.
+        // A checksum or a sequence number beyond the end.
         assert_eq!(with(0, 0x80), Err(NotATunnel::Malformed));
         assert_eq!(with(0, 0x10), Err(NotATunnel::Malformed));
     }
 
     proptest! {
         #[test]
-        fn comes_back_and_no_truncation(key: Option<u32>, checksum: bool, sequence: bool) {
+        fn gre_headers_round_trip_and_refuse_truncation(key: Option<u32>, checksum: bool, sequence: bool) {
             let bytes = tunnel(key, checksum, sequence).header().bytes;
-            let header = Header::parse(&bytes).unwrap();
+            let header = GreHeader::parse(&bytes).unwrap();
             prop_assert_eq!((header.key, header.has_checksum), (key, checksum));
             prop_assert_eq!((header.sequence.is_some(), header.bytes), (sequence, bytes.len()));
             for length in 0..bytes.len() {
-                prop_assert!(Header::parse(&bytes[..length]).is_err());
+                prop_assert!(GreHeader::parse(&bytes[..length]).is_err());
             }
         }
 
         #[test]
         fn noise_never_panics(bytes: Vec<u8>) {
-            let _ = (Header::parse(&bytes), places(&bytes));
+            let _ = (GreHeader::parse(&bytes), places(&bytes));
         }
     }
 }

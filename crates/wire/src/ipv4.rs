@@ -5,18 +5,18 @@ use crate::checksum;
 /// Bytes of a header without options.
 pub const HEADER_BYTES: usize = 20;
 
-/// What forwarding looks at.
+/// Fields of an IPv4 packet that forwarding uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct Ipv4Packet {
     /// Bytes of the header, 20..=60.
     pub header_bytes: usize,
-    /// Bytes of the packet, header included; no more than were given.
+    /// Bytes of the packet, header included; within the given bytes.
     pub packet_bytes: usize,
-    /// Whether it is a part of a packet.
+    /// True if it is a fragment.
     pub is_fragment: bool,
     /// Time to live.
     pub ttl: u8,
-    /// Type of what follows the header.
+    /// Protocol of the payload.
     pub protocol: u8,
     /// Source address.
     pub source: u32,
@@ -24,16 +24,16 @@ pub struct Header {
     pub destination: u32,
 }
 
-impl Header {
-    /// Reads the header of the packet at the start of `bytes`, which may be longer (padding of
-    /// Ethernet). `None` if RFC 1812 section 5.2.2 says to discard the packet: too short, not
-    /// version 4, lengths that don't fit, wrong checksum.
+impl Ipv4Packet {
+    /// Reads the header of the packet at the start of `bytes`, which may be longer (Ethernet
+    /// padding). `None` if RFC 1812 section 5.2.2 requires discarding the packet: too short, not
+    /// version 4, invalid lengths, wrong checksum.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         Self::read(bytes).filter(|header| header.checksum_ok(bytes))
     }
 
-    /// The same, whatever the checksum.
+    /// Like [`Ipv4Packet::parse`], without checking the checksum.
     #[inline]
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let fixed = bytes.first_chunk::<HEADER_BYTES>()?;
@@ -57,35 +57,34 @@ impl Header {
         })
     }
 
-    /// Whether the checksum of `bytes`, those that were read, is right.
+    /// True if the checksum of `bytes` is right; `bytes` must be those that were read.
     #[inline]
     pub fn checksum_ok(&self, bytes: &[u8]) -> bool {
-        // Most headers have no options, and a length that the compiler knows is summed up faster.
+        // Most headers have no options. A length known to the compiler is summed faster.
         match bytes.first_chunk::<HEADER_BYTES>() {
             Some(fixed) if self.header_bytes == HEADER_BYTES => checksum::checksum(fixed) == 0,
             _ => bytes.get(..self.header_bytes).is_some_and(|all| checksum::checksum(all) == 0),
         }
     }
 
-    /// Whether there are options.
+    /// True if there are options.
     pub fn has_options(&self) -> bool {
         self.header_bytes > HEADER_BYTES
     }
 }
 
-/// True if routers must not make fragments of the packet (DF), or it is too short to say so.
+/// True if routers must not fragment the packet (DF), or if it is too short to tell.
 pub fn must_not_be_fragmented(packet: &[u8]) -> bool {
     packet.get(6).is_none_or(|flags| flags & 0x40 != 0)
 }
 
-/// Takes one off the time to live, which must not be 0, and brings the checksum up to date
-/// without reading the rest (RFC 1624, equation 3, for this one change: RFC 1141 section 2). Does
-/// nothing to fewer than 20 bytes.
+/// Decrements the time to live, which must not be 0, and updates the checksum incrementally (RFC
+/// 1624, equation 3, for this one change: RFC 1141 section 2). Does nothing to fewer than 20 bytes.
 #[inline]
 pub fn decrement_ttl(packet: &mut [u8]) {
     let Some(header) = packet.first_chunk_mut::<HEADER_BYTES>() else { return };
     header[8] = header[8].wrapping_sub(1);
-    // The word sum is less by 0x0100, so its complement is more by that, with end-around carry.
+    // The word sum decreases by 0x0100, so its complement increases by that, with end-around carry.
     let sum = u32::from(u16::from_be_bytes([header[10], header[11]])) + 0x0100;
     [header[10], header[11]] = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
 }
@@ -114,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_what_another_wrote_and_no_truncation(
+        fn ip_parser_reads_etherparse_headers_untruncated(
             fixed: ([u8; 4], [u8; 4], u8, u8), more: (u8, u16), words in 0usize..=10, padding in 0usize..50,
         ) {
             let written = header(fixed, more, &vec![1; words * 4], 8);
@@ -122,7 +121,7 @@ mod tests {
             bytes.resize(bytes.len() + 8, 0xaa);
             let packet_bytes = bytes.len();
             bytes.resize(packet_bytes + padding, 0);
-            let want = Header {
+            let want = Ipv4Packet {
                 header_bytes: 20 + words * 4,
                 packet_bytes,
                 is_fragment: false,
@@ -131,9 +130,9 @@ mod tests {
                 source: u32::from_be_bytes(fixed.0),
                 destination: u32::from_be_bytes(fixed.1),
             };
-            prop_assert_eq!(Header::parse(&bytes), Some(want));
+            prop_assert_eq!(Ipv4Packet::parse(&bytes), Some(want));
             for length in 0..packet_bytes {
-                prop_assert_eq!(Header::parse(&bytes[..length]), None);
+                prop_assert_eq!(Ipv4Packet::parse(&bytes[..length]), None);
             }
         }
 
@@ -143,11 +142,11 @@ mod tests {
         ) {
             let mut bytes = header(fixed, more, &[], 0).to_bytes().to_vec();
             bytes[bit / 8] ^= 0x80 >> (bit % 8);
-            prop_assert_eq!(Header::parse(&bytes), None);
+            prop_assert_eq!(Ipv4Packet::parse(&bytes), None);
         }
 
         #[test]
-        fn the_incremental_checksum_is_the_full_one(
+        fn incremental_checksum_matches_the_full_one(
             fixed: ([u8; 4], [u8; 4], u8, u8), more: (u8, u16),
         ) {
             let mut written = header(fixed, more, &[], 0);
@@ -162,15 +161,15 @@ mod tests {
 
         #[test]
         fn noise_never_panics(mut bytes: Vec<u8>) {
-            Header::parse(&bytes);
+            Ipv4Packet::parse(&bytes);
             decrement_ttl(&mut bytes);
         }
     }
 
-    /// The case for which RFC 1141's equation fails (RFC 1624 section 4): the checksum must
-    /// become zero, not minus zero.
+    /// Case in which RFC 1141's equation fails (RFC 1624 section 4): the
+    /// checksum must become zero, not minus zero.
     #[test]
-    fn a_checksum_that_becomes_zero() {
+    fn ttl_decrement_yields_a_zero_checksum() {
         for ttl in 1..=255u8 {
             let mut bytes = [0; 20];
             bytes[0] = 0x45;

@@ -3,24 +3,24 @@
 /// Bytes of the fixed header.
 pub const HEADER_BYTES: usize = 40;
 
-/// Next header: hop-by-hop options, which routers may have to look at.
+/// Next header: hop-by-hop options, which routers may have to process.
 pub const HOP_BY_HOP: u8 = 0;
 
 /// Next header: options for the destination.
 pub const DESTINATION_OPTIONS: u8 = 60;
 
-/// Next header: a part of a packet.
+/// Next header: a fragment.
 pub const FRAGMENT: u8 = 44;
 
 /// Next header: ICMPv6.
 pub const ICMPV6: u8 = 58;
 
-/// What forwarding looks at.
+/// Fields of an IPv6 packet that forwarding uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// Bytes of the packet, header included; no more than were given.
+pub struct Ipv6Packet {
+    /// Bytes of the packet, header included; within the given bytes.
     pub packet_bytes: usize,
-    /// Type of what follows the header.
+    /// Type of the payload.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -30,9 +30,9 @@ pub struct Header {
     pub destination: u128,
 }
 
-impl Header {
-    /// Reads the header of the packet at the start of `bytes`, which may be longer (padding of
-    /// Ethernet). `None` if they are no whole IPv6 packet.
+impl Ipv6Packet {
+    /// Reads the header of the packet at the start of `bytes`, which may be longer (Ethernet
+    /// padding). `None` if they hold no whole IPv6 packet.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let fixed = bytes.first_chunk::<HEADER_BYTES>()?;
@@ -55,19 +55,20 @@ impl Header {
     }
 }
 
-/// Bytes of options that [`skip_options`] skips.
+/// Length of the options that [`skip_options`] skips.
 pub const OPTIONS_BYTES: usize = 8;
 
-/// Whether none of the destination options at the start of `bytes` has to be known: as of the tunnel
-/// encapsulation limit (RFC 2473 section 4.1.1), which Linux's ip6gretap puts there. `None` if one has to, or
-/// they are no options of [`OPTIONS_BYTES`].
+/// Checks that the destination options at the start of `bytes` can be skipped, like the tunnel
+/// encapsulation limit (RFC 2473 section 4.1.1) that Linux's ip6gretap writes. Returns `None` if an
+/// option must be understood, or if they are not [`OPTIONS_BYTES`] long.
 pub fn skip_options(bytes: &[u8]) -> Option<()> {
     let [_, 0, options @ ..] = bytes.first_chunk::<OPTIONS_BYTES>()? else { return None };
     let mut rest = &options[..];
     while let [kind, after @ ..] = rest {
         rest = match (kind, after) {
             (0, _) => after, // Pad1
-            // The two highest bits say what to do with one that is not known (RFC 8200 section 4.2).
+            // The two highest bits define the treatment of an
+            // unknown option (RFC 8200 section 4.2).
             (kind, [length, value @ ..]) if kind >> 6 == 0 => value.get(usize::from(*length)..)?,
             _ => return None,
         };
@@ -75,7 +76,7 @@ pub fn skip_options(bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Takes one off the hop limit, which must not be 0. Does nothing to fewer than 40 bytes.
+/// Decrements the hop limit, which must not be 0. Does nothing to fewer than 40 bytes.
 #[inline]
 pub fn decrement_hop_limit(packet: &mut [u8]) {
     if let Some(header) = packet.first_chunk_mut::<HEADER_BYTES>() {
@@ -83,9 +84,9 @@ pub fn decrement_hop_limit(packet: &mut [u8]) {
     }
 }
 
-/// Whether a packet is neighbour or router discovery (RFC 4861: ICMPv6 types 133 to 137).
+/// True if a packet is neighbour or router discovery (RFC 4861: ICMPv6 types 133 to 137).
 #[inline]
-pub fn is_discovery(packet: &[u8], header: &Header) -> bool {
+pub fn is_discovery(packet: &[u8], header: &Ipv6Packet) -> bool {
     header.next_header == ICMPV6
         && header.packet_bytes > HEADER_BYTES
         && packet.get(HEADER_BYTES).is_some_and(|kind| (133..=137).contains(kind))
@@ -99,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_what_another_wrote_and_no_truncation(
+        fn ip_parser_reads_etherparse_headers_untruncated(
             source: [u8; 16], destination: [u8; 16], hop_limit: u8, next_header: u8,
             payload in 0u16..100, padding in 0usize..50,
         ) {
@@ -114,27 +115,27 @@ mod tests {
             let mut bytes = written.to_bytes().to_vec();
             let packet_bytes = 40 + usize::from(payload);
             bytes.resize(packet_bytes + padding, 0);
-            let want = Header {
+            let want = Ipv6Packet {
                 packet_bytes,
                 next_header,
                 hop_limit,
                 source: u128::from_be_bytes(source),
                 destination: u128::from_be_bytes(destination),
             };
-            prop_assert_eq!(Header::parse(&bytes), Some(want));
+            prop_assert_eq!(Ipv6Packet::parse(&bytes), Some(want));
             for length in 0..packet_bytes {
-                prop_assert_eq!(Header::parse(&bytes[..length]), None);
+                prop_assert_eq!(Ipv6Packet::parse(&bytes[..length]), None);
             }
             if hop_limit > 0 {
                 decrement_hop_limit(&mut bytes);
-                let want = Header { hop_limit: hop_limit - 1, ..want };
-                prop_assert_eq!(Header::parse(&bytes), Some(want));
+                let want = Ipv6Packet { hop_limit: hop_limit - 1, ..want };
+                prop_assert_eq!(Ipv6Packet::parse(&bytes), Some(want));
             }
         }
 
         #[test]
         fn noise_never_panics(mut bytes: Vec<u8>) {
-            if let Some(header) = Header::parse(&bytes) {
+            if let Some(header) = Ipv6Packet::parse(&bytes) {
                 is_discovery(&bytes, &header);
             }
             decrement_hop_limit(&mut bytes);
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn discovery_needs_its_type() {
+    fn nd_detection_needs_an_nd_type() {
         let mut bytes = [0; 41];
         bytes[0] = 0x60;
         bytes[6] = ICMPV6;
@@ -155,7 +156,7 @@ mod tests {
             (0, 135, false),
         ] {
             (bytes[5], bytes[40]) = (length, kind);
-            let header = Header::parse(&bytes).unwrap();
+            let header = Ipv6Packet::parse(&bytes).unwrap();
             assert_eq!(is_discovery(&bytes, &header), want, "{length} {kind}");
         }
     }

@@ -1,4 +1,4 @@
-//! What filters of a fast path look at: the bits of a packet that they are compared with.
+//! Match key of fast path filters: the bits of a packet that filters compare.
 //!
 //! | bytes of IPv4 | of IPv6 | what |
 //! |---|---|---|
@@ -8,20 +8,20 @@
 //! | 10–11 | 34–35 | destination port, in the same way |
 //! | 12 | 36 | protocol; of IPv6 that of the first header behind the fixed one, extension or not |
 //! | 13 | 37 | traffic class: DSCP in the upper six bits |
-//! | 14–15 | 38–39 | the vport that it came by |
+//! | 14–15 | 38–39 | ingress vport |
 //!
-//! Words are of eight bytes, big-endian.
+//! Words have eight bytes, big-endian.
 
 use crate::ether;
 use crate::flow::has_ports;
 
-/// Words of the key of a packet of IPv4.
+/// Words of an IPv4 packet's key.
 pub const V4_WORDS: usize = 2;
 
-/// Words of the key of a packet of IPv6.
+/// Words of an IPv6 packet's key.
 pub const V6_WORDS: usize = 5;
 
-/// The key of a frame with a packet of IPv4, whose header is whole, that came by `vport`.
+/// Returns the key of a frame with an IPv4 packet, whose header is whole, that arrived on `vport`.
 #[inline]
 pub fn v4(frame: &[u8], vport: u16) -> [u64; V4_WORDS] {
     let packet = frame.get(ether::HEADER_BYTES..).unwrap_or_default();
@@ -34,7 +34,8 @@ pub fn v4(frame: &[u8], vport: u16) -> [u64; V4_WORDS] {
     [u64::from_be_bytes([s0, s1, s2, s3, d0, d1, d2, d3]), ports << 32 | rest]
 }
 
-/// The key of a frame with a packet of IPv6, whose fixed header is whole, that came by `vport`.
+/// Returns the key of a frame with an IPv6 packet, whose
+/// fixed header is whole, that arrived on `vport`.
 #[inline]
 pub fn v6(frame: &[u8], vport: u16) -> [u64; V6_WORDS] {
     let packet = frame.get(ether::HEADER_BYTES..).unwrap_or_default();
@@ -47,7 +48,8 @@ pub fn v6(frame: &[u8], vport: u16) -> [u64; V6_WORDS] {
     [word(0), word(1), word(2), word(3), ports << 32 | rest]
 }
 
-/// Both ports of a protocol whose header is at `at`, the source's first; 0, if it has none.
+/// Returns both ports of a protocol whose header is at
+/// `at`, the source port first; 0 if it has none.
 #[inline]
 fn ports(packet: &[u8], protocol: u8, at: Option<usize>) -> u64 {
     let header = at.filter(|_| has_ports(protocol)).and_then(|at| packet.get(at..));
@@ -63,7 +65,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_are_what_a_packet_says(
+        fn filter_keys_match_packet_fields(
             (source, destination) in any::<([u8; 4], [u8; 4])>(),
             (source6, destination6) in any::<([u8; 16], [u8; 16])>(),
             (from, to, vport) in any::<(u16, u16, u16)>(),
@@ -95,7 +97,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_is_too_short(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn filter_keys_accept_frames_of_any_length(frame in proptest::collection::vec(any::<u8>(), 0..100)) {
             _ = (v4(&frame, 1), v6(&frame, 1));
         }
     }

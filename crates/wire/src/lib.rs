@@ -1,11 +1,11 @@
 //! Frame formats: what PdP reads and writes on the wire and in trunks.
 //!
-//! Pure logic: no I/O, no `unsafe`, no clock. A parser never panics, whatever the bytes; it
-//! returns `None` or an error and the caller turns that into a counted drop.
+//! Pure logic: no I/O, no `unsafe`, no clock. A parser never panics for any bytes. It returns
+//! `None` or an error, which the caller turns into a counted drop.
 
 #![forbid(unsafe_code)]
 
-/// An enum whose variants have names.
+/// Defines an enum whose variants have names.
 #[macro_export]
 macro_rules! named {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
@@ -15,15 +15,15 @@ macro_rules! named {
         pub enum $name { $($(#[$doc])* $variant,)* }
 
         impl $name {
-            /// All, in the order of their codes.
+            /// All variants, in the order of their codes.
             pub const ALL: [Self; [$($text),*].len()] = [$(Self::$variant),*];
 
-            /// The one with this code, which is its place among all.
+            /// Returns the variant with this code, its index among all.
             pub fn from_code(code: u8) -> Option<Self> {
                 Self::ALL.get(usize::from(code)).copied()
             }
 
-            /// The name in counters and in the API.
+            /// Returns the name in counters and in the API.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text,)* }
             }

@@ -1,25 +1,25 @@
-//! What a sender left to its device: checksums to complete, long segments to cut.
+//! Work that senders left to their device: completing checksums, and segmenting large packets.
 //!
-//! A kernel leaves both to any device that says it can do them. Virtual devices (veth, bridge, VXLAN over
-//! them) say so, and pass frames on as they are: who takes them there has to do it. [`complete`] finds such
-//! checksums by themselves, [`complete_at`] and [`Cut`] want to be told where they are, as `struct
-//! virtio_net_hdr` does.
+//! A kernel leaves both to any device that claims to support them. Virtual devices (veth, bridge,
+//! VXLAN over them) claim so, and pass frames on unchanged. A program that reads such frames must
+//! do the work. [`complete`] finds incomplete checksums by itself. [`complete_at`] and [`Cut`] need
+//! the offsets, as in `struct virtio_net_hdr`.
 //!
-//! Looked into are VLAN tags, IPv4, IPv6, TCP and UDP, and what is in VXLAN, Geneve, GRE and IP in IP.
-//! Never panics, whatever the bytes.
+//! Supported headers are VLAN tags, IPv4, IPv6, TCP and UDP, also inside VXLAN, Geneve, GRE and IP
+//! in IP. Never panics for any bytes.
 //! Limits: [`LAYERS_MAX`] headers, [`STEPS_MAX`] steps to find them.
 //! Source: Linux Documentation/networking/checksum-offloads.rst and segmentation-offloads.rst,
-//! skb_checksum_help of net/core/dev.c, net/ipv4/tcp_offload.c, net/ipv4/udp_offload.c, gre_build_header of
-//! include/net/gre.h; VIRTIO 1.2 section 5.1.6.
+//! skb_checksum_help of net/core/dev.c, net/ipv4/tcp_offload.c, net/ipv4/udp_offload.c,
+//! gre_build_header of include/net/gre.h; VIRTIO 1.2 section 5.1.6.
 
 use crate::checksum::{Sum, checksum};
 use crate::ether::kind;
 use crate::{ether, geneve, gre, ipv4, ipv6, udp, vxlan};
 
-/// Headers of IP, TCP and UDP that are looked for in a frame.
+/// Most headers of IP, TCP and UDP that are found in a frame.
 pub const LAYERS_MAX: usize = 8;
 
-/// Headers of any kind that are passed on the way.
+/// Most headers of any kind that are parsed.
 pub const STEPS_MAX: usize = 16;
 
 /// Bytes of a TCP header without options (RFC 9293 section 3.1).
@@ -32,18 +32,19 @@ const IPV6_IN_IP: u8 = 41;
 const ROUTING: u8 = 43;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// Flags of what a GRE header has (RFC 2890 section 2), 4 bytes each, and the bytes before that.
+/// Flags of the optional fields of a GRE header (RFC 2890 section
+/// 2), 4 bytes each, and the bytes before them.
 const GRE_CHECKSUM: u16 = 0x8000;
 const GRE_KEY: u16 = 0x2000;
 const GRE_SEQUENCE: u16 = 0x1000;
 const GRE_BYTES: usize = 4;
 
-/// Completes the checksums that the sender left to its device: those of TCP and UDP that are the sum of the
-/// pseudo header alone, and those of GRE, which has none, that are 0. It makes them what they have to be, so one
-/// that is whole and looks the same by chance stays as good as it is.
+/// Completes the checksums that the sender left to its device. For TCP and UDP, these are checksums
+/// that equal the pseudo header's sum. For GRE, which has no pseudo header, they are 0. A complete
+/// checksum that looks like this by chance stays valid.
 pub fn complete(frame: &mut [u8]) {
     let layers = Layers::of(frame);
-    // What is inside first: the sum around it counts what is completed.
+    // Inner checksums first: the sum around them covers the completed ones.
     for index in (1..layers.count).rev() {
         let [within, layer] = [layers.all[index - 1], layers.all[index]];
         let Some(field) = layer.checksum_at() else { continue };
@@ -54,8 +55,9 @@ pub fn complete(frame: &mut [u8]) {
     }
 }
 
-/// Completes a checksum of which the sender has written the pseudo header's part: that of all from
-/// `start`, at `at` after that. Does nothing where that is beyond the frame.
+/// Completes a checksum for which the sender wrote only the pseudo header's
+/// sum. It covers everything from `start` on, and is `at` bytes behind
+/// `start`. Does nothing if that is beyond the frame.
 pub fn complete_at(frame: &mut [u8], start: usize, at: usize) {
     let Some(covered) = frame.get_mut(start..).filter(|covered| at + 2 <= covered.len()) else {
         return;
@@ -64,30 +66,32 @@ pub fn complete_at(frame: &mut [u8], start: usize, at: usize) {
     covered[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Of UDP, zero would mean that there is none (RFC 768); of TCP and GRE both mean the same.
+/// For UDP, zero would mean that there is none (RFC 768).
+/// For TCP and GRE, both values are equivalent.
 fn not_none(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-/// How a frame of many segments is cut: each gets the headers, brought up to date, and its part of the
-/// payload.
+/// Segmentation of a large frame: each segment gets the
+/// headers, updated, and its part of the payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     layers: Layers,
-    /// Bytes of all headers.
+    /// Length of all headers, bytes.
     headers: usize,
-    /// Bytes of payload in each segment but the last.
+    /// Length of the payload in each segment but the last, bytes.
     payload: usize,
-    /// Where the next segment's payload begins, and where all payload ends.
+    /// Offset of the next segment's payload, and the end of all payload.
     next: usize,
     end: usize,
-    /// Segments so far.
+    /// Count of segments so far.
     number: usize,
 }
 
 impl Cut {
-    /// Of a frame whose TCP or UDP header is at `start`, into segments of `payload` bytes. `None` if there
-    /// is no such header, or the way to it has others than are known here, or GRE with a number.
+    /// Starts to segment a frame whose TCP or UDP header is at `start`, with `payload` bytes per
+    /// segment. `None` if there is no such header, if unsupported headers precede it, or if GRE
+    /// with a sequence number does.
     pub fn new(frame: &[u8], start: usize, payload: usize) -> Option<Self> {
         let mut layers = Layers::of(frame);
         if layers.is_numbered {
@@ -97,12 +101,12 @@ impl Cut {
         layers.count = last + 1;
         let Layer { what, end, .. } = layers.all[last];
         let header = match what {
-            What::Tcp => usize::from(*frame.get(start + 12)? >> 4) * 4,
-            What::Udp => udp::HEADER_BYTES,
-            What::Ipv4 | What::Ipv6 | What::Gre => return None,
+            LayerProtocol::Tcp => usize::from(*frame.get(start + 12)? >> 4) * 4,
+            LayerProtocol::Udp => udp::HEADER_BYTES,
+            LayerProtocol::Ipv4 | LayerProtocol::Ipv6 | LayerProtocol::Gre => return None,
         };
         let headers = start + header;
-        let whole = what == What::Udp || header >= TCP_BYTES;
+        let whole = what == LayerProtocol::Udp || header >= TCP_BYTES;
         (whole && payload > 0 && headers < end).then_some(Self {
             layers,
             headers,
@@ -113,19 +117,19 @@ impl Cut {
         })
     }
 
-    /// Bytes of the longest segment's frame.
+    /// Returns the length of the longest segment's frame, bytes.
     pub fn longest(&self) -> usize {
         self.headers + self.payload.min(self.end - self.headers)
     }
 
-    /// Bytes of the next segment's frame; `None`: that was all.
+    /// Returns the length of the next segment's frame, bytes; `None` at the end.
     pub fn next_bytes(&self) -> Option<usize> {
         let left = self.end - self.next;
         (left > 0).then_some(self.headers + self.payload.min(left))
     }
 
-    /// Writes the next segment of `frame`, the one that is cut, into `segment`, which has
-    /// [`Cut::next_bytes`].
+    /// Writes the next segment of `frame`, the frame to segment, into `segment`,
+    /// which must have [`Cut::next_bytes`] bytes.
     pub fn write(&mut self, frame: &[u8], segment: &mut [u8]) -> Option<()> {
         let bytes = self.next_bytes()?;
         let payload = bytes - self.headers;
@@ -140,9 +144,11 @@ impl Cut {
         for index in (1..self.layers.count).rev() {
             let [within, layer] = [self.layers.all[index - 1], self.layers.all[index]];
             let Some(field) = layer.checksum_at() else { continue };
-            // Of UDP around what is cut there may be none.
+            // An outer UDP header may have no checksum.
             let is_outer = index + 1 < self.layers.count;
-            if is_outer && layer.what == What::Udp && segment.get(field..field + 2) == Some(&[0, 0])
+            if is_outer
+                && layer.what == LayerProtocol::Udp
+                && segment.get(field..field + 2) == Some(&[0, 0])
             {
                 continue;
             }
@@ -158,36 +164,37 @@ impl Cut {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum LayerProtocol {
     Ipv4,
     Ipv6,
     Tcp,
     Udp,
-    /// With a checksum.
+    /// GRE with a checksum.
     Gre,
 }
 
-/// A header in a frame.
+/// Header in a frame.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
-    what: What,
+    what: LayerProtocol,
     at: usize,
-    /// Where its packet ends.
+    /// End of its packet.
     end: usize,
 }
 
 impl Layer {
-    /// Where its checksum is that covers what comes after it.
+    /// Returns the offset of its checksum, if that covers the payload.
     fn checksum_at(self) -> Option<usize> {
         match self.what {
-            What::Tcp => Some(self.at + 16),
-            What::Udp => Some(self.at + 6),
-            What::Gre => Some(self.at + GRE_BYTES),
-            What::Ipv4 | What::Ipv6 => None,
+            LayerProtocol::Tcp => Some(self.at + 16),
+            LayerProtocol::Udp => Some(self.at + 6),
+            LayerProtocol::Gre => Some(self.at + GRE_BYTES),
+            LayerProtocol::Ipv4 | LayerProtocol::Ipv6 => None,
         }
     }
 
-    /// Makes it that of a segment: which one, and how much payload is before it.
+    /// Updates the header for a segment: the segment's number, the payload
+    /// bytes before it, and true if it is the last.
     fn update(self, frame: &mut [u8], number: usize, before: usize, last: bool) -> Option<()> {
         let header = frame.get_mut(self.at..)?;
         let bytes = header.len();
@@ -195,7 +202,7 @@ impl Layer {
             header.get_mut(at..at + 2).map(|to| to.copy_from_slice(&word.to_be_bytes()))
         };
         match self.what {
-            What::Ipv4 => {
+            LayerProtocol::Ipv4 => {
                 put(2, u16::try_from(bytes).ok()?)?;
                 put(10, 0)?;
                 let id = u16::from_be_bytes([*header.get(4)?, *header.get(5)?]);
@@ -205,17 +212,20 @@ impl Layer {
                 let sum = checksum(header.get(..length)?);
                 header.get_mut(10..12)?.copy_from_slice(&sum.to_be_bytes());
             }
-            What::Ipv6 => put(4, u16::try_from(bytes.checked_sub(ipv6::HEADER_BYTES)?).ok()?)?,
-            What::Udp => put(4, u16::try_from(bytes).ok()?)?,
-            What::Gre => {}
-            What::Tcp => {
+            LayerProtocol::Ipv6 => {
+                put(4, u16::try_from(bytes.checked_sub(ipv6::HEADER_BYTES)?).ok()?)?
+            }
+            LayerProtocol::Udp => put(4, u16::try_from(bytes).ok()?)?,
+            LayerProtocol::Gre => {}
+            LayerProtocol::Tcp => {
                 let header = header.first_chunk_mut::<TCP_BYTES>()?;
                 let first = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
                 let sequence = first.wrapping_add(before as u32);
                 header[4..8].copy_from_slice(&sequence.to_be_bytes());
                 const FIN_PSH: u8 = 0x09;
                 const CWR: u8 = 0x80;
-                // CWR tells of one event (RFC 3168 section 6.1.2): the first says it.
+                // CWR signals a single event (RFC 3168 section
+                // 6.1.2), so only the first segment has it.
                 header[13] &= !(if number > 0 { CWR } else { 0 });
                 header[13] &= !(if last { 0 } else { FIN_PSH });
             }
@@ -224,17 +234,17 @@ impl Layer {
     }
 }
 
-/// The sum of the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1) of `layer` in the packet `within`.
-/// GRE has none.
+/// Returns the pseudo header's sum (RFC 9293 section 3.1, RFC 8200 section 8.1) for `layer` in the
+/// packet `within`. GRE has none.
 fn pseudo_header(frame: &[u8], within: Layer, layer: Layer) -> Sum {
-    if layer.what == What::Gre {
+    if layer.what == LayerProtocol::Gre {
         return Sum::default();
     }
     let addresses = match within.what {
-        What::Ipv4 => within.at + 12..within.at + 20,
+        LayerProtocol::Ipv4 => within.at + 12..within.at + 20,
         _ => within.at + 8..within.at + 40,
     };
-    let protocol = if layer.what == What::Tcp { TCP } else { udp::PROTOCOL };
+    let protocol = if layer.what == LayerProtocol::Tcp { TCP } else { udp::PROTOCOL };
     let sum = Sum::default().with(frame.get(addresses).unwrap_or_default());
     sum.with_word(protocol.into()).with_word((layer.end - layer.at) as u16)
 }
@@ -244,12 +254,12 @@ fn pseudo_header(frame: &[u8], within: Layer, layer: Layer) -> Sum {
 struct Layers {
     all: [Layer; LAYERS_MAX],
     count: usize,
-    /// There is GRE that numbers its packets.
+    /// True if a GRE header has a sequence number.
     is_numbered: bool,
 }
 
-/// A header that is to be looked at.
-enum Next {
+/// Next header to parse.
+enum NextLayer {
     Ethernet(usize),
     Network(u16, usize),
     Transport(u8, usize),
@@ -260,11 +270,11 @@ impl Layers {
         &self.all[..self.count]
     }
 
-    /// Those of a frame, as far as they are known and whole.
+    /// Finds a frame's headers, as far as they are supported and whole.
     fn of(frame: &[u8]) -> Self {
-        let none = Layer { what: What::Ipv4, at: 0, end: 0 };
+        let none = Layer { what: LayerProtocol::Ipv4, at: 0, end: 0 };
         let mut layers = Self { all: [none; LAYERS_MAX], count: 0, is_numbered: false };
-        let (mut next, mut end) = (Some(Next::Ethernet(0)), frame.len());
+        let (mut next, mut end) = (Some(NextLayer::Ethernet(0)), frame.len());
         for _ in 0..STEPS_MAX {
             let Some(now) = next else { break };
             next = layers.step(&now, frame, &mut end);
@@ -272,40 +282,42 @@ impl Layers {
         layers
     }
 
-    /// Takes one header in; what comes after it.
-    fn step(&mut self, now: &Next, frame: &[u8], end: &mut usize) -> Option<Next> {
+    /// Parses one header; returns the next one.
+    fn step(&mut self, now: &NextLayer, frame: &[u8], end: &mut usize) -> Option<NextLayer> {
         let bytes = |at: usize| frame.get(at..*end);
         let word = |at: usize| Some(u16::from_be_bytes(*bytes(at)?.first_chunk()?));
         match *now {
-            Next::Ethernet(at) => Some(Next::Network(word(at + 12)?, at + ether::HEADER_BYTES)),
-            Next::Network(kind::VLAN | kind::QINQ, at) => {
-                Some(Next::Network(word(at + 2)?, at + 4))
+            NextLayer::Ethernet(at) => {
+                Some(NextLayer::Network(word(at + 12)?, at + ether::HEADER_BYTES))
             }
-            Next::Network(kind::IPV4, at) => {
-                let ip = ipv4::Header::read(bytes(at)?)?;
-                // Of a fragment nobody leaves anything to a device.
+            NextLayer::Network(kind::VLAN | kind::QINQ, at) => {
+                Some(NextLayer::Network(word(at + 2)?, at + 4))
+            }
+            NextLayer::Network(kind::IPV4, at) => {
+                let ip = ipv4::Ipv4Packet::read(bytes(at)?)?;
+                // Senders leave no work for fragments.
                 if ip.is_fragment {
                     return None;
                 }
                 *end = at + ip.packet_bytes;
-                self.push(What::Ipv4, at, *end)?;
-                Some(Next::Transport(ip.protocol, at + ip.header_bytes))
+                self.push(LayerProtocol::Ipv4, at, *end)?;
+                Some(NextLayer::Transport(ip.protocol, at + ip.header_bytes))
             }
-            Next::Network(kind::IPV6, at) => {
-                let ip = ipv6::Header::parse(bytes(at)?)?;
+            NextLayer::Network(kind::IPV6, at) => {
+                let ip = ipv6::Ipv6Packet::parse(bytes(at)?)?;
                 *end = at + ip.packet_bytes;
-                self.push(What::Ipv6, at, *end)?;
-                Some(Next::Transport(ip.next_header, at + ipv6::HEADER_BYTES))
+                self.push(LayerProtocol::Ipv6, at, *end)?;
+                Some(NextLayer::Transport(ip.next_header, at + ipv6::HEADER_BYTES))
             }
-            Next::Network(..) => None,
-            Next::Transport(TCP, at) => {
+            NextLayer::Network(..) => None,
+            NextLayer::Transport(TCP, at) => {
                 bytes(at)?.first_chunk::<TCP_BYTES>()?;
-                self.push(What::Tcp, at, *end)?;
+                self.push(LayerProtocol::Tcp, at, *end)?;
                 None
             }
-            Next::Transport(udp::PROTOCOL, at) => {
+            NextLayer::Transport(udp::PROTOCOL, at) => {
                 let payload = bytes(at + udp::HEADER_BYTES)?;
-                self.push(What::Udp, at, *end)?;
+                self.push(LayerProtocol::Udp, at, *end)?;
                 let header = payload.first_chunk::<{ vxlan::HEADER_BYTES }>()?;
                 let is_vxlan = vxlan::parse(header).is_some()
                     && [header[1], header[2], header[3], header[7]] == [0; 4];
@@ -313,34 +325,34 @@ impl Layers {
                     true => vxlan::HEADER_BYTES,
                     false => geneve::parse(payload).ok().filter(|_| header[7] == 0)?,
                 };
-                Some(Next::Ethernet(at + udp::HEADER_BYTES + bytes))
+                Some(NextLayer::Ethernet(at + udp::HEADER_BYTES + bytes))
             }
-            Next::Transport(IPV4_IN_IP, at) => Some(Next::Network(kind::IPV4, at)),
-            Next::Transport(IPV6_IN_IP, at) => Some(Next::Network(kind::IPV6, at)),
-            Next::Transport(gre::PROTOCOL, at) => {
+            NextLayer::Transport(IPV4_IN_IP, at) => Some(NextLayer::Network(kind::IPV4, at)),
+            NextLayer::Transport(IPV6_IN_IP, at) => Some(NextLayer::Network(kind::IPV6, at)),
+            NextLayer::Transport(gre::PROTOCOL, at) => {
                 let (flags, kind) = (word(at)?, word(at + 2)?);
                 if flags & !(GRE_CHECKSUM | GRE_KEY | GRE_SEQUENCE) != 0 {
                     return None;
                 }
                 if flags & GRE_CHECKSUM != 0 {
-                    self.push(What::Gre, at, *end)?;
+                    self.push(LayerProtocol::Gre, at, *end)?;
                 }
                 self.is_numbered |= flags & GRE_SEQUENCE != 0;
                 let inside = at + GRE_BYTES + 4 * flags.count_ones() as usize;
                 match kind {
-                    gre::ETHERNET => Some(Next::Ethernet(inside)),
-                    kind => Some(Next::Network(kind, inside)),
+                    gre::ETHERNET => Some(NextLayer::Ethernet(inside)),
+                    kind => Some(NextLayer::Network(kind, inside)),
                 }
             }
-            Next::Transport(ipv6::HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, at) => {
+            NextLayer::Transport(ipv6::HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, at) => {
                 let [next, length] = *bytes(at)?.first_chunk()?;
-                Some(Next::Transport(next, at + 8 + 8 * usize::from(length)))
+                Some(NextLayer::Transport(next, at + 8 + 8 * usize::from(length)))
             }
-            Next::Transport(..) => None,
+            NextLayer::Transport(..) => None,
         }
     }
 
-    fn push(&mut self, what: What, at: usize, end: usize) -> Option<()> {
+    fn push(&mut self, what: LayerProtocol, at: usize, end: usize) -> Option<()> {
         *self.all.get_mut(self.count)? = Layer { what, at, end };
         self.count += 1;
         Some(())
@@ -352,16 +364,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What is around TCP or UDP.
+    /// Encapsulation of TCP or UDP.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Around {
         Nothing,
         Tag,
-        /// VXLAN in IPv4 or IPv6, with a checksum or none.
+        /// VXLAN in IPv6 (true) or IPv4, with (true) or without a checksum.
         Vxlan(bool, bool),
-        /// The same, with an option.
+        /// Geneve in the same variants, with an option.
         Geneve(bool, bool),
-        /// With a checksum, a number, or neither.
+        /// GRE with or without a checksum, and with or without a sequence number.
         Gre(bool, bool),
         IpInIp,
     }
@@ -393,11 +405,11 @@ mod tests {
         frame
     }
 
-    /// A frame without its inmost checksum, and where its inmost header is.
+    /// Returns a frame without its innermost checksum, and the offset of its innermost header.
     fn frame(around: Around, v6: bool, tcp: bool, payload: &[u8]) -> (Vec<u8>, usize) {
         let mut segment = vec![0x12, 0x34, 0, 80];
         if tcp {
-            // With 12 bytes of options, CWR, PSH and FIN; the sequence wraps.
+            // With 12 bytes of options, CWR, PSH and FIN; the sequence number wraps.
             segment.extend([0xff, 0xff, 0xff, 0xf0, 0, 0, 0, 9, 0x80, 0x99, 1, 0, 0, 0, 0, 0]);
             segment.extend([1; 12]);
         } else {
@@ -424,7 +436,7 @@ mod tests {
                 let flags = 0x20 | u8::from(sum) << 7 | u8::from(number) << 4;
                 let kind = if v6 { kind::IPV6 } else { kind::IPV4 }.to_be_bytes();
                 let mut inside = vec![flags, 0, kind[0], kind[1]];
-                // The sum stands before the key, the number behind it.
+                // The checksum precedes the key, and the sequence number follows it.
                 inside.extend([0; 4].iter().filter(|_| sum));
                 inside.extend([0, 0, 0, 9]);
                 inside.extend([0, 0, 0, 3].iter().filter(|_| number));
@@ -440,8 +452,8 @@ mod tests {
         (all, start)
     }
 
-    /// Payload of a frame all of whose checksums and lengths are right, by another's code where it looks
-    /// into it; the number of its TCP segment.
+    /// Checks all checksums and lengths of a frame, with etherparse where that parses it. Returns
+    /// the payload and the TCP sequence number.
     fn checked(around: Around, bytes: &[u8]) -> (Vec<u8>, u32) {
         use etherparse::{NetSlice, SlicedPacket, TransportSlice};
         let sliced = SlicedPacket::from_ethernet(bytes).expect("a frame");
@@ -539,15 +551,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_left_is_completed_and_what_is_whole_stays(
+        fn offload_completes_only_partial_checksums(
             (around, v6, tcp) in (arounds(), any::<bool>(), any::<bool>()),
             payload in proptest::collection::vec(any::<u8>(), 0..1400),
             outer_left: bool,
         ) {
             let (mut bytes, start) = frame(around, v6, tcp, &payload);
             leave(&mut bytes, start);
-            // The outer sum counts the inner one as completed (lco_csum of include/linux/skbuff.h), or is
-            // what is left while the inner one is whole.
+            // The outer checksum covers the inner one as completed (lco_csum of
+            // include/linux/skbuff.h), or is the incomplete one while the inner one is complete.
             let outer = match around {
                 Around::Vxlan(true, true) | Around::Geneve(true, true) => Some((54, 6)),
                 Around::Vxlan(false, true) | Around::Geneve(false, true) => Some((34, 6)),
@@ -571,7 +583,7 @@ mod tests {
             let whole = bytes.clone();
             complete(&mut bytes);
             prop_assert_eq!(&bytes, &whole);
-            // A wrong one is nothing that was left.
+            // A wrong checksum is not an incomplete one.
             let field = start + if tcp { 16 } else { 6 };
             bytes[field] ^= 0x55;
             let wrong = bytes.clone();
@@ -580,7 +592,7 @@ mod tests {
         }
 
         #[test]
-        fn segments_have_all_payload_and_right_headers(
+        fn segments_carry_all_payload_and_valid_headers(
             (around, v6, tcp) in (arounds(), any::<bool>(), any::<bool>()),
             bytes in 1usize..60_000,
             payload in 500usize..1400,
@@ -642,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_known_header_is_not_cut() {
+    fn frames_with_unknown_headers_are_not_segmented() {
         let (long, start) = frame(Around::Nothing, false, true, &[1; 3000]);
         assert!(Cut::new(&long, start + 1, 1000).is_none());
         assert!(Cut::new(&long, 14, 1000).is_none(), "IP is not cut");

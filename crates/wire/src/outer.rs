@@ -1,12 +1,14 @@
-//! Outer headers of tunnels: Ethernet, IPv4 or IPv6, and what a tunnel's kind puts behind them.
+//! Outer headers of tunnels: Ethernet, IPv4 or IPv6, and the header of the tunnel's kind.
 //!
-//! [`parse`] checks what must hold before anything inside is looked at, but for checksums over what is
-//! inside: those cost a pass over all bytes, so they are [`Outer::checksum_ok`], for frames that are known to
-//! be a tunnel's. [`Template`] writes them: Don't Fragment set, hop limit [`TTL`], no UDP checksum
-//! over IPv4 (RFC 7348 section 5) and a real one over IPv6, which receivers demand by default
-//! (RFC 8200 section 8.1). Of the inner packet's TOS or traffic class the outer one has the ECN mark
-//! (RFC 6040 section 4.1) and not the DSCP, which is 0: how the underlay treats packets is for its
-//! operator to say, and not for those inside (the pipe model of RFC 2983 section 3.1).
+//! [`parse`] checks everything that must hold before the inner frame is read, except for checksums
+//! over the payload. Those cost a pass over all bytes. So [`Outer::checksum_ok`] checks them, for
+//! frames that are known to belong to a tunnel.
+//!
+//! [`HeaderTemplate`] writes the headers: Don't Fragment set, hop limit [`TTL`], no UDP checksum
+//! over IPv4 (RFC 7348 section 5), and a real one over IPv6, which receivers require by default
+//! (RFC 8200 section 8.1). The outer TOS or traffic class takes the inner packet's ECN mark (RFC
+//! 6040 section 4.1). Its DSCP is 0, because the underlay's operator decides how the underlay
+//! treats packets (the pipe model of RFC 2983 section 3.1).
 //!
 //! Source: RFC 791, RFC 8200, RFC 768, RFC 6864 section 4.1 (identification 0 with DF), RFC 6935.
 
@@ -17,7 +19,7 @@ use std::ops::Range;
 use crate::tunnel::{Encapsulation, Fix, Take};
 use crate::{checksum, ecn, ether, flow, gre, ipv4, ipv6, udp, vlan};
 
-/// Time to live, or hop limit, of what we send.
+/// Time to live, or hop limit, of sent packets.
 pub const TTL: u8 = 64;
 
 pub use crate::ipv4::HEADER_BYTES as IPV4_BYTES;
@@ -26,22 +28,22 @@ pub use crate::ipv6::HEADER_BYTES as IPV6_BYTES;
 /// Bytes of the longest template.
 pub const TEMPLATE_BYTES_MAX: usize = ether::HEADER_BYTES + IPV6_BYTES + gre::HEADER_BYTES_MAX;
 
-/// The outer headers of a received frame.
+/// Outer headers of a received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outer {
     /// Sender.
     pub remote: IpAddr,
     /// Receiver: this side.
     pub local: IpAddr,
-    /// What the IP packet carries.
-    pub carried: Carried,
-    /// Where that header and its payload are in the frame.
+    /// Payload of the IP packet.
+    pub carried: OuterPayload,
+    /// Range of that header and its payload in the frame.
     segment: Range<usize>,
 }
 
-/// What an outer IP packet carries.
+/// Payload of an outer IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum OuterPayload {
     /// A UDP datagram.
     Udp {
         /// Source port.
@@ -52,19 +54,19 @@ pub enum Carried {
         checksum: u16,
     },
     /// An Ethernet frame in GRE.
-    Gre(gre::Header),
+    Gre(gre::GreHeader),
 }
 
-/// Why a frame has no outer headers that can be looked behind.
+/// Reason why a frame has no outer headers of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotATunnel {
-    /// Not IPv4 or IPv6, or nothing in it that carries tunnels.
+    /// Not IPv4 or IPv6, or no protocol that tunnels use.
     Other,
     /// Lengths or versions that contradict each other or the frame.
     Malformed,
     /// The IPv4 header's checksum is wrong.
     HeaderChecksum,
-    /// A fragment: tunnels set Don't Fragment.
+    /// The frame is a fragment, but tunnels set Don't Fragment.
     Fragment,
     /// GRE of another version, or with routing.
     GreHeader,
@@ -73,12 +75,12 @@ pub enum NotATunnel {
 /// Reads the headers of `frame`. Never panics.
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
-    let header = ether::Header::parse(frame).ok_or(NotATunnel::Malformed)?;
+    let header = ether::EthernetHeader::parse(frame).ok_or(NotATunnel::Malformed)?;
     let packet = &frame[ether::HEADER_BYTES..];
     let (remote, local, protocol, is_fragment, segment): (IpAddr, IpAddr, _, _, _);
     match header.kind {
         ether::kind::IPV4 => {
-            let ip = ipv4::Header::read(packet).ok_or(NotATunnel::Malformed)?;
+            let ip = ipv4::Ipv4Packet::read(packet).ok_or(NotATunnel::Malformed)?;
             if !ip.checksum_ok(packet) {
                 return Err(NotATunnel::HeaderChecksum);
             }
@@ -88,7 +90,7 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
             segment = ip.header_bytes..ip.packet_bytes;
         }
         ether::kind::IPV6 => {
-            let ip = ipv6::Header::parse(packet).ok_or(NotATunnel::Malformed)?;
+            let ip = ipv6::Ipv6Packet::parse(packet).ok_or(NotATunnel::Malformed)?;
             remote = Ipv6Addr::from_bits(ip.source).into();
             local = Ipv6Addr::from_bits(ip.destination).into();
             let behind = &packet[IPV6_BYTES..ip.packet_bytes];
@@ -109,8 +111,8 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
     let start = ether::HEADER_BYTES + segment.start;
     let (carried, bytes) = match (protocol, is_fragment) {
         (udp::PROTOCOL, false) => {
-            let header = udp::Header::parse(&packet[segment]).ok_or(NotATunnel::Malformed)?;
-            let carried = Carried::Udp {
+            let header = udp::UdpHeader::parse(&packet[segment]).ok_or(NotATunnel::Malformed)?;
+            let carried = OuterPayload::Udp {
                 remote_port: header.source_port,
                 local_port: header.destination_port,
                 checksum: header.checksum,
@@ -118,7 +120,7 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
             (carried, usize::from(header.length))
         }
         (gre::PROTOCOL, false) => {
-            (Carried::Gre(gre::Header::parse(&packet[segment.clone()])?), segment.len())
+            (OuterPayload::Gre(gre::GreHeader::parse(&packet[segment.clone()])?), segment.len())
         }
         (udp::PROTOCOL | gre::PROTOCOL | ipv6::FRAGMENT, true) => {
             return Err(NotATunnel::Fragment);
@@ -129,58 +131,61 @@ pub fn parse(frame: &[u8]) -> Result<Outer, NotATunnel> {
 }
 
 impl Outer {
-    /// What is taken off an interface for its like.
+    /// Returns the taken traffic that the frame belongs to.
     #[inline]
     pub fn take(&self) -> Take {
         match self.carried {
-            Carried::Udp { local_port, .. } => Take::Udp { local: self.local, port: local_port },
-            Carried::Gre(_) => Take::Gre { local: self.local },
+            OuterPayload::Udp { local_port, .. } => {
+                Take::Udp { local: self.local, port: local_port }
+            }
+            OuterPayload::Gre(_) => Take::Gre { local: self.local },
         }
     }
 
-    /// Where the payload behind the header is in the frame.
+    /// Returns the range of the payload behind the header in the frame.
     #[inline]
     pub fn payload(&self) -> Range<usize> {
         let header = match self.carried {
-            Carried::Udp { .. } => udp::HEADER_BYTES,
-            Carried::Gre(header) => header.bytes,
+            OuterPayload::Udp { .. } => udp::HEADER_BYTES,
+            OuterPayload::Gre(header) => header.bytes,
         };
         self.segment.start + header..self.segment.end
     }
 
-    /// Whether the checksum over the payload of `frame`, the one that was parsed, is right. None at all
-    /// is right over IPv4, and over IPv6 where `none_allowed` (tunnels, RFC 6935).
+    /// True if the checksum over the payload of `frame`, the parsed frame, is right. A missing
+    /// checksum is right over IPv4, and over IPv6 if `none_allowed` (tunnels, RFC 6935).
     #[inline]
     pub fn checksum_ok(&self, frame: &[u8], none_allowed: bool) -> bool {
         let segment = frame.get(self.segment.clone());
         match self.carried {
-            Carried::Udp { checksum: 0, .. } => self.local.is_ipv4() || none_allowed,
-            Carried::Udp { .. } => {
+            OuterPayload::Udp { checksum: 0, .. } => self.local.is_ipv4() || none_allowed,
+            OuterPayload::Udp { .. } => {
                 segment.is_some_and(|segment| udp::verify(self.remote, self.local, segment))
             }
-            Carried::Gre(gre::Header { has_checksum: false, .. }) => true,
-            Carried::Gre(_) => segment.is_some_and(|segment| checksum::checksum(segment) == 0),
+            OuterPayload::Gre(gre::GreHeader { has_checksum: false, .. }) => true,
+            OuterPayload::Gre(_) => segment.is_some_and(|segment| checksum::checksum(segment) == 0),
         }
     }
 }
 
-/// The headers before each frame of a tunnel, ready but for what each frame changes.
+/// Headers before each frame of a tunnel, complete
+/// except for the fields that differ for each frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
+pub struct HeaderTemplate {
     bytes: [u8; TEMPLATE_BYTES_MAX],
     length: usize,
-    /// Outer addresses; `None`: there is no IP around a frame.
+    /// Outer addresses; `None` if there is no outer IP header.
     ends: Option<(IpAddr, IpAddr)>,
     fix: Fix,
-    /// The number of the next frame, where frames have one.
+    /// Sequence number of the next frame, if frames have one.
     sequence: Cell<u32>,
-    /// The IPv4 header's checksum with a total length and an ECN mark of 0.
+    /// Sum of the IPv4 header with a total length and an ECN mark of 0.
     ipv4_sum: checksum::Sum,
 }
 
-impl Template {
-    /// Headers of what is sent by a tunnel. Link addresses are set by [`Template::write`]. `None` if it is
-    /// no tunnel, or its addresses are of different families.
+impl HeaderTemplate {
+    /// Makes the headers for a tunnel's frames; [`HeaderTemplate::write`] sets the MAC addresses.
+    /// `None` if it is not a tunnel, or its addresses have different families.
     pub fn new(by: &Encapsulation) -> Option<Self> {
         let tunnel = by.tunnel()?;
         let (ends, header) = (tunnel.ends(), tunnel.header());
@@ -219,7 +224,7 @@ impl Template {
         Some(Self { bytes, length, ends, fix: header.fix, sequence: Cell::new(0), ipv4_sum })
     }
 
-    /// Has the next frame have this number, if frames have one.
+    /// Sets the sequence number of the next frame, if frames have one.
     #[must_use]
     pub fn from_number(self, first: u32) -> Self {
         self.sequence.set(first);
@@ -231,24 +236,25 @@ impl Template {
         self.length
     }
 
-    /// Never: there is always a header.
+    /// Always false: there is always a header.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Bytes of the outer IP packet around a frame of `frame_bytes`; `None` if there is none.
+    /// Returns the length of the outer IP packet around a frame
+    /// of `frame_bytes`; `None` if there is none.
     #[inline]
     pub fn packet_bytes(&self, frame_bytes: usize) -> Option<usize> {
         self.ends.map(|_| self.length - ether::HEADER_BYTES + frame_bytes)
     }
 
-    /// Writes the headers into the first [`Template::len`] bytes of `frame`, around the frame that
-    /// follows them there. `None`, with nothing written, if there is not room or the packet would be
-    /// longer than IP can say.
+    /// Writes the headers into the first [`HeaderTemplate::len`] bytes of `frame`, before the
+    /// inner frame. Returns `None`, with nothing written, if `frame` is too short or
+    /// the packet would exceed IP's length field.
     #[inline]
     pub fn write(&self, frame: &mut [u8], destination: [u8; 6], source: [u8; 6]) -> Option<()> {
         let Some((local, remote)) = self.ends else {
-            return vlan::put(frame, &self.bytes[..self.length]);
+            return vlan::insert(frame, &self.bytes[..self.length]);
         };
         let ip = ether::HEADER_BYTES;
         let packet_bytes = u16::try_from(frame.len().checked_sub(ip)?).ok()?;
@@ -310,16 +316,16 @@ mod tests {
 
     fn vxlan_of(local: &str, remote: &str) -> Encapsulation {
         let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-        Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 9 })
+        Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 9 })
     }
 
     fn udp_of(local: &str, remote: &str) -> Encapsulation {
         let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
-        Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 50000, remote_port: 4789 })
+        Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port: 50000, remote_port: 4789 })
     }
 
     fn frame(by: &Encapsulation, payload: &[u8]) -> Vec<u8> {
-        let template = Template::new(by).unwrap();
+        let template = HeaderTemplate::new(by).unwrap();
         let mut frame = vec![0; template.len()];
         frame.extend(payload);
         template.write(&mut frame, [2; 6], [4; 6]).unwrap();
@@ -329,12 +335,12 @@ mod tests {
     const PAIRS: [(&str, &str); 2] = [("10.1.2.3", "192.0.2.200"), ("2001:db8::1", "fd00::ffff")];
 
     #[test]
-    fn what_is_written_is_read_and_means_the_same_to_etherparse() {
+    fn outer_headers_round_trip_and_match_etherparse() {
         for (from, to) in PAIRS {
             let frame = frame(&vxlan_of(from, to), b"payload");
             let outer = parse(&frame).unwrap();
             assert_eq!((outer.remote, outer.local), (from.parse().unwrap(), to.parse().unwrap()));
-            let Carried::Udp { remote_port, local_port, .. } = outer.carried else { panic!() };
+            let OuterPayload::Udp { remote_port, local_port, .. } = outer.carried else { panic!() };
             assert!(remote_port >= udp::SPREAD_FIRST && local_port == 4789);
             assert_eq!(&frame[outer.payload()][8..], b"payload");
             assert!(outer.checksum_ok(&frame, false));
@@ -359,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_inner_mark_is_the_outer_one_and_the_dscp_is_none() {
+    fn outer_header_copies_ecn_and_clears_dscp() {
         for (from, to) in PAIRS {
             for class in [0, 1, 2, 3, 0xb8, 0xbb] {
                 let four = [&[1; 12][..], &[8, 0, 0x45, class], &[0; 18]];
@@ -381,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_headers_are_told_apart() {
+    fn outer_parser_distinguishes_broken_headers() {
         let good = frame(&udp_of(PAIRS[0].0, PAIRS[0].1), b"x");
         let broken = |at: usize, value: u8, mend: bool| {
             let mut frame = good.clone();
@@ -416,7 +422,7 @@ mod tests {
     fn gre_of(from: &str, to: &str, checksum: bool) -> Encapsulation {
         let (local, remote) = (from.parse().unwrap(), to.parse().unwrap());
         let sequence = !checksum;
-        Encapsulation::Gre(gre::Tunnel { local, remote, key: Some(7), checksum, sequence })
+        Encapsulation::Gre(gre::GreTunnel { local, remote, key: Some(7), checksum, sequence })
     }
 
     #[test]
@@ -432,11 +438,11 @@ mod tests {
     }
 
     #[test]
-    fn gre_is_read_as_it_is_written() {
+    fn outer_gre_headers_survive_a_round_trip() {
         for (from, to) in PAIRS {
             let sealed = frame(&gre_of(from, to, true), b"payload");
             let outer = parse(&sealed).unwrap();
-            let Carried::Gre(header) = outer.carried else { panic!("{outer:?}") };
+            let OuterPayload::Gre(header) = outer.carried else { panic!("{outer:?}") };
             assert_eq!((header.key, header.has_checksum, header.sequence), (Some(7), true, None));
             assert_eq!(&sealed[outer.payload()], b"payload");
             assert!(outer.checksum_ok(&sealed, false));
@@ -444,15 +450,16 @@ mod tests {
                 let mut broken = sealed.clone();
                 broken[at] ^= 1;
                 let ok = parse(&broken).is_ok_and(|outer| {
-                    outer.carried == Carried::Gre(header) && outer.checksum_ok(&broken, false)
+                    outer.carried == OuterPayload::Gre(header) && outer.checksum_ok(&broken, false)
                 });
                 assert!(!ok, "byte {at}");
             }
-            let template = Template::new(&gre_of(from, to, false)).unwrap().from_number(u32::MAX);
+            let template =
+                HeaderTemplate::new(&gre_of(from, to, false)).unwrap().from_number(u32::MAX);
             let mut frame = vec![0; template.len() + 20];
             for number in [u32::MAX, 0, 1] {
                 template.write(&mut frame, [2; 6], [4; 6]).unwrap();
-                let Carried::Gre(header) = parse(&frame).unwrap().carried else { panic!() };
+                let OuterPayload::Gre(header) = parse(&frame).unwrap().carried else { panic!() };
                 assert_eq!((header.sequence, header.has_checksum), (Some(number), false));
             }
             let ip = etherparse::IpHeaders::from_slice(&frame[14..]).unwrap().0;
@@ -460,7 +467,7 @@ mod tests {
         }
     }
 
-    /// Linux's ip6gretap puts the tunnel encapsulation limit before GRE unless it is told not to.
+    /// Linux's ip6gretap writes the tunnel encapsulation limit before GRE by default.
     #[test]
     fn an_encapsulation_limit_before_gre_is_skipped() {
         let plain = frame(&gre_of(PAIRS[1].0, PAIRS[1].1, true), b"payload");
@@ -485,9 +492,9 @@ mod tests {
     }
 
     #[test]
-    fn families_do_not_mix() {
-        assert_eq!(Template::new(&udp_of(PAIRS[0].0, PAIRS[1].0)), None);
-        assert_eq!(Template::new(&Encapsulation::Interface), None);
+    fn template_refuses_mixed_address_families() {
+        assert_eq!(HeaderTemplate::new(&udp_of(PAIRS[0].0, PAIRS[1].0)), None);
+        assert_eq!(HeaderTemplate::new(&Encapsulation::Interface), None);
     }
 
     proptest! {

@@ -2,26 +2,27 @@
 //!
 //! Source: draft-ietf-opsawg-pcap.
 
-/// What a file begins with: magic number of nanoseconds, version 2.4, frames of up to 65,535 bytes, Ethernet.
+/// Header of a file: magic number for nanoseconds, version
+/// 2.4, frames of up to 65,535 bytes, Ethernet.
 pub const HEADER: [u8; 24] =
     [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
 
-/// Bytes before each frame.
+/// Length of a frame's record header, bytes.
 pub const RECORD_BYTES: usize = 16;
 
-/// What stands before a frame.
+/// Record header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// When it was seen, nanoseconds since 1970.
+pub struct PcapRecordHeader {
+    /// Time of capture, nanoseconds since 1970.
     pub at_ns: u64,
-    /// Its bytes in the file.
+    /// Bytes of the frame in the file.
     pub kept: u32,
-    /// Its whole length, bytes.
+    /// Whole length of the frame, bytes.
     pub length: u32,
 }
 
-impl Record {
-    /// As it stands in a file. Seconds end in 2106.
+impl PcapRecordHeader {
+    /// Returns the bytes in a file. Seconds overflow in 2106.
     pub fn emit(self) -> [u8; RECORD_BYTES] {
         let Self { at_ns, kept, length } = self;
         let words = [(at_ns / 1_000_000_000) as u32, (at_ns % 1_000_000_000) as u32, kept, length];
@@ -32,7 +33,7 @@ impl Record {
         bytes
     }
 
-    /// As it stands in a file.
+    /// Reads the bytes of a file.
     pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Self {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

@@ -1,57 +1,57 @@
-//! The tag: what the mux and a peer say to each other about a frame on a trunk.
+//! The tag: metadata that the mux and its peer exchange about a frame on a trunk.
 //!
-//! A trunk is one memif interface that carries the frames of all vports of a node. Its peer is
-//! a forwarding guest on PdP's runtime, or the helper that serves a node's TAPs. The tag is the
-//! `metadata` word of the descriptor of the frame's first buffer, so that a frame keeps its
-//! alignment and a completion without a frame touches no packet memory.
+//! A trunk is one memif interface for the frames of all vports of a node. Its peer is a forwarding
+//! guest on PdP's runtime, or the helper that serves a node's TAPs. The tag is the `metadata` word
+//! of the descriptor of the frame's first buffer. So a frame keeps its alignment, and a completion
+//! without a frame touches no packet memory.
 //!
 //! ```text
 //! bits  0..4   4      8..16          16..24   24..32
 //!       kind   LAST   reason/class   vport    trace
 //! ```
 //!
-//! From the mux, every frame is `Deliver` and names the vport that it arrived on (guest) or is
-//! to leave by (TAP helper). A guest answers each delivered frame with one *completion*: 0..n
-//! frames of which the last, and only the last, has `LAST` set, in the order in which it took the
-//! frames. A frame that is dropped, or kept for later, completes too: as a descriptor of no bytes.
-//! What a guest makes by itself, or sends later from what it had kept, never has `LAST` set
-//! (a kept frame's completion is its `Kept`). Peers without completions (TAP helpers) send `Out`
-//! and never set `LAST`.
+//! From the mux, every frame is `Deliver`. It names the ingress vport (guest) or the egress
+//! vport (TAP helper). A guest answers each delivered frame with one *completion*, in the
+//! order in which it took the frames. A completion is 0..n frames; the last one, and no other,
+//! has `LAST` set. A dropped frame, or one that is kept for later, also completes, as a
+//! descriptor of no bytes. `LAST` is never set on frames that a guest makes by itself, or
+//! sends later from those that it kept (a kept frame's completion is its `Kept`). Peers
+//! without completions (TAP helpers) send `Out` and never set `LAST`.
 //!
-//! Limits: [`VPORTS_MAX`] vports a node.
+//! Limits: [`VPORTS_MAX`] vports per node.
 
-/// Version of the tag's form.
+/// Version of the tag's format.
 pub const VERSION: u32 = 1;
 
-/// Vports of one node; indices are `0..VPORTS_MAX`.
+/// Most vports of one node; indices are `0..VPORTS_MAX`.
 pub const VPORTS_MAX: usize = 256;
 
 crate::named! {
-    /// Classes of punts; each has a limit of its own in the mux.
+    /// Classes of punts; each has a separate limit in the mux.
     PuntClass {
-        /// For the router itself, without the packets of `control`.
+        /// Packets for the router itself, except for those of `control`.
         Local = "local",
-        /// ARP and IPv6 neighbour discovery, or a next hop whose link address is not known.
+        /// ARP and IPv6 neighbour discovery, or a next hop with an unknown MAC address.
         Neighbour = "neighbour",
         /// Packets that the kernel answers or that are rare: TTL expired, options, no route.
         Exception = "exception",
-        /// Packets that the kernel forwards: into tunnels and fragments, and where policy rules, firewalls or VRFs may
-        /// change what becomes of them.
+        /// Packets that the kernel forwards: into tunnels, as fragments, or where policy rules,
+        /// firewalls or VRFs may change their treatment.
         Hook = "hook",
-        /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7 (RFC 4594 section 3.1), and LLC
-        /// frames (IS-IS, spanning tree).
+        /// Routing protocols: packets for the router itself with a DSCP of CS6 or CS7 (RFC 4594
+        /// section 3.1), and LLC frames (IS-IS, spanning tree).
         Control = "control",
     }
 }
 
 crate::named! {
-    /// Why a guest dropped a frame. Reasons of the mux itself are the mux's.
+    /// Reason why a guest dropped a frame. The mux has reasons of its own.
     GuestDrop {
         /// Not a frame of the program's protocol, or malformed.
         Malformed = "guest-malformed",
-        /// No route, where the control guest is not to be asked.
+        /// No route, in a guest that must not ask the control guest.
         NoRoute = "guest-no-route",
-        /// A route that says to drop (blackhole).
+        /// Blackhole route.
         Blackhole = "guest-blackhole",
         /// The route's vport is down or gone.
         PortDown = "guest-port-down",
@@ -61,40 +61,40 @@ crate::named! {
         Policy = "guest-policy",
         /// The program has no room for it.
         NoBuffer = "guest-no-buffer",
-        /// The neighbour's link address is not known, and too many others' are asked for already.
+        /// The neighbour's MAC address is unknown, and too many others are being resolved.
         Unresolved = "guest-unresolved",
     }
 }
 
-/// What a tag says about the frame behind it.
+/// Verdict of a tag on its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// From the mux: a frame to process (guest) or to write (TAP helper).
+pub enum TagVerdict {
+    /// Frame from the mux, to process (guest) or to write (TAP helper).
     Deliver,
     /// Send the frame out of the tag's vport.
     Out,
-    /// Hand the frame to the control guest, on the tag's vport.
+    /// Punt the frame to the control guest, on the tag's vport.
     Punt(PuntClass),
     /// The frame was dropped; no bytes follow. Counted on the tag's vport.
     Drop(GuestDrop),
-    /// The program holds the frame and may send it later; no bytes follow.
+    /// The program keeps the frame and may send it later; no bytes follow.
     Kept,
 }
 
 /// One tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// What is to be done with the frame.
-    pub verdict: Verdict,
-    /// The vport; whose it is depends on the verdict.
+    /// Verdict on the frame.
+    pub verdict: TagVerdict,
+    /// Ingress or egress vport, depending on the verdict.
     pub vport: u8,
-    /// Whether this completes the oldest frame not completed yet.
+    /// True if this completes the oldest frame not completed yet.
     pub last: bool,
-    /// Number of a traced packet, 0 for none; a guest gives it back as it got it.
+    /// Number of a traced packet, 0 for none. A guest returns it unchanged.
     pub trace: u8,
 }
 
-/// A word that is no tag: a kind, flag, class or reason that does not exist.
+/// Invalid tag: a kind, flag, class or reason that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadTag(pub u32);
 
@@ -104,25 +104,25 @@ const PUNT: u8 = 3;
 const DROP: u8 = 4;
 const KEPT: u8 = 5;
 
-/// The completion of the oldest frame that the guest has not completed yet.
+/// Completion of the oldest frame that the guest has not completed yet.
 const LAST: u8 = 1 << 4;
 
 impl Tag {
     /// The mux's tag on a frame for its peer.
     #[inline]
     pub fn deliver(vport: u8, trace: u8) -> Self {
-        Self { verdict: Verdict::Deliver, vport, last: false, trace }
+        Self { verdict: TagVerdict::Deliver, vport, last: false, trace }
     }
 
-    /// As a word.
+    /// Returns the tag as a word.
     #[inline]
     pub fn emit(self) -> u32 {
         let (kind, reason) = match self.verdict {
-            Verdict::Deliver => (DELIVER, 0),
-            Verdict::Out => (OUT, 0),
-            Verdict::Punt(class) => (PUNT, class as u8),
-            Verdict::Drop(reason) => (DROP, reason as u8),
-            Verdict::Kept => (KEPT, 0),
+            TagVerdict::Deliver => (DELIVER, 0),
+            TagVerdict::Out => (OUT, 0),
+            TagVerdict::Punt(class) => (PUNT, class as u8),
+            TagVerdict::Drop(reason) => (DROP, reason as u8),
+            TagVerdict::Kept => (KEPT, 0),
         };
         let last = if self.last { LAST } else { 0 };
         u32::from_le_bytes([kind | last, reason, self.vport, self.trace])
@@ -134,11 +134,11 @@ impl Tag {
         let [kind, reason, vport, trace] = word.to_le_bytes();
         let bad = BadTag(word);
         let verdict = match kind & !LAST {
-            DELIVER => Verdict::Deliver,
-            OUT => Verdict::Out,
-            PUNT => Verdict::Punt(PuntClass::from_code(reason).ok_or(bad)?),
-            DROP => Verdict::Drop(GuestDrop::from_code(reason).ok_or(bad)?),
-            KEPT => Verdict::Kept,
+            DELIVER => TagVerdict::Deliver,
+            OUT => TagVerdict::Out,
+            PUNT => TagVerdict::Punt(PuntClass::from_code(reason).ok_or(bad)?),
+            DROP => TagVerdict::Drop(GuestDrop::from_code(reason).ok_or(bad)?),
+            KEPT => TagVerdict::Kept,
             _ => return Err(bad),
         };
         Ok(Self { verdict, vport, last: kind & LAST != 0, trace })
@@ -151,10 +151,10 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn every_verdict_comes_back_as_it_went() {
-        let mut verdicts = vec![Verdict::Deliver, Verdict::Out, Verdict::Kept];
-        verdicts.extend(PuntClass::ALL.map(Verdict::Punt));
-        verdicts.extend(GuestDrop::ALL.map(Verdict::Drop));
+    fn every_tag_verdict_survives_a_round_trip() {
+        let mut verdicts = vec![TagVerdict::Deliver, TagVerdict::Out, TagVerdict::Kept];
+        verdicts.extend(PuntClass::ALL.map(TagVerdict::Punt));
+        verdicts.extend(GuestDrop::ALL.map(TagVerdict::Drop));
         for verdict in verdicts {
             for (vport, last, trace) in [(0, false, 0), (255, true, 255), (7, true, 3)] {
                 let tag = Tag { verdict, vport, last, trace };

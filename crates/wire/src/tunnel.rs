@@ -1,10 +1,10 @@
-//! The kinds of tunnels: one table that specs, grants, the mux and the XDP program follow.
+//! Kinds of tunnels: one table for specs, grants, the mux and the XDP program.
 //!
-//! A kind is an entry of [`Encapsulation`] and of [`KINDS`], and a file of this crate that implements
-//! [`Tunnel`] for it: what tells its frames apart, what stands before them, what has to be taken off an
-//! interface for it. Nobody else knows of kinds, but for the types of specs and the check of a header
-//! where a frame is sorted.
-//! Limits: of each kind, [`Kind::keys`].
+//! A kind is an entry of [`Encapsulation`] and of [`KINDS`], and a file of this crate that
+//! implements [`Tunnel`] for it. The implementation gives the key of the tunnel's frames, their
+//! headers, and the traffic to take from an interface. Other code is independent of kinds, apart
+//! from the types of specs, and the check of a header where frames are classified.
+//! Limits: for each kind, [`TunnelKind::keys`].
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -16,93 +16,97 @@ use serde::{Deserialize, Serialize};
 use crate::outer::{self, Outer};
 use crate::{ether, geneve, gre, udp, vlan, vxlan};
 
-/// How a vlink's frames are told apart on an external interface.
+/// Encapsulation of a vlink's frames on an external interface.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Encapsulation {
-    /// All of the interface's frames that no tunnel takes, as they are.
+    /// All of the interface's frames that no tunnel takes, unchanged.
     Interface,
     /// VXLAN (RFC 7348).
-    Vxlan(vxlan::Tunnel),
-    /// An Ethernet frame in a UDP datagram without any header between (as the PdP paper's tunnels).
-    Udp(udp::Tunnel),
+    Vxlan(vxlan::VxlanTunnel),
+    /// Ethernet frame directly in a UDP datagram (as in the PdP paper's tunnels).
+    Udp(udp::UdpTunnel),
     /// Ethernet over GRE (RFC 2784, RFC 2890).
-    Gre(gre::Tunnel),
+    Gre(gre::GreTunnel),
     /// Geneve (RFC 8926).
-    Geneve(geneve::Tunnel),
+    Geneve(geneve::GeneveTunnel),
     /// A VLAN (802.1Q) of the interface.
-    Vlan(vlan::Tunnel),
+    Vlan(vlan::VlanTunnel),
 }
 
 /// All kinds, by name.
-pub const KINDS: [&Kind; 5] = [&vxlan::KIND, &udp::KIND, &gre::KIND, &geneve::KIND, &vlan::KIND];
+pub const KINDS: [&TunnelKind; 5] =
+    [&vxlan::KIND, &udp::KIND, &gre::KIND, &geneve::KIND, &vlan::KIND];
 
-/// What all tunnels of a kind have in common.
+/// Properties of a kind of tunnel.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Kind {
-    /// Its name, in specs too.
+pub struct TunnelKind {
+    /// Name, also in specs.
     pub name: &'static str,
-    /// What its key is called in specs.
+    /// Name of its key in specs.
     pub key: &'static str,
-    /// Its keys.
+    /// Range of its keys.
     pub keys: RangeInclusive<u32>,
-    /// The UDP port that it has where none is said.
+    /// Default UDP port.
     pub port: Option<u16>,
 }
 
-/// A tunnel of some kind.
+/// A tunnel of any kind.
 pub trait Tunnel {
-    /// Its kind.
-    fn kind(&self) -> &'static Kind;
+    /// Returns the kind.
+    fn kind(&self) -> &'static TunnelKind;
 
-    /// Outer addresses, of this side and of the other. `None`: there is no IP around its frames.
+    /// Returns the outer addresses, local and remote; `None` if there is no outer IP header.
     fn ends(&self) -> Option<(IpAddr, IpAddr)>;
 
-    /// Its key, within [`Kind::keys`].
+    /// Returns the key, within [`TunnelKind::keys`].
     fn number(&self) -> Option<u32>;
 
-    /// What tells it from others between the same addresses; see [`Key`].
+    /// Returns the value that distinguishes it from others between the same addresses; see
+    /// [`TunnelKey`].
     fn key(&self) -> u64;
 
-    /// What is to be taken off an interface for it.
+    /// Returns the traffic to take from an interface for it.
     fn takes(&self) -> Take;
 
-    /// What stands behind the outer IP header and before each frame.
-    fn header(&self) -> Header;
+    /// Returns the header between the outer IP header and each frame.
+    fn header(&self) -> TunnelHeader;
 
-    /// The same as it is at its other end.
+    /// Returns the tunnel as seen from its other end.
     fn reversed(&self) -> Encapsulation;
 
-    /// What its key is, for people.
+    /// Returns the key as text for people.
     fn key_text(&self) -> String;
 }
 
-/// What stands behind an outer IP header and before a frame, ready but for what each frame changes.
+/// Header between an outer IP header and a frame, complete
+/// except for the fields that differ for each frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// Number in the IP header.
+pub struct TunnelHeader {
+    /// Protocol number in the IP header.
     pub protocol: u8,
-    /// All headers.
+    /// Bytes of all headers.
     pub bytes: Vec<u8>,
-    /// What each frame changes.
+    /// Fields that differ for each frame.
     pub fix: Fix,
 }
 
-/// What a frame changes in the headers before it, beside the outer IP header.
+/// Fields of the headers that differ for each frame, apart from the outer IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fix {
     /// Length and checksum of UDP.
     Udp {
-        /// The source port too, by the inner flow, so that the underlay can spread flows.
+        /// True if the source port is set from the inner flow's
+        /// hash, so that the underlay can spread flows.
         spread: bool,
     },
-    /// Checksum and number of GRE, where its header has them.
+    /// Checksum and sequence number of GRE, if the header has them.
     Gre,
-    /// There is no IP header: the frame has this tag behind its link addresses.
+    /// Tag behind the frame's MAC addresses; there is no IP header.
     Tag,
 }
 
 impl Encapsulation {
-    /// The tunnel, if it is one.
+    /// Returns the tunnel, if it is one.
     #[inline]
     pub fn tunnel(&self) -> Option<&dyn Tunnel> {
         match self {
@@ -115,28 +119,29 @@ impl Encapsulation {
         }
     }
 
-    /// Outer addresses of a tunnel, of this side and of the other.
+    /// Returns the outer addresses of a tunnel, local and remote.
     pub fn ends(&self) -> Option<(IpAddr, IpAddr)> {
         self.tunnel()?.ends()
     }
 
-    /// What is to be taken off an interface for it.
+    /// Returns the traffic to take from an interface for it.
     pub fn takes(&self) -> Option<Take> {
         self.tunnel().map(Tunnel::takes)
     }
 
-    /// What tells it from all others on its interface.
-    pub fn key(&self) -> Key {
-        let key = self.tunnel().map_or(Key::WHOLE, Tunnel::key);
-        Key::new(self.ends(), key)
+    /// Returns the key that identifies it on its interface.
+    pub fn key(&self) -> TunnelKey {
+        let key = self.tunnel().map_or(TunnelKey::WHOLE, Tunnel::key);
+        TunnelKey::new(self.ends(), key)
     }
 
-    /// The same as it is at the other end.
+    /// Returns the encapsulation as seen from the other end.
     pub fn reversed(&self) -> Self {
         self.tunnel().map_or(Self::Interface, Tunnel::reversed)
     }
 
-    /// Bytes that it puts before an inner IP packet: what the interface's MTU must have room for.
+    /// Returns the bytes that it adds before an inner IP packet.
+    /// The interface's MTU must cover them as well.
     pub fn overhead(&self) -> u32 {
         let Some(tunnel) = self.tunnel() else { return 0 };
         let ip = match tunnel.ends() {
@@ -147,7 +152,7 @@ impl Encapsulation {
         (ip + tunnel.header().bytes.len() + ether::HEADER_BYTES) as u32
     }
 
-    /// What is out of range, if anything is.
+    /// Returns a description of the value that is out of range, if any.
     pub fn fault(&self) -> Option<&'static str> {
         let tunnel = self.tunnel()?;
         if tunnel.number().is_some_and(|key| !tunnel.kind().keys.contains(&key)) {
@@ -159,7 +164,7 @@ impl Encapsulation {
     }
 }
 
-/// `the whole interface`, or a tunnel as `vxlan 192.0.2.1 > 192.0.2.2 vni 7 port 4789`.
+/// Text form: `the whole interface`, or a tunnel as `vxlan 192.0.2.1 > 192.0.2.2 vni 7 port 4789`.
 impl fmt::Display for Encapsulation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(tunnel) = self.tunnel() else { return f.write_str("the whole interface") };
@@ -171,30 +176,30 @@ impl fmt::Display for Encapsulation {
     }
 }
 
-/// What is taken off an interface for tunnels: as many may share one of it.
+/// Traffic that is taken from an interface for tunnels. Many tunnels may share one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Take {
-    /// UDP to here.
+    /// UDP to this address and port.
     Udp {
         /// Outer destination address.
         local: IpAddr,
         /// Destination port.
         port: u16,
     },
-    /// Ethernet in GRE to here.
+    /// Ethernet in GRE to this address.
     Gre {
         /// Outer destination address.
         local: IpAddr,
     },
-    /// A VLAN, whoever its frames are for.
+    /// VLAN, for frames to any address.
     Vlan {
-        /// Its identifier.
+        /// Identifier of the VLAN.
         id: u16,
     },
 }
 
 impl Take {
-    /// The UDP port, where it is one.
+    /// Returns the UDP port, if it is UDP.
     pub fn udp_port(&self) -> Option<u16> {
         match self {
             Self::Udp { port, .. } => Some(*port),
@@ -202,8 +207,9 @@ impl Take {
         }
     }
 
-    /// Whether frames come that are not for the interface's own link address, as of a whole interface.
-    pub fn is_anybodys(&self) -> bool {
+    /// True if it includes frames that are not for the interface's
+    /// own MAC address, as for a whole interface.
+    pub fn accepts_any_sender(&self) -> bool {
         matches!(self, Self::Vlan { .. })
     }
 }
@@ -218,53 +224,54 @@ impl fmt::Display for Take {
     }
 }
 
-/// Outer addresses and what tells tunnels between them apart: what a frame is looked up by.
+/// Lookup key of a frame's tunnel: outer addresses, and the
+/// value that distinguishes tunnels between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct TunnelKey {
     local: u128,
     remote: u128,
-    /// What the kind says, and [`V4`].
+    /// Value of the tunnel's kind, and [`V4`].
     rest: u64,
 }
 
-/// Over IPv4.
+/// Flag for IPv4.
 const V4: u64 = 1 << 63;
 
-impl Key {
-    /// Of the whole interface.
+impl TunnelKey {
+    /// Value for the whole interface.
     const WHOLE: u64 = 0;
 
-    /// Of a UDP port and 24 bits behind it: VXLAN's and Geneve's identifier, which stand at one place.
-    /// An address and port has tunnels of one kind.
+    /// Value for a UDP port and the 24-bit identifier behind it, which VXLAN and Geneve have at the
+    /// same place. An address and port has tunnels of only one kind.
     #[inline]
     pub fn vni(port: u16, vni: u32) -> u64 {
         1 << 60 | u64::from(port) << 32 | u64::from(vni & (vxlan::VNI_END - 1))
     }
 
-    /// Of a pair of UDP ports.
+    /// Value for a pair of UDP ports.
     #[inline]
     pub fn ports(local: u16, remote: u16) -> u64 {
         2 << 60 | u64::from(local) << 16 | u64::from(remote)
     }
 
-    /// Of a key of GRE, or of having none.
+    /// Value for a GRE key, or for none.
     #[inline]
     pub fn gre(key: Option<u32>) -> u64 {
         3 << 60 | key.map_or(0, |key| 1 << 32 | u64::from(key))
     }
 
-    /// Of a VLAN.
+    /// Value for a VLAN.
     pub fn vlan(id: u16) -> u64 {
         4 << 60 | u64::from(id)
     }
 
-    /// Of a frame without outer addresses.
+    /// Key of a frame without outer addresses.
     pub fn without_ends(key: u64) -> Self {
         Self::new(None, key)
     }
 
-    /// The same from anybody.
-    pub fn of_anybody(self) -> Self {
+    /// Returns the key without the remote address, which matches any sender.
+    pub fn without_remote(self) -> Self {
         Self { remote: 0, ..self }
     }
 
@@ -275,14 +282,14 @@ impl Key {
         Self { local: bits(local), remote: bits(remote), rest: family | key }
     }
 
-    /// Of a frame with these outer headers: who has the `key` between its addresses.
+    /// Key of a frame with these outer headers and this value.
     #[inline]
     pub fn of(outer: &Outer, key: u64) -> Self {
         Self::new(Some((outer.local, outer.remote)), key)
     }
 }
 
-impl Hash for Key {
+impl Hash for TunnelKey {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         if self.rest & V4 == 0 {
@@ -308,22 +315,22 @@ mod tests {
         let (local, remote) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
         [
             Encapsulation::Interface,
-            Encapsulation::Vxlan(vxlan::Tunnel { local, remote, port: 4789, vni: 7 }),
-            Encapsulation::Udp(udp::Tunnel { local, remote, local_port: 5, remote_port: 6 }),
-            Encapsulation::Gre(gre::Tunnel {
+            Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: 7 }),
+            Encapsulation::Udp(udp::UdpTunnel { local, remote, local_port: 5, remote_port: 6 }),
+            Encapsulation::Gre(gre::GreTunnel {
                 local,
                 remote,
                 key: Some(9),
                 checksum: true,
                 sequence: false,
             }),
-            Encapsulation::Geneve(geneve::Tunnel { local, remote, port: 6081, vni: 8 }),
-            Encapsulation::Vlan(vlan::Tunnel { id: 10 }),
+            Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: 6081, vni: 8 }),
+            Encapsulation::Vlan(vlan::VlanTunnel { id: 10 }),
         ]
     }
 
     #[test]
-    fn the_table_has_every_kind_once() {
+    fn tunnel_table_lists_every_kind_once() {
         let kinds: Vec<_> =
             one_of_each().iter().filter_map(|by| Some(by.tunnel()?.kind())).collect();
         assert_eq!(kinds, KINDS);
@@ -333,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_and_messages_say_of_each() {
+    fn tunnel_kinds_have_stable_text_and_encoding() {
         let texts = one_of_each().map(|by| by.to_string());
         assert_eq!(
             texts,
@@ -352,7 +359,8 @@ mod tests {
             assert_eq!(by.reversed().reversed(), by);
             assert_eq!(by.fault(), None);
         }
-        // Over an MTU of 1,500: 1450, 1458, 1454 with key and checksum, 1450, and all of it.
+        // With an MTU of 1,500, this leaves 1450, 1458, 1454
+        // with key and checksum, 1450, and all of it.
         let overheads = one_of_each().map(|by| by.overhead());
         assert_eq!(overheads, [0, 50, 42, 46, 50, 0]);
         let vxlan = serde_json::to_string(&one_of_each()[1]).unwrap();

@@ -1,18 +1,19 @@
-//! UDP headers (RFC 768, RFC 8200 section 8.1), and Ethernet frames behind them with no header between.
+//! UDP headers (RFC 768, RFC 8200 section 8.1), and tunnels of Ethernet frames directly in UDP.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::checksum::Sum;
-use crate::tunnel::{self, Encapsulation, Fix, Key, Kind, Take};
+use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelKey, TunnelKind};
 
-/// The kind: keys are ports of this side.
-pub const KIND: Kind = Kind { name: "udp", key: "localPort", keys: 1..=0xffff, port: None };
+/// Properties of the kind; keys are local ports.
+pub const KIND: TunnelKind =
+    TunnelKind { name: "udp", key: "localPort", keys: 1..=0xffff, port: None };
 
 /// A tunnel of Ethernet frames in UDP.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tunnel {
+pub struct UdpTunnel {
     /// Outer address of this side.
     pub local: IpAddr,
     /// Outer address of the other side.
@@ -23,8 +24,8 @@ pub struct Tunnel {
     pub remote_port: u16,
 }
 
-impl tunnel::Tunnel for Tunnel {
-    fn kind(&self) -> &'static Kind {
+impl tunnel::Tunnel for UdpTunnel {
+    fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
 
@@ -37,16 +38,16 @@ impl tunnel::Tunnel for Tunnel {
     }
 
     fn key(&self) -> u64 {
-        Key::ports(self.local_port, self.remote_port)
+        TunnelKey::ports(self.local_port, self.remote_port)
     }
 
     fn takes(&self) -> Take {
         Take::Udp { local: self.local, port: self.local_port }
     }
 
-    fn header(&self) -> tunnel::Header {
+    fn header(&self) -> tunnel::TunnelHeader {
         let bytes = ports(self.local_port, self.remote_port).to_vec();
-        tunnel::Header { protocol: PROTOCOL, bytes, fix: Fix::Udp { spread: false } }
+        tunnel::TunnelHeader { protocol: PROTOCOL, bytes, fix: Fix::Udp { spread: false } }
     }
 
     fn reversed(&self) -> Encapsulation {
@@ -64,30 +65,30 @@ impl tunnel::Tunnel for Tunnel {
     }
 }
 
-/// First of the source ports that spread flows over an underlay; as many follow, up to 65,535
-/// (RFC 7348 section 5, RFC 6335's dynamic ports).
+/// First source port for spreading flows over an underlay; all ports up to 65,535 are used (RFC
+/// 7348 section 5, RFC 6335's dynamic ports).
 pub const SPREAD_FIRST: u16 = 49152;
 
-/// The source port of a flow with this hash.
+/// Returns the source port for a flow with this hash.
 #[inline]
 pub fn spread(hash: u32) -> u16 {
     SPREAD_FIRST | (hash as u16 & (u16::MAX - SPREAD_FIRST))
 }
 
-/// The header of a datagram, without length and checksum.
+/// Returns a datagram's header, without length and checksum.
 pub(crate) fn ports(source_port: u16, destination_port: u16) -> [u8; HEADER_BYTES] {
-    Header { source_port, destination_port, length: 0, checksum: 0 }.emit()
+    UdpHeader { source_port, destination_port, length: 0, checksum: 0 }.emit()
 }
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8;
 
-/// Number of UDP in IP headers.
+/// Protocol number of UDP in IP headers.
 pub const PROTOCOL: u8 = 17;
 
-/// A header.
+/// UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct UdpHeader {
     /// Port of the sender.
     pub source_port: u16,
     /// Port of the receiver.
@@ -98,9 +99,9 @@ pub struct Header {
     pub checksum: u16,
 }
 
-impl Header {
-    /// Reads the header at the start of `segment`; `None` if it is too short, or says that it is
-    /// longer than `segment` or shorter than a header.
+impl UdpHeader {
+    /// Reads the header at the start of `segment`. `None` if `segment` is too short, or if the
+    /// length field exceeds it or is less than a header's.
     pub fn parse(segment: &[u8]) -> Option<Self> {
         let &[s0, s1, d0, d1, l0, l1, c0, c1] = segment.first_chunk::<HEADER_BYTES>()?;
         let header = Self {
@@ -113,7 +114,7 @@ impl Header {
         (length >= HEADER_BYTES && length <= segment.len()).then_some(header)
     }
 
-    /// The bytes on the wire.
+    /// Returns the bytes on the wire.
     pub fn emit(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..2].copy_from_slice(&self.source_port.to_be_bytes());
@@ -124,7 +125,7 @@ impl Header {
     }
 }
 
-/// Checksum to write for `segment` (header with a zero checksum, and payload).
+/// Returns the checksum to write for `segment` (header with a zero checksum, and payload).
 pub fn checksum(source: IpAddr, destination: IpAddr, segment: &[u8]) -> u16 {
     match sum(source, destination, segment) {
         0 => 0xffff, // RFC 768: an all-zero checksum means none.
@@ -132,7 +133,7 @@ pub fn checksum(source: IpAddr, destination: IpAddr, segment: &[u8]) -> u16 {
     }
 }
 
-/// Whether the non-zero checksum in `segment` is right.
+/// True if the non-zero checksum in `segment` is right.
 pub fn verify(source: IpAddr, destination: IpAddr, segment: &[u8]) -> bool {
     sum(source, destination, segment) == 0
 }
@@ -166,20 +167,20 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lengths_that_lie_are_none() {
-        let header = Header { source_port: 1, destination_port: 2, length: 9, checksum: 0 };
-        assert_eq!(Header::parse(&header.emit()), None);
-        assert_eq!(Header::parse(&Header { length: 7, ..header }.emit()), None);
-        let whole = Header { length: 8, ..header };
-        assert_eq!(Header::parse(&whole.emit()), Some(whole));
+    fn udp_headers_with_wrong_lengths_are_refused() {
+        let header = UdpHeader { source_port: 1, destination_port: 2, length: 9, checksum: 0 };
+        assert_eq!(UdpHeader::parse(&header.emit()), None);
+        assert_eq!(UdpHeader::parse(&UdpHeader { length: 7, ..header }.emit()), None);
+        let whole = UdpHeader { length: 8, ..header };
+        assert_eq!(UdpHeader::parse(&whole.emit()), Some(whole));
         for length in 0..HEADER_BYTES {
-            assert_eq!(Header::parse(&whole.emit()[..length]), None);
+            assert_eq!(UdpHeader::parse(&whole.emit()[..length]), None);
         }
     }
 
     proptest! {
         #[test]
-        fn checksums_are_those_of_etherparse(
+        fn udp_checksums_match_etherparse(
             source: [u8; 16], destination: [u8; 16], v4: bool, payload: Vec<u8>,
         ) {
             let mut packet = Vec::new();
@@ -196,7 +197,7 @@ mod tests {
             };
             let mut segment = packet[header..].to_vec();
             prop_assert!(verify(from, to, &segment));
-            let theirs = Header::parse(&segment).unwrap().checksum;
+            let theirs = UdpHeader::parse(&segment).unwrap().checksum;
             segment[6..8].fill(0);
             prop_assert_eq!(checksum(from, to, &segment), theirs);
         }

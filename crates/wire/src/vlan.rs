@@ -1,33 +1,34 @@
-//! 802.1Q: a VLAN of an interface as a tunnel, without IP around it (IEEE 802.1Q clause 9).
+//! 802.1Q: a VLAN of an interface as a tunnel, without an IP header (IEEE 802.1Q clause 9).
 //!
-//! Only the outermost tag counts, and only one of 802.1Q: a tag behind it is the frame's own, one of
-//! 802.1ad is none of ours, and neither is one that is there for its priority alone (identifier 0).
+//! Only the outermost tag counts, and only if it is one of 802.1Q. A tag
+//! behind it belongs to the inner frame. Tags of 802.1ad are ignored, and so
+//! are tags that only have a priority (identifier 0).
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ether;
-use crate::tunnel::{self, Encapsulation, Fix, Header, Key, Kind, Take};
+use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
 
-/// The kind. Identifier 4095 is reserved.
-pub const KIND: Kind = Kind { name: "vlan", key: "id", keys: 1..=4094, port: None };
+/// Properties of the kind. Identifier 4095 is reserved.
+pub const KIND: TunnelKind = TunnelKind { name: "vlan", key: "id", keys: 1..=4094, port: None };
 
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 4;
 
-/// Bytes before it: link addresses.
+/// Bytes before the tag: MAC addresses.
 const AT: usize = 12;
 
 /// A VLAN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tunnel {
-    /// Its identifier.
+pub struct VlanTunnel {
+    /// Identifier of the VLAN.
     pub id: u16,
 }
 
-impl tunnel::Tunnel for Tunnel {
-    fn kind(&self) -> &'static Kind {
+impl tunnel::Tunnel for VlanTunnel {
+    fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
 
@@ -40,16 +41,16 @@ impl tunnel::Tunnel for Tunnel {
     }
 
     fn key(&self) -> u64 {
-        Key::vlan(self.id)
+        TunnelKey::vlan(self.id)
     }
 
     fn takes(&self) -> Take {
         Take::Vlan { id: self.id }
     }
 
-    fn header(&self) -> Header {
+    fn header(&self) -> TunnelHeader {
         let bytes = [ether::kind::VLAN.to_be_bytes(), self.id.to_be_bytes()].concat();
-        Header { protocol: 0, bytes, fix: Fix::Tag }
+        TunnelHeader { protocol: 0, bytes, fix: Fix::Tag }
     }
 
     fn reversed(&self) -> Encapsulation {
@@ -61,25 +62,26 @@ impl tunnel::Tunnel for Tunnel {
     }
 }
 
-/// The identifier in a frame's outermost tag, if that is one of 802.1Q and a type follows it.
+/// Returns the identifier in a frame's outermost tag, if
+/// that is one of 802.1Q and a type follows it.
 pub fn id(frame: &[u8]) -> Option<u16> {
     let &[a, b, c, d, _, _] = frame.get(AT..)?.first_chunk()?;
     let is_tag = u16::from_be_bytes([a, b]) == ether::kind::VLAN;
     is_tag.then_some(u16::from_be_bytes([c, d]) & 0xfff)
 }
 
-/// Puts a tag behind the link addresses of the frame that stands [`TAG_BYTES`] behind the start of `frame`.
-/// `None`, with nothing written, if there are no addresses.
-pub(crate) fn put(frame: &mut [u8], tag: &[u8]) -> Option<()> {
+/// Inserts a tag behind the MAC addresses of the frame that starts at offset [`TAG_BYTES`] of
+/// `frame`. Returns `None`, with nothing written, if there are no addresses.
+pub(crate) fn insert(frame: &mut [u8], tag: &[u8]) -> Option<()> {
     frame.get(TAG_BYTES..TAG_BYTES + AT)?;
     frame.copy_within(TAG_BYTES..TAG_BYTES + AT, 0);
     frame[AT..AT + TAG_BYTES].copy_from_slice(tag);
     Some(())
 }
 
-/// Takes the outermost tag off: the frame without it begins [`TAG_BYTES`] later. Nothing happens to one that
-/// is shorter than its tag.
-pub fn take_off(frame: &mut [u8]) {
+/// Removes the outermost tag: the frame without it starts at offset [`TAG_BYTES`]. Does nothing if
+/// the frame is shorter than its tag.
+pub fn strip(frame: &mut [u8]) {
     if frame.len() >= AT + TAG_BYTES {
         frame.copy_within(..AT, TAG_BYTES);
     }
@@ -88,7 +90,7 @@ pub fn take_off(frame: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outer::Template;
+    use crate::outer::HeaderTemplate;
     use proptest::prelude::*;
 
     #[test]
@@ -106,23 +108,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_put_on_comes_off(of in 1u16..4095, inner in prop::collection::vec(any::<u8>(), 14..90)) {
-            let template = Template::new(&Encapsulation::Vlan(Tunnel { id: of })).unwrap();
+        fn vlan_tag_round_trip_restores_the_frame(of in 1u16..4095, inner in prop::collection::vec(any::<u8>(), 14..90)) {
+            let template = HeaderTemplate::new(&Encapsulation::Vlan(VlanTunnel { id: of })).unwrap();
             prop_assert_eq!(template.len(), TAG_BYTES);
             let mut frame = [&[0; TAG_BYTES][..], &inner].concat();
             template.write(&mut frame, [7; 6], [8; 6]).unwrap();
             prop_assert_eq!(id(&frame), Some(of));
             prop_assert_eq!(&frame[..12], &inner[..12]);
             prop_assert_eq!(&frame[16..], &inner[12..]);
-            take_off(&mut frame);
+            strip(&mut frame);
             prop_assert_eq!(&frame[TAG_BYTES..], &inner[..]);
         }
 
         #[test]
-        fn short_frames_stay(mut bytes in prop::collection::vec(any::<u8>(), 0..16)) {
+        fn vlan_leaves_short_frames_unchanged(mut bytes in prop::collection::vec(any::<u8>(), 0..16)) {
             let was = bytes.clone();
-            take_off(&mut bytes);
-            prop_assert!(put(&mut bytes, &[0; 4]).is_none());
+            strip(&mut bytes);
+            prop_assert!(insert(&mut bytes, &[0; 4]).is_none());
             prop_assert_eq!(bytes, was);
         }
     }

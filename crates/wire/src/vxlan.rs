@@ -4,18 +4,19 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tunnel::{self, Encapsulation, Fix, Header, Key, Kind, Take};
+use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
 use crate::udp;
 
-/// The kind.
-pub const KIND: Kind = Kind { name: "vxlan", key: "vni", keys: 0..=VNI_END - 1, port: Some(PORT) };
+/// Properties of the kind.
+pub const KIND: TunnelKind =
+    TunnelKind { name: "vxlan", key: "vni", keys: 0..=VNI_END - 1, port: Some(PORT) };
 
 /// UDP destination port (RFC 7348 section 5).
 pub const PORT: u16 = 4789;
 
-/// A tunnel.
+/// A VXLAN tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Tunnel {
+pub struct VxlanTunnel {
     /// Outer address of this side.
     pub local: IpAddr,
     /// Outer address of the other side.
@@ -26,8 +27,8 @@ pub struct Tunnel {
     pub vni: u32,
 }
 
-impl tunnel::Tunnel for Tunnel {
-    fn kind(&self) -> &'static Kind {
+impl tunnel::Tunnel for VxlanTunnel {
+    fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
 
@@ -40,16 +41,16 @@ impl tunnel::Tunnel for Tunnel {
     }
 
     fn key(&self) -> u64 {
-        Key::vni(self.port, self.vni)
+        TunnelKey::vni(self.port, self.vni)
     }
 
     fn takes(&self) -> Take {
         Take::Udp { local: self.local, port: self.port }
     }
 
-    fn header(&self) -> Header {
+    fn header(&self) -> TunnelHeader {
         let bytes = [udp::ports(udp::SPREAD_FIRST, self.port), emit(self.vni)].concat();
-        Header { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
+        TunnelHeader { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
     }
 
     fn reversed(&self) -> Encapsulation {
@@ -68,23 +69,23 @@ pub const HEADER_BYTES: usize = 8;
 /// Network identifiers are below this (24 bits).
 pub const VNI_END: u32 = 1 << 24;
 
-/// The flag that says that the identifier is valid.
+/// Flag for a valid identifier.
 const I_FLAG: u8 = 0x08;
 
-/// The network identifier in the header at the start of `bytes`; `None` if it is too short or the
-/// I flag is not set. Reserved bits are ignored on receipt, as the RFC demands.
+/// Returns the network identifier in the header at the start of `bytes`. `None` if it is too short
+/// or the I flag is not set. Ignores reserved bits on receipt, as the RFC requires.
 pub fn parse(bytes: &[u8]) -> Option<u32> {
     let header = bytes.first_chunk()?;
     (header[0] & I_FLAG != 0).then(|| vni(header))
 }
 
-/// What stands where the identifier is in a header, valid or not.
+/// Returns the identifier field of a header, valid or not.
 #[inline]
 pub fn vni(header: &[u8; HEADER_BYTES]) -> u32 {
     u32::from_be_bytes([0, header[4], header[5], header[6]])
 }
 
-/// The header for `vni`, of which the low 24 bits count.
+/// Returns the header for the low 24 bits of `vni`.
 pub fn emit(vni: u32) -> [u8; HEADER_BYTES] {
     let [_, high, middle, low] = vni.to_be_bytes();
     [I_FLAG, 0, 0, 0, high, middle, low, 0]

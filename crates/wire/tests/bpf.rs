@@ -1,11 +1,11 @@
-//! Programs of classic BPF against libpcap's own interpreter: which of the frames in `data/hostile-frames.pcap`, and
-//! of those cut off anywhere, a filter wants.
+//! Classic BPF programs, compared with libpcap's own interpreter: both must select the same frames
+//! of `data/hostile-frames.pcap`, whole and truncated anywhere.
 
 use std::path::Path;
 use std::process::Command;
 
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
-use pdp_wire::bpf::Program;
+use pdp_wire::bpf::BpfProgram;
 
 const FILTERS: [&str; 16] = [
     "ip",
@@ -42,11 +42,11 @@ fn frames(pcap: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_a_filter_wants_is_what_libpcap_says() {
+fn bpf_filters_agree_with_libpcap() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/hostile-frames.pcap");
     let whole = frames(&std::fs::read(data).expect("frames"));
     assert!(whole.len() > 100);
-    // Each with its number as the time by which it is known again, whole and cut off.
+    // Whole and truncated frames, each with its number as the time stamp, for identification.
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("all.pcap");
     let header = PcapHeader { snaplen: 65_535, ..PcapHeader::default() };
@@ -67,7 +67,7 @@ fn what_a_filter_wants_is_what_libpcap_says() {
     let mut sums = [0; 2];
     for filter in FILTERS {
         let text = tcpdump(&["-ddd", "-y", "EN10MB", filter]);
-        let program: Program = String::from_utf8(text).expect("text").parse().expect(filter);
+        let program: BpfProgram = String::from_utf8(text).expect("text").parse().expect(filter);
         let mut reader_says = Vec::new();
         let wanted = tcpdump(&["-r", path, "-w", "-", filter]);
         let mut reader = PcapReader::new(&wanted[..]).expect("pcap");

@@ -1,12 +1,13 @@
-//! Route changes the whole way while frames are forwarded: written into the control guest's kernel,
-//! told by its mirror, applied by the forwarding guest between its batches.
+//! Route changes through the whole chain while frames are forwarded. A
+//! writer changes the control guest's kernel table, the mirror reports the
+//! changes, and the forwarding guest applies them between its batches.
 //!
-//! A writer of its own draws routes of the full IPv4 table at random and gives them the other of two
-//! next hops, or takes them away and gives them back. Frames come from a generator inside the mux
-//! and go to a program over memif that looks at its ring every [`LOOK`]: a pause is the longest
-//! time between two looks that found frames, so that none shows shorter than that. With two CPUs
-//! writer, kernel and mirror take their time from mux and guest, and pauses are mostly those in
-//! which one of them waits for a CPU: compare with those without changes.
+//! The writer draws routes of the full IPv4 table at random. It moves each to the other of two next
+//! hops, or removes it and adds it again. Frames come from a generator inside the mux, and go to a
+//! program over memif that reads its ring every [`LOOK`]. A pause is the longest time between two
+//! readings that found frames, so no pause is shorter than that. With two CPUs, writer, kernel and
+//! mirror compete with mux and guest. Then pauses are mostly those of a process waiting for a CPU:
+//! compare with the run without changes.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,18 +18,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pdp_e2e::meter::{self, Clock};
-use pdp_e2e::{Node, eventually};
-use pdp_memif::{Client, Link, Settings};
+use pdp_e2e::{TestNode, eventually};
+use pdp_memif::{ConnectionState, MemifClient, MemifSettings};
 use pdp_proto::channel::Channel;
-use pdp_proto::mirror::{Reply, Request, Status};
+use pdp_proto::mirror::{MirrorReply, MirrorRequest, MirrorStatusReply};
 
-use super::{Experiment, Subject};
-use crate::netlink::{Change, MESSAGES_MAX, Writer};
+use super::{BenchExperiment, Subject};
+use crate::netlink::{MESSAGES_MAX, RouteUpdate, RouteWriter};
 use crate::peers::pdp::{Design, Pdp};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Prefix, Random, stream, words};
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "churn",
     about: "changes of routes a second, from the kernel to the guest's table, and what they do to \
             forwarding; full IPv4 table, mux and guest on a core each",
@@ -37,40 +38,40 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Changes a second that are asked for; the last is more than goes.
+/// Requested changes per second. The last rate is unattainable.
 const RATES: [u64; 4] = [0, 10_000, 100_000, MOST];
 const MOST: u64 = 10_000_000;
 
-/// Frames a second for pauses: less than mux and guest can do beside everything else.
+/// Frames per second for pauses: below the capacity of mux and guest beside the other work.
 const MODERATE_PPS: u64 = 1_000_000;
 
-/// Next hops that routes change between.
+/// Next hops between which routes change.
 const GATEWAYS: [[u8; 4]; 2] = [[10, 0, 2, 2], [10, 0, 2, 3]];
 
-/// Of this many changes of a route that is there one takes it away.
+/// One of this many changes of an existing route removes it.
 const AWAY: u32 = 8;
 
-/// Time in which changes are written at once if they are less than a call takes.
+/// Time in which changes are written together if they fill less than a call.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Between two looks of the sink.
+/// Time between two readings of the sink.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// Frames of the generator, and their length.
 const FRAMES: usize = 65_536;
 const FRAME_BYTES: usize = 64;
 
-/// Time for mirror and guest to have everything.
+/// Time for mirror and guest to receive everything.
 const SETTLE_MAX: Duration = Duration::from_secs(120);
 
 const WARM_UP: Duration = Duration::from_millis(500);
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let prefixes = site::internet()?;
     let time = run.time();
-    let start = |_: &mut Run| Alone::start(&prefixes);
+    let start = |_: &mut ExperimentRun| UnfollowedKernel::start(&prefixes);
     let alone = run.wants_series("kernel").then(|| run.attempt("kernel", start)).flatten();
-    let bed = run.attempt("pdp", |run| Bed::start(run.cores(), &prefixes));
+    let bed = run.attempt("pdp", |run| ChurnTestbed::start(run.cores(), &prefixes));
     let rates: &[u64] = if run.quick() { &[0, 100_000, MOST] } else { &RATES };
     let (mut alone, Some(mut bed)) = (alone, bed) else { return Ok(()) };
     run.rounds(|run| {
@@ -91,27 +92,28 @@ fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Routes, and who writes their changes.
-struct Churn {
-    writer: Writer,
-    /// With the index of its gateway, if it is there.
+/// Routes and the writer of their changes.
+struct RouteChurn {
+    writer: RouteWriter,
+    /// With the index of its gateway, if the route exists.
     routes: Vec<(Prefix, Option<usize>)>,
     random: Random,
 }
 
-impl Churn {
-    /// Gives the kernel all routes.
-    fn start(mut writer: Writer, prefixes: &[Prefix]) -> Result<Self> {
+impl RouteChurn {
+    /// Adds all routes to the kernel.
+    fn start(mut writer: RouteWriter, prefixes: &[Prefix]) -> Result<Self> {
         for some in prefixes.chunks(MESSAGES_MAX) {
-            let change = |prefix: &Prefix| Change { prefix: *prefix, gateway: Some(GATEWAYS[0]) };
+            let change =
+                |prefix: &Prefix| RouteUpdate { prefix: *prefix, gateway: Some(GATEWAYS[0]) };
             writer.write(&some.iter().map(change).collect::<Vec<_>>())?;
         }
         let routes = prefixes.iter().map(|prefix| (*prefix, Some(0))).collect();
         Ok(Self { writer, routes, random: Random::default() })
     }
 
-    /// Changes some route.
-    fn next(&mut self) -> Change {
+    /// Changes a random route.
+    fn next(&mut self) -> RouteUpdate {
         let random = self.random.draw();
         let at = (u64::from(random) * self.routes.len() as u64) >> 32;
         let (prefix, gateway) = &mut self.routes[at as usize];
@@ -120,10 +122,10 @@ impl Churn {
             Some(gateway) => Some(1 - *gateway),
             None => Some(0),
         };
-        Change { prefix: *prefix, gateway: gateway.map(|gateway| GATEWAYS[gateway]) }
+        RouteUpdate { prefix: *prefix, gateway: gateway.map(|gateway| GATEWAYS[gateway]) }
     }
 
-    /// Makes so many changes a second for some time; how many, in how many seconds.
+    /// Makes `rate` changes per second for `time`; returns their number and the seconds used.
     fn write(&mut self, rate: u64, time: Duration) -> Result<(u64, f64)> {
         let (start, mut count) = (Instant::now(), 0);
         loop {
@@ -137,71 +139,71 @@ impl Churn {
                 continue;
             }
             let some = due.min(MESSAGES_MAX as u64);
-            let changes: Vec<Change> = (0..some).map(|_| self.next()).collect();
+            let changes: Vec<RouteUpdate> = (0..some).map(|_| self.next()).collect();
             self.writer.write(&changes)?;
             count += some;
         }
     }
 }
 
-/// A kernel whose routes nobody follows.
-struct Alone {
-    churn: Churn,
-    _node: Node,
+/// Kernel without a mirror following its routes.
+struct UnfollowedKernel {
+    churn: RouteChurn,
+    _node: TestNode,
 }
 
-impl Alone {
+impl UnfollowedKernel {
     fn start(prefixes: &[Prefix]) -> Result<Self> {
-        let mut node = Node::prepare("alone");
+        let mut node = TestNode::prepare("alone");
         let machine = node.machine("mA", "extA");
         machine.run("ip addr add 10.0.2.1/24 dev eth0");
         let interface = index(&machine.run("ip -o link show eth0"))?;
         let netns = PathBuf::from("/run/netns").join(&machine.netns);
-        let churn = Churn::start(Writer::open(&netns, interface)?, prefixes)?;
+        let churn = RouteChurn::start(RouteWriter::open(&netns, interface)?, prefixes)?;
         Ok(Self { churn, _node: node })
     }
 }
 
-/// The index of an interface in what `ip -o link show` says.
+/// Index of an interface in the output of `ip -o link show`.
 fn index(words: &str) -> Result<u32> {
     words.split(':').next().unwrap_or("").trim().parse().with_context(|| words.to_owned())
 }
 
-/// A node with a router whose routes change.
-struct Bed {
-    sink: Sink,
-    churn: Churn,
+/// Node with a router whose routes change.
+struct ChurnTestbed {
+    sink: ChurnSink,
+    churn: RouteChurn,
     pdp: Pdp,
     mirror: Vec<u32>,
     control: PathBuf,
     design: Design,
     frames: PathBuf,
     clock: Clock,
-    node: Node,
+    node: TestNode,
 }
 
-impl Bed {
+impl ChurnTestbed {
     fn start([mux, guest]: [usize; 2], prefixes: &[Prefix]) -> Result<Self> {
-        let node = Node::start("churn");
+        let node = TestNode::start("churn");
         let design = Design::plain(mux, guest);
         let frames = node.directory.join("frames.pcap");
         stream(prefixes, FRAME_BYTES).write_pcap(&frames, FRAMES, &[])?;
         let pdp = Pdp::start(&node, &design, &interfaces(""))?;
-        let router = node.place("bench0/r1");
+        let router = node.socket_directory("bench0/r1");
         let ip = |line: &str| node.exec("bench0/r1", line);
         let other = words(site::MAC_B);
         ip(&format!("ip neigh replace 10.0.2.3 lladdr {other} dev eth1 nud permanent"));
-        // For frames whose route is away.
+        // For frames whose route is removed.
         ip("ip route replace default via 10.0.2.2");
         let interface = index(&ip("ip -o link show eth1"))?;
         let pid = std::fs::read_to_string(node.record("bench0.r1").join("pid"))?;
         let pid: serde_json::Value = serde_json::from_str(&pid)?;
         let pid = pid["pid"].as_u64().context("the control guest's process")?;
         let netns = PathBuf::from(format!("/proc/{pid}/ns/net"));
-        let sink = Sink::start(&node, mux)?;
+        let sink = ChurnSink::start(&node, mux)?;
         let config = router.join("mirror.json").display().to_string();
         let control = router.join("mirror.sock");
-        let churn = Churn::start(Writer::open(&netns, interface)?, prefixes)?;
+        let churn = RouteChurn::start(RouteWriter::open(&netns, interface)?, prefixes)?;
         let mirror = meter::processes("cmdline", &config);
         let clock = Clock::of_this_machine();
         let bed = Self { sink, churn, pdp, mirror, control, design, frames, clock, node };
@@ -209,22 +211,22 @@ impl Bed {
         Ok(bed)
     }
 
-    fn status(&self) -> Result<Status> {
+    fn status(&self) -> Result<MirrorStatusReply> {
         let mut channel = Channel::connect(&self.control)?;
-        channel.send(&Request::Status, &[])?;
-        match channel.receive::<Reply>()? {
-            Some((Reply::Status(status), _)) => Ok(status),
+        channel.send(&MirrorRequest::Status, &[])?;
+        match channel.receive::<MirrorReply>()? {
+            Some((MirrorReply::Status(status), _)) => Ok(status),
             other => bail!("the mirror says {other:?}"),
         }
     }
 
-    /// Waits until the guest has what the kernel has.
-    fn settled(&self) -> Result<Status> {
+    /// Waits until the guest has all routes of the kernel.
+    fn settled(&self) -> Result<MirrorStatusReply> {
         let end = Instant::now() + SETTLE_MAX;
         let mut looks = 0;
         while Instant::now() < end {
             let status = self.status()?;
-            // The first can be of just before.
+            // The first reply may predate the last change.
             looks = if status.settled && !status.guests.is_empty() { looks + 1 } else { 0 };
             if looks == 2 {
                 return Ok(status);
@@ -280,36 +282,41 @@ impl Bed {
     }
 }
 
-/// A as a generator with these settings, and B as a program's.
+/// Interface A as a generator with these settings, and B for a program.
 fn interfaces(source: &str) -> String {
     format!("    A0: {{generator: {{{source}}}}}\n    B0: {{memif: {{}}}}\n")
 }
 
-/// Ends what comes out of interface B.
-struct Sink {
-    shared: Arc<Shared>,
+/// Receives and drops the frames of interface B.
+struct ChurnSink {
+    shared: Arc<ChurnSinkState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct ChurnSinkState {
     frames: AtomicU64,
     pause_ns: AtomicU64,
     up: AtomicBool,
     end: AtomicBool,
 }
 
-impl Sink {
-    fn start(node: &Node, cpu: usize) -> Result<Self> {
+impl ChurnSink {
+    fn start(node: &TestNode, cpu: usize) -> Result<Self> {
         let socket = node.run_dir().join("externals/B0/memif.sock");
-        let settings =
-            Settings { ring_log2: 14, buffer_bytes: 2048, headroom_bytes: 64, buffers: 3 << 14 };
-        let mut client = Client::new(&socket, 0, "sink", settings)?;
-        let shared = Arc::new(Shared::default());
+        let settings = MemifSettings {
+            ring_log2: 14,
+            buffer_bytes: 2048,
+            headroom_bytes: 64,
+            buffers: 3 << 14,
+        };
+        let mut client = MemifClient::new(&socket, 0, "sink", settings)?;
+        let shared = Arc::new(ChurnSinkState::default());
         let for_thread = shared.clone();
         let thread = thread::spawn(move || {
             meter::pin(cpu);
-            // Before everything else on its CPU: it is to find frames, not to wait.
+            // With priority over everything else on its CPU:
+            // it must find frames instead of waiting.
             let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
             let _ = Command::new("chrt").args(["-f", "-p", "1", &thread]).output();
             absorb(&mut client, &for_thread);
@@ -326,7 +333,7 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
+impl Drop for ChurnSink {
     fn drop(&mut self) {
         self.shared.end.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -335,11 +342,11 @@ impl Drop for Sink {
     }
 }
 
-fn absorb(client: &mut Client, shared: &Shared) {
+fn absorb(client: &mut MemifClient, shared: &ChurnSinkState) {
     let (mut bufs, mut last) = (Vec::new(), Instant::now());
     while !shared.end.load(Ordering::Relaxed) {
-        if client.link() != Link::Up {
-            let up = client.poll() == Link::Up;
+        if client.link() != ConnectionState::Up {
+            let up = client.poll() == ConnectionState::Up;
             shared.up.store(up, Ordering::Relaxed);
         }
         client.receive(&mut bufs, usize::MAX);

@@ -1,13 +1,13 @@
-//! The way between two cores: what tells the states of a virtual machine apart.
+//! Latency between two cores, which distinguishes the states of a virtual machine.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Experiment, Subject};
-use crate::run::{Reading, Run};
+use super::{BenchExperiment, Subject};
+use crate::run::{ExperimentRun, Reading};
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "core-latency",
     about: "a cache line between the first and the last core, half a round trip",
     seconds: 6,
@@ -21,7 +21,7 @@ const SAMPLES: u32 = 10;
 /// Pause between them.
 const PAUSE: Duration = Duration::from_millis(100);
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     run.rounds(|run| {
         for at in 0..SAMPLES {
             let latency = run.core_to_core_ns();

@@ -1,19 +1,19 @@
-//! What the mux forwards by itself, beside a router guest on the same core. Frames are made and ended inside the mux,
-//! as in `router`.
+//! Forwarding by the mux itself, compared with a router guest on the same core. The mux makes and
+//! drops the frames, as in `router`.
 
 use anyhow::Result;
 
-use super::many::{Contender, START, compare};
+use super::many::{START, VnetContender, compare};
 use super::router::tables;
-use super::rtt::{self, Echo};
-use super::{Experiment, Subject};
-use crate::bed::Bed;
+use super::rtt::{self, EchoSocket};
+use super::{BenchExperiment, Subject};
+use crate::bed::ForwardingTestbed;
 use crate::peers::pdp::{Design, site_interfaces, write_dear};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Site};
 use crate::statistics::quantile;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "fastpath",
     about: "the mux's own forwarding and a router guest, each on one core with the mux, 64-byte packets, 2 routes and \
             the full table with random destinations, in turn",
@@ -22,7 +22,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run: fastpath,
 };
 
-pub(super) const VNETS: Experiment = Experiment {
+pub(super) const VNETS: BenchExperiment = BenchExperiment {
     name: "fastpath-vnets",
     about: "1 to 1,024 virtual networks that the mux forwards for by itself, VXLAN tunnels on one generator and one \
             sink, frames to them in turn, at saturation; one by itself is measured before many in each round",
@@ -31,7 +31,7 @@ pub(super) const VNETS: Experiment = Experiment {
     run: vnets,
 };
 
-pub(super) const DEAR: Experiment = Experiment {
+pub(super) const DEAR: BenchExperiment = BenchExperiment {
     name: "fastpath-dear",
     about: "a network with power of the mux beside none, one and eight that are flooded and whose frames are as dear as \
             filters make them: its rate at saturation, and the round trip of a UDP echo through it, with power and \
@@ -43,45 +43,46 @@ pub(super) const DEAR: Experiment = Experiment {
 
 const FRAME_BYTES: usize = 64;
 
-/// Power of the network beside dear ones, thousandths of a core.
+/// Power of the network beside expensive ones, thousandths of a core.
 const POWER: u32 = 400;
 
-fn fastpath(run: &mut Run) -> Result<()> {
+fn fastpath(run: &mut ExperimentRun) -> Result<()> {
     let [core, _] = run.cores();
     for prefixes in tables(run)? {
-        let start = |design| Bed::start(design, &prefixes, FRAME_BYTES);
+        let start = |design| ForwardingTestbed::start(design, &prefixes, FRAME_BYTES);
         let guest = run.attempt("router guest", |_| start(Design::plain(core, core)));
         let mux = run.attempt("fast path", |_| start(Design::fastpath(core, 1)));
         let (Some(guest), Some(mux)) = (guest, mux) else { continue };
         let x = prefixes.len();
-        let guest = Contender { series: "pdp, router guest", x, bed: &guest, active: 1, of: &[] };
+        let guest =
+            VnetContender { series: "pdp, router guest", x, bed: &guest, active: 1, of: &[] };
         let of = [("of the guest", 0)];
-        let mux = Contender { series: "pdp, fast path", bed: &mux, of: &of, ..guest };
+        let mux = VnetContender { series: "pdp, fast path", bed: &mux, of: &of, ..guest };
         compare(run, "routes", &[guest, mux])?;
     }
     Ok(())
 }
 
-fn dear(run: &mut Run) -> Result<()> {
+fn dear(run: &mut ExperimentRun) -> Result<()> {
     let [core, _] = run.cores();
     let directory = tempfile::tempdir()?;
     let frames = directory.path().join("dear.pcap");
     write_dear(&frames)?;
     let design = |mux_power, dear| Design {
         mux_power,
-        dear: (dear, Some(frames.clone())),
+        expensive_vnets: (dear, Some(frames.clone())),
         ..Design::fastpath(core, 1)
     };
-    let start = |design| Bed::start(design, &site::few(), FRAME_BYTES);
+    let start = |design| ForwardingTestbed::start(design, &site::few(), FRAME_BYTES);
     let Some(alone) = run.attempt("alone", |_| start(design(POWER, 0))) else { return Ok(()) };
-    let alone = Contender { series: "pdp, with power", x: 0, bed: &alone, active: 1, of: &[] };
+    let alone = VnetContender { series: "pdp, with power", x: 0, bed: &alone, active: 1, of: &[] };
     for count in run.choose(&[1, 8], &[8]) {
         let with = run.attempt(count, |_| start(design(POWER, count)));
         let without = run.attempt(count, |_| start(design(0, count)));
         let (Some(with), Some(without)) = (with, without) else { continue };
         let of = [("of all there is", 0)];
-        let with = Contender { x: count, bed: &with, of: &of, ..alone };
-        let without = Contender { series: "pdp, without", bed: &without, ..with };
+        let with = VnetContender { x: count, bed: &with, of: &of, ..alone };
+        let without = VnetContender { series: "pdp, without", bed: &without, ..with };
         compare(run, "dear networks", &[alone, with, without])?;
     }
     let mut sites = Vec::new();
@@ -92,14 +93,14 @@ fn dear(run: &mut Run) -> Result<()> {
                 site.add_hosts();
                 let design = design(power, count);
                 rtt::pdp(&mut site, &design, "af-xdp")?;
-                Ok((series, design, Echo::start(&site)?, site))
+                Ok((series, design, EchoSocket::start(&site)?, site))
             }));
         }
     }
     let trips = if run.quick() { rtt::TRIPS / 4 } else { rtt::TRIPS };
     run.rounds(|run| {
         for (series, design, echo, site) in &sites {
-            run.take(series, design.dear.0 as f64, "dear networks", || {
+            run.take(series, design.expensive_vnets.0 as f64, "dear networks", || {
                 site.node.apply(&design.substrate(&site_interfaces("af-xdp")));
                 let times = echo.trips(trips);
                 site.node.apply(&design.quiet().substrate(&site_interfaces("af-xdp")));
@@ -112,13 +113,13 @@ fn dear(run: &mut Run) -> Result<()> {
     })
 }
 
-fn vnets(run: &mut Run) -> Result<()> {
+fn vnets(run: &mut ExperimentRun) -> Result<()> {
     let [core, _] = run.cores();
-    let start = |design| Bed::start(design, &site::few(), FRAME_BYTES);
-    // In tunnels, as many are.
+    let start = |design| ForwardingTestbed::start(design, &site::few(), FRAME_BYTES);
+    // In tunnels, like the runs with many.
     let one = Design { vnets: 1, ..Design::fastpath(core, 2) };
     let Some(one) = run.attempt(1, |_| start(one)) else { return Ok(()) };
-    let one = Contender { series: "pdp, fast path", x: 1, bed: &one, active: 1, of: &[] };
+    let one = VnetContender { series: "pdp, fast path", x: 1, bed: &one, active: 1, of: &[] };
     for count in run.choose(&[16, 64, 256, 1024], &[16, 256]) {
         if run.left() < START * count as u32 {
             run.miss(format!("{count} vnets: no time left to start them"));
@@ -131,7 +132,7 @@ fn vnets(run: &mut Run) -> Result<()> {
         compare(
             run,
             "vnets",
-            &[one, Contender { x: count, bed: &bed, active: count, of: &of, ..one }],
+            &[one, VnetContender { x: count, bed: &bed, active: count, of: &of, ..one }],
         )?;
     }
     Ok(())

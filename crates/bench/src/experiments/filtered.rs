@@ -1,5 +1,5 @@
-//! Filters of a slow path while the mux forwards: how many there are, how fast they change, and how often counters are
-//! read. Frames are made and ended inside the mux, as in `fastpath`.
+//! A slow path's filters while the mux forwards: their number, their rate of change, and how often
+//! counters are read. The mux makes and drops the frames, as in `fastpath`.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use pdp_e2e::meter::{self, Clock};
 use pdp_proto::slowpath::{
-    Action, COUNTERS_MAX, FILTERS_MAX, Filter, PACKET_BYTES_MAX, Pattern, Reply, Request, VERSION,
+    COUNTERS_MAX, FILTERS_MAX, Filter, FilterAction, FilterPattern, PACKET_BYTES_MAX,
+    SlowPathReply, SlowPathRequest, VERSION,
 };
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -19,13 +20,13 @@ use rustix::net::{
     send, socket_with,
 };
 
-use super::{Experiment, Subject};
-use crate::bed::{Bed, Passed};
+use super::{BenchExperiment, Subject};
+use crate::bed::{ForwardingTestbed, LoadResult};
 use crate::peers::pdp::Design;
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Prefix};
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "fastpath-filters",
     about: "the mux's own forwarding with up to 100,000 filters of a slow path, one for each of as many prefixes of the \
             full table; while 100,000 of them change a second, once all have, and while as many counters are read five \
@@ -38,27 +39,28 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// Filters of the measurements with changes and counters.
 const MANY: usize = 100_000;
 
-/// Changes a second that are asked for, each committed by itself, and time in which some are sent together.
+/// Requested changes per second, each committed by itself,
+/// and the time in which some are sent together.
 const CHANGES: u64 = 100_000;
 const TICK: Duration = Duration::from_millis(2);
 
-/// Measurements of a round in which counters are read, each between two in which they are not.
+/// Measurements of a round with reads of counters. Each is between two without.
 const READINGS: usize = 5;
 
-/// Between two reads of all counters.
+/// Time between two reads of all counters.
 const READ_EVERY: Duration = Duration::from_millis(200);
 
 const FRAME_BYTES: usize = 64;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A program that says as much as it can at once.
-struct Program {
+/// Slow path that sends requests as fast as possible.
+struct SlowPathProgram {
     socket: OwnedFd,
     number: u64,
 }
 
-impl Program {
+impl SlowPathProgram {
     fn connect(path: &Path) -> Result<Self> {
         let (unix, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let socket = socket_with(unix, kind, SocketFlags::CLOEXEC, None)?;
@@ -67,51 +69,51 @@ impl Program {
         }
         connect(&socket, &SocketAddrUnix::new(path)?).context("the slow path's socket")?;
         let mut program = Self { socket, number: 0 };
-        program.tell(&[Request::Hello(VERSION)])?;
-        ensure!(matches!(program.hear()?[..], [Reply::Welcome(_)]), "no welcome");
+        program.tell(&[SlowPathRequest::Hello(VERSION)])?;
+        ensure!(matches!(program.hear()?[..], [SlowPathReply::Welcome(_)]), "no welcome");
         Ok(program)
     }
 
-    fn tell(&mut self, requests: &[Request]) -> Result<()> {
+    fn tell(&mut self, requests: &[SlowPathRequest]) -> Result<()> {
         for some in requests.chunks(400) {
             let mut packet = Vec::new();
-            some.iter().for_each(|request| request.put(&mut packet));
+            some.iter().for_each(|request| request.encode(&mut packet));
             send(&self.socket, &packet, SendFlags::NOSIGNAL)?;
         }
         Ok(())
     }
 
-    fn hear(&mut self) -> Result<Vec<Reply>> {
+    fn hear(&mut self) -> Result<Vec<SlowPathReply>> {
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         let (_, length) = recv(&self.socket, &mut bytes[..], RecvFlags::empty())?;
         let (mut packet, mut all) = (&bytes[..length], Vec::new());
-        while let Some(reply) = Reply::take(&mut packet)? {
+        while let Some(reply) = SlowPathReply::decode(&mut packet)? {
             all.push(reply);
         }
         Ok(all)
     }
 
-    fn commit(&mut self, sweep: bool) -> Request {
+    fn commit(&mut self, sweep: bool) -> SlowPathRequest {
         self.number += 1;
-        Request::Commit { number: self.number, sweep }
+        SlowPathRequest::Commit { number: self.number, sweep }
     }
 
-    /// Waits until what was committed so far is in force.
+    /// Waits until all commits so far are in force.
     fn settle(&mut self) -> Result<()> {
         loop {
             for reply in self.hear()? {
                 match reply {
-                    Reply::Done { number, .. } if number == self.number => return Ok(()),
-                    Reply::Refused { id, reason, .. } => bail!("filter {id}: {reason}"),
-                    Reply::Bye(why) => bail!("disconnected: {why}"),
+                    SlowPathReply::Done { number, .. } if number == self.number => return Ok(()),
+                    SlowPathReply::Refused { id, reason, .. } => bail!("filter {id}: {reason}"),
+                    SlowPathReply::Bye(why) => bail!("disconnected: {why}"),
                     _ => {}
                 }
             }
         }
     }
 
-    /// Has these filters and no others in force. Returns in what time.
-    fn set(&mut self, filters: &[Request]) -> Result<Duration> {
+    /// Replaces all filters by these. Returns the time that this took.
+    fn set(&mut self, filters: &[SlowPathRequest]) -> Result<Duration> {
         let start = Instant::now();
         self.tell(filters)?;
         let commit = self.commit(true);
@@ -121,33 +123,33 @@ impl Program {
     }
 
     fn read_counters(&mut self, count: u32) -> Result<()> {
-        self.tell(&[Request::Counters { number: 0, first: 0, count }])?;
+        self.tell(&[SlowPathRequest::Counters { number: 0, first: 0, count }])?;
         loop {
-            if let [Reply::Counters { more: false, .. }] = self.hear()?[..] {
+            if let [SlowPathReply::Counters { more: false, .. }] = self.hear()?[..] {
                 return Ok(());
             }
         }
     }
 }
 
-/// What a program does again and again, and how much of it that is.
-type Act = Box<dyn FnMut(&mut Program) -> Result<u64> + Send>;
+/// Action that a program repeats. Returns the amount of work done.
+type Act = Box<dyn FnMut(&mut SlowPathProgram) -> Result<u64> + Send>;
 
-/// Something that goes on beside a measurement.
-struct Beside {
+/// Activity during a measurement.
+struct BackgroundLoad {
     thread: Option<JoinHandle<Result<()>>>,
     end: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
 }
 
-impl Beside {
-    /// On a core that the mux does not have, as programs of control guests are.
+impl BackgroundLoad {
+    /// Starts it on another core than the mux's, where programs of control guests run too.
     fn start(path: PathBuf, core: usize, mut act: Act) -> Self {
         let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ends, count) = (end.clone(), done.clone());
         let thread = thread::spawn(move || {
             meter::pin(core);
-            let mut program = Program::connect(&path)?;
+            let mut program = SlowPathProgram::connect(&path)?;
             while !ends.load(Ordering::Relaxed) {
                 count.fetch_add(act(&mut program)?, Ordering::Relaxed);
             }
@@ -156,7 +158,7 @@ impl Beside {
         Self { thread: Some(thread), end, done }
     }
 
-    /// How much was done, since it began.
+    /// Stops it; returns the amount of work since it began.
     fn stop(mut self) -> Result<u64> {
         self.end.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("a thread")?;
@@ -165,39 +167,41 @@ impl Beside {
     }
 }
 
-/// A filter for what goes to a prefix, which counts and changes nothing.
-fn filter(id: u32, (address, length): Prefix, priority: u32) -> Request {
+/// Filter for packets to a prefix. It counts them and changes nothing.
+fn filter(id: u32, (address, length): Prefix, priority: u32) -> SlowPathRequest {
     let (mut value, mut mask) = ([0; 16], [0; 16]);
     value[4..8].copy_from_slice(&address);
     let bits = u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0);
     mask[4..8].copy_from_slice(&bits.to_be_bytes());
-    let pattern = Pattern::Short { value, mask };
-    let action = Action { counter: id, ..Action::default() };
-    Request::Set(Filter { id, priority, pattern, action })
+    let pattern = FilterPattern::Short { value, mask };
+    let action = FilterAction { counter: id, ..FilterAction::default() };
+    SlowPathRequest::Set(Filter { id, priority, pattern, action })
 }
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let [core, other] = run.cores();
     let (time, clock) = (run.time(), Clock::of_this_machine());
     let prefixes = site::internet()?;
     let design =
         Design { slowpath: Some((FILTERS_MAX, COUNTERS_MAX)), ..Design::fastpath(core, 1) };
-    let Some(bed) = run.attempt("pdp", |_| Bed::start(design, &prefixes, FRAME_BYTES)) else {
+    let Some(bed) =
+        run.attempt("pdp", |_| ForwardingTestbed::start(design, &prefixes, FRAME_BYTES))
+    else {
         return Ok(());
     };
     let socket = bed.place("bench0/r1").join("slowpath/control.sock");
     let all: Vec<Prefix> = prefixes.iter().copied().step_by(prefixes.len() / MANY).collect();
-    let filters: Vec<Request> = all
+    let filters: Vec<SlowPathRequest> = all
         .iter()
         .take(MANY)
         .zip(0..)
         .map(|(prefix, id)| filter(id, *prefix, prefix.1.into()))
         .collect();
-    let mut program = Program::connect(&socket)?;
+    let mut program = SlowPathProgram::connect(&socket)?;
     let counts = run.choose(&[0, 1, 1_000, 10_000, MANY], &[0, MANY]);
     run.rounds(|run| {
         let mut none = None;
-        let mut of_none = |passed: &Passed| {
+        let mut of_none = |passed: &LoadResult| {
             let none = *none.get_or_insert(passed.rate_pps);
             Reading::new("of none", passed.rate_pps / none * 100.0, "%")
         };
@@ -215,7 +219,7 @@ fn run(run: &mut Run) -> Result<()> {
         }
         program.set(&filters)?;
         let beside = |act: Act| {
-            let beside = Beside::start(socket.clone(), other, act);
+            let beside = BackgroundLoad::start(socket.clone(), other, act);
             let start = Instant::now();
             let passed = bed.offer(0, time, &clock);
             let seconds = start.elapsed().as_secs_f64();
@@ -223,14 +227,16 @@ fn run(run: &mut Run) -> Result<()> {
         };
         let (mut at, mut next) = (0, Instant::now());
         let changed = filters.clone();
-        let change = move |program: &mut Program| {
-            // Each becomes another one, for the same packets: what it counts at changes.
+        let change = move |program: &mut SlowPathProgram| {
+            // Replaces each filter by one for the same packets, but with another counter.
             let mut some = Vec::new();
             for _ in 0..CHANGES * TICK.as_millis() as u64 / 1000 {
-                let Request::Set(filter) = &changed[at % changed.len()] else { bail!("a filter") };
+                let SlowPathRequest::Set(filter) = &changed[at % changed.len()] else {
+                    bail!("a filter")
+                };
                 let counter = (filter.id + 1 + (at / changed.len()) as u32) % MANY as u32;
-                let action = Action { counter, ..filter.action };
-                some.push(Request::Set(Filter { action, ..*filter }));
+                let action = FilterAction { counter, ..filter.action };
+                some.push(SlowPathRequest::Set(Filter { action, ..*filter }));
                 some.push(program.commit(false));
                 at += 1;
             }
@@ -252,7 +258,7 @@ fn run(run: &mut Run) -> Result<()> {
             readings.push(Reading::new("changes", rate / 1e3, "thousand/s"));
             readings
         });
-        // They are in other places by now.
+        // The filters have moved in the tables by now.
         let offer = || bed.offer(0, time, &clock);
         run.take_as("pdp, filters that have changed", MANY as f64, "filters", offer, |passed| {
             let share = passed.rate_pps / at_rest * 100.0;
@@ -260,8 +266,8 @@ fn run(run: &mut Run) -> Result<()> {
             readings.push(Reading::new("of the same before", share, "%"));
             readings
         });
-        // The rate varies by more than what this costs: each is compared with those before and after it, and the one in
-        // the middle counts.
+        // The rate varies by more than this costs. So each measurement is compared with those
+        // before and after it, and the median counts.
         let measure = || {
             let (mut all, mut before) = (Vec::new(), bed.offer(0, time, &clock)?);
             for _ in 0..READINGS {

@@ -1,7 +1,7 @@
-//! Routers whose network namespaces forward: what a frame costs in CPU time, by plain forwarding, by the stack behind
-//! PdP's ports and by the short way; TCP and round trips; and up to 512 of them.
+//! Routers that forward in their network namespaces: CPU time per frame of plain forwarding, of the
+//! stack behind PdP's ports and of the XDP bypass; TCP and round trips; and up to 512 routers.
 //!
-//! Figures beside plain forwarding are of CPU time: the rate is also what the generator is able to make.
+//! Comparisons with plain forwarding use CPU time, since the generator also limits the rate.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -13,18 +13,18 @@ use anyhow::{Context, Result, ensure};
 use pdp_e2e::Background;
 use pdp_e2e::meter;
 
-use super::rtt::{ECHO_PORT, Echo, TRIPS, socket};
-use super::{Experiment, Subject};
-use crate::run::{Reading, Run};
+use super::rtt::{ECHO_PORT, EchoSocket, TRIPS, socket};
+use super::{BenchExperiment, Subject};
+use crate::run::{ExperimentRun, Reading};
 use crate::statistics::quantile;
 use crate::vrouters::{
-    Ends::{Far, Near},
-    FRAME_BYTES, Field, Passed, Path,
-    Way::{self, Plain, Short, Stack, Vxlan},
-    command, isolated, kernel_bytes,
+    FRAME_BYTES, RoutedHosts, RouterLoadResult,
+    RouterPath::{self, Bypass, Plain, Stack, Vxlan},
+    TrafficEnds::{Near, Tunnels},
+    VrouterTestbed, command, isolated, kernel_bytes,
 };
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "kernel",
     about: "a router whose network namespace forwards, 64-byte frames at saturation: the kernel from veth to veth, with \
             Linux's VXLAN devices, the stack behind PdP's ports, the short way; PdP's near, between ports, and far, from \
@@ -36,7 +36,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-pub(super) const VNETS: Experiment = Experiment {
+pub(super) const VNETS: BenchExperiment = BenchExperiment {
     name: "kernel-vnets",
     about: "1 to 512 such routers, frames to them in turn and in bursts of 32, near, and by the short way far as well. \
             Memory of the kernel, and threads, are those of a namespace with two of PdP's ports, not of a node with its \
@@ -50,20 +50,24 @@ pub(super) const VNETS: Experiment = Experiment {
 const COUNTS: [usize; 8] = [1, 16, 32, 64, 80, 128, 256, 512];
 const COUNTS_QUICK: [usize; 3] = [1, 16, 64];
 
-/// Frames to a router before the next: powers of two, and in words.
+/// Frames to a router before the next one: powers of two, with descriptions.
 const ORDERS: [(u32, &str); 2] = [(0, "in turn"), (5, "bursts of 32")];
 
-/// TCP connections at once.
+/// Simultaneous TCP connections.
 const CONNECTIONS: [usize; 2] = [1, 8];
 
-/// iperf3 listens within this time.
+/// Longest time until iperf3 listens.
 const LISTEN_MAX: Duration = Duration::from_secs(10);
 
 /// In softirq, or in threads.
 const SERVED: [(bool, &str); 2] = [(false, ""), (true, ", threads")];
 
-/// As figures; beside those of plain forwarding in the same round.
-fn readings(passed: &Passed, plain: Option<&Passed>, vxlan: Option<&Passed>) -> Vec<Reading> {
+/// Converts to figures, compared with plain forwarding of the same round.
+fn readings(
+    passed: &RouterLoadResult,
+    plain: Option<&RouterLoadResult>,
+    vxlan: Option<&RouterLoadResult>,
+) -> Vec<Reading> {
     let mhz: f64 = meter::cpu("cpu MHz").parse().unwrap_or(0.0);
     let rate = Reading::new("rate", passed.rate_pps / 1e6, "Mpps");
     let mut readings = vec![
@@ -88,7 +92,7 @@ fn readings(passed: &Passed, plain: Option<&Passed>, vxlan: Option<&Passed>) -> 
     readings
 }
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     isolated(|| {
         run.attempt("frames", frames);
         run.attempt("TCP and round trips", paths);
@@ -96,23 +100,23 @@ fn run(run: &mut Run) -> Result<()> {
     })
 }
 
-fn frames(run: &mut Run) -> Result<()> {
+fn frames(run: &mut ExperimentRun) -> Result<()> {
     let [generator, cpu] = run.cores();
     let time = run.time() / 4;
-    let mut field = Field::new([1, 1, 1], generator)?;
-    let mut ways = vec![Plain, Vxlan, Stack(Near), Short(Near), Stack(Far), Short(Far)];
+    let mut field = VrouterTestbed::new([1, 1, 1], generator)?;
+    let mut ways = vec![Plain, Vxlan, Stack(Near), Bypass(Near), Stack(Tunnels), Bypass(Tunnels)];
     ways.retain(|way| run.wants_series(way.series()));
     run.rounds(|run| {
         for (in_threads, served) in SERVED {
             for way in [Plain, Vxlan, Stack(Near)] {
                 field.set_threads(way, usize::from(in_threads), cpu)?;
             }
-            let mut passed: BTreeMap<Way, Passed> = BTreeMap::new();
+            let mut passed: BTreeMap<RouterPath, RouterLoadResult> = BTreeMap::new();
             for &way in &ways {
                 let series = format!("{}{served}", way.series());
                 let offer = || field.offer(way, 1, 0, time);
                 run.take_as(&series, FRAME_BYTES as f64, "bytes", offer, |it| {
-                    let vxlan = passed.get(&Vxlan).filter(|_| way == Stack(Far));
+                    let vxlan = passed.get(&Vxlan).filter(|_| way == Stack(Tunnels));
                     let readings = readings(&it, passed.get(&Plain), vxlan);
                     passed.insert(way, it);
                     readings
@@ -123,16 +127,16 @@ fn frames(run: &mut Run) -> Result<()> {
     })
 }
 
-/// What programs see.
-fn paths(run: &mut Run) -> Result<()> {
-    const WAYS: [Way; 3] = [Plain, Stack(Near), Short(Near)];
+/// Measures paths from the view of programs.
+fn paths(run: &mut ExperimentRun) -> Result<()> {
+    const WAYS: [RouterPath; 3] = [Plain, Stack(Near), Bypass(Near)];
     const TRIP: &str = "round trip, median";
-    let plain = Path::plain()?;
-    let mut pdp = Path::pdp()?;
-    let echo = |path: &Path| {
+    let plain = RoutedHosts::plain()?;
+    let mut pdp = RoutedHosts::pdp()?;
+    let echo = |path: &RoutedHosts| {
         let [a, b] = [&path.hosts[0], &path.hosts[1]];
         let server = socket(b.as_fd(), "10.2.0.2", ECHO_PORT)?;
-        Echo::between(socket(a.as_fd(), "10.1.0.2", 0)?, server)
+        EchoSocket::between(socket(a.as_fd(), "10.1.0.2", 0)?, server)
     };
     let echoes = [echo(&plain)?, echo(&pdp)?];
     let trips = if run.quick() { TRIPS / 4 } else { TRIPS };
@@ -141,13 +145,14 @@ fn paths(run: &mut Run) -> Result<()> {
         let mut of_plain = None;
         for (in_threads, served) in SERVED {
             pdp.set_threads(in_threads)?;
-            // Veths without a program do what comes from sockets in softirq, whether they have threads or not.
+            // Veths without a program handle frames from
+            // sockets in softirq, with or without threads.
             let ways = if in_threads { &WAYS[1..] } else { &WAYS };
             for &way in ways {
                 let (path, echo) =
                     if way == Plain { (&plain, &echoes[0]) } else { (&pdp, &echoes[1]) };
                 let trips = || {
-                    path.lend(way == Short(Near))?;
+                    path.set_bypass(way == Bypass(Near))?;
                     echo.trips(trips)
                 };
                 let series = format!("{}{served}", way.series());
@@ -167,7 +172,7 @@ fn paths(run: &mut Run) -> Result<()> {
             (Plain, "kernel, plain, segmentation offload", true),
             (Plain, "kernel, plain, no segmentation offload", false),
             (Stack(Near), "pdp, stack, threads", false),
-            (Short(Near), "pdp, short way, threads", false),
+            (Bypass(Near), "pdp, short way, threads", false),
         ];
         for connections in CONNECTIONS {
             for (way, series, offload) in kinds {
@@ -176,7 +181,7 @@ fn paths(run: &mut Run) -> Result<()> {
                     if way == Plain {
                         path.set_offload(offload)?;
                     }
-                    path.lend(way == Short(Near))?;
+                    path.set_bypass(way == Bypass(Near))?;
                     let gbps = tcp(path, connections, seconds)? / 1e9;
                     Ok(vec![Reading::new("TCP", gbps, "Gbit/s")])
                 });
@@ -186,8 +191,8 @@ fn paths(run: &mut Run) -> Result<()> {
     })
 }
 
-/// Bits a second of so many connections.
-fn tcp(path: &Path, connections: usize, seconds: u64) -> Result<f64> {
+/// Throughput of `connections` connections, bits per second.
+fn tcp(path: &RoutedHosts, connections: usize, seconds: u64) -> Result<f64> {
     let mut server = command(&path.hosts[1], "iperf3");
     let _server = Background::start(server.args(["--server", "--one-off"]));
     let end = Instant::now() + LISTEN_MAX;
@@ -208,21 +213,21 @@ fn tcp(path: &Path, connections: usize, seconds: u64) -> Result<f64> {
     told["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3's result")
 }
 
-fn vnets(run: &mut Run) -> Result<()> {
+fn vnets(run: &mut ExperimentRun) -> Result<()> {
     isolated(|| many(run))
 }
 
-fn many(run: &mut Run) -> Result<()> {
+fn many(run: &mut ExperimentRun) -> Result<()> {
     let [generator, cpu] = run.cores();
     let time = run.time() / 8;
     let mut counts = run.choose(&COUNTS, &COUNTS_QUICK);
-    // What the others are compared with.
+    // Reference for the others.
     if !counts.contains(&1) {
         counts.insert(0, 1);
     }
     let most = counts.iter().copied().max().unwrap_or(1);
     let start = Instant::now();
-    let mut field = Field::new([most, 0, most], generator)?;
+    let mut field = VrouterTestbed::new([most, 0, most], generator)?;
     eprintln!("  {most} routers of each kind in {:?}", start.elapsed());
     let mut idle = |series: &str, bytes: u64, threads: usize| {
         let each = |sum: f64| sum / most as f64;
@@ -235,7 +240,7 @@ fn many(run: &mut Run) -> Result<()> {
     let before = kernel_bytes();
     let threads = field.set_threads(Stack(Near), most, cpu)?;
     idle("pdp, idle, threads", field.bytes + kernel_bytes().saturating_sub(before), threads);
-    let mut ways = vec![Plain, Stack(Near), Short(Near), Short(Far)];
+    let mut ways = vec![Plain, Stack(Near), Bypass(Near), Bypass(Tunnels)];
     ways.retain(|way| run.wants_series(way.series()));
     run.rounds(|run| {
         for (in_threads, served) in SERVED {

@@ -1,7 +1,8 @@
-//! Links against what was asked of them: rates, delays, shares of an interface, and segments.
+//! Links compared with their specs: rates, delays, parts of an interface, and segments.
 //!
-//! Most of it is measured on the mux alone (`alone.rs`), whose worker has the first core. Time is this program's when
-//! it asks for counters, which the worker answers within microseconds; single frames are timed where they arrive.
+//! Most measurements use a mux alone (`alone.rs`), whose worker has the
+//! first core. Times are this program's when it requests counters; the
+//! worker answers within microseconds. Single frames are timed on arrival.
 
 mod node;
 
@@ -11,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_e2e::meter;
-use pdp_memif::Client;
-use pdp_mux::class::WIRE_BYTES;
-use pdp_proto::mux::{Impairments, Leaving, Vlink};
+use pdp_memif::MemifClient;
+use pdp_mux::traffic_class::WIRE_BYTES;
+use pdp_proto::mux::{EgressConfig, Impairments, Vlink};
 use pdp_wire::vlan::TAG_BYTES;
 
-use super::{Experiment, Subject};
-use crate::alone::{Alone, frame, tagged, vlan_of, vlink, whole};
-use crate::run::{Reading, Run};
+use super::{BenchExperiment, Subject};
+use crate::alone::{SingleWorkerMux, frame, tagged, vlan_of, vlink, whole};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::Random;
 use crate::statistics::quantile;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "links",
     about: "links against what was asked of them: rates from 64 kbit/s to 5 Gbit/s and of 1,000 links at \
             once, delays of 1 to 100 ms, a fast link and a TCP connection with a long delay, shares and \
@@ -32,68 +33,68 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Rates of single links are of this series.
+/// Series of the rates of single links.
 const ALONE: &str = "pdp, mux alone";
 
-/// Time before what counts.
+/// Time before the measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// Frames that wait for a link's rate.
+/// Frames that may wait in a link's queue.
 const QUEUE_FRAMES: u32 = 256;
 
 const TO: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const FROM: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// Where a frame of a memif program has its number, 4 bytes.
+/// Offset of the 4-byte number in a memif program's frame.
 const NUMBER_AT: usize = 14;
 
-/// Rates that are measured, Mbit/s.
+/// Measured rates, Mbit/s.
 const RATES_MBPS: [usize; 5] = [1, 10, 100, 1000, 5000];
 
-/// The slowest, kbit/s, and its frames.
+/// The slowest rate, kbit/s, and the length of its frames.
 const SLOW_KBPS: u32 = 64;
 const SLOW_BYTES: usize = 500;
-/// How often it is looked at, and the time between two looks: not that of a whole number of frames.
+/// Readings of the slow link, and the time between two: not that of a whole number of frames.
 const SLOW_LOOKS: u32 = 16;
 const SLOW_LOOKS_QUICK: u32 = 4;
 const SLOW_PAUSE: Duration = Duration::from_millis(290);
 
-/// Many at once, and the rate of each.
+/// Number of simultaneous links, and the rate of each.
 const MANY: u16 = 1000;
 const MANY_BPS: u64 = 2_000_000;
 const MANY_BYTES: usize = 250;
 const MANY_QUEUE_FRAMES: u32 = 10;
 
-/// Delays that are measured, milliseconds, and the pause between frames.
+/// Measured delays, milliseconds, and the pause between frames.
 const DELAYS_MS: [usize; 3] = [1, 10, 100];
 const PAUSE: Duration = Duration::from_millis(1);
 const DELAYED_BYTES: usize = 64;
 
-/// The long fast link.
+/// The link with a high rate and a long delay.
 const FAST_BPS: u64 = 1_000_000_000;
 const FAST_DELAY: Duration = Duration::from_millis(100);
 const FAST_BYTES: usize = 1500;
 const FAST_QUEUE_FRAMES: u32 = 4096;
 
-/// The interface that links share, bits a second, and bytes of their frames.
+/// Rate of the interface that links use together, bits per second, and length of their frames.
 const CAPACITY_BPS: u64 = 1_000_000_000;
 const SHARED_BYTES: usize = 1000;
-/// Parts of it that are guaranteed, percent.
+/// Guaranteed parts, percent.
 const PARTS: [u64; 5] = [30, 25, 20, 15, 10];
-/// Links that share by weight.
+/// Links with weights.
 const SHARERS: usize = 64;
 
-/// The segment: ends, addresses at all but the first, and bytes of a frame.
+/// The segment: ends, addresses at all ends except the first, and bytes of a frame.
 const ENDS: usize = 16;
 const ADDRESSES: usize = 10_000;
 const SEGMENT_BYTES: usize = 64;
-/// Times that it and a link of two ends are measured in turn.
+/// Turns of alternating it with a link of two ends.
 const SEGMENT_TURNS: u32 = 2;
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let cores = run.cores();
-    let bed = run.attempt("the mux alone", |_| Alone::start(cores[0]));
+    let bed = run.attempt("the mux alone", |_| SingleWorkerMux::start(cores[0]));
     if let Some(bed) = &bed {
         rates(run, bed)?;
         delays(run, bed, cores)?;
@@ -107,16 +108,16 @@ fn run(run: &mut Run) -> Result<()> {
     node::tcp(run)
 }
 
-/// One link from interface `G` to `S`.
-fn through(leaving: Leaving) -> Vec<Vlink> {
+/// A single link from interface `G` to `S`.
+fn through(leaving: EgressConfig) -> Vec<Vlink> {
     vec![vlink("through", vec![whole("G"), whole("S")], leaving)]
 }
 
-fn at_rate(bps: u64) -> Leaving {
-    Leaving { rate_bps: Some(bps), queue_frames: QUEUE_FRAMES, ..Leaving::default() }
+fn at_rate(bps: u64) -> EgressConfig {
+    EgressConfig { rate_bps: Some(bps), queue_frames: QUEUE_FRAMES, ..EgressConfig::default() }
 }
 
-/// Frames a second that are more than this rate by half.
+/// Frames per second at one and a half times this rate.
 fn too_many(bps: u64, bytes: usize) -> u64 {
     bps * 3 / 2 / 8 / bytes as u64
 }
@@ -125,7 +126,7 @@ fn percent_off(is: f64, asked: f64) -> f64 {
     (is / asked - 1.0).abs() * 100.0
 }
 
-fn rates(run: &mut Run, bed: &Alone) -> Result<()> {
+fn rates(run: &mut ExperimentRun, bed: &SingleWorkerMux) -> Result<()> {
     let time = run.time();
     let looks = if run.quick() { SLOW_LOOKS_QUICK } else { SLOW_LOOKS };
     let rates = run.choose(&RATES_MBPS, &[1, 1000]);
@@ -148,8 +149,8 @@ fn rates(run: &mut Run, bed: &Alone) -> Result<()> {
     })
 }
 
-/// How far a link is off its rate between two frames, percent.
-fn rate(bed: &Alone, bps: u64, time: Duration) -> Result<f64> {
+/// Deviation of a link from its rate, percent, measured between two frames.
+fn rate(bed: &SingleWorkerMux, bps: u64, time: Duration) -> Result<f64> {
     let bytes = if bps > 10_000_000 { 1500 } else { 500 };
     sink_and(bed, through(at_rate(bps)))?;
     bed.generator("G", &[frame(TO, FROM, bytes)], too_many(bps, bytes), 0)?;
@@ -162,11 +163,11 @@ fn rate(bed: &Alone, bps: u64, time: Duration) -> Result<f64> {
     Ok(percent_off(bits / after.since(&before), bps as f64))
 }
 
-/// How many frames a slow link is off, at the look where it is most.
-fn slow(bed: &Alone, looks: u32) -> Result<f64> {
+/// Largest deviation of a slow link among all readings, frames.
+fn slow(bed: &SingleWorkerMux, looks: u32) -> Result<f64> {
     let bps = u64::from(SLOW_KBPS) * 1000;
     sink_and(bed, through(at_rate(bps)))?;
-    // Soon there is nothing left of the burst.
+    // After this time the burst is used up.
     bed.generator("G", &[frame(TO, FROM, SLOW_BYTES)], 20 * too_many(bps, SLOW_BYTES), 0)?;
     thread::sleep(2 * WARM_UP);
     let (before, mut most) = (bed.counted()?, 0.0f64);
@@ -180,9 +181,9 @@ fn slow(bed: &Alone, looks: u32) -> Result<f64> {
     Ok(most)
 }
 
-/// How far the worst of many links is off its rate, percent.
-fn many(bed: &Alone, time: Duration) -> Result<f64> {
-    let leaving = Leaving { queue_frames: MANY_QUEUE_FRAMES, ..at_rate(MANY_BPS) };
+/// Deviation of the worst of many links from its rate, percent.
+fn many(bed: &SingleWorkerMux, time: Duration) -> Result<f64> {
+    let leaving = EgressConfig { queue_frames: MANY_QUEUE_FRAMES, ..at_rate(MANY_BPS) };
     let ids = 1..=MANY;
     sink_and(bed, vlans(ids.clone().map(|_| leaving)))?;
     let frames: Vec<_> = ids.clone().map(|id| tagged(frame(TO, FROM, MANY_BYTES), id)).collect();
@@ -198,28 +199,32 @@ fn many(bed: &Alone, time: Duration) -> Result<f64> {
     off.collect::<Result<Vec<_>>>().map(|off| off.into_iter().fold(0.0, f64::max))
 }
 
-/// Frames that a VLAN's link has sent.
-fn sent(after: &crate::alone::Counted, before: &crate::alone::Counted, id: u16) -> Result<f64> {
+/// Frames sent by a VLAN's link.
+fn sent(
+    after: &crate::alone::TimedStats,
+    before: &crate::alone::TimedStats,
+    id: u16,
+) -> Result<f64> {
     Ok(after.sent_since(before, &format!("S.{id}"))? as f64)
 }
 
-/// Links from VLANs of `G` to those of `S`, the first with identifier 1.
-fn vlans(leaving: impl Iterator<Item = Leaving>) -> Vec<Vlink> {
-    let link = |(id, leaving): (u16, Leaving)| {
+/// Links from VLANs of `G` to those of `S`, with identifiers from 1.
+fn vlans(leaving: impl Iterator<Item = EgressConfig>) -> Vec<Vlink> {
+    let link = |(id, leaving): (u16, EgressConfig)| {
         vlink(format!("l{id}"), vec![vlan_of("G", id), vlan_of("S", id)], leaving)
     };
     (1..).zip(leaving).map(link).collect()
 }
 
-/// These links, with a source that is silent and a sink of any capacity.
-fn sink_and(bed: &Alone, links: Vec<Vlink>) -> Result<()> {
+/// Sets up these links, with a silent source and a sink of any capacity.
+fn sink_and(bed: &SingleWorkerMux, links: Vec<Vlink>) -> Result<()> {
     bed.clear()?;
     bed.generator("G", &[], 0, 0)?;
     bed.sink("S", None)?;
-    bed.put(links)
+    bed.replace_vlinks(links)
 }
 
-fn delays(run: &mut Run, bed: &Alone, [mux, other]: [usize; 2]) -> Result<()> {
+fn delays(run: &mut ExperimentRun, bed: &SingleWorkerMux, [mux, other]: [usize; 2]) -> Result<()> {
     let time = run.time();
     let Some(mut ends) = run.attempt("memif", |_| Ok([bed.memif("A")?, bed.memif("B")?])) else {
         return Ok(());
@@ -252,7 +257,7 @@ fn delays(run: &mut Run, bed: &Alone, [mux, other]: [usize; 2]) -> Result<()> {
     })
 }
 
-/// Does something, perhaps beside a thread that has all that it gets of a CPU.
+/// Runs `work`, optionally beside a thread that uses all of a CPU that it gets.
 fn beside<T>(hog: bool, cpu: usize, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(!hog);
     thread::scope(|scope| {
@@ -268,21 +273,21 @@ fn beside<T>(hog: bool, cpu: usize, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// By how much frames came too late or too early, microseconds, sorted. They go by memif and back.
+/// Deviations of frames from their delay, microseconds, sorted. They go out and come back by memif.
 fn delayed(
-    bed: &Alone,
-    [from, to]: &mut [Client; 2],
+    bed: &SingleWorkerMux,
+    [from, to]: &mut [MemifClient; 2],
     delay: Duration,
     time: Duration,
 ) -> Result<Vec<f64>> {
     let delay_ns = delay.as_nanos() as u64;
     let impairments = Impairments { delay_ns, ..Impairments::default() };
-    let leaving = Leaving { impairments, ..at_rate(FAST_BPS) };
-    bed.put(vec![vlink("far", vec![whole("A"), whole("B")], leaving)])?;
+    let leaving = EgressConfig { impairments, ..at_rate(FAST_BPS) };
+    bed.replace_vlinks(vec![vlink("far", vec![whole("A"), whole("B")], leaving)])?;
     let mut frame = frame(TO, FROM, DELAYED_BYTES);
     let (mut sent, mut off, mut came) = (Vec::new(), Vec::new(), Vec::new());
     let start = Instant::now();
-    // All are answered, or late by a second.
+    // Until all frames have arrived or are late by a second.
     while start.elapsed() < time + delay + Duration::from_secs(1) {
         let now = start.elapsed();
         if now < time && now >= PAUSE * sent.len() as u32 {
@@ -320,14 +325,17 @@ fn delayed(
     Ok(off)
 }
 
-fn fast(run: &mut Run, bed: &Alone) -> Result<()> {
+fn fast(run: &mut ExperimentRun, bed: &SingleWorkerMux) -> Result<()> {
     let time = run.time();
     run.rounds(|run| {
         run.take("pdp, 1 Gbit/s and 100 ms", FAST_BYTES as f64, "bytes", || {
             let delay_ns = FAST_DELAY.as_nanos() as u64;
             let impairments = Impairments { delay_ns, ..Impairments::default() };
             let queue_frames = FAST_QUEUE_FRAMES;
-            sink_and(bed, through(Leaving { impairments, queue_frames, ..at_rate(FAST_BPS) }))?;
+            sink_and(
+                bed,
+                through(EgressConfig { impairments, queue_frames, ..at_rate(FAST_BPS) }),
+            )?;
             let pps = FAST_BPS / 8 / FAST_BYTES as u64;
             bed.generator("G", &[frame(TO, FROM, FAST_BYTES)], pps, 0)?;
             thread::sleep(WARM_UP + FAST_DELAY);
@@ -349,15 +357,19 @@ fn fast(run: &mut Run, bed: &Alone) -> Result<()> {
     })
 }
 
-fn shares(run: &mut Run, bed: &Alone) -> Result<()> {
+fn shares(run: &mut ExperimentRun, bed: &SingleWorkerMux) -> Result<()> {
     let time = run.time();
-    let guaranteed = PARTS.map(|percent| Leaving {
+    let guaranteed = PARTS.map(|percent| EgressConfig {
         guarantee_bps: CAPACITY_BPS * percent / 100,
         queue_frames: QUEUE_FRAMES,
-        ..Leaving::default()
+        ..EgressConfig::default()
     });
     let weighted: Vec<_> = (0..SHARERS as u32)
-        .map(|at| Leaving { weight: 1 + at % 4, queue_frames: QUEUE_FRAMES, ..Leaving::default() })
+        .map(|at| EgressConfig {
+            weight: 1 + at % 4,
+            queue_frames: QUEUE_FRAMES,
+            ..EgressConfig::default()
+        })
         .collect();
     let sum: u32 = weighted.iter().map(|link| link.weight).sum();
     let parts = PARTS.map(|percent| percent as f64 / 100.0);
@@ -377,11 +389,17 @@ fn shares(run: &mut Run, bed: &Alone) -> Result<()> {
     })
 }
 
-/// How far the worst of some links is off its part of what all carry, percent of that part. Each sends more.
-fn share(bed: &Alone, links: &[Leaving], parts: &[f64], time: Duration) -> Result<f64> {
+/// Deviation of the worst link from its part of the total,
+/// percent of that part. Each link sends more than its part.
+fn share(
+    bed: &SingleWorkerMux,
+    links: &[EgressConfig],
+    parts: &[f64],
+    time: Duration,
+) -> Result<f64> {
     sink_and(bed, vec![])?;
     bed.sink("S", Some(CAPACITY_BPS))?;
-    bed.put(vlans(links.iter().copied()))?;
+    bed.replace_vlinks(vlans(links.iter().copied()))?;
     let ids = 1..=links.len() as u16;
     let frames: Vec<_> = ids.clone().map(|id| tagged(frame(TO, FROM, SHARED_BYTES), id)).collect();
     let wire_bytes = (SHARED_BYTES + TAG_BYTES + WIRE_BYTES) as u64;
@@ -402,10 +420,10 @@ fn share(bed: &Alone, links: &[Leaving], parts: &[f64], time: Duration) -> Resul
         .fold(0.0, f64::max))
 }
 
-fn segments(run: &mut Run, bed: &Alone) -> Result<()> {
+fn segments(run: &mut ExperimentRun, bed: &SingleWorkerMux) -> Result<()> {
     let time = run.time() / SEGMENT_TURNS;
     run.rounds(|run| {
-        // In turn, and of one sample: a core that becomes slow meanwhile is slow for both.
+        // Alternating, within one sample: a core that slows down affects both alike.
         run.take("pdp, segment", ENDS as f64, "ends", || {
             let mut sums = [(0.0, 0.0); 2];
             for _ in 0..SEGMENT_TURNS {
@@ -428,9 +446,9 @@ fn segments(run: &mut Run, bed: &Alone) -> Result<()> {
     })
 }
 
-/// Frames a second from the first end to the addresses behind the others, in an order drawn at random, and cycles of
-/// each.
-fn passed(bed: &Alone, ends: usize, time: Duration) -> Result<(f64, f64)> {
+/// Frames per second from the first end to the addresses
+/// behind the others, in random order, and cycles per frame.
+fn passed(bed: &SingleWorkerMux, ends: usize, time: Duration) -> Result<(f64, f64)> {
     let mut random = Random::default();
     let mut stations: Vec<[u8; 6]> = (0..ADDRESSES)
         .map(|_| {
@@ -442,10 +460,10 @@ fn passed(bed: &Alone, ends: usize, time: Duration) -> Result<(f64, f64)> {
     bed.clear()?;
     let names: Vec<_> = (0..ends).map(|end| format!("E{end}")).collect();
     names.iter().try_for_each(|name| bed.generator(name, &[], 0, 0))?;
-    let leaving = Leaving { queue_frames: QUEUE_FRAMES, ..Leaving::default() };
+    let leaving = EgressConfig { queue_frames: QUEUE_FRAMES, ..EgressConfig::default() };
     let all = names.iter().map(|name| whole(name)).collect();
-    bed.put(vec![vlink("segment", all, leaving)])?;
-    // Each of the others makes itself heard by a frame from each of its addresses, and is silent then.
+    bed.replace_vlinks(vec![vlink("segment", all, leaving)])?;
+    // Each other end announces each of its addresses with a frame, and is silent then.
     for (at, name) in names.iter().enumerate().skip(1) {
         let own = stations.iter().skip(at - 1).step_by(ends - 1);
         let frames: Vec<_> = own.map(|mac| frame(BROADCAST, *mac, SEGMENT_BYTES)).collect();

@@ -1,6 +1,5 @@
 //! Longest-prefix match over the Internet's tables, on one core, in batches, also while routes
-//! change; memory of tables. Changes are made between batches, by the same core, as a forwarding
-//! guest makes them.
+//! change; memory of tables. The same core makes changes between batches, as in a forwarding guest.
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -8,13 +7,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use pdp_e2e::meter;
-use pdp_lookup::{Address, Table, TableV4, TableV6};
+use pdp_lookup::{AddressBits, PrefixTable, TableV4, TableV6};
 
-use super::{Experiment, Subject};
-use crate::run::{Reading, Run};
+use super::{BenchExperiment, Subject};
+use crate::run::{ExperimentRun, Reading};
 use crate::site;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "lookup",
     about: "look-ups over the Internet's IPv4 and IPv6 tables, on one core, in batches: addresses \
             drawn from all there are, and from the prefixes of the table; the same while 100,000 \
@@ -28,20 +27,20 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const BATCH: usize = 64;
 const ADDRESSES: usize = 1 << 22;
 
-/// Times that all addresses are looked up for a sample.
+/// Passes over all addresses per sample.
 const TURNS: usize = 4;
 
-/// Changes of routes that are due in a second, most of them between two batches, and batches between
-/// two looks at the clock.
+/// Changes of routes per second, most of them between two
+/// batches, and batches between two readings of the clock.
 const CHANGES_PPS: f64 = 100_000.0;
 const CHANGES_MAX: usize = 64;
 const BATCHES_A_LOOK: usize = 16;
 
-/// Small networks, and IPv4 and IPv6 routes of each.
+/// Number of small networks, and IPv4 and IPv6 routes of each.
 const NETWORKS: u32 = 1000;
 const ROUTES: u32 = 10;
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let v4 = site::prefixes("data/internet-2022-10-29.v4.txt.xz")?;
     let v4: Vec<(u32, u32)> = v4
         .into_iter()
@@ -58,7 +57,7 @@ fn run(run: &mut Run) -> Result<()> {
             IpAddr::V4(_) => None,
         })
         .collect();
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = XorShift64(0x9e37_79b9_7f4a_7c15);
     let host = |length: u32| u32::MAX.checked_shr(length).unwrap_or(0);
     let series = ["IPv4", "IPv4, inside prefixes", "IPv4, while updated"];
     measure(run, series, &v4, &mut random, |random, route| {
@@ -93,18 +92,18 @@ fn small_tables() -> usize {
     (0..NETWORKS).map(of).sum()
 }
 
-/// Measures both kinds of addresses, and those inside prefixes while routes change: `draw` makes one,
-/// of a route or of all there are.
-fn measure<A: Address + Send + Sync>(
-    run: &mut Run,
+/// Measures both kinds of addresses, and those inside prefixes while routes change. `draw` returns
+/// a random address, in a route or in the whole address space.
+fn measure<A: AddressBits + Send + Sync>(
+    run: &mut ExperimentRun,
     series: [&str; 3],
     routes: &[(A, u32)],
-    random: &mut Random,
-    draw: impl Fn(&mut Random, Option<(A, u32)>) -> A,
+    random: &mut XorShift64,
+    draw: impl Fn(&mut XorShift64, Option<(A, u32)>) -> A,
 ) -> Result<()> {
-    let mut table = Table::new();
+    let mut table = PrefixTable::new();
     for (at, &(address, length)) in routes.iter().enumerate() {
-        // Neighbouring routes often go the same way; 16 ways.
+        // Neighbouring routes often have the same next hop; there are 16.
         let value = (at as u32 / 4).wrapping_mul(2_654_435_761) >> 28;
         table.insert(address, length, value, 0);
     }
@@ -124,7 +123,7 @@ fn measure<A: Address + Send + Sync>(
             kinds.into_iter().chain([(updated, &inside, Some(routes))])
         {
             run.take(series, routes.len() as f64, "prefixes", || {
-                // In a thread of its own, whose core is nobody else's business.
+                // In its own thread, which may pin itself to a core.
                 let looked_up = std::thread::scope(|scope| {
                     let work = || look_up(&mut table, addresses, changes, random, core);
                     scope.spawn(work).join()
@@ -132,7 +131,7 @@ fn measure<A: Address + Send + Sync>(
                 let (seconds, changed) = looked_up.ok().context("look-ups")?;
                 let rate = (ADDRESSES * TURNS) as f64 / seconds;
                 let mut readings = vec![
-                    // Cycles a look-up.
+                    // Cycles per look-up.
                     Reading::new("rate", rate / 1e6, "million/s").cycles(hz / rate),
                     Reading::new("memory", table.memory_bytes() as f64 / 1e6, "MB"),
                 ];
@@ -147,13 +146,13 @@ fn measure<A: Address + Send + Sync>(
     })
 }
 
-/// Looks all addresses up, and changes some of these routes meanwhile; how many seconds it takes, and
-/// how many changes there were.
-fn look_up<A: Address>(
-    table: &mut Table<A>,
+/// Looks up all addresses while changing some of these routes;
+/// returns the seconds used and the number of changes.
+fn look_up<A: AddressBits>(
+    table: &mut PrefixTable<A>,
     addresses: &[A],
     changes: Option<&[(A, u32)]>,
-    random: &mut Random,
+    random: &mut XorShift64,
     core: usize,
 ) -> (f64, usize) {
     meter::pin(core);
@@ -174,8 +173,12 @@ fn look_up<A: Address>(
     (start.elapsed().as_secs_f64(), changed)
 }
 
-/// A random route of the table is withdrawn, announced again, or goes another way.
-fn change<A: Address>(table: &mut Table<A>, routes: &[(A, u32)], random: &mut Random) {
+/// Withdraws a random route, announces it again, or changes its next hop.
+fn change<A: AddressBits>(
+    table: &mut PrefixTable<A>,
+    routes: &[(A, u32)],
+    random: &mut XorShift64,
+) {
     let (address, length) = routes[random.next() as usize % routes.len()];
     match random.next() % 4 {
         0 => drop(table.remove(address, length)),
@@ -184,9 +187,9 @@ fn change<A: Address>(table: &mut Table<A>, routes: &[(A, u32)], random: &mut Ra
 }
 
 /// xorshift64* (Vigna 2016).
-struct Random(u64);
+struct XorShift64(u64);
 
-impl Random {
+impl XorShift64 {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,18 +1,18 @@
-//! memif between two processes of DPDK's testpmd, the ceiling for whatever crosses it; and what
-//! forwards the frames of such a process back to it.
+//! memif between two processes of DPDK's testpmd, as the upper bound for anything that uses memif.
+//! Also peers that forward such a process's frames back to it.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use pdp_e2e::meter::Clock;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 
-use super::{Experiment, Subject};
+use super::{BenchExperiment, Subject};
 use crate::peers::pdp::{Design, Pdp};
-use crate::peers::testpmd::{Interface, Mode, Testpmd, socket};
-use crate::run::{Reading, Run};
+use crate::peers::testpmd::{Testpmd, TestpmdInterface, TestpmdMode, socket};
+use crate::run::{ExperimentRun, Reading};
 
-pub(super) const RAW: Experiment = Experiment {
+pub(super) const RAW: BenchExperiment = BenchExperiment {
     name: "memif-raw",
     about: "frames over memif between two processes of DPDK testpmd, a core each",
     seconds: 35,
@@ -20,7 +20,7 @@ pub(super) const RAW: Experiment = Experiment {
     run: raw,
 };
 
-pub(super) const MEMIF: Experiment = Experiment {
+pub(super) const MEMIF: BenchExperiment = BenchExperiment {
     name: "memif",
     about: "DPDK testpmd as generator and sink over memif on one core, what forwards on another: \
             testpmd that exchanges link addresses, and PdP's router, its guest beside the mux or \
@@ -30,20 +30,20 @@ pub(super) const MEMIF: Experiment = Experiment {
     run: memif,
 };
 
-/// Frames begin to flow within this time.
+/// Longest time until frames flow.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 const FRAME_BYTES: usize = 64;
 
-fn raw(run: &mut Run) -> Result<()> {
+fn raw(run: &mut ExperimentRun) -> Result<()> {
     let sizes: &[usize] = if run.quick() { &[64] } else { &[64, 512, 1500] };
     let (cores, clock) = (run.cores(), Clock::of_this_machine());
     run.rounds(|run| {
         for &bytes in sizes {
             let time = run.time();
-            let Some((mut sink, mut generator, _directory)) =
-                run.attempt("testpmd", |_| pair([Mode::RxOnly, Mode::TxOnly], bytes, cores))
-            else {
+            let Some((mut sink, mut generator, _directory)) = run.attempt("testpmd", |_| {
+                pair([TestpmdMode::RxOnly, TestpmdMode::TxOnly], bytes, cores)
+            }) else {
                 continue;
             };
             run.take("testpmd to testpmd", bytes as f64, "bytes", || {
@@ -55,7 +55,7 @@ fn raw(run: &mut Run) -> Result<()> {
     })
 }
 
-fn memif(run: &mut Run) -> Result<()> {
+fn memif(run: &mut ExperimentRun) -> Result<()> {
     let (cores, clock, time) = (run.cores(), Clock::of_this_machine(), run.time());
     let [core, generator_core] = cores;
     let mut routers = Vec::new();
@@ -64,8 +64,10 @@ fn memif(run: &mut Run) -> Result<()> {
     }
     let (bytes, x_unit) = (FRAME_BYTES as f64, "bytes");
     run.rounds(|run| {
-        // Fresh ones each time: testpmd does not go on after its generator was stopped.
-        let start = |_: &mut Run| pair([Mode::MacSwap, Mode::FlowGen], FRAME_BYTES, cores);
+        // Fresh processes each time: testpmd does not resume after its generator was stopped.
+        let start = |_: &mut ExperimentRun| {
+            pair([TestpmdMode::MacSwap, TestpmdMode::FlowGen], FRAME_BYTES, cores)
+        };
         let pair = run.wants_series("testpmd").then(|| run.attempt("testpmd", start)).flatten();
         if let Some((mut forwarder, mut generator, _directory)) = pair {
             let pids = [forwarder.pid()];
@@ -76,9 +78,9 @@ fn memif(run: &mut Run) -> Result<()> {
         for (series, (node, pdp)) in &routers {
             let generator = run.attempt(series, |_| {
                 let socket = node.run_dir().join("externals/A0/memif.sock").display().to_string();
-                let end = Interface { server: false, id: 0, socket };
+                let end = TestpmdInterface { server: false, id: 0, socket };
                 let mut generator =
-                    Testpmd::start(&[end], Mode::FlowGen, FRAME_BYTES, generator_core)?;
+                    Testpmd::start(&[end], TestpmdMode::FlowGen, FRAME_BYTES, generator_core)?;
                 generator.connected()?;
                 Ok(generator)
             });
@@ -91,9 +93,9 @@ fn memif(run: &mut Run) -> Result<()> {
     })
 }
 
-/// A router that sends testpmd's flows back to where they come from.
-fn router(mux: usize, guest: usize) -> Result<(Node, Pdp)> {
-    let node = Node::start("memif");
+/// Router that sends testpmd's flows back to their source.
+fn router(mux: usize, guest: usize) -> Result<(TestNode, Pdp)> {
+    let node = TestNode::start("memif");
     let interfaces = "    A0: {memif: {}}\n    B0: {generator: {}}\n";
     let pdp = Pdp::start(&node, &Design::plain(mux, guest), interfaces)?;
     node.exec("bench0/r1", "ip route replace 10.253.0.0/16 via 10.0.1.2 dev eth0");
@@ -104,14 +106,14 @@ fn router(mux: usize, guest: usize) -> Result<(Node, Pdp)> {
     Ok((node, pdp))
 }
 
-/// Two processes with a memif interface between them, the first listening, a core each.
+/// Two processes with a memif interface between them, one core each. The first listens.
 fn pair(
-    modes: [Mode; 2],
+    modes: [TestpmdMode; 2],
     bytes: usize,
     cores: [usize; 2],
 ) -> Result<(Testpmd, Testpmd, tempfile::TempDir)> {
     let directory = tempfile::tempdir()?;
-    let end = |server| Interface { server, id: 0, socket: socket(directory.path()) };
+    let end = |server| TestpmdInterface { server, id: 0, socket: socket(directory.path()) };
     let mut first = Testpmd::start(&[end(true)], modes[0], bytes, cores[0])?;
     let mut second = Testpmd::start(&[end(false)], modes[1], bytes, cores[1])?;
     second.connected()?;
@@ -119,7 +121,7 @@ fn pair(
     Ok((first, second, directory))
 }
 
-/// Lets these processes forward for some time; how many frames the one of that index received, and
+/// Runs these processes for `time`. Returns the frames received by the one at index `counting`, and
 /// the cycles of some processes.
 fn flowing(
     testpmds: &mut [&mut Testpmd],
@@ -140,7 +142,8 @@ fn flowing(
     for testpmd in testpmds.iter_mut().rev() {
         testpmd.rest()?;
     }
-    let received = |ports: &[crate::peers::testpmd::Port]| ports.first().map_or(0, |p| p.received);
+    let received =
+        |ports: &[crate::peers::testpmd::TestpmdCounters]| ports.first().map_or(0, |p| p.received);
     let came = received(&after).saturating_sub(received(&before)) as f64;
     ensure!(came > 0.0, "no frame came");
     let rate = came / seconds / 1e6;

@@ -1,4 +1,4 @@
-//! What is measured, by name.
+//! The experiments, by name.
 
 mod churn;
 mod core_latency;
@@ -20,27 +20,27 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::run::Run;
+use crate::run::ExperimentRun;
 
-/// Something that is measured.
+/// An experiment.
 #[derive(Clone, Copy, Debug)]
-pub struct Experiment {
-    /// Its name, that of its results.
+pub struct BenchExperiment {
+    /// Name, and that of its results.
     pub name: &'static str,
-    /// What it measures, for people.
+    /// Description for people.
     pub about: &'static str,
-    /// How long it usually takes on two cores, seconds: what progress is told and time shared out by.
+    /// Usual duration on two cores, seconds. Progress and the distribution of time rely on it.
     pub seconds: u32,
-    /// What of PdP it measures.
+    /// Part of PdP that it measures.
     pub subject: Subject,
-    /// Does it.
-    pub run: fn(&mut Run) -> Result<()>,
+    /// Runs it.
+    pub run: fn(&mut ExperimentRun) -> Result<()>,
 }
 
-/// What of PdP an experiment measures.
+/// Part of PdP that an experiment measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Nothing: the machine and others.
+    /// Nothing: only the machine and peers.
     Machine,
     /// A part of it inside this program.
     Library,
@@ -48,19 +48,19 @@ pub enum Subject {
     Pdp,
 }
 
-/// Share of its usual time that a quick run takes.
+/// Duration of a quick run, as a fraction of the usual one.
 const QUICK_SHARE: f64 = 0.25;
 
-impl Experiment {
-    /// How long it usually takes.
+impl BenchExperiment {
+    /// Usual duration.
     pub fn usual(&self, quick: bool) -> Duration {
         let share = if quick { QUICK_SHARE } else { 1.0 };
         Duration::from_secs(self.seconds.into()).mul_f64(share)
     }
 }
 
-/// All, in the order in which they are run: should time be up, the last are missing.
-pub const ALL: &[Experiment] = &[
+/// All experiments, in the order of running. If time is up, the last ones are missing.
+pub const ALL: &[BenchExperiment] = &[
     core_latency::EXPERIMENT,
     lookup::EXPERIMENT,
     router::ROUTER,
@@ -89,8 +89,8 @@ pub const ALL: &[Experiment] = &[
     spp::EXPERIMENT,
 ];
 
-/// The one of a name.
-pub fn named(name: &str) -> Option<&'static Experiment> {
+/// Returns the experiment of this name.
+pub fn named(name: &str) -> Option<&'static BenchExperiment> {
     ALL.iter().find(|experiment| experiment.name == name)
 }
 

@@ -1,8 +1,8 @@
 //! The evaluation of the PdP paper, figure by figure and table by table, with every policy.
 //!
-//! The paper's forwarding engines are slow PCs behind one multiplexing PC; here they are guests with
-//! a share of a core. Loads are given as multiples of one engine's capacity, since that differs.
-//! docs/paper.md says what else does.
+//! The paper's forwarding engines are slow PCs behind one multiplexing PC. Here they are guests
+//! with a share of a core. Loads are multiples of one engine's capacity, since that differs.
+//! docs/paper.md lists all other differences.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 use pdp_e2e::meter::Clock;
 
 use super::rtt;
-use super::{Experiment, Subject};
-use crate::bed::Bed;
+use super::{BenchExperiment, Subject};
+use crate::bed::ForwardingTestbed;
 use crate::peers::kernel;
 use crate::peers::pdp::{Design, Pdp, site_interfaces};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Prefix, Site};
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "pdp-paper",
     about: "the evaluation of the PdP paper: its figures 7 to 12 and tables 1 to 3, with every policy; \
             forwarding engines are guests with a tenth of a core",
@@ -26,28 +26,28 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// The policies, as they are written.
+/// Policies, by their names in specs.
 pub(super) const POLICIES: [&str; 5] = ["round-robin", "weighted", "flow", "flowlet", "ordered"];
 
 /// Power of a forwarding engine, thousandths of a core.
 const ENGINE: u32 = 100;
 
-/// Those of the reordering tables, unequal: 75 to 50 in the paper's percent.
+/// Powers for the reordering tables, unequal: 75 to 50 in the paper's percent.
 const UNEQUAL: [u32; 3] = [150, 100, 100];
 
-/// Engines that figures 7 to 12 and the tables go up to.
+/// Largest number of engines in figures 7 to 12 and the tables.
 const ENGINES_MAX: usize = 3;
 
-/// Offered loads, as multiples of what one engine can do.
+/// Offered loads, as multiples of one engine's capacity.
 const LOADS: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 const LOADS_QUICK: [f64; 2] = [0.5, 4.0];
 
-/// Policies of figures 9 to 11: the paper's, and the one that keeps all order.
+/// Policies of figures 9 to 11: the paper's, and the one that preserves order completely.
 const TWO_POLICIES: [&str; 2] = ["round-robin", "ordered"];
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
-    // What takes longest last, should time be up.
+    // The longest experiments come last, in case time is up.
     run.attempt("tables 1 and 2", |run| reordering(run, &clock));
     run.attempt("table 3", rtt::table);
     run.attempt("figure 12", tcp);
@@ -56,16 +56,16 @@ fn run(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The figure that order is judged by.
+/// The figure for judging order.
 pub(crate) const REORDERED: &str = "tables 1 and 2: reordered packets";
 
-fn engines(run: &Run, guests: &[u32], policy: &'static str) -> Design {
+fn engines(run: &ExperimentRun, guests: &[u32], policy: &'static str) -> Design {
     let [mux, guest] = run.cores();
     Design::capped(mux, guest, guests, policy)
 }
 
-/// Rate and loss against the input rate, for frames of three lengths and 1 to 3 engines.
-fn forwarding(run: &mut Run, clock: &Clock) -> Result<()> {
+/// Rate and loss against the input rate, for three frame lengths and 1 to 3 engines.
+fn forwarding(run: &mut ExperimentRun, clock: &Clock) -> Result<()> {
     let policies: &[&'static str] = if run.quick() { &TWO_POLICIES } else { &POLICIES };
     let what = ["figure 7: rate, 64 bytes", "figure 8: loss, 64 bytes"];
     loads(run, clock, policies, &site::few(), 64, what)?;
@@ -78,8 +78,8 @@ fn forwarding(run: &mut Run, clock: &Clock) -> Result<()> {
     loads(run, clock, &TWO_POLICIES, &site::few(), 1500, what)
 }
 
-/// The same with the Internet's table.
-fn large_table(run: &mut Run, clock: &Clock) -> Result<()> {
+/// Rate and loss with the Internet's table.
+fn large_table(run: &mut ExperimentRun, clock: &Clock) -> Result<()> {
     if run.quick() {
         return Ok(());
     }
@@ -89,7 +89,7 @@ fn large_table(run: &mut Run, clock: &Clock) -> Result<()> {
 
 /// Offers loads to 1 to 3 engines.
 fn loads(
-    run: &mut Run,
+    run: &mut ExperimentRun,
     clock: &Clock,
     policies: &[&'static str],
     prefixes: &[Prefix],
@@ -103,7 +103,7 @@ fn loads(
         for count in 1..=ENGINES_MAX {
             let design = engines(run, &vec![ENGINE; count], policy);
             let series = format!("{policy}, {count} FE");
-            let bed = run.attempt(&series, |_| Bed::start(design, prefixes, bytes));
+            let bed = run.attempt(&series, |_| ForwardingTestbed::start(design, prefixes, bytes));
             beds.extend(bed.map(|bed| (series, bed)));
         }
         let Some((_, one)) = beds.first() else { continue };
@@ -129,13 +129,14 @@ fn loads(
     Ok(())
 }
 
-/// Reordered packets of one flow at half of what the engines can do.
-fn reordering(run: &mut Run, clock: &Clock) -> Result<()> {
+/// Reordered packets of one flow at half of the engines' capacity.
+fn reordering(run: &mut ExperimentRun, clock: &Clock) -> Result<()> {
     let time = run.time() / 2;
     for policy in POLICIES {
         for count in 1..=ENGINES_MAX {
             let design = engines(run, &UNEQUAL[..count], policy);
-            let bed = run.attempt(policy, |_| Bed::start(design, &site::one_flow(), 64));
+            let bed =
+                run.attempt(policy, |_| ForwardingTestbed::start(design, &site::one_flow(), 64));
             let Some(bed) = bed else { continue };
             run.rounds(|run| {
                 let most = run.attempt(policy, |_| bed.offer(0, time / 2, clock));
@@ -144,7 +145,8 @@ fn reordering(run: &mut Run, clock: &Clock) -> Result<()> {
                 let offer = || bed.offer(pps, time, clock);
                 run.take_as(policy, count as f64, "FE", offer, |passed| {
                     vec![
-                        Reading::new(REORDERED, passed.late, "%").notes(passed.notes()),
+                        Reading::new(REORDERED, passed.reordered_percent, "%")
+                            .notes(passed.notes()),
                         Reading::new("tables 1 and 2: loss", passed.loss(), "%"),
                     ]
                 });
@@ -156,7 +158,7 @@ fn reordering(run: &mut Run, clock: &Clock) -> Result<()> {
 }
 
 /// Goodput of one TCP connection through the kernel, and through 1 to 3 engines.
-fn tcp(run: &mut Run) -> Result<()> {
+fn tcp(run: &mut ExperimentRun) -> Result<()> {
     let mut sites = Vec::new();
     if run.wants_series("kernel") {
         sites.extend(run.attempt("kernel", |_| {

@@ -1,16 +1,16 @@
-//! The router alone: frames made and ended inside the mux.
+//! The router alone. The mux makes and drops the frames.
 
 use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
 use super::paper::POLICIES;
-use super::{Experiment, Subject};
-use crate::bed::Bed;
+use super::{BenchExperiment, Subject};
+use crate::bed::ForwardingTestbed;
 use crate::peers::pdp::Design;
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Prefix};
 
-pub(super) const ROUTER: Experiment = Experiment {
+pub(super) const ROUTER: BenchExperiment = BenchExperiment {
     name: "router",
     about: "generator, mux, router guest in its container, mux, sink; mux and guest on a core \
             each, 64-byte packets, 2 routes and the full table with random destinations",
@@ -19,7 +19,7 @@ pub(super) const ROUTER: Experiment = Experiment {
     run: router,
 };
 
-pub(super) const ONE_CORE: Experiment = Experiment {
+pub(super) const ONE_CORE: BenchExperiment = BenchExperiment {
     name: "one-core",
     about: "the same with mux and guest on one core, by the guest's share of it",
     seconds: 35,
@@ -27,7 +27,7 @@ pub(super) const ONE_CORE: Experiment = Experiment {
     run: one_core,
 };
 
-pub(super) const OVERLOAD: Experiment = Experiment {
+pub(super) const OVERLOAD: BenchExperiment = BenchExperiment {
     name: "overload",
     about: "offered load from half the capacity of a capped guest to ten times of it",
     seconds: 50,
@@ -35,7 +35,7 @@ pub(super) const OVERLOAD: Experiment = Experiment {
     run: overload,
 };
 
-pub(super) const SCALING: Experiment = Experiment {
+pub(super) const SCALING: BenchExperiment = BenchExperiment {
     name: "scaling",
     about: "512 flows over 1 to 4 guests of a tenth of a core each, as many packets as are taken; \
             late: whatever their flow. A CPU second of a guest is one of its cgroup's: what the host \
@@ -50,18 +50,18 @@ const FRAME_BYTES: usize = 64;
 /// Power of a capped guest, thousandths of a core.
 const CAPPED: u32 = 100;
 
-fn design(run: &Run) -> Design {
+fn design(run: &ExperimentRun) -> Design {
     let [mux, guest] = run.cores();
     Design::plain(mux, guest)
 }
 
-fn capped(run: &Run, guests: &[u32], policy: &'static str) -> Design {
+fn capped(run: &ExperimentRun, guests: &[u32], policy: &'static str) -> Design {
     let [mux, guest] = run.cores();
     Design::capped(mux, guest, guests, policy)
 }
 
-/// Routes of which a router is to have each in turn.
-pub(super) fn tables(run: &Run) -> Result<Vec<Vec<Prefix>>> {
+/// Tables of routes, to be loaded one after another.
+pub(super) fn tables(run: &ExperimentRun) -> Result<Vec<Vec<Prefix>>> {
     let mut tables = vec![site::few()];
     if !run.quick() {
         tables.push(site::internet()?);
@@ -70,12 +70,12 @@ pub(super) fn tables(run: &Run) -> Result<Vec<Vec<Prefix>>> {
     Ok(tables)
 }
 
-fn router(run: &mut Run) -> Result<()> {
+fn router(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
     let time = run.time();
     for prefixes in tables(run)? {
         let design = design(run);
-        let bed = run.attempt("pdp", |_| Bed::start(design, &prefixes, FRAME_BYTES));
+        let bed = run.attempt("pdp", |_| ForwardingTestbed::start(design, &prefixes, FRAME_BYTES));
         let Some(bed) = bed else { continue };
         run.rounds(|run| {
             run.take("pdp, two cores", prefixes.len() as f64, "routes", || {
@@ -87,7 +87,7 @@ fn router(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-fn one_core(run: &mut Run) -> Result<()> {
+fn one_core(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
     let time = run.time();
     let shares: &[u32] = if run.quick() { &[500] } else { &[250, 500, 750] };
@@ -97,7 +97,8 @@ fn one_core(run: &mut Run) -> Result<()> {
         }
         let [core, _] = run.cores();
         let design = Design { mux: core, guest: core, guests: vec![share], ..design(run) };
-        let bed = run.attempt("pdp", |_| Bed::start(design, &site::few(), FRAME_BYTES));
+        let bed =
+            run.attempt("pdp", |_| ForwardingTestbed::start(design, &site::few(), FRAME_BYTES));
         let Some(bed) = bed else { continue };
         run.rounds(|run| {
             run.take("pdp", f64::from(share) / 10.0, "% of the core for the guest", || {
@@ -109,13 +110,15 @@ fn one_core(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-fn overload(run: &mut Run) -> Result<()> {
+fn overload(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
     let time = run.time() / 2;
     let loads: &[f64] =
         if run.quick() { &[1.0, 10.0] } else { &[0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0] };
     let design = capped(run, &[CAPPED], "ordered");
-    let Some(bed) = run.attempt("pdp", |_| Bed::start(design, &site::few(), FRAME_BYTES)) else {
+    let Some(bed) =
+        run.attempt("pdp", |_| ForwardingTestbed::start(design, &site::few(), FRAME_BYTES))
+    else {
         return Ok(());
     };
     run.rounds(|run| {
@@ -130,7 +133,7 @@ fn overload(run: &mut Run) -> Result<()> {
                 peak = peak.max(passed.rate_pps);
                 let mut readings = passed.readings_of_capped();
                 readings.push(Reading::new("of peak", passed.rate_pps / peak * 100.0, "%"));
-                // Below its capacity a guest sleeps and wakes; what that costs is no overload.
+                // Below its capacity a guest sleeps and wakes; the cost of that is no overload.
                 if load >= 1.0 {
                     peak_of_cpu = peak_of_cpu.max(passed.rate_pgps);
                     let share = passed.rate_pgps / peak_of_cpu * 100.0;
@@ -143,7 +146,7 @@ fn overload(run: &mut Run) -> Result<()> {
     })
 }
 
-fn scaling(run: &mut Run) -> Result<()> {
+fn scaling(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
     let time = run.time() / 2;
     let counts: &[usize] = if run.quick() { &[1, 2] } else { &[1, 2, 3, 4] };
@@ -151,7 +154,8 @@ fn scaling(run: &mut Run) -> Result<()> {
         let mut beds = Vec::new();
         for &count in counts {
             let design = capped(run, &vec![CAPPED; count], policy);
-            let bed = run.attempt(policy, |_| Bed::start(design, &site::few(), FRAME_BYTES));
+            let bed = run
+                .attempt(policy, |_| ForwardingTestbed::start(design, &site::few(), FRAME_BYTES));
             beds.extend(bed.map(|bed| (count, bed)));
         }
         run.rounds(|run| {

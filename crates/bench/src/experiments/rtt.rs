@@ -1,7 +1,7 @@
 //! Round trips at idle, through PdP and through the kernel's forwarding, in one run.
 //!
-//! A datagram goes from machine A through what forwards to machine B, whose program sends it back
-//! the same way; the times hold both machines' IP stacks and wake-ups, the same for all.
+//! A datagram goes from machine A through the forwarder to machine B, whose program sends it back
+//! the same path. The times include both machines' IP stacks and wake-ups, the same for all.
 
 use std::fs::File;
 use std::iter;
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pdp_net::netns::within;
 
-use super::{Experiment, Subject};
+use super::{BenchExperiment, Subject};
 use crate::peers::kernel;
 use crate::peers::pdp::{Design, Pdp, site_interfaces};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::Site;
 use crate::statistics::quantile;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "rtt",
     about: "round-trip time of a UDP echo at idle, through a guest and by the mux alone, against the kernel's \
             forwarding",
@@ -34,31 +34,31 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 pub(super) const TRIPS: usize = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Round trips before those that count.
+/// Round trips before the measured ones.
 const WARM_UP: usize = 50;
 
-/// An answer that takes longer is not waited for.
+/// Longest wait for an answer.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// Where machine B answers (RFC 862).
+/// Port where machine B answers (RFC 862).
 pub(super) const ECHO_PORT: u16 = 7;
 
-/// A series and how what forwards is started at a site.
-type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<()>);
+/// A series and the function that starts its forwarder at a site.
+type EchoSetup<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<()>);
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     trips(run, ["median", "p99"])
 }
 
 /// The PdP paper's table 3.
-pub(super) fn table(run: &mut Run) -> Result<()> {
+pub(super) fn table(run: &mut ExperimentRun) -> Result<()> {
     trips(run, ["table 3: round trip, median", "table 3: round trip, p99"])
 }
 
-fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
+fn trips(run: &mut ExperimentRun, what: [&'static str; 2]) -> Result<()> {
     let [mux, guest] = run.cores();
     let mut sites = Vec::new();
-    let makers: [Maker<'_>; 5] = [
+    let makers: [EchoSetup<'_>; 5] = [
         ("kernel", &|site| {
             kernel::start(site);
             Ok(())
@@ -76,7 +76,7 @@ fn trips(run: &mut Run, what: [&'static str; 2]) -> Result<()> {
             let mut site = Site::make("rtt");
             site.add_hosts();
             make(&mut site)?;
-            Ok((series, Echo::start(&site)?, site))
+            Ok((series, EchoSocket::start(&site)?, site))
         }));
     }
     let trips = if run.quick() { TRIPS / 4 } else { TRIPS };
@@ -99,14 +99,14 @@ pub(super) fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<()> 
     Pdp::start(&site.node, design, &site_interfaces(attach)).map(|_| ())
 }
 
-/// A socket in machine A whose datagrams machine B sends back.
-pub(super) struct Echo {
+/// Socket in machine A whose datagrams machine B sends back.
+pub(super) struct EchoSocket {
     socket: UdpSocket,
-    /// Of the next datagram.
+    /// Number of the next datagram.
     number: AtomicU64,
 }
 
-impl Echo {
+impl EchoSocket {
     /// From the site's machine A to B.
     pub(super) fn start(site: &Site) -> Result<Self> {
         let socket = |netns: &str, address, port| {
@@ -118,13 +118,13 @@ impl Echo {
         Self::between(socket(&site.a.netns, "10.0.1.2", 0)?, server)
     }
 
-    /// A thread of this one's CPUs answers at the server.
+    /// A thread answers at the server, on this thread's CPUs.
     pub(super) fn between(socket: UdpSocket, server: UdpSocket) -> Result<Self> {
         socket.connect(server.local_addr()?)?;
         socket.set_read_timeout(Some(ANSWER_MAX))?;
         thread::spawn(move || {
             let mut bytes = [0; 2048];
-            // It fails once the machine is gone.
+            // Fails once the machine is gone.
             while let Ok((count, from)) = server.recv_from(&mut bytes) {
                 let _ = server.send_to(&bytes[..count], from);
             }
@@ -132,7 +132,7 @@ impl Echo {
         Ok(Self { socket, number: AtomicU64::new(0) })
     }
 
-    /// Times of so many round trips, microseconds, sorted.
+    /// Times of `count` round trips, microseconds, sorted.
     pub(super) fn trips(&self, count: usize) -> Result<Vec<f64>> {
         for _ in 0..WARM_UP {
             self.trip()?;
@@ -140,14 +140,14 @@ impl Echo {
         sorted((0..count).map(|_| self.trip()))
     }
 
-    /// Times of as many as go in some time.
+    /// Times of as many round trips as fit in `time`, microseconds, sorted.
     pub(super) fn trips_for(&self, time: Duration) -> Result<Vec<f64>> {
         let start = Instant::now();
         sorted(iter::from_fn(|| (start.elapsed() < time).then(|| self.trip())))
     }
 
-    /// One, and the pause behind it, microseconds. An answer that does not come counts as
-    /// [`ANSWER_MAX`].
+    /// One round trip, microseconds, and the pause after
+    /// it. A missing answer counts as [`ANSWER_MAX`].
     fn trip(&self) -> Result<f64> {
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         // 22 bytes of data make a frame of 64.
@@ -155,7 +155,7 @@ impl Echo {
         datagram[..8].copy_from_slice(&number.to_le_bytes());
         let start = Instant::now();
         self.socket.send(&datagram)?;
-        // Not a late answer to an earlier one.
+        // Skips late answers to earlier datagrams.
         while self.socket.recv(&mut answer).is_ok() && answer[..8] != datagram[..8] {}
         let took = start.elapsed().min(ANSWER_MAX);
         thread::sleep(PAUSE);
@@ -163,7 +163,7 @@ impl Echo {
     }
 }
 
-/// In order; an error if most were not answered.
+/// Sorts the times. Fails if most were not answered.
 fn sorted(times: impl Iterator<Item = Result<f64>>) -> Result<Vec<f64>> {
     let mut times: Vec<f64> = times.collect::<Result<_>>()?;
     times.sort_by(f64::total_cmp);
@@ -171,7 +171,7 @@ fn sorted(times: impl Iterator<Item = Result<f64>>) -> Result<Vec<f64>> {
     Ok(times)
 }
 
-/// A socket in a network namespace.
+/// Makes a socket in a network namespace.
 pub(super) fn socket(netns: BorrowedFd<'_>, address: &str, port: u16) -> Result<UdpSocket> {
     Ok(within(netns, || Ok(UdpSocket::bind((address, port))))??)
 }

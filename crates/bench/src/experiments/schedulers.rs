@@ -1,12 +1,12 @@
-//! Round trips under load, by how the CPU of a forwarding guest is scheduled.
+//! Round trips under load, for several ways to schedule the CPU of a forwarding guest.
 //!
-//! The way is that of `rtt`. The guest shares its core with another virtual network, whose guest
-//! computes without end (a hog); each is given half of the core. The mux, the generator of the other
-//! load and both machines' programs share the other core, so that what differs between settings is
-//! the guest's alone. PdP's own setting is a quota in periods of 10 ms; the others are set by hand
-//! where PdP's would stand, to tell what they would give.
+//! The path is that of `rtt`. The guest shares its core with another virtual network, whose guest
+//! computes without end (a hog). Each gets half of the core. The mux, the other load's generator
+//! and both machines' programs use the other core. So settings only differ in the scheduling of the
+//! guest. PdP's own setting is a quota in periods of 10 ms. The others are set by hand in its
+//! place, to show what they would achieve.
 //!
-//! Limit: real-time and weights are set for the guest of the router, not for hogs or the mux.
+//! Limit: real-time scheduling and weights are set for the router's guest, not for hogs or the mux.
 
 use std::fs;
 use std::path::Path;
@@ -15,19 +15,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pdp_container::Limits;
-use pdp_container::cgroup::{CPU_PERIOD_US, Cgroups, Version};
+use pdp_container::cgroup::{CPU_PERIOD_US, CgroupVersion, Cgroups};
 use pdp_e2e::eventually;
 use pdp_e2e::meter::{self, Clock};
 
-use super::rtt::Echo;
-use super::{Experiment, Subject};
+use super::rtt::EchoSocket;
+use super::{BenchExperiment, Subject};
 use crate::live::Load;
 use crate::peers::pdp::{Design, Pdp, site_interfaces};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Site};
 use crate::statistics::quantile;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "schedulers",
     about: "round-trip time of a UDP echo under load, by how the forwarding guest is scheduled: its \
             core is shared with a hog, half for each",
@@ -36,12 +36,12 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// How the guest is scheduled.
+/// Scheduling of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Setting {
-    /// Half of the core as a quota, of so many microseconds a period; with or without the hog.
+enum SchedulerSetting {
+    /// Half of the core as a quota per period, in microseconds, with or without the hog.
     Quota { period_us: u64, hog: bool },
-    /// No quota for either, and weights: the guest's as many times the hog's.
+    /// No quotas. The guest's weight is this multiple of the hog's.
     Weight(u64),
     /// No quota, and the hog in SCHED_IDLE (sched(7)).
     IdleHog,
@@ -49,19 +49,19 @@ enum Setting {
     RealTime,
 }
 
-/// All, with their names.
-const SETTINGS: [(&str, Setting); 8] = [
-    ("quota, 10 ms, no hog", Setting::Quota { period_us: CPU_PERIOD_US, hog: false }),
-    ("quota, 10 ms", Setting::Quota { period_us: CPU_PERIOD_US, hog: true }),
-    ("quota, 5 ms", Setting::Quota { period_us: 5_000, hog: true }),
-    ("quota, 100 ms", Setting::Quota { period_us: 100_000, hog: true }),
-    ("weight 1:1", Setting::Weight(1)),
-    ("weight 64:1", Setting::Weight(64)),
-    ("hog idle class", Setting::IdleHog),
-    ("guest real-time", Setting::RealTime),
+/// All settings, with their names.
+const SETTINGS: [(&str, SchedulerSetting); 8] = [
+    ("quota, 10 ms, no hog", SchedulerSetting::Quota { period_us: CPU_PERIOD_US, hog: false }),
+    ("quota, 10 ms", SchedulerSetting::Quota { period_us: CPU_PERIOD_US, hog: true }),
+    ("quota, 5 ms", SchedulerSetting::Quota { period_us: 5_000, hog: true }),
+    ("quota, 100 ms", SchedulerSetting::Quota { period_us: 100_000, hog: true }),
+    ("weight 1:1", SchedulerSetting::Weight(1)),
+    ("weight 64:1", SchedulerSetting::Weight(64)),
+    ("hog idle class", SchedulerSetting::IdleHog),
+    ("guest real-time", SchedulerSetting::RealTime),
 ];
 
-/// Other load through the same router, thousand frames a second.
+/// Other load through the same router, thousand frames per second.
 const LOADS_KPPS: [u32; 2] = [0, 100];
 
 /// Power of guest and hog, thousandths of a core.
@@ -80,22 +80,22 @@ spec:
         program: {attach: memif, run: ["sh", "-c", "while :; do :; done"]}
 "#;
 
-/// Cgroups, below the node's: what is weighted, and what has the quota.
+/// Cgroups below the node's: the one with the weight, and those with the quotas.
 const ROUTER: &str = "vnets/_bench0";
 const ROUTER_GUEST: &str = "vnets/_bench0/_r1.g0";
 const HOG_GUEST: &str = "vnets/_hog/_r1.g0";
 
-/// The usual weight: of cgroup version 1, and of version 2, of which the least is 1.
+/// The usual weight in cgroup version 1, and in version 2, where the least is 1.
 const WEIGHT_V1: u64 = 1024;
 const WEIGHT_V2: u64 = 100;
 
-/// Microseconds of a second that real-time processes may have, at each level down to the guest.
+/// Microseconds per second for real-time processes, at each level down to the guest.
 const REAL_TIME_US: [u32; 5] = [900_000, 850_000, 800_000, 800_000, 800_000];
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let (clock, time) = (Clock::of_this_machine(), run.time() / 2);
     let settings = if run.quick() { &SETTINGS[..2] } else { &SETTINGS };
-    let bed = Bed::start(run.cores())?;
+    let bed = SchedulerTestbed::start(run.cores())?;
     run.rounds(|run| {
         for (name, setting) in settings {
             let Some(()) = run.attempt(name, |_| bed.set(*setting)) else { continue };
@@ -109,18 +109,18 @@ fn run(run: &mut Run) -> Result<()> {
     })
 }
 
-/// Router, hog, and who sends.
-struct Bed {
-    echo: Echo,
+/// Router, hog, and the senders.
+struct SchedulerTestbed {
+    echo: EchoSocket,
     site: Site,
     pdp: Pdp,
     hog: Vec<u32>,
     cgroups: Cgroups,
-    /// The CPU of all but guest and hog, and theirs.
+    /// The CPU of everything else, and the CPU of guest and hog.
     cpus: [usize; 2],
 }
 
-impl Bed {
+impl SchedulerTestbed {
     fn start(cpus: [usize; 2]) -> Result<Self> {
         let [other, shared] = cpus;
         let mut site = Site::make("sched");
@@ -143,17 +143,17 @@ impl Bed {
             // Its answering thread stays on this CPU too.
             let start = scope.spawn(|| {
                 meter::pin(other);
-                Echo::start(&site)
+                EchoSocket::start(&site)
             });
             start.join().ok().context("the echo")?
         })?;
         Ok(Self { echo, site, pdp, hog, cgroups, cpus })
     }
 
-    /// Schedules guest and hog so, and nothing as one before.
-    fn set(&self, setting: Setting) -> Result<()> {
+    /// Applies a setting to guest and hog, and clears the previous one.
+    fn set(&self, setting: SchedulerSetting) -> Result<()> {
         let (quota, period) = match setting {
-            Setting::Quota { period_us, .. } => (Some(f64::from(HALF) / 1e3), period_us),
+            SchedulerSetting::Quota { period_us, .. } => (Some(f64::from(HALF) / 1e3), period_us),
             _ => (None, CPU_PERIOD_US),
         };
         let limits = Limits {
@@ -166,10 +166,10 @@ impl Bed {
             self.cgroups.ensure(guest, &limits)?;
         }
         let version = self.cgroups.version();
-        let weight = if let Setting::Weight(times) = setting { times } else { 1 };
+        let weight = if let SchedulerSetting::Weight(times) = setting { times } else { 1 };
         weigh(version, &format!("{}/{ROUTER}", self.site.node.cgroup()), weight)?;
-        let real_time = setting == Setting::RealTime;
-        if real_time && version == Version::V1 {
+        let real_time = setting == SchedulerSetting::RealTime;
+        if real_time && version == CgroupVersion::V1 {
             let path = format!("{}/{ROUTER_GUEST}/guest", self.site.node.cgroup());
             let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
             for (end, most_us) in ends.zip(REAL_TIME_US) {
@@ -177,16 +177,16 @@ impl Bed {
             }
         }
         schedule(&self.pdp.processes[1..], if real_time { "--fifo 1" } else { "--other 0" })?;
-        let idle = setting == Setting::IdleHog;
+        let idle = setting == SchedulerSetting::IdleHog;
         schedule(&self.hog, if idle { "--idle 0" } else { "--other 0" })?;
-        let runs = !matches!(setting, Setting::Quota { hog: false, .. });
+        let runs = !matches!(setting, SchedulerSetting::Quota { hog: false, .. });
         for process in &self.hog {
             pdp_e2e::sh(&format!("kill -{} {process}", if runs { "CONT" } else { "STOP" }));
         }
         Ok(())
     }
 
-    /// Round trips beside so many frames a second.
+    /// Measures round trips beside a load.
     fn trips(&self, load_pps: f64, time: Duration, clock: &Clock) -> Result<Vec<Reading>> {
         let (trips, offered) = thread::scope(|scope| {
             let trips = scope.spawn(|| {
@@ -212,26 +212,26 @@ impl Bed {
     }
 }
 
-/// Writes the usual weight, so many times, of a cgroup of the CPU controller.
-pub(super) fn weigh(version: Version, cgroup: &str, times: u64) -> Result<()> {
+/// Sets a multiple of the usual weight for a cgroup of the CPU controller.
+pub(super) fn weigh(version: CgroupVersion, cgroup: &str, times: u64) -> Result<()> {
     let (file, usual) = match version {
-        Version::V1 => ("cpu.shares", WEIGHT_V1),
-        Version::V2 => ("cpu.weight", WEIGHT_V2),
+        CgroupVersion::V1 => ("cpu.shares", WEIGHT_V1),
+        CgroupVersion::V2 => ("cpu.weight", WEIGHT_V2),
     };
     write(version, cgroup, file, usual * times)
 }
 
 /// Writes a file of a cgroup of the CPU controller.
-fn write(version: Version, cgroup: &str, file: &str, value: u64) -> Result<()> {
+fn write(version: CgroupVersion, cgroup: &str, file: &str, value: u64) -> Result<()> {
     let root = match version {
-        Version::V1 => "/sys/fs/cgroup/cpu",
-        Version::V2 => "/sys/fs/cgroup",
+        CgroupVersion::V1 => "/sys/fs/cgroup/cpu",
+        CgroupVersion::V2 => "/sys/fs/cgroup",
     };
     let path = Path::new(root).join(cgroup).join(file);
     fs::write(&path, value.to_string()).with_context(|| path.display().to_string())
 }
 
-/// Sets policy and priority of processes, as words of chrt(1).
+/// Sets policy and priority of processes, in the words of chrt(1).
 fn schedule(processes: &[u32], words: &str) -> Result<()> {
     let (policy, priority) = words.split_once(' ').context("policy and priority")?;
     for process in processes {

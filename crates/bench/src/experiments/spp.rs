@@ -1,7 +1,7 @@
 //! The evaluation of "Supercharging PlanetLab" (Turner et al., SIGCOMM 2007), figure by figure.
 //!
-//! The paper's network processor is here the mux with its fast path, and its general-purpose server with Click what
-//! guests do. docs/spp.md says which, and what else differs.
+//! Here the mux with its fast path represents the paper's network processor. Guests represent its
+//! general-purpose server with Click. docs/spp.md gives the details and further differences.
 
 mod queues;
 mod rates;
@@ -10,10 +10,10 @@ mod trips;
 
 use anyhow::Result;
 
-use super::{Experiment, Subject};
-use crate::run::Run;
+use super::{BenchExperiment, Subject};
+use crate::run::ExperimentRun;
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "spp",
     about: "the evaluation of Supercharging PlanetLab: scheduling rounds of eight busy guests (figure 5); queues (7) and \
             outputs (8) of a fast path, five inputs and outputs of 800 Mb/s; throughput by payload (9) and round trips \
@@ -23,11 +23,11 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// A figure's number, and what measures it.
-type Figure = (usize, fn(&mut Run) -> Result<()>);
+/// A figure's number and the function that measures it.
+type FigureRun = (usize, fn(&mut ExperimentRun) -> Result<()>);
 
-/// In the order in which they are measured. `--at` chooses among them by their numbers.
-const FIGURES: [Figure; 5] = [
+/// In the order of measurement. `--at` selects them by their numbers.
+const FIGURES: [FigureRun; 5] = [
     (7, queues::shares),
     (8, queues::outputs),
     (5, rounds::figure),
@@ -35,7 +35,7 @@ const FIGURES: [Figure; 5] = [
     (9, rates::figure),
 ];
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     for (number, measure) in FIGURES {
         if run.wants(number) {
             run.attempt(format!("figure {number}"), measure);

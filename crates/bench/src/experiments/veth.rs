@@ -5,15 +5,15 @@ use std::time::Duration;
 use anyhow::Result;
 use pdp_e2e::meter::Clock;
 
-use super::{Experiment, Subject};
+use super::{BenchExperiment, Subject};
 use crate::live::Load;
 use crate::peers::kernel;
-use crate::peers::ovs::{Device, Ovs};
+use crate::peers::ovs::{Ovs, OvsDevice};
 use crate::peers::pdp::{Design, Pdp, site_interfaces};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, Prefix, Site};
 
-pub(super) const EXPERIMENT: Experiment = Experiment {
+pub(super) const EXPERIMENT: BenchExperiment = BenchExperiment {
     name: "veth",
     about: "veth to veth at saturation, 64-byte packets, 2 routes and the full table",
     seconds: 220,
@@ -21,7 +21,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-pub(super) const LOAD: Experiment = Experiment {
+pub(super) const LOAD: BenchExperiment = BenchExperiment {
     name: "veth-load",
     about: "veth to veth, 2 routes: what comes out of what is offered; the generator keeps its core \
             busy, which receiving ends in interrupts and the guest of PdP on two cores share with it",
@@ -30,16 +30,16 @@ pub(super) const LOAD: Experiment = Experiment {
     run: load,
 };
 
-/// Length of a frame without check sequence, bytes.
+/// Length of a frame without FCS, bytes.
 const FRAME_BYTES: usize = 64;
 
-/// Loads of [`LOAD`], million frames a second.
+/// Loads of [`LOAD`], million frames per second.
 const LOADS_MPPS: [f64; 5] = [0.1, 0.2, 0.4, 0.8, 1.6];
 const LOADS_QUICK_MPPS: [f64; 2] = [0.1, 0.4];
 
-/// What forwards, at a site of its own.
-enum Peer {
-    /// In interrupts of the generator's core, or in a thread of its own on a core.
+/// Forwarder at its own site.
+enum VethPeer {
+    /// In interrupts of the generator's core, or in its own thread on another core.
     Kernel {
         own_core: Option<usize>,
     },
@@ -47,72 +47,74 @@ enum Peer {
     Pdp(Pdp),
 }
 
-/// A series and how its peer is started at a site.
-type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<Peer>);
+/// A series and the function that starts its peer at a site.
+type VethSetup<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<VethPeer>);
 
-struct Contender {
+struct VethContender {
     series: &'static str,
     site: Site,
-    peer: Peer,
+    peer: VethPeer,
 }
 
-impl Contender {
-    /// One sample.
+impl VethContender {
+    /// Takes one sample.
     fn offer(&self, load: Load, time: Duration, clock: &Clock) -> Result<Vec<Reading>> {
         match &self.peer {
-            Peer::Kernel { own_core } => {
+            VethPeer::Kernel { own_core } => {
                 let threads = kernel::set_own_core(&self.site.node.namespace(), *own_core);
                 self.site.offer(load, time, &threads, clock)
             }
-            Peer::Ovs(ovs) => {
+            VethPeer::Ovs(ovs) => {
                 ovs.wake();
                 let readings = self.site.offer(load, time, &[ovs.pid()], clock);
                 ovs.sleep();
                 readings
             }
-            Peer::Pdp(pdp) => self.site.offer(load, time, &pdp.processes, clock),
+            VethPeer::Pdp(pdp) => self.site.offer(load, time, &pdp.processes, clock),
         }
     }
 
-    /// More routes; `false` if it can't have them.
+    /// Adds routes. False if the peer can't have them.
     fn add_routes(&self, prefixes: &[Prefix]) -> Result<bool> {
         match &self.peer {
-            Peer::Kernel { .. } => kernel::add_routes(&self.site, prefixes)?,
-            Peer::Ovs(_) => return Ok(false),
-            Peer::Pdp(pdp) => pdp.add_routes(&self.site.node, prefixes)?,
+            VethPeer::Kernel { .. } => kernel::add_routes(&self.site, prefixes)?,
+            VethPeer::Ovs(_) => return Ok(false),
+            VethPeer::Pdp(pdp) => pdp.add_routes(&self.site.node, prefixes)?,
         }
         Ok(true)
     }
 }
 
-fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<Peer> {
+fn pdp(site: &mut Site, design: &Design, attach: &str) -> Result<VethPeer> {
     site.node.start_pdpd();
-    Ok(Peer::Pdp(Pdp::start(&site.node, design, &site_interfaces(attach))?))
+    Ok(VethPeer::Pdp(Pdp::start(&site.node, design, &site_interfaces(attach))?))
 }
 
-fn pdp_by_packet_sockets(site: &mut Site, design: &Design) -> Result<Peer> {
+fn pdp_by_packet_sockets(site: &mut Site, design: &Design) -> Result<VethPeer> {
     let pdp = pdp(site, design, "packet")?;
-    // Turned off for packet sockets; frames of the generator are taken with it alone.
+    // PdP turns it off for packet sockets, but frames of the generator need it.
     site.node.namespace().run("ethtool -K extA gro on");
     Ok(pdp)
 }
 
-/// Every contender that this machine can run, with two routes. What is measured works on the first
-/// core, the generator on the last; PdP's guest beside the generator, or beside the mux.
-fn contenders(run: &mut Run) -> Vec<Contender> {
+/// Every contender that this machine can run, with two routes. The contender uses the first core
+/// and the generator the last. PdP's guest runs beside the generator, or beside the mux.
+fn contenders(run: &mut ExperimentRun) -> Vec<VethContender> {
     let [core, generator_core] = run.cores();
     let mut contenders = Vec::new();
-    let makers: [Maker<'_>; 8] = [
+    let makers: [VethSetup<'_>; 8] = [
         ("kernel, in interrupts", &|site| {
             kernel::start(site);
-            Ok(Peer::Kernel { own_core: None })
+            Ok(VethPeer::Kernel { own_core: None })
         }),
         ("kernel, own core", &|site| {
             kernel::start(site);
-            Ok(Peer::Kernel { own_core: Some(core) })
+            Ok(VethPeer::Kernel { own_core: Some(core) })
         }),
-        ("ovs, packet sockets", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Packet, core)?))),
-        ("ovs, AF_XDP", &|site| Ok(Peer::Ovs(Ovs::start(site, Device::Xdp, core)?))),
+        ("ovs, packet sockets", &|site| {
+            Ok(VethPeer::Ovs(Ovs::start(site, OvsDevice::Packet, core)?))
+        }),
+        ("ovs, AF_XDP", &|site| Ok(VethPeer::Ovs(Ovs::start(site, OvsDevice::Xdp, core)?))),
         ("pdp, two cores", &|site| pdp(site, &Design::plain(core, generator_core), "af-xdp")),
         ("pdp, busy polling", &|site| {
             pdp(site, &Design::plain(core, generator_core), "af-xdp-busy-poll")
@@ -129,7 +131,7 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
         let made = run.attempt(series, |_| {
             let mut site = Site::make("veth");
             let peer = make(&mut site)?;
-            let mut contender = Contender { series, site, peer };
+            let mut contender = VethContender { series, site, peer };
             contender.add_routes(&site::few())?;
             contender.site.aim(&site::few(), FRAME_BYTES, generator_core)?;
             Ok(contender)
@@ -139,7 +141,7 @@ fn contenders(run: &mut Run) -> Vec<Contender> {
     contenders
 }
 
-fn run(run: &mut Run) -> Result<()> {
+fn run(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
     let (time, generator_core) = (run.time() / 2, run.cores()[1]);
     let mut contenders = contenders(run);
@@ -165,8 +167,8 @@ fn run(run: &mut Run) -> Result<()> {
 }
 
 fn saturate(
-    run: &mut Run,
-    contenders: &[Contender],
+    run: &mut ExperimentRun,
+    contenders: &[VethContender],
     routes: usize,
     time: Duration,
     clock: &Clock,
@@ -180,7 +182,7 @@ fn saturate(
     })
 }
 
-fn load(run: &mut Run) -> Result<()> {
+fn load(run: &mut ExperimentRun) -> Result<()> {
     let clock = Clock::of_this_machine();
     let time = run.time() / 4;
     let loads: &[f64] = if run.quick() { &LOADS_QUICK_MPPS } else { &LOADS_MPPS };

@@ -4,25 +4,25 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
-use pdp_e2e::{Machine, meter};
+use pdp_e2e::{TestMachine, meter};
 
 use crate::site::{MAC_A, MAC_B, Prefix, Site, words};
 
-/// Routes that one `ip -batch` gets: it keeps kilobytes of each until it ends.
+/// Routes for one `ip -batch`, which keeps kilobytes of each until it ends.
 pub const ROUTES_AT_ONCE: usize = 50_000;
 
-/// Routes by these ways in turn, each a neighbour and its device, for `ip -batch`.
+/// Routes for `ip -batch`, with these next hops in turn, each a neighbour and its device.
 pub fn routes(prefixes: &[Prefix], ways: &[(String, String)]) -> String {
     let mut text = String::new();
     for ((address, length), (neighbour, device)) in prefixes.iter().zip(ways.iter().cycle()) {
         let address = Ipv4Addr::from(*address);
-        // Writing to a text never fails.
+        // Writing to a String always succeeds.
         let _ = writeln!(text, "route replace {address}/{length} via {neighbour} dev {device}");
     }
     text
 }
 
-/// Makes the site's node forward.
+/// Enables forwarding in the site's node.
 pub fn start(site: &Site) {
     site.node.namespace().run(&format!(
         "sysctl -qw net.ipv4.ip_forward=1
@@ -35,7 +35,7 @@ pub fn start(site: &Site) {
     ));
 }
 
-/// Gives it routes.
+/// Adds routes to the node.
 pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
     let ways = [("10.0.2.2".to_owned(), "extB".to_owned())];
     for some in prefixes.chunks(ROUTES_AT_ONCE) {
@@ -46,9 +46,9 @@ pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
     Ok(())
 }
 
-/// Lets the node forward in threads of its own on one CPU, or in interrupts of the sender's.
-/// Returns the threads.
-pub fn set_own_core(middle: &Machine, cpu: Option<usize>) -> Vec<u32> {
+/// Makes the node forward in its own threads on one CPU, or
+/// in interrupts of the sender's CPU. Returns the threads.
+pub fn set_own_core(middle: &TestMachine, cpu: Option<usize>) -> Vec<u32> {
     let on = u8::from(cpu.is_some());
     middle.run(&format!("echo {on} > /sys/class/net/extA/threaded"));
     let Some(cpu) = cpu else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! What forwards, at a [`crate::site::Site`] or over memif.
+//! Forwarders at a [`crate::site::Site`] or over memif.
 
 pub mod kernel;
 pub mod ovs;

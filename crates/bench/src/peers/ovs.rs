@@ -1,7 +1,7 @@
 //! Open vSwitch with its datapath in user space (Debian's package `openvswitch-switch`).
 //!
-//! It forwards as a router would with two flows: new link addresses, one hop less. Its polling
-//! thread is stopped by signal while it is not measured.
+//! It forwards as a router would with two flows: it sets the MAC addresses and decrements the TTL.
+//! While it is not measured, a signal stops its polling thread.
 
 use std::time::Duration;
 
@@ -10,31 +10,31 @@ use pdp_e2e::ovs::OpenVswitch;
 
 use crate::site::{MAC_B, MAC_MIDDLE_B, Site, words};
 
-/// How it reads and writes network devices.
+/// Access to network devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
+pub enum OvsDevice {
     /// By packet sockets.
     Packet,
     /// By AF_XDP.
     Xdp,
 }
 
-/// Time that it gets to start polling again.
+/// Time to start polling again.
 const WAKE: Duration = Duration::from_millis(200);
 
-/// A running switch; ends when dropped.
+/// Running switch; ends when dropped.
 #[derive(Debug)]
 pub struct Ovs(OpenVswitch);
 
 impl Ovs {
     /// Starts it in the site's node, on one CPU.
-    pub fn start(site: &Site, device: Device, cpu: usize) -> Result<Self> {
+    pub fn start(site: &Site, device: OvsDevice, cpu: usize) -> Result<Self> {
         let mask = format!("other_config:pmd-cpu-mask={:#x}", 1 << cpu);
         let on_cpu = ["taskset", "-c", &cpu.to_string()];
         let switch = OpenVswitch::start(&site.node.namespace(), &mask, &on_cpu);
         let more = match device {
-            Device::Packet => "",
-            Device::Xdp => "type=afxdp options:xdp-mode=native",
+            OvsDevice::Packet => "",
+            OvsDevice::Xdp => "type=afxdp options:xdp-mode=native",
         };
         let set = |name: &str| match more {
             "" => String::new(),
@@ -58,12 +58,12 @@ impl Ovs {
         Ok(ovs)
     }
 
-    /// Its process.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.0.pid()
     }
 
-    /// Lets it poll.
+    /// Resumes it.
     pub fn wake(&self) {
         pdp_e2e::sh(&format!("kill -CONT {}", self.pid()));
         std::thread::sleep(WAKE);

@@ -1,6 +1,6 @@
 //! PdP: virtual networks `bench0`, `bench1`, …, each with a router `r1` between the external
-//! interfaces `A0` and `B0`, its guests in their containers. Several networks, or several ports of
-//! one, share these by tunnels.
+//! interfaces `A0` and `B0`, with its guests in their containers. Several networks, or several
+//! ports of one, use these interfaces through tunnels.
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_container::cgroup::Cgroups;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 use pdp_spec::limits::{FIELD_BYTES_MAX, FIELDS_BYTES_MAX, PUNT_FILTERS_MAX};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{ether, outer, udp, vxlan};
@@ -19,33 +19,33 @@ use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use super::kernel;
 use crate::site::{self, MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, stream, words};
 
-/// Time that a full table gets on its way to a guest, and how often it is looked for.
+/// Longest time for a full table to reach a guest, and the time between two checks.
 const TABLE_MAX: Duration = Duration::from_secs(120);
 const TABLE_LOOK: Duration = Duration::from_millis(200);
 
-/// Virtual networks that are applied in one go.
+/// Virtual networks applied at once.
 const VNETS_AT_ONCE: usize = 64;
 
-/// Frames that the rings of a guest hold: usually, and of one that has a small share of a core and
-/// stands still for tens of milliseconds when that is used up (the kernel takes it away by ticks of
-/// 4 ms).
+/// Frames in the rings of a guest: the usual number, and that of a guest with a small share of a
+/// core. The latter is stopped for tens of milliseconds when its quota is used up (the kernel
+/// enforces it in ticks of 4 ms).
 const QUEUE: u32 = 1024;
 const QUEUE_CAPPED: u32 = 16384;
-/// Of one among many: packets of all of them together are in the caches, or not.
+/// Frames in the rings of one guest among many: packets of all of them must fit in the caches.
 const QUEUE_MANY: u32 = 512;
 
-/// What carries frames over an external interface.
+/// Encapsulation of frames on an external interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
-    /// Nothing: the interface has one user, and its frames are that one's.
+pub enum ExternalDriver {
+    /// None: the interface has one user, which gets all its frames.
     Plain,
-    /// VXLAN over IPv4, a network identifier for each port.
+    /// VXLAN over IPv4, with a VNI for each port.
     Vxlan4,
-    /// The same over IPv6.
+    /// VXLAN over IPv6, with a VNI for each port.
     Vxlan6,
 }
 
-impl Carrier {
+impl ExternalDriver {
     /// Bytes of its headers.
     pub fn bytes(self) -> usize {
         let udp = udp::HEADER_BYTES + vxlan::HEADER_BYTES;
@@ -56,7 +56,7 @@ impl Carrier {
         }
     }
 
-    /// Ends of its tunnels: the node's, and the other one.
+    /// Endpoints of its tunnels: the node's, and the remote.
     fn ends(self) -> Option<[IpAddr; 2]> {
         match self {
             Self::Plain => None,
@@ -68,7 +68,7 @@ impl Carrier {
         }
     }
 
-    /// An external interface in YAML.
+    /// External interface in YAML.
     fn external(self, interface: &str, vni: usize) -> String {
         let tunnel = self.ends().map_or(String::new(), |[here, there]| {
             format!(", vxlan: {{local: \"{here}\", remote: \"{there}\", vni: {vni}}}")
@@ -77,50 +77,52 @@ impl Carrier {
     }
 }
 
-/// What is put up.
+/// Design of a setup.
 #[derive(Clone, Debug)]
 pub struct Design {
     /// CPU of the mux.
     pub mux: usize,
     /// CPU of all guests.
     pub guest: usize,
-    /// Power of each guest of a router, thousandths of a core; none: the mux forwards by itself.
+    /// Power of each guest of a router, thousandths of a core. Empty if the mux forwards by itself.
     pub guests: Vec<u32>,
-    /// Whether guests may use what others leave of their CPU, with no quota: for many with little each.
+    /// If true, guests have no quota and may use idle time of
+    /// their CPU: for many guests with little power each.
     pub borrow: bool,
-    /// How frames are shared out.
+    /// Policy for distributing frames to guests.
     pub policy: &'static str,
-    /// Frames that the rings of a guest hold.
+    /// Frames in the rings of a guest.
     pub queue: u32,
-    /// Virtual networks, each with so many guests.
+    /// Number of virtual networks, each with these guests.
     pub vnets: usize,
-    /// Ports of each router that frames leave by, over `B0`.
+    /// Egress ports of each router, over `B0`.
     pub ports: usize,
-    /// Filters and counters that slow paths may have, if not the defaults.
+    /// Limits of slow paths' filters and counters, if not the defaults.
     pub slowpath: Option<(u32, u32)>,
-    /// What carries frames over `A0` and over `B0`; where several networks or ports share one, tunnels.
-    pub carriers: [Carrier; 2],
-    /// Of networks whose packets the mux forwards by itself: power of it that each is guaranteed, thousandths of a
-    /// core; 0: none.
+    /// Encapsulation on `A0` and on `B0`. If several networks or ports use one of them, tunnels.
+    pub carriers: [ExternalDriver; 2],
+    /// For networks whose packets the mux itself forwards: guaranteed
+    /// power of each, thousandths of a core; 0 for none.
     pub mux_power: u32,
-    /// Beside them, networks that the mux forwards for and whose frames are as dear as can be, each flooded by a
-    /// generator; and the pcap file of these ([`write_dear`]).
-    pub dear: (usize, Option<PathBuf>),
+    /// Number of additional networks that the mux forwards for, with the most expensive frames
+    /// possible. A generator floods each with the frames of this pcap file ([`write_dear`]).
+    pub expensive_vnets: (usize, Option<PathBuf>),
 }
 
-/// Where dear frames have zeros to their end, and how long they are, bytes.
+/// Offset from which expensive frames are zeros, and their length, bytes.
 const DEAR_FROM: usize = 64;
 const DEAR_BYTES: usize = DEAR_FROM + FIELDS_BYTES_MAX;
 
-/// Dear frames a second in all.
+/// Expensive frames per second in total.
 const DEAR_PPS: u64 = 1_000_000;
 
-/// Writes the frames that are dear to look at.
+/// Writes the frames that are expensive to classify.
 pub fn write_dear(path: &Path) -> Result<()> {
     stream(&site::few(), DEAR_BYTES).write_pcap(path, 64, &[])
 }
 
-/// As many filters as there may be, each as long as it may be, of which only the last byte is not a dear frame's.
+/// Network with the most filters possible, each of the greatest length. Each differs from an
+/// expensive frame in the last byte only.
 fn dear_vnet(number: usize) -> String {
     let fields = FIELDS_BYTES_MAX / FIELD_BYTES_MAX;
     let field = |at: usize| {
@@ -149,7 +151,7 @@ spec:
 }
 
 impl Design {
-    /// One guest with a core of its own, or half of the mux's.
+    /// One guest with its own core, or half of the mux's.
     pub fn plain(mux: usize, guest: usize) -> Self {
         let power = if mux == guest { 500 } else { 1000 };
         Self {
@@ -162,63 +164,63 @@ impl Design {
             vnets: 1,
             ports: 1,
             slowpath: None,
-            carriers: [Carrier::Plain; 2],
+            carriers: [ExternalDriver::Plain; 2],
             mux_power: 0,
-            dear: (0, None),
+            expensive_vnets: (0, None),
         }
     }
 
-    /// Guests with shares of a core of their own.
+    /// Guests with shares of their own core.
     pub fn capped(mux: usize, guest: usize, guests: &[u32], policy: &'static str) -> Self {
         let guests = guests.to_vec();
         Self { guests, policy, queue: QUEUE_CAPPED, ..Self::plain(mux, guest) }
     }
 
-    /// Networks whose packets the mux forwards by itself.
+    /// Networks whose packets the mux itself forwards.
     pub fn fastpath(mux: usize, vnets: usize) -> Self {
         let (many, plain) = (Self::many(mux, mux, vnets), Self::plain(mux, mux));
         let carriers = if vnets > 1 { many.carriers } else { plain.carriers };
         Self { guests: vec![], vnets, carriers, ..plain }
     }
 
-    /// So many virtual networks with equal shares of a core for their guests.
+    /// `vnets` virtual networks with equal shares of a core for their guests.
     pub fn many(mux: usize, guest: usize, vnets: usize) -> Self {
-        let (guests, carriers) = (vec![(1000 / vnets as u32).max(1)], [Carrier::Vxlan4; 2]);
+        let (guests, carriers) = (vec![(1000 / vnets as u32).max(1)], [ExternalDriver::Vxlan4; 2]);
         let plain = Self::plain(mux, guest);
         Self { guests, borrow: true, queue: QUEUE_MANY, vnets, carriers, ..plain }
     }
 
-    /// The same without a flood of dear frames.
+    /// Removes the flood of expensive frames.
     pub fn quiet(&self) -> Self {
-        Self { dear: (self.dear.0, None), ..self.clone() }
+        Self { expensive_vnets: (self.expensive_vnets.0, None), ..self.clone() }
     }
 
-    /// A router whose frames leave by so many ports.
+    /// A router with `ports` egress ports.
     pub fn fanned(mux: usize, guest: usize, ports: usize) -> Self {
-        let carriers = [Carrier::Plain, Carrier::Vxlan4];
+        let carriers = [ExternalDriver::Plain, ExternalDriver::Vxlan4];
         Self { ports, carriers, ..Self::plain(mux, guest) }
     }
 
-    /// A router with so many guests that have a core together, none of them with a quota.
+    /// A router with `guests` guests on one core, without quotas.
     pub fn shared(mux: usize, guest: usize, guests: usize) -> Self {
         let guests = vec![1000 / guests as u32; guests];
         Self { guests, borrow: true, ..Self::plain(mux, guest) }
     }
 
-    /// The tunnels by which frames come to so many of the virtual networks.
-    pub fn tunnels(&self, vnets: usize) -> Result<Vec<outer::Template>> {
+    /// Tunnels of the frames for the first `vnets` virtual networks.
+    pub fn tunnels(&self, vnets: usize) -> Result<Vec<outer::HeaderTemplate>> {
         let Some([here, there]) = self.carriers[0].ends() else { return Ok(Vec::new()) };
         let tunnel = |number: usize| {
             let vni = u32::try_from(number * self.vnets / vnets)?;
-            let tunnel = vxlan::Tunnel { local: there, remote: here, port: vxlan::PORT, vni };
-            outer::Template::new(&Encapsulation::Vxlan(tunnel)).context("VXLAN")
+            let tunnel = vxlan::VxlanTunnel { local: there, remote: here, port: vxlan::PORT, vni };
+            outer::HeaderTemplate::new(&Encapsulation::Vxlan(tunnel)).context("VXLAN")
         };
         (0..vnets).map(tunnel).collect()
     }
 
-    /// Forwarding engines in YAML: one for each guest, or for those that borrow one. What does not fit
-    /// on their CPU, for shares being whole thousandths, is counted to both, and [`Pdp::start`] keeps it
-    /// off the mux's.
+    /// Forwarding engines in YAML: one for each guest, or one for all that borrow. Shares are whole
+    /// thousandths, so the remainder that does not fit on their CPU is counted to both CPUs.
+    /// [`Pdp::start`] keeps it off the mux's.
     fn engines(&self) -> String {
         let Self { mux, guest, guests, .. } = self;
         let engine = |name: &str, cpus: &str, power: u32| {
@@ -226,7 +228,7 @@ impl Design {
         };
         let (power, guest) = (self.power(), guest.to_string());
         match power.saturating_sub(1000) {
-            // There has to be one.
+            // At least one engine is required.
             _ if guests.is_empty() => engine("fe0", &guest, 1),
             _ if !self.borrow => {
                 let each = guests.iter().enumerate();
@@ -244,14 +246,14 @@ impl Design {
         self.guests.iter().sum::<u32>() * self.vnets as u32
     }
 
-    /// The spec of a substrate with these interfaces, lines of YAML.
+    /// Spec of a substrate with these interfaces, given as lines of YAML.
     pub fn substrate(&self, interfaces: &str) -> String {
         let Self { mux, guest, .. } = self;
         let power = self.power().max(1);
         let beside = if mux == guest { power } else { power.saturating_sub(1000) };
         let power = 1000u32.saturating_sub(beside);
         let engines = self.engines();
-        let (dear, frames) = &self.dear;
+        let (dear, frames) = &self.expensive_vnets;
         let frames = frames.as_ref().map_or(String::new(), |it| {
             format!("frames: {}, pps: {}", it.display(), DEAR_PPS / (*dear).max(1) as u64)
         });
@@ -269,14 +271,14 @@ spec:
         )
     }
 
-    /// The spec of a virtual network.
+    /// Spec of a virtual network.
     fn vnet(&self, number: usize) -> String {
         let Self { policy, queue, borrow, ports, carriers: [carrier_a, carrier_b], .. } = self;
         let (power, mac_a) = (self.guests.iter().sum::<u32>(), words(MAC_MIDDLE_A));
         let external_a = carrier_a.external("A0", number);
         let (mut interfaces, mut externals, mut links) =
             (String::new(), String::new(), String::new());
-        for Port { number: port, device, address, mac, .. } in self.ports() {
+        for OutputPort { number: port, device, address, mac, .. } in self.ports() {
             let external = carrier_b.external("B0", number * ports + port);
             interfaces +=
                 &format!("        {device}: {{addresses: [{address}/24], mac: \"{mac}\"}}\n");
@@ -334,12 +336,12 @@ spec:
         )
     }
 
-    /// The ports that frames leave by.
-    fn ports(&self) -> impl Iterator<Item = Port> {
+    /// The egress ports.
+    fn ports(&self) -> impl Iterator<Item = OutputPort> {
         (0..self.ports).map(|number| {
             let mut mac = MAC_MIDDLE_B;
             mac[4] += number as u8;
-            Port {
+            OutputPort {
                 number,
                 device: format!("eth{}", number + 1),
                 address: format!("10.0.{}.1", number + 2),
@@ -350,17 +352,17 @@ spec:
     }
 }
 
-/// A port that frames leave by.
-struct Port {
+/// Egress port.
+struct OutputPort {
     number: usize,
     device: String,
     address: String,
-    /// Who is behind it.
+    /// The neighbour behind it.
     neighbour: String,
     mac: String,
 }
 
-/// What runs.
+/// Running setup.
 #[derive(Debug)]
 pub struct Pdp {
     /// Processes of the mux and of each guest.
@@ -370,10 +372,12 @@ pub struct Pdp {
 }
 
 impl Pdp {
-    /// Applies it to a node whose daemon runs, with these interfaces and permanent neighbours.
-    pub fn start(node: &Node, design: &Design, interfaces: &str) -> Result<Self> {
+    /// Applies the design to a node with a running daemon,
+    /// with these interfaces and permanent neighbours.
+    pub fn start(node: &TestNode, design: &Design, interfaces: &str) -> Result<Self> {
         let vnets = (0..design.vnets).map(|vnet| design.vnet(vnet));
-        let vnets: Vec<String> = vnets.chain((0..design.dear.0).map(dear_vnet)).collect();
+        let vnets: Vec<String> =
+            vnets.chain((0..design.expensive_vnets.0).map(dear_vnet)).collect();
         node.apply(&design.quiet().substrate(interfaces));
         for some in vnets.chunks(VNETS_AT_ONCE) {
             node.apply(&some.join("---\n"));
@@ -404,16 +408,16 @@ impl Pdp {
         Ok(Self { processes, cgroups, design: design.clone() })
     }
 
-    /// CPU time that each guest used so far, seconds.
+    /// CPU time of each guest so far, seconds.
     pub fn guests_cpu_seconds(&self) -> Result<Vec<f64>> {
         let seconds = |cgroup: String| Ok(self.cgroups.usage(&cgroup)?.cpu_ns as f64 / 1e9);
         guest_cgroups(&self.design).map(seconds).collect()
     }
 
-    /// Gives the routers routes, and waits until their guests have them.
-    pub fn add_routes(&self, node: &Node, prefixes: &[Prefix]) -> Result<()> {
+    /// Adds routes to the routers, and waits until their guests have them.
+    pub fn add_routes(&self, node: &TestNode, prefixes: &[Prefix]) -> Result<()> {
         let ways: Vec<_> = self.design.ports().map(|port| (port.neighbour, port.device)).collect();
-        // Guests get theirs while others are given some.
+        // Guests receive theirs while the next network's are added.
         for vnet in 0..self.design.vnets {
             for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
                 batch(&self.cgroups, &format!("bench{vnet}"), &kernel::routes(some, &ways))?;
@@ -421,7 +425,7 @@ impl Pdp {
         }
         for vnet in 0..self.design.vnets {
             let end = Instant::now() + TABLE_MAX;
-            // The mux's own are those of guest 0.
+            // The mux's own routes are those of guest 0.
             for guest in (0..self.design.guests.len().max(1)).map(|guest| guest.to_string()) {
                 loop {
                     let router = format!("bench{vnet}/r1");
@@ -440,14 +444,14 @@ impl Pdp {
     }
 }
 
-/// Cgroups of the guests, those of a virtual network after each other.
+/// Cgroups of the guests, grouped by virtual network.
 fn guest_cgroups(design: &Design) -> impl Iterator<Item = String> {
     let guests = design.guests.len();
     let of = move |vnet| (0..guests).map(move |guest| format!("vnets/_bench{vnet}/_r1.g{guest}"));
     (0..design.vnets).flat_map(of)
 }
 
-/// Keeps all threads of a process on one CPU.
+/// Pins all threads of a process to one CPU.
 pub fn keep_on(cpu: usize, process: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
@@ -459,8 +463,8 @@ pub fn keep_on(cpu: usize, process: u32) -> Result<()> {
     Ok(())
 }
 
-/// Gives `ip -batch` in the network namespace of a virtual network's `r1` these lines. `pdp exec` would start a
-/// container's process for it.
+/// Runs `ip -batch` with these lines in the network namespace of a virtual network's `r1`. `pdp
+/// exec` would start a process in the container for it.
 pub fn batch(cgroups: &Cgroups, vnet: &str, lines: &str) -> Result<()> {
     let router = cgroups.processes(&format!("vnets/_{vnet}/_r1/guest"))?;
     let router = router.first().with_context(|| format!("{vnet}/r1 does not run"))?;
@@ -472,7 +476,7 @@ pub fn batch(cgroups: &Cgroups, vnet: &str, lines: &str) -> Result<()> {
     Ok(())
 }
 
-/// The interfaces of a [`crate::site::Site`], whose frames are had so.
+/// The interfaces of a [`crate::site::Site`], attached in this mode.
 pub fn site_interfaces(attach: &str) -> String {
     let interface = |side| format!("    {side}0: {{device: ext{side}, attach: {attach}}}\n");
     ["A", "B"].map(interface).concat()

@@ -1,7 +1,7 @@
-//! Debian's `dpdk-testpmd` over memif: a generator, a sink, and a forwarder that nobody here wrote.
+//! Debian's `dpdk-testpmd` over memif: a generator, a sink, and a forwarder written by others.
 //!
-//! Each process has one thread that polls, on one CPU, while forwarding is started; else none.
-//! Without huge pages, devices and privileges.
+//! Each process has one thread that polls on one CPU while forwarding is on, and none otherwise. It
+//! needs no huge pages, devices or privileges.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -16,22 +16,22 @@ use anyhow::{Context, Result, bail};
 /// Longest wait for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
-/// What it does with frames (`testpmd` User Guide, "set fwd").
+/// Forwarding mode (`testpmd` User Guide, "set fwd").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum TestpmdMode {
     /// Sends the same frame again and again.
     TxOnly,
     /// Takes frames and frees them.
     RxOnly,
     /// Takes frames and frees them; sends frames of 1,024 flows.
     FlowGen,
-    /// Sends on what comes as it is, to the next port or back where there is one only.
+    /// Forwards frames unchanged to the next port, or back if there is only one.
     Io,
-    /// As `Io`, with link addresses exchanged.
+    /// Like `Io`, with MAC addresses exchanged.
     MacSwap,
 }
 
-impl Mode {
+impl TestpmdMode {
     fn word(self) -> &'static str {
         match self {
             Self::TxOnly => "txonly",
@@ -45,10 +45,10 @@ impl Mode {
 
 /// A memif interface of a process.
 #[derive(Clone, Debug)]
-pub struct Interface {
-    /// Whether it listens.
+pub struct TestpmdInterface {
+    /// True if it listens.
     pub server: bool,
-    /// Its number.
+    /// Number.
     pub id: u32,
     /// The socket.
     pub socket: String,
@@ -56,16 +56,16 @@ pub struct Interface {
 
 /// Frames of an interface since the process began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Port {
+pub struct TestpmdCounters {
     /// Received.
     pub received: u64,
     /// Sent.
     pub sent: u64,
-    /// Not sent, for want of room.
+    /// Not sent because the ring was full.
     pub not_sent: u64,
 }
 
-/// A running testpmd; ends when dropped.
+/// Running testpmd; ends when dropped.
 #[derive(Debug)]
 pub struct Testpmd {
     child: Child,
@@ -75,10 +75,15 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it, with frames of so many bytes, and its polling thread on a CPU. Its interfaces'
-    /// other ends may come later.
-    pub fn start(interfaces: &[Interface], mode: Mode, bytes: usize, cpu: usize) -> Result<Self> {
-        // By lines, or answers would wait in its buffer.
+    /// Starts it with frames of `bytes` bytes, and its polling thread on a CPU. The peers of its
+    /// interfaces may start later.
+    pub fn start(
+        interfaces: &[TestpmdInterface],
+        mode: TestpmdMode,
+        bytes: usize,
+        cpu: usize,
+    ) -> Result<Self> {
+        // Line-buffered, as answers would otherwise wait in its buffer.
         let mut command = Command::new("stdbuf");
         command.args([
             "-oL",
@@ -91,7 +96,7 @@ impl Testpmd {
             "256",
         ]);
         command.args(["--lcores", &format!("0@{cpu},1@{cpu}")]);
-        for (number, Interface { server, id, socket }) in interfaces.iter().enumerate() {
+        for (number, TestpmdInterface { server, id, socket }) in interfaces.iter().enumerate() {
             let role = if *server { "server" } else { "client" };
             command.arg(format!(
                 "--vdev=net_memif{number},role={role},id={id},socket={socket},socket-abstract=no"
@@ -100,7 +105,7 @@ impl Testpmd {
         command.args(["--", "-i", "--total-num-mbufs=16384", "--no-mlockall", "--no-flush-rx"]);
         command.args(["--no-lsc-interrupt", "--disable-link-check"]);
         command.arg(format!("--forward-mode={}", mode.word()));
-        if mode == Mode::FlowGen || mode == Mode::TxOnly {
+        if mode == TestpmdMode::FlowGen || mode == TestpmdMode::TxOnly {
             command.arg(format!("--txpkts={bytes}"));
         }
         if interfaces.len() == 1 {
@@ -128,7 +133,7 @@ impl Testpmd {
         Ok(testpmd)
     }
 
-    /// Its process.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -138,13 +143,13 @@ impl Testpmd {
         self.say("start")
     }
 
-    /// Stops forwarding: nothing polls any more.
+    /// Stops forwarding and all polling.
     pub fn rest(&mut self) -> Result<()> {
         self.say("stop")?;
         self.counters().map(|_| ())
     }
 
-    /// Waits until all interfaces have their other ends.
+    /// Waits until all interfaces are connected.
     pub fn connected(&mut self) -> Result<()> {
         let end = Instant::now() + ANSWER_MAX;
         loop {
@@ -166,11 +171,11 @@ impl Testpmd {
     }
 
     /// Counters of each interface.
-    pub fn counters(&mut self) -> Result<Vec<Port>> {
+    pub fn counters(&mut self) -> Result<Vec<TestpmdCounters>> {
         (0..self.ports)
             .map(|port| {
                 self.say(&format!("show port stats {port}"))?;
-                let mut counters = Port::default();
+                let mut counters = TestpmdCounters::default();
                 self.until(|line| {
                     if let Some(count) = number(line, "RX-packets:") {
                         counters.received = count;
@@ -204,13 +209,13 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // It is gone already, or it is ours.
+        // It is already gone, or still our child.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The number behind a word of a line.
+/// Number that follows a word in a line.
 fn number(line: &str, word: &str) -> Option<u64> {
     line.split_once(word)?.1.split_whitespace().next()?.parse().ok()
 }
@@ -225,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_read() {
+    fn parses_testpmd_counters() {
         let line = "  TX-packets: 123456     TX-errors: 78    TX-bytes:  7901184";
         assert_eq!(number(line, "TX-packets:"), Some(123_456));
         assert_eq!(number(line, "TX-errors:"), Some(78));

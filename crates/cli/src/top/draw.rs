@@ -1,4 +1,4 @@
-//! `pdp top` on the screen: nothing but text and reverse video is needed to read it.
+//! `pdp top` on the screen. It needs only text and reverse video.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -6,10 +6,10 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, TableState};
 
-use super::state::{Column, Row, State};
+use super::state::{Column, TopEntry, TopState};
 use crate::show::bits;
 
-/// Lines for events, where there is room.
+/// Lines for events, if there is space.
 const EVENTS: u16 = 6;
 
 const HELP: &str = "
@@ -27,7 +27,7 @@ const HELP: &str = "
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  p pause  Enter detail  ? help";
 
-pub fn draw(frame: &mut Frame<'_>, state: &State, colour: bool) {
+pub fn draw(frame: &mut Frame<'_>, state: &TopState, colour: bool) {
     let events = if frame.area().height >= 16 { EVENTS } else { 0 };
     let areas = Layout::vertical([
         Constraint::Length(1),
@@ -56,7 +56,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &State, colour: bool) {
     frame.render_widget(Line::from(keys).style(Modifier::REVERSED), foot);
 }
 
-fn title(state: &State) -> String {
+fn title(state: &TopState) -> String {
     let mut text = match &state.vnet {
         Some(vnet) => format!("pdp top {vnet}"),
         None => "pdp top".to_owned(),
@@ -76,7 +76,7 @@ fn title(state: &State) -> String {
     text
 }
 
-/// Their titles, and how wide they are beside the first.
+/// Titles, sort columns, and widths. The first column takes the rest of the width.
 pub const COLUMNS: [(&str, Option<Column>, u16); 10] = [
     ("NAME", Some(Column::Name), 0),
     ("STATE", Some(Column::State), 9),
@@ -90,8 +90,8 @@ pub const COLUMNS: [(&str, Option<Column>, u16); 10] = [
     ("MEM", Some(Column::Memory), 6),
 ];
 
-/// The cells of a row.
-pub fn cells(row: &Row) -> [String; 10] {
+/// Formats the cells of a row.
+pub fn cells(row: &TopEntry) -> [String; 10] {
     [
         row.name.clone(),
         row.state.clone(),
@@ -109,7 +109,7 @@ pub fn cells(row: &Row) -> [String; 10] {
     ]
 }
 
-/// Bits a second without their unit, which the heading says.
+/// Formats bits per second without the unit, which the heading has.
 fn short(bps: f64) -> String {
     bits(bps as u64).trim_end_matches("bit/s").to_owned()
 }
@@ -123,7 +123,7 @@ fn bytes(count: u64) -> String {
     }
 }
 
-fn table(frame: &mut Frame<'_>, area: ratatui::layout::Rect, state: &State, colour: bool) {
+fn table(frame: &mut Frame<'_>, area: ratatui::layout::Rect, state: &TopState, colour: bool) {
     let rows = state.rows();
     let heads = COLUMNS.map(|(name, column, _)| {
         let sorted = column == Some(state.sort);
@@ -152,14 +152,16 @@ fn table(frame: &mut Frame<'_>, area: ratatui::layout::Rect, state: &State, colo
 
 #[cfg(test)]
 mod tests {
-    use pdp_api::{Phase, Sample, Snapshot, VnetSample, VnetSummary, WatchEvent, WatchLine, What};
+    use pdp_api::{
+        EventKind, Phase, Snapshot, VnetSample, VnetSummary, WatchEvent, WatchLine, WatchSample,
+    };
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    use super::super::state::{Ask, Key};
+    use super::super::state::{TopKey, TopRequest};
     use super::*;
 
-    fn screen(state: &State) -> String {
+    fn screen(state: &TopState) -> String {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
         terminal.draw(|frame| draw(frame, state, false)).unwrap();
         let buffer = terminal.backend().buffer();
@@ -172,7 +174,7 @@ mod tests {
     }
 
     fn sample(number: u64, names: &[&str]) -> WatchLine {
-        let mut sample = Sample { at_ns: number * 1_000_000_000, ..Sample::default() };
+        let mut sample = WatchSample { at_ns: number * 1_000_000_000, ..WatchSample::default() };
         for (index, name) in names.iter().enumerate() {
             let at = number * (index as u64 + 1);
             let mut vnet = VnetSample {
@@ -191,8 +193,8 @@ mod tests {
         WatchLine::Sample(Box::new(sample))
     }
 
-    fn state(names: &[&str]) -> State {
-        let mut state = State::new(None);
+    fn state(names: &[&str]) -> TopState {
+        let mut state = TopState::new(None);
         let vnet = |name: &&str| VnetSummary {
             name: (*name).into(),
             phase: Phase::Running,
@@ -205,16 +207,16 @@ mod tests {
         state
     }
 
-    fn order(state: &State) -> Vec<String> {
+    fn order(state: &TopState) -> Vec<String> {
         state.rows().into_iter().map(|row| row.name).collect()
     }
 
     #[test]
-    fn all_is_on_eighty_columns_without_colour() {
+    fn top_fits_eighty_columns_without_colour() {
         let mut state = state(&["acme.lab", "red"]);
         let event = WatchEvent {
             object: "vnet/red".into(),
-            what: What::Phase,
+            what: EventKind::Phase,
             phase: Some(Phase::Failed),
             message: Some("why\u{1b}[2J".into()),
             ..WatchEvent::default()
@@ -236,55 +238,59 @@ mod tests {
     }
 
     #[test]
-    fn keys_sort_filter_hold_and_choose() {
+    fn top_keys_sort_filter_pause_and_select() {
         let mut state = state(&["a1", "a2", "b1"]);
         assert_eq!(order(&state), ["a1", "a2", "b1"]);
         for _ in 0..2 {
-            state.key(Key::Char('s'));
+            state.key(TopKey::Char('s'));
         }
         assert_eq!(
             (state.sort, order(&state)),
             (Column::In, vec!["b1".into(), "a2".into(), "a1".into()])
         );
-        state.key(Key::Char('r'));
+        state.key(TopKey::Char('r'));
         assert_eq!(order(&state), ["a1", "a2", "b1"]);
         for key in ['/', 'a', '1'] {
-            state.key(Key::Char(key));
+            state.key(TopKey::Char(key));
         }
         assert_eq!(order(&state), ["a1"]);
         assert!(screen(&state).contains("filter: a1_"));
-        state.key(Key::Enter);
-        state.key(Key::Char('p'));
+        state.key(TopKey::Enter);
+        state.key(TopKey::Char('p'));
         state.take(WatchLine::Snapshot(Snapshot::default()));
         assert_eq!(order(&state), ["a1"], "held");
         assert!(screen(&state).contains("PAUSED"));
-        state.key(Key::Char(' '));
+        state.key(TopKey::Char(' '));
         assert!(order(&state).is_empty());
-        assert_eq!((state.key(Key::Escape), state.filter.as_str()), (Ask::Nothing, ""));
-        assert_eq!(state.key(Key::Escape), Ask::Nothing, "there is nothing to go back to");
-        state.key(Key::Char('?'));
+        assert_eq!((state.key(TopKey::Escape), state.filter.as_str()), (TopRequest::Nothing, ""));
+        assert_eq!(
+            state.key(TopKey::Escape),
+            TopRequest::Nothing,
+            "there is nothing to go back to"
+        );
+        state.key(TopKey::Char('?'));
         assert!(state.help);
-        assert_eq!((state.key(Key::Escape), state.help), (Ask::Nothing, false));
+        assert_eq!((state.key(TopKey::Escape), state.help), (TopRequest::Nothing, false));
         let mut state = self::state(&["a1", "a2"]);
-        state.key(Key::Down);
-        assert_eq!(state.key(Key::Enter), Ask::Watch(Some("a2".into())));
-        assert_eq!(state.key(Key::Escape), Ask::Watch(None));
-        assert_eq!(state.key(Key::Char('q')), Ask::Quit);
+        state.key(TopKey::Down);
+        assert_eq!(state.key(TopKey::Enter), TopRequest::Watch(Some("a2".into())));
+        assert_eq!(state.key(TopKey::Escape), TopRequest::Watch(None));
+        assert_eq!(state.key(TopKey::Char('q')), TopRequest::Quit);
     }
 
     #[test]
-    fn help_is_whole_on_eighty_columns() {
+    fn top_help_fits_eighty_columns() {
         let mut state = state(&["red"]);
-        state.key(Key::Char('?'));
+        state.key(TopKey::Char('?'));
         let screen = screen(&state);
         for line in HELP.lines() {
             assert!(screen.lines().any(|shown| shown.trim_end() == line), "{line:?}");
         }
     }
 
-    /// However small the terminal is.
+    /// No size of the terminal is too small.
     #[test]
-    fn no_size_is_too_small() {
+    fn top_draws_on_any_terminal_size() {
         let state = state(&["red"]);
         for (width, height) in [(1, 1), (10, 3), (80, 5), (300, 100)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
@@ -293,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_went_back_began_anew() {
+    fn top_treats_decreased_counters_as_restarted() {
         let mut state = state(&["red"]);
         state.take(sample(0, &["red"]));
         assert_eq!(state.rows()[0].cpu_cores, 0.0);

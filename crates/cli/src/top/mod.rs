@@ -1,4 +1,4 @@
-//! What goes on, on one screen.
+//! `pdp top`: the current activity on one screen.
 
 mod draw;
 mod state;
@@ -15,29 +15,30 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
-use crate::args::Top;
-use crate::failure::Failure;
-use crate::follow::{Following, Said};
+use crate::args::TopArgs;
+use crate::failure::CliFailure;
+use crate::follow::{WatchFollower, WatchUpdate};
 use crate::output::{print, table};
 use draw::{COLUMNS, cells};
-use state::{Ask, Key, State};
+use state::{TopKey, TopRequest, TopState};
 
-/// How often the screen is drawn at most.
+/// Shortest interval between two redraws.
 const DRAW_PAUSE: Duration = Duration::from_millis(100);
 
-pub async fn top(client: &Client, args: Top) -> Result<ExitCode, Failure> {
+pub async fn top(client: &Client, args: TopArgs) -> Result<ExitCode, CliFailure> {
     if args.once {
         return once(client, &args).await;
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let text =
             "top needs a terminal; print one look with --once, or each by `pdp stats --watch`";
-        return Err(Failure::Usage(text.into()));
+        return Err(CliFailure::Usage(text.into()));
     }
-    // Of a daemon that does not answer is told where it can be read.
-    let following = Following::begin(client, query(&args, args.vnet.clone())).await?;
-    // From before the terminal is another until it is given back; a panic gives it back by ratatui's hook.
-    let mut ends = Ends::new()?;
+    // An error of a daemon that does not answer is printed before the screen opens.
+    let following = WatchFollower::begin(client, query(&args, args.vnet.clone())).await?;
+    // Signals are caught from before the terminal changes until it is restored. After a panic,
+    // ratatui's hook restores it.
+    let mut ends = TerminationSignals::new()?;
     let shown = match ratatui::try_init() {
         Ok(terminal) => tokio::select! {
             shown = show(client, &args, following, terminal) => shown,
@@ -45,30 +46,32 @@ pub async fn top(client: &Client, args: Top) -> Result<ExitCode, Failure> {
         },
         Err(error) => Err(error.into()),
     };
-    // Where it can't be, nobody is there to read why.
+    // If restoring fails, nobody can read the error.
     let _ = ratatui::try_restore();
     shown
 }
 
-fn query(args: &Top, vnet: Option<String>) -> WatchQuery {
+fn query(args: &TopArgs, vnet: Option<String>) -> WatchQuery {
     let detail = if vnet.is_some() { Detail::Ports } else { Detail::Summary };
     let every_ms = Some(args.every.as_millis() as u64);
     WatchQuery { vnet, detail, every_ms, ..WatchQuery::default() }
 }
 
-/// Two samples, and what is between them.
-async fn once(client: &Client, args: &Top) -> Result<ExitCode, Failure> {
+/// Prints the rates between two samples.
+async fn once(client: &Client, args: &TopArgs) -> Result<ExitCode, CliFailure> {
     let mut watch = client.watch(&query(args, args.vnet.clone())).await?;
-    let mut state = State::new(args.vnet.clone());
+    let mut state = TopState::new(args.vnet.clone());
     while !state.has_rates() {
         match watch.next().await? {
-            Some(WatchLine::End(end)) => return Err(Failure::Other(end.reason)),
+            Some(WatchLine::End(end)) => return Err(CliFailure::Other(end.reason)),
             Some(WatchLine::Snapshot(now)) if args.vnet.is_some() && now.vnets.is_empty() => {
                 let name = args.vnet.as_deref().unwrap_or_default();
-                return Err(Failure::Other(format!("no vnet {name:?}")));
+                return Err(CliFailure::Other(format!("no vnet {name:?}")));
             }
             Some(line) => state.take(line),
-            None => return Err(Failure::Other("the stream ended before its second sample".into())),
+            None => {
+                return Err(CliFailure::Other("the stream ended before its second sample".into()));
+            }
         }
     }
     print(args.format, &state.rows(), |rows| {
@@ -76,10 +79,10 @@ async fn once(client: &Client, args: &Top) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Signals that end it, with the terminal as it was.
-struct Ends([Signal; 3]);
+/// Signals that end the program and let it restore the terminal.
+struct TerminationSignals([Signal; 3]);
 
-impl Ends {
+impl TerminationSignals {
     fn new() -> io::Result<Self> {
         let [terminate, interrupt, hangup] =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
@@ -96,15 +99,15 @@ impl Ends {
     }
 }
 
-/// Shows it until it is quit.
+/// Shows the screen until the user quits.
 async fn show(
     client: &Client,
-    args: &Top,
-    following: Following,
+    args: &TopArgs,
+    following: WatchFollower,
     mut terminal: DefaultTerminal,
-) -> Result<ExitCode, Failure> {
+) -> Result<ExitCode, CliFailure> {
     let colour = std::env::var_os("NO_COLOR").is_none();
-    let mut state = State::new(args.vnet.clone());
+    let mut state = TopState::new(args.vnet.clone());
     let mut keys = keys();
     let mut stream = following.spawn();
     let mut tick = tokio::time::interval(DRAW_PAUSE);
@@ -113,21 +116,21 @@ async fn show(
     loop {
         tokio::select! {
             said = stream.next() => match said {
-                Some(Ok(Said::Line(line))) => state.take(line),
-                Some(Ok(Said::Gone(why))) => state.gone = Some(why),
-                Some(Ok(Said::Back)) => state.gone = None,
+                Some(Ok(WatchUpdate::Line(line))) => state.take(line),
+                Some(Ok(WatchUpdate::Gone(why))) => state.gone = Some(why),
+                Some(Ok(WatchUpdate::Back)) => state.gone = None,
                 Some(Err(error)) => return Err(error.into()),
-                None => return Err(Failure::Other("nobody reads the stream any more".into())),
+                None => return Err(CliFailure::Other("nobody reads the stream any more".into())),
             },
             key = keys.recv() => match key {
                 // The terminal is gone.
                 None => return Ok(ExitCode::SUCCESS),
                 Some(None) => {}
                 Some(Some(key)) => match state.key(key) {
-                    Ask::Nothing => {}
-                    Ask::Quit => return Ok(ExitCode::SUCCESS),
-                    Ask::Watch(vnet) => {
-                        stream = Following::later(client, query(args, vnet)).spawn();
+                    TopRequest::Nothing => {}
+                    TopRequest::Quit => return Ok(ExitCode::SUCCESS),
+                    TopRequest::Watch(vnet) => {
+                        stream = WatchFollower::later(client, query(args, vnet)).spawn();
                     }
                 },
             },
@@ -142,10 +145,11 @@ async fn show(
     }
 }
 
-/// Keys as they are typed; `None`: something else happened to the terminal, as that it has another size.
-fn keys() -> mpsc::UnboundedReceiver<Option<Key>> {
+/// Returns keys as they are typed. `None` stands for another event of the terminal, such as a new
+/// size.
+fn keys() -> mpsc::UnboundedReceiver<Option<TopKey>> {
     let (send, receive) = mpsc::unbounded_channel();
-    // It waits for the terminal and for nobody else; the process ends with or without it.
+    // The thread only waits for the terminal. The process does not wait for the thread.
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             let key = match event {
@@ -163,16 +167,16 @@ fn keys() -> mpsc::UnboundedReceiver<Option<Key>> {
     receive
 }
 
-fn of(key: KeyEvent) -> Option<Key> {
+fn of(key: KeyEvent) -> Option<TopKey> {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     match key.code {
-        KeyCode::Char('c') if control => Some(Key::Interrupt),
-        KeyCode::Char(letter) if !control => Some(Key::Char(letter)),
-        KeyCode::Enter => Some(Key::Enter),
-        KeyCode::Esc => Some(Key::Escape),
-        KeyCode::Backspace => Some(Key::Backspace),
-        KeyCode::Up => Some(Key::Up),
-        KeyCode::Down => Some(Key::Down),
+        KeyCode::Char('c') if control => Some(TopKey::Interrupt),
+        KeyCode::Char(letter) if !control => Some(TopKey::Char(letter)),
+        KeyCode::Enter => Some(TopKey::Enter),
+        KeyCode::Esc => Some(TopKey::Escape),
+        KeyCode::Backspace => Some(TopKey::Backspace),
+        KeyCode::Up => Some(TopKey::Up),
+        KeyCode::Down => Some(TopKey::Down),
         _ => None,
     }
 }

@@ -1,59 +1,60 @@
-//! What `pdp top` knows, and its rows. Pure: what comes and what is typed goes in.
+//! State of `pdp top`, and its rows. Without I/O: the inputs are lines of the watch and keys.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 
 use pdp_api::{
-    NodeSample, Phase, PortStats, Sample, Usage, VnetSample, VnetSummary, WatchLine, What,
+    EventKind, NodeSample, Phase, PortStats, ResourceUsage, VnetSample, VnetSummary, WatchLine,
+    WatchSample,
 };
 use serde::Serialize;
 
 use crate::events::event_words;
 use crate::stats::since;
 
-/// Events that are shown at most.
+/// Largest number of events kept.
 const EVENTS_MAX: usize = 100;
 
-/// A vnet, or a part of one, between the last two looks at it.
+/// A vnet, or a part of one, between the last two samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Row {
-    /// Its name; of a part its name in the vnet.
+pub struct TopEntry {
+    /// Name of the vnet, or of the part in its vnet.
     pub name: String,
-    /// How it is.
+    /// State of the vnet or part.
     pub state: String,
-    /// Forwarding guests that are connected; absent of a part.
+    /// Number of connected forwarding guests; absent for a part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guests_connected: Option<u32>,
-    /// Forwarding guests; absent of a part.
+    /// Number of forwarding guests; absent for a part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guests: Option<u32>,
-    /// Bits a second that came in.
+    /// Received bits per second.
     pub received_bps: f64,
-    /// Bits a second that left.
+    /// Sent bits per second.
     pub sent_bps: f64,
-    /// Frames a second dropped.
+    /// Dropped frames per second.
     pub dropped_pps: f64,
-    /// Frames that wait at links.
+    /// Frames waiting at links.
     pub waiting: u64,
-    /// CPU in use, cores.
+    /// CPU usage, cores.
     pub cpu_cores: f64,
-    /// Time for which guests waited because of their CPU limit, seconds a second.
+    /// Time that guests were throttled by their CPU limit, seconds per second.
     pub throttled: f64,
-    /// Memory held, bytes.
+    /// Memory used, bytes.
     pub memory_bytes: u64,
 }
 
-/// What something used between the last two times that the daemon looked, which need not be in each sample.
+/// Usage between the last two readings. The daemon does not read all usage for each sample.
 #[derive(Clone, Copy, Debug, Default)]
-struct Used {
-    last: Usage,
+struct UsageRate {
+    last: ResourceUsage,
     cpu_cores: f64,
     throttled: f64,
 }
 
-impl Used {
-    fn take(&mut self, now: &Usage) {
+impl UsageRate {
+    fn take(&mut self, now: &ResourceUsage) {
         if now.usage_at_ns == self.last.usage_at_ns {
             return;
         }
@@ -66,7 +67,7 @@ impl Used {
     }
 }
 
-/// By what rows are in order.
+/// Column that rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
     Name,
@@ -93,8 +94,8 @@ impl Column {
         Self::Memory,
     ];
 
-    /// In order of this; numbers the highest first.
-    fn order(self, a: &Row, b: &Row) -> Ordering {
+    /// Compares rows by this column. Highest numbers come first.
+    fn order(self, a: &TopEntry, b: &TopEntry) -> Ordering {
         match self {
             Self::Name => Ordering::Equal,
             Self::State => a.state.cmp(&b.state),
@@ -109,19 +110,19 @@ impl Column {
     }
 }
 
-/// What is asked of who runs it, after a key.
+/// Request to the caller after a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum TopRequest {
     Nothing,
-    /// To end.
+    /// Quit the program.
     Quit,
-    /// To watch this vnet with its parts, or all.
+    /// Watch this vnet with its parts, or all vnets.
     Watch(Option<String>),
 }
 
-/// A key, as far as it means something here.
+/// A key with a meaning here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
+pub enum TopKey {
     Char(char),
     Enter,
     Escape,
@@ -132,28 +133,28 @@ pub enum Key {
 }
 
 #[derive(Debug)]
-pub struct State {
+pub struct TopState {
     vnets: BTreeMap<String, VnetSummary>,
-    samples: [Option<Box<Sample>>; 2],
-    /// By the name of their row.
-    used: BTreeMap<String, Used>,
+    samples: [Option<Box<WatchSample>>; 2],
+    /// Usage by name of the row.
+    used: BTreeMap<String, UsageRate>,
     pub events: VecDeque<String>,
     pub sort: Column,
     pub reverse: bool,
     pub filter: String,
-    /// What is typed is the filter.
+    /// True while the user types the filter.
     pub typing: bool,
     pub help: bool,
     pub selected: usize,
-    /// The vnet whose parts are shown.
+    /// Vnet whose parts are shown.
     pub vnet: Option<String>,
-    /// Why nothing new comes.
+    /// Why the watch is interrupted.
     pub gone: Option<String>,
-    /// What is shown while nothing new is to be.
-    held: Option<Vec<Row>>,
+    /// Rows shown while the display is paused.
+    paused_rows: Option<Vec<TopEntry>>,
 }
 
-impl State {
+impl TopState {
     pub fn new(vnet: Option<String>) -> Self {
         Self {
             vnets: BTreeMap::new(),
@@ -168,11 +169,11 @@ impl State {
             selected: 0,
             vnet,
             gone: None,
-            held: None,
+            paused_rows: None,
         }
     }
 
-    /// Takes a line of the watch.
+    /// Processes a line of the watch.
     pub fn take(&mut self, line: WatchLine) {
         match line {
             WatchLine::Snapshot(snapshot) => {
@@ -183,12 +184,12 @@ impl State {
                 let name = event.vnet().unwrap_or_default().to_owned();
                 if event.object == format!("vnet/{name}") {
                     match (event.what, event.phase) {
-                        (What::Created, _) => {
+                        (EventKind::Created, _) => {
                             let new = VnetSummary { name: name.clone(), ..VnetSummary::default() };
                             self.vnets.entry(name).or_insert(new);
                         }
-                        (What::Gone, _) => drop(self.vnets.remove(&name)),
-                        (What::Phase, Some(phase)) => {
+                        (EventKind::Gone, _) => drop(self.vnets.remove(&name)),
+                        (EventKind::Phase, Some(phase)) => {
                             if let Some(vnet) = self.vnets.get_mut(&name) {
                                 (vnet.phase, vnet.message) = (phase, event.message.clone());
                             }
@@ -204,13 +205,13 @@ impl State {
                 self.samples = [last, Some(sample)];
             }
             line @ (WatchLine::Gap(_) | WatchLine::End(_)) => {
-                self.tell(crate::events::words(&line).trim_end().to_owned());
+                self.tell(crate::events::format_line(&line).trim_end().to_owned());
             }
         }
     }
 
-    /// What each row used, with this sample.
-    fn usage(&self, sample: &Sample) -> BTreeMap<String, Used> {
+    /// Returns the usage of each row, updated by this sample.
+    fn usage(&self, sample: &WatchSample) -> BTreeMap<String, UsageRate> {
         let mut now = Vec::new();
         match &self.vnet {
             Some(name) => {
@@ -223,7 +224,7 @@ impl State {
             }
             None => now.extend(sample.vnets.iter().map(|(name, is)| (name.clone(), is.usage))),
         }
-        let with = |(name, now): (String, Usage)| {
+        let with = |(name, now): (String, ResourceUsage)| {
             let mut used = self.used.get(&name).copied().unwrap_or_default();
             used.take(&now);
             (name, used)
@@ -238,27 +239,27 @@ impl State {
         }
     }
 
-    /// Whether there are two samples, and so rates.
+    /// True if there are two samples, and therefore rates.
     pub fn has_rates(&self) -> bool {
         self.samples.iter().all(Option::is_some)
     }
 
-    /// How many vnets are in which phase.
+    /// Counts the vnets in each phase.
     pub fn phases(&self) -> Vec<(Phase, usize)> {
         let all = [Phase::Running, Phase::Starting, Phase::Degraded, Phase::Failed, Phase::Stopped];
         let count = |phase| self.vnets.values().filter(|vnet| vnet.phase == phase).count();
         all.into_iter().map(|phase| (phase, count(phase))).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Whether nothing new is shown.
+    /// True if the display is paused.
     pub fn is_paused(&self) -> bool {
-        self.held.is_some()
+        self.paused_rows.is_some()
     }
 
-    /// What is to be shown, in order.
-    pub fn rows(&self) -> Vec<Row> {
+    /// Returns the rows to show, sorted.
+    pub fn rows(&self) -> Vec<TopEntry> {
         let filter = self.filter.to_lowercase();
-        let mut rows = self.held.clone().unwrap_or_else(|| self.now());
+        let mut rows = self.paused_rows.clone().unwrap_or_else(|| self.now());
         rows.retain(|row| row.name.to_lowercase().contains(&filter) || row.state.contains(&filter));
         rows.sort_by(|a, b| {
             let order = self.sort.order(a, b).then_with(|| a.name.cmp(&b.name));
@@ -267,9 +268,9 @@ impl State {
         rows
     }
 
-    fn now(&self) -> Vec<Row> {
+    fn now(&self) -> Vec<TopEntry> {
         let [before, last] = &self.samples;
-        let none = Sample::default();
+        let none = WatchSample::default();
         let last = last.as_deref().unwrap_or(&none);
         let before = before.as_deref().unwrap_or(last);
         let seconds = last.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
@@ -288,7 +289,7 @@ impl State {
                 true => (now.guests_connected, now.guests),
                 false => (vnet.guests_connected, vnet.guests),
             };
-            Row {
+            TopEntry {
                 state: vnet.phase.name().into(),
                 guests_connected: Some(connected),
                 guests: Some(guests),
@@ -302,105 +303,107 @@ impl State {
         self.vnets.values().map(row).collect()
     }
 
-    /// Does what a key says.
-    pub fn key(&mut self, key: Key) -> Ask {
-        if key == Key::Interrupt {
-            return Ask::Quit;
+    /// Processes a key.
+    pub fn key(&mut self, key: TopKey) -> TopRequest {
+        if key == TopKey::Interrupt {
+            return TopRequest::Quit;
         }
         if self.typing {
             match key {
-                Key::Char(letter) => self.filter.push(letter),
-                Key::Backspace => drop(self.filter.pop()),
-                Key::Enter => self.typing = false,
-                Key::Escape => {
+                TopKey::Char(letter) => self.filter.push(letter),
+                TopKey::Backspace => drop(self.filter.pop()),
+                TopKey::Enter => self.typing = false,
+                TopKey::Escape => {
                     self.filter.clear();
                     self.typing = false;
                 }
                 _ => {}
             }
             self.selected = 0;
-            return Ask::Nothing;
+            return TopRequest::Nothing;
         }
-        if self.help && key != Key::Char('q') {
+        if self.help && key != TopKey::Char('q') {
             self.help = false;
-            return Ask::Nothing;
+            return TopRequest::Nothing;
         }
         let last = self.rows().len().saturating_sub(1);
         match key {
-            Key::Char('q') => return Ask::Quit,
-            Key::Escape | Key::Backspace if self.vnet.is_some() => return self.watch(None),
-            Key::Escape => self.filter.clear(),
-            Key::Enter if self.vnet.is_none() => {
+            TopKey::Char('q') => return TopRequest::Quit,
+            TopKey::Escape | TopKey::Backspace if self.vnet.is_some() => return self.watch(None),
+            TopKey::Escape => self.filter.clear(),
+            TopKey::Enter if self.vnet.is_none() => {
                 let chosen = self.rows().get(self.selected).map(|row| row.name.clone());
-                return chosen.map_or(Ask::Nothing, |name| self.watch(Some(name)));
+                return chosen.map_or(TopRequest::Nothing, |name| self.watch(Some(name)));
             }
-            Key::Char('/') => self.typing = true,
-            Key::Char('s') => {
+            TopKey::Char('/') => self.typing = true,
+            TopKey::Char('s') => {
                 let at = Column::ALL.iter().position(|column| *column == self.sort);
                 self.sort = Column::ALL[(at.unwrap_or(0) + 1) % Column::ALL.len()];
             }
-            Key::Char('r') => self.reverse = !self.reverse,
-            Key::Char('p' | ' ') => {
-                self.held = if self.is_paused() { None } else { Some(self.now()) };
+            TopKey::Char('r') => self.reverse = !self.reverse,
+            TopKey::Char('p' | ' ') => {
+                self.paused_rows = if self.is_paused() { None } else { Some(self.now()) };
             }
-            Key::Char('?' | 'h') => self.help = true,
-            Key::Up | Key::Char('k') => self.selected = self.selected.min(last).saturating_sub(1),
-            Key::Down | Key::Char('j') => self.selected = (self.selected + 1).min(last),
+            TopKey::Char('?' | 'h') => self.help = true,
+            TopKey::Up | TopKey::Char('k') => {
+                self.selected = self.selected.min(last).saturating_sub(1)
+            }
+            TopKey::Down | TopKey::Char('j') => self.selected = (self.selected + 1).min(last),
             _ => {}
         }
-        Ask::Nothing
+        TopRequest::Nothing
     }
 
-    /// Shows a vnet's parts or all vnets, of which nothing is known yet.
-    fn watch(&mut self, vnet: Option<String>) -> Ask {
+    /// Shows a vnet's parts or all vnets. Nothing is known of them yet.
+    fn watch(&mut self, vnet: Option<String>) -> TopRequest {
         let events = std::mem::take(&mut self.events);
         let (sort, reverse) = (self.sort, self.reverse);
         *self = Self { events, sort, reverse, ..Self::new(vnet.clone()) };
-        Ask::Watch(vnet)
+        TopRequest::Watch(vnet)
     }
 
-    /// A row with what it used.
-    fn used(&self, name: String) -> Row {
+    /// Returns a row with its usage.
+    fn used(&self, name: String) -> TopEntry {
         let used = self.used.get(&name).copied().unwrap_or_default();
-        let Used { last: Usage { memory_bytes, .. }, cpu_cores, throttled } = used;
-        Row { name, cpu_cores, throttled, memory_bytes, ..Row::default() }
+        let UsageRate { last: ResourceUsage { memory_bytes, .. }, cpu_cores, throttled } = used;
+        TopEntry { name, cpu_cores, throttled, memory_bytes, ..TopEntry::default() }
     }
 
-    /// Ports, guests and control sides of a vnet.
+    /// Returns rows for the ports, guests and control guests of a vnet.
     fn parts(
         &self,
         before: &BTreeMap<String, NodeSample>,
         last: &BTreeMap<String, NodeSample>,
         seconds: f64,
-    ) -> Vec<Row> {
+    ) -> Vec<TopEntry> {
         let mut rows = Vec::new();
         for (node, now) in last {
             let then = before.get(node).unwrap_or(now);
             for (port, counters) in &now.ports {
                 let was = then.ports.get(port).unwrap_or(counters);
                 let drops = |port: &PortStats| port.dropped.values().sum::<u64>();
-                rows.push(Row {
+                rows.push(TopEntry {
                     name: format!("{node}:{port}"),
                     state: "port".into(),
                     received_bps: rate(was.received_bytes, counters.received_bytes, seconds) * 8.0,
                     sent_bps: rate(was.sent_bytes, counters.sent_bytes, seconds) * 8.0,
                     dropped_pps: rate(drops(was), drops(counters), seconds),
                     waiting: counters.waiting,
-                    ..Row::default()
+                    ..TopEntry::default()
                 });
             }
             if now.control.usage_at_ns > 0 {
                 let name = format!("{node}/control");
-                rows.push(Row { state: "control".into(), ..self.used(name) });
+                rows.push(TopEntry { state: "control".into(), ..self.used(name) });
             }
             if now.kernel.is_some() {
                 let name = format!("{node}/kernel");
-                rows.push(Row { state: "kernel".into(), ..self.used(name) });
+                rows.push(TopEntry { state: "kernel".into(), ..self.used(name) });
             }
             for (number, guest) in &now.guests {
                 let name = format!("{node}/g{number}");
                 let state = if guest.counters.connected { "connected" } else { "absent" };
-                rows.push(Row {
+                rows.push(TopEntry {
                     state: state.into(),
                     waiting: guest.counters.in_flight,
                     ..self.used(name)
@@ -411,7 +414,7 @@ impl State {
     }
 }
 
-/// What a counter counts a second.
+/// Returns the increase of a counter per second.
 fn rate(then: u64, now: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { since(then, now) as f64 / seconds } else { 0.0 }
 }

@@ -1,5 +1,4 @@
-//! Stands over one guest or helper, so that it outlives who made it; see
-//! [`pdp_container::shim_main`].
+//! Supervises one guest or helper, so that it outlives its maker; see [`pdp_container::shim_main`].
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
-//! A cgroup for what somebody runs in a guest, so that all of it can be ended together.
+//! A cgroup for a command run in a guest, so that all its processes can be ended together.
 //!
-//! Whatever is started in it stays in it, in whatever session and with whatever parent: nothing has to
-//! be looked for. Limits are those of the guest's own cgroup, above it.
+//! Every process started in it stays in it, whatever its session and parent. No search for
+//! processes is needed. The limits of the guest's own cgroup, above it, apply.
 
 use std::fs;
 use std::io;
@@ -11,28 +11,28 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Cgroups, Version};
-use crate::error::{Context, Result};
+use super::{CgroupVersion, Cgroups};
+use crate::error::{ErrorContext, Result};
 
-/// Longest time that killed processes are waited for before the cgroup is left to whoever removes the
-/// guest's.
+/// Longest wait for killed processes. After that, the cgroup is left until the guest's cgroup is
+/// removed.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// Pause between two looks at whether they have ended.
+/// Pause between two checks for their end.
 const END_PAUSE: Duration = Duration::from_millis(5);
 
-/// The hierarchy of version 1 that sessions are in: one that can also keep them from forking.
+/// The version 1 hierarchy with sessions. It can also keep their processes from forking.
 const CONTROLLER: &str = "pids";
 
-/// Sessions so far, for their names.
+/// Number of sessions so far, for their names.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// A cgroup inside a guest's, with what was started in it. When dropped it is removed; what still runs
-/// in it goes on, in the guest's.
+/// A cgroup inside a guest's cgroup, with the processes started in it. Dropping removes it;
+/// processes that still run continue in the guest's cgroup.
 #[derive(Debug)]
 pub struct Session {
     dir: PathBuf,
-    version: Version,
+    version: CgroupVersion,
 }
 
 impl Cgroups {
@@ -45,7 +45,7 @@ impl Cgroups {
             let number = COUNT.fetch_add(1, Ordering::Relaxed);
             let dir = leaf.join(format!("exec-{}-{number}", std::process::id()));
             match fs::create_dir(&dir) {
-                // An earlier process of this number left it.
+                // An earlier process with this id left it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => {
                     made.at("make the cgroup", &dir)?;
@@ -57,29 +57,30 @@ impl Cgroups {
 }
 
 impl Session {
-    /// The argument of `runc exec --cgroup` that starts a command in it.
+    /// Returns the argument of `runc exec --cgroup` that starts a command in it.
     pub fn argument(&self) -> String {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy();
         match self.version {
-            Version::V1 => format!("{CONTROLLER}:{name}"),
-            Version::V2 => name.into_owned(),
+            CgroupVersion::V1 => format!("{CONTROLLER}:{name}"),
+            CgroupVersion::V2 => name.into_owned(),
         }
     }
 
-    /// Its directory, where a process enters by its `cgroup.procs`.
+    /// Returns its directory. A process enters by its `cgroup.procs`.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Kills all that is in it. Takes no longer the more processes the machine has.
+    /// Kills all its processes. The time does not depend on the number of processes on the machine.
     pub fn kill(&self) {
-        if self.version == Version::V2 && fs::write(self.dir.join("cgroup.kill"), "1").is_ok() {
+        if self.version == CgroupVersion::V2 && fs::write(self.dir.join("cgroup.kill"), "1").is_ok()
+        {
             return;
         }
-        // None can be started any more, so that those found are all.
+        // No process can fork any more, so the processes found are all.
         let _ = fs::write(self.dir.join("pids.max"), "0");
         for pid in self.processes() {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -94,12 +95,12 @@ fn processes(dir: &Path) -> Vec<Pid> {
     text.lines().filter_map(|id| Pid::from_raw(id.parse().ok()?)).collect()
 }
 
-/// Lets what is left of a session go on in the guest's cgroup, and removes the session's; whether that
-/// is gone.
-fn leave(dir: &Path) -> bool {
+/// Moves a session's remaining processes to the guest's cgroup, and removes the session's. Returns
+/// true if it is gone.
+fn move_to_guest(dir: &Path) -> bool {
     let leaf = dir.parent().unwrap_or(dir);
     for pid in processes(dir) {
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         let _ = fs::write(leaf.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
     }
     match fs::remove_dir(dir) {
@@ -110,13 +111,13 @@ fn leave(dir: &Path) -> bool {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if leave(&self.dir) {
+        if move_to_guest(&self.dir) {
             return;
         }
-        // What was killed is in it until it has ended, which whoever drops this need not wait for.
+        // Killed processes are in it until they have ended. The caller need not wait for that.
         let (dir, end) = (std::mem::take(&mut self.dir), Instant::now() + END_WAIT);
         std::thread::spawn(move || {
-            while !leave(&dir) && Instant::now() < end {
+            while !move_to_guest(&dir) && Instant::now() < end {
                 std::thread::sleep(END_PAUSE);
             }
         });
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    /// Removes its cgroup, also when a test fails.
+    /// Removes its cgroup, even if a test fails.
     struct Guard(Cgroups);
 
     impl Drop for Guard {
@@ -152,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_session_ends_together_and_what_is_left_of_one_goes_on() {
+    fn kill_ends_the_session_and_drop_keeps_processes() {
         let cgroups = Cgroups::new(&format!("pdp-session-{}", std::process::id())).unwrap();
         let guard = Guard(cgroups.clone());
         cgroups.ensure_leaf("guest").unwrap();
         let session = cgroups.session("guest").unwrap();
         let dir = session.dir.clone();
-        // Daemons of daemons, whose parents have ended, and one that forks without end.
+        // Daemons of daemons whose parents have ended, and a program that forks without end.
         let script = "(setsid sh -c 'setsid sleep 600 & sleep 600 &' &) ; \
                       (while :; do sleep 0.01 & done) & sleep 600";
         let mut child = start(&session, script);

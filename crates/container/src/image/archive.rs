@@ -1,10 +1,11 @@
-//! Archives that `docker save` and `podman save` write, as the blobs and the manifest of an image.
+//! Converts archives of `docker save` and `podman save` into the blobs and the manifest of an
+//! image.
 //!
-//! The manifest is made here, the same for the same archive. Nothing is written but files named by their digest;
-//! names in the archive are looked for in it and nowhere else.
+//! The manifest is generated; it is the same for the same archive. Only files named by their digest
+//! are written. Names in the archive are only looked up in the archive.
 //!
-//! Limits: [`ARCHIVE_ENTRIES_MAX`], and the bytes that the caller says.
-//! Source: github.com/moby/docker-image-spec, "Combined Image JSON + Filesystem Changeset Format".
+//! Limits: [`ARCHIVE_ENTRIES_MAX`], and the caller's limit of bytes. Source:
+//! github.com/moby/docker-image-spec, "Combined Image JSON + Filesystem Changeset Format".
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -21,29 +22,30 @@ use super::{
     JSON_BYTES_MAX, MANIFEST, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, failed, hex, invalid, open_file,
 };
 use crate::error::Result;
-use crate::status::tame;
+use crate::status::sanitize;
 
-/// Entries of an archive.
+/// Largest number of entries of an archive.
 pub const ARCHIVE_ENTRIES_MAX: usize = 4096;
 
-/// In an archive: which images it has.
+/// File in an archive that lists its images.
 const IMAGES: &str = "manifest.json";
 
 /// One image of an archive.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Image {
+struct ArchiveImage {
     config: String,
     #[serde(default)]
     repo_tags: Option<Vec<String>>,
     layers: Vec<String>,
 }
 
-/// Writes the blobs of an archive's image into the directory `into`, each named by its digest in hexadecimal, and
-/// its manifest as [`MANIFEST`]; `bytes_max` in all. `tag`: which image; the only one where there is none.
+/// Writes an image's blobs into the directory `into`, each named by its digest in hexadecimal, and
+/// its manifest as [`MANIFEST`]; at most `bytes_max` in all. `tag`: selects the image; `None` if
+/// the archive has only one.
 pub fn convert(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64) -> Result<()> {
     convert_image(archive, tag, into, bytes_max)
-        .map_err(|error| failed(archive, tame(&error.to_string(), TEXT_BYTES_MAX)))
+        .map_err(|error| failed(archive, sanitize(&error.to_string(), TEXT_BYTES_MAX)))
 }
 
 fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64) -> io::Result<()> {
@@ -52,7 +54,7 @@ fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64)
     visit(archive, |path, entry| {
         if let Some(target) = entry.link_name()? {
             let beside = path.parent().unwrap_or(Path::new(""));
-            // A hard link's is from the top.
+            // The target of a hard link is relative to the top.
             let from =
                 if entry.header().entry_type().is_symlink() { beside } else { Path::new("") };
             links.insert(path.to_owned(), normal(&from.join(target)));
@@ -68,7 +70,7 @@ fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64)
     if text.len() as u64 > JSON_BYTES_MAX {
         return Err(invalid(format!("{IMAGES} has more than {JSON_BYTES_MAX} bytes")));
     }
-    let images: Vec<Image> =
+    let images: Vec<ArchiveImage> =
         serde_json::from_slice(&text).map_err(|error| invalid(format!("{IMAGES}: {error}")))?;
     let image = choose(&images, tag)?;
     let place = |name: &String| {
@@ -106,7 +108,7 @@ fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64)
     fs::write(into.join(MANIFEST), manifest.to_string())
 }
 
-/// Goes through the files of an archive, which may be packed as a whole.
+/// Visits the files of an archive, which may be compressed as a whole.
 fn visit(
     archive: &Path,
     mut with: impl FnMut(&Path, &mut tar::Entry<'_, Box<dyn Read>>) -> io::Result<()>,
@@ -115,7 +117,7 @@ fn visit(
     let bytes_max = UNPACKED_BYTES_MAX.max(file.metadata()?.len());
     let reader = packed::open(file)?.take(bytes_max);
     let mut tar = Archive::new(Box::new(reader) as Box<dyn Read>);
-    // No name of theirs is long; what says otherwise is not read.
+    // The needed names are short. Raw mode ignores extension headers with long names.
     for (index, entry) in tar.entries()?.raw(true).enumerate() {
         if index >= ARCHIVE_ENTRIES_MAX {
             return Err(invalid(format!("more than {ARCHIVE_ENTRIES_MAX} files in it")));
@@ -127,7 +129,7 @@ fn visit(
     Ok(())
 }
 
-/// A path without `.` and `..`, from the top of the archive on.
+/// Returns a path from the top of the archive, without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -142,13 +144,13 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// The image with a tag, as docker completes it, or the only one.
-fn choose<'a>(images: &'a [Image], tag: Option<&str>) -> io::Result<&'a Image> {
-    let tags = |image: &'a Image| image.repo_tags.iter().flatten();
+/// Finds the image with a tag, completed as in docker, or the only image.
+fn choose<'a>(images: &'a [ArchiveImage], tag: Option<&str>) -> io::Result<&'a ArchiveImage> {
+    let tags = |image: &'a ArchiveImage| image.repo_tags.iter().flatten();
     let is = |name: &str, wanted: &str| {
         name == wanted || name.strip_suffix(":latest").is_some_and(|name| name == wanted)
     };
-    let found: Vec<&Image> = images
+    let found: Vec<&ArchiveImage> = images
         .iter()
         .filter(|image| tag.is_none_or(|wanted| tags(image).any(|name| is(name, wanted))))
         .collect();
@@ -164,7 +166,7 @@ fn choose<'a>(images: &'a [Image], tag: Option<&str>) -> io::Result<&'a Image> {
     Ok(image)
 }
 
-/// Writes one file of an archive by its digest; that, its bytes, and how it is packed.
+/// Writes one file of an archive, named by its digest. Returns digest, size and compression.
 fn blob(
     entry: &mut impl Read,
     into: &Path,

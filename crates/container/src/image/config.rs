@@ -1,7 +1,7 @@
-//! What an image says of how it is run: its command, and with what environment, where and as whom.
+//! An image's settings for running it: command, environment, directory and user.
 //!
-//! What it says is checked as a spec's would be; the files that it names are looked for inside of it.
-//! Source: OCI image specification 1.1, "Image Configuration" (config.md).
+//! Its values are checked like a spec's. Its file names are resolved inside the image. Source: OCI
+//! image specification 1.1, "Image Configuration" (config.md).
 
 use std::fs;
 use std::path::{Component, Path};
@@ -11,39 +11,40 @@ use serde::Deserialize;
 use super::{blob, failed, manifest, parse};
 use crate::error::Result;
 
-/// Architecture of the machines that PdP runs on, and their system.
+/// Architecture and system of the machines that PdP runs on.
 const ARCHITECTURE: &str = "amd64";
 const SYSTEM: &str = "linux";
 
-/// Directories of the kernel's, where no image works: what is in them at its start is not its own.
+/// Directories of the kernel's file systems. An image can't have its working directory there: their
+/// content does not come from the image.
 const KERNELS: [&str; 3] = ["dev", "proc", "sys"];
 
-/// How an image is run.
+/// Settings for running an image.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Own {
-    /// Entry point and command: what is run where nothing else is asked for; may be empty.
+pub(crate) struct ImageDefaults {
+    /// Entry point and command; may be empty. They run if the spec names no other command.
     pub argv: Vec<String>,
-    /// Environment, in its order.
+    /// Environment, in order.
     pub env: Vec<(String, String)>,
-    /// Working directory, absolute; empty where it says none.
+    /// Working directory, absolute; empty if not given.
     pub workdir: String,
     /// `USER` or `USER:GROUP` by name or number; empty: root.
     pub user: String,
 }
 
 #[derive(Default, Deserialize)]
-struct File {
+struct ImageConfigFile {
     #[serde(default)]
     architecture: String,
     #[serde(default)]
     os: String,
     #[serde(default)]
-    config: Option<Config>,
+    config: Option<ImageConfig>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-struct Config {
+struct ImageConfig {
     entrypoint: Option<Vec<String>>,
     cmd: Option<Vec<String>>,
     env: Option<Vec<String>>,
@@ -51,7 +52,7 @@ struct Config {
     user: Option<String>,
 }
 
-/// The digests of an image's layers, unpacked, lowest first; empty where it says none.
+/// Returns the digests of an image's unpacked layers, lowest first; empty if not given.
 pub(super) fn diff_ids(bytes: &[u8]) -> std::result::Result<Vec<String>, String> {
     #[derive(Default, Deserialize)]
     struct File {
@@ -67,8 +68,8 @@ pub(super) fn diff_ids(bytes: &[u8]) -> std::result::Result<Vec<String>, String>
     Ok(file.rootfs.unwrap_or_default().diff_ids.unwrap_or_default())
 }
 
-impl Own {
-    /// Of the one image of a layout; its digests are checked.
+impl ImageDefaults {
+    /// Reads the settings of a layout's only image, and checks the digests.
     pub fn read(layout: &Path) -> Result<Self> {
         let (_, manifest) = manifest(layout, None)?;
         let bytes = blob(layout, manifest.config());
@@ -77,7 +78,7 @@ impl Own {
     }
 
     fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
-        let file: File = parse(bytes).map_err(|error| error.to_string())?;
+        let file: ImageConfigFile = parse(bytes).map_err(|error| error.to_string())?;
         if !matches!(&*file.architecture, "" | ARCHITECTURE) {
             return Err(format!("it is for {}, not {ARCHITECTURE}", file.architecture));
         }
@@ -111,7 +112,7 @@ impl Own {
     }
 }
 
-/// Whether `path`, absolute, is a directory of the image at `root`, without links on its way.
+/// True if the absolute `path` is a directory of the image at `root`, without links in the path.
 pub(crate) fn has_directory(root: &Path, path: &Path) -> bool {
     let mut dir = root.to_owned();
     path.components().all(|component| {
@@ -127,17 +128,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_is_read_as_docker_reads_it() {
+    fn reads_image_configuration_like_docker() {
         let text = br#"{"architecture": "amd64", "config": {"Entrypoint": ["/e"], "Cmd": ["a", "b"],
             "Env": ["PATH=/x:/y", "A=b=c", "broken", "=x"], "WorkingDir": "/srv/", "User": "frr:frr"}}"#;
-        let own = Own::parse(text).unwrap();
+        let own = ImageDefaults::parse(text).unwrap();
         assert_eq!(own.argv, ["/e", "a", "b"]);
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
         assert_eq!(own.env, [pair("PATH", "/x:/y"), pair("A", "b=c")]);
         assert_eq!((&*own.workdir, &*own.user), ("/srv", "frr:frr"));
-        let none = Own::parse(br#"{"config": {"Entrypoint": null, "Cmd": null}}"#).unwrap();
-        assert_eq!(none, Own { workdir: "/".into(), ..Own::default() });
-        assert!(Own::parse(b"{}").is_ok());
+        let none =
+            ImageDefaults::parse(br#"{"config": {"Entrypoint": null, "Cmd": null}}"#).unwrap();
+        assert_eq!(none, ImageDefaults { workdir: "/".into(), ..ImageDefaults::default() });
+        assert!(ImageDefaults::parse(b"{}").is_ok());
         for bad in [
             &br#"{"architecture": "arm64"}"#[..],
             br#"{"os": "windows"}"#,
@@ -147,7 +149,7 @@ mod tests {
             br#"{"config": {"Cmd": "text"}}"#,
             b"[",
         ] {
-            assert!(Own::parse(bad).is_err(), "{}", String::from_utf8_lossy(bad));
+            assert!(ImageDefaults::parse(bad).is_err(), "{}", String::from_utf8_lossy(bad));
         }
     }
 }

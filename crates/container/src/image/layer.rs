@@ -1,9 +1,10 @@
 //! Puts a layer's files into the directory of an image.
 //!
-//! Nobody else writes into the directory meanwhile. Links in it are followed as a guest would follow them: within the
-//! directory, whatever they name.
+//! No other process writes into the directory meanwhile. Links are resolved as in a guest: within
+//! the directory, whatever their target.
 //!
-//! Source: OCI image specification 1.1, layer.md (whiteouts; entries below a link of a lower layer).
+//! Source: OCI image specification 1.1, layer.md (whiteouts; entries below a link of a lower
+//! layer).
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
@@ -16,14 +17,15 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use tar::{Archive, EntryType};
 
-use super::{IDS, Left, OPAQUE, WHITEOUT, invalid};
-use crate::tree;
+use super::{IDS, OPAQUE, UnpackBudget, WHITEOUT, invalid};
+use crate::safe_removal;
 
-/// Tries to resolve a link: the kernel fails with EAGAIN while any process of the machine renames a file.
+/// Largest number of attempts to resolve a link. The kernel fails with EAGAIN while any process on
+/// the machine renames a file.
 const RESOLVES_MAX: usize = 10_000;
 
 /// Unpacks a tar into the directory of an image.
-pub(super) fn apply(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<()> {
+pub(super) fn apply(tar: impl Read, root: &Path, left: &mut UnpackBudget) -> io::Result<()> {
     let mut archive = Archive::new(tar);
     archive.set_preserve_permissions(true);
     archive.set_overwrite(true);
@@ -35,7 +37,7 @@ pub(super) fn apply(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
         left.take(entry.size())?;
         if kind == EntryType::XGlobalHeader {
-            // Of git-archive(1): a comment.
+            // A comment of git-archive(1).
             continue;
         }
         let Some(parent) = directory(root, parent, Some(left))? else {
@@ -69,14 +71,15 @@ pub(super) fn apply(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<
         if !both_dirs {
             remove(&place)?;
         }
-        // At the very place, since no part of its path is a link; a link that is made is followed by nobody.
+        // No part of the path is a link, so the entry goes exactly there. An unpacked link is not
+        // followed.
         entry.unpack(&place).map_err(|error| cause(&path, error))?;
         let id = |id: u64| if id < IDS { id as u32 } else { 0 };
         let (uid, gid) = (id(entry.header().uid()?), id(entry.header().gid()?));
         lchown(&place, Some(uid), Some(gid))?;
         let meta = place.symlink_metadata()?;
         if meta.is_file() {
-            // Set-user-ID is of no use in a guest, and on the machine it would be root's.
+            // Set-user-ID is useless in a guest, and would be root's on the machine.
             let mode = meta.permissions().mode() & 0o1777;
             fs::set_permissions(&place, Permissions::from_mode(mode))?;
         }
@@ -84,7 +87,7 @@ pub(super) fn apply(tar: impl Read, root: &Path, left: &mut Left) -> io::Result<
     Ok(())
 }
 
-/// An error with what is behind it; the library tells of no causes.
+/// Adds the underlying cause to an error, which the library's text lacks.
 fn cause(path: &Path, error: io::Error) -> io::Error {
     let inner = error.get_ref().and_then(|inner| inner.source());
     let causes = std::iter::successors(inner, |cause| cause.source()).map(ToString::to_string);
@@ -112,11 +115,11 @@ fn link(root: &Path, target: &Path, place: &Path) -> io::Result<()> {
         return Err(invalid("it is the same path".to_owned()));
     }
     remove(place)?;
-    // Of a link, the link itself.
+    // If the target is a symbolic link, this links to the symbolic link itself.
     fs::hard_link(from, place)
 }
 
-/// The path below the root; `None` for the root itself and for paths with `..`.
+/// Returns the path below the root; `None` for the root itself and for paths with `..`.
 fn relative(path: &Path) -> Option<PathBuf> {
     let mut below = PathBuf::new();
     for component in path.components() {
@@ -129,12 +132,13 @@ fn relative(path: &Path) -> Option<PathBuf> {
     (!below.as_os_str().is_empty()).then_some(below)
 }
 
-/// The directory at `path` below the root, without links in its own path. Made where it is missing, unless `make` is
-/// `None`; but nothing is made for a link that leads to nothing. `None`: there is no directory.
+/// Returns the real path of the directory at `path` below the root, without links in it. Makes
+/// missing directories, unless `make` is `None`. Makes nothing for a link without an existing
+/// target. Returns `None` if there is no directory.
 pub(super) fn directory(
     root: &Path,
     path: &Path,
-    mut make: Option<&mut Left>,
+    mut make: Option<&mut UnpackBudget>,
 ) -> io::Result<Option<PathBuf>> {
     let mut dir = root.to_owned();
     for component in path.components() {
@@ -159,7 +163,7 @@ pub(super) fn directory(
     Ok(Some(dir))
 }
 
-/// The directory that a link in the root leads to, if it is one in the root: the kernel sees to that.
+/// Returns the directory that a link leads to, if it is below the root. The kernel enforces that.
 fn resolve(root: &Path, link: &Path) -> io::Result<Option<PathBuf>> {
     let Ok(below) = link.strip_prefix(root) else { return Ok(None) };
     let top = File::open(root)?;
@@ -171,7 +175,7 @@ fn resolve(root: &Path, link: &Path) -> io::Result<Option<PathBuf>> {
     let end = match end {
         Some(Ok(end)) => end,
         None => return Err(Errno::AGAIN.into()),
-        // Nothing, no directory, or links without end.
+        // The target is missing, no directory, or a loop of links.
         Some(Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG)) => {
             return Ok(None);
         }
@@ -187,7 +191,7 @@ fn resolve(root: &Path, link: &Path) -> io::Result<Option<PathBuf>> {
 
 fn remove(path: &Path) -> io::Result<()> {
     match path.symlink_metadata() {
-        Ok(meta) if meta.is_dir() => tree::remove(path).map_err(io::Error::other),
+        Ok(meta) if meta.is_dir() => safe_removal::remove(path).map_err(io::Error::other),
         Ok(_) => fs::remove_file(path),
         Err(_) => Ok(()),
     }

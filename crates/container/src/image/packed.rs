@@ -1,8 +1,8 @@
-//! Reads layers and archives as tar. They may be packed as gzip with one or more members, as zstd with one or more
-//! frames, or not at all.
+//! Reads layers and archives as tar. They may be compressed by gzip with one or more members, by
+//! zstd with one or more frames, or not at all.
 //!
-//! Source: RFC 1952 (gzip, 2.2: members), RFC 8878 (zstd, 3.1: frames; 3.1.2: skippable frames, with which pzstd begins
-//! each frame and `zstd:chunked` ends).
+//! Source: RFC 1952 (gzip, 2.2: members), RFC 8878 (zstd, 3.1: frames; 3.1.2: skippable frames,
+//! with which pzstd begins each frame and `zstd:chunked` ends).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -22,7 +22,8 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    /// By the first bytes: media types of layers come in several dialects.
+    /// Detects the compression by the first bytes, since media types of layers have several
+    /// dialects.
     pub fn of(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
@@ -41,30 +42,30 @@ impl Packing {
     }
 }
 
-/// The bytes of a file, from its beginning on.
+/// Returns the decompressed bytes of a file, from its beginning on.
 pub(super) fn open(file: File) -> io::Result<Box<dyn Read>> {
     let mut file = BufReader::new(file);
     Ok(match Packing::of(file.fill_buf()?) {
         Packing::None => Box::new(file),
         Packing::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
-        Packing::Zstd => Box::new(Frames::new(file)),
+        Packing::Zstd => Box::new(ZstdFrames::new(file)),
     })
 }
 
-/// All frames of a source, one after another.
-struct Frames<R> {
+/// Decompresses all zstd frames of a source, one after another.
+struct ZstdFrames<R> {
     source: R,
     decoder: FrameDecoder,
-    /// A frame has begun and is not read to its end.
+    /// True within a frame.
     within: bool,
 }
 
-impl<R: BufRead> Frames<R> {
+impl<R: BufRead> ZstdFrames<R> {
     fn new(source: R) -> Self {
         Self { source, decoder: FrameDecoder::new(), within: false }
     }
 
-    /// Begins the next frame that has content; false: there is none.
+    /// Begins the next frame with content. Returns false if there is none.
     fn begin(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             let length = match self.decoder.reset(&mut self.source) {
@@ -86,7 +87,7 @@ impl<R: BufRead> Frames<R> {
         Ok(false)
     }
 
-    /// Ends a frame that was read whole.
+    /// Ends a frame that was read completely.
     fn end(&mut self) -> io::Result<()> {
         self.within = false;
         let (said, found) =
@@ -98,7 +99,7 @@ impl<R: BufRead> Frames<R> {
     }
 }
 
-impl<R: BufRead> Read for Frames<R> {
+impl<R: BufRead> Read for ZstdFrames<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while !buffer.is_empty() && (self.within || self.begin()?) {
             while self.decoder.can_collect() < buffer.len() && !self.decoder.is_finished() {
@@ -120,10 +121,11 @@ fn broken(error: FrameDecoderError) -> io::Error {
     invalid(format!("zstd: {error}"))
 }
 
-/// A layer's tar, whose digest the image's configuration says.
+/// A layer's tar. The image's configuration has its digest.
 pub(super) struct Tar {
     reader: Box<dyn Read>,
-    /// The digest as hexadecimal digits, and what was read so far; `None` where the configuration says none.
+    /// Expected digest in hexadecimal, and the hash of the bytes read so far. `None` if the
+    /// configuration has no digest.
     digest: Option<(String, Sha256)>,
 }
 
@@ -132,8 +134,8 @@ impl Tar {
         Self { reader, digest: digest.map(|digest| (digest, Sha256::new())) }
     }
 
-    /// Reads what follows the last entry, `bytes_max` at most, and checks the digest of all. A decoder that leaves
-    /// something out does not go unnoticed.
+    /// Reads the bytes after the last entry, at most `bytes_max`, and checks the digest of
+    /// everything. It detects a decoder that leaves something out.
     pub fn finish(mut self, bytes_max: u64) -> io::Result<()> {
         let rest = io::copy(&mut (&mut self).take(bytes_max), &mut io::sink())?;
         if rest == bytes_max && self.read(&mut [0])? > 0 {
@@ -175,11 +177,11 @@ mod tests {
 
     fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
         let mut read = Vec::new();
-        Frames::new(bytes).read_to_end(&mut read).map(|_| read)
+        ZstdFrames::new(bytes).read_to_end(&mut read).map(|_| read)
     }
 
     #[test]
-    fn a_frame_that_is_cut_off_is_an_error() {
+    fn truncated_zstd_frame_is_an_error() {
         let whole = [skippable(0, b"abc"), frame(&[7; 3000]), skippable(5, b"defg")].concat();
         assert_eq!(read(&whole).unwrap(), [7; 3000]);
         let ends = [0, 11, whole.len() - 12, whole.len()];
@@ -191,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_frames_are_read_whatever_is_between_them(
+        fn reads_all_frames_around_skippable_ones(
             pieces in prop::collection::vec((any::<bool>(), 0u8..16, prop::collection::vec(any::<u8>(), 0..5000)), 0..8),
         ) {
             let (mut packed, mut want) = (Vec::new(), Vec::<u8>::new());

@@ -1,7 +1,4 @@
-//! Which of several builds of an image runs here best.
-//!
-//! Source: OCI image specification 1.1, image-index.md (`platform.variant`); x86-64 psABI 1.0, 3.1.1
-//! (micro-architecture levels).
+//! Chooses the best of several builds of an image for this machine.
 
 use serde::Deserialize;
 
@@ -23,12 +20,12 @@ impl Platform {
         }
     }
 
-    /// True if the machine's system and architecture are these, whatever its CPU.
+    /// True if system and architecture match the machine, whatever its CPU.
     fn is_ours(&self) -> bool {
         self.os == "linux" && self.architecture == "amd64"
     }
 
-    /// The micro-architecture level that it needs, 1 to 4, and `None` for other variants.
+    /// Returns the required micro-architecture level, 1 to 4; `None` for other variants.
     fn level(&self) -> Option<u8> {
         match self.variant.as_deref().unwrap_or_default() {
             "" | "v1" => Some(1),
@@ -39,9 +36,9 @@ impl Platform {
         }
     }
 
-    /// Place in the order of preference on a CPU of this level, the best first; `None`: it does not run there.
-    /// Plain builds come first, so that all machines run the same ones; what is built for newer CPUs alone comes last,
-    /// the newest of these first.
+    /// Returns the rank on a CPU of this level, lowest first; `None` if it does not run there.
+    /// Plain builds come first, so that all machines run the same ones. Builds for newer CPUs come
+    /// last, the newest of them first.
     fn rank(&self, cpu: u8) -> Option<u8> {
         let level = self.level().filter(|level| self.is_ours() && *level <= cpu)?;
         Some(match (level, self.variant.as_deref()) {
@@ -52,8 +49,8 @@ impl Platform {
     }
 }
 
-/// Returns the images of an index that suit this CPU best; several if they suit it equally. An image without a platform
-/// suits every machine.
+/// Returns the images of an index that suit this CPU best. There may be several equally good ones.
+/// An image without a platform suits every machine.
 pub(super) fn best<T>(images: impl Iterator<Item = (Option<Platform>, T)>) -> Vec<T> {
     best_on(cpu_level(), images)
 }
@@ -66,7 +63,7 @@ fn best_on<T>(cpu: u8, images: impl Iterator<Item = (Option<Platform>, T)>) -> V
     ranked.into_iter().filter(|(rank, _)| Some(*rank) == best).map(|(_, image)| image).collect()
 }
 
-/// Describes the platforms of images of which none runs here. The text has nothing that the images say themselves.
+/// Describes the platforms of images of which none runs here. The text has no text of the images.
 pub(super) fn other(platforms: impl Iterator<Item = Option<Platform>>) -> &'static str {
     let level = |it: Platform| it.is_ours().then(|| it.level()).flatten();
     match platforms.flatten().filter_map(level).min() {
@@ -75,12 +72,12 @@ pub(super) fn other(platforms: impl Iterator<Item = Option<Platform>>) -> &'stat
     }
 }
 
-/// The highest level of this machine's CPU.
+/// Returns the highest level of this machine's CPU.
 fn cpu_level() -> u8 {
     macro_rules! has {
         ($($feature:tt),*) => { $(is_x86_feature_detected!($feature))&&* };
     }
-    // Without LAHF and OSXSAVE, which no CPU with the others lacks.
+    // LAHF and OSXSAVE are not checked: every CPU with the others has them.
     let second = has!("cmpxchg16b", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3");
     let third = has!("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "lzcnt", "movbe");
     let fourth = has!("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl");
@@ -97,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_builds_come_first_and_then_the_newest_that_the_cpu_runs() {
+    fn prefers_plain_build_then_newest_supported_variant() {
         let amd64 = |variant: &'static str| (platform("linux", "amd64", variant), variant);
         let all = ["v3", "v1", "v2", "", "v4", "v9"].map(amd64);
         let others = [
@@ -123,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_has_a_level() {
+    fn detects_the_cpu_level() {
         assert!((1..=4).contains(&cpu_level()));
     }
 }

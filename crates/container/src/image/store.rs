@@ -1,20 +1,22 @@
-//! Images that the daemon keeps, of registries and archives, by whose they are: each a whole OCI layout of one
-//! image, checked when it comes.
+//! Images of registries and archives that the daemon keeps for their owners. Each is a whole OCI
+//! layout of one image, checked on arrival.
 //!
-//! What brings an image may be lied to, and lie: it leaves files in a directory of its own ([`Work`]), and what the
-//! manifest names of these, and no more, is moved, hashed and counted, before the image has a name. What the index names is on disk
-//! as a whole. Owners share nothing, so that nobody is given what another pulled.
+//! The process that brings an image may lie, and may be lied to. It puts files into a directory of
+//! its own ([`ImageStaging`]). Of these, only the files that the manifest names are moved, hashed
+//! and counted. Only then does the image get a name. Every image in the index is complete on disk.
+//! Owners share no images, so that no owner gets what another pulled.
 //!
 //! ```text
-//! store/OWNER/index.json     what there is, and by which names
+//! store/OWNER/index.json     the images and their names
 //! store/OWNER/HEX/           the layout of the image with this digest
 //! ```
 //!
-//! An owner's index that can't be read is that owner's fault: nothing of the owner's is touched before somebody
-//! removes it ([`Store::forget`]), and all others have theirs.
+//! If an owner's index can't be read, only that owner is affected. The owner's files stay untouched
+//! until somebody removes them ([`ImageStore::forget`]). All others keep their images.
 //!
-//! Limits: [`KEPT_MAX`] images of one owner, [`NAMES_MAX`] names of [`NAME_BYTES_MAX`]; an index is written with the
-//! bound with which it is read. Bytes of images are the caller's to bound ([`Room`]).
+//! Limits: [`KEPT_MAX`] images of one owner, [`NAMES_MAX`] names of [`NAME_BYTES_MAX`]. An index
+//! has the same size limit for writing and reading. The caller limits the bytes of images
+//! ([`ImageLimits`]).
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
@@ -34,145 +36,148 @@ use sha2::{Digest, Sha256};
 use tar::{Archive, PaxExtensions};
 
 use super::{
-    JSON_BYTES_MAX, MANIFEST, Own, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX, UNPACKED_FILES_MAX, blob,
-    disk_bytes, failed, hex, invalid, layer_tar, layers, parse, read_bounded, sha256_hex,
+    ImageDefaults, JSON_BYTES_MAX, MANIFEST, TEXT_BYTES_MAX, UNPACKED_BYTES_MAX,
+    UNPACKED_FILES_MAX, blob, disk_bytes, failed, hex, invalid, layer_tar, layers, parse,
+    read_bounded, sha256_hex,
 };
 use crate::bounded::Bounded;
-use crate::error::{Context, Error, Result};
-use crate::status::tame;
-use crate::tree;
-use crate::work::{Done, Order, Workplace};
+use crate::error::{Error, ErrorContext, Result};
+use crate::safe_removal;
+use crate::status::sanitize;
+use crate::work::{WorkOrder, WorkResult, Workplace};
 
-/// In the directory of unpacked images: those that are kept.
+/// Name of the store in the directory of unpacked images.
 pub const STORE: &str = "store";
 
-/// Images of one owner.
+/// Largest number of images of one owner.
 pub const KEPT_MAX: usize = 256;
 
-/// Names of images of one owner.
+/// Largest number of names of images of one owner.
 const NAMES_MAX: usize = 1024;
 
-/// Bytes of one name.
+/// Longest name, bytes.
 const NAME_BYTES_MAX: usize = 1536;
 
-/// An index.
+/// Size limit of an index.
 const INDEX_FILE: Bounded = Bounded { bytes_max: JSON_BYTES_MAX };
 
-/// Bytes of a file's long name or its extended attributes.
+/// Largest long name or extended attributes of a file, bytes.
 const EXTENSION_BYTES_MAX: u64 = 64 << 10;
 
-/// Bytes of a layer that are no file's: headers, and what fills up blocks.
+/// Largest part of a layer outside of files, bytes: headers, and padding of blocks.
 const HEADERS_BYTES_MAX: u64 = 2 << 30;
 
 const INDEX: &str = "index.json";
 
-/// What an owner has.
+/// Images of an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Index {
-    /// Images by their manifests' digests.
-    pub images: BTreeMap<String, Kept>,
-    /// Digests by names.
-    pub names: BTreeMap<String, Named>,
+pub struct ImageStoreIndex {
+    /// Images by the digests of their manifests.
+    pub images: BTreeMap<String, StoredImage>,
+    /// Digests by name.
+    pub names: BTreeMap<String, StoredName>,
 }
 
-/// An image that is kept.
+/// An image in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
-    /// Its bytes as it came.
+pub struct StoredImage {
+    /// Size on arrival, packed, bytes.
     pub packed_bytes: u64,
-    /// Bytes of a disk that its files take.
+    /// Space that its files take on a disk, bytes.
     pub unpacked_bytes: u64,
     /// Number of files and directories; 0 if an earlier version stored the image.
     #[serde(default)]
     pub files: u64,
-    /// When it came, milliseconds since 1970.
+    /// Time of arrival, milliseconds since 1970.
     pub at_ms: u64,
 }
 
-impl Kept {
-    /// What it counts for in a quota.
+impl StoredImage {
+    /// Returns the bytes that count for a quota.
     pub fn bytes(&self) -> u64 {
         self.packed_bytes + self.unpacked_bytes
     }
 }
 
-/// What a name stands for.
+/// Image of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Named {
-    /// The image's digest.
+pub struct StoredName {
+    /// Digest of the image.
     pub digest: String,
-    /// How the file was that it was read from, if it was one.
+    /// Stamp of the file that the image was read from, if it was a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<String>,
 }
 
-impl Index {
-    /// What all of it counts for in a quota.
+impl ImageStoreIndex {
+    /// Returns the bytes of all images that count for a quota.
     pub fn bytes(&self) -> u64 {
-        self.images.values().map(Kept::bytes).sum()
+        self.images.values().map(StoredImage::bytes).sum()
     }
 
-    /// Files and directories of all of it, unpacked.
+    /// Returns the number of files and directories of all images, unpacked.
     pub fn files(&self) -> u64 {
         self.images.values().map(|kept| kept.files).sum()
     }
 }
 
-/// What an image may have.
+/// Size limits of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
-    /// Bytes as it comes and unpacked, added up.
+pub struct ImageLimits {
+    /// Sum of the bytes on arrival and unpacked.
     pub bytes: u64,
-    /// Files and directories, unpacked.
+    /// Number of files and directories, unpacked.
     pub files: u64,
 }
 
-/// The images that are kept.
+/// The store of images.
 #[derive(Debug)]
-pub struct Store {
+pub struct ImageStore {
     store: PathBuf,
     works: PathBuf,
-    /// Place where arriving images are hashed and counted.
+    /// Runs the work of hashing and counting received images.
     workplace: Workplace,
     next: AtomicU64,
-    /// Held while an index is changed.
+    /// Locked while an index is changed.
     changing: Mutex<()>,
 }
 
-/// Where an image comes to before it is kept; goes with all that is in it when dropped.
+/// Directories for receiving an image before it is stored. Dropping removes them with their
+/// content.
 #[derive(Debug)]
-pub struct Work {
+pub struct ImageStaging {
     dir: PathBuf,
 }
 
-impl Work {
-    /// The directory for what is brought: [`MANIFEST`] and blobs named by their digests in hexadecimal.
+impl ImageStaging {
+    /// Returns the directory for received files: [`MANIFEST`], and blobs named by their digests in
+    /// hexadecimal.
     pub fn inbox(&self) -> PathBuf {
         self.dir.join("in")
     }
 
-    /// A directory for what is needed to bring it.
+    /// Returns a directory for temporary files of the receiving process.
     pub fn scratch(&self) -> PathBuf {
         self.dir.join("scratch")
     }
 }
 
-impl Drop for Work {
+impl Drop for ImageStaging {
     fn drop(&mut self) {
-        // What stays goes at the next start.
-        let _ = tree::remove(&self.dir);
+        // Remains are removed at the next start.
+        let _ = safe_removal::remove(&self.dir);
     }
 }
 
-impl Store {
-    /// The store beside unpacked images, and `works`, on the same file system, for what comes; what a crash left there
-    /// goes.
+impl ImageStore {
+    /// Opens the store beside unpacked images. `works` is a directory on the same file system for
+    /// receiving images. Removes remains of a crash.
     pub fn open(images: &Path, works: &Path, workplace: Workplace) -> Result<Self> {
         let store = images.join(STORE);
-        // What stays is in nobody's way: each has a name of its own.
-        let _ = tree::remove(works);
-        // Passed by who brings images, read by nobody.
+        // Remains do no harm: each has a unique name.
+        let _ = safe_removal::remove(works);
+        // Processes that bring images may enter `works`; nobody else may read either.
         for (dir, mode) in [(&store, 0o700), (&works.to_owned(), 0o711)] {
             DirBuilder::new().recursive(true).mode(mode).create(dir).at("make", dir)?;
         }
@@ -184,13 +189,13 @@ impl Store {
             changing: Mutex::default(),
         };
         for owner in this.owners()? {
-            // `index` reports a store that can't be read, to whoever asks for it.
+            // `index` reports a store that can't be read to its users.
             let _ = this.tidy(&owner);
         }
         Ok(this)
     }
 
-    /// Removes what an owner's index does not name.
+    /// Removes everything that an owner's index does not name.
     fn tidy(&self, owner: &str) -> Result<()> {
         let index = self.index(owner)?;
         let mut first = Ok(());
@@ -198,33 +203,33 @@ impl Store {
             let digest = path.file_name().map(|name| format!("sha256:{}", name.display()));
             let known = digest.is_some_and(|digest| index.images.contains_key(&digest));
             if !known && !path.ends_with(INDEX) {
-                first = first.and(tree::remove(&path));
+                first = first.and(safe_removal::remove(&path));
             }
         }
         first
     }
 
-    /// Who has images.
+    /// Lists the owners of images.
     pub fn owners(&self) -> Result<Vec<String>> {
         let names = entries(&self.store)?.into_iter();
         Ok(names.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect())
     }
 
-    /// What an owner has.
-    pub fn index(&self, owner: &str) -> Result<Index> {
+    /// Returns the images of an owner.
+    pub fn index(&self, owner: &str) -> Result<ImageStoreIndex> {
         let path = self.store.join(owner).join(INDEX);
         Ok(INDEX_FILE.read(&path).at("read", &path)?.unwrap_or_default())
     }
 
-    /// Where an owner's images are.
-    pub fn place(&self, owner: &str) -> PathBuf {
+    /// Returns the directory of an owner's images.
+    pub fn owner_directory(&self, owner: &str) -> PathBuf {
         self.store.join(owner)
     }
 
     /// Removes the whole store of an owner, damaged or not. Dropping the result deletes the files.
-    pub fn forget(&self, owner: &str) -> Result<Work> {
+    pub fn forget(&self, owner: &str) -> Result<ImageStaging> {
         let _turn = self.turn();
-        let (gone, place) = (self.begin(0)?, self.place(owner));
+        let (gone, place) = (self.begin(0)?, self.owner_directory(owner));
         match fs::rename(&place, gone.dir.join("gone")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(error).at("rename", &place)
@@ -233,7 +238,7 @@ impl Store {
         }
     }
 
-    /// Where images come to.
+    /// Returns the directory for receiving images.
     pub fn works(&self) -> &Path {
         &self.works
     }
@@ -244,24 +249,25 @@ impl Store {
         owner: &str,
         archive: &Path,
         tag: Option<&str>,
-        work: &Work,
+        work: &ImageStaging,
         bytes_max: u64,
     ) -> Result<()> {
         let (archive, tag) = (archive.to_owned(), tag.map(str::to_owned));
-        let order = Order::Convert { archive: archive.clone(), tag, into: work.inbox(), bytes_max };
+        let order =
+            WorkOrder::Convert { archive: archive.clone(), tag, into: work.inbox(), bytes_max };
         self.workplace.run(owner, &order).map_err(|text| failed(&archive, text))?;
         Ok(())
     }
 
-    /// Directories for an image to come to, which are `uid`'s.
-    pub fn begin(&self, uid: u32) -> Result<Work> {
+    /// Makes the directories for receiving an image, with `uid` as owner.
+    pub fn begin(&self, uid: u32) -> Result<ImageStaging> {
         let make = || loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             let dir = self.works.join(number.to_string());
             match DirBuilder::new().mode(0o711).create(&dir) {
-                // Of an earlier daemon, and could not be removed.
+                // An earlier daemon left it and could not remove it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                made => return made.at("make", &dir).map(|()| Work { dir }),
+                made => return made.at("make", &dir).map(|()| ImageStaging { dir }),
             }
         };
         let work = make()?;
@@ -272,33 +278,36 @@ impl Store {
         Ok(work)
     }
 
-    /// Keeps what came, by a name, once it was found to be what its manifest says, and within `room`. Whoever
-    /// brought it must have ended. Returns its digest. `wanted`: the only digest that it may have.
-    pub fn keep(
+    /// Stores a received image under a name, after checking it against its manifest and `room`. The
+    /// receiving process must have ended. Returns the image's digest. `wanted`: the only permitted
+    /// digest.
+    pub fn store_image(
         &self,
         owner: &str,
         (name, stamp): (&str, Option<String>),
-        work: &Work,
+        work: &ImageStaging,
         wanted: Option<&str>,
-        room: Room,
+        room: ImageLimits,
     ) -> Result<String> {
         let layout = work.dir.join("layout");
-        let fail = |text: String| failed(Path::new(name), tame(&text, TEXT_BYTES_MAX));
+        let fail = |text: String| failed(Path::new(name), sanitize(&text, TEXT_BYTES_MAX));
         let wanted = wanted.map(str::to_owned);
-        let order = Order::Take {
+        let order = WorkOrder::Take {
             inbox: work.inbox(),
             layout: layout.clone(),
             wanted: wanted.clone(),
             room,
         };
         let (digest, kept) = match self.workplace.run(owner, &order).map_err(fail)? {
-            Done::Taken(digest, kept) => (digest, kept),
-            Done::Nothing => return Err(fail("pdp-work answered for another order".to_owned())),
+            WorkResult::Taken(digest, kept) => (digest, kept),
+            WorkResult::Nothing => {
+                return Err(fail("pdp-work answered for another order".to_owned()));
+            }
         };
         if !may_be_kept(&digest, wanted.as_deref()) {
             return Err(fail("pdp-work answered with another image".to_owned()));
         }
-        // All that it has, before its name says so.
+        // First write the content to disk, then give it its name.
         let taken = File::open(&layout).at("open", &layout)?;
         rustix::fs::syncfs(&taken).at("write to disk", &layout)?;
         let _turn = self.turn();
@@ -310,24 +319,24 @@ impl Store {
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).at("make", &dir)?;
         let place = self.layout(owner, &digest);
         let new = index.images.insert(digest.clone(), kept).is_none();
-        index.name(name, Named { digest: digest.clone(), stamp })?;
+        index.name(name, StoredName { digest: digest.clone(), stamp })?;
         if new {
-            tree::remove(&place)?;
+            safe_removal::remove(&place)?;
             fs::rename(&layout, &place).at("rename", &layout)?;
         }
         if let Err(error) = self.write(owner, &index) {
-            // What failed first is what the caller has to know.
-            let _ = if new { tree::remove(&place) } else { Ok(()) };
+            // Report the first error.
+            let _ = if new { safe_removal::remove(&place) } else { Ok(()) };
             return Err(error);
         }
         Ok(digest)
     }
 
-    /// Gives an image that is kept a name, which is no other's then.
+    /// Gives a stored image a name. The name no longer refers to another image.
     pub fn name(&self, owner: &str, name: &str, digest: &str) -> Result<()> {
         let _turn = self.turn();
         let mut index = self.index(owner)?;
-        let named = Named { digest: digest.to_owned(), stamp: None };
+        let named = StoredName { digest: digest.to_owned(), stamp: None };
         if index.names.get(name) == Some(&named) {
             return Ok(());
         }
@@ -335,9 +344,9 @@ impl Store {
         self.write(owner, &index)
     }
 
-    /// Removes an image with its names, if there is one. Its bytes go when what is returned is dropped, which may take
-    /// a while.
-    pub fn remove(&self, owner: &str, digest: &str) -> Result<Option<Work>> {
+    /// Removes an image with its names, if it exists. Dropping the result deletes the files, which
+    /// may take a while.
+    pub fn remove(&self, owner: &str, digest: &str) -> Result<Option<ImageStaging>> {
         let _turn = self.turn();
         let mut index = self.index(owner)?;
         if index.images.remove(digest).is_none() {
@@ -354,7 +363,7 @@ impl Store {
             _ => {}
         }
         if index.images.is_empty() {
-            tree::remove(&self.store.join(owner))?;
+            safe_removal::remove(&self.store.join(owner))?;
         }
         Ok(Some(gone))
     }
@@ -363,7 +372,7 @@ impl Store {
         layout_in(&self.store, owner, digest)
     }
 
-    fn write(&self, owner: &str, index: &Index) -> Result<()> {
+    fn write(&self, owner: &str, index: &ImageStoreIndex) -> Result<()> {
         let path = self.store.join(owner).join(INDEX);
         let written = INDEX_FILE.write(&path, index);
         written.and_then(|()| File::open(self.store.join(owner))?.sync_all()).at("write", &path)
@@ -374,8 +383,8 @@ impl Store {
     }
 }
 
-impl Index {
-    fn name(&mut self, name: &str, named: Named) -> Result<()> {
+impl ImageStoreIndex {
+    fn name(&mut self, name: &str, named: StoredName) -> Result<()> {
         if name.len() > NAME_BYTES_MAX {
             let text = format!("its name has {} bytes, {NAME_BYTES_MAX} at most", name.len());
             return Err(failed(Path::new(""), text));
@@ -388,13 +397,14 @@ impl Index {
     }
 }
 
-/// True if pdp-work may answer this digest for an order of the image `wanted`, or of any if there is none. The digest
-/// names a directory of the store, and hostile bytes may have taken pdp-work over.
+/// True if pdp-work may answer this digest for an order of the image `wanted`, or of any image if
+/// `None`. The digest names a directory of the store, and hostile bytes may have taken pdp-work
+/// over.
 fn may_be_kept(digest: &str, wanted: Option<&str>) -> bool {
     sha256_hex(digest).is_some() && wanted.is_none_or(|wanted| wanted == digest)
 }
 
-/// Where the layout of an owner's image is, below the directory of unpacked images.
+/// Returns the path of an owner's image layout, below the directory of unpacked images.
 pub(crate) fn layout(images: &Path, owner: &str, digest: &str) -> PathBuf {
     layout_in(&images.join(STORE), owner, digest)
 }
@@ -409,13 +419,13 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     paths.at("read", dir)
 }
 
-/// Makes a layout of what is in an inbox, which nobody writes to any more.
-pub(crate) fn take(
+/// Makes a layout from an inbox that no process writes to any more.
+pub(crate) fn make_layout(
     inbox: &Path,
     layout: &Path,
     wanted: Option<&str>,
-    room: Room,
-) -> io::Result<(String, Kept)> {
+    room: ImageLimits,
+) -> io::Result<(String, StoredImage)> {
     let blobs = layout.join("blobs/sha256");
     DirBuilder::new().recursive(true).mode(0o700).create(&blobs)?;
     let part = blobs.join(MANIFEST);
@@ -444,11 +454,11 @@ pub(crate) fn take(
     fs::write(layout.join(INDEX), index.to_string())?;
     fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
     let kept = measure(layout, &manifest, bytes.len() as u64, room)?;
-    Own::read(layout).map_err(reason)?;
+    ImageDefaults::read(layout).map_err(reason)?;
     Ok((format!("sha256:{digest}"), kept))
 }
 
-/// What is wrong with an image, without where it is.
+/// Returns what is wrong with an image, without its path.
 fn reason(error: Error) -> io::Error {
     match error {
         Error::Image { text, .. } => invalid(text),
@@ -456,7 +466,7 @@ fn reason(error: Error) -> io::Error {
     }
 }
 
-/// Moves what is a file and has no other name, and makes it root's.
+/// Moves a regular file without other hard links, and makes it root's.
 fn move_file(from: &Path, to: &Path) -> io::Result<()> {
     let meta = fs::symlink_metadata(from)?;
     if !meta.is_file() || meta.nlink() != 1 {
@@ -467,13 +477,13 @@ fn move_file(from: &Path, to: &Path) -> io::Result<()> {
     fs::set_permissions(to, Permissions::from_mode(0o600))
 }
 
-/// Checks the digests of an image and adds up what it has.
+/// Checks the digests of an image and adds up its sizes.
 fn measure(
     layout: &Path,
     manifest: &ImageManifest,
     manifest_bytes: u64,
-    room: Room,
-) -> io::Result<Kept> {
+    room: ImageLimits,
+) -> io::Result<StoredImage> {
     let layers = layers(layout, manifest).map_err(reason)?;
     let too_large =
         || invalid(format!("it has more than {} bytes, packed and unpacked", room.bytes));
@@ -489,14 +499,14 @@ fn measure(
     let files_max = room.files.min(UNPACKED_FILES_MAX);
     let diff_ids = super::diff_ids(layout, manifest)?;
     let (mut unpacked, mut files) = (0, 0);
-    let mut ways = Ways::default();
+    let mut ways = ImagePaths::default();
     for (layer, diff_id) in layers.iter().zip(diff_ids) {
         let of = |error: io::Error| invalid(format!("layer {}: {error}", layer.digest()));
         let mut tar = layer_tar(layout, layer, diff_id).map_err(of)?;
-        // Sizes are looked at before what they are of; beside that there are headers.
+        // Sizes are checked before the content is read. Headers come in addition.
         let bytes_max = left + HEADERS_BYTES_MAX;
         let mut archive = Archive::new((&mut tar).take(bytes_max));
-        // What headers before an entry call it.
+        // Names of the entry in the headers before it.
         let mut names = Vec::new();
         for entry in archive.entries().map_err(of)?.raw(true) {
             let mut entry = entry.map_err(of)?;
@@ -530,20 +540,21 @@ fn measure(
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let at_ms = now.map_or(0, |now| now.as_millis() as u64);
-    Ok(Kept { packed_bytes: packed, unpacked_bytes: unpacked, files, at_ms })
+    Ok(StoredImage { packed_bytes: packed, unpacked_bytes: unpacked, files, at_ms })
 }
 
-/// Paths of an image, as hashes: directories are made where an entry lacks them.
+/// Paths of an image, as hashes. They tell which directories must be made because no entry has made
+/// them.
 #[derive(Default)]
-struct Ways {
+struct ImagePaths {
     directories: HashSet<u64>,
-    /// Links, and what may be one.
+    /// Links, and entries that may be links.
     links: HashSet<u64>,
     hashes: RandomState,
 }
 
-impl Ways {
-    /// Counts directories on the way to this one that were not known, and knows them then; `most` and one at the most.
+impl ImagePaths {
+    /// Counts and notes the unknown directories in a path, at most `most` and one.
     fn new_directories(&mut self, directory: &Path, most: u64) -> u64 {
         let mut hasher = self.hashes.build_hasher();
         let mut new = 0;
@@ -557,8 +568,9 @@ impl Ways {
         new
     }
 
-    /// Counts directories on the way to an entry that are behind a link. Where it leads may be another place each time,
-    /// so that they may be new each time. `is_link`: the entry is a link itself.
+    /// Counts the directories in an entry's path that are behind a link. The link may lead to
+    /// another directory each time, so they may be new each time. `is_link`: the entry itself is a
+    /// link.
     fn behind_links(&mut self, name: &Path, is_link: bool) -> u64 {
         let mut hasher = self.hashes.build_hasher();
         let (mut is_behind, mut behind) = (false, 0);
@@ -578,12 +590,13 @@ impl Ways {
 
 /// Facts about an entry from the extension header before it.
 struct Extension {
-    /// Directories that may be in its name.
+    /// Largest number of directories in its name.
     directories: u64,
     name: Option<PathBuf>,
 }
 
-/// Refuses what would be read otherwise, or whole into memory, when the image is unpacked.
+/// Reads an extension header. Refuses headers that would be read otherwise, or completely into
+/// memory, when the image is unpacked.
 fn read_extension(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Option<Extension>> {
     let kind = entry.header().entry_type();
     if kind.is_gnu_sparse() {
@@ -621,7 +634,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_that_are_no_digest_or_another_images_are_refused() {
+    fn refuses_invalid_and_foreign_digests() {
         let [a, b] = ["a", "b"].map(|digit| format!("sha256:{}", digit.repeat(64)));
         assert!(may_be_kept(&a, None) && may_be_kept(&a, Some(&a)));
         assert!(!may_be_kept(&a, Some(&b)));

@@ -1,7 +1,8 @@
-//! Unpacked images: one directory for each digest, which all guests share.
+//! Unpacked images: one directory for each digest, shared by all guests.
 //!
-//! An owner unpacks into a part of its own, in its own cgroup ([`crate::work`]), so that no owner waits for another.
-//! The first one that is done gives its part the image's name; the others find it there and drop theirs.
+//! Each owner unpacks into a temporary directory of its own, in its own cgroup ([`crate::work`]),
+//! so that no owner waits for another. The first complete one is renamed to the image's name. The
+//! other owners then find it and drop theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -14,41 +15,42 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{PART, STORE, failed, manifest};
-use crate::error::{Context, Result};
+use crate::error::{ErrorContext, Result};
+use crate::safe_removal;
 use crate::spec::bundle;
-use crate::tree;
 use crate::view;
-use crate::work::{Order, Workplace};
+use crate::work::{WorkOrder, Workplace};
 
-/// Images that [`begin`] unpacks for one owner at a time.
+/// Largest number of images that [`begin`] unpacks for one owner at a time.
 pub const UNPACKING_MAX: usize = 2;
 
-/// Time for which an image that [`begin`] unpacked, or the reason of its failure, waits for a guest.
+/// Time for which the result of [`begin`], an image or the reason of its failure, is kept for a
+/// guest.
 const KEPT_FOR_GUEST: Duration = Duration::from_secs(60);
 
-/// Paths of images and of parts that somebody makes, links or removes.
+/// Paths of images and temporary directories that some thread makes, links or removes.
 static BUSY: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 static FREE: Condvar = Condvar::new();
 
-/// Images that [`begin`] unpacks or has just unpacked, by the path of the part.
-static JOBS: Mutex<BTreeMap<PathBuf, Job>> = Mutex::new(BTreeMap::new());
+/// Images that [`begin`] unpacks or has just unpacked, by the path of the temporary directory.
+static JOBS: Mutex<BTreeMap<PathBuf, UnpackJob>> = Mutex::new(BTreeMap::new());
 
-struct Job {
+struct UnpackJob {
     owner: String,
     root: PathBuf,
-    state: JobState,
+    state: UnpackJobState,
 }
 
-enum JobState {
+enum UnpackJobState {
     Runs,
     Ended(Instant, std::result::Result<(), String>),
 }
 
-/// One path that nobody else makes, links or removes.
+/// Exclusive use of one path for making, linking or removing.
 struct Claim(PathBuf);
 
 impl Claim {
-    /// Waits for who has it.
+    /// Waits until no other thread uses the path.
     fn wait(path: &Path) -> Self {
         let mut busy = lock(&BUSY);
         while !busy.insert(path.to_owned()) {
@@ -69,13 +71,14 @@ impl Drop for Claim {
     }
 }
 
-/// Unpacks an image below `images` unless it is there, and returns its root. One process at a time may do so.
+/// Unpacks an image below `images` if it does not exist, and returns its root. Only one process at
+/// a time may do so.
 pub fn unpack(layout: &Path, reference: Option<&str>, images: &Path) -> Result<PathBuf> {
     unpack_then(layout, reference, images, (&Workplace::in_this_process(), ""), |_| Ok(()))
 }
 
-/// The same for a guest: `link` is made a link to it, and it is kept as long as that is there. The work is done for
-/// an owner.
+/// Unpacks an image for a guest. Makes `link` a link to it. The image is kept as long as the link
+/// exists. The work runs for an owner.
 pub(crate) fn unpack_for(
     link: &Path,
     (layout, reference): (&Path, Option<&str>),
@@ -85,11 +88,11 @@ pub(crate) fn unpack_for(
     unpack_then(layout, reference, images, by, |root| symlink(root, link).at("link", link))
 }
 
-/// Begins to unpack an image for an owner, and returns at once: true if it is unpacked already. While an owner has
-/// [`UNPACKING_MAX`] under way, nothing is begun.
+/// Begins to unpack an image for an owner, and returns at once. Returns true if it is already
+/// unpacked. Does nothing while the owner has [`UNPACKING_MAX`] images in progress.
 ///
 /// # Errors
-/// Why unpacking failed. The next call begins anew.
+/// Cause of a failed unpacking. The next call tries again.
 pub(crate) fn begin(
     layout: &Path,
     reference: Option<&str>,
@@ -105,27 +108,28 @@ pub(crate) fn begin(
     let mut jobs = lock(&JOBS);
     forget_old(&mut jobs);
     match jobs.get(&part).map(|job| &job.state) {
-        Some(JobState::Runs) => return Ok(false),
-        // Somebody has removed it since.
-        Some(JobState::Ended(_, Ok(()))) | None => {}
-        Some(JobState::Ended(_, Err(text))) => {
+        Some(UnpackJobState::Runs) => return Ok(false),
+        // It has been removed since.
+        Some(UnpackJobState::Ended(_, Ok(()))) | None => {}
+        Some(UnpackJobState::Ended(_, Err(text))) => {
             let error = failed(layout, text.clone());
             jobs.remove(&part);
             return Err(error);
         }
     }
-    let runs = |job: &&Job| job.owner == owner && matches!(job.state, JobState::Runs);
+    let runs = |job: &&UnpackJob| job.owner == owner && matches!(job.state, UnpackJobState::Runs);
     if jobs.values().filter(runs).count() >= UNPACKING_MAX {
         return Ok(false);
     }
     let (workplace, layout) = (workplace.clone(), layout.to_owned());
     let (reference, of) = (reference.map(str::to_owned), owner.to_owned());
     let (root, place) = (root, part.clone());
-    let job = Job { owner: owner.to_owned(), root: root.clone(), state: JobState::Runs };
+    let job =
+        UnpackJob { owner: owner.to_owned(), root: root.clone(), state: UnpackJobState::Runs };
     let work = move || {
         let done = make(&layout, (reference.as_deref(), &digest), &root, (&workplace, &of));
         if let Some(job) = lock(&JOBS).get_mut(&place) {
-            job.state = JobState::Ended(Instant::now(), done);
+            job.state = UnpackJobState::Ended(Instant::now(), done);
         }
     };
     std::thread::Builder::new()
@@ -136,8 +140,9 @@ pub(crate) fn begin(
     Ok(false)
 }
 
-/// Removes what is in `images` and no whole image that a guest runs on, in the directories that `guests` returns; but
-/// [`STORE`], and what somebody unpacks or will use soon.
+/// Removes everything in `images` that no guest runs on, and incomplete images. `guests` returns
+/// the directories of guests. Keeps [`STORE`], and images that are being unpacked or will be used
+/// soon.
 pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) -> Result<()> {
     let there = fs::read_dir(images).at("read", images)?;
     let there: io::Result<Vec<PathBuf>> = there.map(|entry| Ok(entry?.path())).collect();
@@ -168,25 +173,27 @@ pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) 
 }
 
 /// Forgets jobs that no guest asked about in time.
-fn forget_old(jobs: &mut BTreeMap<PathBuf, Job>) {
+fn forget_old(jobs: &mut BTreeMap<PathBuf, UnpackJob>) {
     jobs.retain(|_, job| match job.state {
-        JobState::Runs => true,
-        JobState::Ended(at, _) => at.elapsed() < KEPT_FOR_GUEST,
+        UnpackJobState::Runs => true,
+        UnpackJobState::Ended(at, _) => at.elapsed() < KEPT_FOR_GUEST,
     });
 }
 
-/// Removes an image, or a part of one; it is no whole one from the first step on.
+/// Removes an image or temporary directory. From the first step on, it no longer has the name of a
+/// complete image.
 fn discard(path: &Path) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
     if !path.as_os_str().as_bytes().ends_with(PART.as_bytes()) {
         part.push(PART);
-        tree::remove(Path::new(&part))?;
+        safe_removal::remove(Path::new(&part))?;
         fs::rename(path, &part).at("rename", path)?;
     }
-    tree::remove(Path::new(&part))
+    safe_removal::remove(Path::new(&part))
 }
 
-/// Unpacks an image unless it is there, and does something with its root before anybody can remove it.
+/// Unpacks an image if it does not exist, and calls `then` with its root before another thread can
+/// remove it.
 fn unpack_then(
     layout: &Path,
     reference: Option<&str>,
@@ -204,12 +211,12 @@ fn unpack_then(
                 return Ok(root);
             }
         }
-        // Somebody may remove it before it is claimed: then it is unpacked once more.
+        // If it is removed before it is claimed, unpack it again.
         make(layout, (reference, &digest), &root, by).map_err(|text| failed(layout, text))?;
     }
 }
 
-/// Unpacks an image unless it is there.
+/// Unpacks an image if it does not exist.
 fn make(
     layout: &Path,
     (reference, digest): (Option<&str>, &str),
@@ -224,7 +231,7 @@ fn make(
     if let Some(images) = root.parent() {
         fs::create_dir_all(images).map_err(|error| format!("its directory: {error}"))?;
     }
-    let order = Order::Unpack {
+    let order = WorkOrder::Unpack {
         layout: layout.to_owned(),
         reference: reference.map(str::to_owned),
         digest: digest.to_owned(),
@@ -238,7 +245,7 @@ fn root_of(images: &Path, digest: &str) -> PathBuf {
     images.join(digest.replace(':', "-"))
 }
 
-/// Where an owner unpacks what becomes `root`.
+/// Returns the temporary directory in which an owner unpacks `root`.
 fn part_of(root: &Path, owner: &str) -> PathBuf {
     let mut part = root.as_os_str().to_owned();
     part.push(OsStr::new("."));
@@ -248,6 +255,6 @@ fn part_of(root: &Path, owner: &str) -> PathBuf {
 }
 
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
-    // A panic leaves nothing under a whole image's name.
+    // A panic leaves no incomplete image under a complete image's name.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Passes the output of commands on to the guest's log, and keeps the last lines of each command.
+//! Forwards the output of commands to the guest's log, and keeps the last lines of each command.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,25 +11,25 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::status::{WORDS_BYTES_MAX, tame};
+use crate::status::{WORDS_BYTES_MAX, sanitize};
 
-/// Bytes that are passed on at once: no more than a pipe that polls writable takes without a wait.
+/// Bytes to forward at once. A pipe that polls writable accepts so many without blocking.
 const CHUNK_BYTES_MAX: usize = 4096;
 
-/// Lines of what comes that are kept.
+/// Number of last lines kept.
 const LINES_KEPT: usize = 8;
 
-/// Words, in small letters, of a line that says what is wrong. What follows it is often a detail of that, or how to
-/// call the program.
+/// Lower-case words that mark a line as an error message. Lines after it often have details, or the
+/// program's usage.
 const FAULTS: [&str; 9] =
     ["error", "fail", "fatal", "denied", "cannot", "can't", "unable", "not permitted", "invalid"];
 
-/// The last lines that are not blank, of what comes.
+/// The last lines of a text that are not blank.
 #[derive(Default)]
 pub(crate) struct LastLines {
     lines: VecDeque<String>,
-    /// The line that has begun; only its beginning is kept.
-    begun: Vec<u8>,
+    /// Beginning of the incomplete line.
+    partial_line: Vec<u8>,
 }
 
 impl LastLines {
@@ -37,25 +37,25 @@ impl LastLines {
         for &byte in bytes {
             match byte {
                 b'\n' | b'\r' => self.end_line(),
-                _ if self.begun.len() < WORDS_BYTES_MAX => self.begun.push(byte),
+                _ if self.partial_line.len() < WORDS_BYTES_MAX => self.partial_line.push(byte),
                 _ => {}
             }
         }
     }
 
     fn end_line(&mut self) {
-        let line = tame(&String::from_utf8_lossy(&self.begun), WORDS_BYTES_MAX);
-        self.begun.clear();
+        let line = sanitize(&String::from_utf8_lossy(&self.partial_line), WORDS_BYTES_MAX);
+        self.partial_line.clear();
         if !line.is_empty() {
             self.lines.truncate(LINES_KEPT - 1);
             self.lines.push_front(line);
         }
     }
 
-    /// The last line that says what is wrong, or else the last one: at most [`WORDS_BYTES_MAX`] bytes without control
-    /// characters; empty where nothing came.
-    pub fn words(&self) -> String {
-        let begun = tame(&String::from_utf8_lossy(&self.begun), WORDS_BYTES_MAX);
+    /// Returns the last line with an error message, or else the last line. It has at most
+    /// [`WORDS_BYTES_MAX`] bytes and no control characters. Empty if there was no text.
+    pub fn summary(&self) -> String {
+        let begun = sanitize(&String::from_utf8_lossy(&self.partial_line), WORDS_BYTES_MAX);
         let mut lines = [&begun]
             .into_iter()
             .filter(|line| !line.is_empty())
@@ -70,10 +70,10 @@ impl LastLines {
     }
 }
 
-/// A pipe that a process writes to.
+/// A pipe for the output of processes.
 pub(super) struct Output {
     read: File,
-    /// For processes to come, of a command; those of a check have one each.
+    /// Write end for future processes of a command. Each process of a check has its own pipe.
     write: OwnedFd,
     pub last: LastLines,
 }
@@ -81,22 +81,22 @@ pub(super) struct Output {
 impl Output {
     pub fn new() -> io::Result<Self> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        // This end alone: who writes waits as for any pipe.
+        // Only this end is non-blocking: the writer waits as for any pipe.
         rustix::fs::fcntl_setfl(&read, OFlags::NONBLOCK)?;
         Ok(Self { read: read.into(), write, last: LastLines::default() })
     }
 
-    /// Its other end.
+    /// Returns a copy of the write end.
     pub fn end(&self) -> io::Result<Stdio> {
         Ok(self.write.try_clone()?.into())
     }
 
-    /// Makes it somebody's, who can so open it by its name (`/dev/stdout`).
+    /// Gives the pipe to a user, who can then open it by name (`/dev/stdout`).
     pub fn give(&self, uid: u32, gid: u32) -> io::Result<()> {
         fchown(&self.write, Some(uid), Some(gid))
     }
 
-    /// Keeps what is there, up to a bound, and shows it to nobody else.
+    /// Reads available output, up to a limit. Keeps its last lines and does not forward it.
     pub fn drain(&mut self) {
         let mut buffer = [0; CHUNK_BYTES_MAX];
         for _ in 0..(1 << 16) / CHUNK_BYTES_MAX {
@@ -112,20 +112,20 @@ impl AsFd for Output {
     }
 }
 
-/// Passes on what commands write to standard error, without ever waiting for who reads it.
+/// Forwards the output of commands to standard error without ever blocking.
 #[derive(Default)]
-pub(super) struct Forwarder {
-    /// What was read and waits.
+pub(super) struct StderrForwarder {
+    /// Bytes that wait to be forwarded.
     chunk: Vec<u8>,
 }
 
-impl Forwarder {
-    /// Whether it takes more.
+impl StderrForwarder {
+    /// True if it accepts more.
     pub fn is_free(&self) -> bool {
         self.chunk.is_empty()
     }
 
-    /// Reads from `output`, and passes on what it can.
+    /// Reads from `output`, and forwards as much as possible.
     pub fn take(&mut self, output: &mut Output) {
         let mut buffer = [0; CHUNK_BYTES_MAX];
         if let Ok(count @ 1..) = output.read.read(&mut buffer) {
@@ -135,13 +135,13 @@ impl Forwarder {
         }
     }
 
-    /// Tries to pass on what waits.
+    /// Tries to forward the waiting bytes.
     pub fn pass_on(&mut self) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut log = io::stderr();
         let ready = poll(&mut [PollFd::new(&log, PollFlags::OUT)], Some(&now)) == Ok(1);
         if ready && !self.chunk.is_empty() {
-            // Where nobody reads any more it is lost, and the guest about to be ended.
+            // Without a reader the bytes are lost. The guest is about to be ended then.
             let _ = log.write_all(&self.chunk);
             self.chunk.clear();
         }
@@ -155,11 +155,11 @@ mod tests {
     fn last(pieces: &[&str]) -> String {
         let mut line = LastLines::default();
         pieces.iter().for_each(|piece| line.take(piece.as_bytes()));
-        line.words()
+        line.summary()
     }
 
     #[test]
-    fn the_last_line_is_the_last_that_says_something() {
+    fn last_line_skips_blank_lines() {
         assert_eq!(last(&[]), "");
         assert_eq!(last(&["one\ntwo\n"]), "two");
         assert_eq!(last(&["one\ntw", "o"]), "two");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_says_what_is_wrong_comes_before_those_behind_it() {
+    fn error_lines_take_precedence_over_later_lines() {
         let zebra = "privs_init: initial cap_set_proc failed: Operation not permitted\n\
                      Wanted caps: cap_net_admin=p\nHave   caps: =p\n";
         assert_eq!(last(&[zebra]), zebra.lines().next().unwrap());
@@ -178,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_bounded() {
+    fn endless_line_is_bounded() {
         let mut line = LastLines::default();
         for _ in 0..1000 {
             line.take("é".repeat(100).as_bytes());
         }
-        assert!(line.words().len() <= WORDS_BYTES_MAX && line.words().starts_with("éé"));
-        assert!(line.begun.capacity() <= 2 * WORDS_BYTES_MAX);
+        assert!(line.summary().len() <= WORDS_BYTES_MAX && line.summary().starts_with("éé"));
+        assert!(line.partial_line.capacity() <= 2 * WORDS_BYTES_MAX);
         line.take(&b"x\n".repeat(1000));
         assert_eq!(line.lines.len(), LINES_KEPT);
     }

@@ -1,4 +1,5 @@
-//! Looks at whether a command is ready: again and again, one look at a time, none of which is waited for.
+//! Probes for a command's readiness. They run one after another, and process 1 never blocks on
+//! them.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,69 +14,77 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
 use super::output::Output;
+use super::run_as::ResolvedRunAs;
 use super::spawn;
-use super::stand::Stand;
-use crate::spec::{Check, Probe};
+use crate::spec::{CommandProbe, Probe};
 
-/// The looks at one command.
-pub(super) struct Looks {
-    look: Look,
-    /// As whom and where a check's program runs: as the command, and as what that was when it was started.
-    stand: Stand,
-    /// Why it is not ready, as far as the last look told.
-    pub said: String,
+/// Repeated probing of one command.
+pub(super) struct ProbeSchedule {
+    state: ProbeState,
+    /// User and directory of a check's program: those of the command when it was started.
+    run_as: ResolvedRunAs,
+    /// Reason of the last failed probe.
+    pub failure: String,
 }
 
-enum Look {
-    /// The next one is due then.
+enum ProbeState {
+    /// Time of the next probe.
     None { at: Instant },
-    /// A program runs, until then at the longest.
+    /// A program runs, at most until this time.
     Program { pid: Pid, output: Output, until: Instant },
-    /// Connections are being made.
+    /// Connections are being made, at most until this time.
     Connecting { sockets: Vec<OwnedFd>, until: Instant },
 }
 
-/// What a look came to.
-type Seen = Result<(), String>;
+/// Result of a probe.
+type ProbeResult = Result<(), String>;
 
-impl Looks {
-    /// The first is due after one interval: what the command before this one left, it can clear away.
-    pub fn new(check: &Check, stand: Stand, now: Instant) -> Self {
+impl ProbeSchedule {
+    /// The first probe is due after one interval, so that the command can first clear away its
+    /// predecessor's leftovers.
+    pub fn new(check: &CommandProbe, stand: ResolvedRunAs, now: Instant) -> Self {
         let at = now + Duration::from_millis(check.interval_ms);
-        Self { look: Look::None { at }, stand, said: String::new() }
+        Self { state: ProbeState::None { at }, run_as: stand, failure: String::new() }
     }
 
-    /// Looks, if it is time; whether it holds.
-    pub fn go_on(&mut self, check: &Check, now: Instant) -> bool {
+    /// Probes if it is time. Returns true if the check succeeds.
+    pub fn poll(&mut self, check: &CommandProbe, now: Instant) -> bool {
         let timeout = Duration::from_millis(check.timeout_ms);
-        let seen = match &mut self.look {
-            Look::None { at } if *at > now => return false,
-            Look::None { .. } => match begin(&check.what, &self.stand, now + timeout) {
+        let seen = match &mut self.state {
+            ProbeState::None { at } if *at > now => return false,
+            ProbeState::None { .. } => match begin(&check.what, &self.run_as, now + timeout) {
                 Ok(look) => {
-                    self.look = look;
+                    self.state = look;
                     self.connected()
                 }
                 Err(seen) => Some(seen),
             },
-            Look::Program { until, .. } if *until > now => None,
-            Look::Program { .. } => {
+            ProbeState::Program { until, .. } if *until > now => None,
+            ProbeState::Program { .. } => {
                 self.end();
                 Some(Err(format!("its check does not end within {timeout:?}")))
             }
-            Look::Connecting { until, .. } if *until > now => self.connected(),
-            Look::Connecting { .. } => Some(Err(format!("no connection within {timeout:?}"))),
+            ProbeState::Connecting { until, .. } if *until > now => self.connected(),
+            ProbeState::Connecting { .. } => Some(Err(format!("no connection within {timeout:?}"))),
         };
         self.note(seen, check, now)
     }
 
-    /// Takes note of a process's end; whether the check holds, if it was its own.
-    pub fn ended(&mut self, check: &Check, ended: Pid, status: ExitStatus, now: Instant) -> bool {
-        let Look::Program { pid, output, .. } = &mut self.look else { return false };
+    /// Handles the end of a process. Returns true if it belongs to the check and the check
+    /// succeeds.
+    pub fn ended(
+        &mut self,
+        check: &CommandProbe,
+        ended: Pid,
+        status: ExitStatus,
+        now: Instant,
+    ) -> bool {
+        let ProbeState::Program { pid, output, .. } = &mut self.state else { return false };
         if *pid != ended {
             return false;
         }
         output.drain();
-        let seen = match (status.success(), output.last.words()) {
+        let seen = match (status.success(), output.last.summary()) {
             (true, _) => Ok(()),
             (false, words) if words.is_empty() => Err(format!("its check ended with {status}")),
             (false, words) => Err(words),
@@ -83,53 +92,53 @@ impl Looks {
         self.note(Some(seen), check, now)
     }
 
-    fn note(&mut self, seen: Option<Seen>, check: &Check, now: Instant) -> bool {
+    fn note(&mut self, seen: Option<ProbeResult>, check: &CommandProbe, now: Instant) -> bool {
         let Some(seen) = seen else { return false };
-        self.look = Look::None { at: now + Duration::from_millis(check.interval_ms) };
+        self.state = ProbeState::None { at: now + Duration::from_millis(check.interval_ms) };
         match seen {
             Ok(()) => true,
             Err(words) => {
-                self.said = words;
+                self.failure = words;
                 false
             }
         }
     }
 
-    /// When there is something to do, if nothing happens before.
-    pub fn due(&self) -> Instant {
-        match &self.look {
-            Look::None { at } => *at,
-            Look::Program { until, .. } | Look::Connecting { until, .. } => *until,
+    /// Returns the time of the next action if nothing happens before.
+    pub fn next_deadline(&self) -> Instant {
+        match &self.state {
+            ProbeState::None { at } => *at,
+            ProbeState::Program { until, .. } | ProbeState::Connecting { until, .. } => *until,
         }
     }
 
-    /// What it waits for.
+    /// Returns the descriptors to poll.
     pub fn fds(&self) -> Vec<PollFd<'_>> {
-        match &self.look {
-            Look::Connecting { sockets, .. } => {
+        match &self.state {
+            ProbeState::Connecting { sockets, .. } => {
                 sockets.iter().map(|socket| PollFd::new(socket, PollFlags::OUT)).collect()
             }
-            Look::Program { .. } | Look::None { .. } => Vec::new(),
+            ProbeState::Program { .. } | ProbeState::None { .. } => Vec::new(),
         }
     }
 
-    /// Keeps what a check's program wrote, so that it need not wait.
+    /// Reads the output of a check's program, so that the program need not wait.
     pub fn drain(&mut self) {
-        if let Look::Program { output, .. } = &mut self.look {
+        if let ProbeState::Program { output, .. } = &mut self.state {
             output.drain();
         }
     }
 
-    /// Ends a check's program; it is reaped as any orphan.
+    /// Kills a check's program. It is reaped like any orphan.
     pub fn end(&self) {
-        if let Look::Program { pid, .. } = &self.look {
+        if let ProbeState::Program { pid, .. } = &self.state {
             let _ = killpg(*pid, Signal::SIGKILL);
         }
     }
 
-    /// What became of connections, if that is known.
-    fn connected(&mut self) -> Option<Seen> {
-        let Look::Connecting { sockets, .. } = &mut self.look else { return None };
+    /// Returns the result of pending connections if it is known.
+    fn connected(&mut self) -> Option<ProbeResult> {
+        let ProbeState::Connecting { sockets, .. } = &mut self.state else { return None };
         let mut last = None;
         let mut open = Vec::new();
         for socket in std::mem::take(sockets) {
@@ -144,8 +153,8 @@ impl Looks {
     }
 }
 
-/// Begins a look, or tells at once what it came to.
-fn begin(what: &Probe, stand: &Stand, until: Instant) -> Result<Look, Seen> {
+/// Begins a probe, or returns its result at once.
+fn begin(what: &Probe, stand: &ResolvedRunAs, until: Instant) -> Result<ProbeState, ProbeResult> {
     match what {
         Probe::File(path) => Err(match std::fs::metadata(path) {
             Ok(_) => Ok(()),
@@ -164,14 +173,14 @@ fn begin(what: &Probe, stand: &Stand, until: Instant) -> Result<Look, Seen> {
             }
             match sockets.is_empty() {
                 true => Err(Err(last)),
-                false => Ok(Look::Connecting { sockets, until }),
+                false => Ok(ProbeState::Connecting { sockets, until }),
             }
         }
         Probe::Command(argv) => {
             let started =
                 Output::new().and_then(|output| Ok((spawn(argv, Some(&output), stand)?, output)));
             match started {
-                Ok((pid, output)) => Ok(Look::Program { pid, output, until }),
+                Ok((pid, output)) => Ok(ProbeState::Program { pid, output, until }),
                 Err(error) => {
                     let name = argv.first().map_or("", String::as_str);
                     Err(Err(format!("its check {name} can't be started: {error}")))
@@ -205,42 +214,42 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    fn check(what: Probe) -> Check {
-        Check { what, interval_ms: 1, timeout_ms: 1000, within_ms: 1000 }
+    fn check(what: Probe) -> CommandProbe {
+        CommandProbe { what, interval_ms: 1, timeout_ms: 1000, within_ms: 1000 }
     }
 
-    /// Looks until it holds, or ten times.
-    fn holds(looks: &mut Looks, check: &Check) -> bool {
+    /// Probes until the check succeeds, at most ten times.
+    fn holds(looks: &mut ProbeSchedule, check: &CommandProbe) -> bool {
         (0..10).any(|_| {
             std::thread::sleep(Duration::from_millis(2));
-            looks.go_on(check, Instant::now())
+            looks.poll(check, Instant::now())
         })
     }
 
     #[test]
-    fn a_file_is_there_or_not() {
+    fn file_probe_follows_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ready");
         let check = check(Probe::File(path.clone()));
-        let mut looks = Looks::new(&check, Stand::default(), Instant::now());
+        let mut looks = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
         assert!(!holds(&mut looks, &check));
-        assert!(looks.said.contains("No such file"), "{}", looks.said);
+        assert!(looks.failure.contains("No such file"), "{}", looks.failure);
         std::fs::write(path, "").unwrap();
         assert!(holds(&mut looks, &check));
     }
 
     #[test]
-    fn a_port_takes_connections_or_not() {
+    fn tcp_probe_follows_the_listener() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(address).unwrap();
             let port = listener.local_addr().unwrap().port();
             let check = check(Probe::Tcp(port));
-            let mut looks = Looks::new(&check, Stand::default(), Instant::now());
+            let mut looks = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
             assert!(holds(&mut looks, &check), "{address}");
             drop(listener);
-            let mut looks = Looks::new(&check, Stand::default(), Instant::now());
+            let mut looks = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
             assert!(!holds(&mut looks, &check), "{address}");
-            assert!(looks.said.contains("refused"), "{}", looks.said);
+            assert!(looks.failure.contains("refused"), "{}", looks.failure);
         }
     }
 }

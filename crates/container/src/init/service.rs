@@ -1,4 +1,4 @@
-//! A command of a guest, and how it is: when it is started, whether it is ready, what becomes of it when it ends.
+//! A command of a guest: its start, its readiness, and its end.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -9,57 +9,58 @@ use nix::unistd::Pid;
 use rustix::event::PollFd;
 
 use super::output::Output;
-use super::probe::Looks;
-use super::stand::Stand;
+use super::probe::ProbeSchedule;
+use super::run_as::ResolvedRunAs;
 use super::{GOOD_RUN, NOT_STARTED, PAUSE_MAX, PAUSE_MIN, SAYS, spawn};
-use crate::spec::{Command, Restart};
-use crate::status::{CommandState, CommandStatus, WORDS_BYTES_MAX, tame};
+use crate::spec::{CommandRestart, GuestCommand};
+use crate::status::{GuestCommandState, GuestCommandStatus, WORDS_BYTES_MAX, sanitize};
 
-/// Ends in a row, without a good run between, from which on a command counts as one that keeps ending.
+/// Number of ends in a row, without a good run in between, from which on a command counts as one
+/// that keeps ending.
 pub(super) const ENDS_TOLD: u32 = 2;
 
 /// Explains SIGSYS to the user.
 const FORBIDDEN: &str =
     "(SIGSYS): a system call that nodes may not make, as those of 32-bit programs";
 
-/// Bytes of a command's own words in what is said of it.
+/// Largest part of a command's words in the text about it, bytes.
 const LINE_BYTES: usize = 48;
 
-/// Stands for the end of a command that could not be started, as with sh(1).
+/// Exit code of a command that could not be started, as with sh(1).
 const CODE_NOT_STARTED: u8 = 127;
 
-/// A command and how it is.
+/// A command and its state.
 pub(super) struct Service {
-    pub command: Command,
-    /// `HOME` of the environment stays, whoever runs it.
+    pub command: GuestCommand,
+    /// True if `HOME` of the environment stays for every user.
     keeps_home: bool,
-    phase: Phase,
+    phase: ServicePhase,
     pause: Duration,
-    /// What it writes; `None`: that goes where the guest's own does.
+    /// Pipe for its output. `None`: it writes where the guest writes.
     pub output: Option<Output>,
-    /// Starts, those that failed as well.
+    /// Number of starts, including failed ones.
     starts: u32,
-    /// Ends in a row that it should not have had.
+    /// Number of unexpected ends in a row.
     ends: u32,
-    exit: Option<u8>,
-    /// How it ended last, and what it said before that.
+    exit_status: Option<u8>,
+    /// Its last end, and its last output before.
     ending: String,
-    /// It is being killed because of one before it.
+    /// True if it is being killed because of a command before it.
     killed: bool,
-    /// What its shim was told.
-    told: CommandStatus,
+    /// Last status reported to the shim.
+    reported: GuestCommandStatus,
 }
 
-enum Phase {
-    /// For what it comes after, and until then.
+enum ServicePhase {
+    /// Waits for the commands before it, and until this time.
     Waiting {
         until: Instant,
     },
-    /// With looks at whether it is ready, until one of them held.
+    /// Runs. Probes for its readiness continue until one succeeds.
     Running {
         pid: Pid,
         since: Instant,
-        looks: Option<Looks>,
+        looks: Option<ProbeSchedule>,
     },
     Ended {
         well: bool,
@@ -67,8 +68,13 @@ enum Phase {
 }
 
 impl Service {
-    pub fn new(command: Command, keeps_home: bool, output: Option<Output>, now: Instant) -> Self {
-        let phase = Phase::Waiting { until: now };
+    pub fn new(
+        command: GuestCommand,
+        keeps_home: bool,
+        output: Option<Output>,
+        now: Instant,
+    ) -> Self {
+        let phase = ServicePhase::Waiting { until: now };
         Self {
             command,
             keeps_home,
@@ -77,50 +83,54 @@ impl Service {
             output,
             starts: 0,
             ends: 0,
-            exit: None,
+            exit_status: None,
             ending: String::new(),
             killed: false,
-            told: CommandStatus::default(),
+            reported: GuestCommandStatus::default(),
         }
     }
 
-    /// Whether what comes after it may start.
-    pub fn is_held(&self) -> bool {
+    /// True if commands that wait for it may start.
+    pub fn releases_dependents(&self) -> bool {
         match &self.phase {
-            Phase::Waiting { .. } => false,
-            Phase::Running { looks, .. } => !self.killed && !self.command.once && looks.is_none(),
-            Phase::Ended { well } => *well || !self.command.once,
+            ServicePhase::Waiting { .. } => false,
+            ServicePhase::Running { looks, .. } => {
+                !self.killed && !self.command.once && looks.is_none()
+            }
+            ServicePhase::Ended { well } => *well || !self.command.once,
         }
     }
 
     pub fn has_ended(&self) -> bool {
-        matches!(self.phase, Phase::Ended { .. })
+        matches!(self.phase, ServicePhase::Ended { .. })
     }
 
-    /// Starts the command when it is time and `free` to; the exit code that stands for it if that fails.
+    /// Starts the command if its time has come and it is `free` to start. Returns the corresponding
+    /// exit code if that fails.
     pub fn start_if_due(&mut self, free: bool, now: Instant) -> Result<(), u8> {
-        let Phase::Waiting { until } = self.phase else { return Ok(()) };
+        let ServicePhase::Waiting { until } = self.phase else { return Ok(()) };
         if !free || until > now {
             return Ok(());
         }
         if self.command.argv.is_empty() {
-            // That of an image which has none.
-            self.phase = Phase::Ended { well: true };
+            // The image's own command, of an image that has none.
+            self.phase = ServicePhase::Ended { well: true };
             return Ok(());
         }
         self.starts = self.starts.saturating_add(1);
         if let Some(output) = &mut self.output {
-            self.ending = words(&self.ending, &output.last.words());
+            self.ending = words(&self.ending, &output.last.summary());
             output.last = Default::default();
         }
-        let begun = Stand::of(&self.command.run_as, self.keeps_home).and_then(|stand| {
+        let begun = ResolvedRunAs::of(&self.command.run_as, self.keeps_home).and_then(|stand| {
             Ok((spawn(&self.command.argv, self.output.as_ref(), &stand)?, stand))
         });
         match begun {
             Ok((pid, stand)) => {
                 eprintln!("{SAYS}{} started, process {pid}", self.name());
-                let looks = self.command.ready.as_ref().map(|check| Looks::new(check, stand, now));
-                self.phase = Phase::Running { pid, since: now, looks };
+                let looks =
+                    self.command.ready.as_ref().map(|check| ProbeSchedule::new(check, stand, now));
+                self.phase = ServicePhase::Running { pid, since: now, looks };
                 Ok(())
             }
             Err(error) => {
@@ -133,11 +143,11 @@ impl Service {
         }
     }
 
-    /// Looks at whether it is ready, and forgets earlier ends after a good run.
-    pub fn go_on(&mut self, now: Instant) {
-        let Phase::Running { since, looks, .. } = &mut self.phase else { return };
+    /// Probes for readiness, and forgets earlier ends after a good run.
+    pub fn poll(&mut self, now: Instant) {
+        let ServicePhase::Running { since, looks, .. } = &mut self.phase else { return };
         if let (Some(check), Some(under_way)) = (&self.command.ready, &mut *looks)
-            && under_way.go_on(check, now)
+            && under_way.poll(check, now)
         {
             *looks = None;
         }
@@ -146,38 +156,40 @@ impl Service {
         }
     }
 
-    /// When there is something to do for it, if nothing happens before; `free`: what it comes after is ready.
-    pub fn due(&self, free: bool) -> Option<Instant> {
+    /// Returns the time of the next action if nothing happens before. `free`: the commands before
+    /// it are ready.
+    pub fn next_deadline(&self, free: bool) -> Option<Instant> {
         match &self.phase {
-            Phase::Waiting { until } => free.then_some(*until),
-            Phase::Running { since, looks, .. } => {
+            ServicePhase::Waiting { until } => free.then_some(*until),
+            ServicePhase::Running { since, looks, .. } => {
                 let good = (self.ends > 0).then(|| *since + GOOD_RUN);
-                let next = looks.as_ref().map(Looks::due);
+                let next = looks.as_ref().map(ProbeSchedule::next_deadline);
                 [good, next].into_iter().flatten().min()
             }
-            Phase::Ended { .. } => None,
+            ServicePhase::Ended { .. } => None,
         }
     }
 
-    /// The looks that are under way.
-    pub fn looks(&mut self) -> Option<&mut Looks> {
+    /// Returns the probing in progress.
+    pub fn probe_schedule(&mut self) -> Option<&mut ProbeSchedule> {
         match &mut self.phase {
-            Phase::Running { looks, .. } => looks.as_mut(),
+            ServicePhase::Running { looks, .. } => looks.as_mut(),
             _ => None,
         }
     }
 
-    /// What its looks wait for.
+    /// Returns the descriptors that its probes wait for.
     pub fn fds(&self) -> Vec<PollFd<'_>> {
         match &self.phase {
-            Phase::Running { looks: Some(looks), .. } => looks.fds(),
+            ServicePhase::Running { looks: Some(looks), .. } => looks.fds(),
             _ => Vec::new(),
         }
     }
 
-    /// Takes note of a process's end; returns the command's exit code if it was this one's.
+    /// Handles the end of a process. Returns the command's exit code if it was the command's
+    /// process.
     pub fn ended(&mut self, ended: Pid, status: ExitStatus, now: Instant) -> Option<u8> {
-        let Phase::Running { pid, since, looks } = &mut self.phase else { return None };
+        let ServicePhase::Running { pid, since, looks } = &mut self.phase else { return None };
         if *pid != ended {
             if let (Some(check), Some(under_way)) = (&self.command.ready, &mut *looks)
                 && under_way.ended(check, ended, status, now)
@@ -186,7 +198,7 @@ impl Service {
             }
             return None;
         }
-        looks.iter().for_each(Looks::end);
+        looks.iter().for_each(ProbeSchedule::end);
         if now >= *since + GOOD_RUN {
             self.pause = PAUSE_MIN;
             self.ends = 0;
@@ -205,98 +217,107 @@ impl Service {
         Some(code)
     }
 
-    /// Has the command started again because of one before it; with its process group ended if it runs.
+    /// Restarts the command because of a command before it. If it runs, kills its process group.
     pub fn start_again(&mut self, now: Instant) {
         match &self.phase {
-            Phase::Running { pid, .. } => {
+            ServicePhase::Running { pid, .. } => {
                 eprintln!("{SAYS}{} (process {pid}) is started again with it", self.name());
                 self.killed = true;
                 let _ = killpg(*pid, Signal::SIGKILL);
             }
-            Phase::Ended { .. } if self.command.once => self.phase = Phase::Waiting { until: now },
-            Phase::Ended { .. } | Phase::Waiting { .. } => {}
+            ServicePhase::Ended { .. } if self.command.once => {
+                self.phase = ServicePhase::Waiting { until: now }
+            }
+            ServicePhase::Ended { .. } | ServicePhase::Waiting { .. } => {}
         }
     }
 
-    /// Whether it is to be started again by itself.
+    /// True if it will be restarted by itself.
     pub fn is_started_again(&self) -> bool {
-        self.starts > 0 && matches!(self.phase, Phase::Waiting { .. })
+        self.starts > 0 && matches!(self.phase, ServicePhase::Waiting { .. })
     }
 
     fn after_end(&mut self, code: u8, killed: bool, now: Instant) {
-        self.exit = Some(code);
+        self.exit_status = Some(code);
         let again = match self.command.restart {
-            Restart::Never => killed,
-            Restart::OnFailure => code != 0,
-            Restart::Always | Restart::WithPrevious => true,
+            CommandRestart::Never => killed,
+            CommandRestart::OnFailure => code != 0,
+            CommandRestart::Always | CommandRestart::WithPrevious => true,
         };
         self.phase = match again {
-            false => Phase::Ended { well: code == 0 || self.command.may_fail },
+            false => ServicePhase::Ended { well: code == 0 || self.command.may_fail },
             true => {
                 let until = now + self.pause;
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
-                Phase::Waiting { until }
+                ServicePhase::Waiting { until }
             }
         };
     }
 
-    /// What its shim is to be told, if that is new.
-    pub fn news(&self, now: Instant) -> Option<CommandStatus> {
-        Some(self.status(now)).filter(|status| *status != self.told)
+    /// Returns the status to report to the shim, if it is new.
+    pub fn unreported_status(&self, now: Instant) -> Option<GuestCommandStatus> {
+        Some(self.status(now)).filter(|status| *status != self.reported)
     }
 
-    /// Its shim was told.
-    pub fn told(&mut self, status: CommandStatus) {
-        self.told = status;
+    /// Notes that this status was reported to the shim.
+    pub fn set_reported(&mut self, status: GuestCommandStatus) {
+        self.reported = status;
     }
 
-    fn status(&self, now: Instant) -> CommandStatus {
+    fn status(&self, now: Instant) -> GuestCommandStatus {
         let keeps_ending = self.ends >= ENDS_TOLD;
         let (state, troubled, text) = match &self.phase {
-            Phase::Waiting { .. } if self.starts == 0 => (CommandState::Waiting, false, None),
-            Phase::Waiting { .. } => (CommandState::Restarting, keeps_ending, Some(self.end())),
-            Phase::Ended { well: true } => {
-                let failed = self.exit.is_some_and(|code| code != 0);
-                (CommandState::Done, false, failed.then(|| self.end()))
+            ServicePhase::Waiting { .. } if self.starts == 0 => {
+                (GuestCommandState::Waiting, false, None)
             }
-            Phase::Ended { well: false } => (CommandState::Failed, true, Some(self.end())),
-            Phase::Running { since, looks: Some(looks), .. } => {
+            ServicePhase::Waiting { .. } => {
+                (GuestCommandState::Restarting, keeps_ending, Some(self.end()))
+            }
+            ServicePhase::Ended { well: true } => {
+                let failed = self.exit_status.is_some_and(|code| code != 0);
+                (GuestCommandState::Done, false, failed.then(|| self.end()))
+            }
+            ServicePhase::Ended { well: false } => {
+                (GuestCommandState::Failed, true, Some(self.end()))
+            }
+            ServicePhase::Running { since, looks: Some(looks), .. } => {
                 let within = self.command.ready.as_ref().map_or(0, |check| check.within_ms);
                 let late = now >= *since + Duration::from_millis(within);
                 let text = match keeps_ending {
                     true => self.ending.clone(),
-                    false => words("not ready", &looks.said),
+                    false => words("not ready", &looks.failure),
                 };
-                (CommandState::Starting, keeps_ending || late, Some(text))
+                (GuestCommandState::Starting, keeps_ending || late, Some(text))
             }
-            Phase::Running { looks: None, .. } => {
+            ServicePhase::Running { looks: None, .. } => {
                 let ready = self.command.ready.is_some();
-                let state = if ready { CommandState::Ready } else { CommandState::Running };
+                let state =
+                    if ready { GuestCommandState::Ready } else { GuestCommandState::Running };
                 (state, keeps_ending, keeps_ending.then(|| self.ending.clone()))
             }
         };
-        CommandStatus {
+        GuestCommandStatus {
             state,
             restarts: self.starts.saturating_sub(1),
-            exit: self.exit,
+            exit: self.exit_status,
             troubled,
             words: text.unwrap_or_default(),
         }
     }
 
-    /// How it ended last, and why as far as it said so. A command that runs once is one of many, known by a number:
-    /// with its own words, too.
+    /// Describes how it last ended, and why if it wrote so. A command with `once` is one of many
+    /// and only known by number, so its words are added.
     fn end(&self) -> String {
-        let said = self.output.as_ref().map(|output| output.last.words()).unwrap_or_default();
+        let said = self.output.as_ref().map(|output| output.last.summary()).unwrap_or_default();
         let text = words(&self.ending, &said);
         if !self.command.once {
             return text;
         }
-        let line = tame(&self.command.argv.join(" "), WORDS_BYTES_MAX);
-        let short = tame(&line, LINE_BYTES);
+        let line = sanitize(&self.command.argv.join(" "), WORDS_BYTES_MAX);
+        let short = sanitize(&line, LINE_BYTES);
         let more = if short == line { "" } else { " …" };
         let line = format!(" ({short}{more})");
-        tame(&text, WORDS_BYTES_MAX - line.len()) + &line
+        sanitize(&text, WORDS_BYTES_MAX - line.len()) + &line
     }
 
     pub fn name(&self) -> &str {
@@ -307,11 +328,11 @@ impl Service {
 fn words(what: &str, said: &str) -> String {
     match said.is_empty() || what.is_empty() {
         true => what.to_owned(),
-        false => tame(&format!("{what}: {said}"), WORDS_BYTES_MAX),
+        false => sanitize(&format!("{what}: {said}"), WORDS_BYTES_MAX),
     }
 }
 
-/// What stands for an end as with sh(1), and the signal if one ended it.
+/// Returns the exit code as with sh(1), and the signal if one ended the process.
 fn exit_code(status: ExitStatus) -> (u8, Option<i32>) {
     let signal = status.signal();
     let code = status.code().or(signal.map(|signal| 128 + signal));

@@ -1,47 +1,47 @@
-//! Commands that wait for each other, and what is told of them.
+//! Commands that wait for each other, and their reported status.
 
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
 use pdp_container::{
-    Check, Command, CommandState, CommandStatus, GuestSpec, Probe, Profile, Restart, State,
-    WORDS_BYTES_MAX,
+    CommandProbe, CommandRestart, GuestCommand, GuestCommandState, GuestCommandStatus, GuestSpec,
+    Probe, ProcessState, Profile, WORDS_BYTES_MAX,
 };
 
 use super::{Fixture, command, eventually, log};
 
-fn shell(script: &str, restart: Restart) -> Command {
+fn shell(script: &str, restart: CommandRestart) -> GuestCommand {
     command(&["sh", "-c", script], restart)
 }
 
-/// A daemon that is ready once `what` holds.
-fn ready(script: &str, what: Probe) -> Command {
-    let check = Check { what, interval_ms: 20, timeout_ms: 5000, within_ms: 60_000 };
-    Command { ready: Some(check), ..shell(script, Restart::Always) }
+/// Returns a daemon that is ready once `what` succeeds.
+fn ready(script: &str, what: Probe) -> GuestCommand {
+    let check = CommandProbe { what, interval_ms: 20, timeout_ms: 5000, within_ms: 60_000 };
+    GuestCommand { ready: Some(check), ..shell(script, CommandRestart::Always) }
 }
 
-fn once(script: &str, after: &[usize]) -> Command {
-    Command { once: true, after: after.to_vec(), ..shell(script, Restart::Never) }
+fn once(script: &str, after: &[usize]) -> GuestCommand {
+    GuestCommand { once: true, after: after.to_vec(), ..shell(script, CommandRestart::Never) }
 }
 
-fn run(fixture: &Fixture, commands: Vec<Command>) -> GuestSpec {
+fn run(fixture: &Fixture, commands: Vec<GuestCommand>) -> GuestSpec {
     let spec = GuestSpec { commands, ..fixture.spec(Profile::Host, &[]) };
     fixture.run(&spec);
     spec
 }
 
-fn told(fixture: &Fixture, spec: &GuestSpec) -> Vec<CommandStatus> {
+fn told(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandStatus> {
     fixture.runtime.commands(&spec.dir).unwrap().expect("what was told")
 }
 
-fn states(fixture: &Fixture, spec: &GuestSpec) -> Vec<CommandState> {
+fn states(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandState> {
     told(fixture, spec).into_iter().map(|status| status.state).collect()
 }
 
 #[test]
-fn a_command_comes_after_what_it_needs() {
-    use CommandState::{Done, Ready, Running, Starting, Waiting};
+fn command_starts_after_its_dependencies() {
+    use GuestCommandState::{Done, Ready, Running, Starting, Waiting};
     let fixture = Fixture::new();
     let program = ["sh", "-c", "test -e /run/go"].map(str::to_owned).into();
     let port =
@@ -50,22 +50,22 @@ import time; time.sleep(1000)";
     let spec = run(
         &fixture,
         vec![
-            // Last in the list and first in time: places say nothing of order.
+            // Last in the list but first in time: positions do not define the order.
             once("cat /run/3 /run/2 > /run/4; echo four", &[1, 3]),
             once("echo 2 > /run/2", &[2]),
             ready("exec sleep 1000", Probe::Command(program)),
             once("test -e /run/2 && echo 3 > /run/3", &[4]),
-            Command {
+            GuestCommand {
                 after: vec![1],
-                ready: Some(Check {
+                ready: Some(CommandProbe {
                     what: Probe::Tcp(4321),
                     interval_ms: 20,
                     timeout_ms: 5000,
                     within_ms: 60_000,
                 }),
-                ..command(&["python3", "-c", port], Restart::Always)
+                ..command(&["python3", "-c", port], CommandRestart::Always)
             },
-            Command { after: vec![0], ..shell("exec sleep 1000", Restart::Always) },
+            GuestCommand { after: vec![0], ..shell("exec sleep 1000", CommandRestart::Always) },
         ],
     );
     let waits = [Waiting, Waiting, Starting, Waiting, Waiting, Waiting];
@@ -80,13 +80,13 @@ import time; time.sleep(1000)";
 }
 
 #[test]
-fn a_failure_that_may_be_keeps_nothing_waiting() {
+fn allowed_failure_does_not_block_later_commands() {
     let fixture = Fixture::new();
-    let may_fail = |words: &[&str], after: &[usize]| Command {
+    let may_fail = |words: &[&str], after: &[usize]| GuestCommand {
         may_fail: true,
         once: true,
         after: after.to_vec(),
-        ..command(words, Restart::Never)
+        ..command(words, CommandRestart::Never)
     };
     let spec = run(
         &fixture,
@@ -96,7 +96,7 @@ fn a_failure_that_may_be_keeps_nothing_waiting() {
             once("echo here > /run/here", &[1]),
         ],
     );
-    eventually("all are done", || states(&fixture, &spec) == [CommandState::Done; 3]);
+    eventually("all are done", || states(&fixture, &spec) == [GuestCommandState::Done; 3]);
     assert_eq!(fixture.exec(&spec, "cat /run/here").1, "here\n");
     let told = told(&fixture, &spec);
     let exits: Vec<_> = told.iter().map(|status| status.exit).collect();
@@ -108,31 +108,31 @@ fn a_failure_that_may_be_keeps_nothing_waiting() {
 }
 
 #[test]
-fn what_fails_is_told_with_its_last_line() {
-    use CommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
+fn failed_command_is_reported_with_last_line() {
+    use GuestCommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
     let fixture = Fixture::new();
-    let late = Command {
-        ready: Some(Check {
+    let late = GuestCommand {
+        ready: Some(CommandProbe {
             what: Probe::File(PathBuf::from("/run/none")),
             interval_ms: 10,
             timeout_ms: 5000,
             within_ms: 50,
         }),
-        ..shell("exec sleep 1000", Restart::Always)
+        ..shell("exec sleep 1000", CommandRestart::Always)
     };
     let spec = run(
         &fixture,
         vec![
-            shell("echo begins; echo 'bad line 7' >&2; exit 3", Restart::Always),
-            command(&["/no/such"], Restart::Always),
+            shell("echo begins; echo 'bad line 7' >&2; exit 3", CommandRestart::Always),
+            command(&["/no/such"], CommandRestart::Always),
             once("echo 'RTNETLINK answers: no'; exit 2", &[]),
             once("true", &[2]),
             late,
-            Command {
+            GuestCommand {
                 once: true,
-                ..shell("mkdir /run/tried || exit 0; exit 1", Restart::OnFailure)
+                ..shell("mkdir /run/tried || exit 0; exit 1", CommandRestart::OnFailure)
             },
-            shell("exec sleep 1000", Restart::Always),
+            shell("exec sleep 1000", CommandRestart::Always),
             ready("exec sleep 1000", Probe::File(PathBuf::from("/run"))),
         ],
     );
@@ -144,7 +144,7 @@ fn what_fails_is_told_with_its_last_line() {
         let states = states(&fixture, &spec);
         trouble == [true, true, true, false, true, false, false, false]
             && states[2..5] == [Failed, Waiting, Starting]
-            && states[5..] == [CommandState::Done, Running, Ready]
+            && states[5..] == [GuestCommandState::Done, Running, Ready]
     });
     assert_eq!(words(0), "ended with code 3: bad line 7");
     assert!(words(1).starts_with("can't be started: No such file"), "{}", words(1));
@@ -158,18 +158,21 @@ fn what_fails_is_told_with_its_last_line() {
 }
 
 #[test]
-fn with_the_previous_one_a_command_waits_for_it_again() {
+fn with_previous_command_waits_again_after_restart() {
     let fixture = Fixture::new();
-    let hanging = |command: Command| Command { with_previous: true, ..command };
+    let hanging = |command: GuestCommand| GuestCommand { with_previous: true, ..command };
     let spec = run(
         &fixture,
         vec![
             ready("exec sleep 1001", Probe::File("/run/up".into())),
-            Command { after: vec![0], ..hanging(shell("exec sleep 1002", Restart::Always)) },
+            GuestCommand {
+                after: vec![0],
+                ..hanging(shell("exec sleep 1002", CommandRestart::Always))
+            },
             hanging(once("echo again >> /run/count", &[1])),
         ],
     );
-    use CommandState::{Done, Ready, Restarting, Running, Starting};
+    use GuestCommandState::{Done, Ready, Restarting, Running, Starting};
     eventually("it is being started", || states(&fixture, &spec)[0] == Starting);
     fixture.exec(&spec, "touch /run/up");
     eventually("all are ready", || states(&fixture, &spec) == [Ready, Running, Done]);
@@ -182,7 +185,7 @@ fn with_the_previous_one_a_command_waits_for_it_again() {
     eventually("it was done again", || fixture.exec(&spec, "cat /run/count").1 == "again\nagain\n");
 }
 
-/// The pipe in which process 1 tells of commands: the first one that it writes to.
+/// Opens the pipe of process 1's reports, the first one that it writes to.
 fn pipe(pid: u32) -> fs::File {
     let fds = (3..20).map(|fd| PathBuf::from(format!("/proc/{pid}/fd/{fd}")));
     let is_pipe = |path: &PathBuf| {
@@ -197,21 +200,23 @@ fn pipe(pid: u32) -> fs::File {
 }
 
 #[test]
-fn a_guest_that_lies_about_its_commands_is_told_of_as_it_lies_and_no_more() {
+fn lying_guest_affects_only_its_own_status() {
     let fixture = Fixture::new();
     let spec = run(
         &fixture,
         vec![
-            shell("exec sleep 1000", Restart::Always),
+            shell("exec sleep 1000", CommandRestart::Always),
             ready("exec sleep 1000", Probe::File("/run/never".into())),
         ],
     );
-    eventually("they run", || states(&fixture, &spec)[1] == CommandState::Starting);
-    let State::Running(process) = fixture.runtime.state(&spec.dir).unwrap() else { panic!() };
-    // Nobody but process 1 has its end of the pipe.
+    eventually("they run", || states(&fixture, &spec)[1] == GuestCommandState::Starting);
+    let ProcessState::Running(process) = fixture.runtime.state(&spec.dir).unwrap() else {
+        panic!()
+    };
+    // Only process 1 has its end of the pipe.
     let take = "for fd in /proc/1/fd/*; do case $(readlink $fd) in pipe*) : >> $fd;; esac; done";
     assert!(!fixture.exec(&spec, take).0, "a guest has a pipe of its process 1");
-    // A process 1 that somebody has taken over says what it likes, or nothing.
+    // A process 1 that an attacker has taken over may report anything, or nothing.
     let mut pipe = pipe(process.pid);
     let pid = process.pid.to_string();
     let stop = std::process::Command::new("kill").args(["-STOP", &pid]).status();
@@ -234,7 +239,7 @@ fn a_guest_that_lies_about_its_commands_is_told_of_as_it_lies_and_no_more() {
     assert_eq!(told_now.len(), 2, "{told_now:?}");
     assert!(told_now[0].words.starts_with("[2Jxx"), "{told_now:?}");
     assert!(told_now[0].words.len() <= WORDS_BYTES_MAX, "{told_now:?}");
-    // Who floods waits, and the file stays small.
+    // A flooding writer is slowed down, and the file stays small.
     let flood = std::thread::spawn(move || {
         let noise = [0xff_u8; 4096];
         for restarts in 1.. {

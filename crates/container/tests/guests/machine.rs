@@ -1,13 +1,13 @@
-//! Guests as small machines: what servers and clients of the machine's `/usr` want to find, and nothing of the
-//! machine's own.
+//! Guests as small machines: they have what servers and clients of the machine's `/usr` need, and
+//! nothing of the machine's own.
 
 use super::*;
 
-use pdp_container::{Check, CommandStatus, Probe};
+use pdp_container::{CommandProbe, GuestCommandStatus, Probe};
 
 const MACHINES: [Profile; 2] = [Profile::Control, Profile::Host];
 
-/// False, with a word of that, where the machine lacks a program.
+/// Returns false and prints a message if the machine lacks a program.
 fn has(program: &str) -> bool {
     let there = Path::new(program).exists();
     if !there {
@@ -17,12 +17,12 @@ fn has(program: &str) -> bool {
 }
 
 fn words(fixture: &Fixture, spec: &GuestSpec, index: usize) -> String {
-    let told: Vec<CommandStatus> = fixture.runtime.commands(&spec.dir).unwrap().unwrap();
+    let told: Vec<GuestCommandStatus> = fixture.runtime.commands(&spec.dir).unwrap().unwrap();
     told[index].words.clone()
 }
 
 #[test]
-fn what_programs_look_for_is_there_and_no_secret_of_the_machine() {
+fn guest_etc_is_complete_without_machine_secrets() {
     let fixture = Fixture::new();
     for profile in MACHINES {
         let spec = fixture.spec(profile, &[&["sleep", "1000"]]);
@@ -38,7 +38,7 @@ fn what_programs_look_for_is_there_and_no_secret_of_the_machine() {
             "640 root shadow\n".repeat(2)
         );
         assert_eq!(said("stat -c '%a %U %G' /var/log/lastlog"), "664 root utmp\n");
-        // Directories of the machine's packages, with their owners, and nothing in them.
+        // Empty directories of the machine's packages, with their owners.
         let state = "cd /var; find lib cache log spool -mindepth 1 -maxdepth 1 -type d | sort";
         let inside = said(state);
         let machine = fs::read_dir("/var/lib").unwrap().flatten();
@@ -53,7 +53,7 @@ fn what_programs_look_for_is_there_and_no_secret_of_the_machine() {
         let of_machine = String::from_utf8(of_machine.unwrap().stdout).unwrap();
         assert_eq!(mode(said("stat -c '%a %u %g' /var/lib/misc")), mode(of_machine));
         assert_eq!(said("find /var -type f | sort"), "/var/log/lastlog\n/var/log/wtmp\n");
-        // Nothing that is the machine's alone.
+        // Nothing that belongs only to the machine.
         assert_eq!(
             said("ls -A /etc/ssh | sort"),
             if has("/usr/sbin/sshd") { "sshd_config\n" } else { "" }
@@ -67,9 +67,10 @@ fn what_programs_look_for_is_there_and_no_secret_of_the_machine() {
     }
 }
 
-/// Programs find whom to trust; a server's own certificate is not among them until the node says so.
+/// Programs find trusted certificates. A server's own certificate is not among them until the node
+/// adds it.
 #[test]
-fn certificates_are_checked_against_those_of_the_machine() {
+fn programs_trust_the_machines_certificates() {
     const SERVE: &str = "ip link set lo up; cd /tmp; \
         openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -days 1 -subj /CN=localhost \
             -addext subjectAltName=DNS:localhost 2>/dev/null; \
@@ -83,7 +84,7 @@ fn certificates_are_checked_against_those_of_the_machine() {
     let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
     for own in [false, true] {
         if own {
-            // One more makes it a copy, which has the others too.
+            // An additional certificate makes it a copy, which has the others too.
             spec.files = vec![file("/etc/ssl/certs/own.pem", "x", false)];
         }
         fixture.run(&spec);
@@ -97,7 +98,7 @@ fn certificates_are_checked_against_those_of_the_machine() {
 }
 
 #[test]
-fn sshd_lets_a_key_in_and_has_a_key_of_its_own() {
+fn sshd_accepts_key_login_with_own_host_key() {
     if !has("/usr/sbin/sshd") {
         return;
     }
@@ -121,7 +122,7 @@ fn sshd_lets_a_key_in_and_has_a_key_of_its_own() {
             key.starts_with("ssh-ed25519 ") && key.split(' ').nth(1) != machine.split(' ').nth(1)
         );
         fixture.runtime.delete(&spec.dir).unwrap();
-        // One of the spec's is not touched.
+        // A key of the spec stays unchanged.
         spec.files = vec![file("/etc/ssh/ssh_host_ed25519_key", "own", false)];
         fixture.run(&spec);
         assert_eq!(fixture.exec(&spec, "cat /etc/ssh/ssh_host_ed25519_key").1, "own");
@@ -167,14 +168,15 @@ fn hosts_and_control_guests_have_the_same_capabilities() {
         text.lines().find(|line| line.starts_with("CapEff")).map(str::to_owned)
     });
     assert_eq!(sets[0], sets[1]);
-    // CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_ADMIN.
+    // CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID, NET_BIND_SERVICE, NET_ADMIN, NET_RAW,
+    // SYS_CHROOT, SYS_ADMIN.
     let bits = [0, 1, 3, 5, 6, 7, 10, 12, 13, 18, 21];
     let want: u64 = bits.iter().map(|bit| 1 << bit).sum();
     assert_eq!(sets[0].as_deref(), Some(&*format!("CapEff:\t{want:016x}")));
 }
 
 #[test]
-fn users_other_than_root_serve_low_ports() {
+fn non_root_users_can_bind_low_ports() {
     let fixture = Fixture::new();
     for profile in MACHINES {
         let spec = fixture.spec(profile, &[&["sleep", "1000"]]);
@@ -187,9 +189,9 @@ fn users_other_than_root_serve_low_ports() {
     }
 }
 
-/// The kernel charges what waits in a tunnel interface's queue to nobody.
+/// The kernel charges the queue of a tunnel interface to nobody.
 #[test]
-fn tunnel_interfaces_are_for_those_who_may_take_memory() {
+fn tun_devices_need_the_packet_rings_permission() {
     let fixture = Fixture::new();
     for (profile, rings) in MACHINES.into_iter().flat_map(|it| [(it, true), (it, false)]) {
         let mut spec = fixture.spec(profile, &[&["sleep", "1000"]]);
@@ -211,7 +213,7 @@ fn tunnel_interfaces_are_for_those_who_may_take_memory() {
 }
 
 #[test]
-fn why_the_kernel_killed_a_command_is_told() {
+fn kernel_kill_is_reported_with_its_cause() {
     const I386: &str = "import ctypes, mmap
 code = mmap.mmap(-1, 4096, prot=7)
 code.write(bytes.fromhex('b814000000cd80c3'))
@@ -238,7 +240,7 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code))
 }
 
 #[test]
-fn threads_that_were_refused_are_counted() {
+fn refused_threads_are_counted() {
     let fixture = Fixture::new();
     let threads = "import threading, time
 for _ in range(400): threading.Thread(target=time.sleep, args=(600,)).start()";
@@ -248,14 +250,14 @@ for _ in range(400): threading.Thread(target=time.sleep, args=(600,)).start()";
     let refused = || fixture.runtime.limit_hits(&spec.dir).unwrap().processes_refused;
     eventually("one is refused", || refused() > 0);
     assert!(fixture.runtime.cgroups().usage("red/r1").unwrap().processes_refused > 0);
-    // By the limit as it is now, none.
+    // The new limit has refused nothing.
     let more = Limits { processes: Some(512), ..Limits::default() };
     fixture.runtime.update_limits(&spec.dir, &more).unwrap();
     assert_eq!(refused(), 0);
 }
 
 #[test]
-fn why_a_forwarding_guest_ended_is_in_its_last_words() {
+fn forwarding_guest_reports_why_it_ended() {
     let fixture = Fixture::new();
     for (command, said) in [
         (&["sh", "-c", "echo begins; echo boom >&2; exit 3"][..], "boom"),
@@ -264,21 +266,21 @@ fn why_a_forwarding_guest_ended_is_in_its_last_words() {
         let spec = fixture.spec(Profile::Forwarding { tap: false }, &[command]);
         fixture.run(&spec);
         let state = || fixture.runtime.state(&spec.dir).unwrap();
-        eventually("it has ended", || matches!(state(), State::Exited(_)));
+        eventually("it has ended", || matches!(state(), ProcessState::Exited(_)));
         assert_eq!(fixture.runtime.last_words(&spec.dir).as_deref(), Some(said));
         fixture.runtime.delete(&spec.dir).unwrap();
     }
 }
 
 #[test]
-fn too_little_memory_to_start_in_is_told() {
+fn too_little_memory_to_start_is_reported() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
     spec.limits.memory_bytes = Some(1 << 20);
     let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
     assert!(error.contains("its memory was full before it had started; give it 16 MiB"), "{error}");
     assert!(!spec.dir.exists() && !fixture.runtime.cgroups().exists("red"));
-    // So much is enough, again and again.
+    // This is enough, every time.
     spec.limits.memory_bytes = Some(16 << 20);
     for _ in 0..5 {
         fixture.run(&spec);
@@ -288,7 +290,7 @@ fn too_little_memory_to_start_in_is_told() {
 }
 
 #[test]
-fn a_root_without_directories_to_mount_on_is_told() {
+fn missing_mount_points_in_root_are_reported() {
     let fixture = Fixture::new();
     let root = fixture.path("root");
     for dir in ["dev", "sys", "etc", "root", "var/log", "tmp"] {
@@ -300,16 +302,16 @@ fn a_root_without_directories_to_mount_on_is_told() {
         [(Profile::Host, "proc var/tmp"), (Profile::Forwarding { tap: false }, "proc")]
     {
         let mut spec = fixture.spec(profile, &[&["/bin/x"]]);
-        spec.root = Root::Rootfs(root.clone());
+        spec.root = RootFilesystem::Rootfs(root.clone());
         let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
         assert!(error.contains("lacks directories to mount on"), "{error}");
         assert!(error.ends_with(&format!("mkdir -p {missing}")), "{error}");
     }
 }
 
-/// A command that runs once is known by a number; its own words say which it is.
+/// A command with `once` is known by a number. The report includes its words to identify it.
 #[test]
-fn a_line_of_many_that_failed_is_told_with_its_words() {
+fn failed_once_command_is_reported_with_its_words() {
     let fixture = Fixture::new();
     let mut spec = fixture.spec(
         Profile::Host,
@@ -320,7 +322,7 @@ fn a_line_of_many_that_failed_is_told_with_its_words() {
     );
     spec.commands.iter_mut().for_each(|command| command.once = true);
     spec.commands[0].ready =
-        Some(Check { what: Probe::Tcp(1), interval_ms: 10, timeout_ms: 10, within_ms: 10 });
+        Some(CommandProbe { what: Probe::Tcp(1), interval_ms: 10, timeout_ms: 10, within_ms: 10 });
     fixture.run(&spec);
     eventually("both have failed", || {
         (0..2).all(|index| words(&fixture, &spec, index).starts_with("ended"))

@@ -2,15 +2,17 @@
 
 use std::path::PathBuf;
 
-use pdp_container::{Check, Command, CommandState, GuestSpec, Probe, Profile, Restart, RunAs};
+use pdp_container::{
+    CommandProbe, CommandRestart, GuestCommand, GuestCommandState, GuestSpec, Probe, Profile, RunAs,
+};
 
-use super::{File, Fixture, Owned, command, eventually, file, log};
+use super::{FileOwner, Fixture, GuestFile, command, eventually, file, log};
 
 const PASSWD: &str = "root:x:0:0::/root:/bin/sh\nalice:x:1000:1001::/home/alice:/bin/sh\n\
     none:x:4294967295:4294967295::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\nalice:x:1001:\nwheel:x:10:alice\nlab:x:1010:bob,alice\n";
 
-/// What a process says of itself: who it is, where, and with which capabilities.
+/// Script that prints the process's user, directory and capabilities.
 const SAYS: &str =
     "echo $(id -u):$(id -g):$(id -G | tr ' ' ,) in $PWD of $HOME; grep ^Cap /proc/self/status";
 
@@ -19,16 +21,20 @@ fn run_as(user: &str, workdir: &str) -> RunAs {
     RunAs { user: some(user), workdir: some(workdir).map(PathBuf::from) }
 }
 
-fn accounts() -> Vec<File> {
-    let readable = |path, text| File { mode: 0o644, owner: Owned::ROOT, ..file(path, text, true) };
+fn accounts() -> Vec<GuestFile> {
+    let readable =
+        |path, text| GuestFile { mode: 0o644, owner: FileOwner::ROOT, ..file(path, text, true) };
     vec![readable("/etc/passwd", PASSWD), readable("/etc/group", GROUP)]
 }
 
-fn shell(script: &str, user: &str, workdir: &str) -> Command {
-    Command { run_as: run_as(user, workdir), ..command(&["sh", "-c", script], Restart::Always) }
+fn shell(script: &str, user: &str, workdir: &str) -> GuestCommand {
+    GuestCommand {
+        run_as: run_as(user, workdir),
+        ..command(&["sh", "-c", script], CommandRestart::Always)
+    }
 }
 
-/// That what was said is of somebody without any capability.
+/// Checks that the printed process has no capability.
 #[track_caller]
 fn has_none(said: &str) {
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
@@ -38,36 +44,36 @@ fn has_none(said: &str) {
 }
 
 #[test]
-fn a_command_runs_as_its_user_in_its_directory_without_capabilities() {
+fn command_runs_as_its_user_without_capabilities() {
     let fixture = Fixture::new();
     let says = format!("{{ {SAYS}; }} > /tmp/$0; echo by name > /dev/stdout; exec sleep 1000");
-    let at = |name: &str, user: &str| Command {
+    let at = |name: &str, user: &str| GuestCommand {
         run_as: run_as(user, "/srv"),
-        ..command(&["sh", "-c", &says, name], Restart::Always)
+        ..command(&["sh", "-c", &says, name], CommandRestart::Always)
     };
     let checks = ["sh", "-c", &format!("{{ {SAYS}; }} > /tmp/check")].map(str::to_owned);
-    let check = Check {
+    let check = CommandProbe {
         what: Probe::Command(checks.into()),
         interval_ms: 20,
         timeout_ms: 5000,
         within_ms: 60_000,
     };
     let spec = GuestSpec {
-        // Nothing of it is left to who is not root.
+        // Other users than root get none of it.
         privileged: true,
         files: accounts(),
         commands: vec![
-            Command { ready: Some(check), ..at("named", "alice") },
+            GuestCommand { ready: Some(check), ..at("named", "alice") },
             at("alone", "alice:lab"),
             at("number", "1005"),
             at("root", ""),
-            // Who is there only since an earlier command.
-            Command {
+            // A user that exists only after an earlier command.
+            GuestCommand {
                 once: true,
-                restart: Restart::Never,
+                restart: CommandRestart::Never,
                 ..shell("echo carol:x:1100:1100::/tmp:/bin/sh >> /etc/passwd", "", "")
             },
-            Command { after: vec![4], ..at("later", "carol") },
+            GuestCommand { after: vec![4], ..at("later", "carol") },
         ],
         ..fixture.spec(Profile::Control, &[])
     };
@@ -89,7 +95,7 @@ fn a_command_runs_as_its_user_in_its_directory_without_capabilities() {
         log(&spec.dir).matches(" by name\n").count() == 5
     });
 
-    // The same of what is run later.
+    // The same for commands that run later.
     let words = ["sh", "-c", SAYS];
     let (_, said) = fixture.exec_as(&spec, &run_as("alice", "/tmp"), &words);
     assert!(said.starts_with("1000:1001:1001,10,1010 in /tmp of /home/alice\n"), "{said}");
@@ -102,7 +108,7 @@ fn a_command_runs_as_its_user_in_its_directory_without_capabilities() {
     let (_, said) = fixture.exec_as(&spec, &run_as("alice", ""), &["sh", "-c", tries]);
     assert!(said.contains("mount: ") && said.contains("RTNETLINK answers: "), "{said}");
     assert!(said.contains("kill: ") && said.starts_with("1000\n"), "{said}");
-    // No descriptor of who starts it leads out of the guest.
+    // No descriptor of the starting process leads out of the guest.
     for fd in 3..10 {
         let at = format!("/proc/self/fd/{fd}");
         let (good, said) = fixture.exec_as(&spec, &run_as("", &at), &["pwd"]);
@@ -121,7 +127,7 @@ fn a_command_runs_as_its_user_in_its_directory_without_capabilities() {
 }
 
 #[test]
-fn a_user_or_directory_that_is_not_there_is_told() {
+fn missing_user_or_directory_is_reported() {
     let fixture = Fixture::new();
     let spec = GuestSpec {
         files: accounts(),
@@ -131,8 +137,12 @@ fn a_user_or_directory_that_is_not_there_is_told() {
             shell("exit 0", "", "/x"),
             shell("exit 0", "alice", "/etc/passwd"),
             shell("exit 0", "none", ""),
-            Command { once: true, restart: Restart::Never, ..shell("exit 0", "4294967295", "") },
-            Command { after: vec![5], ..shell("exit 0", "", "") },
+            GuestCommand {
+                once: true,
+                restart: CommandRestart::Never,
+                ..shell("exit 0", "4294967295", "")
+            },
+            GuestCommand { after: vec![5], ..shell("exit 0", "", "") },
         ],
         ..fixture.spec(Profile::Host, &[])
     };
@@ -150,7 +160,10 @@ fn a_user_or_directory_that_is_not_there_is_told() {
     ]) {
         assert_eq!(status.words, why);
     }
-    assert_eq!((told[5].state, told[6].state), (CommandState::Failed, CommandState::Waiting));
+    assert_eq!(
+        (told[5].state, told[6].state),
+        (GuestCommandState::Failed, GuestCommandState::Waiting)
+    );
     for (run_as, argv, why) in [
         (run_as("nosuch", ""), ["id"], "user nosuch: not in /etc/passwd\n"),
         (run_as("", "/x"), ["id"], "workdir /x: no such directory\n"),
@@ -163,10 +176,10 @@ fn a_user_or_directory_that_is_not_there_is_told() {
     }
 }
 
-/// Whatever root of a guest makes of its accounts: who is none of its users becomes nobody, process 1 goes on, and nothing
-/// of the machine is read.
+/// A guest's root may change its accounts in any way. Unknown users are refused, process 1
+/// continues, and no file of the machine is read.
 #[test]
-fn accounts_that_a_guest_makes_hurt_nobody_and_lead_nowhere() {
+fn hostile_account_files_are_harmless() {
     let fixture = Fixture::new();
     let machine = fixture.path("machine");
     std::fs::write(&machine, "alice:x:0:0::/:/bin/sh\n").unwrap();
@@ -175,17 +188,18 @@ fn accounts_that_a_guest_makes_hurt_nobody_and_lead_nowhere() {
         privileged: true,
         files: accounts(),
         commands: vec![
-            Command {
+            GuestCommand {
                 once: true,
-                restart: Restart::Never,
+                restart: CommandRestart::Never,
                 ..shell("rm /etc/passwd; mkfifo /etc/passwd", "", "")
             },
-            Command { after: vec![0], ..shell("exec sleep 1000", "alice", "") },
+            GuestCommand { after: vec![0], ..shell("exec sleep 1000", "alice", "") },
         ],
         ..fixture.spec(Profile::Control, &[])
     };
     let process = fixture.run(&spec);
-    // Of a pipe that nobody writes to process 1 says that there is no such user, and tries again.
+    // With a pipe that nobody writes to, process 1 reports that there is no such user, and tries
+    // again.
     let told = || fixture.runtime.commands(&spec.dir).unwrap().expect("what was told");
     eventually("it is told, and tried again", || {
         let status = told()[1].clone();
@@ -211,24 +225,24 @@ fn accounts_that_a_guest_makes_hurt_nobody_and_lead_nowhere() {
     ] {
         let (_, made) = fixture.exec(&spec, &format!("rm -rf /etc/passwd; {script}"));
         let (good, said) = fixture.exec_as(&spec, &run_as("alice", ""), &["id"]);
-        // In front of it the OCI runtime may say that it can't read the accounts.
+        // The OCI runtime may report before that it can't read the accounts.
         assert!(
             !good && said.contains("unable to start container process"),
             "{what}: {made}{said}"
         );
         assert!(!said.contains("uid="), "{what}: {said}");
-        // Not by a command in it: of a directory the OCI runtime says that it starts none.
+        // Removed from outside: with a directory there, the OCI runtime starts no command.
         let passwd = format!("/proc/{}/root/etc/passwd", process.pid);
         let _ = std::fs::remove_file(&passwd).or_else(|_| std::fs::remove_dir(&passwd));
     }
-    // And what is whole again holds, for process 1 too.
+    // Repaired accounts apply again, also for process 1.
     fixture.exec(&spec, "rm -rf /etc/passwd; echo alice:x:7:8::/: > /etc/passwd");
     assert_eq!(fixture.exec_as(&spec, &run_as("alice", ""), &["id", "-u"]).1, "7\n");
-    eventually("it is started", || told()[1].state == CommandState::Running);
+    eventually("it is started", || told()[1].state == GuestCommandState::Running);
 }
 
 #[test]
-fn a_forwarding_guest_has_its_one_user() {
+fn forwarding_guest_has_a_single_user() {
     let fixture = Fixture::new();
     for tap in [false, true] {
         let mut spec = fixture.spec(Profile::Forwarding { tap }, &[&["sleep", "1000"]]);

@@ -1,21 +1,21 @@
-//! Volumes: what is in them stays, what they take is bounded, and nothing of them stays on the machine.
+//! Volumes keep their content, have a size limit, and leave nothing on the machine.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pdp_container::{GuestSpec, Profile, Volume, volumes};
+use pdp_container::{GuestSpec, Profile, VolumeMount, volumes};
 
 use super::{BASE, Fixture, eventually, file};
 
 const MIB: u64 = 1 << 20;
 
-fn volume(name: &str, target: &str, mib: u64) -> Volume {
-    Volume { name: name.into(), target: target.into(), bytes: mib * MIB }
+fn volume(name: &str, target: &str, mib: u64) -> VolumeMount {
+    VolumeMount { name: name.into(), target: target.into(), bytes: mib * MIB }
 }
 
-fn host(fixture: &Fixture, volumes: Vec<Volume>) -> GuestSpec {
+fn host(fixture: &Fixture, volumes: Vec<VolumeMount>) -> GuestSpec {
     GuestSpec { volumes, ..fixture.spec(Profile::Host, &[&["sleep", "1000"]]) }
 }
 
@@ -31,7 +31,7 @@ fn run(fixture: &Fixture, spec: &GuestSpec, script: &str) -> String {
     text
 }
 
-/// The files of a guest's volumes.
+/// Lists the files of a guest's volumes.
 fn files(fixture: &Fixture, spec: &GuestSpec) -> Vec<String> {
     let entries = fs::read_dir(fixture.path("volumes").join(&spec.id));
     let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
@@ -40,7 +40,7 @@ fn files(fixture: &Fixture, spec: &GuestSpec) -> Vec<String> {
     names
 }
 
-/// Loop devices of files below a directory.
+/// Lists the loop devices of files below a directory.
 fn loops(directory: &Path) -> Vec<String> {
     let backing = |entry: fs::DirEntry| {
         fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default()
@@ -57,13 +57,13 @@ fn nothing_is_left(fixture: &Fixture) {
 }
 
 #[test]
-fn what_is_in_a_volume_stays() {
+fn volume_content_persists() {
     let fixture = Fixture::new();
     let mut spec = host(&fixture, vec![volume("state", "/srv/state", 16)]);
     spec.volumes.push(volume("mail", "/var/tmp", 16));
     spec.files = vec![file("/srv/state/put", "put\n", true)];
     fixture.run(&spec);
-    // Empty but for the file that was put in, and like what the root has there.
+    // Empty except for the spec's file, with owner and mode of the root's directory.
     assert_eq!(
         run(&fixture, &spec, "ls -A /srv/state /var/tmp"),
         "/srv/state:\nput\n\n/var/tmp:\n"
@@ -84,7 +84,7 @@ fn what_is_in_a_volume_stays() {
     assert_eq!(run(&fixture, &spec, "cat /srv/state/x /srv/state/put"), "kept\nput\n");
     assert_eq!(run(&fixture, &spec, "stat -c %U /srv/state/x"), "nobody\n");
 
-    // Elsewhere, and for a guest with other user ids.
+    // At another path, and for a guest with other user ids.
     spec.volumes[0] = volume("state", "/var/lib/state", 16);
     spec.users.base = BASE + 65_536;
     spec.files.clear();
@@ -97,7 +97,7 @@ fn what_is_in_a_volume_stays() {
     let size: u64 = text.lines().nth(1).unwrap().trim().parse().unwrap();
     assert!(text.starts_with("nobody\n") && (10..=16).contains(&size), "{text}");
 
-    // One of another size is another, and one that there is no more is gone.
+    // A volume of another size is replaced, and one that is no longer in the spec is removed.
     spec.volumes = vec![volume("state", "/srv/state", 24)];
     again(&fixture, &spec);
     assert_eq!(run(&fixture, &spec, "ls -A /srv/state"), "");
@@ -119,9 +119,10 @@ fn what_is_in_a_volume_stays() {
     }
 }
 
-/// Bytes and inodes end where the volume does; what it takes of the disk is the same before and after.
+/// A full volume has no bytes or inodes left for its guest. On the machine's disk it takes the same
+/// space before and after.
 #[test]
-fn a_volume_that_is_full_is_full_for_its_guest_alone() {
+fn full_volume_affects_only_its_guest() {
     let fixture = Fixture::new();
     let volumes = vec![volume("a", "/srv/a", 16), volume("b", "/srv/b", 16)];
     let spec = host(&fixture, volumes);
@@ -145,9 +146,10 @@ fn a_volume_that_is_full_is_full_for_its_guest_alone() {
     nothing_is_left(&fixture);
 }
 
-/// Where one volume is mounted in another, or a file is put into it, what the guest left there leads within the guest.
+/// If a volume is mounted in another, or a file is put into it, links that the guest left there
+/// lead only within the guest.
 #[test]
-fn what_a_guest_left_in_a_volume_leads_nowhere_on_the_machine() {
+fn links_in_a_volume_stay_within_the_guest() {
     let fixture = Fixture::new();
     let outside = fixture.path("outside");
     fs::create_dir(&outside).unwrap();
@@ -155,14 +157,14 @@ fn what_a_guest_left_in_a_volume_leads_nowhere_on_the_machine() {
     let volumes = vec![volume("a", "/srv/a", 16), volume("b", "/srv/a/b", 16)];
     let mut spec = host(&fixture, volumes);
     fixture.run(&spec);
-    // The place of the second, below the first, becomes a link: to what is there on the machine alone, up and out, and
-    // to a place in the guest.
+    // A link replaces the mount point of the second, below the first. It leads to a path that
+    // exists only on the machine, up and out, or to a path in the guest.
     let alone = host(&fixture, vec![spec.volumes[0].clone()]);
     let alone = GuestSpec { id: spec.id.clone(), dir: spec.dir.clone(), ..alone };
     let both = spec.volumes.clone();
     for to in [outside.to_str().unwrap(), "../../../../../../../../..", "/etc", "/proc/1/root"] {
         fixture.runtime.delete(&spec.dir).unwrap();
-        // The second is gone with this, and new each time.
+        // This removes the second, which is new each time.
         fixture.run(&alone);
         let script =
             format!("rm -rf /srv/a/b; ln -sfn {to} /srv/a/b; ln -sfn {to} /srv/a/f; ls -l /srv/a");
@@ -170,7 +172,7 @@ fn what_a_guest_left_in_a_volume_leads_nowhere_on_the_machine() {
         fixture.runtime.delete(&spec.dir).unwrap();
         spec.volumes.clone_from(&both);
         spec.files = vec![file("/srv/a/f/put", "put", true), file("/srv/a/b/put", "put", true)];
-        // Made or not, by what is there in the guest.
+        // The guest's own files decide whether it can be made.
         if fixture.runtime.create(&spec, &[]).is_ok() {
             let _ = fixture.runtime.start(&spec.dir);
             let _ =
@@ -188,7 +190,7 @@ fn what_a_guest_left_in_a_volume_leads_nowhere_on_the_machine() {
     nothing_is_left(&fixture);
 }
 
-/// A file system of its own at a place, until dropped.
+/// A file system of its own at a path, until dropped.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -208,10 +210,10 @@ impl Drop for Disk {
     }
 }
 
-/// A volume that the disk has no bytes for is refused with words, and nothing of it stays; what is kept free for
-/// others stays free.
+/// A volume larger than the disk's free space is refused with a message and leaves nothing. The
+/// space reserved for others stays free.
 #[test]
-fn a_disk_that_is_full_refuses_a_volume() {
+fn full_disk_refuses_a_new_volume() {
     let fixture = Fixture::new();
     let free_min = volumes::FREE_BYTES_MIN / MIB;
     let disk = Disk::new(fixture.path("volumes"), free_min + 40);
@@ -234,15 +236,15 @@ fn a_disk_that_is_full_refuses_a_volume() {
     nothing_is_left(&fixture);
 }
 
-/// While something still has the volume of a guest that ended, the next guest has the same file system: never two of
-/// one file.
+/// If a process still uses the volume of a guest that ended, the next guest gets the same file
+/// system. A file never has two.
 #[test]
-fn a_volume_that_is_still_held_is_the_same_one() {
+fn volume_still_in_use_keeps_one_file_system() {
     let fixture = Fixture::new();
     let spec = host(&fixture, vec![volume("a", "/srv/a", 16)]);
     let first = fixture.run(&spec);
     run(&fixture, &spec, "echo first > /srv/a/x");
-    // Held open beyond the guest's end.
+    // Kept open beyond the guest's end.
     let held =
         fs::OpenOptions::new().append(true).open(format!("/proc/{}/root/srv/a/x", first.pid));
     let mut held = held.unwrap();
@@ -258,9 +260,9 @@ fn a_volume_that_is_still_held_is_the_same_one() {
     nothing_is_left(&fixture);
 }
 
-/// What was left by who died while a volume was made is not taken for it, and goes.
+/// Remains of an interrupted making of a volume are not used, and are removed.
 #[test]
-fn what_is_half_made_is_made_again() {
+fn half_made_volume_is_recreated() {
     let fixture = Fixture::new();
     let spec = host(&fixture, vec![volume("a", "/srv/a", 16)]);
     let directory = fixture.path("volumes").join(&spec.id);

@@ -1,4 +1,4 @@
-//! Layers as builders pack them and as they lie upon each other, and indexes of several builds.
+//! Layers in the formats of builders, layers on top of each other, and indexes of several builds.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn member(bytes: &[u8]) -> Vec<u8> {
     gz.finish().unwrap()
 }
 
-/// Skippable zstd frame, which has no content.
+/// Skippable zstd frame, without content.
 const SKIPPABLE: &[u8] = b"\x50\x2a\x4d\x18\x04\0\0\0TOC!";
 
 fn config(diff_ids: &[String]) -> String {
@@ -42,7 +42,7 @@ fn put_index(layout: &Path, images: &[serde_json::Value]) {
     fs::write(layout.join("index.json"), index.to_string()).unwrap();
 }
 
-/// Unpacks an image from a layout, and has one keep it.
+/// Unpacks an image from a layout, and stores it as well.
 fn unpack(kept: &Kept, config: &str, layers: &[Vec<u8>]) -> Result<PathBuf, String> {
     let layout = kept.0.0.path().join("layout");
     let _ = fs::remove_dir_all(&layout);
@@ -61,12 +61,12 @@ fn unpack(kept: &Kept, config: &str, layers: &[Vec<u8>]) -> Result<PathBuf, Stri
 }
 
 #[test]
-fn layers_of_several_frames_and_members_are_unpacked_whole() {
+fn multi_frame_layers_are_unpacked_completely() {
     let kept = Kept::new();
     let content: Vec<u8> = (0..100_000_u32).map(|number| (number % 251) as u8).collect();
     let tar = layer(&[Entry::File("first", content.clone(), 0), text("last", "last")]);
     let ids = [sha256(&tar)];
-    // Within a file, and behind its padding, where the tar of the first part seems whole.
+    // Within a file, and after its padding, where the tar of the first part seems complete.
     for cut in [50_000, 512 + 100_352] {
         let (one, two) = tar.split_at(cut);
         for (name, packed) in [
@@ -83,9 +83,9 @@ fn layers_of_several_frames_and_members_are_unpacked_whole() {
     }
 }
 
-/// A decoder that leaves something out, or a configuration of another image, is told.
+/// A decoder that leaves something out is detected, and so is the configuration of another image.
 #[test]
-fn a_layer_that_is_not_what_its_configuration_says_is_refused() {
+fn layer_with_wrong_diff_id_is_refused() {
     let kept = Kept::new();
     let tar = layer(&[text("first", "first"), text("last", "last")]);
     let good = sha256(&tar);
@@ -100,7 +100,7 @@ fn a_layer_that_is_not_what_its_configuration_says_is_refused() {
         let left: Vec<_> = left.filter(|entry| entry.file_name() != image::STORE).collect();
         assert!(left.is_empty(), "{left:?}");
     }
-    // What follows the archive's end belongs to it.
+    // Bytes after the archive's end belong to the layer.
     let longer = [&tar[..], &[0; 9000]].concat();
     assert!(unpack(&kept, &config(std::slice::from_ref(&good)), &[longer]).is_err());
     assert!(unpack(&kept, &config(&[good]), &[frame(&tar)]).is_ok());
@@ -108,7 +108,7 @@ fn a_layer_that_is_not_what_its_configuration_says_is_refused() {
 }
 
 #[test]
-fn a_layer_goes_through_links_of_lower_layers_within_the_image() {
+fn layers_follow_lower_links_within_the_image() {
     let dir = Dir::new();
     let root = dir
         .unpack(&[
@@ -131,7 +131,7 @@ fn a_layer_goes_through_links_of_lower_layers_within_the_image() {
                 text("above/lib/two", "two"),
                 text("chain/three", "three"),
                 Entry::Hardlink("chain/hard", "absolute/base"),
-                // Over a link, not through it.
+                // Replaces the link, instead of writing through it.
                 text("file", "replaced"),
             ]),
         ])
@@ -154,7 +154,7 @@ fn a_layer_goes_through_links_of_lower_layers_within_the_image() {
 }
 
 #[test]
-fn what_a_link_leads_to_is_told_where_it_is_no_directory() {
+fn link_to_non_directory_is_reported() {
     for target in ["nowhere", "loop", "/etc/passwd", "file/x", "/proc/self/root"] {
         let dir = Dir::new();
         let entries =
@@ -171,7 +171,8 @@ fn what_a_link_leads_to_is_told_where_it_is_no_directory() {
     assert!(error.contains("h: hard link to none: "), "{error}");
 }
 
-/// Through a link that is another one each time, few entries would have many directories made that nobody counts.
+/// With a link that changes each time, few entries would make many directories. They must be
+/// counted.
 #[test]
 fn directories_behind_links_are_counted_each_time() {
     let kept = Kept::new();
@@ -198,7 +199,8 @@ fn directories_behind_links_are_counted_each_time() {
         header.set_size(0);
         tar.append_link(&mut header, name, number.to_string()).unwrap();
     };
-    // 20 times 40 directories are more than 1,000 entries with the rest; so they are if a name is given elsewhere.
+    // 20 times 40 directories and the other entries exceed 1,000. They also do if a header gives
+    // the name.
     for named in [&b""[..], b"10 path=l\n", b"\0"] {
         let error = count(&|tar, number| match named {
             b"" => link(tar, "l", number),
@@ -224,7 +226,7 @@ fn directories_behind_links_are_counted_each_time() {
 }
 
 #[test]
-fn a_global_header_is_no_file() {
+fn global_pax_header_creates_no_file() {
     let dir = Dir::new();
     let mut tar = Builder::new(Vec::new());
     let mut header = Header::new_ustar();
@@ -239,7 +241,7 @@ fn a_global_header_is_no_file() {
 }
 
 #[test]
-fn an_index_of_several_builds_gives_the_plain_one() {
+fn multi_platform_index_selects_the_plain_build() {
     let dir = Dir::new();
     let layout = dir.0.path().join("layout");
     let build = |mark: &str, platform: serde_json::Value| {
@@ -265,7 +267,7 @@ fn an_index_of_several_builds_gives_the_plain_one() {
             serde_json::json!({ "org.opencontainers.image.ref.name": "tools:3" });
         let digest = index["digest"].as_str().unwrap().to_owned();
         put_index(&layout, &[index]);
-        // Registries' come by another way.
+        // Images of registries are chosen by another function.
         let of_registry = image::of_index(text.as_bytes());
         let root = image::unpack(&layout, Some("tools:3"), &dir.images());
         let root = root.map_err(|error| error.to_string());
@@ -284,10 +286,10 @@ fn an_index_of_several_builds_gives_the_plain_one() {
         error.contains(&format!("index {digest}: its images are not for linux/amd64")),
         "{error}"
     );
-    // The layout's own names.
+    // The names of the layout itself.
     put_index(&layout, &all[4..]);
-    assert!(image::look(&layout, None).is_ok());
-    let look = |reference: Option<&str>| image::look(&layout, reference).unwrap_err().to_string();
+    assert!(image::check(&layout, None).is_ok());
+    let look = |reference: Option<&str>| image::check(&layout, reference).unwrap_err().to_string();
     assert!(look(Some("x")).contains("index.json: 0 images for linux/amd64 with reference x"));
     put_index(&layout, &[all[4].clone(), all[4].clone()]);
     assert!(look(None).contains("index.json: 2 images for linux/amd64 with reference (any)"));

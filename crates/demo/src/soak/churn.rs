@@ -1,5 +1,5 @@
-//! Routes that come and go: green's peers withdraw and announce again prefixes of the real table,
-//! drawn in bursts, or as a file of BGP updates says.
+//! Route churn: green's peers withdraw prefixes of the real table and announce them again. The
+//! changes are drawn in bursts, or follow a file of BGP updates.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -13,72 +13,72 @@ use anyhow::{Result, anyhow, ensure};
 use ipnet::IpNet;
 
 use super::updates;
-use crate::outside::Machine;
-use crate::table::{PEERS, Peers, Random, Table};
+use crate::outside::ExternalMachine;
+use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
 
-/// Prefixes that are drawn from.
+/// Number of prefixes to draw from.
 const POOL: usize = 20_000;
-/// Changes in a burst; in every other second, on average, there is one.
+/// Changes in a burst. There is a burst in every other second, on average.
 const BURST_MIN: u64 = 200;
 const BURST_MAX: u64 = 3_000;
-/// What happens together.
+/// Interval in which changes happen together.
 const SECOND: Duration = Duration::from_secs(1);
-/// Shortest prefix that is taken from a file: what is shorter covers everything.
+/// Shortest prefix taken from a file. Shorter ones would cover everything.
 const PREFIX_BITS_MIN: u8 = 8;
 
-/// A peer announces a prefix from now on, or no longer.
+/// A peer's announcement or withdrawal of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Change {
+struct PrefixChange {
     peer: usize,
     prefix: IpNet,
     announced: bool,
 }
 
-/// Where changes come from.
-enum Source {
-    /// Drawn.
-    Random(Random),
-    /// One list a second, over and over.
-    File { seconds: Vec<Vec<Change>>, next: usize },
+/// Source of changes.
+enum ChurnSource {
+    /// Drawn at random.
+    Random(SplitMix64),
+    /// From a file: one list per second, repeated.
+    File { seconds: Vec<Vec<PrefixChange>>, next: usize },
 }
 
-/// What changed so far.
+/// Number of changes so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Prefixes announced.
     pub announced: u64,
     /// Prefixes withdrawn.
     pub withdrawn: u64,
-    /// Most changes in a second.
+    /// Largest number of changes in a second.
     pub second_max: u64,
 }
 
-/// Who announces each prefix that moves.
-pub struct Churn {
-    source: Source,
-    /// In a fixed order, for the draw.
+/// Announcers of each moving prefix.
+pub struct PrefixChurn {
+    source: ChurnSource,
+    /// Moving prefixes in a fixed order, for the draw.
     pool: Vec<IpNet>,
-    /// Who announces each at the start and at the end: the table's.
+    /// Announcers of each at the start and at the end, from the table.
     base: HashMap<IpNet, Peers>,
     now: HashMap<IpNet, Peers>,
-    /// What changed so far.
+    /// Number of changes so far.
     pub totals: Totals,
 }
 
-/// Changes under way.
-pub struct Running {
+/// Running changes.
+pub struct RunningChurn {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<(Churn, Result<()>)>,
+    thread: JoinHandle<(PrefixChurn, Result<()>)>,
 }
 
-impl Churn {
-    /// Changes drawn by a seed, or those of a file.
-    pub fn new(table: &Table, seed: u64, file: Option<&Path>) -> Result<Self> {
+impl PrefixChurn {
+    /// Takes changes from a file, or draws them with a seed.
+    pub fn new(table: &AnnouncementTable, seed: u64, file: Option<&Path>) -> Result<Self> {
         let Some(file) = file else {
-            let mut random = Random(seed);
+            let mut random = SplitMix64(seed);
             let count = table.prefixes.len() as u64;
             let drawn = (0..POOL).map(|_| table.prefixes[(random.next() % count) as usize]);
-            return Ok(Self::of(drawn.collect(), table, Source::Random(random)));
+            return Ok(Self::of(drawn.collect(), table, ChurnSource::Random(random)));
         };
         let mut seconds = Vec::new();
         let mut prefixes = Vec::new();
@@ -89,14 +89,14 @@ impl Churn {
             let second = update.second as usize;
             seconds.resize_with(seconds.len().max(second + 1), Vec::new);
             let (peer, prefix) = (update.neighbour as usize % PEERS, update.prefix);
-            seconds[second].push(Change { peer, prefix, announced: update.announced });
+            seconds[second].push(PrefixChange { peer, prefix, announced: update.announced });
             prefixes.push(prefix);
         }
         ensure!(!seconds.is_empty(), "{}: no updates of unicast routes", file.display());
-        Ok(Self::of(prefixes, table, Source::File { seconds, next: 0 }))
+        Ok(Self::of(prefixes, table, ChurnSource::File { seconds, next: 0 }))
     }
 
-    fn of(mut pool: Vec<IpNet>, table: &Table, source: Source) -> Self {
+    fn of(mut pool: Vec<IpNet>, table: &AnnouncementTable, source: ChurnSource) -> Self {
         pool.sort_unstable();
         pool.dedup();
         let of = |prefix: &IpNet| (*prefix, table.announced(*prefix).unwrap_or_default());
@@ -104,19 +104,19 @@ impl Churn {
         Self { source, pool, now: base.clone(), base, totals: Totals::default() }
     }
 
-    /// What moves of the table.
+    /// Moving prefixes that are in the table.
     pub fn moving(&self) -> HashSet<IpNet> {
         let of_table = self.base.iter().filter(|(_, peers)| peers.0 != 0);
         of_table.map(|(prefix, _)| *prefix).collect()
     }
 
-    /// Prefixes that move.
+    /// Number of moving prefixes.
     pub fn prefixes(&self) -> usize {
         self.pool.len()
     }
 
-    /// Whether the route to an address is none that moves.
-    pub fn spares(&self, table: &Table, address: IpAddr) -> bool {
+    /// True if the route to an address does not move.
+    pub fn spares(&self, table: &AnnouncementTable, address: IpAddr) -> bool {
         let Some((longest, _)) = table.look_up(address) else { return false };
         let nearer = |prefix: &&IpNet| {
             prefix.prefix_len() >= longest.prefix_len() && prefix.contains(&address)
@@ -124,27 +124,27 @@ impl Churn {
         !self.pool.iter().any(|prefix| nearer(&prefix))
     }
 
-    /// Who announces exactly this prefix now.
-    pub fn announced(&self, table: &Table, prefix: IpNet) -> Option<Peers> {
+    /// Peers that announce exactly this prefix now.
+    pub fn announced(&self, table: &AnnouncementTable, prefix: IpNet) -> Option<Peers> {
         match self.now.get(&prefix) {
             Some(peers) => (peers.0 != 0).then_some(*peers),
             None => table.announced(prefix),
         }
     }
 
-    /// How many prefixes are announced now.
-    pub fn total(&self, table: &Table) -> usize {
+    /// Number of prefixes announced now.
+    pub fn total(&self, table: &AnnouncementTable) -> usize {
         let count = |of: &HashMap<IpNet, Peers>| of.values().filter(|peers| peers.0 != 0).count();
         table.prefixes.len() - count(&self.base) + count(&self.now)
     }
 
-    /// Fewest routes that there may be at any time.
-    pub fn fewest(&self, table: &Table) -> usize {
+    /// Smallest number of routes that may exist at any time.
+    pub fn fewest(&self, table: &AnnouncementTable) -> usize {
         table.prefixes.len().saturating_sub(self.pool.len())
     }
 
-    /// Changes routes from now on.
-    pub fn start(mut self) -> Running {
+    /// Starts changing routes.
+    pub fn start(mut self) -> RunningChurn {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -158,30 +158,30 @@ impl Churn {
             }
             (self, Ok(()))
         });
-        Running { stop, thread }
+        RunningChurn { stop, thread }
     }
 
-    /// Lets everybody announce again what they did at the start, and nothing else.
+    /// Restores all peers' announcements of the start.
     pub fn restore(&mut self) -> Result<()> {
         let mut changes = Vec::new();
         for prefix in &self.pool {
             let (base, now) = (self.base[prefix], self.now[prefix]);
             for peer in (0..PEERS).filter(|peer| base.has(*peer) != now.has(*peer)) {
-                changes.push(Change { peer, prefix: *prefix, announced: base.has(peer) });
+                changes.push(PrefixChange { peer, prefix: *prefix, announced: base.has(peer) });
             }
         }
         self.make(&changes)
     }
 
-    /// What changes in the next second.
-    fn draw(&mut self) -> Vec<Change> {
+    /// Returns the changes of the next second.
+    fn draw(&mut self) -> Vec<PrefixChange> {
         let random = match &mut self.source {
-            Source::File { seconds, next } => {
+            ChurnSource::File { seconds, next } => {
                 let changes = seconds[*next].clone();
                 *next = (*next + 1) % seconds.len();
                 return changes;
             }
-            Source::Random(random) => random,
+            ChurnSource::Random(random) => random,
         };
         if random.next() % 2 == 0 {
             return Vec::new();
@@ -195,14 +195,14 @@ impl Churn {
             let peer = (0..PEERS).filter(|peer| base.has(*peer)).nth(nth as usize).unwrap_or(0);
             let now = drawn.entry(prefix).or_insert(self.now[&prefix]);
             now.0 ^= 1 << peer;
-            Change { peer, prefix, announced: now.has(peer) }
+            PrefixChange { peer, prefix, announced: now.has(peer) }
         };
         (0..count).map(one).collect()
     }
 
-    fn make(&mut self, changes: &[Change]) -> Result<()> {
+    fn make(&mut self, changes: &[PrefixChange]) -> Result<()> {
         let mut by_peer = [const { Vec::new() }; PEERS];
-        for Change { peer, prefix, announced } in changes.iter().copied() {
+        for PrefixChange { peer, prefix, announced } in changes.iter().copied() {
             let now = self.now.entry(prefix).or_default();
             if now.has(peer) != announced {
                 now.0 ^= 1 << peer;
@@ -215,15 +215,16 @@ impl Churn {
         self.totals.withdrawn += (count - announced) as u64;
         self.totals.second_max = self.totals.second_max.max(count as u64);
         for (peer, changes) in by_peer.into_iter().enumerate().filter(|(_, all)| !all.is_empty()) {
-            Machine::named(&format!("g{}", peer + 1))?.change_routes(changes.into_iter())?;
+            ExternalMachine::named(&format!("g{}", peer + 1))?
+                .change_routes(changes.into_iter())?;
         }
         Ok(())
     }
 }
 
-impl Running {
-    /// Ends it after the second that is under way.
-    pub fn stop(self) -> Result<Churn> {
+impl RunningChurn {
+    /// Ends it after the current second.
+    pub fn stop(self) -> Result<PrefixChurn> {
         self.stop.store(true, Ordering::Relaxed);
         let (churn, result) =
             self.thread.join().map_err(|_| anyhow!("changing routes panicked"))?;
@@ -236,25 +237,25 @@ mod tests {
     use super::*;
     use crate::table::announcers;
 
-    fn churn(seed: u64) -> (Table, Churn) {
-        let mut table = Table::default();
+    fn churn(seed: u64) -> (AnnouncementTable, PrefixChurn) {
+        let mut table = AnnouncementTable::default();
         for net in ["10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "2001:db8::/32"] {
             table.add(net.parse().unwrap());
         }
         let pool = vec!["10.1.0.0/16".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
-        let churn = Churn::of(pool, &table, Source::Random(Random(seed)));
+        let churn = PrefixChurn::of(pool, &table, ChurnSource::Random(SplitMix64(seed)));
         (table, churn)
     }
 
     #[test]
-    fn draws_repeat_by_seed_and_alternate_for_each_peer() {
+    fn churn_is_repeatable_and_alternates_per_peer() {
         let (_, mut one) = churn(3);
         let (_, mut other) = churn(3);
         let mut now = one.base.clone();
         for _ in 0..20 {
             let changes = one.draw();
             assert_eq!(changes, other.draw());
-            for Change { peer, prefix, announced } in changes {
+            for PrefixChange { peer, prefix, announced } in changes {
                 assert!(one.base[&prefix].has(peer) && announcers(prefix).has(peer));
                 assert_ne!(now[&prefix].has(peer), announced);
                 now.get_mut(&prefix).unwrap().0 ^= 1 << peer;
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_follows() {
+    fn announcements_follow_the_churn() {
         let (table, mut churn) = churn(1);
         let prefix: IpNet = "10.1.0.0/16".parse().unwrap();
         assert_eq!(churn.total(&table), 4);

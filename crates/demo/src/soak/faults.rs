@@ -1,4 +1,4 @@
-//! What goes wrong in a soak: kinds, the draw by a seed, and how each is done.
+//! Faults of a soak: kinds, the draw with a seed, and their injection.
 
 use std::fs;
 use std::process::Stdio;
@@ -7,23 +7,23 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::leaks::{self, Process};
+use super::leaks::{self, MonitoredProcess};
 use crate::figure::VNETS;
-use crate::node::Node;
-use crate::table::Random;
-use crate::{place, shell};
+use crate::node::DemoNode;
+use crate::table::SplitMix64;
+use crate::{paths, shell};
 
-/// How long a guest is stopped, an interface or a link down, a daemon missing, a capture on.
+/// Duration of a stopped guest, an interface or a link down, a missing daemon, or a capture.
 const OUTAGE: Duration = Duration::from_secs(1);
-/// Longest wait for guests that are added or taken out, and for a vnet that comes up.
+/// Longest wait for added or removed guests, and for a vnet to come up.
 const CHANGE_MAX: Duration = Duration::from_secs(120);
 
-/// Forwarding guests of green, with the power of all, as Figure 1 has it, and what it is scaled to.
+/// Number and total power of green's forwarding guests in Figure 1, and the values for scaling.
 pub const GREEN_GUESTS: usize = 2;
 const GREEN_POWER: &str = "0.6";
 const SCALES: [(usize, &str); 2] = [(4, GREEN_POWER), (1, "0.3")];
 
-/// A vnet that comes and goes, on an engine of its own ([`engine`]).
+/// A temporary vnet on its own engine ([`engine`]).
 const LAB: &str = "
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -48,10 +48,10 @@ pub fn engine(figure1: &str) -> Result<String> {
     Ok(format!("{before}    lab: {{cpus: \"0-1\", capacity: 0.1}}\n    fe1:{after}\n"))
 }
 
-/// What can go wrong.
+/// Kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// kill -9 of pdpd, which is started again.
+pub enum SoakFaultKind {
+    /// kill -9 of pdpd, which is restarted.
     Daemon,
     /// kill -9 of the mux.
     Mux,
@@ -65,42 +65,42 @@ pub enum Kind {
     Routing,
     /// kill -9 of a shim.
     Shim,
-    /// A forwarding guest stands still.
+    /// A forwarding guest is stopped.
     Stop,
     /// An underlay interface goes down and up.
     Underlay,
     /// A vlink goes down and up.
     Link,
-    /// Green gets more or fewer forwarding guests, then as many as before.
+    /// Green gets more or fewer forwarding guests, then the original number.
     Scale,
-    /// Another vnet comes and goes.
+    /// Another vnet is applied and deleted.
     Vnet,
-    /// A capture is broken off.
+    /// A capture is aborted.
     Capture,
-    /// A spec is refused.
+    /// An invalid spec is refused.
     Refused,
 }
 
 /// All kinds.
-pub const KINDS: [Kind; 14] = [
-    Kind::Daemon,
-    Kind::Mux,
-    Kind::Guest,
-    Kind::Tap,
-    Kind::Mirror,
-    Kind::Routing,
-    Kind::Shim,
-    Kind::Stop,
-    Kind::Underlay,
-    Kind::Link,
-    Kind::Scale,
-    Kind::Vnet,
-    Kind::Capture,
-    Kind::Refused,
+pub const KINDS: [SoakFaultKind; 14] = [
+    SoakFaultKind::Daemon,
+    SoakFaultKind::Mux,
+    SoakFaultKind::Guest,
+    SoakFaultKind::Tap,
+    SoakFaultKind::Mirror,
+    SoakFaultKind::Routing,
+    SoakFaultKind::Shim,
+    SoakFaultKind::Stop,
+    SoakFaultKind::Underlay,
+    SoakFaultKind::Link,
+    SoakFaultKind::Scale,
+    SoakFaultKind::Vnet,
+    SoakFaultKind::Capture,
+    SoakFaultKind::Refused,
 ];
 
-impl Kind {
-    /// For people.
+impl SoakFaultKind {
+    /// Name for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::Daemon => "kill -9 of pdpd",
@@ -120,7 +120,7 @@ impl Kind {
         }
     }
 
-    /// Networks for which it is: blue's kernel forwards, without guests and without a mirror.
+    /// Networks that it may affect. Blue's kernel forwards, without guests and mirror.
     fn vnets(self) -> &'static [&'static str] {
         match self {
             Self::Guest | Self::Stop | Self::Mirror => &["red", "green"],
@@ -128,7 +128,7 @@ impl Kind {
         }
     }
 
-    /// Programs of which one is killed or stopped.
+    /// Programs of which it kills or stops one.
     fn roles(self) -> &'static [&'static str] {
         match self {
             Self::Daemon => &["pdpd"],
@@ -143,31 +143,31 @@ impl Kind {
     }
 }
 
-/// A fault as drawn.
+/// Drawn fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// What goes wrong.
-    pub kind: Kind,
-    /// For whom, where it is for one vnet.
+pub struct SoakFault {
+    /// Kind.
+    pub kind: SoakFaultKind,
+    /// Vnet, if it affects one.
     pub vnet: &'static str,
-    /// Which of several.
+    /// Random number that selects among several targets.
     pick: u64,
 }
 
-/// Draws faults: each kind once, in an order of its own, before any comes again.
+/// Draws faults: each kind once, in random order, before any repeats.
 pub struct Bag {
-    random: Random,
-    left: Vec<Kind>,
+    random: SplitMix64,
+    left: Vec<SoakFaultKind>,
 }
 
 impl Bag {
-    /// A bag whose draws repeat by the seed.
+    /// Makes a bag whose draws repeat for the same seed.
     pub fn new(seed: u64) -> Self {
-        Self { random: Random(seed), left: Vec::new() }
+        Self { random: SplitMix64(seed), left: Vec::new() }
     }
 
-    /// The next fault.
-    pub fn draw(&mut self) -> Fault {
+    /// Draws the next fault.
+    pub fn draw(&mut self) -> SoakFault {
         if self.left.is_empty() {
             self.left = KINDS.to_vec();
         }
@@ -175,39 +175,39 @@ impl Bag {
         let kind = self.left.swap_remove(at as usize);
         let vnets = kind.vnets();
         let vnet = vnets[(self.random.next() % vnets.len() as u64) as usize];
-        Fault { kind, vnet, pick: self.random.next() }
+        SoakFault { kind, vnet, pick: self.random.next() }
     }
 }
 
-impl Fault {
-    /// Whether it leaves forwarding alone, so that nothing may be lost.
+impl SoakFault {
+    /// True if it leaves forwarding alone, so that nothing may be lost.
     pub fn is_harmless(&self) -> bool {
         match self.kind {
-            // What comes from outside for blue's kernel goes by it.
-            Kind::Tap => self.vnet != "blue",
-            Kind::Daemon
-            | Kind::Mirror
-            | Kind::Scale
-            | Kind::Vnet
-            | Kind::Capture
-            | Kind::Refused => true,
+            // The TAP helper carries external packets to blue's kernel.
+            SoakFaultKind::Tap => self.vnet != "blue",
+            SoakFaultKind::Daemon
+            | SoakFaultKind::Mirror
+            | SoakFaultKind::Scale
+            | SoakFaultKind::Vnet
+            | SoakFaultKind::Capture
+            | SoakFaultKind::Refused => true,
             _ => false,
         }
     }
 
-    /// One of several, by the draw.
+    /// Selects one of several.
     fn one<T: Copy>(&self, of: &[T]) -> Option<T> {
         let at = self.pick.checked_rem(of.len() as u64)?;
         of.get(at as usize).copied()
     }
 
-    /// Does it, and undoes what would last; what it was, in detail.
-    pub fn inject(&self, node: &Node) -> Result<String> {
+    /// Injects it, and undoes lasting effects. Returns its details.
+    pub fn inject(&self, node: &DemoNode) -> Result<String> {
         let Self { kind, vnet, .. } = *self;
         match kind {
-            Kind::Underlay => {
+            SoakFaultKind::Underlay => {
                 let device = self.one(&["ext-a", "ext-b"]).context("no device")?;
-                let netns = place::node();
+                let netns = paths::node();
                 let set =
                     |state| shell::run(None, &["ip", "-n", &netns, "link", "set", device, state]);
                 set("down")?;
@@ -215,7 +215,7 @@ impl Fault {
                 set("up")?;
                 Ok(device.into())
             }
-            Kind::Link => {
+            SoakFaultKind::Link => {
                 let ports = if vnet == "green" { 5 } else { 3 };
                 let port = format!("{vnet}/r1:eth{}", self.pick % ports);
                 node.pdp(&["link", "down", &port])?;
@@ -223,22 +223,22 @@ impl Fault {
                 node.pdp(&["link", "up", &port])?;
                 Ok(port)
             }
-            Kind::Scale => {
+            SoakFaultKind::Scale => {
                 let (guests, power) = self.one(&SCALES).context("no scale")?;
                 scale(node, guests, power)?;
                 scale(node, GREEN_GUESTS, GREEN_POWER)?;
                 Ok(format!("{guests} guests"))
             }
-            Kind::Vnet => {
+            SoakFaultKind::Vnet => {
                 apply(node, LAB)?;
                 let ping = ["ping", "-c1", "-W1", "10.2.0.2"];
                 shell::wait("lab", CHANGE_MAX, || node.exec("lab/h1", &ping).map(drop))?;
                 node.pdp(&["delete", "lab"])?;
                 Ok("lab".into())
             }
-            Kind::Capture => {
+            SoakFaultKind::Capture => {
                 let port = format!("{vnet}/r1:eth0");
-                let file = place::outside().join("capture.pcap");
+                let file = paths::outside().join("capture.pcap");
                 let words = ["capture", &*port, "-w", &*file.to_string_lossy()];
                 let mut capture = node.command(&words).stderr(Stdio::null()).spawn()?;
                 std::thread::sleep(OUTAGE);
@@ -246,13 +246,13 @@ impl Fault {
                 capture.wait()?;
                 Ok(port)
             }
-            Kind::Refused => {
+            SoakFaultKind::Refused => {
                 let refused = apply(node, &LAB.replace("power: 0.1", "power: 9"));
                 ensure!(refused.is_err(), "a vnet that asks for 9 cores was not refused");
                 ensure!(node.inspect("lab").is_err(), "a vnet that was refused is there");
                 Ok("lab".into())
             }
-            Kind::Stop => {
+            SoakFaultKind::Stop => {
                 let guest = self.victim()?;
                 signal(&guest, Signal::STOP)?;
                 std::thread::sleep(OUTAGE);
@@ -268,31 +268,32 @@ impl Fault {
                     ensure!(!there, "process {} does not end", victim.pid);
                     Ok(())
                 })?;
-                if kind == Kind::Daemon {
+                if kind == SoakFaultKind::Daemon {
                     std::thread::sleep(OUTAGE);
                     node.up(None)?;
                 }
                 Ok(match kind {
-                    Kind::Daemon | Kind::Mux => victim.role,
+                    SoakFaultKind::Daemon | SoakFaultKind::Mux => victim.role,
                     _ => format!("{} of {vnet}", victim.role),
                 })
             }
         }
     }
 
-    /// The process to kill or to stop.
-    fn victim(&self) -> Result<Process> {
-        // A process of a network is in a cgroup of its, has files in a directory of its, or has a record of its id.
+    /// Process to kill or to stop.
+    fn victim(&self) -> Result<MonitoredProcess> {
+        // A network's process is in one of the network's cgroups, or uses one of its directories,
+        // or has a record with its id.
         let group = format!("/_{}/", self.vnet);
         let named = [format!("/{}/", self.vnet), format!("/records/{}.", self.vnet)];
-        // A new control guest of green would learn the whole table anew.
+        // A new control guest of green would have to learn the whole table again.
         let spared = "/records/green.r1 ";
         let mut found = leaks::processes();
         found.retain(|process| {
-            let of_vnet = matches!(self.kind, Kind::Daemon | Kind::Mux)
+            let of_vnet = matches!(self.kind, SoakFaultKind::Daemon | SoakFaultKind::Mux)
                 || process.cgroup.contains(&group)
                 || named.iter().any(|named| process.line.contains(named));
-            let is_spared = self.kind == Kind::Shim && process.line.contains(spared);
+            let is_spared = self.kind == SoakFaultKind::Shim && process.line.contains(spared);
             self.kind.roles().contains(&process.role.as_str()) && of_vnet && !is_spared
         });
         found.sort_by(|a, b| a.line.cmp(&b.line));
@@ -303,19 +304,19 @@ impl Fault {
     }
 }
 
-fn signal(process: &Process, signal: Signal) -> Result<()> {
+fn signal(process: &MonitoredProcess, signal: Signal) -> Result<()> {
     let pid = Pid::from_raw(process.pid.try_into()?).context("process 0")?;
     kill_process(pid, signal).with_context(|| process.line.clone())
 }
 
 /// `pdp apply` of a text.
-pub fn apply(node: &Node, spec: &str) -> Result<()> {
-    let file = place::outside().join("applied.yaml");
+pub fn apply(node: &DemoNode, spec: &str) -> Result<()> {
+    let file = paths::outside().join("applied.yaml");
     fs::write(&file, spec)?;
     node.pdp(&["apply", "-f", &file.to_string_lossy()]).map(drop)
 }
 
-fn scale(node: &Node, guests: usize, power: &str) -> Result<()> {
+fn scale(node: &DemoNode, guests: usize, power: &str) -> Result<()> {
     node.pdp(&["scale", "green/r1", &guests.to_string(), "--power", power])?;
     shell::wait("green's forwarding guests", CHANGE_MAX, || {
         let router = node.stats_of("green", "r1")?;
@@ -330,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_repeat_by_seed_and_leave_no_kind_out() {
+    fn fault_draws_are_repeatable_and_complete() {
         let draw = |seed| {
             let mut bag = Bag::new(seed);
             (0..3 * KINDS.len()).map(|_| bag.draw()).collect::<Vec<_>>()
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(draw(5), draw(5));
         assert_ne!(draw(5), draw(6));
         for part in draw(7).chunks(KINDS.len()) {
-            let mut kinds: Vec<Kind> = part.iter().map(|fault| fault.kind).collect();
+            let mut kinds: Vec<SoakFaultKind> = part.iter().map(|fault| fault.kind).collect();
             kinds.sort_unstable();
             assert_eq!(kinds, KINDS);
         }

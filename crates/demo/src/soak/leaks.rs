@@ -1,6 +1,6 @@
-//! What the node holds of the machine: processes by role with their memory, descriptors and
-//! mappings; cgroups, mounts, network namespaces, files; rows of its state. Two samples are
-//! compared: what must be equal is, and what may grow stays within a bound.
+//! Resources of the machine that the node holds: processes by role with their memory, descriptors
+//! and mappings; cgroups, mounts, network namespaces, files; rows of its state. Two samples are
+//! compared: some values must be equal, others may grow within a bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,44 +10,44 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rusqlite::{Connection, OpenFlags};
 
-use crate::place;
+use crate::paths;
 
-/// Descriptors that a process may have more than at the start: connections that are just open.
+/// Additional descriptors that a process may have: connections just open.
 const DESCRIPTORS_SLACK: u64 = 3;
-/// Mappings that a process may have more: a thread's stack, pieces of its heap.
+/// Additional mappings that a process may have: a thread's stack, parts of its heap.
 const MAPS_SLACK: u64 = 16;
-/// Memory that a role may have more: a part of what it had, and so much for each process.
+/// Additional memory of a role: a percentage, and this much for each process.
 const MEMORY_SLACK_PERCENT: u64 = 20;
 const MEMORY_SLACK_KB: u64 = 4 << 10;
-/// Rows of a table that is unknown here, and may be a bounded history.
+/// Most rows of an unknown table, which may be a bounded history.
 const ROWS_MAX: i64 = 10_000;
-/// Tables that hold what is, not what was.
+/// Tables with current state, without history.
 const TABLES: [&str; 7] =
     ["documents", "numbers", "placements", "links_down", "links_silent", "settings", "things"];
-/// Bytes of the state: a few specs, and the log of SQLite, which it cuts at 4 MiB.
+/// Most bytes of the state: a few specs, and the log of SQLite, which it cuts at 4 MiB.
 const STATE_BYTES_MAX: u64 = 16 << 20;
-/// Bytes of a log and of the one before it (`LOG_BYTES_MAX` in crates/container).
+/// Bytes of a log and its predecessor (`LOG_BYTES_MAX` in crates/container).
 const LOG_BYTES_MAX: u64 = 2 * (4 << 20);
 
-/// Commands that talk to the node and are none of it.
+/// Commands that talk to the node without being part of it.
 const COMMANDS: [&str; 3] = ["pdp", "nsenter", "setsid"];
 
-/// A process of the node.
+/// Process of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
-    /// Its number.
+pub struct MonitoredProcess {
+    /// Process ID.
     pub pid: u32,
-    /// Its program's name.
+    /// Program's name.
     pub role: String,
-    /// Its arguments, each with a space after it.
+    /// Arguments, each followed by a space.
     pub line: String,
-    /// Its cgroup.
+    /// Cgroup.
     pub cgroup: String,
 }
 
 /// Processes of the node: those in its cgroup, and those whose arguments name its run directory.
-pub fn processes() -> Vec<Process> {
-    let group = format!("/{}/", place::base());
+pub fn processes() -> Vec<MonitoredProcess> {
+    let group = format!("/{}/", paths::base());
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
@@ -55,7 +55,7 @@ pub fn processes() -> Vec<Process> {
             let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
         };
-        // The state is after the name in parentheses, which may hold anything.
+        // The state follows the name in parentheses, which may contain anything.
         if read("stat").rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')) {
             continue;
         }
@@ -63,19 +63,19 @@ pub fn processes() -> Vec<Process> {
             (read("comm").trim().to_owned(), read("cmdline"), read("cgroup"));
         let of = |line: &str| line.splitn(3, ':').nth(2).map(|path| format!("{path}/"));
         let cgroup = groups.lines().filter_map(of).find(|path| path.starts_with(&group));
-        let named = |argument: &str| Path::new(argument).starts_with(place::run());
+        let named = |argument: &str| Path::new(argument).starts_with(paths::run());
         if (cgroup.is_some() || arguments.split('\0').any(named))
             && !COMMANDS.contains(&role.as_str())
         {
             let line = arguments.replace('\0', " ");
-            found.push(Process { pid, role, line, cgroup: cgroup.unwrap_or_default() });
+            found.push(MonitoredProcess { pid, role, line, cgroup: cgroup.unwrap_or_default() });
         }
     }
     found
 }
 
-/// How many processes each role has.
-pub fn roles(processes: &[Process]) -> BTreeMap<String, u64> {
+/// Number of processes, by role.
+pub fn roles(processes: &[MonitoredProcess]) -> BTreeMap<String, u64> {
     let mut roles = BTreeMap::new();
     for process in processes {
         *roles.entry(process.role.clone()).or_default() += 1;
@@ -83,15 +83,15 @@ pub fn roles(processes: &[Process]) -> BTreeMap<String, u64> {
     roles
 }
 
-/// What the processes of a role hold together.
+/// Resources of a role's processes together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Role {
-    /// How many there are.
+pub struct RoleUsage {
+    /// Number of processes.
     pub processes: u64,
-    /// Memory of their own, KiB: anonymous, of what several share the part of each. What mux and
-    /// guests share has sizes of its own; of that the mappings are counted.
+    /// Own memory, KiB: anonymous memory, of shared memory the proportional part. The memory that
+    /// mux and guests share has its own sizes, so it is counted by its mappings.
     pub memory_kb: u64,
-    /// Resident memory, KiB: what is shared counts in full in each.
+    /// Resident memory, KiB. Shared memory counts fully in each process.
     pub resident_kb: u64,
     /// Open descriptors.
     pub descriptors: u64,
@@ -99,31 +99,31 @@ pub struct Role {
     pub maps: u64,
 }
 
-/// What the node holds at a time.
+/// Resources of the node at one time.
 #[derive(Clone, Debug, Default)]
-pub struct Sample {
-    /// When, minutes after the start.
+pub struct ResourceSample {
+    /// Time, minutes after the start.
     pub minute: f64,
     /// By program.
-    pub roles: BTreeMap<String, Role>,
-    /// Names of things, by kind.
-    pub things: BTreeMap<&'static str, BTreeSet<String>>,
+    pub roles: BTreeMap<String, RoleUsage>,
+    /// Names of resources, by kind.
+    pub resources: BTreeMap<&'static str, BTreeSet<String>>,
     /// Network namespaces with processes of the node in them.
     pub namespaces: u64,
     /// Rows by table.
     pub rows: BTreeMap<String, i64>,
     /// Bytes of the state directory.
     pub state_bytes: u64,
-    /// Bytes of all logs, and how many there are (those before them not counted).
+    /// Bytes of all logs, without their predecessors.
     pub log_bytes: u64,
-    /// Logs.
+    /// Number of logs.
     pub logs: u64,
 }
 
-impl Sample {
-    /// Takes one.
+impl ResourceSample {
+    /// Takes a sample.
     pub fn take(minute: f64) -> Result<Self> {
-        let mut sample = Self { minute, rows: rows()?, things: things(), ..Self::default() };
+        let mut sample = Self { minute, rows: rows()?, resources: things(), ..Self::default() };
         let mut namespaces = BTreeSet::new();
         for process in processes() {
             let place = PathBuf::from(format!("/proc/{}", process.pid));
@@ -138,10 +138,10 @@ impl Sample {
             namespaces.extend(fs::read_link(place.join("ns/net")));
         }
         sample.namespaces = namespaces.len() as u64;
-        for path in below(&place::state()) {
+        for path in below(&paths::state()) {
             sample.state_bytes += fs::metadata(path).map_or(0, |data| data.size());
         }
-        for path in below(&place::run()).iter().filter(|path| is_log(path)) {
+        for path in below(&paths::run()).iter().filter(|path| is_log(path)) {
             sample.log_bytes += fs::metadata(path).map_or(0, |data| data.size());
             sample.logs += u64::from(path.extension().is_none_or(|number| number != "1"));
         }
@@ -149,7 +149,7 @@ impl Sample {
     }
 }
 
-/// What is left of a node that was taken down, one line each.
+/// Remains of a removed node, one line each.
 pub fn leftovers() -> Vec<String> {
     let mut left: Vec<String> = processes()
         .iter()
@@ -158,13 +158,13 @@ pub fn leftovers() -> Vec<String> {
     for (kind, names) in things() {
         left.extend(names.iter().map(|name| format!("{kind}: {name}")));
     }
-    let places = [place::run(), place::state(), place::outside()];
+    let places = [paths::run(), paths::state(), paths::outside()];
     left.extend(places.iter().filter(|place| place.exists()).map(|p| p.display().to_string()));
     left
 }
 
-/// What differs between two samples of a node that is to be the same, by what it is.
-pub fn compare(start: &Sample, end: &Sample) -> Vec<(&'static str, Vec<String>)> {
+/// Differences between two samples of a node whose resources should be the same, by kind.
+pub fn compare(start: &ResourceSample, end: &ResourceSample) -> Vec<(&'static str, Vec<String>)> {
     let (mut processes, mut memory) = (Vec::new(), Vec::new());
     let (mut descriptors, mut maps) = (Vec::new(), Vec::new());
     let names: BTreeSet<&String> = start.roles.keys().chain(end.roles.keys()).collect();
@@ -192,10 +192,10 @@ pub fn compare(start: &Sample, end: &Sample) -> Vec<(&'static str, Vec<String>)>
         ("mappings within their bound", maps),
     ];
     let kinds: BTreeSet<&'static str> =
-        start.things.keys().chain(end.things.keys()).copied().collect();
+        start.resources.keys().chain(end.resources.keys()).copied().collect();
     for kind in kinds {
         let none = BTreeSet::new();
-        let [from, to] = [start, end].map(|sample| sample.things.get(kind).unwrap_or(&none));
+        let [from, to] = [start, end].map(|sample| sample.resources.get(kind).unwrap_or(&none));
         let more = to.difference(from).map(|name| format!("{name} is new"));
         let fewer = from.difference(to).map(|name| format!("{name} is gone"));
         found.push((kind, more.chain(fewer).collect()));
@@ -229,7 +229,7 @@ fn compare_rows(start: &BTreeMap<String, i64>, end: &BTreeMap<String, i64>) -> V
     found
 }
 
-/// Change of a value a minute over (minute, value): the line of least squares.
+/// Slope of the least-squares line over (minute, value): change per minute.
 pub fn slope(points: &[(f64, f64)]) -> f64 {
     let count = points.len().max(1) as f64;
     let mean_x = points.iter().map(|point| point.0).sum::<f64>() / count;
@@ -239,14 +239,14 @@ pub fn slope(points: &[(f64, f64)]) -> f64 {
     if across > 0.0 { along / across } else { 0.0 }
 }
 
-/// A number of /proc/PID/smaps_rollup.
+/// Reads a number in /proc/PID/smaps_rollup.
 fn kilobytes(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name));
     value.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 fn things() -> BTreeMap<&'static str, BTreeSet<String>> {
-    let base = place::base();
+    let base = paths::base();
     let shown = |paths: Vec<PathBuf>| paths.iter().map(|p| p.display().to_string()).collect();
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
@@ -258,15 +258,15 @@ fn things() -> BTreeMap<&'static str, BTreeSet<String>> {
     });
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
-    let places = [place::run(), place::state()];
+    let places = [paths::run(), paths::state()];
     let mounts = mounts.filter(|path| places.iter().any(|place| path.starts_with(place)));
     let names = fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|e| e.path());
-    let prefix = place::netns("");
+    let prefix = paths::netns("");
     let own = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
     };
     let pins = Path::new("/sys/fs/bpf").join(&base);
-    let mut files = below(&place::run());
+    let mut files = below(&paths::run());
     files.retain(|path| !is_log(path));
     BTreeMap::from([
         ("cgroups as before", shown(cgroups.filter(|path| path.is_dir()).collect())),
@@ -282,7 +282,7 @@ fn is_log(path: &Path) -> bool {
     name.trim_end_matches(".1").ends_with("log")
 }
 
-/// All that is below a directory; of bundles and mounted roots only that they are there.
+/// All paths below a directory. Bundles and mounted roots appear without their contents.
 fn below(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -295,9 +295,9 @@ fn below(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Rows of each table of the state, read while pdpd has it open.
+/// Number of rows of each table of the state, read while pdpd has it open.
 fn rows() -> Result<BTreeMap<String, i64>> {
-    let path = place::state().join("pdpd.sqlite");
+    let path = paths::state().join("pdpd.sqlite");
     let read = || -> rusqlite::Result<BTreeMap<String, i64>> {
         let state = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         let mut names = state.prepare("SELECT name FROM sqlite_master WHERE type = 'table'")?;
@@ -325,31 +325,36 @@ mod tests {
         assert!(slope(&[(0.0, 1.0), (1.0, 2.0), (2.0, 1.0)]).abs() < 1e-9);
     }
 
-    fn sample() -> Sample {
-        let role =
-            Role { processes: 2, memory_kb: 1000, resident_kb: 2000, descriptors: 20, maps: 100 };
-        Sample {
+    fn sample() -> ResourceSample {
+        let role = RoleUsage {
+            processes: 2,
+            memory_kb: 1000,
+            resident_kb: 2000,
+            descriptors: 20,
+            maps: 100,
+        };
+        ResourceSample {
             roles: [("pdp-mux".into(), role)].into(),
-            things: [("mounts as before", ["/a".to_owned()].into())].into(),
+            resources: [("mounts as before", ["/a".to_owned()].into())].into(),
             rows: [("things".into(), 7), ("history".into(), 3)].into(),
-            ..Sample::default()
+            ..ResourceSample::default()
         }
     }
 
-    fn wrong(end: &Sample) -> Vec<&'static str> {
+    fn wrong(end: &ResourceSample) -> Vec<&'static str> {
         let found = compare(&sample(), end).into_iter();
         found.filter(|(_, differences)| !differences.is_empty()).map(|(what, _)| what).collect()
     }
 
     #[test]
-    fn what_leaks_is_found() {
+    fn leaks_are_detected() {
         assert!(wrong(&sample()).is_empty());
-        let with = |change: fn(&mut Sample)| {
+        let with = |change: fn(&mut ResourceSample)| {
             let mut end = sample();
             change(&mut end);
             wrong(&end)
         };
-        fn mux(sample: &mut Sample) -> &mut Role {
+        fn mux(sample: &mut ResourceSample) -> &mut RoleUsage {
             sample.roles.get_mut("pdp-mux").unwrap()
         }
         assert_eq!(with(|end| mux(end).processes = 1), ["processes as before"]);
@@ -358,21 +363,21 @@ mod tests {
         assert_eq!(with(|end| mux(end).maps = 133), ["mappings within their bound"]);
         assert_eq!(with(|end| mux(end).memory_kb = 10_000), ["memory within its bound"]);
         assert!(with(|end| mux(end).memory_kb = 9_000).is_empty());
-        let more = |end: &mut Sample| {
-            end.things.get_mut("mounts as before").unwrap().insert("/b".into());
+        let more = |end: &mut ResourceSample| {
+            end.resources.get_mut("mounts as before").unwrap().insert("/b".into());
         };
         assert_eq!(with(more), ["mounts as before"]);
         assert_eq!(with(|end| end.namespaces = 1), ["network namespaces in use as before"]);
-        let rows = |end: &mut Sample| *end.rows.get_mut("things").unwrap() = 8;
+        let rows = |end: &mut ResourceSample| *end.rows.get_mut("things").unwrap() = 8;
         assert_eq!(with(rows), ["rows of the state as before"]);
         assert!(with(|end| *end.rows.get_mut("history").unwrap() = 900).is_empty());
-        let rows = |end: &mut Sample| *end.rows.get_mut("history").unwrap() = 10_001;
+        let rows = |end: &mut ResourceSample| *end.rows.get_mut("history").unwrap() = 10_001;
         assert_eq!(with(rows), ["rows of the state as before"]);
         assert_eq!(with(|end| end.log_bytes = 1), ["state and logs within their bounds"]);
     }
 
     #[test]
-    fn memory_is_read() {
+    fn parses_memory_usage() {
         let text = "00400000-7ffd ---p 00000000 00:00 0 [rollup]\nRss:  34 kB\nPss_Anon:   12 kB\n";
         assert_eq!(kilobytes(text, "Pss_Anon:"), 12);
         assert_eq!(kilobytes(text, "Shared:"), 0);

@@ -1,80 +1,80 @@
-//! What a soak found, as a page of Markdown.
+//! Results of a soak as a Markdown page.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 
 use super::churn::Totals;
-use super::faults::{KINDS, Kind};
-use super::leaks::{self, Role, Sample};
+use super::faults::{KINDS, SoakFaultKind};
+use super::leaks::{self, ResourceSample, RoleUsage};
 
-/// What is judged besides what the node holds.
+/// Checks besides those of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Check {
-    /// It went from start to end.
+pub enum SoakCheck {
+    /// It ran from start to end.
     Whole,
-    /// All was back after every fault.
+    /// Recovery after every fault.
     Back,
     /// Datagrams lost outside of faults.
     Lost,
-    /// Ways of datagrams.
-    Ways,
+    /// Paths of datagrams.
+    Paths,
     /// Order of datagrams.
     Order,
     /// Counters of nodes.
     Counters,
-    /// Counters against the kernel's.
+    /// Counters compared with the kernel's.
     Kernel,
     /// Route tables.
     Tables,
     /// TCP runs.
     Tcp,
-    /// What is left behind.
+    /// Remains after removal.
     Down,
 }
 
-const CHECKS: [(Check, &str); 10] = [
-    (Check::Whole, "it ran from start to end"),
-    (Check::Back, "everything came back after every fault"),
+const CHECKS: [(SoakCheck, &str); 10] = [
+    (SoakCheck::Whole, "it ran from start to end"),
+    (SoakCheck::Back, "everything came back after every fault"),
     (
-        Check::Lost,
+        SoakCheck::Lost,
         "nothing lost but by faults that stop forwarding, and by the kernel outside vnets",
     ),
-    (Check::Ways, "every datagram by an interface that the reference look-up allows"),
-    (Check::Order, "none twice, and without a fault none reordered"),
-    (Check::Counters, "the counters of every node add up after every cycle"),
-    (Check::Kernel, "without a fault the counters agree with the kernels'"),
-    (Check::Tables, "tables agree: red's after every cycle, green's at the end"),
-    (Check::Tcp, "TCP gets through"),
-    (Check::Down, "nothing is left once it is taken down"),
+    (SoakCheck::Paths, "every datagram by an interface that the reference look-up allows"),
+    (SoakCheck::Order, "none twice, and without a fault none reordered"),
+    (SoakCheck::Counters, "the counters of every node add up after every cycle"),
+    (SoakCheck::Kernel, "without a fault the counters agree with the kernels'"),
+    (SoakCheck::Tables, "tables agree: red's after every cycle, green's at the end"),
+    (SoakCheck::Tcp, "TCP gets through"),
+    (SoakCheck::Down, "nothing is left once it is taken down"),
 ];
 
-/// Differences that are shown of one check.
+/// Most differences shown for a check.
 const SHOWN_MAX: usize = 10;
 
-/// What a fault cost.
+/// Impact of a fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cost {
-    /// Until all was back, seconds.
+pub struct FaultCost {
+    /// Time to recovery, seconds.
     pub took_s: f64,
     /// Datagrams lost.
     pub lost: u64,
-    /// Of these, at most so many by the kernel outside vnets.
+    /// Upper limit of these that the kernel lost outside vnets.
     pub outside: u64,
-    /// The longest time without one, milliseconds.
+    /// Longest time without a datagram, milliseconds.
     pub gap_ms: u64,
 }
 
-/// Everything that is told.
+/// Contents of the report.
 #[derive(Default)]
 pub struct Story {
-    /// What faults and route changes are drawn from.
+    /// Seed of faults and route changes.
     pub seed: u64,
-    /// How long it went.
+    /// Duration, minutes.
     pub minutes: f64,
     /// Cycles done.
     pub cycles: u64,
-    /// Datagrams sent, arrived, and lost: in cycles with a fault; where the kernel said so; else.
+    /// Datagrams sent.
     pub sent: u64,
     /// Arrived.
     pub arrived: u64,
@@ -84,34 +84,34 @@ pub struct Story {
     pub lost_in_kernel: u64,
     /// Lost and not explained.
     pub lost: u64,
-    /// By kind.
-    pub faults: BTreeMap<Kind, Vec<Cost>>,
-    /// Prefixes that move.
+    /// Faults by kind.
+    pub faults: BTreeMap<SoakFaultKind, Vec<FaultCost>>,
+    /// Moving prefixes.
     pub moving: usize,
     /// Route changes.
     pub churn: Totals,
-    /// What was held after the first cycles.
-    pub baseline: Option<Sample>,
-    /// And after every cycle.
-    pub samples: Vec<Sample>,
-    /// And at the end.
-    pub end: Option<Sample>,
-    wrong: BTreeMap<Check, Vec<String>>,
+    /// Resources after the first cycles.
+    pub baseline: Option<ResourceSample>,
+    /// Resources after every cycle.
+    pub samples: Vec<ResourceSample>,
+    /// Resources at the end.
+    pub end: Option<ResourceSample>,
+    wrong: BTreeMap<SoakCheck, Vec<String>>,
 }
 
 impl Story {
-    /// Of a soak that begins.
+    /// Makes the report of a new soak.
     pub fn new(seed: u64) -> Self {
         Self { seed, ..Self::default() }
     }
 
-    /// Something is wrong.
-    pub fn wrong(&mut self, check: Check, what: String) {
+    /// Records a problem.
+    pub fn wrong(&mut self, check: SoakCheck, what: String) {
         println!("WRONG  {what}");
         self.wrong.entry(check).or_default().push(what);
     }
 
-    /// Lines of the verdict: what is to hold, and what does not.
+    /// Lines of the verdict: each check with its differences.
     fn verdict(&self) -> Vec<(&'static str, Vec<String>)> {
         let found = |check| self.wrong.get(&check).cloned().unwrap_or_default();
         let mut lines: Vec<_> = CHECKS.iter().map(|(check, what)| (*what, found(*check))).collect();
@@ -122,7 +122,7 @@ impl Story {
         lines
     }
 
-    /// How many things are wrong.
+    /// Number of problems.
     pub fn problems(&self) -> usize {
         self.verdict().iter().map(|(_, differences)| differences.len()).sum()
     }
@@ -173,7 +173,7 @@ impl Story {
             |---|---|---|---|---|---|---|---|---|---|\n";
         for kind in KINDS {
             let costs = self.faults.get(&kind).map(Vec::as_slice).unwrap_or_default();
-            let told = |value: fn(&Cost) -> f64, digits: usize| {
+            let told = |value: fn(&FaultCost) -> f64, digits: usize| {
                 let mut values: Vec<f64> = costs.iter().map(value).collect();
                 values.sort_unstable_by(f64::total_cmp);
                 let max = values.last().copied();
@@ -234,10 +234,11 @@ impl Story {
         for (name, from) in &baseline.roles {
             let to = end.roles.get(name).copied().unwrap_or_default();
             let later = self.samples.iter().filter(|sample| sample.minute > baseline.minute);
-            let role = |sample: &Sample| sample.roles.get(name).copied().unwrap_or_default();
+            let role =
+                |sample: &ResourceSample| sample.roles.get(name).copied().unwrap_or_default();
             let points: Vec<(f64, f64)> =
                 later.map(|it| (it.minute, role(it).memory_kb as f64)).collect();
-            let Role { processes, memory_kb, resident_kb, descriptors, maps } = *from;
+            let RoleUsage { processes, memory_kb, resident_kb, descriptors, maps } = *from;
             let _ = writeln!(
                 text,
                 "| {name} | {processes} | {memory_kb} | {} | {:+.0} | {resident_kb} | {} \
@@ -250,8 +251,8 @@ impl Story {
             );
         }
         *text += "\n| held | | then |\n|---|---|---|\n";
-        for (kind, names) in &baseline.things {
-            let then = end.things.get(kind).map_or(0, |names| names.len());
+        for (kind, names) in &baseline.resources {
+            let then = end.resources.get(kind).map_or(0, |names| names.len());
             let kind = kind.trim_end_matches(" as before");
             let _ = writeln!(text, "| {kind} | {} | {then} |", names.len());
         }
@@ -291,18 +292,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_verdict_counts_what_is_wrong() {
+    fn verdict_counts_problems() {
         let mut story = Story::new(1);
-        story.baseline = Some(Sample::default());
-        story.end = Some(Sample::default());
-        let cost = |lost| Cost { took_s: 1.0, lost, outside: 0, gap_ms: 5 };
-        story.faults.insert(Kind::Mux, vec![cost(1), cost(9), cost(3)]);
+        story.baseline = Some(ResourceSample::default());
+        story.end = Some(ResourceSample::default());
+        let cost = |lost| FaultCost { took_s: 1.0, lost, outside: 0, gap_ms: 5 };
+        story.faults.insert(SoakFaultKind::Mux, vec![cost(1), cost(9), cost(3)]);
         assert_eq!(story.problems(), 0);
         assert!(story.text().contains("Nothing is wrong") && !story.text().contains("WRONG"));
         assert!(
             story.text().contains("| kill -9 of the mux | 3 | 1.0 | 1.0 | 3 | 9 | 0 | 0 | 5 | 5 |")
         );
-        story.wrong(Check::Lost, "some".into());
+        story.wrong(SoakCheck::Lost, "some".into());
         assert_eq!(story.problems(), 1);
         assert!(story.text().contains("outside vnets | WRONG |"));
         story.end = None;

@@ -1,9 +1,9 @@
-//! BGP updates of a file, as collectors of routes publish them: which prefixes were announced and
-//! withdrawn in which second, and by which of the collector's neighbours.
+//! BGP updates in a file, as published by route collectors: announced and withdrawn prefixes with
+//! their second and the collector's neighbour.
 //!
-//! Never panics, whatever the bytes. Unicast only; paths' attributes are passed over.
-//! Sources: RFC 6396 sections 2, 3 and 4.4 (MRT, BGP4MP), RFC 4271 section 4.3 (UPDATE), RFC 4760
-//! sections 3 and 4 (MP_REACH_NLRI, MP_UNREACH_NLRI).
+//! Never panics, whatever the bytes. Unicast only; ignores the paths' attributes. Sources: RFC 6396
+//! sections 2, 3 and 4.4 (MRT, BGP4MP), RFC 4271 section 4.3 (UPDATE), RFC 4760 sections 3 and 4
+//! (MP_REACH_NLRI, MP_UNREACH_NLRI).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -12,10 +12,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
 
-/// MRT types: BGP4MP, and the same with microseconds after the header.
+/// MRT types: BGP4MP, and its variant with microseconds after the header.
 const BGP4MP: u16 = 16;
 const BGP4MP_ET: u16 = 17;
-/// BGP4MP subtypes: a message, with AS numbers of two and of four bytes.
+/// BGP4MP subtypes: a message with AS numbers of two and of four bytes.
 const MESSAGE: u16 = 1;
 const MESSAGE_AS4: u16 = 4;
 
@@ -23,7 +23,7 @@ const MESSAGE_AS4: u16 = 4;
 const MARKER_BYTES: usize = 16;
 const UPDATE: u8 = 2;
 
-/// Path attributes: the flag of those with a length of two bytes, and the two of RFC 4760.
+/// Path attributes: the flag of a length of two bytes, and the two types of RFC 4760.
 const EXTENDED_LENGTH: u8 = 0x10;
 const MP_REACH: u8 = 14;
 const MP_UNREACH: u8 = 15;
@@ -33,16 +33,16 @@ const AFI_IPV4: u16 = 1;
 const AFI_IPV6: u16 = 2;
 const UNICAST: u8 = 1;
 
-/// A prefix announced or withdrawn.
+/// Announcement or withdrawal of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Update {
     /// Seconds after the file's first.
     pub second: u32,
-    /// AS number of the neighbour that said it.
+    /// AS number of the neighbour that sent it.
     pub neighbour: u32,
     /// The prefix.
     pub prefix: IpNet,
-    /// Announced, else withdrawn.
+    /// True if announced, false if withdrawn.
     pub announced: bool,
 }
 
@@ -60,14 +60,14 @@ pub fn read(path: &Path) -> Result<Vec<Update>> {
         .with_context(|| format!("{}: cut off, or no MRT file of BGP updates", path.display()))
 }
 
-/// What the bytes of a file say, in its order; `None` where a record is not whole.
+/// Parses a file, in its order. `None` if a record is incomplete.
 fn parse(bytes: &[u8]) -> Option<Vec<Update>> {
-    let mut all = Bytes(bytes);
+    let mut all = UnreadBytes(bytes);
     let (mut updates, mut first) = (Vec::new(), None);
     while !all.0.is_empty() {
         let at = all.u32()?;
         let (kind, subtype, length) = (all.u16()?, all.u16()?, all.u32()?);
-        let mut record = Bytes(all.take(usize::try_from(length).ok()?)?);
+        let mut record = UnreadBytes(all.take(usize::try_from(length).ok()?)?);
         if kind == BGP4MP_ET {
             record.u32()?;
         }
@@ -94,24 +94,24 @@ fn parse(bytes: &[u8]) -> Option<Vec<Update>> {
     Some(updates)
 }
 
-/// Calls `each` with what a BGP message announces and withdraws.
-fn message(mut bytes: Bytes, mut each: impl FnMut(IpNet, bool)) -> Option<()> {
+/// Calls `each` with the announcements and withdrawals of a BGP message.
+fn message(mut bytes: UnreadBytes, mut each: impl FnMut(IpNet, bool)) -> Option<()> {
     bytes.take(MARKER_BYTES)?;
     bytes.u16()?;
     if bytes.u8()? != UPDATE {
         return Some(());
     }
     let withdrawn = bytes.u16()?;
-    prefixes(AFI_IPV4, Bytes(bytes.take(withdrawn.into())?), |prefix| each(prefix, false))?;
+    prefixes(AFI_IPV4, UnreadBytes(bytes.take(withdrawn.into())?), |prefix| each(prefix, false))?;
     let attributes = bytes.u16()?;
-    let mut attributes = Bytes(bytes.take(attributes.into())?);
+    let mut attributes = UnreadBytes(bytes.take(attributes.into())?);
     while !attributes.0.is_empty() {
         let (flags, kind) = (attributes.u8()?, attributes.u8()?);
         let length = match flags & EXTENDED_LENGTH {
             0 => attributes.u8()?.into(),
             _ => attributes.u16()?,
         };
-        let mut value = Bytes(attributes.take(length.into())?);
+        let mut value = UnreadBytes(attributes.take(length.into())?);
         if matches!(kind, MP_REACH | MP_UNREACH) {
             let (family, unicast) = (value.u16()?, value.u8()? == UNICAST);
             if kind == MP_REACH {
@@ -127,9 +127,9 @@ fn message(mut bytes: Bytes, mut each: impl FnMut(IpNet, bool)) -> Option<()> {
     prefixes(AFI_IPV4, bytes, |prefix| each(prefix, true))
 }
 
-/// Calls `each` with the prefixes of a field: each a length in bits, and as many bytes as that
-/// takes.
-fn prefixes(family: u16, mut bytes: Bytes, mut each: impl FnMut(IpNet)) -> Option<()> {
+/// Calls `each` with the prefixes of a field: each is
+/// a length in bits, and the bytes that it needs.
+fn prefixes(family: u16, mut bytes: UnreadBytes, mut each: impl FnMut(IpNet)) -> Option<()> {
     let address_bytes = match family {
         AFI_IPV4 => 4,
         AFI_IPV6 => 16,
@@ -152,9 +152,9 @@ fn prefixes(family: u16, mut bytes: Bytes, mut each: impl FnMut(IpNet)) -> Optio
 
 /// Bytes yet to be read.
 #[derive(Clone, Copy)]
-struct Bytes<'a>(&'a [u8]);
+struct UnreadBytes<'a>(&'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> UnreadBytes<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A record of BGP4MP at a second.
+    /// A BGP4MP record at a given second.
     fn record(second: u32, subtype: u16, body: &[u8]) -> Vec<u8> {
         let mut bytes = second.to_be_bytes().to_vec();
         bytes.extend(BGP4MP.to_be_bytes());
@@ -204,7 +204,7 @@ mod tests {
     fn file() -> Vec<u8> {
         let mut v4 = vec![0, 7, 0, 1, 0, 0, 0, AFI_IPV4 as u8];
         v4.extend([0; 8]);
-        // ORIGIN is passed over.
+        // ORIGIN is ignored.
         v4.extend(update(&[8, 10], &[0x40, 1, 1, 0], &[24, 192, 0, 2]));
         let mut v6 = vec![0, 1, 0x11, 0x70, 0, 0, 0, 1, 0, 0, 0, AFI_IPV6 as u8];
         v6.extend([0; 32]);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn both_families_are_read() {
+    fn parses_updates_of_both_families() {
         let one = |second, neighbour, prefix: &str, announced| Update {
             second,
             neighbour,
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_refused() {
+    fn truncated_update_files_are_refused() {
         let file = file();
         let whole: Vec<usize> =
             (0..=file.len()).filter(|length| parse(&file[..*length]).is_some()).collect();

@@ -1,8 +1,8 @@
-//! All end-to-end tests, in one program: it is linked once, and its tests share the machine by turns
-//! ([`pdp_e2e::turn`]).
+//! All end-to-end tests, in one program: it is linked once, and
+//! its tests take turns on the machine ([`pdp_e2e::turn`]).
 //!
-//! A test is in `alone` if it says `alone()`, else in `beside`. libtest begins with those whose names come
-//! first in the alphabet: with `alone`, after which all threads are free for the others.
+//! A test is in `alone` if it calls `alone()`, otherwise in `beside`. libtest begins with the names
+//! that come first in the alphabet: with `alone`. After these, all threads are free for the others.
 
 mod alone;
 mod beside;

@@ -1,15 +1,18 @@
-//! Measures filters: look-ups, changes, look-ups while filters change, memory, and the worst that hostile filters do.
+//! Measures filters: look-ups, changes, look-ups while filters
+//! change, memory, and the worst case of hostile filters.
 //!
-//! `cargo run --release -p pdp-filters --example measure-filters -- [--json] [--wide] [--hostile] [FILE...]`
+//! `cargo run --release -p pdp-filters --example
+//! measure-filters -- [--json] [--wide] [--hostile] [FILE...]`
 //!
-//! Sets are made here ([`rules::KINDS`], of 1,000, 10,000 and 100,000 rules), or read from files in the format of
-//! ClassBench's. Ranges of ports become prefixes, so that there are more filters than rules. With `--wide` keys have
-//! 320 bits instead of 112. `--hostile` measures only the worst. `--write DIRECTORY` writes the sets that are made, for
-//! other programs. With `--json` each measurement is a line of JSON, whose field `measure` says which.
+//! Rule sets are generated ([`rules::KINDS`], of 1,000, 10,000 and 100,000 rules), or read
+//! from files in ClassBench's format. Port ranges become prefixes, so there are more filters
+//! than rules. With `--wide`, keys have 320 bits instead of 112. `--hostile` measures only
+//! the worst case. `--write DIRECTORY` writes the generated sets, for other programs. With
+//! `--json`, each measurement is a line of JSON, and its field `measure` names it.
 //!
-//! Keys are independent, 2^20 of them, in batches of 32: `inside` a random filter with random bits behind it, `uniform`
-//! of all keys, `zipf` of 100,000 flows inside filters, the n-th of which has 1/n of the first's. Nothing is kept from
-//! one look-up for another.
+//! Keys are independent, 2^20 of them, in batches of 32. `inside`: within a random filter, with
+//! random other bits. `uniform`: among all keys. `zipf`: from 100,000 flows inside filters,
+//! where the n-th has 1/n of the first's traffic. Look-ups store nothing for later ones.
 
 mod rules;
 
@@ -28,25 +31,25 @@ const KEYS_TOGETHER: usize = 32;
 const ROUNDS: usize = 5;
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 
-/// Steps of a look-up that are allowed.
+/// Maximum steps of a look-up.
 const STEPS: usize = 2048;
 
-/// Changes that are due in a second while look-ups go on, and most of them between two batches.
+/// Changes per second during look-ups, most of them between two batches.
 const CHANGES_PPS: f64 = 100_000.0;
 const PIECE: usize = 8;
 
-/// For how long.
+/// Duration of the changes.
 const CHANGING: Duration = Duration::from_secs(2);
 
-/// What nobody else knows, but in a measurement.
+/// A fixed secret, for measurements only.
 const SECRET: u64 = 0x1234_5678_9abc_def0;
 
-/// Hostile filters, and how often a sequence of them is set: each call counts with its shortest time, since the rest is
-/// what else the machine did.
+/// Hostile filters, and repetitions of a sequence of calls. Each call
+/// counts with its shortest time, without disturbances by the machine.
 const HOSTILE: usize = 131_072;
 const REPEATS: usize = 5;
 
-/// What is written between look-ups that find nothing in the processor's caches.
+/// Bytes written between look-ups, to empty the processor's caches.
 const COLD_BYTES: usize = 256 << 20;
 
 fn main() {
@@ -113,14 +116,14 @@ where
     }
 }
 
-/// A set; the rates of keys inside it and of Zipf's.
+/// Measures a set. Returns the rates for keys inside it and for Zipf's keys.
 fn measure<const W: usize>(
     report: &Report,
     name: &str,
     all: &[Filter<W>],
     rules: usize,
 ) -> (f64, f64) {
-    // One more, for a filter that comes before another went.
+    // One more slot, for a filter that is set before another is removed.
     let mut filters = Filters::new(all.len() + 1, STEPS, SECRET);
     let start = Instant::now();
     let mut refused = 0;
@@ -173,7 +176,7 @@ fn measure<const W: usize>(
     (medians[0], medians[2])
 }
 
-/// A key that meets one of the filters.
+/// Returns a key that matches one of the filters.
 fn within<const W: usize>(all: &[Filter<W>], random: &mut SmallRng) -> [u64; W] {
     let Filter { value, mask, .. } = all[random.random_range(0..all.len())];
     std::array::from_fn(|word| value[word] | random.random::<u64>() & !mask[word])
@@ -195,7 +198,7 @@ fn zipf<const W: usize>(all: &[Filter<W>], random: &mut SmallRng) -> Vec<[u64; W
     (0..KEYS).map(|_| flow(random)).collect()
 }
 
-/// Look-ups in a second, in millions.
+/// Returns look-ups per second, in millions.
 fn rate<const W: usize>(filters: &Filters<W>, keys: &[[u64; W]]) -> f64 {
     let start = Instant::now();
     let mut found = [0; KEYS_TOGETHER];
@@ -206,7 +209,7 @@ fn rate<const W: usize>(filters: &Filters<W>, keys: &[[u64; W]]) -> f64 {
     keys.len() as f64 / start.elapsed().as_secs_f64() / 1e6
 }
 
-/// Which part of keys meets a filter.
+/// Returns the fraction of keys that match a filter.
 fn met<const W: usize>(filters: &Filters<W>, keys: &[[u64; W]]) -> f64 {
     let mut found = vec![0; keys.len()];
     for (keys, found) in keys.chunks(BATCH).zip(found.chunks_mut(BATCH)) {
@@ -215,7 +218,8 @@ fn met<const W: usize>(filters: &Filters<W>, keys: &[[u64; W]]) -> f64 {
     found.iter().filter(|slot| **slot != NONE).count() as f64 / keys.len() as f64
 }
 
-/// Single changes, each committed alone: a filter goes, and comes again with the next change.
+/// Measures single changes, each committed alone: a
+/// filter is removed, and set again by the next change.
 fn while_changing<const W: usize>(
     report: &Report,
     name: &str,
@@ -285,10 +289,10 @@ fn while_changing<const W: usize>(
     );
 }
 
-/// The worst that filters can do, as far as we know: each meets a key of 0 but for one bit, which stands alone, so that
-/// most tables don't hash it.
+/// Measures the worst known filters. Each matches a key of 0
+/// except for one isolated bit, which most tables don't hash.
 fn hostile<const W: usize>(report: &Report) {
-    // Bits that are chosen at random for each filter: single ones, or whole groups, which tables hash in part.
+    // Random bits for each filter: single ones, or whole groups, which tables hash in part.
     let groups = |group: u32| {
         move |random: &mut SmallRng| {
             std::array::from_fn(|_| {
@@ -322,7 +326,7 @@ fn hostile<const W: usize>(report: &Report) {
             value[W - 1] = 1;
             Filter { value, mask, priority }
         };
-        // Priorities that rise move tables forward each time.
+        // Rising priorities move tables forward each time.
         let all: Vec<Filter<W>> = (0..HOSTILE as u32).map(filter).collect();
         for steps in [STEPS, STEPS_MAX] {
             let mut times = Times::default();
@@ -338,7 +342,7 @@ fn hostile<const W: usize>(report: &Report) {
     }
 }
 
-/// The times of a sequence of calls, each the shortest that there was.
+/// Shortest times of a sequence of calls.
 #[derive(Default)]
 struct Times {
     all: [Vec<Duration>; 6],
@@ -368,7 +372,7 @@ impl Times {
     }
 }
 
-/// Sets all filters, looks for keys, abandons, sets them again, and removes them.
+/// Sets all filters, looks up keys, abandons, sets them again, and removes them.
 fn attack<const W: usize>(
     all: &[Filter<W>],
     steps: usize,
@@ -442,13 +446,13 @@ fn list(values: &[f64]) -> String {
     format!("[{}]", values.join(","))
 }
 
-/// Where results go: lines of words or of JSON.
+/// Writer of results: lines of text or JSON.
 struct Report {
     json: bool,
 }
 
 impl Report {
-    /// One measurement: fields and their values as JSON.
+    /// Writes one measurement: fields and their values as JSON.
     fn line(&self, measure: &str, fields: &[(&str, String)]) {
         let mut line = String::new();
         if self.json {

@@ -1,4 +1,4 @@
-//! Rules: made at random, or read from files, and turned into filters.
+//! Rules: generated at random or read from files, and converted to filters.
 
 use std::net::Ipv4Addr;
 
@@ -7,17 +7,17 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt as _, SeedableRng};
 
-/// A rule about IPv4's addresses, ports and protocol.
+/// A rule about IPv4 addresses, ports and protocol.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// Source and destination: address and bits of it that count.
+    /// Source and destination: address and mask.
     addresses: [(u32, u32); 2],
-    /// Source and destination: the first and the last port.
+    /// Source and destination: first and last port.
     ports: [(u16, u16); 2],
     protocol: Option<u8>,
 }
 
-/// The text of ClassBench's sets.
+/// Text format of ClassBench's sets.
 impl std::fmt::Display for Rule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [(source, source_bits), (destination, destination_bits)] = self.addresses;
@@ -33,8 +33,8 @@ impl std::fmt::Display for Rule {
     }
 }
 
-/// Reads rules in the format of ClassBench's sets: fields between tabs, addresses `@10.0.0.0/8`, ports `0 : 65535`,
-/// the protocol `0x06/0xFF`; what follows is passed over.
+/// Reads rules in the format of ClassBench's sets: fields separated by tabs, addresses
+/// `@10.0.0.0/8`, ports `0 : 65535`, the protocol `0x06/0xFF`. Further fields are ignored.
 pub fn read(text: &str) -> Vec<Rule> {
     let rule = |line: &str| {
         let fields: Vec<&str> = line.trim_start_matches('@').split('\t').collect();
@@ -58,12 +58,13 @@ pub fn read(text: &str) -> Vec<Rule> {
     text.lines().map(line).collect()
 }
 
-/// A key, and a filter's words: addresses first, then ports and protocol. In two words as the 104 bits of IPv4's, in
-/// five as IPv6's: the prefix 2001:db8::/32, the 32 bits, and for whole addresses 64 more that follow from these.
+/// Layout of keys and filters: addresses first, then ports and protocol. Two words
+/// have the 104 bits of IPv4. Five words have IPv6: the prefix 2001:db8::/32, the
+/// 32 bits, and for whole addresses 64 more bits derived from these.
 pub trait Layout {
-    /// Value and mask of an address.
+    /// Returns value and mask of an address.
     fn address(address: u32, bits: u32) -> (u128, u128);
-    /// Words of both addresses and of the rest.
+    /// Returns the words of both addresses and the other fields.
     fn words(addresses: [u128; 2], rest: u64) -> Self;
 }
 
@@ -96,7 +97,7 @@ impl Layout for [u64; 5] {
     }
 }
 
-/// The filters of rules, whose ranges of ports become prefixes; earlier rules have higher priorities.
+/// Returns the filters of rules. Port ranges become prefixes; earlier rules have higher priorities.
 pub fn filters<const W: usize>(rules: &[Rule]) -> Vec<Filter<W>>
 where
     [u64; W]: Layout,
@@ -124,7 +125,7 @@ where
     all
 }
 
-/// Value and mask of the prefixes that a range of ports is made of.
+/// Returns value and mask of the prefixes that form a port range.
 fn prefixes((low, high): (u16, u16)) -> Vec<(u16, u16)> {
     let (mut low, end, mut all) = (u32::from(low), u32::from(high) + 1, Vec::new());
     while low < end {
@@ -138,33 +139,34 @@ fn prefixes((low, high): (u16, u16)) -> Vec<(u16, u16)> {
     all
 }
 
-/// Shares of what may be, of any sum.
+/// Alternatives with their weights.
 type Shares<T> = &'static [(u32, T)];
 
-/// A class of ports.
+/// A class of port ranges.
 #[derive(Clone, Copy)]
 enum Ports {
-    /// All.
+    /// All ports.
     Any,
-    /// From 1024 on.
+    /// From 1024.
     High,
     /// Below 1024.
     Low,
-    /// Some range.
+    /// A range.
     Range,
-    /// One.
+    /// A single port.
     One,
 }
 
-/// What a kind of sets is like.
+/// Properties of a kind of rule set.
 pub struct Kind {
-    /// Its name.
+    /// Name of the kind.
     pub name: &'static str,
     protocols: Shares<Option<u8>>,
     ports: [Shares<Ports>; 2],
     /// Shortest and longest prefixes of source and destination.
     lengths: Shares<[(u32, u32); 2]>,
-    /// How often, in a thousand, an address's bit goes the way that most go: of its first, second… eight bits.
+    /// Probability, per thousand, that an address's bit has its
+    /// more frequent value, for the bits of each of its four bytes.
     skew: [u32; 4],
 }
 
@@ -174,10 +176,11 @@ const TCP: Option<u8> = Some(6);
 const UDP: Option<u8> = Some(17);
 const ICMP: Option<u8> = Some(1);
 
-/// Kinds of sets, as in Taylor and Turner, "ClassBench: A Packet Classification Benchmark" (INFOCOM 2005): access lists,
-/// firewalls, and chains of Linux's filters, each told by its protocols, by its classes of ports, by pairs of lengths
-/// of prefixes, and by how uneven the tree of its addresses is. That is the paper's model. The shares are of this
-/// project, chosen so that sets are about as hard as ClassBench's.
+/// Kinds of sets, as in Taylor and Turner, "ClassBench: A Packet Classification
+/// Benchmark" (INFOCOM 2005): access lists, firewalls, and chains of Linux's
+/// filters. Each is characterized by its protocols, port classes, pairs of prefix
+/// lengths, and the skew of its address tree. That is the paper's model. The
+/// weights are this project's, chosen to make sets about as hard as ClassBench's.
 pub const KINDS: [Kind; 3] = [
     Kind {
         name: "acl",
@@ -228,14 +231,15 @@ pub const KINDS: [Kind; 3] = [
     },
 ];
 
-/// Pairs of lengths that the rules of a set choose from: real sets have few masks.
+/// Number of prefix length pairs in a set: real sets have few masks.
 const PAIRS: usize = 48;
 
-/// Single ports, and ranges, that they choose from: the first are chosen most often.
+/// Number of single ports and of ranges in a set; the first are chosen most often.
 const PORTS: usize = 300;
 const RANGES: usize = 8;
 
-/// Addresses, as a tree each of whose branches most go one way: which, follows from a seed.
+/// Addresses, as a tree in which most addresses follow
+/// one side of each branch. A seed determines the side.
 struct Addresses {
     seed: u64,
     skew: [u32; 4],
@@ -259,7 +263,8 @@ fn choose<T: Copy>(shares: Shares<T>, random: &mut SmallRng) -> T {
     one.expect("shares").1
 }
 
-/// So many different rules of a kind. Those that look at most bits come first, as where the first that meets counts.
+/// Generates `count` different rules of a kind. Rules that
+/// check the most bits come first, as for first-match lists.
 pub fn generate(kind: &Kind, count: usize, seed: u64) -> Vec<Rule> {
     let mut random = SmallRng::seed_from_u64(seed);
     let ports: Vec<u16> = (0..PORTS).map(|_| random.random_range(1..10_000)).collect();
@@ -276,7 +281,7 @@ pub fn generate(kind: &Kind, count: usize, seed: u64) -> Vec<Rule> {
         })
         .collect();
     let trees = [0; 2].map(|_: u8| Addresses { seed: random.random(), skew: kind.skew });
-    // The n-th is chosen about 1/n times as often as the first.
+    // Chooses the n-th about 1/n times as often as the first.
     let rank = |most: usize, random: &mut SmallRng| {
         (most as f64).powf(random.random::<f64>()) as usize % most
     };

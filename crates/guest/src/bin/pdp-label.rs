@@ -5,17 +5,17 @@
 //!       ignored  0x88b5   to       from     hops    data
 //! ```
 //!
-//! A frame to a label that has been seen as `from` goes out of the vport where it was seen last;
-//! any other, and one to `0xffff`, goes out of all vports but its own. Each router takes one hop
-//! off; a frame without hops left is dropped, so that no loop lasts. This is the tutorial of
-//! docs/guests.md.
+//! A frame to a label that was seen as `from` goes out of the vport where it was
+//! last seen. Any other frame, and one to `0xffff`, goes out of all vports
+//! except its own. Each router decrements hops. A frame without hops left is
+//! dropped, so that loops end. This is the tutorial of docs/guests.md.
 
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use pdp_guest::{Batch, Guest, GuestDrop, Program, environment};
+use pdp_guest::{Batch, ForwardingProgram, GuestDrop, GuestOptions, environment};
 
 /// IEEE 802 local experimental EtherType 1.
 const ETHER_TYPE: [u8; 2] = [0x88, 0xb5];
@@ -25,7 +25,7 @@ const UNSEEN: u16 = u16::MAX;
 
 pub(crate) struct LabelSwitch {
     vports: u16,
-    /// By label: the vport where it was seen last.
+    /// By label: vport where it was last seen.
     seen_at: Vec<u16>,
 }
 
@@ -58,7 +58,7 @@ impl LabelSwitch {
         }
     }
 
-    /// Copies to all other vports but the last, which gets the frame itself.
+    /// Copies the frame to all other vports except the last, which gets the frame itself.
     fn flood(&self, batch: &mut Batch<'_>, frame: usize, came_by: u16) {
         let mut others = (0..self.vports).filter(|&vport| vport != came_by);
         let Some(last) = others.next_back() else {
@@ -71,7 +71,7 @@ impl LabelSwitch {
     }
 }
 
-impl Program for LabelSwitch {
+impl ForwardingProgram for LabelSwitch {
     fn process(&mut self, batch: &mut Batch<'_>) {
         for frame in 0..batch.len() {
             self.decide(batch, frame);
@@ -82,16 +82,16 @@ impl Program for LabelSwitch {
 /// Switches frames by labels of 16 bits.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Arguments {
+struct LabelArguments {
     #[command(flatten)]
-    guest: Guest,
+    guest: GuestOptions,
     /// Vports of the vrouter [default: PDP_PORTS of the environment]
     #[arg(long)]
     vports: Option<u16>,
 }
 
 fn main() -> ExitCode {
-    let Arguments { guest, vports } = Arguments::parse();
+    let LabelArguments { guest, vports } = LabelArguments::parse();
     let Some(vports) = vports.or_else(|| environment("PDP_PORTS")) else {
         eprintln!("pdp-label: how many vports? say --vports or PDP_PORTS");
         return ExitCode::FAILURE;

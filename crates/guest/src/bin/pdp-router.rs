@@ -6,17 +6,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use pdp_guest::router::Router;
-use pdp_guest::{Guest, environment};
+use pdp_guest::router::RouterProgram;
+use pdp_guest::{GuestOptions, environment};
 
 const ROUTES: &str = "/run/pdp/routes/routes.sock";
 
-/// Forwards IPv4 and IPv6 for a vrouter, by the routes of its control guest.
+/// Forwards IPv4 and IPv6 for a vrouter, using the routes of its control guest.
 #[derive(Debug, Parser)]
 #[command(version)]
-struct Arguments {
+struct RouterArguments {
     #[command(flatten)]
-    guest: Guest,
+    guest: GuestOptions,
     /// Socket of the route mirror [default: PDP_ROUTES of the environment, or
     /// /run/pdp/routes/routes.sock]
     #[arg(long)]
@@ -27,10 +27,10 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { guest, routes, number } = Arguments::parse();
+    let RouterArguments { guest, routes, number } = RouterArguments::parse();
     let routes = routes.or_else(|| environment("PDP_ROUTES")).unwrap_or_else(|| ROUTES.into());
     let number = number.or_else(|| environment("PDP_GUEST")).unwrap_or(0);
-    let router = Router::new(&routes, number);
+    let router = RouterProgram::new(&routes, number);
     match pdp_guest::run(&guest, "pdp-router", router) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Connection, Listener};
+use pdp_memif::{Listener, MemifConnection};
 use pdp_wire::tag::Tag;
 use tempfile::TempDir;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A mux of one guest.
+/// A mux with one guest.
 pub struct Mux {
     listener: Listener,
-    pub connection: Option<Connection>,
+    pub connection: Option<MemifConnection>,
 }
 
 impl Mux {
@@ -49,7 +49,7 @@ impl Mux {
     pub fn take(&mut self) -> Vec<(Tag, Vec<u8>)> {
         let rx = &mut self.connection.as_mut().unwrap().rx;
         let mut frames = Vec::new();
-        rx.look().unwrap();
+        rx.poll().unwrap();
         while frames.len() < 64
             && let Some(frame) = rx.take().unwrap()
         {
@@ -69,7 +69,7 @@ pub fn setup() -> (TempDir, PathBuf, Mux) {
     (directory, path, mux)
 }
 
-/// Waits until it is so.
+/// Waits until `so` returns true.
 #[allow(dead_code, reason = "not every test waits")]
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;

@@ -1,11 +1,11 @@
-//! A client that says what it is told to, written from the protocol and not from our code.
+//! A client that sends given messages, written from the protocol and not from our code.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use pdp_memif::{Connection, HandshakeError, Listener};
+use pdp_memif::{HandshakeError, Listener, MemifConnection};
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -24,7 +24,7 @@ pub const TO_SERVER: u64 = 0;
 /// Offset of the ring to the client.
 pub const TO_CLIENT: u64 = 0x1000;
 
-/// One message and its descriptors.
+/// Message and its descriptors.
 #[derive(Clone, Debug)]
 pub struct Said {
     pub bytes: Vec<u8>,
@@ -66,7 +66,7 @@ pub fn connect() -> Said {
     Said::new(6, &[b"raw"], None)
 }
 
-/// A message of a type without fields that matter.
+/// Message of a type without relevant fields.
 pub fn bare(kind: u16) -> Said {
     Said::new(kind, &[], None)
 }
@@ -75,7 +75,7 @@ pub fn eventfd() -> OwnedFd {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap()
 }
 
-/// A memfd with both rings set up, sealed as told.
+/// A memfd with both rings initialised, with the given seals.
 pub fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("raw", flags).unwrap();
@@ -116,7 +116,7 @@ pub fn set_descriptor(
     write(memory, ring + 128 + 16 * u64::from(slot % SLOTS), &bytes);
 }
 
-/// What an honest client says, and its memory.
+/// Messages of a valid client, and its memory.
 pub fn honest() -> (Vec<Said>, OwnedFd) {
     let memory = memory(SIZE, SealFlags::SHRINK);
     let said = vec![
@@ -135,7 +135,7 @@ pub fn socket(path: &Path) -> OwnedFd {
     socket
 }
 
-/// Says it; false if the server has hung up.
+/// Sends a message. False if the server has hung up.
 pub fn say(socket: &OwnedFd, said: &Said) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -147,12 +147,12 @@ pub fn say(socket: &OwnedFd, said: &Said) -> bool {
     rustix::net::sendmsg(socket, &[IoSlice::new(&said.bytes)], &mut control, flags).is_ok()
 }
 
-/// Says all of it and hangs up; the socket, and what the server makes of it.
+/// Sends all messages and hangs up. Returns the socket and the server's result.
 pub fn tell(
     listener: &Listener,
     path: &Path,
     said: &[Said],
-) -> (OwnedFd, Result<Connection, HandshakeError>) {
+) -> (OwnedFd, Result<MemifConnection, HandshakeError>) {
     let socket = socket(path);
     let mut handshake = soon("accept", || listener.accept().unwrap());
     for said in said {

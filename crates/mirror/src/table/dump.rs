@@ -1,4 +1,4 @@
-//! What is known of a dump while it runs.
+//! State of a running dump.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -6,14 +6,14 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::kernel::{Event, Kind, Route};
+use crate::kernel::{DumpKind, KernelEvent, KernelRoute};
 
-/// A thing that is no route.
+/// Object other than a route.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub enum Small {
+pub enum DumpedObject {
     /// An interface.
     Link(u32),
-    /// Its settings, by family.
+    /// Settings of an interface, by family.
     Conf(bool, i32),
     /// A neighbour, by interface.
     Neighbour(u32, IpAddr),
@@ -21,24 +21,24 @@ pub enum Small {
     Object(u32),
 }
 
-/// A dump that runs.
+/// A running dump.
 #[derive(Debug)]
 pub struct Dump {
-    /// Of what.
-    pub kind: Kind,
-    /// Told of by notifications since it began.
-    pub touched: HashSet<Small>,
-    /// Named by it.
-    pub named: HashSet<Small>,
-    /// No notification of this kind came while it ran.
+    /// Kind of objects in the dump.
+    pub kind: DumpKind,
+    /// Objects that notifications touched since it began.
+    pub touched: HashSet<DumpedObject>,
+    /// Objects that it named.
+    pub named: HashSet<DumpedObject>,
+    /// True if no notification of this kind arrived while it ran.
     pub clean: bool,
-    /// Routes of the prefix that it is at.
+    /// Routes of the current prefix.
     pub gather: Gather,
 }
 
 impl Dump {
-    /// A dump that begins.
-    pub fn new(kind: Kind) -> Self {
+    /// Makes the state of a new dump.
+    pub fn new(kind: DumpKind) -> Self {
         Self {
             kind,
             touched: HashSet::new(),
@@ -49,24 +49,25 @@ impl Dump {
     }
 }
 
-/// Puts the routes of each prefix together.
+/// Groups the routes of a dump by prefix.
 ///
-/// The kernel names the routes of a prefix one after the other, but for those of IPv6 that hold
-/// for a source only: these come before the ones of longer prefixes, the others after them
-/// (fib6_walk_continue).
+/// The kernel names the routes of a prefix one after the other. The exceptions
+/// are IPv6 routes for a source only: these come before the routes of longer
+/// prefixes, the others after them (fib6_walk_continue).
 #[derive(Debug, Default)]
 pub struct Gather {
-    current: Option<(IpNet, Vec<Route>)>,
-    partial: BTreeMap<IpNet, Vec<Route>>,
-    /// What is kept so.
+    current: Option<(IpNet, Vec<KernelRoute>)>,
+    partial: BTreeMap<IpNet, Vec<KernelRoute>>,
+    /// Count of stored objects.
     pub things: usize,
 }
 
 impl Gather {
-    /// Adds a route; the prefix before, when this is another.
-    pub fn push(&mut self, route: Route) -> Option<(IpNet, Vec<Route>)> {
+    /// Adds a route. If its prefix differs from the
+    /// previous one, returns that prefix and its routes.
+    pub fn push(&mut self, route: KernelRoute) -> Option<(IpNet, Vec<KernelRoute>)> {
         let prefix = route.prefix;
-        self.things += route.things();
+        self.things += route.object_count();
         if matches!(prefix, IpNet::V6(_)) && route.selector != 0 {
             self.partial.entry(prefix).or_default().push(route);
             return None;
@@ -81,54 +82,61 @@ impl Gather {
         whole.map(|whole| self.finish(whole))
     }
 
-    /// At the end: what is left, until there is no more.
-    pub fn take(&mut self) -> Option<(IpNet, Vec<Route>)> {
+    /// At the end of the dump, returns the next remaining prefix; `None` if there is none.
+    pub fn take(&mut self) -> Option<(IpNet, Vec<KernelRoute>)> {
         let whole = self.current.take().or_else(|| self.partial.pop_first());
         whole.map(|whole| self.finish(whole))
     }
 
-    fn finish(&mut self, (prefix, mut routes): (IpNet, Vec<Route>)) -> (IpNet, Vec<Route>) {
+    fn finish(
+        &mut self,
+        (prefix, mut routes): (IpNet, Vec<KernelRoute>),
+    ) -> (IpNet, Vec<KernelRoute>) {
         routes.extend(self.partial.remove(&prefix).unwrap_or_default());
-        self.things -= routes.iter().map(Route::things).sum::<usize>();
+        self.things -= routes.iter().map(KernelRoute::object_count).sum::<usize>();
         routes.sort_by_key(|route| (Reverse(route.selector), route.metric));
         (prefix, routes)
     }
 }
 
-impl Small {
-    /// By which dump it is named.
-    pub fn kind(&self) -> Kind {
+impl DumpedObject {
+    /// Returns the kind of dump that names it.
+    pub fn kind(&self) -> DumpKind {
         match self {
-            Self::Link(_) => Kind::Links,
-            Self::Conf(v6, _) => Kind::Conf(*v6),
-            Self::Neighbour(..) => Kind::Neighbours,
-            Self::Object(_) => Kind::Nexthops,
+            Self::Link(_) => DumpKind::Links,
+            Self::Conf(v6, _) => DumpKind::Conf(*v6),
+            Self::Neighbour(..) => DumpKind::Neighbours,
+            Self::Object(_) => DumpKind::Nexthops,
         }
     }
 
-    /// The notification that it is gone.
-    pub fn gone(self) -> Event {
+    /// Returns the event for its removal.
+    pub fn gone(self) -> KernelEvent {
         match self {
-            Self::Link(ifindex) => Event::LinkGone(ifindex),
-            Self::Conf(v6, ifindex) => Event::ConfGone { v6, ifindex },
+            Self::Link(ifindex) => KernelEvent::LinkGone(ifindex),
+            Self::Conf(v6, ifindex) => KernelEvent::ConfGone { v6, ifindex },
             Self::Neighbour(ifindex, address) => {
-                Event::Neighbour { ifindex, address, mac: None, stale: false }
+                KernelEvent::Neighbour { ifindex, address, mac: None, stale: false }
             }
-            Self::Object(id) => Event::NexthopGone(id),
+            Self::Object(id) => KernelEvent::NexthopGone(id),
         }
     }
 }
 
-/// The thing that an event is of.
-pub fn small(event: &Event) -> Option<Small> {
+/// Returns the object of an event.
+pub fn small(event: &KernelEvent) -> Option<DumpedObject> {
     match event {
-        Event::Link(link) => Some(Small::Link(link.ifindex)),
-        Event::LinkGone(ifindex) => Some(Small::Link(*ifindex)),
-        Event::Conf { v6, ifindex, .. } | Event::ConfGone { v6, ifindex } => {
-            Some(Small::Conf(*v6, *ifindex))
+        KernelEvent::Link(link) => Some(DumpedObject::Link(link.ifindex)),
+        KernelEvent::LinkGone(ifindex) => Some(DumpedObject::Link(*ifindex)),
+        KernelEvent::Conf { v6, ifindex, .. } | KernelEvent::ConfGone { v6, ifindex } => {
+            Some(DumpedObject::Conf(*v6, *ifindex))
         }
-        Event::Neighbour { ifindex, address, .. } => Some(Small::Neighbour(*ifindex, *address)),
-        Event::Nexthop(id, _) | Event::NexthopGone(id) => Some(Small::Object(*id)),
-        Event::Route(..) | Event::RouteGone(_) | Event::Address { .. } => None,
+        KernelEvent::Neighbour { ifindex, address, .. } => {
+            Some(DumpedObject::Neighbour(*ifindex, *address))
+        }
+        KernelEvent::Nexthop(id, _) | KernelEvent::NexthopGone(id) => {
+            Some(DumpedObject::Object(*id))
+        }
+        KernelEvent::Route(..) | KernelEvent::RouteGone(_) | KernelEvent::Address { .. } => None,
     }
 }

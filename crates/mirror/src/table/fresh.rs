@@ -1,16 +1,17 @@
-//! A table that is made for one comparison, and keeps no routes of the main table.
+//! Table for a single comparison, which stores no routes of the main table.
 
 use ipnet::IpNet;
-use pdp_proto::routes::Resolved;
+use pdp_proto::routes::ResolvedRoute;
 
-use super::{Entry, Table, evaluate, is_quiet};
+use super::{MirrorTable, PrefixEntry, evaluate, is_quiet};
 use crate::aliases::Alias;
-use crate::kernel::{Route, Table as KernelTable};
+use crate::kernel::{KernelRoute, KernelTable};
 
-impl Table {
-    /// Instead of [`Self::dumped`] for routes of the main table: the prefix before, when this is
-    /// another, and where it leads. Routes of the local table have been dumped before.
-    pub fn resolve(&mut self, route: Route) -> Option<(IpNet, Resolved)> {
+impl MirrorTable {
+    /// Replaces [`Self::dumped`] for routes of the main table. If the prefix
+    /// differs from the previous one, returns that prefix and its outcome.
+    /// Routes of the local table must be dumped before.
+    pub fn resolve(&mut self, route: KernelRoute) -> Option<(IpNet, ResolvedRoute)> {
         if is_quiet(&route.prefix) || route.table != KernelTable::Main {
             return None;
         }
@@ -18,8 +19,8 @@ impl Table {
         self.resolve_prefix(prefix, &routes)
     }
 
-    /// What is left at the end of the dump.
-    pub fn resolve_rest(&mut self) -> Vec<(IpNet, Resolved)> {
+    /// Returns the remaining prefixes at the end of the dump.
+    pub fn resolve_rest(&mut self) -> Vec<(IpNet, ResolvedRoute)> {
         let mut rest = Vec::new();
         while let Some((prefix, routes)) = self.dump.as_mut().and_then(|dump| dump.gather.take()) {
             rest.extend(self.resolve_prefix(prefix, &routes));
@@ -28,7 +29,11 @@ impl Table {
         rest
     }
 
-    fn resolve_prefix(&mut self, prefix: IpNet, routes: &[Route]) -> Option<(IpNet, Resolved)> {
+    fn resolve_prefix(
+        &mut self,
+        prefix: IpNet,
+        routes: &[KernelRoute],
+    ) -> Option<(IpNet, ResolvedRoute)> {
         let aliases: Vec<Alias> = routes.iter().map(|route| self.alias(route)).collect();
         let mut all = self.entries.remove(&prefix).map(|entry| entry.aliases).unwrap_or_default();
         all.set_table(KernelTable::Main, &aliases);
@@ -38,16 +43,18 @@ impl Table {
         Some((prefix, resolved?))
     }
 
-    /// Routes of the prefixes that [`Self::resolve`] has not passed on yet, in things.
+    /// Returns the count of objects stored for prefixes
+    /// that [`Self::resolve`] has not returned yet.
     pub fn gathered(&self) -> usize {
         self.dump.as_ref().map_or(0, |dump| dump.gather.things)
     }
 
-    /// Prefixes of the local table that have no route of the main table; once.
-    pub fn resolve_local(&mut self) -> Vec<(IpNet, Resolved)> {
+    /// Returns the prefixes of the local table without a
+    /// route of the main table. To be called once.
+    pub fn resolve_local(&mut self) -> Vec<(IpNet, ResolvedRoute)> {
         self.paths.refresh();
         let entries = std::mem::take(&mut self.entries);
-        let resolve = |(prefix, entry): (IpNet, &Entry)| {
+        let resolve = |(prefix, entry): (IpNet, &PrefixEntry)| {
             let outcome = evaluate(&self.paths, &self.ranges, &prefix, &entry.aliases).1;
             Some((prefix, self.paths.resolved(outcome)?))
         };

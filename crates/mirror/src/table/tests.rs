@@ -1,28 +1,28 @@
-//! The table against a slow model: any mix of changes, flushes, dumps in parts, snapshots in
-//! parts and losses ends in what the model says.
+//! The table against a slow model. Any mix of changes, flushes, dumps in parts, snapshots in parts
+//! and losses must end in the model's state.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnet::IpNet;
-use pdp_proto::routes::{Hop, Resolved};
+use pdp_proto::routes::{GroupHop, ResolvedRoute};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::{HopState, KernelHop, Link, Nexthop};
+use crate::kernel::{HopState, KernelHop, KernelInterface, Nexthop};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A route by prefix, metric and vport, or its removal.
+    /// Adds a route by prefix, metric and vport.
     Add(u8, u32, u32),
     AddByObject(u8, u32, u32),
     Remove(u8, u32),
     Object(u32, u32),
-    /// A change that no notification tells of; a loss.
+    /// A change without a notification, which counts as a loss.
     Silent(u8, u32, u32),
     Flush,
-    /// This many things of the dump that runs, or that is begun.
+    /// Reads this many objects of the running dump, or of a new one.
     Dump(usize),
-    /// This many prefixes of a new guest's snapshot.
+    /// Reads this many prefixes of a new guest's snapshot.
     Snapshot(usize),
     Link(u32, bool),
 }
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn prefix(index: u8) -> IpNet {
-    // Nested, so that neighbours in order are of different lengths.
+    // Nested, so that neighbouring prefixes in the order have different lengths.
     format!("10.{}.0.0/{}", index / 3, 16 + index % 3).parse().unwrap()
 }
 
@@ -57,15 +57,15 @@ fn mtu(metric: u32) -> u32 {
     1300 * (metric - 1)
 }
 
-fn route(index: u8, metric: u32, destination: kernel::Destination) -> Route {
+fn route(index: u8, metric: u32, destination: kernel::KernelDestination) -> KernelRoute {
     let identity = match &destination {
-        kernel::Destination::Hops(hops) => hops[0].ifindex,
-        kernel::Destination::Nexthop(id) => 100 + id,
+        kernel::KernelDestination::Hops(hops) => hops[0].ifindex,
+        kernel::KernelDestination::Nexthop(id) => 100 + id,
         _ => 0,
     };
     let prefix = prefix(index);
     let table = KernelTable::Main;
-    Route {
+    KernelRoute {
         prefix,
         table,
         selector: 0,
@@ -78,16 +78,24 @@ fn route(index: u8, metric: u32, destination: kernel::Destination) -> Route {
     }
 }
 
-fn link(ifindex: u32, carrier: bool) -> Event {
+fn link(ifindex: u32, carrier: bool) -> KernelEvent {
     let name = format!("e{ifindex}");
-    Event::Link(Link { ifindex, name, up: true, carrier, mac: [0; 6], mtu: 1500, over: None })
+    KernelEvent::Link(KernelInterface {
+        ifindex,
+        name,
+        up: true,
+        carrier,
+        mac: [0; 6],
+        mtu: 1500,
+        over: None,
+    })
 }
 
-/// What a guest holds.
+/// State of a guest.
 #[derive(Default)]
 struct Guest {
-    groups: HashMap<GroupId, (Vec<Hop>, u32)>,
-    routes: BTreeMap<IpNet, Target>,
+    groups: HashMap<GroupId, (Vec<GroupHop>, u32)>,
+    routes: BTreeMap<IpNet, RouteDecision>,
     vports: BTreeSet<u16>,
 }
 
@@ -97,11 +105,11 @@ impl Guest {
             ToGuest::Group { id, hops, mtu } => drop(self.groups.insert(id, (hops, mtu))),
             ToGuest::GroupGone(id) => {
                 assert!(self.groups.remove(&id).is_some(), "no group {id}");
-                let target = Target::Group(id);
+                let target = RouteDecision::Group(id);
                 assert!(self.routes.values().all(|other| *other != target), "{id} is in use");
             }
             ToGuest::Route { prefix, target } => {
-                if let Target::Group(id) = target {
+                if let RouteDecision::Group(id) = target {
                     assert!(self.groups.contains_key(&id), "no group {id} yet");
                 }
                 self.routes.insert(prefix, target);
@@ -112,39 +120,39 @@ impl Guest {
         }
     }
 
-    /// With the largest packet of each route that has hops.
-    fn resolved(&self) -> BTreeMap<IpNet, (Resolved, u32)> {
-        let resolve = |(prefix, target): (&IpNet, &Target)| match target {
-            Target::Group(id) => {
+    /// Returns the routes, with the largest packet of each route that has hops.
+    fn resolved(&self) -> BTreeMap<IpNet, (ResolvedRoute, u32)> {
+        let resolve = |(prefix, target): (&IpNet, &RouteDecision)| match target {
+            RouteDecision::Group(id) => {
                 let (hops, mtu) = &self.groups[id];
-                (*prefix, (Resolved::Hops(hops.clone()), *mtu))
+                (*prefix, (ResolvedRoute::Hops(hops.clone()), *mtu))
             }
-            Target::Punt => (*prefix, (Resolved::Punt, 0)),
-            Target::Drop => (*prefix, (Resolved::Drop, 0)),
+            RouteDecision::Punt => (*prefix, (ResolvedRoute::Punt, 0)),
+            RouteDecision::Drop => (*prefix, (ResolvedRoute::Drop, 0)),
         };
         self.routes.iter().map(resolve).collect()
     }
 }
 
 struct Run {
-    table: Table,
-    /// The kernel: one route for each prefix and metric.
-    kernel: BTreeMap<(u8, u32), kernel::Destination>,
+    table: MirrorTable,
+    /// The kernel's routes: one for each prefix and metric.
+    kernel: BTreeMap<(u8, u32), kernel::KernelDestination>,
     objects: BTreeMap<u32, u32>,
     early: Guest,
     late: Option<(Guest, Option<IpNet>, bool)>,
-    /// What the dump that runs has still to name.
-    left: Option<Vec<Route>>,
+    /// Routes that the running dump has still to name.
+    left: Option<Vec<KernelRoute>>,
     lossy: bool,
 }
 
 impl Run {
     fn new() -> Self {
         let vports = vec!["e1".into(), "e2".into()];
-        let mut table = Table::new(vports, u64::MAX, 7);
+        let mut table = MirrorTable::new(vports, u64::MAX, 7);
         (1..4).for_each(|ifindex| table.apply(&link(ifindex, true)));
-        table.apply(&Event::Nexthop(1, Nexthop::Single(hop(1))));
-        table.apply(&Event::Nexthop(2, Nexthop::Single(hop(3))));
+        table.apply(&KernelEvent::Nexthop(1, Nexthop::Single(hop(1))));
+        table.apply(&KernelEvent::Nexthop(2, Nexthop::Single(hop(3))));
         Self {
             table,
             kernel: BTreeMap::new(),
@@ -156,21 +164,21 @@ impl Run {
         }
     }
 
-    fn add(&mut self, index: u8, metric: u32, destination: kernel::Destination, told: bool) {
+    fn add(&mut self, index: u8, metric: u32, destination: kernel::KernelDestination, told: bool) {
         let old = self.kernel.insert((index, metric), destination.clone());
-        let placement = if old.is_some() { Placement::Replace } else { Placement::Only };
+        let placement = if old.is_some() { RoutePlacement::Replace } else { RoutePlacement::Only };
         if told && old.as_ref() != Some(&destination) {
-            self.table.apply(&Event::Route(route(index, metric, destination), placement));
+            self.table.apply(&KernelEvent::Route(route(index, metric, destination), placement));
         }
     }
 
     fn dump(&mut self, count: usize) -> bool {
-        let kind = Kind::Routes(false, KernelTable::Main);
+        let kind = DumpKind::Routes(false, KernelTable::Main);
         if self.left.is_none() {
             self.table.begin(kind);
-            // The kernel walks in the order of prefixes; what it has passed it does not look at
-            // again, which is the same as to look at all now.
-            let mut all: Vec<Route> =
+            // The kernel walks in the order of prefixes and never returns to earlier ones. For the
+            // test, this equals reading all of them now.
+            let mut all: Vec<KernelRoute> =
                 self.kernel.iter().map(|((p, m), d)| route(*p, *m, d.clone())).collect();
             all.sort_by_key(|route| (route.prefix, route.metric));
             all.reverse();
@@ -179,7 +187,7 @@ impl Run {
         let left = self.left.as_mut().unwrap();
         for _ in 0..count {
             match left.pop() {
-                Some(route) => self.table.dumped(Event::Route(route, Placement::First)),
+                Some(route) => self.table.dumped(KernelEvent::Route(route, RoutePlacement::First)),
                 None => {
                     self.left = None;
                     let clean = self.table.end(false);
@@ -218,32 +226,32 @@ impl Run {
     }
 
     fn step(&mut self, step: &Step) {
-        let hops = |vport: u32| kernel::Destination::Hops(vec![hop(vport)]);
+        let hops = |vport: u32| kernel::KernelDestination::Hops(vec![hop(vport)]);
         match *step {
             Step::Add(p, m, v) => self.add(p, m, hops(v), true),
             Step::AddByObject(p, m, o) => {
-                self.add(p, m, kernel::Destination::Nexthop(o), true);
+                self.add(p, m, kernel::KernelDestination::Nexthop(o), true);
             }
             Step::Remove(p, m) => {
                 if let Some(old) = self.kernel.remove(&(p, m)) {
-                    self.table.apply(&Event::RouteGone(route(p, m, old)));
+                    self.table.apply(&KernelEvent::RouteGone(route(p, m, old)));
                 }
             }
             Step::Object(o, v) => {
                 self.objects.insert(o, v);
-                self.table.apply(&Event::Nexthop(o, Nexthop::Single(hop(v))));
+                self.table.apply(&KernelEvent::Nexthop(o, Nexthop::Single(hop(v))));
             }
             Step::Silent(p, m, v) => {
                 self.add(p, m, hops(v), false);
                 self.lossy = true;
-                // A loss ends the dump that runs, as the follower does.
+                // A loss aborts the running dump, as in the follower.
                 if self.left.take().is_some() {
                     self.table.abort();
                 }
             }
             Step::Flush => self.flush(),
             Step::Dump(count) => drop(self.dump(count)),
-            // The head of a snapshot is as of the last flush, and so must its parts be.
+            // The head of a snapshot is as of the last flush, so its parts must be, too.
             Step::Snapshot(count) => {
                 self.flush();
                 self.snapshot(count);
@@ -252,19 +260,22 @@ impl Run {
         }
     }
 
-    fn expected(&self) -> BTreeMap<IpNet, (Resolved, u32)> {
+    fn expected(&self) -> BTreeMap<IpNet, (ResolvedRoute, u32)> {
         let mut expected = BTreeMap::new();
         for ((p, metric), destination) in &self.kernel {
             let vport = match destination {
-                kernel::Destination::Hops(hops) => hops[0].ifindex,
-                kernel::Destination::Nexthop(id) => self.objects[id],
+                kernel::KernelDestination::Hops(hops) => hops[0].ifindex,
+                kernel::KernelDestination::Nexthop(id) => self.objects[id],
                 other => panic!("{other:?}"),
             };
             let resolved = match vport {
-                3 => (Resolved::Punt, 0),
+                3 => (ResolvedRoute::Punt, 0),
                 _ => {
                     let (vport, gateway) = (vport as u16 - 1, hop(vport).gateway);
-                    (Resolved::Hops(vec![Hop { vport, gateway, weight: 1 }]), mtu(*metric))
+                    (
+                        ResolvedRoute::Hops(vec![GroupHop { vport, gateway, weight: 1 }]),
+                        mtu(*metric),
+                    )
                 }
             };
             expected.entry(prefix(*p)).or_insert(resolved);
@@ -277,11 +288,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn guests_end_with_what_the_kernel_has(steps in prop::collection::vec(step(), 1..120)) {
+    fn guests_converge_to_the_kernels_state(steps in prop::collection::vec(step(), 1..120)) {
         let mut run = Run::new();
         let mut linkless = true;
         for step in &steps {
-            // The loss of a carrier takes objects away without a word: tested with a kernel.
+            // A lost carrier removes objects without notification; tests with a kernel cover it.
             linkless &= !matches!(step, Step::Link(_, false));
             if linkless {
                 run.step(step);
@@ -292,7 +303,7 @@ proptest! {
             run.snapshot(3);
         }
         if run.lossy || run.left.is_some() {
-            // The dump that runs may have begun before a loss; one that is clean makes it good.
+            // The running dump may have begun before a loss; a clean dump repairs it.
             while run.left.is_some() {
                 run.dump(1);
             }
@@ -309,7 +320,7 @@ proptest! {
         prop_assert_eq!(run.table.counts().groups, run.early.groups.len() as u64);
         // Nothing is left when all is gone.
         for ((p, m), old) in std::mem::take(&mut run.kernel) {
-            run.table.apply(&Event::RouteGone(route(p, m, old)));
+            run.table.apply(&KernelEvent::RouteGone(route(p, m, old)));
         }
         run.flush();
         prop_assert!(run.early.routes.is_empty() && run.early.groups.is_empty());
@@ -317,14 +328,23 @@ proptest! {
     }
 }
 
-/// What a vport takes beside its own link address: of macvlans over it that are up, as many as fit.
+/// MAC addresses that a vport accepts beside its own: those of
+/// macvlans over it that are up, as many as fit.
 #[test]
-fn link_addresses_of_macvlans_are_told_and_bounded() {
+fn macvlan_addresses_are_reported_and_bounded() {
     let mut run = Run::new();
     let over = |ifindex: u32, up: bool| {
         let (name, mac) = (format!("v{ifindex}"), [2, 0, 0, 0, 0, ifindex as u8]);
         let over = Some(1);
-        Event::Link(Link { ifindex, name, up, carrier: true, mac, mtu: 1500, over })
+        KernelEvent::Link(KernelInterface {
+            ifindex,
+            name,
+            up,
+            carrier: true,
+            mac,
+            mtu: 1500,
+            over,
+        })
     };
     let told = |run: &mut Run| {
         let mut told = None;
@@ -340,7 +360,7 @@ fn link_addresses_of_macvlans_are_told_and_bounded() {
     run.table.apply(&over(11, false));
     assert_eq!(told(&mut run), Some(vec![[2, 0, 0, 0, 0, 10]]));
     run.table.apply(&over(11, true));
-    run.table.apply(&Event::LinkGone(10));
+    run.table.apply(&KernelEvent::LinkGone(10));
     assert_eq!(told(&mut run), Some(vec![[2, 0, 0, 0, 0, 11]]));
     (20..60).for_each(|ifindex| run.table.apply(&over(ifindex, true)));
     assert_eq!(told(&mut run).map(|macs| macs.len()), Some(pdp_proto::routes::MACS_MAX));

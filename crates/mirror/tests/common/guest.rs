@@ -1,4 +1,4 @@
-//! A guest that does plainly what it is told.
+//! Simple guest that applies every message.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -12,17 +12,18 @@ use std::time::Instant;
 use ipnet::IpNet;
 use pdp_proto::channel::FrameReader;
 use pdp_proto::routes::{
-    FromGuest, GroupId, Hop, Resolved, Target, ToGuest, VERSION, Vport, decode, encode,
+    FromGuest, GroupHop, GroupId, ResolvedRoute, RouteDecision, ToGuest, VERSION, Vport, decode,
+    encode,
 };
 
-/// What a guest holds.
+/// State of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     pub vports: BTreeMap<u16, Vport>,
-    /// Whether each is the router's itself.
+    /// Local addresses; true for the router's own.
     pub locals: BTreeMap<IpAddr, bool>,
-    pub groups: HashMap<GroupId, (Vec<Hop>, u32)>,
-    pub routes: HashMap<IpNet, Target>,
+    pub groups: HashMap<GroupId, (Vec<GroupHop>, u32)>,
+    pub routes: HashMap<IpNet, RouteDecision>,
     pub neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
     pub forwarding: (bool, bool),
     pub choosing: (bool, bool),
@@ -48,7 +49,7 @@ impl State {
                 assert!(self.groups.remove(&id).is_some(), "no group {id}");
             }
             ToGuest::Route { prefix, target } => {
-                if let Target::Group(id) = target {
+                if let RouteDecision::Group(id) = target {
                     assert!(self.groups.contains_key(&id), "no group {id} yet");
                 }
                 self.routes.insert(prefix, target);
@@ -68,40 +69,40 @@ impl State {
         }
     }
 
-    pub fn resolve(&self, target: Target) -> Resolved {
+    pub fn resolve(&self, target: RouteDecision) -> ResolvedRoute {
         match target {
-            Target::Group(id) => Resolved::Hops(self.groups[&id].0.clone()),
-            Target::Punt => Resolved::Punt,
-            Target::Drop => Resolved::Drop,
+            RouteDecision::Group(id) => ResolvedRoute::Hops(self.groups[&id].0.clone()),
+            RouteDecision::Punt => ResolvedRoute::Punt,
+            RouteDecision::Drop => ResolvedRoute::Drop,
         }
     }
 
     /// Routes with their hops written out.
-    pub fn resolved(&self) -> BTreeMap<IpNet, Resolved> {
+    pub fn resolved(&self) -> BTreeMap<IpNet, ResolvedRoute> {
         self.routes.iter().map(|(prefix, target)| (*prefix, self.resolve(*target))).collect()
     }
 }
 
 #[derive(Default)]
 pub struct Shared {
-    /// What it forwards by.
+    /// State that it forwards by.
     pub state: State,
-    /// What a snapshot that has not ended says so far.
+    /// State of an unfinished snapshot so far.
     fresh: Option<State>,
     pub snapshots: u32,
     pub routes_gone: u64,
     pub messages: u64,
-    /// The last barrier, and whether nothing came since then.
+    /// Last barrier, and true if nothing arrived since then.
     pub barrier: u64,
     pub at_barrier: bool,
     /// Keeps its answers to barriers back.
     pub silent: bool,
-    /// Times that it was asked for its table.
+    /// Times that its table was requested.
     pub dumps: u64,
     pub snapshot_begun: Option<Instant>,
     pub snapshot_ended: Option<Instant>,
     pub closed: bool,
-    /// Lies about this prefix when it is asked for its table.
+    /// Prefix that it reports wrongly when its table is requested.
     pub lie: Option<IpNet>,
 }
 
@@ -117,7 +118,7 @@ impl Guest {
         Self::reconnect(socket, number, Arc::default())
     }
 
-    /// Goes on with the table it had.
+    /// Connects again with the existing table.
     pub fn reconnect(socket: &Path, number: u32, shared: Arc<Mutex<Shared>>) -> Self {
         shared.lock().unwrap().closed = false;
         let mut stream = UnixStream::connect(socket).unwrap();
@@ -134,7 +135,7 @@ impl Guest {
         (&self.stream).write_all(&encode(&[message]).unwrap()).unwrap();
     }
 
-    /// Answers barriers, those that were kept back too.
+    /// Answers barriers, including those that were held back.
     pub fn confirm(&self) {
         let mut shared = self.shared.lock().unwrap();
         shared.silent = false;
@@ -149,7 +150,7 @@ impl Guest {
         self.shared.lock().unwrap().snapshots
     }
 
-    /// Ends the connection; what it held stays in what is returned.
+    /// Closes the connection and returns the guest's state.
     pub fn leave(mut self) -> Arc<Mutex<Shared>> {
         let _ = self.stream.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
@@ -210,7 +211,7 @@ fn take(message: ToGuest, stream: &mut UnixStream, shared: &mut Shared) {
             let mut routes: Vec<_> = shared.state.resolved().into_iter().collect();
             for (prefix, resolved) in &mut routes {
                 if shared.lie == Some(*prefix) {
-                    *resolved = Resolved::Drop;
+                    *resolved = ResolvedRoute::Drop;
                 }
             }
             for routes in routes.chunks(4096) {
@@ -222,7 +223,7 @@ fn take(message: ToGuest, stream: &mut UnixStream, shared: &mut Shared) {
         message => {
             shared.routes_gone += u64::from(matches!(message, ToGuest::RouteGone(_)));
             match &mut shared.fresh {
-                // A snapshot's part and a change may both say the same.
+                // A part of a snapshot and a change may both contain the same.
                 Some(fresh) => match message {
                     ToGuest::Local { address, own } => {
                         fresh.locals.insert(address, own);

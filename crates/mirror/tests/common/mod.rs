@@ -1,4 +1,4 @@
-//! A network namespace, a mirror in it, scripted guests, and what they should hold.
+//! A network namespace, a mirror in it, scripted guests, and their expected state.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -11,9 +11,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pdp_proto::channel::Channel;
-use pdp_proto::mirror::{Config, HookPolicy, Reply, Request, RouteRow, Source, Status};
+use pdp_proto::mirror::{
+    HookPolicy, MirrorConfig, MirrorReply, MirrorRequest, MirrorRoute, MirrorStatusReply,
+    TableSource,
+};
 
-/// "Eventually", on a machine that others use too.
+/// Longest wait for "eventually", also on a machine with other load.
 pub const EVENTUALLY: Duration = Duration::from_secs(60);
 
 /// A network namespace with `vports` veth pairs: `e0..` are the vports, `x0..` their peers.
@@ -56,7 +59,7 @@ impl Netns {
         }
     }
 
-    /// The addresses of a vport: 172.16.N.1/24 and fd00:N::1/64.
+    /// Adds the addresses of a vport: 172.16.N.1/24 and fd00:N::1/64.
     pub fn addresses(&self, vport: usize) {
         self.try_ip(&format!("addr add 172.16.{vport}.1/24 brd + dev e{vport}"));
         self.try_ip(&format!("-6 addr add fd00:{vport}::1/64 dev e{vport} nodad"));
@@ -102,7 +105,7 @@ pub fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
 }
 
-/// A process that ends with its owner.
+/// Process that ends with its owner.
 pub struct Process(pub Child);
 
 impl Process {
@@ -120,7 +123,7 @@ impl Drop for Process {
 
 /// A mirror of a namespace.
 pub struct Mirror {
-    pub config: Config,
+    pub config: MirrorConfig,
     pub process: Process,
     directory: tempfile::TempDir,
 }
@@ -139,8 +142,8 @@ impl Mirror {
         Self::start(config, directory, settings)
     }
 
-    fn config(netns: &Netns, directory: &Path, routes_max: u64) -> Config {
-        Config {
+    fn config(netns: &Netns, directory: &Path, routes_max: u64) -> MirrorConfig {
+        MirrorConfig {
             netns: PathBuf::from("/run/netns").join(&netns.name),
             userns: None,
             vports: (0..netns.vports).map(|i| format!("e{i}")).collect(),
@@ -152,19 +155,23 @@ impl Mirror {
         }
     }
 
-    fn start(config: Config, directory: tempfile::TempDir, settings: &[(&str, usize)]) -> Self {
+    fn start(
+        config: MirrorConfig,
+        directory: tempfile::TempDir,
+        settings: &[(&str, usize)],
+    ) -> Self {
         let process = spawn(&config, directory.path(), settings);
         Self { config, process, directory }
     }
 
-    /// One that tells of hooks, and leaves packets to guests all the same.
+    /// Starts a mirror that reports hooks but lets guests forward anyway.
     pub fn ignoring(netns: &Netns) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let config = Self::config(netns, directory.path(), u64::MAX);
-        Self::start(Config { hooks: HookPolicy::Ignore, ..config }, directory, &[])
+        Self::start(MirrorConfig { hooks: HookPolicy::Ignore, ..config }, directory, &[])
     }
 
-    /// In the namespaces of a process.
+    /// Starts a mirror in the namespaces of a process.
     pub fn of_process(netns: &Netns, pid: u32) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Self::config(netns, directory.path(), u64::MAX);
@@ -188,25 +195,29 @@ impl Mirror {
         channel
     }
 
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> MirrorStatusReply {
         let mut channel = self.channel();
-        channel.send(&Request::Status, &[]).unwrap();
+        channel.send(&MirrorRequest::Status, &[]).unwrap();
         match channel.receive().unwrap().unwrap().0 {
-            Reply::Status(status) => status,
+            MirrorReply::Status(status) => status,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn routes(&self, source: Source, within: Option<&str>) -> Result<Vec<RouteRow>, String> {
+    pub fn routes(
+        &self,
+        source: TableSource,
+        within: Option<&str>,
+    ) -> Result<Vec<MirrorRoute>, String> {
         let within = within.map(|prefix| prefix.parse().unwrap());
         let mut channel = self.channel();
-        channel.send(&Request::Routes { source, within }, &[]).unwrap();
+        channel.send(&MirrorRequest::Routes { source, within }, &[]).unwrap();
         let mut rows = Vec::new();
         loop {
             match channel.receive().unwrap().unwrap().0 {
-                Reply::Routes(mut part) => rows.append(&mut part),
-                Reply::End => return Ok(rows),
-                Reply::Failed { error } => return Err(error),
+                MirrorReply::Routes(mut part) => rows.append(&mut part),
+                MirrorReply::End => return Ok(rows),
+                MirrorReply::Failed { error } => return Err(error),
                 other => panic!("{other:?}"),
             }
         }
@@ -220,7 +231,7 @@ impl Mirror {
     }
 }
 
-fn spawn(config: &Config, directory: &Path, settings: &[(&str, usize)]) -> Process {
+fn spawn(config: &MirrorConfig, directory: &Path, settings: &[(&str, usize)]) -> Process {
     let path = directory.join("mirror.json");
     std::fs::write(&path, serde_json::to_vec(config).unwrap()).unwrap();
     for socket in [&config.routes_socket, &config.control_socket] {
@@ -232,19 +243,20 @@ fn spawn(config: &Config, directory: &Path, settings: &[(&str, usize)]) -> Proce
         command.env(format!("PDP_MIRROR_{name}_BYTES"), bytes.to_string());
     }
     let process = Process(command.spawn().unwrap());
-    // The socket is there a moment before anybody listens.
+    // The socket appears a moment before the mirror listens.
     eventually("the mirror listens", || Channel::connect(&config.control_socket).is_ok());
     process
 }
 
-/// The mirror: as said, or as cargo tells tests, or beside an example's directory.
+/// Path of the mirror's binary: from the environment, or from
+/// cargo in tests, or beside an example's directory.
 fn binary() -> PathBuf {
     let said = std::env::var_os("PDP_MIRROR_BINARY").map(PathBuf::from);
     let beside = || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("pdp-mirror");
     said.or(option_env!("CARGO_BIN_EXE_pdp-mirror").map(PathBuf::from)).unwrap_or_else(beside)
 }
 
-/// `count` prefixes of 32 bits from 20.0.0.0 on, as lines for `ip -batch`.
+/// Returns `count` prefixes of 32 bits from 20.0.0.0 on, as lines for `ip -batch`.
 pub fn many(verb: &str, count: u32, rest: &str) -> String {
     (0..count)
         .map(|i| {

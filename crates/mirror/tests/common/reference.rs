@@ -1,20 +1,20 @@
-//! What guests should hold, from what iproute2 shows; slow and plain.
+//! Expected state of guests, from the output of iproute2; slow and simple.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use pdp_proto::routes::{Hop, Resolved};
+use pdp_proto::routes::{GroupHop, ResolvedRoute};
 use serde_json::Value;
 
 use super::Netns;
 
-/// What forwarding should be like.
+/// Expected forwarding state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reference {
-    pub routes: BTreeMap<IpNet, Resolved>,
-    /// Whether each is the router's itself.
+    pub routes: BTreeMap<IpNet, ResolvedRoute>,
+    /// Local addresses; true for the router's own.
     pub locals: BTreeMap<IpAddr, bool>,
     pub neighbours: BTreeMap<(u16, IpAddr), [u8; 6]>,
 }
@@ -44,8 +44,8 @@ fn prefix(text: &str, v6: bool) -> IpNet {
     }
 }
 
-/// One hop in iproute2's words: `Err` if only the kernel can use it, `None` if nobody does.
-fn hop(value: &Value, weight: u16) -> Option<Result<Hop, ()>> {
+/// Parses one hop of iproute2: `Err` if only the kernel can use it, `None` if it is unused.
+fn hop(value: &Value, weight: u16) -> Option<Result<GroupHop, ()>> {
     if has_flag(value, "dead") {
         return None;
     }
@@ -57,30 +57,33 @@ fn hop(value: &Value, weight: u16) -> Option<Result<Hop, ()>> {
     if !value["encap"].is_null() {
         return Some(Err(()));
     }
-    Some(Ok(Hop { vport, gateway, weight }))
+    Some(Ok(GroupHop { vport, gateway, weight }))
 }
 
-fn hops(all: Vec<Result<Hop, ()>>) -> Option<Resolved> {
+fn hops(all: Vec<Result<GroupHop, ()>>) -> Option<ResolvedRoute> {
     if all.is_empty() {
         return None;
     }
     if all.iter().any(Result::is_err) {
-        return Some(Resolved::Punt);
+        return Some(ResolvedRoute::Punt);
     }
     let mut merged = BTreeMap::<(u16, Option<IpAddr>), u16>::new();
     for hop in all.into_iter().flatten() {
         *merged.entry((hop.vport, hop.gateway)).or_default() += hop.weight;
     }
     let alone = merged.len() == 1;
-    let hop =
-        |((vport, gateway), weight)| Hop { vport, gateway, weight: if alone { 1 } else { weight } };
-    Some(Resolved::Hops(merged.into_iter().map(hop).collect()))
+    let hop = |((vport, gateway), weight)| GroupHop {
+        vport,
+        gateway,
+        weight: if alone { 1 } else { weight },
+    };
+    Some(ResolvedRoute::Hops(merged.into_iter().map(hop).collect()))
 }
 
-fn nexthop(objects: &BTreeMap<u64, Value>, id: u64) -> Option<Resolved> {
+fn nexthop(objects: &BTreeMap<u64, Value>, id: u64) -> Option<ResolvedRoute> {
     let object = objects.get(&id)?;
     if object.get("blackhole").is_some() {
-        return Some(Resolved::Drop);
+        return Some(ResolvedRoute::Drop);
     }
     let Some(group) = object["group"].as_array() else {
         return hops(hop(object, 1).into_iter().collect());
@@ -89,7 +92,7 @@ fn nexthop(objects: &BTreeMap<u64, Value>, id: u64) -> Option<Resolved> {
     for member in group {
         let object = objects.get(&member["id"].as_u64().unwrap())?;
         if object.get("blackhole").is_some() {
-            return Some(Resolved::Drop);
+            return Some(ResolvedRoute::Drop);
         }
         let weight = member["weight"].as_u64().unwrap_or(1) as u16;
         all.extend(hop(object, weight));
@@ -97,7 +100,7 @@ fn nexthop(objects: &BTreeMap<u64, Value>, id: u64) -> Option<Resolved> {
     hops(all)
 }
 
-fn route(value: &Value, objects: &BTreeMap<u64, Value>) -> Option<Resolved> {
+fn route(value: &Value, objects: &BTreeMap<u64, Value>) -> Option<ResolvedRoute> {
     if let Some(id) = value["nhid"].as_u64() {
         return nexthop(objects, id);
     }
@@ -109,26 +112,26 @@ fn route(value: &Value, objects: &BTreeMap<u64, Value>) -> Option<Resolved> {
             }
             None => hops(hop(value, 1).into_iter().collect()),
         },
-        "blackhole" => Some(Resolved::Drop),
-        _ => Some(Resolved::Punt),
+        "blackhole" => Some(ResolvedRoute::Drop),
+        _ => Some(ResolvedRoute::Punt),
     }
 }
 
-/// Guests see to such destinations by themselves.
+/// True for destinations that guests handle by themselves.
 fn is_quiet(prefix: &IpNet) -> bool {
     ["127.0.0.0/8", "::1/128", "fe80::/10", "ff00::/8"]
         .iter()
         .any(|quiet| quiet.parse::<IpNet>().unwrap().contains(prefix))
 }
 
-/// What the kernel has now.
+/// Reads the kernel's current state.
 pub fn look(netns: &Netns) -> Reference {
     let mut reference = Reference::default();
     let objects = json(netns, "nexthop");
     let objects: BTreeMap<u64, Value> =
         objects.into_iter().map(|value| (value["id"].as_u64().unwrap(), value)).collect();
     for (v6, option) in [(false, "-4"), (true, "-6")] {
-        let mut lists = BTreeMap::<IpNet, Vec<Option<Resolved>>>::new();
+        let mut lists = BTreeMap::<IpNet, Vec<Option<ResolvedRoute>>>::new();
         for table in ["local", "main"] {
             for value in json(netns, &format!("{option} route show table {table}")) {
                 let prefix = prefix(text(&value, "dst"), v6);
@@ -143,7 +146,7 @@ pub fn look(netns: &Netns) -> Reference {
                 }
                 let list = lists.entry(prefix).or_default();
                 if value.get("tos").is_some() || value.get("from").is_some() {
-                    list.insert(0, Some(Resolved::Punt));
+                    list.insert(0, Some(ResolvedRoute::Punt));
                 } else {
                     list.push(route(&value, &objects));
                 }
@@ -173,7 +176,7 @@ pub fn look(netns: &Netns) -> Reference {
     reference
 }
 
-/// What a guest has, in the same form.
+/// Returns a guest's state in the same form.
 pub fn of_guest(state: &super::guest::State) -> Reference {
     Reference {
         routes: state.resolved(),
@@ -182,7 +185,7 @@ pub fn of_guest(state: &super::guest::State) -> Reference {
     }
 }
 
-/// For people.
+/// Describes the differences for people.
 pub fn differences(guest: &Reference, kernel: &Reference) -> String {
     let mut text = String::new();
     for prefix in guest.routes.keys().chain(kernel.routes.keys()) {
@@ -202,7 +205,7 @@ pub fn differences(guest: &Reference, kernel: &Reference) -> String {
     text
 }
 
-/// Waits until a guest has what the kernel has.
+/// Waits until a guest's state equals the kernel's.
 pub fn equal(netns: &Netns, guest: &super::guest::Guest) {
     let end = std::time::Instant::now() + super::EVENTUALLY;
     loop {

@@ -1,46 +1,51 @@
-//! What pdpd wants, compared with what there is.
+//! Applies pdpd's requests to the current state.
 //!
-//! Everything is checked and made ready first; then the owner of a vnet gets its new shape, then
-//! the others what they have to know of it. What can't be had is refused and changes nothing.
+//! All objects are checked and prepared first. Then the vnet's owner gets
+//! the new vnet, and then the other workers get what they need to know of
+//! it. A request that can't be fulfilled is refused and changes nothing.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, End, Reply};
-use pdp_underlay::NextHop;
+use pdp_proto::mux::{self, MuxReply, VlinkEnd};
+use pdp_underlay::TunnelNextHop;
 use tracing::info;
 
 use crate::classify::Classifier;
-use crate::control::base::Control;
-use crate::control::exits::{New, Taken};
-use crate::control::keeper::Refusal;
+use crate::control::base::MuxControl;
+use crate::control::netdevs::{DetachedNetdevs, ExternalChange};
+use crate::control::peer_listener::RequestRefusal;
 use crate::control::plan::{
-    Classes, KnownExternal, KnownVnet, Owner, State, VNETS_MAX, changed, expected, layout,
-    outside_ends,
+    KnownExternal, KnownVnet, PlanState, SocketOwner, TrafficClasses, VNETS_MAX, changed, expected,
+    layout, outside_ends,
 };
 use crate::control::{check, schedule};
 use crate::core::Core;
-use crate::encapsulate::{Outside, Way};
-use crate::engine::Engine;
-use crate::external::External;
-use crate::generator::Generator;
+use crate::encapsulate::{ExternalPath, VlinkPath};
+use crate::engine::VrouterEngine;
+use crate::external::WorkerExternal;
+use crate::generator::FrameGenerator;
 use crate::ringers::RungFor;
-use crate::vnet::Vnet;
+use crate::vnet::MuxVnet;
 
-impl Control {
-    /// Makes an external interface what `spec` says, with these descriptors.
-    pub fn put_external(&self, spec: mux::External, fds: Vec<OwnedFd>) -> Result<Reply, Refusal> {
+impl MuxControl {
+    /// Creates or changes an external interface according to `spec`, with these descriptors.
+    pub fn put_external(
+        &self,
+        spec: mux::ExternalConfig,
+        fds: Vec<OwnedFd>,
+    ) -> Result<MuxReply, RequestRefusal> {
         let mut state = self.state();
         let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
         let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
         let known = state.externals[slot].as_ref();
-        let new = self.exits(known.map(|known| &known.spec), &spec, fds)?;
+        let new = self.netdevs(known.map(|known| &known.spec), &spec, fds)?;
         if spec.capacity_bps == Some(0) {
             return Err(format!("external {} has a capacity of 0", spec.name).into());
         }
-        let told = |spec: &mux::External| {
+        let told = |spec: &mux::ExternalConfig| {
             (spec.device().map(|device| device.ifindex), spec.capacity_bps.is_some())
         };
         let moved = known.is_some_and(|it| it.moved || told(&it.spec) != told(&spec));
@@ -48,51 +53,55 @@ impl Control {
         let capacity = known.and_then(|it| it.capacity.clone());
         let capacity = capacity.or_else(|| spec.capacity_bps.map(|_| Arc::default()));
         let count = match &new {
-            New::Exits(exits) => exits.len(),
-            New::Nothing | New::Frames(_) => known.map_or(0, |known| known.outlets),
+            ExternalChange::Netdevs(exits) => exits.len(),
+            ExternalChange::Nothing | ExternalChange::Frames(_) => {
+                known.map_or(0, |known| known.outlets)
+            }
         };
         let worker = known.map_or(slot % self.workers.len(), |known| known.worker);
         let external =
             KnownExternal { spec: spec.clone(), outlets: count, worker, moved, capacity };
-        let owner = Owner::External(spec.name.clone());
-        let prepared = self.keeper.prepare(owner, external.expected(slot), &[])?;
+        let owner = SocketOwner::External(spec.name.clone());
+        let prepared = self.listener.prepare(owner, external.expected(slot), &[])?;
         let known = state.externals[slot].insert(external);
         for worker in self.workers.iter() {
             let spec = spec.clone();
             worker.call(move |worker| set_external(&mut worker.core, slot, &spec))?;
         }
         match new {
-            New::Exits(exits) => {
-                // None is to be without the other while the kernel lets go of the sockets of before.
-                let Taken { exits: before, scheduler } = self.take_exits(slot)?;
-                self.add_exits(slot, known, scheduler, exits)?;
+            ExternalChange::Netdevs(exits) => {
+                // The new sockets must not wait while the kernel closes the old ones.
+                let DetachedNetdevs { change_netdevs: before, scheduler } =
+                    self.detach_netdevs(slot)?;
+                self.add_netdevs(slot, known, scheduler, exits)?;
                 self.close(before)?;
             }
-            New::Frames(frames) => {
-                if let mux::Outlet::Generator(spec) = spec.outlet.clone() {
+            ExternalChange::Frames(frames) => {
+                if let mux::OutletConfig::Generator(spec) = spec.outlet.clone() {
                     self.workers[worker].call(move |worker| {
                         let external = worker.core.external(slot);
                         if let Some(generator) =
-                            external.and_then(|it| it.exits.find::<Generator>())
+                            external.and_then(|it| it.netdevs.find::<FrameGenerator>())
                         {
                             generator.change(spec, frames);
                         }
                     })?;
                 }
             }
-            New::Nothing if had_capacity || spec.capacity_bps.is_none() => {}
-            New::Nothing => self.spread_exits(slot, known)?,
+            ExternalChange::Nothing if had_capacity || spec.capacity_bps.is_none() => {}
+            ExternalChange::Nothing => self.spread_netdevs(slot, known)?,
         }
         self.set_capacity(slot, known)?;
-        self.keeper.commit(prepared);
+        self.listener.commit(prepared);
         let classifier = Arc::new(state.classifier(None, None)?);
-        self.bring_home(&mut state, &classifier)?;
+        self.move_to_vnet_worker(&mut state, &classifier)?;
         self.publish(&classifier)?;
         if moved {
             let uses =
                 |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|end| end.interface == spec.name);
             let vnets: Vec<_> = state.vnets.values().filter(uses).cloned().collect();
-            // One that it can't be had for keeps it from no other, and is tried again with the next of these calls.
+            // If one vnet can't use the new interface, the others
+            // still do. It is tried again with the next call.
             let tried = vnets.into_iter().map(|it| self.install(&mut state, it, Some(&spec.name)));
             if let Some(refused) = tried.filter_map(Result::err).reduce(|first, _| first) {
                 return Err(refused);
@@ -100,16 +109,16 @@ impl Control {
             if let Some(external) = &mut state.externals[slot] {
                 external.moved = false;
                 if had_capacity && spec.capacity_bps.is_none() {
-                    self.spread_exits(slot, external)?;
+                    self.spread_netdevs(slot, external)?;
                 }
             }
         }
         info!("external {}: {count} exits, {:?}", spec.name, spec.outlet);
-        Ok(Reply::Done)
+        Ok(MuxReply::Done)
     }
 
-    /// Ends an external interface that no vnet uses.
-    pub fn delete_external(&self, name: &str) -> Result<Reply, Refusal> {
+    /// Deletes an external interface that no vnet uses.
+    pub fn delete_external(&self, name: &str) -> Result<MuxReply, RequestRefusal> {
         let mut state = self.state();
         let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
         let uses = |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|end| end.interface == name);
@@ -117,24 +126,24 @@ impl Control {
             return Err(format!("external {name} is used by vnet {}", vnet.spec.name).into());
         }
         state.externals[slot] = None;
-        let Taken { exits, scheduler } = self.take_exits(slot)?;
+        let DetachedNetdevs { change_netdevs: exits, scheduler } = self.detach_netdevs(slot)?;
         self.close(exits)?;
         self.give_back(scheduler.map_or(vec![], |mut scheduler| scheduler.drain()))?;
         for worker in self.workers.iter() {
             worker.call(move |worker| worker.core.externals[slot].take())?;
         }
-        let owner = Owner::External(name.to_string());
-        self.keeper.commit(self.keeper.prepare(owner, HashMap::new(), &[])?);
-        Ok(Reply::Done)
+        let owner = SocketOwner::External(name.to_string());
+        self.listener.commit(self.listener.prepare(owner, HashMap::new(), &[])?);
+        Ok(MuxReply::Done)
     }
 
-    /// Makes a vnet what `spec` says.
-    pub fn put_vnet(&self, spec: mux::Vnet) -> Result<Reply, Refusal> {
+    /// Creates or changes a vnet according to `spec`.
+    pub fn put_vnet(&self, spec: mux::VnetConfig) -> Result<MuxReply, RequestRefusal> {
         check::check(&spec)?;
         let mut state = self.state();
         let (wanted, spec) = (spec.clone(), schedule::at(&spec, schedule::now_ns()));
         let vnet = match state.vnets.get(&spec.name) {
-            Some(known) if known.wanted == wanted => return Ok(Reply::Done),
+            Some(known) if known.wanted == wanted => return Ok(MuxReply::Done),
             Some(known) => {
                 let moved = !layout(&known.spec).eq(layout(&spec));
                 let generation = if moved { state.generation + 1 } else { known.generation };
@@ -145,29 +154,30 @@ impl Control {
                     "vnet {}: {VNETS_MAX} vnets a worker are the most",
                     spec.name
                 ))?;
-                let (generation, classes) = (state.generation + 1, Classes::new());
+                let (generation, classes) = (state.generation + 1, TrafficClasses::new());
                 let scheduled = Arc::default();
                 KnownVnet { wanted, spec, worker, slot, generation, classes, scheduled }
             }
         };
         self.install(&mut state, vnet, None)?;
         self.look_at_schedules();
-        Ok(Reply::Done)
+        Ok(MuxReply::Done)
     }
 
-    /// Makes `vnet` what it says, or changes nothing. `moved` is an external interface that is another now.
+    /// Installs `vnet`, or changes nothing. `moved` names
+    /// an external interface that has been replaced.
     pub(super) fn install(
         &self,
-        state: &mut State,
+        state: &mut PlanState,
         mut vnet: KnownVnet,
         moved: Option<&str>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestRefusal> {
         let name = vnet.spec.name.clone();
         vnet.classes = state.classes(&vnet);
         let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
         let mut refused = None;
-        let mut made = Vnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
-            let way = self.way(state, &vnet, number, end);
+        let mut made = MuxVnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
+            let way = self.vlink_path(state, &vnet, number, end);
             way.map_err(|error| refused.get_or_insert(error).len()).ok()
         });
         if let Some(error) = refused {
@@ -177,15 +187,15 @@ impl Control {
         made.changed = before.and_then(|before| changed(&before.spec, &vnet.spec, moved));
         let sockets: Vec<_> = slowpaths(&vnet.spec).map(|it| it.socket.clone()).collect();
         let new: Vec<_> = sockets.into_iter().filter(|it| !self.slowpaths.listens(it)).collect();
-        let owner = Owner::Vnet(name.clone());
-        let prepared = self.keeper.prepare(owner, expected(&vnet)?, &new)?;
+        let owner = SocketOwner::Vnet(name.clone());
+        let prepared = self.listener.prepare(owner, expected(&vnet)?, &new)?;
         made.set_engines(&vnet.spec, |spec| self.engine(spec, &vnet))
             .map_err(|error| format!("vnet {name}: {error}"))?;
         self.set_classes(state, &vnet.classes)?;
         self.replace(&vnet, Some(made), &classifier)?;
-        self.bring_home(state, &classifier)?;
+        self.move_to_vnet_worker(state, &classifier)?;
         self.publish(&classifier)?;
-        self.keeper.commit(prepared);
+        self.listener.commit(prepared);
         state.generation = state.generation.max(vnet.generation);
         let mut lengths: HashMap<_, _> =
             state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect();
@@ -198,15 +208,15 @@ impl Control {
         Ok(())
     }
 
-    /// An engine for a vnet, with its slow path.
-    fn engine(&self, spec: &mux::Engine, vnet: &KnownVnet) -> Result<Engine, String> {
+    /// Creates an engine for a vnet, with its slow path.
+    fn engine(&self, spec: &mux::EngineConfig, vnet: &KnownVnet) -> Result<VrouterEngine, String> {
         let watch = &self.workers[vnet.worker].watch;
         let (mut engine, bell) = self
             .routes
             .engine(spec, watch, vnet.slot)
             .map_err(|error| format!("no descriptor for an engine: {error}"))?;
         if let Some(slowpath) = &spec.slowpath {
-            let listener = self.keeper.take(&slowpath.socket).map(OwnedFd::from);
+            let listener = self.listener.take(&slowpath.socket).map(OwnedFd::from);
             if !self.slowpaths.add(&mut engine, &spec.code, slowpath, bell, listener) {
                 return Err(format!("nobody listens at {}", slowpath.socket.display()));
             }
@@ -214,8 +224,8 @@ impl Control {
         Ok(engine)
     }
 
-    /// Has schedulers know these classes and what they are to get.
-    fn set_classes(&self, state: &State, classes: &Classes) -> Result<(), String> {
+    /// Adds these traffic classes to the schedulers, or changes their shares.
+    fn set_classes(&self, state: &PlanState, classes: &TrafficClasses) -> Result<(), String> {
         for (slot, known) in state.externals.iter().enumerate() {
             let Some(known) = known else { continue };
             let here = classes.range((slot, String::new())..(slot + 1, String::new()));
@@ -226,19 +236,20 @@ impl Control {
             self.workers[known.worker].call(move |worker| {
                 let now_ns = worker.core.now_ns;
                 let Some(external) = worker.core.external(slot) else { return };
-                let Some(scheduler) = &mut external.exits.scheduler else { return };
+                let Some(scheduler) = &mut external.netdevs.scheduler else { return };
                 here.into_iter().for_each(|(class, part)| scheduler.set(class, part, now_ns));
             })?;
         }
         Ok(())
     }
 
-    /// Has schedulers let go of the classes of `before` that are not in `after`, whose ports send no more.
+    /// Removes the traffic classes of `before` that are not in
+    /// `after` from the schedulers. Their ports must send no more.
     fn remove_classes(
         &self,
-        state: &State,
-        before: &Classes,
-        after: &Classes,
+        state: &PlanState,
+        before: &TrafficClasses,
+        after: &TrafficClasses,
     ) -> Result<(), String> {
         for (slot, known) in state.externals.iter().enumerate() {
             let Some(known) = known else { continue };
@@ -249,9 +260,9 @@ impl Control {
             if gone.is_empty() {
                 continue;
             }
-            // The last of each is let go of here, and not between two rounds.
+            // The last reference to each class is dropped here, not between two rounds.
             self.workers[known.worker].call(move |worker| {
-                let (exits, mut tools) = worker.core.exits(slot)?;
+                let (exits, mut tools) = worker.core.netdevs(slot)?;
                 tools.alarm.owner = RungFor::External(slot);
                 Some(exits.remove_classes(&gone, &mut tools))
             })?;
@@ -259,12 +270,12 @@ impl Control {
         Ok(())
     }
 
-    /// Puts `made` in the place of `vnet`, or ends it, and has its worker classify by `classifier` from the
-    /// same round on. What is left of the one before is dropped here, and not between two rounds.
+    /// Replaces `vnet` by `made`, or ends it. Its worker uses `classifier` from the same
+    /// round on. The remains of the old vnet are dropped here, not between two rounds.
     fn replace(
         &self,
         vnet: &KnownVnet,
-        made: Option<Vnet>,
+        made: Option<MuxVnet>,
         classifier: &Arc<Classifier>,
     ) -> Result<(), String> {
         let (slot, classifier) = (vnet.slot, classifier.clone());
@@ -275,15 +286,17 @@ impl Control {
         left.map(drop)
     }
 
-    /// The way to an outside end; vlinks are spread over queues by their `number`.
-    fn way(
+    /// Creates the path to an external end. Vlinks are spread over queues by their `number`.
+    fn vlink_path(
         &self,
-        state: &State,
+        state: &PlanState,
         vnet: &KnownVnet,
         number: usize,
-        end: &End,
-    ) -> Result<Way, String> {
-        let End::External { name, interface, by } = end else { return Err("no such port".into()) };
+        end: &VlinkEnd,
+    ) -> Result<VlinkPath, String> {
+        let VlinkEnd::External { name, interface, by } = end else {
+            return Err("no such port".into());
+        };
         let slot = state.external_slot(interface);
         let known = slot.and_then(|slot| state.externals[slot].as_ref());
         let (Some(slot), Some(known)) = (slot, known) else {
@@ -292,25 +305,27 @@ impl Control {
         let hop = match by.ends() {
             None => Arc::default(),
             Some((local, remote)) => match &known.spec.outlet {
-                mux::Outlet::Xdp(device) | mux::Outlet::Packet(device) => {
+                mux::OutletConfig::Xdp(device) | mux::OutletConfig::Packet(device) => {
                     let mtu = state.mtu(&vnet.spec, &vnet.spec.vlinks[number]);
                     let bytes = mtu + by.overhead();
                     let hop = self.underlay.next_hop(device.ifindex, local, remote, bytes);
                     hop.ok_or("too many tunnels")?
                 }
-                // Frames end there, whoever they are for.
-                mux::Outlet::Generator(_) => Arc::new(NextHop::known([0; 6])),
-                mux::Outlet::Memif { .. } => return Err("a memif program has no tunnels".into()),
+                // A generator takes all frames, whatever their destination.
+                mux::OutletConfig::Generator(_) => Arc::new(TunnelNextHop::known([0; 6])),
+                mux::OutletConfig::Memif { .. } => {
+                    return Err("a memif program has no tunnels".into());
+                }
             },
         };
-        let outside = Outside::new(slot, number, by, || hop);
+        let outside = ExternalPath::new(slot, number, by, || hop);
         let mut outside = outside.ok_or("a tunnel's addresses are of different families")?;
         outside.class = vnet.classes.get(&(slot, name.clone())).map(|it| it.0.clone());
-        Ok(Way::Outside(outside))
+        Ok(VlinkPath::Outside(outside))
     }
 
-    /// Ends a vnet.
-    pub fn delete_vnet(&self, name: &str) -> Result<Reply, Refusal> {
+    /// Deletes a vnet.
+    pub fn delete_vnet(&self, name: &str) -> Result<MuxReply, RequestRefusal> {
         let mut state = self.state();
         let Some(vnet) = state.vnets.get(name).cloned() else {
             return Err(format!("there is no vnet {name}").into());
@@ -318,26 +333,26 @@ impl Control {
         let classifier = Arc::new(state.classifier(None, Some(name))?);
         self.replace(&vnet, None, &classifier)?;
         self.publish(&classifier)?;
-        let owner = Owner::Vnet(name.to_string());
-        self.keeper.commit(self.keeper.prepare(owner, HashMap::new(), &[])?);
-        self.remove_classes(&state, &vnet.classes, &Classes::new())?;
+        let owner = SocketOwner::Vnet(name.to_string());
+        self.listener.commit(self.listener.prepare(owner, HashMap::new(), &[])?);
+        self.remove_classes(&state, &vnet.classes, &TrafficClasses::new())?;
         state.vnets.remove(name);
         self.measure(&state, state.tunnels(&vnet.spec).map(|(ends, _)| (ends, 0)).collect());
-        Ok(Reply::Done)
+        Ok(MuxReply::Done)
     }
 }
 
-/// Where engines of a vnet have slow paths.
-fn slowpaths(spec: &mux::Vnet) -> impl Iterator<Item = &mux::SlowPath> {
+/// Returns the slow paths of a vnet's engines.
+fn slowpaths(spec: &mux::VnetConfig) -> impl Iterator<Item = &mux::SlowPathConfig> {
     spec.nodes.iter().filter_map(|node| node.router.as_ref()?.engine.as_ref()?.slowpath.as_ref())
 }
 
-fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {
+fn set_external(core: &mut Core, slot: usize, spec: &mux::ExternalConfig) {
     if core.externals.len() <= slot {
         core.externals.resize_with(slot + 1, || None);
     }
     let mac = spec.device().map_or([0; 6], |device| device.mac);
-    let made = || External::new(spec.name.clone(), mac, spec.mtu);
+    let made = || WorkerExternal::new(spec.name.clone(), mac, spec.mtu);
     let external = core.externals[slot].get_or_insert_with(made);
     external.mac = mac;
     external.mtu = spec.mtu;
@@ -347,83 +362,92 @@ fn set_external(core: &mut Core, slot: usize, spec: &mux::External) {
 mod tests {
     use std::sync::mpsc::{Sender, channel};
 
-    use pdp_proto::mux::Outlet;
+    use pdp_proto::mux::OutletConfig;
 
     use super::*;
-    use crate::control::workers::{Settings, WorkerHandle};
+    use crate::control::workers::{MuxSettings, WorkerHandle};
     use crate::counters::Reason;
-    use crate::exit::{Exit, Tools};
-    use crate::packets::Batch;
+    use crate::netdev::{NetdevContext, NetdevDriver};
+    use crate::packets::PacketBatch;
 
-    /// Tells, when it is closed, how many are in its place.
+    /// Netdev that, when closed, sends the number of netdevs that have replaced it.
     #[derive(Debug)]
     struct Replaced(WorkerHandle, Sender<usize>);
 
-    impl Exit for Replaced {
+    impl NetdevDriver for Replaced {
         fn room(&mut self) -> usize {
             0
         }
 
-        fn send(&mut self, _: &mut Tools<'_>, _: &mut Batch) -> Reason {
+        fn send(&mut self, _: &mut NetdevContext<'_>, _: &mut PacketBatch) -> Reason {
             Reason::ExternalGone
         }
 
-        fn close(self: Box<Self>) -> Batch {
+        fn close(self: Box<Self>) -> PacketBatch {
             let count = |worker: &mut crate::worker::Worker| {
-                worker.core.external(0).map_or(0, |it| it.exits.all().len())
+                worker.core.external(0).map_or(0, |it| it.netdevs.all().len())
             };
             self.1.send(self.0.call(count).unwrap()).unwrap();
             vec![]
         }
     }
 
-    /// The kernel takes its time to close a socket: the interface has the next one before that.
+    /// Closing a socket takes the kernel some time. The interface has the next one before that.
     #[test]
-    fn a_replaced_interface_does_not_wait_for_what_is_closed() {
-        let settings = Settings { workers: 1, cpus: vec![], pool_packets: 8192 };
-        let control = Control::start(&settings).unwrap();
+    fn replacing_an_interface_does_not_wait_for_closing() {
+        let settings = MuxSettings { workers: 1, cpus: vec![], pool_packets: 8192 };
+        let control = MuxControl::start(&settings).unwrap();
         let put = |outlet| {
-            let external = mux::External::new("A", 1500, outlet);
-            assert_eq!(control.put_external(external, vec![]).unwrap(), Reply::Done);
+            let external = mux::ExternalConfig::new("A", 1500, outlet);
+            assert_eq!(control.put_external(external, vec![]).unwrap(), MuxReply::Done);
         };
         let device = mux::Device { device: "a".into(), ifindex: 1, mac: [0; 6], is_virtual: true };
-        put(Outlet::Packet(device));
+        put(OutletConfig::Packet(device));
         let (told, tells) = channel();
         let exit = Replaced(control.workers[0].clone(), told);
-        control.add_exit(0, 0, Box::new(exit)).unwrap();
-        put(Outlet::Generator(mux::Generator { pps: 0, frames: 0, number_at: None }));
+        control.add_netdev(0, 0, Box::new(exit)).unwrap();
+        put(OutletConfig::Generator(mux::GeneratorConfig { pps: 0, frames: 0, number_at: None }));
         assert_eq!(tells.try_recv(), Ok(1));
     }
 
-    /// Vnets are spread by their number, those with power by what was promised.
+    /// Vnets are spread by their number. Vnets with power
+    /// are spread by the power promised at each worker.
     #[test]
-    fn who_has_power_goes_where_the_least_was_promised() {
-        let settings = Settings { workers: 2, cpus: vec![], pool_packets: 8192 };
-        let control = Control::start(&settings).unwrap();
+    fn powered_vnet_goes_to_the_least_committed_worker() {
+        let settings = MuxSettings { workers: 2, cpus: vec![], pool_packets: 8192 };
+        let control = MuxControl::start(&settings).unwrap();
         let mut state = control.state();
         let mut put = |name: &str, power| {
-            let engine = mux::Engine {
-                code: mux::Code::Ip { routes: "/none".into() },
+            let engine = mux::EngineConfig {
+                code: mux::EngineCode::Ip { routes: "/none".into() },
                 memory_bytes: 1,
                 slowpath: None,
                 power,
             };
             let none = mux::Rate { bps: 0, pps: 0 };
-            let router = mux::Router {
+            let router = mux::RouterConfig {
                 guests: vec![],
-                policy: mux::Policy::Flow,
+                policy: mux::GuestDistribution::Flow,
                 flow: mux::FlowKey::Ip,
                 punt_filters: vec![],
                 punt_limits: [none; mux::PUNT_CLASSES],
                 engine: Some(engine),
             };
             let (name, tap_socket) = (name.to_owned(), "/none".into());
-            let node =
-                mux::Node { name: "r1".into(), ports: vec![], tap_socket, router: Some(router) };
-            let spec =
-                mux::Vnet { name: name.clone(), police: None, nodes: vec![node], vlinks: vec![] };
+            let node = mux::NodeConfig {
+                name: "r1".into(),
+                ports: vec![],
+                tap_socket,
+                router: Some(router),
+            };
+            let spec = mux::VnetConfig {
+                name: name.clone(),
+                police: None,
+                nodes: vec![node],
+                vlinks: vec![],
+            };
             let (worker, slot) = state.free_vnet(&spec, 2).unwrap();
-            let (classes, scheduled) = (Classes::new(), Arc::default());
+            let (classes, scheduled) = (TrafficClasses::new(), Arc::default());
             let wanted = spec.clone();
             let known = KnownVnet { wanted, spec, worker, slot, generation: 1, classes, scheduled };
             state.vnets.insert(name, known);
@@ -434,27 +458,28 @@ mod tests {
         assert_eq!([put("g", 100_000), put("h", 0), put("i", 1)], [0, 1, 1]);
     }
 
-    /// One worker has all sockets of an interface with a capacity; the workers share them again when that is gone.
+    /// One worker has all sockets of an interface with a capacity.
+    /// The workers divide them again when the capacity is removed.
     #[test]
-    fn all_exits_of_an_interface_with_a_capacity_are_at_one_worker() {
-        let settings = Settings { workers: 2, cpus: vec![], pool_packets: 8192 };
-        let control = Control::start(&settings).unwrap();
+    fn interface_with_capacity_has_one_worker() {
+        let settings = MuxSettings { workers: 2, cpus: vec![], pool_packets: 8192 };
+        let control = MuxControl::start(&settings).unwrap();
         let put = |capacity_bps| {
             let device =
                 mux::Device { device: "a".into(), ifindex: 1, mac: [0; 6], is_virtual: true };
-            let external = mux::External::new("A", 1500, Outlet::Packet(device));
-            let external = mux::External { capacity_bps, ..external };
+            let external = mux::ExternalConfig::new("A", 1500, OutletConfig::Packet(device));
+            let external = mux::ExternalConfig { capacity_bps, ..external };
             control.put_external(external, vec![])
         };
-        assert_eq!(put(None).unwrap(), Reply::Done);
+        assert_eq!(put(None).unwrap(), MuxReply::Done);
         for owner in 0..2 {
             let exit = Replaced(control.workers[owner].clone(), channel().0);
-            control.add_exit(0, owner, Box::new(exit)).unwrap();
+            control.add_netdev(0, owner, Box::new(exit)).unwrap();
         }
         control.state().externals[0].as_mut().unwrap().outlets = 2;
         let exits = || {
             let count = |worker: &mut crate::worker::Worker| {
-                let exits = &mut worker.core.external(0).unwrap().exits;
+                let exits = &mut worker.core.external(0).unwrap().netdevs;
                 let own = exits.all().iter().map(|exit| &**exit as &dyn std::any::Any);
                 (own.filter(|it| it.is::<Replaced>()).count(), exits.scheduler.is_some())
             };
@@ -462,27 +487,28 @@ mod tests {
         };
         assert_eq!(exits(), [(1, false), (1, false)]);
         for capacity_bps in [1000, 2000] {
-            assert_eq!(put(Some(capacity_bps)).unwrap(), Reply::Done);
+            assert_eq!(put(Some(capacity_bps)).unwrap(), MuxReply::Done);
             assert_eq!(exits(), [(2, true), (0, false)]);
         }
         assert!(put(Some(0)).is_err());
-        // What waits for its turn stays when sockets are made anew.
+        // Queued frames stay when sockets are replaced.
         let send = |worker: &mut crate::worker::Worker| {
             let Core { externals, packets, now_ns, .. } = &mut worker.core;
-            let scheduler = externals[0].as_mut().unwrap().exits.scheduler.as_mut().unwrap();
+            let scheduler = externals[0].as_mut().unwrap().netdevs.scheduler.as_mut().unwrap();
             (0..3).for_each(|_| scheduler.put(0, 0, packets.take().unwrap(), *now_ns));
         };
         control.workers[0].call(send).unwrap();
-        let Taken { exits: taken, scheduler } = control.take_exits(0).unwrap();
+        let DetachedNetdevs { change_netdevs: taken, scheduler } =
+            control.detach_netdevs(0).unwrap();
         let known = control.state().externals[0].take().unwrap();
-        control.add_exits(0, &known, scheduler, taken).unwrap();
+        control.add_netdevs(0, &known, scheduler, taken).unwrap();
         control.state().externals[0] = Some(known);
         let waits = |worker: &mut crate::worker::Worker| {
-            let scheduler = &worker.core.external(0).unwrap().exits.scheduler;
+            let scheduler = &worker.core.external(0).unwrap().netdevs.scheduler;
             scheduler.as_ref().is_some_and(|scheduler| !scheduler.is_empty())
         };
         assert!(control.workers[0].call(waits).unwrap());
-        assert_eq!(put(None).unwrap(), Reply::Done);
+        assert_eq!(put(None).unwrap(), MuxReply::Done);
         assert_eq!(exits(), [(1, true), (1, false)]);
     }
 }

@@ -1,4 +1,4 @@
-//! What all requests work on.
+//! State that all requests work on.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -6,49 +6,49 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
 use pdp_afxdp::Pool;
-use pdp_underlay::{Ends, Underlay};
+use pdp_underlay::{TunnelEndpoints, Underlay};
 
 use crate::classify::Classifier;
-use crate::control::keeper::Keeper;
-use crate::control::plan::State;
-use crate::control::routes::Routes;
+use crate::control::peer_listener::PeerListener;
+use crate::control::plan::PlanState;
+use crate::control::routes::MirrorThread;
 use crate::control::slowpath::SlowPaths;
-use crate::control::workers::{self, Settings, WorkerHandle};
+use crate::control::workers::{self, MuxSettings, WorkerHandle};
 use crate::wake::Wake;
 
-/// All that there is, and what is wanted.
-pub struct Control {
+/// The mux's threads, and the requested state.
+pub struct MuxControl {
     pub(super) workers: Arc<[WorkerHandle]>,
     pub(super) pool: Pool,
-    pub(super) keeper: Keeper,
+    pub(super) listener: PeerListener,
     pub(super) underlay: Underlay,
-    pub(super) routes: Routes,
+    pub(super) routes: MirrorThread,
     pub(super) slowpaths: SlowPaths,
-    state: Mutex<State>,
-    /// Traces until now.
+    state: Mutex<PlanState>,
+    /// Number of traces so far.
     pub(super) tickets: AtomicU64,
     pub(super) captures: Arc<AtomicUsize>,
-    /// The thread that does what schedules say.
+    /// Thread that executes schedules.
     pub(super) clock: OnceLock<Thread>,
 }
 
-impl Drop for Control {
+impl Drop for MuxControl {
     fn drop(&mut self) {
         self.clock.get().inspect(|thread| thread.unpark());
     }
 }
 
-impl Control {
+impl MuxControl {
     /// Starts all threads in the calling thread's network namespace.
-    pub fn start(settings: &Settings) -> anyhow::Result<Self> {
+    pub fn start(settings: &MuxSettings) -> anyhow::Result<Self> {
         let wake = Arc::new(Wake::new()?);
         let (workers, pool, dropped) = workers::start(settings, &wake)?;
         Ok(Self {
-            keeper: Keeper::start(workers.clone(), dropped, wake)?,
+            listener: PeerListener::start(workers.clone(), dropped, wake)?,
             workers,
             pool,
             underlay: Underlay::start()?,
-            routes: Routes::start()?,
+            routes: MirrorThread::start()?,
             slowpaths: SlowPaths::start()?,
             state: Mutex::default(),
             tickets: AtomicU64::new(0),
@@ -57,23 +57,24 @@ impl Control {
         })
     }
 
-    /// What is wanted; nobody else changes it meanwhile.
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    /// Locks and returns the requested state.
+    pub fn state(&self) -> MutexGuard<'_, PlanState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has all workers classify by `classifier`.
+    /// Gives `classifier` to all workers.
     pub fn publish(&self, classifier: &Arc<Classifier>) -> Result<(), String> {
         for worker in self.workers.iter() {
             let classifier = classifier.clone();
-            // The one before is dropped here.
+            // The old one is dropped here.
             worker.call(move |worker| std::mem::replace(&mut worker.classifier, classifier))?;
         }
         Ok(())
     }
 
-    /// Has the ways of these tunnels measured with packets as long as the longest of all vnets' now.
-    pub fn measure(&self, state: &State, mut lengths: HashMap<Ends, u32>) {
+    /// Starts measurements of these tunnels' paths. The packets
+    /// are as long as the longest of any vnet on that path.
+    pub fn measure(&self, state: &PlanState, mut lengths: HashMap<TunnelEndpoints, u32>) {
         if lengths.is_empty() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Whether a vnet makes sense, before anything is changed for it.
+//! Validation of a vnet before anything is changed for it.
 
 use std::collections::HashSet;
 
@@ -8,13 +8,15 @@ use pdp_proto::limits::{
     SCHEDULE_STEPS_MAX, VNET_ADDRESSES_MAX, VNET_LINES_BYTES_MAX, VNET_QUEUES_MAX, WEIGHT_MAX,
 };
 use pdp_proto::mux::{
-    self, FlowKey, Impairments, Leaving, Match, OUTSIDE, Queue, Share, Vlink, Vnet,
+    self, BytePattern, EgressConfig, FlowKey, FrameFraction, Impairments, OUTSIDE, QueueConfig,
+    Vlink, VnetConfig,
 };
 use pdp_proto::slowpath::{COUNTERS_MAX, DATA_BYTES, FILTERS_MAX};
 use pdp_wire::tag::{PuntClass, VPORTS_MAX};
 
-/// Checks all that needs no other vnet to be known. The error names object, value and bound.
-pub fn check(vnet: &Vnet) -> Result<(), String> {
+/// Checks everything that does not depend on other vnets.
+/// The error names the object, the value and the bound.
+pub fn check(vnet: &VnetConfig) -> Result<(), String> {
     let own = vnet.own_ends();
     let total: usize = vnet.nodes.iter().map(|node| node.ports.len()).sum::<usize>() + own.len();
     bound(&format!("vnet {}", vnet.name), "ports", total, PORTS_MAX)?;
@@ -31,12 +33,14 @@ pub fn check(vnet: &Vnet) -> Result<(), String> {
         let Some(router) = &node.router else { continue };
         bound(&name, "guests", router.guests.len(), GUESTS_MAX)?;
         bound(&name, "punt filters", router.punt_filters.len(), PUNT_FILTERS_MAX)?;
-        if let Some(mux::Code::Fields(fields)) = router.engine.as_ref().map(|it| &it.code) {
+        if let Some(mux::EngineCode::Fields(fields)) = router.engine.as_ref().map(|it| &it.code) {
             let bytes = fields.key.iter().map(|field| usize::from(field.bytes)).sum();
             bound(&name, "bytes of a key", bytes, mux::KEY_FIELD_BYTES_MAX)?;
             bound(&name, "writes", fields.write.len(), mux::WRITES_MAX)?;
             let data = fields.write.iter().filter_map(|write| match write.what {
-                mux::Written::Data { from, bytes } => Some(usize::from(from) + usize::from(bytes)),
+                mux::WriteSource::Data { from, bytes } => {
+                    Some(usize::from(from) + usize::from(bytes))
+                }
                 _ => None,
             });
             bound(&name, "bytes of data", data.max().unwrap_or(0), DATA_BYTES)?;
@@ -65,8 +69,8 @@ pub fn check(vnet: &Vnet) -> Result<(), String> {
     check_vlinks(vnet)
 }
 
-/// Checks a filter.
-pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
+/// Checks a list of matches.
+pub fn check_matches(name: &str, matches: &[BytePattern]) -> Result<(), String> {
     let bytes = matches.iter().map(|wanted| wanted.value.len()).sum();
     bound(name, "bytes in a filter", bytes, PATTERN_BYTES_MAX)?;
     match matches.iter().find(|wanted| wanted.value.len() != wanted.mask.len()) {
@@ -80,7 +84,7 @@ pub fn check_matches(name: &str, matches: &[Match]) -> Result<(), String> {
     }
 }
 
-fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
+fn check_vlinks(vnet: &VnetConfig) -> Result<(), String> {
     let mut taken = HashSet::new();
     let (mut addresses, mut line_bytes, mut steps, mut queues) = (0, 0u64, 0, 0);
     for vlink in &vnet.vlinks {
@@ -118,7 +122,7 @@ fn check_vlinks(vnet: &Vnet) -> Result<(), String> {
     bound(&name, "addresses in all segments", addresses as usize, most)
 }
 
-fn check_leaving(name: &str, leaving: &Leaving) -> Result<(), String> {
+fn check_leaving(name: &str, leaving: &EgressConfig) -> Result<(), String> {
     if leaving.rate_bps == Some(0) {
         return Err(format!("{name} has a rate of 0; leave it out for no limit"));
     }
@@ -131,13 +135,13 @@ fn check_leaving(name: &str, leaving: &Leaving) -> Result<(), String> {
     bound("nanoseconds of delay", delay_ns, DELAY_NS_MAX)?;
     bound("nanoseconds of jitter", jitter_ns, delay_ns)?;
     let most = [loss, reorder, corrupt, duplicate].into_iter().max().unwrap_or_default();
-    bound("thousand millionths as a share", most.0.into(), Share::ALL.0.into())
+    bound("thousand millionths as a share", most.0.into(), FrameFraction::ALL.0.into())
 }
 
-fn check_queues(name: &str, queues: &[Queue]) -> Result<(), String> {
+fn check_queues(name: &str, queues: &[QueueConfig]) -> Result<(), String> {
     bound(name, "queues at an end", queues.len(), QUEUES_MAX)?;
     unique("queue", queues.iter().map(|queue| queue.name.as_str()))?;
-    for Queue { name: queue, weight, frames, bytes, buffers, dscp } in queues {
+    for QueueConfig { name: queue, weight, frames, bytes, buffers, dscp } in queues {
         let name = format!("{name}: queue {queue}");
         bound(&name, "of weight", *weight as usize, WEIGHT_MAX as usize)?;
         bound(&name, "frames", *frames as usize, QUEUE_FRAMES_MAX as usize)?;

@@ -1,5 +1,5 @@
-//! What is wanted, and where it goes: slots and workers, who is expected at which socket, and whose frames
-//! are whose. Pure.
+//! The requested state, and its placement: slots and workers,
+//! peers expected at each socket, and the classifier. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -9,28 +9,31 @@ use std::sync::atomic::AtomicUsize;
 
 use pdp_memif::REGIONS_MAX;
 use pdp_proto::limits::EXTERNALS_MAX;
-use pdp_proto::mux::{self, Attach, Encapsulation, End, OUTSIDE, PUNT_CLASSES, PortName, Rate};
-use pdp_underlay::Ends;
+use pdp_proto::mux::{
+    self, AttachMode, Encapsulation, OUTSIDE, PUNT_CLASSES, PortName, Rate, VlinkEnd,
+};
+use pdp_underlay::TunnelEndpoints;
 
-use crate::class::{Capacity, Class};
-use crate::classify::{Classifier, PortRef, Table};
-use crate::fair::Part;
-use crate::vnet::Who;
+use crate::classify::{Classifier, PortRef, TunnelTable};
+use crate::traffic_class::{Capacity, TrafficClass};
+use crate::vnet::NodePeer;
+use crate::wfq::BandwidthShare;
 
 /// Vnets of one worker.
 pub const VNETS_MAX: usize = 4096;
 
-/// What somebody is expected for.
+/// Owner of a socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Owner {
+pub enum SocketOwner {
     /// The vnet with this name.
     Vnet(String),
     /// The external interface with this name.
     External(String),
 }
 
-impl Owner {
-    /// Who it is of: of one tenant's vnets (`TENANT.NAME`) the tenant, of others themselves.
+impl SocketOwner {
+    /// Returns the owner's tenant: true and the tenant for vnets (`TENANT.NAME`),
+    /// or the vnet's name without one. False and the name for external interfaces.
     pub fn tenant(&self) -> (bool, &str) {
         match self {
             Self::Vnet(name) => (true, name.split_once('.').map_or(name, |(tenant, _)| tenant)),
@@ -39,7 +42,7 @@ impl Owner {
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for SocketOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vnet(name) => write!(f, "vnet {name}"),
@@ -48,60 +51,60 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Somebody who is expected.
+/// Peer that is expected at a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// For what.
-    pub owner: Owner,
-    /// The worker that has it.
+    /// Owner of the socket.
+    pub owner: SocketOwner,
+    /// Worker that has the owner.
     pub worker: usize,
     /// The owner's slot there.
     pub slot: u16,
-    /// Of a vnet: of which node, and who.
-    pub seat: Option<(String, Who)>,
-    /// Interface ids from 0 that may connect.
+    /// For a vnet: the node, and the peer.
+    pub peer: Option<(String, NodePeer)>,
+    /// Number of interfaces that may connect; their ids begin at 0.
     pub interfaces: u32,
-    /// Regions that each may have.
+    /// Memory regions for each interface.
     pub regions: usize,
 }
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.seat {
+        match &self.peer {
             Some((node, who)) => write!(f, "{}: {who:?} of {node}", self.owner),
             None => write!(f, "{}: its program", self.owner),
         }
     }
 }
 
-/// Everything, as last put.
+/// The requested state of all objects.
 #[derive(Default)]
-pub struct State {
-    /// By slot.
+pub struct PlanState {
+    /// External interfaces by slot.
     pub externals: Vec<Option<KnownExternal>>,
-    /// By name.
+    /// Vnets by name.
     pub vnets: BTreeMap<String, KnownVnet>,
-    /// The highest that was given; see [`PortRef`].
+    /// Highest generation used; see [`PortRef`].
     pub generation: u32,
 }
 
-/// An external interface, in its slot.
+/// An external interface and its placement.
 pub struct KnownExternal {
-    /// As put.
-    pub spec: mux::External,
-    /// Count of its outlets.
+    /// Spec as requested.
+    pub spec: mux::ExternalConfig,
+    /// Number of its netdevs.
     pub outlets: usize,
-    /// The worker that has the first of them; those after it have the others.
+    /// Worker that has the first netdev. The following workers have the others.
     pub worker: usize,
-    /// Whether it is another device now than some of its vnets were told, or has a capacity where it had none, or the
-    /// other way.
+    /// True if some of its vnets still use an earlier device, or if
+    /// it gained or lost a capacity that these do not know of yet.
     pub moved: bool,
-    /// Its capacity, if it has or had one.
+    /// Capacity, if the interface has or had one.
     pub capacity: Option<Arc<Capacity>>,
 }
 
 impl KnownExternal {
-    /// The worker that has its outlet `index`. Where there is a capacity one has all of them.
+    /// Returns the worker for netdev `index`. With a capacity, one worker has all of them.
     pub fn owner(&self, index: usize, workers: usize) -> usize {
         match self.spec.capacity_bps {
             None => (self.worker + index) % workers,
@@ -109,39 +112,39 @@ impl KnownExternal {
         }
     }
 
-    /// Who may connect for it, in `slot`, and where.
+    /// Returns the peers that may connect for it, in `slot`, by socket.
     pub fn expected(&self, slot: usize) -> HashMap<PathBuf, Expected> {
-        let owner = Owner::External(self.spec.name.clone());
+        let owner = SocketOwner::External(self.spec.name.clone());
         let (worker, slot, interfaces, regions) = (self.worker, slot as u16, 1, REGIONS_MAX);
-        let program = Expected { owner, worker, slot, seat: None, interfaces, regions };
+        let program = Expected { owner, worker, slot, peer: None, interfaces, regions };
         self.spec.socket().map(|socket| (socket.into(), program)).into_iter().collect()
     }
 }
 
-/// A vnet, and where it is.
+/// A vnet and its placement.
 #[derive(Clone)]
 pub struct KnownVnet {
-    /// As put.
-    pub wanted: mux::Vnet,
-    /// The same as it is now, by its schedules.
-    pub spec: mux::Vnet,
-    /// Its worker.
+    /// Spec as requested.
+    pub wanted: mux::VnetConfig,
+    /// The spec as its schedules have it now.
+    pub spec: mux::VnetConfig,
+    /// Worker that has the vnet.
     pub worker: usize,
-    /// Its slot there.
+    /// Slot of the vnet there.
     pub slot: u16,
     /// See [`PortRef`].
     pub generation: u32,
-    /// Classes of its ends at interfaces with a capacity, by the slots of these and the names of its externals.
-    pub classes: Classes,
-    /// Its frames at the schedulers of these.
+    /// Traffic classes of its ends at interfaces with a capacity.
+    pub classes: TrafficClasses,
+    /// Number of its frames at the schedulers of these interfaces.
     pub scheduled: Arc<AtomicUsize>,
 }
 
-/// Classes of a vnet, by slots of external interfaces and names of its externals.
-pub type Classes = BTreeMap<(usize, String), (Arc<Class>, Part)>;
+/// Traffic classes of a vnet, by the interface's slot and the external end's name.
+pub type TrafficClasses = BTreeMap<(usize, String), (Arc<TrafficClass>, BandwidthShare)>;
 
-impl State {
-    /// The slot of the external interface with this name.
+impl PlanState {
+    /// Returns the slot of the external interface with this name.
     pub fn external_slot(&self, name: &str) -> Option<usize> {
         let is_it = |external: &Option<KnownExternal>| {
             external.as_ref().is_some_and(|external| external.spec.name == name)
@@ -149,42 +152,47 @@ impl State {
         self.externals.iter().position(is_it)
     }
 
-    /// The tunnel at an end of a vlink, and how long its packets are, bytes.
-    pub fn tunnel(&self, vnet: &mux::Vnet, at: &OutsideEnd<'_>) -> Option<(Ends, u32)> {
+    /// Returns the tunnel at an external end, and the length of its longest packets, bytes.
+    pub fn tunnel(
+        &self,
+        vnet: &mux::VnetConfig,
+        at: &OutsideEnd<'_>,
+    ) -> Option<(TunnelEndpoints, u32)> {
         let (local, remote) = at.by.ends()?;
         let device = self.external(at.interface)?.device()?;
         let mtu = self.mtu(vnet, at.vlink);
         Some(((device.ifindex, local, remote), mtu + at.by.overhead()))
     }
 
-    /// All of a vnet.
-    pub fn tunnels(&self, vnet: &mux::Vnet) -> impl Iterator<Item = (Ends, u32)> {
+    /// Returns all tunnels of a vnet.
+    pub fn tunnels(&self, vnet: &mux::VnetConfig) -> impl Iterator<Item = (TunnelEndpoints, u32)> {
         outside_ends(vnet).filter_map(move |at| self.tunnel(vnet, &at))
     }
 
-    /// The longest IP packet on a vlink, bytes: its ports', or what all of its ends carry.
-    pub fn mtu(&self, vnet: &mux::Vnet, vlink: &mux::Vlink) -> u32 {
+    /// Returns the longest IP packet on a vlink, bytes: the largest
+    /// MTU of its ports or, without ports, what all of its ends carry.
+    pub fn mtu(&self, vnet: &mux::VnetConfig, vlink: &mux::Vlink) -> u32 {
         let ports = vlink.ends.iter().filter_map(|end| Some(port(vnet, end)?.1.mtu));
         let carried = vlink.ends.iter().filter_map(|end| {
-            let End::External { interface, by, .. } = end else { return None };
+            let VlinkEnd::External { interface, by, .. } = end else { return None };
             Some(self.external(interface)?.mtu.saturating_sub(by.overhead()))
         });
         ports.max().or(carried.min()).unwrap_or(0)
     }
 
-    /// The external interface with this name.
-    fn external(&self, name: &str) -> Option<&mux::External> {
+    /// Returns the external interface with this name.
+    fn external(&self, name: &str) -> Option<&mux::ExternalConfig> {
         Some(&self.externals[self.external_slot(name)?].as_ref()?.spec)
     }
 
-    /// The vnet of a port, and the port, counted over all nodes.
+    /// Returns a port's vnet, and the port's number, counted over all nodes.
     pub fn port(&self, name: &PortName) -> Option<(&KnownVnet, usize)> {
         let vnet = self.vnets.get(&name.vnet)?;
         let at = layout(&vnet.spec).position(|it| it == (&*name.node, &*name.port))?;
         Some((vnet, at))
     }
 
-    /// A slot for another one.
+    /// Returns a free slot for an external interface.
     pub fn free_external(&mut self) -> Option<usize> {
         if let Some(free) = self.externals.iter().position(Option::is_none) {
             return Some(free);
@@ -196,10 +204,10 @@ impl State {
         Some(self.externals.len() - 1)
     }
 
-    /// External interfaces whose frames stay where they come from while there is no room for them, and
-    /// that are not on the worker which knows how much there is: their slots, and that worker. It is that
-    /// of the vnet that gets all of their frames.
-    pub fn astray(&self, tables: &Classifier) -> Vec<(usize, usize)> {
+    /// Returns external interfaces that are at the wrong worker, with the right one. These
+    /// interfaces keep frames at their source while there is no space. So they belong to
+    /// the worker that knows the space: that of the vnet that gets all of their frames.
+    pub fn misplaced(&self, tables: &Classifier) -> Vec<(usize, usize)> {
         let slots = self.externals.iter().zip(tables).enumerate();
         let astray = slots.filter_map(|(slot, (external, table))| {
             let external = external.as_ref().filter(|it| it.spec.device().is_none())?;
@@ -209,9 +217,9 @@ impl State {
         astray.collect()
     }
 
-    /// The worker with the fewest vnets, and a free slot there; for one whose engines are guaranteed something, that
-    /// which promised the least.
-    pub fn free_vnet(&self, spec: &mux::Vnet, workers: usize) -> Option<(usize, u16)> {
+    /// Returns the worker with the fewest vnets, and a free slot there. For a
+    /// vnet with guaranteed power, it is the worker that has promised the least.
+    pub fn free_vnet(&self, spec: &mux::VnetConfig, workers: usize) -> Option<(usize, u16)> {
         let on = |worker| self.vnets.values().filter(move |it| it.worker == worker);
         let promised = |worker| match spec.power() {
             0 => 0,
@@ -223,23 +231,23 @@ impl State {
         (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))
     }
 
-    /// The classes of a vnet as it is to be: those that it has, and new ones.
-    pub fn classes(&self, vnet: &KnownVnet) -> Classes {
+    /// Returns the traffic classes of a vnet: its existing ones, and new ones.
+    pub fn classes(&self, vnet: &KnownVnet) -> TrafficClasses {
         let ends = outside_ends(&vnet.spec).filter_map(|end| {
             let slot = self.external_slot(end.interface)?;
             let known = self.externals[slot].as_ref()?;
             let capacity = known.capacity.as_ref().filter(|_| known.spec.capacity_bps.is_some())?;
             let key = (slot, end.external.to_owned());
             let has = vnet.classes.get(&key).map(|it| &it.0).filter(|it| it.is_of(capacity));
-            let new = || Arc::new(Class::new(capacity, &vnet.scheduled));
+            let new = || Arc::new(TrafficClass::new(capacity, &vnet.scheduled));
             let class = has.cloned().unwrap_or_else(new);
-            let guarantee_bps = end.leaving.guarantee_bps;
-            Some((key, (class, Part { guarantee_bps, weight: end.leaving.weight.max(1) })))
+            let guarantee_bps = end.egress.guarantee_bps;
+            Some((key, (class, BandwidthShare { guarantee_bps, weight: end.egress.weight.max(1) })))
         });
         ends.collect()
     }
 
-    /// Whose frames are whose, with `changed` as it is to be and without the vnet `without`.
+    /// Returns the classifier, with `changed` in its new form and without the vnet `without`.
     pub fn classifier(
         &self,
         changed: Option<&KnownVnet>,
@@ -249,7 +257,7 @@ impl State {
             known.as_ref().and_then(|it| it.spec.device()).map(|device| device.mac)
         };
         let mut tables: Classifier =
-            self.externals.iter().map(|known| Table::new(mac(known))).collect();
+            self.externals.iter().map(|known| TunnelTable::new(mac(known))).collect();
         let name = changed.map(|vnet| vnet.spec.name.as_str());
         let others = self.vnets.values().filter(|vnet| {
             Some(vnet.spec.name.as_str()) != name && Some(vnet.spec.name.as_str()) != without
@@ -272,19 +280,19 @@ impl State {
     }
 }
 
-/// A node that is counted: one of the vnet's, or behind them, if there are any, the ends outside that are ports of
-/// their own.
+/// A node for counters: one of the vnet's nodes. If there are
+/// external ends that are ports of their own, a last node has these.
 pub struct CountedNode<'a> {
-    /// Its name.
+    /// Name of the node.
     pub name: &'a str,
     /// Names of its ports.
     pub ports: Vec<&'a str>,
-    /// Count of its guests.
+    /// Number of its guests.
     pub guests: usize,
 }
 
-/// All of a vnet.
-pub fn nodes(spec: &mux::Vnet) -> impl Iterator<Item = CountedNode<'_>> {
+/// Returns all nodes of a vnet.
+pub fn nodes(spec: &mux::VnetConfig) -> impl Iterator<Item = CountedNode<'_>> {
     let nodes = spec.nodes.iter().map(|node| CountedNode {
         name: &node.name,
         ports: node.ports.iter().map(|port| &*port.name).collect(),
@@ -295,26 +303,34 @@ pub fn nodes(spec: &mux::Vnet) -> impl Iterator<Item = CountedNode<'_>> {
     nodes.chain(Some(own).filter(|own| !own.ports.is_empty()))
 }
 
-/// Names of nodes and ports, in order: what port numbers hang on.
-pub fn layout(spec: &mux::Vnet) -> impl Iterator<Item = (&str, &str)> {
+/// Returns the names of nodes and ports, in the order of port numbers.
+pub fn layout(spec: &mux::VnetConfig) -> impl Iterator<Item = (&str, &str)> {
     nodes(spec).flat_map(|node| node.ports.into_iter().map(move |port| (node.name, port)))
 }
 
-/// The port at an end of a vlink, and its node.
-pub fn port<'a>(spec: &'a mux::Vnet, end: &End) -> Option<(&'a mux::Node, &'a mux::Port)> {
-    let End::Port { node, port } = end else { return None };
+/// Returns the node and port at an end of a vlink.
+pub fn port<'a>(
+    spec: &'a mux::VnetConfig,
+    end: &VlinkEnd,
+) -> Option<(&'a mux::NodeConfig, &'a mux::PortConfig)> {
+    let VlinkEnd::Port { node, port } = end else { return None };
     let node = spec.nodes.iter().find(|known| known.name == *node)?;
     Some((node, node.ports.get(usize::from(*port))?))
 }
 
-/// Ports, counted over all nodes, that are otherwise in `after` than in `before`, or whose vlinks are, or those by
-/// the external interface `moved`. `None` if these have not the same nodes and ports.
-pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Option<Vec<u16>> {
-    let same = |(before, after): &(_, PortSpec<'_>)| {
+/// Returns the ports, counted over all nodes, that differ between `before` and
+/// `after`, themselves or by their vlinks. Includes ports whose vlinks use the
+/// external interface `moved`. `None` if the nodes or ports are not the same.
+pub fn changed(
+    before: &mux::VnetConfig,
+    after: &mux::VnetConfig,
+    moved: Option<&str>,
+) -> Option<Vec<u16>> {
+    let same = |(before, after): &(_, ComparedPort<'_>)| {
         let stays = |it: &mux::Vlink| it.interfaces().all(|name| moved != Some(name));
         before == after && after.2.is_none_or(|(_, vlink)| stays(vlink))
     };
-    // Nodes without ports are in no layout.
+    // A layout does not contain nodes without ports.
     let names = [before, after].map(|spec| spec.nodes.iter().map(|node| &node.name));
     let [nodes_before, nodes_after] = names;
     let same_ports = nodes_before.eq(nodes_after) && layout(before).eq(layout(after));
@@ -324,12 +340,15 @@ pub fn changed(before: &mux::Vnet, after: &mux::Vnet, moved: Option<&str>) -> Op
     })
 }
 
-/// All that is said of a port: of itself if it is a node's, of punts, and of its vlink, with its number if that is a
-/// segment.
-type PortSpec<'a> =
-    (Option<&'a mux::Port>, Option<[Rate; PUNT_CLASSES]>, Option<(Option<usize>, &'a mux::Vlink)>);
+/// The parts of a spec that concern a port: the port itself if it belongs to a
+/// node, its punt limits, and its vlink, with its number if that is a segment.
+type ComparedPort<'a> = (
+    Option<&'a mux::PortConfig>,
+    Option<[Rate; PUNT_CLASSES]>,
+    Option<(Option<usize>, &'a mux::Vlink)>,
+);
 
-fn ports(spec: &mux::Vnet) -> impl Iterator<Item = PortSpec<'_>> {
+fn ports(spec: &mux::VnetConfig) -> impl Iterator<Item = ComparedPort<'_>> {
     let mut segments = 0..;
     let mut number = |it: &mux::Vlink| it.segment.and_then(|_| segments.next());
     let numbered: Vec<_> = spec.vlinks.iter().map(|it| (number(it), it)).collect();
@@ -344,33 +363,33 @@ fn ports(spec: &mux::Vnet) -> impl Iterator<Item = PortSpec<'_>> {
     of_nodes.chain(own.map(move |own| (None, None, Some(numbered[own.vlink]))))
 }
 
-/// An end outside.
+/// An external end of a vnet.
 pub struct OutsideEnd<'a> {
-    /// The port that its frames arrive at, counted over all nodes.
+    /// Ingress port of its frames, counted over all nodes.
     pub port: u16,
     /// Names of that port's node and of the port.
     pub name: (&'a str, &'a str),
-    /// Its vlink.
+    /// Vlink of the end.
     pub vlink: &'a mux::Vlink,
-    /// How frames leave by it.
-    pub leaving: mux::Leaving,
-    /// Its name.
+    /// Egress settings.
+    pub egress: mux::EgressConfig,
+    /// Name of the external end.
     pub external: &'a str,
-    /// The external interface.
+    /// Name of the external interface.
     pub interface: &'a str,
-    /// How its frames are told apart there.
+    /// Encapsulation of its frames there.
     pub by: &'a Encapsulation,
 }
 
-/// Every end outside of a vnet.
-pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = OutsideEnd<'_>> {
+/// Returns all external ends of a vnet.
+pub fn outside_ends(spec: &mux::VnetConfig) -> impl Iterator<Item = OutsideEnd<'_>> {
     let wires = spec.vlinks.iter().filter(|vlink| vlink.is_wire()).filter_map(move |vlink| {
         let (node, port) = vlink.ports().next()?;
         let at = spec.nodes.iter().position(|known| known.name == node)?;
         let first: usize = spec.nodes[..at].iter().map(|node| node.ports.len()).sum();
         let name = spec.nodes[at].ports.get(usize::from(port))?.name.as_str();
-        let end = vlink.ends.iter().find(|end| matches!(end, End::External { .. }))?;
-        let near = vlink.ends.iter().position(|end| matches!(end, End::Port { .. }))?;
+        let end = vlink.ends.iter().find(|end| matches!(end, VlinkEnd::External { .. }))?;
+        let near = vlink.ends.iter().position(|end| matches!(end, VlinkEnd::Port { .. }))?;
         Some((first as u16 + port, (node, name), vlink, near, end))
     });
     let first: usize = spec.nodes.iter().map(|node| node.ports.len()).sum();
@@ -378,27 +397,29 @@ pub fn outside_ends(spec: &mux::Vnet) -> impl Iterator<Item = OutsideEnd<'_>> {
     let own = own
         .map(|(port, own)| (port, (OUTSIDE, own.name), &spec.vlinks[own.vlink], own.at, own.end));
     wires.chain(own).filter_map(|(port, name, vlink, near, end)| {
-        let End::External { name: external, interface, by } = end else { return None };
-        let leaving = vlink.leaving(near);
-        Some(OutsideEnd { port, name, vlink, leaving, external, interface, by })
+        let VlinkEnd::External { name: external, interface, by } = end else { return None };
+        let leaving = vlink.egress(near);
+        Some(OutsideEnd { port, name, vlink, egress: leaving, external, interface, by })
     })
 }
 
-/// Who may connect for a vnet, and where.
+/// Returns the peers that may connect for a vnet, by socket.
 pub fn expected(vnet: &KnownVnet) -> Result<HashMap<PathBuf, Expected>, String> {
     let mut all = HashMap::new();
     for node in &vnet.spec.nodes {
         let guests = node.router.iter().flat_map(|router| &router.guests).map(|guest| {
-            let many = guest.attach == Attach::Memif;
+            let many = guest.attach == AttachMode::Memif;
             let (interfaces, regions) = if many { (node.ports.len(), REGIONS_MAX) } else { (1, 1) };
-            (&guest.socket, Who::Guest(guest.number), interfaces, regions)
+            (&guest.socket, NodePeer::Guest(guest.number), interfaces, regions)
         });
-        for (path, who, interfaces, regions) in guests.chain([(&node.tap_socket, Who::Tap, 1, 1)]) {
+        for (path, who, interfaces, regions) in
+            guests.chain([(&node.tap_socket, NodePeer::Tap, 1, 1)])
+        {
             let expected = Expected {
-                owner: Owner::Vnet(vnet.spec.name.clone()),
+                owner: SocketOwner::Vnet(vnet.spec.name.clone()),
                 worker: vnet.worker,
                 slot: vnet.slot,
-                seat: Some((node.name.clone(), who)),
+                peer: Some((node.name.clone(), who)),
                 interfaces: interfaces as u32,
                 regions,
             };

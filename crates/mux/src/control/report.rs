@@ -1,4 +1,4 @@
-//! What is there to be seen: counters, captures and traces.
+//! Counters, captures and traces.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -8,40 +8,41 @@ use std::thread;
 use std::time::Duration;
 
 use pdp_proto::mux::{
-    self, End, ExternalStats, Match, OUTSIDE, PortName, Program, Queue, QueueStats, Reply, Stats,
-    TraceStage,
+    self, BpfProgram, BytePattern, MuxExternalStats, MuxQueueStats, MuxReply, MuxStats, OUTSIDE,
+    PortName, QueueConfig, TraceStage, VlinkEnd,
 };
 use pdp_proto::trace::NO_FRAME;
 use tracing::info;
 
 use crate::capture::{self, CAPTURES_MAX};
-use crate::control::base::Control;
+use crate::control::base::MuxControl;
 use crate::control::check;
-use crate::control::plan::{KnownVnet, State, layout, nodes, outside_ends, port};
+use crate::control::plan::{KnownVnet, PlanState, layout, nodes, outside_ends, port};
 use crate::control::workers::WorkerHandle;
-use crate::trace::Wish;
-use crate::vnet::Port;
+use crate::trace::PendingTrace;
+use crate::vnet::MuxPort;
 use crate::worker::Worker;
 
-/// Ports, guests and nodes whose counters are copied between two rounds of a worker, and the rest of a node.
+/// Ports, guests and nodes whose counters are copied between
+/// two rounds of a worker. The last node may exceed it.
 const COUNTED_MAX: usize = 64;
 
-/// Queues of one port among these.
+/// Queues of one port that are copied as one of these.
 const QUEUES_COUNTED: usize = 16;
 
 /// The longest wait for a frame to trace, milliseconds.
 const TRACE_WAIT_MS_MAX: u64 = 60_000;
 
-impl Control {
-    /// Counters of all vnets or one.
-    pub fn stats(&self, only: Option<&str>) -> Result<Reply, String> {
+impl MuxControl {
+    /// Returns the counters of all vnets, or of one.
+    pub fn stats(&self, only: Option<&str>) -> Result<MuxReply, String> {
         let state = self.state();
         if let Some(only) = only
             && !state.vnets.contains_key(only)
         {
             return Err(format!("there is no vnet {only}"));
         }
-        let mut stats = Stats::default();
+        let mut stats = MuxStats::default();
         let wanted = state.vnets.values();
         let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
         for (number, worker) in self.workers.iter().enumerate() {
@@ -88,16 +89,18 @@ impl Control {
         for vnet in wanted {
             let counted = stats.vnets.entry(vnet.spec.name.clone()).or_default();
             self.add_problems(&state, &vnet.spec, counted);
-            // Many have many of them: who wants those of all asks for one after the other.
+            // There may be many queues. A client that wants those
+            // of all vnets asks for one vnet after the other.
             if only.is_some() {
                 self.add_queues(vnet, counted)?;
             }
         }
-        Ok(Reply::Stats(Box::new(stats)))
+        Ok(MuxReply::Stats(Box::new(stats)))
     }
 
-    /// What a segment has learned, part by part between rounds of its worker; or has it forget all.
-    pub fn fdb(&self, vnet: &str, vlink: &str, clear: bool) -> Result<Reply, String> {
+    /// Returns the addresses that a segment has learned, copied in parts between
+    /// rounds of its worker. With `clear`, makes it forget all addresses.
+    pub fn fdb(&self, vnet: &str, vlink: &str, clear: bool) -> Result<MuxReply, String> {
         let state = self.state();
         let known = state.vnets.get(vnet).ok_or_else(|| format!("there is no vnet {vnet}"))?;
         let mut segments = known.spec.vlinks.iter().filter(|it| it.segment.is_some());
@@ -116,17 +119,22 @@ impl Control {
                 }
                 Some((segment.heard(&mut next, now_ns), next))
             })?;
-            let Some((part, rest)) = part else { return Ok(Reply::Done) };
+            let Some((part, rest)) = part else { return Ok(MuxReply::Done) };
             heard.extend(part);
             if rest == 0 {
-                return Ok(Reply::Fdb { heard });
+                return Ok(MuxReply::Fdb { heard });
             }
             next = rest;
         }
     }
 
-    /// Adds what is wrong with the ways of a vnet's tunnels.
-    fn add_problems(&self, state: &State, vnet: &mux::Vnet, stats: &mut mux::VnetStats) {
+    /// Adds the problems of the paths of a vnet's tunnels.
+    fn add_problems(
+        &self,
+        state: &PlanState,
+        vnet: &mux::VnetConfig,
+        stats: &mut mux::MuxVnetStats,
+    ) {
         for end in outside_ends(vnet) {
             let (node, port) = end.name;
             let counters = stats.nodes.get_mut(node);
@@ -138,14 +146,15 @@ impl Control {
         }
     }
 
-    /// Adds counters of its queues, each of some moment, part by part between rounds of its worker.
-    fn add_queues(&self, vnet: &KnownVnet, stats: &mut mux::VnetStats) -> Result<(), String> {
+    /// Adds the counters of a vnet's queues, copied in parts between
+    /// rounds of its worker. Each part is of a different moment.
+    fn add_queues(&self, vnet: &KnownVnet, stats: &mut mux::MuxVnetStats) -> Result<(), String> {
         let numbers: HashMap<_, _> = layout(&vnet.spec).zip(0..).collect();
         let ends = vnet.spec.vlinks.iter().flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
-        let mut places: Vec<(usize, usize, _, &[Queue])> = vec![];
+        let mut places: Vec<(usize, usize, _, &[QueueConfig])> = vec![];
         for (end, queues) in ends {
             let name = match end {
-                End::External { name, .. } => Some((OUTSIDE, name.as_str())),
+                VlinkEnd::External { name, .. } => Some((OUTSIDE, name.as_str())),
                 end => port(&vnet.spec, end).map(|it| (it.0.name.as_str(), it.1.name.as_str())),
             };
             let Some((name, number)) = name.and_then(|name| Some((name, *numbers.get(&name)?)))
@@ -171,7 +180,8 @@ impl Control {
             {
                 let known = stats.nodes.get_mut(*node).and_then(|it| it.ports.get_mut(*port));
                 let named = counted.into_iter().zip(*queues);
-                let named = named.map(|(it, queue)| QueueStats { name: queue.name.clone(), ..it });
+                let named =
+                    named.map(|(it, queue)| MuxQueueStats { name: queue.name.clone(), ..it });
                 if let Some(known) = known {
                     known.queues.extend(named);
                 }
@@ -180,14 +190,14 @@ impl Control {
         Ok(())
     }
 
-    /// Has the frames of a port, or those that a program wants, written into the descriptor.
+    /// Captures the frames of a port, or those that a program matches, into the descriptor.
     pub fn capture(
         &self,
         name: &PortName,
         snap_bytes: u32,
-        program: Option<Program>,
+        program: Option<BpfProgram>,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<Reply, String> {
+    ) -> Result<MuxReply, String> {
         let [to] = <[OwnedFd; 1]>::try_from(descriptors)
             .map_err(|got| format!("a capture needs one descriptor, not {}", got.len()))?;
         if !capture::is_writable(&to) {
@@ -214,31 +224,31 @@ impl Control {
         if thread.is_err() {
             captures.fetch_sub(1, Ordering::Relaxed);
         }
-        thread.map(|_| Reply::Done)
+        thread.map(|_| MuxReply::Done)
     }
 
-    /// Follows the next frame that arrives at a port and matches.
+    /// Traces the next matching frame that arrives at a port.
     pub fn trace(
         &self,
         name: &PortName,
-        filter: Vec<Match>,
-        program: Option<Program>,
+        filter: Vec<BytePattern>,
+        program: Option<BpfProgram>,
         wait_ms: u64,
-    ) -> Result<Reply, String> {
+    ) -> Result<MuxReply, String> {
         check::check_matches("the trace", &filter)?;
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
         let (reply, stages) = mpsc::channel();
-        let wish = Wish { ticket, filter, program, reply };
+        let wish = PendingTrace { ticket, filter, program, reply };
         let (worker, _) = self.at_port(name, move |port| port.wish.replace(wish))?;
         let wait = Duration::from_millis(wait_ms.min(TRACE_WAIT_MS_MAX));
         match stages.recv_timeout(wait) {
-            Ok(stages) => Ok(Reply::Traced { stages }),
+            Ok(stages) => Ok(MuxReply::Traced { stages }),
             Err(RecvTimeoutError::Disconnected) => {
                 Err("another trace took this one's place, or the port is gone".into())
             }
             Err(RecvTimeoutError::Timeout) => {
-                // With its port, the wish may be gone.
-                let is_it = move |wish: &mut Wish| wish.ticket == ticket;
+                // If the port is gone, so is the request.
+                let is_it = move |wish: &mut PendingTrace| wish.ticket == ticket;
                 let _ = self.at_port(name, move |port| port.wish.take_if(is_it));
                 let stages = worker.call(move |worker| worker.core.tracer.cancel(ticket))?;
                 let Some(mut stages) = stages else {
@@ -247,16 +257,16 @@ impl Control {
                 let detail = format!("not ended within {} ms", wait.as_millis());
                 let at_ns = wait.as_nanos() as u64;
                 stages.push(TraceStage { at_ns, stage: "wait".into(), detail });
-                Ok(Reply::Traced { stages })
+                Ok(MuxReply::Traced { stages })
             }
         }
     }
 
-    /// Does something with a port, where it is: by the worker that is returned with what came of it.
+    /// Calls `work` with a port, at its worker. Returns that worker and the result.
     fn at_port<T: Send + 'static>(
         &self,
         name: &PortName,
-        work: impl FnOnce(&mut Port) -> T + Send + 'static,
+        work: impl FnOnce(&mut MuxPort) -> T + Send + 'static,
     ) -> Result<(&WorkerHandle, T), String> {
         let unknown = || format!("there is no port {}/{}:{}", name.vnet, name.node, name.port);
         let state = self.state();
@@ -269,8 +279,8 @@ impl Control {
     }
 }
 
-/// Adds what one worker counted.
-fn add_external(sum: &mut ExternalStats, counted: ExternalStats) {
+/// Adds the counters of one worker.
+fn add_external(sum: &mut MuxExternalStats, counted: MuxExternalStats) {
     sum.received += counted.received;
     sum.sent += counted.sent;
     sum.kernel_dropped += counted.kernel_dropped;

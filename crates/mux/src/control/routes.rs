@@ -1,9 +1,10 @@
-//! Reads what route mirrors say, for engines.
+//! Reads messages of route mirrors, for engines.
 //!
-//! A thread of its own: to read a socket may take as long as who has the other end wants, and what is read is checked
-//! here. It takes [`TURN`] messages of one mirror, then of the next; what an engine has no room for stays in the socket,
-//! and a mirror that has to wait for long disconnects and says all of it again. A mirror that is gone, or that makes no
-//! sense, is tried again after [`PAUSE`].
+//! It runs in its own thread, because reading a socket may take as long as its other end
+//! wants. Messages are checked here. The thread takes [`TURN`] messages of one mirror,
+//! then of the next. Messages for which an engine has no space stay in the socket. A
+//! mirror that has to wait for long disconnects, and later sends all messages again. A
+//! mirror that is gone, or that sends invalid messages, is tried again after [`PAUSE`].
 
 use std::collections::HashMap;
 use std::io;
@@ -14,79 +15,82 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use pdp_ip::{Channel, Connection, Heard};
+use pdp_ip::{MirrorChannel, MirrorInput, MirrorSocket};
 use pdp_proto::mux;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use tracing::warn;
 
-use crate::connections::Watch;
-use crate::engine::{Engine, FromEngine, Source, ToEngine};
+use crate::connections::SleepWatch;
+use crate::engine::{EngineFeed, FromEngine, ToEngine, VrouterEngine};
 use crate::wake::Wake;
 
-/// Messages of one mirror in a row.
+/// Messages of one mirror that are read in a row.
 const TURN: usize = 256;
 
-/// Until a mirror is tried again.
+/// Time until a mirror is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Until the mirror of an engine that could not follow what the one before said is tried: twice as long each time, up to
-/// this. What leads to that is a tenant's to make, and the thread's time is everybody's.
+/// Longest time until the next mirror is tried for an engine that could
+/// not follow the last one. The time doubles with each attempt. A
+/// tenant can provoke such failures, and the thread serves everybody.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// Until it is looked again at who has to wait for an engine, or for a mirror to read.
+/// Interval of checks for space at an engine, or at a mirror that does not read.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Sockets that are told of at a time.
+/// Events handled at a time.
 const EVENTS_MAX: usize = 64;
 
 /// The mux's number among the guests of a mirror.
 const GUEST: u32 = 0;
 
-/// The number of the thread's own doorbell.
+/// Number of the thread's own doorbell.
 const WAKE: u64 = 0;
 
-/// The thread, as others have it. It ends with this.
-pub struct Routes(Arc<Shared>);
+/// Handle of the thread, which ends with it.
+pub struct MirrorThread(Arc<MirrorThreadState>);
 
-struct Shared {
+struct MirrorThreadState {
     wake: Arc<Wake>,
-    new: Mutex<Vec<Followed>>,
+    new: Mutex<Vec<FollowedMirror>>,
     ended: AtomicBool,
 }
 
-impl Drop for Routes {
+impl Drop for MirrorThread {
     fn drop(&mut self) {
         self.0.ended.store(true, Ordering::Relaxed);
         self.0.wake.ring();
     }
 }
 
-impl Routes {
+impl MirrorThread {
     /// Starts the thread.
     pub fn start() -> io::Result<Self> {
         let wake = Arc::new(Wake::new()?);
         let ended = AtomicBool::new(false);
-        let shared = Arc::new(Shared { wake, new: Mutex::default(), ended });
+        let shared = Arc::new(MirrorThreadState { wake, new: Mutex::default(), ended });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*shared.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let reader = Reader { epoll, shared: shared.clone(), all: HashMap::new(), last: WAKE };
+        let reader =
+            MirrorReader { epoll, shared: shared.clone(), all: HashMap::new(), last: WAKE };
         std::thread::Builder::new().name("routes".into()).spawn(move || reader.run())?;
         Ok(Self(shared))
     }
 
-    /// An engine for the vnet in `slot` of the worker whose `watch` it is, and what rouses that vnet.
+    /// Creates an engine for the vnet in `slot` of the worker that `watch`
+    /// belongs to. Also returns the doorbell that wakes that vnet.
     pub fn engine(
         &self,
-        spec: &mux::Engine,
-        watch: &Watch,
+        spec: &mux::EngineConfig,
+        watch: &SleepWatch,
         slot: u16,
-    ) -> io::Result<(Engine, Arc<OwnedFd>)> {
+    ) -> io::Result<(VrouterEngine, Arc<OwnedFd>)> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         watch.add_bell(Some(slot), &bell)?;
-        let (engine, source) = Engine::new(spec.clone(), self.0.wake.clone());
-        let mux::Code::Ip { routes } = &spec.code else { return Ok((engine, bell)) };
+        let (engine, source) = VrouterEngine::new(spec.clone(), self.0.wake.clone());
+        let mux::EngineCode::Ip { routes } = &spec.code else { return Ok((engine, bell)) };
         let path = routes.clone();
-        let followed = Followed {
+        let followed = FollowedMirror {
             path,
             source,
             bell: bell.clone(),
@@ -105,33 +109,33 @@ impl Routes {
 }
 
 /// A mirror, and the engine that follows it.
-struct Followed {
+struct FollowedMirror {
     path: PathBuf,
-    source: Source,
-    /// Rouses the engine's vnet.
+    source: EngineFeed,
+    /// Wakes the engine's vnet.
     bell: Arc<OwnedFd>,
-    /// The engine is in use.
+    /// True once the engine is in use.
     wanted: bool,
-    connection: Option<Connection>,
-    /// The connection's number among this engine's.
+    connection: Option<MirrorSocket>,
+    /// Number of the connection among this engine's.
     mirror: u32,
-    /// The engine knows of the connection.
+    /// True once the engine knows of the connection.
     begun: bool,
-    /// There may be more to read.
+    /// True if there may be more to read.
     may_have_more: bool,
     connect_at: Option<Instant>,
-    /// Before the next mirror, once this one can't be followed.
+    /// Pause before the next mirror, if the engine can't follow this one.
     pause: Duration,
 }
 
-impl Followed {
-    /// Does what the engine asked for, as long as its mirror reads.
-    fn obey(&mut self) {
-        while self.connection.as_ref().is_none_or(Connection::has_room)
+impl FollowedMirror {
+    /// Handles messages of the engine while the mirror reads.
+    fn handle_engine_messages(&mut self) {
+        while self.connection.as_ref().is_none_or(MirrorSocket::has_space)
             && let Ok(asked) = self.source.from.pop()
         {
             match asked {
-                FromEngine::Wants => {
+                FromEngine::WantsMirror => {
                     if self.wanted {
                         self.end("what it says can't be followed");
                         self.connect_at = Some(Instant::now() + self.pause);
@@ -146,7 +150,7 @@ impl Followed {
                     }
                 }
                 FromEngine::Message(..) => {}
-                FromEngine::Gone(fib) => drop(fib),
+                FromEngine::RetiredFib(fib) => drop(fib),
             }
         }
     }
@@ -158,14 +162,14 @@ impl Followed {
         self.connect_at = Some(Instant::now() + PAUSE);
     }
 
-    /// Connects if it is time to.
+    /// Connects to the mirror when it is time.
     fn connect(&mut self, number: u64, epoll: &OwnedFd) {
         let due = self.connect_at.is_none_or(|at| Instant::now() >= at);
         if !self.wanted || self.connection.is_some() || !due {
             return;
         }
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let opened = Connection::open(&self.path, GUEST).and_then(|connection| {
+        let opened = MirrorSocket::open(&self.path, GUEST).and_then(|connection| {
             epoll::add(epoll, &connection, epoll::EventData::new_u64(number), flags)?;
             Ok(connection)
         });
@@ -179,7 +183,8 @@ impl Followed {
         }
     }
 
-    /// Gives the engine what its mirror says, as far as there is room, and the mirror what it reads.
+    /// Passes messages of the mirror to the engine while
+    /// there is space, and queued answers to the mirror.
     fn turn(&mut self) {
         let mut told = false;
         if self.connection.is_some() && !self.begun {
@@ -199,13 +204,13 @@ impl Followed {
             }
             left -= 1;
             match connection.hear() {
-                Ok(Heard::Message(message)) => {
-                    // There is room.
+                Ok(MirrorInput::Message(message)) => {
+                    // The ring has space.
                     let _ = self.source.to.push(ToEngine::Message(message));
                     told = true;
                 }
-                Ok(Heard::Part) => {}
-                Ok(Heard::Nothing) => self.may_have_more = false,
+                Ok(MirrorInput::Part) => {}
+                Ok(MirrorInput::Nothing) => self.may_have_more = false,
                 Err(error) => break Err(error),
             }
         };
@@ -218,7 +223,7 @@ impl Followed {
         }
     }
 
-    /// In what time it is to be looked at again at the latest.
+    /// Returns the latest time of the next check.
     fn due(&self) -> Option<Duration> {
         let Some(connection) = &self.connection else {
             let at = self.connect_at.filter(|_| self.wanted)?;
@@ -226,22 +231,22 @@ impl Followed {
         };
         let waits = !self.begun || self.may_have_more;
         let answers = !self.source.from.is_empty();
-        match waits && !self.source.to.is_full() || answers && connection.has_room() {
+        match waits && !self.source.to.is_full() || answers && connection.has_space() {
             true => Some(Duration::ZERO),
             false => (waits || answers || connection.has_backlog()).then_some(LOOK),
         }
     }
 }
 
-/// What the thread has.
-struct Reader {
+/// State of the thread.
+struct MirrorReader {
     epoll: OwnedFd,
-    shared: Arc<Shared>,
-    all: HashMap<u64, Followed>,
+    shared: Arc<MirrorThreadState>,
+    all: HashMap<u64, FollowedMirror>,
     last: u64,
 }
 
-impl Reader {
+impl MirrorReader {
     fn run(mut self) {
         let mut came = vec![];
         while !self.shared.ended.load(Ordering::Relaxed) {
@@ -252,17 +257,17 @@ impl Reader {
                 self.last += 1;
                 self.all.insert(self.last, followed);
             }
-            // Nobody has the other end any more.
+            // The engine has dropped the other end.
             self.all.retain(|_, it| !it.source.to.is_abandoned());
             for number in came.drain(..) {
                 self.all.entry(number).and_modify(|it| it.may_have_more = true);
             }
             for (number, followed) in &mut self.all {
-                followed.obey();
+                followed.handle_engine_messages();
                 followed.connect(*number, &self.epoll);
                 followed.turn();
             }
-            let left = self.all.values().filter_map(Followed::due).min();
+            let left = self.all.values().filter_map(FollowedMirror::due).min();
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
             if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, left.as_ref()) {
@@ -278,22 +283,22 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixListener;
 
-    use pdp_proto::routes::{FromGuest, Resolved};
+    use pdp_proto::routes::{FromGuest, ResolvedRoute};
 
     use super::*;
 
-    /// Whatever part of the answers a look at them takes along.
+    /// All answers are handled, however many of them each check takes.
     #[test]
-    fn answers_are_looked_at_until_none_is_left() {
+    fn mirror_thread_reads_all_pending_answers() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("routes.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let (to, _engine) = rtrb::RingBuffer::new(8);
         let (mut answers, from) = rtrb::RingBuffer::new(64);
-        let mut followed = Followed {
-            connection: Some(Connection::open(&path, GUEST).unwrap()),
+        let mut followed = FollowedMirror {
+            connection: Some(MirrorSocket::open(&path, GUEST).unwrap()),
             path,
-            source: Source { to, from },
+            source: EngineFeed { to, from },
             bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
             wanted: true,
             mirror: 1,
@@ -304,12 +309,12 @@ mod tests {
         };
         let (mut mirror, _) = listener.accept().unwrap();
         mirror.set_nonblocking(true).unwrap();
-        let route = ("2001:db8::/32".parse().unwrap(), Resolved::Drop);
+        let route = ("2001:db8::/32".parse().unwrap(), ResolvedRoute::Drop);
         let table = FromGuest::Table { dump: 1, routes: vec![route; 256] };
         while answers.push(FromEngine::Message(1, table.clone())).is_ok() {}
         let (mut bytes, mut read) = (vec![0; 1 << 20], 0);
         while followed.due().is_some() {
-            followed.obey();
+            followed.handle_engine_messages();
             followed.turn();
             read += mirror.read(&mut bytes).unwrap_or(0);
         }

@@ -1,7 +1,7 @@
-//! What vlinks are to be at which time: done here, whether pdpd is there or not.
+//! Schedules of vlinks. The mux executes them itself, whether pdpd is running or not.
 //!
-//! A vnet whose time has come is made anew from what was put, as if it had been put so. Whatever time a step was
-//! missed by, what it is by now is done at once.
+//! When a step is due, the vnet is built again from its spec, as if it had been requested in its
+//! new form. After missed steps, the mux applies the current state at once, whatever the delay.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -12,11 +12,11 @@ use pdp_proto::mux;
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::control::base::Control;
+use crate::control::base::MuxControl;
 use crate::control::plan::KnownVnet;
 
-/// Time between two looks at the clock of schedules while one goes on: how late a step may be that a machine slept
-/// through, and when one that could not be done is tried again.
+/// Time between two checks of the clock while a schedule runs. A step may be this late
+/// if the machine slept meanwhile. A step that failed is tried again after this time.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The clock of schedules, nanoseconds: CLOCK_BOOTTIME.
@@ -25,14 +25,14 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A vnet as it is at a moment.
-pub fn at(wanted: &mux::Vnet, now_ns: u64) -> mux::Vnet {
+/// Returns the vnet's spec at a given time.
+pub fn at(wanted: &mux::VnetConfig, now_ns: u64) -> mux::VnetConfig {
     let vlinks = wanted.vlinks.iter().map(|vlink| vlink.at(now_ns)).collect();
-    mux::Vnet { vlinks, ..wanted.clone() }
+    mux::VnetConfig { vlinks, ..wanted.clone() }
 }
 
-impl Control {
-    /// Starts the thread that does what schedules say, which ends with `control`.
+impl MuxControl {
+    /// Starts the thread that executes schedules. It ends with `control`.
     pub fn keep_time(control: &Arc<Self>) -> io::Result<()> {
         let weak = Arc::downgrade(control);
         let thread = thread::Builder::new().name("schedule".into()).spawn(move || run(&weak))?;
@@ -40,12 +40,13 @@ impl Control {
         Ok(())
     }
 
-    /// Has that thread look at what is next.
+    /// Wakes that thread to check for the next step.
     pub(super) fn look_at_schedules(&self) {
         self.clock.get().inspect(|thread| thread.unpark());
     }
 
-    /// Does what schedules say now. Returns how long to wait; `None`: until somebody says so.
+    /// Executes the steps that are due. Returns the time
+    /// to wait; `None` waits until the thread is woken.
     fn follow_schedules(&self) -> Option<Duration> {
         let mut state = self.state();
         let now_ns = now_ns();
@@ -75,7 +76,7 @@ impl Control {
     }
 }
 
-fn run(control: &Weak<Control>) {
+fn run(control: &Weak<MuxControl>) {
     loop {
         let Some(wait) = control.upgrade().map(|control| control.follow_schedules()) else {
             return;

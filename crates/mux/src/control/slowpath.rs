@@ -1,9 +1,10 @@
-//! Hears what programs of control guests ask of engines, and answers them.
+//! Reads the requests of control guests' programs to engines, and answers them.
 //!
-//! A thread of its own, as for routes: to read a socket may take as long as who has the other end wants, and what is read
-//! is checked here, and has all its memory from here. It takes [`PACKETS_AT_ONCE`] packets of one program, then of the
-//! next; who has too many jobs under way, or does not read what it is answered, is not heard meanwhile. The time that it
-//! takes for a program is its vnet's to pay.
+//! It runs in its own thread, as for routes, because reading a socket may take as long
+//! as its other end wants. Requests are checked here, and all memory for them is
+//! allocated here. The thread takes [`PACKETS_AT_ONCE`] packets of one program, then of
+//! the next. It stops reading from a program that has too many outstanding jobs or does
+//! not read its answers. The time that it spends for a program is charged to its vnet.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -17,19 +18,19 @@ use std::time::{Duration, Instant};
 use pdp_proto::limits::{QUEUE_FRAMES_MAX, WEIGHT_MAX};
 use pdp_proto::mux::{self, Rate};
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, NO_COUNTER, NO_FILTER,
-    PACKET_BYTES_MAX, Pattern, QUEUES_AT_ONCE, QUEUES_SET_MAX, QueueSetting, Reply, Request,
-    VERSION, Verdict, Welcome,
+    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, FilterPattern,
+    FilterVerdict, NO_COUNTER, NO_FILTER, PACKET_BYTES_MAX, QUEUES_AT_ONCE, QUEUES_SET_MAX,
+    QueueSetting, SlowPathReply, SlowPathRequest, VERSION, Welcome,
 };
 use pdp_wire::ether;
 use quanta::Clock;
 use rustix::event::{Timespec, epoll};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
 
-use crate::actions::{Actions, Change, Changes, changes_max, room_for};
-use crate::engine::Engine;
+use crate::actions::{Actions, ChangeSet, FilterChange, changes_max, with_capacity};
+use crate::engine::VrouterEngine;
 use crate::police::TokenBucket;
-use crate::slowpath::{Asked, Commit, Desk, JOBS_MAX, Job};
+use crate::slowpath::{AddressedJob, Commit, JOBS_MAX, SlowPathHandle, SlowPathJob};
 use crate::wake::Wake;
 
 /// Programs of a vrouter at a time.
@@ -39,37 +40,40 @@ pub const PROGRAMS_MAX: usize = 4;
 const CONNECTS_A_SECOND: u64 = 10;
 const CONNECTS_AT_ONCE: u64 = 16;
 
-/// Packets of one program in a row.
+/// Packets of one program that are read in a row.
 const PACKETS_AT_ONCE: usize = 4;
 
-/// Jobs that may be under way when another packet is read: each may ask for many, which wait here.
+/// Outstanding jobs below which another packet is read. Each
+/// packet may ask for many jobs, which are queued here.
 const JOBS_BUSY: usize = JOBS_MAX / 2;
 
-/// Bytes of answers that wait to be read by a program, beyond which it is not heard.
+/// Bytes of unread answers, beyond which nothing more is read from a program.
 const BACKLOG_BYTES: usize = 256 << 10;
 
-/// Bytes of answers that go in one packet; the last of these may be as long as an answer is, 33 KB.
+/// Bytes of answers that are combined in one packet. The last answer may be longer, up to 33 KB.
 const TOGETHER_BYTES: usize = 16 << 10;
 
-/// How long a program may read nothing of what waits for it, and how long it may take to say who it is.
+/// Longest time for which a program may leave its
+/// answers unread, and within which it has to say hello.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Packets that a socket holds at most, about: the smallest ones, in the memory that the kernel gives it.
+/// Most packets in a socket, approximately: the smallest
+/// ones, in the memory that the kernel permits.
 const UNREAD_MAX: usize = 1024;
 
-/// Sockets that are told of at a time.
+/// Events handled at a time.
 const EVENTS_MAX: usize = 64;
 
-/// The number of the thread's own doorbell.
+/// Number of the thread's own doorbell.
 const WAKE: u64 = 0;
 
-/// The thread, as others have it. It ends with this.
-pub struct SlowPaths(Arc<Shared>);
+/// Handle of the thread, which ends with it.
+pub struct SlowPaths(Arc<SlowPathRegistry>);
 
-struct Shared {
+struct SlowPathRegistry {
     wake: Arc<Wake>,
-    new: Mutex<Vec<Place>>,
-    /// Sockets that listen, by path, as long as an engine has them.
+    new: Mutex<Vec<SlowPathEndpoint>>,
+    /// Listening sockets by path, while an engine has them.
     listeners: Mutex<HashMap<PathBuf, Weak<OwnedFd>>>,
     ended: AtomicBool,
 }
@@ -84,7 +88,7 @@ impl Drop for SlowPaths {
 impl SlowPaths {
     /// Starts the thread.
     pub fn start() -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SlowPathRegistry {
             wake: Arc::new(Wake::new()?),
             new: Mutex::default(),
             listeners: Mutex::default(),
@@ -92,12 +96,13 @@ impl SlowPaths {
         });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*shared.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let thread = Thread { epoll, shared: shared.clone(), all: HashMap::new(), last: WAKE };
+        let thread =
+            SlowPathThread { epoll, shared: shared.clone(), all: HashMap::new(), last: WAKE };
         std::thread::Builder::new().name("slowpaths".into()).spawn(move || thread.run())?;
         Ok(Self(shared))
     }
 
-    /// Whether somebody listens at `socket`.
+    /// True if `socket` has a listener.
     pub fn listens(&self, socket: &PathBuf) -> bool {
         self.listeners().get(socket).is_some_and(|it| it.strong_count() > 0)
     }
@@ -106,13 +111,14 @@ impl SlowPaths {
         self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has programs that come to `spec`'s socket tell `engine` what to do, whose vnet `bell` rouses. `listener` listens
-    /// there, if nobody does yet; whether somebody does.
+    /// Adds a slow path: programs that connect to `spec`'s socket control
+    /// `engine`. `bell` wakes its vnet. `listener` listens there, unless the
+    /// socket already has a listener. False if there is no listener at all.
     pub fn add(
         &self,
-        engine: &mut Engine,
-        code: &mux::Code,
-        spec: &mux::SlowPath,
+        engine: &mut VrouterEngine,
+        code: &mux::EngineCode,
+        spec: &mux::SlowPathConfig,
         bell: Arc<OwnedFd>,
         listener: Option<OwnedFd>,
     ) -> bool {
@@ -123,14 +129,14 @@ impl SlowPaths {
         listeners.insert(spec.socket.clone(), Arc::downgrade(&listener));
         let desk = engine.add_slowpath(self.0.wake.clone());
         let connects = Rate { bps: 0, pps: CONNECTS_A_SECOND };
-        let place = Place {
+        let place = SlowPathEndpoint {
             spec: spec.clone(),
             fields: match code {
-                mux::Code::Ip { .. } => None,
-                mux::Code::Fields(fields) => Some(fields.is_long()),
+                mux::EngineCode::Ip { .. } => None,
+                mux::EngineCode::Fields(fields) => Some(fields.is_long()),
             },
             listener,
-            desk,
+            handle: desk,
             bell,
             listens: false,
             may_accept: true,
@@ -150,89 +156,93 @@ impl SlowPaths {
     }
 }
 
-/// A vrouter whose engine programs speak to.
-struct Place {
-    spec: mux::SlowPath,
-    /// Of `fields`: whether its keys are long.
+/// A vrouter with an engine that programs can control.
+struct SlowPathEndpoint {
+    spec: mux::SlowPathConfig,
+    /// True for long keys, if the engine forwards by `fields`.
     fields: Option<bool>,
     listener: Arc<OwnedFd>,
-    desk: Desk,
-    /// Rouses the engine's vnet.
+    handle: SlowPathHandle,
+    /// Wakes the engine's vnet.
     bell: Arc<OwnedFd>,
     listens: bool,
     may_accept: bool,
-    /// Nobody is accepted before, nanoseconds.
+    /// No program is accepted before this time, nanoseconds.
     accept_ns: u64,
     connects: TokenBucket,
-    programs: Vec<Program>,
-    /// Jobs that find no room in the ring.
-    jobs: VecDeque<Asked>,
-    /// Jobs that have not come back.
+    programs: Vec<SlowPathClient>,
+    /// Jobs that the ring has no space for.
+    jobs: VecDeque<AddressedJob>,
+    /// Number of outstanding jobs.
     under_way: usize,
-    /// Changes among all jobs, and commits.
+    /// Number of changes and commits in all jobs.
     changing: usize,
-    /// Which tables the engine has; 0: none.
+    /// Identifies the engine's tables; 0: it has none.
     tables: u64,
-    /// Whether it has room for filters of this length.
+    /// True if the engine has a set for filters of this length.
     short: bool,
     long: bool,
 }
 
-/// A program.
-struct Program {
+/// A connected program.
+struct SlowPathClient {
     number: u64,
     socket: OwnedFd,
     since: Instant,
-    /// It has said what it speaks.
+    /// True once it has sent its protocol version.
     hello: bool,
-    /// What it wants changed, and what is wrong with that.
-    changes: Changes,
+    /// Changes that it has not committed yet, and the first invalid one.
+    changes: ChangeSet,
     wrong: Option<(u32, String)>,
     may_have_more: bool,
-    /// A packet that it sent, and how much of it was heard.
+    /// The packet that it sent last, and how many of its bytes were handled.
     packet: Vec<u8>,
     heard: usize,
-    /// It is to be told counters, filters or queues: that may be much, and nothing else is heard before.
+    /// True while it gets counters, filters or queues. That may be
+    /// much data, so no more requests are handled before its end.
     asking: bool,
-    /// Packets that wait to be read.
+    /// Answers that wait to be sent.
     backlog: VecDeque<Vec<u8>>,
     backlog_bytes: usize,
-    /// What is to wait behind these: each packet of it once it is the next.
-    counts: Option<Counts>,
-    /// Since when none is.
+    /// Counters to send behind these. Each of their packets
+    /// is built when the earlier ones have been sent.
+    counts: Option<CounterSnapshot>,
+    /// Time since when no answer could be sent.
     stuck: Option<Instant>,
     ended: bool,
 }
 
-/// What counters had at one moment.
-struct Counts {
-    /// Of the answer.
+/// Values of counters at one moment.
+struct CounterSnapshot {
+    /// Number of the request.
     number: u64,
     first: u32,
     counters: Vec<Counter>,
-    /// How many it was told.
+    /// Counters that were sent already.
     told: usize,
 }
 
-impl Program {
-    /// Tells it so with the next [`Self::flush`], in one packet with what else is to be told then, if that is short.
-    fn say(&mut self, reply: &Reply) {
+impl SlowPathClient {
+    /// Queues a reply for the next [`Self::flush`]. Short replies are combined in one packet.
+    fn say(&mut self, reply: &SlowPathReply) {
         if self.backlog.back().is_none_or(|packet| packet.len() >= TOGETHER_BYTES) {
             self.backlog.push_back(vec![]);
         }
         let Some(packet) = self.backlog.back_mut() else { return };
         let before = packet.len();
-        reply.put(packet);
+        reply.encode(packet);
         self.backlog_bytes += packet.len() - before;
     }
 
-    /// Has the next counters that it is to be told wait.
-    fn tell_counts(&mut self) {
-        let Some(Counts { number, first, counters, told }) = &mut self.counts else { return };
+    /// Queues the next packet of counters.
+    fn send_counters(&mut self) {
+        let Some(CounterSnapshot { number, first, counters, told }) = &mut self.counts else {
+            return;
+        };
         let left = &counters[*told..];
         let some = &left[..left.len().min(COUNTERS_AT_ONCE)];
         let (more, mut packet) = (some.len() < left.len(), vec![]);
-        Reply::put_counters(*number, *first + *told as u32, some, more, &mut packet);
+        SlowPathReply::put_counters(*number, *first + *told as u32, some, more, &mut packet);
         *told += some.len();
         if !more {
             self.counts = None;
@@ -242,11 +252,11 @@ impl Program {
         self.backlog.push_back(packet);
     }
 
-    /// Sends what waits, as far as that goes.
+    /// Sends queued answers, as many as the socket takes.
     fn flush(&mut self) {
         loop {
             if self.backlog.is_empty() {
-                self.tell_counts();
+                self.send_counters();
             }
             let Some(packet) = self.backlog.front() else { return };
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -268,7 +278,7 @@ impl Program {
         }
     }
 
-    /// Takes the next packet that it sent, if there is one.
+    /// Reads the next packet that the program sent, if there is one.
     fn read(&mut self, bytes: &mut [u8]) -> Result<(), String> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let length = match rustix::net::recv(&self.socket, &mut *bytes, flags) {
@@ -298,10 +308,10 @@ impl Program {
 
     fn end(&mut self, why: &str) -> Option<String> {
         self.counts = None;
-        self.say(&Reply::Bye(why.into()));
+        self.say(&SlowPathReply::Bye(why.into()));
         self.flush();
         self.ended = true;
-        // What is not read would have the program find its connection reset before it is told.
+        // Unread packets would reset the connection before the program reads this.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
         let read = || rustix::net::recv(&self.socket, &mut [0; 1], RecvFlags::DONTWAIT);
         let mut left = UNREAD_MAX;
@@ -311,39 +321,40 @@ impl Program {
         Some(why.into())
     }
 
-    /// Whether it is to be heard.
+    /// True if the program's requests shall be handled.
     fn is_heard(&self) -> bool {
         let has_said = self.may_have_more || self.heard < self.packet.len();
         has_said && !self.ended && !self.asking && self.backlog_bytes < BACKLOG_BYTES
     }
 
-    /// When it is taken for gone.
+    /// Returns the time when the program counts as dead.
     fn patience_ends(&self) -> Option<Instant> {
         let hello = (!self.hello).then_some(self.since);
         self.stuck.into_iter().chain(hello).min().map(|since| since + PATIENCE)
     }
 }
 
-impl Place {
-    /// Whether there is nothing to be done for it.
+impl SlowPathEndpoint {
+    /// True if it needs no work.
     fn is_quiet(&self) -> bool {
         let accepts = if self.listens {
             self.may_accept
         } else {
-            self.desk.shared.used.load(Ordering::Relaxed)
+            self.handle.shared.used.load(Ordering::Relaxed)
         };
         !accepts && self.programs.is_empty() && self.under_way == 0 && self.jobs.is_empty()
     }
 
-    /// Whether there is room for more jobs, and for what they take along.
+    /// True if more jobs and changes may be queued.
     fn has_room(&self) -> bool {
         self.under_way + self.jobs.len() < JOBS_BUSY
             && self.changing < changes_max(self.spec.filters)
     }
 
-    /// Answers, accepts, reads; `number` is the place's, and `last` the last number given.
-    fn turn(&mut self, number: u64, epoll: &OwnedFd, last: &mut u64, now_ns: u64) {
-        while let Ok(asked) = self.desk.from.pop() {
+    /// Sends answers, accepts programs, and reads requests. `number`
+    /// is this vrouter's number, and `last` the last number used.
+    fn poll(&mut self, number: u64, epoll: &OwnedFd, last: &mut u64, now_ns: u64) {
+        while let Ok(asked) = self.handle.from.pop() {
             self.under_way -= 1;
             self.answer(asked);
         }
@@ -365,7 +376,7 @@ impl Place {
                     break;
                 }
                 bytes.resize(PACKET_BYTES_MAX, 0);
-                match self.hear(at, &mut bytes) {
+                match self.handle_packet(at, &mut bytes) {
                     Ok(()) => {}
                     Err(why) => fault = self.programs[at].end(&why),
                 }
@@ -376,22 +387,22 @@ impl Place {
             let _ = epoll::delete(epoll, &gone.socket);
         }
         if let Some(fault) = fault {
-            *self.desk.shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+            *self.handle.shared.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
         }
         let programs = self.programs.len() as u64;
-        self.desk.shared.programs.store(programs, Ordering::Relaxed);
+        self.handle.shared.programs.store(programs, Ordering::Relaxed);
         self.hand_over();
     }
 
     fn accept(&mut self, number: u64, epoll: &OwnedFd, last: &mut u64, now_ns: u64) {
         if !self.listens {
-            if !self.desk.shared.used.load(Ordering::Acquire) {
+            if !self.handle.shared.used.load(Ordering::Acquire) {
                 return;
             }
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             let data = epoll::EventData::new_u64(number);
             let added = match epoll::add(epoll, &*self.listener, data, flags) {
-                // That of the engine before, which is about to go.
+                // Registered for the previous engine, which is about to end.
                 Err(rustix::io::Errno::EXIST) => epoll::modify(epoll, &*self.listener, data, flags),
                 result => result,
             };
@@ -411,12 +422,12 @@ impl Place {
                 self.accept_ns = at_ns;
             }
             *last += 1;
-            let mut program = Program {
+            let mut program = SlowPathClient {
                 number: *last,
                 socket,
                 since: Instant::now(),
                 hello: false,
-                changes: Changes::default(),
+                changes: ChangeSet::default(),
                 wrong: None,
                 may_have_more: true,
                 packet: vec![],
@@ -440,8 +451,9 @@ impl Place {
         }
     }
 
-    /// Goes on with what a program says, as far as there is room. An error is why it is no good.
-    fn hear(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), String> {
+    /// Handles requests of a program while there is space.
+    /// An error says why the program is disconnected.
+    fn handle_packet(&mut self, at: usize, bytes: &mut [u8]) -> Result<(), String> {
         let program = &mut self.programs[at];
         if program.heard == program.packet.len() {
             program.read(bytes)?;
@@ -449,20 +461,20 @@ impl Place {
         while self.has_room() && self.programs[at].is_heard() {
             let program = &mut self.programs[at];
             let mut rest = &program.packet[program.heard..];
-            let request = Request::take(&mut rest).map_err(|wrong| wrong.to_string())?;
+            let request = SlowPathRequest::decode(&mut rest).map_err(|wrong| wrong.to_string())?;
             program.heard = program.packet.len() - rest.len();
             match request {
-                Some(request) => self.obey(at, request)?,
+                Some(request) => self.handle_request(at, request)?,
                 None => break,
             }
         }
         Ok(())
     }
 
-    fn obey(&mut self, at: usize, request: Request) -> Result<(), String> {
+    fn handle_request(&mut self, at: usize, request: SlowPathRequest) -> Result<(), String> {
         let program = &mut self.programs[at];
         let whose = program.number;
-        if let Request::Hello(version) = request {
+        if let SlowPathRequest::Hello(version) = request {
             if version != VERSION {
                 return Err(format!("it speaks version {version}, and the mux {VERSION}"));
             }
@@ -471,41 +483,41 @@ impl Place {
             let welcome = Welcome {
                 version: VERSION,
                 code: u8::from(self.fields.is_some()),
-                vports: self.desk.shared.vports.load(Ordering::Relaxed) as u16,
+                vports: self.handle.shared.vports.load(Ordering::Relaxed) as u16,
                 tables: self.tables,
                 filters_max: self.spec.filters,
                 counters: self.spec.counters,
             };
-            self.programs[at].say(&Reply::Welcome(welcome));
+            self.programs[at].say(&SlowPathReply::Welcome(welcome));
             return Ok(());
         }
         if !program.hello {
             return Err("it does not say hello first".into());
         }
-        let ask = |number, job| Asked { whose, number, job };
+        let ask = |number, job| AddressedJob { client: whose, number, job };
         match request {
-            Request::Hello(_) => {}
-            Request::Set(filter) => {
+            SlowPathRequest::Hello(_) => {}
+            SlowPathRequest::Set(filter) => {
                 if let Err(why) = self.check(&filter) {
                     self.programs[at].wrong.get_or_insert((filter.id, why));
                 }
                 match filter.pattern {
-                    Pattern::Short { .. } if !self.short => {
-                        let set = room_for(self.spec.filters, random()?);
-                        self.jobs.push_back(ask(0, Job::Short(Some(set))));
+                    FilterPattern::Short { .. } if !self.short => {
+                        let set = with_capacity(self.spec.filters, random()?);
+                        self.jobs.push_back(ask(0, SlowPathJob::Short(Some(set))));
                         self.short = true;
                     }
-                    Pattern::Long { .. } if !self.long => {
-                        let set = room_for(self.spec.filters, random()?);
-                        self.jobs.push_back(ask(0, Job::Long(Some(set))));
+                    FilterPattern::Long { .. } if !self.long => {
+                        let set = with_capacity(self.spec.filters, random()?);
+                        self.jobs.push_back(ask(0, SlowPathJob::Long(Some(set))));
                         self.long = true;
                     }
                     _ => {}
                 }
-                self.change(at, Change::Set(filter))?;
+                self.change(at, FilterChange::Set(filter))?;
             }
-            Request::Remove(id) => self.change(at, Change::Remove(id))?,
-            Request::Queue(setting) => {
+            SlowPathRequest::Remove(id) => self.change(at, FilterChange::Remove(id))?,
+            SlowPathRequest::Queue(setting) => {
                 let wrong = self.check_queue(&setting);
                 let program = &mut self.programs[at];
                 if let Err(why) = wrong {
@@ -516,8 +528,8 @@ impl Place {
                 }
                 program.changes.queues.push(setting);
             }
-            Request::Queues { number, vport, first } => {
-                let vports = self.desk.shared.vports.load(Ordering::Relaxed);
+            SlowPathRequest::Queues { number, vport, first } => {
+                let vports = self.handle.shared.vports.load(Ordering::Relaxed);
                 if u64::from(vport) >= vports {
                     return Err(format!("vport {vport}: there are {vports}, from 0 on"));
                 }
@@ -525,25 +537,25 @@ impl Place {
                     first.checked_sub(1).ok_or("queue 0: they are counted from 1".to_string())?;
                 let states = Vec::with_capacity(QUEUES_AT_ONCE);
                 self.programs[at].asking = true;
-                self.jobs.push_back(ask(number, Job::Queues(vport, first, states, false)));
+                self.jobs.push_back(ask(number, SlowPathJob::Queues(vport, first, states, false)));
             }
-            Request::Commit { number, sweep } => {
+            SlowPathRequest::Commit { number, sweep } => {
                 let wrong = program.wrong.take();
                 let changes = std::mem::take(&mut program.changes);
                 let mut commit = Commit { number, changes, wrong };
                 commit.changes.sweep = sweep;
                 self.changing += commit.changes.count() + 1;
                 match self.jobs.back_mut() {
-                    // With those that the same packet brought before.
-                    Some(Asked { whose: before, job: Job::Commit(all, _), .. })
-                        if *before == whose =>
-                    {
+                    // Added to the earlier commits of the same packet.
+                    Some(AddressedJob {
+                        client: before, job: SlowPathJob::Commit(all, _), ..
+                    }) if *before == whose => {
                         all.push(commit);
                     }
-                    _ => self.jobs.push_back(ask(0, Job::Commit(vec![commit], 0))),
+                    _ => self.jobs.push_back(ask(0, SlowPathJob::Commit(vec![commit], 0))),
                 }
             }
-            Request::Counters { number, first, count } => {
+            SlowPathRequest::Counters { number, first, count } => {
                 let counters = self.spec.counters;
                 let end = first.checked_add(count).filter(|end| *end <= counters);
                 let Some(end) = end else {
@@ -553,67 +565,67 @@ impl Place {
                 };
                 program.asking = true;
                 let room = Vec::with_capacity(count as usize);
-                self.jobs.push_back(ask(number, Job::Count(first..end, room)));
+                self.jobs.push_back(ask(number, SlowPathJob::Count(first..end, room)));
             }
-            Request::List { number, first } => {
+            SlowPathRequest::List { number, first } => {
                 let filters = Vec::with_capacity(FILTERS_AT_ONCE);
                 program.asking = true;
-                self.jobs.push_back(ask(number, Job::List(first, filters, None)));
+                self.jobs.push_back(ask(number, SlowPathJob::List(first, filters, None)));
             }
-            Request::Frame { out, vport, queue, bytes } => {
+            SlowPathRequest::Frame { out, vport, queue, bytes } => {
                 if !(ether::HEADER_BYTES..=FRAME_BYTES_MAX).contains(&bytes.len()) {
                     return Err(format!("a frame of {} bytes", bytes.len()));
                 }
-                self.jobs.push_back(ask(0, Job::Send { out, vport, queue, bytes }));
+                self.jobs.push_back(ask(0, SlowPathJob::Send { out, vport, queue, bytes }));
             }
         }
         Ok(())
     }
 
-    /// Has the engine know the tables that are to be used.
+    /// Gives the engine its tables, if it has none yet.
     fn ready(&mut self) -> Result<(), String> {
         if self.tables == 0 {
             let actions = Actions::new(self.spec.filters, self.spec.counters);
-            let job = Job::Actions(Some(Box::new(actions)));
-            self.jobs.push_back(Asked { whose: 0, number: 0, job });
+            let job = SlowPathJob::Actions(Some(Box::new(actions)));
+            self.jobs.push_back(AddressedJob { client: 0, number: 0, job });
             self.tables = random()?.max(1);
         }
         Ok(())
     }
 
-    /// What is wrong with a filter.
+    /// Checks a filter.
     fn check(&self, filter: &Filter) -> Result<(), String> {
         let (filters, counters) = (self.spec.filters, self.spec.counters);
-        let vports = self.desk.shared.vports.load(Ordering::Relaxed);
+        let vports = self.handle.shared.vports.load(Ordering::Relaxed);
         let action = &filter.action;
         if filter.id >= filters {
-            // Who asks puts the filter's number before it.
+            // The caller adds the filter's number.
             return Err(format!("the router has {filters} filters, from 0 on (dataPlane.filters)"));
         }
         if action.counter != NO_COUNTER && action.counter >= counters {
             return Err(format!("counter {}: there are {counters}, from 0 on", action.counter));
         }
-        let sent = (action.verdict == Verdict::Send).then_some(&action.vport);
+        let sent = (action.verdict == FilterVerdict::Send).then_some(&action.vport);
         let ports = sent.into_iter().chain(action.copies());
         if let Some(vport) = ports.copied().find(|vport| u64::from(*vport) >= vports) {
             return Err(format!("vport {vport}: there are {vports}, from 0 on"));
         }
-        let is_long = matches!(filter.pattern, Pattern::Long { .. });
+        let is_long = matches!(filter.pattern, FilterPattern::Long { .. });
         if self.fields.is_some_and(|long| long != is_long) {
             let bytes = if is_long { 16 } else { 40 };
             return Err(format!("patterns of this vrouter's fields have {bytes} bytes"));
         }
         let is_ip = self.fields.is_none();
-        if is_ip && action.verdict == Verdict::Send && action.data[..6] == [0; 6] {
+        if is_ip && action.verdict == FilterVerdict::Send && action.data[..6] == [0; 6] {
             return Err("it is to be sent to no link address".into());
         }
         Ok(())
     }
 
-    /// What is wrong with how a queue is to be, whatever there is.
+    /// Checks a queue's parameters against general limits.
     fn check_queue(&self, setting: &QueueSetting) -> Result<(), String> {
         let QueueSetting { vport, queue, weight, frames, .. } = *setting;
-        let vports = self.desk.shared.vports.load(Ordering::Relaxed);
+        let vports = self.handle.shared.vports.load(Ordering::Relaxed);
         let about = format!("queue {queue} of vport {vport}");
         if u64::from(vport) >= vports {
             return Err(format!("vport {vport}: there are {vports}, from 0 on"));
@@ -630,7 +642,7 @@ impl Place {
         Ok(())
     }
 
-    fn change(&mut self, at: usize, change: Change) -> Result<(), String> {
+    fn change(&mut self, at: usize, change: FilterChange) -> Result<(), String> {
         let collected: usize = self.programs.iter().map(|it| it.changes.all.len()).sum();
         let most = changes_max(self.spec.filters);
         if collected >= most {
@@ -640,14 +652,14 @@ impl Place {
         Ok(())
     }
 
-    /// Gives the engine jobs, as far as there is room.
+    /// Passes jobs to the engine while the ring has space.
     fn hand_over(&mut self) {
         let mut told = false;
         while self.under_way < JOBS_MAX
             && let Some(job) = self.jobs.pop_front()
         {
-            // There is room.
-            let _ = self.desk.to.push(job);
+            // The ring has space.
+            let _ = self.handle.to.push(job);
             self.under_way += 1;
             told = true;
         }
@@ -657,62 +669,67 @@ impl Place {
         }
     }
 
-    /// Tells a program, if it still is there, what became of its job.
-    fn answer(&mut self, asked: Asked) {
-        let Asked { whose, number, job } = asked;
-        if let Job::Commit(all, _) = &job {
+    /// Sends the result of a job to its program, if that is still connected.
+    fn answer(&mut self, asked: AddressedJob) {
+        let AddressedJob { client: whose, number, job } = asked;
+        if let SlowPathJob::Commit(all, _) = &job {
             self.changing -= all.iter().map(|commit| commit.changes.count() + 1).sum::<usize>();
         }
         let Some(program) = self.programs.iter_mut().find(|it| it.number == whose) else { return };
         match job {
-            Job::Actions(_) | Job::Short(_) | Job::Long(_) | Job::Send { .. } => {}
-            Job::Commit(all, _) => {
+            SlowPathJob::Actions(_)
+            | SlowPathJob::Short(_)
+            | SlowPathJob::Long(_)
+            | SlowPathJob::Send { .. } => {}
+            SlowPathJob::Commit(all, _) => {
                 for Commit { number, changes, wrong } in all {
                     program.say(&match (wrong, changes.result) {
-                        (Some((id, reason)), _) => Reply::Refused { number, id, reason },
-                        (None, Some(Ok(filters))) => Reply::Done { number, filters },
+                        (Some((id, reason)), _) => SlowPathReply::Refused { number, id, reason },
+                        (None, Some(Ok(filters))) => SlowPathReply::Done { number, filters },
                         (None, Some(Err((id, why)))) => {
-                            Reply::Refused { number, id, reason: why.text() }
+                            SlowPathReply::Refused { number, id, reason: why.text() }
                         }
-                        (None, None) => {
-                            Reply::Refused { number, id: 0, reason: "there are no tables".into() }
-                        }
+                        (None, None) => SlowPathReply::Refused {
+                            number,
+                            id: 0,
+                            reason: "there are no tables".into(),
+                        },
                     });
                 }
             }
-            Job::Count(numbers, counters) => {
+            SlowPathJob::Count(numbers, counters) => {
                 let first = numbers.start;
-                program.counts = Some(Counts { number, first, counters, told: 0 });
+                program.counts = Some(CounterSnapshot { number, first, counters, told: 0 });
             }
-            Job::Queues(vport, first, queues, more) => {
+            SlowPathJob::Queues(vport, first, queues, more) => {
                 let next = first + queues.len() as u16;
-                program.say(&Reply::Queues { number, first: first + 1, queues, more });
+                program.say(&SlowPathReply::Queues { number, first: first + 1, queues, more });
                 program.asking = more;
                 if more {
                     let states = Vec::with_capacity(QUEUES_AT_ONCE);
-                    let job = Job::Queues(vport, next, states, false);
-                    self.jobs.push_back(Asked { whose, number, job });
+                    let job = SlowPathJob::Queues(vport, next, states, false);
+                    self.jobs.push_back(AddressedJob { client: whose, number, job });
                 }
             }
-            Job::List(_, filters, more) => {
-                program.say(&Reply::Filters { number, filters, more: more.is_some() });
+            SlowPathJob::List(_, filters, more) => {
+                program.say(&SlowPathReply::Filters { number, filters, more: more.is_some() });
                 program.asking = more.is_some();
                 if let Some(next) = more {
-                    let job = Job::List(next, Vec::with_capacity(FILTERS_AT_ONCE), None);
-                    self.jobs.push_back(Asked { whose, number, job });
+                    let job = SlowPathJob::List(next, Vec::with_capacity(FILTERS_AT_ONCE), None);
+                    self.jobs.push_back(AddressedJob { client: whose, number, job });
                 }
             }
         }
     }
 
-    /// In what time it is to be looked at again at the latest.
+    /// Returns the latest time of the next check.
     fn due(&self, now_ns: u64) -> Option<Duration> {
-        if self.has_room() && self.programs.iter().any(Program::is_heard) {
+        if self.has_room() && self.programs.iter().any(SlowPathClient::is_heard) {
             return Some(Duration::ZERO);
         }
         let waits = self.listens && self.may_accept;
         let accept = waits.then(|| Duration::from_nanos(self.accept_ns.saturating_sub(now_ns)));
-        let ends = self.programs.iter().filter_map(Program::patience_ends);
+        let ends = self.programs.iter().filter_map(SlowPathClient::patience_ends);
         ends.map(|end| end.saturating_duration_since(Instant::now())).chain(accept).min()
     }
 }
@@ -724,15 +741,15 @@ fn random() -> Result<u64, String> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// What the thread has.
-struct Thread {
+/// State of the thread.
+struct SlowPathThread {
     epoll: OwnedFd,
-    shared: Arc<Shared>,
-    all: HashMap<u64, Place>,
+    shared: Arc<SlowPathRegistry>,
+    all: HashMap<u64, SlowPathEndpoint>,
     last: u64,
 }
 
-impl Thread {
+impl SlowPathThread {
     fn run(mut self) {
         let (start, clock) = (Instant::now(), Clock::new());
         let mut came = vec![];
@@ -745,14 +762,15 @@ impl Thread {
                 self.last += 1;
                 self.all.insert(self.last, place);
             }
-            // Nobody has the other end any more.
-            for (_, mut gone) in self.all.extract_if(|_, it| it.desk.to.is_abandoned()) {
+            // The engine has dropped the other end.
+            for (_, mut gone) in self.all.extract_if(|_, it| it.handle.to.is_abandoned()) {
                 for program in &mut gone.programs {
                     program.end("its vrouter's engine is gone, or has become another one");
                     let _ = epoll::delete(&self.epoll, &program.socket);
                 }
                 if gone.listens && Arc::strong_count(&gone.listener) == 1 {
-                    // Whoever made the socket may have it too, so that closing it is not enough.
+                    // The process that made the socket may also
+                    // hold it, so closing it is not enough.
                     let _ = epoll::delete(&self.epoll, &*gone.listener);
                 }
             }
@@ -765,8 +783,12 @@ impl Thread {
             let now_ns = start.elapsed().as_nanos() as u64;
             for (number, place) in self.all.iter_mut().filter(|(_, it)| !it.is_quiet()) {
                 let since = clock.raw();
-                place.turn(*number, &self.epoll, &mut self.last, now_ns);
-                place.desk.shared.owed.fetch_add(clock.raw() - since, Ordering::Relaxed);
+                place.poll(*number, &self.epoll, &mut self.last, now_ns);
+                place
+                    .handle
+                    .shared
+                    .outstanding_cycles
+                    .fetch_add(clock.raw() - since, Ordering::Relaxed);
             }
             let left = self.all.values().filter_map(|place| place.due(now_ns)).min();
             let left = left.and_then(|left| Timespec::try_from(left).ok());

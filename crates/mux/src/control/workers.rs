@@ -1,4 +1,4 @@
-//! The worker threads, and how others reach them.
+//! The worker threads, and how other threads reach them.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -12,47 +12,47 @@ use rtrb::RingBuffer;
 use rustix::thread::set_current_timer_slack;
 use tracing::warn;
 
-use crate::connections::{Dropped, Watch};
+use crate::connections::{Dropped, SleepWatch};
 use crate::core::Core;
 use crate::packets::Packets;
 use crate::ringers::Ringers;
 use crate::wake::Wake;
-use crate::worker::{Command, HANDOVER_FRAMES, Neighbour, Worker};
+use crate::worker::{HANDOVER_FRAMES, NeighbourWorker, Worker, WorkerCommand};
 
-/// Commands that may wait for a worker.
+/// Commands that may be queued for a worker.
 const COMMANDS_MAX: usize = 64;
 
-/// How a mux is made.
+/// Settings of a mux.
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// Worker threads.
+pub struct MuxSettings {
+    /// Number of worker threads.
     pub workers: usize,
     /// Their CPUs, in order; workers beyond the list run where the kernel wants.
     pub cpus: Vec<usize>,
-    /// Packets of all workers.
+    /// Packets of all workers together.
     pub pool_packets: usize,
 }
 
-/// How other threads reach a worker.
+/// Handle by which other threads reach a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerHandle {
-    /// Its number.
+    /// Number of the worker.
     pub number: usize,
-    commands: SyncSender<Command>,
-    /// Its doorbell.
+    commands: SyncSender<WorkerCommand>,
+    /// Doorbell of the worker.
     pub wake: Arc<Wake>,
-    /// What ends its sleep.
-    pub watch: Watch,
+    /// Descriptors that end its sleep.
+    pub watch: SleepWatch,
 }
 
 impl WorkerHandle {
-    /// Has the worker do something between two rounds, and waits for the answer.
+    /// Runs `work` at the worker between two rounds, and returns its result.
     pub fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> Result<T, String> {
         let (reply, answer) = mpsc::channel();
-        let command: Command = Box::new(move |worker| {
+        let command: WorkerCommand = Box::new(move |worker| {
             // Fails only if the caller is gone.
             let _ = reply.send(work(worker));
         });
@@ -62,7 +62,7 @@ impl WorkerHandle {
         answer.recv().map_err(|_| gone(self.number))
     }
 
-    /// The same, where nothing is to be answered.
+    /// Runs `work` at the worker, without a result. Logs an error.
     pub fn tell(&self, work: impl FnOnce(&mut Worker) + Send + 'static) {
         if let Err(error) = self.call(work) {
             warn!("{error}");
@@ -70,10 +70,10 @@ impl WorkerHandle {
     }
 }
 
-/// Starts the workers, which share a pool, in the calling thread's network namespace. What is told of
-/// connections that they gave up comes last; they ring `keeper` for it.
+/// Starts the workers with a common pool, in the calling thread's network namespace. The
+/// last result receives the connections that they give up. They ring `keeper` for these.
 pub fn start(
-    settings: &Settings,
+    settings: &MuxSettings,
     keeper: &Arc<Wake>,
 ) -> anyhow::Result<(Arc<[WorkerHandle]>, Pool, Receiver<Dropped>)> {
     let count = settings.workers.max(1);
@@ -96,11 +96,11 @@ pub fn start(
             {
                 warn!("worker {number} can't run on CPU {} alone", cpu.id);
             }
-            // Else the kernel ends each sleep up to 50 µs late, to end several at once.
+            // Otherwise the kernel ends each sleep up to 50 µs late, to end several at once.
             if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
                 warn!("worker {number} may be late where it has to wait: {error}");
             }
-            // What it needs to ring is made now, and not when a peer waits for it.
+            // Sets up what ringing needs now, not when a peer waits for it.
             if let Err(error) = Bell::probe() {
                 warn!("worker {number} can't ring: {error}");
             }
@@ -111,16 +111,16 @@ pub fn start(
     Ok((workers.into(), pool, dropped_by_workers))
 }
 
-/// Rings between each two workers.
-fn mesh(wakes: &[Arc<Wake>]) -> Vec<Vec<Option<Neighbour>>> {
+/// Creates rings between each two workers.
+fn mesh(wakes: &[Arc<Wake>]) -> Vec<Vec<Option<NeighbourWorker>>> {
     let ring = || RingBuffer::new(HANDOVER_FRAMES);
     let count = wakes.len();
     let mut mesh: Vec<Vec<_>> = vec![];
     mesh.resize_with(count, || (0..count).map(|_| None).collect());
     for (a, b) in (0..count).flat_map(|a| (0..a).map(move |b| (a, b))) {
         let ((to_a, at_a), (to_b, at_b)) = (ring(), ring());
-        mesh[a][b] = Some(Neighbour { to: to_b, from: at_a, wake: wakes[b].clone() });
-        mesh[b][a] = Some(Neighbour { to: to_a, from: at_b, wake: wakes[a].clone() });
+        mesh[a][b] = Some(NeighbourWorker { to: to_b, from: at_a, wake: wakes[b].clone() });
+        mesh[b][a] = Some(NeighbourWorker { to: to_a, from: at_b, wake: wakes[a].clone() });
     }
     mesh
 }

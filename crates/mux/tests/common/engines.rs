@@ -1,28 +1,30 @@
-//! Vrouters that the mux forwards for, and mirrors that say what they like.
+//! Vrouters that the mux itself forwards for, and mirrors that the test controls.
 
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use pdp_mux::control::Mux;
+use pdp_mux::control::MuxServer;
 use pdp_proto::channel::FrameReader;
 use pdp_proto::mux::*;
-use pdp_proto::routes::{self, FromGuest, Hooked, Hop, Target, ToGuest, decode, encode};
+use pdp_proto::routes::{
+    self, FromGuest, GroupHop, RouteDecision, ToGuest, VportHooks, decode, encode,
+};
 use pdp_wire::checksum::checksum;
 
 use super::*;
 
 pub const MEMORY_BYTES: u64 = 32 << 20;
 
-/// A vnet whose router the mux forwards for, and where its mirror listens.
-pub fn engine(root: &Path, name: &str) -> (Vnet, UnixListener) {
+/// Returns a vnet whose router the mux forwards for, and the socket where its mirror listens.
+pub fn engine(root: &Path, name: &str) -> (VnetConfig, UnixListener) {
     let mut vnet = two_hosts(root, name, &[]);
     let routes: PathBuf = root.join(format!("{name}.routes"));
     let listener = UnixListener::bind(&routes).unwrap();
     let router = vnet.nodes[0].router.as_mut().unwrap();
-    router.engine = Some(Engine {
-        code: Code::Ip { routes },
+    router.engine = Some(EngineConfig {
+        code: EngineCode::Ip { routes },
         memory_bytes: MEMORY_BYTES,
         slowpath: None,
         power: 0,
@@ -30,7 +32,7 @@ pub fn engine(root: &Path, name: &str) -> (Vnet, UnixListener) {
     (vnet, listener)
 }
 
-/// A mirror, as an engine has it.
+/// A mirror, as an engine sees it.
 pub struct Mirror {
     pub stream: UnixStream,
     reader: FrameReader,
@@ -59,13 +61,13 @@ impl Mirror {
         }
     }
 
-    /// Waits until all that was told is in force.
+    /// Waits until all messages so far are applied.
     pub fn settle(&mut self, number: u64) {
         self.tell(&[ToGuest::Barrier(number)]);
         while !self.hear().contains(&FromGuest::Applied(number)) {}
     }
 
-    /// h1 is 10.1.0.2 behind eth0, h2 10.2.0.2 behind eth1.
+    /// Sends a snapshot: h1 is 10.1.0.2 behind eth0, h2 is 10.2.0.2 behind eth1.
     pub fn snapshot(&mut self) {
         let mut all = vec![ToGuest::Begin, ToGuest::Forwarding { v4: true, v6: true }];
         for index in 0..2 {
@@ -74,7 +76,7 @@ impl Mirror {
                 mac: router_mac(index as u8),
                 mtu: 1500,
                 up: true,
-                hooked: Hooked::default(),
+                hooked: VportHooks::default(),
                 macs: vec![],
                 forwards_v4: true,
             }));
@@ -83,10 +85,10 @@ impl Mirror {
             all.push(ToGuest::Local { address, own: true });
             let address = IpAddr::from([10, net, 0, 2]);
             all.push(ToGuest::Neighbour { vport: index, address, mac: Some(host_mac(net)) });
-            let hops = vec![Hop { vport: index, gateway: None, weight: 1 }];
+            let hops = vec![GroupHop { vport: index, gateway: None, weight: 1 }];
             all.push(ToGuest::Group { id: net.into(), hops, mtu: 0 });
             let prefix = format!("10.{net}.0.0/16").parse().unwrap();
-            all.push(ToGuest::Route { prefix, target: Target::Group(net.into()) });
+            all.push(ToGuest::Route { prefix, target: RouteDecision::Group(net.into()) });
         }
         all.push(ToGuest::End);
         self.tell(&all);
@@ -102,7 +104,7 @@ pub fn host_mac(net: u8) -> [u8; 6] {
     [2, 0, 0, 0, 2, net]
 }
 
-/// From h1 to this address, with a mark at its end.
+/// Returns a packet from h1 to this address, with a mark at its end.
 pub fn packet(to: [u8; 4], mark: u64) -> Vec<u8> {
     let mut frame = [&router_mac(0)[..], &host_mac(1), &[8, 0]].concat();
     let mut header = [0; 20];
@@ -123,7 +125,7 @@ pub fn mark_of(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[frame.len() - 8..].try_into().unwrap())
 }
 
-pub fn engine_stats(mux: &Mux, vnet: &str) -> EngineStats {
+pub fn engine_stats(mux: &MuxServer, vnet: &str) -> MuxEngineStats {
     node_stats(mux, vnet, "r1").engine.unwrap()
 }
 

@@ -8,58 +8,58 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_memif::{Client, Link, Listener, Settings as MemifSettings};
-use pdp_mux::control::{Mux, Settings};
+use pdp_memif::{ConnectionState, Listener, MemifClient, MemifSettings};
+use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_mux::memif::Memif;
 use pdp_proto::mux::*;
-use pdp_wire::tag::{Tag, Verdict};
+use pdp_wire::tag::{Tag, TagVerdict};
 
-/// Within this, everything that is to happen happens.
+/// Every expected event happens within this time.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-pub fn start(workers: usize) -> Mux {
-    Mux::start(&Settings { workers, cpus: vec![], pool_packets: 8192 * workers }).unwrap()
+pub fn start(workers: usize) -> MuxServer {
+    MuxServer::start(&MuxSettings { workers, cpus: vec![], pool_packets: 8192 * workers }).unwrap()
 }
 
-/// Puts something as pdpd does: gives the mux the sockets that it lacks.
+/// Sends a request as pdpd does: gives the mux the sockets that it lacks.
 pub fn put_with_sockets(
-    mut ask: impl FnMut(Request, Vec<OwnedFd>) -> Reply,
-    request: Request,
-) -> Reply {
-    let Reply::Lacks { sockets } = ask(request.clone(), vec![]) else {
+    mut ask: impl FnMut(MuxRequest, Vec<OwnedFd>) -> MuxReply,
+    request: MuxRequest,
+) -> MuxReply {
+    let MuxReply::Lacks { sockets } = ask(request.clone(), vec![]) else {
         return ask(request, vec![]);
     };
     let listeners = sockets.iter().map(|path| Listener::bind(path).unwrap().into()).collect();
-    assert_eq!(ask(Request::Listen { sockets }, listeners), Reply::Done);
+    assert_eq!(ask(MuxRequest::Listen { sockets }, listeners), MuxReply::Done);
     ask(request, vec![])
 }
 
-fn put_vnet(mux: &Mux, vnet: &Vnet) -> Reply {
+fn put_vnet(mux: &MuxServer, vnet: &VnetConfig) -> MuxReply {
     put_with_sockets(
         |request, fds| mux.handle(request, fds),
-        Request::PutVnet(Box::new(vnet.clone())),
+        MuxRequest::PutVnet(Box::new(vnet.clone())),
     )
 }
 
-pub fn put(mux: &Mux, vnet: &Vnet) {
-    assert_eq!(put_vnet(mux, vnet), Reply::Done);
+pub fn put(mux: &MuxServer, vnet: &VnetConfig) {
+    assert_eq!(put_vnet(mux, vnet), MuxReply::Done);
 }
 
-pub fn refused(mux: &Mux, vnet: &Vnet) -> String {
+pub fn refused(mux: &MuxServer, vnet: &VnetConfig) -> String {
     match put_vnet(mux, vnet) {
-        Reply::Failed { error } => error,
+        MuxReply::Failed { error } => error,
         other => panic!("not refused: {other:?}"),
     }
 }
 
-pub fn stats(mux: &Mux) -> Stats {
-    match mux.handle(Request::Stats { vnet: None }, vec![]) {
-        Reply::Stats(stats) => *stats,
+pub fn stats(mux: &MuxServer) -> MuxStats {
+    match mux.handle(MuxRequest::Stats { vnet: None }, vec![]) {
+        MuxReply::Stats(stats) => *stats,
         other => panic!("{other:?}"),
     }
 }
 
-pub fn node_stats(mux: &Mux, vnet: &str, node: &str) -> NodeStats {
+pub fn node_stats(mux: &MuxServer, vnet: &str, node: &str) -> MuxNodeStats {
     stats(mux).vnets[vnet].nodes[node].clone()
 }
 
@@ -71,7 +71,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// As [`eventually`], for what is there then.
+/// Waits as [`eventually`], and returns the value.
 pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let mut found = None;
     eventually(what, || {
@@ -81,8 +81,9 @@ pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     found.unwrap()
 }
 
-/// Every node's sum: what came in or was made equals what ended and what is on its way.
-pub fn assert_adds_up(stats: &Stats) {
+/// Checks every node's balance: the frames that it received
+/// or made equal those that ended or are in flight.
+pub fn assert_adds_up(stats: &MuxStats) {
     for (vnet, counters) in &stats.vnets {
         for (name, node) in &counters.nodes {
             let ports = node.ports.values();
@@ -96,7 +97,7 @@ pub fn assert_adds_up(stats: &Stats) {
     }
 }
 
-pub fn dropped(node: &NodeStats, reason: &str) -> u64 {
+pub fn dropped(node: &MuxNodeStats, reason: &str) -> u64 {
     node.ports.values().filter_map(|port| port.dropped.get(reason)).sum()
 }
 
@@ -104,8 +105,9 @@ pub fn unlimited() -> Rate {
     Rate { bps: 0, pps: 0 }
 }
 
-pub fn ports(count: u8) -> Vec<Port> {
-    let port = |index| Port { name: format!("eth{index}"), mac: [2, 0, 0, 0, 0, index], mtu: 1500 };
+pub fn ports(count: u8) -> Vec<PortConfig> {
+    let port =
+        |index| PortConfig { name: format!("eth{index}"), mac: [2, 0, 0, 0, 0, index], mtu: 1500 };
     (0..count).map(port).collect()
 }
 
@@ -115,26 +117,26 @@ pub fn directory(root: &Path, name: &str) -> PathBuf {
     directory
 }
 
-pub fn host(root: &Path, name: &str) -> Node {
+pub fn host(root: &Path, name: &str) -> NodeConfig {
     let tap_socket = directory(root, name).join("trunk.sock");
-    Node { name: name.into(), ports: ports(1), tap_socket, router: None }
+    NodeConfig { name: name.into(), ports: ports(1), tap_socket, router: None }
 }
 
-pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, Attach)]) -> Node {
-    let guests = guests.iter().map(|(number, attach)| Guest {
+pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, AttachMode)]) -> NodeConfig {
+    let guests = guests.iter().map(|(number, attach)| GuestConfig {
         number: *number,
         socket: directory(root, &format!("{name}-g{number}")).join("memif.sock"),
         attach: *attach,
         weight: 1000,
         leaving: false,
     });
-    Node {
+    NodeConfig {
         name: name.into(),
         ports: ports(count),
         tap_socket: directory(root, name).join("trunk.sock"),
-        router: Some(Router {
+        router: Some(RouterConfig {
             guests: guests.collect(),
-            policy: Policy::RoundRobin,
+            policy: GuestDistribution::RoundRobin,
             flow: FlowKey::Ip,
             punt_filters: vec![],
             punt_limits: [unlimited(); PUNT_CLASSES],
@@ -143,30 +145,30 @@ pub fn router(root: &Path, name: &str, count: u8, guests: &[(u32, Attach)]) -> N
     }
 }
 
-pub fn port(node: &str, port: u16) -> End {
-    End::Port { node: node.into(), port }
+pub fn port(node: &str, port: u16) -> VlinkEnd {
+    VlinkEnd::Port { node: node.into(), port }
 }
 
-pub fn vlink(name: &str, a: End, b: End) -> Vlink {
+pub fn vlink(name: &str, a: VlinkEnd, b: VlinkEnd) -> Vlink {
     vlink_of(name, vec![a, b])
 }
 
-/// With more than two ends, a segment.
-pub fn vlink_of(name: &str, ends: Vec<End>) -> Vlink {
-    let segment = (ends.len() > 2).then_some(Segment { addresses: 16_384, flood_pps: 1000 });
-    let leaving = vec![Leaving { queue_frames: 256, ..Leaving::default() }; ends.len()];
+/// Returns a vlink; with more than two ends, a segment.
+pub fn vlink_of(name: &str, ends: Vec<VlinkEnd>) -> Vlink {
+    let segment = (ends.len() > 2).then_some(SegmentConfig { addresses: 16_384, flood_pps: 1000 });
+    let leaving = vec![EgressConfig { queue_frames: 256, ..EgressConfig::default() }; ends.len()];
     Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None, queues: vec![] }
 }
 
-/// An end outside, by the name of its external.
-pub fn outside(name: &str, interface: &str, by: Encapsulation) -> End {
-    End::External { name: name.into(), interface: interface.into(), by }
+/// Returns an external end with this name.
+pub fn outside(name: &str, interface: &str, by: Encapsulation) -> VlinkEnd {
+    VlinkEnd::External { name: name.into(), interface: interface.into(), by }
 }
 
-/// r1 with two ports and these guests between the hosts h1 and h2.
-pub fn two_hosts(root: &Path, name: &str, guests: &[(u32, Attach)]) -> Vnet {
+/// Returns a vnet with the hosts h1 and h2, and between them r1 with two ports and these guests.
+pub fn two_hosts(root: &Path, name: &str, guests: &[(u32, AttachMode)]) -> VnetConfig {
     let root = directory(root, name);
-    Vnet {
+    VnetConfig {
         name: name.into(),
         police: None,
         nodes: vec![router(&root, "r1", 2, guests), host(&root, "h1"), host(&root, "h2")],
@@ -189,7 +191,7 @@ pub fn mark(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[14..22].try_into().unwrap())
 }
 
-/// A memfd with one frame for a generator.
+/// Returns a memfd with one frame for a generator.
 pub fn one_frame() -> OwnedFd {
     let fd = rustix::fs::memfd_create("frames", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut file = std::fs::File::from(fd);
@@ -199,41 +201,41 @@ pub fn one_frame() -> OwnedFd {
     file.into()
 }
 
-/// A connection, as the mux has it.
-pub type MuxLink = pdp_mux::lane::Link<Memif>;
+/// The mux's side of a connection.
+pub type MuxLink = pdp_mux::channel::PeerConnection<Memif>;
 
 /// A memif client.
 pub struct Peer {
-    pub client: Client,
+    pub client: MemifClient,
 }
 
 impl Peer {
-    /// Connected to interface `id` at `path`.
+    /// Connects to interface `id` at `path`.
     pub fn connect(path: &Path, id: u32) -> Self {
         let mut peer = Self::new(path, id);
-        eventually("memif connection", || peer.client.poll() == Link::Up);
+        eventually("memif connection", || peer.client.poll() == ConnectionState::Up);
         peer
     }
 
     pub fn new(path: &Path, id: u32) -> Self {
         let settings = MemifSettings { buffers: 4096, ..MemifSettings::default() };
-        Self { client: Client::new(path, id, "test", settings).unwrap() }
+        Self { client: MemifClient::new(path, id, "test", settings).unwrap() }
     }
 
-    pub fn tap_of(node: &Node) -> Self {
+    pub fn tap_of(node: &NodeConfig) -> Self {
         Self::connect(&node.tap_socket, 0)
     }
 
-    pub fn guest_of(node: &Node, index: usize) -> Self {
+    pub fn guest_of(node: &NodeConfig, index: usize) -> Self {
         Self::connect(&node.router.as_ref().unwrap().guests[index].socket, 0)
     }
 
-    /// Sends one frame (or completion) behind a tag; false without room.
+    /// Sends one frame (or completion) behind a tag. False if there is no space.
     pub fn send(&mut self, tag: Tag, frame: &[u8]) -> bool {
         self.send_raw(tag.emit(), frame)
     }
 
-    /// Sends one frame with a word that may be no tag.
+    /// Sends one frame with a word that may not be a valid tag.
     pub fn send_raw(&mut self, word: u32, frame: &[u8]) -> bool {
         let Some(mut buf) = self.client.alloc() else { return false };
         assert!(buf.set_len(frame.len()));
@@ -249,16 +251,16 @@ impl Peer {
     }
 
     pub fn out(&mut self, vport: u8, frame: &[u8]) -> bool {
-        self.send(Tag { verdict: Verdict::Out, vport, last: false, trace: 0 }, frame)
+        self.send(Tag { verdict: TagVerdict::Out, vport, last: false, trace: 0 }, frame)
     }
 
-    /// Whatever has come, with tags.
+    /// Receives all frames so far, with tags.
     pub fn receive(&mut self) -> Vec<(Tag, Vec<u8>)> {
         let raw = self.receive_words().into_iter();
         raw.map(|(word, bytes)| (Tag::parse(word).unwrap(), bytes)).collect()
     }
 
-    /// Whatever has come on an interface without tags.
+    /// Receives all frames so far, on an interface without tags.
     pub fn receive_raw(&mut self) -> Vec<Vec<u8>> {
         self.receive_words().into_iter().map(|(_, bytes)| bytes).collect()
     }
@@ -275,7 +277,7 @@ impl Peer {
         frames
     }
 
-    /// Waits for `count` frames.
+    /// Waits for `count` frames, and returns them.
     pub fn expect(&mut self, count: usize) -> Vec<(Tag, Vec<u8>)> {
         let mut frames = Vec::new();
         eventually("frames", || {
@@ -286,17 +288,18 @@ impl Peer {
     }
 
     pub fn is_up(&mut self) -> bool {
-        self.client.poll() == Link::Up
+        self.client.poll() == ConnectionState::Up
     }
 }
 
-/// The completion that sends the frame out.
+/// Returns the tag of the completion that sends the frame out.
 pub fn out(vport: u8, trace: u8) -> Tag {
-    Tag { verdict: Verdict::Out, vport, last: true, trace }
+    Tag { verdict: TagVerdict::Out, vport, last: true, trace }
 }
 
-/// Both ends of a connection to an interface at `path`, where nobody listens yet; `epoch` is its number.
-pub fn pair(path: &Path, interface: u32, epoch: u64) -> (Peer, MuxLink, pdp_memif::Control) {
+/// Returns both ends of a connection to an interface at
+/// `path`, where nobody listens yet. `epoch` is its number.
+pub fn pair(path: &Path, interface: u32, epoch: u64) -> (Peer, MuxLink, pdp_memif::MemifControl) {
     let listener = Listener::bind(path).unwrap();
     let mut peer = Peer::new(path, interface);
     let (mut handshake, mut connection) = (None, None);
@@ -310,6 +313,6 @@ pub fn pair(path: &Path, interface: u32, epoch: u64) -> (Peer, MuxLink, pdp_memi
         }
         peer.is_up() && connection.is_some()
     });
-    let pdp_memif::Connection { tx, rx, control, .. } = connection.unwrap();
+    let pdp_memif::MemifConnection { tx, rx, control, .. } = connection.unwrap();
     (peer, MuxLink::new(tx, rx, epoch), control)
 }

@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use pdp_afxdp::{bind_socket, create_socket};
-use pdp_mux::control::Mux;
-use pdp_net::interface::Interface;
+use pdp_mux::control::MuxServer;
+use pdp_net::interface::InterfaceInfo;
 use pdp_net::xdp::{Take, Xdp};
 use pdp_proto::mux::*;
 
 use super::{Peer, directory, out, outside, port, router, vlink};
 
-/// A mux, in this process or in one of its own.
+/// A mux, in this process or in its own.
 pub trait Control {
-    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply;
+    fn ask(&mut self, request: MuxRequest, fds: Vec<OwnedFd>) -> MuxReply;
     fn pool(&self) -> BorrowedFd<'_>;
 }
 
-impl Control for Mux {
-    fn ask(&mut self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+impl Control for MuxServer {
+    fn ask(&mut self, request: MuxRequest, fds: Vec<OwnedFd>) -> MuxReply {
         self.handle(request, fds)
     }
 
@@ -36,7 +36,7 @@ impl Control for Mux {
 pub struct Place {
     id: String,
     pins: Vec<PathBuf>,
-    /// The program on each device that the mux has, in the order in which it got them.
+    /// XDP programs of the mux's devices, in the order in which it got them.
     pub programs: Vec<Xdp>,
     children: Vec<Child>,
 }
@@ -73,7 +73,7 @@ impl Place {
 
     /// Makes a device an external interface of the mux.
     pub fn external(&mut self, mux: &mut impl Control, device: &str, takes: &[Take]) {
-        let facts = Interface::by_name(device).unwrap();
+        let facts = InterfaceInfo::by_name(device).unwrap();
         let socket = create_socket(mux.pool()).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
         self.pins.push(pins.clone());
@@ -82,38 +82,38 @@ impl Place {
         xdp.take_all(takes.is_empty()).unwrap();
         xdp.set_sockets(&[(0, socket.as_fd())]).unwrap();
         let (index, twin) = (facts.index, socket.try_clone().unwrap());
-        self.put_external(mux, facts, xdp, vec![socket], Outlet::Xdp);
+        self.put_external(mux, facts, xdp, vec![socket], OutletConfig::Xdp);
         bind_socket(twin.as_fd(), index, 0).unwrap();
     }
 
     /// Makes a whole device an external interface of the mux, by a packet socket.
     pub fn packet_external(&mut self, mux: &mut impl Control, device: &str) {
-        let facts = Interface::by_name(device).unwrap();
+        let facts = InterfaceInfo::by_name(device).unwrap();
         let pins = PathBuf::from(format!("/sys/fs/bpf/{}-{device}", self.id));
         self.pins.push(pins.clone());
         let (mut program, filter) = Xdp::attach_behind_sockets(device, &pins).unwrap();
         program.take_all(true).unwrap();
         let fds = pdp_net::packet::open(device, facts.index, 1, filter.as_fd()).unwrap();
-        self.put_external(mux, facts, program, fds, Outlet::Packet);
+        self.put_external(mux, facts, program, fds, OutletConfig::Packet);
     }
 
     fn put_external(
         &mut self,
         mux: &mut impl Control,
-        facts: Interface,
+        facts: InterfaceInfo,
         program: Xdp,
         fds: Vec<OwnedFd>,
-        outlet: impl Fn(Device) -> Outlet,
+        outlet: impl Fn(Device) -> OutletConfig,
     ) {
-        let Interface { name: device, index: ifindex, mac, mtu, .. } = facts;
+        let InterfaceInfo { name: device, index: ifindex, mac, mtu, .. } = facts;
         let name = device.to_uppercase();
         let outlet = outlet(Device { device, ifindex, mac, is_virtual: true });
-        let external = External::new(name, mtu, outlet);
-        assert_eq!(mux.ask(Request::PutExternal(external), fds), Reply::Done);
+        let external = ExternalConfig::new(name, mtu, outlet);
+        assert_eq!(mux.ask(MuxRequest::PutExternal(external), fds), MuxReply::Done);
         self.programs.push(program);
     }
 
-    /// Has no kernel say anything by itself on the wires.
+    /// Stops the kernels from sending packets of their own on the wires.
     pub fn hush(&self) {
         for (name, device) in [("node", "a"), ("node", "b"), ("out1", "eth0"), ("out2", "eth0")] {
             self.exec(name, &format!("sysctl -qw net.ipv6.conf.{device}.disable_ipv6=1"));
@@ -121,7 +121,8 @@ impl Place {
         }
     }
 
-    /// Another machine, `far`, behind `out1`, which is a router: networks 10.9.7.0/24 and fd00:7::/64.
+    /// Adds another machine, `far`, behind `out1`, which becomes
+    /// a router. Its networks are 10.9.7.0/24 and fd00:7::/64.
     pub fn add_far(&self) {
         run(&format!("ip netns add {}", self.netns("far")));
         let (out, far) = (self.netns("out1"), self.netns("far"));
@@ -138,18 +139,18 @@ impl Place {
         self.exec("out1", sysctl);
     }
 
-    /// Whether a command succeeds there.
+    /// Returns true if a command in the namespace succeeds.
     pub fn succeeds(&self, name: &str, command: &str) -> bool {
         let words = format!("netns exec {} {command}", self.netns(name));
         Command::new("ip").args(words.split(' ')).output().unwrap().status.success()
     }
 
-    /// A packet socket on an outside machine's wire.
+    /// Opens a packet socket on an outside machine's wire.
     pub fn raw(&self, name: &str) -> Raw {
         self.raw_on(name, "eth0")
     }
 
-    /// The same on any device.
+    /// Opens a packet socket on any device.
     pub fn raw_on(&self, name: &str, device: &'static str) -> Raw {
         let netns = File::open(format!("/run/netns/{}", self.netns(name))).unwrap();
         std::thread::spawn(move || {
@@ -182,19 +183,19 @@ impl Drop for Place {
         }
         for name in ["node", "out1", "out2", "far"] {
             let mut delete = Command::new("ip");
-            // There is not always one that is far.
+            // Not every place has `far`.
             let _ = delete.args(["netns", "del", &self.netns(name)]).stderr(Stdio::null()).status();
         }
     }
 }
 
-/// Moves the calling thread.
+/// Moves the calling thread into a namespace.
 fn enter(netns: &File) {
     let kind = Some(rustix::thread::LinkNameSpaceType::Network);
     rustix::thread::move_into_link_name_space(netns.as_fd(), kind).unwrap();
 }
 
-/// A packet socket: sends any bytes, and hears what comes.
+/// A packet socket that sends any bytes, and receives frames.
 pub struct Raw(OwnedFd);
 
 impl Raw {
@@ -222,12 +223,13 @@ impl Raw {
         }
     }
 
-    /// Whether the kernel took it: not if it is shorter than a header or longer than the wire's MTU.
+    /// Sends a frame. False if the kernel refused it: it is
+    /// shorter than a header, or longer than the wire's MTU.
     pub fn send(&self, frame: &[u8]) -> bool {
         rustix::io::write(&self.0, frame).is_ok()
     }
 
-    /// What has come.
+    /// Receives all frames so far.
     pub fn receive(&self) -> Vec<Vec<u8>> {
         let mut bytes = [0; 4096];
         let mut frames = Vec::new();
@@ -244,13 +246,13 @@ pub fn run(command: &str) {
     assert!(output.status.success(), "{command}\n{output:?}");
 }
 
-/// A router between two outside ends, whose guest is a wire.
-pub fn wire_vnet(root: &Path, name: &str, a: Encapsulation, b: Encapsulation) -> Vnet {
+/// Returns a vnet with a router between two external ends, whose guest is a wire.
+pub fn wire_vnet(root: &Path, name: &str, a: Encapsulation, b: Encapsulation) -> VnetConfig {
     let root = directory(root, name);
-    Vnet {
+    VnetConfig {
         name: name.into(),
         police: None,
-        nodes: vec![router(&root, "r1", 2, &[(0, Attach::Runtime)])],
+        nodes: vec![router(&root, "r1", 2, &[(0, AttachMode::Runtime)])],
         vlinks: vec![
             vlink("left", port("r1", 0), outside("a", "A", a)),
             vlink("right", outside("b", "B", b), port("r1", 1)),
@@ -258,8 +260,8 @@ pub fn wire_vnet(root: &Path, name: &str, a: Encapsulation, b: Encapsulation) ->
     }
 }
 
-/// Serves as the guest of each vnet until told to stop.
-pub fn wires(vnets: &[&Vnet], stop: Arc<AtomicBool>) -> JoinHandle<()> {
+/// Serves as the guest of each vnet until `stop`.
+pub fn wires(vnets: &[&VnetConfig], stop: Arc<AtomicBool>) -> JoinHandle<()> {
     let mut guests: Vec<Peer> =
         vnets.iter().map(|vnet| Peer::guest_of(&vnet.nodes[0], 0)).collect();
     std::thread::spawn(move || {

@@ -1,48 +1,53 @@
-//! What stands in the maps of `bpf/pdp_ports.h`, `bpf/pdp_short.h`, `bpf/pdp_tunnels.h` and `bpf/pdp_ports.bpf.c`: each
-//! port's link, rate, counts and tunnel, and what a vrouter's ports have in common.
+//! Layout of the maps in `bpf/pdp_ports.h`, `bpf/pdp_short.h`,
+//! `bpf/pdp_tunnels.h` and `bpf/pdp_ports.bpf.c`: each port's link, rate,
+//! counters and tunnel, and the shared state of a vrouter's ports.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use pdp_wire::outer::Template;
+use pdp_wire::outer::HeaderTemplate;
 use pdp_wire::tunnel::Encapsulation;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Counters, Hop, Power, Rate, Reason, Traffic, Used, Ways};
+use super::{
+    BypassCounters, KernelPortCounters, PortRate, Power, Reason, Traffic, UnderlayHop,
+    UsedNeighbour,
+};
 
-/// Of `bpf/pdp_ports.h`.
+/// From `bpf/pdp_ports.h`.
 const FRACTION_BITS: u32 = 20;
 const SECOND: u128 = 1_000_000_000 << FRACTION_BITS;
 
-/// Longest burst, in the parts of time of a bucket: about an hour.
+/// Longest burst, in a bucket's time units: about an hour.
 const BURST_MAX: u128 = 1 << 62;
 
-/// Burst where none is told: time at the rate, and full frames, at least; as of limits (crates/mux/src/police.rs).
+/// Default burst: time at the rate, but at least this many full
+/// frames; as for limits (crates/mux/src/police.rs).
 const BURST_NS: u128 = 10_000_000;
 const BURST_FRAMES_MIN: u128 = 32;
 const FRAME_BYTES: u128 = 1514;
 
-/// Shortest burst that is told, bytes: else the longest frame would never pass.
+/// Shortest explicit burst, bytes; with less, the longest frame would never pass.
 const BURST_BYTES_MIN: u128 = 2048;
 
 /// `struct bucket`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Bucket {
+pub(super) struct PortBucket {
     step: u64,
     burst: u64,
     ahead: u64,
 }
 
-impl Bucket {
-    /// Full, of a rate in units a second; 0: no limit. A burst of so many units; 0: as none is told.
+impl PortBucket {
+    /// Full bucket for a rate in units per second (0: no limit) and a burst in units (0: default).
     fn new(rate: u64, burst: u128, unit: u128) -> Self {
         let Some(step) = SECOND.checked_div(u128::from(rate)) else { return Self::default() };
         let burst = match burst {
             0 => (BURST_NS << FRACTION_BITS).max(step * BURST_FRAMES_MIN * unit),
             units => step * units.max(BURST_BYTES_MIN),
         };
-        // A rate so high that its step is less than one part of time is no limit.
+        // If the rate is so high that its step is less than one time unit, there is no limit.
         Self { step: step as u64, burst: burst.min(BURST_MAX) as u64, ahead: 0 }
     }
 }
@@ -50,19 +55,19 @@ impl Bucket {
 /// `struct port`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Port {
+pub(super) struct PortEntry {
     lock: u32,
-    /// Number of the port at the link's other end and 1; 0: none; or [`OUTSIDE`].
+    /// Number of the port at the link's other end, plus 1; 0: none; or [`OUTSIDE`].
     pub to: u32,
-    /// Of what is delivered here; 0: nothing is.
+    /// Longest frame that is delivered here, bytes; 0: none is.
     pub frame_bytes_max: u32,
     /// Slot of its vrouter.
     pub vrouter: u32,
     /// Index of its inner end; 0: there is none.
     pub inner: u32,
-    /// That alone may serve the inner end; 0: whoever does.
+    /// Only thread that may serve the inner end; 0: any may.
     pub thread: u32,
-    /// 1 where its link is down.
+    /// 1 while its link is down.
     pub closed: u8,
     policed: u8,
     pub aside: u8,
@@ -74,30 +79,31 @@ pub(super) struct Port {
     reserved_too: u16,
     /// Number of its inner end's network namespace.
     pub netns: u32,
-    bytes: Bucket,
-    frames: Bucket,
+    bytes: PortBucket,
+    frames: PortBucket,
     taken_ns: u64,
-    /// Frames that were given to this port's root end and are known to be lost beyond what the present pair says.
+    /// Frames given to this port's root end that are known to be lost,
+    /// without those that the current pair reports.
     pub settled: u64,
     unused: u64,
 }
 
-impl Port {
-    /// At a rate from now on; where it is the same, nothing changes.
-    pub(super) fn police(&mut self, rate: Option<Rate>) {
+impl PortEntry {
+    /// Applies a rate from now on. An unchanged rate keeps its bucket's state.
+    pub(super) fn police(&mut self, rate: Option<PortRate>) {
         self.overhead_bytes = rate.map_or(0, |rate| rate.overhead_bytes);
         police(&mut self.bytes, &mut self.frames, rate);
         self.policed = u8::from(self.bytes.step != 0 || self.frames.step != 0);
     }
 }
 
-fn police(bytes: &mut Bucket, frames: &mut Bucket, rate: Option<Rate>) {
+fn police(bytes: &mut PortBucket, frames: &mut PortBucket, rate: Option<PortRate>) {
     let rate = rate.unwrap_or_default();
-    // Below one byte a second is not distinguished from that.
+    // Rates below one byte per second count as one byte per second.
     let units = if rate.bps == 0 { 0 } else { (rate.bps / 8).max(1) };
-    let wanted = Bucket::new(units, u128::from(rate.burst_bytes), FRAME_BYTES);
-    let wanted_frames = Bucket::new(rate.pps, 0, 1);
-    let same = |a: Bucket, b: Bucket| (a.step, a.burst) == (b.step, b.burst);
+    let wanted = PortBucket::new(units, u128::from(rate.burst_bytes), FRAME_BYTES);
+    let wanted_frames = PortBucket::new(rate.pps, 0, 1);
+    let same = |a: PortBucket, b: PortBucket| (a.step, a.burst) == (b.step, b.burst);
     if !same(wanted, *bytes) || !same(wanted_frames, *frames) {
         (*bytes, *frames) = (wanted, wanted_frames);
     }
@@ -117,7 +123,7 @@ pub(super) struct Vrouter {
 }
 
 impl Vrouter {
-    /// With so much CPU time from now on; where it is the same, nothing changes.
+    /// Applies a CPU budget from now on. An unchanged budget keeps its state.
     pub(super) fn set_power(&mut self, power: Option<Power>) {
         let scale = power.map_or(0, |power| power.scale());
         if scale != self.scale {
@@ -127,7 +133,7 @@ impl Vrouter {
 }
 
 impl Power {
-    /// What a nanosecond of CPU time counts.
+    /// Returns the weight of a nanosecond of CPU time.
     fn scale(self) -> u64 {
         (1000 << FRACTION_BITS) / u64::from(self.millicores).max(1)
     }
@@ -136,7 +142,7 @@ impl Power {
 /// `struct inner`: a port by its inner end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Inner {
+pub(super) struct InnerKey {
     pub netns: u32,
     pub index: u32,
 }
@@ -144,7 +150,7 @@ pub(super) struct Inner {
 /// `struct used`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Use {
+pub(super) struct UsedEntry {
     pub vrouter: u32,
     index: u32,
     family: u32,
@@ -153,9 +159,9 @@ pub(super) struct Use {
     ns: u64,
 }
 
-impl Use {
-    /// What it says; `None`: nothing.
-    pub(super) fn told(&self) -> Option<Used> {
+impl UsedEntry {
+    /// Returns the neighbour of this entry; `None` if the entry is empty.
+    pub(super) fn neighbour(&self) -> Option<UsedNeighbour> {
         let [a, b, c, d, ..] = self.address;
         let address = match i32::try_from(self.family) {
             Ok(libc::AF_INET) => IpAddr::from([a, b, c, d]),
@@ -163,7 +169,7 @@ impl Use {
             _ => return None,
         };
         let (vrouter, index, at) = (self.vrouter, self.index, Duration::from_nanos(self.ns));
-        Some(Used { vrouter, address, index, at })
+        Some(UsedNeighbour { vrouter, address, index, at })
     }
 }
 
@@ -173,28 +179,28 @@ pub(super) const OUTSIDE: u32 = u32::MAX;
 /// `struct limit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Limit {
+pub(super) struct LimitEntry {
     lock: u32,
     reserved: u32,
-    bytes: Bucket,
-    frames: Bucket,
+    bytes: PortBucket,
+    frames: PortBucket,
     taken_ns: u64,
 }
 
-impl Limit {
-    /// As [`Port::police`]. What frames count beyond their bytes is not known here.
-    pub(super) fn police(&mut self, rate: Option<Rate>) {
+impl LimitEntry {
+    /// Like [`PortEntry::police`], without the overhead of frames, which is not known here.
+    pub(super) fn police(&mut self, rate: Option<PortRate>) {
         police(&mut self.bytes, &mut self.frames, rate);
     }
 }
 
-/// Of `bpf/pdp_tunnels.h`.
+/// From `bpf/pdp_tunnels.h`.
 const PLAIN: u32 = 0x100;
 
 /// `struct tunnel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Tunnel {
+pub(super) struct TunnelMapKey {
     interface: u32,
     kind: u32,
     local: [u8; 16],
@@ -204,8 +210,9 @@ pub(super) struct Tunnel {
     remote_port: [u8; 2],
 }
 
-impl Tunnel {
-    /// What tells a tunnel's frames from all others; `None` of kinds that the programs don't know.
+impl TunnelMapKey {
+    /// Returns the key that identifies a tunnel's frames;
+    /// `None` for kinds that the programs don't know.
     fn of(interface: u32, by: &Encapsulation) -> Option<Self> {
         let (local, remote) = by.ends()?;
         let bytes = |address| match address {
@@ -249,31 +256,31 @@ const HEADERS_BYTES: usize = 70;
 /// `struct outside`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Leaving {
+pub(super) struct EgressEntry {
     headers: [u8; HEADERS_BYTES],
     mtu: u16,
     headers_bytes: u32,
     sum: u32,
     spread: u32,
-    pub tunnel: Tunnel,
+    pub tunnel: TunnelMapKey,
 }
 
-impl Leaving {
-    /// Without a next hop. `None` of kinds that the programs don't know.
+impl EgressEntry {
+    /// Entry without a next hop. `None` for kinds that the programs don't know.
     pub(super) fn new(interface: u32, by: &Encapsulation, mac: [u8; 6]) -> Option<Self> {
-        let tunnel = Tunnel::of(interface, by)?;
-        // The template writes the headers of a frame without any bytes.
-        let template = Template::new(by)?;
+        let tunnel = TunnelMapKey::of(interface, by)?;
+        // For an empty frame, the template writes just the headers.
+        let template = HeaderTemplate::new(by)?;
         let mut headers = [0; HEADERS_BYTES];
         template.write(headers.get_mut(..template.len())?, [0; 6], mac)?;
         let sum = if by.ends()?.0.is_ipv4() {
-            // Type of service, total length and checksum are each frame's.
+            // Type of service, total length and checksum differ for each frame.
             let ip = &mut headers[14..34];
             (ip[1], ip[2], ip[3], ip[10], ip[11]) = (0, 0, 0, 0, 0);
             let words = ip.as_chunks::<2>().0.iter();
             words.map(|word| u32::from(u16::from_be_bytes(*word))).sum()
         } else {
-            // So is the checksum of UDP.
+            // So does the UDP checksum.
             headers[60..62].fill(0);
             0
         };
@@ -282,13 +289,13 @@ impl Leaving {
         Some(Self { headers, mtu: 0, headers_bytes, sum, spread, tunnel })
     }
 
-    /// What a frame is sent to; `None`: it is not known.
-    pub(super) fn set_hop(&mut self, hop: Option<Hop>) {
+    /// Sets the next hop; `None`: unknown.
+    pub(super) fn set_hop(&mut self, hop: Option<UnderlayHop>) {
         self.headers[..6].copy_from_slice(&hop.map_or([0; 6], |hop| hop.mac));
         self.mtu = hop.map_or(0, |hop| hop.mtu);
     }
 
-    /// The same but for the next hop.
+    /// True if both entries are equal, apart from the next hop.
     pub(super) fn is_like(mut self, mut other: Self) -> bool {
         self.set_hop(None);
         other.set_hop(None);
@@ -296,22 +303,22 @@ impl Leaving {
     }
 }
 
-/// Reasons that the programs count; the last is not theirs.
+/// Count of reasons that the programs count; the last reason is not among them.
 const REASONS: usize = Reason::ALL.len() - 1;
 
 /// `struct port_counts`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-pub(super) struct Counts {
+pub(super) struct PortCountsEntry {
     traffic: [[u64; 2]; 4],
     ways: [u64; 8],
     dropped: [u64; REASONS],
     refused: [u64; REASONS],
 }
 
-impl Counts {
-    /// All processors' together.
-    pub(super) fn sum(of: impl IntoIterator<Item = Vec<u8>>) -> Counters {
+impl PortCountsEntry {
+    /// Returns the sum over all processors.
+    pub(super) fn sum(of: impl IntoIterator<Item = Vec<u8>>) -> KernelPortCounters {
         let mut all = Self::default();
         for bytes in of {
             let Ok((one, _)) = Self::read_from_prefix(&bytes) else { continue };
@@ -331,8 +338,26 @@ impl Counts {
         };
         let (dropped, refused) = (reasons(all.dropped), reasons(all.refused));
         let [short, silent, hooked, special, route, neighbour, too_big, source] = all.ways;
-        let ways = Ways { short, silent, hooked, special, route, neighbour, too_big, source };
-        Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, ways, unsent: 0 }
+        let ways = BypassCounters {
+            bypassed: short,
+            silent,
+            hooked,
+            special,
+            route,
+            neighbour,
+            too_big,
+            source,
+        };
+        KernelPortCounters {
+            from_vrouter,
+            to_link,
+            from_link,
+            to_vrouter,
+            dropped,
+            refused,
+            bypass: ways,
+            unsent: 0,
+        }
     }
 }
 
@@ -340,26 +365,29 @@ impl Counts {
 mod tests {
     use super::*;
 
-    /// As the programs have them.
+    /// Layouts match those of the programs.
     #[test]
-    fn layouts_are_those_of_the_programs() {
-        assert_eq!(size_of::<Port>(), 128);
-        assert_eq!(size_of::<Counts>(), (4 * 2 + 2 * 10 + 8) * 8);
-        assert_eq!((size_of::<Vrouter>(), size_of::<Inner>(), size_of::<Use>()), (64, 8, 40));
-        assert_eq!((size_of::<Limit>(), size_of::<Tunnel>()), (2 * 4 + 2 * 24 + 8, 48));
-        assert_eq!((size_of::<Taker>(), size_of::<Leaving>()), (16, 132));
+    fn port_layouts_match_the_programs() {
+        assert_eq!(size_of::<PortEntry>(), 128);
+        assert_eq!(size_of::<PortCountsEntry>(), (4 * 2 + 2 * 10 + 8) * 8);
+        assert_eq!(
+            (size_of::<Vrouter>(), size_of::<InnerKey>(), size_of::<UsedEntry>()),
+            (64, 8, 40)
+        );
+        assert_eq!((size_of::<LimitEntry>(), size_of::<TunnelMapKey>()), (2 * 4 + 2 * 24 + 8, 48));
+        assert_eq!((size_of::<Taker>(), size_of::<EgressEntry>()), (16, 132));
         use crate::ports::{LIMITS_MAX, OBJECT, PORTS_MAX, USED_MAX};
         let mut builder = libbpf_rs::ObjectBuilder::default();
         let object = builder.open_memory(OBJECT).unwrap();
         for (name, bytes, entries) in [
-            ("ports", size_of::<Port>(), PORTS_MAX),
-            ("port_counts", size_of::<Counts>(), PORTS_MAX),
+            ("ports", size_of::<PortEntry>(), PORTS_MAX),
+            ("port_counts", size_of::<PortCountsEntry>(), PORTS_MAX),
             ("tunnels", size_of::<Taker>(), 2 * PORTS_MAX),
-            ("limits", size_of::<Limit>(), LIMITS_MAX),
+            ("limits", size_of::<LimitEntry>(), LIMITS_MAX),
             ("vrouters", size_of::<Vrouter>(), PORTS_MAX),
-            ("outsides", size_of::<Leaving>(), PORTS_MAX),
+            ("outsides", size_of::<EgressEntry>(), PORTS_MAX),
             ("inners", 4, PORTS_MAX),
-            ("used", size_of::<Use>(), USED_MAX),
+            ("used", size_of::<UsedEntry>(), USED_MAX),
         ] {
             let map = object.maps().find(|map| map.name() == name).expect(name);
             assert_eq!((map.value_size() as usize, map.max_entries()), (bytes, entries), "{name}");
@@ -368,28 +396,34 @@ mod tests {
 
     #[test]
     fn a_bucket_has_its_rate_and_burst() {
-        let mut port = Port::default();
-        let rate = Rate { bps: 8_000_000, ..Rate::default() };
+        let mut port = PortEntry::default();
+        let rate = PortRate { bps: 8_000_000, ..PortRate::default() };
         port.police(Some(rate));
-        // A microsecond a byte; 10 ms are less than 32 full frames.
-        assert_eq!(port.bytes, Bucket { step: 1000 << 20, burst: (1000 << 20) * 48_448, ahead: 0 });
-        assert_eq!(port.frames, Bucket::default());
+        // A byte takes 1 µs; 10 ms are less than 32 full frames.
+        assert_eq!(
+            port.bytes,
+            PortBucket { step: 1000 << 20, burst: (1000 << 20) * 48_448, ahead: 0 }
+        );
+        assert_eq!(port.frames, PortBucket::default());
         port.bytes.ahead = 7;
         port.police(Some(rate));
         assert_eq!(port.bytes.ahead, 7, "the same rate goes on");
-        port.police(Some(Rate { burst_bytes: 5000, pps: 10, ..rate }));
-        assert_eq!(port.bytes, Bucket { step: 1000 << 20, burst: (1000 << 20) * 5000, ahead: 0 });
+        port.police(Some(PortRate { burst_bytes: 5000, pps: 10, ..rate }));
+        assert_eq!(
+            port.bytes,
+            PortBucket { step: 1000 << 20, burst: (1000 << 20) * 5000, ahead: 0 }
+        );
         assert_eq!(port.frames.burst, port.frames.step * 32);
         port.police(None);
         assert_eq!((port.bytes, port.frames), Default::default());
     }
 
-    /// The highest and lowest rates: no overflow in what the program adds up.
+    /// At the highest and lowest rates, the program's sums do not overflow.
     #[test]
-    fn no_rate_is_too_high_or_too_low() {
+    fn extreme_rates_do_not_overflow() {
         for bps in [1, 8, 1 << 40, u64::MAX] {
-            let mut port = Port::default();
-            port.police(Some(Rate { bps, burst_bytes: u64::MAX, ..Rate::default() }));
+            let mut port = PortEntry::default();
+            port.police(Some(PortRate { bps, burst_bytes: u64::MAX, ..PortRate::default() }));
             let most = u128::from(port.bytes.step) * 8192 + u128::from(port.bytes.burst);
             assert!(most <= u128::from(u64::MAX), "{bps}");
             assert!(port.bytes.step == 0 || port.bytes.burst >= port.bytes.step * 2048);

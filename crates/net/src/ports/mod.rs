@@ -1,28 +1,33 @@
-//! Ports of vrouters whose frames the kernel forwards, in the network namespace of their control guest.
+//! Ports of vrouters that the kernel forwards for, in the network namespace of their control guest.
 //!
-//! A port is a veth pair. The *inner end* is the vrouter's interface; the *root end* is in a network namespace of
-//! PdP's own, which no tenant is in, and which is kept by a bind mount. An XDP program at the root end sees all
-//! that the vrouter's stack sends and says what becomes of it by maps ([`Way`], [`Rate`]); a second one at the inner
-//! end sees all that arrives, passes it to the stack or sends it on by [the short way](Ports::lend), and has the kernel
-//! take frames that are redirected to it, whatever the guest sets there (`bpf/pdp_ports.bpf.c`). There is one program
-//! of each kind, and one set of maps, for all vrouters of a machine.
+//! A port is a veth pair. The *inner end* is the vrouter's interface. The *root end* is in a
+//! network namespace of PdP's own, which contains no tenant and persists through a bind
+//! mount. An XDP program at the root end sees everything that the vrouter's stack sends, and
+//! handles it as maps say ([`LinkTarget`], [`PortRate`]). A second program at the inner end sees
+//! everything that arrives. It passes frames to the stack or forwards them through [the XDP
+//! bypass](Ports::activate_bypass). It also lets the kernel accept redirected frames, whatever the
+//! guest configures there (`bpf/pdp_ports.bpf.c`). There is one program of each kind, and
+//! one set of maps, for all vrouters of a machine.
 //!
-//! Namespace, pairs, links and maps live on without this process: frames go on, and counters too. The next process
-//! adopts them and puts its own version of the programs in place of the old ones' without a gap.
+//! Namespace, pairs, links and maps survive this process: frames and counters continue. The next
+//! process adopts them, and replaces the programs by its own versions without a gap.
 //!
-//! A link is a wire: what goes in comes out, whatever its link addresses, type, VLAN tags or contents. Dropped are
-//! frames without a whole Ethernet header ([`Reason::Runt`]) and those of more bytes than the MTU of the port where
-//! they are to come out, an Ethernet header and one VLAN tag have together ([`Reason::TooBig`]); the kernel does the
-//! same by the MTU of the port where they go in, before the program sees them ([`Counters::unsent`]). So a frame with
-//! two VLAN tags has 4 bytes less than the MTU.
+//! A link is a wire: every frame comes out unchanged, for any MAC addresses, type, VLAN tags or
+//! contents. There are two exceptions. Frames without a whole Ethernet header are dropped
+//! ([`Reason::Runt`]). So are frames that are longer than the egress port's MTU, an Ethernet header
+//! and one VLAN tag together ([`Reason::TooBig`]). The kernel enforces the ingress port's MTU in
+//! the same way, before the program sees the frame ([`KernelPortCounters::unsent`]). So a frame
+//! with two VLAN tags can have 4 bytes less than the MTU.
 //!
-//! What a guest does to its end hurts itself: [`Ports::changes`] tells, and [`Ports::make`] makes a port again that
-//! was deleted. It can't take the programs off, which links hold, and finds nobody else's end, since its own leads
-//! to PdP's namespace. Two things it can turn on again that are off when it gets its end, and that are lost at XDP:
-//! checksums that the device is to write, so that what its own programs send has wrong ones; and VLAN tags beside the
-//! frame, so that they are gone.
+//! A guest that changes its end harms only itself. [`Ports::changes`] reports changes, and
+//! [`Ports::make`] makes a deleted port again. A guest can't detach the programs, since links hold
+//! them. It can't reach other ends, since its own leads to PdP's namespace. Two offloads are off
+//! when it gets its end, but the guest can turn them on again. XDP loses what they keep outside the
+//! frame. With checksum offload, the guest's own programs send wrong checksums. With VLAN offload,
+//! their frames lose their tags.
 //!
-//! Limits: [`PORTS_MAX`]; [`RING_FRAMES`]. Counters take 288 bytes for each of [`PORTS_MAX`] and processor.
+//! Limits: [`PORTS_MAX`]; [`RING_FRAMES`]. Counters take 288
+//! bytes for each of [`PORTS_MAX`] and processor.
 //! Source: Linux drivers/net/veth.c, kernel/bpf/devmap.c.
 
 mod layout;
@@ -49,49 +54,55 @@ use pdp_wire::tunnel::Encapsulation;
 use rtnetlink::LinkUnspec;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
-use crate::interface::Watch;
-use crate::netlink::Kept;
+use crate::interface::InterfaceWatch;
+use crate::netlink::NetlinkPool;
 use crate::netns::{in_thread, within};
 use crate::pins::{self, remove_dir, remove_file};
 use crate::sysctl;
 use crate::tap;
 use crate::xdp::{create_link, other, pin_link, pinned_index, pinned_link, program};
-use layout::{Counts, Inner, Leaving, Limit, OUTSIDE, Port, Taker, Tunnel};
-pub use short::{Aside, LEASE_MAX, NO_MTU, Power, USED_MAX, Used, Ways, now, obeys_hooks};
-use veth::{Change as Set, End};
+use layout::{
+    EgressEntry, InnerKey, LimitEntry, OUTSIDE, PortCountsEntry, PortEntry, Taker, TunnelMapKey,
+};
+pub use short::{
+    BypassCounters, BypassExclusions, LEASE_MAX, NO_MTU, Power, USED_MAX, UsedNeighbour, now,
+    reads_hooks,
+};
+use veth::{VethChange as Set, VethInterface};
 
-/// Ports of one daemon; their numbers are below it.
+/// Most ports of one daemon; port numbers are below it.
 pub const PORTS_MAX: u32 = 16384;
 
-/// Frames that wait at each end of a pair until the kernel has time for them; more are dropped.
+/// Most frames that wait at each end of a pair until the kernel handles them; more are dropped.
 pub const RING_FRAMES: u64 = 256;
 
-/// Bytes that a frame may have beyond the MTU: an Ethernet header, and a tag (`is_skb_forwardable`).
+/// Most bytes that a frame may have beyond the MTU: an
+/// Ethernet header, and a tag (`is_skb_forwardable`).
 const BEYOND_MTU: u32 = 14 + 4;
 
-/// Limits of what comes by tunnels; their numbers are below it.
+/// Most limits on traffic from tunnels; their numbers are below it.
 pub const LIMITS_MAX: u32 = 32_768;
 
-/// Of `bpf/pdp_ports.h`.
+/// From `bpf/pdp_ports.h`.
 const INDEX_FIRST: u32 = 4096;
 
 /// NSFS_MAGIC of linux/magic.h.
 const NSFS_MAGIC: i64 = 0x6e73_6673;
 
-/// Alias of root ends whose port is all there; others were left half-made.
+/// Alias of the root ends of complete ports. Other root ends are incomplete.
 const WHOLE: &str = "whole";
 
-/// Group of root ends that are to be deleted.
+/// Group of root ends that are about to be deleted.
 const DOOMED: u32 = 0x7064_7021;
 
-/// A link whose pin somebody removed is gone a moment later.
+/// Wait for a link to disappear after its pin was removed.
 const UNPINNED_WAIT: Duration = Duration::from_millis(500);
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_ports.bpf.o"));
 
-/// The maps. The first ones are shared with the programs of external interfaces.
+/// Names of the maps. The first ones are shared with the programs of external interfaces.
 const MAPS: [&str; 10] = [
     "ports",
     "ends",
@@ -105,95 +116,99 @@ const MAPS: [&str; 10] = [
     "used",
 ];
 
-/// Of [`MAPS`], those that programs of external interfaces have too.
+/// Maps that programs of external interfaces use too.
 pub(crate) const SHARED_MAPS: [&str; 6] = [MAPS[0], MAPS[1], MAPS[2], MAPS[3], MAPS[4], MAPS[5]];
 
 /// A port to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// Its number, below [`PORTS_MAX`]; no other port of the daemon has it.
+    /// Number below [`PORTS_MAX`], unique in the daemon.
     pub number: u32,
-    /// The number of its vrouter, below [`PORTS_MAX`]: all ports of the vrouter have it and no others do, e.g. the
-    /// lowest number of its ports.
+    /// Number of its vrouter, below [`PORTS_MAX`]. It is the same for all ports of the vrouter and
+    /// for no others, e.g. the lowest number of its ports.
     pub vrouter: u32,
-    /// Its name inside, at most 15 bytes.
+    /// Name inside the guest, at most 15 bytes.
     pub name: String,
-    /// Its link address.
+    /// MAC address.
     pub mac: [u8; 6],
     /// Largest IP packet, bytes.
     pub mtu: u32,
-    /// Addresses with prefix lengths; none where the guest's own configuration gives them.
+    /// Addresses with prefix lengths; empty if the guest's own configuration sets them.
     pub addresses: Vec<IpNet>,
     /// Routes: destination and gateway.
     pub routes: Vec<(IpNet, IpAddr)>,
 }
 
-/// What was done so that a port is as it should be.
+/// Result of making a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Made {
-    /// Nothing: all of it was there.
+    /// Nothing was missing.
     Nothing,
-    /// Parts of it were missing: a program, a setting, its MTU.
+    /// Parts were missing and have been restored: a program, a setting, the MTU.
     Parts,
-    /// All: a new pair, with addresses and routes.
+    /// The port is new: a new pair, with addresses and routes.
     All,
 }
 
-/// Where frames go that a vrouter sends from a port.
+/// Target of frames that a vrouter sends from a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// Nowhere: they are dropped.
+pub enum LinkTarget {
+    /// None: frames are dropped.
     None,
-    /// To the vrouter at the port of this number, whether it is there yet or not.
+    /// Vrouter at the port of this number; the port need not exist yet.
     Port(u32),
-    /// By a tunnel. What comes by it comes to the port, too.
-    Outside(Outside),
+    /// Tunnel. Frames from the tunnel go to the port, too.
+    Outside(ExternalEnd),
 }
 
-/// The outside end of a port's link. The interface runs the program of [`crate::xdp::Xdp::attach_for`] in its driver,
-/// takes what the tunnel takes, and its driver sends what is redirected to it.
+/// External end of a port's link. The interface runs the program of [`crate::xdp::Xdp::attach_for`]
+/// in its driver, takes the tunnel's traffic, and its driver sends redirected frames.
 ///
-/// Known are VXLAN and Ethernet in UDP, over IPv4 and IPv6. Frames with IPv4 options, IPv6 extension headers or wrong
-/// checksums are not found, and go on as all that the interface takes.
+/// Supported are VXLAN and Ethernet in UDP, over IPv4 and IPv6. The program does not recognize
+/// frames with IPv4 options, IPv6 extension headers or wrong checksums. They are treated like all
+/// other frames that the interface takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outside {
+pub struct ExternalEnd {
     /// Index of the external interface, in the caller's network namespace.
     pub interface: u32,
-    /// Its link address: that of what is sent, and whom what comes is for.
+    /// MAC address of the interface: source of sent frames,
+    /// and required destination of received ones.
     pub mac: [u8; 6],
     /// The tunnel.
     pub by: Encapsulation,
-    /// Number of the limit of what comes, below [`LIMITS_MAX`]; see [`Ports::limit`].
+    /// Number of the limit on received frames, below [`LIMITS_MAX`]; see [`Ports::limit`].
     pub limit: Option<u32>,
 }
 
 /// The next hop of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hop {
-    /// Its link address.
+pub struct UnderlayHop {
+    /// MAC address of the next hop.
     pub mac: [u8; 6],
-    /// Longest IP packet that interface and way carry, bytes.
+    /// Longest IP packet for both the interface and the path, bytes.
     pub mtu: u16,
 }
 
-/// What may leave by a port: a token bucket of bytes and one of frames. Beyond it frames are dropped, none waits.
+/// Rate limit of a port: a token bucket of bytes and one of
+/// frames. Excess frames are dropped, not queued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rate {
-    /// Bits a second; 0: any number. Of Ethernet frames from their destination address to the end of their payload.
+pub struct PortRate {
+    /// Bits per second; 0: no limit. Counts Ethernet frames from their
+    /// destination address to the end of their payload.
     pub bps: u64,
     /// Burst, bytes, at least 2,048; 0: 10 ms of the rate, but at least 32 full frames.
     pub burst_bytes: u64,
-    /// What each frame counts beyond its own bytes.
+    /// Overhead that each frame counts beyond its own bytes.
     pub overhead_bytes: u32,
-    /// Frames a second; 0: any number. Their burst is 10 ms, but at least 32.
+    /// Frames per second; 0: no limit. The burst is 10 ms, but at least 32 frames.
     pub pps: u64,
 }
 
-/// Most that a frame may count beyond its own bytes.
+/// Most bytes of overhead per frame.
 pub const OVERHEAD_BYTES_MAX: u32 = 4096;
 
 named! {
-    /// Why a frame was dropped at a port. Those that the mux has too have its names.
+    /// Reason why a frame was dropped at a port. Reasons that the mux also has use the mux's names.
     Reason {
         /// Shorter than an Ethernet header.
         Runt = "runt",
@@ -201,21 +216,24 @@ named! {
         Policed = "policed",
         /// Sent out of a port without a link.
         Unconnected = "unconnected",
-        /// This port is down, or that at the link's other end, or nothing is there.
+        /// This port is down, or the link's other end is down or missing.
         LinkDown = "link-down",
-        /// Longer than the MTU of the port where it was to come out allows.
+        /// Longer than the egress port's MTU allows.
         TooBig = "too-big",
-        /// Met congestion in the underlay, and what is inside can't be marked (RFC 6040 section 4.2).
+        /// Met congestion in the underlay, and the inner
+        /// packet can't be marked (RFC 6040 section 4.2).
         Congested = "congested",
-        /// The tunnel's next hop is not known.
+        /// The tunnel's next hop is unknown.
         UnderlayUnresolved = "underlay-unresolved",
-        /// Longer than the underlay carries with the tunnel's headers.
+        /// Longer than the underlay allows with the tunnel's headers.
         UnderlayTooBig = "underlay-too-big",
-        /// Came for this port's vrouter, which has used the CPU time that it may ([`Ports::power`]).
+        /// Sent to this port's vrouter, which has used up its CPU time ([`Ports::power`]).
         Power = "kernel-power",
-        /// Came for this port's vrouter, and was served by another than the thread named for it ([`Ports::serve`]).
+        /// Sent to this port's vrouter, and served by a thread other than
+        /// the one named for it ([`Ports::serve`]).
         Unpaid = "unpaid",
-        /// Came for this port's vrouter, which did not get it: it takes frames too slowly, or its end is down or gone.
+        /// Sent to this port's vrouter, but not delivered: the vrouter takes
+        /// frames too slowly, or its end is down or gone.
         Undelivered = "undelivered",
     }
 }
@@ -225,75 +243,78 @@ named! {
 pub struct Traffic {
     /// Frames.
     pub frames: u64,
-    /// Their bytes, from the destination address to the end of the payload.
+    /// Bytes of the frames, from the destination address to the end of the payload.
     pub bytes: u64,
 }
 
-/// What a port has counted since it was made first; making it again goes on from there.
+/// Counters of a port since it was first made; they continue when it is made again.
 ///
-/// What the vrouter sent went on its way or was dropped: `from_vrouter` = `to_link` + all of `dropped`. What came to it
-/// by its link was delivered or refused: `from_link` = `to_vrouter` + all of `refused` + [`Counters::under_way`]. What
-/// went the short way is in these as if it had gone through the vrouter's stack.
-/// (Exactly so where nothing moves: reading takes a moment.) What a program gave to an external interface that had no
-/// room for it is sent, here; the kernel counts it at the interface.
+/// Every frame that the vrouter sent was forwarded or dropped: `from_vrouter` = `to_link` + all of
+/// `dropped`. Every frame from the link was delivered or refused: `from_link` = `to_vrouter` + all
+/// of `refused` + [`KernelPortCounters::in_transit`]. Frames that used the XDP bypass count as if
+/// they had passed through the vrouter's stack. (The equations hold exactly only at rest, since
+/// reading takes a moment.) A frame that a program gave to an external interface counts as sent
+/// here, even if the interface's queue was full; the kernel counts that drop at the interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Sent by the vrouter, as far as they got to PdP's program.
+pub struct KernelPortCounters {
+    /// Frames sent by the vrouter, as far as they reached PdP's program.
     pub from_vrouter: Traffic,
-    /// Given to the link.
+    /// Frames sent into the link.
     pub to_link: Traffic,
-    /// Came by the link.
+    /// Frames received from the link.
     pub from_link: Traffic,
-    /// Given to the vrouter's kernel.
+    /// Frames delivered to the vrouter's kernel.
     pub to_vrouter: Traffic,
-    /// Frames that the vrouter sent and that were dropped, by reason, in the order of [`Reason::ALL`].
+    /// Dropped frames that the vrouter sent, by reason, in the order of [`Reason::ALL`].
     pub dropped: [u64; Reason::ALL.len()],
-    /// Frames that came by the link and were dropped, by reason, in the order of [`Reason::ALL`].
+    /// Dropped frames from the link, by reason, in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::ALL.len()],
-    /// What became of the frames of `to_vrouter`, which is their sum.
-    pub ways: Ways,
-    /// Frames that the vrouter's kernel could not send, and knows so: its own count of what its interface dropped,
-    /// of the present pair. The ring of [`RING_FRAMES`] was full, or the frame longer than its MTU allows. These
-    /// are in none of the other counters.
+    /// Frames of `to_vrouter` by their further path; their sum is `to_vrouter`.
+    pub bypass: BypassCounters,
+    /// Frames that the vrouter's kernel could not send, by its own counter of drops at the
+    /// interface of the current pair. Either the ring of [`RING_FRAMES`] was full, or the frame was
+    /// longer than the MTU allows. None of the other counters includes them.
     pub unsent: u64,
 }
 
-impl Counters {
-    /// Frames dropped for a reason, either way.
+impl KernelPortCounters {
+    /// Returns the frames dropped for a reason, in both directions.
     pub fn dropped(&self, reason: Reason) -> u64 {
         self.dropped[reason as usize] + self.refused[reason as usize]
     }
 
-    /// Frames that came by the link and are between there and the vrouter: at most [`RING_FRAMES`] and what a
-    /// processor has in hand. And those that were in the ring when the guest set its end down: the kernel does not
-    /// count them, and they are known for lost when the pair is gone.
-    pub fn under_way(&self) -> u64 {
+    /// Returns the frames from the link that have not reached the vrouter yet: at most
+    /// [`RING_FRAMES`], plus the batch of a processor.
+    ///
+    /// It includes frames that were in the ring when the guest set its end down. The kernel does
+    /// not count these; they are known to be lost once the pair is gone.
+    pub fn in_transit(&self) -> u64 {
         self.missing().saturating_sub(self.refused[Reason::Undelivered as usize])
     }
 
-    /// Frames of which the programs don't know what became.
+    /// Returns the frames whose verdict the programs don't know.
     fn missing(&self) -> u64 {
         let programs = &self.refused[..Reason::Undelivered as usize];
         self.from_link.frames.saturating_sub(self.to_vrouter.frames + programs.iter().sum::<u64>())
     }
 }
 
-/// What is other about a port's inner end than it was made.
+/// Difference between a port's inner end and its specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// It is deleted or in another network namespace; [`Ports::make`] makes it again.
+pub enum InnerEndChange {
+    /// Deleted or moved to another network namespace; [`Ports::make`] makes it again.
     Gone,
-    /// It has this name.
+    /// Renamed, with the new name.
     Renamed(String),
-    /// It has this MTU, bytes.
+    /// MTU changed, with the new value in bytes.
     Resized(u32),
-    /// It has this link address.
+    /// MAC address changed, with the new one.
     Readdressed([u8; 6]),
-    /// It is set down.
+    /// Set down.
     Down,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for InnerEndChange {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gone => write!(to, "deleted or moved away"),
@@ -312,14 +333,14 @@ impl fmt::Display for Change {
 
 /// All ports of a daemon. Dropping it leaves everything as it is; see [`destroy`].
 ///
-/// Threads may use it at the same time, but for one port: no two of them may make or remove that. None waits for
-/// another one whose request to the kernel takes long.
+/// Threads may use it at the same time, as long as no two of them make or remove the same port. No
+/// thread waits while the kernel handles another one's long request.
 #[derive(Debug)]
 pub struct Ports {
     netns: OwnedFd,
-    netlink: Kept,
+    netlink: NetlinkPool,
     pins: PathBuf,
-    /// The programs of this version, for root ends and inner ends.
+    /// Programs of this version, for root ends and inner ends.
     programs: [OwnedFd; 2],
     ports: MapHandle,
     ends: MapHandle,
@@ -331,18 +352,18 @@ pub struct Ports {
     vrouters: MapHandle,
     inners: MapHandle,
     used: MapHandle,
-    /// Of what is read from a map, changed and written back, which takes no more than that.
+    /// Guards read-modify-write of map entries; held only for that.
     changing: Mutex<()>,
 }
 
-/// Which end of a pair: its program's link is pinned as `PINS/NUMBER/out` or `PINS/NUMBER/in`.
+/// End of a pair. The link of its program is pinned as `PINS/NUMBER/out` or `PINS/NUMBER/in`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+enum PairEnd {
     Root,
     Inner,
 }
 
-impl Side {
+impl PairEnd {
     const ALL: [Self; 2] = [Self::Root, Self::Inner];
 
     fn program(self) -> &'static str {
@@ -361,20 +382,22 @@ impl Side {
 }
 
 impl Ports {
-    /// Adopts the namespace that is kept at the path `netns`, and what is pinned in `pins` (below a BPF file system,
-    /// see [`crate::xdp::mount_bpf_fs`]); makes what is missing. All ports that are there run this version's programs
-    /// afterwards. Maps of a version that had others are replaced: then links, rates and counters begin anew, and
-    /// [`Ports::make`] finds parts missing.
+    /// Opens the ports, adopting the namespace at the path `netns` and the pins in `pins` (below a
+    /// BPF file system, see [`crate::xdp::mount_bpf_fs`]). Makes whatever is missing.
+    ///
+    /// Afterwards, all existing ports run this version's programs. If an earlier
+    /// version had other maps, they are replaced: links, rates and counters start
+    /// anew, and [`Ports::make`] finds parts missing.
     pub fn open(netns: &Path, pins: &Path) -> Result<Self> {
         let netns = open_netns(netns)?;
-        let netlink = within(netns.as_fd(), Kept::open)?;
+        let netlink = within(netns.as_fd(), NetlinkPool::open)?;
         pins::make_dir(pins)?;
         let place = |map: &mut OpenMapMut<'_>| {
             Ok(MAPS.into_iter().find(|name| map.name() == *name).map(|name| pins.join(name)))
         };
         let empty = || unpin(pins).and_then(|()| pins::make_dir(pins));
         let object = pins::load(OBJECT, "the programs of ports", place, empty)?;
-        let fd = |side: Side| {
+        let fd = |side: PairEnd| {
             program(&object, side.program())?
                 .as_fd()
                 .try_clone_to_owned()
@@ -385,7 +408,7 @@ impl Ports {
             netns,
             netlink,
             pins: pins.to_owned(),
-            programs: [fd(Side::Root)?, fd(Side::Inner)?],
+            programs: [fd(PairEnd::Root)?, fd(PairEnd::Inner)?],
             ports: map(MAPS[0])?,
             ends: map(MAPS[1])?,
             counts: map(MAPS[2])?,
@@ -399,7 +422,7 @@ impl Ports {
             changing: Mutex::default(),
         };
         for number in pinned_numbers(pins)? {
-            for side in Side::ALL {
+            for side in PairEnd::ALL {
                 let Some(mut link) = pinned_link(&this.pin(number, side)) else { continue };
                 let program = program(&object, side.program())?;
                 match link.update_prog(&program).map_err(other) {
@@ -416,23 +439,23 @@ impl Ports {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its maps are pinned.
+    /// Returns the directory in which its maps are pinned.
     pub(crate) fn pins(&self) -> &Path {
         &self.pins
     }
 
-    /// The namespace of the root ends.
+    /// Returns the namespace of the root ends.
     pub fn netns(&self) -> BorrowedFd<'_> {
         self.netns.as_fd()
     }
 
-    /// Tells that some port's root end may have changed or gone: a guest deleted its end, or took it down or up.
-    /// Changes of an inner end's name, MTU or address are not told.
-    pub fn watch(&self) -> Result<Watch> {
-        within(self.netns(), Watch::new)
+    /// Watches for changes or deletions of ports' root ends: a guest deleted its end, or took it
+    /// down or up. Changes of an inner end's name, MTU or address cause no notification.
+    pub fn watch(&self) -> Result<InterfaceWatch> {
+        within(self.netns(), InterfaceWatch::new)
     }
 
-    /// The numbers of all ports of which anything is there.
+    /// Returns the numbers of all ports that exist at least in part.
     pub fn all(&self) -> Result<BTreeSet<u32>> {
         let ends = veth::all(&self.netlink).on("list", "root ends")?;
         let mut numbers: BTreeSet<u32> =
@@ -442,19 +465,21 @@ impl Ports {
         Ok(numbers)
     }
 
-    /// Makes what is missing of a port whose inner end is in the network namespace `guest`: the pair, with
-    /// addresses and routes, and the programs; sets its MTU if it has another one from here. What else the guest has
-    /// changed about its end stays. A port that is new has no link and no limit, and is up; one that is made again
-    /// has what it had.
+    /// Makes the missing parts of a port whose inner end is in the network namespace `guest`: the
+    /// pair, with addresses and routes, and the programs. Sets the port's MTU if it differs. Other
+    /// changes that the guest made to its end stay.
+    ///
+    /// A new port has no link and no limit, and is up. A port that is made
+    /// again keeps its earlier link, limit and state.
     ///
     /// # Errors
-    /// What the kernel refuses, e.g. since the guest has another interface of this name. Nothing is left of a pair
-    /// that could not be finished.
+    /// The kernel's refusal, e.g. because the guest has another interface
+    /// of this name. An incomplete pair is removed.
     pub fn make(&self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<Made> {
         let number = spec.number;
         check_number("port", number)?;
         check_number("vrouter", spec.vrouter)?;
-        // The kernel would cut it, or say no more than that it is wrong.
+        // The kernel would truncate the name, or report a meaningless error.
         tap::named_request(&spec.name)?;
         let root = self.root(number)?;
         if let Some(root) = root.as_ref().filter(|root| root.alias == WHOLE)
@@ -465,14 +490,15 @@ impl Ports {
         if root.is_some() {
             self.delete(&[number])?;
         }
-        // The index that its inner end had may be another's by now: it leads nowhere before there is a root end again.
+        // The inner end's old index may belong to another interface by now. It must lead nowhere
+        // until there is a root end again.
         self.forget_inner(number, &self.port(number)?)?;
-        // Of a pair that is gone nothing is under way.
+        // A pair that is gone has no frames under way.
         let lost = self.counts(number)?.missing();
         self.change(number, |port| port.settled = lost)?;
         let made = self.make_pair(guest, spec);
         if made.is_err() {
-            // Whatever was in the way of it tells more.
+            // The error that caused this tells more.
             let _ = self.delete(&[number]);
         }
         made.map(|()| Made::All)
@@ -484,9 +510,9 @@ impl Ports {
         veth::make(&self.netlink, place, guest, spec).on("make port", name)?;
         let gone = || Err(Errno::ENODEV).on("make port", name);
         let Some(root) = self.root(*number)? else { return gone() };
-        // Before either end is up, so that no frame passes by.
-        self.attach(*number, Side::Root, self.netns(), root.index)?;
-        self.attach(*number, Side::Inner, guest, root.peer)?;
+        // Before either end is up, so that the programs see every frame.
+        self.attach(*number, PairEnd::Root, self.netns(), root.index)?;
+        self.attach(*number, PairEnd::Inner, guest, root.peer)?;
         self.set_end(*number)?;
         self.set_inner(guest, spec, root.peer)?;
         let mut closed = false;
@@ -507,17 +533,19 @@ impl Ports {
         if closed { set(Set::Up(false)) } else { Ok(()) }
     }
 
-    /// Of a port whose pair is there.
+    /// Repairs a port whose pair exists.
     fn mend(
         &self,
         guest: BorrowedFd<'_>,
         spec: &PortSpec,
-        root: &End,
-        inner: &End,
+        root: &VethInterface,
+        inner: &VethInterface,
     ) -> Result<Made> {
         let number = spec.number;
         let mut made = Made::Nothing;
-        for (side, netns, end) in [(Side::Root, self.netns(), root), (Side::Inner, guest, inner)] {
+        for (side, netns, end) in
+            [(PairEnd::Root, self.netns(), root), (PairEnd::Inner, guest, inner)]
+        {
             if pinned_index(&self.pin(number, side)) != Some(end.index) {
                 self.attach(number, side, netns, end.index)?;
                 made = Made::Parts;
@@ -532,11 +560,11 @@ impl Ports {
             made = Made::Parts;
         }
         if root.mtu != spec.mtu {
-            let set = |netlink: &Kept, index| {
+            let set = |netlink: &NetlinkPool, index| {
                 veth::change(netlink, index, Set::Mtu(spec.mtu)).on("set the MTU of", &spec.name)
             };
             set(&self.netlink, root.index)?;
-            within(guest, || set(&Kept::open()?, root.peer))?;
+            within(guest, || set(&NetlinkPool::open()?, root.peer))?;
             made = Made::Parts;
         }
         let mut up = true;
@@ -556,22 +584,23 @@ impl Ports {
         Ok(made)
     }
 
-    /// Says where frames go that the vrouter sends from port `number`. A link between two ports needs two calls. A
-    /// tunnel's next hop is not known until [`Ports::set_hop`] says it, or what it was where the tunnel is the same.
+    /// Sets the target of frames that the vrouter sends from port `number`. A link between two
+    /// ports needs two calls. A tunnel's next hop is unknown until [`Ports::set_hop`] sets it; an
+    /// unchanged tunnel keeps its next hop.
     ///
     /// # Errors
-    /// A tunnel of a kind that is not known here, or that is another port's.
-    pub fn join(&self, number: u32, way: Way) -> Result<()> {
-        let before = self.leaving(number)?.map(|leaving| leaving.tunnel);
+    /// The tunnel is of an unsupported kind, or belongs to another port.
+    pub fn join(&self, number: u32, way: LinkTarget) -> Result<()> {
+        let before = self.egress(number)?.map(|leaving| leaving.tunnel);
         let now = match &way {
-            Way::None | Way::Port(_) => None,
-            Way::Outside(outside) => Some(self.connect(number, outside)?),
+            LinkTarget::None | LinkTarget::Port(_) => None,
+            LinkTarget::Outside(outside) => Some(self.connect(number, outside)?),
         };
         self.change(number, |port| {
             port.to = match way {
-                Way::None => 0,
-                Way::Port(other) => other.saturating_add(1),
-                Way::Outside(_) => OUTSIDE,
+                LinkTarget::None => 0,
+                LinkTarget::Port(other) => other.saturating_add(1),
+                LinkTarget::Outside(_) => OUTSIDE,
             }
         })?;
         let delete = |map: &MapHandle, key: &[u8]| match map.delete(key) {
@@ -590,11 +619,11 @@ impl Ports {
         Ok(())
     }
 
-    /// Has what comes by a tunnel come to a port, and what the port sends to a tunnel go by it.
-    fn connect(&self, number: u32, outside: &Outside) -> Result<Tunnel> {
-        let Outside { interface, mac, by, limit } = outside;
+    /// Connects a port and a tunnel, in both directions.
+    fn connect(&self, number: u32, outside: &ExternalEnd) -> Result<TunnelMapKey> {
+        let ExternalEnd { interface, mac, by, limit } = outside;
         let invalid = |text| Err(Error::Invalid { object: format!("port {number} by {by}"), text });
-        let Some(new) = Leaving::new(*interface, by, *mac) else {
+        let Some(new) = EgressEntry::new(*interface, by, *mac) else {
             return invalid("not a tunnel that the kernel data plane knows".into());
         };
         if limit.is_some_and(|limit| limit >= LIMITS_MAX) {
@@ -615,7 +644,7 @@ impl Ports {
                 .on("set the tunnel of port", number)
         };
         let port = number.to_ne_bytes();
-        if !self.leaving(number)?.is_some_and(|old| old.is_like(new)) {
+        if !self.egress(number)?.is_some_and(|old| old.is_like(new)) {
             set(&self.outsides, &port, new.as_bytes())?;
         }
         set(&self.devices, &port, &interface.to_ne_bytes())?;
@@ -625,11 +654,11 @@ impl Ports {
         Ok(new.tunnel)
     }
 
-    /// Says where frames of the tunnel of port `number` are sent to; `None`: it is not known, and they are dropped.
-    /// No change where it has no tunnel.
-    pub fn set_hop(&self, number: u32, hop: Option<Hop>) -> Result<()> {
+    /// Sets the next hop of the tunnel of port `number`; `None`: unknown, its frames are dropped.
+    /// Does nothing if the port has no tunnel.
+    pub fn set_hop(&self, number: u32, hop: Option<UnderlayHop>) -> Result<()> {
         let _alone = self.alone();
-        let Some(mut leaving) = self.leaving(number)? else { return Ok(()) };
+        let Some(mut leaving) = self.egress(number)? else { return Ok(()) };
         leaving.set_hop(hop);
         self.outsides
             .update(&number.to_ne_bytes(), leaving.as_bytes(), MapFlags::EXIST)
@@ -637,14 +666,14 @@ impl Ports {
             .on("set the next hop of port", number)
     }
 
-    /// Limits what comes by all tunnels that have limit `number`; `None`: no more. Frames count as they are behind the
-    /// outer headers, and nothing beyond that.
-    pub fn limit(&self, number: u32, rate: Option<Rate>) -> Result<()> {
+    /// Limits the traffic from all tunnels that use limit `number`; `None`: no limit. Frames count
+    /// without their outer headers and without overhead.
+    pub fn limit(&self, number: u32, rate: Option<PortRate>) -> Result<()> {
         let key = number.to_ne_bytes();
         let _alone = self.alone();
         let found =
             self.limits.lookup(&key, MapFlags::LOCK).map_err(other).on("read limit", number)?;
-        let found = found.and_then(|bytes| Limit::read_from_bytes(&bytes).ok());
+        let found = found.and_then(|bytes| LimitEntry::read_from_bytes(&bytes).ok());
         let mut limit = found.ok_or(Errno::ENOENT).on("read limit", number)?;
         limit.police(rate);
         self.limits
@@ -653,16 +682,16 @@ impl Ports {
             .on("set limit", number)
     }
 
-    fn leaving(&self, number: u32) -> Result<Option<Leaving>> {
+    fn egress(&self, number: u32) -> Result<Option<EgressEntry>> {
         let found = self.outsides.lookup(&number.to_ne_bytes(), MapFlags::ANY).map_err(other);
         let found = found.on("read the tunnel of port", number)?;
-        Ok(found.and_then(|bytes| Leaving::read_from_bytes(&bytes).ok()))
+        Ok(found.and_then(|bytes| EgressEntry::read_from_bytes(&bytes).ok()))
     }
 
-    /// Limits what the vrouter sends from port `number`; `None`: no more. Where the limit stays as it is, its burst is
-    /// not had anew.
-    pub fn police(&self, number: u32, rate: Option<Rate>) -> Result<()> {
-        if let Some(Rate { overhead_bytes, .. }) = rate
+    /// Limits the traffic that the vrouter sends from port `number`; `None`: no limit. An unchanged
+    /// limit keeps its bucket's state.
+    pub fn police(&self, number: u32, rate: Option<PortRate>) -> Result<()> {
+        if let Some(PortRate { overhead_bytes, .. }) = rate
             && overhead_bytes > OVERHEAD_BYTES_MAX
         {
             let text = format!("{overhead_bytes} bytes, {OVERHEAD_BYTES_MAX} at most");
@@ -671,8 +700,8 @@ impl Ports {
         self.change(number, |port| port.police(rate))
     }
 
-    /// Gives the inner end of port `number` its carrier or takes it. Without it nothing goes either way, also where the
-    /// port is made again.
+    /// Sets or clears the carrier of the inner end of port `number`. Without carrier, the port
+    /// forwards nothing in either direction. The setting survives making the port again.
     pub fn set_carrier(&self, number: u32, on: bool) -> Result<()> {
         let root = self.root(number)?;
         self.change(number, |port| {
@@ -683,35 +712,36 @@ impl Ports {
         let Some(root) = root else { return Ok(()) };
         veth::change(&self.netlink, root.index, Set::Up(on))
             .on("set the carrier of port", number)?;
-        // Whoever asks for it has the kernel tell of it at once (tap::set_carrier).
+        // The query makes the kernel announce the carrier at once (tap::set_carrier).
         let _ = self.peer(&root);
         Ok(())
     }
 
-    /// What is other about the inner end of a port than `spec` has it; nothing if it is as it was made.
-    pub fn changes(&self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<Vec<Change>> {
+    /// Returns the differences between a port's inner end and `spec`; empty if there are none.
+    pub fn changes(&self, guest: BorrowedFd<'_>, spec: &PortSpec) -> Result<Vec<InnerEndChange>> {
         let root = self.root(spec.number)?.filter(|root| root.alias == WHOLE);
         let inner = root.map(|root| self.inner(&root, guest)).transpose()?.flatten();
-        let Some(inner) = inner else { return Ok(vec![Change::Gone]) };
+        let Some(inner) = inner else { return Ok(vec![InnerEndChange::Gone]) };
         let changes = [
-            (inner.name != spec.name).then_some(Change::Renamed(inner.name)),
-            (inner.mtu != spec.mtu).then_some(Change::Resized(inner.mtu)),
-            (inner.mac != spec.mac).then_some(Change::Readdressed(inner.mac)),
-            (!inner.up).then_some(Change::Down),
+            (inner.name != spec.name).then_some(InnerEndChange::Renamed(inner.name)),
+            (inner.mtu != spec.mtu).then_some(InnerEndChange::Resized(inner.mtu)),
+            (inner.mac != spec.mac).then_some(InnerEndChange::Readdressed(inner.mac)),
+            (!inner.up).then_some(InnerEndChange::Down),
         ];
         Ok(changes.into_iter().flatten().collect())
     }
 
-    /// Index of the inner end of a port in the network namespace `guest`; `None`: it is not there.
+    /// Returns the index of a port's inner end in the network
+    /// namespace `guest`; `None` if it is not there.
     pub fn index(&self, guest: BorrowedFd<'_>, number: u32) -> Result<Option<u32>> {
         let root = self.root(number)?;
         let inner = root.map(|root| self.inner(&root, guest)).transpose()?.flatten();
         Ok(inner.map(|inner| inner.index))
     }
 
-    /// What port `number` has counted.
-    pub fn counters(&self, number: u32) -> Result<Counters> {
-        // In this order, so that nothing is lost before it came.
+    /// Returns the counters of port `number`.
+    pub fn counters(&self, number: u32) -> Result<KernelPortCounters> {
+        // Read in this order, so that no frame counts as lost before it counts as arrived.
         let root = self.root(number)?;
         let inner = root.as_ref().map(|root| self.peer(root)).transpose()?.flatten();
         let mut counters = self.counts(number)?;
@@ -723,35 +753,38 @@ impl Ports {
         Ok(counters)
     }
 
-    /// Frames that were dropped at port `number` since nobody pays for them ([`Reason::Unpaid`]).
+    /// Returns the frames dropped at port `number` because no
+    /// thread is charged for them ([`Reason::Unpaid`]).
     pub fn unpaid(&self, number: u32) -> Result<u64> {
         Ok(self.counts(number)?.refused[Reason::Unpaid as usize])
     }
 
-    /// Frames that the vrouter sent from port `number`, be they dropped or not. Takes one system call.
-    pub fn made(&self, number: u32) -> Result<u64> {
+    /// Returns the frames that the vrouter sent from port `number`,
+    /// dropped ones included. Takes one system call.
+    pub fn frames_sent(&self, number: u32) -> Result<u64> {
         Ok(self.counts(number)?.from_vrouter.frames)
     }
 
-    /// Removes ports with all that is theirs. What other ports send to them goes nowhere. No change if there are none.
+    /// Removes ports and all of their state. Frames that other ports send to them are dropped.
+    /// Ignores ports that do not exist.
     pub fn remove(&self, numbers: &[u32]) -> Result<()> {
         let gone: BTreeSet<u32> = numbers.iter().copied().collect();
-        // All that were ever joined: a port may have the number later.
+        // All ports that were ever joined to them: a later port may have the number.
         for (key, port) in self.all_settings()? {
             if port.to != OUTSIDE && port.to.checked_sub(1).is_some_and(|to| gone.contains(&to)) {
                 self.change(key, |port| port.to = 0)?;
             }
         }
         self.delete_pairs(numbers)?;
-        // Pins last: by them the next process knows what is left to be removed, should this one die.
+        // Pins last: if this process dies, they show the next one what is left to remove.
         let mut vrouters = BTreeSet::new();
         for number in gone.iter().copied().filter(|number| *number < PORTS_MAX) {
             let key = number.to_ne_bytes();
-            self.join(number, Way::None)?;
+            self.join(number, LinkTarget::None)?;
             let port = self.port(number)?;
             self.forget_inner(number, &port)?;
             vrouters.insert(port.vrouter);
-            self.change(number, |port| *port = Port::default())?;
+            self.change(number, |port| *port = PortEntry::default())?;
             let bytes = self.counts.value_size() as usize;
             let cpus = libbpf_rs::num_possible_cpus().map_err(other).on("count", "processors")?;
             self.counts
@@ -763,7 +796,7 @@ impl Ports {
         self.unpin_ports(numbers)
     }
 
-    /// Deletes pairs and the pins of their links. Their settings stay.
+    /// Deletes pairs and the pins of their links. The ports' settings stay.
     fn delete(&self, numbers: &[u32]) -> Result<()> {
         self.delete_pairs(numbers)?;
         self.unpin_ports(numbers)
@@ -789,15 +822,15 @@ impl Ports {
         numbers.iter().try_for_each(|number| unpin_port(&self.pins.join(number.to_string())))
     }
 
-    fn pin(&self, number: u32, side: Side) -> PathBuf {
+    fn pin(&self, number: u32, side: PairEnd) -> PathBuf {
         self.pins.join(number.to_string()).join(side.pin())
     }
 
-    /// Attaches the program of one end, and pins its link in place of what was pinned.
-    fn attach(&self, number: u32, side: Side, netns: BorrowedFd<'_>, index: u32) -> Result<()> {
+    /// Attaches the program of one end. Pins its link, replacing the earlier pin.
+    fn attach(&self, number: u32, side: PairEnd, netns: BorrowedFd<'_>, index: u32) -> Result<()> {
         let (pin, program) = (self.pin(number, side), &self.programs[side as usize]);
         if let Some(link) = pinned_link(&pin) {
-            // It may be that of an interface that is gone.
+            // It may belong to an interface that is gone.
             let _ = link.detach();
             remove_file(&pin)?;
         }
@@ -822,9 +855,9 @@ impl Ports {
         })
     }
 
-    /// Says that the root end of a port is there.
+    /// Enters the root end of a port into the map.
     fn set_end(&self, number: u32) -> Result<()> {
-        // The kernel looks for the index in the caller's namespace.
+        // The kernel looks up the index in the caller's namespace.
         within(self.netns(), || {
             let index = (number + INDEX_FIRST).to_ne_bytes();
             self.ends
@@ -834,14 +867,15 @@ impl Ports {
         })
     }
 
-    /// Says which interface of which vrouter the inner end of a port is; whether that was not said yet.
+    /// Enters the interface and vrouter of a port's inner end into the maps.
+    /// Returns true if they were not entered yet.
     fn set_inner(&self, guest: BorrowedFd<'_>, spec: &PortSpec, index: u32) -> Result<bool> {
         let PortSpec { number, vrouter, mac, .. } = *spec;
         let was = self.port(number)?;
         // The kernel has 32 bits for it.
         let netns =
             rustix::fs::fstat(guest).on("ask for the namespace of port", number)?.st_ino as u32;
-        let key = Inner { netns, index };
+        let key = InnerKey { netns, index };
         let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
         let found = found.on("find the inner end of port", number)?;
         let is_said = (was.vrouter, was.netns, was.inner, was.mac) == (vrouter, netns, index, mac);
@@ -863,10 +897,10 @@ impl Ports {
         Ok(true)
     }
 
-    /// Takes it back; another port that got the index since keeps it.
-    fn forget_inner(&self, number: u32, port: &Port) -> Result<()> {
+    /// Removes a port's inner end from the map, unless another port has the index by now.
+    fn forget_inner(&self, number: u32, port: &PortEntry) -> Result<()> {
         let _alone = self.alone();
-        let key = Inner { netns: port.netns, index: port.inner };
+        let key = InnerKey { netns: port.netns, index: port.inner };
         let found = self.inners.lookup(key.as_bytes(), MapFlags::ANY).map_err(other);
         let found = found.on("find the inner end of port", number)?;
         if found.as_deref() == Some(&number.to_ne_bytes()) {
@@ -878,18 +912,18 @@ impl Ports {
         Ok(())
     }
 
-    fn root(&self, number: u32) -> Result<Option<End>> {
+    fn root(&self, number: u32) -> Result<Option<VethInterface>> {
         let index = number.saturating_add(INDEX_FIRST);
         veth::find(&self.netlink, index, None).on("find the root end of port", number)
     }
 
-    /// The other end, wherever it is.
-    fn peer(&self, root: &End) -> Result<Option<End>> {
+    /// Returns the other end, in whichever namespace it is.
+    fn peer(&self, root: &VethInterface) -> Result<Option<VethInterface>> {
         veth::find(&self.netlink, root.peer, root.netns).on("find the inner end of", &root.name)
     }
 
-    /// The other end, if it is in this namespace.
-    fn inner(&self, root: &End, guest: BorrowedFd<'_>) -> Result<Option<End>> {
+    /// Returns the other end, if it is in this namespace.
+    fn inner(&self, root: &VethInterface, guest: BorrowedFd<'_>) -> Result<Option<VethInterface>> {
         let netns = veth::number_of(&self.netlink, guest).on("find", "a guest's namespace")?;
         if netns.is_none() || netns != root.netns {
             return Ok(None);
@@ -897,25 +931,25 @@ impl Ports {
         self.peer(root)
     }
 
-    /// The settings of all ports, whether they are there or not, by number.
-    fn all_settings(&self) -> Result<Vec<(u32, Port)>> {
+    /// Returns the settings of all port numbers, whether the ports exist or not.
+    fn all_settings(&self) -> Result<Vec<(u32, PortEntry)>> {
         let batch = self.ports.lookup_batch(1024, MapFlags::LOCK, MapFlags::ANY).map_err(other);
         let all = batch.on("read", "the settings of ports")?.filter_map(|(key, value)| {
             let key = u32::read_from_bytes(&key).ok()?;
-            Some((key, Port::read_from_bytes(&value).ok()?))
+            Some((key, PortEntry::read_from_bytes(&value).ok()?))
         });
         Ok(all.collect())
     }
 
-    fn port(&self, number: u32) -> Result<Port> {
+    fn port(&self, number: u32) -> Result<PortEntry> {
         let found = self.ports.lookup(&number.to_ne_bytes(), MapFlags::LOCK);
         let found = found.map_err(other).on("read the settings of port", number)?;
-        let found = found.and_then(|bytes| Port::read_from_bytes(&bytes).ok());
+        let found = found.and_then(|bytes| PortEntry::read_from_bytes(&bytes).ok());
         found.ok_or(Errno::ENOENT).on("read the settings of port", number)
     }
 
-    /// Programs see all of a change or nothing. What they take of the rate meanwhile is not charged.
-    fn change(&self, number: u32, change: impl FnOnce(&mut Port)) -> Result<()> {
+    /// Programs see either all of a change or nothing. Rate that they use meanwhile is not charged.
+    fn change(&self, number: u32, change: impl FnOnce(&mut PortEntry)) -> Result<()> {
         let _alone = self.alone();
         let was = self.port(number)?;
         let mut port = was;
@@ -929,17 +963,17 @@ impl Ports {
             .on("change the settings of port", number)
     }
 
-    fn counts(&self, number: u32) -> Result<Counters> {
+    fn counts(&self, number: u32) -> Result<KernelPortCounters> {
         let by_cpu = self.counts.lookup_percpu(&number.to_ne_bytes(), MapFlags::ANY);
         let by_cpu = by_cpu.map_err(other).on("read the counters of port", number)?;
-        Ok(Counts::sum(by_cpu.unwrap_or_default()))
+        Ok(PortCountsEntry::sum(by_cpu.unwrap_or_default()))
     }
 }
 
-/// Removes all ports, the namespace and what is pinned. No change if there is nothing.
+/// Removes all ports, the namespace and all pins. Does nothing if there are none.
 pub fn destroy(netns: &Path, pins: &Path) -> Result<()> {
     unpin(pins)?;
-    // Without it nothing keeps the namespace, nor what is in it.
+    // Without this mount, nothing keeps the namespace and its contents.
     match nix::mount::umount2(netns, nix::mount::MntFlags::MNT_DETACH) {
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => remove_file(netns),
         Err(error) => Err(error).on("unmount", netns.display()),
@@ -958,12 +992,12 @@ fn root_name(number: u32) -> String {
     format!("p{number}")
 }
 
-/// Longest frame that is delivered at a port.
+/// Returns the longest frame that is delivered at a port.
 fn frame_bytes_max(mtu: u32, closed: bool) -> u32 {
     if closed { 0 } else { mtu + BEYOND_MTU }
 }
 
-/// The network namespace kept at a path, made if there is none.
+/// Opens the network namespace at a path; makes one if there is none.
 fn open_netns(path: &Path) -> Result<OwnedFd> {
     let kept = || -> Option<OwnedFd> {
         let file = File::open(path).ok()?;
@@ -979,7 +1013,7 @@ fn open_netns(path: &Path) -> Result<OwnedFd> {
     File::create(path).on("make", path.display())?;
     in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET).on("make", "a network namespace")?;
-        // Root ends are to say nothing by themselves.
+        // Root ends must not send anything by themselves.
         for scope in ["all", "default"] {
             sysctl::set_v6_here(&format!("net.ipv6.conf.{scope}.disable_ipv6"), "1")?;
         }
@@ -989,7 +1023,7 @@ fn open_netns(path: &Path) -> Result<OwnedFd> {
     kept().ok_or(Errno::ENOENT).on("keep a network namespace at", path.display())
 }
 
-/// The numbers of ports of which links are pinned.
+/// Returns the numbers of ports with pinned links.
 fn pinned_numbers(pins: &Path) -> Result<BTreeSet<u32>> {
     let entries = match fs::read_dir(pins) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
@@ -999,7 +1033,7 @@ fn pinned_numbers(pins: &Path) -> Result<BTreeSet<u32>> {
     Ok(entries.filter_map(number).collect())
 }
 
-/// Removes all that is pinned, and takes the programs off.
+/// Removes all pins, which detaches the programs.
 fn unpin(pins: &Path) -> Result<()> {
     for number in pinned_numbers(pins)? {
         unpin_port(&pins.join(number.to_string()))?;
@@ -1009,6 +1043,6 @@ fn unpin(pins: &Path) -> Result<()> {
 }
 
 fn unpin_port(pins: &Path) -> Result<()> {
-    Side::ALL.iter().try_for_each(|side| remove_file(&pins.join(side.pin())))?;
+    PairEnd::ALL.iter().try_for_each(|side| remove_file(&pins.join(side.pin())))?;
     remove_dir(pins)
 }

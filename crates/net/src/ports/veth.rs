@@ -12,11 +12,11 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::PortSpec;
-use crate::netlink::Kept;
+use crate::netlink::NetlinkPool;
 
 /// One end of a pair.
 #[derive(Clone, Debug, Default)]
-pub(super) struct End {
+pub(super) struct VethInterface {
     pub index: u32,
     pub name: String,
     pub alias: String,
@@ -25,13 +25,13 @@ pub(super) struct End {
     pub up: bool,
     /// Index of the other end in its namespace.
     pub peer: u32,
-    /// Number that the namespace asked has for that of the other end; `None` if it is the same.
+    /// Number by which the queried namespace knows that of the other end; `None` if it is the same.
     pub netns: Option<i32>,
     /// Frames that could not be sent.
     pub tx_dropped: u64,
 }
 
-impl End {
+impl VethInterface {
     fn of(message: LinkMessage) -> Self {
         let mut end = Self {
             index: message.header.index,
@@ -54,18 +54,18 @@ impl End {
     }
 }
 
-/// What is to be changed about an interface.
-pub(super) enum Change {
+/// Change of an interface.
+pub(super) enum VethChange {
     Up(bool),
     Mtu(u32),
     Alias(&'static str),
     Group(u32),
 }
 
-/// Makes a pair, both ends down: one here of this name and index, the other as `spec` has it in the namespace
-/// `guest`. One queue each: who sends on many processors has them meet in one ring.
+/// Makes a pair with both ends down: one here with this name and index, the other as `spec` says in
+/// the namespace `guest`. Each end has a single queue, so all sending processors share one ring.
 pub(super) fn make(
-    netlink: &Kept,
+    netlink: &NetlinkPool,
     (name, index): (String, u32),
     guest: BorrowedFd<'_>,
     spec: &PortSpec,
@@ -86,61 +86,66 @@ pub(super) fn make(
         LinkInfo::Kind(InfoKind::Veth),
         LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner))),
     ]));
-    netlink.ask(Message::NewLink(root), NLM_F_CREATE | NLM_F_EXCL).map(drop)
+    netlink.exchange(Message::NewLink(root), NLM_F_CREATE | NLM_F_EXCL).map(drop)
 }
 
-/// The interface of this index, here or in the namespace of this number; `None` if there is none.
-pub(super) fn find(netlink: &Kept, index: u32, netns: Option<i32>) -> io::Result<Option<End>> {
+/// Returns the interface of this index, here or in the
+/// namespace of this number; `None` if there is none.
+pub(super) fn find(
+    netlink: &NetlinkPool,
+    index: u32,
+    netns: Option<i32>,
+) -> io::Result<Option<VethInterface>> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes.extend(netns.map(Attribute::IfNetnsId));
-    match netlink.ask(Message::GetLink(message), 0) {
-        Ok(answers) => Ok(answers.into_iter().find_map(link).map(End::of)),
-        // The namespace goes, or is gone.
+    match netlink.exchange(Message::GetLink(message), 0) {
+        Ok(answers) => Ok(answers.into_iter().find_map(link).map(VethInterface::of)),
+        // The namespace is being removed, or is gone.
         Err(error) if is(&error, &[Errno::ENODEV, Errno::EINVAL, Errno::ESRCH]) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// All interfaces here.
-pub(super) fn all(netlink: &Kept) -> io::Result<impl Iterator<Item = End>> {
-    let answers = netlink.ask(Message::GetLink(LinkMessage::default()), NLM_F_DUMP)?;
-    Ok(answers.into_iter().filter_map(link).map(End::of))
+/// Returns all interfaces here.
+pub(super) fn all(netlink: &NetlinkPool) -> io::Result<impl Iterator<Item = VethInterface>> {
+    let answers = netlink.exchange(Message::GetLink(LinkMessage::default()), NLM_F_DUMP)?;
+    Ok(answers.into_iter().filter_map(link).map(VethInterface::of))
 }
 
-/// Changes the interface of this index here. (Of another namespace it can't be: there, the number of a namespace
-/// says where an interface is to go.)
-pub(super) fn change(netlink: &Kept, index: u32, change: Change) -> io::Result<()> {
+/// Changes the interface of this index here. (An interface in another namespace can't be changed: a
+/// namespace number in the request would move the interface there.)
+pub(super) fn change(netlink: &NetlinkPool, index: u32, change: VethChange) -> io::Result<()> {
     let mut message = LinkMessage::default();
     message.header.index = index;
     match change {
-        Change::Up(up) => {
+        VethChange::Up(up) => {
             message.header.change_mask = LinkFlags::Up;
             message.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
         }
-        Change::Mtu(mtu) => message.attributes.push(Attribute::Mtu(mtu)),
-        Change::Alias(alias) => message.attributes.push(Attribute::IfAlias(alias.into())),
-        Change::Group(group) => message.attributes.push(Attribute::Group(group)),
+        VethChange::Mtu(mtu) => message.attributes.push(Attribute::Mtu(mtu)),
+        VethChange::Alias(alias) => message.attributes.push(Attribute::IfAlias(alias.into())),
+        VethChange::Group(group) => message.attributes.push(Attribute::Group(group)),
     }
-    netlink.ask(Message::SetLink(message), 0).map(drop)
+    netlink.exchange(Message::SetLink(message), 0).map(drop)
 }
 
-/// Deletes all interfaces here of a group, and with each its other end. One call takes hardly longer for many
-/// than for one.
-pub(super) fn delete_group(netlink: &Kept, group: u32) -> io::Result<()> {
+/// Deletes all interfaces here of a group, and with each its other end. One
+/// call for many takes hardly longer than for one.
+pub(super) fn delete_group(netlink: &NetlinkPool, group: u32) -> io::Result<()> {
     let mut message = LinkMessage::default();
     message.attributes.push(Attribute::Group(group));
-    match netlink.ask(Message::DelLink(message), 0) {
+    match netlink.exchange(Message::DelLink(message), 0) {
         Err(error) if !is(&error, &[Errno::ENODEV]) => Err(error),
         _ => Ok(()),
     }
 }
 
-/// The number that this namespace has for another, if it has one.
-pub(super) fn number_of(netlink: &Kept, netns: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+/// Returns the number by which this namespace knows another, if it has one.
+pub(super) fn number_of(netlink: &NetlinkPool, netns: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     let mut message = NsidMessage::default();
     message.attributes.push(NsidAttribute::Fd(netns.as_raw_fd() as u32));
-    let answers = netlink.ask(Message::GetNsId(message), 0)?;
+    let answers = netlink.exchange(Message::GetNsId(message), 0)?;
     Ok(answers.into_iter().find_map(|answer| {
         let Message::NewNsId(message) = answer else { return None };
         message.attributes.into_iter().find_map(|attribute| match attribute {
@@ -150,7 +155,7 @@ pub(super) fn number_of(netlink: &Kept, netns: BorrowedFd<'_>) -> io::Result<Opt
     }))
 }
 
-/// Whether an error is one of these.
+/// True if the error is one of these.
 pub(super) fn is(error: &io::Error, those: &[Errno]) -> bool {
     error.raw_os_error().is_some_and(|code| those.contains(&Errno::from_raw(code)))
 }

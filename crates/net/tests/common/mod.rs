@@ -1,4 +1,4 @@
-//! Network namespaces, and what is done in them.
+//! Network namespaces, and commands in them.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -14,7 +14,7 @@ use pdp_net::ports::{self, Ports};
 
 pub const EVENTUALLY: Duration = Duration::from_secs(30);
 
-/// Runs a test in a network and a mount namespace of its own, which go with its thread.
+/// Runs a test in a network and a mount namespace of its own, which disappear with its thread.
 pub fn isolated<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
@@ -27,10 +27,10 @@ pub fn isolated<T: Send>(test: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A process in a further network namespace, which goes with it.
+/// Process in another network namespace, which disappears with it.
 pub struct Peer {
     process: Child,
-    /// Of unshare and nsenter: which namespaces are its own.
+    /// Options of unshare and nsenter: the namespaces of its own.
     own: &'static str,
 }
 
@@ -39,7 +39,7 @@ impl Peer {
         Self::of(&["-n"], "-n")
     }
 
-    /// With a user namespace as well, as guests have one: root there, without any right here.
+    /// Also in a user namespace, as guests are: root there, without any privilege here.
     pub fn guest() -> Self {
         Self::of(&["-n", "-U", "-r"], "-n -U")
     }
@@ -63,12 +63,12 @@ impl Peer {
         File::open(format!("/proc/{}/ns/net", self.id())).unwrap().into()
     }
 
-    /// Runs a script of bash, which has no single quotes.
+    /// Runs a script of bash without single quotes.
     pub fn run(&self, script: &str) -> String {
         run(&format!("nsenter -t {} {} bash -c '{script}'", self.id(), self.own))
     }
 
-    /// As [`Peer::run`], of what may be refused.
+    /// Like [`Peer::run`], for commands that may be refused.
     pub fn tries(&self, script: &str) -> bool {
         let Self { own, .. } = self;
         let command = format!("nsenter -t {} {own} bash -c '{script}'", self.id());
@@ -98,7 +98,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A BPF file system that goes with the test.
+/// BPF file system that disappears with the test.
 pub struct Pins(tempfile::TempDir);
 
 impl Pins {
@@ -123,7 +123,7 @@ impl Drop for Pins {
     }
 }
 
-/// Where ports are kept, which goes with the test.
+/// Location of the ports, which disappears with the test.
 pub struct Place {
     pub pins: Pins,
     dir: tempfile::TempDir,
@@ -154,19 +154,35 @@ impl Drop for Place {
     }
 }
 
-/// The sums of a port's counters that hold where nothing moves.
-pub fn adds_up(counters: &ports::Counters) {
-    let ports::Counters { from_vrouter, to_link, from_link, to_vrouter, dropped, refused, .. } =
-        counters;
+/// Checks the equations that a port's counters satisfy at rest.
+pub fn adds_up(counters: &ports::KernelPortCounters) {
+    let ports::KernelPortCounters {
+        from_vrouter,
+        to_link,
+        from_link,
+        to_vrouter,
+        dropped,
+        refused,
+        ..
+    } = counters;
     let sum = |of: &[u64]| of.iter().sum::<u64>();
     assert_eq!(from_vrouter.frames, to_link.frames + sum(dropped), "{counters:?}");
-    assert_eq!(counters.under_way(), 0, "{counters:?}");
+    assert_eq!(counters.in_transit(), 0, "{counters:?}");
     assert_eq!(from_link.frames, to_vrouter.frames + sum(refused), "{counters:?}");
-    assert_eq!(to_vrouter.frames, sum_of(&counters.ways), "{counters:?}");
+    assert_eq!(to_vrouter.frames, sum_of(&counters.bypass), "{counters:?}");
 }
 
 /// Frames by all ways.
-pub fn sum_of(ways: &ports::Ways) -> u64 {
-    let ports::Ways { short, silent, hooked, special, route, neighbour, too_big, source } = ways;
+pub fn sum_of(ways: &ports::BypassCounters) -> u64 {
+    let ports::BypassCounters {
+        bypassed: short,
+        silent,
+        hooked,
+        special,
+        route,
+        neighbour,
+        too_big,
+        source,
+    } = ways;
     short + silent + hooked + special + route + neighbour + too_big + source
 }

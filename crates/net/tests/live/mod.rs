@@ -1,5 +1,5 @@
-//! Frames that the kernel makes and counts by itself, network namespaces, and devices between them
-//! (`bpf/measure.bpf.c`): for tests and measurements.
+//! Frames that the kernel itself makes and counts, network namespaces, and devices between them
+//! (`bpf/measure.bpf.c`), for tests and measurements.
 
 #![allow(dead_code, unused_imports, reason = "each test uses some of it")]
 
@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
 };
-use pdp_net::interface::Interface;
+use pdp_net::interface::InterfaceInfo;
 use pdp_net::netns::within;
 
 pub use common::{Pins, Place, adds_up, eventually, isolated, run, sum_of};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/measure.bpf.o"));
 
-/// BPF_F_TEST_XDP_LIVE_FRAMES of include/uapi/linux/bpf.h.
+/// From include/uapi/linux/bpf.h: BPF_F_TEST_XDP_LIVE_FRAMES.
 const LIVE_FRAMES: u32 = 1 << 1;
 
-/// Size of `struct xdp_md`, and where the frame's end is in it.
+/// Size of `struct xdp_md`, and the offset of the frame's end in it.
 const XDP_MD_BYTES: usize = 24;
 const XDP_MD_DATA_END: usize = 4;
 
@@ -32,10 +32,10 @@ const XDP_MD_DATA_END: usize = 4;
 const DEVICE_BYTES: usize = 112;
 const SETTINGS_BYTES: usize = 40;
 
-/// Where frames a second are in the latter, and what is counted by them.
+/// Offset of the rate in the latter, and of its state.
 const PACE: std::ops::Range<usize> = 8..32;
 
-/// A network namespace that goes with it.
+/// Network namespace that disappears with this value.
 pub struct Netns {
     child: Child,
     fd: OwnedFd,
@@ -63,17 +63,17 @@ impl Netns {
     }
 
     pub fn index(&self, device: &str) -> u32 {
-        within(self.fd(), || Interface::by_name(device)).unwrap().index
+        within(self.fd(), || InterfaceInfo::by_name(device)).unwrap().index
     }
 
-    /// What a shell there says, if it succeeds.
+    /// Returns the output of a shell command there, if it succeeds.
     pub fn run(&self, script: &str) -> String {
         let pid = self.pid().to_string();
         output(Command::new("nsenter").args(["-t", &pid, "-n", "sh", "-ec", script]), script)
     }
 
-    /// Commands of ip(8), one a line; those that fail are passed over. First those of IPv4 and of both families, then
-    /// those that begin with `-6`.
+    /// Runs commands of ip(8), one per line, and ignores failures. Commands for IPv4 and for both
+    /// families run first, then those that begin with `-6`.
     pub fn ip(&self, lines: &str) {
         let (v6, others): (Vec<&str>, Vec<&str>) =
             lines.lines().map(str::trim).partition(|line| line.starts_with("-6 "));
@@ -125,11 +125,12 @@ fn output(command: &mut Command, script: &str) -> String {
     text
 }
 
-/// Where a generator's frames go: a device of its namespace, and the link addresses and addresses in them.
+/// Target of a generator's frames: a device of its namespace, and the MAC and IP addresses in them.
 #[derive(Clone, Copy, Default)]
 pub struct To {
     pub index: u32,
-    /// The device is the root end of this port: a frame is as its program has it come to the inner end.
+    /// The device is the root end of this port: each frame is
+    /// passed to the inner end, as by its program.
     pub port: Option<u32>,
     pub mac: [u8; 6],
     pub source: [u8; 4],
@@ -144,13 +145,13 @@ pub struct Live {
 }
 
 impl Live {
-    /// With frames of so many bytes.
+    /// Generator with frames of this size.
     pub fn new(bytes: usize) -> Self {
         libbpf_rs::set_print(None);
         let object = ObjectBuilder::default().open_memory(OBJECT).unwrap().load().unwrap();
         let mut this = Self { object, links: Vec::new(), bytes };
-        // At an interface that nothing arrives at: what is attached nowhere takes long to run.
-        this.attach("generate", Interface::by_name("lo").unwrap().index);
+        // On an interface that receives nothing: a program that is attached nowhere starts slowly.
+        this.attach("generate", InterfaceInfo::by_name("lo").unwrap().index);
         this
     }
 
@@ -162,25 +163,26 @@ impl Live {
         MapHandle::try_from(&self.object.maps().find(|map| map.name() == name).unwrap()).unwrap()
     }
 
-    /// Has a device of the thread's namespace run one of the programs for as long as this is there.
+    /// Attaches one of the programs to a device of the
+    /// thread's namespace, as long as this value exists.
     pub fn attach(&mut self, name: &str, index: u32) {
         let link = self.program(name).attach_xdp(index as i32).unwrap();
         self.links.push(link);
     }
 
-    /// Has the device of a pinned link run one of the programs instead of what it ran.
+    /// Replaces the program of a pinned link by one of the programs.
     pub fn replace(&mut self, name: &str, pin: &std::path::Path) {
         let mut link = Link::open(pin).unwrap();
         link.update_prog(&self.program(name)).unwrap();
     }
 
-    /// A packet socket that gets all that a device of the thread's namespace receives.
+    /// Opens a packet socket that gets everything that a device of the thread's namespace receives.
     pub fn socket(&self, device: &str, index: u32) -> OwnedFd {
         let filter = self.program("all");
         pdp_net::packet::open(device, index, 1, filter.as_fd()).unwrap().remove(0)
     }
 
-    /// Sends by these from now on, `1 << shift` frames to each in turn.
+    /// Sends to these targets from now on, `1 << shift` frames to each in turn.
     pub fn send_to(&self, to: &[To], shift: u32) {
         let devices = self.map("devices");
         for (at, to) in (0_u32..).zip(to) {
@@ -195,7 +197,7 @@ impl Live {
         self.map("settings").update(&[0; 4], &settings, MapFlags::ANY).unwrap();
     }
 
-    /// So many frames a second from now on; zero: as many as go.
+    /// Sets the rate in frames per second; 0: as many as possible.
     pub fn set_rate(&self, pps: u64) {
         let map = self.map("settings");
         let mut settings = map.lookup(&[0; 4], MapFlags::ANY).unwrap().unwrap();
@@ -204,14 +206,15 @@ impl Live {
         map.update(&[0; 4], &settings, MapFlags::ANY).unwrap();
     }
 
-    /// Makes frames for about so long, in the thread that calls.
+    /// Makes frames for about this time, in the calling thread.
     pub fn generate(&self, time: Duration) {
         let start = Instant::now();
         let mut frames = 1 << 12;
         while start.elapsed() < time {
             let called = Instant::now();
             self.call(frames);
-            // A call makes a pool of pages that is there for a second or longer: none is too short.
+            // A call makes a pool of pages that exists for a second
+            // or longer, so no call may be too short.
             if called.elapsed() < Duration::from_millis(10) {
                 frames = (frames * 2).min(1 << 20);
             }
@@ -234,7 +237,7 @@ impl Live {
         self.program("generate").test_run(input).unwrap();
     }
 
-    /// Frames made and come to sinks so far.
+    /// Returns the frames made, and the frames that arrived at sinks, so far.
     pub fn counters(&self) -> [u64; 2] {
         let map = self.map("counters");
         [0_u32, 1].map(|at| {
@@ -262,7 +265,7 @@ fn headers(to: &To, bytes: usize) -> Vec<u8> {
     frame
 }
 
-/// CPU time of a task of the machine so far, nanoseconds; of one that has ended, none.
+/// Returns the CPU time of a task so far, nanoseconds; 0 for a task that has ended.
 pub fn cpu_ns(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default();
     text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
@@ -280,13 +283,13 @@ pub fn ksoftirqd() -> Vec<u32> {
     text.lines().map(|line| line.trim().parse().unwrap()).collect()
 }
 
-/// Sends a frame by a packet socket; false: the device does not take it.
+/// Sends a frame over a packet socket. Returns false if the device refuses it.
 pub fn send(socket: &OwnedFd, frame: &[u8]) -> bool {
     let flags = nix::sys::socket::MsgFlags::empty();
     nix::sys::socket::send(socket.as_raw_fd(), frame, flags).is_ok()
 }
 
-/// The next frame that a packet socket has.
+/// Returns the next frame of a packet socket.
 pub fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
     let mut buffer = vec![0; 1 << 16];
     let flags = nix::sys::socket::MsgFlags::MSG_DONTWAIT;

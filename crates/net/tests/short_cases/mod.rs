@@ -6,12 +6,12 @@ use pdp_wire::checksum::checksum;
 
 pub const PORTS: usize = 4;
 
-/// Of the router's ports.
+/// MAC address of a router's port.
 pub fn mac_of(port: usize) -> [u8; 6] {
     [2, 0xaa, 0, 0, 0, port as u8]
 }
 
-/// SplitMix64; and whether what is made is hostile, or such as hosts send.
+/// SplitMix64 generator, and true if its frames are hostile rather than like those of hosts.
 pub struct Random(pub u64, pub bool);
 
 impl Random {
@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// What is done to both routers, in the words of ip(8) and of a shell.
+/// Configuration of both routers, as commands of ip(8) and of a shell.
 #[derive(Default)]
 pub struct Router {
     /// Lines of `ip -batch`.
@@ -50,7 +50,7 @@ pub struct Router {
     pub undo_ip: String,
     /// A script, often none.
     pub shell: String,
-    /// It does something that can't be undone.
+    /// True if a command can't be undone.
     pub is_spoilt: bool,
     /// The smallest MTUs of routes.
     pub bytes_max: [u32; 2],
@@ -61,7 +61,7 @@ pub struct Router {
 const V4_NET: u32 = 0xc612_0000; // 198.18.0.0/15
 const V6_NET: u128 = 0x2001_0db8_0000_0000_0000_0000_0000_0000;
 
-/// What all routers have: called once for each.
+/// Configuration of all routers, applied once to each.
 pub fn base() -> String {
     let mut lines = String::from("link set lo up\n");
     for port in 0..PORTS {
@@ -88,7 +88,7 @@ pub fn base() -> String {
     lines
 }
 
-/// Settings of both, before there are interfaces; what the kernel limits by time is not limited.
+/// Settings of both, applied before there are interfaces. The kernel's time-based limits are off.
 pub const SETTINGS: &str = "
     cd /proc/sys/net
     echo 0 > ipv6/conf/default/accept_dad; echo 1 > ipv6/conf/default/addr_gen_mode
@@ -100,8 +100,8 @@ pub const SETTINGS: &str = "
     [ -e ipv4/icmp_msgs_per_sec ] && echo 1000000 > ipv4/icmp_msgs_per_sec
     [ -e ipv4/icmp_msgs_burst ] && echo 1000000 > ipv4/icmp_msgs_burst; true";
 
-/// Of each interface once it is there. What waits for a neighbour counts for a socket that all namespaces share, by
-/// which ICMP errors are sent.
+/// Settings of each interface once it exists. Frames that wait for a neighbour charge a socket that
+/// all namespaces share, and that sends ICMP errors.
 pub const INTERFACE_SETTINGS: &str = "
     for it in eth0 eth1 eth2 eth3; do
         echo 100000 > /proc/sys/net/ipv4/neigh/$it/retrans_time_ms
@@ -110,7 +110,8 @@ pub const INTERFACE_SETTINGS: &str = "
         echo 0 > /proc/sys/net/ipv6/neigh/$it/unres_qlen_bytes
     done";
 
-/// Of what [`Router::ip`] and [`Router::shell`] do: all but rules, MTUs, and what spoils a router.
+/// Undoes [`Router::ip`] and [`Router::shell`], except for
+/// rules, MTUs, and commands that can't be undone.
 pub const RESET: &str = "
     set +e
     ip route flush proto 99; ip -6 route flush proto 99; ip nexthop flush > /dev/null
@@ -169,8 +170,9 @@ impl Router {
         this
     }
 
-    /// Of a route, whose next hop may be shared with others: then without an MTU. The kernel keeps a route that it
-    /// found with the next hop, and takes it for others by that: their MTU depends on which packet came first.
+    /// Options of a route. A route whose next hop may be shared gets no MTU: the
+    /// kernel caches a found route with the next hop and reuses it for others, so
+    /// their MTU would depend on which packet came first.
     fn options(&mut self, random: &mut Random, family: usize, shared: bool) -> String {
         let mut options = String::new();
         if !shared && random.once_in(8) {
@@ -196,7 +198,7 @@ impl Router {
         let prefix = base & (u32::MAX << (32 - length));
         self.v4.push((base, length));
         let (port, other) = (random.below(PORTS), random.below(PORTS));
-        // Of those above 11 nobody knows the link address.
+        // Neighbours above 11 have no known MAC address.
         let unknown = random.once_in(8);
         let (host, host_2) =
             (if unknown { 12 } else { 2 + random.below(10) }, 2 + random.below(10));
@@ -223,7 +225,7 @@ impl Router {
                     _ => format!("via 10.{port}.0.{host} dev eth{port}"),
                 };
                 let prefix = std::net::Ipv4Addr::from(prefix);
-                // What belongs to the route comes before its ways.
+                // The route's own options come before its next hops.
                 format!("{prefix}/{length}{tos}{options} {way}")
             }
         };
@@ -297,7 +299,7 @@ impl Router {
         let _ = writeln!(self.undo_ip, "{dash}rule del {rule}");
         let suppresses = does.contains("suppress");
         if suppresses {
-            // What was not taken from the one table is in another.
+            // Routes that are not found in the one table are in another.
             let _ = writeln!(self.ip, "{dash}rule add priority 160 lookup 100");
             let _ = writeln!(self.undo_ip, "{dash}rule del priority 160 lookup 100");
         }
@@ -311,7 +313,7 @@ impl Router {
         }
     }
 
-    /// Something that sees or changes forwarded packets, without anybody who tells of it.
+    /// Something that sees or changes forwarded packets, without any report by the watcher.
     fn hook(&mut self, random: &mut Random) {
         let port = random.below(PORTS);
         let chain = |family: &str, at: &str, rule: &str| {
@@ -360,7 +362,7 @@ impl Router {
         self.shell += "\n";
     }
 
-    /// A frame, and the port that it goes into.
+    /// Returns a frame, and its ingress port.
     pub fn frame(&self, random: &mut Random) -> (usize, Vec<u8>) {
         random.1 = random.once_in(2);
         let port = random.below(PORTS);
@@ -483,7 +485,8 @@ impl Router {
         if random.odd(15) {
             sum = random.of(&[0, 0xffff, sum ^ 0x100, sum.wrapping_add(1), sum.wrapping_sub(1)]);
         } else if random.once_in(20) {
-            // So that what is right is zero, in either form, or gets to be with a TTL less.
+            // Makes the right checksum zero, in either form, or
+            // lets it become zero when the TTL decreases.
             let right = random.of(&[0, 0xfeff]);
             packet[4..6].fill(0);
             let id = u32::from(checksum(&packet)) + u32::from(!right);
@@ -626,7 +629,7 @@ fn payload(
                 payload[2..4].copy_from_slice(&sum.to_be_bytes());
             }
         }
-        // A packet inside, with which hash policies may have to do.
+        // An inner packet, which hash policies may consider.
         4 if room >= 28 => {
             let (source, destination) = v4.unwrap_or(([10, 9, 0, 1], [10, 9, 0, 2]));
             payload[0] = 0x45;

@@ -1,4 +1,4 @@
-//! Requests taken apart and failures put into words: every refusal is a [`Problem`].
+//! Parses requests and formats failures: every refusal is a [`Problem`].
 
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -8,46 +8,47 @@ use hyper::http::request::Parts;
 use pdp_api::{BODY_BYTES_MAX, Problem, ProblemKind};
 use serde::de::DeserializeOwned;
 
-use super::{Asked, CALL_TIME_MAX, Daemon};
-use crate::access::Scope;
+use super::{AuthorizedRequest, CALL_TIME_MAX, Daemon};
+use crate::access::AccessScope;
 
-/// A [`Problem`] as the answer.
-pub struct Failure(Box<Problem>);
+/// Response with a [`Problem`].
+pub struct ProblemResponse(Box<Problem>);
 
-impl From<Problem> for Failure {
+impl From<Problem> for ProblemResponse {
     fn from(problem: Problem) -> Self {
         Self(Box::new(problem))
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for ProblemResponse {
     fn into_response(self) -> Response {
         let status =
             StatusCode::from_u16(self.0.kind.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         if status.is_server_error() {
             tracing::warn!(problem = %self.0, "request not met");
         }
-        let error = Told(self.0.error.clone());
+        let error = AuditError(self.0.error.clone());
         let mut response = (status, Json(self.0)).into_response();
         response.extensions_mut().insert(error);
         response
     }
 }
 
-/// Goes with the answer of a failure, for the audit log: its problem's error.
+/// Error of a failed response, attached for the audit log.
 #[derive(Clone)]
-pub struct Told(pub String);
+pub struct AuditError(pub String);
 
-/// Bytes of a body that are parsed where they came; more of them on a thread of their own.
+/// Largest body that is parsed on the async thread, bytes; larger ones
+/// are parsed on a blocking thread.
 const PARSED_AT_ONCE_BYTES: usize = 16 << 10;
 
-/// A request's JSON body, which the gate has read; an empty body counts as `{}`.
-pub struct Body<T>(pub T);
+/// A request's JSON body, already read by the authorization layer. An empty body counts as `{}`.
+pub struct JsonBody<T>(pub T);
 
-impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = Failure;
+impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ProblemResponse;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, ProblemResponse> {
         let bytes = axum::body::to_bytes(request.into_body(), BODY_BYTES_MAX);
         let bytes = bytes.await.map_err(Problem::internal)?;
         let bytes_len = bytes.len();
@@ -66,13 +67,13 @@ impl<T: DeserializeOwned + Send + 'static, S: Send + Sync> FromRequest<S> for Bo
     }
 }
 
-/// A request's query.
+/// Query parameters of a request.
 pub struct Params<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
-    type Rejection = Failure;
+    type Rejection = ProblemResponse;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ProblemResponse> {
         let Query(value) = Query::try_from_uri(&parts.uri).map_err(|error| {
             Problem::new(ProblemKind::Invalid, format!("query: {}", error.body_text()))
         })?;
@@ -80,13 +81,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     }
 }
 
-/// The variable parts of a request's path.
-pub struct Names<T>(pub T);
+/// Path parameters of a request.
+pub struct PathParams<T>(pub T);
 
-impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
-    type Rejection = Failure;
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParams<T> {
+    type Rejection = ProblemResponse;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ProblemResponse> {
         let Path(value) = Path::from_request_parts(parts, state).await.map_err(|error| {
             Problem::new(ProblemKind::Invalid, format!("path: {}", error.body_text()))
         })?;
@@ -94,17 +95,18 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T
     }
 }
 
-impl Asked {
-    /// Makes a call that changes nothing, on a thread of its own.
+impl AuthorizedRequest {
+    /// Makes a read-only call on a blocking thread.
     pub async fn call<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&dyn Daemon, &Scope) -> Result<T, Problem> + Send + 'static,
-    ) -> Result<T, Failure> {
+        ask: impl FnOnce(&dyn Daemon, &AccessScope) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, ProblemResponse> {
         let daemon = self.api.daemon.clone();
         let scope = self.caller.scope.clone();
-        let place = self.place.clone();
+        let place = self.permit.clone();
         let task = tokio::task::spawn_blocking(move || {
-            let answer = ask(&*daemon, &scope).map_err(|problem| daemon.shown_to(&scope, problem));
+            let answer =
+                ask(&*daemon, &scope).map_err(|problem| daemon.redact_for(&scope, problem));
             drop(place);
             answer
         });
@@ -120,7 +122,7 @@ impl Asked {
     }
 }
 
-/// A call that ended by a panic.
+/// Problem of a call that panicked.
 pub fn panicked(error: impl std::fmt::Display) -> Problem {
     Problem::internal(error).hint("a fault of the daemon; see `pdp logs`")
 }

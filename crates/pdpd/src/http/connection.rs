@@ -1,4 +1,4 @@
-//! Connections: who is at the other end, how many there may be, TLS, and HTTP on them.
+//! Connections: identity of the peer, limits, TLS, and HTTP.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -18,40 +18,40 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 
-use super::answer::{Failure, panicked};
+use super::answer::{ProblemResponse, panicked};
 use super::{
     Api, CONNECTIONS_MAX, CONNECTIONS_PER_PEER_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX,
     HEADERS_TIME_MAX, IDLE_TIME_MAX, router,
 };
-use crate::access::{Peer, is_operator};
+use crate::access::{PeerIdentity, is_operator};
 
-/// A connection's whole life.
-pub type Connection = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Task that serves one connection until it ends.
+pub type ConnectionTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Serves connections.
 #[derive(Clone)]
-pub struct Server {
+pub struct HttpServer {
     pub(super) api: Api,
     service: TowerToHyperService<axum::Router>,
     builder: http1::Builder,
     operators: Arc<Semaphore>,
     users: Arc<Semaphore>,
     addresses: Arc<Semaphore>,
-    peers: Arc<Mutex<Counts>>,
+    peers: Arc<Mutex<ConnectionCounts>>,
 }
 
-/// Connections by whose they are.
-type Counts = HashMap<Who, usize>;
+/// Number of connections by owner.
+type ConnectionCounts = HashMap<ConnectionOwner, usize>;
 
-/// Whose connections are counted together.
+/// Owner whose connections are counted together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Who {
+enum ConnectionOwner {
     User(u32),
     Address(IpAddr),
 }
 
-impl Who {
-    /// Whoever has an IPv6 address has all of its /64 (RFC 6177).
+impl ConnectionOwner {
+    /// Returns the owner of an address. An IPv6 site has a whole /64 (RFC 6177).
     fn at(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -60,13 +60,13 @@ impl Who {
     }
 }
 
-/// Room for a connection, until it ends.
-struct Place {
+/// Permit for one connection, until it ends.
+struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,
-    of: Option<(Who, Arc<Mutex<Counts>>)>,
+    of: Option<(ConnectionOwner, Arc<Mutex<ConnectionCounts>>)>,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         let Some((who, peers)) = &self.of else { return };
         let mut peers = peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -79,7 +79,7 @@ impl Drop for Place {
     }
 }
 
-impl Server {
+impl HttpServer {
     pub(super) fn new(api: Api) -> Self {
         let mut builder = http1::Builder::new();
         builder
@@ -98,27 +98,28 @@ impl Server {
         }
     }
 
-    /// Serves a connection by the Unix socket; `None` if there is no room for it.
-    pub fn unix(&self, stream: UnixStream) -> Option<Connection> {
-        // Who connected, even if it has gone since.
+    /// Serves a connection over the Unix socket; `None` if the limit is reached.
+    pub fn unix(&self, stream: UnixStream) -> Option<ConnectionTask> {
+        // The user who connected, even if it has gone since.
         let credentials = stream.peer_cred().ok()?;
         let (uid, pid) = (credentials.uid(), credentials.pid().unwrap_or(0));
         let place = match is_operator(uid) {
             true => self.operators_place()?,
-            false => self.place(&self.users, Who::User(uid))?,
+            false => self.acquire_permit(&self.users, ConnectionOwner::User(uid))?,
         };
-        Some(Box::pin(self.serve(stream, Peer::Unix { uid, pid }, place)))
+        Some(Box::pin(self.serve(stream, PeerIdentity::Unix { uid, pid }, place)))
     }
 
-    /// Serves a connection over TLS; `None` if there is no room for it.
+    /// Serves a connection over TLS; `None` if the limit is reached.
     pub fn tls(
         &self,
         stream: TcpStream,
         from: SocketAddr,
         acceptor: &TlsAcceptor,
-    ) -> Option<Connection> {
-        let place = self.place(&self.addresses, Who::at(from.ip()))?;
-        // Where that is refused, one that went without a word ends when something is said to it.
+    ) -> Option<ConnectionTask> {
+        let place = self.acquire_permit(&self.addresses, ConnectionOwner::at(from.ip()))?;
+        // If setting this fails, a peer that vanished silently is
+        // noticed only when the daemon sends something.
         let _ = set_socket_keepalive(&stream, true);
         let _ = set_tcp_keepidle(&stream, IDLE_TIME_MAX);
         let _ = set_tcp_keepintvl(&stream, IDLE_TIME_MAX / 4);
@@ -131,28 +132,35 @@ impl Server {
                 () = this.api.stop() => return,
             };
             match shaken {
-                Ok(Ok(stream)) => this.serve(stream, Peer::Tls(from), place).await,
+                Ok(Ok(stream)) => this.serve(stream, PeerIdentity::Tls(from), place).await,
                 Ok(Err(error)) => tracing::debug!(%from, %error, "TLS handshake"),
                 Err(_) => tracing::debug!(%from, "TLS handshake took too long"),
             }
         }))
     }
 
-    /// Serves one that was made otherwise, as of this peer; `None` if there is no room for it.
+    /// Serves a connection of another kind on behalf of `peer`; `None` if the limit is reached.
     pub fn other(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        peer: Peer,
-    ) -> Option<Connection> {
+        peer: PeerIdentity,
+    ) -> Option<ConnectionTask> {
         let place = self.operators_place()?;
         Some(Box::pin(self.serve(stream, peer, place)))
     }
 
-    fn operators_place(&self) -> Option<Place> {
-        Some(Place { _permit: self.operators.clone().try_acquire_owned().ok()?, of: None })
+    fn operators_place(&self) -> Option<ConnectionPermit> {
+        Some(ConnectionPermit {
+            _permit: self.operators.clone().try_acquire_owned().ok()?,
+            of: None,
+        })
     }
 
-    fn place(&self, room: &Arc<Semaphore>, who: Who) -> Option<Place> {
+    fn acquire_permit(
+        &self,
+        room: &Arc<Semaphore>,
+        who: ConnectionOwner,
+    ) -> Option<ConnectionPermit> {
         let permit = room.clone().try_acquire_owned().ok()?;
         let mut peers = self.peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let count = peers.entry(who).or_default();
@@ -160,25 +168,25 @@ impl Server {
             return None;
         }
         *count += 1;
-        Some(Place { _permit: permit, of: Some((who, self.peers.clone())) })
+        Some(ConnectionPermit { _permit: permit, of: Some((who, self.peers.clone())) })
     }
 
     fn serve(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        peer: Peer,
-        place: Place,
+        peer: PeerIdentity,
+        place: ConnectionPermit,
     ) -> impl Future<Output = ()> + Send + 'static {
         let service = self.service.clone();
         let asked = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(peer);
-            // A task of its own, from the start: what came is written down to its end, even when
-            // its client goes away at once.
+            // A separate task from the start, so that the request is
+            // logged to its end even if the client goes away at once.
             let answer = tokio::spawn(service.call(request));
             async move {
                 match answer.await {
                     Ok(answer) => answer,
-                    Err(error) => Ok(Failure::from(panicked(error)).into_response()),
+                    Err(error) => Ok(ProblemResponse::from(panicked(error)).into_response()),
                 }
             }
         });
@@ -206,8 +214,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_one_prefix_are_one() {
-        let same = |a: &str, b: &str| Who::at(a.parse().unwrap()) == Who::at(b.parse().unwrap());
+    fn connection_limit_groups_addresses_by_prefix() {
+        let same = |a: &str, b: &str| {
+            ConnectionOwner::at(a.parse().unwrap()) == ConnectionOwner::at(b.parse().unwrap())
+        };
         assert!(same("2001:db8::1", "2001:db8::ffff:1") && !same("2001:db8::1", "2001:db8:0:1::1"));
         assert!(same("::ffff:192.0.2.1", "192.0.2.1") && !same("192.0.2.1", "192.0.2.2"));
         assert!(!same("::ffff:192.0.2.1", "::ffff:192.0.2.2"));

@@ -1,4 +1,4 @@
-//! What the API asks of the rest of the daemon.
+//! Interface between the API and the rest of the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -8,178 +8,194 @@ use std::sync::Arc;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, Check, DownRequest, FastpathChange, FastpathChanged,
-    FastpathCounters, FastpathCountersQuery, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FastpathQueues, FastpathQueuesQuery, FdbEntry, GuestProcess, ImageInfo, ImageQuery, LinkChange,
-    LinkRequest, NodeProcess, Problem, Progress, PullRequest, Report, RestartRequest, RouteRow,
-    RoutesQuery, ScaleRequest, Stats, StatsQuery, Substrate, TenantInfo, Trace, TraceRequest,
-    Version, Vnet, VnetSummary, WatchQuery,
+    ApplyRequest, CaptureQuery, ChangeReport, DaemonVersion, DownRequest, FastpathChange,
+    FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
+    GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck, NodeProcess,
+    Problem, Progress, PullRequest, RestartRequest, RouteEntry, RoutesQuery, ScaleRequest, Stats,
+    StatsQuery, SubstrateInfo, TenantInfo, Trace, TraceRequest, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 
-use crate::access::Scope;
-use crate::observers::Place;
-use crate::watch::Reader;
+use crate::access::AccessScope;
+use crate::observers::ObserverPermit;
+use crate::watch::WatchReader;
 
-/// Told what is being done. Never blocks for long.
+/// Receives the steps of a change. Never blocks for long.
 pub type ProgressFn<'a> = &'a mut (dyn FnMut(Progress) + Send);
 
-/// Takes routes one by one, and holds up whoever calls while its client reads slowly. `false`:
-/// the client went away, send no more.
-pub type RouteFn<'a> = &'a mut (dyn FnMut(RouteRow) -> bool + Send);
+/// Receives routes one by one. Blocks the caller while its client reads slowly.
+/// Returns false if the client went away and no more routes shall be sent.
+pub type RouteFn<'a> = &'a mut (dyn FnMut(RouteEntry) -> bool + Send);
 
 /// A capture.
 #[derive(Debug)]
 pub struct Captured {
-    /// Frames as pcap, until they are not read any more.
+    /// Frames as pcap; closing it ends the capture.
     pub frames: OwnedFd,
-    /// Its place, where nobody else keeps it as long as that.
-    pub place: Option<Place>,
+    /// Permit of the capture, if nobody else holds it that long.
+    pub permit: Option<ObserverPermit>,
 }
 
 impl From<OwnedFd> for Captured {
     fn from(frames: OwnedFd) -> Self {
-        Self { frames, place: None }
+        Self { frames, permit: None }
     }
 }
 
 /// The node behind the API.
 ///
-/// Calls come on threads of their own, several at a time, and may block. A call that changes
-/// something is never given up, even when its client goes away.
+/// Calls arrive on separate threads, several at a time, and may block. A call
+/// that changes something is never aborted, even if its client goes away.
 ///
-/// Where a call has a [`Scope`], its answer, its steps and its problem name nothing outside of it. A
-/// vnet that is asked for by name is in the scope of who asks.
+/// If a call has a [`AccessScope`], its answer, steps and problem name nothing
+/// outside of it. A vnet that a call names is in the client's scope.
 pub trait Daemon: Send + Sync + 'static {
-    /// Who answers.
-    fn version(&self) -> Version;
+    /// Returns the daemon's version.
+    fn version(&self) -> DaemonVersion;
 
-    /// A problem as somebody may know it: tenants are not told where on the machine things are.
-    fn shown_to(&self, _: &Scope, problem: Problem) -> Problem {
+    /// Returns a problem as the client may see it. Tenants do not learn paths of the machine.
+    fn redact_for(&self, _: &AccessScope, problem: Problem) -> Problem {
         problem
     }
 
-    /// What the machine can do.
-    fn doctor(&self) -> Vec<Check>;
+    /// Checks the facilities of the machine.
+    fn doctor(&self) -> Vec<MachineCheck>;
 
-    /// Applies files (or says what would change). All files are checked before anything is done.
+    /// Applies files, or returns what would change. All files are checked before anything is done.
     fn apply(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         request: ApplyRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Starts all that is stored.
-    fn up(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+    /// Starts everything that is stored.
+    fn up(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem>;
 
-    /// Stops all vnets and the mux. The daemon exits by itself where [`Report::exits`] is set, a
-    /// moment after this returned.
-    fn down(&self, request: DownRequest, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+    /// Stops all vnets and the mux. If [`ChangeReport::exits`] is set, the
+    /// daemon exits by itself a moment after this returns.
+    fn down(&self, request: DownRequest, progress: ProgressFn<'_>)
+    -> Result<ChangeReport, Problem>;
 
-    /// The substrate; of it, for a tenant, what its vnets may use.
-    fn substrate(&self, scope: &Scope) -> Result<Substrate, Problem>;
+    /// Returns the substrate. A tenant gets the parts that its vnets may use.
+    fn substrate(&self, scope: &AccessScope) -> Result<SubstrateInfo, Problem>;
 
-    /// Forgets the substrate; refused while there are vnets.
-    fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+    /// Deletes the substrate; refused while vnets exist.
+    fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem>;
 
-    /// Tenants as applied, by name.
+    /// Returns the applied tenants by name.
     fn tenants(&self) -> Arc<BTreeMap<String, Tenant>>;
 
-    /// Tenants with their vnets.
-    fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem>;
+    /// Returns the tenants with their vnets.
+    fn tenant_infos(&self, scope: &AccessScope) -> Result<Vec<TenantInfo>, Problem>;
 
-    /// Forgets a tenant and its tokens; refused while it has vnets.
-    fn delete_tenant(&self, tenant: &str, progress: ProgressFn<'_>) -> Result<Report, Problem>;
+    /// Deletes a tenant and its tokens; refused while it has vnets.
+    fn delete_tenant(
+        &self,
+        tenant: &str,
+        progress: ProgressFn<'_>,
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Images that are kept.
-    fn images(&self, scope: &Scope) -> Result<Vec<ImageInfo>, Problem>;
+    /// Returns the stored images.
+    fn images(&self, scope: &AccessScope) -> Result<Vec<ImageInfo>, Problem>;
 
-    /// Pulls what a name stands for now.
+    /// Pulls the image that a name refers to now.
     fn pull_image(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         request: &PullRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Removes an image, by a name that it has or its digest; refused while a node runs on it.
-    fn delete_image(&self, scope: &Scope, image: &str, query: &ImageQuery) -> Result<(), Problem>;
+    /// Removes an image, given by one of its names or its digest; refused while a node runs on it.
+    fn delete_image(
+        &self,
+        scope: &AccessScope,
+        image: &str,
+        query: &ImageQuery,
+    ) -> Result<(), Problem>;
 
-    /// Removes all images that nothing uses; returns which.
-    fn prune_images(&self, scope: &Scope, query: &ImageQuery) -> Result<Vec<ImageInfo>, Problem>;
+    /// Removes all unused images and returns them.
+    fn prune_images(
+        &self,
+        scope: &AccessScope,
+        query: &ImageQuery,
+    ) -> Result<Vec<ImageInfo>, Problem>;
 
-    /// All vnets, by name.
-    fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem>;
+    /// Returns all vnets, by name.
+    fn vnets(&self, scope: &AccessScope) -> Result<Vec<VnetSummary>, Problem>;
 
-    /// One vnet.
+    /// Returns one vnet.
     fn vnet(&self, vnet: &str) -> Result<Vnet, Problem>;
 
-    /// Stops and forgets a vnet.
+    /// Stops and deletes a vnet.
     fn delete_vnet(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Stops and forgets nodes of a vnet, with their links.
+    /// Stops and deletes nodes of a vnet, with their links.
     fn delete_nodes(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         nodes: &BTreeSet<String>,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Changes the number of forwarding guests of a router.
+    /// Changes the number of a router's forwarding guests.
     fn scale(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Ends and starts anew what runs of nodes.
+    /// Restarts the processes of nodes.
     fn restart(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         request: &RestartRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
     /// Sets a link's administrative state; `link` is its name or one of its ends, `r1:eth0`.
     fn set_link(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         link: &str,
         request: LinkRequest,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Changes how frames leave by a link's ends, as an applied spec with that would; `link` is as above.
+    /// Changes the impairments of a link's ends, like an applied spec
+    /// with them. `link` is as above.
     fn change_link(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         link: &str,
         request: &LinkChange,
-    ) -> Result<Report, Problem>;
+    ) -> Result<ChangeReport, Problem>;
 
-    /// Counters now.
-    fn stats(&self, scope: &Scope, query: StatsQuery) -> Result<Stats, Problem>;
+    /// Returns the current counters.
+    fn stats(&self, scope: &AccessScope, query: StatsQuery) -> Result<Stats, Problem>;
 
-    /// Begins a watch, of a vnet in scope if of one.
-    fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem>;
+    /// Starts a watch. If it is for one vnet, that vnet is in scope.
+    fn watch(&self, scope: &AccessScope, query: WatchQuery) -> Result<WatchReader, Problem>;
 
-    /// What a segment has learned, by ends; with `clear` it forgets all, and nothing is returned.
+    /// Returns the addresses that a segment has learned, by ends. With
+    /// `clear` the segment forgets them all, and nothing is returned.
     fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem>;
 
-    /// Routes of a router or host, each to `row`.
+    /// Passes each route of a router or host to `row`.
     fn routes(
         &self,
         vnet: &str,
@@ -188,7 +204,7 @@ pub trait Daemon: Send + Sync + 'static {
         row: RouteFn<'_>,
     ) -> Result<(), Problem>;
 
-    /// Filters of a fast path, as many as one answer has.
+    /// Returns filters of a fast path, as many as fit into one answer.
     fn fastpath_filters(
         &self,
         vnet: &str,
@@ -196,7 +212,7 @@ pub trait Daemon: Send + Sync + 'static {
         query: FastpathFiltersQuery,
     ) -> Result<FastpathFilters, Problem>;
 
-    /// Changes filters of a fast path, all at once or none.
+    /// Changes filters of a fast path, all or none.
     fn change_fastpath(
         &self,
         vnet: &str,
@@ -204,7 +220,7 @@ pub trait Daemon: Send + Sync + 'static {
         change: &FastpathChange,
     ) -> Result<FastpathChanged, Problem>;
 
-    /// What counters of a fast path have.
+    /// Returns counters of a fast path.
     fn fastpath_counters(
         &self,
         vnet: &str,
@@ -212,7 +228,7 @@ pub trait Daemon: Send + Sync + 'static {
         query: FastpathCountersQuery,
     ) -> Result<FastpathCounters, Problem>;
 
-    /// How queues of a fast path are.
+    /// Returns the state of a fast path's queues.
     fn fastpath_queues(
         &self,
         vnet: &str,
@@ -220,41 +236,42 @@ pub trait Daemon: Send + Sync + 'static {
         query: &FastpathQueuesQuery,
     ) -> Result<FastpathQueues, Problem>;
 
-    /// Has a fast path send a frame.
+    /// Makes a fast path send a frame.
     fn send_frame(&self, vnet: &str, node: &str, frame: &FastpathFrame) -> Result<(), Problem>;
 
-    /// Begins a capture; what comes out of the descriptor (the read end of a pipe) is pcap.
-    /// Closing it ends the capture.
+    /// Starts a capture. The returned descriptor is the read end of a
+    /// pipe that supplies pcap. Closing it ends the capture.
     fn capture(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         port: &str,
         query: CaptureQuery,
     ) -> Result<Captured, Problem>;
 
-    /// Follows the next frame that matches.
+    /// Traces the next frame that matches.
     fn trace(
         &self,
-        scope: &Scope,
+        scope: &AccessScope,
         vnet: &str,
         node: &str,
         port: &str,
         request: TraceRequest,
     ) -> Result<Trace, Problem>;
 
-    /// Where a process of the node itself logs. The file may be replaced or cut off by its
-    /// writer at any time; this module follows.
+    /// Returns the log file of one of the node's own processes. Its writer
+    /// may replace or truncate the file at any time; this module follows.
     fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem>;
 
-    /// Where a process of a node of a vnet logs.
+    /// Returns the log file of a process of a vnet's node.
     fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem>;
 
-    /// The command that runs `request.command` (a shell, if that is empty) in a guest, not
-    /// started, and the cgroup that it and all that it starts will be in. This module gives it pipes, or a
-    /// terminal, which the command makes its session's own; and kills all that is in the cgroup when the client
-    /// goes away.
+    /// Returns the command, not yet started, that runs `request.command` in a guest, or a shell
+    /// if that is empty. Also returns the cgroup for the command and all its descendants.
+    ///
+    /// This module gives the command pipes, or a terminal that becomes its
+    /// session's own. It kills everything in the cgroup when the client goes away.
     fn exec(
         &self,
         vnet: &str,

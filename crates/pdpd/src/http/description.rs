@@ -1,9 +1,10 @@
-//! The description of the API, OpenAPI 3.1: what the handlers say of themselves, and what all have in common.
+//! The description of the API, OpenAPI 3.1, built from the handlers'
+//! descriptions and the common parts.
 
 use axum::response::{IntoResponse, Response};
 use hyper::header::CONTENT_TYPE;
 use pdp_api::Problem;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::response::Response as Answer;
@@ -14,19 +15,19 @@ use utoipa::{Modify, OpenApi};
 
 use super::stream::NDJSON;
 
-/// The type of captures.
+/// Content type of captures.
 pub const PCAP: &str = "application/vnd.tcpdump.pcap";
 
-/// The type of a single value.
+/// Content type of a single value.
 pub const JSON: &str = "application/json";
 
-/// What a token is called as a security scheme, and a refusal as an answer.
+/// Names of the token's security scheme and of the problem response.
 const TOKEN: &str = "token";
 const PROBLEM: &str = "Problem";
 
-/// Schemas of a line of a change's answer, and of its end.
-const EVENT: &str = "Event";
-const REPORT: &str = "Report";
+/// Schemas of one line of a change's response, and of its report.
+const EVENT: &str = "ChangeEvent";
+const REPORT: &str = "ChangeReport";
 
 #[derive(OpenApi)]
 #[openapi(
@@ -50,7 +51,7 @@ const REPORT: &str = "Report";
 )]
 pub struct Description;
 
-/// What all operations have in common.
+/// Parts that all operations have in common.
 struct Common;
 
 impl Modify for Common {
@@ -71,7 +72,7 @@ impl Modify for Common {
     }
 }
 
-/// Completes what the handlers said.
+/// Completes the handlers' descriptions.
 pub fn complete(mut document: Document) -> Document {
     for item in document.paths.paths.values_mut() {
         operations(item).for_each(one);
@@ -101,20 +102,22 @@ fn one(operation: &mut Operation) {
     }
 }
 
-/// True if the lines of an answer are those of a change.
+/// True if the lines of a response are those of a change.
 fn has_events(content: &Content) -> bool {
     let Some(RefOr::T(Schema::Array(lines))) = &content.schema else { return false };
     let ArrayItems::RefOrSchema(line) = &lines.items else { return false };
     **line == RefOr::Ref(Ref::from_schema_name(EVENT))
 }
 
-/// The document with the schemas of specs among its own: those of the objects as [`pdp_api::specs::document`] says, and
-/// all others with a prefix, since the API has schemas of the same names.
+/// Returns the document together with the schemas of specs. Those of
+/// the objects are included as in [`pdp_api::specs::document`]. All
+/// others get a prefix, since the API has schemas of the same names.
 pub fn with_specs(document: &Document) -> Value {
     // Plain data with string keys: can't fail.
     let mut document = serde_json::to_value(document).unwrap_or_default();
     let mut specs = pdp_spec::schema::published();
     prefix_references(&mut specs);
+    enumerate(&mut specs);
     let mut schemas = Map::new();
     if let Some(Value::Object(definitions)) = specs.get_mut("$defs").map(Value::take) {
         schemas
@@ -148,18 +151,69 @@ fn prefix_references(schema: &mut Value) {
     }
 }
 
-/// This document.
+/// Replaces each `oneOf` of constants by an `enum`: client generators take the first constant for
+/// the only one.
+fn enumerate(schema: &mut Value) {
+    let constants = schema["oneOf"].as_array().and_then(|all| all.iter().map(constant).collect());
+    let constants: Option<Vec<(Value, Option<&str>)>> = constants;
+    if let Some(constants) = constants {
+        let mut description = schema["description"].as_str().unwrap_or_default().to_owned();
+        for (value, text) in &constants {
+            let text = text.map_or(String::new(), |text| format!(": {text}"));
+            description += &format!("\n- `{}`{text}", value.as_str().unwrap_or_default());
+        }
+        let values: Vec<Value> = constants.into_iter().map(|(value, _)| value).collect();
+        *schema = json!({"description": description.trim(), "enum": values, "type": "string"});
+        return;
+    }
+    match schema {
+        Value::Object(keys) => keys.values_mut().for_each(enumerate),
+        Value::Array(values) => values.iter_mut().for_each(enumerate),
+        _ => {}
+    }
+}
+
+/// The value and the description of a schema that permits a single text.
+fn constant(schema: &Value) -> Option<(Value, Option<&str>)> {
+    let value = schema.get("const").filter(|value| value.is_string())?;
+    Some((value.clone(), schema["description"].as_str()))
+}
+
+/// Returns this document.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "node", responses(
     (status = OK, body = Object, description = "OpenAPI 3.1")))]
 pub async fn openapi() -> Response {
     ([(CONTENT_TYPE, JSON)], super::openapi()).into_response()
 }
 
-/// The JSON Schema of specs.
+/// Returns the JSON Schema of specs.
 #[utoipa::path(get, path = "/v1/pdp-v1.json", tag = "node", responses(
     (status = OK, body = Object, description = "JSON Schema, draft 2020-12",
         content_type = "application/schema+json")))]
 pub async fn spec_schema() -> Response {
     ([(CONTENT_TYPE, "application/schema+json")], pdp_spec::schema::published().to_string())
         .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_of_constants_becomes_an_enum_and_other_choices_stay() {
+        let host = json!({"const": "host", "type": "string", "description": "An end."});
+        let router = json!({"const": "router", "type": "string"});
+        let other = json!({"oneOf": [host, {"type": "integer"}]});
+        let mut schema = json!({
+            "kind": {"description": "Kind of node.", "oneOf": [router, host]},
+            "other": other,
+        });
+        enumerate(&mut schema);
+        let expected = json!({
+            "description": "Kind of node.\n- `router`\n- `host`: An end.",
+            "enum": ["router", "host"],
+            "type": "string",
+        });
+        assert_eq!(schema, json!({"kind": expected, "other": other}));
+    }
 }

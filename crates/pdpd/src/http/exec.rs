@@ -11,7 +11,7 @@ use hyper::StatusCode;
 use hyper::header::{CONNECTION, UPGRADE};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use pdp_api::exec::{self, ExecRequest, Frame, FrameError, PAYLOAD_BYTES_MAX};
+use pdp_api::exec::{self, ExecFrame, ExecFrameError, ExecRequest, PAYLOAD_BYTES_MAX};
 use pdp_api::{Problem, ProblemKind};
 use pdp_container::cgroup::Session;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -21,18 +21,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::answer::{Body, Failure, Names};
+use super::answer::{JsonBody, PathParams, ProblemResponse};
 use super::process::{Terminal, resize};
-use super::{Asked, Attended};
+use super::{AuthorizedRequest, UpgradedConnection};
 
-/// Frames that may wait for the client; then the command waits.
+/// Frames that may wait for the client; then the command blocks.
 const FRAMES_MAX: usize = 8;
 
-/// How long output is waited for once the command has ended: what it left running in the
-/// background may hold its output open for ever.
+/// Longest wait for more output after the command ended. Its background
+/// processes may keep its output open forever.
 const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(300);
 
-/// How often an empty frame finds out whether the client is still there.
+/// Interval of empty frames, which reveal whether the client is still there.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// Runs a command in a guest; the connection is upgraded to `pdp-exec`.
@@ -44,37 +44,38 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
     (status = SWITCHING_PROTOCOLS, description = "Frames of type u8 (0 stdin, 1 stdout, 2 \
         stderr, 3 resize, 4 exit, 5 end of stdin), length u32 BE, payload")))]
 pub async fn exec(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
     mut request: Request,
-) -> Result<Response, Failure> {
+) -> Result<Response, ProblemResponse> {
     let asked = request.headers().get(UPGRADE).is_some_and(|name| name == exec::UPGRADE);
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>().filter(|_| asked) else {
         return Err(Problem::new(ProblemKind::Invalid, "exec without an upgrade")
             .hint(format!("send Connection: upgrade and Upgrade: {}", exec::UPGRADE))
             .into());
     };
-    let Body(request) =
-        <Body<ExecRequest> as axum::extract::FromRequest<_>>::from_request(request, &api).await?;
+    let JsonBody(request) =
+        <JsonBody<ExecRequest> as axum::extract::FromRequest<_>>::from_request(request, &api)
+            .await?;
     let tty = request.tty;
     let words = shlex::try_join(request.command.iter().map(String::as_str));
     let words = words.unwrap_or_else(|_| request.command.join(" "));
     let shell = if words.is_empty() { "(a shell)" } else { &words };
-    // As it would be typed.
+    // As a user would type it.
     let user = request.user.iter().map(|user| format!("-u {user} "));
     let place = request.workdir.iter().map(|workdir| format!("-w {workdir} "));
     let words: String = user.chain(place).chain([shell.to_owned()]).collect();
     let (command, session) = api.call(move |daemon, _| daemon.exec(&vnet, &node, &request)).await?;
-    if let Some(begun) = &api.begun {
+    if let Some(begun) = &api.audit_entry {
         begun.runs(&words).await?;
     }
-    let running = Running::start(command, session, tty)
+    let running = RunningCommand::start(command, session, tty)
         .map_err(|error| Problem::internal(format!("can't start the command: {error}")))?;
-    // How it ended is known with its end, not with this answer.
-    if let Some(begun) = &api.begun {
+    // The result is known when the command ends, not with this response.
+    if let Some(begun) = &api.audit_entry {
         begun.take();
     }
-    let attended = Attended::new(&api.api);
+    let attended = UpgradedConnection::new(&api.api);
     tokio::spawn(async move {
         run(api, upgrade, running).await;
         drop(attended);
@@ -83,15 +84,15 @@ pub async fn exec(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
-/// A command, and its terminal if it has one. Killed with all that it started when dropped before it
-/// ended by itself.
-struct Running {
+/// A command, and its terminal if it has one. If it is dropped before the
+/// command ended by itself, the command and all its descendants are killed.
+struct RunningCommand {
     child: Child,
     terminal: Option<Terminal>,
     session: Session,
 }
 
-impl Running {
+impl RunningCommand {
     fn start(
         mut command: std::process::Command,
         session: Session,
@@ -105,7 +106,7 @@ impl Running {
             }
             None => {
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-                // Signals of the daemon's terminal are not meant for it.
+                // The command shall not get signals of the daemon's terminal.
                 command.process_group(0);
                 None
             }
@@ -115,21 +116,22 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
-        // `None` once it has been waited for: what it left in its guest is the guest's then.
+        // `None` once it has been waited for. Processes that it left in
+        // the guest then belong to the guest.
         if self.child.id().is_some() {
-            // First who could start something in the session; it starts nothing without its parent.
+            // First the parent, so that nothing new can start in the session.
             let _ = self.child.start_kill();
             self.session.kill();
         }
     }
 }
 
-/// Carries a command's streams to its end, and has that written down.
-async fn run(api: Asked, upgrade: OnUpgrade, run: Running) {
-    let ended = attend(&api, upgrade, run).await;
-    if let Some(begun) = &api.begun {
+/// Forwards a command's streams until it ends, and logs the result.
+async fn run(api: AuthorizedRequest, upgrade: OnUpgrade, run: RunningCommand) {
+    let ended = relay_streams(&api, upgrade, run).await;
+    if let Some(begun) = &api.audit_entry {
         let (error, exit) = match ended {
             Ok(code) => (None, Some(code)),
             Err(why) => (Some(format!("broken off: {why}")), None),
@@ -138,14 +140,19 @@ async fn run(api: Asked, upgrade: OnUpgrade, run: Running) {
     }
 }
 
-/// The character that ends a terminal's input, VEOF of termios(3), unless its program chose another.
+/// Character that ends a terminal's input (VEOF of termios(3)), unless the program chose another.
 const END_OF_INPUT: u8 = 4;
 
 const CLIENT_GONE: &str = "the client went away";
 
-/// Carries a command's streams until it has ended, the client has gone, or [`Asked::over`] says so.
-/// Returns its exit code, or why it was broken off.
-async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32, String> {
+/// Forwards a command's streams until the command has ended, the client has gone, or
+/// [`AuthorizedRequest::over`] ends the session. Returns the exit code, or why the session was
+/// aborted.
+async fn relay_streams(
+    api: &AuthorizedRequest,
+    upgrade: OnUpgrade,
+    mut run: RunningCommand,
+) -> Result<i32, String> {
     let connection = tokio::select! {
         upgraded = upgrade => match upgraded {
             Ok(upgraded) => TokioIo::new(upgraded),
@@ -159,17 +166,17 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
     let mut output = JoinSet::new();
     let input = match run.terminal.take() {
         Some(terminal) => {
-            output.spawn(pump(terminal.output, Frame::Stdout, frames.clone(), ended));
-            Input::Terminal(terminal.input, terminal.size)
+            output.spawn(pump(terminal.output, ExecFrame::Stdout, frames.clone(), ended));
+            ExecInput::Terminal(terminal.input, terminal.size)
         }
         None => {
             if let Some(stdout) = run.child.stdout.take() {
-                output.spawn(pump(stdout, Frame::Stdout, frames.clone(), ended.clone()));
+                output.spawn(pump(stdout, ExecFrame::Stdout, frames.clone(), ended.clone()));
             }
             if let Some(stderr) = run.child.stderr.take() {
-                output.spawn(pump(stderr, Frame::Stderr, frames.clone(), ended));
+                output.spawn(pump(stderr, ExecFrame::Stderr, frames.clone(), ended));
             }
-            Input::Pipe(run.child.stdin.take())
+            ExecInput::Pipe(run.child.stdin.take())
         }
     };
     let mut writer = tokio::spawn(write(to_client, queue));
@@ -180,10 +187,10 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
         _ = &mut reader => return Err(CLIENT_GONE.into()),
         _ = &mut writer => return Err(CLIENT_GONE.into()),
         why = api.over() => {
-            // The command ends at once, however slowly its client reads.
+            // The command ends at once, even if its client reads slowly.
             drop(run);
             let told = async {
-                let _ = frames.send(Frame::BrokenOff(why.clone())).await;
+                let _ = frames.send(ExecFrame::BrokenOff(why.clone())).await;
                 drop(frames);
                 output.shutdown().await;
                 let _ = (&mut writer).await;
@@ -196,7 +203,7 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
     ending.send_replace(true);
     let rest = async {
         while output.join_next().await.is_some() {}
-        let _ = frames.send(Frame::Exit(code)).await;
+        let _ = frames.send(ExecFrame::Exit(code)).await;
         drop(frames);
         let _ = (&mut writer).await;
     };
@@ -208,42 +215,47 @@ async fn attend(api: &Asked, upgrade: OnUpgrade, mut run: Running) -> Result<i32
     Ok(code)
 }
 
-/// Where the client's input goes.
-enum Input {
+/// Destination of the client's input.
+enum ExecInput {
     Pipe(Option<ChildStdin>),
     Terminal(pipe::Sender, OwnedFd),
 }
 
-/// Passes the client's frames on until it goes away or breaks the format.
-async fn read(mut from: impl AsyncRead + Unpin, mut input: Input) -> Result<(), FrameError> {
+/// Forwards the client's frames until the client goes away or violates the format.
+async fn read(
+    mut from: impl AsyncRead + Unpin,
+    mut input: ExecInput,
+) -> Result<(), ExecFrameError> {
     while let Some(frame) = exec::read_frame(&mut from).await? {
         match (frame, &mut input) {
-            (Frame::Stdin(bytes), Input::Terminal(typed, _)) => typed.write_all(&bytes).await?,
-            (Frame::Stdin(bytes), Input::Pipe(stdin)) => {
+            (ExecFrame::Stdin(bytes), ExecInput::Terminal(typed, _)) => {
+                typed.write_all(&bytes).await?
+            }
+            (ExecFrame::Stdin(bytes), ExecInput::Pipe(stdin)) => {
                 if let Some(pipe) = stdin
                     && pipe.write_all(&bytes).await.is_err()
                 {
-                    // The command reads no more, which is its own affair.
+                    // The command no longer reads its input. This is no error.
                     *stdin = None;
                 }
             }
-            (Frame::StdinEnd, Input::Pipe(stdin)) => *stdin = None,
-            // As sshd does: a terminal has no other end of input.
-            (Frame::StdinEnd, Input::Terminal(typed, _)) => {
+            (ExecFrame::StdinEnd, ExecInput::Pipe(stdin)) => *stdin = None,
+            // Like sshd: a terminal has no other end of input.
+            (ExecFrame::StdinEnd, ExecInput::Terminal(typed, _)) => {
                 typed.write_all(&[END_OF_INPUT]).await?
             }
-            (Frame::Resize(size), Input::Terminal(_, terminal)) => resize(terminal, size)?,
+            (ExecFrame::Resize(size), ExecInput::Terminal(_, terminal)) => resize(terminal, size)?,
             _ => {}
         }
     }
     Ok(())
 }
 
-/// Sends frames, and empty ones when there are none, until the client goes away or none can come.
+/// Sends frames, and empty ones when idle, until the client goes away or the queue is closed.
 async fn write(
     mut to: impl AsyncWrite + Unpin,
-    mut queue: mpsc::Receiver<Frame>,
-) -> Result<(), FrameError> {
+    mut queue: mpsc::Receiver<ExecFrame>,
+) -> Result<(), ExecFrameError> {
     let mut tick = interval(KEEPALIVE);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -252,18 +264,18 @@ async fn write(
                 Some(frame) => frame,
                 None => break,
             },
-            _ = tick.tick() => Frame::Stdout(Vec::new()),
+            _ = tick.tick() => ExecFrame::Stdout(Vec::new()),
         };
         exec::write_frame(&mut to, &frame).await?;
     }
     Ok(to.shutdown().await?)
 }
 
-/// Passes a command's output on until its end; once `ended`, until it is silent.
+/// Forwards a command's output until its end, or until it is silent after `ended` is set.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
-    frame: fn(Vec<u8>) -> Frame,
-    frames: mpsc::Sender<Frame>,
+    frame: fn(Vec<u8>) -> ExecFrame,
+    frames: mpsc::Sender<ExecFrame>,
     mut ended: watch::Receiver<bool>,
 ) {
     let mut bytes = vec![0; PAYLOAD_BYTES_MAX];
@@ -274,7 +286,8 @@ async fn pump(
     }
 }
 
-/// What `read` gives, or `None` if it gives nothing for [`LAST_OUTPUT_WAIT`] after the end.
+/// Returns the result of `read`, or `None` if it takes longer than
+/// [`LAST_OUTPUT_WAIT`] after the end.
 async fn until_silent<T>(
     read: impl Future<Output = T>,
     ended: &mut watch::Receiver<bool>,
@@ -288,7 +301,7 @@ async fn until_silent<T>(
     timeout(LAST_OUTPUT_WAIT, read).await.ok()
 }
 
-/// As a shell counts it.
+/// Returns the exit code as a shell computes it.
 fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

@@ -6,10 +6,10 @@ use pdp_api::{
     FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery,
 };
 
-use super::Asked;
-use super::answer::{Body, Failure, Names, Params};
+use super::AuthorizedRequest;
+use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 
-/// Filters of a router that the mux forwards for.
+/// Returns filters of a router that the mux forwards for.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -17,14 +17,14 @@ use super::answer::{Body, Failure, Names, Params};
         FastpathFiltersQuery),
     responses((status = OK, body = FastpathFilters, description = "By their numbers")))]
 pub async fn fastpath_filters(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<FastpathFiltersQuery>,
-) -> Result<Json<FastpathFilters>, Failure> {
+) -> Result<Json<FastpathFilters>, ProblemResponse> {
     api.call(move |daemon, _| daemon.fastpath_filters(&vnet, &node, query)).await.map(Json)
 }
 
-/// Changes filters of a router that the mux forwards for, all at once or none.
+/// Changes filters of a router that the mux forwards for, all or none.
 #[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -32,14 +32,14 @@ pub async fn fastpath_filters(
     request_body = FastpathChange,
     responses((status = OK, body = FastpathChanged, description = "They are in force")))]
 pub async fn change_fastpath(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
-    Body(change): Body<FastpathChange>,
-) -> Result<Json<FastpathChanged>, Failure> {
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
+    JsonBody(change): JsonBody<FastpathChange>,
+) -> Result<Json<FastpathChanged>, ProblemResponse> {
     api.call(move |daemon, _| daemon.change_fastpath(&vnet, &node, &change)).await.map(Json)
 }
 
-/// What counters of a router that the mux forwards for have, all at one moment.
+/// Returns counters of a router that the mux forwards for, all from one moment.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters", tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -47,14 +47,14 @@ pub async fn change_fastpath(
         FastpathCountersQuery),
     responses((status = OK, body = FastpathCounters, description = "In order")))]
 pub async fn fastpath_counters(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<FastpathCountersQuery>,
-) -> Result<Json<FastpathCounters>, Failure> {
+) -> Result<Json<FastpathCounters>, ProblemResponse> {
     api.call(move |daemon, _| daemon.fastpath_counters(&vnet, &node, query)).await.map(Json)
 }
 
-/// How queues of a router that the mux forwards for are.
+/// Returns the state of the queues of a router that the mux forwards for.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -62,14 +62,14 @@ pub async fn fastpath_counters(
         FastpathQueuesQuery),
     responses((status = OK, body = FastpathQueues, description = "In order")))]
 pub async fn fastpath_queues(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<FastpathQueuesQuery>,
-) -> Result<Json<FastpathQueues>, Failure> {
+) -> Result<Json<FastpathQueues>, ProblemResponse> {
     api.call(move |daemon, _| daemon.fastpath_queues(&vnet, &node, &query)).await.map(Json)
 }
 
-/// Sends a frame by a router that the mux forwards for.
+/// Sends a frame through a router that the mux forwards for.
 #[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames", tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -77,9 +77,9 @@ pub async fn fastpath_queues(
     request_body = FastpathFrame, responses(
     (status = OK, description = "The mux has it; one that there is no room for is dropped and counted")))]
 pub async fn send_frame(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
-    Body(frame): Body<FastpathFrame>,
-) -> Result<Json<()>, Failure> {
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
+    JsonBody(frame): JsonBody<FastpathFrame>,
+) -> Result<Json<()>, ProblemResponse> {
     api.call(move |daemon, _| daemon.send_frame(&vnet, &node, &frame)).await.map(Json)
 }

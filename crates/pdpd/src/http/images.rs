@@ -1,46 +1,50 @@
-//! Images of registries and archives.
+//! Images from registries and archives.
 
 use axum::Json;
 use axum::response::Response;
-use pdp_api::{Event, ImageInfo, ImageQuery, PullRequest};
+use pdp_api::{ChangeEvent, ImageInfo, ImageQuery, PullRequest};
 
-use super::Asked;
-use super::answer::{Body, Failure, Names, Params};
+use super::AuthorizedRequest;
+use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 use super::change::change;
 
-/// Images that the daemon keeps; a tenant sees its own.
+/// Returns the stored images; a tenant sees its own.
 #[utoipa::path(get, path = "/v1/images", tag = "images", responses(
     (status = OK, body = Vec<ImageInfo>, description = "By tenant and name")))]
-pub async fn images(api: Asked) -> Result<Json<Vec<ImageInfo>>, Failure> {
+pub async fn images(api: AuthorizedRequest) -> Result<Json<Vec<ImageInfo>>, ProblemResponse> {
     api.call(|daemon, scope| daemon.images(scope)).await.map(Json)
 }
 
-/// Pulls what a name stands for now. Nodes that run keep the image that they have until they are applied again.
+/// Pulls the image that a name refers to now. Running nodes keep their
+/// image until they are applied again.
 #[utoipa::path(post, path = "/v1/images", tag = "images", request_body = PullRequest, responses(
-    (status = OK, body = [Event], content_type = "application/x-ndjson",
+    (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "A line for each step, and at last one for the result or the problem")))]
-pub async fn pull_image(api: Asked, Body(request): Body<PullRequest>) -> Result<Response, Failure> {
+pub async fn pull_image(
+    api: AuthorizedRequest,
+    JsonBody(request): JsonBody<PullRequest>,
+) -> Result<Response, ProblemResponse> {
     change(&api, move |daemon, scope, progress| daemon.pull_image(scope, &request, progress)).await
 }
 
-/// Removes an image, by its digest or a name that it has; refused while a node runs on it.
+/// Removes an image, given by its digest or one of its names; refused while a node runs on it.
 #[utoipa::path(delete, path = "/v1/images/{image}", tag = "images",
     params(("image" = String, Path, description = "A name, a digest, or how one begins"), ImageQuery), responses(
     (status = OK, description = "It is removed")))]
 pub async fn delete_image(
-    api: Asked,
-    Names(image): Names<String>,
+    api: AuthorizedRequest,
+    PathParams(image): PathParams<String>,
     Params(query): Params<ImageQuery>,
-) -> Result<Json<()>, Failure> {
+) -> Result<Json<()>, ProblemResponse> {
     api.call(move |daemon, scope| daemon.delete_image(scope, &image, &query)).await.map(Json)
 }
 
-/// Removes all images that nothing uses.
+/// Removes all unused images.
 #[utoipa::path(delete, path = "/v1/images", tag = "images", params(ImageQuery), responses(
     (status = OK, body = Vec<ImageInfo>, description = "What was removed")))]
 pub async fn prune_images(
-    api: Asked,
+    api: AuthorizedRequest,
     Params(query): Params<ImageQuery>,
-) -> Result<Json<Vec<ImageInfo>>, Failure> {
+) -> Result<Json<Vec<ImageInfo>>, ProblemResponse> {
     api.call(move |daemon, scope| daemon.prune_images(scope, &query)).await.map(Json)
 }

@@ -1,37 +1,38 @@
-//! The daemon's HTTP API over a Unix socket and TLS: requests in, JSON out, and nothing decided here
-//! but who may ask ([`access`](crate::access)), which every request is held against in one place
-//! and written down for the audit log.
+//! The daemon's HTTP API over a Unix socket and TLS. This module only parses
+//! requests, writes JSON, and decides who may do what ([`access`](crate::access)).
+//! One place checks every request and writes it to the audit log.
 //!
-//! [`Daemon`] is what the rest of the daemon gives this module; [`serve`] runs the API on a
-//! listener of [`listen`]. Types and paths are [`pdp_api`]'s; the description is in
-//! `schema/openapi.json` and at `GET /v1/openapi.json`.
+//! [`Daemon`] is the interface to the rest of the daemon. [`serve`] runs the
+//! API on a listener of [`listen`]. Types and paths are in [`pdp_api`]. The
+//! description is in `schema/openapi.json` and at `GET /v1/openapi.json`.
 //!
-//! Whatever a client sends or however it goes away, the answer is JSON (a
-//! [`Problem`](pdp_api::Problem) for every failure), and what it had running is ended: commands
-//! are killed, captures and logs closed. Changes that have begun run to their end.
+//! Whatever a client sends, the response is JSON, with a [`Problem`](pdp_api::Problem)
+//! for every failure. When a client goes away, its commands are killed, and its
+//! captures and logs are closed. Changes that have begun run to their end.
 //!
 //! Limits: [`CONNECTIONS_MAX`], [`CONNECTIONS_PER_PEER_MAX`], [`CALLS_MAX`], [`STREAMS_MAX`],
 //! [`TENANT_CALLS_MAX`], [`TENANTS_CALLS_MAX`], [`TENANTS_STREAMS_MAX`], [`HANDSHAKE_TIME_MAX`],
 //! [`HEAD_BYTES_MAX`], [`HEADERS_TIME_MAX`], [`BODY_TIME_MAX`], [`CALL_TIME_MAX`],
-//! [`SMALL_BODY_BYTES_MAX`], [`pdp_api::BODY_BYTES_MAX`], [`HEARD_BYTES_MAX`], and bytes of all bodies together
-//! ([`BODIES_BYTES_MAX`], [`TENANT_BODIES_BYTES_MAX`], [`TENANTS_BODIES_BYTES_MAX`]).
+//! [`SMALL_BODY_BYTES_MAX`], [`pdp_api::BODY_BYTES_MAX`], [`HEARD_BYTES_MAX`], and bytes of all
+//! bodies together ([`BODIES_BYTES_MAX`], [`TENANT_BODIES_BYTES_MAX`],
+//! [`TENANTS_BODIES_BYTES_MAX`]).
 
 mod answer;
+mod auth;
 mod change;
 mod connection;
 mod daemon;
 mod description;
 mod exec;
 mod fastpath;
-mod gate;
+mod identity;
 mod images;
-mod look;
+mod limits;
 mod process;
-mod room;
+mod read;
 mod stream;
 pub mod tls;
 mod watch;
-mod who;
 
 use std::io;
 use std::net::TcpListener;
@@ -52,62 +53,65 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-pub use connection::{Connection, Server};
+pub use connection::{ConnectionTask, HttpServer};
 pub use daemon::{Captured, Daemon, ProgressFn, RouteFn};
-pub use room::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
+pub use limits::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
 pub use watch::HEARD_BYTES_MAX;
 
-use gate::Asked;
+use auth::AuthorizedRequest;
+use limits::RequestQuotas;
 use pdp_spec::shared::{CALLS, CONNECTIONS, SESSIONS};
-use room::Rooms;
 use tls::Tls;
 
-use crate::access::Guard;
+use crate::access::Authenticator;
 use crate::audit::Audit;
 
-/// Connections at a time, each: of operators by the Unix socket, of other users by it, and over TLS.
-/// More are closed at once.
+/// Limit of simultaneous connections, for each of three groups: operators on the Unix
+/// socket, other users on it, and clients over TLS. Excess connections are closed at once.
 pub const CONNECTIONS_MAX: usize = CONNECTIONS.operators as usize;
 
-/// Connections at a time of one user that is no operator, or of one address over TLS.
+/// Limit of simultaneous connections of one user that is no operator, or of one address over TLS.
 pub const CONNECTIONS_PER_PEER_MAX: usize = CONNECTIONS.tenant as usize;
 
-/// Calls (all but streams) at a time of operators and viewers of the node; more are refused.
+/// Limit of simultaneous calls (everything but streams) of operators
+/// and viewers of the node; more are refused.
 pub const CALLS_MAX: usize = CALLS.operators as usize;
 
-/// Streams at a time of these: watches, captures, logs, route tables, commands; more are refused.
+/// Limit of simultaneous streams of operators and viewers of the node:
+/// watches, captures, logs, route tables, commands. More are refused.
 pub const STREAMS_MAX: usize = CALLS_MAX;
 
-/// Calls at a time of one tenant; more are refused. Its streams are its quota's `sessions`.
+/// Limit of simultaneous calls of one tenant; more are refused. Its
+/// quota's `sessions` limits its streams.
 pub const TENANT_CALLS_MAX: usize = CALLS.tenant as usize;
 
-/// Calls at a time of all tenants together; more are refused.
+/// Limit of simultaneous calls of all tenants together; more are refused.
 pub const TENANTS_CALLS_MAX: usize = CALLS.tenants() as usize;
 
-/// Streams at a time of all tenants together; more are refused.
+/// Limit of simultaneous streams of all tenants together; more are refused.
 pub const TENANTS_STREAMS_MAX: usize = SESSIONS.tenants() as usize;
 
-/// Threads on which requests may wait, beside those that serve connections: one for each call and each
-/// stream, and some to find out who asks.
+/// Threads on which requests may block, besides those that serve
+/// connections: one for each call and stream, and some to identify clients.
 pub const THREADS_MAX: usize =
     CALLS_MAX + STREAMS_MAX + TENANTS_CALLS_MAX + TENANTS_STREAMS_MAX + CALLS_MAX;
 
-/// Descriptors that the API needs at most, with what everything else needs now and then: one a
-/// connection, four a session (a command's streams or its terminal's), two a helper that is asked, and
-/// as many as there are connections for the state, threads, and what is started.
+/// Most descriptors that the API needs, including occasional needs of the rest of the daemon.
+/// One per connection, four per session (a command's streams or terminal), two per helper that
+/// is asked. As many as there are connections for the state, threads, and started processes.
 pub const DESCRIPTORS_MAX: u64 = (3 * CONNECTIONS_MAX
     + 4 * (STREAMS_MAX + TENANTS_STREAMS_MAX)
-    + 2 * crate::ask::ASKED_AT_ONCE
+    + 2 * crate::query::ASKED_AT_ONCE
     + CONNECTIONS_MAX) as u64;
 
-/// Bytes of the body of a request other than those that apply files or set filters, whose may have
-/// [`pdp_api::BODY_BYTES_MAX`].
+/// Largest request body, bytes. Requests that apply files or set
+/// filters may have [`pdp_api::BODY_BYTES_MAX`].
 pub const SMALL_BODY_BYTES_MAX: usize = 256 << 10;
 
 /// Longest wait for the end of a TLS handshake.
 pub const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes of the head of a request.
+/// Largest head of a request, bytes.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Longest wait for the head of a request.
@@ -116,35 +120,35 @@ pub const HEADERS_TIME_MAX: Duration = Duration::from_secs(15);
 /// Longest wait for the body of a request.
 pub const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Longest wait for the answer to a call that changes nothing.
+/// Longest wait for the answer to a read-only call.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(90);
 
-/// Time without a sign of who is at the other end of a connection over TLS, after which the kernel asks whether it is
-/// still there: one that went without a word ends, and gives back its place.
+/// Idle time of a TLS connection after which the kernel probes the peer. If
+/// the peer vanished silently, the connection ends and its permit is released.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// How long connections may take to end once the daemon stops.
+/// Longest time for connections to end once the daemon stops.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Pause after the system could not accept a connection (no descriptors left).
+/// Pause after a failed accept (no descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What all requests have in common.
+/// State that all requests have in common.
 #[derive(Clone)]
 struct Api {
     daemon: Arc<dyn Daemon>,
-    guard: Arc<Guard>,
+    guard: Arc<Authenticator>,
     audit: Audit,
-    rooms: Arc<Rooms>,
+    quotas: Arc<RequestQuotas>,
     listens: Option<Listens>,
-    /// How many connections that were upgraded are attended to.
+    /// Number of upgraded connections that are still served.
     attended: tokio::sync::watch::Sender<usize>,
-    /// Turns true, or its sender goes, when the daemon stops.
+    /// Becomes true, or loses its sender, when the daemon stops.
     stopped: tokio::sync::watch::Receiver<bool>,
 }
 
 impl Api {
-    /// Whether the daemon stops.
+    /// True if the daemon is stopping.
     fn stops(&self) -> bool {
         *self.stopped.borrow()
     }
@@ -155,35 +159,38 @@ impl Api {
     }
 }
 
-/// One who attends to a connection that was upgraded, from the answer that says so: nobody else waits for what it was
-/// upgraded to. The daemon does, until this is dropped.
-struct Attended(tokio::sync::watch::Sender<usize>);
+/// Marks an upgraded connection as served, from the upgrade response on. The HTTP server
+/// does not wait for such a connection, but the daemon does until this value is dropped.
+struct UpgradedConnection(tokio::sync::watch::Sender<usize>);
 
-impl Attended {
+impl UpgradedConnection {
     fn new(api: &Api) -> Self {
         api.attended.send_modify(|count| *count += 1);
         Self(api.attended.clone())
     }
 }
 
-impl Drop for Attended {
+impl Drop for UpgradedConnection {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count -= 1);
     }
 }
 
-/// Where the API is served.
+/// Sockets on which the API is served.
 #[derive(Debug)]
 pub struct Listeners {
-    /// Of [`listen`].
+    /// Socket of [`listen`].
     pub unix: UnixListener,
-    /// With TLS as well.
+    /// TLS socket, if enabled.
     pub tls: Option<(TcpListener, Tls)>,
 }
 
-/// Listens at `path`, for everybody (mode 0666): the kernel says who connects, and the gate whether
-/// that may anything. A socket that nobody answers at is replaced, also while what a daemon that was killed
-/// had just forked still holds it; that of another daemon is left alone, as an error.
+/// Listens at `path` for everybody (mode 0666). The kernel identifies
+/// the clients, and the authorization layer decides what they may do.
+///
+/// A socket on which nobody answers is replaced. This includes a socket
+/// that is still held by a fresh child of a killed daemon. The socket
+/// of another running daemon is not touched; that is an error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     match UnixStream::connect(path) {
         Ok(stream) if !listener_is_gone(&stream) => {
@@ -200,34 +207,38 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Whether the process that listened at the other end has ended.
+/// True if the process that listened at the other end has ended.
 fn listener_is_gone(stream: &UnixStream) -> bool {
-    // Number 0 is a process of another PID namespace, of which nothing is known.
+    // Number 0 stands for a process of another PID namespace, about which nothing is known.
     let pid = getsockopt(stream, PeerCredentials).map(|peer| peer.pid());
     pid.is_ok_and(|pid| pid > 0 && Process::of(pid as u32).is_none())
 }
 
-/// The API, without listeners, and what stops it: for connections that are made otherwise too.
+/// Returns the API without listeners, so that it can also serve other
+/// connections, and the sender that stops it.
 ///
 /// # Errors
-/// There is no thread for the audit log.
+/// The thread of the audit log can't be started.
 pub fn server(
     daemon: Arc<dyn Daemon>,
-    guard: Arc<Guard>,
+    guard: Arc<Authenticator>,
     listens: Option<Listens>,
-) -> io::Result<(Server, tokio::sync::watch::Sender<bool>)> {
+) -> io::Result<(HttpServer, tokio::sync::watch::Sender<bool>)> {
     let (stopping, stopped) = tokio::sync::watch::channel(false);
     let audit = Audit::start(guard.state.clone())?;
-    let rooms = Arc::new(Rooms::default());
+    let rooms = Arc::new(RequestQuotas::default());
     let attended = tokio::sync::watch::Sender::new(0);
-    Ok((Server::new(Api { daemon, guard, audit, rooms, listens, attended, stopped }), stopping))
+    Ok((
+        HttpServer::new(Api { daemon, guard, audit, quotas: rooms, listens, attended, stopped }),
+        stopping,
+    ))
 }
 
-/// Serves the API until `stop` is done; what still streams or runs is ended then.
+/// Serves the API until `stop` completes, then ends all streams and commands.
 pub async fn serve(
     listeners: Listeners,
     daemon: Arc<dyn Daemon>,
-    guard: Arc<Guard>,
+    guard: Arc<Authenticator>,
     stop: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
     listeners.unix.set_nonblocking(true)?;
@@ -264,7 +275,7 @@ pub async fn serve(
         };
         match accepted {
             Ok(Some(connection)) => drop(connections.spawn(connection)),
-            // No room: closed at once.
+            // The limit is reached: the connection is closed at once.
             Ok(None) => {}
             Err(error) => {
                 tracing::warn!(%error, "can't accept a connection");
@@ -282,7 +293,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// The description of the API, OpenAPI 3.1, as JSON text.
+/// Returns the API description, OpenAPI 3.1, as JSON text.
 pub fn openapi() -> String {
     let description = description::complete(described().into_openapi());
     let description = description::with_specs(&description);
@@ -293,25 +304,25 @@ pub fn openapi() -> String {
 fn router(api: Api) -> Router {
     let (router, _) = described().split_for_parts();
     router
-        .fallback(gate::no_such_path)
-        .method_not_allowed_fallback(gate::no_such_method)
-        .layer(axum::middleware::from_fn_with_state(api.clone(), gate::gate))
+        .fallback(auth::no_such_path)
+        .method_not_allowed_fallback(auth::no_such_method)
+        .layer(axum::middleware::from_fn_with_state(api.clone(), auth::authorize))
         .with_state(api)
 }
 
 fn described() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(description::Description::openapi())
-        .routes(routes!(look::version))
+        .routes(routes!(read::version))
         .routes(routes!(description::openapi))
         .routes(routes!(description::spec_schema))
-        .routes(routes!(look::doctor))
-        .routes(routes!(look::substrate, change::delete_substrate))
-        .routes(routes!(look::vnets))
-        .routes(routes!(look::vnet, change::delete_vnet))
-        .routes(routes!(look::stats))
+        .routes(routes!(read::doctor))
+        .routes(routes!(read::substrate, change::delete_substrate))
+        .routes(routes!(read::vnets))
+        .routes(routes!(read::vnet, change::delete_vnet))
+        .routes(routes!(read::stats))
         .routes(routes!(watch::watch))
-        .routes(routes!(look::fdb, look::clear_fdb))
-        .routes(routes!(look::trace))
+        .routes(routes!(read::fdb, read::clear_fdb))
+        .routes(routes!(read::trace))
         .routes(routes!(change::apply))
         .routes(routes!(change::up))
         .routes(routes!(change::down))
@@ -327,11 +338,11 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(stream::logs))
         .routes(routes!(stream::node_logs))
         .routes(routes!(exec::exec))
-        .routes(routes!(who::tenants))
+        .routes(routes!(identity::tenants))
         .routes(routes!(change::delete_tenant))
-        .routes(routes!(who::tokens, who::create_token))
-        .routes(routes!(who::revoke_token))
-        .routes(routes!(who::audit))
+        .routes(routes!(identity::tokens, identity::create_token))
+        .routes(routes!(identity::revoke_token))
+        .routes(routes!(identity::audit))
         .routes(routes!(images::images, images::pull_image, images::prune_images))
         .routes(routes!(images::delete_image))
 }

@@ -9,18 +9,18 @@ use pdp_api::exec::WindowSize;
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::net::unix::pipe;
 
-/// The side of a terminal that is not the command's.
+/// The daemon's side of a terminal.
 pub struct Terminal {
-    /// What the command writes. Its end is an error (EIO), once nobody has the other side open.
+    /// Output of the command. It ends with an error (EIO) once the other side is closed everywhere.
     pub output: pipe::Receiver,
-    /// Where to type.
+    /// Input of the command.
     pub input: pipe::Sender,
-    /// For [`resize`].
+    /// Descriptor for [`resize`].
     pub size: OwnedFd,
 }
 
 impl Terminal {
-    /// A terminal, and the command's side of it.
+    /// Opens a terminal; also returns the command's side.
     pub fn open(size: WindowSize) -> io::Result<(Self, OwnedFd)> {
         let OpenptyResult { master, slave } = openpty(None, None)?;
         fcntl(&master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -33,7 +33,7 @@ impl Terminal {
     }
 }
 
-/// Gives a terminal this size; its command is told by SIGWINCH.
+/// Sets a terminal's size; its command receives SIGWINCH.
 pub fn resize(terminal: &OwnedFd, size: WindowSize) -> io::Result<()> {
     let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(tcsetwinsize(terminal, size)?)

@@ -1,4 +1,4 @@
-//! Answers that go on: route tables, captures, logs.
+//! Streaming responses: route tables, captures, logs.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,29 +21,29 @@ use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::answer::{Failure, Names, Params, panicked};
+use super::answer::{Params, PathParams, ProblemResponse, panicked};
 use super::description::PCAP;
-use super::{Asked, Captured};
+use super::{AuthorizedRequest, Captured};
 
-/// Bytes of routes that are gathered before they are sent.
+/// Bytes of routes that are gathered into one chunk.
 const CHUNK_BYTES: usize = 32 << 10;
 
-/// Chunks of routes that may wait for the client; then whoever makes them waits.
+/// Chunks of routes that may wait for the client; then the producer waits.
 const CHUNKS_MAX: usize = 4;
 
-/// Longest wait for a client to take routes, of which [`CHUNKS_MAX`] chunks wait already; then it gets no more.
+/// Longest wait for a client with [`CHUNKS_MAX`] waiting chunks of routes; then the stream ends.
 const ROUTES_STALL_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes of one log file that are looked at; what is older is left out.
+/// Part of a log file that is read, bytes; older text is left out.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 
-/// Pause between two looks at a log that is followed.
+/// Pause between two reads of a followed log.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
 
 /// Content type of JSON lines.
 pub const NDJSON: &str = "application/x-ndjson";
 
-/// A value as one line.
+/// Formats a value as one JSON line.
 pub fn lines(value: &impl serde::Serialize) -> Bytes {
     let mut line = Vec::new();
     push_line(&mut line, value);
@@ -56,7 +56,7 @@ fn push_line(to: &mut Vec<u8>, value: &impl serde::Serialize) {
     to.push(b'\n');
 }
 
-/// An answer of JSON lines.
+/// Returns a response of JSON lines.
 pub fn ndjson(lines: impl Stream<Item = Bytes> + Send + 'static) -> impl IntoResponse {
     body(NDJSON, lines.map(Ok::<_, Infallible>))
 }
@@ -69,10 +69,10 @@ fn body<E: Into<axum::BoxError> + 'static>(
     (headers, Body::from_stream(bytes)).into_response()
 }
 
-/// A stream that breaks off, with an error and not with an end, as [`Asked::over`] says. It keeps its
-/// request's place until then.
+/// Wraps a stream such that it fails with an error, instead of ending, when
+/// [`AuthorizedRequest::over`] completes. The stream keeps its request's permit until then.
 fn bounded(
-    api: &Asked,
+    api: &AuthorizedRequest,
     stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     let api = api.clone();
@@ -86,7 +86,7 @@ fn bounded(
     })
 }
 
-/// Routes of a router or host.
+/// Streams the routes of a router or host.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/routes", tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -96,12 +96,12 @@ fn bounded(
     (status = OK, body = [RouteLine], content_type = "application/x-ndjson",
         description = "A line for each route, and at last one for the end or the problem")))]
 pub async fn routes(
-    api: Asked,
-    Names((vnet, node)): Names<(String, String)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<RoutesQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ProblemResponse> {
     let daemon = api.api.daemon.clone();
-    let place = api.place.clone();
+    let place = api.permit.clone();
     let (chunks, mut queue) = mpsc::channel::<Bytes>(CHUNKS_MAX);
     let runtime = Handle::current();
     let task = tokio::task::spawn_blocking(move || {
@@ -145,7 +145,7 @@ pub async fn routes(
     Ok(body(NDJSON, bounded(&api, all)))
 }
 
-/// Frames of a port, both directions, as pcap, until the client goes away.
+/// Streams the frames of a port, in both directions, as pcap, until the client goes away.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -156,11 +156,11 @@ pub async fn routes(
     (status = OK, body = Vec<u8>, content_type = "application/vnd.tcpdump.pcap",
         description = "A pcap file that goes on until the client goes away")))]
 pub async fn capture(
-    api: Asked,
-    Names((vnet, node, port)): Names<(String, String, String)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node, port)): PathParams<(String, String, String)>,
     Params(query): Params<CaptureQuery>,
-) -> Result<Response, Failure> {
-    let Captured { frames, place } =
+) -> Result<Response, ProblemResponse> {
+    let Captured { frames, permit: place } =
         api.call(move |daemon, scope| daemon.capture(scope, &vnet, &node, &port, query)).await?;
     let pipe = pipe::Receiver::from_owned_fd(frames).map_err(Problem::internal)?;
     let bytes = stream::try_unfold((pipe, place), async |(mut pipe, place)| {
@@ -171,22 +171,22 @@ pub async fn capture(
     Ok(body(PCAP, bounded(&api, bytes)))
 }
 
-/// A log of the node itself.
+/// Returns a log of the node itself.
 #[utoipa::path(get, path = "/v1/logs/{process}", tag = "observe",
     params(("process" = NodeProcess, Path, description = "Whose"), LogQuery),
     responses(
     (status = OK, body = String, content_type = "text/plain; charset=utf-8",
         description = "The log; with `follow` it goes on until the client goes away")))]
 pub async fn logs(
-    api: Asked,
-    Names(process): Names<NodeProcess>,
+    api: AuthorizedRequest,
+    PathParams(process): PathParams<NodeProcess>,
     Params(query): Params<LogQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ProblemResponse> {
     let path = api.call(move |daemon, _| daemon.log(process)).await?;
     log(&api, path, query).await
 }
 
-/// A log of a node of a vnet.
+/// Returns a log of a vnet's node.
 #[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
@@ -198,21 +198,25 @@ pub async fn logs(
     (status = OK, body = String, content_type = "text/plain; charset=utf-8",
         description = "The log; with `follow` it goes on until the client goes away")))]
 pub async fn node_logs(
-    api: Asked,
-    Names((vnet, node, process)): Names<(String, String, GuestProcess)>,
+    api: AuthorizedRequest,
+    PathParams((vnet, node, process)): PathParams<(String, String, GuestProcess)>,
     Params(query): Params<LogQuery>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ProblemResponse> {
     let path = api.call(move |daemon, _| daemon.node_log(&vnet, &node, process)).await?;
     log(&api, path, query).await
 }
 
-async fn log(api: &Asked, path: PathBuf, query: LogQuery) -> Result<Response, Failure> {
+async fn log(
+    api: &AuthorizedRequest,
+    path: PathBuf,
+    query: LogQuery,
+) -> Result<Response, ProblemResponse> {
     let unreadable = |error: io::Error| {
         Problem::new(ProblemKind::NotFound, format!("log {}: {error}", path.display()))
             .hint("nothing was logged yet")
     };
     let mut file = File::open(&path).await.map_err(unreadable)?;
-    // The older half that its writer keeps beside it.
+    // The older half, which the writer keeps next to the log.
     let mut older = path.clone().into_os_string();
     older.push(".1");
     let mut text = match File::open(&older).await {
@@ -230,7 +234,8 @@ async fn log(api: &Asked, path: PathBuf, query: LogQuery) -> Result<Response, Fa
     Ok(body(content_type, bounded(api, kept.chain(more))))
 }
 
-/// The next bytes of a log, waiting for them; the file at `path` may be replaced or cut off.
+/// Waits for the next bytes of a log and returns them. The file at
+/// `path` may be replaced or truncated.
 async fn follow((mut file, path): (File, PathBuf)) -> io::Result<Option<(Bytes, (File, PathBuf))>> {
     loop {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
@@ -252,7 +257,8 @@ async fn follow((mut file, path): (File, PathBuf)) -> io::Result<Option<(Bytes, 
     }
 }
 
-/// The end of a file, from a line's start, at most [`LOG_BYTES_MAX`]; `file` stands there after.
+/// Reads the end of a file from a line's start, at most
+/// [`LOG_BYTES_MAX`]. `file` is at its end afterwards.
 async fn read_end(file: &mut File) -> io::Result<Vec<u8>> {
     let length = file.metadata().await?.len();
     let mut text = Vec::new();
@@ -267,7 +273,7 @@ async fn read_end(file: &mut File) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Where the last `count` lines begin.
+/// Returns the offset at which the last `count` lines begin.
 fn last_lines(text: &[u8], count: u64) -> usize {
     let Some(before) = usize::try_from(count).ok().and_then(|count| count.checked_sub(1)) else {
         return if count == 0 { text.len() } else { 0 };

@@ -1,4 +1,4 @@
-//! The certificate of the API over TLS: the user's, or one made here that signs itself.
+//! The certificate of the API over TLS: the user's, or a self-signed one that is created here.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -17,17 +17,17 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::access::hex;
 use crate::state::PRIVATE;
 
-/// What to serve TLS with.
+/// TLS configuration of the server.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// For the server's side of connections: TLS 1.3 only, no client certificates.
+    /// Server configuration: TLS 1.3 only, no client certificates.
     pub config: Arc<ServerConfig>,
     /// SHA-256 of the certificate, hexadecimal.
     pub sha256: String,
 }
 
 impl Tls {
-    /// From files in PEM format.
+    /// Loads certificate and key from PEM files.
     pub fn of_files(certificate: &Path, key: &Path) -> anyhow::Result<Self> {
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)
@@ -47,8 +47,8 @@ impl Tls {
         Ok(Self { config: Arc::new(config), sha256 })
     }
 
-    /// From `tls.crt` and `tls.key` in the state directory, which are made if they are missing: for
-    /// `localhost`, this machine's name, and the address listened at.
+    /// Loads `tls.crt` and `tls.key` from the state directory. Creates them if
+    /// missing, for `localhost`, this machine's name, and the listen address.
     pub fn self_signed(state: &Path, listen: SocketAddr) -> anyhow::Result<Self> {
         let [certificate, key] = files(state);
         if !certificate.exists() || !key.exists() {
@@ -67,12 +67,12 @@ impl Tls {
     }
 }
 
-/// The certificate and the key that are made where none are given.
+/// Returns the paths of the generated certificate and key.
 pub fn files(state: &Path) -> [PathBuf; 2] {
     ["tls.crt", "tls.key"].map(|name| state.join(name))
 }
 
-/// Writes a private file, whole or not at all.
+/// Writes a private file atomically.
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let part = path.with_extension("new");
     let mut file =

@@ -1,7 +1,8 @@
-//! The stream of everybody who watches, as lines or as messages.
+//! The watch stream, as JSON lines or as WebSocket messages.
 //!
-//! Both have the same lines and the same bounds ([`Reader`]). A client of messages has nothing to say: it may send
-//! pings and its end, in frames of [`HEARD_BYTES_MAX`]; anything else ends it.
+//! Both have the same lines and the same limits ([`WatchReader`]). A
+//! WebSocket client only listens. It may send pings and a close frame,
+//! in frames of [`HEARD_BYTES_MAX`]. Anything else ends the connection.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -16,38 +17,39 @@ use hyper::header::{HOST, ORIGIN, UPGRADE};
 use pdp_api::{Problem, ProblemKind, WATCH_EVERY_MS, WatchEnd, WatchLine, WatchQuery};
 use tokio::time::{sleep, timeout};
 
-use super::answer::{Failure, Params};
+use super::answer::{Params, ProblemResponse};
 use super::stream::{lines, ndjson};
-use super::{Asked, Attended};
+use super::{AuthorizedRequest, UpgradedConnection};
 use crate::access::no_vnet;
-use crate::watch::Reader;
+use crate::watch::WatchReader;
 
-/// Bytes of a message of a client.
+/// Largest message of a client, bytes.
 pub const HEARD_BYTES_MAX: usize = 1 << 10;
 
-/// How often a client of messages to whom nothing else is said is sent a ping, so that one that went away is noticed.
+/// Interval of pings to an idle WebSocket client, which reveal whether it is still there.
 const PING_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long a client of messages may take to hear that they end, and to say that it heard.
+/// Longest time for a WebSocket client to answer the close frame.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What is, and what happens from then on.
+/// Streams the current state, and what happens from then on.
 #[utoipa::path(get, path = "/v1/watch", tag = "observe", params(WatchQuery), responses(
     (status = SWITCHING_PROTOCOLS, description = "To `Upgrade: websocket` (RFC 6455): each line is a text message"),
     (status = OK, body = [WatchLine], content_type = "application/x-ndjson",
         description = "A line for each that the daemon has to say, until the client goes away")))]
 pub async fn watch(
-    api: Asked,
+    api: AuthorizedRequest,
     Params(query): Params<WatchQuery>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ProblemResponse> {
     if let Some(vnet) = &query.vnet
         && !api.caller.scope.sees(vnet)
     {
         return Err(no_vnet(vnet).into());
     }
-    let invalid = |problem: String| Failure::from(Problem::new(ProblemKind::Invalid, problem));
+    let invalid =
+        |problem: String| ProblemResponse::from(Problem::new(ProblemKind::Invalid, problem));
     if let Some(every_ms) = query.every_ms
         && !WATCH_EVERY_MS.contains(&every_ms)
     {
@@ -67,7 +69,7 @@ pub async fn watch(
     }
     let reader = api.call(move |daemon, scope| daemon.watch(scope, query)).await?;
     let Some(upgrade) = upgrade else { return Ok(ndjson(chunks(api, reader)).into_response()) };
-    let attended = Attended::new(&api.api);
+    let attended = UpgradedConnection::new(&api.api);
     let upgrade = upgrade.max_message_size(HEARD_BYTES_MAX).max_frame_size(HEARD_BYTES_MAX);
     Ok(upgrade.on_upgrade(async move |socket| {
         attend(api, reader, socket).await;
@@ -75,8 +77,8 @@ pub async fn watch(
     }))
 }
 
-/// Whether a browser asks for a page that is not of this server (RFC 6455 section 10.2); who is no browser sends no
-/// Origin.
+/// True if a browser sends the request for a page of another server
+/// (RFC 6455 section 10.2). Clients other than browsers send no Origin.
 fn is_foreign(headers: &HeaderMap) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return false };
     let page = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
@@ -84,8 +86,8 @@ fn is_foreign(headers: &HeaderMap) -> bool {
     !matches!((page, own), (Some((_, page)), Some(own)) if page.eq_ignore_ascii_case(own))
 }
 
-/// The last line.
-fn end(api: &Asked) -> WatchLine {
+/// Returns the last line.
+fn end(api: &AuthorizedRequest) -> WatchLine {
     let reason = match api.api.stops() {
         true => "the daemon stops; what runs goes on",
         false => "who asked may not any more",
@@ -93,8 +95,12 @@ fn end(api: &Asked) -> WatchLine {
     WatchLine::End(WatchEnd { reason: reason.into() })
 }
 
-/// Lines, until who asked may not any more or the daemon stops, which is the last of them.
-fn chunks(api: Asked, reader: Reader) -> impl Stream<Item = Bytes> + Send + 'static {
+/// Returns the lines until the client loses its permission or the
+/// daemon stops. The last line says which.
+fn chunks(
+    api: AuthorizedRequest,
+    reader: WatchReader,
+) -> impl Stream<Item = Bytes> + Send + 'static {
     let over = {
         let api = api.clone();
         Box::pin(async move { api.over().await })
@@ -108,15 +114,15 @@ fn chunks(api: Asked, reader: Reader) -> impl Stream<Item = Bytes> + Send + 'sta
     })
 }
 
-/// The same as messages. Nothing waits here but one chunk of them: where the client does not take it, the reader gets
-/// no next one.
-async fn attend(api: Asked, mut reader: Reader, mut socket: WebSocket) {
+/// Sends the lines as WebSocket messages. At most one chunk is buffered:
+/// while the client does not take it, the reader gets no next one.
+async fn attend(api: AuthorizedRequest, mut reader: WatchReader, mut socket: WebSocket) {
     let mut over = pin!(api.over());
     let last = loop {
         let said = tokio::select! {
             lines = reader.next() => messages(&lines),
             heard = socket.recv() => match heard {
-                // Pings are answered there, and so is an end, once it is written out.
+                // The library answers pings, and a close frame once it is written.
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
                 Some(Ok(Message::Close(_))) => break Vec::new(),
                 Some(Ok(_)) => break vec![close(close_code::UNSUPPORTED, "a watch only tells")],
@@ -131,7 +137,7 @@ async fn attend(api: Asked, mut reader: Reader, mut socket: WebSocket) {
         }
     };
     let farewell = async {
-        // Its own end says that it heard; what it said before that is not read any more.
+        // The client's close frame answers ours. Earlier messages are not read any more.
         if send(&mut socket, last).await.is_ok() {
             while let Some(Ok(_)) = socket.recv().await {}
         }
@@ -139,7 +145,7 @@ async fn attend(api: Asked, mut reader: Reader, mut socket: WebSocket) {
     let _ = timeout(CLOSE_TIME_MAX, farewell).await;
 }
 
-/// Sends all of these, in as few writes as they take.
+/// Sends all messages in as few writes as possible.
 async fn send(socket: &mut WebSocket, messages: Vec<Message>) -> Result<(), axum::Error> {
     socket.send_all(&mut stream::iter(messages.into_iter().map(Ok))).await
 }
@@ -148,7 +154,7 @@ fn close(code: u16, reason: &'static str) -> Message {
     Message::Close(Some(CloseFrame { code, reason: Utf8Bytes::from_static(reason) }))
 }
 
-fn end_messages(api: &Asked) -> Vec<Message> {
+fn end_messages(api: &AuthorizedRequest) -> Vec<Message> {
     let mut messages = messages(&lines(&end(api)));
     messages.push(match api.api.stops() {
         true => close(close_code::AWAY, "the daemon stops"),
@@ -157,14 +163,14 @@ fn end_messages(api: &Asked) -> Vec<Message> {
     messages
 }
 
-/// A message for each of these whole lines.
+/// Splits complete lines into one message each.
 fn messages(lines: &Bytes) -> Vec<Message> {
     let ends = lines.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(end, _)| end);
     let mut begin = 0;
     let texts = ends.filter_map(|end| {
         let line = lines.slice(begin..end);
         begin = end + 1;
-        // JSON is text.
+        // JSON is valid UTF-8.
         Utf8Bytes::try_from(line).ok().map(Message::Text)
     });
     texts.collect()
@@ -175,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_foreign_unless_it_is_of_this_server() {
+    fn watch_detects_pages_of_other_origins() {
         let foreign = |origin: Option<&str>, host: Option<&str>| {
             let mut headers = HeaderMap::new();
             for (name, value) in [(ORIGIN, origin), (HOST, host)] {

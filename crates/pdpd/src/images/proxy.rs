@@ -1,13 +1,16 @@
-//! The one way out of a pull's network namespace: an HTTP proxy that judges each destination.
+//! The only path out of a pull's network namespace: an HTTP proxy that checks each destination.
 //!
-//! A registry may send a client anywhere. So skopeo has a network namespace with a loopback interface alone, where
-//! this process (`pdpd pull-proxy`, with the pull's user id and in its cgroup) listens. Its other sockets are on the
-//! machine. It connects to the pull's registry, to hosts that the pull's owner may use as well, and to addresses of
-//! the public Internet that lead away from the machine; it connects to an address that it judged, and asks no name
-//! twice. All else is refused in the same words, whoever listens there.
+//! A registry may redirect a client anywhere. So skopeo runs in a network namespace
+//! with a loopback interface alone. This process (`pdpd pull-proxy`, with the pull's
+//! user id and in its cgroup) listens there; its other sockets are on the machine.
 //!
-//! Clients ask no proxy for loopback addresses. A registry there is relayed: the process listens at the same address
-//! and port in the namespace.
+//! It connects to the pull's registry, to hosts that the pull's owner may use as
+//! well, and to public Internet addresses whose route leads away from the machine.
+//! It resolves each name once and connects to the address that it checked.
+//! Everything else is refused with the same text, whatever listens there.
+//!
+//! HTTP clients use no proxy for loopback addresses. A registry there is
+//! relayed: the process listens at the same address and port in the namespace.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -31,7 +34,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::TokioIo;
 use pdp_management::privileges;
-use pdp_management::ways::{Ways, is_near, is_public};
+use pdp_management::reachability::{RouteQuery, is_near, is_public};
 use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs};
 use serde::{Deserialize, Serialize};
@@ -39,34 +42,36 @@ use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{LocalSet, spawn_local};
 
-/// First argument of pdpd that makes it this process.
+/// First argument that makes pdpd run as this process.
 pub const WORD: &str = "pull-proxy";
 
-/// Connections at a time; more wait to be accepted.
+/// Simultaneous connections; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Open files: two for a connection, and a few.
+/// Open files: two per connection, and some more.
 const OPEN_FILES_MAX: u64 = 4 * CONNECTIONS_MAX as u64;
 
-/// Names that one pull may ask for.
+/// Names that one pull may resolve.
 const NAMES_MAX: usize = 256;
 
-/// Time for a name and for each of its addresses.
+/// Longest time to resolve a name, and to connect to each of its addresses.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// What is said of a destination that is not allowed.
+/// Response for a destination that is not allowed.
 const REFUSED: &str = "the registry leads to a place that pulls may not reach";
 
-/// What the process is told, as JSON in its second argument. Its standard input is the listening socket.
+/// Configuration of the process: JSON in its second argument. Its
+/// standard input is the listening socket.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Config {
+pub struct ProxyConfig {
     /// The pull's user id.
     pub uid: u32,
-    /// `HOST:PORT` of registries, which may have private addresses.
+    /// `HOST:PORT` of registries that may have private addresses.
     pub allowed: Vec<String>,
-    /// `HOST:PORT` from the machine's settings, which may have addresses of the machine too.
+    /// `HOST:PORT` from the machine's settings, which may also have addresses of the machine.
     pub mirrors: Vec<String>,
-    /// `HOST:PORT` on the machine that connections to standard output, a listening socket, lead to.
+    /// `HOST:PORT` on the machine to which connections are relayed.
+    /// Standard output is the listening socket for them.
     pub relay: Option<String>,
 }
 
@@ -83,12 +88,12 @@ pub fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let config = std::env::args().nth(2).context("no configuration")?;
-    let config: Config = serde_json::from_str(&config).context("no configuration")?;
+    let config: ProxyConfig = serde_json::from_str(&config).context("no configuration")?;
     let open_files = Rlimit { current: Some(OPEN_FILES_MAX), maximum: Some(OPEN_FILES_MAX) };
     setrlimit(Resource::Nofile, open_files).context("cannot bound open files")?;
-    let ways = Ways::new().context("cannot ask the machine's kernel for routes")?;
+    let ways = RouteQuery::new().context("cannot ask the machine's kernel for routes")?;
     for capability in CapabilitySet::all().iter() {
-        // One that this kernel does not know is none.
+        // A capability that this kernel does not know is not set.
         let _ = remove_capability_from_bounding_set(capability);
     }
     set_no_new_privs(true).context("cannot give up new privileges")?;
@@ -100,7 +105,7 @@ fn run() -> Result<()> {
         None => None,
     };
     let (allowed, mirrors) = (config.allowed, config.mirrors);
-    let judge = Judge { allowed, mirrors, ways: RefCell::new(ways) };
+    let judge = DestinationPolicy { allowed, mirrors, ways: RefCell::new(ways) };
     let known = RefCell::default();
     let proxy = Rc::new(Proxy { judge, upstream: Matcher::from_env(), known });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -113,7 +118,7 @@ fn run() -> Result<()> {
     })
 }
 
-/// The listening socket that a standard stream is.
+/// Returns the listening socket behind a standard stream.
 fn listener(stream: impl AsFd) -> Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::from(stream.as_fd().try_clone_to_owned()?);
     listener.set_nonblocking(true)?;
@@ -136,14 +141,14 @@ async fn serve_relay(listener: TcpListener, to: String, connections: Arc<Semapho
     }
 }
 
-/// The destinations that a pull may reach.
-struct Judge {
+/// Destinations that a pull may reach.
+struct DestinationPolicy {
     allowed: Vec<String>,
     mirrors: Vec<String>,
-    ways: RefCell<Ways>,
+    ways: RefCell<RouteQuery>,
 }
 
-impl Judge {
+impl DestinationPolicy {
     fn is_allowed(&self, host: &str, port: u16, to: IpAddr) -> bool {
         let to = to.to_canonical();
         let name = format!("{host}:{port}");
@@ -152,27 +157,27 @@ impl Judge {
             return to.is_loopback() || !is_near(to);
         }
         if is_in(&self.allowed) {
-            // Whoever answers for the registry's name in DNS can't move it to a service that listens on loopback, or
-            // to the link-local address where clouds tell machines their secrets.
+            // The owner of the registry's DNS name can't redirect it to a service on
+            // loopback, or to the link-local address where clouds serve secrets to machines.
             return !is_near(to);
         }
         is_public(to) && self.ways.borrow_mut().leads_away(to, Instant::now())
     }
 }
 
-type Body = BoxBody<Bytes, hyper::Error>;
+type ProxyBody = BoxBody<Bytes, hyper::Error>;
 
 struct Proxy {
-    judge: Judge,
+    judge: DestinationPolicy,
     /// The daemon's own proxy.
     upstream: Matcher,
-    /// Addresses by name and port, from the first look-up on: whoever answers for a registry's name in DNS can't
-    /// move it to the machine between two requests.
+    /// Addresses by name and port, from the first look-up on. So the owner of a
+    /// registry's DNS name can't redirect it to the machine between two requests.
     known: RefCell<HashMap<(String, u16), Vec<SocketAddr>>>,
 }
 
-/// A connection that leads to a destination, or to the daemon's proxy with what it wants to know.
-struct Way {
+/// A connection to a destination, or to the daemon's proxy with the credentials for it.
+struct ProxyUpstream {
     stream: TcpStream,
     proxy: Option<Option<HeaderValue>>,
 }
@@ -203,7 +208,7 @@ impl Proxy {
         &self,
         request: Request<Incoming>,
         permit: Rc<OwnedSemaphorePermit>,
-    ) -> Response<Body> {
+    ) -> Response<ProxyBody> {
         let done = match request.method() {
             &Method::CONNECT => self.tunnel(request, permit).await,
             _ => self.forward(request).await,
@@ -222,10 +227,10 @@ impl Proxy {
         &self,
         request: Request<Incoming>,
         permit: Rc<OwnedSemaphorePermit>,
-    ) -> Result<Response<Body>, StatusCode> {
+    ) -> Result<Response<ProxyBody>, StatusCode> {
         let authority = request.uri().authority().cloned().ok_or(StatusCode::BAD_REQUEST)?;
         let uri = Uri::builder().scheme("https").authority(authority.clone()).path_and_query("/");
-        let Way { mut stream, proxy } =
+        let ProxyUpstream { mut stream, proxy } =
             self.way(&uri.build().map_err(|_| StatusCode::BAD_REQUEST)?).await?;
         let Some(authorization) = proxy else {
             spawn_local(async move {
@@ -255,12 +260,15 @@ impl Proxy {
     }
 
     /// Answers a request for `http://…` (RFC 9112 section 3.2.2).
-    async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<Body>, StatusCode> {
+    async fn forward(
+        &self,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<ProxyBody>, StatusCode> {
         let uri = request.uri().clone();
         if uri.scheme_str() != Some("http") {
             return Err(StatusCode::BAD_REQUEST);
         }
-        let Way { stream, proxy } = self.way(&uri).await?;
+        let ProxyUpstream { stream, proxy } = self.way(&uri).await?;
         let headers = request.headers_mut();
         for name in
             ["proxy-authorization", "proxy-connection", "connection", "keep-alive", "upgrade"]
@@ -301,12 +309,12 @@ impl Proxy {
         if found.iter().any(is_public) {
             found.retain(is_public);
         }
-        // Of two look-ups at a time the first answer counts.
+        // Of two simultaneous look-ups the first answer counts.
         Ok(self.known.borrow_mut().entry(name).or_insert(found).clone())
     }
 
-    /// Connects to a destination that is allowed, or to the daemon's proxy for it.
-    async fn way(&self, uri: &Uri) -> Result<Way, StatusCode> {
+    /// Connects to an allowed destination, or to the daemon's proxy for it.
+    async fn way(&self, uri: &Uri) -> Result<ProxyUpstream, StatusCode> {
         let host = uri.host().ok_or(StatusCode::BAD_REQUEST)?;
         let host = bare(host);
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
@@ -314,7 +322,8 @@ impl Proxy {
         let found = self.look_up(host, port).await?;
         let allowed = |to: &&SocketAddr| self.judge.is_allowed(host, port, to.ip());
         if let Some(upstream) = self.upstream.intercept(uri) {
-            // Who has a proxy may know no names of the Internet. The proxy finds its own address for the name.
+            // A network with a proxy may not resolve Internet names.
+            // The proxy resolves the name itself.
             if host.parse::<IpAddr>().is_ok() && found.is_empty()
                 || !found.iter().all(|to| allowed(&to))
             {
@@ -325,37 +334,40 @@ impl Proxy {
             let name = (bare(at.host().unwrap_or_default()), at.port_u16().unwrap_or(80));
             let stream = tokio::time::timeout(CONNECT_MAX, TcpStream::connect(name)).await;
             let stream = stream.ok().and_then(Result::ok).ok_or(StatusCode::BAD_GATEWAY)?;
-            return Ok(Way { stream, proxy: Some(authorization) });
+            return Ok(ProxyUpstream { stream, proxy: Some(authorization) });
         }
         let mut to = found.iter().filter(allowed).peekable();
-        // A name that means nothing and one that may not be reached are told alike.
+        // An unknown name and a forbidden one get the same answer.
         if to.peek().is_none() {
             return Err(StatusCode::FORBIDDEN);
         }
         for to in to {
             let stream = tokio::time::timeout(CONNECT_MAX, TcpStream::connect(to)).await;
             if let Ok(Ok(stream)) = stream {
-                return Ok(Way { stream, proxy: None });
+                return Ok(ProxyUpstream { stream, proxy: None });
             }
         }
         Err(StatusCode::BAD_GATEWAY)
     }
 }
 
-/// A host without the brackets of an IPv6 address.
+/// Strips the brackets from an IPv6 host.
 fn bare(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// Sends a request by a connection of its own.
-async fn send(stream: TcpStream, request: Request<Body>) -> Result<Response<Incoming>, StatusCode> {
+/// Sends a request over a new connection.
+async fn send(
+    stream: TcpStream,
+    request: Request<ProxyBody>,
+) -> Result<Response<Incoming>, StatusCode> {
     let (mut sender, connection) =
         handshake(TokioIo::new(stream)).await.map_err(|_| StatusCode::BAD_GATEWAY)?;
     spawn_local(connection.with_upgrades());
     sender.send_request(request).await.map_err(|_| StatusCode::BAD_GATEWAY)
 }
 
-fn nothing() -> Body {
+fn nothing() -> ProxyBody {
     Empty::new().map_err(|never| match never {}).boxed()
 }
 
@@ -367,16 +379,16 @@ fn host(authority: &str) -> Option<(HeaderName, HeaderValue)> {
 mod tests {
     use super::*;
 
-    fn judge() -> Judge {
-        Judge {
+    fn judge() -> DestinationPolicy {
+        DestinationPolicy {
             allowed: vec!["Hub.example:5000".into()],
             mirrors: vec!["mirror.example:80".into()],
-            ways: RefCell::new(Ways::new().unwrap()),
+            ways: RefCell::new(RouteQuery::new().unwrap()),
         }
     }
 
     #[test]
-    fn the_name_of_a_registry_leads_to_nothing_on_the_machine() {
+    fn registry_name_cannot_reach_local_addresses() {
         let judge = judge();
         for to in ["10.0.0.1", "fd00::1", "::ffff:10.0.0.1"] {
             assert!(judge.is_allowed("hub.example", 5000, to.parse().unwrap()), "{to}");
@@ -393,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_keeps_the_addresses_of_its_first_look_up() {
+    async fn proxy_caches_the_first_address_lookup() {
         let known = RefCell::default();
         let proxy = Proxy { judge: judge(), upstream: Matcher::builder().build(), known };
         let first: Vec<SocketAddr> = vec!["203.0.113.1:80".parse().unwrap()];

@@ -1,7 +1,10 @@
-//! Runs `skopeo` as nobody of this machine: a user id of its own, no capability and no way to one, few files, a cgroup
-//! with limits, and directories of its own, whose bytes are counted while it runs. It ends with the thread that
-//! started it, and is ended when it takes too long, stands still, or writes too much. What it leaves is hostile:
-//! [`pdp_container::image::Store`] looks at it once all its processes have ended.
+//! Runs `skopeo` without privileges on this machine. It has its own user
+//! id, no capabilities and no means to gain any, few files, a cgroup with
+//! limits, and its own directories, whose bytes are counted while it runs.
+//!
+//! It ends with the thread that started it. It is killed if it takes too long,
+//! makes no progress, or writes too much. Its output is untrusted:
+//! [`pdp_container::image::ImageStore`] checks it once all its processes have ended.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -17,85 +20,86 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pdp_container::cgroup::Cgroups;
-use pdp_container::image::{JSON_BYTES_MAX, Work};
+use pdp_container::image::{ImageStaging, JSON_BYTES_MAX};
 use pdp_container::{Limits, free_bytes};
 use pdp_net::netns::within;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, openat, statat};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::proxy::{self, Config};
+use super::proxy::{self, ProxyConfig};
 
-/// Memory of one, bytes.
+/// Memory of one run, bytes.
 const MEMORY_BYTES_MAX: u64 = 512 << 20;
 
-/// Processes and threads of one.
+/// Processes and threads of one run.
 const PROCESSES_MAX: u64 = 128;
 
-/// Open files of one.
+/// Open files of one run.
 const OPEN_FILES_MAX: u64 = 256;
 
-/// Files that one may have.
+/// Files that one run may create.
 const FILES_MAX: usize = 1024;
 
-/// Directories among them: each is open while it is looked at.
+/// Directories among them; each is open while its content is measured.
 const DIRECTORIES_MAX: usize = 64;
 
-/// What it says on standard error, of which the end is kept.
+/// Part of standard error that is kept, bytes: the end.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// How often it is looked at.
+/// Interval of checks.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Why none is brought while the daemon ends.
+/// Error of a pull that the daemon's end prevents.
 pub(super) const STOPPED: &str = "the daemon ends before it has come";
 
-/// Time for what was killed to end.
+/// Longest wait for killed processes to end.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// Of pdpd's environment, what says whom to trust.
+/// Variables of pdpd's environment that configure trust.
 const PASSED: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
-/// Of pdpd's environment, what says how the network is reached.
+/// Variables of pdpd's environment that configure proxies.
 const PROXIES: [&str; 6] =
     ["HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy"];
 
-/// What is to be done, and with what rights.
-pub(super) struct Job<'a> {
-    /// The program.
+/// One run of skopeo, with its permissions.
+pub(super) struct SkopeoJob<'a> {
+    /// Path of skopeo.
     pub skopeo: &'a Path,
-    /// pdpd, which is its way out.
+    /// Path of pdpd, which runs as its proxy.
     pub pdpd: &'a Path,
-    /// `HOST[:PORT]` of its registry.
+    /// `HOST[:PORT]` of the registry.
     pub registry: &'a str,
-    /// `HOST:PORT` that it may reach, whatever their addresses.
+    /// `HOST:PORT` that it may reach, at whatever address.
     pub allowed: Vec<String>,
-    /// The user, whose [`Work`] it is.
+    /// User id, to which [`ImageStaging`] belongs.
     pub uid: u32,
-    /// Where it works.
-    pub work: &'a Work,
-    /// Its cgroup, which is nobody else's.
+    /// Directories in which it works.
+    pub work: &'a ImageStaging,
+    /// Cgroup of this run alone.
     pub cgroup: String,
     pub cgroups: &'a Cgroups,
-    pub bounds: Bounds,
-    /// Whether it has to end.
+    pub bounds: PullLimits,
+    /// True if it has to end.
     pub stopping: &'a AtomicBool,
 }
 
-/// What it may take.
+/// Limits of a pull.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct PullLimits {
     /// Bytes of all its files.
     pub bytes: u64,
-    /// Time without a byte more.
+    /// Longest time without progress.
     pub stall: Duration,
-    /// Time in all.
+    /// Longest time in total.
     pub time: Duration,
-    /// Bytes that stay free on the disk.
+    /// Bytes that must stay free on the disk.
     pub free_bytes: u64,
 }
 
-/// Credentials for one repository, of a file like docker's `config.json` or `auth.json`; `None` where it has none.
+/// Returns the credentials for one repository from a file like docker's
+/// `config.json` or `auth.json`; `None` if it has none.
 pub(super) fn credentials(text: &[u8], repository: &str) -> Result<Option<Value>, String> {
     let file: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let all = file["auths"].as_object().ok_or("it has no auths")?;
@@ -116,8 +120,8 @@ pub(super) fn credentials(text: &[u8], repository: &str) -> Result<Option<Value>
     Ok((!fitting.is_empty()).then(|| json!({ "auths": fitting })))
 }
 
-impl Job<'_> {
-    /// Writes a file for it alone to read.
+impl SkopeoJob<'_> {
+    /// Writes a file that only this run can read.
     pub fn give(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
         let path = self.work.scratch().join(name);
         let mut file = fs::File::options().write(true).create_new(true).open(&path)?;
@@ -127,11 +131,12 @@ impl Job<'_> {
         Ok(path)
     }
 
-    /// Runs it to its end, and until nothing of it is left; returns what it wrote to standard output,
-    /// [`JSON_BYTES_MAX`] at most. `told` is called with the bytes that there are, as they become more.
+    /// Runs skopeo until it and all its processes have ended. Returns
+    /// its standard output, at most [`JSON_BYTES_MAX`]. `told` is called
+    /// with the number of bytes written so far, whenever it grows.
     ///
     /// # Errors
-    /// Why it did not do it, in words.
+    /// Describes why it failed.
     pub fn run(&self, arguments: &[String], told: &mut dyn FnMut(u64)) -> Result<Vec<u8>, String> {
         let (mut child, mut proxy, _namespace) =
             self.start(arguments).map_err(|error| format!("skopeo: {error}"))?;
@@ -142,7 +147,7 @@ impl Job<'_> {
         let ended = child.wait();
         let _ = proxy.kill();
         let _ = proxy.wait();
-        // Whatever else it started, which may hold its output.
+        // All other processes that it started, which may hold its output open.
         self.cgroups
             .remove(&self.cgroup, END_WAIT)
             .map_err(|error| format!("what brought it does not end: {error}"))?;
@@ -160,7 +165,8 @@ impl Job<'_> {
         }
     }
 
-    /// Starts the way out of a new network namespace. Returns it with the namespace, and the proxy's address there.
+    /// Starts the proxy in a new network namespace. Returns it with the
+    /// namespace, and the proxy's address there.
     fn start_proxy(&self) -> io::Result<(Child, OwnedFd, SocketAddr)> {
         for name in PROXIES {
             if let Some(proxy) = other_proxy(&std::env::var(name).unwrap_or_default()) {
@@ -175,12 +181,12 @@ impl Job<'_> {
             let bound = within(namespace.as_fd(), || Ok(TcpListener::bind(at)));
             bound.map_err(io::Error::other)?
         };
-        // Before the proxy's own port is chosen, or that may be the registry's.
+        // Bind this first; otherwise the proxy's own port might be the registry's.
         let relayed = relayed(self.registry);
         let relay = relayed.map(&listen).transpose()?;
         let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
         let at = listener.local_addr()?;
-        let config = Config {
+        let config = ProxyConfig {
             uid: self.uid,
             allowed: self.allowed.clone(),
             mirrors: mirrors(),
@@ -206,7 +212,8 @@ impl Job<'_> {
         Ok((child, namespace, at))
     }
 
-    /// Returns skopeo, its way out, and its network namespace, which has to stay open until skopeo is there.
+    /// Returns skopeo, its proxy, and its network namespace, which must
+    /// stay open until skopeo runs.
     fn start(&self, arguments: &[String]) -> io::Result<(Child, Child, OwnedFd)> {
         let scratch = self.work.scratch();
         let uid = self.uid.to_string();
@@ -218,10 +225,10 @@ impl Job<'_> {
         };
         self.cgroups.ensure(&self.cgroup, &limits).map_err(io::Error::other)?;
         let (mut proxy, namespace, at) = self.start_proxy()?;
-        // Waits until it is where it has its limits.
+        // Waits until it is in its cgroup with the limits.
         let mut command = Command::new("/bin/sh");
         command.args(["-c", r#"read -r _ && exec "$@" < /dev/null"#, "sh"]);
-        // Its own network namespace, which has no way out but the proxy.
+        // Its own network namespace, whose only path out is the proxy.
         let (pdpd, namespace_at) = (std::process::id(), namespace.as_raw_fd());
         command.arg("/usr/bin/nsenter").arg(format!("--net=/proc/{pdpd}/fd/{namespace_at}"));
         command.args(["/usr/bin/setpriv", "--reuid", &uid, "--regid", &uid, "--clear-groups"]);
@@ -263,9 +270,9 @@ impl Job<'_> {
         }
     }
 
-    /// Looks at it until it has ended, or is to be.
+    /// Checks the process periodically until it has ended or has to end.
     fn watch(&self, child: &mut Child, told: &mut dyn FnMut(u64)) -> Result<(), String> {
-        let Bounds { bytes: bytes_max, stall, time, free_bytes: kept_free } = self.bounds;
+        let PullLimits { bytes: bytes_max, stall, time, free_bytes: kept_free } = self.bounds;
         let begun = Instant::now();
         let (mut last, mut moved) = (0, begun);
         loop {
@@ -301,7 +308,8 @@ impl Job<'_> {
     }
 }
 
-/// Where a registry is at the machine's loopback interface, which clients ask no proxy for.
+/// Returns the registry's address if it is on the machine's loopback
+/// interface. Clients use no proxy for it.
 fn relayed(registry: &str) -> Option<SocketAddr> {
     let (host, port) = match registry.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
@@ -315,20 +323,21 @@ fn relayed(registry: &str) -> Option<SocketAddr> {
     address.is_loopback().then_some(SocketAddr::new(address, port))
 }
 
-/// Scheme of a proxy that is spoken to otherwise than by plain HTTP.
+/// Returns the scheme of a proxy that needs more than plain HTTP.
 fn other_proxy(value: &str) -> Option<&str> {
     let (scheme, _) = value.split_once("://")?;
     (!scheme.eq_ignore_ascii_case("http")).then_some(scheme)
 }
 
-/// `HOST:PORT` of the registry in a name; 443 is the default port.
+/// Returns `HOST:PORT` of the registry in a name; 443 is the default port.
 pub(super) fn host_and_port(name: &str) -> String {
     let host = name.split('/').next().unwrap_or_default();
     let (_, port) = host.rsplit_once(':').unwrap_or_default();
     if port.parse::<u16>().is_ok() { host.to_owned() } else { format!("{host}:443") }
 }
 
-/// `HOST:PORT` of the registries and mirrors that the machine's own settings name (containers-registries.conf(5)).
+/// Returns `HOST:PORT` of the registries and mirrors in the machine's
+/// own settings (containers-registries.conf(5)).
 fn mirrors() -> Vec<String> {
     let mut files = vec![PathBuf::from("/etc/containers/registries.conf")];
     let more = fs::read_dir("/etc/containers/registries.conf.d").into_iter().flatten().flatten();
@@ -338,14 +347,14 @@ fn mirrors() -> Vec<String> {
     locations
         .flat_map(|mirror| {
             let tls = host_and_port(&mirror);
-            // A mirror may be without TLS.
+            // A mirror may work without TLS.
             let plain = tls.strip_suffix(":443").map(|host| format!("{host}:80"));
             std::iter::once(tls).chain(plain)
         })
         .collect()
 }
 
-/// The values of `location` in a file.
+/// Returns the values of `location` in a file.
 fn locations(text: &str) -> Vec<String> {
     let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let values = lines.flat_map(|line| line.split("location").skip(1));
@@ -357,19 +366,20 @@ fn locations(text: &str) -> Vec<String> {
     quoted.collect()
 }
 
-/// That there is no room on the disk.
+/// Error text: the disk is full.
 pub(super) fn full(kept_free: u64) -> String {
     format!("the disk is full: {} MiB have to stay free", kept_free >> 20)
 }
 
-/// Bytes of all that is in a directory that somebody writes to; no link in it is followed, whenever it is made.
+/// Returns the bytes of everything in a directory while others write to
+/// it. Never follows a symbolic link, whenever it was created.
 fn measure(top: &Path) -> Result<u64, String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = openat(CWD, top, flags, Mode::empty()).map_err(|error| error.to_string())?;
     let (mut bytes, mut files, mut dirs) = (0, 0, VecDeque::from([top]));
     let mut dirs_left = DIRECTORIES_MAX;
     while let Some(dir) = dirs.pop_front() {
-        // What goes meanwhile is not there.
+        // Ignore entries that vanish meanwhile.
         let Ok(entries) = Dir::read_from(&dir) else { continue };
         for entry in entries.flatten() {
             if matches!(entry.file_name().to_bytes(), b"." | b"..") {
@@ -395,7 +405,7 @@ fn measure(top: &Path) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Reads to the end, and keeps so many bytes: the first, or else the last.
+/// Reads to the end, and keeps at most `bytes_max` bytes: the first, or else the last.
 fn read(
     from: Option<impl Read + Send + 'static>,
     bytes_max: usize,
@@ -417,7 +427,7 @@ fn read(
     })
 }
 
-/// The reason in what skopeo said, without what a terminal would take for more than text.
+/// Extracts the reason from skopeo's output, without control characters.
 fn words(said: &str, status: &str) -> String {
     let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or(status);
     let text = match last.split_once("msg=\"") {
@@ -432,7 +442,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pull_is_given_the_credentials_of_its_registry_and_no_others() {
+    fn pull_gets_only_its_registrys_credentials() {
         let text = br#"{"auths": {"r.example": {"auth": "1"}, "r.example:5000": {"auth": "2"},
             "https://index.docker.io/v1/": {"auth": "3"}, "r.example/lab": {"auth": "4"}}, "credsStore": "x"}"#;
         let of = |repository: &str| {
@@ -452,9 +462,9 @@ mod tests {
         assert!(credentials(b"[]", "a").is_err() && credentials(b"", "a").is_err());
     }
 
-    /// Whoever brings an image may make anything in its directories.
+    /// A pull may create anything in its directories.
     #[test]
-    fn bytes_are_those_of_its_own_files_however_deep_and_no_others() {
+    fn pull_size_counts_only_its_own_files() {
         let top = tempfile::tempdir().unwrap();
         let empty = measure(top.path()).unwrap();
         fs::File::create(top.path().join("sparse")).unwrap().set_len(5 << 30).unwrap();
@@ -463,7 +473,7 @@ mod tests {
         }
         let bytes = measure(top.path()).unwrap();
         assert!(bytes - empty >= 5 << 30 && bytes - empty < (5 << 30) + 4096, "{bytes}");
-        // Where no path leads, as that would be too long.
+        // At a depth that no path reaches, as it would be too long.
         let mut dir = openat(CWD, top.path(), OFlags::PATH, Mode::empty()).unwrap();
         for _ in 0..20 {
             let name = "d".repeat(250);
@@ -484,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_is_one_line_of_text() {
+    fn skopeo_errors_become_one_line_of_text() {
         let said = "note\ntime=\"now\" level=fatal msg=\"no \\\"x\\\" \u{1b}[31m\"\n";
         assert_eq!(words(said, "code 1"), "no \"x\"  [31m");
         assert_eq!(words("\n", "exit status: 1"), "exit status: 1");

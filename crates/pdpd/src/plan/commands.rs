@@ -1,26 +1,26 @@
-//! What a control guest or host runs.
+//! Commands of a control guest or host.
 
-use pdp_container::{Check, Command, Probe, Restart, RunAs};
+use pdp_container::{CommandProbe, CommandRestart, GuestCommand, Probe, RunAs};
 use pdp_spec::units::Span;
-use pdp_spec::{ImageSource, Node, Ready, RestartPolicy, Run};
+use pdp_spec::{ImageSource, Node, NodeTask, ReadinessCheck, RestartPolicy};
 
-/// What an image's own command is called. No other is called so in a node that has it: it has no `commands`.
+/// Name of an image's own command. It is unique in its node, since such a node has no `commands`.
 const OF_IMAGE: &str = "image";
 
-/// What a command is called, and those that it comes after: of the commands of a guest, in their order.
+/// Name of a command, and the indexes of the commands that it follows, among those of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandPlan {
-    /// Its name, unique in its node.
+    /// Name of the command, unique in its node.
     pub name: String,
-    /// Places of the others.
+    /// Indexes of the commands that it follows.
     pub after: Vec<usize>,
-    /// It is ready when it has ended.
+    /// True if it is ready once it has ended.
     pub once: bool,
 }
 
-/// The commands of a node, and what they are called. Those that say nothing of when they are started are as
-/// they were before there was anything to say: their guest must not be made anew for an upgrade.
-pub(super) fn commands(node: &Node) -> (Vec<Command>, Vec<CommandPlan>) {
+/// Returns the commands of a node with their plans. A command without start conditions
+/// is represented as in older versions, so that an upgrade does not recreate its guest.
+pub(super) fn commands(node: &Node) -> (Vec<GuestCommand>, Vec<CommandPlan>) {
     let runs = node.runs();
     let plans = runs.iter().map(|run| CommandPlan {
         name: run.name.clone(),
@@ -36,44 +36,44 @@ pub(super) fn commands(node: &Node) -> (Vec<Command>, Vec<CommandPlan>) {
     (commands, plans)
 }
 
-/// Puts an image's own command before those of a node that has no `commands`, which all come after it.
-fn of_image(commands: &mut Vec<Command>, plans: &mut Vec<CommandPlan>) {
+/// Inserts an image's own command before those of a node without `commands`. All of them follow it.
+fn of_image(commands: &mut Vec<GuestCommand>, plans: &mut Vec<CommandPlan>) {
     let moved = |after: &mut Vec<usize>| {
         after.iter_mut().for_each(|place| *place += 1);
         after.insert(0, 0);
     };
     commands.iter_mut().for_each(|command| moved(&mut command.after));
     plans.iter_mut().for_each(|plan| moved(&mut plan.after));
-    commands.insert(0, Command::of_image());
+    commands.insert(0, GuestCommand::of_image());
     plans.insert(0, CommandPlan { name: OF_IMAGE.into(), after: Vec::new(), once: false });
 }
 
-fn command(run: &Run<'_>) -> Command {
+fn command(run: &NodeTask<'_>) -> GuestCommand {
     let (restart, with_previous) = match (run.restart, run.follows) {
-        (RestartPolicy::Always, false) => (Restart::Always, false),
-        (RestartPolicy::Always, true) => (Restart::WithPrevious, false),
-        (RestartPolicy::OnFailure, follows) => (Restart::OnFailure, follows),
-        (RestartPolicy::Never, follows) => (Restart::Never, follows),
+        (RestartPolicy::Always, false) => (CommandRestart::Always, false),
+        (RestartPolicy::Always, true) => (CommandRestart::WithPrevious, false),
+        (RestartPolicy::OnFailure, follows) => (CommandRestart::OnFailure, follows),
+        (RestartPolicy::Never, follows) => (CommandRestart::Never, follows),
     };
-    Command {
+    GuestCommand {
         with_previous,
         once: run.once,
         may_fail: run.may_fail,
         after: run.after.clone(),
         ready: run.ready.map(check),
         run_as: RunAs { user: run.user.map(str::to_owned), workdir: run.workdir.map(Into::into) },
-        ..Command::new(run.command.words(), restart)
+        ..GuestCommand::new(run.command.words(), restart)
     }
 }
 
-fn check(ready: &Ready) -> Check {
+fn check(ready: &ReadinessCheck) -> CommandProbe {
     let what = match (&ready.command, ready.tcp, &ready.file) {
         (Some(command), _, _) => Probe::Command(command.words()),
         (None, Some(port), _) => Probe::Tcp(port),
         (None, None, file) => Probe::File(file.clone().unwrap_or_default().into()),
     };
     let ms = |span: Span| span.0 / 1_000_000;
-    Check {
+    CommandProbe {
         what,
         interval_ms: ms(ready.interval),
         timeout_ms: ms(ready.timeout),
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_images_own_command_is_run_where_there_are_no_others_and_exec_comes_after_it() {
+    fn image_command_is_the_default_and_precedes_exec() {
         let named = |image: serde_json::Value, own: &[&str]| {
             let node: Node = serde_json::from_value(serde_json::json!({
                 "kind": "host", "image": image, "commands": own, "exec": ["ip a", "ip r"],
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_runs_as_whom_and_where_it_says_and_exec_as_root() {
+    fn commands_use_their_user_and_exec_uses_root() {
         let node: Node = serde_json::from_value(serde_json::json!({
             "kind": "host", "commands": [{"run": "a", "user": "frr:7", "workdir": "/srv"}, "b"], "exec": ["c"],
         }))
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_more_is_as_it_was_before_there_was_more_to_say() {
+    fn commands_without_new_keys_serialize_unchanged() {
         for (restart, word) in [("each", "always"), ("following", "withprevious")] {
             let node: Node = serde_json::from_value(serde_json::json!({
                 "kind": "host", "restart": restart, "commands": ["zebra -K 60", ["ospfd"]],

@@ -1,10 +1,11 @@
-//! `/etc/hosts` of all hosts and control guests of a vnet: one file of root's in the run directory, bound
-//! read-only over theirs, and written over in place when addresses change, so that nobody is started anew for
-//! another node's sake.
+//! `/etc/hosts` of all hosts and control guests of a vnet. It is one file of root's
+//! in the run directory, bound read-only over theirs. When addresses change it is
+//! overwritten in place, so that no node is restarted because of another node.
 //!
-//! Each node goes by its name at its first address of each family, on loopback where it has one there, and at every
-//! address by `INTERFACE.NODE`, so that `traceroute` tells by which interface a packet came. Addresses that mean something else elsewhere (of loopback, of
-//! one link) are left out, and so are interfaces that no host could be called by.
+//! A node's name maps to its first address of each family, on loopback if it has one
+//! there. Every address also has the name `INTERFACE.NODE`, so that `traceroute` shows the
+//! interface that a packet came through. The file omits addresses with only local meaning
+//! (loopback, link-local), and interfaces whose names are not valid in host names.
 //!
 //! Source: hosts(5), RFC 6761 section 6.3.
 
@@ -12,19 +13,20 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::path::Path;
 
-use pdp_container::{Bind, GuestSpec};
+use pdp_container::{BindMount, GuestSpec};
 use pdp_spec::{Node, VirtualNetworkSpec};
 
-/// Where it is inside.
+/// Path in the guest.
 const HOSTS: &str = "/etc/hosts";
 
-/// Names that mean the machine itself, whatever a node is called.
+/// Names that mean the machine itself, even if a node has such a name.
 const OWN_NAMES: [&str; 3] = ["localhost", "ip6-localhost", "ip6-loopback"];
 
-/// Lines of one file; addresses beyond are left out. Some 3 MB at most, and less than the spec that they are from.
+/// Lines of one file; excess addresses are left out. At most about 3
+/// MB, and less than the spec that they come from.
 const LINES_MAX: usize = 16_384;
 
-/// What is in it.
+/// Returns the content of the file.
 pub(super) fn text(vnet: &str, spec: &VirtualNetworkSpec) -> String {
     let mut text = format!(
         "# All nodes of {vnet}, by PdP. To have another, put it in as a file of the node.\n\
@@ -51,17 +53,18 @@ pub(super) fn text(vnet: &str, spec: &VirtualNetworkSpec) -> String {
     text
 }
 
-/// Has a guest see the file, unless its spec has something else there.
+/// Binds the file into a guest, unless its spec has something else there.
 pub(super) fn show(file: &Path, control: &mut GuestSpec) {
     let mut files = control.files.iter().map(|file| &file.path);
     let mut binds = control.binds.iter().map(|bind| &bind.target);
     if !files.any(|path| path == HOSTS) && !binds.any(|path| path == HOSTS) {
         let (source, target) = (file.to_owned(), HOSTS.into());
-        control.binds.push(Bind { source, target, writable: false, wished: false });
+        control.binds.push(BindMount { source, target, writable: false, wished: false });
     }
 }
 
-/// A node's addresses with their interfaces, those of loopback first, and whether each is the first of its family.
+/// Returns a node's addresses with their interfaces, loopback first,
+/// and whether each is the first of its family.
 fn addresses(node: &Node) -> impl Iterator<Item = (&str, IpAddr, bool)> {
     let of_ports = node.ports().into_iter().flat_map(|(name, interface)| {
         interface.addresses.iter().map(move |address| (name, address.0.addr()))
@@ -87,7 +90,7 @@ fn is_own(name: &str) -> bool {
     OWN_NAMES.iter().any(|own| name.eq_ignore_ascii_case(own))
 }
 
-/// Whether an interface's name can stand in a host's.
+/// True if an interface's name can be part of a host name.
 fn is_label(name: &str) -> bool {
     name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }

@@ -1,43 +1,48 @@
-//! What a node's own network namespace has beside its interfaces: sysctls, addresses of `lo`, and static routes.
+//! Contents of a node's network namespace besides its interfaces:
+//! sysctls, addresses of `lo`, and static routes.
 
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
-use pdp_net::route::{Hop, Kind, Route, Scope};
+use pdp_net::route::{StaticRouteHop, StaticRouteKind, StaticRouteScope, StaticRouteSpec};
 use pdp_spec::sysctl::{self, SysctlOf, SysctlValue};
 use pdp_spec::{Node, RouteKind, RouteScope};
 
-/// Number of the table that routes are in where nothing else is said.
+/// Number of the default routing table.
 const TABLE_MAIN: u32 = 254;
 
-/// Metric of routes of IPv6 that have none.
+/// Default metric of IPv6 routes.
 const METRIC_V6: u32 = 1024;
 
 /// Sysctls of a network namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sysctls {
-    /// Set before there are interfaces: names and values.
+pub struct SysctlPlan {
+    /// Names and values that are set before the interfaces exist.
     pub before: Vec<(String, String)>,
-    /// Set when there are.
+    /// Names and values that are set once they exist.
     pub after: Vec<(String, String)>,
 }
 
-/// What the kernel hashes flows with that have several next hops (Linux 6.11 and later).
+/// Seed of the kernel's hash that distributes flows over several next hops (Linux 6.11 and later).
 const HASH_SEED: &str = "net.ipv4.fib_multipath_hash_seed";
 
-/// The spec's sysctls, each after those that change others: forwarding has the kernel reset some.
-pub(super) fn sysctls(node: &Node) -> Sysctls {
+/// Returns the spec's sysctls. Those that change others come first:
+/// setting forwarding makes the kernel reset some.
+pub(super) fn sysctls(node: &Node) -> SysctlPlan {
     let mut all: Vec<_> =
         node.sysctls.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
     all.sort_by_key(|(name, _)| !name.ends_with("forward") && !name.ends_with("forwarding"));
     let of_node = |name: &str| sysctl::sysctl_of(name).0 == SysctlOf::Node;
     let (before, after) = all.into_iter().partition(|(name, _)| of_node(name));
-    Sysctls { before, after }
+    SysctlPlan { before, after }
 }
 
-/// What a node has beside the `given` sysctls of its spec, where the kernel `has` it: a seed of its own for choosing among several
-/// next hops. With the machine's seed all nodes would choose alike, and every second link of a second stage would carry
-/// nothing. It follows from the names, so it is the same each time the node starts.
+/// Returns a node's default sysctls, unless they are in the `given` ones of its spec
+/// or the kernel lacks them: its own seed for distributing flows over next hops.
+///
+/// If all nodes used the machine's seed, they would make the same
+/// choice, and every second link of a second stage would stay idle. The
+/// seed follows from the names, so it is the same at each start.
 pub(super) fn defaults(
     vnet: &str,
     name: &str,
@@ -47,7 +52,7 @@ pub(super) fn defaults(
     if given.contains_key(HASH_SEED) || !has(HASH_SEED) {
         return Vec::new();
     }
-    // FNV-1a, 32 bits. The kernel takes 0 as none.
+    // FNV-1a, 32 bits. The kernel treats 0 as unset.
     let names = [vnet, name].join("/");
     let seed = names
         .bytes()
@@ -55,37 +60,37 @@ pub(super) fn defaults(
     vec![(HASH_SEED.to_owned(), seed.max(1).to_string())]
 }
 
-impl Sysctls {
-    /// Those of either kind, as the hash of a node has them.
+impl SysctlPlan {
+    /// Returns both kinds, in the format of a node's hash.
     pub(super) fn words(&self) -> impl Iterator<Item = String> {
         self.before.iter().chain(&self.after).map(|(name, value)| format!("{name}={value}"))
     }
 }
 
-/// Addresses of `lo`.
+/// Returns the addresses of `lo`.
 pub(super) fn loopback(node: &Node) -> Vec<IpNet> {
     node.loopback.iter().map(|address| address.0).collect()
 }
 
-/// Static routes, in order.
-pub(super) fn routes(node: &Node) -> Vec<Route> {
+/// Returns the static routes, in order.
+pub(super) fn routes(node: &Node) -> Vec<StaticRouteSpec> {
     node.routes.iter().filter_map(route).collect()
 }
 
-/// `None` where the check of specs would have refused it.
-fn route(route: &pdp_spec::StaticRoute) -> Option<Route> {
+/// Returns `None` for a route that the check of specs refuses.
+fn route(route: &pdp_spec::StaticRoute) -> Option<StaticRouteSpec> {
     let to = route.prefix()?;
     let v4 = to.addr().is_ipv4();
     let hops = route.hops();
     let linked = hops.iter().all(|hop| hop.via.is_none()) && !hops.is_empty();
-    Some(Route {
+    Some(StaticRouteSpec {
         to,
         kind: match route.kind {
-            RouteKind::Unicast => Kind::Unicast,
-            RouteKind::Blackhole => Kind::Blackhole,
-            RouteKind::Unreachable => Kind::Unreachable,
-            RouteKind::Prohibit => Kind::Prohibit,
-            RouteKind::Throw => Kind::Throw,
+            RouteKind::Unicast => StaticRouteKind::Unicast,
+            RouteKind::Blackhole => StaticRouteKind::Blackhole,
+            RouteKind::Unreachable => StaticRouteKind::Unreachable,
+            RouteKind::Prohibit => StaticRouteKind::Prohibit,
+            RouteKind::Throw => StaticRouteKind::Throw,
         },
         metric: match route.metric {
             Some(0) | None if !v4 => METRIC_V6,
@@ -95,15 +100,20 @@ fn route(route: &pdp_spec::StaticRoute) -> Option<Route> {
         src: route.src,
         mtu: route.mtu,
         scope: match route.scope {
-            Some(RouteScope::Global) => Scope::Global,
-            Some(RouteScope::Link) => Scope::Link,
-            Some(RouteScope::Host) => Scope::Host,
-            None if linked && v4 => Scope::Link,
-            None => Scope::Global,
+            Some(RouteScope::Global) => StaticRouteScope::Global,
+            Some(RouteScope::Link) => StaticRouteScope::Link,
+            Some(RouteScope::Host) => StaticRouteScope::Host,
+            None if linked && v4 => StaticRouteScope::Link,
+            None => StaticRouteScope::Global,
         },
         hops: hops
             .into_iter()
-            .map(|hop| Hop { via: hop.via, dev: hop.dev, onlink: hop.onlink, weight: hop.weight })
+            .map(|hop| StaticRouteHop {
+                via: hop.via,
+                dev: hop.dev,
+                onlink: hop.onlink,
+                weight: hop.weight,
+            })
             .collect(),
     })
 }
@@ -122,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_hashes_flows_with_a_seed_of_its_own() {
+    fn each_node_has_its_own_flow_hash_seed() {
         let names = (0..256).flat_map(|n| ["red", "blue"].map(|vnet| (vnet, format!("r{n}"))));
         let seeds: BTreeSet<String> = names.map(|(vnet, name)| seed(vnet, &name)).collect();
         assert_eq!(seeds.len(), 512);
@@ -131,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_left_out_where_the_spec_or_the_kernel_says_so() {
+    fn hash_seed_respects_spec_and_kernel_support() {
         assert!(defaults("red", "r1", &BTreeMap::new(), |_| false).is_empty());
         let given = BTreeMap::from([(HASH_SEED.to_owned(), SysctlValue::Number(7))]);
         assert!(defaults("red", "r1", &given, |_| true).is_empty());

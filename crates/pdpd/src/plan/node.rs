@@ -1,4 +1,5 @@
-//! One node: its control side, its forwarding guests, and its part of what the mux is told.
+//! Plans one node: its control side, its forwarding guests, and its
+//! part of the mux's configuration.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,53 +7,55 @@ use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use pdp_container::{
-    Bind, Command, File, GuestSpec, HelperSpec, Limits, Profile, Restart, Root, UserRange, Volume,
+    BindMount, CommandRestart, GuestCommand, GuestFile, GuestSpec, HelperSpec, Limits, Profile,
+    RootFilesystem, UserRange, VolumeMount,
 };
 use pdp_net::ports::PortSpec;
 use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
 use pdp_spec::{
-    Attach, BuiltIn, DataPlane, Distribution, Flow, KernelHooks, KnownFlow, Needs, Node, NodeKind,
-    Parallel, Policy, Program, Punts, ShortWay,
+    BuiltIn, DataPlane, DataPlaneNeeds, Distribution, DistributionPolicy, FlowDefinition,
+    GuestProgram, KernelHooks, KnownFlow, Node, NodeKind, Parallel, ProgramAttach, Punts,
+    XdpBypass,
 };
 
 use super::commands::commands;
-use super::far;
-use super::network::{self, Sysctls};
-use super::straight::{self, StraightPort, To};
-use super::words::{bind, owner, punt_filter, rate, root, volume};
+use super::convert::{bind, owner, punt_filter, rate, root, volume};
+use super::kernel_links::{self, KernelLinkPort, KernelLinkTarget};
+use super::kernel_tunnels;
+use super::network::{self, SysctlPlan};
 use super::{
-    Directory, GuestPlan, KernelPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan, NodePlan, Part, Places,
-    PlanError, TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
+    DaemonPaths, DirectoryPlan, GuestPlan, KernelPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan,
+    NodePlan, PlanError, ProcessRole, TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
 };
-use crate::ledger::{Placement, UIDS_PER_VNET};
+use crate::allocations::{EnginePlacement, UIDS_PER_VNET};
 
-/// Inside a guest: user id of forwarding programs.
+/// User id of forwarding programs inside a guest.
 const PROGRAM_UID: u32 = 1000;
 
-/// Offset of the user id that a vnet's TAP helpers have: beyond what its guests map.
+/// Offset of the user id of a vnet's TAP helpers, above those that its guests map.
 const HELPER_UID_OFFSET: u32 = UIDS_PER_VNET;
 
 /// Open files of each process of a control guest or host.
 const OPEN_FILES_MAX: u64 = 16_384;
 
-/// Open files of each process of a forwarding guest, and more for each vport: what waits for
-/// the mux's doorbells costs the mux time at each ring.
+/// Open files of each process of a forwarding guest, plus more for each vport.
+/// Everything that waits for the mux's doorbells costs the mux time at each ring.
 const FORWARDING_OPEN_FILES_MAX: u64 = 64;
 const VPORT_OPEN_FILES_MAX: u64 = 8;
 
-/// Name of the route that a gateway stands for.
+/// Route that a gateway stands for.
 const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
 const DEFAULT_V6: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0));
 
 /// File in a guest's `quota` directory with the cores that it may use.
 const QUOTA_FILE: &str = "cores";
 
-/// Where a forwarding guest finds what pdpd binds into it.
+/// Directory of what pdpd binds into a forwarding guest.
 pub const GUEST_RUN: &str = "/run/pdp";
 
-/// Where the mux listens for programs of a control guest, in the directory that both have for that.
+/// Socket at which the mux listens for programs of a control guest, in their common directory.
 pub const SLOWPATH_SOCKET: &str = "control.sock";
 
 pub(super) struct NodePlanner<'a> {
@@ -65,13 +68,13 @@ impl NodePlanner<'_> {
     pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
         let directory = self.directory();
         let taps = self.taps(None);
-        let straight = self.straight(&taps);
+        let straight = self.kernel_links(&taps);
         let (commands, named) = commands(self.node);
         let mut control = self.control(commands);
-        // Of what the spec asks for: what PdP adds by itself starts nothing anew.
+        // Hash only what the spec requests, so that PdP's own additions restart nothing.
         let hash = self.control_hash(&control, &taps, &straight);
         hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
-        let passed = |path, gid| Directory { path, gid, writable: false };
+        let passed = |path, gid| DirectoryPlan { path, gid, writable: false };
         let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
         let plane = self.node.plane();
         let kernel = self.kernel(plane.as_ref());
@@ -79,18 +82,18 @@ impl NodePlanner<'_> {
             let sockets = directory.join("tap");
             let trunk = sockets.join("trunk.sock");
             let cgroup = kernel.as_ref().map_or_else(|| self.cgroup(), |it| it.cgroup.clone());
-            let mut helper = self.tap_helper(Part::Tap, &cgroup, &trunk, &sockets);
+            let mut helper = self.tap_helper(ProcessRole::Tap, &cgroup, &trunk, &sockets);
             helper.ports.retain(|port| !straight.contains_key(&port.vport));
             helper
         });
         let needs = plane.as_ref().map(|plane| plane.needs());
         let slowpath = directory.join("slowpath");
         if needs.is_some() {
-            // Whatever its data plane is now: another kind starts nothing anew.
+            // For all data planes, so that another kind restarts nothing.
             directories.push(passed(slowpath.clone(), self.vnet.uid));
             let target = Path::new(GUEST_RUN).join("slowpath");
             let source = slowpath.clone();
-            control.binds.push(Bind { source, target, writable: false, wished: false });
+            control.binds.push(BindMount { source, target, writable: false, wished: false });
         }
         let mirror = needs.and_then(|needs| {
             let punts = needs.punts?;
@@ -100,15 +103,15 @@ impl NodePlanner<'_> {
         });
         let mux_millicores = needs.map_or(0, |needs| needs.mux_millicores);
         let ip = mirror.as_ref().filter(|_| needs.is_some_and(|needs| needs.mux_routes));
-        let ip = ip.map(|it| mux::Code::Ip { routes: it.config.routes_socket.clone() });
+        let ip = ip.map(|it| mux::EngineCode::Ip { routes: it.config.routes_socket.clone() });
         let fields = needs.and_then(|needs| needs.fields);
-        let code = ip.or_else(|| fields.map(|fields| mux::Code::Fields(fields.of_mux())));
-        let engine = code.map(|code| mux::Engine {
+        let code = ip.or_else(|| fields.map(|fields| mux::EngineCode::Fields(fields.of_mux())));
+        let engine = code.map(|code| mux::EngineConfig {
             code,
             power: part_of_worker(&self.vnet.substrate.mux, mux_millicores),
             memory_bytes: self.node.engine_memory_bytes(),
             slowpath: needs.and_then(|needs| needs.slowpath).map(|(filters, counters)| {
-                mux::SlowPath { socket: slowpath.join(SLOWPATH_SOCKET), filters, counters }
+                mux::SlowPathConfig { socket: slowpath.join(SLOWPATH_SOCKET), filters, counters }
             }),
         });
         let management = self.management();
@@ -120,13 +123,13 @@ impl NodePlanner<'_> {
                 let guest = directory.join(format!("g{number}"));
                 let attach = data_plane.attach();
                 let program = self.vnet.uid + PROGRAM_UID;
-                directories.push(Directory {
+                directories.push(DirectoryPlan {
                     path: guest.join("memif"),
-                    gid: if attach == Attach::Tap { self.helper_uid() } else { program },
-                    // DPDK's client refuses a socket in a directory that it can't write.
-                    writable: attach == Attach::Memif,
+                    gid: if attach == ProgramAttach::Tap { self.helper_uid() } else { program },
+                    // DPDK's client refuses a socket in a directory that is not writable for it.
+                    writable: attach == ProgramAttach::Memif,
                 });
-                if attach == Attach::Runtime {
+                if attach == ProgramAttach::Runtime {
                     directories.push(passed(guest.join("quota"), program));
                 }
                 let plan = self.guest(data_plane, number, placement);
@@ -143,7 +146,7 @@ impl NodePlanner<'_> {
             control,
             commands: named,
             taps,
-            straight,
+            kernel_links: straight,
             sysctls: self.sysctls(),
             loopback: network::loopback(self.node),
             routes: network::routes(self.node),
@@ -166,16 +169,16 @@ impl NodePlanner<'_> {
         self.vnet.places.node(self.vnet.name, self.name)
     }
 
-    pub(super) fn id(&self, part: Part) -> String {
+    pub(super) fn id(&self, part: ProcessRole) -> String {
         part.id(self.vnet.name, self.name)
     }
 
-    pub(super) fn record(&self, part: Part) -> PathBuf {
+    pub(super) fn record(&self, part: ProcessRole) -> PathBuf {
         self.vnet.places.record(self.vnet.name, self.name, part)
     }
 
     pub(super) fn cgroup(&self) -> String {
-        Places::node_cgroup(self.vnet.name, self.name)
+        DaemonPaths::node_cgroup(self.vnet.name, self.name)
     }
 
     pub(super) fn helper_uid(&self) -> u32 {
@@ -186,8 +189,9 @@ impl NodePlanner<'_> {
         UserRange { base: self.vnet.uid, length: UIDS_PER_VNET }
     }
 
-    /// All that are set, PdP's own before the spec's. The node's hash has the spec's alone: PdP's own follow from names.
-    fn sysctls(&self) -> Sysctls {
+    /// Returns all sysctls, PdP's own before the spec's. The node's hash
+    /// includes the spec's alone, since PdP's own follow from names.
+    fn sysctls(&self) -> SysctlPlan {
         let (vnet, given) = (self.vnet.name, &self.node.sysctls);
         let own = network::defaults(vnet, self.name, given, pdp_net::sysctl::exists);
         let mut sysctls = network::sysctls(self.node);
@@ -195,7 +199,8 @@ impl NodePlanner<'_> {
         sysctls
     }
 
-    /// The node's interfaces as TAPs; for a forwarding guest that works on TAPs without addresses.
+    /// Returns the node's interfaces as TAPs. Those of a forwarding
+    /// guest that uses TAPs have no addresses.
     fn taps(&self, owner: Option<u32>) -> Vec<TapSpec> {
         let control = owner.is_none();
         let mut taps = Vec::new();
@@ -221,32 +226,32 @@ impl NodePlanner<'_> {
         taps
     }
 
-    /// Those of its interfaces whose links stay in the kernel.
-    fn straight(&self, taps: &[TapSpec]) -> BTreeMap<u16, StraightPort> {
+    /// Returns the interfaces whose links stay in the kernel.
+    fn kernel_links(&self, taps: &[TapSpec]) -> BTreeMap<u16, KernelLinkPort> {
         let ports = taps.iter().enumerate().filter_map(|(index, tap)| {
-            let VnetPlanner { name, spec, holding, far, .. } = self.vnet;
-            let way = straight::way(name, spec, holding, self.name, &tap.name);
-            let way = way.map(|(number, to, rate)| (number, To::Port(to), rate));
+            let VnetPlanner { name, spec, holding, kernel_tunnels: far, .. } = self.vnet;
+            let way = kernel_links::kernel_link_of(name, spec, holding, self.name, &tap.name);
+            let way = way.map(|(number, to, rate)| (number, KernelLinkTarget::Port(to), rate));
             let (number, to, rate) =
-                way.or_else(|| far::way(far, holding, (self.name, &tap.name)))?;
+                way.or_else(|| kernel_tunnels::tunnel_of(far, holding, (self.name, &tap.name)))?;
             let TapSpec { name, mac, mtu, addresses, routes, .. } = tap.clone();
             let spec = PortSpec { number, vrouter: number, name, mac, mtu, addresses, routes };
-            Some((index as u16, StraightPort { spec, to, rate }))
+            Some((index as u16, KernelLinkPort { spec, to, rate }))
         });
-        let mut ports: BTreeMap<u16, StraightPort> = ports.collect();
+        let mut ports: BTreeMap<u16, KernelLinkPort> = ports.collect();
         if let Some(vrouter) = ports.values().map(|port| port.spec.number).min() {
             ports.values_mut().for_each(|port| port.spec.vrouter = vrouter);
         }
         ports
     }
 
-    fn control(&self, commands: Vec<Command>) -> GuestSpec {
+    fn control(&self, commands: Vec<GuestCommand>) -> GuestSpec {
         let resources = &self.node.resources;
         let management = self.vnet.substrate.management_host.as_ref();
         let router = self.node.kind == NodeKind::Router;
         GuestSpec {
-            id: self.id(Part::Control),
-            dir: self.record(Part::Control),
+            id: self.id(ProcessRole::Control),
+            dir: self.record(ProcessRole::Control),
             cgroup: self.cgroup(),
             owner: crate::images::owner_of(self.vnet.name).to_owned(),
             root: root(self.vnet.name, &self.node.image),
@@ -276,23 +281,23 @@ impl NodePlanner<'_> {
         }
     }
 
-    /// Those that a spec wishes, outer ones first.
-    fn binds(&self) -> Vec<Bind> {
-        let mut binds: Vec<Bind> = self.node.binds.iter().filter_map(bind).collect();
+    /// Returns the binds of the spec, outer ones first.
+    fn binds(&self) -> Vec<BindMount> {
+        let mut binds: Vec<BindMount> = self.node.binds.iter().filter_map(bind).collect();
         binds.sort_by(|a, b| a.target.cmp(&b.target));
         binds
     }
 
-    /// What of it outlasts its container, by name.
-    fn volumes(&self) -> Vec<Volume> {
-        let mut volumes: Vec<Volume> = self.node.volumes.iter().filter_map(volume).collect();
+    /// Returns the volumes, by name. They outlive the container.
+    fn volumes(&self) -> Vec<VolumeMount> {
+        let mut volumes: Vec<VolumeMount> = self.node.volumes.iter().filter_map(volume).collect();
         volumes.sort_by(|a, b| a.name.cmp(&b.name));
         volumes
     }
 
     fn tap_helper(
         &self,
-        part: Part,
+        part: ProcessRole,
         cgroup: &str,
         trunk: &Path,
         control_directory: &Path,
@@ -315,7 +320,7 @@ impl NodePlanner<'_> {
         };
         let ports = self.node.ports().into_iter().enumerate();
         let ports =
-            ports.map(|(index, (name, _))| tap::Port { vport: index as u16, name: name.into() });
+            ports.map(|(index, (name, _))| tap::TapPort { vport: index as u16, name: name.into() });
         TapHelperPlan { process, control, ports: ports.collect() }
     }
 
@@ -323,8 +328,8 @@ impl NodePlanner<'_> {
         let directory = self.directory();
         let config_file = directory.join("mirror.json");
         let process = HelperSpec {
-            id: self.id(Part::Mirror),
-            dir: self.record(Part::Mirror),
+            id: self.id(ProcessRole::Mirror),
+            dir: self.record(ProcessRole::Mirror),
             argv: vec![
                 self.vnet.places.binary("pdp-mirror"),
                 "--config".into(),
@@ -336,7 +341,7 @@ impl NodePlanner<'_> {
             keep_root: true,
             log_bytes_max: LOG_BYTES_MAX,
         };
-        let config = mirror::Config {
+        let config = mirror::MirrorConfig {
             netns: PathBuf::new(),
             userns: None,
             vports: self.node.ports().into_iter().map(|(name, _)| name.to_string()).collect(),
@@ -356,18 +361,25 @@ impl NodePlanner<'_> {
         let Some(DataPlane::Kernel(kernel)) = plane else { return None };
         let placement = self.vnet.holding.guests.get(self.name)?.values().next()?.clone();
         let limits = self.power_limits(&placement, kernel.borrows());
-        let cgroup = Places::kernel_cgroup(self.vnet.name, self.name);
-        let short_way = kernel.kernel_hooks == ShortWay::Follow;
-        Some(KernelPlan { cgroup, limits, placement, borrows: kernel.borrows(), short_way })
+        let cgroup = DaemonPaths::kernel_cgroup(self.vnet.name, self.name);
+        let short_way = kernel.kernel_hooks == XdpBypass::Follow;
+        Some(KernelPlan {
+            cgroup,
+            limits,
+            placement,
+            borrows: kernel.borrows(),
+            xdp_bypass: short_way,
+        })
     }
 
-    /// Limits of CPU time by a share of an engine.
-    fn power_limits(&self, placement: &Placement, borrows: bool) -> Limits {
+    /// Returns the CPU limits that follow from a share of an engine.
+    fn power_limits(&self, placement: &EnginePlacement, borrows: bool) -> Limits {
         let engine = self.vnet.substrate.forwarding_engines.get(&placement.engine);
         Limits {
             cpu_cores: (!borrows).then_some(f64::from(placement.power_millicores) / 1000.0),
             cpu_period_us: None,
-            // Beside the control side of its own vnet. What others have left for the vnet is VnetPlan::weight.
+            // Relative to the control side of its own vnet.
+            // VnetPlan::weight covers what other vnets leave.
             cpu_weight: Some(match placement.power_millicores {
                 0 => POWER_MILLICORES_DEFAULT,
                 power => power,
@@ -377,37 +389,37 @@ impl NodePlanner<'_> {
         }
     }
 
-    fn guest(&self, data_plane: &Parallel, number: u32, placement: &Placement) -> GuestPlan {
+    fn guest(&self, data_plane: &Parallel, number: u32, placement: &EnginePlacement) -> GuestPlan {
         let directory = self.directory().join(format!("g{number}"));
-        let cgroup = Places::guest_cgroup(self.vnet.name, self.name, number);
+        let cgroup = DaemonPaths::guest_cgroup(self.vnet.name, self.name, number);
         let limits = self.power_limits(placement, data_plane.borrows());
         let attach = data_plane.attach();
-        let mut binds = vec![Bind {
+        let mut binds = vec![BindMount {
             source: self.directory().join("routes"),
             target: Path::new(GUEST_RUN).join("routes"),
             writable: false,
             wished: false,
         }];
-        if attach != Attach::Tap {
-            binds.push(Bind {
+        if attach != ProgramAttach::Tap {
+            binds.push(BindMount {
                 source: directory.join("memif"),
                 target: Path::new(GUEST_RUN).join("memif"),
-                writable: attach == Attach::Memif,
+                writable: attach == ProgramAttach::Memif,
                 wished: false,
             });
         }
         let (argv, image) = match &data_plane.program {
-            Program::BuiltIn(BuiltIn::Router) => {
+            GuestProgram::BuiltIn(BuiltIn::Router) => {
                 let inside = format!("{GUEST_RUN}/pdp-router");
-                binds.push(Bind {
+                binds.push(BindMount {
                     source: self.vnet.places.lib.join("pdp-router"),
                     target: inside.clone().into(),
                     writable: false,
                     wished: false,
                 });
-                (vec![inside], Root::Host)
+                (vec![inside], RootFilesystem::Host)
             }
-            Program::Own(program) => {
+            GuestProgram::Own(program) => {
                 let ports = self.node.interfaces.len().to_string();
                 let words = program.run.words().into_iter().map(|word| {
                     word.replace("{ports}", &ports)
@@ -423,10 +435,10 @@ impl NodePlanner<'_> {
             ("PDP_MEMIF".into(), format!("{GUEST_RUN}/memif/memif.sock")),
             ("PDP_ROUTES".into(), format!("{GUEST_RUN}/routes/routes.sock")),
         ]);
-        if attach == Attach::Runtime {
+        if attach == ProgramAttach::Runtime {
             env.insert("PDP_QUEUE".into(), data_plane.queue.to_string());
             env.insert("PDP_QUOTA".into(), format!("{GUEST_RUN}/quota/{QUOTA_FILE}"));
-            binds.push(Bind {
+            binds.push(BindMount {
                 source: directory.join("quota"),
                 target: Path::new(GUEST_RUN).join("quota"),
                 writable: false,
@@ -434,24 +446,24 @@ impl NodePlanner<'_> {
             });
         }
         let container = GuestSpec {
-            id: self.id(Part::Guest(number)),
-            dir: self.record(Part::Guest(number)),
+            id: self.id(ProcessRole::Guest(number)),
+            dir: self.record(ProcessRole::Guest(number)),
             cgroup: cgroup.clone(),
             owner: crate::images::owner_of(self.vnet.name).to_owned(),
             root: image,
-            profile: Profile::Forwarding { tap: attach == Attach::Tap },
+            profile: Profile::Forwarding { tap: attach == ProgramAttach::Tap },
             privileged: false,
             packet_rings: false,
             users: self.users(),
             uid: PROGRAM_UID,
             hostname: format!("{}-g{number}", self.name),
             files: match &data_plane.program {
-                Program::Own(program) => files(&program.files, false),
-                Program::BuiltIn(_) => Vec::new(),
+                GuestProgram::Own(program) => files(&program.files, false),
+                GuestProgram::BuiltIn(_) => Vec::new(),
             },
             binds,
             volumes: Vec::new(),
-            commands: vec![Command::new(argv, Restart::Never)],
+            commands: vec![GuestCommand::new(argv, CommandRestart::Never)],
             env,
             sysctls: BTreeMap::new(),
             limits: Limits {
@@ -463,10 +475,10 @@ impl NodePlanner<'_> {
                 + VPORT_OPEN_FILES_MAX * self.node.interfaces.len() as u64,
             log_bytes_max: LOG_BYTES_MAX,
         };
-        let taps = (attach == Attach::Tap).then(|| {
+        let taps = (attach == ProgramAttach::Tap).then(|| {
             let taps = self.taps(Some(self.vnet.uid + PROGRAM_UID));
             let helper = self.tap_helper(
-                Part::GuestTap(number),
+                ProcessRole::GuestTap(number),
                 &cgroup,
                 &directory.join("memif/memif.sock"),
                 &directory.join("tap"),
@@ -478,23 +490,26 @@ impl NodePlanner<'_> {
             &without_limits(&container),
             taps.as_ref().map(|(taps, helper)| (tap_words(taps), helper.process.clone())),
         ));
-        let mirrored = matches!(data_plane.program, Program::BuiltIn(BuiltIn::Router));
-        let quota = (attach == Attach::Runtime).then(|| directory.join("quota").join(QUOTA_FILE));
+        let mirrored = matches!(data_plane.program, GuestProgram::BuiltIn(BuiltIn::Router));
+        let quota =
+            (attach == ProgramAttach::Runtime).then(|| directory.join("quota").join(QUOTA_FILE));
         let (socket, placement) = (directory.join("memif/memif.sock"), placement.clone());
         GuestPlan { container, socket, hash, mirrored, placement, taps, quota }
     }
 
-    /// Of the control side: a change of it makes the control guest, its TAPs and helpers anew.
+    /// Returns the hash of the control side. If it changes, the control
+    /// guest, its TAPs and helpers are recreated.
     fn control_hash(
         &self,
         control: &GuestSpec,
         taps: &[TapSpec],
-        straight: &BTreeMap<u16, StraightPort>,
+        straight: &BTreeMap<u16, KernelLinkPort>,
     ) -> String {
         let versions = (pdp_wire::tag::VERSION, tap::VERSION, mirror::VERSION);
         let loopback = self.node.loopback.iter().map(|address| format!("lo {address}"));
         let sysctls = network::sysctls(self.node);
-        // As what else an interface is: the routing software of one that changes has it anew.
+        // Like other properties of an interface: if it changes, the
+        // routing software sees a new interface.
         let straight = straight.keys().map(|vport| format!("straight {vport}"));
         let network: Vec<String> = tap_words(taps)
             .into_iter()
@@ -505,46 +520,46 @@ impl NodePlanner<'_> {
         hash(&(versions, without_limits(control), network, self.node.resources.routes))
     }
 
-    pub(super) fn mux_node(&self, plan: &NodePlan) -> mux::Node {
-        let ports = plan.taps.iter().map(|tap| mux::Port {
+    pub(super) fn mux_node(&self, plan: &NodePlan) -> mux::NodeConfig {
+        let ports = plan.taps.iter().map(|tap| mux::PortConfig {
             name: tap.name.clone(),
             mac: tap.mac,
             mtu: tap.mtu,
         });
         let plane = self.node.plane();
         let router = plane.as_ref().and_then(|plane| {
-            let Needs { guests, punts, .. } = plane.needs();
+            let DataPlaneNeeds { guests, punts, .. } = plane.needs();
             let Punts { filters, limits, .. } = punts?;
             let attach = match guests.map(Parallel::attach) {
-                Some(Attach::Memif) => mux::Attach::Memif,
-                Some(Attach::Tap) => mux::Attach::Tap,
-                Some(Attach::Runtime) | None => mux::Attach::Runtime,
+                Some(ProgramAttach::Memif) => mux::AttachMode::Memif,
+                Some(ProgramAttach::Tap) => mux::AttachMode::Tap,
+                Some(ProgramAttach::Runtime) | None => mux::AttachMode::Runtime,
             };
-            let guest = |(&number, guest): (&u32, &GuestPlan)| mux::Guest {
+            let guest = |(&number, guest): (&u32, &GuestPlan)| mux::GuestConfig {
                 number,
                 socket: guest.socket.clone(),
                 attach,
-                // All equal among those that borrow; of the vnet the mux takes no less than its minimum.
+                // Guests that borrow are equal. The mux gives the vnet at least its minimum weight.
                 weight: guest.placement.power_millicores.max(1),
                 leaving: false,
             };
             let none = Distribution::default();
             let distribution = guests.map_or(&none, |guests| &guests.distribution);
-            Some(mux::Router {
+            Some(mux::RouterConfig {
                 guests: plan.guests.iter().map(guest).collect(),
                 policy: match distribution.policy {
-                    Policy::RoundRobin => mux::Policy::RoundRobin,
-                    Policy::Weighted => mux::Policy::Weighted,
-                    Policy::Flow => mux::Policy::Flow,
-                    Policy::Flowlet => mux::Policy::Flowlet,
-                    Policy::Ordered => mux::Policy::Ordered,
+                    DistributionPolicy::RoundRobin => mux::GuestDistribution::RoundRobin,
+                    DistributionPolicy::Weighted => mux::GuestDistribution::Weighted,
+                    DistributionPolicy::Flow => mux::GuestDistribution::Flow,
+                    DistributionPolicy::Flowlet => mux::GuestDistribution::Flowlet,
+                    DistributionPolicy::Ordered => mux::GuestDistribution::Ordered,
                 },
                 flow: match &distribution.flow {
-                    Flow::Known(KnownFlow::Ip) => mux::FlowKey::Ip,
-                    Flow::Fields(fields) => mux::FlowKey::Bytes(
+                    FlowDefinition::Known(KnownFlow::Ip) => mux::FlowKey::Ip,
+                    FlowDefinition::Fields(fields) => mux::FlowKey::Bytes(
                         fields
                             .iter()
-                            .map(|field| mux::Field {
+                            .map(|field| mux::MaskedField {
                                 offset: field.offset,
                                 mask: field.mask.0.clone(),
                             })
@@ -562,7 +577,7 @@ impl NodePlanner<'_> {
                 engine: plan.engine.clone(),
             })
         });
-        mux::Node {
+        mux::NodeConfig {
             name: self.name.into(),
             ports: ports.collect(),
             tap_socket: plan.directory.join("tap/trunk.sock"),
@@ -571,19 +586,19 @@ impl NodePlanner<'_> {
     }
 }
 
-/// What these thousandths of a core are of a worker's time, of [`mux::POWER_WHOLE`]: where the mux has less than a core
-/// for each of its workers, more.
+/// Converts thousandths of a core into a share of a worker's time, in units of
+/// [`mux::POWER_WHOLE`]. The share is larger if the mux has less than a core per worker.
 fn part_of_worker(mux: &pdp_spec::Mux, millicores: u32) -> u32 {
     let of_worker = u64::from(mux.power().0 / mux.workers.max(1)).max(1);
     let part = u64::from(millicores) * u64::from(mux::POWER_WHOLE) / of_worker;
     u32::try_from(part).unwrap_or(u32::MAX).min(mux::POWER_WHOLE)
 }
 
-fn files(files: &BTreeMap<String, pdp_spec::File>, writable: bool) -> Vec<File> {
-    let file = |(path, file): (&String, &pdp_spec::File)| File {
+fn files(files: &BTreeMap<String, pdp_spec::File>, writable: bool) -> Vec<GuestFile> {
+    let file = |(path, file): (&String, &pdp_spec::File)| GuestFile {
         path: path.into(),
         content: file.content.clone().unwrap_or_default(),
-        // Digits are checked with the spec.
+        // The check of specs validates the digits.
         mode: u32::from_str_radix(&file.mode, 8).unwrap_or(0o644),
         owner: owner(&file.owner),
         writable,

@@ -1,22 +1,27 @@
 //! A forwarding guest.
 
-use super::{Doing, Helper, Look, Next, Reconciler, Removal, Side, Socket};
+use super::{
+    GuestRuntime, HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext,
+    StepOutcome,
+};
 use crate::host::HostError;
-use crate::key::Key;
-use crate::plan::{GuestPlan, NodePlan, Places, Plan};
+use crate::key::ObjectKey;
+use crate::plan::{DaemonPaths, GuestPlan, NodePlan, Plan};
 
 impl Reconciler {
     pub(super) fn guest(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         node: &NodePlan,
         wanted: &GuestPlan,
         plan: &Plan,
-        side: &mut Side,
-        doing: &mut Doing<'_>,
-    ) -> Result<Next, HostError> {
-        let Key::Guest { vnet, node: name, number } = key else { return Ok(Next::Done) };
-        let Some(network) = plan.vnets.get(vnet) else { return Ok(Next::Done) };
+        side: &mut GuestRuntime,
+        doing: &mut StepContext<'_>,
+    ) -> Result<StepOutcome, HostError> {
+        let ObjectKey::Guest { vnet, node: name, number } = key else {
+            return Ok(StepOutcome::Done);
+        };
+        let Some(network) = plan.vnets.get(vnet) else { return Ok(StepOutcome::Done) };
         let machine = &self.machine;
         let directory = &wanted.container.dir;
         let limits = format!("{:?}", wanted.container.limits);
@@ -32,36 +37,36 @@ impl Reconciler {
         {
             if before != limits {
                 machine.update_limits(directory, &wanted.container.limits)?;
-                machine.say_quota(wanted)?;
+                machine.write_quota(wanted)?;
                 self.state.confirm(&key.to_string(), &wanted.hash, &limits)?;
             }
             return match self.has_arrived(vnet, network, name, *number)? {
-                true => Ok(Next::Done),
-                false => Ok(Next::wait(format!("{key} to have its routes"))),
+                true => Ok(StepOutcome::Done),
+                false => Ok(StepOutcome::wait(format!("{key} to have its routes"))),
             };
         }
         let waits = match side.made {
-            Some(process) => machine.waits(directory, process),
+            Some(process) => machine.awaits_start(directory, process),
             None => false,
         };
-        if !waits && doing.held {
-            return Ok(Next::Held);
+        if !waits && doing.backing_off {
+            return Ok(StepOutcome::BackingOff);
         }
         if !waits && !machine.unpack(&wanted.container)? {
-            return Ok(Next::wait(format!("the image of {key} to be unpacked")));
+            return Ok(StepOutcome::wait(format!("the image of {key} to be unpacked")));
         }
         if !waits {
-            *side = Side { tap: Helper::Bad, ..Side::default() };
+            *side = GuestRuntime { tap: HelperState::Bad, ..GuestRuntime::default() };
             if !self.end(key)? {
-                return Ok(Next::wait_for_end(format!("the end of what was {key}")));
+                return Ok(StepOutcome::wait_for_end(format!("the end of what was {key}")));
             }
-            (doing.told)(&format!("{} {key}", doing.verb()));
+            (doing.report)(&format!("{} {key}", doing.verb()));
             self.state.intend(&key.to_string(), &limits)?;
             self.begin_arrival(vnet, network, name);
             for directory in &node.directories {
                 machine.make_directory(directory)?;
             }
-            machine.say_quota(wanted)?;
+            machine.write_quota(wanted)?;
             let guest = machine.create(&wanted.container)?;
             side.made = Some(guest);
             if let Some((taps, _)) = &wanted.taps {
@@ -71,43 +76,45 @@ impl Reconciler {
         if let Some((_, helper)) = &wanted.taps {
             match self.helper(
                 &helper.process,
-                Socket::Made(&helper.control),
+                HelperListener::Made(&helper.control),
                 &mut side.tap,
                 doing,
             )? {
-                Look::Starting => return Ok(Next::wait(format!("the TAP helper of {key}"))),
-                Look::Serves => {}
-                Look::Held => return Ok(Next::Held),
-                Look::Listens => {
+                HelperCheck::Starting => {
+                    return Ok(StepOutcome::wait(format!("the TAP helper of {key}")));
+                }
+                HelperCheck::Serves => {}
+                HelperCheck::BackingOff => return Ok(StepOutcome::BackingOff),
+                HelperCheck::Listens => {
                     let taps = side.taps.as_deref().unwrap_or_default();
-                    machine.serve(helper, taps).inspect_err(|_| side.tap = Helper::Bad)?;
-                    side.tap = Helper::Serves;
+                    machine.serve(helper, taps).inspect_err(|_| side.tap = HelperState::Bad)?;
+                    side.tap = HelperState::Serves;
                 }
             }
         }
         machine.start(directory)?;
-        *side = Side::default();
+        *side = GuestRuntime::default();
         self.state.confirm(&key.to_string(), &wanted.hash, &limits)?;
         machine.collect_images();
         doing.started.itself = true;
         match self.has_arrived(vnet, network, name, *number)? {
-            true => Ok(Next::Done),
-            false => Ok(Next::wait(format!("{key} to have its routes"))),
+            true => Ok(StepOutcome::Done),
+            false => Ok(StepOutcome::wait(format!("{key} to have its routes"))),
         }
     }
 
     pub(super) fn remove_guest(
         &self,
-        key: &Key,
+        key: &ObjectKey,
         vnet: &str,
         node: &str,
         number: u32,
-        doing: &mut Doing<'_>,
-    ) -> Result<Next, HostError> {
-        (doing.told)(&format!("stopping {key}"));
+        doing: &mut StepContext<'_>,
+    ) -> Result<StepOutcome, HostError> {
+        (doing.report)(&format!("stopping {key}"));
         let mut removal = Removal::default();
         removal.end(self.end(key));
-        removal.end(self.machine.remove_cgroup(&Places::guest_cgroup(vnet, node, number)));
+        removal.end(self.machine.remove_cgroup(&DaemonPaths::guest_cgroup(vnet, node, number)));
         if removal.waits {
             return removal.wait(format!("the end of {key}"));
         }
@@ -116,6 +123,6 @@ impl Reconciler {
         self.machine.collect_images();
         removal.finish()?;
         self.state.forget(&key.to_string())?;
-        Ok(Next::Gone)
+        Ok(StepOutcome::Gone)
     }
 }

@@ -1,23 +1,23 @@
-//! What belongs to no object: what runs though neither plan nor journal know of it, where the journal
-//! was lost; and once nothing is to run, the places that all have in common.
+//! Objects without an owner: processes that neither plan nor journal know, after
+//! the journal was lost. Once nothing is to run, also the common directories.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::{Doing, Next, Reconciler, Removal};
-use crate::host::{HostError, words};
-use crate::key::Key;
+use super::{Reconciler, Removal, StepContext, StepOutcome};
+use crate::host::{HostError, error_chain};
+use crate::key::ObjectKey;
 
 impl Reconciler {
-    pub(super) fn leftovers(&self, doing: &mut Doing<'_>) -> Result<Next, HostError> {
+    pub(super) fn leftovers(&self, doing: &mut StepContext<'_>) -> Result<StepOutcome, HostError> {
         let machine = &self.machine;
-        // What is made meanwhile must not be taken for one of them.
+        // New objects must not be taken for leftovers.
         let Ok(_alone) = self.places_used.try_write() else {
-            return Ok(Next::wait("what others do"));
+            return Ok(StepOutcome::wait("what others do"));
         };
         let found = machine.list()?;
-        let things = self.state.things()?;
-        let journal = things.keys().filter_map(|key| key.parse::<Key>().ok());
+        let things = self.state.journal()?;
+        let journal = things.keys().filter_map(|key| key.parse::<ObjectKey>().ok());
         let keys = (doing.newest)().keys().into_iter().chain(journal);
         let known: BTreeSet<PathBuf> = keys.flat_map(|key| self.places.processes(&key)).collect();
         let mut removal = Removal::default();
@@ -28,27 +28,27 @@ impl Reconciler {
             tracing::info!("{} is not wanted", directory.display());
             let ended = machine.end(&directory);
             if let Err(error) = &ended {
-                tracing::warn!("{}: {}", directory.display(), words(error));
+                tracing::warn!("{}: {}", directory.display(), error_chain(error));
             }
             removal.end(ended);
         }
         removal.step(machine.remove_logs_but(&known));
-        // Nodes that are being removed have them removed with them.
+        // The removal of a node removes its volumes too.
         let plan = (doing.newest)();
         let kept: BTreeSet<PathBuf> = plan.with_volumes().cloned().chain(known).collect();
-        // Whose nodes are not known has volumes that are not known.
+        // A damaged vnet's nodes are unknown, and so are their volumes.
         if plan.damaged.is_empty() {
             removal.step(machine.remove_volumes_but(&kept));
         }
         if removal.waits {
             return removal.wait("the end of what is not wanted".into());
         }
-        // A step for anything newer than this begins once this has ended.
+        // Steps of a newer plan begin after this one has ended.
         if !(doing.newest)().is_empty() {
-            return removal.finish().map(|()| Next::Done);
+            return removal.finish().map(|()| StepOutcome::Done);
         }
         if let Some(inner) = doing.inner.take() {
-            return removal.finish().map(|()| Next::After(inner));
+            return removal.finish().map(|()| StepOutcome::After(inner));
         }
         removal.end(machine.remove_cgroup(""));
         if removal.waits {
@@ -59,6 +59,6 @@ impl Reconciler {
         for name in ["runc", "records", "mux", "externals", "vnets"] {
             removal.step(machine.remove_directory(&self.places.run.join(name)));
         }
-        removal.finish().map(|()| Next::Done)
+        removal.finish().map(|()| StepOutcome::Done)
     }
 }

@@ -1,13 +1,13 @@
-//! Forwarding guests that are added to or taken from a vrouter that runs, without loss.
+//! Adds forwarding guests to a running vrouter and removes them, without loss.
 //!
-//! To the mux, a guest that arrives and one that leaves are alike: it gets no frames. One that
-//! arrives, or comes again after it ended, is let in once it has its control guest's routes, if
-//! there are others to do its work until then. One that leaves is taken out, with its container,
-//! once it has given back what it had, or after [`LEAVE_MAX`].
+//! For the mux, arriving and leaving guests are alike: they get no frames. An arriving
+//! guest, or one that was restarted, is admitted once it has its control guest's
+//! routes, provided that others do its work until then. A leaving guest is removed,
+//! with its container, once it has returned its frames, or after [`LEAVE_MAX`].
 //!
-//! Programs that are not on the runtime don't say what they have: they get [`GRACE`] to give it
-//! back. Of a program that is not the built-in router nothing is known of its routes: it is let in
-//! at once.
+//! Programs that are not on the runtime do not report the frames that they
+//! hold. They get [`GRACE`] to return them. The routes of programs other
+//! than the built-in router are unknown, so these are admitted at once.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,21 +15,21 @@ use std::time::{Duration, Instant};
 
 use pdp_proto::mux;
 
-use super::vnet::VnetSide;
+use super::vnet::VnetRuntime;
 use super::{Reconciler, lock};
 use crate::control::ControlError;
 use crate::host::HostError;
 use crate::plan::VnetPlan;
 
-/// Longest wait for what a guest that leaves still has; it is lost then, and counted.
+/// Longest wait for the frames of a leaving guest. They are lost after that, and counted.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
 
-/// What a guest that says nothing of its frames gets for giving back what it has.
+/// Time to return frames, for a guest that does not report how many it holds.
 const GRACE: Duration = Duration::from_millis(200);
 
 impl Reconciler {
-    /// Remembers guests of a node that are to be started beside others that run.
-    pub(super) fn hold_back(&self, wanted: &VnetPlan, node: &str, side: &mut VnetSide) {
+    /// Records guests of a node that are to be started while others run.
+    pub(super) fn defer_arrivals(&self, wanted: &VnetPlan, node: &str, side: &mut VnetRuntime) {
         let Some(plan) = wanted.nodes.get(node) else { return };
         let key = |number: &u32| (node.to_owned(), *number);
         let runs = |directory: &Path| self.machine.running(directory).is_some();
@@ -42,23 +42,24 @@ impl Reconciler {
             let missing = missing.iter().filter(|(_, guest)| guest.mirrored);
             side.arriving.extend(missing.map(|(number, _)| key(number)));
         } else {
-            // Nobody is left to forward for them; whoever comes last is let in, whatever it has.
+            // No guest is left to forward for them. The last one to
+            // arrive is admitted, whatever routes it has.
             side.arriving.retain(|(of, _)| of != node);
         }
     }
 
-    /// Before a guest is started that runs no more: the mux gives it nothing until it is let in.
+    /// Prepares the start of a guest that ended: the mux sends it no frames until it is admitted.
     pub(super) fn begin_arrival(&self, vnet: &str, wanted: &VnetPlan, node: &str) {
-        let side = self.vnet_side(vnet);
+        let side = self.vnet_runtime(vnet);
         let mut side = lock(&side);
-        self.hold_back(wanted, node, &mut side);
-        if let Err(error) = self.tell(wanted, &mut side) {
-            // It is told as a whole once more when the vnet or the mux comes to it.
-            tracing::warn!("vnet {vnet}: {}", crate::host::words(&error));
+        self.defer_arrivals(wanted, node, &mut side);
+        if let Err(error) = self.push_arrivals(wanted, &mut side) {
+            // The whole vnet is sent again in its next step, or to the next mux.
+            tracing::warn!("vnet {vnet}: {}", crate::host::error_chain(&error));
         }
     }
 
-    /// Whether a guest that runs gets frames; lets it in if it has its routes.
+    /// Returns true if a running guest gets frames. Admits it if it has its routes.
     pub(super) fn has_arrived(
         &self,
         vnet: &str,
@@ -66,7 +67,7 @@ impl Reconciler {
         node: &str,
         number: u32,
     ) -> Result<bool, HostError> {
-        let side = self.vnet_side(vnet);
+        let side = self.vnet_runtime(vnet);
         let key = (node.to_owned(), number);
         if !lock(&side).arriving.contains(&key) {
             return Ok(true);
@@ -77,40 +78,41 @@ impl Reconciler {
         let mut side = lock(&side);
         if routes {
             side.arriving.remove(&key);
-            self.tell(wanted, &mut side)?;
+            self.push_arrivals(wanted, &mut side)?;
         }
         Ok(routes)
     }
 
-    /// Tells the mux who gets frames now, if it knows the vnet and that is new.
-    fn tell(&self, wanted: &VnetPlan, side: &mut VnetSide) -> Result<(), HostError> {
-        if side.told.is_none() || side.mux != self.mux_process() || !side.leaving.is_empty() {
-            // It will be told of the whole.
+    /// Updates in the mux which guests get frames, if the mux knows the vnet and something changed.
+    fn push_arrivals(&self, wanted: &VnetPlan, side: &mut VnetRuntime) -> Result<(), HostError> {
+        if side.applied.is_none() || side.mux != self.mux_process() || !side.draining.is_empty() {
+            // The whole vnet will be sent anyway.
             return Ok(());
         }
         let told = to_tell(wanted, side);
-        if side.told.as_ref() != Some(&told) {
+        if side.applied.as_ref() != Some(&told) {
             self.machine.put_vnet(told.clone())?;
-            side.told = Some(told);
+            side.applied = Some(told);
         }
         Ok(())
     }
 
-    /// Tells the mux of a vnet as planned; first only that guests which the mux has and the plan hasn't
-    /// get nothing any more, until they have given back what they had. Whether it is told of all.
+    /// Sends a vnet to the mux as planned. Guests that the mux has and
+    /// the plan lacks first get no more frames, until they have returned
+    /// those that they hold. Returns true if the mux has the whole plan.
     pub(super) fn let_out(
         &self,
         name: &str,
         wanted: &VnetPlan,
-        side: &mut VnetSide,
+        side: &mut VnetRuntime,
     ) -> Result<bool, HostError> {
         let mut told = to_tell(wanted, side);
-        if side.told.as_ref() == Some(&told) {
+        if side.applied.as_ref() == Some(&told) {
             return Ok(true);
         }
         let stats = match self.machine.mux_stats(name) {
-            // It has no such vnet.
-            Err(ControlError::Refused { .. }) => mux::Stats::default(),
+            // The mux has no such vnet.
+            Err(ControlError::Refused { .. }) => mux::MuxStats::default(),
             stats => stats?,
         };
         let mut since = BTreeMap::new();
@@ -122,16 +124,16 @@ impl Reconciler {
                 continue;
             };
             let Some(router) = &mut node.router else { continue };
-            // A program that was replaced by one of another kind leaves at once: all of its guests
-            // start anew.
+            // Guests of a program that is replaced by one of another
+            // kind leave at once, since all of them are recreated.
             let Some(attach) = router.guests.first().map(|guest| guest.attach) else { continue };
-            let grace = if attach == mux::Attach::Runtime { Duration::ZERO } else { GRACE };
+            let grace = if attach == mux::AttachMode::Runtime { Duration::ZERO } else { GRACE };
             for (&number, guest) in has.guests.iter().filter(|(_, guest)| guest.connected) {
                 if plan.guests.contains_key(&number) {
                     continue;
                 }
                 let key = (node.name.clone(), number);
-                let begun = side.leaving.get(&key).copied();
+                let begun = side.draining.get(&key).copied();
                 let waited = begun.map(|begun| begun.elapsed());
                 let frames = guest.in_flight;
                 if waited.is_some_and(|waited| waited >= grace && frames == 0) {
@@ -144,7 +146,7 @@ impl Reconciler {
                     continue;
                 }
                 since.insert(key, begun.unwrap_or_else(Instant::now));
-                router.guests.push(mux::Guest {
+                router.guests.push(mux::GuestConfig {
                     number,
                     socket: plan.directory.join(format!("g{number}/memif/memif.sock")),
                     attach,
@@ -153,18 +155,18 @@ impl Reconciler {
                 });
             }
         }
-        side.leaving = since;
-        if side.told.as_ref() != Some(&told) {
+        side.draining = since;
+        if side.applied.as_ref() != Some(&told) {
             self.machine.put_vnet(told.clone())?;
-            side.told = Some(told);
+            side.applied = Some(told);
         }
-        Ok(side.leaving.is_empty())
+        Ok(side.draining.is_empty())
     }
 }
 
-/// What the mux is told of a vnet: guests that arrive get nothing yet.
-fn to_tell(wanted: &VnetPlan, side: &VnetSide) -> mux::Vnet {
-    let mut told = wanted.told();
+/// Returns the mux's configuration of a vnet, in which arriving guests get no frames.
+fn to_tell(wanted: &VnetPlan, side: &VnetRuntime) -> mux::VnetConfig {
+    let mut told = wanted.mux_config();
     for node in &mut told.nodes {
         for guest in node.router.iter_mut().flat_map(|router| &mut router.guests) {
             guest.leaving = side.arriving.contains(&(node.name.clone(), guest.number));

@@ -1,14 +1,14 @@
-//! Tokens: of each only its SHA-256 is stored, so that who reads the file can't come with what is in
-//! it.
+//! Tokens. Only the SHA-256 of each token is stored, so that a reader
+//! of the file can't use its content to authenticate.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pdp_api::{Role, Token};
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::{State, StateError};
+use super::{StateError, StateFile};
 
-/// Tokens at a time, expired ones too until they are revoked.
+/// Limit of stored tokens. Expired ones count until they are revoked.
 pub const TOKENS_MAX: u64 = 10_000;
 
 pub(super) const SCHEMA: &str = "
@@ -17,14 +17,14 @@ CREATE TABLE IF NOT EXISTS tokens (
     tenant TEXT, created_ms INTEGER NOT NULL, expires_ms INTEGER) STRICT;
 ";
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl State {
-    /// Stores a token of this hash; `None` if there are [`TOKENS_MAX`].
+impl StateFile {
+    /// Stores a token with this hash; `None` if there are [`TOKENS_MAX`].
     pub fn put_token(
         &self,
         hash: &[u8],
@@ -50,7 +50,7 @@ impl State {
         Ok(id.map(|id| Token { id, role, tenant, created_ms, expires_ms }))
     }
 
-    /// The token of this hash. It may have expired.
+    /// Returns the token with this hash, which may have expired.
     pub fn token(&self, hash: &[u8]) -> Result<Option<Token>, StateError> {
         self.read("looking for a token", |db| {
             let sql = "SELECT id, role, tenant, created_ms, expires_ms FROM tokens WHERE hash=?1";
@@ -58,7 +58,7 @@ impl State {
         })
     }
 
-    /// All tokens, by id.
+    /// Returns all tokens, by id.
     pub fn tokens(&self) -> Result<Vec<Token>, StateError> {
         self.read("reading tokens", |db| {
             let sql = "SELECT id, role, tenant, created_ms, expires_ms FROM tokens ORDER BY id";
@@ -66,9 +66,9 @@ impl State {
         })
     }
 
-    /// Forgets a token; whether there was one.
+    /// Deletes a token. Returns true if it existed.
     pub fn revoke(&self, id: u64) -> Result<bool, StateError> {
-        // No token has a number that is none to SQLite.
+        // A number beyond SQLite's range belongs to no token.
         let Ok(id) = i64::try_from(id) else { return Ok(false) };
         let mut count = 0;
         self.write("revoking a token", |tx| {
@@ -99,12 +99,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_that_goes_takes_its_tokens_along() {
+    fn deleting_a_tenant_deletes_its_tokens() {
         let directory = tempfile::tempdir().unwrap();
-        let state = State::open(directory.path()).unwrap();
+        let state = StateFile::open(directory.path()).unwrap();
         state.put_token(b"1", Role::Tenant, Some("acme"), None).unwrap();
         state.put_token(b"2", Role::Tenant, Some("other"), None).unwrap();
-        let gone = super::super::Change {
+        let gone = super::super::StateChange {
             delete: vec![("Tenant".into(), "acme".into())],
             ..Default::default()
         };

@@ -1,10 +1,10 @@
-//! The audit log's file, `audit.sqlite` beside the state's own: what is written here waits for
-//! nobody's journal, and nobody's journal for it.
+//! The file of the audit log, `audit.sqlite`, next to the state file. So
+//! writes to the audit log and to the journal do not wait for each other.
 //!
-//! Rows are kept by whose they are and of what sort, so that nobody pushes out another's, and
-//! neither questions nor refusals push out what was changed. Whose: the operators' and viewers' of
-//! the node together, each tenant's, those of whoever is unknown, and those of tenants that are gone.
-//! Of each and of each [`Sort`] the newest are kept ([`Kept`]), and up to [`PRUNE_ROWS`] more.
+//! Entries are limited per owner and kind. So nobody displaces another's entries, and neither
+//! queries nor refusals displace changes. Owners are: the node's operators and viewers
+//! together, each tenant, all unknown clients, and all deleted tenants. For each owner and
+//! [`AuditKind`], the newest entries are kept ([`AuditRetention`]), and up to [`PRUNE_ROWS`] more.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -12,21 +12,21 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use pdp_api::{AuditEntry, AuditQuery, Change, Role};
+use pdp_api::{AuditEntry, AuditQuery, ObjectChange, Role};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use super::{PRIVATE, StateError};
 use crate::reconcile::lock;
 
-/// Rows of each sort that are kept of the operators and viewers of the node, and of all tenants that
-/// are gone.
+/// Entries of each kind that are kept for the node's operators and
+/// viewers, and for all deleted tenants.
 pub const NODE_ROWS_MAX: u64 = 100_000;
 
-/// Rows that are kept of whoever is unknown.
+/// Entries of each kind that are kept for unknown clients.
 pub const STRANGER_ROWS_MAX: u64 = 10_000;
 
-/// Rows that may come before the oldest go.
+/// New entries after which the oldest ones are deleted.
 pub const PRUNE_ROWS: u64 = 1000;
 
 /// Name of the file.
@@ -47,67 +47,67 @@ CREATE INDEX IF NOT EXISTS rows_by_owner ON rows (owner, sort, id);
 const COLUMNS: &str = "id, at_ms, who, origin, role, tenant, what, vnet, changes, status, error, \
                        duration_us, command, exit, objects, more_objects";
 
-/// Columns that files of earlier versions lack. An earlier pdpd ignores them.
+/// Columns that files of earlier versions lack. Earlier versions of pdpd ignore them.
 const LATER: [(&str, &str); 2] = [("objects", "TEXT"), ("more_objects", "INTEGER")];
 
-/// Owners that are no tenant: no name of one is like these.
+/// Owners that are not tenants; no tenant has such a name.
 const NODE: &str = "";
 const STRANGERS: &str = "-";
 const GONE: &str = "~";
 
-/// What became of a request.
+/// Kind of a logged request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sort {
-    /// It was to change nothing.
-    Asked,
-    /// It was let through to change something.
+pub enum AuditKind {
+    /// A query.
+    Query,
+    /// An authorized change.
     Changed,
-    /// It was refused.
+    /// A refused request.
     Refused,
 }
 
-/// How many rows of each sort are kept of a tenant. Of others it is a constant here.
-pub type Kept = u64;
+/// Entries of each kind that are kept for a tenant. For other owners it is a constant here.
+pub type AuditRetention = u64;
 
-/// How a request that was written down ended.
+/// Result of a logged request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct End {
+pub struct RequestEnd {
     /// HTTP status.
     pub status: u16,
-    /// Why it failed.
+    /// Reason of its failure.
     pub error: Option<String>,
-    /// Microseconds from its beginning.
+    /// Duration, microseconds.
     pub duration_us: u64,
-    /// Exit code of a command that ran to its end.
-    pub exit: Option<i32>,
+    /// Exit code of a command that ended by itself.
+    pub exit_code: Option<i32>,
 }
 
-/// One thing to be written.
+/// One write to the log.
 #[derive(Clone, Debug)]
-pub enum Write {
-    /// A row, whole or just begun.
-    Row(Box<AuditEntry>, Kept),
-    /// What is to be known of the row of this id before it acts: the command that it runs.
+pub enum TrailWrite {
+    /// An entry, complete or only begun.
+    Entry(Box<AuditEntry>, AuditRetention),
+    /// The command that the request with this entry id is about to run.
     Command(u64, String),
-    /// Objects that the request of this row changed, and the number of further ones.
-    Objects(u64, Vec<Change>, u64),
-    /// How the row of this id ended.
-    End(u64, End),
+    /// Objects that the request with this entry id changed, and the number of further ones.
+    Objects(u64, Vec<ObjectChange>, u64),
+    /// Result of the request with this entry id.
+    End(u64, RequestEnd),
 }
 
-/// The audit log, open.
+/// The audit log's file, open.
 #[derive(Debug)]
 pub struct Trail {
     path: PathBuf,
-    /// One that writes, which nobody but the audit log's thread waits for, and one that reads.
+    /// Connection for writing, used by the audit log's thread only, and one for reading.
     writer: Mutex<Connection>,
     reader: Mutex<Connection>,
-    /// Rows since the last pruning, by owner and sort.
+    /// Entries since the last pruning, by owner and kind.
     fresh: Mutex<HashMap<(String, i64), u64>>,
 }
 
 impl Trail {
-    /// Opens or makes the file in `directory`, which is there.
+    /// Opens or creates the file in `directory`, which exists.
     pub fn open(directory: &Path) -> Result<Self, StateError> {
         let path = directory.join(FILE);
         File::options()
@@ -146,29 +146,29 @@ impl Trail {
         Ok(Self { path, writer, reader, fresh: Mutex::default() })
     }
 
-    /// Writes all of these down, in one transaction; the ids of the rows, in order. A row's own id is
-    /// ignored.
-    pub fn write(&self, writes: &[Write]) -> Result<Vec<u64>, StateError> {
+    /// Writes everything in one transaction. Returns the ids of the
+    /// entries, in order; the `id` field of an entry is ignored.
+    pub fn write(&self, writes: &[TrailWrite]) -> Result<Vec<u64>, StateError> {
         let mut ids = Vec::new();
         let mut fresh = lock(&self.fresh);
         self.transact(|tx| {
             ids.clear();
             for write in writes {
                 match write {
-                    Write::Row(row, kept) => ids.push(insert(tx, row, *kept, &mut fresh)?),
-                    Write::Command(id, command) => {
+                    TrailWrite::Entry(row, kept) => ids.push(insert(tx, row, *kept, &mut fresh)?),
+                    TrailWrite::Command(id, command) => {
                         tx.prepare_cached("UPDATE rows SET command=?2 WHERE id=?1")?
                             .execute(params![id, command])?;
                     }
-                    Write::Objects(id, objects, more) => {
-                        // A later change of the same request only tidies up.
+                    TrailWrite::Objects(id, objects, more) => {
+                        // A later change of the same request is only a clean-up.
                         tx.prepare_cached(
                             "UPDATE rows SET objects=?2, more_objects=?3
                              WHERE id=?1 AND objects IS NULL",
                         )?
                         .execute(params![id, json(objects), more])?;
                     }
-                    Write::End(id, end) => ended(tx, *id, end)?,
+                    TrailWrite::End(id, end) => ended(tx, *id, end)?,
                 }
             }
             Ok(())
@@ -176,16 +176,16 @@ impl Trail {
         Ok(ids)
     }
 
-    /// The newest rows that match, oldest first; those of a tenant alone where one is given.
-    pub fn rows(
+    /// Returns the newest entries that match, oldest first. If `tenant` is given, only its entries.
+    pub fn entries(
         &self,
         query: &AuditQuery,
         tenant: Option<&str>,
     ) -> Result<Vec<AuditEntry>, StateError> {
         let since = query.since_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
-        // A tenant's rows are found by the index, so that it waits for none but its own.
+        // The index finds a tenant's entries, so the query's time depends on them alone.
         let of = if tenant.is_some() { "owner = ?4" } else { "?4 IS NULL" };
-        let asked = Sort::Asked as i64;
+        let asked = AuditKind::Query as i64;
         let sql = format!(
             "SELECT {COLUMNS} FROM rows
              WHERE (?1 IS NULL OR at_ms >= ?1) AND (?2 IS NULL OR who = ?2)
@@ -212,18 +212,19 @@ impl Trail {
         Ok(rows)
     }
 
-    /// From now on a tenant's rows are those of one that is gone: another of the name sees none.
+    /// Assigns a deleted tenant's entries to the common owner of deleted
+    /// tenants. A later tenant of the same name sees none of them.
     pub fn forget_tenant(&self, tenant: &str) -> Result<(), StateError> {
         self.transact(|tx| {
             tx.execute("UPDATE rows SET owner=?2 WHERE owner=?1", [tenant, GONE])?;
-            for sort in [Sort::Asked, Sort::Changed, Sort::Refused] {
+            for sort in [AuditKind::Query, AuditKind::Changed, AuditKind::Refused] {
                 prune(tx, GONE, sort as i64, NODE_ROWS_MAX)?;
             }
             Ok(())
         })
     }
 
-    /// Takes over the rows that a pdpd before this file kept in the state's.
+    /// Takes over the entries that older versions kept in the state file.
     pub(super) fn take_over(&self, state: &Connection) -> rusqlite::Result<()> {
         let table = "SELECT name FROM sqlite_schema WHERE type='table' AND name='audit'";
         if state.query_row(table, [], |_| Ok(())).optional()?.is_none() {
@@ -238,7 +239,7 @@ impl Trail {
             let tx = writer.transaction()?;
             let empty: bool =
                 tx.query_row("SELECT count(*) = 0 FROM rows", [], |row| row.get(0))?;
-            // Where it is not, a crash came before the old table went.
+            // If it is not empty, a crash happened before the old table was dropped.
             while let Some(row) = rows.next().filter(|_| empty) {
                 insert(&tx, &row?, NODE_ROWS_MAX, &mut HashMap::new())?;
             }
@@ -272,23 +273,23 @@ fn owner(row: &AuditEntry) -> &str {
     }
 }
 
-/// What a row is counted as: what began as a change is one until it is known to be refused.
-fn sort(changes: bool, status: Option<u16>) -> Sort {
+/// Returns the kind of an entry. A change counts as a change until it is known to be refused.
+fn classify(changes: bool, status: Option<u16>) -> AuditKind {
     match (changes, status) {
-        (_, Some(400..=499)) => Sort::Refused,
-        (true, _) => Sort::Changed,
-        (false, _) => Sort::Asked,
+        (_, Some(400..=499)) => AuditKind::Refused,
+        (true, _) => AuditKind::Changed,
+        (false, _) => AuditKind::Query,
     }
 }
 
 fn insert(
     tx: &Transaction<'_>,
     row: &AuditEntry,
-    kept: Kept,
+    kept: AuditRetention,
     fresh: &mut HashMap<(String, i64), u64>,
 ) -> rusqlite::Result<u64> {
     let owner = owner(row);
-    let sort = sort(row.changes, row.status) as i64;
+    let sort = classify(row.changes, row.status) as i64;
     tx.prepare_cached(
         "INSERT INTO rows (owner, sort, at_ms, who, origin, role, tenant, what, vnet, changes,
                            status, error, duration_us, command, exit, objects, more_objects)
@@ -314,7 +315,7 @@ fn insert(
         row.more_objects
     ])?;
     let id = u64::try_from(tx.last_insert_rowid()).unwrap_or(0);
-    // The first since the file was opened prunes what an earlier one left.
+    // The first entry after opening the file prunes what an earlier daemon left.
     let count = fresh.entry((owner.into(), sort)).or_insert(PRUNE_ROWS);
     *count += 1;
     if *count > PRUNE_ROWS {
@@ -324,16 +325,17 @@ fn insert(
             STRANGERS => STRANGER_ROWS_MAX,
             _ => kept,
         };
-        // What ends refused is sorted anew and counted nowhere: both are looked at.
-        for sort in [sort, Sort::Refused as i64] {
+        // An entry that ends refused changes its kind without being
+        // counted, so both kinds are pruned.
+        for sort in [sort, AuditKind::Refused as i64] {
             prune(tx, owner, sort, max)?;
         }
     }
     Ok(id)
 }
 
-fn ended(tx: &Transaction<'_>, id: u64, end: &End) -> rusqlite::Result<()> {
-    let refused = sort(true, Some(end.status)) == Sort::Refused;
+fn ended(tx: &Transaction<'_>, id: u64, end: &RequestEnd) -> rusqlite::Result<()> {
+    let refused = classify(true, Some(end.status)) == AuditKind::Refused;
     tx.prepare_cached(
         "UPDATE rows SET status=?2, error=?3, duration_us=?4, exit=?5,
                          sort=CASE ?6 WHEN 1 THEN ?7 ELSE sort END WHERE id=?1",
@@ -343,14 +345,14 @@ fn ended(tx: &Transaction<'_>, id: u64, end: &End) -> rusqlite::Result<()> {
         end.status,
         end.error,
         end.duration_us,
-        end.exit,
+        end.exit_code,
         refused,
-        Sort::Refused as i64
+        AuditKind::Refused as i64
     ])
     .map(drop)
 }
 
-/// Deletes the oldest rows of an owner and a sort beyond `max`.
+/// Deletes the oldest entries of an owner and kind beyond `max`.
 fn prune(tx: &Transaction<'_>, owner: &str, sort: i64, max: u64) -> rusqlite::Result<()> {
     tx.prepare_cached(
         "DELETE FROM rows WHERE owner=?1 AND sort=?2 AND id <=
@@ -381,12 +383,12 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
     })
 }
 
-fn json(objects: &[Change]) -> String {
+fn json(objects: &[ObjectChange]) -> String {
     // Plain data with string keys: can't fail.
     serde_json::to_string(objects).unwrap_or_default()
 }
 
-fn objects(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<Change>> {
+fn objects(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<ObjectChange>> {
     let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(Vec::new()) };
     serde_json::from_str(&text).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(column, Type::Text, error.into())
@@ -405,11 +407,11 @@ fn add_later(database: &Connection) -> rusqlite::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use pdp_api::Action;
+    use pdp_api::ChangeAction;
 
     use super::*;
 
-    fn row(what: &str, tenant: Option<&str>, changes: bool, status: Option<u16>) -> Write {
+    fn row(what: &str, tenant: Option<&str>, changes: bool, status: Option<u16>) -> TrailWrite {
         let row = AuditEntry {
             what: what.into(),
             changes,
@@ -419,82 +421,82 @@ mod tests {
             tenant: tenant.map(str::to_owned),
             ..Default::default()
         };
-        Write::Row(Box::new(row), 50)
+        TrailWrite::Entry(Box::new(row), 50)
     }
 
-    fn whats(trail: &Trail, tenant: Option<&str>) -> Vec<String> {
+    fn requests(trail: &Trail, tenant: Option<&str>) -> Vec<String> {
         let query = AuditQuery { limit: Some(10_000), ..AuditQuery::default() };
-        trail.rows(&query, tenant).unwrap().into_iter().map(|row| row.what).collect()
+        trail.entries(&query, tenant).unwrap().into_iter().map(|row| row.what).collect()
     }
 
     #[test]
-    fn nobody_pushes_out_anothers_rows_nor_refusals_what_was_changed() {
+    fn audit_flood_evicts_neither_other_clients_nor_changes() {
         let directory = tempfile::tempdir().unwrap();
         let trail = Trail::open(directory.path()).unwrap();
         trail.write(&[row("operator's", None, true, Some(200))]).unwrap();
         trail.write(&[row("other's", Some("other"), true, Some(200))]).unwrap();
         trail.write(&[row("changed", Some("acme"), true, Some(200))]).unwrap();
         let stranger = AuditEntry { what: "strange".into(), ..Default::default() };
-        trail.write(&[Write::Row(Box::new(stranger), 0)]).unwrap();
+        trail.write(&[TrailWrite::Entry(Box::new(stranger), 0)]).unwrap();
         for status in [200, 403] {
-            let flood: Vec<Write> =
+            let flood: Vec<TrailWrite> =
                 (0..3000).map(|_| row("flood", Some("acme"), false, Some(status))).collect();
             trail.write(&flood).unwrap();
         }
         for _ in 0..2 * PRUNE_ROWS {
-            // Begun as a change, and refused then.
+            // Begun as a change, and then refused.
             let begun = trail.write(&[row("refused", Some("acme"), true, None)]).unwrap();
-            let end = End { status: 400, ..End::default() };
-            trail.write(&[Write::End(begun[0], end)]).unwrap();
+            let end = RequestEnd { status: 400, ..RequestEnd::default() };
+            trail.write(&[TrailWrite::End(begun[0], end)]).unwrap();
         }
         for expected in ["operator's", "other's", "strange"] {
-            assert!(whats(&trail, None).iter().any(|what| what == expected), "{expected}");
+            assert!(requests(&trail, None).iter().any(|what| what == expected), "{expected}");
         }
-        let left = whats(&trail, Some("acme"));
+        let left = requests(&trail, Some("acme"));
         assert_eq!(left[0], "changed");
         assert!(left.len() as u64 <= 3 * (50 + PRUNE_ROWS), "{}", left.len());
-        assert_eq!(whats(&trail, Some("other")), ["other's"]);
+        assert_eq!(requests(&trail, Some("other")), ["other's"]);
     }
 
     #[test]
-    fn a_tenant_of_the_name_of_one_that_is_gone_sees_nothing_of_it() {
+    fn recreated_tenant_sees_no_old_audit_entries() {
         let directory = tempfile::tempdir().unwrap();
         let trail = Trail::open(directory.path()).unwrap();
         trail.write(&[row("first", Some("acme"), true, Some(200))]).unwrap();
         trail.forget_tenant("acme").unwrap();
         trail.write(&[row("second", Some("acme"), true, Some(200))]).unwrap();
-        assert_eq!(whats(&trail, Some("acme")), ["second"]);
-        assert_eq!(whats(&trail, None), ["first", "second"]);
+        assert_eq!(requests(&trail, Some("acme")), ["second"]);
+        assert_eq!(requests(&trail, None), ["first", "second"]);
     }
 
     #[test]
-    fn a_request_is_found_by_each_object_that_it_changed() {
+    fn audit_entry_is_found_by_each_changed_object() {
         let directory = tempfile::tempdir().unwrap();
         let trail = Trail::open(directory.path()).unwrap();
         let begun = trail.write(&[row("POST /v1/apply", None, true, None)]).unwrap();
         trail.write(&[row("GET /v1/vnets", None, false, Some(200))]).unwrap();
-        let object = |name: &str| Change {
+        let object = |name: &str| ObjectChange {
             object: format!("vnet/{name}"),
-            action: Action::Create,
+            action: ChangeAction::Create,
             detail: String::new(),
         };
-        trail.write(&[Write::Objects(begun[0], vec![object("a"), object("b")], 0)]).unwrap();
-        // What it tidied up afterwards.
-        trail.write(&[Write::Objects(begun[0], vec![object("c")], 0)]).unwrap();
+        trail.write(&[TrailWrite::Objects(begun[0], vec![object("a"), object("b")], 0)]).unwrap();
+        // Objects of the later clean-up.
+        trail.write(&[TrailWrite::Objects(begun[0], vec![object("c")], 0)]).unwrap();
         let found = |vnet: &str| {
             let query = AuditQuery { vnet: Some(vnet.into()), ..AuditQuery::default() };
-            trail.rows(&query, None).unwrap()
+            trail.entries(&query, None).unwrap()
         };
         assert_eq!(found("b")[0].objects, [object("a"), object("b")]);
         assert_eq!(found("c"), []);
         let changes = AuditQuery { changes: true, ..AuditQuery::default() };
-        let changes = trail.rows(&changes, None).unwrap();
+        let changes = trail.entries(&changes, None).unwrap();
         assert_eq!(changes.iter().map(|row| row.id).collect::<Vec<_>>(), begun);
-        assert_eq!(trail.rows(&AuditQuery::default(), None).unwrap().len(), 2);
+        assert_eq!(trail.entries(&AuditQuery::default(), None).unwrap().len(), 2);
     }
 
     #[test]
-    fn a_file_of_an_earlier_version_gets_the_columns_of_objects() {
+    fn old_audit_log_gets_object_columns() {
         let directory = tempfile::tempdir().unwrap();
         let trail = Trail::open(directory.path()).unwrap();
         trail.write(&[row("old", None, true, Some(200))]).unwrap();
@@ -505,25 +507,25 @@ mod tests {
         }
         drop(trail);
         let trail = Trail::open(directory.path()).unwrap();
-        let rows = trail.rows(&AuditQuery::default(), None).unwrap();
+        let rows = trail.entries(&AuditQuery::default(), None).unwrap();
         assert_eq!((&*rows[0].what, rows[0].objects.len(), rows[0].more_objects), ("old", 0, 0));
     }
 
     #[test]
-    fn what_was_begun_stays_unfinished_until_its_end_is_written() {
+    fn audit_entry_stays_unfinished_until_its_end() {
         let directory = tempfile::tempdir().unwrap();
         let trail = Trail::open(directory.path()).unwrap();
         let begun = trail.write(&[row("POST exec", None, true, None)]).unwrap();
-        trail.write(&[Write::Command(begun[0], "ping ::1".into())]).unwrap();
+        trail.write(&[TrailWrite::Command(begun[0], "ping ::1".into())]).unwrap();
         drop(trail);
         let trail = Trail::open(directory.path()).unwrap();
-        let rows = trail.rows(&AuditQuery::default(), None).unwrap();
+        let rows = trail.entries(&AuditQuery::default(), None).unwrap();
         assert_eq!((rows[0].id, rows[0].status), (begun[0], None));
         assert_eq!(rows[0].command.as_deref(), Some("ping ::1"));
         let error = Some("1 fault".to_owned());
-        let end = End { status: 101, error, duration_us: 12, exit: Some(7) };
-        trail.write(&[Write::End(begun[0], end)]).unwrap();
-        let row = &trail.rows(&AuditQuery::default(), None).unwrap()[0];
+        let end = RequestEnd { status: 101, error, duration_us: 12, exit_code: Some(7) };
+        trail.write(&[TrailWrite::End(begun[0], end)]).unwrap();
+        let row = &trail.entries(&AuditQuery::default(), None).unwrap()[0];
         assert_eq!(
             (row.status, row.error.as_deref(), row.exit),
             (Some(101), Some("1 fault"), Some(7))

@@ -1,13 +1,13 @@
-//! How the commands of a node are, as its guest says.
+//! Status of a node's commands, as its guest reports it.
 
 use pdp_api::{CommandState, CommandStatus};
-use pdp_container::CommandStatus as Told;
+use pdp_container::GuestCommandStatus as Told;
 
 use crate::plan::CommandPlan;
 
-/// How commands are, by what was told of them in their order; `None`: nothing.
+/// Returns the status of commands from the reports, in their order; `None` if there are none.
 pub(super) fn commands(plans: &[CommandPlan], told: Option<Vec<Told>>) -> Vec<CommandStatus> {
-    // Those of other commands than these are of a guest that is about to be made anew.
+    // Reports about other commands belong to a guest that is about to be recreated.
     let told = told.filter(|told| told.len() == plans.len());
     let told = told.unwrap_or_else(|| vec![Told::default(); plans.len()]);
     let mut all: Vec<_> = plans.iter().zip(told).map(|(plan, told)| command(plan, told)).collect();
@@ -50,8 +50,8 @@ fn command(plan: &CommandPlan, told: Told) -> CommandStatus {
     }
 }
 
-fn state(state: pdp_container::CommandState) -> CommandState {
-    use pdp_container::CommandState as Told;
+fn state(state: pdp_container::GuestCommandState) -> CommandState {
+    use pdp_container::GuestCommandState as Told;
     match state {
         Told::Waiting => CommandState::Waiting,
         Told::Starting => CommandState::Starting,
@@ -66,7 +66,7 @@ fn state(state: pdp_container::CommandState) -> CommandState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pdp_container::CommandState as State;
+    use pdp_container::GuestCommandState as State;
 
     fn plan(name: &str, after: &[usize], once: bool) -> CommandPlan {
         CommandPlan { name: name.into(), after: after.into(), once }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_says_for_whom() {
+    fn waiting_command_names_its_predecessors() {
         let plans =
             [plan("zebra", &[], false), plan("ospfd", &[0], false), plan("exec-1", &[0, 1], true)];
         let said = |states: [State; 3]| {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_is_started_or_held_or_ended_well() {
+    fn command_readiness_follows_its_state() {
         let ready =
             |once, state| commands(&[plan("a", &[], once)], Some(vec![told(state)]))[0].ready;
         for (state, daemon, once) in [
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_of_others_counts_for_none() {
+    fn command_states_of_another_length_are_ignored() {
         for count in [0, 2] {
             let all = commands(&[plan("a", &[], false)], Some(vec![told(State::Ready); count]));
             assert_eq!((all.len(), all[0].ready), (1, false));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_one_shot_commands_again_and_again_is_told_what_to_do() {
+    fn restarting_one_shot_command_gets_a_hint() {
         let words = "ended with code 0".to_owned();
         let state = State::Restarting;
         let it = Told { state, restarts: 4, exit: Some(0), troubled: true, words };

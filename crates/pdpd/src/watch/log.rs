@@ -1,82 +1,83 @@
-//! Numbered events, the newest of them, and who has seen which.
+//! The event log: the newest events with numbers, and the positions of readers.
 //!
-//! Pure. Of [`EVENTS_MAX`] events the oldest of whoever has most goes first, so that nobody's storm takes what there is
-//! of others. A tenant's events have numbers of their own, which say nothing of others' activity. A reader has a
-//! place in the log ([`Place`]): what was lost after it is counted, never left out in silence.
+//! Pure. At most [`EVENTS_MAX`] events are kept. The owner with the most events loses its
+//! oldest first, so a burst of one owner's events does not displace those of others. A tenant's
+//! events have their own numbers, which reveal nothing about others' activity. A reader has a
+//! position in the log ([`LogPosition`]). Events that it loses are counted and reported.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use pdp_api::{Cursor, WatchEvent};
+use pdp_api::{EventCursor, WatchEvent};
 
-use crate::access::{Scope, hex};
+use crate::access::{AccessScope, hex};
 
 /// Events that are kept.
 pub const EVENTS_MAX: usize = 10_000;
 
-/// Bytes of an event's message.
+/// Longest message of an event, bytes.
 pub const MESSAGE_BYTES_MAX: usize = 512;
 
-/// Events that are read at a time.
+/// Events that are read at one time.
 const READ_MAX: usize = 256;
 
-/// What tenants know of who is none.
+/// Identity that tenants see for all non-tenants.
 const OPERATOR: &str = "operator";
 
-/// The log.
+/// The event log.
 #[derive(Debug)]
-pub struct Log {
+pub struct EventLog {
     boot: String,
     /// Number of the newest event.
     seq: u64,
-    events: BTreeMap<u64, Arc<Kept>>,
-    owners: BTreeMap<String, Owner>,
-    /// The newest event that is not kept.
+    events: BTreeMap<u64, Arc<LoggedEvent>>,
+    owners: BTreeMap<String, OwnerEvents>,
+    /// Number of the newest event that is not kept.
     lost: u64,
-    /// The newest one of those whose owner is forgotten.
+    /// The newest one whose owner is forgotten.
     forgotten: u64,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct LoggedEvent {
     owner: String,
-    /// Its number among its owner's.
+    /// Number among the owner's events.
     own: u64,
-    /// Somebody asked for it who is no tenant.
+    /// True if a client that is not a tenant caused it.
     by_node: bool,
     event: WatchEvent,
 }
 
-/// A tenant, a vnet that is no tenant's, or the node.
+/// Events of a tenant, of a vnet without a tenant, or of the node.
 #[derive(Debug)]
-struct Owner {
+struct OwnerEvents {
     boot: String,
     count: u64,
     kept: VecDeque<u64>,
-    /// Its newest event that is not kept.
+    /// The owner's newest event that is not kept.
     lost: u64,
 }
 
-/// Whose events somebody reads.
+/// Selection of events for a reader.
 #[derive(Clone, Debug)]
-pub struct Filter {
-    /// What who asks may know of.
-    pub scope: Scope,
-    /// Only of this vnet.
+pub struct EventFilter {
+    /// Scope of the client.
+    pub scope: AccessScope,
+    /// Only events of this vnet, if set.
     pub vnet: Option<String>,
 }
 
-impl Filter {
-    /// Whether something about this vnet, or about none, is read.
-    pub fn has(&self, vnet: Option<&str>) -> bool {
+impl EventFilter {
+    /// True if the reader gets events of this vnet, or of the node if `None`.
+    pub fn selects(&self, vnet: Option<&str>) -> bool {
         match (&self.vnet, vnet) {
             (Some(wanted), vnet) => vnet == Some(wanted) && self.scope.sees(wanted),
             (None, Some(vnet)) => self.scope.sees(vnet),
-            (None, None) => self.scope == Scope::Node,
+            (None, None) => self.scope == AccessScope::Node,
         }
     }
 
-    /// The one owner of all that is read; `None`: there are several.
+    /// Returns the owner of all selected events; `None` if there are several.
     fn owner(&self) -> Option<String> {
         match (&self.vnet, self.scope.tenant()) {
             (Some(vnet), _) => Some(owner_of(vnet)),
@@ -86,28 +87,28 @@ impl Filter {
     }
 }
 
-/// How far a reader is.
+/// Position of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// The newest event that it has seen, or that is not for it.
+pub struct LogPosition {
+    /// Number of the newest event that it has seen, or that is not for it.
     at: u64,
-    /// The same among its owner's, where there is one and that is known.
+    /// Number of that event among its owner's, if there is one owner and it is known.
     own: Option<u64>,
-    /// What was lost up to here is not told.
+    /// Losses up to this event are not reported.
     told: u64,
 }
 
-/// What came of a look.
+/// Result of a read.
 #[derive(Debug, PartialEq)]
-pub enum Read {
+pub enum LogRead {
     /// The next events, perhaps none.
     Events(Vec<WatchEvent>),
-    /// There were others before, which are not kept: so many at most.
+    /// Earlier events were lost, at most this many.
     Lost(u64),
 }
 
 fn tenant_owner(tenant: &str) -> String {
-    // No vnet is called so.
+    // No vnet has such a name.
     format!("{tenant}.")
 }
 
@@ -115,29 +116,29 @@ fn owner_of(vnet: &str) -> String {
     pdp_spec::tenant_of(vnet).map_or_else(|| vnet.to_owned(), tenant_owner)
 }
 
-/// Names one run, so that the numbers of another are not taken for its own.
+/// Returns an identifier of this run, so that numbers of another run are not taken for its own.
 fn boot() -> String {
     let mut bytes = [0; 8];
     let flags = rustix::rand::GetRandomFlags::empty();
-    // Without random bytes: the time, which no other run has.
+    // Without random bytes the time serves, which is unique to this run.
     if !matches!(rustix::rand::getrandom(&mut bytes, flags), Ok(8)) {
-        bytes = crate::ledger::now_ns().to_ne_bytes();
+        bytes = crate::allocations::now_ns().to_ne_bytes();
     }
     hex(&bytes)
 }
 
-impl Owner {
+impl OwnerEvents {
     fn new() -> Self {
         Self { boot: boot(), count: 0, kept: VecDeque::new(), lost: 0 }
     }
 
-    /// How many are kept up to `at`.
+    /// Returns how many kept events have numbers up to `at`.
     fn kept_until(&self, at: u64) -> usize {
         self.kept.partition_point(|seq| *seq <= at)
     }
 }
 
-impl Default for Log {
+impl Default for EventLog {
     fn default() -> Self {
         Self {
             boot: boot(),
@@ -150,8 +151,9 @@ impl Default for Log {
     }
 }
 
-impl Log {
-    /// Adds an event; its number is given here. `by_node`: who asked for it is no tenant, and nobody that one knows.
+impl EventLog {
+    /// Adds an event and assigns its number. `by_node` is true if a client
+    /// caused it that is not a tenant, so tenants do not learn its identity.
     pub fn push(&mut self, mut event: WatchEvent, by_node: bool) {
         if let Some(message) = &mut event.message {
             message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
@@ -164,11 +166,13 @@ impl Log {
             self.make_room();
         }
         self.seq += 1;
-        let owner = self.owners.entry(name.clone()).or_insert_with(Owner::new);
+        let owner = self.owners.entry(name.clone()).or_insert_with(OwnerEvents::new);
         owner.count += 1;
         owner.kept.push_back(self.seq);
-        self.events
-            .insert(self.seq, Arc::new(Kept { owner: name, own: owner.count, by_node, event }));
+        self.events.insert(
+            self.seq,
+            Arc::new(LoggedEvent { owner: name, own: owner.count, by_node, event }),
+        );
     }
 
     fn make_room(&mut self) {
@@ -185,26 +189,26 @@ impl Log {
         }
     }
 
-    /// What a reader's numbers belong to, and the newest of them.
-    pub fn cursor(&mut self, filter: &Filter) -> Cursor {
+    /// Returns the newest number for a reader, and the run to which it belongs.
+    pub fn cursor(&mut self, filter: &EventFilter) -> EventCursor {
         let Some(tenant) = filter.scope.tenant() else {
-            return Cursor { boot: self.boot.clone(), seq: self.seq };
+            return EventCursor { boot: self.boot.clone(), seq: self.seq };
         };
-        let owner = self.owners.entry(tenant_owner(tenant)).or_insert_with(Owner::new);
-        Cursor { boot: owner.boot.clone(), seq: owner.count }
+        let owner = self.owners.entry(tenant_owner(tenant)).or_insert_with(OwnerEvents::new);
+        EventCursor { boot: owner.boot.clone(), seq: owner.count }
     }
 
-    /// The place after all that there is.
-    pub fn end(&self, filter: &Filter) -> Place {
+    /// Returns the position after all events.
+    pub fn end(&self, filter: &EventFilter) -> LogPosition {
         let count = |name: String| self.owners.get(&name).map_or(0, |owner| owner.count);
-        Place { at: self.seq, own: filter.owner().map(count), told: 0 }
+        LogPosition { at: self.seq, own: filter.owner().map(count), told: 0 }
     }
 
-    /// The place after a cursor; `None`: it is of another run, or of somebody else.
-    pub fn find(&self, filter: &Filter, cursor: &Cursor) -> Option<Place> {
+    /// Returns the position after a cursor; `None` if it belongs to another run or client.
+    pub fn find(&self, filter: &EventFilter, cursor: &EventCursor) -> Option<LogPosition> {
         let Some(tenant) = filter.scope.tenant() else {
             let known = cursor.boot == self.boot && cursor.seq <= self.seq;
-            return known.then_some(Place { at: cursor.seq, ..Place::default() });
+            return known.then_some(LogPosition { at: cursor.seq, ..LogPosition::default() });
         };
         let owner = self.owners.get(&tenant_owner(tenant))?;
         if cursor.boot != owner.boot || cursor.seq > owner.count {
@@ -215,23 +219,24 @@ impl Log {
             Some(index) => {
                 usize::try_from(index).ok().and_then(|at| owner.kept.get(at)).copied()?
             }
-            // After the newest that is not kept, or before it.
+            // After the newest event that is not kept, or before it.
             None if cursor.seq + 1 == first => owner.lost,
             None => owner.lost.saturating_sub(1),
         };
-        Some(Place { at, own: Some(cursor.seq), told: 0 })
+        Some(LogPosition { at, own: Some(cursor.seq), told: 0 })
     }
 
-    /// The place before the first event that is kept and not older than this, milliseconds since 1970.
-    pub fn since(&self, at_ms: u64) -> Place {
-        // Not in order where somebody sets the clock; all are looked at, once.
+    /// Returns the position before the first kept event that is not
+    /// older than this, milliseconds since 1970.
+    pub fn since(&self, at_ms: u64) -> LogPosition {
+        // If somebody sets the clock the events are not in order, so all are checked once.
         let first = self.events.iter().find(|(_, kept)| kept.event.at_ms >= at_ms);
         let at = first.map_or(self.seq, |(seq, _)| seq - 1);
-        Place { at, own: None, told: self.lost.max(self.forgotten) }
+        LogPosition { at, own: None, told: self.lost.max(self.forgotten) }
     }
 
-    /// What comes after a place, which moves on.
-    pub fn read(&self, filter: &Filter, place: &mut Place) -> Read {
+    /// Returns the events after a position and advances it.
+    pub fn read(&self, filter: &EventFilter, place: &mut LogPosition) -> LogRead {
         let name = filter.owner();
         let owner = name.as_ref().and_then(|name| self.owners.get(name));
         let lost = match (&name, owner) {
@@ -252,7 +257,7 @@ impl Log {
                 }
             };
             *place = self.end(filter);
-            return Read::Lost(count);
+            return LogRead::Lost(count);
         }
         let kept: &mut dyn Iterator<Item = u64> = match owner {
             Some(owner) => &mut owner.kept.range(owner.kept_until(place.at)..).copied(),
@@ -262,28 +267,28 @@ impl Log {
         let mut events = Vec::new();
         for seq in kept {
             let Some(kept) = self.events.get(&seq) else { continue };
-            *place = Place { at: seq, own: place.own.map(|_| kept.own), ..*place };
-            if filter.has(kept.event.vnet()) {
+            *place = LogPosition { at: seq, own: place.own.map(|_| kept.own), ..*place };
+            if filter.selects(kept.event.vnet()) {
                 events.push(self.shown(filter, seq, kept));
                 if events.len() == READ_MAX {
-                    return Read::Events(events);
+                    return LogRead::Events(events);
                 }
             }
         }
         *place = self.end(filter);
-        Read::Events(events)
+        LogRead::Events(events)
     }
 
-    /// An event with the number that it has for a reader.
-    fn shown(&self, filter: &Filter, seq: u64, kept: &Kept) -> WatchEvent {
+    /// Returns an event with its number for a reader.
+    fn shown(&self, filter: &EventFilter, seq: u64, kept: &LoggedEvent) -> WatchEvent {
         let (boot, seq) = match filter.scope {
-            Scope::Node => (&self.boot, seq),
-            Scope::Tenant(_) => {
+            AccessScope::Node => (&self.boot, seq),
+            AccessScope::Tenant(_) => {
                 (self.owners.get(&kept.owner).map_or(&self.boot, |owner| &owner.boot), kept.own)
             }
         };
         let mut event = WatchEvent { boot: boot.clone(), seq, ..kept.event.clone() };
-        if kept.by_node && filter.scope != Scope::Node && event.who.is_some() {
+        if kept.by_node && filter.scope != AccessScope::Node && event.who.is_some() {
             event.who = Some(OPERATOR.into());
         }
         event
@@ -300,28 +305,32 @@ mod tests {
         WatchEvent { object: object.into(), ..WatchEvent::default() }
     }
 
-    fn node(vnet: Option<&str>) -> Filter {
-        Filter { scope: Scope::Node, vnet: vnet.map(Into::into) }
+    fn node(vnet: Option<&str>) -> EventFilter {
+        EventFilter { scope: AccessScope::Node, vnet: vnet.map(Into::into) }
     }
 
-    fn tenant(name: &str) -> Filter {
-        Filter { scope: Scope::Tenant(name.into()), vnet: None }
+    fn tenant(name: &str) -> EventFilter {
+        EventFilter { scope: AccessScope::Tenant(name.into()), vnet: None }
     }
 
-    fn all(log: &Log, filter: &Filter, place: &mut Place) -> Result<Vec<WatchEvent>, u64> {
+    fn all(
+        log: &EventLog,
+        filter: &EventFilter,
+        place: &mut LogPosition,
+    ) -> Result<Vec<WatchEvent>, u64> {
         let mut events = Vec::new();
         loop {
             match log.read(filter, place) {
-                Read::Events(more) if more.is_empty() => return Ok(events),
-                Read::Events(more) => events.extend(more),
-                Read::Lost(count) => return Err(count),
+                LogRead::Events(more) if more.is_empty() => return Ok(events),
+                LogRead::Events(more) => events.extend(more),
+                LogRead::Lost(count) => return Err(count),
             }
         }
     }
 
     #[test]
-    fn nobodys_storm_takes_what_there_is_of_others() {
-        let mut log = Log::default();
+    fn event_flood_evicts_no_other_owners_events() {
+        let mut log = EventLog::default();
         log.push(event("vnet/acme.red"), false);
         log.push(event("mux"), false);
         let places = [node(None), node(Some("acme.red")), tenant("acme"), tenant("other")];
@@ -335,19 +344,19 @@ mod tests {
             .map(|(place, filter)| all(&log, filter, place).map(|events| events.len()))
             .collect();
         assert_eq!(told, [Err(lost), Ok(0), Ok(0), Err(lost)]);
-        let mut begin = Place::default();
+        let mut begin = LogPosition::default();
         assert_eq!(all(&log, &node(Some("acme.red")), &mut begin).unwrap().len(), 1);
         let mut found = log.find(&tenant("acme"), &first).unwrap();
         assert!(all(&log, &tenant("acme"), &mut found).unwrap().is_empty(), "it missed nothing");
     }
 
     #[test]
-    fn since_a_time_is_what_is_kept_of_it() {
-        let mut log = Log::default();
+    fn reading_since_a_time_returns_kept_events() {
+        let mut log = EventLog::default();
         for at_ms in 0..2 * EVENTS_MAX as u64 {
             log.push(WatchEvent { at_ms, ..event("vnet/acme.red") }, false);
         }
-        let first = |at_ms: usize, filter: &Filter| {
+        let first = |at_ms: usize, filter: &EventFilter| {
             let mut place = log.since(at_ms as u64);
             all(&log, filter, &mut place).unwrap().first().map(|event| event.at_ms)
         };
@@ -360,8 +369,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_is_of_one_run_and_of_who_has_it() {
-        let mut log = Log::default();
+    fn cursor_is_valid_for_one_run_and_reader() {
+        let mut log = EventLog::default();
         (0..5).for_each(|_| log.push(event("vnet/acme.red"), false));
         log.push(event("vnet/other.red"), false);
         let (acme, other) = (tenant("acme"), tenant("other"));
@@ -370,22 +379,22 @@ mod tests {
         for (filter, cursor) in [(&acme, &others), (&acme, &all), (&other, &mine)] {
             assert_eq!(log.find(filter, cursor), None);
         }
-        assert_eq!(Log::default().find(&node(None), &all), None, "another run's");
-        let future = Cursor { seq: 7, ..all };
+        assert_eq!(EventLog::default().find(&node(None), &all), None, "another run's");
+        let future = EventCursor { seq: 7, ..all };
         assert_eq!(log.find(&node(None), &future), None);
-        let mut place = log.find(&acme, &Cursor { seq: 3, ..mine }).unwrap();
-        let Read::Events(events) = log.read(&acme, &mut place) else { panic!("kept") };
+        let mut place = log.find(&acme, &EventCursor { seq: 3, ..mine }).unwrap();
+        let LogRead::Events(events) = log.read(&acme, &mut place) else { panic!("kept") };
         assert_eq!(events.iter().map(|event| event.seq).collect::<Vec<_>>(), [4, 5]);
     }
 
     #[test]
-    fn a_tenant_is_told_of_an_operator_and_not_which() {
-        let mut log = Log::default();
+    fn events_hide_operator_identity_from_tenants() {
+        let mut log = EventLog::default();
         for (who, by_node) in [("user:root", true), ("token:7", false)] {
             log.push(WatchEvent { who: Some(who.into()), ..event("vnet/acme.red") }, by_node);
         }
-        let who = |filter: &Filter| {
-            let mut place = Place::default();
+        let who = |filter: &EventFilter| {
+            let mut place = LogPosition::default();
             let events = all(&log, filter, &mut place).unwrap();
             events.into_iter().filter_map(|event| event.who).collect::<Vec<_>>()
         };
@@ -394,8 +403,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_fits_on_a_line_and_in_its_bound() {
-        let mut log = Log::default();
+    fn event_messages_fit_on_one_bounded_line() {
+        let mut log = EventLog::default();
         let message = Some(format!("\u{1b}[2J\n{}", "é".repeat(MESSAGE_BYTES_MAX)));
         let mut place = log.end(&node(None));
         log.push(WatchEvent { message, ..event("mux") }, false);
@@ -404,15 +413,15 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of all that ever happened: what a reader gets is what happened in its scope, in
-        /// order, or it is told that something is missing.
+        /// Compared with a list of all events: a reader gets exactly the
+        /// events in its scope, in order, or learns that some are missing.
         #[test]
-        fn nothing_is_missing_in_silence(
+        fn reader_gets_every_event_or_a_gap(
             steps in proptest::collection::vec((0usize..4, 1usize..4000), 1..12),
             looks in proptest::collection::vec(any::<bool>(), 12),
         ) {
             const OBJECTS: [&str; 4] = ["vnet/acme.a", "vnet/other.b", "vnet/c", "mux"];
-            let mut log = Log::default();
+            let mut log = EventLog::default();
             let filters = [node(None), node(Some("c")), tenant("acme"), tenant("other")];
             let mut places = filters.each_ref().map(|filter| log.end(filter));
             let mut happened: [u64; 4] = [0; 4];
@@ -420,7 +429,7 @@ mod tests {
                 for _ in 0..count {
                     log.push(event(OBJECTS[what]), false);
                     for (filter, happened) in filters.iter().zip(&mut happened) {
-                        *happened += u64::from(filter.has(event(OBJECTS[what]).vnet()));
+                        *happened += u64::from(filter.selects(event(OBJECTS[what]).vnet()));
                     }
                 }
                 if !look {

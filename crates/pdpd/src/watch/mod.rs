@@ -1,108 +1,110 @@
-//! What is, what happened and what was counted, for everybody who watches.
+//! State, events and counters for watchers.
 //!
-//! The [`Board`] has the status of each vnet, the events that led there ([`log`]), and the last sample. The keeper and
-//! whoever makes changes say what they do at once; what that made of a vnet's status is found by one thread, by
-//! comparing it with the one before ([`differ`]), for those vnets alone that something happened to. What nobody tells
-//! the daemon (which guests are connected, whose routes are in step, counters, CPU time) is looked for only
-//! while somebody watches, by one sampler for all who do ([`sampler`]).
+//! The [`WatchHub`] has the status of each vnet, the events that led to it ([`log`]),
+//! and the last sample. The reconcile loop and all changes report their actions at
+//! once. One thread determines the effect on a vnet's status: it compares the new
+//! status with the old one ([`diff`]), for vnets that were touched only.
 //!
-//! A reader ([`Reader`]) gets what is new when it can take it. Nothing waits for it and nothing is kept for it: of
-//! samples it gets the newest, and where events are not kept any more it gets a gap and a snapshot.
+//! Some facts are not reported to the daemon: connected guests, routes in sync, counters, CPU
+//! time. One sampler ([`sampler`]) collects them for all watchers, and only while there are any.
 //!
-//! Limits: [`log::EVENTS_MAX`] events for all, [`log::MESSAGE_BYTES_MAX`] of each one's message,
-//! [`READER_BYTES_PER_S`] for a reader after its first [`READER_BURST_BYTES`], and as many readers as there may be
-//! streams ([`crate::http`]). The sampler takes [`sampler::LOAD_MAX`] of a core at most.
+//! A reader ([`WatchReader`]) gets news when it can take them. Nothing waits for it and nothing is
+//! stored for it. It gets the newest sample, and a gap and a snapshot if events are no longer kept.
+//!
+//! Limits: [`log::EVENTS_MAX`] events in total, with messages of [`log::MESSAGE_BYTES_MAX`];
+//! [`READER_BYTES_PER_S`] for a reader after its first [`READER_BURST_BYTES`]; as many readers
+//! as streams ([`crate::http`]). The sampler takes at most [`sampler::LOAD_MAX`] of a core.
 
-mod differ;
+mod diff;
 pub mod log;
+mod publisher;
 mod reader;
 mod sampler;
-mod taken;
-mod teller;
+mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use pdp_api::{Detail, SubstrateStatus, VnetStatus, WatchEvent, What};
+use pdp_api::{Detail, EventKind, SubstrateStatus, VnetStatus, WatchEvent};
 use pdp_proto::{mirror, mux};
 use tokio::sync::watch;
 
-use crate::access::{Asker, Scope, asker};
-use crate::ask::Answer;
-use crate::key::Key;
+use crate::access::{AccessScope, Requester, current_requester};
+use crate::key::ObjectKey;
+use crate::query::HelperReply;
 use crate::reconcile::lock;
 use crate::state::access::now_ms;
-use log::Log;
-use taken::Taken;
+use log::EventLog;
+use snapshot::UsageSample;
 
-pub use reader::{From, READER_BURST_BYTES, READER_BYTES_PER_S, Reader};
+pub use publisher::{open, start};
+pub use reader::{READER_BURST_BYTES, READER_BYTES_PER_S, WatchReader, WatchStart};
 pub use sampler::LOAD_MAX;
-pub use teller::{open, start};
 
-/// An event of this object, with neither number nor time.
-pub(crate) use differ::event;
+/// Creates an event of this object, without number and time.
+pub(crate) use diff::event;
 
-/// What everybody who watches reads from.
+/// Hub from which all watchers read.
 #[derive(Debug)]
-pub struct Board {
-    inside: Mutex<Inside>,
-    /// Counts what is new.
+pub struct WatchHub {
+    inside: Mutex<WatchHubState>,
+    /// Incremented at each change.
     version: watch::Sender<u64>,
-    touched: Mutex<Touched>,
+    touched: Mutex<StaleStatuses>,
     touch: Condvar,
     readers: Mutex<Readers>,
     read: Condvar,
-    seen: Mutex<Seen>,
-    /// Held while a status is found and put on the board.
+    latest_stats: Mutex<LatestStats>,
+    /// Held while a status is determined and published.
     telling: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct Inside {
-    log: Log,
+struct WatchHubState {
+    log: EventLog,
     vnets: BTreeMap<String, Arc<VnetStatus>>,
-    /// Deleted, and not gone yet.
-    going: BTreeSet<String>,
-    /// Vnets of before this run, of which nothing was told yet.
+    /// Deleted vnets that are not gone yet.
+    deleting: BTreeSet<String>,
+    /// Vnets from before this run without a published status.
     expected: BTreeSet<String>,
     node: Option<SubstrateStatus>,
-    sample: Option<Arc<Taken>>,
+    sample: Option<Arc<UsageSample>>,
 }
 
-/// What something happened to, so that its status is to be found anew.
+/// Objects whose status must be determined again.
 #[derive(Debug, Default)]
-struct Touched {
+struct StaleStatuses {
     vnets: BTreeSet<String>,
     node: bool,
 }
 
 #[derive(Debug, Default)]
 struct Readers {
-    wishes: BTreeMap<u64, Wish>,
+    wishes: BTreeMap<u64, SampleRequest>,
     next: u64,
 }
 
-/// What a reader wants of samples.
+/// Samples that a reader wants.
 #[derive(Clone, Debug)]
-struct Wish {
+struct SampleRequest {
     vnet: Option<String>,
     every: Duration,
     detail: Detail,
 }
 
-/// What the mux and mirrors said last, by vnet.
+/// Last answers of the mux and mirrors, by vnet.
 #[derive(Debug, Default)]
-struct Seen {
-    mux: BTreeMap<String, Arc<mux::VnetStats>>,
-    mirrors: BTreeMap<String, Arc<Mirrors>>,
+struct LatestStats {
+    mux: BTreeMap<String, Arc<mux::MuxVnetStats>>,
+    mirrors: BTreeMap<String, Arc<MirrorReplies>>,
 }
 
-/// What mirrors of a vnet said and when, by where they listen.
-type Mirrors = BTreeMap<PathBuf, (Instant, Answer<mirror::Status>)>;
+/// Answers of a vnet's mirrors with their times, by socket path.
+type MirrorReplies = BTreeMap<PathBuf, (Instant, HelperReply<mirror::MirrorStatusReply>)>;
 
-impl Default for Board {
+impl Default for WatchHub {
     fn default() -> Self {
         Self {
             inside: Mutex::default(),
@@ -111,28 +113,28 @@ impl Default for Board {
             touch: Condvar::new(),
             readers: Mutex::default(),
             read: Condvar::new(),
-            seen: Mutex::default(),
+            latest_stats: Mutex::default(),
             telling: Mutex::default(),
         }
     }
 }
 
-impl Board {
-    /// Puts an event on the board, as asked for by who this thread works for.
+impl WatchHub {
+    /// Publishes an event on behalf of the client for which this thread works.
     pub fn post(&self, event: WatchEvent) {
-        self.post_for(event, asker().as_ref());
+        self.post_for(event, current_requester().as_ref());
     }
 
-    fn post_for(&self, event: WatchEvent, asker: Option<&Asker>) {
-        let by_node = asker.is_some_and(|asker| asker.scope == Scope::Node);
-        let who = asker.map(|asker| asker.who.clone());
+    fn post_for(&self, event: WatchEvent, asker: Option<&Requester>) {
+        let by_node = asker.is_some_and(|asker| asker.scope == AccessScope::Node);
+        let who = asker.map(|asker| asker.identity.clone());
         let event = WatchEvent { at_ms: now_ms(), who, ..event };
         lock(&self.inside).log.push(event, by_node);
-        self.tell_readers();
+        self.notify_readers();
     }
 
-    /// Has the status found anew of what something happened to.
-    pub fn touch(&self, key: &Key) {
+    /// Requests that the status of the object's vnet, or of the node, is determined again.
+    pub fn touch(&self, key: &ObjectKey) {
         match key.vnet_name() {
             Some(vnet) => drop(lock(&self.touched).vnets.insert(vnet.to_owned())),
             None => lock(&self.touched).node = true,
@@ -140,13 +142,14 @@ impl Board {
         self.touch.notify_one();
     }
 
-    /// The same of vnets.
+    /// Requests that the status of these vnets is determined again.
     pub fn touch_vnets<'a>(&self, vnets: impl IntoIterator<Item = &'a str>) {
         lock(&self.touched).vnets.extend(vnets.into_iter().map(str::to_owned));
         self.touch.notify_one();
     }
 
-    /// Vnets that are no news: they were there before this run, to stay or to go.
+    /// Announces vnets from before this run, so that they cause no
+    /// events. They stay, or are being removed.
     pub fn expect(
         &self,
         vnets: impl IntoIterator<Item = String>,
@@ -154,20 +157,21 @@ impl Board {
     ) {
         let mut inside = lock(&self.inside);
         inside.expected.extend(vnets);
-        inside.going.extend(going);
+        inside.deleting.extend(going);
     }
 
-    /// Puts on the board how a vnet is. `None`: it is not wanted; `going`: there is something of it.
-    pub fn tell(&self, vnet: &str, status: Option<VnetStatus>, going: bool) {
+    /// Publishes the status of a vnet. `None` means that it is not
+    /// wanted; `going` is true if parts of it exist.
+    pub fn publish_vnet(&self, vnet: &str, status: Option<VnetStatus>, going: bool) {
         let mut inside = lock(&self.inside);
-        let Inside { log, vnets, going: gone_soon, expected, .. } = &mut *inside;
+        let WatchHubState { log, vnets, deleting: gone_soon, expected, .. } = &mut *inside;
         let expected = expected.remove(vnet);
         let mut events = Vec::new();
         match status {
             Some(status) => {
                 let before = vnets.get(vnet).map(|before| &**before);
                 if before.is_some() || !expected {
-                    events = differ::vnet(vnet, before, &status);
+                    events = diff::vnet(vnet, before, &status);
                 }
                 gone_soon.remove(vnet);
                 vnets.insert(vnet.to_owned(), Arc::new(status));
@@ -177,7 +181,7 @@ impl Board {
                 if going {
                     gone_soon.insert(vnet.to_owned());
                 } else if was {
-                    events.push(event(format!("vnet/{vnet}"), What::Gone, None));
+                    events.push(event(format!("vnet/{vnet}"), EventKind::Gone, None));
                 }
             }
         }
@@ -186,41 +190,41 @@ impl Board {
         events.into_iter().for_each(|event| log.push(WatchEvent { at_ms, ..event }, false));
         drop(inside);
         if !none {
-            self.tell_readers();
+            self.notify_readers();
         }
     }
 
-    /// Puts on the board how the node is.
-    fn tell_node(&self, status: SubstrateStatus) {
+    /// Publishes the status of the node.
+    fn publish_node(&self, status: SubstrateStatus) {
         let mut inside = lock(&self.inside);
         let before = inside.node.take();
-        let events = before.map(|before| differ::node_itself(&before, &status));
+        let events = before.map(|before| diff::node_itself(&before, &status));
         let at_ms = now_ms();
         for event in events.into_iter().flatten() {
             inside.log.push(WatchEvent { at_ms, ..event }, false);
         }
         inside.node = Some(status);
         drop(inside);
-        self.tell_readers();
+        self.notify_readers();
     }
 
-    fn tell_sample(&self, sample: Taken) {
+    fn tell_sample(&self, sample: UsageSample) {
         lock(&self.inside).sample = Some(Arc::new(sample));
-        self.tell_readers();
+        self.notify_readers();
     }
 
-    fn tell_readers(&self) {
+    fn notify_readers(&self) {
         self.version.send_modify(|version| *version += 1);
     }
 
-    /// Who reads samples wants what.
-    fn wishes(&self) -> Vec<Wish> {
+    /// Returns the wishes of all readers of samples.
+    fn wishes(&self) -> Vec<SampleRequest> {
         let readers = lock(&self.readers);
         readers.wishes.values().filter(|wish| wish.detail != Detail::None).cloned().collect()
     }
 
-    /// Waits while nobody wants samples.
-    fn wait_for_wishes(&self) -> Vec<Wish> {
+    /// Waits until a reader wants samples.
+    fn wait_for_wishes(&self) -> Vec<SampleRequest> {
         loop {
             let wishes = self.wishes();
             if !wishes.is_empty() {
@@ -233,14 +237,14 @@ impl Board {
         }
     }
 
-    /// Waits for so long, or until somebody else comes who reads.
+    /// Waits for this time, or until a new reader comes.
     fn wait_for_others(&self, pause: Duration) {
         let readers = lock(&self.readers);
         let next = readers.next;
         drop(self.read.wait_timeout_while(readers, pause, |readers| readers.next == next));
     }
 
-    fn leave(&self, reader: u64) {
+    fn remove_reader(&self, reader: u64) {
         lock(&self.readers).wishes.remove(&reader);
     }
 }

@@ -1,63 +1,63 @@
-//! One who watches.
+//! A watcher's connection to the hub.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pdp_api::{Cursor, Detail, Gap, Snapshot, VnetStatus, WatchEvent, WatchLine, WatchQuery};
+use pdp_api::{Detail, EventCursor, Gap, Snapshot, VnetStatus, WatchEvent, WatchLine, WatchQuery};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::log::{Filter, Place, Read};
-use super::taken::Taken;
-use super::{Board, Wish};
+use super::log::{EventFilter, LogPosition, LogRead};
+use super::snapshot::UsageSample;
+use super::{SampleRequest, WatchHub};
 use crate::reconcile::lock;
 use crate::state::access::now_ms;
 use crate::view;
 
-/// Bytes a second for one reader, after its first [`READER_BURST_BYTES`].
+/// Rate limit of one reader after its first [`READER_BURST_BYTES`], bytes per second.
 pub const READER_BYTES_PER_S: u64 = 1 << 20;
 
-/// Bytes that a reader gets at once that got few before.
+/// Bytes that a reader gets at once if it got little before.
 pub const READER_BURST_BYTES: u64 = 4 << 20;
 
-/// How long what is new is gathered, so that who reads is not woken for each event of many.
+/// Time for which news are gathered, so that a reader is not woken for each single event.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// One who watches, until this is dropped.
+/// A watcher, until it is dropped.
 #[derive(Debug)]
-pub struct Reader {
-    board: Arc<Board>,
+pub struct WatchReader {
+    hub: Arc<WatchHub>,
     id: u64,
-    filter: Filter,
+    filter: EventFilter,
     detail: Detail,
     every: Duration,
-    next: Next,
-    place: Place,
-    /// Number of the last sample that it got.
+    next: NextDelivery,
+    place: LogPosition,
+    /// Number of its last sample.
     sample: u64,
-    /// When it is to get another.
+    /// Time at which the next sample is due.
     due: Instant,
     version: watch::Receiver<u64>,
-    budget: Budget,
-    /// What is being written, which counts as seen.
+    budget: SendBudget,
+    /// Lines that are being formatted; they count as seen.
     writing: Option<JoinHandle<Vec<u8>>>,
 }
 
-/// Where a reader begins.
+/// Start of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum From {
-    /// With what is.
+pub enum WatchStart {
+    /// The current state.
     Now,
-    /// With the events since then that are kept, milliseconds since 1970.
+    /// Kept events since this time, milliseconds since 1970.
     Since(u64),
-    /// With the events after this one.
-    After(Cursor),
+    /// Events after this one.
+    After(EventCursor),
 }
 
-impl From {
-    /// As a query says.
+impl WatchStart {
+    /// Returns the start that a query requests.
     pub fn of(query: &WatchQuery) -> Self {
         match (&query.after, query.since_ms) {
             (Some(cursor), _) => Self::After(cursor.clone()),
@@ -67,36 +67,37 @@ impl From {
     }
 }
 
-/// What it is to get next.
+/// Next item for the reader.
 #[derive(Debug)]
-enum Next {
-    /// So many events were lost, or nobody knows how many.
+enum NextDelivery {
+    /// This many events were lost; `None` if unknown.
     Gap(Option<u64>),
     Snapshot,
     Events,
 }
 
-/// What a look found, to be written where it holds nobody up.
-enum Found {
+/// Items that were found, to be formatted without holding a lock.
+enum WatchPayload {
     Gap(Gap),
     Snapshot(Box<Snapshot>, Vec<(String, Arc<VnetStatus>)>),
     Events(Vec<WatchEvent>),
-    Sample(Arc<Taken>),
+    Sample(Arc<UsageSample>),
 }
 
 /// Bytes that may be sent by now.
 #[derive(Debug)]
-struct Budget {
+struct SendBudget {
     bytes: f64,
     at: Instant,
 }
 
-impl Budget {
+impl SendBudget {
     fn new() -> Self {
         Self { bytes: READER_BURST_BYTES as f64, at: Instant::now() }
     }
 
-    /// Takes bytes, of which more may be taken than there are; when there are some again.
+    /// Takes bytes, possibly more than are available. Returns the time
+    /// at which some are available again.
     fn take(&mut self, bytes: usize) -> Instant {
         let now = Instant::now();
         let came = now.duration_since(self.at).as_secs_f64() * READER_BYTES_PER_S as f64;
@@ -106,43 +107,43 @@ impl Budget {
     }
 }
 
-impl Drop for Reader {
+impl Drop for WatchReader {
     fn drop(&mut self) {
-        self.board.leave(self.id);
+        self.hub.remove_reader(self.id);
     }
 }
 
-impl Reader {
-    /// One more, of what there is from now on, or after a place.
+impl WatchReader {
+    /// Creates a reader of the current state and what follows, or of what follows a position.
     pub fn new(
-        board: &Arc<Board>,
-        filter: Filter,
+        board: &Arc<WatchHub>,
+        filter: EventFilter,
         every: Duration,
         detail: Detail,
-        from: &From,
+        from: &WatchStart,
     ) -> Self {
         let id = {
             let mut readers = lock(&board.readers);
             readers.next += 1;
             let id = readers.next;
-            let wish = Wish { vnet: filter.vnet.clone(), every, detail };
+            let wish = SampleRequest { vnet: filter.vnet.clone(), every, detail };
             readers.wishes.insert(id, wish);
             board.read.notify_all();
             id
         };
         let inside = lock(&board.inside);
         let (next, place) = match from {
-            From::Now => (Next::Snapshot, Place::default()),
-            From::Since(at_ms) => (Next::Events, inside.log.since(*at_ms)),
-            From::After(cursor) => match inside.log.find(&filter, cursor) {
-                Some(place) => (Next::Events, place),
-                None => (Next::Gap(None), Place::default()),
+            WatchStart::Now => (NextDelivery::Snapshot, LogPosition::default()),
+            WatchStart::Since(at_ms) => (NextDelivery::Events, inside.log.since(*at_ms)),
+            WatchStart::After(cursor) => match inside.log.find(&filter, cursor) {
+                Some(place) => (NextDelivery::Events, place),
+                None => (NextDelivery::Gap(None), LogPosition::default()),
             },
         };
         let sample = inside.sample.as_ref().map_or(0, |sample| sample.number);
         drop(inside);
         Self {
-            board: board.clone(),
+            hub: board.clone(),
             id,
             filter,
             detail,
@@ -152,12 +153,12 @@ impl Reader {
             sample,
             due: Instant::now(),
             version: board.version.subscribe(),
-            budget: Budget::new(),
+            budget: SendBudget::new(),
             writing: None,
         }
     }
 
-    /// The next lines, whole, when there are some. Dropping the future loses no event.
+    /// Returns the next complete lines, once there are some. Dropping the future loses no event.
     pub async fn next(&mut self) -> Bytes {
         let ready = self.budget.take(0);
         tokio::time::sleep_until(ready).await;
@@ -169,22 +170,22 @@ impl Reader {
                 return bytes.into();
             }
             self.version.borrow_and_update();
-            let found = self.look();
+            let found = self.collect_updates();
             if !found.is_empty() {
                 let (filter, detail) = (self.filter.clone(), self.detail);
                 let bytes = move || write(found, &filter, detail);
-                // Much is written on a thread of its own.
+                // Large amounts are formatted on a blocking thread.
                 self.writing = Some(tokio::task::spawn_blocking(bytes));
                 continue;
             }
-            let waits = lock(&self.board.inside)
+            let waits = lock(&self.hub.inside)
                 .sample
                 .as_ref()
                 .is_some_and(|sample| self.detail != Detail::None && sample.number > self.sample);
             tokio::select! {
                 changed = self.version.changed() => {
                     if changed.is_err() {
-                        // The board lives as long as this.
+                        // The hub lives as long as this reader.
                         std::future::pending::<()>().await;
                     }
                     tokio::time::sleep(GATHER).await;
@@ -194,31 +195,31 @@ impl Reader {
         }
     }
 
-    /// What is new, which counts as seen from then on.
-    fn look(&mut self) -> Vec<Found> {
+    /// Returns the news, which count as seen from then on.
+    fn collect_updates(&mut self) -> Vec<WatchPayload> {
         let mut found = Vec::new();
-        let mut inside = lock(&self.board.inside);
-        if let Next::Events = self.next {
+        let mut inside = lock(&self.hub.inside);
+        if let NextDelivery::Events = self.next {
             match inside.log.read(&self.filter, &mut self.place) {
-                Read::Events(events) if events.is_empty() => {}
-                Read::Events(events) => found.push(Found::Events(events)),
-                Read::Lost(count) => self.next = Next::Gap(Some(count)),
+                LogRead::Events(events) if events.is_empty() => {}
+                LogRead::Events(events) => found.push(WatchPayload::Events(events)),
+                LogRead::Lost(count) => self.next = NextDelivery::Gap(Some(count)),
             }
         }
-        if let Next::Gap(lost) = self.next {
-            found.push(Found::Gap(Gap { lost }));
-            self.next = Next::Snapshot;
+        if let NextDelivery::Gap(lost) = self.next {
+            found.push(WatchPayload::Gap(Gap { lost }));
+            self.next = NextDelivery::Snapshot;
         }
-        if let Next::Snapshot = self.next {
-            self.next = Next::Events;
-            let Cursor { boot, seq } = inside.log.cursor(&self.filter);
+        if let NextDelivery::Snapshot = self.next {
+            self.next = NextDelivery::Events;
+            let EventCursor { boot, seq } = inside.log.cursor(&self.filter);
             self.place = inside.log.end(&self.filter);
-            let in_scope = |name: &&String| self.filter.has(Some(name));
-            let going = inside.going.iter().filter(in_scope).cloned().collect();
+            let in_scope = |name: &&String| self.filter.selects(Some(name));
+            let going = inside.deleting.iter().filter(in_scope).cloned().collect();
             let vnets = inside.vnets.iter().filter(|(name, _)| in_scope(name));
             let vnets = vnets.map(|(name, status)| (name.clone(), status.clone())).collect();
             let snapshot = Snapshot { boot, seq, at_ms: now_ms(), going, ..Snapshot::default() };
-            found.push(Found::Snapshot(Box::new(snapshot), vnets));
+            found.push(WatchPayload::Snapshot(Box::new(snapshot), vnets));
         }
         let now = Instant::now();
         if self.detail != Detail::None
@@ -227,26 +228,26 @@ impl Reader {
             && sample.number > self.sample
         {
             self.sample = sample.number;
-            // In step with the sampler, which may be a little late each time.
+            // Aligned with the sampler, which may be slightly late each time.
             self.due = now + self.every - self.every / 8;
-            found.push(Found::Sample(sample.clone()));
+            found.push(WatchPayload::Sample(sample.clone()));
         }
         found
     }
 }
 
-/// As lines.
-fn write(found: Vec<Found>, filter: &Filter, detail: Detail) -> Vec<u8> {
+/// Formats the items as lines.
+fn write(found: Vec<WatchPayload>, filter: &EventFilter, detail: Detail) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut line = |line: &WatchLine| {
-        // Plain data with string keys, and a vector takes every byte.
+        // Plain data with string keys, written to a vector: can't fail.
         let _ = serde_json::to_writer(&mut bytes, line);
         bytes.push(b'\n');
     };
     for found in found {
         match found {
-            Found::Gap(gap) => line(&WatchLine::Gap(gap)),
-            Found::Snapshot(mut snapshot, vnets) => {
+            WatchPayload::Gap(gap) => line(&WatchLine::Gap(gap)),
+            WatchPayload::Snapshot(mut snapshot, vnets) => {
                 snapshot.vnets =
                     vnets.iter().map(|(name, status)| view::summary(name, status)).collect();
                 if filter.vnet.is_some()
@@ -256,10 +257,10 @@ fn write(found: Vec<Found>, filter: &Filter, detail: Detail) -> Vec<u8> {
                 }
                 line(&WatchLine::Snapshot(*snapshot));
             }
-            Found::Events(events) => {
+            WatchPayload::Events(events) => {
                 events.into_iter().for_each(|event| line(&WatchLine::Event(event)));
             }
-            Found::Sample(taken) => {
+            WatchPayload::Sample(taken) => {
                 line(&WatchLine::Sample(Box::new(taken.sample(filter, detail))));
             }
         }

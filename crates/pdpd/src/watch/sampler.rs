@@ -1,58 +1,62 @@
-//! Looks for what nobody tells the daemon, while somebody watches: once for all who do.
+//! Collects facts that are not reported to the daemon, while there are
+//! watchers, once for all of them.
 //!
-//! A sample is one call to the mux (for one vnet alone, where nobody watches another), and a look at cgroups: of
-//! vnets that are watched by name each time, and of all others in turn, for as long as the sampler's part of the CPU
-//! lasts. Samples that cost much come less often, so that it takes [`LOAD_MAX`] of a core, whatever there is.
-//! Mirrors, which run on their tenants' share of the CPU, are asked by a thread of their own: those of vnets that
-//! are watched by name once a second, all others once in [`MIRROR_PAUSE`] at most, [`MIRRORS_AT_ONCE`] a
-//! second.
+//! A sample is one call to the mux, and a look at cgroups. The call is for a single vnet
+//! if all watchers watch that one. Cgroups of vnets that are watched by name are read
+//! each time, and all others in turn, as long as the sampler's CPU share lasts. Expensive
+//! samples come less often, so that the sampler takes at most [`LOAD_MAX`] of a core.
+//!
+//! A separate thread asks the mirrors, which run on their tenants' CPU share.
+//! Mirrors of vnets that are watched by name are asked once a second. All others
+//! are asked at most once in [`MIRROR_PAUSE`], [`MIRRORS_AT_ONCE`] a second.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pdp_api::Usage;
+use pdp_api::ResourceUsage;
 use pdp_proto::mux;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::taken::{NodeUsage, Taken, VnetUsage};
-use super::{Seen, Wish};
-use crate::ask::{Answer, Question};
-use crate::control::Mirror;
-use crate::engine::Engine;
-use crate::plan::{NodePlan, Places, Plan};
+use super::snapshot::{NodeUsage, UsageSample, VnetUsage};
+use super::{LatestStats, SampleRequest};
+use crate::control::MirrorClient;
+use crate::engine::DaemonCore;
+use crate::plan::{DaemonPaths, NodePlan, Plan};
+use crate::query::{HelperReply, Question};
 use crate::reconcile::lock;
 use crate::state::access::now_ms;
 
-/// What the sampler takes of a core at most, as one of so many parts.
+/// Largest share of a core for the sampler: one in this many.
 pub const LOAD_MAX: u32 = 25;
 
-/// What looks at cgroups in turn take of a core at most, beside all else that is in a sample: they come to their end
-/// however much the mux has to say.
+/// Largest share of a core, one in this many, for reading cgroups in turn, in
+/// addition to the rest of a sample. So a round ends however much the mux reports.
 const TURN_LOAD_MAX: u32 = 100;
 
-/// Pause between two rounds of questions to mirrors.
+/// Pause between two rounds of requests to mirrors.
 const MIRRORS_EVERY: Duration = Duration::from_secs(1);
 
-/// Pause between two questions to a mirror that nobody watches by name.
+/// Pause between two requests to a mirror that nobody watches by name.
 pub const MIRROR_PAUSE: Duration = Duration::from_secs(10);
 
-/// Of those, asked in one round.
+/// Such mirrors that are asked in one round.
 pub const MIRRORS_AT_ONCE: usize = 32;
 
-/// Statuses that are found anew at each sample though nothing told of them, in turn: how commands are shows in files
-/// alone. Those of vnets that are watched by name are all.
+/// Statuses that are determined again at each sample without a report,
+/// in turn. The state of commands, for example, is visible in files
+/// only. In addition, all vnets that are watched by name.
 const TELLS_AT_ONCE: usize = 8;
 
-/// What it keeps between samples.
+/// State of the sampler between samples.
 #[derive(Debug, Default)]
 pub struct Sampler {
     number: u64,
     usage: BTreeMap<String, Arc<VnetUsage>>,
-    /// The vnet and node that were looked at last, in turn.
+    /// The vnet and node whose cgroups were read last, in turn.
     last: Option<(String, String)>,
-    /// The vnet whose status was found last, in turn.
+    /// The vnet whose status was determined last, in turn.
     last_told: String,
 }
 
@@ -61,33 +65,33 @@ fn clock(id: ClockId) -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
-/// CPU time of this thread.
+/// Returns the CPU time of this thread.
 fn cpu() -> Duration {
     clock(ClockId::ThreadCPUTime)
 }
 
-/// The monotonic clock, nanoseconds.
+/// Returns the monotonic clock, nanoseconds.
 fn at_ns() -> u64 {
     u64::try_from(clock(ClockId::Monotonic).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Takes samples while somebody watches. Does not return.
-pub fn run(engine: &Engine) {
-    let (board, mut sampler) = (engine.board(), Sampler::default());
+/// Takes samples while there are watchers. Does not return.
+pub fn run(engine: &DaemonCore) {
+    let (board, mut sampler) = (engine.watch_hub(), Sampler::default());
     loop {
         let wishes = board.wait_for_wishes();
         let every = wishes.iter().map(|wish| wish.every).min().unwrap_or_default();
         let began = (Instant::now(), cpu());
         sampler.sample(engine, &wishes, every);
-        // Whoever comes meanwhile need not wait for the next sample, but for its share of the CPU.
+        // A new watcher need not wait for the next sample, but for the sampler's CPU share.
         let least = (cpu() - began.1) * LOAD_MAX;
         std::thread::sleep(least.saturating_sub(began.0.elapsed()));
         board.wait_for_others(every.saturating_sub(began.0.elapsed()));
     }
 }
 
-/// The vnets that are watched by name; `None`: somebody watches all.
-fn named(wishes: &[Wish]) -> Option<Vec<&str>> {
+/// Returns the vnets that are watched by name; `None` if a reader watches all.
+fn named(wishes: &[SampleRequest]) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = wishes.iter().map(|wish| wish.vnet.as_deref()).collect();
     names.map(|mut names| {
         names.sort_unstable();
@@ -97,9 +101,9 @@ fn named(wishes: &[Wish]) -> Option<Vec<&str>> {
 }
 
 impl Sampler {
-    fn sample(&mut self, engine: &Engine, wishes: &[Wish], every: Duration) {
+    fn sample(&mut self, engine: &DaemonCore, wishes: &[SampleRequest], every: Duration) {
         let began = cpu();
-        let (board, plan) = (engine.board(), engine.model().plan.clone());
+        let (board, plan) = (engine.watch_hub(), engine.model().plan.clone());
         let names = named(wishes);
         let one = match names.as_deref() {
             Some([name]) => Some(*name),
@@ -107,14 +111,14 @@ impl Sampler {
         };
         let stats = match engine.host.stats(one, &plan) {
             Ok(stats) => stats,
-            Err(error) if error.is_late() => return,
-            // None runs, or none of this vnet.
-            Err(_) => mux::Stats::default(),
+            Err(error) if error.is_timeout() => return,
+            // No mux runs, or it lacks this vnet.
+            Err(_) => mux::MuxStats::default(),
         };
-        let mux::Stats { externals, vnets, workers } = stats;
-        // Kept twice, for statuses and for the sample: shared, since there are many counters.
+        let mux::MuxStats { externals, vnets, workers } = stats;
+        // In an `Arc`, since the many counters are kept twice: for statuses and for the sample.
         let vnets = shared(vnets);
-        let changed = lock(&board.seen).absorb(&vnets, one);
+        let changed = lock(&board.latest_stats).absorb(&vnets, one);
         board.touch_vnets(changed.iter().map(String::as_str));
         self.usage.retain(|name, _| plan.vnets.contains_key(name));
         match &names {
@@ -146,8 +150,8 @@ impl Sampler {
             self.look_in_turn(engine, &plan, || enough(began, TURN_LOAD_MAX));
         }
         self.number += 1;
-        let mirrors = lock(&board.seen).mirrors.clone();
-        board.tell_sample(Taken {
+        let mirrors = lock(&board.latest_stats).mirrors.clone();
+        board.tell_sample(UsageSample {
             number: self.number,
             at_ms: now_ms(),
             at_ns: at_ns(),
@@ -160,8 +164,8 @@ impl Sampler {
         });
     }
 
-    /// Looks at nodes from where the last turn ended, once around at most.
-    fn look_in_turn(&mut self, engine: &Engine, plan: &Plan, enough: impl Fn() -> bool) {
+    /// Reads the nodes' cgroups from where the last round ended, once around at most.
+    fn look_in_turn(&mut self, engine: &DaemonCore, plan: &Plan, enough: impl Fn() -> bool) {
         let (first, node) = self.last.take().unwrap_or_default();
         let after = plan.vnets.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
         let before =
@@ -180,12 +184,12 @@ impl Sampler {
         }
     }
 
-    fn look(&mut self, engine: &Engine, vnet: &str, node: &str, plan: &NodePlan) {
+    fn look(&mut self, engine: &DaemonCore, vnet: &str, node: &str, plan: &NodePlan) {
         let cgroups = engine.host.runtime.cgroups();
         let usage = |cgroup: &str| {
-            // One that is not there has used nothing yet.
+            // A missing cgroup has no usage yet.
             let used = cgroups.usage(cgroup).ok()?;
-            Some(Usage {
+            Some(ResourceUsage {
                 usage_at_ns: at_ns(),
                 cpu_ns: used.cpu_ns,
                 throttled_ns: used.throttled_ns,
@@ -194,26 +198,27 @@ impl Sampler {
             })
         };
         let guests = plan.guests.keys().filter_map(|&number| {
-            Some((number, usage(&Places::guest_cgroup(vnet, node, number))?))
+            Some((number, usage(&DaemonPaths::guest_cgroup(vnet, node, number))?))
         });
         let guests = guests.collect();
-        let control = usage(&Places::node_cgroup(vnet, node)).unwrap_or_default();
+        let control = usage(&DaemonPaths::node_cgroup(vnet, node)).unwrap_or_default();
         let kernel = plan.kernel.as_ref().and_then(|kernel| usage(&kernel.cgroup));
         let nodes = Arc::make_mut(self.usage.entry(vnet.to_owned()).or_default());
         nodes.insert(node.to_owned(), NodeUsage { control, guests, kernel });
     }
 }
 
-/// What the mux counted, by vnet.
-type Counted = BTreeMap<String, Arc<mux::VnetStats>>;
+/// The mux's counters, by vnet.
+type VnetStatsMap = BTreeMap<String, Arc<mux::MuxVnetStats>>;
 
-pub(super) fn shared(vnets: BTreeMap<String, mux::VnetStats>) -> Counted {
+pub(super) fn shared(vnets: BTreeMap<String, mux::MuxVnetStats>) -> VnetStatsMap {
     vnets.into_iter().map(|(name, stats)| (name, Arc::new(stats))).collect()
 }
 
-impl Seen {
-    /// Takes what the mux said, of one vnet or of all; the vnets whose status that may change.
-    pub(super) fn absorb(&mut self, vnets: &Counted, one: Option<&str>) -> Vec<String> {
+impl LatestStats {
+    /// Takes the mux's counters of one vnet or of all. Returns the
+    /// vnets whose status may change because of them.
+    pub(super) fn absorb(&mut self, vnets: &VnetStatsMap, one: Option<&str>) -> Vec<String> {
         let mut changed = Vec::new();
         for (name, now) in vnets {
             let before = self.mux.insert(name.clone(), now.clone());
@@ -232,8 +237,8 @@ impl Seen {
     }
 }
 
-/// What of a vnet's counters shows in its status.
-fn tells(stats: &mux::VnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[String])> {
+/// Returns the part of a vnet's counters that its status shows.
+fn tells(stats: &mux::MuxVnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[String])> {
     let nodes = stats.nodes.values();
     let each = nodes.flat_map(|node| {
         let guests = node.guests.values().map(|guest| guest.connected);
@@ -244,22 +249,22 @@ fn tells(stats: &mux::VnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[S
     each.collect()
 }
 
-/// Asks mirrors while somebody watches. Does not return.
-pub fn ask_mirrors(engine: &Engine) {
+/// Asks mirrors while there are watchers. Does not return.
+pub fn ask_mirrors(engine: &DaemonCore) {
     loop {
-        let wishes = engine.board().wait_for_wishes();
+        let wishes = engine.watch_hub().wait_for_wishes();
         ask_some(engine, &wishes);
         std::thread::sleep(MIRRORS_EVERY);
     }
 }
 
-/// Asks those of vnets that are watched by name, and if somebody watches all, some others that were not asked for
-/// long.
-fn ask_some(engine: &Engine, wishes: &[Wish]) {
+/// Asks the mirrors of vnets that are watched by name. If a reader
+/// watches all, also asks some others whose last answer is old.
+fn ask_some(engine: &DaemonCore, wishes: &[SampleRequest]) {
     let plan = engine.model().wanted();
     let is_named = |name: &str| wishes.iter().any(|wish| wish.vnet.as_deref() == Some(name));
     let all = named(wishes).is_none();
-    let said = lock(&engine.board().seen).mirrors.clone();
+    let said = lock(&engine.watch_hub().latest_stats).mirrors.clone();
     let (mut chosen, mut others) = (Vec::new(), Vec::new());
     for (name, vnet) in plan.vnets.iter() {
         let wanted = is_named(name);
@@ -283,33 +288,35 @@ fn ask_some(engine: &Engine, wishes: &[Wish]) {
         .map(|(name, path)| Question {
             path: (*path).clone(),
             tenant: pdp_spec::tenant_of(name).map(str::to_owned),
-            what: Mirror { path: (*path).clone() },
+            what: MirrorClient { path: (*path).clone() },
         })
         .collect();
-    let answers = engine.late.ask(&questions, |mirror: &Mirror, wait| mirror.status(wait));
+    let answers = engine
+        .late_helpers
+        .query_all(&questions, |mirror: &MirrorClient, wait| mirror.status(wait));
     for ((name, path), answer) in chosen.into_iter().zip(answers) {
-        keep(engine, name, path, answer);
+        store_reply(engine, name, path, answer);
     }
 }
 
-/// Keeps what a mirror said, and has the status of its vnet found anew if that changes it.
-pub(super) fn keep(
-    engine: &Engine,
+/// Stores a mirror's answer. If it changes the status of its vnet, that is determined again.
+pub(super) fn store_reply(
+    engine: &DaemonCore,
     vnet: &str,
     path: &std::path::Path,
-    answer: Answer<pdp_proto::mirror::Status>,
+    answer: HelperReply<pdp_proto::mirror::MirrorStatusReply>,
 ) {
-    let shown = |answer: &Answer<pdp_proto::mirror::Status>| match answer {
-        Answer::Said(said) => {
+    let shown = |answer: &HelperReply<pdp_proto::mirror::MirrorStatusReply>| match answer {
+        HelperReply::Reply(said) => {
             let guests: Vec<_> =
                 said.guests.iter().map(|guest| (guest.guest, guest.synced)).collect();
-            Answer::Said((said.settled, said.routes_refused > 0, said.hooks.clone(), guests))
+            HelperReply::Reply((said.settled, said.routes_refused > 0, said.hooks.clone(), guests))
         }
-        Answer::None => Answer::None,
-        Answer::Late => Answer::Late,
+        HelperReply::None => HelperReply::None,
+        HelperReply::TimedOut => HelperReply::TimedOut,
     };
-    let board = engine.board();
-    let mut seen = lock(&board.seen);
+    let board = engine.watch_hub();
+    let mut seen = lock(&board.latest_stats);
     let said = Arc::make_mut(seen.mirrors.entry(vnet.to_owned()).or_default());
     let is = shown(&answer);
     let was = said.insert(path.into(), (Instant::now(), answer));

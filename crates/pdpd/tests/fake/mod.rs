@@ -1,5 +1,5 @@
-//! A daemon of fixed answers behind the real HTTP layer, for tests of the layer and of the
-//! command.
+//! A daemon with fixed answers behind the real HTTP layer, for tests of
+//! the layer and of the command.
 
 #![allow(dead_code)] // each test uses its part
 
@@ -19,19 +19,19 @@ use pdp_api::exec::ExecRequest;
 use pdp_api::*;
 use pdp_container::cgroup::{Cgroups, Session};
 use pdp_spec::Tenant;
-use pdpd::access::{Guard, Scope, no_vnet};
+use pdpd::access::{AccessScope, Authenticator, no_vnet};
 use pdpd::http::tls::Tls;
 use pdpd::http::{Captured, Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
-use pdpd::state::State;
-use pdpd::watch::log::Filter;
-use pdpd::watch::{Board, From, Reader};
+use pdpd::state::StateFile;
+use pdpd::watch::log::EventFilter;
+use pdpd::watch::{WatchHub, WatchReader, WatchStart};
 use serde_json::json;
 use tokio::sync::oneshot;
 
-/// Longest wait for what is to happen.
+/// Longest wait for an event.
 pub const EVENTUALLY: Duration = Duration::from_secs(60);
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + EVENTUALLY;
@@ -41,15 +41,15 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// First bytes of a capture: the header of pcap.
+/// First bytes of a capture: the pcap header.
 pub const PCAP: &[u8] =
     &[0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
 
-/// Bytes before each of its frames.
+/// Bytes before each frame of a capture.
 pub const RECORD_BYTES: usize = 16;
 
-/// A user that may look at the whole node, one that is the tenant `acme`, and (the next number) one
-/// that is `other`.
+/// Users: one that may view the whole node, one that is the tenant
+/// `acme`, and (the next number) one that is `other`.
 pub const VIEWER: u32 = 70_000;
 pub const TENANT: u32 = 71_000;
 
@@ -72,20 +72,20 @@ pub const ROUTES: u64 = 200_000;
 
 pub struct Fake {
     dir: PathBuf,
-    /// What was asked to be changed, and that it was done.
+    /// Requested changes that are done.
     pub done: Mutex<Vec<String>>,
     /// Captures and route tables whose reader went away.
     pub left: AtomicU64,
-    /// Lets a change that waits go on.
+    /// Lets a waiting change continue.
     pub go: AtomicBool,
     samples: AtomicU64,
-    /// How often a vnet was asked for.
+    /// Number of requests for a vnet.
     pub looks: AtomicU64,
-    /// All of `red` is as it should be.
+    /// True if all of `red` is ready.
     pub ready: AtomicBool,
-    /// What who watches it reads from; it has `red`, `acme.red` and `other.red`.
-    pub board: Arc<Board>,
-    /// Where its commands run.
+    /// Hub of the watchers, with `red`, `acme.red` and `other.red`.
+    pub board: Arc<WatchHub>,
+    /// Cgroups of its commands.
     cgroups: Cgroups,
 }
 
@@ -96,12 +96,12 @@ impl Drop for Fake {
     }
 }
 
-/// The fake behind the HTTP layer, as long as this lives.
+/// The fake behind the HTTP layer, as long as this value lives.
 pub struct Server {
     pub dir: tempfile::TempDir,
     pub fake: Arc<Fake>,
-    pub guard: Arc<Guard>,
-    /// Where it listens with TLS.
+    pub guard: Arc<Authenticator>,
+    /// TLS address of the server.
     pub address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -135,15 +135,16 @@ impl Server {
             board: Arc::default(),
         });
         for vnet in ["red", "acme.red", "other.red"] {
-            fake.board.tell(vnet, Some(red().status), true);
+            fake.board.publish_vnet(vnet, Some(red().status), true);
         }
         let unix = listen(&dir.path().join("pdpd.sock")).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
         let tls = Tls::self_signed(dir.path(), address).unwrap();
         let listeners = Listeners { unix, tls: Some((tcp, tls)) };
-        let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
-        let guard = Arc::new(Guard { state, operators: vec![], viewers: vec![VIEWER.to_string()] });
+        let state = Arc::new(StateFile::open(&dir.path().join("state")).unwrap());
+        let guard =
+            Arc::new(Authenticator { state, operators: vec![], viewers: vec![VIEWER.to_string()] });
         let (stop, stopped) = oneshot::channel::<()>();
         let (daemon, at_gate) = (fake.clone(), guard.clone());
         let thread = std::thread::spawn(move || {
@@ -165,11 +166,11 @@ impl Server {
         self.dir.path().join(name)
     }
 
-    /// Sends bytes as they are; the whole answer, until the connection ends.
+    /// Sends raw bytes, and returns everything received until the connection ends.
     pub fn raw(&self, request: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
-        // The answer may come, and the connection end, before all was sent.
+        // The answer may arrive, and the connection end, before everything was sent.
         let _ = stream.write_all(request);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -230,8 +231,8 @@ fn condition() -> Condition {
 fn red() -> Vnet {
     let r1 = NodeStatus {
         name: "r1".into(),
-        kind: NodeKind::Router,
-        data_plane: Some(DataPlane::Parallel),
+        kind: NodeType::Router,
+        data_plane: Some(DataPlaneKind::Parallel),
         labels: [("role".to_owned(), "edge".to_owned())].into(),
         phase: Phase::Degraded,
         message: Some("g1 is not connected".into()),
@@ -259,7 +260,7 @@ fn red() -> Vnet {
     };
     let h1 = NodeStatus {
         name: "h1".into(),
-        kind: NodeKind::Host,
+        kind: NodeType::Host,
         phase: Phase::Running,
         ready: true,
         control: process(110),
@@ -270,7 +271,7 @@ fn red() -> Vnet {
     let link = LinkStatus {
         name: "r1-h1".into(),
         endpoints: vec!["r1:eth0".into(), "h1:eth0".into()],
-        way: LinkWay::Mux,
+        way: ForwardingPath::Mux,
         way_reason: Some("h1 is a host".into()),
         up: true,
         carrier: true,
@@ -311,8 +312,8 @@ fn red() -> Vnet {
     }
 }
 
-fn change(object: &str, action: Action, detail: &str) -> Change {
-    Change { object: object.into(), action, detail: detail.into() }
+fn change(object: &str, action: ChangeAction, detail: &str) -> ObjectChange {
+    ObjectChange { object: object.into(), action, detail: detail.into() }
 }
 
 impl Fake {
@@ -330,30 +331,30 @@ impl Fake {
 }
 
 impl Daemon for Fake {
-    fn version(&self) -> Version {
-        Version { version: "0.0-fake".into(), pid: 4711, managed: false, listens: None }
+    fn version(&self) -> DaemonVersion {
+        DaemonVersion { version: "0.0-fake".into(), pid: 4711, managed: false, listens: None }
     }
 
-    fn doctor(&self) -> Vec<Check> {
-        let check = |name: &str, state, detail: &str, hint: Option<&str>| Check {
+    fn doctor(&self) -> Vec<MachineCheck> {
+        let check = |name: &str, state, detail: &str, hint: Option<&str>| MachineCheck {
             name: name.into(),
             state,
             detail: detail.into(),
             hint: hint.map(Into::into),
         };
         vec![
-            check("kernel", CheckState::Ok, "6.1", None),
-            check("AF_XDP zero copy", CheckState::Warn, "not on veth", None),
-            check("runc", CheckState::Missing, "not in PATH", Some("apt install runc")),
+            check("kernel", MachineCheckState::Ok, "6.1", None),
+            check("AF_XDP zero copy", MachineCheckState::Warn, "not on veth", None),
+            check("runc", MachineCheckState::Missing, "not in PATH", Some("apt install runc")),
         ]
     }
 
     fn apply(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         request: ApplyRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         let documents = pdp_spec::parse(&request.files).map_err(|diagnostics| Problem {
             diagnostics,
             ..Problem::new(ProblemKind::Invalid, "the files are not valid")
@@ -374,27 +375,33 @@ impl Daemon for Fake {
             let only = request.only.iter().map(|node| format!(" {node}")).collect::<String>();
             self.note(format!("applied {name}{only}"));
         }
-        let action = if request.dry_run { Action::Change } else { Action::Create };
-        let mut changes = vec![change("vnet/red", Action::Unchanged, "")];
+        let action = if request.dry_run { ChangeAction::Change } else { ChangeAction::Create };
+        let mut changes = vec![change("vnet/red", ChangeAction::Unchanged, "")];
         changes.extend(
             documents
                 .iter()
                 .map(|document| change(&format!("vnet/{}", document.object.name()), action, "new")),
         );
-        Ok(Report { changes, dry_run: request.dry_run, exits: false })
+        Ok(ChangeReport { changes, dry_run: request.dry_run, exits: false })
     }
 
-    fn up(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn up(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         self.note("up");
-        Ok(Report { changes: vec![change("vnet/red", Action::Restart, "")], ..Default::default() })
+        Ok(ChangeReport {
+            changes: vec![change("vnet/red", ChangeAction::Restart, "")],
+            ..Default::default()
+        })
     }
 
-    fn down(&self, request: DownRequest, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn down(&self, request: DownRequest, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         self.note(format!("down purge={} exit={}", request.purge, request.exit));
-        Ok(Report { changes: vec![change("vnet/red", Action::Delete, "")], ..Default::default() })
+        Ok(ChangeReport {
+            changes: vec![change("vnet/red", ChangeAction::Delete, "")],
+            ..Default::default()
+        })
     }
 
-    fn substrate(&self, _: &Scope) -> Result<Substrate, Problem> {
+    fn substrate(&self, _: &AccessScope) -> Result<SubstrateInfo, Problem> {
         let status = SubstrateStatus {
             phase: Phase::Running,
             message: None,
@@ -423,10 +430,10 @@ impl Daemon for Fake {
         };
         let spec = json!({"apiVersion": "pdp/v1", "kind": "Substrate", "metadata": {"name": "node"},
             "spec": {"mux": {"cpus": "0"}}});
-        Ok(Substrate { spec: Some(spec), status })
+        Ok(SubstrateInfo { spec: Some(spec), status })
     }
 
-    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         Err(Problem::new(ProblemKind::Conflict, "substrate: vnet red uses it")
             .hint("delete it first"))
     }
@@ -440,7 +447,7 @@ impl Daemon for Fake {
         Arc::new([("acme", TENANT), ("other", TENANT + 1)].map(tenant).into())
     }
 
-    fn tenant_infos(&self, scope: &Scope) -> Result<Vec<TenantInfo>, Problem> {
+    fn tenant_infos(&self, scope: &AccessScope) -> Result<Vec<TenantInfo>, Problem> {
         let mine = |name: &String| scope.tenant().is_none_or(|tenant| tenant == name);
         let infos = Arc::unwrap_or_clone(self.tenants())
             .into_iter()
@@ -454,36 +461,44 @@ impl Daemon for Fake {
         Ok(infos.collect())
     }
 
-    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         self.note(format!("deleted tenant {tenant}"));
         let object = format!("tenant/{tenant}");
-        Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
+        Ok(ChangeReport {
+            changes: vec![change(&object, ChangeAction::Delete, "")],
+            ..Default::default()
+        })
     }
 
-    fn images(&self, scope: &Scope) -> Result<Vec<ImageInfo>, Problem> {
+    fn images(&self, scope: &AccessScope) -> Result<Vec<ImageInfo>, Problem> {
         Ok(vec![image(scope.tenant())])
     }
 
     fn pull_image(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         request: &PullRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         progress(Progress { done: 0, total: 1, what: format!("getting image {}", request.image) });
-        Ok(Report::default())
+        Ok(ChangeReport::default())
     }
 
-    fn delete_image(&self, _: &Scope, image: &str, query: &ImageQuery) -> Result<(), Problem> {
+    fn delete_image(
+        &self,
+        _: &AccessScope,
+        image: &str,
+        query: &ImageQuery,
+    ) -> Result<(), Problem> {
         self.note(format!("deleted image {image} of {:?}", query.tenant));
         Ok(())
     }
 
-    fn prune_images(&self, scope: &Scope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
+    fn prune_images(&self, scope: &AccessScope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
         Ok(vec![image(scope.tenant())])
     }
 
-    fn vnets(&self, scope: &Scope) -> Result<Vec<VnetSummary>, Problem> {
+    fn vnets(&self, scope: &AccessScope) -> Result<Vec<VnetSummary>, Problem> {
         if let Some(tenant) = scope.tenant() {
             return Ok(vec![VnetSummary { name: format!("{tenant}.red"), ..Default::default() }]);
         }
@@ -524,34 +539,42 @@ impl Daemon for Fake {
         Ok(red)
     }
 
-    fn delete_vnet(&self, _: &Scope, vnet: &str, _: ProgressFn<'_>) -> Result<Report, Problem> {
+    fn delete_vnet(
+        &self,
+        _: &AccessScope,
+        vnet: &str,
+        _: ProgressFn<'_>,
+    ) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         self.note(format!("deleted {vnet}"));
         let object = format!("vnet/{vnet}");
-        Ok(Report { changes: vec![change(&object, Action::Delete, "")], ..Default::default() })
+        Ok(ChangeReport {
+            changes: vec![change(&object, ChangeAction::Delete, "")],
+            ..Default::default()
+        })
     }
 
     fn delete_nodes(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         nodes: &BTreeSet<String>,
         _: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         let object = |node: &String| format!("vnet/{vnet}/node/{node}");
-        let changes = nodes.iter().map(|node| change(&object(node), Action::Delete, ""));
-        Ok(Report { changes: changes.collect(), ..Default::default() })
+        let changes = nodes.iter().map(|node| change(&object(node), ChangeAction::Delete, ""));
+        Ok(ChangeReport { changes: changes.collect(), ..Default::default() })
     }
 
     fn scale(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
         progress: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         if request.guests > 8 {
             return Err(Problem::new(ProblemKind::Conflict, "power 9 exceeds 1 free (fe1: 1)")
@@ -561,24 +584,24 @@ impl Daemon for Fake {
         let power = request.power_millicores.map_or("as it is".into(), |power| power.to_string());
         self.note(format!("scaled {vnet}/{node} to {} with power {power}", request.guests));
         let object = format!("vnet/{vnet}/node/{node}");
-        let changes = vec![change(&object, Action::Change, "g2 new")];
-        Ok(Report { changes, ..Default::default() })
+        let changes = vec![change(&object, ChangeAction::Change, "g2 new")];
+        Ok(ChangeReport { changes, ..Default::default() })
     }
 
     fn restart(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         request: &RestartRequest,
         _: ProgressFn<'_>,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         let guest = request.guest.map_or(String::new(), |guest| format!(" g{guest}"));
         self.note(format!("restarted {vnet}/{}{guest}", request.nodes.join(",")));
         let object = |node: &String| format!("vnet/{vnet}/node/{node}");
         let changes =
-            request.nodes.iter().map(|node| change(&object(node), Action::Restart, &guest));
-        Ok(Report { changes: changes.collect(), ..Default::default() })
+            request.nodes.iter().map(|node| change(&object(node), ChangeAction::Restart, &guest));
+        Ok(ChangeReport { changes: changes.collect(), ..Default::default() })
     }
 
     fn fdb(&self, vnet: &str, link: &str, clear: bool) -> Result<Vec<FdbEntry>, Problem> {
@@ -694,46 +717,49 @@ impl Daemon for Fake {
 
     fn set_link(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         link: &str,
         request: LinkRequest,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         let LinkRequest { up, silent } = request;
         self.note(format!("link {link} {up}{}", if silent { " silent" } else { "" }));
         let object = format!("vnet/{vnet}/link/{link}");
         let detail = if up { "up" } else { "down" };
-        Ok(Report { changes: vec![change(&object, Action::Change, detail)], ..Default::default() })
+        Ok(ChangeReport {
+            changes: vec![change(&object, ChangeAction::Change, detail)],
+            ..Default::default()
+        })
     }
 
     fn change_link(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         link: &str,
         request: &LinkChange,
-    ) -> Result<Report, Problem> {
+    ) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         let at = request.at.as_deref().unwrap_or("all");
         self.note(format!("link {link} at {at}: {:?}", request.set));
         let object = format!("vnet/{vnet}/link/{link}");
-        let changes = vec![change(&object, Action::Change, "impairments")];
-        Ok(Report { changes, ..Default::default() })
+        let changes = vec![change(&object, ChangeAction::Change, "impairments")];
+        Ok(ChangeReport { changes, ..Default::default() })
     }
 
-    fn watch(&self, scope: &Scope, query: WatchQuery) -> Result<Reader, Problem> {
+    fn watch(&self, scope: &AccessScope, query: WatchQuery) -> Result<WatchReader, Problem> {
         let every = Duration::from_millis(query.every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
-        let from = From::of(&query);
-        let filter = Filter { scope: scope.clone(), vnet: query.vnet };
-        Ok(Reader::new(&self.board, filter, every, query.detail, &from))
+        let from = WatchStart::of(&query);
+        let filter = EventFilter { scope: scope.clone(), vnet: query.vnet };
+        Ok(WatchReader::new(&self.board, filter, every, query.detail, &from))
     }
 
-    fn stats(&self, _: &Scope, query: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, _: &AccessScope, query: StatsQuery) -> Result<Stats, Problem> {
         if let Some(vnet) = &query.vnet {
             self.known(vnet)?;
         }
-        // Every sample a second and a thousand packets after the one before.
+        // Each sample is a second and a thousand packets after the previous one.
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
         let port = PortStats {
             received: 5000 + 1000 * sample,
@@ -797,12 +823,12 @@ impl Daemon for Fake {
         };
         if query.diff {
             if query.guest == Some(1) {
-                row(RouteRow {
+                row(RouteEntry {
                     prefix: "10.9.0.0/16".parse().unwrap(),
                     kernel: Some(RouteTarget::Hops(vec![hop("eth0", Some("10.0.0.2"))])),
                     guest: Some(RouteTarget::Drop),
                 });
-                row(RouteRow {
+                row(RouteEntry {
                     prefix: "2001:db8::/32".parse().unwrap(),
                     kernel: Some(RouteTarget::Punt),
                     guest: None,
@@ -812,14 +838,14 @@ impl Daemon for Fake {
         }
         if let Some(within) = query.within {
             let hops = vec![hop("eth0", Some("10.0.0.2")), hop("eth1", None)];
-            row(RouteRow { prefix: within, kernel: Some(RouteTarget::Hops(hops)), guest: None });
+            row(RouteEntry { prefix: within, kernel: Some(RouteTarget::Hops(hops)), guest: None });
             return Ok(());
         }
         match node {
             "r1" => {
                 for number in 0..ROUTES as u32 {
                     let address = std::net::Ipv4Addr::from(0x0a00_0000 + (number << 4));
-                    let route = RouteRow {
+                    let route = RouteEntry {
                         prefix: format!("{address}/28").parse().unwrap(),
                         kernel: Some(RouteTarget::Hops(vec![hop("eth0", Some("10.0.0.2"))])),
                         guest: None,
@@ -833,7 +859,7 @@ impl Daemon for Fake {
             }
             "breaks" => {
                 for _ in 0..10_000 {
-                    row(RouteRow {
+                    row(RouteEntry {
                         prefix: "10.0.0.0/8".parse().unwrap(),
                         kernel: Some(RouteTarget::Drop),
                         guest: None,
@@ -847,7 +873,7 @@ impl Daemon for Fake {
 
     fn capture(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         _: &str,
         port: &str,
@@ -860,7 +886,7 @@ impl Daemon for Fake {
         let (reader, mut writer) = std::io::pipe().map_err(Problem::internal)?;
         let left = self.dir.join("left");
         std::thread::spawn(move || {
-            // Frames that say what was asked for.
+            // Frames that contain the request's parameters.
             let filter = query.filter.unwrap_or_default();
             let frame = [&query.snap_bytes.to_le_bytes()[..], filter.as_bytes()].concat();
             let length = (frame.len() as u32).to_le_bytes();
@@ -877,7 +903,7 @@ impl Daemon for Fake {
 
     fn trace(
         &self,
-        _: &Scope,
+        _: &AccessScope,
         vnet: &str,
         _: &str,
         _: &str,
@@ -889,7 +915,7 @@ impl Daemon for Fake {
             return Err(Problem::new(ProblemKind::TimedOut, "no frame came within 10 s"));
         }
         let stage =
-            |at_ns, stage: &str, detail: String| Stage { at_ns, stage: stage.into(), detail };
+            |at_ns, stage: &str, detail: String| TraceStep { at_ns, stage: stage.into(), detail };
         Ok(Trace {
             stages: vec![
                 stage(0, "receive", format!("{:?}", request.filter[0].value)),
@@ -911,8 +937,8 @@ impl Daemon for Fake {
         Ok(self.dir.join(process.to_string()))
     }
 
-    /// The command itself, on this machine, in a cgroup of its own; a shell that says where it would
-    /// run for none.
+    /// Runs the command itself on this machine, in its own cgroup. An
+    /// empty command runs a shell that prints where it would run.
     fn exec(
         &self,
         vnet: &str,
@@ -920,11 +946,11 @@ impl Daemon for Fake {
         request: &ExecRequest,
     ) -> Result<(Command, Session), Problem> {
         self.known(vnet)?;
-        // What a test that runs in the background ignores is not to be ignored by the shell.
+        // A test in the background ignores SIGINT; the shell shall not inherit that.
         let shell = ["env", "--default-signal=INT", "sh"].map(String::from);
         let words = if request.command.is_empty() { &shell[..] } else { &request.command };
         let session = self.cgroups.session("guest").map_err(Problem::internal)?;
-        // As a guest's: its input is its own terminal.
+        // As in a guest, its input is its controlling terminal.
         let leads = request.tty.map_or(&[][..], |_| &["setsid", "--ctty"]);
         let mut all: Vec<&str> = leads.to_vec();
         let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", session.dir().display());
@@ -943,7 +969,7 @@ impl Daemon for Fake {
     }
 }
 
-/// The command lines of processes that hold this text.
+/// Returns the number of processes whose command lines contain this text.
 pub fn processes_with(text: &str) -> usize {
     let Ok(entries) = fs::read_dir("/proc") else { return 0 };
     let holds = |path: &Path| {

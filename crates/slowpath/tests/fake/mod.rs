@@ -1,4 +1,5 @@
-//! A mux's side of the channel, with a table in place of an engine: what a slow path's client meets.
+//! A mux's side of the channel, with a table instead
+//! of an engine, as peer for a slow path's client.
 
 #![allow(dead_code)] // each test uses its part
 
@@ -11,8 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, NO_COUNTER, NO_FILTER, PACKET_BYTES_MAX,
-    QUEUES_AT_ONCE, QueueSetting, QueueState, Reply, Request, VERSION, Verdict, Welcome,
+    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, FilterVerdict, NO_COUNTER, NO_FILTER,
+    PACKET_BYTES_MAX, QUEUES_AT_ONCE, QueueSetting, QueueState, SlowPathReply, SlowPathRequest,
+    VERSION, Welcome,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -20,10 +22,10 @@ use rustix::net::{
     bind, listen, recv, recvmsg, send, socket_with, socketpair,
 };
 
-/// Longest wait for what is to happen.
+/// Longest wait for an expected event.
 pub const EVENTUALLY: Duration = Duration::from_secs(60);
 
-/// Waits until something holds.
+/// Waits until `holds` returns true.
 #[track_caller]
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + EVENTUALLY;
@@ -33,30 +35,30 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// What an engine has.
+/// State of the engine.
 #[derive(Debug, Default)]
 pub struct Table {
     pub welcome: Welcome,
     pub filters: BTreeMap<u32, Filter>,
     pub counters: Vec<Counter>,
-    pub frames: Vec<Request>,
-    /// Of the second vport, and what programs have set of them.
+    pub frames: Vec<SlowPathRequest>,
+    /// Queues of the second vport, and the settings made by programs.
     pub queues: Vec<QueueState>,
     pub set: BTreeMap<(u8, u16), QueueSetting>,
-    /// Commits that came into force, and whether each swept.
+    /// Commits that came into force; true for those that swept.
     pub commits: Vec<bool>,
-    /// Programs that greeted, and those that are connected.
+    /// Programs that have greeted, and those connected.
     pub greeted: usize,
     pub connected: usize,
     /// Filters with this number are refused.
     pub refuses: Option<u32>,
-    /// The next commit is done, and the mux goes without saying so.
+    /// Executes the next commit, then closes without an answer.
     pub dies_at_commit: bool,
-    /// Why the next one that says something is disconnected.
+    /// Reason for disconnecting the next program that sends something.
     pub farewell: Option<String>,
 }
 
-/// It listens as long as this lives, or until it is killed.
+/// Mux that listens until it is dropped or killed.
 pub struct Fake {
     path: PathBuf,
     pub table: Arc<Mutex<Table>>,
@@ -85,7 +87,7 @@ impl Fake {
         self.table.lock().unwrap()
     }
 
-    /// Ends, with all connections; the path stays, as after a kill.
+    /// Stops and closes all connections. The path stays, as after a kill.
     pub fn kill(&mut self) {
         if let Some((stop, thread)) = self.running.take() {
             drop(stop);
@@ -93,14 +95,14 @@ impl Fake {
         }
     }
 
-    /// Disconnects all programs, and says why.
+    /// Disconnects all programs with a reason.
     pub fn disconnect(&self, why: &str) {
         self.table().farewell = Some(why.into());
         let (stop, _) = self.running.as_ref().expect("it runs");
         send(stop, b"x", SendFlags::empty()).unwrap();
     }
 
-    /// A mux with what the one before had.
+    /// Starts a mux with the previous state.
     pub fn start_again(&mut self) {
         self.kill();
         let _ = std::fs::remove_file(&self.path);
@@ -113,7 +115,7 @@ impl Fake {
         self.running = Some((stop, thread));
     }
 
-    /// A new mux, which has nothing.
+    /// Starts a new mux without state.
     pub fn start_anew(&mut self) {
         self.kill();
         let mut table = self.table.lock().unwrap();
@@ -132,7 +134,7 @@ impl Drop for Fake {
     }
 }
 
-/// A socket that listens.
+/// Makes a listening socket.
 pub fn listen_at(path: &Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -141,7 +143,7 @@ pub fn listen_at(path: &Path) -> OwnedFd {
     listener
 }
 
-/// Takes one program, says this to it, and goes, without having read what it said.
+/// Accepts one program, sends it this packet, and closes without reading its messages.
 pub fn say_once(listener: &OwnedFd, packet: &[u8]) {
     let program = accept_with(listener, SocketFlags::CLOEXEC).unwrap();
     poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
@@ -151,7 +153,7 @@ pub fn say_once(listener: &OwnedFd, packet: &[u8]) {
 struct Program {
     socket: OwnedFd,
     has_greeted: bool,
-    changes: Vec<Request>,
+    changes: Vec<SlowPathRequest>,
 }
 
 fn serve(listener: &OwnedFd, stopped: &OwnedFd, table: &Mutex<Table>) {
@@ -168,7 +170,7 @@ fn serve(listener: &OwnedFd, stopped: &OwnedFd, table: &Mutex<Table>) {
         if ready[0] && !dies {
             let why = table.lock().unwrap().farewell.take().unwrap_or_default();
             for program in std::mem::take(&mut programs) {
-                say(&program, Reply::Bye(why.clone()));
+                say(&program, SlowPathReply::Bye(why.clone()));
             }
             continue;
         }
@@ -188,13 +190,13 @@ fn serve(listener: &OwnedFd, stopped: &OwnedFd, table: &Mutex<Table>) {
     }
 }
 
-fn say(program: &Program, reply: Reply) -> bool {
+fn say(program: &Program, reply: SlowPathReply) -> bool {
     let mut packet = Vec::new();
-    reply.put(&mut packet);
+    reply.encode(&mut packet);
     send(&program.socket, &packet, SendFlags::NOSIGNAL).is_ok()
 }
 
-/// Reads a packet; `false`: the program is disconnected.
+/// Reads a packet. False to disconnect the program.
 fn attend(program: &mut Program, table: &mut Table, dies: &mut bool) -> bool {
     let mut packet = vec![0; PACKET_BYTES_MAX + 1];
     let mut control = Default::default();
@@ -209,12 +211,12 @@ fn attend(program: &mut Program, table: &mut Table, dies: &mut bool) -> bool {
         _ => return false,
     };
     if length > PACKET_BYTES_MAX {
-        say(program, Reply::Bye("a packet is too long".into()));
+        say(program, SlowPathReply::Bye("a packet is too long".into()));
         return false;
     }
     let mut rest = &packet[..length];
     loop {
-        match Request::take(&mut rest) {
+        match SlowPathRequest::decode(&mut rest) {
             Ok(None) => return true,
             Ok(Some(request)) => match answer(program, table, request) {
                 Ok(()) => {}
@@ -223,41 +225,46 @@ fn attend(program: &mut Program, table: &mut Table, dies: &mut bool) -> bool {
                     return false;
                 }
                 Err(Some(why)) => {
-                    say(program, Reply::Bye(why));
+                    say(program, SlowPathReply::Bye(why));
                     return false;
                 }
             },
             Err(wrong) => {
-                say(program, Reply::Bye(wrong.to_string()));
+                say(program, SlowPathReply::Bye(wrong.to_string()));
                 return false;
             }
         }
     }
 }
 
-/// Why it is disconnected; `None`: the mux goes.
+/// Returns the reason for disconnecting; `None` if the mux closes.
 fn answer(
     program: &mut Program,
     table: &mut Table,
-    request: Request,
+    request: SlowPathRequest,
 ) -> Result<(), Option<String>> {
     if let Some(why) = table.farewell.take() {
         return Err(Some(why));
     }
     let welcome = table.welcome.clone();
     match (request, program.has_greeted) {
-        (Request::Hello(VERSION), false) => {
+        (SlowPathRequest::Hello(VERSION), false) => {
             program.has_greeted = true;
             table.greeted += 1;
-            say(program, Reply::Welcome(welcome));
+            say(program, SlowPathReply::Welcome(welcome));
         }
-        (Request::Hello(version), false) => return Err(Some(format!("no version {version}"))),
+        (SlowPathRequest::Hello(version), false) => {
+            return Err(Some(format!("no version {version}")));
+        }
         (_, false) => return Err(Some("say hello first".into())),
-        (Request::Hello(_), true) => return Err(Some("two greetings".into())),
-        (change @ (Request::Set(_) | Request::Remove(_) | Request::Queue(_)), true) => {
-            program.changes.push(change)
-        }
-        (Request::Queues { number, vport, first }, true) => {
+        (SlowPathRequest::Hello(_), true) => return Err(Some("two greetings".into())),
+        (
+            change @ (SlowPathRequest::Set(_)
+            | SlowPathRequest::Remove(_)
+            | SlowPathRequest::Queue(_)),
+            true,
+        ) => program.changes.push(change),
+        (SlowPathRequest::Queues { number, vport, first }, true) => {
             let of = if vport == 1 { &table.queues[..] } else { &[] };
             let mut parts = of[usize::from(first) - 1..].chunks(QUEUES_AT_ONCE).peekable();
             let mut first = first;
@@ -265,23 +272,23 @@ fn answer(
                 let queues = parts.next().unwrap_or_default().to_vec();
                 let (at, more) = (first, parts.peek().is_some());
                 first += queues.len() as u16;
-                say(program, Reply::Queues { number, first: at, queues, more });
+                say(program, SlowPathReply::Queues { number, first: at, queues, more });
                 if !more {
                     break;
                 }
             }
         }
-        (Request::Commit { number, sweep }, true) => {
+        (SlowPathRequest::Commit { number, sweep }, true) => {
             let changes = std::mem::take(&mut program.changes);
             let refused = changes.iter().find_map(|change| match change {
-                Request::Set(filter) => refuses(table, filter).map(|why| (filter.id, why)),
-                Request::Queue(it) if usize::from(it.queue) > table.queues.len() => {
+                SlowPathRequest::Set(filter) => refuses(table, filter).map(|why| (filter.id, why)),
+                SlowPathRequest::Queue(it) if usize::from(it.queue) > table.queues.len() => {
                     Some((NO_FILTER, format!("queue {} is none", it.queue)))
                 }
                 _ => None,
             });
             if let Some((id, reason)) = refused {
-                say(program, Reply::Refused { number, id, reason });
+                say(program, SlowPathReply::Refused { number, id, reason });
                 return Ok(());
             }
             let mut set = BTreeSet::new();
@@ -290,12 +297,12 @@ fn answer(
             }
             for change in changes {
                 match change {
-                    Request::Set(filter) => {
+                    SlowPathRequest::Set(filter) => {
                         set.insert(filter.id);
                         table.filters.insert(filter.id, filter);
                     }
-                    Request::Remove(id) => drop(table.filters.remove(&id).is_some()),
-                    Request::Queue(it) => drop(table.set.insert((it.vport, it.queue), it)),
+                    SlowPathRequest::Remove(id) => drop(table.filters.remove(&id).is_some()),
+                    SlowPathRequest::Queue(it) => drop(table.set.insert((it.vport, it.queue), it)),
                     _ => {}
                 }
             }
@@ -307,9 +314,9 @@ fn answer(
                 return Err(None);
             }
             let filters = table.filters.len() as u32;
-            say(program, Reply::Done { number, filters });
+            say(program, SlowPathReply::Done { number, filters });
         }
-        (Request::Counters { number, first, count }, true) => {
+        (SlowPathRequest::Counters { number, first, count }, true) => {
             let (start, end) = (first as usize, first as usize + count as usize);
             let Some(asked) = table.counters.get(start..end) else {
                 return Err(Some(format!("there are {} counters", welcome.counters)));
@@ -320,24 +327,24 @@ fn answer(
                 let counters = parts.next().unwrap_or_default().to_vec();
                 let (at, more) = (first, parts.peek().is_some());
                 first += counters.len() as u32;
-                say(program, Reply::Counters { number, first: at, counters, more });
+                say(program, SlowPathReply::Counters { number, first: at, counters, more });
                 if !more {
                     break;
                 }
             }
         }
-        (Request::List { number, first }, true) => {
+        (SlowPathRequest::List { number, first }, true) => {
             let all: Vec<Filter> = table.filters.range(first..).map(|(_, it)| *it).collect();
             let mut parts = all.chunks(FILTERS_AT_ONCE).peekable();
             loop {
                 let filters = parts.next().unwrap_or_default().to_vec();
                 let more = parts.peek().is_some();
-                if !say(program, Reply::Filters { number, filters, more }) || !more {
+                if !say(program, SlowPathReply::Filters { number, filters, more }) || !more {
                     break;
                 }
             }
         }
-        (frame @ Request::Frame { .. }, true) => table.frames.push(frame),
+        (frame @ SlowPathRequest::Frame { .. }, true) => table.frames.push(frame),
     }
     Ok(())
 }
@@ -345,7 +352,7 @@ fn answer(
 fn refuses(table: &Table, filter: &Filter) -> Option<String> {
     let welcome = &table.welcome;
     let vports = filter.action.copies().iter().chain(match filter.action.verdict {
-        Verdict::Send => std::slice::from_ref(&filter.action.vport),
+        FilterVerdict::Send => std::slice::from_ref(&filter.action.vport),
         _ => &[],
     });
     if table.refuses == Some(filter.id) {

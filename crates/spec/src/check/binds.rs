@@ -1,4 +1,4 @@
-//! Checks of a node's binds by themselves. Whether a tenant may have them is up to [`super::tenant`].
+//! Checks a node's binds by themselves. [`super::tenant`] checks if a tenant may have them.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::vnet::{BAD_PATH, NodeCheck, good_path, is_below};
 use crate::limits::{BIND_BYTES_MAX, BINDS_MAX};
 use crate::object::Node;
 
-/// Where nothing can be bound.
+/// Places that can't be bind targets.
 pub(super) const NOT_THERE: [&str; 4] = ["/dev", "/proc", "/sys", "/run/pdp"];
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {

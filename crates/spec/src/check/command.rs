@@ -1,7 +1,7 @@
-//! Whether what a node runs can be run, and in which order.
+//! Checks if a node's commands can run, and their order.
 
 use super::vnet::NodeCheck;
-use crate::command::{ExecCommand, Ready, RestartPolicy, Task, bad_workdir};
+use crate::command::{ExecCommand, ReadinessCheck, RestartPolicy, Task, bad_workdir};
 use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX, WORDS_MAX};
 use crate::object::{Command, Node};
 use crate::shape::nearest;
@@ -28,7 +28,7 @@ impl NodeCheck<'_, '_, '_> {
                 }
             }
         }
-        // More are refused already, and names are held against each other.
+        // Longer lists are rejected already, and this compares each name with all others.
         if node.commands.len() <= COMMANDS_MAX && node.exec.len() <= COMMANDS_MAX {
             self.order(node);
         }
@@ -72,7 +72,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn ready(&mut self, index: &str, ready: &Ready) {
+    fn ready(&mut self, index: &str, ready: &ReadinessCheck) {
         let path = |key| ["commands", index, "ready", key];
         let given = [ready.command.is_some(), ready.tcp.is_some(), ready.file.is_some()];
         match given.iter().filter(|given| **given).count() {
@@ -109,7 +109,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    /// Whether names are unique, and whether commands come after others that there are, without circles.
+    /// Checks that names are unique, and that `after` names existing commands without cycles.
     fn order(&mut self, node: &Node) {
         let runs = node.runs();
         let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
@@ -140,7 +140,8 @@ impl NodeCheck<'_, '_, '_> {
                 self.fault(&["commands", &place, "after"], message, hint);
             }
         }
-        // What can be started one by one is in no circle, nor is what nothing in one comes after.
+        // Commands that can start one by one are in no
+        // cycle, nor are those that no cycle waits for.
         let mut left: Vec<usize> = (0..node.commands.len()).collect();
         loop {
             let waits = |of: usize, on: usize| of != on && runs[of].after.contains(&on);

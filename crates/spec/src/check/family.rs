@@ -1,22 +1,22 @@
-//! IPv6 where there is none: on an interface whose MTU is below the least of IPv6 (RFC 8200 section 5), or on a machine
-//! whose kernel is without it (`ipv6.disable=1`).
+//! Checks for IPv6 where it is not available: on an interface with an MTU below
+//! IPv6's minimum (RFC 8200 section 5), or on a machine booted with `ipv6.disable=1`.
 
 use std::net::IpAddr;
 
-use super::{Reporter, Wanted};
+use super::{DesiredState, Reporter};
 use crate::limits::{MTU_DEFAULT, MTU_V6_MIN};
 use crate::object::{Interface, Node};
 use crate::sysctl::{SysctlOf, sysctl_of};
 
-/// Begins the names of sysctls of IPv6.
+/// Prefix of IPv6 sysctls.
 const SYSCTLS_V6: &str = "net.ipv6.";
 
-/// Checks networks that change, once their MTUs are known. `without_v6`: the machine has no IPv6.
-pub(super) fn check(wanted: &Wanted<'_>, without_v6: bool, reporter: &mut Reporter) {
+/// Checks changed networks, once their MTUs are known. `without_v6`: the machine has no IPv6.
+pub(super) fn check(wanted: &DesiredState<'_>, without_v6: bool, reporter: &mut Reporter) {
     for (vnet, changed) in &wanted.changed {
         for (name, node) in &changed.spec.nodes {
             let uses = if without_v6 { uses_of_node(node) } else { uses_of_small(node) };
-            for Use { path, message, hint } in uses {
+            for Ipv6Use { path, message, hint } in uses {
                 let path: Vec<&str> = path.iter().map(String::as_str).collect();
                 reporter.vnet(vnet, &[&["spec", "nodes", name], &path[..]].concat(), message, hint);
             }
@@ -24,16 +24,16 @@ pub(super) fn check(wanted: &Wanted<'_>, without_v6: bool, reporter: &mut Report
     }
 }
 
-/// Something of IPv6 in a node that it can't have.
-struct Use {
+/// Use of IPv6 in a node that does not have it.
+struct Ipv6Use {
     path: Vec<String>,
     message: String,
     hint: String,
 }
 
-/// What of IPv6 a node has, on a machine that has none.
-fn uses_of_node(node: &Node) -> Vec<Use> {
-    let one = |path: &[&str], what: String| Use {
+/// Returns a node's uses of IPv6, for a machine without it.
+fn uses_of_node(node: &Node) -> Vec<Ipv6Use> {
+    let one = |path: &[&str], what: String| Ipv6Use {
         path: path.iter().map(|&key| key.to_owned()).collect(),
         message: format!("{what} is of IPv6, which this machine's kernel does not have"),
         hint: "remove it, or boot the machine without ipv6.disable=1".into(),
@@ -63,8 +63,8 @@ fn uses_of_node(node: &Node) -> Vec<Use> {
     uses
 }
 
-/// What of IPv6 is on interfaces of a node whose MTU is too small for it.
-fn uses_of_small(node: &Node) -> Vec<Use> {
+/// Returns uses of IPv6 on a node's interfaces whose MTU is too small for it.
+fn uses_of_small(node: &Node) -> Vec<Ipv6Use> {
     let mut uses = Vec::new();
     for (name, interface) in &node.interfaces {
         let mtu = interface.mtu.unwrap_or(MTU_DEFAULT);
@@ -72,7 +72,7 @@ fn uses_of_small(node: &Node) -> Vec<Use> {
             continue;
         }
         let mut add = |path: &[&str], what: String| {
-            uses.push(Use {
+            uses.push(Ipv6Use {
                 path: path.iter().map(|&key| key.to_owned()).collect(),
                 message: format!("{what} needs an mtu of {MTU_V6_MIN}, {name} has {mtu}"),
                 hint: format!(
@@ -95,7 +95,7 @@ fn uses_of_small(node: &Node) -> Vec<Use> {
             }
         }
         for sysctl in node.sysctls.keys().filter(|name| name.starts_with(SYSCTLS_V6)) {
-            // The name of an interface has `/` for `.` there.
+            // In sysctl names, `/` stands for `.` of an interface's name.
             let is_here = |of: &str| of.replace('/', ".") == *name;
             if matches!(sysctl_of(sysctl).0, SysctlOf::Interface(of) if is_here(of)) {
                 add(&["sysctls", sysctl], format!("sysctl {sysctl}"));
@@ -105,7 +105,7 @@ fn uses_of_small(node: &Node) -> Vec<Use> {
     uses
 }
 
-/// IPv6 addresses and gateways of an interface: the key, the place in its list, and words for it.
+/// Returns IPv6 addresses and gateways of an interface: key, index in its list, and description.
 fn of_v6(interface: &Interface) -> impl Iterator<Item = (&'static str, usize, String)> {
     let addresses = interface.addresses.iter().enumerate();
     let addresses = addresses.filter(|(_, address)| address.0.addr().is_ipv6());

@@ -1,12 +1,13 @@
-//! Whether the images and binds that virtual networks name are there.
+//! Checks that the images and binds of virtual networks exist.
 
 use crate::diagnostic::Diagnostic;
 use crate::object::{Image, Object};
 use crate::parse::{Document, at_most};
-use crate::tree::Path;
+use crate::tree::JsonPointer;
 
-/// What is wrong with the images and with the sources of binds of virtual networks' nodes, as `look` and
-/// `look_bind` say; of those nodes for which `changes`, given the names of network and node, is true.
+/// Reports bad images and bind sources of virtual networks' nodes,
+/// as found by `look` and `look_bind`. Only looks at nodes for which
+/// `changes` returns true, given the names of network and node.
 pub fn check_images(
     documents: &[Document],
     changes: impl Fn(&str, &str) -> bool,
@@ -24,7 +25,7 @@ pub fn check_images(
                 if let Err(why) = look(image) {
                     let path = [&["spec", "nodes", name], path].concat();
                     let hint = "paths of images are those of the daemon's machine";
-                    diagnostics.push(document.at(&Path::of(&path), why, hint));
+                    diagnostics.push(document.at(&JsonPointer::of(&path), why, hint));
                 }
             };
             one(&node.image, &["image"]);
@@ -36,7 +37,7 @@ pub fn check_images(
                     continue;
                 };
                 let index = index.to_string();
-                let path = Path::of(&["spec", "nodes", name, "binds", &index]);
+                let path = JsonPointer::of(&["spec", "nodes", name, "binds", &index]);
                 let hint = "sources of binds are paths of the daemon's machine";
                 diagnostics.push(document.at(&path, why, hint));
             }

@@ -8,8 +8,8 @@ use crate::limits::{ADDRESSES_MAX, INTERFACE_CHARS_MAX, PORTS_MAX};
 use crate::object::{Interface, Node};
 use crate::units::{Address, Mac};
 
-/// Names that stand for something else in the kernel: directories, its loopback interface, and the settings of all
-/// interfaces (`/proc/sys/net/ipv4/conf/all`).
+/// Names with another meaning in the kernel: directories, its loopback interface,
+/// and the settings of all interfaces (`/proc/sys/net/ipv4/conf/all`).
 const NAMES_TAKEN: [&str; 5] = [".", "..", "lo", "all", "default"];
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
@@ -26,7 +26,7 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
     addresses(check, &["loopback"], &node.loopback);
 }
 
-/// Why no interface can have this name, and what to do.
+/// Returns why no interface can have this name, and advice.
 fn bad_name(name: &str) -> Option<(String, String)> {
     let chars = name.chars().count();
     if name.len() > INTERFACE_CHARS_MAX {
@@ -34,7 +34,7 @@ fn bad_name(name: &str) -> Option<(String, String)> {
             format!("name {name:?} has {chars} characters, {INTERFACE_CHARS_MAX} at most");
         return Some((message, "choose a shorter one".into()));
     }
-    // The kernel takes `%d` for a pattern that it puts a number into.
+    // The kernel treats `%d` as a pattern for a number.
     let bad = |c: char| "/:%".contains(c) || c.is_whitespace() || c.is_control();
     let is_taken = NAMES_TAKEN.contains(&name);
     if !name.is_empty() && !name.contains(bad) && !is_taken {
@@ -55,9 +55,9 @@ fn bad_name(name: &str) -> Option<(String, String)> {
     Some((message, hint))
 }
 
-/// Checks the list at `path`: one interface has each address once. Several interfaces of a node may have the same:
-/// link-local addresses are of one link (RFC 4291 section 2.5.6), unnumbered interfaces borrow the loopback's, and
-/// VRFs, which a node makes by itself, each have a table of their own.
+/// Checks the list at `path`: an interface has each address once. Several interfaces of a node may
+/// have the same one. Link-local addresses belong to one link (RFC 4291 section 2.5.6), unnumbered
+/// interfaces borrow the loopback's, and VRFs, which a node makes itself, have separate tables.
 fn addresses(check: &mut NodeCheck<'_, '_, '_>, path: &[&str], addresses: &[Address]) {
     check.too_many(path, addresses.len(), ADDRESSES_MAX);
     let mut seen = BTreeSet::new();
@@ -95,8 +95,8 @@ fn gateways(check: &mut NodeCheck<'_, '_, '_>, name: &str, interface: &Interface
     }
 }
 
-/// The MAC address of an interface without one: locally administered, unicast, and the same for
-/// the same names (FNV-1a, 64 bits, of the names).
+/// Returns the default MAC address of an interface: locally administered,
+/// unicast, and the same for the same names (64-bit FNV-1a of the names).
 fn default_mac(vnet: &str, node: &str, interface: &str) -> Mac {
     let names = [vnet, node, interface].join("/");
     let hash = names.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

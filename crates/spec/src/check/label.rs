@@ -1,18 +1,18 @@
-//! Labels of nodes, in the form that Kubernetes has for them.
+//! Labels of nodes, in the format of Kubernetes.
 //!
 //! Source: Kubernetes, "Labels and Selectors", syntax and character set.
 
 use crate::limits::{LABEL_CHARS_MAX, LABEL_PREFIX_CHARS_MAX};
 
-/// What a key may be.
+/// Rules for keys.
 pub(super) const KEY_HINT: &str = "use letters, digits, -, _ and ., with a letter or digit first and last; before it may \
                         stand a domain and /, as in example.org/role";
 
-/// What a value may be.
+/// Rules for values.
 pub(super) const VALUE_HINT: &str =
     "use letters, digits, -, _ and ., with a letter or digit first and last, or nothing";
 
-/// Why something is no key of a label.
+/// Returns why a text is no valid label key.
 pub(super) fn bad_key(key: &str) -> Option<String> {
     let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(a, b)| (Some(a), b));
     let bad_prefix = prefix.is_some_and(|prefix| {
@@ -29,7 +29,7 @@ pub(super) fn bad_key(key: &str) -> Option<String> {
     }
 }
 
-/// Why something is no value of a label.
+/// Returns why a text is no valid label value.
 pub(super) fn bad_value(value: &str) -> Option<String> {
     if value.is_empty() { None } else { bad_word(value) }
 }
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_values_are_kubernetes() {
+    fn label_syntax_is_that_of_kubernetes() {
         let long = "a".repeat(LABEL_CHARS_MAX);
         for key in ["a", "A.b_c-1", "example.org/role", "a/b", &long] {
             assert_eq!(bad_key(key), None, "{key}");

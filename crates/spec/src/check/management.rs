@@ -1,13 +1,13 @@
-//! Checks of ways into nodes and out of them beside their networks: ports that two can't have, and what is a tenant's.
+//! Checks of nodes' access to the machine's network: port conflicts, and tenants' grants.
 
-use super::{Reporter, Wanted};
+use super::{DesiredState, Reporter};
 use crate::limits::TENANT_ENTRIES_MAX;
 use crate::management::ManagementGrant;
 use crate::object::{Node, VirtualNetwork};
 use crate::units::PublishedPort;
 use pdp_proto::management::{INTERFACE, PORTS_MAX};
 
-/// Ports that root alone may listen at, and that no tenant has.
+/// Lowest port of tenants; only root may listen at lower ones.
 const TENANT_PORT_MIN: u32 = 1024;
 
 /// A port that a node publishes.
@@ -18,7 +18,7 @@ pub(super) struct Published {
     port: PublishedPort,
 }
 
-/// All ports that a virtual network publishes.
+/// Returns all ports that a virtual network publishes.
 pub(super) fn published(vnet: &VirtualNetwork) -> Vec<Published> {
     let of_node = |(name, node): (&String, &Node)| {
         let ports = node.management.iter().flat_map(|management| &management.ports).enumerate();
@@ -40,7 +40,7 @@ impl Published {
     }
 }
 
-/// A node by itself.
+/// Checks a node by itself.
 pub(super) fn node(vnet: &str, name: &str, node: &Node, reporter: &mut Reporter) {
     let Some(management) = &node.management else { return };
     let path = ["spec", "nodes", name, "management", "ports"];
@@ -56,20 +56,21 @@ pub(super) fn node(vnet: &str, name: &str, node: &Node, reporter: &mut Reporter)
     }
 }
 
-/// Checks that no port of the machine is published twice. Who comes with the change is at fault.
-pub(super) fn ports(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+/// Checks that no port of the machine is published twice. The error belongs to the changed network.
+pub(super) fn ports(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
     let changed: Vec<_> =
         wanted.changed.iter().map(|(name, vnet)| (name, published(vnet))).collect();
     if changed.iter().all(|(_, ports)| ports.is_empty()) {
         return;
     }
-    let kept = wanted.kept().flat_map(|(name, vnet)| {
+    let kept = wanted.reserved().flat_map(|(name, vnet)| {
         vnet.sums().published.iter().map(move |published| (name, published))
     });
     let mut taken: Vec<(&String, &Published)> = kept.collect();
     for (vnet, published) in &changed {
         for published in published {
-            let meets = |(_, other): &&(&String, &Published)| other.port.meets(&published.port);
+            let meets =
+                |(_, other): &&(&String, &Published)| other.port.conflicts_with(&published.port);
             if let Some((other, at)) = taken.iter().find(meets) {
                 let by = match reporter.sees(other) {
                     true => format!("is taken by {} of {other}/{}", at.port, at.node),
@@ -83,7 +84,7 @@ pub(super) fn ports(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     }
 }
 
-/// A tenant's grant by itself.
+/// Checks a tenant's grant by itself.
 pub(super) fn grant(name: &str, grant: &ManagementGrant, reporter: &mut Reporter) {
     let ports = grant.ports.iter().flat_map(|ports| &ports.0);
     for (first, last) in ports.filter(|range| range.0 < TENANT_PORT_MIN || range.1 > 65_535) {
@@ -103,7 +104,7 @@ pub(super) fn grant(name: &str, grant: &ManagementGrant, reporter: &mut Reporter
     }
 }
 
-/// What two tenants both may publish, as a fault of the first.
+/// Reports ports that two tenants may publish, as an error of the first.
 pub(super) fn against(
     name: &str,
     mine: Option<&ManagementGrant>,
@@ -120,7 +121,7 @@ pub(super) fn against(
     }
 }
 
-/// What a tenant's virtual network has that is not the tenant's.
+/// Reports access of a tenant's virtual network that the tenant has no grant for.
 pub(super) fn uses(
     name: &str,
     tenant: &str,
@@ -159,9 +160,9 @@ pub(super) fn uses(
     }
 }
 
-/// What an operators' virtual network publishes that is a tenant's.
+/// Reports ports that an operators' virtual network publishes and a tenant has a grant for.
 pub(super) fn operators(
-    wanted: &Wanted<'_>,
+    wanted: &DesiredState<'_>,
     name: &str,
     vnet: &VirtualNetwork,
     reporter: &mut Reporter,

@@ -1,26 +1,26 @@
-//! Whether objects fit together, with each other and with what there is already.
+//! Checks objects against each other and against the existing state.
 //!
-//! Parts: [`substrate`] and [`vnet`] look at one object, [`command`] at what its nodes run, [`image`] at what is on disk,
-//! [`outside`] at what virtual networks share on external interfaces, [`management`] at what is beside networks, [`power`]
-//! at forwarding engines, [`room`] at what else all share of
-//! the machine, [`tenant`] at whose all that is.
+//! Parts: [`substrate`] and [`vnet`] check single objects, [`command`] a node's
+//! commands, [`image`] files on disk. [`outside`] checks virtual networks' use of
+//! external interfaces, [`management`] their access to the machine's network, [`power`]
+//! forwarding engines, [`capacity`] other shared resources, and [`tenant`] ownership.
 //!
-//! A virtual network that stays as it is was checked before: of it only sums ([`placed`]) and tunnel
-//! keys are held against what changes, but for a new substrate or tenant, against which all is checked.
+//! Unchanged virtual networks were checked before. Only their sums ([`placed`]) and
+//! tunnel keys are compared with changes. A new substrate or tenant causes a full check.
 
 mod binds;
+mod capacity;
 mod command;
 mod family;
 mod image;
+mod impairments;
 mod interfaces;
 mod label;
-mod leaving;
 mod management;
 mod outside;
 mod placed;
 mod power;
 mod remarks;
-mod room;
 mod routes;
 mod substrate;
 mod sysctls;
@@ -35,105 +35,105 @@ use crate::diagnostic::Diagnostic;
 use crate::limits::{NAME_CHARS_MAX, VNETS_MAX};
 use crate::object::{Object, Substrate, SubstrateSpec, Tenant, VirtualNetwork};
 use crate::parse::{Document, at_most, label};
-use crate::remains::AllRemains;
-use crate::tree::Path;
-use placed::Sums;
+use crate::remains::RemainsByVnet;
+use crate::tree::JsonPointer;
+use placed::VnetTotals;
 
 pub use image::check_images;
-pub use placed::{Placed, Shares, Vnets};
+pub use placed::{PlacedVnet, PowerShares, Vnets};
 pub use remarks::remarks;
 pub use tenant::tenant_of;
 pub(crate) use vnet::{BAD_PATH, good_path};
 
-/// What there is.
+/// The existing state.
 #[derive(Clone, Debug, Default)]
 pub struct Existing {
-    /// The substrate that was applied.
+    /// The applied substrate.
     pub substrate: Option<Substrate>,
-    /// Virtual networks that were applied.
+    /// The applied virtual networks.
     pub vnets: Arc<Vnets>,
-    /// Tenants that were applied, by name.
+    /// The applied tenants, by name.
     pub tenants: Arc<BTreeMap<String, Tenant>>,
-    /// The tenant that asks for the change: it may name its own virtual networks alone, and what
-    /// it is told names nothing of others. `None`: an operator.
-    pub asker: Option<String>,
-    /// Network devices of the machine by name; `None`: not known, nothing is checked against them.
+    /// Tenant that requests the change. It may only name its own virtual
+    /// networks, and errors reveal nothing about others. `None`: an operator.
+    pub requester: Option<String>,
+    /// Network devices of the machine by name. `None`: unknown, not checked.
     pub devices: Option<BTreeMap<String, InterfaceFacts>>,
-    /// CPUs of the machine; empty: not known.
+    /// CPUs of the machine; empty: unknown.
     pub cpus: BTreeSet<u32>,
-    /// What the daemon may open; `None`: not known.
+    /// File descriptor limits of the daemon; `None`: unknown.
     pub descriptors: Option<Descriptors>,
-    /// Forwarding engines that guests can't run on at present.
+    /// Forwarding engines that currently can't run guests.
     pub failed_engines: BTreeSet<String>,
-    /// What may still be there of virtual networks beside what is wanted of them. It counts in quotas.
-    pub remains: Arc<AllRemains>,
-    /// Seconds since 1970, to say how long that has been so.
+    /// Resources that may still exist beyond virtual networks' desired state. They count in quotas.
+    pub remains: Arc<RemainsByVnet>,
+    /// Current time, seconds since 1970, for messages about how long they have existed.
     pub now_s: u64,
-    /// The machine's kernel has no IPv6, so that nodes have none.
+    /// True if the machine's kernel has no IPv6, so that nodes have none.
     pub without_v6: bool,
-    /// Nothing is known of a node: external interfaces and tenants that are not described are taken as
-    /// there.
+    /// True if no PdP node is known: undefined external
+    /// interfaces and tenants are assumed to exist.
     pub unknown: bool,
 }
 
-/// Descriptors of the daemon.
+/// File descriptors of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// How many it may open (RLIMIT_NOFILE).
+    /// Limit on open descriptors (RLIMIT_NOFILE).
     pub limit: u64,
-    /// How many of these are kept for other things than interfaces and processes.
-    pub kept: u64,
+    /// Descriptors reserved for other purposes than interfaces and processes.
+    pub unchanged_vnets: u64,
 }
 
-/// What is known of a network device.
+/// Facts about a network device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterfaceFacts {
     /// Largest IP packet, bytes.
     pub mtu: u32,
 }
 
-/// What is to be, all of it: what was applied before, with the change made.
+/// The complete desired state: the previous one with the change applied.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Intent {
     /// The substrate.
     pub substrate: Option<Substrate>,
-    /// All virtual networks. Those that are as before are the same ones, by their pointers.
+    /// All virtual networks. Unchanged ones keep their pointers.
     pub vnets: Arc<Vnets>,
     /// All tenants by name.
     pub tenants: Arc<BTreeMap<String, Tenant>>,
 }
 
-/// What is to be, while it is looked at.
-struct Wanted<'a> {
+/// Desired state during the checks.
+struct DesiredState<'a> {
     substrate: Option<Substrate>,
     tenants: Arc<BTreeMap<String, Tenant>>,
-    /// Virtual networks that there are.
+    /// Existing virtual networks.
     before: &'a Vnets,
-    /// Those that change or are new.
+    /// Changed and new virtual networks.
     changed: BTreeMap<String, VirtualNetwork>,
-    remains: &'a AllRemains,
+    remains: &'a RemainsByVnet,
     now_s: u64,
 }
 
-impl<'a> Wanted<'a> {
-    /// Virtual networks that stay as they are.
-    fn kept(&self) -> impl Iterator<Item = (&'a String, &'a Arc<Placed>)> {
+impl<'a> DesiredState<'a> {
+    /// Returns the unchanged virtual networks.
+    fn reserved(&self) -> impl Iterator<Item = (&'a String, &'a Arc<PlacedVnet>)> {
         self.before.iter().filter(|(name, _)| !self.changed.contains_key(*name))
     }
 }
 
-/// What is to be once `documents` are applied to what there is: objects of the same kind and name
-/// are replaced, others stay. A document's status is ignored.
+/// Applies `documents` to the existing state and returns the desired state. Objects of
+/// the same kind and name are replaced, others stay. A document's status is ignored.
 ///
-/// Defaults that need more than the object alone are filled in: link addresses, MTUs, names and
-/// rates of links, data planes of routers. Checking what came out again gives the same.
+/// Fills in defaults that depend on more than the object alone: MAC addresses, MTUs, names
+/// and rates of links, data planes of routers. Another check of the result returns the same.
 ///
 /// # Errors
-/// Everything that is wrong; nothing is changed then.
+/// All errors; nothing is changed then.
 pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
-    let (asker, unknown) = (existing.asker.as_deref(), existing.unknown);
+    let (asker, unknown) = (existing.requester.as_deref(), existing.unknown);
     let mut reporter = Reporter { asker, unknown, ..Reporter::default() };
-    let mut wanted = Wanted {
+    let mut wanted = DesiredState {
         substrate: existing.substrate.clone(),
         tenants: existing.tenants.clone(),
         before: &existing.vnets,
@@ -162,17 +162,19 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
     volumes::sizes(&wanted, existing, &mut reporter);
     tenant::grants(&wanted, &mut reporter);
     if reporter.asker.is_some() && !reporter.diagnostics.is_empty() {
-        // What is not the tenant's is not looked at any further: that would tell who has it.
+        // Objects of others are not checked further: errors would reveal their owners.
         return Err(at_most(reporter.diagnostics));
     }
     outside::check(&mut wanted, existing, &mut reporter);
     family::check(&wanted, existing.without_v6, &mut reporter);
     management::ports(&wanted, &mut reporter);
     if reporter.diagnostics.is_empty() {
-        // What is asked first: who asks for more than is his is told that, and not that it is not there.
+        // Quotas are checked first: a tenant that requests more than
+        // its quota learns that, not whether the machine has it.
         let tenants = wanted.changed.iter().filter(|(name, _)| tenant_of(name).is_some());
-        let asked = tenants.map(|(name, vnet)| (&**name, Sums::of(vnet, &power::asked(vnet))));
-        let asked: BTreeMap<&str, Sums> = asked.collect();
+        let asked =
+            tenants.map(|(name, vnet)| (&**name, VnetTotals::of(vnet, &power::asked(vnet))));
+        let asked: BTreeMap<&str, VnetTotals> = asked.collect();
         let asked = asked.iter().map(|(name, sums)| (*name, sums)).collect();
         tenant::quotas(&wanted, &asked, &mut reporter);
     }
@@ -181,10 +183,10 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
     }
     let shares = power::check(&wanted, existing, &mut reporter);
     let vnets = placed(&wanted, existing, shares);
-    room::check(&wanted, &vnets, existing, &mut reporter);
+    capacity::check(&wanted, &vnets, existing, &mut reporter);
     let given = wanted.changed.keys().filter_map(|name| Some((&**name, vnets.get(name)?.sums())));
     tenant::quotas(&wanted, &given.collect(), &mut reporter);
-    let Wanted { substrate, tenants, .. } = wanted;
+    let DesiredState { substrate, tenants, .. } = wanted;
     let diagnostics = reporter.diagnostics;
     if diagnostics.is_empty() {
         Ok(Intent { substrate, vnets, tenants })
@@ -193,11 +195,11 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
     }
 }
 
-/// All virtual networks, once these have new shares.
+/// Returns all virtual networks, with new shares for these.
 fn placed(
-    wanted: &Wanted<'_>,
+    wanted: &DesiredState<'_>,
     existing: &Existing,
-    shares: BTreeMap<String, Shares>,
+    shares: BTreeMap<String, PowerShares>,
 ) -> Arc<Vnets> {
     let mut vnets = existing.vnets.clone();
     for (name, shares) in shares {
@@ -205,22 +207,21 @@ fn placed(
         let changed = wanted.changed.get(&name).or(before.map(|before| &***before));
         let Some(vnet) = changed else { continue };
         if before.is_none_or(|before| *vnet != ***before || shares != *before.shares()) {
-            Arc::make_mut(&mut vnets).insert(name, Arc::new(Placed::new(vnet.clone(), shares)));
+            Arc::make_mut(&mut vnets).insert(name, Arc::new(PlacedVnet::new(vnet.clone(), shares)));
         }
     }
     vnets
 }
 
-/// Puts a document's object where it belongs; a second one of a name, or of the substrate, is a
-/// fault.
+/// Inserts a document's object. A second one of the same name, or a second substrate, is an error.
 fn add<'a>(
     document: &'a Document,
     existing: &Existing,
-    wanted: &mut Wanted<'_>,
+    wanted: &mut DesiredState<'_>,
     reporter: &mut Reporter<'a>,
 ) {
     let name = document.object.name();
-    let metadata = Path::of(&["metadata", "name"]);
+    let metadata = JsonPointer::of(&["metadata", "name"]);
     let mut fault = |message: String, hint: &str| {
         reporter.diagnostics.push(document.at(&metadata, message, hint));
     };
@@ -279,13 +280,13 @@ fn add<'a>(
     }
 }
 
-/// Collects diagnostics, each with the place of what it is about where that is in a document.
+/// Collects diagnostics, each with its position if it is in a document.
 #[derive(Default)]
 struct Reporter<'a> {
     substrate: Option<&'a Document>,
     vnets: BTreeMap<&'a str, &'a Document>,
     tenants: BTreeMap<&'a str, &'a Document>,
-    /// See [`Existing::asker`].
+    /// See [`Existing::requester`].
     asker: Option<&'a str>,
     /// See [`Existing::unknown`].
     unknown: bool,
@@ -293,14 +294,15 @@ struct Reporter<'a> {
 }
 
 impl Reporter<'_> {
-    /// About the substrate.
+    /// Reports an error of the substrate.
     fn substrate(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
         if let Some(document) = self.substrate {
-            self.diagnostics.push(document.at(&Path::of(path), message, hint));
+            self.diagnostics.push(document.at(&JsonPointer::of(path), message, hint));
         }
     }
 
-    /// About a virtual network; where it is in no document, the substrate's change is at fault.
+    /// Reports an error of a virtual network. If it is in no
+    /// document, the error belongs to the substrate's change.
     fn vnet(
         &mut self,
         vnet: &str,
@@ -309,15 +311,15 @@ impl Reporter<'_> {
         hint: impl Into<String>,
     ) {
         if !self.sees(vnet) {
-            // Not of the asker's making, nor to be known by it.
+            // Not caused by the client, and not visible to it.
             return;
         }
-        let path = Path::of(path);
+        let path = JsonPointer::of(path);
         let diagnostic = match (self.vnets.get(vnet), self.substrate) {
             (Some(document), _) => document.at(&path, message, hint),
             (None, Some(document)) => Diagnostic {
                 object: label("VirtualNetwork", vnet, &path),
-                ..document.at(&Path::of(&["spec"]), message, hint)
+                ..document.at(&JsonPointer::of(&["spec"]), message, hint)
             },
             (None, None) => Diagnostic {
                 object: label("VirtualNetwork", vnet, &path),
@@ -329,7 +331,7 @@ impl Reporter<'_> {
         self.diagnostics.push(diagnostic);
     }
 
-    /// About a tenant.
+    /// Reports an error of a tenant.
     fn tenant(
         &mut self,
         tenant: &str,
@@ -338,27 +340,27 @@ impl Reporter<'_> {
         hint: impl Into<String>,
     ) {
         if let Some(document) = self.tenants.get(tenant) {
-            self.diagnostics.push(document.at(&Path::of(path), message, hint));
+            self.diagnostics.push(document.at(&JsonPointer::of(path), message, hint));
         }
     }
 
-    /// Whether who asks may know of a virtual network.
+    /// True if the client may know of a virtual network.
     fn sees(&self, vnet: &str) -> bool {
         self.asker.is_none_or(|asker| tenant_of(vnet) == Some(asker))
     }
 
-    /// What is told an operator, or a tenant, where the first says something of all.
+    /// Returns the operator's message, which mentions all networks, or the tenant's.
     fn of_all(&self, operator: String, tenant: &str) -> String {
         if self.asker.is_none() { operator } else { tenant.to_owned() }
     }
 
-    /// About no object in particular.
+    /// Reports an error of no particular object.
     fn general(&mut self, message: impl Into<String>, hint: impl Into<String>) {
         let (message, hint) = (message.into(), hint.into());
         self.diagnostics.push(Diagnostic { message, hint, ..Default::default() });
     }
 
-    /// About more of something than its bound.
+    /// Reports that a limit is exceeded.
     fn too_many(&mut self, vnet: &str, path: &[&str], what: &str, count: usize, max: usize) {
         if count > max {
             self.vnet(vnet, path, format!("{count} {what} exceed {max}"), "remove some");
@@ -366,7 +368,7 @@ impl Reporter<'_> {
     }
 }
 
-/// What to write instead of an object's name that is no DNS label.
+/// Suggests a replacement for an object's name that is no DNS label.
 fn name_hint(name: &str) -> String {
     const RULE: &str =
         "use lower-case letters, digits and -, with a letter or digit first and last";
@@ -376,13 +378,13 @@ fn name_hint(name: &str) -> String {
     }
 }
 
-/// The same of a name inside of a virtual network, which may have capital letters.
+/// Like [`name_hint`], for a name inside a virtual network, which may have capital letters.
 fn inner_name_hint(name: &str) -> String {
     instead(name, name, "use letters, digits and -, with a letter or digit first and last")
 }
 
-/// A DNS label like a name, with `-` for each other character of `letters`, before the rule; the rule alone where that
-/// makes none.
+/// Returns a DNS label made from a name, with `-` for each character of
+/// `letters`, followed by the rule. If that gives no label, only the rule.
 fn instead(name: &str, letters: &str, rule: &str) -> String {
     let good = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let like: String = letters.chars().map(good).collect();
@@ -393,7 +395,7 @@ fn instead(name: &str, letters: &str, rule: &str) -> String {
     }
 }
 
-/// Why a name is neither a DNS label nor two with a dot between, `TENANT.NAME`.
+/// Returns why a name is neither a DNS label nor two of them with a dot between, `TENANT.NAME`.
 fn bad_vnet_name(name: &str) -> Option<String> {
     let Some((tenant, own)) = name.split_once('.') else { return bad_name(name) };
     let chars = name.chars().count();
@@ -404,12 +406,12 @@ fn bad_vnet_name(name: &str) -> Option<String> {
     bad.map(|_| "is not a TENANT.NAME of two DNS labels".to_owned())
 }
 
-/// Why a name inside of a virtual network, which may have capital letters, is no DNS label.
+/// Returns why a name inside a virtual network, which may have capital letters, is no DNS label.
 fn bad_inner_name(name: &str) -> Option<String> {
     bad_name(&name.to_ascii_lowercase())
 }
 
-/// Why a name is no DNS label in lower case.
+/// Returns why a name is no lower-case DNS label.
 fn bad_name(name: &str) -> Option<String> {
     let chars = name.chars().count();
     if chars > NAME_CHARS_MAX {

@@ -1,30 +1,30 @@
-//! Checks of what virtual networks have on external interfaces: that the interface is there, that
-//! no tunnel key is taken twice, that packets fit, that rates do.
+//! Checks of external interfaces' use by virtual networks: the interface
+//! exists, tunnel keys are unique, packets fit, and guarantees fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pdp_wire::tunnel::{Key, Kind, Take, Tunnel};
+use pdp_wire::tunnel::{Take, Tunnel, TunnelKey, TunnelKind};
 
-use super::{Existing, Reporter, Wanted};
+use super::{DesiredState, Existing, Reporter};
 use crate::limits::{MTU_DEFAULT, MTU_MAX, MTU_MIN};
 use crate::link::Link;
-use crate::object::{Outlet, VirtualNetwork};
+use crate::object::{ExternalForm, VirtualNetwork};
 use crate::shape::nearest;
 use crate::tunnel::External;
 use crate::units::{BitRate, Endpoint};
 
-/// What a virtual network has of an external interface.
+/// Use of an external interface by a virtual network.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Outside {
-    /// Rates of its links, bits a second.
+pub(super) struct ExternalUse {
+    /// Sum of its links' guarantees, bits per second.
     guarantee_bps: u64,
-    /// Largest packet, with what a tunnel puts before it, bytes.
+    /// Largest packet, including tunnel headers, bytes.
     packet_bytes: u32,
 }
 
-/// What a virtual network has of each external interface that its links use.
-pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
-    let mut all: BTreeMap<String, Outside> = BTreeMap::new();
+/// Returns a virtual network's use of each external interface at its links.
+pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, ExternalUse> {
+    let mut all: BTreeMap<String, ExternalUse> = BTreeMap::new();
     for link in &vnet.spec.links {
         let nodes = &vnet.spec.nodes;
         let mtu = ports(link).filter_map(|(node, name)| nodes.get(node)?.interfaces.get(name)?.mtu);
@@ -40,28 +40,28 @@ pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, Outside> {
     all
 }
 
-pub(super) fn check(wanted: &mut Wanted<'_>, existing: &Existing, reporter: &mut Reporter) {
+pub(super) fn check(wanted: &mut DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
     tunnels(wanted, reporter);
     let substrate = wanted.substrate.clone();
     let mtu_of = |interface: &str| -> Option<u32> {
         match substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
-            Outlet::Device(device, _) => Some(existing.devices.as_ref()?.get(device)?.mtu),
-            Outlet::Memif(memif) => Some(memif.mtu),
-            Outlet::Generator(_) => Some(MTU_MAX),
+            ExternalForm::Device(device, _) => Some(existing.devices.as_ref()?.get(device)?.mtu),
+            ExternalForm::Memif(memif) => Some(memif.mtu),
+            ExternalForm::Generator(_) => Some(MTU_MAX),
         }
     };
-    let mut kept: BTreeMap<&str, Outside> = BTreeMap::new();
+    let mut kept: BTreeMap<&str, ExternalUse> = BTreeMap::new();
     let mut mtu_max = 0;
-    for (_, vnet) in wanted.kept() {
+    for (_, vnet) in wanted.reserved() {
         vnet.sums().outside.iter().for_each(|(interface, more)| add(&mut kept, interface, more));
         mtu_max = mtu_max.max(vnet.sums().mtu);
     }
-    let exceeds = |(interface, outside): (&&str, &Outside)| {
+    let exceeds = |(interface, outside): (&&str, &ExternalUse)| {
         mtu_of(interface).is_some_and(|mtu| outside.packet_bytes > mtu)
     };
-    // Without a change of its own, only other devices can be at fault.
+    // Without changes of its own, only a change of devices can cause an error.
     if mtu_max > MTU_MAX || kept.iter().any(exceeds) {
-        for (name, vnet) in wanted.kept() {
+        for (name, vnet) in wanted.reserved() {
             mtus(name, &mut VirtualNetwork::clone(vnet), false, mtu_of, reporter);
         }
     }
@@ -71,19 +71,19 @@ pub(super) fn check(wanted: &mut Wanted<'_>, existing: &Existing, reporter: &mut
     guarantees(wanted, kept, reporter);
 }
 
-/// Counts in what is used of an interface.
-fn add<'a>(all: &mut BTreeMap<&'a str, Outside>, interface: &'a str, more: &Outside) {
+/// Adds to the use of an interface.
+fn add<'a>(all: &mut BTreeMap<&'a str, ExternalUse>, interface: &'a str, more: &ExternalUse) {
     let outside = all.entry(interface).or_default();
     outside.guarantee_bps = outside.guarantee_bps.saturating_add(more.guarantee_bps);
     outside.packet_bytes = outside.packet_bytes.max(more.packet_bytes);
 }
 
-/// Checks that interfaces are there and that no key is taken twice.
-fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
-    // What was there first keeps its key; who comes with the change is at fault.
-    let mut taken: BTreeMap<(&str, Key), String> = BTreeMap::new();
-    let mut takes: BTreeMap<(&str, Take), (&Kind, String)> = BTreeMap::new();
-    let mut new_keys: BTreeSet<(&str, Key)> = BTreeSet::new();
+/// Checks that interfaces exist and that tunnel keys are unique.
+fn tunnels(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
+    // Existing networks keep their keys; the error belongs to the changed one.
+    let mut taken: BTreeMap<(&str, TunnelKey), String> = BTreeMap::new();
+    let mut takes: BTreeMap<(&str, Take), (&TunnelKind, String)> = BTreeMap::new();
+    let mut new_keys: BTreeSet<(&str, TunnelKey)> = BTreeSet::new();
     let mut new_takes: BTreeSet<(&str, Take)> = BTreeSet::new();
     for (vnet, changed) in &wanted.changed {
         let before = wanted.before.get(vnet);
@@ -95,9 +95,9 @@ fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
             }
         }
     }
-    // Of what stays only what new ones could meet is looked at, if the interfaces stay, too.
+    // If the interfaces stay, unchanged networks matter only where new ones may conflict.
     let all = reporter.substrate.is_some();
-    let kept = (all || !new_keys.is_empty()).then(|| wanted.kept()).into_iter().flatten();
+    let kept = (all || !new_keys.is_empty()).then(|| wanted.reserved()).into_iter().flatten();
     let kept = kept.map(|(name, vnet)| (name, &***vnet, all));
     let changed = wanted.changed.iter().map(|(name, vnet)| (name, vnet, true));
     for (vnet, spec, whole) in kept.chain(changed) {
@@ -141,22 +141,22 @@ fn tunnels(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     }
 }
 
-/// That something is taken, and by which external of which virtual network where who asks may know.
+/// Reports that a key is taken, and by which external, if the client may know the network.
 fn taken_by(reporter: &Reporter, owner: &str) -> String {
     let vnet = owner.split_once('/').map_or(owner, |(vnet, _)| vnet);
     if reporter.sees(vnet) { format!("is taken by {owner}") } else { "is taken".to_owned() }
 }
 
-/// What people call an interface all of whose frames are one external's.
-fn kind_without_tunnels(wanted: &Wanted<'_>, interface: &str) -> Option<&'static str> {
+/// Returns the name of an interface kind that one external uses entirely.
+fn kind_without_tunnels(wanted: &DesiredState<'_>, interface: &str) -> Option<&'static str> {
     match wanted.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
-        Outlet::Device(..) | Outlet::Generator(_) => None,
-        Outlet::Memif(_) => Some("memif"),
+        ExternalForm::Device(..) | ExternalForm::Generator(_) => None,
+        ExternalForm::Memif(_) => Some("memif"),
     }
 }
 
 fn interface_known(
-    wanted: &Wanted<'_>,
+    wanted: &DesiredState<'_>,
     vnet: &str,
     name: &str,
     external: &External,
@@ -168,7 +168,7 @@ fn interface_known(
         return;
     }
     if reporter.asker.is_some() {
-        // Whether it is the tenant's was looked at before; which others there are it is not told.
+        // An earlier check covers the tenant's grants. The error does not list other interfaces.
         let message = format!("interface {} is not there", external.interface);
         let hint = "ask an operator";
         reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
@@ -185,7 +185,7 @@ fn interface_known(
     reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
 }
 
-/// The externals that a link ends at, each with its end.
+/// Returns the externals at a link, each with its end.
 fn externals<'a>(
     vnet: &'a VirtualNetwork,
     link: &'a Link,
@@ -196,7 +196,7 @@ fn externals<'a>(
     })
 }
 
-/// The interfaces of nodes that a link ends at.
+/// Returns the nodes' interfaces at a link.
 fn ports(link: &Link) -> impl Iterator<Item = (&String, &String)> {
     link.endpoints.iter().filter_map(|end| match end {
         Endpoint::Port { node, interface } => Some((node, interface)),
@@ -204,7 +204,7 @@ fn ports(link: &Link) -> impl Iterator<Item = (&String, &String)> {
     })
 }
 
-/// Checks MTUs against the underlay's, and fills in those that are not given.
+/// Checks MTUs against the underlay's, and fills in defaults.
 fn mtus(
     name: &str,
     vnet: &mut VirtualNetwork,
@@ -255,43 +255,47 @@ fn mtus(
     }
 }
 
-/// What leaves to the outside at an end of a link is guaranteed, bits a second: of a link that joins a node's interface
-/// to it, by that interface.
+/// Returns the guarantee of a link to the outside at an end, bits per second. If the
+/// link joins a node's interface to the external, that interface's settings apply.
 fn guarantee_bps(link: &Link, external: &Endpoint) -> u64 {
-    let by = match link.has_leaving(external) {
+    let by = match link.has_egress(external) {
         true => Some(external),
         false => link.endpoints.iter().find(|end| *end != external),
     };
     let Some(at) = by.and_then(|by| link.endpoints.iter().position(|end| end == by)) else {
         return 0;
     };
-    let now = link.leaving(&link.endpoints[at]).guarantee;
+    let now = link.egress(&link.endpoints[at]).guarantee;
     let later = link.steps().into_iter().map(|(_, _, leaving)| leaving[at].guarantee);
     later.chain([now]).flatten().max().unwrap_or_default().0
 }
 
-/// Checks that the guarantees of links over an interface add up to no more than its capacity, and that it has one where
-/// there are any.
-fn guarantees(wanted: &Wanted<'_>, kept: BTreeMap<&str, Outside>, reporter: &mut Reporter) {
+/// Checks that guarantees over an interface do not exceed its
+/// capacity, and that it has a capacity if there are any.
+fn guarantees(
+    wanted: &DesiredState<'_>,
+    kept: BTreeMap<&str, ExternalUse>,
+    reporter: &mut Reporter,
+) {
     let Some(substrate) = &wanted.substrate else { return };
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, interface) in &substrate.spec.interfaces {
         left.extend(interface.capacity.map(|capacity| (name.as_str(), capacity.0)));
     }
-    // Who comes with the change is at fault. Link by link it is looked at only where all is too much.
+    // The error belongs to the changed network. Single links matter only if the total is too high.
     let changed: Vec<_> = wanted.changed.values().map(of).collect();
     let mut all = kept;
     changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
     let fits = |(interface, left): (&&str, &u64)| {
         all.get(interface).is_none_or(|outside| outside.guarantee_bps <= *left)
     };
-    let has_capacity = |(interface, outside): (&&str, &Outside)| {
+    let has_capacity = |(interface, outside): (&&str, &ExternalUse)| {
         outside.guarantee_bps == 0 || left.contains_key(interface)
     };
     if left.iter().all(fits) && all.iter().all(has_capacity) {
         return;
     }
-    let kept = wanted.kept().map(|(name, vnet)| (name, &***vnet));
+    let kept = wanted.reserved().map(|(name, vnet)| (name, &***vnet));
     for (name, vnet) in kept.chain(&wanted.changed) {
         for (index, link) in vnet.spec.links.iter().enumerate() {
             for (end, External { interface, .. }) in externals(vnet, link) {

@@ -1,90 +1,90 @@
-//! A virtual network that was checked, with what counts of it where all share something.
+//! Checked virtual networks, with sums of their shared resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use pdp_alloc::{Given, LENT_LOAD_MILLICORES, Share};
+use pdp_alloc::{AllocatedPower, EngineShare, LENT_LOAD_MILLICORES};
 
 use super::management::{self, Published};
-use super::outside::{self, Outside};
+use super::outside::{self, ExternalUse};
 use crate::link::Link;
 use crate::object::{DataPlane, Node, NodeKind, VirtualNetwork};
-use crate::remains::{Part, Parts};
+use crate::remains::{VnetPart, VnetParts};
 use crate::usage::Usage;
 
-/// Virtual networks by name. One that is as before is the same one, by its pointer.
-pub type Vnets = BTreeMap<String, Arc<Placed>>;
+/// Virtual networks by name. Unchanged ones keep their pointers.
+pub type Vnets = BTreeMap<String, Arc<PlacedVnet>>;
 
-/// Shares of power by vrouter: a forwarding guest a share, in this order, or the kernel's one.
-pub type Shares = BTreeMap<String, Vec<Share>>;
+/// Power shares by vrouter, in order: one per forwarding guest, or the kernel's single one.
+pub type PowerShares = BTreeMap<String, Vec<EngineShare>>;
 
-/// A virtual network that was checked, and the power that its vrouters have. It is not changed, but
-/// made anew: what is counted of it is counted once.
+/// A checked virtual network, and the power of its vrouters. It is
+/// immutable: changes make a new one, so its sums are computed once.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
+pub struct PlacedVnet {
     vnet: VirtualNetwork,
-    shares: Shares,
-    sums: Sums,
+    shares: PowerShares,
+    sums: VnetTotals,
 }
 
-/// What is counted of a virtual network.
+/// Sums of a virtual network.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Sums {
-    /// What its nodes take.
+pub(super) struct VnetTotals {
+    /// Usage of its nodes.
     pub(super) usage: Usage,
-    /// Length of its spec as JSON.
+    /// Length of its spec as JSON, bytes.
     pub(super) spec_bytes: u64,
-    /// Rates of its links, bits a second, and whether each has one.
+    /// Sum of its link rates, bits per second, and whether each link has one.
     pub(super) rate_bps: u64,
     pub(super) rated: bool,
-    /// Images that are unpacked, as [`Node::oci_images`] has them.
+    /// Unpacked images, as in [`Node::oci_images`].
     pub(super) images: BTreeSet<(String, Option<String>)>,
-    /// The same by its parts.
-    pub(super) parts: Parts,
-    /// What it has of forwarding engines.
-    pub(super) power: Given,
-    /// Its guests that borrow on them, as [`pdp_alloc::lend`] counts them.
-    pub(super) lent: Given,
-    /// What its fast paths are guaranteed of the mux's power, thousandths of a core.
+    /// Sums of each part.
+    pub(super) parts: VnetParts,
+    /// Guaranteed power from forwarding engines.
+    pub(super) power: AllocatedPower,
+    /// Load of its borrowing guests, as counted by [`pdp_alloc::lend`].
+    pub(super) borrowed: AllocatedPower,
+    /// Guarantees of its fast paths from the mux's power, thousandths of a core.
     pub(super) fastpath: u64,
-    /// Whether each of its vrouters that take of forwarding engines has a share.
+    /// True if each vrouter that needs forwarding engines has a share.
     pub(super) placed: bool,
-    /// What it has of external interfaces.
-    pub(super) outside: BTreeMap<String, Outside>,
+    /// Use of external interfaces.
+    pub(super) outside: BTreeMap<String, ExternalUse>,
     /// Largest IP packet of an interface, bytes.
     pub(super) mtu: u32,
-    /// Ports of the machine that lead into its nodes.
+    /// Ports of the machine that its nodes publish.
     pub(super) published: Vec<Published>,
 }
 
-impl Placed {
-    /// Of a virtual network as it came from [`crate::check`], and shares of its vrouters.
-    pub fn new(vnet: VirtualNetwork, shares: Shares) -> Self {
-        Self { sums: Sums::of(&vnet, &shares), vnet, shares }
+impl PlacedVnet {
+    /// Takes a virtual network from [`crate::check`], and shares of its vrouters.
+    pub fn new(vnet: VirtualNetwork, shares: PowerShares) -> Self {
+        Self { sums: VnetTotals::of(&vnet, &shares), vnet, shares }
     }
 
     /// Shares of its vrouters.
-    pub fn shares(&self) -> &Shares {
+    pub fn shares(&self) -> &PowerShares {
         &self.shares
     }
 
-    /// What its nodes take of the machine, with the power that they were given.
+    /// Usage of its nodes, including their allocated power.
     pub fn usage(&self) -> Usage {
         self.sums.usage
     }
 
-    /// What counts of it, by its parts.
-    pub fn parts(&self) -> Parts {
+    /// Usage by parts.
+    pub fn parts(&self) -> VnetParts {
         self.sums.parts.clone()
     }
 
-    pub(super) fn sums(&self) -> &Sums {
+    pub(super) fn sums(&self) -> &VnetTotals {
         &self.sums
     }
 }
 
-impl Deref for Placed {
+impl Deref for PlacedVnet {
     type Target = VirtualNetwork;
 
     fn deref(&self) -> &VirtualNetwork {
@@ -92,8 +92,8 @@ impl Deref for Placed {
     }
 }
 
-impl Sums {
-    pub(super) fn of(vnet: &VirtualNetwork, shares: &Shares) -> Self {
+impl VnetTotals {
+    pub(super) fn of(vnet: &VirtualNetwork, shares: &PowerShares) -> Self {
         let mut sums = Self {
             // Plain data with string keys: it is always JSON.
             spec_bytes: serde_json::to_string(vnet).map_or(u64::MAX, |text| text.len() as u64),
@@ -109,7 +109,7 @@ impl Sums {
         sums.usage.memory_bytes =
             vnet.spec.links.iter().map(Link::mux_bytes).fold(0, u64::saturating_add);
         sums.usage.buffers = vnet.spec.links.iter().map(Link::buffers).sum();
-        let links = Part { usage: sums.usage, rate_bps: sums.rate_bps, ..Part::default() };
+        let links = VnetPart { usage: sums.usage, rate_bps: sums.rate_bps, ..VnetPart::default() };
         sums.parts.insert(String::new(), links);
         let owned = |(path, tag): (&str, Option<&str>)| (path.to_owned(), tag.map(str::to_owned));
         for (name, node) in &vnet.spec.nodes {
@@ -117,7 +117,7 @@ impl Sums {
             let usage = node.usage(shares.iter().map(|share| share.millicores));
             sums.usage += usage;
             let images = node.oci_images().map(owned).collect();
-            sums.parts.insert(name.clone(), Part { usage, images, rate_bps: 0 });
+            sums.parts.insert(name.clone(), VnetPart { usage, images, rate_bps: 0 });
             let plane = node.data_plane.as_ref().map(DataPlane::needs);
             let asks = node.kind == NodeKind::Router && plane.is_none_or(|it| it.engines.is_some());
             sums.placed &= !asks || !shares.is_empty();
@@ -125,7 +125,7 @@ impl Sums {
             for share in shares {
                 *sums.power.entry(share.engine.clone()).or_default() += u64::from(share.millicores);
                 if share.millicores == 0 {
-                    *sums.lent.entry(share.engine.clone()).or_default() += LENT_LOAD_MILLICORES;
+                    *sums.borrowed.entry(share.engine.clone()).or_default() += LENT_LOAD_MILLICORES;
                 }
             }
             let mtus = node.interfaces.values().filter_map(|interface| interface.mtu);

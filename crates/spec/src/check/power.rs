@@ -1,47 +1,47 @@
-//! Gives vrouters their power: of forwarding engines, or of the mux.
+//! Allocates power to vrouters, from forwarding engines or from the mux.
 
 use std::collections::BTreeMap;
 
 use pdp_alloc::{
-    Engine, Engines, Given, LENT_LOAD_MILLICORES, Refusal, Request, Share, allocate,
-    allocate_guests, lend,
+    AllocatedPower, AllocationRefusal, AllocationRequest, EngineCapacities, EngineCapacity,
+    EngineShare, LENT_LOAD_MILLICORES, allocate, allocate_guests, lend,
 };
 
-use super::{Existing, Reporter, Shares, Wanted};
+use super::{DesiredState, Existing, PowerShares, Reporter};
 use crate::limits::GUESTS_MAX;
-use crate::object::{Mux, Node, OfEngines, VirtualNetwork};
+use crate::object::{EngineDemand, Mux, Node, VirtualNetwork};
 use crate::units::Cores;
 
-/// What a virtual network's vrouters have once they get what they ask for, at the least that it takes.
-pub(super) fn asked(vnet: &VirtualNetwork) -> Shares {
+/// Returns the minimum shares of a virtual network's vrouters if all their requests are met.
+pub(super) fn asked(vnet: &VirtualNetwork) -> PowerShares {
     let planes = vnet
         .spec
         .nodes
         .iter()
         .filter_map(|(name, node)| Some((name, node.data_plane.as_ref()?.needs().engines?)));
-    let share = |asked: OfEngines| Share {
+    let share = |asked: EngineDemand| EngineShare {
         engine: String::new(),
         millicores: asked.power.map_or(0, |power| power.0),
     };
     planes.map(|(name, asked)| (name.clone(), vec![share(asked)])).collect()
 }
 
-/// Shares of virtual networks that change, and of those of which a vrouter has none.
+/// Allocates shares for changed virtual networks, and for those with a vrouter without any.
 pub(super) fn check(
-    wanted: &Wanted<'_>,
+    wanted: &DesiredState<'_>,
     existing: &Existing,
     reporter: &mut Reporter,
-) -> BTreeMap<String, Shares> {
-    let engines: Engines = wanted
+) -> BTreeMap<String, PowerShares> {
+    let engines: EngineCapacities = wanted
         .substrate
         .iter()
         .flat_map(|substrate| &substrate.spec.forwarding_engines)
         .map(|(name, engine)| {
             let usable = !existing.failed_engines.contains(name);
-            (name.clone(), Engine { capacity_millicores: engine.capacity.0, usable })
+            (name.clone(), EngineCapacity { capacity_millicores: engine.capacity.0, usable })
         })
         .collect();
-    let shares = place(wanted, &engines, reporter);
+    let shares = allocate_all(wanted, &engines, reporter);
     if reporter.substrate.is_some() {
         capacities(wanted, &shares, &engines, reporter);
     }
@@ -51,11 +51,11 @@ pub(super) fn check(
     shares
 }
 
-/// Checks that all fast paths have what they are guaranteed of the mux's power, and those of one virtual network of one
-/// worker's.
-fn fastpaths(wanted: &Wanted<'_>, mux: &Mux, reporter: &mut Reporter) {
+/// Checks the guarantees of all fast paths against the mux's
+/// power, and those of one virtual network against one worker's.
+fn fastpaths(wanted: &DesiredState<'_>, mux: &Mux, reporter: &mut Reporter) {
     let (bound, one) = mux.fastpath_power();
-    let mut given: u64 = wanted.kept().map(|(_, vnet)| vnet.sums().fastpath).sum();
+    let mut given: u64 = wanted.reserved().map(|(_, vnet)| vnet.sums().fastpath).sum();
     let powered = |vnet: &VirtualNetwork| {
         let power = |node: &Node| {
             let plane = node.data_plane.as_ref()?;
@@ -68,7 +68,8 @@ fn fastpaths(wanted: &Wanted<'_>, mux: &Mux, reporter: &mut Reporter) {
     let mut askers: Vec<_> =
         wanted.changed.iter().map(|(name, vnet)| (name, powered(vnet))).collect();
     let sum = |nodes: &[(String, u64)]| nodes.iter().map(|(_, power)| power).sum::<u64>();
-    // First those that want no more than they have, so that others of the same change can have what they give back.
+    // Networks that want no more than they have come first, so
+    // that others in the same change get what they release.
     askers.sort_by_key(|(name, nodes)| sum(nodes) > has(name));
     for (vnet, nodes) in askers {
         let grows = sum(&nodes) > has(vnet);
@@ -108,7 +109,7 @@ fn fastpaths(wanted: &Wanted<'_>, mux: &Mux, reporter: &mut Reporter) {
     if reporter.substrate.is_none() {
         return;
     }
-    let kept = wanted.kept().map(|(name, vnet)| (name, vnet.sums().fastpath));
+    let kept = wanted.reserved().map(|(name, vnet)| (name, vnet.sums().fastpath));
     let powered: Vec<_> = kept.filter(|(_, power)| *power > 0).collect();
     let path = ["spec", "mux", "power"];
     let (power, hint) = (mux.power(), "keep more of it, or lower their power first");
@@ -131,39 +132,39 @@ fn fastpaths(wanted: &Wanted<'_>, mux: &Mux, reporter: &mut Reporter) {
     }
 }
 
-/// A vrouter that is to have power.
-struct Asker<'a> {
+/// A vrouter that requests power.
+struct PowerRequester<'a> {
     vnet: &'a str,
     node: &'a str,
-    asks: OfEngines,
+    demand: EngineDemand,
     has: u64,
 }
 
-impl Asker<'_> {
-    /// What it is to be guaranteed, thousandths of a core; 0: nothing.
+impl PowerRequester<'_> {
+    /// Requested guarantee, thousandths of a core; 0: none.
     fn wanted(&self) -> u32 {
-        self.asks.power.map_or(0, |power| power.0)
+        self.demand.power.map_or(0, |power| power.0)
     }
 }
 
-/// What there is to do on forwarding engines.
+/// Load of forwarding engines.
 #[derive(Clone, Default)]
-struct Loads {
-    /// What is guaranteed.
-    given: Given,
-    /// Guests that borrow, as [`lend`] counts them.
-    lent: Given,
+struct EngineLoads {
+    /// Guaranteed power.
+    given: AllocatedPower,
+    /// Guests that borrow, as counted by [`lend`].
+    lent: AllocatedPower,
 }
 
-impl Loads {
-    fn add(&mut self, share: &Share) {
+impl EngineLoads {
+    fn add(&mut self, share: &EngineShare) {
         give(&mut self.given, &share.engine, share.millicores.into());
         if share.millicores == 0 {
             give(&mut self.lent, &share.engine, LENT_LOAD_MILLICORES);
         }
     }
 
-    fn without(&self, shares: &[Share]) -> Self {
+    fn without(&self, shares: &[EngineShare]) -> Self {
         let mut rest = self.clone();
         for share in shares {
             take(&mut rest.given, &share.engine, share.millicores.into());
@@ -174,44 +175,44 @@ impl Loads {
         rest
     }
 
-    fn sum(&self) -> Given {
+    fn sum(&self) -> AllocatedPower {
         let mut sum = self.given.clone();
         self.lent.iter().for_each(|(engine, lent)| give(&mut sum, engine, *lent));
         sum
     }
 }
 
-fn place(
-    wanted: &Wanted<'_>,
-    engines: &Engines,
+fn allocate_all(
+    wanted: &DesiredState<'_>,
+    engines: &EngineCapacities,
     reporter: &mut Reporter,
-) -> BTreeMap<String, Shares> {
-    let mut loads = Loads::default();
-    let mut all: BTreeMap<String, Shares> = BTreeMap::new();
-    let mut askers: Vec<Asker<'_>> = Vec::new();
-    for (name, vnet) in wanted.kept() {
+) -> BTreeMap<String, PowerShares> {
+    let mut loads = EngineLoads::default();
+    let mut all: BTreeMap<String, PowerShares> = BTreeMap::new();
+    let mut askers: Vec<PowerRequester<'_>> = Vec::new();
+    for (name, vnet) in wanted.reserved() {
         let sums = vnet.sums();
-        for (of, all) in [(&sums.power, &mut loads.given), (&sums.lent, &mut loads.lent)] {
+        for (of, all) in [(&sums.power, &mut loads.given), (&sums.borrowed, &mut loads.lent)] {
             of.iter().for_each(|(engine, millicores)| give(all, engine, *millicores));
         }
         if !sums.placed {
             all.insert(name.clone(), vnet.shares().clone());
-            let has_none = |asker: &Asker<'_>| !vnet.shares().contains_key(asker.node);
+            let has_none = |asker: &PowerRequester<'_>| !vnet.shares().contains_key(asker.node);
             askers.extend(routers(name, vnet, vnet.shares()).filter(has_none));
         }
     }
     for (name, vnet) in &wanted.changed {
         let mut shares =
-            wanted.before.get(name).map_or_else(Shares::new, |vnet| vnet.shares().clone());
+            wanted.before.get(name).map_or_else(PowerShares::new, |vnet| vnet.shares().clone());
         let asks = |node: &Node| node.of_engines().is_some();
         shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(asks));
         shares.values().flatten().for_each(|share| loads.add(share));
         askers.extend(routers(name, vnet, &shares));
         all.insert(name.clone(), shares);
     }
-    // First those that give power back, so that others of the same change can have it; then the
-    // largest first, which need whole engines; last those that borrow. Names make it deterministic:
-    // the sort is stable.
+    // Vrouters that release power come first, so that others in the same
+    // change get it. Then come the largest, which need whole engines, and last
+    // those that borrow. The sort is stable, so names make it deterministic.
     askers.sort_by_key(|asker| {
         let wanted = asker.wanted();
         (u64::from(wanted) > asker.has, std::cmp::Reverse(wanted))
@@ -220,7 +221,7 @@ fn place(
         let Some(of_vnet) = all.get_mut(asker.vnet) else { continue };
         let own = of_vnet.get(asker.node).map_or(&[][..], Vec::as_slice);
         let others = loads.without(own);
-        match place_one(&asker, engines, &others, own) {
+        match allocate_one(&asker, engines, &others, own) {
             Ok(shares) => {
                 loads = others;
                 shares.iter().for_each(|share| loads.add(share));
@@ -228,7 +229,7 @@ fn place(
             }
             Err(refused) => {
                 let path = ["spec", "nodes", asker.node, "dataPlane", "power"];
-                let (message, hint) = refused.told(&asker, engines, reporter);
+                let (message, hint) = refused.message(&asker, engines, reporter);
                 reporter.vnet(asker.vnet, &path, message, hint);
             }
         }
@@ -237,45 +238,46 @@ fn place(
 }
 
 /// Why a vrouter gets no power.
-enum Refused {
-    NoRoom(Refusal),
+enum PowerRefusal {
+    NoCapacity(AllocationRefusal),
     NoEngine,
     TooManyGuests(usize),
 }
 
-fn place_one(
-    asker: &Asker<'_>,
-    engines: &Engines,
-    others: &Loads,
-    own: &[Share],
-) -> Result<Vec<Share>, Refused> {
-    let OfEngines { power, shares, split, .. } = asker.asks;
+fn allocate_one(
+    asker: &PowerRequester<'_>,
+    engines: &EngineCapacities,
+    others: &EngineLoads,
+    own: &[EngineShare],
+) -> Result<Vec<EngineShare>, PowerRefusal> {
+    let EngineDemand { power, shares, split, .. } = asker.demand;
     let shares = match (power, shares) {
         (None, shares) => {
-            return lend(engines, &others.sum(), own, shares.unwrap_or(1)).ok_or(Refused::NoEngine);
+            return lend(engines, &others.sum(), own, shares.unwrap_or(1))
+                .ok_or(PowerRefusal::NoEngine);
         }
         (Some(power), Some(shares)) => {
             allocate_guests(engines, &others.given, own, power.0, shares)
         }
         (Some(power), None) => {
-            let request = Request { millicores: power.0, split };
+            let request = AllocationRequest { millicores: power.0, split };
             allocate(engines, &others.given, own, request)
         }
     };
     match shares {
-        Ok(shares) if shares.len() > GUESTS_MAX => Err(Refused::TooManyGuests(shares.len())),
+        Ok(shares) if shares.len() > GUESTS_MAX => Err(PowerRefusal::TooManyGuests(shares.len())),
         Ok(shares) => Ok(shares),
-        Err(_) if engines.is_empty() => Err(Refused::NoEngine),
-        Err(refusal) => Err(Refused::NoRoom(refusal)),
+        Err(_) if engines.is_empty() => Err(PowerRefusal::NoEngine),
+        Err(refusal) => Err(PowerRefusal::NoCapacity(refusal)),
     }
 }
 
-impl Refused {
-    /// What it is told who asks, and what that may do.
-    fn told(
+impl PowerRefusal {
+    /// Returns the message for the requester, and advice.
+    fn message(
         &self,
-        asker: &Asker<'_>,
-        engines: &Engines,
+        asker: &PowerRequester<'_>,
+        engines: &EngineCapacities,
         reporter: &Reporter<'_>,
     ) -> (String, String) {
         let power = Cores(asker.wanted());
@@ -292,13 +294,13 @@ impl Refused {
                 "no forwarding engine works".into(),
                 reporter.of_all("`pdp inspect substrate` shows them".into(), "ask an operator"),
             ),
-            Self::NoRoom(refusal) => (
+            Self::NoCapacity(refusal) => (
                 reporter.of_all(
                     refusal.to_string(),
                     &format!("power {power}: the forwarding engines have no room"),
                 ),
                 reporter.of_all(
-                    refusal.ways_out(),
+                    refusal.advice(),
                     "ask for less (power: 0.01, or pdp scale with --power 0.01), take it from another of \
                      your networks, or ask an operator for more",
                 ),
@@ -307,41 +309,42 @@ impl Refused {
     }
 }
 
-/// A virtual network's vrouters that ask for power of forwarding engines, which have these shares.
+/// Returns a virtual network's vrouters that request
+/// power of forwarding engines. They have these shares.
 fn routers<'a>(
     vnet: &'a str,
     spec: &'a VirtualNetwork,
-    shares: &Shares,
-) -> impl Iterator<Item = Asker<'a>> {
+    shares: &PowerShares,
+) -> impl Iterator<Item = PowerRequester<'a>> {
     spec.spec.nodes.iter().filter_map(move |(node, router)| {
         let own = shares.get(node).into_iter().flatten();
         let has = own.map(|share| u64::from(share.millicores)).sum();
-        Some(Asker { vnet, node, asks: router.of_engines()?, has })
+        Some(PowerRequester { vnet, node, demand: router.of_engines()?, has })
     })
 }
 
-fn give(given: &mut Given, engine: &str, millicores: u64) {
+fn give(given: &mut AllocatedPower, engine: &str, millicores: u64) {
     match given.get_mut(engine) {
         Some(sum) => *sum += millicores,
         None => drop(given.insert(engine.to_owned(), millicores)),
     }
 }
 
-fn take(given: &mut Given, engine: &str, millicores: u64) {
+fn take(given: &mut AllocatedPower, engine: &str, millicores: u64) {
     if let Some(sum) = given.get_mut(engine) {
         *sum = sum.saturating_sub(millicores);
     }
 }
 
-/// Checks that no engine has given more than a changed substrate leaves it.
+/// Checks that a changed substrate still has the power that its engines have given.
 fn capacities(
-    wanted: &Wanted<'_>,
-    shares: &BTreeMap<String, Shares>,
-    engines: &Engines,
+    wanted: &DesiredState<'_>,
+    shares: &BTreeMap<String, PowerShares>,
+    engines: &EngineCapacities,
     reporter: &mut Reporter,
 ) {
     let mut given: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
-    let kept = wanted.kept().filter(|(name, _)| !shares.contains_key(*name));
+    let kept = wanted.reserved().filter(|(name, _)| !shares.contains_key(*name));
     let kept = kept.map(|(name, vnet)| (name, vnet.shares()));
     for (vnet, shares) in kept.chain(shares) {
         for (node, share) in

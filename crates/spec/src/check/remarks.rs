@@ -59,7 +59,8 @@ impl<'a> Port<'a> {
         Some(Self { node, name, interface })
     }
 
-    /// True if the interface has addresses of the gateway's family, and the gateway is none of them.
+    /// True if the interface has addresses of the gateway's family, and the gateway is none of
+    /// them.
     fn lacks(&self, gateway: &IpAddr) -> bool {
         let addresses = || self.interface.addresses.iter().map(|address| address.0.addr());
         addresses().any(|it| it.is_ipv4() == gateway.is_ipv4())

@@ -1,4 +1,4 @@
-//! Checks of a node's static routes: that the kernel takes each when it is set, in the order of the list.
+//! Checks of a node's static routes: the kernel must accept each, in the order of the list.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,16 +12,16 @@ use crate::route::{NextHop, RouteKind, RouteScope, StaticRoute, Via};
 use crate::shape::nearest;
 use crate::units::Destination;
 
-/// What tells routes of a table apart: destination, table, metric.
-type Key = (IpNet, u32, u32);
+/// Identity of a route in a table: destination, table, metric.
+type RouteKey = (IpNet, u32, u32);
 
 /// The kernel's `main` table.
 pub(super) const TABLE_MAIN: u32 = 254;
 
-/// Metric of a route that has none.
+/// Returns a route's metric or its default.
 fn metric(route: &StaticRoute, v4: bool) -> u32 {
     match route.metric {
-        // Of IPv6 the kernel has it for none given.
+        // The kernel uses 1024 for IPv6 routes without a metric.
         Some(0) | None if !v4 => 1024,
         metric => metric.unwrap_or(0),
     }
@@ -29,7 +29,7 @@ fn metric(route: &StaticRoute, v4: bool) -> u32 {
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
     check.too_many(&["routes"], node.routes.len(), STATIC_ROUTES_MAX);
-    let mut known: BTreeMap<Key, String> = BTreeMap::new();
+    let mut known: BTreeMap<RouteKey, String> = BTreeMap::new();
     for (name, interface) in &node.interfaces {
         for gateway in &interface.gateways {
             let v4 = gateway.is_ipv4();
@@ -37,7 +37,7 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
             known.insert(key, format!("the gateway {gateway} of {name}"));
         }
     }
-    // Destinations that routes so far have on a link, by which next hops of later ones are reached.
+    // Destinations on a link from the routes so far. Later routes reach next hops by them.
     let mut on_link: Vec<(IpNet, String)> = Vec::new();
     let mut routes = std::mem::take(&mut node.routes);
     for (index, route) in routes.iter_mut().enumerate() {
@@ -55,7 +55,7 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
             let message = format!("to {prefix} is the destination of {other} too");
             check.fault(&path, message, "give one of them a metric, or one route a list in via");
         }
-        Check { check: &mut *check, node, path, prefix, on_link: &on_link }.route(route);
+        RouteCheck { check: &mut *check, node, path, prefix, on_link: &on_link }.route(route);
         let linked = route.hops().into_iter().filter(|hop| hop.via.is_none());
         on_link.extend(linked.filter_map(|hop| Some((prefix, hop.dev?))));
     }
@@ -63,7 +63,7 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
 }
 
 /// Checks of one route.
-struct Check<'a, 'b, 'c, 'd> {
+struct RouteCheck<'a, 'b, 'c, 'd> {
     check: &'a mut NodeCheck<'b, 'c, 'd>,
     node: &'a Node,
     path: [&'a str; 2],
@@ -71,7 +71,7 @@ struct Check<'a, 'b, 'c, 'd> {
     on_link: &'a [(IpNet, String)],
 }
 
-impl Check<'_, '_, '_, '_> {
+impl RouteCheck<'_, '_, '_, '_> {
     fn fault(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
         let path = [&self.path[..], path].concat();
         self.check.fault(&path, message, hint);
@@ -150,7 +150,7 @@ impl Check<'_, '_, '_, '_> {
         }
     }
 
-    /// Whether the kernel finds a next hop on a link.
+    /// Checks that the kernel finds a next hop on a link.
     fn hop(&mut self, path: &[&str], hop: &NextHop, v4: bool) {
         if let Some(dev) = &hop.dev
             && dev != "lo"
@@ -219,7 +219,7 @@ impl Check<'_, '_, '_, '_> {
         }
     }
 
-    /// The interface on whose link a next hop is.
+    /// Returns the interface on whose link a next hop is.
     fn link_of(&self, via: IpAddr) -> Option<&str> {
         link_of(self.node, via).or_else(|| {
             let by = self.on_link.iter().find(|(net, _)| net.contains(&via))?;
@@ -228,7 +228,7 @@ impl Check<'_, '_, '_, '_> {
     }
 }
 
-/// The interface in whose subnet an address is.
+/// Returns the interface in whose subnet an address is.
 fn link_of(node: &Node, via: IpAddr) -> Option<&str> {
     let ports = node.ports();
     let found = ports.into_iter().find(|(_, it)| it.addresses.iter().any(|at| at.0.contains(&via)));

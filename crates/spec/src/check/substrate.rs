@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{Existing, Reporter, bad_name, name_hint};
 use crate::frames;
 use crate::limits::{ENGINES_MAX, FRAME_BYTES_MAX, INTERFACES_MAX, POWER_MILLICORES_MIN};
-use crate::object::{Generator, Outlet, Substrate};
+use crate::object::{ExternalForm, Generator, Substrate};
 use crate::shape::nearest;
 use crate::units::{Cores, CpuSet};
 
-/// Bytes of the number that a generator writes into its frames, with its mark.
+/// Bytes of a generator's sequence number, including its mark.
 const NUMBER_BYTES: usize = 12;
 
 pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut Reporter) {
@@ -58,7 +58,7 @@ fn interfaces(substrate: &Substrate, existing: &Existing, reporter: &mut Reporte
     }
     let mut devices: BTreeMap<&str, &str> = BTreeMap::new();
     for (name, interface) in interfaces {
-        // Upper case too: the paper's interfaces are A and B.
+        // Upper case is allowed: the paper's interfaces are A and B.
         if let Some(why) = bad_name(&name.to_lowercase()) {
             let hint = "use letters, digits and -, with a letter or digit first and last";
             let path = ["spec", "interfaces", name];
@@ -83,11 +83,11 @@ fn interfaces(substrate: &Substrate, existing: &Existing, reporter: &mut Reporte
             reporter.substrate(&path, "attach without device", "remove it");
         }
         match interface.outlet() {
-            Some(Outlet::Device(device, _)) => {
+            Some(ExternalForm::Device(device, _)) => {
                 self::device(name, device, &mut devices, existing, reporter);
             }
-            Some(Outlet::Generator(wanted)) => generator(name, wanted, reporter),
-            Some(Outlet::Memif(_)) | None => {}
+            Some(ExternalForm::Generator(wanted)) => generator(name, wanted, reporter),
+            Some(ExternalForm::Memif(_)) | None => {}
         }
     }
 }
@@ -123,7 +123,7 @@ fn generator(name: &str, generator: &Generator, reporter: &mut Reporter) {
     let mut fault = |key: &str, message: String, hint: &str| {
         reporter.substrate(&["spec", "interfaces", name, "generator", key], message, hint);
     };
-    // Where a number has to fit: the shortest frame of those sent, the longest that can come.
+    // The number must fit into the shortest frame to send, or the longest that can arrive.
     let mut room = FRAME_BYTES_MAX;
     match &generator.pcap {
         Some(pcap) => match frames::read(&pcap.0) {
@@ -162,7 +162,7 @@ fn cpus_exist(cpus: &CpuSet, path: &[&str], existing: &Existing, reporter: &mut 
     false
 }
 
-/// Whether the CPUs have the power that the mux and the engines are to have.
+/// Checks that the CPUs have the power of the mux and the engines.
 fn cpu_power(substrate: &Substrate, reporter: &mut Reporter) {
     let spec = &substrate.spec;
     let mux = &spec.mux;
@@ -199,8 +199,8 @@ fn cpu_power(substrate: &Substrate, reporter: &mut Reporter) {
     }
 }
 
-/// Power of CPUs, 1000 millicores each, given to users that may each run on several. What is given
-/// may move between a user's CPUs to make room for the next: a maximum flow.
+/// Power of CPUs, 1000 millicores each, allocated to users that may run on several CPUs.
+/// Allocations move between a user's CPUs to make space for the next user: a maximum flow.
 #[derive(Default)]
 struct CpuPower {
     /// By user, then CPU.
@@ -211,7 +211,7 @@ struct CpuPower {
 }
 
 impl CpuPower {
-    /// Gives one more user up to `wanted`; returns how much there was.
+    /// Allocates up to `wanted` to one more user; returns the amount.
     fn give(&mut self, cpus: &CpuSet, wanted: u32) -> u32 {
         let user = self.given.len();
         self.given.push(BTreeMap::new());
@@ -227,10 +227,10 @@ impl CpuPower {
         got
     }
 
-    /// One augmenting path: `user` gets room on a CPU, for which others move on.
+    /// Finds one augmenting path: `user` gets space on a CPU, and other users move to other CPUs.
     fn augment(&mut self, user: usize, wanted: u32) -> u32 {
-        // How each CPU was reached: the user that would get power there, and the CPU that this
-        // user would leave for it.
+        // How each CPU was reached: the user that would get
+        // power there, and the CPU that this user would free.
         let mut reached: BTreeMap<u32, (usize, Option<u32>)> = BTreeMap::new();
         let mut queue = VecDeque::new();
         for &cpu in &self.allowed[user] {
@@ -257,7 +257,7 @@ impl CpuPower {
         0
     }
 
-    /// Moves as much of `amount` as the path to `last` carries.
+    /// Moves as much of `amount` as the path to `last` allows.
     fn shift(
         &mut self,
         reached: &BTreeMap<u32, (usize, Option<u32>)>,
@@ -296,10 +296,10 @@ mod tests {
     }
 
     #[test]
-    fn power_moves_to_make_room_and_is_given_once() {
+    fn power_moves_to_free_cpus_without_overcommitment() {
         let mut power = CpuPower::default();
         assert_eq!(power.give(&cpus("0-2"), 1000), 1000);
-        // The first moves off CPU 0, and is then no longer there to be moved.
+        // The first user moves off CPU 0, and later moves find nothing there.
         assert_eq!(power.give(&cpus("0"), 1000), 1000);
         assert_eq!(power.give(&cpus("0"), 500), 0);
         assert_eq!(power.give(&cpus("0-2"), 1500), 1000);

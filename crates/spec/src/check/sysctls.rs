@@ -1,4 +1,4 @@
-//! Checks of a node's sysctls: that they are on the list, and for an interface that there is.
+//! Checks of a node's sysctls: they are allowed, and their interfaces exist.
 
 use super::vnet::NodeCheck;
 use crate::limits::{SYSCTL_BYTES_MAX, SYSCTLS_MAX};

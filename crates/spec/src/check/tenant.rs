@@ -1,35 +1,35 @@
-//! Checks of tenants: that no two may use the same, that their virtual networks use what is
-//! theirs and no more than their quotas.
+//! Checks of tenants: their grants are disjoint, and
+//! their virtual networks stay within grants and quotas.
 //!
-//! What a tenant is told when it asks ([`Existing::asker`]) names nothing of others.
+//! Errors for a tenant ([`Existing::requester`]) reveal nothing about others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use pdp_wire::tunnel::{KINDS, Kind};
+use pdp_wire::tunnel::{KINDS, TunnelKind};
 use pdp_wire::udp;
 
-use super::placed::Sums;
+use super::placed::VnetTotals;
 use super::vnet::{BAD_PATH, good_path};
-use super::{Existing, Reporter, Wanted, bad_name, management, name_hint};
+use super::{DesiredState, Existing, Reporter, bad_name, management, name_hint};
 use crate::bind::{self, BindParts};
 use crate::limits::*;
 use crate::object::{Image, ImageSource, Object, Quota, TenantSpec, VirtualNetwork};
 use crate::parse::Document;
 use crate::registry::{self, ImageName};
-use crate::remains::{Part, Parts};
+use crate::remains::{VnetPart, VnetParts};
 use crate::tunnel::{External, Grant};
 use crate::units::{BitRate, Bytes, Cores};
 use crate::usage::Usage;
 
-/// The tenant whose a virtual network of this name is; `None`: the operators'.
+/// Tenant that owns a virtual network of this name; `None`: the operators.
 pub fn tenant_of(vnet: &str) -> Option<&str> {
     vnet.split_once('.').map(|(tenant, _)| tenant)
 }
 
-/// Whether who asks may name a document's object, as a fault where not.
+/// Returns an error if the client may not name a document's object.
 pub(super) fn may_name(document: &Document, existing: &Existing) -> Option<(String, String)> {
-    let asker = existing.asker.as_deref()?;
+    let asker = existing.requester.as_deref()?;
     let name = document.object.name();
     match &document.object {
         Object::VirtualNetwork(_) if tenant_of(name) == Some(asker) => None,
@@ -44,8 +44,8 @@ pub(super) fn may_name(document: &Document, existing: &Existing) -> Option<(Stri
     }
 }
 
-/// Checks grants of tenants against each other, and what virtual networks use against them.
-pub(super) fn grants(wanted: &Wanted<'_>, reporter: &mut Reporter) {
+/// Checks tenants' grants against each other, and virtual networks against grants.
+pub(super) fn grants(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
     if wanted.tenants.len() > TENANTS_MAX {
         let message = format!("{} tenants exceed {TENANTS_MAX}", wanted.tenants.len());
         reporter.general(message, "delete some first");
@@ -54,14 +54,14 @@ pub(super) fn grants(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     for name in &told {
         one(wanted, name, reporter);
         for other in wanted.tenants.keys().filter(|other| *other != name) {
-            // Of two in one change, the later by name is at fault.
+            // Of two tenants in one change, the error belongs to the later by name.
             if !told.contains(other) || other < name {
                 against(wanted, name, other, reporter);
             }
         }
     }
-    // What stays is as before but for tenants that change.
-    let kept = (!told.is_empty()).then(|| wanted.kept()).into_iter().flatten();
+    // Unchanged networks need a check only if tenants change.
+    let kept = (!told.is_empty()).then(|| wanted.reserved()).into_iter().flatten();
     let kept = kept.map(|(name, vnet)| (name, &***vnet)).filter(|(name, _)| {
         tenant_of(name).is_none_or(|tenant| told.iter().any(|told| told == tenant))
     });
@@ -73,8 +73,8 @@ pub(super) fn grants(wanted: &Wanted<'_>, reporter: &mut Reporter) {
     }
 }
 
-/// A tenant by itself.
-fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
+/// Checks a tenant by itself.
+fn one(wanted: &DesiredState<'_>, name: &str, reporter: &mut Reporter) {
     let spec = &wanted.tenants[name].spec;
     let counts = [
         ("unixUsers", spec.unix_users.len()),
@@ -143,8 +143,8 @@ fn one(wanted: &Wanted<'_>, name: &str, reporter: &mut Reporter) {
     }
 }
 
-/// What two tenants both may use, as a fault of `name`.
-fn against(wanted: &Wanted<'_>, name: &str, other: &str, reporter: &mut Reporter) {
+/// Reports grants that two tenants share, as an error of `name`.
+fn against(wanted: &DesiredState<'_>, name: &str, other: &str, reporter: &mut Reporter) {
     let (mine, theirs) = (&wanted.tenants[name].spec, &wanted.tenants[other].spec);
     if let Some(user) = mine.unix_users.iter().find(|user| theirs.unix_users.contains(user)) {
         let message = format!("unix user {user:?} is of tenant {other}");
@@ -171,7 +171,7 @@ fn against(wanted: &Wanted<'_>, name: &str, other: &str, reporter: &mut Reporter
     }
 }
 
-/// Whether an external is what a grant allows.
+/// True if a grant allows an external.
 fn allowed(grant: &Grant, external: &External) -> bool {
     let by = external.encapsulation();
     let Some(tunnel) = by.tunnel() else { return grant.whole };
@@ -182,8 +182,8 @@ fn allowed(grant: &Grant, external: &External) -> bool {
         && tunnel.ends().is_none_or(from_there)
 }
 
-/// What people call what a grant allows.
-fn grant_words(grant: &Grant) -> String {
+/// Describes what a grant allows.
+fn describe_grant(grant: &Grant) -> String {
     let mut words = Vec::new();
     for (kind, keys) in grant.keys() {
         let port = kind.port.map_or(String::new(), |port| format!(" on port {port}"));
@@ -201,9 +201,9 @@ fn grant_words(grant: &Grant) -> String {
     words.join(", ") + &from
 }
 
-/// What a tenant's virtual network uses that is not the tenant's.
+/// Reports uses of a tenant's virtual network without a grant.
 fn uses(
-    wanted: &Wanted<'_>,
+    wanted: &DesiredState<'_>,
     name: &str,
     tenant: &str,
     vnet: &VirtualNetwork,
@@ -234,7 +234,7 @@ fn uses(
             }
             Some(grant) if !allowed(grant, external) => {
                 let message = format!("this use of interface {interface} is not tenant {tenant}'s");
-                let hint = format!("it has {}", grant_words(grant));
+                let hint = format!("it has {}", describe_grant(grant));
                 reporter.vnet(name, &path, message, hint);
             }
             Some(_) => {}
@@ -264,7 +264,7 @@ fn uses(
     }
 }
 
-/// Why a tenant may not use an image, and what it may.
+/// Returns why a tenant may not use an image, and what it may use.
 fn image_refused(image: &Image, spec: &TenantSpec) -> Option<(String, String)> {
     let path = match image.source() {
         ImageSource::Host => return None,
@@ -274,12 +274,12 @@ fn image_refused(image: &Image, spec: &TenantSpec) -> Option<(String, String)> {
         ImageSource::Pull(name, _) => {
             return match ImageName::parse(name) {
                 Ok(name) => registry::refused(&name, &spec.registries),
-                // Told with the node.
+                // The node's check reports it.
                 Err(_) => None,
             };
         }
     };
-    // `..` in it is refused of everybody's.
+    // `..` is rejected in every spec.
     if spec.images.iter().any(|directory| path.starts_with(directory)) {
         return None;
     }
@@ -290,10 +290,10 @@ fn image_refused(image: &Image, spec: &TenantSpec) -> Option<(String, String)> {
     Some(("image is not below a directory this tenant may use".to_owned(), hint))
 }
 
-/// Why a tenant with these grants can't have a bind, and what to do. What is at the path, and that no link leads
-/// from it, is looked at when it is mounted.
+/// Returns why a tenant with these grants can't have a bind, and advice. The
+/// mount itself checks the path, and that no symbolic link leads out of it.
 fn bind_refused(parts: &BindParts, grants: &[String]) -> Option<(String, String)> {
-    // `..` in it is refused of everybody's.
+    // `..` is rejected in every spec.
     let source = std::path::Path::new(&parts.source);
     let of = |text: &&String| source.starts_with(bind::grant(text).0);
     let granted: Vec<&String> = grants.iter().filter(of).collect();
@@ -311,19 +311,24 @@ fn bind_refused(parts: &BindParts, grants: &[String]) -> Option<(String, String)
     })
 }
 
-/// What an operators' virtual network uses that is a tenant's.
-fn operators(wanted: &Wanted<'_>, name: &str, vnet: &VirtualNetwork, reporter: &mut Reporter) {
+/// Reports uses of an operators' virtual network that conflict with tenants' grants.
+fn operators(
+    wanted: &DesiredState<'_>,
+    name: &str,
+    vnet: &VirtualNetwork,
+    reporter: &mut Reporter,
+) {
     management::operators(wanted, name, vnet, reporter);
     for (external_name, external) in &vnet.spec.externals {
         for (tenant, object) in &*wanted.tenants {
             let Some(grant) = object.spec.interfaces.get(&external.interface) else { continue };
-            if !meets(grant, external) {
+            if !uses_grant(grant, external) {
                 continue;
             }
             let what = format!(
                 "this use of interface {} is tenant {tenant}'s ({})",
                 external.interface,
-                grant_words(&Grant { locals: Vec::new(), ..grant.clone() })
+                describe_grant(&Grant { locals: Vec::new(), ..grant.clone() })
             );
             let hint = "take another key, or leave it out of the tenant's";
             if reporter.vnets.contains_key(name) {
@@ -336,12 +341,12 @@ fn operators(wanted: &Wanted<'_>, name: &str, vnet: &VirtualNetwork, reporter: &
     }
 }
 
-/// Whether an external takes what a grant gives, or the UDP port that it needs.
-fn meets(grant: &Grant, external: &External) -> bool {
+/// True if an external uses what a grant allows, or needs a granted UDP port.
+fn uses_grant(grant: &Grant, external: &External) -> bool {
     let by = external.encapsulation();
     let Some(tunnel) = by.tunnel() else { return grant.whole };
     let port = tunnel.takes().udp_port();
-    let needs = |(kind, keys): (&Kind, Option<_>)| {
+    let needs = |(kind, keys): (&TunnelKind, Option<_>)| {
         keys.is_some() && kind != tunnel.kind() && kind.port.is_some() && kind.port == port
     };
     tunnel.number().is_some_and(|key| grant.has(tunnel.kind(), key))
@@ -349,9 +354,9 @@ fn meets(grant: &Grant, external: &External) -> bool {
         || grant.keys().into_iter().any(needs)
 }
 
-/// What virtual networks of a tenant have of what quotas bound.
+/// Use of quota by a tenant's virtual networks.
 #[derive(Default)]
-struct Use<'a> {
+struct TenantUse<'a> {
     vnets: u64,
     nodes: Usage,
     rate_bps: u64,
@@ -359,116 +364,116 @@ struct Use<'a> {
     images: BTreeSet<&'a (String, Option<String>)>,
 }
 
-/// How a quota's values are written.
-type Write = fn(u64) -> String;
+/// Formats a quota's value.
+type FormatQuantity = fn(u64) -> String;
 
-/// One bound of a quota.
-struct Quantity {
-    /// Its key.
+/// One limit of a quota.
+struct QuotaBound {
+    /// Key of the quota.
     name: &'static str,
-    /// What it is, or `None` for none.
+    /// Returns the limit; `None` if there is none.
     max: fn(&Quota) -> Option<u64>,
-    /// What there is.
-    of: fn(&Use<'_>) -> u64,
-    write: Write,
+    /// Returns the current use.
+    of: fn(&TenantUse<'_>) -> u64,
+    write: FormatQuantity,
 }
 
 fn or(value: Option<impl Into<u64>>, default: u64) -> Option<u64> {
     Some(value.map_or(default, Into::into))
 }
 
-const QUOTAS: [Quantity; 16] = [
-    Quantity {
+const QUOTAS: [QuotaBound; 16] = [
+    QuotaBound {
         name: "vnets",
         max: |quota| or(quota.vnets, TENANT_VNETS_DEFAULT),
         of: |used| used.vnets,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "nodes",
         max: |quota| or(quota.nodes, TENANT_NODES_DEFAULT),
         of: |used| used.nodes.nodes,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "power",
         max: |quota| or(quota.power.map(|power| power.0), TENANT_POWER_DEFAULT),
         of: |used| used.nodes.power_millicores,
         write: cores,
     },
-    Quantity {
+    QuotaBound {
         name: "cpu",
         max: |quota| or(quota.cpu.map(|cpu| cpu.0), TENANT_CPU_DEFAULT),
         of: |used| used.nodes.cpu_millicores,
         write: cores,
     },
-    Quantity {
+    QuotaBound {
         name: "memory",
         max: |quota| or(quota.memory.map(|memory| memory.0), TENANT_MEMORY_DEFAULT),
         of: |used| used.nodes.memory_bytes,
         write: bytes,
     },
-    Quantity {
+    QuotaBound {
         name: "processes",
         max: |quota| or(quota.processes, TENANT_PROCESSES_DEFAULT),
         of: |used| used.nodes.processes,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "vports",
         max: |quota| or(quota.vports, TENANT_VPORTS_DEFAULT),
         of: |used| used.nodes.vports,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "rate",
         max: |quota| quota.rate.map(|rate| rate.0),
         of: |used| used.rate_bps,
         write: |value| BitRate(value).to_string(),
     },
-    Quantity {
+    QuotaBound {
         name: "routes",
         max: |quota| or(quota.routes, TENANT_ROUTES_DEFAULT),
         of: |used| used.nodes.routes,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "specs",
         max: |quota| or(quota.specs.map(|specs| specs.0), TENANT_SPECS_DEFAULT),
         of: |used| used.spec_bytes,
         write: bytes,
     },
-    Quantity {
+    QuotaBound {
         name: "logs",
         max: |quota| or(quota.logs.map(|logs| logs.0), TENANT_LOGS_DEFAULT),
         of: |used| used.nodes.log_bytes,
         write: bytes,
     },
-    Quantity {
+    QuotaBound {
         name: "volumes",
         max: |quota| or(quota.volumes.map(|volumes| volumes.0), TENANT_VOLUMES_DEFAULT),
         of: |used| used.nodes.volume_bytes,
         write: bytes,
     },
-    Quantity {
+    QuotaBound {
         name: "ociImages",
         max: |quota| or(quota.oci_images, TENANT_OCI_IMAGES_DEFAULT),
         of: |used| used.images.len() as u64,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "descriptors",
         max: |quota| or(quota.descriptors, TENANT_DESCRIPTORS_DEFAULT),
         of: |used| used.nodes.descriptors,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "regions",
         max: |quota| or(quota.regions, TENANT_REGIONS_DEFAULT),
         of: |used| used.nodes.regions,
         write: plain,
     },
-    Quantity {
+    QuotaBound {
         name: "buffers",
         max: |quota| or(quota.buffers, TENANT_BUFFERS_DEFAULT),
         of: |used| used.nodes.buffers,
@@ -488,16 +493,16 @@ fn cores(millicores: u64) -> String {
     Cores(u32::try_from(millicores).unwrap_or(u32::MAX)).to_string()
 }
 
-impl<'a> Use<'a> {
-    /// Counts a part in.
-    fn add_part(&mut self, part: &'a Part) {
+impl<'a> TenantUse<'a> {
+    /// Adds a part.
+    fn add_part(&mut self, part: &'a VnetPart) {
         self.nodes += part.usage;
         self.rate_bps = self.rate_bps.saturating_add(part.rate_bps);
         self.images.extend(&part.images);
     }
 
-    /// Counts a virtual network in.
-    fn add(&mut self, sums: &'a Sums) {
+    /// Adds a virtual network.
+    fn add(&mut self, sums: &'a VnetTotals) {
         self.vnets += 1;
         self.nodes += sums.usage;
         self.rate_bps = self.rate_bps.saturating_add(sums.rate_bps);
@@ -506,7 +511,7 @@ impl<'a> Use<'a> {
     }
 }
 
-/// What is a tenant's of what is there by the names of virtual networks.
+/// Filters values by virtual network's name: only the tenant's.
 fn of_tenant<'a, T>(
     all: &'a BTreeMap<String, T>,
     tenant: &str,
@@ -516,19 +521,20 @@ fn of_tenant<'a, T>(
     from.take_while(move |(name, _)| name.starts_with(&first))
 }
 
-/// What counts of a tenant beside what is wanted, and what a change makes more.
+/// Remains of a tenant's networks beyond the desired state, and additions by a change.
 #[derive(Default)]
-struct Beside {
-    /// What may still be there, by virtual network: whether that itself is, and its parts beyond what is wanted.
-    remains: Vec<(String, u64, Vec<Part>)>,
-    /// What the change adds: new virtual networks, and parts beyond those before.
+struct TenantRemains {
+    /// Remains by virtual network: 1 if the network itself
+    /// remains, and its parts beyond the desired state.
+    remains: Vec<(String, u64, Vec<VnetPart>)>,
+    /// Additions by the change: new virtual networks, and increases of existing parts.
     new_vnets: u64,
-    new_parts: Vec<Part>,
+    new_parts: Vec<VnetPart>,
 }
 
-impl Beside {
-    fn of(tenant: &str, wanted: &Wanted<'_>, changed: &BTreeMap<&str, &Sums>) -> Self {
-        let none = Parts::new();
+impl TenantRemains {
+    fn of(tenant: &str, wanted: &DesiredState<'_>, changed: &BTreeMap<&str, &VnetTotals>) -> Self {
+        let none = VnetParts::new();
         let before = |name: &str| wanted.before.get(name).map(|vnet| &vnet.sums().parts);
         let after = |name: &str| match changed.get(name) {
             Some(sums) => Some(&sums.parts),
@@ -549,25 +555,25 @@ impl Beside {
         beside
     }
 
-    /// What the change adds.
-    fn added(&self) -> Use<'_> {
-        let mut new = Use { vnets: self.new_vnets, ..Use::default() };
+    /// Returns the additions by the change.
+    fn added(&self) -> TenantUse<'_> {
+        let mut new = TenantUse { vnets: self.new_vnets, ..TenantUse::default() };
         self.new_parts.iter().for_each(|part| new.add_part(part));
         new
     }
 
-    /// Counts in what may still be there.
-    fn add_to<'a>(&'a self, all: &mut Use<'a>) {
+    /// Adds the remains.
+    fn add_to<'a>(&'a self, all: &mut TenantUse<'a>) {
         for (_, vnets, parts) in &self.remains {
             all.vnets += vnets;
             parts.iter().for_each(|part| all.add_part(part));
         }
     }
 
-    /// Which virtual networks may still have something of this, and since when.
-    fn names(&self, of: fn(&Use<'_>) -> u64, wanted: &Wanted<'_>) -> String {
+    /// Lists virtual networks with remains of this resource, and since when.
+    fn names(&self, of: fn(&TenantUse<'_>) -> u64, wanted: &DesiredState<'_>) -> String {
         let names = self.remains.iter().filter_map(|(name, vnets, parts)| {
-            let mut used = Use { vnets: *vnets, ..Use::default() };
+            let mut used = TenantUse { vnets: *vnets, ..TenantUse::default() };
             parts.iter().for_each(|part| used.add_part(part));
             let seconds = wanted.now_s.saturating_sub(wanted.remains.get(name)?.since_s);
             (of(&used) > 0).then(|| format!("{name} (for {seconds} s)"))
@@ -576,20 +582,20 @@ impl Beside {
     }
 }
 
-/// Checks that tenants whose virtual networks or quotas change keep to their quotas; `changed` is what
-/// counts of those that change. What may still be there of earlier ones counts for a change that adds to it.
+/// Checks quotas of tenants whose virtual networks or quotas change. `changed` has the sums of
+/// changed networks. Remains of earlier ones count for a change that adds to that resource.
 pub(super) fn quotas(
-    wanted: &Wanted<'_>,
-    changed: &BTreeMap<&str, &Sums>,
+    wanted: &DesiredState<'_>,
+    changed: &BTreeMap<&str, &VnetTotals>,
     reporter: &mut Reporter,
 ) {
     let touched = wanted.changed.keys().filter_map(|name| tenant_of(name));
     let touched: BTreeSet<String> =
         touched.chain(reporter.tenants.keys().copied()).map(str::to_owned).collect();
     for tenant in &touched {
-        let beside = Beside::of(tenant, wanted, changed);
-        // What it has beside what changes, what is asked, and both; with what may still be there.
-        let [mut used, mut asked, mut all, mut there] = <[Use; 4]>::default();
+        let beside = TenantRemains::of(tenant, wanted, changed);
+        // Unchanged use, requested use, both together, and both with the remains.
+        let [mut used, mut asked, mut all, mut there] = <[TenantUse; 4]>::default();
         for (name, vnet) in of_tenant(wanted.before, tenant) {
             if !wanted.changed.contains_key(name) {
                 for sum in [&mut used, &mut all, &mut there] {
@@ -609,7 +615,7 @@ pub(super) fn quotas(
         let first = of_tenant(&wanted.changed, tenant).next();
         let Some(object) = wanted.tenants.get(tenant) else { continue };
         let quota = &object.spec.quota;
-        for Quantity { name, max, of, write } in QUOTAS {
+        for QuotaBound { name, max, of, write } in QUOTAS {
             let Some(bound) = max(quota) else { continue };
             let only_there = of(&all) <= bound && of(&new) > 0 && of(&there) > bound;
             if of(&all) <= bound && !only_there {
@@ -654,8 +660,8 @@ pub(super) fn quotas(
     }
 }
 
-/// Links without a rate, of a tenant that has a quota of it.
-fn unlimited(wanted: &Wanted<'_>, tenant: &str, reporter: &mut Reporter) {
+/// Reports links without a rate, for a tenant whose quota limits rates.
+fn unlimited(wanted: &DesiredState<'_>, tenant: &str, reporter: &mut Reporter) {
     let without_rate = |vnet: &VirtualNetwork| {
         let links = vnet.spec.links.iter().enumerate();
         let without = links.filter(|(_, link)| link.rate_bps_max().is_none());

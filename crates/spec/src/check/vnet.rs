@@ -1,4 +1,4 @@
-//! Checks of a virtual network by itself, and defaults that follow from it alone.
+//! Checks of a virtual network by itself, and defaults that depend on nothing else.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use pdp_proto::mux;
 use pdp_proto::slowpath::DATA_BYTES;
 
 use super::{
-    Reporter, bad_inner_name, binds, inner_name_hint, interfaces, label, leaving, management,
+    Reporter, bad_inner_name, binds, impairments, inner_name_hint, interfaces, label, management,
     routes, sysctls, tenant_of, volumes,
 };
 use crate::limits::*;
@@ -46,7 +46,7 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
             reporter.vnet(&name, &path, format!("name {node_name:?} {why}"), hint);
         }
         if let Some(other) = nodes.insert(node_name.to_ascii_lowercase(), node_name.clone()) {
-            // They would be one host (RFC 4343).
+            // DNS ignores case (RFC 4343), so both would be one host.
             let message = format!("name {node_name:?} differs from {other:?} in case only");
             reporter.vnet(&name, &path, message, "rename one");
         }
@@ -68,7 +68,7 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     links(&name, spec, reporter);
 }
 
-fn limit(vnet: &str, path: &[&str], limit: &Limit, reporter: &mut Reporter) {
+fn limit(vnet: &str, path: &[&str], limit: &FrameLimit, reporter: &mut Reporter) {
     if limit.rate.is_none() && limit.pps.is_none() {
         let hint = "give rate, pps or both";
         reporter.vnet(vnet, path, "neither rate nor pps is given", hint);
@@ -133,7 +133,7 @@ impl NodeCheck<'_, '_, '_> {
             (NodeKind::Router, plane) => {
                 let plane = plane.get_or_insert_default();
                 if let Some((power, borrow)) = plane.power_mut() {
-                    // A tenant's quota counts what its guests are given.
+                    // A tenant's quota counts its guests' guarantees.
                     let counted = tenant_of(self.vnet).is_some() || *borrow == Some(false);
                     if counted {
                         power.get_or_insert(Cores(POWER_MILLICORES_DEFAULT));
@@ -235,8 +235,8 @@ impl NodeCheck<'_, '_, '_> {
 
     fn files(&mut self, node: &Node) {
         let places = match node.image.source() {
-            ImageSource::Host => &FILE_PLACES[..],
-            _ => &FILE_PLACES_IMAGE[..],
+            ImageSource::Host => &FILE_DIRECTORIES[..],
+            _ => &FILE_DIRECTORIES_IMAGE[..],
         };
         self.too_many(&["files"], node.files.len(), FILES_MAX);
         for (path, file) in &node.files {
@@ -262,14 +262,14 @@ impl NodeCheck<'_, '_, '_> {
             let below = |place: &&str| is_below(path, place);
             let placed = own_image
                 || path.matches('/').count() == 1
-                || PROGRAM_FILE_PLACES.iter().any(below);
+                || PROGRAM_FILE_DIRECTORIES.iter().any(below);
             if self.file(&at, path, file) && !placed {
                 let message = format!("{path} is a place where PdP puts no files");
-                let places = PROGRAM_FILE_PLACES.join(", ");
+                let places = PROGRAM_FILE_DIRECTORIES.join(", ");
                 let hint = format!("choose a place directly below / or below one of {places}");
                 self.fault(&at, message, hint);
             }
-            // Names are looked up in a root that has no accounts of programs.
+            // The root for name look-ups has no accounts of programs.
             let number = |part: &str| part == "root" || part.parse::<u32>().is_ok();
             if !file.owner.split(':').all(number) {
                 let message = format!("owner {:?} is not a number", file.owner);
@@ -285,7 +285,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    /// Checks a file but for where it may be put; whether its path is one at all.
+    /// Checks a file, except for its place. Returns true if its path is valid.
     fn file(&mut self, at: &[&str], path: &str, file: &File) -> bool {
         let good = good_path(path) && !path.ends_with('/');
         if !good {
@@ -350,16 +350,16 @@ impl NodeCheck<'_, '_, '_> {
 
     fn code(&mut self, plane: &Fastpath) {
         let fields = match (plane.code, &plane.fields) {
-            (Code::Fields, Some(fields)) => fields,
-            (Code::Fields, None) => {
+            (FastpathCode::Fields, Some(fields)) => fields,
+            (FastpathCode::Fields, None) => {
                 let hint = "add fields with a key, as in examples/labels.yaml";
                 return self.fault(&["dataPlane", "code"], "code: fields has no fields", hint);
             }
-            (Code::Ip, Some(_)) => {
+            (FastpathCode::Ip, Some(_)) => {
                 let hint = "say code: fields, or remove them";
                 return self.fault(&["dataPlane", "fields"], "fields are for code: fields", hint);
             }
-            (Code::Ip, None) => return,
+            (FastpathCode::Ip, None) => return,
         };
         let bytes: usize = fields.key.iter().map(|field| usize::from(field.bytes)).sum();
         if bytes == 0 || bytes > KEY_BYTES_MAX {
@@ -397,7 +397,7 @@ impl NodeCheck<'_, '_, '_> {
                 }
             }
         }
-        let Needs { punts, slowpath, .. } = plane.needs();
+        let DataPlaneNeeds { punts, slowpath, .. } = plane.needs();
         if let Some((filters, counters)) = slowpath {
             self.too_many(&["dataPlane", "filters"], filters as usize, FILTERS_MAX as usize);
             self.too_many(&["dataPlane", "counters"], counters as usize, COUNTERS_MAX as usize);
@@ -452,19 +452,21 @@ impl NodeCheck<'_, '_, '_> {
             self.power(&["dataPlane", "power"], power);
         }
         self.memory(&["dataPlane", "memory"], plane.memory);
-        if let Program::Own(program) = &plane.program {
+        if let GuestProgram::Own(program) = &plane.program {
             self.command(&["dataPlane", "program", "run"], &program.run);
             self.image(&["dataPlane", "program", "image"], &program.image);
             self.program_files(program);
         }
-        if plane.attach() == Attach::Runtime {
+        if plane.attach() == ProgramAttach::Runtime {
             self.queue(plane);
         } else {
-            // Both go by what comes back of each frame.
+            // Both policies need the guest to return each frame.
             let policy = match plane.distribution.policy {
-                Policy::Ordered => Some("ordered"),
-                Policy::Flowlet => Some("flowlet"),
-                Policy::Flow | Policy::RoundRobin | Policy::Weighted => None,
+                DistributionPolicy::Ordered => Some("ordered"),
+                DistributionPolicy::Flowlet => Some("flowlet"),
+                DistributionPolicy::Flow
+                | DistributionPolicy::RoundRobin
+                | DistributionPolicy::Weighted => None,
             };
             if let Some(policy) = policy {
                 let hint = "take flow, or a program on the runtime";
@@ -476,7 +478,7 @@ impl NodeCheck<'_, '_, '_> {
                 self.fault(&["dataPlane", "queue"], "queue needs attach: runtime", hint);
             }
         }
-        if let Flow::Fields(fields) = &plane.distribution.flow {
+        if let FlowDefinition::Fields(fields) = &plane.distribution.flow {
             let path = ["dataPlane", "distribution", "flow"];
             self.too_many(&path, fields.len(), FIELDS_MAX);
             if fields.is_empty() {
@@ -530,12 +532,12 @@ impl NodeCheck<'_, '_, '_> {
 pub(crate) const BAD_PATH: &str = "not an absolute path without ..";
 const PATH_HINT: &str = "begin it with /";
 
-/// Whether an absolute path is below a directory.
+/// True if an absolute path is below a directory.
 pub(super) fn is_below(path: &str, directory: &str) -> bool {
     path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Absolute, and without steps up.
+/// True if the path is absolute, without `..`.
 pub(crate) fn good_path(path: &str) -> bool {
     path.len() > 1
         && path.starts_with('/')
@@ -586,7 +588,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             let message = format!("name {name} is that of link {} already", other + 1);
             reporter.vnet(vnet, &["spec", "links", &at, "name"], message, "rename one");
         }
-        leaving::check(vnet, index, link, reporter);
+        impairments::check(vnet, index, link, reporter);
         let ends = link.endpoints.clone();
         segment(vnet, index, spec, reporter);
         for (which, end) in ends.iter().enumerate() {
@@ -611,9 +613,9 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             }
         }
     }
-    leaving::lines(vnet, spec, reporter);
-    leaving::all_queues(vnet, spec, reporter);
-    leaving::schedules(vnet, spec, reporter);
+    impairments::lines(vnet, spec, reporter);
+    impairments::all_queues(vnet, spec, reporter);
+    impairments::schedules(vnet, spec, reporter);
     let segments = spec.links.iter().filter_map(|link| link.segment);
     let addresses: u64 = segments.map(|segment| u64::from(segment.addresses)).sum();
     if addresses > VNET_ADDRESSES_MAX {
@@ -624,7 +626,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
     }
 }
 
-/// Of the link at `index`: whether it is a segment and can be one; fills in its bounds.
+/// Checks if the link at `index` is a valid segment, and fills in its limits.
 fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
     let (at, link) = (index.to_string(), &mut spec.links[index]);
     if link.endpoints.len() == 2 {
@@ -650,7 +652,7 @@ fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &m
     }
 }
 
-/// What to do about an endpoint that does not exist; `None` if it does.
+/// Returns advice about an endpoint that does not exist; `None` if it does.
 fn unknown(spec: &VirtualNetworkSpec, end: &Endpoint) -> Option<String> {
     let hint = |word: &str, known: Vec<&str>, what: &str| match nearest(word, known.iter().copied())
     {
@@ -678,7 +680,7 @@ fn unknown(spec: &VirtualNetworkSpec, end: &Endpoint) -> Option<String> {
     }
 }
 
-/// The interfaces at two ends of a link, if both are of nodes.
+/// Returns the interfaces at two ends of a link, if both belong to nodes.
 fn interfaces<'a>(
     spec: &'a VirtualNetworkSpec,
     a: &Endpoint,
@@ -691,7 +693,8 @@ fn interfaces<'a>(
     if a == b { None } else { Some([interface(a)?, interface(b)?]) }
 }
 
-/// Checks that two ends of a link have different MAC addresses and IP addresses, unless both are anycast.
+/// Checks that two ends of a link have different MAC
+/// addresses and IP addresses, unless both are anycast.
 fn ends_differ(
     vnet: &str,
     spec: &VirtualNetworkSpec,
@@ -727,7 +730,8 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Whether the interfaces at the two ends of a link are in one subnet, where both have addresses of a family.
+/// Checks that the interfaces at two ends of a link share
+/// a subnet, if both have addresses of an IP version.
 fn ends_fit(
     vnet: &str,
     spec: &VirtualNetworkSpec,
@@ -739,8 +743,8 @@ fn ends_fit(
     let Endpoint::Port { node, interface } = b else { return };
     let path = ["spec", "nodes", node.as_str(), "interfaces", interface.as_str()];
     for v4 in [true, false] {
-        // A host's prefix says nothing of a subnet: routing software borrows such addresses. Nor does a link-local one,
-        // which is on every link.
+        // A host prefix implies no subnet: routing software borrows
+        // such addresses. A link-local prefix is on every link.
         let of_family = |interface: &Interface| -> Vec<(usize, IpNet)> {
             let addresses = interface.addresses.iter().map(|address| address.0).enumerate();
             addresses

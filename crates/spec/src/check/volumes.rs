@@ -1,10 +1,10 @@
-//! Checks of a node's volumes by themselves, and against those that it had.
+//! Checks of a node's volumes by themselves, and against its previous volumes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::binds::NOT_THERE;
 use super::vnet::{BAD_PATH, NodeCheck, good_path, is_below};
-use super::{Existing, Reporter, Wanted};
+use super::{DesiredState, Existing, Reporter};
 use crate::limits::{
     BIND_BYTES_MAX, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_CHARS_MAX, VOLUMES_MAX,
 };
@@ -47,7 +47,7 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
             continue;
         }
         let target = parts.target.trim_end_matches('/');
-        // Over what PdP needs in the node, or within it.
+        // At, above or below a path that PdP needs in the node.
         let meets =
             |place: &str| target == place || is_below(target, place) || is_below(place, target);
         if NOT_THERE.iter().any(|place| meets(place)) {
@@ -63,7 +63,7 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
     }
 }
 
-/// Letters, digits, `-` and `_`: never a path, nor anything but a file's name.
+/// True for letters, digits, `-` and `_`, so that the name is always a plain file name.
 fn is_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     (1..=VOLUME_NAME_CHARS_MAX).contains(&name.len())
@@ -71,8 +71,8 @@ fn is_name(name: &str) -> bool {
         && !name.starts_with('-')
 }
 
-/// That no volume that is there is to have another size.
-pub(super) fn sizes(wanted: &Wanted<'_>, existing: &Existing, reporter: &mut Reporter) {
+/// Checks that no existing volume changes its size.
+pub(super) fn sizes(wanted: &DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
     for (name, vnet) in &wanted.changed {
         let Some(before) = existing.vnets.get(name) else { continue };
         for (node_name, node) in &vnet.spec.nodes {

@@ -1,26 +1,26 @@
-//! Links for several: one for each name of the endpoint with ranges, or one segment of all.
+//! Expansion of links: one for each name of the endpoint with ranges, or one segment of all.
 
 use super::Expansion;
 use super::merge::{merge, without};
-use super::range::Pattern;
+use super::range::NamePattern;
 use super::template::Values;
 use crate::limits::{ENDS_MAX, LINKS_MAX};
-use crate::tree::{Path, Tree, Value};
+use crate::tree::{JsonPointer, Tree, YamlValue};
 
-/// Ranges of the endpoint that has them, whose numbers are `n` and `m`.
+/// Ranges of the endpoint that has them; their numbers are `n` and `m`.
 const RANGES_MAX: usize = 2;
 
-/// A link's endpoints.
+/// Returns a link's endpoints.
 pub(super) fn ends(link: &Tree) -> &[Tree] {
     match link.value.get("endpoints").map(|tree| &tree.value) {
-        Some(Value::List(ends)) => ends,
+        Some(YamlValue::List(ends)) => ends,
         _ => &[],
     }
 }
 
 impl<'a> Expansion<'a> {
-    /// All that are written, each for itself.
-    pub(super) fn links(&mut self, links: &'a [Tree], at: &Path) -> Vec<Tree> {
+    /// Expands all links.
+    pub(super) fn links(&mut self, links: &'a [Tree], at: &JsonPointer) -> Vec<Tree> {
         let mut made = Vec::new();
         for (index, link) in links.iter().enumerate() {
             let path = at.index(index);
@@ -28,7 +28,7 @@ impl<'a> Expansion<'a> {
             let all = count.saturating_add(made.len() as u64);
             if all > LINKS_MAX as u64 && count > 1 {
                 let message = format!("these endpoints make it {all} links, {LINKS_MAX} at most");
-                self.fault(link.place, &path, message, "make the ranges shorter");
+                self.fault(link.position, &path, message, "make the ranges shorter");
                 return made;
             }
             for which in 0..count {
@@ -39,12 +39,12 @@ impl<'a> Expansion<'a> {
         made
     }
 
-    /// How many links one stands for; `None`: that makes no sense.
-    fn count_of(&mut self, link: &Tree, path: &Path) -> Option<u64> {
-        let mut ranged: Vec<(&Tree, Pattern<'_>)> = Vec::new();
+    /// Returns the number of links that one expands to; `None` if it is invalid.
+    fn count_of(&mut self, link: &Tree, path: &JsonPointer) -> Option<u64> {
+        let mut ranged: Vec<(&Tree, NamePattern<'_>)> = Vec::new();
         for end in ends(link) {
-            if let Value::Text(text) = &end.value {
-                let pattern = Pattern::read_or_plain(text);
+            if let YamlValue::Text(text) = &end.value {
+                let pattern = NamePattern::read_or_plain(text);
                 ranged.extend((pattern.ranges() > 0).then_some((end, pattern)));
             }
         }
@@ -57,7 +57,7 @@ impl<'a> Expansion<'a> {
                 && let Some((end, _)) = ranged.first()
             {
                 let message = format!("the segment has {count} ends, {ENDS_MAX} at most");
-                self.fault(end.place, &path, message, "make the ranges shorter");
+                self.fault(end.position, &path, message, "make the ranges shorter");
                 return None;
             }
             return Some(1);
@@ -75,47 +75,49 @@ impl<'a> Expansion<'a> {
                         format!("endpoints have {ranges} ranges and others; which goes with which?")
                     }
                 };
-                self.fault(end.place, &path, message, hint);
+                self.fault(end.position, &path, message, hint);
                 return None;
             }
             if pattern.count() != first.1.count() {
                 let (one, other) = (first.1.count(), pattern.count());
                 let message = format!("endpoints have ranges of {one} and of {other} numbers");
                 let hint = "they go up together: make them equal; or give segment: {}, if all are on one segment";
-                self.fault(end.place, &path, message, hint);
+                self.fault(end.position, &path, message, hint);
                 return None;
             }
         }
         Some(first.1.count())
     }
 
-    /// One of the links that `link` stands for.
-    fn link(&mut self, link: &Tree, which: u64, path: &Path) -> Option<Tree> {
+    /// Returns one of the links that `link` expands to.
+    fn link(&mut self, link: &Tree, which: u64, path: &JsonPointer) -> Option<Tree> {
         let segment = link.value.get("segment").is_some();
         let ranged = ends(link).iter().find_map(|end| match &end.value {
-            Value::Text(text) => Some(Pattern::read_or_plain(text)).filter(|it| it.ranges() > 0),
+            YamlValue::Text(text) => {
+                Some(NamePattern::read_or_plain(text)).filter(|it| it.ranges() > 0)
+            }
             _ => None,
         });
         let ranged = ranged.filter(|_| !segment);
         let numbers = ranged.map(|pattern| pattern.at(which).1).unwrap_or_default();
         let values = Values::of(&numbers);
         let group = self.group("linkGroups", link, path)?;
-        let mut whole = Tree { place: link.place, value: Value::Map(Vec::new()) };
+        let mut whole = Tree { position: link.position, value: YamlValue::Map(Vec::new()) };
         for layer in [self.of("linkDefaults"), group].into_iter().flatten() {
             let layer = self.fill(layer, &values, path)?;
             merge(&mut whole, layer, &mut Vec::new());
         }
         let mut own = self.fill(link, &values, path)?;
-        if let Value::Map(entries) = &mut own.value
+        if let YamlValue::Map(entries) = &mut own.value
             && let Some((.., list)) = entries.iter_mut().find(|(_, key, _)| key == "endpoints")
-            && let Value::List(written) = &mut list.value
+            && let YamlValue::List(written) = &mut list.value
         {
             let mut all = Vec::with_capacity(written.len());
             for end in written.drain(..) {
-                let name = |text| Tree { place: end.place, value: Value::Text(text) };
+                let name = |text| Tree { position: end.position, value: YamlValue::Text(text) };
                 match &end.value {
-                    Value::Text(text) => {
-                        let pattern = Pattern::read_or_plain(text);
+                    YamlValue::Text(text) => {
+                        let pattern = NamePattern::read_or_plain(text);
                         let places = if segment { 0..pattern.count() } else { which..which + 1 };
                         match pattern.ranges() {
                             0 => all.push(end),

@@ -1,40 +1,40 @@
-//! What is nearer over what is further off: mappings key by key, all else as a whole.
+//! Merges inherited values with nearer ones: mappings key by key, everything else as a whole.
 
 use std::collections::BTreeMap;
 
-use crate::tree::{Tree, Value};
+use crate::tree::{Tree, YamlValue};
 
-/// The kind of a data plane that does not say.
+/// Default kind of a data plane.
 const PARALLEL: &str = "parallel";
 
-/// A mapping without a key.
+/// Returns a mapping without a key.
 pub(super) fn without(mut tree: Tree, key: &str) -> Tree {
-    if let Value::Map(entries) = &mut tree.value {
+    if let YamlValue::Map(entries) = &mut tree.value {
         entries.retain(|(_, found, _)| found != key);
     }
     tree
 }
 
-/// Whether what is at a path of a node's keys is one thing, of which a nearer one replaces all.
+/// True if a nearer value at this path of a node's keys replaces the inherited one as a whole.
 fn is_whole(path: &[String]) -> bool {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     matches!(path[..], ["image"] | ["dataPlane", "program"] | ["files", _])
 }
 
-/// Whether both are a router's data plane, and of different kinds: the keys of one are not the other's.
+/// True if both are router data planes of different kinds, whose keys differ.
 fn is_of_another_kind(path: &[String], far: &Tree, near: &Tree) -> bool {
     let kinds = (far.value.text("kind"), near.value.text("kind"));
     matches!(path, [key] if key == "dataPlane")
         && kinds.1.is_some_and(|near| kinds.0.unwrap_or(PARALLEL) != near)
 }
 
-/// Puts what is nearer over what is further off. `path`: of both, in a node or link.
+/// Merges the nearer value into the inherited one. `path`: path of both in a node or link.
 pub(super) fn merge(far: &mut Tree, near: Tree, path: &mut Vec<String>) {
     let whole = is_whole(path) || is_of_another_kind(path, far, &near);
     let (entries, nearer) = match (&mut far.value, near.value) {
-        (Value::Map(entries), Value::Map(nearer)) if !whole => (entries, nearer),
+        (YamlValue::Map(entries), YamlValue::Map(nearer)) if !whole => (entries, nearer),
         (_, value) => {
-            *far = Tree { place: near.place, value };
+            *far = Tree { position: near.position, value };
             return;
         }
     };
@@ -42,12 +42,12 @@ pub(super) fn merge(far: &mut Tree, near: Tree, path: &mut Vec<String>) {
         entries.iter().enumerate().map(|(index, (_, key, _))| (key.clone(), index)).collect();
     let mut gone = Vec::new();
     for (place, key, value) in nearer {
-        // One that stands twice is there twice, and found to be.
+        // Duplicate keys stay duplicates, for a later check.
         let Some(at) = index.remove(&key) else {
             entries.push((place, key, value));
             continue;
         };
-        if matches!(value.value, Value::Null) {
+        if matches!(value.value, YamlValue::Null) {
             gone.push(at);
             continue;
         }

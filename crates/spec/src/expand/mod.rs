@@ -1,18 +1,18 @@
-//! A virtual network as people write it, with `defaults`, `kinds`, `groups` and ranges, to one in which each node,
-//! external, interface and link is written out.
+//! Expands a virtual network with `defaults`, `kinds`, `groups`
+//! and ranges to single nodes, externals, interfaces and links.
 //!
-//! - **Nearest wins**: of a node what is written at itself, then its group's, its kind's, and the defaults'; of a link
-//!   its own, its group's, and the defaults'. Mappings are merged key by key; lists, and what is one thing (an image, a
-//!   program, a file), are replaced; a key that is null takes away what came from further off.
-//! - **Ranges**: `leaf[1-40]` is 40 names, and what is below stands there for each. A link is written out for each name
-//!   of the endpoint that has ranges; where several have one, their numbers go up together. With `segment` ranges are
-//!   ends of one link.
-//! - **Placeholders** ([`template`]) are filled in within all that stands for several: below a name with a range, and
-//!   in defaults, kinds and groups. Nowhere else, so that a file of a node keeps its braces.
+//! - **Precedence**: a node's own values, then its group's, its kind's, and the defaults'; a
+//!   link's own values, then its group's, and the defaults'. Mappings merge key by key. Lists,
+//!   images, programs and files are replaced as a whole. A null value removes an inherited key.
+//! - **Ranges**: `leaf[1-40]` means 40 names, each with the same value. A link is
+//!   repeated for each name of the endpoint that has ranges. If several endpoints have
+//!   one, their numbers advance together. With `segment`, ranges are ends of one link.
+//! - **Placeholders** ([`template`]) are replaced below a name with a range,
+//!   and in defaults, kinds and groups. Files of other nodes keep their braces.
 //!
-//! Values keep the places where they were written. A document without any of it stays as it is. How much comes of it
-//! is counted before it is made: no more nodes, links and interfaces than a network may have, and no more bytes than a
-//! spec file.
+//! Values keep their positions in the file. A document without any of these stays
+//! as it is. The size is counted before the expansion: no more nodes, links and
+//! interfaces than a network may have, and no more bytes than a spec file.
 
 mod links;
 mod merge;
@@ -23,55 +23,56 @@ use std::collections::BTreeMap;
 
 use crate::limits::{EXTERNALS_MAX, NODES_MAX, PORTS_MAX, SPEC_BYTES_MAX};
 use crate::object::NodeKind;
-use crate::shape::{Fault, nearest};
-use crate::tree::{Path, Place, Tree, Value};
+use crate::shape::{SchemaFault, nearest};
+use crate::tree::{JsonPointer, TextPosition, Tree, YamlValue};
 use links::ends;
 use merge::{merge, without};
-use range::Pattern;
+use range::NamePattern;
 use template::Values;
 
-/// Keys of a `spec` that are gone once it is written out.
+/// Keys of a `spec` that the expansion removes.
 const KEYS: [&str; 5] = ["defaults", "kinds", "groups", "linkDefaults", "linkGroups"];
 
-/// Ranges of a node's or external's name, whose numbers are `n` and `m`.
+/// Ranges of a node's or external's name; their numbers are `n` and `m`.
 const RANGES_MAX: usize = 2;
 
-/// What a value counts beside its text.
+/// Bytes that a value counts besides its text.
 const VALUE_BYTES: usize = 64;
 
-type Entry = (Place, String, Tree);
+type MapEntry = (TextPosition, String, Tree);
 
-/// A document that was written out.
+/// An expanded document.
 pub(crate) struct Expanded {
-    /// It.
+    /// The document.
     pub document: Tree,
-    /// What was given for several, with the type of what it was for, so that it is looked at too where nobody has it.
-    pub given: Vec<(Path, Tree, &'static str)>,
+    /// Shared settings, with the type of object that they
+    /// are for, so that unused ones are checked too.
+    pub shared_settings: Vec<(JsonPointer, Tree, &'static str)>,
 }
 
-/// Writes a virtual network's document out; `None`: there is nothing to.
+/// Expands a virtual network's document; `None` if there is nothing to expand.
 ///
 /// # Errors
-/// What stands in the way; nothing that a look at the shape of what comes of it finds as well.
-pub(crate) fn expand(document: &Tree) -> Result<Option<Expanded>, Vec<Fault>> {
-    let Some(Value::Map(spec)) = document.value.get("spec").map(|spec| &spec.value) else {
+/// Obstacles to the expansion. Errors that a check of the result's shape finds are not included.
+pub(crate) fn expand(document: &Tree) -> Result<Option<Expanded>, Vec<SchemaFault>> {
+    let Some(YamlValue::Map(spec)) = document.value.get("spec").map(|spec| &spec.value) else {
         return Ok(None);
     };
     if !is_used(spec) {
         return Ok(None);
     }
-    let mut expansion = Expansion { spec, room: SPEC_BYTES_MAX, faults: Vec::new() };
+    let mut expansion = Expansion { spec, bytes_left: SPEC_BYTES_MAX, faults: Vec::new() };
     let mut entries = Vec::new();
     for (place, key, tree) in spec {
-        let at = Path::of(&["spec", key]);
+        let at = JsonPointer::of(&["spec", key]);
         let value = match (key.as_str(), &tree.value) {
             (key, _) if KEYS.contains(&key) => continue,
-            ("nodes", Value::Map(nodes)) => Value::Map(expansion.nodes(nodes, &at)),
-            ("externals", Value::Map(all)) => Value::Map(expansion.externals(all, &at)),
-            ("links", Value::List(links)) => Value::List(expansion.links(links, &at)),
+            ("nodes", YamlValue::Map(nodes)) => YamlValue::Map(expansion.nodes(nodes, &at)),
+            ("externals", YamlValue::Map(all)) => YamlValue::Map(expansion.externals(all, &at)),
+            ("links", YamlValue::List(links)) => YamlValue::List(expansion.links(links, &at)),
             (_, value) => value.clone(),
         };
-        entries.push((*place, key.clone(), Tree { place: tree.place, value }));
+        entries.push((*place, key.clone(), Tree { position: tree.position, value }));
     }
     let given = match expansion.faults.is_empty() {
         true => expansion.given(),
@@ -80,25 +81,25 @@ pub(crate) fn expand(document: &Tree) -> Result<Option<Expanded>, Vec<Fault>> {
     if !expansion.faults.is_empty() {
         return Err(expansion.faults);
     }
-    let Value::Map(mut whole) = document.value.clone() else { return Ok(None) };
+    let YamlValue::Map(mut whole) = document.value.clone() else { return Ok(None) };
     for (_, _, tree) in whole.iter_mut().filter(|(_, key, _)| key == "spec").take(1) {
-        tree.value = Value::Map(std::mem::take(&mut entries));
+        tree.value = YamlValue::Map(std::mem::take(&mut entries));
     }
-    let document = Tree { place: document.place, value: Value::Map(whole) };
-    Ok(Some(Expanded { document, given }))
+    let document = Tree { position: document.position, value: YamlValue::Map(whole) };
+    Ok(Some(Expanded { document, shared_settings: given }))
 }
 
-/// True if a text has a placeholder, which stays where a name has no range.
+/// True if a text has a placeholder, which is not replaced where a name has no range.
 pub(crate) fn has_placeholder(text: &str) -> bool {
     let all = Values { name: Some(""), n: Some(1), m: Some(1), i: Some(1) };
     !all.fill(text).is_ok_and(|filled| filled == text)
 }
 
-/// Whether anything is to be written out.
-fn is_used(spec: &[Entry]) -> bool {
-    let has_range = |name: &str| name.contains('[') && Pattern::read(name).is_ok();
-    let map = |value: &Value, used: &dyn Fn(&Entry) -> bool| match value {
-        Value::Map(entries) => entries.iter().any(used),
+/// True if there is anything to expand.
+fn is_used(spec: &[MapEntry]) -> bool {
+    let has_range = |name: &str| name.contains('[') && NamePattern::read(name).is_ok();
+    let map = |value: &YamlValue, used: &dyn Fn(&MapEntry) -> bool| match value {
+        YamlValue::Map(entries) => entries.iter().any(used),
         _ => false,
     };
     spec.iter().any(|(_, key, tree)| match (key.as_str(), &tree.value) {
@@ -110,50 +111,55 @@ fn is_used(spec: &[Entry]) -> bool {
                 || interfaces.is_some_and(ranges)
         }),
         ("externals", externals) => map(externals, &|(_, name, _)| name.contains('[')),
-        ("links", Value::List(links)) => links.iter().any(|link| {
-            let ranged = |end: &Tree| matches!(&end.value, Value::Text(end) if has_range(end));
+        ("links", YamlValue::List(links)) => links.iter().any(|link| {
+            let ranged = |end: &Tree| matches!(&end.value, YamlValue::Text(end) if has_range(end));
             link.value.get("group").is_some() || ends(link).iter().any(ranged)
         }),
         (key, _) => KEYS.contains(&key),
     })
 }
 
-/// A name that stands for several, what is written for them, and where.
-struct Several<'a> {
-    place: Place,
+/// A name with ranges, its value, and its position.
+struct RangedEntry<'a> {
+    position: TextPosition,
     written: &'a str,
-    pattern: Pattern<'a>,
+    pattern: NamePattern<'a>,
     body: &'a Tree,
 }
 
 struct Expansion<'a> {
-    spec: &'a [Entry],
-    /// Bytes that may still come.
-    room: usize,
-    faults: Vec<Fault>,
+    spec: &'a [MapEntry],
+    /// Bytes left for the expansion.
+    bytes_left: usize,
+    faults: Vec<SchemaFault>,
 }
 
 impl<'a> Expansion<'a> {
-    fn fault(&mut self, place: Place, path: &Path, message: String, hint: &str) {
-        self.faults.push(Fault { place, path: path.clone(), message, hint: hint.into() });
+    fn fault(&mut self, place: TextPosition, path: &JsonPointer, message: String, hint: &str) {
+        self.faults.push(SchemaFault {
+            position: place,
+            path: path.clone(),
+            message,
+            hint: hint.into(),
+        });
     }
 
-    /// What one of [`KEYS`] has.
+    /// Returns the value of one of [`KEYS`].
     fn of(&self, key: &str) -> Option<&'a Tree> {
         self.spec.iter().find(|(_, found, _)| found == key).map(|(_, _, tree)| tree)
     }
 
-    /// Names and what is written for them, if that is no more than `max` of `what`.
+    /// Returns names with their values, if they expand to no more than `max` of `what`.
     fn several(
         &mut self,
-        entries: &'a [Entry],
+        entries: &'a [MapEntry],
         (what, max, ranges_max): (&str, usize, usize),
-        at: &Path,
-    ) -> Vec<Several<'a>> {
+        at: &JsonPointer,
+    ) -> Vec<RangedEntry<'a>> {
         let (mut all, mut count) = (Vec::new(), 0u64);
         for (place, name, body) in entries {
             let path = at.key(name);
-            let pattern = match Pattern::read(name) {
+            let pattern = match NamePattern::read(name) {
                 Ok(pattern) if pattern.ranges() > ranges_max => {
                     let message =
                         format!("{name:?} has {} ranges, {ranges_max} at most", pattern.ranges());
@@ -161,8 +167,8 @@ impl<'a> Expansion<'a> {
                     continue;
                 }
                 Ok(pattern) => pattern,
-                // Kernels take brackets in an interface's name.
-                Err(_) if what == "interfaces" => Pattern::read_or_plain(name),
+                // The kernel allows brackets in an interface's name.
+                Err(_) if what == "interfaces" => NamePattern::read_or_plain(name),
                 Err(message) => {
                     self.fault(*place, &path, message, RANGE_HINT);
                     continue;
@@ -175,39 +181,39 @@ impl<'a> Expansion<'a> {
                 self.fault(*place, &path, message, "make the range shorter");
                 return Vec::new();
             }
-            all.push(Several { place: *place, written: name, pattern, body });
+            all.push(RangedEntry { position: *place, written: name, pattern, body });
         }
         all
     }
 
-    fn nodes(&mut self, nodes: &'a [Entry], at: &Path) -> Vec<Entry> {
+    fn nodes(&mut self, nodes: &'a [MapEntry], at: &JsonPointer) -> Vec<MapEntry> {
         let (mut made, mut writers) = (Vec::new(), BTreeMap::new());
         for node in self.several(nodes, ("nodes", NODES_MAX, RANGES_MAX), at) {
             for which in 0..node.pattern.count() {
                 let (name, numbers) = node.pattern.at(which);
                 let path = at.key(&name);
-                // The same text twice is found with the shape.
+                // The shape check reports the same text twice.
                 let before = writers.insert(name.clone(), node.written);
                 if let Some(before) = before.filter(|before| *before != node.written) {
                     let message =
                         format!("{name:?} is defined twice, by {before:?} and {:?}", node.written);
-                    self.fault(node.place, &path, message, TWICE_HINT);
+                    self.fault(node.position, &path, message, TWICE_HINT);
                     return made;
                 }
                 let Some(value) = self.node(&node, &name, &numbers, &path) else { return made };
-                made.push((node.place, name, value));
+                made.push((node.position, name, value));
             }
         }
         made
     }
 
-    /// One node; `None`: something is wrong that all of its name have in common.
+    /// Expands one node; `None` after an error common to all of its names.
     fn node(
         &mut self,
-        node: &Several<'_>,
+        node: &RangedEntry<'_>,
         name: &str,
         numbers: &[u64],
-        path: &Path,
+        path: &JsonPointer,
     ) -> Option<Tree> {
         let template = Values { name: Some(name), ..Values::of(numbers) };
         let group = self.group("groups", node.body, path)?;
@@ -215,7 +221,7 @@ impl<'a> Expansion<'a> {
         let kind = [Some(node.body), group, defaults].into_iter().flatten();
         let kind = kind.filter_map(|layer| layer.value.text("kind")).next();
         let kind = self.of("kinds").and_then(|kinds| kinds.value.get(kind?));
-        let mut whole = Tree { place: node.body.place, value: Value::Map(Vec::new()) };
+        let mut whole = Tree { position: node.body.position, value: YamlValue::Map(Vec::new()) };
         for layer in [defaults, kind, group].into_iter().flatten() {
             let layer = self.layer(layer, &template, path)?;
             merge(&mut whole, layer, &mut Vec::new());
@@ -226,7 +232,7 @@ impl<'a> Expansion<'a> {
         Some(whole)
     }
 
-    fn externals(&mut self, externals: &'a [Entry], at: &Path) -> Vec<Entry> {
+    fn externals(&mut self, externals: &'a [MapEntry], at: &JsonPointer) -> Vec<MapEntry> {
         let mut made = Vec::new();
         for external in self.several(externals, ("externals", EXTERNALS_MAX, RANGES_MAX), at) {
             for which in 0..external.pattern.count() {
@@ -236,22 +242,22 @@ impl<'a> Expansion<'a> {
                 let Some(value) = self.fill(external.body, &values, &at.key(&name)) else {
                     return made;
                 };
-                made.push((external.place, name, value));
+                made.push((external.position, name, value));
             }
         }
         made
     }
 
-    /// What the group of a node or link has; `Some(None)`: it is in none.
-    fn group(&mut self, key: &str, member: &Tree, path: &Path) -> Option<Option<&'a Tree>> {
+    /// Returns the group's settings for a node or link; `Some(None)` if it is in no group.
+    fn group(&mut self, key: &str, member: &Tree, path: &JsonPointer) -> Option<Option<&'a Tree>> {
         let Some(group) = member.value.get("group") else { return Some(None) };
         let path = path.key("group");
-        let Value::Text(name) = &group.value else {
-            self.fault(group.place, &path, format!("group is not a name of one of {key}"), "");
+        let YamlValue::Text(name) = &group.value else {
+            self.fault(group.position, &path, format!("group is not a name of one of {key}"), "");
             return None;
         };
         let groups = match self.of(key).map(|groups| &groups.value) {
-            Some(Value::Map(groups)) => &groups[..],
+            Some(YamlValue::Map(groups)) => &groups[..],
             _ => &[],
         };
         if let Some((.., found)) = groups.iter().find(|(_, found, _)| found == name) {
@@ -263,20 +269,20 @@ impl<'a> Expansion<'a> {
             None if groups.is_empty() => format!("describe it in spec.{key}"),
             None => format!("{key}: {}", known().collect::<Vec<_>>().join(", ")),
         };
-        self.fault(group.place, &path, format!("group {name:?} is not in spec.{key}"), &hint);
+        self.fault(group.position, &path, format!("group {name:?} is not in spec.{key}"), &hint);
         None
     }
 
-    /// What is given for several, each once, as for a first of them.
-    fn given(&mut self) -> Vec<(Path, Tree, &'static str)> {
+    /// Returns all shared settings once each, expanded for a first object.
+    fn given(&mut self) -> Vec<(JsonPointer, Tree, &'static str)> {
         let values = Values { name: Some("name"), n: Some(1), m: Some(1), i: Some(1) };
         let mut given = Vec::new();
         for key in KEYS {
             let Some(tree) = self.of(key) else { continue };
-            let (path, node) = (Path::of(&["spec", key]), !key.starts_with("link"));
+            let (path, node) = (JsonPointer::of(&["spec", key]), !key.starts_with("link"));
             let entries = match (&tree.value, key) {
                 (_, "defaults" | "linkDefaults") => vec![(path, tree)],
-                (Value::Map(entries), _) => {
+                (YamlValue::Map(entries), _) => {
                     for (place, kind, _) in entries.iter().filter(|_| key == "kinds") {
                         if serde_json::from_value::<NodeKind>(kind.as_str().into()).is_err() {
                             let message = format!("{kind:?} is not a kind of nodes");
@@ -292,7 +298,7 @@ impl<'a> Expansion<'a> {
                 }
                 _ => {
                     let message = format!("{key} is not a mapping of names to what they give");
-                    self.fault(tree.place, &path, message, "");
+                    self.fault(tree.position, &path, message, "");
                     Vec::new()
                 }
             };
@@ -309,66 +315,70 @@ impl<'a> Expansion<'a> {
         given
     }
 
-    /// What is written for a node at one place, filled in, its interfaces written out. Nothing stands for a mapping
-    /// without keys.
-    fn layer(&mut self, layer: &Tree, values: &Values<'_>, path: &Path) -> Option<Tree> {
+    /// Expands the settings of a node at one level: placeholders
+    /// and interface names. A null value means an empty mapping.
+    fn layer(&mut self, layer: &Tree, values: &Values<'_>, path: &JsonPointer) -> Option<Tree> {
         let entries = match &layer.value {
-            Value::Map(entries) => &entries[..],
-            Value::Null => &[],
+            YamlValue::Map(entries) => &entries[..],
+            YamlValue::Null => &[],
             _ => return self.fill(layer, values, path),
         };
         let mut made = Vec::new();
         for (place, key, tree) in entries {
             let value = match (key.as_str(), &tree.value) {
-                ("interfaces", Value::Map(interfaces)) => {
-                    let value = Value::Map(self.interfaces(interfaces, values, &path.key(key))?);
-                    Tree { place: tree.place, value }
+                ("interfaces", YamlValue::Map(interfaces)) => {
+                    let value =
+                        YamlValue::Map(self.interfaces(interfaces, values, &path.key(key))?);
+                    Tree { position: tree.position, value }
                 }
                 _ => self.fill(tree, values, &path.key(key))?,
             };
             made.push((*place, key.clone(), value));
         }
-        Some(Tree { place: layer.place, value: Value::Map(made) })
+        Some(Tree { position: layer.position, value: YamlValue::Map(made) })
     }
 
     fn interfaces(
         &mut self,
-        interfaces: &[Entry],
+        interfaces: &[MapEntry],
         values: &Values<'_>,
-        at: &Path,
-    ) -> Option<Vec<Entry>> {
+        at: &JsonPointer,
+    ) -> Option<Vec<MapEntry>> {
         let faults = self.faults.len();
         let mut made = Vec::new();
-        // The names are of `interfaces`, and not of the document.
-        let mut all = Expansion { spec: &[], room: self.room, faults: Vec::new() };
+        // The names belong to `interfaces`, not to the document.
+        let mut all = Expansion { spec: &[], bytes_left: self.bytes_left, faults: Vec::new() };
         for interface in all.several(interfaces, ("interfaces", PORTS_MAX, 1), at) {
             for which in 0..interface.pattern.count() {
                 let (name, numbers) = interface.pattern.at(which);
                 let values = Values { i: numbers.first().copied(), ..*values };
                 let Some(value) = all.fill(interface.body, &values, &at.key(&name)) else { break };
-                made.push((interface.place, name, value));
+                made.push((interface.position, name, value));
             }
         }
-        self.room = all.room;
+        self.bytes_left = all.bytes_left;
         self.faults.extend(all.faults);
         (self.faults.len() == faults).then_some(made)
     }
 
-    /// A value with all placeholders below filled in; `None`: one can't be, or it is too much in all.
-    fn fill(&mut self, tree: &Tree, values: &Values<'_>, path: &Path) -> Option<Tree> {
+    /// Returns a value with all placeholders replaced;
+    /// `None` after an error or if the total is too large.
+    fn fill(&mut self, tree: &Tree, values: &Values<'_>, path: &JsonPointer) -> Option<Tree> {
         let text = match &tree.value {
-            Value::Text(text) => text.len(),
+            YamlValue::Text(text) => text.len(),
             _ => 0,
         };
-        self.take(VALUE_BYTES + text, tree.place, path)?;
+        self.take(VALUE_BYTES + text, tree.position, path)?;
         let value = match &tree.value {
-            Value::Text(text) => Value::Text(self.fill_text(text, values, tree.place, path)?),
-            Value::List(items) => {
+            YamlValue::Text(text) => {
+                YamlValue::Text(self.fill_text(text, values, tree.position, path)?)
+            }
+            YamlValue::List(items) => {
                 let items = items.iter().enumerate();
                 let items = items.map(|(index, item)| self.fill(item, values, &path.index(index)));
-                Value::List(items.collect::<Option<_>>()?)
+                YamlValue::List(items.collect::<Option<_>>()?)
             }
-            Value::Map(entries) => {
+            YamlValue::Map(entries) => {
                 let mut made = Vec::with_capacity(entries.len().min(1024));
                 for (place, key, value) in entries {
                     self.take(key.len(), *place, path)?;
@@ -376,19 +386,19 @@ impl<'a> Expansion<'a> {
                     let value = self.fill(value, values, &path.key(&key))?;
                     made.push((*place, key, value));
                 }
-                Value::Map(made)
+                YamlValue::Map(made)
             }
             other => other.clone(),
         };
-        Some(Tree { place: tree.place, value })
+        Some(Tree { position: tree.position, value })
     }
 
     fn fill_text(
         &mut self,
         text: &str,
         values: &Values<'_>,
-        place: Place,
-        path: &Path,
+        place: TextPosition,
+        path: &JsonPointer,
     ) -> Option<String> {
         match values.fill(text) {
             Ok(filled) => Some(filled.into_owned()),
@@ -399,10 +409,10 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    /// Counts bytes that come; `None`: they are too many.
-    fn take(&mut self, bytes: usize, place: Place, path: &Path) -> Option<()> {
-        match self.room.checked_sub(bytes) {
-            Some(room) => self.room = room,
+    /// Counts bytes of the expansion; `None` if they are too many.
+    fn take(&mut self, bytes: usize, place: TextPosition, path: &JsonPointer) -> Option<()> {
+        match self.bytes_left.checked_sub(bytes) {
+            Some(room) => self.bytes_left = room,
             None => {
                 let message = format!(
                     "written out, this is more than the {SPEC_BYTES_MAX} bytes of a spec file"

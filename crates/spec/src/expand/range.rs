@@ -1,32 +1,32 @@
 //! Names with ranges: `leaf[1-40]`, `pod[1-4]-leaf[01-10]`.
 
-/// Numbers from one to another, in their order.
+/// Numbers from one to another, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Range {
+struct NumberRange {
     first: u64,
     last: u64,
-    /// Digits that each number is written with at least.
+    /// Minimum number of digits.
     digits: usize,
 }
 
-impl Range {
+impl NumberRange {
     fn count(self) -> u64 {
         (self.last - self.first).saturating_add(1)
     }
 }
 
-/// A name, or what several names have in common: texts, and ranges between them.
+/// A name, or the pattern of several names: texts, and ranges between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pattern<'a> {
-    before: Vec<(&'a str, Range)>,
+pub(super) struct NamePattern<'a> {
+    before: Vec<(&'a str, NumberRange)>,
     after: &'a str,
 }
 
-impl<'a> Pattern<'a> {
-    /// Of a name as it is written.
+impl<'a> NamePattern<'a> {
+    /// Parses a name.
     ///
     /// # Errors
-    /// Why a bracket in it begins no range.
+    /// Why a bracket in it starts no range.
     pub fn read(text: &'a str) -> Result<Self, String> {
         let mut before = Vec::new();
         let mut after = text;
@@ -46,28 +46,29 @@ impl<'a> Pattern<'a> {
                 return Err(format!("[{inside}] in {text:?} ends before it begins"));
             }
             let digits = if written.starts_with('0') { written.len() } else { 1 };
-            before.push((name, Range { first, last, digits }));
+            before.push((name, NumberRange { first, last, digits }));
             after = rest;
         }
         Ok(Self { before, after })
     }
 
-    /// Of a name that may have brackets of its own.
+    /// Parses a name that may have brackets of its own.
     pub fn read_or_plain(text: &'a str) -> Self {
         Self::read(text).unwrap_or(Self { before: Vec::new(), after: text })
     }
 
-    /// How many ranges it has.
+    /// Number of ranges.
     pub fn ranges(&self) -> usize {
         self.before.len()
     }
 
-    /// How many names it stands for; at least 1, and as many as can be counted.
+    /// Number of names that it expands to; at least 1, saturating.
     pub fn count(&self) -> u64 {
         self.before.iter().fold(1, |count: u64, (_, range)| count.saturating_mul(range.count()))
     }
 
-    /// The name at a place among all, from 0, and the numbers of its ranges; the last range changes first.
+    /// Returns the name at an index, from 0, and the
+    /// numbers of its ranges. The last range changes first.
     pub fn at(&self, mut place: u64) -> (String, Vec<u64>) {
         let mut numbers = Vec::new();
         for (_, range) in self.before.iter().rev() {
@@ -90,21 +91,21 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> Vec<String> {
-        let pattern = Pattern::read(text).unwrap();
+        let pattern = NamePattern::read(text).unwrap();
         (0..pattern.count()).map(|place| pattern.at(place).0).collect()
     }
 
     #[test]
-    fn ranges_are_names() {
+    fn ranges_expand_to_names() {
         assert_eq!(names("r1"), ["r1"]);
         assert_eq!(names("leaf[9-11]"), ["leaf9", "leaf10", "leaf11"]);
         assert_eq!(names("[08-10]x"), ["08x", "09x", "10x"]);
         assert_eq!(names("p[1-2]-l[1-2]"), ["p1-l1", "p1-l2", "p2-l1", "p2-l2"]);
-        assert_eq!(Pattern::read("p[3-4]l[1-9]").unwrap().at(10).1, [4, 2]);
+        assert_eq!(NamePattern::read("p[3-4]l[1-9]").unwrap().at(10).1, [4, 2]);
     }
 
     #[test]
-    fn what_is_none_is_told_and_nothing_is_too_large_to_count() {
+    fn malformed_ranges_are_reported_and_counts_never_overflow() {
         for (text, why) in [
             ("a[1-", "\"a[1-\" has a [ without ]"),
             ("a[]", "[] in \"a[]\" is not a range of numbers"),
@@ -116,11 +117,11 @@ mod tests {
                 "[0-99999999999999999999] in \"a[0-99999999999999999999]\" is not a range of numbers",
             ),
         ] {
-            assert_eq!(Pattern::read(text).unwrap_err(), why);
-            assert_eq!(Pattern::read_or_plain(text).at(0).0, text);
+            assert_eq!(NamePattern::read(text).unwrap_err(), why);
+            assert_eq!(NamePattern::read_or_plain(text).at(0).0, text);
         }
         let all = format!("a[0-{}]", u64::MAX);
-        assert_eq!(Pattern::read(&all).unwrap().count(), u64::MAX);
-        assert_eq!(Pattern::read(&all.repeat(3)).unwrap().count(), u64::MAX);
+        assert_eq!(NamePattern::read(&all).unwrap().count(), u64::MAX);
+        assert_eq!(NamePattern::read(&all.repeat(3)).unwrap().count(), u64::MAX);
     }
 }

@@ -1,28 +1,29 @@
 //! Placeholders in texts: `{n}`, `{n+65000}`, `{(n-1)%4}`, `{name}`.
 //!
-//! What is between braces and is not made of known names, numbers and `+ - * / % ( )` alone is left as it is, so that the
-//! languages of configuration files keep their braces; so is what follows a `$`, as in shells. `{{n}}` is `{n}` itself.
+//! Braces with anything other than known names, numbers and
+//! `+ - * / % ( )` are kept, for configuration languages with braces.
+//! Text after a `$` is kept, for shells. `{{n}}` means a literal `{n}`.
 
 use std::borrow::Cow;
 
-/// Bytes between the braces of a placeholder.
+/// Maximum bytes between the braces of a placeholder.
 const BYTES_MAX: usize = 64;
 
-/// What placeholders stand for.
+/// Values of placeholders.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Values<'a> {
     /// `{name}`: the node's name.
     pub name: Option<&'a str>,
-    /// `{n}`: the number of the first range.
+    /// `{n}`: number of the first range.
     pub n: Option<u64>,
-    /// `{m}`: that of the second.
+    /// `{m}`: number of the second range.
     pub m: Option<u64>,
-    /// `{i}`: that of an interface's range.
+    /// `{i}`: number of an interface's range.
     pub i: Option<u64>,
 }
 
 impl Values<'_> {
-    /// Of the numbers of a name's ranges.
+    /// Takes the numbers of a name's ranges.
     pub fn of(numbers: &[u64]) -> Self {
         Self { n: numbers.first().copied(), m: numbers.get(1).copied(), ..Self::default() }
     }
@@ -36,10 +37,10 @@ impl Values<'_> {
         }
     }
 
-    /// What an expression comes to; `None`: it is none of these.
+    /// Returns the value of an expression; `None` if it is no placeholder.
     ///
     /// # Errors
-    /// Why it comes to nothing.
+    /// Why it has no value.
     fn evaluate(&self, text: &str) -> Option<Result<String, String>> {
         if text == "name" {
             return Some(Ok(self.name?.to_owned()));
@@ -58,10 +59,10 @@ impl Values<'_> {
         }))
     }
 
-    /// A text with its placeholders filled in.
+    /// Returns a text with its placeholders replaced.
     ///
     /// # Errors
-    /// Why one can't be.
+    /// Why one can't be replaced.
     pub fn fill<'t>(&self, text: &'t str) -> Result<Cow<'t, str>, String> {
         let (mut filled, mut rest) = (String::new(), text);
         while let Some(open) = rest.find('{') {
@@ -101,12 +102,12 @@ impl Values<'_> {
     }
 }
 
-/// An expression that is being read. Its readers return `None` for what is no expression, and `Some(None)` for one
-/// that has no value: it divides by zero or is too large.
+/// Parser of an expression. Its functions return `None` if the text is no expression,
+/// and `Some(None)` if it has no value: it divides by zero or is too large.
 struct Expression<'a> {
     values: &'a Values<'a>,
     rest: &'a str,
-    /// True once a name was read.
+    /// True after a name.
     named: bool,
 }
 
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_to_nothing_is_told() {
+    fn placeholders_without_a_whole_number_are_reported() {
         let values = Values { n: Some(7), ..Values::default() };
         let most = "{n*18446744073709551615*18446744073709551615}";
         for text in ["{n-8}", "{n/0}", "{n%0}", "{n*18446744073709551615}", most] {
@@ -196,9 +197,9 @@ mod tests {
         }
     }
 
-    /// Whose cost grew with the square of its length would take minutes.
+    /// Quadratic time would take minutes here.
     #[test]
-    fn braces_without_end_cost_what_they_are_long() {
+    fn unclosed_braces_take_linear_time() {
         let text = "{".repeat(4 << 20);
         assert_eq!(Values { n: Some(1), ..Values::default() }.fill(&text).as_deref(), Ok(&*text));
     }

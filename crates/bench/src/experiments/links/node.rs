@@ -1,4 +1,5 @@
-//! What needs a whole node: a guaranteed link on a device that others overload, and TCP.
+//! Measurements that need a whole node: a guaranteed
+//! link on a device that others overload, and TCP.
 
 use std::fs::File;
 use std::net::UdpSocket;
@@ -7,37 +8,37 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pdp_e2e::{Machine, Node, eventually, meter};
-use pdp_memif::{Client, Link, Settings};
+use pdp_e2e::{TestMachine, TestNode, eventually, meter};
+use pdp_memif::{ConnectionState, MemifClient, MemifSettings};
 use pdp_net::netns::within;
 use pdp_wire::vxlan;
 
 use super::{FROM, NUMBER_AT, TO, WARM_UP};
 use crate::alone::{frame, tagged};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::statistics::quantile;
 use crate::stream::write_pcap;
 
-/// Links on the interface; the first is guaranteed a tenth of it.
+/// Links on the interface. The first has a guaranteed tenth of it.
 const LINKS: u16 = 10;
 const CAPACITY_BPS: u64 = 100_000_000;
 
-/// Frames of the guaranteed link and of others, and what each has more on the interface: VXLAN over IPv4, preamble,
-/// checksum and gap.
+/// Length of frames of the guaranteed link and of others, and the overhead of each on the
+/// interface: VXLAN over IPv4, preamble, checksum and gap.
 const OWN_BYTES: usize = 400;
 const OTHER_BYTES: usize = 1000;
 const MORE_BYTES: usize = 50 + 24;
 
-/// Of its part the guaranteed link sends this.
+/// Fraction of its part that the guaranteed link uses.
 const OWN_SHARE: f64 = 0.9;
 
-/// How many times the capacity the others send.
+/// Load of the other links, as a multiple of the capacity.
 const OVERLOAD: u64 = 10;
 
-/// A frame that has not come by then is lost.
+/// Time after which a missing frame counts as lost.
 const LATE: Duration = Duration::from_millis(200);
 
-/// The link of the TCP connection.
+/// Link of the TCP connection.
 const TCP: &str = r#"apiVersion: pdp/v1
 kind: VirtualNetwork
 metadata: {name: tcp}
@@ -50,11 +51,11 @@ spec:
 "#;
 const TCP_MBPS: f64 = 100.0;
 
-pub(super) fn tcp(run: &mut Run) -> Result<()> {
-    // While it grows its window it does not count.
+pub(super) fn tcp(run: &mut ExperimentRun) -> Result<()> {
+    // The time of window growth does not count.
     let (time, omitted) = if run.quick() { (2, 3) } else { (6, 5) };
     let bed = run.attempt("TCP", |_| {
-        let node = Node::start("tcp");
+        let node = TestNode::start("tcp");
         node.apply(TCP);
         eventually("h1 reaches h2", || node.try_exec("tcp/h1", "ping -c1 -W1 10.0.0.2").is_ok());
         Ok(node)
@@ -79,9 +80,11 @@ pub(super) fn tcp(run: &mut Run) -> Result<()> {
     })
 }
 
-pub(super) fn guaranteed(run: &mut Run) -> Result<()> {
+pub(super) fn guaranteed(run: &mut ExperimentRun) -> Result<()> {
     let (cores, time) = (run.cores(), run.time());
-    let Some(mut bed) = run.attempt("guaranteed", |_| Bed::start(cores[0])) else { return Ok(()) };
+    let Some(mut bed) = run.attempt("guaranteed", |_| TransitTestbed::start(cores[0])) else {
+        return Ok(());
+    };
     run.rounds(|run| {
         run.take("pdp, 10 of 100 Mbit/s guaranteed", OVERLOAD as f64, "times the capacity", || {
             bed.load(true);
@@ -106,18 +109,19 @@ pub(super) fn guaranteed(run: &mut Run) -> Result<()> {
     })
 }
 
-/// A node with ten transits to a machine behind a device: the first from this program, the others from a generator.
-struct Bed {
-    node: Node,
-    _machine: Machine,
+/// Node with ten transits to a machine behind a device. The first carries frames of this program,
+/// the others those of a generator.
+struct TransitTestbed {
+    node: TestNode,
+    _machine: TestMachine,
     mux: usize,
-    from: Client,
+    from: MemifClient,
     to: UdpSocket,
 }
 
-impl Bed {
+impl TransitTestbed {
     fn start(mux: usize) -> Result<Self> {
-        let mut node = Node::prepare("links");
+        let mut node = TestNode::prepare("links");
         let machine = node.machine("mB", "extB");
         machine.run("ip addr add 192.0.2.2/24 dev eth0");
         node.namespace().run("ip addr add 192.0.2.1/24 dev extB");
@@ -126,13 +130,13 @@ impl Bed {
         let netns = File::open(&path).context(path)?;
         let to = within(netns.as_fd(), || Ok(UdpSocket::bind(("0.0.0.0", vxlan::PORT))))??;
         to.set_nonblocking(true)?;
-        // A frame for each of the other links.
+        // One frame for each of the other links.
         let others = (2..=LINKS).map(|id| Ok(tagged(frame(TO, FROM, OTHER_BYTES), id)));
         write_pcap(&pcap(&node), others)?;
         node.apply(&(substrate(&node, mux, false) + "---\n" + &vnet()));
         let socket = node.run_dir().join("externals/A0/memif.sock");
-        let mut from = Client::new(&socket, 0, "bench", Settings::default())?;
-        eventually("memif", || from.poll() == Link::Up);
+        let mut from = MemifClient::new(&socket, 0, "bench", MemifSettings::default())?;
+        eventually("memif", || from.poll() == ConnectionState::Up);
         let mut bed = Self { node, _machine: machine, mux, from, to };
         let end = Instant::now() + pdp_e2e::EVENTUALLY_MAX;
         while bed.delays(Duration::from_millis(50)).is_err() {
@@ -141,12 +145,12 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Has the others send, or not.
+    /// Starts or stops the other links' load.
     fn load(&self, on: bool) {
         self.node.apply(&substrate(&self.node, self.mux, on));
     }
 
-    /// How long frames of the guaranteed link took, milliseconds, sorted, and how many did not come.
+    /// Delays of the guaranteed link's frames, milliseconds, sorted, and the number of lost ones.
     fn delays(&mut self, time: Duration) -> Result<(Vec<f64>, usize)> {
         let own_bps = (CAPACITY_BPS / u64::from(LINKS)) as f64 * OWN_SHARE;
         let pause = Duration::from_secs_f64((OWN_BYTES + MORE_BYTES) as f64 * 8.0 / own_bps);
@@ -157,7 +161,7 @@ impl Bed {
         while start.elapsed() < time + LATE {
             let now = Instant::now();
             if now < start + time && now >= next {
-                // Nobody makes good for time that this thread was not run.
+                // Frames missed while this thread did not run are not made up for.
                 next = now.max(next + pause);
                 own[NUMBER_AT..NUMBER_AT + 4].copy_from_slice(&(sent.len() as u32).to_le_bytes());
                 let mut buf = self.from.alloc().context("a buffer")?;
@@ -184,11 +188,11 @@ impl Bed {
     }
 }
 
-fn pcap(node: &Node) -> std::path::PathBuf {
+fn pcap(node: &TestNode) -> std::path::PathBuf {
     node.directory.join("others.pcap")
 }
 
-fn substrate(node: &Node, mux: usize, loaded: bool) -> String {
+fn substrate(node: &TestNode, mux: usize, loaded: bool) -> String {
     let pps = OVERLOAD * CAPACITY_BPS / 8 / (OTHER_BYTES + MORE_BYTES) as u64;
     let frames = format!("frames: {}, pps: {pps}", pcap(node).display());
     let frames = if loaded { frames } else { String::new() };

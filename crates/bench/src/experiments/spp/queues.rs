@@ -1,5 +1,5 @@
-//! Figures 7 and 8: a router of the fast path with five ports, each of which lets go 800 Mb/s, and five queues at each
-//! port, one for what came by each. Sources and sinks are inside the mux, and its counters are what is shown.
+//! Figures 7 and 8: a fast-path router with five ports of 800 Mb/s each. Each port has five queues,
+//! one per input port. Sources and sinks are inside the mux, and its counters give the figures.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,38 +7,39 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use pdp_api::Stats;
 use pdp_container::cgroup::Cgroups;
-use pdp_e2e::Node;
+use pdp_e2e::TestNode;
 
 use crate::peers::pdp::{Design, batch};
-use crate::run::{Point, Reading, Run};
+use crate::run::{ExperimentRun, Point, Reading};
 use crate::site::words;
-use crate::stream::Stream;
+use crate::stream::FrameStream;
 
-/// Ports, and queues of each.
+/// Number of ports, and of queues at each.
 const PORTS: usize = 5;
 
-/// What a port lets go, and what each input of figure 7, and of figure 8, sends, bits a second.
+/// Rate of a port, and the input of each port in figure 7 and in figure 8, bits per second.
 const RATE_BPS: u64 = 800_000_000;
 const SHARED_INPUT_BPS: u64 = 400_000_000;
 const INPUT_BPS: u64 = 800_000_000;
 
-/// Weights of a port's queues, in percent of all.
+/// Weights of a port's queues, in percent.
 const WEIGHTS: [u32; PORTS] = [30, 25, 20, 15, 10];
 
-/// What a port may let go at once after the mux came late: 10 ms of its rate, bytes.
+/// Burst of a port after a late mux: 10 ms of its rate, bytes.
 const BURST_BYTES: u64 = RATE_BPS / 8 / 100;
 
-/// Frames that each queue has room for: as many as it may have.
+/// Frames that each queue holds: the largest possible number.
 const QUEUE_FRAMES: u32 = 4096;
 
-/// Length of all frames without check sequence, bytes; rates count these.
+/// Length of all frames without FCS, bytes; rates count these.
 const FRAME_BYTES: usize = 1500;
 
 /// The network, and its router.
 const VNET: &str = "spp";
 const ROUTER: &str = "spp/r1";
 
-/// Steps of figure 7: inputs begin one step after the other and last so many; the course is over after so many.
+/// Steps of figure 7: inputs begin one step after the other
+/// and last this long; the course ends after this many.
 const INPUT_STEPS: u32 = 6;
 const COURSE_STEPS: u32 = 11;
 
@@ -47,12 +48,12 @@ const PHASES: u32 = 6;
 const PHASE_STEPS: u32 = 2;
 
 /// Length of a step.
-fn step(run: &Run) -> Duration {
+fn step(run: &ExperimentRun) -> Duration {
     if run.quick() { Duration::from_millis(500) } else { Duration::from_secs(1) }
 }
 
-pub(super) fn shares(run: &mut Run) -> Result<()> {
-    let (bed, step) = (Bed::start(run.cores()[0])?, step(run));
+pub(super) fn shares(run: &mut ExperimentRun) -> Result<()> {
+    let (bed, step) = (QueueTestbed::start(run.cores()[0])?, step(run));
     run.rounds(|run| {
         let with_course = run.is_first();
         let measure = || bed.shared(step);
@@ -61,8 +62,8 @@ pub(super) fn shares(run: &mut Run) -> Result<()> {
     })
 }
 
-pub(super) fn outputs(run: &mut Run) -> Result<()> {
-    let (bed, step) = (Bed::start(run.cores()[0])?, step(run));
+pub(super) fn outputs(run: &mut ExperimentRun) -> Result<()> {
+    let (bed, step) = (QueueTestbed::start(run.cores()[0])?, step(run));
     run.rounds(|run| {
         let with_course = run.is_first();
         let measure = || bed.outputs(step);
@@ -71,54 +72,54 @@ pub(super) fn outputs(run: &mut Run) -> Result<()> {
     })
 }
 
-/// Counters at a moment.
-struct Look {
+/// Counters at one moment.
+struct QueueSnapshot {
     at_ns: u64,
-    /// Bytes that came by each port.
+    /// Bytes received by each port.
     received: [u64; PORTS],
-    /// Bytes that each queue of each port let go, and that wait in it.
+    /// Bytes that each queue of each port has sent, and that wait in it.
     sent: [[u64; PORTS]; PORTS],
     waiting: [[u64; PORTS]; PORTS],
 }
 
-impl Look {
-    /// Time since then, seconds.
+impl QueueSnapshot {
+    /// Seconds since `before`.
     fn since(&self, before: &Self) -> f64 {
         self.at_ns.saturating_sub(before.at_ns) as f64 / 1e9
     }
 
-    /// A rate since then, of a counter of bytes, megabits a second.
+    /// Rate of a byte counter since `before`, megabits per second.
     fn mbps(&self, before: &Self, bytes: impl Fn(&Self) -> u64) -> f64 {
         let bits = bytes(self).saturating_sub(bytes(before)) as f64 * 8.0;
         bits / self.since(before) / 1e6
     }
 
-    /// Bytes that a port let go.
+    /// Bytes that a port has sent.
     fn sent_by(&self, port: usize) -> u64 {
         self.sent[port].iter().sum()
     }
 }
 
-/// Each look with that before, and the seconds since the first.
-fn pairs(looks: &[Look]) -> impl Iterator<Item = (f64, &Look, &Look)> {
-    let seconds = |look: &Look| (look.since(&looks[0]) * 100.0).round() / 100.0;
+/// Each snapshot with the previous one, and the seconds since the first.
+fn pairs(looks: &[QueueSnapshot]) -> impl Iterator<Item = (f64, &QueueSnapshot, &QueueSnapshot)> {
+    let seconds = |look: &QueueSnapshot| (look.since(&looks[0]) * 100.0).round() / 100.0;
     looks.windows(2).map(move |pair| (seconds(&pair[1]), &pair[0], &pair[1]))
 }
 
-/// The node.
-struct Bed {
-    node: Node,
+/// Node with the router.
+struct QueueTestbed {
+    node: TestNode,
     design: Design,
 }
 
-/// A port's link address.
+/// MAC address of a port.
 fn mac(port: usize) -> [u8; 6] {
     [2, 0, 0, 0, 5, port as u8]
 }
 
-impl Bed {
+impl QueueTestbed {
     fn start(core: usize) -> Result<Self> {
-        let (node, design) = (Node::start("spp"), Design::fastpath(core, 1));
+        let (node, design) = (TestNode::start("spp"), Design::fastpath(core, 1));
         let bed = Self { node, design };
         bed.node.apply(&bed.substrate(|_| String::new()));
         bed.node.apply(&network());
@@ -144,7 +145,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Sources with these settings at each port.
+    /// Substrate with sources of these settings at each port.
     fn substrate(&self, settings: impl Fn(usize) -> String) -> String {
         let interface = |port| format!("    P{port}: {{generator: {{{}}}}}\n", settings(port));
         self.design.substrate(&(0..PORTS).map(interface).collect::<String>())
@@ -152,7 +153,7 @@ impl Bed {
 
     /// Settings of a port's source: frames for these outputs in turn.
     fn source(&self, name: &str, port: usize, outputs: &[usize], bps: u64) -> Result<String> {
-        let stream = Stream {
+        let stream = FrameStream {
             to_mac: mac(port),
             from_mac: [2, 0, 0, 0, 6, port as u8],
             source: [10, 1, port as u8, 2],
@@ -164,12 +165,13 @@ impl Bed {
         Ok(format!("frames: {}, pps: {}", file.display(), pps(bps)))
     }
 
-    fn look(&self) -> Result<Look> {
+    fn snapshot(&self) -> Result<QueueSnapshot> {
         let stats: Stats = serde_json::from_value(self.node.json(&["stats", VNET]))?;
         let router = stats.vnets.get(VNET).and_then(|vnet| vnet.nodes.get("r1"));
         let ports = &router.context("counters of the router")?.ports;
         let zero = [[0; PORTS]; PORTS];
-        let mut look = Look { at_ns: stats.at_ns, received: [0; PORTS], sent: zero, waiting: zero };
+        let mut look =
+            QueueSnapshot { at_ns: stats.at_ns, received: [0; PORTS], sent: zero, waiting: zero };
         for at in 0..PORTS {
             let port = ports.get(&format!("eth{at}")).context("counters of a port")?;
             look.received[at] = port.received_bytes;
@@ -182,13 +184,13 @@ impl Bed {
         Ok(look)
     }
 
-    /// Has these specs applied, each at its time, and looks at the counters again and again.
+    /// Applies these specs at their times, and reads the counters periodically.
     fn course(
         &self,
         acts: &[(Duration, String)],
         every: Duration,
         length: Duration,
-    ) -> Result<Vec<Look>> {
+    ) -> Result<Vec<QueueSnapshot>> {
         let start = Instant::now();
         let until = |at: Duration| {
             thread::sleep((start + at).saturating_duration_since(Instant::now()));
@@ -201,11 +203,11 @@ impl Bed {
                 }
                 Ok::<_, anyhow::Error>(())
             });
-            let mut looks = vec![self.look()?];
+            let mut looks = vec![self.snapshot()?];
             while start.elapsed() < length {
-                // On a busy machine looks come late, but not two at once.
+                // On a busy machine readings come late, but not two at once.
                 until(start.elapsed() + every);
-                looks.push(self.look()?);
+                looks.push(self.snapshot()?);
             }
             acting.join().ok().context("what acts")??;
             Ok(looks)
@@ -214,8 +216,8 @@ impl Bed {
         looks
     }
 
-    /// All inputs begin one after the other and send to the first output, each to a queue of its own.
-    fn shared(&self, step: Duration) -> Result<Vec<Look>> {
+    /// All inputs begin one after the other and send to the first output, each to its own queue.
+    fn shared(&self, step: Duration) -> Result<Vec<QueueSnapshot>> {
         let count = pps(SHARED_INPUT_BPS) * u64::from(INPUT_STEPS) * step.as_millis() as u64 / 1000;
         let sources: Vec<_> = (0..PORTS)
             .map(|port| {
@@ -236,9 +238,9 @@ impl Bed {
         Ok(looks)
     }
 
-    /// All inputs send the same mix: in each phase twice as much as it lets go to one output, none to that of the phase
-    /// before, and to each other as much as it lets go.
-    fn outputs(&self, step: Duration) -> Result<Vec<Look>> {
+    /// All inputs send the same mix. Each phase overloads one output twofold, sends nothing to the
+    /// output of the previous phase, and loads each other output fully.
+    fn outputs(&self, step: Duration) -> Result<Vec<QueueSnapshot>> {
         let acts: Vec<_> = (0..PHASES)
             .map(|phase| {
                 let most = phase as usize % PORTS;
@@ -256,12 +258,12 @@ impl Bed {
     }
 }
 
-/// Frames a second.
+/// Frames per second at a rate.
 fn pps(bps: u64) -> u64 {
     bps / 8 / FRAME_BYTES as u64
 }
 
-/// The router.
+/// Spec of the router.
 fn network() -> String {
     let (mut interfaces, mut routes, mut externals, mut links) =
         (String::new(), String::new(), String::new(), String::new());
@@ -300,14 +302,14 @@ fn point(series: String, x: f64, x_unit: &'static str, readings: Vec<Reading>) -
     Point { series, x, x_unit, readings }
 }
 
-/// Looks of figure 7, one after the other, at each of which all queues have frames.
-fn while_full(looks: &[Look]) -> &[Look] {
-    let is_full = |look: &Look| look.waiting[0].iter().all(|waiting| *waiting > 0);
+/// Consecutive snapshots of figure 7 in which all queues have frames.
+fn while_full(looks: &[QueueSnapshot]) -> &[QueueSnapshot] {
+    let is_full = |look: &QueueSnapshot| look.waiting[0].iter().all(|waiting| *waiting > 0);
     let runs = looks.split(|look| !is_full(look));
     runs.max_by_key(|run| run.len()).unwrap_or_default()
 }
 
-fn shared_points(looks: &[Look], with_course: bool) -> Vec<Point> {
+fn shared_points(looks: &[QueueSnapshot], with_course: bool) -> Vec<Point> {
     let mut points = Vec::new();
     for (seconds, before, now) in pairs(looks).filter(|_| with_course) {
         let mut sum = 0.0;
@@ -326,12 +328,12 @@ fn shared_points(looks: &[Look], with_course: bool) -> Vec<Point> {
     }
     let all = while_full(looks);
     let (Some(first), Some(last)) = (all.first(), all.last()) else { return points };
-    let parts = |from: &Look, to: &Look| {
+    let parts = |from: &QueueSnapshot, to: &QueueSnapshot| {
         let sent: [u64; PORTS] = std::array::from_fn(|at| to.sent[0][at] - from.sent[0][at]);
         let sum: u64 = sent.iter().sum();
         sent.map(|sent| sent as f64 / sum as f64 * 100.0)
     };
-    // Any second, or all there is where steps are short.
+    // Any second, or the whole time if steps are short.
     let second = last.since(first).min(1.0);
     let (mut off, mut rate_off) = (0.0f64, 0.0f64);
     for (at, from) in all.iter().enumerate() {
@@ -354,9 +356,9 @@ fn shared_points(looks: &[Look], with_course: bool) -> Vec<Point> {
     points
 }
 
-fn output_points(looks: &[Look], step: Duration, with_course: bool) -> Vec<Point> {
+fn output_points(looks: &[QueueSnapshot], step: Duration, with_course: bool) -> Vec<Point> {
     let mut points = Vec::new();
-    let all_out = |look: &Look| (0..PORTS).map(|port| look.sent_by(port)).sum();
+    let all_out = |look: &QueueSnapshot| (0..PORTS).map(|port| look.sent_by(port)).sum();
     for (seconds, before, now) in pairs(looks).filter(|_| with_course) {
         let rate = |mbps| vec![Reading::new("figure 8: rate of all", mbps, "Mb/s")];
         let come = now.mbps(before, |look| look.received.iter().sum());
@@ -382,7 +384,7 @@ fn output_points(looks: &[Look], step: Duration, with_course: bool) -> Vec<Point
         most = most.max(out);
         waited =
             waited.max((0..PORTS).map(|port| now.waiting[port].iter().sum()).max().unwrap_or(0));
-        // The last part of each phase, where what waited at the idle output is gone.
+        // The last part of each phase, when the idle output's queues have drained.
         if seconds % phase > 0.6 * phase && seconds % phase < 0.9 * phase {
             usual.push(out);
             come.push(now.mbps(before, |look| look.received.iter().sum()));

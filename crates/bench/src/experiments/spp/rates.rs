@@ -1,43 +1,46 @@
-//! Figure 9: what comes out of what goes in, by payload: the mux's fast path, the `parallel` router, the kernel, and a
-//! guest whose program takes datagrams at a socket and sends them on by another, as Click in a vServer does.
+//! Figure 9: output against input, by payload. Measures the mux's fast
+//! path, the `parallel` router, the kernel, and a guest whose program
+//! forwards datagrams between two sockets, like Click in a vServer.
 //!
-//! All forward on the first core, between two veth devices; the generator and the sink have the last. Beside that,
-//! fast path and router with source and sink inside the mux, where no device is in the way.
+//! All forward on the first core, between two veth devices; generator
+//! and sink use the last core. In addition, fast path and router are
+//! measured with source and sink inside the mux, without devices.
 
 use anyhow::{Context, Result};
 use pdp_container::cgroup::Cgroups;
 use pdp_e2e::meter::Clock;
 use pdp_e2e::{bin, eventually};
 
-use crate::bed::Bed;
+use crate::bed::ForwardingTestbed;
 use crate::live::Load;
 use crate::peers::kernel;
 use crate::peers::pdp::{Design, Pdp, batch, site_interfaces};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{self, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Prefix, Site, words};
 use crate::stream::HEADERS_BYTES;
 
-/// Payloads of UDP in IPv4 that are measured, bytes. With the least, frames are as long as those of other experiments.
+/// Measured payloads of UDP over IPv4, bytes. With the smallest, frames have the length of the
+/// other experiments' frames.
 const PAYLOADS: [usize; 3] = [22, 400, 1400];
 const PAYLOADS_QUICK: [usize; 2] = [22, 400];
 
-/// What Ethernet takes beside a frame's own bytes: preamble, checksum, and the gap.
+/// Ethernet's overhead besides a frame's own bytes: preamble, checksum, and gap.
 const WIRE_BYTES: usize = 24;
 
-/// Input, thousand frames a second.
+/// Input, thousand frames per second.
 const INPUTS_KPPS: [u32; 7] = [25, 50, 100, 200, 400, 800, 1600];
 const INPUTS_QUICK_KPPS: [u32; 2] = [50, 800];
 
-/// An input of which less than this part could be made is no point of a plot.
+/// Smallest fraction of an input that must be generated, for a point in a plot.
 const MADE_MIN: f64 = 0.9;
 
 const HIGHEST: &str = "figure 9: highest throughput";
 const HIGHEST_KPPS: &str = "figure 9: most frames";
 
-/// Where the forwarder in the guest takes datagrams, and where it sends them.
+/// Address where the forwarder in the guest receives datagrams, and where it sends them.
 const FORWARDER: [&str; 2] = ["10.0.1.1:9", "10.0.2.2:9"];
 
-/// What each payload's throughput is called.
+/// Name of each payload's throughput.
 fn throughput(payload: usize) -> &'static str {
     match payload {
         22 => "figure 9: throughput, 22 bytes",
@@ -46,23 +49,24 @@ fn throughput(payload: usize) -> &'static str {
     }
 }
 
-/// Megabits a second on the wire of frames with this payload.
+/// Megabits per second on the wire of frames with this payload.
 fn mbps(pps: f64, payload: usize) -> f64 {
     pps * ((HEADERS_BYTES + payload + WIRE_BYTES) * 8) as f64 / 1e6
 }
 
-struct Contender {
+struct RateContender {
     series: &'static str,
     site: Site,
-    /// Where its frames go.
+    /// Destinations of its frames.
     prefixes: Vec<Prefix>,
     /// PdP's processes.
     processes: Vec<u32>,
     is_kernel: bool,
 }
 
-/// A series and how what forwards is started at a site: where frames go, and its processes.
-type Maker<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<(Vec<Prefix>, Vec<u32>)>);
+/// A series and the function that starts its forwarder at a site. It returns the frames'
+/// destinations and the processes.
+type RateSetup<'a> = (&'static str, &'a dyn Fn(&mut Site) -> Result<(Vec<Prefix>, Vec<u32>)>);
 
 fn pdp(site: &mut Site, design: &Design) -> Result<(Vec<Prefix>, Vec<u32>)> {
     site.node.start_pdpd();
@@ -71,7 +75,7 @@ fn pdp(site: &mut Site, design: &Design) -> Result<(Vec<Prefix>, Vec<u32>)> {
     Ok((site::few(), pdp.processes))
 }
 
-/// A host of a virtual network whose program forwards, on the first core as the mux.
+/// Host of a virtual network whose program forwards, on the first core like the mux.
 fn forwarder(site: &mut Site, core: usize) -> Result<(Vec<Prefix>, Vec<u32>)> {
     site.node.start_pdpd();
     let hosts = format!("  managementHost: {{cpus: \"{core}\"}}\n");
@@ -114,10 +118,10 @@ spec:
     Ok(([([10, 0, 1, 1], 32)].into(), processes))
 }
 
-pub(super) fn figure(run: &mut Run) -> Result<()> {
+pub(super) fn figure(run: &mut ExperimentRun) -> Result<()> {
     let [core, generator_core] = run.cores();
     let clock = Clock::of_this_machine();
-    let makers: [Maker<'_>; 4] = [
+    let makers: [RateSetup<'_>; 4] = [
         ("pdp, fast path", &|site| pdp(site, &Design::fastpath(core, 1))),
         ("pdp, router guest", &|site| pdp(site, &Design::plain(core, core))),
         ("kernel", &|site| {
@@ -134,7 +138,7 @@ pub(super) fn figure(run: &mut Run) -> Result<()> {
             let mut site = Site::make("rates");
             let (prefixes, processes) = make(&mut site)?;
             let is_kernel = processes.is_empty();
-            Ok(Contender { series, site, prefixes, processes, is_kernel })
+            Ok(RateContender { series, site, prefixes, processes, is_kernel })
         }));
     }
     for payload in payloads {
@@ -151,7 +155,8 @@ pub(super) fn figure(run: &mut Run) -> Result<()> {
     }
     drop(contenders);
     for payload in payloads {
-        let start = |design| Bed::start(design, &site::few(), HEADERS_BYTES + payload);
+        let start =
+            |design| ForwardingTestbed::start(design, &site::few(), HEADERS_BYTES + payload);
         let fast = run.attempt("fast path", |_| start(Design::fastpath(core, 1)));
         let guest = run.attempt("router guest", |_| start(Design::plain(core, core)));
         let (Some(fast), Some(guest)) = (fast, guest) else { continue };
@@ -173,8 +178,14 @@ pub(super) fn figure(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// All inputs, and the highest throughput among them.
-fn veth(run: &mut Run, contender: &Contender, payload: usize, core: usize, clock: &Clock) {
+/// Measures all inputs, and the highest throughput among them.
+fn veth(
+    run: &mut ExperimentRun,
+    contender: &RateContender,
+    payload: usize,
+    core: usize,
+    clock: &Clock,
+) {
     let inputs = if run.quick() { &INPUTS_QUICK_KPPS[..] } else { &INPUTS_KPPS };
     let (time, mut most_pps) = (run.time() / 5, 0.0f64);
     for kpps in inputs {

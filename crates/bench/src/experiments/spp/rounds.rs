@@ -1,9 +1,11 @@
-//! Figure 5: how long a scheduling round of eight busy guests is, by how their core is shared out.
+//! Figure 5: length of a scheduling round of eight busy guests, by how their core is divided.
 //!
-//! Each guest looks at the clock without end and notes when it was not running. As in the paper a round is estimated as
-//! that time and the guest's own part of the core: 8/7 of it where all are alike.
+//! Each guest reads the clock without end and records when it was not
+//! running. As in the paper, a round is estimated as that time plus the
+//! guest's own part of the core: 8/7 of it if all guests are alike.
 //!
-//! Limit: a guest notes no absence below [`ABSENCE_MIN_US`], which are interrupts more than other guests' turns.
+//! Limit: a guest records no absence below [`ABSENCE_MIN_US`].
+//! Those are interrupts rather than other guests' slices.
 
 use std::process::Command;
 use std::thread;
@@ -12,52 +14,51 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pdp_container::Limits;
 use pdp_container::cgroup::{CPU_PERIOD_US, Cgroups};
-use pdp_e2e::{Node, eventually, meter};
+use pdp_e2e::{TestNode, eventually, meter};
 
 use crate::experiments::schedulers::weigh;
 use crate::peers::pdp::Design;
-use crate::run::{Point, Reading, Run};
+use crate::run::{ExperimentRun, Point, Reading};
 use crate::statistics::quantile;
 
-/// Guests, each of a network of its own.
+/// Number of guests, each in its own network.
 const GUESTS: usize = 8;
 
 /// Power of each, thousandths of a core: as in the paper, slightly less than an eighth.
 const POWER: u32 = 120;
 
-/// The shortest absence that counts.
+/// Shortest absence that counts.
 const ABSENCE_MIN_US: u32 = 300;
 
-/// How the core is shared out.
+/// Division of the core.
 #[derive(Clone, Copy, Debug)]
-enum Setting {
-    /// Quotas of [`POWER`], of so many microseconds a period.
+enum RoundSetting {
+    /// Quotas of [`POWER`] per period, in microseconds.
     Quota(u64),
-    /// No quotas; the first guest has so many times the weight of each other, and all ask for slices of so many
-    /// microseconds (0: the kernel's own).
+    /// No quotas. The first guest has this multiple of the others' weight, and all request slices
+    /// of this many microseconds (0: the kernel's default).
     Weights(u64, u64),
 }
 
-/// All, with their names.
-const SETTINGS: [(&str, Setting); 9] = [
-    ("quota, 10 ms", Setting::Quota(CPU_PERIOD_US)),
-    ("quota, 20 ms", Setting::Quota(20_000)),
-    ("quota, 50 ms", Setting::Quota(50_000)),
-    ("quota, 100 ms", Setting::Quota(100_000)),
-    ("equal weights", Setting::Weights(1, 0)),
-    ("equal weights, slice 0.5 ms", Setting::Weights(1, 500)),
-    ("equal weights, slice 2 ms", Setting::Weights(1, 2_000)),
-    ("equal weights, slice 16 ms", Setting::Weights(1, 16_000)),
-    ("one of 4 times the weight", Setting::Weights(4, 0)),
+/// All settings, with their names.
+const SETTINGS: [(&str, RoundSetting); 9] = [
+    ("quota, 10 ms", RoundSetting::Quota(CPU_PERIOD_US)),
+    ("quota, 20 ms", RoundSetting::Quota(20_000)),
+    ("quota, 50 ms", RoundSetting::Quota(50_000)),
+    ("quota, 100 ms", RoundSetting::Quota(100_000)),
+    ("equal weights", RoundSetting::Weights(1, 0)),
+    ("equal weights, slice 0.5 ms", RoundSetting::Weights(1, 500)),
+    ("equal weights, slice 2 ms", RoundSetting::Weights(1, 2_000)),
+    ("equal weights, slice 16 ms", RoundSetting::Weights(1, 16_000)),
+    ("one of 4 times the weight", RoundSetting::Weights(4, 0)),
 ];
 const QUICK: [usize; 3] = [0, 4, 5];
 
-/// Lengths of a round at which its distribution is told, milliseconds.
+/// Grid of round lengths for the distribution, milliseconds.
 const GRID_MS: [u32; 19] =
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024];
 
-/// What a guest runs. Whenever it is told to (SIGUSR1) it says how long its absences were since it was last, in
-/// microseconds.
+/// Program of a guest. On SIGUSR1 it prints its absences since the last signal, in microseconds.
 fn program() -> String {
     format!(
         "import signal, time
@@ -80,8 +81,8 @@ while True:
     )
 }
 
-/// Has processes ask for slices of the scheduler (sched_setattr(2), `sched_runtime` of SCHED_OTHER; Linux 6.12 or later).
-/// Neither chrt(1) of util-linux 2.38 nor a safe library does.
+/// Requests scheduler slices for processes (sched_setattr(2), `sched_runtime` of SCHED_OTHER; Linux
+/// 6.12 or later). Neither chrt(1) of util-linux 2.38 nor a safe library does.
 const SLICE: &str = "
 import ctypes, os, struct, sys
 SYS_SCHED_SETATTR = 314
@@ -92,8 +93,8 @@ for pid in sys.argv[2:]:
         sys.exit(os.strerror(ctypes.get_errno()))
 ";
 
-pub(super) fn figure(run: &mut Run) -> Result<()> {
-    let guests = Guests::start(run.cores())?;
+pub(super) fn figure(run: &mut ExperimentRun) -> Result<()> {
+    let guests = CoreGuests::start(run.cores())?;
     let settings: Vec<_> = match run.quick() {
         true => QUICK.iter().map(|at| SETTINGS[*at]).collect(),
         false => SETTINGS.to_vec(),
@@ -109,7 +110,7 @@ pub(super) fn figure(run: &mut Run) -> Result<()> {
     })
 }
 
-/// Figures of sorted rounds, milliseconds, while the guests had this part of their core, percent.
+/// Figures of sorted rounds, milliseconds, for guests that had this part of their core, percent.
 fn points(name: &str, rounds: &[f64], had: f64) -> Vec<Point> {
     let point = |x: f64, x_unit, readings| Point { series: name.to_owned(), x, x_unit, readings };
     let at = |what, share| Reading::new(what, quantile(rounds, share), "ms");
@@ -130,8 +131,8 @@ fn points(name: &str, rounds: &[f64], had: f64) -> Vec<Point> {
 }
 
 /// The guests, on the last core.
-struct Guests {
-    node: Node,
+struct CoreGuests {
+    node: TestNode,
     cgroups: Cgroups,
     cpu: usize,
     processes: Vec<u32>,
@@ -142,10 +143,10 @@ fn cgroups_of(guest: usize) -> [String; 2] {
     [format!("vnets/_busy{guest}"), format!("vnets/_busy{guest}/_r1.g0")]
 }
 
-impl Guests {
+impl CoreGuests {
     fn start([mux, cpu]: [usize; 2]) -> Result<Self> {
-        let node = Node::start("busy");
-        // Engines of an eighth each.
+        let node = TestNode::start("busy");
+        // Engines with an eighth of the core each.
         let design =
             Design { guests: vec![1000 / GUESTS as u32; GUESTS], ..Design::plain(mux, cpu) };
         let program = serde_json::to_string(&program())?;
@@ -182,11 +183,11 @@ spec:
         Ok(Self { node, cgroups, cpu, processes })
     }
 
-    /// Shares the core out so.
-    fn set(&self, setting: Setting) -> Result<()> {
+    /// Applies a setting.
+    fn set(&self, setting: RoundSetting) -> Result<()> {
         let (quota, period, first, slice_us) = match setting {
-            Setting::Quota(period) => (Some(f64::from(POWER) / 1e3), period, 1, 0),
-            Setting::Weights(first, slice_us) => (None, CPU_PERIOD_US, first, slice_us),
+            RoundSetting::Quota(period) => (Some(f64::from(POWER) / 1e3), period, 1, 0),
+            RoundSetting::Weights(first, slice_us) => (None, CPU_PERIOD_US, first, slice_us),
         };
         let limits = Limits {
             cpu_cores: quota,
@@ -217,14 +218,15 @@ spec:
         (0..GUESTS).map(of).sum()
     }
 
-    /// Rounds of all guests within some time, milliseconds, sorted, and the part of their core that they had, percent.
-    fn rounds_ms(&self, setting: Setting, time: Duration) -> Result<(Vec<f64>, f64)> {
+    /// Rounds of all guests within `time`, milliseconds, sorted,
+    /// and the part of their core that they had, percent.
+    fn rounds_ms(&self, setting: RoundSetting, time: Duration) -> Result<(Vec<f64>, f64)> {
         self.absences()?;
         let (used, start) = (self.cpu_seconds()?, Instant::now());
         thread::sleep(time);
         let had = (self.cpu_seconds()? - used) / start.elapsed().as_secs_f64() * 100.0;
         let all = self.absences()?;
-        let first = if let Setting::Weights(first, _) = setting { first } else { 1 };
+        let first = if let RoundSetting::Weights(first, _) = setting { first } else { 1 };
         let sum = (first + GUESTS as u64 - 1) as f64;
         let mut rounds = Vec::new();
         for (guest, absences) in all.iter().enumerate() {
@@ -236,11 +238,11 @@ spec:
         Ok((rounds, had))
     }
 
-    /// What each guest says of its absences since the last time, microseconds.
+    /// Absences of each guest since the last call, microseconds.
     fn absences(&self) -> Result<Vec<Vec<f64>>> {
         let said = |guest| -> Vec<String> {
             let log = self.node.log_of(&id(guest));
-            // A line that is not whole yet says nothing.
+            // Skips an incomplete line.
             let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
             let said = whole.lines().filter_map(|line| line.split_once("absences"));
             said.map(|(_, said)| said.to_owned()).collect()
@@ -264,7 +266,7 @@ spec:
     }
 }
 
-/// By which a guest's log is found.
+/// Identifies a guest's log.
 fn id(guest: usize) -> String {
     format!("busy{guest}.r1.g0")
 }

@@ -1,8 +1,9 @@
-//! Figure 10: round trips through one of eight routers, all of which are loaded alike.
+//! Figure 10: round trips through one of eight equally loaded routers.
 //!
-//! The load comes from sources inside the mux and ends there, an eighth by each router; the round trips go through the
-//! first router by two ports of its own. Mux and routers have the first core. The routers are the mux's fast path, the
-//! `parallel` router in a guest each, or a guest whose kernel forwards, where the paper has Click in a vServer.
+//! The load comes from sources inside the mux and ends there, an eighth through each router. The
+//! round trips use two more ports of the first router. Mux and routers have the first core. The
+//! routers are the mux's fast path, the `parallel` router in a guest each, or guests whose kernel
+//! forwards, in place of the paper's Click in a vServer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,16 +12,17 @@ use anyhow::{Result, ensure};
 use pdp_api::Stats;
 use pdp_container::cgroup::Cgroups;
 
-use crate::experiments::rtt::{ANSWER_MAX, Echo};
+use crate::experiments::rtt::{ANSWER_MAX, EchoSocket};
 use crate::peers::pdp::{Design, batch, site_interfaces};
-use crate::run::{Reading, Run};
+use crate::run::{ExperimentRun, Reading};
 use crate::site::{MAC_A, MAC_B, MAC_MIDDLE_A, MAC_MIDDLE_B, Site, words};
 use crate::statistics::quantile;
-use crate::stream::{HEADERS_BYTES, Stream};
+use crate::stream::{FrameStream, HEADERS_BYTES};
 
 const ROUTERS: usize = 8;
 
-/// Payloads of the load, bytes, as in the paper, and what is on the wire beside: headers, preamble, checksum, gap.
+/// Payloads of the load, bytes, as in the paper, and the
+/// overhead on the wire: headers, preamble, checksum, gap.
 const PAYLOADS: [usize; 2] = [400, 1400];
 const BESIDE_BYTES: usize = HEADERS_BYTES + 24;
 
@@ -28,21 +30,21 @@ const BESIDE_BYTES: usize = HEADERS_BYTES + 24;
 const LOADS_MBPS: [u32; 7] = [0, 100, 200, 400, 800, 1600, 5000];
 const LOADS_QUICK_MBPS: [u32; 2] = [0, 200];
 
-/// Link addresses of a loaded router's port, and of who sends to it and takes from it.
+/// MAC addresses: of a loaded router's port, and of the load's source and sink.
 const MAC_IN: [u8; 6] = [2, 0, 0, 0, 7, 1];
 const MAC_LOAD: [u8; 6] = [2, 0, 0, 0, 7, 2];
 
-/// What the routers are: the keys of the node that say so.
+/// Kinds of routers: the node's keys that select them.
 const KINDS: [(&str, &str); 3] = [
     ("pdp, fast path", "kind: router, dataPlane: {kind: fastpath}"),
     ("pdp, router guests", "kind: router"),
     ("kernels of guests", "kind: host, sysctls: {net.ipv4.ip_forward: 1}, resources: {cpu: 1}"),
 ];
 
-/// Eight routers, and who is beside them.
-struct Bed {
+/// Eight routers, with load and round trips.
+struct TripTestbed {
     series: &'static str,
-    echo: Echo,
+    echo: EchoSocket,
     site: Site,
     design: Design,
     core: usize,
@@ -50,7 +52,7 @@ struct Bed {
     frames: PathBuf,
 }
 
-impl Bed {
+impl TripTestbed {
     fn start(series: &'static str, kind: &str, core: usize) -> Result<Self> {
         let mut site = Site::make("trips");
         site.add_hosts();
@@ -60,7 +62,7 @@ impl Bed {
             false => Design::plain(core, core),
         };
         let frames = site.node.directory.join("load.pcap");
-        let echo = Echo::start(&site)?;
+        let echo = EchoSocket::start(&site)?;
         let bed = Self { series, echo, site, design, core, frames };
         let node = &bed.site.node;
         node.apply(&bed.substrate(""));
@@ -81,7 +83,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// With loads of these settings.
+    /// Substrate with loads of these settings.
     fn substrate(&self, settings: &str) -> String {
         let load = |number| {
             format!(
@@ -89,19 +91,19 @@ impl Bed {
             )
         };
         let loads: String = (0..ROUTERS).map(load).collect();
-        // Hosts, which forward in their own kernels, beside the mux.
+        // Hosts that forward in their own kernels use the same core as the mux.
         let hosts = format!("  managementHost: {{cpus: \"{}\"}}\n", self.core);
         self.design.substrate(&(site_interfaces("af-xdp") + &loads)) + &hosts
     }
 
-    /// Frames of the load that came out so far, and when that was, nanoseconds.
+    /// Frames of the load forwarded so far, and the time of reading, nanoseconds.
     fn forwarded(&self) -> Result<(u64, u64)> {
         let stats: Stats = serde_json::from_value(self.site.node.json(&["stats"]))?;
         let sinks = stats.externals.iter().filter(|(name, _)| name.starts_with('S'));
         Ok((sinks.map(|(_, sink)| sink.sent).sum(), stats.at_ns))
     }
 
-    /// Round trips beside a load, microseconds, sorted; and how much of the load came out, percent.
+    /// Round trips beside a load, microseconds, sorted, and the forwarded percentage of the load.
     fn trips(&self, mbps: u32, payload: usize, time: Duration) -> Result<(Vec<f64>, f64)> {
         write_load(&self.frames, payload)?;
         let wire_bits = (payload + BESIDE_BYTES) as u64 * 8;
@@ -128,7 +130,7 @@ fn name(number: usize) -> String {
 }
 
 fn write_load(path: &Path, payload: usize) -> Result<()> {
-    let stream = Stream {
+    let stream = FrameStream {
         to_mac: MAC_IN,
         from_mac: MAC_LOAD,
         source: [10, 2, 1, 2],
@@ -138,7 +140,8 @@ fn write_load(path: &Path, payload: usize) -> Result<()> {
     stream.write_pcap(path, 1, &[])
 }
 
-/// A router's network: the load comes by `eth0` and leaves by `eth1`; that of round trips has two more ports.
+/// Network of a router. The load comes by `eth0` and leaves by `eth1`; the first router has two
+/// more ports for round trips.
 fn network(number: usize, kind: &str) -> String {
     let mac = words(MAC_IN);
     let mut interfaces = format!(
@@ -171,9 +174,9 @@ spec:
     )
 }
 
-/// What is called so of a payload: mean, mean and three standard deviations as in the paper, median, the last percent,
-/// what was lost, and how much of the load came out.
-fn whats(payload: usize) -> [&'static str; 6] {
+/// Names of a payload's figures: mean, mean plus three standard deviations as in the paper, median,
+/// the 99th percentile, losses, and the forwarded part of the load.
+fn figure_names(payload: usize) -> [&'static str; 6] {
     match payload {
         400 => [
             "figure 10: round trip beside 400 bytes, mean",
@@ -194,7 +197,7 @@ fn whats(payload: usize) -> [&'static str; 6] {
     }
 }
 
-/// Figures of sorted round trips, microseconds; those that had no answer are counted and are in nothing else.
+/// Figures of sorted round trips, microseconds. Those without an answer only count as losses.
 fn readings(times: &[f64], load: f64, payload: usize) -> Vec<Reading> {
     let came = &times[..times.partition_point(|time| *time < ANSWER_MAX.as_micros() as f64)];
     let count = came.len() as f64;
@@ -204,18 +207,18 @@ fn readings(times: &[f64], load: f64, payload: usize) -> Vec<Reading> {
     let at = |share| quantile(came, share);
     let values = [mean, mean + 3.0 * variance.sqrt(), at(0.5), at(0.99), lost, load];
     let units = ["µs", "µs", "µs", "µs", "%", "%"];
-    let all = whats(payload).into_iter().zip(values).zip(units);
+    let all = figure_names(payload).into_iter().zip(values).zip(units);
     all.map(|((what, value), unit)| Reading::new(what, value, unit)).collect()
 }
 
-pub(super) fn figure(run: &mut Run) -> Result<()> {
+pub(super) fn figure(run: &mut ExperimentRun) -> Result<()> {
     let core = run.cores()[0];
     let loads = if run.quick() { &LOADS_QUICK_MBPS[..] } else { &LOADS_MBPS };
     let payloads = if run.quick() { &PAYLOADS[..1] } else { &PAYLOADS };
     let time = run.time();
     let mut beds = Vec::new();
     for (series, kind) in KINDS {
-        beds.extend(run.attempt(series, |_| Bed::start(series, kind, core)));
+        beds.extend(run.attempt(series, |_| TripTestbed::start(series, kind, core)));
     }
     run.rounds(|run| {
         for payload in payloads {

@@ -1,9 +1,9 @@
-//! What happens to some routes leaves packets to others alone: lost notifications, a link that
-//! goes down and up, a routing daemon that is killed.
+//! Events on some routes do not affect packets on others: lost notifications, a link that goes down
+//! and up, a killed routing daemon.
 //!
 //! Two numbered streams cross the two forwarding guests of one router, frames in turn, while these
-//! happen one after the other. To routes that did not change nothing may be missing, and after each
-//! event both guests hold what the kernel holds.
+//! events happen one after the other. Unchanged routes must lose nothing, and after each event both
+//! guests must have the kernel's routes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pdp_e2e::{Node, alone, eventually, run, sh};
+use pdp_e2e::{TestNode, alone, eventually, run, sh};
 
-/// h1 sends to h2: by r2, a route of OSPF (IPv4), and by a connected route (IPv6). The third link
-/// to h2 comes and goes.
+/// h1 sends to h2 via r2, an OSPF route (IPv4), and by a connected
+/// route (IPv6). The third link to h2 goes down and up.
 const SPEC: &str = r#"
 apiVersion: pdp/v1
 kind: Substrate
@@ -91,19 +91,19 @@ spec:
     - endpoints: ["r2:eth0", "h2:eth0"]
 "#;
 
-/// Most datagrams a second of both streams together, if [`RATE_VARIABLE`] does not say another,
-/// and if half of what the path takes is not less. A fifth of the half of what two idle CPUs and
-/// unoptimized programs take (some 25,000), so that what else the machine does matters less.
+/// Highest total rate of both streams, datagrams per second, unless [`RATE_VARIABLE`] sets another,
+/// and at most half of the path's capacity. It is a fifth of half the capacity of two idle CPUs
+/// with unoptimized programs (some 25,000), so that other load of the machine matters less.
 const RATE_PPS_MAX: u64 = 5_000;
 
-/// Frames that wait on h1's side of its TAP while its helper waits for a CPU. The kernel's 500
-/// are a fifth of a second of a stream.
+/// Frames that wait on h1's side of its TAP while its helper waits for a CPU. The kernel's default
+/// of 500 is a fifth of a second of a stream.
 const SENDER_QUEUE: u32 = 5_000;
 
-/// Environment variable with another rate, for a quiet machine.
+/// Environment variable to set another rate, for a quiet machine.
 const RATE_VARIABLE: &str = "PDP_E2E_STREAM_PPS";
 
-/// Rates to measure with what the path takes, datagrams a second, and for how long.
+/// Rates for measuring the path's capacity, datagrams per second, and the time for each.
 const PROBE_PPS: [u64; 6] = [1_000, 2_500, 5_000, 10_000, 20_000, 40_000];
 const PROBE_TIME_MS: u64 = 1_500;
 
@@ -113,15 +113,15 @@ const ARRIVAL_MAX: Duration = Duration::from_secs(2);
 /// Datagrams before and after each event.
 const MARGIN_COUNT: u64 = 500;
 
-/// Pause of a sender; what is due is sent after it. Time lost is not made up for: a burst would
-/// be another test.
+/// Pause of a sender; due datagrams are sent after it. Lost
+/// time is not made up for: a burst would be another test.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Room for what arrives while the receiver waits for a CPU, bytes.
+/// Receive buffer for the time that the receiver waits for a CPU, bytes.
 const RECEIVE_BYTES: usize = 8 << 20;
 
-/// Routes that come, go and stay while notifications get lost: all of it is several times what
-/// the mirror's 64 MiB of room hold.
+/// Routes that are added, deleted or kept while notifications are lost. In total they exceed the
+/// mirror's 64 MiB of buffer several times.
 const LOST_ROUTES: u32 = 20_000;
 const LOST_ROUNDS: u32 = 10;
 
@@ -137,7 +137,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// From one process's network namespace to another's; `pps` at most, `count` in all.
+    /// Starts a stream between the network namespaces of two
+    /// processes, with `pps` at most and `count` in total.
     fn start(from: u32, to: u32, address: &str, pps: u64, count: u64) -> Self {
         let to_address: SocketAddr = address.parse().expect("an address");
         let any = if to_address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -182,14 +183,14 @@ impl Stream {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many more were sent; returns how many there are.
+    /// Waits until `count` more were sent; returns the total.
     fn go_on(&self, count: u64) -> u64 {
         let until = self.sent() + count;
         eventually("the stream goes on", || self.sent() >= until);
         self.sent()
     }
 
-    /// How many of these are missing once none is, or after a wait for them.
+    /// Number of these still missing, after waiting for them.
     fn missing(&self, numbers: Range<u64>) -> usize {
         let end = Instant::now() + ARRIVAL_MAX;
         loop {
@@ -221,14 +222,14 @@ fn socket(pid: u32, address: &str) -> UdpSocket {
 }
 
 /// Process of a part of a node: `control`, `mirror`.
-fn pid(node: &Node, name: &str, part: &str) -> u32 {
+fn pid(node: &TestNode, name: &str, part: &str) -> u32 {
     let status = node.json(&["inspect", "red"])["status"].clone();
     let nodes = status["nodes"].as_array().expect("nodes");
     let found = nodes.iter().find(|found| found["name"] == name).expect("the node");
     found[part]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("it runs")
 }
 
-/// Highest rate of [`PROBE_PPS`] at which nothing is missing, as it really was.
+/// Highest rate of [`PROBE_PPS`] without losses, as measured.
 fn capacity_pps(h1: u32, h2: u32) -> u64 {
     let mut best_pps = 0;
     for pps in PROBE_PPS {
@@ -245,9 +246,9 @@ fn capacity_pps(h1: u32, h2: u32) -> u64 {
     best_pps
 }
 
-/// Runs `event`, and sees that none of these streams missed anything.
+/// Runs `event`, and checks that these streams lost nothing.
 #[track_caller]
-fn during(node: &Node, what: &str, streams: &[&Stream], event: impl FnOnce()) {
+fn during(node: &TestNode, what: &str, streams: &[&Stream], event: impl FnOnce()) {
     let first: Vec<u64> = streams.iter().map(|stream| stream.sent()).collect();
     for stream in streams {
         stream.go_on(MARGIN_COUNT);
@@ -264,8 +265,8 @@ fn during(node: &Node, what: &str, streams: &[&Stream], event: impl FnOnce()) {
     }
 }
 
-/// What was dropped on the way, by port and reason.
-fn drops(node: &Node) -> String {
+/// Frames dropped on the path, by port and reason.
+fn drops(node: &TestNode) -> String {
     let stats = node.json(&["stats", "red"]);
     let mut words = String::new();
     for (name, found) in stats["vnets"]["red"]["nodes"].as_object().expect("nodes") {
@@ -276,15 +277,15 @@ fn drops(node: &Node) -> String {
     words + &node.exec("red/h1", "ip -s link show eth0")
 }
 
-/// Runs lines of ip(8) on r1, within the node's share of the CPU as routing software is.
+/// Runs lines of ip(8) on r1, within the node's CPU share, like its routing software.
 #[track_caller]
-fn batch(node: &Node, lines: &str) {
+fn batch(node: &TestNode, lines: &str) {
     let mut command = node.pdp_command(&["exec", "red/r1", "--", "ip", "-batch", "-"]);
     let output = run(&mut command, lines);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Lines of routes, each a /32 from `base` on.
+/// Lines that change routes, each a /32 from `base` on.
 fn lines(verb: &str, base: &str, numbers: Range<u32>, way: &str) -> String {
     let mut lines = String::new();
     for number in numbers {
@@ -293,7 +294,7 @@ fn lines(verb: &str, base: &str, numbers: Range<u32>, way: &str) -> String {
     lines
 }
 
-/// The kernel's main table, by ip(8): prefix and way.
+/// The kernel's main table according to ip(8): prefix and path.
 fn kernel(r1: u32) -> BTreeMap<String, String> {
     let show = |family| sh(&format!("nsenter -n -t {r1} ip -{family} route show table main"));
     let mut routes = BTreeMap::new();
@@ -307,14 +308,14 @@ fn kernel(r1: u32) -> BTreeMap<String, String> {
             let at = words.iter().position(|word| word == key)?;
             Some(format!(" {key} {}", words[at + 1]))
         });
-        // Of several the first is the best.
+        // The first of several is the best.
         routes.entry(prefix).or_insert_with(|| way.collect());
     }
     routes
 }
 
-/// A guest's table, by `pdp routes`.
-fn guest(node: &Node, number: &str) -> BTreeMap<String, String> {
+/// A guest's table according to `pdp routes`.
+fn guest(node: &TestNode, number: &str) -> BTreeMap<String, String> {
     let split = |line: &str| match line.split_once(' ') {
         Some((prefix, way)) => (prefix.to_owned(), format!(" {way}")),
         None => (line.to_owned(), String::new()),
@@ -322,9 +323,9 @@ fn guest(node: &Node, number: &str) -> BTreeMap<String, String> {
     node.pdp(&["routes", "red/r1", "--guest", number]).lines().map(split).collect()
 }
 
-/// Both guests hold what the kernel holds, by the mirror's word and by ip(8)'s.
+/// Checks that both guests have the kernel's routes, according to the mirror and to ip(8).
 #[track_caller]
-fn equal(node: &Node, r1: u32) {
+fn equal(node: &TestNode, r1: u32) {
     eventually("there is no difference", || {
         node.try_pdp(&["routes", "red/r1", "--diff"]).is_ok_and(|words| words.is_empty())
     });
@@ -342,14 +343,14 @@ fn equal(node: &Node, r1: u32) {
     }
 }
 
-fn overruns(node: &Node) -> u64 {
+fn overruns(node: &TestNode) -> u64 {
     let stats = node.json(&["stats", "red"]);
     stats["vnets"]["red"]["nodes"]["r1"]["routes"]["overruns"].as_u64().unwrap_or(0)
 }
 
-/// Kills a daemon of r1 and waits for the one that takes its place.
+/// Kills a daemon of r1 and waits for its successor.
 #[track_caller]
-fn kill_daemon(node: &Node, name: &str) {
+fn kill_daemon(node: &TestNode, name: &str) {
     let pidof = || node.try_exec("red/r1", &format!("pidof {name}")).unwrap_or_default();
     let before = pidof();
     assert!(!before.is_empty(), "{name} runs");
@@ -360,16 +361,16 @@ fn kill_daemon(node: &Node, name: &str) {
     });
 }
 
-/// Whether FRR on r1 answers with these words.
-fn says(node: &Node, command: &str, words: &str) -> bool {
+/// True if the answer of FRR on r1 contains these words.
+fn says(node: &TestNode, command: &str, words: &str) -> bool {
     let all = ["exec", "red/r1", "--", "vtysh", "-c", command];
     node.try_pdp(&all).is_ok_and(|said| said.contains(words))
 }
 
 #[test]
-fn streams_to_routes_that_stay_miss_nothing() {
+fn streams_over_unchanged_routes_lose_nothing() {
     let _alone = alone();
-    let node = Node::start("events");
+    let node = TestNode::start("events");
     node.apply(SPEC);
     let reaches = |to| node.try_exec("red/h1", &format!("ping -c1 -W1 {to}")).is_ok();
     eventually("OSPF has its route", || reaches("10.0.2.2"));
@@ -386,12 +387,12 @@ fn streams_to_routes_that_stay_miss_nothing() {
     let by_ospf = Stream::start(h1, h2, "10.0.2.2:9001", pps / 2, u64::MAX);
     let connected = Stream::start(h1, h2, "[fd00:3::2]:9001", pps / 2, u64::MAX);
 
-    // What is missing now is missing for want of CPU.
+    // Losses now would be for lack of CPU.
     during(&node, "nothing happens", &[&by_ospf, &connected], || {
         std::thread::sleep(Duration::from_secs(1));
     });
 
-    // Lost notifications: some routes come, some go, many come and go.
+    // Lost notifications: some routes are added, some deleted, many added and deleted.
     let via = "via 10.0.4.2";
     batch(&node, &lines("add", "10.100", 0..1000, via));
     equal(&node, r1);
@@ -412,8 +413,8 @@ fn streams_to_routes_that_stay_miss_nothing() {
     assert!(overruns(&node) > 0, "notifications were lost");
     assert_eq!(pid(&node, "r1", "mirror"), mirror);
 
-    // A link without carrier, and one that is set down inside: the kernel takes its routes away
-    // and tells nobody.
+    // A link without carrier, and one set down inside the guest:
+    // the kernel removes its routes without a notification.
     during(&node, "a link goes down and up", &[&by_ospf, &connected], || {
         node.pdp(&["link", "down", "red/r1:eth3"]);
         equal(&node, r1);
@@ -430,7 +431,7 @@ fn streams_to_routes_that_stay_miss_nothing() {
         assert!(guest(&node, "1").contains_key("10.103.0.1/32"));
     });
 
-    // zebra keeps what it finds in the kernel, for ospfd to come back to.
+    // zebra keeps the kernel's routes until ospfd returns.
     during(&node, "zebra is killed", &[&by_ospf, &connected], || {
         kill_daemon(&node, "zebra");
         eventually("ospfd is connected to the new zebra", || {
@@ -439,7 +440,7 @@ fn streams_to_routes_that_stay_miss_nothing() {
         assert!(kernel(r1).contains_key("10.0.2.0/24"));
         equal(&node, r1);
     });
-    // OSPF's own routes go with it.
+    // OSPF's own routes vanish with it.
     during(&node, "ospfd is killed", &[&connected], || {
         kill_daemon(&node, "ospfd");
         eventually("OSPF has its route again", || reaches("10.0.2.2"));

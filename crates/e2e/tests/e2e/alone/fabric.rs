@@ -1,13 +1,14 @@
-//! The fabric of examples/fabric.yaml, as it is: 50 routers, 40 hosts and 440 links on this machine.
+//! The unchanged fabric of examples/fabric.yaml: 50
+//! routers, 40 hosts and 440 links on this machine.
 
-use pdp_e2e::{Node, all_answered, alone, eventually};
+use pdp_e2e::{TestNode, all_answered, alone, eventually};
 
 use crate::beside::examples::{Shell, commands};
 
 #[test]
-fn a_fabric_of_fifty_routers_comes_up_and_uses_all_its_ways() {
+fn fabric_of_fifty_routers_uses_all_paths() {
     let _alone = alone();
-    let node = Node::start("fabric");
+    let node = TestNode::start("fabric");
     let shell = Shell::new(&node);
     let commands = commands("examples/fabric.yaml");
     let [_up, ping, routes] = &commands.iter().map(|line| shell.run(line)).collect::<Vec<_>>()[..]

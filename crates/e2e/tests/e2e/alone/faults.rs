@@ -1,4 +1,4 @@
-//! What a fault costs those who forward: the gap that each death leaves, a full disk, no memory.
+//! Impact of faults on forwarding: the gap after each kill, a full disk, lack of memory.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,33 +8,33 @@ use std::time::{Duration, Instant};
 
 use pdp_e2e::counters::missing;
 use pdp_e2e::specs::{SUBSTRATE, three_kernels, two_hosts};
-use pdp_e2e::{Background, Node, alone, eventually, kill, sh};
+use pdp_e2e::{Background, TestNode, alone, eventually, kill, sh};
 use serde_json::Value;
 
-/// Two guests, so that one goes on when the other dies.
+/// With two guests, so that one continues when the other dies.
 fn vnet(name: &str) -> String {
     two_hosts(name, "{power: 0.2, guests: 2, distribution: {policy: round-robin}}")
 }
 
-/// Pause between two pings. They begin before what is measured and go on after it; of the last an answer
-/// may be missing because it is on its way.
+/// Pause between two pings. They begin before the measured event and continue after it. The last
+/// one's answer may still be in flight.
 const PAUSE_MS: u64 = 2;
 const BEFORE: Duration = Duration::from_millis(300);
 const AFTER: Duration = Duration::from_secs(1);
 const ON_THEIR_WAY: u64 = 100;
 
-/// Bounds of the gaps, milliseconds; how long they are in fact is printed. A guest's death is noticed by
-/// its hung up socket, and the frames that it had are lost. A new mux starts and everybody connects
-/// to it.
+/// Bounds of the gaps, milliseconds; the test prints the measured ones.
+/// The mux notices a guest's death by its closed socket, and loses the
+/// guest's frames. A new mux must start, and all peers reconnect to it.
 const GUEST_GAP_MS_MAX: u64 = 500;
 const MUX_GAP_MS_MAX: u64 = 5_000;
 
-fn reaches(node: &Node, vnet: &str) -> bool {
+fn reaches(node: &TestNode, vnet: &str) -> bool {
     node.try_exec(&format!("{vnet}/h1"), "ping -c1 -W1 10.2.0.2").is_ok()
 }
 
-fn up(label: &str) -> Node {
-    let node = Node::start(label);
+fn up(label: &str) -> TestNode {
+    let node = TestNode::start(label);
     node.apply(SUBSTRATE);
     node.apply(&vnet("red"));
     eventually("h1 reaches h2", || reaches(&node, "red"));
@@ -46,7 +46,7 @@ fn up(label: &str) -> Node {
     node
 }
 
-fn of(node: &Node, name: &str) -> Value {
+fn of(node: &TestNode, name: &str) -> Value {
     let status = node.json(&["inspect", "red"])["status"].clone();
     let nodes = status["nodes"].as_array().expect("nodes");
     nodes.iter().find(|found| found["name"] == name).expect("the node").clone()
@@ -56,21 +56,21 @@ fn pid(value: &Value) -> u32 {
     value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("it runs")
 }
 
-fn mux(node: &Node) -> u32 {
+fn mux(node: &TestNode) -> u32 {
     pid(&node.json(&["inspect", "substrate"])["status"]["mux"])
 }
 
-/// What was lost of pings.
+/// Lost pings.
 struct Gap {
     lost: u64,
     sent: u64,
-    /// The longest row of them, milliseconds.
+    /// Longest burst of losses, milliseconds.
     longest_ms: u64,
 }
 
-/// Does `act` while h1, or whose pid it is, pings 10.2.0.2.
+/// Runs `act` while h1 pings 10.2.0.2.
 fn gap(h1: u32, act: impl FnOnce()) -> Gap {
-    // A pipe that nobody reads yet would stop ping when it is full.
+    // ping would block on a full pipe.
     let said = tempfile::NamedTempFile::new().expect("a file");
     let to = said.path().display();
     let line = format!("exec ping -i 0.00{PAUSE_MS} -w 120 10.2.0.2 > {to}");
@@ -98,12 +98,12 @@ fn gap(h1: u32, act: impl FnOnce()) -> Gap {
         lost += u64::from(row > 0);
         longest = longest.max(row);
     }
-    // On a busy machine a pause is longer than was asked for.
+    // On a busy machine a pause is longer than requested.
     Gap { lost, sent, longest_ms: longest * took_ms / all }
 }
 
 #[test]
-fn the_gap_of_every_death_is_bounded() {
+fn traffic_gap_of_every_crash_is_bounded() {
     let _alone = alone();
     let mut node = up("gaps");
     let h1 = pid(&of(&node, "h1")["control"]);
@@ -121,7 +121,7 @@ fn the_gap_of_every_death_is_bounded() {
     });
     assert_eq!(tell("pdpd, and a new one", pdpd), 0);
     for part in ["tap", "mirror"] {
-        // The one on h1's way is h1's own; the router's is on nobody's.
+        // h1's path uses h1's own process; no path uses the router's.
         let old = pid(&of(&node, "r1")[part]);
         let lost = gap(h1, || {
             kill(old);
@@ -145,24 +145,24 @@ fn the_gap_of_every_death_is_bounded() {
     assert!(tell("the mux", lost) <= MUX_GAP_MS_MAX);
 }
 
-/// Between routers whose links stay in the kernel: r2 forwards from one to the other.
+/// Between routers with kernel links: r2 forwards from one to the other.
 #[test]
-fn no_death_costs_links_in_the_kernel_a_frame() {
+fn crashes_cost_kernel_links_no_frame() {
     let _alone = alone();
-    let mut node = Node::start("straightgaps");
+    let mut node = TestNode::start("straightgaps");
     node.apply(&three_kernels("red"));
     node.pdp(&["wait", "red", "--for", "ready", "--timeout", "60s"]);
     let [r1, r2] = ["r1", "r2"].map(|name| pid(&of(&node, name)["control"]));
     assert!(of(&node, "r2")["tap"].is_null(), "all of its links are in the kernel");
     assert!(node.try_exec("red/r1", "ping -c1 -W5 10.2.0.2").is_ok());
-    // How often each of r2's carriers came or went, and what its ports have counted.
-    let carriers = |node: &Node| {
+    // Carrier changes of r2, and its ports' counters.
+    let carriers = |node: &TestNode| {
         let files = ["eth0", "eth1"].map(|port| format!("/sys/class/net/{port}/carrier_changes"));
         node.exec("red/r2", &format!("cat {}", files.join(" ")))
     };
-    let counted = |node: &Node| {
+    let counted = |node: &TestNode| {
         let mut stats = Value::Null;
-        // Who is still coming up says something of its own while they are read.
+        // A starting program may send something while counters are read.
         eventually("counters add up", || {
             stats = node.json(&["stats", "red"]);
             missing(&stats).is_empty()
@@ -173,7 +173,7 @@ fn no_death_costs_links_in_the_kernel_a_frame() {
         })
     };
     let still = carriers(&node);
-    let both = |node: &mut Node, with_mux: bool, with_pdpd: bool| {
+    let both = |node: &mut TestNode, with_mux: bool, with_pdpd: bool| {
         let old = mux(node);
         if with_pdpd {
             node.kill_pdpd();
@@ -206,7 +206,7 @@ fn no_death_costs_links_in_the_kernel_a_frame() {
     }
 }
 
-/// A file system of its own, small, that goes with the test.
+/// Small file system for the test, removed when dropped.
 struct Small(String);
 
 impl Small {
@@ -232,9 +232,9 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_full_disk_is_told_and_costs_no_frame() {
+fn full_disk_is_reported_and_costs_no_frame() {
     let _alone = alone();
-    let mut node = Node::prepare("full");
+    let mut node = TestNode::prepare("full");
     let state = Small::new(&node.directory.join("state"), "4m");
     let run = Small::new(&node.run_dir(), "64m");
     node.start_pdpd();
@@ -243,7 +243,7 @@ fn a_full_disk_is_told_and_costs_no_frame() {
     eventually("h1 reaches h2", || reaches(&node, "red"));
     let h1 = pid(&of(&node, "h1")["control"]);
 
-    // The state's: a change is refused and nothing is changed, what runs goes on.
+    // The state's disk is full: a change is refused without effect, and running processes continue.
     state.fill();
     let lost = gap(h1, || {
         let words = node.try_apply(&vnet("blue")).expect_err("there is no room for it");
@@ -256,7 +256,7 @@ fn a_full_disk_is_told_and_costs_no_frame() {
     eventually("h1 reaches h2", || reaches(&node, "blue"));
     node.pdp(&["delete", "blue"]);
 
-    // The run directory's: it is told what can't be made, and made once there is room.
+    // The run directory is full: pdpd reports what it can't make, and makes it once there is room.
     run.fill();
     let lost = gap(h1, || {
         let words = node.try_apply(&vnet("blue")).expect_err("there is no room for it");
@@ -273,7 +273,7 @@ fn a_full_disk_is_told_and_costs_no_frame() {
 }
 
 #[test]
-fn a_node_without_memory_hurts_itself_alone_and_comes_back() {
+fn node_without_memory_recovers_and_harms_only_itself() {
     let _alone = alone();
     let node = up("nomem");
     let h1 = pid(&of(&node, "h1")["control"]);
@@ -295,14 +295,14 @@ fn a_node_without_memory_hurts_itself_alone_and_comes_back() {
 }
 
 #[test]
-fn a_damaged_state_is_told_and_stops_nothing_that_runs() {
+fn damaged_state_is_reported_and_stops_nothing() {
     let _alone = alone();
     let mut node = up("damage");
     let h1 = pid(&of(&node, "h1")["control"]);
     node.kill_pdpd();
     let state = node.directory.join("state");
     let file = state.join("pdpd.sqlite");
-    // What waits in the log goes into the file, which is then all there is.
+    // Moves the contents of the write-ahead log into the file, which is then complete.
     let whole = {
         let copy = node.directory.join("copy.sqlite");
         let script = format!(
@@ -331,11 +331,11 @@ d.execute('pragma wal_checkpoint(truncate)'); d.close()",
         }
     }
 
-    // The file again, and all is adopted.
+    // With the file restored, everything is adopted.
     fs::write(&file, &whole).expect("the file");
     node.start_pdpd();
     eventually("it knows what runs", || pid(&of(&node, "h1")["control"]) == h1);
-    // Or all is forgotten, and begun anew.
+    // Without it, pdpd starts from scratch.
     node.kill_pdpd();
     fs::remove_file(&file).expect("the file");
     node.pdpd_arguments(&["--forget"]);

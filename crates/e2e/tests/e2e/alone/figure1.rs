@@ -1,5 +1,5 @@
-//! `make demo` and `make demo-down`: Figure 1 of the PdP paper with the real table, whole, under
-//! a name of its own.
+//! `make demo` and `make demo-down`: the whole Figure 1 of
+//! the PdP paper with the real table, under its own name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use pdp_e2e::{all_answered, alone, bin, meter};
 
-/// Longest run of the demo, seconds: it waits within bounds of its own, together less than that.
+/// Longest run of the demo, seconds. Its own waits have bounds whose sum is less than that.
 const DEMO_S_MAX: &str = "1500";
 
-/// A demo; taken down when dropped, after a panic too.
+/// Demo; taken down when dropped, even after a panic.
 pub(crate) struct Demo {
     pub(crate) name: String,
 }
@@ -24,7 +24,7 @@ impl Demo {
         command.args(["--name", &self.name]).args(verb).output().expect("pdp-demo")
     }
 
-    /// Brings it up, with these arguments, and sees that all is well; what it said.
+    /// Brings it up with these arguments, and checks that all is well. Returns its output.
     pub(crate) fn up(&self, arguments: &[&str], vnets: usize) -> String {
         let repository =
             Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
@@ -39,7 +39,7 @@ impl Demo {
         said
     }
 
-    /// Takes it down, and sees that nothing stays.
+    /// Takes it down, and checks that nothing remains.
     pub(crate) fn down(&self) {
         assert!(!self.leftovers().is_empty(), "it stays up");
         let down = self.run(&["down"]);
@@ -47,7 +47,7 @@ impl Demo {
         assert_eq!(self.leftovers(), [""; 0]);
     }
 
-    /// All that exists of it: a line each.
+    /// All that exists of it, one line each.
     fn leftovers(&self) -> Vec<String> {
         let own = format!("pdp-{}", self.name);
         let is_own = |text: &str| text.contains(&own);
@@ -56,7 +56,7 @@ impl Demo {
             ["/run", "/run/netns", "/var/lib", "/sys/fs/bpf", "/sys/fs/cgroup"]
                 .map(PathBuf::from)
                 .into();
-        // Each hierarchy of version 1.
+        // All version 1 hierarchies.
         places.extend(entries(Path::new("/sys/fs/cgroup")));
         for entry in places.iter().flat_map(|place| entries(place)) {
             found.extend(is_own(&entry.to_string_lossy()).then(|| entry.display().to_string()));
@@ -88,7 +88,7 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// A row of the closing table, one cell for each vnet.
+/// Row of the closing table, one cell for each vnet.
 pub(crate) fn row<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
     let cells = |line: &'a str| line.split(['|', '│', '┆']).map(str::trim).collect::<Vec<_>>();
     let mut rows = table.lines().map(cells);
@@ -96,15 +96,15 @@ pub(crate) fn row<'a>(table: &'a str, name: &str) -> Vec<&'a str> {
     found.into_iter().filter(|cell| !cell.is_empty() && *cell != name).collect()
 }
 
-/// Time over which an idle demo is measured, and the part of a core that its mux, guests and helpers may
-/// use together.
+/// Measuring time of an idle demo, and the most cores
+/// that its mux, guests and helpers may use together.
 const IDLE: Duration = Duration::from_secs(5);
 const IDLE_CORES_MAX: f64 = 0.05;
 
-/// Pings after it, the first of them at once.
+/// Pings after the idle time, the first of them immediately.
 const BURST: usize = 500;
 
-/// CPU time so far of the processes in the demo's cgroup, by what they are.
+/// CPU time so far of the processes in the demo's cgroup, by program.
 fn cpu_s(demo: &Demo) -> BTreeMap<String, f64> {
     let own = format!("/pdp-{}/", demo.name);
     let mut all = BTreeMap::new();
@@ -120,7 +120,7 @@ fn cpu_s(demo: &Demo) -> BTreeMap<String, f64> {
     all
 }
 
-/// An idle demo uses little, and a burst after that loses nothing.
+/// An idle demo uses little CPU, and a burst afterwards loses nothing.
 fn idles(demo: &Demo) {
     let before = cpu_s(demo);
     assert!(before.contains_key("pdp-mux") && before.contains_key("pdp-router"), "{before:?}");
@@ -144,7 +144,7 @@ fn idles(demo: &Demo) {
 }
 
 #[test]
-fn figure_1_comes_up_adds_up_and_goes() {
+fn figure_1_runs_and_its_counters_add_up() {
     let _alone = alone();
     let demo = Demo { name: format!("test{}", std::process::id()) };
     let said = demo.up(&[], 3);

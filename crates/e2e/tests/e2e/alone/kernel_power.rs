@@ -1,33 +1,35 @@
-//! Who works, pays: routers that their kernels forward for, one of which has far more to do than it has power for.
+//! Each router pays for its own work: routers with the kernel
+//! data plane, one of which has far more work than power.
 //!
-//! Trellis (ROADS 2008), Table 4, where a flow lost a quarter because of another's rules. Beside both, another network
-//! takes all of the CPU time that is left, and writes to its volume all the time.
+//! This repeats Trellis (ROADS 2008), Table 4, where one flow's rules cost
+//! another flow a quarter of its packets. In addition, another network uses
+//! all remaining CPU time, and writes to its volume all the time.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame};
-use pdp_e2e::{Node, alone, eventually};
+use pdp_e2e::{TestNode, alone, eventually};
 
-/// Rules that every packet of the bad network meets, of which none is about it.
+/// Rules that every packet of the bad network traverses without a match.
 const RULES: u32 = 20_000;
 
 /// Power of each router in the middle, cores.
 const POWER: f64 = 0.15;
 
-/// How much the time that is used may differ from it.
+/// Tolerance of the used CPU time, relative.
 const POWER_ERROR: f64 = 0.35;
 
-/// Of the good network, frames a second: far less than its power carries.
+/// Frames per second of the good network: far less than its power permits.
 const GOOD_PPS: u64 = 2_000;
 
-/// What of them may be lost, and how often it is tried, since others that share the machine take what they take.
+/// Tolerated loss of these, and the number of tries, as the machine's other users take resources.
 const GOOD_LOSS: f64 = 0.01;
 const TRIES: u32 = 3;
 
 const FLOOD: Duration = Duration::from_secs(4);
 
-/// Hosts that want all there is, and tell how far they are.
+/// Hosts that use all available resources and report their progress.
 const HOGS: &str = r#"
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -50,7 +52,7 @@ fn generator(frames: &Path, pps: u64) -> String {
     format!("{{generator: {{frames: {}, pps: {pps}, numberAt: {NUMBER_AT}}}}}", frames.display())
 }
 
-/// Three routers in a row: the links of the one in the middle stay in the kernel.
+/// Three routers in a row. The links of the middle one are kernel links.
 fn row(name: &str) -> String {
     format!(
         r#"
@@ -90,9 +92,9 @@ spec:
 }
 
 #[test]
-fn a_router_beyond_its_power_takes_nothing_from_others() {
+fn overloaded_kernel_router_takes_nothing_from_others() {
     let _alone = alone();
-    let node = Node::start("kernelpower");
+    let node = TestNode::start("kernelpower");
     let frames = node.directory.join("frames");
     write_frame(&frames).expect("a file");
     let sink = format!("{{generator: {{numberAt: {NUMBER_AT}}}}}");
@@ -113,11 +115,11 @@ spec:
     offer(1, 1);
     for name in ["bad", "good"] {
         node.apply(&row(name));
-        // The sink answers no question for its address.
+        // The sink answers no ARP request.
         let neighbour = "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1";
         node.exec(&format!("{name}/r2"), neighbour);
     }
-    let counted = |node: &Node, sink: &str| {
+    let counted = |node: &TestNode, sink: &str| {
         node.json(&["stats"])["externals"][sink]["numbered"].as_u64().expect("a counter")
     };
     for sink in ["badsink", "goodsink"] {
@@ -141,7 +143,7 @@ spec:
         row["cpuCores"].as_f64().expect("cores")
     };
     let written = || {
-        // Not there before the first time.
+        // The file does not exist before the first time.
         let counted = node.try_exec("hogs/disk", "wc -l /srv/written/times").unwrap_or_default();
         counted.split_whitespace().next().map_or(0, |it| it.parse::<u64>().expect("a number"))
     };
@@ -158,7 +160,7 @@ spec:
         println!("{what}: bad {bad:.0}/s with {cores:.3} cores, good {good:.0}/s");
         (bad, cores, good)
     };
-    // What its power carries, and three times that.
+    // First as much as its power permits, then three times that.
     let (carries, ..) = during("all that goes", 20_000);
     node.apply(HOGS);
     eventually("the disk is written to", || written() > 0);
@@ -169,7 +171,7 @@ spec:
         cores > POWER * (1.0 - POWER_ERROR) && good > (1.0 - GOOD_LOSS) * GOOD_PPS as f64
     });
     assert!(as_guaranteed, "not in {TRIES} tries");
-    // Hundredths of a second, of the process that has used the most (proc(5)).
+    // Hundredths of a second, of the process with the most CPU time (proc(5)).
     let most = "cut -d' ' -f14 /proc/[0-9]*/stat | sort -n | tail -n1";
     let most = node.pdp(&["exec", "hogs/cpu", "--", "sh", "-c", most]);
     let (ticks, times) = (most.trim().parse::<u64>().expect("a number"), written() - before);

@@ -1,4 +1,4 @@
-//! Tests that measure: each runs while no other does.
+//! Tests that measure. Each runs alone.
 
 mod events;
 mod fabric;

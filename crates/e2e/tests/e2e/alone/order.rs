@@ -1,5 +1,5 @@
-//! One flow over two guests of unequal power that stand still at random: with `ordered` nothing is
-//! late and nothing lost, and each guest carries its part; with `round-robin` frames come late.
+//! One flow over two guests of unequal power that pause at random. With `ordered` no frame is late
+//! or lost, and each guest carries its part. With `round-robin` frames come late.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame};
-use pdp_e2e::{Node, alone, eventually, meter};
+use pdp_e2e::{TestNode, alone, eventually, meter};
 
-/// Frames that are sent, and how many a second: three seconds, well below what the guests can do.
+/// Frames sent, and the rate per second: three seconds, well below the guests' capacity.
 const FRAMES: u64 = 60_000;
 const PPS: u64 = 20_000;
 
-/// The longest that a guest stands still, and goes on, at a time.
+/// Longest pause of a guest, and longest time between pauses.
 const STALL_MS_MAX: u64 = 20;
 
 /// Powers of the guests, as in the PdP paper's experiments on reordering.
@@ -68,7 +68,7 @@ spec:
     )
 }
 
-/// To all processes of a guest.
+/// Sends a signal to all processes of a guest.
 fn signal(pids: &[u32], name: &str) {
     let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
     let done = Command::new("kill").arg(name).args(pids).status();
@@ -93,8 +93,8 @@ fn stall(guests: &[Vec<u32>], done: &AtomicBool) {
     }
 }
 
-/// What came of [`FRAMES`]: came, late, completed by each guest.
-fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<u64>) {
+/// Results for [`FRAMES`]: received, late, completed by each guest.
+fn send(node: &TestNode, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<u64>) {
     node.apply(&vnet(policy));
     let guests: Vec<Vec<u32>> = (0..POWERS.len())
         .map(|guest| {
@@ -102,7 +102,7 @@ fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<
             let mut found = Vec::new();
             eventually("the guest runs", || {
                 found = meter::processes("cgroup", &cgroup);
-                // The program, and what starts it.
+                // The program, and the process that starts it.
                 found.len() >= 2
             });
             found
@@ -137,9 +137,9 @@ fn send(node: &Node, policy: &str, frames: &Path, count: u64) -> (u64, u64, Vec<
 }
 
 #[test]
-fn one_flow_over_guests_that_stall_stays_in_order() {
+fn flow_over_stalling_guests_stays_in_order() {
     let _alone = alone();
-    let node = Node::start("order");
+    let node = TestNode::start("order");
     let frames = node.directory.join("frame.pcap");
     write_frame(&frames).expect("the frame");
     node.apply(&format!("{}---{}", substrate(&frames, 0), vnet("ordered")));

@@ -1,46 +1,46 @@
-//! Far more than can be done, from one virtual network and from several, by every way in: what comes
-//! out stays at the peak, who asks for little loses nothing, and routing sessions stay up.
+//! Overload of every ingress path by one virtual network and by several. The output stays at the
+//! peak, networks with little traffic lose nothing, and routing sessions stay up.
 //!
-//! Generators inside the mux take all that it has; a machine outside floods by AF_XDP. The guests' own
-//! core, and the mux's, are shared by all.
+//! Generators inside the mux use all of its capacity; an external machine floods by AF_XDP. All
+//! networks share the guests' core and the mux's.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame, write_frame_to};
-use pdp_e2e::{Background, Node, all_answered, alone, eventually, routing};
+use pdp_e2e::{Background, TestNode, all_answered, alone, eventually, routing};
 use serde_json::Value;
 
-/// How long each flood goes on: longer than an adjacency lives without hellos.
+/// Duration of each flood: longer than an adjacency lasts without hellos.
 const FLOOD: Duration = Duration::from_secs(5);
 const DEAD_S: u8 = 4;
 
-/// Pings of who asks for little, each 4 ms.
+/// Pings of the network with little traffic, one each 4 ms.
 const PINGS: usize = 1_250;
 const PING_PAUSE: &str = "0.004";
 
-/// What must come out at any load, of the most that came out at one; a machine that others share is not
-/// steady.
+/// Least output at any load, relative to the highest. A machine with other users varies.
 const PEAK_SHARE_MIN: f64 = 0.6;
 
-/// A load up to this part of the peak must come whole, but for what a machine that others share takes.
+/// A load up to this part of the peak must arrive completely, with a tolerance for other users of
+/// the machine.
 const LITTLE_OF_PEAK: f64 = 0.3;
 const LITTLE_SHARE_MIN: f64 = 0.9;
 
-/// Frames a second to a control guest and interface by each limit of punts; how much more may pass by
-/// bursts, and by other classes; and how many pass at least on a machine that has much else to do.
+/// Frames per second to a control guest and interface by each punt limit. Then the tolerance for
+/// bursts and other classes, and the least rate on a busy machine.
 const PUNTS_PPS: f64 = 1_000.0;
 const PUNTS_SLACK: f64 = 1.5;
 const PUNTS_PPS_MIN: f64 = 100.0;
 
-/// A generator of a frame, at a rate or, with 0, as many as are taken.
+/// Generator of a frame, at a rate or, with 0, as fast as possible.
 fn generator(frames: &Path, pps: u64) -> String {
     let rate = if pps == 0 { String::new() } else { format!("pps: {pps}, ") };
     format!("{{generator: {{frames: {}, {rate}numberAt: {NUMBER_AT}}}}}", frames.display())
 }
 
-/// Interfaces `a` and `b` to flood by, the sink of each, and X of the outside.
+/// Interfaces `a` and `b` for floods, their sinks, and X towards the outside.
 fn substrate(a: &str, b: &str) -> String {
     let sink = format!("{{generator: {{numberAt: {NUMBER_AT}}}}}");
     format!(
@@ -81,7 +81,7 @@ spec:
     )
 }
 
-/// By a tunnel from a machine outside to a host.
+/// Path through a tunnel from an external machine to a host.
 const OUTSIDE: &str = r#"
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -102,16 +102,16 @@ spec:
 "#;
 
 struct Bench {
-    node: Node,
-    outside: pdp_e2e::Machine,
+    node: TestNode,
+    outside: pdp_e2e::TestMachine,
     through: PathBuf,
     to_router: PathBuf,
 }
 
 impl Bench {
-    /// The good network with OSPF and BGP, and those that flood, quiet yet.
+    /// Makes the good network with OSPF and BGP, and the flooding networks, still silent.
     fn start() -> Self {
-        let mut node = Node::start("overload");
+        let mut node = TestNode::start("overload");
         let outside = node.machine("mA", "extA");
         node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
         outside.run(
@@ -129,7 +129,7 @@ impl Bench {
         }
         bench.node.apply(OUTSIDE);
         for name in ["a", "b"] {
-            // The sink answers no question for its address.
+            // The sink answers no ARP request.
             let neighbour = "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1";
             bench.node.exec(&format!("{name}/r1"), neighbour);
         }
@@ -143,7 +143,7 @@ impl Bench {
         bench
     }
 
-    /// Frames a second into `a` and `b`; 0: as many as go.
+    /// Sets the frames per second into `a` and `b`; 0 for as many as possible.
     fn offer(&self, pps: [u64; 2]) {
         let [a, b] = pps.map(|pps| generator(&self.through, pps));
         self.node.apply(&substrate(&a, &b));
@@ -153,7 +153,7 @@ impl Bench {
         self.node.json(&["stats"])["externals"][sink]["numbered"].as_u64().expect("a counter")
     }
 
-    /// Frames a second that come out of a network at a load, with the others quiet.
+    /// Output of a network at a load, frames per second, with the others quiet.
     fn rate(&self, pps: u64) -> f64 {
         self.offer([pps, 1]);
         std::thread::sleep(Duration::from_millis(500));
@@ -166,7 +166,7 @@ impl Bench {
         self.node.json(&["stats", vnet])["vnets"][vnet]["nodes"]["r1"]["ports"][port].clone()
     }
 
-    /// Sees to it that the good network has what it asks for while `what` floods.
+    /// Checks that the good network gets all that it needs while `what` floods.
     fn good_is_well(&self, what: &str) {
         let changes = routing::changes(&self.node, "good/r1");
         let line = format!("ping -c{PINGS} -i{PING_PAUSE} -w60 10.2.0.2");
@@ -183,7 +183,7 @@ impl Bench {
 }
 
 #[test]
-fn what_comes_out_stays_at_the_peak_and_the_others_lose_nothing() {
+fn overload_keeps_peak_throughput_and_others_lossless() {
     let _alone = alone();
     let bench = Bench::start();
     bench.offer([1, 1]);
@@ -224,7 +224,7 @@ fn what_comes_out_stays_at_the_peak_and_the_others_lose_nothing() {
 }
 
 #[test]
-fn a_storm_of_punts_starves_no_other() {
+fn punt_storm_starves_no_other_vnet() {
     let _alone = alone();
     let bench = Bench::start();
     let storm = generator(&bench.to_router, 0);
@@ -241,7 +241,7 @@ fn a_storm_of_punts_starves_no_other() {
     assert!(dropped > Some(10_000), "the rest is counted: {dropped:?}");
 }
 
-fn server(node: &Node, host: &str) -> Background {
+fn server(node: &TestNode, host: &str) -> Background {
     let mut command: Command = node.pdp_command(&["exec", host, "--", "iperf3", "--server"]);
     let server = Background::start(&mut command);
     eventually("iperf3 listens", || {

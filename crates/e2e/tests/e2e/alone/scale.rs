@@ -1,13 +1,13 @@
-//! The number of forwarding guests of a vrouter changes under traffic: nothing is lost, and with
+//! Changing the number of a vrouter's forwarding guests under traffic loses nothing, and with
 //! `ordered` nothing is late.
 
 use std::path::Path;
 use std::time::Duration;
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame};
-use pdp_e2e::{Node, alone, eventually, meter, sh};
+use pdp_e2e::{TestNode, alone, eventually, meter, sh};
 
-/// Frames a second: well below what one guest can do.
+/// Frames per second: well below the capacity of one guest.
 const PPS: u64 = 5_000;
 
 fn substrate(frames: Option<&Path>) -> String {
@@ -64,7 +64,7 @@ struct Counts {
     late: u64,
 }
 
-fn counts(node: &Node) -> Counts {
+fn counts(node: &TestNode) -> Counts {
     let stats = node.json(&["stats"]);
     let of = |name: &str, what: &str| stats["externals"][name][what].as_u64().expect("a counter");
     Counts {
@@ -75,20 +75,20 @@ fn counts(node: &Node) -> Counts {
 }
 
 /// Completions of each guest.
-fn completed(node: &Node) -> Vec<u64> {
+fn completed(node: &TestNode) -> Vec<u64> {
     let stats = node.json(&["stats", "red"]);
     let guests =
         stats["vnets"]["red"]["nodes"]["r1"]["guests"].as_object().expect("guests").clone();
     guests.values().map(|guest| guest["completed"].as_u64().expect("a counter")).collect()
 }
 
-/// Goes on for some hundred frames.
-fn some_more(node: &Node) {
+/// Waits for some hundred frames.
+fn some_more(node: &TestNode) {
     let before = counts(node).came;
     eventually("frames come", || counts(node).came > before + PPS / 10);
 }
 
-/// Long enough for a command to be under way, short enough for the rings to hold what comes.
+/// Long enough for a command to be running, short enough for the rings to hold all frames.
 fn some_time() {
     std::thread::sleep(Duration::from_millis(150));
 }
@@ -96,7 +96,7 @@ fn some_time() {
 #[test]
 fn guests_come_and_go_without_loss() {
     let _alone = alone();
-    let node = Node::start("scale");
+    let node = TestNode::start("scale");
     let frames = node.directory.join("frame.pcap");
     write_frame(&frames).expect("the frame");
     node.apply(&format!("{}---{}", substrate(None), vnet("ordered", 1)));
@@ -104,7 +104,7 @@ fn guests_come_and_go_without_loss() {
         "red/r1",
         "ip neigh replace 10.0.2.2 lladdr 02:00:00:00:02:02 dev eth1 nud permanent",
     );
-    // Routes that come before the one that is needed: a new guest takes a while to get them.
+    // Routes ahead of the needed one, so that a new guest takes a while to get them.
     let many =
         r#"seq 0 49999 | awk '{printf "route add 1.%d.%d.0/24 via 10.0.2.3\n", $1/256, $1%256}'"#;
     node.pdp(&["exec", "red/r1", "--", "sh", "-c", &format!("{many} | ip -batch -")]);
@@ -127,7 +127,7 @@ fn guests_come_and_go_without_loss() {
             let worked = three.iter().zip(&more).all(|(before, after)| before < after);
             assert!(worked, "each of three works: {three:?}, {more:?}");
         }
-        // The one that leaves has work to give back, and takes its time.
+        // The leaving guest has outstanding frames and takes its time.
         let cgroup = format!("{}/vnets/_red/_r1.g2/guest\n", node.cgroup());
         let guest: Vec<String> =
             meter::processes("cgroup", &cgroup).iter().map(u32::to_string).collect();
@@ -137,13 +137,13 @@ fn guests_come_and_go_without_loss() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 some_time();
-                // With one flow it may have had nothing, and be gone.
+                // With one flow it may have had no frames, and be gone.
                 sh(&format!("kill -CONT {guest} || true"));
             });
             node.pdp(&["scale", "red/r1", "2"]);
         });
         some_more(&node);
-        // By a spec, too.
+        // Also by a spec.
         node.apply(&vnet(policy, 1));
         assert_eq!(completed(&node).len(), 1);
         some_more(&node);
@@ -159,12 +159,12 @@ fn guests_come_and_go_without_loss() {
             assert_eq!(after.late, before.late, "{policy}: none came late");
         }
     }
-    // Admission control: nothing changes where there is no room.
+    // Admission control: nothing changes if the engine lacks power.
     let refused = node.try_pdp(&["scale", "red/r1", "4"]).expect_err("1.2 of 1 core");
     assert!(refused.to_string().contains("power 1.2 has no room"), "{refused}");
     assert_eq!(completed(&node).len(), 1);
 
-    // A guest is told what it has, and keeps running when that changes.
+    // A guest learns its quota, and keeps running when that changes.
     let cgroup = format!("{}/vnets/_red/_r1.g0/guest\n", node.cgroup());
     let told = || {
         let pids = meter::processes("cgroup", &cgroup);

@@ -1,31 +1,30 @@
-//! CPU shares hold: a guest that computes without end gets its quota and no more; one beside it, and the
-//! mux on the same CPU, go on as if it were not there.
+//! CPU shares hold. A guest that computes without end gets exactly its quota. Another guest, and
+//! the mux on the same CPU, work as without it.
 //!
-//! Everything is on one CPU. What other settings of the scheduler give is measured by
-//! `pdp experiment schedulers`.
+//! Everything runs on one CPU. `pdp experiment schedulers` measures other scheduler settings.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::frame::{NUMBER_AT, write_frame};
-use pdp_e2e::{Node, all_answered, alone, eventually, meter};
+use pdp_e2e::{TestNode, all_answered, alone, eventually, meter};
 use serde_json::json;
 
 /// Quotas of the spinning guest and of the router's, cores.
 const SPINNER: f64 = 0.3;
 const ROUTER: f64 = 0.3;
 
-/// Others that spin, and have no power.
+/// Further spinning guests, without guaranteed power.
 const BORROWERS: [&str; 3] = ["lab1", "lab2", "lab3"];
 
-/// What a guest may use more than its quota: the kernel counts in ticks.
+/// Tolerance above a guest's quota: the kernel counts in ticks.
 const SHARE_ERROR_MAX: f64 = 0.05;
 
-/// Frames that are sent through the router, a second: what it can do with some of its quota left.
+/// Frames per second through the router, which then leaves some of its quota unused.
 const PPS: u64 = 20_000;
 
-/// What the router and the mux do beside one that spins, of what they do without it, at least; frames
-/// that are counted at one end and not yet at the other are missing.
+/// Least throughput of router and mux beside a spinning guest,
+/// relative to that without it. Frames in flight are missing.
 const KEPT_MIN: f64 = 0.9;
 
 const TIME: Duration = Duration::from_secs(4);
@@ -85,8 +84,8 @@ fn spinner(name: &str, power: Option<f64>) -> String {
     .to_string()
 }
 
-/// Cores that the processes of a cgroup of the node used over [`TIME`], while `act` runs.
-fn cores(node: &Node, cgroup: &str, act: impl FnOnce()) -> f64 {
+/// Cores used by the processes of a cgroup of the node over [`TIME`], while `act` runs.
+fn cores(node: &TestNode, cgroup: &str, act: impl FnOnce()) -> f64 {
     let cgroup = format!("{}/{cgroup}\n", node.cgroup());
     let pids = meter::processes("cgroup", &cgroup);
     assert!(!pids.is_empty(), "{cgroup}");
@@ -96,8 +95,8 @@ fn cores(node: &Node, cgroup: &str, act: impl FnOnce()) -> f64 {
     (meter::cpu_s(&pids) - before) / since.elapsed().as_secs_f64()
 }
 
-/// Frames that came out of the router, and were sent into it, over [`TIME`].
-fn passed(node: &Node) -> (u64, u64) {
+/// Frames that left the router, and that were sent into it, over [`TIME`].
+fn passed(node: &TestNode) -> (u64, u64) {
     let count = |name: &str, what: &str| {
         node.json(&["stats"])["externals"][name][what].as_u64().expect("a counter")
     };
@@ -107,9 +106,9 @@ fn passed(node: &Node) -> (u64, u64) {
 }
 
 #[test]
-fn a_guest_that_spins_has_its_quota_and_no_more() {
+fn spinning_guest_stays_within_its_quota() {
     let _alone = alone();
-    let node = Node::start("shares");
+    let node = TestNode::start("shares");
     let frames = node.directory.join("frame");
     write_frame(&frames).expect("a file");
     node.apply(&substrate(&frames, 1));
@@ -145,8 +144,8 @@ fn a_guest_that_spins_has_its_quota_and_no_more() {
     });
     println!("{}", ping());
 
-    // Those that are guaranteed nothing are not refused, though the engine is full to the last tenth, and
-    // share what is left.
+    // Guests without guaranteed power are accepted although the engine is full to the last tenth.
+    // They use the remaining time.
     for borrower in BORROWERS {
         node.apply(&spinner(borrower, None));
     }

@@ -1,9 +1,9 @@
-//! One address on several interfaces: link-local gateways, unnumbered links, customers of VRFs, anycast gateways. And
-//! equal-cost paths in two stages, where each node chooses for itself.
+//! One address on several interfaces: link-local gateways, unnumbered links, customers of VRFs,
+//! anycast gateways. Also equal-cost paths in two stages, where each node chooses independently.
 
-use pdp_e2e::{Node, all_answered, eventually};
+use pdp_e2e::{TestNode, all_answered, eventually};
 
-/// Data planes of routers, each as a `dataPlane` of a spec.
+/// Data planes of routers, as `dataPlane` values of a spec.
 const PLANES: [(&str, &str); 3] =
     [("parallel", "{}"), ("fastpath", "{kind: fastpath}"), ("kernel", "{kind: kernel}")];
 
@@ -13,12 +13,12 @@ fn vnet(name: &str, spec: &str) -> String {
     )
 }
 
-fn pings(node: &Node, from: &str, to: &str) {
+fn pings(node: &TestNode, from: &str, to: &str) {
     let ping = || node.try_exec(from, &format!("ping -c3 -i0.1 -W2 {to}"));
     eventually(&format!("{from} reaches {to}"), || ping().is_ok_and(|said| all_answered(&said, 3)));
 }
 
-/// A router has `fe80::1` on each interface, and hosts have it as their gateway.
+/// A router with `fe80::1` on each interface, which is its hosts' gateway.
 fn link_local(name: &str, plane: &str) -> String {
     let port = |number: u8| format!("{{addresses: [\"fe80::1/64\", \"2001:db8:{number}::1/64\"]}}");
     let host = |number: u8| {
@@ -40,7 +40,8 @@ fn link_local(name: &str, plane: &str) -> String {
     )
 }
 
-/// Three routers in a row, each with one IPv4 and one IPv6 address on loopback and on all of its interfaces.
+/// Three routers in a row, each with one IPv4 and one IPv6 address on loopback and on all of its
+/// interfaces.
 fn unnumbered(name: &str, plane: &str) -> String {
     let route = |to: u8, via: u8, dev: &str| {
         format!(
@@ -72,8 +73,8 @@ fn unnumbered(name: &str, plane: &str) -> String {
 }
 
 #[test]
-fn link_local_gateways_and_unnumbered_links_forward_in_every_data_plane() {
-    let node = Node::start("addresses");
+fn link_local_gateways_and_unnumbered_links_forward() {
+    let node = TestNode::start("addresses");
     for (plane, words) in PLANES {
         let (one, two) = (format!("ll-{plane}"), format!("un-{plane}"));
         node.apply(&[link_local(&one, words), unnumbered(&two, words)].concat());
@@ -81,7 +82,7 @@ fn link_local_gateways_and_unnumbered_links_forward_in_every_data_plane() {
         for to in ["192.0.2.2", "192.0.2.3", "2001:db8::3"] {
             pings(&node, &format!("{two}/r1"), to);
         }
-        // Names lead to the loopback's address, and each interface has its own.
+        // Names resolve to the loopback's address, and each interface has its own name.
         let names = node.exec(&format!("{two}/r1"), "getent ahostsv4 r3 eth1.r2");
         assert!(names.contains("192.0.2.3") && names.contains("192.0.2.2"), "{names}");
         let hosts = node.exec(&format!("{one}/h1"), "cat /etc/hosts");
@@ -90,11 +91,12 @@ fn link_local_gateways_and_unnumbered_links_forward_in_every_data_plane() {
     }
 }
 
-/// Two customers with the same addresses: the router has both interfaces with the same subnet, as VRFs that it makes later
-/// need it. Which customer answers before that is up to the kernel; each can reach the router.
+/// Two customers with the same addresses. The router has both interfaces in
+/// the same subnet, as needed for VRFs that it makes later. Until then the
+/// kernel decides which customer answers; each can reach the router.
 #[test]
-fn equal_subnets_of_one_router_are_set_as_the_spec_says() {
-    let node = Node::start("equal-subnets");
+fn router_interfaces_may_have_equal_subnets() {
+    let node = TestNode::start("equal-subnets");
     for (plane, words) in PLANES {
         let name = format!("pe-{plane}");
         node.apply(&vnet(
@@ -117,9 +119,10 @@ fn equal_subnets_of_one_router_are_set_as_the_spec_says() {
     }
 }
 
-/// Two leaves with one gateway address and MAC address on a segment. Both answer ARP; a host's frames reach one of them.
+/// Two leaves with one gateway address and MAC address on a segment. Both answer ARP; a host's
+/// frames reach one of them.
 #[test]
-fn an_anycast_gateway_of_two_leaves_forwards_for_the_hosts_of_a_segment() {
+fn two_leaves_forward_as_one_anycast_gateway() {
     let leaf = |number: u8| {
         format!(
             "    leaf{number}: {{kind: router, loopback: [10.9.0.53/32, 192.0.2.{number}/32], interfaces: {{eth0: \
@@ -140,19 +143,19 @@ fn an_anycast_gateway_of_two_leaves_forwards_for_the_hosts_of_a_segment() {
         host(1),
         host(2)
     );
-    let node = Node::start("anycast");
+    let node = TestNode::start("anycast");
     node.apply(&vnet("any", &spec));
     for pc in ["any/pc1", "any/pc2"] {
         pings(&node, pc, "10.1.0.1");
         pings(&node, pc, "10.9.0.53");
     }
     pings(&node, "any/pc1", "10.1.0.12");
-    // Without the key it is a mistake.
+    // Without the key it is an error.
     let refused = node.try_apply(&vnet("any", &spec.replace(", anycast: true", ""))).unwrap_err();
     assert!(refused.contains("anycast: true at both interfaces"), "{refused}");
 }
 
-/// s chooses between a and b, and each of these between c and d.
+/// s chooses between a and b, each of which chooses between c and d.
 fn two_stages(plane: &str) -> String {
     let router = |name: &str, ports: &str, routes: &str| {
         format!(
@@ -235,12 +238,12 @@ for port in range(400):
 "#;
 
 #[test]
-fn a_second_stage_of_equal_cost_paths_uses_all_its_links() {
+fn second_ecmp_stage_uses_all_its_links() {
     if !std::path::Path::new("/proc/sys/net/ipv4/fib_multipath_hash_seed").exists() {
         // Before Linux 6.11.
         return;
     }
-    let node = Node::start("two-stages");
+    let node = TestNode::start("two-stages");
     node.apply(&two_stages("{kind: kernel}"));
     pings(&node, "ecmp/src", "10.2.0.2");
     let seed = |name: &str| node.exec(name, "sysctl -n net.ipv4.fib_multipath_hash_seed");
@@ -258,7 +261,7 @@ fn a_second_stage_of_equal_cost_paths_uses_all_its_links() {
     eventually("all of them have passed", || {
         sent().iter().sum::<u64>() >= before.iter().sum::<u64>() + 2000
     });
-    // A fourth of 2,000 each, with some room for chance.
+    // A quarter of 2,000 each, with some tolerance for chance.
     let grown: Vec<u64> = sent().iter().zip(before).map(|(now, before)| now - before).collect();
     assert!(grown.iter().all(|sent| (250..=750).contains(sent)), "{grown:?}");
 }

@@ -1,17 +1,19 @@
-//! What PdP's router does with a packet is what the kernel does: the same frames and the same commands go
-//! to a router of PdP and to a network namespace that has the control guest's settings, and what comes
-//! out of the four ports of each is compared byte by byte, with neighbours unknown and known.
+//! PdP's router treats packets like the kernel. The test sends the same frames and commands to a
+//! PdP router and to a network namespace with the control guest's settings. It compares the output
+//! of their four ports byte by byte, with neighbours unknown and known.
 //!
-//! To add a case, add it to a list in a file of `behaviour/`: a name, shell lines for both routers
-//! ([`Case::setup`](case::Case::setup), [`Case::undo`](case::Case::undo) where routes and nexthop objects are
-//! not all), and frames ([`case::v4`], [`case::v6`]). Both routers have eth0 to eth3 with the addresses
-//! 10.N.0.1/16 and fd00:N::1/64 (fd00::1/64 on eth0), eth2 an MTU of 1,400, and a default route by 10.3.0.5
-//! and fd00:3::5. Each case sends from a machine of its own behind eth0. All other machines answer for
-//! themselves, but those whose address ends in 102 (0x66).
+//! To add a case, add it to a list in a file of `behaviour/`: a name, shell lines for both
+//! routers ([`Case::setup`](case::Case::setup), and [`Case::undo`](case::Case::undo) unless
+//! these only add routes and nexthop objects), and frames ([`case::v4`], [`case::v6`]).
+//! Both routers have eth0 to eth3 with the addresses 10.N.0.1/16 and fd00:N::1/64
+//! (fd00::1/64 on eth0). eth2 has an MTU of 1,400. The default route is via 10.3.0.5 and
+//! fd00:3::5. Each case sends from a new machine behind eth0. All other machines answer for
+//! themselves, except those whose address ends in 102 (0x66).
 //!
-//! `PDP_CASES=WORDS` runs those whose names contain the words, and prints what each router did.
+//! `PDP_CASES=WORDS` runs the cases whose names contain the words, and prints each router's output.
 //!
-//! Where PdP does otherwise by design, `differs` says what both do, and names the row of docs/dataplane.md.
+//! If PdP differs by design, `differs` gives the output
+//! of both, and names the row of docs/dataplane.md.
 
 mod addresses;
 mod bench;
@@ -42,7 +44,7 @@ fn cases() -> Vec<Case> {
     lists.into_iter().flatten().collect()
 }
 
-/// Rows of docs/dataplane.md: the first cell, and the cases that the last one names.
+/// Rows of docs/dataplane.md: the first cell, and the cases named in the last one.
 fn rows() -> Vec<(String, Vec<String>)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/dataplane.md");
     let page = std::fs::read_to_string(page).expect("the page");
@@ -63,7 +65,7 @@ fn rows() -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn each_row_has_its_case_and_each_difference_its_row() {
+fn every_documented_difference_has_a_case() {
     let (cases, rows) = (cases(), rows());
     let mut names = std::collections::BTreeSet::new();
     for case in &cases {
@@ -84,12 +86,12 @@ fn each_row_has_its_case_and_each_difference_its_row() {
 }
 
 #[test]
-fn a_router_does_as_the_kernel_does() {
+fn forwarding_guests_behave_like_the_kernel() {
     judge("behaviour", "power: 0.5");
 }
 
 #[test]
-fn what_the_mux_forwards_by_itself_is_what_the_kernel_does() {
+fn fast_path_behaves_like_the_kernel() {
     judge("engine", "kind: fastpath");
 }
 

@@ -1,5 +1,5 @@
-//! Root trusts nothing that a guest, a helper, the mux or a memif program can write. Only root and a tenant's own
-//! processes read the tenant's files.
+//! Root trusts nothing that a guest, a helper, the mux or a memif program can write. Only root and
+//! a tenant's own processes read the tenant's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pdp_e2e::specs::two_hosts;
-use pdp_e2e::{Background, Node, eventually, run};
+use pdp_e2e::{Background, TestNode, eventually, run};
 use pdp_spec::RUN_BYTES;
 use serde_json::json;
 
-/// Does in the directory that it is given, which root has made for its socket, what it can.
+/// Tries everything possible in a directory that root has made for its socket.
 const EVIL: &str = include_str!("boundaries/evil.py");
 
 /// A group of programs behind a memif interface, and a user of it.
@@ -28,20 +28,20 @@ spec:
   forwardingEngines: {fe1: {cpus: "1", capacity: 1}}
 "#;
 
-/// Networks with every way for a program to be attached.
-fn start(label: &str) -> Node {
-    let node = Node::start(label);
+/// Makes networks with every kind of attached program.
+fn start(label: &str) -> TestNode {
+    let node = TestNode::start(label);
     node.apply(SUBSTRATE);
     node.apply(&two_hosts("good", "{power: 0.2}"));
     eventually("h1 reaches h2", || reaches(&node));
     node
 }
 
-fn reaches(node: &Node) -> bool {
+fn reaches(node: &TestNode) -> bool {
     node.try_exec("good/h1", "ping -c1 -W1 10.2.0.2").is_ok()
 }
 
-/// A network whose router's guests are this program.
+/// Network whose router's guests run this program.
 fn network(name: &str, guests: u32, attach: &str, program: &[&str]) -> String {
     let plane = json!({
         "power": 0.2, "guests": guests, "program": {"attach": attach, "run": program},
@@ -49,7 +49,7 @@ fn network(name: &str, guests: u32, attach: &str, program: &[&str]) -> String {
     two_hosts(name, &plane.to_string())
 }
 
-/// All below a directory.
+/// Collects all paths below a directory.
 fn all_below(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -60,7 +60,7 @@ fn all_below(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The paths for which `test -WHAT` holds when a user of this group runs it.
+/// Paths for which `test -WHAT` succeeds as a user of this group.
 fn may(what: char, (uid, gid): (u32, u32), paths: &[PathBuf]) -> BTreeSet<PathBuf> {
     let list: String = paths.iter().map(|path| format!("{}\n", path.display())).collect();
     let user = format!("--reuid={uid} --regid={gid} --clear-groups");
@@ -74,7 +74,7 @@ fn may(what: char, (uid, gid): (u32, u32), paths: &[PathBuf]) -> BTreeSet<PathBu
 }
 
 #[test]
-fn nobody_below_root_writes_what_root_reads() {
+fn only_root_can_write_files_root_reads() {
     let node = start("writes");
     node.apply(&network("taps", 1, "tap", &["sleep", "1000"]));
     node.apply(&network("memifs", 1, "memif", &["sleep", "1000"]));
@@ -87,9 +87,9 @@ fn nobody_below_root_writes_what_root_reads() {
     assert!(users.len() > 8, "the mux, helpers and guests have users of their own: {users:?}");
     let mut paths = Vec::new();
     all_below(&node.run_dir(), &mut paths);
-    // What guests see as their own root is read-only.
+    // Guests' own root is read-only.
     paths.retain(|path| !path.components().any(|part| part.as_os_str() == "root"));
-    // What each of them may write: sockets, since that is to connect, and directories with a bound.
+    // Writable paths: sockets, as connecting needs that, and directories with a bound.
     let run_dir = node.run_dir();
     let mut bounded = BTreeSet::new();
     for user in users {
@@ -130,8 +130,8 @@ spec:
       management: {ports: ["18099:80"]}
 "#;
 
-/// The network of each user id that a process of one has.
-fn owners(node: &Node) -> BTreeMap<u32, String> {
+/// Network of each user ID that its processes use.
+fn owners(node: &TestNode) -> BTreeMap<u32, String> {
     let mut owners = BTreeMap::new();
     for record in fs::read_dir(node.run_dir().join("records")).expect("records").flatten() {
         let name = record.file_name().into_string().expect("a name");
@@ -147,8 +147,8 @@ fn owners(node: &Node) -> BTreeMap<u32, String> {
     owners
 }
 
-/// Asserts that each process reads what is its own network's alone, and that a stranger reads nothing.
-fn nobody_reads_anothers(node: &Node, when: &str) {
+/// Asserts that each process only reads its own network's files, and that a stranger reads nothing.
+fn nobody_reads_anothers(node: &TestNode, when: &str) {
     let (run_dir, state) = (node.run_dir(), node.directory.join("state"));
     let mut paths = vec![run_dir.clone(), state.clone()];
     all_below(&run_dir, &mut paths);
@@ -170,7 +170,7 @@ fn nobody_reads_anothers(node: &Node, when: &str) {
             let path = path.strip_prefix("run").unwrap_or(path);
             let is_mux = vnet == "mux";
             match path.strip_prefix("vnets") {
-                // The mux has the routes of those that it forwards for.
+                // The mux has the routes of the routers that it forwards for.
                 Ok(path) if is_mux => path.ends_with("routes") || path.ends_with("routes.sock"),
                 Ok(path) => path.starts_with(vnet),
                 // A memif program reaches the mux.
@@ -195,13 +195,13 @@ fn nobody_reads_anothers(node: &Node, when: &str) {
 }
 
 #[test]
-fn users_of_the_machine_read_nothing_of_tenants() {
+fn local_users_cannot_read_tenant_data() {
     let mut node = start("reads");
     node.apply(&network("memifs", 1, "memif", &["sleep", "1000"]));
     node.apply(&two_hosts("engine", "{kind: fastpath, power: 0.1}"));
     node.apply(SECRETS);
     nobody_reads_anothers(&node, "made");
-    // The node has all of it, as whichever user.
+    // Inside the node, every user can read all of it.
     let read = "cat /etc/key /var/key; getent hosts localhost; ls /data";
     for user in [&[][..], &["-u", "nobody"]] {
         let mut words = vec!["exec", "-n"];
@@ -210,7 +210,7 @@ fn users_of_the_machine_read_nothing_of_tenants() {
         let text = node.try_pdp(&words).unwrap_or_else(|words| words);
         assert!(text.starts_with("a key\na key\n"), "{user:?}: {text}");
     }
-    // A daemon of before left files for everybody to read.
+    // An earlier daemon left world-readable files.
     node.kill_pdpd();
     let run_dir = node.run_dir();
     let open = |path: PathBuf, mode| {
@@ -231,7 +231,7 @@ fn users_of_the_machine_read_nothing_of_tenants() {
     node.start_pdpd();
     eventually("the file of names is where it belongs", || !before.exists());
     nobody_reads_anothers(&node, "upgraded");
-    // The nodes that ran before have names that come later.
+    // Names added later reach the nodes that already ran.
     node.apply(&two_hosts("good", "{power: 0.2}").replace("10.2.0.2", "10.2.0.77"));
     eventually("h1 hears of it", || {
         node.try_exec("good/h1", "grep -q 10.2.0.77 /etc/hosts").is_ok()
@@ -239,7 +239,7 @@ fn users_of_the_machine_read_nothing_of_tenants() {
 }
 
 #[test]
-fn forged_records_rubbish_and_depth_are_nothing_to_root() {
+fn root_survives_forged_records_and_deep_trees() {
     let mut node = start("forged");
     let marker = node.directory.join("root-was-here");
     let run_dir = node.run_dir();
@@ -251,31 +251,31 @@ fn forged_records_rubbish_and_depth_are_nothing_to_root() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    // By the guest of a tenant, in the directory of its socket.
+    // As a tenant's guest, in the directory of its socket.
     let outside = run_dir.join("vnets/evil/r1/g0/memif");
     let program = evil("/run/pdp/memif", &outside);
     let program: Vec<&str> = program.iter().map(String::as_str).collect();
     let spec = |guests| network("evil", guests, "memif", &program);
     node.apply(&spec(1));
-    // Before its first word there may be no log.
+    // Before its first output there may be no log.
     let said = || node.try_pdp(&["logs", "evil/r1", "--guest", "0"]).unwrap_or_default();
     eventually("the guest did what it could", || said().contains("all done"));
     let words = said();
     for what in ["unlink", "replace", "directory in its place"] {
         assert!(words.contains(&format!("{what}: refused")), "{words}");
     }
-    // Some forty deep, until the directory is full.
+    // Some forty levels deep, until the directory is full.
     assert!(words.contains("nested: refused"), "{words}");
     assert!(outside.join("n/n/n/n").is_dir());
-    // Another one goes as it is: no mux that ended has made room in its directory.
+    // Another directory stays as it is: no mux that ended has cleaned it.
     let twin = evil("/run/pdp/memif", &run_dir.join("vnets/twin/r1/g0/memif"));
     let twin: Vec<&str> = twin.iter().map(String::as_str).collect();
     node.apply(&network("twin", 1, "memif", &twin));
     let said = || node.try_pdp(&["logs", "twin/r1", "--guest", "0"]).unwrap_or_default();
     eventually("the twin did what it could", || said().contains("all done"));
     node.pdp(&["delete", "twin"]);
-    assert!(!node.place("twin").exists());
-    // By a program of a memif group, and by the mux and a helper, as which it may write nothing at all.
+    assert!(!node.socket_directory("twin").exists());
+    // As a program of a memif group; and as the mux and a helper, which may write nothing at all.
     let external = run_dir.join("externals/in");
     let as_user = |uid: u32, directory: &Path| {
         let user = format!("--reuid={uid} --regid={uid} --clear-groups");
@@ -300,8 +300,8 @@ fn forged_records_rubbish_and_depth_are_nothing_to_root() {
         let words = as_user(owner(id), &directory).finish();
         assert!(words.contains("nothing can be done"), "{id} in {directory:?}: {words}");
     }
-    // pdpd's death and return, a mux's, scaling, a change, and the end of each.
-    let check = |node: &Node, what: &str| {
+    // Death and return of pdpd, of a mux, scaling, a change, and the end of each.
+    let check = |node: &TestNode, what: &str| {
         assert!(!marker.exists(), "{what}: root ran a tenant's program");
         eventually(&format!("{what}: h1 reaches h2"), || reaches(node));
     };
@@ -323,7 +323,7 @@ fn forged_records_rubbish_and_depth_are_nothing_to_root() {
     node.apply(&spec(1));
     check(&node, "scaled");
     node.pdp(&["delete", "evil"]);
-    assert!(!node.place("evil").exists());
+    assert!(!node.socket_directory("evil").exists());
     check(&node, "deleted");
     node.kill_pdpd();
     node.start_pdpd();
@@ -347,20 +347,21 @@ fn two_networks() -> String {
 }
 
 /// Runs a command in a terminal of a node and returns its output.
-fn in_terminal(node: &Node, target: &str, line: &str) -> String {
+fn in_terminal(node: &TestNode, target: &str, line: &str) -> String {
     let pdp = node.pdp_command(&["exec", "-t", target, "--", "sh", "-c", line]);
     let words = std::iter::once(pdp.get_program()).chain(pdp.get_args());
     let words: Vec<&str> = words.map(|word| word.to_str().expect("UTF-8")).collect();
     let words = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
     let output = run(Command::new("script").args(["-qec", &words, "/dev/null"]), "");
-    // Before it, what `script` types at the end of its own input.
+    // Preceded by the characters that `script` types at the end of its own input.
     String::from_utf8_lossy(&output.stdout).replace('\r', "").trim_start_matches("^@").to_owned()
 }
 
-/// Pseudo-terminals are one number for all guests of the machine, inotify instances for all of a network.
+/// Guests of the machine share a limit of pseudo-terminals,
+/// and guests of a network one of inotify instances.
 #[test]
-fn what_the_kernel_bounds_for_all_guests_is_not_one_guests() {
-    let node = Node::start("all");
+fn one_guest_cannot_exhaust_kernel_wide_limits() {
+    let node = TestNode::start("all");
     node.apply(SUBSTRATE);
     node.apply(&two_networks());
     let all = r#"python3 -c "
@@ -384,13 +385,13 @@ print(ctypes.CDLL(None).inotify_init() >= 0, os.open('/dev/ptmx', os.O_RDWR | os
         assert_eq!(in_terminal(&node, other, "tty"), "/dev/pts/0\n", "{other}");
         assert_eq!(in_shell(one, other), "True True\n", "{other}");
     }
-    // A terminal's session has the bounds that all commands in a node have.
+    // A terminal session has the same limits as all commands in a node.
     let bounds = "ulimit -c; ulimit -n; umask";
     assert_eq!(in_terminal(&node, "one/b", bounds), in_shell(bounds, "one/b"));
     let setting = |path| {
         fs::read_to_string(path).expect("a setting").trim().parse::<u64>().expect("a number")
     };
-    // Of 4 guests, and of 2 of a network.
+    // Limits of 4 guests, and of 2 guests of a network.
     assert!(
         setting("/proc/sys/kernel/pty/max") >= 4 * 64 + setting("/proc/sys/kernel/pty/reserve")
     );
@@ -398,7 +399,7 @@ print(ctypes.CDLL(None).inotify_init() >= 0, os.open('/dev/ptmx', os.O_RDWR | os
     drop(greedy);
 }
 
-/// Bytes that everything below a directory takes.
+/// Disk space used below a directory, bytes.
 fn taken(directory: &Path) -> u64 {
     let mut paths = Vec::new();
     all_below(directory, &mut paths);
@@ -407,10 +408,10 @@ fn taken(directory: &Path) -> u64 {
 }
 
 #[test]
-fn what_the_run_directory_has_of_guests_is_less_than_what_is_counted() {
+fn run_directory_stays_below_the_counted_size() {
     const FILE_BYTES: usize = 200_000;
     let (nodes, guests) = (10, 10);
-    let node = Node::start("rundir");
+    let node = TestNode::start("rundir");
     node.apply(SUBSTRATE);
     let hosts: String = (1..nodes)
         .map(|number| {
@@ -435,7 +436,7 @@ fn what_the_run_directory_has_of_guests_is_less_than_what_is_counted() {
         "x".repeat(FILE_BYTES),
     ));
     let took = taken(&node.run_dir()) - before;
-    // As `usage.rs` of pdp-spec counts it, without what is longer in a spec.
+    // As counted by `usage.rs` of pdp-spec, without the parts that are longer in a spec.
     let of_words = FILE_BYTES as u64 + 4096;
     let counted = (nodes + guests) * (RUN_BYTES + of_words) + (nodes - 1) * 10_000;
     eprintln!("{took} bytes of {nodes} nodes and {guests} guests, {counted} counted");

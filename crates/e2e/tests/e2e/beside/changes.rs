@@ -1,6 +1,6 @@
-//! A change reaches what runs, and takes away what is no longer wanted.
+//! A change reaches running processes, and removes what is no longer wanted.
 
-use pdp_e2e::{Node, eventually, sh};
+use pdp_e2e::{TestNode, eventually, sh};
 use serde_json::Value;
 
 const SUBSTRATE: &str = r#"---
@@ -43,11 +43,11 @@ spec:
     )
 }
 
-fn status(node: &Node) -> Value {
+fn status(node: &TestNode) -> Value {
     node.json(&["inspect", "red"])["status"].clone()
 }
 
-fn pid(node: &Node, part: &str) -> u64 {
+fn pid(node: &TestNode, part: &str) -> u64 {
     let nodes = status(node)["nodes"].as_array().expect("nodes").clone();
     let r1 = nodes.iter().find(|found| found["name"] == "r1").expect("r1").clone();
     let process = if part == "g0" { &r1["guests"][0] } else { &r1[part] };
@@ -55,7 +55,7 @@ fn pid(node: &Node, part: &str) -> u64 {
 }
 
 /// CPU quota of a cgroup of the vnet, of either version.
-fn quota(node: &Node, of: &str) -> String {
+fn quota(node: &TestNode, of: &str) -> String {
     sh(&format!(
         "find /sys/fs/cgroup -path '*/{}/vnets/_red/_{of}/cpu.max' \
          -o -path '*/{0}/vnets/_red/_{of}/cpu.cfs_quota_us' | xargs cat",
@@ -64,14 +64,14 @@ fn quota(node: &Node, of: &str) -> String {
 }
 
 #[test]
-fn a_change_reaches_what_runs() {
-    let mut node = Node::start("change");
+fn spec_changes_reach_running_nodes() {
+    let mut node = TestNode::start("change");
     node.machine("mA", "extA");
     node.apply(&format!("{SUBSTRATE}{}", vnet("power: 0.1", "0.2", 2, "root")));
     let reaches = |to: &str| node.try_exec("red/h1", &format!("ping -c1 -W1 {to}")).is_ok();
     eventually("h1 reaches h2", || reaches("10.0.2.2"));
 
-    // Limits: in place.
+    // Limits change in place.
     let before = (pid(&node, "control"), pid(&node, "g0"));
     let (control, guest) = (quota(&node, "r1"), quota(&node, "r1.g0"));
     node.apply(&vnet("power: 0.2", "0.4", 2, "root"));
@@ -80,25 +80,25 @@ fn a_change_reaches_what_runs() {
     assert_eq!(first(&quota(&node, "r1.g0")), 2 * first(&guest));
     assert_eq!(first(&quota(&node, "r1")), 2 * first(&control));
 
-    // A further node, beside those that run.
+    // Another node, beside the running ones.
     node.apply(&vnet("power: 0.2", "0.4", 3, "root"));
     eventually("h1 reaches h3", || reaches("10.0.3.2"));
 
-    // A node that can't be made, and then can.
+    // A node that can't be made, and later can.
     let words = node.try_apply(&vnet("power: 0.2", "0.4", 3, "nosuch")).expect_err("no such user");
     assert!(words.contains("no user nosuch"), "{words}");
     assert_ne!(status(&node)["phase"], "running");
     node.apply(&vnet("power: 0.2", "0.4", 3, "root"));
     eventually("nothing is wrong any more", || status(&node)["phase"] == "running");
 
-    // Another program: the forwarding guest alone.
+    // Another program only restarts the forwarding guest.
     let before = (pid(&node, "control"), pid(&node, "g0"));
     let program = "power: 0.2, program: {attach: runtime, run: sleep 1000}";
     node.apply(&vnet(program, "0.4", 3, "root"));
     assert_eq!(before.0, pid(&node, "control"));
     assert_ne!(before.1, pid(&node, "g0"));
 
-    // A second forwarding guest comes and goes.
+    // A second forwarding guest is added and removed.
     let cgroups = || {
         let cgroup = node.cgroup();
         sh(&format!(
@@ -111,7 +111,7 @@ fn a_change_reaches_what_runs() {
     assert_eq!(cgroups().lines().count(), 1, "{}", cgroups());
     assert_eq!(before.0, pid(&node, "control"));
 
-    // An external interface comes and goes.
+    // An external interface is added and removed.
     let outside = "  interfaces: {A: {device: extA}}\n";
     let show = || sh(&format!("ip -n {} link show extA", node.netns));
     node.apply(&format!("{SUBSTRATE}{outside}"));
@@ -119,9 +119,9 @@ fn a_change_reaches_what_runs() {
     node.apply(SUBSTRATE);
     assert!(!show().contains("xdp"), "{}", show());
 
-    // What is remembered is older than what runs: what it does not know ends.
+    // The stored state is older than the running processes. Unknown ones end.
     let state = node.directory.join("state").display().to_string();
-    let restart = |node: &mut Node, line: &str| {
+    let restart = |node: &mut TestNode, line: &str| {
         node.kill_pdpd();
         sh(line);
         node.start_pdpd();
@@ -131,21 +131,21 @@ fn a_change_reaches_what_runs() {
         "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: blue},
           spec: {nodes: {h1: {kind: host, interfaces: {eth0: {}}}}}}",
     );
-    let blue = |node: &Node| node.processes().iter().any(|(_, line)| line.contains("/blue/"));
+    let blue = |node: &TestNode| node.processes().iter().any(|(_, line)| line.contains("/blue/"));
     assert!(blue(&node));
     restart(&mut node, &format!("rm -r {state}; mv {state}.old {state}"));
     eventually("blue is gone", || !blue(&node));
     assert_eq!(before.0, pid(&node, "control"), "red is as it was");
 
-    // It is lost, and forgotten: nothing that runs is wanted.
+    // The state is lost: no running process is wanted.
     node.pdpd_arguments(&["--forget"]);
     restart(&mut node, &format!("rm -r {state}"));
     eventually("nothing is left", || node.leftovers().is_empty());
 }
 
 #[test]
-fn a_network_that_fails_keeps_up_from_no_other() {
-    let node = Node::start("upfails");
+fn failing_vnet_does_not_block_other_vnets() {
+    let node = TestNode::start("upfails");
     let up = |name: &str, image: &str| {
         let file = node.directory.join(format!("{name}.yaml"));
         let text = format!(

@@ -1,22 +1,22 @@
-//! Who holds what: kill -9 of each process, and what goes on meanwhile.
+//! Dependencies between processes: kill -9 of each, and what continues meanwhile.
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Background, Node, all_answered, eventually, kill, routing};
+use pdp_e2e::{Background, TestNode, all_answered, eventually, kill, routing};
 use serde_json::Value;
 
 fn spec() -> String {
     SUBSTRATE.to_owned() + "---" + &routing::vnet("red", 20)
 }
 
-fn reaches(node: &Node) -> bool {
+fn reaches(node: &TestNode) -> bool {
     node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
 }
 
-fn status(node: &Node) -> Value {
+fn status(node: &TestNode) -> Value {
     node.json(&["inspect", "red"])["status"].clone()
 }
 
-fn r1(node: &Node) -> Value {
+fn r1(node: &TestNode) -> Value {
     let nodes = status(node)["nodes"].as_array().expect("nodes").clone();
     nodes.into_iter().find(|found| found["name"] == "r1").expect("r1")
 }
@@ -25,20 +25,20 @@ fn pid(process: &Value) -> Option<u32> {
     process["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
 }
 
-fn is_running(node: &Node) -> bool {
+fn is_running(node: &TestNode) -> bool {
     status(node)["phase"] == "running"
 }
 
 #[test]
-fn every_process_may_die() {
-    let mut node = Node::start("crash");
+fn network_survives_a_crash_of_any_process() {
+    let mut node = TestNode::start("crash");
     node.apply(&spec());
     eventually("OSPF has its routes and h1 reaches h2", || reaches(&node));
     eventually("everything runs", || is_running(&node));
     eventually("BGP has its session", || routing::has_session(&node, "red/r1"));
     let changes = routing::changes(&node, "red/r1");
 
-    // pdpd: forwarding and route updates go on without it.
+    // pdpd: forwarding and route updates continue without it.
     let before = r1(&node);
     let h1 = pid(&status(&node)["nodes"][0]["control"]).expect("h1 runs");
     let router = pid(&before["control"]).expect("r1 runs");
@@ -66,7 +66,7 @@ fn every_process_may_die() {
     });
     assert!(reaches(&node));
 
-    let restarts = |node: &Node, part: &str| match part {
+    let restarts = |node: &TestNode, part: &str| match part {
         "g0" => r1(node)["guests"][0]["restarts"].as_u64(),
         part => r1(node)[part]["restarts"].as_u64(),
     };
@@ -80,7 +80,7 @@ fn every_process_may_die() {
 
     assert_eq!(restarts(&node, "g0"), Some(1));
 
-    // A guest's shim: nobody would see how the guest ends, so it goes too and is replaced.
+    // A guest's shim: nobody would notice the guest's end, so it is killed too and replaced.
     let guest = pid(&r1(&node)["guests"][0]).expect("g0 runs");
     let shim = std::fs::read(node.record("red.r1.g0").join("shim")).expect("shim");
     kill(pid(&serde_json::from_slice(&shim).expect("JSON")).expect("process id"));
@@ -91,7 +91,7 @@ fn every_process_may_die() {
     assert!(node.processes().iter().all(|(pid, _)| *pid != guest), "the old one was ended");
     assert!(node.pdp(&["logs", "daemon"]).contains("ended with its shim, which was killed"));
 
-    // A TAP helper: the TAPs, and with them the carriers, stay.
+    // A TAP helper: the TAPs stay, and so do the carriers.
     let helper = pid(&r1(&node)["tap"]).expect("the helper runs");
     kill(helper);
     eventually("the TAP helper is replaced", || {
@@ -119,7 +119,7 @@ fn every_process_may_die() {
     assert_eq!(pid(&r1(&node)["control"]), Some(router), "no control guest was touched");
     assert_eq!(routing::changes(&node, "red/r1"), changes, "no adjacency was lost in all this");
 
-    // zebra: those that gave it routes are started with it, and give them to the new one.
+    // zebra: the daemons that gave it routes restart with it, and give them to the new one.
     let daemon = |name: &str| {
         let found = node.try_exec("red/r1", &format!("pgrep -x {name}"));
         found.ok().and_then(|pid| pid.trim().parse::<u32>().ok())
@@ -131,12 +131,12 @@ fn every_process_may_die() {
         let route = routing::vtysh(&node, "red/r1", "show ip route 10.2.0.0/24 json");
         let is_ospf = route.is_ok_and(|it| it["10.2.0.0/24"][0]["protocol"] == "ospf");
         let are = daemons();
-        // r2 has the way back as soon as it knows the new ospfd.
+        // r2 has the return route as soon as it knows the new ospfd.
         is_ospf
             && are.iter().zip(&were).all(|(is, was)| is.is_some() && is != was)
             && reaches(&node)
     });
-    // ospfd, which comes after zebra: zebra stays.
+    // ospfd, which starts after zebra: zebra stays.
     let were = daemons();
     node.exec("red/r1", "pkill -KILL -x ospfd");
     eventually("ospfd and bgpd are others", || {
@@ -153,8 +153,8 @@ fn every_process_may_die() {
 }
 
 #[test]
-fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
-    let mut node = Node::start("killed");
+fn daemon_killed_anytime_leaves_nothing_half_made() {
+    let mut node = TestNode::start("killed");
     for wait_ms in [30, 150, 300, 500, 800] {
         let file = node.directory.join("spec.yaml");
         std::fs::write(&file, spec()).expect("spec");
@@ -166,7 +166,7 @@ fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         node.start_pdpd();
         if node.try_pdp(&["inspect", "red"]).is_ok() {
             eventually("what was stored runs", || is_running(&node));
-            // Killed while it takes down.
+            // Killed during the deletion.
             let deleting = Background::start(&mut node.pdp_command(&["delete", "red"]));
             std::thread::sleep(std::time::Duration::from_millis(wait_ms));
             node.kill_pdpd();
@@ -179,7 +179,7 @@ fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
         eventually("nothing of the vnet is left", || {
             let left = node.leftovers();
             left.iter().all(|left| !left.contains("/vnets/") && !left.contains("pdp-init"))
-                && !node.place("red").exists()
+                && !node.socket_directory("red").exists()
         });
     }
     node.pdp(&["down", "--purge"]);
@@ -188,8 +188,8 @@ fn a_daemon_killed_at_any_moment_leaves_nothing_half_made() {
 }
 
 #[test]
-fn a_node_that_never_came_up_leaves_nothing_when_it_goes() {
-    let node = Node::start("never");
+fn failed_node_leaves_nothing_after_delete() {
+    let node = TestNode::start("never");
     let vnet = |more: &str| {
         format!(
             "{{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {{name: red}}, spec: {{nodes: {{
@@ -200,10 +200,10 @@ fn a_node_that_never_came_up_leaves_nothing_when_it_goes() {
                   files: {/etc/no: {content: text, owner: nosuch}}}";
     let words = node.try_apply(&vnet(never)).expect_err("h2 can't come up");
     assert!(words.contains("node red/h2") && words.contains("no user nosuch"), "{words}");
-    assert!(node.place("red/h2").exists(), "what was begun is there");
+    assert!(node.socket_directory("red/h2").exists(), "what was begun is there");
     node.apply(&vnet(""));
-    assert!(!node.place("red/h2").exists());
+    assert!(!node.socket_directory("red/h2").exists());
     let left = node.leftovers();
     assert!(left.iter().all(|left| !left.contains("red/h2")), "{left:?}");
-    assert!(node.place("red/h1").exists());
+    assert!(node.socket_directory("red/h1").exists());
 }

@@ -1,5 +1,5 @@
-//! Cargo.toml: each dependency is used by the crate that names it, where it names it, and each of the
-//! workspace's by a crate.
+//! Cargo.toml: each crate uses the dependencies that it names, in the section where it names them.
+//! Some crate uses each of the workspace's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,8 @@ fn section(manifest: &str, header: &str) -> Vec<String> {
     lines.map(name).filter(|name| !name.is_empty() && !name.starts_with('#')).collect()
 }
 
-/// The text of all Rust files below these paths, and of those that they take from elsewhere as modules.
+/// Text of all Rust files below these paths, and of
+/// the files elsewhere that they include as modules.
 fn source(paths: &[PathBuf]) -> String {
     let mut found = String::new();
     for path in paths {
@@ -32,7 +33,7 @@ fn source(paths: &[PathBuf]) -> String {
     found
 }
 
-/// Whether a text has a word, not only as a part of another.
+/// True if a text contains a whole word.
 fn has(text: &str, word: &str) -> bool {
     let is_part =
         |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
@@ -43,7 +44,7 @@ fn has(text: &str, word: &str) -> bool {
 }
 
 #[test]
-fn each_is_used() {
+fn every_dependency_is_used() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
     let manifest = |path: &Path| fs::read_to_string(path.join("Cargo.toml")).expect("a manifest");
     let mut unused: BTreeSet<_> =
@@ -73,7 +74,7 @@ fn each_is_used() {
     assert!(unused.is_empty(), "used by no crate: {unused:?}");
 }
 
-/// Which modules of a crate each of its modules uses, outside of tests; `names` are the files without `.rs`.
+/// Modules used by each module of a crate, outside of tests. `names` are the files without `.rs`.
 fn imports(source: &Path, names: &[String]) -> BTreeMap<String, BTreeSet<String>> {
     let mut all = BTreeMap::new();
     for name in names {
@@ -82,7 +83,7 @@ fn imports(source: &Path, names: &[String]) -> BTreeMap<String, BTreeSet<String>
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         let code = code.collect::<Vec<_>>().join("\n");
         let paths = code.split("crate::").skip(1).map(|path| path.replace("::", "/"));
-        // The module is the longest beginning of a path that has a file.
+        // The module is the longest prefix of a path that has a file.
         let module = |path: String| {
             let is_it = |name: &&String| {
                 let rest = path.strip_prefix(name.as_str());
@@ -98,7 +99,7 @@ fn imports(source: &Path, names: &[String]) -> BTreeMap<String, BTreeSet<String>
 }
 
 #[test]
-fn no_circle_of_modules_in_the_mux() {
+fn mux_modules_have_no_import_cycles() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(1).expect("crates");
     let source = source.join("mux/src");
     let mut names = Vec::new();
@@ -113,7 +114,7 @@ fn no_circle_of_modules_in_the_mux() {
     }
     let mut left = imports(&source, &names);
     assert!(left["worker"].contains("core") && left["external"].contains("exit/path"), "{left:?}");
-    // Those that use none that is left can be taken away, again and again; what stays is a circle, or uses it.
+    // Repeatedly removes modules that use no remaining one. The rest is a cycle, or uses one.
     while let Some(name) = left.keys().find(|it| left[*it].iter().all(|it| !left.contains_key(it)))
     {
         left.remove(&name.clone());

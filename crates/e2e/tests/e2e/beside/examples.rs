@@ -1,5 +1,5 @@
-//! The files of examples/, and docs/guests.md: what they say is done as they say it, and what
-//! is shown in the documentation is what was run.
+//! The files of examples/, and docs/guests.md: the test follows their instructions, and the
+//! documentation shows exactly the tested code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
 
-use pdp_e2e::{Background, Node, all_answered, bin, eventually};
+use pdp_e2e::{Background, TestNode, all_answered, bin, eventually};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e").to_path_buf()
@@ -20,13 +20,13 @@ pub(super) fn read(path: &str) -> String {
 
 /// A shell in the repository whose `pdp` speaks to a node under test.
 pub(crate) struct Shell<'a> {
-    node: &'a Node,
-    /// Paths as they are written for users, and what stands for them here.
+    node: &'a TestNode,
+    /// Paths written for users, with their replacements here.
     pub(super) instead: Vec<(&'static str, PathBuf)>,
 }
 
 impl<'a> Shell<'a> {
-    pub(crate) fn new(node: &'a Node) -> Self {
+    pub(crate) fn new(node: &'a TestNode) -> Self {
         let path = node.directory.join("bin");
         fs::create_dir_all(&path).expect("a directory");
         symlink(bin("pdp"), path.join("pdp")).expect("a link");
@@ -70,7 +70,7 @@ pub(crate) fn commands(example: &str) -> Vec<String> {
     lines.map(|line| line.trim_start_matches(['#', ' ']).to_owned()).collect()
 }
 
-/// What an example's comment has done before, after `First:`.
+/// Preparatory commands of an example's comment, after `First:`.
 pub(super) fn first(example: &str) -> Option<String> {
     let text = read(example);
     let (_, first) = text.split_once("# First: ")?;
@@ -78,7 +78,7 @@ pub(super) fn first(example: &str) -> Option<String> {
     Some(first.replace("\n#", "\n"))
 }
 
-/// Brings an example up as its comment says.
+/// Brings an example up as in its comment.
 fn bring_up(shell: &Shell<'_>, example: &str) {
     let up = commands(example).remove(0);
     let is_so = up.starts_with("pdp up ") && up.contains(" -f ");
@@ -86,11 +86,12 @@ fn bring_up(shell: &Shell<'_>, example: &str) {
     shell.run(&up);
 }
 
-/// Does what the comment of an example says that is up; what the commands after `up` printed.
-fn follow(node: &Node, shell: &Shell<'_>, example: &str) -> Vec<String> {
+/// Follows the comment of a running example. Returns the output of the commands after `up`.
+fn follow(node: &TestNode, shell: &Shell<'_>, example: &str) -> Vec<String> {
     let (mut said, mut changed) = (Vec::new(), false);
     for command in &commands(example)[1..] {
-        // What was waited for is there; with a link less routing daemons need their time, and programs after a restart.
+        // The awaited state exists. With one link less, routing
+        // daemons need time, as do programs after a restart.
         if changed {
             eventually(command, || shell.try_run(command).status.success());
         }
@@ -102,7 +103,7 @@ fn follow(node: &Node, shell: &Shell<'_>, example: &str) -> Vec<String> {
 }
 
 /// Pings of several sizes; ping checks the payload of the answers.
-fn hosts_talk(node: &Node, vnet: &str) {
+fn hosts_talk(node: &TestNode, vnet: &str) {
     for bytes in [0, 56, 1472] {
         let line = format!("ping -c5 -i0.1 -w60 -p a55a -s {bytes} 10.0.0.2");
         let words = node.exec(&format!("{vnet}/h1"), &line);
@@ -114,10 +115,10 @@ fn hosts_talk(node: &Node, vnet: &str) {
     assert!(count("toGuest") >= 30 && count("fromGuest") >= 30, "{r1}");
 }
 
-/// What is looked at once an example is up and its comment was followed, with what that printed.
-type Check = fn(&Node, &[String]);
+/// Check of a running example whose comment was followed, given that output.
+type Check = fn(&TestNode, &[String]);
 
-/// The labs that are brought up beside each other on one node, and what is looked at.
+/// Labs that run side by side on one node, and their checks.
 const LABS: [(&str, Check); 16] = [
     ("bgp.yaml", bgp),
     ("customers.yaml", customers),
@@ -137,7 +138,8 @@ const LABS: [(&str, Check); 16] = [
     ("web.yaml", web),
 ];
 
-/// What is run elsewhere: by lab.rs, alone/fabric.rs, alone/figure1.rs, and below as the tutorial.
+/// Examples tested elsewhere: by lab.rs, alone/fabric.rs,
+/// alone/figure1.rs, and below as the tutorial.
 const ELSEWHERE: [&str; 5] = ["cable.yaml", "fabric.yaml", "figure1", "label.yaml", "links.yaml"];
 
 #[test]
@@ -152,15 +154,15 @@ fn every_example_is_run() {
     }
 }
 
-/// All on one machine of two CPUs, at once: none is in another's way.
+/// All run on one machine with two CPUs at once, without disturbing each other.
 #[test]
-fn labs_come_up_beside_each_other_and_do_what_they_say() {
-    let mut node = Node::prepare("examples");
+fn example_labs_work_side_by_side() {
+    let mut node = TestNode::prepare("examples");
     node.namespace().run(&first("examples/cable.yaml").expect("how to make the cable"));
     node.start_pdpd();
     let mut shell = Shell::new(&node);
     let root = node.directory.join("busybox");
-    // As it stands in the lab's file; a spec has to be beside its files, so the file is a copy.
+    // Exactly as in the lab's file. A spec must be beside its files, so the file is a copy.
     let copy = node.directory.join("image.yaml");
     let (written, here) = ("/srv/pdp-busybox", root.to_str().expect("a path"));
     fs::write(&copy, read("examples/image.yaml").replace(written, here)).expect("a spec");
@@ -178,7 +180,7 @@ fn labs_come_up_beside_each_other_and_do_what_they_say() {
     }
 }
 
-fn ospf(node: &Node, said: &[String]) {
+fn ospf(node: &TestNode, said: &[String]) {
     let [ping, neighbours, diff] = said else { panic!("{said:?}") };
     assert!(all_answered(ping, 3), "{ping}");
     assert!(neighbours.contains("Full/"), "{neighbours}");
@@ -187,14 +189,14 @@ fn ospf(node: &Node, said: &[String]) {
     assert!(route.contains("10.0.12.2") && route.contains("eth1"), "{route}");
 }
 
-fn fastpath(node: &Node, said: &[String]) {
+fn fastpath(node: &TestNode, said: &[String]) {
     let [ping, neighbours, diff, stats] = said else { panic!("{said:?}") };
     assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
     assert!(!diff.contains("10.") && stats.contains("Engines"), "{diff}{stats}");
     assert_eq!(node.json(&["inspect", "fastpath"])["status"]["ready"], true);
 }
 
-fn kernel(node: &Node, said: &[String]) {
+fn kernel(node: &TestNode, said: &[String]) {
     let [ping, neighbours, _, _, again, routes, _] = said else { panic!("{said:?}") };
     assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
     assert!(all_answered(again, 3) && routes.contains("10.2.0.0/24"), "{again}{routes}");
@@ -202,7 +204,7 @@ fn kernel(node: &Node, said: &[String]) {
     assert!(!router.to_string().contains("mirror"), "{router}");
 }
 
-fn nat(node: &Node, said: &[String]) {
+fn nat(node: &TestNode, said: &[String]) {
     let [outside, inside, rules, _] = said else { panic!("{said:?}") };
     assert_eq!((outside.trim(), inside.trim()), ("hello from outside", "hello from inside"));
     assert!(rules.contains("masquerade") && !rules.contains("packets 0 "), "{rules}");
@@ -210,7 +212,7 @@ fn nat(node: &Node, said: &[String]) {
     assert!(log.contains("192.0.2.1 - - ") && !log.contains("10.1.0."), "{log}");
 }
 
-fn fields(node: &Node, said: &[String]) {
+fn fields(node: &TestNode, said: &[String]) {
     let [_, _, filters, counters] = said else { panic!("{said:?}") };
     assert!(filters.contains("88b50014") && counters.contains('0'), "{filters}{counters}");
     let heard = |host: &str, words: &str| {
@@ -226,7 +228,7 @@ fn fields(node: &Node, said: &[String]) {
         node.exec(&format!("fields/{from}"), &format!("python3 /root/say.py {label} {text}"));
         heard(to, words);
     }
-    // A label that nobody knows ends where it is unknown.
+    // A frame with an unknown label ends where it is unknown.
     let dropped = || {
         let stats = node.json(&["stats", "fields"]);
         let port = &stats["vnets"]["fields"]["nodes"]["a"]["ports"]["eth0"];
@@ -238,7 +240,7 @@ fn fields(node: &Node, said: &[String]) {
     assert!(!node.exec("fields/h2", "cat /tmp/heard").contains("lost"));
 }
 
-fn isis(node: &Node, said: &[String]) {
+fn isis(node: &TestNode, said: &[String]) {
     let [ping, ping6, neighbours, diff, _down, around] = said else { panic!("{said:?}") };
     assert!(ping.contains("ttl=62") && ping6.contains("ttl=62"), "{ping}{ping6}");
     assert_eq!(neighbours.matches(" Up ").count(), 2, "{neighbours}");
@@ -248,11 +250,11 @@ fn isis(node: &Node, said: &[String]) {
     eventually("by the third router", || ping().is_ok_and(|words| words.contains("ttl=61")));
 }
 
-fn bgp(node: &Node, said: &[String]) {
+fn bgp(node: &TestNode, said: &[String]) {
     let [ping, _summary, _routes, _diff, _down, around] = said else { panic!("{said:?}") };
     assert!(ping.contains("ttl=61"), "{ping}");
     assert!(all_answered(around, 3), "by the other spine: {around}");
-    // One that has both its links yet has both ways, in its kernel and in its forwarding guest.
+    // A router that still has both links has both paths, in its kernel and in its forwarding guest.
     let both = |words: &str| words.contains("10.0.12.0") && words.contains("10.0.22.0");
     eventually("both ways", || {
         let kernel = node.exec("bgp/leaf2", "ip route show 10.3.0.0/24");
@@ -261,7 +263,7 @@ fn bgp(node: &Node, said: &[String]) {
     });
 }
 
-fn evpn(node: &Node, said: &[String]) {
+fn evpn(node: &TestNode, said: &[String]) {
     let [ping, summary, macs, fdb] = said else { panic!("{said:?}") };
     assert!(ping.contains("ttl=64") && all_answered(ping, 3), "nobody routed it: {ping}");
     assert!(summary.contains("10.0.1.0") && !summary.contains("Active"), "{summary}");
@@ -269,12 +271,12 @@ fn evpn(node: &Node, said: &[String]) {
     let row = macs.lines().find(|line| line.starts_with(far.trim()));
     assert!(row.is_some_and(|row| row.contains("remote") && row.contains("10.255.0.2")), "{macs}");
     assert!(fdb.contains(&format!("{} dst 10.255.0.2", far.trim())), "{fdb}");
-    // Whole frames pass, with what VXLAN adds.
+    // Whole frames pass, including VXLAN's overhead.
     let words = node.exec("evpn/h1", "ping -c3 -i0.1 -w60 -M do -s 1472 10.1.0.2");
     assert!(all_answered(&words, 3), "{words}");
 }
 
-fn ipv6(node: &Node, said: &[String]) {
+fn ipv6(node: &TestNode, said: &[String]) {
     let [ping, neighbours, _routes] = said else { panic!("{said:?}") };
     assert!(ping.contains("ttl=61"), "{ping}");
     assert_eq!(neighbours.matches("Full/").count(), 2, "{neighbours}");
@@ -282,13 +284,13 @@ fn ipv6(node: &Node, said: &[String]) {
     assert!(addresses.trim().is_empty(), "{addresses}");
 }
 
-fn customers(node: &Node, said: &[String]) {
+fn customers(node: &TestNode, said: &[String]) {
     let [red, blue, _stats, substrate] = said else { panic!("{said:?}") };
     for ping in [red, blue] {
         assert!(ping.contains("ttl=62"), "{ping}");
     }
     assert!(substrate.contains("borrows"), "{substrate}");
-    // Who is asked for 10.2.0.2 is one's own.
+    // The 10.2.0.2 of each network is its own.
     node.exec("red/h2", "touch /tmp/red");
     let others = node.exec("blue/h2", "ls /tmp");
     assert!(!others.contains("red"), "{others}");
@@ -298,31 +300,31 @@ fn customers(node: &Node, said: &[String]) {
     ping("blue").expect("and blue's is not");
 }
 
-fn lan(node: &Node, said: &[String]) {
+fn lan(node: &TestNode, said: &[String]) {
     let [_neighbour, beyond, out, fdb, bridge] = said else { panic!("{said:?}") };
     assert!(beyond.contains("ttl=64"), "nobody routed it: {beyond}");
     assert!(out.contains("ttl=63"), "{out}");
     assert!(fdb.contains("sw:eth0") && fdb.contains("h1:eth0"), "{fdb}");
-    // The bridge has learnt who is behind which of its ports.
+    // The bridge has learned the addresses behind its ports.
     let macs = node.exec("lan/h4", "cat /sys/class/net/eth0/address");
     let line = bridge.lines().find(|line| line.contains(macs.trim()));
     assert!(line.is_some_and(|line| line.contains("eth2")), "{bridge}");
 }
 
-fn firewall(node: &Node, said: &[String]) {
+fn firewall(node: &TestNode, said: &[String]) {
     let [page, log, _rules, get] = said else { panic!("{said:?}") };
     assert_eq!(page.trim(), "hello from outside");
     assert!(log.contains("192.0.2.1 - - ") && !log.contains("10.1.0."), "{log}");
     assert!(get.contains("firewall"), "{get}");
     node.exec("firewall/pc2", "ping -c1 -W5 192.0.2.2");
-    // It has the route, and the way in is shut, for a new packet as well as for the first.
+    // It has the route, but ingress is blocked, for a new packet as well as for the first.
     let ping = |to: &str| node.try_exec("firewall/www", &format!("ping -c3 -i0.2 -W1 {to}"));
     ping("192.0.2.1").expect("the firewall itself");
     let refused = ping("10.1.0.1").expect_err("shut");
     assert!(refused.contains("100% packet loss"), "{refused}");
 }
 
-fn image(node: &Node, said: &[String]) {
+fn image(node: &TestNode, said: &[String]) {
     let [page, programs, _, _, more] = said else { panic!("{said:?}") };
     assert_eq!(page.trim(), "hello from an image");
     assert_eq!(more.trim(), "more", "it stayed");
@@ -330,7 +332,7 @@ fn image(node: &Node, said: &[String]) {
     assert!(node.try_pdp(&["exec", "image/www", "--", "/usr/bin/python3", "-V"]).is_err());
 }
 
-fn web(node: &Node, said: &[String]) {
+fn web(node: &TestNode, said: &[String]) {
     let [outside, inside, nodes] = said else { panic!("{said:?}") };
     for page in [outside, inside] {
         assert_eq!(page.trim(), "hello from the lab");
@@ -341,18 +343,18 @@ fn web(node: &Node, said: &[String]) {
     assert!(!routes.contains("mgmt0"), "the lab has nothing of it: {routes}");
 }
 
-fn testpmd(node: &Node, _: &[String]) {
+fn testpmd(node: &TestNode, _: &[String]) {
     hosts_talk(node, "testpmd");
     let line = "grep -c Cap.*0000000000000000 /proc/self/status";
     let found = node.pdp(&["exec", "testpmd/r1", "--guest", "0", "--", "sh", "-c", line]);
     assert_eq!(found.trim(), "5", "CapInh, CapPrm, CapEff, CapBnd and CapAmb are empty");
 }
 
-fn taps(node: &Node, _: &[String]) {
+fn taps(node: &TestNode, _: &[String]) {
     hosts_talk(node, "taps");
 }
 
-/// The fenced blocks of a text, each with its language.
+/// Fenced blocks of a text, each with its language.
 pub(super) fn fenced(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut block: Option<(String, String)> = None;
@@ -367,12 +369,12 @@ pub(super) fn fenced(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The fenced blocks of a language in a text.
+/// Fenced blocks of a language in a text.
 pub(super) fn blocks(text: &str, language: &str) -> Vec<String> {
     fenced(text).into_iter().filter(|(of, _)| of == language).map(|(_, content)| content).collect()
 }
 
-/// The part of docs/guests.md that is the tutorial.
+/// The tutorial part of docs/guests.md.
 fn tutorial() -> String {
     let docs = read("docs/guests.md");
     let (_, rest) = docs.split_once("\n## (a) ").expect("the tutorial");
@@ -381,7 +383,7 @@ fn tutorial() -> String {
 
 #[test]
 fn the_tutorial_can_be_followed() {
-    let node = Node::start("label");
+    let node = TestNode::start("label");
     let mut shell = Shell::new(&node);
     let spec = node.directory.join("label.yaml");
     let root = node.directory.join("root");
@@ -398,12 +400,12 @@ fn the_tutorial_can_be_followed() {
     let tutorial = tutorial();
     let steps = blocks(&tutorial, "sh");
     let [build, make_root, up, wait, send] = steps.as_slice() else { panic!("{steps:?}") };
-    // Built before the tests, and installed by `make install` too.
+    // Built before the tests, and also installed by `make install`.
     assert_eq!(build.trim(), "cargo build --release -p pdp-guest --bin pdp-label");
     shell.run(make_root);
     shell.run(up);
     let heard = ["label/h2", "label/h3"].map(|station| {
-        // The same on h3, for what is flooded.
+        // The same on h3, for flooded frames.
         Background::start(&mut shell.command(&wait.replace("label/h2", station)))
     });
     let heard = heard.map(|station| thread::spawn(move || station.finish()));
@@ -429,7 +431,7 @@ fn dedented(text: &str) -> String {
 }
 
 #[test]
-fn what_the_documentation_shows_is_what_is_run() {
+fn documented_code_matches_the_tested_code() {
     let docs = read("docs/guests.md");
     let mut sources = vec![dedented(&read("crates/guest/src/bin/pdp-label.rs"))];
     for entry in fs::read_dir(repository().join("examples")).expect("examples/").flatten() {
@@ -439,7 +441,7 @@ fn what_the_documentation_shows_is_what_is_run() {
         }
     }
     let shown = blocks(&docs, "rust").into_iter().chain(blocks(&docs, "yaml"));
-    // What has `...` in it is a sketch.
+    // A block with `...` is a sketch.
     for block in shown.filter(|block| !block.contains("...")) {
         let wanted = dedented(&block);
         let wanted = wanted.trim_end();

@@ -1,13 +1,13 @@
-//! What forwarding guests leave to the control guest's kernel is answered outside as by any
-//! router: the right ICMP message, from the right address, over IPv4 and IPv6. So is what that kernel forwards itself.
+//! Packets that forwarding guests leave to the control guest's kernel are answered as by any
+//! router: with the right ICMP message, from the right address, over IPv4 and IPv6. This also holds
+//! for packets that this kernel itself forwards.
 //!
-//! The kernel sends few ICMP errors to one address (icmp_ratelimit, error_burst), so that an answer
-//! may be missing for two seconds; who asks for many does so from several addresses.
+//! The kernel limits ICMP errors to one address (icmp_ratelimit, error_burst), so an answer may be
+//! missing for two seconds. Tests with many requests therefore use several addresses.
 
-use pdp_e2e::{Machine, Node, eventually};
+use pdp_e2e::{TestMachine, TestNode, eventually};
 
-/// outside (tunnel, 1450) - r1 - (1400) - r2 - (1300) - h2. Static routes by FRR; nothing else is
-/// known.
+/// outside (tunnel, 1450) - r1 - (1400) - r2 - (1300) - h2. Static routes by FRR, and no others.
 const SPEC: &str = r#"
 apiVersion: pdp/v1
 kind: Substrate
@@ -80,11 +80,11 @@ const OUTSIDE: &str = "
     ip route add default via 10.0.1.1
     ip addr add fd00:1::2/64 dev vx0 nodad; ip -6 route add default via fd00:1::1";
 
-/// Runs a command until its output has all of these.
+/// Repeats a command until its output has all of these.
 #[track_caller]
-fn says(outside: &Machine, command: &str, words: &[&str]) {
+fn says(outside: &TestMachine, command: &str, words: &[&str]) {
     eventually(&format!("`{command}` says {words:?}"), || {
-        // A path's MTU that was learned before would be told by our own kernel.
+        // Our own kernel would report a path MTU that it has learned before.
         outside.run("ip route flush cache; ip -6 route flush cache");
         let said = outside.run(&format!("({command}) || true"));
         words.iter().all(|words| said.contains(words))
@@ -99,7 +99,7 @@ fn hops(words: &str) -> Vec<&str> {
 const TRACEROUTE: &str = "traceroute -n -q1 -N1 -w3";
 
 /// A counter of r1's port to the outside.
-fn counter(node: &Node, name: &str) -> u64 {
+fn counter(node: &TestNode, name: &str) -> u64 {
     let stats = node.json(&["stats", "red"]);
     let port = &stats["vnets"]["red"]["nodes"]["r1"]["ports"]["eth0"];
     port[name].as_u64().or(port["dropped"][name].as_u64()).unwrap_or(0)
@@ -110,18 +110,18 @@ const GUESTS: &str = "{power: 0.2}";
 const KERNEL: &str = "{kind: kernel}";
 
 #[test]
-fn the_kernel_answers_for_its_forwarding_guests() {
+fn kernel_answers_exceptions_for_forwarding_guests() {
     answers("exc", GUESTS);
 }
 
 #[test]
-fn the_kernel_answers_where_it_forwards() {
+fn kernel_answers_exceptions_where_it_forwards() {
     answers("exckernel", KERNEL);
 }
 
 fn answers(name: &str, plane: &str) {
     let guests = plane == GUESTS;
-    let mut node = Node::start(name);
+    let mut node = TestNode::start(name);
     let outside = node.machine("mA", "extA");
     outside.run(OUTSIDE);
     node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
@@ -159,7 +159,7 @@ fn answers(name: &str, plane: &str) {
     }
 
     let ping = "ping -n -c1 -W2";
-    // The path's MTU, in two steps; what fits it arrives.
+    // The path's MTU, in two steps. Packets that fit arrive.
     says(&outside, &format!("{ping} -M do -s 1412 10.0.2.2"), &["From 10.0.1.1", "mtu = 1400"]);
     says(&outside, &format!("{ping} -M do -s 1322 10.0.2.2"), &["From 10.0.12.2", "mtu = 1300"]);
     says(&outside, &format!("{ping} -M do -s 1272 10.0.2.2"), &["1 received"]);
@@ -170,7 +170,7 @@ fn answers(name: &str, plane: &str) {
     says(&outside, &format!("{ping} -M dont -s 1412 10.0.2.2"), &["1 received"]);
     says(&outside, &format!("{ping} -R 10.0.2.2"), &["10.0.12.1", "10.0.2.1", "10.0.2.2"]);
 
-    // Nowhere to go.
+    // No route.
     let r1 = ["From 10.0.1.1", "From fd00:1::1"];
     for (from, to, words) in [
         ("10.0.1.3", "203.0.113.1", [r1[0], "Destination Net Unreachable"]),
@@ -182,7 +182,7 @@ fn answers(name: &str, plane: &str) {
     ] {
         says(&outside, &format!("{ping} -I {from} {to}"), &words);
     }
-    // Neighbours that are not there: r2 asks for them, for three seconds.
+    // Absent neighbours: r2 requests them for three seconds.
     let words = ["From 10.0.12.2", "Host Unreachable", "From fd00:12::2", "Address unreachable"];
     let both = "ping -n -c1 -W5 10.0.2.99 & ping -n -c1 -W5 fd00:2::99; wait";
     says(&outside, both, &words);
@@ -194,7 +194,7 @@ fn answers(name: &str, plane: &str) {
     }
     assert_eq!(counter(&node, "guest-blackhole"), dropped + if guests { 4 } else { 0 });
 
-    // With a TTL that ends at the router that is addressed.
+    // With a TTL that ends at the addressed router.
     for (ttl, to) in [(1, "10.0.1.1"), (1, "fd00:1::1"), (2, "10.0.12.2"), (2, "fd00:12::2")] {
         says(&outside, &format!("{ping} -t{ttl} {to}"), &["1 received"]);
     }
@@ -242,17 +242,17 @@ spec:
 "#;
 
 #[test]
-fn a_virtual_router_of_frr_is_a_gateway() {
+fn frr_vrrp_gateway_works_with_forwarding_guests() {
     is_a_gateway("vrrp", GUESTS);
 }
 
 #[test]
-fn a_virtual_router_of_frr_is_a_gateway_where_the_kernel_forwards() {
+fn frr_vrrp_gateway_works_with_kernel_forwarding() {
     is_a_gateway("vrrpkernel", KERNEL);
 }
 
 fn is_a_gateway(name: &str, plane: &str) {
-    let node = Node::start(name);
+    let node = TestNode::start(name);
     node.apply(pdp_e2e::specs::SUBSTRATE);
     node.apply(&VRRP.replace("PLANE", plane));
     eventually("r1 is master", || {

@@ -1,9 +1,10 @@
-//! The outside: a tunnel to a Linux machine over AF_XDP, through restarts of mux and pdpd; tunnels
-//! and whole interfaces by packet sockets; kernels that leave work to their devices; carriers.
+//! External connections: a tunnel to a Linux machine over AF_XDP,
+//! through restarts of mux and pdpd; tunnels and whole interfaces by
+//! packet sockets; kernels that leave work to their devices; carriers.
 
 use std::time::Instant;
 
-use pdp_e2e::{Machine, Node, all_answered, eventually, kill};
+use pdp_e2e::{TestMachine, TestNode, all_answered, eventually, kill};
 
 const SPEC: &str = r#"
 apiVersion: pdp/v1
@@ -36,16 +37,17 @@ spec:
     - endpoints: ["r1:eth1", "external:out"]
 "#;
 
-fn reaches(outside: &Machine) -> bool {
+fn reaches(outside: &TestMachine) -> bool {
     outside.try_run("ping -c1 -W1 10.0.1.2").is_ok()
 }
 
-fn attached(node: &Node) -> bool {
+fn attached(node: &TestNode) -> bool {
     let substrate = node.json(&["inspect", "substrate"]);
     substrate["status"]["externals"][0]["attached"] == true
 }
 
-/// Has `socket(AF_XDP)` fail as in a kernel without it, for itself and what it becomes.
+/// Makes `socket(AF_XDP)` fail as in a kernel without it,
+/// for itself and for the program that it executes.
 const WITHOUT_AF_XDP: &str = r#"
 import ctypes, os, struct, sys
 AF_XDP, SOCKET, EAFNOSUPPORT = 44, 41, 97
@@ -58,10 +60,10 @@ assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
 os.execv(sys.argv[1], sys.argv[1:])
 "#;
 
-/// The network works without AF_XDP, more slowly, and that is told.
+/// Without AF_XDP the network works, more slowly, and pdpd reports that.
 #[test]
-fn packet_sockets_take_the_place_of_af_xdp_where_there_is_none() {
-    let mut node = Node::prepare("noxdp");
+fn packet_sockets_replace_missing_af_xdp() {
+    let mut node = TestNode::prepare("noxdp");
     node.pdpd_wrapper(&["python3", "-c", WITHOUT_AF_XDP]);
     node.start_pdpd();
     let outside = node.machine("mA", "extA");
@@ -69,17 +71,17 @@ fn packet_sockets_take_the_place_of_af_xdp_where_there_is_none() {
     let spec = SPEC.replace(", vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}", "");
     node.apply(&spec);
     eventually("the outside reaches h1", || reaches(&outside));
-    let told = |node: &Node| {
+    let told = |node: &TestNode| {
         let substrate = node.json(&["inspect", "substrate"])["status"].clone();
         assert_eq!(substrate["phase"], "running", "{substrate}");
         substrate["externals"][0]["message"].as_str().unwrap_or_default().to_owned()
     };
     assert!(told(&node).contains("packet sockets take the place of AF_XDP"), "{}", told(&node));
-    // Looking again changes nothing.
+    // Applying again changes nothing.
     node.apply(&spec.replace("power: 0.2", "power: 0.3"));
     assert!(told(&node).contains("CONFIG_XDP_SOCKETS"), "{}", told(&node));
     eventually("the outside reaches h1", || reaches(&outside));
-    // A pdpd that has AF_XDP uses it.
+    // A pdpd with AF_XDP uses it.
     node.kill_pdpd();
     node.pdpd_wrapper(&[]);
     node.start_pdpd();
@@ -88,8 +90,8 @@ fn packet_sockets_take_the_place_of_af_xdp_where_there_is_none() {
 }
 
 #[test]
-fn a_tunnel_survives_the_mux_and_pdpd() {
-    let mut node = Node::start("ext");
+fn tunnel_survives_restarts_of_mux_and_pdpd() {
+    let mut node = TestNode::start("ext");
     let outside = node.machine("mA", "extA");
     outside.run(
         "ip addr add 192.0.2.2/24 dev eth0
@@ -105,10 +107,10 @@ fn a_tunnel_survives_the_mux_and_pdpd() {
     assert!(all_answered(&words, 20), "{words}");
     let stats = node.json(&["stats"]);
     assert!(stats["externals"]["A"]["received"].as_u64().expect("a counter") >= 20, "{stats}");
-    // What is not PdP's goes to the kernel.
+    // Other packets go to the kernel.
     outside.run("ping -c1 -W2 192.0.2.1");
 
-    // pdpd: not a packet is lost, and the next one adopts the sockets.
+    // pdpd: no packet is lost, and the next one adopts the sockets.
     node.kill_pdpd();
     let words = outside.run("ping -c20 -i0.02 -w60 10.0.1.2");
     assert!(all_answered(&words, 20), "{words}");
@@ -117,15 +119,16 @@ fn a_tunnel_survives_the_mux_and_pdpd() {
     let words = outside.run("ping -c20 -i0.02 -w60 10.0.1.2");
     assert!(all_answered(&words, 20), "{words}");
 
-    // The mux: sockets are made anew.
-    let pid = |node: &Node| node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64();
+    // The mux: it gets new sockets.
+    let pid =
+        |node: &TestNode| node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64();
     let mux = pid(&node).expect("the mux runs");
     kill(u32::try_from(mux).expect("a process id"));
     eventually("a new mux has the tunnel", || {
         pid(&node).is_some_and(|now| now != mux) && reaches(&outside)
     });
 
-    // A device that goes and comes back.
+    // A device that vanishes and returns.
     node.namespace().run("ip link del extA");
     eventually("the loss is told", || !attached(&node));
     outside.run(&format!(
@@ -177,9 +180,9 @@ spec:
     - endpoints: ["r1:eth1", "external:b"]
 "#;
 
-/// What B has sent and the node did not get from it, and the same the other way: what was before the
-/// node had the interface.
-fn of_b(node: &Node, b: &Machine) -> [u64; 2] {
+/// Frames that B has sent and the node has not received, and the
+/// reverse. These predate the node's use of the interface.
+fn of_b(node: &TestNode, b: &TestMachine) -> [u64; 2] {
     let stats = node.json(&["stats"])["externals"]["B"].clone();
     let count = |name: &str| stats[name].as_u64().expect("a counter");
     assert!(stats["dropped"]["too-long"].is_null() && stats["dropped"]["refused"].is_null());
@@ -191,8 +194,8 @@ fn of_b(node: &Node, b: &Machine) -> [u64; 2] {
     std::array::from_fn(|way| by_b[way].wrapping_sub(by_node[way]))
 }
 
-/// The same, with no frame on its way between the two looks.
-fn at_rest(node: &Node, b: &Machine) -> [u64; 2] {
+/// The same, with no frame in flight between the two readings.
+fn at_rest(node: &TestNode, b: &TestMachine) -> [u64; 2] {
     let mut before = of_b(node, b);
     eventually("no frame is on its way", || {
         std::mem::replace(&mut before, of_b(node, b)) == before
@@ -201,8 +204,8 @@ fn at_rest(node: &Node, b: &Machine) -> [u64; 2] {
 }
 
 #[test]
-fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
-    let mut node = Node::start("packet");
+fn packet_sockets_leave_other_frames_to_the_kernel() {
+    let mut node = TestNode::start("packet");
     let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
     a.run(
         "ip addr add 192.0.2.2/24 dev eth0
@@ -210,7 +213,7 @@ fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
          ip link set vx0 up; ip addr add 10.0.1.2/24 dev vx0
          ip route add 10.0.2.0/24 via 10.0.1.1",
     );
-    // Checksums are left to the device: the mux completes them.
+    // The sender leaves checksums to the device; the mux completes them.
     b.run(
         "ip addr add 10.0.2.2/24 dev eth0; ip route add 10.0.1.0/24 via 10.0.2.1
          ethtool -K eth0 tx on tso off gso off >/dev/null",
@@ -244,16 +247,16 @@ fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
             }
             now == before
         });
-        // What is not PdP's goes to the kernel, and nothing else.
+        // Only packets that are not PdP's go to the kernel.
         a.run("ping -c1 -W5 192.0.2.1");
         assert_eq!(host.run("ip neigh show dev extB"), "");
         let ports = host.run("awk '/^Udp: [0-9]/ {print $3}' /proc/net/snmp");
         assert_eq!(ports.trim(), "0", "datagrams to ports without a socket");
     }
-    // The host's frames may be put together, the vnet's not.
+    // The host's frames may be merged (GRO), the vnet's must not.
     let aggregates = |device: &str| host.run(&format!("ethtool -k {device} | grep generic-rec"));
     assert!(aggregates("extA").contains(": on") && aggregates("extB").contains(": off"));
-    let filters = |host: &Machine| host.run("tc filter show dev extB ingress");
+    let filters = |host: &TestMachine| host.run("tc filter show dev extB ingress");
     assert!(filters(&host).contains("pdp_tc"), "{}", filters(&host));
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
@@ -261,7 +264,7 @@ fn packet_sockets_take_what_is_theirs_and_the_kernel_gets_the_rest() {
     assert_eq!(node.leftovers(), [""; 0]);
 }
 
-/// A is this machine, by a whole interface; B has a VXLAN device of its kernel's.
+/// A is this machine, by a whole interface. B uses a VXLAN device of its kernel.
 const KERNELS_SPEC: &str = r#"
 apiVersion: pdp/v1
 kind: Substrate
@@ -299,10 +302,10 @@ spec:
 "#;
 
 #[test]
-fn what_a_kernel_leaves_to_its_device_is_done_and_carriers_pass() {
-    let mut node = Node::start("kernels");
-    // The kernel tells of a lost carrier up to a second late, but of a veth's at once, which it knows by
-    // the numbers of its two ends: they are not to be the same.
+fn mux_completes_kernel_offloads_and_passes_carrier() {
+    let mut node = TestNode::start("kernels");
+    // The kernel reports a lost carrier up to a second late, but a veth's at once. It recognises a
+    // veth by the numbers of its two ends, so these must differ.
     node.namespace().run("ip link add pad0 type veth peer name pad1");
     let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
     let all_on = "ethtool -K eth0 tx on tso on gso on tx-udp-segmentation on >/dev/null";
@@ -316,24 +319,24 @@ fn what_a_kernel_leaves_to_its_device_is_done_and_carriers_pass() {
          ip link set vx0 up; ip addr add 10.0.3.2/24 dev vx0; ip route add 10.0.0.0/16 via 10.0.3.1"
     ));
     node.namespace().run("ip addr add 192.0.2.1/24 dev extB");
-    // 45 datagrams that the kernel is not asked to cut: UDP_SEGMENT of linux/udp.h.
+    // 45 datagrams that the kernel need not cut: UDP_SEGMENT of linux/udp.h.
     let datagrams = "python3 -c \"import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.setsockopt(17, 103, 1400)
 s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
-    // One that is polled busily takes the place of one that is not, at the same queues.
+    // A busy-polled socket replaces an ordinary one at the same queues.
     node.apply(&KERNELS_SPEC.replace("ATTACH", "af-xdp"));
     for attach in ["af-xdp-busy-poll", "packet"] {
         node.apply(&KERNELS_SPEC.replace("ATTACH", attach));
         for outside in [&a, &b] {
             eventually("h1 is reached", || outside.try_run("ping -c1 -W1 10.0.1.2").is_ok());
         }
-        // The network's own addresses are none of the device's.
+        // The device lacks the network's own addresses.
         let all = node.namespace().run("ip -d -o link show extA");
         assert!(!all.contains("promiscuity 0"), "{attach}: {all}");
         for (outside, target) in [(&a, "10.0.1.2"), (&a, "fd00:1::2"), (&b, "10.0.1.2")] {
-            // It takes a fraction of a second, and minutes if most is sent again. The server has one client
-            // at a time.
+            // It takes a fraction of a second, or minutes with many
+            // retransmissions. The server has one client at a time.
             for way in ["", "-R"] {
                 let transfer = format!("timeout 20 iperf3 {way} -c {target} -n 20M");
                 eventually("20 MB are carried", || outside.try_run(&transfer).is_ok());
@@ -345,7 +348,8 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
                 eventually("all datagrams have come", || received() == before + 45);
             }
         }
-        // The host can reach A through the network, and both kernels take what the other has left.
+        // The host can reach A through the network, and both
+        // kernels accept the packets' open checksums.
         let server = b.spawn("iperf3 -s -1");
         eventually("B listens", || !b.run("ss -Hltn sport = 5201").is_empty());
         a.run("timeout 20 iperf3 -c 10.0.3.2 -n 20M");
@@ -359,7 +363,7 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         }
         assert!(node.log_of("red.h1").contains("Accepted connection from fd00:2::2"));
     }
-    // A device whose driver has no XDP would lose long frames, and says so.
+    // A device whose driver lacks XDP would lose long frames, and pdpd reports that.
     node.namespace().run("ip link add br0 type bridge; ip link set br0 up");
     for (attach, loses) in [("af-xdp", true), ("packet", false)] {
         let interface = format!("C: {{device: br0, attach: {attach}}}, A: {{");
@@ -371,7 +375,7 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         let told = bridge["message"].as_str().unwrap_or_default();
         assert_eq!(told.contains("give attach: packet"), loses, "{bridge}");
     }
-    // Why a frame was dropped before it was anybody's.
+    // Reason for a frame dropped before classification.
     b.run(
         "ip link add vx9 type vxlan id 9 local 192.0.2.2 remote 192.0.2.1 dstport 4789 dev eth0
          ip link set vx9 up; ip addr add 10.0.9.2/24 dev vx9; ping -c1 -W1 10.0.9.1 || true",
@@ -380,7 +384,7 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
     let told = |line: &str| line.starts_with("external B ") && line.contains("unknown-tunnel");
     assert!(table.lines().any(told), "{table}");
 
-    // The far end of A goes down, and B's device: ports have no carrier, and have it again.
+    // The peer of A goes down, and B's device: ports lose their carrier, and get it back.
     let machines = [
         ("r1:eth1", &a, "eth0", "external A: extA has no carrier"),
         ("r1:eth2", &node.namespace(), "extB", "external B: extB is down (ip link set extB up)"),
@@ -410,18 +414,18 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
             }
         }
     }
-    // Its routes went with its carrier.
+    // Its routes vanished with its carrier.
     a.run("ip route add 10.0.0.0/16 via 10.0.2.1");
     eventually("A reaches h1 again", || a.try_run("ping -c1 -W1 10.0.1.2").is_ok());
-    // A new pdpd knows of it, and says so.
+    // A new pdpd knows and reports it.
     a.run("ip link set eth0 down");
     let status = || node.json(&["inspect", "substrate"])["status"].clone();
     eventually("it is told", || status()["externals"][0]["carrier"] == false);
     assert!(status()["externals"][0]["attached"] == true && status()["phase"] == "running");
 }
 
-/// Datagrams that h1 got for nobody, as its kernel counts them.
-fn udp_datagrams(node: &Node) -> u64 {
+/// Datagrams to closed ports of h1, as its kernel counts them.
+fn udp_datagrams(node: &TestNode) -> u64 {
     let words = node.exec("red/h1", "cat /proc/net/snmp");
     let udp = words.lines().filter(|line| line.starts_with("Udp: ")).nth(1).expect("counters");
     udp.split_whitespace().nth(2).and_then(|word| word.parse().ok()).expect("NoPorts")

@@ -1,9 +1,9 @@
-//! Links of routers of kind `kernel` to the outside, past the mux.
+//! External links of routers of kind `kernel`, bypassing the mux.
 
 use std::time::{Duration, Instant};
 
 use pdp_e2e::counters::missing;
-use pdp_e2e::{Background, Machine, Node, all_answered, eventually, kill};
+use pdp_e2e::{Background, TestMachine, TestNode, all_answered, eventually, kill};
 use serde_json::Value;
 
 /// A parallel router with a tunnel, VNI 8.
@@ -29,8 +29,8 @@ spec:
     - endpoints: ["r1:eth0", "external:out"]
 "#;
 
-/// Two kernels with a link between them, one of which has a tunnel, VNI 7, and the same addresses; and another tunnel,
-/// of Ethernet in UDP over IPv6. `more` is of the vnet.
+/// Two kernels with a link between them. One of them has a tunnel, VNI 7, with the same addresses,
+/// and another tunnel of Ethernet in UDP over IPv6. `more` adds keys to the vnet.
 fn red(more: &str) -> String {
     format!(
         r#"
@@ -59,8 +59,8 @@ spec:
     )
 }
 
-/// The tunnels' other ends, as Linux has them: blue's has 10.0.2.3, red's 10.0.2.2.
-fn outside(node: &mut Node) -> Machine {
+/// The tunnels' Linux ends: blue's has 10.0.2.3, red's 10.0.2.2.
+fn outside(node: &mut TestNode) -> TestMachine {
     let outside = node.machine("out", "extA");
     outside.run(
         "ip addr add 192.0.2.2/24 dev eth0; ip addr add fd00:a::2/64 dev eth0 nodad
@@ -75,43 +75,43 @@ fn outside(node: &mut Node) -> Machine {
     outside
 }
 
-fn ready(node: &Node, vnet: &str) {
+fn ready(node: &TestNode, vnet: &str) {
     node.pdp(&["wait", vnet, "--for", "ready", "--timeout", "60s"]);
 }
 
-fn nodes(node: &Node) -> Vec<Value> {
+fn nodes(node: &TestNode) -> Vec<Value> {
     let status = node.json(&["inspect", "red"])["status"].clone();
     status["nodes"].as_array().expect("nodes").clone()
 }
 
-fn has_tap(node: &Node) -> bool {
+fn has_tap(node: &TestNode) -> bool {
     nodes(node).iter().any(|router| !router["tap"].is_null())
 }
 
-fn pids(node: &Node) -> Vec<Value> {
+fn pids(node: &TestNode) -> Vec<Value> {
     nodes(node).iter().map(|router| router["control"]["pid"].clone()).collect()
 }
 
-fn port(node: &Node, router: &str, port: &str) -> Value {
+fn port(node: &TestNode, router: &str, port: &str) -> Value {
     let stats = node.json(&["stats", "red"]);
     stats["vnets"]["red"]["nodes"][router]["ports"][port].clone()
 }
 
-fn count(node: &Node, counter: &str) -> u64 {
+fn count(node: &TestNode, counter: &str) -> u64 {
     port(node, "r1", "eth0")[counter].as_u64().expect("a counter")
 }
 
-/// Red's router answers so many pings, one each 5 ms.
-fn answers(outside: &Machine, pings: usize) {
+/// Checks that red's router answers `pings` pings, one each 5 ms.
+fn answers(outside: &TestMachine, pings: usize) {
     let words = outside.run(&format!("ping -I vx7 -c{pings} -i0.005 -W5 10.0.2.1 || true"));
     assert!(all_answered(&words, pings), "{words}");
 }
 
-fn reaches(outside: &Machine, what: &str) -> bool {
+fn reaches(outside: &TestMachine, what: &str) -> bool {
     outside.try_run(&format!("ping -c1 -W1 {what}")).is_ok()
 }
 
-/// Ends pings, of which the last one may be under way.
+/// Ends pings, of which the last one may be in flight.
 fn none_lost(pings: Background) {
     let words = pings.stop("INT");
     let counts = words.lines().find(|line| line.contains("packets transmitted"));
@@ -121,22 +121,22 @@ fn none_lost(pings: Background) {
     assert!(answered > 0 && sent - answered <= 1, "{words}");
 }
 
-fn carrier(node: &Node) -> String {
+fn carrier(node: &TestNode) -> String {
     node.exec("red/r1", "cat /sys/class/net/eth0/carrier").trim().to_owned()
 }
 
 #[test]
-fn a_kernel_is_reached_from_outside_without_any_process() {
-    let mut node = Node::start("far");
+fn kernel_router_is_reached_without_any_process() {
+    let mut node = TestNode::start("far");
     let outside = outside(&mut node);
     node.apply(BLUE);
     ready(&node, "blue");
-    // What comes out of vx8 is blue's, though the addresses are red's.
+    // Frames from vx8 are blue's, though their addresses are red's.
     let blue = || reaches(&outside, "-I 10.0.2.3 10.0.2.1");
     outside.run("ip route add 10.0.2.1/32 dev vx8 table 8; ip rule add from 10.0.2.3 lookup 8");
     eventually("blue is reached", blue);
 
-    // A device that does not send what programs redirect to it: frames go by the mux.
+    // A device that does not transmit redirected frames: they use the mux.
     node.apply(&red(""));
     ready(&node, "red");
     eventually("red is reached by the mux", || reaches(&outside, "-I vx7 10.0.2.1"));
@@ -144,7 +144,7 @@ fn a_kernel_is_reached_from_outside_without_any_process() {
     node.pdp(&["delete", "red"]);
     outside.run("ethtool -K eth0 gro on >/dev/null");
 
-    // Blue's tunnel has no gap while the program is exchanged.
+    // Blue's tunnel has no gap while the program is replaced.
     let mut pings = outside.command("ping");
     let pings = Background::start(pings.args("-I 10.0.2.3 -i0.01 10.0.2.1".split(' ')));
     node.apply(&red(""));
@@ -155,7 +155,7 @@ fn a_kernel_is_reached_from_outside_without_any_process() {
     let told = node.json(&["inspect", "red"])["status"].clone();
     assert!(told["message"].is_null() && told["ready"] == true, "{told}");
 
-    // TCP of what the router itself says, and of what it forwards.
+    // TCP of the router itself, and forwarded TCP.
     let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
     node.pdp(&["exec", "red/r2", "--", "sh", "-c", serve]);
     eventually("a file comes whole", || {
@@ -170,7 +170,7 @@ fn a_kernel_is_reached_from_outside_without_any_process() {
     assert!(sent > 500 && received > 100, "{sent} {received}");
     let stats = node.json(&["stats", "blue"]);
     assert_eq!(missing(&stats), [], "{stats}");
-    // What it has of the outside is seen as it is inside of the tunnel.
+    // A capture shows external packets in their form inside the tunnel.
     let arguments = ["capture", "red/external:out", "-f", "icmp", "-c", "2", "-w", "/dev/null"];
     let mut capture = Background::start(&mut node.pdp_command(&arguments));
     eventually("frames are captured", || {
@@ -188,7 +188,7 @@ fn a_kernel_is_reached_from_outside_without_any_process() {
     eventually("red is reached by UDP", || reaches(&outside, "10.0.3.1"));
     drop(socat);
 
-    // Not by another network's number, nor from another's address.
+    // Neither by another network's number, nor from another address.
     let before = count(&node, "received");
     outside.run("ip addr add 192.0.2.3/24 dev eth0");
     let send = |source: &str, vni: u8| {
@@ -208,7 +208,7 @@ s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789
     eventually("its own comes", || count(&node, "received") > got);
     assert!(got - before < 6, "at most some of the kernels' own: {before} {got}");
 
-    // Everything that could be on the way dies.
+    // Every process that could be on the path dies.
     none_lost(pings);
     let guests = pids(&node);
     let mut pings = outside.command("ping");
@@ -226,12 +226,12 @@ s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789
     answers(&outside, 100);
     assert_eq!(pids(&node), guests);
 
-    // The next hop is another one.
+    // The next hop changes.
     outside.run("ip link set eth0 address 02:00:00:00:09:09; ping -c1 -W2 192.0.2.1");
     let since = Instant::now();
     eventually("red is reached again", || reaches(&outside, "-I vx7 10.0.2.1"));
     assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
-    // There is none, which is told.
+    // The next hop vanishes, which is reported.
     node.namespace().run("ip addr del 192.0.2.1/24 dev extA");
     let message = || {
         let status = node.json(&["inspect", "red"])["status"].clone();
@@ -255,7 +255,7 @@ s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789
     eventually("carrier", || carrier(&node) == "1");
     eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));
 
-    // What comes is limited for all of the network.
+    // The ingress limit covers the whole network.
     node.apply(&red("police: {pps: 20}"));
     ready(&node, "red");
     assert_eq!(pids(&node), guests, "nothing starts anew");
@@ -265,7 +265,7 @@ s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789
     node.apply(&red(""));
     answers(&outside, 100);
 
-    // With the last such link all of it goes, and the mux's goes on.
+    // The last such link removes everything of it, while the mux's part continues.
     let pins = node.pins().join("_ports");
     assert!(pins.exists());
     let mut pings = outside.command("ping");

@@ -1,9 +1,9 @@
-//! A router that the mux forwards for by itself: it follows the same routes as a forwarding guest does, and a router
-//! changes between the two with all that its control guest has.
+//! A router whose packets the mux itself forwards. It follows the same routes as a forwarding
+//! guest. A router changes between the two and keeps everything of its control guest.
 
 use pdp_e2e::counters::missing;
 use pdp_e2e::routing::vtysh;
-use pdp_e2e::{Node, all_answered, eventually, kill};
+use pdp_e2e::{TestNode, all_answered, eventually, kill};
 use serde_json::Value;
 
 use super::examples::read;
@@ -15,14 +15,14 @@ pub(super) fn lab(plane: &str) -> String {
     format!("{before}{plane}{after}")
 }
 
-fn router(node: &Node) -> Value {
+fn router(node: &TestNode) -> Value {
     let status = node.json(&["inspect", "fastpath"])["status"].clone();
     let nodes = status["nodes"].as_array().expect("nodes").clone();
     nodes.into_iter().find(|found| found["name"] == "r1").expect("the router")
 }
 
-/// How often the state of r1's neighbour changed, and its control guest's process.
-pub(super) fn kept(node: &Node) -> (String, Value) {
+/// Number of state changes of r1's neighbour, and its control guest's process.
+pub(super) fn kept(node: &TestNode) -> (String, Value) {
     let words = vtysh(node, "fastpath/r1", "show ip ospf neighbor detail json").expect("ospfd");
     let text = words.to_string();
     let (_, changes) = text.split_once("stateChangeCounter\":").expect("a neighbour");
@@ -30,18 +30,19 @@ pub(super) fn kept(node: &Node) -> (String, Value) {
     (changes, router(node)["control"]["pid"].clone())
 }
 
-pub(super) fn pings(node: &Node) {
+pub(super) fn pings(node: &TestNode) {
     let words = node.exec("fastpath/h1", "ping -c30 -i0.02 -w20 10.2.0.2");
     let stats = node.json(&["stats", "fastpath"]);
     assert!(all_answered(&words, 30), "{words}{stats:#}");
     assert_eq!(missing(&stats), [], "{stats}");
 }
 
-/// What is guaranteed is shown, and changes without a packet lost; more than there is, is refused in words.
+/// Guaranteed power is shown, and changes without losing a
+/// packet. Excess power is refused with a message.
 #[test]
-fn power_of_the_mux_is_given_once_and_shown() {
-    let node = Node::start("fastpower");
-    let free = |node: &Node| {
+fn mux_power_is_allocated_once_and_shown() {
+    let node = TestNode::start("fastpower");
+    let free = |node: &TestNode| {
         let status = node.json(&["inspect", "substrate"])["status"]["fastpaths"].clone();
         let [all, used] = ["capacityMillicores", "usedMillicores"].map(|key| status[key].as_u64());
         (all.expect("a capacity"), used.expect("what is used"))
@@ -68,8 +69,8 @@ fn power_of_the_mux_is_given_once_and_shown() {
 }
 
 #[test]
-fn a_router_goes_from_guests_to_the_mux_and_back_and_keeps_its_neighbours() {
-    let node = Node::start("fastpath");
+fn router_switches_between_guests_and_fast_path() {
+    let node = TestNode::start("fastpath");
     node.apply(&lab("{power: 0.1}"));
     let ready = || node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
     ready();
@@ -90,7 +91,7 @@ fn a_router_goes_from_guests_to_the_mux_and_back_and_keeps_its_neighbours() {
         assert_eq!((guests, engine), expected, "{is}");
     }
     drop(ping);
-    // Of the frames of hosts none goes to the control guest but the first ones.
+    // Only the first of the hosts' frames go to the control guest.
     let punted = || -> u64 {
         let stats = node.json(&["stats", "fastpath"]);
         let ports = stats["vnets"]["fastpath"]["nodes"]["r1"]["ports"].clone();
@@ -99,7 +100,7 @@ fn a_router_goes_from_guests_to_the_mux_and_back_and_keeps_its_neighbours() {
     let first = punted();
     pings(&node);
     assert!(punted() < first + 5, "{first} before, {} after", punted());
-    // The mirror ends, and forwarding goes on; what the kernel has then is followed by a new one.
+    // The mirror ends, and forwarding continues. A new mirror follows the kernel's later changes.
     let pid = router(&node)["mirror"]["pid"].as_u64().expect("a mirror");
     kill(u32::try_from(pid).expect("a process"));
     pings(&node);
@@ -107,7 +108,7 @@ fn a_router_goes_from_guests_to_the_mux_and_back_and_keeps_its_neighbours() {
     let routes = || node.pdp(&["routes", "fastpath/r1", "--guest", "0", "--within", "10.3.0.0/16"]);
     eventually("the new route", || routes().contains("10.3.0.0/16"));
     pings(&node);
-    // A new mux has all of it again.
+    // A new mux gets all of it again.
     let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
     kill(mux.expect("a mux").0);
     eventually("the mux again", || node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok());

@@ -1,4 +1,4 @@
-//! Figure 1 with its data planes the other way round: what holds of the demo holds on either.
+//! Figure 1 with its data planes swapped. Everything that holds for the demo holds for both.
 
 use pdp_e2e::beside;
 

@@ -1,16 +1,16 @@
-//! docs/first-lab.md can be followed: its commands are run as they stand there, and what it promises them to print is
-//! what they print, but for numbers that are otherwise each time.
+//! docs/first-lab.md can be followed. The test runs its commands as written, and their output
+//! matches the page, except for numbers that vary.
 
 use std::fs;
 
-use pdp_e2e::Node;
+use pdp_e2e::TestNode;
 
 use super::examples::{Shell, blocks, fenced, read};
 
 const PAGE: &str = "docs/first-lab.md";
 
-/// Words of a line. What is a number in one way or another (a time, an id, a counter) is `#`, but not addresses of
-/// labs and how many routers were passed.
+/// Words of a line. Any kind of number (a time, an id, a counter)
+/// becomes `#`, except addresses of labs and hop counts.
 fn loosely(line: &str) -> Vec<String> {
     let word = |word: &str| {
         let word = word.trim_end_matches([',', ':']);
@@ -30,14 +30,14 @@ fn loosely(line: &str) -> Vec<String> {
     line.split_whitespace().map(word).collect()
 }
 
-/// Whether a promised line is within a printed one: its words, in this order and beside each other.
+/// True if a promised line is within a printed one: its words consecutively and in this order.
 fn is_within(promised: &str, printed: &str) -> bool {
     let (promised, printed) = (loosely(promised), loosely(printed));
     printed.windows(promised.len().max(1)).any(|window| window == promised)
 }
 
 #[test]
-fn promises_are_compared_loosely() {
+fn promised_output_is_matched_loosely() {
     let is = |promised: &str| {
         is_within(promised, "64 bytes from 10.2.0.2: icmp_seq=3 ttl=63 time=12 ms")
     };
@@ -50,10 +50,10 @@ fn promises_are_compared_loosely() {
 
 #[test]
 fn the_first_lab_can_be_followed() {
-    let node = Node::start("first-lab");
+    let node = TestNode::start("first-lab");
     let page = read(PAGE);
     assert!(read("README.md").contains(PAGE), "README links it");
-    // The reader does this, and it is what built the programs that run here.
+    // The reader does this; it built the programs that run here.
     let install = blocks(&page, "bash").concat();
     assert!(install.contains("make install") && read("Makefile").contains("\ninstall: "));
 

@@ -1,4 +1,4 @@
-//! docs/guarantees.md: each test that it names is a test, and all that are here are run in their turn.
+//! docs/guarantees.md: each test named there exists, and the ones here all run.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn each_promise_has_its_test() {
 }
 
 #[test]
-fn each_file_is_run_in_its_turn() {
+fn every_test_file_takes_the_right_permit() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e");
     for (directory, is_alone) in [("alone", true), ("beside", false)] {
         let modules = fs::read_to_string(tests.join(directory).join("mod.rs")).expect("mod.rs");

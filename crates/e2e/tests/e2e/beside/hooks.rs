@@ -1,10 +1,10 @@
-//! What the control guest's kernel would do to packets, and forwarding guests don't, is told and, by
-//! default, done.
+//! Processing by the control guest's kernel that forwarding
+//! guests lack is reported and, by default, done.
 
 use std::time::{Duration, Instant};
 
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Node, all_answered, beside, eventually};
+use pdp_e2e::{TestNode, all_answered, beside, eventually};
 
 const FIREWALL: [&str; 3] = [
     "nft add table ip fw",
@@ -12,17 +12,17 @@ const FIREWALL: [&str; 3] = [
     "nft add rule ip fw forward icmp type echo-request drop",
 ];
 
-fn reaches(node: &Node) -> bool {
+fn reaches(node: &TestNode) -> bool {
     node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
 }
 
-/// What `get`, `inspect` and `routes --diff` say of r1's hooks: all the same, or nothing.
-fn said(node: &Node) -> String {
+/// Messages of `get`, `inspect` and `routes --diff` about r1's hooks: all equal, or empty.
+fn said(node: &TestNode) -> String {
     let conditions = |value: &serde_json::Value| -> String {
         let all = value["conditions"].as_array().cloned().unwrap_or_default();
         all.iter().map(|about| about["message"].as_str().expect("words").to_owned()).collect()
     };
-    // It may change between two looks.
+    // It may change between two reads.
     let mut said = String::new();
     eventually("get and inspect say the same", || {
         said = conditions(&node.json(&["get"])[0]);
@@ -32,9 +32,9 @@ fn said(node: &Node) -> String {
 }
 
 #[test]
-fn what_the_kernel_would_do_is_told_and_done() {
+fn kernel_hooks_are_reported_and_applied() {
     let _turn = beside();
-    let node = Node::start("hooks");
+    let node = TestNode::start("hooks");
     let spec = |hooks| two_hosts("red", &format!("{{power: 0.2, kernelHooks: {hooks}}}"));
     node.apply(SUBSTRATE);
     node.apply(&two_hosts("red", "{power: 0.2}"));
@@ -56,7 +56,7 @@ fn what_the_kernel_would_do_is_told_and_done() {
     assert!(diff.status.success() && note.contains("note: nft chain ip fw forward"), "{diff:?}");
     assert!(node.pdp(&["get"]).contains("nft chain ip fw forward"), "the table has it too");
 
-    // Full speed all the same, for who says so; nothing is started anew but the mirror.
+    // `kernelHooks: ignore` gives full speed nevertheless. Only the mirror restarts.
     node.apply(&spec("ignore"));
     eventually("the firewall is ignored", || reaches(&node));
     eventually("and that is told", || said(&node).contains("kernelHooks: ignore"));
@@ -67,7 +67,7 @@ fn what_the_kernel_would_do_is_told_and_done() {
     eventually("no firewall", || reaches(&node));
     eventually("and nothing is told", || said(&node).is_empty());
 
-    // A rule by source, of which the main table knows nothing.
+    // A rule by source, which the main table lacks.
     node.exec("red/r1", "ip rule add from 10.1.0.2 prohibit");
     eventually("the rule is told", || said(&node).contains("from 10.1.0.2/32"));
     eventually("and obeyed", || {
@@ -76,7 +76,8 @@ fn what_the_kernel_would_do_is_told_and_done() {
     });
 }
 
-/// What is read of `/proc/net/stat/arp_cache`, or IPv6's: entries now, and how often the table was full.
+/// Values of `/proc/net/stat/arp_cache`, or IPv6's:
+/// current entries, and how often the table was full.
 fn table(name: &str) -> (u64, u64) {
     let text = std::fs::read_to_string(format!("/proc/net/stat/{name}")).expect("the kernel's");
     let rows: Vec<Vec<u64>> = text
@@ -87,12 +88,12 @@ fn table(name: &str) -> (u64, u64) {
     (rows[0][0], rows.iter().map(|row| *row.last().expect("a column")).sum())
 }
 
-/// Somebody sends to all of a link's stations, one after the other; a network that shares nothing with it
-/// finds each new station of its own at the first ping.
+/// A network scans all stations of its link. An unrelated network still resolves each new station
+/// of its own at the first ping.
 #[test]
-fn a_scan_of_one_networks_link_takes_no_neighbours_from_another() {
+fn link_scan_takes_no_neighbours_from_others() {
     let _turn = beside();
-    let node = Node::start("scan");
+    let node = TestNode::start("scan");
     let wide = r#"
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -123,7 +124,7 @@ spec:
         let ping = format!("ping -c1 -W1 {to}");
         eventually(vnet, || node.try_exec(&format!("{vnet}/h1"), &ping).is_ok());
     }
-    // 900 a second, to each once: below the limit of punts.
+    // 900 per second, one to each: below the punt limit.
     let scan = "import socket, time, itertools
 four = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -157,12 +158,12 @@ for i in itertools.count():
     assert!(node.try_exec("eve/h1", "ping -c1 -W1 10.16.0.2").is_ok(), "who is known is reached");
 }
 
-/// Flows over two gateways that nobody has spoken to: the kernel, which gets their first packets, would ask
-/// for the gateways of its own choice alone.
+/// Flows over two gateways without traffic so far. The kernel, which gets their first packets,
+/// would only request the gateways that it chooses itself.
 #[test]
 fn flows_over_several_gateways_leave_the_slow_path() {
     let _turn = beside();
-    let node = Node::start("gateways");
+    let node = TestNode::start("gateways");
     let hosts: String = [2, 3]
         .map(|n| {
             format!(
@@ -209,7 +210,7 @@ HOSTS  links:
         diff.status.success()
             && node.pdp(&["routes", "red/r1", "--guest", "0"]).contains("203.0.113")
     });
-    // One flow at a time, when nobody knows a gateway: other flows would have both asked for.
+    // One flow at a time, while no gateway is known: several flows would request both.
     const PACKETS: u64 = 100;
     let ports = 5000..5012u16;
     for port in ports.clone() {
@@ -234,7 +235,7 @@ for turn in range({PACKETS}):
     assert!(punted < Some(PACKETS * ports.len() as u64 / 4), "flows are punted for good: {port}");
 }
 
-/// h1 - r1 - h2, which r1's kernel forwards for.
+/// h1 - r1 - h2, where r1 has the kernel data plane.
 fn of_a_kernel(name: &str) -> String {
     format!(
         r#"
@@ -262,7 +263,7 @@ spec:
     )
 }
 
-/// For some seconds, so many a second of each family: packets to stations that nobody has.
+/// Sends packets of each family to nonexistent stations for some seconds, at a given rate.
 const SCAN: &str = r#"
 import itertools, socket, struct, sys, time
 s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
@@ -290,7 +291,7 @@ for i in itertools.count(256):
 print(i - 256)
 "#;
 
-/// What a setting of a neighbour table was, which it is again afterwards.
+/// Previous value of a neighbour table's setting, restored afterwards.
 struct Setting(String, String);
 
 impl Setting {
@@ -307,15 +308,15 @@ impl Drop for Setting {
     }
 }
 
-/// Scans that one network's kernel forwards: 4,000 unknown stations of each family a second.
+/// Scans forwarded by one network's kernel: 4,000 unknown stations of each family per second.
 #[test]
-fn a_scan_that_a_kernel_forwards_takes_none_either() {
+fn kernel_forwarded_scan_takes_no_neighbours_from_others() {
     let _turn = beside();
-    // As pdpd has them for two such routers, where it is in the machine's first network namespace.
+    // The values that pdpd sets for two such routers in the machine's first network namespace.
     let both = ["ipv4", "ipv6"]
         .map(|family| ["gc_thresh2", "gc_thresh3"].map(|name| Setting::of(family, name)));
     pdp_net::shared::raise_neighbours(2 * 16_384).expect("the tables have room");
-    let node = Node::start("kernelscan");
+    let node = TestNode::start("kernelscan");
     node.apply(SUBSTRATE);
     let known = ["10.16.0.2", "fd02::2", "fd01::1"];
     for name in ["eve", "vic"] {
@@ -345,7 +346,7 @@ fn a_scan_that_a_kernel_forwards_takes_none_either() {
         assert!(all_answered(&words, 50), "{to}: {words}");
     }
     println!("{} of each were scanned; {there:?} entries", scan.finish().trim());
-    // More than the tables of a machine have where nobody made room.
+    // More than the default tables of a machine hold.
     assert!(there.iter().all(|entries| *entries > 2048), "{there:?}");
     let fulls = [table("arp_cache").1, table("ndisc_cache").1];
     assert_eq!(fulls, full.map(|(_, fulls)| fulls), "tables were full");

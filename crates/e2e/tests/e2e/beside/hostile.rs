@@ -1,24 +1,25 @@
-//! Guests that do harm, as programs of their own (`hostile/guest.py`): whatever one does to the mux
-//! that it shares with others, theirs goes on without a loss, and it is told what it did.
+//! Harmful guests, as separate programs (`hostile/guest.py`). Whatever
+//! one does to the mux that it shares with others, their traffic
+//! continues without loss, and the guest's tenant learns what it did.
 //!
-//! Beside each attack h1 pings h2 a hundred times a second through another network on the same mux and
-//! forwarding engine.
+//! During each attack h1 pings h2 a hundred times per second through another network on the same
+//! mux and forwarding engine.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::counters::missing;
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Background, Node, all_answered, eventually};
+use pdp_e2e::{Background, TestNode, all_answered, eventually};
 use serde_json::{Value, json};
 
 const GUEST: &str = include_str!("hostile/guest.py");
 
-/// Answers that must come beside each attack, and the pause between two pings, seconds.
+/// Required answers during each attack, and the pause between two pings, seconds.
 const PINGS: usize = 200;
 const PING_PAUSE: &str = "0.01";
 
-/// What breaks the contract, and a word of what the tenant is told.
+/// Protocol violations, and a word of the message to the tenant.
 const BREACHES: [(&str, &str); 9] = [
     ("index", "ahead of"),
     ("bounds", "bytes at"),
@@ -31,7 +32,7 @@ const BREACHES: [(&str, &str); 9] = [
     ("unsealed", "seal"),
 ];
 
-/// What breaks nothing that could be told, and is to be without effect on others.
+/// Actions without a reportable violation, which must not affect others.
 const NUISANCES: [&str; 13] = [
     "cookie",
     "silent",
@@ -48,7 +49,7 @@ const NUISANCES: [&str; 13] = [
     "stopped",
 ];
 
-/// The same network, with another program.
+/// The same network with another program.
 fn evil(kind: &str) -> String {
     let program = match kind {
         "rules" | "stopped" => json!("router"),
@@ -58,13 +59,13 @@ fn evil(kind: &str) -> String {
 }
 
 struct Bench {
-    node: Node,
+    node: TestNode,
     mux: u32,
 }
 
 impl Bench {
     fn start() -> Self {
-        let node = Node::start("hostile");
+        let node = TestNode::start("hostile");
         node.apply(SUBSTRATE);
         node.apply(&two_hosts("good", "{power: 0.3}"));
         eventually("h1 reaches h2", || node.try_exec("good/h1", "ping -c1 -W1 10.2.0.2").is_ok());
@@ -77,13 +78,13 @@ impl Bench {
         self.node.json(&["stats", "evil"])["vnets"]["evil"]["nodes"]["r1"]["guests"]["0"].clone()
     }
 
-    /// What the evil guest and its starter said.
+    /// Output of the evil guest and its starter.
     fn said(&self) -> String {
-        // One that is being made anew has no log for a moment.
+        // A guest that is being restarted briefly has no log.
         self.node.try_pdp(&["logs", "evil/r1", "--guest", "0"]).unwrap_or_default()
     }
 
-    /// Pings of the good network, now.
+    /// Starts pings of the good network.
     fn pings(&self) -> Background {
         let command = format!("ping -c{PINGS} -i{PING_PAUSE} -w60 10.2.0.2");
         let mut all = vec!["exec", "good/h1", "--"];
@@ -91,7 +92,7 @@ impl Bench {
         Background::start(&mut self.node.pdp_command(&all))
     }
 
-    /// What must hold whatever was done.
+    /// Checks what must hold after any action.
     fn check(&self, kind: &str, pings: Background) {
         let words = pings.finish();
         assert!(all_answered(&words, PINGS), "{kind}: {words}");
@@ -119,7 +120,8 @@ impl Bench {
         panic!("descriptors and maps of the mux: {held:?}, and now {now:?}: {fds:?}");
     }
 
-    /// What the mux holds at rest: the least within a second, without a connection that comes and goes.
+    /// Resources that the mux holds at rest: the minimum
+    /// within a second, to ignore brief connections.
     fn held_at_rest(&self) -> [usize; 2] {
         let looks = (0..10).map(|_| {
             std::thread::sleep(Duration::from_millis(100));
@@ -128,7 +130,7 @@ impl Bench {
         looks.reduce(|one, other| [one[0].min(other[0]), one[1].min(other[1])]).expect("ten")
     }
 
-    /// Descriptors of the mux, and maps of memory that others gave it.
+    /// Descriptors of the mux, and mappings of peers' memory.
     fn held(&self) -> [usize; 2] {
         let count = |what: &str| format!("/proc/{}/{what}", self.mux);
         let fds = fs::read_dir(count("fd")).expect("the mux runs").count();
@@ -138,7 +140,7 @@ impl Bench {
 }
 
 #[test]
-fn who_breaks_the_contract_is_out_and_told_why() {
+fn guest_breaking_memif_contract_is_disconnected_with_reason() {
     let bench = Bench::start();
     let node = &bench.node;
     let held = bench.held_at_rest();
@@ -149,7 +151,7 @@ fn who_breaks_the_contract_is_out_and_told_why() {
         let _frames = Background::start(&mut node.pdp_command(&ask));
         let pings = bench.pings();
         if reason.is_empty() {
-            // It only hangs up by nonsense; that is no fault of a frame.
+            // It only hangs up because of invalid messages; no frame is at fault.
             eventually("it connects", || bench.said().contains("thrown out"));
         } else {
             eventually(&format!("{kind} is told"), || {
@@ -167,7 +169,7 @@ fn who_breaks_the_contract_is_out_and_told_why() {
 }
 
 #[test]
-fn who_is_a_nuisance_is_one_to_nobody_else() {
+fn misbehaving_guest_harms_no_other_network() {
     let bench = Bench::start();
     let node = &bench.node;
     let held = bench.held_at_rest();
@@ -190,7 +192,7 @@ fn who_is_a_nuisance_is_one_to_nobody_else() {
         let said = bench.said();
         match kind {
             "punch" => assert!(said.contains(" no memory taken away"), "{said}"),
-            // 64, and 8 for each of its two vports, with those that it has anyway.
+            // 64, and 8 for each of its two vports, in addition to its usual ones.
             "descriptors" => {
                 let opened = said.split(" opened ").nth(1).and_then(|rest| rest.lines().next());
                 let opened: u32 = opened.and_then(|count| count.parse().ok()).expect(&said);
@@ -205,9 +207,9 @@ fn who_is_a_nuisance_is_one_to_nobody_else() {
     bench.lets_go(held);
 }
 
-/// 20,000 rules that every packet to the control guest goes through, or nobody there who takes
-/// packets; and a flood of them, which goes on.
-fn control_side(node: &Node, stop: bool) -> Background {
+/// 20,000 rules that every packet to the control guest traverses, or a control guest that takes no
+/// packets. In addition a continuous flood of them.
+fn control_side(node: &TestNode, stop: bool) -> Background {
     let script = "
         nft add table ip slow
         nft add chain ip slow input '{ type filter hook input priority 0; }'

@@ -1,15 +1,15 @@
-//! Hosts and control guests with root file systems of their own: a directory, an OCI image layout, an archive, and an
-//! image of a registry.
+//! Hosts and control guests with their own root file systems: a directory, an OCI image layout, an
+//! archive, and an image from a registry.
 
 use std::fs;
 use std::path::Path;
 
-use pdp_e2e::{Background, Node, eventually, sh};
+use pdp_e2e::{Background, TestNode, eventually, sh};
 
 /// Programs of the machine that the roots get.
 const PROGRAMS: &str = "/bin/sh /bin/cat /bin/ls /bin/sleep /bin/ping /bin/ip";
 
-/// Makes a small root: some programs with their libraries, and a file that tells it from others.
+/// Makes a small root: some programs with their libraries, and a file that identifies it.
 fn make_root(root: &Path, mark: &str) {
     let root = root.display();
     sh(&format!(
@@ -28,7 +28,7 @@ fn make_root(root: &Path, mark: &str) {
     ));
 }
 
-/// An OCI image layout of one layer, and no tool but tar; with what the image says of how it is run.
+/// Makes an OCI image layout of one layer with tar only, and with the image's run configuration.
 fn make_layout(layout: &Path, root: &Path, config: &str) {
     let (layout, root) = (layout.display(), root.display());
     sh(&format!(
@@ -96,15 +96,15 @@ spec:
 }
 
 #[test]
-fn guests_run_on_images_of_their_own() {
-    let mut node = Node::start("images");
+fn guests_run_on_their_own_images() {
+    let mut node = TestNode::start("images");
     let (root, other) = (node.directory.join("directory"), node.directory.join("other"));
     make_root(&root, "a-directory");
     make_root(&other, "a-layout");
-    // What an image lacks of places to mount on is made.
+    // Missing mount points of an image are made.
     fs::remove_dir_all(other.join("var")).expect("removed");
     make_layout(&node.directory.join("layout"), &other, "{}");
-    // What counts is the layout alone.
+    // Only the layout counts.
     fs::remove_dir_all(&other).expect("removed");
     node.apply(&spec(&node.directory));
     eventually("h1 reaches h2", || node.try_exec("red/h1", "/bin/ping -c1 -W1 10.0.2.2").is_ok());
@@ -118,7 +118,7 @@ fn guests_run_on_images_of_their_own() {
         assert!(!listed.contains("python3") && listed.contains("ping"), "{name}: {listed}");
     }
     assert_eq!(node.exec("red/h2", "/bin/cat /etc/more").trim(), "of the spec");
-    // An image that is not there is told before what runs is stopped, and by a dry run.
+    // A missing image is reported before running processes stop, and also by a dry run.
     let pid =
         |name: &str| node.json(&["inspect", &format!("red/{name}")])["control"]["pid"].clone();
     let before = [pid("h1"), pid("h2")];
@@ -141,10 +141,10 @@ fn guests_run_on_images_of_their_own() {
         }
     }
     assert_eq!(before, [pid("h1"), pid("h2")], "what runs is what ran");
-    // What runs on an image that is gone since is no fault.
+    // An image that vanished later is no error for running processes.
     fs::rename(node.directory.join("layout"), node.directory.join("gone")).expect("renamed");
     node.apply(&good);
-    // Guests don't write into what others may run on, too.
+    // Guests can't write into a root that others may use too.
     let write = ["exec", "red/h1", "--", "/bin/sh", "-c", "echo x > /etc/mark"];
     let _ = node.try_pdp(&write);
     let mark = fs::read_to_string(root.join("etc/mark")).expect("the mark");
@@ -156,7 +156,7 @@ fn guests_run_on_images_of_their_own() {
 }
 
 /// Debian's registry with TLS and a password, in the node's network namespace; and a password file.
-fn start_registry(node: &Node) -> Background {
+fn start_registry(node: &TestNode) -> Background {
     let place = node.directory.join("registry").display().to_string();
     sh(&format!(
         r#"mkdir -p {place}/certs/127.0.0.1:5000; cd {place}
@@ -176,7 +176,7 @@ EOF"#
     node.namespace().spawn(&format!("docker-registry serve {place}/config.yml"))
 }
 
-fn push(node: &Node, layout: &str, name: &str) {
+fn push(node: &TestNode, layout: &str, name: &str) {
     let place = node.directory.display();
     let line = format!(
         "skopeo copy --quiet --dest-creds me:pass --dest-cert-dir {place}/registry/certs/127.0.0.1:5000 \
@@ -185,11 +185,11 @@ fn push(node: &Node, layout: &str, name: &str) {
     eventually("it is pushed", || node.namespace().try_run(&line).is_ok());
 }
 
-/// By a name alone, as docker has it; run as the image says; the same image after a reboot, when the registry is gone
-/// and the name stands for another.
+/// An image named as in docker runs as configured in it. After a reboot the same image runs,
+/// although the registry is gone and the name denotes another.
 #[test]
-fn an_image_of_a_registry_runs_as_it_is_and_stays_what_it_was() {
-    let mut node = Node::prepare("registry");
+fn registry_image_runs_and_stays_pinned() {
+    let mut node = TestNode::prepare("registry");
     let place = node.directory.display().to_string();
     let registry = start_registry(&node);
     for name in ["first", "second"] {
@@ -230,8 +230,8 @@ spec:
         )
     };
     let image = "127.0.0.1:5000/lab/small:1";
-    // Without the password it is told, at its place, and nothing is stored.
-    // What is told is broken into lines.
+    // Without the password the error is reported at its position,
+    // and nothing is stored. Messages are broken into lines.
     let flat =
         |words: String| words.replace('|', " ").split_whitespace().collect::<Vec<_>>().join(" ");
     let words = flat(node.try_apply(&spec(image)).expect_err("no password"));
@@ -245,10 +245,10 @@ spec:
     let dry = node.pdp(&["apply", "--dry-run", "-f", &file.display().to_string()]);
     assert!(dry.contains(&format!("image/{image}")), "{dry}");
     node.apply(&spec(image));
-    let said = |node: &Node, name: &str| {
+    let said = |node: &TestNode, name: &str| {
         node.try_exec(&format!("red/{name}"), "/bin/cat /srv/said").unwrap_or_default()
     };
-    let runs = |node: &Node, name: &str, mark: &str| {
+    let runs = |node: &TestNode, name: &str, mark: &str| {
         eventually(&format!("{name} runs {mark}"), || {
             said(node, name) == format!("{mark}\nblue /srv\n")
         });
@@ -260,7 +260,7 @@ spec:
     eventually("they reach each other", || {
         node.try_exec("red/h1", "/bin/ping -c1 -W1 10.0.0.2").is_ok()
     });
-    // With its own command, `exec`, the names of the others and what is bound, over a root that may be written to.
+    // With its own command, `exec`, the names of the others and bind mounts, over a writable root.
     eventually("h1 is ready", || {
         let commands = node.json(&["inspect", "red/h1"])["commands"].clone();
         let is = |index: usize, name: &str, state: &str| {
@@ -270,8 +270,8 @@ spec:
     });
     let text = node.exec("red/h1", "/bin/cat /srv/by-exec");
     assert!(text.contains("10.0.0.2\th2") && text.ends_with("of the machine\n"), "{text}");
-    // The digest is in the spec that is stored, and what is used is not removed.
-    let digest = |node: &Node| {
+    // The stored spec contains the digest, and used images are not removed.
+    let digest = |node: &TestNode| {
         let stored = node.pdp(&["inspect", "red", "--format", "yaml"]);
         let at = stored.find("sha256:").expect("a digest");
         stored[at..at + 71].to_owned()
@@ -279,7 +279,8 @@ spec:
     let first = digest(&node);
     let words = node.try_pdp(&["images", "rm", image]).expect_err("it is used");
     assert!(words.contains("is used by red/h1"), "{words}");
-    // The name stands for another image from now on; what was applied does not, until it is asked for.
+    // From now on the name denotes another image. The applied
+    // spec keeps the old one until an update is requested.
     push(&node, "second", "lab/small:1");
     let unchanged = node.apply(&spec(image));
     assert!(unchanged.contains("0 changed"), "{unchanged}");
@@ -304,11 +305,11 @@ spec:
     assert!(!node.directory.join("state").exists());
 }
 
-/// A registry that takes a connection and says nothing: no other change waits for it, nor does the end of the daemon, and
-/// one that is killed leaves no process.
+/// A registry that accepts a connection and stays silent. Other changes and the end of the daemon
+/// do not wait for it. A killed pull leaves no process.
 #[test]
-fn a_pull_that_hangs_keeps_nobody_waiting_and_ends_with_the_daemon() {
-    let mut node = Node::start("hangs");
+fn hanging_pull_blocks_nobody_and_ends_with_daemon() {
+    let mut node = TestNode::start("hangs");
     let spec = |name: &str, image: &str| {
         format!(
             "{{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {{name: {name}}}, \
@@ -324,12 +325,12 @@ fn a_pull_that_hangs_keeps_nobody_waiting_and_ends_with_the_daemon() {
         node.namespace().try_run("socat -u OPEN:/dev/null TCP:127.0.0.1:5001").is_ok()
     });
     let place = node.directory.join("state/pulls");
-    let pulls = |node: &Node| {
+    let pulls = |node: &TestNode| {
         let needle = format!("{}/", place.display());
         let processes = node.processes().into_iter();
         processes.filter(|(_, line)| line.contains("skopeo") && line.contains(&needle)).count()
     };
-    let ask = |node: &Node| {
+    let ask = |node: &TestNode| {
         let asks =
             Background::start(&mut node.pdp_command(&["apply", "-f", &file.display().to_string()]));
         eventually("it is pulled", || pulls(node) > 0);

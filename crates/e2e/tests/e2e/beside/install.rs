@@ -1,5 +1,5 @@
-//! `scripts/install-deps` on machines with other Rusts than the pinned one, or none. What it calls
-//! is played: nothing is downloaded, and nothing of this machine is changed.
+//! `scripts/install-deps` on machines without the pinned Rust, or without any. The programs that it
+//! calls are simulated: nothing is downloaded, and this machine stays unchanged.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -8,13 +8,13 @@ use std::process::{Command, Output};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// What the script, and what is played, call of the system's.
+/// System tools called by the script and by the simulated programs.
 const TOOLS: [&str; 8] = ["cat", "chmod", "cut", "dirname", "grep", "mkdir", "sed", "sh"];
 
-/// Says that every package is there.
+/// Reports every package as installed.
 const DPKG_QUERY: &str = r#"shift 3; for package; do echo "ii  $package"; done"#;
 
-/// Puts a rustup in place, as rustup's own script does.
+/// Installs a rustup, as rustup's own script does.
 const CURL: &str = r#"echo "curl $*" >> "$LOG"
 cat << 'SCRIPT'
 echo "init $*" >> "$LOG"
@@ -84,7 +84,7 @@ impl Machine {
         command.output().unwrap()
     }
 
-    /// What was called, a word before each line's arguments.
+    /// Calls made, with a word before each line's arguments.
     #[track_caller]
     fn installs(&self) -> Vec<String> {
         let output = self.install();
@@ -116,7 +116,7 @@ fn calls(rustup: bool) -> Vec<String> {
 }
 
 #[test]
-fn rust_is_installed_where_it_is_missing_or_another() {
+fn missing_or_wrong_rust_is_installed() {
     let rustup = ("home/.cargo/bin/rustup", RUSTUP);
     let proxy = ("home/.cargo/bin/rustc", PROXY);
     let debians = ("bin/rustc", DEBIANS_RUSTC);

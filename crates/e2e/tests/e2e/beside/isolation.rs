@@ -1,26 +1,26 @@
-//! Isolation of whole virtual networks, with every data plane and attachment beside each other: no
-//! frame, count, route, neighbour, sysctl, capture or answer of the API of one shows in another.
+//! Isolation of whole virtual networks, with every data plane and attachment side by side. No
+//! frame, count, route, neighbour, sysctl, capture or API answer of one appears in another.
 //!
-//! All networks have the same names, MACs and addresses inside, and tunnels over one interface that
-//! differ in one thing. Each sends frames with a pattern of its own, and some that are made to be
-//! mistaken; captures run at every port. The interface is attached by AF_XDP, and by packet sockets.
-//! What frames of the mux alone do is crates/mux/tests/isolation.rs.
-//! Machines outside are Linux's, so that none of our own code decides whose a frame is.
+//! All networks use the same names, MACs and addresses inside, and tunnels over one interface that
+//! differ in one field. Each sends frames with its own pattern, and some misleading ones; captures
+//! run at every port. The interface is attached by AF_XDP, and by packet sockets.
+//! crates/mux/tests/isolation.rs tests the mux alone. External machines use Linux, so that none of
+//! our own code decides about a frame's owner.
 
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use pdp_e2e::{Background, Node, eventually};
+use pdp_e2e::{Background, TestNode, eventually};
 use serde_json::json;
 
-/// Kinds of data planes: our router with one guest, and with two in order; a program on TAPs; DPDK's
-/// testpmd on memif; the mux; two routers that the kernel forwards for and joins, twice.
+/// Kinds of data planes: our router with one guest, and with two in order; a program on TAPs;
+/// DPDK's testpmd on memif; the mux; two joined routers with the kernel data plane, twice.
 const PLANES: [&str; NETS] = ["router", "kernel", "tap", "memif", "ordered", "fastpath", "kernel"];
 
 const NETS: usize = 7;
 
-/// Names of the networks, which are in nothing else.
+/// Names of the networks, which occur nowhere else.
 const NAMES: [&str; NETS] = ["qazvn", "wsxvn", "edcvn", "rfvvn", "tgbvn", "yhnvn", "ujmvn"];
 
 /// Tunnels: remote address, port and VNI. Each differs from another in one of them.
@@ -53,8 +53,8 @@ while True:
             ends[1 - ends.index(end)].send(frame)
 "#;
 
-/// Frames that are made to be mistaken, each with the pattern of who sends it: with a VLAN tag, from
-/// MACs of others, to the node's own underlay address and MAC as a tunnel of others.
+/// Misleading frames, each with its sender's pattern: with a VLAN tag, from others' MACs, and to
+/// the node's own underlay address and MAC as another's tunnel.
 const SPOOFS: &str = r#"
 import socket, struct, sys
 mark, mac = bytes.fromhex(sys.argv[1]) * 8, bytes.fromhex(sys.argv[2])
@@ -88,7 +88,7 @@ struct Net {
     tunnel: (&'static str, u16, u32),
     /// The namespace at the tunnel's other end.
     outside: String,
-    /// Two bytes that its frames are full of.
+    /// Two bytes that fill its frames.
     mark: String,
 }
 
@@ -97,12 +97,12 @@ impl Net {
         self.has_guests() || ["fastpath", "kernel"].contains(&self.plane)
     }
 
-    /// Whether guests forward that have tables of routes.
+    /// True if guests with route tables forward.
     fn has_guests(&self) -> bool {
         ["router", "ordered"].contains(&self.plane)
     }
 
-    /// What h1 asks for: behind the router, or on its own subnet.
+    /// Address that h1 pings: behind the router, or on its own subnet.
     fn target(&self) -> &'static str {
         if self.is_routed() { "10.0.2.2" } else { "10.0.1.3" }
     }
@@ -163,7 +163,7 @@ impl Net {
         .to_string()
     }
 
-    /// The port that the tunnel is at.
+    /// Port of the tunnel.
     fn outer(&self) -> &'static str {
         if self.plane == "kernel" { "r2:eth0" } else { "r1:eth1" }
     }
@@ -173,7 +173,7 @@ impl Net {
         ["r1:eth0", self.outer()].map(|port| format!("{}/{port}", self.name))
     }
 
-    /// Nodes and interfaces of them that are looked at from inside.
+    /// Nodes and their interfaces that are captured from inside.
     fn watched(&self) -> &'static [(&'static str, &'static str)] {
         match self.plane {
             "kernel" => &[("h1", "eth0"), ("r1", "eth1"), ("r2", "eth1")],
@@ -181,15 +181,15 @@ impl Net {
         }
     }
 
-    /// Its own pattern, as it is in frames.
+    /// Own pattern, as in frames.
     fn pattern(&self) -> Vec<u8> {
         let byte = |at: usize| u8::from_str_radix(&self.mark[at..at + 2], 16).expect("hex");
         [byte(0), byte(2)].repeat(8)
     }
 }
 
-/// Networks in which plane, tunnel and place in the order are matched anew.
-fn networks(node: &Node, turn: usize) -> Vec<Net> {
+/// Networks with a new assignment of plane, tunnel and position.
+fn networks(node: &TestNode, turn: usize) -> Vec<Net> {
     let net = |at: usize| Net {
         name: NAMES[at],
         plane: PLANES[(at * 3 + turn) % NETS],
@@ -205,7 +205,7 @@ fn is_in(bytes: &[u8], pattern: &[u8]) -> bool {
 }
 
 fn isolated(turn: usize) {
-    let mut node = Node::start("isolated");
+    let mut node = TestNode::start("isolated");
     let outside = node.machine("mA", "extA");
     node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
     // A second machine on the same wire: Linux has each VNI once.
@@ -256,7 +256,7 @@ fn isolated(turn: usize) {
         node.exec(&r1, &format!("sysctl -qw net.ipv4.ip_default_ttl={}", at + 100));
     }
 
-    // Captures at every port, while all send. All but the last, that sends nothing.
+    // Captures at every port, while all send. The last network sends nothing.
     let (silent, loud) = nets.split_last().expect("some");
     let before = node.json(&["stats", silent.name]);
     let mut captures = Vec::new();
@@ -266,7 +266,8 @@ fn isolated(turn: usize) {
         let capture = Background::start(&mut node.pdp_command(&arguments));
         captures.push((port, file, capture));
     }
-    // Of more ports than the mux captures at a time, and of links in the kernel, their nodes see all.
+    // For the ports beyond the mux's limit of captures, and
+    // for kernel links, the nodes themselves capture.
     for net in &nets {
         for (name, device) in net.watched() {
             let port = format!("{}/{name}", net.name);
@@ -288,7 +289,7 @@ fn isolated(turn: usize) {
         let h1 = format!("{}/h1", net.name);
         let line = format!("ping -c{PINGS} -i0.02 -W9 -s 400 -p {} {}", net.mark, net.target());
         let words = node.exec(&h1, &line);
-        // How many come back is not the matter here: testpmd takes the others' CPU.
+        // The number of answers does not matter here: testpmd uses the others' CPU.
         let some = words.contains("bytes from") && !words.contains("wrong");
         assert!(some, "{}: {words}", net.name);
         let spoofs = |from: &str, port: &str| {
@@ -313,7 +314,7 @@ fn isolated(turn: usize) {
         }
     }
 
-    // Counters: of who was silent, little more than nothing (neighbours may be asked for).
+    // Counters of the silent network: almost zero (neighbour requests are possible).
     let after = node.json(&["stats", silent.name]);
     let counted = |stats: &serde_json::Value| -> u64 {
         let nodes = stats["vnets"][silent.name]["nodes"].as_object().expect("nodes");
@@ -323,7 +324,7 @@ fn isolated(turn: usize) {
     let more = counted(&after) - counted(&before);
     assert!(more < PINGS as u64, "{}: {more} frames", silent.name);
 
-    // Routes, and what the API says.
+    // Routes, and the API's answers.
     for (at, net) in nets.iter().enumerate() {
         let r1 = format!("{}/r1", net.name);
         let mut answers = vec![
@@ -357,7 +358,7 @@ fn isolated(turn: usize) {
         }
     }
 
-    // One goes, the others stay.
+    // One is deleted, the others stay.
     node.pdp(&["delete", nets[0].name]);
     for net in &nets[1..] {
         let line = format!("ping -c1 -W1 {}", net.target());
@@ -367,7 +368,7 @@ fn isolated(turn: usize) {
     }
 }
 
-/// A network namespace that goes with the test.
+/// Network namespace, removed when dropped.
 struct Namespace(String);
 
 impl Namespace {
@@ -384,11 +385,11 @@ impl Drop for Namespace {
 }
 
 #[test]
-fn nothing_of_one_network_shows_in_another() {
+fn networks_see_nothing_of_each_other() {
     isolated(0);
 }
 
 #[test]
-fn nor_when_planes_and_tunnels_are_matched_otherwise() {
+fn networks_stay_isolated_with_other_plane_pairings() {
     isolated(1);
 }

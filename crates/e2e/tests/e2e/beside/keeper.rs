@@ -1,9 +1,9 @@
-//! The keeper with a real node: whom a tenant's own troubles cost anything.
+//! The reconciler with a real node: one tenant's troubles cost others nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pdp_e2e::{Node, eventually, kill};
+use pdp_e2e::{TestNode, eventually, kill};
 
 const SUBSTRATE: &str = "
 apiVersion: pdp/v1
@@ -35,14 +35,14 @@ spec:
     )
 }
 
-fn guest(node: &Node, vnet: &str, number: usize) -> Option<u32> {
+fn guest(node: &TestNode, vnet: &str, number: usize) -> Option<u32> {
     let nodes = node.json(&["inspect", vnet])["status"]["nodes"].clone();
     let r1 = nodes.as_array()?.iter().find(|node| node["name"] == "r1")?.clone();
     u32::try_from(r1["guests"][number]["pid"].as_u64()?).ok()
 }
 
-/// Kills a guest; how long until another runs.
-fn replaced(node: &Node, vnet: &str) -> Duration {
+/// Kills a guest; returns the time until another runs.
+fn replaced(node: &TestNode, vnet: &str) -> Duration {
     let before = guest(node, vnet, 0).expect("it runs");
     let killed = Instant::now();
     kill(before);
@@ -50,16 +50,17 @@ fn replaced(node: &Node, vnet: &str) -> Duration {
     killed.elapsed()
 }
 
-/// Longest time for a guest to be replaced on a machine that others use too. What it takes is printed.
+/// Longest time to replace a guest on a machine with
+/// other users. The test prints the measured time.
 const REPLACED_MAX: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_dead_guest_is_replaced_beside_a_tenant_that_stops_and_kills_its_own() {
-    let node = Node::start("keeper");
+fn dead_guest_is_replaced_beside_a_hostile_tenant() {
+    let node = TestNode::start("keeper");
     node.apply(&format!("{SUBSTRATE}---{}", vnet("good", 1, "")));
     let alone = replaced(&node, "good");
     node.apply(&vnet("evil", 2, ""));
-    // The back-off of what ends often would be measured otherwise.
+    // Otherwise this would measure the back-off for frequent restarts.
     let pause = || std::thread::sleep(Duration::from_secs(12));
     let over = AtomicBool::new(false);
     let mut took = Vec::new();
@@ -67,7 +68,7 @@ fn a_dead_guest_is_replaced_beside_a_tenant_that_stops_and_kills_its_own() {
         scope.spawn(|| {
             let mut guests = 2;
             while !over.load(Ordering::Relaxed) {
-                // One that stands still never says that it has its routes, nor gives anything back.
+                // A stopped guest never reports its routes, nor returns frames.
                 if let Some(pid) = guest(&node, "evil", 1) {
                     pdp_e2e::sh(&format!("kill -STOP {pid} || true"));
                 }
@@ -89,8 +90,8 @@ fn a_dead_guest_is_replaced_beside_a_tenant_that_stops_and_kills_its_own() {
 }
 
 #[test]
-fn a_node_may_be_called_as_a_file_of_the_kernel() {
-    let mut node = Node::start("names");
+fn node_may_be_named_like_a_kernel_file() {
+    let mut node = TestNode::start("names");
     let named = vnet("tasks", 1, "").replace("h1", "tasks").replace("r1", "guest");
     node.apply(&format!("{SUBSTRATE}---{named}---{}", vnet("other", 1, "")));
     eventually("it is there", || node.try_exec("tasks/tasks", "ping -c1 -W1 10.0.1.1").is_ok());

@@ -1,13 +1,13 @@
-//! Routers that the control guest's kernel forwards for.
+//! Routers with the kernel data plane.
 
 use pdp_e2e::counters::missing;
-use pdp_e2e::{Background, Node, all_answered, eventually, kill};
+use pdp_e2e::{Background, TestNode, all_answered, eventually, kill};
 use serde_json::Value;
 
 use super::fastpath::{kept, lab, pings};
 use super::watch::Watched;
 
-fn nodes(node: &Node, vnet: &str) -> Vec<Value> {
+fn nodes(node: &TestNode, vnet: &str) -> Vec<Value> {
     let status = node.json(&["inspect", vnet])["status"].clone();
     status["nodes"].as_array().expect("nodes").clone()
 }
@@ -16,8 +16,8 @@ fn named(nodes: &[Value], name: &str) -> Value {
     nodes.iter().find(|found| found["name"] == name).expect("the node").clone()
 }
 
-/// Which way each link takes, and why.
-fn ways(node: &Node) -> Vec<String> {
+/// Path of each link, and the reason.
+fn ways(node: &TestNode) -> Vec<String> {
     let links = node.json(&["inspect", "fastpath"])["status"]["links"].clone();
     let way = |link: &Value| {
         let words = ["way", "wayReason"].map(|key| link[key].as_str().unwrap_or_default());
@@ -26,11 +26,11 @@ fn ways(node: &Node) -> Vec<String> {
     links.as_array().expect("links").iter().map(way).collect()
 }
 
-/// From each kind of data plane to the kernel and back: nothing but the router's own data plane is begun anew.
+/// From each kind of data plane to the kernel and back. Only the router's own data plane restarts.
 #[test]
-fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
-    let node = Node::start("tokernel");
-    // r2 keeps its guests, so that the link between them goes by the mux in any case.
+fn router_switches_to_kernel_forwarding_and_back() {
+    let node = TestNode::start("tokernel");
+    // r2 keeps its guests, so that the link between them uses the mux in any case.
     let lab = |plane: &str| {
         let own = format!("    r1:\n      kind: router\n      dataPlane: {plane}\n");
         lab("{power: 0.1}").replace("    r1:\n      kind: router\n", &own)
@@ -61,15 +61,16 @@ fn a_router_goes_from_any_data_plane_to_its_kernel_and_back() {
     assert!(refused.contains("\"guests\" is not a key of kind kernel"), "{refused}");
 }
 
-/// Two vrouters that their kernels forward for are joined by the kernel: no process of PdP has a part in it.
+/// A kernel link joins two vrouters with the kernel data plane, without any PdP process.
 #[test]
-fn a_link_between_two_kernels_needs_no_process() {
-    let mut node = Node::start("straight");
-    let ready = |node: &Node| node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
+fn link_between_kernel_routers_needs_no_process() {
+    let mut node = TestNode::start("straight");
+    let ready =
+        |node: &TestNode| node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
     node.apply(&lab("{kind: kernel}"));
     ready(&node);
     pings(&node);
-    let counters = |node: &Node| {
+    let counters = |node: &TestNode| {
         let stats = node.json(&["stats", "fastpath"]);
         assert_eq!(missing(&stats), [], "{stats}");
         let port = stats["vnets"]["fastpath"]["nodes"]["r1"]["ports"]["eth1"].clone();
@@ -77,18 +78,18 @@ fn a_link_between_two_kernels_needs_no_process() {
     };
     let before = counters(&node);
     assert_eq!(ways(&node), ["mux h1 is a host", "kernel", "mux h2 is a host"]);
-    // What kernel ports have in common is in use.
+    // The common parts of kernel ports are in use.
     let doctor = node.pdp(&["doctor"]);
     assert!(doctor.contains("nothing outlives its network or tenant"), "{doctor}");
-    // Everything that could be on the way dies, and no frame is lost.
+    // Every process that could be on the path dies, and no frame is lost.
     let pings = "setsid ping -c1500 -i0.002 -w60 10.0.12.2 >/tmp/said 2>&1 &";
     node.pdp(&["exec", "fastpath/r1", "--", "sh", "-c", pings]);
-    let pids = |node: &Node| {
+    let pids = |node: &TestNode| {
         let all = nodes(node, "fastpath");
         ["r1", "r2"].map(|name| named(&all, name)["control"]["pid"].clone())
     };
     let guests = pids(&node);
-    let mux = |node: &Node| {
+    let mux = |node: &TestNode| {
         let mut all = node.processes().into_iter();
         all.find(|(_, line)| line.contains("pdp-mux")).map(|(pid, _)| pid)
     };
@@ -108,8 +109,8 @@ fn a_link_between_two_kernels_needs_no_process() {
     let after = counters(&node);
     assert!((0..2).all(|at| after[at] >= before[at] + 1500), "{before:?} {after:?}");
 
-    // A link that is down takes the carrier with it, on both sides.
-    let carrier = |node: &Node, router: &str| {
+    // A link that is down takes the carrier on both sides.
+    let carrier = |node: &TestNode, router: &str| {
         let path = "cat /sys/class/net/eth1/carrier";
         node.exec(&format!("fastpath/{router}"), path).trim().to_owned()
     };
@@ -120,14 +121,14 @@ fn a_link_between_two_kernels_needs_no_process() {
     ready(&node);
     eventually("OSPF again", || node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok());
 
-    // Its rate holds without anything waiting, and is changed while it is used.
+    // Its rate holds without a queue, and changes while it is used.
     let rate = |rate: &str| {
         let plain = "- endpoints: [\"r1:eth1\", \"r2:eth1\"]";
         lab("{kind: kernel}").replace(plain, &format!("{plain}\n      rate: {rate}"))
     };
     node.apply(&rate("1Mbps"));
     node.try_exec("fastpath/r1", "ping -f -c400 -l400 -W1 -s 1400 10.0.12.2").ok();
-    let policed = |node: &Node| {
+    let policed = |node: &TestNode| {
         let stats = node.json(&["stats", "fastpath"]);
         let port = stats["vnets"]["fastpath"]["nodes"]["r1"]["ports"]["eth1"].clone();
         port["dropped"]["policed"].as_u64().unwrap_or(0)
@@ -135,7 +136,7 @@ fn a_link_between_two_kernels_needs_no_process() {
     assert!(policed(&node) > 100, "{}", policed(&node));
     assert_eq!(pids(&node), guests, "a rate starts nothing anew");
 
-    // A guest that deletes its end has it again, with its address and its link.
+    // A guest that deletes its end gets it back, with its address and its link.
     node.exec("fastpath/r1", "ip link del eth1");
     let since = std::time::Instant::now();
     eventually("it is there again", || {
@@ -144,7 +145,7 @@ fn a_link_between_two_kernels_needs_no_process() {
     assert!(since.elapsed().as_secs() < 5, "{:?}", since.elapsed());
     assert_eq!(pids(&node), guests, "and nothing else");
 
-    // What else it does to it is told until it is undone.
+    // Other changes are reported until they are undone.
     let told = || -> Vec<String> {
         let r1 = named(&nodes(&node, "fastpath"), "r1");
         let conditions = r1["conditions"].as_array().cloned().unwrap_or_default();
@@ -165,7 +166,7 @@ fn a_link_between_two_kernels_needs_no_process() {
         let told = told();
         told.len() == 1 && told[0].contains("renamed to other, its link address set to 02:00:")
     });
-    // A new pdpd finds it as well, and counts on from its first answer.
+    // A new pdpd finds it as well, and continues counting from its first answer.
     let before = counters(&node);
     node.kill_pdpd();
     node.start_pdpd();
@@ -180,7 +181,8 @@ fn a_link_between_two_kernels_needs_no_process() {
     let r1 = named(&nodes(&node, "fastpath"), "r1");
     assert!(r1["conditions"].is_null(), "{r1}");
 
-    // With a delay the link goes by the mux. That restarts both routers, so `link set` wants --restart.
+    // With a delay the link uses the mux. That restarts
+    // both routers, so `link set` requires --restart.
     let guests = pids(&node);
     let delay = ["link", "set", "fastpath/link2", "delay=5ms"];
     let refused = node.try_pdp(&delay).expect_err("it restarts routers");
@@ -202,11 +204,11 @@ fn a_link_between_two_kernels_needs_no_process() {
     assert!(!pins.exists() && !node.run_dir().join("ports").exists());
 }
 
-/// Of a router that its kernel forwards for, and of a host, as of others: routes of OSPF and its next-hop objects, and
-/// such as were set by hand.
+/// For a router with the kernel data plane, and a host, as for others: OSPF's routes and next-hop
+/// objects, and those set by hand.
 #[test]
-fn routes_of_a_kernel_are_listed_with_its_ports() {
-    let node = Node::start("kroutes");
+fn kernel_routes_are_listed_with_their_ports() {
+    let node = TestNode::start("kroutes");
     node.apply(&lab("{kind: kernel}"));
     node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
     let listed = |arguments: &[&str]| -> Vec<String> {
@@ -238,7 +240,7 @@ fn routes_of_a_kernel_are_listed_with_its_ports() {
     assert!(refused.contains("its own kernel forwards for it"), "{refused}");
 }
 
-/// h1 - r1 - r2 - r3 - h3, with static routes: r2 has no interface that PdP moves a frame of.
+/// h1 - r1 - r2 - r3 - h3, with static routes. PdP moves no frame of r2's interfaces.
 pub(super) const ROW: &str = r#"
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -268,15 +270,15 @@ spec:
 "#;
 
 #[test]
-fn a_router_among_routers_has_no_helper_and_passes_everything() {
-    let node = Node::start("row");
+fn router_between_routers_needs_no_helper() {
+    let node = TestNode::start("row");
     node.apply(ROW);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
     let r2 = named(&nodes(&node, "row"), "r2");
     assert!(r2["tap"].is_null() && r2["mirror"].is_null(), "{r2}");
     let words = node.exec("row/h1", "ping -c20 -i0.02 -w20 10.3.0.2");
     assert!(all_answered(&words, 20), "{words}");
-    // Whole frames, and TCP of what routers send themselves, whose checksums no device writes.
+    // Whole frames, and TCP of the routers themselves, whose checksums no device writes.
     let words = node.exec("row/h1", "ping -c3 -i0.1 -w20 -M do -s 1472 10.3.0.2");
     assert!(all_answered(&words, 3), "{words}{:#}", node.json(&["stats", "row"]));
     let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
@@ -286,18 +288,18 @@ fn a_router_among_routers_has_no_helper_and_passes_everything() {
         node.try_pdp(&["exec", "row/r1", "--", "sh", "-c", get]).is_ok()
     });
     assert_eq!(missing(&node.json(&["stats", "row"])), []);
-    // r2's end restarts alone, and both of its links are there again.
+    // Only r2's end restarts, and both of its links are there again.
     node.pdp(&["restart", "row/r2"]);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
     let words = node.exec("row/h1", "ping -c5 -i0.1 -w20 10.3.0.2");
     assert!(all_answered(&words, 5), "{words}");
 }
 
-/// What of Linux no other data plane does at its own speed is done to each frame, and all that went into a port
-/// came out of another or is counted.
+/// Linux features that no other data plane has at full speed apply to each frame. All frames
+/// received by a port leave by another or are counted.
 #[test]
-fn all_of_linux_is_there() {
-    let node = Node::start("linux");
+fn kernel_data_plane_has_all_linux_features() {
+    let node = TestNode::start("linux");
     node.apply(&lab("{kind: kernel}"));
     node.pdp(&["wait", "fastpath", "--for", "ready", "--timeout", "60s"]);
     let r1 = |line: &str| node.exec("fastpath/r1", line);
@@ -315,18 +317,18 @@ fn all_of_linux_is_there() {
     let rules = r1("nft list chain ip t n");
     assert!(rules.contains("counter packets 1 "), "once for all packets of the flow: {rules}");
     r1("nft delete table ip t");
-    // Policy routing, and a table of its own.
+    // Policy routing with a separate table.
     r1("ip route add blackhole default table 7");
     r1("ip rule add from 10.1.0.2 to 10.2.0.2 table 7");
     let words = node.try_exec("fastpath/h1", "ping -c3 -i0.1 -W1 10.2.0.2").expect_err("dropped");
     assert!(words.contains("100% packet loss"), "{words}");
     r1("ip rule del from 10.1.0.2 to 10.2.0.2 table 7");
-    // Fragments are made.
-    // Where OSPF has no neighbour, to which it would be another interface.
+    // Fragments are made. On an interface without an OSPF
+    // neighbour, as OSPF would treat it as a new interface.
     node.exec("fastpath/r2", "ip link set eth0 mtu 1400");
     let words = h1("ping -c3 -i0.1 -w20 -M dont -s 1472 10.2.0.2");
     assert!(all_answered(&words, 3), "{words}");
-    // A shaper of the guest's own: 60 packets of 1,028 bytes at 400 kbit/s take more than a second.
+    // The guest's own shaper: 60 packets of 1,028 bytes at 400 kbit/s take more than a second.
     r1("tc qdisc add dev eth1 root tbf rate 400kbit burst 2kb latency 2s");
     let begun = std::time::Instant::now();
     let words = h1("ping -c60 -l60 -i0.002 -W5 -s 1000 10.2.0.2");
@@ -376,7 +378,8 @@ spec:
     - endpoints: ["r2:eth0", "h2:eth0"]
 "#;
 
-/// Sends numbers to a group, 100 a second, for a minute; tells who has joined it from this source what came.
+/// Sends numbers to a group, 100 per second, for a minute. [`RECEIVE`] joins the group with this
+/// source, and checks the numbers.
 const SEND: &str = "import socket, struct, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 8)
@@ -396,8 +399,8 @@ for turn in range(200):
     assert number == first + turn, (first, turn, number)";
 
 #[test]
-fn multicast_is_routed_and_policies_of_ipsec_hold() {
-    let node = Node::start("cast");
+fn multicast_routing_and_ipsec_policies_work() {
+    let node = TestNode::start("cast");
     node.apply(MULTICAST);
     node.pdp(&["wait", "cast", "--for", "ready", "--timeout", "60s"]);
     eventually("h1 reaches h2", || node.try_exec("cast/h1", "ping -c1 -W1 10.2.0.2").is_ok());
@@ -410,7 +413,7 @@ fn multicast_is_routed_and_policies_of_ipsec_hold() {
     let sent = stats["vnets"]["cast"]["nodes"]["r1"]["ports"]["eth1"]["sent"].as_u64();
     assert!(sent >= Some(200), "by the link in the kernel: {stats}");
 
-    // Policies of IPsec; this test's machine may lack what would encrypt.
+    // IPsec policies; this test's machine may lack encryption.
     let r1 = |line: &str| node.exec("cast/r1", line);
     let counted = |name: &str| {
         let text = r1("cat /proc/net/xfrm_stat");
@@ -436,8 +439,8 @@ fn multicast_is_routed_and_policies_of_ipsec_hold() {
     }
 }
 
-/// Of 50 packets from h1 to h3, how many go through the stack of r2.
-pub(super) fn by_stack(node: &Node) -> u64 {
+/// Number of 50 packets from h1 to h3 that pass through the stack of r2.
+pub(super) fn by_stack(node: &TestNode) -> u64 {
     let sent = || -> u64 {
         let file = "cat /sys/class/net/eth1/statistics/tx_packets";
         node.exec("row/r2", file).trim().parse().expect("a number")
@@ -447,10 +450,10 @@ pub(super) fn by_stack(node: &Node) -> u64 {
     sent() - before
 }
 
-/// What nothing hooks into goes through a router without its stack, which is seen by its interface's own counters.
+/// Packets without hooks pass a router by the XDP bypass. The interface's own counters count them.
 #[test]
-fn packets_go_the_short_way_until_something_hooks_into_them() {
-    let node = Node::start("shortway");
+fn packets_use_xdp_bypass_until_a_hook_appears() {
+    let node = TestNode::start("shortway");
     node.apply(ROW);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
     eventually("pdpd lends the short way", || by_stack(&node) < 10);
@@ -463,13 +466,13 @@ fn packets_go_the_short_way_until_something_hooks_into_them() {
     assert!(by_stack(&node) >= 40);
     node.exec("row/r2", "nft delete table ip t");
     assert!(by_stack(&node) < 10);
-    // What the kernel's look-up does not say is watched.
+    // The router watches properties that the kernel's look-up does not return.
     node.exec("row/r2", "ip route replace 10.3.0.0/24 via 10.23.0.3 mtu 1000");
     eventually("the route's MTU is heeded", || {
         let words = node.try_exec("row/h1", "ping -c1 -W1 -M do -s 1200 10.3.0.2");
         words.is_err_and(|words| words.contains("mtu = 1000") || words.contains("mtu=1000"))
     });
-    // Who wants it so has all packets go by the stack.
+    // `kernelHooks: strict` sends all packets through the stack.
     let strict = ROW.replace("{kind: kernel}", "{kind: kernel, kernelHooks: strict}");
     let pid = named(&nodes(&node, "row"), "r2")["control"]["pid"].clone();
     node.apply(&strict);

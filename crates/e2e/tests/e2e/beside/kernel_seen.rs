@@ -1,17 +1,17 @@
-//! Captures and traces of frames that stay in the kernel.
+//! Captures and traces of frames on kernel links.
 
 use std::cell::Cell;
 use std::thread;
 use std::time::Duration;
 
 use pdp_e2e::meter::cpu_s;
-use pdp_e2e::{Background, Node, all_answered, eventually, sh};
+use pdp_e2e::{Background, TestNode, all_answered, eventually, sh};
 use serde_json::Value;
 
 use super::kernel::{ROW, by_stack};
 
-/// Sends a frame to everybody out of r1's port to r2, with these bytes behind its addresses.
-fn send(node: &Node, bytes: &str) {
+/// Sends a broadcast frame out of r1's port to r2, with these bytes behind its addresses.
+fn send(node: &TestNode, bytes: &str) {
     let line = format!(
         "import socket; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind((\"eth1\", 0)); \
          s.send(bytes.fromhex(\"ffffffffffff020000000001{bytes}\") + b\"x\" * 50)"
@@ -19,8 +19,9 @@ fn send(node: &Node, bytes: &str) {
     node.pdp(&["exec", "row/r1", "--", "python3", "-c", &line]);
 }
 
-/// Captures at a port, into a file, what a filter wants, until there are so many frames; `make` makes some.
-fn captured(node: &Node, filter: &str, count: usize, make: impl Fn()) -> Vec<String> {
+/// Captures frames matching a filter at a port, into a
+/// file, until there are `count`. `make` makes some.
+fn captured(node: &TestNode, filter: &str, count: usize, make: impl Fn()) -> Vec<String> {
     let file = node.directory.join("seen.pcap").display().to_string();
     let count = count.to_string();
     let arguments = ["capture", "row/r2:eth0", "-f", filter, "-c", &count, "-w", &file];
@@ -32,8 +33,8 @@ fn captured(node: &Node, filter: &str, count: usize, make: impl Fn()) -> Vec<Str
     sh(&format!("tcpdump -ner {file} 2>/dev/null")).lines().map(str::to_owned).collect()
 }
 
-/// The stages of a frame at a port that a filter wants, while it is pinged from `from`.
-fn traced(node: &Node, port: &str, filter: &str, (from, to): (&str, &str)) -> Vec<[String; 2]> {
+/// Stages of a frame matching a filter at a port, while it is pinged from `from`.
+fn traced(node: &TestNode, port: &str, filter: &str, (from, to): (&str, &str)) -> Vec<[String; 2]> {
     let trace = thread::scope(|scope| {
         let waits = scope.spawn(|| node.json(&["trace", port, "-f", filter, "--wait", "60"]));
         while !waits.is_finished() {
@@ -58,13 +59,13 @@ fn are(stages: &[[String; 2]], wanted: &[(&str, &str)]) {
 
 #[test]
 fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
-    let node = Node::start("kernelseen");
+    let node = TestNode::start("kernelseen");
     node.apply(ROW);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
     eventually("pdpd lends the short way", || by_stack(&node) < 10);
 
-    // Both directions, each frame once, though it would go the short way, and from the beginning on: what was lent is
-    // so for ten seconds.
+    // Both directions, each frame once, although it would use the XDP bypass. Also from the
+    // beginning, although the bypass was enabled for ten seconds.
     let pings = Cell::new(0);
     let ping = || {
         pings.set(pings.get() + 1);
@@ -78,7 +79,7 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     assert_eq!((lines.len(), seen), (20, [10, 10]), "{lines:#?}");
     eventually("packets go the short way again", || by_stack(&node) < 10);
 
-    // Tags are where they were, for filters as well, though the kernel takes them off.
+    // Tags are where they were, also for filters, although the kernel removes them.
     let (tagged, plain) = ("8100000588b5", "88b5");
     let lines =
         captured(&node, "vlan 5", 1, || [plain, tagged].iter().for_each(|it| send(&node, it)));
@@ -88,7 +89,7 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     });
     assert!(lines.iter().all(|line| !line.contains("vlan")), "{lines:#?}");
 
-    // From port to port.
+    // From one port to the other.
     let (from, to) = ("row/h1", "10.3.0.2");
     let filter = "icmp[icmptype] == icmp-echo";
     let stages = traced(&node, "row/r2:eth0", filter, (from, to));
@@ -99,13 +100,13 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
         ("send", "by eth1 to 02:"),
     ];
     are(&stages, &forwarded);
-    // Whatever becomes of its addresses.
+    // Regardless of address translation.
     let rule = "nft 'add table ip t; add chain ip t c { type nat hook postrouting priority 100; }; \
                 add rule ip t c oifname eth1 masquerade'";
     node.pdp(&["exec", "row/r2", "--", "sh", "-c", rule]);
     are(&traced(&node, "row/r2:eth0", filter, (from, to)), &forwarded);
     node.exec("row/r2", "nft delete table ip t");
-    // To the router itself, and to nowhere.
+    // To the router itself, and without a route.
     let stages = traced(&node, "row/r2:eth0", filter, ("row/r1", "10.12.0.2"));
     forwarded[1].1 = "port eth0, 10.12.0.1 > 10.12.0.2";
     forwarded[2].1 = "by its kernel, to which 10.12.0.2 belongs";
@@ -119,11 +120,11 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     are(&stages, &forwarded);
     let error = node.try_pdp(&["trace", "row/r2:eth0", "-f", "ip proto 253", "--wait", "0.3"]);
     assert!(error.expect_err("none").contains("no such frame arrived within 300 ms"));
-    // Who traces where a link goes by the mux learns why.
+    // For a link through the mux, the trace tells why.
     let stages = traced(&node, "row/r1:eth0", filter, (from, to));
     assert!(stages[0][1].ends_with("; link link1 goes by the mux: h1 is a host"), "{stages:#?}");
 
-    // Of a port that its router deletes meanwhile nothing is said that is not so.
+    // If its router deletes a port meanwhile, the output contains nothing false.
     let arguments = ["trace", "row/r2:eth0", "-f", "ip proto 253", "--wait", "60"];
     let error = thread::scope(|scope| {
         let waits = scope.spawn(|| node.try_pdp(&arguments));
@@ -136,12 +137,12 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     let error = error.expect_err("no such frame");
     assert!(error.contains("the router or its port was made anew meanwhile"), "{error}");
     eventually("the port is there again", || {
-        // Routes that went with it its router has to set anew.
+        // The router has to set the lost routes again.
         let _ = node.try_exec("row/r2", "ip route replace 10.1.0.0/24 via 10.12.0.1");
         node.try_exec("row/h1", "ping -c1 -W1 10.3.0.2").is_ok()
     });
 
-    // A reader that takes nothing misses frames, which is counted, and nobody else does.
+    // A reader that takes nothing misses frames, which are counted. Others miss none.
     let arguments = ["capture", "row/r2:eth0", "-w", "-"];
     let start = || Background::start(&mut node.pdp_command(&arguments));
     let mut captures = vec![start()];
@@ -154,15 +155,15 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
         assert!(all_answered(&words, 1000), "{words}");
         missed() > 0
     });
-    // No more than a few at a time, and none outlives its node.
+    // Their number is limited, and none outlives its node.
     captures.extend((0..15).map(|_| start()));
     eventually("one more is refused", || {
-        // Which the one that is tried was in the way of.
+        // The tried one was in its way.
         captures
             .iter_mut()
             .filter_map(|it| (!it.runs()).then_some(it))
             .for_each(|it| *it = start());
-        // It sees the ping and ends, if it has a place.
+        // It captures the ping and ends, if there is room for it.
         let arguments = ["capture", "row/r2:eth0", "-c", "1", "-w", "/dev/null"];
         thread::scope(|scope| {
             let tried = scope.spawn(|| node.try_pdp(&arguments));
@@ -180,9 +181,9 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
 }
 
 #[test]
-fn a_capture_of_a_flood_takes_a_part_of_a_cpu() {
+fn capture_of_a_flood_has_bounded_cpu_cost() {
     const LASTS: Duration = Duration::from_secs(3);
-    let node = Node::start("kernelflood");
+    let node = TestNode::start("kernelflood");
     node.apply(ROW);
     node.pdp(&["wait", "row", "--for", "ready", "--timeout", "60s"]);
     let flood = "import socket\ns = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\ns.bind((\"eth1\", 0))\n\
@@ -201,6 +202,6 @@ fn a_capture_of_a_flood_takes_a_part_of_a_cpu() {
     thread::sleep(LASTS);
     let part = (used() - before) / LASTS.as_secs_f64();
     assert!(capture.runs() && flood.runs());
-    // The capture has a tenth of a CPU. The daemon does other things as well.
+    // The capture has a tenth of a CPU. The daemon also does other work.
     assert!(part < 0.2, "{part} of a CPU");
 }

@@ -1,17 +1,17 @@
-//! Every kind of tunnel against somebody else's: Open vSwitch's datapath in user space is at the other ends,
-//! and tshark reads what is sent. This kernel has no GRE, Geneve or VLAN devices.
+//! Every kind of tunnel against another implementation. Open vSwitch's user-space datapath is the
+//! remote end, and tshark decodes the sent frames. This kernel has no GRE, Geneve or VLAN devices.
 
 use std::process::Command;
 
 use pdp_e2e::ovs::OpenVswitch;
-use pdp_e2e::{Machine, Node, all_answered, eventually};
+use pdp_e2e::{TestMachine, TestNode, all_answered, eventually};
 
-/// A tunnel. Its subnet is `10.0.NUMBER.0/24`, the same in every vnet; keys differ by vnet.
+/// Tunnel. Its subnet is `10.0.NUMBER.0/24`, the same in every vnet; keys differ by vnet.
 struct Kind {
     number: u8,
-    /// In the spec, with `KEY` in it.
+    /// Keys in the spec, with `KEY` as placeholder.
     external: &'static str,
-    /// Of Open vSwitch's port, with `KEY` in it; empty: the VLAN.
+    /// Options of Open vSwitch's port, with `KEY` as placeholder; empty for the VLAN.
     port: &'static str,
     /// MTU inside, over 1500 bytes outside.
     mtu: u32,
@@ -33,12 +33,12 @@ const KINDS: [Kind; 8] = [
     kind(5, "vxlan: {vni: KEY, V6}", "type=vxlan V6", 1430),
     kind(6, "gre: {key: KEY, checksum: true, V6}", "type=gre options:csum=true V6", 1434),
     kind(7, "geneve: {vni: KEY, V6}", "type=geneve V6", 1430),
-    // Not with a checksum, too: Open vSwitch sums up before it puts the number in.
+    // Not with a checksum too: Open vSwitch computes it before it inserts the number.
     kind(8, "gre: {key: 1KEY, sequence: true, V4}", "type=gre options:seq=true V4", 1454),
     kind(9, "vlan: {id: KEY}", "", 1500),
 ];
 
-/// Both have the same addresses inside, and what differs is the key.
+/// Both have the same addresses inside; only the key differs.
 const VNETS: [(&str, u8); 2] = [("red", 7), ("blue", 8)];
 
 fn words(text: &str, key: u8, with: [&str; 2]) -> String {
@@ -71,8 +71,8 @@ fn spec() -> String {
     )
 }
 
-/// The other ends of all tunnels: a port of the switch in the machine of each vnet.
-fn other_ends(switch: &OpenVswitch, underlay: &Machine, machines: &[Machine]) {
+/// The remote ends of all tunnels: a port of the switch in the machine of each vnet.
+fn other_ends(switch: &OpenVswitch, underlay: &TestMachine, machines: &[TestMachine]) {
     switch.vsctl(
         "add-br phy -- set bridge phy datapath_type=netdev -- add-port phy eth0
          -- add-br int -- set bridge int datapath_type=netdev",
@@ -91,7 +91,7 @@ fn other_ends(switch: &OpenVswitch, underlay: &Machine, machines: &[Machine]) {
                 "add-port {bridge} {inside} {tag} -- set interface {inside} type=internal mtu_request={mtu}"
             ));
             if !port.is_empty() {
-                // Of two tunnels of GRE between the same addresses one has another key.
+                // One of two GRE tunnels between the same addresses needs another key.
                 let key = if *number == 8 { 10 + key } else { *key };
                 let port = words(port, key, [TO_V4, TO_V6]);
                 let tunnel = format!("t{inside}");
@@ -110,9 +110,9 @@ fn other_ends(switch: &OpenVswitch, underlay: &Machine, machines: &[Machine]) {
     }
 }
 
-/// Lines that tshark has for what the node sent.
+/// Lines of tshark for the node's frames.
 fn decoded(file: &str, mac: &str, filter: &str) -> Vec<String> {
-    // A VLAN's frames have the address of the port inside.
+    // Frames of a VLAN have the inner port's address.
     let filter = format!("(eth.src == {mac} || ip.src == 10.0.9.1) && ({filter})");
     let output = Command::new("tshark")
         .args(["-n", "-r", file, "-2", "-R", &filter])
@@ -125,7 +125,7 @@ fn decoded(file: &str, mac: &str, filter: &str) -> Vec<String> {
 }
 
 fn all_kinds(attach: &str) {
-    let mut node = Node::start(&format!("kinds-{attach}"));
+    let mut node = TestNode::start(&format!("kinds-{attach}"));
     let underlay = node.machine("mA", "extA");
     let machines = [node.machine("red", "extR"), node.machine("blue", "extB")];
     node.namespace()
@@ -135,7 +135,7 @@ fn all_kinds(attach: &str) {
     node.apply(&spec().replace("ATTACH", attach));
     let file = node.directory.join("sent.pcap");
     let file = file.to_str().expect("UTF-8");
-    // Where they arrive: what sockets send past the queues of a device no capture on it sees.
+    // Captured at the receiver: the sender's device shows no frames that bypass its queues.
     let capture = underlay.spawn(&format!("tcpdump -U -Z root -i eth0 -w {file}"));
     for ((vnet, _), machine) in VNETS.iter().zip(&machines) {
         for Kind { number, external, .. } in &KINDS {
@@ -149,7 +149,7 @@ fn all_kinds(attach: &str) {
         let sink = "TCP-LISTEN:9000,reuseaddr,fork OPEN:/dev/null";
         let outside = machine.spawn(&format!("socat -u {sink}"));
         for Kind { number, external, mtu, .. } in &KINDS {
-            // Frames as long as the tunnel carries, both ways; IPv4 and ICMP have 28 bytes.
+            // Frames as long as the tunnel permits, both ways; IPv4 and ICMP have 28 bytes.
             let ping = format!("ping -c10 -i0.01 -w60 -M do -s {} 10.0.{number}", mtu - 28);
             let there = machine.run(&format!("{ping}.1"));
             assert!(all_answered(&there, 10), "{external}: {there}");
@@ -160,7 +160,7 @@ fn all_kinds(attach: &str) {
                 node.try_exec(&host, &stream).is_ok()
             });
         }
-        // Nobody answers; what is sent counts.
+        // Nobody answers; the sent frames count.
         assert!(node.try_exec(&host, "ping -c1 -W0.3 10.0.1.2").is_err());
         drop(outside);
     }
@@ -190,11 +190,11 @@ fn all_kinds(attach: &str) {
 }
 
 #[test]
-fn open_vswitch_and_tshark_know_every_kind_over_af_xdp() {
+fn ovs_and_tshark_understand_tunnels_over_af_xdp() {
     all_kinds("af-xdp");
 }
 
 #[test]
-fn and_over_packet_sockets() {
+fn ovs_and_tshark_understand_tunnels_over_packet_sockets() {
     all_kinds("packet");
 }

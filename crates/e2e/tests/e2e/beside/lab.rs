@@ -1,11 +1,11 @@
-//! The lab of examples/links.yaml comes up by one command and behaves as it is written: tunnels, segment, delays,
-//! guarantee and schedule at once.
+//! The lab of examples/links.yaml comes up by one command and behaves as specified: tunnels,
+//! segment, delays, guarantee and schedule at once.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::routing::vtysh;
-use pdp_e2e::{Background, Node, eventually};
+use pdp_e2e::{Background, TestNode, eventually};
 use serde_json::Value;
 
 use super::examples::{Shell, commands, first, read};
@@ -13,21 +13,23 @@ use super::examples::{Shell, commands, first, read};
 const EXAMPLE: &str = "examples/links.yaml";
 const CABLE: &str = "examples/cable.yaml";
 
-/// The first step of the schedule is at 16 s. What is looked at before that takes 3 s, on a slow machine more.
+/// The first step of the schedule is at 16 s. The checks
+/// before it take 3 s, or more on a slow machine.
 const BEFORE_MAX: Duration = Duration::from_secs(6);
 
-/// Next hops of r1 to s3 and of r3 to h1, by their own link and by r2.
+/// Next hops of r1 to s3 and of r3 to h1: by their own link, and via r2.
 const DIRECT: [&str; 2] = ["10.0.13.2", "10.0.13.1"];
 const BY_R2: [&str; 2] = ["10.0.12.2", "10.0.23.1"];
 
-/// Round trips by one side of the triangle take 40 ms and what the machine adds; by two sides 80 ms.
+/// Round trips over one side of the triangle take 40 ms
+/// plus the machine's delay; over two sides 80 ms.
 const SIDE_MS: f64 = 40.0;
 const ADDED_MS_MAX: f64 = 35.0;
 
-/// Who is on the segment.
+/// Stations on the segment.
 const STATIONS: [&str; 8] = ["h1", "h2", "h3", "h4", "h5", "h6", "h7", "r1"];
 
-/// An answer to a ping: its number, what is left of its TTL of 64, and its round trip, milliseconds.
+/// Answer to a ping: its number, the remaining TTL of 64, and its round trip, milliseconds.
 #[derive(Debug)]
 struct Answer {
     number: u32,
@@ -47,7 +49,8 @@ fn answers(words: &str) -> Vec<Answer> {
     words.lines().filter_map(answer).collect()
 }
 
-/// The least round trip is that of so many sides, and all answers have passed `routers`.
+/// Checks that the shortest round trip is that of
+/// `sides`, and that all answers have passed `routers`.
 #[track_caller]
 fn sides_are(words: &str, sides: f64, routers: u32) {
     let answers = answers(words);
@@ -57,8 +60,8 @@ fn sides_are(words: &str, sides: f64, routers: u32) {
     assert!(answers.iter().all(|answer| answer.ttl == 64 - routers), "{words}");
 }
 
-/// Steps that are done, of the schedules of both ends of r1 - r3.
-fn done(node: &Node) -> [u64; 2] {
+/// Completed steps of the schedules of both ends of r1 - r3.
+fn done(node: &TestNode) -> [u64; 2] {
     let links = node.json(&["get", "links", "links"]);
     ["r1-r3", "r3-r1"].map(|name| {
         let mut links = links.as_array().expect("a list").iter();
@@ -67,8 +70,9 @@ fn done(node: &Node) -> [u64; 2] {
     })
 }
 
-/// Whether r2 has both neighbours, the others have as many as this, and traffic between h1 and s3 goes so.
-fn has_converged(node: &Node, neighbours: usize, next_hops: [&str; 2]) -> bool {
+/// True if r2 has both neighbours, the others have this many,
+/// and traffic between h1 and s3 uses these next hops.
+fn has_converged(node: &TestNode, neighbours: usize, next_hops: [&str; 2]) -> bool {
     let full = |router: &str| {
         let show = ["exec", router, "--", "vtysh", "-c", "show ip ospf neighbor"];
         node.try_pdp(&show).map_or(0, |words| words.matches("Full/").count())
@@ -86,14 +90,14 @@ fn has_converged(node: &Node, neighbours: usize, next_hops: [&str; 2]) -> bool {
 }
 
 /// Carrier of both ends of r1 - r3.
-fn carriers(node: &Node) -> [String; 2] {
+fn carriers(node: &TestNode) -> [String; 2] {
     [("links/r1", "eth2"), ("links/r3", "eth1")].map(|(router, port)| {
         node.exec(router, &format!("cat /sys/class/net/{port}/carrier")).trim().to_owned()
     })
 }
 
-/// Each tunnel takes its delays, and carries frames of the full MTU that follows from its headers.
-fn tunnels_are_as_written(node: &Node) {
+/// Checks that each tunnel has its delays, and the full MTU that follows from its headers.
+fn tunnels_are_as_written(node: &TestNode) {
     for (router, to, mtu) in
         [("r1", "10.0.13.2", 1500), ("r1", "10.0.12.2", 1438), ("r2", "10.0.23.2", 1430)]
     {
@@ -104,8 +108,8 @@ fn tunnels_are_as_written(node: &Node) {
     }
 }
 
-/// All that are on the segment reach each other.
-fn segment_is_one(node: &Node) {
+/// Checks that all stations on the segment reach each other.
+fn segment_is_one(node: &TestNode) {
     let all = "1 2 3 4 5 6 7 254";
     let line = format!("for n in {all}; do ping -q -c1 -W5 10.1.0.$n || exit 1; done");
     for station in STATIONS {
@@ -113,9 +117,9 @@ fn segment_is_one(node: &Node) {
     }
 }
 
-/// 8.8 of 10 guaranteed Mbit/s, with all headers, come while another link wants three times the cable's capacity with
-/// ten times the weight. Without a guarantee a third of it does.
-fn guarantee_holds(node: &Node) {
+/// 8.8 of 10 guaranteed Mbit/s, with all headers, arrive while another link with ten times the
+/// weight demands three times the cable's capacity. Without the guarantee only a third would.
+fn guarantee_holds(node: &TestNode) {
     for server in ["links/s2", "links/s3"] {
         node.exec(server, "iperf3 -s -D");
     }
@@ -141,11 +145,11 @@ fn guarantee_holds(node: &Node) {
     drop(flood);
     let said: Value = serde_json::from_str(&words).expect("what iperf3 says");
     let lost = said["end"]["sum"]["lost_percent"].as_f64().expect("a part");
-    // A mux that gets no CPU for a third of a second loses some, too.
+    // A mux without CPU for a third of a second loses some, too.
     assert!(lost < 10.0, "{lost}% lost");
 }
 
-/// Traffic of h1 to s3 went by r3, by r2 and r3 while that link was down, and by r3 again.
+/// Traffic of h1 to s3 used r3, then r2 and r3 while that link was down, and r3 again.
 #[track_caller]
 fn went_the_other_way_and_back(words: &str) {
     let mut answers = answers(words);
@@ -158,14 +162,14 @@ fn went_the_other_way_and_back(words: &str) {
         answers.iter().filter(|a| (from..from + ADDED_MS_MAX).contains(&a.ms)).count()
     };
     assert!(within(&other, 2.0 * SIDE_MS) > 0 && within(&direct, SIDE_MS) > 0, "{words}");
-    // One way may be shorter than the other only while routers change theirs.
+    // The two directions may only differ in length while routers change their routes.
     let short = other.iter().filter(|answer| answer.ms < 2.0 * SIDE_MS).count();
     assert!(2 * short < other.len() && direct.iter().all(|a| a.ms >= SIDE_MS), "{words}");
 }
 
 #[test]
-fn three_routers_over_three_tunnels_with_all_that_links_do() {
-    let mut node = Node::prepare("lab");
+fn lab_example_works_with_all_link_features() {
+    let mut node = TestNode::prepare("lab");
     let text = read(EXAMPLE);
     node.namespace().run(&first(CABLE).expect("how to make the cable"));
     node.start_pdpd();
@@ -197,7 +201,7 @@ fn three_routers_over_three_tunnels_with_all_that_links_do() {
     assert_eq!(done(&node), [0, 0]);
 
     thread::scope(|scope| {
-        // What the schedule does not concern.
+        // Traffic that the schedule does not affect.
         scope.spawn(|| {
             sides_are(&shell.run(ping_s2), 1.0, 2);
             segment_is_one(&node);

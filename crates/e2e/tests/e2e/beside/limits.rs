@@ -1,13 +1,14 @@
-//! What a node promises at its bounds.
+//! A node's promises at its limits.
 
 use std::fs;
 
-use pdp_e2e::{Node, eventually, kill};
+use pdp_e2e::{TestNode, eventually, kill};
 
-/// As many as a node may have.
+/// Most interfaces of a node.
 const PORTS: usize = 256;
 
-/// A node with [`PORTS`] interfaces, the first and the last of which lead to another, both of this kind.
+/// Node with [`PORTS`] interfaces, of which the first and
+/// the last connect to another node, both of this kind.
 fn wide(kind: &str) -> String {
     let ports: String = (0..PORTS)
         .map(|port| format!("        eth{port}: {{addresses: [10.7.{port}.1/24]}}\n"))
@@ -37,29 +38,29 @@ spec:
 }
 
 #[test]
-fn the_taps_of_the_widest_node_go_from_hand_to_hand() {
+fn widest_nodes_taps_survive_restarts() {
     go_from_hand_to_hand("wide", "host");
 }
 
-/// Where kernels forward the two links stay in the kernel, and all other interfaces are TAPs.
+/// With the kernel data plane the two links are kernel links, and all other interfaces are TAPs.
 #[test]
-fn so_do_they_beside_links_in_the_kernel() {
+fn widest_nodes_taps_survive_restarts_beside_kernel_links() {
     let node = go_from_hand_to_hand("widekernel", "router\n      dataPlane: {kind: kernel}");
     let ports = fs::read_dir(node.pins().join("_ports")).expect("pins of ports").flatten();
     assert_eq!(ports.filter(|entry| entry.path().is_dir()).count(), 4);
 }
 
-fn go_from_hand_to_hand(label: &str, kind: &str) -> Node {
-    let mut node = Node::start(label);
+fn go_from_hand_to_hand(label: &str, kind: &str) -> TestNode {
+    let mut node = TestNode::start(label);
     node.apply(&wide(kind));
-    let reaches = |node: &Node| {
+    let reaches = |node: &TestNode| {
         eventually("both ends answer", || {
             [0, PORTS - 1].iter().all(|port| {
                 node.try_exec("wide/few", &format!("ping -c1 -W1 10.7.{port}.1")).is_ok()
             })
         });
     };
-    let pid = |node: &Node, part: &str| {
+    let pid = |node: &TestNode, part: &str| {
         let status = node.json(&["inspect", "wide"])["status"].clone();
         let nodes = status["nodes"].as_array().expect("nodes");
         let many = nodes.iter().find(|found| found["name"] == "many").expect("many");
@@ -68,7 +69,7 @@ fn go_from_hand_to_hand(label: &str, kind: &str) -> Node {
     reaches(&node);
     let guest = pid(&node, "control").expect("it runs");
 
-    // A new pdpd gets them from the helper, a new helper from pdpd.
+    // A new pdpd gets them from the helper, and a new helper from pdpd.
     node.kill_pdpd();
     node.start_pdpd();
     let helper = pid(&node, "tap").expect("it runs");
@@ -83,11 +84,11 @@ fn go_from_hand_to_hand(label: &str, kind: &str) -> Node {
 const LOG_BYTES_MAX: usize = 4 << 20;
 
 #[test]
-fn the_log_of_a_daemon_that_runs_is_bounded() {
-    let mut node = Node::prepare("log");
+fn running_daemons_log_is_bounded() {
+    let mut node = TestNode::prepare("log");
     fs::create_dir_all(node.run_dir()).expect("run directory");
     let path = node.run_dir().join("pdpd.log");
-    // Room for what it says at its start.
+    // Space for its first output.
     let room = 500;
     let line = "what was long ago\n";
     fs::write(&path, line.repeat((LOG_BYTES_MAX - room) / line.len())).expect("log");
@@ -130,8 +131,8 @@ spec:
 "#;
 
 #[test]
-fn routes_beyond_the_limit_are_told() {
-    let node = Node::start("narrow");
+fn routes_beyond_the_limit_are_reported() {
+    let node = TestNode::start("narrow");
     node.apply(NARROW);
     let phase = || node.json(&["inspect", "narrow"])["status"]["phase"].clone();
     eventually("all runs", || phase() == "running");
@@ -141,12 +142,13 @@ fn routes_beyond_the_limit_are_told() {
         node.pdp(&["exec", "narrow/r1", "--", "sh", "-ec", &line]);
     };
     change("add");
-    // Ten and the one of the interface's subnet.
+    // Ten, and the interface's subnet.
     let words = "mirror: 11 of the kernel's routes are not in the forwarding guests: \
                  resources.routes is 20; raise it";
     eventually("inspect tells", || node.pdp(&["inspect", "narrow/r1"]).contains(words));
     assert_eq!(phase(), "degraded");
-    // The kernel's routes are counted before the guest has its table, without which it is not asked.
+    // The kernel's routes are counted before the guest has
+    // its table. Without it the guest is not queried.
     eventually("routes tells", || {
         let mut routes = node.pdp_command(&["routes", "narrow/r1", "--guest", "0"]);
         let output = pdp_e2e::run(&mut routes, "");
@@ -185,8 +187,8 @@ spec:
 "#;
 
 #[test]
-fn limits_that_were_reached_are_told_until_they_are_raised() {
-    let node = Node::start("short");
+fn reached_limits_are_reported_until_raised() {
+    let node = TestNode::start("short");
     node.apply(SHORT);
     let told = |name: &str| node.pdp(&["inspect", &format!("short/{name}")]);
     let refused =
@@ -196,7 +198,7 @@ fn limits_that_were_reached_are_told_until_they_are_raised() {
     assert!(note.contains(refused), "{note}");
     let killed = "bytes: reached resources.memory (64Mi): the kernel killed 1 of its processes";
     eventually("a process that was killed", || told("bytes").contains(killed));
-    // Why forwarding guests end is told while they have ended.
+    // The reason for a forwarding guest's end is reported while it is down.
     eventually("a guest that was killed", || {
         told("big").contains("ended with code 137, out of memory")
     });

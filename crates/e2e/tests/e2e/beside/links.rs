@@ -1,6 +1,6 @@
-//! What links do to frames on purpose is what the spec says, and changes while frames are on their way.
+//! Links impair frames as the spec says, and change while frames are in flight.
 
-use pdp_e2e::{Node, all_answered, eventually, kill};
+use pdp_e2e::{TestNode, all_answered, eventually, kill};
 
 const SPEC: &str = r#"
 apiVersion: pdp/v1
@@ -18,36 +18,37 @@ spec:
     - {name: timed, endpoints: ["h1:eth2", "h2:eth2"], schedule: [{at: 6s, up: false}, {at: 12s, up: true, delay: 30ms}]}
 "#;
 
-/// Least and mean round trip in what `ping` said, milliseconds.
+/// Least and mean round trip in the output of `ping`, milliseconds.
 fn round_trip_ms(words: &str) -> [f64; 2] {
     let (_, times) = words.split_once("min/avg/max/mdev = ").expect("round trips");
     let mut times = times.split('/').map(|time| time.parse().expect("a time"));
     [times.next().expect("the least"), times.next().expect("the mean")]
 }
 
-fn counter(node: &Node, host: &str, port: &str, what: &[&str]) -> u64 {
+fn counter(node: &TestNode, host: &str, port: &str, what: &[&str]) -> u64 {
     let stats = node.json(&["stats", "red"]);
     let port = &stats["vnets"]["red"]["nodes"][host]["ports"][port];
     what.iter().fold(port, |value, key| &value[key]).as_u64().unwrap_or(0)
 }
 
 #[test]
-fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
-    let mut node = Node::start("links");
+fn link_impairments_match_spec_and_change_without_loss() {
+    let mut node = TestNode::start("links");
     node.apply(SPEC);
-    // Answers come from 6 s on no more, and from 12 s on after 60 ms, though neither daemon nor mux live that long.
+    // Answers stop after 6 s, and come after 60 ms from
+    // 12 s on, although daemon and mux die earlier.
     let in_background = |line: &str, file: &str| {
         let line = format!("({line}; echo over) < /dev/null > /run/{file} 2>&1 &");
         node.pdp(&["exec", "red/h1", "--", "sh", "-c", &line]);
     };
     in_background("ping -D -i0.1 -c130 10.0.2.2", "timed.txt");
-    // 20 ms each way, and what the way takes without.
+    // 20 ms each way, plus the path's own time.
     let words = node.exec("red/h1", "ping -c10 -i0.05 -w60 10.0.0.2");
     assert!(all_answered(&words, 10), "{words}");
     let [least, mean] = round_trip_ms(&words);
     assert!(least >= 40.0 && mean < 60.0, "{words}");
 
-    // One way only: what is lost there is what no answer came to.
+    // One direction only: a lost frame is a missing answer.
     let over = |file: &str| {
         let line = format!("cat /run/{file}");
         eventually("all of them", || node.exec("red/h1", &line).contains("over"));
@@ -63,7 +64,7 @@ fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
     // Neighbour discovery loses some, too.
     assert!(answers <= lost && lost - answers < 10, "{answers} missing of {lost}: {words}");
 
-    // Longer, shorter and none, while a hundred a second are on their way.
+    // Longer, shorter and no delay, while a hundred frames per second are in flight.
     in_background("ping -c250 -i0.01 -w60 10.0.0.2", "ping.txt");
     for delay in ["delay: 60ms", "delay: 5ms, jitter: 2ms"] {
         node.apply(&SPEC.replace("delay: 20ms", delay));
@@ -75,9 +76,9 @@ fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
     assert!(round_trip_ms(&words)[0] < 20.0, "{words}");
     assert_eq!(counter(&node, "h1", "eth0", &["dropped", "delay-full"]), 0);
 
-    let link = |node: &Node| node.json(&["inspect", "red"])["status"]["links"][2].clone();
+    let link = |node: &TestNode| node.json(&["inspect", "red"])["status"]["links"][2].clone();
     let mux = node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64().expect("a mux");
-    let carrier = |node: &Node| node.exec("red/h1", "cat /sys/class/net/eth2/carrier");
+    let carrier = |node: &TestNode| node.exec("red/h1", "cat /sys/class/net/eth2/carrier");
     eventually("the link is down by its schedule", || link(&node)["schedule"]["done"] == 1);
     eventually("its ends see that", || carrier(&node).trim() == "0");
     node.kill_pdpd();
@@ -104,7 +105,7 @@ fn delays_and_losses_are_as_written_and_change_without_a_frame_lost() {
     assert_eq!(node.leftovers(), [""; 0]);
 }
 
-/// When an answer came and after how many milliseconds, of a line of `ping -D`.
+/// Time of an answer and its delay in milliseconds, from a line of `ping -D`.
 fn answer(line: &str) -> Option<(f64, f64)> {
     let (at, rest) = line.strip_prefix('[')?.split_once(']')?;
     let (time, _) = rest.split_once("time=")?.1.split_once(" ms")?;
@@ -129,10 +130,10 @@ spec:
 "#;
 
 #[test]
-fn two_classes_of_traffic_share_a_link_by_weight_and_live() {
-    let mut node = Node::start("queues");
+fn traffic_classes_divide_a_link_by_weight() {
+    let mut node = TestNode::start("queues");
     node.apply(QUEUED);
-    // Each sends four times what the link carries, in frames of one size.
+    // Each sends four times the link's rate, in frames of one size.
     let ping =
         |tos: &str, count: u32| format!("ping -i 0.002 -c {count} -s 1000 -Q {tos} 10.0.0.2");
     assert!(all_answered(&node.exec("red/h1", &ping("0xb8", 3)), 3));
@@ -140,7 +141,7 @@ fn two_classes_of_traffic_share_a_link_by_weight_and_live() {
         let line = format!("({}) < /dev/null > /dev/null 2>&1 &", ping(tos, 1_000_000));
         node.pdp(&["exec", "red/h1", "--", "sh", "-c", &line]);
     }
-    let queues = |node: &Node| {
+    let queues = |node: &TestNode| {
         let stats = node.json(&["stats", "red"]);
         let port = &stats["vnets"]["red"]["nodes"]["h1"]["ports"]["eth0"];
         let count = |queue: &serde_json::Value, key: &str| queue[key].as_u64().expect("a count");
@@ -151,12 +152,12 @@ fn two_classes_of_traffic_share_a_link_by_weight_and_live() {
         };
         (["rest", "voice"].map(of), port["dropped"].clone())
     };
-    // The part of `voice` in the next 500 frames, all through which both are full.
-    let part = |node: &Node| {
-        let all_full = |node: &Node| queues(node).0.iter().all(|queue| queue[2] > 10);
+    // Part of `voice` in the next 500 frames, while both queues are full.
+    let part = |node: &TestNode| {
+        let all_full = |node: &TestNode| queues(node).0.iter().all(|queue| queue[2] > 10);
         eventually("both are full", || all_full(node));
         let before = queues(node).0;
-        let since = |node: &Node| [0, 1].map(|at| queues(node).0[at][0] - before[at][0]);
+        let since = |node: &TestNode| [0, 1].map(|at| queues(node).0[at][0] - before[at][0]);
         eventually("frames go", || since(node).iter().sum::<u64>() > 500);
         let [rest, voice] = since(node);
         let after = queues(node).0;

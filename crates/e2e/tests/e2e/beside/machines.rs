@@ -1,11 +1,12 @@
-//! Nodes that behave like machines: servers and clients of the machine's own programs, with their defaults.
+//! Nodes that behave like machines: servers and clients of the machine's own programs, with their
+//! defaults.
 
 use std::path::Path;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 
-/// False, with a word of that, where the machine lacks a program.
+/// False, with a message, if the machine lacks a program.
 fn has(program: &str) -> bool {
     let there = Path::new(program).exists();
     if !there {
@@ -14,7 +15,7 @@ fn has(program: &str) -> bool {
     there
 }
 
-/// A server of DHCP in a host and a client behind a router that relays nothing: both are on one link.
+/// A DHCP server in a host and a client behind a router that does not relay. They share a link.
 const DHCP: &str = r#"
 apiVersion: pdp/v1
 kind: VirtualNetwork
@@ -33,11 +34,11 @@ spec:
 "#;
 
 #[test]
-fn a_dhcp_client_takes_one_address_with_its_options() {
+fn dhcp_client_gets_one_address_with_options() {
     if !has("/usr/sbin/dnsmasq") || !has("/usr/sbin/dhclient") && !has("/sbin/dhclient") {
         return;
     }
-    let node = Node::start("dhcp");
+    let node = TestNode::start("dhcp");
     node.apply(SUBSTRATE);
     node.apply(DHCP);
     eventually("the client has an address", || node.pdp(&["logs", "dhcp/pc"]).contains("bound to"));
@@ -76,13 +77,13 @@ spec:
   links: [{endpoints: ["h1:eth0", "r1:eth0"]}, {endpoints: ["r1:eth1", "r2:eth0"]}]
 "#;
 
-/// The spec's `commands: [/usr/sbin/sshd -D]` is all that a lab needs for Ansible and the like.
+/// The spec's `commands: [/usr/sbin/sshd -D]` suffices for Ansible and similar tools.
 #[test]
 fn hosts_and_routers_are_reached_by_ssh() {
     if !has("/usr/sbin/sshd") {
         return;
     }
-    let node = Node::start("ssh");
+    let node = TestNode::start("ssh");
     let machine = node.namespace();
     let key = node.directory.join("key");
     machine.run(&format!("ssh-keygen -q -t ed25519 -N '' -f {}", key.display()));
@@ -126,11 +127,11 @@ spec:
 
 #[test]
 fn https_is_checked_against_known_authorities() {
-    let node = Node::start("https");
+    let node = TestNode::start("https");
     node.apply(SUBSTRATE);
     node.apply(HTTPS);
     eventually("a page", || node.try_exec("web/pc", "curl -sSk -m 5 https://www/").is_ok());
-    // Of nobody known; 77 would be that nobody is.
+    // The certificate is unknown; 77 would mean that there are no certificates.
     let refused = node.try_exec("web/pc", "curl -sS -m 5 https://www/");
     assert!(refused.as_ref().is_err_and(|said| said.contains("curl: (60)")), "{refused:?}");
     let known = node.exec("web/www", "cat /tmp/cert");

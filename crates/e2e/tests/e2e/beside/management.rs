@@ -1,13 +1,13 @@
-//! Ways into nodes and out of them beside their networks: programs of the node and of the machine use them, the network
-//! and the machine itself see nothing of them.
+//! Management paths into nodes and out of them, separate from their networks. Programs of the node
+//! and of the machine use them; the network and the machine itself see nothing of them.
 
 use std::fs;
 use std::net::Ipv4Addr;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Background, Machine, Node, eventually, sh};
+use pdp_e2e::{Background, TestMachine, TestNode, eventually, sh};
 
-/// Answers each question for a name with one address.
+/// Answers each name query with one address.
 const NAMES: &str = r#"
 import socket, struct, sys
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -75,7 +75,7 @@ fn lab() -> String {
     LAB.replace("ECHO", &serde_json::to_string(ECHO).expect("a string"))
 }
 
-/// Who the machine asks for names.
+/// The machine's name server.
 fn resolver() -> Ipv4Addr {
     let text = fs::read_to_string("/etc/resolv.conf").expect("/etc/resolv.conf");
     let servers =
@@ -83,19 +83,19 @@ fn resolver() -> Ipv4Addr {
     servers.into_iter().next().expect("a machine with an IPv4 name server")
 }
 
-fn fetched(machine: &Machine, port: u16) -> String {
+fn fetched(machine: &TestMachine, port: u16) -> String {
     machine.try_run(&format!("curl -sS -m 5 http://127.0.0.1:{port}/")).unwrap_or_default()
 }
 
-/// The helper's process.
-fn helper(node: &Node, of: &str) -> Option<u32> {
+/// Process ID of the helper.
+fn helper(node: &TestNode, of: &str) -> Option<u32> {
     let pid = node.json(&["inspect", of])["management"]["pid"].as_u64();
     pid.map(|pid| u32::try_from(pid).expect("a process id"))
 }
 
 #[test]
-fn nodes_are_reached_and_reach_outside_beside_their_networks() {
-    let mut node = Node::prepare("management");
+fn management_reaches_nodes_and_the_outside() {
+    let mut node = TestNode::prepare("management");
     let world = node.machine("w", "w0");
     let machine = node.namespace();
     machine.run("ip addr add 10.9.0.1/24 dev w0; ip route add default via 10.9.0.2");
@@ -114,7 +114,7 @@ fn nodes_are_reached_and_reach_outside_beside_their_networks() {
     node.apply(SUBSTRATE);
     node.apply(&lab());
 
-    // In, by TCP and UDP.
+    // Into the node, by TCP and UDP.
     eventually("the host's page", || fetched(&machine, 18080) == "the host's page\n");
     eventually("the router's page", || fetched(&machine, 18081) == "the router's page\n");
     let ask =
@@ -126,7 +126,8 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
         said.is_ok_and(|said| said == "echo of this\n")
     });
 
-    // Out, by name: from a router, which has no route there, and from a host by the interface's name.
+    // Out of the node by name: from a router without a route
+    // there, and from a host by the interface's name.
     let page = |of: &str, more: &str, url: &str| {
         node.try_exec(of, &format!("curl -sS -m 5 {more} http://{url}"))
     };
@@ -138,22 +139,22 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
         Ok("the world's page\n")
     );
 
-    // Never the machine, nor what it alone reaches.
+    // Never the machine, nor addresses that only it reaches.
     assert!(fetched(&machine, 8099).contains("names.py"), "there is something to reach");
     for url in ["10.9.0.1:8099", "127.0.0.1:8099", "192.0.0.1:8099", "169.254.169.254"] {
         for of in ["lab/r1", "lab/h1"] {
             let more = if url.starts_with("127") { "" } else { "--interface mgmt0" };
             let said = page(of, more, url).expect_err(url);
-            // It is told at once, and not found out by waiting.
+            // The refusal comes at once, instead of a timeout.
             assert!(said.contains("Failed to connect"), "{of} to {url}: {said}");
         }
     }
-    // A frame of root's own making goes no further.
+    // A frame made by root is not forwarded.
     node.exec("lab/r1", "ip addr add 10.9.0.77/24 dev mgmt0");
     assert!(node.try_exec("lab/r1", "ping -c1 -W1 -I 10.9.0.77 10.9.0.2").is_err());
     node.exec("lab/r1", "ip addr del 10.9.0.77/24 dev mgmt0");
 
-    // The network sees nothing of it: not its routing software, nor the mirror, nor its hosts.
+    // The network sees nothing of it: neither its routing software, nor the mirror, nor its hosts.
     node.exec("lab/h1", "ping -c1 -W5 10.2.0.2");
     let routers = [
         ("lab/r1", vec!["vtysh", "-c", "show ip ospf interface"], "10.1.0.1/24"),
@@ -179,7 +180,7 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     assert!(!routes.contains("192.0.0") && !routes.contains("mgmt0"), "{routes}");
     node.pdp(&["routes", "lab/r1", "--diff"]);
 
-    // Its processes are the node's: users, limits, ends.
+    // Its processes belong to the node: users, limits, lifetime.
     let pid = helper(&node, "lab/h1").expect("a helper");
     for (pid, line) in node.processes() {
         if !line.contains("passt") && !line.contains("pdp-management") {
@@ -190,7 +191,7 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         assert!(status.contains("CapPrm:\t0000000000000000"), "{line}: {status}");
     }
-    // It goes on without pdpd, is adopted, and comes back when it ends.
+    // It continues without pdpd, is adopted, and restarts when it ends.
     node.kill_pdpd();
     assert_eq!(fetched(&machine, 18080), "the host's page\n");
     node.start_pdpd();
@@ -203,7 +204,8 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     });
     assert_eq!(node.json(&["inspect", "lab/h1"])["control"]["pid"], control);
 
-    // Another port is had without the node's noticing; one that is in use is told of, and had once it is free.
+    // A new published port needs no restart of the node. A port
+    // in use is reported, and published once it is free.
     let other = lab().replace("18080:80", "8099:80");
     let refused = node.try_apply(&other).unwrap_or_else(|error| error);
     let told = "port 127.0.0.1:8099 is in use by another program of the machine";
@@ -220,7 +222,8 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     });
 }
 
-/// Python program: sends a datagram three times from one port, and prints each answer with its sender.
+/// Python program: sends a datagram three times from
+/// one port, and prints each answer with its sender.
 const TALK: &str = r#"
 import socket, sys, time
 port, word, to = int(sys.argv[1]), sys.argv[2].encode(), (sys.argv[3], 9000)
@@ -241,7 +244,8 @@ while time.time() < end:
     except OSError as error: print("error", error.errno, flush=True)
 "#;
 
-/// Python program: answers each datagram from 198.51.100.9:9000, with 4,000 bytes more if the datagram says `long`.
+/// Python program: answers each datagram from 198.51.100.9:9000, with 4,000 bytes more if the
+/// datagram says `long`.
 const FAR: &str = r#"
 import socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -251,7 +255,7 @@ while True:
     sock.sendto(b"to " + said + b"." * (4000 if said == b"long" else 0), who)
 "#;
 
-/// Datagrams from another port of the far end to each port of the machine from 1024 on.
+/// Sends datagrams from another port of the far end to each port of the machine from 1024 on.
 const STRANGER: &str = r#"
 import socket, time
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -265,10 +269,13 @@ for port in range(1024, 65536):
 /// Tenants of [`beside_each_other`].
 const TENANTS: [&str; 2] = ["acme", "other"];
 
-/// Starts a node with a host of each tenant, which has a way outside and the file `/tmp/FILE`. Returns the node, its
-/// machine, and the machine's neighbour with the address 198.51.100.9.
-fn beside_each_other(name: &str, (file, text): (&str, &str)) -> (Node, Machine, Machine) {
-    let mut node = Node::prepare(name);
+/// Starts a node with a host of each tenant, which has a path outside and the file `/tmp/FILE`.
+/// Returns the node, its machine, and the machine's neighbour with the address 198.51.100.9.
+fn beside_each_other(
+    name: &str,
+    (file, text): (&str, &str),
+) -> (TestNode, TestMachine, TestMachine) {
+    let mut node = TestNode::prepare(name);
     let world = node.machine("w", "w0");
     let machine = node.namespace();
     machine.run("ip addr add 10.9.0.1/24 dev w0; ip route add default via 10.9.0.2");
@@ -299,7 +306,8 @@ fn beside_each_other(name: &str, (file, text): (&str, &str)) -> (Node, Machine, 
 #[test]
 fn datagrams_reach_only_the_node_that_asked() {
     let (node, machine, world) = beside_each_other("management-udp", ("talk.py", TALK));
-    // The kernel limits its ICMP errors, so that unreachable ports do not cost more datagrams than arrive.
+    // Limits the kernel's ICMP errors, so that unreachable
+    // ports do not cost more datagrams than arrive.
     machine.run("sysctl -qw net.ipv4.icmp_ratelimit=1000");
     let directory = node.directory.display().to_string();
     for (file, text) in [("far.py", FAR), ("stranger.py", STRANGER)] {
@@ -315,22 +323,22 @@ fn datagrams_reach_only_the_node_that_asked() {
         Background::start(command.args([&port.to_string(), word, to]))
     };
 
-    // Two tenants' nodes by one source port, while a stranger sends to all ports of the machine.
+    // Nodes of two tenants use one source port, while a stranger sends to all ports of the machine.
     let asking = TENANTS.map(|tenant| talk(tenant, 30_500, tenant, "198.51.100.9"));
     let long = talk("acme", 30_501, "long", "198.51.100.9");
     std::thread::sleep(std::time::Duration::from_secs(1));
     world.run(&format!("python3 {directory}/stranger.py"));
-    // Nor now; connected sockets have ports of the kernel's choice.
+    // Still not listening; connected sockets have ports chosen by the kernel.
     assert_eq!(listening(), "");
     assert!(!machine.run("ss -Huan").contains(":3050"), "{}", machine.run("ss -Huan"));
-    // A port that is granted is free, whatever port another's node uses inside.
+    // A published port is free, whatever source port another tenant's node uses.
     machine.run("python3 -c 'import socket; socket.socket(2, 2).bind((\"\", 30500))'");
     for (tenant, asking) in TENANTS.iter().zip(asking) {
         let got = asking.finish();
         let own = format!("{} to {tenant} 198.51.100.9 9000\n", 3 + tenant.len());
         assert_eq!(got, own.repeat(3), "{tenant}");
     }
-    // A datagram longer than the MTU comes whole.
+    // A datagram longer than the MTU arrives whole.
     let got = long.finish();
     assert_eq!(got.matches("4007 to long").count(), 3, "{got}");
 
@@ -346,8 +354,8 @@ except OSError as error: print(error.errno)";
     assert_eq!(refused.as_deref(), Ok("111\n"));
 }
 
-/// Python program: `NAME FIRST COUNT ROUNDS PAUSE` pings 198.51.100.9 with each of so many ids, and prints how many
-/// replies of each id and payload came from whom.
+/// Python program: `NAME FIRST COUNT ROUNDS PAUSE` pings 198.51.100.9 with COUNT ids, and prints
+/// the number of replies for each id, payload and sender.
 const PING: &str = r#"
 import socket, struct, sys, time
 name, (first, count, rounds), pause = sys.argv[1].encode(), map(int, sys.argv[2:5]), float(sys.argv[5])
@@ -379,7 +387,7 @@ take(2)
 for key in sorted(got): print(*key, got[key])
 "#;
 
-/// Echo replies that nobody asked for, with each id, from another address than the one that is pinged.
+/// Sends unsolicited echo replies with each id, from another address than the pinged one.
 const REPLIES: &str = r#"
 import socket, struct, time
 sock = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
@@ -404,16 +412,16 @@ fn echo_replies_reach_only_the_node_that_pinged() {
     let own =
         |tenant: &str, id: u16, count: u16| format!("{id} {tenant} 198.51.100.9 1500 0 {count}\n");
 
-    // Two tenants' nodes by one id, while a stranger replies to all ids.
+    // Nodes of two tenants use one id, while a stranger replies to all ids.
     let pinging = TENANTS.map(|tenant| ping(tenant, "1234 1 10 0.3"));
     std::thread::sleep(std::time::Duration::from_secs(1));
     world.run(&format!("python3 {}", replies.display()));
     let got = pinging.map(Background::finish);
     assert_eq!(got, TENANTS.map(|tenant| own(tenant, 1234, 10)));
-    // The machine's ids are of the kernel's choice: 04D2 is 1234.
+    // The kernel chooses the machine's ids: 04D2 is 1234.
     assert!(!machine.run("cat /proc/net/icmp").contains(":04D2"));
 
-    // One tenant's node pings with many ids, among them another's.
+    // One tenant's node pings with many ids, including another's.
     let other = ping("other", "1100 1 20 0.2");
     let acme = ping("acme", "1000 300 1 0.01").finish();
     assert_eq!(other.finish(), own("other", 1100, 20));

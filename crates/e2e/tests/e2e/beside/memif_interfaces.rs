@@ -1,10 +1,10 @@
-//! Programs that speak memif as external interfaces: one of Debian's testpmd sends, a router
-//! forwards, another one receives.
+//! Programs that use memif as external interfaces: a Debian testpmd sends, a router forwards, and
+//! another testpmd receives.
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 
 const SPEC: &str = r#"
 apiVersion: pdp/v1
@@ -35,14 +35,14 @@ spec:
     - endpoints: ["r1:eth1", "external:b"]
 "#;
 
-/// A running testpmd on the memif socket of an external interface; killed when dropped.
+/// Running testpmd on the memif socket of an external interface; killed when dropped.
 struct Testpmd {
     child: Child,
     output: std::path::PathBuf,
 }
 
 impl Testpmd {
-    fn start(node: &Node, interface: &str, mode: &str) -> Self {
+    fn start(node: &TestNode, interface: &str, mode: &str) -> Self {
         let substrate = node.json(&["inspect", "substrate"]);
         let text = substrate.to_string();
         let socket = node.run_dir().join("externals").join(interface).join("memif.sock");
@@ -66,7 +66,7 @@ impl Testpmd {
         Self { child, output }
     }
 
-    /// Frames that it received, as it last said.
+    /// Frames received, according to its last report.
     fn received(&self) -> u64 {
         let text = std::fs::read_to_string(&self.output).unwrap_or_default();
         let numbers = text.split("RX-packets:").skip(1);
@@ -84,8 +84,8 @@ impl Drop for Testpmd {
 }
 
 #[test]
-fn programs_that_speak_memif_are_outside() {
-    let node = Node::start("mio");
+fn memif_programs_attach_as_external_interfaces() {
+    let node = TestNode::start("mio");
     node.apply(SPEC);
     node.exec(
         "red/r1",
@@ -99,7 +99,7 @@ fn programs_that_speak_memif_are_outside() {
     eventually("frames come through", || sink.received() > 10_000);
     assert!(stats("in", "received") >= stats("out", "sent"), "no frame comes from nowhere");
 
-    // Whoever receives is killed and comes again; meanwhile its frames are counted, and nothing hangs.
+    // The receiver is killed and restarted. Meanwhile its frames are counted, and nothing blocks.
     drop(sink);
     let gone = || {
         let ports = node.json(&["stats", "red"])["vnets"]["red"]["nodes"]["r1"]["ports"].clone();

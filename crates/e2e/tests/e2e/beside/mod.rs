@@ -1,4 +1,4 @@
-//! Tests that a neighbour may slow down, and nothing else.
+//! Tests that other tests may slow down, but not affect otherwise.
 
 mod addresses;
 mod behaviour;

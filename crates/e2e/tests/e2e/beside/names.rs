@@ -1,9 +1,9 @@
-//! Nodes know each other by name, as long as they run and whatever the others become.
+//! Nodes know each other by name, throughout their lives and all changes of the others.
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 
-/// Two hosts and a router, called as people call them; `h2` is the second one's address.
+/// Two hosts and a router with readable names; `h2` is the second host's address.
 fn lab(h2: &str) -> String {
     format!(
         r#"
@@ -36,8 +36,8 @@ spec:
 }
 
 #[test]
-fn nodes_go_by_their_names_and_hear_of_new_addresses_while_they_run() {
-    let mut node = Node::start("names");
+fn node_names_resolve_and_follow_address_changes() {
+    let mut node = TestNode::start("names");
     node.apply(SUBSTRATE);
     node.apply(&lab("10.2.0.2/24"));
     let ping = |from: &str, words: &str| {
@@ -56,7 +56,7 @@ fn nodes_go_by_their_names_and_hear_of_new_addresses_while_they_run() {
     let own = node.exec("lab/own", "cat /etc/hosts");
     assert_eq!(own, "192.0.2.7 elsewhere\n");
 
-    // What one is told is nobody's to change, also of who may mount.
+    // Nobody can change a node's names, not even a guest that may mount.
     let forge = "mount -o remount,bind,rw /etc/hosts; mount -o remount,rw /etc/hosts; \
                  echo 192.0.2.66 tasks >> /etc/hosts || rm /etc/hosts || chmod 666 /etc/hosts";
     let forged = node.try_pdp(&["exec", "lab/PE1", "--", "sh", "-c", forge]);
@@ -73,7 +73,7 @@ fn nodes_go_by_their_names_and_hear_of_new_addresses_while_they_run() {
     ping("H1", "tasks");
     assert_eq!(before, (began("H1"), began("PE1"), began("own")), "nobody else was started anew");
 
-    // A daemon that was not there meanwhile, or dies now.
+    // A daemon that was absent meanwhile, or dies now.
     node.kill_pdpd();
     node.start_pdpd();
     node.apply(&lab("10.2.0.78/24"));

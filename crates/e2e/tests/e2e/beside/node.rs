@@ -1,12 +1,12 @@
-//! One node: two vnets that look alike, with traffic through their forwarding guests; what is
-//! applied twice, changed, deleted, taken down.
+//! One node with two similar vnets, and traffic through their forwarding guests: applied twice,
+//! changed, deleted, taken down.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Node, bin, eventually, run, sh};
+use pdp_e2e::{TestNode, bin, eventually, run, sh};
 use serde_json::Value;
 
 /// h1 - r1 - h2, by connected routes.
@@ -38,11 +38,11 @@ spec:
     )
 }
 
-fn reaches(node: &Node, vnet: &str, target: &str) -> bool {
+fn reaches(node: &TestNode, vnet: &str, target: &str) -> bool {
     node.try_exec(&format!("{vnet}/h1"), &format!("ping -c1 -W1 {target}")).is_ok()
 }
 
-fn pids(node: &Node, vnet: &str) -> BTreeMap<String, u64> {
+fn pids(node: &TestNode, vnet: &str) -> BTreeMap<String, u64> {
     let status = node.json(&["inspect", vnet])["status"].clone();
     let mut pids = BTreeMap::new();
     for found in status["nodes"].as_array().expect("nodes") {
@@ -62,14 +62,14 @@ fn pids(node: &Node, vnet: &str) -> BTreeMap<String, u64> {
     pids
 }
 
-fn to_guest(node: &Node, vnet: &str) -> u64 {
+fn to_guest(node: &TestNode, vnet: &str) -> u64 {
     let stats = node.json(&["stats", vnet]);
     stats["vnets"][vnet]["nodes"]["r1"]["guests"]["0"]["toGuest"].as_u64().expect("a counter")
 }
 
 #[test]
-fn two_vnets_with_the_same_addresses_live_and_go() {
-    let mut node = Node::start("two");
+fn vnets_with_equal_addresses_run_independently() {
+    let mut node = TestNode::start("two");
     node.apply(&format!("{SUBSTRATE}{}{}", vnet("red", "a", "0.2"), vnet("blue", "a", "0.2")));
     eventually("red forwards IPv4", || reaches(&node, "red", "10.0.2.2"));
     let (red, blue) = (to_guest(&node, "red"), to_guest(&node, "blue"));
@@ -85,7 +85,7 @@ fn two_vnets_with_the_same_addresses_live_and_go() {
     node.apply(&vnet("red", "a", "0.2"));
     assert_eq!(before, (pids(&node, "red"), pids(&node, "blue")));
 
-    // Power: in place. A file: that node's control side alone.
+    // A changed power applies in place. A changed file restarts only that node's control side.
     node.apply(&vnet("red", "a", "0.4"));
     assert_eq!(before, (pids(&node, "red"), pids(&node, "blue")));
     node.apply(&vnet("red", "b", "0.4"));
@@ -98,13 +98,13 @@ fn two_vnets_with_the_same_addresses_live_and_go() {
     assert_eq!(before.1, pids(&node, "blue"));
     eventually("red forwards again", || reaches(&node, "red", "10.0.2.2"));
 
-    // A wrong spec changes nothing.
+    // An invalid spec changes nothing.
     let wrong = vnet("red", "a", "0.4").replace("h1:eth0\"]", "h9:eth0\"]");
     let words = node.try_apply(&wrong).expect_err("an endpoint that does not exist");
     assert!(words.contains("h9"), "{words}");
     assert_eq!(after, pids(&node, "red"));
 
-    // Carrier goes at both ends, and comes back.
+    // Both ends lose the carrier, and get it back.
     let carrier = |of: &str| node.exec(of, "cat /sys/class/net/eth0/carrier").trim() == "1";
     assert!(carrier("red/h1") && carrier("red/r1"));
     node.pdp(&["link", "down", "red/r1:eth0"]);
@@ -113,15 +113,15 @@ fn two_vnets_with_the_same_addresses_live_and_go() {
     assert!(carrier("red/h1") && carrier("red/r1"));
     eventually("red forwards after the link came back", || reaches(&node, "red", "10.0.2.2"));
 
-    // One goes, the other stays.
+    // One is deleted, the other stays.
     let blue = pids(&node, "blue");
     node.pdp(&["delete", "red"]);
     assert_eq!(pids(&node, "blue"), blue);
     assert!(node.try_pdp(&["inspect", "red"]).is_err());
-    assert!(!node.place("red").exists());
+    assert!(!node.socket_directory("red").exists());
     assert!(reaches(&node, "blue", "10.0.2.2"));
 
-    // Everything goes.
+    // Everything is removed.
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
     assert_eq!(node.leftovers(), [""; 0]);
@@ -129,8 +129,8 @@ fn two_vnets_with_the_same_addresses_live_and_go() {
 }
 
 #[test]
-fn what_is_stored_is_back_after_a_reboot() {
-    let mut node = Node::start("reboot");
+fn stored_vnets_return_after_a_reboot() {
+    let mut node = TestNode::start("reboot");
     node.apply(&format!("{SUBSTRATE}{}", vnet("red", "a", "0.2")));
     eventually("red forwards", || reaches(&node, "red", "10.0.2.2"));
     node.reboot();
@@ -148,17 +148,17 @@ fn what_is_stored_is_back_after_a_reboot() {
     eventually("red is up", || reaches(&node, "red", "10.0.2.2"));
 }
 
-/// A second daemon is refused a place that a first has, by whatever path and from another network namespace, before
-/// it touches anything.
+/// A second daemon is refused the directories of a first, by any path and from another network
+/// namespace, before it changes anything.
 #[test]
-fn two_daemons_share_no_place() {
-    let mut node = Node::start("claims");
+fn second_daemon_is_refused_the_same_directories() {
+    let mut node = TestNode::start("claims");
     node.apply(&format!("{SUBSTRATE}{}", vnet("red", "a", "0.2")));
     let before = pids(&node, "red");
     let first = |name: &str| node.directory.join(name);
     let other = first("other");
     std::fs::create_dir(&other).unwrap();
-    // Each by another path than the first has.
+    // Each by another path than the first one's.
     let (link, bound) = (other.join("link"), other.join("bound"));
     std::os::unix::fs::symlink(node.run_dir(), &link).unwrap();
     std::fs::create_dir(&bound).unwrap();
@@ -209,7 +209,7 @@ fn two_daemons_share_no_place() {
     }
     assert_eq!(sh(&format!("find /sys/fs/cgroup -maxdepth 2 -name {second_cgroup}")), "");
 
-    // As somebody would start one beside it by the command alone.
+    // Like a user who starts another one with the plain command.
     let socket = other.join("up/pdpd.sock");
     let mut up = Command::new(bin("pdp"));
     let state = format!("--state-dir {}", first("state").display());
@@ -220,7 +220,7 @@ fn two_daemons_share_no_place() {
     assert!(!other.join("up").exists(), "nothing is left of it");
     assert_eq!(before, pids(&node, "red"), "the first's network runs as it did");
 
-    // By a name it has places of its own, which go with it.
+    // With a name it has its own directories, which are removed with it.
     let name = format!("e2e-{}", std::process::id());
     let named = |words: &[&str]| {
         let mut command = Command::new("unshare");
@@ -242,7 +242,7 @@ fn two_daemons_share_no_place() {
         cgroups.is_empty() && !places.iter().any(|place| Path::new(place).exists())
     });
 
-    // Killed, it has nothing any more.
+    // After being killed it holds nothing any more.
     node.kill_pdpd();
     node.start_pdpd();
     eventually("the first adopts", || pids(&node, "red") == before);

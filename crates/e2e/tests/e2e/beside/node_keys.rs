@@ -1,4 +1,4 @@
-//! What a spec gives a node beside interfaces and commands, as the node has it.
+//! A node's other keys, besides interfaces and commands, as seen inside the node.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,11 +6,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Node, eventually, kill};
+use pdp_e2e::{TestNode, eventually, kill};
 use pdp_spec::sysctl::sysctls;
 use serde_json::Value;
 
-/// h1 - r1 - h2. r1 has `routes`, h2 has a loopback address that h1 reaches by them alone.
+/// h1 - r1 - h2. r1 has `routes`; h1 reaches h2's loopback address only by them.
 fn network(routes: &str) -> String {
     format!(
         r#"{SUBSTRATE}---
@@ -48,7 +48,7 @@ spec:
     )
 }
 
-fn pids(node: &Node) -> Vec<u64> {
+fn pids(node: &TestNode) -> Vec<u64> {
     let status = node.json(&["inspect", "red"])["status"].clone();
     let nodes = status["nodes"].as_array().expect("nodes").clone();
     let pid = |process: &Value| process["pid"].as_u64().expect("it runs");
@@ -57,19 +57,19 @@ fn pids(node: &Node) -> Vec<u64> {
     pids
 }
 
-fn reaches(node: &Node, address: &str) -> bool {
+fn reaches(node: &TestNode, address: &str) -> bool {
     node.try_exec("red/h1", &format!("ping -c1 -W1 {address}")).is_ok()
 }
 
-fn routes(node: &Node) -> String {
+fn routes(node: &TestNode) -> String {
     node.exec("red/r1", "ip route show proto static")
 }
 
-/// Loopback addresses and static routes are there from the start and are forwarded by; routes change while
-/// everything runs, also after pdpd did not see the change come, and come again with the container.
+/// Loopback addresses and static routes exist from the start and take effect. Routes change while
+/// everything runs, even if pdpd missed the change, and return with the container.
 #[test]
-fn loopback_addresses_and_static_routes() {
-    let mut node = Node::start("routes");
+fn loopback_addresses_and_static_routes_work() {
+    let mut node = TestNode::start("routes");
     node.apply(&network("{to: 2.2.2.2/32, via: 10.2.0.2}, {to: 10.9.0.0/16, type: blackhole}"));
     eventually("h1 reaches both loopbacks", || {
         reaches(&node, "1.1.1.1") && reaches(&node, "2.2.2.2")
@@ -104,11 +104,11 @@ fn loopback_addresses_and_static_routes() {
     });
 }
 
-/// Sysctls have their values, those that the kernel sets by others too; and all that are on the list are of the
-/// node alone: it may write them by itself.
+/// Sysctls have their values, including those that the kernel derives from others. All listed ones
+/// only affect the node, which may write them itself.
 #[test]
-fn sysctls_are_set_and_the_nodes_own() {
-    let node = Node::start("sysctls");
+fn sysctls_are_set_and_belong_to_the_node() {
+    let node = TestNode::start("sysctls");
     node.apply(&network(""));
     let value = |name: &str| node.exec("red/h2", &format!("cat /proc/sys/net/{name}"));
     for (name, expected) in [
@@ -135,11 +135,11 @@ fn sysctls_are_set_and_the_nodes_own() {
     assert!(refused.contains("set sysctl net.ipv4.tcp_ecn"), "{refused}");
 }
 
-/// A tenant's node has what is below the directory that was granted, and nothing that a link leads to: not when it
-/// is applied, and not when the directory itself becomes one later.
+/// A tenant's node gets the contents of the granted directory, but no target of a link in it. That
+/// holds when it is applied, and when the directory itself later becomes a link.
 #[test]
-fn a_bind_of_a_tenant_does_not_leave_the_grant() {
-    let node = Node::start("binds");
+fn tenant_bind_stays_within_its_grant() {
+    let node = TestNode::start("binds");
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     for (name, text) in [("granted", "granted"), ("secret", "secret")] {
@@ -187,11 +187,11 @@ fn a_bind_of_a_tenant_does_not_leave_the_grant() {
     eventually("it is back", || read().is_ok_and(|text| text == "granted"));
 }
 
-/// A network that is deleted leaves files in a directory that two tenants may write. They are still only for their
-/// owner: the other tenant's next network has other user ids, after a restart too.
+/// A deleted network leaves files in a directory that two tenants may write. Only their owner can
+/// still read them: the other tenant's next network has other user IDs, even after a restart.
 #[test]
-fn a_file_of_a_network_that_is_gone_is_no_other_tenants() {
-    let mut node = Node::start("reuse");
+fn leftover_files_belong_to_no_other_tenant() {
+    let mut node = TestNode::start("reuse");
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).unwrap();
     let place = place.path().display().to_string();

@@ -1,15 +1,16 @@
-//! Limits of what a router's data plane leaves to its kernel: a tunnel inside the router does not meet them, and a
-//! limit that drops packets says so.
+//! Limits of packets that a router's data plane punts to its kernel. A tunnel inside the router
+//! stays below them, and a limit that drops packets reports it.
 
 use std::process::Stdio;
 
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 use serde_json::Value;
 
-/// Datagrams that a host sends, at 3,750 a second.
+/// Datagrams sent by a host, at 3,750 per second.
 const SENT: u64 = 11_250;
 
-/// h1 - a - b - h2. The routers `a` and `b` have a VXLAN tunnel between them, made by commands of their own.
+/// h1 - a - b - h2. The routers `a` and `b` have a VXLAN
+/// tunnel between them, made by their own commands.
 fn vnet(plane: &str) -> String {
     let router = |n: u8, far: u8| {
         format!(
@@ -56,7 +57,7 @@ spec:
 }
 
 /// Sends [`SENT`] datagrams from h1 to h2 through the tunnel.
-fn send(node: &Node) {
+fn send(node: &TestNode) {
     let server = ["exec", "red/h2", "--", "iperf3", "-s", "-1"];
     let mut server = node.pdp_command(&server);
     let server = server.stdout(Stdio::null()).spawn().expect("iperf3 starts");
@@ -66,21 +67,21 @@ fn send(node: &Node) {
     assert!(output.status.success(), "{output:?}");
 }
 
-fn dropped(node: &Node, limit: &str) -> u64 {
+fn dropped(node: &TestNode, limit: &str) -> u64 {
     let stats = node.json(&["stats", "red"]);
     let nodes = stats["vnets"]["red"]["nodes"].as_object().expect("nodes").values();
     let ports = nodes.flat_map(|node| node["ports"].as_object().expect("ports").values());
     ports.filter_map(|port| port["dropped"][limit].as_u64()).sum()
 }
 
-fn conditions(node: &Node) -> Vec<Value> {
+fn conditions(node: &TestNode) -> Vec<Value> {
     let all = node.json(&["inspect", "red/a"])["conditions"].as_array().cloned();
     all.unwrap_or_default().into_iter().filter(|it| it["kind"] == "limitDrops").collect()
 }
 
 #[test]
-fn a_tunnel_inside_a_router_meets_no_limit_and_limits_tell_what_they_drop() {
-    let node = Node::start("punts");
+fn punt_limits_spare_tunnels_and_report_drops() {
+    let node = TestNode::start("punts");
     for kind in ["parallel", "fastpath"] {
         node.apply(&vnet(&format!("{{kind: {kind}}}")));
         eventually("the tunnel is up", || node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok());

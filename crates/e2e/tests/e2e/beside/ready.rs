@@ -1,6 +1,6 @@
-//! Commands that wait for each other, and what is told of those that fail.
+//! Commands that wait for each other, and the reports about failed ones.
 
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::{TestNode, eventually};
 
 const SPEC: &str = r#"
 apiVersion: pdp/v1
@@ -43,10 +43,10 @@ spec:
 "#;
 
 #[test]
-fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
-    let mut node = Node::start("ready");
+fn node_readiness_follows_its_commands() {
+    let mut node = TestNode::start("ready");
     node.apply(SPEC);
-    let status = |node: &Node| node.json(&["inspect", "red"])["status"].clone();
+    let status = |node: &TestNode| node.json(&["inspect", "red"])["status"].clone();
     let of = |status: &serde_json::Value, name: &str| {
         let nodes = status["nodes"].as_array().expect("nodes").iter();
         nodes.clone().find(|node| node["name"] == name).expect("the node").clone()
@@ -56,7 +56,7 @@ fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
     eventually("what was said is logged", || {
         node.pdp(&["logs", "red/good"]).contains("10.0.0.1/24")
     });
-    // Later commands too are run as whom and where somebody says.
+    // Later commands also run with the given user and directory.
     let who = |words: &[&str]| node.try_pdp(&[&["exec"], words].concat());
     let script = "id -u; id -g; pwd; grep CapEff /proc/self/status";
     let said = who(&["-u", "nobody:7", "-w", "/srv", "red/good", "sh", "-c", script]);
@@ -67,8 +67,8 @@ fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
     assert!(said.contains("workdir \"srv\" is not an absolute path"), "{said}");
     let said = who(&["-u", "70000", "red/good", "id"]).expect_err("no id");
     assert!(said.contains("has an id beyond 0 to 65535"), "{said}");
-    // What fails is told where people look first, with its last line.
-    let told = |node: &Node| {
+    // A failure is reported where people look first, with its last line.
+    let told = |node: &TestNode| {
         let (status, message) =
             (status(node), node.json(&["get", "red"])[0]["message"].to_string());
         let bad = of(&status, "bad");
@@ -88,7 +88,7 @@ fn a_node_is_ready_when_its_commands_are_and_degraded_when_one_fails() {
     };
     eventually("failures are told", || told(&node));
     assert!(node.exec("red/bad", "ls /run").lines().all(|name| name != "never"));
-    // A daemon that takes over what runs knows it all.
+    // A daemon that takes over running processes knows all of this.
     node.kill_pdpd();
     node.start_pdpd();
     eventually("failures are told again", || told(&node));

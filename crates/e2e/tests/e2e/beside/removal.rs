@@ -1,14 +1,14 @@
-//! One owner's fault stays that owner's: whatever a tenant's guests make, and however damaged what a tenant's words
-//! got into is, others start, what is deleted goes, and a purge ends.
+//! One tenant's faults affect only that tenant. Whatever its guests make, and however damaged the
+//! files with its data are, other tenants start, deletions finish, and a purge ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pdp_e2e::{Node, eventually, run, sh};
+use pdp_e2e::{TestNode, eventually, run, sh};
 use serde_json::json;
 
-/// Whatever the guest may do in the directory of its socket, which is a mount.
+/// Everything that a guest may do in the directory of its socket, which is a mount.
 const MESS: &str = "cd /run/pdp/memif; mkdir -p d/e/f g h; for i in 1 2 3; do echo x > d/e/f/$i; done; \
                     ln -s / g/root; mkfifo h/pipe; echo done; exec sleep 1000";
 
@@ -36,7 +36,7 @@ spec: {{quota: {{power: 0.4}}}}
     )
 }
 
-/// A router whose guest makes a mess, with a volume, and a host.
+/// Router whose guest makes a mess, with a volume, and a host.
 fn acme(name: &str) -> String {
     let spec = json!({
         "apiVersion": "pdp/v1", "kind": "VirtualNetwork", "metadata": {"name": format!("acme.{name}")},
@@ -70,27 +70,27 @@ spec:
   links: [{endpoints: ["a:e0", "b:e0"]}]
 "#;
 
-fn others_run(node: &Node, what: &str) {
+fn others_run(node: &TestNode, what: &str) {
     eventually(&format!("{what}: the other tenant's hosts reach each other"), || {
         node.try_exec("other.net/a", "ping -c1 -W1 10.3.0.2").is_ok()
     });
 }
 
-fn has_messed(node: &Node, name: &str) -> bool {
+fn has_messed(node: &TestNode, name: &str) -> bool {
     let log = node.try_pdp(&["logs", &format!("acme.{name}/r"), "--guest", "0"]);
     log.is_ok_and(|log| log.contains("done"))
 }
 
-/// Processes of acme's that run.
-fn running(node: &Node) -> Vec<String> {
+/// Running processes of acme.
+fn running(node: &TestNode) -> Vec<String> {
     let all = node.processes().into_iter().map(|(_, words)| words);
     all.filter(|words| words.contains("sleep 1000") || words.contains("sleep 1001")).collect()
 }
 
-/// No mux is killed, which would empty the directory, and it has not been filled.
+/// Neither by killing the mux, which would empty the directory, nor after filling it.
 #[test]
-fn directories_of_a_guest_beside_its_socket_go_with_it() {
-    let mut node = Node::start("beside-socket");
+fn guest_directories_beside_its_socket_are_removed() {
+    let mut node = TestNode::start("beside-socket");
     node.apply(&substrate(Path::new("/srv/none")));
     node.apply(OTHER);
     for round in 0..2 {
@@ -116,11 +116,11 @@ fn directories_of_a_guest_beside_its_socket_go_with_it() {
     assert_eq!(node.leftovers(), [""; 0]);
 }
 
-/// A file that can't be removed in the way of a guest's removal: nothing of its network runs, it is told where people
-/// look, all others go on, and the purge ends.
+/// A file blocks a guest's removal. No process of its network runs, the reason is reported where
+/// people look, all others continue, and the purge ends.
 #[test]
-fn what_can_not_be_removed_is_told_with_what_removes_it() {
-    let mut node = Node::start("undeletable");
+fn unremovable_files_are_reported_with_the_remedy() {
+    let mut node = TestNode::start("undeletable");
     node.apply(&substrate(Path::new("/srv/none")));
     node.apply(OTHER);
     node.apply(&acme("lab"));
@@ -138,7 +138,7 @@ fn what_can_not_be_removed_is_told_with_what_removes_it() {
     assert!(doctor.contains("network acme.lab, which has the user ids"), "{doctor}");
     assert!(doctor.contains(&removes), "{doctor}");
     others_run(&node, "while it stays");
-    // Another start, and the end of all.
+    // Restart, and the final purge.
     node.kill_pdpd();
     node.start_pdpd();
     others_run(&node, "after another start");
@@ -150,12 +150,12 @@ fn what_can_not_be_removed_is_told_with_what_removes_it() {
     let cgroups = |what: &String| what.contains("cgroup") || what.starts_with("process");
     assert!(!left.is_empty() && !left.iter().any(cgroups), "{run_dir}: {left:?}");
     drop(stays);
-    // What is nested may have moved up.
+    // Nested directories may have moved up.
     sh(&format!("chattr -R -i {run_dir} || true"));
     assert!(sh(&format!("rm -rf --one-file-system {run_dir} && echo gone")).contains("gone"));
 }
 
-/// A directory with a file that not even root removes, as long as this lives.
+/// Directory with a file that not even root can remove while this lives.
 struct Stays(PathBuf);
 
 impl Stays {
@@ -209,8 +209,8 @@ fn damage(path: &Path, how: Damage) {
     }
 }
 
-/// All that is damaged of acme's: what root wrote of it, and what its guests made is there as well.
-fn files_of_acme(node: &Node) -> Vec<PathBuf> {
+/// All files of acme's to damage: records written by root, and files made by its guests.
+fn files_of_acme(node: &TestNode) -> Vec<PathBuf> {
     let records = node.run_dir().join("records");
     let mut found = Vec::new();
     for entry in fs::read_dir(&records).expect("records").flatten() {
@@ -236,10 +236,10 @@ fn files_of_acme(node: &Node) -> Vec<PathBuf> {
     found
 }
 
-/// Each file of one tenant damaged, in each way; the other tenant's network is there, and a purge ends and leaves
-/// nothing.
+/// Damages each file of one tenant, in each way. The other tenant's
+/// network is there, and a purge ends and leaves nothing.
 #[test]
-fn a_start_and_a_purge_with_every_file_of_a_tenant_damaged() {
+fn start_and_purge_survive_damaged_tenant_files() {
     for how in [
         Damage::Half,
         Damage::Rubbish,
@@ -249,7 +249,7 @@ fn a_start_and_a_purge_with_every_file_of_a_tenant_damaged() {
         Damage::Mount,
     ] {
         let what = format!("{how:?}");
-        let mut node = Node::start("damaged");
+        let mut node = TestNode::start("damaged");
         node.apply(&substrate(Path::new("/srv/none")));
         node.apply(OTHER);
         node.apply(&acme("lab"));
@@ -276,10 +276,11 @@ fn a_start_and_a_purge_with_every_file_of_a_tenant_damaged() {
     }
 }
 
-/// pdpd reports a tenant's stored spec that it can't read, keeps that network's volumes, and runs the other tenant's network.
+/// pdpd reports a tenant's stored spec that it can't read, keeps that network's volumes, and runs
+/// the other tenant's network.
 #[test]
-fn a_stored_spec_that_is_damaged_keeps_nobody_else_from_a_start() {
-    let mut node = Node::start("damaged-spec");
+fn damaged_stored_spec_blocks_no_other_tenant() {
+    let mut node = TestNode::start("damaged-spec");
     node.apply(&substrate(Path::new("/srv/none")));
     node.apply(OTHER);
     node.apply(&acme("lab"));
@@ -297,7 +298,7 @@ fn a_stored_spec_that_is_damaged_keeps_nobody_else_from_a_start() {
     assert!(line.contains("failed") && line.contains("its stored spec can't be read"), "{line}");
     assert!(node.pdp(&["doctor"]).contains("pdp delete acme.lab"));
     eventually("nothing of it runs", || running(&node).is_empty());
-    // Applied again it has what it had.
+    // Applied again, it has everything it had.
     node.apply(&acme("lab"));
     assert_eq!(node.exec("acme.lab/h", "cat /srv/kept/file").trim(), "mine");
     node.pdp(&["down", "--purge"]);

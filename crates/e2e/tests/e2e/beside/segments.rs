@@ -1,10 +1,10 @@
-//! Links that are more than a wire: a segment of eight hosts and two machines outside, and a transit between tunnels
-//! of two kinds.
+//! Links with more than two ends or kinds: a segment of eight hosts and two external machines, and
+//! a transit between tunnels of two kinds.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use pdp_e2e::{Machine, Node, all_answered, eventually};
+use pdp_e2e::{TestMachine, TestNode, all_answered, eventually};
 use serde_json::Value;
 
 const HOSTS: usize = 8;
@@ -56,8 +56,8 @@ fn count(stats: &Value, vnet: &str, node: &str, port: &str, what: &str) -> u64 {
     stats["vnets"][vnet]["nodes"][node]["ports"][port][what].as_u64().expect("a counter")
 }
 
-/// Addresses by ends, as `pdp fdb` has them.
-fn fdb(node: &Node) -> BTreeMap<String, Vec<String>> {
+/// Addresses by ends, as in `pdp fdb`.
+fn fdb(node: &TestNode) -> BTreeMap<String, Vec<String>> {
     let mut ends: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let text = |entry: &Value, key: &str| entry[key].as_str().expect("a text").to_owned();
     for entry in node.json(&["fdb", "red/lan"]).as_array().expect("a list") {
@@ -66,9 +66,9 @@ fn fdb(node: &Node) -> BTreeMap<String, Vec<String>> {
     ends
 }
 
-/// An interface gets a capacity, another one, and none again, with its sockets left as they are: nothing is lost
-/// meanwhile. With one, links over it have no more.
-fn capacities_change(node: &Node, a: &Machine) {
+/// An interface gets a capacity, another one, and none again, while its sockets stay. Nothing is
+/// lost meanwhile. Links over it never exceed the capacity.
+fn capacities_change(node: &TestNode, a: &TestMachine) {
     let ping = a.spawn("ping -c200 -i0.01 -w60 10.2.0.2");
     let guaranteed = "100Mbps, at: {\"external:b\": {guarantee: 1Mbps}}";
     let guaranteed = spec().replace("100Mbps", guaranteed);
@@ -81,7 +81,7 @@ fn capacities_change(node: &Node, a: &Machine) {
     node.apply(&spec());
     assert!(all_answered(&ping.finish(), 200));
     with(1);
-    // 603,200 bits on the interface, which ping sends in 0.1 s if nothing waits.
+    // 603,200 bits on the interface, which ping sends in 0.1 s without a queue.
     let start = Instant::now();
     let words = a.run("ping -c50 -i0.002 -s 1400 -w60 10.2.0.2");
     assert!(all_answered(&words, 50), "{words}");
@@ -91,8 +91,8 @@ fn capacities_change(node: &Node, a: &Machine) {
 }
 
 #[test]
-fn a_segment_of_hosts_and_machines_and_a_transit_between_kinds_of_tunnels() {
-    let mut node = Node::start("segments");
+fn segment_and_transit_join_hosts_and_tunnels() {
+    let mut node = TestNode::start("segments");
     let [a, b] = [node.machine("mA", "extA"), node.machine("mB", "extB")];
     node.namespace().run("ip addr add 192.0.2.1/24 dev extA; ip addr add 198.51.100.1/24 dev extB");
     for (machine, net, last) in [(&a, "192.0.2", 101), (&b, "198.51.100", 102)] {
@@ -112,7 +112,8 @@ fn a_segment_of_hosts_and_machines_and_a_transit_between_kinds_of_tunnels() {
     b.run("ip addr add 10.2.0.2/24 dev far; ip link set far mtu 1450 up");
     node.apply(&spec());
 
-    // Everybody reaches everybody, with frames of the full MTU; machines outside not each other.
+    // All stations reach each other, with frames of the full
+    // MTU, except the external machines among themselves.
     let all: String = (1..=HOSTS).chain([101, 102]).map(|n| format!("10.1.0.{n} ")).collect();
     let ping = "ping -q -c1 -W5 -M do -s 1422";
     for n in 1..=HOSTS {
@@ -135,7 +136,7 @@ fn a_segment_of_hosts_and_machines_and_a_transit_between_kinds_of_tunnels() {
         let mac = machine.run("cat /sys/class/net/lan/address").trim().to_owned();
         assert_eq!(known[end], [mac], "{known:?}");
     }
-    // What is for one goes to that one.
+    // A unicast frame only goes to its destination.
     let before = node.json(&["stats", "red"]);
     let words = node.exec("red/h1", "ping -c20 -i0.02 -w60 10.1.0.2");
     assert!(all_answered(&words, 20), "{words}");
@@ -151,7 +152,7 @@ fn a_segment_of_hosts_and_machines_and_a_transit_between_kinds_of_tunnels() {
     node.pdp(&["fdb", "red/lan", "--clear"]);
     assert!(!fdb(&node).contains_key("h3:eth0"), "{:?}", fdb(&node));
 
-    // Bridges in two hosts and outside find one root among them.
+    // Bridges in two hosts and outside elect one root.
     let bridge = |port: &str| {
         format!(
             "ip link add br0 type bridge stp_state 1 hello_time 100 && ip link set {port} master br0 && \
@@ -170,7 +171,7 @@ fn a_segment_of_hosts_and_machines_and_a_transit_between_kinds_of_tunnels() {
         roots.into_iter().all(|root| Some(root) == least)
     });
 
-    // By the transit, both ways, with the longest frames that both tunnels carry.
+    // By the transit, both ways, with the longest frames that fit both tunnels.
     eventually("an answer by the transit", || a.try_run("ping -c1 -W1 10.2.0.2").is_ok());
     let words = a.run("ping -c20 -i0.02 -w60 -M do -s 1422 10.2.0.2");
     assert!(all_answered(&words, 20), "{words}");

@@ -1,14 +1,14 @@
-//! What all tenants share, eaten by one of them as far as it gets: another goes on.
+//! One tenant exhausts all shared resources as far as possible; another continues.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
+use pdp_e2e::identity::PdpUser;
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::who::Who;
-use pdp_e2e::{Background, Node, eventually, kill};
+use pdp_e2e::{Background, TestNode, eventually, kill};
 
-/// Takes what it can get of the API.
+/// Takes everything it can get from the API.
 const EVIL: &str = include_str!("shared/evil.py");
 
 const ADDRESS: (&str, &str) = ("127.0.0.1", "7443");
@@ -25,18 +25,21 @@ metadata: {name: evil}
 spec: {quota: {sessions: 4, audit: 10}}
 ";
 
-/// Processes of a host of evil's with its helpers, and sessions and rows of the audit log of its quota.
+/// Processes of a host of evil's with its helpers, and
+/// the sessions and audit log rows of its quota.
 const PROCESSES: usize = 64 + 32;
 const SESSIONS: usize = 4;
 const ROWS: usize = 10;
 
-/// Requests of each sort that evil makes: more than are kept of it, and before the oldest go.
+/// Requests of each kind that evil makes: more than its kept audit rows, and more than the margin
+/// before the oldest are removed.
 const REQUESTS: usize = ROWS + 1000 + 500;
 
 /// Bytes of a process's log: docs/ARCHITECTURE.md, "Places".
 const LOG_BYTES_MAX: u64 = 2 * (4 << 20);
 
-/// Files that pdpd may open beyond what it keeps for its API: some for these networks, few for another.
+/// Files that pdpd may open in addition to those of its
+/// API: some for these networks, few for another.
 const FILES: u64 = 60;
 
 const EVILS: &str = r#"
@@ -58,8 +61,8 @@ spec:
     - endpoints: ["h1:eth0", "writes:eth0"]
 "#;
 
-/// Forks as much as it may, and all that it forks ignores what asks it to end and has another parent and a
-/// session of its own.
+/// Forks as much as it may. All its children ignore requests
+/// to end, and have another parent and their own session.
 const FORKS: &str = r#"
 import os, signal, sys, time
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -76,7 +79,7 @@ while True:
         time.sleep(0.05)
 "#;
 
-/// What [`FORKS`] has its processes sleep, to know them by.
+/// Argument of sleep in the processes of [`FORKS`], to identify them.
 const MARK: &str = "86461";
 
 fn good(rate: usize) -> String {
@@ -84,11 +87,11 @@ fn good(rate: usize) -> String {
 }
 
 struct Good<'a> {
-    node: &'a Node,
-    who: &'a Who,
-    /// How often it went on.
+    node: &'a TestNode,
+    who: &'a PdpUser,
+    /// Number of times it continued.
     times: usize,
-    /// Requests of its that were in its audit log.
+    /// The tenant's requests in its audit log.
     rows: BTreeSet<u64>,
 }
 
@@ -104,9 +107,10 @@ impl Good<'_> {
         u32::try_from(r1["guests"][number]["pid"].as_u64()?).ok()
     }
 
-    /// Changes its network, runs a command in it, has a killed guest replaced, and reads its audit log.
+    /// Changes its network, runs a command in it, has a
+    /// killed guest replaced, and reads its audit log.
     fn goes_on(&mut self, what: &str) {
-        // Each time another guest: what ends often waits.
+        // Another guest each time: frequently killed ones restart later.
         let number = self.times;
         self.times += 1;
         let before = self.guest(number).unwrap_or_else(|| panic!("{what}: guest {number} runs"));
@@ -133,16 +137,20 @@ fn ids(rows: &serde_json::Value) -> BTreeSet<u64> {
     rows.map(|row| row["id"].as_u64().expect("a number")).collect()
 }
 
-fn token(node: &Node, tenant: &str) -> (Who, String) {
+fn token(node: &TestNode, tenant: &str) -> (PdpUser, String) {
     let secret = node.pdp(&["token", "create", "--tenant", tenant, "--expires", "1h"]);
     let file = node.directory.join(format!("{tenant}.token"));
     fs::write(&file, &secret).expect("token");
     let (address, port) = ADDRESS;
-    (Who::token(node, &format!("{address}:{port}"), &file), secret.trim().to_owned())
+    (PdpUser::token(node, &format!("{address}:{port}"), &file), secret.trim().to_owned())
 }
 
-/// [`EVIL`] in the node's network, and what it says.
-fn start(node: &Node, token: &str, words: &[&str]) -> (Background, impl Fn() -> String + use<>) {
+/// Runs [`EVIL`] in the node's network, and returns its output.
+fn start(
+    node: &TestNode,
+    token: &str,
+    words: &[&str],
+) -> (Background, impl Fn() -> String + use<>) {
     let path = node.directory.join(format!("evil-{}", words[0]));
     let mut command = Command::new("nsenter");
     command
@@ -154,13 +162,13 @@ fn start(node: &Node, token: &str, words: &[&str]) -> (Background, impl Fn() -> 
     (Background::start(&mut command), move || fs::read_to_string(&path).unwrap_or_default())
 }
 
-/// How many processes of the node have [`MARK`] in their command line.
-fn marked(node: &Node) -> usize {
+/// Number of processes of the node with [`MARK`] in their command line.
+fn marked(node: &TestNode) -> usize {
     node.processes().iter().filter(|(_, line)| line.contains(MARK)).count()
 }
 
-/// Bytes of the logs of evil's host that writes, and whether an older half has been begun.
-fn logs(node: &Node) -> (u64, bool) {
+/// Bytes of the logs of evil's writing host, and true if an older half exists.
+fn logs(node: &TestNode) -> (u64, bool) {
     let directory = fs::read_dir(node.directory.join("state/logs")).expect("logs");
     let mut logs = (0, false);
     for log in directory.flatten() {
@@ -174,12 +182,12 @@ fn logs(node: &Node) -> (u64, bool) {
 }
 
 #[test]
-fn no_tenant_fills_what_all_share() {
-    let mut node = Node::prepare("shared");
+fn no_tenant_exhausts_shared_resources() {
+    let mut node = TestNode::prepare("shared");
     let (address, port) = ADDRESS;
     node.pdpd_arguments(&["--listen", &format!("{address}:{port}")]);
 
-    // So few descriptors that there is no room for anything are told, and by how many.
+    // Too few descriptors are reported, with the missing number.
     node.pdpd_wrapper(&["prlimit", "--nofile=100:100"]);
     let refused = node.try_start_pdpd().expect_err("too few");
     assert!(refused.contains("100 open files are too few: pdpd keeps "), "{refused}");
@@ -196,12 +204,12 @@ fn no_tenant_fills_what_all_share() {
     who.pdp(&["apply", "-f", "-"], &good(100)).expect("its own");
     let mut good = Good { node: &node, who: &who, times: 0, rows: BTreeSet::new() };
 
-    // Logs are written from the start to the end.
+    // Its logs are written all the time.
     eventually("an older half of the log is begun", || logs(&node).1);
     let bounded = || assert!(logs(&node).0 <= LOG_BYTES_MAX, "{:?}", logs(&node));
     bounded();
 
-    // Requests' places, and connections.
+    // Requests and connections.
     let (holding, said) = start(&node, &secret, &["hold"]);
     for what in ["body: HTTP/1.1 429", "stream: HTTP/1.1 429", "head: closed"] {
         eventually(&format!("all places are taken: {what}"), || said().contains(what));
@@ -210,11 +218,11 @@ fn no_tenant_fills_what_all_share() {
     bounded();
     drop(holding);
 
-    // Sessions: as many as it may have, with as many processes as it may have.
+    // Sessions: the most allowed, each with the most processes allowed.
     let fork = ["exec", "-n", "evil.lab/h1", "--", "python3", "-c", FORKS, MARK];
     let mut sessions = Vec::new();
     eventually("it has all sessions", || {
-        // Places of the streams before come back once their connections have ended.
+        // Places of earlier streams return once their connections have ended.
         sessions.retain_mut(Background::runs);
         while sessions.len() < SESSIONS {
             sessions.push(Background::start(&mut evil.command(&fork)));
@@ -224,7 +232,7 @@ fn no_tenant_fills_what_all_share() {
     });
     eventually("they fork", || marked(&node) > PROCESSES / 2);
     good.goes_on("evil forks");
-    // Beside them those who asked for it, and what serves these.
+    // In addition to the requesting processes and those that serve them.
     assert!(marked(&node) <= PROCESSES + 4 * SESSIONS, "{}", marked(&node));
     drop(sessions);
     eventually("all of the sessions has ended", || marked(&node) == 0);
@@ -233,7 +241,7 @@ fn no_tenant_fills_what_all_share() {
     // Rows of the audit log.
     let (asking, said) = start(&node, &secret, &["audit", &REQUESTS.to_string()]);
     good.goes_on("evil asks without end");
-    // Each is told once the sort before it is done: some thousand writes to a disk.
+    // Each is reported once the previous kind is done: some thousand disk writes.
     for what in ["GET: 200", "DELETE: 404", "PUT: 200", "all asked"] {
         eventually(&format!("it has asked: {what}"), || said().contains(what));
     }
@@ -264,10 +272,11 @@ fn no_tenant_fills_what_all_share() {
     assert_eq!(node.leftovers(), [""; 0]);
 }
 
-/// One tenant holds all captures and traces that it can: another's and an operator's go on.
+/// One tenant starts all captures and traces that it
+/// can: another tenant's and an operator's continue.
 #[test]
-fn no_tenant_has_all_captures_and_traces() {
-    let mut node = Node::prepare("captures");
+fn tenant_cannot_take_all_captures_and_traces() {
+    let mut node = TestNode::prepare("captures");
     let (address, port) = ADDRESS;
     node.pdpd_arguments(&["--listen", &format!("{address}:{port}")]);
     node.start_pdpd();
@@ -280,9 +289,9 @@ fn no_tenant_has_all_captures_and_traces() {
         who.pdp(&["apply", "-f", "-"], &two).expect("its own");
     }
     let capture = ["capture", "evil.lab/h1:eth0", "-w", "/dev/null"];
-    // One at each port: a second one there takes the first one's place.
+    // One at each port: a second one there would replace the first.
     let trace = |port: &'static str| ["trace", port, "-f", "ip proto 253", "--wait", "60"];
-    // Fewer than its requests at a time, so that no other bound is met.
+    // Fewer than its request limit, so that no other limit applies.
     let start = |words: &[&str]| Background::start(&mut evil.command(words));
     let mut held: Vec<Background> = (0..6).map(|_| start(&capture)).collect();
     let ports = ["evil.lab/r1:eth0", "evil.lab/r1:eth1", "evil.lab/h1:eth0"];

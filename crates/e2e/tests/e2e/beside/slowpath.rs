@@ -1,13 +1,13 @@
-//! A slow path: a program in a control guest that says which packets the mux drops, with the Python client and by
-//! `pdp fastpath`; and what becomes of it all when the program and the mux are killed.
+//! A slow path: a program in a control guest that selects packets for the mux to drop, with the
+//! Python client and by `pdp fastpath`. Also the effects of killing the program and the mux.
 
 use std::path::Path;
 
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Background, Node, eventually, kill, run};
+use pdp_e2e::{Background, TestNode, eventually, kill, run};
 use serde_json::Value;
 
-/// Drops what is for port 9, and keeps the mux at that.
+/// Drops packets to port 9, and keeps the mux in that state.
 const PROGRAM: &str = "
 from pdp_slowpath import Error, Filter, SlowPath, discard
 slow_path = SlowPath()
@@ -20,7 +20,7 @@ while True:
         print(error, flush=True)
 ";
 
-/// Answers what comes to port 10 with how many came to port 9.
+/// Answers datagrams to port 10 with the number of those received on port 9.
 const SERVER: &str = "
 import socket
 nine, ten = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
@@ -37,7 +37,7 @@ while True:
     ten.sendto(b'%d' % count, peer)
 ";
 
-/// Sends five packets to port 9, and asks at port 10 how many came until it is told.
+/// Sends five packets to port 9, and queries port 10 until it gets their number.
 const CLIENT: &str = "
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -53,36 +53,36 @@ while True:
         pass
 ";
 
-/// How many packets to port 9 have arrived, after five more.
-fn arrived(node: &Node) -> u64 {
+/// Number of packets to port 9 that arrived, after five more.
+fn arrived(node: &TestNode) -> u64 {
     let words = node.pdp(&["exec", "lab/h1", "--", "python3", "-c", CLIENT]);
     words.trim().parse().unwrap_or_else(|_| panic!("{words}"))
 }
 
-fn filters(node: &Node) -> Value {
+fn filters(node: &TestNode) -> Value {
     node.json(&["fastpath", "lab/r1", "filters"])
 }
 
-/// Packets that filters with this counter met.
-fn counted(node: &Node, counter: &str) -> u64 {
+/// Packets that matched filters with this counter.
+fn counted(node: &TestNode, counter: &str) -> u64 {
     let rows = node.json(&["fastpath", "lab/r1", "counters", counter]);
     rows[0]["packets"].as_u64().unwrap_or_else(|| panic!("{rows}"))
 }
 
-fn programs(node: &Node) -> u64 {
+fn programs(node: &TestNode) -> u64 {
     let stats = node.json(&["stats", "lab"]);
     let slow_path = &stats["vnets"]["lab"]["nodes"]["r1"]["engine"]["slowpath"];
     slow_path["programs"].as_u64().unwrap_or_else(|| panic!("{stats}"))
 }
 
-fn is_there(node: &Node) -> bool {
+fn is_there(node: &TestNode) -> bool {
     let all = filters(node);
     all[0]["id"] == 7 && all[0]["match"] == "ip proto udp dport 9 in eth0"
 }
 
 #[test]
-fn a_program_has_the_mux_drop_and_its_filters_outlast_it_and_the_mux() {
-    let node = Node::start("slowpath");
+fn filters_outlast_their_program_and_the_mux() {
+    let node = TestNode::start("slowpath");
     node.apply(SUBSTRATE);
     node.apply(&two_hosts("lab", "{kind: fastpath, filters: 100, counters: 10}"));
     node.pdp(&["wait", "lab", "--for", "ready", "--timeout", "60s"]);
@@ -103,11 +103,11 @@ fn a_program_has_the_mux_drop_and_its_filters_outlast_it_and_the_mux() {
     eventually("the filter", || is_there(&node));
     assert_eq!((arrived(&node), counted(&node, "3")), (5, 5));
 
-    // The program is killed, and what it said stays.
+    // The program is killed, and its filters stay.
     running.stop("KILL");
     eventually("it is gone", || programs(&node) == 0);
     assert_eq!((arrived(&node), counted(&node, "3")), (5, 10));
-    // One that starts anew says it again; what else was said goes with that.
+    // A restarted program sends them again, which removes all other filters.
     let other =
         ["fastpath", "lab/r1", "add", "--id", "8", "--match", "ip proto udp dport 11", "--drop"];
     assert_eq!(node.pdp(&other), "2 filters in force\n");
@@ -115,7 +115,7 @@ fn a_program_has_the_mux_drop_and_its_filters_outlast_it_and_the_mux() {
     eventually("only its own", || filters(&node).as_array().is_some_and(|all| all.len() == 1));
     assert_eq!((arrived(&node), counted(&node, "3")), (5, 15));
 
-    // A new mux is told all that the program wants, and counts from 0.
+    // A new mux gets all that the program wants, and counts from 0.
     let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
     kill(mux.expect("a mux").0);
     let listed = || node.try_pdp(&["fastpath", "lab/r1", "filters"]).is_ok();
@@ -127,8 +127,8 @@ fn a_program_has_the_mux_drop_and_its_filters_outlast_it_and_the_mux() {
     by_hand(&node);
 }
 
-/// `pdp fastpath` does what a program does.
-fn by_hand(node: &Node) {
+/// `pdp fastpath` can do everything that a program can.
+fn by_hand(node: &TestNode) {
     let fastpath = |words: &[&str]| node.pdp(&[&["fastpath", "lab/r1"], words].concat());
     let file = "filters:\n- {id: 2, priority: 1, match: ip dst 10.2.0.2 proto udp dport 9, verdict: drop, counter: 1}\n";
     let mut apply = node.pdp_command(&["fastpath", "lab/r1", "apply", "-f", "-"]);
@@ -138,7 +138,7 @@ fn by_hand(node: &Node) {
     assert!(table.contains("ip dst 10.2.0.2 proto udp dport 9  drop"), "{table}");
     assert!(table.contains("1 of 100 filters, 10 counters, code ip"), "{table}");
     assert_eq!((arrived(node), counted(node, "1")), (5, 5));
-    // A frame that is looked up as if it had come by an interface: UDP from h1 to h2's port 9.
+    // A frame treated as if received by an interface: UDP from h1 to h2's port 9.
     let mac = |name: &str| {
         let status = node.json(&["inspect", name]);
         status["ports"][0]["mac"].as_str().expect("an address").replace(':', "")
@@ -150,7 +150,7 @@ fn by_hand(node: &Node) {
     );
     fastpath(&["send", "--in", "eth0", &frame]);
     eventually("it is counted", || counted(node, "1") == 6);
-    // And one that leaves as it is: the host answers an ARP request.
+    // A frame sent unchanged: the host answers an ARP request.
     let ask = format!(
         "ffffffffffff{0}0806 0001080006040001 {0} 0a020001 000000000000 0a020002",
         "02000000aa01"
@@ -163,7 +163,7 @@ fn by_hand(node: &Node) {
 
     assert_eq!(fastpath(&["remove", "2"]), "0 filters in force\n");
     assert_eq!(arrived(node), 10);
-    // Queues of a link's end, within what the spec says.
+    // Queues of a link's end, within the limits of the spec.
     let queues = r#"queues=[{"name": "rest"}, {"name": "voice", "length": 64, "buffers": 16}]"#;
     node.pdp(&["link", "set", "lab/link2", "--at", "r1:eth1", queues]);
     let table = fastpath(&["queues"]);
@@ -207,8 +207,8 @@ s.send(bytes.fromhex(sys.argv[1] + '020000000001' + '88b5' + '0007' + '0000' + '
 ";
 
 #[test]
-fn a_protocol_of_its_own_is_forwarded_by_filters() {
-    let node = Node::start("fields");
+fn custom_protocol_is_forwarded_by_filters() {
+    let node = TestNode::start("fields");
     node.apply(SUBSTRATE);
     let plane = "{kind: fastpath, code: fields, fields: {key: [{offset: 12, bytes: 4}], write: [
         {offset: 0, data: {from: 0, bytes: 6}}, {offset: 6, source: true}, {offset: 18, hops: true}]}}";

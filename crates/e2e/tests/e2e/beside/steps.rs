@@ -1,9 +1,9 @@
-//! A crash at any step of `apply` and `delete`: kill -9 of pdpd, or of what it just started, as it
-//! is about to make a system call that changes the machine. What is left is completed by the next
-//! `apply`, and by the next `delete` nothing is left of it.
+//! A crash at any step of `apply` and `delete`: kill -9 of pdpd, or of a process that it just
+//! started, before a system call that changes the machine. The next `apply` completes the rest, and
+//! the next `delete` leaves nothing of it.
 //!
-//! strace(1) does the killing: each thread of pdpd, and each process it starts, is killed at its own
-//! Nth call of a kind; so shims, `runc` and helpers die in the middle of a create too.
+//! strace(1) does the killing. It kills each thread of pdpd, and each process that it starts, at
+//! its own Nth call of a kind. So shims, `runc` and helpers also die in the middle of a create.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -12,10 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::specs::{SUBSTRATE, three_kernels, two_hosts};
-use pdp_e2e::{Background, Node, all_answered, beside, eventually, sh};
+use pdp_e2e::{Background, TestNode, all_answered, beside, eventually, sh};
 
-/// Calls at which to kill, and at which of them: all of those that are made a few times (the
-/// journal's commits, processes, TAPs, messages to the mux and to helpers), and some of the others.
+/// Calls at which to kill, with their numbers: all calls that are made a few times (the journal's
+/// commits, processes, TAPs, messages to the mux and to helpers), and some of the others.
 const STEPS: [(&str, &[u32]); 19] = [
     ("fsync,fdatasync", &[1, 2, 3, 4, 5, 6]),
     ("pwrite64", &[1, 2, 4, 6, 9, 12]),
@@ -38,8 +38,8 @@ const STEPS: [(&str, &[u32]); 19] = [
     ("fsconfig,fsmount", &[1, 2, 3, 4, 5]),
 ];
 
-/// The same for routers whose links stay in the kernel: what makes and removes their ports, programs, maps and
-/// namespace.
+/// The same for routers with kernel links: calls that make
+/// and remove their ports, programs, maps and namespace.
 const KERNEL_STEPS: [(&str, &[u32]); 6] = [
     ("bpf", &[1, 8, 18, 30, 34, 36]),
     ("setns", &[1, 5]),
@@ -49,14 +49,14 @@ const KERNEL_STEPS: [(&str, &[u32]); 6] = [
     ("unlink,unlinkat,rmdir", &[1, 4]),
 ];
 
-/// Longest wait for an `apply` or `delete` that something was killed in.
+/// Longest wait for an `apply` or `delete` during which a process was killed.
 const STEP_MAX: Duration = Duration::from_secs(15);
 
-/// How long strace takes to have all threads, if it does: one that is begun meanwhile may escape it.
+/// Time for strace to attach to all threads. A thread started meanwhile may escape it.
 const SEIZE_MAX: Duration = Duration::from_secs(2);
 
-/// Kills pdpd, and what it starts, at their Nth of these calls.
-fn trap(node: &Node, calls: &str, at: u32) -> Background {
+/// Kills pdpd, and processes that it starts, at their Nth of these calls.
+fn trap(node: &TestNode, calls: &str, at: u32) -> Background {
     let pid = node.pdpd_pid();
     let has_all = || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("pdpd runs");
@@ -82,8 +82,8 @@ fn trap(node: &Node, calls: &str, at: u32) -> Background {
     found.expect("a trap")
 }
 
-/// Runs `pdp` with the trap set; whether pdpd survived it. Then one runs without a trap.
-fn under(node: &mut Node, calls: &str, at: u32, arguments: &[&str]) -> bool {
+/// Runs `pdp` with the trap set. True if pdpd survived it; afterwards a pdpd without trap runs.
+fn under(node: &mut TestNode, calls: &str, at: u32, arguments: &[&str]) -> bool {
     let trap = trap(node, calls, at);
     let mut pdp = node.pdp_command(arguments);
     let mut pdp = pdp.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
@@ -92,7 +92,8 @@ fn under(node: &mut Node, calls: &str, at: u32, arguments: &[&str]) -> bool {
     while pdp.try_wait().expect("own child").is_none() && Instant::now() < end {
         thread::sleep(Duration::from_millis(10));
     }
-    // strace that traces `runc`'s threads while they are killed may not end by itself, nor let go.
+    // If strace traces `runc`'s threads while they are
+    // killed, it may neither end nor detach by itself.
     trap.stop("KILL");
     let survived = node.try_pdp(&["inspect", "substrate"]).is_ok();
     node.kill_pdpd();
@@ -101,14 +102,14 @@ fn under(node: &mut Node, calls: &str, at: u32, arguments: &[&str]) -> bool {
     survived
 }
 
-/// Nodes on which steps are tried side by side: most of the time of each is waiting.
+/// Nodes that try steps in parallel; each mostly waits.
 const NODES: usize = 4;
 
 #[test]
-fn a_crash_at_any_step_is_made_good() {
+fn crash_at_any_step_is_repaired() {
     let _turn = beside();
     let vnet = two_hosts("red", "{power: 0.2}");
-    // h1 has a volume, so that one is made and removed as well.
+    // h1 has a volume, so that a volume is made and removed as well.
     let vnet = vnet.replace(
         "h1:\n      kind: host\n",
         "h1:\n      kind: host\n      volumes: [{source: kept, target: /srv, size: 16Mi}]\n",
@@ -118,7 +119,7 @@ fn a_crash_at_any_step_is_made_good() {
 }
 
 #[test]
-fn so_is_one_where_links_are_made_in_the_kernel() {
+fn crash_while_making_kernel_links_is_repaired() {
     let _turn = beside();
     try_all(&KERNEL_STEPS, &|number, take| match number {
         0 => on_a_node(&three_kernels("red"), "red/r1", take),
@@ -129,8 +130,8 @@ fn so_is_one_where_links_are_made_in_the_kernel() {
 /// The next step to try.
 type Take<'a> = &'a (dyn Fn() -> Option<(&'static str, u32)> + Sync);
 
-/// Tries all steps with `on_a_node`, which takes the number of a node and says how often pdpd died in `apply` and in
-/// `delete`.
+/// Tries all steps with `on_a_node`, which takes the number of a node and returns how often pdpd
+/// died in `apply` and in `delete`.
 fn try_all(
     all: &[(&'static str, &[u32])],
     on_a_node: &(dyn Fn(usize, Take<'_>) -> [usize; 2] + Sync),
@@ -151,10 +152,10 @@ fn try_all(
     assert!(apply >= count / 3 && delete >= count / 4, "{deaths:?}");
 }
 
-/// Tries steps of this vnet, in which `from` reaches 10.2.0.2, on a node until none is left; how often pdpd died in
-/// `apply`, and in `delete`.
+/// Tries steps of this vnet, in which `from` reaches 10.2.0.2, on a node until none is left.
+/// Returns how often pdpd died in `apply` and in `delete`.
 fn on_a_node(vnet: &str, from: &str, take: Take<'_>) -> [usize; 2] {
-    let mut node = Node::start("steps");
+    let mut node = TestNode::start("steps");
     node.apply(SUBSTRATE);
     let deaths = until_none_is_left(&mut node, vnet, from, take, &|node| {
         let left = node.leftovers();
@@ -169,7 +170,8 @@ fn on_a_node(vnet: &str, from: &str, take: Take<'_>) -> [usize; 2] {
     deaths
 }
 
-/// Prints what there is of ports in the kernel: pins, interfaces, and the numbers for which each map has something.
+/// Prints the ports' remains in the kernel: pins,
+/// interfaces, and the numbers with entries in each map.
 const PORTS: &str = r#"
 import ctypes, os, struct, sys
 pins = sys.argv[1]
@@ -189,14 +191,14 @@ for name in ("ports", "ends", "port_counts"):
     print(name, found)
 "#;
 
-/// The same beside a vnet that has such links, too, and stays: it has all that there is afterwards, and loses no frame
-/// meanwhile.
+/// The same beside a permanent vnet that has such links too. Afterwards only its objects remain,
+/// and it loses no frame meanwhile.
 fn beside_another(take: Take<'_>) -> [usize; 2] {
-    let mut node = Node::start("steps");
+    let mut node = TestNode::start("steps");
     node.apply(SUBSTRATE);
     node.apply(&three_kernels("stays"));
     node.pdp(&["wait", "stays", "--for", "ready", "--timeout", "60s"]);
-    let ports = |node: &Node| {
+    let ports = |node: &TestNode| {
         let pins = node.pins().join("_ports");
         let maps = Command::new("python3").args(["-c", PORTS]).arg(pins).output().expect("python3");
         assert!(maps.status.success(), "{maps:?}");
@@ -226,22 +228,22 @@ fn beside_another(take: Take<'_>) -> [usize; 2] {
     let sent =
         words.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
     let sent: usize = sent.expect("ping's last words");
-    // The last ones may be on their way.
+    // The last ones may be in flight.
     assert!(sent > 100 && all_answered(&words, sent - 10), "{} of {sent}", words.lines().count());
     node.pdp(&["down", "--purge"]);
     node.wait_pdpd();
     thread::sleep(Duration::from_millis(100));
-    // What ping said is no part of it.
+    // ping's output is not part of it.
     assert_eq!(node.leftovers(), [""; 0]);
     deaths
 }
 
 fn until_none_is_left(
-    node: &mut Node,
+    node: &mut TestNode,
     vnet: &str,
     from: &str,
     take: Take<'_>,
-    is_gone: &dyn Fn(&Node) -> bool,
+    is_gone: &dyn Fn(&TestNode) -> bool,
 ) -> [usize; 2] {
     let file = node.directory.join("red.yaml");
     fs::write(&file, vnet).expect("spec");
@@ -267,13 +269,13 @@ fn until_none_is_left(
     deaths
 }
 
-/// Deletes the vnet, if it is there, and waits until nothing is left of it, whatever it is.
-fn delete(node: &Node, after: &str, is_gone: &dyn Fn(&Node) -> bool) {
-    // Its spec may not have been stored, or be gone already.
+/// Deletes the vnet, if it exists, and waits until nothing of it is left in any form.
+fn delete(node: &TestNode, after: &str, is_gone: &dyn Fn(&TestNode) -> bool) {
+    // Its spec may not have been stored, or may be gone already.
     if node.try_pdp(&["inspect", "red"]).is_ok()
         && let Err(error) = node.try_pdp(&["delete", "red"])
     {
-        // On a busy machine it takes longer than whoever asked for it waits.
+        // On a busy machine it may exceed the client's wait.
         assert!(error.contains("it is being tried again"), "{error}");
     }
     eventually(&format!("nothing is left, {after}"), || is_gone(node));

@@ -1,10 +1,10 @@
 //! A stock Debian 12 (its own kernel, systemd, cgroup v2 only) hosts two FRR vrouters that forward
-//! with their CPU limits in force, and has them back after a reboot.
+//! with their CPU limits in force, and restores them after a reboot.
 //!
-//! The machine is emulated (QEMU, TCG: no virtualisation needed). Its disk is made from Debian
-//! packages by mmdebstrap once and kept below `target/vm`; what `make install` installs is put on
-//! top for each run. vm/inside.sh runs in it and says on the console what it saw.
-//! Another one with the same disk is at the other ends of [`tunnels`].
+//! The machine is emulated (QEMU, TCG: no virtualisation needed). mmdebstrap makes its disk from
+//! Debian packages once, below `target/vm`. Each run adds the files of `make install`. vm/inside.sh
+//! runs in it and prints its findings on the console. Another machine with the same disk has the
+//! remote ends of [`tunnels`].
 
 mod tunnels;
 
@@ -19,7 +19,7 @@ use pdp_e2e::beside;
 
 const PACKAGES: &str = "systemd-sysv,udev,dbus,frr,runc,iproute2,iputils-ping,procps,jq,kmod,\
                         libelf1,zlib1g,libseccomp2,linux-image-cloud-amd64";
-/// What nobody reads there: a third of the files.
+/// Unused files: a third of all.
 const UNREAD: [&str; 4] =
     ["/usr/share/doc", "/usr/share/info", "/usr/share/locale", "/usr/share/man"];
 const DISK_BYTES: u64 = 3 << 30;
@@ -34,10 +34,10 @@ fn run(command: &mut Command) {
     assert!(status.success(), "{command:?}: {status}");
 }
 
-/// Where all of this is, with a disk for each machine.
+/// Directory of all of this, with a disk for each machine.
 static WORK: LazyLock<PathBuf> = LazyLock::new(make_disks);
 
-/// The disks, with the same on them.
+/// The disks, with equal contents.
 const DISK: &str = "disk.img";
 const PEER_DISK: &str = "peer.img";
 const LIMITS_DISK: &str = "limits.img";
@@ -72,11 +72,11 @@ fn make_disks() -> PathBuf {
     for script in ["inside.sh", "peer.sh", "external.yaml", "limits.sh", "limits.yaml"] {
         fs::copy(vm.join(script), root.join("root").join(script)).expect("copy");
     }
-    // Where guests see it.
+    // At a path visible to guests.
     fs::copy(vm.join("requests.pl"), root.join("usr/local/share/requests.pl")).expect("copy");
     let example = |name| {
         let text = fs::read_to_string(repository().join("examples").join(name));
-        // An emulated machine is too slow for the 20 s that watchfrr gives a start.
+        // An emulated machine is too slow for watchfrr's start limit of 20 s.
         text.expect("an example").replace("watchfrr ", "watchfrr --restart-timeout 120 ")
     };
     let limited = example("ospf.yaml")
@@ -102,7 +102,7 @@ fn make_disks() -> PathBuf {
     work
 }
 
-/// Where this build's binaries are: beside the test's own.
+/// Directory of this build's binaries: beside the test's own.
 fn binaries() -> PathBuf {
     let test = std::env::current_exe().expect("current_exe");
     test.ancestors().nth(2).expect("target directory").to_path_buf()
@@ -133,12 +133,12 @@ fn machine(disk: &str, words: &str) -> Vec<String> {
     fixed.into_iter().chain(chosen.into_iter().flatten()).collect()
 }
 
-/// One boot until the machine resets; returns what it said.
+/// One boot until the machine resets; returns its output.
 fn boot(number: usize) -> Vec<String> {
     boot_with(&number.to_string(), DISK, "")
 }
 
-/// As [`boot`], of a machine with this disk and words for its kernel.
+/// Like [`boot`], for a machine with this disk and words for its kernel.
 fn boot_with(name: &str, disk: &str, words: &str) -> Vec<String> {
     let console = WORK.join(format!("console-{name}.log"));
     let log = File::create(&console).expect("console log");
@@ -186,20 +186,21 @@ fn check(lines: &[String]) {
     assert!(to_guest >= 10, "only {to_guest} frames went through forwarding guests");
 }
 
-/// The limit is the kernel's, not only written down.
+/// Checks that the kernel enforces the limit.
 fn check_limit(lines: &[String]) {
     let spin_us: u64 = said(lines, "spin_us").parse().expect("a number");
     // 0.2 cores for 4 s are 800,000 µs; the emulated machine's clock is coarse.
     assert!((400_000..1_200_000).contains(&spin_us), "spun for {spin_us} µs of CPU time");
 }
 
-/// Vrouters that the kernel forwards for, and their link that never leaves it.
+/// Vrouters with the kernel data plane, joined by a kernel link.
 fn check_kernel(lines: &[String]) {
     assert!(said(lines, "links").starts_with("ok "), "{lines:#?}");
     assert_eq!(said(lines, "kernel-ping"), "5 received", "{lines:#?}");
     let counters: Vec<u64> = serde_json::from_str(said(lines, "kernel-port")).expect("counters");
     assert!(counters[1] >= 5 && counters[0] >= counters[1], "{counters:?}");
-    // Each way's packets, by the kernel's count of the second one; of a state several times, once it has lifetimes.
+    // Packets in each direction, by the kernel's count of the
+    // second one. States with lifetimes count several times.
     assert!(said(lines, "esp-ping").starts_with("5 received"), "{lines:#?}");
     let passed: Vec<u64> =
         said(lines, "esp").split_whitespace().map(|it| it.parse().expect("a number")).collect();
@@ -219,7 +220,7 @@ fn check_external(lines: &[String]) {
 }
 
 #[test]
-fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
+fn frr_vrouters_survive_reboot_on_cgroup_v2() {
     let _turn = beside();
     let first = boot(1);
     assert_eq!(said(&first, "apply").split(' ').next(), Some("0"), "{first:#?}");
@@ -234,16 +235,17 @@ fn two_frr_vrouters_forward_on_cgroup_v2_and_come_back_after_a_reboot() {
     check(&second);
 }
 
-/// The first two numbers of what requests.pl said: requests that went well, and those that were refused.
+/// The first two numbers in the output of requests.pl: successful requests, and refused ones.
 fn counts(said: &str) -> (u64, u64) {
     let mut words = said.split(' ').map_while(|word| word.parse().ok());
     words.next().zip(words.next()).unwrap_or_else(|| panic!("no counts: {said}"))
 }
 
-/// Each owner gets its own part of RTNL time and of the kernel memory that no cgroup is charged for. Capabilities of
-/// its guests and attacks of others do not change that. The machine has no IPv6, and nodes work without it.
+/// Each owner gets its own part of RTNL time and of the kernel memory that
+/// is charged to no cgroup. Its guests' capabilities and attacks of others
+/// do not change that. The machine has no IPv6, and nodes work without it.
 #[test]
-fn no_guest_takes_of_the_kernel_what_all_share() {
+fn no_guest_exhausts_shared_kernel_resources() {
     let _turn = beside();
     let lines = boot_with("limits", LIMITS_DISK, "vm.limits ipv6.disable=1");
     let said = |what| said(&lines, what);
@@ -256,7 +258,7 @@ fn no_guest_takes_of_the_kernel_what_all_share() {
     assert_eq!(said("ping"), "3 received", "{lines:#?}");
     assert!(said("refused").contains("ipv6.disable=1"), "{lines:#?}");
 
-    // 64 interfaces, and those of the time that it takes: an eighth of it is six a second.
+    // 64 interfaces, and those that the elapsed time permits: an eighth of it is six per second.
     let (made, refused) = counts(said("links"));
     assert!((64..130).contains(&made) && made + refused == 150, "{lines:#?}");
     assert!(said("links").ends_with("Resource temporarily unavailable"), "{lines:#?}");
@@ -277,7 +279,8 @@ fn no_guest_takes_of_the_kernel_what_all_share() {
     assert_eq!(said("entries-others"), "100 0 none", "{lines:#?}");
     let tracked: u64 = said("tracked").rsplit(' ').next().unwrap_or("").parse().expect("a number");
     assert!(tracked <= 16_384, "{lines:#?}");
-    // Without bounds a restart beside this attack takes 200 times as long; an emulated machine varies by less.
+    // Without limits a restart beside this attack takes 200
+    // times as long; an emulated machine varies by less.
     let [alone, beside, beside_group] = ["restart-alone", "restart-beside", "restart-beside-group"]
         .map(|what| said(what).trim_end_matches(" ms").parse::<u64>().expect("milliseconds"));
     println!(
@@ -289,6 +292,6 @@ fn no_guest_takes_of_the_kernel_what_all_share() {
     println!("{passed} of 200 requests for {}", said("group-on"));
     assert!((8..100).contains(&passed) && passed + refused == 200, "{lines:#?}");
     assert!(said("group").ends_with("Resource temporarily unavailable"), "{lines:#?}");
-    // The pins of the programs, of which there are none.
+    // The programs' pins are gone.
     assert!(lines.iter().any(|line| line == "left"), "{lines:#?}");
 }

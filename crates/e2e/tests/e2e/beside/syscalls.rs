@@ -1,7 +1,7 @@
-//! The lists of system calls against what real guests call: FRR and BIRD, `pdp-router`, testpmd,
-//! programs on TAPs and in Python, and what people run in hosts, each watched by strace(1) from its
-//! first step. What they call is in their list but for what is named here with a reason; what the
-//! lists have and nobody calls is printed.
+//! The lists of allowed system calls compared with those of real guests: FRR and BIRD,
+//! `pdp-router`, testpmd, programs on TAPs and in Python, and typical commands in hosts. strace(1)
+//! traces each from its first step. Each call must be in the guest's list, except those named here
+//! with a reason. The test prints listed calls that nobody makes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,12 +9,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Background, Node, eventually};
+use pdp_e2e::{Background, TestNode, eventually};
 use serde_json::{Value, json};
 
 const GUEST: &str = include_str!("hostile/guest.py");
 
-/// In place of runc: does the same under a tracer that outlives it, and keeps what a bundle says.
+/// Replacement for runc: does the same under a tracer that
+/// outlives it, and saves the bundle's configuration.
 const WATCHED: &str = r#"#!/bin/sh
 out=DIRECTORY
 for word; do
@@ -26,7 +27,7 @@ echo "$@" > $out/$$.words
 exec strace -DDD -f -qq --decode-pids=pidns -o $out/$$.trace /usr/sbin/runc "$@"
 "#;
 
-/// What real guests try that is refused, and go on without.
+/// Calls that real guests try, that are refused, and that they can do without.
 const TRIED: [(&str, &str); 3] = [
     ("clone3", "falls back to clone(2), whose flags the list can look at"),
     ("iopl", "DPDK, for ports of devices; it has none"),
@@ -132,7 +133,7 @@ while True:
         end.recvfrom(2048)
 ";
 
-/// What people do in hosts.
+/// Typical commands in hosts.
 const IN_HOSTS: [&str; 9] = [
     "ping -c2 -i0.2 10.2.0.2",
     "traceroute -n -w1 -q1 10.2.0.2",
@@ -151,7 +152,7 @@ if __name__ == '__main__':
     socket.getaddrinfo('localhost', 80)\"",
 ];
 
-/// The system calls that a guest's own programs made, in a trace of runc.
+/// System calls of a guest's own programs, from a trace of runc.
 fn called(trace: &str) -> BTreeSet<String> {
     let mut guests: BTreeSet<&str> = BTreeSet::new();
     let mut calls: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -169,11 +170,11 @@ fn called(trace: &str) -> BTreeSet<String> {
             }
         }
         if !guests.contains(pid) {
-            // Of a child of a guest's, maybe, whose birth comes later in the trace.
+            // Perhaps a child of a guest's, whose creation comes later in the trace.
             calls.entry(pid).or_default().push(name);
             continue;
         }
-        // What it did before is runc's.
+        // Its earlier calls are runc's.
         let own = calls.entry(pid).or_default();
         if name == "execve" && resumed.is_none() && !own.contains(&"execve-of-guest") {
             own.clear();
@@ -208,7 +209,7 @@ fn called(trace: &str) -> BTreeSet<String> {
     names.filter(|name| *name != "execve-of-guest").map(str::to_owned).collect()
 }
 
-/// The system calls that a bundle allows, some of them not with all arguments.
+/// System calls that a bundle allows, some of them only with certain arguments.
 fn allowed(config: &Value) -> BTreeSet<String> {
     let rules = config["linux"]["seccomp"]["syscalls"].as_array().expect("rules");
     let allowing = rules.iter().filter(|rule| rule["action"] == "SCMP_ACT_ALLOW");
@@ -216,7 +217,7 @@ fn allowed(config: &Value) -> BTreeSet<String> {
     names.map(|name| name.as_str().expect("a name").to_owned()).collect()
 }
 
-/// By profile: what was called, and what may be.
+/// By profile: calls made, and calls allowed.
 fn compare(traces: &Path, profile: impl Fn(&str) -> &'static str) -> Profiles {
     let mut profiles = Profiles::new();
     for entry in fs::read_dir(traces).expect("traces") {
@@ -242,14 +243,14 @@ fn compare(traces: &Path, profile: impl Fn(&str) -> &'static str) -> Profiles {
 
 type Profiles = BTreeMap<&'static str, (BTreeMap<String, BTreeSet<String>>, BTreeSet<String>)>;
 
-/// A shell's line in a node; what it printed.
-fn shell(node: &Node, name: &str, line: &str) -> String {
+/// Runs a shell line in a node; returns its output.
+fn shell(node: &TestNode, name: &str, line: &str) -> String {
     node.pdp(&["exec", name, "--", "sh", "-c", line])
 }
 
 #[test]
-fn what_guests_really_call_is_in_their_lists() {
-    let mut node = Node::prepare("syscalls");
+fn seccomp_lists_cover_real_guest_syscalls() {
+    let mut node = TestNode::prepare("syscalls");
     let traces = node.directory.join("traces");
     fs::create_dir(&traces).expect("a directory");
     let watched = node.directory.join("watched-runc");
@@ -295,7 +296,7 @@ fn what_guests_really_call_is_in_their_lists() {
         eventually(&format!("{vnet} is at work"), || {
             let guest = &node.json(&["stats", vnet])["vnets"][vnet]["nodes"]["r1"]["guests"]["0"];
             let said = node.pdp(&["logs", &format!("{vnet}/r1"), "--guest", "0"]);
-            // Who completes nothing is disconnected after a while.
+            // A guest that completes nothing is disconnected after a while.
             (guest["connected"] == true || vnet == "py") && said.contains(want)
         });
     }
@@ -309,7 +310,7 @@ fn what_guests_really_call_is_in_their_lists() {
     });
     assert_eq!(profiles.keys().copied().collect::<Vec<_>>(), ["control", "forwarding", "host"]);
     for (profile, (called, allowed)) in &profiles {
-        // As many as a program needs to start: else nothing was seen.
+        // A program's start alone needs this many; fewer mean a broken trace.
         assert!(called.len() > 40, "{profile}: {called:?}");
         let tried = TRIED.map(|(name, _)| name);
         let refused: Vec<_> = called

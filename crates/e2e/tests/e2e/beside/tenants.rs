@@ -1,13 +1,13 @@
-//! Two tenants with the same addresses on one node: one a user of the machine, one with a token over
-//! TLS. Each has its own, and neither learns of the other; a third has nothing.
+//! Two tenants with the same addresses on one node: one is a user of the machine, one uses a token
+//! over TLS. Each has its own networks, and neither learns of the other; a third has nothing.
 
 use std::fs;
 
-use pdp_e2e::who::Who;
-use pdp_e2e::{Node, eventually};
+use pdp_e2e::identity::PdpUser;
+use pdp_e2e::{TestNode, eventually};
 use serde_json::Value;
 
-/// A user of the machine that is a tenant, and one that is nobody.
+/// A user of the machine that is a tenant, and one that is not.
 const ACME: u32 = 71_001;
 const NOBODY: u32 = 71_002;
 
@@ -62,19 +62,19 @@ spec:
 }
 
 #[test]
-fn two_tenants_have_their_own_and_know_of_nothing_else() {
-    let mut node = Node::prepare("tenants");
+fn tenants_see_only_their_own_objects() {
+    let mut node = TestNode::prepare("tenants");
     node.pdpd_arguments(&["--listen", ADDRESS]);
     node.start_pdpd();
     node.apply(NODE);
     let token = node.directory.join("zeta.token");
     let secret = node.pdp(&["token", "create", "--tenant", "zeta", "--expires", "1h"]);
     fs::write(&token, &secret).expect("token");
-    let acme = Who::user(&node, ACME);
-    let zeta = Who::token(&node, ADDRESS, &token);
+    let acme = PdpUser::user(&node, ACME);
+    let zeta = PdpUser::token(&node, ADDRESS, &token);
     let everybody = [("acme", &acme, "zeta"), ("zeta", &zeta, "acme")];
 
-    // The same addresses, each in its own.
+    // Each reaches its own network by the same addresses.
     for (name, who, _) in everybody {
         let lab = format!("{name}.lab");
         who.pdp(&["apply", "-f", "-"], &vnet(&lab, "0.2"))
@@ -90,7 +90,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     }
 
     for (name, who, other) in everybody {
-        // Lists, counters, the substrate: nothing of the other.
+        // Lists, counters and the substrate contain nothing of the other tenant.
         for verb in
             [&["get"][..], &["get", "tenants"], &["stats"], &["inspect", "substrate"], &["audit"]]
         {
@@ -108,7 +108,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
         let engine = &who.json(&["inspect", "substrate"])["status"]["fes"][0];
         assert_eq!(engine["usedMillicores"], 200, "its own alone");
 
-        // What is the other's is like what is not there, whatever is asked.
+        // For every request, another tenant's object looks like a missing one.
         let there = format!("{other}.lab");
         let none = format!("{other}.none");
         for verb in [
@@ -153,7 +153,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
         }
     }
 
-    // The quota first; within it, that the node is full is told, and not by whom.
+    // The quota applies first. Within it, a full node is reported without naming its users.
     let more = acme.pdp(&["apply", "-f", "-"], &vnet("acme.two", "0.3")).expect_err("too much");
     assert!(more.contains("quota of 0.4, of which its other virtual networks use 0.2"), "{more}");
     let full = zeta.pdp(&["apply", "-f", "-"], &vnet("zeta.two", "0.2")).expect_err("no room");
@@ -161,11 +161,11 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     assert!(first.ends_with("power 0.2: the forwarding engines have no room"), "{full}");
     assert!(!full.contains("acme") && !full.contains("fe1"), "{full}");
 
-    // Who is nobody has nothing.
-    let nobody = Who::user(&node, NOBODY);
+    // A user without a tenant has nothing.
+    let nobody = PdpUser::user(&node, NOBODY);
     let bad = node.directory.join("bad.token");
     fs::write(&bad, "pdp_0").expect("token");
-    let stranger = Who::token(&node, ADDRESS, &bad);
+    let stranger = PdpUser::token(&node, ADDRESS, &bad);
     for (who, said) in [(&nobody, "is not known here"), (&stranger, "the token is unknown")] {
         for verb in [&["get"][..], &["inspect", "acme.lab"], &["version"], &["audit"]] {
             let refused = who.pdp(verb, "").expect_err("nobody");
@@ -174,8 +174,8 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
         }
     }
 
-    // All of it is in the audit log, and stays over a crash; so do tenants and tokens.
-    // Who asks for it has what was refused a moment ago written first.
+    // The audit log has all of it, and survives a crash, as do
+    // tenants and tokens. Reading it first writes recent refusals.
     node.pdp(&["audit"]);
     node.kill_pdpd();
     node.start_pdpd();
@@ -191,7 +191,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     assert!(has("user:71002", "GET /v1/vnets", 403));
     assert!(has("token:?", "GET /v1/vnets", 401));
     assert!(!rows.iter().any(|row| row.to_string().contains(secret.trim())));
-    // The request that created a network is found by the network's name, which is not in its path.
+    // The network's name finds the request that created it, although its path lacks the name.
     let found = node.json(&["audit", "--vnet", "zeta.lab"]);
     let created = |row: &Value| {
         let object = &row["objects"][0];
@@ -206,7 +206,7 @@ fn two_tenants_have_their_own_and_know_of_nothing_else() {
     assert_eq!(acme.json(&["get"])[0]["name"], "acme.lab");
     assert_eq!(zeta.json(&["get"])[0]["name"], "zeta.lab");
 
-    // A tenant goes with its tokens, once it has no vnets.
+    // A tenant is deleted with its tokens, once it has no vnets.
     let refused = node.try_pdp(&["delete", "tenant/zeta"]).expect_err("it has a vnet");
     assert!(refused.contains("tenant zeta has zeta.lab"), "{refused}");
     zeta.pdp(&["delete", "zeta.lab"], "").expect("its own");

@@ -3,15 +3,15 @@
 
 use std::fs;
 
-use pdp_e2e::{Background, Machine, Node, all_answered, eventually};
+use pdp_e2e::{Background, TestMachine, TestNode, all_answered, eventually};
 use serde_json::Value;
 
-/// A tunnel to the machine outside, and what is inside it.
+/// Tunnel to the external machine, with its inner settings.
 struct Tunnel {
-    /// Its vnet; the name of its device outside.
+    /// Vnet, and the name of its device outside.
     vnet: &'static str,
     name: &'static str,
-    /// Its port of the vrouter; its subnet is `10.0.NUMBER.0/24`.
+    /// Port of the vrouter; its subnet is `10.0.NUMBER.0/24`.
     number: u8,
     /// MTU inside, over 1500 bytes outside.
     mtu: u32,
@@ -23,8 +23,7 @@ enum Kind {
     Udp { port: u16, v6: bool },
 }
 
-/// Both vnets have both kinds over both versions of IP: frames are told apart by VNI and by port
-/// alone.
+/// Both vnets have both kinds over both versions of IP. Only VNI and port distinguish frames.
 const TUNNELS: [Tunnel; 8] = [
     vxlan("red", "red-v4", 2, 7, false),
     vxlan("red", "red-v6", 3, 7, true),
@@ -48,13 +47,13 @@ const fn udp(vnet: &'static str, name: &'static str, number: u8, port: u16, v6: 
     Tunnel { vnet, name, number, mtu, kind: Kind::Udp { port, v6 } }
 }
 
-/// Outer addresses of the node and of the machine outside.
+/// Outer addresses of the node and of the external machine.
 fn outer(v6: bool) -> (&'static str, &'static str) {
     if v6 { ("fd00:a::1", "fd00:a::2") } else { ("192.0.2.1", "192.0.2.2") }
 }
 
 impl Tunnel {
-    /// In the spec.
+    /// External interface in the spec.
     fn external(&self) -> String {
         let (Kind::Vxlan { v6, .. } | Kind::Udp { v6, .. }) = self.kind;
         let (local, remote) = outer(v6);
@@ -68,8 +67,8 @@ impl Tunnel {
         format!("    {}: {{interface: A, {key}}}\n", self.name)
     }
 
-    /// Its end outside: a device with its name.
-    fn make(&self, outside: &Machine) -> Option<Background> {
+    /// Makes its remote end: a device with its name.
+    fn make(&self, outside: &TestMachine) -> Option<Background> {
         let name = self.name;
         let program = match self.kind {
             Kind::Vxlan { vni, v6 } => {
@@ -112,7 +111,7 @@ fn vnet(name: &str, whole: bool) -> String {
     let links: String = tunnels()
         .map(|t| format!("    - endpoints: [\"r1:eth{}\", \"external:{}\"]\n", t.number, t.name))
         .collect();
-    // The second interface, without any tunnel.
+    // The second interface without any tunnel.
     let (interface, external, link) = match whole {
         true => (
             "        eth10: {addresses: [10.0.10.1/24]}\n",
@@ -165,7 +164,7 @@ fn received(stats: &Value, vnet: &str, port: &str) -> u64 {
 }
 
 fn all_kinds(workers: usize) {
-    let mut node = Node::start("tunnels");
+    let mut node = TestNode::start("tunnels");
     let outside = node.machine("mA", "extA");
     let beside = node.machine("mB", "extB");
     node.namespace()
@@ -180,14 +179,14 @@ fn all_kinds(workers: usize) {
         eventually(&format!("the outside reaches {vnet}/h1 by {name}"), || {
             outside.try_run(&format!("ping -c1 -W1 -I {name} 10.0.1.2")).is_ok()
         });
-        // Frames as long as the tunnel carries, unfragmented in both directions, and in this
-        // tunnel alone. IPv4 and ICMP have 28 bytes.
+        // Frames as long as the tunnel permits, unfragmented in both directions, and only in this
+        // tunnel. IPv4 and ICMP have 28 bytes.
         let before = node.json(&["stats"]);
         let bytes = mtu - 28;
         let words = outside
             .run(&format!("ping -c20 -i0.02 -w60 -M do -s {bytes} -p a55a -I {name} 10.0.1.2"));
         assert!(all_answered(&words, 20) && !words.contains("wrong"), "{words}");
-        // One byte more is too long, and h1 is told so.
+        // One byte more is too long, and h1 gets an error.
         let line = format!("ping -c1 -W5 -M do -s {} 10.0.{number}.2", bytes + 1);
         let words = node.try_exec(&format!("{vnet}/h1"), &line).expect_err("too long");
         assert!(words.contains(&format!("(mtu = {mtu})")), "{words}");
@@ -195,7 +194,7 @@ fn all_kinds(workers: usize) {
         let port = format!("eth{number}");
         assert!(received(&after, vnet, &port) >= received(&before, vnet, &port) + 20, "{name}");
         for other in TUNNELS.iter().filter(|other| other.number != *number) {
-            // Others may hear of neighbours now and then.
+            // Others may receive neighbour requests now and then.
             let port = format!("eth{}", other.number);
             let more = received(&after, other.vnet, &port) - received(&before, other.vnet, &port);
             assert!(more < 20, "frames of {name} arrived by {}: {more}", other.name);
@@ -205,8 +204,8 @@ fn all_kinds(workers: usize) {
     node.exec("red/h1", "ping -c5 -i0.02 -w60 -M do -s 1472 10.0.10.2");
     assert!(node.try_exec("blue/h1", "ping -c1 -W1 10.0.10.2").is_err(), "it is red's alone");
 
-    // What is nobody's: another VNI, another port, another source of a tunnel of ours, no flag that
-    // says that there is a VNI.
+    // Frames that belong to nobody: another VNI, another port,
+    // another source of one of our tunnels, or no VNI flag.
     let stats = node.json(&["stats"]);
     let all = |stats: &Value| -> u64 {
         TUNNELS.iter().map(|t| received(stats, t.vnet, &format!("eth{}", t.number))).sum()
@@ -230,7 +229,7 @@ send(\"192.0.2.2\", 5009, 5007, frame)
 send(\"192.0.2.3\", 5007, 5007, frame)
 '",
     );
-    // What was sent before this ping was received before it.
+    // Everything sent before this ping was received before it.
     outside.run("ping -c1 -W5 -I red-v4 10.0.1.2");
     let now = node.json(&["stats"]);
     let more = all(&now) - all(&stats);
@@ -254,19 +253,19 @@ send(\"192.0.2.3\", 5007, 5007, frame)
 }
 
 #[test]
-fn tunnels_of_two_vnets_with_one_worker() {
+fn tunnels_of_two_vnets_work_with_one_worker() {
     all_kinds(1);
 }
 
 #[test]
-fn tunnels_of_two_vnets_with_two_workers() {
+fn tunnels_of_two_vnets_work_with_two_workers() {
     all_kinds(2);
 }
 
-/// A host with a tunnel, and what its network, or its machine, does to it.
+/// Host with a tunnel, and faults of its network or its machine.
 #[test]
-fn what_is_wrong_with_the_way_of_a_tunnel_is_told() {
-    let mut node = Node::start("underlay");
+fn underlay_problems_of_tunnels_are_reported() {
+    let mut node = TestNode::start("underlay");
     let outside = node.machine("mA", "extA");
     let namespace = node.namespace();
     namespace.run("ip addr add 192.0.2.1/24 dev extA");
@@ -308,7 +307,7 @@ spec:
     };
     let told = |what: &str| eventually(what, || message().contains(what));
     let nothing_told = || eventually("nothing is wrong", || message().is_empty());
-    // The first frame waits for the next hop's link address, and is not lost.
+    // The first frame waits for the next hop's MAC address, and is not lost.
     namespace.run("ip neigh flush dev extA");
     let words = node.exec("red/h1", "ping -c1 -W1 10.0.2.2");
     assert!(all_answered(&words, 1), "{words}");

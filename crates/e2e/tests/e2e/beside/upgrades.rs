@@ -1,22 +1,22 @@
-//! A new pdpd over what another version left running.
+//! A new pdpd takes over from another version.
 
 use std::fs;
 use std::process::Command;
 
 use pdp_e2e::specs::{SUBSTRATE, two_hosts};
-use pdp_e2e::{Node, eventually, run};
+use pdp_e2e::{TestNode, eventually, run};
 use serde_json::Value;
 
-fn reaches(node: &Node) -> bool {
+fn reaches(node: &TestNode) -> bool {
     node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2").is_ok()
 }
 
-fn mux(node: &Node) -> Option<u64> {
+fn mux(node: &TestNode) -> Option<u64> {
     node.json(&["inspect", "substrate"])["status"]["mux"]["pid"].as_u64()
 }
 
-/// Process ids of all that runs for the vnet.
-fn processes(node: &Node) -> Vec<u64> {
+/// Process IDs of the vnet.
+fn processes(node: &TestNode) -> Vec<u64> {
     fn pids(value: &Value, found: &mut Vec<u64>) {
         match value {
             Value::Object(fields) => {
@@ -32,8 +32,8 @@ fn processes(node: &Node) -> Vec<u64> {
     found
 }
 
-/// Changes the journal as if another version had written it. pdpd does not run.
-fn rewrite_journal(node: &Node, statement: &str) {
+/// Changes the journal as if another version had written it. pdpd must not run.
+fn rewrite_journal(node: &TestNode, statement: &str) {
     let script = "import sqlite3, sys; file = sqlite3.connect(sys.argv[1]); \
                   assert file.execute(sys.argv[2]).rowcount == 1; file.commit()";
     let state = node.directory.join("state/pdpd.sqlite");
@@ -44,8 +44,8 @@ fn rewrite_journal(node: &Node, statement: &str) {
 }
 
 #[test]
-fn what_another_version_left_is_adopted_or_started_anew() {
-    let mut node = Node::start("upgrade");
+fn upgrade_adopts_or_restarts_running_processes() {
+    let mut node = TestNode::start("upgrade");
     node.apply(SUBSTRATE);
     node.apply(&two_hosts("red", "{power: 0.3}"));
     eventually("h1 reaches h2", || reaches(&node));
@@ -58,8 +58,8 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     eventually("all is known", || processes(&node) == all);
     assert_eq!(mux(&node), Some(first_mux));
 
-    // A mux that speaks another protocol is replaced, by itself, and so is a mirror that speaks another
-    // with guests; nothing else is.
+    // A mux with another protocol version is replaced, and so is a mirror with another version
+    // towards guests. Everything else stays.
     node.kill_pdpd();
     rewrite_journal(&node, "UPDATE things SET hash = 'older' WHERE key = 'mux'");
     rewrite_journal(&node, "UPDATE things SET detail = 'older' WHERE key = 'node red/r1'");
@@ -74,7 +74,7 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     eventually("h1 reaches h2", || reaches(&node));
     let all = processes(&node);
 
-    // A record that this version does not understand: what it is about is made anew, and nothing else.
+    // A record that this version does not understand: only its object restarts.
     let record = node.record("red.r1.g0").join("record.json");
     let before = fs::read_to_string(&record).expect("a record");
     let is: Value = serde_json::from_str(&before).expect("JSON");
@@ -91,7 +91,7 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     let now = processes(&node);
     assert_eq!(now.iter().filter(|pid| !all.contains(pid)).count(), 1, "{all:?}, then {now:?}");
 
-    // A run directory of a version before there were any: all is started anew, and told.
+    // A run directory from before versions existed: everything restarts, and this is reported.
     node.kill_pdpd();
     fs::remove_file(node.run_dir().join("version")).expect("it has a version");
     let old = node.run_dir().join("vnets/red/r1/g0/record.json");
@@ -106,7 +106,7 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     let all = processes(&node);
     assert!(all.len() == 8 && now.iter().all(|pid| !all.contains(pid)), "{now:?}, then {all:?}");
 
-    // And from then on it is adopted.
+    // From then on it is adopted.
     node.kill_pdpd();
     node.start_pdpd();
     eventually("all is known", || processes(&node) == all);
@@ -115,12 +115,12 @@ fn what_another_version_left_is_adopted_or_started_anew() {
     assert_eq!(node.leftovers(), [""; 0]);
 }
 
-/// Its command line.
+/// Command line of a process.
 fn command_line(pid: u64) -> String {
     fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
 }
 
-/// Those of these processes that there are.
+/// Processes of these that still exist.
 fn processes_now(pids: &[u64]) -> Vec<u64> {
     let runs = |pid: &&u64| {
         fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {

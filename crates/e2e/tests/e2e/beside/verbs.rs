@@ -9,16 +9,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pdp_e2e::counters::missing;
-use pdp_e2e::{Background, EVENTUALLY_MAX, Node, bin, eventually, run, sh};
+use pdp_e2e::{Background, EVENTUALLY_MAX, TestNode, bin, eventually, run, sh};
 use serde_json::Value;
 
 /// Rate of the link between r1 and h2.
 const RATE_BPS: u64 = 20_000_000;
 
-/// What TCP carries over it, in each direction.
+/// Bytes that TCP transfers over it, in each direction.
 const TRANSFER_BYTES: u64 = 5_000_000;
 
-/// h1 - r1 - h2; the way between r1 and h2 has a rate, and h2 runs an iperf3 server.
+/// h1 - r1 - h2. The link between r1 and h2 has a rate, and h2 runs an iperf3 server.
 const SPEC: &str = r#"
 apiVersion: pdp/v1
 kind: Substrate
@@ -52,25 +52,25 @@ spec:
     - {name: far, rate: 20Mbps, endpoints: ["r1:eth1", "h2:eth0"]}
 "#;
 
-fn up(label: &str) -> Node {
-    let node = Node::start(label);
+fn up(label: &str) -> TestNode {
+    let node = TestNode::start(label);
     node.apply(SPEC);
     eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
     node
 }
 
-/// A process that is killed when dropped.
+/// Process that is killed when dropped.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // It may have ended, and been waited for.
+        // It may have ended and been reaped.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What a command writes, line by line as it comes.
+/// Output of a command, line by line as it comes.
 struct Lines {
     child: Killed,
     lines: Receiver<String>,
@@ -94,16 +94,16 @@ impl Lines {
 }
 
 /// `pdp trace` of a frame at r1:eth0 with this target, while h1 pings it.
-fn traced(node: &Node, target: [u8; 4]) -> Vec<Value> {
+fn traced(node: &TestNode, target: [u8; 4]) -> Vec<Value> {
     let digits: String = target.iter().map(|byte| format!("{byte:02x}")).collect();
     let dotted = target.map(|byte| byte.to_string()).join(".");
-    // The target address of IPv4 is at 30 of the frame.
+    // The IPv4 target address is at offset 30 of the frame.
     let filter = format!("30={digits}");
     let arguments = ["trace", "red/r1:eth0", "--match", "12=0800", "--match", &filter];
     let trace = thread::scope(|scope| {
         let waits = scope.spawn(|| node.json(&[&arguments[..], &["--wait", "60"]].concat()));
         while !waits.is_finished() {
-            // It has no answer where the frame is dropped.
+            // There is no answer if the frame is dropped.
             let _ = node.try_exec("red/h1", &format!("ping -c1 -W1 {dotted}"));
         }
         waits.join().expect("pdp trace")
@@ -123,7 +123,7 @@ fn last_detail(stages: &[Value]) -> &str {
 }
 
 #[test]
-fn packets_are_seen_by_capture_and_trace() {
+fn capture_and_trace_show_packets() {
     let node = up("watch");
 
     // Both directions of a ping in one capture.
@@ -160,11 +160,11 @@ fn packets_are_seen_by_capture_and_trace() {
     });
     capture.stop("INT");
     let bytes = fs::read(&file).expect("the capture");
-    // The first record's header follows the 24 bytes of the file's: kept and whole length.
+    // The first record's header follows the 24 bytes of the file's: captured and original length.
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     assert!(word(32) <= 60 && word(36) >= word(32), "{} of {}", word(32), word(36));
 
-    // Of two ports, what a filter wants, until there is enough.
+    // Frames of two ports matching a filter, until there are enough.
     let both = node.directory.join("both.pcapng").display().to_string();
     let filter = "icmp[icmptype] == icmp-echo and dst 10.0.2.2";
     let arguments = ["capture", "red/r1:eth0", "red/r1:eth1", "-f", filter, "-c", "4", "-w", &both];
@@ -181,7 +181,8 @@ fn packets_are_seen_by_capture_and_trace() {
         node.try_pdp(&["capture", "red/external:none", "-w", "-"]).expect_err("none is there");
     assert!(error.contains("no port \"none\""), "{error}");
 
-    // Forwarded, to the end of the vlink, once the guest has its routes: until then the kernel does.
+    // Forwarded to the end of the vlink, once the guest
+    // has its routes. Until then the kernel forwards.
     let forwarded = ["receive", "classify", "distribute", "dispatch", "send", "receive", "punt"];
     eventually("the guest forwards", || names(&traced(&node, [10, 0, 2, 2])) == forwarded);
     let stages = traced(&node, [10, 0, 2, 2]);
@@ -192,7 +193,7 @@ fn packets_are_seen_by_capture_and_trace() {
     let stages = traced(&node, [10, 0, 1, 1]);
     assert_eq!(names(&stages), ["receive", "classify", "distribute", "dispatch", "punt"]);
     assert!(last_detail(&stages).contains("local"), "{stages:?}");
-    // Dropped, by a route that says so.
+    // Dropped by a blackhole route.
     node.exec("red/r1", "ip route add blackhole 203.0.113.0/24");
     eventually("the guest has the route", || {
         node.pdp(&["routes", "red/r1", "--guest", "0"]).contains("203.0.113.0/24")
@@ -207,7 +208,7 @@ fn packets_are_seen_by_capture_and_trace() {
     let hint =
         "a trace is of frames that r1 receives at eth0; those that it sends arrive at red/h1:eth0";
     assert!(error.contains(hint), "{error}");
-    // Who asks for which address.
+    // ARP requests with their addresses.
     let traced = ["trace", "red/r1:eth0", "-f", "arp[6:2] = 1", "--format", "json"];
     let mut trace = Background::start(&mut node.pdp_command(&traced));
     eventually("h1 asks", || {
@@ -219,32 +220,32 @@ fn packets_are_seen_by_capture_and_trace() {
     assert!(text.contains("port eth0, ARP who has 10.0.1.1, tell 10.0.1.2"), "{text}");
 }
 
-/// Carrier of an interface, as its node's kernel has it.
-fn carrier(node: &Node, port: &str) -> bool {
+/// Carrier of an interface, according to its node's kernel.
+fn carrier(node: &TestNode, port: &str) -> bool {
     let (name, interface) = port.split_once(':').expect("NODE:PORT");
     let words = node.exec(&format!("red/{name}"), &format!("ip -o link show {interface}"));
     words.contains("LOWER_UP") && !words.contains("NO-CARRIER")
 }
 
-/// What a node's kernel says of a port's carrier from now on.
+/// Reports of a node's kernel about a port's carrier from now on.
 struct Carriers {
     lines: Lines,
     interface: String,
 }
 
 impl Carriers {
-    fn of(node: &Node, port: &str) -> Self {
+    fn of(node: &TestNode, port: &str) -> Self {
         let (name, interface) = port.split_once(':').expect("NODE:PORT");
         let name = format!("red/{name}");
         let says = "echo says; exec ip monitor link";
         let lines = Lines::of(&mut node.pdp_command(&["exec", &name, "--", "sh", "-c", says]));
         assert_eq!(lines.next(), "says");
-        // The monitor is heard from once it listens.
+        // The monitor reports only once it listens.
         thread::sleep(Duration::from_millis(100));
         Self { lines, interface: format!(" {interface}:") }
     }
 
-    /// How long after `since` it was first heard that the carrier is so.
+    /// Time from `since` until the first report of this carrier state.
     #[track_caller]
     fn heard(&self, on: bool, since: Instant) -> Duration {
         let word = if on { "LOWER_UP" } else { "NO-CARRIER" };
@@ -257,11 +258,11 @@ impl Carriers {
     }
 }
 
-/// The kernel tells of a carrier that is lost once a second, if nobody asks for it: the other end would
-/// hear of it a second later in most rounds.
-fn both_ends_hear_of_it_at_once(node: &Node) {
+/// The kernel reports a lost carrier at most once a second, unless something queries it. Without a
+/// query the other end would learn it a second later in most rounds.
+fn both_ends_hear_of_it_at_once(node: &TestNode) {
     const ROUNDS: usize = 10;
-    /// Room for a busy machine, of which there is more for a single round.
+    /// Tolerance for a busy machine, larger for a single round.
     const MEDIAN_MAX: Duration = Duration::from_millis(200);
     const LAST_MAX: Duration = Duration::from_millis(900);
     let ends = ["r1:eth1", "h2:eth0"].map(|port| Carriers::of(node, port));
@@ -281,8 +282,8 @@ fn both_ends_hear_of_it_at_once(node: &Node) {
     }
 }
 
-/// As if something in between failed.
-fn a_link_fails_in_silence(node: &Node) {
+/// As if a device in between failed.
+fn a_link_fails_in_silence(node: &TestNode) {
     let link = || {
         let links = node.json(&["inspect", "red"])["status"]["links"].clone();
         links.as_array().expect("links").iter().find(|link| link["name"] == "far").cloned()
@@ -296,7 +297,7 @@ fn a_link_fails_in_silence(node: &Node) {
     let table = node.pdp(&["stats", "red"]);
     let dropped = |line: &str| line.starts_with("red/r1:eth1 ") && line.contains("link-down");
     assert!(table.lines().any(dropped), "{table}");
-    // And then in the usual way.
+    // Then with an explicit command.
     node.pdp(&["link", "down", "red/far"]);
     eventually("no carrier", || !carrier(node, "r1:eth1") && !carrier(node, "h2:eth0"));
     node.pdp(&["link", "up", "red/far"]);
@@ -309,7 +310,7 @@ fn a_link_fails_in_silence(node: &Node) {
 }
 
 #[test]
-fn links_go_down_and_keep_their_rate_and_counters_add_up() {
+fn links_follow_commands_and_counters_add_up() {
     let node = up("links");
     both_ends_hear_of_it_at_once(&node);
     a_link_fails_in_silence(&node);
@@ -328,7 +329,7 @@ fn links_go_down_and_keep_their_rate_and_counters_add_up() {
     eventually("carrier is back at both ends", || both(true));
     eventually("h1 reaches h2 again", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
 
-    // A link carries no more than its rate, and TCP gets through with it; each direction by itself.
+    // A link never exceeds its rate, and TCP works over it; each direction separately.
     for direction in [&[][..], &["--reverse"]] {
         let bytes = TRANSFER_BYTES.to_string();
         let client = ["exec", "red/h1", "--", "iperf3", "-J", "-c", "10.0.2.2", "-n", &bytes];
@@ -337,19 +338,19 @@ fn links_go_down_and_keep_their_rate_and_counters_add_up() {
         let seconds = start.elapsed().as_secs_f64();
         let report: Value = serde_json::from_str(&report).expect("JSON of iperf3");
         let carried = report["end"]["sum_received"]["bytes"].as_f64().expect("bytes");
-        // What is on its way at the end isn't counted.
+        // Frames in flight at the end are not counted.
         assert!(carried > 0.0, "{report}");
         let bps = carried * 8.0 / seconds;
         assert!(bps <= RATE_BPS as f64, "{bps} bit/s {direction:?}");
     }
 
-    // More than the link takes: counters add up at any moment, with drops.
+    // More than the link carries: counters add up at any moment, with drops.
     let flood = "import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 for _ in range(20000): s.sendto(bytes(1000), ('10.0.2.2', 9))";
     let mut flood = node.pdp_command(&["exec", "red/h1", "--", "python3", "-c", flood]);
     let flood = Background::start(&mut flood);
-    let stats = |node: &Node| node.json(&["stats", "red"]);
+    let stats = |node: &TestNode| node.json(&["stats", "red"]);
     let port = |stats: &Value, node: &str, port: &str| {
         stats["vnets"]["red"]["nodes"][node]["ports"][port].clone()
     };
@@ -366,8 +367,8 @@ for _ in range(20000): s.sendto(bytes(1000), ('10.0.2.2', 9))";
         let nodes = now["vnets"]["red"]["nodes"].as_object().expect("nodes").clone();
         nodes.values().all(|node| node["inFlight"] == 0)
     });
-    // What one end of a link sent is what the other received, and what TAPs took or refused (they
-    // are down for a moment at the start) is what was punted to them.
+    // Frames sent by one end of a link are those received by the other. Frames that TAPs took or
+    // refused (they are down briefly at the start) are those punted to them.
     eventually("both ends of the links agree", || {
         let now = stats(&node);
         let count = |of: &Value, name: &str| of[name].as_u64().expect("a counter");
@@ -388,7 +389,7 @@ for _ in range(20000): s.sendto(bytes(1000), ('10.0.2.2', 9))";
     let table = node.pdp(&["stats", "red"]);
     assert!(table.contains("red/r1:eth1") && table.contains("queue-full"), "{table}");
 
-    // Again and again.
+    // Repeatedly.
     let watch = ["stats", "red", "--watch=0.2", "--format", "json"];
     let mut watch = Lines::of(&mut node.pdp_command(&watch));
     let samples =
@@ -401,7 +402,7 @@ for _ in range(20000): s.sendto(bytes(1000), ('10.0.2.2', 9))";
 }
 
 #[test]
-fn what_is_wanted_is_shown_checked_and_compared() {
+fn spec_can_be_shown_checked_and_compared() {
     let node = up("shown");
 
     // The same twice, for programs that compare.
@@ -419,7 +420,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     let yaml = node.pdp(&["inspect", "red", "--format", "yaml"]);
     assert!(yaml.contains("kind: VirtualNetwork"), "{yaml}");
 
-    // A dry run says what an apply then does, and does nothing.
+    // A dry run prints what an apply would do, and does nothing.
     let changed = SPEC.replace("power: 0.2", "power: 0.3").replace("10.0.1.2/24", "10.0.1.3/24");
     let file = node.directory.join("changed.yaml");
     fs::write(&file, &changed).expect("a spec");
@@ -447,7 +448,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     let again = again["changes"].as_array().expect("changes").clone();
     assert!(again.iter().all(|change| change["action"] == "unchanged"), "{again:?}");
 
-    // A wrong file: where, what, the bound and what to do, by validate and by apply.
+    // An invalid file: location, problem, bound and remedy, by validate and by apply.
     let wrong = changed.replace("eth1: {addresses", "eth1: {mtu: 9000, addresses");
     let line = wrong.lines().position(|line| line.contains("9000")).expect("the line") + 1;
     fs::write(&file, &wrong).expect("a spec");
@@ -466,7 +467,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     fs::write(&file, &changed).expect("a spec");
     node.pdp(&["validate", path]);
 
-    // Logs: the daemon's, a host's own words, a forwarding guest's; the last line; what comes.
+    // Logs: the daemon's, a host's output, a forwarding guest's; the last line; new lines.
     assert!(node.pdp(&["logs"]).contains("is ready"));
     assert!(node.pdp(&["logs", "mux"]).contains("is connected"));
     assert!(node.pdp(&["logs", "red/h2"]).contains("h2 serves"));
@@ -479,7 +480,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     while !follow.next().contains("Accepted") {}
     drop(follow);
 
-    // What this machine can do: it could do all of the above.
+    // Capabilities of this machine: it could do all of the above.
     let checks = node.json(&["doctor"]);
     let state = |name: &str| {
         let all = checks.as_array().expect("checks");
@@ -491,7 +492,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     {
         assert_eq!(state(name), Some("ok".into()), "{name}: {checks}");
     }
-    // Where no daemon can run, it is needed most.
+    // The doctor is most needed if no daemon can run.
     let no_daemon = ["--socket", "/nonexistent/pdpd.sock", "doctor", "--format", "json"];
     let output = run(Command::new(bin("pdp")).args(no_daemon), "");
     assert!(output.status.success(), "{output:?}");
@@ -504,7 +505,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
     with_daemon.retain(|name| name != "left over");
     assert_eq!(names(&alone), with_daemon);
 
-    // A program that is not there is told as a shell tells it.
+    // A missing program is reported like in a shell.
     for (program, code) in [("nosuch", 127), ("/etc/hosts", 126)] {
         let output = run(&mut node.pdp_command(&["exec", "red/h1", "--", program]), "");
         let words = String::from_utf8_lossy(&output.stderr);
@@ -512,7 +513,7 @@ fn what_is_wanted_is_shown_checked_and_compared() {
         assert!(words.starts_with(&format!("error: red/h1: {program}: ")), "{words}");
     }
 
-    // Completion works in a shell, and has the daemon's names where that answers in time.
+    // Completion works in a shell, and includes the daemon's names if it answers in time.
     let script = node.directory.join("completion");
     fs::write(&script, node.pdp(&["completion", "bash"])).expect("a script");
     let completed = |words: &str, word: &str| {
@@ -530,8 +531,8 @@ fn what_is_wanted_is_shown_checked_and_compared() {
 }
 
 #[test]
-fn a_shell_is_bash_where_the_node_has_it() {
-    let node = Node::start("shell");
+fn shell_is_bash_if_the_node_has_it() {
+    let node = TestNode::start("shell");
     node.apply(
         "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: red}, \
          spec: {defaults: {kind: host}, nodes: {h1: {}, h2: {env: {PATH: /none}}}}}",
@@ -541,15 +542,15 @@ fn a_shell_is_bash_where_the_node_has_it() {
         let said =
             run(&mut node.pdp_command(&["shell", name]), "echo version $BASH_VERSION.; exit\n");
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        // After what the terminal echoed.
+        // After the terminal's echo.
         let version = said.rsplit("version ").next().and_then(|version| version.lines().next());
         assert_eq!(version.map(|version| version != "."), Some(is_bash), "{name}: {said}");
     }
 }
 
 #[test]
-fn files_go_into_a_node_and_out_of_it() {
-    let node = Node::start("files");
+fn files_can_be_copied_to_and_from_nodes() {
+    let node = TestNode::start("files");
     node.apply(
         "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: red}, spec: {nodes: {h1: {kind: host}}}}",
     );
@@ -565,7 +566,7 @@ fn files_go_into_a_node_and_out_of_it() {
     assert!(fs::read(path("back")).expect("a file") == bytes);
     assert_eq!(fs::metadata(path("back")).expect("a file").permissions().mode() & 0o777, 0o750);
 
-    // A link in the node leads within the node alone, in both directions.
+    // A link in the node resolves only within the node, in both directions.
     fs::write(path("secret"), "of the machine").expect("a file");
     node.exec("red/h1", &format!("ln -s {} /tmp/link", path("secret")));
     let error = node.try_pdp(&["cp", "red/h1:/tmp/link", "-"]).expect_err("not in the node");
@@ -574,7 +575,7 @@ fn files_go_into_a_node_and_out_of_it() {
     assert!(error.contains("/tmp/link: a link that leads nowhere"), "{error}");
     assert_eq!(fs::read_to_string(path("secret")).expect("a file"), "of the machine");
 
-    // More than there is space for is told, and what was there stays.
+    // Lack of space is reported, and the existing file stays.
     let error =
         node.try_pdp(&["cp", "/dev/zero", "red/h1:/dev/shm/program"]).expect_err("no space");
     assert!(error.contains("red/h1: ") && error.contains("No space left on device"), "{error}");
@@ -584,10 +585,10 @@ fn files_go_into_a_node_and_out_of_it() {
     assert!(left.contains("program\n") && !left.contains(".part"), "{left}");
 }
 
-/// h1 - r1 - h2, of which some are applied, run in, restarted, exported and deleted at a time.
+/// h1 - r1 - h2: applies, runs commands in, restarts, exports and deletes some of them at a time.
 #[test]
-fn some_nodes_at_a_time() {
-    let node = Node::start("some");
+fn commands_can_select_some_nodes() {
+    let node = TestNode::start("some");
     let file = node.directory.join("red.yaml").display().to_string();
     let host = "      kind: host\n";
     let labelled =
@@ -603,7 +604,7 @@ fn some_nodes_at_a_time() {
         eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
     };
 
-    // With the links whose ends are there, and what is there is not touched.
+    // With the links whose ends exist; existing nodes are not touched.
     node.pdp(&["apply", &file, "--only", "r1,h1"]);
     assert_eq!((names("nodes"), names("links")), ("h1 r1".into(), "near".into()));
     let h1 = pids("h1");
@@ -617,7 +618,7 @@ fn some_nodes_at_a_time() {
         "{error}"
     );
 
-    // A command in those that labels choose, each line with its node.
+    // A command in the nodes selected by labels; each line names its node.
     let mut lines: Vec<String> = node
         .pdp(&["exec", "red", "-l", "role=end", "cat", "/etc/word"])
         .lines()
@@ -626,7 +627,7 @@ fn some_nodes_at_a_time() {
     lines.sort();
     assert_eq!(lines, ["h1 | old", "h2 | old"]);
 
-    // What is exported is what is there, and with files as they are in the nodes now.
+    // The export contains the existing nodes, with the current files in them.
     let exported = node.pdp(&["export", "red"]);
     assert!(node.apply(&exported).contains("0 changed"), "{exported}");
     node.pdp(&["exec", "red/h1", "sh", "-c", "echo new >/etc/word"]);
@@ -645,7 +646,7 @@ fn some_nodes_at_a_time() {
     assert_ne!(pids("h1"), h1);
     assert_eq!(node.exec("red/h1", "cat /etc/word").trim(), "new");
 
-    // A restart is of what was asked for, and counts as no failure.
+    // A restart only affects the requested nodes, and counts as no failure.
     let restarts = || told(&["get", "nodes"], "{[*].control.restarts}");
     let (h1, restarts_before) = (pids("h1"), restarts());
     node.exec("red/h1", "touch /tmp/made");
@@ -670,10 +671,10 @@ fn some_nodes_at_a_time() {
     assert_eq!((names("nodes"), names("links")), ("h1 r1".into(), "near".into()));
 }
 
-/// A name that there is not keeps no other from being deleted.
+/// An unknown name does not prevent the deletion of others.
 #[test]
-fn what_can_be_deleted_is_deleted_and_what_can_not_is_told() {
-    let node = Node::start("deletes");
+fn delete_continues_past_unknown_names() {
+    let node = TestNode::start("deletes");
     for name in ["one", "two"] {
         node.apply(&format!(
             "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\nspec: {{nodes: {{h: {{kind: host}}}}}}"
@@ -688,12 +689,13 @@ fn what_can_be_deleted_is_deleted_and_what_can_not_is_told() {
     assert_eq!(node.json(&["get"]).as_array().map(Vec::len), Some(0));
 }
 
-/// Where no container can be made, the reason is told once, and by the doctor before anything is applied.
+/// If no container can be made, the reason is reported
+/// once, and by the doctor before anything is applied.
 #[test]
-fn why_no_container_starts_is_told_once() {
-    let mut node = Node::prepare("broken");
+fn container_start_failure_is_reported_once() {
+    let mut node = TestNode::prepare("broken");
     let runc = node.directory.join("runc");
-    // Called as runc is, with its log as fourth word.
+    // Called like runc, with its log as fourth word.
     let script = r#"#!/bin/sh
 case "$*" in
 *' create '*) echo '{"level": "error", "msg": "no container can be made here"}' > "$4"; exit 1 ;;
@@ -705,7 +707,7 @@ exec /usr/sbin/runc "$@"
     let runc = runc.to_str().expect("a path");
     let line = format!("echo $$ >&2; exec {} --doctor --runc {runc}", bin("pdpd").display());
     let output = run(Command::new("sh").args(["-c", &line]), "");
-    // And nothing else, of no library.
+    // And nothing else, such as messages of libraries.
     let pid: u32 = String::from_utf8_lossy(&output.stderr).trim().parse().expect("its pid");
     let checks: serde_json::Value = serde_json::from_slice(&output.stdout).expect("checks");
     let all = checks.as_array().expect("checks");

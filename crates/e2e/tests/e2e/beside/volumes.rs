@@ -1,9 +1,9 @@
-//! Volumes of nodes: what is in them outlasts all but the node itself.
+//! Volumes of nodes: their contents outlast everything except the node itself.
 
 use std::path::PathBuf;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Node, eventually, kill};
+use pdp_e2e::{TestNode, eventually, kill};
 
 /// A host of a vnet `red` with these keys.
 fn network(keys: &str) -> String {
@@ -15,16 +15,16 @@ fn network(keys: &str) -> String {
 
 const KEPT: &str = ", volumes: [{source: kept, target: /srv/kept, size: 16Mi}]";
 
-fn file(node: &Node, name: &str) -> PathBuf {
+fn file(node: &TestNode, name: &str) -> PathBuf {
     node.directory.join("state/volumes/red.h1").join(format!("{name}.ext4"))
 }
 
-fn shell(node: &Node, of: &str, script: &str) -> Result<String, String> {
+fn shell(node: &TestNode, of: &str, script: &str) -> Result<String, String> {
     node.try_pdp(&["exec", of, "--", "sh", "-c", script])
 }
 
-/// Writes down one more event, and reads all of them.
-fn event(node: &Node, what: &str) -> String {
+/// Records another event, and reads all of them.
+fn event(node: &TestNode, what: &str) -> String {
     let script = format!("echo {what} >> /srv/kept/events && cat /srv/kept/events");
     let mut text = String::new();
     eventually("h1 runs", || match shell(node, "red/h1", &script) {
@@ -37,14 +37,14 @@ fn event(node: &Node, what: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn pid(node: &Node) -> u32 {
+fn pid(node: &TestNode) -> u32 {
     let status = node.json(&["inspect", "red"])["status"].clone();
     u32::try_from(status["nodes"][0]["control"]["pid"].as_u64().expect("it runs")).unwrap()
 }
 
 #[test]
-fn a_volume_outlasts_all_but_its_node() {
-    let mut node = Node::start("volumes");
+fn volume_outlasts_everything_but_its_node() {
+    let mut node = TestNode::start("volumes");
     node.apply(&network(KEPT));
     assert_eq!(event(&node, "made"), "made");
     let inspected = node.pdp(&["inspect", "red", "--format", "yaml"]);
@@ -63,7 +63,7 @@ fn a_volume_outlasts_all_but_its_node() {
     node.kill_pdpd();
     node.start_pdpd();
     assert_eq!(event(&node, "adopted"), "made restarted killed adopted");
-    // A changed spec makes the node anew; there it is elsewhere.
+    // A changed spec recreates the node, with the volume at another path.
     let moved = ", env: {X: y}, volumes: [{source: kept, target: /mnt, size: 16Mi}]";
     node.apply(&network(moved));
     assert!(node.exec("red/h1", "cat /mnt/events").ends_with("adopted\n"));
@@ -84,7 +84,7 @@ fn a_volume_outlasts_all_but_its_node() {
     node.pdp(&["up"]);
     assert!(event(&node, "up").ends_with("rebooted up"));
 
-    // The spec has it no more, or the node is gone.
+    // The spec lacks it now, or the node is gone.
     let report = node.apply(&network(", volumes: [\"other:/srv/kept\"]"));
     assert!(report.contains("volume kept removed"), "{report}");
     assert_eq!(event(&node, "other"), "other");
@@ -98,7 +98,7 @@ fn a_volume_outlasts_all_but_its_node() {
     node.apply(&network(KEPT));
     assert_eq!(event(&node, "again"), "again");
 
-    // Also while all is stopped.
+    // Also while everything is stopped.
     node.pdp(&["down"]);
     node.wait_pdpd();
     node.start_pdpd();
@@ -111,10 +111,11 @@ fn a_volume_outlasts_all_but_its_node() {
     assert!(!node.directory.join("state/volumes").exists());
 }
 
-/// A guest that fills its volume has a full volume, and nobody else: not the node beside it, nor the daemon.
+/// A guest that fills its volume has a full volume,
+/// without effect on the node beside it or the daemon.
 #[test]
-fn a_volume_that_is_full_hurts_nobody() {
-    let node = Node::start("full-volume");
+fn full_volume_harms_no_other_node() {
+    let node = TestNode::start("full-volume");
     node.apply(&network(KEPT));
     assert_eq!(event(&node, "made"), "made");
     let said = node.try_exec("red/h1", "dd if=/dev/zero of=/srv/kept/x bs=64k").unwrap_err();

@@ -1,10 +1,10 @@
-//! Who watches a node is told what happens to it.
+//! A watch reports all events of a node.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
-use pdp_e2e::{Node, eventually, sh};
+use pdp_e2e::{TestNode, eventually, sh};
 use serde_json::Value;
 
 const SPEC: &str = r#"
@@ -24,7 +24,7 @@ spec:
     - {name: near, delay: 200ms, endpoints: ["r1:eth0", "h1:eth0"]}
 "#;
 
-/// A stream that is read, as long as this lives.
+/// Stream of events, read while this lives.
 pub(super) struct Watched {
     child: Child,
     lines: Arc<Mutex<Vec<Value>>>,
@@ -38,7 +38,7 @@ impl Drop for Watched {
 }
 
 impl Watched {
-    pub(super) fn of(node: &Node, arguments: &[&str]) -> Self {
+    pub(super) fn of(node: &TestNode, arguments: &[&str]) -> Self {
         let mut command = node.pdp_command(arguments);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let (out, lines) = (child.stdout.take().unwrap(), Arc::<Mutex<Vec<Value>>>::default());
@@ -51,7 +51,7 @@ impl Watched {
         Self { child, lines }
     }
 
-    /// Waits for these events, in this order with others between, from here on.
+    /// Waits for these events from here on, in this order, with any others between.
     #[track_caller]
     pub(super) fn expect(&self, events: &[(&str, &str)]) {
         let mut at = 0;
@@ -77,8 +77,8 @@ impl Watched {
 }
 
 #[test]
-fn who_watches_is_told_what_happens_and_by_whom() {
-    let mut node = Node::start("watch");
+fn watch_reports_events_and_their_actor() {
+    let mut node = TestNode::start("watch");
     let watched = Watched::of(&node, &["events", "red", "--initial", "--format", "json"]);
     eventually("what is, which is nothing", || {
         watched.has(|line| line["snapshot"]["vnets"].is_array())
@@ -100,7 +100,7 @@ fn who_watches_is_told_what_happens_and_by_whom() {
     watched.expect(&[("vnet/red/link/near", "linkDown")]);
     node.pdp(&["link", "up", "red/near"]);
     watched.expect(&[("vnet/red/link/near", "linkUp")]);
-    // What waits at links, and what guests use, as it is.
+    // Current queues of links, and resources used by guests.
     let rows = node.json(&["top", "--once"]);
     let row = ["name", "guests"].map(|key| rows[0][key].clone());
     assert_eq!(row, [Value::from("red"), Value::from(1)], "{rows}");
@@ -111,7 +111,7 @@ fn who_watches_is_told_what_happens_and_by_whom() {
         names.collect::<Vec<_>>(),
         ["h1/control", "h1:eth0", "r1/control", "r1/g0", "r1:eth0"]
     );
-    // One that waits does so across a restart.
+    // A waiting client keeps waiting across a restart.
     let mut waits = node.pdp_command(&["wait", "red", "--for", "gone", "--timeout", "10m"]);
     let mut waits = waits.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(waits.stderr.take().unwrap());

@@ -1,4 +1,4 @@
-//! Sources and destinations that are not everybody's.
+//! Special source and destination addresses.
 
 use super::case::{Case, v4, v6};
 

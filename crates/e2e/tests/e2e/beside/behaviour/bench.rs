@@ -1,4 +1,4 @@
-//! The two routers, and the machines around them, which are played here.
+//! The two routers, and the simulated machines around them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pdp_e2e::{Node, eventually, sh};
+use pdp_e2e::{TestNode, eventually, sh};
 use pdp_proto::channel::Channel;
-use pdp_proto::mirror::{Config, Reply, Request};
+use pdp_proto::mirror::{MirrorConfig, MirrorReply, MirrorRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::case::{Case, case};
@@ -21,17 +21,17 @@ use super::seen::{Frames, answer, compare, is_own_talk, plain, solicitation, wor
 
 pub const PORTS: usize = 4;
 
-/// A router that does not answer for so long does not.
+/// Time after which a router counts as not answering.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Nothing more is to come from a port that answers no ping after so long.
+/// Time after which a port that answers no ping sends nothing more.
 const QUIET: Duration = Duration::from_millis(40);
 
-/// A case that does not do as expected is tried again, with this much more time for late frames.
+/// A failed case is repeated, with this much more time for late frames.
 const TRIES: usize = 3;
 const LATE: Duration = Duration::from_millis(300);
 
-/// Who pings from each link: 10.PORT.255.250, known to the router for good.
+/// Sender of pings on each link: 10.PORT.255.250, a permanent neighbour of the router.
 const PINGER: [u8; 2] = [255, 250];
 const PINGER_ID: [u8; 2] = [0x12, 0x34];
 
@@ -74,7 +74,8 @@ spec:
 
 const MTUS: [u32; PORTS] = [1500, 1500, 1400, 1500];
 
-/// Both have a default route by port 3. Rates of ICMP messages are no part of what is compared.
+/// Setup of both: a default route by port 3, and no rate
+/// limits of ICMP messages, which are not compared.
 const BASE: &str = "
     ip route add default via 10.3.0.5 proto static
     ip -6 route add default via fd00:3::5 proto static
@@ -84,36 +85,36 @@ const BASE: &str = "
     echo 1000000 >/proc/sys/net/ipv4/icmp_msgs_burst || true
 ";
 
-/// What every case begins with: no neighbour is known.
+/// Beginning of every case: no neighbour is known.
 const COLD: &str = "ip neigh flush all; ip -6 neigh flush all\n";
 
-/// What a case with a setup ends with.
+/// End of a case with a setup.
 const RESET: &str = "
     ip nexthop flush >/dev/null; ip route flush proto boot; ip -6 route flush proto boot
 ";
 
-/// A router with its four links, of which the other ends are here.
-struct Side {
+/// Router with its four links, whose other ends are here.
+struct BenchSide {
     name: &'static str,
     shell: Shell,
     links: [File; PORTS],
-    /// What came out since the last look.
+    /// Frames received since the last look.
     seen: Vec<(usize, Vec<u8>)>,
     /// Ports whose last ping was answered.
     answered: [bool; PORTS],
-    /// It asked for a neighbour since the last pings.
+    /// True if it sent a neighbour request since the last pings.
     asked: bool,
 }
 
 pub struct Bench {
-    sides: [Side; 2],
+    sides: [BenchSide; 2],
     mirror: Channel,
     macs: [Mac; PORTS],
     pings: u16,
     hosts: u32,
     netns: String,
-    /// Held for its end.
-    _node: Node,
+    /// Kept alive until the end.
+    _node: TestNode,
 }
 
 impl Drop for Bench {
@@ -123,9 +124,10 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    /// PdP's router on a node, with more keys of its data plane, and a namespace that is like its control guest.
+    /// Makes PdP's router on a node, with further keys of its data plane, and a namespace that
+    /// equals its control guest.
     pub fn new(label: &str, plane: &str) -> Self {
-        let mut node = Node::prepare(label);
+        let mut node = TestNode::prepare(label);
         let space = PathBuf::from(format!("/run/netns/{}", node.netns));
         let outside = (0..PORTS).map(|port| {
             let mac = [2, 0xee, 0, 0, 0, port as u8];
@@ -135,8 +137,10 @@ impl Bench {
         node.namespace().run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
         node.start_pdpd();
         node.apply(&SPEC.replace("PLANE", plane));
-        let config = fs::read(node.place("red/r1").join("mirror.json")).expect("the mirror's");
-        let config: Config = serde_json::from_slice(&config).expect("the mirror's configuration");
+        let config =
+            fs::read(node.socket_directory("red/r1").join("mirror.json")).expect("the mirror's");
+        let config: MirrorConfig =
+            serde_json::from_slice(&config).expect("the mirror's configuration");
         let guest = config.netns;
         let mut shell = Shell::new(&guest);
         let macs = link_addresses(&shell.run("ip -o link show"));
@@ -168,7 +172,7 @@ impl Bench {
             let (name, shell, links) = it;
             let links = links.try_into().expect("four");
             let (seen, answered) = (Vec::new(), [false; PORTS]);
-            Side { name, shell, links, seen, answered, asked: false }
+            BenchSide { name, shell, links, seen, answered, asked: false }
         });
         for side in &mut sides {
             side.shell.run(BASE);
@@ -183,7 +187,7 @@ impl Bench {
         bench
     }
 
-    /// Whether this kernel has what a case needs.
+    /// True if this kernel has the features that a case needs.
     pub fn can_judge(&mut self, case: &Case) -> bool {
         case.needs.is_none_or(|line| {
             let [_, kernel] = &mut self.sides;
@@ -192,7 +196,7 @@ impl Bench {
         })
     }
 
-    /// Runs a case; what was not as expected.
+    /// Runs a case; returns any deviation from the expectation.
     pub fn judge(&mut self, case: &Case) -> Option<String> {
         let mut wrong = None;
         for attempt in 0..TRIES {
@@ -216,7 +220,7 @@ impl Bench {
         wrong
     }
 
-    /// A machine that nobody has heard of.
+    /// Returns a machine that is unknown so far.
     fn host(&mut self) -> Host {
         // Not 102, which is silent.
         let (high, low) = (1 + self.hosts / 100, 1 + self.hosts % 100);
@@ -228,7 +232,7 @@ impl Bench {
         }
     }
 
-    /// What came out of PdP's router and the kernel, cold and warm.
+    /// Output of PdP's router and the kernel, cold and warm.
     fn run(
         &mut self,
         case: &Case,
@@ -249,7 +253,7 @@ impl Bench {
         done
     }
 
-    /// Shell lines in both routers.
+    /// Runs shell lines in both routers.
     fn both(&mut self, lines: &str) -> Result<(), String> {
         let lines = &lines.replace("MAC0", &words_of(&self.macs[0]));
         for side in &mut self.sides {
@@ -262,15 +266,15 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until the guests have what the kernel has.
+    /// Waits until the guests have the kernel's state.
     fn settle(&mut self) {
         let end = Instant::now() + ANSWER_MAX;
-        // The answer to a request may be older than it; that to the next is not.
+        // The answer to a request may be older than it; the answer to the next is not.
         let mut before = false;
         loop {
-            self.mirror.send(&Request::Status, &[]).expect("the mirror");
+            self.mirror.send(&MirrorRequest::Status, &[]).expect("the mirror");
             let reply = self.mirror.receive().expect("the mirror").expect("an answer").0;
-            let Reply::Status(status) = reply else { panic!("{reply:?}") };
+            let MirrorReply::Status(status) = reply else { panic!("{reply:?}") };
             if status.settled && before {
                 return;
             }
@@ -282,7 +286,7 @@ impl Bench {
         }
     }
 
-    /// What comes out after the frames of a case went in.
+    /// Sends the frames of a case, and returns the output.
     fn exchange(
         &mut self,
         case: &Case,
@@ -296,12 +300,12 @@ impl Bench {
             for side in &mut self.sides {
                 for make in step {
                     let (port, frame) = make(host);
-                    // A link that is down takes nothing.
+                    // A link that is down accepts nothing.
                     let _ = side.links[port].write(&frame);
                 }
             }
-            // After the first answers all that went in before the pings is through, by whatever way,
-            // and after the second all of that is out. A neighbour that was asked for begins it anew.
+            // After the first answers, all frames sent before the pings have passed by any path.
+            // After the second, all output has arrived. A neighbour request starts this over.
             let mut rounds = 0;
             while rounds < 2 {
                 if !self.ping(&live, ANSWER_MAX) {
@@ -335,7 +339,7 @@ impl Bench {
         }))
     }
 
-    /// Pings both routers on these ports; whether all answered in time.
+    /// Pings both routers on these ports. True if all answered in time.
     fn ping(&mut self, ports: &[usize], within: Duration) -> bool {
         self.pings = self.pings.wrapping_add(1);
         for side in &mut self.sides {
@@ -360,7 +364,7 @@ impl Bench {
         true
     }
 
-    /// Takes what the routers have sent, and answers as the machines around them.
+    /// Receives the routers' frames, and answers as the machines around them.
     fn receive(&mut self, until: Instant) {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).expect("seconds");
@@ -382,7 +386,7 @@ impl Bench {
     }
 }
 
-impl Side {
+impl BenchSide {
     fn take(&mut self, port: usize, frame: &[u8], ping: u16) {
         let pinger = mac_of(port, &[10, port as u8, PINGER[0], PINGER[1]]);
         if frame[..6] == pinger {
@@ -404,10 +408,10 @@ impl Side {
     }
 }
 
-/// Machines whose addresses end so answer nobody.
+/// Last byte of the addresses of machines that never answer.
 pub const SILENT: u8 = 0x66;
 
-/// Packets to the machines that most cases send to, so that they are known.
+/// Packets to the machines that most cases use, so that these become known.
 fn warm_up() -> Case {
     let mut case = case("neighbours get known");
     for to in ["10.1.0.9", "10.2.0.9", "192.0.2.1", "10.0.7.7", "10.1.0.7", "10.3.0.7"] {

@@ -1,4 +1,4 @@
-//! A case: what both routers are told, the frames that they get, and what is expected of them.
+//! A case: commands for both routers, their frames, and the expected result.
 
 use std::time::Duration;
 
@@ -6,38 +6,38 @@ use super::frames::{Host, V4, V6};
 
 type Make = Box<dyn Fn(&Host) -> (usize, Vec<u8>)>;
 
-/// What is expected.
+/// Expected result.
 pub enum Expect {
     /// The same frames from both.
     Same,
-    /// The same packets by the same ways; which packet takes which is each router's choice.
+    /// The same packets on the same set of paths. Each router may choose a packet's path.
     SameWays,
-    /// What each does, in the words of [`super::seen::words`], and the row of docs/dataplane.md that
-    /// says so.
+    /// Output of each, in the words of [`super::seen::words`], and the row of docs/dataplane.md
+    /// that explains the difference.
     Differs { row: &'static str, kernel: &'static str, pdp: &'static str },
 }
 
-/// See the module.
+/// Test case; see the module.
 pub struct Case {
     pub name: String,
     pub setup: String,
     pub undo: String,
-    /// In steps: what the router learns in one holds in the next.
+    /// In steps: state learned by the router in one step lasts in the next.
     pub frames: Vec<Vec<Make>>,
     pub expect: Expect,
     /// Ports that answer no ping.
     pub dead: Vec<usize>,
-    /// Requests for neighbours count as well.
+    /// True if neighbour requests are compared as well.
     pub asks: bool,
-    /// Between setup and frames.
+    /// Pause between setup and frames.
     pub wait: Duration,
-    /// For late frames.
+    /// Additional time for late frames.
     pub after: Duration,
-    /// What the kernel must have: a shell line that succeeds.
+    /// Required kernel feature: a shell line that succeeds.
     pub needs: Option<&'static str>,
 }
 
-/// A case of this name, which is expected to be the same; it has no frames yet.
+/// Makes a case of this name without frames, which expects the same output.
 pub fn case(name: &str) -> Case {
     Case {
         name: name.into(),
@@ -53,32 +53,32 @@ pub fn case(name: &str) -> Case {
     }
 }
 
-/// A case with one packet of IPv4: a datagram to 10.1.0.9, but for what is changed.
+/// Case with one IPv4 packet: a datagram to 10.1.0.9, with some changes.
 pub fn v4(name: &str, change: impl Fn(&mut V4, &Host) + 'static) -> Case {
     case(&format!("v4 {name}")).v4(change)
 }
 
-/// The same with IPv6, to fd00:1::9.
+/// Case with one IPv6 packet, to fd00:1::9.
 pub fn v6(name: &str, change: impl Fn(&mut V6, &Host) + 'static) -> Case {
     case(&format!("v6 {name}")).v6(change)
 }
 
 impl Case {
-    /// Shell lines for both routers, before the frames; `MAC0` is eth0's link address. Routes that they add (`proto boot`) and
-    /// nexthop objects go afterwards by themselves.
+    /// Adds shell lines for both routers, before the frames. `MAC0` is eth0's MAC address. Routes
+    /// that they add (`proto boot`) and nexthop objects are removed automatically.
     pub fn setup(mut self, lines: &str) -> Self {
         self.setup += lines;
         self.setup += "\n";
         self
     }
 
-    /// Shell lines before those that there are.
+    /// Adds shell lines before the existing ones.
     pub fn setup_first(mut self, lines: &str) -> Self {
         self.setup.insert_str(0, &format!("{lines}\n"));
         self
     }
 
-    /// Shell lines for both routers, after the frames.
+    /// Adds shell lines for both routers, after the frames.
     pub fn undo(mut self, lines: &str) -> Self {
         self.undo += lines;
         self.undo += "\n";
@@ -101,25 +101,25 @@ impl Case {
         })
     }
 
-    /// A frame into a port.
+    /// Adds a frame into a port.
     pub fn frame(mut self, make: impl Fn(&Host) -> (usize, Vec<u8>) + 'static) -> Self {
         self.frames.last_mut().expect("a step").push(Box::new(make));
         self
     }
 
-    /// What is sent from here on is sent when the router has done all that was to be done before.
+    /// Begins a new step: later frames are sent when the router has finished the earlier ones.
     pub fn then(mut self) -> Self {
         self.frames.push(Vec::new());
         self
     }
 
-    /// More comes out as late as this.
+    /// Waits this long for late output.
     pub fn after_ms(mut self, ms: u64) -> Self {
         self.after = Duration::from_millis(ms);
         self
     }
 
-    /// Can be judged where this shell line succeeds.
+    /// Skips the case unless this shell line succeeds.
     pub fn needs(mut self, line: &'static str) -> Self {
         self.needs = Some(line);
         self

@@ -1,4 +1,4 @@
-//! Frames of the cases, byte by byte, so that anything about them can be wrong.
+//! Frames of the cases, byte by byte, so that any field can be invalid.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use pdp_wire::ether::kind;
 
 pub type Mac = [u8; 6];
 
-/// Bytes of payload of a packet whose case does not say how many.
+/// Default payload of a packet, bytes.
 const PAYLOAD_BYTES: usize = 16;
 
 pub const UDP: u8 = 17;
@@ -16,35 +16,35 @@ pub const ICMP: u8 = 1;
 pub const ICMPV6: u8 = 58;
 pub const FRAGMENT: u8 = 44;
 
-/// Link address of the outside machine with this address behind a port; told from others by the last
-/// three bytes.
+/// MAC address of the outside machine with this address
+/// behind a port. The last three bytes make it unique.
 pub fn mac_of(port: usize, address: &[u8]) -> Mac {
     let [.., a, b, c] = *address else { return [2; 6] };
     [2, 4 + u8::from(address.len() == 16), port as u8, a, b, c]
 }
 
-/// Whoever sends a case's frames, on the link of port 0.
+/// Sender of a case's frames, on the link of port 0.
 #[derive(Clone, Copy)]
 pub struct Host {
     pub v4: Ipv4Addr,
     pub v6: Ipv6Addr,
-    /// Link addresses of the router's ports.
+    /// MAC addresses of the router's ports.
     pub router: [Mac; 4],
 }
 
-/// What is before a packet.
+/// Headers before a packet.
 #[derive(Clone)]
 pub struct Link {
-    /// The port that the frame goes into.
+    /// Port that receives the frame.
     pub port: usize,
     pub to: Mac,
     pub from: Mac,
-    /// Tags and all else between the addresses and the type.
+    /// Tags and anything else between the addresses and the type.
     pub tags: Vec<u8>,
     pub kind: u16,
-    /// Bytes behind the packet.
+    /// Number of bytes behind the packet.
     pub padding: usize,
-    /// The frame ends after so many bytes.
+    /// Length after which the frame is cut.
     pub cut: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ impl Link {
         Self { port: 0, to, from, tags: Vec::new(), kind, padding: 0, cut: None }
     }
 
-    /// Into another port.
+    /// Selects another port.
     pub fn enter(&mut self, host: &Host, port: usize) {
         (self.port, self.to) = (port, host.router[port]);
     }
@@ -68,7 +68,7 @@ impl Link {
     }
 }
 
-/// An IPv4 packet; what is `None` is made right.
+/// IPv4 packet. `None` fields get correct values.
 #[derive(Clone)]
 pub struct V4 {
     pub link: Link,
@@ -86,7 +86,7 @@ pub struct V4 {
     pub source: Ipv4Addr,
     pub destination: Ipv4Addr,
     pub options: Vec<u8>,
-    /// A whole segment; its checksum is made right unless `wrong`.
+    /// Whole segment; its checksum is corrected unless `wrong`.
     pub segment: Vec<u8>,
     pub wrong: bool,
 }
@@ -129,7 +129,7 @@ impl V4 {
         self
     }
 
-    /// As many bytes in all.
+    /// Sets the total length of the packet.
     pub fn bytes(&mut self, bytes: usize) -> &mut Self {
         self.segment = udp(bytes - 28 - self.options.len());
         self
@@ -140,7 +140,7 @@ impl V4 {
         self
     }
 
-    /// The end of changes that fit one line.
+    /// Ends a chain of changes in one line.
     pub fn done(&mut self) {}
 
     pub fn frame(&self) -> (usize, Vec<u8>) {
@@ -171,7 +171,7 @@ impl V4 {
     }
 }
 
-/// An IPv6 packet; what is `None` is made right.
+/// IPv6 packet. `None` fields get correct values.
 #[derive(Clone)]
 pub struct V6 {
     pub link: Link,
@@ -182,7 +182,7 @@ pub struct V6 {
     pub hop_limit: u8,
     pub source: Ipv6Addr,
     pub destination: Ipv6Addr,
-    /// Extension headers, each with its number; lengths and next headers are made right.
+    /// Extension headers with their numbers. Lengths and next headers get correct values.
     pub extensions: Vec<(u8, Vec<u8>)>,
     pub protocol: u8,
     pub segment: Vec<u8>,
@@ -230,13 +230,13 @@ impl V6 {
         self
     }
 
-    /// One more extension header: what is behind its first two bytes.
+    /// Adds an extension header, given its contents after the first two bytes.
     pub fn extension(&mut self, number: u8, rest: &[u8]) -> &mut Self {
         self.extensions.push((number, rest.to_vec()));
         self
     }
 
-    /// The end of changes that fit one line.
+    /// Ends a chain of changes in one line.
     pub fn done(&mut self) {}
 
     pub fn frame(&self) -> (usize, Vec<u8>) {
@@ -268,7 +268,7 @@ impl V6 {
     }
 }
 
-/// Puts the checksum into a segment.
+/// Writes the checksum into a segment.
 fn sum_up(segment: &mut [u8], protocol: u8, pseudo: Vec<u8>) {
     let at = match protocol {
         UDP => 6,
@@ -284,7 +284,7 @@ fn sum_up(segment: &mut [u8], protocol: u8, pseudo: Vec<u8>) {
     segment[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// From port 1000 to port 2000, with so many bytes of payload.
+/// Datagram from port 1000 to port 2000, with `bytes` bytes of payload.
 pub fn udp(bytes: usize) -> Vec<u8> {
     udp_ports(1000, 2000, bytes)
 }
@@ -342,7 +342,7 @@ impl Arp {
     }
 }
 
-/// A neighbour solicitation (135) or advertisement (136) with the sender's link address (RFC 4861).
+/// Neighbour solicitation (135) or advertisement (136) with the sender's MAC address (RFC 4861).
 pub fn discovery(kind: u8, flags: u8, target: Ipv6Addr, mac: Option<Mac>) -> Vec<u8> {
     let mut segment = vec![kind, 0, 0, 0, flags, 0, 0, 0];
     segment.extend(target.octets());
@@ -353,14 +353,14 @@ pub fn discovery(kind: u8, flags: u8, target: Ipv6Addr, mac: Option<Mac>) -> Vec
     segment
 }
 
-/// The group that an address is asked for by (RFC 4291 2.7.1), and its link address.
+/// Solicited-node group of an address (RFC 4291 2.7.1), and its MAC address.
 pub fn solicited(address: Ipv6Addr) -> (Ipv6Addr, Mac) {
     let [.., a, b, c] = address.octets();
     let (low, high) = (u16::from_be_bytes([b, c]), 0xff00 | u16::from(a));
     (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, high, low), [0x33, 0x33, 0xff, a, b, c])
 }
 
-/// The host asks for a neighbour.
+/// Neighbour request of the host.
 pub fn ask(host: &Host, wanted: IpAddr) -> Vec<u8> {
     match wanted {
         IpAddr::V4(v4) => {

@@ -1,4 +1,5 @@
-//! What hooks into the kernel's forwarding: the router leaves such packets to it (`kernelHooks: strict`).
+//! Hooks into the kernel's forwarding: the router leaves
+//! such packets to the kernel (`kernelHooks: strict`).
 
 use super::case::{Case, v4, v6};
 

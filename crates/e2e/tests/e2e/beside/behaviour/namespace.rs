@@ -12,7 +12,7 @@ use pdp_net::tap::{self, TapSpec};
 use super::bench::PORTS;
 use super::frames::Mac;
 
-/// A shell in a network namespace, which goes on.
+/// Persistent shell in a network namespace.
 pub struct Shell {
     child: Child,
     input: ChildStdin,
@@ -38,7 +38,7 @@ impl Shell {
             .expect("a shell");
     }
 
-    /// What it wrote, if all of it succeeded.
+    /// Ends it. Returns its output if all commands succeeded.
     pub fn end(&mut self) -> Result<String, String> {
         let mut words = String::new();
         loop {
@@ -75,7 +75,7 @@ pub fn make_tap(netns: &Path, name: &str, mac: Mac, mtu: u32) -> File {
     File::from(tap)
 }
 
-/// Link addresses of eth0 to eth3.
+/// MAC addresses of eth0 to eth3.
 pub fn link_addresses(links: &str) -> [Mac; PORTS] {
     std::array::from_fn(|port| {
         let name = format!("eth{port}");
@@ -90,7 +90,7 @@ pub fn words_of(mac: &Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Sets all that the one namespace has set in the other as well.
+/// Copies all settings of one namespace to the other.
 pub fn make_settings_equal(from: &Path, to: &Path) {
     let open = |path: &Path| File::open(path).expect("the namespace");
     let (from, to) = (open(from), open(to));
@@ -104,7 +104,7 @@ pub fn make_settings_equal(from: &Path, to: &Path) {
             missing.map(|(name, value)| (name.clone(), value.clone())).collect();
         let write = || {
             for (name, value) in &missing {
-                // Some can only be read.
+                // Some are read-only.
                 let _ = fs::write(name, value);
             }
             Ok(())
@@ -117,7 +117,7 @@ pub fn make_settings_equal(from: &Path, to: &Path) {
     assert!(different.is_empty(), "settings: {different:?}");
 }
 
-/// The settings of IP in the thread's network namespace.
+/// The IP settings in the thread's network namespace.
 fn settings() -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut left =

@@ -1,16 +1,16 @@
-//! Neighbours: who is asked for, who answers, and what is believed.
+//! Neighbours: requests, answers, and accepted information.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::case::{Case, case, v4, v6};
 use super::frames::{Arp, BROADCAST, Host, ICMPV6, Mac, V6, ask, discovery, mac_of, solicited};
 
-/// A machine behind port 1, and what it may say that its link address is now.
+/// A machine behind port 1, and its claimed new MAC address.
 const NEIGHBOUR: &str = "10.1.0.55";
 const NEIGHBOUR_V6: &str = "fd00:1::55";
 const MOVED: Mac = [2, 0xbb, 0, 0, 0, 1];
 
-/// Neighbours are believed at once, and given up after 0.15 s.
+/// Neighbours are accepted at once, and expire after 0.15 s.
 const QUICK: &str = "
     for family in 4 6; do for port in 0 1 3; do
         cd /proc/sys/net/ipv$family/neigh/eth$port; echo 0 >locktime; echo 50 >retrans_time_ms
@@ -20,7 +20,7 @@ const USUAL: &str = "
         cd /proc/sys/net/ipv$family/neigh/eth$port; echo 100 >locktime; echo 1000 >retrans_time_ms
     done; done";
 
-/// Until a neighbour is given up, and that is told.
+/// Time until a neighbour expires and this is reported.
 const GIVEN_UP_MS: u64 = 500;
 
 pub fn cases() -> Vec<Case> {
@@ -54,7 +54,7 @@ fn unknown() -> Vec<Case> {
     ]
 }
 
-/// Said by the case's machine.
+/// Case with an ARP packet of the case's machine.
 fn says(name: &str, arp: impl Fn(&Host, &mut Arp) + 'static) -> Case {
     case(name).frame(move |host| {
         let sender = (mac_of(0, &host.v4.octets()), host.v4);
@@ -117,7 +117,7 @@ fn arp() -> Vec<Case> {
     ]
 }
 
-/// A packet to the neighbour, then what is said into a port, then a packet again.
+/// A packet to the neighbour, then a claim sent into a port, then a packet again.
 fn claim(name: &str, port: usize, say: impl Fn(&Host) -> Vec<u8> + 'static) -> Case {
     let to_it =
         |case: Case| case.v4(|p, _| p.to(NEIGHBOUR).done()).v6(|p, _| p.to(NEIGHBOUR_V6).done());
@@ -125,13 +125,13 @@ fn claim(name: &str, port: usize, say: impl Fn(&Host) -> Vec<u8> + 'static) -> C
     to_it(said).setup(QUICK).undo(USUAL)
 }
 
-/// The neighbour's ARP packet.
+/// ARP packet of the neighbour.
 fn moved(operation: u16, mac: Mac, to: Mac) -> Vec<u8> {
     let it = NEIGHBOUR.parse().expect("an address");
     Arp { operation, hardware: 1, sender: (mac, it), target: (mac, it) }.frame(to)
 }
 
-/// The neighbour's advertisement to all.
+/// Advertisement of the neighbour to all.
 fn advertised(host: &Host, flags: u8, hop_limit: u8) -> Vec<u8> {
     let it: Ipv6Addr = NEIGHBOUR_V6.parse().expect("an address");
     let mut packet = V6::new(host);
@@ -207,7 +207,7 @@ fn solicits(
     })
 }
 
-/// The router's link-local address at port 0, which is made from its link address (RFC 4291 A).
+/// The router's link-local address at port 0, derived from its MAC address (RFC 4291 A).
 fn link_local(host: &Host) -> Ipv6Addr {
     let [a, b, c, d, e, f] = host.router[0];
     let id = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];

@@ -1,4 +1,4 @@
-//! Packets that something is special about.
+//! Unusual packets.
 
 use super::case::{Case, case, v4, v6};
 use super::frames::{
@@ -113,7 +113,7 @@ fn malformed() -> Vec<Case> {
         v4("checksum off by 1", |p, _| p.checksum = Some(|sum| sum.wrapping_add(1))),
         v4("header checksum 0x0000", |p, _| p.checksum = Some(|_| 0)),
         v4("header checksum 0xffff where 0 is right", |p, host| {
-            // The identification takes up what the rest leaves.
+            // The identification compensates for the other fields.
             p.checksum = None;
             let right = |p: &super::frames::V4| {
                 let (_, frame) = p.frame();
@@ -168,7 +168,7 @@ fn to_the_router() -> Vec<Case> {
     ]
 }
 
-/// With the checksum of ICMP.
+/// Adds the ICMP checksum.
 fn summed(mut segment: Vec<u8>) -> Vec<u8> {
     let sum = pdp_wire::checksum::checksum(&segment);
     segment[2..4].copy_from_slice(&sum.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Routes of all sorts.
+//! Routes of all kinds.
 
 use super::case::{Case, case, v4, v6};
 use super::frames::{DF, ECHO, ECHO_V6, ICMP, ICMPV6, echo, udp_ports};
@@ -6,13 +6,13 @@ use super::frames::{DF, ECHO, ECHO_V6, ICMP, ICMPV6, echo, udp_ports};
 const TO: &str = "203.0.113.5";
 const TO_V6: &str = "2001:db8:9::5";
 
-/// Port 1 is up again, with all that it had.
+/// Brings port 1 up again, with everything that it had.
 const UP: &str = "
     ip link set eth1 up; ip addr add fd00:1::1/64 dev eth1 nodad 2>/dev/null || true
     ip neigh replace 10.1.255.250 lladdr 02:04:01:01:ff:fa dev eth1";
 const DOWN: &str = "ip link set eth1 down";
 
-/// Flows of a case with several ways, each of which some of them take.
+/// Flows of a case with several paths, each of which carries some of them.
 const FLOWS: u16 = 40;
 
 pub fn cases() -> Vec<Case> {
@@ -22,13 +22,13 @@ pub fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// One packet of IPv4 by a route to 203.0.113.0/24.
+/// One IPv4 packet on a route to 203.0.113.0/24.
 fn by(name: &str, route: &str) -> Case {
     let add = format!("ip route add 203.0.113.0/24 {route}");
     v4(name, |p, _| p.to(TO).done()).setup(&add)
 }
 
-/// One packet of IPv6 by a route to 2001:db8:9::/48.
+/// One IPv6 packet on a route to 2001:db8:9::/48.
 fn by_v6(name: &str, route: &str) -> Case {
     let add = format!("ip -6 route add 2001:db8:9::/48 {route}");
     v6(name, |p, _| p.to(TO_V6).done()).setup(&add)
@@ -314,7 +314,7 @@ fn locals() -> Vec<Case> {
     let ping_v6 = |name: &str, to: &'static str| {
         v6(name, move |p, _| p.to(to).segment(ICMPV6, echo(ECHO_V6, 1, 8)).done())
     };
-    // A local route that was added once leaves the kernel checking sources in full.
+    // After a local route was once added, the kernel keeps checking sources fully.
     let range = "ip route add local 203.0.113.0/24 dev lo";
     let gone = "ip route del local 203.0.113.0/24 dev lo";
     let range_v6 = "ip -6 route add local 2001:db8:9::/48 dev lo";

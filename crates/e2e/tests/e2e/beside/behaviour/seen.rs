@@ -1,4 +1,4 @@
-//! What comes out of a router: what it is, what is compared of it, and what is answered.
+//! Output of a router: decoding, comparison, and answers.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,14 +10,14 @@ use super::bench::PORTS;
 use super::case::{Case, Expect};
 use super::frames::{Arp, FRAGMENT, Host, ICMP, ICMPV6, Mac, V6, discovery, mac_of};
 
-/// What came out of which port.
+/// Frames with the ports that sent them.
 pub type Frames = Vec<(usize, Vec<u8>)>;
 
 fn ether_kind(frame: &[u8]) -> u16 {
     frame.get(12..14).map_or(0, |kind| u16::from_be_bytes([kind[0], kind[1]]))
 }
 
-/// Whom an ARP request or a neighbour solicitation asks for.
+/// Target address of an ARP request or a neighbour solicitation.
 pub fn solicitation(frame: &[u8]) -> Option<IpAddr> {
     let packet = frame.get(14..)?;
     match ether_kind(frame) {
@@ -33,7 +33,7 @@ pub fn solicitation(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// What the machine that is asked for answers.
+/// Answer of the requested machine.
 pub fn answer(port: usize, asked: &[u8], wanted: IpAddr) -> Option<Vec<u8>> {
     let from: Mac = asked.get(6..12)?.try_into().ok()?;
     match wanted {
@@ -59,7 +59,7 @@ pub fn answer(port: usize, asked: &[u8], wanted: IpAddr) -> Option<Vec<u8>> {
     }
 }
 
-/// What a router says by itself: IGMP, MLD, router solicitations.
+/// True for messages of the router itself: IGMP, MLD, router solicitations.
 pub fn is_own_talk(frame: &[u8]) -> bool {
     match ether_kind(frame) {
         kind::IPV4 => frame.get(23) == Some(&2),
@@ -72,13 +72,14 @@ pub fn is_own_talk(frame: &[u8]) -> bool {
     }
 }
 
-/// Without what a router is free to choose in packets of its own: identifications.
+/// Clears the fields of a router's own packets that it may choose: identifications.
 pub fn plain(mut frame: Vec<u8>, routers: &[Mac]) -> Vec<u8> {
     if !routers.iter().any(|mac| frame[6..12] == *mac) {
         return frame;
     }
     match ether_kind(&frame) {
-        // Cases send with a TTL of 64, which is 63 behind a router; its own begin with 64.
+        // Cases send with a TTL of 64, which is 63 behind a
+        // router. The router's own packets start with 64.
         kind::IPV4 if matches!(frame.get(22), Some(64 | 255)) && frame.len() >= 34 => {
             frame[18..20].fill(0);
             frame[24..26].fill(0);
@@ -93,8 +94,8 @@ pub fn plain(mut frame: Vec<u8>, routers: &[Mac]) -> Vec<u8> {
     frame
 }
 
-/// What was not as expected, with all that was seen. With neighbours unknown, the control guest's kernel
-/// may do what PdP does otherwise.
+/// Deviation from the expectation, with all output. With unknown neighbours, the control guest's
+/// kernel may handle packets for which PdP differs.
 pub fn compare(case: &Case, seen: &[[Frames; 2]; 2]) -> Option<String> {
     let is_wrong = |cold: bool, [pdp, kernel]: &[Frames; 2]| match &case.expect {
         Expect::Same => pdp != kernel,
@@ -120,17 +121,17 @@ pub fn compare(case: &Case, seen: &[[Frames; 2]; 2]) -> Option<String> {
     wrong.then_some(text)
 }
 
-/// Packets without their link addresses, and ports with the link addresses that were sent to.
-type Ways<'a> = (Vec<&'a [u8]>, BTreeSet<(usize, &'a [u8])>);
+/// Packets without their MAC addresses, and ports with their destination MAC addresses.
+type DeliveryPaths<'a> = (Vec<&'a [u8]>, BTreeSet<(usize, &'a [u8])>);
 
-/// The packets, and the ways that any of them took.
-fn ways(frames: &Frames) -> Ways<'_> {
+/// The packets, and all paths taken.
+fn ways(frames: &Frames) -> DeliveryPaths<'_> {
     let mut packets: Vec<&[u8]> = frames.iter().map(|(_, frame)| &frame[12..]).collect();
     packets.sort();
     (packets, frames.iter().map(|(port, frame)| (*port, &frame[..6])).collect())
 }
 
-/// Frames in short: ports and what it is.
+/// Short description of frames: ports and contents.
 pub fn words(frames: &Frames) -> String {
     if frames.is_empty() {
         return "nothing".into();

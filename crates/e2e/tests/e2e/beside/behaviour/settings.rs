@@ -3,7 +3,7 @@
 use super::case::{Case, case, v4, v6};
 use super::frames::{ECHO, ECHO_V6, ICMP, ICMPV6, Mac, echo};
 
-/// Of VRRP (RFC 9568 7.3), as FRR's vrrpd has it made.
+/// VRRP's MAC address (RFC 9568 7.3), as used by FRR's vrrpd.
 const VIRTUAL: Mac = [0, 0, 0x5e, 0, 1, 5];
 const MACVLAN: &str = "
     ip link add vrrp4 link eth0 type macvlan mode bridge
@@ -136,7 +136,7 @@ fn others() -> Vec<Case> {
                  echo 0 >/proc/sys/net/ipv4/conf/eth0/bc_forwarding",
             ),
         v6("disable_ipv6 of the interface that it comes by", |p, host| {
-            // The neighbour gets known by another.
+            // Another packet makes the neighbour known.
             p.link.enter(host, 3);
             p.from("fd00:3::77").segment(ICMPV6, echo(ECHO_V6, 1, 8)).done();
         })
@@ -204,7 +204,7 @@ fn others() -> Vec<Case> {
     ]
 }
 
-/// Devices of the control guest over its ports. Not every kernel has them.
+/// Devices of the control guest on top of its ports. Not every kernel has them.
 fn devices() -> Vec<Case> {
     let bridge = "ip link add br0 type bridge; ip link set br0 up
                   ip link set eth0 master br0; ip link set eth3 master br0";

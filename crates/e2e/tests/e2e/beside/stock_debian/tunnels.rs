@@ -1,15 +1,16 @@
-//! Tunnels whose other ends are the devices of a stock Debian kernel: gretap, ip6gretap, geneve and VLANs.
+//! Tunnels whose remote ends are devices of a stock
+//! Debian kernel: gretap, ip6gretap, geneve and VLANs.
 //!
-//! The machine is joined to PdP by two TAPs. One is attached by AF_XDP, and the machine leaves checksums to it; the
-//! other by packet sockets, and it leaves it the cutting of long frames, too. vm/peer.sh is its init: nothing else
-//! runs there.
+//! Two TAPs join the machine to PdP. One is attached by AF_XDP, and the machine leaves checksums to
+//! it. The other is attached by packet sockets, and the machine also leaves cutting of long frames
+//! to it. vm/peer.sh is the machine's init; nothing else runs there.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use pdp_e2e::{Background, COMMAND_MAX, Node, all_answered, eventually};
+use pdp_e2e::{Background, COMMAND_MAX, TestNode, all_answered, eventually};
 use serde_json::Value;
 
 use super::{BOOT_S_MAX, PEER_DISK, WORK, machine};
@@ -17,11 +18,11 @@ use super::{BOOT_S_MAX, PEER_DISK, WORK, machine};
 /// A tunnel. Its subnet is `10.0.NUMBER.0/24`, the same in every vnet.
 struct Kind {
     number: u8,
-    /// In the spec, with [`Vnet::words`].
+    /// Keys in the spec, with [`Vnet::words`] as placeholders.
     external: &'static str,
-    /// Of the device's `ip link add`, with the same.
+    /// Options of the device's `ip link add`, with the same placeholders.
     device: &'static str,
-    /// Of the device.
+    /// MTU of the device.
     mtu: u32,
 }
 
@@ -32,7 +33,7 @@ const fn kind(number: u8, external: &'static str, device: &'static str, mtu: u32
 const KINDS: [Kind; 8] = [
     kind(2, "gre: {key: KEY, V4}", "type gretap TO4 key KEY", 1458),
     kind(3, "gre: {key: 1KEY, SEALED, V4}", "type gretap TO4 key 1KEY csum seq", 1450),
-    // Without a key: what differs is an address.
+    // Without a key: an address differs.
     kind(
         4,
         "gre: {local: NET4.1, remote: NET4.10KEY}",
@@ -45,30 +46,30 @@ const KINDS: [Kind; 8] = [
         "type ip6gretap TO6 key KEY csum encaplimit none",
         1434,
     ),
-    // With the 8 bytes of options before GRE that it puts there if nothing else is said.
+    // With the default 8 bytes of options before GRE.
     kind(6, "gre: {key: 1KEY, SEALED, V6}", "type ip6gretap TO6 key 1KEY csum seq", 1422),
     kind(7, "geneve: {vni: KEY, V4}", "type geneve id KEY remote NET4.1", 1450),
     kind(8, "geneve: {vni: KEY, V6}", "type geneve id KEY remote NET6::1", 1430),
     kind(9, "vlan: {id: KEY}", "link DEVICE type vlan id KEY", 1500),
 ];
 
-/// Tunnels of two differ by their keys, or by the interface.
+/// Vnet. The tunnels of two vnets differ by their keys, or by the interface.
 struct Vnet {
     name: &'static str,
     key: u8,
-    /// The interface.
+    /// Interface.
     by: &'static Interface,
 }
 
 struct Interface {
     name: &'static str,
     attach: &'static str,
-    /// In the machine.
+    /// Device in the machine.
     device: &'static str,
-    /// Begin of its addresses.
+    /// Prefix of its addresses.
     net4: &'static str,
     net6: &'static str,
-    /// What the machine's device does not do.
+    /// Offloads that the machine's device lacks.
     without: &'static str,
 }
 
@@ -128,7 +129,7 @@ impl Vnet {
         )
     }
 
-    /// The other ends: devices in a namespace of the machine.
+    /// The remote ends: devices in a namespace of the machine.
     fn devices(&self) -> String {
         let Self { name, .. } = self;
         let mut lines = format!("ip netns add {name}; ip -n {name} link set lo up\n");
@@ -167,7 +168,7 @@ struct Peer {
 
 impl Peer {
     /// Boots it, with a TAP in the node's namespace for each of its devices.
-    fn start(node: &Node) -> Self {
+    fn start(node: &TestNode) -> Self {
         let mut command = node.namespace().command("qemu-system-x86_64");
         command.args(machine(PEER_DISK, "init=/root/peer.sh net.ifnames=0"));
         for (at, Interface { name, without, net4, net6, .. }) in [&A, &B].into_iter().enumerate() {
@@ -230,14 +231,14 @@ impl Drop for Peer {
     }
 }
 
-/// How many requests a ping says that it sent.
+/// Number of requests that a ping sent, according to its output.
 fn transmitted(words: &str) -> u64 {
     let line =
         words.lines().find(|line| line.contains(" packets transmitted")).expect("its last words");
     line.split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// Pings by each kind, with frames as long as it carries; IPv4 and ICMP have 28 bytes.
+/// Pings by each kind, with the longest frames that fit; IPv4 and ICMP have 28 bytes.
 fn pings(end: u8) -> String {
     let ping = |Kind { number, mtu, .. }: &Kind| {
         let size = mtu - 28;
@@ -254,13 +255,13 @@ fn assert_answered(vnet: &Vnet, words: &str) {
     }
 }
 
-/// Why frames of the interfaces were dropped, and how many.
-fn dropped(node: &Node) -> [Value; 2] {
+/// Reasons and counts of the interfaces' dropped frames.
+fn dropped(node: &TestNode) -> [Value; 2] {
     let stats = node.json(&["stats"]);
     [&A, &B].map(|by| stats["externals"][by.name]["dropped"].clone())
 }
 
-/// What the kernel counted of IP there (`IpExt` of `/proc/net/netstat`).
+/// An IP counter of the kernel there (`IpExt` of `/proc/net/netstat`).
 fn counted(netstat: &str, what: &str) -> u64 {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt: "));
     let [names, values] = [lines.next(), lines.next()].map(|line| line.expect("IpExt").split(' '));
@@ -268,8 +269,8 @@ fn counted(netstat: &str, what: &str) -> u64 {
     value.parse().expect("a number")
 }
 
-/// RFC 6040 with Linux at the other end: by gretap and geneve of one vnet.
-fn marks(node: &Node, peer: &mut Peer) {
+/// RFC 6040 with Linux at the remote end: by gretap and geneve of one vnet.
+fn marks(node: &TestNode, peer: &mut Peer) {
     let vnet = &VNETS[0];
     let host = format!("{}/h1", vnet.name);
     let netstat = "cat /proc/net/netstat";
@@ -278,7 +279,8 @@ fn marks(node: &Node, peer: &mut Peer) {
     };
     let here = |what: &str| counted(&node.exec(&host, netstat), what);
     let refused = || dropped(node)[0]["ce-on-not-ect"].as_u64().unwrap_or(0);
-    // A switch that meets congestion, on the machine's side of the TAP: before it takes tunnels' packets, or behind.
+    // A congested switch on the machine's side of the TAP:
+    // before it decapsulates, or after it encapsulates.
     peer.run("modprobe act_pedit; modprobe act_csum; tc qdisc add dev eth0 clsact");
     let congest = |peer: &mut Peer, way: &str, is: bool| {
         peer.run(&match is {
@@ -290,7 +292,8 @@ fn marks(node: &Node, peer: &mut Peer) {
         });
     };
     for number in [2, 7] {
-        // An emulated machine may take long for an answer, and more is sent meanwhile; for what is lost nobody waits.
+        // An emulated machine may answer late, and ping sends
+        // more meanwhile. Lost frames are not waited for.
         let ping = |mark: u8| {
             let wait = if mark == 0 { "-W2" } else { "-w60" };
             format!("ping -c5 -i0.01 {wait} -Q {mark} 10.0.{number}")
@@ -298,18 +301,19 @@ fn marks(node: &Node, peer: &mut Peer) {
         let from_there = |peer: &mut Peer, mark: u8| {
             peer.run(&format!("ip netns exec {} {}.1 || true", vnet.name, ping(mark)))
         };
-        // The mark goes out in the outer header.
+        // The outer header carries the mark.
         let outer = |peer: &mut Peer| counted(&peer.run(netstat), "InECT1Pkts");
         let before = outer(peer);
         let answered = |mark: u8| {
             let words = node.exec(&host, &format!("{}.2", ping(mark)));
-            // What became of those that were lost stands in the counters.
+            // The counters show the reasons for losses.
             assert!(all_answered(&words, 5), "by {number}: {words}{}", node.pdp(&["stats"]));
             5..=transmitted(&words)
         };
         let sent = answered(1);
         assert!(sent.contains(&(outer(peer) - before)), "by {number}: {sent:?}");
-        // Linux's tunnel meets congestion: with ECT it is told inside, without the frame is lost.
+        // Linux's tunnel sees congestion: with ECT it marks
+        // the inner packet, without ECT it drops the frame.
         let before = here("InCEPkts");
         congest(peer, "egress", true);
         let words = from_there(peer, 2);
@@ -320,7 +324,7 @@ fn marks(node: &Node, peer: &mut Peer) {
         assert!(from_there(peer, 0).contains(" 0 received"));
         assert!(refused() >= lost + 5, "by {number}");
         congest(peer, "egress", false);
-        // PdP's does, as Linux has it.
+        // PdP's tunnel behaves like Linux's.
         let before = there(peer, "InCEPkts");
         congest(peer, "ingress", true);
         let sent = answered(2);
@@ -331,8 +335,8 @@ fn marks(node: &Node, peer: &mut Peer) {
 }
 
 #[test]
-fn devices_of_a_stock_kernel_are_the_other_ends_of_every_kind() {
-    let node = Node::start("debian");
+fn stock_kernel_devices_interoperate_with_every_tunnel_kind() {
+    let node = TestNode::start("debian");
     let mut peer = Peer::start(&node);
     for Interface { device, net4, net6, .. } in [&A, &B] {
         peer.run(&format!(
@@ -357,7 +361,7 @@ fn devices_of_a_stock_kernel_are_the_other_ends_of_every_kind() {
     for vnet in &VNETS {
         let host = format!("{}/h1", vnet.name);
         assert_answered(vnet, &node.pdp(&["exec", &host, "--", "sh", "-ec", &pings(2)]));
-        // Says whose it is, and everything back.
+        // Prints its vnet, and echoes all input.
         let answer = format!("SYSTEM:echo {}; exec cat", vnet.name);
         let listen = "TCP-LISTEN:9000,reuseaddr,fork";
         servers.push(Background::start(
@@ -369,7 +373,7 @@ fn devices_of_a_stock_kernel_are_the_other_ends_of_every_kind() {
         let Vnet { name, .. } = vnet;
         let there = |lines: &str| format!("ip netns exec {name} bash -ec '{lines}'");
         assert_answered(vnet, &peer.run(&there(&pings(1))));
-        // A stream there, and the same one back.
+        // Streams to it and back.
         for Kind { number, external, .. } in &KINDS {
             let lines = format!(
                 "until {{ exec 3<>/dev/tcp/10.0.{number}.1/9000; }} 2>/dev/null; do sleep 0.2; done
