@@ -20,15 +20,16 @@ service_units := pdpd.service pdpd@.service
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-management pdp-shim pdp-init pdp-work pdp-router pdp-label
 
-.PHONY: help deps build quick test fuzz demo demo-down soak bench install install-files uninstall
+.PHONY: help deps build quick test hundred fuzz demo demo-down soak bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
 	@echo 'make demo-down   remove every trace of the demo'
 	@echo 'make soak        the demo under traffic, route churn and random faults for MINUTES minutes'
 	@echo '                 (default 30): did anything leak or get lost? soak-report.md'
-	@echo 'make quick       format, clippy, unit tests'
+	@echo 'make quick       format, clippy, unit tests, words'
 	@echo 'make test        install what is missing, run every test'
+	@echo 'make hundred     run the test TEST=NAME a hundred times beside load'
 	@echo 'make fuzz        install what is missing, build, feed hostile bytes to everything that reads'
 	@echo '                 what others wrote (MINUTES=10 in all, TARGET=NAME only one)'
 	@echo 'make bench       install what is missing, build, measure PdP and its peers ($(BENCH_MINUTES)'
@@ -45,14 +46,20 @@ build: deps
 	cargo build --release --workspace --bins
 
 # End-to-end tests run the binaries of the same profile.
+# A shell that starts this in the background has it ignore SIGINT and SIGQUIT, and so would all that tests start.
 test: deps
-	scripts/test
+	env --default-signal=INT,QUIT scripts/test
 
 # What to run before each commit.
 quick:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace --lib
+	scripts/prose
+
+# One test a hundred times beside load: make hundred TEST=NAME.
+hundred: deps
+	scripts/hundred '$(TEST)'
 
 # Grows the corpora in crates/fuzz/corpus; crashes go to target/fuzz/crashes.
 fuzz: deps
