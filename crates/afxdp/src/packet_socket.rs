@@ -298,7 +298,7 @@ impl PacketRing {
             return None;
         }
         // SAFETY: the slot is inside the mapping. The kernel does not touch
-        // it before its status permits that ([`Slots::release`]), which needs
+        // it before its status permits that ([`PacketRing::release`]), which needs
         // the borrow to end. Every bit pattern is a valid header.
         unsafe {
             let base = self.0.add(number % RING_ENTRIES as usize * SLOT_BYTES);

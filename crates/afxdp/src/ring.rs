@@ -36,7 +36,7 @@ impl<T: Copy> XdpRing<T> {
     ///
     /// # Safety
     /// `T` is the kernel's type for this ring: `xdp_desc` for receive and transmit, `u64` for fill
-    /// and completion. No other `Ring` of this socket and page is in use.
+    /// and completion. No other `XdpRing` of this socket and page is in use.
     pub(crate) unsafe fn map(
         socket: BorrowedFd<'_>,
         page: u64,

@@ -21,21 +21,22 @@ const SEGMENT: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// `GET`: the daemon's version, [`Version`](crate::DaemonVersion).
+/// `GET`: the daemon's version, [`DaemonVersion`](crate::DaemonVersion).
 pub const VERSION: &str = "/v1/version";
 /// `GET`: this API's OpenAPI 3.1 description.
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET`: the JSON Schema of specs, to which the OpenAPI description refers.
 pub const SPEC_SCHEMA: &str = "/v1/pdp-v1.json";
-/// `GET`: the machine's abilities, `[Check]`.
+/// `GET`: the machine's abilities, `[MachineCheck]`.
 pub const DOCTOR: &str = "/v1/doctor";
-/// `POST` [`ApplyRequest`](crate::ApplyRequest): [`Event`](crate::ChangeEvent)s.
+/// `POST` [`ApplyRequest`](crate::ApplyRequest): [`ChangeEvent`](crate::ChangeEvent)s.
 pub const APPLY: &str = "/v1/apply";
-/// `POST`: start everything that is stored. [`Event`](crate::ChangeEvent)s.
+/// `POST`: start everything that is stored. [`ChangeEvent`](crate::ChangeEvent)s.
 pub const UP: &str = "/v1/up";
-/// `POST` [`DownRequest`](crate::DownRequest): stop everything. [`Event`](crate::ChangeEvent)s.
+/// `POST` [`DownRequest`](crate::DownRequest): stop everything.
+/// [`ChangeEvent`](crate::ChangeEvent)s.
 pub const DOWN: &str = "/v1/down";
-/// `GET`: [`Substrate`](crate::SubstrateInfo). `DELETE`: [`Event`](crate::ChangeEvent)s.
+/// `GET`: [`SubstrateInfo`](crate::SubstrateInfo). `DELETE`: [`ChangeEvent`](crate::ChangeEvent)s.
 pub const SUBSTRATE: &str = "/v1/substrate";
 /// `GET`: `[VnetSummary]`.
 pub const VNETS: &str = "/v1/vnets";
@@ -49,12 +50,12 @@ pub const TENANTS: &str = "/v1/tenants";
 /// `GET`: `[Token]`. `POST` [`TokenRequest`](crate::TokenRequest): [`NewToken`](crate::NewToken).
 pub const TOKENS: &str = "/v1/tokens";
 /// `GET`: `[ImageInfo]`. `POST` [`PullRequest`](crate::PullRequest):
-/// [`Event`](crate::ChangeEvent)s. `DELETE`: remove unused images; `[ImageInfo]` of them.
+/// [`ChangeEvent`](crate::ChangeEvent)s. `DELETE`: remove unused images; `[ImageInfo]` of them.
 pub const IMAGES: &str = "/v1/images";
 /// `GET`: `[AuditEntry]`.
 pub const AUDIT: &str = "/v1/audit";
 
-/// `DELETE`: [`Event`](crate::ChangeEvent)s.
+/// `DELETE`: [`ChangeEvent`](crate::ChangeEvent)s.
 pub fn tenant(tenant: &str) -> String {
     format!("{TENANTS}/{}", segment(tenant))
 }
@@ -69,23 +70,23 @@ pub fn token(id: u64) -> String {
     format!("{TOKENS}/{id}")
 }
 
-/// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`Event`](crate::ChangeEvent)s.
+/// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`ChangeEvent`](crate::ChangeEvent)s.
 pub fn vnet(vnet: &str) -> String {
     format!("{VNETS}/{}", segment(vnet))
 }
 
-/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`Event`](crate::ChangeEvent)s.
+/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`ChangeEvent`](crate::ChangeEvent)s.
 pub fn guests(vnet: &str, node: &str) -> String {
     format!("{VNETS}/{}/nodes/{}/guests", segment(vnet), segment(node))
 }
 
-/// `POST` [`RestartRequest`](crate::RestartRequest): [`Event`](crate::ChangeEvent)s.
+/// `POST` [`RestartRequest`](crate::RestartRequest): [`ChangeEvent`](crate::ChangeEvent)s.
 pub fn restart(vnet: &str) -> String {
     format!("{}/restart", self::vnet(vnet))
 }
 
 /// `PUT` [`LinkRequest`](crate::LinkRequest), `PATCH` [`LinkChange`](crate::LinkChange):
-/// [`Event`](crate::ChangeEvent)s. `link` is the link's name or one of its ends, `r1:eth0`.
+/// [`ChangeEvent`](crate::ChangeEvent)s. `link` is the link's name or one of its ends, `r1:eth0`.
 pub fn link(vnet: &str, link: &str) -> String {
     format!("{VNETS}/{}/links/{}", segment(vnet), segment(link))
 }

@@ -43,14 +43,14 @@ enum PermitKind {
 }
 
 /// Waits until no test runs, and keeps all others waiting. The thread that called this starts the
-/// [`Node`](crate::TestNode)s of such a test.
+/// [`TestNode`](crate::TestNode)s of such a test.
 pub fn alone() -> TestPermit {
     let mut running = wait_while(|running| running.beside > 0 || running.alone.is_some());
     running.alone = Some(thread::current().id());
     TestPermit::new(PermitKind::Alone)
 }
 
-/// Waits until no other test is alone. Every [`Node`](crate::TestNode)
+/// Waits until no other test is alone. Every [`TestNode`](crate::TestNode)
 /// calls this, so only tests without a node need to.
 pub fn beside() -> TestPermit {
     let own = Some(thread::current().id());

@@ -53,11 +53,12 @@ impl MuxVnet {
         let mut groups = std::mem::take(&mut core.scratch.groups);
         if let Some(MuxRouter { filters, distributor, .. }) = &self.nodes[node].router
             && filters.is_empty()
-            && distributor.pick_by_flow(frames.iter().map(PacketBuffer::bytes), &mut groups.ways)
+            && distributor
+                .pick_by_flow(frames.iter().map(PacketBuffer::bytes), &mut groups.destinations)
         {
-            groups.sort(frames);
+            groups.group(frames);
             let mut frames = &frames[..];
-            for run in groups.ways.chunk_by(|a, b| a == b) {
+            for run in groups.destinations.chunk_by(|a, b| a == b) {
                 let (theirs, behind) = frames.split_at(run.len());
                 self.give_to_guest(core, node, run[0].into(), theirs);
                 frames = behind;

@@ -1,9 +1,10 @@
 //! Egress of a vnet's frames. The steps, in order:
 //!
 //! - [`MuxVnet::egress`] checks frames, and queues those that exceed the vlink's rate.
-//! - `Vnet::go` captures them. `Vnet::impair` applies the vlink's impairments, and delays frames.
-//! - `Vnet::carry` forwards them to another port, into a segment, or to the outside.
-//! - `Vnet::put_out` sends frames to the outside. Frames wait until the
+//! - `MuxVnet::transmit` captures them. `MuxVnet::impair` applies the vlink's impairments, and
+//!   delays frames.
+//! - `MuxVnet::forward_on_vlink` forwards them to another port, into a segment, or to the outside.
+//! - `MuxVnet::transmit_external` sends frames to the outside. Frames wait until the
 //!   tunnel's next hop is known and the interface's capacity has space.
 //!   Then they are encapsulated, and count as sent if a netdev takes them.
 //!
@@ -38,9 +39,9 @@ pub const PENDING_FRAMES_MAX: usize = 16;
 /// Longest wait for the next hop, nanoseconds.
 pub const PENDING_NS_MAX: u64 = 1_000_000_000;
 
-/// Shortest time between two checks for the next hop,
-/// nanoseconds. Later a quarter of the time waited.
-const HELD_LOOK_NS: u64 = 250_000;
+/// Shortest time between two checks for the next hop, nanoseconds. Later, a quarter of the time
+/// waited.
+const NEXT_HOP_CHECK_NS: u64 = 250_000;
 
 /// Delayed frames of a port that continue in one visit. If the worker
 /// is late more may be due, and they must not take all packets.
@@ -115,7 +116,7 @@ impl PortLink {
     fn retry_ns(&self, now_ns: u64) -> Option<u64> {
         let since_ns = self.pending.last_ns()?;
         let class = self.path.traffic_class().filter(|_| self.waits_for_capacity());
-        let next_hop_ns = || HELD_LOOK_NS.max((now_ns - since_ns) / 4);
+        let next_hop_ns = || NEXT_HOP_CHECK_NS.max((now_ns - since_ns) / 4);
         Some(now_ns + class.map_or_else(next_hop_ns, |class| class.retry_ns()))
     }
 
@@ -135,7 +136,7 @@ impl PortLink {
         match self.shaper.has_queues() && has_class {
             false => SchedulerBudget::all(),
             true if self.pending.is_empty() => self.scheduler_budget(core),
-            true => SchedulerBudget::none(HELD_LOOK_NS),
+            true => SchedulerBudget::none(NEXT_HOP_CHECK_NS),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A worker thread: it runs rounds, each from receiving to sending.
 //!
 //! [`Worker::round`] is the packet path, and [`Worker::visit`] its part through one vnet:
-//! `rx -> sort -> (admit -> share -> lane | tap -> order -> dispatch -> leave) -> tx`.
+//! `rx -> demux -> (ingress -> deliver -> channel | tap -> order -> dispatch -> egress) -> tx`.
 //!
 //! A round takes a bounded number of frames from each source and visits a bounded
 //! number of vnets ([`VnetScheduler`]). So none of them keeps the worker from the others.
