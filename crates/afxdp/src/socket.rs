@@ -34,7 +34,7 @@ enum Polled {
     /// By the socket, once the kernel knows its poller.
     /// Before Linux 6.13 that is with the first frame.
     Later,
-    /// By the socket, whenever it is asked for frames.
+    /// The socket does it, at each request for frames.
     Busily,
 }
 

@@ -221,7 +221,7 @@ pub struct NodeStatus {
     /// The helper for access outside its networks and for its published ports (`management`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management: Option<ProcessStatus>,
-    /// Ports of the machine that are forwarded to it, as in its spec: `8080:80`.
+    /// Ports of the machine that PdP forwards to the node, as in its spec: `8080:80`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<String>,
     /// Status of its forwarding guests, by number.
@@ -270,7 +270,7 @@ pub struct ProcessStatus {
     pub pid: Option<u32>,
     /// Number of restarts.
     pub restarts: u64,
-    /// Its last end, or the reason why it does not start.
+    /// Reason of the process's last end, or of its failure to start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// True if it did not answer in time. Its information is missing.

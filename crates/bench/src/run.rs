@@ -32,7 +32,7 @@ pub struct Effort {
     pub alone: bool,
 }
 
-/// Set once this program was asked to end.
+/// Set once this program received SIGINT or SIGTERM.
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Makes SIGINT and SIGTERM end a run in order, so that nothing of it is left behind.
@@ -44,7 +44,7 @@ pub fn end_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// True if this program was asked to end.
+/// True if this program received SIGINT or SIGTERM.
 pub fn interrupted() -> bool {
     INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }

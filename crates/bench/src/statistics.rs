@@ -30,8 +30,8 @@ impl Summary {
     }
 }
 
-/// The 95 % interval of the median of the values' distribution, whatever it is. `None` for fewer
-/// than six values, as even their least and greatest are too close.
+/// Returns the 95 % confidence interval of the median, for any distribution of the values. `None`
+/// for fewer than six values, since even their extremes are too close.
 ///
 /// Source: order statistics; each value is above the median with probability one half.
 pub fn median_interval(values: &[f64]) -> Option<[f64; 2]> {

@@ -224,7 +224,7 @@ pub struct DownArgs {
     pub format: Format,
 }
 
-/// Create or change the objects that files describe. Only what differs is changed.
+/// Create or change the objects of spec files. PdP changes only the differences.
 #[derive(Debug, clap::Args)]
 #[command(group = SpecFiles::some(), after_help = "Example: pdp apply substrate.yaml vnets/ --dry-run\n         \
                         pdp apply red.yaml --only r1,r2\n         \
@@ -546,7 +546,7 @@ pub struct EventsArgs {
     /// Do not poll for these states.
     #[arg(long)]
     pub no_samples: bool,
-    /// End once all past events, or the snapshot, are printed.
+    /// Print the events of --since, or else the current state, and end.
     #[arg(long, conflicts_with = "no_samples")]
     pub once: bool,
     #[arg(long, value_enum, default_value_t)]

@@ -27,7 +27,7 @@ pub async fn events(client: &Client, args: EventsArgs) -> Result<ExitCode, CliFa
     };
     until_interrupted(async {
         // The snapshot that a stream begins with.
-        let mut first = !args.initial && query.since_ms.is_none();
+        let mut first = !args.initial && !args.once && query.since_ms.is_none();
         // Past events are all printed once a sample follows no event.
         let mut quiet = true;
         let mut following = WatchFollower::begin(client, query).await?;

@@ -20,7 +20,7 @@ pub struct ExperimentArgs {
     /// Number of times to measure everything.
     #[arg(long, requires = "name")]
     rounds: Option<u32>,
-    /// Only these parameters, with those that they are compared with.
+    /// Only these parameters, and their baselines.
     #[arg(long, requires = "name", value_delimiter = ',')]
     at: Vec<u32>,
     /// Directory with the binaries of another build. Measures pairs of both builds in turn, one per

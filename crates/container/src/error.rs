@@ -40,7 +40,7 @@ pub enum Error {
     Image {
         /// Path of the image layout.
         path: PathBuf,
-        /// Its fault.
+        /// Fault of the image.
         text: String,
     },
     /// The machine's cgroups can't be used.

@@ -94,7 +94,7 @@ pub struct Runtime {
 pub enum ProcessState {
     /// Missing or incomplete. [`Runtime::delete`] removes remains.
     Absent,
-    /// Its namespaces exist. Its commands wait for [`Runtime::start`].
+    /// The namespaces exist, and the commands wait for [`Runtime::start`].
     Created(Process),
     /// Runs.
     Running(Process),

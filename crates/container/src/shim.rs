@@ -1,10 +1,10 @@
 //! The supervisor of one guest or helper: `pdp-shim DIR`, with descriptors for it from 3 on.
 //!
-//! Its order arrives on standard input, an [`ShimOrder`] as JSON, and is stored nowhere. So no file
-//! that a process may have changed decides what is run. The shim detaches (a session and a cgroup
-//! of its own), and makes the container or starts the process. Only then does the called process
-//! return, so that its caller knows. The shim outlives the caller, writes the log, and records how
-//! the process ended. It closes the descriptors once it has passed them on.
+//! The shim reads its order, a [`ShimOrder`] as JSON, from standard input and stores it nowhere.
+//! So no file that a process may have changed decides which program runs. The shim detaches (a
+//! session and a cgroup of its own), and makes the container or starts the process. Only then does
+//! the called process return, so that its caller knows. The shim outlives the caller, writes the
+//! log, and records how the process ended. It closes the descriptors once it has passed them on.
 //!
 //! Limits: two log files of the order's size. Lines longer than [`LINE_BYTES_MAX`] are broken. The
 //! shim reads at most [`LOG_BYTES_PER_SECOND_MAX`] of output and

@@ -52,7 +52,7 @@ pub struct GuestCommandStatus {
     /// True if it failed, keeps ending, or is not ready in time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub troubled: bool,
-    /// Its end, with the last line of its output. Has no control characters.
+    /// Reason of the command's end, with the last line of its output, without control characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub words: String,
 }

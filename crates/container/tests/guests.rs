@@ -697,7 +697,7 @@ signal.pause()
     assert!(tcp << 20 < MEMORY && udp << 20 < MEMORY, "{tcp} MiB by TCP, {udp} by UDP");
 }
 
-/// Its TAPs are passed to it. The kernel charges the queues of other TAPs to nobody.
+/// The program gets its TAPs from PdP. The kernel charges the queues of other TAPs to nobody.
 #[test]
 fn tap_program_manages_links_but_opens_no_tap() {
     let fixture = Fixture::new();

@@ -69,7 +69,7 @@ pub fn background(netns: &str, words: &[&str], log: &Path) -> Result<Child> {
         .with_context(|| words.join(" "))
 }
 
-/// Set once this program was asked to end.
+/// Set once this program received SIGINT or SIGTERM.
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Makes SIGINT and SIGTERM end a run in order, so that nothing of it is left behind.
@@ -81,7 +81,7 @@ pub fn end_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// True if this program was asked to end.
+/// True if this program received SIGINT or SIGTERM.
 pub fn interrupted() -> bool {
     INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }

@@ -3,7 +3,7 @@
 //! A seal keeps a peer from shrinking its memory, and huge pages are refused. A page of a region
 //! may still be lost (a memory error, a hole that the kernel can't fill); touching it raises
 //! SIGBUS. The [`install`]ed handler replaces the whole region by zeros of our own and marks it.
-//! Its connection then returns [`crate::ProtocolViolation::Poisoned`], and the process continues. A
+//! The connection then returns [`crate::ProtocolViolation::Poisoned`], and the process continues. A
 //! SIGBUS anywhere else goes to the previous handler.
 //!
 //! Limit: [`REGIONS_COUNT_MAX`] regions per process.

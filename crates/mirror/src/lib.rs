@@ -14,7 +14,7 @@
 //! | `paths` | hops, nexthop objects, interfaces (pure) |
 //! | `hooks` | kernel features that handle packets differently than guests do |
 //! | `listing` | a kernel's routes, read anew |
-//! | `guests` | frames to forwarding guests, and what they have applied |
+//! | `guests` | frames to forwarding guests, and the routes that they applied |
 //! | `control`, `tables` | pdpd's requests |
 //! | `process` | namespaces and privileges |
 

@@ -77,7 +77,7 @@ struct RoutePath {
     users: u32,
     /// Count of prefixes that guests send by it.
     prefixes_sent: u32,
-    /// Its group in the guests, while they use it.
+    /// Group of the path in the guests, while they use it.
     group: Option<GroupId>,
 }
 

@@ -762,8 +762,8 @@ impl MirrorTable {
         last
     }
 
-    /// Returns the neighbour's interface if the kernel must be asked to confirm its MAC address.
-    /// After that, returns none until the kernel reports the entry as stale again.
+    /// Returns the neighbour's interface if the mirror must ask the kernel to confirm the MAC
+    /// address. Then returns `None` until the kernel reports the entry as stale again.
     pub fn used(&mut self, vport: u16, address: IpAddr) -> Option<u32> {
         let ifindex = self.paths.vport_link(vport)?.ifindex;
         let neighbour = self.neighbours.get_mut(&(ifindex, address))?;

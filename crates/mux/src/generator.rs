@@ -1,6 +1,6 @@
 //! A source and sink of frames inside the mux, for measurements.
 //!
-//! Its frames enter before classification, like those of any other external interface. They
+//! Generated frames enter before classification, like those of any other external interface. They
 //! take no CPU but the mux's. A number in each frame reveals lost and reordered frames (RFC
 //! 4737 section 3.3: a frame is reordered if one with a higher number arrived before it).
 

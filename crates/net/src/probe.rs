@@ -393,7 +393,7 @@ fn devices() -> FacilityCheck {
 fn mpls() -> FacilityCheck {
     match sysctl::exists("net.mpls.platform_labels") {
         true => ok("MPLS", "net.mpls.* can be set in nodes"),
-        false => warn("MPLS", "nodes have no net.mpls.*", sysctl::cure("mpls_router")),
+        false => warn("MPLS", "nodes have no net.mpls.*", sysctl::module_advice("mpls_router")),
     }
 }
 

@@ -59,7 +59,9 @@ fn missing(key: &str) -> Error {
         [("net.mpls.", "mpls_router"), ("net.vrf.", "vrf"), ("net.bridge.", "br_netfilter")];
     let module = modules.iter().find(|(names, _)| key.starts_with(names));
     let text = match module {
-        Some((_, module)) => format!("this machine's kernel does not have it; {}", cure(module)),
+        Some((_, module)) => {
+            format!("this machine's kernel does not have it; {}", module_advice(module))
+        }
         None => {
             "this machine's kernel does not have it; remove it, or take a newer kernel".to_owned()
         }
@@ -68,7 +70,7 @@ fn missing(key: &str) -> Error {
 }
 
 /// Says how to get a kernel module: load it, or take a kernel that has it.
-pub(crate) fn cure(module: &str) -> String {
+pub(crate) fn module_advice(module: &str) -> String {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let list = fs::read_to_string(format!("/lib/modules/{release}/modules.dep"));
     match list.is_ok_and(|list| lists(&list, module)) {

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 
+use schemars::JsonSchema;
 use serde_json::Value;
 
+use crate::link::LinkEgress;
+use crate::object::Command;
 use crate::schema;
 
 /// Text before the tables.
@@ -138,8 +141,8 @@ These limits, and the size of a spec file, apply to the expanded spec.
 ";
 
 /// Text before the table of egress keys.
-const EGRESS: &str = "Keys of links, of single ends (`at`) and, except `queues`, of schedule steps. They apply at each end \
-separately: into the link at a node's interface, to the outside at an external.";
+const EGRESS: &str = "Keys of links, of single ends (`at`) and, except `queues`, of schedule steps. They apply at each
+end separately: into the link at a node's interface, to the outside at an external.";
 
 /// Returns the whole page.
 pub fn markdown() -> String {
@@ -160,11 +163,11 @@ pub fn markdown() -> String {
         }
         let _ = write!(page, "\n## {kind}\n\nKeys of `spec`:\n");
         let (spec, _) = resolve(&schema, &schema["properties"]["spec"]);
-        let leaving = &schema["$defs"]["Leaving"];
+        let egress = &schema["$defs"][&*LinkEgress::schema_name()];
         let mut homes = homes(&schema, spec);
-        homes.remove(&std::ptr::from_ref(leaving));
+        homes.remove(&std::ptr::from_ref(egress));
         let (done, printed) = (BTreeSet::new(), BTreeSet::new());
-        let egress = rows(&schema, leaving);
+        let egress = rows(&schema, egress);
         Sections { root: &schema, egress, homes, done, printed }.write(spec, "spec", &mut page);
     }
     page
@@ -181,11 +184,16 @@ fn resolve<'a>(root: &'a Value, schema: &'a Value) -> (&'a Value, Option<&'a str
 fn alternatives<'a>(root: &'a Value, schema: &'a Value) -> Vec<(&'a Value, Option<&'a str>)> {
     let (schema, name) = resolve(root, schema);
     match schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array) {
-        Some(_) if name == Some("Command") => vec![(schema, name)],
+        Some(_) if is_command(name) => vec![(schema, name)],
         Some(several) => several.iter().flat_map(|one| alternatives(root, one)).collect(),
         None if schema["type"] == "null" => Vec::new(),
         None => vec![(schema, name)],
     }
+}
+
+/// True if this is the name of the type of commands, which the page describes once.
+fn is_command(name: Option<&str>) -> bool {
+    name == Some(&*Command::schema_name())
 }
 
 /// A key of an object, as the page describes it.
@@ -410,7 +418,7 @@ fn type_text<'a>(root: &'a Value, property: &'a Value) -> (String, Vec<(&'a Valu
         };
         let text = match (first, one.get("format").and_then(Value::as_str)) {
             _ if one.get("const").is_some() => "word".into(),
-            _ if name == Some("Command") => "command".into(),
+            _ if is_command(name) => "command".into(),
             (Some("array"), _) if name.is_none() || one.get("items").is_some() => {
                 let (inner, below) = type_text(root, &one["items"]);
                 objects.extend(below.into_iter().map(|(o, suffix)| (o, format!("[]{suffix}"))));

@@ -61,6 +61,22 @@ fn kind() {
 }
 
 #[test]
+fn files_of_other_tools_get_advice() {
+    for (text, advice) in [
+        ("topology: {nodes: {}}", "containerlab file; its nodes and links become spec.nodes"),
+        ("services: {web: {}}", "docker compose; its services become nodes of kind host"),
+        ("other: {}", "write kind: Substrate, kind: VirtualNetwork or kind: Tenant"),
+    ] {
+        let file =
+            SourceFile { name: "lab.yaml".into(), text: text.into(), attachments: BTreeMap::new() };
+        let faults = parse(&[file]).unwrap_err();
+        let [fault] = &faults[..] else { panic!("{faults:?}") };
+        assert!(fault.message.starts_with("kind is missing"), "{fault}");
+        assert!(fault.hint.contains(advice), "{fault}");
+    }
+}
+
+#[test]
 fn version() {
     let text = GOOD.replacen("pdp/v1", "pdp/v2", 1);
     assert_eq!(

@@ -119,3 +119,17 @@ fn examples_are_valid() {
         }
     }
 }
+
+/// Keys that links, single ends, and schedule steps have in common stand in one table.
+#[test]
+fn egress_keys_are_described_once() {
+    let page = pdp_spec::reference::markdown();
+    let links: Vec<&str> =
+        page.split("\n### ").filter(|section| section.starts_with("spec.links[]")).collect();
+    for key in ["delay", "rate", "loss", "jitter"] {
+        let row = format!("\n| `{key}` |");
+        let described: Vec<&&str> = links.iter().filter(|it| it.contains(&row)).collect();
+        let [section] = described[..] else { panic!("{key}: {described:?}") };
+        assert!(section.starts_with("spec.links[], egress keys\n"), "{key}: {section}");
+    }
+}

@@ -1,6 +1,6 @@
 //! An image's settings for running it: command, environment, directory and user.
 //!
-//! Its values are checked like a spec's. Its file names are resolved inside the image. Source: OCI
+//! PdP checks the values like a spec's, and resolves file names inside the image. Source: OCI
 //! image specification 1.1, "Image Configuration" (config.md).
 
 use std::fs;

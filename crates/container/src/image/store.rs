@@ -177,7 +177,7 @@ impl ImageStore {
         let store = images.join(STORE);
         // Remains do no harm: each has a unique name.
         let _ = safe_removal::remove(works);
-        // Processes that bring images may enter `works`; nobody else may read either.
+        // The processes that fetch images may enter `works`. Only root may read either directory.
         for (dir, mode) in [(&store, 0o700), (&works.to_owned(), 0o711)] {
             DirBuilder::new().recursive(true).mode(mode).create(dir).at("make", dir)?;
         }

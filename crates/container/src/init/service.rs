@@ -43,7 +43,7 @@ pub(super) struct Service {
     /// Number of unexpected ends in a row.
     ends: u32,
     exit_status: Option<u8>,
-    /// Its last end, and its last output before.
+    /// Reason of the command's last end, and its last output before.
     ending: String,
     /// True if it is being killed because of a command before it.
     killed: bool,

@@ -47,7 +47,7 @@ const PACKETS_AT_ONCE: usize = 4;
 /// packet may ask for many jobs, which are queued here.
 const JOBS_BUSY: usize = JOBS_MAX / 2;
 
-/// Bytes of unread answers, beyond which nothing more is read from a program.
+/// Most bytes of answers that a program has not read. Above it, the mux reads no more requests.
 const BACKLOG_BYTES: usize = 256 << 10;
 
 /// Bytes of answers that are combined in one packet. The last answer may be longer, up to 33 KB.

@@ -1,9 +1,8 @@
 //! Checks of a node's interfaces: their names, addresses and gateways.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
-use super::vnet::NodeCheck;
+use super::vnet::{NodeCheck, is_link_local};
 use crate::limits::{ADDRESSES_MAX, INTERFACE_CHARS_MAX, PORTS_MAX};
 use crate::object::{Interface, Node};
 use crate::units::{Address, Mac};
@@ -75,7 +74,7 @@ fn gateways(check: &mut NodeCheck<'_, '_, '_>, name: &str, interface: &Interface
         let path = ["interfaces", name, "gateways", &index.to_string()];
         let own = interface.addresses.iter().any(|address| address.0.addr() == *gateway);
         let reachable = interface.addresses.iter().any(|address| address.0.contains(gateway));
-        let link_local = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let link_local = is_link_local(*gateway);
         let before = &interface.gateways[..index];
         if own {
             let hint = "give the address of the router at the other end";

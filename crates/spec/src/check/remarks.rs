@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::Intent;
+use super::vnet::is_link_local;
 use crate::diagnostic::Diagnostic;
 use crate::link::Link;
 use crate::object::{Interface, Object, VirtualNetworkSpec};
@@ -28,7 +29,7 @@ pub fn remarks(documents: &[Document], intent: &Intent) -> Vec<Diagnostic> {
                 let gateways = port.interface.gateways.iter().enumerate();
                 let others = || ends.iter().filter(|other| *other != port);
                 let unknown = gateways.filter(|(_, gateway)| {
-                    !is_link_local(gateway) && others().all(|other| other.lacks(gateway))
+                    !is_link_local(**gateway) && others().all(|other| other.lacks(gateway))
                 });
                 all.extend(unknown.map(|(index, gateway)| {
                     document.diagnostic(
@@ -74,11 +75,6 @@ impl<'a> Port<'a> {
     {
         [&["spec", "nodes", self.node, "interfaces", self.name], key].concat()
     }
-}
-
-/// Nodes have more link-local addresses than their specs name.
-fn is_link_local(address: &IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 fn mtus(document: &Document, link: &Link, ends: &[Port<'_>]) -> Option<Diagnostic> {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::vnet::NodeCheck;
+use super::vnet::{NodeCheck, is_link_local};
 use crate::limits::*;
 use crate::object::Node;
 use crate::route::{NextHop, RouteKind, RouteScope, StaticRoute, Via};
@@ -185,7 +185,7 @@ impl RouteCheck<'_, '_, '_, '_> {
             let hint = "give that of the node at the other end";
             return self.fault(path, format!("via {via} is the node's own address"), hint);
         }
-        let link_local = matches!(via, IpAddr::V6(via) if via.is_unicast_link_local());
+        let link_local = is_link_local(via);
         let Some(dev) = &hop.dev else {
             if hop.onlink {
                 self.fault(path, "onlink without dev", "name the interface in dev");

@@ -726,7 +726,8 @@ fn ends_differ(
     }
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+/// True for fe80::/10. Nodes have more of these addresses than their specs name.
+pub(super) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 

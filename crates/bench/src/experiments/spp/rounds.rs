@@ -5,7 +5,7 @@
 //! guest's own part of the core: 8/7 of it if all guests are alike.
 //!
 //! Limit: a guest records no absence below [`ABSENCE_MIN_US`].
-//! Those are interrupts rather than other guests' slices.
+//! Shorter ones are interrupts rather than other guests' slices.
 
 use std::process::Command;
 use std::thread;
