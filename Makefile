@@ -43,7 +43,7 @@ deps:
 	@scripts/install-deps
 
 build: deps
-	cargo build --release --workspace --bins
+	cargo build --release $(addprefix --bin ,pdp pdp-demo $(programs))
 
 # End-to-end tests run the binaries of the same profile.
 # A shell that starts this in the background has it ignore SIGINT and SIGQUIT, and so would all that tests start.
@@ -79,7 +79,8 @@ soak: build
 # Beside it nothing else should run on this machine. It ends by itself in time; what would hang is
 # ended two minutes later. There is a report of what was measured in any case.
 BENCH_MINUTES ?= $(if $(QUICK),10,37)
-bench: build
+bench: deps
+	cargo build --release --workspace --bins
 	timeout --kill-after=60 $$((60 * ($(BENCH_MINUTES) + 2))) target/release/pdp-bench run \
 	    --minutes $(BENCH_MINUTES) $(if $(QUICK),--quick); \
 	    status=$$?; target/release/pdp-bench report && exit $$status

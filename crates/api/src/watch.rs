@@ -203,9 +203,9 @@ pub enum EventKind {
     CarrierUp,
     /// A port or an external interface lost carrier.
     CarrierDown,
-    /// A link was set up.
+    /// A client set a link up.
     LinkUp,
-    /// A link was set down, or its schedule set it down.
+    /// A client set a link down.
     LinkDown,
     /// A link's rate or impairments changed.
     LinkSet,

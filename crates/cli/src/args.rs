@@ -1,13 +1,14 @@
 //! Arguments of the command line.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, Resettable, TypedValueParser};
 use clap::{ArgGroup, CommandFactory, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use pdp_api::{DaemonName, FrameMatch, WATCH_EVERY_MS};
+use pdp_api::{DaemonName, FrameMatch, TRACE_WAIT_MS_MAX, WATCH_EVERY_MS};
 use pdp_spec::units::{Bytes, Cores};
 
 use crate::complete;
@@ -619,8 +620,8 @@ pub struct TraceArgs {
     /// Only a frame with these bytes (hexadecimal) at this offset from its start; may be repeated.
     #[arg(short, long = "match", value_name = "OFFSET=BYTES[/MASK]", value_parser = frame_match)]
     pub matches: Vec<FrameMatch>,
-    /// Longest wait for such a packet, seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    /// Longest wait for such a packet, 0.1 to 60 seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = trace_wait)]
     pub wait: Duration,
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
@@ -805,12 +806,21 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Parses the seconds between two samples of a watch.
 fn every(text: &str) -> Result<Duration, String> {
-    let (min, max) = (WATCH_EVERY_MS.start(), WATCH_EVERY_MS.end());
+    seconds_within(text, WATCH_EVERY_MS)
+}
+
+/// Parses the seconds for which a trace waits.
+fn trace_wait(text: &str) -> Result<Duration, String> {
+    seconds_within(text, 100..=TRACE_WAIT_MS_MAX)
+}
+
+fn seconds_within(text: &str, range_ms: RangeInclusive<u64>) -> Result<Duration, String> {
+    let (min, max) = (*range_ms.start() as f64, *range_ms.end() as f64);
     match text.parse::<f64>() {
-        Ok(seconds) if (*min as f64..=*max as f64).contains(&(seconds * 1000.0)) => {
+        Ok(seconds) if (min..=max).contains(&(seconds * 1000.0)) => {
             Ok(Duration::from_secs_f64(seconds))
         }
-        _ => Err(format!("use seconds from {} to {}", *min as f64 / 1000.0, max / 1000)),
+        _ => Err(format!("use seconds from {} to {}", min / 1000.0, max / 1000.0)),
     }
 }
 
@@ -896,6 +906,8 @@ mod tests {
     #[test]
     fn seconds_have_bounds() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(trace_wait("60"), Ok(Duration::from_secs(60)));
+        assert!(trace_wait("61").is_err_and(|text| text == "use seconds from 0.1 to 60"));
         for bad in ["0", "-1", "nan", "inf", "3601", "x"] {
             assert!(seconds(bad).is_err(), "{bad}");
         }

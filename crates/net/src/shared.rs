@@ -97,24 +97,24 @@ fn raised(numbers: &[u64], least: u64) -> Option<String> {
 }
 
 fn numbers(key: &str) -> Result<Vec<u64>> {
-    let value = in_first_netns(|| fs::read_to_string(path(key)).on("read sysctl", key))?;
+    let value = where_set(key, || fs::read_to_string(path(key)).on("read sysctl", key))?;
     let numbers = value.split_whitespace().map(str::parse).collect::<std::result::Result<_, _>>();
     let text = format!("{:?}, which is no list of numbers", value.trim_end());
     numbers.map_err(|_| Error::Invalid { object: key.into(), text })
 }
 
 fn write(key: &str, value: &str) -> Result<()> {
-    in_first_netns(|| fs::write(path(key), value).on("set sysctl", key))
+    where_set(key, || fs::write(path(key), value).on("set sysctl", key))
 }
 
 fn path(key: &str) -> PathBuf {
     Path::new("/proc/sys").join(key.replace('.', "/"))
 }
 
-/// Runs `work` in the initial network namespace of the machine, since only that has some of the
-/// settings. It is the caller's, or that of process 1.
-fn in_first_netns<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    if path("net.ipv4.neigh.default.gc_thresh3").exists() {
+/// Runs `work` where the setting `key` is. Settings of the network that limit all namespaces
+/// together exist only in the machine's initial one: the caller's, or that of process 1.
+fn where_set<T: Send>(key: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if !key.starts_with("net.") || path("net.ipv4.neigh.default.gc_thresh3").exists() {
         return work();
     }
     const FIRST: &str = "/proc/1/ns/net";

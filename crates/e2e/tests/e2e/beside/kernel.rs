@@ -238,6 +238,8 @@ fn kernel_routes_are_listed_with_their_ports() {
     assert_eq!(same("2001:db8::/48"), own[2..]);
     let refused = node.try_pdp(&["routes", "fastpath/r1", "--guest", "0"]).expect_err("no guest");
     assert!(refused.contains("its own kernel forwards for it"), "{refused}");
+    // There is no other table to compare with.
+    assert_eq!(node.pdp(&["routes", "fastpath/r1", "--diff"]), "");
 }
 
 /// h1 - r1 - r2 - r3 - h3, with static routes. PdP moves no frame of r2's interfaces.

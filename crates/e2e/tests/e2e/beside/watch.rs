@@ -100,6 +100,11 @@ fn watch_reports_events_and_their_actor() {
     watched.expect(&[("vnet/red/link/near", "linkDown")]);
     node.pdp(&["link", "up", "red/near"]);
     watched.expect(&[("vnet/red/link/near", "linkUp")]);
+    // One shot: the current state, or the past events.
+    let once = |arguments: &[&str]| node.pdp(&[&["events", "red", "--once"], arguments].concat());
+    let (state, past) = (once(&[]), once(&["--since", "1h"]));
+    assert!(state.contains("vnet/red  is ") && !state.contains("link/near"), "{state}");
+    assert!(past.contains("vnet/red/link/near  ") && !past.contains("  is "), "{past}");
     // Current queues of links, and resources used by guests.
     let rows = node.json(&["top", "--once"]);
     let row = ["name", "guests"].map(|key| rows[0][key].clone());
