@@ -19,7 +19,7 @@ pub enum Bind {
 pub struct BindParts {
     /// Absolute path without symbolic links. Mounts below it are hidden.
     pub source: String,
-    /// Absolute path in the node. With an image: allowed for `files`, or existing.
+    /// Absolute path in the node. With an image: existing, or allowed for `files`.
     pub target: String,
     /// Mount read-only.
     #[serde(default)]

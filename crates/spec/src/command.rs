@@ -27,10 +27,11 @@ pub enum NodeCommand {
 pub struct Task {
     /// Program and arguments.
     pub run: Command,
-    /// Letters, digits and `._-`. Default: the program's file name, with `-2`, `-3`, … for repeats.
+    /// Name of up to 63 letters, digits and `._-`. Default: the program's file name, with `-2`,
+    /// `-3`, … for repeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Run once; a code other than 0 makes the node `degraded`.
+    /// Run once; it must end with code 0.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub once: bool,
     /// With `once`: accept any exit code.
@@ -39,18 +40,16 @@ pub struct Task {
     /// When to restart it. Default: `always`; with `once`: `never`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartPolicy>,
-    /// Commands to wait for: until ready, ended with code 0 (`once`), or started (without `ready`).
+    /// Commands to wait for until they are ready, started (without `ready`) or done (`once`).
     #[serde(default, skip_serializing_if = "NameList::is_empty")]
     pub after: NameList,
-    /// Readiness check, repeated until it succeeds, and after each restart. Default: ready once
-    /// started.
+    /// Readiness check, repeated until it succeeds. Default: ready once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<ReadinessCheck>,
-    /// User, looked up at each start. Default group: all of the user's. Only root has the node's
-    /// capabilities. Default: root.
+    /// User, or user and group (docs/ready.md). Default: root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<User>,
-    /// Absolute working directory, also of the `ready` command. Default: the image's, or `/`.
+    /// Absolute working directory, also of `ready`. Default: the image's, or `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
 }
@@ -134,28 +133,28 @@ pub enum RestartPolicy {
 
 /// A readiness check.
 ///
-/// Exactly one of `command`, `tcp` and `file`.
+/// Set exactly one of `command`, `tcp` and `file`. Times are 10 ms to 1 h.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReadinessCheck {
-    /// Command that returns 0. Its output is not logged; status shows the last line of a failure.
+    /// Command that must return 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Command>,
-    /// TCP port that accepts connections at 127.0.0.1 or ::1.
+    /// TCP port that must accept connections at 127.0.0.1 or ::1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub tcp: Option<u16>,
-    /// Absolute path of a file or socket that exists. A leftover counts, unless the command removes
-    /// it within the first `interval`.
+    /// Absolute path of a file or socket that must exist. An old one counts if the command keeps it
+    /// for the first `interval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// Time before the first check, and between checks.
     #[serde(default = "interval")]
     pub interval: Span,
-    /// Time limit of a check; a slower `command` is killed.
+    /// Time limit of a check; PdP kills a slower `command`.
     #[serde(default = "timeout")]
     pub timeout: Span,
-    /// Time until a command that is not ready makes the node `degraded`. Checks continue.
+    /// Time until the node becomes `degraded` if the command is not ready.
     #[serde(default = "within")]
     pub within: Span,
 }

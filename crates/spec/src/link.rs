@@ -27,38 +27,39 @@ macro_rules! with_egress {
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
         pub struct $name {
             $($(#[$field_meta])* pub $field: $type,)*
-            /// Egress rate. Default: 1 Gbps between nodes and with a delay, else unlimited.
+            /// Egress rate, at least 8 kbps; excess frames wait. Default: 1 Gbps between nodes and
+            /// with a delay, else unlimited.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub rate: Option<BitRate>,
-            /// Burst after an idle time. Default: 2 ms at the rate, at least two full frames.
+            /// Bytes sent at once after idle time, 2 KiB to 64 MiB. Default: 2 ms at the rate, at
+            /// least two full frames.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub burst: Option<Bytes>,
-            /// Bytes that each frame counts beyond its own length. Default: 0.
+            /// Bytes that each frame counts beyond its length. Default: 0.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schemars(range(max = OVERHEAD_BYTES_MAX))]
             pub overhead: Option<u32>,
-            /// Queue length, for `rate` and for `capacity` each; at most 4,096 frames. Default:
-            /// 1,000 frames.
+            /// Queue length for `rate`, and for `capacity`; at most 4,096 frames. Full queues drop
+            /// new frames. Default: 1,000 frames.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub queue: Option<QueueDepth>,
-            /// Guaranteed part of the interface's `capacity`.
+            /// Rate that the link always gets of the external interface's `capacity`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub guarantee: Option<BitRate>,
-            /// Weight for unused `capacity`. Default: 1.
+            /// Weight among links that want unused `capacity`. Default: 1.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schemars(range(min = 1, max = WEIGHT_MAX))]
             pub weight: Option<u32>,
-            /// One-way delay. Default: 0.
+            /// One-way delay, at most 10 s. Default: 0.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub delay: Option<Span>,
-            /// Maximum deviation from `delay`, uniformly distributed; at most the delay. Frames
-            /// keep their order.
+            /// Maximum deviation from `delay`, uniformly distributed; at most `delay`.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub jitter: Option<Span>,
             /// Frames to drop.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub loss: Option<Percent>,
-            /// Frames that skip the delay and overtake others.
+            /// Frames that skip `delay` and overtake others.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub reorder: Option<Percent>,
             /// Frames with one flipped bit.
@@ -67,7 +68,7 @@ macro_rules! with_egress {
             /// Frames sent twice.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub duplicate: Option<Percent>,
-            /// Seed of all random choices; each end draws its own numbers. Default: 0.
+            /// Seed of random choices. Default: 0.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub seed: Option<u64>,
         }
@@ -102,25 +103,25 @@ with_egress! {
     /// node's interface, to the outside at an external. `at` overrides them.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Link {
-        /// Unique in the network. Default: `link1`, `link2`, … by list position.
+        /// Name, unique in the network. Default: `link1`, `link2`, …, in list order.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
         pub name: Option<String>,
-        /// Two externals form a transit, more than two ends an Ethernet segment.
+        /// Ends: interfaces and externals (docs/links.md).
         #[schemars(length(min = 2, max = ENDS_MAX))]
         pub endpoints: Vec<Endpoint>,
-        /// Limits of a link with more than two ends.
+        /// Limits of a segment, with three or more ends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub segment: Option<Segment>,
         /// Egress keys of single ends.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         #[schemars(with = "BTreeMap<String, LinkEgress>")]
         pub at: BTreeMap<Endpoint, LinkEgress>,
-        /// Queues. Default: one.
+        /// Weighted queues. Default: one queue.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schemars(length(min = 1, max = QUEUES_MAX))]
         pub queues: Option<Vec<LinkQueue>>,
-        /// Later changes of egress keys, timed from the first `apply` of this schedule.
+        /// Later changes of egress keys, in order of time.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         #[schemars(length(max = SCHEDULE_STEPS_MAX))]
         pub schedule: Vec<LinkScheduleStep>,
@@ -130,12 +131,12 @@ with_egress! {
 with_egress! {
     /// New settings of a link from some time on.
     ///
-    /// Also egress keys, except `queues`. Missing keys keep their values.
+    /// Each step also takes egress keys, except `queues`. Missing keys keep their values.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct LinkScheduleStep {
-        /// Time since the schedule began.
+        /// Time since you applied the schedule, or since boot.
         pub at: Span,
-        /// Forward frames, and give the ends a carrier.
+        /// `false` drops all frames and takes the ends' carrier.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub up: Option<bool>,
     }
@@ -146,7 +147,7 @@ with_egress! {
     /// there, or frames to the outside. Default: as for the link.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct LinkEgress {
-        /// Queues. Default: one.
+        /// Weighted queues. Default: one queue.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schemars(length(min = 1, max = QUEUES_MAX))]
         pub queues: Option<Vec<LinkQueue>>,
@@ -157,7 +158,7 @@ with_egress! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LinkQueue {
-    /// Unique at its end. A queue keeps its frames when others change.
+    /// Name, unique per end.
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub name: String,
     /// Weight among busy queues. Default: 1.
@@ -167,12 +168,12 @@ pub struct LinkQueue {
     /// Maximum length. Default: `queue`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<QueueLength>,
-    /// Reserved packet buffers, at most `length`. All queues of a PdP node may reserve half of one
-    /// mux worker's packets.
+    /// Reserved packet buffers, at most `length`. All queues together may reserve half of one mux
+    /// worker's packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = QUEUE_FRAMES_MAX))]
     pub buffers: Option<u32>,
-    /// DSCPs of its IP packets, each in one queue. The first queue takes all other frames.
+    /// DSCPs of its packets. The first queue takes all other frames.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = DSCPS), inner(range(max = DSCP_MAX)))]
     pub dscp: Vec<u8>,
@@ -391,11 +392,12 @@ impl LinkEgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Segment {
-    /// MAC addresses learned, for 300 s each; at most 262,144 in all segments of a network.
+    /// MAC addresses to learn, for 300 s each; frames to others are flooded. All segments of a
+    /// network: at most 262,144.
     #[serde(default = "segment_addresses")]
     #[schemars(range(min = 1, max = ADDRESSES_LEARNED_MAX))]
     pub addresses: u32,
-    /// Flooded frames per second of each end. Burst: a quarter of a second, at least 32 frames.
+    /// Flooded frames per second from each end. Burst: 0.25 s, at least 32 frames.
     #[serde(default = "flood_pps")]
     #[schemars(range(min = 1, max = FLOOD_PPS_MAX))]
     pub flood_pps: u64,

@@ -14,10 +14,9 @@ use crate::units::{BadValue, KeySet, PublishedPort};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Management {
-    /// Interface `mgmt0` to the machine's IPv4 network, with NAT and DNS, for destinations without
-    /// a route. The machine itself is not reachable.
+    /// Interface `mgmt0` to the machine's IPv4 network, with NAT and DNS.
     pub outside: bool,
-    /// Machine ports to forward to the node's loopback address.
+    /// Machine ports to forward to the node's loopback address; at most 64.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
 }
@@ -35,7 +34,7 @@ pub struct ManagementGrant {
     /// Allow `management.outside`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub outside: bool,
-    /// Machine ports that they may publish, from 1024.
+    /// Machine ports that its nodes may publish, from 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<KeySet>,
     /// Machine addresses for these ports. Default: 127.0.0.1.

@@ -69,8 +69,7 @@ pub enum ApiVersion {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
-    /// Unique among objects of this kind. A tenant's networks are called `TENANT.NAME`, at most 63
-    /// characters.
+    /// Name, unique per kind. A tenant's network is called `TENANT.NAME`.
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub name: String,
     /// Free text; PdP ignores it.
@@ -88,7 +87,7 @@ pub struct Substrate {
     pub metadata: Metadata,
     /// Desired state.
     pub spec: SubstrateSpec,
-    /// Allocations, runtime state and errors from the daemon; `apply` ignores it.
+    /// State from the daemon; `apply` ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -126,14 +125,13 @@ pub struct SubstrateSpec {
     /// External interfaces, by name.
     #[serde(default)]
     pub interfaces: BTreeMap<String, ExternalInterface>,
-    /// Process that moves all packets. Default, without `forwardingEngines`: as in the default
-    /// Substrate.
+    /// Process that receives and sends all frames. Required with `forwardingEngines`.
     #[serde(default, skip_serializing_if = "Mux::is_missing")]
     pub mux: Mux,
     /// CPU pools for forwarding guests, by name.
     #[serde(default)]
     pub forwarding_engines: BTreeMap<String, ForwardingEngine>,
-    /// Limits for hosts and control guests.
+    /// CPUs and memory for guests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management_host: Option<ManagementHost>,
 }
@@ -147,7 +145,7 @@ impl SubstrateSpec {
 
 /// An external interface.
 ///
-/// Exactly one of `device`, `memif` and `generator`.
+/// Set exactly one of `device`, `memif` and `generator`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExternalInterface {
@@ -155,16 +153,16 @@ pub struct ExternalInterface {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = INTERFACE_CHARS_MAX))]
     pub device: Option<String>,
-    /// Driver for the device (docs/outside.md). Default: `af-xdp`.
+    /// Driver for the device (docs/outside.md).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attach: Option<DeviceAttach>,
-    /// A memif program. It carries one external that uses the whole interface.
+    /// Connection to a memif program, for one external.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memif: Option<MemifInterface>,
     /// Frame source and sink in the mux, for measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generator: Option<Generator>,
-    /// Egress rate of all links over it, counting all headers and 24 bytes per frame. Default:
+    /// Egress rate of all links together, counting whole frames plus 24 bytes each. Default:
     /// unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<BitRate>,
@@ -199,26 +197,27 @@ impl ExternalInterface {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceAttach {
-    /// Before the kernel.
+    /// AF_XDP (default).
     #[default]
     AfXdp,
-    /// AF_XDP with busy polling, for drivers that support it and a mux with its own CPU.
+    /// AF_XDP with busy polling; the mux needs its own CPU.
     AfXdpBusyPoll,
-    /// Packet sockets, for drivers without AF_XDP. Disables GRO if PdP owns the whole interface.
+    /// Packet sockets, for drivers without AF_XDP. PdP turns GRO off for VLANs and whole
+    /// interfaces.
     Packet,
 }
 
 /// A memif program.
 ///
-/// The program connects as client to `RUN/externals/NAME/memif.sock` (RUN: the run directory):
-/// interface 0, one ring per direction, Ethernet mode, no secret.
+/// The program connects as client to `externals/NAME/memif.sock` in the run directory: interface 0,
+/// one ring per direction, Ethernet mode, no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MemifInterface {
-    /// Largest IP packet, bytes.
+    /// Largest IP packet, in bytes.
     #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
     pub mtu: u32,
-    /// Group, by name or number, whose programs may connect. Default: root only.
+    /// Group, by name or number, whose programs may connect. Default: only root.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = NAME_CHARS_MAX))]
     pub group: Option<String>,
@@ -232,27 +231,26 @@ impl Default for MemifInterface {
 
 /// A frame source and sink in the mux.
 ///
-/// Without frames it is only a sink. Externals may be tunnels over it, to any addresses.
+/// Without frames, it is only a sink. Its externals may be tunnels to any addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Generator {
-    /// Path of a pcap file to send in a loop, as for `from` of a file. `apply` replaces it by
-    /// `pcap`.
+    /// Path of a pcap file to send in a loop, as for a file's `from`. `apply` stores it as `pcap`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frames: Option<String>,
-    /// The file itself, at most 10 MiB.
+    /// Contents of the pcap file: at most 10 MiB, frames of 14 to 1,714 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pcap: Option<Base64>,
-    /// Frames per second. Default: unlimited.
+    /// Frames to send per second. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = RATE_PPS_MAX))]
     pub pps: Option<u64>,
-    /// Total frames; a change restarts the generator. Default: endless.
+    /// Number of frames to send; a change restarts the generator. Default: endless.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub count: Option<u64>,
-    /// Offset in bytes of a sequence number in sent and received frames: `PdP#`, then eight bytes
-    /// little-endian. Checksums are not updated.
+    /// Byte offset of a sequence number in sent and received frames: `PdP#` and eight little-endian
+    /// bytes. PdP updates no checksums.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = MTU_MAX))]
     pub number_at: Option<u16>,
@@ -268,8 +266,8 @@ pub struct Mux {
     #[serde(default = "one_worker")]
     #[schemars(range(min = 1, max = WORKERS_MAX))]
     pub workers: u32,
-    /// Power reserved for the mux; engines on the same CPUs get the rest. Half of it can be
-    /// guaranteed to fast paths. Default: 1 per worker.
+    /// Power reserved for the mux. Fast paths can be guaranteed half of it. Default and maximum: 1
+    /// per worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
 }
@@ -316,7 +314,8 @@ fn one_worker() -> u32 {
 pub struct ForwardingEngine {
     /// CPUs of its guests.
     pub cpus: CpuSet,
-    /// Power that can be guaranteed, at most what the mux and other engines leave of the CPUs.
+    /// Power that routers can be guaranteed, at most what the mux and other engines leave of its
+    /// CPUs.
     pub capacity: Cores,
 }
 
@@ -324,10 +323,10 @@ pub struct ForwardingEngine {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ManagementHost {
-    /// CPUs. Default: all.
+    /// CPUs of hosts and control guests. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuSet>,
-    /// Maximum sum of all guests' memory limits.
+    /// Limit for all guests and helpers together, counted as for `quota`. Default: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
 }
@@ -343,7 +342,7 @@ pub struct Tenant {
     /// Rights and limits.
     #[serde(default)]
     pub spec: TenantSpec,
-    /// Allocations, runtime state and errors from the daemon; `apply` ignores it.
+    /// State from the daemon; `apply` ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -352,20 +351,19 @@ pub struct Tenant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TenantSpec {
-    /// Users, by name or id, who act as this tenant on the Unix socket; each belongs to one tenant.
+    /// Users, by name or id, who act as this tenant on the Unix socket.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unix_users: Vec<String>,
-    /// Limits for all its virtual networks together.
+    /// Limits for all its networks together.
     pub quota: Quota,
-    /// External interfaces that it may use, by name.
+    /// External interfaces that it may use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub interfaces: BTreeMap<String, Grant>,
-    /// Absolute paths of directories for its `rootfs`, `ociLayout` and `archive` images. Only
-    /// operators should have write access.
+    /// Directories for its `rootfs`, `ociLayout` and `archive` images. Only operators should have
+    /// write access.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
-    /// Absolute paths of directories for `binds` of its nodes: `/srv/acme`, or `/srv/acme:rw` with
-    /// write access. Only the file system limits what they write.
+    /// Directories for its nodes' `binds`: `/srv/acme`, or `/srv/acme:rw` with write access.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<String>,
     /// Its nodes' access to the machine's network.
@@ -389,14 +387,13 @@ pub struct Quota {
     /// Routers and hosts. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
-    /// Guaranteed power of forwarding guests (each rounded up to 0.001) and fast paths. Default: 1.
+    /// Guaranteed power, at least 0.001 per forwarding guest. Default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
     /// Sum of `resources.cpu`. Default: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cores>,
-    /// Memory limits of guests and helpers, and run directory files (docs/tenants.md). Default:
-    /// 8Gi.
+    /// Memory of guests, helpers and the run directory (docs/tenants.md). Default: 8Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// Process limits of all guests, plus 32 per node. Default: 16384.
@@ -405,7 +402,7 @@ pub struct Quota {
     /// Interfaces of all nodes. Default: 512.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vports: Option<u32>,
-    /// Sum of link rates; every link then needs a `rate`. Default: unlimited.
+    /// Sum of link rates. Every link then needs a `rate`. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<BitRate>,
     /// Sum of `resources.routes`. Default: 4000000.
@@ -414,7 +411,7 @@ pub struct Quota {
     /// Size of specs as JSON, with their files. Default: 64Mi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub specs: Option<Bytes>,
-    /// Logs: 8 MiB per guest, TAP helper and route mirror. Default: 4Gi.
+    /// Logs, 8 MiB per guest and helper. Default: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<Bytes>,
     /// Size of volumes. Default: 1Gi.
@@ -423,14 +420,13 @@ pub struct Quota {
     /// Images from OCI layouts, archives and registries, at most 16 GiB each. Default: 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci_images: Option<u32>,
-    /// Disk space of images from archives and registries, packed and unpacked: 4 KiB blocks, plus
-    /// one per file and directory. Default: 4Gi.
+    /// Disk space of images from archives and registries. Default: 4Gi.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<Bytes>,
     /// Files and directories in images from archives and registries. Default: 200000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_files: Option<u32>,
-    /// Daemon's file descriptors: one per interface and process. Default: 1024.
+    /// The daemon's file descriptors: one per interface, guest and helper. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub descriptors: Option<u32>,
     /// Memory regions in the mux: one per node with interfaces and per runtime or TAP guest, 16 per
@@ -440,10 +436,10 @@ pub struct Quota {
     /// Packets reserved by `buffers` of link queues. Default: 2048.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buffers: Option<u32>,
-    /// Concurrent captures, log readers, route dumps and commands. Default: 16.
+    /// Concurrent watches, captures, log readers, route dumps and commands. Default: 16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<u32>,
-    /// Audit log entries, for each of changes, reads and refusals. Default: 10000.
+    /// Audit log entries of each kind: changes, reads, refusals. Default: 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit: Option<u32>,
 }
@@ -458,7 +454,7 @@ pub struct VirtualNetwork {
     pub metadata: Metadata,
     /// Desired state.
     pub spec: VirtualNetworkSpec,
-    /// Allocations, runtime state and errors from the daemon; `apply` ignores it.
+    /// State from the daemon; `apply` ignores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -467,12 +463,12 @@ pub struct VirtualNetwork {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VirtualNetworkSpec {
-    /// Limit on frames from outside.
+    /// Limit for frames from all externals together. PdP drops the excess.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub police: Option<FrameLimit>,
     /// Routers and hosts, by name.
     pub nodes: BTreeMap<String, Node>,
-    /// Connections to the outside, by name.
+    /// Attachments to the outside, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub externals: BTreeMap<String, External>,
     /// Links between nodes and externals.
@@ -497,77 +493,77 @@ pub struct FrameLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeKind {
-    /// Has a control guest and a data plane.
+    /// Control guest and data plane.
     Router,
-    /// Has an ordinary IP stack.
+    /// Ordinary IP stack.
     Host,
 }
 
 /// A router or a host.
+///
+/// The node's container is its host or control guest. Changing a key restarts it, except for
+/// `labels`, `management.ports`, `routes`, `resources` (but `resources.routes` restarts it), and
+/// most changes of `dataPlane`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Node {
-    /// Kind.
+    /// Kind of node.
     pub kind: NodeKind,
-    /// At most 64, for `pdp -l`. Keys are `NAME` or `DOMAIN/NAME`. Names and values have up to 63
-    /// letters, digits, `-`, `_` and `.`.
+    /// At most 64, for `pdp -l`, with the syntax of Kubernetes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Root file system, such as `registry.example/frr:10`. Default: the machine's programs.
     #[serde(default)]
     pub image: Image,
-    /// Interfaces, by name.
+    /// Interfaces, by name of at most 15 characters.
     #[serde(default)]
     pub interfaces: BTreeMap<String, Interface>,
-    /// Addresses on `lo`: `1.1.1.1/32`, `2001:db8::1/128`.
+    /// Addresses of `lo`: `1.1.1.1/32`, `2001:db8::1/128`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loopback: Vec<Address>,
-    /// Static routes, set before the commands start.
+    /// Static routes, set before commands start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<StaticRoute>,
-    /// Kernel settings (docs/sysctls.md): `net.ipv4.tcp_ecn: 1`, `net.ipv4.conf.eth0.rp_filter: 2`.
+    /// Kernel settings (docs/sysctls.md): `net.ipv4.tcp_ecn: 1`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sysctls: BTreeMap<String, SysctlValue>,
     /// Files to create at each start, by absolute path below `/etc`, `/root`, `/run`, `/tmp` or
-    /// `/var` (with an image: `/var/log` or `/var/tmp`). Forwarding guests don't see them. Changes
-    /// restart this container.
+    /// `/var` (with an image: `/var/log` or `/var/tmp`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
-    /// Files and directories of the machine: `SOURCE:TARGET[:ro]`, or a mapping. Owners appear as
-    /// `nobody`, so only permissions for others apply. Tenants need a grant. Changes restart this
-    /// container.
+    /// Files and directories of the machine: `SOURCE:TARGET[:ro]`, or a mapping. The permissions
+    /// for others apply.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub binds: Vec<Bind>,
-    /// Directories that outlive containers: `NAME:TARGET`, or a mapping. A new volume is empty,
-    /// with TARGET's owner and mode. It goes with this entry, the node, or the network. Changes
-    /// restart this container.
+    /// Directories that outlive the container: `NAME:TARGET`, or a mapping. New ones are empty,
+    /// with TARGET's owner and mode. PdP deletes them with the entry or the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Volume>,
-    /// Programs to start, in order, and to restart when they end (docs/ready.md). Default: the
-    /// command of an image from an archive or registry.
+    /// Programs to start, and to restart when they end (docs/ready.md). Default: the command of an
+    /// image from an archive or registry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<NodeCommand>,
-    /// Commands to run once, in order, when all interfaces exist and all `commands` are ready. The
-    /// first failure ends the list and makes the node `degraded`.
+    /// Commands to run once, in order, when interfaces exist and `commands` are ready
+    /// (docs/ready.md).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exec: Vec<ExecCommand>,
     /// Commands to restart when one ends.
     #[serde(default)]
     pub restart: RestartScope,
-    /// Environment variables of the commands.
+    /// Environment variables of commands.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Allow mounts, own namespaces (`ip netns`, FRR's VRFs by namespace) and kernel IPsec, in its
-    /// user namespace. Not for tenants.
+    /// Allow mounts, own namespaces (`ip netns`, FRR's VRFs by namespace) and kernel IPsec. Not for
+    /// tenants.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub privileged: bool,
-    /// Access to the machine's network: `{}`, or with `ports`.
+    /// Access to the machine's network (docs/outside.md): `{}`, or with `ports`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub management: Option<Management>,
     /// Limits for the host or control guest.
     #[serde(default)]
     pub resources: Resources,
-    /// Data plane that forwards packets. Default: the built-in router with spare CPU time.
+    /// Forwarding of a router, by `kind`. Default: the built-in router with spare CPU time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_plane: Option<DataPlane>,
 }
@@ -650,12 +646,12 @@ impl Default for Image {
 
 /// A root file system.
 ///
-/// Exactly one of `host`, `rootfs`, `ociLayout`, `archive` and `pull`. A text is short for `pull`.
-/// Default: `host`.
+/// Set exactly one of `host`, `rootfs`, `ociLayout`, `archive` and `pull`. A text is short for
+/// `pull`. Default: `host`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageForm {
-    /// `true`: the machine's `/usr`, read-only, with its own `/etc`.
+    /// `true`: the machine's `/usr`, read-only, with a generated `/etc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<bool>,
     /// Absolute path of a root directory.
@@ -674,7 +670,7 @@ pub struct ImageForm {
     /// or archive (tag). Default: the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
-    /// Manifest digest of an archive's or registry's image. Default: set by `apply` and kept.
+    /// Manifest digest, with `archive` or `pull`. Default: `apply` sets and keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
 }
@@ -736,17 +732,18 @@ impl Image {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Interface {
-    /// MAC address. Default: derived from names of network, node and interface.
+    /// MAC address. Default: derived from the names of network, node and interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Largest IP packet, bytes; at most 1700 and the tunnel's limit. Default: 1500 or that limit.
+    /// Largest IP packet, in bytes; at most 1700 and the tunnel's limit. Default: 1500, or that
+    /// limit if lower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = MTU_MIN))]
     pub mtu: Option<u32>,
     /// Addresses. Routing software may add others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Address>,
-    /// Default gateways in its subnets, at most one per IP version.
+    /// Default gateways in its subnets, one per IP version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpAddr>,
     /// Other `anycast` interfaces of the link may have the same `mac` and addresses.
@@ -756,15 +753,15 @@ pub struct Interface {
 
 /// A file.
 ///
-/// Exactly one of `content` and `from`.
+/// Set exactly one of `content` and `from`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct File {
-    /// The text itself.
+    /// Text of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     /// Path of a text file, relative to the spec file and below its directory, unless `pdp` has
-    /// `--allow-files-outside`. `apply` replaces it by `content`.
+    /// `--allow-files-outside`. `apply` stores it as `content`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Octal permissions, in quotes.
@@ -808,10 +805,10 @@ impl Command {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartScope {
-    /// Only that command.
+    /// Only that one.
     #[default]
     Each,
-    /// That command and all after it, such as FRR's daemons after zebra.
+    /// That one and all after it.
     Following,
 }
 
@@ -819,14 +816,14 @@ pub enum RestartScope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Resources {
-    /// CPU quota.
+    /// CPU limit.
     pub cpu: Cores,
     /// Memory limit, including the kernel's memory for routes.
     pub memory: Bytes,
     /// Processes and threads.
     #[schemars(range(min = 8, max = PROCESSES_MAX))]
     pub processes: u32,
-    /// Routes that the route mirror follows. A condition reports more.
+    /// Routes that the data plane follows. The kernel forwards by others, more slowly.
     #[schemars(range(min = 1, max = ROUTES_MAX))]
     pub routes: u32,
 }
@@ -1015,8 +1012,8 @@ pub enum KernelKind {
 pub struct Kernel {
     /// Kind.
     pub kind: KernelKind,
-    /// Guaranteed power for packet processing in the kernel, from one engine's `capacity`. Also the
-    /// limit without `borrow`. Default: none; 0.1 in a tenant's network or with `borrow: false`.
+    /// Power guaranteed for forwarding, from one engine's `capacity`. Without `borrow`, it is also
+    /// the limit. Default: none; 0.1 for tenants or with `borrow: false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
     /// Use spare CPU time beyond `power`. Default: `true` without `power`, else `false`.
@@ -1038,16 +1035,16 @@ impl Kernel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum XdpBypass {
-    /// XDP bypass, unless something hooks into forwarding.
+    /// XDP bypass, unless hooks apply.
     #[default]
     Follow,
-    /// Whole stack.
+    /// Whole network stack.
     Strict,
 }
 
 /// The mux itself forwards.
 ///
-/// The mux forwards, and punts all other packets to the control guest (docs/fastpath.md).
+/// The mux forwards packets itself, and punts the rest to the control guest (docs/fastpath.md).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Fastpath {
@@ -1056,30 +1053,28 @@ pub struct Fastpath {
     /// Forwarding code.
     #[serde(default)]
     pub code: FastpathCode,
-    /// With `code: fields`: bytes that filters match and rewrite.
+    /// Bytes to match and to write, with `code: fields`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fields: Option<FastpathFields>,
-    /// Filters for IPv4 and IPv6 each (docs/slowpath.md). If both numbers are 0, there is no
-    /// socket.
+    /// Maximum number of filters per IP version (docs/slowpath.md). If `filters` and `counters` are
+    /// 0, programs cannot connect.
     #[serde(default = "filters")]
     #[schemars(range(max = FILTERS_MAX))]
     pub filters: u32,
-    /// Counters of these filters.
+    /// Maximum number of filter counters.
     #[serde(default = "filters")]
     #[schemars(range(max = COUNTERS_MAX))]
     pub counters: u32,
-    /// Guaranteed power for the router's frames and route changes, from half of the mux's `power`.
-    /// It is no limit.
+    /// Power guaranteed to the router, from half of the mux's `power`. It is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
-    /// Frames to punt to the control guest without further processing. The first match applies.
+    /// Frames to punt without further processing. The first match applies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub punt: Vec<PuntFilter>,
-    /// Rate limits of punts, per interface.
+    /// Rate limits of punts, per interface. PdP drops the excess.
     #[serde(default)]
     pub punt_limits: PuntLimits,
-    /// Action for packets that the control guest's kernel may handle differently
-    /// (docs/dataplane.md). A condition reports them.
+    /// Treatment of packets that kernel hooks, such as firewalls, may change (docs/dataplane.md).
     #[serde(default)]
     pub kernel_hooks: KernelHooks,
 }
@@ -1103,12 +1098,12 @@ pub enum FastpathCode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FastpathFields {
-    /// Bytes that filters match, in this order; at most 38 in total. Shorter frames are dropped.
+    /// Bytes that filters match, in this order; at most 38 in total. PdP drops shorter frames.
     pub key: Vec<KeyField>,
-    /// Bytes to write into sent frames, in this order.
+    /// Bytes to write into sent frames, in this order; at most 16 entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub write: Vec<FieldWrite>,
-    /// Verdict on frames without a match, or passed by a filter.
+    /// Verdict on frames without a match, or passed by their filter.
     #[serde(default)]
     pub miss: MissAction,
 }
@@ -1117,7 +1112,7 @@ pub struct FastpathFields {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KeyField {
-    /// Bytes from the destination MAC address.
+    /// Byte offset from the start of the frame.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
     /// Length in bytes.
@@ -1127,11 +1122,11 @@ pub struct KeyField {
 
 /// Bytes to write into a frame.
 ///
-/// Exactly one of `data`, `source` and `hops`.
+/// Set exactly one of `data`, `source` and `hops`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FieldWrite {
-    /// Bytes from the destination MAC address.
+    /// Byte offset from the start of the frame.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
     /// Write a part of the filter's data.
@@ -1140,7 +1135,7 @@ pub struct FieldWrite {
     /// Write the egress interface's MAC address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub source: bool,
-    /// Decrement the byte. Frames with 1 or 0 there are punted.
+    /// Decrement the byte. PdP punts frames with 1 or 0 there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hops: bool,
 }
@@ -1182,7 +1177,7 @@ impl FastpathFields {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataBytes {
-    /// First byte.
+    /// First of the filter's 16 data bytes.
     #[schemars(range(max = 15))]
     pub from: u8,
     /// Length in bytes.
@@ -1209,19 +1204,19 @@ pub enum MissAction {
 pub struct Parallel {
     /// Kind.
     pub kind: ParallelKind,
-    /// Guaranteed power of all guests together, from engines' `capacity`. Also the limit without
-    /// `borrow`. Default: none; 0.1 in a tenant's network or with `borrow: false`. Guests with less
-    /// than 0.1 run in slices of 1 ms: 0.01 may pause for 0.1 s, 0.001 for 1 s.
+    /// Power guaranteed to all guests together, from engines' `capacity`. Without `borrow`, it is
+    /// also the limit. Default: none; 0.1 for tenants or with `borrow: false`. A guest with 0.01
+    /// may pause for 0.1 s, with 0.001 for 1 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<Cores>,
     /// Use spare CPU time beyond `power`. Default: `true` without `power`, else `false`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub borrow: Option<bool>,
-    /// Number of guests, with equal `power`. Changes lose no frames. Default: as few as possible.
+    /// Number of guests, with equal `power`. Default: as few as possible.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = GUESTS_MAX))]
     pub guests: Option<u32>,
-    /// Divide what is beyond whole engines if it fits on none.
+    /// Divide the part of `power` beyond whole engines if no engine has room for it.
     pub split: bool,
     /// Program of the guests.
     pub program: GuestProgram,
@@ -1230,19 +1225,18 @@ pub struct Parallel {
     /// Processes and threads per guest.
     #[schemars(range(min = 2, max = PROCESSES_MAX))]
     pub processes: u32,
-    /// Frames per ring and direction, a power of two. Runtime programs only; they need 16 MiB of
-    /// `memory` plus 8 KiB per frame.
+    /// Frames per ring and direction, a power of two. Only for the built-in router and `attach:
+    /// runtime`, with 16 MiB of `memory` plus 8 KiB per frame.
     #[schemars(range(min = GUEST_QUEUE_MIN, max = GUEST_QUEUE_MAX))]
     pub queue: u32,
     /// Distribution of frames among the guests.
     pub distribution: Distribution,
-    /// Frames to punt to the control guest without further processing. The first match applies.
+    /// Frames to punt without further processing. The first match applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub punt: Vec<PuntFilter>,
-    /// Rate limits of punts, per interface.
+    /// Rate limits of punts, per interface. PdP drops the excess.
     pub punt_limits: PuntLimits,
-    /// Action for packets that the control guest's kernel may handle differently
-    /// (docs/dataplane.md). A condition reports them.
+    /// Treatment of packets that kernel hooks, such as firewalls, may change (docs/dataplane.md).
     pub kernel_hooks: KernelHooks,
 }
 
@@ -1253,7 +1247,7 @@ pub enum KernelHooks {
     /// Punt them (class `hook`).
     #[default]
     Strict,
-    /// Forward them at full speed.
+    /// Forward them without the hooks.
     Ignore,
 }
 
@@ -1339,17 +1333,17 @@ pub enum BuiltIn {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OwnProgram {
-    /// PdP replaces `{ports}` by the number of vports, `{guest}` by the guest's number, `{cpus}` by
-    /// the engine's CPUs.
+    /// Program and arguments. `{ports}` becomes the router's number of interfaces, `{guest}` the
+    /// guest's number, `{cpus}` its engine's CPUs.
     pub run: Command,
-    /// Attachment of the program (docs/guests.md).
+    /// Interface of the program (docs/guests.md).
     pub attach: ProgramAttach,
     /// Root file system. Default: the machine's programs.
     #[serde(default)]
     pub image: Image,
-    /// Read-only files, by absolute path directly below `/`, or anywhere below `/etc`, `/home`,
-    /// `/opt`, `/root`, `/run`, `/srv`, `/tmp` or `/var`; with an image below `/run` or `/tmp`, or
-    /// replacing a file. `owner` is a number or `root`. Changes recreate the forwarding guests.
+    /// Read-only files, by absolute path directly below `/`, or below `/etc`, `/home`, `/opt`,
+    /// `/root`, `/run`, `/srv`, `/tmp` or `/var`. With an image: below `/run` or `/tmp`, or in
+    /// place of a file. `owner` is a number or `root`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
 }
@@ -1360,9 +1354,9 @@ pub struct OwnProgram {
 pub enum ProgramAttach {
     /// PdP's guest runtime.
     Runtime,
-    /// One interface per vport.
+    /// One memif connection per interface.
     Memif,
-    /// One device per vport.
+    /// One TAP per interface.
     Tap,
 }
 
@@ -1370,7 +1364,8 @@ pub enum ProgramAttach {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Distribution {
-    /// Rule.
+    /// Choice of the guest for each frame (docs/ordering.md). `flowlet` and `ordered` need the
+    /// built-in router or `attach: runtime`.
     pub policy: DistributionPolicy,
     /// Bits that define a flow.
     pub flow: FlowDefinition,
@@ -1380,17 +1375,16 @@ pub struct Distribution {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DistributionPolicy {
-    /// All frames of a flow to one guest.
+    /// One guest per flow.
     #[default]
     Flow,
-    /// Equal parts.
+    /// In turn.
     RoundRobin,
-    /// Round robin, weighted by power.
+    /// In turn, weighted by power.
     Weighted,
-    /// Like `flow`, but an idle flow may move to a less busy guest, in order. Runtime programs
-    /// only.
+    /// One guest per flow at a time, in order.
     Flowlet,
-    /// To any guest with room, sent in arrival order. Runtime programs only.
+    /// Any guest with room; frames keep their order.
     Ordered,
 }
 
@@ -1414,7 +1408,7 @@ impl Default for FlowDefinition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KnownFlow {
-    /// Addresses, protocol and ports of IP; MAC addresses and EtherType of others.
+    /// Addresses, protocol and ports; of other frames, MAC addresses and EtherType.
     Ip,
 }
 
@@ -1422,10 +1416,10 @@ pub enum KnownFlow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FlowField {
-    /// Bytes from the destination MAC address.
+    /// Byte offset from the start of the frame.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
-    /// Relevant bits of a field of this length.
+    /// Relevant bits; the field has the mask's length.
     pub mask: Hex,
 }
 
@@ -1444,7 +1438,7 @@ pub struct PuntFilter {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ByteMatch {
-    /// Bytes from the destination MAC address.
+    /// Byte offset from the start of the frame.
     #[schemars(range(max = MTU_MAX))]
     pub offset: u16,
     /// Expected bytes, after masking.
@@ -1471,18 +1465,20 @@ pub enum PuntClass {
 }
 
 /// Rate limits of punts by class, per interface.
+///
+/// Classes of punted packets (docs/guests.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PuntLimits {
-    /// Packets for the router itself, except `control`.
+    /// Other packets for the router itself.
     pub local: FrameLimit,
     /// ARP, neighbour discovery, packets to unknown MAC addresses.
     pub neighbour: FrameLimit,
-    /// Packets that the kernel answers, and rare ones: no route, TTL expired, IP options.
+    /// Packets without a route, with an expired TTL or IP options, or too big.
     pub exception: FrameLimit,
-    /// Packets that the kernel forwards: into tunnels, in fragments, by `kernelHooks`.
+    /// Packets that the kernel forwards, such as into tunnels.
     pub hook: FrameLimit,
-    /// Routing protocols: LLC frames (IS-IS), and packets for the router with DSCP CS6 or CS7.
+    /// Packets for the router with DSCP CS6 or CS7, and LLC frames (IS-IS).
     pub control: FrameLimit,
 }
 

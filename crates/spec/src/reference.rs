@@ -13,14 +13,16 @@ use crate::schema;
 /// Text before the tables.
 const INTRODUCTION: &str = "# Specs
 
-A spec is a YAML file with one or more documents. A PdP node has one `Substrate` and any number of `VirtualNetwork`s and
-`Tenant`s ([tenants.md](tenants.md)).
+Specs are YAML files that describe networks to PdP. This page lists their keys, [glossary.md](glossary.md) the terms.
 
-- `pdp apply -f FILE` applies a spec. With `--dry-run` it only checks it, against the running node and its images.
-- `pdp validate -f FILE` checks files without a daemon. It assumes that external interfaces and tenants exist, and uses
-  this machine's default Substrate if the files have none.
+A file has one or more documents. A machine has one `Substrate` (interfaces and CPUs) and any number of
+`VirtualNetwork`s and `Tenant`s ([tenants.md](tenants.md)).
 
-Editors check and complete specs with [schema/pdp-v1.json](../schema/pdp-v1.json):
+- `pdp apply -f FILE` applies a spec. With `--dry-run`, it only checks the spec.
+- `pdp validate -f FILE` checks files without a daemon. If they have no Substrate, it takes this machine's default one,
+  and assumes that external interfaces and tenants exist.
+
+With this first line, editors check and complete specs by [schema/pdp-v1.json](../schema/pdp-v1.json):
 
 ```yaml
 # yaml-language-server: $schema=../schema/pdp-v1.json
@@ -38,63 +40,59 @@ spec:
     fe1: {cpus: \"1\", capacity: 1}
 ```
 
-With more CPUs, `fe1` has all except the first. With one CPU, both share it, each with 0.5. Your Substrate replaces the
-default one. Only if it has neither `mux` nor `forwardingEngines`, it gets both from the default.
+With more CPUs, `fe1` has all but the first. With one CPU, `mux` and `fe1` have 0.5 each. A Substrate without `mux` and
+`forwardingEngines` gets the default ones.
 
 ## Values
 
-Unknown keys are errors. Keys are optional unless marked `required`. Booleans default to `false`, other keys without a
-default to nothing. YAML anchors, aliases and merge keys work. With aliases expanded, a file has at most 16 MiB and
-250,000 values.
+Unknown keys are errors. Keys are optional unless marked `required`. Booleans default to `false`. YAML anchors, aliases
+and merge keys work.
 
-| type | notation
-|---|---
-| cores | `0.5`, or thousandths `500m`; at most three decimals
-| bytes | `268435456`, `256Mi` (`Ki Mi Gi Ti`: 1024), `1G` (`K M G T`: 1000)
-| bit-rate | bits per second `100000000`, `100Mbps`, `1G`
-| span | milliseconds `20`, `20ms`, `1.5s`, `250us`, `2m`
-| percent | `0.1%` or `0.1`; at most seven decimals
-| queue | frames `1000`, or their time at the rate `50ms`
-| length | frames `64`, or bytes with a unit `256KiB`, `1MB`
-| published-port | `[ADDRESS:]PORT:NODE_PORT[/udp]`, by default at 127.0.0.1: `\"8080:80\"`
-| mac | `02:00:00:00:00:01`; unicast
-| address | `10.0.0.1/24`, `fd00::1/64`
-| ip | `192.0.2.1`, `2001:db8::1`
-| user | `frr`, `frr:frr`, `1000:1000`; names of letters, digits and `._-`, numbers to 65535
-| destination | `10.0.0.0/8`, `fd00::/8`, an address, or `default`
-| cpus | `\"0-3,6\"`
-| keys | `7`, or ranges `\"100-199,300\"`; at most 64 ranges
-| hex | `\"0806\"`, two digits per byte, at most 64 bytes
-| base64 | RFC 4648 section 4, on one line
-| endpoint | `NODE:INTERFACE`, or `external:NAME`
-| command | a list of words, or a text split like in a shell, without expansions
+type | notation
+---|---
+cores | `0.5`, or thousandths: `500m`
+bytes | `268435456`, `256Mi` (`Ki Mi Gi Ti`: 1024), `1G` (`K M G T`: 1000)
+bit-rate | bits per second: `100000000`, `100Mbps`, `1G`
+span | `20ms`, `1.5s`, `250us`, `2m`, or milliseconds: `20`
+percent | `0.1%` or `0.1`; at most seven decimals
+queue | frames: `1000`, or their time at the rate: `50ms`
+length | frames: `64`, or bytes with a unit: `256KiB`, `1MB`
+published-port | `[ADDRESS:]PORT:NODE_PORT[/udp]`: `\"8080:80\"`; default address: 127.0.0.1
+mac | unicast: `02:00:00:00:00:01`
+address | `10.0.0.1/24`, `fd00::1/64`
+ip | `192.0.2.1`, `2001:db8::1`
+user | `frr`, `frr:frr`, `1000:1000`; numbers up to 65535
+destination | `10.0.0.0/8`, `fd00::/8`, an address, or `default`
+cpus | `\"0-3,6\"`
+keys | `7`, or up to 64 ranges: `\"100-199,300\"`
+hex | two digits per byte, at most 64 bytes: `\"0806\"`
+base64 | RFC 4648 section 4, on one line
+endpoint | `NODE:INTERFACE`, or `external:NAME`
+command | a list of words, or a text split as in a shell, without expansions
 
-Names are DNS labels: lower-case letters, digits and `-`, with a letter or digit first and last, at most 63 characters.
-Names of nodes, links and externals may have capital letters (`PE1`). Two nodes must not differ in case only.
+Names are DNS labels: at most 63 lower-case letters, digits and inner `-`. Names of nodes, links and externals may have
+capital letters (`PE1`). Two nodes must not differ in case only.
 
-In each host and control guest, `/etc/hosts` lists all nodes. `NODE` is its first IPv4 and first IPv6 address, from
-`loopback` if possible. `INTERFACE.NODE` is every address of the interface. The file is read-only and follows changes.
-`/etc/hosts` in `files` replaces it.
+In nodes, `/etc/hosts` maps `NODE` to the node's first IPv4 and IPv6 address, from `loopback` if possible, and
+`INTERFACE.NODE` to the interface's addresses. `/etc/hosts` in `files` replaces it.
 
 ## Addresses
 
-An interface has each address once. As in Linux, interfaces of one node may have the same address:
+Interfaces of one node may have the same address, as in Linux:
 
 - **Link-local**: `fe80::1/64` on each interface, with `gateways: [\"fe80::1\"]` on hosts.
-- **Unnumbered**: the /32 or /128 of `loopback` on each interface, with OSPF, or with static routes that have
-  `dev: eth0, onlink: true`.
-- **VRFs** made by the node's commands.
+- **Unnumbered**: the /32 or /128 of `loopback` on each interface. Static routes have `dev: eth0, onlink: true`.
+- **VRFs** that the node's commands create.
 
-The ends of a link have different MAC and IP addresses. Only interfaces with `anycast: true` may share them, like
-gateways of leaf switches on one segment. A segment sends frames for a shared MAC address to the end that last used it;
-the address moves at most 16 times a second. So each of these ends must be able to forward them.
+The ends of a link have different MAC and IP addresses. Only interfaces with `anycast: true` may share them, such as
+gateways of leaf switches. A segment sends frames for a shared MAC address to the end that [last used
+it](links.md#segments).
 
-Interfaces with IPv6 need an `mtu` of at least 1280. On a machine booted with `ipv6.disable=1`, `apply` rejects IPv6
-addresses.
+IPv6 needs an `mtu` of at least 1280, and a machine booted without `ipv6.disable=1`.
 
 ## Many alike
 
-`pdp inspect` shows the expanded spec, which can be applied again.
+`pdp inspect` shows the expanded spec, which you can apply again.
 
 ```yaml
 spec:
@@ -111,38 +109,43 @@ spec:
     - endpoints: [\"leaf[1-4]:eth[1-2]\", \"spine{m}:eth{n}\"]
 ```
 
-- **Precedence**: the node, then its group, its kind, `defaults`; the link, then its group, `linkDefaults`. Mappings merge
-  key by key at every depth. Lists, `image`, `program` and each file of `files` are replaced as a whole. A null value
-  (`env: null`) removes an inherited key. The kind may be inherited, and a node may be empty (`h1:`).
-- **Ranges**: `leaf[1-4]` means leaf1 to leaf4, `leaf[01-40]` leaf01 to leaf40. Nodes and externals have up to two ranges,
-  interfaces one. A link is repeated for each combination of up to two ranges in one endpoint; its other ends use
-  placeholders. Endpoints with one range each, of equal size, advance together: `[\"h[1-9]:eth0\", \"r1:eth[11-19]\"]`.
-  With `segment`, ranges list its ends: `endpoints: [\"r1:eth0\", \"h[1-20]:eth0\"], segment: {}`. Within `{ }`, YAML
-  needs quotes around brackets.
-- **Placeholders**: `{n}` and `{m}` are the numbers of the first and second range, `{i}` the interface's, `{name}` the
-  node's or external's name. Integers and `+ - * / %` are allowed, without spaces: `{n*4+i-1}`. PdP replaces them in
-  defaults, kinds and groups, in links with ranges, and in keys and values below names with ranges. Other braces
-  (`function f() { … }`) and anything after a `$` stay. `{{n}}` means a literal `{n}`. A path may have them, as in
-  `from: \"conf/{name}.conf\"`, but not the text of that file.
+- **Precedence**: A node's own keys override its group's, then its kind's, then `defaults`. A link's own keys override
+  its group's, then `linkDefaults`. Mappings merge key by key at every depth. PdP replaces lists, `image`, `program` and
+  each file of `files` as a whole. A null value (`env: null`) removes an inherited key. A node may be empty (`h1:`).
+- **Ranges**: `leaf[1-4]` means leaf1 to leaf4, `leaf[01-40]` leaf01 to leaf40. Names of nodes and externals have up to
+  two ranges, of interfaces one. Up to two ranges in one endpoint make a link for each combination; its other endpoints
+  use placeholders. Endpoints with one range each, of equal size, advance together: `[\"h[1-9]:eth0\", \"r1:eth[11-19]\"]`.
+  With `segment`, ranges list its ends: `endpoints: [\"r1:eth0\", \"h[1-20]:eth0\"], segment: {}`. Within `{ }`, YAML needs
+  quotes around brackets.
+- **Placeholders**: `{n}` and `{m}` are the numbers of the name's first and second range, `{i}` is the number of the
+  interface's range, and `{name}` the name of the node or external. Integers, parentheses and `+ - * / %` are allowed,
+  without spaces: `{n*4+i-1}`. PdP replaces placeholders in defaults, kinds and groups, in links with ranges, and below
+  names with ranges. Other braces (`function f() { … }`) and anything after a `$` stay. `{{n}}` means a literal `{n}`. A
+  `from` path may have placeholders, its file may not.
 
 ## Bounds
 
-These limits, and the size of a spec file, apply to the expanded spec.
+These limits apply to the expanded spec.
 
-| per | at most
-|---|---
-| PdP node | 1,024 virtual networks; 256 tenants with 64 users and 64 image directories each
-| substrate | 64 external interfaces, 256 forwarding engines
-| virtual network | 256 nodes, 4,096 links, 4,096 externals, 16,384 interfaces
-| node | 256 interfaces with 32 addresses each, 32 loopback addresses, 256 routes of 32 next hops, 256 sysctls, 256 environment variables, 256 files of 4 MiB, 64 `commands` and 64 `exec` of 256 words
-| router | 64 forwarding guests, 32 program files of 256 KiB in total, 64 punt filters of 16 matches, 16 flow fields; 256 bytes of fields per flow or filter
-| spec file | 16 MiB of UTF-8 text, as is each file that it names
-| generator | frames of 14 to 1,714 bytes, pcap files of 10 MiB; 16 MiB of base64 per substrate
+per | at most
+---|---
+spec file | 16 MiB and 250,000 values, with aliases expanded
+machine | 1,024 virtual networks, 256 tenants
+tenant | 64 entries per list
+substrate | 64 external interfaces, 256 forwarding engines
+virtual network | 256 nodes, 4,096 links, 4,096 externals, 16,384 interfaces
+node | 256 each of interfaces, routes, sysctls, environment variables, files; 64 each of `commands`, `exec`, `binds`; 16 volumes
+interface, `loopback` | 32 addresses
+route | 32 next hops
+file | 4 MiB of UTF-8 text
+command | 256 words
+router | 64 punt filters, 32 program files of 256 KiB in total
+flow, punt filter | 16 fields of 256 bytes in total
 ";
 
 /// Text before the table of egress keys.
-const EGRESS: &str = "Keys of links, of single ends (`at`) and, except `queues`, of schedule steps. They apply at each
-end separately: into the link at a node's interface, to the outside at an external.";
+const EGRESS: &str = "Keys of links, of single ends (`at`), and of schedule steps (without `queues`). They apply to frames that a node's
+interface sends into the link, and that a transit or segment sends to the outside.";
 
 /// Returns the whole page.
 pub fn markdown() -> String {
@@ -207,12 +210,12 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn line(&self) -> String {
-        format!("| `{}` | {} | {}\n", self.key, self.types, self.what)
+        format!("`{}` | {} | {}\n", self.key, self.types, self.what)
     }
 }
 
 fn table(rows: &[Row<'_>], page: &mut String) {
-    page.push_str("| key | type | what\n|---|---|---\n");
+    page.push_str("key | type | what\n---|---|---\n");
     rows.iter().for_each(|row| page.push_str(&row.line()));
 }
 
@@ -344,10 +347,10 @@ impl<'a> Sections<'a> {
         for (object, path) in tunnels {
             let kind = path.rsplit('.').next().unwrap_or_default();
             for Row { key, types, what, .. } in rows(self.root, object) {
-                lines.entry(format!("| `{key}` | {types} | {what}")).or_default().push(kind);
+                lines.entry(format!("`{key}` | {types} | {what}")).or_default().push(kind);
             }
         }
-        page.push_str("| key | type | what | tunnels\n|---|---|---|---\n");
+        page.push_str("key | type | what | tunnels\n---|---|---|---\n");
         for (line, kinds) in lines {
             let _ = writeln!(page, "{line} | {}", kinds.join(", "));
         }

@@ -13,32 +13,32 @@ use crate::units::Destination;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StaticRoute {
-    /// A prefix, an address, or `default`, of the next hop's IP version.
+    /// Destination. `default` has the next hop's IP version.
     pub to: Destination,
-    /// Action on packets. Default: `unicast`.
+    /// Action on packets.
     #[serde(default, rename = "type", skip_serializing_if = "RouteKind::is_unicast")]
     pub kind: RouteKind,
-    /// Next hop, or a list to distribute flows among. IPv4 routes may have IPv6 next hops. Default:
+    /// Next hop, or a list to distribute flows over. IPv4 routes may have IPv6 next hops. Default:
     /// directly on `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<Via>,
     /// Egress interface. Default: the one with the next hop's subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev: Option<String>,
-    /// The next hop is on the link of `dev`, whatever its addresses.
+    /// The next hop is on `dev`, even outside its subnets.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub onlink: bool,
     /// Lower is better. Default: 0 for IPv4, 1024 for IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<u32>,
-    /// Routing table. Default: `main` (254), which forwarding guests follow.
+    /// Routing table. Default: 254 (`main`), which forwarding guests follow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub table: Option<u32>,
-    /// Source address of the node's own packets, one of the node's addresses.
+    /// Source address of the node's own packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub src: Option<IpAddr>,
-    /// Largest IP packet, bytes.
+    /// Largest IP packet, in bytes. Default: the interface's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = MTU_MIN, max = MTU_MAX))]
     pub mtu: Option<u32>,
@@ -130,7 +130,7 @@ pub struct WeightedHop {
     /// Egress interface. Default: the route's `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dev: Option<String>,
-    /// The next hop is on the link of `dev`, whatever its addresses.
+    /// The next hop is on `dev`, even outside its subnets.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub onlink: bool,
     /// Weight among the next hops.
@@ -147,16 +147,16 @@ fn one() -> u32 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouteKind {
-    /// Forward.
+    /// Forward (default).
     #[default]
     Unicast,
-    /// Drop silently.
+    /// Drop.
     Blackhole,
-    /// Drop, and report as unreachable.
+    /// Reject as unreachable.
     Unreachable,
-    /// Drop, and report as prohibited.
+    /// Reject as prohibited.
     Prohibit,
-    /// Continue without this table.
+    /// Continue with the next table.
     Throw,
 }
 

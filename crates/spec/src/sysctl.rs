@@ -103,27 +103,27 @@ const MPLS_LABELS_MAX: u64 = 131_072;
 const NOT_OF_ROUTERS: [(&str, &str); 4] = [
     ("ip_forward", "a router forwards, and so do its forwarding guests"),
     ("forwarding", "a router forwards, and so do its forwarding guests"),
-    ("fib_multipath_hash_policy", "its forwarding guests share flows out by addresses and ports"),
-    ("fib_multipath_hash_fields", "its forwarding guests share flows out by addresses and ports"),
+    ("fib_multipath_hash_policy", "guests hash addresses and ports"),
+    ("fib_multipath_hash_fields", "guests hash addresses and ports"),
 ];
 
 /// Prefixes of all other settings, with the reasons why they are not allowed.
 const OTHERS: [(&str, &str); 16] = [
-    ("net.ipv6.conf.*.accept_dad", "PdP's: addresses that it gives are of use at once"),
+    ("net.ipv6.conf.*.accept_dad", "PdP sets it: addresses work at once"),
     ("net.ipv6.conf.*.dad_transmits", "as accept_dad"),
-    ("net.ipv6.conf.*.keep_addr_on_down", "PdP's: a link that comes back has its addresses"),
-    ("net.ipv6.conf.*.mtu", "the interface's key `mtu`"),
-    ("net.ipv6.conf.*.stable_secret", "the interface's key `mac`, from which addresses follow"),
-    ("net.ipv4.conf.*.log_martians", "they are logged in the machine's own log"),
+    ("net.ipv6.conf.*.keep_addr_on_down", "PdP sets it: interfaces keep their addresses"),
+    ("net.ipv6.conf.*.mtu", "use the interface's key `mtu`"),
+    ("net.ipv6.conf.*.stable_secret", "use the interface's key `mac`"),
+    ("net.ipv4.conf.*.log_martians", "writes to the machine's log"),
     ("net.ipv4.ipfrag_", "memory of the kernel that is charged to nobody"),
     ("net.ipv6.ip6frag_", "memory of the kernel that is charged to nobody"),
     ("net.ipv4.igmp_max_", "memory of the kernel that is charged to nobody"),
     ("net.ipv4.tcp_max_tw_buckets", "memory of the kernel that is charged to nobody"),
     ("net.ipv6.route.", "memory of the kernel that is charged to nobody"),
-    ("net.ipv4.neigh.", "kernels do not show them to a node, or have them for the whole machine"),
-    ("net.ipv6.neigh.", "kernels do not show them to a node, or have them for the whole machine"),
-    ("net.ipv4.icmp_msgs_", "before Linux 6.12 they are the whole machine's"),
-    ("net.core.", "the whole machine's, or not shown to a node by Linux 6.1"),
+    ("net.ipv4.neigh.", "the whole machine's, or hidden from nodes"),
+    ("net.ipv6.neigh.", "the whole machine's, or hidden from nodes"),
+    ("net.ipv4.icmp_msgs_", "the whole machine's before Linux 6.12"),
+    ("net.core.", "the whole machine's, or hidden from nodes by Linux 6.1"),
     ("net.", "not on PdP's list"),
 ];
 
@@ -216,28 +216,25 @@ pub(crate) fn refused(name: &str, router: bool) -> Option<(String, String)> {
 pub fn markdown() -> String {
     let mut page = "# Sysctls
 
-Kernel settings that a node's `sysctls` can have otherwise. They are of the node's own network namespace, and are
-set once its interfaces are there (those for all interfaces and for ones made later: just before) and before its
-commands start; `INTERFACE` is one of the node, `lo`, `all`, or `default` for those that are made later (of
-`net.mpls.conf` one of the node or `lo`). In the name
-of an interface `/` stands for `.`, as in sysctl(8). Which of them there are, and their values, is up to the
-kernel (ip-sysctl.rst): one that it does not have, or a value that it refuses, keeps the node from starting, and
-its note says so. A change makes the node's container anew. Commands in a node may set them as well; what they
-set is gone when it is made anew.
-
-`net.mpls.*` need the machine's kernel module `mpls_router`, `net.vrf.*` the module `vrf`. `net.mpls.platform_labels` is
-131072 at most: the kernel takes 8 bytes of memory for each label and charges them to no node.
-
-Each node has a `net.ipv4.fib_multipath_hash_seed` of its own, which follows from its name and its network's, where the
-kernel has that setting (Linux 6.11). So two `kernel` routers in a row share flows out differently, and all links of a
-multi-stage network are used. Before Linux 6.11 all nodes share flows out alike: of a second stage of equal-cost paths
-some stay unused.
+This page lists the kernel settings that a node's key `sysctls` may change in its network namespace.
 
 ```yaml
 h1:
   kind: host
   sysctls: {net.ipv4.ip_forward: 1, net.ipv4.conf.eth0.rp_filter: 2, net.ipv4.tcp_rmem: \"4096 131072 6291456\"}
 ```
+
+- **Names.** `INTERFACE` is an interface of the node, `lo`, `all`, or `default` for later interfaces. `net.mpls.conf`
+  has no `all` and `default`. Write `/` for `.` in an interface's name.
+- **Values.** The kernel's ip-sysctl.rst describes them. If the kernel lacks a setting or refuses a value, the node does
+  not start, and its NOTE says why. `net.mpls.platform_labels` is at most 131072.
+- **Order.** PdP sets an interface's settings once it exists, others before.
+- **Changes** restart the node's container. Settings that its commands change are lost then.
+- **Modules.** `net.mpls.*` needs the machine's kernel module `mpls_router`, `net.vrf.*` the module `vrf`.
+- **Multipath.** From Linux 6.11, each node has its own, stable `net.ipv4.fib_multipath_hash_seed`. So `kernel` routers
+  in a row use all equal-cost paths. Older kernels leave some unused.
+
+Settings marked `hosts` are not for routers:
 
 "
     .to_owned();
@@ -247,14 +244,18 @@ h1:
         let why = of_hosts.map_or(String::new(), |(_, why)| format!(" (hosts: {why})"));
         let _ = writeln!(page, "- `{name}`{why}");
     }
-    page.push_str("\nNot on the list, and why:\n\n| what | why |\n|---|---|\n");
-    for (what, why) in OTHERS {
-        let what = what.replace('*', "INTERFACE");
-        let _ = match what.strip_suffix(['.', '_']) {
-            _ if what == "net." => writeln!(page, "| all else | {why} |"),
-            Some(_) => writeln!(page, "| `{what}…` | {why} |"),
-            None => writeln!(page, "| `{what}` | {why} |"),
-        };
+    page.push_str("\nPdP refuses these settings:\n\nreason | settings\n---|---\n");
+    for equal in OTHERS.chunk_by(|one, next| one.1 == next.1) {
+        let settings = equal.iter().map(|(what, _)| {
+            let what = what.replace('*', "INTERFACE");
+            match what.strip_suffix(['.', '_']) {
+                _ if what == "net." => "all others".to_owned(),
+                Some(_) => format!("`{what}…`"),
+                None => format!("`{what}`"),
+            }
+        });
+        let settings = settings.collect::<Vec<_>>().join(", ");
+        let _ = writeln!(page, "{} | {settings}", equal[0].1);
     }
     page
 }

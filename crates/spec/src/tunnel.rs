@@ -11,25 +11,25 @@ use crate::units::KeySet;
 
 /// A connection to the outside.
 ///
-/// At most one tunnel. Without one: the whole interface, with all frames that no tunnel takes.
+/// Set at most one tunnel. Without a tunnel, the external gets all frames that no tunnel takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct External {
-    /// Name of the external interface.
+    /// Name of the external interface (docs/outside.md).
     pub interface: String,
     /// VXLAN (RFC 7348).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vxlan: Option<Vxlan>,
-    /// Ethernet frames directly in UDP datagrams.
+    /// Ethernet frames in UDP datagrams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Udp>,
-    /// Ethernet over GRE (RFC 2784, RFC 2890), like Linux's gretap.
+    /// Ethernet over GRE (RFC 2784, RFC 2890).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gre: Option<Gre>,
-    /// Geneve (RFC 8926). Options are skipped; frames with critical options are dropped.
+    /// Geneve (RFC 8926). PdP drops frames with critical options.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub geneve: Option<Geneve>,
-    /// VLAN (802.1Q). Inner tags belong to the frame.
+    /// VLAN (802.1Q).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
 }
@@ -38,12 +38,12 @@ pub struct External {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Vxlan {
-    /// Network identifier.
+    /// Virtual network identifier.
     #[schemars(range(max = vxlan::VNI_END - 1))]
     pub vni: u32,
-    /// Local outer address.
+    /// Local address of the tunnel.
     pub local: IpAddr,
-    /// Remote outer address.
+    /// Remote address of the tunnel.
     pub remote: IpAddr,
     /// UDP destination port.
     #[serde(default = "vxlan_port")]
@@ -59,9 +59,9 @@ fn vxlan_port() -> u16 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Udp {
-    /// Local outer address.
+    /// Local address of the tunnel.
     pub local: IpAddr,
-    /// Remote outer address.
+    /// Remote address of the tunnel.
     pub remote: IpAddr,
     /// Local UDP port.
     #[schemars(range(min = 1))]
@@ -75,17 +75,17 @@ pub struct Udp {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Gre {
-    /// Local outer address.
+    /// Local address of the tunnel.
     pub local: IpAddr,
-    /// Remote outer address.
+    /// Remote address of the tunnel.
     pub remote: IpAddr,
-    /// Distinguishes tunnels between the same addresses.
+    /// GRE key, for several tunnels between the same addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<u32>,
-    /// Checksums in both directions.
+    /// Send and require checksums.
     #[serde(default)]
     pub checksum: bool,
-    /// Sequence numbers in both directions; late frames are dropped.
+    /// Send sequence numbers; drop late frames.
     #[serde(default)]
     pub sequence: bool,
 }
@@ -94,12 +94,12 @@ pub struct Gre {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Geneve {
-    /// Network identifier.
+    /// Virtual network identifier.
     #[schemars(range(max = vxlan::VNI_END - 1))]
     pub vni: u32,
-    /// Local outer address.
+    /// Local address of the tunnel.
     pub local: IpAddr,
-    /// Remote outer address.
+    /// Remote address of the tunnel.
     pub remote: IpAddr,
     /// UDP destination port.
     #[serde(default = "geneve_port")]
@@ -151,14 +151,14 @@ impl External {
 
 /// Rights of a tenant on an external interface.
 ///
-/// They exclude all other tenants and operators' networks.
+/// No other tenant and no operators' network may use these.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Grant {
     /// Network identifiers, on UDP port 4789.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vxlan: Option<KeySet>,
-    /// Local UDP ports, except those of other kinds.
+    /// Local UDP ports, except 4789 and 6081.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub udp: Option<KeySet>,
     /// GRE keys.
@@ -167,12 +167,12 @@ pub struct Grant {
     /// Network identifiers, on UDP port 6081.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub geneve: Option<KeySet>,
-    /// VLANs.
+    /// VLAN identifiers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<KeySet>,
     /// All frames that no tunnel takes.
     pub whole: bool,
-    /// Local outer addresses of its tunnels. Default: any.
+    /// Local addresses of its tunnels. Default: any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub locals: Vec<IpAddr>,
 }

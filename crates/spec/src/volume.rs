@@ -23,10 +23,10 @@ pub struct VolumeParts {
     /// Name, unique in the node: letters, digits, `-` and `_`. It identifies the data.
     #[schemars(length(min = 1, max = VOLUME_NAME_CHARS_MAX))]
     pub source: String,
-    /// Absolute path in the node. With an image: allowed for `files`, or existing.
+    /// Absolute path in the node. With an image: existing, or allowed for `files`.
     pub target: String,
-    /// Disk space, at least 16 MiB, less 5 MiB and 1/32 for the file system. One inode per 8 KiB.
-    /// Can't be changed.
+    /// Disk space, 16 MiB to 1 TiB, fixed once created. The file system takes 5 MiB and 1/32 of it,
+    /// and has one inode per 8 KiB.
     #[serde(default = "default_size")]
     pub size: Bytes,
 }
