@@ -120,7 +120,7 @@ def pattern(words: str, names: Sequence[str] = ()) -> Pattern:
             raise ValueError(f"unknown word {word!r}; known: {', '.join(known)}")
         start, size = _place(word, address)
         if start in said:
-            raise ValueError(f"{word} is said twice")
+            raise ValueError(f"{word} appears twice")
         said.add(start)
         try:
             bits, under = _value(word, text_of, size, names)
@@ -206,7 +206,8 @@ def _raw(words: str) -> Tuple[bytearray, bytearray]:
     except ValueError:
         raise ValueError("use raw BYTES or raw BYTES/MASK, in hexadecimal") from None
     if len(bits) != len(under) or not 1 <= len(bits) <= LONG_BYTES - 2:
-        raise ValueError(f"raw of {len(bits)} bytes with a mask of {len(under)}; use 1 to {LONG_BYTES - 2} of both")
+        most = LONG_BYTES - 2
+        raise ValueError(f"raw value of {len(bits)} bytes, mask of {len(under)}; use 1 to {most} bytes for both")
     size = SHORT_BYTES if len(bits) <= SHORT_BYTES - 2 else LONG_BYTES
     bits = bytes(a & b for a, b in zip(bits, under))
     return bytearray(bits.ljust(size, b"\0")), bytearray(under.ljust(size, b"\0"))
@@ -294,7 +295,7 @@ def send(vport: int, to: str, counter: Optional[int] = None, queue: int = 0, cop
     """The packet leaves by a vport, to a link address."""
     data = bytes.fromhex(to.replace(":", ""))
     if len(data) != 6:
-        raise ValueError(f"{to!r} is no link address")
+        raise ValueError(f"{to!r} is not a MAC address")
     return Action("send", vport, queue, counter, tuple(copies), data)
 
 
@@ -508,7 +509,7 @@ class _Connection:
         if kind == _REFUSED and of == number:
             raise Refused(int.from_bytes(body[8:12], "big"), body[12:].decode(errors="replace"))
         if kind != wanted or number not in (None, of):
-            raise Unexpected(f"an answer of kind {kind} that nobody asked for")
+            raise Unexpected(f"unsolicited answer of kind {kind}")
         return flags, body
 
     def _reply(self) -> Tuple[int, int, bytes]:
@@ -583,7 +584,7 @@ class SlowPath:
             connection = self._told(end)
             there = connection.welcome.counters
             if first < 0 or count < 0 or first + count > there:
-                raise ValueError(f"{count} counters from {first} on; there are {there}, from 0 on")
+                raise ValueError(f"{count} counters from {first} do not exist: the router has {there}, numbered from 0")
             return connection.counters(first, count)
 
         return self._until(self._end(), ask)
@@ -594,7 +595,8 @@ class SlowPath:
         def ask(end: float) -> List[Queue]:
             connection = self._told(end)
             if not 0 <= vport < connection.welcome.vports:
-                raise ValueError(f"vport {vport}: there are {connection.welcome.vports}, from 0 on")
+                vports = connection.welcome.vports
+                raise ValueError(f"vport {vport} does not exist: the router has {vports}, numbered from 0")
             return connection.queues(vport)
 
         return self._until(self._end(), ask)
@@ -611,7 +613,7 @@ class SlowPath:
         if (out is None) == (into is None):
             raise ValueError("a frame goes out of a vport, or into one")
         if not 14 <= len(frame) <= FRAME_BYTES_MAX:
-            raise ValueError(f"a frame of {len(frame)} bytes; 14 to {FRAME_BYTES_MAX} can be sent")
+            raise ValueError(f"frame of {len(frame)} bytes (send 14 to {FRAME_BYTES_MAX})")
         vport = into if out is None else out
         body = struct.pack("!BBH", int(out is not None), vport, queue) + frame
         self._until(self._end(), lambda end: self._told(end).frame(body))

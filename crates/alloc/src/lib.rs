@@ -115,7 +115,7 @@ impl AllocationRefusal {
             }
         };
         format!(
-            "{split}{less}leave power out to borrow what others leave, or give a forwarding engine more CPUs \
+            "{split}{less}leave power out to borrow unused power, or give a forwarding engine more CPUs \
              and capacity (pdp inspect substrate shows them)"
         )
     }
@@ -127,7 +127,7 @@ impl fmt::Display for AllocationRefusal {
         let sum: u64 = self.free_millicores.values().copied().map(u64::from).sum();
         write!(
             f,
-            "power {} has no room: forwarding engines have {} free",
+            "power {} does not fit: forwarding engines have {} free",
             cores(self.wanted_millicores),
             sum as f64 / 1000.0
         )?;
@@ -149,7 +149,7 @@ struct FreeCapacity<'a> {
     /// No other vrouter has a share of it.
     idle: bool,
     /// The vrouter already has a share of it.
-    held: bool,
+    in_use: bool,
 }
 
 /// Allocates the shares of a vrouter; whole FEs first, the remainder last.
@@ -166,22 +166,22 @@ pub fn allocate(
     request: AllocationRequest,
 ) -> Result<Vec<EngineShare>, AllocationRefusal> {
     let rooms = rooms(engines, others, own);
-    let wanted = request.millicores.max(SHARE_MILLICORES_MIN);
-    if let Some(shares) = stay(&rooms, own, wanted) {
+    let millicores = request.millicores.max(SHARE_MILLICORES_MIN);
+    if let Some(shares) = stay(&rooms, own, millicores) {
         return Ok(shares);
     }
-    if let Some(shares) = by_rule(rooms.clone(), wanted, |room| room.idle) {
+    if let Some(shares) = by_rule(rooms.clone(), millicores, |room| room.idle) {
         return Ok(shares);
     }
     // A split uses as few FEs as possible, those with the most free power first.
-    let spread = by_rule(rooms.clone(), wanted, |_| true);
+    let spread = by_rule(rooms.clone(), millicores, |_| true);
     match spread {
         Some(shares) if request.split => Ok(shares),
         spread => Err(AllocationRefusal {
             possible_millicores: {
                 let sum = rooms.iter().map(|room| room.free).fold(0, u32::saturating_add);
                 let fits = |sum| by_rule(rooms.clone(), sum, |room| room.idle || request.split);
-                match sum < wanted && sum > 0 && fits(sum).is_some() {
+                match sum < millicores && sum > 0 && fits(sum).is_some() {
                     true => sum,
                     false => most_free(rooms.iter().map(|room| room.free)),
                 }
@@ -210,7 +210,7 @@ pub fn allocate_guests(
     let free_millicores: BTreeMap<String, u32> =
         rooms.iter().map(|room| (room.name.to_owned(), room.free)).collect();
     let guests = guests.max(1);
-    let wanted = |index: usize| {
+    let part = |index: usize| {
         let more = u32::from((index as u32) < millicores % guests);
         (millicores / guests + more).max(SHARE_MILLICORES_MIN)
     };
@@ -219,7 +219,7 @@ pub fn allocate_guests(
     // Existing shares come first, so that new ones don't take their space.
     for stays in [true, false] {
         for index in 0..shares.len() {
-            let millicores = wanted(index);
+            let millicores = part(index);
             let engine = match own.get(index) {
                 _ if shares[index].is_some() => continue,
                 Some(own) if stays => free.contains_key(&own.engine).then(|| own.engine.clone()),
@@ -324,18 +324,18 @@ fn rooms<'a>(
     let usable = engines.iter().filter(|(_, engine)| engine.usable);
     let room = |(name, engine): (&'a String, &'a EngineCapacity)| {
         let given = others.get(name).copied().unwrap_or(0);
-        let held = own.iter().any(|share| share.engine == *name);
+        let in_use = own.iter().any(|share| share.engine == *name);
         let free = u64::from(engine.capacity_millicores).saturating_sub(given);
-        FreeCapacity { name, free: u32::try_from(free).unwrap_or(0), idle: given == 0, held }
+        FreeCapacity { name, free: u32::try_from(free).unwrap_or(0), idle: given == 0, in_use }
     };
     usable.map(room).collect()
 }
 
 /// Returns the vrouter's own shares if they add up to its request. A
 /// share that can't stay in place moves to the best-fitting other FE.
-fn stay(rooms: &[FreeCapacity], own: &[EngineShare], wanted: u32) -> Option<Vec<EngineShare>> {
+fn stay(rooms: &[FreeCapacity], own: &[EngineShare], millicores: u32) -> Option<Vec<EngineShare>> {
     let sum: u64 = own.iter().map(|share| u64::from(share.millicores)).sum();
-    if own.is_empty() || sum != u64::from(wanted) {
+    if own.is_empty() || sum != u64::from(millicores) {
         return None;
     }
     let holds = |room: &FreeCapacity, share: &EngineShare| {
@@ -360,14 +360,14 @@ fn stay(rooms: &[FreeCapacity], own: &[EngineShare], wanted: u32) -> Option<Vec<
 fn best_fit(rooms: &[FreeCapacity], millicores: u32) -> Option<usize> {
     (0..rooms.len())
         .filter(|&i| rooms[i].free >= millicores)
-        .min_by_key(|&i| (!rooms[i].held, rooms[i].free, i))
+        .min_by_key(|&i| (!rooms[i].in_use, rooms[i].free, i))
 }
 
 /// Returns the FE of `kind` with the most free power. Ties go to one with a share of the vrouter.
 fn largest(rooms: &[FreeCapacity], kind: impl Fn(&FreeCapacity) -> bool) -> Option<usize> {
     (0..rooms.len())
         .filter(|&i| kind(&rooms[i]) && rooms[i].free >= SHARE_MILLICORES_MIN)
-        .min_by_key(|&i| (Reverse(rooms[i].free), !rooms[i].held, i))
+        .min_by_key(|&i| (Reverse(rooms[i].free), !rooms[i].in_use, i))
 }
 
 fn take(rooms: &mut Vec<FreeCapacity>, index: usize, millicores: u32) -> EngineShare {

@@ -134,7 +134,7 @@ fn allocation_is_refused_if_no_engine_fits() {
     assert_eq!(refusal.hint, RefusalHint::AllowSplit);
     assert_eq!(
         refusal.to_string(),
-        "power 0.6 has no room: forwarding engines have 0.7 free (fe1: 0.4, fe2: 0.3)"
+        "power 0.6 does not fit: forwarding engines have 0.7 free (fe1: 0.4, fe2: 0.3)"
     );
     let split = Request { split: true, ..request("a", 600) };
     assert_eq!(
@@ -218,7 +218,7 @@ fn borrowing_guest_goes_to_the_least_loaded_engine() {
 fn fewest(
     engines: &EngineCapacities,
     existing: &Placements,
-    wanted: u32,
+    millicores: u32,
     split: bool,
 ) -> Option<usize> {
     let mut used: BTreeMap<&str, u32> = BTreeMap::new();
@@ -237,7 +237,7 @@ fn fewest(
         let members: Vec<(u32, bool)> =
             (0..rooms.len()).filter(|i| set & (1 << i) != 0).map(|i| rooms[i]).collect();
         let sum: u32 = members.iter().map(|room| room.0).sum();
-        let all_needed = |last: u32| sum - last < wanted && sum >= wanted;
+        let all_needed = |last: u32| sum - last < millicores && sum >= millicores;
         let by_rule = (0..members.len()).any(|last| {
             let others_whole =
                 members.iter().enumerate().all(|(i, room)| i == last || split || room.1);
@@ -254,8 +254,7 @@ fn fewest(
 fn cases() -> impl Strategy<Value = (EngineCapacities, Vec<(u8, u32, bool)>)> {
     let capacities = prop::collection::vec(prop::sample::select(vec![300, 500, 1000, 1700]), 1..7);
     let step = (0..6u8, 1..40u32, any::<bool>());
-    let history =
-        prop::collection::vec(step.prop_map(|(who, n, split)| (who, n * 50, split)), 1..12);
+    let history = prop::collection::vec(step.prop_map(|(id, n, split)| (id, n * 50, split)), 1..12);
     (capacities.prop_map(|capacities| engines(&capacities)), history)
 }
 
@@ -275,8 +274,8 @@ proptest! {
     #[test]
     fn allocation_rule_holds_over_any_history((engines, history) in cases()) {
         let mut placements = Placements::new();
-        for (who, millicores, split) in history {
-            let key = format!("v{who}");
+        for (id, millicores, split) in history {
+            let key = format!("v{id}");
             let request = Request { vrouter: key.clone(), millicores, split };
             let others: Placements =
                 placements.iter().filter(|(k, _)| **k != key).map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -329,13 +328,13 @@ proptest! {
         for (name, load) in &loads {
             let capacity = u64::from(engines[name].capacity_millicores);
             for (other, engine) in &engines {
-                let there = loads.get(other).copied().unwrap_or(0);
+                let other_load = loads.get(other).copied().unwrap_or(0);
                 let before = (load - LENT_LOAD_MILLICORES) * u64::from(engine.capacity_millicores);
-                prop_assert!(before <= there * capacity, "{name} {other} {loads:?}");
+                prop_assert!(before <= other_load * capacity, "{name} {other} {loads:?}");
             }
         }
-        for (who, millicores, split) in history {
-            let request = Request { vrouter: format!("v{who}"), millicores, split };
+        for (id, millicores, split) in history {
+            let request = Request { vrouter: format!("v{id}"), millicores, split };
             let got = allocate(&engines, &alone, &request);
             prop_assert_eq!(&got, &allocate(&engines, &beside, &request));
             if let Ok(shares) = got {
@@ -346,15 +345,15 @@ proptest! {
     }
 
     #[test]
-    fn removal_restores_the_allocation((engines, history) in cases(), wanted in 1..40u32) {
+    fn removal_restores_the_allocation((engines, history) in cases(), units in 1..40u32) {
         let mut placements = Placements::new();
-        for (who, millicores, split) in history {
-            let request = Request { vrouter: format!("v{who}"), millicores, split };
+        for (id, millicores, split) in history {
+            let request = Request { vrouter: format!("v{id}"), millicores, split };
             if let Ok(shares) = allocate(&engines, &placements, &request) {
                 placements.insert(request.vrouter, shares);
             }
         }
-        let probe = request("probe", wanted * 50);
+        let probe = request("probe", units * 50);
         let before = allocate(&engines, &placements, &probe);
         let mut with = placements.clone();
         if let Ok(shares) = allocate(&engines, &with, &request("guest", 350)) {
@@ -369,14 +368,14 @@ proptest! {
     fn allocations_stay_within_capacity(
         capacities in prop::collection::vec(0..2000u32, 0..6),
         failed in 0..6usize,
-        wanted in prop::collection::vec((0..5000u32, any::<bool>()), 1..8),
+        requests in prop::collection::vec((0..5000u32, any::<bool>()), 1..8),
     ) {
         let mut engines = engines(&capacities);
         if let Some(engine) = engines.values_mut().nth(failed) {
             engine.usable = false;
         }
         let mut placements = Placements::new();
-        for (n, (millicores, split)) in wanted.into_iter().enumerate() {
+        for (n, (millicores, split)) in requests.into_iter().enumerate() {
             let request = Request { vrouter: format!("v{n}"), millicores, split };
             if let Ok(shares) = allocate(&engines, &placements, &request) {
                 prop_assert!(shares.iter().map(|s| s.millicores).sum::<u32>() >= millicores);

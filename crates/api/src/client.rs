@@ -62,15 +62,14 @@ pub enum Error {
     #[error(transparent)]
     Problem(Box<Problem>),
     /// The answer does not follow this API.
-    #[error("answer of the daemon: {0}")]
+    #[error("unexpected answer from the daemon: {0}")]
     Answer(String),
     /// The connection broke.
     #[error("connection to the daemon")]
     Http(#[from] hyper::Error),
     /// A streamed answer broke off before its end.
     #[error(
-        "the answer broke off before its end, with the daemon or the connection, or because you may no longer \
-         ask for it"
+        "the answer ended early: the daemon stopped, the connection broke, or your access ended"
     )]
     BrokenOff(#[source] hyper::Error),
     /// The receiver of the answer failed, for example in writing it out.
@@ -145,7 +144,9 @@ impl Client {
             roots.add(certificate).map_err(|error| bad(&error))?;
         }
         if roots.is_empty() {
-            return Err(Error::InvalidAddress("certificates: none to trust the server by".into()));
+            return Err(Error::InvalidAddress(
+                "certificates: no trusted certificate in the file".into(),
+            ));
         }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -487,7 +488,10 @@ impl Client {
     ) -> Result<TokioIo<Upgraded>> {
         let response = self.send(Method::POST, &paths::exec(vnet, node), Some(request)).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Err(Error::Answer(format!("{} instead of an upgrade", response.status())));
+            return Err(Error::Answer(format!(
+                "status {} instead of a protocol upgrade",
+                response.status()
+            )));
         }
         Ok(TokioIo::new(hyper::upgrade::on(response).await?))
     }

@@ -94,7 +94,7 @@ pub enum ExecFrame {
 #[derive(Debug, thiserror::Error)]
 pub enum ExecFrameError {
     /// Unknown kind, or a payload that does not fit its kind.
-    #[error("exec frame of kind {kind} with {length} bytes: not of this protocol")]
+    #[error("exec frame: unknown kind {kind} or wrong length {length}")]
     Malformed {
         /// The kind.
         kind: u8,

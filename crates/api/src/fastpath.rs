@@ -47,7 +47,7 @@ pub struct FastpathFilter {
     pub priority: u32,
     /// Packets to match: `ip src 10.0.0.0/8 proto udp dport 53 in eth0`; see docs/slowpath.md.
     pub r#match: String,
-    /// Verdict on of matching packets.
+    /// Verdict on matching packets.
     pub verdict: FastpathVerdict,
     /// For `send`: the egress interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -264,7 +264,9 @@ pub struct FastpathFrame {
     /// Name of the interface.
     pub port: String,
     /// Direction: out of the interface, or as if received from it.
-    pub way: FastpathDirection,
+    // The alias reads the field's old name. It goes with the next version.
+    #[serde(alias = "way")]
+    pub direction: FastpathDirection,
     /// For `out`: the queue, counted from 1. Absent: the port chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<u16>,

@@ -342,11 +342,11 @@ pub struct LinkStatus {
     pub endpoints: Vec<String>,
     /// Path of its frames.
     #[serde(default)]
-    pub way: ForwardingPath,
+    pub path: ForwardingPath,
     /// Why its frames go through the mux although an end is a router that the kernel forwards for:
     /// `it has a delay`, `h1 is a host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub way_reason: Option<String>,
+    pub path_reason: Option<String>,
     /// True if its user has set it up (see `link down`).
     pub up: bool,
     /// True if it is down but its ends keep their carrier.

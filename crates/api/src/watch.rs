@@ -71,7 +71,7 @@ impl fmt::Display for EventCursor {
 
 /// Text that is not a [`EventCursor`].
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no place among events; use BOOT:SEQ of a snapshot or an event")]
+#[error("{0:?} is not an event cursor; use BOOT:SEQ of a snapshot or an event")]
 pub struct BadEventCursor(String);
 
 impl FromStr for EventCursor {
@@ -131,7 +131,7 @@ pub struct Snapshot {
     pub status: Option<VnetStatus>,
     /// Deleted vnets that are not gone yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub going: Vec<String>,
+    pub removing: Vec<String>,
 }
 
 /// An event.

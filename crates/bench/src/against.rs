@@ -113,11 +113,7 @@ impl Comparison {
         before: &Path,
         commit: &str,
     ) -> Result<Self> {
-        ensure!(
-            experiment.subject != Subject::Machine,
-            "{} has nothing of PdP in it",
-            experiment.name
-        );
+        ensure!(experiment.subject != Subject::Machine, "{} does not measure PdP", experiment.name);
         let own = std::env::current_exe()?;
         let now = now.or(own.parent()).context("the directory of this program")?;
         let began = machine::first_output_line("date", &["-u", "+%FT%TZ"]);

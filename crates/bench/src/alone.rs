@@ -204,10 +204,18 @@ pub fn vlan_of(interface: &str, id: u16) -> VlinkEnd {
 }
 
 /// Vlink between these ends, with these egress settings.
-pub fn vlink(name: impl Into<String>, ends: Vec<VlinkEnd>, leaving: EgressConfig) -> Vlink {
+pub fn vlink(name: impl Into<String>, ends: Vec<VlinkEnd>, egress: EgressConfig) -> Vlink {
     let segment = (ends.len() > 2).then_some(SegmentConfig { addresses: 16_384, flood_pps: 1000 });
-    let leaving = vec![leaving; ends.len()];
-    Vlink { name: name.into(), ends, leaving, up: true, segment, schedule: None, queues: vec![] }
+    let egress = vec![egress; ends.len()];
+    Vlink {
+        name: name.into(),
+        ends,
+        leaving: egress,
+        up: true,
+        segment,
+        schedule: None,
+        queues: vec![],
+    }
 }
 
 /// Frame of `bytes` bytes without FCS between two MAC addresses.

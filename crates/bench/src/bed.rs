@@ -160,18 +160,18 @@ impl ForwardingTestbed {
             };
             sum(&after).saturating_sub(sum(&before)) as f64
         };
-        let came = count(|external| external.sent, 'B');
-        ensure!(came > 0.0, "no frame came out");
+        let received = count(|external| external.sent, 'B');
+        ensure!(received > 0.0, "no frame came out");
         let guests: Vec<f64> =
             guests_after.iter().zip(&guests_before).map(|(after, before)| after - before).collect();
         let quotas = self.design.guests.iter().cycle().map(|power| f64::from(*power) / 1e3);
         Ok(LoadResult {
             offered_pps: count(|external| external.received, 'A') / seconds,
-            rate_pps: came / seconds,
-            reordered_percent: count(|external| external.late, 'B') / came * 100.0,
-            cycles: (cycles.user + cycles.kernel) / came * seconds / metered,
+            rate_pps: received / seconds,
+            reordered_percent: count(|external| external.late, 'B') / received * 100.0,
+            cycles: (cycles.user + cycles.kernel) / received * seconds / metered,
             of_quota: guests.iter().zip(quotas).map(|(s, q)| s / metered / q * 100.0).collect(),
-            rate_pgps: came / seconds * metered / guests.iter().sum::<f64>(),
+            rate_pgps: received / seconds * metered / guests.iter().sum::<f64>(),
             dropped: dropped(&before, &after),
         })
     }

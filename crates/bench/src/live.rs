@@ -151,8 +151,8 @@ pub struct SentFrames {
 }
 
 enum GeneratorTask {
-    Aim { aims: Vec<Aim>, shift: u32, bytes: usize, tell: mpsc::Sender<Result<()>> },
-    Send { load: Load, time: Duration, clock: Clock, tell: mpsc::Sender<Result<SentFrames>> },
+    Aim { aims: Vec<Aim>, shift: u32, bytes: usize, reply: mpsc::Sender<Result<()>> },
+    Send { load: Load, time: Duration, clock: Clock, reply: mpsc::Sender<Result<SentFrames>> },
 }
 
 /// Generator in its own thread. Ends when dropped.
@@ -181,18 +181,18 @@ impl LoadGenerator {
         start: impl FnOnce() -> Result<Loaded> + Send + 'static,
     ) -> Result<Self> {
         let (tasks, receive) = mpsc::channel();
-        let (tell, told) = mpsc::channel();
+        let (reply, result) = mpsc::channel();
         in_netns(netns, move || {
             meter::pin(cpu);
             match start() {
                 Ok(mut loaded) => {
-                    let _ = tell.send(Ok(thread_id()));
+                    let _ = reply.send(Ok(thread_id()));
                     loaded.serve(&receive);
                 }
-                Err(error) => drop(tell.send(Err(error))),
+                Err(error) => drop(reply.send(Err(error))),
             }
         });
-        let thread = told.recv().context("the generator ended")??;
+        let thread = result.recv().context("the generator ended")??;
         Ok(Self { tasks, thread })
     }
 
@@ -204,20 +204,20 @@ impl LoadGenerator {
     /// Sends frames of `bytes` bytes to these destinations
     /// from now on, `1 << shift` to each in turn.
     pub fn aim(&self, aims: Vec<Aim>, shift: u32, bytes: usize) -> Result<()> {
-        let (tell, told) = mpsc::channel();
+        let (reply, result) = mpsc::channel();
         self.tasks
-            .send(GeneratorTask::Aim { aims, shift, bytes, tell })
+            .send(GeneratorTask::Aim { aims, shift, bytes, reply })
             .ok()
             .context("it ended")?;
-        told.recv().context("the generator ended")?
+        result.recv().context("the generator ended")?
     }
 
     /// Offers a load for `time`.
     pub fn send(&self, load: Load, time: Duration, clock: &Clock) -> Result<SentFrames> {
-        let (tell, told) = mpsc::channel();
-        let task = GeneratorTask::Send { load, time, clock: clock.clone(), tell };
+        let (reply, result) = mpsc::channel();
+        let task = GeneratorTask::Send { load, time, clock: clock.clone(), reply };
         self.tasks.send(task).ok().context("the generator ended")?;
-        told.recv().context("the generator ended")?
+        result.recv().context("the generator ended")?
     }
 }
 
@@ -278,15 +278,15 @@ impl Loaded {
         for task in tasks {
             // If the program ends, nobody waits for the answer.
             match task {
-                GeneratorTask::Aim { aims, shift, bytes, tell } => {
-                    let _ = tell.send(self.aim(&aims, shift, bytes));
+                GeneratorTask::Aim { aims, shift, bytes, reply } => {
+                    let _ = reply.send(self.aim(&aims, shift, bytes));
                 }
-                GeneratorTask::Send { load, time, clock, tell } => {
+                GeneratorTask::Send { load, time, clock, reply } => {
                     let meter = clock.start(&[thread], true);
                     let sent = self.generate(load, time);
                     let cycles = clock.stop(meter);
                     let sent = sent.map(|(frames, seconds)| SentFrames { frames, seconds, cycles });
-                    let _ = tell.send(sent);
+                    let _ = reply.send(sent);
                 }
             }
         }
@@ -368,7 +368,7 @@ pub struct StreamSink {
 impl StreamSink {
     /// Starts it at a device of a network namespace.
     pub fn start(netns: &str, device: &str) -> Result<Self> {
-        let (tell, told) = mpsc::channel::<Result<[MapHandle; 2]>>();
+        let (reply, result) = mpsc::channel::<Result<[MapHandle; 2]>>();
         let (end, ended) = mpsc::channel::<()>();
         let device = device.to_owned();
         in_netns(named(netns)?, move || {
@@ -380,14 +380,14 @@ impl StreamSink {
             })();
             match attached {
                 Ok((maps, _sinks)) => {
-                    let _ = tell.send(Ok(maps));
+                    let _ = reply.send(Ok(maps));
                     // Until the other end is dropped.
                     let _ = ended.recv();
                 }
-                Err(error) => drop(tell.send(Err(error))),
+                Err(error) => drop(reply.send(Err(error))),
             }
         });
-        let [counters, order] = told.recv().context("the sink ended")??;
+        let [counters, order] = result.recv().context("the sink ended")??;
         Ok(Self { counters, order, _end: end })
     }
 
@@ -408,7 +408,7 @@ impl StreamSink {
             }
             last = now;
         }
-        bail!("frames still came {SETTLE_MAX:?} after the last was sent")
+        bail!("frames still arrived {SETTLE_MAX:?} after the last was sent")
     }
 }
 

@@ -29,7 +29,7 @@ use pdp_bench::site::repository;
   pdp-bench run vnets --at 16,64 --binaries target/release
   pdp-bench run router --at 2 --against /path/of/another/build
   pdp-bench run                        # all of them
-  pdp-bench report                     # plots and REPORT.md, from the results that are there"
+  pdp-bench report                     # plots and REPORT.md, from existing results"
 )]
 struct Args {
     #[command(subcommand)]
@@ -210,7 +210,7 @@ fn measure(
     }
     eprintln!("{} min in all", minutes(start.elapsed()));
     if !failed.is_empty() {
-        eprintln!("failed, or without time to end: {}", failed.join(", "));
+        eprintln!("failed or unfinished: {}", failed.join(", "));
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

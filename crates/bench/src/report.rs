@@ -161,9 +161,9 @@ fn text(all: &[Clean], comparisons: &[Comparison], plots: &[(&str, &str, String)
         "# Measurements\n\n\
          Made by `make bench` from the files in [results/](results/); not written by hand. A figure \
          is the median of its rounds, with least and most in brackets. *near*, *between* and *far* \
-         are states of the machine: the way of a cache line between its first and last core, taken \
-         before each sample (below 100 ns, between, above 250 ns). Figures of different states are not \
-         to be compared; here stands the state that has most samples.\n",
+         are states of the machine: the time that a cache line takes between its first and last core, \
+         measured before each sample (below 100 ns, between, above 250 ns). Do not compare figures of \
+         different states. This report shows the state with the most samples.\n",
     );
     // Writing to a String always succeeds.
     let _ = standings(&mut text, all, comparisons);
@@ -206,8 +206,9 @@ fn pairs(text: &mut String, comparisons: &[Comparison]) -> fmt::Result {
     writeln!(
         text,
         "\n## Against the commit before\n\n\
-         Pairs of both builds in turn, each from a start of its own; how many times as good this one is: \
-         the median of the pairs, and its 95 % interval. It is no slower where that reaches 1."
+         Both builds run in turn, in pairs, each with its own start. The factor is how many times better \
+         this build is: the median of the pairs, and its 95 % interval. The build is no slower if the \
+         interval reaches 1."
     )?;
     let compared: BTreeSet<&str> = comparisons.iter().map(|c| &*c.experiment).collect();
     let with_pdp = experiments::ALL.iter().filter(|e| e.subject != experiments::Subject::Machine);

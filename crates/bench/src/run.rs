@@ -336,9 +336,9 @@ impl ExperimentRun {
         reading: Reading,
         (series, x, x_unit): (&str, f64, &str),
         meanwhile: &Meanwhile,
-        tell: bool,
+        print: bool,
     ) {
-        if tell {
+        if print {
             let cycles =
                 reading.cycles.map_or(String::new(), |c| format!(", {c:.0} cycles/packet"));
             eprintln!(

@@ -223,8 +223,8 @@ impl Site {
         let sent = generator.send(load, time, clock)?;
         let cycles = clock.stop(meter);
         let after = sink.settled(QUIET)?;
-        let came = after.received - before.received;
-        ensure!(came > 0, "of {} frames none came", sent.frames);
+        let received = after.received - before.received;
+        ensure!(received > 0, "none of {} frames arrived", sent.frames);
         let mut all = cycles.user + cycles.kernel;
         let mut notes = "";
         if processes.is_empty() {
@@ -232,14 +232,15 @@ impl Site {
             notes = "cycles with those of the generator";
         }
         let offered = sent.frames as f64;
-        let (rate, offered_mpps) = (came as f64 / sent.seconds / 1e6, offered / sent.seconds / 1e6);
-        let loss = (1.0 - came as f64 / offered.max(1.0)) * 100.0;
-        let late = (after.reordered - before.reordered) as f64 / came as f64 * 100.0;
+        let (rate, offered_mpps) =
+            (received as f64 / sent.seconds / 1e6, offered / sent.seconds / 1e6);
+        let loss = (1.0 - received as f64 / offered.max(1.0)) * 100.0;
+        let reordered = (after.reordered - before.reordered) as f64 / received as f64 * 100.0;
         Ok(vec![
-            Reading::new("rate", rate, "Mpps").cycles(all / came as f64).notes(notes),
+            Reading::new("rate", rate, "Mpps").cycles(all / received as f64).notes(notes),
             Reading::new("offered", offered_mpps, "Mpps"),
             Reading::new("loss", loss, "%"),
-            Reading::new("late", late, "%"),
+            Reading::new("late", reordered, "%"),
         ])
     }
 }

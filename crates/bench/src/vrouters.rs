@@ -229,9 +229,11 @@ impl VrouterTestbed {
         let place = PortDirectory::new()?;
         let ports = Ports::open(&place.netns(), &place.pins())?;
         let here: OwnedFd = File::open(OWN_NETNS)?.into();
-        let there = ports.netns().try_clone_to_owned()?;
-        let generators =
-            [LoadGenerator::start_for_many(here, cpu)?, LoadGenerator::start_for_many(there, cpu)?];
+        let namespace = ports.netns().try_clone_to_owned()?;
+        let generators = [
+            LoadGenerator::start_for_many(here, cpu)?,
+            LoadGenerator::start_for_many(namespace, cpu)?,
+        ];
         let mut lines = vec!["link add bare type veth peer name end".to_owned()];
         for [external, far] in EXTERNAL {
             lines.push(format!("link add {external} type veth peer name {far}"));
@@ -288,8 +290,8 @@ impl VrouterTestbed {
         let mut lines = Vec::new();
         for (number, netns) in namespaces.iter().enumerate() {
             let netns = path(netns);
-            for (way, device) in ["i", "o"].iter().zip(DEVICES) {
-                let name = format!("{way}{letter}{number}");
+            for (prefix, device) in ["i", "o"].iter().zip(DEVICES) {
+                let name = format!("{prefix}{letter}{number}");
                 lines.push(format!(
                     "link add {name} type veth peer name {device} address {MAC_WORDS} netns {netns}"
                 ));
@@ -305,8 +307,8 @@ impl VrouterTestbed {
                 ForwarderKind::Vxlan => vxlan_devices(&netns)?,
                 _ => addresses(&netns, DEVICES)?,
             }
-            let index = |way| -> Result<u32> {
-                Ok(InterfaceInfo::by_name(&format!("{way}{letter}{number}"))?.index)
+            let index = |prefix| -> Result<u32> {
+                Ok(InterfaceInfo::by_name(&format!("{prefix}{letter}{number}"))?.index)
             };
             self.sinks.attach(index("o")?)?;
             let device = index("i")?;
@@ -343,8 +345,8 @@ impl VrouterTestbed {
         ExternalEnd { interface: index, mac, by: tunnel(side, number + 1), limit: None }
     }
 
-    fn routers(&mut self, way: RouterPath) -> &mut Vec<NamespaceRouter> {
-        match way.kind() {
+    fn routers(&mut self, path: RouterPath) -> &mut Vec<NamespaceRouter> {
+        match path.kind() {
             ForwarderKind::Plain => &mut self.plain,
             ForwarderKind::Vxlan => &mut self.vxlan,
             ForwarderKind::Pdp => &mut self.pdp,
@@ -353,15 +355,15 @@ impl VrouterTestbed {
 
     /// Makes threads serve the first `count` routers of a kind, charged as by pdpd, or disables
     /// threads for all. Returns the number of threads.
-    pub fn set_threads(&mut self, way: RouterPath, count: usize, cpu: usize) -> Result<usize> {
-        let mut routers = std::mem::take(self.routers(way));
+    pub fn set_threads(&mut self, path: RouterPath, count: usize, cpu: usize) -> Result<usize> {
+        let mut routers = std::mem::take(self.routers(path));
         let mut found = 0;
         let done = routers.iter_mut().enumerate().try_for_each(|(at, router)| {
-            self.set_threads_of(router, way.series(), at < count, cpu)?;
+            self.set_threads_of(router, path.series(), at < count, cpu)?;
             found += router.threads.len();
             Ok(())
         });
-        *self.routers(way) = routers;
+        *self.routers(path) = routers;
         done.map(|()| found)
     }
 
@@ -407,17 +409,17 @@ impl VrouterTestbed {
     }
 
     /// Directs frames through the first `count` routers on this path, `1 << shift` to each in turn.
-    fn prepare(&mut self, way: RouterPath, count: usize, shift: u32) -> Result<()> {
+    fn prepare(&mut self, path: RouterPath, count: usize, shift: u32) -> Result<()> {
         let at = usize::from(matches!(
-            way,
+            path,
             RouterPath::Stack(TrafficEnds::Tunnels) | RouterPath::Bypass(TrafficEnds::Tunnels)
         ));
-        let routers = self.routers(way).get(..count).context("routers")?;
+        let routers = self.routers(path).get(..count).context("routers")?;
         let aims: Vec<Aim> = routers.iter().filter_map(|it| it.aims[at].clone()).collect();
         let numbers: Vec<u32> = routers.iter().map(|router| router.number).collect();
-        self.generator(way).aim(aims, shift, bytes(way))?;
-        let (RouterPath::Stack(ends) | RouterPath::Bypass(ends)) = way else { return Ok(()) };
-        let lease = if way == RouterPath::Bypass(ends) { LEASE_MAX } else { Duration::ZERO };
+        self.generator(path).aim(aims, shift, bytes(path))?;
+        let (RouterPath::Stack(ends) | RouterPath::Bypass(ends)) = path else { return Ok(()) };
+        let lease = if path == RouterPath::Bypass(ends) { LEASE_MAX } else { Duration::ZERO };
         for number in numbers {
             self.ports.activate_bypass(number, lease, [NO_MTU; 2])?;
             let leave = match ends {
@@ -430,9 +432,9 @@ impl VrouterTestbed {
         Ok(())
     }
 
-    fn generator(&self, way: RouterPath) -> &LoadGenerator {
+    fn generator(&self, path: RouterPath) -> &LoadGenerator {
         let is_there = matches!(
-            way,
+            path,
             RouterPath::Stack(TrafficEnds::Near) | RouterPath::Bypass(TrafficEnds::Near)
         );
         &self.generators[usize::from(is_there)]
@@ -444,37 +446,37 @@ impl VrouterTestbed {
     /// If no frames arrived, or frames of PdP's routers took another path.
     pub fn offer(
         &mut self,
-        way: RouterPath,
+        path: RouterPath,
         count: usize,
         shift: u32,
         time: Duration,
     ) -> Result<RouterLoadResult> {
-        let headers = if way.is_tunnelled() { tunnelled(MAC, VNI) } else { plain() };
+        let headers = if path.is_tunnelled() { tunnelled(MAC, VNI) } else { plain() };
         let bare = Aim { device: self.bare, port: None, headers };
-        self.generators[0].aim(vec![bare], 0, bytes(way))?;
+        self.generators[0].aim(vec![bare], 0, bytes(path))?;
         let most = Load::Most;
         let [made, _, working, _] = self.measure(&self.generators[0], &[], most, time / 4)?;
         let bare_ns = working / made;
-        self.prepare(way, count, shift)?;
+        self.prepare(path, count, shift)?;
         let threads: Vec<u32> =
-            self.routers(way)[..count].iter().flat_map(|it| it.threads.clone()).collect();
+            self.routers(path)[..count].iter().flat_map(|it| it.threads.clone()).collect();
         let clock = Clock::CpuTime { hz: 0.0 };
-        self.generator(way).send(Load::Most, WARM_UP, &clock)?;
-        let before = self.ways(way)?;
-        let generator = self.generator(way);
-        let [made, came, working, in_threads] = self.measure(generator, &threads, most, time)?;
-        ensure!(came > 0.0, "of {made} frames none came");
-        let after = self.ways(way)?;
+        self.generator(path).send(Load::Most, WARM_UP, &clock)?;
+        let before = self.bypass_counts(path)?;
+        let generator = self.generator(path);
+        let [made, passed, working, in_threads] = self.measure(generator, &threads, most, time)?;
+        ensure!(passed > 0.0, "none of {made} frames arrived");
+        let after = self.bypass_counts(path)?;
         let [short, other] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
-        let is_so = match way {
+        let is_so = match path {
             RouterPath::Stack(_) => short == 0 && other > 0,
             RouterPath::Bypass(_) => short > 0 && other <= short / 100,
             RouterPath::Plain | RouterPath::Vxlan => true,
         };
-        ensure!(is_so, "{short} frames went the short way, {other} another");
-        let rate_pps = came / time.as_secs_f64();
+        ensure!(is_so, "{short} frames took the XDP bypass, {other} the stack");
+        let rate_pps = passed / time.as_secs_f64();
         if threads.is_empty() {
-            let cpu_ns = (working - bare_ns * made) / came;
+            let cpu_ns = (working - bare_ns * made) / passed;
             return Ok(RouterLoadResult {
                 rate_pps,
                 cpu_ns,
@@ -483,8 +485,8 @@ impl VrouterTestbed {
             });
         }
         let half = Load::Even(rate_pps / 2.0);
-        let [_, fewer, _, meanwhile] = self.measure(self.generator(way), &threads, half, time)?;
-        let threads_ns = in_threads / came;
+        let [_, fewer, _, meanwhile] = self.measure(self.generator(path), &threads, half, time)?;
+        let threads_ns = in_threads / passed;
         Ok(RouterLoadResult {
             rate_pps,
             cpu_ns: working / made - bare_ns + threads_ns,
@@ -494,8 +496,8 @@ impl VrouterTestbed {
     }
 
     /// Frames on the XDP bypass, and other frames, at the first router's port.
-    fn ways(&mut self, way: RouterPath) -> Result<[u64; 2]> {
-        if way.kind() != ForwarderKind::Pdp {
+    fn bypass_counts(&mut self, path: RouterPath) -> Result<[u64; 2]> {
+        if path.kind() != ForwarderKind::Pdp {
             return Ok([0; 2]);
         }
         let counters = self.ports.counters(self.pdp[0].number)?;
@@ -518,21 +520,21 @@ impl VrouterTestbed {
         let used = |pids: &[u32]| pids.iter().map(|pid| cpu_ns(*pid)).sum::<u64>();
         let clock = Clock::CpuTime { hz: 0.0 };
         thread::sleep(SETTLE);
-        let (came, working, in_threads) = (self.sinks.received()?, used(&makers), used(threads));
+        let (passed, working, in_threads) = (self.sinks.received()?, used(&makers), used(threads));
         let sent = generator.send(load, time, &clock)?;
         let working = used(&makers).saturating_sub(working);
         thread::sleep(SETTLE);
-        let came = self.sinks.received()?.saturating_sub(came);
+        let passed = self.sinks.received()?.saturating_sub(passed);
         let in_threads = used(threads).saturating_sub(in_threads);
         let scale = time.as_secs_f64() / sent.seconds;
-        Ok([sent.frames, came, working, in_threads].map(|count| count as f64 * scale))
+        Ok([sent.frames, passed, working, in_threads].map(|count| count as f64 * scale))
     }
 }
 
 impl Drop for VrouterTestbed {
     fn drop(&mut self) {
-        for way in [RouterPath::Plain, RouterPath::Vxlan, RouterPath::Stack(TrafficEnds::Near)] {
-            let _ = self.set_threads(way, 0, 0);
+        for path in [RouterPath::Plain, RouterPath::Vxlan, RouterPath::Stack(TrafficEnds::Near)] {
+            let _ = self.set_threads(path, 0, 0);
         }
         let _ = self.cgroups.remove("", END_MAX);
         self.cgroups.remove_if_empty("");
@@ -709,8 +711,8 @@ fn tunnel(side: usize, vni: u32) -> Encapsulation {
     Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: DISCARD_PORT, vni })
 }
 
-fn bytes(way: RouterPath) -> usize {
-    FRAME_BYTES + if way.is_tunnelled() { TUNNEL_BYTES } else { 0 }
+fn bytes(path: RouterPath) -> usize {
+    FRAME_BYTES + if path.is_tunnelled() { TUNNEL_BYTES } else { 0 }
 }
 
 /// Headers of a frame to a router.

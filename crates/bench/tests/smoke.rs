@@ -36,7 +36,7 @@ fn kernel_forwarded_frames_are_counted_once_in_order() {
 #[test]
 fn frames_take_the_measured_kernel_path() {
     let [near, far] = [TrafficEnds::Near, TrafficEnds::Tunnels];
-    let ways = [
+    let paths = [
         RouterPath::Plain,
         RouterPath::Vxlan,
         RouterPath::Stack(near),
@@ -49,13 +49,13 @@ fn frames_take_the_measured_kernel_path() {
         let mut field = VrouterTestbed::new([2, 1, 3], 0)?;
         assert!(field.bytes > 0);
         for threads in [0, 2] {
-            for way in ways {
-                let count = if way == RouterPath::Vxlan { 1 } else { 2 };
-                let found = field.set_threads(way, threads.min(count), 0)?;
+            for path in paths {
+                let count = if path == RouterPath::Vxlan { 1 } else { 2 };
+                let found = field.set_threads(path, threads.min(count), 0)?;
                 assert_eq!(found, 2 * threads.min(count));
-                let passed = field.offer(way, count, 0, Duration::from_millis(100))?;
-                assert!(passed.rate_pps > 0.0, "{way:?}");
-                assert_eq!(passed.threads_ns > 0.0, threads > 0, "{way:?}");
+                let passed = field.offer(path, count, 0, Duration::from_millis(100))?;
+                assert!(passed.rate_pps > 0.0, "{path:?}");
+                assert_eq!(passed.threads_ns > 0.0, threads > 0, "{path:?}");
             }
         }
         Ok(())

@@ -311,7 +311,7 @@ pub struct ExecArgs {
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
     #[command(flatten)]
-    pub stand: RunAsArgs,
+    pub run_as: RunAsArgs,
     /// Allocate a terminal.
     #[arg(short, long)]
     pub tty: bool,
@@ -361,7 +361,7 @@ pub struct ShellArgs {
     #[arg(long, value_name = "N")]
     pub guest: Option<u32>,
     #[command(flatten)]
-    pub stand: RunAsArgs,
+    pub run_as: RunAsArgs,
 }
 
 /// User and directory that a command runs with.
@@ -556,7 +556,7 @@ pub struct EventsArgs {
 
 /// Show vnets with their rates, CPU, memory and events on one screen, continuously.
 ///
-/// Keys: s sort, r reverse, / filter, p hold, Enter the ports and guests of a vnet, Esc back, ?
+/// Keys: s sort, r reverse, / filter, p pause, Enter the ports and guests of a vnet, Esc back, ?
 /// help, q quit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp top\n         \

@@ -54,7 +54,7 @@ pub async fn capture(client: &Client, args: CaptureArgs) -> Result<ExitCode, Cli
     let to_stdout = args.write.as_ref().is_some_and(|path| path.as_os_str() == "-");
     if to_stdout && io::stdout().is_terminal() {
         return Err(CliFailure::Usage(
-            "frames are no text: pipe them, as in `pdp capture ... -w - | tcpdump -nr -`".into(),
+            "frames are binary: pipe them, as in `pdp capture ... -w - | tcpdump -nr -`".into(),
         ));
     }
     let query = CaptureQuery { snap_bytes: args.snap, filter };

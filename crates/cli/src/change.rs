@@ -112,7 +112,7 @@ pub async fn delete(client: &Client, args: DeleteArgs) -> Result<ExitCode, CliFa
     if !args.only.is_empty() {
         let [vnet] = &names[..] else {
             return Err(CliFailure::Usage(
-                "--only goes with one vnet: pdp delete VNET --only NODE".into(),
+                "--only needs exactly one vnet: pdp delete VNET --only NODE".into(),
             ));
         };
         all = client.delete_nodes(vnet, &args.only, |step| shown.step(step)).await?;
@@ -151,7 +151,8 @@ pub async fn link(client: &Client, args: LinkArgs) -> Result<ExitCode, CliFailur
     let is_set = args.state == LinkState::Set;
     let of_set = args.at.is_some() || args.restart;
     if is_set == args.keys.is_empty() || !is_set && of_set || is_set && args.silent {
-        let problem = "`link set` takes KEY=VALUE, --at and --restart, `link down` --silent, and no other does";
+        let problem = "only `link set` takes KEY=VALUE, --at and --restart, and only `link down` \
+                       takes --silent";
         return Err(CliFailure::Usage(problem.into()));
     }
     let report = if is_set {

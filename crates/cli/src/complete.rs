@@ -83,12 +83,12 @@ fn names(current: &OsStr, part: CompletionPart) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else { return Vec::new() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return Vec::new() };
-    let asked = runtime.block_on(async {
+    let answered = runtime.block_on(async {
         let client = named_client()?;
         tokio::time::timeout(PATIENCE, all(&client, current, part)).await.ok()
     });
     runtime.shutdown_background();
-    let names = asked.unwrap_or_default();
+    let names = answered.unwrap_or_default();
     names
         .into_iter()
         .filter(|name| name.starts_with(current))

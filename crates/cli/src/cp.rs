@@ -40,15 +40,15 @@ if [ -d "$to" ]; then
     [ -n "$2" ] || fail "$1: is a directory"
     to=${to%/}/$2
 fi
-if [ -L "$to" ]; then to=$(readlink -f "$to") || fail "$1: a link that leads nowhere"; fi
+if [ -L "$to" ]; then to=$(readlink -f "$to") || fail "$1: a dangling symbolic link"; fi
 part=$to.$3
 "#;
 
 /// Copies standard input to the temporary file.
 const WRITE: &str = r#"
 [ ! -d "$to" ] || fail "$to: is a directory"
-[ ! -e "$to" ] || [ -f "$to" ] || fail "$to: is no regular file"
-[ -d "${to%/*}/" ] || fail "$to: there is no such directory"
+[ ! -e "$to" ] || [ -f "$to" ] || fail "$to: not a regular file"
+[ -d "${to%/*}/" ] || fail "$to: no such directory"
 umask 077
 set -C
 exec 3> "$part" || exit 1
@@ -72,8 +72,8 @@ fail() { echo "$1" >&2; exit 1; }
 from=$1
 case $from in /*) ;; *) from=./$from ;; esac
 [ ! -d "$from" ] || fail "$1: is a directory"
-[ -e "$from" ] || fail "$1: there is no such file"
-[ -f "$from" ] || fail "$1: is no regular file"
+[ -e "$from" ] || fail "$1: no such file"
+[ -f "$from" ] || fail "$1: not a regular file"
 exec < "$from" || exit 1
 stat -L -c %a "$from" 2>/dev/null || echo 644
 exec cat
@@ -92,14 +92,14 @@ pub async fn cp(client: &Client, args: CpArgs) -> Result<ExitCode, CliFailure> {
     };
     match (&args.from, &args.to) {
         (CopyLocation::Node(..), CopyLocation::Node(..)) => Err(usage(
-            "from a node to a node goes in two: pdp cp VNET/NODE:PATH - | pdp cp - VNET/NODE:PATH",
+            "copy between nodes in two steps: pdp cp VNET/NODE:PATH - | pdp cp - VNET/NODE:PATH",
         )),
         (CopyLocation::Node(name, path), to) => tokio::select! {
             ended = fetch(client, name, path, to, args.max_size.0) => ended,
             () = interrupted => Err(broken_off()),
         },
         (from, CopyLocation::Node(name, path)) => put(client, from, name, path, interrupted).await,
-        _ => Err(usage("FROM or TO is a file in a node, VNET/NODE:PATH, like red/r1:/tmp/x")),
+        _ => Err(usage("FROM or TO must be a file in a node: VNET/NODE:PATH, like red/r1:/tmp/x")),
     }?;
     Ok(ExitCode::SUCCESS)
 }
@@ -109,7 +109,7 @@ fn usage(text: &str) -> CliFailure {
 }
 
 fn broken_off() -> CliFailure {
-    CliFailure::Other("broken off; no file was changed".into())
+    CliFailure::Other("interrupted; no file was changed".into())
 }
 
 fn at(path: &Path) -> impl Fn(io::Error) -> CliFailure {
@@ -117,7 +117,7 @@ fn at(path: &Path) -> impl Fn(io::Error) -> CliFailure {
 }
 
 fn is_directory(path: &Path) -> CliFailure {
-    let hint = "directories go by `tar c DIR | pdp exec VNET/NODE tar x -C /tmp`";
+    let hint = "copy directories with `tar c DIR | pdp exec VNET/NODE tar x -C /tmp`";
     CliFailure::Other(format!("{}: is a directory; {hint}", path.display()))
 }
 
@@ -279,7 +279,7 @@ async fn fetch(
             left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
                 let what = format!("{}/{}: {path:?}", name.vnet, name.node);
                 let hint =
-                    "give --max-size, or take it by standard output: pdp cp VNET/NODE:PATH -";
+                    "raise --max-size, or copy it to standard output: pdp cp VNET/NODE:PATH -";
                 CliFailure::Other(format!("{what} has more than {bytes_max} bytes; {hint}"))
             })?;
         }
@@ -303,7 +303,7 @@ async fn fetch(
 }
 
 fn no_mode() -> CliFailure {
-    CliFailure::Other("the node's sh or stat doesn't say which permissions the file has".into())
+    CliFailure::Other("the node's sh or stat did not report the file's permissions".into())
 }
 
 /// Destination of a node's file.
@@ -333,7 +333,9 @@ impl CopyDestination {
         let mut here = here.to_owned();
         if here.is_dir() {
             let name = Path::new(path).file_name();
-            here.push(name.ok_or_else(|| usage("the path in the node ends in no name of a file"))?);
+            here.push(
+                name.ok_or_else(|| usage("the path in the node does not end in a file name"))?,
+            );
         }
         match fs::canonicalize(&here) {
             Ok(real) => here = real,
@@ -343,7 +345,7 @@ impl CopyDestination {
         match fs::symlink_metadata(&here) {
             Ok(metadata) if metadata.is_dir() => Err(is_directory(&here)),
             Ok(metadata) if !metadata.is_file() => Err(CliFailure::Other(format!(
-                "{}: is no regular file; use - for standard output",
+                "{}: not a regular file; use - for standard output",
                 here.display()
             ))),
             Ok(_) => Ok(Self::Named(here)),

@@ -15,7 +15,7 @@ use crate::failure::CliFailure;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Pause between two polls.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+const POLL_PAUSE: Duration = Duration::from_millis(20);
 
 /// Bytes to show of a failed daemon's log.
 const LOG_BYTES_MAX: usize = 2000;
@@ -27,7 +27,9 @@ pub async fn start(
     arguments: &str,
 ) -> Result<(), CliFailure> {
     let socket = client.socket().ok_or_else(|| {
-        CliFailure::Usage("a daemon is started on its own machine, not by --server".into())
+        CliFailure::Usage(
+            "`pdp up` starts a daemon on its own machine only, without --server".into(),
+        )
     })?;
     let run_dir = run_dir(socket)?;
     std::fs::create_dir_all(run_dir)?;
@@ -69,8 +71,8 @@ pub async fn start(
         // The stack backtrace does not help the user.
         let text = text.split("\nStack backtrace:").next().unwrap_or_default();
         let from = text.char_indices().rev().nth(LOG_BYTES_MAX).map_or(0, |(at, _)| at);
-        let said = text[from..].trim_end();
-        CliFailure::Other(format!("{} {reason}; its last words:\n{said}", program.display()))
+        let tail = text[from..].trim_end();
+        CliFailure::Other(format!("{} {reason}; its last output:\n{tail}", program.display()))
     })
 }
 
@@ -90,7 +92,7 @@ async fn wait_answer(client: &Client, child: &mut Child) -> Result<(), String> {
         if Instant::now() > end {
             return Err(format!("does not answer after {} s", WAIT_MAX.as_secs()));
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_PAUSE).await;
     }
 }
 
@@ -101,7 +103,7 @@ pub async fn wait_gone(client: &Client) -> Result<(), CliFailure> {
         if matches!(client.version().await, Err(Error::NoDaemon { .. })) {
             return Ok(());
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_PAUSE).await;
     }
     Err(CliFailure::Other(format!(
         "the daemon at {} still answers after {} s; see `pdp logs`",
@@ -117,8 +119,7 @@ fn run_dir(socket: &Path) -> Result<&Path, CliFailure> {
             Ok(directory)
         }
         _ => Err(CliFailure::Usage(format!(
-            "no daemon at {}, and none can be started for it: a daemon's socket is \
-             DIRECTORY/pdpd.sock",
+            "no daemon at {}, and `pdp up` can't start one there: use a socket DIRECTORY/pdpd.sock",
             socket.display()
         ))),
     }

@@ -35,11 +35,11 @@ pub async fn events(client: &Client, args: EventsArgs) -> Result<ExitCode, CliFa
             let line = match following.next().await? {
                 WatchUpdate::Line(line) => line,
                 other => {
-                    let told = match &other {
+                    let text = match &other {
                         WatchUpdate::Gone(why) => why,
                         _ => "connected again",
                     };
-                    let _ = writeln!(io::stderr(), "pdp: {told}");
+                    let _ = writeln!(io::stderr(), "pdp: {text}");
                     continue;
                 }
             };
@@ -51,12 +51,12 @@ pub async fn events(client: &Client, args: EventsArgs) -> Result<ExitCode, CliFa
             } else {
                 quiet = false;
             }
-            let wanted = match &line {
+            let shown = match &line {
                 WatchLine::Sample(_) => false,
                 WatchLine::Snapshot(_) => !std::mem::take(&mut first),
                 _ => true,
             };
-            if wanted {
+            if shown {
                 write(text(args.format, &line)?.as_bytes())?;
             }
         }
@@ -90,9 +90,9 @@ pub fn format_line(line: &WatchLine) -> String {
         WatchLine::Gap(gap) => match gap.lost {
             Some(lost) => {
                 let lost = pdp_spec::count(lost, "event");
-                format!("(up to {lost} lost; what follows is what is)\n")
+                format!("(up to {lost} lost; the current state follows)\n")
             }
-            None => "(the daemon started anew; what follows is what is)\n".into(),
+            None => "(the daemon restarted; the current state follows)\n".into(),
         },
         WatchLine::End(end) => format!("({})\n", end.reason),
         WatchLine::Sample(_) => String::new(),
@@ -138,8 +138,8 @@ mod tests {
         );
         let red = VnetSummary { name: "red".into(), ..VnetSummary::default() };
         let snapshot = Snapshot { vnets: vec![red], ..Snapshot::default() };
-        let told = format_line(&WatchLine::Snapshot(snapshot));
-        assert_eq!(told, "1970-01-01T00:00:00.000Z  vnet/red  is stopped\n");
+        let text = format_line(&WatchLine::Snapshot(snapshot));
+        assert_eq!(text, "1970-01-01T00:00:00.000Z  vnet/red  is stopped\n");
         assert!(format_line(&WatchLine::Gap(Gap { lost: Some(7) })).contains("up to 7"));
     }
 }

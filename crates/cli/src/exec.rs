@@ -37,29 +37,27 @@ pub async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, CliFailur
     let command = args.command.into_iter().map(OsString::into_string).collect::<Result<_, _>>();
     let command = command
         .map_err(|word| CliFailure::Usage(format!("{}: not UTF-8", word.to_string_lossy())))?;
-    let request = request(command, args.guest, args.stand, args.tty);
+    let request = request(command, args.guest, args.run_as, args.tty);
     let NodeNames { vnet, .. } = &args.nodes;
     if let Some(node) = args.nodes.one(&args.choice) {
         let name = NodeName { vnet: vnet.clone(), node: node.into() };
         return run(client, &name, &request, !args.no_stdin).await;
     }
     if args.tty || args.interactive {
-        return Err(CliFailure::Usage(
-            "a terminal and standard input (-t, -i) are for one node".into(),
-        ));
+        return Err(CliFailure::Usage("-t and -i need exactly one node".into()));
     }
     many::run(client, vnet, args.nodes.chosen(client, &args.choice).await?, request).await
 }
 
 pub async fn shell(client: &Client, args: ShellArgs) -> Result<ExitCode, CliFailure> {
-    run(client, &args.name, &request(Vec::new(), args.guest, args.stand, true), true).await
+    run(client, &args.name, &request(Vec::new(), args.guest, args.run_as, true), true).await
 }
 
-fn request(command: Vec<String>, guest: Option<u32>, stand: RunAsArgs, tty: bool) -> ExecRequest {
+fn request(command: Vec<String>, guest: Option<u32>, run_as: RunAsArgs, tty: bool) -> ExecRequest {
     ExecRequest {
         command,
-        user: stand.user,
-        workdir: stand.workdir,
+        user: run_as.user,
+        workdir: run_as.workdir,
         process: guest.map_or(GuestProcess::Control, GuestProcess::Guest),
         tty: tty.then(|| window_size().unwrap_or(SIZE_DEFAULT)),
         term: tty.then(|| std::env::var("TERM").ok()).flatten(),
@@ -106,11 +104,11 @@ pub async fn until_end(
                 return Err(CliFailure::Other(format!("the daemon ended the command: {why}")));
             }
             ExecFrame::Stdin(_) | ExecFrame::StdinEnd | ExecFrame::Resize(_) => {
-                return Err(Error::Answer("frame of a client".into()).into());
+                return Err(Error::Answer("a frame that only clients send".into()).into());
             }
         }
     }
-    Err(Error::Answer("the command's connection ended before it; see `pdp logs`".into()).into())
+    Err(Error::Answer("the connection ended before the command; see `pdp logs`".into()).into())
 }
 
 /// Writes a command's output until its exit code arrives.
@@ -122,37 +120,37 @@ pub async fn output(
 ) -> Result<i32, CliFailure> {
     // The first message, if it may be the OCI runtime's. It waits here until it is known to be the
     // last.
-    let mut held: Option<ExecFrame> = None;
+    let mut pending: Option<ExecFrame> = None;
     let mut written = false;
     let ended = until_end(from, |frame| {
-        if !written && held.is_none() && runtime_words(&frame).is_some() {
-            held = Some(frame);
+        if !written && pending.is_none() && runtime_words(&frame).is_some() {
+            pending = Some(frame);
             return Ok(());
         }
-        for frame in held.take().iter().chain([&frame]) {
+        for frame in pending.take().iter().chain([&frame]) {
             write(frame, out, err)?;
         }
         written = true;
         Ok(())
     });
     let ended = ended.await;
-    let Some(held) = held else { return told(ended, name, err) };
-    if let (Ok(RUNTIME_FAILED), Some((words, code))) = (&ended, runtime_words(&held)) {
+    let Some(pending) = pending else { return explain_end(ended, name, err) };
+    if let (Ok(RUNTIME_FAILED), Some((words, code))) = (&ended, runtime_words(&pending)) {
         writeln!(err, "error: {}/{}: {words}", name.vnet, name.node)?;
         return Ok(code);
     }
-    write(&held, out, err)?;
-    told(ended, name, err)
+    write(&pending, out, err)?;
+    explain_end(ended, name, err)
 }
 
 /// Explains the end of a command that made a forbidden system call. The kernel kills it silently.
-fn told(
+fn explain_end(
     ended: Result<i32, CliFailure>,
     name: &NodeName,
     err: &mut impl Write,
 ) -> Result<i32, CliFailure> {
     if let Ok(FORBIDDEN) = ended {
-        let why = "a system call that nodes may not make, as those of 32-bit programs";
+        let why = "a system call that nodes may not make, such as those of 32-bit programs";
         writeln!(err, "error: {}/{}: ended by signal 31 (SIGSYS): {why}", name.vnet, name.node)?;
     }
     ended
@@ -255,14 +253,14 @@ mod tests {
 
     #[test]
     fn exec_reports_runtime_errors_like_a_shell() {
-        let says = |why: &str| {
+        let not_started_for = |why: &str| {
             let words = "exec failed: unable to start container process: ".to_owned() + why;
             not_started(format!("time=\"now\" level=error msg=\"{words}\"\n").as_bytes())
         };
         let missing = r#"exec: \"nosuch\": executable file not found in $PATH"#;
-        let (words, code) = says(missing).unwrap();
+        let (words, code) = not_started_for(missing).unwrap();
         assert_eq!((words.as_str(), code), ("nosuch: executable file not found in $PATH", 127));
-        assert_eq!(says(r#"exec: \"/etc/motd\": permission denied"#).unwrap().1, 126);
+        assert_eq!(not_started_for(r#"exec: \"/etc/motd\": permission denied"#).unwrap().1, 126);
         assert_eq!(not_started(b"no such file or directory"), None);
     }
 
@@ -274,9 +272,9 @@ mod tests {
             |text: &str| ExecFrame::Stderr(text.into()),
         );
         let name: NodeName = "red/r1".parse().unwrap();
-        let killed = "error: red/r1: ended by signal 31 (SIGSYS): a system call that nodes may not make, as those of \
-                      32-bit programs\n";
-        for (frames, wanted) in [
+        let killed = "error: red/r1: ended by signal 31 (SIGSYS): a system call that nodes may not \
+                      make, such as those of 32-bit programs\n";
+        for (frames, expected) in [
             (vec![stdout(words), ExecFrame::Exit(0)], (words, "", 0)),
             (vec![stdout(words), stderr("b"), ExecFrame::Exit(255)], (words, "b", 255)),
             (vec![stderr("a"), stdout(words), ExecFrame::Exit(255)], (words, "a", 255)),
@@ -291,7 +289,7 @@ mod tests {
             let (mut out, mut err) = (Vec::new(), Vec::new());
             let code = output(&mut stream.as_slice(), &name, &mut out, &mut err).await.unwrap();
             let (out, err) = (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap());
-            assert_eq!((out.as_str(), err.as_str(), code), wanted, "{frames:?}");
+            assert_eq!((out.as_str(), err.as_str(), code), expected, "{frames:?}");
         }
     }
 }

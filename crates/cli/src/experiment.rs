@@ -10,7 +10,7 @@ use crate::failure::CliFailure;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: pdp experiment veth --quick --json veth.json
 
-Uses namespaces and a node of its own; no daemon is needed, root is. `make bench` runs them all.")]
+Uses its own namespaces and node. Needs root, but no daemon. `make bench` runs them all.")]
 pub struct ExperimentArgs {
     /// Name of the experiment.
     name: Option<String>,
@@ -57,7 +57,7 @@ pub fn run(experiment: ExperimentArgs) -> Result<ExitCode, CliFailure> {
     }
     let status = command.status().map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::NotFound => "; it is built by `make build` and not installed",
+            io::ErrorKind::NotFound => "; `make build` builds it, and `make install` leaves it out",
             _ => "",
         };
         CliFailure::Other(format!("run {}: {error}{hint}", program.display()))

@@ -71,7 +71,7 @@ pub async fn export(client: &Client, args: ExportArgs) -> Result<ExitCode, CliFa
         if let Some(path) = paths.find(|path| path.symlink_metadata().is_ok()) {
             let path = path.display();
             return Err(CliFailure::Other(format!(
-                "{path} is there already; name another directory, or say --force"
+                "{path} exists; name another directory, or give --force"
             )));
         }
     }
@@ -109,7 +109,7 @@ fn place(node: &str, path: &str) -> Result<String, CliFailure> {
     let place = format!("{node}/{below}");
     if below.is_empty() || !Path::new(&place).components().all(plain) {
         return Err(CliFailure::Other(format!(
-            "node {node}: {path:?} is no path below a directory"
+            "node {node}: {path:?} is not a path below a directory"
         )));
     }
     Ok(place)
@@ -121,7 +121,7 @@ async fn save(client: &Client, vnet: &str, spec: &mut Value) -> Result<(), CliFa
     for (node, path, file) in files_of(spec) {
         let name = NodeName { vnet: vnet.into(), node: node.clone() };
         let warn =
-            |why: &str| eprintln!("warning: {vnet}/{node}: {path}: {why}; it is as in the spec");
+            |why: &str| eprintln!("warning: {vnet}/{node}: {path}: {why}; kept as in the spec");
         if path.starts_with(FRR) && frr.insert(node.clone()) {
             let (code, words) = run(client, &name, &FRR_WRITES.map(str::to_owned)).await?;
             if code != 0 {

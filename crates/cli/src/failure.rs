@@ -75,20 +75,17 @@ impl CliFailure {
             Self::Api(Error::NoDaemon { place, source }) => {
                 let denied = source.kind() == io::ErrorKind::PermissionDenied;
                 let hint = match (denied, place.starts_with('/')) {
-                    (true, _) => "a directory above it is not for this user; ask an operator",
+                    (true, _) => "this user may not open a directory above it; ask an operator",
                     (_, true) => {
-                        "start it with `pdp up`, or say which it is with --name or --socket"
+                        "start it with `pdp up`, or select another with --name or --socket"
                     }
-                    (_, false) => {
-                        "start it there with --listen, or say where it listens with --server or \
-                         PDP_SERVER"
-                    }
+                    (_, false) => "start it there with --listen, or correct --server or PDP_SERVER",
                 };
                 (format!("error: no daemon at {place}: {source}\nhint: {hint}\n"), NO_DAEMON)
             }
             Self::Api(Error::Tls { .. }) => {
-                let hint = "say by --ca FILE which certificate to trust; `pdp version` on the \
-                            server's machine shows the SHA-256 of its own";
+                let hint = "trust its certificate with --ca FILE; `pdp version` on the server's \
+                            machine shows the SHA-256";
                 (format!("error: {}\nhint: {hint}\n", with_causes(self)), FAILED)
             }
             Self::Api(Error::InvalidAddress(text)) => (format!("error: {text}\n"), USAGE),

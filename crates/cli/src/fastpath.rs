@@ -81,7 +81,8 @@ pub enum FastpathAction {
         #[arg(value_name = "IFACE")]
         port: Option<String>,
     },
-    /// Set a queue's weight and length, within the spec's limits. Values that are not given stay.
+    /// Set a queue's weight and length, within the spec's limits. Omitted values return to the
+    /// spec's.
     Queue(SetQueueArgs),
     /// Replace all filters by those of a file, all at once.
     ///
@@ -158,7 +159,7 @@ pub struct SetQueueArgs {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(group = ArgGroup::new("way").args(["out", "into"]).required(true))]
+#[command(group = ArgGroup::new("direction").args(["out", "into"]).required(true))]
 pub struct SendFrameArgs {
     /// Send out of this interface.
     #[arg(long, value_name = "IFACE")]
@@ -243,7 +244,7 @@ impl AddFilterArgs {
             _ => FastpathVerdict::Send,
         };
         if verdict != FastpathVerdict::Send && (self.to.is_some() || self.data.is_some()) {
-            return Err(CliFailure::Usage("--to and --data go with --send".into()));
+            return Err(CliFailure::Usage("--to and --data need --send".into()));
         }
         Ok(FastpathFilter {
             id: self.id,
@@ -296,14 +297,14 @@ async fn send(
     let frame: String =
         args.frame.chars().filter(|c| *c != ':' && !c.is_ascii_whitespace()).collect();
     if !frame.len().is_multiple_of(2) || !frame.chars().all(|digit| digit.is_ascii_hexdigit()) {
-        let problem = "the frame is no bytes in hexadecimal, like ffffffffffff02000000000188b5";
+        let problem = "the frame is not hexadecimal; write it like ffffffffffff02000000000188b5";
         return Err(CliFailure::Usage(problem.into()));
     }
-    let (port, way) = match (args.out, args.into) {
+    let (port, direction) = match (args.out, args.into) {
         (Some(port), _) => (port, FastpathDirection::Out),
         (None, port) => (port.unwrap_or_default(), FastpathDirection::In),
     };
-    let frame = FastpathFrame { port, way, queue: args.queue, frame };
+    let frame = FastpathFrame { port, direction, queue: args.queue, frame };
     client.send_frame(&name.vnet, &name.node, &frame).await?;
     Ok(ExitCode::SUCCESS)
 }
@@ -492,11 +493,11 @@ async fn read_counters(
     name: &NodeName,
     numbers: impl Iterator<Item = u32>,
 ) -> Result<BTreeMap<u32, FastpathCounter>, CliFailure> {
-    let mut wanted: Vec<u32> = numbers.collect();
-    wanted.sort_unstable();
-    wanted.dedup();
+    let mut asked: Vec<u32> = numbers.collect();
+    asked.sort_unstable();
+    asked.dedup();
     let mut all = BTreeMap::new();
-    let mut rest = &wanted[..];
+    let mut rest = &asked[..];
     while let Some(&first) = rest.first() {
         let near = rest.partition_point(|it| it - first < FASTPATH_COUNTERS_AT_ONCE);
         let count = Some(rest[near - 1] - first + 1);

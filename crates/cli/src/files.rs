@@ -46,7 +46,7 @@ pub fn read(paths: &[PathBuf], named: AllowedFiles) -> Result<Vec<SourceFile>, C
             }
             if found.is_empty() {
                 return Err(CliFailure::Other(format!(
-                    "{}: no *.yaml or *.yml in it",
+                    "{}: has no *.yaml or *.yml file",
                     path.display()
                 )));
             }
@@ -88,8 +88,8 @@ fn below(path: &Path, directory: &Path) -> Result<(), String> {
     if real(path)?.starts_with(real(directory)?) {
         return Ok(());
     }
-    Err("not below the spec's own directory; copy it there, or apply it with --allow-files-outside if \
-         you trust who wrote the spec"
+    Err("outside the spec's directory; copy it there, or apply with --allow-files-outside if you \
+         trust the spec's author"
         .to_owned())
 }
 

@@ -22,7 +22,8 @@ fn by(compiler: &OsStr, filter: &str) -> Result<String, CliFailure> {
         .output()
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CliFailure::Other(
-                "filters are compiled by tcpdump, which is not in PATH; install it (apt install tcpdump)".into(),
+                "tcpdump compiles filters, but is not in PATH; install it (apt install tcpdump)"
+                    .into(),
             ),
             _ => CliFailure::Other(format!("tcpdump: {error}")),
         })?;

@@ -100,7 +100,7 @@ impl WatchFollower {
 
     /// Reads the watch in a task of its own.
     pub fn spawn(mut self) -> BackgroundWatch {
-        let (send, said) = mpsc::channel(LINES_MAX);
+        let (send, updates) = mpsc::channel(LINES_MAX);
         let reader = tokio::spawn(async move {
             loop {
                 let next = self.next().await;
@@ -110,7 +110,7 @@ impl WatchFollower {
                 }
             }
         });
-        BackgroundWatch { updates: said, reader }
+        BackgroundWatch { updates, reader }
     }
 }
 

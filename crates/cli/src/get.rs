@@ -151,7 +151,7 @@ async fn nodes(
     }
     nodes.retain(|node| selector.is_none_or(|selector| selector.selects(&node.it.labels)));
     shape.print(&nodes, |nodes, wide| match (nodes.is_empty(), selector, wide) {
-        (true, Some(selector), _) => format!("no nodes with {selector}\n"),
+        (true, Some(selector), _) => format!("no nodes match {selector}\n"),
         (true, None, _) => "no nodes; a vnet has them in `spec.nodes`\n".into(),
         (false, _, true) => table(
             [

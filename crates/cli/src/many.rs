@@ -26,10 +26,10 @@ const AT_ONCE: usize = 8;
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// Longest time that one node delays the lines of others.
-const TURN_TIME: Duration = Duration::from_secs(1);
+const CURRENT_TIME: Duration = Duration::from_secs(1);
 
 /// Largest size of all waiting lines, bytes.
-const HELD_BYTES_MAX: usize = 16 << 20;
+const WAITING_BYTES_MAX: usize = 16 << 20;
 
 /// Runs a command in each of the nodes, without standard input. Returns the highest exit code; a
 /// command that could not be run counts as 1.
@@ -41,15 +41,15 @@ pub async fn run(
 ) -> Result<ExitCode, CliFailure> {
     let width = nodes.iter().map(String::len).max().unwrap_or_default();
     let (request, places) = (Arc::new(request), Arc::new(Semaphore::new(AT_ONCE)));
-    let turns = OutputOrder::new(nodes.len());
+    let order = OutputOrder::new(nodes.len());
     let mut running = JoinSet::new();
     for (number, node) in nodes.into_iter().enumerate() {
         let (client, request, places) = (client.clone(), request.clone(), places.clone());
-        let turns = turns.clone();
+        let order = order.clone();
         let name = NodeName { vnet: vnet.into(), node };
         running.spawn(async move {
             let _place = places.acquire().await;
-            let to = |stream| PrefixedWriter::new(&name.node, width, turns.writer(number, stream));
+            let to = |stream| PrefixedWriter::new(&name.node, width, order.writer(number, stream));
             let (mut out, mut err) = (to(OutputStream::Out), to(OutputStream::Err));
             let ended = one(&client, &name, &request, &mut out, &mut err).await;
             let code = match ended {
@@ -62,7 +62,7 @@ pub async fn run(
             };
             out.end()?;
             err.end()?;
-            turns.ended(number)?;
+            order.ended(number)?;
             // The system keeps only the low byte of an exit code.
             Ok(code as u8)
         });
@@ -74,7 +74,7 @@ pub async fn run(
                 Some(ended) => worst = worst.max(ended.map_err(io::Error::other)??),
                 None => return Ok(ExitCode::from(worst)),
             },
-            () = turns.overdue() => turns.release()?,
+            () = order.overdue() => order.release()?,
         }
     }
 }
@@ -88,7 +88,8 @@ async fn one(
 ) -> Result<i32, CliFailure> {
     let connection = client.exec(&name.vnet, &name.node, request).await?;
     let (mut from, mut to) = tokio::io::split(connection);
-    write_frame(&mut to, &ExecFrame::StdinEnd).await?;
+    // A command that has ended needs no input; its output follows all the same.
+    let _ = write_frame(&mut to, &ExecFrame::StdinEnd).await;
     output(&mut from, name, out, err).await
 }
 
@@ -114,11 +115,11 @@ struct OutputOrder(Arc<Mutex<OutputOrderState>>);
 
 struct OutputOrderState {
     /// Waiting lines, by node.
-    held: Vec<Vec<(OutputStream, Vec<u8>)>>,
-    held_bytes: usize,
+    waiting: Vec<Vec<(OutputStream, Vec<u8>)>>,
+    waiting_bytes: usize,
     ended: Vec<bool>,
     /// First node whose command still runs. Its lines are written now.
-    turn: usize,
+    current: usize,
     /// Start of that node's time.
     since: Instant,
     /// True if lines are written as they arrive.
@@ -128,10 +129,10 @@ struct OutputOrderState {
 impl OutputOrder {
     fn new(nodes: usize) -> Self {
         Self(Arc::new(Mutex::new(OutputOrderState {
-            held: vec![Vec::new(); nodes],
-            held_bytes: 0,
+            waiting: vec![Vec::new(); nodes],
+            waiting_bytes: 0,
             ended: vec![false; nodes],
-            turn: 0,
+            current: 0,
             since: Instant::now(),
             released: false,
         })))
@@ -143,16 +144,16 @@ impl OutputOrder {
 
     /// Returns a writer for whole lines of a node.
     fn writer(&self, node: usize, stream: OutputStream) -> OrderedWriter {
-        OrderedWriter { turns: self.clone(), node, stream }
+        OrderedWriter { order: self.clone(), node, stream }
     }
 
     /// Notes that a node's command ended.
     fn ended(&self, node: usize) -> io::Result<()> {
         self.with(|state| {
             state.ended[node] = true;
-            while state.ended.get(state.turn) == Some(&true) {
-                (state.turn, state.since) = (state.turn + 1, Instant::now());
-                state.flush(state.turn)?;
+            while state.ended.get(state.current) == Some(&true) {
+                (state.current, state.since) = (state.current + 1, Instant::now());
+                state.flush(state.current)?;
             }
             Ok(())
         })
@@ -161,7 +162,7 @@ impl OutputOrder {
     /// Waits until a node delays the others too long.
     async fn overdue(&self) {
         while let Some(until) = self.with(|state| (!state.released).then_some(state.since)) {
-            let until = until + TURN_TIME;
+            let until = until + CURRENT_TIME;
             if until <= Instant::now() {
                 return;
             }
@@ -178,18 +179,18 @@ impl OutputOrder {
 
 impl OutputOrderState {
     fn line(&mut self, node: usize, stream: OutputStream, line: &[u8]) -> io::Result<()> {
-        if self.released || node == self.turn {
+        if self.released || node == self.current {
             return stream.write(line);
         }
-        self.held_bytes += line.len();
-        self.held[node].push((stream, line.to_vec()));
-        if self.held_bytes > HELD_BYTES_MAX { self.release() } else { Ok(()) }
+        self.waiting_bytes += line.len();
+        self.waiting[node].push((stream, line.to_vec()));
+        if self.waiting_bytes > WAITING_BYTES_MAX { self.release() } else { Ok(()) }
     }
 
     /// Writes a node's waiting lines.
     fn flush(&mut self, node: usize) -> io::Result<()> {
-        for (stream, line) in self.held.get_mut(node).map(std::mem::take).unwrap_or_default() {
-            self.held_bytes -= line.len();
+        for (stream, line) in self.waiting.get_mut(node).map(std::mem::take).unwrap_or_default() {
+            self.waiting_bytes -= line.len();
             stream.write(&line)?;
         }
         Ok(())
@@ -197,20 +198,20 @@ impl OutputOrderState {
 
     fn release(&mut self) -> io::Result<()> {
         self.released = true;
-        (0..self.held.len()).try_for_each(|node| self.flush(node))
+        (0..self.waiting.len()).try_for_each(|node| self.flush(node))
     }
 }
 
 /// Writer of one node's lines to one stream, in the nodes' order.
 struct OrderedWriter {
-    turns: OutputOrder,
+    order: OutputOrder,
     node: usize,
     stream: OutputStream,
 }
 
 impl Write for OrderedWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.turns.with(|state| state.line(self.node, self.stream, line)).map(|()| line.len())
+        self.order.with(|state| state.line(self.node, self.stream, line)).map(|()| line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -66,7 +66,7 @@ impl NodeNames {
         let vnet = &self.vnet;
         match (&self.named, choice.selector.is_some() || choice.all) {
             (Some(_), true) => {
-                Err(CliFailure::Usage(format!("-l and --all go with the vnet alone: {vnet}")))
+                Err(CliFailure::Usage(format!("-l and --all need a vnet without nodes: {vnet}")))
             }
             (None, false) => Err(CliFailure::Usage(format!(
                 "{vnet} is a vnet: name a node, {vnet}/NODE, or choose some with -l or --all"
@@ -84,7 +84,7 @@ impl NodeNames {
                     if nodes.is_empty() {
                         let hint = format!("`pdp get nodes {vnet} -o wide` shows their labels");
                         return Err(CliFailure::Other(format!(
-                            "no node of {vnet} has {selector}; {hint}"
+                            "no node of {vnet} matches {selector}; {hint}"
                         )));
                     }
                 }

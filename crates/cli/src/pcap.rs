@@ -60,9 +60,10 @@ impl PcapReader {
             let is_ours = self.bytes[..8] == HEADER[..8];
             self.bytes.advance(HEADER.len());
             if !is_ours {
-                return Err(
-                    Error::Answer("a capture that is not pcap with nanoseconds".into()).into()
-                );
+                return Err(Error::Answer(
+                    "a capture that is not pcap with nanosecond timestamps".into(),
+                )
+                .into());
             }
             self.begun = true;
         }

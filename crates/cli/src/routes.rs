@@ -24,7 +24,7 @@ pub async fn routes(client: &Client, args: RoutesArgs) -> Result<ExitCode, CliFa
         let query = RoutesQuery { guest, diff: args.diff, within: args.within };
         client.routes(&name.vnet, &name.node, &query, |row| out.write(guest, &row)).await?;
     }
-    let differ = args.diff && out.count > 0;
+    let differs = args.diff && out.count > 0;
     out.end()?;
     if let Some(node) = node {
         // Refused routes explain why a guest has fewer. Equal tables do not mean that packets take
@@ -33,7 +33,7 @@ pub async fn routes(client: &Client, args: RoutesArgs) -> Result<ExitCode, CliFa
         let conditions = node.conditions.into_iter().map(|condition| condition.message);
         refused.into_iter().chain(conditions).for_each(|note| eprintln!("note: {note}"));
     }
-    Ok(if differ { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if differs { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 async fn status(client: &Client, args: &RoutesArgs) -> Result<Option<NodeStatus>, CliFailure> {
@@ -48,12 +48,13 @@ fn guests(node: &Option<NodeStatus>, args: &RoutesArgs) -> Result<Vec<u32>, CliF
     let engine = node.iter().filter_map(|node| node.engine.as_ref()).map(|_| 0);
     let numbers: Vec<u32> = guests.chain(engine).collect();
     if node.as_ref().is_some_and(|node| node.data_plane == Some(DataPlaneKind::Kernel)) {
-        eprintln!("note: the kernel forwards by this table itself; there is no other to compare");
+        eprintln!("note: the kernel forwards with this table; there is no second one to compare");
         return Ok(numbers);
     }
     if numbers.is_empty() {
         return Err(CliFailure::Other(format!(
-            "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists what there is",
+            "{}/{}: no forwarding guest to compare with; `pdp inspect {0}` lists each node's \
+             guests",
             args.name.vnet, args.name.node
         )));
     }

@@ -104,8 +104,8 @@ fn value_of(text: &str) -> Result<String, String> {
 
 fn wrong(part: &str) -> String {
     format!(
-        "{part:?} is no requirement; use key=value, key!=value, key, !key, key in (a,b) or key notin (a,b), \
-         with commas between"
+        "{part:?} is not a requirement; use key=value, key!=value, key, !key, key in (a,b) or key \
+         notin (a,b), with commas between"
     )
 }
 

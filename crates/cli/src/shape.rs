@@ -100,7 +100,7 @@ impl FromStr for JsonPathTemplate {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((before, inside)) = rest.split_once('{') {
             let end =
-                end_of(inside).ok_or_else(|| format!("no }} for the {{ before {inside:?}"))?;
+                end_of(inside).ok_or_else(|| format!("missing }} for the {{ before {inside:?}"))?;
             parts.extend((!before.is_empty()).then(|| TemplatePart::Text(before.into())));
             parts.push(part(inside[..end].trim())?);
             rest = &inside[end + 1..];
@@ -129,7 +129,7 @@ fn end_of(text: &str) -> Option<usize> {
 fn part(text: &str) -> Result<TemplatePart, String> {
     let keyword = text.split(' ').next().unwrap_or_default();
     if ["range", "end"].contains(&keyword) {
-        return Err(format!("{keyword} is not known here; {{[*].name}} prints that of each"));
+        return Err(format!("{keyword} is not supported; {{[*].name}} prints every object's name"));
     }
     if text.starts_with('"') {
         let literal = serde_json::from_str(text);
@@ -191,13 +191,13 @@ mod tests {
             let parsed: JsonPathTemplate =
                 template.parse().unwrap_or_else(|error| panic!("{template}: {error}"));
             let mut words: Vec<_> = parsed.of(&value).split(' ').map(str::to_owned).collect();
-            let mut wanted: Vec<_> = text.split(' ').map(str::to_owned).collect();
+            let mut expected: Vec<_> = text.split(' ').map(str::to_owned).collect();
             if template.contains("..") {
                 // RFC 9535 does not define the order of descendants.
                 words.sort();
-                wanted.sort();
+                expected.sort();
             }
-            assert_eq!(words, wanted, "{template}");
+            assert_eq!(words, expected, "{template}");
         }
         assert_eq!("name".parse::<JsonPathTemplate>().unwrap().of(&value[1]), "h1");
         assert_eq!("{.}".parse::<JsonPathTemplate>().unwrap().of(&serde_json::json!(7)), "7");

@@ -145,7 +145,7 @@ fn queues(vnet: &Vnet, shows: impl Fn(&str) -> bool) -> String {
     table(["END", "QUEUE", "WEIGHT", "FRAMES", "BYTES", "BUFFERS", "DSCP"], rows)
 }
 
-pub const LINK_HEADER: [&str; 7] = ["LINK", "ENDS", "WAY", "SET", "CARRIER", "RATE", "NOTE"];
+pub const LINK_HEADER: [&str; 7] = ["LINK", "ENDS", "PATH", "SET", "CARRIER", "RATE", "NOTE"];
 
 pub fn link_row(name: String, link: &LinkStatus) -> [String; 7] {
     let set = match (link.up, link.silent) {
@@ -156,7 +156,7 @@ pub fn link_row(name: String, link: &LinkStatus) -> [String; 7] {
     [
         name,
         link.endpoints.join(" <-> "),
-        link.way.name().into(),
+        link.path.name().into(),
         set.into(),
         yes(link.carrier),
         link.rate_bps.map_or("-".into(), bits),
@@ -169,8 +169,8 @@ pub fn link_row(name: String, link: &LinkStatus) -> [String; 7] {
 fn link_note(link: &LinkStatus) -> String {
     let schedule = link.schedule.as_ref().map(|it| format!("schedule: {}", schedule(it)));
     let impairments = Some(link.impairments.clone()).filter(|words| !words.is_empty());
-    let way = link.way_reason.as_ref().map(|why| format!("by the mux: {why}"));
-    let all = [link.message.clone(), impairments, schedule, way].into_iter().flatten();
+    let path = link.path_reason.as_ref().map(|why| format!("through the mux: {why}"));
+    let all = [link.message.clone(), impairments, schedule, path].into_iter().flatten();
     all.collect::<Vec<_>>().join("; ")
 }
 

@@ -13,18 +13,24 @@ const TIPS: [(&[&str], &str); 15] = [
     ),
     (&["start"], "pdp up starts the daemon and all that is stored, pdp up FILE applies a file too"),
     (&["stop", "kill", "halt"], "pdp down stops all, pdp delete VNET forgets a vnet"),
-    (&["reload"], "pdp restart VNET/NODE starts a node anew, pdp apply FILE what a change needs"),
-    (&["update", "configure", "set"], "pdp apply FILE changes what differs, pdp link set a link"),
+    (&["reload"], "pdp restart VNET/NODE restarts a node, pdp apply FILE applies a changed file"),
+    (
+        &["update", "configure", "set"],
+        "pdp apply FILE applies differences, pdp link set changes a link",
+    ),
     (&["ssh", "attach", "console", "connect"], "pdp shell VNET/NODE opens a shell in a node"),
     (&["save", "backup"], "pdp export VNET --save -o DIR writes a vnet with its nodes' files"),
     (&["copy", "scp"], "pdp cp FILE VNET/NODE:PATH copies a file into a node"),
     (&["tcpdump", "sniff", "dump"], "pdp capture VNET/NODE:PORT -w FILE writes frames as pcap"),
-    (&["pull"], "pdp images pull NAME gets an image; apply gets those that specs name"),
+    (&["pull"], "pdp images pull NAME pulls an image; apply pulls those of the specs"),
     (
         &["rmi", "prune"],
-        "pdp images rm NAME removes an image, pdp images prune all that are unused",
+        "pdp images rm NAME removes an image, pdp images prune removes all unused ones",
     ),
-    (&["monitor"], "pdp top shows all vnets, pdp events what happens, pdp stats --watch counters"),
+    (
+        &["monitor"],
+        "pdp top shows all vnets, pdp events shows events, pdp stats --watch shows counters",
+    ),
 ];
 
 /// Returns the tip for a command line with another tool's verb; `None` if clap's message is better.
@@ -62,7 +68,7 @@ mod tests {
             for word in words {
                 assert!(!verbs.contains(word), "{word}");
                 let error = Args::try_parse_from(["pdp", word]).unwrap_err();
-                assert!(super::tip(&error).is_some_and(|said| said.ends_with(tip)), "{word}");
+                assert!(super::tip(&error).is_some_and(|text| text.ends_with(tip)), "{word}");
             }
             for part in tip.split("pdp ").skip(1) {
                 assert!(verbs.contains(part.split(' ').next().unwrap()), "{tip}");

@@ -27,7 +27,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Pause between two checks of states with events. An event may be older than the last check.
-const TOLD_PAUSE: Duration = Duration::from_secs(2);
+const COVERED_PAUSE: Duration = Duration::from_secs(2);
 
 /// Interval at which the daemon samples one watched vnet, milliseconds: its guests, and the state
 /// of its commands. A watch of several vnets samples all others too.
@@ -183,10 +183,10 @@ async fn until(
     let mut missing = BTreeMap::new();
     loop {
         let all = changes.dirty.len() == changes.vnets.len();
-        let look = check_vnets(client, targets, conditions, &mut changes, &mut missing);
-        let looked = timeout_at(deadline, look).await;
+        let check = check_vnets(client, targets, conditions, &mut changes, &mut missing);
+        let checked = timeout_at(deadline, check).await;
         let mut list: Vec<String> = missing.values().flatten().cloned().collect();
-        let whole = match looked {
+        let whole = match checked {
             Ok(Ok(())) => true,
             // The daemon may be restarting while guests continue.
             Ok(Err(CliFailure::Api(Error::NoDaemon { place, .. }))) if !missing.is_empty() => {
@@ -197,7 +197,7 @@ async fn until(
             // An interrupted check is less informative than the one before.
             Err(_) => {
                 if list.is_empty() {
-                    list.push("it takes longer to find out".to_owned());
+                    list.push("the check took longer".to_owned());
                 }
                 false
             }
@@ -207,7 +207,7 @@ async fn until(
                 return Ok(());
             }
             // Each vnet met its conditions at some time. Check that all do now.
-            changes.look_at_all();
+            changes.mark_all_dirty();
             continue;
         };
         let total = u64::try_from(list.len()).unwrap_or(u64::MAX);
@@ -245,9 +245,9 @@ struct ChangeWatcher {
     /// True while the daemon answers the watch.
     live: bool,
     /// True if events cover all conditions.
-    told: bool,
+    covered: bool,
     /// Vnets that exist, wanted or being deleted, according to the watch.
-    there: Option<BTreeSet<String>>,
+    existing: Option<BTreeSet<String>>,
     since: Instant,
 }
 
@@ -260,8 +260,8 @@ impl ChangeWatcher {
             vnets,
             watch: None,
             live: false,
-            told: false,
-            there: None,
+            covered: false,
+            existing: None,
             since: Instant::now(),
         }
     }
@@ -280,9 +280,9 @@ impl ChangeWatcher {
         let every_ms = if one.is_some() { EVERY_MS } else { EVERY_MS_OF_SEVERAL };
         // Only running a command shows its result. Mirrors are sampled less often than routes
         // change.
-        let untold =
+        let uncovered =
             |it: &WaitCondition| matches!(it, WaitCondition::Exec(_) | WaitCondition::RoutesSynced);
-        this.told = one.is_some() && !conditions.iter().any(untold);
+        this.covered = one.is_some() && !conditions.iter().any(uncovered);
         let query = WatchQuery { vnet: one, every_ms: Some(every_ms), ..WatchQuery::default() };
         match WatchFollower::begin(client, query).await {
             Ok(following) => this.watch = Some(following.spawn()),
@@ -297,17 +297,17 @@ impl ChangeWatcher {
         Ok(this)
     }
 
-    /// Waits until the watch has told which vnets exist.
+    /// Waits until the watch has reported which vnets exist.
     async fn first(&mut self) {
         while let Some(watch) = &mut self.watch
-            && self.there.is_none()
+            && self.existing.is_none()
         {
-            let said = watch.next().await;
-            self.take(said);
+            let update = watch.next().await;
+            self.take(update);
         }
     }
 
-    fn look_at_all(&mut self) {
+    fn mark_all_dirty(&mut self) {
         self.dirty.clone_from(&self.vnets);
     }
 
@@ -317,43 +317,44 @@ impl ChangeWatcher {
 
     /// Waits until there are vnets to check: those with events, or all `open` ones after a pause.
     async fn next(&mut self, open: BTreeSet<String>) {
-        let end = Instant::now() + if self.told && self.live { TOLD_PAUSE } else { self.pause() };
+        let end =
+            Instant::now() + if self.covered && self.live { COVERED_PAUSE } else { self.pause() };
         while self.dirty.is_empty() {
             let Some(watch) = &mut self.watch else {
                 sleep_until(end).await;
                 break;
             };
             match timeout_at(end, watch.next()).await {
-                Ok(said) => self.take(said),
+                Ok(update) => self.take(update),
                 Err(_) => break,
             }
         }
         // Many simultaneous events lead to one check.
-        while let Some(said) = self.watch.as_mut().and_then(BackgroundWatch::next_now) {
-            self.take(Some(said));
+        while let Some(update) = self.watch.as_mut().and_then(BackgroundWatch::next_now) {
+            self.take(Some(update));
         }
         if self.dirty.is_empty() {
             self.dirty = open;
         }
     }
 
-    fn take(&mut self, said: Option<Result<WatchUpdate, Error>>) {
-        match said {
+    fn take(&mut self, update: Option<Result<WatchUpdate, Error>>) {
+        match update {
             Some(Ok(WatchUpdate::Line(WatchLine::Snapshot(now)))) => {
                 let names = now.vnets.into_iter().map(|vnet| vnet.name);
-                self.there = Some(names.chain(now.going).collect());
-                self.look_at_all();
+                self.existing = Some(names.chain(now.removing).collect());
+                self.mark_all_dirty();
             }
             Some(Ok(WatchUpdate::Line(WatchLine::Event(event)))) => {
                 let Some(vnet) = event.vnet().filter(|vnet| self.vnets.contains(*vnet)) else {
                     return;
                 };
-                if let Some(there) = &mut self.there
+                if let Some(existing) = &mut self.existing
                     && event.object.len() == "vnet/".len() + vnet.len()
                 {
                     match event.what {
-                        EventKind::Created => drop(there.insert(vnet.to_owned())),
-                        EventKind::Gone => drop(there.remove(vnet)),
+                        EventKind::Created => drop(existing.insert(vnet.to_owned())),
+                        EventKind::Gone => drop(existing.remove(vnet)),
                         _ => {}
                     }
                 }
@@ -363,12 +364,12 @@ impl ChangeWatcher {
             Some(Ok(WatchUpdate::Gone(_))) => self.live = false,
             Some(Ok(WatchUpdate::Back)) => {
                 self.live = true;
-                self.look_at_all();
+                self.mark_all_dirty();
             }
             // The next check tells why.
             Some(Err(_)) | None => {
                 (self.watch, self.live) = (None, false);
-                self.look_at_all();
+                self.mark_all_dirty();
             }
         }
     }
@@ -384,7 +385,8 @@ async fn check_vnets(
 ) -> Result<(), CliFailure> {
     while let Some(vnet) = changes.dirty.first().cloned() {
         let its: Vec<&WaitTarget> = targets.iter().filter(|target| target.vnet == vnet).collect();
-        let is = missing_of_vnet(client, &vnet, &its, conditions, changes.there.as_ref()).await?;
+        let is =
+            missing_of_vnet(client, &vnet, &its, conditions, changes.existing.as_ref()).await?;
         missing.insert(vnet.clone(), is);
         changes.dirty.remove(&vnet);
     }
@@ -397,7 +399,7 @@ async fn missing_of_vnet(
     name: &str,
     targets: &[&WaitTarget],
     conditions: &[WaitCondition],
-    there: Option<&BTreeSet<String>>,
+    existing: Option<&BTreeSet<String>>,
 ) -> Result<Vec<String>, CliFailure> {
     let vnet = match client.vnet(name).await {
         Ok(vnet) => Some(vnet),
@@ -409,11 +411,11 @@ async fn missing_of_vnet(
         match condition {
             WaitCondition::Exec(_) => {}
             WaitCondition::Gone if vnet.is_none() => {
-                let going = match there {
-                    Some(there) => there.contains(name),
-                    None => is_going(client, name).await?,
+                let removing = match existing {
+                    Some(existing) => existing.contains(name),
+                    None => is_removing(client, name).await?,
                 };
-                all.extend(going.then(|| format!("{name} is being taken down")));
+                all.extend(removing.then(|| format!("{name} is being removed")));
             }
             condition => {
                 let targets = targets.iter();
@@ -440,11 +442,11 @@ async fn missing_of_vnet(
 }
 
 /// True if a deleted virtual network is not gone yet.
-async fn is_going(client: &Client, vnet: &str) -> Result<bool, CliFailure> {
+async fn is_removing(client: &Client, vnet: &str) -> Result<bool, CliFailure> {
     let query =
         WatchQuery { vnet: Some(vnet.into()), detail: Detail::None, ..WatchQuery::default() };
     let first = client.watch(&query).await?.next().await?;
-    Ok(matches!(first, Some(WatchLine::Snapshot(it)) if it.going.iter().any(|name| name == vnet)))
+    Ok(matches!(first, Some(WatchLine::Snapshot(it)) if it.removing.iter().any(|it| it == vnet)))
 }
 
 /// Runs a command in a node. Returns why it did not return 0; `None` if it did.
@@ -458,22 +460,22 @@ async fn run(client: &Client, target: &WaitTarget, words: &[String]) -> Option<S
         process: GuestProcess::Control,
         ..ExecRequest::default()
     };
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     let ended = async {
         let mut connection = client.exec(&target.vnet, node, &request).await?;
         let take = |frame| {
             if let ExecFrame::Stdout(bytes) | ExecFrame::Stderr(bytes) = frame {
-                said.extend_from_slice(&bytes);
-                let more = said.len().saturating_sub(WORDS_BYTES_MAX);
-                said.drain(..more);
+                output.extend_from_slice(&bytes);
+                let more = output.len().saturating_sub(WORDS_BYTES_MAX);
+                output.drain(..more);
             }
             Ok(())
         };
         until_end(&mut connection, take).await
     };
     let ended: Result<i32, CliFailure> = ended.await;
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    let output = String::from_utf8_lossy(&output).into_owned();
+    let last = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
     let last: String = last.chars().filter(|letter| !letter.is_control()).collect();
     match ended {
         Ok(0) => None,
@@ -497,17 +499,17 @@ fn missing(target: &WaitTarget, condition: &WaitCondition, vnet: Option<&Vnet>) 
     let Some(vnet) = vnet else {
         return match condition {
             WaitCondition::Gone => Vec::new(),
-            _ => vec![format!("{}: there is no such virtual network", target.vnet)],
+            _ => vec![format!("{}: no such virtual network", target.vnet)],
         };
     };
-    let wanted = |node: &&NodeStatus| target.node.as_ref().is_none_or(|name| *name == node.name);
-    let nodes: Vec<&NodeStatus> = vnet.status.nodes.iter().filter(wanted).collect();
+    let selected = |node: &&NodeStatus| target.node.as_ref().is_none_or(|name| *name == node.name);
+    let nodes: Vec<&NodeStatus> = vnet.status.nodes.iter().filter(selected).collect();
     if *condition == WaitCondition::Gone {
         let is_there = target.node.is_none() || !nodes.is_empty();
-        return is_there.then(|| format!("{} is there", target.name())).into_iter().collect();
+        return is_there.then(|| format!("{} still exists", target.name())).into_iter().collect();
     }
     if target.node.is_some() && nodes.is_empty() {
-        return vec![format!("{}: there is no such node", target.name())];
+        return vec![format!("{}: no such node", target.name())];
     }
     let named = |what: String| format!("{}/{what}", vnet.name);
     let mut all: Vec<String> =
@@ -643,10 +645,10 @@ mod tests {
         bad.phase = Phase::Degraded;
         bad.message = Some("why".into());
         assert_eq!(of("red", "running", Some(&vnet(vec![bad]))), ["red/r1: degraded (why)"]);
-        let missing = ["red: there is no such virtual network"];
+        let missing = ["red: no such virtual network"];
         assert_eq!(of("red", "ready", None), missing);
-        assert_eq!(of("red/r9", "ready", Some(&all)), ["red/r9: there is no such node"]);
-        assert_eq!(of("red", "gone", Some(&all)), ["red is there"]);
+        assert_eq!(of("red/r9", "ready", Some(&all)), ["red/r9: no such node"]);
+        assert_eq!(of("red", "gone", Some(&all)), ["red still exists"]);
         let mut starting = vnet(vec![node("r1")]);
         (starting.status.phase, starting.status.ready) = (Phase::Starting, false);
         assert_eq!(of("red", "ready", Some(&starting)), ["red: starting"]);

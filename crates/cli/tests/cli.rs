@@ -113,8 +113,8 @@ r1:lo    1.1.1.1/32   -                  -     -        -
 h1:eth0  10.0.0.2/24  02:00:00:00:00:02  1500  yes      r1-h1
 
 Links
-LINK   ENDS                 WAY  SET  CARRIER  RATE      NOTE
-r1-h1  r1:eth0 <-> h1:eth0  mux  up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3 at 12.3 s, next at 60.0 s; by the mux: h1 is a host
+LINK   ENDS                 PATH  SET  CARRIER  RATE      NOTE
+r1-h1  r1:eth0 <-> h1:eth0  mux   up   yes      10Mbit/s  delay 20ms; schedule: 1 of 3 at 12.3 s, next at 60.0 s; through the mux: h1 is a host
 
 Queues
 END      QUEUE  WEIGHT  FRAMES  BYTES  BUFFERS  DSCP
@@ -169,7 +169,7 @@ red/h1  host  -      running  yes    -      0         110  10.0.0.2/24  -       
     assert_eq!(json.as_array().unwrap().len(), 1);
     let template = r#"jsonpath={[*].name} is {[*].control.pid}{"\n"}."#;
     assert_eq!(out(&server, &[&edge[..], &["-o", template]].concat()), "r1 is 100\n.\n");
-    assert_eq!(out(&server, &["get", "nodes", "red", "-l", "none"]), "no nodes with none\n");
+    assert_eq!(out(&server, &["get", "nodes", "red", "-l", "none"]), "no nodes match none\n");
     assert!(out(&server, &["get", "nodes", "red", "-o", "yaml"]).contains("- vnet: red\n"));
     let (code, error) = fails(&server, &["get", "red", "-l", "role=edge"]);
     assert!(code == 2 && error.contains("pdp get nodes -l"), "{error}");
@@ -225,7 +225,7 @@ fn exec_in_several_nodes_returns_the_worst_code() {
         "error: red is a vnet: name a node, red/NODE, or choose some with -l or --all\n"
     );
     let (code, error) = fails(&server, &["exec", "red", "-l", "role=none", "true"]);
-    assert!(code == 1 && error.contains("no node of red has role=none"), "{error}");
+    assert!(code == 1 && error.contains("no node of red matches role=none"), "{error}");
     assert_eq!(fails(&server, &["exec", "red/r1", "--all", "true"]).0, 2);
     assert_eq!(fails(&server, &["exec", "red", "--all", "-t", "true"]).0, 2);
     assert_eq!(fails(&server, &["exec", "red", "--all", "-i", "true"]).0, 2);
@@ -540,11 +540,11 @@ fn valid_files_need_no_daemon() {
         "gateway 10.9.0.1 is outside the subnets of eth0",
         "name \"h_3\" is not",
         "has 21 characters, 15 at most",
-        "/say.py is a place where PdP puts no files",
-        "rootfs is the machine's own root",
+        "PdP puts no files at /say.py",
+        "rootfs is the machine's root directory",
         "address 10.1.0.2/24 is outside the subnet 10.0.0.0/24 of h2:eth0",
-        "link green/link2: endpoint h2:eth0 is used by link1 already",
-        "address 10.0.0.2/24 is that of h2:eth0, the link's other end",
+        "link green/link2: endpoint h2:eth0 is already used by link1",
+        "address 10.0.0.2/24 is also that of h2:eth0, the link's other end",
         "endpoint h9:eth0 does not exist",
         "endpoint h4:eth7 does not exist",
     ] {
@@ -552,7 +552,7 @@ fn valid_files_need_no_daemon() {
     }
     fs::write(&path, "").unwrap();
     let output = pdp(&socket).arg("validate").arg(&path).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no object in the file"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the file has no object"));
 }
 
 #[test]
@@ -828,21 +828,21 @@ fn failed_copy_is_reported_and_leaves_no_file() {
     nix::unistd::mkfifo(&node.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     fs::create_dir_all(node.join("sub/file")).unwrap();
     for (from, to, code, words) in [
-        (path("file"), in_node("no/file"), 1, "node/no/file: there is no such directory"),
+        (path("file"), in_node("no/file"), 1, "node/no/file: no such directory"),
         (path("file"), in_node("sub"), 1, "node/sub/file: is a directory"),
-        (path("file"), in_node("fifo"), 1, "node/fifo: is no regular file"),
+        (path("file"), in_node("fifo"), 1, "node/fifo: not a regular file"),
         (path("file"), "red/r1:".into(), 2, "no path in the node"),
         (path("file"), "none/r1:/x".into(), 1, "no vnet \"none\""),
-        (path("file"), path("other"), 2, "FROM or TO is a file in a node"),
+        (path("file"), path("other"), 2, "FROM or TO must be a file in a node"),
         (path("none"), in_node("x"), 1, "here/none: No such file"),
-        (path(""), in_node("x"), 1, "is a directory; directories go by `tar"),
+        (path(""), in_node("x"), 1, "is a directory; copy directories with `tar"),
         ("-".into(), in_node("dir"), 1, "node/dir: is a directory"),
         (in_node("none"), path("x"), 1, "error: red/r1: "),
-        (in_node("none"), path("x"), 1, "node/none: there is no such file"),
+        (in_node("none"), path("x"), 1, "node/none: no such file"),
         (in_node("dir"), path("x"), 1, "node/dir: is a directory"),
-        ("red/r1:/dev/zero".into(), path("x"), 1, "/dev/zero: is no regular file"),
+        ("red/r1:/dev/zero".into(), path("x"), 1, "/dev/zero: not a regular file"),
         (format!("red/r1:/proc/{}/mem", std::process::id()), path("file"), 1, "put error"),
-        (in_node("file"), path("../node/fifo"), 1, "is no regular file; use -"),
+        (in_node("file"), path("../node/fifo"), 1, "not a regular file; use -"),
         (in_node("file"), path("no/file"), 1, "here/no/file: No such file"),
         (in_node("file"), in_node("other"), 2, "| pdp cp -"),
     ] {
@@ -870,7 +870,7 @@ fn copy_from_a_node_is_bounded() {
     for size in ["9", "0"] {
         let (code, error) = fails(&server, &["cp", "--max-size", size, &from, &to]);
         assert!(code == 1 && error.contains(&format!("has more than {size} bytes")), "{error}");
-        assert!(error.contains("give --max-size"), "{error}");
+        assert!(error.contains("raise --max-size"), "{error}");
         assert_eq!(fs::read(here.join("file")).unwrap(), b"old");
         assert_eq!(fs::read_dir(&here).unwrap().count(), 1);
     }
@@ -1096,7 +1096,7 @@ fn a_vnet_is_exported_and_saved() {
     out(&server, &["apply", directory.join("red.yaml").to_str().unwrap()]);
     let (code, error) = fails(&server, &["export", "red", "-o", at]);
     assert!(
-        code == 1 && error.contains("is there already") && error.contains("--force"),
+        code == 1 && error.contains("exists; name another") && error.contains("--force"),
         "{error}"
     );
     // The node, which is this machine, has no such file.
@@ -1157,9 +1157,9 @@ TENANT  IMAGE                    DIGEST        SIZE     UNPACKED  USED BY
     assert_eq!(list[0]["unpackedBytes"], 100 << 20);
     let output = run(&server, &["images", "pull", "registry.example/frr:10"]);
     assert!(output.status.success(), "{output:?}");
-    let said =
+    let removed =
         out(&server, &["images", "rm", "registry.example/frr:10", "5e5e5e", "--tenant", "a"]);
-    assert_text(&said, "registry.example/frr:10 is removed\n5e5e5e is removed\n");
+    assert_text(&removed, "registry.example/frr:10 is removed\n5e5e5e is removed\n");
     assert!(server.fake.noted("deleted image registry.example/frr:10 of Some(\"a\")"));
     assert!(server.fake.noted("deleted image 5e5e5e of Some(\"a\")"));
     assert_text(
@@ -1312,8 +1312,8 @@ fn fast_path_filters_change_and_frames_are_sent() {
         r#"fastpath r1 {"set":[{"id":4,"priority":7,"match":"ip6","verdict":"send","out":"eth1","to":"02:00:00:00:00:09","queue":2,"copies":["eth0","eth2"]}],"remove":[],"sweep":false}"#,
         r#"fastpath r1 {"set":[],"remove":[3,4],"sweep":false}"#,
         r#"fastpath r1 {"set":[{"id":0,"priority":1,"match":"ip","verdict":"punt"}],"remove":[],"sweep":true}"#,
-        r#"frame r1 {"port":"eth1","way":"out","queue":2,"frame":"ffffffffffff02000000000188b5"}"#,
-        r#"frame r1 {"port":"eth0","way":"in","frame":"ffffffffffff02000000000188b5"}"#,
+        r#"frame r1 {"port":"eth1","direction":"out","queue":2,"frame":"ffffffffffff02000000000188b5"}"#,
+        r#"frame r1 {"port":"eth0","direction":"in","frame":"ffffffffffff02000000000188b5"}"#,
         r#"fastpath r1 {"set":[],"remove":[],"queues":[{"port":"eth1","queue":2,"weight":30,"frames":64}],"sweep":false}"#,
     ];
     assert_eq!(*server.fake.done.lock().unwrap(), all);
@@ -1421,7 +1421,7 @@ fn tokens_are_made_listed_used_over_tls_and_revoked() {
     let text = String::from_utf8(version.stdout).unwrap();
     assert!(text.contains("certificate SHA-256"), "{text}");
     let without = String::from_utf8(over_tls(&["get"]).stderr).unwrap();
-    assert!(without.contains("without a token") && without.contains("--token-file"), "{without}");
+    assert!(without.contains("has no token") && without.contains("--token-file"), "{without}");
     let up = over_tls(&["--token-file", &token, "up"]);
     assert!(!up.status.success());
     out(&server, &["token", "revoke", "1"]);

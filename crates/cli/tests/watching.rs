@@ -26,7 +26,7 @@ fn pdp(server: &Server, arguments: &[&str]) -> Command {
 }
 
 /// Collects the output of a reader as far as it has arrived.
-fn gathered(mut from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
+fn collected(mut from: impl Read + Send + 'static) -> Arc<Mutex<String>> {
     let text = Arc::new(Mutex::new(String::new()));
     let to = text.clone();
     std::thread::spawn(move || {
@@ -46,7 +46,7 @@ fn post(server: &Server, object: &str, message: &str) {
     let message = Some(message.to_owned());
     let event =
         WatchEvent { object: object.into(), what: EventKind::Ended, ..WatchEvent::default() };
-    server.fake.board.post(WatchEvent { message, ..event });
+    server.fake.hub.post(WatchEvent { message, ..event });
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn events_are_printed_live_until_interrupted() {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut child = start(&["events", "red", "--since", "1h"]);
-    let (told, wrong) =
-        (gathered(child.stdout.take().unwrap()), gathered(child.stderr.take().unwrap()));
-    let has = |text: &str| told.lock().unwrap().contains(text);
+    let (text, wrong) =
+        (collected(child.stdout.take().unwrap()), collected(child.stderr.take().unwrap()));
+    let has = |part: &str| text.lock().unwrap().contains(part);
     eventually("what happened before", || has("vnet/red/node/r1/g0  ended: long ago\n"));
     post(&server, "vnet/acme.red", "of another");
     post(&server, "vnet/red", "now\u{1b}[2J");
@@ -71,12 +71,12 @@ fn events_are_printed_live_until_interrupted() {
     let mut line = || serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     let WatchLine::Snapshot(first) = line() else { panic!("what is") };
     assert_eq!(first.vnets.len(), 3);
-    server.fake.board.publish_vnet("new", Some(VnetStatus::default()), true);
+    server.fake.hub.publish_vnet("new", Some(VnetStatus::default()), true);
     let WatchLine::Event(created) = line() else { panic!("an event") };
     assert_eq!((created.object.as_str(), created.what), ("vnet/new", EventKind::Created));
     server.stop();
     eventually("the daemon's end is told", || {
-        wrong.lock().unwrap().contains("pdp: the daemon stops; what runs goes on; waiting")
+        wrong.lock().unwrap().contains("pdp: the daemon stops; networks keep running; waiting")
     });
     for mut child in [child, json] {
         signal(&child, Signal::SIGINT);
@@ -104,7 +104,7 @@ fn top_restores_the_terminal() {
             .spawn()
             .unwrap();
         let mut keys = fs::File::from(pty.master.try_clone().unwrap());
-        let screen = gathered(fs::File::from(pty.master.try_clone().unwrap()));
+        let screen = collected(fs::File::from(pty.master.try_clone().unwrap()));
         let has = |text: &str| screen.lock().unwrap().contains(text);
         let canonical = || {
             let local = rustix::termios::tcgetattr(&pty.slave).unwrap().local_modes;
@@ -116,7 +116,7 @@ fn top_restores_the_terminal() {
         post(&server, "vnet/red/node/r1/g0", "with-code-7");
         eventually("an event", || has("with-code-7"));
         keys.write_all(b"?").unwrap();
-        eventually("help", || has("hold"));
+        eventually("help", || has("pause the"));
         match end {
             None => keys.write_all(b"q").unwrap(),
             Some(end) => signal(&child, end),
@@ -152,12 +152,12 @@ fn wait_checks_again_after_events() {
     post(&server, "vnet/red/node/r1", "ready");
     assert!(ready.wait().unwrap().success());
     // A vnet being deleted is not gone.
-    server.fake.board.publish_vnet("late", None, true);
+    server.fake.hub.publish_vnet("late", None, true);
     let before = looks();
     let mut gone = pdp(&server, &["wait", "late", "--for", "gone"]).spawn().unwrap();
     eventually("it looks", || looks() > before);
     assert!(gone.try_wait().unwrap().is_none());
-    server.fake.board.publish_vnet("late", None, false);
+    server.fake.hub.publish_vnet("late", None, false);
     assert!(gone.wait().unwrap().success());
     assert!(
         pdp(&server, &["wait", "late", "red", "--for", "gone", "--timeout", "0.5"])

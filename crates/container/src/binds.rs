@@ -68,7 +68,7 @@ fn words(source: &Path, error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ELOOP) => {
             format!(
-                "bind of {source}: there is a symbolic link in it; name the path that it leads to"
+                "bind of {source}: the path contains a symbolic link (use the path it leads to)"
             )
         }
         _ => format!("bind of {source}: {error}"),
@@ -140,7 +140,8 @@ pub(crate) fn opened(id: &str, bundle: &Path) -> Result<Vec<OpenedBind>> {
     for (number, wish) in wishes.into_iter().enumerate() {
         let (file, directory) = open_for(id, &wish.source)?;
         if directory != wish.directory {
-            let text = format!("bind of {}: it became another meanwhile", wish.source.display());
+            let text =
+                format!("bind of {}: the path was replaced meanwhile", wish.source.display());
             return Err(Error::Spec { id: id.to_owned(), text });
         }
         all.push(OpenedBind {

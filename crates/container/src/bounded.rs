@@ -30,7 +30,7 @@ impl Bounded {
         let stat = rustix::fs::fstat(&file)?;
         let own = stat.st_uid == rustix::process::geteuid().as_raw();
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !own {
-            return Err(io::Error::other("not a file of root's; somebody else put it there"));
+            return Err(io::Error::other("not a file of root"));
         }
         let bytes = self.read_from(File::from(file))?;
         Ok(Some(serde_json::from_slice(&bytes)?))
@@ -55,7 +55,7 @@ impl Bounded {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
-        if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
+        if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
             safe_removal::remove(path).map_err(io::Error::other)?;
         }
         fs::rename(&part, path)

@@ -84,12 +84,12 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         || users.base.checked_add(users.length).is_none()
     {
         return fail(format!(
-            "user ids {} + {}: 65536 or more, from 65536 on",
+            "user ids {} + {}: use 65536 or more ids, from 65536",
             users.base, users.length
         ));
     }
     if spec.uid >= users.length {
-        return fail(format!("user id {} is beyond its range of {}", spec.uid, users.length));
+        return fail(format!("user id {} exceeds its range of {}", spec.uid, users.length));
     }
     if fds > DESCRIPTORS_MAX {
         return fail(format!("{fds} descriptors, {DESCRIPTORS_MAX} at most"));
@@ -106,19 +106,19 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
     for path in inside.chain(spec.volumes.iter().map(|volume| &volume.target)) {
         let normal = path.is_absolute() && !path.components().any(|c| c.as_os_str() == "..");
         if !normal || path == Path::new("/") || path.starts_with(Path::new(INSIDE).join("init")) {
-            return fail(format!("{}: not an absolute path that can be placed", path.display()));
+            return fail(format!("{}: not a usable absolute path", path.display()));
         }
     }
     for bind in &spec.binds {
         // Binds of the user's spec are checked when they are opened.
         if !bind.source.is_absolute() || !(bind.wished || bind.source.exists()) {
-            return fail(format!("{}: there is no such path to bind", bind.source.display()));
+            return fail(format!("{}: no such path to bind", bind.source.display()));
         }
     }
     let count = spec.volumes.len();
     if count > VOLUMES_MAX || (count > 0 && spec.profile.is_forwarding()) {
         return fail(format!(
-            "{count} volumes, {VOLUMES_MAX} at most, and none of a forwarding guest"
+            "{count} volumes, {VOLUMES_MAX} at most; a forwarding guest has none"
         ));
     }
     if let Some(volume) = spec.volumes.iter().find(|volume| !volume_is_good(&volume.name)) {
@@ -131,7 +131,7 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         return fail("a forwarding guest can't be privileged".to_owned());
     }
     if spec.packet_rings && spec.profile.is_forwarding() {
-        return fail("a forwarding guest has no rings of packet sockets".to_owned());
+        return fail("a forwarding guest can't have rings of packet sockets".to_owned());
     }
     let as_image =
         matches!(spec.root, RootFilesystem::Image { .. }) && !spec.profile.is_forwarding();
@@ -148,13 +148,13 @@ pub(crate) fn check(spec: &GuestSpec, fds: usize) -> Result<()> {
         return fail(format!("{count} commands, {COMMANDS_MAX} at most"));
     }
     if let Some(place) = spec.commands.iter().flat_map(|it| &it.after).find(|it| **it >= count) {
-        return fail(format!("a command after number {place} of {count}"));
+        return fail(format!("a command waits for command {place}, but there are {count}"));
     }
     if let Some(key) = spec.sysctls.keys().find(|key| !key.starts_with("net.")) {
         return fail(format!("sysctl {key}: only net. belongs to a network namespace"));
     }
     if let Some(key) = spec.env.keys().find(|key| key.is_empty() || key.contains('=')) {
-        return fail(format!("environment variable {key:?}: no such name can be"));
+        return fail(format!("environment variable {key:?}: invalid name"));
     }
     Ok(())
 }
@@ -322,8 +322,8 @@ impl ImageGuest {
             }
             command.run_as.workdir = command.run_as.workdir.take().or_else(|| made.clone());
         }
-        let there = image::has_directory(root, Path::new(&own.workdir));
-        let workdir = if there { own.workdir } else { "/".to_owned() };
+        let exists = image::has_directory(root, Path::new(&own.workdir));
+        let workdir = if exists { own.workdir } else { "/".to_owned() };
         Self { spec: merged, workdir, made }
     }
 }
@@ -364,7 +364,7 @@ fn write_init_files(
     }
     let text = serde_json::to_vec(&config).map_err(|error| Error::Spec {
         id: spec.id.clone(),
-        text: format!("its commands can't be written down: {error}"),
+        text: format!("its commands can't be written: {error}"),
     })?;
     let host = files.join("init.json");
     write_owned(spec, &host, &text, 0o400, (spec.uid, spec.uid))?;

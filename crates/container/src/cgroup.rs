@@ -518,7 +518,7 @@ impl Cgroups {
         if path.split('/').all(good) {
             return Ok(());
         }
-        Err(Error::Cgroup(format!("{path:?} is no name of a cgroup: names joined by /")))
+        Err(Error::Cgroup(format!("{path:?} is no cgroup name (join names by /)")))
     }
 }
 

@@ -15,7 +15,7 @@ pub enum Error {
         text: String,
     },
     /// There is no guest or helper in a directory.
-    #[error("{}: there is no guest or helper", .0.display())]
+    #[error("{}: no guest or helper", .0.display())]
     Absent(PathBuf),
     /// The container runtime or the shim refused.
     #[error("guest {id}: {what}: {text}")]
@@ -28,7 +28,7 @@ pub enum Error {
         text: String,
     },
     /// A process or cgroup did not end in time.
-    #[error("{what} still there after {seconds} s")]
+    #[error("{what} still exists after {seconds} s")]
     Stuck {
         /// Process or cgroup.
         what: String,

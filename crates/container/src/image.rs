@@ -98,8 +98,8 @@ pub fn check(layout: &Path, reference: Option<&str>) -> Result<()> {
     let (_, manifest) = manifest(layout, reference)?;
     diff_ids(layout, &manifest).map_err(|error| failed(layout, error.to_string()))?;
     for layer in layers(layout, &manifest)? {
-        let there = blob_path(layout, layer).and_then(|(path, _)| fs::metadata(path));
-        there.map_err(|error| failed(layout, format!("layer {}: {error}", layer.digest())))?;
+        let metadata = blob_path(layout, layer).and_then(|(path, _)| fs::metadata(path));
+        metadata.map_err(|error| failed(layout, format!("layer {}: {error}", layer.digest())))?;
     }
     Ok(())
 }
@@ -124,7 +124,7 @@ pub fn of_index(bytes: &[u8]) -> std::result::Result<Option<String>, String> {
     let entries = match (either.manifests, either.config) {
         (Some(entries), _) => entries,
         (None, Some(_)) => return Ok(None),
-        (None, None) => return Err("its manifest is in none of the forms of docker and OCI".into()),
+        (None, None) => return Err("its manifest has an unknown format (use docker or OCI)".into()),
     };
     let platforms = || entries.iter().map(|entry| entry.platform.clone());
     match platform::best(platforms().zip(&entries)).first() {
@@ -150,12 +150,12 @@ fn failed(layout: &Path, text: String) -> Error {
 /// other process uses `part` meanwhile. Another process may make `root`.
 pub(crate) fn unpack_alone(
     layout: &Path,
-    (reference, wanted): (Option<&str>, &str),
+    (reference, expected): (Option<&str>, &str),
     (part, root): (&Path, &Path),
 ) -> Result<()> {
     let (digest, manifest) = manifest(layout, reference)?;
-    if digest != wanted {
-        return Err(failed(layout, format!("it is {digest} now, and was {wanted} before")));
+    if digest != expected {
+        return Err(failed(layout, format!("its digest changed from {expected} to {digest}")));
     }
     let layers = layers(layout, &manifest)?;
     let images = root.parent().unwrap_or(root);
@@ -231,12 +231,15 @@ fn keeps_free(directory: &Path, bytes: u64) -> io::Result<()> {
     let disk = rustix::fs::statvfs(directory)?;
     if disk.f_bavail.saturating_mul(disk.f_frsize) < KEPT_FREE_BYTES.saturating_add(bytes) {
         let free = KEPT_FREE_BYTES >> 20;
-        return Err(invalid(format!("the disk is full: {free} MiB stay free; remove something")));
+        return Err(invalid(format!(
+            "the disk is full: {free} MiB must stay free (remove something)"
+        )));
     }
     // Some file systems have no fixed number of inodes, and report 0.
     if disk.f_favail < disk.f_files / 100 * KEPT_FREE_INODES_PERCENT {
         let free = KEPT_FREE_INODES_PERCENT;
-        let text = format!("the disk has no inodes left: {free} % stay free; remove something");
+        let text =
+            format!("the disk has no inodes left: {free} % must stay free (remove something)");
         return Err(invalid(text));
     }
     Ok(())
@@ -312,7 +315,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(invalid(format!("{} is no file", path.display()))),
+        false => Err(invalid(format!("{} is not a file", path.display()))),
     }
 }
 
@@ -339,7 +342,7 @@ fn blob(layout: &Path, descriptor: &Descriptor) -> io::Result<Vec<u8>> {
     let (path, want) = blob_path(layout, descriptor)?;
     let bytes = read_bounded(&path)?;
     if hex(&Sha256::digest(&bytes)) != want {
-        return Err(invalid(format!("{}: its bytes have another digest", path.display())));
+        return Err(invalid(format!("{}: its content does not match its digest", path.display())));
     }
     Ok(bytes)
 }
@@ -376,7 +379,7 @@ fn layer_tar(layout: &Path, layer: &Descriptor, diff_id: Option<String>) -> io::
         }
     }
     if hex(&hash.finalize()) != want {
-        return Err(invalid("its bytes have another digest".to_owned()));
+        return Err(invalid("its content does not match its digest".to_owned()));
     }
     // Read the same open file: its name may belong to another file by now.
     file.rewind()?;
@@ -388,19 +391,19 @@ fn layer_tar(layout: &Path, layer: &Descriptor, diff_id: Option<String>) -> io::
 fn diff_ids(layout: &Path, manifest: &ImageManifest) -> io::Result<Vec<Option<String>>> {
     let of = |error: String| invalid(format!("configuration: {error}"));
     let config = blob(layout, manifest.config()).map_err(|error| of(error.to_string()))?;
-    let said = config::diff_ids(&config).map_err(of)?;
+    let digests = config::diff_ids(&config).map_err(of)?;
     let layers = manifest.layers().len();
-    if said.is_empty() {
+    if digests.is_empty() {
         return Ok(vec![None; layers]);
     }
-    if said.len() != layers {
-        return Err(of(format!("it has {} diff_ids for {layers} layers", said.len())));
+    if digests.len() != layers {
+        return Err(of(format!("it has {} diff_ids for {layers} layers", digests.len())));
     }
     let hexadecimal = |digest: String| match sha256_hex(&digest) {
         Some(hex) => Ok(Some(hex.to_ascii_lowercase())),
         None => Err(of(format!("diff_id {digest}: only sha256 is known"))),
     };
-    said.into_iter().map(hexadecimal).collect()
+    digests.into_iter().map(hexadecimal).collect()
 }
 
 fn invalid(text: String) -> io::Error {

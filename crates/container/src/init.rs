@@ -131,22 +131,22 @@ fn enter(words: &[OsString]) -> io::Result<Infallible> {
     let config: InitConfig = serde_json::from_slice(&fs::read(config)?)?;
     let user = Some(user.to_string_lossy().into_owned()).filter(|user| !user.is_empty());
     let workdir = Some(PathBuf::from(workdir)).filter(|path| !path.as_os_str().is_empty());
-    let stand = ResolvedRunAs::of(&RunAs { user, workdir }, config.keeps_home)?;
-    if let Some(directory) = stand.directory()? {
+    let run_as = ResolvedRunAs::of(&RunAs { user, workdir }, config.keeps_home)?;
+    if let Some(directory) = run_as.directory()? {
         rustix::process::fchdir(directory)?;
     }
     let mut command = std::process::Command::new(program);
     command.args(arguments);
-    if let Some(who) = &stand.user {
-        command.envs(who.home.iter().map(|home| ("HOME", home)));
+    if let Some(guest_user) = &run_as.user {
+        command.envs(guest_user.home.iter().map(|home| ("HOME", home)));
         for terminal in [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()] {
             if rustix::termios::isatty(terminal) {
                 // If the terminal does not belong to the guest, this fails. The terminal works all
                 // the same.
-                let _ = fchown(terminal, Some(who.uid), None);
+                let _ = fchown(terminal, Some(guest_user.uid), None);
             }
         }
-        who.become_user()?;
+        guest_user.become_user()?;
     }
     let error = command.exec();
     let why = match error.kind() {
@@ -210,7 +210,7 @@ struct GuestServices {
     stopping: bool,
     forwarder: StderrForwarder,
     /// Command whose output is read first, so that each gets its turn.
-    turn: usize,
+    next_index: usize,
     /// Pipe for reports of status to the shim.
     shim: Option<File>,
 }
@@ -230,7 +230,7 @@ impl GuestServices {
             last_code: 0,
             stopping: false,
             forwarder: StderrForwarder::default(),
-            turn: 0,
+            next_index: 0,
             shim,
         })
     }
@@ -260,12 +260,12 @@ impl GuestServices {
         let Some(shim) = &mut self.shim else { return };
         for (command, service) in self.services.iter_mut().enumerate() {
             let Some(status) = service.unreported_status(now) else { continue };
-            let told = StatusUpdate { command, status };
-            let Ok(mut line) = serde_json::to_vec(&told) else { continue };
+            let update = StatusUpdate { command, status };
+            let Ok(mut line) = serde_json::to_vec(&update) else { continue };
             line.push(b'\n');
             // A pipe accepts so few bytes whole or not at all.
             match shim.write_all(&line) {
-                Ok(()) => service.set_reported(told.status),
+                Ok(()) => service.set_reported(update.status),
                 // The pipe is full, or has no reader any more.
                 Err(_) => return,
             }
@@ -292,7 +292,7 @@ impl GuestServices {
         }
         let count = self.services.len();
         let outputs: Vec<_> =
-            (0..count).map(|offset| (self.turn + offset) % count).filter(|_| free).collect();
+            (0..count).map(|offset| (self.next_index + offset) % count).filter(|_| free).collect();
         let first = fds.len();
         let mut heard = Vec::new();
         for index in outputs {
@@ -306,16 +306,16 @@ impl GuestServices {
         }
         // The result of poll does not matter: all states are checked anyway.
         let _ = poll(&mut fds, timeout.as_ref());
-        let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         let spoke: Vec<_> =
-            heard.into_iter().enumerate().filter(|(at, _)| came(first + at)).collect();
+            heard.into_iter().enumerate().filter(|(at, _)| ready(first + at)).collect();
         drop(fds);
         self.forwarder.pass_on();
         for (_, index) in spoke {
             if !self.forwarder.is_free() {
                 break;
             }
-            self.turn = index + 1;
+            self.next_index = index + 1;
             if let Some(output) = &mut self.services[index].output {
                 self.forwarder.take(output);
             }
@@ -359,7 +359,7 @@ pub(crate) fn limit(open_files_max: u64) -> io::Result<()> {
 }
 
 /// Starts a program in a session of its own. It writes into `output`, or where this process writes.
-fn spawn(argv: &[String], output: Option<&Output>, stand: &ResolvedRunAs) -> io::Result<Pid> {
+fn spawn(argv: &[String], output: Option<&Output>, run_as: &ResolvedRunAs) -> io::Result<Pid> {
     let (program, arguments) =
         argv.split_first().ok_or_else(|| io::Error::other("a command without a program"))?;
     let mut command = std::process::Command::new(program);
@@ -367,12 +367,12 @@ fn spawn(argv: &[String], output: Option<&Output>, stand: &ResolvedRunAs) -> io:
     if let Some(output) = output {
         command.stdout(output.end()?).stderr(output.end()?);
     }
-    let (who, directory) = (stand.user.clone(), stand.directory()?);
-    if let Some(who) = &who {
+    let (guest_user, directory) = (run_as.user.clone(), run_as.directory()?);
+    if let Some(guest_user) = &guest_user {
         if let Some(output) = output {
-            output.give(who.uid, who.gid)?;
+            output.give(guest_user.uid, guest_user.gid)?;
         }
-        command.envs(who.home.iter().map(|home| ("HOME", home)));
+        command.envs(guest_user.home.iter().map(|home| ("HOME", home)));
     }
     // SAFETY: after fork, only sigprocmask(2), setsid(2), fchdir(2), setgroups(2), setgid(2) and
     // setuid(2) are called, which are system calls alone in a process of one thread; nothing is
@@ -385,7 +385,7 @@ fn spawn(argv: &[String], output: Option<&Output>, stand: &ResolvedRunAs) -> io:
             if let Some(directory) = &directory {
                 rustix::process::fchdir(directory)?;
             }
-            who.as_ref().map_or(Ok(()), GuestUser::become_user)
+            guest_user.as_ref().map_or(Ok(()), GuestUser::become_user)
         });
     }
     Ok(Pid::from_raw(command.spawn()?.id() as i32))

@@ -92,7 +92,7 @@ pub(crate) fn end_within(child: &mut Child, time: Duration) -> io::Result<ExitSt
     }
     child.kill()?;
     child.wait()?;
-    Err(io::Error::new(io::ErrorKind::TimedOut, format!("not done after {time:?}")))
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("not finished after {time:?}")))
 }
 
 /// Waits for the end of a child. Returns `None` if it still runs after `time`.

@@ -173,8 +173,8 @@ pub(crate) struct AccountEntry<'a> {
 
 impl<'a> AccountEntry<'a> {
     /// True if it has this name or number.
-    pub(crate) fn is(&self, wanted: &str) -> bool {
-        self.name == wanted || wanted.parse() == Ok(self.id)
+    pub(crate) fn is(&self, owner: &str) -> bool {
+        self.name == owner || owner.parse() == Ok(self.id)
     }
 
     /// Returns the home directory of an entry of `/etc/passwd` if it is an absolute path.
@@ -486,7 +486,7 @@ pub(crate) fn write_file(
     make_parents(spec, root, parent.unwrap_or(&file.path))?;
     match fs::symlink_metadata(&place) {
         Ok(found) if found.is_dir() => {
-            let text = format!("file {}: it has a directory there", file.path.display());
+            let text = format!("file {}: there is a directory with this path", file.path.display());
             return Err(Error::Spec { id: spec.id.clone(), text });
         }
         Ok(_) => fs::remove_file(&place).at("replace", &place)?,
@@ -539,7 +539,7 @@ fn make_parents(spec: &GuestSpec, root: &Path, path: &Path) -> Result<()> {
     match fs::symlink_metadata(&place) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => {
-            let text = format!("{}: no directory, but a file or link of its root", path.display());
+            let text = format!("{}: a file or link, not a directory", path.display());
             Err(Error::Spec { id: spec.id.clone(), text })
         }
         Err(_) => make_dir(spec, &place, 0o755, ROOT),

@@ -165,7 +165,7 @@ impl Runtime {
     pub fn create(&self, spec: &GuestSpec, fds: &[BorrowedFd<'_>]) -> Result<Process> {
         bundle::check(spec, fds.len())?;
         let commands = (!spec.profile.is_forwarding()).then_some(spec.commands.len());
-        let what = ShimTask::Guest { id: spec.id.clone(), users: spec.users, commands };
+        let task = ShimTask::Guest { id: spec.id.clone(), users: spec.users, commands };
         let record = ProcessRecord {
             version: RECORD_VERSION,
             kind: ProcessKind::Guest,
@@ -174,7 +174,7 @@ impl Runtime {
             image: (!spec.profile.is_forwarding()).then_some(spec.root != RootFilesystem::Host),
             hits_before: self.cgroups.limit_hits(&spec.cgroup),
         };
-        self.begin(&spec.dir, &record, what, spec.log_bytes_max, fds, || {
+        self.begin(&spec.dir, &record, task, spec.log_bytes_max, fds, || {
             let RuntimePaths { init, images, volumes, .. } = &self.paths;
             let volumes = volumes.join(&spec.id);
             bundle::make(spec, &self.cgroups, init, images, &volumes, &self.workplace)?;
@@ -204,7 +204,7 @@ impl Runtime {
             state => Err(Error::Runtime {
                 id: id.to_owned(),
                 what: "start",
-                text: format!("it is not waiting for that but {state:?}; delete and create it"),
+                text: format!("it is {state:?}, not created (delete it and create it again)"),
             }),
         }
     }
@@ -221,9 +221,9 @@ impl Runtime {
             return Err(fail("its program must be an absolute path"));
         }
         if !spec.keep_root && spec.uid == 0 {
-            return Err(fail("user id 0 has rights beyond those of a helper; give it another"));
+            return Err(fail("a helper can't have user id 0 (use another)"));
         }
-        let what = ShimTask::Helper(spec.clone());
+        let task = ShimTask::Helper(spec.clone());
         let record = ProcessRecord {
             version: RECORD_VERSION,
             kind: ProcessKind::Helper,
@@ -232,7 +232,7 @@ impl Runtime {
             image: None,
             hits_before: LimitHits::default(),
         };
-        self.begin(&spec.dir, &record, what, spec.log_bytes_max, stdin.as_slice(), || {
+        self.begin(&spec.dir, &record, task, spec.log_bytes_max, stdin.as_slice(), || {
             self.cgroups.ensure_leaf(&spec.cgroup)
         })?;
         RecordStore(&spec.dir).process()?.ok_or_else(|| Error::Absent(spec.dir.clone()))
@@ -377,7 +377,7 @@ impl Runtime {
         let record = self.guest(dir)?;
         let id = self.id(dir)?;
         if argv.is_empty() {
-            let text = "no command to run in it was given".to_owned();
+            let text = "no command given".to_owned();
             return Err(Error::Spec { id: id.to_owned(), text });
         }
         let session = self.cgroups.session(&bundle::leaf(&record.cgroup))?;
@@ -393,9 +393,10 @@ impl Runtime {
         if !run_as.is_default() {
             let image = record.image.ok_or_else(|| Error::Spec {
                 id: id.to_owned(),
-                text: "it can't run commands as its users, or elsewhere: it is a forwarding guest, or of an \
-                       older version until it is made anew"
-                    .to_owned(),
+                text:
+                    "user and directory can't be chosen: it is a forwarding guest, or was created \
+                       by an older version (recreate it)"
+                        .to_owned(),
             })?;
             command.args(bundle::init_call(image)).arg(init::ENTER).arg(bundle::INIT_JSON);
             command.arg(run_as.user.as_deref().unwrap_or_default());
@@ -486,11 +487,11 @@ impl Runtime {
         let mut last = LastLines::default();
         for line in String::from_utf8_lossy(&tail).lines() {
             // Each line begins with its time.
-            let said = line.split_once(' ').map_or("", |(_, said)| said);
-            match said.strip_prefix(init::SAYS) {
+            let message = line.split_once(' ').map_or("", |(_, message)| message);
+            match message.strip_prefix(init::SAYS) {
                 // Lines of process 1 about starts and ends of commands are skipped.
                 Some(own) if !own.contains(init::NOT_STARTED) => {}
-                own => last.take(format!("{}\n", own.unwrap_or(said)).as_bytes()),
+                own => last.take(format!("{}\n", own.unwrap_or(message)).as_bytes()),
             }
         }
         Some(last.summary()).filter(|words| !words.is_empty())
@@ -535,21 +536,24 @@ impl Runtime {
         &self,
         dir: &Path,
         record: &ProcessRecord,
-        what: ShimTask,
+        task: ShimTask,
         log_bytes_max: u64,
         fds: &[BorrowedFd<'_>],
         prepare: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let id = what.id();
+        let id = task.id();
         let fail = |text: String| Error::Spec { id: id.to_owned(), text };
         if self.id(dir)? != id {
             return Err(fail(format!("its directory {} has another name", dir.display())));
         }
         if RecordStore(dir).exists() {
-            return Err(fail(format!("{} has one already; delete it before", dir.display())));
+            return Err(fail(format!(
+                "{} already has a guest or helper (delete it first)",
+                dir.display()
+            )));
         }
         DirBuilder::new().recursive(true).mode(0o711).create(dir).at("make", dir)?;
-        let mode = match &what {
+        let mode = match &task {
             // The OCI runtime traverses the directory as the guest's root, to reach the guest's
             // files.
             ShimTask::Guest { users, .. } => {
@@ -573,7 +577,7 @@ impl Runtime {
             let (dir, fds) = (dir.to_owned(), fds.len());
             Ok(ShimOrder {
                 dir,
-                what: what.clone(),
+                what: task.clone(),
                 runc,
                 runc_root,
                 cgroup,
@@ -593,7 +597,7 @@ impl Runtime {
         let _ = self.delete(dir);
         if killed {
             return Err(fail(format!(
-                "its memory was full before it had started; give it {START_MIB} MiB or more (resources.memory)"
+                "it ran out of memory while starting (resources.memory: {START_MIB} MiB or more)"
             )));
         }
         Err(error)
@@ -660,7 +664,7 @@ impl Runtime {
                 return Ok(None);
             }
             let mut text = Vec::new();
-            runc.stderr.take().map(|said| said.take(TEXT_BYTES_MAX).read_to_end(&mut text));
+            runc.stderr.take().map(|stderr| stderr.take(TEXT_BYTES_MAX).read_to_end(&mut text));
             let text = String::from_utf8_lossy(&text).trim().to_owned();
             Ok(Some(if text.is_empty() { status.to_string() } else { text }))
         };

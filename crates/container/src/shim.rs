@@ -99,7 +99,7 @@ pub fn main() -> ExitCode {
     let order = match serde_json::from_reader::<_, ShimOrder>(io::stdin()) {
         Ok(order) => order,
         Err(error) => {
-            eprintln!("pdp-shim is started by pdpd, which gives it its order: {error}");
+            eprintln!("pdp-shim expects its order from pdpd on standard input: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -126,9 +126,9 @@ fn detach(order: &ShimOrder) -> io::Result<()> {
         }
         _ => {
             drop(write);
-            let mut said = String::new();
-            File::from(read).read_to_string(&mut said)?;
-            if said == READY { Ok(()) } else { Err(io::Error::other(said)) }
+            let mut reply = String::new();
+            File::from(read).read_to_string(&mut reply)?;
+            if reply == READY { Ok(()) } else { Err(io::Error::other(reply)) }
         }
     }
 }
@@ -136,18 +136,18 @@ fn detach(order: &ShimOrder) -> io::Result<()> {
 /// Main function of the detached shim.
 fn supervise(order: &ShimOrder, mut caller: File) -> i32 {
     match begin(order) {
-        Ok((process, output, told)) => {
+        Ok((process, output, reports)) => {
             // The caller may be gone. The guest continues all the same.
             let _ = caller.write_all(READY.as_bytes());
             drop(caller);
             let log = ShimLog::open(&order.log, order.log_bytes_max);
-            let exit = follow(
+            let outcome = follow(
                 process,
-                OutputReaders { log: OutputReader::new(output, log), status: told },
+                OutputReaders { log: OutputReader::new(output, log), status: reports },
             );
-            if let Some(exit) = exit {
+            if let Some(outcome) = outcome {
                 // The directory may be gone if the guest is being removed.
-                let _ = RecordStore(&order.dir).set_outcome(exit);
+                let _ = RecordStore(&order.dir).set_outcome(outcome);
             }
             0
         }
@@ -184,21 +184,22 @@ fn begin(order: &ShimOrder) -> Result<(Process, OwnedFd, Option<OutputReader<Sta
     let me = of(std::process::id(), dir)?;
     RecordStore(dir).set_shim(me)?;
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
-    let mut told = None;
+    let mut reports = None;
     let process = match &order.what {
         ShimTask::Guest { id, users, commands } => {
-            let mut tells = null;
+            let mut stdin = null;
             if let Some(commands) = *commands {
-                let (hears, end) = pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
+                let (read_end, write_end) =
+                    pipe_with(PipeFlags::CLOEXEC).at("make a pipe in", dir)?;
                 let record =
                     RecordStore(dir).record()?.ok_or_else(|| Error::Absent(dir.to_owned()))?;
                 let (cgroups, leaf) = (cgroups.clone(), bundles::leaf(&record.cgroup));
-                let keeper =
+                let recorder =
                     StatusRecorder::new(dir, commands, move || cgroups.memory_kills(&leaf))?;
-                told = Some(OutputReader::new(hears, keeper));
-                tells = end.into();
+                reports = Some(OutputReader::new(read_end, recorder));
+                stdin = write_end.into();
             }
-            create_container(order, id, *users, tells, write)?;
+            create_container(order, id, *users, stdin, write)?;
             let path = dir.join(RUNC_PID);
             let pid = std::fs::read_to_string(&path).at("read", &path)?;
             of(pid.trim().parse().unwrap_or_default(), dir)?
@@ -207,7 +208,7 @@ fn begin(order: &ShimOrder) -> Result<(Process, OwnedFd, Option<OutputReader<Sta
     };
     close_passed(order.fds);
     RecordStore(dir).set_process(process)?;
-    Ok((process, read, told))
+    Ok((process, read, reports))
 }
 
 fn of(pid: u32, dir: &Path) -> Result<Process> {
@@ -215,13 +216,13 @@ fn of(pid: u32, dir: &Path) -> Result<Process> {
     Process::of(pid).ok_or(gone).at("find the process of", dir)
 }
 
-/// Makes the container. `tells` becomes the standard input of its process 1, which reads nothing
+/// Makes the container. `stdin` becomes the standard input of its process 1, which reads nothing
 /// from it and does not pass it to its commands.
 fn create_container(
     order: &ShimOrder,
     id: &str,
     users: UserRange,
-    tells: File,
+    stdin: File,
     output: OwnedFd,
 ) -> Result<()> {
     let dir = &*order.dir;
@@ -243,7 +244,7 @@ fn create_container(
         .arg("--preserve-fds")
         .arg(order.fds.to_string())
         .arg(id)
-        .stdin(tells)
+        .stdin(stdin)
         .stdout(errors()?)
         .stderr(errors()?);
     // SAFETY: the shim has one thread, so that no lock is held by another at the fork, and the
@@ -289,7 +290,7 @@ fn start_helper(
     // directories above: a checkout below /root, with mode 0700, works.
     let path = Path::new(program);
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(fail(format!("{program} is no path of a program")));
+        return Err(fail(format!("{program} is not a program's path")));
     };
     let mut command = Command::new(Path::new(".").join(name));
     command
@@ -361,36 +362,36 @@ struct OutputReaders {
 }
 
 /// Reads output and reports until the process ends. Returns how it ended.
-fn follow(process: Process, mut ears: OutputReaders) -> Option<ProcessOutcome> {
+fn follow(process: Process, mut readers: OutputReaders) -> Option<ProcessOutcome> {
     let pid = Pid::from_raw(process.pid as i32)?;
     let ended = process.pidfd();
     while let Some(ended) = &ended {
-        let late = ears.status.as_mut().and_then(|told| told.sink.write_if_due());
-        let mut timeouts: Vec<Duration> = late.into_iter().collect();
+        let write_due = readers.status.as_mut().and_then(|reports| reports.sink.write_if_due());
+        let mut timeouts: Vec<Duration> = write_due.into_iter().collect();
         let mut fds = vec![PollFd::new(ended, PollFlags::IN)];
-        let log = ears.log.listens(&mut timeouts).map(|fd| fds.push(fd));
-        let told = ears.status.as_mut().and_then(|told| told.listens(&mut timeouts));
-        let told = told.map(|fd| fds.push(fd));
+        let log = readers.log.listens(&mut timeouts).map(|fd| fds.push(fd));
+        let reports = readers.status.as_mut().and_then(|reports| reports.listens(&mut timeouts));
+        let reports = reports.map(|fd| fds.push(fd));
         let timeout = timeouts.iter().min().and_then(|it| Timespec::try_from(*it).ok());
         // The result of poll does not matter: all states are checked anyway.
         let _ = poll(&mut fds, timeout.as_ref());
-        let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
-        let has_ended = came.next().unwrap_or(false);
-        let has_output = log.is_some() && came.next().unwrap_or(false);
-        let was_told = told.is_some() && came.next().unwrap_or(false);
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let has_ended = ready.next().unwrap_or(false);
+        let has_output = log.is_some() && ready.next().unwrap_or(false);
+        let has_reports = reports.is_some() && ready.next().unwrap_or(false);
         if has_output {
-            ears.log.read();
+            readers.log.read();
         }
-        if was_told && let Some(told) = &mut ears.status {
-            told.read();
+        if has_reports && let Some(reports) = &mut readers.status {
+            reports.read();
         }
         if has_ended && !has_output {
             break;
         }
     }
-    ears.log.sink.end();
-    if let Some(told) = &mut ears.status {
-        told.sink.write();
+    readers.log.sink.end();
+    if let Some(reports) = &mut readers.status {
+        reports.sink.write();
     }
     let (_, status) = loop {
         match rustix::process::waitpid(Some(pid), WaitOptions::empty()) {

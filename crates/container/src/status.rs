@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn told(command: usize, words: &str) -> Vec<u8> {
+    fn status_line(command: usize, words: &str) -> Vec<u8> {
         let state = GuestCommandState::Ready;
         let status =
             GuestCommandStatus { state, words: words.into(), ..GuestCommandStatus::default() };
@@ -133,36 +133,41 @@ mod tests {
 
     #[test]
     fn ignores_status_lines_of_unknown_commands() {
-        let mut board = CommandStatuses::new(2);
-        assert!(board.read(&told(1, "")) && !board.read(&told(1, "")), "told once");
-        assert!(!board.read(&told(2, "")) && !board.read(&told(usize::MAX, "")));
-        let states: Vec<_> = board.commands().iter().map(|status| status.state).collect();
+        let mut statuses = CommandStatuses::new(2);
+        assert!(
+            statuses.read(&status_line(1, "")) && !statuses.read(&status_line(1, "")),
+            "told once"
+        );
+        assert!(
+            !statuses.read(&status_line(2, "")) && !statuses.read(&status_line(usize::MAX, ""))
+        );
+        let states: Vec<_> = statuses.commands().iter().map(|status| status.state).collect();
         assert_eq!(states, [GuestCommandState::Waiting, GuestCommandState::Ready]);
     }
 
     #[test]
     fn status_text_is_bounded_and_sanitized() {
-        let mut board = CommandStatuses::new(1);
-        board.read(&told(0, &format!("\u{1b}[2J\r\n{}", "é".repeat(200))));
-        let words = &board.commands()[0].words;
+        let mut statuses = CommandStatuses::new(1);
+        statuses.read(&status_line(0, &format!("\u{1b}[2J\r\n{}", "é".repeat(200))));
+        let words = &statuses.commands()[0].words;
         assert!(words.starts_with("[2Jé") && words.len() <= WORDS_BYTES_MAX, "{words}");
     }
 
     #[test]
     fn skips_malformed_lines() {
-        let mut board = CommandStatuses::new(1);
+        let mut statuses = CommandStatuses::new(1);
         for noise in [
             "\n\n{}\n[]\nnull\n".to_owned(),
             "{\"command\":0,\"status\":{\"state\":\"ready\",\"more\":1}}\n".to_owned(),
             "{\"command\":-1,\"status\":{\"state\":\"ready\"}}\n".to_owned(),
             "{\"command\":0,\"status\":{\"state\":\"ready\",\"exit\":256}}\n".to_owned(),
             "[".repeat(1 << 20) + "\n",
-            String::from_utf8(told(0, &"x".repeat(LINE_BYTES_MAX))).unwrap(),
+            String::from_utf8(status_line(0, &"x".repeat(LINE_BYTES_MAX))).unwrap(),
         ] {
-            assert!(!board.read(noise.as_bytes()), "{noise:.80}");
+            assert!(!statuses.read(noise.as_bytes()), "{noise:.80}");
         }
-        assert!(board.line.capacity() <= 2 * LINE_BYTES_MAX, "nothing grows");
-        assert!(board.read(&told(0, "")), "and the next line counts");
+        assert!(statuses.line.capacity() <= 2 * LINE_BYTES_MAX, "nothing grows");
+        assert!(statuses.read(&status_line(0, "")), "and the next line counts");
     }
 
     proptest! {
@@ -170,17 +175,17 @@ mod tests {
         fn status_parser_stays_bounded_for_any_bytes(
             pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..50),
         ) {
-            let mut board = CommandStatuses::new(3);
+            let mut statuses = CommandStatuses::new(3);
             for piece in &pieces {
-                board.read(piece);
+                statuses.read(piece);
             }
-            prop_assert_eq!(board.commands().len(), 3);
-            prop_assert!(board.line.len() <= LINE_BYTES_MAX + 1);
+            prop_assert_eq!(statuses.commands().len(), 3);
+            prop_assert!(statuses.line.len() <= LINE_BYTES_MAX + 1);
         }
 
         #[test]
         fn longest_status_text_fits_into_one_line(words in "[\"\\\\a]{160}") {
-            prop_assert!(told(usize::MAX, &words).len() <= LINE_BYTES_MAX);
+            prop_assert!(status_line(usize::MAX, &words).len() <= LINE_BYTES_MAX);
         }
     }
 }

@@ -72,7 +72,7 @@ impl RecordStore<'_> {
         if let Some(ProcessRecord { version, .. }) = record
             && version != RECORD_VERSION
         {
-            let other = format!("of version {version}, not {RECORD_VERSION}; to be made anew");
+            let other = format!("version {version}, not {RECORD_VERSION} (recreate it)");
             return Err(io::Error::other(other)).at("use", &self.0.join(RECORD));
         }
         Ok(record)
@@ -102,8 +102,8 @@ impl RecordStore<'_> {
         self.read(EXIT)
     }
 
-    pub fn set_outcome(self, exit: ProcessOutcome) -> Result<()> {
-        self.write(EXIT, &exit)
+    pub fn set_outcome(self, outcome: ProcessOutcome) -> Result<()> {
+        self.write(EXIT, &outcome)
     }
 
     pub fn commands(self) -> Result<Option<Vec<GuestCommandStatus>>> {

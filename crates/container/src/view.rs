@@ -235,10 +235,12 @@ fn set_attributes(
 
 fn no_ids(image: &Path, error: io::Error) -> Error {
     let text = match error.raw_os_error() {
-        Some(libc::EINVAL) => "its file system can't show files through other user ids; have the \
-            state directory on ext4, XFS or Btrfs (on a tmpfs from Linux 6.3 on)"
-            .to_owned(),
-        _ => format!("can't be shown through user ids: {error}"),
+        Some(libc::EINVAL) => {
+            "its file system can't map user ids (put the state directory on ext4, XFS \
+            or Btrfs, or on tmpfs with Linux 6.3 or newer)"
+                .to_owned()
+        }
+        _ => format!("can't be mounted with mapped user ids: {error}"),
     };
     Error::Image { path: image.to_owned(), text }
 }
@@ -246,16 +248,16 @@ fn no_ids(image: &Path, error: io::Error) -> Error {
 /// Returns a user namespace that maps its ids from 0 on to a range. Its maker is the first id of
 /// the range, and it has no process.
 fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
-    let (made, tells) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
     let (waits, goes) = pipe_with(PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may do whatever this one may.
     let child = match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error()),
         0 => {
-            drop((made, goes));
+            drop((read_end, goes));
             let number =
                 enter_user_namespace(users.base).err().and_then(|error| error.raw_os_error());
-            let _ = File::from(tells).write_all(&number.unwrap_or(0).to_ne_bytes());
+            let _ = File::from(write_end).write_all(&number.unwrap_or(0).to_ne_bytes());
             // Wait until the parent holds the namespace by its file.
             let _ = File::from(waits).read(&mut [0]);
             // SAFETY: ends this process at once; nothing of its parent's is to be run.
@@ -263,9 +265,9 @@ fn user_namespace(users: UserRange) -> io::Result<OwnedFd> {
         }
         child => child,
     };
-    drop((tells, waits));
+    drop((write_end, waits));
     let mut number = [0; 4];
-    let namespace = File::from(made).read_exact(&mut number).and_then(|()| {
+    let namespace = File::from(read_end).read_exact(&mut number).and_then(|()| {
         match i32::from_ne_bytes(number) {
             0 => {}
             error => return Err(io::Error::from_raw_os_error(error)),

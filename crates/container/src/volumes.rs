@@ -288,7 +288,7 @@ pub(crate) fn make_file_system(path: &Path) -> io::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let missing = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => io::Error::other("there is no mke2fs; install e2fsprogs"),
+        io::ErrorKind::NotFound => io::Error::other("mke2fs is missing (install e2fsprogs)"),
         _ => error,
     };
     let status =
@@ -324,7 +324,7 @@ fn like(spec: &GuestSpec, root: &Path, target: &Path) -> (u32, u32, u32) {
 fn take(file: &File, path: &Path, bytes: u64) -> Result<()> {
     let full = || {
         let text = format!(
-            "{} are not there on its disk, of which {} stay free: free some, or make it smaller",
+            "{} exceed its disk's free space; {} must stay free (free some, or make it smaller)",
             mib(bytes),
             mib(FREE_BYTES_MIN)
         );
@@ -338,7 +338,8 @@ fn take(file: &File, path: &Path, bytes: u64) -> Result<()> {
         Ok(()) => {}
         Err(Errno::NOSPC | Errno::DQUOT) => return full(),
         Err(Errno::OPNOTSUPP) => {
-            let text = "its file system can't give it bytes ahead; have the state directory on ext4 or XFS";
+            let text = "its file system can't allocate space in advance (put the state directory on \
+                        ext4 or XFS)";
             return Err(io::Error::other(text)).at("make", path);
         }
         Err(error) => return Err(error).at("take bytes for", path),
@@ -432,8 +433,7 @@ impl Loop {
 
     fn take(file: &File) -> io::Result<Self> {
         let hint = |error: io::Error| {
-            let text =
-                format!("no loop device can be had ({LOOP_CONTROL}: {error}); `modprobe loop`");
+            let text = format!("no loop device ({LOOP_CONTROL}: {error}); run `modprobe loop`");
             io::Error::other(text)
         };
         let control = OpenOptions::new().read(true).write(true).open(LOOP_CONTROL).map_err(hint)?;
@@ -474,9 +474,9 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 /// # Errors
 /// What is missing, and what to do.
 pub fn probe() -> std::result::Result<(), String> {
-    let there = ["/usr/sbin/mke2fs", "/sbin/mke2fs"].iter().any(|path| Path::new(path).exists());
-    if !there {
-        return Err("there is no mke2fs; install e2fsprogs".into());
+    let found = ["/usr/sbin/mke2fs", "/sbin/mke2fs"].iter().any(|path| Path::new(path).exists());
+    if !found {
+        return Err("mke2fs is missing (install e2fsprogs)".into());
     }
     OpenOptions::new()
         .read(true)

@@ -270,12 +270,12 @@ impl WorkCgroup<'_> {
             status if status.success() => {
                 let done: std::result::Result<WorkResult, String> =
                     serde_json::from_slice(&text)
-                        .map_err(|error| format!("pdp-work: its answer: {error}"))?;
+                        .map_err(|error| format!("pdp-work: invalid answer: {error}"))?;
                 // A hostile image may have taken the process over.
                 done.map_err(|text| sanitize(&text, REASON_BYTES_MAX))
             }
             status => Err(format!(
-                "pdp-work ended with {status}; more than {} MiB of memory end it",
+                "pdp-work ended with {status} (it may use {} MiB of memory)",
                 limits().memory_bytes.unwrap_or_default() >> 20
             )),
         }
@@ -315,10 +315,10 @@ impl WorkCgroup<'_> {
                 Err(error) => return Err(format!("pdp-work: {error}")),
             }
             if begun.elapsed() > TIME_MAX {
-                return Err(format!("it takes more than {} s", TIME_MAX.as_secs()));
+                return Err(format!("it takes longer than {} s", TIME_MAX.as_secs()));
             }
         }
-        Err("the daemon ends".to_owned())
+        Err("the daemon is stopping".to_owned())
     }
 }
 

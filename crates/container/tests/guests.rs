@@ -413,23 +413,23 @@ fn system_calls_beyond_the_list_are_refused() {
         } else {
             fixture.exec(&spec, &format!("exec python3 -c '{CALLS}'")).1
         };
-        let said = |want: &str| text.lines().any(|line| line.ends_with(want));
+        let printed = |want: &str| text.lines().any(|line| line.ends_with(want));
         for name in REFUSED.split_whitespace() {
             // sync(2) returns nothing.
-            assert!(said(&format!("{name} EPERM")), "{profile:?}, {name}: {text}");
+            assert!(printed(&format!("{name} EPERM")), "{profile:?}, {name}: {text}");
         }
         for want in ["clone3 ENOSYS", "x32 SIGSYS", "i386 SIGSYS", "netlink 0", "fork 0"] {
-            assert!(said(want), "{profile:?}, {want}: {text}");
+            assert!(printed(want), "{profile:?}, {want}: {text}");
         }
-        assert!(said("dontneed 0"), "{profile:?}: {text}");
+        assert!(printed("dontneed 0"), "{profile:?}: {text}");
         if profile == forwarding {
             for name in REFUSED_FORWARDING.split_whitespace() {
-                assert!(said(&format!("{name} EPERM")), "{name}: {text}");
+                assert!(printed(&format!("{name} EPERM")), "{name}: {text}");
             }
-            assert!(said("holes False"), "{text}");
+            assert!(printed("holes False"), "{text}");
         } else {
-            assert!(said("fallocate 0") && said("remove 0"), "{text}");
-            assert!(said("packet-version 0"), "{profile:?}: {text}");
+            assert!(printed("fallocate 0") && printed("remove 0"), "{text}");
+            assert!(printed("packet-version 0"), "{profile:?}: {text}");
         }
         fixture.runtime.delete(&spec.dir).unwrap();
     }
@@ -563,14 +563,14 @@ signal.pause()
     // Above the limit of instances per user, so that the instances run out first.
     spec.open_files_max = 10_000;
     fixture.run(&spec);
-    let said = || log(&spec.dir).split_once(" has ").map(|(_, said)| said.to_owned());
-    eventually("it has what it can have", || said().is_some());
-    let said = said().unwrap();
-    let numbers: Vec<u64> = said.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    assert!(numbers[0] < 10_000 - 10 && numbers[1] >= 2000, "{said}");
+    let report = || log(&spec.dir).split_once(" has ").map(|(_, report)| report.to_owned());
+    eventually("it has what it can have", || report().is_some());
+    let report = report().unwrap();
+    let numbers: Vec<u64> = report.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    assert!(numbers[0] < 10_000 - 10 && numbers[1] >= 2000, "{report}");
     let mine = "import ctypes, sys; sys.exit(ctypes.CDLL(None).inotify_init() < 0)";
     let mine = std::process::Command::new("python3").args(["-c", mine]).status().unwrap();
-    assert!(mine.success(), "none left for root: the guest has {said}");
+    assert!(mine.success(), "none left for root: the guest has {report}");
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let queued = status.split_once("SigQ:").unwrap().1.split_once('/').unwrap().0.trim();
     assert!(queued.parse::<u64>().unwrap() < 2000, "root has {queued} signals queued");
@@ -590,9 +590,9 @@ fn guests_and_exec_commands_use_no_user_keys() {
         .exec_command(&spec.dir, &argv, &RunAs::default(), false, &BTreeMap::new())
         .unwrap();
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    assert_eq!(said, "runs\n");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "runs\n");
     let users = fs::read_to_string("/proc/key-users").unwrap();
     let own: Vec<&str> =
         users.lines().filter(|line| line.trim_start().starts_with(&format!("{USER}:"))).collect();
@@ -631,8 +631,8 @@ fn greedy_guest_leaves_terminals_and_inotify_to_others() {
         })
         .into();
     let held = |spec: &GuestSpec| {
-        let said = log(&spec.dir).split_once(" holds ")?.1.trim().parse::<u32>();
-        Some(said.expect("a number"))
+        let output = log(&spec.dir).split_once(" holds ")?.1.trim().parse::<u32>();
+        Some(output.expect("a number"))
     };
     eventually("they hold all that they get", || greedy.iter().all(|spec| held(spec).is_some()));
     assert_eq!(held(&greedy[0]), Some(TERMINALS_MAX));
@@ -640,12 +640,12 @@ fn greedy_guest_leaves_terminals_and_inotify_to_others() {
     let other = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
     fixture.run(&other);
     let one = "import os; os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY); print('has one')";
-    let said = fixture.exec_as(&other, &RunAs::default(), &["python3", "-c", one]);
-    assert_eq!(said, (true, "has one\n".to_owned()));
+    let output = fixture.exec_as(&other, &RunAs::default(), &["python3", "-c", one]);
+    assert_eq!(output, (true, "has one\n".to_owned()));
     // A guest's root can't raise the limit.
     let raise = "cat /proc/sys/user/max_inotify_instances; echo 1000 > /proc/sys/user/max_inotify_instances";
-    let (raised, said) = fixture.exec(&other, raise);
-    assert!(!raised && said.starts_with(&format!("{INOTIFY_INSTANCES_MAX}\n")), "{said}");
+    let (raised, output) = fixture.exec(&other, raise);
+    assert!(!raised && output.starts_with(&format!("{INOTIFY_INSTANCES_MAX}\n")), "{output}");
 }
 
 /// The guest's own limit bounds the memory of its TCP and UDP sockets. The machine's limit for all
@@ -684,14 +684,14 @@ signal.pause()
     spec.limits.memory_bytes = Some(MEMORY);
     spec.open_files_max = 4000;
     fixture.run(&spec);
-    let said = |what: &str| {
+    let reported = |what: &str| {
         let text = log(&spec.dir);
-        let said =
+        let reported =
             text.split_once(&format!(" {what} "))?.1.split_whitespace().next()?.parse::<u64>();
-        said.ok()
+        reported.ok()
     };
-    eventually("it took what it can have", || said("udp").is_some());
-    let (tcp, udp) = (said("tcp").unwrap(), said("udp").unwrap());
+    eventually("it took what it can have", || reported("udp").is_some());
+    let (tcp, udp) = (reported("tcp").unwrap(), reported("udp").unwrap());
     println!("{tcp} MiB by TCP, {udp} by UDP");
     // Each socket may exceed it a little.
     assert!(tcp << 20 < MEMORY && udp << 20 < MEMORY, "{tcp} MiB by TCP, {udp} by UDP");
@@ -1190,7 +1190,7 @@ fn forwarding_guest_files_may_have_any_path() {
     }
     assert!(!text.contains("changed") && !text.contains("removed"), "{text}");
 
-    for (path, what) in
+    for (path, reason) in
         [("/var/run/x", "file or link"), ("/usr/x", "Read-only"), ("/opt", "directory")]
     {
         let mut spec = fixture.spec(Profile::Forwarding { tap: false }, &[&["true"]]);
@@ -1203,7 +1203,7 @@ fn forwarding_guest_files_may_have_any_path() {
         }];
         match fixture.runtime.create(&spec, &[]) {
             Ok(_) => assert!(path == "/usr/x" && !Path::new(path).exists(), "{path}"),
-            Err(error) => assert!(error.to_string().contains(what), "{error}"),
+            Err(error) => assert!(error.to_string().contains(reason), "{error}"),
         }
     }
     assert!(!Path::new("/run/x").exists());

@@ -437,7 +437,7 @@ fn guest_runs_on_an_image_with_own_libraries() {
 }
 
 /// Writes an image as a receiving process leaves it: manifest and blobs, named by digest.
-fn bring(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
+fn fill_inbox(inbox: &Path, config: &[u8], layers: &[Vec<u8>]) {
     let describe = |bytes: &[u8]| {
         let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         fs::write(inbox.join(&hex), bytes).unwrap();
@@ -513,7 +513,7 @@ fn directories_count_for_blocks_and_inodes() {
     };
     let keep = |layer: &[u8], room| {
         let work = kept.1.begin(0).unwrap();
-        bring(&work.inbox(), b"{}", &[layer.to_vec()]);
+        fill_inbox(&work.inbox(), b"{}", &[layer.to_vec()]);
         kept.1
             .store_image("acme", ("a:1", None), &work, None, room)
             .map_err(|error| error.to_string())
@@ -543,7 +543,7 @@ fn pulled_image_must_match_its_manifest() {
     let files = layer(&[text("etc/a", "content")]);
     let come = |change: &dyn Fn(&Path)| {
         let work = kept.1.begin(0).unwrap();
-        bring(&work.inbox(), b"{}", std::slice::from_ref(&files));
+        fill_inbox(&work.inbox(), b"{}", std::slice::from_ref(&files));
         change(&work.inbox());
         work
     };
@@ -553,7 +553,7 @@ fn pulled_image_must_match_its_manifest() {
         paths.find(is_layer).unwrap()
     };
     kept.refused(
-        "another digest",
+        "does not match its digest",
         come(&|inbox| {
             let path = blob(inbox);
             let mut bytes = fs::read(&path).unwrap();
@@ -565,7 +565,7 @@ fn pulled_image_must_match_its_manifest() {
     kept.refused("No such file", come(&|inbox| fs::remove_file(inbox.join(MANIFEST)).unwrap()));
     // A half blob, as from a broken transfer.
     kept.refused(
-        "another digest",
+        "does not match its digest",
         come(&|inbox| {
             let file = fs::File::options().write(true).open(blob(inbox)).unwrap();
             file.set_len(700).unwrap();
@@ -576,7 +576,7 @@ fn pulled_image_must_match_its_manifest() {
     fs::write(&secret, &files).unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o640)).unwrap();
     kept.refused(
-        "no file of its own",
+        "not a regular file with one name",
         come(&|inbox| {
             let path = blob(inbox);
             fs::remove_file(&path).unwrap();
@@ -584,7 +584,7 @@ fn pulled_image_must_match_its_manifest() {
         }),
     );
     kept.refused(
-        "no file of its own",
+        "not a regular file with one name",
         come(&|inbox| {
             let path = blob(inbox);
             fs::remove_file(&path).unwrap();
@@ -595,7 +595,7 @@ fn pulled_image_must_match_its_manifest() {
     // Files without an end.
     for path in ["/dev/zero", "/proc/kmsg"] {
         kept.refused(
-            "no file of its own",
+            "not a regular file with one name",
             come(&|inbox| {
                 fs::remove_file(inbox.join(MANIFEST)).unwrap();
                 std::os::unix::fs::symlink(path, inbox.join(MANIFEST)).unwrap();
@@ -603,7 +603,7 @@ fn pulled_image_must_match_its_manifest() {
         );
     }
     kept.refused(
-        "no file of its own",
+        "not a regular file with one name",
         come(&|inbox| {
             fs::remove_file(inbox.join(MANIFEST)).unwrap();
             let name = std::ffi::CString::new(inbox.join(MANIFEST).to_str().unwrap()).unwrap();
@@ -619,9 +619,10 @@ fn pulled_image_must_match_its_manifest() {
     );
     // Another image than the requested one.
     let work = come(&|_| ());
-    let wanted = format!("sha256:{}", "0".repeat(64));
-    let error = kept.1.store_image("acme", ("a:1", None), &work, Some(&wanted), ROOM).unwrap_err();
-    assert!(error.to_string().contains(&format!("not {wanted}")), "{error}");
+    let expected = format!("sha256:{}", "0".repeat(64));
+    let error =
+        kept.1.store_image("acme", ("a:1", None), &work, Some(&expected), ROOM).unwrap_err();
+    assert!(error.to_string().contains(&format!("not {expected}")), "{error}");
     drop(work);
     // The unchanged image is stored. It belongs to one owner only.
     let digest = kept.keep(come(&|_| ())).unwrap();
@@ -639,7 +640,7 @@ fn pulled_image_must_match_its_manifest() {
 fn index_at_its_limits_survives_a_restart() {
     let kept = Kept::new();
     let work = kept.1.begin(0).unwrap();
-    bring(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
+    fill_inbox(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
     let digest = kept.keep(work).unwrap();
     // In JSON each of these characters takes six bytes: some 450 names fit.
     let name = |number: u32| format!("{number:04}{}", "\u{1}".repeat(1500));
@@ -677,7 +678,7 @@ fn damaged_index_does_not_block_other_owners() {
     let kept = Kept::new();
     for owner in ["acme", "other"] {
         let work = kept.1.begin(0).unwrap();
-        bring(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
+        fill_inbox(&work.inbox(), b"{}", &[layer(&[text("a", "1")])]);
         kept.1.store_image(owner, ("a:1", None), &work, None, ROOM).unwrap();
     }
     let place = kept.1.owner_directory("acme");
@@ -718,7 +719,7 @@ fn decompression_bomb_is_refused_before_unpacking() {
     let kept = Kept::new();
     let come = |config: &[u8], layers: &[Vec<u8>]| {
         let work = kept.1.begin(0).unwrap();
-        bring(&work.inbox(), config, layers);
+        fill_inbox(&work.inbox(), config, layers);
         work
     };
     let gzip = |bytes: &[u8]| {
@@ -839,9 +840,9 @@ fn owners_unpack_in_parallel_two_images_each() {
         assert!(Instant::now() < deadline);
         done = layouts.iter().fold(true, |done, path| unpack(path, "a") & done);
         done &= unpack(&layouts[2], "b");
-        let there = fs::read_dir(dir.images()).into_iter().flatten().flatten();
+        let entries = fs::read_dir(dir.images()).into_iter().flatten().flatten();
         let names: Vec<String> =
-            there.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         let parts = |owner: &str| names.iter().filter(|name| name.ends_with(owner)).count();
         (of_a, of_b) = (of_a.max(parts(".a.part")), of_b.max(parts(".b.part")));
         // The image that both owners need is there once one has unpacked it. The other one's worker
@@ -861,7 +862,7 @@ fn checking_an_image_is_charged_to_its_owner() {
     let room = ImageLimits { bytes: 1 << 30, files: 1000 };
     let zeros = layer(&[Entry::File("zeros", vec![0; 256 << 20], 0)]);
     let work = kept.1.begin(0).unwrap();
-    bring(&work.inbox(), b"{}", &[zeros]);
+    fill_inbox(&work.inbox(), b"{}", &[zeros]);
     let Kept(_, store, cgroups, workplace) = &kept;
     let own = work::cgroup("acme");
     // Keeping this alive keeps the cgroup, so that the test can read its CPU time.
@@ -886,7 +887,7 @@ fn image_work_has_no_network_and_few_capabilities() {
     let dir = Dir::new();
     let (inbox, layout) = (dir.0.path().join("in"), dir.0.path().join("layout"));
     fs::create_dir(&inbox).unwrap();
-    bring(&inbox, b"{}", &[]);
+    fill_inbox(&inbox, b"{}", &[]);
     // Hashing takes a while, so that the test can inspect the process.
     let (hex, size) = ("0".repeat(64), 64u64 << 30);
     fs::File::create(inbox.join(&hex)).unwrap().set_len(size).unwrap();
@@ -917,10 +918,10 @@ fn image_work_has_no_network_and_few_capabilities() {
     while field("CapEff:") != mask && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    for (name, wanted) in
+    for (name, expected) in
         [("CapEff:", &*mask), ("CapPrm:", &mask), ("CapBnd:", &mask), ("NoNewPrivs:", "1")]
     {
-        assert_eq!(field(name), wanted, "{name}");
+        assert_eq!(field(name), expected, "{name}");
     }
     let network = |proc: &Path| fs::read_link(proc.join("ns/net")).unwrap();
     assert_ne!(network(&proc), network(Path::new("/proc/self")));
@@ -967,7 +968,7 @@ fn guest_follows_its_image_configuration() {
         text("root/kept", "in root's home\n"),
         Entry::Owned("srv", 42),
     ]);
-    bring(&work.inbox(), config.to_string().as_bytes(), &[files]);
+    fill_inbox(&work.inbox(), config.to_string().as_bytes(), &[files]);
     let room = ImageLimits { bytes: 1 << 30, files: 1 << 20 };
     let digest = store.store_image("_node", ("its:1", None), &work, None, room).unwrap();
     drop(work);
@@ -986,7 +987,7 @@ fn guest_follows_its_image_configuration() {
         runtime.create(&spec, &[]).unwrap();
         runtime.start(&spec.dir).unwrap();
         let log = || fs::read_to_string(&runtime.logs(&spec.dir).unwrap()[0]).unwrap_or_default();
-        let wanted = [
+        let expected = [
             " its-command argument is 42:43 44 in /srv/work, red, /home/frr\n",
             " new\n",
             " over\n",
@@ -994,7 +995,7 @@ fn guest_follows_its_image_configuration() {
             " by name\n",
         ];
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !wanted.iter().all(|words| log().contains(words)) {
+        while !expected.iter().all(|words| log().contains(words)) {
             assert!(Instant::now() < deadline, "{}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -1009,8 +1010,8 @@ fn guest_follows_its_image_configuration() {
             .exec_command(&spec.dir, &argv, &RunAs::default(), false, &BTreeMap::new())
             .unwrap();
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("No space left"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.contains("No space left"), "{stderr}");
         assert!(matches!(runtime.state(&spec.dir).unwrap(), ProcessState::Running(_)));
         runtime.delete(&spec.dir).unwrap();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();

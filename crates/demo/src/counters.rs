@@ -151,12 +151,12 @@ impl CounterSample {
         let ports = OUTSIDE.iter().filter(|(name, _)| *name == vnet);
         let ports = ports.flat_map(|(name, ports)| ports.iter().map(|port| (*name, *port)));
         ports
-            .flat_map(|(name, (port, machine))| self.differ(start, (name, port), machine))
+            .flat_map(|(name, (port, machine))| self.port_differences(start, (name, port), machine))
             .collect()
     }
 
     /// Differences of one port.
-    fn differ(&self, start: &Self, at: At, machine: &str) -> Vec<String> {
+    fn port_differences(&self, start: &Self, at: At, machine: &str) -> Vec<String> {
         let (vnet, port) = at;
         let bounds = [&start.before, &start.after, &self.before, &self.after]
             .map(|nodes| nodes.get(vnet).and_then(|node| node.ports.get(port)));
@@ -194,7 +194,8 @@ impl CounterSample {
             let (least, most) = (least(count), most(count));
             if kernel < least.saturating_sub(less) || kernel > most + more {
                 found.push(format!(
-                    "{vnet}/r1:{port}: {what} {least} to {most}, the kernel of {who} counted {kernel}"
+                    "{vnet}/r1:{port}: {what} {least} to {most}, the kernel at {who} counted \
+                     {kernel}"
                 ));
             }
         }

@@ -82,7 +82,7 @@ impl Figure1 {
         for (vnet, own, other) in [("red", 0, 1), ("blue", 1, 0)] {
             let document = documents.iter_mut().find(|document| is_of(document, vnet));
             let document = document.with_context(|| format!("{SPEC} has no {vnet}"))?;
-            ensure!(document.contains(PLANES[own]), "{vnet}'s router has not {}", PLANES[own]);
+            ensure!(document.contains(PLANES[own]), "{vnet}'s router lacks {}", PLANES[own]);
             if self.swap {
                 *document = document.replace(PLANES[own], PLANES[other]);
             }

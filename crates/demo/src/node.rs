@@ -71,8 +71,8 @@ impl DemoNode {
             .stdout(log.try_clone()?)
             .stderr(log)
             .status()?;
-        let said = std::fs::read_to_string(paths::run().join(UP_LOG)).unwrap_or_default();
-        ensure!(status.success(), "pdp up: {status}\n{}", said.trim_end());
+        let output = std::fs::read_to_string(paths::run().join(UP_LOG)).unwrap_or_default();
+        ensure!(status.success(), "pdp up: {status}\n{}", output.trim_end());
         Ok(())
     }
 

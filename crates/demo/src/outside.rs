@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use crate::counters::OUTSIDE;
 use crate::paths;
-use crate::shell::{LOOK_PAUSE, background, command, run, script, wait};
+use crate::shell::{POLL_PAUSE, background, command, run, script, wait};
 use crate::table::AnnouncementTable;
 
 /// Arguments that turn off frames larger than the
@@ -394,11 +394,11 @@ pub fn remove() -> Result<()> {
     // A process with a full table takes a moment to end.
     let end = Instant::now() + END_MAX;
     while !killed.is_empty() && Instant::now() < end {
-        std::thread::sleep(LOOK_PAUSE);
+        std::thread::sleep(POLL_PAUSE);
         killed.retain(|pid| runs(pid));
     }
     if !killed.is_empty() {
-        failed.push(format!("killed, but not gone after {END_MAX:?}: processes {killed:?}"));
+        failed.push(format!("processes survived SIGKILL for {END_MAX:?}: {killed:?}"));
     }
     for netns in &netnss {
         if let Err(error) = run(None, &["ip", "netns", "delete", netns]) {

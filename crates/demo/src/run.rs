@@ -97,10 +97,13 @@ pub fn bring_up(
     table: AnnouncementTable,
     figure: Figure1,
 ) -> Result<(Demo, CounterSample)> {
-    ensure!(rustix::process::geteuid().is_root(), "this makes network namespaces: run it as root");
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "the demo makes network namespaces: run it as root"
+    );
     let node = DemoNode::new()?;
     if outside::exists() {
-        step("removing the demo that is up already", || remove(&node))?;
+        step("removing the running demo", || remove(&node))?;
     }
     step("making the underlay and nine external machines", || {
         outside::make_underlay()?;
@@ -172,7 +175,7 @@ impl Demo {
             let share = if vnet == "green" { 300 } else { 150 };
             let fits = engines.len() == guests && engines.iter().all(|guest| guest.2 == share);
             self.expect(fits, || {
-                format!("{vnet} has not {guests} guests of {share} millicores: {engines:?}")
+                format!("{vnet} does not have {guests} guests of {share} millicores: {engines:?}")
             });
             let by = match guests {
                 0 => "its router's own kernel forwards (dataPlane: {kind: kernel})".to_owned(),
@@ -237,7 +240,7 @@ impl Demo {
     /// Compares both forwarding guests' tables with the announcements, route by route.
     fn compare_tables(&mut self) -> Result<()> {
         for guest in [0, 1] {
-            let title = format!("comparing green's guest {guest} with what was announced");
+            let title = format!("comparing green's guest {guest} with the announcements");
             let wrong = step(&title, || {
                 // Next hops may still change while the last peer's updates come in.
                 let mut wrong = Vec::new();
@@ -286,7 +289,7 @@ impl Demo {
                     faults.push(format!("{} by {ports:?}, announced by {peers:?}", row.prefix));
                 }
                 None if own_prefix(row.prefix) => {}
-                None => faults.push(format!("{} was announced by nobody", row.prefix)),
+                None => faults.push(format!("no peer announced {}", row.prefix)),
             }
             Ok(())
         })?;
@@ -451,9 +454,9 @@ impl Demo {
             self.expect(missing == 0, || {
                 format!("{vnet}/r1: {missing} frames are unaccounted for")
             });
-            let differ = last.disagreements(first, vnet);
-            let agrees = differ.is_empty();
-            for difference in differ {
+            let differences = last.disagreements(first, vnet);
+            let agrees = differences.is_empty();
+            for difference in differences {
                 self.expect(false, || difference);
             }
             let guests: Vec<String> = router
@@ -565,9 +568,9 @@ pub fn iperf(
     let server = ["iperf3", "-s", "-1", "-B", address, "--forceflush"];
     let mut server = shell::background(&to.netns(), &server, &log)?;
     let listening = shell::wait("iperf3", Duration::from_secs(10), || {
-        let mut said = String::new();
-        fs::File::open(&log)?.read_to_string(&mut said)?;
-        ensure!(said.contains("listening"), "it does not listen: {said}");
+        let mut output = String::new();
+        fs::File::open(&log)?.read_to_string(&mut output)?;
+        ensure!(output.contains("listening"), "it does not listen: {output}");
         Ok(())
     });
     let mut words = vec!["iperf3", "-c", address, "-t", IPERF_SECONDS, "-J"];

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Pause between two checks of an awaited condition.
-pub const LOOK_PAUSE: Duration = Duration::from_millis(200);
+pub const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 /// Makes a command that runs in the network namespace `netns`, if given. Unlike `ip netns exec`, it
 /// keeps the machine's mounts, as cgroups and BPF are needed.
@@ -96,8 +96,8 @@ pub fn wait(what: &str, limit: Duration, mut done: impl FnMut() -> Result<()>) -
             Err(error) if Instant::now() > end => {
                 return Err(error.context(format!("{what}: not within {} s", limit.as_secs())));
             }
-            Err(_) if interrupted() => bail!("{what}: told to end"),
-            Err(_) => std::thread::sleep(LOOK_PAUSE),
+            Err(_) if interrupted() => bail!("{what}: interrupted"),
+            Err(_) => std::thread::sleep(POLL_PAUSE),
         }
     }
 }

@@ -27,7 +27,7 @@ use pdp_api::{Phase, Stats};
 
 use self::churn::PrefixChurn;
 use self::faults::{Bag, GREEN_GUESTS, SoakFault};
-use self::leaks::ResourceSample as Held;
+use self::leaks::ResourceSample;
 use self::report::{FaultCost, SoakCheck, Story};
 use crate::counters::{CounterSample, PortSums};
 use crate::figure::{Figure1, VNETS};
@@ -102,7 +102,7 @@ pub fn run(options: &Options) -> Result<()> {
         let _ = std::fs::copy(paths::run().join("pdpd.log"), log);
     }
     let node = DemoNode::new()?;
-    let down = step("taking it down", || {
+    let down = step("removing the demo", || {
         // A fault may have stopped the daemon, which is needed to remove the node. Without a node,
         // this fails and reports that.
         if paths::run().exists() {
@@ -121,7 +121,7 @@ pub fn run(options: &Options) -> Result<()> {
         .with_context(|| format!("write {}", options.report.display()))?;
     println!("\n{text}");
     let problems = story.problems();
-    ensure!(problems == 0, "{problems} things are wrong; see {}", options.report.display());
+    ensure!(problems == 0, "{problems} problems found; see {}", options.report.display());
     Ok(())
 }
 
@@ -207,7 +207,7 @@ impl Soak<'_> {
         let mut bag = Bag::new(self.story.seed);
         let mut running = churn.start();
         while self.start.elapsed() < time || self.story.baseline.is_none() {
-            ensure!(!shell::interrupted(), "told to end");
+            ensure!(!shell::interrupted(), "interrupted");
             let fault = (!self.story.cycles.is_multiple_of(QUIET_ONE_OF)).then(|| bag.draw());
             self.cycle(fault)?;
             self.story.cycles += 1;
@@ -215,7 +215,7 @@ impl Soak<'_> {
             if self.story.cycles == WARM_CYCLES {
                 let mut churn = running.stop()?;
                 self.restore(&mut churn)?;
-                self.story.baseline = Some(Held::take(self.minute())?);
+                self.story.baseline = Some(ResourceSample::take(self.minute())?);
                 running = churn.start();
             }
         }
@@ -240,11 +240,11 @@ impl Soak<'_> {
         let detail = injected.and_then(|detail| self.wait_back().map(|()| detail));
         let took = begin.elapsed();
         std::thread::sleep(LEAD);
-        let fate = self.finish_flows(flows, fault.is_some())?;
-        let lost = fate.sent.saturating_sub(fate.arrived);
-        let CycleTraffic { gap_ms, .. } = fate;
-        self.story.sent += fate.sent;
-        self.story.arrived += fate.arrived;
+        let traffic_sums = self.finish_flows(flows, fault.is_some())?;
+        let lost = traffic_sums.sent.saturating_sub(traffic_sums.arrived);
+        let CycleTraffic { gap_ms, .. } = traffic_sums;
+        self.story.sent += traffic_sums.sent;
+        self.story.arrived += traffic_sums.arrived;
         let last = CounterSample::take(&self.demo.node, &VNETS)?;
         let (devices, sockets) = (last.lost_in_underlay(&first), last.lost_outside(&first));
         let outside = lost.min(devices + sockets);
@@ -266,14 +266,14 @@ impl Soak<'_> {
             (None, detail) => {
                 detail?;
                 self.story.lost_in_kernel += outside;
-                self.judge_quiet(number, &fate, &first, &last);
+                self.judge_quiet(number, &traffic_sums, &first, &last);
                 "no fault".to_owned()
             }
         };
         let what = format!(
-            "{number:>5}  {what}: {lost} of {} lost, gap {gap_ms} ms; the kernel tells of {devices} in \
-             interfaces, {sockets} in sockets",
-            fate.sent
+            "{number:>5}  {what}: {lost} of {} lost, gap {gap_ms} ms; the kernel reports {devices} \
+             in interfaces, {sockets} in sockets",
+            traffic_sums.sent
         );
         println!("{what}");
         if lost > outside && fault.is_none_or(|fault| fault.is_harmless()) {
@@ -283,7 +283,7 @@ impl Soak<'_> {
         if number.is_multiple_of(TCP_ONE_OF) {
             self.tcp((number / TCP_ONE_OF) as usize);
         }
-        self.story.samples.push(Held::take(self.minute())?);
+        self.story.samples.push(ResourceSample::take(self.minute())?);
         Ok(())
     }
 
@@ -313,7 +313,7 @@ impl Soak<'_> {
 
     /// Ends the traffic, and checks where it went.
     fn finish_flows(&mut self, flows: Vec<CycleFlow>, fault: bool) -> Result<CycleTraffic> {
-        let mut fate = CycleTraffic::default();
+        let mut traffic_sums = CycleTraffic::default();
         for CycleFlow { vnet, targets, pps, running } in flows {
             let (sent, arrivals) = running.finish()?;
             let table = &self.demo.table;
@@ -325,21 +325,21 @@ impl Soak<'_> {
                 // A fault may withdraw routes; then a shorter prefix applies.
                 Some((prefix, if fault { table.look_up_any(address) } else { peers }))
             });
-            fate.sent += sent;
-            fate.arrived += judgement.arrived() - judgement.twice;
-            fate.reordered += judgement.reordered;
-            fate.gap_ms = fate.gap_ms.max(gap_ms(&arrivals, pps));
+            traffic_sums.sent += sent;
+            traffic_sums.arrived += judgement.arrived() - judgement.twice;
+            traffic_sums.reordered += judgement.reordered;
+            traffic_sums.gap_ms = traffic_sums.gap_ms.max(gap_ms(&arrivals, pps));
             let cycle = self.story.cycles + 1;
             if let Some(wrong) = judgement.wrong.first() {
                 let what = format!("cycle {cycle}, {vnet}: {}: {wrong:?}", judgement.wrong.len());
                 self.story.wrong(SoakCheck::Paths, what);
             }
             if judgement.twice > 0 {
-                let what = format!("cycle {cycle}, {vnet}: {} came twice", judgement.twice);
+                let what = format!("cycle {cycle}, {vnet}: {} arrived twice", judgement.twice);
                 self.story.wrong(SoakCheck::Order, what);
             }
         }
-        Ok(fate)
+        Ok(traffic_sums)
     }
 
     /// Reports losses, beyond those that the kernel reports, in a cycle that must lose nothing.
@@ -361,12 +361,12 @@ impl Soak<'_> {
     fn judge_quiet(
         &mut self,
         number: u64,
-        fate: &CycleTraffic,
+        traffic_sums: &CycleTraffic,
         first: &CounterSample,
         last: &CounterSample,
     ) {
-        if fate.reordered > 0 {
-            let what = format!("cycle {number}: {} of one flow reordered", fate.reordered);
+        if traffic_sums.reordered > 0 {
+            let what = format!("cycle {number}: {} of one flow reordered", traffic_sums.reordered);
             self.story.wrong(SoakCheck::Order, what);
         }
         for vnet in VNETS {
@@ -377,7 +377,7 @@ impl Soak<'_> {
     }
 
     fn wait_back(&self) -> Result<()> {
-        shell::wait("all to be back", BACK_MAX, || self.is_back())
+        shell::wait("recovery", BACK_MAX, || self.is_back())
     }
 
     /// Succeeds if everything has recovered.
@@ -402,7 +402,7 @@ impl Soak<'_> {
             ensure!(synced == guests, "{vnet}: {synced} of {guests} guests have all routes");
             let count = routes.routes_v4 + routes.routes_v6;
             let least = if vnet == "green" { self.fewest as u64 } else { 0 };
-            ensure!(count >= least, "{vnet}: {count} routes of {least} at least");
+            ensure!(count >= least, "{vnet}: {count} routes, {least} expected at least");
         }
         let substrate = node.substrate()?;
         ensure!(substrate.phase == Phase::Running, "substrate: {:?}", substrate.message);
@@ -459,17 +459,17 @@ impl Soak<'_> {
     }
 
     /// Measures TCP through one of the vnets.
-    fn tcp(&mut self, turn: usize) {
+    fn tcp(&mut self, round: usize) {
         let (from, to, source, address) = [
             ("red-x", "red-y", Some("10.0.10.1"), "10.0.20.1"),
             ("blue-x", "blue-y", Some("10.0.10.1"), "10.0.20.1"),
             ("g0", "g1", None, "10.1.1.2"),
-        ][turn % 3];
+        ][round % 3];
         let machines =
             ExternalMachine::named(from).and_then(|from| Ok((from, ExternalMachine::named(to)?)));
-        let carried = machines.and_then(|(from, to)| run::iperf(from, to, source, address));
-        match carried {
-            Ok(carried) => println!("       TCP {from} to {to}: {carried}"),
+        let result = machines.and_then(|(from, to)| run::iperf(from, to, source, address));
+        match result {
+            Ok(result) => println!("       TCP {from} to {to}: {result}"),
             Err(error) => self.story.wrong(SoakCheck::Tcp, format!("{from} to {to}: {error:#}")),
         }
     }
@@ -478,7 +478,7 @@ impl Soak<'_> {
     fn compare(&mut self, churn: &PrefixChurn, when: &str) -> Result<()> {
         for guest in 0..GREEN_GUESTS as u32 {
             let table = &self.demo.table;
-            let title = format!("comparing green's guest {guest} with what is announced {when}");
+            let title = format!("comparing green's guest {guest} with the announcements, {when}");
             let equal = step(&title, || {
                 shell::wait("the announced table", BACK_MAX, || {
                     let faults = self.demo.table_faults(guest, churn.total(table), |prefix| {
@@ -504,18 +504,18 @@ impl Soak<'_> {
 
     /// Final comparisons, without traffic and changes.
     fn close(&mut self, mut churn: PrefixChurn) -> Result<()> {
-        self.compare(&churn, "as the changes left it")?;
+        self.compare(&churn, "as after the changes")?;
         self.restore(&mut churn)?;
-        let differ = self.demo.node.pdp(&["routes", "green/r1", "--diff"]);
-        if let Err(error) = differ {
+        let diff = self.demo.node.pdp(&["routes", "green/r1", "--diff"]);
+        if let Err(error) = diff {
             self.story.wrong(SoakCheck::Tables, format!("{error:#}"));
         }
-        for turn in 0..3 {
-            self.tcp(turn);
+        for round in 0..3 {
+            self.tcp(round);
         }
         self.agree(self.story.cycles)?;
         self.story.churn = churn.totals;
-        self.story.end = Some(Held::take(self.minute())?);
+        self.story.end = Some(ResourceSample::take(self.minute())?);
         Ok(())
     }
 }

@@ -123,10 +123,10 @@ pub fn sink(out: &Path, run: u32) -> Result<()> {
 /// Flag that is set once standard input ends, for any reason. That ends a run.
 fn input_ended() -> Arc<AtomicBool> {
     let ended = Arc::new(AtomicBool::new(false));
-    let told = ended.clone();
+    let flag = ended.clone();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        told.store(true, Ordering::Relaxed);
+        flag.store(true, Ordering::Relaxed);
     });
     ended
 }

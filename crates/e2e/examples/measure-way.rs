@@ -124,10 +124,10 @@ fn main() {
     let arguments = Arguments::parse();
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     if cpus < 2 {
-        eprintln!("one CPU: the mux and the guests would measure each other; two at least");
+        eprintln!("one CPU: the mux and the guests would share it; use at least two");
         std::process::exit(1);
     }
-    let way = MeasuredPath::make(&arguments, cpus);
+    let path = MeasuredPath::make(&arguments, cpus);
     let clock = Clock::of_this_machine();
     println!(
         "{}-byte frames in VXLAN, {} routes, {} forwarding guest(s); {cpus} CPUs, {}",
@@ -140,10 +140,10 @@ fn main() {
     if cpus == 2 {
         println!("the generator shares CPU 1 with the guests: read cycles, not packets a second");
     }
-    way.run(Some(1000), WARM_UP, &clock);
-    way.run(None, WARM_UP, &clock);
+    path.run(Some(1000), WARM_UP, &clock);
+    path.run(None, WARM_UP, &clock);
     let time = Duration::from_secs(arguments.seconds);
-    let runs = |load| (0..arguments.runs).map(|_| way.run(load, time, &clock)).collect::<Vec<_>>();
+    let runs = |load| (0..arguments.runs).map(|_| path.run(load, time, &clock)).collect::<Vec<_>>();
     if let Some(load) = arguments.load {
         return show(&format!("{load} pps"), &runs(Some(load)));
     }
@@ -153,7 +153,7 @@ fn main() {
     let (mut least, mut best) = (0.0, None);
     while most > least * SEARCH_RATIO && most > 1.0 {
         let load = if least > 0.0 { (least + most) / 2.0 } else { most * 0.75 };
-        let run = way.run(Some(load as u64), time, &clock);
+        let run = path.run(Some(load as u64), time, &clock);
         println!("  {:.0} pps: {:.3} % lost", load, run.loss() * 100.0);
         if run.loss() < LOSS_MAX {
             (least, best) = (load, Some(load as u64));
@@ -232,28 +232,28 @@ impl MeasuredPath {
     /// Offers a load, or as much as possible, for `time`.
     /// Ends the program if counters do not add up.
     fn run(&self, load: Option<u64>, time: Duration, clock: &Clock) -> Run {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let cpu_to_cpu_ns = cpu_to_cpu_ns(self.ping_cpus);
         let before = self.counters();
         let mut meters: Vec<CycleCounter> =
             self.meters.iter().map(|(_, pids)| clock.start(pids, false)).collect();
-        let task = Task { load, time, clock: clock.clone(), tell };
+        let task = Task { load, time, clock: clock.clone(), result: sender };
         self.generator.send(task).expect("the generator runs");
-        let sent = told.recv().expect("the generator runs");
+        let sent = receiver.recv().expect("the generator runs");
         let mut after = self.counters();
         eventually("nothing is in flight", || {
             let last = std::mem::replace(&mut after, self.counters());
             after.r1.in_flight == 0 && last.arrived == after.arrived && last.taken == after.taken
         });
         let cycles = meters.drain(..).map(|meter| clock.stop(meter)).collect::<Vec<_>>();
-        let fate = after.since(&before, sent.frames);
-        if let Err(error) = fate.check() {
-            panic!("counters do not add up, so nothing was measured: {error}\n{fate:?}");
+        let outcome = after.since(&before, sent.frames);
+        if let Err(error) = outcome.check() {
+            panic!("counters do not add up, so nothing was measured: {error}\n{outcome:?}");
         }
         let names = self.meters.iter().map(|(name, _)| name.clone());
         let mut cycles: Vec<(String, ProcessCycles)> = names.zip(cycles).collect();
         cycles.push(("generator".into(), sent.cycles));
-        Run { seconds: sent.seconds, fate, cycles, cpu_to_cpu_ns }
+        Run { seconds: sent.seconds, outcome, cycles, cpu_to_cpu_ns }
     }
 
     fn counters(&self) -> Counters {
@@ -263,8 +263,8 @@ impl MeasuredPath {
             let text = machine.run(&format!("ip -j -s link show {device}"));
             serde_json::from_str(&text).expect("JSON of iproute2")
         };
-        let count = |links: &serde_json::Value, way: &str, what: &str| {
-            links[0]["stats64"][way][what].as_u64().expect("a counter of the kernel")
+        let count = |links: &serde_json::Value, direction: &str, what: &str| {
+            links[0]["stats64"][direction][what].as_u64().expect("a counter of the kernel")
         };
         let device = links(&self.node.namespace(), "extA");
         Counters {
@@ -340,7 +340,7 @@ struct Task {
     load: Option<u64>,
     time: Duration,
     clock: Clock,
-    tell: mpsc::Sender<Sent>,
+    result: mpsc::Sender<Sent>,
 }
 
 /// Result of a task.
@@ -441,7 +441,7 @@ fn start_generator(a: &TestMachine, mut frames: Frames, cpu: usize) -> mpsc::Sen
             let (sent, seconds) = generate(&task, &mut socket, &mut free, &mut frames);
             let cycles = task.clock.stop(meter);
             // If the program ends, nobody waits for the result.
-            let _ = task.tell.send(Sent { frames: sent, seconds, cycles });
+            let _ = task.result.send(Sent { frames: sent, seconds, cycles });
         }
     });
     tasks
@@ -575,7 +575,7 @@ impl FrameOutcome {
         let not_given = sum(&never);
         let given = sum(&|reason| !never(reason));
         for (what, is, should_be) in [
-            ("packets that took another way", self.others, 0),
+            ("packets that took another path", self.others, 0),
             ("offered", self.offered, self.taken + self.refused + self.veth_lost()),
             ("taken by the mux", self.taken, self.received + self.outer_dropped),
             ("received by the port", self.received, self.to_guests + not_given),
@@ -610,18 +610,18 @@ impl FrameOutcome {
 /// One run.
 struct Run {
     seconds: f64,
-    fate: FrameOutcome,
+    outcome: FrameOutcome,
     cycles: Vec<(String, ProcessCycles)>,
     cpu_to_cpu_ns: f64,
 }
 
 impl Run {
     fn delivered_pps(&self) -> f64 {
-        self.fate.arrived as f64 / self.seconds
+        self.outcome.arrived as f64 / self.seconds
     }
 
     fn loss(&self) -> f64 {
-        1.0 - self.fate.arrived as f64 / self.fate.offered.max(1) as f64
+        1.0 - self.outcome.arrived as f64 / self.outcome.offered.max(1) as f64
     }
 }
 
@@ -631,10 +631,10 @@ fn show(title: &str, runs: &[Run]) {
     for run in runs {
         println!(
             "  offered {:.0} pps, delivered {:.0} pps, lost {:.3} % ({}); CPU to CPU {:.0} ns",
-            run.fate.offered as f64 / run.seconds,
+            run.outcome.offered as f64 / run.seconds,
             run.delivered_pps(),
             run.loss() * 100.0,
-            Some(run.fate.losses()).filter(|text| !text.is_empty()).unwrap_or("nowhere".into()),
+            Some(run.outcome.losses()).filter(|text| !text.is_empty()).unwrap_or("nowhere".into()),
             run.cpu_to_cpu_ns
         );
     }
@@ -647,7 +647,7 @@ fn show(title: &str, runs: &[Run]) {
     println!("  median of {}: {pps:.0} pps delivered ({least:.0} to {most:.0})", runs.len());
     for (index, (name, _)) in runs[0].cycles.iter().enumerate() {
         let per_packet = |run: &Run, of: fn(&ProcessCycles) -> f64| {
-            of(&run.cycles[index].1) / run.fate.arrived.max(1) as f64
+            of(&run.cycles[index].1) / run.outcome.arrived.max(1) as f64
         };
         let [all, least, most] = median(&|run| per_packet(run, |c| c.user + c.kernel));
         let [user, ..] = median(&|run| per_packet(run, |c| c.user));

@@ -189,7 +189,7 @@ pub struct TestNode {
     machines: Vec<String>,
     arguments: Vec<String>,
     wrapper: Vec<String>,
-    _turn: TestPermit,
+    _permit: TestPermit,
 }
 
 impl TestNode {
@@ -204,7 +204,7 @@ impl TestNode {
     /// Prepares everything without starting pdpd, so that a test can make devices first.
     #[track_caller]
     pub fn prepare(label: &str) -> Self {
-        let turn = beside();
+        let permit = beside();
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let id = format!("pe{}-{number}", std::process::id());
         let directory = parent().join(format!("{id}-{label}"));
@@ -218,7 +218,7 @@ impl TestNode {
             machines: Vec::new(),
             arguments: Vec::new(),
             wrapper: Vec::new(),
-            _turn: turn,
+            _permit: permit,
         };
         sh(&format!("ip netns add {0}; ip -n {0} link set lo up", node.netns));
         node

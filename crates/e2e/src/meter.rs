@@ -49,11 +49,11 @@ pub fn cpu_to_cpu_ns(cpus: [usize; 2]) -> f64 {
     let ball = AtomicU32::new(0);
     let play = |cpu: usize, parity: u32| {
         pin(cpu);
-        for turn in 0..BOUNCES {
-            while ball.load(Ordering::Acquire) != 2 * turn + parity {
+        for round in 0..BOUNCES {
+            while ball.load(Ordering::Acquire) != 2 * round + parity {
                 std::hint::spin_loop();
             }
-            ball.store(2 * turn + parity + 1, Ordering::Release);
+            ball.store(2 * round + parity + 1, Ordering::Release);
         }
     };
     let start = Instant::now();

@@ -28,7 +28,7 @@ static CHANGED: Condvar = Condvar::new();
 /// Permit to run, returned when dropped. A test's permit then writes its duration to standard
 /// error, past libtest, for the summary of `scripts/test`.
 #[derive(Debug)]
-#[must_use = "the turn ends when it is dropped"]
+#[must_use = "the permit ends when it is dropped"]
 pub struct TestPermit {
     kind: PermitKind,
     since: Instant,
@@ -76,7 +76,7 @@ impl TestPermit {
     }
 
     /// libtest names each test's thread after the test.
-    fn tell(&self) {
+    fn report_duration(&self) {
         let thread = thread::current();
         let name = thread.name().filter(|name| name.contains("::"));
         if let Some(name) = name.filter(|_| !matches!(self.kind, PermitKind::Within)) {
@@ -89,7 +89,7 @@ impl TestPermit {
 
 impl Drop for TestPermit {
     fn drop(&mut self) {
-        self.tell();
+        self.report_duration();
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         match self.kind {
             PermitKind::Alone => running.alone = None,

@@ -80,13 +80,13 @@ pub enum FilterRefusal {
 impl fmt::Display for FilterRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Slot => "there is no such slot",
-            Self::Taken => "there is a filter in the slot",
-            Self::Empty => "there is no filter in the slot",
+            Self::Slot => "the slot does not exist",
+            Self::Taken => "the slot has a filter",
+            Self::Empty => "the slot has no filter",
             Self::Crowded => {
-                "look-ups would take too long: use fewer masks, or fewer filters that are alike"
+                "look-ups would take too long (use fewer masks, or fewer similar filters)"
             }
-            Self::Unsettled => "earlier changes are not tidied up",
+            Self::Unsettled => "earlier changes are not cleaned up",
         })
     }
 }

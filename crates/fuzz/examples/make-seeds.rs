@@ -36,7 +36,7 @@ impl Seeds {
 
     /// Writes all entries, each named by its digest.
     fn write(&self, only: &[String]) -> Result<()> {
-        let chosen = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+        let chosen = |name: &str| only.is_empty() || only.iter().any(|selected| selected == name);
         for target in TARGETS.iter().filter(|target| chosen(target.name)) {
             let directory = target.corpus();
             std::fs::create_dir_all(&directory)?;
@@ -551,16 +551,16 @@ fn add_memif(seeds: &mut Seeds) {
 fn add_records(seeds: &mut Seeds) {
     let record = br#"{"version":2,"kind":"guest","cgroup":"red/r1"}"#;
     let process = br#"{"pid":1,"start_time":2}"#;
-    let exit = br#"{"code":1,"signal":null,"at_ms":5}"#;
+    let outcome = br#"{"code":1,"signal":null,"at_ms":5}"#;
     let older = br#"{"what":{"guest":{"id":"x"}},"runc":"/bin/false","fds":0}"#;
     let file = |kind: u8, bytes: &[u8]| [&[kind], &counted(bytes)[..]].concat();
     let tree = [5, 5, 5, 0, 0, 1, 1, 1, 2, 0, 3, 5, 1, 3, 1, 4, 1, 0];
     for kind in [1, 2, 3, 4] {
-        let files = [file(kind, record), file(4, process), file(4, process), file(4, exit)];
+        let files = [file(kind, record), file(4, process), file(4, process), file(4, outcome)];
         seeds.add("records", [files.concat(), tree.to_vec()].concat());
     }
     seeds.add("records", file(4, older));
-    seeds.add("records", [file(4, record), file(2, b""), file(1, b""), file(3, exit)].concat());
+    seeds.add("records", [file(4, record), file(2, b""), file(1, b""), file(3, outcome)].concat());
 }
 
 fn add_filters(seeds: &mut Seeds) {
@@ -605,7 +605,7 @@ fn add_slowpath(seeds: &mut Seeds) {
         SlowPathReply, SlowPathRequest, Welcome,
     };
     let packet = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
-    let said = |requests: &[SlowPathRequest]| {
+    let encoded = |requests: &[SlowPathRequest]| {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
         packet(&bytes)
@@ -623,8 +623,12 @@ fn add_slowpath(seeds: &mut Seeds) {
     let ends = [SlowPathRequest::Remove(3), commit(false), set(5, true), commit(true)];
     for pieces in [0, 1, 7, 255] {
         let first: Vec<_> = (0..20).map(|id| set(id, id % 2 == 0)).collect();
-        let packets =
-            [said(&[SlowPathRequest::Hello(2)]), said(&first), said(&ends), said(&ends[1..])];
+        let packets = [
+            encoded(&[SlowPathRequest::Hello(2)]),
+            encoded(&first),
+            encoded(&ends),
+            encoded(&ends[1..]),
+        ];
         seeds.add("slowpath", [&[pieces][..], &packets.concat()].concat());
     }
     let queue = |vport, queue, weight, frames, bytes| {
@@ -636,7 +640,7 @@ fn add_slowpath(seeds: &mut Seeds) {
         [set(2, false), queue(0, 1, 0, 21, 0), commit(false)],
         [queue(1, 1, 1, 1, 1), queue(0, 3, 1, 0, 0), commit(true)],
     ];
-    let packets: Vec<u8> = queues.iter().flat_map(|some| said(some)).collect();
+    let packets: Vec<u8> = queues.iter().flat_map(|some| encoded(some)).collect();
     seeds.add("slowpath", [&[1][..], &packets].concat());
     let asks = [
         SlowPathRequest::Queues { number: 4, vport: 0, first: 1 },
@@ -644,7 +648,7 @@ fn add_slowpath(seeds: &mut Seeds) {
         SlowPathRequest::List { number: 3, first: 0 },
         SlowPathRequest::Frame { out: true, vport: 1, queue: 2, bytes: vec![1; 60] },
     ];
-    seeds.add("slowpath", [&[9][..], &said(&asks)].concat());
+    seeds.add("slowpath", [&[9][..], &encoded(&asks)].concat());
     let SlowPathRequest::Set(filter) = set(1, true) else { return };
     let counters = vec![Counter { packets: 2, bytes: 120, sent: 1, sent_bytes: 60 }; 3];
     let replies = [

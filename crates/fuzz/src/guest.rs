@@ -46,12 +46,12 @@ impl FrameBatch for List {
 
 fn fib() -> Fib {
     let mut fib = Fib::default();
-    let mut tell = |message| fib.apply(message);
-    tell(ToGuest::Begin);
-    tell(ToGuest::Forwarding { v4: true, v6: true });
+    let mut apply = |message| fib.apply(message);
+    apply(ToGuest::Begin);
+    apply(ToGuest::Forwarding { v4: true, v6: true });
     for index in 0..4 {
         let mac = [2, 0, 0, 0, 0, index as u8];
-        tell(ToGuest::Vport(Vport {
+        apply(ToGuest::Vport(Vport {
             index,
             mac,
             mtu: 1500,
@@ -73,7 +73,7 @@ fn fib() -> Fib {
         vec![hop(2, "fd00::1"), hop(1, "")],
     ];
     for (id, hops) in (0..).zip(groups) {
-        tell(ToGuest::Group { id, hops, mtu: 0 });
+        apply(ToGuest::Group { id, hops, mtu: 0 });
     }
     for (prefix, target) in [
         ("0.0.0.0/0", RouteDecision::Group(1)),
@@ -84,14 +84,14 @@ fn fib() -> Fib {
         ("::/0", RouteDecision::Group(3)),
         ("2001:db8::/32", RouteDecision::Drop),
     ] {
-        tell(ToGuest::Route { prefix: prefix.parse().expect("a prefix"), target });
+        apply(ToGuest::Route { prefix: prefix.parse().expect("a prefix"), target });
     }
     for (vport, address) in [(1, "10.1.0.1"), (2, "10.2.0.1"), (2, "fd00::1"), (0, "10.0.0.9")] {
         let address = address.parse().expect("an address");
-        tell(ToGuest::Neighbour { vport, address, mac: Some([6; 6]) });
+        apply(ToGuest::Neighbour { vport, address, mac: Some([6; 6]) });
     }
-    tell(ToGuest::Local { address: IpAddr::from([10, 0, 0, 1]), own: true });
-    tell(ToGuest::End);
+    apply(ToGuest::Local { address: IpAddr::from([10, 0, 0, 1]), own: true });
+    apply(ToGuest::End);
     fib
 }
 
@@ -125,11 +125,11 @@ pub(crate) fn router(bytes: &[u8]) {
             match frame.2.expect("decided") {
                 Decision::Out(vport) => {
                     assert!(UP.contains(&vport), "{vport}");
-                    let (sent, came) = (&frame.1, &before.1);
-                    assert!(sent.len() <= came.len() && sent.len() <= 14 + 1500);
+                    let (sent, received) = (&frame.1, &before.1);
+                    assert!(sent.len() <= received.len() && sent.len() <= 14 + 1500);
                     assert_eq!(sent[..12], [6, 6, 6, 6, 6, 6, 2, 0, 0, 0, 0, vport as u8]);
                     let ttl = if sent[12..14] == [8, 0] { 22 } else { 21 };
-                    assert_eq!(sent[ttl], came[ttl] - 1);
+                    assert_eq!(sent[ttl], received[ttl] - 1);
                 }
                 Decision::Punt(_) | Decision::Drop(_) => assert_eq!(frame.1, before.1),
             }

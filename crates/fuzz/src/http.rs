@@ -293,7 +293,7 @@ pub(crate) fn http(bytes: &[u8]) {
             let (mut read, mut write) = tokio::io::split(ours);
             let served = server().other(theirs, PeerIdentity::Unix { uid: 0, pid: 1 });
             let served = served.expect("room");
-            let told = async {
+            let written = async {
                 let _ = write.write_all(bytes).await;
                 let _ = write.shutdown().await;
             };
@@ -302,7 +302,7 @@ pub(crate) fn http(bytes: &[u8]) {
                 let _ = read.read_to_end(&mut answer).await;
                 answer
             };
-            let all = async { tokio::join!(served, told, heard).2 };
+            let all = async { tokio::join!(served, written, heard).2 };
             tokio::time::timeout(PATIENCE, all).await.expect("an end")
         })
     });

@@ -77,13 +77,13 @@ struct Cell {
 impl Cell {
     fn new() -> Self {
         let (jobs, todo) = channel::<ImageJob>();
-        let (tell, done) = channel();
+        let (sender, done) = channel();
         std::thread::spawn(move || {
             enter().expect("root, and a kernel with mount namespaces");
             for job in todo {
                 let result = std::panic::catch_unwind(|| job.run());
                 let result = result.unwrap_or_else(|_| Err("panicked".into()));
-                if tell.send(result).is_err() {
+                if sender.send(result).is_err() {
                     return;
                 }
             }
@@ -134,12 +134,12 @@ fn unpack(files: &ImageFiles) -> Result<(), String> {
 }
 
 /// Stores the image that `bring` delivers, unpacks it, and checks all promises before and after.
-fn keep(bring: impl Fn(&Path) -> bool) -> Result<(), String> {
+fn keep(fill_inbox: impl Fn(&Path) -> bool) -> Result<(), String> {
     let (images, works) = (Path::new("/images"), Path::new("/works"));
     write(Path::new(CANARY), b"sings");
     let store = ImageStore::open(images, works, Workplace::in_this_process())
         .map_err(|error| error.to_string())?;
-    let result = keep_in(&store, images, bring).and_then(|()| {
+    let result = keep_in(&store, images, fill_inbox).and_then(|()| {
         let mut left = names(Path::new("/"))?;
         left.retain(|name| !ARCHIVE.ends_with(name));
         match left == ["canary", "images", "works"] && names(works)?.is_empty() {
@@ -156,9 +156,13 @@ fn keep(bring: impl Fn(&Path) -> bool) -> Result<(), String> {
     }
 }
 
-fn keep_in(store: &ImageStore, images: &Path, bring: impl Fn(&Path) -> bool) -> Result<(), String> {
+fn keep_in(
+    store: &ImageStore,
+    images: &Path,
+    fill_inbox: impl Fn(&Path) -> bool,
+) -> Result<(), String> {
     let work = store.begin(0).map_err(|error| error.to_string())?;
-    let kept = match bring(&work.inbox()) {
+    let kept = match fill_inbox(&work.inbox()) {
         true => store.store_image("acme", ("a:1", None), &work, None, ROOM).ok(),
         false => None,
     };
@@ -176,9 +180,9 @@ fn keep_in(store: &ImageStore, images: &Path, bring: impl Fn(&Path) -> bool) -> 
     // A stored image may still have files in impossible places.
     if let Ok(root) = image::unpack(&layout, None, images) {
         whole(&root)?;
-        let there = bytes(&root, &mut BTreeSet::new())?;
-        if there > counted.unpacked_bytes {
-            return Err(format!("{there} bytes, counted for {}", counted.unpacked_bytes));
+        let bytes_used = bytes(&root, &mut BTreeSet::new())?;
+        if bytes_used > counted.unpacked_bytes {
+            return Err(format!("{bytes_used} bytes, counted for {}", counted.unpacked_bytes));
         }
     }
     if counted.bytes() > ROOM.bytes {
@@ -302,9 +306,9 @@ pub(crate) fn layer(bytes: &[u8]) {
 pub(crate) fn layout(bytes: &[u8]) {
     let mut input = FuzzInput(bytes);
     let mut files = ImageFiles::new();
-    let what = input.byte();
+    let flags = input.byte();
     blob(&mut files, "layer.v1.tar", b"");
-    if what & 1 == 0 {
+    if flags & 1 == 0 {
         index(&mut files, input.0);
     } else {
         files.push(("index.json".into(), input.0.to_vec()));

@@ -11,7 +11,9 @@ use pdp_memif::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 use crate::input::FuzzInput;
-use raw::{RING_LOG2, SIZE, SLOTS, Said, TO_CLIENT, TO_SERVER, eventfd, honest, say, tell};
+use raw::{
+    RING_LOG2, RawMessage, SIZE, SLOTS, TO_CLIENT, TO_SERVER, eventfd, honest, send_all, send_one,
+};
 
 #[path = "../../memif/tests/common/mod.rs"]
 #[allow(dead_code)]
@@ -44,22 +46,22 @@ thread_local! {
 }
 
 /// One message of 0 to 256 bytes: a valid one, changed or cut, or noise.
-fn message(input: &mut FuzzInput<'_>, honest: &[Said], memory: &OwnedFd) -> Said {
+fn message(input: &mut FuzzInput<'_>, honest: &[RawMessage], memory: &OwnedFd) -> RawMessage {
     let which = input.byte();
-    let mut said = match honest.get(usize::from(which & 7)) {
-        Some(said) => said.clone(),
-        None => Said { bytes: vec![0; 128], fds: vec![] },
+    let mut changed = match honest.get(usize::from(which & 7)) {
+        Some(changed) => changed.clone(),
+        None => RawMessage { bytes: vec![0; 128], fds: vec![] },
     };
     for _ in 0..which >> 5 {
         let (at, value) = (input.byte(), input.byte());
-        if let Some(byte) = said.bytes.get_mut(usize::from(at)) {
+        if let Some(byte) = changed.bytes.get_mut(usize::from(at)) {
             *byte = value;
         }
     }
     match which >> 3 & 3 {
-        1 => said.bytes.resize(input.byte().into(), 0),
+        1 => changed.bytes.resize(input.byte().into(), 0),
         2 => {
-            said.fds = match input.byte() % 4 {
+            changed.fds = match input.byte() % 4 {
                 0 => vec![],
                 1 => vec![Arc::new(eventfd())],
                 2 => vec![Arc::new(memory.try_clone().expect("a descriptor"))],
@@ -68,10 +70,10 @@ fn message(input: &mut FuzzInput<'_>, honest: &[Said], memory: &OwnedFd) -> Said
         }
         _ => {}
     }
-    if said.bytes.is_empty() {
-        said.bytes.push(0); // no bytes are how a socket ends
+    if changed.bytes.is_empty() {
+        changed.bytes.push(0); // no bytes are how a socket ends
     }
-    said
+    changed
 }
 
 /// Uses a connection once in all ways that a mux does.
@@ -101,15 +103,15 @@ fn exercise(server: &mut MemifConnection) -> Result<(), ProtocolViolation> {
 pub(crate) fn server(bytes: &[u8]) {
     let mut input = FuzzInput(bytes);
     let (honest, memory) = honest();
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     // Some messages are valid, so that the others get further.
     let start = usize::from(input.byte() % 6);
-    said.extend(honest.iter().take(start).cloned());
-    while !input.is_empty() && said.len() < MESSAGES_MAX {
-        said.push(message(&mut input, &honest, &memory));
+    messages.extend(honest.iter().take(start).cloned());
+    while !input.is_empty() && messages.len() < MESSAGES_MAX {
+        messages.push(message(&mut input, &honest, &memory));
     }
     PLACE.with(|place| {
-        let (_socket, connection) = tell(&place.listener, &place.path, &said);
+        let (_socket, connection) = send_all(&place.listener, &place.path, &messages);
         if let Ok(mut connection) = connection {
             for name in [&connection.name, &connection.interface_name] {
                 assert!(name.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{name:?}");
@@ -124,20 +126,20 @@ pub(crate) fn server(bytes: &[u8]) {
 /// The result is a fault, or frames inside bounds.
 pub(crate) fn rings(bytes: &[u8]) {
     let mut input = FuzzInput(bytes);
-    let (said, memory) = honest();
+    let (messages, memory) = honest();
     PLACE.with(|place| {
-        let (_socket, connection) = tell(&place.listener, &place.path, &said);
+        let (_socket, connection) = send_all(&place.listener, &place.path, &messages);
         let mut server = connection.expect("an honest client");
         for _ in 0..64 {
             if input.is_empty() {
                 break;
             }
-            let what = input.byte();
-            let ring = if what & 1 == 0 { TO_SERVER } else { TO_CLIENT };
-            match what >> 1 & 3 {
+            let choice = input.byte();
+            let ring = if choice & 1 == 0 { TO_SERVER } else { TO_CLIENT };
+            match choice >> 1 & 3 {
                 0 => raw::set_head(&memory, ring, input.byte().into()),
                 1 => {
-                    let tame = what & 8 == 0;
+                    let tame = choice & 8 == 0;
                     let flags = input.byte().into();
                     let region = if tame { 0 } else { input.word() };
                     let (length, offset) = match tame {
@@ -149,7 +151,7 @@ pub(crate) fn rings(bytes: &[u8]) {
                 }
                 2 => {
                     let at = ring + u64::from(input.word()) % (128 + 16 * u64::from(SLOTS));
-                    raw::write(&memory, at, input.take(usize::from(what >> 4)));
+                    raw::write(&memory, at, input.take(usize::from(choice >> 4)));
                 }
                 _ => {
                     if exercise(&mut server).is_err() {
@@ -179,14 +181,14 @@ pub(crate) fn client(bytes: &[u8]) {
         let Ok(peer) = rustix::net::accept(listener) else { return };
         let mut bufs = Vec::new();
         for message in honest_server(usize::from(input.byte() % 6)) {
-            say(&peer, &message);
+            send_one(&peer, &message);
             client.poll();
         }
         for _ in 0..MESSAGES_MAX {
             if input.is_empty() {
                 break;
             }
-            let mut message = Said { bytes: vec![0; 128], fds: vec![] };
+            let mut message = RawMessage { bytes: vec![0; 128], fds: vec![] };
             let which = input.byte();
             message.bytes[0] = which % 10;
             let fields = input.take(usize::from(which >> 4) * 4);
@@ -194,7 +196,7 @@ pub(crate) fn client(bytes: &[u8]) {
             if which & 8 != 0 {
                 message.bytes.truncate(usize::from(input.byte()).max(1));
             }
-            if !say(&peer, &message) {
+            if !send_one(&peer, &message) {
                 break;
             }
             client.poll();
@@ -231,16 +233,16 @@ fn listen(path: &Path) -> OwnedFd {
 }
 
 /// Messages of a valid server: hello, an acknowledgement of each message, connected.
-fn honest_server(count: usize) -> Vec<Said> {
+fn honest_server(count: usize) -> Vec<RawMessage> {
     let bare = |kind: u16| raw::bare(kind);
     let mut hello = bare(2);
     let fields = [0x0200u16, 0x0200, 15, 0, 0];
     let fields = fields.iter().flat_map(|field| field.to_le_bytes());
     hello.bytes.splice(34..44, fields);
     hello.bytes[44] = RING_LOG2;
-    let mut said = vec![hello];
-    said.extend((0..4).map(|_| bare(1)));
-    said.push(bare(7));
-    said.truncate(count + 1);
-    said
+    let mut messages = vec![hello];
+    messages.extend((0..4).map(|_| bare(1)));
+    messages.push(bare(7));
+    messages.truncate(count + 1);
+    messages
 }

@@ -88,8 +88,8 @@ pub(crate) fn netlink(bytes: &[u8]) {
     let (mut table, mut early) = (table(), MirrorGuest::default());
     let mut dumping = false;
     while !input.is_empty() {
-        let what = input.byte();
-        match what & 7 {
+        let choice = input.byte();
+        match choice & 7 {
             0..=3 => {
                 let datagram = input.counted();
                 for message in messages(datagram) {
@@ -97,7 +97,7 @@ pub(crate) fn netlink(bytes: &[u8]) {
                     message.error();
                     message.request();
                     let Some(event) = message.event() else { continue };
-                    if dumping && what & 1 == 0 {
+                    if dumping && choice & 1 == 0 {
                         table.dumped(event);
                     } else {
                         table.apply(&event);
@@ -106,11 +106,11 @@ pub(crate) fn netlink(bytes: &[u8]) {
             }
             4 => table.flush(&mut |message| early.apply(message)),
             5 if !dumping => {
-                table.begin(DumpKind::ALL[usize::from(what >> 3) % DumpKind::ALL.len()]);
+                table.begin(DumpKind::ALL[usize::from(choice >> 3) % DumpKind::ALL.len()]);
                 dumping = true;
             }
             5 | 6 if dumping => {
-                table.end(what & 8 != 0);
+                table.end(choice & 8 != 0);
                 dumping = false;
             }
             7 if dumping => {
@@ -124,15 +124,17 @@ pub(crate) fn netlink(bytes: &[u8]) {
         assert!(counts.neighbours <= NEIGHBOURS_MAX as u64);
     }
     table.flush(&mut |message| early.apply(message));
-    let mut late = MirrorGuest::default();
-    table.snapshot_head(&mut |message| late.apply(message));
+    let mut late_guest = MirrorGuest::default();
+    table.snapshot_head(&mut |message| late_guest.apply(message));
     let mut from = None;
-    while let Some(last) = table.snapshot_routes(from, PART, &mut |message| late.apply(message)) {
+    while let Some(last) =
+        table.snapshot_routes(from, PART, &mut |message| late_guest.apply(message))
+    {
         assert!(from.is_none_or(|from| from < last), "a snapshot goes on");
         from = Some(last);
     }
-    assert_eq!(early.resolved(), late.resolved());
-    assert_eq!(early, late);
+    assert_eq!(early.resolved(), late_guest.resolved());
+    assert_eq!(early, late_guest);
     // Nothing is sent twice.
     table.flush(&mut |message| panic!("told again: {message:?}"));
 }

@@ -90,22 +90,22 @@ fn repair(frame: &mut [u8]) {
 /// with a tunnel's headers belongs to the tunnel.
 pub(crate) fn classify(bytes: &[u8]) {
     let mut input = FuzzInput(bytes);
-    let what = input.byte();
+    let flags = input.byte();
     let mut frame = input.0.to_vec();
-    if what & 1 == 0 {
+    if flags & 1 == 0 {
         repair(&mut frame);
     }
-    if what & 2 == 0 && frame.len() >= 6 {
+    if flags & 2 == 0 && frame.len() >= 6 {
         frame[..6].copy_from_slice(&MAC);
     }
-    let mut table = TunnelTable::new((what & 4 == 0).then_some(MAC));
+    let mut table = TunnelTable::new((flags & 4 == 0).then_some(MAC));
     let reference = |port| PortRef { worker: 0, vnet: 0, port, generation: 1 };
     let tunnels = tunnels();
     for (number, tunnel) in (0..).zip(&tunnels) {
         assert_eq!(table.insert(tunnel, reference(number)), Ok(()));
     }
     let whole = tunnels.len() as u16;
-    if what & 8 == 0 {
+    if flags & 8 == 0 {
         assert_eq!(table.insert(&Encapsulation::Interface, reference(whole)), Ok(()));
     }
     let found = table.classify(&frame);
@@ -274,7 +274,7 @@ impl MuxBench {
         }
     }
 
-    fn attach(&mut self, node: &str, who: NodePeer) -> (MemifClient, MemifControl) {
+    fn attach(&mut self, node: &str, peer: NodePeer) -> (MemifClient, MemifControl) {
         let mut client = MemifClient::new(&self.path, 0, "fuzz", PEER).expect("memory");
         client.poll();
         let mut handshake = self.listener.accept().expect("a socket").expect("a client");
@@ -293,7 +293,7 @@ impl MuxBench {
             .watch
             .add_bell(Some(0), &link.channel.doorbell().expect("a doorbell"))
             .expect("an eventfd");
-        let done = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
+        let done = self.worker.change(0, |vnet, _| vnet.attach(node, peer, 0, link).is_ok());
         assert_eq!(done, Some(true));
         (client, control)
     }
@@ -304,7 +304,7 @@ impl MuxBench {
     }
 
     /// Delivers a frame on the interface. False if it is longer than a packet.
-    fn arrive(&mut self, frame: &[u8]) -> bool {
+    fn feed(&mut self, frame: &[u8]) -> bool {
         let mut packet = self.worker.core.packets.take().expect("a packet");
         if packet.set_len(frame.len()).is_none() {
             self.worker.core.packets.give(packet);
@@ -394,18 +394,18 @@ fn vnet() -> VnetConfig {
 
 /// A tag, or another word.
 fn word(input: &mut FuzzInput<'_>) -> u32 {
-    let what = input.byte();
-    let verdict = match what & 7 {
+    let bits = input.byte();
+    let verdict = match bits & 7 {
         0 | 1 => TagVerdict::Out,
-        2 => TagVerdict::Punt(PuntClass::ALL[usize::from(what >> 3 & 1)]),
-        3 => TagVerdict::Drop(GuestDrop::ALL[usize::from(what >> 3 & 3)]),
+        2 => TagVerdict::Punt(PuntClass::ALL[usize::from(bits >> 3 & 1)]),
+        3 => TagVerdict::Drop(GuestDrop::ALL[usize::from(bits >> 3 & 3)]),
         4 => TagVerdict::Kept,
         5 => TagVerdict::Deliver,
-        _ if what & 0xc0 == 0 => return input.long(),
+        _ if bits & 0xc0 == 0 => return input.long(),
         _ => TagVerdict::Out,
     };
-    let vport = if what & 0x20 == 0 { what >> 4 & 1 } else { input.byte() };
-    Tag { verdict, vport, last: what & 0x40 != 0, trace: 0 }.emit()
+    let vport = if bits & 0x20 == 0 { bits >> 4 & 1 } else { input.byte() };
+    Tag { verdict, vport, last: bits & 0x40 != 0, trace: 0 }.emit()
 }
 
 fn send(client: &mut MemifClient, word: u32, frame: &[u8]) {
@@ -441,11 +441,11 @@ fn receive(client: &mut MemifClient) -> Vec<(Tag, Vec<u8>)> {
 fn assert_adds_up(stats: &MuxVnetStats) {
     for (name, node) in &stats.nodes {
         let ports = node.ports.values();
-        let came: u64 = ports.clone().map(|port| port.received + port.made).sum();
+        let received: u64 = ports.clone().map(|port| port.received + port.made).sum();
         let ended =
             |p: &MuxPortStats| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>();
         let ended: u64 = ports.map(ended).sum();
-        assert_eq!(came, ended + node.in_flight, "{name}: {node:#?}");
+        assert_eq!(received, ended + node.in_flight, "{name}: {node:#?}");
     }
 }
 
@@ -481,16 +481,16 @@ fn run(bench: &mut MuxBench, mut input: FuzzInput<'_>) {
         if input.is_empty() {
             break;
         }
-        let what = input.byte();
+        let choice = input.byte();
         let [h1, guest, tap] = &mut peers;
-        match what & 7 {
-            0 => fed += u64::from(bench.arrive(input.counted())),
+        match choice & 7 {
+            0 => fed += u64::from(bench.feed(input.counted())),
             1 => {
-                let template = &templates[usize::from(what >> 3 & 0xf) % templates.len()];
+                let template = &templates[usize::from(choice >> 3 & 0xf) % templates.len()];
                 let mut frame = vec![0; template.len()];
                 frame.extend(input.counted());
                 if template.write(&mut frame, MAC, [9; 6]).is_some() {
-                    fed += u64::from(bench.arrive(&frame));
+                    fed += u64::from(bench.feed(&frame));
                 }
             }
             2 => send(&mut h1.0, word(&mut input), input.counted()),
@@ -514,7 +514,7 @@ fn run(bench: &mut MuxBench, mut input: FuzzInput<'_>) {
             }
         }
         left += bench.left();
-        if what & 0x80 != 0 {
+        if choice & 0x80 != 0 {
             bench.worker.round();
         }
     }
@@ -537,10 +537,10 @@ fn run(bench: &mut MuxBench, mut input: FuzzInput<'_>) {
     // All frames sent into the segment and the transits came out.
     let near = [&stats.nodes["r1"].ports["eth1"], &stats.nodes["h1"].ports["eth0"]];
     let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
-    let came: u64 = near.iter().map(|port| port.received).sum();
+    let received: u64 = near.iter().map(|port| port.received).sum();
     assert_eq!(
         went + own(|port| port.consumed + port.copied),
-        came + own(|port| port.made),
+        received + own(|port| port.made),
         "{stats:#?}"
     );
     drop(peers);

@@ -61,13 +61,13 @@ impl<P: ForwardingProgram> RuntimeBench<P> {
     fn run(&mut self, mut input: FuzzInput<'_>, vports: u8) {
         let mut given = 0;
         while !input.is_empty() && given < FRAMES_MAX {
-            let what = input.byte();
-            let word = match what & 0x80 {
-                0 => Tag::deliver(what % vports, what >> 4).emit(),
+            let choice = input.byte();
+            let word = match choice & 0x80 {
+                0 => Tag::deliver(choice % vports, choice >> 4).emit(),
                 _ => input.long(),
             };
             let mut frame = input.counted().to_vec();
-            frame.resize(frame.len().max(if what & 0x40 == 0 { 0 } else { 3000 }), what);
+            frame.resize(frame.len().max(if choice & 0x40 == 0 { 0 } else { 3000 }), choice);
             if !self.mux.tx.push(word, &frame).expect("an honest guest") {
                 break;
             }

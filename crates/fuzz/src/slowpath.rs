@@ -135,8 +135,8 @@ fn commit(
     for ((is, set), spec) in ports.0.states(0).zip(settings).zip(QUEUES) {
         let or = |set: u32, spec: u32| if set == 0 { spec } else { set };
         let bytes = Some(or(set.bytes, spec.2)).filter(|bytes| *bytes < u32::MAX).unwrap_or(0);
-        let wanted = (or(set.weight.into(), spec.0.into()), or(set.frames.into(), spec.1.into()));
-        assert_eq!((is.weight, is.frames, is.bytes), (wanted.0, wanted.1, bytes));
+        let expected = (or(set.weight.into(), spec.0.into()), or(set.frames.into(), spec.1.into()));
+        assert_eq!((is.weight, is.frames, is.bytes), (expected.0, expected.1, bytes));
         assert!(is.frames <= spec.1.into() && (bytes == 0 || bytes <= spec.2));
     }
     for id in 0..FILTERS {

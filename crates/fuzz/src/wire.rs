@@ -177,21 +177,21 @@ pub(crate) fn outer(bytes: &[u8]) {
 
 pub(crate) fn encapsulate(bytes: &[u8]) {
     let mut input = FuzzInput(bytes);
-    let (what, ports, vni) = (input.byte(), [input.word(), input.word()], input.long());
-    let (local, remote) = if what & 1 == 0 {
+    let (flags, ports, vni) = (input.byte(), [input.word(), input.word()], input.long());
+    let (local, remote) = if flags & 1 == 0 {
         (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]))
     } else {
         (IpAddr::from([1u16; 8]), IpAddr::from([2u16; 8]))
     };
-    let by = match what >> 1 & 3 {
+    let by = match flags >> 1 & 3 {
         0 => Encapsulation::Vxlan(vxlans::VxlanTunnel { local, remote, port: ports[1], vni }),
         1 => Encapsulation::Geneve(geneve::GeneveTunnel { local, remote, port: ports[1], vni }),
         2 => Encapsulation::Gre(gre::GreTunnel {
             local,
             remote,
-            key: (what & 8 == 0).then_some(vni),
-            checksum: what & 16 == 0,
-            sequence: what & 32 == 0,
+            key: (flags & 8 == 0).then_some(vni),
+            checksum: flags & 16 == 0,
+            sequence: flags & 32 == 0,
         }),
         _ => {
             let [local_port, remote_port] = ports;

@@ -57,19 +57,19 @@ fn main() {
     let mut connection = connect(&server);
 
     let two = ["0.0.0.0/1", "128.0.0.0/1"].map(|prefix| prefix.parse().expect("a prefix"));
-    mirror.tell(&head());
-    mirror.tell(&two.map(route));
-    mirror.tell(&[ToGuest::End]);
+    mirror.push(&head());
+    mirror.push(&two.map(route));
+    mirror.push(&[ToGuest::End]);
     mirror.barrier();
     packets("2 routes", &router, &mut connection, &frames(&[]));
 
     let before = resident_bytes();
     let start = Instant::now();
-    mirror.tell(&head());
+    mirror.push(&head());
     for piece in routes.chunks(1024) {
-        mirror.tell(&piece.iter().copied().map(route).collect::<Vec<_>>());
+        mirror.push(&piece.iter().copied().map(route).collect::<Vec<_>>());
     }
-    mirror.tell(&[ToGuest::End]);
+    mirror.push(&[ToGuest::End]);
     mirror.barrier();
     println!(
         "{} routes by the routes channel in {:.2} s, {:.1} MB more resident",
@@ -86,14 +86,14 @@ fn main() {
             0 => ToGuest::RouteGone(prefix),
             _ => ToGuest::Route { prefix, target: RouteDecision::Group(1) },
         });
-        mirror.tell(&changed.collect::<Vec<_>>());
+        mirror.push(&changed.collect::<Vec<_>>());
     }
     mirror.barrier();
     println!("{:.0} route changes/s", changes as f64 / start.elapsed().as_secs_f64());
     let mut times: Vec<Duration> = (0..200)
         .map(|_| {
             let start = Instant::now();
-            mirror.tell(&[route(two[0])]);
+            mirror.push(&[route(two[0])]);
             mirror.barrier();
             start.elapsed()
         })
@@ -183,9 +183,9 @@ fn packets(name: &str, router: &Path, connection: &mut MemifConnection, frames: 
     for _ in 0..RUNS {
         let start = Instant::now();
         let mut completed = 0u64;
-        for turn in 0u64.. {
+        for round in 0u64.. {
             // Reading the clock takes time.
-            if turn % 256 == 0 && start.elapsed() > RUN {
+            if round % 256 == 0 && start.elapsed() > RUN {
                 break;
             }
             if connection.tx.room().expect("a ring") >= BATCH {
@@ -250,13 +250,13 @@ impl Mirror {
         Self { stream, reader: FrameReader::default(), barriers: 0 }
     }
 
-    fn tell(&mut self, messages: &[ToGuest]) {
+    fn push(&mut self, messages: &[ToGuest]) {
         self.stream.write_all(&encode(messages).expect("a frame")).expect("a guest");
     }
 
     fn barrier(&mut self) {
         self.barriers += 1;
-        self.tell(&[ToGuest::Barrier(self.barriers)]);
+        self.push(&[ToGuest::Barrier(self.barriers)]);
         loop {
             while let Some(frame) = self.reader.next_frame().expect("a frame") {
                 if decode(frame).expect("a message").contains(&FromGuest::Applied(self.barriers)) {

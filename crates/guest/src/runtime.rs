@@ -41,7 +41,7 @@ const YIELD_AGAIN_NS: u64 = 10_000_000;
 
 /// Time between two calls of [`ForwardingProgram::poll`] while frames come, and after a sleep in
 /// which no descriptor of the program was ready.
-const TEND_INTERVAL: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Batches between two readings of the clock, while frames come.
 const CLOCK_BATCHES: u32 = 8;
@@ -63,16 +63,16 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 const FULL_SLEEP: Duration = Duration::from_millis(1);
 
 /// Longest pause of a guest that has used up its time for looking. The pause lasts until a part of
-/// the ring ([`REST_RING`]) fills, at the rate since the last pause. It never exceeds the time in
-/// which the ring fills at [`REST_PPS`]. The kernel's timers may add 50 µs.
-const REST_MAX: Duration = Duration::from_micros(150);
+/// the ring ([`PAUSE_RING`]) fills, at the rate since the last pause. It never exceeds the time in
+/// which the ring fills at [`PAUSE_PPS`]. The kernel's timers may add 50 µs.
+const PAUSE_MAX: Duration = Duration::from_micros(150);
 
 /// Fraction of the ring that may fill during a pause: one in this many.
-const REST_RING: u64 = 4;
+const PAUSE_RING: u64 = 4;
 
 /// Frame rate, per second, that never overflows the ring
 /// during a pause. The first pause has no measured rate.
-const REST_PPS: u64 = 1_000_000;
+const PAUSE_PPS: u64 = 1_000_000;
 
 /// Default number of frames in each of the two rings.
 const QUEUE_DEFAULT: u32 = 1024;
@@ -234,18 +234,18 @@ pub struct ProgramRuntime<P> {
     kept: usize,
     kept_max: usize,
     counters: RuntimeCounters,
-    tended: NextPoll,
+    next_poll: NextPoll,
     batches: u32,
     quiet_batches: u32,
-    tend_at: Instant,
+    poll_at: Instant,
     control_at: Instant,
     /// File with the number of cores that it may use.
     quota: Option<PathBuf>,
     thrift: Thrift,
     /// Frames that should arrive during a pause.
-    rest_frames: u64,
+    pause_frames: u64,
     /// Start of the last pause, nanoseconds since it began to run, and frames received by then.
-    last_rest: (u64, u64),
+    last_pause: (u64, u64),
 }
 
 /// CPU time of all threads, nanoseconds.
@@ -294,15 +294,15 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
             kept: 0,
             kept_max: kept_max(&settings),
             counters: RuntimeCounters::default(),
-            tended: NextPoll::More,
+            next_poll: NextPoll::More,
             batches: 0,
             quiet_batches: 0,
-            tend_at: now,
+            poll_at: now,
             control_at: now,
             quota: None,
             thrift: Thrift::default(),
-            rest_frames: (1 << settings.ring_log2) / REST_RING,
-            last_rest: (0, 0),
+            pause_frames: (1 << settings.ring_log2) / PAUSE_RING,
+            last_pause: (0, 0),
         })
     }
 
@@ -325,11 +325,11 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), Error> {
         let (mut patience, start) = (Patience::default(), Instant::now());
         let mut courtesy = Courtesy { seen: self.counters.received, ..Courtesy::default() };
-        let mut rested = false;
+        let mut paused = false;
         while !stop.load(Ordering::Relaxed) {
             let work = self.round();
             let now_ns = || start.elapsed().as_nanos() as u64;
-            rested &= !work;
+            paused &= !work;
             if !work && courtesy.is_due(self.counters.received, now_ns) {
                 let before_ns = now_ns();
                 rustix::thread::sched_yield();
@@ -337,10 +337,10 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
                 self.counters.yields += 1;
                 continue;
             }
-            if !work && !rested && self.thrift.is_spent(now_ns(), cpu_ns) {
-                self.rest(now_ns());
-                patience.looked_away();
-                rested = true;
+            if !work && !paused && self.thrift.is_spent(now_ns(), cpu_ns) {
+                self.pause(now_ns());
+                patience.stop_polling();
+                paused = true;
             } else if patience.ends(work, || false, now_ns)
                 || self.client.link() != ConnectionState::Up
             {
@@ -356,7 +356,9 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
     pub fn round(&mut self) -> bool {
         let received = self.process();
         self.batches = self.batches.wrapping_add(1);
-        if received && !self.batches.is_multiple_of(CLOCK_BATCHES) && self.tended != NextPoll::More
+        if received
+            && !self.batches.is_multiple_of(CLOCK_BATCHES)
+            && self.next_poll != NextPoll::More
         {
             return true;
         }
@@ -364,19 +366,19 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
         if now >= self.control_at {
             self.look_after_link(now);
         }
-        let due = match self.tended {
+        let due = match self.next_poll {
             NextPoll::More => true,
             NextPoll::Until(until) => {
-                now >= self.tend_at || until.is_some_and(|until| now >= until)
+                now >= self.poll_at || until.is_some_and(|until| now >= until)
             }
         };
         if due {
             // Ring first: the program's other work must not delay this.
             self.client.ring();
             let Self { client, kept, counters, .. } = self;
-            self.tended = self.program.poll(now, &mut Outbox { client, kept, counters });
+            self.next_poll = self.program.poll(now, &mut Outbox { client, kept, counters });
             self.client.flush();
-            self.tend_at = now + TEND_INTERVAL;
+            self.poll_at = now + POLL_INTERVAL;
             if received {
                 // The kernel enforces a quota only when it reads the clock: on a system call of the
                 // guest, or every 4 ms (HZ=250). A guest of a tenth of a core that overdraws by
@@ -384,7 +386,7 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
                 rustix::thread::sched_yield();
             }
         }
-        received || self.tended == NextPoll::More
+        received || self.next_poll == NextPoll::More
     }
 
     fn look_after_link(&mut self, now: Instant) {
@@ -478,13 +480,13 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
     }
 
     /// Pauses while frames accumulate, without being woken for them.
-    fn rest(&mut self, now_ns: u64) {
-        let since = (now_ns - self.last_rest.0, self.counters.received - self.last_rest.1);
-        self.last_rest = (now_ns, self.counters.received);
-        let enough = self.rest_frames.saturating_mul(since.0) / since.1.max(1);
-        let full = self.rest_frames * REST_RING * 1_000_000_000 / REST_PPS;
-        let mut time = Duration::from_nanos(enough.min(full)).min(REST_MAX);
-        if let NextPoll::Until(Some(until)) = self.tended {
+    fn pause(&mut self, now_ns: u64) {
+        let since = (now_ns - self.last_pause.0, self.counters.received - self.last_pause.1);
+        self.last_pause = (now_ns, self.counters.received);
+        let enough = self.pause_frames.saturating_mul(since.0) / since.1.max(1);
+        let full = self.pause_frames * PAUSE_RING * 1_000_000_000 / PAUSE_PPS;
+        let mut time = Duration::from_nanos(enough.min(full)).min(PAUSE_MAX);
+        if let NextPoll::Until(Some(until)) = self.next_poll {
             time = time.min(until.saturating_duration_since(Instant::now()));
         }
         std::thread::sleep(time);
@@ -494,7 +496,7 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
     fn sleep(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         let mut until = now + SLEEP_MAX;
-        if let NextPoll::Until(Some(time)) = self.tended {
+        if let NextPoll::Until(Some(time)) = self.next_poll {
             until = until.min(time);
         }
         if self.client.link() != ConnectionState::Up {
@@ -515,10 +517,10 @@ impl<P: ForwardingProgram> ProgramRuntime<P> {
         // After frames neither is needed, and each check takes at least one system call.
         let now = Instant::now();
         if woken.other {
-            self.tended = NextPoll::More;
+            self.next_poll = NextPoll::More;
             self.control_at = self.control_at.min(now);
         } else {
-            self.tend_at = now + TEND_INTERVAL;
+            self.poll_at = now + POLL_INTERVAL;
         }
         Ok(())
     }

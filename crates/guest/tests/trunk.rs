@@ -259,21 +259,21 @@ fn guest_sleeps_wakes_and_reconnects() {
     });
     for _ in 0..3 {
         mux.connect(|| std::thread::sleep(Duration::from_millis(1)));
-        for turn in 0..50u8 {
-            if turn % 10 == 0 {
+        for number in 0..50u8 {
+            if number % 10 == 0 {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            assert!(mux.give(1, turn, &[0, turn]));
+            assert!(mux.give(1, number, &[0, number]));
             let end = Instant::now() + PATIENCE;
             let got = loop {
-                assert!(Instant::now() < end, "no answer to frame {turn}");
+                assert!(Instant::now() < end, "no answer to frame {number}");
                 let got = mux.take();
                 if !got.is_empty() {
                     break got;
                 }
                 std::thread::sleep(Duration::from_micros(50));
             };
-            assert_eq!(got[0].1, [0, turn]);
+            assert_eq!(got[0].1, [0, number]);
         }
         // The mux dies with its sockets, and another takes its place.
         drop(mux);

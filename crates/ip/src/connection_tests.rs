@@ -101,7 +101,7 @@ impl Peer {
         peer
     }
 
-    fn tell(&mut self, messages: &[ToGuest]) {
+    fn push(&mut self, messages: &[ToGuest]) {
         self.stream.write_all(&encode(messages).unwrap()).unwrap();
     }
 
@@ -120,7 +120,7 @@ impl Peer {
 
     /// Expects the barrier as next message, apart from reports of used neighbours.
     fn barrier(&mut self, number: u64) {
-        self.tell(&[ToGuest::Barrier(number)]);
+        self.push(&[ToGuest::Barrier(number)]);
         loop {
             match self.hear() {
                 FromGuest::Used(_) => {}
@@ -130,7 +130,7 @@ impl Peer {
     }
 
     fn dump(&mut self, number: u64) -> BTreeMap<IpNet, ResolvedRoute> {
-        self.tell(&[ToGuest::Dump(number)]);
+        self.push(&[ToGuest::Dump(number)]);
         self.table(number)
     }
 
@@ -196,7 +196,7 @@ fn follows_snapshot_changes_and_another_mirror() {
     let mut side = Side::new(&path);
     let (listener, ()) = play(&mut side, listener, |listener| {
         let mut peer = Peer::accept(listener);
-        peer.tell(&[
+        peer.push(&[
             ToGuest::Begin,
             group(1, 1),
             group(2, 2),
@@ -209,7 +209,7 @@ fn follows_snapshot_changes_and_another_mirror() {
         let first =
             BTreeMap::from([to("10.1.0.0/16", 1), to("10.2.0.0/16", 2), to("2001:db8::/32", 2)]);
         assert_eq!(peer.dump(10), first);
-        peer.tell(&[
+        peer.push(&[
             group(1, 9),
             ToGuest::RouteGone("10.2.0.0/16".parse().unwrap()),
             ToGuest::Route { prefix: "0.0.0.0/0".parse().unwrap(), target: RouteDecision::Drop },
@@ -221,7 +221,7 @@ fn follows_snapshot_changes_and_another_mirror() {
         // The mirror dies during another snapshot, which redefines old numbers.
         drop(peer);
         let mut peer = Peer::accept(listener);
-        peer.tell(&[ToGuest::Begin, group(1, 2), group(2, 77), route("10.3.0.0/16", 1)]);
+        peer.push(&[ToGuest::Begin, group(1, 2), group(2, 77), route("10.3.0.0/16", 1)]);
     });
     side.until("disconnected", |side| side.connection.is_none());
     let table = side.table();
@@ -233,7 +233,7 @@ fn follows_snapshot_changes_and_another_mirror() {
     let (_listener, ()) = play(&mut side, listener, |listener| {
         let mut peer = Peer::accept(listener);
         // Messages after the end of a snapshot wait for the sweep, even in the same frame.
-        peer.tell(&[
+        peer.push(&[
             ToGuest::Begin,
             group(5, 5),
             route("10.1.0.0/16", 5),
@@ -249,7 +249,7 @@ fn follows_snapshot_changes_and_another_mirror() {
 fn snapshot_removes_unnamed_objects() {
     let (_directory, path, listener) = setup();
     let mut side = Side::new(&path);
-    let told = |last: u8| {
+    let snapshot = |last: u8| {
         vec![
             ToGuest::Begin,
             ToGuest::Forwarding { v4: true, v6: false },
@@ -274,7 +274,7 @@ fn snapshot_removes_unnamed_objects() {
     play(&mut side, listener, move |listener| {
         for last in [1, 2] {
             let mut peer = Peer::accept(listener);
-            peer.tell(&told(last));
+            peer.push(&snapshot(last));
             peer.barrier(1);
         }
     });
@@ -291,8 +291,9 @@ fn used_neighbours_are_reported() {
     let mut side = Side::new(&path);
     let address = IpAddr::from([10, 0, 0, 1]);
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
-    let way = crate::group::ResolvedHop { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
-    assert!(side.fib.link_address(&way, || address).is_some());
+    let resolved =
+        crate::group::ResolvedHop { vport: 1, gateway: None, chosen: false, mtu: u32::MAX };
+    assert!(side.fib.link_address(&resolved, || address).is_some());
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
         assert_eq!(peer.hear(), FromGuest::Used(vec![(1, address)]));
@@ -313,13 +314,13 @@ fn unresolved_gateways_are_requested_periodically() {
     let crate::fib::RouteVerdict::Group(group) = crate::fib::Fib::route(values[0]) else {
         panic!()
     };
-    let mut ways: Vec<_> = (0..1000u32)
+    let mut all_resolved: Vec<_> = (0..1000u32)
         .filter_map(|flow| side.fib.next_hop(group, || flow.wrapping_mul(0x85eb_ca6b)))
         .collect();
-    ways.sort_by_key(|way| way.vport);
-    ways.dedup_by_key(|way| way.vport);
-    for way in ways.iter().chain(&ways) {
-        assert_eq!(side.fib.link_address(way, || unreachable!()), None);
+    all_resolved.sort_by_key(|resolved| resolved.vport);
+    all_resolved.dedup_by_key(|resolved| resolved.vport);
+    for resolved in all_resolved.iter().chain(&all_resolved) {
+        assert_eq!(side.fib.link_address(resolved, || unreachable!()), None);
     }
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
@@ -327,7 +328,9 @@ fn unresolved_gateways_are_requested_periodically() {
     });
     assert!(!side.fib.has_wanted());
     // The guest repeats its request, except for gateways that are known or gone.
-    ways.iter().for_each(|way| assert_eq!(side.fib.link_address(way, || unreachable!()), None));
+    all_resolved
+        .iter()
+        .for_each(|resolved| assert_eq!(side.fib.link_address(resolved, || unreachable!()), None));
     side.fib.apply(ToGuest::Neighbour { vport: 1, address, mac: Some([2; 6]) });
     side.fib.apply(ToGuest::RouteGone(prefix));
     side.fib.apply(ToGuest::GroupGone(1));
@@ -341,7 +344,7 @@ fn invalid_message_only_ends_the_connection() {
     play(&mut side, listener, |listener| {
         for nonsense in [&[0xff; 64][..], &[3, 0, 0, 0, 9, 9, 9], &[1, 0, 0, 0, 0xff, 0xff]] {
             let mut peer = Peer::accept(listener);
-            peer.tell(&[route("10.0.0.0/8", 1)]);
+            peer.push(&[route("10.0.0.0/8", 1)]);
             peer.barrier(1);
             peer.stream.write_all(nonsense).unwrap();
             assert_eq!(peer.stream.read(&mut [0; 64]).unwrap(), 0, "hung up");
@@ -364,16 +367,16 @@ fn million_routes_are_applied_in_short_steps() {
     let (listener, peer) = play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
         let groups: Vec<_> = (0..4).map(|id| group(id, id as u8)).collect();
-        peer.tell(&[ToGuest::Begin]);
-        peer.tell(&groups);
+        peer.push(&[ToGuest::Begin]);
+        peer.push(&groups);
         for first in (0..COUNT).step_by(1000) {
             let routes = (first..first + 1000).map(|number| ToGuest::Route {
                 prefix: prefix(number),
                 target: RouteDecision::Group(number % 4),
             });
-            peer.tell(&routes.collect::<Vec<_>>());
+            peer.push(&routes.collect::<Vec<_>>());
         }
-        peer.tell(&[ToGuest::End]);
+        peer.push(&[ToGuest::End]);
         peer.barrier(1);
         peer
     });
@@ -388,13 +391,13 @@ fn million_routes_are_applied_in_short_steps() {
     });
     play(&mut side, listener, move |listener| {
         let mut peer = Peer::accept(listener);
-        peer.tell(&[ToGuest::Begin, group(1, 1)]);
+        peer.push(&[ToGuest::Begin, group(1, 1)]);
         let kept = [0, 5, COUNT - 1].map(|number| ToGuest::Route {
             prefix: prefix(number),
             target: RouteDecision::Group(1),
         });
-        peer.tell(&kept);
-        peer.tell(&[ToGuest::End]);
+        peer.push(&kept);
+        peer.push(&[ToGuest::End]);
         peer.barrier(2);
         assert_eq!(peer.dump(2).len(), 3);
     });

@@ -269,12 +269,12 @@ impl Fib {
     #[inline]
     pub(crate) fn link_address(
         &mut self,
-        way: &ResolvedHop,
+        hop: &ResolvedHop,
         destination: impl FnOnce() -> IpAddr,
     ) -> Option<[u8; 6]> {
-        match way.gateway {
+        match hop.gateway {
             Some(index) => self.neighbours.mac_of_gateway(index),
-            None => self.neighbours.mac_of(way.vport, destination()),
+            None => self.neighbours.mac_of(hop.vport, destination()),
         }
     }
 }
@@ -448,10 +448,10 @@ impl Fib {
     /// MAC address, so that it resolves the neighbour.
     pub(crate) fn may_ask(
         &mut self,
-        way: &ResolvedHop,
+        hop: &ResolvedHop,
         destination: impl FnOnce() -> IpAddr,
     ) -> bool {
-        way.gateway.is_some() || self.neighbours.may_ask(way.vport, destination())
+        hop.gateway.is_some() || self.neighbours.may_ask(hop.vport, destination())
     }
 
     /// Starts another [`ASKED_TIME`](crate::neighbour::ASKED_TIME).

@@ -449,33 +449,33 @@ fn find(
         RouteVerdict::None => return or(punt, EXCEPTION),
     };
     let frame = packet.frame as usize;
-    let Some(way) = fib.next_hop(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
+    let Some(hop) = fib.next_hop(group, || flow::ip(frames.bytes(frame)) ^ fib.seed()) else {
         return or(punt, EXCEPTION);
     };
-    if way.chosen && !fib.chooses(v6) {
+    if hop.chosen && !fib.chooses(v6) {
         punt = punt.or(Some(HOOK));
     }
-    let Some(egress) = fib.vport(way.vport).filter(|egress| egress.up) else {
+    let Some(egress) = fib.vport(hop.vport).filter(|egress| egress.up) else {
         return or(punt, EXCEPTION);
     };
-    let packet_bytes_max = egress.mtu.min(way.mtu);
+    let packet_bytes_max = egress.mtu.min(hop.mtu);
     if packet.packet_bytes > packet_bytes_max {
         punt = punt.or_else(|| Some(too_big(frames.bytes(frame))));
     }
     let back = if v6 { egress.hooked.back_v6 } else { egress.hooked.back_v4 };
-    if egress.hooked.out || back && way.vport == frames.vport(frame) {
+    if egress.hooked.out || back && hop.vport == frames.vport(frame) {
         punt = punt.or(Some(HOOK));
     }
     let mut addresses = [0; 12];
     addresses[6..].copy_from_slice(&egress.mac);
-    let Some(mac) = fib.link_address(&way, &destination) else {
+    let Some(mac) = fib.link_address(&hop, &destination) else {
         // Any punted packet makes the kernel resolve the station.
-        return match fib.may_ask(&way, destination) {
+        return match fib.may_ask(&hop, destination) {
             true => or(punt, NEIGHBOUR),
             false => Err(Decision::Drop(GuestDrop::Unresolved)),
         };
     };
     addresses[..6].copy_from_slice(&mac);
-    let all = way.gateway.is_some() && !way.chosen && !back;
-    punt.map_or(Ok(EgressPath { vport: way.vport, addresses, packet_bytes_max, all }), Err)
+    let all = hop.gateway.is_some() && !hop.chosen && !back;
+    punt.map_or(Ok(EgressPath { vport: hop.vport, addresses, packet_bytes_max, all }), Err)
 }

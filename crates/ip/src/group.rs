@@ -216,8 +216,8 @@ impl NexthopGroups {
     }
 }
 
-fn release(ways: Vec<ResolvedHop>, neighbours: &mut NeighbourTable) {
-    for gateway in ways.into_iter().filter_map(|way| way.gateway) {
+fn release(hops: Vec<ResolvedHop>, neighbours: &mut NeighbourTable) {
+    for gateway in hops.into_iter().filter_map(|hop| hop.gateway) {
         neighbours.release(gateway);
     }
 }
@@ -322,11 +322,11 @@ mod tests {
         groups.set(7, all.clone(), 0, &mut neighbours);
         let place = groups.index_of(7).unwrap();
         let gateway = |groups: &NexthopGroups, flow: u32| {
-            let way = groups.hop_of_flow(place, || flow).unwrap();
+            let picked = groups.hop_of_flow(place, || flow).unwrap();
             groups.slots[place as usize]
                 .resolved
                 .iter()
-                .position(|other| other.gateway == way.gateway)
+                .position(|other| other.gateway == picked.gateway)
                 .and_then(|at| groups.hops(place)[at].gateway)
         };
         let flows: Vec<u32> = (0..4000u32).map(|flow| flow.wrapping_mul(0x85eb_ca6b)).collect();

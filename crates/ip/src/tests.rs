@@ -523,9 +523,9 @@ fn flows_keep_their_path_and_spread_by_weight() {
     let first = check(&world, flows.clone());
     assert_eq!(check(&world, flows), first);
     for vport in 1..4 {
-        let share = first.iter().filter(|&&way| way == Decision::Out(vport)).count();
+        let count = first.iter().filter(|&&decision| decision == Decision::Out(vport)).count();
         let want = usize::from(vport) * 1000;
-        assert!(share.abs_diff(want) < 200, "{share} of {want}");
+        assert!(count.abs_diff(want) < 200, "{count} of {want}");
     }
 }
 
@@ -545,8 +545,8 @@ fn routes_follow_group_and_neighbour_changes() {
     assert_eq!(decide(ToGuest::Group { id: 0, hops, mtu: 0 }), Decision::Out(3));
     let unknown = ToGuest::Neighbour { vport: 3, address, mac: None };
     assert_eq!(decide(unknown), Decision::Punt(PuntClass::Neighbour));
-    let known = ToGuest::Neighbour { vport: 3, address, mac: Some([2; 6]) };
-    assert_eq!(decide(known), Decision::Out(3));
+    let resolved = ToGuest::Neighbour { vport: 3, address, mac: Some([2; 6]) };
+    assert_eq!(decide(resolved), Decision::Out(3));
     let down = Vport { up: false, ..named(3) };
     assert_eq!(decide(ToGuest::Vport(down)), Decision::Punt(PuntClass::Exception));
 }

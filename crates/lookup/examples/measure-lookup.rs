@@ -128,10 +128,10 @@ fn measure<A: AddressBits>(
     );
     for length in [0, 1, 6, 7, 12, 13, 18, 24] {
         let mut times: Vec<f64> = (0..200u32)
-            .map(|turn| {
+            .map(|round| {
                 let address = uniform(random);
                 let start = Instant::now();
-                table.insert(address, length, turn, 2);
+                table.insert(address, length, round, 2);
                 table.remove(address, length);
                 microseconds(start.elapsed() / 2)
             })
@@ -175,8 +175,8 @@ fn look_ups<A: AddressBits>(
 ) -> f64 {
     let mut values = vec![0; batch];
     let start = Instant::now();
-    for (turn, addresses) in addresses.chunks_exact(batch).enumerate() {
-        if turn % BATCHES_PER_LOOK == 0 {
+    for (round, addresses) in addresses.chunks_exact(batch).enumerate() {
+        if round % BATCHES_PER_LOOK == 0 {
             between(table);
         }
         table.lookup_batch(addresses, &mut values);
@@ -190,7 +190,7 @@ fn change<A: AddressBits>(table: &mut PrefixTable<A>, routes: &[(A, u32)], rando
     let (address, length) = routes[random.next() as usize % routes.len()];
     match random.next() % 4 {
         0 => drop(table.remove(address, length)),
-        way => drop(table.insert(address, length, way as u32, 1)),
+        hop => drop(table.insert(address, length, hop as u32, 1)),
     }
 }
 

@@ -40,8 +40,8 @@ impl EchoProtocol {
             Err(Errno::ACCESS) => return Ok(None),
             made => made?,
         };
-        let share = FlowQuota::of_identifiers(ECHOES_MAX)?;
-        Ok(Some(Sockets { sockets, quota: share, protocol: Self }))
+        let quota = FlowQuota::of_identifiers(ECHOES_MAX)?;
+        Ok(Some(Sockets { sockets, quota, protocol: Self }))
     }
 }
 

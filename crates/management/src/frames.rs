@@ -460,12 +460,12 @@ mod tests {
 
     #[test]
     fn icmp_error_quotes_its_flow() {
-        let mut told = Vec::new();
-        nobody_listens(&mut told, &flow(THERE, 80));
-        assert!(sums_right(&told));
-        assert_eq!(told[ETHERNET + 12..][..8], [THERE.octets(), SOURCE.octets()].concat());
-        assert_eq!(told[ETHERNET + IPV4..][..2], [UNREACHABLE, NO_PORT]);
-        let quoted = &told[ETHERNET + IPV4 + 8..];
+        let mut reply = Vec::new();
+        nobody_listens(&mut reply, &flow(THERE, 80));
+        assert!(sums_right(&reply));
+        assert_eq!(reply[ETHERNET + 12..][..8], [THERE.octets(), SOURCE.octets()].concat());
+        assert_eq!(reply[ETHERNET + IPV4..][..2], [UNREACHABLE, NO_PORT]);
+        let quoted = &reply[ETHERNET + IPV4 + 8..];
         let sent = udp(SOURCE, THERE, 80, b"");
         assert_eq!(quoted[12..20], sent[ETHERNET + 12..][..8]);
         assert_eq!(quoted[IPV4..][..6], sent[ETHERNET + IPV4..][..6]);
@@ -475,14 +475,14 @@ mod tests {
     fn forbidden_destinations_are_refused_with_icmp_error() {
         let mut frame = tcp(SOURCE, THERE, b"hello");
         assert_eq!(egress(&mut frame, |to| to == THERE), EgressVerdict::Forward);
-        let EgressVerdict::Refused(told) = egress(&mut tcp(SOURCE, THERE, b"hello"), |_| false)
+        let EgressVerdict::Refused(reply) = egress(&mut tcp(SOURCE, THERE, b"hello"), |_| false)
         else {
             panic!("not refused");
         };
-        assert!(sums_right(&told));
-        assert_eq!(told[ETHERNET + IPV4..][..2], [UNREACHABLE, PROHIBITED]);
-        assert_eq!(told[ETHERNET + 16..][..4], SOURCE.octets());
-        assert_eq!(told[ETHERNET + IPV4 + 8..], tcp(SOURCE, THERE, b"hello")[ETHERNET..][..28]);
+        assert!(sums_right(&reply));
+        assert_eq!(reply[ETHERNET + IPV4..][..2], [UNREACHABLE, PROHIBITED]);
+        assert_eq!(reply[ETHERNET + 16..][..4], SOURCE.octets());
+        assert_eq!(reply[ETHERNET + IPV4 + 8..], tcp(SOURCE, THERE, b"hello")[ETHERNET..][..28]);
     }
 
     #[test]

@@ -19,8 +19,8 @@
 //! | `sockets` | a connected socket on the machine for each flow |
 //! | `udp`, `echo` | flows of datagrams and of echo requests |
 //! | `flows` | the socket of each flow, and its expiry (pure) |
-//! | `share` | limits of a node's flows, given those of other nodes |
-//! | `ways` | the machine kernel's routing decisions |
+//! | `number_share` | limits of a node's flows, given those of other nodes |
+//! | `reachability` | the machine kernel's routing decisions |
 //! | `privileges` | dropping all privileges |
 
 #![forbid(unsafe_code)]

@@ -40,7 +40,7 @@ fn serve() -> Result<()> {
     };
     let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let config: ManagementConfig = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is no configuration of this helper", path.display()))?;
+        .with_context(|| format!("{} is not this helper's configuration", path.display()))?;
 
     // Everything that needs the machine or a privilege precedes entering the node's namespace.
     privileges::bound()?;

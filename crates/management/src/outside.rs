@@ -51,12 +51,12 @@ pub struct Uplink {
 impl Uplink {
     /// Starts passt on the machine, and makes the node's interface.
     pub fn open(netns: &File, uid: u32) -> Result<Self> {
-        let ways = RouteQuery::new().context("cannot ask the machine's kernel for routes")?;
+        let routes = RouteQuery::new().context("cannot ask the machine's kernel for routes")?;
         let datagrams = UdpProtocol::open().context("cannot make sockets for datagrams")?;
         let echoes = EchoProtocol::open(uid).context("cannot make sockets for echo requests")?;
         if echoes.is_none() {
             eprintln!(
-                "pings get no answer: net.ipv4.ping_group_range of the machine is without group {uid}"
+                "pings get no answer: net.ipv4.ping_group_range of the machine lacks group {uid}"
             );
         }
         let (socket, passt) = start_passt(uid)?;
@@ -71,12 +71,12 @@ impl Uplink {
         };
         let tap = pdp_net::management::create(netns.as_fd(), &spec, SOURCE, GATEWAY)
             .with_context(|| format!("cannot make the node's {INTERFACE}"))?;
-        Ok(Self { tap, socket, passt, routes: ways, datagrams, echoes })
+        Ok(Self { tap, socket, passt, routes, datagrams, echoes })
     }
 
     /// Forwards frames. Fails when the interface or passt is gone.
     pub async fn run(self) -> Result<()> {
-        let Self { tap, socket, mut passt, routes: ways, datagrams, echoes } = self;
+        let Self { tap, socket, mut passt, routes, datagrams, echoes } = self;
         #[expect(deprecated, reason = "what replaces it is unsafe; a File keeps its descriptor")]
         let tap = AsyncFd::with_interest(File::from(tap), WATCHED)
             .context("cannot watch the interface")?;
@@ -88,7 +88,7 @@ impl Uplink {
         let echoes = echoes.map(|echoes| connected(echoes, &tap)).transpose()?;
         let flows = (datagrams.clone(), echoes.clone());
         let result = tokio::select! {
-            result = forward_to_passt(tap.clone(), to_passt, flows, ways) => result,
+            result = forward_to_passt(tap.clone(), to_passt, flows, routes) => result,
             result = forward_to_node(from_passt, tap.clone()) => result,
             result = datagrams.serve() => result.context("cannot watch datagrams"),
             Some(result) = async { Some(echoes?.serve().await) } => {
@@ -138,7 +138,7 @@ fn start_passt(uid: u32) -> Result<(UnixStream, Child)> {
         .stdin(Stdio::null());
     let child = command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
-            anyhow::anyhow!("there is no passt; install the package passt, or say outside: false")
+            anyhow::anyhow!("passt is missing (install the package passt, or set outside: false)")
         }
         _ => anyhow::Error::new(error).context("cannot start passt"),
     })?;
@@ -150,7 +150,7 @@ async fn forward_to_passt(
     tap: Rc<AsyncFd<File>>,
     mut passt: tokio::net::unix::OwnedWriteHalf,
     (datagrams, echoes): (Rc<FlowSockets<UdpProtocol>>, Option<Rc<FlowSockets<EchoProtocol>>>),
-    mut ways: RouteQuery,
+    mut routes: RouteQuery,
 ) -> Result<()> {
     let mut buffer = vec![0; LENGTH + FRAME_MAX];
     loop {
@@ -160,7 +160,7 @@ async fn forward_to_passt(
         let length = read.with_context(|| format!("{INTERFACE} is gone"))?;
         let (head, frame) = buffer.split_at_mut(LENGTH);
         let frame = &mut frame[..length];
-        let verdict = frames::egress(frame, |to: Ipv4Addr| ways.leads_away(to, Instant::now()));
+        let verdict = frames::egress(frame, |to: Ipv4Addr| routes.leads_away(to, Instant::now()));
         match verdict {
             EgressVerdict::Forward => {
                 // It is at most FRAME_MAX.
@@ -175,7 +175,7 @@ async fn forward_to_passt(
                     echoes.send(flow, &frame[bytes], Instant::now());
                 }
             }
-            EgressVerdict::Refused(told) => give(&tap, &told),
+            EgressVerdict::Refused(reply) => give(&tap, &reply),
             EgressVerdict::Dropped => {}
         }
         // The node may always have more to send.
@@ -192,7 +192,7 @@ async fn forward_to_node(
     let mut buffer = vec![0; FRAME_MAX];
     loop {
         let length = passt.read_u32().await.context("passt is gone")? as usize;
-        let Some(frame) = buffer.get_mut(..length) else { bail!("passt wrote nonsense") };
+        let Some(frame) = buffer.get_mut(..length) else { bail!("passt sent invalid data") };
         passt.read_exact(frame).await.context("passt is gone")?;
         if frames::ingress(frame) {
             give(&tap, frame);

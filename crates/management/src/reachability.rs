@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn machine_addresses_are_not_outside() {
-        let mut ways = RouteQuery::new().unwrap();
+        let mut query = RouteQuery::new().unwrap();
         let now = Instant::now();
         for own in ["127.0.0.1", "127.9.9.9", "169.254.169.254", "0.0.0.0", "224.0.0.5"] {
-            assert!(!ways.leads_away(own.parse::<IpAddr>().unwrap(), now), "{own}");
+            assert!(!query.leads_away(own.parse::<IpAddr>().unwrap(), now), "{own}");
         }
         // The address of an interface with a route is not elsewhere, but its neighbour is.
         let namespace = Namespace::new("ways");
@@ -156,9 +156,9 @@ mod tests {
         }
         namespace.run("route add default via 10.9.0.2");
         let answers = namespace.within(move || {
-            let mut ways = RouteQuery::new().unwrap();
+            let mut query = RouteQuery::new().unwrap();
             ["10.9.0.1", "10.9.0.255", "10.9.0.2", "192.0.2.77"]
-                .map(|to| ways.leads_away(to.parse::<IpAddr>().unwrap(), now))
+                .map(|to| query.leads_away(to.parse::<IpAddr>().unwrap(), now))
         });
         assert_eq!(answers, [false, false, true, true]);
     }
@@ -178,13 +178,13 @@ mod tests {
 
     #[test]
     fn route_answer_matches_its_query() {
-        let mut ways = RouteQuery::new().unwrap();
+        let mut query = RouteQuery::new().unwrap();
         for to in ["127.0.0.1", "192.0.2.77"].map(|to| to.parse().unwrap()) {
             let to: IpAddr = to;
-            let alone = ways.ask(to).unwrap();
+            let alone = query.ask(to).unwrap();
             for left in ["192.0.2.77", "127.0.0.1"] {
-                ways.send(left.parse().unwrap()).unwrap();
-                assert_eq!(ways.ask(to).unwrap(), alone, "{to} after {left}");
+                query.send(left.parse().unwrap()).unwrap();
+                assert_eq!(query.ask(to).unwrap(), alone, "{to} after {left}");
             }
         }
     }

@@ -24,7 +24,7 @@ use crate::frames::PAYLOAD_MAX;
 use crate::number_share::FlowQuota;
 
 /// Time between two checks for expired flows, and for flows beyond the node's current quota.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pause after a failure that is not specific to one flow (memory).
 const PAUSE: Duration = Duration::from_millis(100);
@@ -79,13 +79,13 @@ pub struct FlowSockets<P> {
 impl<P: Protocol + 'static> FlowSockets<P> {
     /// `give` delivers frames to the node.
     pub fn new(sockets: Sockets<P>, give: impl Fn(&[u8]) + 'static) -> io::Result<Self> {
-        let Sockets { sockets, quota: share, protocol } = sockets;
+        let Sockets { sockets, quota, protocol } = sockets;
         #[expect(deprecated, reason = "what replaces it is unsafe; a socket keeps its descriptor")]
         let watched = |socket| AsyncFd::with_interest(socket, WATCHED);
         let sockets: Vec<_> = sockets.into_iter().map(watched).collect::<io::Result<_>>()?;
         let flows = RefCell::new(Flows::new(sockets.len(), P::STREAM));
         let (received, frame) = (RefCell::new(vec![0; PAYLOAD_MAX]), RefCell::default());
-        Ok(Self { sockets, flows, quota: share, protocol, give: Box::new(give), received, frame })
+        Ok(Self { sockets, flows, quota, protocol, give: Box::new(give), received, frame })
     }
 
     /// Sends a message of the node. It is dropped if the socket is full.
@@ -127,11 +127,11 @@ impl<P: Protocol + 'static> FlowSockets<P> {
         for at in 0..self.sockets.len() {
             receivers.spawn_local(self.clone().receive(at));
         }
-        let mut look = tokio::time::interval(LOOK);
+        let mut check = tokio::time::interval(CHECK_INTERVAL);
         loop {
             tokio::select! {
                 Some(ended) = receivers.join_next() => return ended.map_err(io::Error::other)?,
-                _ = look.tick() => self.end_excess(Instant::now()),
+                _ = check.tick() => self.end_excess(Instant::now()),
             }
         }
     }

@@ -140,9 +140,9 @@ mod tests {
             for to in [to, names] {
                 let flow = OutboundFlow { port: 30_000, to };
                 datagrams.send(flow, b"question", Instant::now());
-                let mut told = Vec::new();
-                frames::nobody_listens(&mut told, &flow);
-                assert_eq!(until(&given, 1).await, [told]);
+                let mut reply = Vec::new();
+                frames::nobody_listens(&mut reply, &flow);
+                assert_eq!(until(&given, 1).await, [reply]);
             }
         });
     }

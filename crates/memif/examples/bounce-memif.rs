@@ -61,7 +61,7 @@ fn pair(path: &Path) -> (MemifClient, MemifConnection) {
 }
 
 /// Sends received frames back; returns their number.
-fn turn(client: &mut MemifClient, bufs: &mut Vec<Buf>) -> usize {
+fn bounce(client: &mut MemifClient, bufs: &mut Vec<Buf>) -> usize {
     let count = client.receive(bufs, BATCH);
     for mut buf in bufs.drain(..) {
         client.bytes_mut(&mut buf)[0] ^= 1;
@@ -133,7 +133,7 @@ fn one_thread(path: &Path, bytes: usize) -> Figure {
     let (frame, mut space, mut bufs) = (vec![7; bytes], vec![0; 1 << 16], Vec::new());
     measure(|| {
         let count = drive(&mut server, &frame, &mut space);
-        turn(&mut client, &mut bufs);
+        bounce(&mut client, &mut bufs);
         count
     })
 }
@@ -146,7 +146,7 @@ fn two_threads(path: &Path, bytes: usize) -> Figure {
         scope.spawn(|| {
             let mut bufs = Vec::new();
             while !stop.load(Ordering::Relaxed) {
-                turn(&mut client, &mut bufs);
+                bounce(&mut client, &mut bufs);
             }
         });
         let figure = measure(|| drive(&mut server, &frame, &mut space));

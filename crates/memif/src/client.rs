@@ -269,7 +269,7 @@ impl MemifClient {
         let (mapping, memfd) = Mapping::create(sizes.total)?;
         let memory: Regions = Arc::new([mapping]);
         let (from_server, to_server) = sizes
-            .lanes(&memory, settings.ring_log2)
+            .rings(&memory, settings.ring_log2)
             .ok_or(ClientError::Settings("rings don't fit"))?;
         Ok(Self {
             path: path.into(),
@@ -353,7 +353,7 @@ impl MemifClient {
         let ring_log2 = self.settings.ring_log2.min(hello.ring_log2_max);
         let sizes = Sizes::of(self.settings)?;
         (self.from_server, self.to_server) =
-            sizes.lanes(&self.memory, ring_log2).ok_or("rings don't fit")?;
+            sizes.rings(&self.memory, ring_log2).ok_or("rings don't fit")?;
         self.from_server.reset(MASKED, &mut self.free);
         self.to_server.reset(0, &mut self.free);
         let Some(socket) = &self.socket else { return Ok(()) };
@@ -564,10 +564,10 @@ impl MemifClient {
         }
         // First, so that answers to the frames published below find as many buffers as possible.
         self.post();
-        let lane = &mut self.to_server;
-        if lane.shown != lane.head {
-            lane.shown = lane.head;
-            lane.ring.head().store(lane.head, Ordering::Release);
+        let to_server = &mut self.to_server;
+        if to_server.shown != to_server.head {
+            to_server.shown = to_server.head;
+            to_server.ring.head().store(to_server.head, Ordering::Release);
             self.unheard = true;
         }
     }
@@ -584,8 +584,8 @@ impl MemifClient {
     /// Posts free buffers for receiving.
     fn post(&mut self) {
         let MemifSettings { buffer_bytes, headroom_bytes, .. } = self.settings;
-        let lane = &mut self.from_server;
-        for _ in 0..lane.room() {
+        let from_server = &mut self.from_server;
+        for _ in 0..from_server.room() {
             let Some(index) = self.free.pop() else { break };
             let offset = self.buffers_at + index as usize * buffer_bytes as usize;
             let descriptor = Descriptor {
@@ -595,29 +595,29 @@ impl MemifClient {
                 offset: offset as u32 + headroom_bytes,
                 metadata: 0,
             };
-            lane.put(index, descriptor);
+            from_server.put(index, descriptor);
         }
-        if lane.shown != lane.head {
-            lane.shown = lane.head;
-            lane.ring.head().store(lane.head, Ordering::Release);
+        if from_server.shown != from_server.head {
+            from_server.shown = from_server.head;
+            from_server.ring.head().store(from_server.head, Ordering::Release);
         }
     }
 
     /// Lets the server ring. True if there is nothing to receive, so that polling the descriptor is
     /// safe. False if there is; the doorbell is off again then.
     pub fn arm(&mut self) -> bool {
-        let lane = &self.from_server;
+        let from_server = &self.from_server;
         self.link != ConnectionState::Up
-            || idle::arm(lane.ring.tail(), lane.tail, lane.ring.flags())
+            || idle::arm(from_server.ring.tail(), from_server.tail, from_server.ring.flags())
     }
 
     /// Like [`Self::arm`], but for a client that waits for free slots in a full ring. True if there
     /// are none. Bound the sleep: some servers do not ring for free slots
     /// ([`crate::Sender::wake`]).
     pub fn arm_for_room(&mut self) -> bool {
-        let lane = &self.to_server;
+        let to_server = &self.to_server;
         let flags = self.from_server.ring.flags();
-        self.link != ConnectionState::Up || idle::arm(lane.ring.tail(), lane.tail, flags)
+        self.link != ConnectionState::Up || idle::arm(to_server.ring.tail(), to_server.tail, flags)
     }
 
     /// Stops the server from ringing and empties the doorbell.
@@ -670,8 +670,8 @@ impl Sizes {
         Ok(Self { from_server_at: ring, buffers_at, total: total as usize })
     }
 
-    fn lanes(&self, memory: &Regions, ring_log2: u8) -> Option<(ClientRing, ClientRing)> {
-        let lane = |at| Ring::new(memory.clone(), 0, at, 1 << ring_log2).map(ClientRing::new);
-        Some((lane(self.from_server_at)?, lane(0)?))
+    fn rings(&self, memory: &Regions, ring_log2: u8) -> Option<(ClientRing, ClientRing)> {
+        let ring = |at| Ring::new(memory.clone(), 0, at, 1 << ring_log2).map(ClientRing::new);
+        Some((ring(self.from_server_at)?, ring(0)?))
     }
 }

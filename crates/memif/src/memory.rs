@@ -89,7 +89,7 @@ impl Mapping {
         }
         let bytes = usize::try_from(bytes).map_err(|_| REFUSED)?;
         if !share.has_room() {
-            return Err("more regions than are left for others; close connections");
+            return Err("too many regions of one peer (close connections)");
         }
         Self::map(fd, bytes, Some(share.clone())).map_err(|_| REFUSED)
     }

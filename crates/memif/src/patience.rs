@@ -13,10 +13,10 @@
 //! A thread that slept meanwhile adds its own wake-up to that.
 
 /// Longest time of looking, nanoseconds: about the cost of going to sleep and waking up.
-const LOOK_NS_MAX: u64 = 10_000;
+const BUSY_POLL_NS_MAX: u64 = 10_000;
 
 /// Longest time of looking for an answer, nanoseconds: waking an idle virtual CPU, and the answer.
-const LOOK_ANSWER_NS_MAX: u64 = 50_000;
+const ANSWER_POLL_NS_MAX: u64 = 50_000;
 
 /// Longest gap between two looks, nanoseconds, unless another thread has the CPU.
 const GAP_NS_MAX: u64 = 10_000;
@@ -29,7 +29,7 @@ const PROBE_SLEEPS: u32 = 32;
 pub struct Patience {
     anything: BusyPollLimit,
     answer: BusyPollLimit,
-    look: Option<BusyPoll>,
+    busy_poll: Option<BusyPoll>,
 }
 
 /// Time of looking for one kind of work.
@@ -66,9 +66,9 @@ impl BusyPollLimit {
 impl Default for Patience {
     fn default() -> Self {
         Self {
-            anything: BusyPollLimit::new(LOOK_NS_MAX),
-            answer: BusyPollLimit::new(LOOK_ANSWER_NS_MAX),
-            look: None,
+            anything: BusyPollLimit::new(BUSY_POLL_NS_MAX),
+            answer: BusyPollLimit::new(ANSWER_POLL_NS_MAX),
+            busy_poll: None,
         }
     }
 }
@@ -85,44 +85,44 @@ impl Patience {
         now_ns: impl FnOnce() -> u64,
     ) -> bool {
         if found_work {
-            if let Some(look) = self.look.take() {
-                self.found(look, now_ns());
+            if let Some(busy_poll) = self.busy_poll.take() {
+                self.found(busy_poll, now_ns());
             }
             return false;
         }
         let now_ns = now_ns();
         let begin = || BusyPoll { for_answer: for_answer(), since_ns: now_ns, last_ns: now_ns };
-        let look = self.look.get_or_insert_with(begin);
-        look.last_ns = now_ns;
-        let look = *look;
-        let limit = self.limit(look.for_answer);
+        let busy_poll = self.busy_poll.get_or_insert_with(begin);
+        busy_poll.last_ns = now_ns;
+        let busy_poll = *busy_poll;
+        let limit = self.limit(busy_poll.for_answer);
         let longest_ns = if limit.probes() { limit.max_ns } else { limit.limit_ns };
-        now_ns - look.since_ns >= longest_ns
+        now_ns - busy_poll.since_ns >= longest_ns
     }
 
     fn limit(&mut self, for_answer: bool) -> &mut BusyPollLimit {
         if for_answer { &mut self.answer } else { &mut self.anything }
     }
 
-    fn found(&mut self, look: BusyPoll, now_ns: u64) {
-        let limit = self.limit(look.for_answer);
-        if now_ns.saturating_sub(look.last_ns) > GAP_NS_MAX {
+    fn found(&mut self, busy_poll: BusyPoll, now_ns: u64) {
+        let limit = self.limit(busy_poll.for_answer);
+        if now_ns.saturating_sub(busy_poll.last_ns) > GAP_NS_MAX {
             return limit.impatient();
         }
-        let looked_ns = now_ns.saturating_sub(look.since_ns);
-        limit.limit_ns = limit.limit_ns.max(2 * looked_ns).min(limit.max_ns);
+        let polled_ns = now_ns.saturating_sub(busy_poll.since_ns);
+        limit.limit_ns = limit.limit_ns.max(2 * polled_ns).min(limit.max_ns);
     }
 
     /// Notes that the thread did something else instead of looking.
-    pub fn looked_away(&mut self) {
-        self.look = None;
+    pub fn stop_polling(&mut self) {
+        self.busy_poll = None;
     }
 
     /// Notes that the thread slept, or was about to.
     pub fn slept(&mut self) {
         // Without a look there was nothing to wait for, or no peer.
-        let look = self.look.take();
-        let limit = self.limit(look.is_some_and(|look| look.for_answer));
+        let busy_poll = self.busy_poll.take();
+        let limit = self.limit(busy_poll.is_some_and(|busy_poll| busy_poll.for_answer));
         limit.impatient();
         limit.sleeps = if limit.probes() { 0 } else { limit.sleeps + 1 };
     }
@@ -136,7 +136,7 @@ mod tests {
 
     /// Returns the time of looking before the sleep. `None`
     /// if work comes first, after `work_after` rounds.
-    fn looks(patience: &mut Patience, for_answer: bool, work_after: u64) -> Option<u64> {
+    fn poll_ns(patience: &mut Patience, for_answer: bool, work_after: u64) -> Option<u64> {
         for round in 0..work_after {
             if patience.ends(false, || for_answer, || round * ROUND_NS) {
                 patience.slept();
@@ -149,15 +149,15 @@ mod tests {
 
     #[test]
     fn fruitless_busy_polling_backs_off_and_retries() {
-        for (for_answer, max_ns) in [(false, LOOK_NS_MAX), (true, LOOK_ANSWER_NS_MAX)] {
+        for (for_answer, max_ns) in [(false, BUSY_POLL_NS_MAX), (true, ANSWER_POLL_NS_MAX)] {
             let mut patience = Patience::default();
-            let mut look = || looks(&mut patience, for_answer, u64::MAX);
-            let looked: Vec<_> = (0..300).filter_map(|_| look()).collect();
-            assert_eq!(looked[..2], [max_ns, max_ns - max_ns / 4]);
-            let later = &looked[40..];
-            let long = later.iter().filter(|looked| **looked == max_ns).count();
-            assert!((7..=9).contains(&long), "{looked:?}");
-            let short = later.iter().filter(|looked| **looked <= ROUND_NS).count();
+            let mut poll = || poll_ns(&mut patience, for_answer, u64::MAX);
+            let polled: Vec<_> = (0..300).filter_map(|_| poll()).collect();
+            assert_eq!(polled[..2], [max_ns, max_ns - max_ns / 4]);
+            let later = &polled[40..];
+            let long = later.iter().filter(|polled| **polled == max_ns).count();
+            assert!((7..=9).contains(&long), "{polled:?}");
+            let short = later.iter().filter(|polled| **polled <= ROUND_NS).count();
             assert_eq!(short, later.len() - long);
         }
     }
@@ -166,14 +166,15 @@ mod tests {
     fn fruitful_busy_polling_continues() {
         for (for_answer, rounds) in [(false, [25, 37]), (true, [125, 185])] {
             let mut patience = Patience::default();
-            (0..50).for_each(|_| _ = looks(&mut patience, for_answer, u64::MAX));
-            let slept = (0..1000).filter(|_| looks(&mut patience, for_answer, rounds[0]).is_some());
+            (0..50).for_each(|_| _ = poll_ns(&mut patience, for_answer, u64::MAX));
+            let slept =
+                (0..1000).filter(|_| poll_ns(&mut patience, for_answer, rounds[0]).is_some());
             let slept = slept.count();
             assert!(slept <= 33, "{slept}");
             // Every other time in vain.
             let slept = (0..1000).filter(|round| {
                 let work_after = if round % 2 == 0 { rounds[1] } else { u64::MAX };
-                looks(&mut patience, for_answer, work_after).is_some() && round % 2 == 0
+                poll_ns(&mut patience, for_answer, work_after).is_some() && round % 2 == 0
             });
             let slept = slept.count();
             assert!(slept <= 33, "{slept}");
@@ -185,11 +186,11 @@ mod tests {
     fn busy_polling_learns_answers_separately() {
         let mut patience = Patience::default();
         for _ in 0..100 {
-            looks(&mut patience, false, u64::MAX);
-            looks(&mut patience, true, 200);
+            poll_ns(&mut patience, false, u64::MAX);
+            poll_ns(&mut patience, true, 200);
         }
-        assert!(looks(&mut patience, false, u64::MAX).unwrap() <= LOOK_NS_MAX);
-        assert_eq!(looks(&mut patience, true, 200), None);
+        assert!(poll_ns(&mut patience, false, u64::MAX).unwrap() <= BUSY_POLL_NS_MAX);
+        assert_eq!(poll_ns(&mut patience, true, 200), None);
     }
 
     /// On a shared CPU, work is there after another thread had the CPU.
@@ -201,7 +202,7 @@ mod tests {
                 assert!(!patience.ends(false, || for_answer, || 0));
                 assert!(!patience.ends(true, || for_answer, || GAP_NS_MAX + 1));
             }
-            assert!(looks(&mut patience, for_answer, u64::MAX).unwrap() <= ROUND_NS);
+            assert!(poll_ns(&mut patience, for_answer, u64::MAX).unwrap() <= ROUND_NS);
         }
     }
 }

@@ -207,7 +207,7 @@ impl Handshake {
         }
         let mapped: u64 = self.regions.iter().map(|region| region.bytes() as u64).sum();
         if size == 0 || size > REGION_BYTES_MAX - mapped {
-            return Err("region of no bytes or of too many");
+            return Err("region is empty or too large");
         }
         self.regions.push(Mapping::of_peer(fd.as_fd(), size, &self.share)?);
         Ok(())
@@ -215,10 +215,10 @@ impl Handshake {
 
     fn add_ring(&mut self, ring: AddRing, fd: OwnedFd) -> Result<(), &'static str> {
         if ring.index != 0 {
-            return Err("more than one ring each way");
+            return Err("more than one ring per direction");
         }
         if ring.ring_log2 > RING_LOG2_MAX {
-            return Err("ring of too many slots");
+            return Err("ring with too many slots");
         }
         let bell = Bell::of_peer(fd).ok_or("doorbell can't be rung: not an eventfd")?;
         let place = if ring.to_server { &mut self.to_server } else { &mut self.to_client };

@@ -62,7 +62,7 @@ fn frame(number: usize) -> Vec<u8> {
 }
 
 /// Pushes frames `from..to` into one connection; expects them whole and in order from another.
-fn carry(tx: &mut MemifConnection, rx: &mut MemifConnection, from: usize, to: usize) {
+fn forward(tx: &mut MemifConnection, rx: &mut MemifConnection, from: usize, to: usize) {
     let (mut sent, mut seen) = (from, from);
     soon("all frames", || {
         // At most as many in flight as the smallest queue holds.
@@ -98,8 +98,8 @@ fn testpmd_as_client_carries_frames_between_two_interfaces() {
     assert_eq!((a.interface_id, b.interface_id), (0, 1));
     assert!(a.name.starts_with("DPDK"), "{}", a.name);
     assert_eq!(a.interface_name, "net_memif0");
-    carry(&mut a, &mut b, 0, 5000);
-    carry(&mut b, &mut a, 5000, 10_000);
+    forward(&mut a, &mut b, 0, 5000);
+    forward(&mut b, &mut a, 5000, 10_000);
 
     assert_eq!(a.control.check(), Ok(()));
     drop(testpmd);

@@ -17,8 +17,8 @@ use pdp_memif::{
 };
 use proptest::prelude::*;
 use raw::{
-    RING_LOG2, SIZE, SLOTS, Said, TO_CLIENT, TO_SERVER, bare, connect, eventfd, honest, init,
-    memory, region, ring, say, set_descriptor, set_head, socket, tell,
+    RING_LOG2, RawMessage, SIZE, SLOTS, TO_CLIENT, TO_SERVER, bare, connect, eventfd, honest, init,
+    memory, region, ring, send_all, send_one, set_descriptor, set_head, socket,
 };
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
@@ -36,18 +36,18 @@ fn place() -> HostileServer {
 }
 
 impl HostileServer {
-    fn refuses(&self, what: &str, said: &[Said]) {
-        match tell(&self.listener, &self.path, said).1 {
-            Ok(_) => panic!("{what}: connected"),
+    fn refuses(&self, case: &str, messages: &[RawMessage]) {
+        match send_all(&self.listener, &self.path, messages).1 {
+            Ok(_) => panic!("{case}: connected"),
             Err(HandshakeError::Refused(_)) => {}
-            Err(other) => panic!("{what}: {other:?}"),
+            Err(other) => panic!("{case}: {other:?}"),
         }
     }
 
     /// Returns a connection whose client violates the protocol from now on.
     fn connected(&self) -> (OwnedFd, OwnedFd, MemifConnection) {
-        let (said, memory) = honest();
-        let (socket, connection) = tell(&self.listener, &self.path, &said);
+        let (messages, memory) = honest();
+        let (socket, connection) = send_all(&self.listener, &self.path, &messages);
         (socket, memory, connection.unwrap())
     }
 }
@@ -90,21 +90,21 @@ fn invalid_handshakes_are_refused() {
     }
     // Each message missing once, and each sent twice.
     for at in 0..4 {
-        let (mut said, _memory) = honest();
-        said.remove(at);
-        place.refuses("left out", &said);
-        let (mut said, _memory) = honest();
-        said.insert(at, said[at].clone());
-        place.refuses("twice", &said);
+        let (mut messages, _memory) = honest();
+        messages.remove(at);
+        place.refuses("left out", &messages);
+        let (mut messages, _memory) = honest();
+        messages.insert(at, messages[at].clone());
+        place.refuses("twice", &messages);
     }
-    let (mut said, _memory) = honest();
-    said.rotate_right(1);
-    place.refuses("connect first", &said);
+    let (mut messages, _memory) = honest();
+    messages.rotate_right(1);
+    place.refuses("connect first", &messages);
     for kind in [0, 1, 2, 7, 9, 255, 0xffff] {
         for at in 0..5 {
-            let (mut said, _memory) = honest();
-            said.insert(at, bare(kind));
-            place.refuses("a message of the server, or of nobody", &said);
+            let (mut messages, _memory) = honest();
+            messages.insert(at, bare(kind));
+            place.refuses("a message of the server, or of nobody", &messages);
         }
     }
 }
@@ -112,7 +112,7 @@ fn invalid_handshakes_are_refused() {
 #[test]
 fn invalid_regions_are_refused() {
     let place = place();
-    let first = |region: Said| vec![init(0x200, 1, 0), region];
+    let first = |region: RawMessage| vec![init(0x200, 1, 0), region];
     let sealed = || memory(SIZE, SealFlags::SHRINK);
     let file = |name: &str| Some(OwnedFd::from(std::fs::File::open(name).unwrap()));
     let regular = tempfile::tempfile().unwrap();
@@ -141,14 +141,15 @@ fn invalid_regions_are_refused() {
         ("an eventfd", region(0, SIZE, Some(eventfd()))),
         ("a directory", region(0, SIZE, file("/"))),
     ];
-    for (what, lie) in lies {
-        place.refuses(what, &first(lie));
+    for (case, lie) in lies {
+        place.refuses(case, &first(lie));
     }
     // One region too many, and regions that are too large together.
     let many = |count: u16, size: u64| {
-        let mut said = vec![init(0x200, 1, 0)];
-        said.extend((0..count).map(|at| region(at, size, Some(memory(size, SealFlags::SHRINK)))));
-        said
+        let mut messages = vec![init(0x200, 1, 0)];
+        messages
+            .extend((0..count).map(|at| region(at, size, Some(memory(size, SealFlags::SHRINK)))));
+        messages
     };
     place.refuses("17 regions", &many(17, 0x2000));
     place.refuses("too large together", &many(2, REGION_BYTES_MAX / 2 + 1));
@@ -187,15 +188,18 @@ fn invalid_rings_are_refused() {
             ring(true, 0, 0, 0, RING_LOG2, Some(rustix::pipe::pipe().unwrap().1))
         }),
     ];
-    for (what, lie) in lies {
-        let (mut said, _memory) = honest();
-        said[2] = lie;
-        place.refuses(what, &said);
+    for (case, lie) in lies {
+        let (mut messages, _memory) = honest();
+        messages[2] = lie;
+        place.refuses(case, &messages);
     }
-    let (mut said, memory) = honest();
+    let (mut messages, memory) = honest();
     raw::write(&memory, u64::from(end), &0x3E31F20u32.to_le_bytes());
-    said[2] = ring(true, 0, 0, end, RING_LOG2, bell());
-    assert!(tell(&place.listener, &place.path, &said).1.is_ok(), "the last place is a place");
+    messages[2] = ring(true, 0, 0, end, RING_LOG2, bell());
+    assert!(
+        send_all(&place.listener, &place.path, &messages).1.is_ok(),
+        "the last place is a place"
+    );
 }
 
 #[test]
@@ -204,14 +208,14 @@ fn messages_of_any_other_length_are_refused() {
     for at in 0..5 {
         // A message of no bytes is an end of file.
         for length in (1..128).chain([129, 130, 256, 4096]) {
-            let (mut said, _memory) = honest();
-            said[at].bytes.resize(length, 0);
-            place.refuses("length", &said[..=at]);
+            let (mut messages, _memory) = honest();
+            messages[at].bytes.resize(length, 0);
+            place.refuses("length", &messages[..=at]);
         }
     }
-    let (mut said, _memory) = honest();
-    said[1].fds.push(eventfd().into());
-    place.refuses("two descriptors", &said);
+    let (mut messages, _memory) = honest();
+    messages[1].fds.push(eventfd().into());
+    place.refuses("two descriptors", &messages);
 }
 
 #[test]
@@ -235,13 +239,13 @@ proptest! {
         with_fd: bool,
     ) {
         let place = place();
-        let (mut said, _memory) = honest();
-        said.truncate(honest_count);
+        let (mut messages, _memory) = honest();
+        messages.truncate(honest_count);
         let mut bytes = noise.concat();
         bytes[..2].copy_from_slice(&[kind, 0]);
         let fds = if with_fd { vec![eventfd().into()] } else { vec![] };
-        said.push(Said { bytes, fds });
-        let result = tell(&place.listener, &place.path, &said).1;
+        messages.push(RawMessage { bytes, fds });
+        let result = send_all(&place.listener, &place.path, &messages).1;
         prop_assert!(kind == 6 && honest_count == 4 || result.is_err());
     }
 }
@@ -249,16 +253,16 @@ proptest! {
 #[test]
 fn any_message_after_connected_disconnects() {
     let place = place();
-    for said in [bare(0), bare(1), bare(3), bare(6), bare(99), connect()] {
+    for message in [bare(0), bare(1), bare(3), bare(6), bare(99), connect()] {
         let (socket, _memory, mut server) = place.connected();
         assert_eq!(server.control.check(), Ok(()));
-        assert!(say(&socket, &said));
-        assert!(server.control.check().is_err(), "{said:?}");
+        assert!(send_one(&socket, &message));
+        assert!(server.control.check().is_err(), "{message:?}");
     }
     let (socket, _memory, mut server) = place.connected();
     let mut bye = bare(8);
     bye.bytes[6..9].copy_from_slice(b"bye");
-    assert!(say(&socket, &bye));
+    assert!(send_one(&socket, &bye));
     assert_eq!(server.control.check().unwrap_err().reason, "bye");
     let (socket, _memory, mut server) = place.connected();
     drop(socket);
@@ -410,10 +414,10 @@ fn taken_frame_keeps_its_descriptor() {
 #[test]
 fn full_doorbell_does_not_block_the_server() {
     let place = place();
-    let (mut said, memory) = honest();
+    let (mut messages, memory) = honest();
     let bell = eventfd();
-    said[3] = ring(false, 0, 0, TO_CLIENT as u32, RING_LOG2, Some(bell.try_clone().unwrap()));
-    let (_socket, connection) = tell(&place.listener, &place.path, &said);
+    messages[3] = ring(false, 0, 0, TO_CLIENT as u32, RING_LOG2, Some(bell.try_clone().unwrap()));
+    let (_socket, connection) = send_all(&place.listener, &place.path, &messages);
     let mut server = connection.unwrap();
     rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     set_descriptor(&memory, TO_CLIENT, 0, (0, 0, 64, 0x4000));
@@ -515,16 +519,16 @@ fn server_survives_constantly_changing_memory() {
             let Some(connected) = &mut server else { break };
             if exercise(connected, &mut space).is_err() {
                 faults += 1;
-                let (mut said, _) = honest();
-                said[1] = region(0, SIZE, Some(memory.try_clone().unwrap()));
-                let (socket, connection) = tell(&place.listener, &place.path, &said);
+                let (mut messages, _) = honest();
+                messages[1] = region(0, SIZE, Some(memory.try_clone().unwrap()));
+                let (socket, connection) = send_all(&place.listener, &place.path, &messages);
                 connections.push(socket);
                 // If the cookie is overwritten, no connection succeeds any more.
                 server = connection.ok();
                 if server.is_none() {
                     raw::write(&memory, TO_SERVER, &0x3E31F20u32.to_le_bytes());
                     raw::write(&memory, TO_CLIENT, &0x3E31F20u32.to_le_bytes());
-                    server = tell(&place.listener, &place.path, &said).1.ok();
+                    server = send_all(&place.listener, &place.path, &messages).1.ok();
                 }
             }
         }

@@ -7,7 +7,7 @@ mod common;
 mod raw;
 
 use pdp_memif::Listener;
-use raw::{bare, honest, tell};
+use raw::{bare, honest, send_all};
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -24,23 +24,23 @@ fn closed_connections_release_descriptors_and_mappings() {
     let path = directory.path().join("memif.sock");
     let listener = Listener::bind(&path).unwrap();
     // The first run creates what the thread keeps.
-    drop(tell(&listener, &path, &honest().0));
+    drop(send_all(&listener, &path, &honest().0));
     let before = descriptors();
     for _ in 0..20 {
         for cut in 0..5 {
-            let (mut said, _memory) = honest();
-            said.truncate(cut);
-            drop(tell(&listener, &path, &said));
-            said.push(bare(7));
-            drop(tell(&listener, &path, &said));
+            let (mut messages, _memory) = honest();
+            messages.truncate(cut);
+            drop(send_all(&listener, &path, &messages));
+            messages.push(bare(7));
+            drop(send_all(&listener, &path, &messages));
         }
-        let (mut said, _memory) = honest();
+        let (mut messages, _memory) = honest();
         // Descriptors on messages that take none.
-        let bell = said[2].fds[0].clone();
-        said[0].fds.push(bell.clone());
-        said[1].fds.push(bell);
-        drop(tell(&listener, &path, &said));
-        drop(tell(&listener, &path, &honest().0));
+        let bell = messages[2].fds[0].clone();
+        messages[0].fds.push(bell.clone());
+        messages[1].fds.push(bell);
+        drop(send_all(&listener, &path, &messages));
+        drop(send_all(&listener, &path, &honest().0));
     }
     assert_eq!(descriptors(), before);
     assert_eq!(mappings(), 0);

@@ -83,8 +83,8 @@ fn main() {
     let mirror = Mirror::new(&netns);
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     wait("a snapshot", || guest.snapshots() == 1);
-    let held = || guest.shared.lock().expect("a guest").state.routes.len();
-    let own = held();
+    let routes = || guest.shared.lock().expect("a guest").state.routes.len();
+    let own = routes();
     let equal = |when: &str| {
         let start = Instant::now();
         let rows = mirror.routes(TableSource::Diff(0), None).expect("a comparison");
@@ -101,7 +101,7 @@ fn main() {
     let start = Instant::now();
     let _bird = Process(command.spawn().expect("bird"));
     let all = own + (ROUTES_V4 + ROUTES_V6) as usize;
-    wait("the guest", || held() == all);
+    wait("the guest", || routes() == all);
     show("BIRD's start to the guest's whole table", start.elapsed());
     let status = mirror.status();
     println!("{} notifications, {} overruns", status.notifications, status.overruns);
@@ -110,10 +110,10 @@ fn main() {
 
     for number in 1..=LATE_GUESTS {
         let start = Instant::now();
-        let late = Guest::connect(&mirror.config.routes_socket, number);
-        wait("a snapshot", || late.snapshots() == 1);
+        let new_guest = Guest::connect(&mirror.config.routes_socket, number);
+        wait("a snapshot", || new_guest.snapshots() == 1);
         show("snapshot to a new guest, from connecting", start.elapsed());
-        assert_eq!(late.shared.lock().expect("a guest").state.routes.len(), all);
+        assert_eq!(new_guest.shared.lock().expect("a guest").state.routes.len(), all);
     }
 
     let mut times = Vec::new();
@@ -133,7 +133,7 @@ fn main() {
     common::run("ip", &["-n", &netns.name, "-batch", file.to_str().expect("UTF-8")]);
     show(&format!("{BURST} routes by ip -batch: written"), start.elapsed());
     let burst = BURST as usize;
-    let behind = wait("the guest", || held() == all + burst);
+    let behind = wait("the guest", || routes() == all + burst);
     show("and in the guest, after that", behind);
     equal("with these");
     show_memory(&mirror, "with these");
@@ -145,7 +145,7 @@ fn main() {
     let start = Instant::now();
     netns.ip("link set e0 down");
     // The kernel removes a quarter of the table and all of the burst without notifications.
-    wait("routes of a link", || held() < all - all / VPORTS + all / 100);
+    wait("routes of a link", || routes() < all - all / VPORTS + all / 100);
     show("link down: its routes gone from the guest", start.elapsed());
     equal("at the end");
     show_memory(&mirror, "at the end");

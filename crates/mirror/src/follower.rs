@@ -177,9 +177,9 @@ impl KernelFollower {
         if self.run.is_some() || !self.left.is_empty() {
             return Some(Instant::now());
         }
-        let wanted = (!self.wanted.is_empty()).then_some(self.not_before);
-        let gathered = (!self.listens()).then_some(self.read_at);
-        let times = [wanted, self.retry_at, gathered, self.table.expiry()];
+        let dump = (!self.wanted.is_empty()).then_some(self.not_before);
+        let read = (!self.listens()).then_some(self.read_at);
+        let times = [dump, self.retry_at, read, self.table.expiry()];
         times.into_iter().flatten().min()
     }
 
@@ -355,7 +355,7 @@ impl KernelFollower {
         // An error answer arrives in the queue and is no event. If the kernel has no memory for the
         // request, the next use of the entry repeats it.
         if let Err(error) = self.notifications.send(&request) {
-            tracing::debug!(%address, %error, "cannot have a neighbour confirmed");
+            tracing::debug!(%address, %error, "cannot confirm a neighbour");
         }
     }
 }

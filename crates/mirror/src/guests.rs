@@ -237,12 +237,12 @@ impl Guests {
                 guest.continue_snapshot(&follower.table, &mut self.barrier);
             }
             let result = read.and_then(|()| guest.write());
-            let late = guest.number.is_none() && now > guest.connected + HELLO_TIME_MAX;
+            let overdue = guest.number.is_none() && now > guest.connected + HELLO_TIME_MAX;
             let number = guest.number;
             if let Err(error) = result {
                 tracing::info!(guest = ?number, %error, "a guest is disconnected");
                 self.guests.remove(index);
-            } else if late || guest.backlog_bytes > self.backlog_bytes_max {
+            } else if overdue || guest.backlog_bytes > self.backlog_bytes_max {
                 let bytes = guest.backlog_bytes;
                 tracing::warn!(guest = ?number, bytes, "a guest is too slow: disconnected");
                 self.guests.remove(index);
@@ -305,10 +305,10 @@ impl MirroredGuest {
 
     fn continue_snapshot(&mut self, table: &MirrorTable, barrier: &mut u64) {
         let mut frames = FrameEncoder::default();
-        let mut tell = |message| frames.push(message);
+        let mut push = |message| frames.push(message);
         let from = match self.phase {
             SnapshotPhase::New => {
-                table.snapshot_head(&mut tell);
+                table.snapshot_head(&mut push);
                 self.phase = SnapshotPhase::Snapshot(None);
                 None
             }
@@ -316,12 +316,12 @@ impl MirroredGuest {
             SnapshotPhase::Live => return,
         };
         if self.backlog_bytes < SNAPSHOT_BACKLOG_BYTES {
-            if let Some(last) = table.snapshot_routes(from, BATCH_MAX, &mut tell) {
+            if let Some(last) = table.snapshot_routes(from, BATCH_MAX, &mut push) {
                 self.phase = SnapshotPhase::Snapshot(Some(last));
             } else {
                 *barrier += 1;
-                tell(ToGuest::End);
-                tell(ToGuest::Barrier(*barrier));
+                push(ToGuest::End);
+                push(ToGuest::Barrier(*barrier));
                 self.barriers.push_back((*barrier, Instant::now()));
                 self.snapshot_barrier = *barrier;
                 self.phase = SnapshotPhase::Live;
@@ -389,9 +389,9 @@ impl MirroredGuest {
             (Some(_), FromGuest::Used(used)) => {
                 used.into_iter().for_each(|(vport, address)| follower.used(vport, address));
             }
-            (Some(_), FromGuest::Wanted(wanted)) => {
-                let wanted = wanted.into_iter().take(WANTED_MAX);
-                wanted.for_each(|(vport, address)| follower.resolve_gateway(vport, address));
+            (Some(_), FromGuest::Wanted(requests)) => {
+                let requests = requests.into_iter().take(WANTED_MAX);
+                requests.for_each(|(vport, address)| follower.resolve_gateway(vport, address));
             }
             (Some(guest), FromGuest::Table { dump, routes }) => {
                 answers.push((guest, TableAnswer::Table(dump, routes)));

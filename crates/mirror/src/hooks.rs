@@ -51,7 +51,7 @@ pub const FILES_INTERVAL: Duration = Duration::from_millis(500);
 /// Shortest pause between two full reads, in addition to this multiple of the last read's duration.
 /// So a tenant that changes rules all the time does not keep the mirror from its routes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-const LOOK_SHARE: u32 = 10;
+const CHECK_SHARE: u32 = 10;
 
 /// Pause after a failed read.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -120,7 +120,7 @@ pub struct FoundHooks {
 }
 
 impl FoundHooks {
-    fn tell(&mut self, words: String) {
+    fn add(&mut self, words: String) {
         if self.descriptions.len() == HOOKS_MAX {
             self.more += 1;
             return;
@@ -169,7 +169,7 @@ pub struct Hooks {
     policy: HookPolicy,
     found: FoundHooks,
     dirty: bool,
-    look_at: Instant,
+    check_at: Instant,
     files_at: Instant,
 }
 
@@ -205,7 +205,7 @@ impl Hooks {
             policy,
             found: FoundHooks::default(),
             dirty: true,
-            look_at: now,
+            check_at: now,
             files_at: now,
         })
     }
@@ -222,7 +222,7 @@ impl Hooks {
 
     /// Returns the time at which [`Self::step`] has work even without a notification.
     pub fn due(&self) -> Instant {
-        if self.dirty { self.look_at.min(self.files_at) } else { self.files_at }
+        if self.dirty { self.check_at.min(self.files_at) } else { self.files_at }
     }
 
     /// Returns the sockets for notifications.
@@ -251,7 +251,7 @@ impl Hooks {
             self.dirty |= files != self.files;
             self.files = files;
         }
-        if !self.dirty || now < self.look_at {
+        if !self.dirty || now < self.check_at {
             return;
         }
         let mut pause = LOOK_INTERVAL;
@@ -275,14 +275,14 @@ impl Hooks {
                 }
                 // Mostly because of a change during the dump.
                 if error.kind() != io::ErrorKind::Interrupted {
-                    let words = format!("what hooks into forwarding can't be looked for: {error}");
+                    let words = format!("can't check for forwarding hooks: {error}");
                     tracing::warn!("{words}");
                     self.found.descriptions = vec![words];
                     pause = RETRY_INTERVAL;
                 }
             }
         }
-        self.look_at = now + pause + now.elapsed() * LOOK_SHARE;
+        self.check_at = now + pause + now.elapsed() * CHECK_SHARE;
     }
 
     /// Looks at everything.
@@ -334,7 +334,7 @@ impl Hooks {
                 other => other?,
             }
         }
-        files.tell(&mut found);
+        files.report(&mut found);
         if found.more > 0 {
             let more = format!("and {} more", found.more);
             found.descriptions.push(more);
@@ -414,7 +414,7 @@ impl VportNames {
     }
 
     fn vport(&self, name: &str) -> Option<usize> {
-        self.0.iter().find(|(known, _)| known == name).map(|(_, vport)| *vport)
+        self.0.iter().find(|(interface, _)| interface == name).map(|(_, vport)| *vport)
     }
 }
 
@@ -430,10 +430,10 @@ fn masters(found: &mut FoundHooks, names: &VportNames, interfaces: &HashMap<u32,
     for (vport, name, HookInterface { name: of, kind, .. }) in taken {
         if kind == "vrf" {
             (found.vports[vport].v4, found.vports[vport].v6) = (true, true);
-            found.tell(format!("{name} is in VRF {of}"));
+            found.add(format!("{name} is in VRF {of}"));
         } else {
             found.vports[vport].all = true;
-            found.tell(format!("{name} is in {kind} {of}"));
+            found.add(format!("{name} is in {kind} {of}"));
         }
     }
 }
@@ -524,14 +524,14 @@ impl Rules {
         if suppress != u32::MAX {
             let _ = write!(words, " suppress_prefixlength {suppress}");
         }
-        found.tell(format!("{} rule {priority}:{words}", ip(v6)));
+        found.add(format!("{} rule {priority}:{words}", ip(v6)));
     }
 
     fn end(self, found: &mut FoundHooks, v6: bool) {
-        for (there, name) in [(self.local, "0: lookup local"), (self.main, "32766: lookup main")] {
-            if !there {
+        for (seen, name) in [(self.local, "0: lookup local"), (self.main, "32766: lookup main")] {
+            if !seen {
                 found.family(v6);
-                found.tell(format!("no {} rule {name}", ip(v6)));
+                found.add(format!("no {} rule {name}", ip(v6)));
             }
         }
     }
@@ -557,7 +557,7 @@ fn qdisc(
     let hooked = &mut found.vports[vport];
     hooked.all |= parent == TC_H_INGRESS;
     hooked.out |= kind != "ingress";
-    found.tell(format!("tc qdisc {kind} on {}", interface.name));
+    found.add(format!("tc qdisc {kind} on {}", interface.name));
 }
 
 /// Returns an interface (or [`CONF_ALL`]) and its reverse-path filter.
@@ -587,7 +587,7 @@ fn reverse_path(
             && let Some(vport) = names.vport(&interface.name)
         {
             found.vports[vport].v4 = true;
-            found.tell(format!("rp_filter {filter} on {}", interface.name));
+            found.add(format!("rp_filter {filter} on {}", interface.name));
         }
     }
 }
@@ -657,7 +657,7 @@ fn chain(found: &mut FoundHooks, names: &VportNames, payload: &[u8]) {
         _ => (false, ""),
     };
     if concerns {
-        found.tell(format!("nft chain {word} {table} {name}"));
+        found.add(format!("nft chain {word} {table} {name}"));
     }
 }
 
@@ -715,35 +715,35 @@ impl HookFiles {
         }
     }
 
-    fn tell(&self, found: &mut FoundHooks) {
+    fn report(&self, found: &mut FoundHooks) {
         for (v6, policy) in self.hash_policy.iter().enumerate() {
             // Policy 1 uses addresses and ports, as guests do. A
             // kernel without IPv6 has no policy for it.
             if policy != "1" && !policy.is_empty() {
                 found.multipath[v6] = true;
                 let family = ["ipv4", "ipv6"][v6];
-                found.tell(format!("net.{family}.fib_multipath_hash_policy = {policy}"));
+                found.add(format!("net.{family}.fib_multipath_hash_policy = {policy}"));
             }
         }
         if self.use_neigh == "1" {
             found.multipath[0] = true;
-            found.tell("net.ipv4.fib_multipath_use_neigh = 1".into());
+            found.add("net.ipv4.fib_multipath_use_neigh = 1".into());
         }
         for (v6, tables) in self.x_tables.iter().enumerate() {
             if !tables.is_empty() {
                 found.family(v6 == 1);
-                found.tell(format!("{}: tables {tables}", ["iptables", "ip6tables"][v6]));
+                found.add(format!("{}: tables {tables}", ["iptables", "ip6tables"][v6]));
             }
         }
         // The kernel always sends IPv6 redirects.
         found.each(|vport| vport.back_v6 = true);
         if self.redirects_all {
             found.each(|vport| vport.back_v4 = true);
-            found.tell("send_redirects on all".into());
+            found.add("send_redirects on all".into());
         }
         for (name, vport) in self.redirects.iter().filter(|_| !self.redirects_all) {
             found.vports[*vport].back_v4 = true;
-            found.tell(format!("send_redirects on {name}"));
+            found.add(format!("send_redirects on {name}"));
         }
     }
 }

@@ -64,9 +64,9 @@ impl Listing {
                     self.fresh.dumped(event);
                 }
             }
-            if self.kept + self.fresh.gathered() > self.kept_max {
+            if self.kept + self.fresh.count() > self.kept_max {
                 return Err(format!(
-                    "there are more than {} interfaces, nexthop objects, local routes, and routes of one prefix",
+                    "more than {} interfaces, nexthop objects, local routes, and routes of one prefix",
                     self.kept_max
                 ));
             }

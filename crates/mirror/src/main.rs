@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
     };
     let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let config: MirrorConfig = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is no configuration of a mirror", path.display()))?;
+        .with_context(|| format!("{} is not a mirror's configuration", path.display()))?;
 
     // Everything that needs the host happens before entering the namespaces.
     let guests = process::listen(&config.routes_socket, 0o666)?;
@@ -110,6 +110,6 @@ fn wait(
     let sleep = Timespec::try_from(sleep)?;
     match poll(&mut polled, Some(&sleep)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error).context("cannot wait for something to happen"),
+        Err(error) => Err(error).context("cannot wait for events"),
     }
 }

@@ -554,10 +554,10 @@ impl RoutePaths {
         let path = self.get_mut(destination)?;
         path.prefixes_sent += 1;
         let (None, Some(Outcome::Hops(hops))) = (path.group, &path.outcome) else { return None };
-        let told = ToGuest::Group { id: number, hops: hops.clone(), mtu: path.source.mtu };
+        let message = ToGuest::Group { id: number, hops: hops.clone(), mtu: path.source.mtu };
         path.group = Some(number);
         self.next_group = number.wrapping_add(1);
-        Some(told)
+        Some(message)
     }
 
     /// Returns the group of a path that guests use.

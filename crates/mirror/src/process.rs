@@ -24,7 +24,7 @@ use rustix::thread::{
 pub enum StartError {
     /// See the text.
     #[error(
-        "cannot enter namespace {path}: is it there, and is this process root with one thread?"
+        "cannot enter namespace {path} (it must exist, and this process must be root with one thread)"
     )]
     Namespace {
         /// Path of the namespace.
@@ -33,7 +33,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// See the text.
-    #[error("cannot listen at {path}: is its directory there and writable?")]
+    #[error("cannot listen at {path} (its directory must exist and be writable)")]
     Listen {
         /// Path of the socket.
         path: PathBuf,

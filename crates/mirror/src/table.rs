@@ -86,8 +86,8 @@ pub struct TableStats {
 
 impl PrefixEntry {
     fn new(seen: [u8; 2]) -> Self {
-        let (aliases, told) = (Aliases::None, PathDestination::NONE);
-        Self { aliases, pushed: told, seen, queued: false, pushed_local: None }
+        let (aliases, none) = (Aliases::None, PathDestination::NONE);
+        Self { aliases, pushed: none, seen, queued: false, pushed_local: None }
     }
 }
 
@@ -587,10 +587,10 @@ impl MirrorTable {
 
     /// Sends the changes since the last flush, in an order that
     /// removes no route before its replacement exists.
-    pub fn flush(&mut self, tell: &mut impl FnMut(ToGuest)) {
+    pub fn flush(&mut self, push: &mut impl FnMut(ToGuest)) {
         let refreshed = self.paths.refresh();
-        self.flush_vports(tell);
-        refreshed.groups.into_iter().for_each(&mut *tell);
+        self.flush_vports(push);
+        refreshed.groups.into_iter().for_each(&mut *push);
         if std::mem::take(&mut self.ranges_changed) || refreshed.outcomes_changed {
             let differs = |(prefix, entry): &(IpNet, &PrefixEntry)| {
                 let outcome = evaluate(&self.paths, &self.ranges, prefix, &entry.aliases).1;
@@ -602,32 +602,32 @@ impl MirrorTable {
         }
         let mut gone = Vec::new();
         for prefix in std::mem::take(&mut self.queued) {
-            self.flush_prefix(prefix, tell, &mut gone);
+            self.flush_prefix(prefix, push, &mut gone);
         }
-        gone.into_iter().for_each(|prefix| tell(ToGuest::RouteGone(prefix)));
-        self.paths.collect().into_iter().for_each(|group| tell(ToGuest::GroupGone(group)));
+        gone.into_iter().for_each(|prefix| push(ToGuest::RouteGone(prefix)));
+        self.paths.collect().into_iter().for_each(|group| push(ToGuest::GroupGone(group)));
         for key in std::mem::take(&mut self.queued_neighbours) {
-            self.flush_neighbour(key, tell);
+            self.flush_neighbour(key, push);
         }
         let forwarding = (self.paths.forwarding(false), self.paths.forwarding(true));
         if self.pushed_forwarding != forwarding {
             self.pushed_forwarding = forwarding;
-            tell(ToGuest::Forwarding { v4: forwarding.0, v6: forwarding.1 });
+            push(ToGuest::Forwarding { v4: forwarding.0, v6: forwarding.1 });
         }
         if self.pushed_choosing != self.choosing {
             self.pushed_choosing = self.choosing;
             let [v4, v6] = self.choosing;
-            tell(ToGuest::Choosing { v4, v6 });
+            push(ToGuest::Choosing { v4, v6 });
         }
     }
 
-    fn flush_vports(&mut self, tell: &mut impl FnMut(ToGuest)) {
+    fn flush_vports(&mut self, push: &mut impl FnMut(ToGuest)) {
         if !std::mem::take(&mut self.links_changed) {
             return;
         }
         for index in 0..self.paths.vports() {
-            let told = &mut self.pushed_vports[usize::from(index)];
-            let now = match (self.paths.vport_link(index), &*told) {
+            let pushed = &mut self.pushed_vports[usize::from(index)];
+            let now = match (self.paths.vport_link(index), &*pushed) {
                 (Some(link), _) => Some(Vport {
                     index,
                     mac: link.mac,
@@ -640,9 +640,9 @@ impl MirrorTable {
                 (None, Some(gone)) => Some(Vport { up: false, ..gone.clone() }),
                 (None, None) => None,
             };
-            if *told != now {
-                told.clone_from(&now);
-                now.into_iter().for_each(|vport| tell(ToGuest::Vport(vport)));
+            if *pushed != now {
+                pushed.clone_from(&now);
+                now.into_iter().for_each(|vport| push(ToGuest::Vport(vport)));
             }
         }
         self.queued_neighbours.extend(self.neighbours.keys());
@@ -660,48 +660,48 @@ impl MirrorTable {
             .collect();
         for (vport, address) in stranded {
             self.pushed_neighbours.remove(&(vport, address));
-            tell(ToGuest::Neighbour { vport, address, mac: None });
+            push(ToGuest::Neighbour { vport, address, mac: None });
         }
     }
 
-    fn flush_neighbour(&mut self, key: (u32, IpAddr), tell: &mut impl FnMut(ToGuest)) {
+    fn flush_neighbour(&mut self, key: (u32, IpAddr), push: &mut impl FnMut(ToGuest)) {
         let (ifindex, address) = key;
         let Some(vport) = self.paths.vport(ifindex) else { return };
         let mac = self.neighbours.get(&key).and_then(|neighbour| neighbour.mac);
-        let told = match mac {
+        let pushed = match mac {
             Some(mac) => self.pushed_neighbours.insert((vport, address), mac),
             None => self.pushed_neighbours.remove(&(vport, address)),
         };
-        if told != mac {
-            tell(ToGuest::Neighbour { vport, address, mac });
+        if pushed != mac {
+            push(ToGuest::Neighbour { vport, address, mac });
         }
     }
 
     fn flush_prefix(
         &mut self,
         prefix: IpNet,
-        tell: &mut impl FnMut(ToGuest),
+        push: &mut impl FnMut(ToGuest),
         gone: &mut Vec<IpNet>,
     ) {
         let Some(entry) = self.entries.get_mut(&prefix) else { return };
         let (local, outcome) = evaluate(&self.paths, &self.ranges, &prefix, &entry.aliases);
         entry.queued = false;
-        let told = std::mem::replace(&mut entry.pushed, outcome);
+        let pushed = std::mem::replace(&mut entry.pushed, outcome);
         let told_local = std::mem::replace(&mut entry.pushed_local, local);
         let empty = entry.aliases == Aliases::None;
         if let Some(own) = local.filter(|_| local != told_local) {
-            tell(ToGuest::Local { address: prefix.addr(), own });
+            push(ToGuest::Local { address: prefix.addr(), own });
         }
-        if outcome != told {
-            self.paths.add_use(outcome).into_iter().for_each(&mut *tell);
+        if outcome != pushed {
+            self.paths.add_use(outcome).into_iter().for_each(&mut *push);
             match self.target(outcome) {
-                Some(target) => tell(ToGuest::Route { prefix, target }),
+                Some(target) => push(ToGuest::Route { prefix, target }),
                 None => gone.push(prefix),
             }
-            self.paths.remove_use(told);
+            self.paths.remove_use(pushed);
         }
         if told_local.is_some() && local.is_none() {
-            tell(ToGuest::LocalGone(prefix.addr()));
+            push(ToGuest::LocalGone(prefix.addr()));
         }
         let v6 = is_v6(&prefix);
         let dumping = |table| self.is_dumping(v6, table);
@@ -725,17 +725,17 @@ impl MirrorTable {
     }
 
     /// Sends the part of a snapshot before its routes, as of the last flush.
-    pub fn snapshot_head(&self, tell: &mut impl FnMut(ToGuest)) {
-        tell(ToGuest::Begin);
+    pub fn snapshot_head(&self, push: &mut impl FnMut(ToGuest)) {
+        push(ToGuest::Begin);
         let (v4, v6) = self.pushed_forwarding;
-        tell(ToGuest::Forwarding { v4, v6 });
+        push(ToGuest::Forwarding { v4, v6 });
         let [v4, v6] = self.pushed_choosing;
-        tell(ToGuest::Choosing { v4, v6 });
-        self.pushed_vports.iter().flatten().for_each(|vport| tell(ToGuest::Vport(vport.clone())));
+        push(ToGuest::Choosing { v4, v6 });
+        self.pushed_vports.iter().flatten().for_each(|vport| push(ToGuest::Vport(vport.clone())));
         for ((vport, address), mac) in &self.pushed_neighbours {
-            tell(ToGuest::Neighbour { vport: *vport, address: *address, mac: Some(*mac) });
+            push(ToGuest::Neighbour { vport: *vport, address: *address, mac: Some(*mac) });
         }
-        self.paths.groups().for_each(&mut *tell);
+        self.paths.groups().for_each(&mut *push);
     }
 
     /// Sends up to `count` prefixes of a snapshot after `from`.
@@ -747,15 +747,15 @@ impl MirrorTable {
         &self,
         from: Option<IpNet>,
         count: usize,
-        tell: &mut impl FnMut(ToGuest),
+        push: &mut impl FnMut(ToGuest),
     ) -> Option<IpNet> {
         let mut last = None;
         for (prefix, entry) in self.entries.after(from).take(count) {
             if let Some(own) = entry.pushed_local {
-                tell(ToGuest::Local { address: prefix.addr(), own });
+                push(ToGuest::Local { address: prefix.addr(), own });
             }
             if let Some(target) = self.target(entry.pushed) {
-                tell(ToGuest::Route { prefix, target });
+                push(ToGuest::Route { prefix, target });
             }
             last = Some(prefix);
         }

@@ -122,7 +122,7 @@ impl TableQuery {
             {
                 let seconds = ANSWER_TIME_MAX.as_secs();
                 return TableQueryProgress::Failed(format!(
-                    "forwarding guest {guest} did not tell its table within {seconds} s: see its log"
+                    "forwarding guest {guest} sent no table within {seconds} s (see its log)"
                 ));
             }
         }
@@ -184,10 +184,10 @@ impl TableQuery {
         }
         if self.rows.len() as u64 > self.config.routes_max.saturating_add(ROWS_SPARE) {
             let max = self.config.routes_max;
-            return Err(format!("forwarding guest {guest} tells more than {max} routes"));
+            return Err(format!("forwarding guest {guest} sent more than {max} routes"));
         }
         if matches!(&resolved, ResolvedRoute::Hops(hops) if hops.len() > HOPS_MAX) {
-            return Err(format!("forwarding guest {guest} tells more than {HOPS_MAX} hops"));
+            return Err(format!("forwarding guest {guest} sent more than {HOPS_MAX} hops"));
         }
         let next = self.values.len() as u32;
         let number = *self.numbers.entry(resolved).or_insert_with_key(|resolved| {

@@ -187,23 +187,23 @@ fn frr_writes_nexthop_objects() {
 
 #[test]
 fn frr_learns_by_ospf() {
-    let (here, there) = (Netns::new(1), Netns::new(1));
+    let (here, peer) = (Netns::new(1), Netns::new(1));
     here.ip("link set x0 down");
     here.ip("link del e0");
-    there.ip("link del e0");
-    here.ip(&format!("link add e0 type veth peer name e0 netns {}", there.name));
-    for (netns, host) in [(&here, 1), (&there, 2)] {
+    peer.ip("link del e0");
+    here.ip(&format!("link add e0 type veth peer name e0 netns {}", peer.name));
+    for (netns, host) in [(&here, 1), (&peer, 2)] {
         netns.ip("link set e0 up");
         netns.ip(&format!("addr add 172.16.0.{host}/24 dev e0"));
     }
     for i in 0..100 {
-        there.ip(&format!("addr add 20.0.{i}.1/24 dev lo"));
+        peer.ip(&format!("addr add 20.0.{i}.1/24 dev lo"));
     }
     let mirror = Mirror::new(&here);
     let guest = connect(&mirror);
     let mut daemons = Vec::new();
     let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    for (netns, directory) in [&here, &there].into_iter().zip(&directories) {
+    for (netns, directory) in [&here, &peer].into_iter().zip(&directories) {
         daemons.push(frr(netns, directory.path(), "zebra", "log stdout\n"));
         eventually("zebra listens", || directory.path().join("zserv.api").exists());
         let config = "interface e0\n ip ospf hello-interval 1\n ip ospf dead-interval 3\n\
@@ -212,7 +212,7 @@ fn frr_learns_by_ospf() {
     }
     eventually("routes by OSPF", || count(&guest) >= 100);
     equal(&here, &guest);
-    there.ip("addr del 20.0.7.1/24 dev lo");
+    peer.ip("addr del 20.0.7.1/24 dev lo");
     let prefix = "20.0.7.0/24".parse().unwrap();
     eventually("one less", || !guest.state().routes.contains_key(&prefix));
     equal(&here, &guest);

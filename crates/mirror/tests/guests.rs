@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::guest::{Guest, Shared};
-use common::reference::{equal, look};
+use common::reference::{equal, of_kernel};
 use common::{Mirror, Netns, Process, eventually, many};
 use pdp_proto::mirror::TableSource;
 use pdp_proto::routes::{FromGuest, ResolvedRoute, VERSION, encode};
@@ -29,9 +29,9 @@ fn late_guests_get_the_same_state() {
     netns.ip("route add 10.0.0.0/8 nexthop via 172.16.0.2 nexthop via 172.16.1.2 weight 3");
     netns.ip("neigh add 172.16.0.2 lladdr 02:00:00:00:00:01 dev e0");
     equal(&netns, &early);
-    let late = connect(&mirror, 1);
-    assert_eq!(late.state(), early.state());
-    assert_eq!(late.state().forwarding, (true, true));
+    let late_guest = connect(&mirror, 1);
+    assert_eq!(late_guest.state(), early.state());
+    assert_eq!(late_guest.state().forwarding, (true, true));
     eventually("both synced", || mirror.status().guests.iter().filter(|g| g.synced).count() == 2);
     let status = mirror.status();
     assert!(status.guests.iter().all(|g| g.backlog_bytes == 0), "{status:?}");
@@ -53,14 +53,14 @@ fn changes_during_a_snapshot_are_applied() {
     let routes = mirror.status().routes_v4;
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     // The guest stops reading, so the snapshot stops in the middle.
-    let held = guest.shared.lock().unwrap();
+    let lock = guest.shared.lock().unwrap();
     eventually("a snapshot half told", || {
         mirror.status().guests.first().is_some_and(|guest| guest.backlog_bytes > 0)
     });
     netns.ip("route del 1.0.0.0/8");
     netns.ip("route replace 20.0.0.0/32 via 172.16.1.2");
     eventually("one route less", || mirror.status().routes_v4 < routes);
-    drop(held);
+    drop(lock);
     eventually("a snapshot", || guest.snapshots() == 1);
     equal(&netns, &guest);
 }
@@ -100,8 +100,8 @@ fn many_routes_follow_their_shared_nexthop_group() {
     let before = guest.shared.lock().unwrap().messages;
     netns.ip("nexthop replace id 5 via 172.16.1.9 dev e1");
     equal(&netns, &guest);
-    let told = guest.shared.lock().unwrap().messages - before;
-    assert!(told < 10, "{told} messages for one group");
+    let received = guest.shared.lock().unwrap().messages - before;
+    assert!(received < 10, "{received} messages for one group");
 }
 
 #[test]
@@ -113,16 +113,16 @@ fn restarted_mirror_sweeps_stale_routes() {
     equal(&netns, &guest);
     mirror.process.0.kill().unwrap();
     let shared = guest.leave();
-    let held = shared.lock().unwrap().state.clone();
+    let before = shared.lock().unwrap().state.clone();
     netns.batch(&many("del", 1000, ""));
     netns.ip("route add 10.0.0.0/8 via 172.16.1.2");
     mirror.restart();
-    assert_eq!(shared.lock().unwrap().state, held);
+    assert_eq!(shared.lock().unwrap().state, before);
     let guest = Guest::reconnect(&mirror.config.routes_socket, 0, shared);
     eventually("a second snapshot", || guest.snapshots() == 2);
     equal(&netns, &guest);
     let groups = guest.state().groups;
-    assert!(groups.keys().all(|id| !held.groups.contains_key(id)), "numbers are used again");
+    assert!(groups.keys().all(|id| !before.groups.contains_key(id)), "numbers are used again");
 }
 
 #[test]
@@ -194,14 +194,14 @@ fn tables_and_differences_can_be_queried() {
     netns.ip("route add blackhole 10.9.0.0/16");
     netns.ip("-6 route add 2001:db8::/32 via fd00:1::2");
     equal(&netns, &guest);
-    let reference = look(&netns);
+    let reference = of_kernel(&netns);
 
     let rows = mirror.routes(TableSource::Kernel, None).unwrap();
     let kernel = rows.into_iter().map(|row| (row.prefix, row.kernel.unwrap())).collect();
     assert_eq!(reference.routes, kernel);
     let rows = mirror.routes(TableSource::Guest(7), None).unwrap();
-    let told = rows.into_iter().map(|row| (row.prefix, row.guest.unwrap())).collect();
-    assert_eq!(reference.routes, told);
+    let reported = rows.into_iter().map(|row| (row.prefix, row.guest.unwrap())).collect();
+    assert_eq!(reference.routes, reported);
 
     let rows = mirror.routes(TableSource::Kernel, Some("10.9.1.0/24")).unwrap();
     assert_eq!(rows.len(), 1);

@@ -186,9 +186,9 @@ fn each_hook_is_reported_while_it_exists() {
         let begun = Instant::now();
         let choosing = !words.contains("hash_policy");
         eventually(begin, || {
-            let said = mirror.status().hooks;
-            assert!(said.len() <= 1, "{begin}: {said:?}");
-            said.iter().any(|said| said.contains(words))
+            let hooks = mirror.status().hooks;
+            assert!(hooks.len() <= 1, "{begin}: {hooks:?}");
+            hooks.iter().any(|hook| hook.contains(words))
                 && hooked(&guest) == [e0, e1]
                 && guest.state().choosing.0 == choosing
         });
@@ -222,8 +222,8 @@ fn hostile_names_and_rule_storms_are_harmless() {
     let chain = "{type filter hook forward priority 0; policy drop;}";
     sh(&netns, &format!("nft 'add chain ip {table} f {chain}'"));
     eventually("both", || mirror.status().hooks.len() == 2);
-    for said in mirror.status().hooks {
-        assert!(said.len() <= 160 && !said.contains('\u{1b}'), "{said:?}");
+    for hook in mirror.status().hooks {
+        assert!(hook.len() <= 160 && !hook.contains('\u{1b}'), "{hook:?}");
     }
     let script = "end=$(($(date +%s) + 3)); while [ $(date +%s) -lt $end ]; do
         ip rule add to 10.9.0.1 lookup 100 pref 50; ip rule del pref 50; done";

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use common::guest::Guest;
-use common::reference::{differences, equal, look, of_guest};
+use common::reference::{differences, equal, of_guest, of_kernel};
 use common::{EVENTUALLY, Mirror, Netns, eventually};
 use pdp_proto::routes::ResolvedRoute;
 use rand::rngs::StdRng;
@@ -193,7 +193,7 @@ impl Words {
 fn assert_equal(netns: &Netns, guest: &Guest, within: Duration, history: &[String]) {
     let end = Instant::now() + within;
     loop {
-        let kernel = look(netns);
+        let kernel = of_kernel(netns);
         let is = of_guest(&guest.state());
         if is == kernel {
             return;

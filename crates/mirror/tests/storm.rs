@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 
 use common::guest::Guest;
-use common::reference::{differences, look, of_guest};
+use common::reference::{differences, of_guest, of_kernel};
 use common::{Mirror, Netns, eventually};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -132,7 +132,7 @@ fn change_storm_keeps_memory_bounded_and_guests_synced() {
     mirror.process.signal("-CONT");
     storm(&netns, CHANGES);
     eventually("settled after the storm", settled);
-    let (is, should) = (of_guest(&guest.state()), look(&netns));
+    let (is, should) = (of_guest(&guest.state()), of_kernel(&netns));
     assert!(is == should, "{}", differences(&is, &should));
     assert!(should.routes.len() > ROUTES as usize / 2, "{}", should.routes.len());
     assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);

@@ -57,7 +57,7 @@ fn main() -> Result<()> {
         "flow" => GuestDistribution::Flow,
         "flowlet" => GuestDistribution::Flowlet,
         "ordered" => GuestDistribution::Ordered,
-        other => bail!("no policy {other}"),
+        other => bail!("unknown policy {other}"),
     };
     let by = match arguments.get(5).map_or("plain", String::as_str) {
         "plain" => Encapsulation::Interface,
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
             let (local, remote) = (LOCAL.into(), REMOTE.into());
             Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni: VNI })
         }
-        other => bail!("no way {other}"),
+        other => bail!("unknown path {other}"),
     };
     let directory = tempfile::tempdir()?;
     let mux =

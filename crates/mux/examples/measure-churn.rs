@@ -91,7 +91,7 @@ fn churn(mirrors: &mut [Mirror], active: &AtomicBool, ended: &AtomicBool) {
                 }
             };
             let some: Vec<_> = (at..at + each).map(change).collect();
-            mirrors.iter_mut().for_each(|mirror| mirror.tell(&some));
+            mirrors.iter_mut().for_each(|mirror| mirror.push(&some));
             at += each;
         }
         next += TICK;

@@ -91,16 +91,16 @@ impl ChangeRefusal {
         match self {
             Self::Crowded => FilterRefusal::Crowded.to_string(),
             Self::NoQueue(vport, _, 0) => {
-                format!("vport {vport} has no queues: say `queues` of its link's end in the spec")
+                format!("vport {vport} has no queues (set `queues` of its link's end in the spec)")
             }
             Self::NoQueue(vport, queue, count) => {
-                format!("queue {queue} of vport {vport}: there are {count}, counted from 1")
+                format!("queue {queue} of vport {vport} does not exist (use 1 to {count})")
             }
             Self::TooLong(vport, queue, frames, 0) => format!(
-                "queue {queue} of vport {vport} can have {frames} frames: raise its length in the spec for more"
+                "queue {queue} of vport {vport} holds at most {frames} frames (raise its length in the spec)"
             ),
             Self::TooLong(vport, queue, _, bytes) => format!(
-                "queue {queue} of vport {vport} can have {bytes} bytes: raise its length in the spec for more"
+                "queue {queue} of vport {vport} holds at most {bytes} bytes (raise its length in the spec)"
             ),
         }
     }

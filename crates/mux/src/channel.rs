@@ -63,9 +63,9 @@ pub struct PeerConnection<L: ?Sized = dyn PeerChannel> {
 
 impl<L> PeerConnection<L> {
     /// Creates the connection with this number.
-    pub fn of(lane: L, epoch: u64) -> Self {
+    pub fn of(channel: L, epoch: u64) -> Self {
         let (sure, state, sent_ns) = Default::default();
-        Self { epoch, reliable: sure, state, sent_ns, channel: lane }
+        Self { epoch, reliable: sure, state, sent_ns, channel }
     }
 }
 

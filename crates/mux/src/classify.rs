@@ -42,7 +42,7 @@ pub struct PortRef {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TunnelInsertError {
     /// Another vlink uses the same key.
-    #[error("is taken by another vlink")]
+    #[error("is already used by another vlink")]
     Taken,
     /// Two kinds of tunnels can't use the same address and port.
     #[error("uses {0}, which another vlink uses for {1}")]

@@ -63,7 +63,7 @@ pub struct WorkerConnections {
     /// Descriptors that end the sleep.
     pub watch: SleepWatch,
     dropped: Sender<Dropped>,
-    keeper: Arc<Wake>,
+    listener_wake: Arc<Wake>,
 }
 
 impl SleepWatch {
@@ -92,10 +92,10 @@ impl SleepWatch {
 }
 
 impl WorkerConnections {
-    /// Creates the set. What the worker sends to `dropped` wakes `keeper`.
-    pub fn new(dropped: Sender<Dropped>, keeper: Arc<Wake>) -> io::Result<Self> {
+    /// Creates the set. What the worker sends to `dropped` wakes `listener_wake`.
+    pub fn new(dropped: Sender<Dropped>, listener_wake: Arc<Wake>) -> io::Result<Self> {
         let watch = SleepWatch(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?));
-        Ok(Self { watch, dropped, keeper })
+        Ok(Self { watch, dropped, listener_wake })
     }
 
     /// Blocks until a watched descriptor or one of `sockets` is readable, or for
@@ -139,6 +139,6 @@ impl WorkerConnections {
     fn give_up(&self, dropped: Dropped) {
         // The peer listener ends only with the process.
         let _ = self.dropped.send(dropped);
-        self.keeper.ring();
+        self.listener_wake.ring();
     }
 }

@@ -4,10 +4,10 @@
 //!
 //! - `plan`: what pdpd wants, and its placement on workers; pure. `check`: validation.
 //! - `workers`: the worker threads, and how to reach them.
-//! - `keeper`: peers' sockets and handshakes. `routes`: messages
+//! - `peer_listener`: peers' sockets and handshakes. `routes`: messages
 //!   of route mirrors. `slowpath`: programs of control guests.
 //! - `base`: all of these together.
-//! - `exits`: netdevs of external interfaces.
+//! - `netdevs`: drivers of external interfaces.
 //! - `apply`: changes. `schedule`: changes at given times.
 //! - `report`: counters, captures and traces.
 //! - `serve`: requests.

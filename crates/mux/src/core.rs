@@ -79,11 +79,11 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates the state. What the worker sends to `dropped` wakes `keeper`.
+    /// Creates the state. What the worker sends to `dropped` wakes `listener_wake`.
     pub fn new(
         packets: Packets,
         dropped: Sender<Dropped>,
-        keeper: Arc<Wake>,
+        listener_wake: Arc<Wake>,
         ringers: Ringers,
     ) -> std::io::Result<Self> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -95,7 +95,7 @@ impl Core {
             tracer: Tracer::default(),
             scratch: Scratch::default(),
             meter: CycleMeter::default(),
-            connections: WorkerConnections::new(dropped, keeper)?,
+            connections: WorkerConnections::new(dropped, listener_wake)?,
             ringers,
             start: Instant::now(),
             start_wall_ns: wall.as_nanos() as u64,
@@ -116,9 +116,9 @@ impl Core {
     #[inline]
     pub fn netdevs(&mut self, slot: usize) -> Option<(&mut WorkerNetdevs, NetdevContext<'_>)> {
         let Self { now_ns, externals, packets, connections, alarm, scratch, .. } = self;
-        let WorkerExternal { counters, netdevs: exits, .. } = externals.get_mut(slot)?.as_mut()?;
+        let WorkerExternal { counters, netdevs, .. } = externals.get_mut(slot)?.as_mut()?;
         let (now_ns, back) = (*now_ns, &mut scratch.back);
-        Some((exits, NetdevContext { now_ns, counters, packets, connections, alarm, back }))
+        Some((netdevs, NetdevContext { now_ns, counters, packets, connections, alarm, back }))
     }
 
     /// Returns the external interface in `slot`.

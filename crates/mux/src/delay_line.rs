@@ -46,7 +46,7 @@ pub struct DrawnImpairments {
 /// Delay line of one direction of a vlink.
 #[derive(Debug)]
 pub struct DelayLine {
-    what: Impairments,
+    impairments: Impairments,
     random: Pcg64Mcg,
     jitter: Jitter,
     /// Rings of delayed frames. Frames are put into the last ring, and taken from the first that
@@ -138,9 +138,10 @@ pub struct DelayedFrame {
 impl DelayLine {
     /// Returns a line for these egress settings, if they
     /// have impairments. The control thread calls it.
-    pub fn of(leaving: &EgressConfig) -> Option<Box<Self>> {
-        let what = leaving.impairments;
-        (!what.are_none()).then(|| Box::new(Self::new(what, leaving.line_bytes() as usize)))
+    pub fn of(egress: &EgressConfig) -> Option<Box<Self>> {
+        let impairments = egress.impairments;
+        (!impairments.are_none())
+            .then(|| Box::new(Self::new(impairments, egress.line_bytes() as usize)))
     }
 
     /// Returns the line that continues where `old` stopped. This is `new`, or the
@@ -151,24 +152,24 @@ impl DelayLine {
             new.take_over(was);
             return Some(new);
         }
-        was.what = Impairments::default();
+        was.impairments = Impairments::default();
         if was.waiting() > 0 { old.take() } else { None }
     }
 
     /// Creates a line with a ring of `bytes`. The ring uses no memory before frames are put there.
-    pub fn new(what: Impairments, bytes: usize) -> Self {
-        let random = Pcg64Mcg::new(u128::from(what.seed) << 64 | 0xda3e_39cb_94b9_5bdb);
+    pub fn new(impairments: Impairments, bytes: usize) -> Self {
+        let random = Pcg64Mcg::new(u128::from(impairments.seed) << 64 | 0xda3e_39cb_94b9_5bdb);
         let (jitter, rings) = (Jitter::default(), vec![DelayRing::new(bytes)]);
-        Self { what, random, jitter, rings, at: 0, frames: 0, last_ns: 0 }
+        Self { impairments, random, jitter, rings, at: 0, frames: 0, last_ns: 0 }
     }
 
     /// Continues where `old` stopped. Delayed frames depart when they were to, and before new
     /// ones. Random numbers continue if the seed is the same, and jitter if its range is.
     pub fn take_over(&mut self, old: &mut Self) {
-        if old.what.seed == self.what.seed {
+        if old.impairments.seed == self.impairments.seed {
             self.random = old.random.clone();
         }
-        if old.what.jitter_ns == self.what.jitter_ns {
+        if old.impairments.jitter_ns == self.impairments.jitter_ns {
             self.jitter = old.jitter;
         }
         (self.frames, self.last_ns) = (old.frames, old.last_ns);
@@ -193,7 +194,7 @@ impl DelayLine {
 
     /// True if frames pass unchanged and without delay.
     pub fn is_open(&self) -> bool {
-        self.frames == 0 && self.what.are_none()
+        self.frames == 0 && self.impairments.are_none()
     }
 
     /// Draws the impairments of a frame of `bytes` that arrives at `now_ns`.
@@ -204,17 +205,19 @@ impl DelayLine {
         let (loss, duplicate) = (first as u32, (first >> 32) as u32);
         let (corrupt, reorder) = (second as u32, (second >> 32) as u32);
         let (bit, jitter) = (third as u32, (third >> 32) as u32);
-        let what = &self.what;
-        let jitter_ns = what.jitter_ns.min(what.delay_ns);
+        let impairments = &self.impairments;
+        let jitter_ns = impairments.jitter_ns.min(impairments.delay_ns);
         let spread_ns = self.jitter.next(now_ns, 2 * jitter_ns, jitter);
         // Behind frames that still wait for an earlier delay.
-        let waits = (what.delay_ns > 0 || self.frames > 0) && !hits(what.reorder, reorder);
-        let at_ns = now_ns + what.delay_ns - jitter_ns + spread_ns;
+        let waits =
+            (impairments.delay_ns > 0 || self.frames > 0) && !hits(impairments.reorder, reorder);
+        let at_ns = now_ns + impairments.delay_ns - jitter_ns + spread_ns;
         let at_ns = waits.then(|| at_ns.max(self.last_ns));
         DrawnImpairments {
-            lost: hits(what.loss, loss),
-            duplicate: hits(what.duplicate, duplicate),
-            corrupt: hits(what.corrupt, corrupt).then(|| scale(bit, bytes as u64 * 8) as usize),
+            lost: hits(impairments.loss, loss),
+            duplicate: hits(impairments.duplicate, duplicate),
+            corrupt: hits(impairments.corrupt, corrupt)
+                .then(|| scale(bit, bytes as u64 * 8) as usize),
             at_ns,
         }
     }
@@ -381,11 +384,11 @@ mod tests {
         /// at times that the settings allow, whatever changes meanwhile.
         #[test]
         fn delay_line_matches_a_model_queue(
-            what in impairments(), room in 0usize..2_000,
+            config in impairments(), room in 0usize..2_000,
             steps in prop::collection::vec((0u64..3_000, 0usize..300, any::<bool>(), change()), 1..200),
         ) {
-            let mut what = what;
-            let mut line = DelayLine::new(what, room);
+            let mut config = config;
+            let mut line = DelayLine::new(config, room);
             let mut model: VecDeque<(u64, u32, Vec<u8>)> = VecDeque::new();
             let (mut now, mut last) = (0, 0);
             for (mark, (gap, length, take, change)) in steps.into_iter().enumerate() {
@@ -393,13 +396,13 @@ mod tests {
                 if let Some((new, room)) = change {
                     let mut old = std::mem::replace(&mut line, DelayLine::new(new, room));
                     line.take_over(&mut old);
-                    what = new;
+                    config = new;
                 }
-                let fate = line.draw(now, length);
+                let drawn = line.draw(now, length);
                 let frame: Vec<u8> = (0..length).map(|at| (at * 7 + mark) as u8).collect();
-                if let Some(at_ns) = fate.at_ns {
-                    let jitter = what.jitter_ns.min(what.delay_ns);
-                    let allowed = now + what.delay_ns - jitter..=now + what.delay_ns + jitter;
+                if let Some(at_ns) = drawn.at_ns {
+                    let jitter = config.jitter_ns.min(config.delay_ns);
+                    let allowed = now + config.delay_ns - jitter..=now + config.delay_ns + jitter;
                     prop_assert!(allowed.contains(&at_ns) || at_ns == last);
                     if line.put(at_ns, mark as u32, &frame) {
                         prop_assert!(at_ns >= last);
@@ -411,9 +414,9 @@ mod tests {
                         prop_assert!(needed + 8 > line.rings[0].bytes.len() || needed + 320 > line.rings[0].bytes.len());
                     }
                 } else {
-                    prop_assert!(what.delay_ns == 0 && model.is_empty() || what.reorder != FrameFraction::default());
+                    prop_assert!(config.delay_ns == 0 && model.is_empty() || config.reorder != FrameFraction::default());
                 }
-                prop_assert!(fate.corrupt.is_none_or(|bit| bit < length * 8 || length == 0));
+                prop_assert!(drawn.corrupt.is_none_or(|bit| bit < length * 8 || length == 0));
                 prop_assert_eq!(line.waiting(), model.len());
                 if take {
                     let first = line.first();
@@ -436,9 +439,9 @@ mod tests {
             lengths in prop::collection::vec(60usize..1514, 1..40), seed: u64,
         ) {
             let duplicate = if duplicate { FrameFraction::ALL } else { FrameFraction::default() };
-            let what = Impairments { delay_ns, jitter_ns, duplicate, seed, ..Impairments::default() };
-            let mut line = DelayLine::new(what, {
-                EgressConfig { rate_bps: Some(bps), burst_bytes: burst, impairments: what, ..EgressConfig::default() }
+            let config = Impairments { delay_ns, jitter_ns, duplicate, seed, ..Impairments::default() };
+            let mut line = DelayLine::new(config, {
+                EgressConfig { rate_bps: Some(bps), burst_bytes: burst, impairments: config, ..EgressConfig::default() }
                     .line_bytes() as usize
             });
             // As fast as the token bucket permits.
@@ -450,9 +453,9 @@ mod tests {
                 while line.first().is_some_and(|first| first.at_ns <= now) {
                     line.end_first();
                 }
-                let fate = line.draw(now, *length);
-                for _ in 0..=usize::from(fate.duplicate) {
-                    prop_assert!(line.put(fate.at_ns.unwrap(), 0, &vec![0; *length]));
+                let drawn = line.draw(now, *length);
+                for _ in 0..=usize::from(drawn.duplicate) {
+                    prop_assert!(line.put(drawn.at_ns.unwrap(), 0, &vec![0; *length]));
                 }
             }
         }
@@ -465,7 +468,7 @@ mod tests {
             lengths in prop::collection::vec(60usize..1514, 1..40), change in 0usize..400,
         ) {
             let delayed = |delay_ns| Impairments { delay_ns, ..Impairments::default() };
-            let line_of = |what| DelayLine::of(&EgressConfig { rate_bps: Some(bps), impairments: what, ..EgressConfig::default() });
+            let line_of = |config| DelayLine::of(&EgressConfig { rate_bps: Some(bps), impairments: config, ..EgressConfig::default() });
             let mut line = line_of(delayed(delay_ns)).unwrap();
             let length = line.rings[0].bytes.len();
             let mut now = 0;
@@ -495,15 +498,15 @@ mod tests {
         }
 
         #[test]
-        fn impairments_repeat_for_the_same_seed(what in impairments(), other in impairments()) {
-            let fates = |what| {
-                let mut line = DelayLine::new(what, 0);
+        fn impairments_repeat_for_the_same_seed(config in impairments(), other in impairments()) {
+            let draws = |config| {
+                let mut line = DelayLine::new(config, 0);
                 (0..50).map(|_| line.draw(0, 100)).collect::<Vec<_>>()
             };
-            prop_assert_eq!(fates(what), fates(what));
-            let mixed = Impairments { loss: what.loss, seed: what.seed, ..other };
-            let lost = |fates: Vec<DrawnImpairments>| fates.into_iter().map(|fate| fate.lost).collect::<Vec<_>>();
-            prop_assert_eq!(lost(fates(what)), lost(fates(mixed)));
+            prop_assert_eq!(draws(config), draws(config));
+            let mixed = Impairments { loss: config.loss, seed: config.seed, ..other };
+            let lost = |draws: Vec<DrawnImpairments>| draws.into_iter().map(|drawn| drawn.lost).collect::<Vec<_>>();
+            prop_assert_eq!(lost(draws(config)), lost(draws(mixed)));
         }
 
         #[test]
@@ -529,8 +532,8 @@ mod tests {
     fn jittered_delays_are_uniform_at_any_frame_rate() {
         let (delay_ns, jitter_ns) = (30_000_000, 20_000_000);
         let distance = |fps: u64, seconds: u64, seed: u64| {
-            let what = Impairments { delay_ns, jitter_ns, seed, ..Impairments::default() };
-            let mut line = DelayLine::new(what, 1 << 20);
+            let config = Impairments { delay_ns, jitter_ns, seed, ..Impairments::default() };
+            let mut line = DelayLine::new(config, 1 << 20);
             let delays = (0..fps * seconds).map(|number| {
                 let now_ns = number * 1_000_000_000 / fps;
                 while line.first().is_some_and(|first| first.at_ns <= now_ns) {
@@ -563,7 +566,7 @@ mod tests {
     fn impairments_follow_their_probability_distributions() {
         const N: usize = 200_000;
         let share = FrameFraction(30_000_000);
-        let what = Impairments {
+        let config = Impairments {
             delay_ns: 1_000_000,
             jitter_ns: 500_000,
             loss: share,
@@ -572,35 +575,35 @@ mod tests {
             duplicate: share,
             seed: 7,
         };
-        let mut line = DelayLine::new(what, 0);
+        let mut line = DelayLine::new(config, 0);
         let mut hits = [0usize; 4];
         let (mut jitter, mut bits) = ([0usize; 100], [0usize; 100]);
         for number in 0..N as u64 {
             // Far enough apart that each frame's delay is drawn independently.
             let now_ns = number * 2_000_000;
-            let fate = line.draw(now_ns, 100);
+            let drawn = line.draw(now_ns, 100);
             for (hits, hit) in hits.iter_mut().zip([
-                fate.lost,
-                fate.duplicate,
-                fate.corrupt.is_some(),
-                fate.at_ns.is_none(),
+                drawn.lost,
+                drawn.duplicate,
+                drawn.corrupt.is_some(),
+                drawn.at_ns.is_none(),
             ]) {
                 *hits += usize::from(hit);
             }
-            if let Some(bit) = fate.corrupt {
+            if let Some(bit) = drawn.corrupt {
                 bits[bit / 8] += 1;
             }
-            if let Some(at_ns) = fate.at_ns {
+            if let Some(at_ns) = drawn.at_ns {
                 jitter[((at_ns - now_ns - 500_000) * 100 / 1_000_001) as usize] += 1;
             }
         }
         for hits in hits {
-            let (wanted, deviation) = (0.03 * N as f64, (0.03 * 0.97 * N as f64).sqrt());
-            assert!((hits as f64 - wanted).abs() < 4.0 * deviation, "{hits} of {N}");
+            let (expected, deviation) = (0.03 * N as f64, (0.03 * 0.97 * N as f64).sqrt());
+            assert!((hits as f64 - expected).abs() < 4.0 * deviation, "{hits} of {N}");
         }
         for parts in [jitter, bits] {
-            let wanted = parts.iter().sum::<usize>() as f64 / 100.0;
-            let chi: f64 = parts.iter().map(|&n| (n as f64 - wanted).powi(2) / wanted).sum();
+            let expected = parts.iter().sum::<usize>() as f64 / 100.0;
+            let chi: f64 = parts.iter().map(|&n| (n as f64 - expected).powi(2) / expected).sum();
             assert!((50.0..160.0).contains(&chi), "{chi}: {parts:?}");
         }
     }

@@ -105,8 +105,8 @@ impl MuxVnet {
         if router.guests[guest].spec.attach == AttachMode::Memif {
             // A program without tags has a channel for each port.
             for run in frames.chunk_by(|a, b| a.port == b.port) {
-                let lane = self.ports[usize::from(run[0].port)].index.into();
-                self.push(core, node, guest, lane, run);
+                let channel = self.ports[usize::from(run[0].port)].index.into();
+                self.push(core, node, guest, channel, run);
             }
         } else {
             self.push(core, node, guest, 0, frames);
@@ -119,7 +119,7 @@ impl MuxVnet {
         core: &mut Core,
         node: usize,
         guest: usize,
-        lane: usize,
+        channel: usize,
         frames: &[PacketBuffer],
     ) {
         let Self { nodes, ports, .. } = self;
@@ -133,7 +133,7 @@ impl MuxVnet {
             usize::MAX
         };
         let fit = &frames[..frames.len().min(window)];
-        let (given, stopped_by, fault) = match &mut to.links[lane] {
+        let (given, stopped_by, fault) = match &mut to.links[channel] {
             None => (0, Reason::NoGuest, None),
             Some(link) => match link.channel.push(first, fit) {
                 Ok(given) if given < fit.len() => (given, Reason::GuestRingFull, None),
@@ -161,7 +161,7 @@ impl MuxVnet {
             ports[usize::from(packet.port)].end(&mut core.tracer, stopped_by, packet);
         }
         if fault.is_some() {
-            self.disconnect(node, Some((guest, lane)), core, fault);
+            self.disconnect(node, Some((guest, channel)), core, fault);
         }
     }
 
@@ -223,7 +223,7 @@ fn note_given(core: &mut Core, mark: u32, guest: u32, completes: bool) {
     if completes {
         core.tracer.note(mark, "distribute", || format!("to guest {guest}"));
     } else {
-        let detail = || format!("to guest {guest}, which does not say what it does with it");
+        let detail = || format!("to guest {guest}, which sends no completions");
         core.tracer.end(mark, "distribute", detail);
     }
 }

@@ -32,27 +32,27 @@ impl Worker {
     /// Classifies frames of many vnets. All are classified before the first
     /// is passed on, so that the data of their vnets is prefetched meanwhile.
     fn classify(&mut self, table: &TunnelTable, external: usize, frames: &mut PacketBatch) {
-        let mut whose = std::mem::take(&mut self.core.scratch.ingress_ports);
-        whose.extend(frames.iter_mut().map(|packet| {
+        let mut ports = std::mem::take(&mut self.core.scratch.ingress_ports);
+        ports.extend(frames.iter_mut().map(|packet| {
             let port = unwrap(table, packet);
             port.iter().for_each(|port| self.scheduler.prefetch(port.vnet));
             port
         }));
-        for (packet, port) in frames.drain(..).zip(whose.drain(..)) {
+        for (packet, port) in frames.drain(..).zip(ports.drain(..)) {
             match port {
                 Ok(port) => self.give(port, external, packet),
                 Err(reason) => self.refuse(external, reason, packet),
             }
         }
-        self.core.scratch.ingress_ports = whose;
+        self.core.scratch.ingress_ports = ports;
     }
 
     /// Passes frames to one port of this worker.
     fn give_all(&mut self, port: PortRef, external: usize, frames: &mut PacketBatch) {
         frames.iter_mut().for_each(|packet| packet.port = port.port);
         self.scheduler.wake(port.vnet);
-        let (whose, free) = ((port.vnet, port.generation), self.core.packets.free());
-        let given = self.scheduler.enqueue_all(whose, free, self.core.now_ns, frames);
+        let (owner, free) = ((port.vnet, port.generation), self.core.packets.free());
+        let given = self.scheduler.enqueue_all(owner, free, self.core.now_ns, frames);
         if let Err(refused) = given {
             frames.drain(..).for_each(|packet| self.lose(port, external, refused, packet));
         }
@@ -66,9 +66,9 @@ impl Worker {
         }
         packet.port = port.port;
         self.scheduler.wake(port.vnet);
-        let (whose, free) = ((port.vnet, port.generation), self.core.packets.free());
+        let (owner, free) = ((port.vnet, port.generation), self.core.packets.free());
         if let Err((refused, packet)) =
-            self.scheduler.enqueue(whose, free, self.core.now_ns, packet)
+            self.scheduler.enqueue(owner, free, self.core.now_ns, packet)
         {
             self.lose(port, external, refused, packet);
         }

@@ -23,8 +23,8 @@ const ROUND_FRAMES: usize = 256;
 /// at once. Then it may suspend the guest for as long as 10 ms take at its weight.
 fn silence_max(weight: u32) -> u32 {
     const RUN_NS: u64 = 10_000_000;
-    let looks = SILENCE_NS_MAX + RUN_NS * 1000 / u64::from(weight.max(1));
-    looks.div_ceil(CHECK_NS) as u32
+    let ns = SILENCE_NS_MAX + RUN_NS * 1000 / u64::from(weight.max(1));
+    ns.div_ceil(CHECK_NS) as u32
 }
 
 impl MuxVnet {
@@ -37,11 +37,11 @@ impl MuxVnet {
         let mut pulled = std::mem::take(&mut core.scratch.pulled);
         let most = ROUND_FRAMES.min(self.frames_max);
         let mut left = most;
-        let lanes = |node: &MuxNode| node.guests().map(|guest| guest.links.len()).sum::<usize>();
-        let places = self.nodes.iter().map(|node| 1 + lanes(node));
+        let channels = |node: &MuxNode| node.guests().map(|guest| guest.links.len()).sum::<usize>();
+        let places = self.nodes.iter().map(|node| 1 + channels(node));
         for _ in 0..places.sum() {
-            let PeerCursor { node, peer: seat, left: part } = self.source;
-            let taken = self.take_in_order(node, seat, left.min(part), core, &mut pulled);
+            let PeerCursor { node, peer, left: part } = self.source;
+            let taken = self.take_in_order(node, peer, left.min(part), core, &mut pulled);
             left -= taken;
             self.source.left -= taken;
             if left > 0 || self.source.left == 0 {
@@ -56,17 +56,19 @@ impl MuxVnet {
     }
 
     fn next_source(&mut self) {
-        let PeerCursor { node, peer: seat, .. } = self.source;
+        let PeerCursor { node, peer, .. } = self.source;
         let guests = self.nodes[node].router.as_ref().map_or(&[][..], |router| &router.guests);
-        let next = match seat {
-            Some((guest, lane)) if lane + 1 < guests[guest].links.len() => (guest, lane + 1),
-            _ => (seat.map_or(0, |(guest, _)| guest + 1), 0),
+        let next = match peer {
+            Some((guest, channel)) if channel + 1 < guests[guest].links.len() => {
+                (guest, channel + 1)
+            }
+            _ => (peer.map_or(0, |(guest, _)| guest + 1), 0),
         };
-        let (node, seat) = match next.0 < guests.len() {
+        let (node, peer) = match next.0 < guests.len() {
             true => (node, Some(next)),
             false => ((node + 1) % self.nodes.len(), None),
         };
-        self.source = PeerCursor { node, peer: seat, left: PULL_FRAMES };
+        self.source = PeerCursor { node, peer, left: PULL_FRAMES };
     }
 
     /// Takes frames from one peer. If other guests wait for
@@ -74,13 +76,13 @@ impl MuxVnet {
     fn take_in_order(
         &mut self,
         node: usize,
-        seat: PeerIndex,
+        peer: PeerIndex,
         max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
-        let mut taken = self.take_from(node, seat, max, core, pulled);
-        while seat.is_some()
+        let mut taken = self.take_from(node, peer, max, core, pulled);
+        while peer.is_some()
             && taken < max
             && let Some(guest) = self.awaited(node)
         {
@@ -106,9 +108,10 @@ impl MuxVnet {
             let guests = self.nodes[node].router.as_ref().map_or(0, |router| router.guests.len());
             for guest in 0..guests {
                 let Some(silent) = self.guest(node, guest) else { continue };
-                if silent.silence() > silence_max(silent.spec.weight) {
-                    let seconds = SILENCE_NS_MAX / 1_000_000_000;
-                    let fault = format!("completed nothing for {seconds} s");
+                let checks_max = silence_max(silent.spec.weight);
+                if silent.silence() > checks_max {
+                    let seconds = u64::from(checks_max) * CHECK_NS / 1_000_000_000;
+                    let fault = format!("no completion for {seconds} s");
                     self.disconnect(node, Some((guest, 0)), core, Some(fault));
                 }
             }
@@ -138,9 +141,9 @@ impl MuxVnet {
     ) -> bool {
         let (mut all, mut faults) = (true, vec![]);
         for (at, node) in self.nodes.iter_mut().enumerate() {
-            let mut done = |seat, worked| match worked {
+            let mut done = |peer, worked| match worked {
                 Ok(yes) => all &= yes,
-                Err(fault) => faults.push((at, seat, fault)),
+                Err(fault) => faults.push((at, peer, fault)),
             };
             if let Some(tap) = &mut node.tap {
                 done(None, work(tap, false, &mut core.alarm));
@@ -148,17 +151,17 @@ impl MuxVnet {
             let Some(MuxRouter { guests, order, .. }) = &mut node.router else { continue };
             for (at, guest) in guests.iter_mut().enumerate() {
                 let waits = guest.allowance(order) == 0;
-                for (lane, link) in guest.links.iter_mut().enumerate() {
+                for (channel, link) in guest.links.iter_mut().enumerate() {
                     if let Some(link) = link {
-                        done(Some((at, lane)), work(link, waits, &mut core.alarm));
+                        done(Some((at, channel)), work(link, waits, &mut core.alarm));
                     }
                 }
             }
         }
         // Other guests may no longer wait for the lost one.
         let all = all && faults.is_empty();
-        for (node, seat, fault) in faults {
-            self.disconnect(node, seat, core, Some(fault));
+        for (node, peer, fault) in faults {
+            self.disconnect(node, peer, core, Some(fault));
         }
         all
     }
@@ -169,44 +172,44 @@ impl MuxVnet {
     fn take_from(
         &mut self,
         node: usize,
-        seat: PeerIndex,
+        peer: PeerIndex,
         max: usize,
         core: &mut Core,
         pulled: &mut Pulled,
     ) -> usize {
         let ports = self.nodes[node].ports();
         let MuxNode { tap, router, .. } = &mut self.nodes[node];
-        let (mut owes, mut counted) = (0, None);
+        let (mut outstanding, mut counted) = (0, None);
         // A TAP helper completes nothing, unless it breaks the contract.
-        let (link, completions) = match seat {
+        let (link, completions) = match peer {
             None => (tap.as_mut(), 1),
-            Some((guest, lane)) => {
+            Some((guest, channel)) => {
                 let Some(MuxRouter { guests, order, .. }) = router else { return 0 };
                 let Some(from) = guests.get_mut(guest) else { return 0 };
-                owes = from.outstanding.len();
+                outstanding = from.outstanding.len();
                 // Completing more than is outstanding is a fault.
                 // It is detected once nothing is outstanding.
-                let completions = from.allowance(order).min(owes.max(1));
+                let completions = from.allowance(order).min(outstanding.max(1));
                 counted = Some(&mut from.taken);
-                (from.links.get_mut(lane).and_then(Option::as_mut), completions)
+                (from.links.get_mut(channel).and_then(Option::as_mut), completions)
             }
         };
         let Some(link) = link.filter(|link| completions > 0 && !link.is_armed()) else { return 0 };
         let mut result = link.channel.pull(ports, max, completions, &mut core.packets, pulled);
         let count = pulled.frames;
         // A guest with outstanding frames does not count as quiet.
-        let heard = if owes > 0 { count.max(1) } else { count };
+        let heard = if outstanding > 0 { count.max(1) } else { count };
         result = result.and(link.sent(heard, &mut core.alarm, core.now_ns, IDLE_NS));
         if count > 0 {
             if let Some(taken) = counted {
                 *taken += count as u64;
             }
             core.meter.lap(Stage::Dispatch, count);
-            let guest = seat.map(|(guest, _)| guest);
+            let guest = peer.map(|(guest, _)| guest);
             result = self.dispatch(core, node, guest, pulled).and(result);
         }
         if let Err(fault) = result {
-            self.disconnect(node, seat, core, Some(fault));
+            self.disconnect(node, peer, core, Some(fault));
         }
         count
     }
@@ -277,17 +280,17 @@ impl MuxVnet {
         let completes = guest.filter(|guest| guest.spec.attach == AttachMode::Runtime);
         for TagRun { tag, .. } in &pulled.runs {
             if tag.verdict == TagVerdict::Deliver {
-                return Err("a tag that is the mux's own".into());
+                return Err("a tag reserved for the mux".into());
             }
             if completes.is_none() && tag.verdict != TagVerdict::Out {
                 return Err(format!("{tag:?} from a peer without completions"));
             }
         }
-        let owed = match completes {
+        let outstanding = match completes {
             Some(from) => from.outstanding.pop(pulled.completed),
             None => pulled.completed == 0,
         };
-        if owed { Ok(()) } else { Err("a completion without a frame that it completes".into()) }
+        if outstanding { Ok(()) } else { Err("a completion without an outstanding frame".into()) }
     }
 
     /// Marks the packets of traced frames. Where a frame has no packet, ends its trace.
@@ -308,7 +311,7 @@ impl MuxVnet {
                 core.tracer.copied(mark);
             }
             core.tracer.note(mark, "dispatch", || {
-                format!("guest {number} says {:?}, vport {}", tag.verdict, tag.vport)
+                format!("guest {number} answers {:?}, vport {}", tag.verdict, tag.vport)
             });
             if at.is_none() {
                 let (stage, detail) = match tag.verdict {

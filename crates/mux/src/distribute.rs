@@ -67,7 +67,7 @@ pub struct Distributor {
     /// Guests that may get frames, by their index in the list.
     members: Vec<usize>,
     /// Index of the member whose turn it is.
-    turn: usize,
+    current: usize,
     /// Ordered: frames left of its turn.
     left: usize,
     /// Weighted: credit of each member.
@@ -100,7 +100,7 @@ impl Distributor {
             key,
             weights: guests.iter().map(|guest| guest.weight.max(1)).collect(),
             members: Vec::with_capacity(guests.len()),
-            turn: 0,
+            current: 0,
             left: 0,
             credits: vec![0; guests.len()],
             ranks: ranks(guests, of(GuestDistribution::Flow)),
@@ -138,7 +138,7 @@ impl Distributor {
         }
         self.members.clear();
         self.members.extend(members);
-        (self.turn, self.left, self.picked) = (0, 0, None);
+        (self.current, self.left, self.picked) = (0, 0, None);
         self.credits.fill(0);
         self.flowlets.fill(Flowlet::default());
         self.slots.fill(u16::MAX);
@@ -162,8 +162,9 @@ impl Distributor {
         }
         match self.policy {
             GuestDistribution::RoundRobin => {
-                self.turn = if self.turn + 1 < self.members.len() { self.turn + 1 } else { 0 };
-                self.members.get(self.turn).map(|guest| (*guest, 1))
+                self.current =
+                    if self.current + 1 < self.members.len() { self.current + 1 } else { 0 };
+                self.members.get(self.current).map(|guest| (*guest, 1))
             }
             GuestDistribution::Weighted => self.next_weighted().map(|guest| (guest, 1)),
             GuestDistribution::Flow => {
@@ -217,7 +218,7 @@ impl Distributor {
     /// it has. Among equals, the first after the last turn wins.
     fn roomiest(&self, guests: &mut (impl GuestLoads + ?Sized)) -> Option<(usize, usize)> {
         let count = self.members.len();
-        let from_next = (1..=count).map(|step| (self.turn + step) % count);
+        let from_next = (1..=count).map(|step| (self.current + step) % count);
         // Among equals, `max_by_key` returns the last.
         let rooms = from_next.rev().map(|at| (at, guests.room(self.members[at])));
         rooms.max_by_key(|(_, room)| *room)
@@ -228,15 +229,15 @@ impl Distributor {
     fn next_turn(&mut self, guests: &mut (impl GuestLoads + ?Sized)) -> Option<(usize, usize)> {
         let mut room = 0;
         if self.left > 0 {
-            room = guests.room(self.members[self.turn]);
+            room = guests.room(self.members[self.current]);
         }
         if room == 0 {
-            (self.turn, room) = self.roomiest(guests)?;
+            (self.current, room) = self.roomiest(guests)?;
             self.left = TURN_FRAMES;
         }
         // If no guest has space, a whole turn is refused at once.
         let count = if room == 0 { self.left } else { self.left.min(room) };
-        Some((self.members[self.turn], count))
+        Some((self.members[self.current], count))
     }
 
     /// Adds each member's weight to its credit. The member
@@ -263,8 +264,8 @@ impl Distributor {
         let Flowlet { guest, given } = self.flowlets[slot];
         let mut guest = usize::from(guest);
         if guests.done(guest) >= given {
-            (self.turn, _) = self.roomiest(guests)?;
-            guest = self.members[self.turn];
+            (self.current, _) = self.roomiest(guests)?;
+            guest = self.members[self.current];
         }
         let given = guests.given(guest) + 1;
         self.picked = Some((slot, Flowlet { guest: guest as u16, given }));
@@ -275,7 +276,7 @@ impl Distributor {
     #[cfg(test)]
     pub(crate) fn state(&self) -> impl std::hash::Hash {
         let flowlets: Vec<_> = self.flowlets.iter().map(|it| (it.guest, it.given)).collect();
-        (self.members.clone(), self.turn, self.left, flowlets)
+        (self.members.clone(), self.current, self.left, flowlets)
     }
 
     fn flow(&self, frame: &[u8]) -> u32 {
@@ -495,11 +496,11 @@ mod tests {
             let total: u32 = weights.iter().sum();
             let mut distributor = distributor(GuestDistribution::Weighted, &weights);
             let mut counts = vec![0u32; weights.len()];
-            for turn in 1..=total {
+            for step in 1..=total {
                 counts[pick(&mut distributor, &[]).unwrap()] += 1;
                 for (count, weight) in counts.iter().zip(&weights) {
-                    let fair = f64::from(turn) * f64::from(*weight) / f64::from(total);
-                    prop_assert!((f64::from(*count) - fair).abs() < weights.len() as f64);
+                    let ideal = f64::from(step) * f64::from(*weight) / f64::from(total);
+                    prop_assert!((f64::from(*count) - ideal).abs() < weights.len() as f64);
                 }
             }
             prop_assert_eq!(counts, weights);
@@ -556,10 +557,10 @@ mod tests {
         /// Turns go to the guest with the most space. A guest that
         /// stands still gets at most two turns while others continue.
         #[test]
-        fn ordered_policy_picks_the_guest_with_most_space(stalled in 0usize..3, turns in 3usize..50) {
+        fn ordered_policy_picks_the_guest_with_most_space(stalled in 0usize..3, picks in 3usize..50) {
             let mut distributor = distributor(GuestDistribution::Ordered, &[1; 3]);
             let mut guests = Fake::of(3);
-            for _ in 0..turns {
+            for _ in 0..picks {
                 let (guest, count) = distributor.pick(&[], &mut guests).unwrap();
                 prop_assert_eq!(count, TURN_FRAMES);
                 guests.given[guest] += count as u64;
@@ -578,8 +579,8 @@ mod tests {
             let total: u32 = weights.iter().sum();
             for (guest, weight) in weights.iter().enumerate() {
                 let got = slots.iter().filter(|rank| usize::from(**rank) % GUESTS_MAX == guest).count() as f64;
-                let fair = FLOW_SLOTS as f64 * f64::from(*weight) / f64::from(total);
-                prop_assert!((got - fair).abs() < 6.0 * fair.sqrt() + 1.0, "{got} of {fair}");
+                let ideal = FLOW_SLOTS as f64 * f64::from(*weight) / f64::from(total);
+                prop_assert!((got - ideal).abs() < 6.0 * ideal.sqrt() + 1.0, "{got} of {ideal}");
             }
         }
     }

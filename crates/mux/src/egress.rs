@@ -301,24 +301,24 @@ impl MuxVnet {
         };
         let before = line.waiting();
         for mut packet in frames.drain(..) {
-            let fate = line.draw(core.now_ns, packet.len());
-            if fate.lost {
+            let drawn = line.draw(core.now_ns, packet.len());
+            if drawn.lost {
                 lost += 1;
                 core.tracer.end(packet.mark, "drop", || Reason::Loss.name().into());
                 core.packets.give(packet);
                 continue;
             }
-            if let Some(bit) = fate.corrupt {
+            if let Some(bit) = drawn.corrupt {
                 packet.bytes_mut()[bit / 8] ^= 1 << (bit % 8);
                 counters.corrupted += 1;
             }
-            if fate.duplicate {
+            if drawn.duplicate {
                 counters.duplicated += 1;
                 core.tracer.copied(packet.mark);
             }
-            let Some(at_ns) = fate.at_ns else {
+            let Some(at_ns) = drawn.at_ns else {
                 counters.reordered += u64::from(line.waiting() > 0);
-                if fate.duplicate {
+                if drawn.duplicate {
                     match core.packets.copy_of(packet.bytes(), packet.mark) {
                         Some(copy) => on.push(copy.at(port.into())),
                         None => {
@@ -332,7 +332,7 @@ impl MuxVnet {
             };
             core.tracer
                 .note(packet.mark, "delay", || format!("for {} us", (at_ns - core.now_ns) / 1000));
-            for _ in 0..=u8::from(fate.duplicate) {
+            for _ in 0..=u8::from(drawn.duplicate) {
                 if !line.put(at_ns, packet.mark, packet.bytes()) {
                     full += 1;
                     core.tracer.end(packet.mark, "drop", || Reason::DelayFull.name().into());
@@ -415,9 +415,9 @@ impl MuxVnet {
         if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
             engine.count_sent(frames, 0, false);
         }
-        let there = &self.ports[usize::from(to)];
-        let node = &self.nodes[there.node].name;
-        core.tracer.note(row.mark, "send", || format!("by the vlink to {node}:{}", there.name));
+        let far_port = &self.ports[usize::from(to)];
+        let node = &self.nodes[far_port.node].name;
+        core.tracer.note(row.mark, "send", || format!("by the vlink to {node}:{}", far_port.name));
         frames.iter_mut().for_each(|packet| packet.arrive_at(to));
         self.local.append(frames);
     }
@@ -463,7 +463,7 @@ impl MuxVnet {
             return here.drop_all(core, Reason::ExternalGone, frames);
         };
         let (slot, header_bytes) = (outside.external, outside.header_bytes());
-        let (mac, mtu, exit) = (external.mac, external.mtu, external.netdevs.at(outside.spread));
+        let (mac, mtu, netdev) = (external.mac, external.mtu, external.netdevs.at(outside.spread));
         let fits = outside.fits(*row.bytes_each.end(), mtu, hop);
         if !fits && row.frames > 1 {
             return self.transmit_external_each(core, frames);
@@ -484,7 +484,7 @@ impl MuxVnet {
             engine.count_sent(frames, header_bytes, false);
         }
         let why = match core.netdevs(slot) {
-            Some((exits, mut tools)) => exits.send(exit, &mut tools, frames),
+            Some((netdevs, mut tools)) => netdevs.send(netdev, &mut tools, frames),
             None => Reason::ExternalGone,
         };
         if let Some(class) = class.filter(|_| !frames.is_empty()) {
@@ -533,8 +533,9 @@ impl MuxVnet {
                 here.drop(core, Reason::QueueFull, packet);
                 continue;
             }
-            let what = if in_turn { "capacity of the interface" } else { "next hop of the tunnel" };
-            let detail = || format!("waits for the {what} of {}", here.name);
+            let missing =
+                if in_turn { "capacity of the interface" } else { "next hop of the tunnel" };
+            let detail = || format!("waits for the {missing} of {}", here.name);
             core.tracer.note(packet.mark, "send", detail);
             link.pending.push(core.now_ns, packet);
             self.waiting += 1;
@@ -562,8 +563,9 @@ impl MuxVnet {
         let mut frames = core.scratch.batch();
         let mut room = if is_known { link.scheduler_budget(core) } else { SchedulerBudget::all() };
         let is_late = |since_ns: u64| now_ns - since_ns >= PENDING_NS_MAX;
-        let mut goes =
-            |held: &(u64, PacketBuffer)| (is_known || is_late(held.0)) && room.take(held.1.len());
+        let mut goes = |pending: &(u64, PacketBuffer)| {
+            (is_known || is_late(pending.0)) && room.take(pending.1.len())
+        };
         while link.pending.first().is_some_and(&mut goes)
             && let Some(packet) = link.pending.pop()
         {

@@ -197,10 +197,10 @@ impl VrouterEngine {
         ports: Range<u16>,
         macs: &[[u8; 6]],
         packets: &mut [PacketBuffer],
-        fates: &mut [EngineVerdict],
+        verdicts: &mut [EngineVerdict],
         copies: &mut Copies<'_>,
     ) {
-        let mut run = EngineBatch { ports, macs, packets, fates };
+        let mut run = EngineBatch { ports, macs, packets, verdicts };
         if let Some(fields) = &self.fields {
             let actions = self.slowpath.as_mut().and_then(|it| it.actions.as_deref_mut());
             return match fields.is_long() {
@@ -249,10 +249,10 @@ impl VrouterEngine {
 
     /// Handles requests of the control guest's programs,
     /// for a bounded time. True if there were any.
-    pub fn poll_slowpath(&mut self, ways: &mut SlowPathOutputs<'_>, clock: &Clock) -> bool {
+    pub fn poll_slowpath(&mut self, outputs: &mut SlowPathOutputs<'_>, clock: &Clock) -> bool {
         let Some(slowpath) = &mut self.slowpath else { return false };
         let end = clock.raw() + APPLY_CYCLES;
-        slowpath.poll(ways, || clock.raw() < end)
+        slowpath.poll(outputs, || clock.raw() < end)
     }
 
     /// Applies messages of the mirror and answers them, for a bounded time. True if there was work.
@@ -301,11 +301,11 @@ impl VrouterEngine {
                 self.due_ns = Some(now_ns);
                 None
             }
-            Err(error) => Some(format!("its route mirror made no sense: {error}")),
+            Err(error) => Some(format!("invalid message from its route mirror: {error}")),
         };
         let (bytes, max) = (self.tables.memory_bytes(), self.spec.memory_bytes);
         let too_many =
-            || format!("its routes take {bytes} bytes, {max} at most: raise resources.routes");
+            || format!("its routes take {bytes} bytes, more than {max} (raise resources.routes)");
         if let Some(fault) = fault.or_else(|| (bytes as u64 > max).then(too_many)) {
             self.tables.gone.extend(self.tables.next.take());
             self.follower.restart();
@@ -423,7 +423,7 @@ fn process_fields<const B: usize, const W: usize>(
                 (keys[count], frames[count]) = (key, frame);
                 count += 1;
             }
-            None => run.fates[frame] = EngineVerdict::Drop(Reason::GuestMalformed),
+            None => run.verdicts[frame] = EngineVerdict::Drop(Reason::GuestMalformed),
         }
     }
     if let Some(set) = actions.as_deref().and_then(|actions| set_of(actions).as_ref()) {
@@ -441,7 +441,7 @@ fn process_fields<const B: usize, const W: usize>(
             }
         });
         if is_open {
-            run.fates[frame] = match fields.punts() {
+            run.verdicts[frame] = match fields.punts() {
                 true => EngineVerdict::Punt(PUNTED_AS),
                 false => EngineVerdict::Drop(Reason::Unmatched),
             };
@@ -455,9 +455,9 @@ impl EngineBatch<'_> {
         copies.make(action, &self.ports, &self.packets[frame], |_, _| {});
         match action.verdict {
             FilterVerdict::Pass => return true,
-            FilterVerdict::Punt => self.fates[frame] = EngineVerdict::Punt(PUNTED_AS),
+            FilterVerdict::Punt => self.verdicts[frame] = EngineVerdict::Punt(PUNTED_AS),
             FilterVerdict::Drop | FilterVerdict::Send => {
-                self.fates[frame] = EngineVerdict::Drop(Reason::Filtered)
+                self.verdicts[frame] = EngineVerdict::Drop(Reason::Filtered)
             }
         }
         false
@@ -475,11 +475,11 @@ impl EngineBatch<'_> {
         let macs = self.macs;
         let mac = |vport: u8| macs.get(usize::from(vport)).copied();
         let Some(source) = mac(action.vport) else {
-            self.fates[frame] = EngineVerdict::Drop(Reason::GuestPortDown);
+            self.verdicts[frame] = EngineVerdict::Drop(Reason::GuestPortDown);
             return false;
         };
         let written = fields.write(self.packets[frame].bytes_mut(), &action.data, &source);
-        self.fates[frame] = match written {
+        self.verdicts[frame] = match written {
             Ok(()) => EngineVerdict::Out(action.vport.into()),
             Err(Unsent::Hops) => EngineVerdict::Punt(PuntClass::Exception),
             Err(Unsent::Short) => EngineVerdict::Drop(Reason::GuestMalformed),
@@ -529,7 +529,7 @@ struct EngineBatch<'a> {
     ports: Range<u16>,
     macs: &'a [[u8; 6]],
     packets: &'a mut [PacketBuffer],
-    fates: &'a mut [EngineVerdict],
+    verdicts: &'a mut [EngineVerdict],
 }
 
 impl FrameBatch for EngineBatch<'_> {
@@ -562,7 +562,7 @@ impl FrameBatch for EngineBatch<'_> {
 
     #[inline]
     fn decide(&mut self, frame: usize, decision: Decision) {
-        self.fates[frame] = match decision {
+        self.verdicts[frame] = match decision {
             Decision::Out(vport) => EngineVerdict::Out(vport),
             Decision::Punt(class) => EngineVerdict::Punt(class),
             Decision::Drop(reason) => EngineVerdict::Drop(reason.into()),
@@ -642,7 +642,7 @@ impl MirrorChannel for Rings {
 struct Exchanged {
     fib: Box<Fib>,
     next: Option<Box<Fib>>,
-    #[allow(clippy::vec_box, reason = "they are moved as they are, from here to who drops them")]
+    #[allow(clippy::vec_box, reason = "the thread that drops them takes the boxes")]
     gone: Vec<Box<Fib>>,
 }
 

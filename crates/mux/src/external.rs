@@ -44,7 +44,7 @@ pub struct WorkerNetdevs {
 #[derive(Debug)]
 struct Inbox {
     /// Index of the netdev that sends them.
-    exit: usize,
+    netdev: usize,
     from: Consumer<PacketBuffer>,
     /// Frames that the netdev had no space for.
     left: PacketBatch,
@@ -65,20 +65,20 @@ impl WorkerExternal {
     /// Returns the counters of this worker, and those that only the netdevs have.
     pub fn stats(&self) -> mux::MuxExternalStats {
         let mut stats = self.counters.stats();
-        self.netdevs.all.iter().for_each(|exit| exit.count(&mut stats));
+        self.netdevs.all.iter().for_each(|netdev| netdev.count(&mut stats));
         stats
     }
 }
 
 impl WorkerNetdevs {
     /// Adds a netdev of this worker, and the rings by which other workers send to it.
-    pub fn add(&mut self, exit: Box<dyn NetdevDriver>, inboxes: Vec<Consumer<PacketBuffer>>) {
+    pub fn add(&mut self, netdev: Box<dyn NetdevDriver>, inboxes: Vec<Consumer<PacketBuffer>>) {
         // A worker with a netdev needs no paths to others.
         self.close_paths();
         let at = self.all.len();
-        let inboxes = inboxes.into_iter().map(|from| Inbox { exit: at, from, left: vec![] });
+        let inboxes = inboxes.into_iter().map(|from| Inbox { netdev: at, from, left: vec![] });
         self.inboxes.extend(inboxes);
-        self.all.push(exit);
+        self.all.push(netdev);
     }
 
     /// Adds a path to another worker's netdev.
@@ -122,14 +122,14 @@ impl WorkerNetdevs {
 
     /// Returns the netdev of this kind, if there is one.
     pub fn find<E: NetdevDriver>(&mut self) -> Option<&mut E> {
-        let exits = self.all.iter_mut().map(|exit| &mut **exit as &mut dyn Any);
-        exits.filter_map(|exit| exit.downcast_mut()).next()
+        let netdevs = self.all.iter_mut().map(|netdev| &mut **netdev as &mut dyn Any);
+        netdevs.filter_map(|netdev| netdev.downcast_mut()).next()
     }
 
     /// Gives the netdevs packets to receive into, and takes back the packets of transmitted frames.
     pub fn refill(&mut self, tools: &mut NetdevContext<'_>) {
-        self.all.iter_mut().for_each(|exit| exit.fill(tools.packets));
-        self.all.iter_mut().for_each(|exit| exit.complete(tools));
+        self.all.iter_mut().for_each(|netdev| netdev.fill(tools.packets));
+        self.all.iter_mut().for_each(|netdev| netdev.complete(tools));
     }
 
     /// Returns the index of the netdev for frames with this number.
@@ -142,7 +142,7 @@ impl WorkerNetdevs {
     /// Returns how many frames netdev `at` takes now.
     pub fn room(&mut self, at: usize) -> usize {
         match self.all.get_mut(at) {
-            Some(exit) if self.scheduler.is_none() => exit.room(),
+            Some(netdev) if self.scheduler.is_none() => netdev.room(),
             _ => usize::MAX,
         }
     }
@@ -160,7 +160,7 @@ impl WorkerNetdevs {
             return self.send_in_turn(at, tools, frames);
         }
         match self.all.get_mut(at) {
-            Some(exit) => exit.send(tools, frames),
+            Some(netdev) => netdev.send(tools, frames),
             None => Reason::ExternalGone,
         }
     }
@@ -211,13 +211,13 @@ impl WorkerNetdevs {
     /// and to programs. Returns how many frames came from other workers.
     pub fn flush(&mut self, tools: &mut NetdevContext<'_>) -> usize {
         let mut taken = 0;
-        for Inbox { exit: at, from, left } in &mut self.inboxes {
-            let exit = &mut self.all[*at];
+        for Inbox { netdev: at, from, left } in &mut self.inboxes {
+            let netdev = &mut self.all[*at];
             // A full netdev exerts back pressure on the workers that fill the inbox. A frame
             // may take several places in the netdev's ring, so some frames may be left. Frames
             // with a traffic class wait at the scheduler, and their ports respect its budget.
             if left.is_empty() {
-                let room = if self.scheduler.is_some() { usize::MAX } else { exit.room() };
+                let room = if self.scheduler.is_some() { usize::MAX } else { netdev.room() };
                 let count = from.slots().min(room);
                 taken += count;
                 match (from.read_chunk(count), &mut self.scheduler) {
@@ -233,7 +233,7 @@ impl WorkerNetdevs {
                     (Err(_), _) => {}
                 }
             }
-            if !left.is_empty() && exit.send(tools, left) == Reason::ExternalGone {
+            if !left.is_empty() && netdev.send(tools, left) == Reason::ExternalGone {
                 tools.counters.drop_all(OuterReason::Gone, left.len() as u64);
                 tools.packets.give_all(left);
             }
@@ -241,7 +241,7 @@ impl WorkerNetdevs {
         if let Some(scheduler) = &mut self.scheduler {
             taken += scheduler.run(&mut self.all, tools);
         }
-        self.all.iter_mut().for_each(|exit| exit.flush(tools));
+        self.all.iter_mut().for_each(|netdev| netdev.flush(tools));
         taken
     }
 }

@@ -150,18 +150,18 @@ mod tests {
             let fields = FieldForwarder::new(&spec);
             let byte = |at: usize| frame.get(at).copied();
             let ranges = spec.key.iter().map(|it| usize::from(it.offset)..usize::from(it.offset) + usize::from(it.bytes));
-            let wanted: Option<Vec<u8>> = ranges.flatten().map(byte).collect();
+            let expected: Option<Vec<u8>> = ranges.flatten().map(byte).collect();
             let written_to = spec.write.iter().map(|it| it.end()).max().unwrap_or(0);
-            let wanted = wanted.filter(|_| frame.len() >= written_to);
+            let expected = expected.filter(|_| frame.len() >= written_to);
             let key = match spec.is_long() {
                 false => fields.key::<16, 2>(&frame, vport).map(bytes),
                 true => fields.key::<40, 5>(&frame, vport).map(bytes),
             };
-            prop_assert_eq!(key.is_some(), wanted.is_some());
-            let (Some(key), Some(wanted)) = (key, wanted) else { return Ok(()) };
-            prop_assert_eq!(key.len(), if wanted.len() > 14 { 40 } else { 16 });
-            prop_assert_eq!(&key[..wanted.len()], &wanted[..]);
-            prop_assert!(key[wanted.len()..key.len() - 2].iter().all(|byte| *byte == 0));
+            prop_assert_eq!(key.is_some(), expected.is_some());
+            let (Some(key), Some(expected)) = (key, expected) else { return Ok(()) };
+            prop_assert_eq!(key.len(), if expected.len() > 14 { 40 } else { 16 });
+            prop_assert_eq!(&key[..expected.len()], &expected[..]);
+            prop_assert!(key[expected.len()..key.len() - 2].iter().all(|byte| *byte == 0));
             prop_assert_eq!(&key[key.len() - 2..], vport.to_be_bytes());
             let mac = [2, 3, 4, 5, 6, 7];
             let (mut written, mut slow, mut ends) = (frame.clone(), frame.clone(), false);

@@ -72,9 +72,9 @@ impl MuxVnet {
     fn decide(&mut self, core: &mut Core, frames: &mut PacketBatch) {
         let end = core.meter.now() + FORWARD_CYCLES;
         let taken = self.buffers.beside(self.waiting) + self.local.len();
-        let mut fates = std::mem::take(&mut core.scratch.engine_verdicts);
-        fates.clear();
-        fates.resize(frames.len(), EngineVerdict::UNDECIDED);
+        let mut verdicts = std::mem::take(&mut core.scratch.engine_verdicts);
+        verdicts.clear();
+        verdicts.resize(frames.len(), EngineVerdict::UNDECIDED);
         let mut copies = Copies {
             made: core.scratch.batch(),
             missed: std::mem::take(&mut core.scratch.missed),
@@ -90,16 +90,16 @@ impl MuxVnet {
             };
             let same = |packet: &&PacketBuffer| ports.contains(&packet.port);
             let run = frames[at..].iter().take(engine.frames_at_once()).take_while(same).count();
-            let (run, to) = (&mut frames[at..at + run], &mut fates[at..at + run]);
+            let (run, to) = (&mut frames[at..at + run], &mut verdicts[at..at + run]);
             let forwarder = &mut core.scratch.forwarder;
             engine.process(forwarder, ports.clone(), macs, run, to, &mut copies);
-            for (packet, fate) in run.iter_mut().zip(to) {
-                match *fate {
+            for (packet, verdict) in run.iter_mut().zip(to) {
+                match *verdict {
                     EngineVerdict::Out(vport) if usize::from(vport) < ports.len() => {
                         packet.port = ports.start + vport;
                     }
                     // The engine's tables may name a port that the node does not have.
-                    EngineVerdict::Out(_) => *fate = EngineVerdict::Drop(Reason::GuestPortDown),
+                    EngineVerdict::Out(_) => *verdict = EngineVerdict::Drop(Reason::GuestPortDown),
                     _ => {}
                 }
             }
@@ -110,17 +110,17 @@ impl MuxVnet {
         }
         let Copies { mut made, mut missed, .. } = copies;
         self.engine_backlog.extend(frames.drain(at..));
-        let goes_on = |(packet, fate): (&PacketBuffer, &EngineVerdict)| {
-            packet.mark == 0 && matches!(fate, EngineVerdict::Out(_))
+        let goes_on = |(packet, verdict): (&PacketBuffer, &EngineVerdict)| {
+            packet.mark == 0 && matches!(verdict, EngineVerdict::Out(_))
         };
-        if !frames.iter().zip(&fates).all(goes_on) {
-            self.end_decided(core, frames, &fates);
+        if !frames.iter().zip(&verdicts).all(goes_on) {
+            self.end_decided(core, frames, &verdicts);
         }
         self.count_made(&made, &mut missed);
         frames.append(&mut made);
         core.scratch.spare.push(made);
         core.scratch.missed = missed;
-        core.scratch.engine_verdicts = fates;
+        core.scratch.engine_verdicts = verdicts;
     }
 
     /// Punts frames that match a punt filter of their node.
@@ -149,10 +149,15 @@ impl MuxVnet {
     }
 
     /// Punts or drops the frames that are not forwarded, and notes the verdicts of traced frames.
-    fn end_decided(&mut self, core: &mut Core, frames: &mut PacketBatch, fates: &[EngineVerdict]) {
+    fn end_decided(
+        &mut self,
+        core: &mut Core,
+        frames: &mut PacketBatch,
+        verdicts: &[EngineVerdict],
+    ) {
         let mut go_on = core.scratch.batch();
-        for (packet, fate) in frames.drain(..).zip(fates) {
-            match *fate {
+        for (packet, verdict) in frames.drain(..).zip(verdicts) {
+            match *verdict {
                 EngineVerdict::Out(vport) => {
                     core.tracer.note(packet.mark, "forward", || format!("out of vport {vport}"));
                     go_on.push(packet);
@@ -189,9 +194,9 @@ impl MuxVnet {
             let here = usize::from(ports.start)..usize::from(ports.end);
             let queues = &mut NodePorts(&mut self.ports[here]);
             let packets = &mut core.packets;
-            let mut ways = SlowPathOutputs { packets, ports, local, out, missed, room, queues };
+            let mut outputs = SlowPathOutputs { packets, ports, local, out, missed, room, queues };
             work += usize::from(engine.poll(core.now_ns, core.meter.clock()));
-            work += usize::from(engine.poll_slowpath(&mut ways, core.meter.clock()));
+            work += usize::from(engine.poll_slowpath(&mut outputs, core.meter.clock()));
         }
         self.count_made(&out, &mut missed);
         core.scratch.missed = missed;

@@ -28,13 +28,13 @@ impl GeneratorFrames {
     /// fault.
     pub fn parse(mut file: &[u8]) -> Result<Self, String> {
         if file.len() > FRAMES_BYTES_MAX {
-            return Err(format!("{} bytes of frames; {FRAMES_BYTES_MAX} are the most", file.len()));
+            return Err(format!("{} bytes of frames exceed {FRAMES_BYTES_MAX}", file.len()));
         }
         let mut frames = Self::default();
         while let Some((length, rest)) = file.split_first_chunk::<2>() {
             let length = usize::from(u16::from_le_bytes(*length));
             let number = frames.ends.len();
-            let frame = rest.get(..length).ok_or(format!("frame {number} is cut"))?;
+            let frame = rest.get(..length).ok_or(format!("frame {number} is truncated"))?;
             if length > PACKET_BYTES - pdp_afxdp::HEADROOM_BYTES {
                 return Err(format!("frame {number} has {length} bytes, more than a packet"));
             }
@@ -42,7 +42,11 @@ impl GeneratorFrames {
             frames.ends.push(frames.bytes.len() as u32);
             file = &rest[length..];
         }
-        if file.is_empty() { Ok(frames) } else { Err("the last frame has half a length".into()) }
+        if file.is_empty() {
+            Ok(frames)
+        } else {
+            Err("the last frame's length is truncated".into())
+        }
     }
 
     fn get(&self, index: usize) -> &[u8] {

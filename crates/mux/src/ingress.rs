@@ -140,8 +140,8 @@ impl MuxPort {
 
     /// Begins to trace `packet` if a trace waits for it, or adds to the trace that it has.
     fn follow(&mut self, tracer: &mut Tracer, vnet: u16, packet: &mut PacketBuffer, outside: bool) {
-        let wanted = |wish: &mut PendingTrace| wish.wants(packet.bytes());
-        if let Some(wish) = self.wish.take_if(wanted) {
+        let matches = |wish: &mut PendingTrace| wish.wants(packet.bytes());
+        if let Some(wish) = self.wish.take_if(matches) {
             packet.mark = tracer.start(vnet, wish);
             let bytes = packet.len();
             let by = if outside { "from outside" } else { "by a vlink of this node" };

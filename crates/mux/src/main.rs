@@ -42,5 +42,5 @@ fn main() -> anyhow::Result<()> {
     let mux = MuxServer::start(&settings).context("can't start the mux")?;
     let listener = std::io::stdin().as_fd().try_clone_to_owned().map(UnixListener::from);
     let served = listener.and_then(|listener| mux.serve(&listener));
-    served.context("can't serve at standard input, which is to be a Unix socket that listens")
+    served.context("can't serve on standard input, which must be a listening Unix socket")
 }

@@ -33,7 +33,7 @@ struct CompletionRun {
 /// Order of completions.
 #[derive(Clone, Debug, Default)]
 pub struct CompletionOrder {
-    turns: VecDeque<CompletionRun>,
+    runs: VecDeque<CompletionRun>,
     /// Positions used so far.
     places: u64,
 }
@@ -43,12 +43,10 @@ impl CompletionOrder {
     /// forwarded after all frames that were given before.
     #[inline]
     pub fn note(&mut self, guest: u32, frames: usize) {
-        let mut last = self.turns.iter_mut().rev();
-        let (turn, before) = (last.next(), last.next().map(|turn| turn.place));
-        match turn {
-            Some(turn) if turn.guest == guest && before != Some(turn.place) => {
-                turn.frames += frames
-            }
+        let mut last = self.runs.iter_mut().rev();
+        let (run, before) = (last.next(), last.next().map(|run| run.place));
+        match run {
+            Some(run) if run.guest == guest && before != Some(run.place) => run.frames += frames,
             _ => {
                 self.places += 1;
                 self.add(guest, frames);
@@ -61,56 +59,56 @@ impl CompletionOrder {
     pub fn barrier(&mut self, guests: impl IntoIterator<Item = (u32, usize)>) {
         self.places += 1;
         for (guest, holds) in guests {
-            let turns = self.turns.iter().filter(|turn| turn.guest == guest);
-            let noted: usize = turns.map(|turn| turn.frames).sum();
+            let runs = self.runs.iter().filter(|run| run.guest == guest);
+            let noted: usize = runs.map(|run| run.frames).sum();
             self.add(guest, holds.saturating_sub(noted));
         }
     }
 
     fn add(&mut self, guest: u32, frames: usize) {
         if frames > 0 {
-            self.turns.push_back(CompletionRun { place: self.places, guest, frames });
+            self.runs.push_back(CompletionRun { place: self.places, guest, frames });
         }
     }
 
     /// Returns the index of `guest`'s turn, if its completions may be taken now.
     #[inline]
-    fn turn_of(&self, guest: u32) -> Option<usize> {
-        let first = self.turns.front()?.place;
-        let mut next = self.turns.iter().take_while(|turn| turn.place == first);
-        next.position(|turn| turn.guest == guest)
+    fn run_of(&self, guest: u32) -> Option<usize> {
+        let first = self.runs.front()?.place;
+        let mut next = self.runs.iter().take_while(|run| run.place == first);
+        next.position(|run| run.guest == guest)
     }
 
     /// Returns how many completions may be taken from `guest` now.
     #[inline]
     pub fn allowance(&self, guest: u32) -> usize {
-        match self.turn_of(guest) {
-            Some(at) => self.turns[at].frames,
-            None if self.turns.is_empty() => usize::MAX,
+        match self.run_of(guest) {
+            Some(at) => self.runs[at].frames,
+            None if self.runs.is_empty() => usize::MAX,
             None => 0,
         }
     }
 
     /// Returns a guest that others have to wait for, if there is one.
     pub fn awaited(&self) -> Option<u32> {
-        self.turns.front().map(|turn| turn.guest)
+        self.runs.front().map(|run| run.guest)
     }
 
     /// Notes that `frames` completions were taken from `guest`, within its allowance.
     #[inline]
     pub fn completed(&mut self, guest: u32, frames: usize) {
-        if let Some(at) = self.turn_of(guest) {
-            let turn = &mut self.turns[at];
-            turn.frames = turn.frames.saturating_sub(frames);
-            if turn.frames == 0 {
-                self.turns.remove(at);
+        if let Some(at) = self.run_of(guest) {
+            let run = &mut self.runs[at];
+            run.frames = run.frames.saturating_sub(frames);
+            if run.frames == 0 {
+                self.runs.remove(at);
             }
         }
     }
 
     /// Forgets `guest` and the frames that it had.
     pub fn forget(&mut self, guest: u32) {
-        self.turns.retain(|turn| turn.guest != guest);
+        self.runs.retain(|run| run.guest != guest);
     }
 }
 
@@ -312,9 +310,9 @@ mod tests {
 
         fn key(&self) -> u64 {
             let mut hasher = DefaultHasher::new();
-            let first = self.order.turns.front().map_or(0, |turn| turn.place);
-            for turn in &self.order.turns {
-                (turn.place - first, turn.guest, turn.frames).hash(&mut hasher);
+            let first = self.order.runs.front().map_or(0, |run| run.place);
+            for run in &self.order.runs {
+                (run.place - first, run.guest, run.frames).hash(&mut hasher);
             }
             self.distributor.state().hash(&mut hasher);
             (&self.guests, self.left, &self.arrived, self.changes).hash(&mut hasher);
@@ -340,7 +338,7 @@ mod tests {
                 let next = world.steps();
                 if next.is_empty() {
                     assert_eq!(world.sent.len() + world.lost, usize::from(frames), "{world:?}");
-                    assert!(world.order.turns.is_empty(), "{world:?}");
+                    assert!(world.order.runs.is_empty(), "{world:?}");
                     ends += 1;
                 }
                 let next = next.into_iter().chain(world.changes());

@@ -78,7 +78,7 @@ pub(crate) struct Silence {
     taken: u64,
     /// Consecutive checks at which the guest had frames
     /// and had completed none since the last check.
-    looks: u32,
+    checks: u32,
 }
 
 impl MuxGuest {
@@ -129,12 +129,12 @@ impl MuxGuest {
     pub fn silence(&mut self) -> u32 {
         let mut links = self.links.iter_mut().flatten();
         let has_sent = links.any(|link| link.channel.has_sent());
-        let Silence { completed, taken, looks } = self.silent;
+        let Silence { completed, taken, checks } = self.silent;
         let waits = has_sent && taken == self.taken;
-        let owes = !self.outstanding.is_empty() && !waits;
-        let looks = if owes && completed == self.stats.completed { looks + 1 } else { 0 };
-        self.silent = Silence { completed: self.stats.completed, taken: self.taken, looks };
-        looks
+        let outstanding = !self.outstanding.is_empty() && !waits;
+        let checks = if outstanding && completed == self.stats.completed { checks + 1 } else { 0 };
+        self.silent = Silence { completed: self.stats.completed, taken: self.taken, checks };
+        checks
     }
 
     /// Continues where `old`, the same guest, stopped.

@@ -106,7 +106,7 @@ pub struct Queues {
     filled: u32,
     /// The ring: the queue whose turn it is, the last queue,
     /// the number of queues, and the sum of their weights.
-    turn: u32,
+    current: u32,
     last: u32,
     count: u32,
     weights: u32,
@@ -191,9 +191,9 @@ struct DrrQueue {
 const _: () = assert!(size_of::<DrrQueue>() == 64);
 
 impl DrrQueue {
-    fn new(spec: &mux::QueueConfig, leaving: &EgressConfig) -> Self {
+    fn new(spec: &mux::QueueConfig, egress: &EgressConfig) -> Self {
         let (frames, bytes) = match (spec.frames, spec.bytes) {
-            (0, 0) => (leaving.queue_frames, leaving.queue_bytes),
+            (0, 0) => (egress.queue_frames, egress.queue_bytes),
             given => given,
         };
         // `check` bounds all of these.
@@ -237,7 +237,7 @@ fn key(name: &str) -> u64 {
 impl Queues {
     /// Creates the queues of `spec`, for an end with
     /// these egress settings. `None` if there are none.
-    pub fn of(spec: &[mux::QueueConfig], leaving: &EgressConfig) -> Option<Box<Self>> {
+    pub fn of(spec: &[mux::QueueConfig], egress: &EgressConfig) -> Option<Box<Self>> {
         let spec = &spec[..spec.len().min(QUEUES_MAX)];
         if spec.is_empty() {
             return None;
@@ -248,7 +248,7 @@ impl Queues {
                 of_dscp[usize::from(*dscp) % DSCPS] = at;
             }
         }
-        let queues: Box<[_]> = spec.iter().map(|queue| DrrQueue::new(queue, leaving)).collect();
+        let queues: Box<[_]> = spec.iter().map(|queue| DrrQueue::new(queue, egress)).collect();
         let known = queues.iter().zip(spec).map(|(queue, spec)| QueueInfo {
             key: key(&spec.name),
             spec: queue.setting(),
@@ -264,13 +264,13 @@ impl Queues {
             by_key,
             set: 0,
             of_dscp,
-            overhead_bytes: leaving.overhead_bytes,
+            overhead_bytes: egress.overhead_bytes,
             places: vec![],
             free: NONE,
             waiting: 0,
             reserved,
             filled: 0,
-            turn: NONE,
+            current: NONE,
             last: NONE,
             count: 0,
             weights: 0,
@@ -358,11 +358,11 @@ impl Queues {
     /// Returns the bytes of the next frame, as counted and its own. `None` if no frame is queued.
     pub fn first(&mut self) -> Option<(usize, usize)> {
         loop {
-            let turn = self.turn;
-            let here = self.queues.get(turn as usize)?;
+            let current = self.current;
+            let here = self.queues.get(current as usize)?;
             if !self.has_quantum {
                 expect(&self.places, &self.queues, here.next);
-                let here = &mut self.queues[turn as usize];
+                let here = &mut self.queues[current as usize];
                 if self.left == 0 {
                     let frames = (FRAME_BYTES_MAX * u64::from(self.count)) << FRACTION_BITS;
                     (self.left, self.unit) =
@@ -372,23 +372,23 @@ impl Queues {
                 here.deficit += self.unit * u32::from(here.weight);
                 self.has_quantum = true;
             }
-            let here = &mut self.queues[turn as usize];
+            let here = &mut self.queues[current as usize];
             let first = self.places[here.first as usize].frame.as_ref();
             let bytes = first.map_or(0, PacketBuffer::len);
             let counted = bytes + self.overhead_bytes as usize;
             if here.deficit >> FRACTION_BITS >= counted as u32 {
                 return Some((counted, bytes));
             }
-            self.turn = mem::replace(&mut here.next, NONE);
+            self.current = mem::replace(&mut here.next, NONE);
             self.has_quantum = false;
-            self.append(turn);
+            self.append(current);
         }
     }
 
     /// Takes the next frame.
     pub fn pop(&mut self) -> Option<PacketBuffer> {
         let (counted, bytes) = self.first()?;
-        let here = &mut self.queues[self.turn as usize];
+        let here = &mut self.queues[self.current as usize];
         let place = &mut self.places[here.first as usize];
         let packet = place.frame.take();
         self.free = mem::replace(&mut here.first, mem::replace(&mut place.next, self.free));
@@ -403,7 +403,7 @@ impl Queues {
         if here.frames == 0 {
             (here.last, here.deficit) = (NONE, 0);
             (self.count, self.weights) = (self.count - 1, self.weights - u32::from(here.weight));
-            self.turn = mem::replace(&mut here.next, NONE);
+            self.current = mem::replace(&mut here.next, NONE);
             self.has_quantum = false;
         }
         packet
@@ -433,8 +433,8 @@ impl Queues {
     }
 
     fn append(&mut self, queue: u32) {
-        match self.turn {
-            NONE => self.turn = queue,
+        match self.current {
+            NONE => self.current = queue,
             _ => self.queues[self.last as usize].next = queue,
         }
         self.last = queue;
@@ -469,7 +469,7 @@ impl Queues {
         }
         // In the order of the old ring. The first queue
         // is entered only once for the frames of others.
-        let mut next = old.turn;
+        let mut next = old.current;
         while let Some(was) = old.queues.get(next as usize) {
             let at = self.find(old.known[next as usize].key).unwrap_or(0);
             if !self.is_in_ring(at) {
@@ -477,7 +477,7 @@ impl Queues {
             }
             next = was.next;
         }
-        let key = |all: &Self| all.known.get(all.turn as usize).map(|turn| turn.key);
+        let key = |all: &Self| all.known.get(all.current as usize).map(|current| current.key);
         self.has_quantum = old.has_quantum && key(self) == key(old);
         self.filled = self.queues.iter().map(DrrQueue::filled).sum();
         old.filled = 0;
@@ -490,7 +490,7 @@ impl Queues {
     }
 
     fn is_in_ring(&self, queue: usize) -> bool {
-        self.queues[queue].next != NONE || self.last as usize == queue && self.turn != NONE
+        self.queues[queue].next != NONE || self.last as usize == queue && self.current != NONE
     }
 
     /// Sets a queue's parameters within those of its spec,
@@ -576,9 +576,8 @@ mod tests {
     fn queues(weights: &[u32], overhead_bytes: u32) -> Queues {
         let all = weights.iter().zip(0..);
         let spec: Vec<_> = all.map(|(weight, at)| queue(&format!("q{at}"), *weight)).collect();
-        let leaving =
-            EgressConfig { overhead_bytes, queue_frames: 4096, ..EgressConfig::default() };
-        *Queues::of(&spec, &leaving).unwrap()
+        let egress = EgressConfig { overhead_bytes, queue_frames: 4096, ..EgressConfig::default() };
+        *Queues::of(&spec, &egress).unwrap()
     }
 
     fn sized(mut packet: PacketBuffer, bytes: usize, mark: u32) -> PacketBuffer {
@@ -682,11 +681,11 @@ mod tests {
                 let in_ring = queues.queues.iter().filter(|queue| queue.frames > 0);
                 prop_assert_eq!(queues.weights, in_ring.map(|it| u32::from(it.weight)).sum::<u32>());
                 let has = queues.states(0).map(|it| it.weight).collect::<Vec<_>>();
-                let wanted = |(name, weight): &(u8, u32)| match set.get(name) {
+                let expected = |(name, weight): &(u8, u32)| match set.get(name) {
                     Some(it) if it.weight > 0 => it.weight.into(),
                     _ => *weight,
                 };
-                prop_assert_eq!(has, names.iter().map(wanted).collect::<Vec<_>>());
+                prop_assert_eq!(has, names.iter().map(expected).collect::<Vec<_>>());
                 let filled = names.iter().map(|(name, weight)| {
                     model.get(name).map_or(0, VecDeque::len).min(buffers_of(*weight))
                 });
@@ -733,8 +732,8 @@ mod tests {
                         behind[at] = sent[at] as f64 / f64::from(weights[at]);
                     }
                     let frames: f64 = weights[..2].iter().map(|it| FRAME_BYTES_MAX as f64 / f64::from(*it)).sum();
-                    let far = (behind[0] - behind[1]).abs();
-                    prop_assert!(far <= unit + frames, "{far} of {} and {}", unit, frames);
+                    let gap = (behind[0] - behind[1]).abs();
+                    prop_assert!(gap <= unit + frames, "{gap} of {} and {}", unit, frames);
                 }
             }
         }

@@ -21,7 +21,7 @@ impl MuxVnet {
     /// which are ports of their own. Frames of a transit leave by its
     /// other end. Frames of a segment go where the segment forwards them.
     pub(crate) fn relay(&mut self, core: &mut Core, batch: &mut PacketBatch) {
-        let (mut onward, mut out) = (core.scratch.batch(), core.scratch.batch());
+        let (mut relayed, mut out) = (core.scratch.batch(), core.scratch.batch());
         let Self { ports, own_ports, .. } = self;
         let goes = |packet: &PacketBuffer| {
             let at = usize::from(packet.port);
@@ -29,11 +29,11 @@ impl MuxVnet {
         };
         if batch.chunk_by(|a, b| a.port == b.port).all(|run| goes(&run[0])) {
             // All frames go; swap instead of moving them.
-            mem::swap(&mut onward, batch);
+            mem::swap(&mut relayed, batch);
         } else {
-            onward.extend(batch.extract_if(.., |packet| goes(packet)));
+            relayed.extend(batch.extract_if(.., |packet| goes(packet)));
         }
-        self.by_burst(core, &mut onward, |vnet, core, row, frames| {
+        self.by_burst(core, &mut relayed, |vnet, core, row, frames| {
             let here = &mut vnet.ports[usize::from(row.port)];
             match here.relay {
                 Some(RelayTarget::Segment(at, end)) => {
@@ -48,7 +48,7 @@ impl MuxVnet {
             }
         });
         self.egress_external(core, &mut out);
-        core.scratch.spare.extend([onward, out]);
+        core.scratch.spare.extend([relayed, out]);
     }
 
     /// Passes a burst into a segment by its end there, and
@@ -86,7 +86,7 @@ impl MuxVnet {
         out: &mut PacketBatch,
     ) {
         let segment = &mut self.segments[usize::from(at)];
-        let mut fates = mem::take(&mut core.scratch.segment_verdicts);
+        let mut verdicts = mem::take(&mut core.scratch.segment_verdicts);
         let mut all_known = true;
         for packet in &mut *frames {
             let to = segment.forward(end, packet.bytes(), core.now_ns);
@@ -96,14 +96,14 @@ impl MuxVnet {
                     all_known = false
                 }
             }
-            fates.push(to);
+            verdicts.push(to);
         }
         if all_known {
             self.took(core, row.port, row.mark, row.frames, row.bytes);
             self.deliver(frames, out);
         } else {
             let mut one = core.scratch.batch();
-            for (mut packet, to) in frames.drain(..).zip(&fates) {
+            for (mut packet, to) in frames.drain(..).zip(&verdicts) {
                 // For a flooded frame, the last of its ends. The
                 // frame itself goes there, and copies to the others.
                 let others = || self.segments[usize::from(at)].others(end);
@@ -134,8 +134,8 @@ impl MuxVnet {
             }
             core.scratch.spare.push(one);
         }
-        fates.clear();
-        core.scratch.segment_verdicts = fates;
+        verdicts.clear();
+        core.scratch.segment_verdicts = verdicts;
     }
 
     /// Counts frames that a port's segment took.
@@ -186,14 +186,14 @@ impl MuxVnet {
             let room = waits < FLOOD_FRAMES_MAX && waiting + waits < core.packets.free();
             let copy = if room { core.packets.copy_of(packet.bytes(), packet.mark) } else { None };
             let Some(copy) = copy else {
-                let there = &mut ports[usize::from(to)];
+                let far_port = &mut ports[usize::from(to)];
                 if is_own {
-                    there.counters.made += 1;
+                    far_port.counters.made += 1;
                 } else {
-                    there.counters.received += 1;
-                    there.counters.received_bytes += packet.len() as u64;
+                    far_port.counters.received += 1;
+                    far_port.counters.received_bytes += packet.len() as u64;
                 }
-                there.end(&mut core.tracer, Reason::NoPacket, packet);
+                far_port.end(&mut core.tracer, Reason::NoPacket, packet);
                 continue;
             };
             let queue = if is_own { &mut *out } else { &mut *local };

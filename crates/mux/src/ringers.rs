@@ -79,7 +79,7 @@ impl Ringers {
             builder.spawn(move || {
                 // Sets up what ringing needs now, not when a peer waits for it.
                 if let Err(error) = Bell::probe() {
-                    warn!("ringer {number} can't ring: {error}");
+                    warn!("ringer {number} can't ring doorbells: {error}");
                 }
                 shared.run();
             })?;

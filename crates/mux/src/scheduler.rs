@@ -22,7 +22,7 @@ const NOBODYS: usize = 0;
 #[derive(Debug)]
 pub struct Scheduler {
     /// Frames, and the indices of their netdevs.
-    fair: WfqScheduler<(usize, PacketBuffer)>,
+    wfq: WfqScheduler<(usize, PacketBuffer)>,
     /// Traffic classes by number.
     classes: Vec<Option<Arc<TrafficClass>>>,
     /// The next frame, if its netdev has no space.
@@ -35,16 +35,16 @@ pub struct Scheduler {
 
 impl Default for Scheduler {
     fn default() -> Self {
-        let mut fair = WfqScheduler::new(LATE_NS);
-        fair.set(NOBODYS, BandwidthShare { guarantee_bps: 0, weight: 1 }, 0);
-        Self { fair, classes: vec![], stuck: None, one: vec![], due_ns: None }
+        let mut wfq = WfqScheduler::new(LATE_NS);
+        wfq.set(NOBODYS, BandwidthShare { guarantee_bps: 0, weight: 1 }, 0);
+        Self { wfq, classes: vec![], stuck: None, one: vec![], due_ns: None }
     }
 }
 
 impl Scheduler {
     /// Sets the interface's capacity, bits a second. `None`: all frames are sent at once.
     pub fn set_capacity(&mut self, bps: Option<u64>) {
-        self.fair.set_capacity(bps);
+        self.wfq.set_capacity(bps);
         self.due_ns = None;
     }
 
@@ -55,23 +55,23 @@ impl Scheduler {
             self.classes.resize(number + 1, None);
         }
         self.classes[number] = Some(class);
-        self.fair.set(number, part, now_ns);
+        self.wfq.set(number, part, now_ns);
     }
 
     /// Removes a traffic class whose port sends no more.
     /// Its remaining frames go to class `NOBODYS`.
     pub fn remove(&mut self, number: usize, now_ns: u64) -> Option<Arc<TrafficClass>> {
         let class = self.classes.get_mut(number)?.take()?;
-        for (frame, bytes) in self.fair.remove(number) {
+        for (frame, bytes) in self.wfq.remove(number) {
             class.sub(1, bytes.into());
-            self.fair.enqueue(NOBODYS, frame, bytes, now_ns);
+            self.wfq.enqueue(NOBODYS, frame, bytes, now_ns);
         }
         Some(class)
     }
 
     /// True if no frame is queued.
     pub fn is_empty(&self) -> bool {
-        self.stuck.is_none() && self.fair.waiting() == 0
+        self.stuck.is_none() && self.wfq.waiting() == 0
     }
 
     /// Queues a frame of the class with this number, for netdev `at`.
@@ -79,20 +79,20 @@ impl Scheduler {
     pub fn put(&mut self, number: usize, at: usize, packet: PacketBuffer, now_ns: u64) {
         let known = matches!(self.classes.get(number), Some(Some(_)));
         let bytes = on_wire(packet.len());
-        self.fair.enqueue(if known { number } else { NOBODYS }, (at, packet), bytes, now_ns);
+        self.wfq.enqueue(if known { number } else { NOBODYS }, (at, packet), bytes, now_ns);
     }
 
     /// Sends the frames that the capacity permits now. Returns their number.
     pub fn run(
         &mut self,
-        exits: &mut [Box<dyn NetdevDriver>],
+        netdevs: &mut [Box<dyn NetdevDriver>],
         tools: &mut NetdevContext<'_>,
     ) -> usize {
         let mut sent = 0;
-        while !exits.is_empty() {
+        while !netdevs.is_empty() {
             let (at, packet) = match self.stuck.take() {
                 Some(stuck) => stuck,
-                None => match self.fair.next(tools.now_ns) {
+                None => match self.wfq.next(tools.now_ns) {
                     NextFrame::Send(number, frame) => {
                         if let Some(Some(class)) = self.classes.get(number) {
                             class.sub(1, on_wire(frame.1.len()).into());
@@ -107,7 +107,7 @@ impl Scheduler {
                 },
             };
             self.one.push(packet);
-            let why = exits[at % exits.len()].send(tools, &mut self.one);
+            let why = netdevs[at % netdevs.len()].send(tools, &mut self.one);
             match self.one.pop() {
                 None => sent += 1,
                 Some(packet) if why == Reason::ExternalGone => {
@@ -132,9 +132,9 @@ impl Scheduler {
 
     /// Removes and returns all queued frames.
     pub fn drain(&mut self) -> PacketBatch {
-        self.fair.set_capacity(None);
+        self.wfq.set_capacity(None);
         let mut all: PacketBatch = self.stuck.take().into_iter().map(|it| it.1).collect();
-        while let NextFrame::Send(_, (_, packet)) = self.fair.next(u64::MAX >> 1) {
+        while let NextFrame::Send(_, (_, packet)) = self.wfq.next(u64::MAX >> 1) {
             all.push(packet);
         }
         all

@@ -56,24 +56,24 @@ pub struct Shaper {
 impl Shaper {
     /// Creates a shaper at the configured rate, or else at `default`. It
     /// has these queues or, if there are none, one queue for all frames.
-    pub fn new(leaving: &EgressConfig, queues: &[mux::QueueConfig], default: Rate) -> Self {
-        let rate = leaving.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
-        let bucket = match leaving.burst_bytes {
+    pub fn new(egress: &EgressConfig, queues: &[mux::QueueConfig], default: Rate) -> Self {
+        let rate = egress.rate_bps.map_or(default, |bps| Rate { bps, pps: 0 });
+        let bucket = match egress.burst_bytes {
             0 => TokenBucket::new(rate, SHAPER_BURST_NS, SHAPER_BURST_FRAMES_MIN),
             bytes => TokenBucket::with_burst(rate.bps, bytes.max(SHAPER_BURST_BYTES_MIN)),
         };
         Self {
             rate,
-            burst_bytes: leaving.burst_bytes,
-            overhead_bytes: leaving.overhead_bytes as usize,
+            burst_bytes: egress.burst_bytes,
+            overhead_bytes: egress.overhead_bytes as usize,
             bucket,
             // Grows on demand, because a vnet may have
             // thousands of vlinks where no frame ever waits.
             queue: VecDeque::new(),
-            queue_max: leaving.queue_frames as usize,
+            queue_max: egress.queue_frames as usize,
             bytes: 0,
-            bytes_max: if leaving.queue_bytes == 0 { u64::MAX } else { leaving.queue_bytes },
-            queues: Queues::of(queues, leaving),
+            bytes_max: if egress.queue_bytes == 0 { u64::MAX } else { egress.queue_bytes },
+            queues: Queues::of(queues, egress),
         }
     }
 
@@ -220,10 +220,10 @@ impl Shaper {
         })
     }
 
-    /// True if one more frame may be pending in `held`, which has the same limits as the queue.
-    pub fn may_hold(&self, held: &PendingFrames, packet: &PacketBuffer) -> bool {
-        let frames = held.len() + 1;
-        let bytes = held.bytes + (packet.len() + frames * self.overhead_bytes) as u64;
+    /// True if one more frame may be pending in `pending`, which has the same limits as the queue.
+    pub fn may_hold(&self, pending: &PendingFrames, packet: &PacketBuffer) -> bool {
+        let frames = pending.len() + 1;
+        let bytes = pending.bytes + (packet.len() + frames * self.overhead_bytes) as u64;
         frames <= self.queue_max && (frames == 1 || bytes <= self.bytes_max)
     }
 
@@ -303,10 +303,10 @@ mod tests {
             gaps in prop::collection::vec((0u64..200_000, 60usize..1514), 1..200),
         ) {
             let (_pool, mut free) = Pool::new(gaps.len()).unwrap();
-            let leaving = EgressConfig {
+            let egress = EgressConfig {
                 rate_bps: Some(bps), burst_bytes, overhead_bytes, queue_frames, queue_bytes, ..EgressConfig::default()
             };
-            let mut shaper = Shaper::new(&leaving, &[], Rate { bps: 1, pps: 1 });
+            let mut shaper = Shaper::new(&egress, &[], Rate { bps: 1, pps: 1 });
             let (mut now, mut order, mut accepted, mut sent) = (0u64, 0u32, vec![], vec![]);
             let overhead = overhead_bytes as usize;
             let (mut sent_bits, mut waiting_bytes) = (0u64, 0);
@@ -353,7 +353,7 @@ mod tests {
                         prop_assert!(at > now);
                         now = at;
                         let Some(Ok(packet)) = shaper.next(now, &mut SchedulerBudget::all()) else {
-                            panic!("not sent at the time told");
+                            panic!("not sent at the announced time");
                         };
                         sent.push(packet.mark);
                     }

@@ -374,16 +374,16 @@ mod tests {
         }
 
         /// True if every wait of both sides will end.
-        fn is_owed(&self) -> bool {
+        fn every_wait_ends(&self) -> bool {
             let line = &self.line;
             let peer_waits = line.peer == Life::Sleeps && !line.peer_rung && self.has_something();
             // A worker that is awake rings once the peer has waited, or when it has taken enough.
-            let owed = !self.worker_sleeps
+            let will_ring = !self.worker_sleeps
                 && (matches!(self.state, PeerPollState::Waiting { .. })
                     || line.full
                     || line.sent == RING);
             let worker_waits = line.sent > 0 && self.state.is_armed() && !self.worker_rung;
-            (!peer_waits || owed) && !worker_waits
+            (!peer_waits || will_ring) && !worker_waits
         }
     }
 
@@ -459,7 +459,7 @@ mod tests {
         };
         let (mut seen, mut open) = (HashSet::new(), vec![world]);
         while let Some(world) = open.pop() {
-            assert!(world.is_owed(), "{world:?}");
+            assert!(world.every_wait_ends(), "{world:?}");
             if world.worker_sleeps && world.line.peer == Life::Sleeps {
                 let rung = world.worker_rung || world.line.peer_rung;
                 assert!(rung || !world.has_something() && world.line.sent == 0, "{world:?}");

@@ -186,14 +186,14 @@ impl EngineSlowPath {
     /// Does jobs while `go_on` returns true. Returns true if there was work.
     pub fn poll(
         &mut self,
-        ways: &mut SlowPathOutputs<'_>,
+        outputs: &mut SlowPathOutputs<'_>,
         mut go_on: impl FnMut() -> bool,
     ) -> bool {
         if !self.shared.used.load(Ordering::Relaxed) {
             self.shared.used.store(true, Ordering::Release);
             self.reader.0.ring();
         }
-        let vports = ways.ports.len() as u64;
+        let vports = outputs.ports.len() as u64;
         if self.shared.vports.load(Ordering::Relaxed) != vports {
             self.shared.vports.store(vports, Ordering::Relaxed);
         }
@@ -206,7 +206,7 @@ impl EngineSlowPath {
                 self.actions.iter_mut().for_each(|actions| _ = actions.settle(&mut go_on));
                 break;
             };
-            if !self.act(&mut asked.job, ways, &mut go_on) {
+            if !self.act(&mut asked.job, outputs, &mut go_on) {
                 self.now = Some(asked);
                 break;
             }
@@ -227,7 +227,7 @@ impl EngineSlowPath {
     fn act(
         &mut self,
         job: &mut SlowPathJob,
-        ways: &mut SlowPathOutputs<'_>,
+        outputs: &mut SlowPathOutputs<'_>,
         mut go_on: impl FnMut() -> bool,
     ) -> bool {
         match job {
@@ -242,7 +242,7 @@ impl EngineSlowPath {
                 let Some(actions) = &mut self.actions else { return true };
                 while let Some(commit) = all.get_mut(*done) {
                     let Commit { changes, wrong, .. } = commit;
-                    if wrong.is_none() && !actions.apply(changes, ways.queues, &mut go_on) {
+                    if wrong.is_none() && !actions.apply(changes, outputs.queues, &mut go_on) {
                         return false;
                     }
                     *done += 1;
@@ -257,7 +257,7 @@ impl EngineSlowPath {
                 counters.extend_from_slice(all.unwrap_or_default());
             }
             SlowPathJob::Queues(vport, first, states, more) => {
-                if let Some(queues) = ways.queues.at(*vport) {
+                if let Some(queues) = outputs.queues.at(*vport) {
                     let room = states.capacity();
                     states.extend(queues.states((*first).into()).take(room));
                     *more = queues.count() > usize::from(*first) + states.len();
@@ -265,7 +265,7 @@ impl EngineSlowPath {
             }
             SlowPathJob::List(next, filters, more) => return self.list(next, filters, more, go_on),
             SlowPathJob::Send { out, vport, queue, bytes } => {
-                ways.send(*out, *vport, *queue, bytes)
+                outputs.send(*out, *vport, *queue, bytes)
             }
         }
         true
@@ -309,10 +309,10 @@ impl SlowPathOutputs<'_> {
         let packet = if self.room > 0 { self.packets.copy_of(bytes, 0) } else { None };
         let Some(packet) = packet else { return self.missed.push(port) };
         self.room -= 1;
-        let way = if out { &mut *self.out } else { &mut *self.local };
+        let output = if out { &mut *self.out } else { &mut *self.local };
         let mut packet = packet.at(port.into());
         packet.queue = if out { queue } else { 0 };
-        way.push(packet);
+        output.push(packet);
     }
 }
 

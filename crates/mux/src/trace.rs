@@ -65,11 +65,11 @@ impl Tracer {
         let Some(free) = self.traces.iter().position(Option::is_none) else { return 0 };
         let (since, stages) = (Instant::now(), vec![]);
         let mark = loop {
-            let (turn, number) = (self.given / NUMBERS, self.given % NUMBERS + 1);
+            let (lap, number) = (self.given / NUMBERS, self.given % NUMBERS + 1);
             self.given = self.given.wrapping_add(1);
             // Skips numbers of running traces.
             if self.traces.iter().flatten().all(|trace| trace.mark & 0xff != number) {
-                break turn << 8 | number;
+                break lap << 8 | number;
             }
         };
         self.traces[free] = Some(FrameTrace { mark, vnet, wish, since, open: 1, stages });

@@ -65,7 +65,7 @@ pub struct TrafficClass {
     capacity: Arc<Capacity>,
     number: u32,
     /// Frames at the scheduler (high bits), and their bytes on the interface (low bits).
-    there: AtomicU64,
+    queued: AtomicU64,
     /// Frames of its vnet at all schedulers.
     of_vnet: Arc<AtomicUsize>,
 }
@@ -78,7 +78,7 @@ impl TrafficClass {
         numbers.last = numbers.last.max(number);
         drop(numbers);
         let (capacity, of_vnet) = (capacity.clone(), of_vnet.clone());
-        Self { capacity, number, there: AtomicU64::new(0), of_vnet }
+        Self { capacity, number, queued: AtomicU64::new(0), of_vnet }
     }
 
     /// True if the class belongs to an interface of this capacity.
@@ -107,7 +107,7 @@ impl TrafficClass {
     /// `header_bytes` beside its own. It stays valid until the port sends frames.
     #[inline]
     pub fn room(&self, header_bytes: usize) -> SchedulerBudget {
-        let (frames, bytes) = self.there();
+        let (frames, bytes) = self.queued();
         let bytes_max = self.capacity.bps.load(Ordering::Relaxed) / 8 / (1_000_000_000 / AHEAD_NS);
         let (frames_min, frames_max) = FRAMES;
         let look_ns = self.retry_ns();
@@ -122,22 +122,22 @@ impl TrafficClass {
         }
     }
 
-    fn there(&self) -> (u64, u64) {
-        let there = self.there.load(Ordering::Relaxed);
-        (there >> BYTES_BITS, there & ((1 << BYTES_BITS) - 1))
+    fn queued(&self) -> (u64, u64) {
+        let queued = self.queued.load(Ordering::Relaxed);
+        (queued >> BYTES_BITS, queued & ((1 << BYTES_BITS) - 1))
     }
 
     /// Adds frames that the port sends to the scheduler.
     #[inline]
     pub fn add(&self, frames: usize, bytes: u64) {
-        self.there.fetch_add((frames as u64) << BYTES_BITS | bytes, Ordering::Relaxed);
+        self.queued.fetch_add((frames as u64) << BYTES_BITS | bytes, Ordering::Relaxed);
         self.of_vnet.fetch_add(frames, Ordering::Relaxed);
     }
 
     /// Removes frames that have left the scheduler.
     #[inline]
     pub fn sub(&self, frames: usize, bytes: u64) {
-        self.there.fetch_sub((frames as u64) << BYTES_BITS | bytes, Ordering::Relaxed);
+        self.queued.fetch_sub((frames as u64) << BYTES_BITS | bytes, Ordering::Relaxed);
         self.of_vnet.fetch_sub(frames, Ordering::Relaxed);
     }
 
@@ -150,7 +150,7 @@ impl TrafficClass {
     /// at least, nanoseconds. The port need not check again before.
     pub fn retry_ns(&self) -> u64 {
         let bps = self.capacity.bps.load(Ordering::Relaxed).max(1);
-        let half_ns = u128::from(self.there().1) * 4_000_000_000 / u128::from(bps);
+        let half_ns = u128::from(self.queued().1) * 4_000_000_000 / u128::from(bps);
         half_ns.clamp(LOOK_NS.0.into(), LOOK_NS.1.into()) as u64
     }
 }

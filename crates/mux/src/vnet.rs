@@ -276,14 +276,14 @@ pub(crate) struct PortLink {
 
 impl PortLink {
     /// Creates end `at` of a vlink towards `far`, with path
-    /// `way`. The rate is `default` if none is configured.
-    fn new(vlink: &mux::Vlink, at: usize, far: &VlinkEnd, way: VlinkPath, default: Rate) -> Self {
-        let leaving = vlink.egress(at);
+    /// `path`. The rate is `default` if none is configured.
+    fn new(vlink: &mux::Vlink, at: usize, far: &VlinkEnd, path: VlinkPath, default: Rate) -> Self {
+        let egress = vlink.egress(at);
         Self {
             up: vlink.up,
-            path: way,
-            delay_line: DelayLine::of(&leaving),
-            shaper: Shaper::new(&leaving, vlink.queues(at), default),
+            path,
+            delay_line: DelayLine::of(&egress),
+            shaper: Shaper::new(&egress, vlink.queues(at), default),
             pending: PendingFrames::default(),
             identity: (vlink.name.clone(), far.clone()),
         }
@@ -386,24 +386,26 @@ impl MuxVnet {
             let ([a, b], true) = (vlink.ends.as_slice(), vlink.is_wire()) else { continue };
             for (end, near, far) in [(0, a, b), (1, b, a)] {
                 let Some(at) = vnet.port_of(near) else { continue };
-                let way = match vnet.port_of(far) {
+                let path = match vnet.port_of(far) {
                     Some(far) => Some(VlinkPath::Port(far as u16)),
                     None => outside(number, far),
                 };
-                let default = if matches!(way, Some(VlinkPath::Port(_))) {
+                let default = if matches!(path, Some(VlinkPath::Port(_))) {
                     LOCAL_RATE
                 } else {
                     Rate { bps: 0, pps: 0 }
                 };
-                vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end, far, way, default));
+                vnet.ports[at].link =
+                    path.map(|path| PortLink::new(vlink, end, far, path, default));
             }
         }
         let none = Rate { bps: 0, pps: 0 };
         let mut firsts: Vec<Option<usize>> = vec![None; spec.vlinks.len()];
         for (at, end) in own_ports.clone().zip(&own) {
             let vlink = &spec.vlinks[end.vlink];
-            let way = outside(end.vlink, end.end);
-            vnet.ports[at].link = way.map(|way| PortLink::new(vlink, end.at, end.end, way, none));
+            let path = outside(end.vlink, end.end);
+            vnet.ports[at].link =
+                path.map(|path| PortLink::new(vlink, end.at, end.end, path, none));
             if vlink.segment.is_none()
                 && let Some(other) = firsts[end.vlink].replace(at)
             {
@@ -427,9 +429,9 @@ impl MuxVnet {
     ) -> Result<(), E> {
         self.power = spec.power();
         for (node, spec) in self.nodes.iter_mut().zip(&spec.nodes) {
-            let wanted = spec.router.as_ref().and_then(|router| router.engine.as_ref());
-            if let (Some(router), Some(wanted)) = (&mut node.router, wanted) {
-                router.engine = Some(Box::new(engine(wanted)?));
+            let config = spec.router.as_ref().and_then(|router| router.engine.as_ref());
+            if let (Some(router), Some(config)) = (&mut node.router, config) {
+                router.engine = Some(Box::new(engine(config)?));
                 self.has_engines = true;
             }
         }
@@ -453,8 +455,8 @@ impl MuxVnet {
                     self.ports[*port].relay = Some(RelayTarget::Segment(at, place));
                 }
                 VlinkEnd::Port { .. } => {
-                    let way = VlinkPath::Segment(at, place);
-                    let link = PortLink::new(vlink, place.into(), end, way, LOCAL_RATE);
+                    let path = VlinkPath::Segment(at, place);
+                    let link = PortLink::new(vlink, place.into(), end, path, LOCAL_RATE);
                     self.ports[*port].link = Some(link);
                 }
             }
@@ -515,9 +517,9 @@ impl MuxVnet {
     /// at another thread, because the worker has no time for that.
     pub fn take_over(&mut self, old: &mut MuxVnet, core: &mut Core) {
         // Frames in `late` continue if their vrouter still has an engine.
-        let mut late = mem::take(&mut old.engine_backlog);
+        let mut backlog = mem::take(&mut old.engine_backlog);
         while old.ingress(core, &mut vec![]) > 0 {}
-        late.append(&mut old.engine_backlog);
+        backlog.append(&mut old.engine_backlog);
         self.police.take_over(&old.police);
         self.checked_ns = old.checked_ns;
         self.used_cycles = old.used_cycles;
@@ -538,9 +540,9 @@ impl MuxVnet {
             let router = &self.nodes[self.ports[usize::from(packet.port)].node].router;
             same_ports && router.as_ref().is_some_and(|router| router.engine.is_some())
         };
-        self.engine_backlog.extend(late.extract_if(.., has_engine));
+        self.engine_backlog.extend(backlog.extract_if(.., has_engine));
         let ports = if same_ports { &mut self.ports } else { &mut old.ports };
-        for packet in late {
+        for packet in backlog {
             ports[usize::from(packet.port)].drop(core, Reason::Behind, packet);
         }
         self.take_over_segments(old, same_ports, core.now_ns);
@@ -650,12 +652,12 @@ impl MuxVnet {
     pub fn attach<L: PeerChannel + 'static>(
         &mut self,
         node: &str,
-        who: NodePeer,
+        peer: NodePeer,
         interface: u32,
         mut link: PeerConnection<L>,
     ) -> Result<(), PeerConnection<L>> {
         let Some(node) = self.node(node) else { return Err(link) };
-        let (attach, place) = match who {
+        let (attach, place) = match peer {
             NodePeer::Tap => (AttachMode::Tap, Some(&mut node.tap).filter(|_| interface == 0)),
             NodePeer::Guest(number) => {
                 let Some(guest) = node.guest(number) else { return Err(link) };
@@ -675,14 +677,15 @@ impl MuxVnet {
         let is_it = |link: &Option<Box<PeerConnection>>| {
             link.as_ref().is_some_and(|link| link.epoch == epoch)
         };
-        let lane = |(at, guest): (_, &MuxGuest)| Some((at, guest.links.iter().position(is_it)?));
+        let channel = |(at, guest): (_, &MuxGuest)| Some((at, guest.links.iter().position(is_it)?));
         let mut nodes = self.nodes.iter().enumerate();
-        let found = nodes.find_map(|(at, node)| match node.guests().enumerate().find_map(lane) {
-            None => is_it(&node.tap).then_some((at, None)),
-            seat => Some((at, seat)),
-        });
-        if let Some((node, seat)) = found {
-            self.disconnect(node, seat, core, None);
+        let found =
+            nodes.find_map(|(at, node)| match node.guests().enumerate().find_map(channel) {
+                None => is_it(&node.tap).then_some((at, None)),
+                peer => Some((at, peer)),
+            });
+        if let Some((node, peer)) = found {
+            self.disconnect(node, peer, core, None);
         }
     }
 
@@ -691,15 +694,15 @@ impl MuxVnet {
     pub(crate) fn disconnect(
         &mut self,
         node: usize,
-        seat: PeerIndex,
+        peer: PeerIndex,
         core: &mut Core,
         fault: Option<String>,
     ) {
         let MuxNode { tap, router, first, .. } = &mut self.nodes[node];
-        let (link, lost) = match (seat, router) {
+        let (link, lost) = match (peer, router) {
             (None, _) => (tap.take(), None),
-            (Some((guest, lane)), Some(router)) => {
-                (router.guests[guest].links[lane].take(), Some((guest, router)))
+            (Some((guest, channel)), Some(router)) => {
+                (router.guests[guest].links[channel].take(), Some((guest, router)))
             }
             (Some(_), None) => return,
         };
@@ -794,7 +797,8 @@ impl MuxVnet {
         let node = self.nodes.get(node)?;
         let ports = &self.ports[node.first..node.first + node.count];
         let outstanding: usize = node.guests().map(|guest| guest.outstanding.len()).sum();
-        let late = self.engine_backlog.iter().filter(|it| node.ports().contains(&it.port)).count();
+        let backlog =
+            self.engine_backlog.iter().filter(|it| node.ports().contains(&it.port)).count();
         let counted = node.guests().map(|guest| {
             let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
             let stats = MuxGuestStats { connected, in_flight, ..guest.stats.clone() };
@@ -803,7 +807,7 @@ impl MuxVnet {
         Some(NodeCounters {
             now_ns,
             guests: counted.collect(),
-            in_flight: (late + outstanding + ports.iter().map(MuxPort::in_flight).sum::<usize>())
+            in_flight: (backlog + outstanding + ports.iter().map(MuxPort::in_flight).sum::<usize>())
                 as u64,
             tap_connected: node.tap.is_some(),
             engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
@@ -910,7 +914,7 @@ fn take_over_guests(
             router.order.forget(was.spec.number);
         }
         for link in was.links.iter_mut().filter_map(Option::take) {
-            core.connections.end(link, "no guest of this vrouter any more", false);
+            core.connections.end(link, "the guest was removed from its router", false);
         }
     }
     if let Some(router) = &mut node.router {

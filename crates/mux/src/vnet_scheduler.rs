@@ -330,13 +330,13 @@ impl<F> VnetScheduler<F> {
     /// that could be taken now. Frames that can't be queued stay in `frames`.
     pub fn enqueue_all(
         &mut self,
-        whose: (u16, u32),
+        owner: (u16, u32),
         free: usize,
         now_ns: u64,
         frames: &mut Vec<F>,
     ) -> Result<(), EnqueueError> {
         let room = self.room(free);
-        let account = self.account_of(whose).ok_or(EnqueueError::Stale)?;
+        let account = self.account_of(owner).ok_or(EnqueueError::Stale)?;
         let room = room.max(account.own_room);
         let fits = frames.len().min(room.saturating_sub(account.frames.len()));
         let before = account.frames.len();
@@ -345,7 +345,7 @@ impl<F> VnetScheduler<F> {
         } else {
             account.frames.extend(frames.drain(..fits));
         }
-        self.gather(whose.0, before, now_ns);
+        self.gather(owner.0, before, now_ns);
         if frames.is_empty() { Ok(()) } else { Err(EnqueueError::Full) }
     }
 
@@ -360,13 +360,13 @@ impl<F> VnetScheduler<F> {
     #[inline]
     pub fn enqueue(
         &mut self,
-        whose: (u16, u32),
+        owner: (u16, u32),
         free: usize,
         now_ns: u64,
         frame: F,
     ) -> Result<(), (EnqueueError, F)> {
         let room = self.room(free);
-        let Some(account) = self.account_of(whose) else {
+        let Some(account) = self.account_of(owner) else {
             return Err((EnqueueError::Stale, frame));
         };
         let before = account.frames.len();
@@ -374,7 +374,7 @@ impl<F> VnetScheduler<F> {
             return Err((EnqueueError::Full, frame));
         }
         account.frames.push_back(frame);
-        self.gather(whose.0, before, now_ns);
+        self.gather(owner.0, before, now_ns);
         Ok(())
     }
 
@@ -565,10 +565,10 @@ impl<F> VnetScheduler<F> {
                 self.in_vain = 0;
                 continue;
             }
-            let turn = TURN_CYCLES * count * i64::from(account.weight) / weight;
-            let turn = turn.clamp(TURN_CYCLES / TURN_MIN, TURN_CYCLES * TURN_MAX);
+            let grant = TURN_CYCLES * count * i64::from(account.weight) / weight;
+            let grant = grant.clamp(TURN_CYCLES / TURN_MIN, TURN_CYCLES * TURN_MAX);
             if !goes_on {
-                account.credit = (account.credit + turn).min(turn);
+                account.credit = (account.credit + grant).min(grant);
             }
             if account.credit > 0 {
                 account.visited_ns = now_ns;
@@ -697,10 +697,10 @@ mod tests {
     /// Runs ticks with frames for all vnets. Returns each
     /// vnet's part of the time, and its lost frames.
     fn run(vnets: &[Vnet], ticks: u64) -> Vec<(f64, usize)> {
-        let mut turns: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
+        let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
         let mut got = vec![(0u64, 0usize); vnets.len()];
         for (slot, vnet) in vnets.iter().enumerate() {
-            turns.insert(slot as u16, 7, vnet.weight, vnet.power);
+            scheduler.insert(slot as u16, 7, vnet.weight, vnet.power);
         }
         let mut frames = vec![];
         let (mut cycle, mut last) = (0, 0);
@@ -708,24 +708,24 @@ mod tests {
             let before = cycle.saturating_sub(last);
             last = cycle;
             for (slot, vnet) in vnets.iter().enumerate() {
-                let free = PACKETS - turns.waiting;
+                let free = PACKETS - scheduler.waiting;
                 let due = |cycle: u64| vnet.frames * cycle as usize / TICK_CYCLES as usize;
                 let mut due = due(cycle) - due(cycle - before);
-                while due > 0 && turns.enqueue((slot as u16, 7), free, ns(cycle), 0).is_ok() {
+                while due > 0 && scheduler.enqueue((slot as u16, 7), free, ns(cycle), 0).is_ok() {
                     due -= 1;
                 }
                 got[slot].1 += if cycle < START_CYCLES { 0 } else { due };
             }
             cycle += ROUND_COSTS;
             let now_ns = ns(cycle);
-            turns.begin(cycle);
-            while let Some(slot) = turns.next(now_ns, true) {
-                turns.dequeue(slot, &mut frames);
+            scheduler.begin(cycle);
+            while let Some(slot) = scheduler.next(now_ns, true) {
+                scheduler.dequeue(slot, &mut frames);
                 let vnet = &vnets[usize::from(slot)];
                 let cycles = frames.len() as u64 * vnet.frame_cycles + vnet.visit_cycles;
                 got[usize::from(slot)].0 += cycles;
                 cycle += cycles;
-                turns.charge(slot, cycles, frames.len().max(1));
+                scheduler.charge(slot, cycles, frames.len().max(1));
                 frames.clear();
             }
         }
@@ -745,18 +745,22 @@ mod tests {
         const COUNT: usize = 12_000;
         // Takes all frames, in lots of at most `lot` queued frames.
         let took = |lot: usize| {
-            let mut turns: VnetScheduler<[u8; 1024]> = VnetScheduler::new(PACKETS);
-            turns.insert(0, 7, 10, 0);
+            let mut scheduler: VnetScheduler<[u8; 1024]> = VnetScheduler::new(PACKETS);
+            scheduler.insert(0, 7, 10, 0);
             // Makes each visit take as few frames as possible.
-            turns.charge(0, 2 * VISIT_CYCLES, VISIT_FRAMES_MIN);
+            scheduler.charge(0, 2 * VISIT_CYCLES, VISIT_FRAMES_MIN);
             let (mut frames, mut visits, mut took) = (vec![], 0, Duration::ZERO);
             for _ in 0..COUNT / lot {
-                while turns.waiting(0) < lot {
-                    assert!(turns.enqueue((0, 7), PACKETS - turns.waiting, 0, [0; 1024]).is_ok());
+                while scheduler.waiting(0) < lot {
+                    assert!(
+                        scheduler
+                            .enqueue((0, 7), PACKETS - scheduler.waiting, 0, [0; 1024])
+                            .is_ok()
+                    );
                 }
                 let since = Instant::now();
-                while turns.waiting(0) > 0 {
-                    turns.dequeue(0, &mut frames);
+                while scheduler.waiting(0) > 0 {
+                    scheduler.dequeue(0, &mut frames);
                     frames.clear();
                     visits += 1;
                 }
@@ -773,15 +777,15 @@ mod tests {
     /// A sender that can keep its frames is asked for no more than a visit may take.
     #[test]
     fn scheduler_fetches_at_most_one_visits_frames() {
-        let mut turns: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
-        turns.insert(0, 7, 10, 0);
-        let free = |turns: &VnetScheduler<u32>| PACKETS - turns.waiting;
-        assert_eq!(turns.receive_limit(0, free(&turns)), VISIT_FRAMES);
-        turns.enqueue_all((0, 7), free(&turns), 0, &mut vec![0; VISIT_FRAMES - 1]).unwrap();
-        assert_eq!(turns.receive_limit(0, free(&turns)), 1);
-        turns.enqueue_all((0, 7), free(&turns), 0, &mut vec![0; 9]).unwrap();
-        assert_eq!(turns.receive_limit(0, free(&turns)), 0);
-        assert_eq!(turns.receive_limit(0, 0), 0);
+        let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
+        scheduler.insert(0, 7, 10, 0);
+        let free = |scheduler: &VnetScheduler<u32>| PACKETS - scheduler.waiting;
+        assert_eq!(scheduler.receive_limit(0, free(&scheduler)), VISIT_FRAMES);
+        scheduler.enqueue_all((0, 7), free(&scheduler), 0, &mut vec![0; VISIT_FRAMES - 1]).unwrap();
+        assert_eq!(scheduler.receive_limit(0, free(&scheduler)), 1);
+        scheduler.enqueue_all((0, 7), free(&scheduler), 0, &mut vec![0; 9]).unwrap();
+        assert_eq!(scheduler.receive_limit(0, free(&scheduler)), 0);
+        assert_eq!(scheduler.receive_limit(0, 0), 0);
     }
 
     #[test]
@@ -804,8 +808,8 @@ mod tests {
             let got = run(&hogs, 500);
             let all: f64 = got.iter().map(|(part, _)| part).sum();
             for ((part, _), want) in got.iter().zip([0.5, 0.25, 0.125, 0.125]) {
-                let far = (part / all / want - 1.0).abs();
-                assert!(far < 0.15, "{got:?}, {frame_cycles} cycles each");
+                let deviation = (part / all / want - 1.0).abs();
+                assert!(deviation < 0.15, "{got:?}, {frame_cycles} cycles each");
             }
         }
     }
@@ -854,24 +858,24 @@ mod tests {
         // The last case has the cost of visits whose data is out of the caches.
         let cases = [(64, 2_000, 20), (256, 2_000, 20), (1024, 2_000, 12), (1024, 8_000, 12)];
         for (vnets, visit_cycles, least) in cases {
-            let mut turns: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
-            (0..vnets).for_each(|slot| turns.insert(slot, 1, 10, 0));
+            let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
+            (0..vnets).for_each(|slot| scheduler.insert(slot, 1, 10, 0));
             let mut arriving = (0..vnets).cycle();
             let (mut cycle, mut visits, mut found, mut frames) = (0, 0, 0, vec![]);
             for round in 0..4_000 {
                 for slot in arriving.by_ref().take(256) {
-                    let free = PACKETS - turns.waiting;
-                    let given = turns.enqueue((slot, 1), free, ns(cycle), 0);
+                    let free = PACKETS - scheduler.waiting;
+                    let given = scheduler.enqueue((slot, 1), free, ns(cycle), 0);
                     assert!(given.is_ok(), "of {vnets}, {visit_cycles} cycles a visit");
                 }
                 cycle += ROUND_COSTS;
                 let now_ns = ns(cycle);
-                turns.begin(cycle);
-                while let Some(slot) = turns.next(now_ns, true) {
-                    turns.dequeue(slot, &mut frames);
+                scheduler.begin(cycle);
+                while let Some(slot) = scheduler.next(now_ns, true) {
+                    scheduler.dequeue(slot, &mut frames);
                     let cycles = frames.len() as u64 * 200 + visit_cycles;
                     cycle += cycles;
-                    turns.charge(slot, cycles, frames.len());
+                    scheduler.charge(slot, cycles, frames.len());
                     (visits, found) =
                         if round < 2_000 { (0, 0) } else { (visits + 1, found + frames.len()) };
                     frames.clear();
@@ -885,22 +889,22 @@ mod tests {
     /// However expensive frames are, rounds are short, so that new arrivals are seen soon.
     #[test]
     fn rounds_stay_short_with_expensive_frames() {
-        let mut turns: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
-        (0..40).for_each(|slot| turns.insert(slot, 1, 10, if slot < 4 { 100_000 } else { 0 }));
+        let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(PACKETS);
+        (0..40).for_each(|slot| scheduler.insert(slot, 1, 10, if slot < 4 { 100_000 } else { 0 }));
         let (mut cycle, mut longest) = (0, 0);
         let mut frames = vec![];
         for round in 0..5_000 {
             for slot in 0..40 {
-                let free = PACKETS - turns.waiting;
-                let _ = turns.enqueue_all((slot, 1), free, ns(cycle), &mut vec![0; 64]);
+                let free = PACKETS - scheduler.waiting;
+                let _ = scheduler.enqueue_all((slot, 1), free, ns(cycle), &mut vec![0; 64]);
             }
             let began = cycle;
-            turns.begin(cycle);
-            while let Some(slot) = turns.next(ns(began), true) {
-                turns.dequeue(slot, &mut frames);
+            scheduler.begin(cycle);
+            while let Some(slot) = scheduler.next(ns(began), true) {
+                scheduler.dequeue(slot, &mut frames);
                 let cycles = frames.len() as u64 * 3_000;
                 cycle += cycles;
-                turns.charge(slot, cycles, frames.len());
+                scheduler.charge(slot, cycles, frames.len());
                 frames.clear();
             }
             // By then the cost of a frame is known.
@@ -916,40 +920,40 @@ mod tests {
     fn unvisited_vnets_keep_the_worker_awake() {
         type Case = fn(&mut VnetScheduler<u32>);
         let cases: [(&str, Case); 3] = [
-            ("owes", |turns| turns.charge(0, DEBT_MAX as u64, 1)),
-            ("was visited just before", |turns| {
-                turns.begin(0);
-                assert_eq!(turns.next(1_000_000, true), Some(1));
+            ("owes", |scheduler| scheduler.charge(0, DEBT_MAX as u64, 1)),
+            ("was visited just before", |scheduler| {
+                scheduler.begin(0);
+                assert_eq!(scheduler.next(1_000_000, true), Some(1));
             }),
-            ("is roused", |turns| {
-                turns.set_idle(0);
-                visit_all(turns);
-                turns.wake(0);
+            ("is roused", |scheduler| {
+                scheduler.set_idle(0);
+                visit_all(scheduler);
+                scheduler.wake(0);
             }),
         ];
         /// Runs two rounds that find no work. Returns the visited vnets.
-        fn visit_all(turns: &mut VnetScheduler<u32>) -> Vec<u16> {
+        fn visit_all(scheduler: &mut VnetScheduler<u32>) -> Vec<u16> {
             let mut visited = vec![];
             for _ in 0..2 {
-                turns.begin(0);
+                scheduler.begin(0);
                 // A few visits in each round, as with many vnets.
-                turns.left[1] = 2;
-                while let Some(slot) = turns.next(1_000_000, false) {
-                    turns.charge(slot, 1, 0);
+                scheduler.left[1] = 2;
+                while let Some(slot) = scheduler.next(1_000_000, false) {
+                    scheduler.charge(slot, 1, 0);
                     visited.push(slot);
                 }
             }
             visited
         }
         for (what, case) in cases {
-            let mut turns: VnetScheduler<u32> = VnetScheduler::new(256);
-            (0..3).for_each(|slot| turns.insert(slot, 1, 1, 0));
-            turns.begin(0);
-            assert_eq!(turns.next(1_000_000, false), Some(0));
-            case(&mut turns);
+            let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(256);
+            (0..3).for_each(|slot| scheduler.insert(slot, 1, 1, 0));
+            scheduler.begin(0);
+            assert_eq!(scheduler.next(1_000_000, false), Some(0));
+            case(&mut scheduler);
             let mut seen = vec![];
-            while turns.may_have_work() {
-                seen.extend(visit_all(&mut turns));
+            while scheduler.may_have_work() {
+                seen.extend(visit_all(&mut scheduler));
             }
             assert!((0..3).all(|slot| seen.contains(&slot)), "{what}: {seen:?}");
         }
@@ -958,17 +962,17 @@ mod tests {
     /// Visits to vnets that are idle since do not count as visits to the others.
     #[test]
     fn idle_vnets_do_not_hide_unvisited_ones() {
-        let mut turns: VnetScheduler<u32> = VnetScheduler::new(256);
-        (0..3).for_each(|slot| turns.insert(slot, 1, 1, 0));
-        turns.begin(0);
+        let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(256);
+        (0..3).for_each(|slot| scheduler.insert(slot, 1, 1, 0));
+        scheduler.begin(0);
         for (slot, frames) in [(0, 1), (1, 0), (2, 0)] {
-            assert_eq!(turns.next(1_000_000, false), Some(slot));
-            turns.charge(slot, 1, frames);
+            assert_eq!(scheduler.next(1_000_000, false), Some(slot));
+            scheduler.charge(slot, 1, frames);
             if slot == 1 {
-                turns.set_idle(slot);
+                scheduler.set_idle(slot);
             }
         }
-        assert!(turns.may_have_work(), "the first had work, and was not visited since");
+        assert!(scheduler.may_have_work(), "the first had work, and was not visited since");
     }
 
     /// Case from a review: a thousand vnets with few frames, and one that is flooded.
@@ -1025,69 +1029,71 @@ mod tests {
         /// Each vnet is in the rotation once, and no queued frame is forgotten.
         #[test]
         fn scheduler_accounts_for_every_frame(steps in prop::collection::vec((0u8..6, 0u16..5, 0usize..100), 1..300)) {
-            let mut turns: VnetScheduler<u32> = VnetScheduler::new(256);
+            let mut scheduler: VnetScheduler<u32> = VnetScheduler::new(256);
             let (mut given, mut taken) = (0, 0);
             let mut frames = vec![];
             let mut cycle = 0;
             for (what, slot, count) in steps {
                 match what {
-                    0 => turns.insert(slot, 1, count as u32, count as u32 % 3 * 100_000),
+                    0 => scheduler.insert(slot, 1, count as u32, count as u32 % 3 * 100_000),
                     1 => {
-                        let gone = turns.remove(slot);
+                        let gone = scheduler.remove(slot);
                         taken += gone.len();
-                        prop_assert_eq!(turns.waiting(slot), 0);
+                        prop_assert_eq!(scheduler.waiting(slot), 0);
                     }
                     2 | 3 => {
-                        turns.wake(slot);
+                        scheduler.wake(slot);
                         let mut batch: Vec<u32> = (0..count as u32).collect();
-                        let _ = turns.enqueue_all((slot, 1), 256 - turns.waiting, 0, &mut batch);
+                        let free = 256 - scheduler.waiting;
+                        let _ = scheduler.enqueue_all((slot, 1), free, 0, &mut batch);
                         given += count - batch.len();
                     }
                     4 => {
                         cycle += 1_000_000;
-                        turns.begin(cycle);
-                        while let Some(slot) = turns.next(1_000_000, count % 2 == 0) {
-                            turns.dequeue(slot, &mut frames);
+                        scheduler.begin(cycle);
+                        while let Some(slot) = scheduler.next(1_000_000, count % 2 == 0) {
+                            scheduler.dequeue(slot, &mut frames);
                             taken += frames.len();
                             frames.clear();
-                            turns.charge(slot, count as u64 * 1000, 0);
-                            if count % 3 == 0 && turns.waiting(slot) == 0 {
-                                turns.set_idle(slot);
+                            scheduler.charge(slot, count as u64 * 1000, 0);
+                            if count % 3 == 0 && scheduler.waiting(slot) == 0 {
+                                scheduler.set_idle(slot);
                             }
                         }
                     }
-                    _ => _ = turns.wake(slot),
+                    _ => _ = scheduler.wake(slot),
                 }
-                prop_assert_eq!(given, taken + turns.waiting);
-                let mut awake: Vec<_> = turns.awake().collect();
+                prop_assert_eq!(given, taken + scheduler.waiting);
+                let mut awake: Vec<_> = scheduler.awake().collect();
                 awake.sort_unstable();
                 let once = awake.windows(2).all(|two| two[0] < two[1]);
                 prop_assert!(once, "{:?}", awake);
                 for slot in 0..5 {
-                    prop_assert!(turns.waiting(slot) == 0 || awake.contains(&slot));
+                    prop_assert!(scheduler.waiting(slot) == 0 || awake.contains(&slot));
                 }
                 let weight: i64 = awake.iter()
-                    .map(|slot| i64::from(turns.accounts[usize::from(*slot)].as_ref().unwrap().weight))
+                    .map(|slot| scheduler.accounts[usize::from(*slot)].as_ref().unwrap().weight)
+                    .map(i64::from)
                     .sum();
-                prop_assert_eq!(weight, turns.weight);
+                prop_assert_eq!(weight, scheduler.weight);
                 let has_power = |slot: &u16| {
-                    turns.accounts[usize::from(*slot)].as_ref().is_some_and(|it| it.power > 0)
+                    scheduler.accounts[usize::from(*slot)].as_ref().is_some_and(|it| it.power > 0)
                 };
-                let mut powered: Vec<_> = turns.powered.iter().copied().collect();
+                let mut powered: Vec<_> = scheduler.powered.iter().copied().collect();
                 powered.sort_unstable();
                 prop_assert_eq!(powered, awake.into_iter().filter(has_power).collect::<Vec<_>>());
             }
             for round in 0..100 {
                 cycle += 1_000_000;
-                turns.begin(cycle);
-                while let Some(slot) = turns.next(2_000_000 + round * GATHER_NS, true) {
-                    turns.dequeue(slot, &mut frames);
+                scheduler.begin(cycle);
+                while let Some(slot) = scheduler.next(2_000_000 + round * GATHER_NS, true) {
+                    scheduler.dequeue(slot, &mut frames);
                     taken += frames.len();
                     frames.clear();
-                    turns.charge(slot, 1, 1);
+                    scheduler.charge(slot, 1, 1);
                 }
             }
-            prop_assert_eq!((given, turns.waiting), (taken, 0));
+            prop_assert_eq!((given, scheduler.waiting), (taken, 0));
         }
     }
 }

@@ -312,11 +312,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn fair<T>(capacity_bps: u64, parts: &[BandwidthShare], late_ns: u64) -> WfqScheduler<T> {
-        let mut fair = WfqScheduler::new(late_ns);
-        fair.set_capacity(Some(capacity_bps));
-        parts.iter().enumerate().for_each(|(class, part)| fair.set(class, *part, 0));
-        fair
+    fn wfq<T>(capacity_bps: u64, parts: &[BandwidthShare], late_ns: u64) -> WfqScheduler<T> {
+        let mut wfq = WfqScheduler::new(late_ns);
+        wfq.set_capacity(Some(capacity_bps));
+        parts.iter().enumerate().for_each(|(class, part)| wfq.set(class, *part, 0));
+        wfq
     }
 
     /// Ideal scheduler. It serves every class with queued frames
@@ -412,7 +412,7 @@ mod tests {
             (capacity, parts) in parts(),
             load in prop::collection::vec((0u64..40, any::<prop::sample::Index>(), 60u32..2048, 1usize..30), 1..60),
         ) {
-            let mut fair = fair(capacity, &parts, 0);
+            let mut wfq = wfq(capacity, &parts, 0);
             let mut fluid = Fluid::new(capacity, &parts);
             let frame_ns = 1514 * 8_000_000_000 / capacity;
             let mut arrivals = vec![];
@@ -437,7 +437,7 @@ mod tests {
                     arrivals.next();
                     fluid.until(at as f64);
                     fluid.queues[class] += f64::from(bytes) * 8.0;
-                    fair.enqueue(class, (number, bytes), bytes, at);
+                    wfq.enqueue(class, (number, bytes), bytes, at);
                     if parts[class].guarantee_bps > 0 {
                         let rate = parts[class].guarantee_bps as f64 / 8e9;
                         alone[class] = alone[class].max(at as f64) + f64::from(bytes) / rate;
@@ -445,7 +445,7 @@ mod tests {
                     }
                 }
                 let next_ns = arrivals.peek().map(|it| it.1.0);
-                match fair.next(now) {
+                match wfq.next(now) {
                     NextFrame::Send(class, (number, bytes)) => {
                         prop_assert!(last[class] < Some(number));
                         last[class] = Some(number);
@@ -459,8 +459,8 @@ mod tests {
                         fluid.until(now as f64 + takes);
                         let most = 8.0 * BYTES_MAX as f64 * (parts.len() as f64 + 2.0);
                         for (at, (bits, served)) in bits.iter().zip(&fluid.served).enumerate() {
-                            let far = *bits as f64 - served;
-                            prop_assert!(far.abs() <= most, "class {at} is {far} bits from the ideal; {most}");
+                            let off = *bits as f64 - served;
+                            prop_assert!(off.abs() <= most, "class {at} is {off} bits from the ideal; {most}");
                         }
                     }
                     NextFrame::At(at) => {
@@ -473,7 +473,7 @@ mod tests {
                     }
                 }
             }
-            prop_assert_eq!(fair.next(u64::MAX >> 1), NextFrame::Idle);
+            prop_assert_eq!(wfq.next(u64::MAX >> 1), NextFrame::Idle);
         }
     }
 
@@ -483,12 +483,12 @@ mod tests {
     fn wfq_sends_the_earliest_deadline_first() {
         let part = |percent: u64| BandwidthShare { guarantee_bps: percent * 10_000_000, weight: 1 };
         let parts: Vec<_> = (0..11).map(|class| part(if class == 0 { 80 } else { 2 })).collect();
-        let mut fair = fair(1_000_000_000, &parts, 0);
-        (1..11).for_each(|class| fair.enqueue(class, (), 2000, 0));
-        assert_eq!(fair.next(0), NextFrame::Send(1, ()));
-        fair.enqueue(0, (), 2000, 1);
+        let mut wfq = wfq(1_000_000_000, &parts, 0);
+        (1..11).for_each(|class| wfq.enqueue(class, (), 2000, 0));
+        assert_eq!(wfq.next(0), NextFrame::Send(1, ()));
+        wfq.enqueue(0, (), 2000, 1);
         assert_eq!(
-            (fair.next(1), fair.next(16_000)),
+            (wfq.next(1), wfq.next(16_000)),
             (NextFrame::At(16_000), NextFrame::Send(0, ()))
         );
     }
@@ -498,56 +498,52 @@ mod tests {
     #[test]
     fn wfq_applies_new_shares_while_frames_are_queued() {
         let slow = BandwidthShare { guarantee_bps: 1, weight: 1 };
-        let mut fair =
-            fair(1_000_000, &[slow, BandwidthShare { guarantee_bps: 0, weight: 1000 }], 0);
+        let mut wfq = wfq(1_000_000, &[slow, BandwidthShare { guarantee_bps: 0, weight: 1000 }], 0);
         for number in 0..30 {
-            (0..2).for_each(|class| fair.enqueue(class, number, 1250, 0));
+            (0..2).for_each(|class| wfq.enqueue(class, number, 1250, 0));
         }
-        assert_eq!(
-            (fair.next(0), fair.next(0)),
-            (NextFrame::Send(0, 0), NextFrame::At(10_000_000))
-        );
-        assert_eq!(fair.next(10_000_000), NextFrame::Send(0, 1), "both begin alike");
-        assert_eq!(fair.next(20_000_000), NextFrame::Send(1, 0));
-        assert_eq!(fair.next(30_000_000), NextFrame::Send(1, 1), "nothing is owed for hours");
-        fair.set(0, BandwidthShare { guarantee_bps: 1_000_000, weight: 1 }, 40_000_000);
+        assert_eq!((wfq.next(0), wfq.next(0)), (NextFrame::Send(0, 0), NextFrame::At(10_000_000)));
+        assert_eq!(wfq.next(10_000_000), NextFrame::Send(0, 1), "both begin alike");
+        assert_eq!(wfq.next(20_000_000), NextFrame::Send(1, 0));
+        assert_eq!(wfq.next(30_000_000), NextFrame::Send(1, 1), "nothing is owed for hours");
+        wfq.set(0, BandwidthShare { guarantee_bps: 1_000_000, weight: 1 }, 40_000_000);
         for number in 2..6 {
             assert_eq!(
-                fair.next((2 + number) * 10_000_000),
+                wfq.next((2 + number) * 10_000_000),
                 NextFrame::Send(0, number),
                 "all of it"
             );
         }
-        fair.set_capacity(Some(10_000_000));
-        assert!(matches!(fair.next(80_000_000), NextFrame::Send(_, 6 | 2)));
-        assert_eq!(fair.next(80_000_000), NextFrame::At(81_000_000));
-        let left: Vec<_> = fair.remove(0).into_iter().map(|(frame, _)| frame).collect();
+        wfq.set_capacity(Some(10_000_000));
+        assert!(matches!(wfq.next(80_000_000), NextFrame::Send(_, 6 | 2)));
+        assert_eq!(wfq.next(80_000_000), NextFrame::At(81_000_000));
+        let left: Vec<_> = wfq.remove(0).into_iter().map(|(frame, _)| frame).collect();
         assert_eq!(left.last(), Some(&29));
-        assert_eq!(left.len() + fair.waiting(), 60 - 9);
-        fair.set(0, BandwidthShare { guarantee_bps: 0, weight: 1 }, 81_000_000);
-        fair.set_capacity(None);
-        let rest: Vec<_> = std::iter::from_fn(|| match fair.next(81_000_000) {
+        assert_eq!(left.len() + wfq.waiting(), 60 - 9);
+        wfq.set(0, BandwidthShare { guarantee_bps: 0, weight: 1 }, 81_000_000);
+        wfq.set_capacity(None);
+        let rest: Vec<_> = std::iter::from_fn(|| match wfq.next(81_000_000) {
             NextFrame::Send(class, number) => Some((class, number)),
             _ => None,
         })
         .collect();
         assert!(rest.iter().all(|it| it.0 == 1) && rest.is_sorted(), "{rest:?}");
-        assert_eq!((rest.len() + left.len(), fair.next(0)), (60 - 9, NextFrame::Idle));
+        assert_eq!((rest.len() + left.len(), wfq.next(0)), (60 - 9, NextFrame::Idle));
     }
 
     /// A late caller gets the frames that have become
     /// due, up to a bound. Idle time brings no credit.
     #[test]
     fn late_wfq_caller_catches_up_to_a_bound() {
-        let mut fair =
-            fair(1_000_000_000, &[BandwidthShare { guarantee_bps: 0, weight: 1 }], 1_000_000);
+        let mut wfq =
+            wfq(1_000_000_000, &[BandwidthShare { guarantee_bps: 0, weight: 1 }], 1_000_000);
         let mut due = |now_ns| {
             let mut count = 0;
-            while let NextFrame::Send(..) = fair.next(now_ns) {
+            while let NextFrame::Send(..) = wfq.next(now_ns) {
                 count += 1;
             }
-            let waits = fair.waiting();
-            (waits..200).for_each(|_| fair.enqueue(0, (), 1250, now_ns));
+            let waits = wfq.waiting();
+            (waits..200).for_each(|_| wfq.enqueue(0, (), 1250, now_ns));
             count
         };
         assert_eq!(due(5_000_000), 0);
@@ -558,19 +554,19 @@ mod tests {
 
     /// Returns the shares of classes that always have frames, over a second of a Gigabit.
     fn shares(parts: &[BandwidthShare]) -> Vec<f64> {
-        let mut fair = fair(1_000_000_000, parts, 0);
+        let mut wfq = wfq(1_000_000_000, parts, 0);
         let (mut now, mut bytes) = (0, vec![0u64; parts.len()]);
         for class in 0..parts.len() {
             for _ in 0..2 {
-                fair.enqueue(class, (), 64 + (class as u32 * 397) % 1450, 0);
+                wfq.enqueue(class, (), 64 + (class as u32 * 397) % 1450, 0);
             }
         }
         while now < 1_000_000_000 {
-            match fair.next(now) {
+            match wfq.next(now) {
                 NextFrame::Send(class, ()) => {
                     let length = 64 + (class as u32 * 397) % 1450;
                     bytes[class] += u64::from(length);
-                    fair.enqueue(class, (), length, now);
+                    wfq.enqueue(class, (), length, now);
                 }
                 NextFrame::At(at) => now = at,
                 NextFrame::Idle => unreachable!(),
@@ -589,10 +585,10 @@ mod tests {
             weight: 1,
         });
         for parts in [by_weight, by_guarantee] {
-            for (share, wanted) in shares(&parts).into_iter().zip(five) {
+            for (share, expected) in shares(&parts).into_iter().zip(five) {
                 assert!(
-                    (share - f64::from(wanted) / 100.0).abs() < 0.005 / 2.0,
-                    "{share} {wanted}"
+                    (share - f64::from(expected) / 100.0).abs() < 0.005 / 2.0,
+                    "{share} {expected}"
                 );
             }
         }

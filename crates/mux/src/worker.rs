@@ -122,8 +122,8 @@ impl Worker {
         let mut patience = Patience::default();
         while !self.ended {
             let work = self.round();
-            let owed = || self.awake().any(MuxVnet::has_outstanding);
-            if patience.ends(work, owed, || self.core.now_ns) {
+            let outstanding = || self.awake().any(MuxVnet::has_outstanding);
+            if patience.ends(work, outstanding, || self.core.now_ns) {
                 self.sleep();
                 patience.slept();
             }
@@ -142,8 +142,8 @@ impl Worker {
         self.core.alarm.next(self.core.now_ns, received >= BUSY_FRAMES);
         work += received;
         for slot in 0..self.core.externals.len() {
-            if let Some((exits, mut tools)) = self.core.netdevs(slot) {
-                exits.refill(&mut tools);
+            if let Some((netdevs, mut tools)) = self.core.netdevs(slot) {
+                netdevs.refill(&mut tools);
             }
         }
         self.scheduler.begin(self.core.meter.now());
@@ -161,11 +161,11 @@ impl Worker {
         let mut count = 0;
         let mut batch = std::mem::take(&mut self.batch);
         for slot in 0..self.core.externals.len() {
-            let exits = self.core.externals[slot].as_ref().map_or(0, |it| it.netdevs.all().len());
-            for at in 0..exits {
+            let netdevs = self.core.externals[slot].as_ref().map_or(0, |it| it.netdevs.all().len());
+            for at in 0..netdevs {
                 let room = self.room(slot);
-                if let Some((exits, mut tools)) = self.core.netdevs(slot) {
-                    let due_ns = exits.all_mut()[at].receive(room, &mut tools, &mut batch);
+                if let Some((netdevs, mut tools)) = self.core.netdevs(slot) {
+                    let due_ns = netdevs.all_mut()[at].receive(room, &mut tools, &mut batch);
                     self.due_ns = [self.due_ns, due_ns].into_iter().flatten().min();
                 }
                 count += batch.len();
@@ -193,28 +193,28 @@ impl Worker {
     /// Visits the vnet in `slot`: passes frames from outside to guests and
     /// TAPs, and frames of these out of ports. Returns the number of frames.
     fn visit(&mut self, slot: u16) -> usize {
-        let Self { core, vnets, scheduler: turns, batch, .. } = self;
+        let Self { core, vnets, scheduler, batch, .. } = self;
         let vnet = vnets.get_mut(usize::from(slot)).and_then(Option::as_mut);
         let Some(vnet) = vnet else {
-            turns.set_idle(slot);
+            scheduler.set_idle(slot);
             return 0;
         };
         core.alarm.owner = RungFor::Vnet(vnet.generation);
         let since = core.meter.now();
         // A vnet with a backlog of earlier frames gets no new ones.
         if !vnet.is_late() {
-            vnet.frames_max = turns.dequeue(slot, batch);
+            vnet.frames_max = scheduler.dequeue(slot, batch);
             batch.iter().for_each(PacketBuffer::prefetch);
         }
         let done = vnet.visit(core, batch);
         let cycles = core.meter.now().saturating_sub(since);
-        let owed = vnet.take_outstanding_cycles();
-        vnet.used_cycles += cycles + owed;
-        turns.charge(slot, cycles, done);
-        turns.charge_outside_visit(slot, owed);
+        let outside = vnet.take_outstanding_cycles();
+        vnet.used_cycles += cycles + outside;
+        scheduler.charge(slot, cycles, done);
+        scheduler.charge_outside_visit(slot, outside);
         if vnet.update_idle(done > 0, core.now_ns) {
             if vnet.arm(core) {
-                turns.set_idle(slot);
+                scheduler.set_idle(slot);
             } else {
                 return done + 1;
             }
@@ -307,9 +307,9 @@ impl Worker {
     fn tx(&mut self) -> usize {
         let mut count = 0;
         for slot in 0..self.core.externals.len() {
-            let Some((exits, mut tools)) = self.core.netdevs(slot) else { continue };
+            let Some((netdevs, mut tools)) = self.core.netdevs(slot) else { continue };
             tools.alarm.owner = RungFor::External(slot);
-            count += exits.flush(&mut tools);
+            count += netdevs.flush(&mut tools);
         }
         for neighbour in self.neighbours.iter().flatten() {
             if neighbour.to.slots() < HANDOVER_FRAMES {
@@ -328,14 +328,14 @@ impl Worker {
         if !self.round() && self.arm() && !self.ended {
             self.stats.sleeps += 1;
             self.core.ringers.settle(&mut self.core.alarm.bells);
-            let sockets = self.exits().filter_map(|exit| exit.socket());
+            let sockets = self.netdevs().filter_map(|netdev| netdev.socket());
             self.core.connections.sleep(self.sleep_ns(), sockets);
             self.core.connections.rung(&mut self.rung);
         }
         self.wake.awake();
         // PdP's own peers are still armed. They are polled again when they ring.
-        let Self { core, vnets, scheduler: turns, .. } = self;
-        for slot in turns.awake() {
+        let Self { core, vnets, scheduler, .. } = self;
+        for slot in scheduler.awake() {
             if let Some(Some(vnet)) = vnets.get_mut(usize::from(slot)) {
                 vnet.links()
                     .filter(|link| !link.is_reliable())
@@ -343,41 +343,42 @@ impl Worker {
             }
         }
         for external in core.externals.iter_mut().flatten() {
-            external.netdevs.all_mut().iter_mut().for_each(|exit| exit.disarm(core.now_ns));
+            external.netdevs.all_mut().iter_mut().for_each(|netdev| netdev.disarm(core.now_ns));
         }
         core.meter.lap(Stage::Sleep, 0);
     }
 
     /// Lets all peers ring. False if one has sent something.
     fn arm(&mut self) -> bool {
-        let Self { core, vnets, scheduler: turns, .. } = self;
+        let Self { core, vnets, scheduler, .. } = self;
         let mut quiet = true;
-        for slot in turns.awake() {
+        for slot in scheduler.awake() {
             if let Some(Some(vnet)) = vnets.get_mut(usize::from(slot)) {
                 core.alarm.owner = RungFor::Vnet(vnet.generation);
                 quiet &= vnet.arm(core);
             }
         }
         for slot in 0..core.externals.len() {
-            let Some((exits, mut tools)) = core.netdevs(slot) else { continue };
+            let Some((netdevs, mut tools)) = core.netdevs(slot) else { continue };
             tools.alarm.owner = RungFor::External(slot);
-            exits.all_mut().iter_mut().for_each(|exit| quiet &= exit.arm(&mut tools));
+            netdevs.all_mut().iter_mut().for_each(|netdev| quiet &= netdev.arm(&mut tools));
         }
         quiet
     }
 
-    fn exits(&self) -> impl Iterator<Item = &dyn NetdevDriver> {
+    fn netdevs(&self) -> impl Iterator<Item = &dyn NetdevDriver> {
         let externals = self.core.externals.iter().flatten();
-        externals.flat_map(|external| external.netdevs.all()).map(|exit| &**exit)
+        externals.flat_map(|external| external.netdevs.all()).map(|netdev| &**netdev)
     }
 
     fn sleep_ns(&self) -> u64 {
-        let mut longest = self.exits().map(NetdevDriver::sleep_ns).fold(SLEEP_NS_MAX, u64::min);
+        let mut longest = self.netdevs().map(NetdevDriver::sleep_ns).fold(SLEEP_NS_MAX, u64::min);
         if self.awake().any(MuxVnet::has_unsure_peer) {
             longest = longest.min(UNSURE_SLEEP_NS);
         }
-        let exits = self.core.externals.iter().flatten().filter_map(|it| it.netdevs.due_ns());
-        let due_ns = self.awake().filter_map(MuxVnet::due_ns).chain(self.due_ns).chain(exits).min();
+        let netdevs = self.core.externals.iter().flatten().filter_map(|it| it.netdevs.due_ns());
+        let due_ns =
+            self.awake().filter_map(MuxVnet::due_ns).chain(self.due_ns).chain(netdevs).min();
         due_ns.map_or(longest, |due| longest.min(due.saturating_sub(self.core.now_ns)))
     }
 

@@ -85,11 +85,11 @@ impl Lab {
             by: Encapsulation::Vxlan(vxlan::VxlanTunnel { local, remote, port: 4789, vni }),
         };
         let number = 2 * slot as u32;
-        let leaving = EgressConfig { rate_bps: Some(RATE_BPS), ..EgressConfig::default() };
+        let egress = EgressConfig { rate_bps: Some(RATE_BPS), ..EgressConfig::default() };
         let vlink = Vlink {
             name: "through".into(),
             ends: vec![end("in", number), end("out", number + 1)],
-            leaving: vec![EgressConfig::default(), leaving],
+            leaving: vec![EgressConfig::default(), egress],
             queues: vec![vec![], queues],
             up: true,
             segment: None,

@@ -36,7 +36,7 @@ enum Step {
         up: bool,
         queue: u32,
         pps: u64,
-        what: Impairments,
+        impairments: Impairments,
         queues: Vec<QueueConfig>,
     },
 }
@@ -54,8 +54,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0usize..3).prop_map(|guest| Step::Toggle { guest }),
         1 => Just(Step::ToggleTap),
         2 => (policy, rate, prop::bool::weighted(0.8), 0u32..200, 0u64..2000, impairments(), queues())
-            .prop_map(|(policy, rate, up, queue, pps, what, queues)| {
-                Step::Change { policy, rate, up, queue, pps, what, queues }
+            .prop_map(|(policy, rate, up, queue, pps, impairments, queues)| {
+                Step::Change { policy, rate, up, queue, pps, impairments, queues }
             }),
     ]
 }
@@ -202,13 +202,13 @@ proptest! {
                     Some(dead) => drop(dead),
                     None => tap = Some(Peer::tap_of(&vnet.nodes[0])),
                 },
-                Step::Change { policy, rate, up, queue, pps, what, queues } => {
+                Step::Change { policy, rate, up, queue, pps, impairments, queues } => {
                     let router = vnet.nodes[0].router.as_mut().unwrap();
                     router.policy = policy;
                     router.punt_limits = [Rate { bps: 0, pps }; PUNT_CLASSES];
                     let more = EgressConfig::default();
-                    let leaving = EgressConfig { rate_bps: rate, queue_frames: queue, impairments: what, ..more };
-                    vnet.vlinks[0].leaving.fill(leaving);
+                    let egress = EgressConfig { rate_bps: rate, queue_frames: queue, impairments, ..more };
+                    vnet.vlinks[0].leaving.fill(egress);
                     vnet.vlinks[0].queues = vec![queues; 2];
                     vnet.vlinks[1].up = up;
                     put(&mux, &vnet);
@@ -239,10 +239,10 @@ proptest! {
         let near = [&nodes["r1"].ports["eth1"], &nodes["h2"].ports["eth0"]];
         let own = |of: fn(&MuxPortStats) -> u64| -> u64 { nodes[OUTSIDE].ports.values().map(of).sum() };
         let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
-        let came: u64 = near.iter().map(|port| port.received).sum();
+        let received: u64 = near.iter().map(|port| port.received).sum();
         prop_assert_eq!(
             went + own(|port| port.consumed + port.copied),
-            came + own(|port| port.made)
+            received + own(|port| port.made)
         );
         // The outside has the frames that left.
         let refused: u64 = end.externals["M"].dropped.values().sum();

@@ -44,7 +44,7 @@ fn engine_keeps_its_tables_when_the_vnet_changes() {
     mirror.settle(2);
     // A change without a snapshot applies. The engine continues when its mirror ends.
     let prefix: IpNet = "10.3.0.0/16".parse().unwrap();
-    mirror.tell(&[ToGuest::Route { prefix, target: RouteDecision::Drop }]);
+    mirror.push(&[ToGuest::Route { prefix, target: RouteDecision::Drop }]);
     mirror.settle(3);
     assert!(h1.out(0, &packet([10, 3, 0, 1], 5)));
     eventually("dropped", || dropped(&node_stats(&mux, "red", "r1"), "guest-blackhole") == 1);
@@ -52,14 +52,14 @@ fn engine_keeps_its_tables_when_the_vnet_changes() {
     forwards(&mut h1, &mut h2, 6);
     // The next mirror's snapshot applies once it is complete. Routes that it lacks are removed.
     let mut mirror = Mirror::accept(&listener);
-    mirror.tell(&[ToGuest::Begin]);
+    mirror.push(&[ToGuest::Begin]);
     mirror.settle(4);
     forwards(&mut h1, &mut h2, 7);
     mirror.snapshot();
     assert!(h1.out(0, &packet([10, 3, 0, 1], 8)));
     assert_eq!(mark_of(&tap.expect(1)[0].1), 8);
     // A dump of all routes.
-    mirror.tell(&[ToGuest::Dump(9)]);
+    mirror.push(&[ToGuest::Dump(9)]);
     let mut rows = 0;
     loop {
         match &mirror.hear()[..] {
@@ -103,13 +103,13 @@ fn invalid_mirror_affects_only_its_own_vrouter() {
     first.snapshot();
     // More requests than the engine answers.
     let dumps: Vec<_> = (0..40).map(ToGuest::Dump).collect();
-    first.tell(&[vec![ToGuest::Begin], dumps].concat());
+    first.push(&[vec![ToGuest::Begin], dumps].concat());
     first = Mirror::accept(&bad);
     eventually("it has a fault", || engine_stats(&mux, "red").fault.is_none());
     // Snapshots that begin and never end, or end at once.
     let snapshots = [ToGuest::Begin, ToGuest::Begin, ToGuest::End, ToGuest::End];
     let snapshots: Vec<_> = snapshots.iter().cycle().take(2000).cloned().collect();
-    first.tell(&snapshots);
+    first.push(&snapshots);
     first.settle(2);
     blue_goes_on();
     // The mirror does not read the answers, so the engine stops reading its messages.
@@ -122,7 +122,7 @@ fn invalid_mirror_affects_only_its_own_vrouter() {
     drop(first);
     // More routes than it may have.
     let mut mirror = Mirror::accept(&bad);
-    mirror.tell(&[ToGuest::Begin]);
+    mirror.push(&[ToGuest::Begin]);
     mirror.stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let route = |number: u32| {
         let address = Ipv4Addr::from(number << 7);
@@ -201,7 +201,7 @@ fn engines_isolate_vrouters_and_counters_add_up() {
             5 => ToGuest::End,
             _ => ToGuest::Forwarding { v4: random.random(), v6: random.random() },
         };
-        mirrors[which].tell(&[message]);
+        mirrors[which].push(&[message]);
         if round % 20 == 0 {
             mirrors[which].snapshot();
             let vnet = &mut vnets[which].0;
@@ -291,8 +291,8 @@ fn fast_path_within_its_power_loses_no_frame() {
     eventually("some came", || v0().ports["eth0"].received > expected / 4);
     labs[0].0.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap().power = 110_000;
     put(&mux, &labs[0].0);
-    let came = |mux: &MuxServer| stats(mux).externals["G"].received >= FRAMES;
-    eventually("all came", || came(&mux) && v0().ports["eth1"].sent >= expected);
+    let all_received = |mux: &MuxServer| stats(mux).externals["G"].received >= FRAMES;
+    eventually("all came", || all_received(&mux) && v0().ports["eth1"].sent >= expected);
     let stats = stats(&mux);
     let own = &stats.vnets["v0"].nodes["r1"];
     let lost: u64 = own.ports.values().flat_map(|port| port.dropped.values()).sum();

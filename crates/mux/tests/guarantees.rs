@@ -146,11 +146,11 @@ impl Lab {
         for worker in &mut workers[1..] {
             let (to, from) = RingBuffer::new(PATH_FRAMES);
             inboxes.push(from);
-            let exits = &mut worker.core.externals[0].as_mut().unwrap().netdevs;
-            exits.add_path(RemoteNetdev::new(to, wake.clone()));
+            let netdevs = &mut worker.core.externals[0].as_mut().unwrap().netdevs;
+            netdevs.add_path(RemoteNetdev::new(to, wake.clone()));
         }
-        let exits = &mut workers[0].core.externals[0].as_mut().unwrap().netdevs;
-        exits.add(Box::new(Wire(wire_to)), inboxes);
+        let netdevs = &mut workers[0].core.externals[0].as_mut().unwrap().netdevs;
+        netdevs.add(Box::new(Wire(wire_to)), inboxes);
         let mut lab = Self {
             workers,
             specs: vec![],
@@ -176,15 +176,15 @@ impl Lab {
 
     fn set_capacity(&mut self, bps: Option<u64>) {
         self.capacity.set(bps);
-        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().netdevs;
-        exits.scheduler.get_or_insert_default().set_capacity(bps);
+        let netdevs = &mut self.workers[0].core.externals[0].as_mut().unwrap().netdevs;
+        netdevs.scheduler.get_or_insert_default().set_capacity(bps);
     }
 
     /// Installs the vnets that the links describe.
     /// `classed` is true if the interface has a capacity.
     fn install(&mut self, classed: bool) {
-        let exits = &mut self.workers[0].core.externals[0].as_mut().unwrap().netdevs;
-        let scheduler = exits.scheduler.as_mut().unwrap();
+        let netdevs = &mut self.workers[0].core.externals[0].as_mut().unwrap().netdevs;
+        let scheduler = netdevs.scheduler.as_mut().unwrap();
         for (class, link) in self.classes.iter().zip(&self.links) {
             let part = BandwidthShare { guarantee_bps: link.guarantee_bps, weight: link.weight };
             scheduler.set(class.clone(), part, self.now_ns);
@@ -216,10 +216,10 @@ impl Lab {
             let mut live = Live::new(&spec, 0, 0, |number, end| {
                 let VlinkEnd::External { name, by, .. } = end else { return None };
                 let hop = || Arc::new(TunnelNextHop::known(MAC));
-                let mut way = ExternalPath::new(0, number, by, hop)?;
+                let mut path = ExternalPath::new(0, number, by, hop)?;
                 let link = name.strip_prefix("out").and_then(|link| link.parse::<usize>().ok());
-                way.class = link.filter(|_| classed).map(|link| self.classes[link].clone());
-                Some(VlinkPath::Outside(way))
+                path.class = link.filter(|_| classed).map(|link| self.classes[link].clone());
+                Some(VlinkPath::Outside(path))
             });
             // All ports change, as when the interface changes.
             live.changed = before.get(at).and_then(|was| changed(was, &spec, Some("A")));
@@ -242,7 +242,7 @@ impl Lab {
                     self.send(at, bytes);
                 }
             }
-            self.look();
+            self.check();
         }
         let left: Vec<_> = self.wire.try_iter().collect();
         self.all.extend(&left);
@@ -274,13 +274,13 @@ impl Lab {
     }
 
     /// Does the part of a round that handles queued frames.
-    fn look(&mut self) {
+    fn check(&mut self) {
         for at in (0..self.workers.len()).rev() {
             self.visit(at, vec![]);
             let core = &mut self.workers[at].core;
             core.packets.collect();
-            let (exits, mut tools) = core.netdevs(0).unwrap();
-            exits.flush(&mut tools);
+            let (netdevs, mut tools) = core.netdevs(0).unwrap();
+            netdevs.flush(&mut tools);
         }
     }
 
@@ -325,11 +325,11 @@ fn bytes(left: &[Left], link: usize) -> f64 {
     left.iter().filter(|left| left.link == link).map(|left| left.bytes as f64).sum()
 }
 
-fn assert_shares(left: &[Left], wanted: &[f64], within: f64) {
+fn assert_shares(left: &[Left], expected: &[f64], within: f64) {
     let sum: f64 = left.iter().map(|left| left.bytes as f64).sum();
-    for (link, wanted) in wanted.iter().enumerate() {
+    for (link, expected) in expected.iter().enumerate() {
         let share = bytes(left, link) / sum;
-        assert!((share - wanted).abs() < within, "link {link} has {share}, not {wanted}");
+        assert!((share - expected).abs() < within, "link {link} has {share}, not {expected}");
     }
 }
 
@@ -339,12 +339,12 @@ fn links_share_the_capacity_by_weight_and_guarantee() {
     let sizes = [1500, 60, 300, 1000, 700];
     let mut links: Vec<_> =
         percents.iter().zip(sizes).map(|(weight, bytes)| Sends::flood(*weight, bytes)).collect();
-    let wanted = percents.map(|percent| f64::from(percent) / 100.0);
+    let expected = percents.map(|percent| f64::from(percent) / 100.0);
     for workers in [1, 2] {
         let mut lab = Lab::new(workers, &links);
         lab.run(50_000_000);
         let left = lab.run(1_000_000_000);
-        assert_shares(&left, &wanted, 0.005 / 2.0);
+        assert_shares(&left, &expected, 0.005 / 2.0);
         let bits: u64 = left.iter().map(|left| left.bytes * 8).sum();
         assert!(bits.abs_diff(CAPACITY_BPS) < CAPACITY_BPS / 500, "{bits}");
         lab.assert_adds_up();
@@ -356,13 +356,13 @@ fn links_share_the_capacity_by_weight_and_guarantee() {
     }
     let mut lab = Lab::new(2, &links);
     lab.run(50_000_000);
-    assert_shares(&lab.run(1_000_000_000), &wanted, 0.005 / 2.0);
+    assert_shares(&lab.run(1_000_000_000), &expected, 0.005 / 2.0);
     // The others get what one link does not use, by weight.
     lab.links[0].bps = 0;
     lab.run(200_000_000);
     let quarter = 0.3 / 4.0;
-    let wanted = [0.0, 0.25 + quarter, 0.2 + quarter, 0.15 + quarter, 0.1 + quarter];
-    assert_shares(&lab.run(500_000_000), &wanted, 0.0025);
+    let expected = [0.0, 0.25 + quarter, 0.2 + quarter, 0.15 + quarter, 0.1 + quarter];
+    assert_shares(&lab.run(500_000_000), &expected, 0.0025);
 }
 
 #[test]
@@ -372,9 +372,9 @@ fn sixty_four_links_share_beside_one_guarantee() {
     let mut lab = Lab::new(2, &links);
     lab.run(100_000_000);
     let each = 0.5 / 64.0;
-    let mut wanted = [each; 64];
-    wanted[5] = 0.5 + each;
-    assert_shares(&lab.run(1_000_000_000), &wanted, 0.0001);
+    let mut expected = [each; 64];
+    expected[5] = 0.5 + each;
+    assert_shares(&lab.run(1_000_000_000), &expected, 0.0001);
 }
 
 /// docs/links.md derives the bound.
@@ -386,20 +386,20 @@ fn guaranteed_link_meets_its_delay_bound_under_overload() {
     let links: Vec<_> = (0..10).map(|at| if at == 0 { mine } else { other(at) }).collect();
     for workers in [1, 2] {
         let mut lab = Lab::new(workers, &links);
-        let mut came = vec![];
+        let mut arrivals = vec![];
         let mut delays = vec![];
         for _ in 0..25_000 {
             let left = lab.run(STEP_NS);
-            came.resize(lab.sent[0].0 as usize, lab.now_ns);
+            arrivals.resize(lab.sent[0].0 as usize, lab.now_ns);
             let mine = left.iter().filter(|left| left.link == 0);
-            delays.extend(mine.map(|left| left.at_ns - came[left.number as usize]));
+            delays.extend(mine.map(|left| left.at_ns - arrivals[left.number as usize]));
         }
         assert_eq!(lab.dropped(0), 0);
         assert!((1..10).all(|link| lab.dropped(link) > 100));
         assert!(
-            came.len() > 1000 && came.len() - delays.len() < 4,
+            arrivals.len() > 1000 && arrivals.len() - delays.len() < 4,
             "{} {}",
-            came.len(),
+            arrivals.len(),
             delays.len()
         );
         delays.sort();
@@ -414,14 +414,14 @@ fn shares_and_capacity_change_without_losing_queued_frames() {
     let links = [Sends::flood(1, 1000), Sends::flood(1, 1000), Sends::flood(1, 1000)];
     let mut lab = Lab::new(2, &links);
     lab.run(100_000_000);
-    let step = |lab: &mut Lab, wanted: [f64; 3], bps: u64| {
+    let step = |lab: &mut Lab, expected: [f64; 3], bps: u64| {
         // All queues are full.
         let before = lab.all_dropped();
         lab.install(true);
         assert_eq!(lab.all_dropped(), before);
         lab.run(20_000_000);
         let left = lab.run(300_000_000);
-        assert_shares(&left, &wanted, 0.01);
+        assert_shares(&left, &expected, 0.01);
         let bits: u64 = left.iter().map(|left| left.bytes * 8).sum();
         assert!(bits.abs_diff(bps * 3 / 10) < bps / 100, "{bits}");
     };
@@ -473,12 +473,12 @@ impl Lab {
 }
 
 /// Checks the parts of the first link's DSCPs.
-fn assert_parts(left: &[Left], wanted: &[(u8, f64)], counted: impl Fn(&Left) -> u64) {
+fn assert_parts(left: &[Left], expected: &[(u8, f64)], counted: impl Fn(&Left) -> u64) {
     let of = |dscp| left.iter().filter(move |it| it.link == 0 && dscp == Some(it.dscp));
     let all = left.iter().filter(|it| it.link == 0).map(&counted).sum::<u64>() as f64;
-    for (dscp, wanted) in wanted {
+    for (dscp, expected) in expected {
         let part = of(Some(*dscp)).map(&counted).sum::<u64>() as f64 / all;
-        assert!((part - wanted).abs() < 0.005, "DSCP {dscp} has {part}, not {wanted}");
+        assert!((part - expected).abs() < 0.005, "DSCP {dscp} has {part}, not {expected}");
     }
 }
 
@@ -521,8 +521,11 @@ fn queues_share_their_link_and_change_without_losses() {
             let left = run(&mut lab, 1000, &[0, 46, 34]);
             assert_parts(&left, &[(0, 0.1), (46, 0.6), (34, 0.3)], inside);
             let sum = left.iter().filter(|it| it.link == 0).map(counted).sum::<u64>() as f64 * 8.0;
-            let wanted = rate_bps.unwrap_or(CAPACITY_BPS / 4 * 3) as f64;
-            assert!((sum - wanted).abs() < wanted * 0.005, "{sum} bits in a second, not {wanted}");
+            let expected = rate_bps.unwrap_or(CAPACITY_BPS / 4 * 3) as f64;
+            assert!(
+                (sum - expected).abs() < expected * 0.005,
+                "{sum} bits in a second, not {expected}"
+            );
         }
         // Each queue has as many frames as it may.
         let now = lab.queue_stats();
@@ -592,7 +595,7 @@ fn stats_name_queues_of_one_vnet() {
     let queues = names.iter().map(|name| queue(name, 1, 7, &[]));
     vlink.queues = vec![vec![], queues.collect()];
     put(&mux, &VnetConfig { name: "v".into(), police: None, nodes: vec![], vlinks: vec![vlink] });
-    let told = |vnet: Option<&str>| {
+    let names_in = |vnet: Option<&str>| {
         let vnet = vnet.map(str::to_owned);
         let MuxReply::Stats(stats) = mux.handle(MuxRequest::Stats { vnet }, vec![]) else {
             panic!()
@@ -601,8 +604,8 @@ fn stats_name_queues_of_one_vnet() {
         ["in", "out"]
             .map(|end| ports[end].queues.iter().map(|queue| queue.name.clone()).collect::<Vec<_>>())
     };
-    assert_eq!(told(Some("v")).concat(), names);
-    assert!(told(None).iter().all(Vec::is_empty));
+    assert_eq!(names_in(Some("v")).concat(), names);
+    assert!(names_in(None).iter().all(Vec::is_empty));
 }
 
 /// Frames at the scheduler count like frames that wait
@@ -702,10 +705,10 @@ fn capacity_changes_while_frames_pass() {
         sent.into_iter().map(|sent| sent as f64 / sum as f64).collect::<Vec<_>>()
     };
     // If the machine does not run a worker for long, its links lose their turns.
-    let about = |wanted: [f64; 4]| {
+    let about = |expected: [f64; 4]| {
         eventually("shares", || {
             let shares = shares(300);
-            shares.iter().zip(wanted).all(|(share, wanted)| (share - wanted).abs() < 0.05)
+            shares.iter().zip(expected).all(|(share, expected)| (share - expected).abs() < 0.05)
         });
     };
     about([0.4, 0.3, 0.2, 0.1]);

@@ -106,14 +106,14 @@ fn refused_in(stats: &MuxExternalStats) -> u64 {
 fn flood(
     frames: &[Vec<u8>],
     mut send: impl FnMut(&[u8]) -> bool,
-    mut came: impl FnMut(u64) -> bool,
+    mut arrived: impl FnMut(u64) -> bool,
 ) -> u64 {
     let mut sent = 0;
     for lot in frames.chunks(AHEAD) {
         for frame in lot {
             sent += u64::from(send(frame));
         }
-        eventually("what was sent came", || came(sent));
+        eventually("what was sent came", || arrived(sent));
     }
     assert!(sent > frames.len() as u64 / 2, "{sent} of {}", frames.len());
     sent
@@ -334,9 +334,9 @@ fn frames_into_tunnels_are_all_accounted_for() {
         let tap = at % taps.len();
         eventually("room in the trunk", || taps[tap].out(0, frame) || frame.len() > 1900);
     }
-    let of_nodes = |whose: fn(&str) -> bool, of: fn(&MuxPortStats) -> u64| {
+    let of_nodes = |selects: fn(&str) -> bool, of: fn(&MuxPortStats) -> u64| {
         let end = stats(&mux);
-        let nodes = end.vnets["red"].nodes.iter().filter(|(name, _)| whose(name));
+        let nodes = end.vnets["red"].nodes.iter().filter(|(name, _)| selects(name));
         nodes.flat_map(|(_, node)| node.ports.values().map(of)).sum::<u64>()
     };
     // Frames that leave, and frames that arrived there: at

@@ -209,8 +209,9 @@ impl Draw {
 /// Returns the number of differences between two ends. `None` if they are of different kinds.
 fn differences(a: &(usize, Encapsulation), b: &(usize, Encapsulation)) -> Option<usize> {
     let ((kind_a, parts_a), (kind_b, parts_b)) = (parts(&a.1), parts(&b.1));
-    let differ = parts_a.iter().filter(|(part, value)| parts_b.get(*part) != Some(value)).count();
-    (kind_a == kind_b).then_some(usize::from(a.0 != b.0) + differ)
+    let differing =
+        parts_a.iter().filter(|(part, value)| parts_b.get(*part) != Some(value)).count();
+    (kind_a == kind_b).then_some(usize::from(a.0 != b.0) + differing)
 }
 
 /// Returns another network's end with one thing changed.
@@ -490,7 +491,7 @@ impl World {
         node: &'static str,
         path: &Path,
         interface: u32,
-        who: NodePeer,
+        place: NodePeer,
         attach: AttachMode,
     ) {
         // A guest's interfaces are at one path, one after the other.
@@ -500,7 +501,7 @@ impl World {
         let watch = &self.workers[vnet % WORKERS].core.connections.watch;
         watch.add_bell(Some(slot), &link.channel.doorbell().unwrap()).unwrap();
         let attached = self.workers[vnet % WORKERS]
-            .change(slot, |vnet, _| vnet.attach(node, who, interface, link).is_ok());
+            .change(slot, |vnet, _| vnet.attach(node, place, interface, link).is_ok());
         assert_eq!(attached, Some(true));
         self._controls.push(control);
         self.inside.push(Inside { vnet, node, attach, peer });
@@ -530,7 +531,7 @@ impl World {
     }
 
     /// Sends frames from outside: to an end's owner, or to nobody.
-    fn arrive(&mut self) {
+    fn receive(&mut self) {
         let Some(owner) = self.owners.choose(&mut self.random) else { return };
         let mut end = owner.end.clone();
         if self.random.random_ratio(1, 4) {
@@ -661,7 +662,7 @@ impl World {
     fn run(mut self) -> (Vec<String>, [u64; 2]) {
         for _ in 0..10 {
             for _ in 0..8 {
-                self.arrive();
+                self.receive();
             }
             self.rounds();
             self.serve();
@@ -693,9 +694,11 @@ fn wrapped((card, by): &(usize, Encapsulation), inner: &[u8], number: u32) -> Ve
 /// True if a frame that left is one of this end, as its other
 /// end sees it. An end with a whole interface may send anything.
 fn is_of(frame: &[u8], by: &Encapsulation) -> bool {
-    let mut there = TunnelTable::new(None);
-    there.insert(&by.reversed(), PortRef { worker: 0, vnet: 0, port: 0, generation: 0 }).unwrap();
-    there.classify(frame).is_ok()
+    let mut far_table = TunnelTable::new(None);
+    far_table
+        .insert(&by.reversed(), PortRef { worker: 0, vnet: 0, port: 0, generation: 0 })
+        .unwrap();
+    far_table.classify(frame).is_ok()
 }
 
 struct Outcome {

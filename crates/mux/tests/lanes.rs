@@ -180,7 +180,7 @@ struct World {
     core: Core,
     vnet: Live,
     guests: Vec<Fake>,
-    rests: bool,
+    idle: bool,
 }
 
 impl World {
@@ -205,18 +205,18 @@ impl World {
             vnet.attach("r1", NodePeer::Tap, 0, PeerConnection::of(tap.clone(), GUESTS.into()))
                 .is_ok()
         );
-        Self { core, vnet, guests: guests.into_iter().chain([tap]).collect(), rests: false }
+        Self { core, vnet, guests: guests.into_iter().chain([tap]).collect(), idle: false }
     }
 
     /// Visits the vnet as the worker does, with the frames that arrived.
     /// Does nothing if the vnet is idle without a reason to be visited.
     fn visit(&mut self, frames: usize, busy: bool) -> bool {
-        let Self { core, vnet, guests, rests } = self;
+        let Self { core, vnet, guests, idle } = self;
         let mut rung = false;
         guests.iter().for_each(|it| rung |= std::mem::take(&mut it.line().worker_rung));
         if rung {
             vnet.note_ring(core.now_ns);
-        } else if *rests && frames == 0 {
+        } else if *idle && frames == 0 {
             return false;
         }
         core.alarm.next(core.now_ns, busy);
@@ -228,7 +228,7 @@ impl World {
         });
         let mut batch: Vec<_> = frames.collect();
         let work = vnet.visit(core, &mut batch);
-        *rests = vnet.update_idle(work > 0, core.now_ns) && vnet.arm(core);
+        *idle = vnet.update_idle(work > 0, core.now_ns) && vnet.arm(core);
         true
     }
 
@@ -285,7 +285,7 @@ proptest! {
 #[test]
 fn vnet_returns_unexpected_connections() {
     let mut world = World::new(Ringers::start().unwrap(), GuestDistribution::Flow);
-    for (node, who, interface) in [
+    for (node, peer, interface) in [
         ("r1", NodePeer::Guest(0), 0),
         ("r1", NodePeer::Tap, 0),
         ("r1", NodePeer::Guest(GUESTS), 0),
@@ -293,8 +293,8 @@ fn vnet_returns_unexpected_connections() {
         ("r9", NodePeer::Tap, 0),
     ] {
         let fake = Fake::default();
-        let refused = world.vnet.attach(node, who, interface, PeerConnection::of(fake.clone(), 9));
-        assert_eq!(Arc::strong_count(&fake.0), 2, "{node} {who:?} {interface}");
+        let refused = world.vnet.attach(node, peer, interface, PeerConnection::of(fake.clone(), 9));
+        assert_eq!(Arc::strong_count(&fake.0), 2, "{node} {peer:?} {interface}");
         assert_eq!(refused.map_err(|link| link.epoch), Err(9));
     }
 }

@@ -120,7 +120,7 @@ impl Lab {
     }
 
     /// Lets frames arrive by an external end.
-    fn arrive(&mut self, end: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
+    fn receive(&mut self, end: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
         let VlinkEnd::External { interface, by, .. } = self.end(end) else { unreachable!() };
         let mut batch = vec![];
         for frame in frames {
@@ -189,10 +189,10 @@ fn wrapped(by: &Encapsulation, inner: &[u8], number: u32) -> Vec<u8> {
 
 /// Returns the inner frame, if the outer one is of this end.
 fn unwrapped(by: &Encapsulation, frame: &[u8]) -> Option<Vec<u8>> {
-    let mut there = TunnelTable::new(None);
+    let mut far_table = TunnelTable::new(None);
     let to = PortRef { worker: 0, vnet: 0, port: 0, generation: 0 };
-    there.insert(&by.reversed(), to).unwrap();
-    match there.classify(frame).ok()?.1 {
+    far_table.insert(&by.reversed(), to).unwrap();
+    match far_table.classify(frame).ok()?.1 {
         InnerFrame::Whole => Some(frame.to_vec()),
         InnerFrame::Behind(inner) => Some(frame[inner].to_vec()),
         InnerFrame::Untagged => {
@@ -223,9 +223,9 @@ fn transit_joins_two_external_ends_and_counts_both() {
     let root = tempfile::tempdir().unwrap();
     let mut spec = transit(root.path());
     let mut lab = Lab::new(&spec);
-    lab.arrive("west", (0..40).map(|mark| frame(100, mark)));
-    lab.arrive("east", (40..60).map(|mark| frame(100, mark)));
-    lab.arrive("south", (60..61).map(|mark| frame(100, mark)));
+    lab.receive("west", (0..40).map(|mark| frame(100, mark)));
+    lab.receive("east", (40..60).map(|mark| frame(100, mark)));
+    lab.receive("south", (60..61).map(|mark| frame(100, mark)));
     let left = lab.left();
     assert_eq!(left.len(), 61);
     assert_eq!(marks(&left, "east"), (0..40).collect::<Vec<_>>(), "in order");
@@ -238,14 +238,14 @@ fn transit_joins_two_external_ends_and_counts_both() {
     assert_eq!((east.received, east.consumed, west.made, west.sent), (20, 20, 20, 20));
     lab.assert_adds_up(true);
     // The frame is too long for its egress tunnel, although its ingress tunnel carries it.
-    lab.arrive("west", [frame(14 + 1439, 0)]);
+    lab.receive("west", [frame(14 + 1439, 0)]);
     assert_eq!(lab.left().len(), 0);
     assert_eq!(dropped(&lab.node(OUTSIDE), "underlay-too-big"), 1);
     // At its rate, with a full queue.
     spec.vlinks[0].leaving.iter_mut().for_each(|it| it.rate_bps = Some(80_000));
     spec.vlinks[0].leaving.iter_mut().for_each(|it| it.queue_frames = 8);
     lab.reshape(&spec);
-    lab.arrive("west", (0..100).map(|mark| frame(1000, mark)));
+    lab.receive("west", (0..100).map(|mark| frame(1000, mark)));
     let left = lab.left().len() as u64;
     let out = lab.node(OUTSIDE);
     let full = out.ports["east"].dropped["queue-full"];
@@ -260,7 +260,7 @@ fn transit_joins_two_external_ends_and_counts_both() {
     assert!(!ends.ports.contains_key("north"));
     spec.vlinks[0].up = false;
     lab.reshape(&spec);
-    lab.arrive("east", [frame(100, 0)]);
+    lab.receive("east", [frame(100, 0)]);
     let ends = lab.node(OUTSIDE);
     assert_eq!(
         (ends.in_flight, ends.ports["east"].dropped["link-down"] > 1),
@@ -285,16 +285,16 @@ fn invalid_queues_are_refused() {
     let first =
         |change: fn(&mut QueueConfig)| refused(&|spec| change(&mut spec.vlinks[0].queues[0][0]));
     let words = first(|it| it.weight = 1001);
-    assert_eq!(words, "vlink red/far: queue q0 has 1001 of weight, 1000 at most");
-    assert!(first(|it| it.frames = 4097).contains("4097 frames"));
-    assert!(first(|it| it.bytes = (8 << 20) + 1).contains("8388609 bytes"));
-    assert!(first(|it| it.dscp = vec![3, 64]).contains("64 as a DSCP"));
-    assert!(first(|it| it.dscp = vec![3, 3]).contains("two queues for DSCP 3"));
-    assert!(first(|it| it.name = "q1".into()).contains("queue q1 is there twice"));
+    assert_eq!(words, "vlink red/far: queue q0: weight: 1001, 1000 at most");
+    assert!(first(|it| it.frames = 4097).contains("frames: 4097"));
+    assert!(first(|it| it.bytes = (8 << 20) + 1).contains("bytes: 8388609"));
+    assert!(first(|it| it.dscp = vec![3, 64]).contains("DSCP: 64"));
+    assert!(first(|it| it.dscp = vec![3, 3]).contains("two queues select DSCP 3"));
+    assert!(first(|it| it.name = "q1".into()).contains("queue q1 exists twice"));
     let many = refused(&|spec| spec.vlinks[0].queues[0] = (0..4097).map(queue).collect());
-    assert!(many.contains("4097 queues at an end, 4096 at most"), "{many}");
+    assert!(many.contains("queues at an end: 4097, 4096 at most"), "{many}");
     let all = refused(&|spec| spec.vlinks[0].queues = vec![(0..4096).map(queue).collect(); 17]);
-    assert_eq!(all, "vnet red has 69632 queues in all, 65536 at most");
+    assert_eq!(all, "vnet red: queues: 69632, 65536 at most");
 }
 
 /// Returns four hosts, two tunnels and a whole interface on one segment.
@@ -417,11 +417,11 @@ fn segment_floods_unknown_addresses_and_learns() {
     lan.send(3, [between([1, 0x80, 0xc2, 0, 0, 0], 4, 4)]);
     assert_eq!(lan.got(), at(&["h1", "h2", "h3", "west", "east", "wire"], 4));
     // Frames from one tunnel never go to another.
-    lan.lab.arrive("west", [between(ALL, 5, 5)]);
+    lan.lab.receive("west", [between(ALL, 5, 5)]);
     assert_eq!(lan.got(), at(&["h1", "h2", "h3", "h4", "wire"], 5));
-    lan.lab.arrive("east", [between(ALL, 6, 6), between(mac(5), 6, 7)]);
+    lan.lab.receive("east", [between(ALL, 6, 6), between(mac(5), 6, 7)]);
     assert_eq!(lan.got(), at(&["h1", "h2", "h3", "h4", "wire"], 6), "7 is for the other tunnel");
-    lan.lab.arrive("wire", [between(mac(6), 7, 8), between(mac(5), 7, 9)]);
+    lan.lab.receive("wire", [between(mac(6), 7, 8), between(mac(5), 7, 9)]);
     assert_eq!(lan.got(), [("east".into(), 8), ("west".into(), 9)]);
     lan.send(0, [between(mac(5), 1, 10), between(mac(1), 1, 11)]);
     assert_eq!(lan.got(), at(&["west"], 10), "11 is for who sent it");
@@ -468,7 +468,7 @@ fn flooding_end_uses_only_its_own_rate() {
         lan.send(1, [between(mac(1), 2, 2)]);
         lan.send(0, [between(mac(2), 1, 3)]);
         asked += 1;
-        replies += lan.got().iter().filter(|(who, mark)| who == "h2" && *mark == 3).count();
+        replies += lan.got().iter().filter(|(node, mark)| node == "h2" && *mark == 3).count();
     }
     assert_eq!(replies, asked, "what others have of each other is not lost");
     let (one, three, four) = (lan.port(0), lan.port(2), lan.port(3));
@@ -585,7 +585,7 @@ proptest! {
                         None => lan.send(by, frames),
                         Some(end) => {
                             let ends = ["west", "east", "wire", "north", "south"];
-                            lan.lab.arrive(ends[end], frames);
+                            lan.lab.receive(ends[end], frames);
                         }
                     }
                 }
@@ -651,19 +651,19 @@ fn impairments_take_effect_and_are_counted() {
         seed: 1,
     };
     let frames = || (0..400).map(|mark| frame(1000, mark));
-    let mut fates = vec![];
-    for what in
+    let mut outcomes = vec![];
+    for config in
         [all, all, Impairments { seed: 2, ..all }, Impairments { delay_ns: 0, jitter_ns: 0, ..all }]
     {
-        let mut lab = Lab::new(&impaired(&spec, what));
+        let mut lab = Lab::new(&impaired(&spec, config));
         let mut waited = 0;
         for frame in frames() {
-            lab.arrive("west", [frame]);
+            lab.receive("west", [frame]);
             waited += lab.node(OUTSIDE).in_flight;
         }
         let left = lab.all_left("east");
         // Each frame waits for at least one round, though maybe not for its millisecond.
-        assert_eq!(waited > 200, what.delay_ns > 0, "{waited}");
+        assert_eq!(waited > 200, config.delay_ns > 0, "{waited}");
         let ends = lab.node(OUTSIDE).ports;
         let (west, east) = (&ends["west"], &ends["east"]);
         let lost = east.dropped["loss"];
@@ -683,17 +683,17 @@ fn impairments_take_effect_and_are_counted() {
                 original.iter().map(|it| bits(it)).enumerate().min_by_key(|it| it.1).unwrap();
             (at, bits)
         };
-        let fate: Vec<_> = left.iter().map(|frame| turned(frame)).collect();
-        assert!(fate.iter().all(|(_, bits)| *bits <= 1), "one bit at most");
-        let twice = fate.windows(2).filter(|two| two[0].0 == two[1].0).count() as u64;
+        let outcome: Vec<_> = left.iter().map(|frame| turned(frame)).collect();
+        assert!(outcome.iter().all(|(_, bits)| *bits <= 1), "one bit at most");
+        let twice = outcome.windows(2).filter(|two| two[0].0 == two[1].0).count() as u64;
         assert_eq!(twice, east.duplicated);
-        assert!(fate.windows(2).all(|two| two[0].0 <= two[1].0), "in order");
-        fates.push(fate);
+        assert!(outcome.windows(2).all(|two| two[0].0 <= two[1].0), "in order");
+        outcomes.push(outcome);
         lab.assert_adds_up(true);
     }
-    assert_eq!(fates[0], fates[1], "the same seed");
-    assert_ne!(fates[0], fates[2], "another one");
-    assert_eq!(fates[0], fates[3], "without a delay as with one");
+    assert_eq!(outcomes[0], outcomes[1], "the same seed");
+    assert_ne!(outcomes[0], outcomes[2], "another one");
+    assert_eq!(outcomes[0], outcomes[3], "without a delay as with one");
 }
 
 #[test]
@@ -704,7 +704,7 @@ fn delay_change_keeps_delayed_frames_in_order() {
     let mut lab = Lab::new(&impaired(&spec, delay(60)));
     let mut next = 0;
     let send = |lab: &mut Lab, from: u64| {
-        lab.arrive("west", (from..from + 20).map(|mark| frame(100, mark)));
+        lab.receive("west", (from..from + 20).map(|mark| frame(100, mark)));
         from + 20
     };
     next = send(&mut lab, next);
@@ -740,7 +740,7 @@ fn delay_change_keeps_delayed_frames_in_order() {
         &spec,
         Impairments { reorder: FrameFraction(FrameFraction::ALL.0 / 4), ..delay(30) },
     ));
-    lab.arrive("west", (0..100).map(|mark| frame(100, mark)));
+    lab.receive("west", (0..100).map(|mark| frame(100, mark)));
     let early = marks(&lab.left(), "east");
     let ends = lab.node(OUTSIDE);
     let reordered = ends.ports["east"].reordered;
@@ -766,18 +766,18 @@ fn overdue_frames_leave_in_bounded_batches() {
     let delayed = Impairments { delay_ns: 300 * MS, ..Impairments::default() };
     let mut lab = Lab::new(&impaired(&transit(root.path()), delayed));
     for part in 0..SENT / 100 {
-        lab.arrive("west", (part * 100..(part + 1) * 100).map(|mark| frame(60, mark)));
+        lab.receive("west", (part * 100..(part + 1) * 100).map(|mark| frame(60, mark)));
     }
     assert_eq!(lab.node(OUTSIDE).in_flight, SENT, "300 ms are not over");
     std::thread::sleep(Duration::from_millis(400));
-    let mut came = vec![];
+    let mut received = vec![];
     while lab.node(OUTSIDE).in_flight > 0 {
         lab.worker.round();
         let part = marks(&lab.left(), "east");
         assert!(part.len() <= LATE_FRAMES, "{}", part.len());
-        came.extend(part);
+        received.extend(part);
     }
-    assert_eq!(came, (0..SENT).collect::<Vec<_>>());
+    assert_eq!(received, (0..SENT).collect::<Vec<_>>());
     lab.assert_adds_up(true);
 }
 
@@ -793,7 +793,7 @@ fn delay_line_holds_rate_times_delay() {
     let mut lab = Lab::new(&spec);
     let packets = lab.worker.core.packets.free();
     for _ in 0..300 {
-        lab.arrive("west", (0..4).map(|mark| frame(60, mark)));
+        lab.receive("west", (0..4).map(|mark| frame(60, mark)));
         lab.left();
     }
     let ends = lab.node(OUTSIDE);
@@ -803,7 +803,7 @@ fn delay_line_holds_rate_times_delay() {
     lab.all_left("east");
     lab.assert_adds_up(true);
     // Larger values than allowed are refused.
-    let leaving = &mut spec.vlinks[0].leaving[1];
-    (leaving.rate_bps, leaving.impairments.delay_ns) = (Some(1_000_000_000_000), 10_000 * MS);
-    assert!(check(&spec).unwrap_err().contains("bytes of frames that wait for delays"));
+    let egress = &mut spec.vlinks[0].leaving[1];
+    (egress.rate_bps, egress.impairments.delay_ns) = (Some(1_000_000_000_000), 10_000 * MS);
+    assert!(check(&spec).unwrap_err().contains("bytes of delayed frames"));
 }

@@ -59,8 +59,8 @@ impl Bench {
         self.links += 1;
         let (peer, link, control) = pair(&guest.socket, 0, self.links);
         self._controls.push(control);
-        let who = NodePeer::Guest(guest.number);
-        let attached = self.worker.change(0, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
+        let place = NodePeer::Guest(guest.number);
+        let attached = self.worker.change(0, |vnet, _| vnet.attach(node, place, 0, link).is_ok());
         assert_eq!(attached, Some(true));
         peer
     }
@@ -89,13 +89,13 @@ impl Bench {
     }
 
     /// Takes the frames that the peers sent, this much later.
-    fn look(&mut self, later_ns: u64) -> usize {
+    fn check(&mut self, later_ns: u64) -> usize {
         self.worker.core.now_ns += later_ns;
         self.vnet(|vnet, core| {
             vnet.note_ring(core.now_ns);
-            let came = vnet.from_peers(core);
+            let received = vnet.from_peers(core);
             vnet.flush(core);
-            came
+            received
         })
     }
 
@@ -127,18 +127,18 @@ fn worker_drains_full_rings_equally() {
         let mut sent = [0; 4];
         for _ in 0..100 {
             for (at, (node, guest)) in all.into_iter().enumerate() {
-                let came = bench.guest(node, guest).from_guest;
-                while sent[at] - came < at_once {
+                let received = bench.guest(node, guest).from_guest;
+                while sent[at] - received < at_once {
                     assert!(bench.peers[at].send(own(0), &frame(60, 0)));
                     sent[at] += 1;
                 }
             }
-            bench.look(1000);
+            bench.check(1000);
         }
-        let came = all.map(|(node, guest)| bench.guest(node, guest).from_guest);
-        let (least, most) = (*came.iter().min().unwrap(), *came.iter().max().unwrap());
-        assert!(most - least <= 2 * PULL_FRAMES as u64, "{at_once} at once: {came:?}");
-        assert_eq!(came.iter().sum::<u64>(), 100 * 256, "{at_once} at once");
+        let received = all.map(|(node, guest)| bench.guest(node, guest).from_guest);
+        let (least, most) = (*received.iter().min().unwrap(), *received.iter().max().unwrap());
+        assert!(most - least <= 2 * PULL_FRAMES as u64, "{at_once} at once: {received:?}");
+        assert_eq!(received.iter().sum::<u64>(), 100 * 256, "{at_once} at once");
     }
 }
 
@@ -166,7 +166,7 @@ fn guest_without_completions_is_disconnected() {
         // again. The guest completes one frame each time.
         for _ in 0..4 {
             for second in 0..2 {
-                bench.look(3600 * 1_000_000_000);
+                bench.check(3600 * 1_000_000_000);
                 for (peer, given) in bench.peers.iter_mut().zip(given) {
                     if second == 0 && given > 0 {
                         assert!(peer.send(out(0, 0), &frame(60, 0)));
@@ -178,16 +178,16 @@ fn guest_without_completions_is_disconnected() {
             assert!(bench.guest("r1", number).connected, "{policy:?}");
         }
         // No completions any more.
-        bench.look(0);
+        bench.check(0);
         let mut looked_ns = 0;
         let mut lost_ns = [None; 2];
         while looked_ns < 20_000_000_000 {
-            bench.look(CHECK_NS / 10);
+            bench.check(CHECK_NS / 10);
             looked_ns += CHECK_NS / 10;
             for (number, lost_ns) in lost_ns.iter_mut().enumerate() {
                 let guest = bench.guest("r1", number as u32);
                 if !guest.connected {
-                    assert!(guest.last_fault.unwrap().contains("completed nothing"));
+                    assert!(guest.last_fault.unwrap().contains("no completion"));
                     lost_ns.get_or_insert(looked_ns);
                 }
             }
@@ -222,20 +222,20 @@ fn guest_sending_only_own_frames_is_disconnected() {
     let mut bench = Bench::new(&routers(root.path(), &["r1"], 2, GuestDistribution::RoundRobin));
     bench.give(0, 40);
     let mut lost_ns = None;
-    for look in 1..=120 {
-        if look % 10 == 0 {
+    for check in 1..=120 {
+        if check % 10 == 0 {
             assert!(bench.peers[1].send(out(0, 0), &frame(60, 0)));
         }
         // More frames than the mux takes, and fewer.
         for (peer, frames) in bench.peers.iter_mut().zip([300, 100]) {
             (0..frames).for_each(|_| _ = peer.send(own(0), &frame(60, 0)));
         }
-        bench.look(CHECK_NS / 10);
+        bench.check(CHECK_NS / 10);
         if !bench.guest("r1", 0).connected {
-            lost_ns.get_or_insert(look * CHECK_NS / 10);
+            lost_ns.get_or_insert(check * CHECK_NS / 10);
         }
     }
-    let lost_ns = lost_ns.expect("it has completed nothing");
+    let lost_ns = lost_ns.expect("no completion");
     assert!((SILENCE_NS_MAX..=SILENCE_NS_MAX + 2 * CHECK_NS).contains(&lost_ns), "{lost_ns}");
     assert!(bench.guest("r1", 1).connected);
 }
@@ -253,15 +253,15 @@ fn guests_waiting_their_turn_let_workers_sleep() {
         bench.give(0, 64);
         assert_eq!(bench.peers.iter_mut().map(|peer| peer.receive().len()).sum::<usize>(), 64);
         complete(&mut bench, 0);
-        assert_eq!(bench.look(1000), 0);
+        assert_eq!(bench.check(1000), 0);
         assert!(bench.may_sleep(), "the worker may sleep");
         complete(&mut bench, 1);
         assert!(!bench.may_sleep(), "the one that is awaited has rung");
-        assert_eq!(bench.look(1000), 64, "both in one look");
+        assert_eq!(bench.check(1000), 64, "both in one look");
         assert!(bench.may_sleep());
     }
     // A guest's own frames wait for no other guest.
     assert!(bench.peers[0].send(own(0), &frame(60, 0)));
     assert!(!bench.may_sleep());
-    assert_eq!(bench.look(1000), 1);
+    assert_eq!(bench.check(1000), 1);
 }

@@ -57,8 +57,8 @@ fn bytes_a_filter(make: impl Fn(&mut Actions), pattern: impl Fn([u8; 4]) -> Filt
         assert_eq!(changes.result, Some(Ok(FILTERS_MAX)));
     }
     let bytes = BYTES.load(Ordering::Relaxed) - before;
-    let said = actions.memory() - size_of::<Actions>();
-    assert!(bytes.abs_diff(said) < bytes / 1000, "{bytes} bytes, and {said} are said");
+    let reported = actions.memory() - size_of::<Actions>();
+    assert!(bytes.abs_diff(reported) < bytes / 1000, "{bytes} bytes, and {reported} are said");
     bytes as f64 / f64::from(FILTERS_MAX)
 }
 

@@ -39,7 +39,7 @@ impl Program {
 
     fn start(vnet: &VnetConfig) -> (Self, Welcome) {
         let mut program = Self::connect(socket_of(vnet));
-        program.tell(&[Ask::Hello(VERSION)]);
+        program.request(&[Ask::Hello(VERSION)]);
         match program.hear() {
             Answer::Welcome(welcome) => (program, welcome),
             other => panic!("{other:?}"),
@@ -50,7 +50,7 @@ impl Program {
         rustix::net::send(&self.socket, packet, SendFlags::NOSIGNAL).is_ok()
     }
 
-    fn tell(&self, requests: &[Ask]) {
+    fn request(&self, requests: &[Ask]) {
         for some in requests.chunks(300) {
             let mut packet = vec![];
             some.iter().for_each(|request| request.encode(&mut packet));
@@ -74,7 +74,7 @@ impl Program {
     /// Commits changes.
     fn commit(&mut self, changes: &[Ask], sweep: bool) -> Result<u32, (u32, String)> {
         self.number += 1;
-        self.tell(&[changes, &[Ask::Commit { number: self.number, sweep }]].concat());
+        self.request(&[changes, &[Ask::Commit { number: self.number, sweep }]].concat());
         match self.hear() {
             Answer::Done { number, filters } if number == self.number => Ok(filters),
             Answer::Refused { number, id, reason } if number == self.number => Err((id, reason)),
@@ -83,7 +83,7 @@ impl Program {
     }
 
     fn counters(&mut self, first: u32, count: u32) -> Vec<Counter> {
-        self.tell(&[Ask::Counters { number: 99, first, count }]);
+        self.request(&[Ask::Counters { number: 99, first, count }]);
         let mut all = vec![];
         loop {
             match self.hear() {
@@ -100,7 +100,7 @@ impl Program {
     }
 
     fn list(&mut self) -> Vec<Filter> {
-        self.tell(&[Ask::List { number: 98, first: 0 }]);
+        self.request(&[Ask::List { number: 98, first: 0 }]);
         let mut all = vec![];
         loop {
             match self.hear() {
@@ -116,7 +116,7 @@ impl Program {
     }
 
     fn queues(&mut self, vport: u8) -> Vec<QueueState> {
-        self.tell(&[Ask::Queues { number: 97, vport, first: 1 }]);
+        self.request(&[Ask::Queues { number: 97, vport, first: 1 }]);
         let mut all = vec![];
         loop {
             match self.hear() {
@@ -231,7 +231,7 @@ fn slow_path_filters_decide_packet_verdicts() {
     // and in by a port as if they had arrived there.
     let frame = packet([10, 2, 0, 2], 8);
     let by = |out, vport| Ask::Frame { out, vport, queue: 0, bytes: frame.clone() };
-    program.tell(&[by(true, 0), by(false, 0), by(true, 200)]);
+    program.request(&[by(true, 0), by(false, 0), by(true, 200)]);
     assert_eq!(h1.expect(1)[0].1, frame);
     let [(_, through)] = &h2.expect(1)[..] else { panic!("one frame") };
     assert_eq!((mark_of(through), &through[..6]), (8, &host_mac(2)[..]));
@@ -264,19 +264,19 @@ fn committed_filters_apply_together_and_outlive_their_client() {
     let (mut program, first) = Program::start(&vnet);
     let drops = |id| filter(id, to([10, 2, 0, 2]), does(FilterVerdict::Drop));
     // Uncommitted changes have no effect. An invalid one makes its whole commit fail.
-    program.tell(&[drops(1)]);
+    program.request(&[drops(1)]);
     forwards(&mut h1, &mut h2, 1);
     let wrong = [
         (filter(2000, to([1; 4]), does(FilterVerdict::Drop)), "the router has 2000 filters"),
         (
             filter(3, to([1; 4]), FilterAction { counter: 8, ..does(FilterVerdict::Pass) }),
-            "there are 8",
+            "the router has 8",
         ),
         (
             filter(4, to([1; 4]), FilterAction { vport: 2, ..does(FilterVerdict::Send) }),
-            "there are 2",
+            "the router has 2",
         ),
-        (filter(5, to([1; 4]), does(FilterVerdict::Send)), "no link address"),
+        (filter(5, to([1; 4]), does(FilterVerdict::Send)), "no destination MAC address"),
         (
             filter(
                 6,
@@ -297,7 +297,7 @@ fn committed_filters_apply_together_and_outlive_their_client() {
     let commit = |number, sweep| Ask::Commit { number, sweep };
     let wrong = filter(9, to([1; 4]), does(FilterVerdict::Send));
     let some = [drops(1), commit(21, false), wrong, commit(22, false), commit(23, false)];
-    program.tell(&[&some[..], &[drops(2), commit(24, false), commit(25, true)]].concat());
+    program.request(&[&some[..], &[drops(2), commit(24, false), commit(25, true)]].concat());
     let answers = [(21, Some(1)), (22, None), (23, Some(1)), (24, Some(2)), (25, Some(0))];
     for expected in answers {
         let answer = match program.hear() {
@@ -310,7 +310,7 @@ fn committed_filters_apply_together_and_outlive_their_client() {
     // Too many filters that are alike.
     let alike: Vec<_> = (0..2000).map(drops).collect();
     let (_, reason) = program.commit(&alike, false).unwrap_err();
-    assert!(reason.contains("alike"), "{reason}");
+    assert!(reason.contains("similar filters"), "{reason}");
     assert_eq!(program.list(), []);
     forwards(&mut h1, &mut h2, 3);
     // Many filters at once.
@@ -336,7 +336,7 @@ fn committed_filters_apply_together_and_outlive_their_client() {
     let engine = vnet.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap();
     engine.slowpath.as_mut().unwrap().filters = 100;
     put(&mux, &vnet);
-    assert!(program.bye().contains("engine is gone"));
+    assert!(program.bye().contains("removed or replaced"));
     let (mut program, third) = Program::start(&vnet);
     assert_ne!(third.tables, second.tables);
     assert_eq!((third.filters_max, program.list()), (100, vec![]));
@@ -345,7 +345,7 @@ fn committed_filters_apply_together_and_outlive_their_client() {
     let engine = vnet.nodes[0].router.as_mut().unwrap().engine.as_mut().unwrap();
     engine.slowpath = None;
     put(&mux, &vnet);
-    assert!(program.bye().contains("engine is gone"));
+    assert!(program.bye().contains("removed or replaced"));
     let address = SocketAddrUnix::new(&socket).unwrap();
     eventually("nobody listens", || {
         let (unix, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -377,11 +377,11 @@ fn invalid_slow_path_client_is_disconnected() {
     let drops = |id| filter(id, to([1; 4]), does(FilterVerdict::Drop));
     let short = Ask::Frame { out: true, vport: 0, queue: 0, bytes: vec![0; 13] };
     let nonsense = [
-        (vec![0xff; 64], "another length"),
+        (vec![0xff; 64], "wrong length"),
         (vec![0, 4, 77, 0], "no message of kind 77"),
-        (vec![0, 5, 1, 0, 0], "another length"),
-        (vec![0, 0, 1, 0], "another length"),
-        (vec![0], "another length"),
+        (vec![0, 5, 1, 0, 0], "wrong length"),
+        (vec![0, 0, 1, 0], "wrong length"),
+        (vec![0], "wrong length"),
         (
             {
                 let mut packet = vec![];
@@ -396,18 +396,18 @@ fn invalid_slow_path_client_is_disconnected() {
                 drops(1).encode(&mut packet);
                 packet
             },
-            "hello first",
+            "first request",
         ),
-        (hello(&[Ask::Counters { number: 1, first: 5, count: 6 }]), "there are 10 counters"),
-        (hello(&[Ask::Counters { number: 1, first: 9, count: u32::MAX }]), "there are 10 counters"),
-        (hello(&[short]), "a frame of 13 bytes"),
+        (hello(&[Ask::Counters { number: 1, first: 5, count: 6 }]), "the router has 10"),
+        (hello(&[Ask::Counters { number: 1, first: 9, count: u32::MAX }]), "the router has 10"),
+        (hello(&[short]), "frame of 13 bytes"),
         (vec![0; PACKET_BYTES_MAX + 100], "at most"),
     ];
     for (packet, why) in nonsense {
         let mut program = Program::connect(socket_of(&red));
         assert!(program.send(&packet), "{why}");
-        let told = program.bye();
-        assert!(told.contains(why), "{told}: not {why}");
+        let reason = program.bye();
+        assert!(reason.contains(why), "{reason}: not {why}");
         eventually("it is noted", || {
             let fault = engine_stats(&mux, "red").slowpath.unwrap().fault;
             fault.is_some_and(|fault| fault.contains(why))
@@ -422,7 +422,7 @@ fn invalid_slow_path_client_is_disconnected() {
     while program.send(&packet) {
         all_go_on(&mut h1, &mut h2);
     }
-    assert!(program.bye().contains("wait for a commit"));
+    assert!(program.bye().contains("uncommitted changes"));
     // A program that does not read its answers is no longer
     // heard, and then disconnected. So is one that says nothing.
     let (silent, (slow, _)) = (Program::connect(socket_of(&red)), Program::start(&red));
@@ -446,7 +446,7 @@ fn invalid_slow_path_client_is_disconnected() {
     for _ in 0..30 {
         let (program, _) = soon("a place is free", || {
             let mut program = Program::connect(socket_of(&red));
-            program.tell(&[Ask::Hello(VERSION)]);
+            program.request(&[Ask::Hello(VERSION)]);
             matches!(program.hear(), Answer::Welcome(_)).then_some((program, ()))
         });
         for _ in 0..20 {
@@ -504,7 +504,7 @@ fn filters_and_slow_path_clients_choose_the_queue() {
         }
     }
     let frame = Ask::Frame { out: true, vport: 1, queue: 3, bytes: packet([1; 4], 9) };
-    program.tell(&[frame]);
+    program.request(&[frame]);
     h2.expect(10);
     let asked = mux.handle(MuxRequest::Stats { vnet: Some("red".into()) }, vec![]);
     let MuxReply::Stats(stats) = asked else { panic!("{asked:?}") };
@@ -612,23 +612,23 @@ fn slow_readers_get_a_consistent_counter_snapshot() {
     let all = FilterPattern::Short { value: [0; 16], mask: [0; 16] };
     let counts = filter(0, all, FilterAction { counter: last, ..does(FilterVerdict::Pass) });
     assert_eq!(program.commit(&[counts], false), Ok(1));
-    program.tell(&[Ask::Counters { number: 1, first: 0, count: COUNTERS_MAX }]);
-    let mut told = vec![];
+    program.request(&[Ask::Counters { number: 1, first: 0, count: COUNTERS_MAX }]);
+    let mut received = vec![];
     loop {
         let Answer::Counters { number: 1, first, counters, more } = program.hear() else {
             panic!("counters")
         };
-        assert_eq!(first as usize, told.len());
-        if told.is_empty() {
+        assert_eq!(first as usize, received.len());
+        if received.is_empty() {
             // Answers that the socket has no space for are not built yet.
             forwards(&mut h1, &mut h2, 1);
         }
-        told.extend(counters);
+        received.extend(counters);
         if !more {
             break;
         }
     }
-    assert_eq!((told.len(), told[last as usize].packets), (COUNTERS_MAX as usize, 0));
+    assert_eq!((received.len(), received[last as usize].packets), (COUNTERS_MAX as usize, 0));
     assert_eq!(program.counters(last, 1)[0].packets, 1);
 }
 
@@ -669,29 +669,29 @@ fn slow_path_client_sets_queues_within_the_spec() {
         filter(0, to([10, 2, 0, 2]), FilterAction { queue: 2, ..does(FilterVerdict::Pass) });
     let all = [first.clone(), set(1, 1, 30, 0, 0), set(1, 2, 0, 2, 0), set(1, 3, 1, 7, 8999)];
     assert_eq!(program.commit(&all, false), Ok(1));
-    let wanted = [(30, 50, 0), (10, 2, 0), (1, 7, 8999)];
+    let expected = [(30, 50, 0), (10, 2, 0), (1, 7, 8999)];
     let three = |program: &mut Program| [1, 2, 3].map(|queue| has(program, queue));
-    assert_eq!(three(&mut program), wanted);
+    assert_eq!(three(&mut program), expected);
     // Or none of it.
     let second = filter(1, to([10, 9, 0, 1]), does(FilterVerdict::Drop));
-    for (wrong, said) in [
-        (set(1, 301, 1, 1, 0), "queue 301 of vport 1: there are 300, counted from 1"),
-        (set(1, 0, 1, 1, 0), "queue 0 of vport 1: they are counted from 1"),
-        (set(0, 1, 1, 1, 0), "vport 0 has no queues: say `queues` of its link's end in the spec"),
-        (set(2, 1, 1, 1, 0), "vport 2: there are 2, from 0 on"),
-        (set(1, 1, 1001, 1, 0), "queue 1 of vport 1: weight 1001 is above 1000"),
+    for (wrong, reason) in [
+        (set(1, 301, 1, 1, 0), "queue 301 of vport 1 does not exist (use 1 to 300)"),
+        (set(1, 0, 1, 1, 0), "queue 0 of vport 1: queues are numbered from 1"),
+        (set(0, 1, 1, 1, 0), "vport 0 has no queues (set `queues` of its link's end in the spec)"),
+        (set(2, 1, 1, 1, 0), "vport 2 does not exist: the router has 2, numbered from 0"),
+        (set(1, 1, 1001, 1, 0), "queue 1 of vport 1: weight 1001 exceeds 1000"),
         (
             set(1, 1, 1, 51, 0),
-            "queue 1 of vport 1 can have 50 frames: raise its length in the spec for more",
+            "queue 1 of vport 1 holds at most 50 frames (raise its length in the spec)",
         ),
         (
             set(1, 3, 1, 1, 9001),
-            "queue 3 of vport 1 can have 9000 bytes: raise its length in the spec for more",
+            "queue 3 of vport 1 holds at most 9000 bytes (raise its length in the spec)",
         ),
     ] {
         let refused = program.commit(&[second.clone(), set(1, 1, 7, 7, 0), wrong], false);
-        assert_eq!(refused, Err((u32::MAX, said.into())));
-        assert_eq!((three(&mut program), program.list().len()), (wanted, 1), "{said}");
+        assert_eq!(refused, Err((u32::MAX, reason.into())));
+        assert_eq!((three(&mut program), program.list().len()), (expected, 1), "{reason}");
     }
     // New parameters apply at once: of twenty frames beyond
     // the burst two wait, although the spec allows more.
@@ -723,15 +723,21 @@ fn slow_path_client_sets_queues_within_the_spec() {
     assert_eq!(three(&mut program), [(10, 40, 0), (10, 4096, 5000), (10, 50, 0)]);
     // Invalid requests.
     let many = vec![set(1, 1, 1, 1, 0); 4097];
-    program.tell(&many);
-    assert_eq!(program.bye(), "more than 4096 queues are set in one commit");
-    for (nonsense, said) in [
-        (Ask::Queues { number: 1, vport: 2, first: 1 }, "vport 2: there are 2, from 0 on"),
-        (Ask::Queues { number: 1, vport: 1, first: 0 }, "queue 0: they are counted from 1"),
+    program.request(&many);
+    assert_eq!(program.bye(), "more than 4096 queues in one commit");
+    for (nonsense, reason) in [
+        (
+            Ask::Queues { number: 1, vport: 2, first: 1 },
+            "vport 2 does not exist: the router has 2, numbered from 0",
+        ),
+        (
+            Ask::Queues { number: 1, vport: 1, first: 0 },
+            "queue 0 does not exist: queues are numbered from 1",
+        ),
     ] {
         let (mut program, _) = Program::start(&vnet);
-        program.tell(&[nonsense]);
-        assert_eq!(program.bye(), said);
+        program.request(&[nonsense]);
+        assert_eq!(program.bye(), reason);
     }
     let sent = stats_of(&mux).vnets["red"].nodes["r1"].ports["eth1"].sent;
     h2.expect(sent as usize);
@@ -901,13 +907,13 @@ fn most_expensive_filters_slow_only_their_own_vnet() {
         kept += u32::from(program.commit(&some, false).is_ok());
     }
     assert!(kept > 1, "{kept}");
-    let (mut sent, mut came, mut last) = (0, 0, [0; 2]);
+    let (mut sent, mut received, mut last) = (0, 0, [0; 2]);
     // Frames that a visit has no time for precede later ones.
     let mut take = |of: [&mut Peer; 2]| {
         for (peer, last) in of.into_iter().zip(&mut last) {
             for (_, frame) in peer.receive() {
                 assert!(mark_of(&frame) > *last, "{} after {last}", mark_of(&frame));
-                (came, *last) = (came + 1, mark_of(&frame));
+                (received, *last) = (received + 1, mark_of(&frame));
             }
         }
     };
@@ -928,7 +934,7 @@ fn most_expensive_filters_slow_only_their_own_vnet() {
         let port = &stats.ports["eth0"];
         port.received >= sent && stats.in_flight == 0
     });
-    assert!(came > 0);
+    assert!(received > 0);
     assert_adds_up(&stats_of(&mux));
 }
 

@@ -134,7 +134,7 @@ fn guests_with_invalid_tags_are_disconnected() {
     let lies: [(usize, u32, &str); 6] = [
         (0, out(0, 0).emit(), "completion"),
         (0, Tag { last: false, ..out(2, 0) }.emit(), "vport 2"),
-        (0, Tag::deliver(0, 0).emit(), "mux's own"),
+        (0, Tag::deliver(0, 0).emit(), "reserved for the mux"),
         (0, 0x63636363, "bad tag"),
         (0, 0, "bad tag"),
         (1, kept.emit(), "without completions"),
@@ -205,13 +205,13 @@ fn unfinished_handshakes_do_not_block_other_guests() {
         let mux = start(1);
         put(&mux, &hostile);
         put(&mux, &blue);
-        let mut held = vec![];
+        let mut open = vec![];
         for guest in &hostile.nodes[0].router.as_ref().unwrap().guests {
             for _ in 0..8 {
                 let socket = raw::socket(&guest.socket);
-                raw::say(&socket, &raw::init(0x200, 0, 0));
-                (0..16).for_each(|index| _ = raw::say(&socket, &region(index)));
-                held.push(socket);
+                raw::send_one(&socket, &raw::init(0x200, 0, 0));
+                (0..16).for_each(|index| _ = raw::send_one(&socket, &region(index)));
+                open.push(socket);
             }
         }
         let mapped = || {
@@ -240,8 +240,8 @@ fn refused_guest_gets_the_reason() {
         second.is_up();
         node_stats(&mux, "red", "r1").guests[&0].faults > 0
     });
-    let told = node_stats(&mux, "red", "r1").guests[&0].last_fault.clone().unwrap();
-    assert!(told.contains("no such interface"), "{told}");
+    let reason = node_stats(&mux, "red", "r1").guests[&0].last_fault.clone().unwrap();
+    assert!(reason.contains("no such interface"), "{reason}");
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn invalid_vnet_is_refused_and_changes_nothing() {
     let outside = |by| outside("out", "A", by);
     assert!(refuse(&|v| v.nodes.push(v.nodes[1].clone())).contains("node h1"));
     assert!(refuse(&|v| v.vlinks[0].ends[0] = port("h1", 1)).contains("no port 1"));
-    assert!(refuse(&|v| v.vlinks[1].ends[0] = port("r1", 0)).contains("already"));
+    assert!(refuse(&|v| v.vlinks[1].ends[0] = port("r1", 0)).contains("another vlink"));
     assert!(
         refuse(&|v| v.vlinks[1].ends[1] = outside(Encapsulation::Interface)).contains("external A")
     );
@@ -358,7 +358,7 @@ fn invalid_vnet_is_refused_and_changes_nothing() {
     assert!(matches!(mux.handle(uneven, vec![]), MuxReply::Failed { .. }));
     assert!(matches!(lacks(), MuxReply::Lacks { .. }));
     assert!(refuse(&|v| v.nodes[1].tap_socket = v.nodes[2].tap_socket.clone()).contains("twice"));
-    assert!(refuse(&|v| v.name = "blue".into()).contains("taken by vnet red"));
+    assert!(refuse(&|v| v.name = "blue".into()).contains("already used by vnet red"));
     let (device, mac) = ("none".into(), [2; 6]);
     let outlet = OutletConfig::Xdp(Device { device, ifindex: 1, mac, is_virtual: false });
     let external = ExternalConfig::new("A", 1500, outlet);
@@ -369,14 +369,14 @@ fn invalid_vnet_is_refused_and_changes_nothing() {
     };
     assert!(
         refuse(&|v| v.vlinks[1].ends[1] = tunnel(1 << 24, "10.0.0.2"))
-            .contains("beyond those of its kind")
+            .contains("a key out of range")
     );
     assert!(refuse(&|v| v.vlinks[1].ends[1] = tunnel(1, "::1")).contains("families"));
     let twice = refuse(&|v| {
         v.vlinks[0].ends[0] = tunnel(1, "10.0.0.2");
         v.vlinks[1].ends[1] = tunnel(1, "10.0.0.2");
     });
-    assert!(twice.contains("taken"), "{twice}");
+    assert!(twice.contains("another vlink"), "{twice}");
     put(&mux, &good);
     assert_eq!(stats(&mux).vnets.len(), 1);
     let mut used = good.clone();
@@ -394,7 +394,9 @@ fn invalid_vnet_is_refused_and_changes_nothing() {
     };
     for _ in 0..2 {
         let moved = moves(OutletConfig::Memif { socket: root.path().join("a.sock") });
-        assert!(matches!(moved, MuxReply::Failed { error } if error.contains("no tunnels")));
+        assert!(
+            matches!(moved, MuxReply::Failed { error } if error.contains("can't have tunnels"))
+        );
     }
     let sink = GeneratorConfig { pps: 1, frames: 1, number_at: None };
     assert_eq!(moves(OutletConfig::Generator(sink)), MuxReply::Done);
@@ -481,7 +483,7 @@ fn mux_follows_and_catches_up_a_schedule() {
     let mut hosts = [Peer::tap_of(&wires.nodes[0]), Peer::tap_of(&wires.nodes[1])];
     let elapsed_ms = || (now_ns() - began_ns) / 1_000_000;
     // Sends a frame each millisecond, and records when each arrives, if it does.
-    let (mut sent, mut came) = (vec![], HashMap::new());
+    let (mut sent, mut arrivals) = (vec![], HashMap::new());
     let mut again = false;
     while elapsed_ms() < 1100 {
         let number = sent.len() as u64;
@@ -489,7 +491,7 @@ fn mux_follows_and_catches_up_a_schedule() {
         assert!(hosts[0].out(0, &frame(100, number)));
         std::thread::sleep(Duration::from_millis(1));
         for (_, bytes) in hosts[1].receive() {
-            came.insert(mark(&bytes), elapsed_ms());
+            arrivals.insert(mark(&bytes), elapsed_ms());
         }
         if elapsed_ms() > 450 && !again {
             put(&mux, &wires);
@@ -501,7 +503,7 @@ fn mux_follows_and_catches_up_a_schedule() {
         let (mut all, mut lost) = (0, 0);
         for (number, _) in within {
             all += 1;
-            lost += u64::from(!came.contains_key(&number));
+            lost += u64::from(!arrivals.contains_key(&number));
         }
         (all > 20, lost * 100 / all.max(1))
     };
@@ -510,9 +512,9 @@ fn mux_follows_and_catches_up_a_schedule() {
     assert_eq!(lost(380, 590), (true, 100), "down");
     assert_eq!(lost(680, 880), (true, 0), "up again");
     let delays = (0..).zip(&sent).filter(|(_, at)| (680..850).contains(*at));
-    let least = delays.map(|(number, at)| came[&number] - at).min().unwrap();
+    let least = delays.map(|(number, at)| arrivals[&number] - at).min().unwrap();
     assert!(least >= 39, "{least} ms");
-    assert_eq!(dropped(&node_stats(&mux, "red", "h1"), "link-down"), lost_in_all(&sent, &came));
+    assert_eq!(dropped(&node_stats(&mux, "red", "h1"), "link-down"), lost_in_all(&sent, &arrivals));
     // A mux that starts in the middle of the schedule applies the current state.
     wires.vlinks[0].schedule.as_mut().unwrap().steps.push(step(60_000, false, 0));
     drop((hosts, mux));
@@ -530,13 +532,13 @@ fn mux_follows_and_catches_up_a_schedule() {
     let schedule = wires.vlinks[0].schedule.as_mut().unwrap();
     schedule.steps.reverse();
     let reply = mux.handle(MuxRequest::PutVnet(Box::new(wires.clone())), vec![]);
-    assert!(matches!(&reply, MuxReply::Failed { error } if error.contains("order")), "{reply:?}");
+    assert!(matches!(&reply, MuxReply::Failed { error } if error.contains("sorted")), "{reply:?}");
 }
 
-fn lost_in_all(sent: &[u64], came: &HashMap<u64, u64>) -> u64 {
+fn lost_in_all(sent: &[u64], arrivals: &HashMap<u64, u64>) -> u64 {
     // The last frames may still be under way.
     let numbers = (0..).zip(sent).filter(|(_, at)| **at < 700).map(|(number, _)| number);
-    numbers.filter(|number| !came.contains_key(number)).count() as u64
+    numbers.filter(|number| !arrivals.contains_key(number)).count() as u64
 }
 
 /// Returns two hosts with a wire between them.
@@ -652,7 +654,7 @@ fn captures_show_both_directions_and_traces_every_stage() {
         marks.push(mark(&packet.unwrap().data));
     }
     // All frames arrive, and frame 1 also goes back.
-    let count = |wanted| marks.iter().filter(|mark| **mark == wanted).count();
+    let count = |expected| marks.iter().filter(|mark| **mark == expected).count();
     assert_eq!(count(1), 2 * count(2));
     assert_eq!(marks.len(), 5 * count(2));
     // A trace is answered even if no frame comes.
@@ -770,7 +772,7 @@ fn connection_cost_is_independent_of_socket_count() {
     let mux = start(1);
     let red = two_hosts(root.path(), "red", &[(0, RUNTIME)]);
     put(&mux, &red);
-    let looks = || {
+    let checks = || {
         let before = mux.socket_checks();
         let connected = || node_stats(&mux, "red", "r1").guests[&0].connected;
         for _ in 0..TIMES {
@@ -781,11 +783,11 @@ fn connection_cost_is_independent_of_socket_count() {
         }
         (mux.socket_checks() - before) / TIMES
     };
-    let alone = looks();
+    let alone = checks();
     for number in 0..333 {
         put(&mux, &two_hosts(root.path(), &format!("other{number}"), &[]));
     }
-    let among_1000 = looks();
+    let among_1000 = checks();
     // The peer connects, sends up to ten messages, and disconnects.
     let few = 3..=20;
     assert!(few.contains(&alone) && few.contains(&among_1000), "{alone} looks, {among_1000} looks");

@@ -303,16 +303,16 @@ fn tunnel_paths_follow_the_host_kernel() {
     let stop = Arc::new(AtomicBool::new(false));
     let guests = wires(&[&red, &blue], stop.clone());
     let problem = |vnet: &str, port: &str| node_stats(&mux, vnet, "r1").ports[port].underlay;
-    let told = |what: &str, port: &str, wanted: [Option<UnderlayProblem>; 2]| {
-        eventually(what, || [problem("red", port), problem("blue", port)] == wanted);
+    let reports = |what: &str, port: &str, expected: [Option<UnderlayProblem>; 2]| {
+        eventually(what, || [problem("red", port), problem("blue", port)] == expected);
     };
     let all = |problem| [Some(problem); 2];
 
-    told("no route", "eth0", all(UnderlayProblem::NoRoute));
-    told("nothing", "eth1", [None, None]);
+    reports("no route", "eth0", all(UnderlayProblem::NoRoute));
+    reports("nothing", "eth1", [None, None]);
     place.exec("node", "ip route add 10.9.7.2/32 via inet6 fd00:1::2 dev a");
     place.exec("node", "ip route add fd00:7::/64 via fd00:1::2");
-    told("nothing", "eth0", [None, None]);
+    reports("nothing", "eth0", [None, None]);
     for net in [5, 6] {
         eventually("far is there", || {
             place.succeeds("far", &format!("ping -c 1 -W 1 192.168.{net}.2"))
@@ -334,7 +334,7 @@ fn tunnel_paths_follow_the_host_kernel() {
     let long = |net| format!("ping -q -i 0.1 -c 10 -w 1 -M do -s 1400 192.168.{net}.1");
     assert!(!place.succeeds("out2", &long(5)) && !place.succeeds("out2", &long(6)));
     let path = UnderlayProblem::PathMtu { path_bytes: 1400, packet_bytes: 1500 };
-    told("a shorter way", "eth0", all(path));
+    reports("a shorter way", "eth0", all(path));
     assert!(!place.succeeds("out2", &long(5)) && !place.succeeds("out2", &long(6)));
     for (vnet, net) in [("red", 5), ("blue", 6)] {
         assert!(dropped(&node_stats(&mux, vnet, "r1"), "underlay-path-too-big") > 0);
@@ -347,28 +347,28 @@ fn tunnel_paths_follow_the_host_kernel() {
     for net in [5, 6] {
         eventually("the way is whole again", || place.succeeds("out2", &long(net)));
     }
-    told("nothing", "eth0", [None, None]);
+    reports("nothing", "eth0", [None, None]);
 
     // The same for a device with a smaller MTU.
     place.exec("node", "ip link set dev b mtu 1400");
-    told("a shorter wire", "eth1", all(path));
+    reports("a shorter wire", "eth1", all(path));
     place.exec("node", "ip link set dev b mtu 1500");
-    told("nothing", "eth1", [None, None]);
+    reports("nothing", "eth1", [None, None]);
 
     // Machines, wires, devices and addresses disappear.
     place.exec("out2", "ip addr flush dev eth0");
     place.exec("node", "ip neigh flush dev b");
     place.spawn("far", "ping -q -i 0.2 -w 5 192.168.5.2");
     place.spawn("far", "ping -q -i 0.2 -w 5 192.168.6.2");
-    told("nobody answers", "eth1", all(UnderlayProblem::Unanswered { router: false }));
+    reports("nobody answers", "eth1", all(UnderlayProblem::Unanswered { router: false }));
     place.exec("out2", "ip link set eth0 down");
-    told("no carrier", "eth1", all(UnderlayProblem::NoCarrier));
+    reports("no carrier", "eth1", all(UnderlayProblem::NoCarrier));
     place.exec("node", "ip link set dev b down");
-    told("the device is down", "eth1", all(UnderlayProblem::Down));
-    told("nothing", "eth0", [None, None]);
+    reports("the device is down", "eth1", all(UnderlayProblem::Down));
+    reports("nothing", "eth0", [None, None]);
     place.exec("node", "ip addr del 10.9.1.1/24 dev a");
     place.exec("node", "ip addr del fd00:1::1/64 dev a");
-    told("no address", "eth0", all(UnderlayProblem::NoAddress));
+    reports("no address", "eth0", all(UnderlayProblem::NoAddress));
     stop.store(true, Ordering::Relaxed);
     guests.join().unwrap();
     assert_adds_up(&stats(&mux));
@@ -429,9 +429,9 @@ fn ecn_marks_match_linux() {
     place.external(&mut mux, "a", &[take("10.9.1.1"), take("fd00:1::1")]);
     place.external(&mut mux, "b", &[take("10.9.2.1"), take("fd00:2::1")]);
     let ours = [tunnel("10.9.1.1", "10.9.1.2", 5), tunnel("fd00:1::1", "fd00:1::2", 6)];
-    let onward = [tunnel("10.9.2.1", "10.9.2.2", 5), tunnel("fd00:2::1", "fd00:2::2", 6)];
-    let red = wire_vnet(root.path(), "red", ours[0].clone(), onward[0].clone());
-    let blue = wire_vnet(root.path(), "blue", ours[1].clone(), onward[1].clone());
+    let relayed = [tunnel("10.9.2.1", "10.9.2.2", 5), tunnel("fd00:2::1", "fd00:2::2", 6)];
+    let red = wire_vnet(root.path(), "red", ours[0].clone(), relayed[0].clone());
+    let blue = wire_vnet(root.path(), "blue", ours[1].clone(), relayed[1].clone());
     vxlan_device(&place, "out2", 5, "10.9.2.2", "10.9.2.1", "red");
     vxlan_device(&place, "out2", 6, "fd00:2::2", "fd00:2::1", "blue");
     put(&mux, &red);
@@ -484,7 +484,7 @@ fn ecn_marks_match_linux() {
             left += 1;
         }
     }
-    let linux = result(&place.raw_on("node", "b"), &onward, out2);
+    let linux = result(&place.raw_on("node", "b"), &relayed, out2);
     assert_eq!(mine, linux);
     assert_eq!((mine.len(), left, refused), (60, 60, 4));
     stop.store(true, Ordering::Relaxed);
@@ -523,9 +523,9 @@ fn underlay_changes_cost_idle_tunnels_little_cpu() {
         };
         named.filter_map(|task| Some((task.clone(), used(&task)?))).collect::<BTreeMap<_, _>>()
     };
-    for what in ["neigh", "route"] {
+    for kind in ["neigh", "route"] {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let line = |number: usize| match what {
+        let line = |number: usize| match kind {
             "neigh" => format!("neigh replace 10.9.1.9 lladdr 2:0:0:0:0:{:x} dev a\n", number % 2),
             _ => format!("route {} 10.65.0.0/16 via 10.9.1.2\n", ["add", "del"][number % 2]),
         };
@@ -545,8 +545,8 @@ fn underlay_changes_cost_idle_tunnels_little_cpu() {
         let (asked, time, after) = (underlay.queries() - asked, start.elapsed(), cpu_ns());
         let used = after.iter().filter_map(|(task, after)| Some(after - before.get(task)?)).max();
         let used = used.unwrap() as f64 / time.as_nanos() as f64;
-        println!("{what}: {changes} changes in {time:?}: {used:.3} of a CPU, {asked} questions");
-        match what {
+        println!("{kind}: {changes} changes in {time:?}: {used:.3} of a CPU, {asked} questions");
+        match kind {
             "neigh" => assert_eq!(asked, 0),
             // All tunnels at once, and not more often than REST_MIN permits.
             _ => assert!(asked / TUNNELS <= time.as_millis() as u64 / 20 + 1, "{asked}"),
@@ -619,9 +619,9 @@ fn path_listener_gets_each_change() {
     let index = pdp_net::interface::InterfaceInfo::by_name("a").unwrap().index;
     let [local, remote] = ["10.9.1.1", "10.9.1.2"].map(|address| address.parse().unwrap());
     let _hop = underlay.next_hop(index, local, remote, 1500).unwrap();
-    let way = || underlay.path((index, local, remote));
+    let path = || underlay.path((index, local, remote));
     let mut seen = 0;
-    let mut told = |what: &str, is: &dyn Fn() -> bool| {
+    let mut reports = |what: &str, is: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !is() {
             seen = underlay.wait(seen, Duration::from_secs(10));
@@ -629,18 +629,18 @@ fn path_listener_gets_each_change() {
         }
         seen
     };
-    told("it is known", &|| way().is_some_and(|hop| hop.mtu == 1500));
+    reports("it is known", &|| path().is_some_and(|hop| hop.mtu == 1500));
     place.exec("node", "ip neigh replace 10.9.1.2 lladdr 02:00:00:00:09:09 dev a");
-    let seen = told("another neighbour", &|| way().is_some_and(|hop| hop.mac[5] == 9));
+    let seen = reports("another neighbour", &|| path().is_some_and(|hop| hop.mac[5] == 9));
     place.exec("node", "ip neigh replace 10.9.1.7 lladdr 02:00:00:00:09:07 dev a");
     assert_eq!(underlay.wait(seen, Duration::from_millis(300)), seen, "nothing of this way");
     place.exec("node", "ip link set dev a mtu 1400");
-    told("another MTU", &|| way().is_some_and(|hop| hop.mtu == 1400));
+    reports("another MTU", &|| path().is_some_and(|hop| hop.mtu == 1400));
     place.exec("node", "ip link set dev a down");
-    told("the device is down", &|| way().is_none());
+    reports("the device is down", &|| path().is_none());
     place.exec("node", "ip link set dev a up");
-    told("it is up", &|| way().is_none());
+    reports("it is up", &|| path().is_none());
     let hop = underlay.next_hop(index, local, remote, 1500).unwrap();
-    assert!(hop.find().is_none() || way().is_some());
-    told("it is known again", &|| way().is_some());
+    assert!(hop.find().is_none() || path().is_some());
+    reports("it is known again", &|| path().is_some());
 }

@@ -98,11 +98,11 @@ fn doorbell_with_many_waiters_stalls_only_its_owner() {
         (r1.ports["eth0"].received, r1.ports["eth0"].dropped.values().sum::<u64>())
     };
     let in_a_second = || {
-        let (since, (came, lost)) = (Instant::now(), counted());
+        let (since, (received, lost)) = (Instant::now(), counted());
         std::thread::sleep(Duration::from_secs(1));
         let now = counted();
-        assert_eq!(now.1, lost, "lost of {}", now.0 - came);
-        (now.0 - came) as f64 / since.elapsed().as_secs_f64()
+        assert_eq!(now.1, lost, "lost of {}", now.0 - received);
+        (now.0 - received) as f64 / since.elapsed().as_secs_f64()
     };
     eventually("frames go", || node_stats(&mux, "red", "r1").ports["eth1"].sent > 0);
     let alone = in_a_second();

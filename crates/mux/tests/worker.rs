@@ -118,7 +118,7 @@ impl Bench {
     }
 
     /// Lets frames of the tunnel arrive at the first worker.
-    fn arrive(&mut self, count: usize) {
+    fn receive(&mut self, count: usize) {
         let headers = outer::HeaderTemplate::new(&tunnel(5).reversed()).unwrap();
         let mut frames = Vec::new();
         for _ in 0..count {
@@ -149,7 +149,7 @@ impl Bench {
     fn connect_to(&mut self, slot: u16, path: &Path, node: &str) -> Peer {
         let (tap, link, control) = pair(path, 0, 1);
         self._controls.push(control);
-        let who = pdp_mux::vnet::NodePeer::Tap;
+        let peer = pdp_mux::vnet::NodePeer::Tap;
         self.workers[1]
             .core
             .connections
@@ -157,11 +157,11 @@ impl Bench {
             .add_bell(Some(slot), &link.channel.doorbell().unwrap())
             .unwrap();
         let attached =
-            self.workers[1].change(slot, |vnet, _| vnet.attach(node, who, 0, link).is_ok());
+            self.workers[1].change(slot, |vnet, _| vnet.attach(node, peer, 0, link).is_ok());
         assert_eq!(attached, Some(true));
         tap
     }
-    fn rests(&self) -> bool {
+    fn sleeps(&self) -> bool {
         self.workers[1].is_idle(0)
     }
 
@@ -184,19 +184,19 @@ fn workers_hand_over_frames_and_return_packets() {
     let root = tempfile::tempdir().unwrap();
     let spec = spec(root.path(), None);
     let mut bench = Bench::new(&spec);
-    bench.arrive(100);
+    bench.receive(100);
     bench.rounds();
     let r1 = bench.node("r1");
     assert_eq!((r1.ports["eth0"].received, r1.ports["eth0"].received_bytes), (100, 6000));
     assert_eq!(dropped(&r1, "no-guest"), 100);
     assert_eq!(bench.free(), [SHARE, SHARE]);
     // More frames than the other worker takes. The rest is counted where it was received.
-    bench.arrive(HANDOVER_FRAMES + 30);
+    bench.receive(HANDOVER_FRAMES + 30);
     assert_eq!(bench.outer_dropped(0, "handover-full"), 30);
     bench.rounds();
     assert_eq!(bench.free(), [SHARE, SHARE]);
     // A changed vnet gets no frames that were meant for the old one.
-    bench.arrive(10);
+    bench.receive(10);
     bench.reshape_as(&spec, 8);
     bench.rounds();
     assert_eq!(bench.outer_dropped(1, "stale"), 10);
@@ -208,7 +208,7 @@ fn workers_hand_over_frames_and_return_packets() {
 fn mux_polices_frames_from_external_interfaces() {
     let root = tempfile::tempdir().unwrap();
     let mut bench = Bench::new(&spec(root.path(), Some(Rate { bps: 0, pps: 1 })));
-    bench.arrive(50);
+    bench.receive(50);
     bench.rounds();
     let r1 = bench.node("r1");
     assert_eq!(r1.ports["eth0"].received, 50);
@@ -289,18 +289,18 @@ fn frames_pending_on_next_hop_stay_ordered() {
     };
     let unresolved = |bench: &mut Bench| dropped(&bench.node("h2"), "underlay-unresolved");
     // The oldest frames are dropped for others.
-    let held = PENDING_FRAMES_MAX as u64;
-    send(&mut bench, 0..held + 2);
-    assert_eq!((unresolved(&mut bench), bench.node("h2").in_flight), (2, held));
+    let pending = PENDING_FRAMES_MAX as u64;
+    send(&mut bench, 0..pending + 2);
+    assert_eq!((unresolved(&mut bench), bench.node("h2").in_flight), (2, pending));
     // They leave as soon as it is known, before frames that arrive now.
     bench.hop.resolve(Some(NextHopInfo { mac: [9; 6], mtu: 1500 }));
-    send(&mut bench, held + 2..held + 3);
-    for want in 2..held + 3 {
+    send(&mut bench, pending + 2..pending + 3);
+    for want in 2..pending + 3 {
         let packet = bench.line.pop().unwrap();
         assert_eq!(mark(&packet.bytes()[packet.len() - 60..]), want);
         bench.workers[1].core.packets.give(packet);
     }
-    assert_eq!((bench.node("h2").ports["eth0"].sent, bench.node("h2").in_flight), (held + 1, 0));
+    assert_eq!((bench.node("h2").ports["eth0"].sent, bench.node("h2").in_flight), (pending + 1, 0));
     // They leave even if no new frames arrive. A change of the vnet does not affect them.
     bench.hop.resolve(None);
     send(&mut bench, 0..3);
@@ -327,7 +327,7 @@ fn frames_pending_on_next_hop_stay_ordered() {
         bench.workers[1].round();
         bench.node("h2").in_flight == 0
     });
-    assert_eq!(bench.node("h2").ports["eth0"].sent, held + 4);
+    assert_eq!(bench.node("h2").ports["eth0"].sent, pending + 4);
     // They are dropped if it never becomes known.
     bench.hop.resolve(None);
     send(&mut bench, 0..3);
@@ -526,7 +526,7 @@ fn idle_vnet_wakes_on_doorbell_or_frame() {
     for made in 1..=20 {
         eventually("it rests", || {
             bench.rounds();
-            bench.rests()
+            bench.sleeps()
         });
         assert!(tap.out(0, &frame(60, 1)));
         eventually("what its peer sent leaves", || {
@@ -536,15 +536,15 @@ fn idle_vnet_wakes_on_doorbell_or_frame() {
     }
     eventually("it rests", || {
         bench.rounds();
-        bench.rests()
+        bench.sleeps()
     });
-    bench.arrive(1);
+    bench.receive(1);
     for _ in 0..2 {
         bench.workers.iter_mut().for_each(|worker| {
             worker.round();
         });
     }
-    assert!(!bench.rests());
+    assert!(!bench.sleeps());
     assert_eq!(bench.node("r1").ports["eth0"].received, 1);
 }
 
@@ -737,7 +737,7 @@ fn kernel_does_not_prolong_worker_sleeps() {
 
     // poll(2) would add a thousandth. The machine may be busy, so one of
     // many sleeps, each ending at a different time, has to end in time.
-    let late = |number: u64| {
+    let overslept = |number: u64| {
         rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)).unwrap();
         let (_pool, mut parts) = Packets::pool(1, 64).unwrap();
         let wake = Arc::new(Wake::new().unwrap());
@@ -752,8 +752,8 @@ fn kernel_does_not_prolong_worker_sleeps() {
     };
     eventually("a sleep of a second ends within 500 us", || {
         let sleepers: Vec<_> =
-            (0..32).map(|number| std::thread::spawn(move || late(number))).collect();
-        let late = sleepers.into_iter().map(|sleeper| sleeper.join().unwrap()).min();
-        late.is_some_and(|late| late < Duration::from_micros(500))
+            (0..32).map(|number| std::thread::spawn(move || overslept(number))).collect();
+        let overslept = sleepers.into_iter().map(|sleeper| sleeper.join().unwrap()).min();
+        overslept.is_some_and(|overslept| overslept < Duration::from_micros(500))
     });
 }

@@ -121,7 +121,7 @@ impl Capture {
             CaptureScope::Of(index) => index,
             CaptureScope::Received(index) => {
                 set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)
-                    .on("ignore what is sent on interface", index)?;
+                    .on("ignore frames sent on interface", index)?;
                 index
             }
             CaptureScope::Sent => 0,
@@ -135,7 +135,7 @@ impl Capture {
             // The kernel rejects programs that read memory before writing it. Such
             // a program runs only here, in user space.
             if program.is_none() {
-                set.on("choose the frames of interface", index)?;
+                set.on("attach the filter to interface", index)?;
             }
         }
         set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &on)

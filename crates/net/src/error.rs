@@ -16,7 +16,7 @@ pub enum Error {
         source: io::Error,
     },
     /// There is no such interface here.
-    #[error("interface {0}: there is none of this name in this network namespace")]
+    #[error("interface {0} does not exist in this network namespace")]
     NoInterface(String),
     /// A value out of its bounds.
     #[error("{object}: {text}")]

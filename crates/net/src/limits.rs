@@ -161,7 +161,7 @@ impl NetlinkLimits {
     /// `first` is no multiple of [`USERS`].
     pub fn assign_owner(&mut self, first: u32, owner: &str) -> Result<()> {
         if !first.is_multiple_of(USERS) {
-            let text = format!("no multiple of {USERS}");
+            let text = format!("not a multiple of {USERS}");
             return Err(Error::Invalid { object: format!("user id {first}"), text });
         }
         let mut hasher = DefaultHasher::new();

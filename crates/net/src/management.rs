@@ -98,8 +98,8 @@ async fn add_rule(
         rule = rule.destination_prefix(to, 32);
     }
     match rule.execute().await {
-        Err(rtnetlink::Error::NetlinkError(said))
-            if said.to_io().kind() == std::io::ErrorKind::AlreadyExists =>
+        Err(rtnetlink::Error::NetlinkError(message))
+            if message.to_io().kind() == std::io::ErrorKind::AlreadyExists =>
         {
             Ok(())
         }

@@ -31,9 +31,9 @@ pub fn open(device: &str, index: u32, count: u32, filter: BorrowedFd<'_>) -> Res
     };
     for socket in sockets.iter().filter(|_| count > 1) {
         set(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &group)
-            .on("share the frames by flow of", device)?;
+            .on("set the fanout group of", device)?;
         // The kernel chose a number for the first one.
-        group.id = fanout_id(socket).on("ask who shares the frames of", device)?;
+        group.id = fanout_id(socket).on("read the fanout group of", device)?;
         group.type_flags &= !(libc::PACKET_FANOUT_FLAG_UNIQUEID as u16);
     }
     Ok(sockets)
@@ -45,10 +45,10 @@ fn open_one(device: &str, index: u32, filter: BorrowedFd<'_>) -> Result<OwnedFd>
     let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)
         .on("open a packet socket for", device)?;
     set(&fd, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, &filter.as_raw_fd())
-        .on("choose the frames of", device)?;
+        .on("attach the filter to", device)?;
     let on: libc::c_int = 1;
     set(&fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)
-        .on("ignore what is sent on", device)?;
+        .on("ignore frames sent on", device)?;
     set(&fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &on)
         .on("send past traffic control on", device)?;
     // Without the privilege, the buffers are smaller; nothing else changes.

@@ -144,8 +144,8 @@ fn kernel() -> FacilityCheck {
 /// `runc exec --cgroup` needs runc 1.1.
 fn runc() -> FacilityCheck {
     let found = program("runc", &["/usr/sbin/runc", "/usr/bin/runc"], "--version", true);
-    let said = found.detail.strip_prefix("runc version ").map(version);
-    if said.is_some_and(|version| version < (1, 1)) {
+    let found_version = found.detail.strip_prefix("runc version ").map(version);
+    if found_version.is_some_and(|version| version < (1, 1)) {
         return missing("runc", found.detail, "install runc 1.1 or newer");
     }
     found
@@ -189,8 +189,8 @@ fn cgroups() -> FacilityCheck {
         (version, CONTROLLERS.iter().filter(|name| !in_first(name)).collect())
     } else if let Some(place) = unified.first().and_then(|fields| fields.get(1)) {
         let file = Path::new(place).join("cgroup.controllers");
-        let there = fs::read_to_string(file).unwrap_or_default();
-        let has = |name: &&&str| there.split_ascii_whitespace().any(|word| word == **name);
+        let enabled = fs::read_to_string(file).unwrap_or_default();
+        let has = |name: &&&str| enabled.split_ascii_whitespace().any(|word| word == **name);
         ("version 2", CONTROLLERS.iter().filter(|name| !has(name)).collect())
     } else {
         return missing("cgroups", "none mounted", "mount -t cgroup2 none /sys/fs/cgroup");
@@ -245,8 +245,8 @@ fn device_files() -> FacilityCheck {
             return Some((format!("{path} is not the device {major}:{minor}"), remedy));
         }
         let mode = meta.permissions().mode() & 0o777;
-        let said = format!("{path} has mode {mode:04o}, not 0666");
-        (mode & 0o666 != 0o666).then(|| (said, format!("chmod 0666 {path}")))
+        let fault = format!("{path} has mode {mode:04o}, not 0666");
+        (mode & 0o666 != 0o666).then(|| (fault, format!("chmod 0666 {path}")))
     };
     let (found, remedies): (Vec<_>, Vec<_>) = FILES.iter().filter_map(wrong).unzip();
     if found.is_empty() {
@@ -266,7 +266,7 @@ fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) ->
         let detail = format!("not in {}", places.join(", "));
         return match needed {
             true => missing(name, detail, remedy),
-            false => warn(name, detail, format!("{remedy}, if vnets are to use it")),
+            false => warn(name, detail, format!("{remedy}, if vnets use it")),
         };
     };
     let output = Command::new(place).arg(argument).stdin(Stdio::null()).output();
@@ -274,8 +274,8 @@ fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) ->
         Ok(output) => {
             // BIRD says its version on standard error.
             let all = [output.stdout, output.stderr].concat();
-            let said = String::from_utf8_lossy(&all);
-            ok(name, format!("{} at {place}", said.lines().next().unwrap_or("there").trim()))
+            let text = String::from_utf8_lossy(&all);
+            ok(name, format!("{} at {place}", text.lines().next().unwrap_or("there").trim()))
         }
         Err(error) => missing(name, format!("{place}: {error}"), remedy),
     }
@@ -289,14 +289,14 @@ fn bpf_fs() -> FacilityCheck {
         let remedy = format!("pdpd mounts it; mount -t bpf bpf {}", xdp::BPF_FS);
         warn("BPF file system", "not mounted", remedy)
     } else {
-        missing("BPF file system", "not known", "use a kernel with CONFIG_BPF_SYSCALL")
+        missing("BPF file system", "unknown", "use a kernel with CONFIG_BPF_SYSCALL")
     }
 }
 
 /// Packet pools beyond this limit need CAP_IPC_LOCK, which root usually has.
 fn locked_memory() -> FacilityCheck {
     let Ok((soft, _)) = getrlimit(Resource::RLIMIT_MEMLOCK) else {
-        return warn("locked memory", "limit not known", "see ulimit -l");
+        return warn("locked memory", "unknown limit", "see ulimit -l");
     };
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -314,12 +314,12 @@ fn locked_memory() -> FacilityCheck {
 fn socket_memory() -> FacilityCheck {
     const NAME: &str = "socket memory";
     match shared::low_socket_memory() {
-        Ok(low) if low.is_empty() => ok(NAME, "bounded by cgroups alone"),
+        Ok(low) if low.is_empty() => ok(NAME, "limited by cgroups only"),
         Ok(low) => {
             let names = low.join(" and ");
             let remedy =
                 format!("pdpd raises them at its start; set {names} to all memory, in pages");
-            warn(NAME, format!("{names}: one guest's sockets can take what all may have"), remedy)
+            warn(NAME, format!("{names}: one guest's sockets can use up the limit of all"), remedy)
         }
         Err(error) => warn(NAME, text(&error), "start pdpd in the machine's first namespaces"),
     }
@@ -329,13 +329,13 @@ fn socket_memory() -> FacilityCheck {
 fn connections() -> FacilityCheck {
     const NAME: &str = "tracked connections";
     match shared::connections_max() {
-        Ok(None) => ok(NAME, "none are tracked yet"),
+        Ok(None) => ok(NAME, "no connections are tracked yet"),
         Ok(Some(most)) if most <= shared::CONNECTIONS_MAX => {
-            ok(NAME, format!("{most} a namespace"))
+            ok(NAME, format!("{most} per namespace"))
         }
         Ok(Some(most)) => warn(
             NAME,
-            format!("{most} a namespace, of 1.6 KB each that no guest is charged for"),
+            format!("{most} per namespace, 1.6 KB each, not charged to guests"),
             format!("sysctl -w net.netfilter.nf_conntrack_max={}", shared::CONNECTIONS_MAX),
         ),
         Err(error) => warn(NAME, text(&error), "start pdpd in the machine's first namespaces"),
@@ -352,14 +352,12 @@ fn guest_bounds() -> FacilityCheck {
         .and_then(|()| NetlinkLimits::open(&pins).map(drop));
     let _ = limits::destroy(&pins);
     match tried {
-        Ok(()) => {
-            ok(NAME, "interfaces, and the kernel's time for them, are bounded for each tenant")
-        }
+        Ok(()) => ok(NAME, "interfaces, and kernel time for them, are limited per tenant"),
         Err(error) => warn(
             NAME,
             text(&error),
             "use Linux 5.17 or newer with CONFIG_BPF_LSM, booted with bpf among lsm=; until then a guest with \
-             CAP_NET_ADMIN can keep the kernel from changing interfaces for others",
+             CAP_NET_ADMIN can block interface changes of other tenants",
         ),
     }
 }
@@ -384,10 +382,10 @@ fn devices() -> FacilityCheck {
         };
         made.is_ok_and(|made| !made.is_err_and(|error| unknown(&error)))
     };
-    let (there, lacking): (Vec<_>, Vec<_>) = DEVICE_KINDS.iter().partition(|kind| has(kind));
+    let (present, lacking): (Vec<_>, Vec<_>) = DEVICE_KINDS.iter().partition(|kind| has(kind));
     let list = |kinds: Vec<&&str>| kinds.into_iter().copied().collect::<Vec<_>>().join(", ");
     let without = if lacking.is_empty() { "".into() } else { format!("; no {}", list(lacking)) };
-    ok("devices", format!("{}{without}", list(there)))
+    ok("devices", format!("{}{without}", list(present)))
 }
 
 fn mpls() -> FacilityCheck {
@@ -488,11 +486,11 @@ fn kernel_links() -> FacilityCheck {
         made
     };
     match tried() {
-        Ok(()) => ok(NAME, "between routers of kind kernel: programs at both ends of veths"),
+        Ok(()) => ok(NAME, "between kernel routers: programs at both ends of veths"),
         Err(error) => warn(
             NAME,
             text(&error),
-            "routers of kind kernel that are joined do not start; use a kernel with XDP and device maps",
+            "linked kernel routers do not start; use a kernel with XDP and device maps",
         ),
     }
 }

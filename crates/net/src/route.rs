@@ -156,7 +156,7 @@ impl StaticRouteSpec {
 
 /// Sets the static routes of a network namespace.
 ///
-/// Each route in `wanted` replaces an existing one of the same destination, table and metric, in
+/// Each route in `routes` replaces an existing one of the same destination, table and metric, in
 /// this order. `before` lists the routes that an earlier call set. Those that are no longer wanted
 /// are removed, unless they were changed since then.
 ///
@@ -165,19 +165,19 @@ impl StaticRouteSpec {
 pub fn set(
     netns: BorrowedFd<'_>,
     before: &[StaticRouteSpec],
-    wanted: &[StaticRouteSpec],
+    routes: &[StaticRouteSpec],
 ) -> Result<()> {
-    if before.is_empty() && wanted.is_empty() {
+    if before.is_empty() && routes.is_empty() {
         return Ok(());
     }
     within(netns, || {
         let stays = |route: &&StaticRouteSpec| {
-            wanted.iter().any(|other| other.identity() == route.identity())
+            routes.iter().any(|other| other.identity() == route.identity())
         };
         // An interface that is gone took its routes with it.
         let gone = before.iter().filter(|route| !stays(route));
         let gone: Vec<_> = gone.filter_map(|route| Some((route, route.message().ok()?))).collect();
-        let set = wanted.iter().map(|route| Ok((route, route.message()?)));
+        let set = routes.iter().map(|route| Ok((route, route.message()?)));
         let set = set.collect::<Result<Vec<_>>>()?;
         run_in_thread(|handle| async move {
             for (route, message) in gone.into_iter().rev() {

@@ -65,7 +65,7 @@ pub struct RouteMtu {
     socket: OwnedFd,
     state: RouteMtuState,
     /// Smallest MTU for IPv4 and for IPv6, once known.
-    known: Option<[u32; 2]>,
+    smallest: Option<[u32; 2]>,
     /// Smallest MTUs in the current dump so far.
     found: [u32; 2],
     listed: Instant,
@@ -105,7 +105,7 @@ impl RouteMtu {
         let mut this = Self {
             socket,
             state: RouteMtuState::Watching,
-            known: None,
+            smallest: None,
             found: [NO_MTU; 2],
             listed: Instant::now(),
             stale: false,
@@ -121,7 +121,7 @@ impl RouteMtu {
     /// # Errors
     /// The kernel refuses to list routes.
     pub fn poll(&mut self) -> Result<Option<[u32; 2]>> {
-        let rests = match self.state {
+        let paused = match self.state {
             RouteMtuState::Paused { until } if Instant::now() < until => return Ok(None),
             RouteMtuState::Paused { .. } => true,
             _ => false,
@@ -129,37 +129,37 @@ impl RouteMtu {
         let (mut buffer, mut read) = (vec![0; DATAGRAM_BYTES], 0);
         while read < LOOK_BYTES {
             match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(count) if rests => read += count,
+                Ok(count) if paused => read += count,
                 Ok(count) => {
                     read += count;
                     self.take(&buffer[..count])?;
                 }
                 Err(Errno::EAGAIN) => {
                     let again = self.stale && self.listed.elapsed() > AGAIN;
-                    if rests || again && matches!(self.state, RouteMtuState::Watching) {
+                    if paused || again && matches!(self.state, RouteMtuState::Watching) {
                         self.list()?;
                     }
-                    return Ok(self.known);
+                    return Ok(self.smallest);
                 }
                 Err(Errno::EINTR) => {}
                 // Reported once, if more changes arrived than the queue can keep.
-                Err(Errno::ENOBUFS) if rests => {}
+                Err(Errno::ENOBUFS) if paused => {}
                 Err(Errno::ENOBUFS) => {
-                    self.rest();
+                    self.pause();
                     return Ok(None);
                 }
                 Err(error) => return Err(error).on("read", "changes of routes"),
             }
         }
-        if rests {
+        if paused {
             // Changes still arrive faster than they can be read.
-            self.rest();
+            self.pause();
         }
-        Ok(self.known)
+        Ok(self.smallest)
     }
 
-    fn rest(&mut self) {
-        self.known = None;
+    fn pause(&mut self) {
+        self.smallest = None;
         self.state = RouteMtuState::Paused { until: Instant::now() + REST };
     }
 
@@ -204,8 +204,8 @@ impl RouteMtu {
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => {
                     if let Some((family, mtu)) = mtu(&route) {
                         self.found[family] = self.found[family].min(mtu);
-                        if let Some(known) = &mut self.known {
-                            known[family] = known[family].min(mtu);
+                        if let Some(smallest) = &mut self.smallest {
+                            smallest[family] = smallest[family].min(mtu);
                         }
                     }
                 }
@@ -231,7 +231,7 @@ impl RouteMtu {
             return self.list();
         }
         self.tries = 0;
-        self.known = Some(self.found);
+        self.smallest = Some(self.found);
         self.state = RouteMtuState::Watching;
         Ok(())
     }

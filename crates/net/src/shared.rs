@@ -133,7 +133,7 @@ pub fn bound_connections() -> Result<Option<u64>> {
     };
     let now = own_connections()?;
     if now > OWN_CONNECTIONS_MAX {
-        let text = format!("the machine itself tracks {now}; {most} stay the bound of each node");
+        let text = format!("the machine itself tracks {now}; each node keeps the limit {most}");
         return Err(Error::Invalid { object: CONNECTIONS.into(), text });
     }
     write(CONNECTIONS, &CONNECTIONS_MAX.to_string())?;

@@ -113,14 +113,14 @@ mod tests {
 
     #[test]
     fn missing_sysctl_error_names_the_remedy() {
-        let said = set_here("net.ipv4.no_such_setting", "1").unwrap_err().to_string();
+        let error = set_here("net.ipv4.no_such_setting", "1").unwrap_err().to_string();
         let expected = "sysctl net.ipv4.no_such_setting: this machine's kernel does not have it; remove \
                         it, or take a newer kernel";
-        assert_eq!(said, expected);
-        let said = missing("net.mpls.conf.eth0.input").to_string();
+        assert_eq!(error, expected);
+        let error = missing("net.mpls.conf.eth0.input").to_string();
         assert!(
-            said.contains("module mpls_router") || said.contains("modprobe mpls_router"),
-            "{said}"
+            error.contains("module mpls_router") || error.contains("modprobe mpls_router"),
+            "{error}"
         );
         let list = "kernel/net/mpls/mpls_router.ko.xz: kernel/net/ipv4/ip_tunnel.ko.xz\n";
         assert!(lists(list, "mpls_router") && !lists(list, "ip_tunnel") && !lists(list, "mpls"));

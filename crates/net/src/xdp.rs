@@ -189,7 +189,7 @@ impl Xdp {
     /// Sets the AF_XDP sockets by queue; other queues have none.
     pub fn set_sockets(&mut self, sockets: &[(u32, BorrowedFd<'_>)]) -> Result<()> {
         if let Some((queue, _)) = sockets.iter().find(|(queue, _)| *queue >= QUEUES_MAX) {
-            let text = format!("no socket there; {QUEUES_MAX} queues are supported, from 0");
+            let text = format!("can't have a socket; {QUEUES_MAX} queues are supported, from 0");
             return Err(Error::Invalid { object: format!("receive queue {queue}"), text });
         }
         let [map, ..] = &self.maps;
@@ -214,17 +214,17 @@ impl Xdp {
     /// Replaces the set of taken traffic. Entries in both
     /// the old and the new set are taken throughout.
     pub fn set_takes<'a>(&mut self, takes: impl IntoIterator<Item = &'a Take>) -> Result<()> {
-        let wanted: BTreeSet<_> = takes.into_iter().map(|take| key_of(take).to_vec()).collect();
-        if wanted.len() > TAKES_MAX {
-            let text = format!("{} tunnels' ends, {TAKES_MAX} at most", wanted.len());
+        let keys: BTreeSet<_> = takes.into_iter().map(|take| key_of(take).to_vec()).collect();
+        if keys.len() > TAKES_MAX {
+            let text = format!("{} tunnels' ends, {TAKES_MAX} at most", keys.len());
             return Err(Error::Invalid { object: self.pins.display().to_string(), text });
         }
         let [_, map, ..] = &self.maps;
-        let there: BTreeSet<_> = map.keys().collect();
-        for key in there.difference(&wanted) {
+        let present: BTreeSet<_> = map.keys().collect();
+        for key in present.difference(&keys) {
             map.delete(key).map_err(other).on("stop taking frames by", self.pins.display())?;
         }
-        for key in wanted.difference(&there) {
+        for key in keys.difference(&present) {
             map.update(key, &[1], MapFlags::ANY)
                 .map_err(other)
                 .on("take frames by", self.pins.display())?;

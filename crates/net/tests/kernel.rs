@@ -290,8 +290,8 @@ fn refused_tap_settings_are_reported() {
 fn a_tap_can_be_given_to_a_user() {
     isolated(|| {
         let peer = Peer::new();
-        let wanted = TapSpec { owner: Some(4321), ..spec("eth0") };
-        let _tap = tap::create(peer.netns().as_fd(), &wanted).unwrap();
+        let owned = TapSpec { owner: Some(4321), ..spec("eth0") };
+        let _tap = tap::create(peer.netns().as_fd(), &owned).unwrap();
         assert!(peer.run("ip -d link show eth0").contains("user 4321"));
     });
 }
@@ -346,15 +346,15 @@ fn watch_reports_interface_changes() {
         assert_eq!((ext.index, ext.mac, ext.mtu), (whole.index, whole.mac, whole.mtu));
         assert!(whole.is_virtual && !InterfaceInfo::by_name("lo").unwrap().is_virtual);
         let watch = InterfaceWatch::new().unwrap();
-        let told = || {
+        let reported = || {
             let mut events = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
             poll(&mut events, PollTimeout::ZERO).unwrap() > 0
         };
-        assert!(!told());
+        assert!(!reported());
         let follows = |make: &dyn Fn(), expected: Option<InterfaceState>| {
             watch.clear();
             make();
-            eventually("it is told", &told);
+            eventually("it is told", &reported);
             eventually("it is so", || InterfaceState::of("ext") == expected);
         };
         let with = |carrier| Some(InterfaceState { carrier, ..ext });
@@ -778,11 +778,11 @@ fn static_routes_are_set_changed_and_removed() {
         peer.run(
             "ip route del 10.110.0.0/16; ip route add 10.120.0.0/16 via 10.7.0.7 proto static",
         );
-        let wanted = [
+        let routes = [
             static_route("10.100.0.0/16", &[(b, None)]),
             static_route("fd64::/32", &[(Some("fd07::3"), None)]),
         ];
-        route::set(netns.as_fd(), &all, &wanted).unwrap();
+        route::set(netns.as_fd(), &all, &routes).unwrap();
         let text = shown();
         let mut left: Vec<&str> = text.lines().map(str::trim).collect();
         left.sort_unstable();

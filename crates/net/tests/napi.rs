@@ -69,23 +69,26 @@ fn napi_work_is_charged_and_limited_by_cgroup() {
         let limits = Limits { cpu_cores: Some(0.2), ..Limits::default() };
         cgroups.ensure("red/r1", &limits).unwrap();
         // Floods beyond the limit, with and without threads.
-        let flood = |what: &str| -> (f64, f64) {
+        let flood = |mode: &str| -> (f64, f64) {
             let before = (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters()[1]);
             let made = live.counters()[0];
             let start = Instant::now();
             live.set_rate(60_000);
             live.generate(Duration::from_millis(1500));
             let seconds = start.elapsed().as_secs_f64();
-            let (used, came) =
+            let (used, received) =
                 (cgroups.usage("red/r1").unwrap().cpu_ns, live.counters()[1] - before.1);
             let cores = (used - before.0) as f64 / 1e9 / seconds;
             let made = (live.counters()[0] - made) as f64 / seconds;
-            let rate = came as f64 / seconds;
-            println!("{what}: {cores:.3} cores in the cgroup, {rate:.0} of {made:.0} frames/s");
-            (cores, came as f64)
+            let rate = received as f64 / seconds;
+            println!("{mode}: {cores:.3} cores in the cgroup, {rate:.0} of {made:.0} frames/s");
+            (cores, received as f64)
         };
-        let (cores, came) = flood("softirq");
-        assert!(cores < 0.005 && came > 1000.0, "{cores} cores are charged, {came} frames came");
+        let (cores, received) = flood("softirq");
+        assert!(
+            cores < 0.005 && received > 1000.0,
+            "{cores} cores are charged, {received} frames came"
+        );
 
         set_threaded(guest.fd(), "eth0", true).unwrap();
         let found = threads(guest.fd(), guest.index("eth0")).unwrap();
@@ -94,8 +97,11 @@ fn napi_work_is_charged_and_limited_by_cgroup() {
             cgroups.charge("red/r1/napi", thread.pid).unwrap();
             assert!(thread.is_alive());
         }
-        let (cores, came) = flood("threads");
-        assert!(cores > 0.005 && came > 100.0, "{cores} cores are charged, {came} frames came");
+        let (cores, received) = flood("threads");
+        assert!(
+            cores > 0.005 && received > 100.0,
+            "{cores} cores are charged, {received} frames came"
+        );
         if kernel() < (6, 18) {
             // The upper bound matters. How far the use stays below it depends on other load here.
             assert!(cores < 0.3, "{cores} cores used of 0.2");

@@ -323,18 +323,18 @@ fn ports_are_adopted_without_a_gap() {
         let mut before = programs();
         let at_first = pair.ports.counters(0).unwrap();
         receiver.set_read_timeout(Some(common::EVENTUALLY)).unwrap();
-        let (stop, came) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (stop, received) = (AtomicBool::new(false), AtomicU64::new(0));
         let sent = std::thread::scope(|scope| {
             let receiving = scope.spawn(|| {
                 let mut bytes = [0; 8];
                 loop {
                     receiver.recv(&mut bytes).unwrap();
-                    let number = came.load(Ordering::Relaxed);
+                    let number = received.load(Ordering::Relaxed);
                     match u64::from_be_bytes(bytes) {
                         END => break number,
                         got => assert_eq!(got, number),
                     }
-                    came.store(number + 1, Ordering::Relaxed);
+                    received.store(number + 1, Ordering::Relaxed);
                 }
             });
             let sending = scope.spawn(|| {
@@ -344,7 +344,8 @@ fn ports_are_adopted_without_a_gap() {
                 while !stop.load(Ordering::Relaxed) {
                     // However long a process waits for the CPU, no more frames
                     // are under way than the ring can hold.
-                    let enough = number >= came.load(Ordering::Relaxed) + ports::RING_FRAMES / 2;
+                    let enough =
+                        number >= received.load(Ordering::Relaxed) + ports::RING_FRAMES / 2;
                     if !enough {
                         send(number);
                         number += 1;
@@ -391,7 +392,7 @@ fn guest_changes_are_reported_and_port_is_recreated() {
     isolated(|| {
         let mut pair = Pair::new();
         let watch = pair.ports.watch().unwrap();
-        let told = |watch: &InterfaceWatch| {
+        let reported = |watch: &InterfaceWatch| {
             let mut events = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
             poll(&mut events, PollTimeout::ZERO).unwrap() > 0
         };
@@ -399,7 +400,7 @@ fn guest_changes_are_reported_and_port_is_recreated() {
         let guest = &pair.guests[0];
         guest.run("ip link set eth0 down; ip link set eth0 name x; ip link set x mtu 1400");
         guest.run("ip link set x address 02:00:00:00:00:99");
-        eventually("it is told", || told(&watch));
+        eventually("it is told", || reported(&watch));
         let want = [
             InnerEndChange::Renamed("x".into()),
             InnerEndChange::Resized(1400),
@@ -408,7 +409,7 @@ fn guest_changes_are_reported_and_port_is_recreated() {
         ];
         assert_eq!(pair.changes(0), want);
         let words: Vec<_> = want.iter().map(ToString::to_string).collect();
-        assert_eq!(words[2], "its link address set to 02:00:00:00:00:99");
+        assert_eq!(words[2], "its MAC address set to 02:00:00:00:00:99");
         // The changed end stays as the guest has it, and so does the other end.
         assert_eq!((pair.make(0), pair.make(1)), (Made::Nothing, Made::Nothing));
         assert_eq!(pair.changes(0), want);
@@ -429,7 +430,7 @@ fn guest_changes_are_reported_and_port_is_recreated() {
         ] {
             watch.clear();
             pair.guests[0].run(gone);
-            eventually("it is told", || told(&watch));
+            eventually("it is told", || reported(&watch));
             assert_eq!(pair.changes(0), [InnerEndChange::Gone], "{gone}");
             assert!(pair.is_cut());
             // Meanwhile, frames for it are counted where they are dropped.
@@ -647,8 +648,10 @@ fn a_port_that_is_down_has_no_carrier() {
         let mut pair = Pair::new();
         assert!(pair.pings());
         let flags = |guest: &Peer| guest.run("ip link show up");
+        let no_carrier = |guest: &Peer| flags(guest).contains("NO-CARRIER");
         pair.ports.set_carrier(0, false).unwrap();
-        assert!(flags(&pair.guests[0]).contains("NO-CARRIER"), "{}", flags(&pair.guests[0]));
+        // The kernel reports a lost carrier up to a second later (linkwatch).
+        eventually("no carrier", || no_carrier(&pair.guests[0]));
         assert!(pair.is_cut());
         assert!(pair.changes(0).is_empty(), "the guest did nothing");
         let before = pair.ports.counters(1).unwrap();
@@ -661,7 +664,7 @@ fn a_port_that_is_down_has_no_carrier() {
         assert_eq!(pair.make(0), Made::Nothing);
         pair.guests[0].run("ip link del eth0");
         assert_eq!(pair.make(0), Made::All);
-        assert!(flags(&pair.guests[0]).contains("NO-CARRIER"));
+        eventually("no carrier again", || no_carrier(&pair.guests[0]));
         assert!(pair.is_cut());
         pair.ports.set_carrier(0, true).unwrap();
         eventually("carrier", || flags(&pair.guests[0]).contains("LOWER_UP"));
@@ -672,7 +675,8 @@ fn a_port_that_is_down_has_no_carrier() {
         let port = PortSpec { name: "eth9".into(), addresses: vec![], ..spec(9, 1) };
         let guest = pair.guests[0].netns();
         assert_eq!(pair.ports.make(guest.as_fd(), &port).unwrap(), Made::All);
-        assert!(pair.guests[0].run("ip link show eth9").contains("NO-CARRIER"));
+        let shown = || pair.guests[0].run("ip link show eth9");
+        eventually("no carrier of the later port", || shown().contains("NO-CARRIER"));
     });
 }
 
@@ -830,9 +834,9 @@ fn vlan_tags_are_in_the_received_frames() {
             let sender = pair.udp(0);
             let before = pair.ports.counters(1).unwrap().to_vrouter.bytes;
             sender.send_to(&[7; 100], "10.0.1.2:7").unwrap();
-            let came = || pair.ports.counters(1).unwrap().to_vrouter.bytes - before;
-            eventually("it comes", || came() > 0);
-            assert_eq!(came(), 14 + 4 + 20 + 8 + 100, "{kind:#x}");
+            let received = || pair.ports.counters(1).unwrap().to_vrouter.bytes - before;
+            eventually("it comes", || received() > 0);
+            assert_eq!(received(), 14 + 4 + 20 + 8 + 100, "{kind:#x}");
         });
     }
 }
@@ -989,7 +993,7 @@ fn reach_linux(ends: [&str; 2]) {
     outer.ports.limit(3, None).unwrap();
     assert!(pings("10.0.1.2"));
     let taken = outer.ports.join(1, LinkTarget::Outside(outside)).unwrap_err();
-    assert!(taken.to_string().contains("taken by port 0"), "{taken}");
+    assert!(taken.to_string().contains("used by port 0"), "{taken}");
     outer.ports.join(0, LinkTarget::None).unwrap();
     let passed = outer.xdp.counters().unwrap().no_socket;
     outer.peer.tries("ping -c 1 -W 0.2 10.0.1.1");
@@ -1087,9 +1091,9 @@ fn vrouter_out_of_power_refuses_and_counts_frames() {
         let now = at_rest(&outer.ports, [0, 2, 3]);
         for port in 0..2 {
             let refused = |of: &KernelPortCounters| of.refused[Reason::Power as usize];
-            let came = now[port].from_link.frames - before[port].from_link.frames;
-            assert!(came > 0, "{:?}", now[port]);
-            assert_eq!(refused(&now[port]) - refused(&before[port]), came);
+            let received = now[port].from_link.frames - before[port].from_link.frames;
+            assert!(received > 0, "{:?}", now[port]);
+            assert_eq!(refused(&now[port]) - refused(&before[port]), received);
         }
         // It was sent, where it came from.
         let sent = now[2].to_link.frames - before[2].to_link.frames;

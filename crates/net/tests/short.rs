@@ -118,7 +118,7 @@ impl Bench {
     }
 
     /// Sums over all ports.
-    fn ways(&self, ports: &Ports) -> BypassCounters {
+    fn bypass(&self, ports: &Ports) -> BypassCounters {
         self.counters(ports).iter().fold(BypassCounters::default(), |sum, one| {
             let one = one.bypass;
             BypassCounters {
@@ -203,18 +203,18 @@ impl One {
         self.bench.lend(&self.ports);
     }
 
-    fn ways(&self) -> BypassCounters {
-        self.bench.ways(&self.ports)
+    fn bypass(&self) -> BypassCounters {
+        self.bench.bypass(&self.ports)
     }
 
     /// Sends datagrams. Returns how many come out, and how many of them bypassed the stack.
     fn try_some(&self, v6: bool) -> (usize, u64) {
-        let before = self.ways();
+        let before = self.bypass();
         for _ in 0..10 {
             assert!(send(&self.bench.sockets[0], &datagram(v6)));
         }
         let out = sorted(self.bench.out());
-        let now = self.ways();
+        let now = self.bypass();
         assert_eq!(sum(&now) - sum(&before), 10, "each is counted once");
         (out.iter().filter(|(port, _)| *port == 1).count(), now.bypassed - before.bypassed)
     }
@@ -272,7 +272,7 @@ fn hex(frame: &[u8]) -> String {
 }
 
 /// Describes the frames that one output has more often than the other.
-fn difference(one: &[(usize, Vec<u8>)], other: &[(usize, Vec<u8>)], who: &str) -> String {
+fn difference(one: &[(usize, Vec<u8>)], other: &[(usize, Vec<u8>)], name: &str) -> String {
     let mut counts: HashMap<&(usize, Vec<u8>), i32> = HashMap::new();
     for frame in other {
         *counts.entry(frame).or_default() += 1;
@@ -283,7 +283,7 @@ fn difference(one: &[(usize, Vec<u8>)], other: &[(usize, Vec<u8>)], who: &str) -
         *count -= 1;
         if *count < 0 {
             words +=
-                &format!("  {who}: eth{} {} bytes {}\n", frame.0, frame.1.len(), hex(&frame.1));
+                &format!("  {name}: eth{} {} bytes {}\n", frame.0, frame.1.len(), hex(&frame.1));
         }
     }
     words
@@ -315,7 +315,7 @@ fn xdp_bypass_output_matches_the_stack() {
             ports.activate_bypass(with.vrouter, LEASE_MAX, router.bytes_max).unwrap();
             // Frames that the routers send by themselves after a change.
             let _ = both.map(Bench::out);
-            let before = with.ways(ports);
+            let before = with.bypass(ports);
             let frames: Vec<_> = (0..FRAMES).map(|_| router.frame(&mut random)).collect();
             let mut seen = both.map(|bench| {
                 let mut seen = Vec::new();
@@ -336,7 +336,7 @@ fn xdp_bypass_output_matches_the_stack() {
                     seen.sort();
                 }
             }
-            let now = with.ways(ports);
+            let now = with.bypass(ports);
             short += now.bypassed - before.bypassed;
             sent += frames.len();
             out += seen[1].len();
@@ -369,7 +369,7 @@ fn xdp_bypass_output_matches_the_stack() {
             "{cases} routers, {sent} frames, {out} came out, {short} by the short way, {:?}",
             started.elapsed()
         );
-        assert!(short * 10 > out as u64, "{short} of {out} frames went the short way");
+        assert!(short * 10 > out as u64, "{short} of {out} frames took the XDP bypass");
     });
 }
 
@@ -398,7 +398,7 @@ fn xdp_bypass_needs_a_live_watcher() {
         for v6 in [false, true] {
             assert_eq!(one.try_some(v6), (10, 0), "nobody has lent it yet");
         }
-        assert_eq!(one.ways().silent, 20);
+        assert_eq!(one.bypass().silent, 20);
         one.lend();
         for v6 in [false, true] {
             assert_eq!(one.try_some(v6), (10, 10));
@@ -417,7 +417,7 @@ fn xdp_bypass_needs_a_live_watcher() {
         assert_eq!((one.try_some(false), one.try_some(true)), ((10, 0), (10, 0)));
         one.ports.activate_bypass(16, LEASE_MAX, [36, 56]).unwrap();
         assert_eq!((one.try_some(false), one.try_some(true)), ((10, 10), (10, 10)));
-        assert_eq!(one.ways().too_big, 20);
+        assert_eq!(one.bypass().too_big, 20);
         // The watcher's exclusions, by port, direction and family.
         for (port, aside, v4, v6) in [
             (0, BypassExclusions { in_v4: true, ..BypassExclusions::default() }, 0, 10),
@@ -525,7 +525,7 @@ fn bypass_sends_only_to_the_vrouters_ports() {
              ip route add 10.1.0.2/32 dev own0; ip neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev own0",
         );
         assert_eq!(one.try_some(false), (0, 0));
-        assert!(one.ways().route >= 10);
+        assert!(one.bypass().route >= 10);
         one.bench.netns.run("ip link del own0");
         assert_eq!(one.try_some(false), (10, 10));
         // A device that takes the index of a deleted port is not a port.
@@ -536,13 +536,13 @@ fn bypass_sends_only_to_the_vrouters_ports() {
              ip neigh add 10.1.0.2 lladdr 02:00:00:00:00:09 dev own0"
         ));
         assert_eq!(one.bench.netns.index("own0"), index);
-        let before = one.ways();
+        let before = one.bypass();
         for _ in 0..10 {
             assert!(send(&one.bench.sockets[0], &datagram(false)));
         }
         one.bench.sockets.iter().for_each(|socket| while receive(socket).is_some() {});
-        eventually("all are counted", || sum(&one.ways()) - sum(&before) == 10);
-        assert_eq!(one.ways().route - before.route, 10);
+        eventually("all are counted", || sum(&one.bypass()) - sum(&before) == 10);
+        assert_eq!(one.bypass().route - before.route, 10);
     });
 }
 
@@ -578,17 +578,17 @@ fn another_process_adopts_the_bypass_without_a_gap() {
         let shown = || bench.netns.run("ip -d link show eth0 | grep -o 'prog/xdp id [0-9]*'");
         let program = shown();
         let going = std::sync::atomic::AtomicBool::new(true);
-        let (sent, came) = std::thread::scope(|scope| {
+        let (sent, received) = std::thread::scope(|scope| {
             // Frames all the time.
             let traffic = scope.spawn(|| {
-                let (mut sent, mut came) = (0, 0);
+                let (mut sent, mut received) = (0, 0);
                 while going.load(std::sync::atomic::Ordering::Relaxed) {
                     sent += usize::from(send(&bench.sockets[0], &datagram(false)));
                     let frames = std::iter::from_fn(|| receive(&bench.sockets[1]));
-                    came += frames.filter(|frame| !is_own_talk(frame)).count();
+                    received += frames.filter(|frame| !is_own_talk(frame)).count();
                 }
-                came += sorted(bench.out()).iter().filter(|(port, _)| *port == 1).count();
-                (sent, came)
+                received += sorted(bench.out()).iter().filter(|(port, _)| *port == 1).count();
+                (sent, received)
             });
             for _ in 0..20 {
                 let next = one.place.open();
@@ -603,10 +603,10 @@ fn another_process_adopts_the_bypass_without_a_gap() {
             traffic.join().unwrap()
         });
         println!("{sent} sent while the program was replaced 20 times");
-        assert_eq!(sent, came, "lost while the program was replaced");
+        assert_eq!(sent, received, "lost while the program was replaced");
         assert_ne!(shown(), program, "it is another program");
         let expected = BypassCounters { bypassed: 10 + sent as u64, ..BypassCounters::default() };
-        assert_eq!(one.ways(), expected, "counters go on");
+        assert_eq!(one.bypass(), expected, "counters go on");
         bench.adds_up(&one.ports);
     });
 }
@@ -623,14 +623,14 @@ fn bypass_reports_used_neighbours() {
         let mut used = one.ports.used(before).unwrap();
         used.sort_by_key(|used| used.address);
         let index = one.bench.netns.index("eth1");
-        let told: Vec<_> = used
+        let reported: Vec<_> = used
             .iter()
             .map(|UsedNeighbour { vrouter, address, index, .. }| {
                 (*vrouter, address.to_string(), *index)
             })
             .collect();
         let want = ["10.1.0.2", "fd00:1::2"].map(|address| (16, address.to_string(), index));
-        assert_eq!(told, want);
+        assert_eq!(reported, want);
         assert_eq!(one.ports.used(ports::now()).unwrap(), []);
         // All state disappears with the vrouter.
         let pinned = |name: &str| {
@@ -682,7 +682,7 @@ fn frames_received_by_xdp_are_bypassed_too() {
         one.lend();
         assert_eq!(try_some(), by_stack);
         assert_eq!(
-            one.ways(),
+            one.bypass(),
             BypassCounters { silent: 32, bypassed: 32, ..BypassCounters::default() }
         );
         one.bench.adds_up(&one.ports);
@@ -835,16 +835,16 @@ fn bypass_drops_frames_charged_to_another_thread() {
         };
         // Threads get work only when they run.
         let try_some = || {
-            let (before, before_unpaid) = (one.ways(), unpaid());
+            let (before, before_unpaid) = (one.bypass(), unpaid());
             for _ in 0..10 {
                 assert!(send(&one.bench.sockets[0], &datagram(false)));
             }
             eventually("all are counted", || {
-                sum(&one.ways()) - sum(&before) + unpaid() - before_unpaid == 10
+                sum(&one.bypass()) - sum(&before) + unpaid() - before_unpaid == 10
             });
-            let came = sorted(one.bench.out()).len();
+            let forwarded = sorted(one.bench.out()).len();
             one.bench.adds_up(&one.ports);
-            (came, one.ways().bypassed - before.bypassed, unpaid() - before_unpaid)
+            (forwarded, one.bypass().bypassed - before.bypassed, unpaid() - before_unpaid)
         };
         set_threaded(netns.fd(), "eth0", true).unwrap();
         assert_eq!(try_some(), (10, 10, 0), "no thread is named");

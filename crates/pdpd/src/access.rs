@@ -170,7 +170,8 @@ impl Permission {
             return Ok(());
         }
         let role = caller.role.name();
-        let problem = Problem::new(ProblemKind::Forbidden, format!("not for the role {role}"));
+        let problem =
+            Problem::new(ProblemKind::Forbidden, format!("the role {role} may not do this"));
         Err(problem.hint("ask an operator"))
     }
 }
@@ -253,7 +254,7 @@ pub fn answer(path: &str) -> ResponseMode {
 
 /// Problem: no vnet has this name, or the client may not know of it.
 pub fn no_vnet(vnet: &str) -> Problem {
-    Problem::not_found(format!("no vnet {vnet:?}")).hint("`pdp get` lists what there is")
+    Problem::not_found(format!("no vnet {vnet:?}")).hint("`pdp get` lists the vnets")
 }
 
 /// Authenticates clients.
@@ -282,8 +283,9 @@ impl Authenticator {
             (Some(token), _) => self.by_token(token),
             (None, PeerIdentity::Unix { uid, .. }) => self.by_user(uid, tenants),
             (None, PeerIdentity::Tls(_)) => {
-                let problem = Problem::new(ProblemKind::Unauthorized, "a request without a token");
-                let hint = "an operator makes one by `pdp token create`; say --token-file FILE";
+                let problem = Problem::new(ProblemKind::Unauthorized, "the request has no token");
+                let hint = "an operator creates one with `pdp token create`; give it with \
+                            --token-file FILE";
                 Err(("-".into(), problem.hint(hint)))
             }
         }
@@ -292,7 +294,7 @@ impl Authenticator {
     fn by_token(&self, token: &str) -> Result<Caller, (String, Problem)> {
         let unknown = |who: String, why: &str| {
             let problem = Problem::new(ProblemKind::Unauthorized, why);
-            (who, problem.hint("an operator makes another by `pdp token create`"))
+            (who, problem.hint("an operator creates another with `pdp token create`"))
         };
         // The look-up uses the hash of the received token, so its
         // duration reveals nothing about a token.
@@ -337,9 +339,8 @@ impl Authenticator {
             return Ok(Caller { identity: who, role: Role::Tenant, scope });
         }
         let known = name.unwrap_or(number);
-        let problem =
-            Problem::new(ProblemKind::Forbidden, format!("user {known} is not known here"));
-        let hint = "ask an operator for a token, or to be in unixUsers of one Tenant";
+        let problem = Problem::new(ProblemKind::Forbidden, format!("unknown user {known}"));
+        let hint = "ask an operator for a token, or for an entry in the unixUsers of one Tenant";
         Err((who, problem.hint(hint)))
     }
 
@@ -381,8 +382,8 @@ impl Authenticator {
             .put_token(&hash(&secret), request.role, tenant, expires_ms)
             .map_err(|error| Problem::internal(crate::host::error_chain(&error)))?;
         let token = token.ok_or_else(|| {
-            let problem = format!("{TOKENS_MAX} tokens are the limit");
-            Problem::new(ProblemKind::Conflict, problem).hint("revoke some by `pdp token revoke`")
+            let problem = format!("the limit of {TOKENS_MAX} tokens is reached");
+            Problem::new(ProblemKind::Conflict, problem).hint("revoke some with `pdp token revoke`")
         })?;
         Ok(NewToken { secret, token })
     }

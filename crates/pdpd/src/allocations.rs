@@ -134,7 +134,7 @@ impl Allocations {
     /// number; `None` if no number is free.
     pub fn of(&self, vnet: &str, free: &mut FreeNumbers) -> Option<VnetAllocation> {
         match self.vnets.get(vnet) {
-            Some(holding) => Some(VnetAllocation::clone(holding)),
+            Some(allocation) => Some(VnetAllocation::clone(allocation)),
             None => Some(VnetAllocation {
                 number: free.next(self, owner_of(vnet))?,
                 ..VnetAllocation::default()
@@ -149,13 +149,13 @@ impl Allocations {
 
     /// Sets the allocations of a vnet. `None` removes them, including
     /// its number. From then on the number belongs to the vnet's owner.
-    pub fn set(&mut self, vnet: &str, holding: Option<VnetAllocation>) {
-        if let Some(VnetAllocation { number, .. }) = &holding
+    pub fn set(&mut self, vnet: &str, allocation: Option<VnetAllocation>) {
+        if let Some(VnetAllocation { number, .. }) = &allocation
             && self.owners.get(number).map(String::as_str) != Some(owner_of(vnet))
         {
             Arc::make_mut(&mut self.owners).insert(*number, owner_of(vnet).to_owned());
         }
-        shared::set(&mut self.vnets, vnet, holding);
+        shared::set(&mut self.vnets, vnet, allocation);
     }
 
     /// Removes the owner of a deleted tenant's numbers. A later tenant
@@ -180,31 +180,31 @@ impl Allocations {
     ) -> BTreeMap<String, Option<Arc<VnetAllocation>>> {
         let is_old = |began: &ScheduleStart| began.boot != now.boot;
         let old = self.vnets.iter().filter(|(_, it)| it.schedules.values().any(is_old));
-        let mut held = BTreeMap::new();
-        for (vnet, holding) in old {
-            let mut holding = VnetAllocation::clone(holding);
-            for began in holding.schedules.values_mut().filter(|it| is_old(it)) {
+        let mut started = BTreeMap::new();
+        for (vnet, allocation) in old {
+            let mut allocation = VnetAllocation::clone(allocation);
+            for began in allocation.schedules.values_mut().filter(|it| is_old(it)) {
                 (began.boot, began.at_ns) = (now.boot.clone(), now.at_ns);
             }
-            held.insert(vnet.clone(), Some(Arc::new(holding)));
+            started.insert(vnet.clone(), Some(Arc::new(allocation)));
         }
-        for (vnet, holding) in &held {
-            self.set(vnet, holding.as_deref().cloned());
+        for (vnet, allocation) in &started {
+            self.set(vnet, allocation.as_deref().cloned());
         }
-        held
+        started
     }
 
     /// Sets a vlink up or down. If down and `silent`, its ends keep their carrier.
     pub fn set_link(&mut self, vnet: &str, link: &str, up: bool, silent: bool) {
-        let Some(holding) = self.vnets.get(vnet) else { return };
-        let mut holding = VnetAllocation::clone(holding);
+        let Some(allocation) = self.vnets.get(vnet) else { return };
+        let mut allocation = VnetAllocation::clone(allocation);
         let put = |links: &mut BTreeSet<String>, is_in| match is_in {
             true => drop(links.insert(link.to_owned())),
             false => drop(links.remove(link)),
         };
-        put(&mut holding.links_down, !up);
-        put(&mut holding.links_silent, !up && silent);
-        self.set(vnet, Some(holding));
+        put(&mut allocation.links_down, !up);
+        put(&mut allocation.links_silent, !up && silent);
+        self.set(vnet, Some(allocation));
     }
 }
 
@@ -219,9 +219,9 @@ pub struct FreePorts {
 
 impl FreePorts {
     /// Returns the numbers that no port of this ledger uses.
-    pub fn of(ledger: &Allocations) -> Self {
+    pub fn of(allocations: &Allocations) -> Self {
         let mut free = Self { taken: BTreeSet::new(), next: 0, tenants: 0 };
-        for (name, vnet) in &*ledger.vnets {
+        for (name, vnet) in &*allocations.vnets {
             let before = free.taken.len();
             free.taken.extend(vnet.ports.values().flat_map(BTreeMap::values));
             if tenant_of(name).is_some() {
@@ -251,10 +251,10 @@ impl FreePorts {
 pub struct FreeNumbers(Option<BTreeSet<u32>>);
 
 impl FreeNumbers {
-    fn next(&mut self, ledger: &Allocations, owner: &str) -> Option<u32> {
-        let numbers = || ledger.vnets.values().map(|vnet| vnet.number).collect();
+    fn next(&mut self, allocations: &Allocations, owner: &str) -> Option<u32> {
+        let numbers = || allocations.vnets.values().map(|vnet| vnet.number).collect();
         let taken = self.0.get_or_insert_with(numbers);
-        let number = choose(&ledger.owners, taken, owner)?;
+        let number = choose(&allocations.owners, taken, owner)?;
         taken.insert(number);
         Some(number)
     }
@@ -263,15 +263,15 @@ impl FreeNumbers {
 /// Returns the number for an owner: its own lowest free one, else the lowest unused
 /// one, else one of a deleted tenant. Never returns a number of another owner.
 fn choose(owners: &BTreeMap<u32, String>, taken: &BTreeSet<u32>, owner: &str) -> Option<u32> {
-    let of = |whose: &str| {
+    let of = |owner: &str| {
         let mut numbers =
-            owners.iter().filter(|(number, of)| *of == whose && !taken.contains(number));
+            owners.iter().filter(|(number, of)| *of == owner && !taken.contains(number));
         numbers.next().map(|(number, _)| *number)
     };
     if let Some(own) = of(owner) {
         return Some(own);
     }
-    let count = |whose: &str| owners.values().filter(|of| *of == whose).count();
+    let count = |owner: &str| owners.values().filter(|of| *of == owner).count();
     let left = NUMBERS_MAX as usize - owners.len() + count(GONE);
     if owner != OPERATORS && (left <= OPERATORS_NUMBERS || count(owner) >= TENANT_NUMBERS_MAX) {
         return None;
@@ -296,18 +296,18 @@ mod tests {
         let moment = |boot: &str, at_ns| BootInstant { boot: boot.into(), at_ns };
         let began =
             |boot: &str, at_ns| ScheduleStart { hash: "1".into(), boot: boot.into(), at_ns };
-        let holding = |began| VnetAllocation {
+        let allocation = |began| VnetAllocation {
             schedules: [("l".into(), began)].into(),
             ..VnetAllocation::default()
         };
-        let mut ledger = Allocations::default();
-        ledger.set("red", Some(holding(began("a", 5))));
-        ledger.set("blue", Some(VnetAllocation { number: 1, ..VnetAllocation::default() }));
-        assert!(ledger.begin_schedules(&moment("a", 9)).is_empty());
-        let held = ledger.begin_schedules(&moment("b", 2));
-        let anew = holding(began("b", 2));
-        assert_eq!(held.keys().collect::<Vec<_>>(), ["red"]);
-        assert_eq!((held["red"].as_deref(), &*ledger.vnets["red"]), (Some(&anew), &anew));
+        let mut allocations = Allocations::default();
+        allocations.set("red", Some(allocation(began("a", 5))));
+        allocations.set("blue", Some(VnetAllocation { number: 1, ..VnetAllocation::default() }));
+        assert!(allocations.begin_schedules(&moment("a", 9)).is_empty());
+        let started = allocations.begin_schedules(&moment("b", 2));
+        let anew = allocation(began("b", 2));
+        assert_eq!(started.keys().collect::<Vec<_>>(), ["red"]);
+        assert_eq!((started["red"].as_deref(), &*allocations.vnets["red"]), (Some(&anew), &anew));
     }
 
     proptest! {
@@ -315,21 +315,21 @@ mod tests {
         fn vnet_numbers_are_stable_and_unique(
             steps in proptest::collection::vec((any::<bool>(), 0u8..12), 0..60),
         ) {
-            let mut ledger = Allocations::default();
+            let mut allocations = Allocations::default();
             let mut known: BTreeMap<String, u32> = BTreeMap::new();
             for (add, name) in steps {
                 let name = name.to_string();
                 if add {
-                    let holding = ledger.of(&name, &mut FreeNumbers::default()).unwrap();
-                    let had = known.insert(name.clone(), holding.number);
-                    prop_assert!(had.is_none_or(|had| had == holding.number));
-                    let same = known.values().filter(|other| **other == holding.number).count();
+                    let allocation = allocations.of(&name, &mut FreeNumbers::default()).unwrap();
+                    let had = known.insert(name.clone(), allocation.number);
+                    prop_assert!(had.is_none_or(|had| had == allocation.number));
+                    let same = known.values().filter(|other| **other == allocation.number).count();
                     prop_assert_eq!(same, 1);
-                    prop_assert!(holding.number < 12, "the lowest");
-                    ledger.set(&name, Some(holding));
+                    prop_assert!(allocation.number < 12, "the lowest");
+                    allocations.set(&name, Some(allocation));
                 } else {
                     known.remove(&name);
-                    ledger.set(&name, None);
+                    allocations.set(&name, None);
                 }
             }
         }
@@ -348,40 +348,44 @@ mod tests {
             const OWNERS: [&str; 4] = ["a.", "b.", "c.", ""];
             let directory = tempfile::tempdir().unwrap();
             let mut state = StateFile::open(directory.path()).unwrap();
-            let mut ledger = Allocations::default();
+            let mut allocations = Allocations::default();
             // By generation: a tenant that is deleted and created again is a different one.
             let mut generations = [0; 4];
             let mut had: BTreeMap<u32, (usize, u32)> = BTreeMap::new();
             for (what, who, name) in steps {
                 let vnet = format!("{}{name}", OWNERS[who]);
-                let (before, mut change) = (ledger.clone(), StateChange::default());
+                let (before, mut change) = (allocations.clone(), StateChange::default());
                 match what {
                     0..4 => {
-                        let holding = ledger.of(&vnet, &mut FreeNumbers::default()).unwrap();
+                        let allocation =
+                            allocations.of(&vnet, &mut FreeNumbers::default()).unwrap();
                         let now = (who, generations[who]);
-                        let before = had.insert(holding.number, now);
+                        let before = had.insert(allocation.number, now);
                         prop_assert!(before.is_none_or(|it| it == now), "{vnet}: {before:?}");
-                        ledger.set(&vnet, Some(holding));
+                        allocations.set(&vnet, Some(allocation));
                     }
-                    4..6 => ledger.set(&vnet, None),
+                    4..6 => allocations.set(&vnet, None),
                     6 if who < 3 => {
-                        (0..4).for_each(|name| ledger.set(&format!("{}{name}", OWNERS[who]), None));
+                        (0..4).for_each(|name| {
+                            allocations.set(&format!("{}{name}", OWNERS[who]), None);
+                        });
                         let tenant = OWNERS[who].trim_end_matches('.');
-                        ledger.forget_tenant(tenant);
+                        allocations.forget_tenant(tenant);
                         change.delete.push(("Tenant".into(), tenant.into()));
                         generations[who] += 1;
                     }
                     _ => {
                         drop(state);
                         state = StateFile::open(directory.path()).unwrap();
-                        ledger = state.allocations().unwrap();
+                        allocations = state.allocations().unwrap();
                     }
                 }
-                for vnet in shared::differing(&before.vnets, &ledger.vnets) {
-                    change.allocations.insert(vnet.to_owned(), ledger.vnets.get(vnet).cloned());
+                for vnet in shared::differing(&before.vnets, &allocations.vnets) {
+                    let allocation = allocations.vnets.get(vnet).cloned();
+                    change.allocations.insert(vnet.to_owned(), allocation);
                 }
                 state.commit(&change).unwrap();
-                prop_assert_eq!(&state.allocations().unwrap(), &ledger);
+                prop_assert_eq!(&state.allocations().unwrap(), &allocations);
             }
         }
     }
@@ -421,9 +425,9 @@ mod tests {
         let tenants = std::iter::from_fn(|| free.take("a.b")).count() as u64;
         assert_eq!(tenants, KERNEL_PORTS.tenants());
         let ports = [("r".to_owned(), (0..10).map(|n| (n.to_string(), n)).collect())].into();
-        let mut ledger = Allocations::default();
-        ledger.set("a.b", Some(VnetAllocation { ports, ..VnetAllocation::default() }));
-        let mut again = FreePorts::of(&ledger);
+        let mut allocations = Allocations::default();
+        allocations.set("a.b", Some(VnetAllocation { ports, ..VnetAllocation::default() }));
+        let mut again = FreePorts::of(&allocations);
         let more = std::iter::from_fn(|| again.take("b.b")).count() as u64;
         assert_eq!(more, KERNEL_PORTS.tenants() - 10, "those that there are count");
         let operators = std::iter::from_fn(|| free.take("red")).count() as u64;

@@ -131,7 +131,7 @@ impl PendingAudit {
 
     fn send_blocking(&self, write: TrailWrite) {
         if self.queue.blocking_send(AuditOrder::Write(write)).is_err() {
-            gone();
+            writer_gone();
         }
     }
 
@@ -165,13 +165,13 @@ fn cut(text: &str) -> String {
     text[..end].replace(|c: char| c.is_control(), "?")
 }
 
-fn gone() {
-    tracing::error!("the audit log is not written any more; start the daemon anew");
+fn writer_gone() {
+    tracing::error!("the audit log's writer ended; restart the daemon");
 }
 
 async fn send(queue: &mpsc::Sender<AuditOrder>, write: TrailWrite) {
     if queue.send(AuditOrder::Write(write)).await.is_err() {
-        gone();
+        writer_gone();
     }
 }
 
@@ -179,8 +179,8 @@ async fn send(queue: &mpsc::Sender<AuditOrder>, write: TrailWrite) {
 async fn commit(queue: &mpsc::Sender<AuditOrder>, write: TrailWrite) -> Result<u64, Problem> {
     let (done, written) = oneshot::channel();
     let refused = || {
-        gone();
-        Problem::internal("the audit log is not written any more").hint("start the daemon anew")
+        writer_gone();
+        Problem::internal("the audit log's writer ended").hint("restart the daemon")
     };
     queue.send(AuditOrder::Begin(write, done)).await.map_err(|_| refused())?;
     written.await.map_err(|_| refused())?.map_err(Problem::internal)
@@ -189,10 +189,10 @@ async fn commit(queue: &mpsc::Sender<AuditOrder>, write: TrailWrite) -> Result<u
 async fn write(state: &StateFile, mut orders: mpsc::Receiver<AuditOrder>) {
     while let Some(first) = orders.recv().await {
         let mut lot = vec![first];
-        let gathered = tokio::time::Instant::now() + GATHER_TIME;
+        let deadline = tokio::time::Instant::now() + GATHER_TIME;
         // Gather until a request waits, then write everything gathered so far.
         while matches!(lot.last(), Some(AuditOrder::Write(_))) && lot.len() < QUEUE_MAX {
-            match tokio::time::timeout_at(gathered, orders.recv()).await {
+            match tokio::time::timeout_at(deadline, orders.recv()).await {
                 Ok(Some(order)) => lot.push(order),
                 Ok(None) | Err(_) => break,
             }

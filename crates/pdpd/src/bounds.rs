@@ -88,10 +88,10 @@ impl GuestLimits {
         let Err(error) = self.try_put_all(state) else { return };
         state.is_impossible = limits::lacking().is_ok_and(|lacks| lacks.is_some());
         let text = error_chain(&error);
-        if state.failure.as_ref().is_none_or(|(told, _)| text != *told) {
+        if state.failure.as_ref().is_none_or(|(reported, _)| text != *reported) {
             tracing::warn!(
-                "guests with CAP_NET_ADMIN can hold the kernel's lock of interfaces for as long as they like, and fill \
-                 tables that nobody is charged for: {text}",
+                "guests with CAP_NET_ADMIN can hold the kernel's interface lock without limit, and \
+                 fill tables that no guest is charged for: {text}",
             );
         }
         state.failure = Some((text, now + AGAIN));
@@ -121,8 +121,8 @@ impl GuestLimits {
                 Ok(true) => {
                     state.connections = ConntrackLimit::Left;
                     tracing::warn!(
-                        "the machine itself tracks many connections: each node may track {before} again, in memory \
-                         that no guest is charged for"
+                        "the machine itself tracks many connections; each node may again track \
+                         {before}, in memory that no guest is charged for"
                     );
                 }
                 Err(error) => warn(error),

@@ -48,7 +48,7 @@ const DIRECTORY_MODE: u32 = pdp_container::cgroup::OWN_MODE;
 const CHILDREN_WAIT: Duration = Duration::from_secs(5);
 
 /// Pause between two attempts to lock.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Paths that one daemon claims.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,8 @@ pub struct ClaimPaths<'a> {
 pub enum ClaimError {
     /// Another daemon has claimed it.
     #[error(
-        "{place} is in use by {holder}; start this one with --name NAME, which gives it places of its own{other}"
+        "{place} is in use by {holder}; start this daemon with --name NAME, which gives it its own \
+         paths{other}"
     )]
     Taken {
         /// The path, described for the user.
@@ -132,11 +133,11 @@ pub fn claim(places: ClaimPaths<'_>) -> Result<Claims, ClaimError> {
     for LockedDirectory { path, above, .. } in &directories {
         let place = ClaimTarget { words: words.clone(), option: ", or another --cgroup", path };
         let below = descendants(path).into_iter().filter(|below| below != path);
-        above.iter().cloned().chain(below).try_for_each(|other| place.look(&other))?;
+        above.iter().cloned().chain(below).try_for_each(|other| place.check_unclaimed(&other))?;
     }
     // Without a BPF file system nothing is pinned.
-    let there = !pins.starts_with(pdp_net::xdp::BPF_FS) || pdp_net::xdp::mount_bpf_fs().is_ok();
-    if there && make_directory(pins).is_ok() {
+    let usable = !pins.starts_with(pdp_net::xdp::BPF_FS) || pdp_net::xdp::mount_bpf_fs().is_ok();
+    if usable && make_directory(pins).is_ok() {
         let words = format!("directory {} of BPF pins", pins.display());
         let place = ClaimTarget { words, option: ", or another --bpf-pin-dir", path: pins };
         directories.push(place.claim_directory(pins)?);
@@ -213,7 +214,7 @@ impl ClaimTarget<'_> {
     }
 
     /// Checks that no other daemon has claimed a directory.
-    fn look(&self, path: &Path) -> Result<(), ClaimError> {
+    fn check_unclaimed(&self, path: &Path) -> Result<(), ClaimError> {
         let Ok(file) = File::open(path) else { return Ok(()) };
         let open_to_others = file.metadata().is_ok_and(|meta| meta.mode() & 0o077 != 0);
         if open_to_others {
@@ -232,7 +233,7 @@ impl ClaimTarget<'_> {
                     if holder.is_some() || Instant::now() > end {
                         return Err(self.taken(holder));
                     }
-                    std::thread::sleep(LOOK_PAUSE);
+                    std::thread::sleep(RETRY_PAUSE);
                 }
                 Err(error) => return Err(self.failed()(error.into())),
             }
@@ -285,7 +286,7 @@ impl Drop for LockedDirectory {
 /// True if an open file is the one at this path.
 fn is_at(file: &File, path: &Path) -> bool {
     let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
-    file.metadata().is_ok_and(|open| fs::metadata(path).is_ok_and(|there| id(open) == id(there)))
+    file.metadata().is_ok_and(|open| fs::metadata(path).is_ok_and(|named| id(open) == id(named)))
 }
 
 /// Returns the process that has locked a file by fcntl(2), if it is visible to this one.
@@ -379,7 +380,7 @@ mod tests {
         holder.arg("-n").arg(above).args(["sh", "-c", "echo; read _"]);
         let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        claim.look(above).unwrap();
+        claim.check_unclaimed(above).unwrap();
         holder.kill().unwrap();
         holder.wait().unwrap();
 
@@ -391,13 +392,13 @@ mod tests {
         assert!(!open_to_nobody(&path.join(RUN_LOCK)));
         let directory = claim.claim_directory(&path).unwrap();
         assert!(!open_to_nobody(&path));
-        let taken = claim.look(&path).unwrap_err().to_string();
+        let taken = claim.check_unclaimed(&path).unwrap_err().to_string();
         assert!(
             taken.contains(&format!("the daemon with pid {} and", std::process::id())),
             "{taken}"
         );
         drop(directory);
-        claim.look(&path).unwrap();
+        claim.check_unclaimed(&path).unwrap();
     }
 
     #[test]

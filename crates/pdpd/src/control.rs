@@ -59,7 +59,9 @@ pub enum ControlError {
         reason: String,
     },
     /// The answer does not match the request: the peer has another version.
-    #[error("{peer} at {path}: its answer to {request} does not fit; install one version of all")]
+    #[error(
+        "{peer} at {path}: unexpected answer to {request}; install one version of all programs"
+    )]
     Unexpected {
         /// Name of the peer.
         peer: &'static str,
@@ -225,7 +227,7 @@ impl MuxClient {
             }
             // Also if this process had no free descriptor for it, which is no fault of the mux.
             (mux::MuxReply::Hello { version: mux::VERSION, .. }, None) => {
-                call.refused("the memory of its packets did not come with its answer".into())
+                call.refused("its answer lacks the packet pool".into())
             }
             (mux::MuxReply::Failed { error }, _) => call.refused(error),
             _ => call.unexpected(),

@@ -56,9 +56,9 @@ fn check(found: probe::FacilityCheck) -> MachineCheck {
 /// Checks that a container can be started.
 fn container(runc: &Path, lib: &Path) -> MachineCheck {
     let (state, detail, hint) = match tried(runc, lib) {
-        Ok(()) => (MachineCheckState::Ok, "one was started and ended".to_owned(), None),
+        Ok(()) => (MachineCheckState::Ok, "a test container started and ended".to_owned(), None),
         Err(reason) => {
-            let hint = "no node can start before this is put right; see what else is missing here";
+            let hint = "no node can start until this is fixed; see what else is missing here";
             (MachineCheckState::Missing, reason, Some(hint.to_owned()))
         }
     };
@@ -68,9 +68,11 @@ fn container(runc: &Path, lib: &Path) -> MachineCheck {
 /// Checks the facilities that volumes need.
 fn volumes() -> MachineCheck {
     let (state, detail, hint) = match pdp_container::volumes::probe() {
-        Ok(()) => (MachineCheckState::Ok, "a loop device and mke2fs are there".to_owned(), None),
+        Ok(()) => {
+            (MachineCheckState::Ok, "a loop device and mke2fs are available".to_owned(), None)
+        }
         Err(reason) => {
-            let hint = "nodes with `volumes` can't start before; all others can";
+            let hint = "nodes with `volumes` can't start; all others can";
             (MachineCheckState::Warn, reason, Some(hint.to_owned()))
         }
     };
@@ -104,7 +106,7 @@ fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
     };
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(run(paths)));
-    let said = receiver.recv_timeout(CONTAINER_WAIT).unwrap_or_else(|_| {
+    let result = receiver.recv_timeout(CONTAINER_WAIT).unwrap_or_else(|_| {
         Err(format!("it did not start and end within {} s", CONTAINER_WAIT.as_secs()))
     });
     let removed = Cgroups::new(&name)
@@ -114,7 +116,7 @@ fn tried(runc: &Path, lib: &Path) -> Result<(), String> {
             safe_removal::remove(&place)
         })
         .map_err(|error| failed(&error));
-    said.and(removed)
+    result.and(removed)
 }
 
 /// Runs a forwarding guest's container until it ends.

@@ -110,17 +110,17 @@ impl DaemonCore {
         exit: impl ExitFn + 'static,
     ) -> anyhow::Result<Self> {
         let documents = host.state.documents()?;
-        let mut ledger = host.state.allocations()?;
-        let stopped = ledger.stopped;
-        let held = ledger.begin_schedules(&BootInstant::now());
-        if !held.is_empty() {
+        let mut allocations = host.state.allocations()?;
+        let stopped = allocations.stopped;
+        let started = allocations.begin_schedules(&BootInstant::now());
+        if !started.is_empty() {
             host.state.commit(&StateChange {
-                allocations: held,
+                allocations: started,
                 stopped,
                 ..StateChange::default()
             })?;
         }
-        let mut model = Model::load(&host.places, &cpus, &documents, ledger)?;
+        let mut model = Model::load(&host.places, &cpus, &documents, allocations)?;
         for ((kind, name), why) in &*model.damaged {
             tracing::warn!("{kind} {name}: {why}; apply it again, or delete it");
         }
@@ -129,14 +129,14 @@ impl DaemonCore {
         let runtime = &host.runtime;
         let workplace = runtime.workplace().clone();
         let images = Images::open(runtime.paths(), runtime.cgroups().clone(), workplace)?;
-        let keeper =
+        let reconcile_loop =
             ReconcileLoop::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
         let engine = Self {
             host,
             cpus,
             managed,
             descriptors,
-            reconcile_loop: keeper,
+            reconcile_loop,
             images,
             exit: Box::new(exit),
             storing: Mutex::default(),
@@ -170,8 +170,8 @@ impl DaemonCore {
         request: ApplyRequest,
         progress: ProgressFn<'_>,
     ) -> Result<ChangeReport, Problem> {
-        let turns = self.checks_of(scope);
-        let mut turn = turns.as_deref().map(lock);
+        let checks = self.checks_of(scope);
+        let mut permit = checks.as_deref().map(lock);
         let ApplyRequest { files, dry_run, only } = request;
         let mut documents = pdp_spec::parse(&files).map_err(refusal)?;
         drop(files);
@@ -186,23 +186,23 @@ impl DaemonCore {
                 named.insert(vnet.metadata.name.clone());
             }
         }
-        let pin = |documents: &mut Vec<Document>, bring: bool, progress: ProgressFn<'_>| {
-            self.images.pin(documents, &only, &self.model(), bring, progress).map_err(refusal)
+        let pin = |documents: &mut Vec<Document>, fetch: bool, progress: ProgressFn<'_>| {
+            self.images.pin(documents, &only, &self.model(), fetch, progress).map_err(refusal)
         };
-        let wanted = |before: &Model, documents: &[Document]| match only.is_empty() {
+        let applied = |before: &Model, documents: &[Document]| match only.is_empty() {
             true => self.applied(scope, before, documents, &named),
             false => self.applied(scope, before, &narrowed(documents, before, &only), &named),
         };
-        let (mut held, missing) = pin(&mut documents, false, progress)?;
+        let (mut pins, missing) = pin(&mut documents, false, progress)?;
         if !missing.is_empty() && !dry_run {
             // Check before pulling, so that nothing is pulled for a refused
             // change. Pull without the lock, so that no other change waits.
-            wanted(&self.model(), &documents)?;
-            drop(turn);
-            held = pin(&mut documents, true, progress)?.0;
-            turn = turns.as_deref().map(lock);
+            applied(&self.model(), &documents)?;
+            drop(permit);
+            pins = pin(&mut documents, true, progress)?.0;
+            permit = checks.as_deref().map(lock);
         }
-        let check = |before: &Model| wanted(before, &documents);
+        let check = |before: &Model| applied(before, &documents);
         if !dry_run {
             self.wait_for_room(scope, progress, check);
         }
@@ -210,12 +210,12 @@ impl DaemonCore {
             true => (check(&self.model())?.1, None),
             false => self.revise(&retries(scope, &named), check)?,
         };
-        drop((documents, turn, held));
+        drop((documents, permit, pins));
         if dry_run {
             changes.extend(missing.into_iter().map(|name| Changed {
                 object: format!("image/{name}"),
                 action: ChangeAction::Create,
-                detail: "is got when it is applied".into(),
+                detail: "will be fetched by apply".into(),
             }));
             return Ok(ChangeReport { changes, dry_run, exits: false });
         }
@@ -248,7 +248,7 @@ impl DaemonCore {
         progress: ProgressFn<'_>,
         check: impl Fn(&Model) -> Result<T, Problem>,
     ) {
-        let (end, mut told) = (Instant::now() + ROOM_WAIT, false);
+        let (end, mut reported) = (Instant::now() + ROOM_WAIT, false);
         let mut progress = scoped(scope, progress);
         while Instant::now() < end {
             let model = self.counted(&self.model());
@@ -259,9 +259,9 @@ impl DaemonCore {
             if check(&without).is_err() {
                 return;
             }
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut reported, true) {
                 for vnet in model.remains.keys() {
-                    let what = format!("waiting for what is being removed of vnet {vnet}");
+                    let what = format!("waiting for the removal of vnet {vnet}");
                     progress(Progress { done: 0, total: 1, what });
                 }
             }
@@ -286,7 +286,7 @@ impl DaemonCore {
     ) -> Result<(Model, Vec<Changed>), Problem> {
         if before.allocations.stopped && *scope != AccessScope::Node {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
-                .hint("an operator starts it by `pdp up`"));
+                .hint("an operator starts it with `pdp up`"));
         }
         let before = &self.counted(before);
         let is_substrate = |document: &Document| matches!(document.object, Object::Substrate(_));
@@ -331,7 +331,7 @@ impl DaemonCore {
             let Object::Tenant(tenant) = &document.object else { continue };
             let object = format!("tenant/{}", tenant.metadata.name);
             let interfaces = after.effective_substrate(&self.cpus).spec.interfaces;
-            let detail = not_there(tenant, |interface| interfaces.contains_key(interface));
+            let detail = missing_on_machine(tenant, |interface| interfaces.contains_key(interface));
             match changes.iter_mut().find(|change| change.object == object) {
                 Some(change) => change.detail = detail,
                 None => changes.push(Changed { object, action: ChangeAction::Unchanged, detail }),
@@ -342,15 +342,15 @@ impl DaemonCore {
 
     /// Returns the desired state after a checked change.
     fn with(&self, before: &Model, intent: Intent) -> Result<Model, Problem> {
-        let going = |vnet: &str| self.reconcile_loop.may_exist(vnet);
-        before.with(intent, &self.host.places, &self.cpus, going).map_err(invalid)
+        let may_exist = |vnet: &str| self.reconcile_loop.may_exist(vnet);
+        before.with(intent, &self.host.places, &self.cpus, may_exist).map_err(invalid)
     }
 
     /// Frees the numbers of deleted vnets and forgets their remains
     /// that are gone. What goes later is freed with the next change.
     fn free_numbers(&self) -> Result<(), Problem> {
-        let going = |vnet: &str| self.reconcile_loop.may_exist(vnet);
-        let free = |model: &mut Model| model.free_numbers(going) | self.forget_remains(model);
+        let may_exist = |vnet: &str| self.reconcile_loop.may_exist(vnet);
+        let free = |model: &mut Model| model.free_numbers(may_exist) | self.forget_remains(model);
         if free(&mut Model::clone(&self.model())) {
             self.revise(&|_| false, |before| {
                 let mut after = before.clone();
@@ -399,8 +399,8 @@ impl DaemonCore {
             )
             .hint("repeat `pdp down`"));
         }
-        let things = self.host.state.journal().map_err(Problem::internal)?;
-        let mut left: Vec<ObjectKey> = things.keys().filter_map(|key| key.parse().ok()).collect();
+        let journal = self.host.state.journal().map_err(Problem::internal)?;
+        let mut left: Vec<ObjectKey> = journal.keys().filter_map(|key| key.parse().ok()).collect();
         left.extend(self.reconcile_loop.stuck().into_iter().map(|stuck| stuck.key));
         left.extend(
             self.reconcile_loop
@@ -414,11 +414,12 @@ impl DaemonCore {
         let removes: Vec<&str> = remains.iter().map(|it| it.command.as_str()).collect();
         let removes = match removes.is_empty() {
             true => "see the daemon's log".to_owned(),
-            false => format!("remove it by `{}`", removes.join("; ")),
+            false => format!("remove it with `{}`", removes.join("; ")),
         };
         if !left.is_empty() && !request.purge {
             let hint = format!(
-                "all else is stopped; it is being tried again, and `pdp doctor` shows it: {removes}"
+                "everything else is stopped; the daemon retries, and `pdp doctor` shows what is \
+                 left: {removes}"
             );
             return Err(self.stays(&left).hint(hint));
         }
@@ -427,8 +428,11 @@ impl DaemonCore {
             let bears = |vnet: &str| self.reconcile_loop.may_exist(vnet);
             self.revise(&|_| false, |before| match before.allocations.stopped {
                 true => Ok((before.purged(bears), ())),
-                false => Err(Problem::new(ProblemKind::Conflict, "it was started again meanwhile")
-                    .hint("repeat `pdp down --purge`")),
+                false => Err(Problem::new(
+                    ProblemKind::Conflict,
+                    "everything was started again meanwhile",
+                )
+                .hint("repeat `pdp down --purge`")),
             })?;
         }
         let exits = request.exit && !self.managed;
@@ -437,11 +441,13 @@ impl DaemonCore {
         }
         if !left.is_empty() {
             let ends = if exits {
-                "the daemon ends, and tries it once more then"
+                "the daemon ends, and retries once more then"
             } else {
                 "it is being tried again"
             };
-            return Err(self.stays(&left).hint(format!("all else is removed; {ends}: {removes}")));
+            return Err(self
+                .stays(&left)
+                .hint(format!("everything else is removed; {ends}: {removes}")));
         }
         Ok(ChangeReport { changes, dry_run: false, exits })
     }
@@ -488,12 +494,15 @@ impl DaemonCore {
                 let problem = Problem::new(ProblemKind::Conflict, problem);
                 return Err(problem.hint("delete those first"));
             }
-            let going: Vec<&str> = before.allocations.vnets.keys().map(String::as_str).collect();
-            let going: Vec<&str> = going.into_iter().filter(|vnet| scope.sees(vnet)).collect();
-            if !going.is_empty() {
-                let problem = format!("tenant {tenant}: {} is not gone yet", going.join(", "));
+            let removing: Vec<&str> = before.allocations.vnets.keys().map(String::as_str).collect();
+            let removing: Vec<&str> =
+                removing.into_iter().filter(|vnet| scope.sees(vnet)).collect();
+            if !removing.is_empty() {
+                let problem = format!("tenant {tenant}: {} is not gone yet", removing.join(", "));
                 let problem = Problem::new(ProblemKind::Conflict, problem);
-                return Err(problem.hint("try again once it is; see the daemon's log for why"));
+                return Err(
+                    problem.hint("try again once it is gone; the daemon's log says what delays it")
+                );
             }
             let after = before.without_tenant(tenant);
             let changes = after.changes_from(before, &BTreeSet::new(), false);
@@ -542,7 +551,7 @@ impl DaemonCore {
             self.free_numbers()?;
             return Ok(ChangeReport { changes, ..ChangeReport::default() });
         }
-        Err(self.stays(&left).hint("it is being tried again; see the daemon's log"))
+        Err(self.stays(&left).hint("the daemon retries; see its log"))
     }
 
     /// Returns a problem that lists objects not removed yet, with the reasons that are known.
@@ -556,7 +565,7 @@ impl DaemonCore {
             None => key.to_string(),
         };
         let left: Vec<String> = left.iter().map(words).collect();
-        Problem::internal(format!("not taken down yet: {}", left.join("; ")))
+        Problem::internal(format!("not removed yet: {}", left.join("; ")))
     }
 
     /// Stops and deletes nodes of a vnet, with their links.
@@ -569,18 +578,18 @@ impl DaemonCore {
     ) -> Result<ChangeReport, Problem> {
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
-            let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+            let Some(network) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
             if before.allocations.stopped {
                 return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
-                    .hint("start it by `pdp up` first"));
+                    .hint("start it with `pdp up` first"));
             }
-            if let Some(missing) = nodes.iter().find(|node| !wanted.spec.nodes.contains_key(*node))
+            if let Some(missing) = nodes.iter().find(|node| !network.spec.nodes.contains_key(*node))
             {
                 return Err(Problem::not_found(format!("vnet {vnet}: no node {missing:?}"))
                     .hint(format!("`pdp get nodes {vnet}` lists them")));
             }
-            let wanted = VirtualNetwork::clone(wanted).without(nodes);
-            self.respecified(scope, before, wanted, &named)
+            let network = VirtualNetwork::clone(network).without(nodes);
+            self.respecified(scope, before, network, &named)
         })?;
         self.settle(news, &mut scoped(scope, progress))?;
         self.report(scope, changes, &named)
@@ -598,9 +607,9 @@ impl DaemonCore {
         if up && silent {
             let problem = Problem::new(
                 ProblemKind::Invalid,
-                format!("vnet {vnet}: link {link} up, silently"),
+                format!("vnet {vnet}: link {link}: up can't be silent"),
             );
-            return Err(problem.hint("only one that is down can be silent"));
+            return Err(problem.hint("only a link that is down can be silent"));
         }
         let named = BTreeSet::from([vnet.to_string()]);
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
@@ -636,11 +645,11 @@ impl DaemonCore {
         let (changes, news) = self.revise(&retries(scope, &named), |before| {
             let Some(plan) = before.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
             let name = &link_of(vnet, plan, link)?.name;
-            let mut wanted = match before.vnets.get(vnet) {
-                Some(wanted) => VirtualNetwork::clone(wanted),
+            let mut network = match before.vnets.get(vnet) {
+                Some(network) => VirtualNetwork::clone(network),
                 None => return Err(no_vnet(vnet)),
             };
-            let links = &mut wanted.spec.links;
+            let links = &mut network.spec.links;
             if let Some(link) = links.iter_mut().find(|it| it.name.as_ref() == Some(name)) {
                 let set = link.set(request.at.as_deref(), &request.set);
                 set.map_err(|why| {
@@ -649,18 +658,19 @@ impl DaemonCore {
                     problem.hint("write keys and values as in the spec of a link: docs/links.md")
                 })?;
             }
-            let (after, changes) = self.respecified(scope, before, wanted, &named)?;
+            let (after, changes) = self.respecified(scope, before, network, &named)?;
             let restarts = changes.iter().filter(|change| change.action == ChangeAction::Restart);
             let nodes: Vec<_> =
                 restarts.filter_map(|change| change.object.rsplit('/').next()).collect();
             if !nodes.is_empty() && !request.restart {
                 let problem = format!(
-                    "vnet {vnet}: link {name}: this restarts {}, and what was set in them by hand is lost",
+                    "vnet {vnet}: link {name}: this restarts {}, and settings made in them by hand \
+                     are lost",
                     nodes.join(" and ")
                 );
                 return Err(Problem::new(ProblemKind::Conflict, problem).hint(
-                    "between routers of kind kernel a link that has frames wait goes by the mux, and any \
-                     other stays in the kernel (docs/kernel.md); repeat it with --restart (`restart: true`)",
+                    "a link between kernel routers uses the mux if frames wait in it, or else the \
+                     kernel (docs/kernel.md); repeat it with --restart (`restart: true`)",
                 ));
             }
             Ok((after, changes))
@@ -701,7 +711,7 @@ impl DaemonCore {
         let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         if model.allocations.stopped {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
-                .hint("start it by `pdp up` first"));
+                .hint("start it with `pdp up` first"));
         }
         if request.nodes.is_empty() {
             return Err(Problem::new(
@@ -743,8 +753,8 @@ impl DaemonCore {
                 Some("restarted".into()),
             ));
         }
-        let way = PendingChange { news: self.reconcile_loop.restart(keys.clone()), objects };
-        self.settle(Some(way), &mut scoped(scope, progress))?;
+        let pending = PendingChange { news: self.reconcile_loop.restart(keys.clone()), objects };
+        self.settle(Some(pending), &mut scoped(scope, progress))?;
         self.report_or_problem(changes, |key| keys.contains(key))
     }
 
@@ -757,14 +767,14 @@ impl DaemonCore {
         request: ScaleRequest,
         named: &BTreeSet<String>,
     ) -> Result<(Model, Vec<Changed>), Problem> {
-        let Some(wanted) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
+        let Some(network) = before.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         if before.allocations.stopped {
             return Err(Problem::new(ProblemKind::Conflict, "everything is stopped")
-                .hint("start it by `pdp up` first"));
+                .hint("start it with `pdp up` first"));
         }
-        let has = wanted.shares().get(node);
-        let mut wanted = VirtualNetwork::clone(wanted);
-        let plane = wanted.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
+        let has = network.shares().get(node);
+        let mut network = VirtualNetwork::clone(network);
+        let plane = network.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
         let by_itself = match plane {
             Some(DataPlane::Fastpath(_)) => Some("a fast path: the mux forwards by itself"),
             Some(DataPlane::Kernel(_)) => Some("its control guest's kernel"),
@@ -791,7 +801,7 @@ impl DaemonCore {
         plane.guests = Some(request.guests);
         plane.power =
             power.map(|power| Cores(u32::try_from(power).unwrap_or(u32::MAX).min(MILLICORES_MAX)));
-        self.respecified(scope, before, wanted, named)
+        self.respecified(scope, before, network, named)
     }
 
     /// Returns the desired state with another spec for a vnet, and the changes.
@@ -799,11 +809,11 @@ impl DaemonCore {
         &self,
         scope: &AccessScope,
         before: &Model,
-        wanted: VirtualNetwork,
+        network: VirtualNetwork,
         named: &BTreeSet<String>,
     ) -> Result<(Model, Vec<Changed>), Problem> {
         let before = &self.counted(before);
-        let document = pdp_spec::Document::from_object(Object::VirtualNetwork(wanted));
+        let document = pdp_spec::Document::from_object(Object::VirtualNetwork(network));
         let mut existing = self.existing(before, false);
         existing.requester = scope.tenant().map(str::to_owned);
         let intent = pdp_spec::check(&[document], &existing).map_err(no_room)?;
@@ -825,16 +835,16 @@ impl DaemonCore {
     ) -> Result<(T, Option<PendingChange>), Problem> {
         for _ in 0..TRIES_MAX {
             let before = self.model();
-            let (after, told) = make(&before)?;
-            let turn = lock(&self.storing);
+            let (after, result) = make(&before)?;
+            let permit = lock(&self.storing);
             if Arc::ptr_eq(&before, &self.model()) {
-                return Ok((told, Some(self.store(&turn, &before, after, retry)?)));
+                return Ok((result, Some(self.store(&permit, &before, after, retry)?)));
             }
         }
-        let turn = lock(&self.storing);
+        let permit = lock(&self.storing);
         let before = self.model();
-        let (after, told) = make(&before)?;
-        Ok((told, Some(self.store(&turn, &before, after, retry)?)))
+        let (after, result) = make(&before)?;
+        Ok((result, Some(self.store(&permit, &before, after, retry)?)))
     }
 
     fn store(
@@ -852,14 +862,14 @@ impl DaemonCore {
         }
         let after = Arc::new(after);
         *self.model.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = after.clone();
-        let objects = self.tell_begin(before, &after, &change);
+        let objects = self.announce(before, &after, &change);
         // In the order in which they are stored.
         Ok(PendingChange { news: self.reconcile_loop.want(after.wanted(), retry), objects })
     }
 
     /// Tells watchers what a change is about to change, and returns the
     /// objects. Does nothing if no client requested the change.
-    fn tell_begin(&self, before: &Model, after: &Model, change: &StateChange) -> Vec<Changed> {
+    fn announce(&self, before: &Model, after: &Model, change: &StateChange) -> Vec<Changed> {
         let put = change.put.iter().map(|document| (&document.kind, &document.name, "applied"));
         let deleted = change.delete.iter().map(|(kind, name)| (kind, name, "deleted"));
         let mut objects = BTreeMap::new();
@@ -888,8 +898,8 @@ impl DaemonCore {
             objects.insert("node".into(), what);
         }
         // Without a client this is a clean-up.
-        let asked = current_requester().is_some();
-        for (object, (what, _)) in objects.iter().filter(|_| asked) {
+        let requested = current_requester().is_some();
+        for (object, (what, _)) in objects.iter().filter(|_| requested) {
             self.watch_hub().post(event(
                 object.as_str(),
                 EventKind::Begun,
@@ -901,7 +911,7 @@ impl DaemonCore {
         if stops {
             self.watch_hub().touch_vnets(after.vnets.keys().map(String::as_str));
         }
-        if !asked {
+        if !requested {
             objects.clear();
         }
         let changed = |(object, (_, action))| Changed { object, action, detail: String::new() };
@@ -911,8 +921,12 @@ impl DaemonCore {
     /// Waits until the objects of a change are as planned, as far as
     /// possible; other changes may follow meanwhile. Adds the changed
     /// objects to the request's audit log entry and tells watchers.
-    fn settle(&self, way: Option<PendingChange>, progress: ProgressFn<'_>) -> Result<(), Problem> {
-        let Some(PendingChange { news, objects }) = way else { return Ok(()) };
+    fn settle(
+        &self,
+        pending: Option<PendingChange>,
+        progress: ProgressFn<'_>,
+    ) -> Result<(), Problem> {
+        let Some(PendingChange { news, objects }) = pending else { return Ok(()) };
         if let Some(begun) = current_requester().and_then(|asker| asker.audit_entry)
             && !objects.is_empty()
         {
@@ -923,7 +937,7 @@ impl DaemonCore {
             match news.recv() {
                 Ok(ChangeProgress::Step(step)) => progress(step),
                 Ok(ChangeProgress::Done) => break,
-                Err(_) => return Err(keeper_gone()),
+                Err(_) => return Err(reconciler_gone()),
             }
         }
         for Changed { object, .. } in objects {
@@ -981,12 +995,12 @@ impl DaemonCore {
             return Ok(ChangeReport { changes, ..ChangeReport::default() });
         }
         Err(Problem::new(ProblemKind::Internal, wrong.join("\n"))
-            .hint("the change is stored and is being tried again; see `pdp get` and `pdp logs`"))
+            .hint("the change is stored, and the daemon retries; see `pdp get` and `pdp logs`"))
     }
 }
 
 /// Lists users and interfaces of a tenant that the machine does not have yet.
-fn not_there(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
+fn missing_on_machine(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
     let is_user = |name: &str| {
         name.parse::<u32>().is_ok() || matches!(nix::unistd::User::from_name(name), Ok(Some(_)))
     };
@@ -999,16 +1013,16 @@ fn not_there(tenant: &Tenant, has_interface: impl Fn(&str) -> bool) -> String {
 
 /// Checks that each of these nodes is in one of the documents.
 fn in_files(documents: &[Document], only: &BTreeSet<String>) -> Result<(), Problem> {
-    let mut known = BTreeSet::new();
+    let mut names = BTreeSet::new();
     for document in documents {
         if let Object::VirtualNetwork(vnet) = &document.object {
-            known.extend(vnet.spec.nodes.keys());
+            names.extend(vnet.spec.nodes.keys());
         }
     }
-    match only.iter().find(|node| !known.contains(node)) {
+    match only.iter().find(|node| !names.contains(node)) {
         None => Ok(()),
         Some(missing) => {
-            let names: Vec<&str> = known.into_iter().map(String::as_str).collect();
+            let names: Vec<&str> = names.into_iter().map(String::as_str).collect();
             let problem =
                 Problem::new(ProblemKind::Invalid, format!("no node {missing:?} in the files"));
             Err(problem.hint(format!("their nodes are {}", names.join(", "))))
@@ -1020,9 +1034,9 @@ fn in_files(documents: &[Document], only: &BTreeSet<String>) -> Result<(), Probl
 fn narrowed(documents: &[Document], before: &Model, only: &BTreeSet<String>) -> Vec<Document> {
     let narrow = |document: &Document| match &document.object {
         Object::VirtualNetwork(vnet) => {
-            let there =
-                before.vnets.get(&vnet.metadata.name).map(|there| VirtualNetwork::clone(there));
-            document.with(Object::VirtualNetwork(vnet.clone().only(only, there.as_ref())))
+            let stored =
+                before.vnets.get(&vnet.metadata.name).map(|stored| VirtualNetwork::clone(stored));
+            document.with(Object::VirtualNetwork(vnet.clone().only(only, stored.as_ref())))
         }
         _ => document.clone(),
     };
@@ -1066,8 +1080,8 @@ fn internal(error: &dyn std::error::Error) -> Problem {
     Problem::internal(error_chain(error))
 }
 
-fn keeper_gone() -> Problem {
-    Problem::internal("the daemon's keeper ended").hint("start the daemon anew")
+fn reconciler_gone() -> Problem {
+    Problem::internal("the daemon's reconciler ended").hint("restart the daemon")
 }
 
 /// Filters the progress of a change by scope. A step is dropped and not
@@ -1159,20 +1173,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let first = engine(directory.path());
         let state = &first.host.state;
-        let held = [("gone", 0), ("going", 1)].map(|(vnet, number)| {
+        let stored = [("gone", 0), ("going", 1)].map(|(vnet, number)| {
             (
                 vnet.to_owned(),
                 Some(Arc::new(VnetAllocation { number, ..VnetAllocation::default() })),
             )
         });
-        state.commit(&StateChange { allocations: held.into(), ..StateChange::default() }).unwrap();
+        state
+            .commit(&StateChange { allocations: stored.into(), ..StateChange::default() })
+            .unwrap();
         state.intend(&ObjectKey::node("going", "r1").to_string(), "").unwrap();
         drop(first);
         let second = engine(directory.path());
-        for ledger in [second.model().allocations.clone(), second.host.state.allocations().unwrap()]
+        for allocations in
+            [second.model().allocations.clone(), second.host.state.allocations().unwrap()]
         {
-            assert_eq!(ledger.number_of("gone"), None);
-            assert_eq!(ledger.number_of("going"), Some(1));
+            assert_eq!(allocations.number_of("gone"), None);
+            assert_eq!(allocations.number_of("going"), Some(1));
         }
     }
 
@@ -1202,8 +1219,8 @@ mod tests {
             .map(|(number, body)| stored("VirtualNetwork", &name(number), body))
             .collect();
         put.extend([vnet("other.good"), vnet("acme.unplanned"), stored("Tenant", "acme", "{")]);
-        let held = (0..bad.len()).map(name).chain(["other.good".into()]).enumerate();
-        let held = held.map(|(number, vnet)| {
+        let allocated = (0..bad.len()).map(name).chain(["other.good".into()]).enumerate();
+        let allocated = allocated.map(|(number, vnet)| {
             (
                 vnet,
                 Some(Arc::new(VnetAllocation {
@@ -1212,11 +1229,11 @@ mod tests {
                 })),
             )
         });
-        let held: BTreeMap<_, _> = held.collect();
+        let allocated: BTreeMap<_, _> = allocated.collect();
         first
             .host
             .state
-            .commit(&StateChange { put, allocations: held, ..StateChange::default() })
+            .commit(&StateChange { put, allocations: allocated, ..StateChange::default() })
             .unwrap();
         drop(first);
         // Twice: nothing is freed in between.
@@ -1236,9 +1253,12 @@ mod tests {
             let listed = crate::view::vnets(&engine, &AccessScope::Tenant("acme".into()));
             assert_eq!(listed.len(), bad.len() + 1);
             assert!(listed.iter().all(|vnet| vnet.phase == pdp_api::Phase::Failed));
-            let told = engine.remnants();
-            assert!(told.iter().any(|it| it.command == "pdp delete acme.bad0"), "{told:?}");
-            assert!(told.iter().any(|it| it.command == "pdp delete tenant/acme"), "{told:?}");
+            let remnants = engine.remnants();
+            assert!(remnants.iter().any(|it| it.command == "pdp delete acme.bad0"), "{remnants:?}");
+            assert!(
+                remnants.iter().any(|it| it.command == "pdp delete tenant/acme"),
+                "{remnants:?}"
+            );
             // A deleted one is gone from the file as well.
             let after = model.without("acme.bad1", &engine.host.places, &engine.cpus).unwrap();
             let change = after.change_from(&model);
@@ -1298,12 +1318,12 @@ mod tests {
             pdp_spec::SourceFile { name: "f".into(), text: text.into(), ..Default::default() };
         let request = ApplyRequest { files: vec![file], dry_run: true, only: vec![] };
         let report = engine.change(&AccessScope::Node, request, &mut |_| {}).unwrap();
-        let told = [(
+        let expected = [(
             "tenant/acme",
             "no user nosuch-user on this machine yet, no external interface A yet",
         )];
         let changes = report.changes.iter().map(|change| (&*change.object, &*change.detail));
-        assert_eq!(changes.collect::<Vec<_>>(), told);
+        assert_eq!(changes.collect::<Vec<_>>(), expected);
     }
 
     /// For all failures: operators learn the path, tenants do not.
@@ -1319,10 +1339,10 @@ mod tests {
             diagnostics: vec![fault.clone()],
             ..Problem::internal(text()).hint(text())
         };
-        let told = engine.redact_for(&AccessScope::Tenant("acme".into()), problem());
+        let redacted = engine.redact_for(&AccessScope::Tenant("acme".into()), problem());
         let hidden = "can't write STATE/pdpd.sqlite: no space";
-        assert_eq!((told.error.as_str(), told.hint.as_deref()), (hidden, Some(hidden)));
-        let fault = &told.diagnostics[0];
+        assert_eq!((redacted.error.as_str(), redacted.hint.as_deref()), (hidden, Some(hidden)));
+        let fault = &redacted.diagnostics[0];
         assert_eq!((fault.message.as_str(), fault.hint.as_str()), (hidden, hidden));
         assert_eq!(engine.redact_for(&AccessScope::Node, problem()).error, text());
     }
@@ -1356,16 +1376,16 @@ mod tests {
             Ok((before.without("acme.old", &engine.host.places, &engine.cpus).unwrap(), ()))
         };
         engine.revise(&|_| false, delete).unwrap();
-        let mut told = Vec::new();
+        let mut steps = Vec::new();
         let began = Instant::now();
         let request = ApplyRequest { files: vec![lab("acme.new")], dry_run: false, only: vec![] };
         let acme = AccessScope::Tenant("acme".into());
-        let refused = engine.change(&acme, request, &mut |step| told.push(step.what)).unwrap_err();
+        let refused = engine.change(&acme, request, &mut |step| steps.push(step.what)).unwrap_err();
         assert!(began.elapsed() >= ROOM_WAIT);
-        assert_eq!(told, ["waiting for what is being removed of vnet acme.old"]);
+        assert_eq!(steps, ["waiting for the removal of vnet acme.old"]);
         let words = refused.diagnostics[0].to_string();
         assert!(words.contains("vnets: 1 exceeds tenant acme's quota of 1"), "{words}");
-        assert!(words.contains("1 of it is still being removed: acme.old (for "), "{words}");
+        assert!(words.contains("networks being removed still use 1: acme.old (for "), "{words}");
         // The same network counts once. The tenant stays as long as some of it exists.
         let again = pdp_spec::parse(&[lab("acme.old")]).unwrap();
         engine.applied(&acme, &engine.model(), &again, &BTreeSet::new()).unwrap();
@@ -1375,12 +1395,12 @@ mod tests {
 
     fn down(before: &Model, link: &str) -> Model {
         let mut after = before.clone();
-        let mut holding = VnetAllocation::default();
+        let mut allocation = VnetAllocation::default();
         if let Some(before) = before.allocations.vnets.get("red") {
-            holding.clone_from(before);
+            allocation.clone_from(before);
         }
-        holding.links_down.insert(link.into());
-        after.allocations.set("red", Some(holding));
+        allocation.links_down.insert(link.into());
+        after.allocations.set("red", Some(allocation));
         after
     }
 
@@ -1390,16 +1410,16 @@ mod tests {
     fn changes_can_be_stored_while_another_is_checked() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
-        let mut looks = 0;
-        let told = engine.revise(&|_| false, |before| {
-            looks += 1;
-            if looks <= 2 {
-                let other = format!("other-{looks}");
+        let mut checks = 0;
+        let result = engine.revise(&|_| false, |before| {
+            checks += 1;
+            if checks <= 2 {
+                let other = format!("other-{checks}");
                 engine.revise(&|_| false, |before| Ok((down(before, &other), ()))).unwrap();
             }
-            Ok((down(before, "mine"), looks))
+            Ok((down(before, "mine"), checks))
         });
-        assert_eq!(told.unwrap().0, 3, "checked again after each of the others' changes");
+        assert_eq!(result.unwrap().0, 3, "checked again after each of the others' changes");
         let names = ["mine", "other-1", "other-2"];
         let stored = engine.host.state.allocations().unwrap();
         assert_eq!(engine.model().allocations, stored);
@@ -1411,17 +1431,17 @@ mod tests {
     fn last_retry_of_a_change_excludes_other_changes() {
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
-        let mut looks = 0;
-        let told = engine.revise(&|_| false, |before| {
-            looks += 1;
-            if looks <= TRIES_MAX {
-                let other = format!("other-{looks}");
+        let mut checks = 0;
+        let result = engine.revise(&|_| false, |before| {
+            checks += 1;
+            if checks <= TRIES_MAX {
+                let other = format!("other-{checks}");
                 engine.revise(&|_| false, |before| Ok((down(before, &other), ()))).unwrap();
             } else {
                 assert!(engine.storing.try_lock().is_err(), "nobody else stores any");
             }
-            Ok((down(before, "mine"), looks))
+            Ok((down(before, "mine"), checks))
         });
-        assert_eq!(told.unwrap().0, TRIES_MAX + 1);
+        assert_eq!(result.unwrap().0, TRIES_MAX + 1);
     }
 }

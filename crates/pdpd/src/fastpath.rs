@@ -51,9 +51,9 @@ impl FastPath {
     pub fn of(vnet: &str, node: &str, plan: &NodePlan) -> Result<Self, Problem> {
         let name = format!("{vnet}/{node}");
         let Some(socket) = plan.slowpath_socket() else {
-            let problem = format!("{name}: the mux has no filters of it");
+            let problem = format!("{name}: the mux has no filters for this node");
             return Err(invalid(problem).hint(
-                "a router has some with `dataPlane: {kind: fastpath}`, unless `filters` and `counters` are 0",
+                "filters need `dataPlane: {kind: fastpath}`, with `filters` or `counters` above 0",
             ));
         };
         let ports = plan.taps.iter().map(|tap| tap.name.clone()).collect();
@@ -65,8 +65,8 @@ impl FastPath {
         let connection = self.connect()?;
         let welcome = connection.welcome().clone();
         let code = PatternCode::of(welcome.code);
-        let asked = connection.into_list(query.first, FASTPATH_FILTERS_AT_ONCE);
-        let (filters, more) = asked.map_err(|error| self.problem(error))?;
+        let list = connection.into_list(query.first, FASTPATH_FILTERS_AT_ONCE);
+        let (filters, more) = list.map_err(|error| self.problem(error))?;
         let last = filters.last().map(|filter| filter.id);
         Ok(FastpathFilters {
             code: match code {
@@ -90,7 +90,7 @@ impl FastPath {
             .collect();
         if change.queues.len() > QUEUES_SET_MAX {
             let problem = format!("{} queues, {QUEUES_SET_MAX} at most", change.queues.len());
-            return Err(self.about(invalid(problem).hint("set them by several requests")));
+            return Err(self.about(invalid(problem).hint("set them in several requests")));
         }
         let queues: Result<Vec<SlowPathChange>, Problem> = change
             .queues
@@ -108,7 +108,8 @@ impl FastPath {
         let FastpathCountersQuery { first, count } = query;
         let most = FASTPATH_COUNTERS_AT_ONCE;
         if let Some(count) = count.filter(|count| *count > most) {
-            return Err(invalid(format!("count {count} exceeds {most}")).hint("ask again for more"));
+            return Err(invalid(format!("count {count} exceeds {most}"))
+                .hint("request the rest separately"));
         }
         let mut connection = self.connect()?;
         let total = connection.welcome().counters;
@@ -124,13 +125,13 @@ impl FastPath {
     }
 
     /// Translates the requested settings of a queue.
-    fn queue(&self, asked: &FastpathQueueSetting) -> Result<QueueSetting, Problem> {
-        let FastpathQueueSetting { port, queue, weight, frames, bytes } = asked;
+    fn queue(&self, setting: &FastpathQueueSetting) -> Result<QueueSetting, Problem> {
+        let FastpathQueueSetting { port, queue, weight, frames, bytes } = setting;
         let vport = vport(port, &self.ports).map_err(|problem| self.about(problem))?;
         let given = |value: Option<u32>, what: &str| match value {
             Some(0) => {
                 let problem = invalid(format!("queue {queue} of {port}: {what} 0"));
-                Err(self.about(problem.hint("leave it out for what the spec says")))
+                Err(self.about(problem.hint("leave it out for the spec's value")))
             }
             value => Ok(value.unwrap_or(0)),
         };
@@ -144,12 +145,12 @@ impl FastPath {
         query: &FastpathQueuesQuery,
         names: impl Fn(u16) -> Vec<String>,
     ) -> Result<FastpathQueues, Problem> {
-        let asked = query.port.as_ref().map(|port| vport(port, &self.ports));
-        let asked = asked.transpose().map_err(|problem| self.about(problem))?;
+        let selected = query.port.as_ref().map(|port| vport(port, &self.ports));
+        let selected = selected.transpose().map_err(|problem| self.about(problem))?;
         let mut connection = self.connect()?;
         let mut all = FastpathQueues::default();
         for (at, port) in (0..).zip(&self.ports) {
-            let names = match asked.is_none_or(|asked| asked == at) {
+            let names = match selected.is_none_or(|selected| selected == at) {
                 true => names(at.into()),
                 false => vec![],
             };
@@ -180,19 +181,18 @@ impl FastPath {
     /// Sends a frame.
     pub fn send(&self, frame: &FastpathFrame) -> Result<(), Problem> {
         let vport = vport(&frame.port, &self.ports).map_err(|problem| self.about(problem))?;
-        let way = match (frame.way, frame.queue) {
+        let destination = match (frame.direction, frame.queue) {
             (FastpathDirection::In, None) => FrameDestination::In(vport),
             (FastpathDirection::In, Some(_)) => {
-                return Err(invalid("queue: a frame has one on its way out".into()));
+                return Err(invalid("queue: only frames with direction out have one".into()));
             }
             (FastpathDirection::Out, queue) => FrameDestination::Out(vport, queue.unwrap_or(0)),
         };
         let bytes = hex(&frame.frame).ok_or_else(|| {
-            invalid("frame: no bytes in hexadecimal".into())
-                .hint("write it like ffffffffffff020000000001…")
+            invalid("frame: not hexadecimal".into()).hint("write it like ffffffffffff020000000001…")
         })?;
         let mut connection = self.connect()?;
-        connection.frame(way, &bytes).map_err(|error| self.problem(error))?;
+        connection.frame(destination, &bytes).map_err(|error| self.problem(error))?;
         // When the next request is answered, the mux has taken the frame.
         connection.counters(0, 0).map(drop).map_err(|error| self.problem(error))
     }
@@ -215,7 +215,7 @@ impl FastPath {
             Error::Gone { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
                 let problem = format!("{}: no socket for its slow path yet", self.name);
                 return Problem::new(ProblemKind::Unavailable, problem)
-                    .hint("it is there while the router runs");
+                    .hint("it exists while the router runs");
             }
             Error::Gone { .. } | Error::Bye(_) => ProblemKind::Unavailable,
             Error::Unexpected(_) => ProblemKind::Internal,
@@ -255,17 +255,17 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
     };
     if let Some(counter) = counter {
         if *counter == NO_COUNTER {
-            return Err(wrong(format!("counter {counter} is none")));
+            return Err(wrong(format!("counter {counter} is reserved")));
         }
         action.counter = *counter;
     }
     match (action.verdict, out) {
         (FilterVerdict::Send, Some(out)) => action.vport = vport(out, ports).map_err(about)?,
         (FilterVerdict::Send, None) => {
-            return Err(wrong("send without `out`, an interface".into()));
+            return Err(wrong("verdict send needs `out`, an interface".into()));
         }
         (_, None) if to.is_none() && data.is_none() => {}
-        _ => return Err(wrong("`out`, `to` and `data` are of the verdict send".into())),
+        _ => return Err(wrong("`out`, `to` and `data` need the verdict send".into())),
     }
     match (to, data) {
         (Some(_), Some(_)) => {
@@ -273,14 +273,14 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
         }
         (Some(to), None) => {
             let address = link_address(to).ok_or_else(|| {
-                wrong(format!("to {to:?} is no link address"))
+                wrong(format!("to {to:?} is not a MAC address"))
                     .hint("write it like 02:00:00:00:00:01")
             })?;
             action.data[..address.len()].copy_from_slice(&address);
         }
         (None, Some(data)) => {
             let bytes = hex(data).filter(|bytes| bytes.len() <= DATA_BYTES).ok_or_else(|| {
-                wrong(format!("data: not up to {DATA_BYTES} bytes in hexadecimal"))
+                wrong(format!("data: not hexadecimal, or over {DATA_BYTES} bytes"))
             })?;
             action.data[..bytes.len()].copy_from_slice(&bytes);
         }
@@ -390,17 +390,23 @@ mod tests {
         let pass = || FastpathFilter { verdict: FastpathVerdict::Pass, ..whole() };
         for (filter, why) in [
             (FastpathFilter { r#match: "ip port 5".into(), ..whole() }, "match: unknown word"),
-            (FastpathFilter { out: None, ..whole() }, "send without `out`"),
+            (FastpathFilter { out: None, ..whole() }, "send needs `out`"),
             (FastpathFilter { out: Some("eth9".into()), ..whole() }, "no interface \"eth9\""),
             (FastpathFilter { copies: vec!["x".into()], ..whole() }, "no interface \"x\""),
             (FastpathFilter { copies: vec!["eth0".into(); 9], ..whole() }, "9 copies, 8 at most"),
-            (FastpathFilter { to: Some("02:0:0:0:0:1".into()), ..whole() }, "is no link address"),
+            (FastpathFilter { to: Some("02:0:0:0:0:1".into()), ..whole() }, "is not a MAC address"),
             (FastpathFilter { data: Some("00".into()), ..whole() }, "give one"),
-            (FastpathFilter { to: None, data: Some("0".into()), ..whole() }, "data: not up to 16"),
-            (FastpathFilter { to: None, data: Some("00".repeat(17)), ..whole() }, "data: not up"),
-            (FastpathFilter { counter: Some(u32::MAX), ..whole() }, "is none"),
-            (FastpathFilter { to: None, ..pass() }, "are of the verdict send"),
-            (FastpathFilter { out: None, ..pass() }, "are of the verdict send"),
+            (
+                FastpathFilter { to: None, data: Some("0".into()), ..whole() },
+                "data: not hexadecimal, or over 16",
+            ),
+            (
+                FastpathFilter { to: None, data: Some("00".repeat(17)), ..whole() },
+                "data: not hexadecimal",
+            ),
+            (FastpathFilter { counter: Some(u32::MAX), ..whole() }, "is reserved"),
+            (FastpathFilter { to: None, ..pass() }, "need the verdict send"),
+            (FastpathFilter { out: None, ..pass() }, "need the verdict send"),
         ] {
             let problem = meant(&filter, &ports()).unwrap_err();
             assert_eq!(problem.kind, ProblemKind::Invalid);
@@ -435,8 +441,9 @@ mod tests {
         assert_eq!([first.filters, rest.filters].concat(), set);
         // A filter that is wrong for pdpd, and one that is wrong for the mux.
         let wrong = FastpathFilter { r#match: "udp".into(), ..numbered(1) };
-        let far = FastpathFilter { id: 70_000, ..numbered(1) };
-        for (wrong, why) in [(wrong, "red/r1: filter 1: match: "), (far, "red/r1: filter 70000: ")]
+        let distant = FastpathFilter { id: 70_000, ..numbered(1) };
+        for (wrong, why) in
+            [(wrong, "red/r1: filter 1: match: "), (distant, "red/r1: filter 70000: ")]
         {
             let set = vec![numbered(9000), wrong];
             let change = FastpathChange { set, sweep: true, ..Default::default() };
@@ -455,19 +462,19 @@ mod tests {
     fn fast_path_reads_counters_and_sends_frames() {
         let (_directory, mut fake, path) = start();
         fake.table().counters[4999] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
-        let asked = |first, count| path.counters(FastpathCountersQuery { first, count });
-        let all = asked(0, None).unwrap();
+        let counters = |first, count| path.counters(FastpathCountersQuery { first, count });
+        let all = counters(0, None).unwrap();
         assert_eq!((all.counters.len(), all.total), (5000, 5000));
-        let last = asked(4999, Some(1)).unwrap();
-        let wanted = FastpathCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
-        assert_eq!(last.counters, [wanted]);
+        let last = counters(4999, Some(1)).unwrap();
+        let expected = FastpathCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
+        assert_eq!(last.counters, [expected]);
         for (first, count) in [(5001, None), (4999, Some(2)), (0, Some(u32::MAX))] {
-            let problem = asked(first, count).unwrap_err();
+            let problem = counters(first, count).unwrap_err();
             assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
         }
-        let frame = |port: &str, way, frame: &str| FastpathFrame {
+        let frame = |port: &str, direction, frame: &str| FastpathFrame {
             port: port.into(),
-            way,
+            direction,
             queue: None,
             frame: frame.into(),
         };
@@ -480,14 +487,14 @@ mod tests {
             assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
         }
         // A connection that is refused, and one without a mux.
-        fake.table().farewell = Some("there are 4 programs already".into());
-        let problem = asked(0, None).unwrap_err();
+        fake.table().farewell = Some("more than 4 programs".into());
+        let problem = counters(0, None).unwrap_err();
         assert_eq!(problem.kind, ProblemKind::Unavailable);
-        assert!(problem.error.contains("there are 4 programs already"), "{problem}");
+        assert!(problem.error.contains("more than 4 programs"), "{problem}");
         fake.kill();
-        assert_eq!(asked(0, None).unwrap_err().kind, ProblemKind::Unavailable);
+        assert_eq!(counters(0, None).unwrap_err().kind, ProblemKind::Unavailable);
         std::fs::remove_file(&path.socket).unwrap();
-        let problem = asked(0, None).unwrap_err();
+        let problem = counters(0, None).unwrap_err();
         assert!(problem.error.contains("no socket for its slow path yet"), "{problem}");
     }
 }

@@ -45,21 +45,22 @@ pub enum HostError {
     },
     /// A device strips VLAN tags that belong to a vlink's frames.
     #[error(
-        "{0} takes VLAN tags off the frames that it receives, and can't be told not to: frames with a tag \
-         arrive without it (give attach: packet)"
+        "{0} strips VLAN tags from received frames, and this can't be switched off (give attach: \
+         packet)"
     )]
     Tags(String),
     /// A device that ports in the kernel can't use.
     #[error(
-        "{0} does not run XDP in its driver, or does not send what is redirected to it: nothing passes by links of \
-         routers of kind kernel that go there without the mux; it takes them once any change of their network is applied"
+        "{0} lacks native XDP, or does not send redirected frames: links of kernel routers that \
+         use it without the mux forward nothing; apply any change of their networks to move these \
+         links to the mux"
     )]
     Redirects(String),
     /// No ports exist whose frames stay in the kernel.
-    #[error("there are no ports in the kernel")]
+    #[error("there are no kernel ports")]
     NoPorts,
     /// Too many clients observe frames.
-    #[error("{most} {what} are the most of {of}")]
+    #[error("{of}: the limit of {most} {what} is reached")]
     Observed {
         /// Captures or traces.
         what: &'static str,
@@ -102,7 +103,7 @@ pub enum HostError {
         seconds: u64,
     },
     /// Something does not end in time.
-    #[error("waited for {what} for {seconds} s; it is being tried again")]
+    #[error("waited {seconds} s for {what}; the daemon retries")]
     Stuck {
         /// Event for which pdpd waited.
         what: String,
@@ -188,7 +189,7 @@ impl Host {
                 how + &self.why_guest_ended(directory, exit)
             }
             Ok(GuestState::Absent | GuestState::Exited(None)) => {
-                "unseen (its shim was killed, or the machine stopped)".into()
+                "for an unknown reason (its shim was killed, or the machine stopped)".into()
             }
             Ok(GuestState::Orphaned(_)) => "with its shim, which was killed".into(),
             Ok(GuestState::Created(_)) => "before it began".into(),
@@ -206,9 +207,9 @@ impl Host {
         if is_killed && hits.memory_kills > 0 {
             return ", out of memory".into();
         }
-        let said = exit.code.filter(|code| *code != 0);
-        let said = said.and_then(|_| self.runtime.last_words(directory));
-        said.map_or(String::new(), |said| format!(": {said}"))
+        let failed = exit.code.filter(|code| *code != 0);
+        let words = failed.and_then(|_| self.runtime.last_words(directory));
+        words.map_or(String::new(), |words| format!(": {words}"))
     }
 
     /// Returns the error that a helper logged before it ended: the last
@@ -223,8 +224,8 @@ impl Host {
         log.take(TAIL).read_to_end(&mut tail).ok()?;
         let tail = String::from_utf8_lossy(&tail);
         // Each line begins with its time.
-        let said = |line: &str| Some(line.split_once(" Error: ")?.1.to_owned());
-        tail.lines().rev().find_map(said).map(|why| format!("({why})"))
+        let error = |line: &str| Some(line.split_once(" Error: ")?.1.to_owned());
+        tail.lines().rev().find_map(error).map(|why| format!("({why})"))
     }
 
     /// Creates a directory for sockets. Everybody may traverse those above it.
@@ -265,8 +266,8 @@ impl Host {
         let Put::Lacks(lacking) = put()? else { return Ok(()) };
         // Each socket once, however often the mux asks for it.
         let lacking = BTreeSet::from_iter(lacking);
-        let wanted: Vec<PathBuf> = planned.intersection(&lacking).cloned().collect();
-        for paths in wanted.chunks(DESCRIPTORS_MAX) {
+        let missing: Vec<PathBuf> = planned.intersection(&lacking).cloned().collect();
+        for paths in missing.chunks(DESCRIPTORS_MAX) {
             let listeners: Vec<OwnedFd> = paths
                 .iter()
                 .map(|path| {
@@ -281,7 +282,7 @@ impl Host {
             Put::Done => Ok(()),
             Put::Lacks(_) => Err(ControlError::Refused {
                 peer: "mux",
-                reason: "it asks for sockets that it was given or that are nobody's".into(),
+                reason: "it asks for sockets that it already has, or that no vnet uses".into(),
             }
             .into()),
         }
@@ -315,18 +316,18 @@ impl Host {
 
     /// Returns the TAPs of a running helper, in the plan's order;
     /// `None` if they differ from the plan's.
-    pub fn held_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
-        let held = TapHelperClient { path: plan.control.clone() }.taps()?;
+    pub fn reported_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
+        let taps = TapHelperClient { path: plan.control.clone() }.taps()?;
         // The helper may lie about its TAPs, but the kernel identifies the descriptors.
         let is_tap = |tap: &OwnedFd, name: &str| {
             pdp_net::tap::name(tap.as_fd()).is_ok_and(|tap| tap == name)
         };
-        let same = held.len() == plan.ports.len()
-            && held
+        let same = taps.len() == plan.ports.len()
+            && taps
                 .iter()
                 .zip(&plan.ports)
-                .all(|((held, tap), planned)| held == planned && is_tap(tap, &planned.name));
-        Ok(same.then(|| held.into_iter().map(|(_, descriptor)| descriptor).collect()))
+                .all(|((port, tap), planned)| port == planned && is_tap(tap, &planned.name));
+        Ok(same.then(|| taps.into_iter().map(|(_, descriptor)| descriptor).collect()))
     }
 }
 
@@ -334,8 +335,8 @@ impl Host {
 pub fn leave_sockets_to_cgroups() {
     if let Err(error) = pdp_net::shared::raise_socket_memory() {
         tracing::warn!(
-            "TCP and UDP sockets of one guest can take what all others may have: {}; set net.ipv4.tcp_mem and \
-             net.ipv4.udp_mem to the machine's memory in pages",
+            "one guest's TCP and UDP sockets can use up the memory of all others': {}; set \
+             net.ipv4.tcp_mem and net.ipv4.udp_mem to the machine's memory in pages",
             error_chain(&error)
         );
     }
@@ -417,7 +418,7 @@ pub fn group_id(group: &str) -> Result<u32, HostError> {
         return Ok(number);
     }
     let found = nix::unistd::Group::from_name(group)
-        .map_err(|error| failed("can't look up group", Path::new(group))(error.into()))?;
+        .map_err(|error| failed("can't find group", Path::new(group))(error.into()))?;
     match found {
         Some(found) => Ok(found.gid.as_raw()),
         None => Err(HostError::NoGroup(group.into())),
@@ -430,7 +431,7 @@ pub fn find_image(image: &Image) -> Result<(), String> {
         ImageSource::Host => Ok(()),
         ImageSource::Rootfs(path) => match std::fs::metadata(path) {
             Ok(found) if found.is_dir() => Ok(()),
-            Ok(_) => Err(format!("rootfs {path} is no directory")),
+            Ok(_) => Err(format!("rootfs {path} is not a directory")),
             Err(error) => Err(format!("rootfs {path}: {error}")),
         },
         // Found earlier ([`crate::images`]), or not needed for a dry run.
@@ -454,7 +455,7 @@ pub fn read_own(path: &Path) -> Result<Option<Vec<u8>>, HostError> {
         }
         Ok(_) => remove_directory(path).map(|()| None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed("can't look at", path)(error)),
+        Err(error) => Err(failed("can't inspect", path)(error)),
     }
 }
 
@@ -558,12 +559,12 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("hosts");
         write_over(&path, b"one\ntwo\nthree\n").unwrap();
-        let mut held = fs::File::open(&path).unwrap();
+        let mut file = fs::File::open(&path).unwrap();
         for content in ["one\n", "one\ntwo\nthree\nfour\n", ""] {
             write_over(&path, content.as_bytes()).unwrap();
             let mut text = String::new();
-            held.rewind().unwrap();
-            held.read_to_string(&mut text).unwrap();
+            file.rewind().unwrap();
+            file.read_to_string(&mut text).unwrap();
             assert_eq!(text, content);
         }
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);

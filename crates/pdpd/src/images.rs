@@ -121,11 +121,11 @@ pub struct PinnedImages<'a>(Vec<(&'a Images, (String, String))>);
 impl Drop for PinnedImages<'_> {
     fn drop(&mut self) {
         for (images, key) in self.0.drain(..) {
-            let mut held = lock(&images.pinned);
-            if let Some(count) = held.get_mut(&key) {
+            let mut pinned = lock(&images.pinned);
+            if let Some(count) = pinned.get_mut(&key) {
                 *count -= 1;
                 if *count == 0 {
-                    held.remove(&key);
+                    pinned.remove(&key);
                 }
             }
         }
@@ -157,7 +157,7 @@ impl Images {
     ) -> pdp_container::Result<Self> {
         // Remains of a daemon that was killed.
         if let Err(error) = cgroups.remove(work::CGROUP, END_WAIT) {
-            tracing::warn!("pulls of an earlier daemon: {}", error_chain(&error));
+            tracing::warn!("can't end pulls of an earlier daemon: {}", error_chain(&error));
         }
         // Next to the images, so that a pull traverses no directory of other files.
         let works = paths.images.with_file_name("pulls");
@@ -191,7 +191,7 @@ impl Images {
         self.workplace.stop();
     }
 
-    /// Replaces the images' names in the documents by digests. If `bring`, it first pulls the
+    /// Replaces the images' names in the documents by digests. If `fetch`, it first pulls the
     /// missing images. It does so for `only` these nodes, or for all if that is empty. Returns a
     /// guard that keeps the images until the change is stored, and the names of the missing images.
     ///
@@ -202,10 +202,10 @@ impl Images {
         documents: &mut [Document],
         only: &BTreeSet<String>,
         model: &Model,
-        bring: bool,
+        fetch: bool,
         progress: ProgressFn<'_>,
     ) -> Result<(PinnedImages<'_>, BTreeSet<String>), Vec<Diagnostic>> {
-        let mut held = PinnedImages::default();
+        let mut pins = PinnedImages::default();
         let (mut missing, mut faults) = (BTreeSet::new(), Vec::new());
         let given: BTreeMap<String, TenantSpec> = documents
             .iter()
@@ -230,12 +230,12 @@ impl Images {
                     if image.source().stored_digest().is_none() {
                         continue;
                     }
-                    let digest = match self.find(owner, image.source(), &mut held) {
-                        Ok(None) if !bring => {
+                    let digest = match self.find(owner, image.source(), &mut pins) {
+                        Ok(None) if !fetch => {
                             missing.insert(label(image.source()));
                             continue;
                         }
-                        Ok(None) => self.fetch(owner, image.source(), &mut held, progress),
+                        Ok(None) => self.fetch(owner, image.source(), &mut pins, progress),
                         found => found.map(Option::unwrap_or_default),
                     };
                     match digest {
@@ -252,7 +252,7 @@ impl Images {
                 faults.push(document.diagnostic(path, why, HINT));
             }
         }
-        if faults.is_empty() { Ok((held, missing)) } else { Err(faults) }
+        if faults.is_empty() { Ok((pins, missing)) } else { Err(faults) }
     }
 
     /// Pulls the image that a registry's name refers to now, even if an image of that name exists.
@@ -282,9 +282,9 @@ impl Images {
             tenant: tenant.map(|(_, spec)| spec),
         };
         let before = self.index(owner.name).map_err(Problem::internal)?;
-        let mut held = PinnedImages::default();
+        let mut pins = PinnedImages::default();
         let digest = self
-            .fetch(owner, ImageSource::Pull(image, None), &mut held, progress)
+            .fetch(owner, ImageSource::Pull(image, None), &mut pins, progress)
             .map_err(|why| Problem::new(ProblemKind::Unavailable, why).hint(HINT))?;
         let new = !before.images.contains_key(&digest);
         let action = if new { ChangeAction::Create } else { ChangeAction::Unchanged };
@@ -309,7 +309,7 @@ impl Images {
                 Err(why) => {
                     let place = self.store.owner_directory(&owner);
                     let hint = match scope.tenant() {
-                        Some(_) => "an operator can mend that".to_owned(),
+                        Some(_) => "an operator can repair them".to_owned(),
                         None => mend(&place),
                     };
                     all.push(Info {
@@ -383,7 +383,7 @@ impl Images {
         }
         let idle = || !used(owner, &now()).contains_key(&digest);
         if !self.discard(owner, &digest, idle).map_err(Problem::internal)? {
-            let problem = format!("image {image} is needed by a change that is being made");
+            let problem = format!("a running change needs image {image}");
             return Err(Problem::new(ProblemKind::Conflict, problem).hint("try again"));
         }
         Ok(())
@@ -401,11 +401,11 @@ impl Images {
     ) -> Result<Vec<Info>, Problem> {
         let model = now();
         let owner = resolve_owner(scope, query.tenant.as_deref(), &model)?.map(|(name, _)| name);
-        let mut gone = self.list(scope, &model)?;
-        gone.retain(|image| image.tenant.as_deref() == owner && image.used_by.is_empty());
-        gone.retain(|image| image.problem.is_none());
+        let mut unused = self.list(scope, &model)?;
+        unused.retain(|image| image.tenant.as_deref() == owner && image.used_by.is_empty());
+        unused.retain(|image| image.problem.is_none());
         let mut removed = Vec::new();
-        for image in gone {
+        for image in unused {
             let owner = owner.unwrap_or(NODE);
             let idle = || !used(owner, &now()).contains_key(&image.digest);
             if self.discard(owner, &image.digest, idle).map_err(Problem::internal)? {
@@ -449,13 +449,13 @@ impl Images {
         digest: &str,
         idle: impl FnOnce() -> bool,
     ) -> Result<bool, String> {
-        let held = lock(&self.pinned);
-        if held.contains_key(&(owner.to_owned(), digest.to_owned())) || !idle() {
+        let pinned = lock(&self.pinned);
+        if pinned.contains_key(&(owner.to_owned(), digest.to_owned())) || !idle() {
             return Ok(false);
         }
         let gone = self.store.remove(owner, digest).map_err(|error| self.reason(&error))?;
         // Deleting the files takes time.
-        drop(held);
+        drop(pinned);
         Ok(gone.is_some())
     }
 
@@ -476,7 +476,7 @@ impl Images {
         &'a self,
         owner: ImageOwner<'_>,
         source: ImageSource<'_>,
-        held: &mut PinnedImages<'a>,
+        pins: &mut PinnedImages<'a>,
     ) -> Result<Option<String>, String> {
         let all = lock(&self.pinned);
         let index = self.index(owner.name)?;
@@ -497,19 +497,19 @@ impl Images {
             }
             digest => digest.unwrap_or_default().to_owned(),
         };
-        Ok(index.images.contains_key(&digest).then(|| self.hold(all, owner, digest, held)))
+        Ok(index.images.contains_key(&digest).then(|| self.add_pin(all, owner, digest, pins)))
     }
 
-    fn hold<'a>(
+    fn add_pin<'a>(
         &'a self,
         mut all: MutexGuard<'a, BTreeMap<(String, String), usize>>,
         owner: ImageOwner<'_>,
         digest: String,
-        held: &mut PinnedImages<'a>,
+        pins: &mut PinnedImages<'a>,
     ) -> String {
         let key = (owner.name.to_owned(), digest.clone());
         *all.entry(key.clone()).or_default() += 1;
-        held.0.push((self, key));
+        pins.0.push((self, key));
         digest
     }
 
@@ -518,37 +518,37 @@ impl Images {
         &'a self,
         owner: ImageOwner<'_>,
         source: ImageSource<'_>,
-        held: &mut PinnedImages<'a>,
+        pins: &mut PinnedImages<'a>,
         progress: ProgressFn<'_>,
     ) -> Result<String, String> {
         // Operators have no quota that two simultaneous pulls could exceed.
         let line = owner.tenant.map(|_| self.queue_position(owner.name)).transpose()?;
-        let _turn = line.as_deref().map(lock);
+        let _permit = line.as_deref().map(lock);
         if self.stopping.load(Ordering::Relaxed) {
             return Err(skopeo::STOPPED.to_owned());
         }
         let name = label(source);
-        let tell = &mut |bytes: u64| {
+        let report = &mut |bytes: u64| {
             let what = match bytes {
                 0 => format!("getting image {name}"),
                 _ => format!("getting image {name}: {:.1} MiB", bytes as f64 / f64::from(1 << 20)),
             };
             progress(Progress { done: 0, total: 1, what });
         };
-        tell(0);
+        report(0);
         let result = match source {
             ImageSource::Archive(path, tag, digest) => {
                 self.read_archive(owner, path.as_ref(), tag, digest)
             }
             ImageSource::Pull(name, digest) => ImageName::parse(name)
                 .map_err(|why| format!("image {name:?} {why}"))
-                .and_then(|name| self.pull_name(owner, &name, digest, tell)),
+                .and_then(|name| self.pull_name(owner, &name, digest, report)),
             ImageSource::Host | ImageSource::Rootfs(_) | ImageSource::OciLayout(..) => {
-                Err("it is none that is kept".into())
+                Err("only pulled images and archives are stored".into())
             }
         };
         let digest = result.map_err(|why| format!("image {name}: {why}"))?;
-        Ok(self.hold(lock(&self.pinned), owner, digest, held))
+        Ok(self.add_pin(lock(&self.pinned), owner, digest, pins))
     }
 
     /// Takes a position in a tenant's queue.
@@ -561,7 +561,7 @@ impl Images {
         let all: usize = lines.values().map(in_line).sum();
         if own >= TENANT_LINE_MAX || all >= TENANTS_LINE_MAX {
             let max = if own >= TENANT_LINE_MAX { TENANT_LINE_MAX } else { TENANTS_LINE_MAX };
-            return Err(format!("{max} images that are got at a time are the limit; try again"));
+            return Err(format!("the limit of {max} images at a time is reached; try again"));
         }
         Ok(lines.entry(tenant.to_owned()).or_default().clone())
     }
@@ -581,9 +581,7 @@ impl Images {
             (_, 0) => "imageFiles",
             _ => return Ok(ImageLimits { bytes, files }),
         };
-        Err(format!(
-            "the quota `{used_up}` is used up; `pdp images prune` removes what nothing uses"
-        ))
+        Err(format!("the quota `{used_up}` is used up; `pdp images prune` removes unused images"))
     }
 
     fn read_archive(
@@ -591,7 +589,7 @@ impl Images {
         owner: ImageOwner<'_>,
         path: &Path,
         tag: Option<&str>,
-        wanted: Option<&str>,
+        digest: Option<&str>,
     ) -> Result<String, String> {
         let room = self.remaining_quota(owner)?;
         let stamp = stamp(path).map_err(|error| error.to_string())?;
@@ -607,7 +605,7 @@ impl Images {
         converted.map_err(|error| self.reason(&error))?;
         let name = (&*archive_name(path, tag), Some(stamp));
         self.store
-            .store_image(owner.name, name, &work, wanted, room)
+            .store_image(owner.name, name, &work, digest, room)
             .map_err(|error| self.reason(&error))
     }
 
@@ -616,7 +614,7 @@ impl Images {
         owner: ImageOwner<'_>,
         name: &ImageName,
         pinned: Option<&str>,
-        told: &mut dyn FnMut(u64),
+        report: &mut dyn FnMut(u64),
     ) -> Result<String, String> {
         let room = self.remaining_quota(owner)?;
         let (slot, uid) = self.slot(owner.name)?;
@@ -640,7 +638,7 @@ impl Images {
         let how = self.arguments(owner, name, &job)?;
         // By the digest alone if it is known.
         let repository = name.repository();
-        let asked = match (pinned.or(name.digest.as_deref()), &name.tag) {
+        let reference = match (pinned.or(name.digest.as_deref()), &name.tag) {
             (Some(digest), _) => format!("docker://{repository}@{digest}"),
             (None, Some(tag)) => format!("docker://{repository}:{tag}"),
             (None, None) => format!("docker://{repository}"),
@@ -648,18 +646,18 @@ impl Images {
         let mut words = how.global.clone();
         words.extend(["inspect".into(), "--raw".into()]);
         words.extend(how.options(""));
-        words.push(asked);
-        let manifest = job.run(&words, told)?;
+        words.push(reference);
+        let manifest = job.run(&words, report)?;
         let of_bytes = format!("sha256:{}", hex(&Sha256::digest(&manifest)));
         if let Some(digest) = pinned.or(name.digest.as_deref()).filter(|it| *it != of_bytes) {
             // The response may come from another service. Nobody shall learn its hash.
             tracing::warn!("image {name}: the registry sends {of_bytes} for {digest}");
-            return Err("the registry sends another manifest than it was asked for".to_owned());
+            return Err("the registry sends a different manifest than requested".to_owned());
         }
         let digest = image::of_index(&manifest)?.unwrap_or(of_bytes);
         if !is_digest(&digest) {
-            tracing::warn!("image {name}: its index names {digest:?}, which is no digest");
-            return Err("its index names something that is no digest".to_owned());
+            tracing::warn!("image {name}: its index names {digest:?}, which is not a digest");
+            return Err("its index names an invalid digest".to_owned());
         }
         let whole = name.to_string();
         if self.index(owner.name)?.images.contains_key(&digest) {
@@ -671,7 +669,7 @@ impl Images {
         words.extend(how.options("src-"));
         words.push(format!("docker://{repository}@{digest}"));
         words.push(format!("dir:{}", work.inbox().display()));
-        job.run(&words, told)?;
+        job.run(&words, report)?;
         self.store
             .store_image(owner.name, (&whole, None), &work, Some(&digest), room)
             .map_err(|error| self.reason(&error))
@@ -712,7 +710,8 @@ impl Images {
 
     fn slot(&self, owner: &str) -> Result<(PullUserId<'_>, u32), String> {
         let free = lock(&self.slots).take(owner);
-        let free = free.ok_or_else(|| format!("{PULLS_MAX} pulls at a time are the limit"))?;
+        let free =
+            free.ok_or_else(|| format!("the limit of {PULLS_MAX} pulls at a time is reached"))?;
         Ok((PullUserId(self, free), UID_BASE + 1 + free))
     }
 }
@@ -801,7 +800,7 @@ fn name_of(source: ImageSource<'_>) -> Result<String, String> {
     match source {
         ImageSource::Pull(name, _) => ImageName::parse(name).map(|name| name.to_string()),
         ImageSource::Archive(path, tag, _) => Ok(archive_name(path.as_ref(), tag)),
-        _ => Err("it is none that is kept".into()),
+        _ => Err("only pulled images and archives are stored".into()),
     }
 }
 
@@ -829,10 +828,7 @@ fn stamp(path: &Path) -> std::io::Result<String> {
 
 /// Returns the hint for images that can't be read.
 fn mend(place: &Path) -> String {
-    format!(
-        "`rm -r {}` removes them, and they are got again when they are applied",
-        place.display()
-    )
+    format!("`rm -r {}` removes them, and the next apply fetches them again", place.display())
 }
 
 /// Returns the nodes that use an owner's images, by the images' digests.
@@ -866,7 +862,7 @@ fn find(index: &ImageStoreIndex, image: &str) -> Result<String, Problem> {
         [digest] => Ok(digest.clone()),
         [] => {
             let problem = Problem::not_found(format!("no image {image:?}"));
-            Err(problem.hint("`pdp images` lists what there is"))
+            Err(problem.hint("`pdp images` lists them"))
         }
         _ => {
             let problem = format!("{} images begin with {image}", found.len());

@@ -35,7 +35,7 @@ const CPU_PART: u32 = 10;
 const BATCH: u32 = 64;
 
 /// Interval of checks whether guest, port and reader are still there.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest time in which an arrived frame may leave.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ fn write(observer: &Observer, frames: &Capture, snap_bytes: usize, to: OwnedFd) 
     to.flush()?;
     let (mut frame, mut pace) = (CaptureBuffer::default(), Pace::new()?);
     while to.get_ref().is_wanted()? {
-        wait([frames], LOOK)?;
+        wait([frames], POLL_PAUSE)?;
         let mut left = BATCH;
         while let Some(seen) = frames.next(&mut frame, &mut left)? {
             let kept = &frame[..frame.len().min(snap_bytes)];
@@ -128,7 +128,7 @@ impl Write for Pipe<'_> {
             match rustix::io::write(&self.to, bytes) {
                 Err(Errno::AGAIN) if self.is_wanted()? => {
                     let mut fds = [PollFd::new(&self.to, PollFlags::OUT)];
-                    poll(&mut fds, Some(&timespec(LOOK)))?;
+                    poll(&mut fds, Some(&timespec(POLL_PAUSE)))?;
                 }
                 Err(Errno::AGAIN) => return Err(io::ErrorKind::BrokenPipe.into()),
                 written => return Ok(written?),
@@ -208,7 +208,7 @@ pub fn follow(
     )];
     let addresses = trace::addresses(&frame).unwrap_or_default();
     stages.push(stage(0, "classify", format!("port {port}{addresses}")));
-    stages.push(stage(0, "forward", says(observer, &seen, &frame)));
+    stages.push(stage(0, "forward", routing_words(observer, &seen, &frame)));
     let sent = left.like(&seen, &frame).map_err(Problem::internal)?;
     let names = netns::within(observer.netns.as_fd(), || {
         Ok(sent.iter().map(|(out, _)| interface(out.interface)).collect::<Vec<_>>())
@@ -219,13 +219,12 @@ pub fn follow(
     }
     if sent.is_empty() {
         let missed = match left.frames.missed() {
-            Ok(missed) if missed > 0 => format!(", or was among {missed} that were missed"),
+            Ok(missed) if missed > 0 => format!(", or it was among {missed} missed frames"),
             _ => String::new(),
         };
         let within = LEAVES_WITHIN.as_millis();
-        let text = format!(
-            "none like it left within {within} ms: its kernel has it, or dropped it{missed}"
-        );
+        let text =
+            format!("no such frame left within {within} ms: its kernel kept or dropped it{missed}");
         stages.push(stage(LEAVES_WITHIN.as_nanos() as u64, "wait", text));
     }
     Ok(stages)
@@ -253,7 +252,7 @@ fn arrival(
             }
         }
         if !observer.guest.is_alive() || !arriving.is_bound() {
-            let text = "the router or its port was made anew meanwhile";
+            let text = "the router or its port was recreated meanwhile";
             return Err(Problem::new(ProblemKind::Unavailable, text).hint("trace again"));
         }
         let rest = over.saturating_duration_since(Instant::now());
@@ -261,16 +260,16 @@ fn arrival(
             let text = format!("{} within {} ms", trace::NO_FRAME, most.as_millis());
             return Err(Problem::new(ProblemKind::TimedOut, text));
         }
-        wait([&left.frames, arriving], rest.min(LOOK)).map_err(Problem::internal)?;
+        wait([&left.frames, arriving], rest.min(POLL_PAUSE)).map_err(Problem::internal)?;
         pace.rest().map_err(Problem::internal)?;
     }
 }
 
 /// Returns what the kernel's routes say about an arrived frame.
-fn says(observer: &Observer, seen: &FrameInfo, frame: &[u8]) -> String {
+fn routing_words(observer: &Observer, seen: &FrameInfo, frame: &[u8]) -> String {
     let Some((from, to)) = trace::ends(frame) else {
         return match ether::payload(frame).1 {
-            ether::HEADER_BYTES => "by its kernel, which has no routes for what is not IP".into(),
+            ether::HEADER_BYTES => "by its kernel, which routes only IP".into(),
             _ => "by its kernel, as a frame of a VLAN of that interface".into(),
         };
     };
@@ -282,12 +281,12 @@ fn says(observer: &Observer, seen: &FrameInfo, frame: &[u8]) -> String {
         };
         Ok((verdict, by))
     });
-    let short_way =
-        if observer.xdp_bypass { "; not the short way, since it is traced" } else { "" };
+    let bypass =
+        if observer.xdp_bypass { "; without the XDP bypass, since it is traced" } else { "" };
     let words = match verdict {
         Ok((KernelVerdict::Local, _)) => format!("by its kernel, to which {to} belongs"),
         Ok((KernelVerdict::Hop { via, .. }, by)) => {
-            format!("by its kernel's routes to {} by {by}{short_way}", via.unwrap_or(to))
+            format!("by its kernel's routes to {} by {by}{bypass}", via.unwrap_or(to))
         }
         Ok((KernelVerdict::Other(kind), _)) => format!("by its kernel's {kind} route to {to}"),
         Err(error) => format!("by its kernel, whose routes say: {}", error_chain(&error)),
@@ -336,7 +335,7 @@ impl RecentEgress {
             self.take()?;
             for (seen, sent) in self.kept.drain(..).rev() {
                 // Some of the first frames may have the time at which they were read.
-                let is_late = seen.at_ns + LOOK.as_nanos() as u64 >= arrived.at_ns;
+                let is_late = seen.at_ns + POLL_PAUSE.as_nanos() as u64 >= arrived.at_ns;
                 let is_it = is_late && is_like(frame, &sent);
                 let Some(header) = ether::EthernetHeader::parse(&sent).filter(|_| is_it) else {
                     continue;
@@ -358,7 +357,7 @@ impl RecentEgress {
                 }
                 return Ok(found.into_iter().map(|(seen, to, _)| (seen, to)).collect());
             }
-            wait([&self.frames], rest.min(LOOK))?;
+            wait([&self.frames], rest.min(POLL_PAUSE))?;
             pace.rest()?;
         }
     }

@@ -43,9 +43,9 @@ pub fn list(
     let list = || {
         let mut listing = Listing::new(ports, KEPT_MAX);
         while let Some(routes) = listing.part().map_err(unavailable)? {
-            let mut wanted =
+            let mut routes =
                 routes.into_iter().filter(|(prefix, _)| is_within(within.as_ref(), prefix));
-            if !wanted.all(|(prefix, target)| row(prefix, target)) {
+            if !routes.all(|(prefix, target)| row(prefix, target)) {
                 return Ok(());
             }
             if Instant::now() > over {

@@ -2,7 +2,7 @@
 //! kernel, as the mux follows those of its own tunnels ([`pdp_underlay`]).
 //! The results go to the program that writes outer headers.
 //!
-//! Changes of the underlay take effect within about [`LOOK_REST`]. An unknown next hop is
+//! Changes of the underlay take effect within about [`POLL_REST`]. An unknown next hop is
 //! resolved at once and without a time limit. No frame waits for it, so nothing else would
 //! trigger the resolution. A next hop that was used since the last check is kept fresh.
 
@@ -20,10 +20,10 @@ use crate::plan::KernelTunnel;
 use crate::reconcile::lock;
 
 /// Interval of checks for changes that the kernel does not announce.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Shortest time between two checks, however many changes are announced.
-const LOOK_REST: Duration = Duration::from_millis(10);
+const POLL_REST: Duration = Duration::from_millis(10);
 
 /// For this time an unknown next hop does not count as missing. A
 /// previous pdpd may have found it, and its frames continue.
@@ -34,7 +34,7 @@ const LEARN: Duration = Duration::from_secs(2);
 pub struct KernelTunnels {
     underlay: Mutex<Option<Underlay>>,
     /// By port number.
-    known: Mutex<BTreeMap<u32, KernelTunnelState>>,
+    tunnels: Mutex<BTreeMap<u32, KernelTunnelState>>,
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ struct KernelTunnelState {
     programmed_hop: Option<Option<UnderlayHop>>,
     /// Time of the last check whether the tunnel is used, and the
     /// vrouter's sent frames at that time.
-    asked: Instant,
+    checked_at: Instant,
     made: u64,
 }
 
@@ -64,49 +64,49 @@ impl KernelTunnels {
         open: &Arc<OpenPorts>,
         ports: &Ports,
         port: &PortSpec,
-        far: &KernelTunnel,
+        tunnel: &KernelTunnel,
         device: Option<InterfaceState>,
     ) -> Result<(), HostError> {
         let number = port.number;
-        let Some((device, (local, remote))) = device.zip(far.by.ends()) else {
+        let Some((device, (local, remote))) = device.zip(tunnel.by.ends()) else {
             this.remove(number);
             return Ok(ports.join(number, LinkTarget::None)?);
         };
-        if let Some((limit, rate)) = far.limit {
+        if let Some((limit, rate)) = tunnel.limit {
             ports.limit(limit, Some(rate))?;
         }
         let outside = ExternalEnd {
             interface: device.index,
             mac: device.mac,
-            by: far.by.clone(),
-            limit: far.limit.map(|(limit, _)| limit),
+            by: tunnel.by.clone(),
+            limit: tunnel.limit.map(|(limit, _)| limit),
         };
         ports.join(number, LinkTarget::Outside(outside.clone()))?;
         let underlay = Self::followed(this, open)?;
-        let (ends, packet_bytes) = ((device.index, local, remote), port.mtu + far.by.overhead());
-        let mut known = lock(&this.known);
+        let (ends, packet_bytes) = ((device.index, local, remote), port.mtu + tunnel.by.overhead());
+        let mut tunnels = lock(&this.tunnels);
         let is =
             |it: &KernelTunnelState| (&it.outside, it.packet_bytes) == (&outside, packet_bytes);
-        if !known.get(&number).is_some_and(is)
+        if !tunnels.get(&number).is_some_and(is)
             && let Some(hop) = underlay.next_hop(device.index, local, remote, packet_bytes)
         {
-            let (since, told, made) = (Instant::now(), None, 0);
+            let (since, programmed_hop, made) = (Instant::now(), None, 0);
             let new = KernelTunnelState {
                 outside,
                 ends,
                 packet_bytes,
                 hop,
                 since,
-                programmed_hop: told,
-                asked: since,
+                programmed_hop,
+                checked_at: since,
                 made,
             };
-            known.insert(number, new);
-            let lengths = known.values().filter(|it| it.ends == ends).map(|it| it.packet_bytes);
+            tunnels.insert(number, new);
+            let lengths = tunnels.values().filter(|it| it.ends == ends).map(|it| it.packet_bytes);
             let longest = lengths.max().unwrap_or(packet_bytes);
             underlay.set_lengths(&[(ends, longest)].into());
         }
-        drop(known);
+        drop(tunnels);
         // Apply what is already known of this tunnel, or of another one with the same ends.
         this.push_next_hops(ports, &underlay);
         Ok(())
@@ -119,33 +119,34 @@ impl KernelTunnels {
             return Ok(underlay.clone());
         }
         let underlay = Underlay::start().map_err(HostError::Underlay)?;
-        let (follows, ways, open) = (underlay.clone(), Arc::downgrade(this), Arc::downgrade(open));
-        let thread = std::thread::Builder::new().name("far".into());
-        thread.spawn(move || follow(&follows, &ways, &open)).map_err(HostError::Underlay)?;
+        let (follows, tunnels, open) =
+            (underlay.clone(), Arc::downgrade(this), Arc::downgrade(open));
+        let thread = std::thread::Builder::new().name("kernel-tunnels".into());
+        thread.spawn(move || follow(&follows, &tunnels, &open)).map_err(HostError::Underlay)?;
         Ok(place.insert(underlay).clone())
     }
 
     /// Forgets the tunnel of a port, if it has one.
     pub fn remove(&self, number: u32) {
-        lock(&self.known).remove(&number);
+        lock(&self.tunnels).remove(&number);
     }
 
     /// Forgets the tunnels of all other ports.
     pub fn retain(&self, kept: &BTreeSet<u32>) {
-        lock(&self.known).retain(|number, _| kept.contains(number));
+        lock(&self.tunnels).retain(|number, _| kept.contains(number));
     }
 
     /// Returns what is wrong with the path of a port's tunnel, if it has one.
     pub fn problem(&self, number: u32) -> Option<UnderlayProblem> {
-        let known = lock(&self.known);
+        let tunnels = lock(&self.tunnels);
         let KernelTunnelState { ends: (index, local, remote), packet_bytes, .. } =
-            *known.get(&number)?;
+            *tunnels.get(&number)?;
         lock(&self.underlay).as_ref()?.problem(index, local, remote, packet_bytes)
     }
 
     /// Passes the known next hops to the program.
     fn push_next_hops(&self, ports: &Ports, underlay: &Underlay) {
-        for (&number, it) in &mut *lock(&self.known) {
+        for (&number, it) in &mut *lock(&self.tunnels) {
             let hop = underlay.path(it.ends).map(|hop| UnderlayHop { mac: hop.mac, mtu: hop.mtu });
             if it.programmed_hop != Some(hop) && (hop.is_some() || it.since.elapsed() >= LEARN) {
                 match ports.set_hop(number, hop) {
@@ -154,8 +155,8 @@ impl KernelTunnels {
                 }
             }
             let mut used = hop.is_none();
-            if it.asked.elapsed() >= LOOK_EVERY {
-                it.asked = Instant::now();
+            if it.checked_at.elapsed() >= POLL_EVERY {
+                it.checked_at = Instant::now();
                 let made = ports.frames_sent(number).unwrap_or(it.made);
                 used |= made != std::mem::replace(&mut it.made, made);
             }
@@ -167,16 +168,16 @@ impl KernelTunnels {
 }
 
 /// Follows the machine's routes as long as a user of them exists.
-fn follow(underlay: &Underlay, ways: &Weak<KernelTunnels>, open: &Weak<OpenPorts>) {
+fn follow(underlay: &Underlay, tunnels: &Weak<KernelTunnels>, open: &Weak<OpenPorts>) {
     let mut seen = 0;
     loop {
-        seen = underlay.wait(seen, LOOK_EVERY);
-        let (Some(ways), Some(open)) = (ways.upgrade(), open.upgrade()) else { return };
+        seen = underlay.wait(seen, POLL_EVERY);
+        let (Some(tunnels), Some(open)) = (tunnels.upgrade(), open.upgrade()) else { return };
         let now = lock(&open).clone();
         if let Some(ports) = now {
-            ways.push_next_hops(&ports, underlay);
+            tunnels.push_next_hops(&ports, underlay);
         }
-        drop((ways, open));
-        std::thread::sleep(LOOK_REST);
+        drop((tunnels, open));
+        std::thread::sleep(POLL_REST);
     }
 }

@@ -161,7 +161,7 @@ pub trait Machine: Debug + Send + Sync {
 
     /// Returns the TAPs of a running helper, in the plan's order;
     /// `None` if they differ from the plan's.
-    fn held_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError>;
+    fn reported_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError>;
 
     /// True if a guest's tables equal the kernel's, as far as its mirror knows.
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool;
@@ -407,8 +407,8 @@ impl Machine for Host {
         Ok(helper.serve(plan.ports.clone(), &descriptors)?)
     }
 
-    fn held_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
-        Self::held_taps(self, plan)
+    fn reported_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
+        Self::reported_taps(self, plan)
     }
 
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool {

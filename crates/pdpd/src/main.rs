@@ -177,8 +177,8 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
         let count = runtime.list()?.iter().filter(|directory| runs(directory)).count();
         anyhow::ensure!(
             count == 0,
-            "no state in {}, but guests and helpers of this node run ({count}); put the state back, or \
-             start pdpd once with --forget: it ends them, and the specs are to be applied again",
+            "no state in {}, but guests and helpers of this node run ({count}); restore the state, \
+             or start pdpd once with --forget, which ends them, and apply the specs again",
             state_directory.display()
         );
     }
@@ -231,14 +231,14 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
     });
     pdpd::watch::start(&engine)?;
     let keeping = engine.clone();
-    std::thread::Builder::new().name("keeper".into()).spawn(move || {
+    std::thread::Builder::new().name("reconciler".into()).spawn(move || {
         // A restart repairs what a panic leaves. No daemon is better
         // than one without a reconcile loop.
         let kept = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             keeping.reconcile_loop.run();
         }));
         if kept.is_err() {
-            tracing::error!("the keeper panicked; the daemon ends, what runs goes on");
+            tracing::error!("the reconciler panicked; the daemon ends, and networks keep running");
             std::process::exit(1);
         }
     })?;
@@ -262,7 +262,7 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
 /// be removed is logged, with the command that removes it. The log is kept then.
 fn purge_all(host: &Host, run: &Path, state: &Path, log: &Path) {
     let mut failed = false;
-    let mut tell = |result: pdp_container::Result<()>| {
+    let mut note = |result: pdp_container::Result<()>| {
         if let Err(error) = result {
             tracing::warn!("{}", error_chain(&error));
             failed = true;
@@ -270,14 +270,14 @@ fn purge_all(host: &Host, run: &Path, state: &Path, log: &Path) {
     };
     // First the processes that could not be ended.
     let cgroups = host.runtime.cgroups();
-    tell(cgroups.remove("", PURGE_WAIT));
+    note(cgroups.remove("", PURGE_WAIT));
     cgroups.remove_if_empty("");
     for place in upgrade::NAMES.map(|name| run.join(name)) {
-        tell(safe_removal::remove(&place));
+        note(safe_removal::remove(&place));
     }
     // Only if they contain nothing else.
     for name in ["images", "pulls", "logs", "volumes"] {
-        tell(safe_removal::remove(&state.join(name)));
+        note(safe_removal::remove(&state.join(name)));
     }
     remove(&run.join(claim::RUN_LOCK));
     remove(&state.join(claim::STATE_LOCK));
@@ -311,17 +311,17 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let purge = Arc::new(Mutex::new(false));
-    let (told, pulling) = (purge.clone(), engine.clone());
+    let (purging, pulling) = (purge.clone(), engine.clone());
     tracing::info!("pdpd {} is ready", env!("CARGO_PKG_VERSION"));
     // The socket listens, so systemd may start dependent units. Nothing
     // is sent if systemd did not start pdpd.
-    sd_notify::notify(&[NotifyState::Ready]).context("tell systemd")?;
+    sd_notify::notify(&[NotifyState::Ready]).context("notify systemd")?;
     http::serve(listeners, engine, guard, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             Some(all) = exiting.recv() => {
-                *told.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = all;
+                *purging.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = all;
             }
         }
         pulling.images.stop();

@@ -75,10 +75,10 @@ impl Model {
         places: &DaemonPaths,
         cpus: &BTreeSet<u32>,
         documents: &[StoredDocument],
-        ledger: Allocations,
+        allocations: Allocations,
     ) -> Result<Self, ModelError> {
         let (mut vnets, mut tenants) = (Vnets::new(), BTreeMap::new());
-        let mut model = Self { allocations: ledger, ..Self::default() };
+        let mut model = Self { allocations, ..Self::default() };
         let mut damaged = BTreeMap::new();
         for document in documents {
             let (kind, name) = (document.kind.clone(), document.name.clone());
@@ -98,8 +98,9 @@ impl Model {
                 Object::Substrate(substrate) => model.substrate = Some(substrate),
                 Object::VirtualNetwork(vnet) => {
                     let name = vnet.metadata.name.clone();
-                    let holding = model.allocations.vnets.get(&name);
-                    let shares = holding.map(|holding| holding.shares()).unwrap_or_default();
+                    let allocation = model.allocations.vnets.get(&name);
+                    let shares =
+                        allocation.map(|allocation| allocation.shares()).unwrap_or_default();
                     vnets.insert(name, Arc::new(PlacedVnet::new(vnet, shares)));
                 }
                 Object::Tenant(tenant) => {
@@ -170,16 +171,16 @@ impl Model {
     }
 
     /// Returns the model after a checked change. A new vnet gets a number
-    /// that neither a vnet nor, by `going`, the remains of one use.
+    /// that neither a vnet nor, by `may_exist`, the remains of one use.
     pub fn with(
         &self,
         intent: Intent,
         places: &DaemonPaths,
         cpus: &BTreeSet<u32>,
-        going: impl Fn(&str) -> bool,
+        may_exist: impl Fn(&str) -> bool,
     ) -> Result<Self, PlanError> {
         let mut next = self.clone();
-        next.free_numbers(going);
+        next.free_numbers(may_exist);
         next.allocations.stopped = false;
         if self.substrate.is_some() || intent.substrate != Some(Substrate::of_machine(cpus)) {
             next.substrate = intent.substrate;
@@ -202,15 +203,15 @@ impl Model {
     }
 
     /// Frees the numbers of vnets that are gone: neither wanted nor, by
-    /// `going`, partly there. Returns true if there were any.
-    pub fn free_numbers(&mut self, going: impl Fn(&str) -> bool) -> bool {
+    /// `may_exist`, partly there. Returns true if there were any.
+    pub fn free_numbers(&mut self, may_exist: impl Fn(&str) -> bool) -> bool {
         // Each wanted vnet has one.
         if self.allocations.vnets.len() <= self.vnets.len() {
             return false;
         }
         let vnets = self.allocations.vnets.keys();
         let known = |name: &str| self.vnets.contains_key(name) || self.damaged_vnet(name).is_some();
-        let gone = vnets.filter(|name| !known(name) && !going(name));
+        let gone = vnets.filter(|name| !known(name) && !may_exist(name));
         let gone: Vec<String> = gone.cloned().collect();
         gone.iter().for_each(|name| self.allocations.set(name, None));
         !gone.is_empty()
@@ -336,57 +337,57 @@ impl Model {
         let mut free_ports = FreePorts::of(&self.allocations);
         for &name in changed {
             let Some(vnet) = self.vnets.get(name) else { continue };
-            let mut holding = self
+            let mut allocation = self
                 .allocations
                 .of(name, &mut free)
                 .ok_or_else(|| PlanError::NoNumber { vnet: name.to_owned(), max: NUMBERS_MAX })?;
-            let number = |node: &String, shares| number_shares(holding.guests.get(node), shares);
+            let number = |node: &String, shares| number_shares(allocation.guests.get(node), shares);
             let shares = vnet.shares().iter();
             let guests = shares.map(|(node, shares)| (node.clone(), number(node, shares)));
-            holding.guests = guests.collect();
-            let known = std::mem::take(&mut holding.ports);
+            allocation.guests = guests.collect();
+            let known = std::mem::take(&mut allocation.ports);
             let was = |node: &str, interface: &str| {
                 known.get(node).is_some_and(|ports| ports.contains_key(interface))
             };
-            let far = plan::kernel_tunnel_ports(
+            let tunnels = plan::kernel_tunnel_ports(
                 name,
                 &vnet.spec,
                 substrate,
                 pdp_net::xdp::redirects,
                 was,
             );
-            for (node, interface) in plan::kernel_link_ports(name, &vnet.spec).chain(far) {
+            for (node, interface) in plan::kernel_link_ports(name, &vnet.spec).chain(tunnels) {
                 let known = known.get(node).and_then(|ports| ports.get(interface)).copied();
                 let number = known
                     .or_else(|| free_ports.take(name))
                     .ok_or_else(|| PlanError::NoPort { vnet: name.to_owned(), max: PORTS_MAX })?;
-                holding.ports.entry(node.into()).or_default().insert(interface.into(), number);
+                allocation.ports.entry(node.into()).or_default().insert(interface.into(), number);
             }
             let links = &vnet.spec.links;
             let was = before.vnets.get(name).map_or(links, |vnet| &vnet.spec.links);
             let known_as = names_before(was, links);
-            let [down, silent] = [&holding.links_down, &holding.links_silent].map(|before| {
+            let [down, silent] = [&allocation.links_down, &allocation.links_silent].map(|before| {
                 let stays = known_as.iter().filter(|(_, was)| before.contains(**was));
                 stays.map(|(is, _)| (*is).to_owned()).collect()
             });
-            (holding.links_down, holding.links_silent) = (down, silent);
+            (allocation.links_down, allocation.links_silent) = (down, silent);
             let scheduled = links.iter().filter(|link| !link.schedule.is_empty());
             let begins = scheduled.filter_map(|link| {
                 let (name, hash) =
                     (link.name.clone()?, plan::hash(&(&link.schedule, &link.endpoints)));
-                let known = known_as.get(&*name).and_then(|was| holding.schedules.get(*was));
+                let known = known_as.get(&*name).and_then(|was| allocation.schedules.get(*was));
                 let goes_on = known.filter(|it| it.hash == hash && it.boot == now.boot).cloned();
                 let anew = || ScheduleStart { hash, boot: now.boot.clone(), at_ns: now.at_ns };
                 Some((name, goes_on.unwrap_or_else(anew)))
             });
-            holding.schedules = begins.collect();
+            allocation.schedules = begins.collect();
             // In the order of the guests, in which they are loaded again.
-            let shares = holding.shares();
+            let shares = allocation.shares();
             if shares != *vnet.shares() {
                 let placed = PlacedVnet::new(VirtualNetwork::clone(vnet), shares);
                 shared::set(&mut self.vnets, name, Some(placed));
             }
-            self.allocations.set(name, Some(holding));
+            self.allocations.set(name, Some(allocation));
         }
         Ok(())
     }
@@ -451,7 +452,7 @@ impl Model {
                 (None, Some(_)) => (ChangeAction::Create, ""),
                 (Some(_), None) => (ChangeAction::Delete, ""),
                 _ if was == is => (ChangeAction::Unchanged, ""),
-                _ if restart => (ChangeAction::Change, "the mux starts anew"),
+                _ if restart => (ChangeAction::Change, "the mux restarts"),
                 _ => (ChangeAction::Change, ""),
             };
             changes.push(changed(format!("substrate/{name}"), action, detail));

@@ -266,13 +266,13 @@ impl Daemon for DaemonCore {
             }
         }
         let answers = self.late_helpers.query_all(&questions, |(_, helper), wait| helper.ask(wait));
-        let mut said: BTreeMap<usize, Vec<(&HelperEndpoint<'_>, HelperReply<HelperCounters>)>> =
+        let mut replies: BTreeMap<usize, Vec<(&HelperEndpoint<'_>, HelperReply<HelperCounters>)>> =
             BTreeMap::new();
         for (Question { what: (index, helper), .. }, answer) in questions.iter().zip(answers) {
-            said.entry(*index).or_default().push((helper, answer));
+            replies.entry(*index).or_default().push((helper, answer));
         }
         for (index, (vnet, node, plan, counters)) in nodes.into_iter().enumerate() {
-            let stats = node_stats(plan, counters, said.remove(&index).unwrap_or_default());
+            let stats = node_stats(plan, counters, replies.remove(&index).unwrap_or_default());
             all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
         }
         Ok(all)
@@ -287,9 +287,11 @@ impl Daemon for DaemonCore {
         let Some(plan) = model.plan.vnets.get(vnet) else { return Err(no_vnet(vnet)) };
         let link = link_of(vnet, plan, link)?;
         if link.segment.is_none() {
-            let problem = format!("vnet {vnet}: link {} has two ends, and no addresses", link.name);
-            return Err(Problem::new(ProblemKind::Invalid, problem)
-                .hint("only a link of more ends learns them"));
+            let problem =
+                format!("vnet {vnet}: link {} has two ends, and learns no addresses", link.name);
+            return Err(
+                Problem::new(ProblemKind::Invalid, problem).hint("only segments learn addresses")
+            );
         }
         let ends: Vec<_> = link.ends.iter().map(|end| crate::view::endpoint(end, plan)).collect();
         let heard = self.host.mux.fdb(vnet, &link.name, clear).map_err(unavailable)?;
@@ -430,11 +432,11 @@ impl Daemon for DaemonCore {
         });
         let filter: Vec<_> = filter.collect();
         let wait = Duration::from_millis(request.wait_ms);
-        let way = self.port_path(&port);
+        let path = self.port_path(&port);
         let place = self.traces.acquire(scope.tenant()).map_err(observed)?;
         if self.is_in_kernel(&port) {
             let observer = self.observer(place, &port)?;
-            let link = way.map(|(link, _)| link).unwrap_or_default();
+            let link = path.map(|(link, _)| link).unwrap_or_default();
             let at = (link.as_str(), port.port.as_str());
             let stages = kernel_frames::follow(&observer, at, &filter, program, wait)
                 .map_err(|problem| self.elsewhere(&port, problem))?;
@@ -454,9 +456,9 @@ impl Daemon for DaemonCore {
         });
         let mut trace = Trace { stages: stages.collect() };
         if let (Some((link, LinkPath::Mux(Some(why)))), Some(first)) =
-            (way, trace.stages.first_mut())
+            (path, trace.stages.first_mut())
         {
-            first.detail += &format!("; link {link} goes by the mux: {why}");
+            first.detail += &format!("; link {link} passes through the mux: {why}");
         }
         self.name_route(vnet, node, &mut trace);
         Ok(trace)
@@ -500,7 +502,7 @@ impl Daemon for DaemonCore {
             other @ (GuestProcess::Tap | GuestProcess::Mirror | GuestProcess::Management) => {
                 return Err(Problem::new(
                     ProblemKind::Invalid,
-                    format!("{vnet}/{node}: {other} is no guest"),
+                    format!("{vnet}/{node}: {other} is not a guest"),
                 )
                 .hint("run commands in control, g0, g1, …"));
             }
@@ -535,7 +537,9 @@ fn run_as(vnet: &str, node: &str, request: &ExecRequest) -> Result<RunAs, Proble
             "{vnet}/{node}: commands in {} run as its program's user, in its directory",
             request.process
         );
-        return Err(invalid(text).hint("name no user and no directory with a forwarding guest"));
+        return Err(
+            invalid(text).hint("leave out the user and the directory for a forwarding guest")
+        );
     }
     Ok(run_as)
 }
@@ -558,7 +562,7 @@ impl DaemonCore {
         let mut best: Option<RouteEntry> = None;
         let length = |row: &RouteEntry| row.prefix.prefix_len();
         // The trace omits the route if the look-up fails.
-        let asked = self.routes(vnet, node, query, &mut |row| {
+        let result = self.routes(vnet, node, query, &mut |row| {
             if best.as_ref().is_none_or(|best| length(best) < length(&row)) {
                 best = Some(row);
             }
@@ -567,7 +571,7 @@ impl DaemonCore {
         let detail = &mut trace.stages[at].detail;
         match best.map(|row| (row.prefix, row.guest.or(row.kernel))) {
             Some((prefix, Some(target))) => *detail += &format!(", by its route {prefix} {target}"),
-            _ if asked.is_ok() => *detail += &format!(", which has no route to {to}"),
+            _ if result.is_ok() => *detail += &format!(", which has no route to {to}"),
             _ => {}
         }
     }
@@ -582,7 +586,7 @@ impl DaemonCore {
     ) -> Result<Process, Problem> {
         self.host.running(directory).ok_or_else(|| {
             let text = format!("{vnet}/{node}: {process} does not run");
-            Problem::new(ProblemKind::Conflict, text).hint("see `pdp inspect` for why")
+            Problem::new(ProblemKind::Conflict, text).hint("`pdp inspect` shows why")
         })
     }
 
@@ -630,7 +634,7 @@ impl DaemonCore {
         let observer = self.host.ports.observe(place, &port.vnet, &port.node, &port.port);
         observer.map_err(|error| {
             let problem = format!("{}/{}: {}", port.vnet, port.node, error_chain(&error));
-            Problem::new(ProblemKind::Unavailable, problem).hint("see `pdp inspect` for why")
+            Problem::new(ProblemKind::Unavailable, problem).hint("`pdp inspect` shows why")
         })
     }
 
@@ -640,8 +644,8 @@ impl DaemonCore {
         let plan = model.plan.vnets.get(&port.vnet)?;
         let taps = &plan.nodes.get(&port.node)?.taps;
         let number = taps.iter().position(|tap| tap.name == port.port)?;
-        let (link, way) = plan.path_of(&port.node, number as u16)?;
-        Some((link.name.clone(), way.clone()))
+        let (link, path) = plan.path_of(&port.node, number as u16)?;
+        Some((link.name.clone(), path.clone()))
     }
 
     /// If a trace saw no arriving frame, adds where to trace the frames that the port sends.
@@ -653,10 +657,10 @@ impl DaemonCore {
         let far = self.far_ends(port).unwrap_or_default();
         let far: Vec<_> = far.iter().take(ENDS_NAMED).map(|end| format!("{vnet}/{end}")).collect();
         let sends = match &far[..] {
-            [] => format!("`pdp capture {vnet}/{node}:{name}` shows those that it sends"),
-            far => format!("those that it sends arrive at {}", far.join(", ")),
+            [] => format!("`pdp capture {vnet}/{node}:{name}` shows frames that it sends"),
+            far => format!("frames that it sends arrive at {}", far.join(", ")),
         };
-        problem.hint(format!("a trace is of frames that {node} receives at {name}; {sends}"))
+        problem.hint(format!("a trace follows frames that {node} receives at {name}; {sends}"))
     }
 
     /// Returns the ports at the other ends of a port's link, as NODE:PORT.
@@ -692,7 +696,7 @@ fn program(text: Option<&str>) -> Result<Option<mux::BpfProgram>, Problem> {
     let parsed = text.map(str::parse::<mux::BpfProgram>).transpose();
     parsed.map_err(|fault| {
         let problem = Problem::new(ProblemKind::Invalid, format!("the filter {fault}"));
-        problem.hint("send what `tcpdump -ddd` prints, with commas for ends of lines")
+        problem.hint("send what `tcpdump -ddd` prints, with commas instead of line ends")
     })
 }
 
@@ -707,7 +711,7 @@ fn has_guest(vnet: &str, node: &str, plan: &NodePlan, number: u32) -> Result<(),
             Err(problem
                 .hint("it has none: it is a host, or the mux or its own kernel forwards for it"))
         }
-        false => Err(problem.hint(format!("there are {}", numbers.join(", ")))),
+        false => Err(problem.hint(format!("it has {}", numbers.join(", ")))),
     }
 }
 

@@ -175,21 +175,9 @@ impl KernelPorts {
     /// Ports of the daemon with these paths.
     pub fn new(places: &DaemonPaths) -> Self {
         let (netns, pins) = (places.run.join("ports"), places.pins.join("_ports"));
-        let (open, busy, freed, opened, ways) = Default::default();
+        let (open, busy, freed, opened, tunnels) = Default::default();
         let (watch, known, tokens, observed) = Default::default();
-        Self {
-            netns,
-            pins,
-            open,
-            busy,
-            freed,
-            opened,
-            tunnels: ways,
-            watch,
-            known,
-            tokens,
-            observed,
-        }
+        Self { netns, pins, open, busy, freed, opened, tunnels, watch, known, tokens, observed }
     }
 
     /// Runs a function on the kernel objects. A query creates none,
@@ -277,14 +265,14 @@ impl KernelPorts {
                         )?;
                         self.tunnels.remove(number);
                     }
-                    KernelLinkTarget::Outside(far) => {
+                    KernelLinkTarget::Outside(tunnel) => {
                         let device = device.filter(|_| *joined);
                         KernelTunnels::join(
                             &self.tunnels,
                             &self.open,
                             all,
                             &port.spec,
-                            far,
+                            tunnel,
                             device,
                         )?;
                     }
@@ -508,8 +496,8 @@ impl KernelPorts {
         kept: &dyn Fn() -> BTreeSet<u32>,
         any: &dyn Fn() -> bool,
     ) -> Result<(), HostError> {
-        let there = self.with(|ports| Ok(ports.all()?));
-        if matches!(there, Err(HostError::NoPorts)) {
+        let existing = self.with(|ports| Ok(ports.all()?));
+        if matches!(existing, Err(HostError::NoPorts)) {
             return Ok(());
         }
         let gone = {
@@ -525,8 +513,8 @@ impl KernelPorts {
                 !busy.removed.contains(number)
                     && !busy.made.iter().any(|made| made.contains(number))
             };
-            let there = there.iter().flat_map(|there| there.difference(&kept));
-            let gone: BTreeSet<u32> = there.copied().filter(is_free).collect();
+            let existing = existing.iter().flat_map(|existing| existing.difference(&kept));
+            let gone: BTreeSet<u32> = existing.copied().filter(is_free).collect();
             busy.removed.extend(&gone);
             gone
         };
@@ -542,7 +530,7 @@ impl KernelPorts {
             return Ok(ports::destroy(&self.netns, &self.pins)?);
         }
         drop(busy);
-        there.and(removed)
+        existing.and(removed)
     }
 
     /// Returns a descriptor that is readable from when a guest changed one of its interfaces,
@@ -555,9 +543,9 @@ impl KernelPorts {
     pub fn touched(&self) -> Vec<ChangedNode> {
         let Some(all) = self.watch() else { return Vec::new() };
         let count = lock(&self.known).len();
-        let told = host::epoll_ready(all.as_fd(), count);
+        let ready = host::epoll_ready(all.as_fd(), count);
         let known = lock(&self.known);
-        let moved = known.iter().filter(|(_, known)| told.contains(&known.token));
+        let moved = known.iter().filter(|(_, known)| ready.contains(&known.token));
         let moved: Vec<_> = moved
             .map(|(node, known)| {
                 // Before the check, so that later changes are reported again.
@@ -731,8 +719,8 @@ mod tests {
             pins: nowhere.join("pins"),
         };
         let ports = KernelPorts::new(&places);
-        let asked = ports.with(|ports| Ok(ports.all()?));
-        assert!(matches!(asked, Err(HostError::NoPorts)), "{asked:?}");
+        let result = ports.with(|ports| Ok(ports.all()?));
+        assert!(matches!(result, Err(HostError::NoPorts)), "{result:?}");
         assert!(!nowhere.exists());
     }
 

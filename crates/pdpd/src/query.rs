@@ -67,7 +67,7 @@ impl LateHelpers {
                         }
                         let Question { path, what, .. } = &questions[index];
                         let answer = match ask(what, wait) {
-                            Ok(said) => HelperReply::Reply(said),
+                            Ok(reply) => HelperReply::Reply(reply),
                             Err(error) if error.is_timeout() => HelperReply::TimedOut,
                             Err(_) => HelperReply::None,
                         };

@@ -43,7 +43,7 @@ type WorkOwner = (bool, String);
 pub struct WorkQueue<K> {
     bounds: WorkerLimits,
     /// Keys that wait now or are worked on, by owner.
-    lanes: BTreeMap<WorkOwner, OwnerQueue<K>>,
+    queues: BTreeMap<WorkOwner, OwnerQueue<K>>,
     /// Owners that may get a worker, operators first, then tenants: the number
     /// of workers that they have, when they were last served, and the owner.
     eligible: [BTreeSet<(usize, u64, WorkOwner)>; 2],
@@ -70,7 +70,7 @@ impl<K: Item> WorkQueue<K> {
     pub fn new(bounds: WorkerLimits) -> Self {
         Self {
             bounds,
-            lanes: BTreeMap::new(),
+            queues: BTreeMap::new(),
             eligible: Default::default(),
             at_work: [0; 2],
             ready: BTreeSet::new(),
@@ -87,7 +87,7 @@ impl<K: Item> WorkQueue<K> {
         if let Some(again) = self.working.get_mut(&key) {
             *again = true;
         } else if self.ready.insert(key.clone()) {
-            self.change(&owner(&key), |lane| lane.ready.push_back(key));
+            self.change(&owner(&key), |queue| queue.ready.push_back(key));
         }
     }
 
@@ -128,12 +128,12 @@ impl<K: Item> WorkQueue<K> {
         let (_, _, owner) = self.next()?.clone();
         self.at_work[usize::from(owner.0)] += 1;
         self.served += 1;
-        let turn = self.served;
+        let order = self.served;
         let mut taken = None;
-        self.change(&owner, |lane| {
-            taken = lane.ready.pop_front();
-            lane.workers += 1;
-            lane.served = turn;
+        self.change(&owner, |queue| {
+            taken = queue.ready.pop_front();
+            queue.workers += 1;
+            queue.served = order;
         });
         let key = taken?;
         self.ready.remove(&key);
@@ -146,7 +146,7 @@ impl<K: Item> WorkQueue<K> {
         let again = self.working.remove(key) == Some(true);
         let owner = owner(key);
         self.at_work[usize::from(owner.0)] -= 1;
-        self.change(&owner, |lane| lane.workers -= 1);
+        self.change(&owner, |queue| queue.workers -= 1);
         if again {
             self.add(key.clone());
         }
@@ -178,14 +178,14 @@ impl<K: Item> WorkQueue<K> {
     /// Changes an owner's lane, and updates whether the owner may have a worker.
     fn change(&mut self, owner: &WorkOwner, change: impl FnOnce(&mut OwnerQueue<K>)) {
         let new = || OwnerQueue { ready: VecDeque::new(), workers: 0, served: 0 };
-        let lane = self.lanes.entry(owner.clone()).or_insert_with(new);
+        let queue = self.queues.entry(owner.clone()).or_insert_with(new);
         let eligible = &mut self.eligible[usize::from(owner.0)];
-        eligible.remove(&(lane.workers, lane.served, owner.clone()));
-        change(lane);
-        if lane.ready.is_empty() && lane.workers == 0 {
-            self.lanes.remove(owner);
-        } else if !lane.ready.is_empty() && lane.workers < self.bounds.per_owner {
-            eligible.insert((lane.workers, lane.served, owner.clone()));
+        eligible.remove(&(queue.workers, queue.served, owner.clone()));
+        change(queue);
+        if queue.ready.is_empty() && queue.workers == 0 {
+            self.queues.remove(owner);
+        } else if !queue.ready.is_empty() && queue.workers < self.bounds.per_owner {
+            eligible.insert((queue.workers, queue.served, owner.clone()));
         }
     }
 }
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(queue.take(), Some(key));
         queue.done(&key);
         assert_eq!(queue.take(), None);
-        assert!(queue.lanes.is_empty() && queue.eligible.iter().all(BTreeSet::is_empty));
+        assert!(queue.queues.is_empty() && queue.eligible.iter().all(BTreeSet::is_empty));
     }
 
     #[test]
@@ -319,7 +319,7 @@ mod tests {
         ) {
             const OWNERS: [&str; 3] = ["a", "b", "c"];
             let mut queue = WorkQueue::new(bounds(2));
-            let mut wanted: BTreeSet<(&str, u32)> = BTreeSet::new();
+            let mut expected: BTreeSet<(&str, u32)> = BTreeSet::new();
             let mut working: Vec<(&'static str, u32)> = Vec::new();
             let mut now = Instant::now();
             for (what, number, owner) in steps {
@@ -327,16 +327,16 @@ mod tests {
                 match what {
                     0 => {
                         queue.add(key);
-                        wanted.insert(key);
+                        expected.insert(key);
                     }
                     1 => {
                         queue.add_at(key, now + Duration::from_secs(u64::from(number)));
-                        wanted.insert(key);
+                        expected.insert(key);
                     }
                     2 => if let Some(taken) = queue.take() {
                         prop_assert!(!working.contains(&taken));
                         prop_assert!(working.iter().filter(|key| key.0 == taken.0).count() < 2);
-                        prop_assert!(wanted.remove(&taken));
+                        prop_assert!(expected.remove(&taken));
                         working.push(taken);
                     },
                     _ => {
@@ -351,10 +351,10 @@ mod tests {
             queue.promote(now + Duration::from_secs(60));
             working.iter().for_each(|key| queue.done(key));
             while let Some(key) = queue.take() {
-                prop_assert!(wanted.remove(&key));
+                prop_assert!(expected.remove(&key));
                 queue.done(&key);
             }
-            prop_assert!(wanted.is_empty() && queue.lanes.is_empty());
+            prop_assert!(expected.is_empty() && queue.queues.is_empty());
         }
     }
 }

@@ -264,21 +264,21 @@ impl Reconciler {
         &self,
         key: &ObjectKey,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         if *key == ObjectKey::Leftovers {
-            return self.leftovers(doing);
+            return self.leftovers(context);
         }
         let _used = self.places_used.read().unwrap_or_else(PoisonError::into_inner);
         let mux = self.mux_process();
-        let result = self.step_of(key, plan, doing);
+        let result = self.step_of(key, plan, context);
         match &result {
             // Since the step looked for a mux, one came or is expected.
             Err(HostError::NoMux) if !self.mux_failed() => {
                 return Ok(StepOutcome::After(ObjectKey::Mux));
             }
             Err(HostError::Control(error)) if error.is_nonsense_of_mux() => {
-                self.distrust_mux(mux, doing);
+                self.distrust_mux(mux, context);
             }
             // The next mux wakes all objects that it needs.
             Err(HostError::Control(error))
@@ -295,47 +295,49 @@ impl Reconciler {
         &self,
         key: &ObjectKey,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         match key {
             ObjectKey::Mux => match &plan.mux {
-                Some(wanted) => self.mux(wanted, plan, doing),
-                None => self.remove_mux(doing),
+                Some(wanted) => self.mux(wanted, plan, context),
+                None => self.remove_mux(context),
             },
             ObjectKey::External(name) => match plan.externals.get(name) {
-                Some(wanted) => self.external(name, wanted, plan, doing),
-                None => self.remove_external(name, plan, doing),
+                Some(wanted) => self.external(name, wanted, plan, context),
+                None => self.remove_external(name, plan, context),
             },
             ObjectKey::Vnet(name) => match plan.vnets.get(name) {
-                Some(wanted) => self.vnet(name, wanted, plan, doing),
-                None => self.remove_vnet(name, plan, doing),
+                Some(wanted) => self.vnet(name, wanted, plan, context),
+                None => self.remove_vnet(name, plan, context),
             },
             ObjectKey::Node { vnet, node } => {
-                let mut side = lock(&self.runtimes).remove(key).unwrap_or_default();
+                let mut runtime = lock(&self.runtimes).remove(key).unwrap_or_default();
                 let wanted = plan.vnets.get(vnet);
                 let result = match wanted.and_then(|wanted| Some((wanted, wanted.nodes.get(node)?)))
                 {
                     _ if !self.is_ready(vnet, plan) => {
                         Ok(StepOutcome::After(ObjectKey::vnet(vnet)))
                     }
-                    Some((vnet, wanted)) => self.node(key, wanted, vnet, &mut side, doing),
-                    None => self.remove_node(key, vnet, node, doing),
+                    Some((vnet, wanted)) => self.node(key, wanted, vnet, &mut runtime, context),
+                    None => self.remove_node(key, vnet, node, context),
                 };
-                self.store_runtime(key, side, &result);
+                self.store_runtime(key, runtime, &result);
                 result
             }
             ObjectKey::Guest { vnet, node, number } => {
-                let mut side = lock(&self.runtimes).remove(key).unwrap_or_default();
+                let mut runtime = lock(&self.runtimes).remove(key).unwrap_or_default();
                 let wanted = plan.vnets.get(vnet).and_then(|vnet| vnet.nodes.get(node));
                 let wanted = wanted.and_then(|wanted| Some((wanted, wanted.guests.get(number)?)));
                 let result = match wanted {
                     _ if !self.is_ready(vnet, plan) => {
                         Ok(StepOutcome::After(ObjectKey::vnet(vnet)))
                     }
-                    Some((node, wanted)) => self.guest(key, node, wanted, plan, &mut side, doing),
-                    None => self.remove_guest(key, vnet, node, *number, doing),
+                    Some((node, wanted)) => {
+                        self.guest(key, node, wanted, plan, &mut runtime, context)
+                    }
+                    None => self.remove_guest(key, vnet, node, *number, context),
                 };
-                self.store_runtime(key, side, &result);
+                self.store_runtime(key, runtime, &result);
                 result
             }
             ObjectKey::Leftovers => Ok(StepOutcome::Done),
@@ -345,11 +347,11 @@ impl Reconciler {
     fn store_runtime(
         &self,
         key: &ObjectKey,
-        side: GuestRuntime,
+        runtime: GuestRuntime,
         result: &Result<StepOutcome, HostError>,
     ) {
         if !matches!(result, Ok(StepOutcome::Gone)) {
-            lock(&self.runtimes).insert(key.clone(), side);
+            lock(&self.runtimes).insert(key.clone(), runtime);
         }
     }
 
@@ -360,12 +362,12 @@ impl Reconciler {
         spec: &HelperSpec,
         socket: HelperListener<'_>,
         how: &mut HelperState,
-        doing: &StepContext<'_>,
+        context: &StepContext<'_>,
     ) -> Result<HelperCheck, HostError> {
         let machine = &self.machine;
         match *how {
             HelperState::Serves if machine.running(&spec.dir).is_some() => Ok(HelperCheck::Serves),
-            HelperState::Serves | HelperState::Bad if doing.backing_off => {
+            HelperState::Serves | HelperState::Bad if context.backing_off => {
                 Ok(HelperCheck::BackingOff)
             }
             HelperState::Serves | HelperState::Bad => {
@@ -410,8 +412,8 @@ impl Reconciler {
     /// Checks whether the journal has an object made from inputs with
     /// this hash. Returns the detail with which it was confirmed.
     fn made_from(&self, key: &ObjectKey, hash: &str) -> Result<Option<String>, HostError> {
-        let thing = self.state.journal_entry(&key.to_string())?;
-        let same = thing.filter(|thing| thing.hash.as_deref() == Some(hash));
-        Ok(same.map(|thing| thing.detail))
+        let entry = self.state.journal_entry(&key.to_string())?;
+        let same = entry.filter(|entry| entry.hash.as_deref() == Some(hash));
+        Ok(same.map(|entry| entry.detail))
     }
 }

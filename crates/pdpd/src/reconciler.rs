@@ -55,8 +55,8 @@ const WORKERS: WorkerLimits = WorkerLimits {
 
 /// Range of the pause before a pending object is checked again: a
 /// quarter of the time that it has taken so far.
-const LOOK_PAUSE_MIN: Duration = Duration::from_millis(2);
-const LOOK_PAUSE_MAX: Duration = Duration::from_secs(1);
+const CHECK_PAUSE_MIN: Duration = Duration::from_millis(2);
+const CHECK_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Time after which a client no longer waits for a pending object.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -169,7 +169,7 @@ struct ObjectState {
     /// Time since which the object can't be removed.
     unremovable_since: Option<Instant>,
     /// Last reported step.
-    told: String,
+    reported: String,
     /// Processes that were started and are not counted yet.
     started: Started,
     /// Objects that continue after a completed step of this one.
@@ -298,10 +298,10 @@ impl ObjectTable {
     /// Reports what is done for an object, once.
     fn report_step(&mut self, key: &ObjectKey, what: &str) {
         if let Some(object) = self.objects.get_mut(key) {
-            if object.told == what {
+            if object.reported == what {
                 return;
             }
-            what.clone_into(&mut object.told);
+            what.clone_into(&mut object.reported);
         }
         tracing::info!("{what}");
         self.send(key, what);
@@ -394,7 +394,7 @@ impl ReconcileLoop {
                         .for_each(|vnet| table.enqueue(vnet));
                     table.enqueue(&key);
                 }
-                Err(_) => tracing::warn!("journal: {text:?} is not of this version; left alone"),
+                Err(_) => tracing::warn!("journal: {text:?} is of another version; ignored"),
             }
         }
         plan.keys().iter().for_each(|key| table.enqueue(key));
@@ -595,7 +595,7 @@ impl ReconcileLoop {
         };
         // Leftovers first, since they may be where a new object has to be.
         or_stop(&|| {
-            let mut doing = StepContext {
+            let mut context = StepContext {
                 report: &|what| tracing::info!("{what}"),
                 inner: None,
                 backing_off: false,
@@ -605,7 +605,7 @@ impl ReconcileLoop {
                 recheck_after: None,
                 newest: &|| self.plan(),
             };
-            let first = self.reconciler.step(&ObjectKey::Leftovers, &self.plan(), &mut doing);
+            let first = self.reconciler.step(&ObjectKey::Leftovers, &self.plan(), &mut context);
             // It is in the queue as well.
             first.err().iter().for_each(|error| tracing::warn!("{}", error_chain(error)));
         });
@@ -644,10 +644,10 @@ impl ReconcileLoop {
         let ended = std::mem::take(&mut object.ended);
         drop(table);
         for directory in ended {
-            self.tell_end(&key, &directory, renew);
+            self.report_end(&key, &directory, renew);
         }
         let plan = self.plan();
-        let mut doing = StepContext {
+        let mut context = StepContext {
             report: &|what| lock(&self.table).report_step(&key, what),
             inner,
             backing_off: held,
@@ -657,10 +657,10 @@ impl ReconcileLoop {
             recheck_after: None,
             newest: &|| self.plan(),
         };
-        let result = self.reconciler.step(&key, &plan, &mut doing);
-        let StepContext { started, wake, recheck_after: again, .. } = doing;
+        let result = self.reconciler.step(&key, &plan, &mut context);
+        let StepContext { started, wake, recheck_after: again, .. } = context;
         let pause = match self.watch(&key, &plan, &result) {
-            true => again.unwrap_or(RESYNC_PAUSE).clamp(LOOK_PAUSE_MIN, RESYNC_PAUSE),
+            true => again.unwrap_or(RESYNC_PAUSE).clamp(CHECK_PAUSE_MIN, RESYNC_PAUSE),
             false => SETTLE_PAUSE,
         };
         self.end(&key, began, result, (started, renew), wake, pause);
@@ -668,10 +668,10 @@ impl ReconcileLoop {
     }
 
     /// `renew`: a client requested the restart.
-    fn tell_end(&self, key: &ObjectKey, directory: &Path, renew: bool) {
+    fn report_end(&self, key: &ObjectKey, directory: &Path, renew: bool) {
         // The directory of a process that had to end may be gone already, and with it the reason.
         let how = match (renew, self.machine.has_directory(directory)) {
-            (true, _) => Some("as was asked".to_owned()),
+            (true, _) => Some("as requested".to_owned()),
             (false, true) => Some(self.machine.ending(directory)),
             (false, false) => None,
         };
@@ -681,7 +681,7 @@ impl ReconcileLoop {
         self.watch_hub.post(event(key.process_object(&id), EventKind::Ended, how));
     }
 
-    fn tell_start(&self, key: &ObjectKey, started: Started, again: bool) {
+    fn report_start(&self, key: &ObjectKey, started: Started, again: bool) {
         let what = if again { EventKind::Restarted } else { EventKind::Started };
         let object = key.object();
         let own = match key {
@@ -745,22 +745,22 @@ impl ReconcileLoop {
             }
             result => result,
         };
-        let pause = (waited / 4).clamp(LOOK_PAUSE_MIN, LOOK_PAUSE_MAX);
+        let pause = (waited / 4).clamp(CHECK_PAUSE_MIN, CHECK_PAUSE_MAX);
         let mut at = None;
-        let mut told = None;
+        let mut reported = None;
         if !matches!(result, Ok(StepOutcome::Wait(_))) {
-            object.told.clear();
+            object.reported.clear();
         }
         if object.started.itself || !matches!(result, Ok(StepOutcome::Wait(_))) {
             let (started, again) = object.count(now, renewed);
-            self.tell_start(key, started, again);
+            self.report_start(key, started, again);
         }
         // Repeated checks of pending work bring no news.
         let news = !matches!(result, Ok(StepOutcome::Wait(_))) || waited.is_zero();
         match result {
             Ok(StepOutcome::Wait(waiting)) => {
                 if waited.is_zero() {
-                    told = Some(format!("waiting for {}", waiting.what));
+                    reported = Some(format!("waiting for {}", waiting.what));
                     object.pending = Some((waiting.what, now));
                 }
                 object.how = ObjectPhase::Pending;
@@ -782,7 +782,7 @@ impl ReconcileLoop {
                 object.how = ObjectPhase::After(other.clone());
                 match table.objects.get_mut(&other).filter(|_| after) {
                     Some(other) => drop(other.dependents.insert(key.clone())),
-                    None => at = Some(now + LOOK_PAUSE_MIN),
+                    None => at = Some(now + CHECK_PAUSE_MIN),
                 }
                 table.wake_dependents(key);
             }
@@ -801,7 +801,7 @@ impl ReconcileLoop {
                 object.unremovable_since =
                     (!wanted).then(|| object.unremovable_since.unwrap_or(now));
                 if !wanted {
-                    told = Some(format!("{key}: {problem}; trying again"));
+                    reported = Some(format!("{key}: {problem}; retrying"));
                 }
                 object.health().problem = Some(problem);
                 at = Some(match key {
@@ -821,7 +821,7 @@ impl ReconcileLoop {
             true => table.unsettled.insert(key.clone()),
             false => table.unsettled.remove(key),
         };
-        if let Some(what) = told {
+        if let Some(what) = reported {
             table.send(key, &what);
         }
         table.settle(key);

@@ -21,7 +21,7 @@ use crate::key::ObjectKey;
 use crate::upgrade;
 
 /// Reported entries of one kind.
-const TOLD_MAX: usize = 16;
+const REPORTED_MAX: usize = 16;
 
 /// An object that outlives its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl VnetRemoval {
         match &self.stuck {
             Some((key, why, time)) => {
                 format!(
-                    "can't be removed for {} s, and is tried again: {key}: {why}",
+                    "can't be removed for {} s; the daemon retries: {key}: {why}",
                     time.as_secs()
                 )
             }
@@ -66,13 +66,13 @@ impl DaemonCore {
         // A stopped or damaged network is reported as such.
         let gone = names
             .filter(|vnet| !model.vnets.contains_key(vnet) && model.damaged_vnet(vnet).is_none());
-        let going = gone.map(|vnet| {
+        let removals = gone.map(|vnet| {
             let of = stuck.iter().filter(|it| it.key.vnet_name() == Some(&vnet));
             let first = of.max_by_key(|it| it.time);
             let stuck = first.map(|it| (it.key.clone(), it.why.clone(), it.time));
             VnetRemoval { vnet, stuck }
         });
-        going.collect()
+        removals.collect()
     }
 
     /// Returns the findings for `pdp doctor`.
@@ -88,11 +88,11 @@ impl DaemonCore {
             let detail = "nothing outlives its network or tenant";
             return vec![check(MachineCheckState::Ok, detail.into(), None)];
         }
-        let told = |it: Remnant| {
-            let hint = format!("remove it by `{}`", it.command);
+        let finding = |it: Remnant| {
+            let hint = format!("remove it with `{}`", it.command);
             check(MachineCheckState::Warn, format!("{}: {}", it.what, it.why), Some(hint))
         };
-        found.into_iter().map(told).collect()
+        found.into_iter().map(finding).collect()
     }
 
     /// Returns all objects that outlive their owner, and those whose removal fails.
@@ -109,8 +109,8 @@ impl DaemonCore {
         let owners = self.images.unreadable();
 
         let (model, plan) = (self.model(), self.reconcile_loop.plan());
-        let things = self.host.state.journal().unwrap_or_default();
-        let journal = things.keys().filter_map(|key| key.parse::<ObjectKey>().ok());
+        let entries = self.host.state.journal().unwrap_or_default();
+        let journal = entries.keys().filter_map(|key| key.parse::<ObjectKey>().ok());
         let keys: BTreeSet<ObjectKey> = plan.keys().into_iter().chain(journal).collect();
         let vnets: BTreeSet<&str> = keys
             .iter()
@@ -127,22 +127,22 @@ impl DaemonCore {
         let removal = |place: &Path| mounts.removal(place);
         // An object that was removed since it was found is no remnant.
         let dir = |place: &Path| place.exists().then(|| format!("directory {}", place.display()));
-        for going in self.removals() {
-            let number = model.allocations.number_of(&going.vnet);
+        for it in self.removals() {
+            let number = model.allocations.number_of(&it.vnet);
             let ids = number.map_or(String::new(), |number| {
                 let first = vnet_uid_base(number);
                 format!(", which has the user ids {first} to {}", first + UIDS_PER_VNET - 1)
             });
-            let place = match &going.stuck {
+            let place = match &it.stuck {
                 Some((ObjectKey::Guest { vnet, node, number }, ..)) => {
                     places.node(vnet, node).join(format!("g{number}"))
                 }
                 Some((ObjectKey::Node { vnet, node }, ..)) => places.node(vnet, node),
-                Some(_) => places.run.join("vnets").join(&going.vnet),
+                Some(_) => places.run.join("vnets").join(&it.vnet),
                 // Its removal has only begun.
                 None => continue,
             };
-            add(format!("network {}{ids}", going.vnet), &going.words(), removal(&place));
+            add(format!("network {}{ids}", it.vnet), &it.words(), removal(&place));
         }
         for stuck in self.reconcile_loop.stuck() {
             let place = match &stuck.key {
@@ -179,7 +179,7 @@ impl DaemonCore {
         for name in names(&places.run).into_iter().filter(|name| name.starts_with(upgrade::LEFT)) {
             let place = places.run.join(name);
             if let Some(what) = dir(&place) {
-                add(what, "another version's", removal(&place));
+                add(what, "left by another version", removal(&place));
             }
         }
         for name in externals {
@@ -247,9 +247,9 @@ impl DaemonCore {
             let object = if kind == "Tenant" { format!("tenant/{name}") } else { name.clone() };
             add(format!("{kind} {name}"), why, format!("pdp delete {object}"));
         }
-        let left = found.len().saturating_sub(TOLD_MAX);
+        let left = found.len().saturating_sub(REPORTED_MAX);
         if left > 0 {
-            found.truncate(TOLD_MAX);
+            found.truncate(REPORTED_MAX);
             if let Some(last) = found.last_mut() {
                 last.why += &format!(" (and {left} more)");
             }

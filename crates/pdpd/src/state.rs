@@ -81,12 +81,12 @@ const PASSABLE: u32 = 0o711;
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// SQLite refused.
-    #[error("state {path}: {doing} failed; check the disk and its free space")]
+    #[error("state {path}: {action} failed; check the disk and its free space")]
     Database {
         /// The file.
         path: PathBuf,
         /// The attempted action.
-        doing: &'static str,
+        action: &'static str,
         /// SQLite's reason.
         source: rusqlite::Error,
     },
@@ -111,8 +111,8 @@ pub enum StateError {
     },
     /// It is damaged.
     #[error(
-        "state {path} is damaged: {found}; what runs goes on. Put a copy of the file back, or move it \
-         away and start pdpd once with --forget: it ends what runs, and the specs are to be applied \
+        "state {path} is damaged: {found}; networks keep running. Restore a copy of the file; or \
+         move it away, start pdpd once with --forget, which ends the networks, and apply the specs \
          again"
     )]
     Damaged {
@@ -209,9 +209,9 @@ impl StateFile {
             .and_then(|file| file.set_permissions(Permissions::from_mode(PRIVATE)))
             .and_then(|()| std::fs::set_permissions(directory, Permissions::from_mode(PASSABLE)))
             .map_err(refused)?;
-        let failed = |doing| {
+        let failed = |action| {
             let path = path.clone();
-            move |source| StateError::Database { path, doing, source }
+            move |source| StateError::Database { path, action, source }
         };
         let damaged = |found: String| StateError::Damaged { path: path.clone(), found };
         let database = Connection::open(&path).map_err(failed("opening"))?;
@@ -228,13 +228,13 @@ impl StateFile {
                 use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
                 return match error.sqlite_error_code() {
                     Some(DatabaseCorrupt | NotADatabase) => Err(damaged(error.to_string())),
-                    _ => Err(failed("setting it up")(error)),
+                    _ => Err(failed("setting up the database")(error)),
                 };
             }
         }
         let found: i64 = database
             .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(failed("reading its version"))?;
+            .map_err(failed("reading the version"))?;
         if found > SCHEMA_VERSION {
             return Err(StateError::Newer { path, found });
         }
@@ -244,7 +244,7 @@ impl StateFile {
                 "BEGIN; {SCHEMA} {} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;",
                 access::SCHEMA
             ))
-            .map_err(failed("making its tables"))?;
+            .map_err(failed("creating tables"))?;
         // Earlier versions did not record the owners of the numbers.
         database
             .execute(
@@ -253,7 +253,7 @@ impl StateFile {
                  FROM numbers WHERE scope=?2",
                 [OPERATORS, SCOPE],
             )
-            .map_err(failed("writing down owners of numbers"))?;
+            .map_err(failed("recording the owners of numbers"))?;
         let trail = Trail::open(directory)?;
         trail.take_over(&database).map_err(failed("moving the audit log to its own file"))?;
         Ok(Self { path, database: Mutex::new(database), trail, is_new })
@@ -279,13 +279,14 @@ impl StateFile {
 
     /// Returns the allocations.
     pub fn allocations(&self) -> Result<Allocations, StateError> {
-        self.read("reading the ledger", |db| {
+        self.read("reading allocations", |db| {
             let mut vnets: BTreeMap<String, VnetAllocation> = BTreeMap::new();
             let mut numbers = db.prepare("SELECT name, number FROM numbers WHERE scope=?1")?;
             let mut rows = numbers.query([SCOPE])?;
             while let Some(row) = rows.next()? {
-                let holding = VnetAllocation { number: row.get(1)?, ..VnetAllocation::default() };
-                vnets.insert(row.get(0)?, holding);
+                let allocation =
+                    VnetAllocation { number: row.get(1)?, ..VnetAllocation::default() };
+                vnets.insert(row.get(0)?, allocation);
             }
             let mut placements =
                 db.prepare("SELECT vnet, node, guest, engine, power_millicores FROM placements")?;
@@ -294,16 +295,16 @@ impl StateFile {
                 let (vnet, node): (String, String) = (row.get(0)?, row.get(1)?);
                 let placement =
                     EnginePlacement { engine: row.get(3)?, power_millicores: row.get(4)? };
-                if let Some(holding) = vnets.get_mut(&vnet) {
-                    holding.guests.entry(node).or_default().insert(row.get(2)?, placement);
+                if let Some(allocation) = vnets.get_mut(&vnet) {
+                    allocation.guests.entry(node).or_default().insert(row.get(2)?, placement);
                 }
             }
             let mut ports = db.prepare("SELECT vnet, node, interface, number FROM ports")?;
             let mut rows = ports.query([])?;
             while let Some(row) = rows.next()? {
                 let (vnet, node): (String, String) = (row.get(0)?, row.get(1)?);
-                if let Some(holding) = vnets.get_mut(&vnet) {
-                    holding.ports.entry(node).or_default().insert(row.get(2)?, row.get(3)?);
+                if let Some(allocation) = vnets.get_mut(&vnet) {
+                    allocation.ports.entry(node).or_default().insert(row.get(2)?, row.get(3)?);
                 }
             }
             for table in ["links_down", "links_silent"] {
@@ -311,10 +312,10 @@ impl StateFile {
                 let mut rows = links.query([])?;
                 while let Some(row) = rows.next()? {
                     let vnet: String = row.get(0)?;
-                    let Some(holding) = vnets.get_mut(&vnet) else { continue };
+                    let Some(allocation) = vnets.get_mut(&vnet) else { continue };
                     match table {
-                        "links_down" => holding.links_down.insert(row.get(1)?),
-                        _ => holding.links_silent.insert(row.get(1)?),
+                        "links_down" => allocation.links_down.insert(row.get(1)?),
+                        _ => allocation.links_silent.insert(row.get(1)?),
                     };
                 }
             }
@@ -324,14 +325,14 @@ impl StateFile {
             while let Some(row) = rows.next()? {
                 let began =
                     ScheduleStart { hash: row.get(2)?, boot: row.get(3)?, at_ns: row.get(4)? };
-                if let Some(holding) = vnets.get_mut(&row.get::<_, String>(0)?) {
-                    holding.schedules.insert(row.get(1)?, began);
+                if let Some(allocation) = vnets.get_mut(&row.get::<_, String>(0)?) {
+                    allocation.schedules.insert(row.get(1)?, began);
                 }
             }
             let mut owners = db.prepare("SELECT number, owner FROM number_owners")?;
             let rows = owners.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let owners = Arc::new(rows.collect::<rusqlite::Result<BTreeMap<u32, String>>>()?);
-            let vnets = vnets.into_iter().map(|(name, holding)| (name, Arc::new(holding)));
+            let vnets = vnets.into_iter().map(|(name, allocation)| (name, Arc::new(allocation)));
             let vnets: SharedMap<VnetAllocation> = Arc::new(vnets.collect());
             let stopped = "SELECT value FROM settings WHERE name='stopped'";
             let stopped = db.query_row(stopped, [], |row| row.get(0)).optional()?.unwrap_or(false);
@@ -367,8 +368,8 @@ impl StateFile {
                 tx.execute("DELETE FROM documents WHERE kind=?1 AND name=?2", [kind, name])?;
                 if kind == "Tenant" {
                     tx.execute("DELETE FROM tokens WHERE tenant=?1", [name])?;
-                    let gone = "UPDATE number_owners SET owner=?1 WHERE owner=?2";
-                    tx.execute(gone, [GONE, name])?;
+                    let sql = "UPDATE number_owners SET owner=?1 WHERE owner=?2";
+                    tx.execute(sql, [GONE, name])?;
                 }
             }
             for d in &change.put {
@@ -387,8 +388,10 @@ impl StateFile {
                 tx.execute("DELETE FROM links_silent WHERE vnet=?1", [vnet])?;
                 tx.execute("DELETE FROM schedules WHERE vnet=?1", [vnet])?;
             }
-            for (vnet, holding) in &change.allocations {
-                holding.iter().try_for_each(|holding| put_holding(tx, vnet, holding))?;
+            for (vnet, allocation) in &change.allocations {
+                allocation
+                    .iter()
+                    .try_for_each(|allocation| put_allocation(tx, vnet, allocation))?;
             }
             for (vnet, remains) in &change.remains {
                 match remains {
@@ -410,7 +413,7 @@ impl StateFile {
 
     /// Records that `key` is about to be created. `detail` identifies what may exist of it.
     pub fn intend(&self, key: &str, detail: &str) -> Result<(), StateError> {
-        self.write("writing down an intention", |tx| {
+        self.write("recording an intention", |tx| {
             tx.execute("INSERT OR REPLACE INTO things VALUES (?1, NULL, ?2)", [key, detail])
                 .map(drop)
         })
@@ -418,7 +421,7 @@ impl StateFile {
 
     /// Records that `key` exists, made from inputs with this hash.
     pub fn confirm(&self, key: &str, hash: &str, detail: &str) -> Result<(), StateError> {
-        self.write("confirming a thing", |tx| {
+        self.write("confirming an object", |tx| {
             tx.execute("INSERT OR REPLACE INTO things VALUES (?1, ?2, ?3)", [key, hash, detail])
                 .map(drop)
         })
@@ -426,7 +429,7 @@ impl StateFile {
 
     /// Records that nothing is left of `key`.
     pub fn forget(&self, key: &str) -> Result<(), StateError> {
-        self.write("forgetting a thing", |tx| {
+        self.write("forgetting an object", |tx| {
             tx.execute("DELETE FROM things WHERE key=?1", [key]).map(drop)
         })
     }
@@ -459,19 +462,19 @@ impl StateFile {
 
     fn read<T>(
         &self,
-        doing: &'static str,
+        action: &'static str,
         run: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StateError> {
         run(&self.lock()).map_err(|source| StateError::Database {
             path: self.path.clone(),
-            doing,
+            action,
             source,
         })
     }
 
     fn write(
         &self,
-        doing: &'static str,
+        action: &'static str,
         run: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<()>,
     ) -> Result<(), StateError> {
         let mut database = self.lock();
@@ -479,12 +482,16 @@ impl StateFile {
             run(&tx)?;
             tx.commit()
         });
-        done.map_err(|source| StateError::Database { path: self.path.clone(), doing, source })
+        done.map_err(|source| StateError::Database { path: self.path.clone(), action, source })
     }
 }
 
-fn put_holding(tx: &Transaction<'_>, vnet: &str, holding: &VnetAllocation) -> rusqlite::Result<()> {
-    let VnetAllocation { number, guests, ports, links_down, links_silent, schedules } = holding;
+fn put_allocation(
+    tx: &Transaction<'_>,
+    vnet: &str,
+    allocation: &VnetAllocation,
+) -> rusqlite::Result<()> {
+    let VnetAllocation { number, guests, ports, links_down, links_silent, schedules } = allocation;
     tx.execute("INSERT INTO numbers VALUES (?1, ?2, ?3)", params![SCOPE, vnet, number])?;
     let owned = "INSERT OR REPLACE INTO number_owners VALUES (?1, ?2)";
     tx.execute(owned, params![number, owner_of(vnet)])?;
@@ -523,8 +530,11 @@ mod tests {
         StoredDocument { kind: "VirtualNetwork".into(), name: name.into(), body: "{}".into() }
     }
 
-    fn held(vnet: &str, holding: VnetAllocation) -> (String, Option<Arc<VnetAllocation>>) {
-        (vnet.into(), Some(Arc::new(holding)))
+    fn allocated_to(
+        vnet: &str,
+        allocation: VnetAllocation,
+    ) -> (String, Option<Arc<VnetAllocation>>) {
+        (vnet.into(), Some(Arc::new(allocation)))
     }
 
     #[test]
@@ -546,7 +556,8 @@ mod tests {
         let numbered = |number| VnetAllocation { number, ..VnetAllocation::default() };
         let mut change = StateChange {
             put: vec![document("red"), document("blue")],
-            allocations: [held("red", red.clone()), held("blue", numbered(1))].into(),
+            allocations: [allocated_to("red", red.clone()), allocated_to("blue", numbered(1))]
+                .into(),
             stopped: true,
             ..StateChange::default()
         };
@@ -557,10 +568,10 @@ mod tests {
 
         let state = StateFile::open(directory.path()).unwrap();
         assert_eq!(state.documents().unwrap(), vec![document("blue"), document("red")]);
-        let mut ledger = Allocations { stopped: true, ..Allocations::default() };
-        ledger.set("red", Some(red));
-        ledger.set("blue", Some(numbered(1)));
-        assert_eq!(state.allocations().unwrap(), ledger);
+        let mut allocations = Allocations { stopped: true, ..Allocations::default() };
+        allocations.set("red", Some(red));
+        allocations.set("blue", Some(numbered(1)));
+        assert_eq!(state.allocations().unwrap(), allocations);
         let changes = "SELECT generation FROM documents ORDER BY name";
         let changes: Vec<u32> = {
             let database = state.lock();
@@ -572,15 +583,15 @@ mod tests {
         // A number that one vnet frees is available to another at once.
         let gone = StateChange {
             delete: vec![("VirtualNetwork".into(), "red".into())],
-            allocations: [held("blue", numbered(0)), ("red".into(), None)].into(),
+            allocations: [allocated_to("blue", numbered(0)), ("red".into(), None)].into(),
             ..StateChange::default()
         };
         state.commit(&gone).unwrap();
         assert_eq!(state.documents().unwrap(), vec![document("blue")]);
-        ledger = Allocations { stopped: false, ..ledger };
-        ledger.set("red", None);
-        ledger.set("blue", Some(numbered(0)));
-        assert_eq!(state.allocations().unwrap(), ledger);
+        allocations = Allocations { stopped: false, ..allocations };
+        allocations.set("red", None);
+        allocations.set("blue", Some(numbered(0)));
+        assert_eq!(state.allocations().unwrap(), allocations);
     }
 
     #[test]
@@ -592,8 +603,8 @@ mod tests {
         state.confirm("node red/r1", "abc", "{\"pid\":1}").unwrap();
         drop(state);
         let state = StateFile::open(directory.path()).unwrap();
-        let thing = state.journal_entry("node red/r1").unwrap().unwrap();
-        assert_eq!(thing, JournalEntry { hash: Some("abc".into()), detail: "{\"pid\":1}".into() });
+        let entry = state.journal_entry("node red/r1").unwrap().unwrap();
+        assert_eq!(entry, JournalEntry { hash: Some("abc".into()), detail: "{\"pid\":1}".into() });
         state.forget("node red/r1").unwrap();
         assert!(state.journal().unwrap().is_empty());
     }
@@ -603,9 +614,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let state = StateFile::open(directory.path()).unwrap();
         let same = VnetAllocation { number: 1, ..VnetAllocation::default() };
-        let held = [held("red", same.clone()), held("blue", same)].into();
+        let allocations = [allocated_to("red", same.clone()), allocated_to("blue", same)].into();
         let change =
-            StateChange { put: vec![document("red")], allocations: held, ..StateChange::default() };
+            StateChange { put: vec![document("red")], allocations, ..StateChange::default() };
         assert!(state.commit(&change).is_err());
         assert!(state.documents().unwrap().is_empty());
     }
@@ -615,7 +626,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let state = StateFile::open(directory.path()).unwrap();
         let numbered = |number| VnetAllocation { number, ..VnetAllocation::default() };
-        let vnets = [held("acme.lab", numbered(0)), held("red", numbered(1))];
+        let vnets = [allocated_to("acme.lab", numbered(0)), allocated_to("red", numbered(1))];
         state.commit(&StateChange { allocations: vnets.into(), ..StateChange::default() }).unwrap();
         state.lock().execute_batch("DROP TABLE number_owners").unwrap();
         let state = StateFile::open(directory.path()).unwrap();

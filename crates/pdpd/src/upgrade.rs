@@ -66,9 +66,10 @@ pub fn prepare(run: &Path, cgroup: &str) -> Result<(), HostError> {
         return close(run);
     }
     if NAMES.iter().any(|name| run.join(name).exists()) {
-        let found = found.as_deref().unwrap_or("before there were any");
+        let found = found.as_deref().unwrap_or("unknown");
         tracing::warn!(
-            "what runs is of version {found}, this pdpd's is {RUN_VERSION}: all of it is started anew"
+            "the run directory is of version {found}, this pdpd uses {RUN_VERSION}: everything \
+             restarts"
         );
         // Remains of one owner must not prevent a start. They are moved aside and reported.
         if let Err(error) = Cgroups::new(cgroup)?.remove("", END_WAIT) {
@@ -123,7 +124,7 @@ fn set_aside(run: &Path, name: &str) -> Result<(), HostError> {
         Some(Ok(free)) => {
             let free = free.display();
             tracing::warn!(
-                "{}; it is {free} now: remove it by `rm -rf {free}`",
+                "{}; moved to {free}: remove it with `rm -rf {free}`",
                 error_chain(&error)
             );
             Ok(())

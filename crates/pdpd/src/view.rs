@@ -92,8 +92,8 @@ pub fn vnets(engine: &DaemonCore, scope: &AccessScope) -> Vec<VnetSummary> {
         message: Some(message),
         ..VnetSummary::default()
     };
-    let going = engine.removals().into_iter();
-    all.extend(going.map(|it| bare(it.vnet.clone(), Phase::Removing, it.words())));
+    let removals = engine.removals().into_iter();
+    all.extend(removals.map(|it| bare(it.vnet.clone(), Phase::Removing, it.words())));
     let damaged = model.damaged.iter().filter(|((kind, _), _)| kind == "VirtualNetwork");
     all.extend(damaged.map(|((_, name), why)| {
         bare(name.clone(), Phase::Failed, format!("{why}; apply it again, or delete it"))
@@ -197,18 +197,18 @@ impl StatusView<'_> {
     /// packets differently from its forwarding guests.
     fn hooks(&self, name: &str, plan: &NodePlan) -> Option<Condition> {
         let config = &plan.mirror.as_ref()?.config;
-        let HelperReply::Reply(said) = self.mirrors.get(config.control_socket.as_path())? else {
+        let HelperReply::Reply(report) = self.mirrors.get(config.control_socket.as_path())? else {
             return None;
         };
         // A user's own program follows no kernel.
-        if said.hooks.is_empty() || plan.followers() == 0 {
+        if report.hooks.is_empty() || plan.followers() == 0 {
             return None;
         }
-        let found = hook_words(&said.hooks);
+        let found = hook_words(&report.hooks);
         let message = match config.hooks {
             mirror::HookPolicy::Strict => format!(
-                "{found}: packets that this concerns take the slower path through the kernel \
-                 (kernelHooks: strict)"
+                "{found}: affected packets take the slower path through the kernel (kernelHooks: \
+                 strict)"
             ),
             mirror::HookPolicy::Ignore => {
                 format!("{found}: not applied to forwarded packets (kernelHooks: ignore)")
@@ -252,7 +252,7 @@ impl StatusView<'_> {
             nodes.iter().filter(|node| node.control.pid.is_some()).map(|node| &node.name).collect();
         let now_ns = allocations::now_ns();
         let mut queues_left = QUEUES_SHOWN;
-        let mut link_status = |(link, way): (&mux::Vlink, &plan::LinkPath)| {
+        let mut link_status = |(link, path): (&mux::Vlink, &plan::LinkPath)| {
             let schedule = link.schedule.as_ref().map(|it| schedule_status(it, now_ns));
             let now = link.at(now_ns);
             let missing = link.ends.iter().find_map(|end| self.missing(end, &up));
@@ -263,15 +263,15 @@ impl StatusView<'_> {
                 (false, true) => Some("set down, silently: its ends keep their carrier".to_owned()),
             };
             let by_schedule = (link.up && !now.up).then(|| "down by its schedule".to_owned());
-            let (way, way_reason) = match way {
+            let (path, path_reason) = match path {
                 plan::LinkPath::Kernel => (ForwardingPath::Kernel, None),
                 plan::LinkPath::Mux(why) => (ForwardingPath::Mux, why.clone()),
             };
             LinkStatus {
                 name: link.name.clone(),
                 endpoints: link.ends.iter().map(|end| end_words(end, plan)).collect(),
-                way,
-                way_reason,
+                path,
+                path_reason,
                 up: link.up,
                 silent,
                 carrier: plan.has_carrier(link, now_ns)
@@ -293,12 +293,12 @@ impl StatusView<'_> {
                 let troubles = parts.chain(failing(node));
                 troubles.map(|(what, message)| (format!("{}/{what}", node.name), message))
             });
-            let way = |link: &mux::Vlink| {
+            let trouble = |link: &mux::Vlink| {
                 let wrong = link.up.then(|| self.cut_off_outside(link)).flatten();
                 (link.name.clone(), wrong.or_else(|| self.underlay(name, link, plan)))
             };
-            let ways: Vec<_> = plan.mux.vlinks.iter().map(way).collect();
-            told_once(parts.chain(ways.iter().map(|(link, wrong)| (link.clone(), wrong))))
+            let by_link: Vec<_> = plan.mux.vlinks.iter().map(trouble).collect();
+            by_cause(parts.chain(by_link.iter().map(|(link, wrong)| (link.clone(), wrong))))
         });
         let ready = phase == Phase::Running && nodes.iter().all(|node| node.ready);
         VnetStatus { phase, message, ready, links, nodes }
@@ -399,8 +399,8 @@ impl StatusView<'_> {
                 helper(&mirror.process.dir, health.map(|health| health.mirror_restarts));
             if status.phase == Phase::Running {
                 match self.mirrors.get(mirror.config.control_socket.as_path()) {
-                    Some(HelperReply::Reply(said)) => {
-                        status.message = refused_routes(mirror, said.routes_refused);
+                    Some(HelperReply::Reply(reply)) => {
+                        status.message = refused_routes(mirror, reply.routes_refused);
                     }
                     Some(HelperReply::TimedOut) => status.late = true,
                     Some(HelperReply::None) | None => {}
@@ -465,7 +465,7 @@ impl StatusView<'_> {
         };
         let troubles = parts(&node).map(|(part, status)| (part, &status.message));
         let engine = node.engine.iter().map(|engine| ("mux".to_owned(), &engine.message));
-        let message = told_once(troubles.chain(failing(&node)).chain(engine));
+        let message = by_cause(troubles.chain(failing(&node)).chain(engine));
         let all_run = parts(&node).all(|(_, status)| status.phase == Phase::Running);
         node.phase = match (self.model.allocations.stopped, node.control.phase) {
             (true, _) => Phase::Stopped,
@@ -485,7 +485,7 @@ impl StatusView<'_> {
     /// that started the node does not report it.
     fn commands(&self, plan: &NodePlan, runs: bool) -> Vec<CommandStatus> {
         match self.engine.host.runtime.commands(&plan.control.dir) {
-            Ok(Some(told)) if runs => commands::commands(&plan.commands, Some(told)),
+            Ok(Some(report)) if runs => commands::commands(&plan.commands, Some(report)),
             Ok(None) if runs => Vec::new(),
             _ => commands::commands(&plan.commands, None),
         }
@@ -508,10 +508,10 @@ impl StatusView<'_> {
     /// True if a guest's routes equal the kernel's, as far as its mirror knows.
     fn routes_synced(&self, plan: &NodePlan, number: u32) -> Option<bool> {
         let path = plan.mirror.as_ref()?.config.control_socket.as_path();
-        let HelperReply::Reply(said) = self.mirrors.get(path)? else { return None };
-        let guest = said.guests.iter().find(|guest| guest.guest == number);
+        let HelperReply::Reply(report) = self.mirrors.get(path)? else { return None };
+        let guest = report.guests.iter().find(|guest| guest.guest == number);
         match guest {
-            Some(guest) => Some(guest.synced && said.settled),
+            Some(guest) => Some(guest.synced && report.settled),
             None => {
                 let mirrored = plan.guests.get(&number).is_some_and(|guest| guest.mirrored);
                 (mirrored || plan.mux_follows()).then_some(false)
@@ -575,8 +575,8 @@ impl StatusView<'_> {
             None => ProcessStatus::default(),
         };
         let mut used: BTreeMap<&str, Vec<FeGuest>> = BTreeMap::new();
-        for (vnet, holding) in &*self.model.allocations.vnets {
-            for (node, guests) in &holding.guests {
+        for (vnet, allocation) in &*self.model.allocations.vnets {
+            for (node, guests) in &allocation.guests {
                 for (&number, placement) in guests {
                     used.entry(&placement.engine).or_default().push(FeGuest {
                         vnet: vnet.clone(),
@@ -616,16 +616,18 @@ impl StatusView<'_> {
             let cut_off = self.cut_off(name);
             let loses = self.engine.reconcile_loop.loses_long_frames(name).then(|| {
                 format!(
-                    "{outlet} has no XDP of its own: frames that senders leave to it to cut are \
-                     dropped; give attach: packet"
+                    "{outlet} has no native XDP: it drops frames that rely on its segmentation \
+                     offload; give attach: packet"
                 )
             });
-            let instead = self.engine.reconcile_loop.instead_of_xdp(name).map(|why| {
-                format!("packet sockets take the place of AF_XDP, and are slower ({why})")
-            });
+            let instead = self
+                .engine
+                .reconcile_loop
+                .instead_of_xdp(name)
+                .map(|why| format!("packet sockets replace AF_XDP, and are slower ({why})"));
             let attached = health.is_some() && problem.is_none();
-            let there = interface.device.is_some() && mtu_bytes.is_some();
-            let carrier = there.then_some(cut_off.is_none());
+            let present = interface.device.is_some() && mtu_bytes.is_some();
+            let carrier = present.then_some(cut_off.is_none());
             let notes: Vec<String> =
                 problem.or(cut_off).into_iter().chain(loses).chain(instead).collect();
             externals.push(ExternalStatus {
@@ -769,7 +771,8 @@ fn reached_words(of: &str, processes: u32, memory: Bytes, hits: LimitHits) -> Ve
     let LimitHits { memory_kills, processes_refused } = hits;
     let refused = (processes_refused > 0).then(|| {
         format!(
-            "reached {of}.processes ({processes}): processes or threads were refused {}; raise it",
+            "reached {of}.processes ({processes}): the kernel refused processes or threads {}; \
+             raise it",
             pdp_spec::count(count(processes_refused), "time")
         )
     });
@@ -805,7 +808,7 @@ fn external_words(name: &str, why: &str) -> String {
 }
 
 /// Describes problems by their objects. A cause that several objects have in common appears once.
-fn told_once<'a>(all: impl Iterator<Item = (String, &'a Option<String>)>) -> Option<String> {
+fn by_cause<'a>(all: impl Iterator<Item = (String, &'a Option<String>)>) -> Option<String> {
     let mut causes: Vec<(&str, Vec<String>)> = Vec::new();
     for (name, cause) in all.filter_map(|(name, cause)| Some((name, cause.as_deref()?))) {
         match causes.iter_mut().find(|(known, _)| *known == cause) {
@@ -813,8 +816,8 @@ fn told_once<'a>(all: impl Iterator<Item = (String, &'a Option<String>)>) -> Opt
             None => causes.push((cause, vec![name])),
         }
     }
-    let told = causes.iter().map(|(cause, names)| format!("{}: {cause}", names.join(", ")));
-    Some(told.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
+    let texts = causes.iter().map(|(cause, names)| format!("{}: {cause}", names.join(", ")));
+    Some(texts.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty())
 }
 
 /// Describes routes that a mirror does not pass on.
@@ -837,24 +840,26 @@ fn underlay_words(
     ports: &[(&str, &str, u32)],
 ) -> String {
     use mux::UnderlayProblem as Problem;
-    let asked = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
+    let protocol = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
     match problem {
         Problem::Down => format!("device {device} is down: `ip link set {device} up`"),
         Problem::NoCarrier => format!(
-            "device {device} has no carrier: see to its cable, or to what is at its other end"
+            "device {device} has no carrier: check its cable and the device at its other end"
         ),
         Problem::NoAddress => format!(
-            "{local} is no address of this machine: `ip address add {local}/PREFIX dev {device}`"
+            "{local} is not an address of this machine: `ip address add {local}/PREFIX dev \
+             {device}`"
         ),
-        Problem::NoRoute => format!(
-            "there is no route to {remote} by {device}: add one, or an address of its network"
-        ),
+        Problem::NoRoute => {
+            format!("no route to {remote} over {device}: add one, or an address of its network")
+        }
         Problem::Unanswered { router: false } => format!(
-            "{remote} does not answer {asked} on {device}: see whether it is up and on this network"
+            "{remote} does not answer {protocol} on {device}: check that it is up and on this \
+             network"
         ),
         Problem::Unanswered { router: true } => format!(
-            "the router on the way to {remote} does not answer {asked} on {device}: see \
-             `ip route get {remote}`"
+            "the router on the path to {remote} does not answer {protocol} on {device}: see `ip \
+             route get {remote}`"
         ),
         Problem::PathMtu { path_bytes, packet_bytes } => {
             let mtu = ports.iter().map(|(_, _, mtu)| *mtu).max().unwrap_or(0);
@@ -866,8 +871,8 @@ fn underlay_words(
                 false => format!("set the mtu of {} to at most {fits}", names.join(", ")),
             };
             format!(
-                "the way to {remote} carries packets of {path_bytes} bytes, and those of this link \
-                 have up to {packet_bytes}: {to_do}"
+                "the path to {remote} carries packets up to {path_bytes} bytes, this link's have \
+                 up to {packet_bytes}: {to_do}"
             )
         }
     }
@@ -978,10 +983,10 @@ mod tests {
         let renamed = vec![InnerEndChange::Renamed("\u{1b}[2J".into()), InnerEndChange::Down];
         let changed =
             [("eth0".into(), renamed), ("eth1".into(), vec![InnerEndChange::Resized(1400)])];
-        let told = changed_ports("r1", &changed).expect("a condition");
-        assert_eq!((told.kind, &*told.node), (ConditionKind::PortChanged, "r1"));
+        let condition = changed_ports("r1", &changed).expect("a condition");
+        assert_eq!((condition.kind, &*condition.node), (ConditionKind::PortChanged, "r1"));
         let words = "port eth0: renamed to \\u{1b}[2J, set down; port eth1: its MTU set to 1400 (by the guest itself)";
-        assert_eq!(told.message, words);
+        assert_eq!(condition.message, words);
     }
 
     #[test]
@@ -997,30 +1002,31 @@ mod tests {
         for name in ["eth1", "eth2", "eth3", "eth4", "eth5"] {
             counters.ports.insert(name.into(), port(&["punt-limit-hook"]));
         }
-        let told = limiting_ports("r1", &counters).expect("a condition");
-        assert_eq!((told.kind, &*told.node), (ConditionKind::LimitDrops, "r1"));
+        let condition = limiting_ports("r1", &counters).expect("a condition");
+        assert_eq!((condition.kind, &*condition.node), (ConditionKind::LimitDrops, "r1"));
         let words = "eth9: floodPps of its link drops packets; eth1, eth2, eth3, eth4, …: puntLimits.hook drops packets; \
                      raise the limit, or send less";
-        assert_eq!(told.message, words);
+        assert_eq!(condition.message, words);
     }
 
     #[test]
     fn reached_limits_name_their_spec_keys() {
-        let told = |memory_kills, processes_refused| {
+        let reached = |memory_kills, processes_refused| {
             let hits = LimitHits { memory_kills, processes_refused };
             reached_words("resources", 256, Bytes(64 << 20), hits)
         };
-        assert_eq!(told(0, 0), [""; 0]);
+        assert_eq!(reached(0, 0), [""; 0]);
         let refused = |count| {
             format!(
-                "reached resources.processes (256): processes or threads were refused {count}; raise it"
+                "reached resources.processes (256): the kernel refused processes or threads \
+                 {count}; raise it"
             )
         };
-        assert_eq!(told(0, 1), [refused("1 time")]);
-        assert_eq!(told(0, 9), [refused("9 times")]);
+        assert_eq!(reached(0, 1), [refused("1 time")]);
+        assert_eq!(reached(0, 9), [refused("9 times")]);
         let killed =
             "reached resources.memory (64Mi): the kernel killed 1 of its processes; raise it";
-        assert_eq!(told(1, 1_234), [refused("at least 1000 times"), killed.into()]);
+        assert_eq!(reached(1, 1_234), [refused("at least 1000 times"), killed.into()]);
     }
 
     #[test]
@@ -1057,17 +1063,17 @@ mod tests {
     fn shared_cause_is_reported_once() {
         let [a, b] = ["no room", "ended"].map(|cause| Some(cause.to_owned()));
         let all = [("h1", &a), ("h2", &None), ("r1", &b), ("r2", &a)];
-        let told = told_once(all.into_iter().map(|(name, cause)| (name.to_owned(), cause)));
-        assert_eq!(told.as_deref(), Some("h1, r2: no room; r1: ended"));
-        assert_eq!(told_once([("h2".to_owned(), &None)].into_iter()), None);
+        let text = by_cause(all.into_iter().map(|(name, cause)| (name.to_owned(), cause)));
+        assert_eq!(text.as_deref(), Some("h1, r2: no room; r1: ended"));
+        assert_eq!(by_cause([("h2".to_owned(), &None)].into_iter()), None);
     }
 
     #[test]
     fn hook_texts_of_hostile_mirrors_are_sanitized() {
-        let said = vec![format!("\u{1b}[2J{}", "é".repeat(1 << 10)); 1 << 10];
-        let told = hook_words(&said);
-        assert!(told.starts_with("[2Jé") && !told.contains(char::is_control), "{told}");
-        let words = told.split("; ").map(str::len).collect::<Vec<_>>();
+        let hooks = vec![format!("\u{1b}[2J{}", "é".repeat(1 << 10)); 1 << 10];
+        let text = hook_words(&hooks);
+        assert!(text.starts_with("[2Jé") && !text.contains(char::is_control), "{text}");
+        let words = text.split("; ").map(str::len).collect::<Vec<_>>();
         assert_eq!(words, [mirror::HOOK_BYTES_MAX - 1; mirror::HOOKS_MAX + 1]);
     }
 }

@@ -251,7 +251,7 @@ fn every_request_is_audited_without_secrets() {
     }
     assert_eq!(short.len(), 8, "{short:?}");
     let refused = rows.iter().find(|row| row.what == "POST /v1/up").unwrap();
-    assert_eq!(refused.error.as_deref(), Some("not for the role tenant"));
+    assert_eq!(refused.error.as_deref(), Some("the role tenant may not do this"));
     assert!(rows.iter().all(|row| row.duration_us.is_some() && row.from.starts_with("pid ")));
     let text = serde_json::to_string(&rows).unwrap();
     assert!(!text.contains("pdp_"), "{text}");
@@ -345,13 +345,13 @@ async fn exec_arguments_and_exit_are_audited() {
         found = rows.map(|row| (row.command, row.status, row.exit, row.error)).collect();
         found.len() == 2 && found.iter().all(|row| row.1.is_some())
     });
-    let said = |text: &str| Some(text.to_owned());
-    let gone = said("broken off: the client went away");
+    let text = |text: &str| Some(text.to_owned());
+    let gone = text("broken off: the client went away");
     assert_eq!(
         found,
         [
-            (said("sh -c 'exit 7'"), Some(101), Some(7), None),
-            (said("sleep 600"), Some(101), None, gone),
+            (text("sh -c 'exit 7'"), Some(101), Some(7), None),
+            (text("sleep 600"), Some(101), None, gone),
         ]
     );
 }

@@ -47,7 +47,7 @@ impl Fake {
     }
 
     /// Sends these bytes.
-    fn says(bytes: impl Into<Vec<u8>>) -> Self {
+    fn answering(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self::new(move |mut stream| drop(stream.write_all(&bytes)))
     }
@@ -94,7 +94,7 @@ fn mismatched_mux_reply_is_a_clear_error() {
     for answer in kept.lines().filter_map(|line| line.strip_prefix("< ")) {
         let kind = answer.split('"').nth(1).unwrap();
         for (number, (fits, call)) in CALLS.iter().enumerate() {
-            let fake = Fake::says(frame(answer.as_bytes()));
+            let fake = Fake::answering(frame(answer.as_bytes()));
             let result = call(&fake.mux);
             match &result {
                 Ok(()) => assert!(fits.contains(kind), "{number}: {kind}"),
@@ -105,7 +105,7 @@ fn mismatched_mux_reply_is_a_clear_error() {
                 Err(error) => {
                     assert!(!fits.contains(kind), "{number}: {kind}: {error}");
                     assert!(error.is_nonsense_of_mux(), "{number}: {error}");
-                    assert!(error.to_string().contains("does not fit"), "{error}");
+                    assert!(error.to_string().contains("unexpected answer to"), "{error}");
                 }
             }
         }
@@ -135,10 +135,10 @@ fn garbage_replies_are_refused_before_allocation() {
         frame(br#""Done" "Done""#),
         reasons(REASONS_MAX + 1),
     ];
-    assert!(CALLS[4].1(&Fake::says(reasons(REASONS_MAX)).mux).is_ok());
+    assert!(CALLS[4].1(&Fake::answering(reasons(REASONS_MAX)).mux).is_ok());
     for bytes in garbage.into_iter().chain(deep) {
         for (number, (_, call)) in CALLS.iter().enumerate() {
-            let fake = Fake::says(&bytes[..]);
+            let fake = Fake::answering(&bytes[..]);
             let error = call(&fake.mux).unwrap_err();
             assert!(error.is_nonsense_of_mux(), "{number}: {error:?}");
         }
@@ -157,8 +157,8 @@ fn garbage_replies_are_refused_before_allocation() {
     for (length, bytes) in
         [(FRAME_BYTES_MAX, 100), (FRAME_BYTES_MAX, FRAME_BYTES_MAX), (5 << 20, 5 << 20)]
     {
-        let said = whole(length)[..bytes].to_vec();
-        let fake = Fake::says(said);
+        let part = whole(length)[..bytes].to_vec();
+        let fake = Fake::answering(part);
         let before = peak(true);
         let error = fake.mux.hello().unwrap_err();
         let more = peak(false).saturating_sub(before);

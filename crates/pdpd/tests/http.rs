@@ -236,7 +236,7 @@ fn answers_match_the_openapi_description() {
             "post",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames",
             format!("{node}/fastpath/frames"),
-            r#"{"port": "eth0", "way": "out", "frame": "00"}"#,
+            r#"{"port": "eth0", "direction": "out", "frame": "00"}"#,
         ),
         ("delete", paths::SUBSTRATE, paths::SUBSTRATE.into(), ""),
         ("get", paths::AUDIT, paths::AUDIT.into(), ""),
@@ -315,7 +315,10 @@ fn bad_requests_are_problems() {
         (400, with_body("POST", "/v1/apply", &"[".repeat(100_000))),
         (400, with_body("POST", "/v1/down", r#"{"purge": "yes"}"#)),
         (400, with_body("POST", "/v1/vnets/red/nodes/r1/fastpath/filters", &many_filters())),
-        (400, with_body("POST", "/v1/vnets/red/nodes/r1/fastpath/frames", r#"{"way": "up"}"#)),
+        (
+            400,
+            with_body("POST", "/v1/vnets/red/nodes/r1/fastpath/frames", r#"{"direction": "up"}"#),
+        ),
         (400, get("/v1/vnets/red/nodes/r1/fastpath/filters?first=-1")),
         (400, with_body("PUT", "/v1/vnets/red/links/x", "{}")),
         (409, with_body("DELETE", "/v1/substrate", "")),
@@ -516,7 +519,7 @@ fn route_table_times_out_if_client_stops_reading() {
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     let last = answer.lines().rfind(|line| line.contains('{')).unwrap();
-    assert!(last.contains("no routes were taken for 30 s"), "{last}");
+    assert!(last.contains("the client took no routes for 30 s"), "{last}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -97,8 +97,8 @@ where
     for (sign, names) in [("> ", variants::<Q>()), ("< ", variants::<A>())] {
         for variant in names {
             let is = |text: &str| text.contains(&format!("\"{variant}\""));
-            let there = text.lines().any(|line| line.starts_with(sign) && is(line));
-            assert!(there, "{name} has no {variant}: add one");
+            let found = text.lines().any(|line| line.starts_with(sign) && is(line));
+            assert!(found, "{name} has no {variant}: add one");
         }
     }
     keep(name, &written, MESSAGES);
@@ -351,15 +351,15 @@ fn tokens() -> Vec<Token> {
 }
 
 /// The journal: everything in [`model`], and one object that may exist partly.
-fn things() -> BTreeMap<String, JournalEntry> {
+fn journal() -> BTreeMap<String, JournalEntry> {
     let limits = r#"{"limits":{}}"#;
     let made = hashes(&model()).into_keys().map(|key| (Some(format!("of {key}")), key, limits));
     let half = (None, ObjectKey::external("A"), "/sys/fs/bpf/pdp/A");
     let vnet = (Some(String::new()), ObjectKey::vnet("red"), "");
-    let thing = |(hash, key, detail): (Option<String>, ObjectKey, &str)| {
+    let entry = |(hash, key, detail): (Option<String>, ObjectKey, &str)| {
         (key.to_string(), JournalEntry { hash, detail: detail.into() })
     };
-    made.chain([half, vnet]).map(thing).collect()
+    made.chain([half, vnet]).map(entry).collect()
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn state_files_of_every_version_are_read() {
     {
         let state = StateFile::open(place.path()).unwrap();
         state.commit(&model.change_from(&Model::default())).unwrap();
-        for (key, JournalEntry { hash, detail }) in things() {
+        for (key, JournalEntry { hash, detail }) in journal() {
             match hash {
                 Some(hash) => state.confirm(&key, &hash, &detail).unwrap(),
                 None => state.intend(&key, &detail).unwrap(),
@@ -398,7 +398,7 @@ fn state_files_of_every_version_are_read() {
         assert_eq!(state.tokens().unwrap(), tokens(), "{name}");
         assert_eq!(state.token(&[2; 32]).unwrap().as_ref(), tokens().get(1), "{name}");
         let found = state.journal().unwrap();
-        assert_eq!(found, things(), "{name}");
+        assert_eq!(found, journal(), "{name}");
         for key in found.keys() {
             key.parse::<ObjectKey>().unwrap_or_else(|error| panic!("{name}: {error}"));
         }

@@ -109,8 +109,8 @@ fn apply(before: &Model, text: String) -> Model {
     apply_beside(before, text, &[])
 }
 
-/// Applies files while parts of the vnets in `going` still exist.
-fn apply_beside(before: &Model, text: String, going: &[&str]) -> Model {
+/// Applies files while parts of the vnets in `remaining` still exist.
+fn apply_beside(before: &Model, text: String, remaining: &[&str]) -> Model {
     let file = SourceFile { name: "test.yaml".into(), text, ..SourceFile::default() };
     let documents = pdp_spec::parse(&[file]).unwrap_or_else(|faults| panic!("{faults:#?}"));
     let substrate =
@@ -118,7 +118,7 @@ fn apply_beside(before: &Model, text: String, going: &[&str]) -> Model {
     let existing = before.existing(&cpus(), substrate);
     let intent =
         pdp_spec::check(&documents, &existing).unwrap_or_else(|faults| panic!("{faults:#?}"));
-    before.with(intent, &places(), &cpus(), |vnet| going.contains(&vnet)).unwrap()
+    before.with(intent, &places(), &cpus(), |vnet| remaining.contains(&vnet)).unwrap()
 }
 
 fn both(red: &Wish, blue: &Wish) -> Model {
@@ -154,9 +154,9 @@ fn file_change_restarts_only_its_node() {
     let blue = |model: &Model| model.plan.vnets["blue"].clone();
     assert!(Arc::ptr_eq(&blue(&before), &blue(&after)), "what is as before is the same one");
     let changes = after.changes_from(&before, &BTreeSet::new(), false);
-    let told: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.action)).collect();
+    let actions: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.action)).collect();
     assert_eq!(
-        told,
+        actions,
         [("vnet/red", ChangeAction::Change), ("vnet/red/node/r1", ChangeAction::Restart)]
     );
 }
@@ -380,8 +380,8 @@ fn memifs_and_generators_are_planned_without_devices() {
     };
     assert_eq!(external("M"), OutletPlan::Memif(memif));
     let OutletPlan::Generator(generator) = external("G") else { panic!("a generator") };
-    let told = mux::GeneratorConfig { pps: 5, frames: 7, number_at: Some(56) };
-    assert_eq!((generator.config, generator.pcap), (told, Some(pcap)));
+    let config = mux::GeneratorConfig { pps: 5, frames: 7, number_at: Some(56) };
+    assert_eq!((generator.config, generator.pcap), (config, Some(pcap)));
     let OutletPlan::Generator(sink) = external("S") else { panic!("a generator") };
     assert_eq!(sink.config, mux::GeneratorConfig { pps: 0, frames: 0, number_at: None });
     assert_ne!(sink.hash, generator.hash);
@@ -449,8 +449,8 @@ fn label_change_is_reported_and_restarts_no_node() {
     let after = apply(&before, labelled);
     assert!(Arc::ptr_eq(&before.plan.vnets["red"], &after.plan.vnets["red"]));
     let changes = after.changes_from(&before, &BTreeSet::from(["red".to_string()]), false);
-    let told: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.detail.as_str())).collect();
-    assert_eq!(told, [("vnet/red", ""), ("vnet/red/node/r1", "labels")]);
+    let details: Vec<_> = changes.iter().map(|c| (c.object.as_str(), c.detail.as_str())).collect();
+    assert_eq!(details, [("vnet/red", ""), ("vnet/red/node/r1", "labels")]);
     assert_eq!(after.change_from(&before).put.len(), 1);
 }
 
@@ -460,7 +460,7 @@ fn stored_change_is_reported_without_running_effect() {
     let (red, blue) = (Wish::of("red", 1), Wish::of("blue", 2));
     let before = both(&red, &blue);
     let named = BTreeSet::from(["red".to_string()]);
-    let told = |text: String| {
+    let changes_of = |text: String| {
         let after = apply(&before, text);
         assert!(Arc::ptr_eq(&before.plan.vnets["red"], &after.plan.vnets["red"]));
         assert_eq!(after.change_from(&before).put.len(), 1);
@@ -469,10 +469,10 @@ fn stored_change_is_reported_without_running_effect() {
     };
     let one = |detail: &str| vec![("vnet/red".to_owned(), ChangeAction::Change, detail.to_owned())];
     let labels = red.yaml().replacen("{name: red", "{name: red, labels: {owner: two}", 1);
-    assert_eq!(told(labels), one("labels"));
+    assert_eq!(changes_of(labels), one("labels"));
     let anycast = red.yaml().replacen("eth0: {", "eth0: {anycast: true, ", 1);
     assert_ne!(anycast, red.yaml());
-    assert_eq!(told(anycast), one("stored spec"));
+    assert_eq!(changes_of(anycast), one("stored spec"));
     let again = apply(&before, red.yaml()).changes_from(&before, &named, false);
     assert_eq!(again.len(), 1);
     assert_eq!(again[0].action, ChangeAction::Unchanged);
@@ -484,16 +484,16 @@ fn down_and_up_report_stops_and_starts() {
     let up = both(&Wish::of("red", 1), &Wish::of("blue", 2));
     let mut down = up.clone();
     down.allocations.stopped = true;
-    let told = |before: &Model, after: &Model| {
+    let changes_of = |before: &Model, after: &Model| {
         let changes = after.changes_from(before, &BTreeSet::new(), false);
         changes.into_iter().map(|change| (change.object, change.action)).collect::<Vec<_>>()
     };
     let both = |action| ["vnet/blue", "vnet/red"].map(|vnet| (vnet.to_owned(), action));
-    assert_eq!(told(&up, &down), both(ChangeAction::Stop));
-    assert_eq!(told(&down, &up), both(ChangeAction::Start));
-    assert_eq!(told(&Model::default(), &up)[1..], both(ChangeAction::Create));
+    assert_eq!(changes_of(&up, &down), both(ChangeAction::Stop));
+    assert_eq!(changes_of(&down, &up), both(ChangeAction::Start));
+    assert_eq!(changes_of(&Model::default(), &up)[1..], both(ChangeAction::Create));
     let gone = up.without("red", &places(), &cpus()).unwrap();
-    assert_eq!(told(&up, &gone), [("vnet/red".to_owned(), ChangeAction::Delete)]);
+    assert_eq!(changes_of(&up, &gone), [("vnet/red".to_owned(), ChangeAction::Delete)]);
 }
 
 #[test]
@@ -674,17 +674,17 @@ spec: {{nodes: {{r1: {{kind: router, dataPlane: {plane}}}}}}}
         let after = apply(before, text);
         assert_eq!(hashes(&after.plan), hashes(&before.plan), "nothing starts anew");
         let changes = after.changes_from(before, &BTreeSet::new(), false);
-        let told = changes.iter().find(|it| it.object == "vnet/fast/node/r1").unwrap();
-        (part(&after), told.detail.clone(), after)
+        let node_change = changes.iter().find(|it| it.object == "vnet/fast/node/r1").unwrap();
+        (part(&after), node_change.detail.clone(), after)
     };
-    let (more, told, after) = change(&before, plane("{kind: fastpath, power: 0.15}"));
-    assert_eq!((more, &*told), (300_000, "the mux's part: 100 millicores to 150 millicores"));
-    let (none, told, _) = change(&after, plane("{kind: fastpath}"));
-    assert_eq!((none, &*told), (0, "the mux's part: 150 millicores to borrowed power"));
+    let (more, detail, after) = change(&before, plane("{kind: fastpath, power: 0.15}"));
+    assert_eq!((more, &*detail), (300_000, "the mux's part: 100 millicores to 150 millicores"));
+    let (none, detail, _) = change(&after, plane("{kind: fastpath}"));
+    assert_eq!((none, &*detail), (0, "the mux's part: 150 millicores to borrowed power"));
     // Each of two workers has a quarter of a core.
     let workers = SUBSTRATE.replace("cpus: \"0\", power", "cpus: \"0\", workers: 2, power");
-    let (half, told, _) = change(&before, workers);
-    assert_eq!((half, &*told), (400_000, "the mux's part: 100 millicores to 100 millicores"));
+    let (half, detail, _) = change(&before, workers);
+    assert_eq!((half, &*detail), (400_000, "the mux's part: 100 millicores to 100 millicores"));
 }
 
 /// A spec that an older version stored has both keys, and keeps their
@@ -920,7 +920,7 @@ spec:
 }
 
 /// Returns the ports that stay in the kernel, with their numbers and the numbers of their targets.
-fn straight(model: &Model) -> Vec<(String, u16, u32, u32)> {
+fn kernel_links(model: &Model) -> Vec<(String, u16, u32, u32)> {
     let nodes = model.plan.vnets["row"].nodes.iter();
     let ports = nodes.flat_map(|(name, node)| {
         let ports = node.kernel_links.iter();
@@ -935,7 +935,7 @@ fn straight(model: &Model) -> Vec<(String, u16, u32, u32)> {
 #[test]
 fn kernel_links_bypass_the_mux_unless_delayed() {
     let before = apply(&apply(&Model::default(), SUBSTRATE.into()), row_of_kernels(""));
-    let ports = straight(&before);
+    let ports = kernel_links(&before);
     let named = |ports: &[(String, u16, u32, u32)]| -> Vec<(String, u16)> {
         ports.iter().map(|(node, vport, ..)| (node.clone(), *vport)).collect()
     };
@@ -944,25 +944,25 @@ fn kernel_links_bypass_the_mux_unless_delayed() {
     assert_eq!(named(&ports), [&first[..], &last[..]].concat());
     // Each leads to the other end of its link, and has its own number.
     for (node, vport, number, to) in &ports {
-        let far = ports.iter().find(|(.., far, _)| far == to).expect("the far end");
-        assert_eq!((far.3, far.0 != *node), (*number, true), "{node} {vport}");
+        let peer = ports.iter().find(|(.., peer, _)| peer == to).expect("the far end");
+        assert_eq!((peer.3, peer.0 != *node), (*number, true), "{node} {vport}");
     }
     // Reasons for the others.
-    let way = |model: &Model, vnet: &str, link: usize| model.plan.vnets[vnet].paths[link].clone();
+    let path = |model: &Model, vnet: &str, link: usize| model.plan.vnets[vnet].paths[link].clone();
     let mux = |why: &str| LinkPath::Mux(Some(why.to_owned()));
-    let ways = [0, 1, 2].map(|link| way(&before, "row", link));
-    assert_eq!(ways, [mux("h1 is a host"), LinkPath::Kernel, LinkPath::Kernel]);
+    let paths = [0, 1, 2].map(|link| path(&before, "row", link));
+    assert_eq!(paths, [mux("h1 is a host"), LinkPath::Kernel, LinkPath::Kernel]);
     for (others, why) in [
         ("dataPlane: {kind: fastpath}", "r2 is a router of kind fastpath"),
         ("dataPlane: {kind: parallel, power: 0.1}", "r2 is a router of kind parallel"),
     ] {
         let r2 = "r2: {kind: router";
         let text = row_of_kernels("").replace(r2, &format!("{r2}, {others}"));
-        assert_eq!(way(&apply(&before, text), "row", 1), mux(why));
+        assert_eq!(path(&apply(&before, text), "row", 1), mux(why));
     }
     let hosts = row_of_kernels("").replace("{kind: router,", "{kind: host,");
     let hosts = apply(&before, hosts);
-    assert_eq!(way(&hosts, "row", 1), LinkPath::Mux(None), "no end is the kernel's");
+    assert_eq!(path(&hosts, "row", 1), LinkPath::Mux(None), "no end is the kernel's");
     // The TAP helper has the remaining ports, with the vports' numbers.
     let taps = |node: &str| -> Vec<u16> {
         let helper = before.plan.vnets["row"].nodes[node].tap_helper.as_ref();
@@ -982,16 +982,16 @@ fn kernel_links_bypass_the_mux_unless_delayed() {
         let nodes = tenants.plan.vnets[vnet].nodes.values();
         nodes.map(|node| node.kernel_links.len()).sum::<usize>()
     };
-    let told = pdp_net::napi::has_thread_ids();
-    let of_tenant = if told { 4 } else { 0 };
+    let has_ids = pdp_net::napi::has_thread_ids();
+    let of_tenant = if has_ids { 4 } else { 0 };
     assert_eq!((straight_of("row"), straight_of("acme.row")), (4, of_tenant));
-    let ways = [0, 1].map(|link| way(&tenants, "acme.row", link));
-    let second = if told { LinkPath::Kernel } else { mux("the network is a tenant's") };
-    assert_eq!(ways, [mux("h1 is a host"), second]);
+    let paths = [0, 1].map(|link| path(&tenants, "acme.row", link));
+    let second = if has_ids { LinkPath::Kernel } else { mux("the network is a tenant's") };
+    assert_eq!(paths, [mux("h1 is a host"), second]);
     // The queue has the default size of this version, or of earlier ones, which stored specs have.
     for more in ["rate: 5Mbps", "burst: 9000", "seed: 5", "queue: 256", "queue: 1000"] {
         let after = apply(&before, row_of_kernels(&format!(", {more}")));
-        assert_eq!(straight(&after), ports, "{more}");
+        assert_eq!(kernel_links(&after), ports, "{more}");
     }
     for (more, why) in [
         ("delay: 1ms", "it has a delay"),
@@ -1002,8 +1002,8 @@ fn kernel_links_bypass_the_mux_unless_delayed() {
         ("schedule: [{at: 5s, rate: 1Mbps}]", "it has a schedule"),
     ] {
         let after = apply(&before, row_of_kernels(&format!(", rate: 5Mbps, {more}")));
-        assert_eq!(straight(&after), ports[..2], "{more}");
-        assert_eq!(way(&after, "row", 2), mux(why));
+        assert_eq!(kernel_links(&after), ports[..2], "{more}");
+        assert_eq!(path(&after, "row", 2), mux(why));
     }
 }
 
@@ -1068,7 +1068,7 @@ fn share_changes_are_reported_individually() {
         row_of_kernels("").replace("{kind: kernel}", &kernel).replace("r2: {kind: router,", &guest)
     };
     let first = apply(&apply(&Model::default(), SUBSTRATE.into()), row(""));
-    let told = |before: &Model, text: String| {
+    let changes_of = |before: &Model, text: String| {
         let after = apply(before, text);
         let changes = after.changes_from(before, &BTreeSet::new(), false);
         let of = |node: &str| {
@@ -1080,20 +1080,23 @@ fn share_changes_are_reported_individually() {
         assert_eq!(of("r2"), format!("guest 0: {words}"));
         (words, after)
     };
-    let (words, lent) = told(&first, row(", borrow: true"));
+    let (words, lent) = changes_of(&first, row(", borrow: true"));
     assert_eq!(words, "may borrow now");
-    assert_eq!(told(&lent, row("")).0, "may not borrow any more");
-    assert_eq!(told(&first, row("").replace("0.2", "0.3")).0, "200 millicores to 300 millicores");
-    let (words, none) = told(&lent, row(", borrow: true").replace("power: 0.2, ", ""));
+    assert_eq!(changes_of(&lent, row("")).0, "may not borrow any more");
+    assert_eq!(
+        changes_of(&first, row("").replace("0.2", "0.3")).0,
+        "200 millicores to 300 millicores"
+    );
+    let (words, none) = changes_of(&lent, row(", borrow: true").replace("power: 0.2, ", ""));
     assert_eq!(words, "200 millicores to borrowed power");
-    assert_eq!(told(&none, row("")).0, "borrowed power to 200 millicores");
+    assert_eq!(changes_of(&none, row("")).0, "borrowed power to 200 millicores");
     let one = |engine: &str, cpus: u32| {
         let (before, _) = SUBSTRATE.split_once("    fe1:").expect("engines");
         format!("{before}    {engine}: {{cpus: \"{cpus}\", capacity: 1}}\n---{}", row(""))
     };
     let first = apply(&Model::default(), one("fe1", 1));
-    assert_eq!(told(&first, one("fe1", 2)).0, "CPUs of engine fe1");
-    assert_eq!(told(&first, one("fe2", 1)).0, "engine fe1 to fe2");
+    assert_eq!(changes_of(&first, one("fe1", 2)).0, "CPUs of engine fe1");
+    assert_eq!(changes_of(&first, one("fe2", 1)).0, "engine fe1 to fe2");
 }
 
 /// A vrouter with a tunnel to the outside, and a link to another
@@ -1123,22 +1126,22 @@ fn external_links_bypass_the_mux_unless_delayed() {
     let vxlan = "vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}";
     let plain = || kernel_to_outside(vxlan, "", "power: 0.1", "");
     let mut before = apply(&apply(&Model::default(), SUBSTRATE.into()), plain());
-    let far = |model: &Model| -> Vec<(u16, KernelTunnel)> {
+    let tunnels = |model: &Model| -> Vec<(u16, KernelTunnel)> {
         let ports = model.plan.vnets["row"].nodes["r1"].kernel_links.iter();
         let outside = ports.filter_map(|(&vport, port)| match &port.to {
-            KernelLinkTarget::Outside(far) => Some((vport, far.clone())),
+            KernelLinkTarget::Outside(tunnel) => Some((vport, tunnel.clone())),
             KernelLinkTarget::Port(_) => None,
         });
         outside.collect()
     };
     // The capabilities of a missing device are unknown.
-    assert_eq!(far(&before), []);
+    assert_eq!(tunnels(&before), []);
     let vnet = &before.plan.vnets["row"];
     assert_eq!((vnet.mux_config(), &vnet.kernel_tunnels), (vnet.mux.clone(), &BTreeSet::new()));
     // If the device was capable before, the link stays.
-    let mut holding = pdpd::allocations::VnetAllocation::clone(&before.allocations.vnets["row"]);
-    holding.ports = [("r1".into(), [("eth1".into(), 5)].into())].into();
-    before.allocations.set("row", Some(holding.clone()));
+    let mut allocation = pdpd::allocations::VnetAllocation::clone(&before.allocations.vnets["row"]);
+    allocation.ports = [("r1".into(), [("eth1".into(), 5)].into())].into();
+    before.allocations.set("row", Some(allocation.clone()));
     let with = |by: &str, link: &str, plane: &str, more: &str| {
         // Different from before, so that it is planned again.
         let text =
@@ -1147,17 +1150,17 @@ fn external_links_bypass_the_mux_unless_delayed() {
     };
     let after = with(vxlan, "", "power: 0.1", "");
     let Ok([(1, KernelTunnel { interface, device, by, limit: None })]) =
-        <[(u16, KernelTunnel); 1]>::try_from(far(&after))
+        <[(u16, KernelTunnel); 1]>::try_from(tunnels(&after))
     else {
-        panic!("{:?}", far(&after));
+        panic!("{:?}", tunnels(&after));
     };
     assert_eq!((&*interface, &*device), ("A", "extA"));
     assert!(matches!(by, pdp_wire::tunnel::Encapsulation::Vxlan(tunnel) if tunnel.vni == 7));
     // The mux takes no part in it, but the program at the device does.
     let vnet = &after.plan.vnets["row"];
-    let told = vnet.mux_config();
-    assert_eq!((told.vlinks.len(), vnet.mux.vlinks.len()), (1, 2));
-    assert_eq!(told.vlinks.iter().flat_map(mux::Vlink::interfaces).count(), 0);
+    let config = vnet.mux_config();
+    assert_eq!((config.vlinks.len(), vnet.mux.vlinks.len()), (1, 2));
+    assert_eq!(config.vlinks.iter().flat_map(mux::Vlink::interfaces).count(), 0);
     let takes = &after.plan.externals["A"].device_plan().expect("a device").selection;
     assert!(takes.ports && takes.tunnels.len() == 1);
     let changed = after.plan.changed_from(&before.plan);
@@ -1170,7 +1173,7 @@ fn external_links_bypass_the_mux_unless_delayed() {
 
     let udp = "udp: {localPort: 5, remotePort: 6, local: 192.0.2.1, remote: 192.0.2.2}";
     let gre = "gre: {local: 192.0.2.1, remote: 192.0.2.2}";
-    let count = |by, link, plane, more| far(&with(by, link, plane, more)).len();
+    let count = |by, link, plane, more| tunnels(&with(by, link, plane, more)).len();
     let power = "power: 0.1";
     for (by, link, stay) in [
         (udp, "", 1),
@@ -1186,21 +1189,21 @@ fn external_links_bypass_the_mux_unless_delayed() {
     // One place limits the ingress of a whole vnet.
     let police = "police: {rate: 5Mbps, pps: 1000}";
     assert_eq!(count(vxlan, "", power, police), 0, "a link by the mux");
-    holding.ports = [("r1", "eth0", 6), ("r1", "eth1", 5), ("r2", "eth0", 7)].into_iter().fold(
+    allocation.ports = [("r1", "eth0", 6), ("r1", "eth1", 5), ("r2", "eth0", 7)].into_iter().fold(
         BTreeMap::new(),
         |mut all: BTreeMap<String, BTreeMap<String, u32>>, (node, interface, number)| {
             all.entry(node.into()).or_default().insert(interface.into(), number);
             all
         },
     );
-    before.allocations.set("row", Some(holding.clone()));
+    before.allocations.set("row", Some(allocation.clone()));
     let text = kernel_to_outside(vxlan, "", "kind: kernel", police);
-    let limited = far(&apply(&before, text));
+    let limited = tunnels(&apply(&before, text));
     let rate = pdp_net::ports::PortRate { bps: 5_000_000, pps: 1000, ..Default::default() };
-    assert_eq!(limited[0].1.limit, Some((holding.number, rate)));
+    assert_eq!(limited[0].1.limit, Some((allocation.number, rate)));
     // Not over devices that queue frames, or that do not use XDP.
     for more in ["attach: packet", "capacity: 1Gbps"] {
         let substrate = SUBSTRATE.replace("device: extA", &format!("device: extA, {more}"));
-        assert_eq!(far(&apply(&after, substrate)), [], "{more}");
+        assert_eq!(tunnels(&apply(&after, substrate)), [], "{more}");
     }
 }

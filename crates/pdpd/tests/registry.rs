@@ -84,7 +84,7 @@ impl Registry {
     }
 
     /// Sends a request that changes the registry's behaviour.
-    fn tell(&self, path: &str) {
+    fn configure(&self, path: &str) {
         let url = format!("https://127.0.0.1:{}{path}", self.port);
         let done = Command::new("curl").args(["-sSfk", &url]).output().unwrap();
         assert!(done.status.success(), "{done:?}");
@@ -217,25 +217,25 @@ fn hostile_registry_is_reported_and_leaves_no_files() {
     let liar = format!("127.0.0.1:{}/lab/liar@sha256:{}", registry.port, "1".repeat(64));
     for (name, why) in [
         (registry.name("lies"), "igest"),
-        (liar, "the registry sends another manifest than it was asked for"),
+        (liar, "the registry sends a different manifest than requested"),
         (registry.name("half"), "EOF"),
-        (registry.name("stall"), "sends nothing for 10 s"),
-        (registry.name("slow"), "sends nothing for 10 s"),
+        (registry.name("stall"), "sent nothing for 10 s"),
+        (registry.name("slow"), "sent nothing for 10 s"),
         (registry.name("flood"), "it has more than 8388608 bytes|file too large"),
         (registry.name("away"), "refused"),
         (registry.name("foreign"), "it is not for linux/amd64"),
-        (registry.name("none"), "in none of the forms"),
+        (registry.name("none"), "has an unknown format"),
         (registry.name("absent"), "unknown|404"),
         (format!("127.0.0.1:{}/lab/good:1", registry.port ^ 1), "refused|reset|EOF"),
     ] {
         let problem = node.pull(&name).unwrap_err();
-        let said = &problem.error;
-        assert!(why.split('|').any(|why| said.contains(why)), "{name}: {why:?} in {said:?}");
-        assert!(said.starts_with(&format!("image {name}: ")), "{said}");
-        assert!(!said.contains(SECRET) && !said.contains('\n'), "{said}");
+        let error = &problem.error;
+        assert!(why.split('|').any(|why| error.contains(why)), "{name}: {why:?} in {error:?}");
+        assert!(error.starts_with(&format!("image {name}: ")), "{error}");
+        assert!(!error.contains(SECRET) && !error.contains('\n'), "{error}");
         // No hash of the content, which may be another service's response.
-        let told = said.replace(&name, "");
-        assert!(!told.contains("sends sha256:"), "{said}");
+        let text = error.replace(&name, "");
+        assert!(!text.contains("sends sha256:"), "{error}");
         assert_eq!(problem.kind, ProblemKind::Unavailable);
         node.is_clear();
     }
@@ -350,7 +350,7 @@ fn pulls_respect_tenant_rights_and_quota() {
         let ended = four.map(|thread| thread.join().unwrap());
         let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
         assert!(
-            refused.len() == 1 && refused[0].error.contains("4 images that are"),
+            refused.len() == 1 && refused[0].error.contains("the limit of 4 images"),
             "{refused:?}"
         );
     });
@@ -378,26 +378,26 @@ fn registry_cannot_redirect_pulls_to_local_addresses() {
     )]);
     // The error contains the address, which the registry itself chose,
     // and is the same whatever listens there.
-    let said = |name: &str, port: u16| {
+    let error_of = |name: &str, port: u16| {
         let problem = node.pull_for(Some("acme"), name, &model).unwrap_err();
         node.is_clear();
-        let said = problem.error.replace(name, "NAME").replace(&port.to_string(), "PORT");
+        let text = problem.error.replace(name, "NAME").replace(&port.to_string(), "PORT");
         // The client's port numbers are random.
-        said.split_whitespace().filter(|word| !word.contains("->")).collect::<Vec<_>>().join(" ")
+        text.split_whitespace().filter(|word| !word.contains("->")).collect::<Vec<_>>().join(" ")
     };
     for host in ["127.0.0.1", "127.0.0.9", &own, "169.254.169.254", "10.0.0.1"] {
         for part in ["manifests", "blobs"] {
-            let told = [registry.other, closed]
-                .map(|port| said(&registry.name(&format!("to-{part}-{host}-{port}")), port));
-            assert_eq!(told[0], told[1], "{part} at {host}");
-            assert!(!told[0].contains(SECRET), "{}", told[0]);
+            let errors = [registry.other, closed]
+                .map(|port| error_of(&registry.name(&format!("to-{part}-{host}-{port}")), port));
+            assert_eq!(errors[0], errors[1], "{part} at {host}");
+            assert!(!errors[0].contains(SECRET), "{}", errors[0]);
         }
-        let told = [registry.other, closed].map(|port| {
-            registry.tell(&format!("/realm/{host}:{port}"));
-            said(&registry.name("good"), port)
+        let errors = [registry.other, closed].map(|port| {
+            registry.configure(&format!("/realm/{host}:{port}"));
+            error_of(&registry.name("good"), port)
         });
-        registry.tell("/realm/");
-        assert_eq!(told[0], told[1], "realm at {host}");
+        registry.configure("/realm/");
+        assert_eq!(errors[0], errors[1], "realm at {host}");
     }
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(registry.asked.load(Ordering::SeqCst), 1, "the other was asked");

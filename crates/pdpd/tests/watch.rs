@@ -56,7 +56,7 @@ async fn event(watch: &mut WatchStream) -> WatchEvent {
 fn post(server: &Server, object: &str, message: impl ToString) {
     let message = Some(message.to_string());
     let event = WatchEvent { object: object.into(), message, ..WatchEvent::default() };
-    server.fake.board.post(WatchEvent { what: EventKind::Ended, ..event });
+    server.fake.hub.post(WatchEvent { what: EventKind::Ended, ..event });
 }
 
 fn names(snapshot: &Snapshot) -> Vec<&str> {
@@ -75,7 +75,7 @@ async fn watch_sends_a_snapshot_and_then_events() {
     let ended = event(&mut watch).await;
     assert_eq!((ended.seq, ended.boot.as_str()), (first.seq + 1, first.boot.as_str()));
     assert_eq!((ended.what, ended.message.as_deref()), (EventKind::Ended, Some("with code 7")));
-    server.fake.board.publish_vnet("red", None, false);
+    server.fake.hub.publish_vnet("red", None, false);
     let gone = event(&mut watch).await;
     assert_eq!((gone.object.as_str(), gone.what), ("vnet/red", EventKind::Gone));
     let query = WatchQuery { vnet: Some("acme.red".into()), ..WatchQuery::default() };
@@ -96,15 +96,15 @@ async fn watch_accepts_a_vnet_not_created_yet() {
     let query = WatchQuery { vnet: Some("late".into()), ..WatchQuery::default() };
     let mut watch = client(&server).watch(&query).await.unwrap();
     let none = snapshot(&mut watch).await;
-    assert!(none.vnets.is_empty() && none.status.is_none() && none.going.is_empty());
-    let board = &server.fake.board;
-    board.publish_vnet("late", Some(VnetStatus::default()), true);
+    assert!(none.vnets.is_empty() && none.status.is_none() && none.removing.is_empty());
+    let hub = &server.fake.hub;
+    hub.publish_vnet("late", Some(VnetStatus::default()), true);
     assert_eq!(event(&mut watch).await.what, EventKind::Created);
-    board.publish_vnet("late", None, true);
+    hub.publish_vnet("late", None, true);
     let mut again = client(&server).watch(&query).await.unwrap();
-    let going = snapshot(&mut again).await;
-    assert_eq!((going.vnets.len(), going.going), (0, vec!["late".to_owned()]));
-    board.publish_vnet("late", None, false);
+    let after = snapshot(&mut again).await;
+    assert_eq!((after.vnets.len(), after.removing), (0, vec!["late".to_owned()]));
+    hub.publish_vnet("late", None, false);
     for watch in [&mut watch, &mut again] {
         assert_eq!(event(watch).await.what, EventKind::Gone);
     }
@@ -141,8 +141,8 @@ async fn a_slow_reader_gets_a_gap_and_a_snapshot() {
     let server = Server::start();
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     let mut seq = snapshot(&mut watch).await.seq;
-    let board = server.fake.board.clone();
-    let before = Arc::strong_count(&board);
+    let hub = server.fake.hub.clone();
+    let before = Arc::strong_count(&hub);
     let text = "x".repeat(400);
     for _ in 0..20 * EVENTS_MAX {
         post(&server, "vnet/red/node/r1", &text);
@@ -166,7 +166,7 @@ async fn a_slow_reader_gets_a_gap_and_a_snapshot() {
     }
     assert!(gaps > 0);
     drop(watch);
-    eventually("nothing is kept for it", || Arc::strong_count(&board) < before);
+    eventually("nothing is kept for it", || Arc::strong_count(&hub) < before);
 }
 
 #[tokio::test]
@@ -191,8 +191,8 @@ async fn watch_hides_other_tenants() {
     stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
     stream.write_all(b"GET /v1/watch HTTP/1.0\r\nAuthorization: Bearer pdp_acme\r\n\r\n").unwrap();
     let mut text = String::new();
-    let mut read_until = |wanted: &str| {
-        while !text.contains(wanted) {
+    let mut read_until = |expected: &str| {
+        while !text.contains(expected) {
             let mut bytes = [0; 4096];
             let count = stream.read(&mut bytes).unwrap();
             assert!(count > 0, "{text}");
@@ -210,7 +210,7 @@ async fn watch_hides_other_tenants() {
         post(&server, "vnet/canary/node/r1", number);
         post(&server, "external/canary", number);
     }
-    server.fake.board.publish_vnet("other.canary", Some(VnetStatus::default()), true);
+    server.fake.hub.publish_vnet("other.canary", Some(VnetStatus::default()), true);
     post(&server, "vnet/acme.red/node/r1", "mine");
     let next = event(&mut watch).await;
     assert_eq!((next.message.as_deref(), next.seq), (Some("mine"), first.seq + 1));
@@ -295,7 +295,7 @@ async fn websocket_delivers_the_same_lines() {
     assert!(matches!(text(&mut revoked).await, WatchLine::Snapshot(_)));
     server.guard.revoke_token(token).unwrap();
     let WatchLine::End(end) = text(&mut revoked).await else { panic!("the end") };
-    assert!(end.reason.contains("may not"), "{end:?}");
+    assert!(end.reason.contains("lost its rights"), "{end:?}");
     assert_eq!(close(&mut revoked).await, 1008);
     server.stop();
     let WatchLine::End(end) = text(&mut last).await else { panic!("the end") };
@@ -312,15 +312,15 @@ async fn stopping_daemon_waits_for_websocket_ends() {
     let listeners = Listeners { unix: listen(&path).unwrap(), tls: None };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async { drop(stopped.await) };
-    let before = Arc::strong_count(&server.fake.board);
+    let before = Arc::strong_count(&server.fake.hub);
     let served = tokio::spawn(serve(listeners, server.fake.clone(), server.guard.clone(), stopped));
     let mut socket = socket_at(&path, &[]).await.unwrap();
     assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
-    assert!(Arc::strong_count(&server.fake.board) > before);
+    assert!(Arc::strong_count(&server.fake.hub) > before);
     // The client reads nothing, and so does not answer the close frame.
     stop.send(()).unwrap();
     served.await.unwrap().unwrap();
-    assert_eq!(Arc::strong_count(&server.fake.board), before, "nobody attends to it any more");
+    assert_eq!(Arc::strong_count(&server.fake.hub), before, "nobody attends to it any more");
     assert!(matches!(text(&mut socket).await, WatchLine::End(_)));
     assert_eq!(close(&mut socket).await, 1001);
 }
@@ -329,21 +329,22 @@ async fn stopping_daemon_waits_for_websocket_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn websocket_refuses_foreign_pages_and_enforces_limits() {
     let server = Server::start();
-    let board = server.fake.board.clone();
+    let hub = server.fake.hub.clone();
     for origin in ["https://evil.example", "null"] {
         assert_eq!(socket(&server, &[("origin", origin)]).await.err(), Some(403), "{origin}");
     }
     assert_eq!(socket(&server, &[("sec-websocket-version", "12")]).await.err(), Some(400));
     assert_eq!(socket(&server, &[("authorization", "Bearer pdp_nobody")]).await.err(), Some(401));
-    let before = Arc::strong_count(&board);
+    let before = Arc::strong_count(&hub);
     let mut page = socket(&server, &[("origin", "http://pdp")]).await.unwrap();
     assert!(matches!(text(&mut page).await, WatchLine::Snapshot(_)));
     page.send(Message::Ping("there?".into())).await.unwrap();
     assert_eq!(message(&mut page).await, Some(Message::Pong("there?".into())));
-    for said in [Message::Text("hello".into()), Message::Binary(vec![0; HEARD_BYTES_MAX].into())] {
+    for message in [Message::Text("hello".into()), Message::Binary(vec![0; HEARD_BYTES_MAX].into())]
+    {
         let mut talker = socket(&server, &[]).await.unwrap();
         assert!(matches!(text(&mut talker).await, WatchLine::Snapshot(_)));
-        talker.send(said).await.unwrap();
+        talker.send(message).await.unwrap();
         assert_eq!(close(&mut talker).await, 1003);
     }
     let mut large = socket(&server, &[]).await.unwrap();
@@ -361,7 +362,7 @@ async fn websocket_refuses_foreign_pages_and_enforces_limits() {
     // Ended ones may hold their permit until their end is complete.
     assert!((STREAMS_MAX - 4..STREAMS_MAX).contains(&all.len()), "{}", all.len());
     drop((all, page, large));
-    eventually("nothing is kept for them", || Arc::strong_count(&board) <= before);
+    eventually("nothing is kept for them", || Arc::strong_count(&hub) <= before);
     eventually("and their places are free", || {
         let open = socket(&server, &[]);
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(open)).is_ok()
@@ -378,11 +379,11 @@ async fn client_pings_lose_no_events() {
     let pings =
         tokio::spawn(async move { while to.send(Message::Ping("x".into())).await.is_ok() {} });
     let count = EVENTS_MAX / 2;
-    let board = server.fake.board.clone();
+    let hub = server.fake.hub.clone();
     let posts = std::thread::spawn(move || {
         for number in 0..count {
             let event = WatchEvent { object: "vnet/acme.red".into(), ..WatchEvent::default() };
-            board.post(WatchEvent { message: Some(number.to_string()), ..event });
+            hub.post(WatchEvent { message: Some(number.to_string()), ..event });
             if number % 8 == 0 {
                 std::thread::yield_now();
             }
@@ -443,15 +444,15 @@ async fn slow_websocket_reader_gets_a_gap_and_snapshot() {
 #[tokio::test]
 async fn removal_begun_before_restart_is_reported_when_finished() {
     let server = Server::start();
-    let board = &server.fake.board;
-    board.expect(["stays".to_owned(), "deleted".to_owned()], ["late".to_owned()]);
+    let hub = &server.fake.hub;
+    hub.expect(["stays".to_owned(), "deleted".to_owned()], ["late".to_owned()]);
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
-    assert_eq!(snapshot(&mut watch).await.going, ["late"]);
-    board.publish_vnet("stays", Some(VnetStatus::default()), true);
-    board.publish_vnet("late", None, true);
-    board.publish_vnet("late", None, false);
+    assert_eq!(snapshot(&mut watch).await.removing, ["late"]);
+    hub.publish_vnet("stays", Some(VnetStatus::default()), true);
+    hub.publish_vnet("late", None, true);
+    hub.publish_vnet("late", None, false);
     // Before any other event of it.
-    board.publish_vnet("deleted", None, false);
+    hub.publish_vnet("deleted", None, false);
     for object in ["vnet/late", "vnet/deleted"] {
         let gone = event(&mut watch).await;
         assert_eq!((gone.object.as_str(), gone.what), (object, EventKind::Gone));
@@ -466,7 +467,7 @@ async fn a_watch_ends_with_its_reason() {
     snapshot(&mut watch).await;
     server.guard.revoke_token(token).unwrap();
     let WatchLine::End(end) = line(&mut watch).await else { panic!("the end") };
-    assert!(end.reason.contains("may not"), "{end:?}");
+    assert!(end.reason.contains("lost its rights"), "{end:?}");
     assert!(watch.next().await.unwrap().is_none());
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     snapshot(&mut watch).await;

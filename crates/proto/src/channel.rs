@@ -138,8 +138,8 @@ impl Channel {
     /// Reads no further than the end of the current frame, so that the received descriptors belong
     /// to this frame and not to the next.
     fn fill(&mut self) -> io::Result<usize> {
-        let wanted = self.frames.wanted()?.min(1 << 16);
-        let mut bytes = vec![0; wanted];
+        let missing = self.frames.missing()?.min(1 << 16);
+        let mut bytes = vec![0; missing];
         let mut space = space();
         let mut control = RecvAncillaryBuffer::new(&mut space);
         if let Some(deadline) = self.deadline {
@@ -250,7 +250,7 @@ impl FrameReader {
     }
 
     /// Bytes still missing from the current frame, or from its prefix while that is incomplete.
-    fn wanted(&self) -> io::Result<usize> {
+    fn missing(&self) -> io::Result<usize> {
         let rest = &self.bytes[self.taken..self.end];
         Ok(match announced(rest, self.bytes_max)? {
             None => PREFIX_BYTES - rest.len(),

@@ -799,10 +799,10 @@ impl Vlink {
     /// Returns its state at a time of its schedule's clock.
     pub fn at(&self, now_ns: u64) -> Self {
         let step = self.schedule.as_ref().and_then(|schedule| schedule.last(now_ns));
-        let leaving = step.map_or(&self.leaving, |step| &step.leaving).clone();
+        let egress = step.map_or(&self.leaving, |step| &step.leaving).clone();
         let (name, ends, segment) = (self.name.clone(), self.ends.clone(), self.segment);
         let (queues, up) = (self.queues.clone(), self.is_up(now_ns));
-        Self { name, ends, leaving, queues, up, segment, schedule: None }
+        Self { name, ends, leaving: egress, queues, up, segment, schedule: None }
     }
 
     /// True if it forwards frames at a time of its schedule's clock.
@@ -821,8 +821,8 @@ impl Vlink {
 
     /// Returns the most bytes of memory for frames in its delay lines, over all times.
     pub fn line_bytes_max(&self) -> u64 {
-        let bytes = |leaving: &Vec<EgressConfig>| {
-            leaving.iter().map(EgressConfig::line_bytes).fold(0, u64::saturating_add)
+        let bytes = |egress: &Vec<EgressConfig>| {
+            egress.iter().map(EgressConfig::line_bytes).fold(0, u64::saturating_add)
         };
         let steps = self.schedule.iter().flat_map(|schedule| &schedule.steps);
         steps.map(|step| bytes(&step.leaving)).fold(bytes(&self.leaving), u64::max)

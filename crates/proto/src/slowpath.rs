@@ -284,7 +284,7 @@ pub struct Welcome {
     pub vports: u16,
     /// Identity of the tables: after it changes, none of the earlier filters and counters exists.
     pub tables: u64,
-    /// Most filters, for each length of patterns.
+    /// Most filters, of all pattern lengths together.
     pub filters_max: u32,
     /// Count of counters.
     pub counters: u32,
@@ -383,10 +383,10 @@ impl fmt::Display for MessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Length(kind) => {
-                write!(f, "a message of kind {kind} has another length than its contents")
+                write!(f, "a message of kind {kind} has a wrong length")
             }
-            Self::Kind(kind) => write!(f, "there is no message of kind {kind}"),
-            Self::Choice(number) => write!(f, "there is no choice {number}"),
+            Self::Kind(kind) => write!(f, "unknown message kind {kind}"),
+            Self::Choice(number) => write!(f, "unknown choice {number}"),
             Self::Copies(count) => write!(f, "{count} copies, {COPIES_MAX} at most"),
             Self::Text => f.write_str("a text is not UTF-8"),
         }
@@ -573,7 +573,7 @@ impl SlowPathRequest {
                 let out = match from.u8()? {
                     0 => false,
                     1 => true,
-                    way => return Err(MessageError::Choice(way)),
+                    choice => return Err(MessageError::Choice(choice)),
                 };
                 let (vport, queue) = (from.u8()?, from.u16()?);
                 Self::Frame { out, vport, queue, bytes: from.all().to_vec() }

@@ -63,13 +63,13 @@ fn discovery(frame: &[u8]) -> Option<String> {
 
 /// True if `frame` has all these bytes. Bytes beyond its end match nothing.
 #[inline]
-pub fn matches(frame: &[u8], wanted: &[BytePattern]) -> bool {
-    wanted.iter().all(|wanted| {
-        let start = usize::from(wanted.offset);
-        let bytes = frame.get(start..start + wanted.value.len());
+pub fn matches(frame: &[u8], patterns: &[BytePattern]) -> bool {
+    patterns.iter().all(|pattern| {
+        let start = usize::from(pattern.offset);
+        let bytes = frame.get(start..start + pattern.value.len());
         bytes.is_some_and(|bytes| {
             // Without a branch per byte; the longest filters cost a tenth.
-            let all = bytes.iter().zip(&wanted.value).zip(&wanted.mask);
+            let all = bytes.iter().zip(&pattern.value).zip(&pattern.mask);
             all.fold(0, |other, ((byte, value), mask)| other | (byte ^ value) & mask) == 0
         })
     })
@@ -98,33 +98,33 @@ mod tests {
         let mut arp = vec![0; 12];
         arp.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2]);
         arp.extend([0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
-        let said = |frame: &[u8]| addresses(frame);
-        assert_eq!(said(&arp).as_deref(), Some(", ARP who has 10.0.0.1, tell 10.0.0.2"));
-        assert_eq!(said(&arp[..41]), None);
+        let shown = |frame: &[u8]| addresses(frame);
+        assert_eq!(shown(&arp).as_deref(), Some(", ARP who has 10.0.0.1, tell 10.0.0.2"));
+        assert_eq!(shown(&arp[..41]), None);
         arp[21] = 2;
-        assert_eq!(said(&arp).as_deref(), Some(", ARP 10.0.0.2 is at 02:00:00:00:00:02"));
+        assert_eq!(shown(&arp).as_deref(), Some(", ARP 10.0.0.2 is at 02:00:00:00:00:02"));
         arp[21] = 3;
-        assert_eq!(said(&arp), None);
+        assert_eq!(shown(&arp), None);
         let mut nd = vec![0; 14 + 40 + 24];
         nd[12..14].copy_from_slice(&[0x86, 0xdd]);
         (nd[20], nd[37], nd[53], nd[54], nd[77]) = (58, 2, 9, 135, 1);
-        assert_eq!(said(&nd).as_deref(), Some(", ND who has ::1, ::2 > ::9"));
-        assert_eq!(said(&nd[..77]).as_deref(), Some(", ::2 > ::9"));
+        assert_eq!(shown(&nd).as_deref(), Some(", ND who has ::1, ::2 > ::9"));
+        assert_eq!(shown(&nd[..77]).as_deref(), Some(", ::2 > ::9"));
         nd[54] = 136;
-        assert_eq!(said(&nd).as_deref(), Some(", ND answer for ::1, ::2 > ::9"));
+        assert_eq!(shown(&nd).as_deref(), Some(", ND answer for ::1, ::2 > ::9"));
         nd[20] = 17;
-        assert_eq!(said(&nd).as_deref(), Some(", ::2 > ::9"));
+        assert_eq!(shown(&nd).as_deref(), Some(", ::2 > ::9"));
     }
 
     #[test]
     fn matching() {
-        let wanted = |offset, value: &[u8], mask: &[u8]| {
+        let pattern = |offset, value: &[u8], mask: &[u8]| {
             vec![BytePattern { offset, value: value.to_vec(), mask: mask.to_vec() }]
         };
-        assert!(matches(b"abc", &wanted(1, b"b", &[0xff])));
-        assert!(matches(b"abc", &wanted(1, b"c", &[0xfe])));
-        assert!(!matches(b"abc", &wanted(1, b"c", &[0xff])));
-        assert!(!matches(b"abc", &wanted(2, b"cd", &[0xff, 0])));
+        assert!(matches(b"abc", &pattern(1, b"b", &[0xff])));
+        assert!(matches(b"abc", &pattern(1, b"c", &[0xfe])));
+        assert!(!matches(b"abc", &pattern(1, b"c", &[0xff])));
+        assert!(!matches(b"abc", &pattern(2, b"cd", &[0xff, 0])));
         assert!(matches(b"", &[]));
     }
 }

@@ -89,23 +89,23 @@ impl SlowPathSession {
 
     /// Reads `count` counters from `first` on, all at one moment. A new mux counts from 0.
     pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<Counter>, Error> {
-        self.until_done(|this, deadline| this.told(deadline)?.counters(first, count))
+        self.until_done(|this, deadline| this.synced(deadline)?.counters(first, count))
     }
 
     /// State of a vport's queues, in their order. Empty if the vport has one queue for all frames.
     pub fn queues(&mut self, vport: u8) -> Result<Vec<QueueState>, Error> {
-        self.until_done(|this, deadline| this.told(deadline)?.queues(vport))
+        self.until_done(|this, deadline| this.synced(deadline)?.queues(vport))
     }
 
     /// The filters in force.
     pub fn list(&mut self) -> Result<Vec<Filter>, Error> {
-        self.until_done(|this, deadline| this.told(deadline)?.list())
+        self.until_done(|this, deadline| this.synced(deadline)?.list())
     }
 
     /// Sends a frame, beginning with its Ethernet header, without FCS. There is no answer. The mux
     /// drops it if it has no room, and a frame in flight is lost when a mux goes.
-    pub fn send(&mut self, frame: &[u8], way: FrameDestination) -> Result<(), Error> {
-        self.until_done(|this, deadline| this.told(deadline)?.frame(way, frame))
+    pub fn send(&mut self, frame: &[u8], destination: FrameDestination) -> Result<(), Error> {
+        self.until_done(|this, deadline| this.synced(deadline)?.frame(destination, frame))
     }
 
     /// Keeps the mux at the wanted state for `time`.
@@ -116,7 +116,7 @@ impl SlowPathSession {
         self.until(Instant::now() + time, |this, end| {
             this.connected(end)?;
             // Restoring the state may take a call's time, however short `time` is.
-            this.told(end.max(Instant::now() + this.timeout))?;
+            this.synced(end.max(Instant::now() + this.timeout))?;
             this.connected(end)?.wait()
         })
     }
@@ -187,7 +187,7 @@ impl SlowPathSession {
     }
 
     /// Returns a connection on which the mux has the wanted state.
-    fn told(&mut self, end: Instant) -> Result<&mut SlowPathConnection, Error> {
+    fn synced(&mut self, end: Instant) -> Result<&mut SlowPathConnection, Error> {
         self.connected(end)?;
         if self.wants && !self.is_told {
             let filters = self.wanted.values().copied().map(SlowPathChange::Set);

@@ -25,7 +25,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nobody listens, or the mux went away, or it gave no answer in time.
-    #[error("no mux at {}", path.display())]
+    #[error("no mux listens at {}", path.display())]
     Gone {
         /// The socket.
         path: PathBuf,
@@ -44,28 +44,30 @@ pub enum Error {
     #[error("disconnected by the mux: {0}")]
     Bye(String),
     /// An invalid answer, as from another version.
-    #[error("an answer of the mux does not fit: {0}")]
+    #[error("unexpected answer of the mux: {0}")]
     Unexpected(String),
     /// Counters out of range.
-    #[error("{count} counters from {first} on; there are {there}, from 0 on")]
+    #[error(
+        "{count} counters from {first} do not exist: the router has {available}, numbered from 0"
+    )]
     Counters {
         /// First counter requested.
         first: u32,
         /// Number requested.
         count: u32,
         /// Number available.
-        there: u32,
+        available: u32,
     },
     /// There is no such vport.
-    #[error("vport {vport}: there are {there}, from 0 on")]
+    #[error("vport {vport} does not exist: the router has {available}, numbered from 0")]
     Vport {
         /// Vport requested.
         vport: u8,
         /// Number of vports.
-        there: u16,
+        available: u16,
     },
     /// A frame is too long, or has no header.
-    #[error("a frame of {0} bytes; 14 to {FRAME_BYTES_MAX} can be sent")]
+    #[error("frame of {0} bytes (send 14 to {FRAME_BYTES_MAX})")]
     Frame(usize),
 }
 
@@ -153,7 +155,7 @@ impl SlowPathConnection {
         match this.reply()? {
             SlowPathReply::Welcome(welcome) if welcome.version == VERSION => this.welcome = welcome,
             SlowPathReply::Welcome(Welcome { version, .. }) => {
-                let words = format!("it speaks version {version}, this program {VERSION}");
+                let words = format!("its protocol has version {version}, this program's {VERSION}");
                 return Err(Error::Unexpected(words));
             }
             other => return Err(unexpected(&other)),
@@ -200,9 +202,9 @@ impl SlowPathConnection {
     /// # Errors
     /// [`Error::Counters`]: out of range.
     pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<Counter>, Error> {
-        let there = self.welcome.counters;
-        if first.checked_add(count).is_none_or(|end| end > there) {
-            return Err(Error::Counters { first, count, there });
+        let available = self.welcome.counters;
+        if first.checked_add(count).is_none_or(|end| end > available) {
+            return Err(Error::Counters { first, count, available });
         }
         let number = self.next_number();
         self.say([SlowPathRequest::Counters { number, first, count }])?;
@@ -228,9 +230,9 @@ impl SlowPathConnection {
     /// # Errors
     /// [`Error::Vport`]: there is no such vport.
     pub fn queues(&mut self, vport: u8) -> Result<Vec<QueueState>, Error> {
-        let there = self.welcome.vports;
-        if u16::from(vport) >= there {
-            return Err(Error::Vport { vport, there });
+        let available = self.welcome.vports;
+        if u16::from(vport) >= available {
+            return Err(Error::Vport { vport, available });
         }
         let number = self.next_number();
         self.say([SlowPathRequest::Queues { number, vport, first: 1 }])?;
@@ -285,11 +287,11 @@ impl SlowPathConnection {
 
     /// Sends a frame, beginning with its Ethernet header. The
     /// mux drops and counts frames that it has no room for.
-    pub fn frame(&mut self, way: FrameDestination, bytes: &[u8]) -> Result<(), Error> {
+    pub fn frame(&mut self, destination: FrameDestination, bytes: &[u8]) -> Result<(), Error> {
         if !(14..=FRAME_BYTES_MAX).contains(&bytes.len()) {
             return Err(Error::Frame(bytes.len()));
         }
-        let (out, vport, queue) = match way {
+        let (out, vport, queue) = match destination {
             FrameDestination::In(vport) => (false, vport, 0),
             FrameDestination::Out(vport, queue) => (true, vport, queue),
         };
@@ -391,13 +393,13 @@ impl SlowPathConnection {
     }
 
     /// Waits until something can be read or written.
-    fn ready(&self, what: PollFlags) -> Result<(), Error> {
+    fn ready(&self, events: PollFlags) -> Result<(), Error> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(self.gone(io::ErrorKind::TimedOut.into()));
         }
         let left = Timespec::try_from(left).map_err(|_| self.gone(Errno::INVAL.into()))?;
-        match poll(&mut [PollFd::new(&self.socket, what)], Some(&left)) {
+        match poll(&mut [PollFd::new(&self.socket, events)], Some(&left)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(self.gone(error.into())),
         }
@@ -415,5 +417,5 @@ fn unexpected(reply: &SlowPathReply) -> Error {
         SlowPathReply::Queues { .. } => "queues",
         SlowPathReply::Bye(_) => "a farewell",
     };
-    Error::Unexpected(format!("{kind} that nobody asked for"))
+    Error::Unexpected(format!("unsolicited {kind}"))
 }

@@ -346,7 +346,7 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<FilterPattern, Bad
             return bad(format!("a match starts with ip, ip6 or raw, not {word:?}"));
         }
     };
-    let mut said: Vec<IpField> = Vec::new();
+    let mut seen: Vec<IpField> = Vec::new();
     while let Some(word) = words.next() {
         if !known.contains(&word) {
             return bad(format!("unknown word {word:?}; known: {}", known.join(", ")));
@@ -360,10 +360,10 @@ pub fn parse(text: &str, names: &[impl AsRef<str>]) -> Result<FilterPattern, Bad
             "tos" | "dscp" => IpField::Class,
             _ => IpField::CameBy,
         };
-        if said.contains(&field) {
-            return bad(format!("{word} is said twice"));
+        if seen.contains(&field) {
+            return bad(format!("{word} appears twice"));
         }
-        said.push(field);
+        seen.push(field);
         let value = words.next().unwrap_or_default();
         let (value, mask) = match field {
             IpField::Source | IpField::Destination => address(value, bits.long),
@@ -479,7 +479,7 @@ fn raw(text: &str) -> Result<PatternBits, BadPattern> {
     if value.len() != mask.len() || !(1..=most).contains(&value.len()) {
         let (value, mask) = (value.len(), mask.len());
         return bad(format!(
-            "raw of {value} bytes with a mask of {mask}; use 1 to {most}, as many of both"
+            "raw value of {value} bytes, mask of {mask}; use 1 to {most} bytes for both"
         ));
     }
     let mut bits = PatternBits::any(value.len() > SHORT_BYTES - VPORT_BYTES);
@@ -819,14 +819,14 @@ mod tests {
             ("ip dport 1024-2047", "or VALUE/MASK like 1024/0xfc00"),
             ("ip dscp +1", "dscp \"+1\"; use 0 to 63"),
             ("ip dscp 64", "dscp \"64\"; use 0 to 63"),
-            ("ip tos 1 dscp 1", "dscp is said twice"),
+            ("ip tos 1 dscp 1", "dscp appears twice"),
             (
                 "ip in eth7",
                 "in \"eth7\"; use an interface (eth0, eth1, eth10, 9) or a vport's number",
             ),
-            ("raw", "raw of 0 bytes with a mask of 0; use 1 to 38"),
+            ("raw", "raw value of 0 bytes, mask of 0; use 1 to 38"),
             ("raw 1", "use raw BYTES or raw BYTES/MASK"),
-            ("raw 0102/ff", "raw of 2 bytes with a mask of 1; use 1 to 38"),
+            ("raw 0102/ff", "raw value of 2 bytes, mask of 1; use 1 to 38"),
             ("raw 01 02", "unknown word \"02\"; known: in"),
             ("raw 01 src 10.0.0.1", "unknown word \"src\"; known: in"),
         ] {

@@ -68,7 +68,7 @@ def drive(path: str) -> None:
         slow_path.batch().queue(1, 601, weight=8).commit()
         raise AssertionError("it was not refused")
     except sp.Refused as refused:
-        assert str(refused) == "queue 601 is none", refused
+        assert str(refused) == "queue 601 does not exist", refused
     queues = slow_path.queues(1)
     assert (len(queues), queues[599]) == (600, sp.Queue(3, 7, 0, 0, 0, 0, 0, 0, 0)), queues[599]
     assert slow_path.queues(0) == []

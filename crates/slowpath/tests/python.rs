@@ -42,10 +42,10 @@ fn text() -> impl Strategy<Value = String> {
         "(tcp|udp|icmp6|icmpv6|ospf|UDP|eth0|eth10|eth7|9)",
     ];
     let word = "(src|dst|proto|sport|dport|tos|dscp|in|port)";
-    let said = (word, value).prop_map(|(word, value)| format!(" {word} {value}"));
+    let condition = (word, value).prop_map(|(word, value)| format!(" {word} {value}"));
     let first = "(ip|ip|ip6|ip6|raw|)";
-    let words =
-        (first, prop::collection::vec(said, 0..4)).prop_map(|(first, said)| first + &said.concat());
+    let words = (first, prop::collection::vec(condition, 0..4))
+        .prop_map(|(first, condition)| first + &condition.concat());
     let raw = "raw [0-9a-f]{0,84}(/[0-9a-f]{0,84})?( in (eth10|1|9|3/1|x))?";
     let even = prop::collection::vec(any::<(u8, u8)>(), 0..42).prop_map(|bytes| {
         let hex = |of: fn(&(u8, u8)) -> u8| -> String {

@@ -77,7 +77,7 @@ fn client_restores_exactly_its_filters_on_restart() {
     let many = (0..3000).map(|id| port(id, id as u16));
     many.clone().fold(slow_path.batch(), |batch, it| batch.set(it)).commit().unwrap();
     slow_path.batch().remove(7).commit().unwrap();
-    let wanted: Vec<Filter> = many.filter(|it| it.id != 7).collect();
+    let expected: Vec<Filter> = many.filter(|it| it.id != 7).collect();
     for round in 0..3 {
         fake.start_anew();
         fake.table().filters.insert(9999, port(9999, 1));
@@ -87,7 +87,7 @@ fn client_restores_exactly_its_filters_on_restart() {
             1 => drop(slow_path.counters(0, 5000).unwrap()),
             _ => drop(slow_path.send(&[0; 60], FrameDestination::In(0))),
         }
-        assert_eq!(slow_path.list().unwrap(), wanted, "{round}");
+        assert_eq!(slow_path.list().unwrap(), expected, "{round}");
         assert_eq!(fake.table().commits.last(), Some(&true));
     }
     assert_eq!(slow_path.welcome().tables, 4);
@@ -101,7 +101,7 @@ fn client_waits_for_the_mux_until_its_timeout() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     let none = SlowPathSession::connect_within(&path, SOON).unwrap_err();
-    assert!(none.is_gone() && none.to_string().contains("no mux at "), "{none}");
+    assert!(none.is_gone() && none.to_string().contains("no mux listens at "), "{none}");
     let connecting = {
         let path = path.clone();
         std::thread::spawn(move || SlowPathSession::connect(path).map(|it| it.welcome().vports))
@@ -158,21 +158,21 @@ fn filters_refused_on_restore_are_reported_and_kept() {
 fn disconnected_client_gets_the_reason_and_reconnects() {
     let (directory, fake, mut slow_path) = start();
     slow_path.batch().set(port(1, 1)).commit().unwrap();
-    let told = |result: Result<(), Error>, why: &str| match result {
+    let assert_reason = |result: Result<(), Error>, why: &str| match result {
         Err(Error::Bye(words)) => assert_eq!(words, why),
         other => panic!("{other:?}"),
     };
     // Whether the client waits, requests, or only sends.
     // Also with more than fits once nobody reads.
     fake.table().farewell = Some("too much".into());
-    told(slow_path.counters(0, 1).map(drop), "too much");
+    assert_reason(slow_path.counters(0, 1).map(drop), "too much");
     assert!(slow_path.list().is_ok());
     fake.disconnect("for no reason");
-    told(slow_path.keep(EVENTUALLY), "for no reason");
+    assert_reason(slow_path.keep(EVENTUALLY), "for no reason");
     assert!(slow_path.list().is_ok());
     fake.table().farewell = Some("a flood".into());
     let flood = (0..).find_map(|_| slow_path.send(&[0; 1500], FrameDestination::In(0)).err());
-    told(Err(flood.unwrap()), "a flood");
+    assert_reason(Err(flood.unwrap()), "a flood");
     assert_eq!(slow_path.list().unwrap(), [port(1, 1)]);
     assert!(matches!(slow_path.send(&[0; 13], FrameDestination::In(0)), Err(Error::Frame(13))));
     fake.table().welcome.version = 9;
@@ -214,15 +214,18 @@ fn client_restores_queue_settings_on_restart() {
     slow_path.batch().queue(set(1, 5)).queue(set(2, 9)).set(port(1, 53)).commit().unwrap();
     slow_path.batch().queue(set(2, 0)).queue(set(600, 8)).commit().unwrap();
     let refused = slow_path.batch().queue(set(601, 8)).commit().unwrap_err();
-    assert_eq!(refused.to_string(), "queue 601 is none");
+    assert_eq!(refused.to_string(), "queue 601 does not exist");
     let queues = slow_path.queues(1).unwrap();
     assert_eq!((queues.len(), queues[599].weight, queues[599].frames), (600, 3, 7));
     assert!(slow_path.queues(0).unwrap().is_empty());
-    assert_eq!(slow_path.queues(4).unwrap_err().to_string(), "vport 4: there are 4, from 0 on");
+    assert_eq!(
+        slow_path.queues(4).unwrap_err().to_string(),
+        "vport 4 does not exist: the router has 4, numbered from 0"
+    );
     fake.start_anew();
     slow_path.keep(Duration::from_millis(50)).unwrap();
-    let wanted = [set(1, 5), set(600, 8)].map(|it| ((1, it.queue), it));
-    assert_eq!(fake.table().set, wanted.into());
+    let expected = [set(1, 5), set(600, 8)].map(|it| ((1, it.queue), it));
+    assert_eq!(fake.table().set, expected.into());
 }
 
 fn counter_of(number: u64) -> Counter {
@@ -240,7 +243,8 @@ fn client_reads_counters_and_sends_frames() {
     assert_eq!(counters[4000], counter_of(4003));
     match slow_path.counters(4999, 2) {
         Err(error @ Error::Counters { .. }) => {
-            assert_eq!(error.to_string(), "2 counters from 4999 on; there are 5000, from 0 on")
+            let text = "2 counters from 4999 do not exist: the router has 5000, numbered from 0";
+            assert_eq!(error.to_string(), text);
         }
         other => panic!("{other:?}"),
     }

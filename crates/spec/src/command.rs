@@ -316,7 +316,7 @@ mod tests {
         ];
         for bad in bad {
             assert!(
-                bad.parse::<User>().is_err_and(|it| it.problem.contains("not a user")),
+                bad.parse::<User>().is_err_and(|it| it.problem.contains("not USER")),
                 "{bad:?}"
             );
         }

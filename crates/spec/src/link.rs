@@ -204,8 +204,8 @@ impl Link {
     pub fn egress(&self, end: &Endpoint) -> LinkEgress {
         let all = self.default_egress();
         let Some(at) = self.at.get(end) else { return all };
-        let leaving = at.egress_or(&all);
-        LinkEgress { queues: at.queues.clone().or(all.queues), ..leaving }
+        let egress = at.egress_or(&all);
+        LinkEgress { queues: at.queues.clone().or(all.queues), ..egress }
     }
 
     /// Queues at one end, in the mux's form. Empty if the end has no egress.
@@ -248,13 +248,13 @@ impl Link {
     /// Highest rate of its ends, bits per second; `None` if one of them has no rate.
     pub fn rate_bps_max(&self) -> Option<u64> {
         let later = self.schedule.iter().filter_map(|step| step.rate).map(|rate| rate.0).max();
-        let rates = self.egress_ends().map(|(_, leaving)| Some(leaving.rate?.0));
+        let rates = self.egress_ends().map(|(_, egress)| Some(egress.rate?.0));
         let now = rates.reduce(|one, two| Some(one?.max(two?))).flatten()?;
         Some(now.max(later.unwrap_or(0)))
     }
 
     /// Sets exactly the given egress settings for all ends without an entry in `at`.
-    fn set_egress(&mut self, leaving: LinkEgress) {
+    fn set_egress(&mut self, egress: LinkEgress) {
         let LinkEgress {
             rate,
             burst,
@@ -270,7 +270,7 @@ impl Link {
             duplicate,
             seed,
             queues,
-        } = leaving;
+        } = egress;
         (self.rate, self.burst, self.overhead, self.queue) = (rate, burst, overhead, queue);
         (self.guarantee, self.weight) = (guarantee, weight);
         (self.delay, self.jitter, self.loss, self.reorder) = (delay, jitter, loss, reorder);
@@ -288,14 +288,14 @@ impl Link {
         let end = at.map(str::parse::<Endpoint>).transpose().map_err(|bad| bad.to_string())?;
         let has = |end: &Endpoint| self.endpoints.contains(end) && self.has_egress(end);
         if let Some(end) = end.as_ref().filter(|end| !has(end)) {
-            return Err(format!("no frames leave by {end}"));
+            return Err(format!("the link has no egress at {end}"));
         }
-        let leaving = match &end {
+        let egress = match &end {
             None => self.default_egress(),
             Some(end) => self.at.get(end).cloned().unwrap_or_default(),
         };
         // Plain data with string keys: it is always JSON.
-        let mut object = serde_json::to_value(leaving).unwrap_or_default();
+        let mut object = serde_json::to_value(egress).unwrap_or_default();
         for (key, value) in keys {
             match value {
                 None => object.as_object_mut().map(|object| object.remove(key)),
@@ -310,12 +310,12 @@ impl Link {
                 }
             };
         }
-        let leaving: LinkEgress =
+        let egress: LinkEgress =
             serde_json::from_value(object).map_err(|error| error.to_string())?;
         match end {
-            None => self.set_egress(leaving),
-            Some(end) if leaving == LinkEgress::default() => _ = self.at.remove(&end),
-            Some(end) => _ = self.at.insert(end, leaving),
+            None => self.set_egress(egress),
+            Some(end) if egress == LinkEgress::default() => _ = self.at.remove(&end),
+            Some(end) => _ = self.at.insert(end, egress),
         }
         Ok(())
     }
@@ -324,13 +324,13 @@ impl Link {
     /// whether the link is up, and egress settings by end.
     pub fn steps(&self) -> Vec<(Span, bool, Vec<LinkEgress>)> {
         // Queues never change in a schedule, so steps leave them out.
-        let told = |end| LinkEgress { queues: None, ..self.egress(end) };
-        let mut leaving: Vec<_> = self.endpoints.iter().map(told).collect();
+        let without_queues = |end| LinkEgress { queues: None, ..self.egress(end) };
+        let mut ends: Vec<_> = self.endpoints.iter().map(without_queues).collect();
         let mut up = true;
         let steps = self.schedule.iter().map(|step| {
-            leaving.iter_mut().for_each(|at| *at = step.egress_or(at));
+            ends.iter_mut().for_each(|at| *at = step.egress_or(at));
             up = step.up.unwrap_or(up);
-            (step.at, up, leaving.clone())
+            (step.at, up, ends.clone())
         });
         steps.collect()
     }
@@ -343,13 +343,16 @@ impl Link {
 
     /// Maximum memory for delayed frames in the mux, bytes, at any time of the schedule.
     pub fn delay_line_bytes(&self) -> u64 {
-        let told = |leaving: &[LinkEgress]| {
-            let ends = self.endpoints.iter().zip(leaving).filter(|(end, _)| self.has_egress(end));
-            let each = ends.map(|(_, leaving)| leaving.to_mux().line_bytes());
+        let line_bytes = |egress: &[LinkEgress]| {
+            let ends = self.endpoints.iter().zip(egress).filter(|(end, _)| self.has_egress(end));
+            let each = ends.map(|(_, egress)| egress.to_mux().line_bytes());
             each.fold(0, u64::saturating_add)
         };
         let now: Vec<_> = self.endpoints.iter().map(|end| self.egress(end)).collect();
-        self.steps().iter().map(|(_, _, leaving)| told(leaving)).fold(told(&now), u64::max)
+        self.steps()
+            .iter()
+            .map(|(_, _, egress)| line_bytes(egress))
+            .fold(line_bytes(&now), u64::max)
     }
 }
 

@@ -78,7 +78,7 @@ impl FromStr for PublishedPort {
         let (rest, udp) = match text.rsplit_once('/') {
             Some((rest, "udp")) => (rest, true),
             Some((rest, "tcp")) => (rest, false),
-            Some(_) => return Err(bad("is neither by tcp nor by udp")),
+            Some(_) => return Err(bad("is neither tcp nor udp")),
             None => (text, false),
         };
         let (rest, inside) = rest.rsplit_once(':').ok_or_else(is_none)?;
@@ -86,21 +86,21 @@ impl FromStr for PublishedPort {
             Some((address, port)) => {
                 let inner = address.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
                 let address: IpAddr =
-                    inner.unwrap_or(address).parse().map_err(|_| bad("has no such address"))?;
+                    inner.unwrap_or(address).parse().map_err(|_| bad("has an invalid address"))?;
                 if address.is_ipv6() != inner.is_some() {
-                    return Err(bad("has an IPv6 address without brackets, or others with them"));
+                    return Err(bad("needs brackets around IPv6 addresses, and only there"));
                 }
                 (address, port)
             }
             None => (Ipv4Addr::LOCALHOST.into(), rest),
         };
         if address.is_multicast() {
-            return Err(bad("has an address of many"));
+            return Err(bad("has a multicast address"));
         }
         let number = |digits: &str| {
             let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
             let port = plain.then(|| digits.parse::<u16>().ok()).flatten().filter(|port| *port > 0);
-            port.ok_or_else(|| bad("has a port that is not within 1 to 65535"))
+            port.ok_or_else(|| bad("has a port outside 1 to 65535"))
         };
         let listen = SocketAddr::new(address, number(port)?);
         Ok(Self(helper::ManagementPort { listen, port: number(inside)?, udp }))

@@ -1056,8 +1056,8 @@ pub struct Fastpath {
     /// Bytes to match and to write, with `code: fields`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fields: Option<FastpathFields>,
-    /// Maximum number of filters per IP version (docs/slowpath.md). If `filters` and `counters` are
-    /// 0, programs cannot connect.
+    /// Maximum number of filters, IPv4 and IPv6 together (docs/slowpath.md). If `filters` and
+    /// `counters` are 0, programs cannot connect.
     #[serde(default = "filters")]
     #[schemars(range(max = FILTERS_MAX))]
     pub filters: u32,

@@ -8,28 +8,28 @@ use crate::object::VirtualNetwork;
 use crate::units::Endpoint;
 
 impl VirtualNetwork {
-    /// Returns the spec `there` with these nodes replaced
-    /// by this spec's; without `there`, these nodes alone.
+    /// Returns the spec `existing` with these nodes replaced
+    /// by this spec's; without `existing`, these nodes alone.
     ///
-    /// This spec's links of these nodes replace those in `there`. An end at a missing
+    /// This spec's links of these nodes replace those in `existing`. An end at a missing
     /// node is removed, and so is a link with less than two ends. Externals are included
     /// with links that name them. Nodes that this spec does not have are ignored.
     #[must_use]
-    pub fn only(mut self, nodes: &BTreeSet<String>, there: Option<&Self>) -> Self {
+    pub fn only(mut self, nodes: &BTreeSet<String>, existing: Option<&Self>) -> Self {
         // Default names count positions in the whole list, as for the whole spec.
         for (index, link) in self.spec.links.iter_mut().enumerate() {
             link.name.get_or_insert_with(|| format!("link{}", index + 1));
         }
         let mine: BTreeSet<String> =
             nodes.iter().filter(|node| self.spec.nodes.contains_key(*node)).cloned().collect();
-        let mut wanted = there.cloned().unwrap_or_else(|| {
+        let mut merged = existing.cloned().unwrap_or_else(|| {
             let mut empty = self.clone();
             empty.spec.nodes.clear();
             empty.spec.links.clear();
             empty.spec.externals.clear();
             empty
         });
-        let spec = &mut wanted.spec;
+        let spec = &mut merged.spec;
         spec.nodes.extend(self.spec.nodes.into_iter().filter(|(node, _)| mine.contains(node)));
         spec.links.retain(|link| !link.is_at(&mine));
         let externals = self.spec.externals;
@@ -55,7 +55,7 @@ impl VirtualNetwork {
             spec.links.retain(|other| other.name != link.name || !shares(other));
             spec.links.push(link);
         }
-        wanted
+        merged
     }
 
     /// Returns the spec without these nodes. Links lose their ends
@@ -119,7 +119,7 @@ mod tests {
     }
 
     /// Returns nodes, links by name with their ends, and the number of externals.
-    fn told(vnet: &VirtualNetwork) -> (String, Vec<String>, usize) {
+    fn summary(vnet: &VirtualNetwork) -> (String, Vec<String>, usize) {
         let nodes: Vec<&str> = vnet.spec.nodes.keys().map(String::as_str).collect();
         let link = |link: &Link| {
             let ends: Vec<String> = link.endpoints.iter().map(ToString::to_string).collect();
@@ -139,18 +139,18 @@ mod tests {
     fn selected_nodes_bring_their_complete_links() {
         let file = vnet(&["a", "b", "c", "d", "e"], &LINKS);
         let alone = file.clone().only(&of(&["a"]), None);
-        assert_eq!(told(&alone), ("a".into(), vec!["link3: a:eth1 external:out".into()], 1));
+        assert_eq!(summary(&alone), ("a".into(), vec!["link3: a:eth1 external:out".into()], 1));
         let two = file.clone().only(&of(&["b", "none"]), Some(&alone));
         let links = vec!["link3: a:eth1 external:out".into(), "link1: a:eth0 b:eth0".into()];
-        assert_eq!(told(&two), ("a b".into(), links, 1));
+        assert_eq!(summary(&two), ("a b".into(), links, 1));
         // A segment first with some of its ends, and later with the others.
         let some = file.clone().only(&of(&["c", "d"]), None);
-        assert_eq!(told(&some).1, ["link4: c:eth1 d:eth0"]);
+        assert_eq!(summary(&some).1, ["link4: c:eth1 d:eth0"]);
         let all = file.clone().only(&of(&["e", "a", "b"]), Some(&some));
-        let mut links = told(&all).1;
+        let mut links = summary(&all).1;
         links.sort();
-        assert_eq!(links, told(&file.clone().only(&of(&["a", "b", "c", "d", "e"]), None)).1);
-        assert_eq!(told(&all).0, "a b c d e");
+        assert_eq!(links, summary(&file.clone().only(&of(&["a", "b", "c", "d", "e"]), None)).1);
+        assert_eq!(summary(&all).0, "a b c d e");
     }
 
     #[test]
@@ -159,8 +159,8 @@ mod tests {
             vnet(&["a", "b", "c", "d", "e"], &LINKS).only(&of(&["a", "b", "c", "d", "e"]), None);
         let left = all.clone().without(&of(&["b", "e"]));
         let links = vec!["link3: a:eth1 external:out".into(), "link4: c:eth1 d:eth0".into()];
-        assert_eq!(told(&left), ("a c d".into(), links, 1));
-        assert_eq!(told(&left.without(&of(&["d"]))).1, ["link3: a:eth1 external:out"]);
+        assert_eq!(summary(&left), ("a c d".into(), links, 1));
+        assert_eq!(summary(&left.without(&of(&["d"]))).1, ["link3: a:eth1 external:out"]);
         assert_eq!(all.clone().without(&of(&[])), all);
     }
 }

@@ -229,7 +229,7 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
                 object: String::new(),
                 hint: match &syntax.message {
                     text if text.contains("flow mapping") => {
-                        "correct the YAML; within { } a name with [ ] needs quotes".into()
+                        "correct the YAML; within { }, quote names with [ ]".into()
                     }
                     text if text.contains("a spec file has at most") => {
                         "split it into several files".into()
@@ -246,8 +246,8 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
             line: 1,
             column: 1,
             object: String::new(),
-            message: "there is no object in the file".into(),
-            hint: "describe one: apiVersion, kind, metadata, spec".into(),
+            message: "the file has no object".into(),
+            hint: "add one: apiVersion, kind, metadata, spec".into(),
         }));
     }
     if diagnostics.is_empty() { Ok(documents) } else { Err(at_most(diagnostics)) }
@@ -277,12 +277,12 @@ fn foreign(tree: &Tree) -> Option<&'static str> {
     let has = |key| tree.value.get(key).is_some();
     if has("topology") {
         Some(
-            "this looks like a containerlab file; its nodes and links become spec.nodes and spec.links \
-             (examples/ospf.yaml)",
+            "this looks like a containerlab file; write its nodes and links as spec.nodes and \
+             spec.links (examples/ospf.yaml)",
         )
     } else if has("services") {
         Some(
-            "this looks like a file of docker compose; its services become nodes of kind host \
+            "this looks like a docker compose file; write its services as nodes of kind host \
              (examples/lan.yaml)",
         )
     } else {
@@ -341,10 +341,10 @@ fn parse_document(
                 shape::faults_of_part(&schema, of, &tree, &path)
             });
             // Errors in shared settings are reported once.
-            let mut told = BTreeSet::new();
+            let mut reported = BTreeSet::new();
             for fault in given.chain(shape::faults(&schema, &document)) {
                 let words: String = fault.message.chars().filter(|c| !c.is_ascii_digit()).collect();
-                if told.insert((fault.position, words)) {
+                if reported.insert((fault.position, words)) {
                     report(fault);
                 }
             }

@@ -55,7 +55,7 @@ impl ImageName {
             tag.len() <= TAG_BYTES_MAX && tag.chars().all(good) && !tag.starts_with(['.', '-'])
         };
         if tag.is_some_and(|tag| tag.is_empty() || !is_tag(tag)) {
-            return Err("has a tag that is not of A-Z a-z 0-9 _ . -".into());
+            return Err("has a tag with characters other than A-Z a-z 0-9 _ . -".into());
         }
         let (registry, path) = split(name)?;
         let tag = match (tag, digest) {
@@ -91,7 +91,7 @@ fn split(name: &str) -> Result<(String, String), String> {
     };
     check_host(registry)?;
     if !path.split('/').all(is_component) {
-        return Err("is not of a-z 0-9 with . _ - between and / between parts".into());
+        return Err("needs parts of a-z 0-9, with . _ - inside, joined by /".into());
     }
     Ok((registry.to_owned(), path))
 }
@@ -142,7 +142,7 @@ pub fn check_prefix(prefix: &str) -> Result<(), String> {
     check_host(host)?;
     match path {
         Some(path) if !path.split('/').all(is_component) => {
-            Err("is not of a-z 0-9 with . _ - between and / between parts".into())
+            Err("needs parts of a-z 0-9, with . _ - inside, joined by /".into())
         }
         _ => Ok(()),
     }
@@ -161,7 +161,7 @@ pub fn refused(name: &ImageName, prefixes: &[String]) -> Option<(String, String)
     }
     let hint = match prefixes.is_empty() {
         true => "ask an operator for registries".to_owned(),
-        false => format!("there are {}", prefixes.join(", ")),
+        false => format!("it may use {}", prefixes.join(", ")),
     };
     Some((format!("image {repository} is in no registry that the tenant may use"), hint))
 }

@@ -82,8 +82,8 @@ impl VnetRemains {
     }
 
     /// Returns what counts in addition to the desired parts.
-    pub fn beyond<'a>(&'a self, wanted: &'a VnetParts) -> impl Iterator<Item = VnetPart> + 'a {
+    pub fn beyond<'a>(&'a self, desired: &'a VnetParts) -> impl Iterator<Item = VnetPart> + 'a {
         let none = VnetPart::default();
-        self.parts.iter().map(move |(name, part)| part.beyond(wanted.get(name).unwrap_or(&none)))
+        self.parts.iter().map(move |(name, part)| part.beyond(desired.get(name).unwrap_or(&none)))
     }
 }

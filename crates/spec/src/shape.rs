@@ -60,8 +60,8 @@ pub(crate) fn numbers_of_part(schema: &Json, of: &str, tree: &mut Tree) {
 const KIND: &str = "kind";
 
 /// Hint for a value whose placeholder was not replaced.
-const PLACEHOLDER_HINT: &str = "a placeholder is a number of the name's range: write \"r[1-4]\", \
-                                or \"r[1-1]\" for one";
+const PLACEHOLDER_HINT: &str = "placeholders need a range in the name: write \"r[1-4]\", or \
+                                \"r[1-1]\" for one";
 
 /// End of the message about a missing key.
 const MISSING: &str = " is missing";
@@ -77,14 +77,14 @@ pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
 fn elsewhere(kind: &str) -> Option<&'static str> {
     match kind.to_lowercase().as_str() {
         "switch" | "bridge" | "lan" | "hub" | "ovs-bridge" => Some(
-            "a link with more than two endpoints is a segment, which is switched; for a bridge of the kernel \
-             take a host (examples/lan.yaml)",
+            "a link with more than two endpoints is a segment, which PdP switches; for a Linux \
+             bridge use a host (examples/lan.yaml)",
         ),
         "linux" | "container" | "docker" | "pc" | "server" | "node" | "vm" => {
-            Some("take kind: host")
+            Some("use kind: host")
         }
         "frr" | "bird" | "firewall" | "gateway" | "quagga" => Some(
-            "take kind: router, and start the routing software by commands (examples/ospf.yaml)",
+            "use kind: router, and start the routing software with commands (examples/ospf.yaml)",
         ),
         _ => None,
     }
@@ -169,10 +169,10 @@ impl<'a> SchemaWalk<'a> {
         match fitting.first() {
             Some(schema) => self.visit_one(schema, &fitting, tree, path, key),
             None => {
-                let wanted: BTreeSet<&str> =
+                let expected: BTreeSet<&str> =
                     alternatives.iter().flat_map(|schema| types(schema)).collect();
-                let wanted: Vec<&str> =
-                    wanted.into_iter().filter(|t| *t != "null").map(people_type).collect();
+                let expected: Vec<&str> =
+                    expected.into_iter().filter(|t| *t != "null").map(people_type).collect();
                 let place =
                     if matches!(kind, "null" | "object" | "array") { key } else { tree.position };
                 let shown = tree.value.scalar().map_or(String::new(), |text| format!(" {text}"));
@@ -180,9 +180,9 @@ impl<'a> SchemaWalk<'a> {
                     "{}{shown} is {}, not {}",
                     last(path),
                     people_type(kind),
-                    wanted.join(" or ")
+                    expected.join(" or ")
                 );
-                let hint = if wanted == ["text"] && !shown.is_empty() {
+                let hint = if expected == ["text"] && !shown.is_empty() {
                     "put it in quotes".to_owned()
                 } else {
                     String::new()
@@ -211,9 +211,9 @@ impl<'a> SchemaWalk<'a> {
                 let count = items.len() as u64;
                 let (min, max) = (bound("minItems"), bound("maxItems"));
                 if min.is_some_and(|min| count < min) || max.is_some_and(|max| count > max) {
-                    let wanted = range_text(min.map(|n| n as f64), max.map(|n| n as f64));
+                    let expected = range_text(min.map(|n| n as f64), max.map(|n| n as f64));
                     let has = crate::count(count, "entry");
-                    let message = format!("{} has {has}, not {wanted}", last(path));
+                    let message = format!("{} has {has}, not {expected}", last(path));
                     self.fault(key, path, message, String::new());
                 }
                 if let Some(schema) = schema.get("items") {
@@ -297,7 +297,7 @@ impl<'a> SchemaWalk<'a> {
                     let of: Vec<_> = of.filter_map(|other| self.kind(other)).collect();
                     if let (Some(kind), false) = (self.kind(schema), of.is_empty()) {
                         let message = format!("{name:?} is not a key of kind {kind}");
-                        let hint = format!("remove it, or take kind: {}", of.join(" or "));
+                        let hint = format!("remove it, or use kind: {}", of.join(" or "));
                         self.fault(*place, path, message, hint);
                         continue;
                     }
@@ -306,7 +306,7 @@ impl<'a> SchemaWalk<'a> {
                     let names: Vec<&str> = unused.collect();
                     let hint = match nearest(name, names.iter().copied()) {
                         Some(nearest) => format!("did you mean {nearest}?"),
-                        None => format!("known here: {}", names.join(", ")),
+                        None => format!("keys here: {}", names.join(", ")),
                     };
                     self.fault(*place, path, format!("unknown key {name:?}"), hint);
                 }
@@ -351,9 +351,9 @@ impl<'a> SchemaWalk<'a> {
             let (min, max) = (bound("minLength"), bound("maxLength"));
             let chars = text.chars().count() as f64;
             if max.is_some_and(|max| chars > max) || min.is_some_and(|min| chars < min) {
-                let wanted = range_text(min, max);
+                let expected = range_text(min, max);
                 let message = format!(
-                    "{} {:?} has {chars} characters, not {wanted}",
+                    "{} {:?} has {chars} characters, not {expected}",
                     last(path),
                     beginning(&text)
                 );

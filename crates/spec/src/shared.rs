@@ -99,7 +99,7 @@ pub const VNETS: SharedResource = SharedResource {
 
 /// Ranges of user ids, one per network.
 pub const USER_IDS: SharedResource = SharedResource {
-    name: "ranges of user ids that it has or ever had",
+    name: "ranges of user ids, current and earlier",
     unit: ResourceUnit::Count,
     total: Some(28_000),
     of: "",
@@ -201,7 +201,7 @@ pub const SESSIONS: SharedResource = SharedResource {
 
 /// Request bodies.
 pub const BODIES: SharedResource = SharedResource {
-    name: "bodies of requests at a time",
+    name: "request bodies at a time",
     unit: ResourceUnit::Bytes,
     total: Some(384 << 20),
     tenant: 48 << 20,
@@ -217,7 +217,7 @@ pub const BODIES: SharedResource = SharedResource {
 
 /// Connections to the API.
 pub const CONNECTIONS: SharedResource = SharedResource {
-    name: "connections: of one user by the socket, or of one address over TLS",
+    name: "connections, per user of the socket or per address over TLS",
     unit: ResourceUnit::Count,
     total: Some(3 * 256),
     of: "",
@@ -234,7 +234,7 @@ pub const CONNECTIONS: SharedResource = SharedResource {
 
 /// Images being pulled or read from archives, or waiting for it.
 pub const DOWNLOADS: SharedResource = SharedResource {
-    name: "images that are got, or wait for it",
+    name: "images being pulled or waiting to be",
     unit: ResourceUnit::Count,
     total: Some(128),
     of: "",
@@ -281,7 +281,7 @@ const KERNEL: [SharedResource; 4] = [
         ..each(
             "interfaces of each network namespace (with BPF LSM)",
             320,
-            "time under the kernel's lock, a quarter of it for all owners",
+            "time under the kernel's lock, a quarter for all owners",
         )
     },
     SharedResource {
@@ -299,16 +299,16 @@ const OUTSIDE: [SharedResource; 5] = [
         counted: "container/src/work.rs",
         test: ("container/tests/images.rs", "checking_an_image_is_charged_to_its_owner"),
         ..each(
-            "CPU for images that are read, checked and unpacked, and for new volumes",
+            "CPU for reading, checking and unpacking images, and for new volumes",
             1000,
-            "a tenth of a core for all while others want it",
+            "a tenth of a core in total while others need CPU",
         )
     },
     SharedResource {
         counted: "container/src/image/unpacked.rs",
         test: ("container/tests/images.rs", "owners_unpack_in_parallel_two_images_each"),
         constants: &[("container/src/image/unpacked.rs", "UNPACKING_MAX")],
-        ..each("images that are unpacked at a time", 2, "")
+        ..each("images unpacked at a time", 2, "")
     },
     SharedResource {
         counted: "management/src/udp.rs",
@@ -317,7 +317,7 @@ const OUTSIDE: [SharedResource; 5] = [
         ..each(
             "outgoing UDP flows of each node with `management.outside`",
             256,
-            "half of the machine's ephemeral ports, in equal parts where nodes want more",
+            "half of the machine's ephemeral ports, in equal parts if nodes need more",
         )
     },
     SharedResource {
@@ -327,7 +327,7 @@ const OUTSIDE: [SharedResource; 5] = [
         ..each(
             "pinged addresses at a time of each node with `management.outside`",
             64,
-            "half of the machine's 65535 echo identifiers, in equal parts where nodes want more",
+            "half of the machine's 65535 echo identifiers, in equal parts if nodes need more",
         )
     },
     SharedResource {
@@ -351,7 +351,7 @@ pub const ALL: [SharedResource; 38] = [
     USER_IDS,
     SharedResource {
         test: QUOTA_TEST,
-        ..quota("nodes", "nodes", TENANT_NODES_DEFAULT, "what the rest allows")
+        ..quota("nodes", "nodes", TENANT_NODES_DEFAULT, "limited by other rows")
     },
     SharedResource {
         unit: ResourceUnit::Cores,
@@ -375,12 +375,12 @@ pub const ALL: [SharedResource; 38] = [
     quota("processes", "processes", TENANT_PROCESSES_DEFAULT, "`kernel.pid_max` of the machine"),
     SharedResource {
         test: QUOTA_TEST,
-        ..quota("interfaces", "vports", TENANT_VPORTS_DEFAULT, "what the rest allows")
+        ..quota("interfaces", "vports", TENANT_VPORTS_DEFAULT, "limited by other rows")
     },
     KERNEL_PORTS,
     SharedResource {
         test: QUOTA_TEST,
-        ..quota("rates of links", "rate", 0, "`capacity` of interfaces")
+        ..quota("link rates", "rate", 0, "`capacity` of interfaces")
     },
     SharedResource {
         test: QUOTA_TEST,
@@ -406,11 +406,11 @@ pub const ALL: [SharedResource; 38] = [
             "volumes",
             "volumes",
             TENANT_VOLUMES_DEFAULT,
-            "the same disk, of which a new one leaves 256 MiB free",
+            "the same disk; a new volume leaves 256 MiB free",
         )
     },
     quota(
-        "images that nodes run on",
+        "images in use by nodes",
         "ociImages",
         TENANT_OCI_IMAGES_DEFAULT,
         "the same disk; an image has 16 GiB at most",
@@ -420,20 +420,20 @@ pub const ALL: [SharedResource; 38] = [
         counted: "pdpd/src/images.rs",
         test: ("container/tests/images.rs", "directories_count_for_blocks_and_inodes"),
         ..quota(
-            "blocks of kept images, packed and unpacked",
+            "blocks of stored images, packed and unpacked",
             "images",
             TENANT_IMAGES_DEFAULT,
-            "the same disk, of which unpacking leaves 256 MiB free",
+            "the same disk; unpacking leaves 256 MiB free",
         )
     },
     SharedResource {
         counted: "pdpd/src/images.rs",
         test: ("container/tests/images.rs", "directories_count_for_blocks_and_inodes"),
         ..quota(
-            "files and directories of kept images",
+            "files and directories of stored images",
             "imageFiles",
             TENANT_IMAGE_FILES_DEFAULT,
-            "the disk's inodes, of which unpacking leaves 5 % free",
+            "the disk's inodes; unpacking leaves 5 % free",
         )
     },
     DOWNLOADS,
@@ -449,15 +449,15 @@ pub const ALL: [SharedResource; 38] = [
             ("spec/src/limits.rs", "REGIONS_MAX"),
             ("memif/src/sigbus.rs", "REGIONS_COUNT_MAX"),
         ],
-        ..quota("regions of memory that the mux maps", "regions", TENANT_REGIONS_DEFAULT, "")
+        ..quota("memory regions mapped by the mux", "regions", TENANT_REGIONS_DEFAULT, "")
     },
     SharedResource {
         test: ("spec/tests/buffers.rs", "tenant_queues_obey_quota_without_revealing_others"),
         ..quota(
-            "packets that queues set aside",
+            "packets reserved by queues",
             "buffers",
             TENANT_BUFFERS_DEFAULT,
-            "half of the packets of one of the mux's workers, 16,384 of one worker",
+            "half of one mux worker's packets; with one worker 16,384",
         )
     },
     CAPTURES,
@@ -475,7 +475,7 @@ pub const ALL: [SharedResource; 38] = [
             ("pdpd/src/state/trail.rs", "STRANGER_ROWS_MAX"),
         ],
         ..quota(
-            "rows of the audit log of each sort",
+            "rows of the audit log of each type",
             "audit",
             TENANT_AUDIT_DEFAULT as u64,
             "the same disk, less than 4 KiB a row",
@@ -500,8 +500,8 @@ pub const END: &str = "<!-- shared: end -->\n";
 
 /// Returns the table of docs/tenants.md.
 pub fn markdown() -> String {
-    let mut text = "| what | key of `quota` | a tenant's, unless `quota` says | in all | of that operators' alone |\n\
-                    |---|---|---|---|---|\n"
+    let mut text = "| resource | key of `quota` | per tenant, unless `quota` sets it | in total | \
+                    of which for operators only |\n|---|---|---|---|---|\n"
         .to_owned();
     for row in &ALL {
         let key = row.key.map_or(String::new(), |key| format!("`{key}`"));

@@ -103,27 +103,33 @@ const MPLS_LABELS_MAX: u64 = 131_072;
 const NOT_OF_ROUTERS: [(&str, &str); 4] = [
     ("ip_forward", "a router forwards, and so do its forwarding guests"),
     ("forwarding", "a router forwards, and so do its forwarding guests"),
-    ("fib_multipath_hash_policy", "guests hash addresses and ports"),
-    ("fib_multipath_hash_fields", "guests hash addresses and ports"),
+    (
+        "fib_multipath_hash_policy",
+        "PdP distributes flows to its forwarding guests by addresses and ports",
+    ),
+    (
+        "fib_multipath_hash_fields",
+        "PdP distributes flows to its forwarding guests by addresses and ports",
+    ),
 ];
 
 /// Prefixes of all other settings, with the reasons why they are not allowed.
 const OTHERS: [(&str, &str); 16] = [
-    ("net.ipv6.conf.*.accept_dad", "PdP sets it: addresses work at once"),
+    ("net.ipv6.conf.*.accept_dad", "set by PdP: its addresses are usable at once"),
     ("net.ipv6.conf.*.dad_transmits", "as accept_dad"),
-    ("net.ipv6.conf.*.keep_addr_on_down", "PdP sets it: interfaces keep their addresses"),
-    ("net.ipv6.conf.*.mtu", "use the interface's key `mtu`"),
-    ("net.ipv6.conf.*.stable_secret", "use the interface's key `mac`"),
-    ("net.ipv4.conf.*.log_martians", "writes to the machine's log"),
-    ("net.ipv4.ipfrag_", "memory of the kernel that is charged to nobody"),
-    ("net.ipv6.ip6frag_", "memory of the kernel that is charged to nobody"),
-    ("net.ipv4.igmp_max_", "memory of the kernel that is charged to nobody"),
-    ("net.ipv4.tcp_max_tw_buckets", "memory of the kernel that is charged to nobody"),
-    ("net.ipv6.route.", "memory of the kernel that is charged to nobody"),
-    ("net.ipv4.neigh.", "the whole machine's, or hidden from nodes"),
-    ("net.ipv6.neigh.", "the whole machine's, or hidden from nodes"),
-    ("net.ipv4.icmp_msgs_", "the whole machine's before Linux 6.12"),
-    ("net.core.", "the whole machine's, or hidden from nodes by Linux 6.1"),
+    ("net.ipv6.conf.*.keep_addr_on_down", "set by PdP: a link keeps its addresses while down"),
+    ("net.ipv6.conf.*.mtu", "the interface's key `mtu`"),
+    ("net.ipv6.conf.*.stable_secret", "the interface's key `mac`, which determines addresses"),
+    ("net.ipv4.conf.*.log_martians", "their log is the machine's"),
+    ("net.ipv4.ipfrag_", "kernel memory that is charged to no node"),
+    ("net.ipv6.ip6frag_", "kernel memory that is charged to no node"),
+    ("net.ipv4.igmp_max_", "kernel memory that is charged to no node"),
+    ("net.ipv4.tcp_max_tw_buckets", "kernel memory that is charged to no node"),
+    ("net.ipv6.route.", "kernel memory that is charged to no node"),
+    ("net.ipv4.neigh.", "some kernels hide them from nodes, or share them machine-wide"),
+    ("net.ipv6.neigh.", "some kernels hide them from nodes, or share them machine-wide"),
+    ("net.ipv4.icmp_msgs_", "machine-wide before Linux 6.12"),
+    ("net.core.", "machine-wide, or hidden from nodes by Linux 6.1"),
     ("net.", "not on PdP's list"),
 ];
 
@@ -180,7 +186,7 @@ pub(crate) fn bad_value(name: &str, value: &str) -> Option<(String, String)> {
     let message = format!("sysctl {name}: {value} is not a number up to {MPLS_LABELS_MAX}");
     Some((
         message,
-        format!("take {MPLS_LABELS_MAX} or less: more take too much of the kernel's memory"),
+        format!("use {MPLS_LABELS_MAX} or less: more labels take too much kernel memory"),
     ))
 }
 
@@ -203,7 +209,7 @@ pub(crate) fn refused(name: &str, router: bool) -> Option<(String, String)> {
             (Some((other, why)), _) if *other != "net." => format!("{why}; {place}"),
             (_, Some(nearest)) => format!("did you mean {nearest}? {place}"),
             (Some((_, why)), None) => format!("{why}; {place}"),
-            (None, None) => format!("only settings of a network namespace can; {place}"),
+            (None, None) => format!("only settings of a network namespace can be set; {place}"),
         };
         return Some((format!("sysctl {name:?} can't be set"), hint));
     }
@@ -241,7 +247,7 @@ Settings marked `hosts` are not for routers:
     for name in sysctls() {
         let last = name.rsplit('.').next().unwrap_or_default();
         let of_hosts = NOT_OF_ROUTERS.iter().find(|(word, _)| *word == last);
-        let why = of_hosts.map_or(String::new(), |(_, why)| format!(" (hosts: {why})"));
+        let why = of_hosts.map_or(String::new(), |(_, why)| format!(" (hosts only: {why})"));
         let _ = writeln!(page, "- `{name}`{why}");
     }
     page.push_str("\nPdP refuses these settings:\n\nreason | settings\n---|---\n");

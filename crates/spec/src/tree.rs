@@ -226,10 +226,8 @@ fn too_much(error: &serde_saphyr::Error) -> Option<String> {
     let (what, max) = match breach {
         BudgetBreach::Depth { .. } => ("levels of mappings and lists", DEPTH_MAX),
         BudgetBreach::Documents { .. } => ("documents", DOCUMENTS_MAX),
-        BudgetBreach::Nodes { .. } => ("values, with those that aliases stand for", VALUES_MAX),
-        BudgetBreach::ScalarBytes { .. } => {
-            ("bytes, with those that aliases stand for", SPEC_BYTES_MAX)
-        }
+        BudgetBreach::Nodes { .. } => ("values, with aliases expanded", VALUES_MAX),
+        BudgetBreach::ScalarBytes { .. } => ("bytes, with aliases expanded", SPEC_BYTES_MAX),
         _ => return None,
     };
     Some(format!("a spec file has at most {max} {what}"))

@@ -179,8 +179,7 @@ const RATE_HINT: &str = "write bits a second as a number or like 100Mbps or 1G";
 const SPAN_HINT: &str = "write a time like 20ms, 1.5s or 250us";
 const PERCENT_HINT: &str = "write a percentage like 0.1% or 5";
 const LENGTH_HINT: &str = "write frames like 64, or bytes with their unit like 256KiB";
-const QUEUE_HINT: &str =
-    "write frames as a number, or the time that they take at the rate like 50ms";
+const QUEUE_HINT: &str = "write frames as a number, or as their time at the rate, like 50ms";
 const MAC_HINT: &str = "write six bytes like 02:00:00:00:00:01";
 const HEX_HINT: &str = "write two hexadecimal digits a byte, in quotes, like \"0806\"";
 const BASE64_HINT: &str = "write the output of `base64 -w0 FILE`, or name the file in frames";
@@ -357,7 +356,7 @@ impl FromStr for QueueDepth {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         if text.ends_with(|last: char| last.is_ascii_alphabetic()) {
             return match text.parse()? {
-                Span(0) => Err(bad(text, "is not a time to wait", QUEUE_HINT)),
+                Span(0) => Err(bad(text, "is not a queue's time", QUEUE_HINT)),
                 span => Ok(Self::Time(span)),
             };
         }
@@ -427,7 +426,7 @@ impl FromStr for Mac {
         if bytes[0] & 1 != 0 {
             return Err(bad(
                 text,
-                "is a multicast link address",
+                "is a multicast MAC address",
                 "the lowest bit of the first byte must be 0, as in 02:00:00:00:00:01",
             ));
         }
@@ -448,7 +447,7 @@ impl FromStr for Hex {
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
         if digits.is_empty() || !digits.len().is_multiple_of(2) {
-            return Err(bad(text, "has no even number of hexadecimal digits", HEX_HINT));
+            return Err(bad(text, "needs an even number of hexadecimal digits", HEX_HINT));
         }
         if digits.len() / 2 > FIELD_BYTES_MAX {
             return Err(bad(text, format!("is longer than {FIELD_BYTES_MAX} bytes"), HEX_HINT));
@@ -459,7 +458,7 @@ impl FromStr for Hex {
             .map(|pair| Some((digit(pair[0])? * 16 + digit(pair[1])?) as u8))
             .collect::<Option<Vec<u8>>>()
             .map(Self)
-            .ok_or_else(|| bad(text, "has something else than hexadecimal digits", HEX_HINT))
+            .ok_or_else(|| bad(text, "has other characters than hexadecimal digits", HEX_HINT))
     }
 }
 
@@ -510,7 +509,7 @@ impl FromStr for CpuSet {
             };
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
-                return Err(bad(text, "has a range that ends before it begins", CPUS_HINT));
+                return Err(bad(text, "has a range that ends below its start", CPUS_HINT));
             }
             cpus.extend(first..=last);
         }
@@ -552,7 +551,7 @@ impl FromStr for KeySet {
             };
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
-                return Err(bad(text, "has a range that ends before it begins", KEYS_HINT));
+                return Err(bad(text, "has a range that ends below its start", KEYS_HINT));
             }
             ranges.push((first, last));
         }
@@ -561,7 +560,7 @@ impl FromStr for KeySet {
         }
         ranges.sort_unstable();
         if let Some(two) = ranges.windows(2).find(|two| two[0].1 >= two[1].0) {
-            return Err(bad(text, format!("has {} twice", two[1].0), KEYS_HINT));
+            return Err(bad(text, format!("includes {} twice", two[1].0), KEYS_HINT));
         }
         Ok(Self(ranges))
     }
@@ -590,7 +589,7 @@ impl FromStr for Address {
             .map_err(|_| bad(text, "is not an address with a prefix length", ADDRESS_HINT))?;
         let address = net.addr();
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-            return Err(bad(text, "is not an address that an interface can have", ADDRESS_HINT));
+            return Err(bad(text, "can't be an interface's address", ADDRESS_HINT));
         }
         if let IpNet::V4(net) = net
             && net.prefix_len() < 31
@@ -600,7 +599,7 @@ impl FromStr for Address {
             return Err(bad(
                 text,
                 format!("is its subnet's {which} address"),
-                "take an address between the first and the last of the subnet",
+                "use an address between the subnet's first and last",
             ));
         }
         Ok(Self(net))
@@ -624,17 +623,21 @@ impl FromStr for Destination {
         let net: IpNet = text
             .parse()
             .or_else(|_| alone())
-            .map_err(|_| bad(text, "is not a destination of a route", DESTINATION_HINT))?;
+            .map_err(|_| bad(text, "is not a route destination", DESTINATION_HINT))?;
         if net.addr() != net.network() {
             let net = net.trunc();
             return Err(bad(
                 text,
-                format!("has bits beyond its prefix length, which {net} has not"),
+                format!("has bits beyond its prefix length; its network is {net}"),
                 DESTINATION_HINT,
             ));
         }
         if net.network().is_multicast() {
-            return Err(bad(text, "is of multicasts", "routing software has routes for them"));
+            return Err(bad(
+                text,
+                "is a multicast prefix",
+                "leave multicast routes to routing software",
+            ));
         }
         Ok(Self::Prefix(net))
     }
@@ -661,12 +664,12 @@ impl FromStr for User {
         };
         let parts: Vec<&str> = text.split(':').collect();
         if parts.len() > 2 || !parts.iter().all(|part| is_name(part)) {
-            return Err(bad(text, "is not a user, or user and group, of a node", USER_HINT));
+            return Err(bad(text, "is not USER or USER:GROUP", USER_HINT));
         }
         let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
         let in_range = |part: &str| part.parse().is_ok_and(|id: u32| id <= USER_ID_MAX);
         match parts.into_iter().find(|part| is_number(part) && !in_range(part)) {
-            Some(_) => Err(bad(text, format!("has an id beyond 0 to {USER_ID_MAX}"), USER_HINT)),
+            Some(_) => Err(bad(text, format!("has an id outside 0 to {USER_ID_MAX}"), USER_HINT)),
             None => Ok(Self(text.into())),
         }
     }
@@ -779,7 +782,7 @@ value!(
     QueueDepth,
     "queue",
     ["integer", "string"],
-    "Frames, or what goes at the rate in a time: `256` or `50ms`.",
+    "Frames, or their time at the rate: `256` or `50ms`.",
     |v, s| match v {
         QueueDepth::Frames(frames) => s.serialize_u32(*frames),
         QueueDepth::Time(span) => s.collect_str(span),
@@ -795,7 +798,7 @@ value!(
         QueueLength::Bytes(_) => s.collect_str(v),
     }
 );
-value!(Mac, "mac", "string", "Link address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
+value!(Mac, "mac", "string", "MAC address: `02:00:00:00:00:01`.", |v, s| s.collect_str(v));
 value!(Hex, "hex", ["integer", "string"], "Bytes in hexadecimal: `\"0806\"`.", |v, s| s
     .collect_str(v));
 value!(Base64, "base64", "string", "Bytes in base64.", |v, s| s.collect_str(v));

@@ -97,14 +97,14 @@ fn anycast_interfaces_share_their_mac_and_address() {
 #[test]
 fn invalid_interface_names_are_refused_with_a_suggestion() {
     for name in ["all", "default", ".", ".."] {
-        refuses(&node(&format!("{name:?}: {{}}"), ""), &["reserved by Linux (call it eth0"]);
+        refuses(&node(&format!("{name:?}: {{}}"), ""), &["reserved by Linux (use eth0"]);
     }
     for (name, instead) in [
         ("eth%d", "(write eth-d)"),
         ("ge-0/0/0", "(write ge-0-0-0)"),
         ("Gi1/0:2", "(write Gi1-0-2)"),
         ("eth 0", "(write eth-0)"),
-        ("%", "(call it eth0"),
+        ("%", "(use eth0"),
     ] {
         refuses(&node(&format!("{name:?}: {{}}"), ""), &[instead]);
     }
@@ -175,7 +175,7 @@ fn machine_without_ipv6_refuses_only_ipv6() {
     ];
     assert_eq!(refused.len(), words.len(), "{refused:#?}");
     for (line, word) in refused.iter().zip(words) {
-        let said = format!("{word} is of IPv6, which this machine's kernel does not have");
+        let said = format!("{word} needs IPv6, which this machine's kernel lacks");
         assert!(line.contains(&said) && line.contains("ipv6.disable=1"), "{line}");
     }
 }

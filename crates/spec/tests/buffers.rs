@@ -52,9 +52,9 @@ fn queues_may_use_half_a_workers_packets() {
     let words = apply(&[lab("c", 1025)], &at).err().unwrap();
     assert_eq!(
         words,
-        "f:7:11: link c/link1: buffers 2050 have no room: queues can have 8192 packets of the mux, of which 2048 are \
-         free (ask for less, leave buffers out to share what others leave, take them from another queue, or give the \
-         mux fewer workers, which share its packets)"
+        "f:7:11: link c/link1: buffers 2050 exceed the 2048 free: queues can reserve 8192 of the \
+         mux's packets (lower buffers, leave the key out to share unreserved packets, lower those \
+         of another queue, or give the mux fewer workers, which split its packets)"
     );
     // Another network in the same change gets what one releases, and an unchanged one may stay.
     let at = apply(&[lab("a", 2047), lab("c", 1025)], &at).unwrap();
@@ -64,7 +64,7 @@ fn queues_may_use_half_a_workers_packets() {
     let words = apply(&[node(3, "")], &at).err().unwrap();
     assert!(
         words.contains(
-            "3 workers leave 5461 packets for the buffers of queues, below the 8192 that these have"
+            "3 workers leave 5461 packets for buffers of queues, but queues reserve 8192"
         ),
         "{words}"
     );
@@ -83,8 +83,8 @@ fn tenant_queues_obey_quota_without_revealing_others() {
     let words = apply(&[lab("acme.b", 100)], &asker).err().unwrap();
     assert_eq!(
         words,
-        "f:7:11: link acme.b/link1: buffers 200: the mux has no room (ask for less, leave buffers out to share what \
-         others leave, or take them from another of your queues)"
+        "f:7:11: link acme.b/link1: buffers 200 exceed the mux's free packets (lower buffers, \
+         leave the key out to share unreserved packets, or lower those of another of your queues)"
     );
     let words = apply(&[node(1, "buffers: 2000")], &at).err().unwrap();
     assert!(

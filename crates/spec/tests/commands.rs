@@ -44,28 +44,28 @@ fn bad_command_names_and_order_are_refused() {
     for (keys, expected) in [
         (
             "commands: [{run: zebra}, {run: ospfd, after: zebr}]",
-            "8:52: node red/h1: after \"zebr\" names no command of this node (did you mean zebra?)",
+            "8:52: node red/h1: after \"zebr\" is no command of this node (did you mean zebra?)",
         ),
         (
             "commands: [{run: a, after: c}, {run: b, after: a}, {run: c, after: [b]}, {run: d, after: c}]",
-            "8:34: node red/h1: commands wait for each other: a, b, c (remove one of their after)",
+            "8:34: node red/h1: commands wait for each other: a, b, c (remove one of these after)",
         ),
         (
             "commands: [{run: a, after: a}]",
-            "8:34: node red/h1: a comes after itself (remove it: there is no other command)",
+            "8:34: node red/h1: a can't come after itself (remove it: there is no other command)",
         ),
         (
             "commands: [{run: a, name: x}, {run: b, name: x}]",
-            "8:37: node red/h1: two commands of the node are called x (give one of them another name)",
+            "8:37: node red/h1: two commands of the node have the name x (rename one)",
         ),
         (
             "commands: [{run: a, name: exec-1}]\nexec: [b]",
-            "8:18: node red/h1: two commands of the node are called exec-1 (give one of them another name)",
+            "8:18: node red/h1: two commands of the node have the name exec-1 (rename one)",
         ),
         (
             "commands: [{run: a, name: a b}]",
-            "8:33: node red/h1: name \"a b\" of a command is not 1 to 63 of a-z A-Z 0-9 . _ - (call it like its \
-             program)",
+            "8:33: node red/h1: command name \"a b\" is not 1 to 63 of a-z A-Z 0-9 . _ - (name it \
+             after its program)",
         ),
     ] {
         says(keys, &format!("red.yaml:{expected}"));
@@ -77,27 +77,27 @@ fn contradictory_command_keys_are_refused() {
     for (keys, expected) in [
         (
             "{run: a, once: true, restart: always}",
-            "8:48: node red/h1: a command with once: true can't have restart: always (take restart: on-failure to \
-             try it until it succeeds, or remove one of them)",
+            "8:48: node red/h1: a command with once: true can't have restart: always (use restart: \
+             on-failure to try until it succeeds, or remove one of the two)",
         ),
         (
             "{run: a, once: true, ready: {tcp: 1}}",
-            "8:39: node red/h1: a command with once: true has no ready: it is ready when it ended with 0 (remove \
-             one of them)",
+            "8:39: node red/h1: a command with once: true can't have ready: it is ready once it \
+             ends with 0 (remove one of them)",
         ),
         (
             "{run: a, mayFail: true}",
-            "8:36: node red/h1: mayFail is for a command with once: true that is not started again (add once: true \
-             without restart, or remove mayFail)",
+            "8:36: node red/h1: mayFail is only for a command with once: true that is not \
+             restarted (add once: true without restart, or remove mayFail)",
         ),
         (
             "{run: a, once: true, mayFail: true, restart: on-failure}",
-            "8:48: node red/h1: mayFail is for a command with once: true that is not started again (add once: true \
-             without restart, or remove mayFail)",
+            "8:48: node red/h1: mayFail is only for a command with once: true that is not \
+             restarted (add once: true without restart, or remove mayFail)",
         ),
         (
             "{run: a, ready: {}}",
-            "8:27: node red/h1: ready does not say what to look at (give one of command, tcp and file)",
+            "8:27: node red/h1: ready has no check (give one of command, tcp and file)",
         ),
         (
             "{run: a, ready: {tcp: 1, file: /x}}",
@@ -131,11 +131,11 @@ fn command_users_and_directories_are_validated() {
     for (key, expected) in [
         (
             "user: a:b:c",
-            "user \"a:b:c\" is not a user, or user and group, of a node (write it like frr, frr:frr or 1000:1000)",
+            "user \"a:b:c\" is not USER or USER:GROUP (write it like frr, frr:frr or 1000:1000)",
         ),
         (
             "user: 65536",
-            "user \"65536\" has an id beyond 0 to 65535 (write it like frr, frr:frr or 1000:1000)",
+            "user \"65536\" has an id outside 0 to 65535 (write it like frr, frr:frr or 1000:1000)",
         ),
         (
             "workdir: srv",

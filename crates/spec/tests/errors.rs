@@ -63,8 +63,8 @@ fn kind() {
 #[test]
 fn files_of_other_tools_get_advice() {
     for (text, advice) in [
-        ("topology: {nodes: {}}", "containerlab file; its nodes and links become spec.nodes"),
-        ("services: {web: {}}", "docker compose; its services become nodes of kind host"),
+        ("topology: {nodes: {}}", "containerlab file; write its nodes and links as spec.nodes"),
+        ("services: {web: {}}", "docker compose file; write its services as nodes of kind host"),
         ("other: {}", "write kind: Substrate, kind: VirtualNetwork or kind: Tenant"),
     ] {
         let file =
@@ -95,7 +95,7 @@ fn unknown_key() {
     says(
         "{name: fig1}",
         "{name: fig1, colour: 1}",
-        "fig1.yaml:3:24: substrate fig1: unknown key \"colour\" (known here: labels)",
+        "fig1.yaml:3:24: substrate fig1: unknown key \"colour\" (keys here: labels)",
     );
 }
 
@@ -122,10 +122,11 @@ fn labels() {
     says(
         "kind: router",
         &router("a b: spine, role: a/b"),
-        "fig1.yaml:22:21: node red/r1: label \"a b\" has characters that a label can't have there (use letters, digits, \
-         -, _ and ., with a letter or digit first and last; before it may stand a domain and /, as in example.org/role)\n\
-         fig1.yaml:22:34: node red/r1: value \"a/b\" of label role has characters that a label can't have there (use \
-         letters, digits, -, _ and ., with a letter or digit first and last, or nothing)",
+        "fig1.yaml:22:21: node red/r1: label \"a b\" has characters that labels can't have there \
+         (use letters, digits, -, _ and ., with a letter or digit first and last, after an \
+         optional domain and /, as in example.org/role)\nfig1.yaml:22:34: node red/r1: value \
+         \"a/b\" of label role has characters that labels can't have there (use letters, digits, \
+         -, _ and ., with a letter or digit first and last, or nothing)",
     );
     let many: Vec<String> = (0..65).map(|number| format!("l{number}: x")).collect();
     let refused = apply_to(&GOOD.replace("kind: router", &router(&many.join(", "))), &machine());
@@ -189,9 +190,9 @@ fn nodes_and_links_may_have_capital_letters() {
     says(
         "    h1:\n",
         "    External:\n",
-        "fig1.yaml:39:5: node red/External: name external stands for externals in endpoints (call the node \
-         something else)\n\
-         fig1.yaml:46:30: link red/link1: endpoint h1:eth0 does not exist (did you mean r1?)",
+        "fig1.yaml:39:5: node red/External: name external is reserved for externals in endpoints \
+         (rename the node)\nfig1.yaml:46:30: link red/link1: endpoint h1:eth0 does not exist (did \
+         you mean r1?)",
     );
 }
 
@@ -211,8 +212,8 @@ fn endpoints() {
     says(
         "\"r1:eth2\"",
         "\"r1:eth1\"",
-        "fig1.yaml:50:19: link red/last: endpoint r1:eth1 is used by link2 already \
-         (an endpoint has one link)",
+        "fig1.yaml:50:19: link red/last: endpoint r1:eth1 is already used by link2 (an endpoint \
+         has one link)",
     );
     says(
         "\"r1:eth2\"",
@@ -232,7 +233,7 @@ fn link_name_twice() {
     says(
         "name: last",
         "name: link1",
-        "fig1.yaml:52:13: link red/link1: name link1 is that of link 1 already (rename one)",
+        "fig1.yaml:52:13: link red/link1: name link1 is already used by link 1 (rename one)",
     );
 }
 
@@ -241,20 +242,21 @@ fn addresses() {
     says(
         "gateways: [10.0.0.1]",
         "gateways: [10.0.1.1]",
-        "fig1.yaml:41:64: vport red/h1:eth0: gateway 10.0.1.1 is outside the subnets of eth0 \
-         (take an address in 10.0.0.0/24)",
+        "fig1.yaml:41:64: vport red/h1:eth0: gateway 10.0.1.1 is outside the subnets of eth0 (use \
+         an address in 10.0.0.0/24)",
     );
     says(
         "[10.0.0.2/24], gateways: [10.0.0.1]",
         "[10.0.1.2/24]",
-        "fig1.yaml:41:39: vport red/h1:eth0: address 10.0.1.2/24 is outside the subnet \
-         10.0.0.0/24 of r1:eth0, the link's other end (take an address in 10.0.0.0/24, or change \
-         the other end)",
+        "fig1.yaml:41:39: vport red/h1:eth0: address 10.0.1.2/24 is outside the subnet 10.0.0.0/24 \
+         of r1:eth0, the link's other end (use an address in 10.0.0.0/24, or change the other end)",
     );
     says(
         "[10.0.0.2/24], gateways: [10.0.0.1]",
         "[10.0.0.1/24]",
-        "fig1.yaml:41:39: vport red/h1:eth0: address 10.0.0.1/24 is that of r1:eth0, the link's other end (change one, or set anycast: true at both interfaces if they share it on purpose)",
+        "fig1.yaml:41:39: vport red/h1:eth0: address 10.0.0.1/24 is also that of r1:eth0, the \
+         link's other end (change one, or set anycast: true at both interfaces if they share it on \
+         purpose)",
     );
     says(
         "eth2: {}",
@@ -265,7 +267,7 @@ fn addresses() {
         "10.0.0.1/24",
         "10.0.0.255/24",
         "fig1.yaml:24:28: vport red/r1:eth0: addresses[0] \"10.0.0.255/24\" is its subnet's \
-         broadcast address (take an address between the first and the last of the subnet)",
+         broadcast address (use an address between the subnet's first and last)",
     );
     says(
         "10.0.0.1/24",
@@ -301,7 +303,7 @@ fn link_addresses() {
     says(
         "02:00:00:00:00:01",
         "01:00:5e:00:00:01",
-        "fig1.yaml:25:21: vport red/r1:eth1: mac \"01:00:5e:00:00:01\" is a multicast link address \
+        "fig1.yaml:25:21: vport red/r1:eth1: mac \"01:00:5e:00:00:01\" is a multicast MAC address \
          (the lowest bit of the first byte must be 0, as in 02:00:00:00:00:01)",
     );
 }
@@ -317,13 +319,13 @@ fn tunnel_keys() {
         "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
         "vxlan: {vni: 42, local: 192.0.2.1, remote: 192.0.2.7}",
         "fig1.yaml:44:39: external red/to-y: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on \
-         interface A is taken by red/to-x (take another key or interface)",
+         interface A is taken by red/to-x (use another key or interface)",
     );
     says(
         "localPort: 5000",
         "localPort: 4789",
         "fig1.yaml:44:80: external red/to-y: UDP port 4789 of 192.0.2.1 is taken by red/to-x for \
-         vxlan (take another port)",
+         vxlan (use another port)",
     );
     says(
         "interface: A, udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000, remotePort: 5001}",
@@ -333,8 +335,8 @@ fn tunnel_keys() {
     says(
         "udp: {local: 192.0.2.1, remote: 192.0.2.7",
         "udp: {local: 192.0.2.1, remote: fd00::7",
-        "fig1.yaml:44:58: external red/to-y: remote fd00::7 is of another family than local \
-         192.0.2.1 (take both of IPv4 or both of IPv6)",
+        "fig1.yaml:44:58: external red/to-y: remote fd00::7 and local 192.0.2.1 are of different \
+         IP versions (use IPv4 for both, or IPv6)",
     );
     says(
         "udp: {local: 192.0.2.1, remote: 192.0.2.7, localPort: 5000",
@@ -368,8 +370,8 @@ fn every_kind_of_tunnel() {
         (format!("geneve: {{vni: 16777216, {ends}}}"), "vni 16777216 is not within 0 to 16777215"),
         (format!("geneve: {{vni: 1, port: 4789, {ends}}}"), "taken by red/to-x for vxlan"),
         (format!("gre: {{key: 4294967296, {ends}}}"), "4294967296"),
-        ("gre: {local: 192.0.2.1, remote: fd00::7}".into(), "another family"),
-        ("gre: {local: 192.0.2.1, remote: 192.0.2.1}".into(), "is local too"),
+        ("gre: {local: 192.0.2.1, remote: fd00::7}".into(), "different IP versions"),
+        ("gre: {local: 192.0.2.1, remote: 192.0.2.1}".into(), "equals local"),
         ("vlan: {id: 0}".into(), "id 0 is not within 1 to 4094"),
         ("vlan: {id: 4095}".into(), "id 4095 is not within 1 to 4094"),
         (format!("vlan: {{id: 1}}, gre: {{{ends}}}"), "external has gre and vlan"),
@@ -401,7 +403,8 @@ fn underlay_mtu_too_small_for_tunnel_is_refused() {
     let mut short = machine();
     short.devices.as_mut().unwrap().insert("ext-a".into(), InterfaceFacts { mtu: 109 });
     let refused = apply_to(GOOD, &short).unwrap_err();
-    let said = "no mtu fits: the tunnel takes 50 bytes of the underlay's 109, and 68 are the least";
+    let said = "no mtu fits: the tunnel takes 50 of the underlay's 109 bytes, and an mtu is at \
+                least 68";
     assert!(refused.contains(said), "{refused}");
 }
 
@@ -419,8 +422,8 @@ spec:
 ";
     assert_eq!(
         apply_to(blue, &existing).unwrap_err(),
-        "fig1.yaml:6:46: external blue/x: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on interface \
-         A is taken by red/to-x (take another key or interface)"
+        "fig1.yaml:6:46: external blue/x: vxlan 192.0.2.1 > 192.0.2.7 vni 42 port 4789 on \
+         interface A is taken by red/to-x (use another key or interface)"
     );
     let other = blue.replace("vni: 42", "vni: 43");
     let intent = apply_to(&other, &existing).unwrap();
@@ -439,10 +442,10 @@ fn power() {
     says(
         "power: 0.8",
         "power: 2.0",
-        "fig1.yaml:33:16: node red/r1: power 2 has no room: forwarding engines have 1.5 free \
-         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for what is free (power: 1.5, or pdp scale with --power 1.5), \
-         leave power out to borrow what others leave, or give a forwarding engine more CPUs and \
-         capacity (pdp inspect substrate shows them))",
+        "fig1.yaml:33:16: node red/r1: power 2 does not fit: forwarding engines have 1.5 free \
+         (fe1: 0.5, fe2: 0.5, fe3: 0.5) (ask for what is free (power: 1.5, or pdp scale with \
+         --power 1.5), leave power out to borrow unused power, or give a forwarding engine more \
+         CPUs and capacity (pdp inspect substrate shows them))",
     );
     says(
         "power: 0.8",
@@ -504,12 +507,12 @@ fn rates() {
     assert_eq!(
         refused(&all.replace("capacity: 1Gbps", "capacity: 999Mbps")),
         "fig1.yaml:53:18: link red/last: guarantee 400Mbps exceeds the 399Mbps that other links \
-         leave of interface A (lower the guarantee of a link over it)"
+         leave on interface A (lower a guarantee of the interface's links)"
     );
     assert_eq!(
         refused(&all.replace(", capacity: 1Gbps", "")).lines().next().unwrap(),
-        "fig1.yaml:50:18: link red/link2: interface A has no capacity to guarantee of (give the \
-         interface of the substrate a capacity)"
+        "fig1.yaml:50:18: link red/link2: interface A has no capacity, so links can't have \
+         guarantees (set the interface's capacity in the Substrate)"
     );
     assert_eq!(
         refused(&guaranteed("601Mbps", "1Mbps")),
@@ -519,7 +522,8 @@ fn rates() {
     says(
         "rate: 100Mbps",
         "rate: 10",
-        "fig1.yaml:47:13: link red/link1: rate 10bps is below 8kbps (give a higher rate, or take the link down instead)",
+        "fig1.yaml:47:13: link red/link1: rate 10bps is below 8kbps (give a higher rate, or set \
+         the link down instead)",
     );
     says(
         "police: {rate: 1Gbps, pps: 100000}",
@@ -539,8 +543,8 @@ fn files() {
     says(
         "{content: \"log stdout\", ",
         "{",
-        "fig1.yaml:28:9: node red/r1: file /etc/frr/frr.conf has not exactly one of content and \
-         from (give one of them)",
+        "fig1.yaml:28:9: node red/r1: file /etc/frr/frr.conf needs exactly one of content and from \
+         (give one of them)",
     );
     says(
         "mode: \"0640\"",
@@ -560,9 +564,8 @@ fn files() {
     says(
         "/etc/frr/frr.conf",
         "/say.py",
-        "fig1.yaml:28:9: node red/r1: /say.py is a place where PdP puts no files (choose a place below \
-         one of /etc, /root, /run, /tmp, /var, but not below /run/pdp; what is to be elsewhere is \
-         put into an image)",
+        "fig1.yaml:28:9: node red/r1: PdP puts no files at /say.py (use a path below one of /etc, \
+         /root, /run, /tmp, /var, but not below /run/pdp; put other files into an image)",
     );
 }
 
@@ -587,20 +590,20 @@ fn data_planes() {
     says(
         "value: 0806, mask: ffff",
         "value: 0806, mask: ff00",
-        "fig1.yaml:37:57: node red/r1: mask ff00 hides bits that value 0806 has \
-         (such a match never holds)",
+        "fig1.yaml:37:57: node red/r1: mask ff00 hides bits that value 0806 has (such a match \
+         never applies)",
     );
     says(
         "value: 0806, mask: ffff",
         "value: 080, mask: ffff",
-        "fig1.yaml:37:45: node red/r1: value \"080\" has no even number of hexadecimal digits \
+        "fig1.yaml:37:45: node red/r1: value \"080\" needs an even number of hexadecimal digits \
          (write two hexadecimal digits a byte, in quotes, like \"0806\")",
     );
     says(
         "flow: [{offset: 12, mask: ffff}]",
         "flow: [{offset: 1690, mask: \"ffffffffffffffffffffffffffffffffffffffffffffffffffff\"}]",
-        "fig1.yaml:36:45: node red/r1: the field ends at byte 1716, a frame at 1714 \
-         (lower the offset)",
+        "fig1.yaml:36:45: node red/r1: the field ends at byte 1716, but a frame at 1714 (lower the \
+         offset)",
     );
     says(
         "policy: flow",
@@ -621,8 +624,8 @@ fn data_plane_kinds_have_their_own_keys() {
     let faults = [(35, "split"), (36, "program"), (37, "distribution")];
     let faults = faults.map(|(line, key)| {
         format!(
-            "fig1.yaml:{line}:9: node red/r1: {key:?} is not a key of kind fastpath \
-             (remove it, or take kind: parallel)"
+            "fig1.yaml:{line}:9: node red/r1: {key:?} is not a key of kind fastpath (remove it, or \
+             use kind: parallel)"
         )
     });
     let kind = "      dataPlane:\n        kind: fastpath\n";
@@ -630,8 +633,8 @@ fn data_plane_kinds_have_their_own_keys() {
     says(
         "      dataPlane:\n",
         "      dataPlane:\n        code: ip\n",
-        "fig1.yaml:33:9: node red/r1: \"code\" is not a key of kind parallel \
-         (remove it, or take kind: fastpath)",
+        "fig1.yaml:33:9: node red/r1: \"code\" is not a key of kind parallel (remove it, or use \
+         kind: fastpath)",
     );
     let faults =
         [(36, "split"), (37, "program"), (38, "distribution"), (39, "punt"), (40, "puntLimits")];
@@ -641,13 +644,13 @@ fn data_plane_kinds_have_their_own_keys() {
             let both = ["punt", "puntLimits"].contains(&key);
             let kinds = if both { "parallel or fastpath" } else { "parallel" };
             format!(
-                "fig1.yaml:{line}:9: node red/r1: {key:?} is not a key of kind kernel \
-                 (remove it, or take kind: {kinds})"
+                "fig1.yaml:{line}:9: node red/r1: {key:?} is not a key of kind kernel (remove it, \
+                 or use kind: {kinds})"
             )
         })
         .collect();
-    let code = "fig1.yaml:33:9: node red/r1: \"code\" is not a key of kind kernel \
-                (remove it, or take kind: fastpath)\n";
+    let code = "fig1.yaml:33:9: node red/r1: \"code\" is not a key of kind kernel (remove it, or \
+                use kind: fastpath)\n";
     says(
         "      dataPlane:\n",
         "      dataPlane:\n        code: ip\n        kind: kernel\n",
@@ -666,8 +669,8 @@ fn values_the_mux_rejects_are_refused() {
     says(
         "      name: last",
         "      name: last\n      queue: 4097",
-        "fig1.yaml:53:14: link red/link3: queue \"4097\" is not 1 to 4096 frames (write frames as a \
-         number, or the time that they take at the rate like 50ms)",
+        "fig1.yaml:53:14: link red/link3: queue \"4097\" is not 1 to 4096 frames (write frames as \
+         a number, or as their time at the rate, like 50ms)",
     );
     let fields = |bytes: usize| {
         let field = |at: usize| format!("{{offset: {at}, mask: \"{}\"}}", "ff".repeat(bytes));
@@ -698,7 +701,7 @@ fn queues() {
     says(
         "split: false",
         "queue: 1000",
-        "fig1.yaml:34:16: node red/r1: queue 1000 is not a power of two (take 512 or 1024)",
+        "fig1.yaml:34:16: node red/r1: queue 1000 is not a power of two (use 512 or 1024)",
     );
     says(
         "split: false",
@@ -718,8 +721,8 @@ fn queues() {
     says(
         "program: router\n",
         &format!("{program}\n        queue: 128\n"),
-        "fig1.yaml:36:16: node red/r1: queue needs attach: runtime \
-         (remove it: other programs have queues of their own)",
+        "fig1.yaml:36:16: node red/r1: queue needs attach: runtime (remove it: other programs have \
+         their own queues)",
     );
     for policy in ["ordered", "flowlet"] {
         let text = GOOD.replace("program: router", program);
@@ -727,8 +730,8 @@ fn queues() {
         assert_eq!(
             apply_to(&text, &machine()).unwrap_err(),
             format!(
-                "fig1.yaml:36:32: node red/r1: policy {policy} needs attach: runtime \
-                 (take flow, or a program on the runtime)"
+                "fig1.yaml:36:32: node red/r1: policy {policy} needs attach: runtime (use flow, or \
+                 a program on the runtime)"
             )
         );
     }
@@ -817,13 +820,13 @@ fn memifs_have_one_external() {
         let hint = if kind == "memif" {
             assert_eq!(
                 result.unwrap_err(),
-                "fig1.yaml:43:26: external red/to-x: interface B is a memif, which has no \
-                 tunnels (remove vxlan, or take an interface with a device)"
+                "fig1.yaml:43:26: external red/to-x: interface B is a memif, which has no tunnels \
+                 (remove vxlan, or use an interface with a device)"
             );
             "add an interface: a memif has one external"
         } else {
             result.unwrap();
-            "take another key or interface"
+            "use another key or interface"
         };
         let whole = "to-x: {interface: B} #";
         let text = text.replace("to-x: {", whole);
@@ -913,14 +916,14 @@ fn substrates() {
         GOOD.split("---").next().unwrap().replace("    fe1: {cpus: \"0-1\", capacity: 0.5}\n", "");
     assert_eq!(
         apply_to(&less, &existing).unwrap_err(),
-        "fig1.yaml:9:3: substrate fig1: forwarding engine fe1 is gone, but red/r1 runs on it \
-         (keep it, or delete those first)"
+        "fig1.yaml:9:3: substrate fig1: forwarding engine fe1 is removed, but red/r1 runs on it \
+         (keep the engine, or delete its users first)"
     );
     let smaller = GOOD.split("---").next().unwrap();
     let smaller = smaller.replace("\"0-1\", capacity: 0.5", "\"0-1\", capacity: 0.4");
     assert_eq!(
         apply_to(&smaller, &existing).unwrap_err(),
-        "fig1.yaml:10:34: forwarding engine fe1: capacity 0.4 is below the 0.5 that red/r1 has of it \
+        "fig1.yaml:10:34: forwarding engine fe1: capacity 0.4 is below the 0.5 that red/r1 uses \
          (keep the capacity, or lower their power first)"
     );
     let other = GOOD.split("---").next().unwrap().replace("fig1", "fig2");
@@ -932,8 +935,8 @@ fn substrates() {
     let twice = format!("{}---\n{}", GOOD.split("---").next().unwrap(), GOOD);
     assert_eq!(
         apply_to(&twice, &machine()).unwrap_err(),
-        "fig1.yaml:16:18: substrate fig1: there is a substrate already: fig1 \
-         (a node has one; remove or merge one of them)"
+        "fig1.yaml:16:18: substrate fig1: the spec has a second substrate; the first is fig1 (a \
+         machine has one; remove or merge one)"
     );
 }
 
@@ -958,8 +961,9 @@ fn memory() {
     says(
         "mux: {cpus",
         "managementHost: {memory: 1000Mi}\n  mux: {cpus",
-        "memory of all guests and their helpers, 2312788Ki, exceeds the 1000Mi there is (lower \
-         resources.memory, resources.routes or dataPlane.memory, or raise managementHost.memory)",
+        "memory of all guests and their helpers, 2312788Ki, exceeds managementHost.memory 1000Mi \
+         (lower resources.memory, resources.routes or dataPlane.memory, or raise \
+         managementHost.memory)",
     );
 }
 
@@ -987,9 +991,9 @@ fn spec_files_are_checked_without_a_node() {
         Existing { substrate: Some(Substrate::of_machine(&cpus)), unknown: true, ..machine() };
     apply_to(&vnet, &alone).unwrap();
     let known = Existing { unknown: false, ..alone.clone() };
-    assert!(apply_to(&vnet, &known).unwrap_err().contains("there is no tenant acme"));
+    assert!(apply_to(&vnet, &known).unwrap_err().contains("tenant acme does not exist"));
     let twice = vnet.replace("r1:eth2\"", "r1:eth1\"");
-    assert!(apply_to(&twice, &alone).unwrap_err().contains("is used by link2 already"));
+    assert!(apply_to(&twice, &alone).unwrap_err().contains("is already used by link2"));
 }
 
 #[test]
@@ -1007,14 +1011,14 @@ fn image_errors_have_their_position() {
     let text = GOOD.replacen("kind: host", "kind: host\n      image: {rootfs: /none}", 1);
     let file = SourceFile { name: "fig1.yaml".into(), text, ..Default::default() };
     let documents = parse(&[file]).unwrap();
-    let look = |image: &pdp_spec::Image| match image.source() {
+    let check = |image: &pdp_spec::Image| match image.source() {
         pdp_spec::ImageSource::Rootfs(path) => Err(format!("rootfs {path} is not there")),
         _ => Ok(()),
     };
-    let found = check_images(&documents, |_, _| true, look, |_| Ok(()));
+    let found = check_images(&documents, |_, _| true, check, |_| Ok(()));
     assert_eq!(found.len(), 1);
     assert!(found[0].message == "rootfs /none is not there" && found[0].line > 1, "{found:?}");
-    assert!(check_images(&documents, |_, _| false, look, |_| Ok(())).is_empty());
+    assert!(check_images(&documents, |_, _| false, check, |_| Ok(())).is_empty());
 }
 
 /// Images by docker's names, or by their source.
@@ -1032,8 +1036,8 @@ fn images_have_docker_names_or_sources() {
         apply_to(&with(&good), &machine()).unwrap_or_else(|refused| panic!("{good}: {refused}"));
     }
     for (bad, said) in [
-        ("Frr", "image \"Frr\" is not of a-z 0-9 with . _ - between and / between parts"),
-        ("'frr:'", "image \"frr:\" has a tag that is not of A-Z a-z 0-9 _ . -"),
+        ("Frr", "image \"Frr\" needs parts of a-z 0-9, with . _ - inside, joined by /"),
+        ("'frr:'", "image \"frr:\" has a tag with characters other than A-Z a-z 0-9 _ . -"),
         ("{pull: 'a b'}", "write it as docker does, like registry.example/frr:10"),
         ("5", "image 5 is a whole number, not a mapping or text"),
         (
@@ -1064,7 +1068,7 @@ fn images_have_docker_names_or_sources() {
 fn file_without_an_object_is_refused() {
     for text in ["", "# nothing", "---\n"] {
         let refused = apply_to(text, &machine()).unwrap_err();
-        assert!(refused.starts_with("fig1.yaml:1:1: there is no object in the file"), "{refused}");
+        assert!(refused.starts_with("fig1.yaml:1:1: the file has no object"), "{refused}");
     }
 }
 
@@ -1112,14 +1116,14 @@ fn segments_and_transits() {
     };
     says(
         "\"external:v\", \"external:w\", \"external:u\"",
-        "link red/link1: all ends are tunnels, between which a segment sends nothing (join two of \
-         them by a link, or add an interface)",
+        "link red/link1: all ends are tunnels, but a segment does not forward between tunnels \
+         (join two of them by a link, or add an interface)",
     );
     says(
         "\"h1:eth0\", \"h2:eth0\"], segment: {addresses: 7}",
         "link red/link1: a link with two ends is not a segment (remove segment, or add an endpoint)",
     );
-    says("\"external:v\", \"external:v\"", "endpoint external:v is used by link1 already");
+    says("\"external:v\", \"external:v\"", "endpoint external:v is already used by link1");
     says(
         "\"h1:eth0\", \"h2:eth0\", \"h2:eth1\"], segment: {floodPps: 0}",
         "floodPps 0 is not within 1 to 1000000",
@@ -1129,7 +1133,7 @@ fn segments_and_transits() {
     let small = LINKS.replace("{device: ext-a}", "{device: ext-a, capacity: 100M}");
     let words = apply_to(&small.replace("ENDS]", ends), &machine()).unwrap_err();
     let expected =
-        "link red/link1: guarantee 60Mbps exceeds the 40Mbps that other links leave of interface A";
+        "link red/link1: guarantee 60Mbps exceeds the 40Mbps that other links leave on interface A";
     assert!(words.contains(expected), "{words}");
     let many: String = (0..17)
         .map(|n| format!("\"h1:e{n}\", \"h2:e{n}\", \"h3:e{n}\"]}}\n    - {{endpoints: ["))
@@ -1164,7 +1168,7 @@ fn egress_settings_are_checked() {
             "      delay: 5ms\n      jitter: 6",
             "49:15: link red/link1: jitter 6ms exceeds the delay 5ms",
         ),
-        ("      reorder: 1%", "48:16: link red/link1: nothing is reordered without a delay"),
+        ("      reorder: 1%", "48:16: link red/link1: reorder needs a delay"),
         ("      loss: 100.1", "48:13: link red/link1: loss \"100.1\" is above 100%"),
         ("      loss: 0.0000001%", ""),
         (
@@ -1176,7 +1180,7 @@ fn egress_settings_are_checked() {
         ("      overhead: 257", "overhead 257 is not within 0 to 256"),
         ("      queue: 0", "queue \"0\" is not 1 to 4096 frames"),
         ("      queue: 50ms", ""),
-        ("      queue: 0ms", "queue \"0ms\" is not a time to wait"),
+        ("      queue: 0ms", "queue \"0ms\" is not a queue's time"),
         (
             "      at: {\"r1:eth1\": {delay: 1ms}}",
             "48:12: link red/link1: r1:eth1 is not an end of the link",
@@ -1184,8 +1188,14 @@ fn egress_settings_are_checked() {
         ("      at: {\"h1:eth0\": {rate: 1}}", "48:30: link red/link1: rate 1bps is below 8kbps"),
         ("      at: {\"h1:eth0\": {delay: 20ms}}", ""),
         ("      schedule: [{at: 10s, up: false}, {at: 34s, up: true, delay: 80ms}]", ""),
-        ("      schedule: [{at: 10s}, {at: 10s}]", "48:34: link red/link1: at 10s comes after 10s"),
-        ("      schedule: [{at: 10s}, {at: 9999ms}]", "link red/link1: at 9999ms comes after 10s"),
+        (
+            "      schedule: [{at: 10s}, {at: 10s}]",
+            "48:34: link red/link1: at 10s does not exceed 10s of the previous step",
+        ),
+        (
+            "      schedule: [{at: 10s}, {at: 9999ms}]",
+            "link red/link1: at 9999ms does not exceed 10s of the previous step",
+        ),
         (
             "      schedule: [{at: 1s, jitter: 5ms}]",
             "48:35: link red/link1: jitter 5ms exceeds the delay",
@@ -1208,12 +1218,12 @@ fn egress_settings_are_checked() {
         ("      queues: [{name: a, length: 9KiB, buffers: 4096}]", ""),
         (
             "      queues: [{name: a, buffers: 1001}]",
-            "link red/link1: buffers 1001 exceeds the 1000 frames that may wait (lower it, or give the queue a greater \
-             length)",
+            "link red/link1: buffers 1001 exceed the queue's length of 1000 frames (lower buffers, \
+             or raise the length)",
         ),
         (
             "      queues: [{name: a, length: 64, buffers: 65}]",
-            "48:47: link red/link1: buffers 65 exceeds the 64 frames",
+            "48:47: link red/link1: buffers 65 exceed the queue's length of 64 frames",
         ),
         (
             "      queue: 4096\n      queues: [{name: a, buffers: 4096}, {name: b, buffers: 4096}]",
@@ -1222,11 +1232,11 @@ fn egress_settings_are_checked() {
         ("      queues: [{name: a, dscp: [64]}]", "dscp[0] 64 is not within 0 to 63"),
         (
             "      queues: [{name: a, dscp: [8]}, {name: b, dscp: [9, 8]}]",
-            "link red/link1: DSCP 8 is for queue a already",
+            "link red/link1: DSCP 8 is already used by queue a",
         ),
         (
             "      at: {\"h1:eth0\": {queues: [{name: a, dscp: [8, 8]}]}}",
-            "DSCP 8 is for queue a already",
+            "DSCP 8 is already used by queue a",
         ),
         ("      schedule: [{at: 1s, queues: [{name: a}]}]", "unknown key \"queues\""),
         ("      schedule: [{at: 25h}]", "at \"25h\" is not a duration"),
@@ -1243,10 +1253,10 @@ fn egress_settings_are_checked() {
         link("      queue: 50ms\n      at: {\"h1:eth0\": {delay: 20ms, rate: 1Gbps, seed: 3}}");
     let intent = intent.unwrap();
     let link = &intent.vnets["red"].spec.links[0];
-    let told: Vec<_> = link.egress_ends().map(|(_, leaving)| leaving.to_mux()).collect();
-    assert_eq!((told[0].rate_bps, told[0].queue_bytes), (Some(100_000_000), 625_000));
-    assert_eq!((told[1].rate_bps, told[1].queue_bytes), (Some(1_000_000_000), 6_250_000));
-    assert_eq!((told[0].impairments.delay_ns, told[1].impairments.delay_ns), (0, 20_000_000));
+    let configs: Vec<_> = link.egress_ends().map(|(_, egress)| egress.to_mux()).collect();
+    assert_eq!((configs[0].rate_bps, configs[0].queue_bytes), (Some(100_000_000), 625_000));
+    assert_eq!((configs[1].rate_bps, configs[1].queue_bytes), (Some(1_000_000_000), 6_250_000));
+    assert_eq!((configs[0].impairments.delay_ns, configs[1].impairments.delay_ns), (0, 20_000_000));
     assert_eq!(link.rate_bps_max(), Some(1_000_000_000));
     // 2.5 MB in flight at 1 Gbps and 20 ms, plus overhead for frames of 60 bytes.
     assert!(
@@ -1262,8 +1272,8 @@ fn egress_settings_are_checked() {
     let steps: Vec<_> = link
         .steps()
         .into_iter()
-        .map(|(at, up, leaving)| {
-            let what = leaving[1].to_mux().impairments;
+        .map(|(at, up, egress)| {
+            let what = egress[1].to_mux().impairments;
             (at.0 / 1_000_000_000, up, what.delay_ns, what.loss.0)
         })
         .collect();
@@ -1288,18 +1298,18 @@ fn egress_settings_are_checked() {
         (None, "delay", "soon", "is not a duration"),
         (None, "los", "1", "unknown field `los`"),
         (None, "name", "other", "unknown field `name`"),
-        (Some("h1:eth9"), "loss", "1", "no frames leave by h1:eth9"),
+        (Some("h1:eth9"), "loss", "1", "the link has no egress at h1:eth9"),
         (Some("h1"), "loss", "1", "h1"),
     ] {
         let error = link.set(at, &set(key, value)).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
     // Queues are a JSON list, for all ends or for one.
-    let told = |link: &pdp_spec::Link, end: &str| link.queues(&end.parse().unwrap());
+    let queues_at = |link: &pdp_spec::Link, end: &str| link.queues(&end.parse().unwrap());
     link.set(None, &set("queues", r#"[{"name": "a", "dscp": [46]}, {"name": "b", "weight": 3}]"#))
         .unwrap();
     link.set(Some("h1:eth0"), &set("queues", r#"[{"name": "c", "length": "1KiB"}]"#)).unwrap();
-    let [all, one] = ["r1:eth0", "h1:eth0"].map(|end| told(&link, end));
+    let [all, one] = ["r1:eth0", "h1:eth0"].map(|end| queues_at(&link, end));
     assert_eq!((all.len(), all[0].dscp.as_slice(), all[1].weight), (2, &[46][..], 3));
     assert_eq!((one.len(), one[0].frames, one[0].bytes, link.queues_count()), (1, 4096, 1024, 3));
     assert_eq!(link.mux_bytes(), link.delay_line_bytes() + 3 * 128);
@@ -1313,9 +1323,9 @@ fn egress_settings_are_checked() {
     // Frames to the outside egress at the node's interface; the external itself has no egress.
     let end = "rate: 600Mbps\n      at: {\"external:to-x\": {delay: 1ms}}";
     let words = apply_to(&GOOD.replace("rate: 600Mbps", end), &machine()).unwrap_err();
-    assert!(words.contains("no frames leave by external:to-x"), "{words}");
+    assert!(words.contains("the link has no egress at external:to-x"), "{words}");
     // The memory is the product of rate and delay, and counts for the network's owner.
     let much = GOOD.replace("rate: 600Mbps", "rate: 10Gbps\n      delay: 10s");
     let words = apply_to(&much, &machine()).unwrap_err();
-    assert!(words.contains("frames that wait for delays take"), "{words}");
+    assert!(words.contains("delayed frames take"), "{words}");
 }

@@ -231,8 +231,9 @@ fn template_errors_are_reported_once_with_position() {
     leaf[1-4]: {}
     leaf3: {}
 ",
-        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" is defined twice, by \"leaf[1-4]\" and \"leaf3\" (leave it out of the \
-         range, and give both what they share by kinds or a group; a name like \"r[1-1]\" keeps its placeholders)",
+        "lab.yaml:9:5: node lab/leaf3: \"leaf3\" is defined twice, by \"leaf[1-4]\" and \"leaf3\" \
+         (leave it out of the range, and define shared settings by kinds or a group; for \
+         placeholders, write a name like \"r[1-1]\")",
     );
     refused(
         "
@@ -245,23 +246,25 @@ fn template_errors_are_reported_once_with_position() {
   links:
     - {endpoints: ['a:e', 'b:e'], group: wan}
 ",
-        "lab.yaml:9:5: node lab/b[1-]: [1-] in \"b[1-]\" is not a range of numbers (write a range like leaf[1-40])\n\
-         lab.yaml:10:5: node lab/c[1-2]d[1-2]e[1-2]: \"c[1-2]d[1-2]e[1-2]\" has 3 ranges, 2 at most (write the names out by one range less)\n\
-         lab.yaml:8:28: node lab/a: group \"laef\" is not in spec.groups (did you mean leaf?)\n\
-         lab.yaml:13:42: link lab/link1: group \"wan\" is not in spec.linkGroups (describe it in spec.linkGroups)",
+        "lab.yaml:9:5: node lab/b[1-]: [1-] in \"b[1-]\" is not a range of numbers (write a range \
+         like leaf[1-40])\nlab.yaml:10:5: node lab/c[1-2]d[1-2]e[1-2]: \"c[1-2]d[1-2]e[1-2]\" has \
+         3 ranges, 2 at most (write it with fewer ranges)\nlab.yaml:8:28: node lab/a: group \
+         \"laef\" is not in spec.groups (did you mean leaf?)\nlab.yaml:13:42: link lab/link1: \
+         group \"wan\" is not in spec.linkGroups (define it in spec.linkGroups)",
     );
     refused(
         "
   nodes: {'f[1-2]': {kind: host, env: {X: '{n-2}'}}}
 ",
-        "lab.yaml:6:43: node lab/f1: {n-2} is not a whole number from 0 on where n 1 (change the placeholder or the range)",
+        "lab.yaml:6:43: node lab/f1: {n-2} is not a whole number of 0 or more where n 1 (change \
+         the placeholder or the range)",
     );
     refused(
         "
   kinds: {switch: {}}
   nodes: {}
 ",
-        "lab.yaml:6:11: vnet lab: \"switch\" is not a kind of nodes (kinds are router and host)",
+        "lab.yaml:6:11: vnet lab: \"switch\" is not a kind of node (kinds are router and host)",
     );
 }
 
@@ -273,8 +276,9 @@ fn placeholder_without_range_is_refused_with_a_hint() {
   nodes:
     h1: {kind: host}
 ",
-        "lab.yaml:6:50: vport lab/h1:eth0: addresses[0] \"10.0.{(n-1)%4}.1/24\" is not an address with a prefix length \
-         (a placeholder is a number of the name's range: write \"r[1-4]\", or \"r[1-1]\" for one)",
+        "lab.yaml:6:50: vport lab/h1:eth0: addresses[0] \"10.0.{(n-1)%4}.1/24\" is not an address \
+         with a prefix length (placeholders need a range in the name: write \"r[1-4]\", or \
+         \"r[1-1]\" for one)",
     );
 }
 
@@ -285,16 +289,17 @@ fn links_with_mismatched_ranges_are_refused() {
   nodes: {}
   links: [{endpoints: ['a[1-4]:e', 'b[1-5]:e']}]
 ",
-        "lab.yaml:7:36: link lab/link1: endpoints have ranges of 4 and of 5 numbers (they go up together: make them \
-         equal; or give segment: {}, if all are on one segment)",
+        "lab.yaml:7:36: link lab/link1: endpoints have ranges of 4 and 5 numbers (they advance \
+         together: make them equal, or add segment: {} if all are on one segment)",
     );
     refused(
         "
   nodes: {}
   links: [{endpoints: ['leaf[1-4]:e[1-2]', 'spine[1-2]:e[1-4]']}]
 ",
-        "lab.yaml:7:24: link lab/link1: endpoints have 2 ranges and others; which goes with which? (give ranges at \
-         one end, and have the others by their numbers: [\"leaf[1-4]:eth[1-2]\", \"spine{m}:eth{n}\"])",
+        "lab.yaml:7:24: link lab/link1: one endpoint has 2 ranges and another has ranges too (give \
+         ranges at one end and placeholders at the others: [\"leaf[1-4]:eth[1-2]\", \
+         \"spine{m}:eth{n}\"])",
     );
 }
 
@@ -306,22 +311,23 @@ fn huge_expansions_are_refused_before_expanding() {
         "
   nodes: {'a[1-1000000]b[1-1000000]': {kind: host}}
 ",
-        "lab.yaml:6:11: node lab/a[1-1000000]b[1-1000000]: \"a[1-1000000]b[1-1000000]\" makes it 1000000000000 nodes, \
-         256 at most (make the range shorter)",
+        "lab.yaml:6:11: node lab/a[1-1000000]b[1-1000000]: with \"a[1-1000000]b[1-1000000]\" there \
+         are 1000000000000 nodes, 256 at most (make the range shorter)",
     );
     refused(
         "
   nodes: {h1: {kind: host, interfaces: {'e[1-1000000]': {}}}}
 ",
-        "lab.yaml:6:41: vport lab/h1:e[1-1000000]: \"e[1-1000000]\" makes it 1000000 interfaces, 256 at most (make \
-         the range shorter)",
+        "lab.yaml:6:41: vport lab/h1:e[1-1000000]: with \"e[1-1000000]\" there are 1000000 \
+         interfaces, 256 at most (make the range shorter)",
     );
     refused(
         "
   nodes: {}
   links: [{endpoints: ['a[1-100000]:e[1-100000]', 'b{m}:e{n}']}]
 ",
-        "lab.yaml:7:11: link lab/link1: these endpoints make it 10000000000 links, 4096 at most (make the ranges shorter)",
+        "lab.yaml:7:11: link lab/link1: with these endpoints there are 10000000000 links, 4096 at \
+         most (make the ranges shorter)",
     );
     refused(
         "
@@ -338,8 +344,8 @@ fn huge_expansions_are_refused_before_expanding() {
         "x".repeat(1 << 20)
     );
     let why = try_spec(&text).unwrap_err();
-    let expected = "lab.yaml:6:52: node lab/a16: written out, this is more than the 16777216 bytes of a spec file (give \
-                    fewer or shorter ones; put large files into an image)";
+    let expected = "lab.yaml:6:52: node lab/a16: expanded, the spec exceeds 16777216 bytes (use \
+                    fewer or shorter values; put large files into an image)";
     assert_eq!(why, expected);
     // The expansion would take a minute or more.
     assert!(began.elapsed().as_secs() < 60);

@@ -75,24 +75,25 @@ fn routes_the_kernel_would_refuse_are_refused() {
     let route = |route: &str, expected| says(&format!("routes: [{{to: {route}}}]"), expected);
     route(
         "10.9.0.0/16, via: 192.0.2.1",
-        "via 192.0.2.1 is in no subnet of an interface (subnets: 10.1.0.0/24 on eth0, fd00:1::/64 on eth0, \
-         10.2.0.0/30 on eth1; or give dev and onlink: true)",
+        "via 192.0.2.1 is in no interface's subnet (subnets: 10.1.0.0/24 on eth0, fd00:1::/64 on \
+         eth0, 10.2.0.0/30 on eth1; or set dev and onlink: true)",
     );
     route(
         "10.9.0.0/16, via: 10.1.0.2, dev: eth1",
-        "via 10.1.0.2 is outside the subnets of eth1 (take an address in 10.2.0.0/30, or add onlink: true)",
+        "via 10.1.0.2 is outside the subnets of eth1 (use an address in 10.2.0.0/30, or add \
+         onlink: true)",
     );
     route(
         "10.9.0.0/16, via: 10.1.0.1",
-        "via 10.1.0.1 is the node's own address (give that of the node at the other end)",
+        "via 10.1.0.1 is the node's own address (give the address of the node at the other end)",
     );
     route(
         "10.9.0.0/16, via: \"fe80::1\"",
-        "via fe80::1 is on every link (name the interface in dev)",
+        "via fe80::1 is link-local and has no dev (name the interface in dev)",
     );
     route(
         "\"fd09::/16\", via: 10.1.0.2",
-        "via 10.1.0.2 is of IPv4, the destination fd09::/16 of IPv6 (take a next hop of IPv6)",
+        "via 10.1.0.2 is IPv4, but the destination fd09::/16 is IPv6 (use an IPv6 next hop)",
     );
     route("10.9.0.0/16, dev: eht0", "interface eht0 does not exist (did you mean eth0?)");
     route(
@@ -101,16 +102,16 @@ fn routes_the_kernel_would_refuse_are_refused() {
     );
     route(
         "default, type: blackhole",
-        "to default says no family, and there is no next hop (write 0.0.0.0/0 or ::/0)",
+        "to default has no IP version, and there is no next hop (write 0.0.0.0/0 or ::/0)",
     );
     route(
         "10.9.0.0/16, via: 10.1.0.2, type: blackhole",
-        "via of a route that goes nowhere (remove it)",
+        "via has no effect: routes of this type have no next hop (remove it)",
     );
     route(
         "default, via: 10.1.0.2",
-        "to 0.0.0.0/0 is the destination of the gateway 10.2.0.2 of eth1 too (give one of them a metric, or \
-         one route a list in via)",
+        "to 0.0.0.0/0 is also the destination of the gateway 10.2.0.2 of eth1 (give one of them a \
+         metric, or one route a list of next hops in via)",
     );
     route(
         "10.9.0.0/16, via: [10.1.0.2, 10.1.0.2]",
@@ -119,23 +120,25 @@ fn routes_the_kernel_would_refuse_are_refused() {
     route("10.9.0.0/16, via: []", "via is an empty list (name a next hop)");
     route(
         "10.9.0.0/16, via: 10.1.0.2, scope: link",
-        "scope of a route with a next hop is not global (remove scope: what has a next hop is global)",
+        "scope is not global, but the route has a next hop (remove scope: a route with a next hop \
+         is global)",
     );
     route(
         "10.9.0.0/16, via: 10.1.0.2, src: 9.9.9.9",
-        "src 9.9.9.9 is not an address of the node (take one of an interface, or add it to loopback)",
+        "src 9.9.9.9 is not an address of the node (use one of an interface, or add it to \
+         loopback)",
     );
     route(
         "10.9.0.0/16, via: 10.1.0.2, table: 255",
-        "table 255 is the kernel's own (give addresses by loopback, or take another table)",
+        "table 255 is the kernel's own (give addresses by loopback, or use another table)",
     );
     route(
         "\"fd09::/16\", via: \"fd00:1::2\", mtu: 1000",
-        "mtu 1000 is below 1280, the least of IPv6",
+        "mtu 1000 is below IPv6's minimum of 1280",
     );
     let refused = apply("routes: [{to: 10.9.0.1/16, via: 10.1.0.2}]").unwrap_err();
     assert!(
-        refused.contains("has bits beyond its prefix length, which 10.9.0.0/16 has not"),
+        refused.contains("has bits beyond its prefix length; its network is 10.9.0.0/16"),
         "{refused}"
     );
 }
@@ -150,19 +153,18 @@ fn program_files_are_checked() {
     let one = |file: &str, expected| says(&program(file), expected);
     one(
         "/usr/bin/hub: {content: x}",
-        "/usr/bin/hub is a place where PdP puts no files (choose a place directly below / or below one of /etc, \
+        "PdP puts no files at /usr/bin/hub (use a path directly below / or below one of /etc, \
          /home, /opt, /root, /run, /srv, /tmp, /var)",
     );
     one(
         "/run/pdp/routes: {content: x}",
-        "/run/pdp/routes is a place where PdP puts no files (what is below /run/pdp is PdP's own; choose another \
-         place)",
+        "PdP puts no files at /run/pdp/routes (/run/pdp belongs to PdP; use another path)",
     );
     one(
         "/opt/../x: {content: x}",
         "\"/opt/../x\" is not an absolute path without .. (begin it with /)",
     );
-    one("/x: {}", "file /x has not exactly one of content and from (give one of them)");
+    one("/x: {}", "file /x needs exactly one of content and from (give one of them)");
     one(
         "/x: {content: x, owner: frr}",
         "owner \"frr\" is not a number (the program runs as user and group 1000)",
@@ -204,13 +206,13 @@ fn only_listed_sysctls_can_be_set() {
     );
     one(
         "net.ipv4.ipfrag_high_thresh",
-        "sysctl \"net.ipv4.ipfrag_high_thresh\" can't be set (memory of the kernel that is charged to \
-         nobody; docs/sysctls.md lists what can be set)",
+        "sysctl \"net.ipv4.ipfrag_high_thresh\" can't be set (kernel memory that is charged to no \
+         node; docs/sysctls.md lists what can be set)",
     );
     one(
         "kernel.core_pattern",
-        "sysctl \"kernel.core_pattern\" can't be set (only settings of a network namespace can; \
-         docs/sysctls.md lists what can be set)",
+        "sysctl \"kernel.core_pattern\" can't be set (only settings of a network namespace can be \
+         set; docs/sysctls.md lists what can be set)",
     );
     one(
         "net.ipv4.ip_forward",
@@ -243,13 +245,14 @@ fn volumes() {
     for bad in ["a", "\"a:/b:ro\""] {
         one(
             bad,
-            "the volume is not of two parts (write NAME:TARGET, or a mapping with source, target and size)",
+            "the volume is not NAME:TARGET (write NAME:TARGET, or a mapping with source, target \
+             and size)",
         );
     }
     one(
         "\"/srv:/srv\"",
-        "source \"/srv\" is not a name of a volume: 1 to 63 letters, digits, - and _ (call it like frr-state; what \
-        is at a path of the machine is shown by binds)",
+        "source \"/srv\" is not a volume name: 1 to 63 letters, digits, - and _ (use a name like \
+         frr-state; for a path of the machine use binds)",
     );
     one(
         "\"a:srv\"",
@@ -257,22 +260,22 @@ fn volumes() {
     );
     for bad in ["/run", "/run/pdp/x", "/dev/shm", "/proc"] {
         let said = format!(
-            "target {bad} is where no volume can be (choose a place that is not at, above or below /dev, /proc, /sys, \
-            /run/pdp)"
+            "target {bad} can't have a volume (choose a place that is not at, above or below /dev, \
+             /proc, /sys, /run/pdp)"
         );
         one(&format!("\"a:{bad}\""), &said);
     }
     one(
         "\"a:/a\", \"b:/a/\"",
-        "target /a is that of another volume or bind (give each a place of its own)",
+        "target /a is used by another volume or bind (give each its own target)",
     );
     one(
         "\"a:/a\", \"a:/b\"",
-        "volume a is defined twice (a volume has one place; rename or remove one)",
+        "volume a is defined twice (a volume has one target; rename or remove one)",
     );
     one(
         "{source: a, target: /a, size: 1Mi}",
-        "volume a: size 1Mi is not within 16Mi to 1Ti (choose one that is)",
+        "volume a: size 1Mi is not within 16Mi to 1Ti (choose a size within these bounds)",
     );
 }
 
@@ -286,11 +289,13 @@ fn binds() {
     let one = |bind: &str, expected| says(&format!("binds: [{bind}]"), expected);
     one(
         "/srv/a",
-        "the bind is not of two parts, and ro or rw (write SOURCE:TARGET or SOURCE:TARGET:ro)",
+        "the bind is not SOURCE:TARGET, SOURCE:TARGET:ro or SOURCE:TARGET:rw (write SOURCE:TARGET \
+         or SOURCE:TARGET:ro)",
     );
     one(
         "\"/srv/a:/a:z\"",
-        "the bind is not of two parts, and ro or rw (write SOURCE:TARGET or SOURCE:TARGET:ro)",
+        "the bind is not SOURCE:TARGET, SOURCE:TARGET:ro or SOURCE:TARGET:rw (write SOURCE:TARGET \
+         or SOURCE:TARGET:ro)",
     );
     one(
         "\"./a:/a\"",
@@ -304,11 +309,11 @@ fn binds() {
     );
     one(
         "\"/srv:/proc/x\"",
-        "target /proc/x is where nothing can be bound (choose a place that is not below /dev, \
-        /proc, /sys, /run/pdp)",
+        "target /proc/x can't be bound (choose a place that is not below /dev, /proc, /sys, \
+         /run/pdp)",
     );
     one(
         "\"/srv/a:/a\", \"/srv/b:/a/\"",
-        "target /a is that of another bind (give each a place of its own)",
+        "target /a is used by another bind (give each its own target)",
     );
 }

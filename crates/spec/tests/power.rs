@@ -77,8 +77,9 @@ fn lab_without_power_fits_on_a_full_machine() {
     let words = apply(&[with_plane("c", "{power: 0.2}")], &node).err().unwrap();
     assert_eq!(
         words,
-        "f:5:54: node c/r1: power 0.2 has no room: forwarding engines have 0 free (fe1: 0, fe2: 0) \
-         (leave power out to borrow what others leave, or give a forwarding engine more CPUs and capacity (pdp inspect substrate shows them))"
+        "f:5:54: node c/r1: power 0.2 does not fit: forwarding engines have 0 free (fe1: 0, fe2: \
+         0) (leave power out to borrow unused power, or give a forwarding engine more CPUs and \
+         capacity (pdp inspect substrate shows them))"
     );
     // `borrow` with power keeps the guarantee, so it does not help.
     assert!(apply(&[with_plane("c", "{power: 0.2, borrow: true}")], &node).is_err());
@@ -155,9 +156,9 @@ fn fast_paths_can_use_half_of_the_mux() {
     let refused = |text: String, node: &Existing| apply(&[text], node).err().unwrap();
     assert_eq!(
         refused(fast("c", "0.1"), &node),
-        "f:5:70: node c/r1: power 0.1 has no room: fast paths can have 0.5 of the mux's 1, of which 0.05 is free (ask \
-         for less, leave power out to borrow what others leave, or give the mux more (spec.mux.power of the Substrate; \
-         pdp inspect substrate shows it))"
+        "f:5:70: node c/r1: power 0.1 does not fit: fast paths can have 0.5 of the mux's 1, of \
+         which 0.05 is free (ask for less, leave power out to borrow unused power, or give the mux \
+         more (spec.mux.power of the Substrate; see pdp inspect substrate))"
     );
     // A router without `power` is never rejected, and
     // others in the same change get what one releases.
@@ -171,14 +172,16 @@ fn fast_paths_can_use_half_of_the_mux() {
     let less = |mux: &str| NODE.split("---").next().unwrap().replace("cpus: \"0\"", mux);
     let words = refused(less("cpus: \"0\", power: 0.9"), &node);
     assert!(
-        words.contains(
-            "power 0.9 leaves 0.45 for fast paths, below the 0.5 that those of a, b, c, d have"
-        ),
+        words
+            .contains("power 0.9 leaves 0.45 for fast paths, below the 0.5 of those in a, b, c, d"),
         "{words}"
     );
     let words = refused(less("cpus: \"0\", power: 1, workers: 6"), &node);
     assert!(
-        words.contains("power 1 of 6 workers leaves 0.083 for the fast paths of one virtual network, below the 0.1 that a"),
+        words.contains(
+            "power 1 of 6 workers leaves 0.083 for fast paths of one virtual network, below the \
+             0.1 of a"
+        ),
         "{words}"
     );
     assert!(apply(&[less("cpus: \"0\", power: 1")], &node).is_ok());
@@ -195,7 +198,7 @@ fn kernel_power_comes_from_one_engine() {
     let [(_, 0)] = has(&node, "b")[..] else { panic!("{:?}", has(&node, "b")) };
     // It is never split, and has no `split` key.
     let words = apply(&[kernel("c", ", power: 0.6")], &node).err().unwrap();
-    assert!(words.contains("power 0.6 has no room"), "{words}");
+    assert!(words.contains("power 0.6 does not fit"), "{words}");
     let node = apply(&[with_plane("d", "{power: 0.5}")], &node).unwrap();
     assert!(
         apply(&[kernel("c", ", borrow: false")], &node).is_ok_and(|it| has(&it, "c")[0].1 == 100)
@@ -222,7 +225,7 @@ fn one_vnets_fast_paths_use_half_a_worker() {
     let words = apply(&[fast("a", "0.6")], &node).err().unwrap();
     assert!(
         words.contains(
-            "the fast paths of one virtual network can have 0.5, of one of the mux's 2 workers"
+            "fast paths of one virtual network can have 0.5 of one of the mux's 2 workers"
         ),
         "{words}"
     );
@@ -239,7 +242,7 @@ fn power_quota_counts_fast_paths() {
     let words = apply(&[fast("acme.b", "0.25")], &acme).err().unwrap();
     assert!(words.contains("power: 0.25 exceeds tenant acme's quota of 0.3"), "{words}");
     let words = apply(&[fast("acme.b", "0.15")], &acme).err().unwrap();
-    assert!(words.contains("power 0.15: the mux has no room (ask for less"), "{words}");
+    assert!(words.contains("power 0.15 exceeds the mux's free power (ask for less"), "{words}");
     assert!(!words.contains("theirs") && !words.contains("0.5"), "{words}");
     assert!(apply(&[with_plane("acme.b", "{kind: fastpath}")], &acme).is_ok());
 }
@@ -254,10 +257,10 @@ proptest! {
         steps in proptest::collection::vec((0..12u8, proptest::option::of(1..1200u32)), 1..40),
     ) {
         let (mut alone, mut beside) = (node(), node());
-        for (who, power) in steps {
-            let name = format!("v{who}");
+        for (vnet, power) in steps {
+            let name = format!("v{vnet}");
             let Some(power) = power else {
-                beside = apply(&[lab(&format!("lab{who}"), "")], &beside).unwrap();
+                beside = apply(&[lab(&format!("lab{vnet}"), "")], &beside).unwrap();
                 continue;
             };
             let wish = [with_plane(&name, &format!("{{power: {power}m}}"))];

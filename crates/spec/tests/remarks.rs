@@ -31,9 +31,9 @@ fn a_gateway_that_no_node_has_and_unequal_mtus_are_remarked() {
         remarked("lab.yaml", LAB),
         [
             "lab.yaml:7:49: vport red/r1:eth0: mtu 1400 differs from 1500 of h1:eth0, at the other \
-             end of link1 (give all ends one mtu: larger packets are lost here, and OSPF stays in \
-             ExStart)",
-            "lab.yaml:6:79: vport red/h1:eth0: no node on its link has the gateway's address \
+             end of link1 (give all ends the same mtu: larger packets are lost here, and OSPF \
+             stays in ExStart)",
+            "lab.yaml:6:79: vport red/h1:eth0: no node on its link has the address of gateway \
              10.0.0.9 (give the address to a node on the link, unless routing software sets it)",
         ]
     );

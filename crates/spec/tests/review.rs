@@ -41,7 +41,7 @@ const MISTAKES: [(&str, &str, &[&str]); 17] = [
         &["lab.yaml:15:30: link lab/", "h3:eth0 does not exist", "did you mean h1?"],
     ),
     ("\"h2:eth0\"]", "\"h2:eth7\"]", &["h2:eth7 does not exist", "did you mean eth0?"]),
-    ("\"h2:eth0\"]", "\"h1:eth0\"]", &["endpoint h1:eth0 is used by link1 already"]),
+    ("\"h2:eth0\"]", "\"h1:eth0\"]", &["endpoint h1:eth0 is already used by link1"]),
     (
         "gateways: [10.2.0.1]",
         "gateways: [10.3.0.1]",
@@ -80,18 +80,18 @@ const MISTAKES: [(&str, &str, &[&str]); 17] = [
     (
         "kind: router",
         "kind: router\n      files: {/say.py: {content: x}}",
-        &["/say.py is a place where PdP puts no files", "/etc, /root, /run, /tmp, /var"],
+        &["PdP puts no files at /say.py", "/etc, /root, /run, /tmp, /var"],
     ),
     (
         "kind: router",
         "kind: router\n      image: {rootfs: /}",
-        &["rootfs is the machine's own root", "host: true"],
+        &["rootfs is the machine's root directory", "host: true"],
     ),
     (
         "kind: router",
         "kind: router\n      dataPlane: {power: 1.5}",
         &[
-            "power 1.5 has no room: forwarding engines have 1 free (fe1: 1)",
+            "power 1.5 does not fit: forwarding engines have 1 free (fe1: 1)",
             "ask for what is free (power: 1,",
             "pdp scale",
             "leave power out",

@@ -129,10 +129,10 @@ fn vnet_names_are_tenant_dot_name() {
     let node = after(&[NODE]);
     let good = "{interface: A, vxlan: {vni: 1, local: 192.0.2.1, remote: 192.0.2.9}}";
     for (name, said) in [
-        ("lab", "your networks are called acme.NAME"),
-        ("zeta.lab", "your networks are called acme.NAME"),
-        ("none.lab", "your networks are called acme.NAME"),
-        ("acme", "your networks are called acme.NAME"),
+        ("lab", "name your networks acme.NAME"),
+        ("zeta.lab", "name your networks acme.NAME"),
+        ("none.lab", "name your networks acme.NAME"),
+        ("acme", "name your networks acme.NAME"),
         ("acme.a.b", "is not a TENANT.NAME"),
         ("acme.", "is not a TENANT.NAME"),
         ("acme.A", "is not a TENANT.NAME"),
@@ -145,7 +145,7 @@ fn vnet_names_are_tenant_dot_name() {
     let words = refused(&vnet(&long, good, "0.1"), &node);
     assert!(words.contains("63"), "{words}");
     let words = refused(&vnet("none.lab", good, "0.1"), &node);
-    assert!(words.contains("there is no tenant none"), "{words}");
+    assert!(words.contains("tenant none does not exist"), "{words}");
     let dotted = "{apiVersion: pdp/v1, kind: Tenant, metadata: {name: a.b}}";
     assert!(refused(dotted, &node).contains("is not a DNS label"));
     for kind in ["Substrate", "Tenant"] {
@@ -154,7 +154,7 @@ fn vnet_names_are_tenant_dot_name() {
         let text =
             format!("{{apiVersion: pdp/v1, kind: {kind}, metadata: {{name: acme}}, {spec}}}");
         let words = refused(&text, &as_tenant(&node, "acme"));
-        assert!(words.contains("is the operators' to apply"), "{words}");
+        assert!(words.contains("only operators can apply a"), "{words}");
     }
 }
 
@@ -190,7 +190,7 @@ fn refusals_do_not_reveal_who_has_a_resource() {
         let one = refused(&text, &as_tenant(&empty, "acme"));
         let other = refused(&text, &as_tenant(&full, "acme"));
         assert_eq!(one, other, "{external}");
-        assert!(one.contains("not tenant acme's"), "{one}");
+        assert!(one.contains("tenant acme has no grant"), "{one}");
         for others in ["zeta", "ops", "fe-one", "memif"] {
             assert!(!one.contains(others), "{one}");
         }
@@ -205,16 +205,19 @@ fn full_resources_are_reported_without_their_users() {
     ]);
     let acme = as_tenant(&node, "acme");
     for (text, said) in [
-        (vnet("acme.lab", &vxlan(100), "0.4"), "power 0.4: the forwarding engines have no room"),
+        (
+            vnet("acme.lab", &vxlan(100), "0.4"),
+            "power 0.4 exceeds the free power of the forwarding engines",
+        ),
         (
             vnet("acme.lab", &vxlan(100), "0.1")
                 .replace("rate: 100M", "rate: 300M, guarantee: 300M"),
-            "interface A has no room for a guarantee of 300Mbps",
+            "guarantee 300Mbps exceeds the free capacity of interface A",
         ),
         (
             vnet("acme.lab", &vxlan(100), "0.1")
                 .replace("dataPlane:", "resources: {memory: 600Mi}\n      dataPlane:"),
-            "the node has no room for the memory of these guests",
+            "the machine has too little memory for these guests",
         ),
     ] {
         let words = refused(&text, &acme);
@@ -235,7 +238,7 @@ fn granted_keys_are_exclusive_to_the_tenant() {
     let node = after(&[NODE]);
     for external in [vxlan(150), udp(6001), udp(4789), "{interface: B}".into()] {
         let words = refused(&vnet("ops", &external, "0.1"), &node);
-        assert!(words.contains("is tenant"), "{words}");
+        assert!(words.contains("granted to tenant"), "{words}");
     }
     let node = after(&[NODE, &vnet("ops", &vxlan(7), "0.1")]);
     let wider = "{apiVersion: pdp/v1, kind: Tenant, metadata: {name: third}, \
@@ -281,18 +284,21 @@ fn grants_cover_every_key_kind() {
                 continue;
             }
             let words = refused(&vnet("third.lab", &other, "0.1"), &third);
-            assert!(words.contains("is not tenant third's"), "{kind} {other}: {words}");
+            assert!(words.contains("tenant third has no grant for"), "{kind} {other}: {words}");
         }
         for (kind_b, own_b, _) in keys.iter().filter(|(other, ..)| *other != kind) {
             let words = refused(&vnet("third.lab", &tunnel(kind_b, own_b), "0.1"), &third);
-            assert!(words.contains("is not tenant third's"), "{words}");
+            assert!(words.contains("tenant third has no grant for"), "{words}");
         }
         // Neither an operator's vnet nor another tenant's may use it.
         let words = refused(&vnet("ops", &tunnel(kind, own), "0.1"), &given);
-        assert!(words.contains("is tenant third's"), "{words}");
+        assert!(words.contains("granted to tenant third"), "{words}");
         try_apply(&vnet("ops", &tunnel(kind, others), "0.1"), &given).unwrap();
         let words = refused(&tenant("fourth", &format!("{kind}: \"1-9\"")), &given);
-        assert!(words.contains(&format!("{kind} 5 on interface D is tenant third's")), "{words}");
+        assert!(
+            words.contains(&format!("{kind} 5 on interface D is granted to tenant third")),
+            "{words}"
+        );
     }
     // The UDP port of a kind is not available to Ethernet in UDP, nor to another kind.
     let given = after(&[&node, &tenant("third", "geneve: 5")]);
@@ -300,10 +306,10 @@ fn grants_cover_every_key_kind() {
     let vxlan = tunnel("vxlan", "vni: 1, port: 6081");
     for external in [udp, vxlan] {
         let words = refused(&vnet("ops", &external, "0.1"), &given);
-        assert!(words.contains("is tenant third's"), "{words}");
+        assert!(words.contains("granted to tenant third"), "{words}");
     }
     let words = refused(&tenant("third", "udp: 6081"), &after(&[&node]));
-    assert!(words.contains("udp has port 6081, which is geneve's"), "{words}");
+    assert!(words.contains("udp includes port 6081, which belongs to geneve"), "{words}");
     for (keys, said) in [("vlan: 4095", "vlan 4095-4095"), ("geneve: 16777216", "16777215")] {
         let words = refused(&tenant("third", keys), &after(&[&node]));
         assert!(words.contains(said), "{words}");
@@ -317,14 +323,20 @@ fn overlapping_grants_are_refused() {
         format!("{{apiVersion: pdp/v1, kind: Tenant, metadata: {{name: third}}, spec: {spec}}}")
     };
     for (spec, said) in [
-        ("{interfaces: {A: {vxlan: \"150-160\"}}}", "vxlan 150 on interface A is tenant acme's"),
-        ("{interfaces: {A: {vxlan: \"1-99,299\"}}}", "vxlan 299 on interface A is tenant zeta's"),
-        ("{interfaces: {A: {udp: 6009}}}", "udp 6009 on interface A is tenant acme's"),
-        ("{interfaces: {B: {whole: true}}}", "the whole interface B is tenant zeta's"),
-        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which is vxlan's"),
+        (
+            "{interfaces: {A: {vxlan: \"150-160\"}}}",
+            "vxlan 150 on interface A is granted to tenant acme",
+        ),
+        (
+            "{interfaces: {A: {vxlan: \"1-99,299\"}}}",
+            "vxlan 299 on interface A is granted to tenant zeta",
+        ),
+        ("{interfaces: {A: {udp: 6009}}}", "udp 6009 on interface A is granted to tenant acme"),
+        ("{interfaces: {B: {whole: true}}}", "the whole interface B is granted to tenant zeta"),
+        ("{interfaces: {A: {udp: \"4000-5000\"}}}", "which belongs to vxlan"),
         ("{interfaces: {A: {vxlan: \"16777216\"}}}", "is not within 0 to 16777215"),
-        ("{interfaces: {A: {vxlan: \"9-3\"}}}", "ends before it begins"),
-        ("{unixUsers: [alice]}", "unix user \"alice\" is of tenant acme"),
+        ("{interfaces: {A: {vxlan: \"9-3\"}}}", "ends below its start"),
+        ("{unixUsers: [alice]}", "unix user \"alice\" belongs to tenant acme"),
         ("{unixUsers: [root]}", "can't be a tenant"),
         ("{unixUsers: ['0']}", "can't be a tenant"),
         ("{images: [srv]}", "is not an absolute path"),
@@ -342,7 +354,7 @@ fn overlapping_grants_are_refused() {
     let pair = third("{unixUsers: [eve]}")
         + "\n---\n"
         + &third("{unixUsers: [eve]}").replace("third", "fourth");
-    assert!(refused(&pair, &node).contains("unix user \"eve\" is of tenant"), "{pair}");
+    assert!(refused(&pair, &node).contains("unix user \"eve\" belongs to tenant"), "{pair}");
     try_apply(NODE, &node).unwrap();
 }
 
@@ -406,31 +418,33 @@ fn quota_spans_all_vnets_of_a_tenant() {
 
     // Resources being removed count until they are gone, and a change that adds nothing is free.
     let one = &node.vnets["acme.one"];
-    let mut going = VnetRemains::default();
-    going.note(one, None, 100);
+    let mut remains = VnetRemains::default();
+    remains.note(one, None, 100);
     let deleted = Existing {
         vnets: Arc::default(),
-        remains: Arc::new([("acme.old".to_owned(), going.clone())].into()),
+        remains: Arc::new([("acme.old".to_owned(), remains.clone())].into()),
         now_s: 141,
         ..node.clone()
     };
     for node in [&deleted, &as_tenant(&deleted, "acme")] {
         let words = refused(&two("0.25"), node);
         let said = "power: 0.25 exceeds tenant acme's quota of 0.5, of which its other virtual \
-                    networks use 0; 0.3 of it is still being removed: acme.old (for 41 s)";
+                    networks use 0; networks being removed still use 0.3: acme.old (for 41 s)";
         assert!(words.contains(said), "{words}");
     }
     let both = two("0.1") + "---" + &vnet("acme.three", &vxlan(102), "0.1");
     let words = refused(&both, &deleted);
     assert!(words.contains("vnets: 2 exceeds tenant acme's quota of 2"), "{words}");
-    assert!(words.contains("1 of it is still being removed: acme.old"), "{words}");
+    assert!(words.contains("networks being removed still use 1: acme.old"), "{words}");
     try_apply(&two("0.2"), &deleted).unwrap();
     // In the same network, its nodes reuse what remains.
-    let again =
-        Existing { remains: Arc::new([("acme.one".to_owned(), going)].into()), ..deleted.clone() };
+    let again = Existing {
+        remains: Arc::new([("acme.one".to_owned(), remains)].into()),
+        ..deleted.clone()
+    };
     try_apply(&vnet("acme.one", &vxlan(100), "0.5"), &again).unwrap();
     let renamed = vnet("acme.one", &vxlan(100), "0.3").replace("r1", "r9");
-    assert!(refused(&renamed, &again).contains("0.3 of it is still being removed: acme.one"));
+    assert!(refused(&renamed, &again).contains("networks being removed still use 0.3: acme.one"));
     let gone = Existing { remains: Arc::default(), ..deleted };
     try_apply(&two("0.25"), &gone).unwrap();
 
@@ -438,7 +452,7 @@ fn quota_spans_all_vnets_of_a_tenant() {
     let lower = NODE.replace("power: 0.5, cpu", "power: 0.2, cpu");
     assert!(refused(&lower, &node).contains("power: 0.2 is below the 0.3"), "told");
     let narrower = NODE.replace("100-199", "101-199");
-    assert!(refused(&narrower, &node).contains("not tenant acme's"));
+    assert!(refused(&narrower, &node).contains("tenant acme has no grant"));
     try_apply(&NODE.replace("quota: {", "quota: {} # {"), &node).unwrap();
 }
 
@@ -565,11 +579,11 @@ fn descriptors_and_regions_of_the_node_are_not_exceeded() {
     let text = vnet("acme.lab", &vxlan(100), "0.1");
     try_apply(&text, &limit(109)).unwrap();
     let words = refused(&text, &limit(108));
-    for said in ["9 descriptors", "exceed 8", "may open 108", "keeps 100", "LimitNOFILE"] {
+    for said in ["9 file descriptors", "exceed 8", "may open 108", "keeps 100", "LimitNOFILE"] {
         assert!(words.contains(said), "{said}: {words}");
     }
     let words = refused(&text, &as_tenant(&limit(108), "acme"));
-    assert!(words.contains("no room for so many interfaces and processes"), "{words}");
+    assert!(words.contains("can't take so many interfaces and processes"), "{words}");
     assert!(!words.contains("108") && !words.contains("100 "), "{words}");
 
     let memif = "{power: 0.1, guests: 64, program: {run: x, attach: memif}}";
@@ -578,7 +592,7 @@ fn descriptors_and_regions_of_the_node_are_not_exceeded() {
         .replace("{power: 0.1}", memif)
         .replace("eth1: {}}", &format!("eth1: {{}}, {interfaces}}}"));
     let words = refused(&wide, &limit(100_000));
-    assert!(words.contains("regions of memory exceed the 16384 that the mux maps"), "{words}");
+    assert!(words.contains("memory regions exceed the 16384 that the mux can map"), "{words}");
 }
 
 #[test]
@@ -643,16 +657,20 @@ fn tenant_binds_come_from_granted_directories() {
     for (bad, why) in [
         (
             "\"/srv:/x:ro\"",
-            "/srv is not below a directory this tenant may bind (it may bind /srv/data, /srv/acme:rw)",
+            "/srv is not below a directory that the tenant may bind (it may bind /srv/data, \
+             /srv/acme:rw)",
         ),
-        ("\"/etc/shadow:/x:ro\"", "is not below a directory this tenant may bind"),
-        ("\"/srv/dataother:/x:ro\"", "is not below a directory this tenant may bind"),
+        ("\"/etc/shadow:/x:ro\"", "is not below a directory that the tenant may bind"),
+        ("\"/srv/dataother:/x:ro\"", "is not below a directory that the tenant may bind"),
         ("\"/srv/data/../acme:/x:ro\"", "is not an absolute path without .."),
         ("\"/srv/data/..:/x:ro\"", "is not an absolute path without .."),
         ("\"srv/data:/x:ro\"", "is not an absolute path without .."),
-        ("\"/srv/data:/x\"", "may be written, and the tenant may not (write /srv/data:/x:ro)"),
-        ("\"/srv/data:/x:rw\"", "may be written, and the tenant may not"),
-        ("{source: /srv/data, target: /x}", "may be written, and the tenant may not"),
+        (
+            "\"/srv/data:/x\"",
+            "is writable, but the tenant may only read it (write /srv/data:/x:ro)",
+        ),
+        ("\"/srv/data:/x:rw\"", "is writable, but the tenant may only read it"),
+        ("{source: /srv/data, target: /x}", "is writable, but the tenant may only read it"),
     ] {
         let words = refused(&with(bad), &node);
         assert!(words.contains(why), "{bad}: {words}");
@@ -669,7 +687,7 @@ fn tenants_cannot_have_privileged_nodes() {
     let node = as_tenant(&after(&[NODE]), "acme");
     let privileged = "privileged: true";
     let words = refused(&text("acme.lab", privileged), &node);
-    assert!(words.contains("tenants may not have privileged nodes"), "{words}");
+    assert!(words.contains("tenants can't have privileged nodes"), "{words}");
     assert!(try_apply(&text("acme.lab", "privileged: false"), &node).is_ok());
     // Nor by an operator, in a tenant's vnet.
     assert!(refused(&text("acme.lab", privileged), &after(&[NODE])).contains("privileged"));
@@ -691,19 +709,21 @@ fn management_requires_the_tenants_grant() {
     let ports = "{outside: false, ports: [\"20000:80\"]}";
 
     let none = as_tenant(&after(&[NODE]), "acme");
-    assert!(refused(&lab("{}"), &none).contains("the way outside is not tenant acme's"));
+    assert!(refused(&lab("{}"), &none).contains("tenant acme has no grant for management.outside"));
     assert!(refused(&lab(ports), &none).contains("it has none; ask an operator"));
 
     let some = as_tenant(&after(&[&granted("{ports: \"20000-20099\"}")]), "acme");
     assert!(try_apply(&lab(ports), &some).is_ok());
-    assert!(refused(&lab("{ports: [\"20000:80\"]}"), &some).contains("the way outside"));
+    assert!(
+        refused(&lab("{ports: [\"20000:80\"]}"), &some).contains("no grant for management.outside")
+    );
     for bad in ["20100:80", "80:80", "0.0.0.0:20000:80", "192.0.2.1:20000:80"] {
         let words = refused(&lab(&format!("{{outside: false, ports: [\"{bad}\"]}}")), &some);
         assert!(words.contains("it has 20000-20099 at 127.0.0.1"), "{bad}: {words}");
     }
     // Also by an operator in its vnet.
     let operator = after(&[&granted("{ports: \"20000-20099\"}")]);
-    assert!(refused(&lab("{}"), &operator).contains("the way outside is not"));
+    assert!(refused(&lab("{}"), &operator).contains("no grant for management.outside"));
 
     let more = "{outside: true, ports: \"20000-20099\", addresses: [0.0.0.0]}";
     let all = as_tenant(&after(&[&granted(more)]), "acme");
@@ -716,12 +736,15 @@ fn management_requires_the_tenants_grant() {
     assert!(refused(&granted("{ports: \"80\"}"), &Existing::default()).contains("1024"));
     let both =
         format!("{}  management: {{ports: \"20099\"}}\n", granted("{ports: \"20000-20099\"}"));
-    assert!(refused(&both, &Existing::default()).contains("port 20099 is tenant"));
+    assert!(refused(&both, &Existing::default()).contains("port 20099 is granted to tenant"));
     let own = text("lab", ports).replace("vni: 100", "vni: 999");
-    assert!(refused(&own, &operator).contains("is tenant acme's (20000-20099)"));
+    assert!(refused(&own, &operator).contains("is granted to tenant acme (20000-20099)"));
     let before = after(&[NODE, &own]);
     let words = refused(&granted("{ports: \"20000-20099\"}"), &before);
-    assert!(words.contains("vnet lab, node h1: port 20000:80 is tenant acme's"), "{words}");
+    assert!(
+        words.contains("vnet lab, node h1: port 20000:80 is granted to tenant acme"),
+        "{words}"
+    );
 
     // A duplicate is rejected, without a name if the tenant may not know it.
     let twice = lab("{outside: false, ports: [\"20000:80\", \"20000:81\"]}");

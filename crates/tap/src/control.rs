@@ -68,16 +68,16 @@ impl TapControl {
 fn answer_all(channel: &mut Channel, ports: &mut TapPorts) -> io::Result<()> {
     while let Some((request, fds)) = channel.receive::<TapRequest>()? {
         let (reply, fds) = match request {
-            TapRequest::Serve { ports: wanted } => {
-                let reply = match ports.replace(wanted, fds) {
+            TapRequest::Serve { ports: requested } => {
+                let reply = match ports.replace(requested, fds) {
                     Ok(()) => TapReply::Done,
                     Err(error) => TapReply::Failed { error: format!("can't serve: {error}") },
                 };
                 (reply, Vec::new())
             }
             TapRequest::Hold => {
-                let (held, fds) = ports.taps_and_descriptors();
-                (TapReply::Held { ports: held }, fds)
+                let (taps, fds) = ports.taps_and_descriptors();
+                (TapReply::Held { ports: taps }, fds)
             }
             TapRequest::Stats => (TapReply::Stats { ports: ports.stats() }, Vec::new()),
         };

@@ -186,11 +186,11 @@ impl TapService {
 
     /// Watches the TAPs while the trunk has room.
     fn watch_taps(&mut self) -> io::Result<()> {
-        let wanted = self.trunk.room() > 0;
-        if wanted && !self.reads_taps {
+        let has_room = self.trunk.room() > 0;
+        if has_room && !self.reads_taps {
             watch(&self.epoll, self.ports.epoll(), TAPS)?;
             self.reads_taps = true;
-        } else if !wanted {
+        } else if !has_room {
             self.stop_watching_taps()?;
         }
         Ok(())

@@ -56,12 +56,12 @@ fn inherit(text: &str) -> Result<(u16, RawFd), String> {
 }
 
 /// Takes over descriptors that were open when the process started. Call it first.
-fn take_inherited(wanted: &[(u16, RawFd)]) -> anyhow::Result<BTreeMap<u16, OwnedFd>> {
+fn take_inherited(inherited: &[(u16, RawFd)]) -> anyhow::Result<BTreeMap<u16, OwnedFd>> {
     let mut taken = BTreeMap::new();
-    for (number, &(vport, fd)) in wanted.iter().enumerate() {
+    for (number, &(vport, fd)) in inherited.iter().enumerate() {
         ensure!(
-            wanted[..number].iter().all(|&(v, f)| v != vport && f != fd),
-            "--inherit {vport}={fd}: the vport or the descriptor is there twice"
+            inherited[..number].iter().all(|&(v, f)| v != vport && f != fd),
+            "--inherit {vport}={fd}: the vport or the descriptor is used twice"
         );
         if let Err(error) = std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")) {
             bail!("--inherit {vport}={fd}: descriptor {fd} is not open: {error}");
@@ -81,7 +81,7 @@ fn main() -> anyhow::Result<()> {
         TapControl::new(listener.into())
     };
     let control = arguments.control.then(control).transpose();
-    let control = control.context("standard input is to be a Unix socket that listens")?;
+    let control = control.context("standard input must be a listening Unix socket")?;
     let mut helper = helper::TapService::new(&arguments.trunk, control).context("can't start")?;
     for (vport, tap) in inherited {
         helper.inherit(vport, tap).with_context(|| format!("vport {vport}"))?;

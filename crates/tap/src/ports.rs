@@ -64,7 +64,7 @@ impl TapPorts {
             return Err(format!("vport {vport} ({name}): the highest is {}", VPORTS_MAX - 1));
         }
         if self.taps.contains_key(&vport) {
-            return Err(format!("vport {vport} ({name}) is there twice"));
+            return Err(format!("vport {vport} ({name}) is used twice"));
         }
         let failed = |error: rustix::io::Errno| format!("vport {vport} ({name}): {error}");
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(failed)?;

@@ -285,7 +285,7 @@ impl Underlay {
             neighbours: HashMap::new(),
             sockets: HashMap::new(),
             asks_left: ASKS_MAX,
-            turn: 0,
+            next_slot: 0,
             asked: vec![],
             buffer: Vec::with_capacity(1 << 16),
         };
@@ -511,7 +511,7 @@ struct UnderlayFollower {
     sockets: HashMap<(IpAddr, u32), UdpSocket>,
     asks_left: usize,
     /// Slot where the next check begins.
-    turn: usize,
+    next_slot: usize,
     /// Slots whose routes must be queried after routers had time to answer.
     asked: Vec<usize>,
     buffer: Vec<u8>,
@@ -569,7 +569,7 @@ impl UnderlayFollower {
             }
             if now >= next_look {
                 next_look = now + LOOK_EVERY;
-                self.look(&mut tunnels);
+                self.check(&mut tunnels);
             }
             let next_poke = self.grant(&mut tunnels);
             let changed = std::mem::take(&mut tunnels.changed);
@@ -622,12 +622,12 @@ impl UnderlayFollower {
     }
 
     /// Each second, checks which paths are used and which next hops failed last time.
-    fn look(&mut self, tunnels: &mut Tunnels) {
+    fn check(&mut self, tunnels: &mut Tunnels) {
         tunnels.forget_unused(&self.underlay.wishes);
         self.sockets.clear();
         self.asks_left = ASKS_MAX;
         let count = tunnels.slots.len();
-        for slot in (self.turn..count).chain(0..self.turn.min(count)) {
+        for slot in (self.next_slot..count).chain(0..self.next_slot.min(count)) {
             let Some(tunnel) = &tunnels.slots[slot] else { continue };
             let due = match tunnel.hop.is_known() {
                 true => tunnel.hop.used.load(Ordering::Relaxed),
@@ -635,7 +635,7 @@ impl UnderlayFollower {
             };
             // The other half is for tunnels with waiting frames.
             if due && self.asks_left <= ASKS_MAX / 2 {
-                self.turn = slot;
+                self.next_slot = slot;
                 return;
             }
             if due {
@@ -703,7 +703,7 @@ impl UnderlayFollower {
         }
         let scope = if is_of_link(local) { ifindex } else { 0 };
         match self.sockets.entry((local, scope)) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Occupied(open) => Ok(open.into_mut()),
             Entry::Vacant(place) => {
                 let socket = UdpSocket::bind(inet(local, 0, ifindex))?;
                 socket.set_nonblocking(true)?;

@@ -99,14 +99,14 @@ impl Cut {
         }
         let last = layers.all().iter().position(|layer| layer.at == start)?;
         layers.count = last + 1;
-        let Layer { what, end, .. } = layers.all[last];
-        let header = match what {
+        let Layer { protocol, end, .. } = layers.all[last];
+        let header = match protocol {
             LayerProtocol::Tcp => usize::from(*frame.get(start + 12)? >> 4) * 4,
             LayerProtocol::Udp => udp::HEADER_BYTES,
             LayerProtocol::Ipv4 | LayerProtocol::Ipv6 | LayerProtocol::Gre => return None,
         };
         let headers = start + header;
-        let whole = what == LayerProtocol::Udp || header >= TCP_BYTES;
+        let whole = protocol == LayerProtocol::Udp || header >= TCP_BYTES;
         (whole && payload > 0 && headers < end).then_some(Self {
             layers,
             headers,
@@ -147,7 +147,7 @@ impl Cut {
             // An outer UDP header may have no checksum.
             let is_outer = index + 1 < self.layers.count;
             if is_outer
-                && layer.what == LayerProtocol::Udp
+                && layer.protocol == LayerProtocol::Udp
                 && segment.get(field..field + 2) == Some(&[0, 0])
             {
                 continue;
@@ -176,7 +176,7 @@ enum LayerProtocol {
 /// Header in a frame.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
-    what: LayerProtocol,
+    protocol: LayerProtocol,
     at: usize,
     /// End of its packet.
     end: usize,
@@ -185,7 +185,7 @@ struct Layer {
 impl Layer {
     /// Returns the offset of its checksum, if that covers the payload.
     fn checksum_at(self) -> Option<usize> {
-        match self.what {
+        match self.protocol {
             LayerProtocol::Tcp => Some(self.at + 16),
             LayerProtocol::Udp => Some(self.at + 6),
             LayerProtocol::Gre => Some(self.at + GRE_BYTES),
@@ -201,7 +201,7 @@ impl Layer {
         let mut put = |at: usize, word: u16| {
             header.get_mut(at..at + 2).map(|to| to.copy_from_slice(&word.to_be_bytes()))
         };
-        match self.what {
+        match self.protocol {
             LayerProtocol::Ipv4 => {
                 put(2, u16::try_from(bytes).ok()?)?;
                 put(10, 0)?;
@@ -237,14 +237,14 @@ impl Layer {
 /// Returns the pseudo header's sum (RFC 9293 section 3.1, RFC 8200 section 8.1) for `layer` in the
 /// packet `within`. GRE has none.
 fn pseudo_header(frame: &[u8], within: Layer, layer: Layer) -> Sum {
-    if layer.what == LayerProtocol::Gre {
+    if layer.protocol == LayerProtocol::Gre {
         return Sum::default();
     }
-    let addresses = match within.what {
+    let addresses = match within.protocol {
         LayerProtocol::Ipv4 => within.at + 12..within.at + 20,
         _ => within.at + 8..within.at + 40,
     };
-    let protocol = if layer.what == LayerProtocol::Tcp { TCP } else { udp::PROTOCOL };
+    let protocol = if layer.protocol == LayerProtocol::Tcp { TCP } else { udp::PROTOCOL };
     let sum = Sum::default().with(frame.get(addresses).unwrap_or_default());
     sum.with_word(protocol.into()).with_word((layer.end - layer.at) as u16)
 }
@@ -272,7 +272,7 @@ impl Layers {
 
     /// Finds a frame's headers, as far as they are supported and whole.
     fn of(frame: &[u8]) -> Self {
-        let none = Layer { what: LayerProtocol::Ipv4, at: 0, end: 0 };
+        let none = Layer { protocol: LayerProtocol::Ipv4, at: 0, end: 0 };
         let mut layers = Self { all: [none; LAYERS_MAX], count: 0, is_numbered: false };
         let (mut next, mut end) = (Some(NextLayer::Ethernet(0)), frame.len());
         for _ in 0..STEPS_MAX {
@@ -352,8 +352,8 @@ impl Layers {
         }
     }
 
-    fn push(&mut self, what: LayerProtocol, at: usize, end: usize) -> Option<()> {
-        *self.all.get_mut(self.count)? = Layer { what, at, end };
+    fn push(&mut self, protocol: LayerProtocol, at: usize, end: usize) -> Option<()> {
+        *self.all.get_mut(self.count)? = Layer { protocol, at, end };
         self.count += 1;
         Some(())
     }

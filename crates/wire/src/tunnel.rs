@@ -156,7 +156,7 @@ impl Encapsulation {
     pub fn fault(&self) -> Option<&'static str> {
         let tunnel = self.tunnel()?;
         if tunnel.number().is_some_and(|key| !tunnel.kind().keys.contains(&key)) {
-            return Some("has a key beyond those of its kind");
+            return Some("has a key out of range");
         }
         let mixed =
             tunnel.ends().is_some_and(|(local, remote)| local.is_ipv4() != remote.is_ipv4());

@@ -69,8 +69,8 @@ fn bpf_filters_agree_with_libpcap() {
         let text = tcpdump(&["-ddd", "-y", "EN10MB", filter]);
         let program: BpfProgram = String::from_utf8(text).expect("text").parse().expect(filter);
         let mut reader_says = Vec::new();
-        let wanted = tcpdump(&["-r", path, "-w", "-", filter]);
-        let mut reader = PcapReader::new(&wanted[..]).expect("pcap");
+        let expected = tcpdump(&["-r", path, "-w", "-", filter]);
+        let mut reader = PcapReader::new(&expected[..]).expect("pcap");
         while let Some(packet) = reader.next_packet() {
             reader_says.push(packet.expect("a frame").timestamp.as_secs() as usize);
         }

@@ -216,19 +216,19 @@ impl ChurnTestbed {
         channel.send(&MirrorRequest::Status, &[])?;
         match channel.receive::<MirrorReply>()? {
             Some((MirrorReply::Status(status), _)) => Ok(status),
-            other => bail!("the mirror says {other:?}"),
+            other => bail!("unexpected answer of the mirror: {other:?}"),
         }
     }
 
     /// Waits until the guest has all routes of the kernel.
     fn settled(&self) -> Result<MirrorStatusReply> {
         let end = Instant::now() + SETTLE_MAX;
-        let mut looks = 0;
+        let mut checks = 0;
         while Instant::now() < end {
             let status = self.status()?;
             // The first reply may predate the last change.
-            looks = if status.settled && !status.guests.is_empty() { looks + 1 } else { 0 };
-            if looks == 2 {
+            checks = if status.settled && !status.guests.is_empty() { checks + 1 } else { 0 };
+            if checks == 2 {
                 return Ok(status);
             }
             thread::sleep(TICK);
@@ -245,11 +245,11 @@ impl ChurnTestbed {
         let processes: Vec<u32> = self.pdp.processes.iter().chain(&self.mirror).copied().collect();
         let meters: Vec<_> = processes.iter().map(|pid| self.clock.start(&[*pid], false)).collect();
         let start = Instant::now();
-        let (came, _) = self.sink.counted();
+        let (received_before, _) = self.sink.counted();
         let (count, seconds) = self.churn.write(rate, time)?;
         let written = Instant::now();
         let (now, pause) = self.sink.counted();
-        let pps = (now - came) as f64 / seconds;
+        let pps = (now - received_before) as f64 / seconds;
         let after = self.settled()?;
         let lag = written.elapsed();
         let (_, pause_after) = self.sink.counted();

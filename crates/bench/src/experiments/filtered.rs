@@ -69,12 +69,12 @@ impl SlowPathProgram {
         }
         connect(&socket, &SocketAddrUnix::new(path)?).context("the slow path's socket")?;
         let mut program = Self { socket, number: 0 };
-        program.tell(&[SlowPathRequest::Hello(VERSION)])?;
+        program.request(&[SlowPathRequest::Hello(VERSION)])?;
         ensure!(matches!(program.hear()?[..], [SlowPathReply::Welcome(_)]), "no welcome");
         Ok(program)
     }
 
-    fn tell(&mut self, requests: &[SlowPathRequest]) -> Result<()> {
+    fn request(&mut self, requests: &[SlowPathRequest]) -> Result<()> {
         for some in requests.chunks(400) {
             let mut packet = Vec::new();
             some.iter().for_each(|request| request.encode(&mut packet));
@@ -115,15 +115,15 @@ impl SlowPathProgram {
     /// Replaces all filters by these. Returns the time that this took.
     fn set(&mut self, filters: &[SlowPathRequest]) -> Result<Duration> {
         let start = Instant::now();
-        self.tell(filters)?;
+        self.request(filters)?;
         let commit = self.commit(true);
-        self.tell(&[commit])?;
+        self.request(&[commit])?;
         self.settle()?;
         Ok(start.elapsed())
     }
 
     fn read_counters(&mut self, count: u32) -> Result<()> {
-        self.tell(&[SlowPathRequest::Counters { number: 0, first: 0, count }])?;
+        self.request(&[SlowPathRequest::Counters { number: 0, first: 0, count }])?;
         loop {
             if let [SlowPathReply::Counters { more: false, .. }] = self.hear()?[..] {
                 return Ok(());
@@ -240,7 +240,7 @@ fn run(run: &mut ExperimentRun) -> Result<()> {
                 some.push(program.commit(false));
                 at += 1;
             }
-            program.tell(&some)?;
+            program.request(&some)?;
             program.settle()?;
             next += TICK;
             thread::sleep(next.saturating_duration_since(Instant::now()));

@@ -104,21 +104,22 @@ fn frames(run: &mut ExperimentRun) -> Result<()> {
     let [generator, cpu] = run.cores();
     let time = run.time() / 4;
     let mut field = VrouterTestbed::new([1, 1, 1], generator)?;
-    let mut ways = vec![Plain, Vxlan, Stack(Near), Bypass(Near), Stack(Tunnels), Bypass(Tunnels)];
-    ways.retain(|way| run.wants_series(way.series()));
+    let mut router_paths =
+        vec![Plain, Vxlan, Stack(Near), Bypass(Near), Stack(Tunnels), Bypass(Tunnels)];
+    router_paths.retain(|router_path| run.wants_series(router_path.series()));
     run.rounds(|run| {
         for (in_threads, served) in SERVED {
-            for way in [Plain, Vxlan, Stack(Near)] {
-                field.set_threads(way, usize::from(in_threads), cpu)?;
+            for router_path in [Plain, Vxlan, Stack(Near)] {
+                field.set_threads(router_path, usize::from(in_threads), cpu)?;
             }
             let mut passed: BTreeMap<RouterPath, RouterLoadResult> = BTreeMap::new();
-            for &way in &ways {
-                let series = format!("{}{served}", way.series());
-                let offer = || field.offer(way, 1, 0, time);
+            for &router_path in &router_paths {
+                let series = format!("{}{served}", router_path.series());
+                let offer = || field.offer(router_path, 1, 0, time);
                 run.take_as(&series, FRAME_BYTES as f64, "bytes", offer, |it| {
-                    let vxlan = passed.get(&Vxlan).filter(|_| way == Stack(Tunnels));
+                    let vxlan = passed.get(&Vxlan).filter(|_| router_path == Stack(Tunnels));
                     let readings = readings(&it, passed.get(&Plain), vxlan);
-                    passed.insert(way, it);
+                    passed.insert(router_path, it);
                     readings
                 });
             }
@@ -129,7 +130,7 @@ fn frames(run: &mut ExperimentRun) -> Result<()> {
 
 /// Measures paths from the view of programs.
 fn paths(run: &mut ExperimentRun) -> Result<()> {
-    const WAYS: [RouterPath; 3] = [Plain, Stack(Near), Bypass(Near)];
+    const ROUTER_PATHS: [RouterPath; 3] = [Plain, Stack(Near), Bypass(Near)];
     const TRIP: &str = "round trip, median";
     let plain = RoutedHosts::plain()?;
     let mut pdp = RoutedHosts::pdp()?;
@@ -147,24 +148,27 @@ fn paths(run: &mut ExperimentRun) -> Result<()> {
             pdp.set_threads(in_threads)?;
             // Veths without a program handle frames from
             // sockets in softirq, with or without threads.
-            let ways = if in_threads { &WAYS[1..] } else { &WAYS };
-            for &way in ways {
+            let router_paths = if in_threads { &ROUTER_PATHS[1..] } else { &ROUTER_PATHS };
+            for &router_path in router_paths {
                 let (path, echo) =
-                    if way == Plain { (&plain, &echoes[0]) } else { (&pdp, &echoes[1]) };
+                    if router_path == Plain { (&plain, &echoes[0]) } else { (&pdp, &echoes[1]) };
                 let trips = || {
-                    path.set_bypass(way == Bypass(Near))?;
+                    path.set_bypass(router_path == Bypass(Near))?;
                     echo.trips(trips)
                 };
-                let series = format!("{}{served}", way.series());
+                let series = format!("{}{served}", router_path.series());
                 run.take_as(&series, FRAME_BYTES as f64, "bytes", trips, |times| {
                     let at = |what, share| Reading::new(what, quantile(&times, share), "µs");
                     let [median, p99] = [at(TRIP, 0.5), at("round trip, p99", 0.99)];
-                    if way == Plain {
+                    if router_path == Plain {
                         of_plain = Some(median.value());
                     }
                     let added = of_plain.map(|plain| median.value() - plain);
                     let added = added.map(|added| Reading::new("round trip added", added, "µs"));
-                    [median, p99].into_iter().chain(added.filter(|_| way != Plain)).collect()
+                    [median, p99]
+                        .into_iter()
+                        .chain(added.filter(|_| router_path != Plain))
+                        .collect()
                 });
             }
         }
@@ -175,13 +179,13 @@ fn paths(run: &mut ExperimentRun) -> Result<()> {
             (Bypass(Near), "pdp, short way, threads", false),
         ];
         for connections in CONNECTIONS {
-            for (way, series, offload) in kinds {
-                let path = if way == Plain { &plain } else { &pdp };
+            for (router_path, series, offload) in kinds {
+                let path = if router_path == Plain { &plain } else { &pdp };
                 run.take(series, connections as f64, "TCP connections", || {
-                    if way == Plain {
+                    if router_path == Plain {
                         path.set_offload(offload)?;
                     }
-                    path.set_bypass(way == Bypass(Near))?;
+                    path.set_bypass(router_path == Bypass(Near))?;
                     let gbps = tcp(path, connections, seconds)? / 1e9;
                     Ok(vec![Reading::new("TCP", gbps, "Gbit/s")])
                 });
@@ -209,8 +213,8 @@ fn tcp(path: &RoutedHosts, connections: usize, seconds: u64) -> Result<f64> {
     let mut client = command(&path.hosts[0], "iperf3");
     client.args(["--client", "10.2.0.2", "--json", "--omit", "1"]);
     let output = pdp_e2e::run(client.args(["--time", &seconds, "--parallel", &connections]), "");
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).context("iperf3")?;
-    told["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3's result")
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).context("iperf3")?;
+    result["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3's result")
 }
 
 fn vnets(run: &mut ExperimentRun) -> Result<()> {
@@ -240,29 +244,29 @@ fn many(run: &mut ExperimentRun) -> Result<()> {
     let before = kernel_bytes();
     let threads = field.set_threads(Stack(Near), most, cpu)?;
     idle("pdp, idle, threads", field.bytes + kernel_bytes().saturating_sub(before), threads);
-    let mut ways = vec![Plain, Stack(Near), Bypass(Near), Bypass(Tunnels)];
-    ways.retain(|way| run.wants_series(way.series()));
+    let mut router_paths = vec![Plain, Stack(Near), Bypass(Near), Bypass(Tunnels)];
+    router_paths.retain(|router_path| run.wants_series(router_path.series()));
     run.rounds(|run| {
         for (in_threads, served) in SERVED {
             let mut one = BTreeMap::new();
             for &count in &counts {
-                for way in [Plain, Stack(Near)] {
-                    field.set_threads(way, if in_threads { count } else { 0 }, cpu)?;
+                for router_path in [Plain, Stack(Near)] {
+                    field.set_threads(router_path, if in_threads { count } else { 0 }, cpu)?;
                 }
                 for (shift, order) in ORDERS {
                     let mut plain = None;
-                    for &way in &ways {
-                        let series = format!("{}, {order}{served}", way.series());
-                        let offer = || field.offer(way, count, shift, time);
+                    for &router_path in &router_paths {
+                        let series = format!("{}, {order}{served}", router_path.series());
+                        let offer = || field.offer(router_path, count, shift, time);
                         run.take_as(&series, count as f64, "vrouters", offer, |it| {
                             let mut readings = readings(&it, plain.as_ref(), None);
-                            if way == Plain {
+                            if router_path == Plain {
                                 plain = Some(it);
                             }
                             if count == 1 {
-                                one.insert((way, shift), it);
+                                one.insert((router_path, shift), it);
                             }
-                            if let Some(one) = one.get(&(way, shift)) {
+                            if let Some(one) = one.get(&(router_path, shift)) {
                                 let share = one.cpu_ns / it.cpu_ns * 100.0;
                                 readings.push(Reading::new("of one", share, "%"));
                             }

@@ -56,8 +56,8 @@ const RATES_MBPS: [usize; 5] = [1, 10, 100, 1000, 5000];
 const SLOW_KBPS: u32 = 64;
 const SLOW_BYTES: usize = 500;
 /// Readings of the slow link, and the time between two: not that of a whole number of frames.
-const SLOW_LOOKS: u32 = 16;
-const SLOW_LOOKS_QUICK: u32 = 4;
+const SLOW_CHECKS: u32 = 16;
+const SLOW_CHECKS_QUICK: u32 = 4;
 const SLOW_PAUSE: Duration = Duration::from_millis(290);
 
 /// Number of simultaneous links, and the rate of each.
@@ -109,8 +109,8 @@ fn run(run: &mut ExperimentRun) -> Result<()> {
 }
 
 /// A single link from interface `G` to `S`.
-fn through(leaving: EgressConfig) -> Vec<Vlink> {
-    vec![vlink("through", vec![whole("G"), whole("S")], leaving)]
+fn through(egress: EgressConfig) -> Vec<Vlink> {
+    vec![vlink("through", vec![whole("G"), whole("S")], egress)]
 }
 
 fn at_rate(bps: u64) -> EgressConfig {
@@ -128,7 +128,7 @@ fn percent_off(is: f64, asked: f64) -> f64 {
 
 fn rates(run: &mut ExperimentRun, bed: &SingleWorkerMux) -> Result<()> {
     let time = run.time();
-    let looks = if run.quick() { SLOW_LOOKS_QUICK } else { SLOW_LOOKS };
+    let checks = if run.quick() { SLOW_CHECKS_QUICK } else { SLOW_CHECKS };
     let rates = run.choose(&RATES_MBPS, &[1, 1000]);
     run.rounds(|run| {
         for mbps in &rates {
@@ -138,7 +138,7 @@ fn rates(run: &mut ExperimentRun, bed: &SingleWorkerMux) -> Result<()> {
             });
         }
         run.take("pdp, a slow link", SLOW_KBPS.into(), "kbit/s", || {
-            let off = slow(bed, looks)?;
+            let off = slow(bed, checks)?;
             Ok(vec![Reading::new("frames off", off, "frames")])
         });
         run.take("pdp, at once", MANY.into(), "links", || {
@@ -164,14 +164,14 @@ fn rate(bed: &SingleWorkerMux, bps: u64, time: Duration) -> Result<f64> {
 }
 
 /// Largest deviation of a slow link among all readings, frames.
-fn slow(bed: &SingleWorkerMux, looks: u32) -> Result<f64> {
+fn slow(bed: &SingleWorkerMux, checks: u32) -> Result<f64> {
     let bps = u64::from(SLOW_KBPS) * 1000;
     sink_and(bed, through(at_rate(bps)))?;
     // After this time the burst is used up.
     bed.generator("G", &[frame(TO, FROM, SLOW_BYTES)], 20 * too_many(bps, SLOW_BYTES), 0)?;
     thread::sleep(2 * WARM_UP);
     let (before, mut most) = (bed.counted()?, 0.0f64);
-    for _ in 0..looks {
+    for _ in 0..checks {
         thread::sleep(SLOW_PAUSE);
         let after = bed.counted()?;
         let asked = bps as f64 * after.since(&before) / 8.0 / SLOW_BYTES as f64;
@@ -183,9 +183,9 @@ fn slow(bed: &SingleWorkerMux, looks: u32) -> Result<f64> {
 
 /// Deviation of the worst of many links from its rate, percent.
 fn many(bed: &SingleWorkerMux, time: Duration) -> Result<f64> {
-    let leaving = EgressConfig { queue_frames: MANY_QUEUE_FRAMES, ..at_rate(MANY_BPS) };
+    let egress = EgressConfig { queue_frames: MANY_QUEUE_FRAMES, ..at_rate(MANY_BPS) };
     let ids = 1..=MANY;
-    sink_and(bed, vlans(ids.clone().map(|_| leaving)))?;
+    sink_and(bed, vlans(ids.clone().map(|_| egress)))?;
     let frames: Vec<_> = ids.clone().map(|id| tagged(frame(TO, FROM, MANY_BYTES), id)).collect();
     let pps = u64::from(MANY) * MANY_BPS * 11 / 10 / 8 / MANY_BYTES as u64;
     bed.generator("G", &frames, pps, 0)?;
@@ -282,10 +282,10 @@ fn delayed(
 ) -> Result<Vec<f64>> {
     let delay_ns = delay.as_nanos() as u64;
     let impairments = Impairments { delay_ns, ..Impairments::default() };
-    let leaving = EgressConfig { impairments, ..at_rate(FAST_BPS) };
-    bed.replace_vlinks(vec![vlink("far", vec![whole("A"), whole("B")], leaving)])?;
+    let egress = EgressConfig { impairments, ..at_rate(FAST_BPS) };
+    bed.replace_vlinks(vec![vlink("far", vec![whole("A"), whole("B")], egress)])?;
     let mut frame = frame(TO, FROM, DELAYED_BYTES);
-    let (mut sent, mut off, mut came) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut sent, mut off, mut received) = (Vec::new(), Vec::new(), Vec::new());
     let start = Instant::now();
     // Until all frames have arrived or are late by a second.
     while start.elapsed() < time + delay + Duration::from_secs(1) {
@@ -301,9 +301,9 @@ fn delayed(
             }
             from.flush();
         }
-        let count = to.receive(&mut came, 256);
+        let count = to.receive(&mut received, 256);
         let now = Instant::now();
-        for buf in came.drain(..) {
+        for buf in received.drain(..) {
             let number = to.bytes(&buf).get(NUMBER_AT..NUMBER_AT + 4);
             let number = number.and_then(|it| it.try_into().ok()).map(u32::from_le_bytes);
             to.free(buf);
@@ -320,7 +320,7 @@ fn delayed(
             break;
         }
     }
-    ensure!(off.len() == sent.len(), "of {} frames {} came", sent.len(), off.len());
+    ensure!(off.len() == sent.len(), "of {} frames, {} arrived", sent.len(), off.len());
     off.sort_by(f64::total_cmp);
     Ok(off)
 }
@@ -460,9 +460,9 @@ fn passed(bed: &SingleWorkerMux, ends: usize, time: Duration) -> Result<(f64, f6
     bed.clear()?;
     let names: Vec<_> = (0..ends).map(|end| format!("E{end}")).collect();
     names.iter().try_for_each(|name| bed.generator(name, &[], 0, 0))?;
-    let leaving = EgressConfig { queue_frames: QUEUE_FRAMES, ..EgressConfig::default() };
+    let egress = EgressConfig { queue_frames: QUEUE_FRAMES, ..EgressConfig::default() };
     let all = names.iter().map(|name| whole(name)).collect();
-    bed.replace_vlinks(vec![vlink("segment", all, leaving)])?;
+    bed.replace_vlinks(vec![vlink("segment", all, egress)])?;
     // Each other end announces each of its addresses with a frame, and is silent then.
     for (at, name) in names.iter().enumerate().skip(1) {
         let own = stations.iter().skip(at - 1).step_by(ends - 1);

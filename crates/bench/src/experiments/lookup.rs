@@ -182,7 +182,7 @@ fn change<A: AddressBits>(
     let (address, length) = routes[random.next() as usize % routes.len()];
     match random.next() % 4 {
         0 => drop(table.remove(address, length)),
-        way => drop(table.insert(address, length, way as u32, 1)),
+        hop => drop(table.insert(address, length, hop as u32, 1)),
     }
 }
 

@@ -144,8 +144,8 @@ fn flowing(
     }
     let received =
         |ports: &[crate::peers::testpmd::TestpmdCounters]| ports.first().map_or(0, |p| p.received);
-    let came = received(&after).saturating_sub(received(&before)) as f64;
-    ensure!(came > 0.0, "no frame came");
-    let rate = came / seconds / 1e6;
-    Ok(vec![Reading::new("rate", rate, "Mpps").cycles((cycles.user + cycles.kernel) / came)])
+    let frames = received(&after).saturating_sub(received(&before)) as f64;
+    ensure!(frames > 0.0, "no frame arrived");
+    let rate = frames / seconds / 1e6;
+    Ok(vec![Reading::new("rate", rate, "Mpps").cycles((cycles.user + cycles.kernel) / frames)])
 }

@@ -67,15 +67,15 @@ fn engines(run: &ExperimentRun, guests: &[u32], policy: &'static str) -> Design 
 /// Rate and loss against the input rate, for three frame lengths and 1 to 3 engines.
 fn forwarding(run: &mut ExperimentRun, clock: &Clock) -> Result<()> {
     let policies: &[&'static str] = if run.quick() { &TWO_POLICIES } else { &POLICIES };
-    let what = ["figure 7: rate, 64 bytes", "figure 8: loss, 64 bytes"];
-    loads(run, clock, policies, &site::few(), 64, what)?;
+    let figures = ["figure 7: rate, 64 bytes", "figure 8: loss, 64 bytes"];
+    loads(run, clock, policies, &site::few(), 64, figures)?;
     if run.quick() {
         return Ok(());
     }
-    let what = ["figure 9: rate, 512 bytes", "figure 9: loss, 512 bytes"];
-    loads(run, clock, &TWO_POLICIES, &site::few(), 512, what)?;
-    let what = ["figure 10: rate, 1500 bytes", "figure 10: loss, 1500 bytes"];
-    loads(run, clock, &TWO_POLICIES, &site::few(), 1500, what)
+    let figures = ["figure 9: rate, 512 bytes", "figure 9: loss, 512 bytes"];
+    loads(run, clock, &TWO_POLICIES, &site::few(), 512, figures)?;
+    let figures = ["figure 10: rate, 1500 bytes", "figure 10: loss, 1500 bytes"];
+    loads(run, clock, &TWO_POLICIES, &site::few(), 1500, figures)
 }
 
 /// Rate and loss with the Internet's table.
@@ -83,8 +83,8 @@ fn large_table(run: &mut ExperimentRun, clock: &Clock) -> Result<()> {
     if run.quick() {
         return Ok(());
     }
-    let what = ["figure 11: rate, large table", "figure 11: loss, large table"];
-    loads(run, clock, &TWO_POLICIES, &site::internet()?, 64, what)
+    let figures = ["figure 11: rate, large table", "figure 11: loss, large table"];
+    loads(run, clock, &TWO_POLICIES, &site::internet()?, 64, figures)
 }
 
 /// Offers loads to 1 to 3 engines.
@@ -94,10 +94,10 @@ fn loads(
     policies: &[&'static str],
     prefixes: &[Prefix],
     bytes: usize,
-    what: [&'static str; 2],
+    figures: [&'static str; 2],
 ) -> Result<()> {
     let loads: &[f64] = if run.quick() { &LOADS_QUICK } else { &LOADS };
-    let (time, [rate, loss]) = (run.time() / 5, what);
+    let (time, [rate, loss]) = (run.time() / 5, figures);
     for &policy in policies {
         let mut beds = Vec::new();
         for count in 1..=ENGINES_MAX {
@@ -199,14 +199,14 @@ fn goodput(site: &Site, time: Duration) -> Result<Vec<Reading>> {
     let seconds = time.as_secs().max(1);
     let line = format!("iperf3 --client 10.0.2.2 --json --time {seconds} --omit 1");
     let text = site.a.try_run(&line).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let said: serde_json::Value = serde_json::from_str(&text)?;
-    let bps = said["end"]["sum_received"]["bits_per_second"].as_f64();
+    let result: serde_json::Value = serde_json::from_str(&text)?;
+    let bps = result["end"]["sum_received"]["bits_per_second"].as_f64();
     let bps = bps.context("iperf3's result")?;
     ensure!(bps > 0.0, "nothing arrived");
-    let again = said["end"]["sum_sent"]["retransmits"].as_u64().unwrap_or(0);
-    let what = "figure 12: TCP goodput";
+    let again = result["end"]["sum_sent"]["retransmits"].as_u64().unwrap_or(0);
+    let figure = "figure 12: TCP goodput";
     Ok(vec![
-        Reading::new(what, bps / 1e6, "Mb/s"),
+        Reading::new(figure, bps / 1e6, "Mb/s"),
         Reading::new("figure 12: segments sent again", again as f64, "segments"),
     ])
 }

@@ -55,7 +55,7 @@ pub(super) fn table(run: &mut ExperimentRun) -> Result<()> {
     trips(run, ["table 3: round trip, median", "table 3: round trip, p99"])
 }
 
-fn trips(run: &mut ExperimentRun, what: [&'static str; 2]) -> Result<()> {
+fn trips(run: &mut ExperimentRun, figures: [&'static str; 2]) -> Result<()> {
     let [mux, guest] = run.cores();
     let mut sites = Vec::new();
     let makers: [EchoSetup<'_>; 5] = [
@@ -85,9 +85,10 @@ fn trips(run: &mut ExperimentRun, what: [&'static str; 2]) -> Result<()> {
             run.take(series, 64.0, "bytes", || {
                 let times = echo.trips(trips)?;
                 let note = format!("{} round trips, {PAUSE:?} apart", times.len());
-                let at =
-                    |what, share| Reading::new(what, quantile(&times, share), "µs").notes(&*note);
-                Ok(vec![at(what[0], 0.5), at(what[1], 0.99)])
+                let at = |figure, share| {
+                    Reading::new(figure, quantile(&times, share), "µs").notes(&*note)
+                };
+                Ok(vec![at(figures[0], 0.5), at(figures[1], 0.99)])
             });
         }
         Ok(())

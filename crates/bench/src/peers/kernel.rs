@@ -12,9 +12,9 @@ use crate::site::{MAC_A, MAC_B, Prefix, Site, words};
 pub const ROUTES_AT_ONCE: usize = 50_000;
 
 /// Routes for `ip -batch`, with these next hops in turn, each a neighbour and its device.
-pub fn routes(prefixes: &[Prefix], ways: &[(String, String)]) -> String {
+pub fn routes(prefixes: &[Prefix], hops: &[(String, String)]) -> String {
     let mut text = String::new();
-    for ((address, length), (neighbour, device)) in prefixes.iter().zip(ways.iter().cycle()) {
+    for ((address, length), (neighbour, device)) in prefixes.iter().zip(hops.iter().cycle()) {
         let address = Ipv4Addr::from(*address);
         // Writing to a String always succeeds.
         let _ = writeln!(text, "route replace {address}/{length} via {neighbour} dev {device}");
@@ -37,10 +37,10 @@ pub fn start(site: &Site) {
 
 /// Adds routes to the node.
 pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
-    let ways = [("10.0.2.2".to_owned(), "extB".to_owned())];
+    let hops = [("10.0.2.2".to_owned(), "extB".to_owned())];
     for some in prefixes.chunks(ROUTES_AT_ONCE) {
         let mut batch = site.node.namespace().command("ip");
-        let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(some, &ways));
+        let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(some, &hops));
         ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(())

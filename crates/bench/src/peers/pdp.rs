@@ -416,11 +416,11 @@ impl Pdp {
 
     /// Adds routes to the routers, and waits until their guests have them.
     pub fn add_routes(&self, node: &TestNode, prefixes: &[Prefix]) -> Result<()> {
-        let ways: Vec<_> = self.design.ports().map(|port| (port.neighbour, port.device)).collect();
+        let hops: Vec<_> = self.design.ports().map(|port| (port.neighbour, port.device)).collect();
         // Guests receive theirs while the next network's are added.
         for vnet in 0..self.design.vnets {
             for some in prefixes.chunks(kernel::ROUTES_AT_ONCE) {
-                batch(&self.cgroups, &format!("bench{vnet}"), &kernel::routes(some, &ways))?;
+                batch(&self.cgroups, &format!("bench{vnet}"), &kernel::routes(some, &hops))?;
             }
         }
         for vnet in 0..self.design.vnets {

@@ -120,10 +120,10 @@ impl Testpmd {
             .context("dpdk-testpmd (package dpdk-dev)")?;
         let input = child.stdin.take().context("its input")?;
         let output = child.stdout.take().context("its output")?;
-        let (tell, lines) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if tell.send(line).is_err() {
+                if sender.send(line).is_err() {
                     return;
                 }
             }

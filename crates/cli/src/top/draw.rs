@@ -14,16 +14,16 @@ const EVENTS: u16 = 6;
 
 const HELP: &str = "
  Up/Down  choose a vnet            Enter    its ports and guests; Esc: back
- s        sort by the next column  r        the other way round
- /        filter by name or state  Esc      all again
- p        hold what is shown       q        quit
+ s        sort by the next column  r        reverse the order
+ /        filter by name or state  Esc      show all again
+ p        pause the display        q        quit
 
  IN, OUT  bits per second of its ports
  DROPS    frames per second
- WAIT     frames that wait at links; of a guest, that it has
+ WAIT     frames that wait at links, or inside a guest
  CPU      cores in use
- THR      part of the time for which it waited because of its CPU limit
- MEM      memory held";
+ THR      share of the time in which its CPU limit stopped it
+ MEM      memory in use";
 
 const KEYS: &str = "q quit  s sort  r reverse  / filter  p pause  Enter detail  ? help";
 
@@ -50,7 +50,7 @@ pub fn draw(frame: &mut Frame<'_>, state: &TopState, colour: bool) {
         frame.render_widget(Paragraph::new(lines), below);
     }
     let keys = match state.typing {
-        true => format!("filter: {}_   (Enter: keep, Esc: all)", state.filter),
+        true => format!("filter: {}_   (Enter: keep, Esc: show all)", state.filter),
         false => KEYS.to_owned(),
     };
     frame.render_widget(Line::from(keys).style(Modifier::REVERSED), foot);

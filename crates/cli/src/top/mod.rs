@@ -31,7 +31,7 @@ pub async fn top(client: &Client, args: TopArgs) -> Result<ExitCode, CliFailure>
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let text =
-            "top needs a terminal; print one look with --once, or each by `pdp stats --watch`";
+            "top needs a terminal; print one sample with --once, or all with `pdp stats --watch`";
         return Err(CliFailure::Usage(text.into()));
     }
     // An error of a daemon that does not answer is printed before the screen opens.
@@ -115,12 +115,12 @@ async fn show(
     let mut stale = true;
     loop {
         tokio::select! {
-            said = stream.next() => match said {
+            update = stream.next() => match update {
                 Some(Ok(WatchUpdate::Line(line))) => state.take(line),
                 Some(Ok(WatchUpdate::Gone(why))) => state.gone = Some(why),
                 Some(Ok(WatchUpdate::Back)) => state.gone = None,
                 Some(Err(error)) => return Err(error.into()),
-                None => return Err(CliFailure::Other("nobody reads the stream any more".into())),
+                None => return Err(CliFailure::Other("the stream's reader ended".into())),
             },
             key = keys.recv() => match key {
                 // The terminal is gone.

@@ -197,7 +197,7 @@ impl TopState {
                         _ => {}
                     }
                 }
-                self.tell(event_words(&event));
+                self.add_event(event_words(&event));
             }
             WatchLine::Sample(sample) => {
                 self.used = self.usage(&sample);
@@ -205,7 +205,7 @@ impl TopState {
                 self.samples = [last, Some(sample)];
             }
             line @ (WatchLine::Gap(_) | WatchLine::End(_)) => {
-                self.tell(crate::events::format_line(&line).trim_end().to_owned());
+                self.add_event(crate::events::format_line(&line).trim_end().to_owned());
             }
         }
     }
@@ -232,7 +232,7 @@ impl TopState {
         now.into_iter().map(with).collect()
     }
 
-    fn tell(&mut self, text: String) {
+    fn add_event(&mut self, text: String) {
         self.events.push_back(text);
         while self.events.len() > EVENTS_MAX {
             self.events.pop_front();

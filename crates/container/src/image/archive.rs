@@ -79,12 +79,12 @@ fn convert_image(archive: &Path, tag: Option<&str>, into: &Path, bytes_max: u64)
     };
     let config = place(&image.config);
     let layers: Vec<PathBuf> = image.layers.iter().map(place).collect();
-    let wanted: BTreeSet<&PathBuf> = layers.iter().chain([&config]).collect();
+    let needed: BTreeSet<&PathBuf> = layers.iter().chain([&config]).collect();
     let mut found: BTreeMap<PathBuf, (String, u64, Packing)> = BTreeMap::new();
     let mut left = bytes_max;
     visit(archive, |path, entry| {
         let plain = entry.header().entry_type().is_file();
-        if plain && wanted.contains(&path.to_owned()) && !found.contains_key(path) {
+        if plain && needed.contains(&path.to_owned()) && !found.contains_key(path) {
             found.insert(path.to_owned(), blob(entry, into, &mut left, bytes_max)?);
         }
         Ok(())
@@ -147,12 +147,12 @@ fn normal(path: &Path) -> PathBuf {
 /// Finds the image with a tag, completed as in docker, or the only image.
 fn choose<'a>(images: &'a [ArchiveImage], tag: Option<&str>) -> io::Result<&'a ArchiveImage> {
     let tags = |image: &'a ArchiveImage| image.repo_tags.iter().flatten();
-    let is = |name: &str, wanted: &str| {
-        name == wanted || name.strip_suffix(":latest").is_some_and(|name| name == wanted)
+    let is = |name: &str, selected: &str| {
+        name == selected || name.strip_suffix(":latest").is_some_and(|name| name == selected)
     };
     let found: Vec<&ArchiveImage> = images
         .iter()
-        .filter(|image| tag.is_none_or(|wanted| tags(image).any(|name| is(name, wanted))))
+        .filter(|image| tag.is_none_or(|selected| tags(image).any(|name| is(name, selected))))
         .collect();
     let [image] = found[..] else {
         let names: Vec<&str> = images.iter().flat_map(tags).map(String::as_str).collect();

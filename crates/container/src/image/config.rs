@@ -99,14 +99,14 @@ impl ImageDefaults {
         let words = argv.iter().chain([&workdir, &user]);
         let values = env.iter().flat_map(|(key, value)| [key, value]);
         if words.chain(values).any(|word| word.contains('\0')) {
-            return Err("a word with a zero byte".into());
+            return Err("a value with a zero byte".into());
         }
         if workdir.split('/').any(|part| part == "..") {
             return Err(format!("working directory {workdir:?} has .."));
         }
         let first = workdir.split('/').find(|part| !matches!(*part, "" | "."));
         if first.is_some_and(|first| KERNELS.contains(&first)) {
-            return Err(format!("working directory {workdir:?} is the kernel's"));
+            return Err(format!("working directory {workdir:?} is reserved for the kernel"));
         }
         Ok(Self { argv, env, workdir: format!("/{}", workdir.trim_matches('/')), user })
     }

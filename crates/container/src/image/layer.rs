@@ -99,7 +99,7 @@ fn cause(path: &Path, error: io::Error) -> io::Error {
 
 fn no_directory(path: &Path) -> io::Error {
     let path = path.display();
-    invalid(format!("{path}: a part of its path is a file, or a link to nothing in the image"))
+    invalid(format!("{path}: a parent is a file, or a link to a missing path"))
 }
 
 /// Makes a hard link to a file of the image.
@@ -110,7 +110,7 @@ fn link(root: &Path, target: &Path, place: &Path) -> io::Result<()> {
         return Err(outside());
     };
     let parent = directory(root, parent, None)?;
-    let from = parent.ok_or_else(|| invalid("there is no such file".to_owned()))?.join(name);
+    let from = parent.ok_or_else(|| invalid("no such file".to_owned()))?.join(name);
     if from == *place {
         return Err(invalid("it is the same path".to_owned()));
     }

@@ -90,10 +90,10 @@ impl<R: BufRead> ZstdFrames<R> {
     /// Ends a frame that was read completely.
     fn end(&mut self) -> io::Result<()> {
         self.within = false;
-        let (said, found) =
+        let (expected, found) =
             (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum());
-        match said.is_some() && said != found {
-            true => Err(invalid("zstd: a frame has another checksum than it says".to_owned())),
+        match expected.is_some() && expected != found {
+            true => Err(invalid("zstd: wrong checksum of a frame".to_owned())),
             false => Ok(()),
         }
     }
@@ -103,9 +103,9 @@ impl<R: BufRead> Read for ZstdFrames<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while !buffer.is_empty() && (self.within || self.begin()?) {
             while self.decoder.can_collect() < buffer.len() && !self.decoder.is_finished() {
-                let wanted = buffer.len() - self.decoder.can_collect();
+                let missing = buffer.len() - self.decoder.can_collect();
                 self.decoder
-                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBytes(wanted))
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBytes(missing))
                     .map_err(broken)?;
             }
             match self.decoder.read(buffer)? {
@@ -139,13 +139,13 @@ impl Tar {
     pub fn finish(mut self, bytes_max: u64) -> io::Result<()> {
         let rest = io::copy(&mut (&mut self).take(bytes_max), &mut io::sink())?;
         if rest == bytes_max && self.read(&mut [0])? > 0 {
-            return Err(invalid(format!("more than {bytes_max} bytes behind its last file")));
+            return Err(invalid(format!("more than {bytes_max} bytes after its last file")));
         }
-        let Some((said, read)) = self.digest else { return Ok(()) };
-        match hex(&read.finalize()) == said {
+        let Some((expected, read)) = self.digest else { return Ok(()) };
+        match hex(&read.finalize()) == expected {
             true => Ok(()),
             false => Err(invalid(format!(
-                "unpacked, it has another digest than sha256:{said}, which the image's configuration says (diff_ids)"
+                "its unpacked content does not match sha256:{expected} of the configuration (diff_ids)"
             ))),
         }
     }

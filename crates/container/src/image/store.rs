@@ -228,7 +228,7 @@ impl ImageStore {
 
     /// Removes the whole store of an owner, damaged or not. Dropping the result deletes the files.
     pub fn forget(&self, owner: &str) -> Result<ImageStaging> {
-        let _turn = self.turn();
+        let _lock = self.lock_index();
         let (gone, place) = (self.begin(0)?, self.owner_directory(owner));
         match fs::rename(&place, gone.dir.join("gone")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -279,23 +279,23 @@ impl ImageStore {
     }
 
     /// Stores a received image under a name, after checking it against its manifest and `room`. The
-    /// receiving process must have ended. Returns the image's digest. `wanted`: the only permitted
-    /// digest.
+    /// receiving process must have ended. Returns the image's digest. `expected`: the only
+    /// permitted digest.
     pub fn store_image(
         &self,
         owner: &str,
         (name, stamp): (&str, Option<String>),
         work: &ImageStaging,
-        wanted: Option<&str>,
+        expected: Option<&str>,
         room: ImageLimits,
     ) -> Result<String> {
         let layout = work.dir.join("layout");
         let fail = |text: String| failed(Path::new(name), sanitize(&text, TEXT_BYTES_MAX));
-        let wanted = wanted.map(str::to_owned);
+        let expected = expected.map(str::to_owned);
         let order = WorkOrder::Take {
             inbox: work.inbox(),
             layout: layout.clone(),
-            wanted: wanted.clone(),
+            wanted: expected.clone(),
             room,
         };
         let (digest, kept) = match self.workplace.run(owner, &order).map_err(fail)? {
@@ -304,16 +304,16 @@ impl ImageStore {
                 return Err(fail("pdp-work answered for another order".to_owned()));
             }
         };
-        if !may_be_kept(&digest, wanted.as_deref()) {
+        if !may_be_kept(&digest, expected.as_deref()) {
             return Err(fail("pdp-work answered with another image".to_owned()));
         }
         // First write the content to disk, then give it its name.
         let taken = File::open(&layout).at("open", &layout)?;
         rustix::fs::syncfs(&taken).at("write to disk", &layout)?;
-        let _turn = self.turn();
+        let _lock = self.lock_index();
         let mut index = self.index(owner)?;
         if index.images.len() >= KEPT_MAX && !index.images.contains_key(&digest) {
-            return Err(fail(format!("{KEPT_MAX} images are kept already")));
+            return Err(fail(format!("more than {KEPT_MAX} images")));
         }
         let dir = self.store.join(owner);
         DirBuilder::new().recursive(true).mode(0o700).create(&dir).at("make", &dir)?;
@@ -334,7 +334,7 @@ impl ImageStore {
 
     /// Gives a stored image a name. The name no longer refers to another image.
     pub fn name(&self, owner: &str, name: &str, digest: &str) -> Result<()> {
-        let _turn = self.turn();
+        let _lock = self.lock_index();
         let mut index = self.index(owner)?;
         let named = StoredName { digest: digest.to_owned(), stamp: None };
         if index.names.get(name) == Some(&named) {
@@ -347,7 +347,7 @@ impl ImageStore {
     /// Removes an image with its names, if it exists. Dropping the result deletes the files, which
     /// may take a while.
     pub fn remove(&self, owner: &str, digest: &str) -> Result<Option<ImageStaging>> {
-        let _turn = self.turn();
+        let _lock = self.lock_index();
         let mut index = self.index(owner)?;
         if index.images.remove(digest).is_none() {
             return Ok(None);
@@ -378,7 +378,7 @@ impl ImageStore {
         written.and_then(|()| File::open(self.store.join(owner))?.sync_all()).at("write", &path)
     }
 
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn lock_index(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -397,11 +397,11 @@ impl ImageStoreIndex {
     }
 }
 
-/// True if pdp-work may answer this digest for an order of the image `wanted`, or of any image if
+/// True if pdp-work may answer this digest for an order of the image `expected`, or of any image if
 /// `None`. The digest names a directory of the store, and hostile bytes may have taken pdp-work
 /// over.
-fn may_be_kept(digest: &str, wanted: Option<&str>) -> bool {
-    sha256_hex(digest).is_some() && wanted.is_none_or(|wanted| wanted == digest)
+fn may_be_kept(digest: &str, expected: Option<&str>) -> bool {
+    sha256_hex(digest).is_some() && expected.is_none_or(|expected| expected == digest)
 }
 
 /// Returns the path of an owner's image layout, below the directory of unpacked images.
@@ -423,7 +423,7 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
 pub(crate) fn make_layout(
     inbox: &Path,
     layout: &Path,
-    wanted: Option<&str>,
+    expected: Option<&str>,
     room: ImageLimits,
 ) -> io::Result<(String, StoredImage)> {
     let blobs = layout.join("blobs/sha256");
@@ -433,8 +433,10 @@ pub(crate) fn make_layout(
     let bytes = read_bounded(&part)?;
     let digest = hex(&Sha256::digest(&bytes));
     fs::rename(&part, blobs.join(&digest))?;
-    if let Some(wanted) = wanted.filter(|wanted| *wanted != format!("sha256:{digest}")) {
-        return Err(invalid(format!("its manifest has the digest sha256:{digest}, not {wanted}")));
+    if let Some(expected) = expected.filter(|expected| *expected != format!("sha256:{digest}")) {
+        return Err(invalid(format!(
+            "its manifest has the digest sha256:{digest}, not {expected}"
+        )));
     }
     let manifest: ImageManifest =
         parse(&bytes).map_err(|error| invalid(format!("manifest: {error}")))?;
@@ -470,7 +472,7 @@ fn reason(error: Error) -> io::Error {
 fn move_file(from: &Path, to: &Path) -> io::Result<()> {
     let meta = fs::symlink_metadata(from)?;
     if !meta.is_file() || meta.nlink() != 1 {
-        return Err(invalid(format!("{} is no file of its own", from.display())));
+        return Err(invalid(format!("{} is not a regular file with one name", from.display())));
     }
     fs::rename(from, to)?;
     chown(to, Some(0), Some(0))?;
@@ -499,7 +501,7 @@ fn measure(
     let files_max = room.files.min(UNPACKED_FILES_MAX);
     let diff_ids = super::diff_ids(layout, manifest)?;
     let (mut unpacked, mut files) = (0, 0);
-    let mut ways = ImagePaths::default();
+    let mut paths = ImagePaths::default();
     for (layer, diff_id) in layers.iter().zip(diff_ids) {
         let of = |error: io::Error| invalid(format!("layer {}: {error}", layer.digest()));
         let mut tar = layer_tar(layout, layer, diff_id).map_err(of)?;
@@ -513,7 +515,7 @@ fn measure(
             let extension = read_extension(&mut entry).map_err(of)?;
             let mut made = 0;
             if let Ok(path) = entry.path() {
-                made += path.parent().map_or(0, |parent| ways.new_directories(parent, files_max));
+                made += path.parent().map_or(0, |parent| paths.new_directories(parent, files_max));
                 names.push(path.into_owned());
             }
             match extension {
@@ -525,7 +527,7 @@ fn measure(
                     let kind = entry.header().entry_type();
                     let is_link = kind.is_symlink() || kind.is_hard_link();
                     made +=
-                        names.drain(..).map(|name| ways.behind_links(&name, is_link)).sum::<u64>();
+                        names.drain(..).map(|name| paths.behind_links(&name, is_link)).sum::<u64>();
                 }
             }
             let bytes = made.saturating_mul(disk_bytes(0)).saturating_add(disk_bytes(entry.size()));

@@ -144,11 +144,11 @@ pub(crate) fn begin(
 /// the directories of guests. Keeps [`STORE`], and images that are being unpacked or will be used
 /// soon.
 pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) -> Result<()> {
-    let there = fs::read_dir(images).at("read", images)?;
-    let there: io::Result<Vec<PathBuf>> = there.map(|entry| Ok(entry?.path())).collect();
-    let mut there = there.at("read", images)?;
-    there.retain(|path| !path.ends_with(STORE));
-    if there.is_empty() {
+    let found = fs::read_dir(images).at("read", images)?;
+    let found: io::Result<Vec<PathBuf>> = found.map(|entry| Ok(entry?.path())).collect();
+    let mut found = found.at("read", images)?;
+    found.retain(|path| !path.ends_with(STORE));
+    if found.is_empty() {
         return Ok(());
     }
     let used = || -> Result<BTreeSet<PathBuf>> {
@@ -156,14 +156,14 @@ pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) 
         Ok(guests()?.iter().filter_map(used).collect())
     };
     let before = used()?;
-    there.retain(|path| !before.contains(path));
+    found.retain(|path| !before.contains(path));
     let soon: BTreeSet<PathBuf> = {
         let mut jobs = lock(&JOBS);
         forget_old(&mut jobs);
         jobs.values().map(|job| job.root.clone()).collect()
     };
-    there.retain(|path| !soon.contains(path));
-    for path in there {
+    found.retain(|path| !soon.contains(path));
+    for path in found {
         let Some(_claim) = Claim::try_now(&path) else { continue };
         if !used()?.contains(&path) {
             discard(&path)?;

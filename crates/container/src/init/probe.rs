@@ -42,9 +42,9 @@ type ProbeResult = Result<(), String>;
 impl ProbeSchedule {
     /// The first probe is due after one interval, so that the command can first clear away its
     /// predecessor's leftovers.
-    pub fn new(check: &CommandProbe, stand: ResolvedRunAs, now: Instant) -> Self {
+    pub fn new(check: &CommandProbe, run_as: ResolvedRunAs, now: Instant) -> Self {
         let at = now + Duration::from_millis(check.interval_ms);
-        Self { state: ProbeState::None { at }, run_as: stand, failure: String::new() }
+        Self { state: ProbeState::None { at }, run_as, failure: String::new() }
     }
 
     /// Probes if it is time. Returns true if the check succeeds.
@@ -53,8 +53,8 @@ impl ProbeSchedule {
         let seen = match &mut self.state {
             ProbeState::None { at } if *at > now => return false,
             ProbeState::None { .. } => match begin(&check.what, &self.run_as, now + timeout) {
-                Ok(look) => {
-                    self.state = look;
+                Ok(state) => {
+                    self.state = state;
                     self.connected()
                 }
                 Err(seen) => Some(seen),
@@ -154,8 +154,8 @@ impl ProbeSchedule {
 }
 
 /// Begins a probe, or returns its result at once.
-fn begin(what: &Probe, stand: &ResolvedRunAs, until: Instant) -> Result<ProbeState, ProbeResult> {
-    match what {
+fn begin(probe: &Probe, run_as: &ResolvedRunAs, until: Instant) -> Result<ProbeState, ProbeResult> {
+    match probe {
         Probe::File(path) => Err(match std::fs::metadata(path) {
             Ok(_) => Ok(()),
             Err(error) => Err(format!("{}: {error}", path.display())),
@@ -178,7 +178,7 @@ fn begin(what: &Probe, stand: &ResolvedRunAs, until: Instant) -> Result<ProbeSta
         }
         Probe::Command(argv) => {
             let started =
-                Output::new().and_then(|output| Ok((spawn(argv, Some(&output), stand)?, output)));
+                Output::new().and_then(|output| Ok((spawn(argv, Some(&output), run_as)?, output)));
             match started {
                 Ok((pid, output)) => Ok(ProbeState::Program { pid, output, until }),
                 Err(error) => {
@@ -214,15 +214,15 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    fn check(what: Probe) -> CommandProbe {
-        CommandProbe { what, interval_ms: 1, timeout_ms: 1000, within_ms: 1000 }
+    fn check(probe: Probe) -> CommandProbe {
+        CommandProbe { what: probe, interval_ms: 1, timeout_ms: 1000, within_ms: 1000 }
     }
 
     /// Probes until the check succeeds, at most ten times.
-    fn holds(looks: &mut ProbeSchedule, check: &CommandProbe) -> bool {
+    fn holds(schedule: &mut ProbeSchedule, check: &CommandProbe) -> bool {
         (0..10).any(|_| {
             std::thread::sleep(Duration::from_millis(2));
-            looks.poll(check, Instant::now())
+            schedule.poll(check, Instant::now())
         })
     }
 
@@ -231,11 +231,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ready");
         let check = check(Probe::File(path.clone()));
-        let mut looks = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
-        assert!(!holds(&mut looks, &check));
-        assert!(looks.failure.contains("No such file"), "{}", looks.failure);
+        let mut schedule = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
+        assert!(!holds(&mut schedule, &check));
+        assert!(schedule.failure.contains("No such file"), "{}", schedule.failure);
         std::fs::write(path, "").unwrap();
-        assert!(holds(&mut looks, &check));
+        assert!(holds(&mut schedule, &check));
     }
 
     #[test]
@@ -244,12 +244,12 @@ mod tests {
             let listener = TcpListener::bind(address).unwrap();
             let port = listener.local_addr().unwrap().port();
             let check = check(Probe::Tcp(port));
-            let mut looks = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
-            assert!(holds(&mut looks, &check), "{address}");
+            let mut schedule = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
+            assert!(holds(&mut schedule, &check), "{address}");
             drop(listener);
-            let mut looks = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
-            assert!(!holds(&mut looks, &check), "{address}");
-            assert!(looks.failure.contains("refused"), "{}", looks.failure);
+            let mut schedule = ProbeSchedule::new(&check, ResolvedRunAs::default(), Instant::now());
+            assert!(!holds(&mut schedule, &check), "{address}");
+            assert!(schedule.failure.contains("refused"), "{}", schedule.failure);
         }
     }
 }

@@ -48,16 +48,16 @@ pub(super) struct GuestUser {
 impl ResolvedRunAs {
     /// Looks a user up in this process's root. `keeps_home`: the environment's `HOME` stays.
     pub fn of(run_as: &RunAs, keeps_home: bool) -> io::Result<Self> {
-        let who = run_as.user.as_deref().map(|user| {
+        let found = run_as.user.as_deref().map(|user| {
             let text = |file| account_file(Path::new("/"), file).unwrap_or_default();
-            let who = GuestUser::of(user, &text("etc/passwd"), &text("etc/group"));
-            who.map_err(|why| io::Error::other(format!("user {user}: {why}")))
+            let found = GuestUser::of(user, &text("etc/passwd"), &text("etc/group"));
+            found.map_err(|why| io::Error::other(format!("user {user}: {why}")))
         });
-        let mut who = who.transpose()?;
-        if let Some(who) = who.as_mut().filter(|_| keeps_home) {
-            who.home = None;
+        let mut found = found.transpose()?;
+        if let Some(found) = found.as_mut().filter(|_| keeps_home) {
+            found.home = None;
         }
-        Ok(Self { user: who, workdir: run_as.workdir.clone() })
+        Ok(Self { user: found, workdir: run_as.workdir.clone() })
     }
 
     /// Opens the directory, for fchdir(2).
@@ -76,12 +76,12 @@ impl ResolvedRunAs {
 }
 
 impl GuestUser {
-    /// Finds the user `wanted`, `USER` or `USER:GROUP`, in the texts of `passwd` and `group`.
+    /// Finds the user `user_spec`, `USER` or `USER:GROUP`, in the texts of `passwd` and `group`.
     /// Returns the reason if there is none.
-    fn of(wanted: &str, passwd: &str, group: &str) -> Result<Self, String> {
-        let (user, with) = match wanted.split_once(':') {
+    fn of(user_spec: &str, passwd: &str, group: &str) -> Result<Self, String> {
+        let (user, with) = match user_spec.split_once(':') {
             Some((user, with)) => (user, Some(with)),
-            None => (wanted, None),
+            None => (user_spec, None),
         };
         let account = accounts(passwd).find(|account| account.is(user));
         let (name, uid, own, home) = match (&account, user.parse(), user) {
@@ -140,9 +140,9 @@ mod tests {
         far:x:70000:1::/:/bin/sh\nnone:x:4294967295:1::/:/bin/sh\nminus:x:-1:1::/:/bin/sh\n1000:x:7:8::relative:\n";
     const GROUP: &str = "root:x:0:\nfrr:x:43:\nfrrvty:x:44:bird,frr\nadm:x:4:frrx,xfrr\nlate:x:50:frr\nfar:x:65536:\n";
 
-    fn of(wanted: &str) -> Result<(u32, u32, Vec<u32>, String), String> {
-        let who = GuestUser::of(wanted, PASSWD, GROUP)?;
-        Ok((who.uid, who.gid, who.groups, who.home.unwrap_or_default()))
+    fn of(user_spec: &str) -> Result<(u32, u32, Vec<u32>, String), String> {
+        let found = GuestUser::of(user_spec, PASSWD, GROUP)?;
+        Ok((found.uid, found.gid, found.groups, found.home.unwrap_or_default()))
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn refuses_unknown_users_and_ids_out_of_range() {
-        for (wanted, why) in [
+        for (user_spec, why) in [
             ("alice", "not in /etc/passwd"),
             ("frr:alice", "group alice is not in /etc/group"),
             ("minus", "not in /etc/passwd"),
@@ -173,7 +173,7 @@ mod tests {
             ("frr:4294967295", "id 4294967295 is not one of 0 to 65535"),
             ("frr:far", "id 65536 is not one of 0 to 65535"),
         ] {
-            assert_eq!(of(wanted), Err(why.to_owned()), "{wanted}");
+            assert_eq!(of(user_spec), Err(why.to_owned()), "{user_spec}");
         }
         let many: String = (1..=GROUPS_MAX + 1).map(|id| format!("g{id}:x:{id}:frr\n")).collect();
         assert!(GuestUser::of("frr", PASSWD, &many).unwrap_err().contains("more than 256 groups"));
@@ -183,13 +183,13 @@ mod tests {
     proptest! {
         #[test]
         fn resolved_users_have_ids_in_range(
-            wanted in "[a-c0-9]{0,3}(:[a-c0-9]{0,11})?",
+            user_spec in "[a-c0-9]{0,3}(:[a-c0-9]{0,11})?",
             passwd in "([a-c0-9]{0,2}:x:-?[0-9]{0,10}:[0-9]{0,10}:[:/\n]{0,4}\n){0,6}",
             group in "([a-c0-9]{0,2}:x:[0-9]{0,10}:[a-c,]{0,6}\n){0,6}",
         ) {
-            if let Ok(who) = GuestUser::of(&wanted, &passwd, &group) {
-                prop_assert!(who.groups.iter().chain([&who.uid, &who.gid]).all(|id| *id < USER_IDS));
-                prop_assert!(who.home.is_some_and(|home| home.starts_with('/')));
+            if let Ok(found) = GuestUser::of(&user_spec, &passwd, &group) {
+                prop_assert!(found.groups.iter().chain([&found.uid, &found.gid]).all(|id| *id < USER_IDS));
+                prop_assert!(found.home.is_some_and(|home| home.starts_with('/')));
             }
         }
     }

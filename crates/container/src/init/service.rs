@@ -21,7 +21,7 @@ pub(super) const ENDS_TOLD: u32 = 2;
 
 /// Explains SIGSYS to the user.
 const FORBIDDEN: &str =
-    "(SIGSYS): a system call that nodes may not make, as those of 32-bit programs";
+    "(SIGSYS): a system call that nodes may not make, such as those of 32-bit programs";
 
 /// Largest part of a command's words in the text about it, bytes.
 const LINE_BYTES: usize = 48;
@@ -60,7 +60,7 @@ enum ServicePhase {
     Running {
         pid: Pid,
         since: Instant,
-        looks: Option<ProbeSchedule>,
+        schedule: Option<ProbeSchedule>,
     },
     Ended {
         well: bool,
@@ -94,8 +94,8 @@ impl Service {
     pub fn releases_dependents(&self) -> bool {
         match &self.phase {
             ServicePhase::Waiting { .. } => false,
-            ServicePhase::Running { looks, .. } => {
-                !self.killed && !self.command.once && looks.is_none()
+            ServicePhase::Running { schedule, .. } => {
+                !self.killed && !self.command.once && schedule.is_none()
             }
             ServicePhase::Ended { well } => *well || !self.command.once,
         }
@@ -122,15 +122,15 @@ impl Service {
             self.ending = words(&self.ending, &output.last.summary());
             output.last = Default::default();
         }
-        let begun = ResolvedRunAs::of(&self.command.run_as, self.keeps_home).and_then(|stand| {
-            Ok((spawn(&self.command.argv, self.output.as_ref(), &stand)?, stand))
+        let begun = ResolvedRunAs::of(&self.command.run_as, self.keeps_home).and_then(|run_as| {
+            Ok((spawn(&self.command.argv, self.output.as_ref(), &run_as)?, run_as))
         });
         match begun {
-            Ok((pid, stand)) => {
+            Ok((pid, run_as)) => {
                 eprintln!("{SAYS}{} started, process {pid}", self.name());
-                let looks =
-                    self.command.ready.as_ref().map(|check| ProbeSchedule::new(check, stand, now));
-                self.phase = ServicePhase::Running { pid, since: now, looks };
+                let schedule =
+                    self.command.ready.as_ref().map(|check| ProbeSchedule::new(check, run_as, now));
+                self.phase = ServicePhase::Running { pid, since: now, schedule };
                 Ok(())
             }
             Err(error) => {
@@ -145,11 +145,11 @@ impl Service {
 
     /// Probes for readiness, and forgets earlier ends after a good run.
     pub fn poll(&mut self, now: Instant) {
-        let ServicePhase::Running { since, looks, .. } = &mut self.phase else { return };
-        if let (Some(check), Some(under_way)) = (&self.command.ready, &mut *looks)
+        let ServicePhase::Running { since, schedule, .. } = &mut self.phase else { return };
+        if let (Some(check), Some(under_way)) = (&self.command.ready, &mut *schedule)
             && under_way.poll(check, now)
         {
-            *looks = None;
+            *schedule = None;
         }
         if now >= *since + GOOD_RUN {
             self.ends = 0;
@@ -161,9 +161,9 @@ impl Service {
     pub fn next_deadline(&self, free: bool) -> Option<Instant> {
         match &self.phase {
             ServicePhase::Waiting { until } => free.then_some(*until),
-            ServicePhase::Running { since, looks, .. } => {
+            ServicePhase::Running { since, schedule, .. } => {
                 let good = (self.ends > 0).then(|| *since + GOOD_RUN);
-                let next = looks.as_ref().map(ProbeSchedule::next_deadline);
+                let next = schedule.as_ref().map(ProbeSchedule::next_deadline);
                 [good, next].into_iter().flatten().min()
             }
             ServicePhase::Ended { .. } => None,
@@ -173,7 +173,7 @@ impl Service {
     /// Returns the probing in progress.
     pub fn probe_schedule(&mut self) -> Option<&mut ProbeSchedule> {
         match &mut self.phase {
-            ServicePhase::Running { looks, .. } => looks.as_mut(),
+            ServicePhase::Running { schedule, .. } => schedule.as_mut(),
             _ => None,
         }
     }
@@ -181,7 +181,7 @@ impl Service {
     /// Returns the descriptors that its probes wait for.
     pub fn fds(&self) -> Vec<PollFd<'_>> {
         match &self.phase {
-            ServicePhase::Running { looks: Some(looks), .. } => looks.fds(),
+            ServicePhase::Running { schedule: Some(schedule), .. } => schedule.fds(),
             _ => Vec::new(),
         }
     }
@@ -189,16 +189,16 @@ impl Service {
     /// Handles the end of a process. Returns the command's exit code if it was the command's
     /// process.
     pub fn ended(&mut self, ended: Pid, status: ExitStatus, now: Instant) -> Option<u8> {
-        let ServicePhase::Running { pid, since, looks } = &mut self.phase else { return None };
+        let ServicePhase::Running { pid, since, schedule } = &mut self.phase else { return None };
         if *pid != ended {
-            if let (Some(check), Some(under_way)) = (&self.command.ready, &mut *looks)
+            if let (Some(check), Some(under_way)) = (&self.command.ready, &mut *schedule)
                 && under_way.ended(check, ended, status, now)
             {
-                *looks = None;
+                *schedule = None;
             }
             return None;
         }
-        looks.iter().for_each(ProbeSchedule::end);
+        schedule.iter().for_each(ProbeSchedule::end);
         if now >= *since + GOOD_RUN {
             self.pause = PAUSE_MIN;
             self.ends = 0;
@@ -280,16 +280,16 @@ impl Service {
             ServicePhase::Ended { well: false } => {
                 (GuestCommandState::Failed, true, Some(self.end()))
             }
-            ServicePhase::Running { since, looks: Some(looks), .. } => {
+            ServicePhase::Running { since, schedule: Some(schedule), .. } => {
                 let within = self.command.ready.as_ref().map_or(0, |check| check.within_ms);
-                let late = now >= *since + Duration::from_millis(within);
+                let overdue = now >= *since + Duration::from_millis(within);
                 let text = match keeps_ending {
                     true => self.ending.clone(),
-                    false => words("not ready", &looks.failure),
+                    false => words("not ready", &schedule.failure),
                 };
-                (GuestCommandState::Starting, keeps_ending || late, Some(text))
+                (GuestCommandState::Starting, keeps_ending || overdue, Some(text))
             }
-            ServicePhase::Running { looks: None, .. } => {
+            ServicePhase::Running { schedule: None, .. } => {
                 let ready = self.command.ready.is_some();
                 let state =
                     if ready { GuestCommandState::Ready } else { GuestCommandState::Running };
@@ -308,8 +308,8 @@ impl Service {
     /// Describes how it last ended, and why if it wrote so. A command with `once` is one of many
     /// and only known by number, so its words are added.
     fn end(&self) -> String {
-        let said = self.output.as_ref().map(|output| output.last.summary()).unwrap_or_default();
-        let text = words(&self.ending, &said);
+        let last = self.output.as_ref().map(|output| output.last.summary()).unwrap_or_default();
+        let text = words(&self.ending, &last);
         if !self.command.once {
             return text;
         }
@@ -325,10 +325,10 @@ impl Service {
     }
 }
 
-fn words(what: &str, said: &str) -> String {
-    match said.is_empty() || what.is_empty() {
-        true => what.to_owned(),
-        false => sanitize(&format!("{what}: {said}"), WORDS_BYTES_MAX),
+fn words(status: &str, detail: &str) -> String {
+    match detail.is_empty() || status.is_empty() {
+        true => status.to_owned(),
+        false => sanitize(&format!("{status}: {detail}"), WORDS_BYTES_MAX),
     }
 }
 

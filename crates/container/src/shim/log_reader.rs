@@ -109,16 +109,10 @@ impl StatusRecorder {
     /// Begins with commands that are not started. `kills` returns the number of the guest's
     /// processes that the kernel has killed for lack of memory.
     pub fn new(dir: &Path, commands: usize, kills: impl Fn() -> u64 + 'static) -> Result<Self> {
-        let board = CommandStatuses::new(commands);
-        RecordStore(dir).set_commands(board.commands())?;
-        let shortage = Shortage::new(board.commands(), Box::new(kills));
-        Ok(Self {
-            dir: dir.to_owned(),
-            statuses: board,
-            shortage,
-            at: Instant::now(),
-            changed: false,
-        })
+        let statuses = CommandStatuses::new(commands);
+        RecordStore(dir).set_commands(statuses.commands())?;
+        let shortage = Shortage::new(statuses.commands(), Box::new(kills));
+        Ok(Self { dir: dir.to_owned(), statuses, shortage, at: Instant::now(), changed: false })
     }
 
     /// Writes changes. If it is too early, returns the time to wait.
@@ -169,9 +163,9 @@ impl Shortage {
     }
 
     /// Notes commands that have ended since the last call.
-    fn note_ended(&mut self, told: &[GuestCommandStatus]) {
+    fn note_ended(&mut self, statuses: &[GuestCommandStatus]) {
         let mut kills = None;
-        for ((words, is_short), status) in self.commands.iter_mut().zip(told) {
+        for ((words, is_short), status) in self.commands.iter_mut().zip(statuses) {
             if *words == status.words {
                 continue;
             }
@@ -183,9 +177,9 @@ impl Shortage {
     }
 
     /// Returns the commands' status, with the lack of memory added.
-    fn annotate(&self, told: &[GuestCommandStatus]) -> Vec<GuestCommandStatus> {
-        let mut told = told.to_vec();
-        for (status, (_, is_short)) in told.iter_mut().zip(&self.commands) {
+    fn annotate(&self, statuses: &[GuestCommandStatus]) -> Vec<GuestCommandStatus> {
+        let mut statuses = statuses.to_vec();
+        for (status, (_, is_short)) in statuses.iter_mut().zip(&self.commands) {
             if let Some(end) =
                 KILLED.iter().find(|end| *is_short && status.words.starts_with(**end))
             {
@@ -193,7 +187,7 @@ impl Shortage {
                 status.words = sanitize(&words, WORDS_BYTES_MAX);
             }
         }
-        told
+        statuses
     }
 }
 
@@ -213,30 +207,30 @@ mod tests {
     fn memory_kill_is_attributed_to_its_command() {
         let kills = Rc::new(Cell::new(0));
         let counted = Rc::clone(&kills);
-        let said = |words: [&str; 2]| {
+        let statuses = |words: [&str; 2]| {
             words.map(|words| GuestCommandStatus {
                 words: words.into(),
                 ..GuestCommandStatus::default()
             })
         };
-        let mut shortage = Shortage::new(&said(["", ""]), Box::new(move || counted.get()));
-        let mut told = |words: [&str; 2]| {
-            shortage.note_ended(&said(words));
+        let mut shortage = Shortage::new(&statuses(["", ""]), Box::new(move || counted.get()));
+        let mut annotated = |words: [&str; 2]| {
+            shortage.note_ended(&statuses(words));
             shortage
-                .annotate(&said(words))
+                .annotate(&statuses(words))
                 .into_iter()
                 .map(|status| status.words)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(told(["ended by signal 9: by hand", ""])[0], "ended by signal 9: by hand");
+        assert_eq!(annotated(["ended by signal 9: by hand", ""])[0], "ended by signal 9: by hand");
         kills.set(1);
         let short = "ended by signal 9, out of memory (resources.memory): bytes";
         let killed = ["ended with code 1", "ended by signal 9: bytes"];
-        assert_eq!(told(killed), ["ended with code 1", short]);
+        assert_eq!(annotated(killed), ["ended with code 1", short]);
         let long = format!("ended by signal 9: {}", "x".repeat(WORDS_BYTES_MAX));
-        assert_eq!(told([&long, killed[1]]), [long.clone(), short.to_owned()], "counted once");
+        assert_eq!(annotated([&long, killed[1]]), [long.clone(), short.to_owned()], "counted once");
         kills.set(2);
-        let told = told(["", "ended with code 137"]);
-        assert_eq!(told[1], "ended with code 137, out of memory (resources.memory)");
+        let annotated = annotated(["", "ended with code 137"]);
+        assert_eq!(annotated[1], "ended with code 137, out of memory (resources.memory)");
     }
 }

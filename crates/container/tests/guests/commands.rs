@@ -15,9 +15,9 @@ fn shell(script: &str, restart: CommandRestart) -> GuestCommand {
     command(&["sh", "-c", script], restart)
 }
 
-/// Returns a daemon that is ready once `what` succeeds.
-fn ready(script: &str, what: Probe) -> GuestCommand {
-    let check = CommandProbe { what, interval_ms: 20, timeout_ms: 5000, within_ms: 60_000 };
+/// Returns a daemon that is ready once `probe` succeeds.
+fn ready(script: &str, probe: Probe) -> GuestCommand {
+    let check = CommandProbe { what: probe, interval_ms: 20, timeout_ms: 5000, within_ms: 60_000 };
     GuestCommand { ready: Some(check), ..shell(script, CommandRestart::Always) }
 }
 
@@ -31,12 +31,12 @@ fn run(fixture: &Fixture, commands: Vec<GuestCommand>) -> GuestSpec {
     spec
 }
 
-fn told(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandStatus> {
+fn statuses(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandStatus> {
     fixture.runtime.commands(&spec.dir).unwrap().expect("what was told")
 }
 
 fn states(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandState> {
-    told(fixture, spec).into_iter().map(|status| status.state).collect()
+    statuses(fixture, spec).into_iter().map(|status| status.state).collect()
 }
 
 #[test]
@@ -76,7 +76,9 @@ import time; time.sleep(1000)";
     });
     assert_eq!(fixture.exec(&spec, "cat /run/4").1, "3\n2\n");
     assert!(log(&spec.dir).contains(" four\n"), "what commands write is logged");
-    assert!(told(&fixture, &spec).iter().all(|status| !status.troubled && status.restarts == 0));
+    assert!(
+        statuses(&fixture, &spec).iter().all(|status| !status.troubled && status.restarts == 0)
+    );
 }
 
 #[test]
@@ -98,20 +100,24 @@ fn allowed_failure_does_not_block_later_commands() {
     );
     eventually("all are done", || states(&fixture, &spec) == [GuestCommandState::Done; 3]);
     assert_eq!(fixture.exec(&spec, "cat /run/here").1, "here\n");
-    let told = told(&fixture, &spec);
-    let exits: Vec<_> = told.iter().map(|status| status.exit).collect();
+    let statuses = statuses(&fixture, &spec);
+    let exits: Vec<_> = statuses.iter().map(|status| status.exit).collect();
     assert_eq!(exits, [Some(3), Some(127), Some(0)]);
-    assert!(told.iter().all(|status| !status.troubled));
-    assert_eq!(told[0].words, "ended with code 3 (sh -c exit 3)");
-    assert!(told[1].words.starts_with("can't be started: No such file"), "{}", told[1].words);
-    assert_eq!(told[2].words, "");
+    assert!(statuses.iter().all(|status| !status.troubled));
+    assert_eq!(statuses[0].words, "ended with code 3 (sh -c exit 3)");
+    assert!(
+        statuses[1].words.starts_with("can't be started: No such file"),
+        "{}",
+        statuses[1].words
+    );
+    assert_eq!(statuses[2].words, "");
 }
 
 #[test]
 fn failed_command_is_reported_with_last_line() {
     use GuestCommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
     let fixture = Fixture::new();
-    let late = GuestCommand {
+    let never_ready = GuestCommand {
         ready: Some(CommandProbe {
             what: Probe::File(PathBuf::from("/run/none")),
             interval_ms: 10,
@@ -127,7 +133,7 @@ fn failed_command_is_reported_with_last_line() {
             command(&["/no/such"], CommandRestart::Always),
             once("echo 'RTNETLINK answers: no'; exit 2", &[]),
             once("true", &[2]),
-            late,
+            never_ready,
             GuestCommand {
                 once: true,
                 ..shell("mkdir /run/tried || exit 0; exit 1", CommandRestart::OnFailure)
@@ -136,11 +142,11 @@ fn failed_command_is_reported_with_last_line() {
             ready("exec sleep 1000", Probe::File(PathBuf::from("/run"))),
         ],
     );
-    let words = |index: usize| told(&fixture, &spec)[index].words.clone();
-    eventually("it keeps ending", || told(&fixture, &spec)[0].restarts >= 2);
+    let words = |index: usize| statuses(&fixture, &spec)[index].words.clone();
+    eventually("it keeps ending", || statuses(&fixture, &spec)[0].restarts >= 2);
     eventually("all have come to what they come to", || {
-        let told = told(&fixture, &spec);
-        let trouble: Vec<_> = told.iter().map(|status| status.troubled).collect();
+        let statuses = statuses(&fixture, &spec);
+        let trouble: Vec<_> = statuses.iter().map(|status| status.troubled).collect();
         let states = states(&fixture, &spec);
         trouble == [true, true, true, false, true, false, false, false]
             && states[2..5] == [Failed, Waiting, Starting]
@@ -148,13 +154,13 @@ fn failed_command_is_reported_with_last_line() {
     });
     assert_eq!(words(0), "ended with code 3: bad line 7");
     assert!(words(1).starts_with("can't be started: No such file"), "{}", words(1));
-    assert_eq!(told(&fixture, &spec)[1].state, Restarting);
+    assert_eq!(statuses(&fixture, &spec)[1].state, Restarting);
     let script = "(sh -c echo 'RTNETLINK answers: no'; exit 2)";
     assert_eq!(words(2), format!("ended with code 2: RTNETLINK answers: no {script}"));
     assert_eq!(words(4), "not ready: /run/none: No such file or directory (os error 2)");
-    let told = told(&fixture, &spec);
-    assert_eq!(told[0].exit, Some(3));
-    assert_eq!((told[5].restarts, told[5].exit), (1, Some(0)));
+    let statuses = statuses(&fixture, &spec);
+    assert_eq!(statuses[0].exit, Some(3));
+    assert_eq!((statuses[5].restarts, statuses[5].exit), (1, Some(0)));
 }
 
 #[test]
@@ -234,11 +240,11 @@ fn lying_guest_affects_only_its_own_status() {
         "\n".to_owned(),
     ];
     pipe.write_all(lies.concat().as_bytes()).unwrap();
-    eventually("its lies are kept", || told(&fixture, &spec)[1].words == "lies");
-    let told_now = told(&fixture, &spec);
-    assert_eq!(told_now.len(), 2, "{told_now:?}");
-    assert!(told_now[0].words.starts_with("[2Jxx"), "{told_now:?}");
-    assert!(told_now[0].words.len() <= WORDS_BYTES_MAX, "{told_now:?}");
+    eventually("its lies are kept", || statuses(&fixture, &spec)[1].words == "lies");
+    let statuses_now = statuses(&fixture, &spec);
+    assert_eq!(statuses_now.len(), 2, "{statuses_now:?}");
+    assert!(statuses_now[0].words.starts_with("[2Jxx"), "{statuses_now:?}");
+    assert!(statuses_now[0].words.len() <= WORDS_BYTES_MAX, "{statuses_now:?}");
     // A flooding writer is slowed down, and the file stays small.
     let flood = std::thread::spawn(move || {
         let noise = [0xff_u8; 4096];
@@ -252,7 +258,7 @@ fn lying_guest_affects_only_its_own_status() {
         }
         0
     });
-    eventually("the flood is heard", || told(&fixture, &spec)[1].restarts >= 1);
+    eventually("the flood is heard", || statuses(&fixture, &spec)[1].restarts >= 1);
     let file = fs::metadata(spec.dir.join("commands")).unwrap();
     assert!(file.len() < 1 << 10, "{file:?}");
     fixture.runtime.delete(&spec.dir).unwrap();

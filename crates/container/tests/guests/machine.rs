@@ -9,16 +9,16 @@ const MACHINES: [Profile; 2] = [Profile::Control, Profile::Host];
 
 /// Returns false and prints a message if the machine lacks a program.
 fn has(program: &str) -> bool {
-    let there = Path::new(program).exists();
-    if !there {
+    let exists = Path::new(program).exists();
+    if !exists {
         eprintln!("not tested: {program} is not on this machine; see scripts/install-deps");
     }
-    there
+    exists
 }
 
 fn words(fixture: &Fixture, spec: &GuestSpec, index: usize) -> String {
-    let told: Vec<GuestCommandStatus> = fixture.runtime.commands(&spec.dir).unwrap().unwrap();
-    told[index].words.clone()
+    let statuses: Vec<GuestCommandStatus> = fixture.runtime.commands(&spec.dir).unwrap().unwrap();
+    statuses[index].words.clone()
 }
 
 #[test]
@@ -27,20 +27,20 @@ fn guest_etc_is_complete_without_machine_secrets() {
     for profile in MACHINES {
         let spec = fixture.spec(profile, &[&["sleep", "1000"]]);
         fixture.run(&spec);
-        let said = |script: &str| fixture.exec(&spec, script).1;
+        let output = |script: &str| fixture.exec(&spec, script).1;
         for path in
             ["/etc/fstab", "/etc/skel", "/etc/profile.d", "/var/log/lastlog", "/var/log/wtmp"]
         {
-            assert_eq!(said(&format!("ls -d {path}")), format!("{path}\n"), "{profile:?}");
+            assert_eq!(output(&format!("ls -d {path}")), format!("{path}\n"), "{profile:?}");
         }
         assert_eq!(
-            said("stat -c '%a %U %G' /etc/shadow /etc/gshadow"),
+            output("stat -c '%a %U %G' /etc/shadow /etc/gshadow"),
             "640 root shadow\n".repeat(2)
         );
-        assert_eq!(said("stat -c '%a %U %G' /var/log/lastlog"), "664 root utmp\n");
+        assert_eq!(output("stat -c '%a %U %G' /var/log/lastlog"), "664 root utmp\n");
         // Empty directories of the machine's packages, with their owners.
         let state = "cd /var; find lib cache log spool -mindepth 1 -maxdepth 1 -type d | sort";
-        let inside = said(state);
+        let inside = output(state);
         let machine = fs::read_dir("/var/lib").unwrap().flatten();
         let dirs = machine.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         for name in dirs.map(|entry| entry.file_name().into_string().unwrap()) {
@@ -51,18 +51,18 @@ fn guest_etc_is_complete_without_machine_secrets() {
         let of_machine =
             std::process::Command::new("stat").args(["-c", "%a %u %g", "/var/lib/misc"]).output();
         let of_machine = String::from_utf8(of_machine.unwrap().stdout).unwrap();
-        assert_eq!(mode(said("stat -c '%a %u %g' /var/lib/misc")), mode(of_machine));
-        assert_eq!(said("find /var -type f | sort"), "/var/log/lastlog\n/var/log/wtmp\n");
+        assert_eq!(mode(output("stat -c '%a %u %g' /var/lib/misc")), mode(of_machine));
+        assert_eq!(output("find /var -type f | sort"), "/var/log/lastlog\n/var/log/wtmp\n");
         // Nothing that belongs only to the machine.
         assert_eq!(
-            said("ls -A /etc/ssh | sort"),
+            output("ls -A /etc/ssh | sort"),
             if has("/usr/sbin/sshd") { "sshd_config\n" } else { "" }
         );
         assert_eq!(
-            said("ls -d /etc/ssl/private /etc/sudoers /etc/dhcp/dhcpd.conf 2>/dev/null"),
+            output("ls -d /etc/ssl/private /etc/sudoers /etc/dhcp/dhcpd.conf 2>/dev/null"),
             ""
         );
-        assert_eq!(said("grep -rls 'PRIVATE KEY' /etc"), "", "{profile:?}");
+        assert_eq!(output("grep -rls 'PRIVATE KEY' /etc"), "", "{profile:?}");
         fixture.runtime.delete(&spec.dir).unwrap();
     }
 }
@@ -232,7 +232,7 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code))
     eventually("all have ended", || (0..3).all(|index| !words(&fixture, &spec, index).is_empty()));
     assert_eq!(
         words(&fixture, &spec, 0),
-        "ended by signal 31 (SIGSYS): a system call that nodes may not make, as those of 32-bit programs"
+        "ended by signal 31 (SIGSYS): a system call that nodes may not make, such as those of 32-bit programs"
     );
     assert_eq!(words(&fixture, &spec, 1), "ended by signal 9, out of memory (resources.memory)");
     assert!(words(&fixture, &spec, 2).starts_with("ended by signal 9"));
@@ -259,7 +259,7 @@ for _ in range(400): threading.Thread(target=time.sleep, args=(600,)).start()";
 #[test]
 fn forwarding_guest_reports_why_it_ended() {
     let fixture = Fixture::new();
-    for (command, said) in [
+    for (command, expected) in [
         (&["sh", "-c", "echo begins; echo boom >&2; exit 3"][..], "boom"),
         (&["/no/such"], "/no/such can't be started: No such file or directory (os error 2)"),
     ] {
@@ -267,7 +267,7 @@ fn forwarding_guest_reports_why_it_ended() {
         fixture.run(&spec);
         let state = || fixture.runtime.state(&spec.dir).unwrap();
         eventually("it has ended", || matches!(state(), ProcessState::Exited(_)));
-        assert_eq!(fixture.runtime.last_words(&spec.dir).as_deref(), Some(said));
+        assert_eq!(fixture.runtime.last_words(&spec.dir).as_deref(), Some(expected));
         fixture.runtime.delete(&spec.dir).unwrap();
     }
 }
@@ -278,7 +278,10 @@ fn too_little_memory_to_start_is_reported() {
     let mut spec = fixture.spec(Profile::Host, &[&["sleep", "1000"]]);
     spec.limits.memory_bytes = Some(1 << 20);
     let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
-    assert!(error.contains("its memory was full before it had started; give it 16 MiB"), "{error}");
+    assert!(
+        error.contains("it ran out of memory while starting (resources.memory: 16 MiB"),
+        "{error}"
+    );
     assert!(!spec.dir.exists() && !fixture.runtime.cgroups().exists("red"));
     // This is enough, every time.
     spec.limits.memory_bytes = Some(16 << 20);

@@ -36,10 +36,11 @@ fn shell(script: &str, user: &str, workdir: &str) -> GuestCommand {
 
 /// Checks that the printed process has no capability.
 #[track_caller]
-fn has_none(said: &str) {
+fn has_none(output: &str) {
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
-        let line = said.lines().find(|line| line.contains(set)).unwrap_or_else(|| panic!("{said}"));
-        assert!(line.trim_end().ends_with("0000000000000000"), "{said}");
+        let line =
+            output.lines().find(|line| line.contains(set)).unwrap_or_else(|| panic!("{output}"));
+        assert!(line.trim_end().ends_with("0000000000000000"), "{output}");
     }
 }
 
@@ -78,7 +79,7 @@ fn command_runs_as_its_user_without_capabilities() {
         ..fixture.spec(Profile::Control, &[])
     };
     fixture.run(&spec);
-    let said = |name: &str| fixture.exec(&spec, &format!("cat /tmp/{name}")).1;
+    let output = |name: &str| fixture.exec(&spec, &format!("cat /tmp/{name}")).1;
     for (name, words) in [
         ("named", "1000:1001:1001,10,1010 in /srv of /home/alice\n"),
         ("check", "1000:1001:1001,10,1010 in /srv of /home/alice\n"),
@@ -86,33 +87,33 @@ fn command_runs_as_its_user_without_capabilities() {
         ("number", "1005:0:0 in /srv of /\n"),
         ("later", "1100:1100:1100 in /srv of /tmp\n"),
     ] {
-        eventually(name, || said(name).matches('\n').count() == 6);
-        assert!(said(name).starts_with(words), "{}", said(name));
-        has_none(&said(name));
+        eventually(name, || output(name).matches('\n').count() == 6);
+        assert!(output(name).starts_with(words), "{}", output(name));
+        has_none(&output(name));
     }
-    eventually("root's", || said("root").starts_with("0:0:0 in /srv of /root\n"));
+    eventually("root's", || output("root").starts_with("0:0:0 in /srv of /root\n"));
     eventually("all open their output by its name", || {
         log(&spec.dir).matches(" by name\n").count() == 5
     });
 
     // The same for commands that run later.
     let words = ["sh", "-c", SAYS];
-    let (_, said) = fixture.exec_as(&spec, &run_as("alice", "/tmp"), &words);
-    assert!(said.starts_with("1000:1001:1001,10,1010 in /tmp of /home/alice\n"), "{said}");
-    has_none(&said);
-    let (_, said) = fixture.exec_as(&spec, &run_as("root", ""), &words);
-    assert!(said.starts_with("0:0:0 in / of /root\n"), "{said}");
-    let sets = |said: &str| said.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(sets(&said), sets(&fixture.exec(&spec, SAYS).1));
+    let (_, output) = fixture.exec_as(&spec, &run_as("alice", "/tmp"), &words);
+    assert!(output.starts_with("1000:1001:1001,10,1010 in /tmp of /home/alice\n"), "{output}");
+    has_none(&output);
+    let (_, output) = fixture.exec_as(&spec, &run_as("root", ""), &words);
+    assert!(output.starts_with("0:0:0 in / of /root\n"), "{output}");
+    let sets = |output: &str| output.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(sets(&output), sets(&fixture.exec(&spec, SAYS).1));
     let tries = "mount -t tmpfs none /mnt; ip link add x type dummy; kill -0 1; id -u";
-    let (_, said) = fixture.exec_as(&spec, &run_as("alice", ""), &["sh", "-c", tries]);
-    assert!(said.contains("mount: ") && said.contains("RTNETLINK answers: "), "{said}");
-    assert!(said.contains("kill: ") && said.starts_with("1000\n"), "{said}");
+    let (_, output) = fixture.exec_as(&spec, &run_as("alice", ""), &["sh", "-c", tries]);
+    assert!(output.contains("mount: ") && output.contains("RTNETLINK answers: "), "{output}");
+    assert!(output.contains("kill: ") && output.starts_with("1000\n"), "{output}");
     // No descriptor of the starting process leads out of the guest.
     for fd in 3..10 {
         let at = format!("/proc/self/fd/{fd}");
-        let (good, said) = fixture.exec_as(&spec, &run_as("", &at), &["pwd"]);
-        assert!(!good && said.contains(&format!("workdir {at}: no")), "{said}");
+        let (good, output) = fixture.exec_as(&spec, &run_as("", &at), &["pwd"]);
+        assert!(!good && output.contains(&format!("workdir {at}: no")), "{output}");
     }
     fixture.runtime.delete(&spec.dir).unwrap();
 
@@ -122,8 +123,8 @@ fn command_runs_as_its_user_without_capabilities() {
         ..fixture.spec(Profile::Host, &[&["sleep", "1000"]])
     };
     fixture.run(&spec);
-    let (_, said) = fixture.exec_as(&spec, &run_as("alice", ""), &["sh", "-c", "echo $HOME"]);
-    assert_eq!(said, "/its/own\n");
+    let (_, output) = fixture.exec_as(&spec, &run_as("alice", ""), &["sh", "-c", "echo $HOME"]);
+    assert_eq!(output, "/its/own\n");
 }
 
 #[test]
@@ -147,10 +148,10 @@ fn missing_user_or_directory_is_reported() {
         ..fixture.spec(Profile::Host, &[])
     };
     fixture.run(&spec);
-    let told = || fixture.runtime.commands(&spec.dir).unwrap().expect("what was told");
-    eventually("all are told", || told()[..6].iter().all(|status| status.troubled));
-    let told = told();
-    for (status, why) in told.iter().zip([
+    let statuses = || fixture.runtime.commands(&spec.dir).unwrap().expect("what was told");
+    eventually("all are told", || statuses()[..6].iter().all(|status| status.troubled));
+    let statuses = statuses();
+    for (status, why) in statuses.iter().zip([
         "can't be started: user nosuch: not in /etc/passwd",
         "can't be started: user alice:nosuch: group nosuch is not in /etc/group",
         "can't be started: workdir /x: no such directory",
@@ -161,7 +162,7 @@ fn missing_user_or_directory_is_reported() {
         assert_eq!(status.words, why);
     }
     assert_eq!(
-        (told[5].state, told[6].state),
+        (statuses[5].state, statuses[6].state),
         (GuestCommandState::Failed, GuestCommandState::Waiting)
     );
     for (run_as, argv, why) in [
@@ -170,9 +171,9 @@ fn missing_user_or_directory_is_reported() {
         (run_as("alice", ""), ["nosuch"], "nosuch: no such program\n"),
         (run_as("alice", ""), ["/etc/passwd"], "/etc/passwd: permission denied\n"),
     ] {
-        let (good, said) = fixture.exec_as(&spec, &run_as, &argv);
-        assert!(!good, "{said}");
-        assert_eq!(said, format!("exec failed: unable to start container process: {why}"));
+        let (good, output) = fixture.exec_as(&spec, &run_as, &argv);
+        assert!(!good, "{output}");
+        assert_eq!(output, format!("exec failed: unable to start container process: {why}"));
     }
 }
 
@@ -200,13 +201,13 @@ fn hostile_account_files_are_harmless() {
     let process = fixture.run(&spec);
     // With a pipe that nobody writes to, process 1 reports that there is no such user, and tries
     // again.
-    let told = || fixture.runtime.commands(&spec.dir).unwrap().expect("what was told");
+    let statuses = || fixture.runtime.commands(&spec.dir).unwrap().expect("what was told");
     eventually("it is told, and tried again", || {
-        let status = told()[1].clone();
+        let status = statuses()[1].clone();
         status.words.ends_with("user alice: not in /etc/passwd") && status.restarts > 1
     });
     std::fs::remove_file(format!("/proc/{}/root/etc/passwd", process.pid)).unwrap();
-    for (what, script) in [
+    for (case, script) in [
         ("nothing", "true".to_owned()),
         ("a device without end", "ln -s /dev/zero /etc/passwd".to_owned()),
         ("a huge file", "truncate -s 4G /etc/passwd".to_owned()),
@@ -224,13 +225,13 @@ fn hostile_account_files_are_harmless() {
         ),
     ] {
         let (_, made) = fixture.exec(&spec, &format!("rm -rf /etc/passwd; {script}"));
-        let (good, said) = fixture.exec_as(&spec, &run_as("alice", ""), &["id"]);
+        let (good, output) = fixture.exec_as(&spec, &run_as("alice", ""), &["id"]);
         // The OCI runtime may report before that it can't read the accounts.
         assert!(
-            !good && said.contains("unable to start container process"),
-            "{what}: {made}{said}"
+            !good && output.contains("unable to start container process"),
+            "{case}: {made}{output}"
         );
-        assert!(!said.contains("uid="), "{what}: {said}");
+        assert!(!output.contains("uid="), "{case}: {output}");
         // Removed from outside: with a directory there, the OCI runtime starts no command.
         let passwd = format!("/proc/{}/root/etc/passwd", process.pid);
         let _ = std::fs::remove_file(&passwd).or_else(|_| std::fs::remove_dir(&passwd));
@@ -238,7 +239,7 @@ fn hostile_account_files_are_harmless() {
     // Repaired accounts apply again, also for process 1.
     fixture.exec(&spec, "rm -rf /etc/passwd; echo alice:x:7:8::/: > /etc/passwd");
     assert_eq!(fixture.exec_as(&spec, &run_as("alice", ""), &["id", "-u"]).1, "7\n");
-    eventually("it is started", || told()[1].state == GuestCommandState::Running);
+    eventually("it is started", || statuses()[1].state == GuestCommandState::Running);
 }
 
 #[test]
@@ -251,11 +252,11 @@ fn forwarding_guest_has_a_single_user() {
         assert!(refused.contains("one user"), "{refused}");
         spec.commands[0].run_as = RunAs::default();
         fixture.run(&spec);
-        for wanted in [run_as("root", ""), run_as("", "/tmp")] {
+        for denied in [run_as("root", ""), run_as("", "/tmp")] {
             let asked = fixture.runtime.exec_command(
                 &spec.dir,
                 &["id".into()],
-                &wanted,
+                &denied,
                 false,
                 &Default::default(),
             );

@@ -110,7 +110,7 @@ fn volume_content_persists() {
     let mut forwarding = fixture.spec(Profile::Forwarding { tap: false }, &[&["true"]]);
     forwarding.volumes = vec![volume("state", "/srv/state", 16)];
     let error = fixture.runtime.create(&forwarding, &[]).unwrap_err().to_string();
-    assert!(error.contains("none of a forwarding guest"), "{error}");
+    assert!(error.contains("a forwarding guest has none"), "{error}");
     for name in ["../x", "a/b", ".", ""] {
         spec.volumes = vec![volume(name, "/srv/state", 16)];
         fixture.runtime.delete(&spec.dir).unwrap();
@@ -131,13 +131,13 @@ fn full_volume_affects_only_its_guest() {
     let taken = || fs::metadata(&path).unwrap().blocks() * 512;
     let before = taken();
     assert!(before >= 16 * MIB, "{before}");
-    let (well, said) = fixture.exec(&spec, "dd if=/dev/zero of=/srv/a/x bs=64k");
-    assert!(!well && said.contains("No space left on device"), "{said}");
+    let (well, output) = fixture.exec(&spec, "dd if=/dev/zero of=/srv/a/x bs=64k");
+    assert!(!well && output.contains("No space left on device"), "{output}");
     run(&fixture, &spec, "rm /srv/a/x; sync /srv/a");
     let script = "cd /srv/a; n=0; while true 2>/dev/null > f$n; do n=$((n+1)); done; echo $n";
     let made: u64 = run(&fixture, &spec, script).trim().parse().unwrap();
-    let (_, said) = fixture.exec(&spec, "touch /srv/a/more");
-    assert!(said.contains("No space left on device"), "{said}");
+    let (_, output) = fixture.exec(&spec, "touch /srv/a/more");
+    assert!(output.contains("No space left on device"), "{output}");
     assert!(made <= 16 * MIB / 8192, "{made} files");
     run(&fixture, &spec, "echo well > /srv/b/x && cat /srv/b/x && sync /srv/a");
     let after = taken();
@@ -224,7 +224,7 @@ fn full_disk_refuses_a_new_volume() {
     fixture.runtime.delete(&spec.dir).unwrap();
     let error = fixture.runtime.create(&spec, &[]).unwrap_err().to_string();
     assert!(
-        error.contains("volume b: ") && error.contains("24 MiB are not there on its disk"),
+        error.contains("volume b: ") && error.contains("24 MiB exceed its disk's free space"),
         "{error}"
     );
     assert_eq!(files(&fixture, &spec), ["a.ext4"]);
@@ -245,14 +245,14 @@ fn volume_still_in_use_keeps_one_file_system() {
     let first = fixture.run(&spec);
     run(&fixture, &spec, "echo first > /srv/a/x");
     // Kept open beyond the guest's end.
-    let held =
+    let open =
         fs::OpenOptions::new().append(true).open(format!("/proc/{}/root/srv/a/x", first.pid));
-    let mut held = held.unwrap();
+    let mut open = open.unwrap();
     again(&fixture, &spec);
     assert_eq!(loops(fixture.dir.path()).len(), 1, "one device");
-    std::io::Write::write_all(&mut held, b"second\n").unwrap();
+    std::io::Write::write_all(&mut open, b"second\n").unwrap();
     assert_eq!(run(&fixture, &spec, "cat /srv/a/x"), "first\nsecond\n");
-    drop(held);
+    drop(open);
     run(&fixture, &spec, "echo third >> /srv/a/x");
     again(&fixture, &spec);
     assert_eq!(run(&fixture, &spec, "cat /srv/a/x"), "first\nsecond\nthird\n");

@@ -51,7 +51,7 @@ fn unpack(kept: &Kept, config: &str, layers: &[Vec<u8>]) -> Result<PathBuf, Stri
     let unpacked =
         image::unpack(&layout, None, &kept.0.images()).map_err(|error| error.to_string());
     let work = kept.1.begin(0).unwrap();
-    bring(&work.inbox(), config.as_bytes(), layers);
+    fill_inbox(&work.inbox(), config.as_bytes(), layers);
     let taken = kept.keep(work);
     match (unpacked, taken) {
         (Ok(root), Ok(_)) => Ok(root),
@@ -90,7 +90,7 @@ fn layer_with_wrong_diff_id_is_refused() {
     let tar = layer(&[text("first", "first"), text("last", "last")]);
     let good = sha256(&tar);
     for (diff_ids, why) in [
-        (vec![sha256(b"other")], "has another digest than sha256:"),
+        (vec![sha256(b"other")], "does not match sha256:"),
         (vec![good.clone(), good.clone()], "it has 2 diff_ids for 1 layers"),
         (vec!["sha512:0".to_owned()], "diff_id sha512:0: only sha256 is known"),
     ] {
@@ -161,10 +161,7 @@ fn link_to_non_directory_is_reported() {
             [text("file", ""), Entry::Symlink("loop", "loop"), Entry::Symlink("l", target)];
         let error = dir.unpack(&[layer(&entries), layer(&[text("l/x", "y")])]).unwrap_err();
         let error = error.to_string();
-        assert!(
-            error.contains("l/x: a part of its path is a file, or a link to nothing"),
-            "{error}"
-        );
+        assert!(error.contains("l/x: a parent is a file, or a link to a missing path"), "{error}");
     }
     let dir = Dir::new();
     let error = dir.unpack(&[layer(&[Entry::Hardlink("h", "none")])]).unwrap_err().to_string();
@@ -177,20 +174,20 @@ fn link_to_non_directory_is_reported() {
 fn directories_behind_links_are_counted_each_time() {
     let kept = Kept::new();
     let deep = "d/".repeat(40);
-    let count = |way: &dyn Fn(&mut Builder<Vec<u8>>, u32)| {
+    let count = |add: &dyn Fn(&mut Builder<Vec<u8>>, u32)| {
         let mut tar = Builder::new(Vec::new());
         for number in 0..20 {
             let mut header = Header::new_gnu();
             header.set_entry_type(EntryType::Directory);
             header.set_size(0);
             tar.append_data(&mut header, format!("{number}"), &[][..]).unwrap();
-            way(&mut tar, number);
+            add(&mut tar, number);
             let mut header = Header::new_gnu();
             header.set_size(0);
             tar.append_data(&mut header, format!("l/{deep}x"), &[][..]).unwrap();
         }
         let work = kept.1.begin(0).unwrap();
-        bring(&work.inbox(), b"{}", &[tar.into_inner().unwrap()]);
+        fill_inbox(&work.inbox(), b"{}", &[tar.into_inner().unwrap()]);
         kept.keep(work)
     };
     let link = |tar: &mut Builder<Vec<u8>>, name: &str, number: u32| {
@@ -289,11 +286,12 @@ fn multi_platform_index_selects_the_plain_build() {
     // The names of the layout itself.
     put_index(&layout, &all[4..]);
     assert!(image::check(&layout, None).is_ok());
-    let look = |reference: Option<&str>| image::check(&layout, reference).unwrap_err().to_string();
-    assert!(look(Some("x")).contains("index.json: 0 images for linux/amd64 with reference x"));
+    let failure =
+        |reference: Option<&str>| image::check(&layout, reference).unwrap_err().to_string();
+    assert!(failure(Some("x")).contains("index.json: 0 images for linux/amd64 with reference x"));
     put_index(&layout, &[all[4].clone(), all[4].clone()]);
-    assert!(look(None).contains("index.json: 2 images for linux/amd64 with reference (any)"));
+    assert!(failure(None).contains("index.json: 2 images for linux/amd64 with reference (any)"));
     put_index(&layout, &all[1..2]);
-    let error = look(None);
+    let error = failure(None);
     assert!(error.contains("the image with reference (any) is not for linux/amd64"), "{error}");
 }

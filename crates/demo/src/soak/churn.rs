@@ -146,9 +146,9 @@ impl PrefixChurn {
     /// Starts changing routes.
     pub fn start(mut self) -> RunningChurn {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 let begin = Instant::now();
                 let changes = self.draw();
                 if let Err(error) = self.make(&changes) {

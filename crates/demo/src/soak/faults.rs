@@ -115,7 +115,7 @@ impl SoakFaultKind {
             Self::Link => "a vlink down for 1 s",
             Self::Scale => "green scaled and scaled back",
             Self::Vnet => "a vnet applied and deleted",
-            Self::Capture => "a capture broken off",
+            Self::Capture => "a capture interrupted",
             Self::Refused => "a spec refused",
         }
     }
@@ -249,7 +249,7 @@ impl SoakFault {
             SoakFaultKind::Refused => {
                 let refused = apply(node, &LAB.replace("power: 0.1", "power: 9"));
                 ensure!(refused.is_err(), "a vnet that asks for 9 cores was not refused");
-                ensure!(node.inspect("lab").is_err(), "a vnet that was refused is there");
+                ensure!(node.inspect("lab").is_err(), "a refused vnet exists");
                 Ok("lab".into())
             }
             SoakFaultKind::Stop => {
@@ -264,8 +264,8 @@ impl SoakFault {
                 let victim = self.victim()?;
                 signal(&victim, Signal::KILL)?;
                 shell::wait(&victim.line, CHANGE_MAX, || {
-                    let there = leaks::processes().iter().any(|one| one.pid == victim.pid);
-                    ensure!(!there, "process {} does not end", victim.pid);
+                    let alive = leaks::processes().iter().any(|one| one.pid == victim.pid);
+                    ensure!(!alive, "process {} does not end", victim.pid);
                     Ok(())
                 })?;
                 if kind == SoakFaultKind::Daemon {

@@ -123,7 +123,8 @@ pub struct ResourceSample {
 impl ResourceSample {
     /// Takes a sample.
     pub fn take(minute: f64) -> Result<Self> {
-        let mut sample = Self { minute, rows: rows()?, resources: things(), ..Self::default() };
+        let mut sample =
+            Self { minute, rows: rows()?, resources: resources_in_use(), ..Self::default() };
         let mut namespaces = BTreeSet::new();
         for process in processes() {
             let place = PathBuf::from(format!("/proc/{}", process.pid));
@@ -155,7 +156,7 @@ pub fn leftovers() -> Vec<String> {
         .iter()
         .map(|process| format!("process {} {}", process.pid, process.line))
         .collect();
-    for (kind, names) in things() {
+    for (kind, names) in resources_in_use() {
         left.extend(names.iter().map(|name| format!("{kind}: {name}")));
     }
     let places = [paths::run(), paths::state(), paths::outside()];
@@ -245,7 +246,7 @@ fn kilobytes(text: &str, name: &str) -> u64 {
     value.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-fn things() -> BTreeMap<&'static str, BTreeSet<String>> {
+fn resources_in_use() -> BTreeMap<&'static str, BTreeSet<String>> {
     let base = paths::base();
     let shown = |paths: Vec<PathBuf>| paths.iter().map(|p| p.display().to_string()).collect();
     let root = Path::new("/sys/fs/cgroup");

@@ -35,18 +35,18 @@ pub enum SoakCheck {
 
 const CHECKS: [(SoakCheck, &str); 10] = [
     (SoakCheck::Whole, "it ran from start to end"),
-    (SoakCheck::Back, "everything came back after every fault"),
+    (SoakCheck::Back, "everything recovered after every fault"),
     (
         SoakCheck::Lost,
-        "nothing lost but by faults that stop forwarding, and by the kernel outside vnets",
+        "losses only by faults that stop forwarding, and by the kernel outside vnets",
     ),
-    (SoakCheck::Paths, "every datagram by an interface that the reference look-up allows"),
-    (SoakCheck::Order, "none twice, and without a fault none reordered"),
+    (SoakCheck::Paths, "every datagram left by an interface that the reference look-up allows"),
+    (SoakCheck::Order, "no datagram twice, and without a fault none reordered"),
     (SoakCheck::Counters, "the counters of every node add up after every cycle"),
     (SoakCheck::Kernel, "without a fault the counters agree with the kernels'"),
     (SoakCheck::Tables, "tables agree: red's after every cycle, green's at the end"),
     (SoakCheck::Tcp, "TCP gets through"),
-    (SoakCheck::Down, "nothing is left once it is taken down"),
+    (SoakCheck::Down, "nothing remains after removal"),
 ];
 
 /// Most differences shown for a check.
@@ -117,7 +117,7 @@ impl Story {
         let mut lines: Vec<_> = CHECKS.iter().map(|(check, what)| (*what, found(*check))).collect();
         match (&self.baseline, &self.end) {
             (Some(baseline), Some(end)) => lines.extend(leaks::compare(baseline, end)),
-            _ => lines.push(("what is held was compared", vec!["it did not come to that".into()])),
+            _ => lines.push(("resources were compared", vec!["the run ended before".into()])),
         }
         lines
     }
@@ -136,14 +136,14 @@ impl Story {
             self.cycles,
             self.seed,
             match self.problems() {
-                0 => "**Nothing is wrong.**".to_owned(),
-                count => format!("**{count} things are wrong.**"),
+                0 => "**No problems found.**".to_owned(),
+                count => format!("**{count} problems found.**"),
             }
         );
         self.verdict_text(&mut text);
         self.faults_text(&mut text);
         self.traffic_text(&mut text);
-        self.held_text(&mut text);
+        self.resources_text(&mut text);
         text
     }
 
@@ -173,7 +173,7 @@ impl Story {
             |---|---|---|---|---|---|---|---|---|---|\n";
         for kind in KINDS {
             let costs = self.faults.get(&kind).map(Vec::as_slice).unwrap_or_default();
-            let told = |value: fn(&FaultCost) -> f64, digits: usize| {
+            let median_and_max = |value: fn(&FaultCost) -> f64, digits: usize| {
                 let mut values: Vec<f64> = costs.iter().map(value).collect();
                 values.sort_unstable_by(f64::total_cmp);
                 let max = values.last().copied();
@@ -187,15 +187,15 @@ impl Story {
                 "| {} | {} | {} | {} | {} | {} |",
                 kind.name(),
                 costs.len(),
-                told(|cost| cost.took_s, 1),
-                told(|cost| cost.lost as f64, 0),
-                told(|cost| cost.outside as f64, 0),
-                told(|cost| cost.gap_ms as f64, 0)
+                median_and_max(|cost| cost.took_s, 1),
+                median_and_max(|cost| cost.lost as f64, 0),
+                median_and_max(|cost| cost.outside as f64, 0),
+                median_and_max(|cost| cost.gap_ms as f64, 0)
             );
         }
-        *text += "\nThe time is that of the whole fault: what is stopped, down or missing for 1 s, \
-            and the wait until\nall processes, links, sessions, routes and pings are there again. \
-            The gap is that at one receiver.\n";
+        *text += "\nThe time covers the whole fault: 1 s of outage, and the wait until all \
+                  processes, links, sessions,\nroutes and pings recovered. The gap is measured at \
+                  one receiver.\n";
     }
 
     fn traffic_text(&self, text: &mut String) {
@@ -206,9 +206,9 @@ impl Story {
              | datagrams | |\n|---|---|\n| sent | {} |\n| arrived | {} |\n\
              | lost in cycles with a fault | {} |\n\
              | lost without a fault, by the kernel outside vnets | {} |\n\
-             | lost, and to be explained by neither | {} |\n\n\
-             {} prefixes came and went: {announced} times announced, {withdrawn} times withdrawn, \
-             {second_max} in a second at most.",
+             | lost for no known reason | {} |\n\n\
+             {} prefixes changed: {announced} announcements, {withdrawn} withdrawals, at most \
+             {second_max} in a second.",
             self.sent,
             self.arrived,
             self.lost_in_faults,
@@ -218,13 +218,13 @@ impl Story {
         );
     }
 
-    fn held_text(&self, text: &mut String) {
+    fn resources_text(&self, text: &mut String) {
         let (Some(baseline), Some(end)) = (&self.baseline, &self.end) else { return };
         let _ = writeln!(
             text,
-            "\n## What the node holds\n\nAt minute {:.1} and at the end. Memory is anonymous, in \
+            "\n## Resources of the node\n\nAt minute {:.1} and at the end. Memory is anonymous, in \
              KiB;\nits slope is that of the line of least squares over {} samples, one after each \
-             cycle. Resident is what\nis shared too.\n\n\
+             cycle. Resident includes\nshared memory.\n\n\
              | program | processes | memory | then | slope, KiB/min | resident | then \
              | descriptors | then | mappings | then |\n\
              |---|---|---|---|---|---|---|---|---|---|---|",
@@ -250,7 +250,7 @@ impl Story {
                 to.maps
             );
         }
-        *text += "\n| held | | then |\n|---|---|---|\n";
+        *text += "\n| resource | | then |\n|---|---|---|\n";
         for (kind, names) in &baseline.resources {
             let then = end.resources.get(kind).map_or(0, |names| names.len());
             let kind = kind.trim_end_matches(" as before");
@@ -299,7 +299,7 @@ mod tests {
         let cost = |lost| FaultCost { took_s: 1.0, lost, outside: 0, gap_ms: 5 };
         story.faults.insert(SoakFaultKind::Mux, vec![cost(1), cost(9), cost(3)]);
         assert_eq!(story.problems(), 0);
-        assert!(story.text().contains("Nothing is wrong") && !story.text().contains("WRONG"));
+        assert!(story.text().contains("No problems found") && !story.text().contains("WRONG"));
         assert!(
             story.text().contains("| kill -9 of the mux | 3 | 1.0 | 1.0 | 3 | 9 | 0 | 0 | 5 | 5 |")
         );

@@ -222,13 +222,13 @@ mod tests {
             prefix: prefix.parse().unwrap(),
             announced,
         };
-        let wanted = [
+        let expected = [
             one(0, 7, "10.0.0.0/8", false),
             one(0, 7, "192.0.2.0/24", true),
             one(3, 70_000, "2001:db8::/32", true),
             one(3, 70_000, "2000::/8", false),
         ];
-        assert_eq!(parse(&file()).unwrap(), wanted);
+        assert_eq!(parse(&file()).unwrap(), expected);
     }
 
     #[test]

@@ -241,7 +241,7 @@ fn while_changing<const W: usize>(
         while !filters.settle(1) {}
     };
     let mut shares = Vec::new();
-    let (mut changes, mut late, mut pauses) = (0, 0, Vec::new());
+    let (mut changes, mut overdue, mut pauses) = (0, 0, Vec::new());
     for _ in 0..ROUNDS {
         let without = rate(filters, keys);
         let (start, mut count, mut done) = (Instant::now(), 0, 0);
@@ -264,7 +264,7 @@ fn while_changing<const W: usize>(
         }
         let elapsed = start.elapsed().as_secs_f64();
         changes += done;
-        late += (elapsed * CHANGES_PPS) as usize - done;
+        overdue += (elapsed * CHANGES_PPS) as usize - done;
         shares.push(count as f64 / elapsed / 1e4 / without);
     }
     pauses.sort_unstable();
@@ -279,7 +279,7 @@ fn while_changing<const W: usize>(
         &[
             ("set", text(name)),
             ("changes", changes.to_string()),
-            ("late", late.to_string()),
+            ("late", overdue.to_string()),
             ("rate_left_percent", list(&shares)),
             ("median_pause_us", number(microseconds(pauses[pauses.len() / 2]))),
             ("p999_pause_us", number(microseconds(pauses[pauses.len() * 999 / 1000]))),

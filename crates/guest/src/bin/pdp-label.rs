@@ -53,8 +53,8 @@ impl LabelSwitch {
         }
         match self.seen_at[usize::from(to)] {
             UNSEEN => self.flood(batch, frame, vport),
-            there if there == vport => batch.drop(frame, GuestDrop::NotForUs),
-            there => batch.forward(frame, there),
+            out if out == vport => batch.drop(frame, GuestDrop::NotForUs),
+            out => batch.forward(frame, out),
         }
     }
 
@@ -93,7 +93,7 @@ struct LabelArguments {
 fn main() -> ExitCode {
     let LabelArguments { guest, vports } = LabelArguments::parse();
     let Some(vports) = vports.or_else(|| environment("PDP_PORTS")) else {
-        eprintln!("pdp-label: how many vports? say --vports or PDP_PORTS");
+        eprintln!("pdp-label: unknown number of vports (set --vports or PDP_PORTS)");
         return ExitCode::FAILURE;
     };
     match pdp_guest::run(&guest, "pdp-label", LabelSwitch::new(vports)) {

@@ -26,12 +26,12 @@ pub const TO_CLIENT: u64 = 0x1000;
 
 /// Message and its descriptors.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct RawMessage {
     pub bytes: Vec<u8>,
     pub fds: Vec<std::sync::Arc<OwnedFd>>,
 }
 
-impl Said {
+impl RawMessage {
     fn new(kind: u16, fields: &[&[u8]], fd: Option<OwnedFd>) -> Self {
         let mut bytes = kind.to_le_bytes().to_vec();
         fields.iter().for_each(|field| bytes.extend_from_slice(field));
@@ -40,12 +40,12 @@ impl Said {
     }
 }
 
-pub fn init(version: u16, id: u32, mode: u8) -> Said {
-    Said::new(3, &[&version.to_le_bytes(), &id.to_le_bytes(), &[mode]], None)
+pub fn init(version: u16, id: u32, mode: u8) -> RawMessage {
+    RawMessage::new(3, &[&version.to_le_bytes(), &id.to_le_bytes(), &[mode]], None)
 }
 
-pub fn region(index: u16, size: u64, fd: Option<OwnedFd>) -> Said {
-    Said::new(4, &[&index.to_le_bytes(), &size.to_le_bytes()], fd)
+pub fn region(index: u16, size: u64, fd: Option<OwnedFd>) -> RawMessage {
+    RawMessage::new(4, &[&index.to_le_bytes(), &size.to_le_bytes()], fd)
 }
 
 pub fn ring(
@@ -55,20 +55,20 @@ pub fn ring(
     offset: u32,
     log2: u8,
     fd: Option<OwnedFd>,
-) -> Said {
+) -> RawMessage {
     let flags = u16::from(to_server).to_le_bytes();
     let fields: [&[u8]; 5] =
         [&flags, &index.to_le_bytes(), &region.to_le_bytes(), &offset.to_le_bytes(), &[log2]];
-    Said::new(5, &fields, fd)
+    RawMessage::new(5, &fields, fd)
 }
 
-pub fn connect() -> Said {
-    Said::new(6, &[b"raw"], None)
+pub fn connect() -> RawMessage {
+    RawMessage::new(6, &[b"raw"], None)
 }
 
 /// Message of a type without relevant fields.
-pub fn bare(kind: u16) -> Said {
-    Said::new(kind, &[], None)
+pub fn bare(kind: u16) -> RawMessage {
+    RawMessage::new(kind, &[], None)
 }
 
 pub fn eventfd() -> OwnedFd {
@@ -117,16 +117,16 @@ pub fn set_descriptor(
 }
 
 /// Messages of a valid client, and its memory.
-pub fn honest() -> (Vec<Said>, OwnedFd) {
+pub fn honest() -> (Vec<RawMessage>, OwnedFd) {
     let memory = memory(SIZE, SealFlags::SHRINK);
-    let said = vec![
+    let messages = vec![
         init(0x200, 1, 0),
         region(0, SIZE, Some(memory.try_clone().unwrap())),
         ring(true, 0, 0, TO_SERVER as u32, RING_LOG2, Some(eventfd())),
         ring(false, 0, 0, TO_CLIENT as u32, RING_LOG2, Some(eventfd())),
         connect(),
     ];
-    (said, memory)
+    (messages, memory)
 }
 
 pub fn socket(path: &Path) -> OwnedFd {
@@ -136,27 +136,27 @@ pub fn socket(path: &Path) -> OwnedFd {
 }
 
 /// Sends a message. False if the server has hung up.
-pub fn say(socket: &OwnedFd, said: &Said) -> bool {
+pub fn send_one(socket: &OwnedFd, message: &RawMessage) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<BorrowedFd<'_>> = said.fds.iter().map(|fd| fd.as_fd()).collect();
+    let fds: Vec<BorrowedFd<'_>> = message.fds.iter().map(|fd| fd.as_fd()).collect();
     if !fds.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
     }
     let flags = SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&said.bytes)], &mut control, flags).is_ok()
+    rustix::net::sendmsg(socket, &[IoSlice::new(&message.bytes)], &mut control, flags).is_ok()
 }
 
 /// Sends all messages and hangs up. Returns the socket and the server's result.
-pub fn tell(
+pub fn send_all(
     listener: &Listener,
     path: &Path,
-    said: &[Said],
+    messages: &[RawMessage],
 ) -> (OwnedFd, Result<MemifConnection, HandshakeError>) {
     let socket = socket(path);
     let mut handshake = soon("accept", || listener.accept().unwrap());
-    for said in said {
-        if !say(&socket, said) {
+    for message in messages {
+        if !send_one(&socket, message) {
             break;
         }
         match handshake.poll(|_| true) {

@@ -59,7 +59,7 @@ pub struct Gather {
     current: Option<(IpNet, Vec<KernelRoute>)>,
     partial: BTreeMap<IpNet, Vec<KernelRoute>>,
     /// Count of stored objects.
-    pub things: usize,
+    pub objects: usize,
 }
 
 impl Gather {
@@ -67,7 +67,7 @@ impl Gather {
     /// previous one, returns that prefix and its routes.
     pub fn push(&mut self, route: KernelRoute) -> Option<(IpNet, Vec<KernelRoute>)> {
         let prefix = route.prefix;
-        self.things += route.object_count();
+        self.objects += route.object_count();
         if matches!(prefix, IpNet::V6(_)) && route.selector != 0 {
             self.partial.entry(prefix).or_default().push(route);
             return None;
@@ -93,7 +93,7 @@ impl Gather {
         (prefix, mut routes): (IpNet, Vec<KernelRoute>),
     ) -> (IpNet, Vec<KernelRoute>) {
         routes.extend(self.partial.remove(&prefix).unwrap_or_default());
-        self.things -= routes.iter().map(KernelRoute::object_count).sum::<usize>();
+        self.objects -= routes.iter().map(KernelRoute::object_count).sum::<usize>();
         routes.sort_by_key(|route| (Reverse(route.selector), route.metric));
         (prefix, routes)
     }

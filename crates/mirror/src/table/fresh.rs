@@ -45,8 +45,8 @@ impl MirrorTable {
 
     /// Returns the count of objects stored for prefixes
     /// that [`Self::resolve`] has not returned yet.
-    pub fn gathered(&self) -> usize {
-        self.dump.as_ref().map_or(0, |dump| dump.gather.things)
+    pub fn count(&self) -> usize {
+        self.dump.as_ref().map_or(0, |dump| dump.gather.objects)
     }
 
     /// Returns the prefixes of the local table without a

@@ -140,7 +140,7 @@ struct Run {
     kernel: BTreeMap<(u8, u32), kernel::KernelDestination>,
     objects: BTreeMap<u32, u32>,
     early: Guest,
-    late: Option<(Guest, Option<IpNet>, bool)>,
+    late_guest: Option<(Guest, Option<IpNet>, bool)>,
     /// Routes that the running dump has still to name.
     left: Option<Vec<KernelRoute>>,
     lossy: bool,
@@ -158,16 +158,22 @@ impl Run {
             kernel: BTreeMap::new(),
             objects: BTreeMap::from([(1, 1), (2, 3)]),
             early: Guest::default(),
-            late: None,
+            late_guest: None,
             left: None,
             lossy: false,
         }
     }
 
-    fn add(&mut self, index: u8, metric: u32, destination: kernel::KernelDestination, told: bool) {
+    fn add(
+        &mut self,
+        index: u8,
+        metric: u32,
+        destination: kernel::KernelDestination,
+        notified: bool,
+    ) {
         let old = self.kernel.insert((index, metric), destination.clone());
         let placement = if old.is_some() { RoutePlacement::Replace } else { RoutePlacement::Only };
-        if told && old.as_ref() != Some(&destination) {
+        if notified && old.as_ref() != Some(&destination) {
             self.table.apply(&KernelEvent::Route(route(index, metric, destination), placement));
         }
     }
@@ -203,8 +209,8 @@ impl Run {
         let mut messages = Vec::new();
         self.table.flush(&mut |message| messages.push(message));
         for message in messages {
-            if let Some((late, ..)) = &mut self.late {
-                late.apply(message.clone());
+            if let Some((late_guest, ..)) = &mut self.late_guest {
+                late_guest.apply(message.clone());
             }
             self.early.apply(message);
         }
@@ -212,13 +218,13 @@ impl Run {
 
     fn snapshot(&mut self, count: usize) {
         let table = &self.table;
-        let (late, from, done) = self.late.get_or_insert_with(|| {
+        let (late_guest, from, done) = self.late_guest.get_or_insert_with(|| {
             let mut guest = Guest::default();
             table.snapshot_head(&mut |message| guest.apply(message));
             (guest, None, false)
         });
         if !*done {
-            match table.snapshot_routes(*from, count, &mut |message| late.apply(message)) {
+            match table.snapshot_routes(*from, count, &mut |message| late_guest.apply(message)) {
                 None => *done = true,
                 last => *from = last,
             }
@@ -299,7 +305,7 @@ proptest! {
             }
         }
         run.flush();
-        while run.late.as_ref().is_some_and(|(.., done)| !done) {
+        while run.late_guest.as_ref().is_some_and(|(.., done)| !done) {
             run.snapshot(3);
         }
         if run.lossy || run.left.is_some() {
@@ -313,8 +319,8 @@ proptest! {
             run.flush();
         }
         prop_assert_eq!(run.early.resolved(), run.expected());
-        if let Some((late, ..)) = &run.late {
-            prop_assert_eq!(late.resolved(), run.expected());
+        if let Some((late_guest, ..)) = &run.late_guest {
+            prop_assert_eq!(late_guest.resolved(), run.expected());
         }
         prop_assert_eq!(run.table.counts().routes[0], run.expected().len() as u64);
         prop_assert_eq!(run.table.counts().groups, run.early.groups.len() as u64);
@@ -346,25 +352,25 @@ fn macvlan_addresses_are_reported_and_bounded() {
             over,
         })
     };
-    let told = |run: &mut Run| {
-        let mut told = None;
+    let pushed_macs = |run: &mut Run| {
+        let mut pushed_macs = None;
         run.table.flush(&mut |message| match message {
-            ToGuest::Vport(vport) if vport.index == 0 => told = Some(vport.macs),
+            ToGuest::Vport(vport) if vport.index == 0 => pushed_macs = Some(vport.macs),
             ToGuest::Vport(vport) => assert!(vport.macs.is_empty()),
             _ => {}
         });
-        told
+        pushed_macs
     };
-    assert_eq!(told(&mut run), Some(vec![]));
+    assert_eq!(pushed_macs(&mut run), Some(vec![]));
     run.table.apply(&over(10, true));
     run.table.apply(&over(11, false));
-    assert_eq!(told(&mut run), Some(vec![[2, 0, 0, 0, 0, 10]]));
+    assert_eq!(pushed_macs(&mut run), Some(vec![[2, 0, 0, 0, 0, 10]]));
     run.table.apply(&over(11, true));
     run.table.apply(&KernelEvent::LinkGone(10));
-    assert_eq!(told(&mut run), Some(vec![[2, 0, 0, 0, 0, 11]]));
+    assert_eq!(pushed_macs(&mut run), Some(vec![[2, 0, 0, 0, 0, 11]]));
     (20..60).for_each(|ifindex| run.table.apply(&over(ifindex, true)));
-    assert_eq!(told(&mut run).map(|macs| macs.len()), Some(pdp_proto::routes::MACS_MAX));
+    assert_eq!(pushed_macs(&mut run).map(|macs| macs.len()), Some(pdp_proto::routes::MACS_MAX));
     (20..60).for_each(|ifindex| run.table.apply(&over(ifindex, false)));
     run.table.apply(&over(11, false));
-    assert_eq!(told(&mut run), Some(vec![]));
+    assert_eq!(pushed_macs(&mut run), Some(vec![]));
 }

@@ -251,9 +251,9 @@ fn spawn(config: &MirrorConfig, directory: &Path, settings: &[(&str, usize)]) ->
 /// Path of the mirror's binary: from the environment, or from
 /// cargo in tests, or beside an example's directory.
 fn binary() -> PathBuf {
-    let said = std::env::var_os("PDP_MIRROR_BINARY").map(PathBuf::from);
+    let given = std::env::var_os("PDP_MIRROR_BINARY").map(PathBuf::from);
     let beside = || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("pdp-mirror");
-    said.or(option_env!("CARGO_BIN_EXE_pdp-mirror").map(PathBuf::from)).unwrap_or_else(beside)
+    given.or(option_env!("CARGO_BIN_EXE_pdp-mirror").map(PathBuf::from)).unwrap_or_else(beside)
 }
 
 /// Returns `count` prefixes of 32 bits from 20.0.0.0 on, as lines for `ip -batch`.

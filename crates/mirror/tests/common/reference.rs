@@ -125,7 +125,7 @@ fn is_quiet(prefix: &IpNet) -> bool {
 }
 
 /// Reads the kernel's current state.
-pub fn look(netns: &Netns) -> Reference {
+pub fn of_kernel(netns: &Netns) -> Reference {
     let mut reference = Reference::default();
     let objects = json(netns, "nexthop");
     let objects: BTreeMap<u64, Value> =
@@ -209,7 +209,7 @@ pub fn differences(guest: &Reference, kernel: &Reference) -> String {
 pub fn equal(netns: &Netns, guest: &super::guest::Guest) {
     let end = std::time::Instant::now() + super::EVENTUALLY;
     loop {
-        let (is, should) = (of_guest(&guest.state()), look(netns));
+        let (is, should) = (of_guest(&guest.state()), of_kernel(netns));
         if is == should {
             return;
         }

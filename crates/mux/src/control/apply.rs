@@ -39,21 +39,21 @@ impl MuxControl {
     ) -> Result<MuxReply, RequestRefusal> {
         let mut state = self.state();
         let slot = state.external_slot(&spec.name).or_else(|| state.free_external());
-        let slot = slot.ok_or(format!("{EXTERNALS_MAX} external interfaces are the most"))?;
+        let slot = slot.ok_or(format!("more than {EXTERNALS_MAX} external interfaces"))?;
         let known = state.externals[slot].as_ref();
         let new = self.netdevs(known.map(|known| &known.spec), &spec, fds)?;
         if spec.capacity_bps == Some(0) {
             return Err(format!("external {} has a capacity of 0", spec.name).into());
         }
-        let told = |spec: &mux::ExternalConfig| {
+        let applied = |spec: &mux::ExternalConfig| {
             (spec.device().map(|device| device.ifindex), spec.capacity_bps.is_some())
         };
-        let moved = known.is_some_and(|it| it.moved || told(&it.spec) != told(&spec));
+        let moved = known.is_some_and(|it| it.moved || applied(&it.spec) != applied(&spec));
         let had_capacity = known.is_some_and(|it| it.spec.capacity_bps.is_some());
         let capacity = known.and_then(|it| it.capacity.clone());
         let capacity = capacity.or_else(|| spec.capacity_bps.map(|_| Arc::default()));
         let count = match &new {
-            ExternalChange::Netdevs(exits) => exits.len(),
+            ExternalChange::Netdevs(netdevs) => netdevs.len(),
             ExternalChange::Nothing | ExternalChange::Frames(_) => {
                 known.map_or(0, |known| known.outlets)
             }
@@ -69,11 +69,10 @@ impl MuxControl {
             worker.call(move |worker| set_external(&mut worker.core, slot, &spec))?;
         }
         match new {
-            ExternalChange::Netdevs(exits) => {
+            ExternalChange::Netdevs(netdevs) => {
                 // The new sockets must not wait while the kernel closes the old ones.
-                let DetachedNetdevs { change_netdevs: before, scheduler } =
-                    self.detach_netdevs(slot)?;
-                self.add_netdevs(slot, known, scheduler, exits)?;
+                let DetachedNetdevs { netdevs: before, scheduler } = self.detach_netdevs(slot)?;
+                self.add_netdevs(slot, known, scheduler, netdevs)?;
                 self.close(before)?;
             }
             ExternalChange::Frames(frames) => {
@@ -113,21 +112,21 @@ impl MuxControl {
                 }
             }
         }
-        info!("external {}: {count} exits, {:?}", spec.name, spec.outlet);
+        info!("external {}: {count} netdevs, {:?}", spec.name, spec.outlet);
         Ok(MuxReply::Done)
     }
 
     /// Deletes an external interface that no vnet uses.
     pub fn delete_external(&self, name: &str) -> Result<MuxReply, RequestRefusal> {
         let mut state = self.state();
-        let slot = state.external_slot(name).ok_or(format!("there is no external {name}"))?;
+        let slot = state.external_slot(name).ok_or(format!("external {name} does not exist"))?;
         let uses = |vnet: &&KnownVnet| outside_ends(&vnet.spec).any(|end| end.interface == name);
         if let Some(vnet) = state.vnets.values().find(uses) {
             return Err(format!("external {name} is used by vnet {}", vnet.spec.name).into());
         }
         state.externals[slot] = None;
-        let DetachedNetdevs { change_netdevs: exits, scheduler } = self.detach_netdevs(slot)?;
-        self.close(exits)?;
+        let DetachedNetdevs { netdevs, scheduler } = self.detach_netdevs(slot)?;
+        self.close(netdevs)?;
         self.give_back(scheduler.map_or(vec![], |mut scheduler| scheduler.drain()))?;
         for worker in self.workers.iter() {
             worker.call(move |worker| worker.core.externals[slot].take())?;
@@ -150,17 +149,16 @@ impl MuxControl {
                 KnownVnet { wanted, spec, generation, ..known.clone() }
             }
             None => {
-                let (worker, slot) = state.free_vnet(&spec, self.workers.len()).ok_or(format!(
-                    "vnet {}: {VNETS_MAX} vnets a worker are the most",
-                    spec.name
-                ))?;
+                let (worker, slot) = state
+                    .free_vnet(&spec, self.workers.len())
+                    .ok_or(format!("vnet {}: a worker has at most {VNETS_MAX} vnets", spec.name))?;
                 let (generation, classes) = (state.generation + 1, TrafficClasses::new());
                 let scheduled = Arc::default();
                 KnownVnet { wanted, spec, worker, slot, generation, classes, scheduled }
             }
         };
         self.install(&mut state, vnet, None)?;
-        self.look_at_schedules();
+        self.check_schedules();
         Ok(MuxReply::Done)
     }
 
@@ -177,8 +175,8 @@ impl MuxControl {
         let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
         let mut refused = None;
         let mut made = MuxVnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
-            let way = self.vlink_path(state, &vnet, number, end);
-            way.map_err(|error| refused.get_or_insert(error).len()).ok()
+            let path = self.vlink_path(state, &vnet, number, end);
+            path.map_err(|error| refused.get_or_insert(error).len()).ok()
         });
         if let Some(error) = refused {
             return Err(format!("vnet {name}: {error}").into());
@@ -214,11 +212,11 @@ impl MuxControl {
         let (mut engine, bell) = self
             .routes
             .engine(spec, watch, vnet.slot)
-            .map_err(|error| format!("no descriptor for an engine: {error}"))?;
+            .map_err(|error| format!("can't create an engine's doorbell: {error}"))?;
         if let Some(slowpath) = &spec.slowpath {
             let listener = self.listener.take(&slowpath.socket).map(OwnedFd::from);
             if !self.slowpaths.add(&mut engine, &spec.code, slowpath, bell, listener) {
-                return Err(format!("nobody listens at {}", slowpath.socket.display()));
+                return Err(format!("no socket listens at {}", slowpath.socket.display()));
             }
         }
         Ok(engine)
@@ -262,9 +260,9 @@ impl MuxControl {
             }
             // The last reference to each class is dropped here, not between two rounds.
             self.workers[known.worker].call(move |worker| {
-                let (exits, mut tools) = worker.core.netdevs(slot)?;
+                let (netdevs, mut tools) = worker.core.netdevs(slot)?;
                 tools.alarm.owner = RungFor::External(slot);
-                Some(exits.remove_classes(&gone, &mut tools))
+                Some(netdevs.remove_classes(&gone, &mut tools))
             })?;
         }
         Ok(())
@@ -300,7 +298,7 @@ impl MuxControl {
         let slot = state.external_slot(interface);
         let known = slot.and_then(|slot| state.externals[slot].as_ref());
         let (Some(slot), Some(known)) = (slot, known) else {
-            return Err(format!("there is no external {interface}"));
+            return Err(format!("external {interface} does not exist"));
         };
         let hop = match by.ends() {
             None => Arc::default(),
@@ -314,7 +312,7 @@ impl MuxControl {
                 // A generator takes all frames, whatever their destination.
                 mux::OutletConfig::Generator(_) => Arc::new(TunnelNextHop::known([0; 6])),
                 mux::OutletConfig::Memif { .. } => {
-                    return Err("a memif program has no tunnels".into());
+                    return Err("a memif interface can't have tunnels".into());
                 }
             },
         };
@@ -328,7 +326,7 @@ impl MuxControl {
     pub fn delete_vnet(&self, name: &str) -> Result<MuxReply, RequestRefusal> {
         let mut state = self.state();
         let Some(vnet) = state.vnets.get(name).cloned() else {
-            return Err(format!("there is no vnet {name}").into());
+            return Err(format!("vnet {name} does not exist").into());
         };
         let classifier = Arc::new(state.classifier(None, Some(name))?);
         self.replace(&vnet, None, &classifier)?;
@@ -403,11 +401,11 @@ mod tests {
         };
         let device = mux::Device { device: "a".into(), ifindex: 1, mac: [0; 6], is_virtual: true };
         put(OutletConfig::Packet(device));
-        let (told, tells) = channel();
-        let exit = Replaced(control.workers[0].clone(), told);
-        control.add_netdev(0, 0, Box::new(exit)).unwrap();
+        let (sender, receiver) = channel();
+        let netdev = Replaced(control.workers[0].clone(), sender);
+        control.add_netdev(0, 0, Box::new(netdev)).unwrap();
         put(OutletConfig::Generator(mux::GeneratorConfig { pps: 0, frames: 0, number_at: None }));
-        assert_eq!(tells.try_recv(), Ok(1));
+        assert_eq!(receiver.try_recv(), Ok(1));
     }
 
     /// Vnets are spread by their number. Vnets with power
@@ -473,22 +471,22 @@ mod tests {
         };
         assert_eq!(put(None).unwrap(), MuxReply::Done);
         for owner in 0..2 {
-            let exit = Replaced(control.workers[owner].clone(), channel().0);
-            control.add_netdev(0, owner, Box::new(exit)).unwrap();
+            let netdev = Replaced(control.workers[owner].clone(), channel().0);
+            control.add_netdev(0, owner, Box::new(netdev)).unwrap();
         }
         control.state().externals[0].as_mut().unwrap().outlets = 2;
-        let exits = || {
+        let netdevs = || {
             let count = |worker: &mut crate::worker::Worker| {
-                let exits = &mut worker.core.external(0).unwrap().netdevs;
-                let own = exits.all().iter().map(|exit| &**exit as &dyn std::any::Any);
-                (own.filter(|it| it.is::<Replaced>()).count(), exits.scheduler.is_some())
+                let netdevs = &mut worker.core.external(0).unwrap().netdevs;
+                let own = netdevs.all().iter().map(|netdev| &**netdev as &dyn std::any::Any);
+                (own.filter(|it| it.is::<Replaced>()).count(), netdevs.scheduler.is_some())
             };
             [0, 1].map(|worker: usize| control.workers[worker].call(count).unwrap())
         };
-        assert_eq!(exits(), [(1, false), (1, false)]);
+        assert_eq!(netdevs(), [(1, false), (1, false)]);
         for capacity_bps in [1000, 2000] {
             assert_eq!(put(Some(capacity_bps)).unwrap(), MuxReply::Done);
-            assert_eq!(exits(), [(2, true), (0, false)]);
+            assert_eq!(netdevs(), [(2, true), (0, false)]);
         }
         assert!(put(Some(0)).is_err());
         // Queued frames stay when sockets are replaced.
@@ -498,8 +496,7 @@ mod tests {
             (0..3).for_each(|_| scheduler.put(0, 0, packets.take().unwrap(), *now_ns));
         };
         control.workers[0].call(send).unwrap();
-        let DetachedNetdevs { change_netdevs: taken, scheduler } =
-            control.detach_netdevs(0).unwrap();
+        let DetachedNetdevs { netdevs: taken, scheduler } = control.detach_netdevs(0).unwrap();
         let known = control.state().externals[0].take().unwrap();
         control.add_netdevs(0, &known, scheduler, taken).unwrap();
         control.state().externals[0] = Some(known);
@@ -509,6 +506,6 @@ mod tests {
         };
         assert!(control.workers[0].call(waits).unwrap());
         assert_eq!(put(None).unwrap(), MuxReply::Done);
-        assert_eq!(exits(), [(1, true), (1, false)]);
+        assert_eq!(netdevs(), [(1, true), (1, false)]);
     }
 }

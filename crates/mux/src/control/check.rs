@@ -26,7 +26,7 @@ pub fn check(vnet: &VnetConfig) -> Result<(), String> {
     for node in &vnet.nodes {
         let name = format!("node {}/{}", vnet.name, node.name);
         if node.name == OUTSIDE {
-            return Err(format!("{name} has the name of the outside"));
+            return Err(format!("{name}: the name {OUTSIDE} is reserved"));
         }
         bound(&name, "ports", node.ports.len(), VPORTS_MAX)?;
         unique("port", node.ports.iter().map(|port| port.name.as_str()))?;
@@ -52,7 +52,7 @@ pub fn check(vnet: &VnetConfig) -> Result<(), String> {
         let mut numbers = HashSet::new();
         for guest in &router.guests {
             if !numbers.insert(guest.number) {
-                return Err(format!("{name} has guest {} twice", guest.number));
+                return Err(format!("{name}: guest number {} is used twice", guest.number));
             }
         }
         if let FlowKey::Bytes(fields) = &router.flow {
@@ -62,7 +62,7 @@ pub fn check(vnet: &VnetConfig) -> Result<(), String> {
         for filter in &router.punt_filters {
             check_matches(&name, &filter.matches)?;
             if PuntClass::from_code(filter.class).is_none() {
-                return Err(format!("{name} has a punt filter of class {}", filter.class));
+                return Err(format!("{name}: punt class {} does not exist", filter.class));
             }
         }
     }
@@ -71,15 +71,15 @@ pub fn check(vnet: &VnetConfig) -> Result<(), String> {
 
 /// Checks a list of matches.
 pub fn check_matches(name: &str, matches: &[BytePattern]) -> Result<(), String> {
-    let bytes = matches.iter().map(|wanted| wanted.value.len()).sum();
+    let bytes = matches.iter().map(|range| range.value.len()).sum();
     bound(name, "bytes in a filter", bytes, PATTERN_BYTES_MAX)?;
-    match matches.iter().find(|wanted| wanted.value.len() != wanted.mask.len()) {
+    match matches.iter().find(|range| range.value.len() != range.mask.len()) {
         None => Ok(()),
-        Some(wanted) => Err(format!(
-            "{name} has a filter at offset {} with {} bytes and a mask of {}",
-            wanted.offset,
-            wanted.value.len(),
-            wanted.mask.len()
+        Some(range) => Err(format!(
+            "{name}: filter at offset {}: {} bytes of value, but {} of mask",
+            range.offset,
+            range.value.len(),
+            range.mask.len()
         )),
     }
 }
@@ -92,13 +92,13 @@ fn check_vlinks(vnet: &VnetConfig) -> Result<(), String> {
         check_ends(&name, vlink)?;
         let scheduled = vlink.schedule.iter().flat_map(|schedule| &schedule.steps);
         let of_steps = scheduled.clone().map(|step| &step.leaving);
-        for leaving in of_steps.chain([&vlink.leaving]) {
-            leaving.iter().try_for_each(|leaving| check_leaving(&name, leaving))?;
+        for egress in of_steps.chain([&vlink.leaving]) {
+            egress.iter().try_for_each(|egress| check_egress(&name, egress))?;
         }
         vlink.queues.iter().try_for_each(|queues| check_queues(&name, queues))?;
         queues += vlink.queues.iter().map(Vec::len).sum::<usize>();
         if !scheduled.clone().is_sorted_by_key(|step| step.at_ns) {
-            return Err(format!("{name} has a schedule that is not in the order of its times"));
+            return Err(format!("{name}: the steps of its schedule are not sorted by time"));
         }
         steps += scheduled.count();
         line_bytes = line_bytes.saturating_add(vlink.line_bytes_max());
@@ -106,36 +106,36 @@ fn check_vlinks(vnet: &VnetConfig) -> Result<(), String> {
         for (node, port) in vlink.ports() {
             let known = vnet.nodes.iter().find(|known| known.name == node);
             if known.is_none_or(|known| usize::from(port) >= known.ports.len()) {
-                return Err(format!("{name}: there is no port {port} at node {node}"));
+                return Err(format!("{name}: node {node} has no port {port}"));
             }
             if !taken.insert((node, port)) {
-                return Err(format!("{name}: port {port} of node {node} has a vlink already"));
+                return Err(format!("{name}: port {port} of node {node} is used by another vlink"));
             }
         }
     }
     let name = format!("vnet {}", vnet.name);
     let most = VNET_LINES_BYTES_MAX as usize;
-    bound(&name, "bytes of frames that wait for delays", line_bytes as usize, most)?;
-    bound(&name, "queues in all", queues, VNET_QUEUES_MAX)?;
-    bound(&name, "steps in all schedules", steps, SCHEDULE_STEPS_MAX)?;
+    bound(&name, "bytes of delayed frames", line_bytes as usize, most)?;
+    bound(&name, "queues", queues, VNET_QUEUES_MAX)?;
+    bound(&name, "schedule steps", steps, SCHEDULE_STEPS_MAX)?;
     let most = VNET_ADDRESSES_MAX as usize;
-    bound(&name, "addresses in all segments", addresses as usize, most)
+    bound(&name, "segment addresses", addresses as usize, most)
 }
 
-fn check_leaving(name: &str, leaving: &EgressConfig) -> Result<(), String> {
-    if leaving.rate_bps == Some(0) {
-        return Err(format!("{name} has a rate of 0; leave it out for no limit"));
+fn check_egress(name: &str, egress: &EgressConfig) -> Result<(), String> {
+    if egress.rate_bps == Some(0) {
+        return Err(format!("{name}: rate is 0 (leave it out for no limit)"));
     }
     let bound = |what, count: u64, most: u64| bound(name, what, count as usize, most as usize);
-    bound("frames in its queue", leaving.queue_frames.into(), QUEUE_FRAMES_MAX.into())?;
-    bound("bytes of overhead", leaving.overhead_bytes.into(), OVERHEAD_BYTES_MAX.into())?;
-    bound("of weight", leaving.weight.into(), WEIGHT_MAX.into())?;
+    bound("queued frames", egress.queue_frames.into(), QUEUE_FRAMES_MAX.into())?;
+    bound("bytes of overhead", egress.overhead_bytes.into(), OVERHEAD_BYTES_MAX.into())?;
+    bound("weight", egress.weight.into(), WEIGHT_MAX.into())?;
     let Impairments { delay_ns, jitter_ns, loss, reorder, corrupt, duplicate, .. } =
-        leaving.impairments;
-    bound("nanoseconds of delay", delay_ns, DELAY_NS_MAX)?;
-    bound("nanoseconds of jitter", jitter_ns, delay_ns)?;
+        egress.impairments;
+    bound("delay in ns", delay_ns, DELAY_NS_MAX)?;
+    bound("jitter in ns", jitter_ns, delay_ns)?;
     let most = [loss, reorder, corrupt, duplicate].into_iter().max().unwrap_or_default();
-    bound("thousand millionths as a share", most.0.into(), FrameFraction::ALL.0.into())
+    bound("share in 1e-9", most.0.into(), FrameFraction::ALL.0.into())
 }
 
 fn check_queues(name: &str, queues: &[QueueConfig]) -> Result<(), String> {
@@ -143,16 +143,16 @@ fn check_queues(name: &str, queues: &[QueueConfig]) -> Result<(), String> {
     unique("queue", queues.iter().map(|queue| queue.name.as_str()))?;
     for QueueConfig { name: queue, weight, frames, bytes, buffers, dscp } in queues {
         let name = format!("{name}: queue {queue}");
-        bound(&name, "of weight", *weight as usize, WEIGHT_MAX as usize)?;
+        bound(&name, "weight", *weight as usize, WEIGHT_MAX as usize)?;
         bound(&name, "frames", *frames as usize, QUEUE_FRAMES_MAX as usize)?;
         bound(&name, "bytes", *bytes as usize, QUEUE_BYTES_MAX as usize)?;
         bound(&name, "buffers", *buffers as usize, QUEUE_FRAMES_MAX as usize)?;
-        bound(&name, "as a DSCP", dscp.iter().copied().max().unwrap_or(0).into(), DSCP_MAX.into())?;
+        bound(&name, "DSCP", dscp.iter().copied().max().unwrap_or(0).into(), DSCP_MAX.into())?;
     }
     let all: Vec<_> = queues.iter().flat_map(|queue| &queue.dscp).collect();
     match all.iter().enumerate().find(|(at, dscp)| all[..*at].contains(dscp)) {
         None => Ok(()),
-        Some((_, dscp)) => Err(format!("{name} has two queues for DSCP {dscp}")),
+        Some((_, dscp)) => Err(format!("{name}: two queues select DSCP {dscp}")),
     }
 }
 
@@ -160,8 +160,10 @@ fn check_ends(name: &str, vlink: &Vlink) -> Result<(), String> {
     let (count, most) = (vlink.ends.len(), ADDRESSES_MAX as usize);
     match &vlink.segment {
         None if count == 2 => Ok(()),
-        None => Err(format!("{name} has {count} ends and is no segment, which has other than 2")),
-        Some(_) if count <= 2 => Err(format!("{name} is a segment with {count} ends")),
+        None => Err(format!("{name}: {count} ends, 2 expected; only a segment may have more")),
+        Some(_) if count <= 2 => {
+            Err(format!("{name}: a segment with {count} ends, 3 or more expected"))
+        }
         Some(segment) => {
             bound(name, "ends", count, ENDS_MAX)?;
             bound(name, "addresses", segment.addresses as usize, most)?;
@@ -177,7 +179,7 @@ fn check_ends(name: &str, vlink: &Vlink) -> Result<(), String> {
 
 fn bound(name: &str, what: &str, count: usize, most: usize) -> Result<(), String> {
     if count > most {
-        return Err(format!("{name} has {count} {what}, {most} at most"));
+        return Err(format!("{name}: {what}: {count}, {most} at most"));
     }
     Ok(())
 }
@@ -186,7 +188,7 @@ fn unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<(), St
     let mut seen = HashSet::new();
     for name in names {
         if !seen.insert(name) {
-            return Err(format!("{what} {name} is there twice"));
+            return Err(format!("{what} {name} exists twice"));
         }
     }
     Ok(())

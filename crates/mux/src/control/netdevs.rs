@@ -38,7 +38,7 @@ pub enum ExternalChange {
 /// Parts removed from an external interface.
 pub struct DetachedNetdevs {
     /// All of its netdevs.
-    pub change_netdevs: Vec<Box<dyn NetdevDriver>>,
+    pub netdevs: Vec<Box<dyn NetdevDriver>>,
     /// Scheduler of the interface, with the queued frames.
     pub scheduler: Option<Box<Scheduler>>,
 }
@@ -53,7 +53,7 @@ impl MuxControl {
         fds: Vec<OwnedFd>,
     ) -> Result<ExternalChange, String> {
         let of_no_use = |error: &dyn std::error::Error| {
-            format!("a descriptor of external {} is of no use: {}", spec.name, chain(error))
+            format!("external {}: invalid descriptor: {}", spec.name, chain(error))
         };
         match &spec.outlet {
             mux::OutletConfig::Xdp(_) | mux::OutletConfig::Packet(_)
@@ -64,12 +64,12 @@ impl MuxControl {
             {
                 Ok(ExternalChange::Nothing)
             }
-            mux::OutletConfig::Xdp(device) => exits(fds, |fd| {
+            mux::OutletConfig::Xdp(device) => boxed_netdevs(fds, |fd| {
                 let socket = XdpSocket::new(fd, &self.pool).map_err(|error| of_no_use(&error))?;
                 Ok(XdpNetdev { socket, is_virtual: device.is_virtual })
             }),
             mux::OutletConfig::Packet(_) => {
-                exits(fds, |fd| PacketSocket::new(fd).map_err(|error| of_no_use(&error)))
+                boxed_netdevs(fds, |fd| PacketSocket::new(fd).map_err(|error| of_no_use(&error)))
             }
             mux::OutletConfig::Memif { .. } => {
                 let same = known.is_some_and(|known| known.outlet == spec.outlet);
@@ -110,22 +110,22 @@ impl MuxControl {
         for worker in self.workers.iter() {
             worker.call(move |it| it.core.external(slot).map(|it| it.netdevs.close_paths()))?;
         }
-        let mut taken = DetachedNetdevs { change_netdevs: vec![], scheduler: None };
+        let mut taken = DetachedNetdevs { netdevs: vec![], scheduler: None };
         for worker in self.workers.iter() {
             let of_worker = worker.call(move |worker| {
-                if let Some((exits, mut tools)) = worker.core.netdevs(slot) {
+                if let Some((netdevs, mut tools)) = worker.core.netdevs(slot) {
                     tools.alarm.owner = RungFor::External(slot);
-                    exits.flush(&mut tools);
+                    netdevs.flush(&mut tools);
                 }
                 let Core { externals, packets, connections, .. } = &mut worker.core;
-                let exits = &mut externals.get_mut(slot)?.as_mut()?.netdevs;
-                if let Some(program) = exits.find::<MemifNetdev>() {
+                let netdevs = &mut externals.get_mut(slot)?.as_mut()?.netdevs;
+                if let Some(program) = netdevs.find::<MemifNetdev>() {
                     program.end(connections, "the external interface was removed", false);
                 }
-                Some((exits.detach_all(packets), exits.scheduler.take()))
+                Some((netdevs.detach_all(packets), netdevs.scheduler.take()))
             })?;
-            let Some((exits, scheduler)) = of_worker else { continue };
-            taken.change_netdevs.extend(exits);
+            let Some((netdevs, scheduler)) = of_worker else { continue };
+            taken.netdevs.extend(netdevs);
             taken.scheduler = taken.scheduler.or(scheduler);
         }
         Ok(taken)
@@ -138,15 +138,15 @@ impl MuxControl {
         slot: usize,
         known: &KnownExternal,
         scheduler: Option<Box<Scheduler>>,
-        exits: Vec<Box<dyn NetdevDriver>>,
+        netdevs: Vec<Box<dyn NetdevDriver>>,
     ) -> Result<(), String> {
         self.workers[known.worker].call(move |worker| {
             if let Some(external) = worker.core.external(slot) {
                 external.netdevs.scheduler = scheduler;
             }
         })?;
-        for (index, exit) in exits.into_iter().enumerate() {
-            self.add_netdev(slot, known.owner(index, self.workers.len()), exit)?;
+        for (index, netdev) in netdevs.into_iter().enumerate() {
+            self.add_netdev(slot, known.owner(index, self.workers.len()), netdev)?;
         }
         Ok(())
     }
@@ -156,8 +156,8 @@ impl MuxControl {
         if known.outlets < 2 || self.workers.len() < 2 {
             return Ok(());
         }
-        let DetachedNetdevs { change_netdevs: exits, scheduler } = self.detach_netdevs(slot)?;
-        self.add_netdevs(slot, known, scheduler, exits)
+        let DetachedNetdevs { netdevs, scheduler } = self.detach_netdevs(slot)?;
+        self.add_netdevs(slot, known, scheduler, netdevs)
     }
 
     /// Sets an external interface's capacity at its scheduler.
@@ -173,8 +173,8 @@ impl MuxControl {
     }
 
     /// Closes netdevs without blocking a worker, and gives back their packets.
-    pub fn close(&self, exits: Vec<Box<dyn NetdevDriver>>) -> Result<(), String> {
-        self.give_back(exits.into_iter().flat_map(|exit| exit.close()).collect())
+    pub fn close(&self, netdevs: Vec<Box<dyn NetdevDriver>>) -> Result<(), String> {
+        self.give_back(netdevs.into_iter().flat_map(|netdev| netdev.close()).collect())
     }
 
     /// Gives packets back to the pool.
@@ -194,7 +194,7 @@ impl MuxControl {
         &self,
         slot: usize,
         owner: usize,
-        exit: Box<dyn NetdevDriver>,
+        netdev: Box<dyn NetdevDriver>,
     ) -> Result<(), String> {
         let mut inboxes = Vec::new();
         for other in self.workers.iter().filter(|other| other.number != owner) {
@@ -209,7 +209,7 @@ impl MuxControl {
         }
         self.workers[owner].call(move |worker| {
             if let Some(external) = worker.core.external(slot) {
-                external.netdevs.add(exit, inboxes);
+                external.netdevs.add(netdev, inboxes);
             }
         })
     }
@@ -226,21 +226,21 @@ impl MuxControl {
             known.worker = worker;
             let owner = SocketOwner::External(known.spec.name.clone());
             self.listener.commit(self.listener.prepare(owner, known.expected(slot), &[])?);
-            let DetachedNetdevs { change_netdevs: exits, scheduler } = self.detach_netdevs(slot)?;
-            self.add_netdevs(slot, known, scheduler, exits)?;
+            let DetachedNetdevs { netdevs, scheduler } = self.detach_netdevs(slot)?;
+            self.add_netdevs(slot, known, scheduler, netdevs)?;
         }
         Ok(())
     }
 }
 
 /// Makes netdevs from these descriptors.
-fn exits<E: NetdevDriver>(
+fn boxed_netdevs<E: NetdevDriver>(
     fds: Vec<OwnedFd>,
     make: impl FnMut(OwnedFd) -> Result<E, String>,
 ) -> Result<ExternalChange, String> {
-    let exits: Result<Vec<_>, _> = fds.into_iter().map(make).collect();
+    let netdevs: Result<Vec<_>, _> = fds.into_iter().map(make).collect();
     Ok(ExternalChange::Netdevs(
-        exits?.into_iter().map(|exit| Box::new(exit) as Box<dyn NetdevDriver>).collect(),
+        netdevs?.into_iter().map(|netdev| Box::new(netdev) as Box<dyn NetdevDriver>).collect(),
     ))
 }
 

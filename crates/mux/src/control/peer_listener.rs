@@ -45,10 +45,10 @@ const CONNECTS_A_SECOND: u64 = 10;
 const CONNECTS_AT_ONCE: u64 = 32;
 
 /// Additional pause of a socket, so that it accepts several connections at a time afterwards.
-const REST_NS: u64 = 200_000_000;
+const EXTRA_PAUSE_NS: u64 = 200_000_000;
 
 /// Interval of checks for expired handshakes and for sockets whose pause is over.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Sockets that are checked before the lock is released.
 const EVENTS_MAX: usize = 64;
@@ -60,7 +60,7 @@ impl Expected {
     /// Lets the worker detach a connection, if it still has it.
     fn detach(&self, epoch: u64, workers: &[WorkerHandle]) {
         let (slot, of_vnet) = (self.slot, self.peer.is_some());
-        workers[self.worker].tell(move |worker| {
+        workers[self.worker].notify(move |worker| {
             if of_vnet {
                 worker.change(slot, |vnet, core| vnet.detach(epoch, core));
                 return;
@@ -77,7 +77,7 @@ impl Expected {
     fn note(&self, fault: String, workers: &[WorkerHandle]) {
         let Some((node, NodePeer::Guest(number))) = self.peer.clone() else { return };
         let slot = self.slot;
-        workers[self.worker].tell(move |worker| {
+        workers[self.worker].notify(move |worker| {
             worker.change(slot, |vnet, _| vnet.note_fault(&node, number, fault));
         });
     }
@@ -97,7 +97,7 @@ struct PeerSocket {
     /// Rate limit of new connections.
     connects: TokenBucket,
     /// End of its pause, nanoseconds since the listener began. It does not listen before.
-    rests_until_ns: Option<u64>,
+    paused_until_ns: Option<u64>,
 }
 
 struct ConnectedPeer {
@@ -147,7 +147,7 @@ pub struct PeerListener {
     listeners: Arc<Mutex<HashMap<PathBuf, Listener>>>,
     epoll: Arc<OwnedFd>,
     workers: Arc<[WorkerHandle]>,
-    looks: Arc<AtomicU64>,
+    checks: Arc<AtomicU64>,
 }
 
 impl PeerListener {
@@ -159,18 +159,18 @@ impl PeerListener {
         wake: Arc<Wake>,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let (places, listeners, looks) = (Arc::default(), Arc::default(), Arc::default());
-        let keeper = Self { sockets: places, listeners, epoll, workers, looks };
-        keeper.watch(&*wake, WAKE, epoll::EventFlags::IN)?;
-        let thread = keeper.clone();
+        let (places, listeners, checks) = (Arc::default(), Arc::default(), Arc::default());
+        let listener = Self { sockets: places, listeners, epoll, workers, checks };
+        listener.watch(&*wake, WAKE, epoll::EventFlags::IN)?;
+        let thread = listener.clone();
         let run = move || thread.run(&dropped, &wake);
-        std::thread::Builder::new().name("keeper".into()).spawn(run)?;
-        Ok(keeper)
+        std::thread::Builder::new().name("peer-listener".into()).spawn(run)?;
+        Ok(listener)
     }
 
     /// Returns the number of socket checks so far.
     pub fn checks(&self) -> u64 {
-        self.looks.load(Ordering::Relaxed)
+        self.checks.load(Ordering::Relaxed)
     }
 
     /// Stores listening sockets for later calls of [`PeerListener::prepare`].
@@ -194,7 +194,9 @@ impl PeerListener {
                 Some(place) if place.expected.owner == owner => {}
                 Some(place) => {
                     let other = &place.expected.owner;
-                    return Err(format!("socket {} is taken by {other}", path.display()).into());
+                    return Err(
+                        format!("socket {} is already used by {other}", path.display()).into()
+                    );
                 }
                 None => new.push(path.clone()),
             }
@@ -230,8 +232,8 @@ impl PeerListener {
                 return true;
             }
             let wanted = wanted.remove(&**path);
-            let who = |it: &Expected| (it.peer.clone(), it.worker);
-            if wanted.as_ref().map(who) != Some(who(&place.expected)) {
+            let identity = |it: &Expected| (it.peer.clone(), it.worker);
+            if wanted.as_ref().map(identity) != Some(identity(&place.expected)) {
                 let reason = if wanted.is_some() { "replaced" } else { "removed" };
                 place.clear(&self.workers, reason, paths);
             }
@@ -263,7 +265,7 @@ impl PeerListener {
                 connected: HashMap::new(),
                 not_before: None,
                 connects: TokenBucket::new(rate, 0, CONNECTS_AT_ONCE * interfaces),
-                rests_until_ns: None,
+                paused_until_ns: None,
             };
             self.listen(&place, true);
             let path: Arc<Path> = path.into();
@@ -291,8 +293,8 @@ impl PeerListener {
 
     fn run(&self, dropped: &Receiver<Dropped>, wake: &Wake) {
         let began = Instant::now();
-        let mut looked = began;
-        let mut came = Vec::new();
+        let mut checked = began;
+        let mut ready = Vec::new();
         loop {
             wake.sleeping();
             let mut places = self.lock();
@@ -304,12 +306,13 @@ impl PeerListener {
             }
             let now = Instant::now();
             let now_ns = now.duration_since(began).as_nanos() as u64;
-            came.drain(..).for_each(|number| self.handle_event(&mut places, number, now_ns));
-            if now.duration_since(looked) >= LOOK {
-                looked = now;
-                self.look_at_due(&mut places, now_ns);
+            ready.drain(..).for_each(|number| self.handle_event(&mut places, number, now_ns));
+            if now.duration_since(checked) >= CHECK_INTERVAL {
+                checked = now;
+                self.check_due(&mut places, now_ns);
             }
-            let left = (!places.due.is_empty()).then(|| LOOK.saturating_sub(looked.elapsed()));
+            let left =
+                (!places.due.is_empty()).then(|| CHECK_INTERVAL.saturating_sub(checked.elapsed()));
             drop(places);
             // Done without the lock, because it may take long.
             for dropped in gone {
@@ -320,7 +323,7 @@ impl PeerListener {
             let left = left.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
             if let Ok((events, _)) = epoll::wait(&*self.epoll, &mut events, left.as_ref()) {
-                came.extend(events.iter().map(|event| event.data.u64()));
+                ready.extend(events.iter().map(|event| event.data.u64()));
             }
             wake.awake();
         }
@@ -332,7 +335,7 @@ impl PeerListener {
         let Some(path) = places.paths.get(&number).cloned() else { return };
         let PeerSockets { all, paths, due, number: last } = places;
         let Some(place) = all.get_mut(&path) else { return };
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.checks.fetch_add(1, Ordering::Relaxed);
         if place.number == number {
             for handshake in place.accept(now_ns, self) {
                 *last += 1;
@@ -341,7 +344,7 @@ impl PeerListener {
                     place.handshakes.insert(*last, handshake);
                 }
             }
-            if !place.handshakes.is_empty() || place.rests_until_ns.is_some() {
+            if !place.handshakes.is_empty() || place.paused_until_ns.is_some() {
                 due.insert(path);
             }
         } else if place.handshakes.contains_key(&number) {
@@ -352,19 +355,19 @@ impl PeerListener {
     }
 
     /// Checks for expired handshakes, and for sockets whose pause is over.
-    fn look_at_due(&self, places: &mut PeerSockets, now_ns: u64) {
+    fn check_due(&self, places: &mut PeerSockets, now_ns: u64) {
         let PeerSockets { all, paths, due, .. } = places;
         due.retain(|path| {
             let Some(place) = all.get_mut(path) else { return false };
-            if place.rests_until_ns.take_if(|until| now_ns >= *until).is_some() {
+            if place.paused_until_ns.take_if(|until| now_ns >= *until).is_some() {
                 self.listen(place, true);
             }
             let numbers: Vec<_> = place.handshakes.keys().copied().collect();
             for number in numbers {
-                self.looks.fetch_add(1, Ordering::Relaxed);
+                self.checks.fetch_add(1, Ordering::Relaxed);
                 place.shake_hands(path, number, self, paths);
             }
-            !place.handshakes.is_empty() || place.rests_until_ns.is_some()
+            !place.handshakes.is_empty() || place.paused_until_ns.is_some()
         });
     }
 }
@@ -414,36 +417,36 @@ impl PeerSocket {
     }
 
     /// Accepts new connections, as many as may do handshakes at a time.
-    fn accept(&mut self, now_ns: u64, keeper: &PeerListener) -> Vec<Handshake> {
-        let mut came = vec![];
+    fn accept(&mut self, now_ns: u64, listener: &PeerListener) -> Vec<Handshake> {
+        let mut accepted = vec![];
         while let Ok(Some(handshake)) = self.listener.accept_for(&self.share, self.expected.regions)
         {
             if let Err(until_ns) = self.connects.take(now_ns, 0) {
                 // This connection exceeds the rate and is dropped. Others wait in the kernel.
-                warn!("{} connects too often, and waits", self.expected);
-                self.rests_until_ns = Some(until_ns + REST_NS);
-                keeper.listen(self, false);
+                warn!("{} connects too often: its connections are paused", self.expected);
+                self.paused_until_ns = Some(until_ns + EXTRA_PAUSE_NS);
+                listener.listen(self, false);
                 break;
             }
-            if self.handshakes.len() + came.len() < HANDSHAKES_MAX {
-                came.push(handshake);
+            if self.handshakes.len() + accepted.len() < HANDSHAKES_MAX {
+                accepted.push(handshake);
             }
         }
-        came
+        accepted
     }
 
     fn shake_hands(
         &mut self,
         path: &Path,
         number: u64,
-        keeper: &PeerListener,
+        listener: &PeerListener,
         paths: &mut HashMap<u64, Arc<Path>>,
     ) {
         let Some(mut handshake) = self.handshakes.remove(&number) else { return };
         let welcome = self.not_before.is_none_or(|at| Instant::now() >= at);
         let free = |id: u32| {
-            let there = self.connected.values().any(|it| it.interface == id);
-            welcome && id < self.expected.interfaces && !there
+            let connected = self.connected.values().any(|it| it.interface == id);
+            welcome && id < self.expected.interfaces && !connected
         };
         match handshake.poll(free) {
             Ok(None) => {
@@ -451,7 +454,7 @@ impl PeerSocket {
                 return;
             }
             Ok(Some(connection)) => {
-                if self.attach(connection, number, keeper) {
+                if self.attach(connection, number, listener) {
                     return;
                 }
             }
@@ -459,7 +462,7 @@ impl PeerSocket {
                 warn!("{}: {error}", path.display());
                 // A peer that is refused was told the reason before.
                 if welcome && matches!(error, HandshakeError::Refused(_)) {
-                    self.expected.note(error.to_string(), &keeper.workers);
+                    self.expected.note(error.to_string(), &listener.workers);
                 }
             }
         }
@@ -467,24 +470,29 @@ impl PeerSocket {
     }
 
     /// Gives a connection to its worker. False if the worker does not expect it.
-    fn attach(&mut self, connection: MemifConnection, number: u64, keeper: &PeerListener) -> bool {
+    fn attach(
+        &mut self,
+        connection: MemifConnection,
+        number: u64,
+        listener: &PeerListener,
+    ) -> bool {
         let MemifConnection { interface_id: interface, name, tx, rx, control, .. } = connection;
         let expected = self.expected.clone();
         let slot = expected.peer.is_some().then_some(expected.slot);
-        let worker = &keeper.workers[expected.worker];
+        let worker = &listener.workers[expected.worker];
         if let Err(error) = worker.watch.add_bell(slot, &rx) {
             warn!("{expected}: its doorbell can't be watched: {error}");
             control.disconnect("doorbell can't be watched");
             return false;
         }
         let attached = worker.call(move |worker| {
-            let Expected { owner, slot, peer: seat, .. } = expected;
+            let Expected { owner, slot, peer, .. } = expected;
             let mut refused = Some(PeerConnection::new(tx, rx, number));
-            match (owner, seat) {
-                (SocketOwner::Vnet(name), Some((node, who))) => {
+            match (owner, peer) {
+                (SocketOwner::Vnet(name), Some((node, place))) => {
                     worker.change(slot, |vnet, _| {
                         if let Some(link) = refused.take_if(|_| vnet.name == name) {
-                            refused = vnet.attach(&node, who, interface, link).err();
+                            refused = vnet.attach(&node, place, interface, link).err();
                         }
                     });
                 }

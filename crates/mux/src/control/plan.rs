@@ -71,7 +71,10 @@ pub struct Expected {
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.peer {
-            Some((node, who)) => write!(f, "{}: {who:?} of {node}", self.owner),
+            Some((node, NodePeer::Guest(number))) => {
+                write!(f, "{}: guest {number} of {node}", self.owner)
+            }
+            Some((node, NodePeer::Tap)) => write!(f, "{}: TAP helper of {node}", self.owner),
             None => write!(f, "{}: its program", self.owner),
         }
     }
@@ -265,7 +268,7 @@ impl PlanState {
         for vnet in others.chain(changed) {
             for OutsideEnd { port, interface, by, .. } in outside_ends(&vnet.spec) {
                 let slot = self.external_slot(interface);
-                let slot = slot.ok_or_else(|| format!("there is no external {interface}"))?;
+                let slot = slot.ok_or_else(|| format!("external {interface} does not exist"))?;
                 let port = PortRef {
                     worker: vnet.worker as u16,
                     vnet: vnet.slot,
@@ -273,7 +276,7 @@ impl PlanState {
                     generation: vnet.generation,
                 };
                 let taken = tables[slot].insert(by, port);
-                taken.map_err(|error| format!("vnet {}: {by:?} {error}", vnet.spec.name))?;
+                taken.map_err(|error| format!("vnet {}: {by} {error}", vnet.spec.name))?;
             }
         }
         Ok(tables)
@@ -398,8 +401,8 @@ pub fn outside_ends(spec: &mux::VnetConfig) -> impl Iterator<Item = OutsideEnd<'
         .map(|(port, own)| (port, (OUTSIDE, own.name), &spec.vlinks[own.vlink], own.at, own.end));
     wires.chain(own).filter_map(|(port, name, vlink, near, end)| {
         let VlinkEnd::External { name: external, interface, by } = end else { return None };
-        let leaving = vlink.egress(near);
-        Some(OutsideEnd { port, name, vlink, egress: leaving, external, interface, by })
+        let egress = vlink.egress(near);
+        Some(OutsideEnd { port, name, vlink, egress, external, interface, by })
     })
 }
 
@@ -412,19 +415,19 @@ pub fn expected(vnet: &KnownVnet) -> Result<HashMap<PathBuf, Expected>, String> 
             let (interfaces, regions) = if many { (node.ports.len(), REGIONS_MAX) } else { (1, 1) };
             (&guest.socket, NodePeer::Guest(guest.number), interfaces, regions)
         });
-        for (path, who, interfaces, regions) in
+        for (path, peer, interfaces, regions) in
             guests.chain([(&node.tap_socket, NodePeer::Tap, 1, 1)])
         {
             let expected = Expected {
                 owner: SocketOwner::Vnet(vnet.spec.name.clone()),
                 worker: vnet.worker,
                 slot: vnet.slot,
-                peer: Some((node.name.clone(), who)),
+                peer: Some((node.name.clone(), peer)),
                 interfaces: interfaces as u32,
                 regions,
             };
             if all.insert(path.clone(), expected).is_some() {
-                return Err(format!("socket {} is there twice", path.display()));
+                return Err(format!("socket {} is used twice", path.display()));
             }
         }
     }

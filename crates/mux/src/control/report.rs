@@ -40,13 +40,13 @@ impl MuxControl {
         if let Some(only) = only
             && !state.vnets.contains_key(only)
         {
-            return Err(format!("there is no vnet {only}"));
+            return Err(format!("vnet {only} does not exist"));
         }
         let mut stats = MuxStats::default();
-        let wanted = state.vnets.values();
-        let wanted = wanted.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
+        let selected = state.vnets.values();
+        let selected = selected.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
         for (number, worker) in self.workers.iter().enumerate() {
-            let here = wanted.clone().filter(|vnet| vnet.worker == number);
+            let here = selected.clone().filter(|vnet| vnet.worker == number);
             let mut nodes = here
                 .flat_map(|vnet| (0..).zip(nodes(&vnet.spec)).map(move |it| (vnet, it)))
                 .peekable();
@@ -86,7 +86,7 @@ impl MuxControl {
                 add_external(sum, worker.call(counted)?.unwrap_or_default());
             }
         }
-        for vnet in wanted {
+        for vnet in selected {
             let counted = stats.vnets.entry(vnet.spec.name.clone()).or_default();
             self.add_problems(&state, &vnet.spec, counted);
             // There may be many queues. A client that wants those
@@ -102,7 +102,7 @@ impl MuxControl {
     /// rounds of its worker. With `clear`, makes it forget all addresses.
     pub fn fdb(&self, vnet: &str, vlink: &str, clear: bool) -> Result<MuxReply, String> {
         let state = self.state();
-        let known = state.vnets.get(vnet).ok_or_else(|| format!("there is no vnet {vnet}"))?;
+        let known = state.vnets.get(vnet).ok_or_else(|| format!("vnet {vnet} does not exist"))?;
         let mut segments = known.spec.vlinks.iter().filter(|it| it.segment.is_some());
         let at = segments
             .position(|it| it.name == vlink)
@@ -166,14 +166,14 @@ impl MuxControl {
         }
         let (worker, slot) = (&self.workers[vnet.worker], usize::from(vnet.slot));
         for part in places.chunks(COUNTED_MAX) {
-            let wanted: Vec<_> = part.iter().map(|it| (it.0, it.1)).collect();
+            let keys: Vec<_> = part.iter().map(|it| (it.0, it.1)).collect();
             let counted = worker.call(move |worker| {
                 let ports = &worker.vnets.get(slot)?.as_ref()?.ports;
                 let count = |(port, from): (usize, usize)| {
                     let queues = ports.get(port).into_iter().flat_map(|it| it.queues(from));
                     queues.take(QUEUES_COUNTED).collect::<Vec<_>>()
                 };
-                Some(wanted.into_iter().map(count).collect::<Vec<_>>())
+                Some(keys.into_iter().map(count).collect::<Vec<_>>())
             })?;
             for ((_, _, (node, port), queues), counted) in
                 part.iter().zip(counted.unwrap_or_default())
@@ -206,7 +206,7 @@ impl MuxControl {
         let captures = self.captures.clone();
         if captures.fetch_add(1, Ordering::Relaxed) >= CAPTURES_MAX {
             captures.fetch_sub(1, Ordering::Relaxed);
-            return Err(format!("{CAPTURES_MAX} captures at a time are the most"));
+            return Err(format!("more than {CAPTURES_MAX} captures at a time"));
         }
         let (sink, source) = capture::channel(snap_bytes, program);
         let begun = self.at_port(name, move |port| port.captures.push(sink));
@@ -219,7 +219,9 @@ impl MuxControl {
                 counted.fetch_sub(1, Ordering::Relaxed);
             };
             let builder = thread::Builder::new().name("capture".into());
-            builder.spawn(write).map_err(|error| format!("no thread for the capture: {error}"))
+            builder
+                .spawn(write)
+                .map_err(|error| format!("can't start the capture's thread: {error}"))
         });
         if thread.is_err() {
             captures.fetch_sub(1, Ordering::Relaxed);
@@ -244,7 +246,7 @@ impl MuxControl {
         match stages.recv_timeout(wait) {
             Ok(stages) => Ok(MuxReply::Traced { stages }),
             Err(RecvTimeoutError::Disconnected) => {
-                Err("another trace took this one's place, or the port is gone".into())
+                Err("another trace replaced this one, or the port is gone".into())
             }
             Err(RecvTimeoutError::Timeout) => {
                 // If the port is gone, so is the request.
@@ -268,7 +270,7 @@ impl MuxControl {
         name: &PortName,
         work: impl FnOnce(&mut MuxPort) -> T + Send + 'static,
     ) -> Result<(&WorkerHandle, T), String> {
-        let unknown = || format!("there is no port {}/{}:{}", name.vnet, name.node, name.port);
+        let unknown = || format!("port {}/{}:{} does not exist", name.vnet, name.node, name.port);
         let state = self.state();
         let (vnet, port) = state.port(name).ok_or_else(unknown)?;
         let (worker, slot) = (&self.workers[vnet.worker], usize::from(vnet.slot));

@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Interval of checks for space at an engine, or at a mirror that does not read.
-const LOOK: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Events handled at a time.
 const EVENTS_MAX: usize = 64;
@@ -137,7 +137,7 @@ impl FollowedMirror {
             match asked {
                 FromEngine::WantsMirror => {
                     if self.wanted {
-                        self.end("what it says can't be followed");
+                        self.end("its messages are invalid");
                         self.connect_at = Some(Instant::now() + self.pause);
                         self.pause = (self.pause * 2).min(PAUSE_MAX);
                     }
@@ -185,11 +185,11 @@ impl FollowedMirror {
 
     /// Passes messages of the mirror to the engine while
     /// there is space, and queued answers to the mirror.
-    fn turn(&mut self) {
-        let mut told = false;
+    fn poll(&mut self) {
+        let mut pushed = false;
         if self.connection.is_some() && !self.begun {
             self.begun = self.source.to.push(ToEngine::Begin(self.mirror)).is_ok();
-            told = self.begun;
+            pushed = self.begun;
         }
         let mut left = TURN;
         let result = loop {
@@ -207,7 +207,7 @@ impl FollowedMirror {
                 Ok(MirrorInput::Message(message)) => {
                     // The ring has space.
                     let _ = self.source.to.push(ToEngine::Message(message));
-                    told = true;
+                    pushed = true;
                 }
                 Ok(MirrorInput::Part) => {}
                 Ok(MirrorInput::Nothing) => self.may_have_more = false,
@@ -217,7 +217,7 @@ impl FollowedMirror {
         if let Err(error) = result {
             self.end(&error.to_string());
         }
-        if told {
+        if pushed {
             // Fails only if it was rung 2^64 times and not answered.
             let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
@@ -233,7 +233,7 @@ impl FollowedMirror {
         let answers = !self.source.from.is_empty();
         match waits && !self.source.to.is_full() || answers && connection.has_space() {
             true => Some(Duration::ZERO),
-            false => (waits || answers || connection.has_backlog()).then_some(LOOK),
+            false => (waits || answers || connection.has_backlog()).then_some(CHECK_INTERVAL),
         }
     }
 }
@@ -248,7 +248,7 @@ struct MirrorReader {
 
 impl MirrorReader {
     fn run(mut self) {
-        let mut came = vec![];
+        let mut ready = vec![];
         while !self.shared.ended.load(Ordering::Relaxed) {
             self.shared.wake.sleeping();
             for followed in
@@ -259,19 +259,19 @@ impl MirrorReader {
             }
             // The engine has dropped the other end.
             self.all.retain(|_, it| !it.source.to.is_abandoned());
-            for number in came.drain(..) {
+            for number in ready.drain(..) {
                 self.all.entry(number).and_modify(|it| it.may_have_more = true);
             }
             for (number, followed) in &mut self.all {
                 followed.handle_engine_messages();
                 followed.connect(*number, &self.epoll);
-                followed.turn();
+                followed.poll();
             }
             let left = self.all.values().filter_map(FollowedMirror::due).min();
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
             if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, left.as_ref()) {
-                came.extend(events.iter().map(|event| event.data.u64()));
+                ready.extend(events.iter().map(|event| event.data.u64()));
             }
             self.shared.wake.awake();
         }
@@ -315,7 +315,7 @@ mod tests {
         let (mut bytes, mut read) = (vec![0; 1 << 20], 0);
         while followed.due().is_some() {
             followed.handle_engine_messages();
-            followed.turn();
+            followed.poll();
             read += mirror.read(&mut bytes).unwrap_or(0);
         }
         assert!(followed.source.from.is_empty(), "{} are left", followed.source.from.slots());

@@ -17,7 +17,7 @@ use crate::control::plan::KnownVnet;
 
 /// Time between two checks of the clock while a schedule runs. A step may be this late
 /// if the machine slept meanwhile. A step that failed is tried again after this time.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The clock of schedules, nanoseconds: CLOCK_BOOTTIME.
 pub fn now_ns() -> u64 {
@@ -41,7 +41,7 @@ impl MuxControl {
     }
 
     /// Wakes that thread to check for the next step.
-    pub(super) fn look_at_schedules(&self) {
+    pub(super) fn check_schedules(&self) {
         self.clock.get().inspect(|thread| thread.unpark());
     }
 
@@ -57,7 +57,7 @@ impl MuxControl {
         let scheduled = state.vnets.values().filter(|it| next_ns(it).is_some());
         let scheduled: Vec<_> = scheduled.cloned().collect();
         let next_ns = scheduled.iter().filter_map(next_ns).min()?;
-        let mut wait = LOOK.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)));
+        let mut wait = CHECK_INTERVAL.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)));
         for known in scheduled {
             let spec = at(&known.wanted, now_ns);
             if spec == known.spec {
@@ -65,10 +65,10 @@ impl MuxControl {
             }
             let name = spec.name.clone();
             match self.install(&mut state, KnownVnet { spec, ..known }, None) {
-                Ok(()) => info!("vnet {name}: a step of its schedule is done"),
+                Ok(()) => info!("vnet {name}: applied a step of its schedule"),
                 Err(error) => {
-                    warn!("vnet {name}: a step of its schedule can't be done: {error:?}");
-                    wait = LOOK;
+                    warn!("vnet {name}: can't apply a step of its schedule: {error:?}");
+                    wait = CHECK_INTERVAL;
                 }
             }
         }

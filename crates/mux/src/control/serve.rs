@@ -43,7 +43,7 @@ impl MuxServer {
         for stream in listener.incoming() {
             let stream = stream?;
             if self.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-                warn!("more than {CONNECTIONS_MAX} control connections");
+                warn!("more than {CONNECTIONS_MAX} control connections: one was closed");
                 self.connections.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
@@ -115,7 +115,7 @@ impl MuxServer {
     fn listen(&self, sockets: Vec<PathBuf>, fds: Vec<OwnedFd>) -> Result<MuxReply, RequestRefusal> {
         if sockets.len() != fds.len() {
             let (paths, count) = (sockets.len(), fds.len());
-            return Err(format!("{paths} paths and {count} sockets to listen at").into());
+            return Err(format!("{paths} paths, but {count} listening sockets").into());
         }
         self.control.listener.offer(sockets.into_iter().zip(fds.into_iter().map(Listener::new)));
         Ok(MuxReply::Done)

@@ -219,7 +219,7 @@ struct CounterSnapshot {
     first: u32,
     counters: Vec<Counter>,
     /// Counters that were sent already.
-    told: usize,
+    sent: usize,
 }
 
 impl SlowPathClient {
@@ -236,14 +236,14 @@ impl SlowPathClient {
 
     /// Queues the next packet of counters.
     fn send_counters(&mut self) {
-        let Some(CounterSnapshot { number, first, counters, told }) = &mut self.counts else {
+        let Some(CounterSnapshot { number, first, counters, sent }) = &mut self.counts else {
             return;
         };
-        let left = &counters[*told..];
+        let left = &counters[*sent..];
         let some = &left[..left.len().min(COUNTERS_AT_ONCE)];
         let (more, mut packet) = (some.len() < left.len(), vec![]);
-        SlowPathReply::put_counters(*number, *first + *told as u32, some, more, &mut packet);
-        *told += some.len();
+        SlowPathReply::put_counters(*number, *first + *sent as u32, some, more, &mut packet);
+        *sent += some.len();
         if !more {
             self.counts = None;
             self.asking = false;
@@ -299,7 +299,7 @@ impl SlowPathClient {
         };
         let packet = bytes
             .get(..length)
-            .ok_or_else(|| format!("a packet of {length} bytes, {PACKET_BYTES_MAX} at most"))?;
+            .ok_or_else(|| format!("packet of {length} bytes, {PACKET_BYTES_MAX} at most"))?;
         self.packet.clear();
         self.packet.extend_from_slice(packet);
         self.heard = 0;
@@ -366,8 +366,8 @@ impl SlowPathEndpoint {
             program.flush();
             if program.patience_ends().is_some_and(|end| Instant::now() >= end) {
                 let why = match program.hello {
-                    true => "it does not read what it is answered",
-                    false => "it does not say hello",
+                    true => "it does not read its replies",
+                    false => "it sends no hello",
                 };
                 fault = program.end(why);
             }
@@ -440,7 +440,7 @@ impl SlowPathEndpoint {
                 ended: false,
             };
             if self.programs.len() >= PROGRAMS_MAX {
-                program.end(&format!("there are {PROGRAMS_MAX} programs already, the most"));
+                program.end(&format!("more than {PROGRAMS_MAX} programs"));
                 continue;
             }
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
@@ -473,10 +473,10 @@ impl SlowPathEndpoint {
 
     fn handle_request(&mut self, at: usize, request: SlowPathRequest) -> Result<(), String> {
         let program = &mut self.programs[at];
-        let whose = program.number;
+        let client = program.number;
         if let SlowPathRequest::Hello(version) = request {
             if version != VERSION {
-                return Err(format!("it speaks version {version}, and the mux {VERSION}"));
+                return Err(format!("its protocol has version {version}, the mux's {VERSION}"));
             }
             program.hello = true;
             self.ready()?;
@@ -492,9 +492,9 @@ impl SlowPathEndpoint {
             return Ok(());
         }
         if !program.hello {
-            return Err("it does not say hello first".into());
+            return Err("its first request is not hello".into());
         }
-        let ask = |number, job| AddressedJob { client: whose, number, job };
+        let ask = |number, job| AddressedJob { client, number, job };
         match request {
             SlowPathRequest::Hello(_) => {}
             SlowPathRequest::Set(filter) => {
@@ -524,17 +524,20 @@ impl SlowPathEndpoint {
                     program.wrong.get_or_insert((NO_FILTER, why));
                 }
                 if program.changes.queues.len() >= QUEUES_SET_MAX {
-                    return Err(format!("more than {QUEUES_SET_MAX} queues are set in one commit"));
+                    return Err(format!("more than {QUEUES_SET_MAX} queues in one commit"));
                 }
                 program.changes.queues.push(setting);
             }
             SlowPathRequest::Queues { number, vport, first } => {
                 let vports = self.handle.shared.vports.load(Ordering::Relaxed);
                 if u64::from(vport) >= vports {
-                    return Err(format!("vport {vport}: there are {vports}, from 0 on"));
+                    return Err(format!(
+                        "vport {vport} does not exist: the router has {vports}, numbered from 0"
+                    ));
                 }
-                let first =
-                    first.checked_sub(1).ok_or("queue 0: they are counted from 1".to_string())?;
+                let first = first
+                    .checked_sub(1)
+                    .ok_or("queue 0 does not exist: queues are numbered from 1".to_string())?;
                 let states = Vec::with_capacity(QUEUES_AT_ONCE);
                 self.programs[at].asking = true;
                 self.jobs.push_back(ask(number, SlowPathJob::Queues(vport, first, states, false)));
@@ -549,7 +552,7 @@ impl SlowPathEndpoint {
                     // Added to the earlier commits of the same packet.
                     Some(AddressedJob {
                         client: before, job: SlowPathJob::Commit(all, _), ..
-                    }) if *before == whose => {
+                    }) if *before == client => {
                         all.push(commit);
                     }
                     _ => self.jobs.push_back(ask(0, SlowPathJob::Commit(vec![commit], 0))),
@@ -560,7 +563,7 @@ impl SlowPathEndpoint {
                 let end = first.checked_add(count).filter(|end| *end <= counters);
                 let Some(end) = end else {
                     return Err(format!(
-                        "there are {counters} counters, and no {count} from {first} on"
+                        "{count} counters from {first} do not exist: the router has {counters}, numbered from 0"
                     ));
                 };
                 program.asking = true;
@@ -574,7 +577,7 @@ impl SlowPathEndpoint {
             }
             SlowPathRequest::Frame { out, vport, queue, bytes } => {
                 if !(ether::HEADER_BYTES..=FRAME_BYTES_MAX).contains(&bytes.len()) {
-                    return Err(format!("a frame of {} bytes", bytes.len()));
+                    return Err(format!("frame of {} bytes", bytes.len()));
                 }
                 self.jobs.push_back(ask(0, SlowPathJob::Send { out, vport, queue, bytes }));
             }
@@ -600,15 +603,22 @@ impl SlowPathEndpoint {
         let action = &filter.action;
         if filter.id >= filters {
             // The caller adds the filter's number.
-            return Err(format!("the router has {filters} filters, from 0 on (dataPlane.filters)"));
+            return Err(format!(
+                "the router has {filters} filters, numbered from 0 (dataPlane.filters)"
+            ));
         }
         if action.counter != NO_COUNTER && action.counter >= counters {
-            return Err(format!("counter {}: there are {counters}, from 0 on", action.counter));
+            return Err(format!(
+                "counter {} does not exist: the router has {counters}, numbered from 0",
+                action.counter
+            ));
         }
         let sent = (action.verdict == FilterVerdict::Send).then_some(&action.vport);
         let ports = sent.into_iter().chain(action.copies());
         if let Some(vport) = ports.copied().find(|vport| u64::from(*vport) >= vports) {
-            return Err(format!("vport {vport}: there are {vports}, from 0 on"));
+            return Err(format!(
+                "vport {vport} does not exist: the router has {vports}, numbered from 0"
+            ));
         }
         let is_long = matches!(filter.pattern, FilterPattern::Long { .. });
         if self.fields.is_some_and(|long| long != is_long) {
@@ -617,7 +627,7 @@ impl SlowPathEndpoint {
         }
         let is_ip = self.fields.is_none();
         if is_ip && action.verdict == FilterVerdict::Send && action.data[..6] == [0; 6] {
-            return Err("it is to be sent to no link address".into());
+            return Err("it sends frames, but has no destination MAC address".into());
         }
         Ok(())
     }
@@ -628,13 +638,15 @@ impl SlowPathEndpoint {
         let vports = self.handle.shared.vports.load(Ordering::Relaxed);
         let about = format!("queue {queue} of vport {vport}");
         if u64::from(vport) >= vports {
-            return Err(format!("vport {vport}: there are {vports}, from 0 on"));
+            return Err(format!(
+                "vport {vport} does not exist: the router has {vports}, numbered from 0"
+            ));
         }
         if queue == 0 {
-            return Err(format!("{about}: they are counted from 1"));
+            return Err(format!("{about}: queues are numbered from 1"));
         }
         if weight > WEIGHT_MAX {
-            return Err(format!("{about}: weight {weight} is above {WEIGHT_MAX}"));
+            return Err(format!("{about}: weight {weight} exceeds {WEIGHT_MAX}"));
         }
         if frames > QUEUE_FRAMES_MAX {
             return Err(format!("{about}: {frames} frames, {QUEUE_FRAMES_MAX} at most"));
@@ -646,7 +658,7 @@ impl SlowPathEndpoint {
         let collected: usize = self.programs.iter().map(|it| it.changes.all.len()).sum();
         let most = changes_max(self.spec.filters);
         if collected >= most {
-            return Err(format!("more than {most} changes, of all programs, wait for a commit"));
+            return Err(format!("more than {most} uncommitted changes of all programs"));
         }
         self.programs[at].changes.all.push(change);
         Ok(())
@@ -654,16 +666,16 @@ impl SlowPathEndpoint {
 
     /// Passes jobs to the engine while the ring has space.
     fn hand_over(&mut self) {
-        let mut told = false;
+        let mut pushed = false;
         while self.under_way < JOBS_MAX
             && let Some(job) = self.jobs.pop_front()
         {
             // The ring has space.
             let _ = self.handle.to.push(job);
             self.under_way += 1;
-            told = true;
+            pushed = true;
         }
-        if told {
+        if pushed {
             // Fails only if it was rung 2^64 times and not answered.
             let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         }
@@ -671,11 +683,11 @@ impl SlowPathEndpoint {
 
     /// Sends the result of a job to its program, if that is still connected.
     fn answer(&mut self, asked: AddressedJob) {
-        let AddressedJob { client: whose, number, job } = asked;
+        let AddressedJob { client, number, job } = asked;
         if let SlowPathJob::Commit(all, _) = &job {
             self.changing -= all.iter().map(|commit| commit.changes.count() + 1).sum::<usize>();
         }
-        let Some(program) = self.programs.iter_mut().find(|it| it.number == whose) else { return };
+        let Some(program) = self.programs.iter_mut().find(|it| it.number == client) else { return };
         match job {
             SlowPathJob::Actions(_)
             | SlowPathJob::Short(_)
@@ -692,14 +704,14 @@ impl SlowPathEndpoint {
                         (None, None) => SlowPathReply::Refused {
                             number,
                             id: 0,
-                            reason: "there are no tables".into(),
+                            reason: "the router has no filter tables yet".into(),
                         },
                     });
                 }
             }
             SlowPathJob::Count(numbers, counters) => {
                 let first = numbers.start;
-                program.counts = Some(CounterSnapshot { number, first, counters, told: 0 });
+                program.counts = Some(CounterSnapshot { number, first, counters, sent: 0 });
             }
             SlowPathJob::Queues(vport, first, queues, more) => {
                 let next = first + queues.len() as u16;
@@ -708,7 +720,7 @@ impl SlowPathEndpoint {
                 if more {
                     let states = Vec::with_capacity(QUEUES_AT_ONCE);
                     let job = SlowPathJob::Queues(vport, next, states, false);
-                    self.jobs.push_back(AddressedJob { client: whose, number, job });
+                    self.jobs.push_back(AddressedJob { client, number, job });
                 }
             }
             SlowPathJob::List(_, filters, more) => {
@@ -716,7 +728,7 @@ impl SlowPathEndpoint {
                 program.asking = more.is_some();
                 if let Some(next) = more {
                     let job = SlowPathJob::List(next, Vec::with_capacity(FILTERS_AT_ONCE), None);
-                    self.jobs.push_back(AddressedJob { client: whose, number, job });
+                    self.jobs.push_back(AddressedJob { client, number, job });
                 }
             }
         }
@@ -752,7 +764,7 @@ struct SlowPathThread {
 impl SlowPathThread {
     fn run(mut self) {
         let (start, clock) = (Instant::now(), Clock::new());
-        let mut came = vec![];
+        let mut ready = vec![];
         while !self.shared.ended.load(Ordering::Relaxed) {
             self.shared.wake.sleeping();
             let new = std::mem::take(
@@ -765,7 +777,7 @@ impl SlowPathThread {
             // The engine has dropped the other end.
             for (_, mut gone) in self.all.extract_if(|_, it| it.handle.to.is_abandoned()) {
                 for program in &mut gone.programs {
-                    program.end("its vrouter's engine is gone, or has become another one");
+                    program.end("its router's fast path was removed or replaced");
                     let _ = epoll::delete(&self.epoll, &program.socket);
                 }
                 if gone.listens && Arc::strong_count(&gone.listener) == 1 {
@@ -774,7 +786,7 @@ impl SlowPathThread {
                     let _ = epoll::delete(&self.epoll, &*gone.listener);
                 }
             }
-            for number in came.drain(..) {
+            for number in ready.drain(..) {
                 self.all.entry(number).and_modify(|place| {
                     place.may_accept = true;
                     place.programs.iter_mut().for_each(|it| it.may_have_more = true);
@@ -794,7 +806,7 @@ impl SlowPathThread {
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
             if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, left.as_ref()) {
-                came.extend(events.iter().map(|event| event.data.u64()));
+                ready.extend(events.iter().map(|event| event.data.u64()));
             }
             self.shared.wake.awake();
         }

@@ -63,7 +63,7 @@ impl WorkerHandle {
     }
 
     /// Runs `work` at the worker, without a result. Logs an error.
-    pub fn tell(&self, work: impl FnOnce(&mut Worker) + Send + 'static) {
+    pub fn notify(&self, work: impl FnOnce(&mut Worker) + Send + 'static) {
         if let Err(error) = self.call(work) {
             warn!("{error}");
         }
@@ -71,10 +71,10 @@ impl WorkerHandle {
 }
 
 /// Starts the workers with a common pool, in the calling thread's network namespace. The
-/// last result receives the connections that they give up. They ring `keeper` for these.
+/// last result receives the connections that they give up. They ring `listener_wake` for these.
 pub fn start(
     settings: &MuxSettings,
-    keeper: &Arc<Wake>,
+    listener_wake: &Arc<Wake>,
 ) -> anyhow::Result<(Arc<[WorkerHandle]>, Pool, Receiver<Dropped>)> {
     let count = settings.workers.max(1);
     let (dropped, dropped_by_workers) = mpsc::channel();
@@ -83,26 +83,26 @@ pub fn start(
     let ringers = Ringers::start()?;
     let mut workers = Vec::new();
     for (number, (packets, neighbours)) in parts.into_iter().zip(mesh(&wakes)).enumerate() {
-        let (commands, obeyed) = mpsc::sync_channel(COMMANDS_MAX);
+        let (commands, received) = mpsc::sync_channel(COMMANDS_MAX);
         let wake = wakes[number].clone();
         let ringers = ringers.clone();
-        let core = Core::new(packets, dropped.clone(), keeper.clone(), ringers)?;
+        let core = Core::new(packets, dropped.clone(), listener_wake.clone(), ringers)?;
         let watch = core.connections.watch.clone();
-        let worker = Worker::new(number as u16, core, neighbours, obeyed, wake.clone())?;
+        let worker = Worker::new(number as u16, core, neighbours, received, wake.clone())?;
         let cpu = settings.cpus.get(number).map(|id| core_affinity::CoreId { id: *id });
         thread::Builder::new().name(format!("worker{number}")).spawn(move || {
             if let Some(cpu) = cpu
                 && !core_affinity::set_for_current(cpu)
             {
-                warn!("worker {number} can't run on CPU {} alone", cpu.id);
+                warn!("worker {number} can't be pinned to CPU {}", cpu.id);
             }
             // Otherwise the kernel ends each sleep up to 50 µs late, to end several at once.
             if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
-                warn!("worker {number} may be late where it has to wait: {error}");
+                warn!("worker {number} may wake late: {error}");
             }
             // Sets up what ringing needs now, not when a peer waits for it.
             if let Err(error) = Bell::probe() {
-                warn!("worker {number} can't ring: {error}");
+                warn!("worker {number} can't ring doorbells: {error}");
             }
             worker.run();
         })?;

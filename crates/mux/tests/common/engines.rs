@@ -48,7 +48,7 @@ impl Mirror {
         mirror
     }
 
-    pub fn tell(&mut self, messages: &[ToGuest]) {
+    pub fn push(&mut self, messages: &[ToGuest]) {
         self.stream.write_all(&encode(messages).unwrap()).unwrap();
     }
 
@@ -63,7 +63,7 @@ impl Mirror {
 
     /// Waits until all messages so far are applied.
     pub fn settle(&mut self, number: u64) {
-        self.tell(&[ToGuest::Barrier(number)]);
+        self.push(&[ToGuest::Barrier(number)]);
         while !self.hear().contains(&FromGuest::Applied(number)) {}
     }
 
@@ -91,7 +91,7 @@ impl Mirror {
             all.push(ToGuest::Route { prefix, target: RouteDecision::Group(net.into()) });
         }
         all.push(ToGuest::End);
-        self.tell(&all);
+        self.push(&all);
         self.settle(1);
     }
 }

@@ -72,10 +72,10 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Waits as [`eventually`], and returns the value.
-pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn soon<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let mut found = None;
     eventually(what, || {
-        found = look();
+        found = check();
         found.is_some()
     });
     found.unwrap()
@@ -87,12 +87,12 @@ pub fn assert_adds_up(stats: &MuxStats) {
     for (vnet, counters) in &stats.vnets {
         for (name, node) in &counters.nodes {
             let ports = node.ports.values();
-            let came: u64 =
+            let received: u64 =
                 ports.clone().map(|port| port.received + port.made + port.duplicated).sum();
             let ended: u64 = ports
                 .map(|p| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>())
                 .sum();
-            assert_eq!(came, ended + node.in_flight, "{vnet}/{name}: {node:#?}");
+            assert_eq!(received, ended + node.in_flight, "{vnet}/{name}: {node:#?}");
         }
     }
 }

@@ -101,11 +101,11 @@ fn police(bytes: &mut PortBucket, frames: &mut PortBucket, rate: Option<PortRate
     let rate = rate.unwrap_or_default();
     // Rates below one byte per second count as one byte per second.
     let units = if rate.bps == 0 { 0 } else { (rate.bps / 8).max(1) };
-    let wanted = PortBucket::new(units, u128::from(rate.burst_bytes), FRAME_BYTES);
-    let wanted_frames = PortBucket::new(rate.pps, 0, 1);
+    let bucket = PortBucket::new(units, u128::from(rate.burst_bytes), FRAME_BYTES);
+    let frame_bucket = PortBucket::new(rate.pps, 0, 1);
     let same = |a: PortBucket, b: PortBucket| (a.step, a.burst) == (b.step, b.burst);
-    if !same(wanted, *bytes) || !same(wanted_frames, *frames) {
-        (*bytes, *frames) = (wanted, wanted_frames);
+    if !same(bucket, *bytes) || !same(frame_bucket, *frames) {
+        (*bytes, *frames) = (bucket, frame_bucket);
     }
 }
 
@@ -311,7 +311,7 @@ const REASONS: usize = Reason::ALL.len() - 1;
 #[repr(C)]
 pub(super) struct PortCountsEntry {
     traffic: [[u64; 2]; 4],
-    ways: [u64; 8],
+    paths: [u64; 8],
     dropped: [u64; REASONS],
     refused: [u64; REASONS],
 }
@@ -323,10 +323,10 @@ impl PortCountsEntry {
         for bytes in of {
             let Ok((one, _)) = Self::read_from_prefix(&bytes) else { continue };
             let more = one.traffic.as_flattened().iter().chain(&one.dropped);
-            let more = more.chain(&one.refused).chain(&one.ways);
+            let more = more.chain(&one.refused).chain(&one.paths);
             let sums = all.traffic.as_flattened_mut().iter_mut();
             let sums = sums.chain(&mut all.dropped).chain(&mut all.refused);
-            let sums = sums.chain(&mut all.ways);
+            let sums = sums.chain(&mut all.paths);
             sums.zip(more).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
         }
         let [from_vrouter, to_link, from_link, to_vrouter] =
@@ -337,8 +337,8 @@ impl PortCountsEntry {
             all
         };
         let (dropped, refused) = (reasons(all.dropped), reasons(all.refused));
-        let [short, silent, hooked, special, route, neighbour, too_big, source] = all.ways;
-        let ways = BypassCounters {
+        let [short, silent, hooked, special, route, neighbour, too_big, source] = all.paths;
+        let paths = BypassCounters {
             bypassed: short,
             silent,
             hooked,
@@ -355,7 +355,7 @@ impl PortCountsEntry {
             to_vrouter,
             dropped,
             refused,
-            bypass: ways,
+            bypass: paths,
             unsent: 0,
         }
     }

@@ -321,10 +321,7 @@ impl fmt::Display for InnerEndChange {
             Self::Renamed(name) => write!(to, "renamed to {name}"),
             Self::Resized(mtu) => write!(to, "its MTU set to {mtu}"),
             Self::Readdressed([a, b, c, d, e, f]) => {
-                write!(
-                    to,
-                    "its link address set to {a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"
-                )
+                write!(to, "its MAC address set to {a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
             }
             Self::Down => write!(to, "set down"),
         }
@@ -590,14 +587,14 @@ impl Ports {
     ///
     /// # Errors
     /// The tunnel is of an unsupported kind, or belongs to another port.
-    pub fn join(&self, number: u32, way: LinkTarget) -> Result<()> {
-        let before = self.egress(number)?.map(|leaving| leaving.tunnel);
-        let now = match &way {
+    pub fn join(&self, number: u32, target: LinkTarget) -> Result<()> {
+        let before = self.egress(number)?.map(|egress| egress.tunnel);
+        let now = match &target {
             LinkTarget::None | LinkTarget::Port(_) => None,
             LinkTarget::Outside(outside) => Some(self.connect(number, outside)?),
         };
         self.change(number, |port| {
-            port.to = match way {
+            port.to = match target {
                 LinkTarget::None => 0,
                 LinkTarget::Port(other) => other.saturating_add(1),
                 LinkTarget::Outside(_) => OUTSIDE,
@@ -605,7 +602,7 @@ impl Ports {
         })?;
         let delete = |map: &MapHandle, key: &[u8]| match map.delete(key) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-                Err(other(error)).on("let go the tunnel of port", number)
+                Err(other(error)).on("release the tunnel of port", number)
             }
             _ => Ok(()),
         };
@@ -624,19 +621,19 @@ impl Ports {
         let ExternalEnd { interface, mac, by, limit } = outside;
         let invalid = |text| Err(Error::Invalid { object: format!("port {number} by {by}"), text });
         let Some(new) = EgressEntry::new(*interface, by, *mac) else {
-            return invalid("not a tunnel that the kernel data plane knows".into());
+            return invalid("the kernel data plane does not support this tunnel".into());
         };
         if limit.is_some_and(|limit| limit >= LIMITS_MAX) {
             return invalid(format!("{LIMITS_MAX} limits at most, from 0"));
         }
         let key = new.tunnel.as_bytes();
         let _alone = self.alone();
-        let there = self.tunnels.lookup(key, MapFlags::ANY).map_err(other);
-        let there = there.on("look for the tunnel of port", number)?;
-        if let Some(taker) = there.and_then(|bytes| Taker::read_from_bytes(&bytes).ok())
+        let current = self.tunnels.lookup(key, MapFlags::ANY).map_err(other);
+        let current = current.on("look for the tunnel of port", number)?;
+        if let Some(taker) = current.and_then(|bytes| Taker::read_from_bytes(&bytes).ok())
             && taker.port != number
         {
-            return invalid(format!("taken by port {}", taker.port));
+            return invalid(format!("already used by port {}", taker.port));
         }
         let set = |map: &MapHandle, key: &[u8], value: &[u8]| {
             map.update(key, value, MapFlags::ANY)
@@ -658,10 +655,10 @@ impl Ports {
     /// Does nothing if the port has no tunnel.
     pub fn set_hop(&self, number: u32, hop: Option<UnderlayHop>) -> Result<()> {
         let _alone = self.alone();
-        let Some(mut leaving) = self.egress(number)? else { return Ok(()) };
-        leaving.set_hop(hop);
+        let Some(mut egress) = self.egress(number)? else { return Ok(()) };
+        egress.set_hop(hop);
         self.outsides
-            .update(&number.to_ne_bytes(), leaving.as_bytes(), MapFlags::EXIST)
+            .update(&number.to_ne_bytes(), egress.as_bytes(), MapFlags::EXIST)
             .map_err(other)
             .on("set the next hop of port", number)
     }

@@ -167,8 +167,8 @@ impl Ports {
     /// since `since` of the monotonic clock ([`now`]), in no order. If there are
     /// many, some may be missing for a short time.
     pub fn used(&self, since: Duration) -> Result<Vec<UsedNeighbour>> {
-        let told = self.uses()?.into_iter().filter_map(|(_, it)| it.neighbour());
-        Ok(told.filter(|used| used.at >= since).collect())
+        let neighbours = self.uses()?.into_iter().filter_map(|(_, it)| it.neighbour());
+        Ok(neighbours.filter(|used| used.at >= since).collect())
     }
 
     /// Returns the entries with their keys in the map.

@@ -173,7 +173,7 @@ pub fn adds_up(counters: &ports::KernelPortCounters) {
 }
 
 /// Frames by all ways.
-pub fn sum_of(ways: &ports::BypassCounters) -> u64 {
+pub fn sum_of(bypass: &ports::BypassCounters) -> u64 {
     let ports::BypassCounters {
         bypassed: short,
         silent,
@@ -183,6 +183,6 @@ pub fn sum_of(ways: &ports::BypassCounters) -> u64 {
         neighbour,
         too_big,
         source,
-    } = ways;
+    } = bypass;
     short + silent + hooked + special + route + neighbour + too_big + source
 }

@@ -211,7 +211,7 @@ impl Router {
             2 => format!("prohibit {}/{length}{tos}", std::net::Ipv4Addr::from(prefix)),
             3 => format!("throw {}/{length}{tos}", std::net::Ipv4Addr::from(prefix)),
             kind => {
-                let way = match kind {
+                let target = match kind {
                     4 | 5 => format!(
                         "nexthop via 10.{port}.0.{host} dev eth{port} weight {} \
                          nexthop via 10.{other}.0.{host_2} dev eth{other}",
@@ -226,7 +226,7 @@ impl Router {
                 };
                 let prefix = std::net::Ipv4Addr::from(prefix);
                 // The route's own options come before its next hops.
-                format!("{prefix}/{length}{tos}{options} {way}")
+                format!("{prefix}/{length}{tos}{options} {target}")
             }
         };
         let _ = writeln!(self.ip, "route append {to} proto 99");
@@ -254,7 +254,7 @@ impl Router {
             2 => format!("prohibit {prefix}/{length}"),
             3 => format!("throw {prefix}/{length}"),
             kind => {
-                let way = match kind {
+                let target = match kind {
                     4 | 5 => format!(
                         "nexthop via fd00:{port}::{host:x} dev eth{port} weight {} \
                          nexthop via fd00:{other}::{host_2:x} dev eth{other}",
@@ -265,7 +265,7 @@ impl Router {
                     8 => format!("dev eth{port}"),
                     _ => format!("via fd00:{port}::{host:x} dev eth{port}"),
                 };
-                format!("{prefix}/{length}{from}{options} {way}")
+                format!("{prefix}/{length}{from}{options} {target}")
             }
         };
         let _ = writeln!(self.ip, "-6 route append {to} proto 99");

@@ -72,7 +72,7 @@ impl AuthorizedRequest {
                 // The token was valid before and is now unknown.
                 Ok(Err((who, _))) if who == UNKNOWN_TOKEN => return "the token was revoked".into(),
                 Ok(Err((_, problem))) => return problem.error,
-                Ok(Ok(_)) | Err(_) => return "who asked may not any more".into(),
+                Ok(Ok(_)) | Err(_) => return "the client lost its rights".into(),
             }
         }
     }
@@ -82,8 +82,8 @@ impl FromRequestParts<Api> for AuthorizedRequest {
     type Rejection = ProblemResponse;
 
     async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, ProblemResponse> {
-        let asked = parts.extensions.get::<Self>().cloned();
-        asked.ok_or_else(|| Problem::internal("a request beside the gate").into())
+        let authorized = parts.extensions.get::<Self>().cloned();
+        authorized.ok_or_else(|| Problem::internal("the request was not authorized").into())
     }
 }
 
@@ -99,8 +99,8 @@ pub async fn authorize(State(api): State<Api>, request: Request, next: Next) -> 
     };
     let path = parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let mut pass = RequestCheck { api: &api, row, start, kept: TENANT_AUDIT_DEFAULT.into() };
-    let (asked, body) = match pass.ask(&parts, path.as_deref(), body).await {
-        Ok(asked) => asked,
+    let (authorized, body) = match pass.ask(&parts, path.as_deref(), body).await {
+        Ok(authorized) => authorized,
         Err(problem) => {
             let mut response = match problem.kind {
                 // The same response as axum's.
@@ -115,8 +115,8 @@ pub async fn authorize(State(api): State<Api>, request: Request, next: Next) -> 
             return response;
         }
     };
-    let begun = asked.audit_entry.clone();
-    parts.extensions.insert(asked);
+    let begun = authorized.audit_entry.clone();
+    parts.extensions.insert(authorized);
     let response = next.run(Request::from_parts(parts, body)).await;
     match begun {
         None => pass.note(outcome(&response)).await,
@@ -145,7 +145,7 @@ impl RequestCheck<'_> {
         body: Body,
     ) -> Result<(AuthorizedRequest, Body), Problem> {
         let peer = parts.extensions.get::<PeerIdentity>().copied();
-        let peer = peer.ok_or_else(|| Problem::internal("a request from nowhere"))?;
+        let peer = peer.ok_or_else(|| Problem::internal("the request has no peer"))?;
         self.row.from = peer.to_string();
         let shown = Arc::new((peer, token_of(&parts.headers)));
         let caller = identify(self.api, shown.clone()).await?;
@@ -243,7 +243,7 @@ async fn vnet_of(parts: &mut Parts) -> Option<String> {
 }
 
 fn outcome(response: &Response) -> (u16, Option<String>) {
-    let error = response.extensions().get::<AuditError>().map(|told| told.0.clone());
+    let error = response.extensions().get::<AuditError>().map(|error| error.0.clone());
     (response.status().as_u16(), error)
 }
 

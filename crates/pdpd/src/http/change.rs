@@ -23,7 +23,7 @@ const PROGRESS_MAX: usize = 64;
 /// Applies files, or returns what would change.
 #[utoipa::path(post, path = "/v1/apply", tag = "changes", request_body = ApplyRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn apply(
     api: AuthorizedRequest,
     JsonBody(request): JsonBody<ApplyRequest>,
@@ -41,7 +41,7 @@ pub async fn apply(
 /// Starts everything that is stored.
 #[utoipa::path(post, path = "/v1/up", tag = "changes", responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn up(api: AuthorizedRequest) -> Result<Response, ProblemResponse> {
     change(&api, |daemon, _, progress| daemon.up(progress)).await
 }
@@ -49,7 +49,7 @@ pub async fn up(api: AuthorizedRequest) -> Result<Response, ProblemResponse> {
 /// Stops all vnets and the mux.
 #[utoipa::path(post, path = "/v1/down", tag = "changes", request_body = DownRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn down(
     api: AuthorizedRequest,
     JsonBody(request): JsonBody<DownRequest>,
@@ -61,7 +61,7 @@ pub async fn down(
 #[utoipa::path(delete, path = "/v1/vnets/{vnet}", tag = "vnets",
     params(("vnet" = String, Path, description = "Its name"), DeleteQuery), responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn delete_vnet(
     api: AuthorizedRequest,
     PathParams(vnet): PathParams<String>,
@@ -83,7 +83,7 @@ pub async fn delete_vnet(
 /// Deletes the substrate; refused while vnets exist.
 #[utoipa::path(delete, path = "/v1/substrate", tag = "node", responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn delete_substrate(api: AuthorizedRequest) -> Result<Response, ProblemResponse> {
     change(&api, |daemon, _, progress| daemon.delete_substrate(progress)).await
 }
@@ -92,7 +92,7 @@ pub async fn delete_substrate(api: AuthorizedRequest) -> Result<Response, Proble
 #[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "access",
     params(("tenant" = String, Path, description = "Its name")), responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn delete_tenant(
     api: AuthorizedRequest,
     PathParams(tenant): PathParams<String>,
@@ -107,7 +107,7 @@ pub async fn delete_tenant(
         ("node" = String, Path, description = "The router")),
     request_body = ScaleRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn scale(
     api: AuthorizedRequest,
     PathParams((vnet, node)): PathParams<(String, String)>,
@@ -124,7 +124,7 @@ pub async fn scale(
     params(("vnet" = String, Path, description = "The vnet")),
     request_body = RestartRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn restart(
     api: AuthorizedRequest,
     PathParams(vnet): PathParams<String>,
@@ -143,7 +143,7 @@ pub async fn restart(
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
     request_body = LinkRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn set_link(
     api: AuthorizedRequest,
     PathParams((vnet, link)): PathParams<(String, String)>,
@@ -160,7 +160,7 @@ pub async fn set_link(
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
     request_body = LinkChange, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn change_link(
     api: AuthorizedRequest,
     PathParams((vnet, link)): PathParams<(String, String)>,

@@ -33,18 +33,18 @@ const REPORT: &str = "ChangeReport";
 #[openapi(
     info(
         title = "PdP",
-        description = "A node that hosts isolated virtual networks. JSON over HTTP/1.1 on the \
-            Unix socket /run/pdp/pdpd.sock, where the kernel says who asks, or over TLS 1.3 with \
-            a token. Every failure is a Problem. An answer of type application/x-ndjson is \
-            described as the array of its lines, each of which is one JSON value. A change whose \
-            client accepts application/json and not application/x-ndjson answers with its report \
-            alone, once it has ended.",
+        description = "A node that hosts isolated virtual networks. JSON over HTTP/1.1 on the Unix \
+                       socket /run/pdp/pdpd.sock, where the kernel identifies the client, or over \
+                       TLS 1.3 with a token. Every failure is a Problem. An answer of type \
+                       application/x-ndjson is described as the array of its lines, each of which \
+                       is one JSON value. A change whose client accepts application/json and not \
+                       application/x-ndjson answers with its report alone, once it has ended.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")
     ),
     components(schemas(pdp_api::NodeProcess, Problem)),
     servers(
-        (url = "http://pdp", description = "The Unix socket, on which the host name means nothing"),
-        (url = "https://{address}", description = "Over TLS, where pdpd has --listen",
+        (url = "http://pdp", description = "The Unix socket; the host name is ignored"),
+        (url = "https://{address}", description = "TLS, if pdpd has --listen",
             variables(("address" = (default = "localhost:7443", description = "Host and port"))))
     ),
     modifiers(&Common)
@@ -58,11 +58,12 @@ impl Modify for Common {
     fn modify(&self, document: &mut Document) {
         let components = document.components.get_or_insert_default();
         let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
-            "A token of `pdp token create`, over TLS. On the Unix socket none is needed: the user at \
-             its other end is who asks.",
+            "A token of `pdp token create`, over TLS. The Unix socket needs none: the kernel \
+             identifies the user.",
         ));
         components.add_security_scheme(TOKEN, SecurityScheme::Http(scheme.build()));
-        let mut refused = Answer::new("It was refused or failed: why, and what to do about it");
+        let mut refused =
+            Answer::new("The request was refused or failed: the reason, and what to do");
         let schema = Ref::from_schema_name(PROBLEM);
         refused.content.insert(JSON.into(), Content::new(Some(schema)).into());
         components.responses.insert(PROBLEM.into(), refused.into());

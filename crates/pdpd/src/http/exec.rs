@@ -48,9 +48,10 @@ pub async fn exec(
     PathParams((vnet, node)): PathParams<(String, String)>,
     mut request: Request,
 ) -> Result<Response, ProblemResponse> {
-    let asked = request.headers().get(UPGRADE).is_some_and(|name| name == exec::UPGRADE);
-    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>().filter(|_| asked) else {
-        return Err(Problem::new(ProblemKind::Invalid, "exec without an upgrade")
+    let is_upgrade = request.headers().get(UPGRADE).is_some_and(|name| name == exec::UPGRADE);
+    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>().filter(|_| is_upgrade)
+    else {
+        return Err(Problem::new(ProblemKind::Invalid, "exec needs a protocol upgrade")
             .hint(format!("send Connection: upgrade and Upgrade: {}", exec::UPGRADE))
             .into());
     };
@@ -189,13 +190,13 @@ async fn relay_streams(
         why = api.over() => {
             // The command ends at once, even if its client reads slowly.
             drop(run);
-            let told = async {
+            let sent = async {
                 let _ = frames.send(ExecFrame::BrokenOff(why.clone())).await;
                 drop(frames);
                 output.shutdown().await;
                 let _ = (&mut writer).await;
             };
-            let _ = timeout(LAST_OUTPUT_WAIT, told).await;
+            let _ = timeout(LAST_OUTPUT_WAIT, sent).await;
             return Err(why);
         }
     };

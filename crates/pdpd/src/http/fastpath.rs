@@ -30,7 +30,7 @@ pub async fn fastpath_filters(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router")),
     request_body = FastpathChange,
-    responses((status = OK, body = FastpathChanged, description = "They are in force")))]
+    responses((status = OK, body = FastpathChanged, description = "The filters are in force")))]
 pub async fn change_fastpath(
     api: AuthorizedRequest,
     PathParams((vnet, node)): PathParams<(String, String)>,
@@ -75,7 +75,8 @@ pub async fn fastpath_queues(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router")),
     request_body = FastpathFrame, responses(
-    (status = OK, description = "The mux has it; one that there is no room for is dropped and counted")))]
+    (status = OK, description = "The mux accepted the frame; if its queue is full, the frame is \
+                                 dropped and counted")))]
 pub async fn send_frame(
     api: AuthorizedRequest,
     PathParams((vnet, node)): PathParams<(String, String)>,

@@ -25,7 +25,7 @@ pub async fn tokens(api: AuthorizedRequest) -> Result<Json<Vec<Token>>, ProblemR
 
 /// Creates a token. Only this response contains it.
 #[utoipa::path(post, path = "/v1/tokens", tag = "access", request_body = TokenRequest, responses(
-    (status = OK, body = NewToken, description = "The token, which nobody can read again")))]
+    (status = OK, body = NewToken, description = "The token, which can't be read again")))]
 pub async fn create_token(
     api: AuthorizedRequest,
     JsonBody(request): JsonBody<TokenRequest>,
@@ -37,7 +37,7 @@ pub async fn create_token(
 /// Revokes a token. The next request with it is refused, and its open sessions end within seconds.
 #[utoipa::path(delete, path = "/v1/tokens/{id}", tag = "access",
     params(("id" = u64, Path, description = "Its number")), responses(
-    (status = OK, description = "It is revoked")))]
+    (status = OK, description = "The token is revoked")))]
 pub async fn revoke_token(
     api: AuthorizedRequest,
     PathParams(id): PathParams<u64>,

@@ -19,7 +19,7 @@ pub async fn images(api: AuthorizedRequest) -> Result<Json<Vec<ImageInfo>>, Prob
 /// image until they are applied again.
 #[utoipa::path(post, path = "/v1/images", tag = "images", request_body = PullRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
-        description = "A line for each step, and at last one for the result or the problem")))]
+        description = "One line per step; the last line is the result or the problem")))]
 pub async fn pull_image(
     api: AuthorizedRequest,
     JsonBody(request): JsonBody<PullRequest>,
@@ -29,8 +29,10 @@ pub async fn pull_image(
 
 /// Removes an image, given by its digest or one of its names; refused while a node runs on it.
 #[utoipa::path(delete, path = "/v1/images/{image}", tag = "images",
-    params(("image" = String, Path, description = "A name, a digest, or how one begins"), ImageQuery), responses(
-    (status = OK, description = "It is removed")))]
+    params(
+        ("image" = String, Path, description = "A name, a digest, or the beginning of a digest"),
+        ImageQuery), responses(
+    (status = OK, description = "The image is removed")))]
 pub async fn delete_image(
     api: AuthorizedRequest,
     PathParams(image): PathParams<String>,
@@ -41,7 +43,7 @@ pub async fn delete_image(
 
 /// Removes all unused images.
 #[utoipa::path(delete, path = "/v1/images", tag = "images", params(ImageQuery), responses(
-    (status = OK, body = Vec<ImageInfo>, description = "What was removed")))]
+    (status = OK, body = Vec<ImageInfo>, description = "The removed images")))]
 pub async fn prune_images(
     api: AuthorizedRequest,
     Params(query): Params<ImageQuery>,

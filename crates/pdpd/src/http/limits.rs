@@ -43,7 +43,7 @@ struct CountPermit(Arc<Count>, usize);
 
 impl Count {
     fn take(self: &Arc<Self>, count: usize, max: usize) -> Option<CountPermit> {
-        let more = |there: usize| there.checked_add(count).filter(|sum| *sum <= max);
+        let more = |taken: usize| taken.checked_add(count).filter(|sum| *sum <= max);
         let order = Ordering::Relaxed;
         self.0.fetch_update(order, order, more).ok().map(|_| CountPermit(self.clone(), count))
     }
@@ -129,7 +129,7 @@ impl RequestQuota {
         for (counts, bounds) in &self.0 {
             let (counter, max) = of(counts, bounds);
             taken.push(counter.take(count, max).ok_or_else(|| {
-                let problem = format!("{max} {what} at a time are the limit");
+                let problem = format!("the limit of {max} {what} at a time is reached");
                 Problem::new(ProblemKind::Busy, problem).hint("end some, or try again")
             })?);
         }
@@ -158,7 +158,7 @@ impl RequestQuota {
         let read = self.read(place, body, bytes_max);
         tokio::time::timeout(BODY_TIME_MAX, read).await.unwrap_or_else(|_| {
             let limit = BODY_TIME_MAX.as_secs();
-            Err(Problem::new(ProblemKind::TimedOut, format!("body: not whole after {limit} s")))
+            Err(Problem::new(ProblemKind::TimedOut, format!("body: incomplete after {limit} s")))
         })
     }
 
@@ -174,24 +174,24 @@ impl RequestQuota {
                 .hint("apply fewer or smaller files at a time")
         };
         // Reserve the declared length, or grow as the body arrives.
-        let said = hyper::body::Body::size_hint(&body).exact();
-        let said = said.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        if said.is_some_and(|bytes| bytes > bytes_max) {
+        let declared = hyper::body::Body::size_hint(&body).exact();
+        let declared = declared.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        if declared.is_some_and(|bytes| bytes > bytes_max) {
             return Err(too_large());
         }
         let mut bytes: Vec<u8> = Vec::new();
         let mut room = 0;
-        let mut make_room = |bytes: &mut Vec<u8>, wanted: usize| {
-            if wanted > room {
-                let more = wanted - room;
+        let mut make_room = |bytes: &mut Vec<u8>, needed: usize| {
+            if needed > room {
+                let more = needed - room;
                 let what = "bytes of requests";
                 place.taken.extend(self.take(more, what, |c, b| (c.bytes.clone(), b.bytes))?);
-                bytes.reserve_exact(wanted - bytes.len());
-                room = wanted;
+                bytes.reserve_exact(needed - bytes.len());
+                room = needed;
             }
             Ok::<_, Problem>(())
         };
-        make_room(&mut bytes, said.unwrap_or(0))?;
+        make_room(&mut bytes, declared.unwrap_or(0))?;
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|_| too_large())?;
@@ -201,8 +201,8 @@ impl RequestQuota {
             }
             if length > bytes.capacity() {
                 // Double the size each time, so that little is copied.
-                let wanted = length.max(2 * bytes.capacity()).max(GROW_BYTES);
-                make_room(&mut bytes, wanted.min(bytes_max))?;
+                let needed = length.max(2 * bytes.capacity()).max(GROW_BYTES);
+                make_room(&mut bytes, needed.min(bytes_max))?;
             }
             bytes.extend_from_slice(&chunk);
         }
@@ -243,22 +243,22 @@ mod tests {
         let full = read(&acme, &mut second, 32 << 20).await.unwrap_err();
         assert_eq!(full.kind, ProblemKind::Busy);
         drop(second);
-        let mut held = vec![first];
+        let mut permits = vec![first];
         let full = loop {
-            let room = rooms.of(&tenant(&format!("t{}", held.len())), &quota);
+            let room = rooms.of(&tenant(&format!("t{}", permits.len())), &quota);
             let mut place = room.acquire(ResponseMode::Whole).unwrap();
             match read(&room, &mut place, 32 << 20).await {
-                Ok(_) => held.push(place),
+                Ok(_) => permits.push(place),
                 Err(problem) => break problem,
             }
         };
         assert_eq!(full.kind, ProblemKind::Busy);
-        assert_eq!(held.len(), TENANTS_BODIES_BYTES_MAX / (32 << 20));
+        assert_eq!(permits.len(), TENANTS_BODIES_BYTES_MAX / (32 << 20));
         // Operators have their own limits.
         let node = rooms.of(&AccessScope::Node, &quota);
         let mut place = node.acquire(ResponseMode::Whole).unwrap();
         read(&node, &mut place, 32 << 20).await.unwrap();
-        held.clear();
+        permits.clear();
         let mut again = acme.acquire(ResponseMode::Whole).unwrap();
         read(&acme, &mut again, 32 << 20).await.unwrap();
         let large = read(&acme, &mut again, (32 << 20) + 1).await.unwrap_err();
@@ -270,7 +270,8 @@ mod tests {
         let rooms = RequestQuotas::default();
         let quota = Quota { sessions: Some(3), ..Quota::default() };
         let acme = rooms.of(&tenant("acme"), &quota);
-        let held: Vec<_> = (0..3).map(|_| acme.acquire(ResponseMode::Session).unwrap()).collect();
+        let permits: Vec<_> =
+            (0..3).map(|_| acme.acquire(ResponseMode::Session).unwrap()).collect();
         assert_eq!(acme.acquire(ResponseMode::Session).unwrap_err().kind, ProblemKind::Busy);
         acme.acquire(ResponseMode::Whole).unwrap();
         let other = rooms.of(&tenant("other"), &quota);
@@ -278,7 +279,7 @@ mod tests {
         // A raised quota applies at once.
         let more = Quota { sessions: Some(4), ..Quota::default() };
         rooms.of(&tenant("acme"), &more).acquire(ResponseMode::Session).unwrap();
-        drop(held);
+        drop(permits);
         acme.acquire(ResponseMode::Session).unwrap();
     }
 }

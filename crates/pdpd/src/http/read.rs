@@ -21,21 +21,23 @@ pub async fn version(api: AuthorizedRequest) -> Result<Json<DaemonVersion>, Prob
 
 /// Checks the facilities of the machine.
 #[utoipa::path(get, path = "/v1/doctor", tag = "node", responses(
-    (status = OK, body = Vec<MachineCheck>, description = "What was tried, in order")))]
+    (status = OK, body = Vec<MachineCheck>, description = "Results in the order of the checks")))]
 pub async fn doctor(api: AuthorizedRequest) -> Result<Json<Vec<MachineCheck>>, ProblemResponse> {
     api.call(|daemon, _| Ok(daemon.doctor())).await.map(Json)
 }
 
 /// Returns the substrate.
 #[utoipa::path(get, path = "/v1/substrate", tag = "node", responses(
-    (status = OK, body = SubstrateInfo, description = "What is wanted of it and what is; a tenant sees what it may use")))]
+    (status = OK, body = SubstrateInfo,
+        description = "Spec and status; a tenant sees what it may use")))]
 pub async fn substrate(api: AuthorizedRequest) -> Result<Json<SubstrateInfo>, ProblemResponse> {
     api.call(|daemon, scope| daemon.substrate(scope)).await.map(Json)
 }
 
 /// Returns all vnets.
 #[utoipa::path(get, path = "/v1/vnets", tag = "vnets", responses(
-    (status = OK, body = Vec<VnetSummary>, description = "Those that who asks may see, by name")))]
+    (status = OK, body = Vec<VnetSummary>,
+        description = "Vnets that the client may see, by name")))]
 pub async fn vnets(api: AuthorizedRequest) -> Result<Json<Vec<VnetSummary>>, ProblemResponse> {
     api.call(|daemon, scope| daemon.vnets(scope)).await.map(Json)
 }
@@ -84,7 +86,7 @@ pub async fn fdb(
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
-    responses((status = OK, description = "It has")))]
+    responses((status = OK, description = "The addresses are forgotten")))]
 pub async fn clear_fdb(
     api: AuthorizedRequest,
     PathParams((vnet, link)): PathParams<(String, String)>,

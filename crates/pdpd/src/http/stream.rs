@@ -94,7 +94,7 @@ fn bounded(
         RoutesQuery),
     responses(
     (status = OK, body = [RouteLine], content_type = "application/x-ndjson",
-        description = "A line for each route, and at last one for the end or the problem")))]
+        description = "One line per route; the last line is the end or the problem")))]
 pub async fn routes(
     api: AuthorizedRequest,
     PathParams((vnet, node)): PathParams<(String, String)>,
@@ -122,7 +122,8 @@ pub async fn routes(
         });
         let last = match result {
             Ok(()) if stalled => {
-                let text = format!("no routes were taken for {} s", ROUTES_STALL_MAX.as_secs());
+                let text =
+                    format!("the client took no routes for {} s", ROUTES_STALL_MAX.as_secs());
                 RouteLine::Problem(Problem::new(ProblemKind::TimedOut, text))
             }
             Ok(()) => RouteLine::End(RouteEnd { count }),
@@ -154,7 +155,7 @@ pub async fn routes(
         CaptureQuery),
     responses(
     (status = OK, body = Vec<u8>, content_type = "application/vnd.tcpdump.pcap",
-        description = "A pcap file that goes on until the client goes away")))]
+        description = "A pcap file that grows until the client disconnects")))]
 pub async fn capture(
     api: AuthorizedRequest,
     PathParams((vnet, node, port)): PathParams<(String, String, String)>,
@@ -173,10 +174,10 @@ pub async fn capture(
 
 /// Returns a log of the node itself.
 #[utoipa::path(get, path = "/v1/logs/{process}", tag = "observe",
-    params(("process" = NodeProcess, Path, description = "Whose"), LogQuery),
+    params(("process" = NodeProcess, Path, description = "Process of the log"), LogQuery),
     responses(
     (status = OK, body = String, content_type = "text/plain; charset=utf-8",
-        description = "The log; with `follow` it goes on until the client goes away")))]
+        description = "The log; with `follow`, new lines until the client disconnects")))]
 pub async fn logs(
     api: AuthorizedRequest,
     PathParams(process): PathParams<NodeProcess>,
@@ -196,7 +197,7 @@ pub async fn logs(
         LogQuery),
     responses(
     (status = OK, body = String, content_type = "text/plain; charset=utf-8",
-        description = "The log; with `follow` it goes on until the client goes away")))]
+        description = "The log; with `follow`, new lines until the client disconnects")))]
 pub async fn node_logs(
     api: AuthorizedRequest,
     PathParams((vnet, node, process)): PathParams<(String, String, GuestProcess)>,

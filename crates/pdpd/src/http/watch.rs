@@ -36,7 +36,7 @@ const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 #[utoipa::path(get, path = "/v1/watch", tag = "observe", params(WatchQuery), responses(
     (status = SWITCHING_PROTOCOLS, description = "To `Upgrade: websocket` (RFC 6455): each line is a text message"),
     (status = OK, body = [WatchLine], content_type = "application/x-ndjson",
-        description = "A line for each that the daemon has to say, until the client goes away")))]
+        description = "One line per snapshot, event or sample, until the client disconnects")))]
 pub async fn watch(
     api: AuthorizedRequest,
     Params(query): Params<WatchQuery>,
@@ -62,7 +62,7 @@ pub async fn watch(
         (Some(_), Err(why)) => return Err(invalid(format!("upgrade: {}", why.body_text()))),
     };
     if upgrade.is_some() && is_foreign(&headers) {
-        let problem = "a page of another place may not open a WebSocket here";
+        let problem = "a page of another origin may not open a WebSocket here";
         return Err(Problem::new(ProblemKind::Forbidden, problem)
             .hint("its Origin is not this Host")
             .into());
@@ -89,8 +89,8 @@ fn is_foreign(headers: &HeaderMap) -> bool {
 /// Returns the last line.
 fn end(api: &AuthorizedRequest) -> WatchLine {
     let reason = match api.api.stops() {
-        true => "the daemon stops; what runs goes on",
-        false => "who asked may not any more",
+        true => "the daemon stops; networks keep running",
+        false => "the client lost its rights",
     };
     WatchLine::End(WatchEnd { reason: reason.into() })
 }
@@ -119,20 +119,22 @@ fn chunks(
 async fn attend(api: AuthorizedRequest, mut reader: WatchReader, mut socket: WebSocket) {
     let mut over = pin!(api.over());
     let last = loop {
-        let said = tokio::select! {
+        let outgoing = tokio::select! {
             lines = reader.next() => messages(&lines),
             heard = socket.recv() => match heard {
                 // The library answers pings, and a close frame once it is written.
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
                 Some(Ok(Message::Close(_))) => break Vec::new(),
-                Some(Ok(_)) => break vec![close(close_code::UNSUPPORTED, "a watch only tells")],
+                Some(Ok(_)) => {
+                    break vec![close(close_code::UNSUPPORTED, "a watch takes no messages")];
+                }
                 Some(Err(_)) | None => return,
             },
             () = sleep(PING_PAUSE) => vec![Message::Ping(Bytes::new())],
             _ = &mut over => break end_messages(&api),
         };
         tokio::select! {
-            sent = send(&mut socket, said) => if sent.is_err() { return },
+            sent = send(&mut socket, outgoing) => if sent.is_err() { return },
             _ = &mut over => break end_messages(&api),
         }
     };
@@ -158,7 +160,7 @@ fn end_messages(api: &AuthorizedRequest) -> Vec<Message> {
     let mut messages = messages(&lines(&end(api)));
     messages.push(match api.api.stops() {
         true => close(close_code::AWAY, "the daemon stops"),
-        false => close(close_code::POLICY, "not any more"),
+        false => close(close_code::POLICY, "access ended"),
     });
     messages
 }

@@ -58,7 +58,7 @@ const NAMES_MAX: usize = 256;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// Response for a destination that is not allowed.
-const REFUSED: &str = "the registry leads to a place that pulls may not reach";
+const REFUSED: &str = "the registry refers to an address that pulls may not reach";
 
 /// Configuration of the process: JSON in its second argument. Its
 /// standard input is the listening socket.
@@ -91,7 +91,7 @@ fn run() -> Result<()> {
     let config: ProxyConfig = serde_json::from_str(&config).context("no configuration")?;
     let open_files = Rlimit { current: Some(OPEN_FILES_MAX), maximum: Some(OPEN_FILES_MAX) };
     setrlimit(Resource::Nofile, open_files).context("cannot bound open files")?;
-    let ways = RouteQuery::new().context("cannot ask the machine's kernel for routes")?;
+    let routes = RouteQuery::new().context("cannot ask the machine's kernel for routes")?;
     for capability in CapabilitySet::all().iter() {
         // A capability that this kernel does not know is not set.
         let _ = remove_capability_from_bounding_set(capability);
@@ -105,9 +105,9 @@ fn run() -> Result<()> {
         None => None,
     };
     let (allowed, mirrors) = (config.allowed, config.mirrors);
-    let judge = DestinationPolicy { allowed, mirrors, ways: RefCell::new(ways) };
-    let known = RefCell::default();
-    let proxy = Rc::new(Proxy { judge, upstream: Matcher::from_env(), known });
+    let judge = DestinationPolicy { allowed, mirrors, routes: RefCell::new(routes) };
+    let addresses = RefCell::default();
+    let proxy = Rc::new(Proxy { judge, upstream: Matcher::from_env(), addresses });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async move {
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -145,7 +145,7 @@ async fn serve_relay(listener: TcpListener, to: String, connections: Arc<Semapho
 struct DestinationPolicy {
     allowed: Vec<String>,
     mirrors: Vec<String>,
-    ways: RefCell<RouteQuery>,
+    routes: RefCell<RouteQuery>,
 }
 
 impl DestinationPolicy {
@@ -161,7 +161,7 @@ impl DestinationPolicy {
             // loopback, or to the link-local address where clouds serve secrets to machines.
             return !is_near(to);
         }
-        is_public(to) && self.ways.borrow_mut().leads_away(to, Instant::now())
+        is_public(to) && self.routes.borrow_mut().leads_away(to, Instant::now())
     }
 }
 
@@ -173,7 +173,7 @@ struct Proxy {
     upstream: Matcher,
     /// Addresses by name and port, from the first look-up on. So the owner of a
     /// registry's DNS name can't redirect it to the machine between two requests.
-    known: RefCell<HashMap<(String, u16), Vec<SocketAddr>>>,
+    addresses: RefCell<HashMap<(String, u16), Vec<SocketAddr>>>,
 }
 
 /// A connection to a destination, or to the daemon's proxy with the credentials for it.
@@ -231,7 +231,7 @@ impl Proxy {
         let authority = request.uri().authority().cloned().ok_or(StatusCode::BAD_REQUEST)?;
         let uri = Uri::builder().scheme("https").authority(authority.clone()).path_and_query("/");
         let ProxyUpstream { mut stream, proxy } =
-            self.way(&uri.build().map_err(|_| StatusCode::BAD_REQUEST)?).await?;
+            self.connect(&uri.build().map_err(|_| StatusCode::BAD_REQUEST)?).await?;
         let Some(authorization) = proxy else {
             spawn_local(async move {
                 let _permit = permit;
@@ -240,12 +240,14 @@ impl Proxy {
             });
             return Ok(Response::new(nothing()));
         };
-        let mut onward = Request::new(nothing());
-        *onward.method_mut() = Method::CONNECT;
-        onward.headers_mut().extend(host(authority.as_str()));
-        *onward.uri_mut() = Uri::from(authority);
-        onward.headers_mut().extend(authorization.map(|value| (PROXY_AUTHORIZATION, value)));
-        let response = send(stream, onward).await?;
+        let mut connect_request = Request::new(nothing());
+        *connect_request.method_mut() = Method::CONNECT;
+        connect_request.headers_mut().extend(host(authority.as_str()));
+        *connect_request.uri_mut() = Uri::from(authority);
+        connect_request
+            .headers_mut()
+            .extend(authorization.map(|value| (PROXY_AUTHORIZATION, value)));
+        let response = send(stream, connect_request).await?;
         if !response.status().is_success() {
             return Err(response.status());
         }
@@ -268,7 +270,7 @@ impl Proxy {
         if uri.scheme_str() != Some("http") {
             return Err(StatusCode::BAD_REQUEST);
         }
-        let ProxyUpstream { stream, proxy } = self.way(&uri).await?;
+        let ProxyUpstream { stream, proxy } = self.connect(&uri).await?;
         let headers = request.headers_mut();
         for name in
             ["proxy-authorization", "proxy-connection", "connection", "keep-alive", "upgrade"]
@@ -296,10 +298,10 @@ impl Proxy {
     /// The pull asked for too many names, or the answer takes too long.
     async fn look_up(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, StatusCode> {
         let name = (host.to_ascii_lowercase(), port);
-        if let Some(known) = self.known.borrow().get(&name) {
-            return Ok(known.clone());
+        if let Some(addresses) = self.addresses.borrow().get(&name) {
+            return Ok(addresses.clone());
         }
-        if self.known.borrow().len() >= NAMES_MAX {
+        if self.addresses.borrow().len() >= NAMES_MAX {
             return Err(StatusCode::FORBIDDEN);
         }
         let found = tokio::time::timeout(CONNECT_MAX, lookup_host((host, port))).await;
@@ -310,11 +312,11 @@ impl Proxy {
             found.retain(is_public);
         }
         // Of two simultaneous look-ups the first answer counts.
-        Ok(self.known.borrow_mut().entry(name).or_insert(found).clone())
+        Ok(self.addresses.borrow_mut().entry(name).or_insert(found).clone())
     }
 
     /// Connects to an allowed destination, or to the daemon's proxy for it.
-    async fn way(&self, uri: &Uri) -> Result<ProxyUpstream, StatusCode> {
+    async fn connect(&self, uri: &Uri) -> Result<ProxyUpstream, StatusCode> {
         let host = uri.host().ok_or(StatusCode::BAD_REQUEST)?;
         let host = bare(host);
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
@@ -383,7 +385,7 @@ mod tests {
         DestinationPolicy {
             allowed: vec!["Hub.example:5000".into()],
             mirrors: vec!["mirror.example:80".into()],
-            ways: RefCell::new(RouteQuery::new().unwrap()),
+            routes: RefCell::new(RouteQuery::new().unwrap()),
         }
     }
 
@@ -406,16 +408,16 @@ mod tests {
 
     #[tokio::test]
     async fn proxy_caches_the_first_address_lookup() {
-        let known = RefCell::default();
-        let proxy = Proxy { judge: judge(), upstream: Matcher::builder().build(), known };
+        let addresses = RefCell::default();
+        let proxy = Proxy { judge: judge(), upstream: Matcher::builder().build(), addresses };
         let first: Vec<SocketAddr> = vec!["203.0.113.1:80".parse().unwrap()];
-        proxy.known.borrow_mut().insert(("localhost".into(), 80), first.clone());
+        proxy.addresses.borrow_mut().insert(("localhost".into(), 80), first.clone());
         assert_eq!(proxy.look_up("LocalHost", 80).await.unwrap(), first);
         assert_ne!(proxy.look_up("localhost", 81).await.unwrap(), first);
         for port in 1000..1000 + NAMES_MAX as u16 {
             let _ = proxy.look_up("localhost", port).await;
         }
-        assert_eq!(proxy.known.borrow().len(), NAMES_MAX);
+        assert_eq!(proxy.addresses.borrow().len(), NAMES_MAX);
         assert_eq!(proxy.look_up("localhost", 9999).await, Err(StatusCode::FORBIDDEN));
         assert_eq!(proxy.look_up("localhost", 80).await.unwrap(), first);
     }

@@ -48,10 +48,10 @@ const DIRECTORIES_MAX: usize = 64;
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// Interval of checks.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Error of a pull that the daemon's end prevents.
-pub(super) const STOPPED: &str = "the daemon ends before it has come";
+pub(super) const STOPPED: &str = "the daemon ends during the pull";
 
 /// Longest wait for killed processes to end.
 const END_WAIT: Duration = Duration::from_secs(10);
@@ -102,7 +102,7 @@ pub struct PullLimits {
 /// `config.json` or `auth.json`; `None` if it has none.
 pub(super) fn credentials(text: &[u8], repository: &str) -> Result<Option<Value>, String> {
     let file: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    let all = file["auths"].as_object().ok_or("it has no auths")?;
+    let all = file["auths"].as_object().ok_or("it has no `auths`")?;
     let fits = |key: &String| {
         let key = key.trim_start_matches("https://").trim_end_matches('/');
         let key = match key {
@@ -132,17 +132,21 @@ impl SkopeoJob<'_> {
     }
 
     /// Runs skopeo until it and all its processes have ended. Returns
-    /// its standard output, at most [`JSON_BYTES_MAX`]. `told` is called
+    /// its standard output, at most [`JSON_BYTES_MAX`]. `report` is called
     /// with the number of bytes written so far, whenever it grows.
     ///
     /// # Errors
     /// Describes why it failed.
-    pub fn run(&self, arguments: &[String], told: &mut dyn FnMut(u64)) -> Result<Vec<u8>, String> {
+    pub fn run(
+        &self,
+        arguments: &[String],
+        report: &mut dyn FnMut(u64),
+    ) -> Result<Vec<u8>, String> {
         let (mut child, mut proxy, _namespace) =
             self.start(arguments).map_err(|error| format!("skopeo: {error}"))?;
         let output = read(child.stdout.take(), JSON_BYTES_MAX as usize, true);
         let errors = read(child.stderr.take(), TEXT_BYTES_MAX, false);
-        let watched = self.watch(&mut child, told);
+        let watched = self.watch(&mut child, report);
         let _ = child.kill();
         let ended = child.wait();
         let _ = proxy.kill();
@@ -150,17 +154,17 @@ impl SkopeoJob<'_> {
         // All other processes that it started, which may hold its output open.
         self.cgroups
             .remove(&self.cgroup, END_WAIT)
-            .map_err(|error| format!("what brought it does not end: {error}"))?;
-        let said = errors.join().unwrap_or_default();
+            .map_err(|error| format!("the pull's processes do not end: {error}"))?;
+        let errors = errors.join().unwrap_or_default();
         let output = output.join().unwrap_or_default();
         watched?;
         match ended {
             Ok(status) if status.success() => Ok(output),
             Ok(status) if status.signal() == Some(Signal::KILL.as_raw()) => {
                 let most = MEMORY_BYTES_MAX >> 20;
-                Err(format!("it was killed, as is what takes more than {most} MiB of memory"))
+                Err(format!("the pull was killed; it may use at most {most} MiB of memory"))
             }
-            Ok(status) => Err(words(&String::from_utf8_lossy(&said), &status.to_string())),
+            Ok(status) => Err(words(&String::from_utf8_lossy(&errors), &status.to_string())),
             Err(error) => Err(format!("skopeo: {error}")),
         }
     }
@@ -170,9 +174,8 @@ impl SkopeoJob<'_> {
     fn start_proxy(&self) -> io::Result<(Child, OwnedFd, SocketAddr)> {
         for name in PROXIES {
             if let Some(proxy) = other_proxy(&std::env::var(name).unwrap_or_default()) {
-                let text = format!(
-                    "{name} of pdpd names a proxy of kind {proxy}; only http:// can be used"
-                );
+                let text =
+                    format!("pdpd's {name} names a {proxy} proxy; only http:// is supported");
                 return Err(io::Error::other(text));
             }
         }
@@ -271,7 +274,7 @@ impl SkopeoJob<'_> {
     }
 
     /// Checks the process periodically until it has ended or has to end.
-    fn watch(&self, child: &mut Child, told: &mut dyn FnMut(u64)) -> Result<(), String> {
+    fn watch(&self, child: &mut Child, report: &mut dyn FnMut(u64)) -> Result<(), String> {
         let PullLimits { bytes: bytes_max, stall, time, free_bytes: kept_free } = self.bounds;
         let begun = Instant::now();
         let (mut last, mut moved) = (0, begun);
@@ -279,7 +282,7 @@ impl SkopeoJob<'_> {
             if child.try_wait().map_err(|error| format!("skopeo: {error}"))?.is_some() {
                 return Ok(());
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_PAUSE);
             if self.stopping.load(Ordering::Relaxed) {
                 return Err(STOPPED.to_owned());
             }
@@ -296,13 +299,13 @@ impl SkopeoJob<'_> {
             }
             if bytes != last {
                 (last, moved) = (bytes, Instant::now());
-                told(bytes);
+                report(bytes);
             }
             if moved.elapsed() > stall {
-                return Err(format!("the registry sends nothing for {} s", stall.as_secs()));
+                return Err(format!("the registry sent nothing for {} s", stall.as_secs()));
             }
             if begun.elapsed() > time {
-                return Err(format!("it has not come after {} s", time.as_secs()));
+                return Err(format!("the pull took longer than {} s", time.as_secs()));
             }
         }
     }
@@ -387,7 +390,7 @@ fn measure(top: &Path) -> Result<u64, String> {
             }
             files += 1;
             if files > FILES_MAX {
-                return Err(format!("more than {FILES_MAX} files came"));
+                return Err(format!("the pull wrote more than {FILES_MAX} files"));
             }
             let Ok(stat) = statat(&dir, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
@@ -395,9 +398,9 @@ fn measure(top: &Path) -> Result<u64, String> {
             let blocks = u64::try_from(stat.st_blocks).unwrap_or_default();
             bytes += u64::try_from(stat.st_size).unwrap_or_default().max(blocks * 512);
             if FileType::from_raw_mode(stat.st_mode).is_dir() {
-                dirs_left = dirs_left
-                    .checked_sub(1)
-                    .ok_or_else(|| format!("more than {DIRECTORIES_MAX} directories came"))?;
+                dirs_left = dirs_left.checked_sub(1).ok_or_else(|| {
+                    format!("the pull wrote more than {DIRECTORIES_MAX} directories")
+                })?;
                 dirs.extend(openat(&dir, entry.file_name(), flags, Mode::empty()));
             }
         }
@@ -428,8 +431,8 @@ fn read(
 }
 
 /// Extracts the reason from skopeo's output, without control characters.
-fn words(said: &str, status: &str) -> String {
-    let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or(status);
+fn words(output: &str, status: &str) -> String {
+    let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or(status);
     let text = match last.split_once("msg=\"") {
         Some((_, text)) => text.trim_end_matches('"').replace("\\\"", "\""),
         None => last.to_owned(),
@@ -495,8 +498,8 @@ mod tests {
 
     #[test]
     fn skopeo_errors_become_one_line_of_text() {
-        let said = "note\ntime=\"now\" level=fatal msg=\"no \\\"x\\\" \u{1b}[31m\"\n";
-        assert_eq!(words(said, "code 1"), "no \"x\"  [31m");
+        let output = "note\ntime=\"now\" level=fatal msg=\"no \\\"x\\\" \u{1b}[31m\"\n";
+        assert_eq!(words(output, "code 1"), "no \"x\"  [31m");
         assert_eq!(words("\n", "exit status: 1"), "exit status: 1");
     }
 }

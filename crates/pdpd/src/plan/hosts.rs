@@ -29,7 +29,7 @@ const LINES_MAX: usize = 16_384;
 /// Returns the content of the file.
 pub(super) fn text(vnet: &str, spec: &VirtualNetworkSpec) -> String {
     let mut text = format!(
-        "# All nodes of {vnet}, by PdP. To have another, put it in as a file of the node.\n\
+        "# All nodes of {vnet}, by PdP. To replace it, set /etc/hosts in the node's `files`.\n\
          127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
     );
     let nodes = || spec.nodes.iter().filter(|(name, _)| !is_own(name));

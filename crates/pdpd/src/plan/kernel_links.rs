@@ -189,23 +189,24 @@ fn waits_for(leaving: &LinkEgress) -> Option<&'static str> {
 pub(super) fn kernel_link_of(
     vnet: &str,
     spec: &VirtualNetworkSpec,
-    holding: &VnetAllocation,
+    allocation: &VnetAllocation,
     node: &str,
     interface: &str,
 ) -> Option<(u32, u32, Option<PortRate>)> {
-    let number = |(node, interface): (&str, &str)| holding.ports.get(node)?.get(interface).copied();
+    let number =
+        |(node, interface): (&str, &str)| allocation.ports.get(node)?.get(interface).copied();
     let own = number((node, interface))?;
     let link = spec.links.iter().find_map(|link| {
         let ends = ends(vnet, spec, link).ok()?;
         ends.contains(&(node, interface)).then_some((link, ends))
     });
     let (link, [one, other]) = link?;
-    let far = if one == (node, interface) { other } else { one };
+    let peer = if one == (node, interface) { other } else { one };
     let here = link.endpoints.iter().find(|end| match end {
         Endpoint::Port { node: at, interface: by } => at == node && by == interface,
         Endpoint::External(_) => false,
     });
-    Some((own, number(far)?, rate(&link.egress(here?))))
+    Some((own, number(peer)?, rate(&link.egress(here?))))
 }
 
 /// Returns the egress limit of a link without a queue.

@@ -102,16 +102,16 @@ pub(super) fn kernel_tunnel_links<'a>(
     vnet: &str,
     spec: &'a VirtualNetworkSpec,
     substrate: &'a SubstrateSpec,
-    holding: &VnetAllocation,
+    allocation: &VnetAllocation,
 ) -> Vec<KernelTunnelLink<'a>> {
     let has = |it: &TunnelCandidate<'_>| {
-        holding.ports.get(it.node).is_some_and(|ports| ports.contains_key(it.interface))
+        allocation.ports.get(it.node).is_some_and(|ports| ports.contains_key(it.interface))
     };
     let limit = spec.police.map(convert::rate).map(|police| {
         let rate = PortRate { bps: police.bps, pps: police.pps, ..PortRate::default() };
-        (holding.number, rate)
+        (allocation.number, rate)
     });
-    let way = |it: TunnelCandidate<'a>| KernelTunnelLink {
+    let kernel_link = |it: TunnelCandidate<'a>| KernelTunnelLink {
         rate: kernel_links::rate(&it.link.egress(it.end)),
         link: it.link,
         port: (it.node, it.interface),
@@ -122,17 +122,17 @@ pub(super) fn kernel_tunnel_links<'a>(
             limit,
         },
     };
-    all(vnet, spec, substrate, has).into_iter().map(way).collect()
+    all(vnet, spec, substrate, has).into_iter().map(kernel_link).collect()
 }
 
 /// Returns the number, target and rate of a node's port, given by its
 /// interface; `None` if its link is not among these.
 pub(super) fn tunnel_of(
     all: &[KernelTunnelLink<'_>],
-    holding: &VnetAllocation,
+    allocation: &VnetAllocation,
     (node, interface): (&str, &str),
 ) -> Option<(u32, KernelLinkTarget, Option<PortRate>)> {
-    let number = *holding.ports.get(node)?.get(interface)?;
+    let number = *allocation.ports.get(node)?.get(interface)?;
     let found = all.iter().find(|link| link.port == (node, interface))?;
     Some((number, KernelLinkTarget::Outside(found.tunnel.clone()), found.rate))
 }

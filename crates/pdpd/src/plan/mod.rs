@@ -477,7 +477,7 @@ pub struct GeneratorPlan {
 pub struct VnetPlan {
     /// Nodes by name.
     pub nodes: BTreeMap<String, NodePlan>,
-    /// Configuration for the mux, plus the vlinks in `far`. Its nodes
+    /// Configuration for the mux, plus the vlinks in `kernel_tunnels`. Its nodes
     /// are in the order of [`VnetPlan::nodes`].
     pub mux: mux::VnetConfig,
     /// Links as written: name and the two ends, in the order of `mux.vlinks`.
@@ -517,7 +517,7 @@ pub struct NodePlan {
     pub commands: Vec<CommandPlan>,
     /// Hash of the control side except limits and MTUs.
     pub hash: String,
-    /// Interfaces, by index of the vport. They are TAPs, except those in `straight`.
+    /// Interfaces, by index of the vport. They are TAPs, except those in `kernel_links`.
     pub taps: Vec<TapSpec>,
     /// Interfaces whose frames stay in the kernel.
     pub kernel_links: BTreeMap<u16, KernelLinkPort>,
@@ -674,7 +674,7 @@ pub fn plan(
     places: &DaemonPaths,
     substrate: &SubstrateSpec,
     vnets: &Vnets,
-    ledger: &Allocations,
+    allocations: &Allocations,
     changed: &BTreeSet<&str>,
     (before, same): (&Plan, bool),
 ) -> Result<Plan, PlanError> {
@@ -689,20 +689,21 @@ pub fn plan(
     };
     for &name in changed {
         let plan = vnets.get(name).map(|vnet| {
-            let holding = ledger.vnets.get(name).ok_or_else(|| PlanError::NoNumber {
+            let allocation = allocations.vnets.get(name).ok_or_else(|| PlanError::NoNumber {
                 vnet: name.to_owned(),
                 max: crate::allocations::NUMBERS_MAX,
             })?;
-            let uid = vnet_uid_base(holding.number);
-            let far = kernel_tunnels::kernel_tunnel_links(name, &vnet.spec, substrate, holding);
+            let uid = vnet_uid_base(allocation.number);
+            let kernel_tunnels =
+                kernel_tunnels::kernel_tunnel_links(name, &vnet.spec, substrate, allocation);
             VnetPlanner {
                 places,
                 substrate,
                 name,
                 spec: &vnet.spec,
                 uid,
-                holding,
-                kernel_tunnels: far,
+                allocation,
+                kernel_tunnels,
             }
             .plan()
         });
@@ -817,11 +818,11 @@ fn mux_plan(places: &DaemonPaths, substrate: &SubstrateSpec) -> MuxPlan {
 
 /// Returns the mux's egress configuration of a link's end.
 fn egress_config(link: &str, end: usize, leaving: &LinkEgress) -> mux::EgressConfig {
-    let mut told = leaving.to_mux();
-    if !told.impairments.are_none() {
-        told.impairments.seed ^= stream(link, end);
+    let mut config = leaving.to_mux();
+    if !config.impairments.are_none() {
+        config.impairments.seed ^= stream(link, end);
     }
-    told
+    config
 }
 
 /// Distinguishes the random sequence of a link's end from those of
@@ -839,7 +840,7 @@ struct VnetPlanner<'a> {
     name: &'a str,
     spec: &'a VirtualNetworkSpec,
     uid: u32,
-    holding: &'a VnetAllocation,
+    allocation: &'a VnetAllocation,
     /// External links of the vnet that stay in the kernel.
     kernel_tunnels: Vec<KernelTunnelLink<'a>>,
 }
@@ -856,16 +857,17 @@ impl VnetPlanner<'_> {
         }
         let mut links = Vec::new();
         let mut vlinks = Vec::new();
-        let mut ways = Vec::new();
-        let mut far = BTreeSet::new();
+        let mut paths = Vec::new();
+        let mut tunnel_names = BTreeSet::new();
         for (index, link) in self.spec.links.iter().enumerate() {
             let ends: Option<Vec<_>> = link.endpoints.iter().map(|end| self.end(end)).collect();
             let Some(ends) = ends else { continue };
             let name = link.name.clone().unwrap_or_else(|| format!("link{}", index + 1));
-            let down = self.holding.links_down.contains(&name);
-            let is_far = self.kernel_tunnels.iter().any(|far| std::ptr::eq(far.link, link));
-            if is_far {
-                far.insert(name.clone());
+            let down = self.allocation.links_down.contains(&name);
+            let stays_in_kernel =
+                self.kernel_tunnels.iter().any(|tunnel| std::ptr::eq(tunnel.link, link));
+            if stays_in_kernel {
+                tunnel_names.insert(name.clone());
             }
             let leaving = link.endpoints.iter().enumerate().map(|(at, end)| {
                 if !link.has_egress(end) {
@@ -882,7 +884,7 @@ impl VnetPlanner<'_> {
                     .map(|(at, it)| egress_config(&name, at, it))
                     .collect(),
             });
-            let began = self.holding.schedules.get(&name);
+            let began = self.allocation.schedules.get(&name);
             let schedule =
                 began.map(|it| mux::Schedule { began_ns: it.at_ns, steps: steps.collect() });
             let mut queues: Vec<_> = link.endpoints.iter().map(|end| link.queues(end)).collect();
@@ -902,7 +904,7 @@ impl VnetPlanner<'_> {
                 }),
             });
             links.push(link.endpoints.clone());
-            ways.push(match is_far {
+            paths.push(match stays_in_kernel {
                 true => LinkPath::Kernel,
                 false => LinkPath::of(self.name, self.spec, link),
             });
@@ -915,15 +917,15 @@ impl VnetPlanner<'_> {
         };
         let (weight, neighbours) = (weight(&nodes), neighbours(&nodes));
         let guests = nodes.values().map(|node| 1 + node.guests.len() as u64).sum();
-        let silent = self.holding.links_silent.clone();
+        let silent = self.allocation.links_silent.clone();
         let hosts = hosts::text(self.name, self.spec);
         let takes = self.frame_selections();
         Ok(VnetPlan {
             nodes,
             mux,
             links,
-            paths: ways,
-            kernel_tunnels: far,
+            paths,
+            kernel_tunnels: tunnel_names,
             silent,
             hosts,
             frame_selections: takes,
@@ -1001,16 +1003,19 @@ impl VnetPlan {
 
     /// Returns the configuration for the mux, without tunnels of links that stay in the kernel.
     pub fn mux_config(&self) -> mux::VnetConfig {
-        let mut told = self.mux.clone();
-        told.vlinks.retain(|link| !self.kernel_tunnels.contains(&link.name));
-        told
+        let mut config = self.mux.clone();
+        config.vlinks.retain(|link| !self.kernel_tunnels.contains(&link.name));
+        config
     }
 
     /// Returns the nodes with a port whose link ends at an external interface.
     pub fn nodes_at(&self, vnet: &str, external: &str) -> Vec<ObjectKey> {
         let links = self.mux.vlinks.iter();
-        let there = links.filter(|link| link.interfaces().any(|name| name == external));
-        there.flat_map(mux::Vlink::ports).map(|(node, _)| ObjectKey::node(vnet, node)).collect()
+        let links_there = links.filter(|link| link.interfaces().any(|name| name == external));
+        links_there
+            .flat_map(mux::Vlink::ports)
+            .map(|(node, _)| ObjectKey::node(vnet, node))
+            .collect()
     }
 
     /// Returns its key and those of its parts.

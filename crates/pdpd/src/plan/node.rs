@@ -68,22 +68,22 @@ impl NodePlanner<'_> {
     pub(super) fn plan(&self) -> Result<NodePlan, PlanError> {
         let directory = self.directory();
         let taps = self.taps(None);
-        let straight = self.kernel_links(&taps);
+        let kernel_links = self.kernel_links(&taps);
         let (commands, named) = commands(self.node);
         let mut control = self.control(commands);
         // Hash only what the spec requests, so that PdP's own additions restart nothing.
-        let hash = self.control_hash(&control, &taps, &straight);
+        let hash = self.control_hash(&control, &taps, &kernel_links);
         hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
         let passed = |path, gid| DirectoryPlan { path, gid, writable: false };
         let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
         let plane = self.node.plane();
         let kernel = self.kernel(plane.as_ref());
-        let tap_helper = (taps.len() > straight.len()).then(|| {
+        let tap_helper = (taps.len() > kernel_links.len()).then(|| {
             let sockets = directory.join("tap");
             let trunk = sockets.join("trunk.sock");
             let cgroup = kernel.as_ref().map_or_else(|| self.cgroup(), |it| it.cgroup.clone());
             let mut helper = self.tap_helper(ProcessRole::Tap, &cgroup, &trunk, &sockets);
-            helper.ports.retain(|port| !straight.contains_key(&port.vport));
+            helper.ports.retain(|port| !kernel_links.contains_key(&port.vport));
             helper
         });
         let needs = plane.as_ref().map(|plane| plane.needs());
@@ -118,7 +118,7 @@ impl NodePlanner<'_> {
         let mut guests = BTreeMap::new();
         if let Some(data_plane) = needs.and_then(|needs| needs.guests) {
             for (&number, placement) in
-                self.vnet.holding.guests.get(self.name).into_iter().flatten()
+                self.vnet.allocation.guests.get(self.name).into_iter().flatten()
             {
                 let guest = directory.join(format!("g{number}"));
                 let attach = data_plane.attach();
@@ -146,7 +146,7 @@ impl NodePlanner<'_> {
             control,
             commands: named,
             taps,
-            kernel_links: straight,
+            kernel_links,
             sysctls: self.sysctls(),
             loopback: network::loopback(self.node),
             routes: network::routes(self.node),
@@ -229,11 +229,12 @@ impl NodePlanner<'_> {
     /// Returns the interfaces whose links stay in the kernel.
     fn kernel_links(&self, taps: &[TapSpec]) -> BTreeMap<u16, KernelLinkPort> {
         let ports = taps.iter().enumerate().filter_map(|(index, tap)| {
-            let VnetPlanner { name, spec, holding, kernel_tunnels: far, .. } = self.vnet;
-            let way = kernel_links::kernel_link_of(name, spec, holding, self.name, &tap.name);
-            let way = way.map(|(number, to, rate)| (number, KernelLinkTarget::Port(to), rate));
-            let (number, to, rate) =
-                way.or_else(|| kernel_tunnels::tunnel_of(far, holding, (self.name, &tap.name)))?;
+            let VnetPlanner { name, spec, allocation, kernel_tunnels: tunnels, .. } = self.vnet;
+            let link = kernel_links::kernel_link_of(name, spec, allocation, self.name, &tap.name);
+            let link = link.map(|(number, to, rate)| (number, KernelLinkTarget::Port(to), rate));
+            let (number, to, rate) = link.or_else(|| {
+                kernel_tunnels::tunnel_of(tunnels, allocation, (self.name, &tap.name))
+            })?;
             let TapSpec { name, mac, mtu, addresses, routes, .. } = tap.clone();
             let spec = PortSpec { number, vrouter: number, name, mac, mtu, addresses, routes };
             Some((index as u16, KernelLinkPort { spec, to, rate }))
@@ -359,17 +360,11 @@ impl NodePlanner<'_> {
 
     fn kernel(&self, plane: Option<&DataPlane>) -> Option<KernelPlan> {
         let Some(DataPlane::Kernel(kernel)) = plane else { return None };
-        let placement = self.vnet.holding.guests.get(self.name)?.values().next()?.clone();
+        let placement = self.vnet.allocation.guests.get(self.name)?.values().next()?.clone();
         let limits = self.power_limits(&placement, kernel.borrows());
         let cgroup = DaemonPaths::kernel_cgroup(self.vnet.name, self.name);
-        let short_way = kernel.kernel_hooks == XdpBypass::Follow;
-        Some(KernelPlan {
-            cgroup,
-            limits,
-            placement,
-            borrows: kernel.borrows(),
-            xdp_bypass: short_way,
-        })
+        let xdp_bypass = kernel.kernel_hooks == XdpBypass::Follow;
+        Some(KernelPlan { cgroup, limits, placement, borrows: kernel.borrows(), xdp_bypass })
     }
 
     /// Returns the CPU limits that follow from a share of an engine.
@@ -503,19 +498,19 @@ impl NodePlanner<'_> {
         &self,
         control: &GuestSpec,
         taps: &[TapSpec],
-        straight: &BTreeMap<u16, KernelLinkPort>,
+        kernel_links: &BTreeMap<u16, KernelLinkPort>,
     ) -> String {
         let versions = (pdp_wire::tag::VERSION, tap::VERSION, mirror::VERSION);
         let loopback = self.node.loopback.iter().map(|address| format!("lo {address}"));
         let sysctls = network::sysctls(self.node);
         // Like other properties of an interface: if it changes, the
         // routing software sees a new interface.
-        let straight = straight.keys().map(|vport| format!("straight {vport}"));
+        let kernel_links = kernel_links.keys().map(|vport| format!("straight {vport}"));
         let network: Vec<String> = tap_words(taps)
             .into_iter()
             .chain(loopback)
             .chain(sysctls.words())
-            .chain(straight)
+            .chain(kernel_links)
             .collect();
         hash(&(versions, without_limits(control), network, self.node.resources.routes))
     }

@@ -94,30 +94,32 @@ impl Reconciler {
         name: &str,
         wanted: &ExternalPlan,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         if self.mux_comes() {
             return Ok(StepOutcome::After(ObjectKey::Mux));
         }
         let Some(mux) = self.mux_process() else { return Err(HostError::NoMux) };
-        let mut side = lock(&self.externals).remove(name).unwrap_or_default();
-        if side.mux != Some(mux) {
-            side = ExternalRuntime { mux: Some(mux), ..ExternalRuntime::default() };
+        let mut runtime = lock(&self.externals).remove(name).unwrap_or_default();
+        if runtime.mux != Some(mux) {
+            runtime = ExternalRuntime { mux: Some(mux), ..ExternalRuntime::default() };
         }
-        if self.look_at_device(name, wanted) {
+        if self.check_device(name, wanted) {
             // The carrier of ports depends on the device, and so do
             // frames that leave without the mux.
-            doing.wake.extend(plan.vnets.iter().flat_map(|(vnet, plan)| plan.nodes_at(vnet, name)));
+            context
+                .wake
+                .extend(plan.vnets.iter().flat_map(|(vnet, plan)| plan.nodes_at(vnet, name)));
         }
-        let before = side.attached.is_some();
-        let result = self.attach(name, wanted, &mut side.attached);
-        if side.attached.is_some() && !before {
+        let before = runtime.attached.is_some();
+        let result = self.attach(name, wanted, &mut runtime.attached);
+        if runtime.attached.is_some() && !before {
             // The mux refuses vnets that use an external which it does not have.
             let using = plan.vnets.iter().filter(|(_, vnet)| vnet.externals().any(|of| of == name));
-            doing.wake.extend(using.map(|(vnet, _)| ObjectKey::vnet(vnet)));
+            context.wake.extend(using.map(|(vnet, _)| ObjectKey::vnet(vnet)));
         }
-        side.failed = result.is_err();
-        lock(&self.externals).insert(name.into(), side);
+        runtime.failed = result.is_err();
+        lock(&self.externals).insert(name.into(), runtime);
         result.map(|()| StepOutcome::Done)
     }
 
@@ -126,8 +128,8 @@ impl Reconciler {
         let mux = self.mux_process()?;
         let sides = lock(&self.externals);
         let tried = |name: &str| {
-            let side = sides.get(name).filter(|side| side.mux == Some(mux));
-            side.is_some_and(|side| side.attached.is_some() || side.failed)
+            let runtime = sides.get(name).filter(|runtime| runtime.mux == Some(mux));
+            runtime.is_some_and(|runtime| runtime.attached.is_some() || runtime.failed)
         };
         let mut names = vnet.externals();
         let name = names.find(|name| plan.externals.contains_key(*name) && !tried(name))?;
@@ -155,7 +157,7 @@ impl Reconciler {
     /// software device without its own XDP passes them on unchanged, and AF_XDP takes none.
     pub fn loses_long_frames(&self, external: &str) -> bool {
         let sides = lock(&self.externals);
-        let attached = sides.get(external).and_then(|side| side.attached.as_ref());
+        let attached = sides.get(external).and_then(|runtime| runtime.attached.as_ref());
         attached.is_some_and(|attached| {
             let mode = attached.xdp.as_ref().map(Xdp::mode);
             mode == Some(XdpMode::Generic)
@@ -169,7 +171,7 @@ impl Reconciler {
     }
 
     /// Checks the device of an external. Returns true if it has become usable or unusable.
-    fn look_at_device(&self, name: &str, wanted: &ExternalPlan) -> bool {
+    fn check_device(&self, name: &str, wanted: &ExternalPlan) -> bool {
         let is = wanted.device().map(InterfaceState::of);
         let mut all = lock(&self.devices);
         let was = match is {
@@ -208,28 +210,30 @@ impl Reconciler {
         &self,
         name: &str,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         if plan.mux.is_some() && self.mux_comes() {
             return Ok(StepOutcome::After(ObjectKey::Mux));
         }
-        let sides: Vec<_> =
-            lock(&self.vnets).iter().map(|(vnet, side)| (vnet.clone(), side.clone())).collect();
-        for (vnet, side) in sides {
-            if lock(&side).applied.as_ref().is_some_and(|told| uses(told, name)) {
+        let sides: Vec<_> = lock(&self.vnets)
+            .iter()
+            .map(|(vnet, runtime)| (vnet.clone(), runtime.clone()))
+            .collect();
+        for (vnet, runtime) in sides {
+            if lock(&runtime).applied.as_ref().is_some_and(|vnet| uses(vnet, name)) {
                 return Ok(StepOutcome::After(ObjectKey::vnet(&vnet)));
             }
         }
-        (doing.report)(&format!("stopping external {name}"));
+        (context.report)(&format!("stopping external {name}"));
         let (machine, mut removal) = (&self.machine, Removal::default());
         removal.step(self.forget_external_in_mux(name));
         lock(&self.externals).remove(name);
         lock(&self.devices).remove(name);
         let key = ObjectKey::external(name).to_string();
-        if let Some(thing) = self.state.journal_entry(&key)?
-            && !thing.detail.is_empty()
+        if let Some(entry) = self.state.journal_entry(&key)?
+            && !entry.detail.is_empty()
         {
-            removal.step(pdp_net::xdp::detach(Path::new(&thing.detail)).map_err(HostError::from));
+            removal.step(pdp_net::xdp::detach(Path::new(&entry.detail)).map_err(HostError::from));
         }
         let socket = self.places.external_memif(name);
         removal.step(machine.remove_directory(socket.parent().unwrap_or(&socket)));
@@ -283,8 +287,8 @@ impl Reconciler {
     ) -> Result<(), HostError> {
         let machine = &self.machine;
         let device = device(wanted, attached)?;
-        let tell = device_told(name, capacity_bps, &device, mux::OutletConfig::Xdp);
-        let packet = || device_told(name, capacity_bps, &device, mux::OutletConfig::Packet);
+        let config = device_config(name, capacity_bps, &device, mux::OutletConfig::Xdp);
+        let packet = || device_config(name, capacity_bps, &device, mux::OutletConfig::Packet);
         let busily = wanted.attach == DeviceAttach::AfXdpBusyPoll;
         let how = if busily { "busy-poll " } else { "" };
         let made_for = format!("{how}{} {}", wanted.device, device.index);
@@ -292,7 +296,7 @@ impl Reconciler {
         let step = self.begin(name, &made_for, &pins, attached)?;
         if step == ExternalAction::Configure {
             self.set_port_delivery(wanted, attached)?;
-            self.retake(wanted, tell, attached)?;
+            self.retake(wanted, config, attached)?;
             whole_frames(wanted, &device)?;
             return redirects(wanted);
         }
@@ -307,7 +311,7 @@ impl Reconciler {
         };
         if step == ExternalAction::Adopt {
             // The map already contains the mux's sockets.
-            machine.put_external(tell.clone(), &[])?;
+            machine.put_external(config.clone(), &[])?;
         } else {
             let MuxHello { pool, externals, .. } = machine.mux()?;
             if externals.iter().any(|known| known == name) {
@@ -325,7 +329,7 @@ impl Reconciler {
                 sockets.push((queue, socket));
             }
             let descriptors: Vec<_> = sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
-            machine.put_external(tell.clone(), &descriptors)?;
+            machine.put_external(config.clone(), &descriptors)?;
             // After the mux mapped their rings, since before Linux 6.4 it can't do so later.
             for (queue, socket) in &sockets {
                 let bound = pdp_afxdp::bind_socket(socket.as_fd(), device.index, *queue);
@@ -340,7 +344,7 @@ impl Reconciler {
             xdp.set_sockets(&by_queue)?;
         }
         take(&mut xdp, wanted)?;
-        let made = self.made(name, tell, made_for, &pins, Some(xdp))?;
+        let made = self.made(name, config, made_for, &pins, Some(xdp))?;
         *attached = Some(AttachedExternal { ports, ..made });
         whole_frames(wanted, &device)?;
         redirects(wanted)
@@ -374,12 +378,12 @@ impl Reconciler {
         attached: &mut Option<AttachedExternal>,
     ) -> Result<(), HostError> {
         let device = device(wanted, attached)?;
-        let tell = device_told(name, capacity_bps, &device, mux::OutletConfig::Packet);
+        let config = device_config(name, capacity_bps, &device, mux::OutletConfig::Packet);
         let made_for = format!("packet {} {} {}", wanted.device, device.index, wanted.workers);
         let pins = wanted.pins.to_string_lossy();
         let step = self.begin(name, &made_for, &pins, attached)?;
         if step == ExternalAction::Configure {
-            return self.retake(wanted, tell, attached);
+            return self.retake(wanted, config, attached);
         }
         prepare_pins(&wanted.pins)?;
         let (mut xdp, filter) = Xdp::attach_behind_sockets(&wanted.device, &wanted.pins)?;
@@ -390,8 +394,8 @@ impl Reconciler {
             sockets = pdp_net::packet::open(&wanted.device, device.index, wanted.workers, filter)?;
         }
         let descriptors: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
-        self.machine.put_external(tell.clone(), &descriptors)?;
-        *attached = Some(self.made(name, tell, made_for, &pins, Some(xdp))?);
+        self.machine.put_external(config.clone(), &descriptors)?;
+        *attached = Some(self.made(name, config, made_for, &pins, Some(xdp))?);
         Ok(())
     }
 
@@ -399,10 +403,10 @@ impl Reconciler {
     fn retake(
         &self,
         wanted: &DevicePlan,
-        tell: mux::ExternalConfig,
+        config: mux::ExternalConfig,
         attached: &mut Option<AttachedExternal>,
     ) -> Result<(), HostError> {
-        self.retell(tell, attached)?;
+        self.update_config(config, attached)?;
         match attached.as_mut().and_then(|attached| attached.xdp.as_mut()) {
             Some(xdp) => take(xdp, wanted),
             None => Ok(()),
@@ -422,9 +426,10 @@ impl Reconciler {
         let directory = DirectoryPlan { path, gid, writable: true };
         let machine = &self.machine;
         let socket = wanted.socket.clone();
-        let tell = mux::ExternalConfig::new(name, wanted.mtu, mux::OutletConfig::Memif { socket });
-        let tell = mux::ExternalConfig { capacity_bps, ..tell };
-        self.simple(name, tell, format!("memif {gid}"), attached, || {
+        let config =
+            mux::ExternalConfig::new(name, wanted.mtu, mux::OutletConfig::Memif { socket });
+        let config = mux::ExternalConfig { capacity_bps, ..config };
+        self.simple(name, config, format!("memif {gid}"), attached, || {
             machine.make_directory(&directory).map(|()| None)
         })
     }
@@ -437,29 +442,29 @@ impl Reconciler {
         attached: &mut Option<AttachedExternal>,
     ) -> Result<(), HostError> {
         let outlet = mux::OutletConfig::Generator(wanted.config.clone());
-        let tell =
+        let config =
             mux::ExternalConfig { capacity_bps, ..mux::ExternalConfig::new(name, MTU_MAX, outlet) };
         let made_for = format!("generator {}", wanted.hash);
-        self.simple(name, tell, made_for, attached, || frames_memfd(wanted).map(Some))
+        self.simple(name, config, made_for, attached, || frames_memfd(wanted).map(Some))
     }
 
     /// Sets up an external without pins: with one descriptor, or none.
     fn simple(
         &self,
         name: &str,
-        tell: mux::ExternalConfig,
+        config: mux::ExternalConfig,
         made_for: String,
         attached: &mut Option<AttachedExternal>,
         make: impl FnOnce() -> Result<Option<OwnedFd>, HostError>,
     ) -> Result<(), HostError> {
         let descriptor = match self.begin(name, &made_for, "", attached)? {
-            ExternalAction::Configure => return self.retell(tell, attached),
+            ExternalAction::Configure => return self.update_config(config, attached),
             ExternalAction::Adopt => None,
             ExternalAction::Make => make()?,
         };
         let descriptors: Vec<BorrowedFd<'_>> = descriptor.iter().map(AsFd::as_fd).collect();
-        self.machine.put_external(tell.clone(), &descriptors)?;
-        *attached = Some(self.made(name, tell, made_for, "", None)?);
+        self.machine.put_external(config.clone(), &descriptors)?;
+        *attached = Some(self.made(name, config, made_for, "", None)?);
         Ok(())
     }
 
@@ -477,14 +482,14 @@ impl Reconciler {
         }
         *attached = None;
         let key = ObjectKey::external(name).to_string();
-        let thing = self.state.journal_entry(&key)?;
-        if let Some(thing) = &thing {
-            if thing.hash.as_deref() == Some(made_for) {
+        let entry = self.state.journal_entry(&key)?;
+        if let Some(entry) = &entry {
+            if entry.hash.as_deref() == Some(made_for) {
                 let known = self.machine.mux()?.externals.iter().any(|known| known == name);
                 return Ok(if known { ExternalAction::Adopt } else { ExternalAction::Make });
             }
-            if !thing.detail.is_empty() && thing.detail != pins {
-                pdp_net::xdp::detach(Path::new(&thing.detail))?;
+            if !entry.detail.is_empty() && entry.detail != pins {
+                pdp_net::xdp::detach(Path::new(&entry.detail))?;
             }
         }
         self.state.intend(&key, pins)?;
@@ -492,16 +497,16 @@ impl Reconciler {
     }
 
     /// Updates the mux's configuration of an external that it has, if it changed.
-    fn retell(
+    fn update_config(
         &self,
-        tell: mux::ExternalConfig,
+        config: mux::ExternalConfig,
         attached: &mut Option<AttachedExternal>,
     ) -> Result<(), HostError> {
         if let Some(attached) = attached
-            && attached.config != tell
+            && attached.config != config
         {
-            self.machine.put_external(tell.clone(), &[])?;
-            attached.config = tell;
+            self.machine.put_external(config.clone(), &[])?;
+            attached.config = config;
         }
         Ok(())
     }
@@ -509,13 +514,13 @@ impl Reconciler {
     fn made(
         &self,
         name: &str,
-        told: mux::ExternalConfig,
+        config: mux::ExternalConfig,
         made_for: String,
         pins: &str,
         xdp: Option<Xdp>,
     ) -> Result<AttachedExternal, HostError> {
         self.state.confirm(&ObjectKey::external(name).to_string(), &made_for, pins)?;
-        Ok(AttachedExternal { config: told, made_for, xdp, ports: None, instead: None })
+        Ok(AttachedExternal { config, made_for, xdp, ports: None, instead: None })
     }
 }
 
@@ -527,8 +532,8 @@ fn device(
     Ok(InterfaceInfo::by_name(&wanted.device).inspect_err(|_| *attached = None)?)
 }
 
-fn uses(told: &mux::VnetConfig, external: &str) -> bool {
-    told.vlinks.iter().flat_map(mux::Vlink::interfaces).any(|interface| interface == external)
+fn uses(vnet: &mux::VnetConfig, external: &str) -> bool {
+    vnet.vlinks.iter().flat_map(mux::Vlink::interfaces).any(|interface| interface == external)
 }
 
 /// Configures which frames the program takes for PdP.
@@ -569,25 +574,28 @@ fn prepare_pins(pins: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-fn device_told(
+fn device_config(
     name: &str,
     capacity_bps: Option<u64>,
     device: &InterfaceInfo,
     outlet: impl FnOnce(mux::Device) -> mux::OutletConfig,
 ) -> mux::ExternalConfig {
-    let told = mux::Device {
+    let mux_device = mux::Device {
         device: device.name.clone(),
         ifindex: device.index,
         mac: device.mac,
         is_virtual: device.is_virtual,
     };
-    mux::ExternalConfig { capacity_bps, ..mux::ExternalConfig::new(name, device.mtu, outlet(told)) }
+    mux::ExternalConfig {
+        capacity_bps,
+        ..mux::ExternalConfig::new(name, device.mtu, outlet(mux_device))
+    }
 }
 
 /// Returns a generator's frames in the mux's format; empty for a sink.
 fn frames_memfd(wanted: &GeneratorPlan) -> Result<OwnedFd, HostError> {
     let failed = |source: std::io::Error| HostError::Io {
-        what: "can't hold the frames of a generator in",
+        what: "can't store a generator's frames in",
         path: "memfd".into(),
         source,
     };

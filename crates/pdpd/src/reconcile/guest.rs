@@ -15,8 +15,8 @@ impl Reconciler {
         node: &NodePlan,
         wanted: &GuestPlan,
         plan: &Plan,
-        side: &mut GuestRuntime,
-        doing: &mut StepContext<'_>,
+        runtime: &mut GuestRuntime,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let ObjectKey::Guest { vnet, node: name, number } = key else {
             return Ok(StepOutcome::Done);
@@ -31,7 +31,7 @@ impl Reconciler {
             None => true,
         };
         if let Some(before) = made
-            && !doing.renew
+            && !context.renew
             && machine.running(directory).is_some()
             && helper_runs
         {
@@ -42,25 +42,25 @@ impl Reconciler {
             }
             return match self.has_arrived(vnet, network, name, *number)? {
                 true => Ok(StepOutcome::Done),
-                false => Ok(StepOutcome::wait(format!("{key} to have its routes"))),
+                false => Ok(StepOutcome::wait(format!("the routes of {key}"))),
             };
         }
-        let waits = match side.made {
+        let waits = match runtime.made {
             Some(process) => machine.awaits_start(directory, process),
             None => false,
         };
-        if !waits && doing.backing_off {
+        if !waits && context.backing_off {
             return Ok(StepOutcome::BackingOff);
         }
         if !waits && !machine.unpack(&wanted.container)? {
             return Ok(StepOutcome::wait(format!("the image of {key} to be unpacked")));
         }
         if !waits {
-            *side = GuestRuntime { tap: HelperState::Bad, ..GuestRuntime::default() };
+            *runtime = GuestRuntime { tap: HelperState::Bad, ..GuestRuntime::default() };
             if !self.end(key)? {
-                return Ok(StepOutcome::wait_for_end(format!("the end of what was {key}")));
+                return Ok(StepOutcome::wait_for_end(format!("the end of the old {key}")));
             }
-            (doing.report)(&format!("{} {key}", doing.verb()));
+            (context.report)(&format!("{} {key}", context.verb()));
             self.state.intend(&key.to_string(), &limits)?;
             self.begin_arrival(vnet, network, name);
             for directory in &node.directories {
@@ -68,17 +68,17 @@ impl Reconciler {
             }
             machine.write_quota(wanted)?;
             let guest = machine.create(&wanted.container)?;
-            side.made = Some(guest);
+            runtime.made = Some(guest);
             if let Some((taps, _)) = &wanted.taps {
-                side.taps = Some(machine.make_taps(guest, taps)?);
+                runtime.taps = Some(machine.make_taps(guest, taps)?);
             }
         }
         if let Some((_, helper)) = &wanted.taps {
             match self.helper(
                 &helper.process,
                 HelperListener::Made(&helper.control),
-                &mut side.tap,
-                doing,
+                &mut runtime.tap,
+                context,
             )? {
                 HelperCheck::Starting => {
                     return Ok(StepOutcome::wait(format!("the TAP helper of {key}")));
@@ -86,20 +86,20 @@ impl Reconciler {
                 HelperCheck::Serves => {}
                 HelperCheck::BackingOff => return Ok(StepOutcome::BackingOff),
                 HelperCheck::Listens => {
-                    let taps = side.taps.as_deref().unwrap_or_default();
-                    machine.serve(helper, taps).inspect_err(|_| side.tap = HelperState::Bad)?;
-                    side.tap = HelperState::Serves;
+                    let taps = runtime.taps.as_deref().unwrap_or_default();
+                    machine.serve(helper, taps).inspect_err(|_| runtime.tap = HelperState::Bad)?;
+                    runtime.tap = HelperState::Serves;
                 }
             }
         }
         machine.start(directory)?;
-        *side = GuestRuntime::default();
+        *runtime = GuestRuntime::default();
         self.state.confirm(&key.to_string(), &wanted.hash, &limits)?;
         machine.collect_images();
-        doing.started.itself = true;
+        context.started.itself = true;
         match self.has_arrived(vnet, network, name, *number)? {
             true => Ok(StepOutcome::Done),
-            false => Ok(StepOutcome::wait(format!("{key} to have its routes"))),
+            false => Ok(StepOutcome::wait(format!("the routes of {key}"))),
         }
     }
 
@@ -109,9 +109,9 @@ impl Reconciler {
         vnet: &str,
         node: &str,
         number: u32,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
-        (doing.report)(&format!("stopping {key}"));
+        (context.report)(&format!("stopping {key}"));
         let mut removal = Removal::default();
         removal.end(self.end(key));
         removal.end(self.machine.remove_cgroup(&DaemonPaths::guest_cgroup(vnet, node, number)));

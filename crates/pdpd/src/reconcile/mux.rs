@@ -43,12 +43,12 @@ impl Reconciler {
     }
 
     /// Replaces a mux that answered nonsense, if it is still in use.
-    pub(super) fn distrust_mux(&self, answered: Option<Process>, doing: &mut StepContext<'_>) {
+    pub(super) fn distrust_mux(&self, answered: Option<Process>, context: &mut StepContext<'_>) {
         let mut mux = lock(&self.mux);
         if mux.process == answered && mux.how == HelperState::Serves {
-            tracing::warn!("the mux answered what none does; another takes its place");
+            tracing::warn!("the mux sent an invalid answer; replacing it");
             mux.how = HelperState::Bad;
-            doing.wake.push(ObjectKey::Mux);
+            context.wake.push(ObjectKey::Mux);
         }
     }
 
@@ -56,13 +56,13 @@ impl Reconciler {
         &self,
         wanted: &MuxPlan,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let (before, mut how) = {
             let mux = lock(&self.mux);
             ((mux.process, mux.failed), mux.how)
         };
-        let result = self.mux_step(wanted, &mut how, doing);
+        let result = self.mux_step(wanted, &mut how, context);
         let failed = matches!(result, Err(_) | Ok(StepOutcome::BackingOff));
         let process = match result {
             Ok(StepOutcome::Done) => self.machine.running(&wanted.process.dir),
@@ -75,8 +75,8 @@ impl Reconciler {
         }
         if (process, failed) != before {
             // A new mux knows nothing. Without a mux all objects must know that.
-            doing.wake.extend(plan.externals.keys().map(|name| ObjectKey::external(name)));
-            doing.wake.extend(plan.vnets.keys().map(|name| ObjectKey::vnet(name)));
+            context.wake.extend(plan.externals.keys().map(|name| ObjectKey::external(name)));
+            context.wake.extend(plan.vnets.keys().map(|name| ObjectKey::vnet(name)));
         }
         result
     }
@@ -85,7 +85,7 @@ impl Reconciler {
         &self,
         wanted: &MuxPlan,
         how: &mut HelperState,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let (machine, key) = (&self.machine, ObjectKey::Mux.to_string());
         let helper = &wanted.process;
@@ -95,10 +95,10 @@ impl Reconciler {
                 machine.limit(&helper.cgroup, &wanted.limits)?;
                 return Ok(StepOutcome::Done);
             }
-            if doing.backing_off {
+            if context.backing_off {
                 return Ok(StepOutcome::BackingOff);
             }
-            (doing.report)("starting the mux");
+            (context.report)("starting the mux");
             self.state.intend(&key, "")?;
             *how = HelperState::Bad;
         }
@@ -112,23 +112,26 @@ impl Reconciler {
             machine.limit(&helper.cgroup, &wanted.limits)?;
         }
         let socket = self.places.mux_control();
-        match self.helper(helper, HelperListener::Made(&socket), how, doing)? {
+        match self.helper(helper, HelperListener::Made(&socket), how, context)? {
             HelperCheck::Starting => Ok(StepOutcome::wait("the mux to listen")),
             HelperCheck::BackingOff => Ok(StepOutcome::BackingOff),
             HelperCheck::Serves | HelperCheck::Listens => {
                 self.state.confirm(&key, &wanted.hash, "")?;
                 *how = HelperState::Serves;
-                doing.started.itself = true;
+                context.started.itself = true;
                 Ok(StepOutcome::Done)
             }
         }
     }
 
-    pub(super) fn remove_mux(&self, doing: &mut StepContext<'_>) -> Result<StepOutcome, HostError> {
-        if let Some(inner) = doing.inner.take() {
+    pub(super) fn remove_mux(
+        &self,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepOutcome, HostError> {
+        if let Some(inner) = context.inner.take() {
             return Ok(StepOutcome::After(inner));
         }
-        (doing.report)("stopping mux");
+        (context.report)("stopping mux");
         let mut removal = Removal::default();
         removal.end(self.end(&ObjectKey::Mux));
         removal.end(self.machine.remove_cgroup("mux"));

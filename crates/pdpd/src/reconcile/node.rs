@@ -50,8 +50,8 @@ impl Reconciler {
         key: &ObjectKey,
         wanted: &NodePlan,
         vnet: &VnetPlan,
-        side: &mut GuestRuntime,
-        doing: &mut StepContext<'_>,
+        runtime: &mut GuestRuntime,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let machine = &self.machine;
         let journal = key.to_string();
@@ -64,15 +64,15 @@ impl Reconciler {
         let limits =
             format!("{:?}{kernel}{}{routes}", wanted.control.limits, set_words(&wanted.routes));
         let mut changed = false;
-        let waits = side.made.filter(|process| machine.awaits_start(directory, *process));
+        let waits = runtime.made.filter(|process| machine.awaits_start(directory, *process));
         let guest = match (waits, machine.running(directory)) {
             (Some(guest), _) => guest,
             (None, running) => {
-                side.made = None;
+                runtime.made = None;
                 let made = self.made_from(key, &wanted.hash)?;
                 match (running, made) {
                     (Some(guest), Some(before))
-                        if !doing.renew && self.take_back_taps(wanted, side)? =>
+                        if !context.renew && self.take_back_taps(wanted, runtime)? =>
                     {
                         if before != limits {
                             machine.update_limits(directory, &wanted.control.limits)?;
@@ -86,20 +86,20 @@ impl Reconciler {
                             if set != wanted.routes {
                                 machine.set_routes(guest, &set, &wanted.routes)?;
                             }
-                            if !before.ends_with(&routes) && side.mirror == HelperState::Serves {
-                                side.mirror = HelperState::Bad;
+                            if !before.ends_with(&routes) && runtime.mirror == HelperState::Serves {
+                                runtime.mirror = HelperState::Bad;
                             }
                             changed = true;
                         }
                         guest
                     }
-                    _ if doing.backing_off => return Ok(StepOutcome::BackingOff),
+                    _ if context.backing_off => return Ok(StepOutcome::BackingOff),
                     _ if !machine.unpack(&wanted.control)? => {
                         return Ok(StepOutcome::wait(format!("the image of {key} to be unpacked")));
                     }
                     _ => {
                         // Nothing from before is reliable.
-                        *side = GuestRuntime {
+                        *runtime = GuestRuntime {
                             tap: HelperState::Bad,
                             mirror: HelperState::Bad,
                             management: HelperState::Bad,
@@ -107,26 +107,26 @@ impl Reconciler {
                         };
                         if !self.end(key)? {
                             return Ok(StepOutcome::wait_for_end(format!(
-                                "the end of what was {key}"
+                                "the end of the old {key}"
                             )));
                         }
-                        (doing.report)(&format!("{} {key}", doing.verb()));
+                        (context.report)(&format!("{} {key}", context.verb()));
                         self.state.intend(&journal, &limits)?;
                         self.limit_kernel(wanted)?;
                         let guest = machine.create(&wanted.control)?;
                         machine.set_sysctls(guest, &wanted.sysctls.before)?;
                         let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
-                        side.taps = Some(machine.make_taps(guest, &taps)?);
+                        runtime.taps = Some(machine.make_taps(guest, &taps)?);
                         // Remove the remains of an earlier one first, with its counters.
-                        let others = || (doing.newest)().ports(Some(key));
-                        let any = || !(doing.newest)().ports(None).is_empty();
+                        let others = || (context.newest)().ports(Some(key));
+                        let any = || !(context.newest)().ports(None).is_empty();
                         machine.remove_ports_but(&others, &any)?;
                         self.see_to_ports(key, guest, wanted, vnet)?;
                         machine.set_sysctls(guest, &wanted.sysctls.after)?;
                         machine.set_loopback(guest, &wanted.loopback)?;
                         machine.set_routes(guest, &[], &wanted.routes)?;
                         // A guest whose network is incomplete is recreated.
-                        side.made = Some(guest);
+                        runtime.made = Some(guest);
                         guest
                     }
                 }
@@ -137,17 +137,17 @@ impl Reconciler {
             match self.helper(
                 &helper.process,
                 HelperListener::Made(&helper.control),
-                &mut side.tap,
-                doing,
+                &mut runtime.tap,
+                context,
             )? {
                 HelperCheck::Serves => {}
                 HelperCheck::Starting => ready = false,
                 HelperCheck::BackingOff => held = true,
                 HelperCheck::Listens => {
-                    let taps = side.taps.as_deref().unwrap_or_default();
-                    machine.serve(helper, taps).inspect_err(|_| side.tap = HelperState::Bad)?;
-                    side.tap = HelperState::Serves;
-                    doing.started.tap = true;
+                    let taps = runtime.taps.as_deref().unwrap_or_default();
+                    machine.serve(helper, taps).inspect_err(|_| runtime.tap = HelperState::Bad)?;
+                    runtime.tap = HelperState::Serves;
+                    context.started.tap = true;
                 }
             }
         }
@@ -157,26 +157,26 @@ impl Reconciler {
             return Ok(StepOutcome::wait_for_end(format!("the end of the route mirror of {key}")));
         }
         if let Some(mirror) = &wanted.mirror {
-            self.configure_mirror(mirror, guest, side)?;
+            self.configure_mirror(mirror, guest, runtime)?;
             let socket = &mirror.config.control_socket;
             match self.helper(
                 &mirror.process,
                 HelperListener::Own(socket),
-                &mut side.mirror,
-                doing,
+                &mut runtime.mirror,
+                context,
             )? {
                 HelperCheck::Serves => {}
                 HelperCheck::Starting => ready = false,
                 HelperCheck::BackingOff => held = true,
                 HelperCheck::Listens => {
-                    side.mirror = HelperState::Serves;
-                    doing.started.mirror = true;
+                    runtime.mirror = HelperState::Serves;
+                    context.started.mirror = true;
                 }
             }
         }
         // A failure delays the node's start, and nothing else.
         let management = match &wanted.management {
-            Some(management) => self.management(management, guest, side, doing),
+            Some(management) => self.management(management, guest, runtime, context),
             None => self.not_wanted(key, ProcessRole::Management),
         };
         if !ready {
@@ -185,7 +185,7 @@ impl Reconciler {
         if held {
             return Ok(StepOutcome::BackingOff);
         }
-        self.set_carriers(key, wanted, vnet, side, doing)?;
+        self.set_carriers(key, wanted, vnet, runtime, context)?;
         self.see_to_ports(key, guest, wanted, vnet)?;
         match management? {
             HelperCheck::Serves | HelperCheck::Listens => {}
@@ -194,10 +194,10 @@ impl Reconciler {
             }
             HelperCheck::BackingOff => return Ok(StepOutcome::BackingOff),
         }
-        if side.made.is_some() {
+        if runtime.made.is_some() {
             machine.start(directory)?;
-            side.made = None;
-            doing.started.itself = true;
+            runtime.made = None;
+            context.started.itself = true;
             self.state.confirm(&journal, &wanted.hash, &limits)?;
             machine.collect_images();
         } else if changed {
@@ -213,10 +213,14 @@ impl Reconciler {
     }
 
     /// Returns true if this process holds the node's TAPs. Asks its helper for them if needed.
-    fn take_back_taps(&self, plan: &NodePlan, side: &mut GuestRuntime) -> Result<bool, HostError> {
+    fn take_back_taps(
+        &self,
+        plan: &NodePlan,
+        runtime: &mut GuestRuntime,
+    ) -> Result<bool, HostError> {
         let Some(helper) = &plan.tap_helper else { return Ok(true) };
-        if side.taps.is_none() && self.machine.running(&helper.process.dir).is_some() {
-            side.taps = match self.machine.held_taps(helper) {
+        if runtime.taps.is_none() && self.machine.running(&helper.process.dir).is_some() {
+            runtime.taps = match self.machine.reported_taps(helper) {
                 // The answer makes no sense, and will not later.
                 Err(HostError::Control(
                     ControlError::Unexpected { .. } | ControlError::Refused { .. },
@@ -224,7 +228,7 @@ impl Reconciler {
                 held => held?,
             };
         }
-        Ok(side.taps.is_some())
+        Ok(runtime.taps.is_some())
     }
 
     /// Writes a mirror's configuration. A mirror that was started with
@@ -233,7 +237,7 @@ impl Reconciler {
         &self,
         mirror: &MirrorPlan,
         guest: Process,
-        side: &mut GuestRuntime,
+        runtime: &mut GuestRuntime,
     ) -> Result<(), HostError> {
         let config = pdp_proto::mirror::MirrorConfig {
             netns: host::namespace(guest, "net"),
@@ -242,7 +246,7 @@ impl Reconciler {
         };
         let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
         if self.machine.update_file(&mirror.config_file, &text)? {
-            side.mirror = HelperState::Bad;
+            runtime.mirror = HelperState::Bad;
         }
         Ok(())
     }
@@ -252,8 +256,8 @@ impl Reconciler {
         &self,
         plan: &ManagementPlan,
         guest: Process,
-        side: &mut GuestRuntime,
-        doing: &mut StepContext<'_>,
+        runtime: &mut GuestRuntime,
+        context: &mut StepContext<'_>,
     ) -> Result<HelperCheck, HostError> {
         let config = pdp_proto::management::ManagementConfig {
             netns: host::namespace(guest, "net"),
@@ -261,23 +265,23 @@ impl Reconciler {
         };
         let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
         if self.machine.update_file(&plan.config_file, &text)? {
-            side.management = HelperState::Bad;
+            runtime.management = HelperState::Bad;
         }
         let socket = HelperListener::Own(&config.control_socket);
-        let look = self.helper(&plan.process, socket, &mut side.management, doing);
-        match look {
+        let check = self.helper(&plan.process, socket, &mut runtime.management, context);
+        match check {
             Ok(HelperCheck::Listens) => {
-                side.management = HelperState::Serves;
-                doing.started.management = true;
+                runtime.management = HelperState::Serves;
+                context.started.management = true;
                 Ok(HelperCheck::Listens)
             }
             Err(HostError::Ended { who, how }) => {
                 // The start counts, so that the helper is not restarted at once.
-                doing.started.management = true;
-                let said = self.machine.last_error(&plan.process.dir);
-                Err(HostError::Ended { who, how: said.unwrap_or(how) })
+                context.started.management = true;
+                let cause = self.machine.last_error(&plan.process.dir);
+                Err(HostError::Ended { who, how: cause.unwrap_or(how) })
             }
-            look => look,
+            check => check,
         }
     }
 
@@ -297,15 +301,15 @@ impl Reconciler {
         key: &ObjectKey,
         plan: &NodePlan,
         vnet: &VnetPlan,
-        side: &GuestRuntime,
-        doing: &mut StepContext<'_>,
+        runtime: &GuestRuntime,
+        context: &mut StepContext<'_>,
     ) -> Result<(), HostError> {
         let now_ns = allocations::now_ns();
-        for ((index, _), tap) in plan.tapped().zip(side.taps.iter().flatten()) {
+        for ((index, _), tap) in plan.tapped().zip(runtime.taps.iter().flatten()) {
             let link = vnet.link_of(key.node_name(), index);
-            let turns_ns = link.and_then(|link| link.next_change_ns(now_ns));
-            let turns = turns_ns.map(|at_ns| Duration::from_nanos(at_ns - now_ns));
-            doing.recheck_after = [doing.recheck_after, turns].into_iter().flatten().min();
+            let changes_ns = link.and_then(|link| link.next_change_ns(now_ns));
+            let changes = changes_ns.map(|at_ns| Duration::from_nanos(at_ns - now_ns));
+            context.recheck_after = [context.recheck_after, changes].into_iter().flatten().min();
             let up = link.is_some_and(|link| {
                 vnet.has_carrier(link, now_ns)
                     && VnetPlan::cut_off_by(link).all(|name| self.cut_off(name).is_none())
@@ -328,8 +332,8 @@ impl Reconciler {
         let ports = plan.kernel_links.iter().map(|(&vport, port)| {
             let link = vnet.link_of(node, vport);
             let (mut device, mut reaches) = (None, true);
-            if let KernelLinkTarget::Outside(far) = &port.to {
-                device = InterfaceState::of(&far.device);
+            if let KernelLinkTarget::Outside(outside) = &port.to {
+                device = InterfaceState::of(&outside.device);
                 reaches = device.is_some_and(|device| device.carrier == Carrier::Yes);
             }
             let carrier = link.is_some_and(|link| vnet.has_carrier(link, now_ns)) && reaches;
@@ -345,9 +349,9 @@ impl Reconciler {
         key: &ObjectKey,
         vnet: &str,
         node: &str,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
-        (doing.report)(&format!("stopping {key}"));
+        (context.report)(&format!("stopping {key}"));
         // Remove everything that does not depend on the end of its guests. A guest
         // that can't be removed thus keeps nothing else of the node running.
         let (machine, mut removal) = (&self.machine, Removal::default());
@@ -357,18 +361,18 @@ impl Reconciler {
             return removal.wait(format!("the end of {key}"));
         }
         // The threads of its ports end with them.
-        removal.step(machine.remove_ports_but(&|| (doing.newest)().ports(None), &|| false));
+        removal.step(machine.remove_ports_but(&|| (context.newest)().ports(None), &|| false));
         removal.end(machine.remove_cgroup(&DaemonPaths::kernel_cgroup(vnet, node)));
         if removal.waits {
             return removal.wait(format!("the end of the kernel's work for {key}"));
         }
         // The volumes of a node that is only stopped stay.
         let record = self.places.record(vnet, node, ProcessRole::Control);
-        let plan = (doing.newest)();
+        let plan = (context.newest)();
         if !plan.damaged.contains(vnet) {
             removal.step(machine.remove_volumes(&record, &plan.volumes(vnet, node)));
         }
-        if let Some(inner) = doing.inner.take() {
+        if let Some(inner) = context.inner.take() {
             removal.finish()?;
             return Ok(StepOutcome::After(inner));
         }

@@ -29,31 +29,31 @@ const GRACE: Duration = Duration::from_millis(200);
 
 impl Reconciler {
     /// Records guests of a node that are to be started while others run.
-    pub(super) fn defer_arrivals(&self, wanted: &VnetPlan, node: &str, side: &mut VnetRuntime) {
+    pub(super) fn defer_arrivals(&self, wanted: &VnetPlan, node: &str, runtime: &mut VnetRuntime) {
         let Some(plan) = wanted.nodes.get(node) else { return };
         let key = |number: &u32| (node.to_owned(), *number);
         let runs = |directory: &Path| self.machine.running(directory).is_some();
         let (run, missing): (Vec<_>, Vec<_>) =
             plan.guests.iter().partition(|(_, guest)| runs(&guest.container.dir));
         if plan.guests.len() > 1
-            && run.iter().any(|(number, _)| !side.arriving.contains(&key(number)))
+            && run.iter().any(|(number, _)| !runtime.arriving.contains(&key(number)))
         {
-            side.arriving.retain(|(of, number)| of != node || plan.guests.contains_key(number));
+            runtime.arriving.retain(|(of, number)| of != node || plan.guests.contains_key(number));
             let missing = missing.iter().filter(|(_, guest)| guest.mirrored);
-            side.arriving.extend(missing.map(|(number, _)| key(number)));
+            runtime.arriving.extend(missing.map(|(number, _)| key(number)));
         } else {
             // No guest is left to forward for them. The last one to
             // arrive is admitted, whatever routes it has.
-            side.arriving.retain(|(of, _)| of != node);
+            runtime.arriving.retain(|(of, _)| of != node);
         }
     }
 
     /// Prepares the start of a guest that ended: the mux sends it no frames until it is admitted.
     pub(super) fn begin_arrival(&self, vnet: &str, wanted: &VnetPlan, node: &str) {
-        let side = self.vnet_runtime(vnet);
-        let mut side = lock(&side);
-        self.defer_arrivals(wanted, node, &mut side);
-        if let Err(error) = self.push_arrivals(wanted, &mut side) {
+        let runtime = self.vnet_runtime(vnet);
+        let mut runtime = lock(&runtime);
+        self.defer_arrivals(wanted, node, &mut runtime);
+        if let Err(error) = self.push_arrivals(wanted, &mut runtime) {
             // The whole vnet is sent again in its next step, or to the next mux.
             tracing::warn!("vnet {vnet}: {}", crate::host::error_chain(&error));
         }
@@ -67,32 +67,35 @@ impl Reconciler {
         node: &str,
         number: u32,
     ) -> Result<bool, HostError> {
-        let side = self.vnet_runtime(vnet);
+        let runtime = self.vnet_runtime(vnet);
         let key = (node.to_owned(), number);
-        if !lock(&side).arriving.contains(&key) {
+        if !lock(&runtime).arriving.contains(&key) {
             return Ok(true);
         }
         let mirror = wanted.nodes.get(node).and_then(|node| node.mirror.as_ref());
         let routes = mirror
             .is_none_or(|mirror| self.machine.has_routes(&mirror.config.control_socket, number));
-        let mut side = lock(&side);
+        let mut runtime = lock(&runtime);
         if routes {
-            side.arriving.remove(&key);
-            self.push_arrivals(wanted, &mut side)?;
+            runtime.arriving.remove(&key);
+            self.push_arrivals(wanted, &mut runtime)?;
         }
         Ok(routes)
     }
 
     /// Updates in the mux which guests get frames, if the mux knows the vnet and something changed.
-    fn push_arrivals(&self, wanted: &VnetPlan, side: &mut VnetRuntime) -> Result<(), HostError> {
-        if side.applied.is_none() || side.mux != self.mux_process() || !side.draining.is_empty() {
+    fn push_arrivals(&self, wanted: &VnetPlan, runtime: &mut VnetRuntime) -> Result<(), HostError> {
+        if runtime.applied.is_none()
+            || runtime.mux != self.mux_process()
+            || !runtime.draining.is_empty()
+        {
             // The whole vnet will be sent anyway.
             return Ok(());
         }
-        let told = to_tell(wanted, side);
-        if side.applied.as_ref() != Some(&told) {
-            self.machine.put_vnet(told.clone())?;
-            side.applied = Some(told);
+        let config = mux_config(wanted, runtime);
+        if runtime.applied.as_ref() != Some(&config) {
+            self.machine.put_vnet(config.clone())?;
+            runtime.applied = Some(config);
         }
         Ok(())
     }
@@ -104,10 +107,10 @@ impl Reconciler {
         &self,
         name: &str,
         wanted: &VnetPlan,
-        side: &mut VnetRuntime,
+        runtime: &mut VnetRuntime,
     ) -> Result<bool, HostError> {
-        let mut told = to_tell(wanted, side);
-        if side.applied.as_ref() == Some(&told) {
+        let mut config = mux_config(wanted, runtime);
+        if runtime.applied.as_ref() == Some(&config) {
             return Ok(true);
         }
         let stats = match self.machine.mux_stats(name) {
@@ -117,7 +120,7 @@ impl Reconciler {
         };
         let mut since = BTreeMap::new();
         let has = stats.vnets.get(name).map(|vnet| &vnet.nodes);
-        for node in &mut told.nodes {
+        for node in &mut config.nodes {
             let (Some(has), Some(plan)) =
                 (has.and_then(|has| has.get(&node.name)), wanted.nodes.get(&node.name))
             else {
@@ -133,7 +136,7 @@ impl Reconciler {
                     continue;
                 }
                 let key = (node.name.clone(), number);
-                let begun = side.draining.get(&key).copied();
+                let begun = runtime.draining.get(&key).copied();
                 let waited = begun.map(|begun| begun.elapsed());
                 let frames = guest.in_flight;
                 if waited.is_some_and(|waited| waited >= grace && frames == 0) {
@@ -142,7 +145,7 @@ impl Reconciler {
                 if waited.is_some_and(|waited| waited > LEAVE_MAX) {
                     let who = format!("{name}/{}:g{number}", node.name);
                     let frames = pdp_spec::count(frames, "frame");
-                    tracing::warn!("{who}: {frames} not given back in time, and lost");
+                    tracing::warn!("{who}: {frames} not completed in time, and lost");
                     continue;
                 }
                 since.insert(key, begun.unwrap_or_else(Instant::now));
@@ -155,22 +158,22 @@ impl Reconciler {
                 });
             }
         }
-        side.draining = since;
-        if side.applied.as_ref() != Some(&told) {
-            self.machine.put_vnet(told.clone())?;
-            side.applied = Some(told);
+        runtime.draining = since;
+        if runtime.applied.as_ref() != Some(&config) {
+            self.machine.put_vnet(config.clone())?;
+            runtime.applied = Some(config);
         }
-        Ok(side.draining.is_empty())
+        Ok(runtime.draining.is_empty())
     }
 }
 
 /// Returns the mux's configuration of a vnet, in which arriving guests get no frames.
-fn to_tell(wanted: &VnetPlan, side: &VnetRuntime) -> mux::VnetConfig {
-    let mut told = wanted.mux_config();
-    for node in &mut told.nodes {
+fn mux_config(wanted: &VnetPlan, runtime: &VnetRuntime) -> mux::VnetConfig {
+    let mut config = wanted.mux_config();
+    for node in &mut config.nodes {
         for guest in node.router.iter_mut().flat_map(|router| &mut router.guests) {
-            guest.leaving = side.arriving.contains(&(node.name.clone(), guest.number));
+            guest.leaving = runtime.arriving.contains(&(node.name.clone(), guest.number));
         }
     }
-    told
+    config
 }

@@ -60,7 +60,7 @@ impl Reconciler {
         name: &str,
         wanted: &Arc<VnetPlan>,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let (machine, key) = (&self.machine, ObjectKey::vnet(name));
         if self.mux_comes() {
@@ -72,12 +72,14 @@ impl Reconciler {
         if self.state.journal_entry(&key.to_string())?.is_none() {
             self.state.intend(&key.to_string(), "")?;
         }
-        let side = self.vnet_runtime(name);
-        let mut side = lock(&side);
-        let told = wanted.mux_config();
+        let runtime = self.vnet_runtime(name);
+        let mut runtime = lock(&runtime);
+        let config = wanted.mux_config();
         for node in wanted.nodes.values() {
             for directory in &node.directories {
-                if side.applied.as_ref() != Some(&told) || !machine.has_directory(&directory.path) {
+                if runtime.applied.as_ref() != Some(&config)
+                    || !machine.has_directory(&directory.path)
+                {
                     machine.make_directory(directory)?;
                 }
             }
@@ -93,23 +95,21 @@ impl Reconciler {
         if let Some(node) = wanted.nodes.values().next() {
             machine.bound(name, node.control.users.base);
         }
-        self.weigh_all(doing)?;
+        self.weigh_all(context)?;
         machine.raise_guest_limits(plan.guests, wanted.guests);
         let mux = self.mux_process();
-        if side.mux != mux {
-            (side.mux, side.applied) = (mux, None);
+        if runtime.mux != mux {
+            (runtime.mux, runtime.applied) = (mux, None);
         }
         if mux.is_some() {
             for node in wanted.nodes.keys() {
-                self.defer_arrivals(wanted, node, &mut side);
+                self.defer_arrivals(wanted, node, &mut runtime);
             }
-            if !self.let_out(name, wanted, &mut side)? {
-                return Ok(StepOutcome::wait(format!(
-                    "guests of {name} to give back what they have"
-                )));
+            if !self.let_out(name, wanted, &mut runtime)? {
+                return Ok(StepOutcome::wait(format!("guests of {name} to complete their frames")));
             }
         }
-        side.ready = VnetReadiness::Plan(wanted.clone());
+        runtime.ready = VnetReadiness::Plan(wanted.clone());
         if mux.is_none() {
             return Err(HostError::NoMux);
         }
@@ -118,9 +118,9 @@ impl Reconciler {
 
     /// Sets the CPU weight of all vnets together, or removes their
     /// common cgroup if there are no vnets.
-    fn weigh_all(&self, doing: &StepContext<'_>) -> Result<(), HostError> {
+    fn weigh_all(&self, context: &StepContext<'_>) -> Result<(), HostError> {
         let _one = lock(&self.weights);
-        let plan = (doing.newest)();
+        let plan = (context.newest)();
         if plan.vnets.is_empty() {
             self.machine.remove_if_empty("vnets");
             return Ok(());
@@ -133,7 +133,7 @@ impl Reconciler {
         &self,
         name: &str,
         plan: &Plan,
-        doing: &mut StepContext<'_>,
+        context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let machine = &self.machine;
         if plan.mux.is_some() && self.mux_comes() {
@@ -141,34 +141,34 @@ impl Reconciler {
         }
         let mut removal = Removal::default();
         {
-            let side = self.vnet_runtime(name);
-            let mut side = lock(&side);
-            if !matches!(side.ready, VnetReadiness::Removal { forgotten: true }) {
+            let runtime = self.vnet_runtime(name);
+            let mut runtime = lock(&runtime);
+            if !matches!(runtime.ready, VnetReadiness::Removal { forgotten: true }) {
                 // The mux forgets it first, so that it sends nothing to objects that
                 // are removed. If that fails, the processes are ended nevertheless.
                 let forgets = self.forget_in_mux(name);
                 let forgotten = forgets.is_ok();
                 removal.step(forgets);
-                *side = VnetRuntime {
+                *runtime = VnetRuntime {
                     ready: VnetReadiness::Removal { forgotten },
                     ..VnetRuntime::default()
                 };
             }
         }
-        if let Some(inner) = doing.inner.take() {
+        if let Some(inner) = context.inner.take() {
             removal.finish()?;
             return Ok(StepOutcome::After(inner));
         }
-        (doing.report)(&format!("stopping vnet {name}"));
+        (context.report)(&format!("stopping vnet {name}"));
         removal.end(machine.remove_cgroup(&DaemonPaths::vnet_cgroup(name)));
         if removal.waits {
-            return removal.wait(format!("the end of what is in vnet {name}"));
+            return removal.wait(format!("the end of the processes in vnet {name}"));
         }
         removal.step(machine.remove_directory(&self.places.run.join("vnets").join(name)));
         removal.finish()?;
         lock(&self.vnets).remove(name);
-        machine.unbound(name, (doing.newest)().vnets.is_empty())?;
-        self.weigh_all(doing)?;
+        machine.unbound(name, (context.newest)().vnets.is_empty())?;
+        self.weigh_all(context)?;
         self.state.forget(&ObjectKey::vnet(name).to_string())?;
         Ok(StepOutcome::Gone)
     }

@@ -117,9 +117,9 @@ impl Trail {
             .open(&path)
             .and_then(|file| file.set_permissions(Permissions::from_mode(PRIVATE)))
             .map_err(|source| StateError::Directory { path: directory.into(), source })?;
-        let failed = |doing| {
+        let failed = |action| {
             let path = path.clone();
-            move |source| StateError::Database { path, doing, source }
+            move |source| StateError::Database { path, action, source }
         };
         let open = || {
             let database = Connection::open(&path)?;
@@ -131,7 +131,7 @@ impl Trail {
         let writer = open().map_err(failed("opening the audit log"))?;
         let found: i64 = writer
             .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(failed("reading its version"))?;
+            .map_err(failed("reading the version"))?;
         if found > SCHEMA_VERSION {
             return Err(StateError::Newer { path, found });
         }
@@ -139,8 +139,8 @@ impl Trail {
             .execute_batch(&format!(
                 "BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
             ))
-            .map_err(failed("making its tables"))?;
-        add_later(&writer).map_err(failed("adding its columns"))?;
+            .map_err(failed("creating tables"))?;
+        add_later(&writer).map_err(failed("adding columns"))?;
         let reader = open().map_err(failed("opening the audit log"))?;
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Self { path, writer, reader, fresh: Mutex::default() })
@@ -185,14 +185,14 @@ impl Trail {
         let since = query.since_ms.map(|ms| i64::try_from(ms).unwrap_or(i64::MAX));
         // The index finds a tenant's entries, so the query's time depends on them alone.
         let of = if tenant.is_some() { "owner = ?4" } else { "?4 IS NULL" };
-        let asked = AuditKind::Query as i64;
+        let queries = AuditKind::Query as i64;
         let sql = format!(
             "SELECT {COLUMNS} FROM rows
              WHERE (?1 IS NULL OR at_ms >= ?1) AND (?2 IS NULL OR who = ?2)
                AND (?3 IS NULL OR vnet = ?3 OR more_objects > 0 OR EXISTS (
                     SELECT 1 FROM json_each(objects) AS one
                     WHERE one.value ->> 'object' = 'vnet/' || ?3))
-               AND (NOT ?6 OR sort <> {asked}) AND {of}
+               AND (NOT ?6 OR sort <> {queries}) AND {of}
              ORDER BY id DESC LIMIT ?5"
         );
         let read = |db: &Connection| -> rusqlite::Result<Vec<AuditEntry>> {
@@ -205,7 +205,7 @@ impl Trail {
         };
         let mut rows = read(&lock(&self.reader)).map_err(|source| StateError::Database {
             path: self.path.clone(),
-            doing: "reading the audit log",
+            action: "reading the audit log",
             source,
         })?;
         rows.reverse();
@@ -259,7 +259,7 @@ impl Trail {
         });
         done.map_err(|source| StateError::Database {
             path: self.path.clone(),
-            doing: "writing the audit log",
+            action: "writing the audit log",
             source,
         })
     }

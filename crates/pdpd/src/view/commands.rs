@@ -1,16 +1,17 @@
 //! Status of a node's commands, as its guest reports it.
 
 use pdp_api::{CommandState, CommandStatus};
-use pdp_container::GuestCommandStatus as Told;
+use pdp_container::GuestCommandStatus as Report;
 
 use crate::plan::CommandPlan;
 
 /// Returns the status of commands from the reports, in their order; `None` if there are none.
-pub(super) fn commands(plans: &[CommandPlan], told: Option<Vec<Told>>) -> Vec<CommandStatus> {
+pub(super) fn commands(plans: &[CommandPlan], reports: Option<Vec<Report>>) -> Vec<CommandStatus> {
     // Reports about other commands belong to a guest that is about to be recreated.
-    let told = told.filter(|told| told.len() == plans.len());
-    let told = told.unwrap_or_else(|| vec![Told::default(); plans.len()]);
-    let mut all: Vec<_> = plans.iter().zip(told).map(|(plan, told)| command(plan, told)).collect();
+    let reports = reports.filter(|reports| reports.len() == plans.len());
+    let reports = reports.unwrap_or_else(|| vec![Report::default(); plans.len()]);
+    let mut all: Vec<_> =
+        plans.iter().zip(reports).map(|(plan, report)| command(plan, report)).collect();
     for (index, plan) in plans.iter().enumerate() {
         if all[index].state == CommandState::Waiting {
             let open = plan.after.iter().filter_map(|place| all.get(*place));
@@ -23,16 +24,16 @@ pub(super) fn commands(plans: &[CommandPlan], told: Option<Vec<Told>>) -> Vec<Co
     all
 }
 
-fn command(plan: &CommandPlan, told: Told) -> CommandStatus {
-    let state = state(told.state);
-    let mut words = told.words;
-    if told.troubled && words.is_empty() {
+fn command(plan: &CommandPlan, report: Report) -> CommandStatus {
+    let state = state(report.state);
+    let mut words = report.words;
+    if report.troubled && words.is_empty() {
         words = "keeps ending".to_owned();
     }
-    if told.troubled && told.restarts > 0 {
-        words += &format!(" (started {} times)", u64::from(told.restarts) + 1);
-        if told.exit == Some(0) && !plan.once {
-            words += "; give it once: true if it is to end";
+    if report.troubled && report.restarts > 0 {
+        words += &format!(" (started {} times)", u64::from(report.restarts) + 1);
+        if report.exit == Some(0) && !plan.once {
+            words += "; set once: true if it should end";
         }
     }
     CommandStatus {
@@ -43,23 +44,23 @@ fn command(plan: &CommandPlan, told: Told) -> CommandStatus {
             CommandState::Running => !plan.once,
             _ => false,
         },
-        troubled: told.troubled,
-        restarts: told.restarts,
-        exit: told.exit,
+        troubled: report.troubled,
+        restarts: report.restarts,
+        exit: report.exit,
         message: Some(words).filter(|words| !words.is_empty()),
     }
 }
 
 fn state(state: pdp_container::GuestCommandState) -> CommandState {
-    use pdp_container::GuestCommandState as Told;
+    use pdp_container::GuestCommandState as Reported;
     match state {
-        Told::Waiting => CommandState::Waiting,
-        Told::Starting => CommandState::Starting,
-        Told::Ready => CommandState::Ready,
-        Told::Running => CommandState::Running,
-        Told::Restarting => CommandState::Restarting,
-        Told::Done => CommandState::Done,
-        Told::Failed => CommandState::Failed,
+        Reported::Waiting => CommandState::Waiting,
+        Reported::Starting => CommandState::Starting,
+        Reported::Ready => CommandState::Ready,
+        Reported::Running => CommandState::Running,
+        Reported::Restarting => CommandState::Restarting,
+        Reported::Done => CommandState::Done,
+        Reported::Failed => CommandState::Failed,
     }
 }
 
@@ -72,27 +73,30 @@ mod tests {
         CommandPlan { name: name.into(), after: after.into(), once }
     }
 
-    fn told(state: State) -> Told {
-        Told { state, ..Told::default() }
+    fn report(state: State) -> Report {
+        Report { state, ..Report::default() }
     }
 
     #[test]
     fn waiting_command_names_its_predecessors() {
         let plans =
             [plan("zebra", &[], false), plan("ospfd", &[0], false), plan("exec-1", &[0, 1], true)];
-        let said = |states: [State; 3]| {
-            let all = commands(&plans, Some(states.map(told).into()));
+        let messages = |states: [State; 3]| {
+            let all = commands(&plans, Some(states.map(report).into()));
             all.into_iter().map(|it| it.message.unwrap_or_default()).collect::<Vec<_>>()
         };
         let [waits, starts, runs] = [State::Waiting, State::Starting, State::Running];
-        assert_eq!(said([starts, waits, waits]), ["", "waits for zebra", "waits for zebra, ospfd"]);
-        assert_eq!(said([State::Ready, runs, waits]), ["", "", ""]);
+        assert_eq!(
+            messages([starts, waits, waits]),
+            ["", "waits for zebra", "waits for zebra, ospfd"]
+        );
+        assert_eq!(messages([State::Ready, runs, waits]), ["", "", ""]);
     }
 
     #[test]
     fn command_readiness_follows_its_state() {
         let ready =
-            |once, state| commands(&[plan("a", &[], once)], Some(vec![told(state)]))[0].ready;
+            |once, state| commands(&[plan("a", &[], once)], Some(vec![report(state)]))[0].ready;
         for (state, daemon, once) in [
             (State::Waiting, false, false),
             (State::Starting, false, false),
@@ -109,7 +113,7 @@ mod tests {
     #[test]
     fn command_states_of_another_length_are_ignored() {
         for count in [0, 2] {
-            let all = commands(&[plan("a", &[], false)], Some(vec![told(State::Ready); count]));
+            let all = commands(&[plan("a", &[], false)], Some(vec![report(State::Ready); count]));
             assert_eq!((all.len(), all[0].ready), (1, false));
         }
     }
@@ -118,10 +122,10 @@ mod tests {
     fn restarting_one_shot_command_gets_a_hint() {
         let words = "ended with code 0".to_owned();
         let state = State::Restarting;
-        let it = Told { state, restarts: 4, exit: Some(0), troubled: true, words };
+        let it = Report { state, restarts: 4, exit: Some(0), troubled: true, words };
         let all = commands(&[plan("ip", &[], false)], Some(vec![it]));
         let message = all[0].message.as_deref();
-        let want = "ended with code 0 (started 5 times); give it once: true if it is to end";
+        let want = "ended with code 0 (started 5 times); set once: true if it should end";
         assert_eq!(message, Some(want));
     }
 }

@@ -92,8 +92,8 @@ fn link(vnet: &str, before: Option<&LinkStatus>, now: &LinkStatus) -> Option<Wat
         let rate = now.rate_bps.map(|bps| format!("rate {bps} bit/s"));
         let words = Some(is.1).filter(|words| !words.is_empty());
         let words: Vec<String> = rate.into_iter().chain(words).collect();
-        let told = if words.is_empty() { "no limits".to_owned() } else { words.join(", ") };
-        event(object, EventKind::LinkSet, Some(told))
+        let text = if words.is_empty() { "no limits".to_owned() } else { words.join(", ") };
+        event(object, EventKind::LinkSet, Some(text))
     })
 }
 
@@ -171,7 +171,7 @@ mod tests {
         VnetStatus { phase: Phase::Running, nodes, links, ..VnetStatus::default() }
     }
 
-    fn told(before: Option<&VnetStatus>, now: &VnetStatus) -> Vec<String> {
+    fn events_of(before: Option<&VnetStatus>, now: &VnetStatus) -> Vec<String> {
         let events = vnet("red", before, now);
         events.iter().map(|event| format!("{} {}", event.object, event.what.label())).collect()
     }
@@ -188,7 +188,7 @@ mod tests {
             now.nodes[0].conditions = all.collect();
             now
         };
-        let told = |before: &VnetStatus, now: &VnetStatus| -> Vec<_> {
+        let events_of = |before: &VnetStatus, now: &VnetStatus| -> Vec<_> {
             let events = vnet("red", Some(before), now).into_iter();
             let each = events.map(|it| {
                 assert_eq!(it.object, "vnet/red/node/r1");
@@ -205,7 +205,7 @@ mod tests {
             with(&[(port, "b")]),
             with(&[]),
         ];
-        let steps: Vec<_> = all.windows(2).map(|pair| told(&pair[0], &pair[1])).collect();
+        let steps: Vec<_> = all.windows(2).map(|pair| events_of(&pair[0], &pair[1])).collect();
         let (is, gone) = (EventKind::Condition, EventKind::ConditionGone);
         let one = |what, kind, message: &str| vec![(what, kind, message.to_owned())];
         let expected = [
@@ -222,7 +222,7 @@ mod tests {
     fn each_status_change_causes_exactly_one_event() {
         let all = status();
         assert_eq!(
-            told(None, &all),
+            events_of(None, &all),
             [
                 "vnet/red created",
                 "vnet/red/node/r1/port/eth0 carrier up",
@@ -231,11 +231,11 @@ mod tests {
                 "vnet/red phase",
             ]
         );
-        assert!(told(Some(&all), &all).is_empty());
+        assert!(events_of(Some(&all), &all).is_empty());
         let change = |change: fn(&mut VnetStatus)| {
             let mut now = status();
             change(&mut now);
-            told(Some(&all), &now)
+            events_of(Some(&all), &now)
         };
         assert_eq!(change(|it| it.links[0].up = false), ["vnet/red/link/a link down"]);
         assert_eq!(change(|it| it.links[0].rate_bps = Some(7)), ["vnet/red/link/a link set"]);
@@ -246,8 +246,8 @@ mod tests {
         for (synced, what) in [(true, "routes synced"), (false, "routes behind")] {
             let mut now = status();
             now.nodes[0].guests[0].routes_synced = Some(synced);
-            assert_eq!(told(Some(&all), &now), [format!("vnet/red/node/r1/g0 {what}")]);
-            assert!(told(Some(&now), &all).is_empty(), "nobody says");
+            assert_eq!(events_of(Some(&all), &now), [format!("vnet/red/node/r1/g0 {what}")]);
+            assert!(events_of(Some(&now), &all).is_empty(), "nobody says");
             let engine = |routes_synced| {
                 let mut now = status();
                 now.nodes[0].engine = Some(EngineStatus { routes_synced, ..Default::default() });
@@ -255,8 +255,8 @@ mod tests {
             };
             let now = engine(Some(synced));
             let words = [format!("vnet/red/node/r1/engine {what}")];
-            assert_eq!(told(Some(&engine(None)), &now), words);
-            assert!(told(Some(&now), &now).is_empty());
+            assert_eq!(events_of(Some(&engine(None)), &now), words);
+            assert!(events_of(Some(&now), &now).is_empty());
         }
         assert_eq!(change(|it| it.message = Some("why".into())), ["vnet/red phase"]);
         assert_eq!(change(|it| it.ready = true), ["vnet/red ready"]);

@@ -95,7 +95,7 @@ pub struct LogPosition {
     /// Number of that event among its owner's, if there is one owner and it is known.
     own: Option<u64>,
     /// Losses up to this event are not reported.
-    told: u64,
+    reported: u64,
 }
 
 /// Result of a read.
@@ -201,14 +201,14 @@ impl EventLog {
     /// Returns the position after all events.
     pub fn end(&self, filter: &EventFilter) -> LogPosition {
         let count = |name: String| self.owners.get(&name).map_or(0, |owner| owner.count);
-        LogPosition { at: self.seq, own: filter.owner().map(count), told: 0 }
+        LogPosition { at: self.seq, own: filter.owner().map(count), reported: 0 }
     }
 
     /// Returns the position after a cursor; `None` if it belongs to another run or client.
     pub fn find(&self, filter: &EventFilter, cursor: &EventCursor) -> Option<LogPosition> {
         let Some(tenant) = filter.scope.tenant() else {
-            let known = cursor.boot == self.boot && cursor.seq <= self.seq;
-            return known.then_some(LogPosition { at: cursor.seq, ..LogPosition::default() });
+            let valid = cursor.boot == self.boot && cursor.seq <= self.seq;
+            return valid.then_some(LogPosition { at: cursor.seq, ..LogPosition::default() });
         };
         let owner = self.owners.get(&tenant_owner(tenant))?;
         if cursor.boot != owner.boot || cursor.seq > owner.count {
@@ -223,7 +223,7 @@ impl EventLog {
             None if cursor.seq + 1 == first => owner.lost,
             None => owner.lost.saturating_sub(1),
         };
-        Some(LogPosition { at, own: Some(cursor.seq), told: 0 })
+        Some(LogPosition { at, own: Some(cursor.seq), reported: 0 })
     }
 
     /// Returns the position before the first kept event that is not
@@ -232,7 +232,7 @@ impl EventLog {
         // If somebody sets the clock the events are not in order, so all are checked once.
         let first = self.events.iter().find(|(_, kept)| kept.event.at_ms >= at_ms);
         let at = first.map_or(self.seq, |(seq, _)| seq - 1);
-        LogPosition { at, own: None, told: self.lost.max(self.forgotten) }
+        LogPosition { at, own: None, reported: self.lost.max(self.forgotten) }
     }
 
     /// Returns the events after a position and advances it.
@@ -244,7 +244,7 @@ impl EventLog {
             (Some(_), Some(owner)) => owner.lost.max(self.forgotten),
             (Some(_), None) => self.forgotten,
         };
-        let lost = lost > place.at.max(place.told);
+        let lost = lost > place.at.max(place.reported);
         if lost {
             let count = match (owner, place.own) {
                 (Some(owner), Some(own)) => {
@@ -339,11 +339,11 @@ mod tests {
         (0..3 * EVENTS_MAX).for_each(|_| log.push(event("vnet/other.blue/node/r1"), false));
         assert_eq!(log.events.len(), EVENTS_MAX);
         let lost = (2 * EVENTS_MAX + 2) as u64;
-        let told: Vec<_> = places
+        let reported: Vec<_> = places
             .iter_mut()
             .map(|(place, filter)| all(&log, filter, place).map(|events| events.len()))
             .collect();
-        assert_eq!(told, [Err(lost), Ok(0), Ok(0), Err(lost)]);
+        assert_eq!(reported, [Err(lost), Ok(0), Ok(0), Err(lost)]);
         let mut begin = LogPosition::default();
         assert_eq!(all(&log, &node(Some("acme.red")), &mut begin).unwrap().len(), 1);
         let mut found = log.find(&tenant("acme"), &first).unwrap();
@@ -390,16 +390,16 @@ mod tests {
     #[test]
     fn events_hide_operator_identity_from_tenants() {
         let mut log = EventLog::default();
-        for (who, by_node) in [("user:root", true), ("token:7", false)] {
-            log.push(WatchEvent { who: Some(who.into()), ..event("vnet/acme.red") }, by_node);
+        for (identity, by_node) in [("user:root", true), ("token:7", false)] {
+            log.push(WatchEvent { who: Some(identity.into()), ..event("vnet/acme.red") }, by_node);
         }
-        let who = |filter: &EventFilter| {
+        let identities = |filter: &EventFilter| {
             let mut place = LogPosition::default();
             let events = all(&log, filter, &mut place).unwrap();
             events.into_iter().filter_map(|event| event.who).collect::<Vec<_>>()
         };
-        assert_eq!(who(&node(None)), ["user:root", "token:7"]);
-        assert_eq!(who(&tenant("acme")), ["operator", "token:7"]);
+        assert_eq!(identities(&node(None)), ["user:root", "token:7"]);
+        assert_eq!(identities(&tenant("acme")), ["operator", "token:7"]);
     }
 
     #[test]
@@ -408,8 +408,11 @@ mod tests {
         let message = Some(format!("\u{1b}[2J\n{}", "é".repeat(MESSAGE_BYTES_MAX)));
         let mut place = log.end(&node(None));
         log.push(WatchEvent { message, ..event("mux") }, false);
-        let told = all(&log, &node(None), &mut place).unwrap().remove(0).message.unwrap();
-        assert!(told.len() <= MESSAGE_BYTES_MAX && !told.contains(char::is_control), "{told}");
+        let reported = all(&log, &node(None), &mut place).unwrap().remove(0).message.unwrap();
+        assert!(
+            reported.len() <= MESSAGE_BYTES_MAX && !reported.contains(char::is_control),
+            "{reported}"
+        );
     }
 
     proptest! {

@@ -58,7 +58,7 @@ pub struct WatchHub {
     read: Condvar,
     latest_stats: Mutex<LatestStats>,
     /// Held while a status is determined and published.
-    telling: Mutex<()>,
+    publishing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -114,7 +114,7 @@ impl Default for WatchHub {
             readers: Mutex::default(),
             read: Condvar::new(),
             latest_stats: Mutex::default(),
-            telling: Mutex::default(),
+            publishing: Mutex::default(),
         }
     }
 }
@@ -153,16 +153,16 @@ impl WatchHub {
     pub fn expect(
         &self,
         vnets: impl IntoIterator<Item = String>,
-        going: impl IntoIterator<Item = String>,
+        removing: impl IntoIterator<Item = String>,
     ) {
         let mut inside = lock(&self.inside);
         inside.expected.extend(vnets);
-        inside.deleting.extend(going);
+        inside.deleting.extend(removing);
     }
 
     /// Publishes the status of a vnet. `None` means that it is not
-    /// wanted; `going` is true if parts of it exist.
-    pub fn publish_vnet(&self, vnet: &str, status: Option<VnetStatus>, going: bool) {
+    /// wanted; `removing` is true if parts of it exist.
+    pub fn publish_vnet(&self, vnet: &str, status: Option<VnetStatus>, removing: bool) {
         let mut inside = lock(&self.inside);
         let WatchHubState { log, vnets, deleting: gone_soon, expected, .. } = &mut *inside;
         let expected = expected.remove(vnet);
@@ -178,7 +178,7 @@ impl WatchHub {
             }
             None => {
                 let was = vnets.remove(vnet).is_some() | gone_soon.remove(vnet) | expected;
-                if going {
+                if removing {
                     gone_soon.insert(vnet.to_owned());
                 } else if was {
                     events.push(event(format!("vnet/{vnet}"), EventKind::Gone, None));
@@ -208,7 +208,7 @@ impl WatchHub {
         self.notify_readers();
     }
 
-    fn tell_sample(&self, sample: UsageSample) {
+    fn publish_sample(&self, sample: UsageSample) {
         lock(&self.inside).sample = Some(Arc::new(sample));
         self.notify_readers();
     }

@@ -23,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Starts the threads that update the hub of a node.
 pub fn start(engine: &Arc<DaemonCore>) -> std::io::Result<()> {
     for (name, work) in [
-        ("teller", run as fn(&DaemonCore)),
+        ("publisher", run as fn(&DaemonCore)),
         ("sampler", sampler::run),
         ("ask-mirrors", sampler::ask_mirrors),
     ] {
@@ -32,7 +32,7 @@ pub fn start(engine: &Arc<DaemonCore>) -> std::io::Result<()> {
             loop {
                 let work = std::panic::AssertUnwindSafe(|| work(&engine));
                 if std::panic::catch_unwind(work).is_err() {
-                    tracing::error!("the thread {name} panicked, and begins anew");
+                    tracing::error!("thread {name} panicked; restarting it");
                     std::thread::sleep(PAUSE_MAX);
                 }
             }
@@ -43,18 +43,18 @@ pub fn start(engine: &Arc<DaemonCore>) -> std::io::Result<()> {
 
 /// Runs as long as the daemon.
 fn run(engine: &DaemonCore) {
-    let board = engine.watch_hub();
+    let hub = engine.watch_hub();
     loop {
         let touched = {
             let none =
                 |touched: &mut super::StaleStatuses| touched.vnets.is_empty() && !touched.node;
-            let touched = board.touch.wait_while(lock(&board.touched), none);
+            let touched = hub.touch.wait_while(lock(&hub.touched), none);
             std::mem::take(&mut *touched.unwrap_or_else(std::sync::PoisonError::into_inner))
         };
         let began = Instant::now();
         touched.vnets.iter().for_each(|vnet| publish_status(engine, vnet));
         if touched.node {
-            board.publish_node(view::node_itself(engine));
+            hub.publish_node(view::node_itself(engine));
         }
         std::thread::sleep((4 * began.elapsed()).clamp(PAUSE_MIN, PAUSE_MAX));
     }
@@ -62,41 +62,41 @@ fn run(engine: &DaemonCore) {
 
 /// Determines the current status of a vnet, and publishes it.
 fn publish_status(engine: &DaemonCore, vnet: &str) {
-    let board = engine.watch_hub();
+    let hub = engine.watch_hub();
     // A status that is determined later is published later.
-    let _turn = lock(&board.telling);
-    let (mux, said) = {
-        let seen = lock(&board.latest_stats);
+    let _guard = lock(&hub.publishing);
+    let (mux, replies) = {
+        let seen = lock(&hub.latest_stats);
         (seen.mux.get(vnet).cloned(), seen.mirrors.get(vnet).cloned().unwrap_or_default())
     };
     let status = view::status(engine, vnet, mux.map(Arc::unwrap_or_clone), |path| {
-        Some(said.get(path)?.1.clone())
+        Some(replies.get(path)?.1.clone())
     });
     if status.is_none() {
-        let mut seen = lock(&board.latest_stats);
+        let mut seen = lock(&hub.latest_stats);
         seen.mux.remove(vnet);
         seen.mirrors.remove(vnet);
     }
-    board.publish_vnet(vnet, status, engine.reconcile_loop.may_exist(vnet));
+    hub.publish_vnet(vnet, status, engine.reconcile_loop.may_exist(vnet));
 }
 
 /// Creates a reader whose first lines show the state at this moment.
 pub fn open(engine: &DaemonCore, scope: &AccessScope, query: WatchQuery) -> WatchReader {
     let from = WatchStart::of(&query);
     let WatchQuery { vnet, every_ms, detail, .. } = query;
-    let board: &Arc<WatchHub> = engine.watch_hub();
+    let hub: &Arc<WatchHub> = engine.watch_hub();
     if detail != Detail::None {
         refresh_facts(engine, vnet.as_deref());
     }
     let every = Duration::from_millis(every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
     let filter = EventFilter { scope: scope.clone(), vnet };
-    WatchReader::new(board, filter, every, detail, &from)
+    WatchReader::new(hub, filter, every, detail, &from)
 }
 
 /// Collects facts that are not reported to the daemon, of one vnet or
 /// of all. Mirrors are asked only for a single vnet.
 fn refresh_facts(engine: &DaemonCore, vnet: Option<&str>) {
-    let board = engine.watch_hub();
+    let hub = engine.watch_hub();
     let stats = match engine.host.stats(vnet, &engine.model().plan) {
         Ok(stats) => Some(stats),
         Err(error) if error.is_timeout() => None,
@@ -108,7 +108,7 @@ fn refresh_facts(engine: &DaemonCore, vnet: Option<&str>) {
     let mut changed = Vec::new();
     if let Some(stats) = stats {
         let vnets = sampler::shared(stats.vnets);
-        changed = lock(&board.latest_stats).absorb(&vnets, vnet);
+        changed = lock(&hub.latest_stats).absorb(&vnets, vnet);
     }
     if let Some(name) = vnet {
         let model = engine.model();

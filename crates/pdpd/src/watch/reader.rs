@@ -100,8 +100,8 @@ impl SendBudget {
     /// at which some are available again.
     fn take(&mut self, bytes: usize) -> Instant {
         let now = Instant::now();
-        let came = now.duration_since(self.at).as_secs_f64() * READER_BYTES_PER_S as f64;
-        self.bytes = (self.bytes + came).min(READER_BURST_BYTES as f64) - bytes as f64;
+        let earned = now.duration_since(self.at).as_secs_f64() * READER_BYTES_PER_S as f64;
+        self.bytes = (self.bytes + earned).min(READER_BURST_BYTES as f64) - bytes as f64;
         self.at = now;
         now + Duration::from_secs_f64((-self.bytes).max(0.0) / READER_BYTES_PER_S as f64)
     }
@@ -116,22 +116,22 @@ impl Drop for WatchReader {
 impl WatchReader {
     /// Creates a reader of the current state and what follows, or of what follows a position.
     pub fn new(
-        board: &Arc<WatchHub>,
+        hub: &Arc<WatchHub>,
         filter: EventFilter,
         every: Duration,
         detail: Detail,
         from: &WatchStart,
     ) -> Self {
         let id = {
-            let mut readers = lock(&board.readers);
+            let mut readers = lock(&hub.readers);
             readers.next += 1;
             let id = readers.next;
             let wish = SampleRequest { vnet: filter.vnet.clone(), every, detail };
             readers.wishes.insert(id, wish);
-            board.read.notify_all();
+            hub.read.notify_all();
             id
         };
-        let inside = lock(&board.inside);
+        let inside = lock(&hub.inside);
         let (next, place) = match from {
             WatchStart::Now => (NextDelivery::Snapshot, LogPosition::default()),
             WatchStart::Since(at_ms) => (NextDelivery::Events, inside.log.since(*at_ms)),
@@ -143,7 +143,7 @@ impl WatchReader {
         let sample = inside.sample.as_ref().map_or(0, |sample| sample.number);
         drop(inside);
         Self {
-            hub: board.clone(),
+            hub: hub.clone(),
             id,
             filter,
             detail,
@@ -152,7 +152,7 @@ impl WatchReader {
             place,
             sample,
             due: Instant::now(),
-            version: board.version.subscribe(),
+            version: hub.version.subscribe(),
             budget: SendBudget::new(),
             writing: None,
         }
@@ -215,10 +215,10 @@ impl WatchReader {
             let EventCursor { boot, seq } = inside.log.cursor(&self.filter);
             self.place = inside.log.end(&self.filter);
             let in_scope = |name: &&String| self.filter.selects(Some(name));
-            let going = inside.deleting.iter().filter(in_scope).cloned().collect();
+            let removing = inside.deleting.iter().filter(in_scope).cloned().collect();
             let vnets = inside.vnets.iter().filter(|(name, _)| in_scope(name));
             let vnets = vnets.map(|(name, status)| (name.clone(), status.clone())).collect();
-            let snapshot = Snapshot { boot, seq, at_ms: now_ms(), going, ..Snapshot::default() };
+            let snapshot = Snapshot { boot, seq, at_ms: now_ms(), removing, ..Snapshot::default() };
             found.push(WatchPayload::Snapshot(Box::new(snapshot), vnets));
         }
         let now = Instant::now();

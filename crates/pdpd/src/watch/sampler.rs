@@ -33,7 +33,7 @@ pub const LOAD_MAX: u32 = 25;
 
 /// Largest share of a core, one in this many, for reading cgroups in turn, in
 /// addition to the rest of a sample. So a round ends however much the mux reports.
-const TURN_LOAD_MAX: u32 = 100;
+const ROUND_LOAD_MAX: u32 = 100;
 
 /// Pause between two rounds of requests to mirrors.
 const MIRRORS_EVERY: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub const MIRRORS_AT_ONCE: usize = 32;
 /// Statuses that are determined again at each sample without a report,
 /// in turn. The state of commands, for example, is visible in files
 /// only. In addition, all vnets that are watched by name.
-const TELLS_AT_ONCE: usize = 8;
+const STATUSES_AT_ONCE: usize = 8;
 
 /// State of the sampler between samples.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ pub struct Sampler {
     /// The vnet and node whose cgroups were read last, in turn.
     last: Option<(String, String)>,
     /// The vnet whose status was determined last, in turn.
-    last_told: String,
+    last_touched: String,
 }
 
 fn clock(id: ClockId) -> Duration {
@@ -77,16 +77,16 @@ fn at_ns() -> u64 {
 
 /// Takes samples while there are watchers. Does not return.
 pub fn run(engine: &DaemonCore) {
-    let (board, mut sampler) = (engine.watch_hub(), Sampler::default());
+    let (hub, mut sampler) = (engine.watch_hub(), Sampler::default());
     loop {
-        let wishes = board.wait_for_wishes();
+        let wishes = hub.wait_for_wishes();
         let every = wishes.iter().map(|wish| wish.every).min().unwrap_or_default();
         let began = (Instant::now(), cpu());
         sampler.sample(engine, &wishes, every);
         // A new watcher need not wait for the next sample, but for the sampler's CPU share.
         let least = (cpu() - began.1) * LOAD_MAX;
         std::thread::sleep(least.saturating_sub(began.0.elapsed()));
-        board.wait_for_others(every.saturating_sub(began.0.elapsed()));
+        hub.wait_for_others(every.saturating_sub(began.0.elapsed()));
     }
 }
 
@@ -103,7 +103,7 @@ fn named(wishes: &[SampleRequest]) -> Option<Vec<&str>> {
 impl Sampler {
     fn sample(&mut self, engine: &DaemonCore, wishes: &[SampleRequest], every: Duration) {
         let began = cpu();
-        let (board, plan) = (engine.watch_hub(), engine.model().plan.clone());
+        let (hub, plan) = (engine.watch_hub(), engine.model().plan.clone());
         let names = named(wishes);
         let one = match names.as_deref() {
             Some([name]) => Some(*name),
@@ -118,20 +118,20 @@ impl Sampler {
         let mux::MuxStats { externals, vnets, workers } = stats;
         // In an `Arc`, since the many counters are kept twice: for statuses and for the sample.
         let vnets = shared(vnets);
-        let changed = lock(&board.latest_stats).absorb(&vnets, one);
-        board.touch_vnets(changed.iter().map(String::as_str));
+        let changed = lock(&hub.latest_stats).absorb(&vnets, one);
+        hub.touch_vnets(changed.iter().map(String::as_str));
         self.usage.retain(|name, _| plan.vnets.contains_key(name));
         match &names {
-            Some(names) => board.touch_vnets(names.iter().copied()),
+            Some(names) => hub.touch_vnets(names.iter().copied()),
             None => {
                 let named = wishes.iter().filter_map(|wish| wish.vnet.as_deref());
-                let after = (Bound::Excluded(self.last_told.as_str()), Bound::Unbounded);
+                let after = (Bound::Excluded(self.last_touched.as_str()), Bound::Unbounded);
                 let after = plan.vnets.range::<str, _>(after).map(|(name, _)| name.as_str());
-                let turn: Vec<&str> = after.take(TELLS_AT_ONCE).collect();
-                let full = turn.len() == TELLS_AT_ONCE;
-                let last = turn.last().filter(|_| full).map(|name| (*name).to_owned());
-                board.touch_vnets(turn.into_iter().chain(named));
-                self.last_told = last.unwrap_or_default();
+                let next: Vec<&str> = after.take(STATUSES_AT_ONCE).collect();
+                let full = next.len() == STATUSES_AT_ONCE;
+                let last = next.last().filter(|_| full).map(|name| (*name).to_owned());
+                hub.touch_vnets(next.into_iter().chain(named));
+                self.last_touched = last.unwrap_or_default();
             }
         }
         let enough = |began: Duration, part: u32| cpu() - began > every / part;
@@ -142,16 +142,16 @@ impl Sampler {
                 if enough(began, LOAD_MAX) {
                     break;
                 }
-                self.look(engine, name, node, wanted);
+                self.read_guest_usage(engine, name, node, wanted);
             }
         }
         if names.is_none() {
             let began = cpu();
-            self.look_in_turn(engine, &plan, || enough(began, TURN_LOAD_MAX));
+            self.read_next_usage(engine, &plan, || enough(began, ROUND_LOAD_MAX));
         }
         self.number += 1;
-        let mirrors = lock(&board.latest_stats).mirrors.clone();
-        board.tell_sample(UsageSample {
+        let mirrors = lock(&hub.latest_stats).mirrors.clone();
+        hub.publish_sample(UsageSample {
             number: self.number,
             at_ms: now_ms(),
             at_ns: at_ns(),
@@ -165,7 +165,7 @@ impl Sampler {
     }
 
     /// Reads the nodes' cgroups from where the last round ended, once around at most.
-    fn look_in_turn(&mut self, engine: &DaemonCore, plan: &Plan, enough: impl Fn() -> bool) {
+    fn read_next_usage(&mut self, engine: &DaemonCore, plan: &Plan, enough: impl Fn() -> bool) {
         let (first, node) = self.last.take().unwrap_or_default();
         let after = plan.vnets.range::<str, _>((Bound::Included(first.as_str()), Bound::Unbounded));
         let before =
@@ -175,7 +175,7 @@ impl Sampler {
                 if *name == first && *at <= node {
                     continue;
                 }
-                self.look(engine, name, at, wanted);
+                self.read_guest_usage(engine, name, at, wanted);
                 if enough() {
                     self.last = Some((name.clone(), at.clone()));
                     return;
@@ -184,7 +184,7 @@ impl Sampler {
         }
     }
 
-    fn look(&mut self, engine: &DaemonCore, vnet: &str, node: &str, plan: &NodePlan) {
+    fn read_guest_usage(&mut self, engine: &DaemonCore, vnet: &str, node: &str, plan: &NodePlan) {
         let cgroups = engine.host.runtime.cgroups();
         let usage = |cgroup: &str| {
             // A missing cgroup has no usage yet.
@@ -222,7 +222,7 @@ impl LatestStats {
         let mut changed = Vec::new();
         for (name, now) in vnets {
             let before = self.mux.insert(name.clone(), now.clone());
-            if before.is_none_or(|before| tells(&before) != tells(now)) {
+            if before.is_none_or(|before| facts(&before) != facts(now)) {
                 changed.push(name.clone());
             }
         }
@@ -238,7 +238,7 @@ impl LatestStats {
 }
 
 /// Returns the part of a vnet's counters that its status shows.
-fn tells(stats: &mux::MuxVnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[String])> {
+fn facts(stats: &mux::MuxVnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[String])> {
     let nodes = stats.nodes.values();
     let each = nodes.flat_map(|node| {
         let guests = node.guests.values().map(|guest| guest.connected);
@@ -264,7 +264,7 @@ fn ask_some(engine: &DaemonCore, wishes: &[SampleRequest]) {
     let plan = engine.model().wanted();
     let is_named = |name: &str| wishes.iter().any(|wish| wish.vnet.as_deref() == Some(name));
     let all = named(wishes).is_none();
-    let said = lock(&engine.watch_hub().latest_stats).mirrors.clone();
+    let replies = lock(&engine.watch_hub().latest_stats).mirrors.clone();
     let (mut chosen, mut others) = (Vec::new(), Vec::new());
     for (name, vnet) in plan.vnets.iter() {
         let wanted = is_named(name);
@@ -273,11 +273,14 @@ fn ask_some(engine: &DaemonCore, wishes: &[SampleRequest]) {
         }
         for mirror in vnet.nodes.values().filter_map(|node| node.mirror.as_ref()) {
             let path = &mirror.config.control_socket;
-            let asked = said.get(name).and_then(|said| said.get(path)).map(|(asked, _)| *asked);
-            match (wanted, asked) {
+            let asked_at = replies
+                .get(name)
+                .and_then(|replies| replies.get(path))
+                .map(|(asked_at, _)| *asked_at);
+            match (wanted, asked_at) {
                 (true, _) => chosen.push((name, path)),
-                (false, Some(asked)) if asked.elapsed() < MIRROR_PAUSE => {}
-                (false, asked) => others.push((asked, name, path)),
+                (false, Some(asked_at)) if asked_at.elapsed() < MIRROR_PAUSE => {}
+                (false, asked_at) => others.push((asked_at, name, path)),
             }
         }
     }
@@ -307,21 +310,26 @@ pub(super) fn store_reply(
     answer: HelperReply<pdp_proto::mirror::MirrorStatusReply>,
 ) {
     let shown = |answer: &HelperReply<pdp_proto::mirror::MirrorStatusReply>| match answer {
-        HelperReply::Reply(said) => {
+        HelperReply::Reply(reply) => {
             let guests: Vec<_> =
-                said.guests.iter().map(|guest| (guest.guest, guest.synced)).collect();
-            HelperReply::Reply((said.settled, said.routes_refused > 0, said.hooks.clone(), guests))
+                reply.guests.iter().map(|guest| (guest.guest, guest.synced)).collect();
+            HelperReply::Reply((
+                reply.settled,
+                reply.routes_refused > 0,
+                reply.hooks.clone(),
+                guests,
+            ))
         }
         HelperReply::None => HelperReply::None,
         HelperReply::TimedOut => HelperReply::TimedOut,
     };
-    let board = engine.watch_hub();
-    let mut seen = lock(&board.latest_stats);
-    let said = Arc::make_mut(seen.mirrors.entry(vnet.to_owned()).or_default());
+    let hub = engine.watch_hub();
+    let mut seen = lock(&hub.latest_stats);
+    let replies = Arc::make_mut(seen.mirrors.entry(vnet.to_owned()).or_default());
     let is = shown(&answer);
-    let was = said.insert(path.into(), (Instant::now(), answer));
+    let was = replies.insert(path.into(), (Instant::now(), answer));
     drop(seen);
     if was.is_none_or(|(_, was)| shown(&was) != is) {
-        board.touch_vnets([vnet]);
+        hub.touch_vnets([vnet]);
     }
 }

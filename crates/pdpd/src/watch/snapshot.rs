@@ -113,8 +113,8 @@ impl UsageSample {
             let guests = guests.into_iter().map(guest).collect();
             let mirror = node.and_then(|node| node.mirror.as_ref());
             let routes = mirror.and_then(|mirror| {
-                let said = self.mirrors.get(self.name_of(plan)?)?;
-                match said.get(&mirror.config.control_socket) {
+                let reply = self.mirrors.get(self.name_of(plan)?)?;
+                match reply.get(&mirror.config.control_socket) {
                     Some((_, HelperReply::Reply(status))) => Some(route_stats(status.clone())),
                     _ => None,
                 }

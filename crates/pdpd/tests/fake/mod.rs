@@ -84,7 +84,7 @@ pub struct Fake {
     /// True if all of `red` is ready.
     pub ready: AtomicBool,
     /// Hub of the watchers, with `red`, `acme.red` and `other.red`.
-    pub board: Arc<WatchHub>,
+    pub hub: Arc<WatchHub>,
     /// Cgroups of its commands.
     cgroups: Cgroups,
 }
@@ -132,10 +132,10 @@ impl Server {
             samples: AtomicU64::new(0),
             looks: AtomicU64::new(0),
             ready: AtomicBool::new(false),
-            board: Arc::default(),
+            hub: Arc::default(),
         });
         for vnet in ["red", "acme.red", "other.red"] {
-            fake.board.publish_vnet(vnet, Some(red().status), true);
+            fake.hub.publish_vnet(vnet, Some(red().status), true);
         }
         let unix = listen(&dir.path().join("pdpd.sock")).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -271,8 +271,8 @@ fn red() -> Vnet {
     let link = LinkStatus {
         name: "r1-h1".into(),
         endpoints: vec!["r1:eth0".into(), "h1:eth0".into()],
-        way: ForwardingPath::Mux,
-        way_reason: Some("h1 is a host".into()),
+        path: ForwardingPath::Mux,
+        path_reason: Some("h1 is a host".into()),
         up: true,
         carrier: true,
         silent: false,
@@ -752,7 +752,7 @@ impl Daemon for Fake {
         let every = Duration::from_millis(query.every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
         let from = WatchStart::of(&query);
         let filter = EventFilter { scope: scope.clone(), vnet: query.vnet };
-        Ok(WatchReader::new(&self.board, filter, every, query.detail, &from))
+        Ok(WatchReader::new(&self.hub, filter, every, query.detail, &from))
     }
 
     fn stats(&self, _: &AccessScope, query: StatsQuery) -> Result<Stats, Problem> {

@@ -283,7 +283,7 @@ fn answer(
             let refused = changes.iter().find_map(|change| match change {
                 SlowPathRequest::Set(filter) => refuses(table, filter).map(|why| (filter.id, why)),
                 SlowPathRequest::Queue(it) if usize::from(it.queue) > table.queues.len() => {
-                    Some((NO_FILTER, format!("queue {} is none", it.queue)))
+                    Some((NO_FILTER, format!("queue {} does not exist", it.queue)))
                 }
                 _ => None,
             });
@@ -319,7 +319,7 @@ fn answer(
         (SlowPathRequest::Counters { number, first, count }, true) => {
             let (start, end) = (first as usize, first as usize + count as usize);
             let Some(asked) = table.counters.get(start..end) else {
-                return Err(Some(format!("there are {} counters", welcome.counters)));
+                return Err(Some(format!("the router has {} counters", welcome.counters)));
             };
             let mut first = first;
             let mut parts = asked.chunks(COUNTERS_AT_ONCE).peekable();

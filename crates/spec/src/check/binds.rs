@@ -17,7 +17,11 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
         let path = ["binds", index.as_str()];
         let Some(parts) = bind.parts() else {
             let hint = "write SOURCE:TARGET or SOURCE:TARGET:ro";
-            check.fault(&path, "the bind is not of two parts, and ro or rw", hint);
+            check.fault(
+                &path,
+                "the bind is not SOURCE:TARGET, SOURCE:TARGET:ro or SOURCE:TARGET:rw",
+                hint,
+            );
             continue;
         };
         let mut whole = true;
@@ -36,13 +40,13 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
         }
         let target = parts.target.trim_end_matches('/');
         if NOT_THERE.iter().any(|place| target == *place || is_below(target, place)) {
-            let message = format!("target {target} is where nothing can be bound");
+            let message = format!("target {target} can't be bound");
             let hint = format!("choose a place that is not below {}", NOT_THERE.join(", "));
             check.fault(&path, message, hint);
         }
         if !targets.insert(target.to_owned()) {
-            let message = format!("target {target} is that of another bind");
-            check.fault(&path, message, "give each a place of its own");
+            let message = format!("target {target} is used by another bind");
+            check.fault(&path, message, "give each its own target");
         }
     }
 }

@@ -39,25 +39,23 @@ impl NodeCheck<'_, '_, '_> {
         if let Some(name) = &task.name
             && (name.is_empty() || name.len() > NAME_CHARS_MAX || !name.chars().all(good))
         {
-            let message = format!(
-                "name {name:?} of a command is not 1 to {NAME_CHARS_MAX} of a-z A-Z 0-9 . _ -"
-            );
-            self.fault(&["commands", index, "name"], message, "call it like its program");
+            let message =
+                format!("command name {name:?} is not 1 to {NAME_CHARS_MAX} of a-z A-Z 0-9 . _ -");
+            self.fault(&["commands", index, "name"], message, "name it after its program");
         }
         if task.once && task.restart == Some(RestartPolicy::Always) {
             let message = "a command with once: true can't have restart: always";
-            let hint =
-                "take restart: on-failure to try it until it succeeds, or remove one of them";
+            let hint = "use restart: on-failure to try until it succeeds, or remove one of the two";
             self.fault(&["commands", index, "restart"], message, hint);
         }
         if task.may_fail && (!task.once || task.restart == Some(RestartPolicy::OnFailure)) {
-            let message = "mayFail is for a command with once: true that is not started again";
+            let message = "mayFail is only for a command with once: true that is not restarted";
             let hint = "add once: true without restart, or remove mayFail";
             self.fault(&["commands", index, "mayFail"], message, hint);
         }
         if task.once && task.ready.is_some() {
             let message =
-                "a command with once: true has no ready: it is ready when it ended with 0";
+                "a command with once: true can't have ready: it is ready once it ends with 0";
             self.fault(&["commands", index, "ready"], message, "remove one of them");
         }
         if let Some(ready) = &task.ready {
@@ -78,7 +76,7 @@ impl NodeCheck<'_, '_, '_> {
         match given.iter().filter(|given| **given).count() {
             1 => {}
             0 => {
-                let message = "ready does not say what to look at";
+                let message = "ready has no check";
                 let hint = "give one of command, tcp and file";
                 self.fault(&["commands", index, "ready"], message, hint);
             }
@@ -116,8 +114,8 @@ impl NodeCheck<'_, '_, '_> {
         for (index, name) in names.iter().enumerate() {
             if let Some(other) = names.iter().take(index).position(|it| it == name) {
                 let place = index.min(node.commands.len().saturating_sub(1)).max(other).to_string();
-                let message = format!("two commands of the node are called {name}");
-                self.fault(&["commands", &place], message, "give one of them another name");
+                let message = format!("two commands of the node have the name {name}");
+                self.fault(&["commands", &place], message, "rename one");
             }
         }
         for (index, command) in node.commands.iter().enumerate() {
@@ -126,16 +124,16 @@ impl NodeCheck<'_, '_, '_> {
                 let known = &names[..node.commands.len()];
                 let message = match after {
                     _ if !known.contains(&after.as_str()) => {
-                        format!("after {after:?} names no command of this node")
+                        format!("after {after:?} is no command of this node")
                     }
-                    _ if after == names[index] => format!("{after} comes after itself"),
+                    _ if after == names[index] => format!("{after} can't come after itself"),
                     _ => continue,
                 };
                 let others = known.iter().copied().filter(|name| *name != names[index]);
                 let hint = match (nearest(after, others.clone()), others.count()) {
                     (_, 0) => "remove it: there is no other command".to_owned(),
                     (Some(name), _) => format!("did you mean {name}?"),
-                    (None, _) => format!("there are: {}", known.join(", ")),
+                    (None, _) => format!("commands: {}", known.join(", ")),
                 };
                 self.fault(&["commands", &place, "after"], message, hint);
             }
@@ -159,7 +157,7 @@ impl NodeCheck<'_, '_, '_> {
             let names: Vec<_> = left.iter().map(|index| names[*index]).collect();
             let message = format!("commands wait for each other: {}", names.join(", "));
             let place = first.to_string();
-            self.fault(&["commands", &place, "after"], message, "remove one of their after");
+            self.fault(&["commands", &place, "after"], message, "remove one of these after");
         }
     }
 

@@ -12,8 +12,8 @@ use crate::sysctl::{SysctlOf, sysctl_of};
 const SYSCTLS_V6: &str = "net.ipv6.";
 
 /// Checks changed networks, once their MTUs are known. `without_v6`: the machine has no IPv6.
-pub(super) fn check(wanted: &DesiredState<'_>, without_v6: bool, reporter: &mut Reporter) {
-    for (vnet, changed) in &wanted.changed {
+pub(super) fn check(desired: &DesiredState<'_>, without_v6: bool, reporter: &mut Reporter) {
+    for (vnet, changed) in &desired.changed {
         for (name, node) in &changed.spec.nodes {
             let uses = if without_v6 { uses_of_node(node) } else { uses_of_small(node) };
             for Ipv6Use { path, message, hint } in uses {
@@ -35,7 +35,7 @@ struct Ipv6Use {
 fn uses_of_node(node: &Node) -> Vec<Ipv6Use> {
     let one = |path: &[&str], what: String| Ipv6Use {
         path: path.iter().map(|&key| key.to_owned()).collect(),
-        message: format!("{what} is of IPv6, which this machine's kernel does not have"),
+        message: format!("{what} needs IPv6, which this machine's kernel lacks"),
         hint: "remove it, or boot the machine without ipv6.disable=1".into(),
     };
     let mut uses = Vec::new();
@@ -76,7 +76,7 @@ fn uses_of_small(node: &Node) -> Vec<Ipv6Use> {
                 path: path.iter().map(|&key| key.to_owned()).collect(),
                 message: format!("{what} needs an mtu of {MTU_V6_MIN}, {name} has {mtu}"),
                 hint: format!(
-                    "Linux has no IPv6 on it; set its mtu to {MTU_V6_MIN}, or remove this"
+                    "Linux disables IPv6 there; set its mtu to {MTU_V6_MIN}, or remove this"
                 ),
             });
         };

@@ -33,8 +33,9 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
             let hint = format!("its ends: {}", words(&link.endpoints));
             reporter.vnet(vnet, &path, format!("{end} is not an end of the link"), hint);
         } else if !link.has_egress(end) {
-            let message = format!("no frames leave by {end}: they come from outside there");
-            let hint = "say it at the other end, or at the other side of the tunnel";
+            let message =
+                format!("the link has no egress at {end}: there frames only come from outside");
+            let hint = "set it at the other end, or at the tunnel's other side";
             reporter.vnet(vnet, &path, message, hint);
         }
     }
@@ -53,18 +54,18 @@ pub(super) fn check(vnet: &str, index: usize, link: &mut Link, reporter: &mut Re
     for (number, (step, two)) in (1..).zip(link.schedule.iter().zip(link.schedule.iter().skip(1))) {
         if two.at <= step.at {
             let path = ["spec", "links", &at, "schedule", &number.to_string(), "at"];
-            let message = format!("at {} comes after {}", two.at, step.at);
-            let hint = "write steps in the order of their times, all for one moment as one";
+            let message = format!("at {} does not exceed {} of the previous step", two.at, step.at);
+            let hint = "order steps by time, with one step per time";
             reporter.vnet(vnet, &path, message, hint);
         }
     }
     for (number, (_, _, ends)) in link.steps().into_iter().enumerate() {
         let path = ["spec", "links", &at, "schedule", &number.to_string()];
-        let mut told: Vec<LinkEgress> = vec![];
-        for leaving in ends {
-            if !told.contains(&leaving) {
-                one(vnet, &path, &leaving, reporter);
-                told.push(leaving);
+        let mut checked: Vec<LinkEgress> = vec![];
+        for egress in ends {
+            if !checked.contains(&egress) {
+                one(vnet, &path, &egress, reporter);
+                checked.push(egress);
             }
         }
     }
@@ -85,8 +86,8 @@ fn queues(
         None => QUEUE_FRAMES_DEFAULT,
     };
     if !(1..=QUEUES_MAX).contains(&all.len()) {
-        let message = format!("{} queues are not 1 to {QUEUES_MAX}", all.len());
-        let hint = "without any there is one for all";
+        let message = format!("{} queues: a link has 1 to {QUEUES_MAX}", all.len());
+        let hint = "leave queues out to have one for all frames";
         reporter.vnet(vnet, &[path, &["queues"]].concat(), message, hint);
     }
     let (mut names, mut taken) = (BTreeSet::new(), BTreeMap::new());
@@ -104,7 +105,7 @@ fn queues(
         }
         if let Some(weight) = queue.weight.filter(|it| !(1..=WEIGHT_MAX).contains(it)) {
             let message = format!("weight {weight} is not 1 to {WEIGHT_MAX}");
-            fault("weight", message, "weights are relative");
+            fault("weight", message, "weights are relative to each other");
         }
         let frames = match queue.length {
             None => frames_of_all,
@@ -112,15 +113,15 @@ fn queues(
             Some(QueueLength::Bytes(_)) => QUEUE_FRAMES_MAX,
         };
         if let Some(buffers) = queue.buffers.filter(|buffers| *buffers > frames) {
-            let message = format!("buffers {buffers} exceeds the {frames} frames that may wait");
-            fault("buffers", message, "lower it, or give the queue a greater length");
+            let message = format!("buffers {buffers} exceed the queue's length of {frames} frames");
+            fault("buffers", message, "lower buffers, or raise the length");
         }
         for dscp in &queue.dscp {
             if *dscp > DSCP_MAX {
-                fault("dscp", format!("DSCP {dscp} exceeds {DSCP_MAX}"), "RFC 2474 has these");
+                fault("dscp", format!("DSCP {dscp} exceeds {DSCP_MAX}"), "see RFC 2474");
             }
             if let Some(other) = taken.insert(*dscp, &queue.name) {
-                let message = format!("DSCP {dscp} is for queue {other} already");
+                let message = format!("DSCP {dscp} is already used by queue {other}");
                 fault("dscp", message, "give each DSCP to one queue");
             }
         }
@@ -144,16 +145,16 @@ fn words(ends: &[Endpoint]) -> String {
 }
 
 /// Checks the settings of one end, or of all.
-fn one(vnet: &str, path: &[&str], leaving: &LinkEgress, reporter: &mut Reporter) {
+fn one(vnet: &str, path: &[&str], egress: &LinkEgress, reporter: &mut Reporter) {
     let mut fault = |key: &str, message: String, hint: &str| {
         reporter.vnet(vnet, &[path, &[key]].concat(), message, hint);
     };
     let LinkEgress {
         rate, burst, overhead, queue, guarantee, weight, delay, jitter, reorder, ..
-    } = leaving;
+    } = egress;
     for (key, rate) in [("rate", rate), ("guarantee", guarantee)] {
         if let Some(rate) = rate.filter(|rate| rate.0 < RATE_BPS_MIN) {
-            let hint = "give a higher rate, or take the link down instead";
+            let hint = "give a higher rate, or set the link down instead";
             fault(key, format!("{key} {rate} is below {}", BitRate(RATE_BPS_MIN)), hint);
         }
     }
@@ -165,7 +166,7 @@ fn one(vnet: &str, path: &[&str], leaving: &LinkEgress, reporter: &mut Reporter)
     }
     if let Some(burst) = burst.filter(|it| !(BURST_BYTES_MIN..=BURST_BYTES_MAX).contains(&it.0)) {
         let (least, most) = (Bytes(BURST_BYTES_MIN), Bytes(BURST_BYTES_MAX));
-        let hint = "give it more than the longest frame has, or leave it out";
+        let hint = "give more than the longest frame, or leave it out";
         fault("burst", format!("burst {burst} is not {least} to {most} bytes"), hint);
     }
     if burst.is_some() && rate.is_none() {
@@ -177,14 +178,14 @@ fn one(vnet: &str, path: &[&str], leaving: &LinkEgress, reporter: &mut Reporter)
     if let Some(QueueDepth::Time(_)) = queue
         && rate.is_none()
     {
-        let message = "a queue of a time needs a rate".into();
+        let message = "a queue given as a time needs a rate".into();
         fault("queue", message, "give a rate, or a number of frames");
     }
     if let Some(weight) = weight.filter(|it| !(1..=WEIGHT_MAX).contains(it)) {
         fault(
             "weight",
             format!("weight {weight} is not 1 to {WEIGHT_MAX}"),
-            "weights are relative",
+            "weights are relative to each other",
         );
     }
     if let Some(delay) = delay.filter(|delay| delay.0 > DELAY_NS_MAX) {
@@ -193,11 +194,10 @@ fn one(vnet: &str, path: &[&str], leaving: &LinkEgress, reporter: &mut Reporter)
     let delay = delay.unwrap_or_default();
     if let Some(jitter) = jitter.filter(|jitter| *jitter > delay) {
         let message = format!("jitter {jitter} exceeds the delay {delay}");
-        fault("jitter", message, "raise the delay: no frame takes less than nothing");
+        fault("jitter", message, "raise the delay: a frame's delay can't be negative");
     }
     if reorder.is_some_and(|reorder| reorder.0 > 0) && delay.0 == 0 {
-        let message =
-            "nothing is reordered without a delay: who takes none overtakes others".into();
+        let message = "reorder needs a delay, which reordered frames skip".into();
         fault("reorder", message, "give a delay");
     }
 }
@@ -207,8 +207,8 @@ pub(super) fn lines(vnet: &str, spec: &VirtualNetworkSpec, reporter: &mut Report
     let bytes = spec.links.iter().map(Link::delay_line_bytes).fold(0, u64::saturating_add);
     if bytes > VNET_LINES_BYTES_MAX {
         let (bytes, most) = (Bytes(bytes), Bytes(VNET_LINES_BYTES_MAX));
-        let message = format!("frames that wait for delays take {bytes} bytes, {most} at most");
-        let hint = "lower rates or delays: what waits is their product";
+        let message = format!("delayed frames take {bytes} bytes, {most} at most");
+        let hint = "lower rates or delays: the bytes are their product";
         reporter.vnet(vnet, &["spec", "links"], message, hint);
     }
 }

@@ -41,15 +41,14 @@ fn bad_name(name: &str) -> Option<(String, String)> {
     }
     let instead = name.replace(bad, "-").trim_matches('-').to_owned();
     let hint = match name {
-        "lo" => {
-            "every node has it; give its addresses by the node's key loopback: [1.1.1.1/32]".into()
-        }
-        _ if is_taken || instead.is_empty() => "call it eth0, eth1, …".to_owned(),
+        "lo" => "every node has it; give its addresses with the node's key loopback: [1.1.1.1/32]"
+            .into(),
+        _ if is_taken || instead.is_empty() => "use eth0, eth1, …".to_owned(),
         _ => format!("write {instead}"),
     };
     let message = match is_taken {
         true => format!("name {name:?} is reserved by Linux"),
-        false => format!("name {name:?} has characters that an interface's name can't have"),
+        false => format!("name {name:?} has characters that interface names can't have"),
     };
     Some((message, hint))
 }
@@ -82,13 +81,13 @@ fn gateways(check: &mut NodeCheck<'_, '_, '_>, name: &str, interface: &Interface
         } else if !reachable && !link_local {
             let message = format!("gateway {gateway} is outside the subnets of {name}");
             let hint = match interface.addresses.first() {
-                Some(address) => format!("take an address in {}", address.0.trunc()),
+                Some(address) => format!("use an address in {}", address.0.trunc()),
                 None => "give the interface an address first".into(),
             };
             check.fault(&path, message, hint);
         }
         if before.iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) {
-            let message = format!("gateway {gateway} is the second of its family");
+            let message = format!("gateway {gateway} is the second of its IP version");
             check.fault(&path, message, "use routing software for more");
         }
     }

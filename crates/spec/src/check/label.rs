@@ -5,8 +5,9 @@
 use crate::limits::{LABEL_CHARS_MAX, LABEL_PREFIX_CHARS_MAX};
 
 /// Rules for keys.
-pub(super) const KEY_HINT: &str = "use letters, digits, -, _ and ., with a letter or digit first and last; before it may \
-                        stand a domain and /, as in example.org/role";
+pub(super) const KEY_HINT: &str = "use letters, digits, -, _ and ., with a letter or digit first \
+                                   and last, after an optional domain and /, as in \
+                                   example.org/role";
 
 /// Rules for values.
 pub(super) const VALUE_HINT: &str =
@@ -20,7 +21,7 @@ pub(super) fn bad_key(key: &str) -> Option<String> {
     });
     if bad_prefix {
         return Some(format!(
-            "has before its / no domain of at most {LABEL_PREFIX_CHARS_MAX} characters"
+            "does not have a domain of at most {LABEL_PREFIX_CHARS_MAX} characters before its /"
         ));
     }
     match name.is_empty() {
@@ -42,8 +43,7 @@ fn bad_word(word: &str) -> Option<String> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let ends = [word.bytes().next(), word.bytes().last()];
     let ends = ends.into_iter().flatten().all(|byte| byte.is_ascii_alphanumeric());
-    (!ends || !word.bytes().all(good))
-        .then(|| "has characters that a label can't have there".into())
+    (!ends || !word.bytes().all(good)).then(|| "has characters that labels can't have there".into())
 }
 
 fn is_domain_part(part: &str) -> bool {

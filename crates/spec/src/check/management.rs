@@ -46,24 +46,24 @@ pub(super) fn node(vnet: &str, name: &str, node: &Node, reporter: &mut Reporter)
     let path = ["spec", "nodes", name, "management", "ports"];
     reporter.too_many(vnet, &path, "ports", management.ports.len(), PORTS_MAX);
     if management.outside && node.interfaces.contains_key(INTERFACE) {
-        let message = format!("name {INTERFACE} is that of the way outside");
+        let message = format!("name {INTERFACE} is reserved for management.outside");
         let path = ["spec", "nodes", name, "interfaces", INTERFACE];
-        reporter.vnet(vnet, &path, message, "choose another, or say management.outside: false");
+        reporter.vnet(vnet, &path, message, "choose another, or set management.outside: false");
     }
     if !management.outside && management.ports.is_empty() {
-        let message = "management without outside and without ports is nothing";
+        let message = "management without outside and ports has no effect";
         reporter.vnet(vnet, &path[..4], message, "give ports, or remove it");
     }
 }
 
 /// Checks that no port of the machine is published twice. The error belongs to the changed network.
-pub(super) fn ports(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
+pub(super) fn ports(desired: &DesiredState<'_>, reporter: &mut Reporter) {
     let changed: Vec<_> =
-        wanted.changed.iter().map(|(name, vnet)| (name, published(vnet))).collect();
+        desired.changed.iter().map(|(name, vnet)| (name, published(vnet))).collect();
     if changed.iter().all(|(_, ports)| ports.is_empty()) {
         return;
     }
-    let kept = wanted.reserved().flat_map(|(name, vnet)| {
+    let kept = desired.reserved().flat_map(|(name, vnet)| {
         vnet.sums().published.iter().map(move |published| (name, published))
     });
     let mut taken: Vec<(&String, &Published)> = kept.collect();
@@ -77,7 +77,7 @@ pub(super) fn ports(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
                     false => "is taken".to_owned(),
                 };
                 let message = format!("port {} {by}", published.port);
-                published.fault(vnet, message, "take another port of the machine", reporter);
+                published.fault(vnet, message, "use another port of the machine", reporter);
             }
             taken.push((vnet, published));
         }
@@ -90,7 +90,7 @@ pub(super) fn grant(name: &str, grant: &ManagementGrant, reporter: &mut Reporter
     for (first, last) in ports.filter(|range| range.0 < TENANT_PORT_MIN || range.1 > 65_535) {
         let message = format!("ports {first}-{last} is not within {TENANT_PORT_MIN} to 65535");
         let path = ["spec", "management", "ports"];
-        reporter.tenant(name, &path, message, "a tenant has no port that is root's alone");
+        reporter.tenant(name, &path, message, "a tenant can't have ports reserved for root");
     }
     let path = ["spec", "management", "addresses"];
     let count = grant.addresses.len();
@@ -99,8 +99,8 @@ pub(super) fn grant(name: &str, grant: &ManagementGrant, reporter: &mut Reporter
         reporter.tenant(name, &path, message, "remove some");
     }
     for address in grant.addresses.iter().filter(|address| address.is_multicast()) {
-        let message = format!("address {address} is one of many");
-        reporter.tenant(name, &path, message, "give addresses of the machine");
+        let message = format!("address {address} is a multicast address");
+        reporter.tenant(name, &path, message, "use addresses of the machine");
     }
 }
 
@@ -115,9 +115,9 @@ pub(super) fn against(
     let of = |grant: Option<&ManagementGrant>| grant.and_then(|grant| grant.ports.clone());
     let common = of(mine).zip(of(theirs)).and_then(|(mine, theirs)| mine.common(&theirs));
     if let Some(port) = common {
-        let message = format!("port {port} is tenant {other}'s");
+        let message = format!("port {port} is granted to tenant {other}");
         let path = ["spec", "management", "ports"];
-        reporter.tenant(name, &path, message, "give tenants ranges that do not meet");
+        reporter.tenant(name, &path, message, "give tenants ranges that do not overlap");
     }
 }
 
@@ -133,9 +133,9 @@ pub(super) fn uses(
     let grant = grant.unwrap_or(&none);
     for (node_name, node) in &vnet.spec.nodes {
         if node.management.as_ref().is_some_and(|management| management.outside && !grant.outside) {
-            let message = format!("the way outside is not tenant {tenant}'s");
+            let message = format!("tenant {tenant} has no grant for management.outside");
             let path = ["spec", "nodes", node_name, "management", "outside"];
-            let hint = "say management.outside: false, or ask an operator";
+            let hint = "set management.outside: false, or ask an operator";
             reporter.vnet(name, &path, message, hint);
         }
     }
@@ -147,7 +147,7 @@ pub(super) fn uses(
                 || address.is_unspecified() && address.is_ipv4() == listen.is_ipv4()
         });
         if !at || !grant.ports.as_ref().is_some_and(|ports| ports.has(listen.port().into())) {
-            let message = format!("port {} is not tenant {tenant}'s", published.port);
+            let message = format!("tenant {tenant} has no grant for port {}", published.port);
             let hint = match &grant.ports {
                 None => "it has none; ask an operator".to_owned(),
                 Some(ports) => {
@@ -162,21 +162,22 @@ pub(super) fn uses(
 
 /// Reports ports that an operators' virtual network publishes and a tenant has a grant for.
 pub(super) fn operators(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     name: &str,
     vnet: &VirtualNetwork,
     reporter: &mut Reporter,
 ) {
     let ports = published(vnet);
-    for (tenant, object) in &*wanted.tenants {
+    for (tenant, object) in &*desired.tenants {
         let grant = object.spec.management.as_ref();
         let Some(granted) = grant.and_then(|grant| grant.ports.as_ref()) else { continue };
         for published in &ports {
             if !granted.has(published.port.0.listen.port().into()) {
                 continue;
             }
-            let message = format!("port {} is tenant {tenant}'s ({granted})", published.port);
-            let hint = "take another, or leave it out of the tenant's";
+            let message =
+                format!("port {} is granted to tenant {tenant} ({granted})", published.port);
+            let hint = "use another port, or remove it from the tenant's grant";
             if reporter.vnets.contains_key(name) {
                 published.fault(name, message, hint, reporter);
             } else {

@@ -133,7 +133,7 @@ impl<'a> DesiredState<'a> {
 pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<Diagnostic>> {
     let (asker, unknown) = (existing.requester.as_deref(), existing.unknown);
     let mut reporter = Reporter { asker, unknown, ..Reporter::default() };
-    let mut wanted = DesiredState {
+    let mut desired = DesiredState {
         substrate: existing.substrate.clone(),
         tenants: existing.tenants.clone(),
         before: &existing.vnets,
@@ -142,51 +142,51 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
         now_s: existing.now_s,
     };
     for document in documents {
-        add(document, existing, &mut wanted, &mut reporter);
+        add(document, existing, &mut desired, &mut reporter);
     }
-    let new = wanted.changed.keys().filter(|name| !existing.vnets.contains_key(*name));
+    let new = desired.changed.keys().filter(|name| !existing.vnets.contains_key(*name));
     let count = existing.vnets.len() + new.count();
     if count > VNETS_MAX {
         let all = format!("{count} virtual networks exceed {VNETS_MAX}");
-        let message = reporter.of_all(all, "the node has no room for more virtual networks");
+        let message = reporter.of_all(all, "the machine can't take more virtual networks");
         reporter.general(message, "delete some first");
     }
-    if let Some(substrate) = &wanted.substrate
+    if let Some(substrate) = &desired.substrate
         && reporter.substrate.is_some()
     {
         substrate::check(substrate, existing, &mut reporter);
     }
-    for vnet in wanted.changed.values_mut() {
+    for vnet in desired.changed.values_mut() {
         vnet::check(vnet, &mut reporter);
     }
-    volumes::sizes(&wanted, existing, &mut reporter);
-    tenant::grants(&wanted, &mut reporter);
+    volumes::sizes(&desired, existing, &mut reporter);
+    tenant::grants(&desired, &mut reporter);
     if reporter.asker.is_some() && !reporter.diagnostics.is_empty() {
         // Objects of others are not checked further: errors would reveal their owners.
         return Err(at_most(reporter.diagnostics));
     }
-    outside::check(&mut wanted, existing, &mut reporter);
-    family::check(&wanted, existing.without_v6, &mut reporter);
-    management::ports(&wanted, &mut reporter);
+    outside::check(&mut desired, existing, &mut reporter);
+    family::check(&desired, existing.without_v6, &mut reporter);
+    management::ports(&desired, &mut reporter);
     if reporter.diagnostics.is_empty() {
         // Quotas are checked first: a tenant that requests more than
         // its quota learns that, not whether the machine has it.
-        let tenants = wanted.changed.iter().filter(|(name, _)| tenant_of(name).is_some());
+        let tenants = desired.changed.iter().filter(|(name, _)| tenant_of(name).is_some());
         let asked =
             tenants.map(|(name, vnet)| (&**name, VnetTotals::of(vnet, &power::asked(vnet))));
         let asked: BTreeMap<&str, VnetTotals> = asked.collect();
         let asked = asked.iter().map(|(name, sums)| (*name, sums)).collect();
-        tenant::quotas(&wanted, &asked, &mut reporter);
+        tenant::quotas(&desired, &asked, &mut reporter);
     }
     if !reporter.diagnostics.is_empty() {
         return Err(at_most(reporter.diagnostics));
     }
-    let shares = power::check(&wanted, existing, &mut reporter);
-    let vnets = placed(&wanted, existing, shares);
-    capacity::check(&wanted, &vnets, existing, &mut reporter);
-    let given = wanted.changed.keys().filter_map(|name| Some((&**name, vnets.get(name)?.sums())));
-    tenant::quotas(&wanted, &given.collect(), &mut reporter);
-    let DesiredState { substrate, tenants, .. } = wanted;
+    let shares = power::check(&desired, existing, &mut reporter);
+    let vnets = placed(&desired, existing, shares);
+    capacity::check(&desired, &vnets, existing, &mut reporter);
+    let given = desired.changed.keys().filter_map(|name| Some((&**name, vnets.get(name)?.sums())));
+    tenant::quotas(&desired, &given.collect(), &mut reporter);
+    let DesiredState { substrate, tenants, .. } = desired;
     let diagnostics = reporter.diagnostics;
     if diagnostics.is_empty() {
         Ok(Intent { substrate, vnets, tenants })
@@ -197,14 +197,14 @@ pub fn check(documents: &[Document], existing: &Existing) -> Result<Intent, Vec<
 
 /// Returns all virtual networks, with new shares for these.
 fn placed(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     existing: &Existing,
     shares: BTreeMap<String, PowerShares>,
 ) -> Arc<Vnets> {
     let mut vnets = existing.vnets.clone();
     for (name, shares) in shares {
         let before = existing.vnets.get(&name);
-        let changed = wanted.changed.get(&name).or(before.map(|before| &***before));
+        let changed = desired.changed.get(&name).or(before.map(|before| &***before));
         let Some(vnet) = changed else { continue };
         if before.is_none_or(|before| *vnet != ***before || shares != *before.shares()) {
             Arc::make_mut(&mut vnets).insert(name, Arc::new(PlacedVnet::new(vnet.clone(), shares)));
@@ -217,7 +217,7 @@ fn placed(
 fn add<'a>(
     document: &'a Document,
     existing: &Existing,
-    wanted: &mut DesiredState<'_>,
+    desired: &mut DesiredState<'_>,
     reporter: &mut Reporter<'a>,
 ) {
     let name = document.object.name();
@@ -240,8 +240,11 @@ fn add<'a>(
         Object::Substrate(substrate) => {
             let before = existing.substrate.as_ref().map(|before| &before.metadata.name);
             if let Some(first) = reporter.substrate {
-                let message = format!("there is a substrate already: {}", first.object.name());
-                fault(message, "a node has one; remove or merge one of them");
+                let message = format!(
+                    "the spec has a second substrate; the first is {}",
+                    first.object.name()
+                );
+                fault(message, "a machine has one; remove or merge one");
                 return;
             }
             if let Some(before) = before.filter(|before| *before != name) {
@@ -255,7 +258,7 @@ fn add<'a>(
                 let (mux, forwarding_engines) = (own.mux, own.forwarding_engines);
                 substrate.spec = SubstrateSpec { mux, forwarding_engines, ..substrate.spec };
             }
-            wanted.substrate = Some(substrate);
+            desired.substrate = Some(substrate);
         }
         Object::VirtualNetwork(vnet) => {
             if reporter.vnets.contains_key(name) {
@@ -264,7 +267,7 @@ fn add<'a>(
             }
             reporter.vnets.insert(name, document);
             let vnet = VirtualNetwork { status: None, ..vnet.clone() };
-            wanted.changed.insert(name.to_owned(), vnet);
+            desired.changed.insert(name.to_owned(), vnet);
         }
         Object::Tenant(tenant) => {
             if reporter.tenants.contains_key(name) {
@@ -274,7 +277,7 @@ fn add<'a>(
             reporter.tenants.insert(name, document);
             let tenant = Tenant { status: None, ..tenant.clone() };
             if existing.tenants.get(name) != Some(&tenant) {
-                Arc::make_mut(&mut wanted.tenants).insert(name.to_owned(), tenant);
+                Arc::make_mut(&mut desired.tenants).insert(name.to_owned(), tenant);
             }
         }
     }

@@ -40,9 +40,9 @@ pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, ExternalUse> {
     all
 }
 
-pub(super) fn check(wanted: &mut DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
-    tunnels(wanted, reporter);
-    let substrate = wanted.substrate.clone();
+pub(super) fn check(desired: &mut DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
+    tunnels(desired, reporter);
+    let substrate = desired.substrate.clone();
     let mtu_of = |interface: &str| -> Option<u32> {
         match substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
             ExternalForm::Device(device, _) => Some(existing.devices.as_ref()?.get(device)?.mtu),
@@ -52,7 +52,7 @@ pub(super) fn check(wanted: &mut DesiredState<'_>, existing: &Existing, reporter
     };
     let mut kept: BTreeMap<&str, ExternalUse> = BTreeMap::new();
     let mut mtu_max = 0;
-    for (_, vnet) in wanted.reserved() {
+    for (_, vnet) in desired.reserved() {
         vnet.sums().outside.iter().for_each(|(interface, more)| add(&mut kept, interface, more));
         mtu_max = mtu_max.max(vnet.sums().mtu);
     }
@@ -61,14 +61,14 @@ pub(super) fn check(wanted: &mut DesiredState<'_>, existing: &Existing, reporter
     };
     // Without changes of its own, only a change of devices can cause an error.
     if mtu_max > MTU_MAX || kept.iter().any(exceeds) {
-        for (name, vnet) in wanted.reserved() {
+        for (name, vnet) in desired.reserved() {
             mtus(name, &mut VirtualNetwork::clone(vnet), false, mtu_of, reporter);
         }
     }
-    for (name, vnet) in &mut wanted.changed {
+    for (name, vnet) in &mut desired.changed {
         mtus(name, vnet, true, mtu_of, reporter);
     }
-    guarantees(wanted, kept, reporter);
+    guarantees(desired, kept, reporter);
 }
 
 /// Adds to the use of an interface.
@@ -79,14 +79,14 @@ fn add<'a>(all: &mut BTreeMap<&'a str, ExternalUse>, interface: &'a str, more: &
 }
 
 /// Checks that interfaces exist and that tunnel keys are unique.
-fn tunnels(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
+fn tunnels(desired: &DesiredState<'_>, reporter: &mut Reporter) {
     // Existing networks keep their keys; the error belongs to the changed one.
     let mut taken: BTreeMap<(&str, TunnelKey), String> = BTreeMap::new();
     let mut takes: BTreeMap<(&str, Take), (&TunnelKind, String)> = BTreeMap::new();
     let mut new_keys: BTreeSet<(&str, TunnelKey)> = BTreeSet::new();
     let mut new_takes: BTreeSet<(&str, Take)> = BTreeSet::new();
-    for (vnet, changed) in &wanted.changed {
-        let before = wanted.before.get(vnet);
+    for (vnet, changed) in &desired.changed {
+        let before = desired.before.get(vnet);
         for (name, external) in &changed.spec.externals {
             if before.and_then(|vnet| vnet.spec.externals.get(name)) != Some(external) {
                 let by = external.encapsulation();
@@ -97,9 +97,9 @@ fn tunnels(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
     }
     // If the interfaces stay, unchanged networks matter only where new ones may conflict.
     let all = reporter.substrate.is_some();
-    let kept = (all || !new_keys.is_empty()).then(|| wanted.reserved()).into_iter().flatten();
+    let kept = (all || !new_keys.is_empty()).then(|| desired.reserved()).into_iter().flatten();
     let kept = kept.map(|(name, vnet)| (name, &***vnet, all));
-    let changed = wanted.changed.iter().map(|(name, vnet)| (name, vnet, true));
+    let changed = desired.changed.iter().map(|(name, vnet)| (name, vnet, true));
     for (vnet, spec, whole) in kept.chain(changed) {
         for (name, external) in &spec.spec.externals {
             let interface = external.interface.as_str();
@@ -111,22 +111,22 @@ fn tunnels(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
             {
                 continue;
             }
-            interface_known(wanted, vnet, name, external, reporter);
+            interface_known(desired, vnet, name, external, reporter);
             let tunnel = by.tunnel().map(Tunnel::kind);
             let place = tunnel.map_or(vec!["interface"], |kind| vec![kind.name, kind.key]);
             let path = [&["spec", "externals", name], &place[..]].concat();
             let owner = format!("{vnet}/{name}");
-            let kind = kind_without_tunnels(wanted, interface);
+            let kind = kind_without_tunnels(desired, interface);
             if let (Some(kind), Some(tunnel)) = (kind, tunnel) {
                 let message = format!("interface {interface} is a {kind}, which has no tunnels");
-                let hint = format!("remove {}, or take an interface with a device", tunnel.name);
+                let hint = format!("remove {}, or use an interface with a device", tunnel.name);
                 reporter.vnet(vnet, &path[..4], message, hint);
             } else if let Some(other) = taken.insert(key, owner.clone()) {
                 let by_whom = taken_by(reporter, &other);
                 let message = format!("{by} on interface {interface} {by_whom}");
                 let hint = match kind {
                     Some(kind) => format!("add an interface: a {kind} has one external"),
-                    None => "take another key or interface".into(),
+                    None => "use another key or interface".into(),
                 };
                 reporter.vnet(vnet, &path, message, hint);
             }
@@ -135,7 +135,7 @@ fn tunnels(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
             if kind != tunnel {
                 let by_whom = taken_by(reporter, &other);
                 let message = format!("{} {by_whom} for {}", at.1, kind.name);
-                reporter.vnet(vnet, &path, message, "take another port");
+                reporter.vnet(vnet, &path, message, "use another port");
             }
         }
     }
@@ -148,28 +148,28 @@ fn taken_by(reporter: &Reporter, owner: &str) -> String {
 }
 
 /// Returns the name of an interface kind that one external uses entirely.
-fn kind_without_tunnels(wanted: &DesiredState<'_>, interface: &str) -> Option<&'static str> {
-    match wanted.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
+fn kind_without_tunnels(desired: &DesiredState<'_>, interface: &str) -> Option<&'static str> {
+    match desired.substrate.as_ref()?.spec.interfaces.get(interface)?.outlet()? {
         ExternalForm::Device(..) | ExternalForm::Generator(_) => None,
         ExternalForm::Memif(_) => Some("memif"),
     }
 }
 
 fn interface_known(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     vnet: &str,
     name: &str,
     external: &External,
     reporter: &mut Reporter,
 ) {
-    let interfaces = wanted.substrate.as_ref().map(|substrate| &substrate.spec.interfaces);
+    let interfaces = desired.substrate.as_ref().map(|substrate| &substrate.spec.interfaces);
     let is_there = |interfaces: &BTreeMap<_, _>| interfaces.contains_key(&external.interface);
     if reporter.unknown || interfaces.is_some_and(is_there) {
         return;
     }
     if reporter.asker.is_some() {
         // An earlier check covers the tenant's grants. The error does not list other interfaces.
-        let message = format!("interface {} is not there", external.interface);
+        let message = format!("interface {} does not exist", external.interface);
         let hint = "ask an operator";
         reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
         return;
@@ -230,10 +230,15 @@ fn mtus(
                 && underlay < overhead + MTU_MIN
             {
                 let message = format!(
-                    "no mtu fits: the tunnel takes {overhead} bytes of the underlay's {underlay}, and \
-                     {MTU_MIN} are the least"
+                    "no mtu fits: the tunnel takes {overhead} of the underlay's {underlay} bytes, \
+                     and an mtu is at least {MTU_MIN}"
                 );
-                reporter.vnet(name, &path[..5], message, "take an interface with a longer mtu");
+                reporter.vnet(
+                    name,
+                    &path[..5],
+                    message,
+                    "use an external interface with a larger mtu",
+                );
                 continue;
             }
             match (interface.mtu, bound) {
@@ -266,24 +271,24 @@ fn guarantee_bps(link: &Link, external: &Endpoint) -> u64 {
         return 0;
     };
     let now = link.egress(&link.endpoints[at]).guarantee;
-    let later = link.steps().into_iter().map(|(_, _, leaving)| leaving[at].guarantee);
+    let later = link.steps().into_iter().map(|(_, _, egress)| egress[at].guarantee);
     later.chain([now]).flatten().max().unwrap_or_default().0
 }
 
 /// Checks that guarantees over an interface do not exceed its
 /// capacity, and that it has a capacity if there are any.
 fn guarantees(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     kept: BTreeMap<&str, ExternalUse>,
     reporter: &mut Reporter,
 ) {
-    let Some(substrate) = &wanted.substrate else { return };
+    let Some(substrate) = &desired.substrate else { return };
     let mut left: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, interface) in &substrate.spec.interfaces {
         left.extend(interface.capacity.map(|capacity| (name.as_str(), capacity.0)));
     }
     // The error belongs to the changed network. Single links matter only if the total is too high.
-    let changed: Vec<_> = wanted.changed.values().map(of).collect();
+    let changed: Vec<_> = desired.changed.values().map(of).collect();
     let mut all = kept;
     changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
     let fits = |(interface, left): (&&str, &u64)| {
@@ -295,8 +300,8 @@ fn guarantees(
     if left.iter().all(fits) && all.iter().all(has_capacity) {
         return;
     }
-    let kept = wanted.reserved().map(|(name, vnet)| (name, &***vnet));
-    for (name, vnet) in kept.chain(&wanted.changed) {
+    let kept = desired.reserved().map(|(name, vnet)| (name, &***vnet));
+    for (name, vnet) in kept.chain(&desired.changed) {
         for (index, link) in vnet.spec.links.iter().enumerate() {
             for (end, External { interface, .. }) in externals(vnet, link) {
                 let guarantee = BitRate(guarantee_bps(link, end));
@@ -305,8 +310,10 @@ fn guarantees(
                 }
                 let path = ["spec", "links", &index.to_string(), "guarantee"];
                 let Some(left) = left.get_mut(interface.as_str()) else {
-                    let message = format!("interface {interface} has no capacity to guarantee of");
-                    let hint = "give the interface of the substrate a capacity";
+                    let message = format!(
+                        "interface {interface} has no capacity, so links can't have guarantees"
+                    );
+                    let hint = "set the interface's capacity in the Substrate";
                     reporter.vnet(name, &path, message, hint);
                     continue;
                 };
@@ -315,18 +322,19 @@ fn guarantees(
                     None => {
                         let left = BitRate(*left);
                         let all = format!(
-                            "guarantee {guarantee} exceeds the {left} that other links leave of \
+                            "guarantee {guarantee} exceeds the {left} that other links leave on \
                              interface {interface}"
                         );
                         let little = format!(
-                            "interface {interface} has no room for a guarantee of {guarantee}"
+                            "guarantee {guarantee} exceeds the free capacity of interface \
+                             {interface}"
                         );
                         let message = reporter.of_all(all, &little);
                         reporter.vnet(
                             name,
                             &path,
                             message,
-                            "lower the guarantee of a link over it",
+                            "lower a guarantee of the interface's links",
                         );
                     }
                 }

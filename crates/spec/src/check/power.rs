@@ -28,11 +28,11 @@ pub(super) fn asked(vnet: &VirtualNetwork) -> PowerShares {
 
 /// Allocates shares for changed virtual networks, and for those with a vrouter without any.
 pub(super) fn check(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     existing: &Existing,
     reporter: &mut Reporter,
 ) -> BTreeMap<String, PowerShares> {
-    let engines: EngineCapacities = wanted
+    let engines: EngineCapacities = desired
         .substrate
         .iter()
         .flat_map(|substrate| &substrate.spec.forwarding_engines)
@@ -41,21 +41,21 @@ pub(super) fn check(
             (name.clone(), EngineCapacity { capacity_millicores: engine.capacity.0, usable })
         })
         .collect();
-    let shares = allocate_all(wanted, &engines, reporter);
+    let shares = allocate_all(desired, &engines, reporter);
     if reporter.substrate.is_some() {
-        capacities(wanted, &shares, &engines, reporter);
+        capacities(desired, &shares, &engines, reporter);
     }
-    if let Some(substrate) = &wanted.substrate {
-        fastpaths(wanted, &substrate.spec.mux, reporter);
+    if let Some(substrate) = &desired.substrate {
+        fastpaths(desired, &substrate.spec.mux, reporter);
     }
     shares
 }
 
 /// Checks the guarantees of all fast paths against the mux's
 /// power, and those of one virtual network against one worker's.
-fn fastpaths(wanted: &DesiredState<'_>, mux: &Mux, reporter: &mut Reporter) {
+fn fastpaths(desired: &DesiredState<'_>, mux: &Mux, reporter: &mut Reporter) {
     let (bound, one) = mux.fastpath_power();
-    let mut given: u64 = wanted.reserved().map(|(_, vnet)| vnet.sums().fastpath).sum();
+    let mut given: u64 = desired.reserved().map(|(_, vnet)| vnet.sums().fastpath).sum();
     let powered = |vnet: &VirtualNetwork| {
         let power = |node: &Node| {
             let plane = node.data_plane.as_ref()?;
@@ -64,9 +64,9 @@ fn fastpaths(wanted: &DesiredState<'_>, mux: &Mux, reporter: &mut Reporter) {
         let nodes = vnet.spec.nodes.iter();
         nodes.filter_map(|(name, node)| Some((name.clone(), power(node)?))).collect::<Vec<_>>()
     };
-    let has = |name: &str| wanted.before.get(name).map_or(0, |vnet| vnet.sums().fastpath);
+    let has = |name: &str| desired.before.get(name).map_or(0, |vnet| vnet.sums().fastpath);
     let mut askers: Vec<_> =
-        wanted.changed.iter().map(|(name, vnet)| (name, powered(vnet))).collect();
+        desired.changed.iter().map(|(name, vnet)| (name, powered(vnet))).collect();
     let sum = |nodes: &[(String, u64)]| nodes.iter().map(|(_, power)| power).sum::<u64>();
     // Networks that want no more than they have come first, so
     // that others in the same change get what they release.
@@ -80,25 +80,26 @@ fn fastpaths(wanted: &DesiredState<'_>, mux: &Mux, reporter: &mut Reporter) {
                 let path = ["spec", "nodes", &node, "dataPlane", "power"];
                 let asked = Cores(u32::try_from(power).unwrap_or(u32::MAX));
                 let (all, free) = (mux.power(), u64::from(bound.0).saturating_sub(given));
-                let told = match no_room {
+                let details = match no_room {
                     true => format!(
-                        "power {asked} has no room: fast paths can have {bound} of the mux's {all}, of which {} \
-                         is free",
+                        "power {asked} does not fit: fast paths can have {bound} of the mux's \
+                         {all}, of which {} is free",
                         Cores(free as u32)
                     ),
                     false => format!(
-                        "power {asked} has no room: the fast paths of one virtual network can have {one}, of one of \
-                         the mux's {} workers",
+                        "power {asked} does not fit: fast paths of one virtual network can have \
+                         {one} of one of the mux's {} workers",
                         mux.workers
                     ),
                 };
-                let message = reporter.of_all(told, &format!("power {asked}: the mux has no room"));
+                let message = reporter
+                    .of_all(details, &format!("power {asked} exceeds the mux's free power"));
                 let hint = reporter.of_all(
-                    "ask for less, leave power out to borrow what others leave, or give the mux more \
-                     (spec.mux.power of the Substrate; pdp inspect substrate shows it)"
+                    "ask for less, leave power out to borrow unused power, or give the mux more \
+                     (spec.mux.power of the Substrate; see pdp inspect substrate)"
                         .into(),
-                    "ask for less, leave power out to borrow what others leave, take it from another of your \
-                     networks, or ask an operator for more",
+                    "ask for less, leave power out to borrow unused power, take it from another of \
+                     your networks, or ask an operator for more",
                 );
                 reporter.vnet(vnet, &path, message, hint);
                 continue;
@@ -109,24 +110,24 @@ fn fastpaths(wanted: &DesiredState<'_>, mux: &Mux, reporter: &mut Reporter) {
     if reporter.substrate.is_none() {
         return;
     }
-    let kept = wanted.reserved().map(|(name, vnet)| (name, vnet.sums().fastpath));
+    let kept = desired.reserved().map(|(name, vnet)| (name, vnet.sums().fastpath));
     let powered: Vec<_> = kept.filter(|(_, power)| *power > 0).collect();
     let path = ["spec", "mux", "power"];
-    let (power, hint) = (mux.power(), "keep more of it, or lower their power first");
+    let (power, hint) = (mux.power(), "keep more power, or lower that of the fast paths first");
     let all: u64 = powered.iter().map(|(_, power)| power).sum();
     let has = |millicores: u64| Cores(u32::try_from(millicores).unwrap_or(u32::MAX));
     if all > u64::from(bound.0) {
         let names: Vec<&str> = powered.iter().map(|(name, _)| name.as_str()).collect();
         let (all, names) = (has(all), names.join(", "));
         let message = format!(
-            "power {power} leaves {bound} for fast paths, below the {all} that those of {names} have"
+            "power {power} leaves {bound} for fast paths, below the {all} of those in {names}"
         );
         reporter.substrate(&path, message, hint);
     } else if let Some((name, most)) = powered.iter().find(|it| it.1 > u64::from(one.0)) {
         let (workers, most) = (mux.workers, has(*most));
         let message = format!(
-            "power {power} of {workers} workers leaves {one} for the fast paths of one virtual network, below the \
-             {most} that {name} has"
+            "power {power} of {workers} workers leaves {one} for fast paths of one virtual \
+             network, below the {most} of {name}"
         );
         reporter.substrate(&path, message, hint);
     }
@@ -142,7 +143,7 @@ struct PowerRequester<'a> {
 
 impl PowerRequester<'_> {
     /// Requested guarantee, thousandths of a core; 0: none.
-    fn wanted(&self) -> u32 {
+    fn requested(&self) -> u32 {
         self.demand.power.map_or(0, |power| power.0)
     }
 }
@@ -183,14 +184,14 @@ impl EngineLoads {
 }
 
 fn allocate_all(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     engines: &EngineCapacities,
     reporter: &mut Reporter,
 ) -> BTreeMap<String, PowerShares> {
     let mut loads = EngineLoads::default();
     let mut all: BTreeMap<String, PowerShares> = BTreeMap::new();
     let mut askers: Vec<PowerRequester<'_>> = Vec::new();
-    for (name, vnet) in wanted.reserved() {
+    for (name, vnet) in desired.reserved() {
         let sums = vnet.sums();
         for (of, all) in [(&sums.power, &mut loads.given), (&sums.borrowed, &mut loads.lent)] {
             of.iter().for_each(|(engine, millicores)| give(all, engine, *millicores));
@@ -201,9 +202,9 @@ fn allocate_all(
             askers.extend(routers(name, vnet, vnet.shares()).filter(has_none));
         }
     }
-    for (name, vnet) in &wanted.changed {
+    for (name, vnet) in &desired.changed {
         let mut shares =
-            wanted.before.get(name).map_or_else(PowerShares::new, |vnet| vnet.shares().clone());
+            desired.before.get(name).map_or_else(PowerShares::new, |vnet| vnet.shares().clone());
         let asks = |node: &Node| node.of_engines().is_some();
         shares.retain(|node, _| vnet.spec.nodes.get(node).is_some_and(asks));
         shares.values().flatten().for_each(|share| loads.add(share));
@@ -214,8 +215,8 @@ fn allocate_all(
     // change get it. Then come the largest, which need whole engines, and last
     // those that borrow. The sort is stable, so names make it deterministic.
     askers.sort_by_key(|asker| {
-        let wanted = asker.wanted();
-        (u64::from(wanted) > asker.has, std::cmp::Reverse(wanted))
+        let requested = asker.requested();
+        (u64::from(requested) > asker.has, std::cmp::Reverse(requested))
     });
     for asker in askers {
         let Some(of_vnet) = all.get_mut(asker.vnet) else { continue };
@@ -280,7 +281,7 @@ impl PowerRefusal {
         engines: &EngineCapacities,
         reporter: &Reporter<'_>,
     ) -> (String, String) {
-        let power = Cores(asker.wanted());
+        let power = Cores(asker.requested());
         match self {
             Self::TooManyGuests(count) => (
                 format!("power {power} needs {count} forwarding guests, {GUESTS_MAX} at most"),
@@ -291,13 +292,13 @@ impl PowerRefusal {
                 "apply a Substrate with forwardingEngines first".into(),
             ),
             Self::NoEngine => (
-                "no forwarding engine works".into(),
+                "no forwarding engine runs".into(),
                 reporter.of_all("`pdp inspect substrate` shows them".into(), "ask an operator"),
             ),
             Self::NoCapacity(refusal) => (
                 reporter.of_all(
                     refusal.to_string(),
-                    &format!("power {power}: the forwarding engines have no room"),
+                    &format!("power {power} exceeds the free power of the forwarding engines"),
                 ),
                 reporter.of_all(
                     refusal.advice(),
@@ -338,13 +339,13 @@ fn take(given: &mut AllocatedPower, engine: &str, millicores: u64) {
 
 /// Checks that a changed substrate still has the power that its engines have given.
 fn capacities(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     shares: &BTreeMap<String, PowerShares>,
     engines: &EngineCapacities,
     reporter: &mut Reporter,
 ) {
     let mut given: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
-    let kept = wanted.reserved().filter(|(name, _)| !shares.contains_key(*name));
+    let kept = desired.reserved().filter(|(name, _)| !shares.contains_key(*name));
     let kept = kept.map(|(name, vnet)| (name, vnet.shares()));
     for (vnet, shares) in kept.chain(shares) {
         for (node, share) in
@@ -361,13 +362,17 @@ fn capacities(
         let path = ["spec", "forwardingEngines", name, "capacity"];
         match engines.get(name) {
             None => {
-                let message = format!("forwarding engine {name} is gone, but {users} runs on it");
-                reporter.substrate(&path[..2], message, "keep it, or delete those first");
+                let message =
+                    format!("forwarding engine {name} is removed, but {users} runs on it");
+                reporter.substrate(
+                    &path[..2],
+                    message,
+                    "keep the engine, or delete its users first",
+                );
             }
             Some(engine) if u64::from(engine.capacity_millicores) < millicores => {
                 let capacity = Cores(engine.capacity_millicores);
-                let message =
-                    format!("capacity {capacity} is below the {used} that {users} has of it");
+                let message = format!("capacity {capacity} is below the {used} that {users} uses");
                 reporter.substrate(&path, message, "keep the capacity, or lower their power first");
             }
             Some(_) => {}

@@ -34,7 +34,7 @@ pub fn remarks(documents: &[Document], intent: &Intent) -> Vec<Diagnostic> {
                 all.extend(unknown.map(|(index, gateway)| {
                     document.diagnostic(
                         &port.path(&["gateways", &index.to_string()]),
-                        format!("no node on its link has the gateway's address {gateway}"),
+                        format!("no node on its link has the address of gateway {gateway}"),
                         "give the address to a node on the link, unless routing software sets it",
                     )
                 }));
@@ -90,7 +90,7 @@ fn mtus(document: &Document, link: &Link, ends: &[Port<'_>]) -> Option<Diagnosti
                 name(at_large),
                 link.name.as_deref().unwrap_or_default()
             ),
-            "give all ends one mtu: larger packets are lost here, and OSPF stays in ExStart",
+            "give all ends the same mtu: larger packets are lost here, and OSPF stays in ExStart",
         )
     })
 }

@@ -45,15 +45,19 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
         let path = ["routes", at.as_str()];
         let Some(prefix) = route.prefix() else {
             let hint = "write 0.0.0.0/0 or ::/0";
-            check.fault(&path, "to default says no family, and there is no next hop", hint);
+            check.fault(&path, "to default has no IP version, and there is no next hop", hint);
             continue;
         };
         route.to = Destination::Prefix(prefix);
         let v4 = prefix.addr().is_ipv4();
         let key = (prefix, route.table.unwrap_or(TABLE_MAIN), metric(route, v4));
         if let Some(other) = known.insert(key, format!("routes[{index}]")) {
-            let message = format!("to {prefix} is the destination of {other} too");
-            check.fault(&path, message, "give one of them a metric, or one route a list in via");
+            let message = format!("to {prefix} is also the destination of {other}");
+            check.fault(
+                &path,
+                message,
+                "give one of them a metric, or one route a list of next hops in via",
+            );
         }
         RouteCheck { check: &mut *check, node, path, prefix, on_link: &on_link }.route(route);
         let linked = route.hops().into_iter().filter(|hop| hop.via.is_none());
@@ -88,7 +92,11 @@ impl RouteCheck<'_, '_, '_, '_> {
                 ("src", route.src.is_some()),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-                self.fault(&[key], format!("{key} of a route that goes nowhere"), "remove it");
+                self.fault(
+                    &[key],
+                    format!("{key} has no effect: routes of this type have no next hop"),
+                    "remove it",
+                );
             }
             return;
         }
@@ -126,26 +134,26 @@ impl RouteCheck<'_, '_, '_, '_> {
             && has_hop
             && scope != RouteScope::Global
         {
-            let hint = "remove scope: what has a next hop is global";
-            self.fault(&["scope"], "scope of a route with a next hop is not global", hint);
+            let hint = "remove scope: a route with a next hop is global";
+            self.fault(&["scope"], "scope is not global, but the route has a next hop", hint);
         }
         if route.table == Some(TABLE_LOCAL) {
-            let hint = "give addresses by loopback, or take another table";
+            let hint = "give addresses by loopback, or use another table";
             self.fault(&["table"], format!("table {TABLE_LOCAL} is the kernel's own"), hint);
         }
         if let Some(mtu) = route.mtu.filter(|mtu| !v4 && *mtu < MTU_V6_MIN) {
-            let message = format!("mtu {mtu} is below {MTU_V6_MIN}, the least of IPv6");
+            let message = format!("mtu {mtu} is below IPv6's minimum of {MTU_V6_MIN}");
             self.fault(&["mtu"], message, "");
         }
         if let Some(src) = route.src {
             let addresses = self.node.interfaces.values().flat_map(|it| &it.addresses);
             let mut own = addresses.chain(&self.node.loopback);
             if src.is_ipv4() != v4 {
-                let message = format!("src {src} is of another family than {}", self.prefix);
-                self.fault(&["src"], message, "take an address of the same");
+                let message = format!("src {src} and {} are of different IP versions", self.prefix);
+                self.fault(&["src"], message, "use a src of the same version");
             } else if !own.any(|address| address.0.addr() == src) {
                 let message = format!("src {src} is not an address of the node");
-                self.fault(&["src"], message, "take one of an interface, or add it to loopback");
+                self.fault(&["src"], message, "use one of an interface, or add it to loopback");
             }
         }
     }
@@ -173,8 +181,8 @@ impl RouteCheck<'_, '_, '_, '_> {
             return;
         };
         if !v4 && via.is_ipv4() {
-            let message = format!("via {via} is of IPv4, the destination {} of IPv6", self.prefix);
-            return self.fault(path, message, "take a next hop of IPv6");
+            let message = format!("via {via} is IPv4, but the destination {} is IPv6", self.prefix);
+            return self.fault(path, message, "use an IPv6 next hop");
         }
         let interfaces = || self.node.interfaces.iter();
         let all =
@@ -182,7 +190,7 @@ impl RouteCheck<'_, '_, '_, '_> {
         if all.clone().any(|(net, _)| net.addr() == via)
             || self.node.loopback.iter().any(|address| address.0.addr() == via)
         {
-            let hint = "give that of the node at the other end";
+            let hint = "give the address of the node at the other end";
             return self.fault(path, format!("via {via} is the node's own address"), hint);
         }
         let link_local = is_link_local(via);
@@ -190,15 +198,15 @@ impl RouteCheck<'_, '_, '_, '_> {
             if hop.onlink {
                 self.fault(path, "onlink without dev", "name the interface in dev");
             } else if link_local {
-                let message = format!("via {via} is on every link");
+                let message = format!("via {via} is link-local and has no dev");
                 self.fault(path, message, "name the interface in dev");
             } else if self.link_of(via).is_none() {
                 let nets: Vec<_> =
                     all.map(|(net, name)| format!("{} on {name}", net.trunc())).collect();
-                let message = format!("via {via} is in no subnet of an interface");
+                let message = format!("via {via} is in no interface's subnet");
                 let hint = match nets.is_empty() {
-                    true => "give an interface addresses, or dev and onlink: true".to_owned(),
-                    false => format!("subnets: {}; or give dev and onlink: true", nets.join(", ")),
+                    true => "give an interface addresses, or set dev and onlink: true".to_owned(),
+                    false => format!("subnets: {}; or set dev and onlink: true", nets.join(", ")),
                 };
                 self.fault(path, message, hint);
             }
@@ -212,7 +220,7 @@ impl RouteCheck<'_, '_, '_, '_> {
         if !reachable {
             let message = format!("via {via} is outside the subnets of {dev}");
             let hint = match here.map(|address| address.0.trunc().to_string()).next() {
-                Some(net) => format!("take an address in {net}, or add onlink: true"),
+                Some(net) => format!("use an address in {net}, or add onlink: true"),
                 None => format!("give {dev} an address first, or add onlink: true"),
             };
             self.fault(path, message, hint);

@@ -27,7 +27,7 @@ pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut R
         return;
     }
     let mux = ["spec", "mux", "cpus"];
-    let mut known = cpus_exist(&spec.mux.cpus, &mux, existing, reporter);
+    let mut all_exist = cpus_exist(&spec.mux.cpus, &mux, existing, reporter);
     if let Some(cpus) = spec.management_host.as_ref().and_then(|host| host.cpus.as_ref()) {
         cpus_exist(cpus, &["spec", "managementHost", "cpus"], existing, reporter);
     }
@@ -37,7 +37,7 @@ pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut R
             reporter.substrate(&path, format!("name {name:?} {why}"), name_hint(name));
         }
         let cpus = ["spec", "forwardingEngines", name, "cpus"];
-        known &= cpus_exist(&engine.cpus, &cpus, existing, reporter);
+        all_exist &= cpus_exist(&engine.cpus, &cpus, existing, reporter);
         if engine.capacity.0 < POWER_MILLICORES_MIN {
             let message =
                 format!("capacity {} is below {}", engine.capacity, Cores(POWER_MILLICORES_MIN));
@@ -45,7 +45,7 @@ pub(super) fn check(substrate: &Substrate, existing: &Existing, reporter: &mut R
             reporter.substrate(&path, message, "give it more");
         }
     }
-    if known {
+    if all_exist {
         cpu_power(substrate, reporter);
     }
 }
@@ -86,7 +86,7 @@ fn interfaces(substrate: &Substrate, existing: &Existing, reporter: &mut Reporte
             Some(ExternalForm::Device(device, _)) => {
                 self::device(name, device, &mut devices, existing, reporter);
             }
-            Some(ExternalForm::Generator(wanted)) => generator(name, wanted, reporter),
+            Some(ExternalForm::Generator(settings)) => generator(name, settings, reporter),
             Some(ExternalForm::Memif(_)) | None => {}
         }
     }
@@ -109,7 +109,7 @@ fn device<'a>(
     {
         let hint = match nearest(device, known.keys().map(String::as_str)) {
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => "create it first, or see `ip link` for what there is".into(),
+            None => "create it first; `ip link` lists devices".into(),
         };
         reporter.substrate(&path, format!("device {device} does not exist"), hint);
     }
@@ -211,14 +211,14 @@ struct CpuPower {
 }
 
 impl CpuPower {
-    /// Allocates up to `wanted` to one more user; returns the amount.
-    fn give(&mut self, cpus: &CpuSet, wanted: u32) -> u32 {
+    /// Allocates up to `millicores` to one more user; returns the amount.
+    fn give(&mut self, cpus: &CpuSet, millicores: u32) -> u32 {
         let user = self.given.len();
         self.given.push(BTreeMap::new());
         self.allowed.push(cpus.0.clone());
         let mut got = 0;
-        while got < wanted {
-            let moved = self.augment(user, wanted - got);
+        while got < millicores {
+            let moved = self.augment(user, millicores - got);
             if moved == 0 {
                 break;
             }
@@ -228,7 +228,7 @@ impl CpuPower {
     }
 
     /// Finds one augmenting path: `user` gets space on a CPU, and other users move to other CPUs.
-    fn augment(&mut self, user: usize, wanted: u32) -> u32 {
+    fn augment(&mut self, user: usize, millicores: u32) -> u32 {
         // How each CPU was reached: the user that would get
         // power there, and the CPU that this user would free.
         let mut reached: BTreeMap<u32, (usize, Option<u32>)> = BTreeMap::new();
@@ -240,7 +240,7 @@ impl CpuPower {
         while let Some(cpu) = queue.pop_front() {
             let free = 1000 - self.used.get(&cpu).copied().unwrap_or(0);
             if free > 0 {
-                return self.shift(&reached, cpu, wanted.min(free));
+                return self.shift(&reached, cpu, millicores.min(free));
             }
             for (other, given) in self.given.iter().enumerate() {
                 if given.get(&cpu).is_none_or(|&amount| amount == 0) {
@@ -279,8 +279,8 @@ impl CpuPower {
         *self.used.entry(last).or_default() += amount;
         for (user, to, from) in steps {
             *self.given[user].entry(to).or_default() += amount;
-            if let Some(held) = from.and_then(|from| self.given[user].get_mut(&from)) {
-                *held -= amount;
+            if let Some(source) = from.and_then(|from| self.given[user].get_mut(&from)) {
+                *source -= amount;
             }
         }
         amount

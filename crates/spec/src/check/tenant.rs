@@ -34,48 +34,48 @@ pub(super) fn may_name(document: &Document, existing: &Existing) -> Option<(Stri
     match &document.object {
         Object::VirtualNetwork(_) if tenant_of(name) == Some(asker) => None,
         Object::VirtualNetwork(_) => Some((
-            format!("name {name:?} is not a name of yours"),
-            format!("your networks are called {asker}.NAME"),
+            format!("name {name:?} does not belong to you"),
+            format!("name your networks {asker}.NAME"),
         )),
         other => {
-            let message = format!("a {} is the operators' to apply", other.kind());
+            let message = format!("only operators can apply a {}", other.kind());
             Some((message, "remove it, or ask an operator".into()))
         }
     }
 }
 
 /// Checks tenants' grants against each other, and virtual networks against grants.
-pub(super) fn grants(wanted: &DesiredState<'_>, reporter: &mut Reporter) {
-    if wanted.tenants.len() > TENANTS_MAX {
-        let message = format!("{} tenants exceed {TENANTS_MAX}", wanted.tenants.len());
+pub(super) fn grants(desired: &DesiredState<'_>, reporter: &mut Reporter) {
+    if desired.tenants.len() > TENANTS_MAX {
+        let message = format!("{} tenants exceed {TENANTS_MAX}", desired.tenants.len());
         reporter.general(message, "delete some first");
     }
-    let told: Vec<String> = reporter.tenants.keys().map(|name| (*name).to_owned()).collect();
-    for name in &told {
-        one(wanted, name, reporter);
-        for other in wanted.tenants.keys().filter(|other| *other != name) {
+    let changed: Vec<String> = reporter.tenants.keys().map(|name| (*name).to_owned()).collect();
+    for name in &changed {
+        one(desired, name, reporter);
+        for other in desired.tenants.keys().filter(|other| *other != name) {
             // Of two tenants in one change, the error belongs to the later by name.
-            if !told.contains(other) || other < name {
-                against(wanted, name, other, reporter);
+            if !changed.contains(other) || other < name {
+                against(desired, name, other, reporter);
             }
         }
     }
     // Unchanged networks need a check only if tenants change.
-    let kept = (!told.is_empty()).then(|| wanted.reserved()).into_iter().flatten();
+    let kept = (!changed.is_empty()).then(|| desired.reserved()).into_iter().flatten();
     let kept = kept.map(|(name, vnet)| (name, &***vnet)).filter(|(name, _)| {
-        tenant_of(name).is_none_or(|tenant| told.iter().any(|told| told == tenant))
+        tenant_of(name).is_none_or(|tenant| changed.iter().any(|changed| changed == tenant))
     });
-    for (name, vnet) in kept.chain(&wanted.changed) {
+    for (name, vnet) in kept.chain(&desired.changed) {
         match tenant_of(name) {
-            Some(tenant) => uses(wanted, name, tenant, vnet, reporter),
-            None => operators(wanted, name, vnet, reporter),
+            Some(tenant) => uses(desired, name, tenant, vnet, reporter),
+            None => operators(desired, name, vnet, reporter),
         }
     }
 }
 
 /// Checks a tenant by itself.
-fn one(wanted: &DesiredState<'_>, name: &str, reporter: &mut Reporter) {
-    let spec = &wanted.tenants[name].spec;
+fn one(desired: &DesiredState<'_>, name: &str, reporter: &mut Reporter) {
+    let spec = &desired.tenants[name].spec;
     let counts = [
         ("unixUsers", spec.unix_users.len()),
         ("images", spec.images.len()),
@@ -91,7 +91,7 @@ fn one(wanted: &DesiredState<'_>, name: &str, reporter: &mut Reporter) {
     for user in &spec.unix_users {
         if user.is_empty() || user == "root" || user.parse() == Ok(0u32) {
             let message = format!("unix user {user:?} can't be a tenant");
-            reporter.tenant(name, &["spec", "unixUsers"], message, "root is an operator always");
+            reporter.tenant(name, &["spec", "unixUsers"], message, "root is always an operator");
         }
     }
     for directory in &spec.images {
@@ -137,18 +137,18 @@ fn one(wanted: &DesiredState<'_>, name: &str, reporter: &mut Reporter) {
         }
         let ports = KINDS.iter().filter_map(|kind| Some((kind.name, kind.port?)));
         for (kind, port) in ports.filter(|(_, port)| grant.has(&udp::KIND, (*port).into())) {
-            let message = format!("udp has port {port}, which is {kind}'s");
+            let message = format!("udp includes port {port}, which belongs to {kind}");
             reporter.tenant(name, &path("udp"), message, "leave it out");
         }
     }
 }
 
 /// Reports grants that two tenants share, as an error of `name`.
-fn against(wanted: &DesiredState<'_>, name: &str, other: &str, reporter: &mut Reporter) {
-    let (mine, theirs) = (&wanted.tenants[name].spec, &wanted.tenants[other].spec);
+fn against(desired: &DesiredState<'_>, name: &str, other: &str, reporter: &mut Reporter) {
+    let (mine, theirs) = (&desired.tenants[name].spec, &desired.tenants[other].spec);
     if let Some(user) = mine.unix_users.iter().find(|user| theirs.unix_users.contains(user)) {
-        let message = format!("unix user {user:?} is of tenant {other}");
-        reporter.tenant(name, &["spec", "unixUsers"], message, "a user is of one tenant");
+        let message = format!("unix user {user:?} belongs to tenant {other}");
+        reporter.tenant(name, &["spec", "unixUsers"], message, "a user belongs to one tenant");
     }
     let (own, others) = (mine.management.as_ref(), theirs.management.as_ref());
     management::against(name, own, other, others, reporter);
@@ -158,15 +158,15 @@ fn against(wanted: &DesiredState<'_>, name: &str, other: &str, reporter: &mut Re
             let key = kind.name;
             if let Some(common) = mine.zip(theirs).and_then(|(mine, theirs)| mine.common(theirs)) {
                 let message =
-                    format!("{key} {common} on interface {interface} is tenant {other}'s");
-                let hint = "give tenants ranges that do not meet";
+                    format!("{key} {common} on interface {interface} is granted to tenant {other}");
+                let hint = "give tenants ranges that do not overlap";
                 reporter.tenant(name, &["spec", "interfaces", interface, key], message, hint);
             }
         }
         if grant.whole && given.whole {
-            let message = format!("the whole interface {interface} is tenant {other}'s");
+            let message = format!("the whole interface {interface} is granted to tenant {other}");
             let path = ["spec", "interfaces", interface, "whole"];
-            reporter.tenant(name, &path, message, "only one can have it");
+            reporter.tenant(name, &path, message, "only one tenant can have it");
         }
     }
 }
@@ -203,18 +203,18 @@ fn describe_grant(grant: &Grant) -> String {
 
 /// Reports uses of a tenant's virtual network without a grant.
 fn uses(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     name: &str,
     tenant: &str,
     vnet: &VirtualNetwork,
     reporter: &mut Reporter,
 ) {
-    let Some(spec) = wanted.tenants.get(tenant).map(|tenant| &tenant.spec) else {
+    let Some(spec) = desired.tenants.get(tenant).map(|tenant| &tenant.spec) else {
         if reporter.unknown {
             return;
         }
-        let message = format!("there is no tenant {tenant}");
-        let hint = "apply its Tenant first, or use a name without a dot";
+        let message = format!("tenant {tenant} does not exist");
+        let hint = "apply the Tenant first, or use a name without a dot";
         reporter.vnet(name, &["metadata", "name"], message, hint);
         return;
     };
@@ -226,14 +226,15 @@ fn uses(
                 let names: Vec<&str> = spec.interfaces.keys().map(String::as_str).collect();
                 let hint = match names.is_empty() {
                     true => "the tenant has none; ask an operator".to_owned(),
-                    false => format!("there are {}", names.join(", ")),
+                    false => format!("it has {}", names.join(", ")),
                 };
-                let message = format!("interface {interface} is not tenant {tenant}'s");
+                let message = format!("tenant {tenant} has no grant for interface {interface}");
                 let path = [&path[..], &["interface"]].concat();
                 reporter.vnet(name, &path, message, hint);
             }
             Some(grant) if !allowed(grant, external) => {
-                let message = format!("this use of interface {interface} is not tenant {tenant}'s");
+                let message =
+                    format!("tenant {tenant} has no grant for this use of interface {interface}");
                 let hint = format!("it has {}", describe_grant(grant));
                 reporter.vnet(name, &path, message, hint);
             }
@@ -244,7 +245,7 @@ fn uses(
     for (node_name, node) in &vnet.spec.nodes {
         let path = ["spec", "nodes", node_name];
         if node.privileged {
-            let message = "tenants may not have privileged nodes".to_owned();
+            let message = "tenants can't have privileged nodes".to_owned();
             let path = [&path[..], &["privileged"]].concat();
             reporter.vnet(name, &path, message, "remove it, or ask an operator");
         }
@@ -287,7 +288,7 @@ fn image_refused(image: &Image, spec: &TenantSpec) -> Option<(String, String)> {
         true => "use the machine's own programs, or ask an operator".to_owned(),
         false => format!("it may use {}", spec.images.join(", ")),
     };
-    Some(("image is not below a directory this tenant may use".to_owned(), hint))
+    Some(("image is not below a directory that the tenant may use".to_owned(), hint))
 }
 
 /// Returns why a tenant with these grants can't have a bind, and advice. The
@@ -302,40 +303,46 @@ fn bind_refused(parts: &BindParts, grants: &[String]) -> Option<(String, String)
             true => "the tenant has none; ask an operator".to_owned(),
             false => format!("it may bind {}", grants.join(", ")),
         };
-        let message = format!("{} is not below a directory this tenant may bind", parts.source);
+        let message = format!("{} is not below a directory that the tenant may bind", parts.source);
         return Some((message, hint));
     }
     (!parts.read_only && !granted.iter().any(|text| bind::grant(text).1)).then(|| {
-        let message = format!("bind of {} may be written, and the tenant may not", parts.source);
+        let message =
+            format!("bind of {} is writable, but the tenant may only read it", parts.source);
         (message, format!("write {}:{}:ro", parts.source, parts.target))
     })
 }
 
 /// Reports uses of an operators' virtual network that conflict with tenants' grants.
 fn operators(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     name: &str,
     vnet: &VirtualNetwork,
     reporter: &mut Reporter,
 ) {
-    management::operators(wanted, name, vnet, reporter);
+    management::operators(desired, name, vnet, reporter);
     for (external_name, external) in &vnet.spec.externals {
-        for (tenant, object) in &*wanted.tenants {
+        for (tenant, object) in &*desired.tenants {
             let Some(grant) = object.spec.interfaces.get(&external.interface) else { continue };
             if !uses_grant(grant, external) {
                 continue;
             }
-            let what = format!(
-                "this use of interface {} is tenant {tenant}'s ({})",
+            let message = format!(
+                "this use of interface {} is granted to tenant {tenant} ({})",
                 external.interface,
                 describe_grant(&Grant { locals: Vec::new(), ..grant.clone() })
             );
-            let hint = "take another key, or leave it out of the tenant's";
+            let hint = "use another key, or remove it from the tenant's grant";
             if reporter.vnets.contains_key(name) {
-                reporter.vnet(name, &["spec", "externals", external_name], what, hint);
+                reporter.vnet(name, &["spec", "externals", external_name], message, hint);
             } else {
-                let what = format!("vnet {name} has an external {external_name}: {what}");
-                reporter.tenant(tenant, &["spec", "interfaces", &external.interface], what, hint);
+                let message = format!("vnet {name} has an external {external_name}: {message}");
+                reporter.tenant(
+                    tenant,
+                    &["spec", "interfaces", &external.interface],
+                    message,
+                    hint,
+                );
             }
         }
     }
@@ -533,20 +540,20 @@ struct TenantRemains {
 }
 
 impl TenantRemains {
-    fn of(tenant: &str, wanted: &DesiredState<'_>, changed: &BTreeMap<&str, &VnetTotals>) -> Self {
+    fn of(tenant: &str, desired: &DesiredState<'_>, changed: &BTreeMap<&str, &VnetTotals>) -> Self {
         let none = VnetParts::new();
-        let before = |name: &str| wanted.before.get(name).map(|vnet| &vnet.sums().parts);
+        let before = |name: &str| desired.before.get(name).map(|vnet| &vnet.sums().parts);
         let after = |name: &str| match changed.get(name) {
             Some(sums) => Some(&sums.parts),
             None => before(name),
         };
         let mut beside = Self::default();
-        for (name, remains) in of_tenant(wanted.remains, tenant) {
+        for (name, remains) in of_tenant(desired.remains, tenant) {
             let is_gone = u64::from(after(name).is_none());
             let parts = remains.beyond(after(name).unwrap_or(&none)).collect();
             beside.remains.push((name.clone(), is_gone, parts));
         }
-        for (name, _) in of_tenant(&wanted.changed, tenant) {
+        for (name, _) in of_tenant(&desired.changed, tenant) {
             beside.new_vnets += u64::from(before(name).is_none());
             let (was, is) = (before(name).unwrap_or(&none), after(name).unwrap_or(&none));
             let part = |name: &str| was.get(name).cloned().unwrap_or_default();
@@ -571,11 +578,11 @@ impl TenantRemains {
     }
 
     /// Lists virtual networks with remains of this resource, and since when.
-    fn names(&self, of: fn(&TenantUse<'_>) -> u64, wanted: &DesiredState<'_>) -> String {
+    fn names(&self, of: fn(&TenantUse<'_>) -> u64, desired: &DesiredState<'_>) -> String {
         let names = self.remains.iter().filter_map(|(name, vnets, parts)| {
             let mut used = TenantUse { vnets: *vnets, ..TenantUse::default() };
             parts.iter().for_each(|part| used.add_part(part));
-            let seconds = wanted.now_s.saturating_sub(wanted.remains.get(name)?.since_s);
+            let seconds = desired.now_s.saturating_sub(desired.remains.get(name)?.since_s);
             (of(&used) > 0).then(|| format!("{name} (for {seconds} s)"))
         });
         names.collect::<Vec<_>>().join(", ")
@@ -585,43 +592,43 @@ impl TenantRemains {
 /// Checks quotas of tenants whose virtual networks or quotas change. `changed` has the sums of
 /// changed networks. Remains of earlier ones count for a change that adds to that resource.
 pub(super) fn quotas(
-    wanted: &DesiredState<'_>,
+    desired: &DesiredState<'_>,
     changed: &BTreeMap<&str, &VnetTotals>,
     reporter: &mut Reporter,
 ) {
-    let touched = wanted.changed.keys().filter_map(|name| tenant_of(name));
+    let touched = desired.changed.keys().filter_map(|name| tenant_of(name));
     let touched: BTreeSet<String> =
         touched.chain(reporter.tenants.keys().copied()).map(str::to_owned).collect();
     for tenant in &touched {
-        let beside = TenantRemains::of(tenant, wanted, changed);
+        let beside = TenantRemains::of(tenant, desired, changed);
         // Unchanged use, requested use, both together, and both with the remains.
-        let [mut used, mut asked, mut all, mut there] = <[TenantUse; 4]>::default();
-        for (name, vnet) in of_tenant(wanted.before, tenant) {
-            if !wanted.changed.contains_key(name) {
-                for sum in [&mut used, &mut all, &mut there] {
+        let [mut used, mut asked, mut all, mut with_remains] = <[TenantUse; 4]>::default();
+        for (name, vnet) in of_tenant(desired.before, tenant) {
+            if !desired.changed.contains_key(name) {
+                for sum in [&mut used, &mut all, &mut with_remains] {
                     sum.add(vnet.sums());
                 }
             }
         }
-        for (name, _) in of_tenant(&wanted.changed, tenant) {
+        for (name, _) in of_tenant(&desired.changed, tenant) {
             if let Some(sums) = changed.get(name.as_str()) {
-                for sum in [&mut asked, &mut all, &mut there] {
+                for sum in [&mut asked, &mut all, &mut with_remains] {
                     sum.add(sums);
                 }
             }
         }
-        beside.add_to(&mut there);
+        beside.add_to(&mut with_remains);
         let new = beside.added();
-        let first = of_tenant(&wanted.changed, tenant).next();
-        let Some(object) = wanted.tenants.get(tenant) else { continue };
+        let first = of_tenant(&desired.changed, tenant).next();
+        let Some(object) = desired.tenants.get(tenant) else { continue };
         let quota = &object.spec.quota;
         for QuotaBound { name, max, of, write } in QUOTAS {
             let Some(bound) = max(quota) else { continue };
-            let only_there = of(&all) <= bound && of(&new) > 0 && of(&there) > bound;
-            if of(&all) <= bound && !only_there {
+            let only_remains = of(&all) <= bound && of(&new) > 0 && of(&with_remains) > bound;
+            if of(&all) <= bound && !only_remains {
                 continue;
             }
-            let remains = of(&there).saturating_sub(of(&all));
+            let remains = of(&with_remains).saturating_sub(of(&all));
             let (used, asked) = (of(&used), of(&asked));
             let mut message = format!(
                 "{name}: {} exceeds tenant {tenant}'s quota of {}, of which its other virtual \
@@ -631,11 +638,11 @@ pub(super) fn quotas(
                 write(used)
             );
             let mut hint = "ask for less, or ask an operator";
-            if only_there {
+            if only_remains {
                 message += &format!(
-                    "; {} of it is still being removed: {}",
+                    "; networks being removed still use {}: {}",
                     write(remains),
-                    beside.names(of, wanted)
+                    beside.names(of, desired)
                 );
                 hint = "try again once it is gone; if that takes long, ask an operator";
             }
@@ -655,13 +662,13 @@ pub(super) fn quotas(
             }
         }
         if quota.rate.is_some() {
-            unlimited(wanted, tenant, reporter);
+            unlimited(desired, tenant, reporter);
         }
     }
 }
 
 /// Reports links without a rate, for a tenant whose quota limits rates.
-fn unlimited(wanted: &DesiredState<'_>, tenant: &str, reporter: &mut Reporter) {
+fn unlimited(desired: &DesiredState<'_>, tenant: &str, reporter: &mut Reporter) {
     let without_rate = |vnet: &VirtualNetwork| {
         let links = vnet.spec.links.iter().enumerate();
         let without = links.filter(|(_, link)| link.rate_bps_max().is_none());
@@ -670,15 +677,15 @@ fn unlimited(wanted: &DesiredState<'_>, tenant: &str, reporter: &mut Reporter) {
         });
         named.collect::<Vec<(usize, String)>>()
     };
-    for (name, vnet) in of_tenant(&wanted.changed, tenant) {
+    for (name, vnet) in of_tenant(&desired.changed, tenant) {
         for (index, _) in without_rate(vnet) {
             let path = ["spec", "links", &index.to_string()];
-            let message = format!("no rate, but tenant {tenant} has a quota of rate");
+            let message = format!("the link has no rate, but tenant {tenant} has a quota for rate");
             reporter.vnet(name, &path, message, "give it a rate");
         }
     }
-    for (name, vnet) in of_tenant(wanted.before, tenant).filter(|(_, vnet)| !vnet.sums().rated) {
-        if wanted.changed.contains_key(name) {
+    for (name, vnet) in of_tenant(desired.before, tenant).filter(|(_, vnet)| !vnet.sums().rated) {
+        if desired.changed.contains_key(name) {
             continue;
         }
         for (_, link) in without_rate(vnet) {

@@ -51,8 +51,8 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
             reporter.vnet(&name, &path, message, "rename one");
         }
         if node_name.eq_ignore_ascii_case(EXTERNAL) {
-            let message = format!("name {EXTERNAL} stands for externals in endpoints");
-            reporter.vnet(&name, &path, message, "call the node something else");
+            let message = format!("name {EXTERNAL} is reserved for externals in endpoints");
+            reporter.vnet(&name, &path, message, "rename the node");
         }
         NodeCheck { vnet: &name, node: node_name, reporter }.check(node);
         management::node(&name, node_name, node, reporter);
@@ -81,7 +81,7 @@ fn limit(vnet: &str, path: &[&str], limit: &FrameLimit, reporter: &mut Reporter)
 fn rate(vnet: &str, path: &[&str], rate: BitRate, reporter: &mut Reporter) {
     if rate.0 < RATE_BPS_MIN {
         let message = format!("rate {rate} is below {}", BitRate(RATE_BPS_MIN));
-        reporter.vnet(vnet, path, message, "give a higher rate, or take the link down instead");
+        reporter.vnet(vnet, path, message, "give a higher rate, or set the link down instead");
     }
 }
 
@@ -205,7 +205,7 @@ impl NodeCheck<'_, '_, '_> {
                 );
             } else if !is_digest(digest) {
                 let message = format!("digest {digest:?} is not sha256: and 64 hexadecimal digits");
-                self.fault(&path, message, "remove it: it is filled in when applied");
+                self.fault(&path, message, "remove it: pdpd fills it in when you apply");
             }
         }
         for (key, value) in [
@@ -223,8 +223,8 @@ impl NodeCheck<'_, '_, '_> {
             } else if !good_path(value) {
                 let (message, hint) = match value.as_str() {
                     "/" => (
-                        format!("{key} is the machine's own root"),
-                        "give host: true for the machine's own programs, or another directory",
+                        format!("{key} is the machine's root directory"),
+                        "use host: true for the machine's programs, or another directory",
                     ),
                     _ => (format!("{key} {value:?} is {BAD_PATH}"), PATH_HINT),
                 };
@@ -242,10 +242,10 @@ impl NodeCheck<'_, '_, '_> {
         for (path, file) in &node.files {
             let below = |place: &&str| is_below(path, place);
             if self.file(&["files", path], path, file) && !places.iter().any(below) {
-                let message = format!("{path} is a place where PdP puts no files");
+                let message = format!("PdP puts no files at {path}");
                 let hint = format!(
-                    "choose a place below one of {}, but not below /run/pdp; what is to be elsewhere \
-                     is put into an image",
+                    "use a path below one of {}, but not below /run/pdp; put other files into an \
+                     image",
                     places.join(", ")
                 );
                 self.fault(&["files", path], message, hint);
@@ -264,9 +264,9 @@ impl NodeCheck<'_, '_, '_> {
                 || path.matches('/').count() == 1
                 || PROGRAM_FILE_DIRECTORIES.iter().any(below);
             if self.file(&at, path, file) && !placed {
-                let message = format!("{path} is a place where PdP puts no files");
+                let message = format!("PdP puts no files at {path}");
                 let places = PROGRAM_FILE_DIRECTORIES.join(", ");
-                let hint = format!("choose a place directly below / or below one of {places}");
+                let hint = format!("use a path directly below / or below one of {places}");
                 self.fault(&at, message, hint);
             }
             // The root for name look-ups has no accounts of programs.
@@ -291,8 +291,8 @@ impl NodeCheck<'_, '_, '_> {
         if !good {
             self.fault(at, format!("{path:?} is {BAD_PATH}"), PATH_HINT);
         } else if is_below(path, "/run/pdp") || path == "/run/pdp" {
-            let message = format!("{path} is a place where PdP puts no files");
-            self.fault(at, message, "what is below /run/pdp is PdP's own; choose another place");
+            let message = format!("PdP puts no files at {path}");
+            self.fault(at, message, "/run/pdp belongs to PdP; use another path");
         }
         match (&file.content, &file.from) {
             (Some(text), _) if text.len() > FILE_BYTES_MAX => {
@@ -302,7 +302,7 @@ impl NodeCheck<'_, '_, '_> {
             }
             (Some(_), None) => {}
             _ => {
-                let message = format!("file {path} has not exactly one of content and from");
+                let message = format!("file {path} needs exactly one of content and from");
                 self.fault(at, message, "give one of them");
             }
         }
@@ -326,8 +326,7 @@ impl NodeCheck<'_, '_, '_> {
         self.too_many(&["env"], node.env.len(), ENV_MAX);
         for (name, value) in &node.env {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-                let message =
-                    format!("variable {name:?} is not a name and value of the environment");
+                let message = format!("environment variable {name:?} has an invalid name or value");
                 self.fault(&["env", name], message, "use letters, digits and _");
             }
         }
@@ -356,15 +355,15 @@ impl NodeCheck<'_, '_, '_> {
                 return self.fault(&["dataPlane", "code"], "code: fields has no fields", hint);
             }
             (FastpathCode::Ip, Some(_)) => {
-                let hint = "say code: fields, or remove them";
-                return self.fault(&["dataPlane", "fields"], "fields are for code: fields", hint);
+                let hint = "set code: fields, or remove them";
+                return self.fault(&["dataPlane", "fields"], "fields need code: fields", hint);
             }
             (FastpathCode::Ip, None) => return,
         };
         let bytes: usize = fields.key.iter().map(|field| usize::from(field.bytes)).sum();
         if bytes == 0 || bytes > KEY_BYTES_MAX {
-            let message = format!("the key has {bytes} bytes: 1 to {KEY_BYTES_MAX} are allowed");
-            self.fault(&["dataPlane", "fields", "key"], message, "give it other fields");
+            let message = format!("the key has {bytes} bytes, not 1 to {KEY_BYTES_MAX}");
+            self.fault(&["dataPlane", "fields", "key"], message, "change its fields");
         }
         let writes = &["dataPlane", "fields", "write"];
         self.too_many(writes, fields.write.len(), mux::WRITES_MAX);
@@ -374,10 +373,10 @@ impl NodeCheck<'_, '_, '_> {
             let data = write.data.map_or(0, |data| u16::from(data.from) + u16::from(data.bytes));
             if write.written().is_none() {
                 let hint = "give one of data, source: true and hops: true";
-                self.fault(&path, "there is not one thing to write", hint);
+                self.fault(&path, "write needs exactly one value", hint);
             } else if usize::from(data) > DATA_BYTES {
-                let message = format!("data end at byte {data}, a filter has {DATA_BYTES}");
-                self.fault(&path, message, "let from and bytes be 16 together at most");
+                let message = format!("data end at byte {data}, but a filter has {DATA_BYTES}");
+                self.fault(&path, message, "from and bytes may add up to 16");
             }
         }
     }
@@ -430,7 +429,7 @@ impl NodeCheck<'_, '_, '_> {
                     self.fault(&path, message, "give both the same length");
                 } else if one.value.0.iter().zip(&mask.0).any(|(value, mask)| value & !mask != 0) {
                     let message = format!("mask {mask} hides bits that value {} has", one.value);
-                    self.fault(&path, message, "such a match never holds");
+                    self.fault(&path, message, "such a match never applies");
                 }
             }
         }
@@ -469,12 +468,12 @@ impl NodeCheck<'_, '_, '_> {
                 | DistributionPolicy::Weighted => None,
             };
             if let Some(policy) = policy {
-                let hint = "take flow, or a program on the runtime";
+                let hint = "use flow, or a program on the runtime";
                 let path = ["dataPlane", "distribution", "policy"];
                 self.fault(&path, format!("policy {policy} needs attach: runtime"), hint);
             }
             if plane.queue != GUEST_QUEUE_DEFAULT {
-                let hint = "remove it: other programs have queues of their own";
+                let hint = "remove it: other programs have their own queues";
                 self.fault(&["dataPlane", "queue"], "queue needs attach: runtime", hint);
             }
         }
@@ -496,7 +495,7 @@ impl NodeCheck<'_, '_, '_> {
         let Parallel { queue, memory, .. } = *plane;
         if !queue.is_power_of_two() {
             let below = 1 << queue.ilog2();
-            let hint = format!("take {below} or {}", below * 2);
+            let hint = format!("use {below} or {}", below * 2);
             self.fault(
                 &["dataPlane", "queue"],
                 format!("queue {queue} is not a power of two"),
@@ -523,7 +522,7 @@ impl NodeCheck<'_, '_, '_> {
     fn field(&mut self, path: &[&str], offset: u16, bytes: usize) {
         let end = usize::from(offset) + bytes;
         if end > FRAME_BYTES_MAX {
-            let message = format!("the field ends at byte {end}, a frame at {FRAME_BYTES_MAX}");
+            let message = format!("the field ends at byte {end}, but a frame at {FRAME_BYTES_MAX}");
             self.fault(path, message, "lower the offset");
         }
     }
@@ -549,7 +548,7 @@ fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) 
     let all = external.tunnels();
     let kinds: Vec<_> = all.iter().filter_map(|by| Some(by.tunnel()?.kind().name)).collect();
     if let [one, two, ..] = kinds[..] {
-        let hint = "give one of them, or none for the whole interface";
+        let hint = "keep one, or none for the whole interface";
         let message = format!("external has {one} and {two}");
         return reporter.vnet(vnet, &["spec", "externals", name, two], message, hint);
     }
@@ -557,18 +556,18 @@ fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) 
     let (Some(kind), Some((local, remote))) = (kinds.first(), ends) else { return };
     for (key, address) in [("local", local), ("remote", remote)] {
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-            let message = format!("{key} {address} is not an address of a tunnel's end");
+            let message = format!("{key} {address} can't be a tunnel's end");
             let path = ["spec", "externals", name, kind, key];
             reporter.vnet(vnet, &path, message, "give a unicast address");
         }
     }
     let path = ["spec", "externals", name, kind, "remote"];
     if local.is_ipv4() != remote.is_ipv4() {
-        let message = format!("remote {remote} is of another family than local {local}");
-        reporter.vnet(vnet, &path, message, "take both of IPv4 or both of IPv6");
+        let message = format!("remote {remote} and local {local} are of different IP versions");
+        reporter.vnet(vnet, &path, message, "use IPv4 for both, or IPv6");
     } else if local == remote {
         let hint = "join ports of one virtual network by a link without external";
-        reporter.vnet(vnet, &path, format!("remote {remote} is local too"), hint);
+        reporter.vnet(vnet, &path, format!("remote {remote} equals local"), hint);
     }
 }
 
@@ -585,7 +584,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
             reporter.vnet(vnet, &path, format!("name {name:?} {why}"), hint);
         }
         if let Some(other) = names.insert(name.clone(), index) {
-            let message = format!("name {name} is that of link {} already", other + 1);
+            let message = format!("name {name} is already used by link {}", other + 1);
             reporter.vnet(vnet, &["spec", "links", &at, "name"], message, "rename one");
         }
         impairments::check(vnet, index, link, reporter);
@@ -597,7 +596,7 @@ fn links(vnet: &str, spec: &mut VirtualNetworkSpec, reporter: &mut Reporter) {
                 reporter.vnet(vnet, &path, format!("endpoint {end} does not exist"), hint);
             } else if let Some(other) = used.insert(end.clone(), index) {
                 let other = spec.links[other].name.as_deref().unwrap_or_default();
-                let message = format!("endpoint {end} is used by {other} already");
+                let message = format!("endpoint {end} is already used by {other}");
                 reporter.vnet(vnet, &path, message, "an endpoint has one link");
             }
         }
@@ -646,7 +645,7 @@ fn segment(vnet: &str, index: usize, spec: &mut VirtualNetworkSpec, reporter: &m
     };
     if link.endpoints.iter().all(is_tunnel) {
         let path = ["spec", "links", &at, "endpoints"];
-        let message = "all ends are tunnels, between which a segment sends nothing";
+        let message = "all ends are tunnels, but a segment does not forward between tunnels";
         let hint = "join two of them by a link, or add an interface";
         reporter.vnet(vnet, &path, message, hint);
     }
@@ -657,7 +656,7 @@ fn unknown(spec: &VirtualNetworkSpec, end: &Endpoint) -> Option<String> {
     let hint = |word: &str, known: Vec<&str>, what: &str| match nearest(word, known.iter().copied())
     {
         Some(nearest) => format!("did you mean {nearest}?"),
-        None if known.is_empty() => format!("there are no {what}; add it"),
+        None if known.is_empty() => format!("there are no {what}; add one"),
         None => format!("{what}: {}", known.join(", ")),
     };
     match end {
@@ -713,14 +712,14 @@ fn ends_differ(
     if let (Some(a_mac), Some(b_mac)) = (a_port.mac, b_port.mac)
         && a_mac == b_mac
     {
-        let message = format!("mac {b_mac} is that of {a}, the link's other end");
+        let message = format!("mac {b_mac} is also that of {a}, the link's other end");
         reporter.vnet(vnet, &[&path[..], &["mac"]].concat(), message, HINT);
     }
     for (index, address) in b_port.addresses.iter().enumerate() {
         if a_port.addresses.iter().any(|other| other.0.addr() == address.0.addr()) {
             let index = index.to_string();
             let path = [&path[..], &["addresses", &index]].concat();
-            let message = format!("address {address} is that of {a}, the link's other end");
+            let message = format!("address {address} is also that of {a}, the link's other end");
             reporter.vnet(vnet, &path, message, HINT);
         }
     }
@@ -765,7 +764,7 @@ fn ends_fit(
                 "address {b_first} is outside the subnet {} of {a}, the link's other end",
                 a_first.trunc()
             );
-            let hint = format!("take an address in {}, or change the other end", a_first.trunc());
+            let hint = format!("use an address in {}, or change the other end", a_first.trunc());
             let index = index.to_string();
             let path = [&path[..], &["addresses", &index]].concat();
             reporter.vnet(vnet, &path, message, hint);

@@ -22,24 +22,25 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
         let path = ["volumes", index.as_str()];
         let Some(parts) = volume.parts() else {
             let hint = "write NAME:TARGET, or a mapping with source, target and size";
-            check.fault(&path, "the volume is not of two parts", hint);
+            check.fault(&path, "the volume is not NAME:TARGET", hint);
             continue;
         };
         let name = &parts.source;
         if !is_name(name) {
-            let hint = "call it like frr-state; what is at a path of the machine is shown by binds";
+            let hint = "use a name like frr-state; for a path of the machine use binds";
             let what = format!(
-                "source {name:?} is not a name of a volume: 1 to {VOLUME_NAME_CHARS_MAX} letters, digits, - and _"
+                "source {name:?} is not a volume name: 1 to {VOLUME_NAME_CHARS_MAX} letters, \
+                 digits, - and _"
             );
             check.fault(&path, what, hint);
         } else if !names.insert(name.clone()) {
             let message = format!("volume {name} is defined twice");
-            check.fault(&path, message, "a volume has one place; rename or remove one");
+            check.fault(&path, message, "a volume has one target; rename or remove one");
         }
         let (size, min, max) = (parts.size, Bytes(VOLUME_BYTES_MIN), Bytes(VOLUME_BYTES_MAX));
         if size < min || size > max {
             let message = format!("volume {name}: size {size} is not within {min} to {max}");
-            check.fault(&path, message, "choose one that is");
+            check.fault(&path, message, "choose a size within these bounds");
         }
         if !good_path(&parts.target) || parts.target.len() > BIND_BYTES_MAX {
             let message = format!("target {:?} is {BAD_PATH}", parts.target);
@@ -51,14 +52,14 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
         let meets =
             |place: &str| target == place || is_below(target, place) || is_below(place, target);
         if NOT_THERE.iter().any(|place| meets(place)) {
-            let message = format!("target {target} is where no volume can be");
+            let message = format!("target {target} can't have a volume");
             let hint =
                 format!("choose a place that is not at, above or below {}", NOT_THERE.join(", "));
             check.fault(&path, message, hint);
         }
         if !targets.insert(target.to_owned()) {
-            let message = format!("target {target} is that of another volume or bind");
-            check.fault(&path, message, "give each a place of its own");
+            let message = format!("target {target} is used by another volume or bind");
+            check.fault(&path, message, "give each its own target");
         }
     }
 }
@@ -72,8 +73,8 @@ fn is_name(name: &str) -> bool {
 }
 
 /// Checks that no existing volume changes its size.
-pub(super) fn sizes(wanted: &DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
-    for (name, vnet) in &wanted.changed {
+pub(super) fn sizes(desired: &DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
+    for (name, vnet) in &desired.changed {
         let Some(before) = existing.vnets.get(name) else { continue };
         for (node_name, node) in &vnet.spec.nodes {
             let Some(before) = before.spec.nodes.get(node_name) else { continue };
@@ -81,8 +82,8 @@ pub(super) fn sizes(wanted: &DesiredState<'_>, existing: &Existing, reporter: &m
             for (index, (source, size)) in sizes_of(node).enumerate() {
                 let Some(was) = before.get(&source).filter(|was| **was != size) else { continue };
                 let index = index.to_string();
-                let message = format!("volume {source}: size {size} is not the {was} that it has");
-                let hint = "keep its size; or give it another name, which removes what is in it";
+                let message = format!("volume {source}: size {size} differs from its {was}");
+                let hint = "keep its size, or rename it, which removes its content";
                 reporter.vnet(
                     name,
                     &["spec", "nodes", node_name, "volumes", &index],

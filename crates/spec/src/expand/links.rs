@@ -27,7 +27,8 @@ impl<'a> Expansion<'a> {
             let Some(count) = self.count_of(link, &path) else { continue };
             let all = count.saturating_add(made.len() as u64);
             if all > LINKS_MAX as u64 && count > 1 {
-                let message = format!("these endpoints make it {all} links, {LINKS_MAX} at most");
+                let message =
+                    format!("with these endpoints there are {all} links, {LINKS_MAX} at most");
                 self.fault(link.position, &path, message, "make the ranges shorter");
                 return made;
             }
@@ -66,13 +67,13 @@ impl<'a> Expansion<'a> {
         let most = if rest.is_empty() { RANGES_MAX } else { 1 };
         for (end, pattern) in &ranged {
             if pattern.ranges() > most {
-                let hint = "give ranges at one end, and have the others by their numbers: [\"leaf[1-4]:eth[1-2]\", \
-                            \"spine{m}:eth{n}\"]";
+                let hint = "give ranges at one end and placeholders at the others: \
+                            [\"leaf[1-4]:eth[1-2]\", \"spine{m}:eth{n}\"]";
                 let ranges = pattern.ranges();
                 let message = match rest.is_empty() {
                     true => format!("an endpoint has {ranges} ranges, {most} at most"),
                     false => {
-                        format!("endpoints have {ranges} ranges and others; which goes with which?")
+                        format!("one endpoint has {ranges} ranges and another has ranges too")
                     }
                 };
                 self.fault(end.position, &path, message, hint);
@@ -80,8 +81,9 @@ impl<'a> Expansion<'a> {
             }
             if pattern.count() != first.1.count() {
                 let (one, other) = (first.1.count(), pattern.count());
-                let message = format!("endpoints have ranges of {one} and of {other} numbers");
-                let hint = "they go up together: make them equal; or give segment: {}, if all are on one segment";
+                let message = format!("endpoints have ranges of {one} and {other} numbers");
+                let hint = "they advance together: make them equal, or add segment: {} if all are \
+                            on one segment";
                 self.fault(end.position, &path, message, hint);
                 return None;
             }

@@ -22,25 +22,25 @@ fn is_whole(path: &[String]) -> bool {
 }
 
 /// True if both are router data planes of different kinds, whose keys differ.
-fn is_of_another_kind(path: &[String], far: &Tree, near: &Tree) -> bool {
-    let kinds = (far.value.text("kind"), near.value.text("kind"));
+fn is_of_another_kind(path: &[String], inherited: &Tree, near: &Tree) -> bool {
+    let kinds = (inherited.value.text("kind"), near.value.text("kind"));
     matches!(path, [key] if key == "dataPlane")
         && kinds.1.is_some_and(|near| kinds.0.unwrap_or(PARALLEL) != near)
 }
 
 /// Merges the nearer value into the inherited one. `path`: path of both in a node or link.
-pub(super) fn merge(far: &mut Tree, near: Tree, path: &mut Vec<String>) {
-    let whole = is_whole(path) || is_of_another_kind(path, far, &near);
-    let (entries, nearer) = match (&mut far.value, near.value) {
+pub(super) fn merge(inherited: &mut Tree, near: Tree, path: &mut Vec<String>) {
+    let whole = is_whole(path) || is_of_another_kind(path, inherited, &near);
+    let (entries, nearer) = match (&mut inherited.value, near.value) {
         (YamlValue::Map(entries), YamlValue::Map(nearer)) if !whole => (entries, nearer),
         (_, value) => {
-            *far = Tree { position: near.position, value };
+            *inherited = Tree { position: near.position, value };
             return;
         }
     };
     let mut index: BTreeMap<String, usize> =
         entries.iter().enumerate().map(|(index, (_, key, _))| (key.clone(), index)).collect();
-    let mut gone = Vec::new();
+    let mut removed = Vec::new();
     for (place, key, value) in nearer {
         // Duplicate keys stay duplicates, for a later check.
         let Some(at) = index.remove(&key) else {
@@ -48,7 +48,7 @@ pub(super) fn merge(far: &mut Tree, near: Tree, path: &mut Vec<String>) {
             continue;
         };
         if matches!(value.value, YamlValue::Null) {
-            gone.push(at);
+            removed.push(at);
             continue;
         }
         entries[at].0 = place;
@@ -56,10 +56,10 @@ pub(super) fn merge(far: &mut Tree, near: Tree, path: &mut Vec<String>) {
         merge(&mut entries[at].2, value, path);
         path.pop();
     }
-    gone.sort_unstable();
+    removed.sort_unstable();
     let mut at = 0;
     entries.retain(|_| {
         at += 1;
-        gone.binary_search(&(at - 1)).is_err()
+        removed.binary_search(&(at - 1)).is_err()
     });
 }

@@ -163,7 +163,7 @@ impl<'a> Expansion<'a> {
                 Ok(pattern) if pattern.ranges() > ranges_max => {
                     let message =
                         format!("{name:?} has {} ranges, {ranges_max} at most", pattern.ranges());
-                    self.fault(*place, &path, message, "write the names out by one range less");
+                    self.fault(*place, &path, message, "write it with fewer ranges");
                     continue;
                 }
                 Ok(pattern) => pattern,
@@ -177,7 +177,7 @@ impl<'a> Expansion<'a> {
             let own = pattern.count();
             count = count.saturating_add(own);
             if count > max as u64 && own > 1 {
-                let message = format!("{name:?} makes it {count} {what}, {max} at most");
+                let message = format!("with {name:?} there are {count} {what}, {max} at most");
                 self.fault(*place, &path, message, "make the range shorter");
                 return Vec::new();
             }
@@ -253,7 +253,7 @@ impl<'a> Expansion<'a> {
         let Some(group) = member.value.get("group") else { return Some(None) };
         let path = path.key("group");
         let YamlValue::Text(name) = &group.value else {
-            self.fault(group.position, &path, format!("group is not a name of one of {key}"), "");
+            self.fault(group.position, &path, format!("group is not a name in {key}"), "");
             return None;
         };
         let groups = match self.of(key).map(|groups| &groups.value) {
@@ -266,7 +266,7 @@ impl<'a> Expansion<'a> {
         let known = || groups.iter().map(|(_, known, _)| known.as_str());
         let hint = match nearest(name, known()) {
             Some(nearest) => format!("did you mean {nearest}?"),
-            None if groups.is_empty() => format!("describe it in spec.{key}"),
+            None if groups.is_empty() => format!("define it in spec.{key}"),
             None => format!("{key}: {}", known().collect::<Vec<_>>().join(", ")),
         };
         self.fault(group.position, &path, format!("group {name:?} is not in spec.{key}"), &hint);
@@ -285,7 +285,7 @@ impl<'a> Expansion<'a> {
                 (YamlValue::Map(entries), _) => {
                     for (place, kind, _) in entries.iter().filter(|_| key == "kinds") {
                         if serde_json::from_value::<NodeKind>(kind.as_str().into()).is_err() {
-                            let message = format!("{kind:?} is not a kind of nodes");
+                            let message = format!("{kind:?} is not a kind of node");
                             self.fault(
                                 *place,
                                 &path.key(kind),
@@ -297,7 +297,7 @@ impl<'a> Expansion<'a> {
                     entries.iter().map(|(_, name, tree)| (path.key(name), tree)).collect()
                 }
                 _ => {
-                    let message = format!("{key} is not a mapping of names to what they give");
+                    let message = format!("{key} is not a mapping of names to settings");
                     self.fault(tree.position, &path, message, "");
                     Vec::new()
                 }
@@ -414,14 +414,12 @@ impl<'a> Expansion<'a> {
         match self.bytes_left.checked_sub(bytes) {
             Some(room) => self.bytes_left = room,
             None => {
-                let message = format!(
-                    "written out, this is more than the {SPEC_BYTES_MAX} bytes of a spec file"
-                );
+                let message = format!("expanded, the spec exceeds {SPEC_BYTES_MAX} bytes");
                 self.fault(
                     place,
                     path,
                     message,
-                    "give fewer or shorter ones; put large files into an image",
+                    "use fewer or shorter values; put large files into an image",
                 );
                 return None;
             }
@@ -431,5 +429,5 @@ impl<'a> Expansion<'a> {
 }
 
 const RANGE_HINT: &str = "write a range like leaf[1-40]";
-const TWICE_HINT: &str = "leave it out of the range, and give both what they share by kinds or a \
-                          group; a name like \"r[1-1]\" keeps its placeholders";
+const TWICE_HINT: &str = "leave it out of the range, and define shared settings by kinds or a \
+                          group; for placeholders, write a name like \"r[1-1]\"";

@@ -43,7 +43,7 @@ impl<'a> NamePattern<'a> {
                 return Err(format!("[{inside}] in {text:?} is not a range of numbers"));
             };
             if first > last {
-                return Err(format!("[{inside}] in {text:?} ends before it begins"));
+                return Err(format!("[{inside}] in {text:?} ends below its start"));
             }
             let digits = if written.starts_with('0') { written.len() } else { 1 };
             before.push((name, NumberRange { first, last, digits }));
@@ -111,7 +111,7 @@ mod tests {
             ("a[]", "[] in \"a[]\" is not a range of numbers"),
             ("a[1,2]", "[1,2] in \"a[1,2]\" is not a range of numbers"),
             ("a[+1-2]", "[+1-2] in \"a[+1-2]\" is not a range of numbers"),
-            ("a[2-1]", "[2-1] in \"a[2-1]\" ends before it begins"),
+            ("a[2-1]", "[2-1] in \"a[2-1]\" ends below its start"),
             (
                 "a[0-99999999999999999999]",
                 "[0-99999999999999999999] in \"a[0-99999999999999999999]\" is not a range of numbers",

@@ -55,7 +55,7 @@ impl Values<'_> {
             let values = [("n", self.n), ("m", self.m), ("i", self.i)].into_iter();
             let values = values.filter_map(|(name, value)| Some(format!("{name} {}", value?)));
             let values: Vec<String> = values.collect();
-            format!("{{{text}}} is not a whole number from 0 on where {}", values.join(", "))
+            format!("{{{text}}} is not a whole number of 0 or more where {}", values.join(", "))
         }))
     }
 
@@ -193,7 +193,7 @@ mod tests {
         let most = "{n*18446744073709551615*18446744073709551615}";
         for text in ["{n-8}", "{n/0}", "{n%0}", "{n*18446744073709551615}", most] {
             let why = values.fill(text).unwrap_err();
-            assert_eq!(why, format!("{text} is not a whole number from 0 on where n 7"));
+            assert_eq!(why, format!("{text} is not a whole number of 0 or more where n 7"));
         }
     }
 

@@ -72,8 +72,8 @@ pub(super) fn tcp(run: &mut ExperimentRun) -> Result<()> {
             let line = format!("iperf3 -J -c 10.0.0.2 -O {omitted} -t {time}");
             let words = node.exec("tcp/h1", &line);
             server.wait()?;
-            let said: serde_json::Value = serde_json::from_str(&words)?;
-            let bps = said["end"]["sum_received"]["bits_per_second"].as_f64();
+            let result: serde_json::Value = serde_json::from_str(&words)?;
+            let bps = result["end"]["sum_received"]["bits_per_second"].as_f64();
             Ok(vec![Reading::new("TCP", bps.context("iperf3's rate")? / 1e6, "Mbit/s")])
         });
         Ok(())
@@ -181,7 +181,7 @@ impl TransitTestbed {
                 took.push(now.duration_since(*then).as_secs_f64() * 1e3);
             }
         }
-        ensure!(took.len() > sent.len() / 2, "of {} frames {} came", sent.len(), took.len());
+        ensure!(took.len() > sent.len() / 2, "of {} frames, {} arrived", sent.len(), took.len());
         took.sort_by(f64::total_cmp);
         let lost = sent.len().saturating_sub(took.len());
         Ok((took, lost))

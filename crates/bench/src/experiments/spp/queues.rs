@@ -57,7 +57,7 @@ pub(super) fn shares(run: &mut ExperimentRun) -> Result<()> {
     run.rounds(|run| {
         let with_course = run.is_first();
         let measure = || bed.shared(step);
-        run.take_points("figure 7", measure, |looks| shared_points(&looks, with_course));
+        run.take_points("figure 7", measure, |snapshots| shared_points(&snapshots, with_course));
         Ok(())
     })
 }
@@ -67,7 +67,9 @@ pub(super) fn outputs(run: &mut ExperimentRun) -> Result<()> {
     run.rounds(|run| {
         let with_course = run.is_first();
         let measure = || bed.outputs(step);
-        run.take_points("figure 8", measure, |looks| output_points(&looks, step, with_course));
+        run.take_points("figure 8", measure, |snapshots| {
+            output_points(&snapshots, step, with_course)
+        });
         Ok(())
     })
 }
@@ -101,9 +103,12 @@ impl QueueSnapshot {
 }
 
 /// Each snapshot with the previous one, and the seconds since the first.
-fn pairs(looks: &[QueueSnapshot]) -> impl Iterator<Item = (f64, &QueueSnapshot, &QueueSnapshot)> {
-    let seconds = |look: &QueueSnapshot| (look.since(&looks[0]) * 100.0).round() / 100.0;
-    looks.windows(2).map(move |pair| (seconds(&pair[1]), &pair[0], &pair[1]))
+fn pairs(
+    snapshots: &[QueueSnapshot],
+) -> impl Iterator<Item = (f64, &QueueSnapshot, &QueueSnapshot)> {
+    let seconds =
+        |snapshot: &QueueSnapshot| (snapshot.since(&snapshots[0]) * 100.0).round() / 100.0;
+    snapshots.windows(2).map(move |pair| (seconds(&pair[1]), &pair[0], &pair[1]))
 }
 
 /// Node with the router.
@@ -170,18 +175,18 @@ impl QueueTestbed {
         let router = stats.vnets.get(VNET).and_then(|vnet| vnet.nodes.get("r1"));
         let ports = &router.context("counters of the router")?.ports;
         let zero = [[0; PORTS]; PORTS];
-        let mut look =
+        let mut snapshot =
             QueueSnapshot { at_ns: stats.at_ns, received: [0; PORTS], sent: zero, waiting: zero };
         for at in 0..PORTS {
             let port = ports.get(&format!("eth{at}")).context("counters of a port")?;
-            look.received[at] = port.received_bytes;
+            snapshot.received[at] = port.received_bytes;
             ensure!(port.queues.len() == PORTS, "{} queues", port.queues.len());
             for (number, queue) in port.queues.iter().enumerate() {
-                look.sent[at][number] = queue.sent_bytes;
-                look.waiting[at][number] = queue.waiting_bytes;
+                snapshot.sent[at][number] = queue.sent_bytes;
+                snapshot.waiting[at][number] = queue.waiting_bytes;
             }
         }
-        Ok(look)
+        Ok(snapshot)
     }
 
     /// Applies these specs at their times, and reads the counters periodically.
@@ -195,7 +200,7 @@ impl QueueTestbed {
         let until = |at: Duration| {
             thread::sleep((start + at).saturating_duration_since(Instant::now()));
         };
-        let looks = thread::scope(|scope| {
+        let snapshots = thread::scope(|scope| {
             let acting = scope.spawn(|| {
                 for (at, spec) in acts {
                     until(*at);
@@ -203,17 +208,17 @@ impl QueueTestbed {
                 }
                 Ok::<_, anyhow::Error>(())
             });
-            let mut looks = vec![self.snapshot()?];
+            let mut snapshots = vec![self.snapshot()?];
             while start.elapsed() < length {
                 // On a busy machine readings come late, but not two at once.
                 until(start.elapsed() + every);
-                looks.push(self.snapshot()?);
+                snapshots.push(self.snapshot()?);
             }
             acting.join().ok().context("what acts")??;
-            Ok(looks)
+            Ok(snapshots)
         });
         self.node.apply(&self.substrate(|_| String::new()));
-        looks
+        snapshots
     }
 
     /// All inputs begin one after the other and send to the first output, each to its own queue.
@@ -232,10 +237,10 @@ impl QueueTestbed {
                 (step * last as u32, self.substrate(on))
             })
             .collect();
-        let looks = self.course(&acts, step / 5, step * COURSE_STEPS)?;
-        let all = while_full(&looks);
+        let snapshots = self.course(&acts, step / 5, step * COURSE_STEPS)?;
+        let all = while_full(&snapshots);
         ensure!(all.len() > 1, "the queues were not all full at once");
-        Ok(looks)
+        Ok(snapshots)
     }
 
     /// All inputs send the same mix. Each phase overloads one output twofold, sends nothing to the
@@ -303,19 +308,19 @@ fn point(series: String, x: f64, x_unit: &'static str, readings: Vec<Reading>) -
 }
 
 /// Consecutive snapshots of figure 7 in which all queues have frames.
-fn while_full(looks: &[QueueSnapshot]) -> &[QueueSnapshot] {
-    let is_full = |look: &QueueSnapshot| look.waiting[0].iter().all(|waiting| *waiting > 0);
-    let runs = looks.split(|look| !is_full(look));
+fn while_full(snapshots: &[QueueSnapshot]) -> &[QueueSnapshot] {
+    let is_full = |snapshot: &QueueSnapshot| snapshot.waiting[0].iter().all(|waiting| *waiting > 0);
+    let runs = snapshots.split(|snapshot| !is_full(snapshot));
     runs.max_by_key(|run| run.len()).unwrap_or_default()
 }
 
-fn shared_points(looks: &[QueueSnapshot], with_course: bool) -> Vec<Point> {
+fn shared_points(snapshots: &[QueueSnapshot], with_course: bool) -> Vec<Point> {
     let mut points = Vec::new();
-    for (seconds, before, now) in pairs(looks).filter(|_| with_course) {
+    for (seconds, before, now) in pairs(snapshots).filter(|_| with_course) {
         let mut sum = 0.0;
         for (at, weight) in WEIGHTS.iter().enumerate() {
-            sum += now.mbps(before, |look| look.sent[0][at]);
-            let rate = now.mbps(before, |look| look.received[at]);
+            sum += now.mbps(before, |snapshot| snapshot.sent[0][at]);
+            let rate = now.mbps(before, |snapshot| snapshot.received[at]);
             let waiting = now.waiting[0][at] as f64 / 1e6;
             let readings = vec![
                 Reading::new("figure 7: rate in", rate, "Mb/s"),
@@ -326,7 +331,7 @@ fn shared_points(looks: &[QueueSnapshot], with_course: bool) -> Vec<Point> {
             points.push(point(series, seconds, "s", readings));
         }
     }
-    let all = while_full(looks);
+    let all = while_full(snapshots);
     let (Some(first), Some(last)) = (all.first(), all.last()) else { return points };
     let parts = |from: &QueueSnapshot, to: &QueueSnapshot| {
         let sent: [u64; PORTS] = std::array::from_fn(|at| to.sent[0][at] - from.sent[0][at]);
@@ -341,7 +346,7 @@ fn shared_points(looks: &[QueueSnapshot], with_course: bool) -> Vec<Point> {
         for (part, weight) in parts(from, to).iter().zip(WEIGHTS) {
             off = off.max((part - f64::from(weight)).abs());
         }
-        let rate = to.mbps(from, |look| look.sent_by(0)) * 1e6;
+        let rate = to.mbps(from, |snapshot| snapshot.sent_by(0)) * 1e6;
         rate_off = rate_off.max((rate / RATE_BPS as f64 - 1.0).abs() * 100.0);
     }
     for (part, weight) in parts(first, last).into_iter().zip(WEIGHTS) {
@@ -356,12 +361,12 @@ fn shared_points(looks: &[QueueSnapshot], with_course: bool) -> Vec<Point> {
     points
 }
 
-fn output_points(looks: &[QueueSnapshot], step: Duration, with_course: bool) -> Vec<Point> {
+fn output_points(snapshots: &[QueueSnapshot], step: Duration, with_course: bool) -> Vec<Point> {
     let mut points = Vec::new();
-    let all_out = |look: &QueueSnapshot| (0..PORTS).map(|port| look.sent_by(port)).sum();
-    for (seconds, before, now) in pairs(looks).filter(|_| with_course) {
+    let all_out = |snapshot: &QueueSnapshot| (0..PORTS).map(|port| snapshot.sent_by(port)).sum();
+    for (seconds, before, now) in pairs(snapshots).filter(|_| with_course) {
         let rate = |mbps| vec![Reading::new("figure 8: rate of all", mbps, "Mb/s")];
-        let come = now.mbps(before, |look| look.received.iter().sum());
+        let come = now.mbps(before, |snapshot| snapshot.received.iter().sum());
         points.push(point("inputs".into(), seconds, "s", rate(come)));
         points.push(point("outputs".into(), seconds, "s", rate(now.mbps(before, all_out))));
         for port in 0..PORTS {
@@ -369,7 +374,7 @@ fn output_points(looks: &[QueueSnapshot], step: Duration, with_course: bool) -> 
             let readings = vec![
                 Reading::new(
                     "figure 8: rate out",
-                    now.mbps(before, |look| look.sent_by(port)),
+                    now.mbps(before, |snapshot| snapshot.sent_by(port)),
                     "Mb/s",
                 ),
                 Reading::new("figure 8: waiting", waiting, "MB"),
@@ -379,7 +384,7 @@ fn output_points(looks: &[QueueSnapshot], step: Duration, with_course: bool) -> 
     }
     let (mut most, mut usual, mut come, mut waited) = (0.0f64, Vec::new(), Vec::new(), 0);
     let phase = step.as_secs_f64() * f64::from(PHASE_STEPS);
-    for (seconds, before, now) in pairs(looks) {
+    for (seconds, before, now) in pairs(snapshots) {
         let out = now.mbps(before, all_out);
         most = most.max(out);
         waited =
@@ -387,7 +392,7 @@ fn output_points(looks: &[QueueSnapshot], step: Duration, with_course: bool) -> 
         // The last part of each phase, when the idle output's queues have drained.
         if seconds % phase > 0.6 * phase && seconds % phase < 0.9 * phase {
             usual.push(out);
-            come.push(now.mbps(before, |look| look.received.iter().sum()));
+            come.push(now.mbps(before, |snapshot| snapshot.received.iter().sum()));
         }
     }
     let median = |mut values: Vec<f64>| {

@@ -198,14 +198,15 @@ fn veth(
             let passed = contender.site.offer(Load::Even(pps), time, &threads, clock)?;
             let of = |what| passed.iter().find(|it| it.what() == what).map(Reading::value);
             let rate = |what| of(what).map(|mpps| mpps * 1e6).context("a rate");
-            let (made, came) = (rate("offered")?, rate("rate")?);
-            Ok((made >= MADE_MIN * pps).then_some(came))
+            let (made, passed_pps) = (rate("offered")?, rate("rate")?);
+            Ok((made >= MADE_MIN * pps).then_some(passed_pps))
         };
         let x = mbps(pps, payload).round();
-        run.take_as(contender.series, x, "Mb/s offered", offer, |came| {
-            most_pps = most_pps.max(came.unwrap_or(0.0));
-            let reading = |came| Reading::new(throughput(payload), mbps(came, payload), "Mb/s");
-            came.map(reading).into_iter().collect()
+        run.take_as(contender.series, x, "Mb/s offered", offer, |passed_pps| {
+            most_pps = most_pps.max(passed_pps.unwrap_or(0.0));
+            let reading =
+                |passed_pps| Reading::new(throughput(payload), mbps(passed_pps, payload), "Mb/s");
+            passed_pps.map(reading).into_iter().collect()
         });
     }
     if most_pps > 0.0 {

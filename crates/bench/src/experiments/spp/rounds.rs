@@ -240,14 +240,14 @@ spec:
 
     /// Absences of each guest since the last call, microseconds.
     fn absences(&self) -> Result<Vec<Vec<f64>>> {
-        let said = |guest| -> Vec<String> {
+        let reports = |guest| -> Vec<String> {
             let log = self.node.log_of(&id(guest));
             // Skips an incomplete line.
             let whole = log.rsplit_once('\n').map_or("", |(whole, _)| whole);
-            let said = whole.lines().filter_map(|line| line.split_once("absences"));
-            said.map(|(_, said)| said.to_owned()).collect()
+            let reports = whole.lines().filter_map(|line| line.split_once("absences"));
+            reports.map(|(_, reports)| reports.to_owned()).collect()
         };
-        let before: Vec<usize> = (0..GUESTS).map(|guest| said(guest).len()).collect();
+        let before: Vec<usize> = (0..GUESTS).map(|guest| reports(guest).len()).collect();
         for process in &self.processes {
             pdp_e2e::sh(&format!("kill -USR1 {process}"));
         }
@@ -255,7 +255,7 @@ spec:
         for (guest, before) in before.into_iter().enumerate() {
             let mut now = Vec::new();
             eventually("a guest answers", || {
-                now = said(guest);
+                now = reports(guest);
                 now.len() > before
             });
             let last = now.last().context("an answer")?;

@@ -120,8 +120,8 @@ impl TripTestbed {
         let times = times?;
         ensure!(times.len() > 1, "no round trips");
         let due = (pps * ROUTERS as u64) as f64 * until_ns.saturating_sub(since_ns) as f64 / 1e9;
-        let came = if due > 0.0 { (after - before) as f64 / due * 100.0 } else { 100.0 };
-        Ok((times, came))
+        let percent = if due > 0.0 { (after - before) as f64 / due * 100.0 } else { 100.0 };
+        Ok((times, percent))
     }
 }
 
@@ -199,12 +199,12 @@ fn figure_names(payload: usize) -> [&'static str; 6] {
 
 /// Figures of sorted round trips, microseconds. Those without an answer only count as losses.
 fn readings(times: &[f64], load: f64, payload: usize) -> Vec<Reading> {
-    let came = &times[..times.partition_point(|time| *time < ANSWER_MAX.as_micros() as f64)];
-    let count = came.len() as f64;
-    let mean = came.iter().sum::<f64>() / count;
-    let variance = came.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
+    let answered = &times[..times.partition_point(|time| *time < ANSWER_MAX.as_micros() as f64)];
+    let count = answered.len() as f64;
+    let mean = answered.iter().sum::<f64>() / count;
+    let variance = answered.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count;
     let lost = (1.0 - count / times.len() as f64) * 100.0;
-    let at = |share| quantile(came, share);
+    let at = |share| quantile(answered, share);
     let values = [mean, mean + 3.0 * variance.sqrt(), at(0.5), at(0.99), lost, load];
     let units = ["µs", "µs", "µs", "µs", "%", "%"];
     let all = figure_names(payload).into_iter().zip(values).zip(units);

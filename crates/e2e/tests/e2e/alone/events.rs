@@ -286,10 +286,10 @@ fn batch(node: &TestNode, lines: &str) {
 }
 
 /// Lines that change routes, each a /32 from `base` on.
-fn lines(verb: &str, base: &str, numbers: Range<u32>, way: &str) -> String {
+fn lines(verb: &str, base: &str, numbers: Range<u32>, path: &str) -> String {
     let mut lines = String::new();
     for number in numbers {
-        let _ = writeln!(lines, "route {verb} {base}.{}.{}/32 {way}", number >> 8, number & 255);
+        let _ = writeln!(lines, "route {verb} {base}.{}.{}/32 {path}", number >> 8, number & 255);
     }
     lines
 }
@@ -304,12 +304,12 @@ fn kernel(r1: u32) -> BTreeMap<String, String> {
             true => words[0].to_owned(),
             false => format!("{}/32", words[0]),
         };
-        let way = ["via", "dev"].iter().filter_map(|key| {
+        let path = ["via", "dev"].iter().filter_map(|key| {
             let at = words.iter().position(|word| word == key)?;
             Some(format!(" {key} {}", words[at + 1]))
         });
         // The first of several is the best.
-        routes.entry(prefix).or_insert_with(|| way.collect());
+        routes.entry(prefix).or_insert_with(|| path.collect());
     }
     routes
 }
@@ -317,7 +317,7 @@ fn kernel(r1: u32) -> BTreeMap<String, String> {
 /// A guest's table according to `pdp routes`.
 fn guest(node: &TestNode, number: &str) -> BTreeMap<String, String> {
     let split = |line: &str| match line.split_once(' ') {
-        Some((prefix, way)) => (prefix.to_owned(), format!(" {way}")),
+        Some((prefix, path)) => (prefix.to_owned(), format!(" {path}")),
         None => (line.to_owned(), String::new()),
     };
     node.pdp(&["routes", "red/r1", "--guest", number]).lines().map(split).collect()
@@ -332,14 +332,14 @@ fn equal(node: &TestNode, r1: u32) {
     let kernel = kernel(r1);
     for number in ["0", "1"] {
         let guest = guest(node, number);
-        let differ: Vec<_> = kernel
+        let differing: Vec<_> = kernel
             .keys()
             .chain(guest.keys())
             .filter(|prefix| kernel.get(*prefix) != guest.get(*prefix))
             .take(10)
             .map(|prefix| (prefix, kernel.get(prefix), guest.get(prefix)))
             .collect();
-        assert!(differ.is_empty(), "prefix, kernel, guest {number}: {differ:?}");
+        assert!(differing.is_empty(), "prefix, kernel, guest {number}: {differing:?}");
     }
 }
 
@@ -362,9 +362,9 @@ fn kill_daemon(node: &TestNode, name: &str) {
 }
 
 /// True if the answer of FRR on r1 contains these words.
-fn says(node: &TestNode, command: &str, words: &str) -> bool {
+fn frr_shows(node: &TestNode, command: &str, words: &str) -> bool {
     let all = ["exec", "red/r1", "--", "vtysh", "-c", command];
-    node.try_pdp(&all).is_ok_and(|said| said.contains(words))
+    node.try_pdp(&all).is_ok_and(|answer| answer.contains(words))
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn streams_over_unchanged_routes_lose_nothing() {
     during(&node, "zebra is killed", &[&by_ospf, &connected], || {
         kill_daemon(&node, "zebra");
         eventually("ospfd is connected to the new zebra", || {
-            says(&node, "show zebra client summary", "ospf")
+            frr_shows(&node, "show zebra client summary", "ospf")
         });
         assert!(kernel(r1).contains_key("10.0.2.0/24"));
         equal(&node, r1);

@@ -71,8 +71,8 @@ struct Gap {
 /// Runs `act` while h1 pings 10.2.0.2.
 fn gap(h1: u32, act: impl FnOnce()) -> Gap {
     // ping would block on a full pipe.
-    let said = tempfile::NamedTempFile::new().expect("a file");
-    let to = said.path().display();
+    let output = tempfile::NamedTempFile::new().expect("a file");
+    let to = output.path().display();
     let line = format!("exec ping -i 0.00{PAUSE_MS} -w 120 10.2.0.2 > {to}");
     let mut ping = Command::new("nsenter");
     ping.args(["-n", "-t", &h1.to_string(), "sh", "-c", &line]);
@@ -82,8 +82,8 @@ fn gap(h1: u32, act: impl FnOnce()) -> Gap {
     std::thread::sleep(AFTER);
     let took_ms = since.elapsed().as_millis() as u64;
     ping.stop("INT");
-    let words = fs::read_to_string(said.path()).expect("what ping said");
-    let came: BTreeSet<u64> = words
+    let words = fs::read_to_string(output.path()).expect("what ping said");
+    let received: BTreeSet<u64> = words
         .split_whitespace()
         .filter_map(|word| word.strip_prefix("icmp_seq=")?.parse().ok())
         .collect();
@@ -94,7 +94,7 @@ fn gap(h1: u32, act: impl FnOnce()) -> Gap {
     assert!(sent > 0, "{words}");
     let (mut lost, mut row, mut longest) = (0, 0, 0);
     for number in 1..=sent {
-        row = if came.contains(&number) { 0 } else { row + 1 };
+        row = if received.contains(&number) { 0 } else { row + 1 };
         lost += u64::from(row > 0);
         longest = longest.max(row);
     }
@@ -107,19 +107,19 @@ fn traffic_gap_of_every_crash_is_bounded() {
     let _alone = alone();
     let mut node = up("gaps");
     let h1 = pid(&of(&node, "h1")["control"]);
-    let tell = |what: &str, Gap { lost, sent, longest_ms }: Gap| {
+    let print = |what: &str, Gap { lost, sent, longest_ms }: Gap| {
         println!("kill -9 of {what}: {lost} of {sent} lost, longest gap {longest_ms} ms");
         longest_ms
     };
     let nothing = gap(h1, || {});
-    assert_eq!(tell("nothing", nothing), 0);
+    assert_eq!(print("nothing", nothing), 0);
 
     let pdpd = gap(h1, || {
         node.kill_pdpd();
         std::thread::sleep(Duration::from_millis(500));
         node.start_pdpd();
     });
-    assert_eq!(tell("pdpd, and a new one", pdpd), 0);
+    assert_eq!(print("pdpd, and a new one", pdpd), 0);
     for part in ["tap", "mirror"] {
         // h1's path uses h1's own process; no path uses the router's.
         let old = pid(&of(&node, "r1")[part]);
@@ -127,14 +127,14 @@ fn traffic_gap_of_every_crash_is_bounded() {
             kill(old);
             eventually("it is replaced", || of(&node, "r1")[part]["pid"] != old);
         });
-        assert_eq!(tell(&format!("the router's {part} helper"), lost), 0);
+        assert_eq!(print(&format!("the router's {part} helper"), lost), 0);
     }
     let guest = pid(&of(&node, "r1")["guests"][0]);
     let lost = gap(h1, || {
         kill(guest);
         eventually("it is replaced", || of(&node, "r1")["guests"][0]["pid"] != guest);
     });
-    assert!(tell("one forwarding guest of two", lost) <= GUEST_GAP_MS_MAX);
+    assert!(print("one forwarding guest of two", lost) <= GUEST_GAP_MS_MAX);
     let old = mux(&node);
     let lost = gap(h1, || {
         kill(old);
@@ -142,7 +142,7 @@ fn traffic_gap_of_every_crash_is_bounded() {
     });
     assert_ne!(mux(&node), old);
     assert!(lost.lost > 0, "the mux was on the way");
-    assert!(tell("the mux", lost) <= MUX_GAP_MS_MAX);
+    assert!(print("the mux", lost) <= MUX_GAP_MS_MAX);
 }
 
 /// Between routers with kernel links: r2 forwards from one to the other.
@@ -198,8 +198,11 @@ fn crashes_cost_kernel_links_no_frame() {
         println!("kill -9 of {what}: {lost} of {sent} lost, longest gap {longest_ms} ms");
         assert_eq!(lost, 0, "{what}");
         let after = counted(&node);
-        let all_more = |port: usize, way: usize| after[port][way] >= before[port][way] + sent;
-        let more = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(port, way)| all_more(port, way));
+        let all_more = |port: usize, direction: usize| {
+            after[port][direction] >= before[port][direction] + sent
+        };
+        let more =
+            [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(port, direction)| all_more(port, direction));
         assert_eq!(more, [true; 4], "{what}: {before:?} {after:?}, {sent} sent");
         assert_eq!(carriers(&node), still, "{what}");
         assert_eq!(pid(&of(&node, "r2")["control"]), r2, "{what}");

@@ -30,13 +30,13 @@ impl Demo {
             Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e");
         let repository = repository.to_str().expect("a path");
         let up = self.run(&[&["up", "--repo", repository], arguments].concat());
-        let said = words(&up);
-        assert!(up.status.success(), "{}\n{said}", up.status);
-        assert!(!said.contains("WRONG"), "{said}");
+        let output = words(&up);
+        assert!(up.status.success(), "{}\n{output}", up.status);
+        assert!(!output.contains("WRONG"), "{output}");
         for check in ["adds up", "agrees with the kernel"] {
-            assert_eq!(row(&said, check), vec!["yes"; vnets], "{check}\n{said}");
+            assert_eq!(row(&output, check), vec!["yes"; vnets], "{check}\n{output}");
         }
-        said
+        output
     }
 
     /// Takes it down, and checks that nothing remains.
@@ -147,10 +147,10 @@ fn idles(demo: &Demo) {
 fn figure_1_runs_and_its_counters_add_up() {
     let _alone = alone();
     let demo = Demo { name: format!("test{}", std::process::id()) };
-    let said = demo.up(&[], 3);
-    assert_eq!(row(&said, "forwards")[1], "the kernel", "{said}");
+    let output = demo.up(&[], 3);
+    assert_eq!(row(&output, "forwards")[1], "the kernel", "{output}");
     // 968,428 prefixes of IPv4 and 177,846 of IPv6, and green's own links.
-    assert!(said.contains("green learned 968428 IPv4 and 177846 IPv6 routes"), "{said}");
+    assert!(output.contains("green learned 968428 IPv4 and 177846 IPv6 routes"), "{output}");
     idles(&demo);
     demo.down();
 }

@@ -155,18 +155,18 @@ spec:
         let cores = used();
         std::thread::sleep(FLOOD.saturating_sub(since.elapsed()));
         let seconds = since.elapsed().as_secs_f64();
-        let came = sinks.map(|it| counted(&node, it));
-        let [bad, good] = [0, 1].map(|at| (came[at] - before[at]) as f64 / seconds);
+        let received = sinks.map(|it| counted(&node, it));
+        let [bad, good] = [0, 1].map(|at| (received[at] - before[at]) as f64 / seconds);
         println!("{what}: bad {bad:.0}/s with {cores:.3} cores, good {good:.0}/s");
         (bad, cores, good)
     };
     // First as much as its power permits, then three times that.
-    let (carries, ..) = during("all that goes", 20_000);
+    let (capacity, ..) = during("all that goes", 20_000);
     node.apply(HOGS);
     eventually("the disk is written to", || written() > 0);
     let before = written();
     let as_guaranteed = (0..TRIES).any(|_| {
-        let (_, cores, good) = during("three times what its power carries", carries as u64 * 3);
+        let (_, cores, good) = during("three times what its power carries", capacity as u64 * 3);
         assert!(cores < POWER * (1.0 + POWER_ERROR), "{cores} cores of {POWER}");
         cores > POWER * (1.0 - POWER_ERROR) && good > (1.0 - GOOD_LOSS) * GOOD_PPS as f64
     });

@@ -121,7 +121,7 @@ fn send(node: &TestNode, policy: &str, frames: &Path, count: u64) -> (u64, u64, 
         stats["vnets"]["red"]["nodes"]["r1"]["inFlight"].as_u64()
     };
     let made = count_of("source", "received");
-    let (came, late, before) =
+    let (received, late, before) =
         (count_of("sink", "numbered"), count_of("sink", "late"), completed());
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn send(node: &TestNode, policy: &str, frames: &Path, count: u64) -> (u64, u64, 
         stalls.join().expect("stalls");
     });
     let parts = completed().iter().zip(before).map(|(after, before)| after - before).collect();
-    (count_of("sink", "numbered") - came, count_of("sink", "late") - late, parts)
+    (count_of("sink", "numbered") - received, count_of("sink", "late") - late, parts)
 }
 
 #[test]
@@ -153,10 +153,10 @@ fn flow_over_stalling_guests_stays_in_order() {
             routes.is_ok_and(|routes| routes.contains("10.0.2.0/24"))
         });
     }
-    let (came, late, parts) = send(&node, "ordered", &frames, FRAMES);
-    assert_eq!((came, late), (FRAMES, 0), "{parts:?}");
+    let (received, late, parts) = send(&node, "ordered", &frames, FRAMES);
+    assert_eq!((received, late), (FRAMES, 0), "{parts:?}");
     assert!(parts.iter().all(|part| *part > FRAMES / 10), "each carries its part: {parts:?}");
 
-    let (came, late, parts) = send(&node, "round-robin", &frames, FRAMES + 1);
-    assert!(late > came / 100, "round-robin reorders: {late} of {came} late, {parts:?}");
+    let (received, late, parts) = send(&node, "round-robin", &frames, FRAMES + 1);
+    assert!(late > received / 100, "round-robin reorders: {late} of {received} late, {parts:?}");
 }

@@ -149,7 +149,7 @@ impl Bench {
         self.node.apply(&substrate(&a, &b));
     }
 
-    fn came(&self, sink: &str) -> u64 {
+    fn received(&self, sink: &str) -> u64 {
         self.node.json(&["stats"])["externals"][sink]["numbered"].as_u64().expect("a counter")
     }
 
@@ -157,9 +157,9 @@ impl Bench {
     fn rate(&self, pps: u64) -> f64 {
         self.offer([pps, 1]);
         std::thread::sleep(Duration::from_millis(500));
-        let (before, since) = (self.came("asink"), Instant::now());
+        let (before, since) = (self.received("asink"), Instant::now());
         std::thread::sleep(Duration::from_secs(2));
-        (self.came("asink") - before) as f64 / since.elapsed().as_secs_f64()
+        (self.received("asink") - before) as f64 / since.elapsed().as_secs_f64()
     }
 
     fn port(&self, vnet: &str, port: &str) -> Value {

@@ -60,7 +60,7 @@ spec:
 
 struct Counts {
     made: u64,
-    came: u64,
+    received: u64,
     late: u64,
 }
 
@@ -69,7 +69,7 @@ fn counts(node: &TestNode) -> Counts {
     let of = |name: &str, what: &str| stats["externals"][name][what].as_u64().expect("a counter");
     Counts {
         made: of("source", "received"),
-        came: of("sink", "numbered"),
+        received: of("sink", "numbered"),
         late: of("sink", "late"),
     }
 }
@@ -84,8 +84,8 @@ fn completed(node: &TestNode) -> Vec<u64> {
 
 /// Waits for some hundred frames.
 fn some_more(node: &TestNode) {
-    let before = counts(node).came;
-    eventually("frames come", || counts(node).came > before + PPS / 10);
+    let before = counts(node).received;
+    eventually("frames come", || counts(node).received > before + PPS / 10);
 }
 
 /// Long enough for a command to be running, short enough for the rings to hold all frames.
@@ -154,25 +154,29 @@ fn guests_come_and_go_without_loss() {
             stats()["vnets"]["red"]["nodes"]["r1"]["inFlight"].as_u64() == Some(0)
         });
         let after = counts(&node);
-        assert_eq!(after.came - before.came, after.made - before.made, "{policy}: all came");
+        assert_eq!(
+            after.received - before.received,
+            after.made - before.made,
+            "{policy}: all came"
+        );
         if policy == "ordered" {
             assert_eq!(after.late, before.late, "{policy}: none came late");
         }
     }
     // Admission control: nothing changes if the engine lacks power.
     let refused = node.try_pdp(&["scale", "red/r1", "4"]).expect_err("1.2 of 1 core");
-    assert!(refused.to_string().contains("power 1.2 has no room"), "{refused}");
+    assert!(refused.to_string().contains("power 1.2 does not fit"), "{refused}");
     assert_eq!(completed(&node).len(), 1);
 
     // A guest learns its quota, and keeps running when that changes.
     let cgroup = format!("{}/vnets/_red/_r1.g0/guest\n", node.cgroup());
-    let told = || {
+    let quota_of_guest = || {
         let pids = meter::processes("cgroup", &cgroup);
         let file = format!("/proc/{}/root/run/pdp/quota/cores", pids[0]);
         (pids, std::fs::read_to_string(file).expect("its quota"))
     };
-    let (pids, quota) = told();
+    let (pids, quota) = quota_of_guest();
     assert_eq!(quota, "0.3\n");
     node.pdp(&["scale", "red/r1", "1", "--power", "0.2"]);
-    assert_eq!(told(), (pids, "0.2\n".to_owned()));
+    assert_eq!(quota_of_guest(), (pids, "0.2\n".to_owned()));
 }

@@ -15,7 +15,9 @@ fn vnet(name: &str, spec: &str) -> String {
 
 fn pings(node: &TestNode, from: &str, to: &str) {
     let ping = || node.try_exec(from, &format!("ping -c3 -i0.1 -W2 {to}"));
-    eventually(&format!("{from} reaches {to}"), || ping().is_ok_and(|said| all_answered(&said, 3)));
+    eventually(&format!("{from} reaches {to}"), || {
+        ping().is_ok_and(|output| all_answered(&output, 3))
+    });
 }
 
 /// A router with `fe80::1` on each interface, which is its hosts' gateway.
@@ -111,8 +113,8 @@ fn router_interfaces_may_have_equal_subnets() {
         ));
         let pe = format!("{name}/pe");
         eventually("both have their address", || {
-            let said = node.try_exec(&pe, "ip -4 -br addr").unwrap_or_default();
-            said.matches("10.0.0.1/24").count() == 2
+            let output = node.try_exec(&pe, "ip -4 -br addr").unwrap_or_default();
+            output.matches("10.0.0.1/24").count() == 2
         });
         pings(&node, &format!("{name}/red"), "10.0.0.1");
         node.pdp(&["delete", &name]);

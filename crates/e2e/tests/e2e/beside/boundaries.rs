@@ -258,9 +258,9 @@ fn root_survives_forged_records_and_deep_trees() {
     let spec = |guests| network("evil", guests, "memif", &program);
     node.apply(&spec(1));
     // Before its first output there may be no log.
-    let said = || node.try_pdp(&["logs", "evil/r1", "--guest", "0"]).unwrap_or_default();
-    eventually("the guest did what it could", || said().contains("all done"));
-    let words = said();
+    let output = || node.try_pdp(&["logs", "evil/r1", "--guest", "0"]).unwrap_or_default();
+    eventually("the guest did what it could", || output().contains("all done"));
+    let words = output();
     for what in ["unlink", "replace", "directory in its place"] {
         assert!(words.contains(&format!("{what}: refused")), "{words}");
     }
@@ -271,8 +271,8 @@ fn root_survives_forged_records_and_deep_trees() {
     let twin = evil("/run/pdp/memif", &run_dir.join("vnets/twin/r1/g0/memif"));
     let twin: Vec<&str> = twin.iter().map(String::as_str).collect();
     node.apply(&network("twin", 1, "memif", &twin));
-    let said = || node.try_pdp(&["logs", "twin/r1", "--guest", "0"]).unwrap_or_default();
-    eventually("the twin did what it could", || said().contains("all done"));
+    let output = || node.try_pdp(&["logs", "twin/r1", "--guest", "0"]).unwrap_or_default();
+    eventually("the twin did what it could", || output().contains("all done"));
     node.pdp(&["delete", "twin"]);
     assert!(!node.socket_directory("twin").exists());
     // As a program of a memif group; and as the mux and a helper, which may write nothing at all.

@@ -276,7 +276,7 @@ fn delete(node: &TestNode, after: &str, is_gone: &dyn Fn(&TestNode) -> bool) {
         && let Err(error) = node.try_pdp(&["delete", "red"])
     {
         // On a busy machine it may exceed the client's wait.
-        assert!(error.contains("it is being tried again"), "{error}");
+        assert!(error.contains("the daemon retries"), "{error}");
     }
     eventually(&format!("nothing is left, {after}"), || is_gone(node));
 }

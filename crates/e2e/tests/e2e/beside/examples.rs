@@ -88,7 +88,7 @@ fn bring_up(shell: &Shell<'_>, example: &str) {
 
 /// Follows the comment of a running example. Returns the output of the commands after `up`.
 fn follow(node: &TestNode, shell: &Shell<'_>, example: &str) -> Vec<String> {
-    let (mut said, mut changed) = (Vec::new(), false);
+    let (mut outputs, mut changed) = (Vec::new(), false);
     for command in &commands(example)[1..] {
         // The awaited state exists. With one link less, routing
         // daemons need time, as do programs after a restart.
@@ -96,10 +96,14 @@ fn follow(node: &TestNode, shell: &Shell<'_>, example: &str) -> Vec<String> {
             eventually(command, || shell.try_run(command).status.success());
         }
         let on_the_machine = command.starts_with("curl ");
-        said.push(if on_the_machine { node.namespace().run(command) } else { shell.run(command) });
+        outputs.push(if on_the_machine {
+            node.namespace().run(command)
+        } else {
+            shell.run(command)
+        });
         changed |= ["pdp link ", "pdp restart "].iter().any(|verb| command.starts_with(verb));
     }
-    said
+    outputs
 }
 
 /// Pings of several sizes; ping checks the payload of the answers.
@@ -180,8 +184,8 @@ fn example_labs_work_side_by_side() {
     }
 }
 
-fn ospf(node: &TestNode, said: &[String]) {
-    let [ping, neighbours, diff] = said else { panic!("{said:?}") };
+fn ospf(node: &TestNode, outputs: &[String]) {
+    let [ping, neighbours, diff] = outputs else { panic!("{outputs:?}") };
     assert!(all_answered(ping, 3), "{ping}");
     assert!(neighbours.contains("Full/"), "{neighbours}");
     assert!(!diff.contains("10."), "{diff}");
@@ -189,31 +193,31 @@ fn ospf(node: &TestNode, said: &[String]) {
     assert!(route.contains("10.0.12.2") && route.contains("eth1"), "{route}");
 }
 
-fn fastpath(node: &TestNode, said: &[String]) {
-    let [ping, neighbours, diff, stats] = said else { panic!("{said:?}") };
+fn fastpath(node: &TestNode, outputs: &[String]) {
+    let [ping, neighbours, diff, stats] = outputs else { panic!("{outputs:?}") };
     assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
     assert!(!diff.contains("10.") && stats.contains("Engines"), "{diff}{stats}");
     assert_eq!(node.json(&["inspect", "fastpath"])["status"]["ready"], true);
 }
 
-fn kernel(node: &TestNode, said: &[String]) {
-    let [ping, neighbours, _, _, again, routes, _] = said else { panic!("{said:?}") };
+fn kernel(node: &TestNode, outputs: &[String]) {
+    let [ping, neighbours, _, _, again, routes, _] = outputs else { panic!("{outputs:?}") };
     assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
     assert!(all_answered(again, 3) && routes.contains("10.2.0.0/24"), "{again}{routes}");
     let router = node.json(&["inspect", "kernel"])["status"]["nodes"].clone();
     assert!(!router.to_string().contains("mirror"), "{router}");
 }
 
-fn nat(node: &TestNode, said: &[String]) {
-    let [outside, inside, rules, _] = said else { panic!("{said:?}") };
+fn nat(node: &TestNode, outputs: &[String]) {
+    let [outside, inside, rules, _] = outputs else { panic!("{outputs:?}") };
     assert_eq!((outside.trim(), inside.trim()), ("hello from outside", "hello from inside"));
     assert!(rules.contains("masquerade") && !rules.contains("packets 0 "), "{rules}");
     let log = node.pdp(&["logs", "nat/isp"]);
     assert!(log.contains("192.0.2.1 - - ") && !log.contains("10.1.0."), "{log}");
 }
 
-fn fields(node: &TestNode, said: &[String]) {
-    let [_, _, filters, counters] = said else { panic!("{said:?}") };
+fn fields(node: &TestNode, outputs: &[String]) {
+    let [_, _, filters, counters] = outputs else { panic!("{outputs:?}") };
     assert!(filters.contains("88b50014") && counters.contains('0'), "{filters}{counters}");
     let heard = |host: &str, words: &str| {
         let heard = || node.exec(&format!("fields/{host}"), "cat /tmp/heard").contains(words);
@@ -240,8 +244,8 @@ fn fields(node: &TestNode, said: &[String]) {
     assert!(!node.exec("fields/h2", "cat /tmp/heard").contains("lost"));
 }
 
-fn isis(node: &TestNode, said: &[String]) {
-    let [ping, ping6, neighbours, diff, _down, around] = said else { panic!("{said:?}") };
+fn isis(node: &TestNode, outputs: &[String]) {
+    let [ping, ping6, neighbours, diff, _down, around] = outputs else { panic!("{outputs:?}") };
     assert!(ping.contains("ttl=62") && ping6.contains("ttl=62"), "{ping}{ping6}");
     assert_eq!(neighbours.matches(" Up ").count(), 2, "{neighbours}");
     assert!(!diff.contains("10."), "{diff}");
@@ -250,8 +254,8 @@ fn isis(node: &TestNode, said: &[String]) {
     eventually("by the third router", || ping().is_ok_and(|words| words.contains("ttl=61")));
 }
 
-fn bgp(node: &TestNode, said: &[String]) {
-    let [ping, _summary, _routes, _diff, _down, around] = said else { panic!("{said:?}") };
+fn bgp(node: &TestNode, outputs: &[String]) {
+    let [ping, _summary, _routes, _diff, _down, around] = outputs else { panic!("{outputs:?}") };
     assert!(ping.contains("ttl=61"), "{ping}");
     assert!(all_answered(around, 3), "by the other spine: {around}");
     // A router that still has both links has both paths, in its kernel and in its forwarding guest.
@@ -263,29 +267,29 @@ fn bgp(node: &TestNode, said: &[String]) {
     });
 }
 
-fn evpn(node: &TestNode, said: &[String]) {
-    let [ping, summary, macs, fdb] = said else { panic!("{said:?}") };
+fn evpn(node: &TestNode, outputs: &[String]) {
+    let [ping, summary, macs, fdb] = outputs else { panic!("{outputs:?}") };
     assert!(ping.contains("ttl=64") && all_answered(ping, 3), "nobody routed it: {ping}");
     assert!(summary.contains("10.0.1.0") && !summary.contains("Active"), "{summary}");
-    let far = node.exec("evpn/h2", "cat /sys/class/net/eth0/address");
-    let row = macs.lines().find(|line| line.starts_with(far.trim()));
+    let peer = node.exec("evpn/h2", "cat /sys/class/net/eth0/address");
+    let row = macs.lines().find(|line| line.starts_with(peer.trim()));
     assert!(row.is_some_and(|row| row.contains("remote") && row.contains("10.255.0.2")), "{macs}");
-    assert!(fdb.contains(&format!("{} dst 10.255.0.2", far.trim())), "{fdb}");
+    assert!(fdb.contains(&format!("{} dst 10.255.0.2", peer.trim())), "{fdb}");
     // Whole frames pass, including VXLAN's overhead.
     let words = node.exec("evpn/h1", "ping -c3 -i0.1 -w60 -M do -s 1472 10.1.0.2");
     assert!(all_answered(&words, 3), "{words}");
 }
 
-fn ipv6(node: &TestNode, said: &[String]) {
-    let [ping, neighbours, _routes] = said else { panic!("{said:?}") };
+fn ipv6(node: &TestNode, outputs: &[String]) {
+    let [ping, neighbours, _routes] = outputs else { panic!("{outputs:?}") };
     assert!(ping.contains("ttl=61"), "{ping}");
     assert_eq!(neighbours.matches("Full/").count(), 2, "{neighbours}");
     let addresses = node.exec("ipv6/r2", "ip -4 -br address show scope global");
     assert!(addresses.trim().is_empty(), "{addresses}");
 }
 
-fn customers(node: &TestNode, said: &[String]) {
-    let [red, blue, _stats, substrate] = said else { panic!("{said:?}") };
+fn customers(node: &TestNode, outputs: &[String]) {
+    let [red, blue, _stats, substrate] = outputs else { panic!("{outputs:?}") };
     for ping in [red, blue] {
         assert!(ping.contains("ttl=62"), "{ping}");
     }
@@ -300,8 +304,8 @@ fn customers(node: &TestNode, said: &[String]) {
     ping("blue").expect("and blue's is not");
 }
 
-fn lan(node: &TestNode, said: &[String]) {
-    let [_neighbour, beyond, out, fdb, bridge] = said else { panic!("{said:?}") };
+fn lan(node: &TestNode, outputs: &[String]) {
+    let [_neighbour, beyond, out, fdb, bridge] = outputs else { panic!("{outputs:?}") };
     assert!(beyond.contains("ttl=64"), "nobody routed it: {beyond}");
     assert!(out.contains("ttl=63"), "{out}");
     assert!(fdb.contains("sw:eth0") && fdb.contains("h1:eth0"), "{fdb}");
@@ -311,8 +315,8 @@ fn lan(node: &TestNode, said: &[String]) {
     assert!(line.is_some_and(|line| line.contains("eth2")), "{bridge}");
 }
 
-fn firewall(node: &TestNode, said: &[String]) {
-    let [page, log, _rules, get] = said else { panic!("{said:?}") };
+fn firewall(node: &TestNode, outputs: &[String]) {
+    let [page, log, _rules, get] = outputs else { panic!("{outputs:?}") };
     assert_eq!(page.trim(), "hello from outside");
     assert!(log.contains("192.0.2.1 - - ") && !log.contains("10.1.0."), "{log}");
     assert!(get.contains("firewall"), "{get}");
@@ -324,16 +328,16 @@ fn firewall(node: &TestNode, said: &[String]) {
     assert!(refused.contains("100% packet loss"), "{refused}");
 }
 
-fn image(node: &TestNode, said: &[String]) {
-    let [page, programs, _, _, more] = said else { panic!("{said:?}") };
+fn image(node: &TestNode, outputs: &[String]) {
+    let [page, programs, _, _, more] = outputs else { panic!("{outputs:?}") };
     assert_eq!(page.trim(), "hello from an image");
     assert_eq!(more.trim(), "more", "it stayed");
     assert!(programs.contains("httpd -> busybox") && !programs.contains("python"), "{programs}");
     assert!(node.try_pdp(&["exec", "image/www", "--", "/usr/bin/python3", "-V"]).is_err());
 }
 
-fn web(node: &TestNode, said: &[String]) {
-    let [outside, inside, nodes] = said else { panic!("{said:?}") };
+fn web(node: &TestNode, outputs: &[String]) {
+    let [outside, inside, nodes] = outputs else { panic!("{outputs:?}") };
     for page in [outside, inside] {
         assert_eq!(page.trim(), "hello from the lab");
     }
@@ -414,9 +418,9 @@ fn the_tutorial_can_be_followed() {
         heard.iter().all(thread::JoinHandle::is_finished)
     });
     let outputs = blocks(&tutorial, "");
-    let said = outputs.last().expect("what is printed");
+    let output = outputs.last().expect("what is printed");
     for station in heard {
-        assert_eq!(station.join().expect("a station"), *said);
+        assert_eq!(station.join().expect("a station"), *output);
     }
     let stats = node.json(&["stats", "label"]);
     let ports = stats["vnets"]["label"]["nodes"]["r1"]["ports"].as_object().expect("ports");
@@ -443,8 +447,8 @@ fn documented_code_matches_the_tested_code() {
     let shown = blocks(&docs, "rust").into_iter().chain(blocks(&docs, "yaml"));
     // A block with `...` is a sketch.
     for block in shown.filter(|block| !block.contains("...")) {
-        let wanted = dedented(&block);
-        let wanted = wanted.trim_end();
-        assert!(sources.iter().any(|source| source.contains(wanted)), "nowhere: {block}");
+        let source_text = dedented(&block);
+        let source_text = source_text.trim_end();
+        assert!(sources.iter().any(|source| source.contains(source_text)), "nowhere: {block}");
     }
 }

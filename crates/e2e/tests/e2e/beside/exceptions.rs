@@ -82,12 +82,12 @@ const OUTSIDE: &str = "
 
 /// Repeats a command until its output has all of these.
 #[track_caller]
-fn says(outside: &TestMachine, command: &str, words: &[&str]) {
+fn eventually_prints(outside: &TestMachine, command: &str, words: &[&str]) {
     eventually(&format!("`{command}` says {words:?}"), || {
         // Our own kernel would report a path MTU that it has learned before.
         outside.run("ip route flush cache; ip -6 route flush cache");
-        let said = outside.run(&format!("({command}) || true"));
-        words.iter().all(|words| said.contains(words))
+        let output = outside.run(&format!("({command}) || true"));
+        words.iter().all(|words| output.contains(words))
     });
 }
 
@@ -160,15 +160,35 @@ fn answers(name: &str, plane: &str) {
 
     let ping = "ping -n -c1 -W2";
     // The path's MTU, in two steps. Packets that fit arrive.
-    says(&outside, &format!("{ping} -M do -s 1412 10.0.2.2"), &["From 10.0.1.1", "mtu = 1400"]);
-    says(&outside, &format!("{ping} -M do -s 1322 10.0.2.2"), &["From 10.0.12.2", "mtu = 1300"]);
-    says(&outside, &format!("{ping} -M do -s 1272 10.0.2.2"), &["1 received"]);
-    says(&outside, &format!("{ping} -M do -s 1392 fd00:2::2"), &["From fd00:1::1", "mtu=1400"]);
-    says(&outside, &format!("{ping} -M do -s 1302 fd00:2::2"), &["From fd00:12::2", "mtu=1300"]);
-    says(&outside, &format!("{ping} -M do -s 1252 fd00:2::2"), &["1 received"]);
+    eventually_prints(
+        &outside,
+        &format!("{ping} -M do -s 1412 10.0.2.2"),
+        &["From 10.0.1.1", "mtu = 1400"],
+    );
+    eventually_prints(
+        &outside,
+        &format!("{ping} -M do -s 1322 10.0.2.2"),
+        &["From 10.0.12.2", "mtu = 1300"],
+    );
+    eventually_prints(&outside, &format!("{ping} -M do -s 1272 10.0.2.2"), &["1 received"]);
+    eventually_prints(
+        &outside,
+        &format!("{ping} -M do -s 1392 fd00:2::2"),
+        &["From fd00:1::1", "mtu=1400"],
+    );
+    eventually_prints(
+        &outside,
+        &format!("{ping} -M do -s 1302 fd00:2::2"),
+        &["From fd00:12::2", "mtu=1300"],
+    );
+    eventually_prints(&outside, &format!("{ping} -M do -s 1252 fd00:2::2"), &["1 received"]);
     // Without DF the kernel makes fragments; it also writes into options.
-    says(&outside, &format!("{ping} -M dont -s 1412 10.0.2.2"), &["1 received"]);
-    says(&outside, &format!("{ping} -R 10.0.2.2"), &["10.0.12.1", "10.0.2.1", "10.0.2.2"]);
+    eventually_prints(&outside, &format!("{ping} -M dont -s 1412 10.0.2.2"), &["1 received"]);
+    eventually_prints(
+        &outside,
+        &format!("{ping} -R 10.0.2.2"),
+        &["10.0.12.1", "10.0.2.1", "10.0.2.2"],
+    );
 
     // No route.
     let r1 = ["From 10.0.1.1", "From fd00:1::1"];
@@ -180,23 +200,23 @@ fn answers(name: &str, plane: &str) {
         ("fd00:1::2", "fd00:99:1::1", [r1[1], "Destination unreachable: No route"]),
         ("fd00:1::2", "fd00:99:3::1", [r1[1], "unreachable: Administratively prohibited"]),
     ] {
-        says(&outside, &format!("{ping} -I {from} {to}"), &words);
+        eventually_prints(&outside, &format!("{ping} -I {from} {to}"), &words);
     }
     // Absent neighbours: r2 requests them for three seconds.
     let words = ["From 10.0.12.2", "Host Unreachable", "From fd00:12::2", "Address unreachable"];
     let both = "ping -n -c1 -W5 10.0.2.99 & ping -n -c1 -W5 fd00:2::99; wait";
-    says(&outside, both, &words);
+    eventually_prints(&outside, both, &words);
     // A blackhole is silent.
     let dropped = counter(&node, "guest-blackhole");
     for to in ["10.99.2.1", "fd00:99:2::1"] {
-        let said = outside.run(&format!("ping -n -c2 -i0.2 -W1 {to} || true"));
-        assert!(said.contains(" 0 received") && !said.contains("From"), "{said}");
+        let output = outside.run(&format!("ping -n -c2 -i0.2 -W1 {to} || true"));
+        assert!(output.contains(" 0 received") && !output.contains("From"), "{output}");
     }
     assert_eq!(counter(&node, "guest-blackhole"), dropped + if guests { 4 } else { 0 });
 
     // With a TTL that ends at the addressed router.
     for (ttl, to) in [(1, "10.0.1.1"), (1, "fd00:1::1"), (2, "10.0.12.2"), (2, "fd00:12::2")] {
-        says(&outside, &format!("{ping} -t{ttl} {to}"), &["1 received"]);
+        eventually_prints(&outside, &format!("{ping} -t{ttl} {to}"), &["1 received"]);
     }
 }
 

@@ -71,21 +71,21 @@ fn packet_sockets_replace_missing_af_xdp() {
     let spec = SPEC.replace(", vxlan: {vni: 7, local: 192.0.2.1, remote: 192.0.2.2}", "");
     node.apply(&spec);
     eventually("the outside reaches h1", || reaches(&outside));
-    let told = |node: &TestNode| {
+    let message = |node: &TestNode| {
         let substrate = node.json(&["inspect", "substrate"])["status"].clone();
         assert_eq!(substrate["phase"], "running", "{substrate}");
         substrate["externals"][0]["message"].as_str().unwrap_or_default().to_owned()
     };
-    assert!(told(&node).contains("packet sockets take the place of AF_XDP"), "{}", told(&node));
+    assert!(message(&node).contains("packet sockets replace AF_XDP"), "{}", message(&node));
     // Applying again changes nothing.
     node.apply(&spec.replace("power: 0.2", "power: 0.3"));
-    assert!(told(&node).contains("CONFIG_XDP_SOCKETS"), "{}", told(&node));
+    assert!(message(&node).contains("CONFIG_XDP_SOCKETS"), "{}", message(&node));
     eventually("the outside reaches h1", || reaches(&outside));
     // A pdpd with AF_XDP uses it.
     node.kill_pdpd();
     node.pdpd_wrapper(&[]);
     node.start_pdpd();
-    eventually("nothing is told", || told(&node).is_empty());
+    eventually("nothing is told", || message(&node).is_empty());
     eventually("the outside reaches h1", || reaches(&outside));
 }
 
@@ -187,11 +187,11 @@ fn of_b(node: &TestNode, b: &TestMachine) -> [u64; 2] {
     let count = |name: &str| stats[name].as_u64().expect("a counter");
     assert!(stats["dropped"]["too-long"].is_null() && stats["dropped"]["refused"].is_null());
     let by_node = [count("received") + count("kernelDropped"), count("sent")];
-    let by_b = ["tx", "rx"].map(|way| {
-        let words = b.run(&format!("cat /sys/class/net/eth0/statistics/{way}_packets"));
+    let by_b = ["tx", "rx"].map(|direction| {
+        let words = b.run(&format!("cat /sys/class/net/eth0/statistics/{direction}_packets"));
         words.trim().parse::<u64>().expect("a count")
     });
-    std::array::from_fn(|way| by_b[way].wrapping_sub(by_node[way]))
+    std::array::from_fn(|direction| by_b[direction].wrapping_sub(by_node[direction]))
 }
 
 /// The same, with no frame in flight between the two readings.
@@ -337,8 +337,8 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         for (outside, target) in [(&a, "10.0.1.2"), (&a, "fd00:1::2"), (&b, "10.0.1.2")] {
             // It takes a fraction of a second, or minutes with many
             // retransmissions. The server has one client at a time.
-            for way in ["", "-R"] {
-                let transfer = format!("timeout 20 iperf3 {way} -c {target} -n 20M");
+            for reverse in ["", "-R"] {
+                let transfer = format!("timeout 20 iperf3 {reverse} -c {target} -n 20M");
                 eventually("20 MB are carried", || outside.try_run(&transfer).is_ok());
             }
             if target == "10.0.1.2" {
@@ -372,8 +372,8 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         let all = substrate["status"]["externals"].as_array().expect("externals").clone();
         let bridge = all.iter().find(|external| external["name"] == "C").expect("C");
         assert_eq!(bridge["attached"], true, "{bridge}");
-        let told = bridge["message"].as_str().unwrap_or_default();
-        assert_eq!(told.contains("give attach: packet"), loses, "{bridge}");
+        let note = bridge["message"].as_str().unwrap_or_default();
+        assert_eq!(note.contains("give attach: packet"), loses, "{bridge}");
     }
     // Reason for a frame dropped before classification.
     b.run(
@@ -381,8 +381,8 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
          ip link set vx9 up; ip addr add 10.0.9.2/24 dev vx9; ping -c1 -W1 10.0.9.1 || true",
     );
     let table = node.pdp(&["stats"]);
-    let told = |line: &str| line.starts_with("external B ") && line.contains("unknown-tunnel");
-    assert!(table.lines().any(told), "{table}");
+    let counts = |line: &str| line.starts_with("external B ") && line.contains("unknown-tunnel");
+    assert!(table.lines().any(counts), "{table}");
 
     // The peer of A goes down, and B's device: ports lose their carrier, and get it back.
     let machines = [
@@ -397,10 +397,10 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
         };
         assert!(up(), "{port}");
         let links = || node.json(&["inspect", "red"])["status"]["links"].clone();
-        let told = |links: &serde_json::Value| {
+        let reasons = |links: &serde_json::Value| {
             let all = links.as_array().expect("links").iter();
-            let told = all.filter(|link| link["carrier"] == false);
-            told.map(|link| link["message"].as_str().expect("a reason").to_owned())
+            let down = all.filter(|link| link["carrier"] == false);
+            down.map(|link| link["message"].as_str().expect("a reason").to_owned())
                 .collect::<Vec<_>>()
         };
         for on in [false, true] {
@@ -409,8 +409,8 @@ s.sendto(bytes(45 * 1400), ('10.0.1.2', 9))\"";
             eventually("the port's carrier follows", || up() == on);
             println!("{port} {on}: seen after {:?}", since.elapsed());
             match on {
-                false => assert_eq!(told(&links()), [why]),
-                true => assert_eq!(told(&links()), [""; 0]),
+                false => assert_eq!(reasons(&links()), [why]),
+                true => assert_eq!(reasons(&links()), [""; 0]),
             }
         }
     }

@@ -152,8 +152,8 @@ fn kernel_router_is_reached_without_any_process() {
     eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));
     assert!(!has_tap(&node), "no process has a part in any of its links");
     answers(&outside, 100);
-    let told = node.json(&["inspect", "red"])["status"].clone();
-    assert!(told["message"].is_null() && told["ready"] == true, "{told}");
+    let status = node.json(&["inspect", "red"])["status"].clone();
+    assert!(status["message"].is_null() && status["ready"] == true, "{status}");
 
     // TCP of the router itself, and forwarded TCP.
     let serve = "cd /usr/bin; setsid python3 -m http.server 8000 >/dev/null 2>&1 &";
@@ -237,7 +237,7 @@ s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789
         let status = node.json(&["inspect", "red"])["status"].clone();
         status["links"][0]["message"].as_str().unwrap_or_default().to_owned()
     };
-    eventually("it is told", || message().contains("192.0.2.1 is no address of this machine"));
+    eventually("it is told", || message().contains("192.0.2.1 is not an address of this machine"));
     node.try_exec("red/r1", "ping -c1 -W1 10.0.2.2").ok();
     node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
     eventually("red is reached", || reaches(&outside, "-I vx7 10.0.2.1"));

@@ -56,8 +56,8 @@ fn mux_power_is_allocated_once_and_shown() {
     let more = lab(&format!("{{kind: fastpath, power: {}}}", all as f64 / 1000.0))
         .replace("name: fastpath", "name: other");
     let words = node.try_apply(&more).expect_err("too much");
-    assert!(words.contains("has no room: fast paths can have"), "{words}");
-    assert!(words.contains("leave power out to borrow what others leave"), "{words}");
+    assert!(words.contains("does not fit: fast paths can have"), "{words}");
+    assert!(words.contains("leave power out to borrow unused power"), "{words}");
     pings(&node);
     node.apply(&lab(&format!("{{kind: fastpath, power: {:.3}}}", each / 2.0)));
     pings(&node);

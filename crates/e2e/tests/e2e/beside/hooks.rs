@@ -17,18 +17,18 @@ fn reaches(node: &TestNode) -> bool {
 }
 
 /// Messages of `get`, `inspect` and `routes --diff` about r1's hooks: all equal, or empty.
-fn said(node: &TestNode) -> String {
+fn hook_text(node: &TestNode) -> String {
     let conditions = |value: &serde_json::Value| -> String {
         let all = value["conditions"].as_array().cloned().unwrap_or_default();
         all.iter().map(|about| about["message"].as_str().expect("words").to_owned()).collect()
     };
     // It may change between two reads.
-    let mut said = String::new();
+    let mut text = String::new();
     eventually("get and inspect say the same", || {
-        said = conditions(&node.json(&["get"])[0]);
-        said == conditions(&node.json(&["inspect", "red/r1"]))
+        text = conditions(&node.json(&["get"])[0]);
+        text == conditions(&node.json(&["inspect", "red/r1"]))
     });
-    said
+    text
 }
 
 #[test]
@@ -39,14 +39,14 @@ fn kernel_hooks_are_reported_and_applied() {
     node.apply(SUBSTRATE);
     node.apply(&two_hosts("red", "{power: 0.2}"));
     eventually("h1 reaches h2", || reaches(&node));
-    assert_eq!(said(&node), "");
+    assert_eq!(hook_text(&node), "");
     let control = node.json(&["inspect", "red/r1"])["control"]["pid"].clone();
 
     FIREWALL.iter().for_each(|line| drop(node.exec("red/r1", line)));
     let begun = Instant::now();
-    eventually("the firewall is told", || said(&node).contains("nft chain ip fw forward"));
+    eventually("the firewall is told", || hook_text(&node).contains("nft chain ip fw forward"));
     assert!(begun.elapsed() < Duration::from_secs(2), "told after {:?}", begun.elapsed());
-    assert!(said(&node).contains("strict"));
+    assert!(hook_text(&node).contains("strict"));
     eventually("nothing passes the firewall", || !reaches(&node));
     assert!((0..3).all(|_| !reaches(&node)), "the firewall holds");
     let punted = &node.json(&["stats", "red"])["vnets"]["red"]["nodes"]["r1"]["ports"]["eth0"];
@@ -59,20 +59,20 @@ fn kernel_hooks_are_reported_and_applied() {
     // `kernelHooks: ignore` gives full speed nevertheless. Only the mirror restarts.
     node.apply(&spec("ignore"));
     eventually("the firewall is ignored", || reaches(&node));
-    eventually("and that is told", || said(&node).contains("kernelHooks: ignore"));
+    eventually("and that is told", || hook_text(&node).contains("kernelHooks: ignore"));
     assert_eq!(node.json(&["inspect", "red/r1"])["control"]["pid"], control);
     node.apply(&spec("strict"));
     eventually("the firewall is obeyed again", || !reaches(&node));
     node.exec("red/r1", "nft delete table ip fw");
     eventually("no firewall", || reaches(&node));
-    eventually("and nothing is told", || said(&node).is_empty());
+    eventually("and nothing is told", || hook_text(&node).is_empty());
 
     // A rule by source, which the main table lacks.
     node.exec("red/r1", "ip rule add from 10.1.0.2 prohibit");
-    eventually("the rule is told", || said(&node).contains("from 10.1.0.2/32"));
+    eventually("the rule is told", || hook_text(&node).contains("from 10.1.0.2/32"));
     eventually("and obeyed", || {
         let answer = node.try_exec("red/h1", "ping -c1 -W1 10.2.0.2");
-        answer.is_err_and(|said| said.contains("Packet filtered"))
+        answer.is_err_and(|error| error.contains("Packet filtered"))
     });
 }
 
@@ -333,7 +333,7 @@ fn kernel_forwarded_scan_takes_no_neighbours_from_others() {
     let words = ["exec", "eve/h1", "--", "python3", "-c", SCAN, mac.trim(), "6", "4000"];
     let scan = pdp_e2e::Background::start(&mut node.pdp_command(&words));
     std::thread::sleep(Duration::from_secs(3));
-    let there = [table("arp_cache").0, table("ndisc_cache").0];
+    let filled = [table("arp_cache").0, table("ndisc_cache").0];
     let pings = known.into_iter().chain(["10.16.0.3"]).map(|to| {
         let line = format!("ping -c50 -i0.02 -W3 {to}");
         let words: Vec<&str> =
@@ -345,9 +345,9 @@ fn kernel_forwarded_scan_takes_no_neighbours_from_others() {
         let words = ping.finish();
         assert!(all_answered(&words, 50), "{to}: {words}");
     }
-    println!("{} of each were scanned; {there:?} entries", scan.finish().trim());
+    println!("{} of each were scanned; {filled:?} entries", scan.finish().trim());
     // More than the default tables of a machine hold.
-    assert!(there.iter().all(|entries| *entries > 2048), "{there:?}");
+    assert!(filled.iter().all(|entries| *entries > 2048), "{filled:?}");
     let fulls = [table("arp_cache").1, table("ndisc_cache").1];
     assert_eq!(fulls, full.map(|(_, fulls)| fulls), "tables were full");
     drop(both);

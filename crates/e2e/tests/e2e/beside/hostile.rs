@@ -79,7 +79,7 @@ impl Bench {
     }
 
     /// Output of the evil guest and its starter.
-    fn said(&self) -> String {
+    fn output(&self) -> String {
         // A guest that is being restarted briefly has no log.
         self.node.try_pdp(&["logs", "evil/r1", "--guest", "0"]).unwrap_or_default()
     }
@@ -105,11 +105,11 @@ impl Bench {
     }
 
     /// Waits until the mux holds no more than before.
-    fn lets_go(&self, held: [usize; 2]) {
+    fn wait_released(&self, resources: [usize; 2]) {
         let mut now = [0; 2];
         for _ in 0..100 {
-            now = self.held();
-            if now == held {
+            now = self.resources();
+            if now == resources {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -117,21 +117,21 @@ impl Bench {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.mux)).expect("the mux runs");
         let fds = fds.flatten().map(|fd| fs::read_link(fd.path()).unwrap_or_default());
         let fds: Vec<_> = fds.map(|to| to.display().to_string()).collect();
-        panic!("descriptors and maps of the mux: {held:?}, and now {now:?}: {fds:?}");
+        panic!("descriptors and maps of the mux: {resources:?}, and now {now:?}: {fds:?}");
     }
 
     /// Resources that the mux holds at rest: the minimum
     /// within a second, to ignore brief connections.
-    fn held_at_rest(&self) -> [usize; 2] {
-        let looks = (0..10).map(|_| {
+    fn resources_at_rest(&self) -> [usize; 2] {
+        let samples = (0..10).map(|_| {
             std::thread::sleep(Duration::from_millis(100));
-            self.held()
+            self.resources()
         });
-        looks.reduce(|one, other| [one[0].min(other[0]), one[1].min(other[1])]).expect("ten")
+        samples.reduce(|one, other| [one[0].min(other[0]), one[1].min(other[1])]).expect("ten")
     }
 
     /// Descriptors of the mux, and mappings of peers' memory.
-    fn held(&self) -> [usize; 2] {
+    fn resources(&self) -> [usize; 2] {
         let count = |what: &str| format!("/proc/{}/{what}", self.mux);
         let fds = fs::read_dir(count("fd")).expect("the mux runs").count();
         let maps = fs::read_to_string(count("maps")).expect("the mux runs");
@@ -143,7 +143,7 @@ impl Bench {
 fn guest_breaking_memif_contract_is_disconnected_with_reason() {
     let bench = Bench::start();
     let node = &bench.node;
-    let held = bench.held_at_rest();
+    let resources = bench.resources_at_rest();
     for (kind, reason) in BREACHES {
         node.apply(&evil(kind));
         // So that it has something to complete.
@@ -152,27 +152,27 @@ fn guest_breaking_memif_contract_is_disconnected_with_reason() {
         let pings = bench.pings();
         if reason.is_empty() {
             // It only hangs up because of invalid messages; no frame is at fault.
-            eventually("it connects", || bench.said().contains("thrown out"));
+            eventually("it connects", || bench.output().contains("thrown out"));
         } else {
             eventually(&format!("{kind} is told"), || {
                 let guest = bench.guest();
-                let told = guest["lastFault"].as_str().unwrap_or_default();
-                guest["faults"].as_u64() > Some(0) && told.contains(reason)
+                let last_fault = guest["lastFault"].as_str().unwrap_or_default();
+                guest["faults"].as_u64() > Some(0) && last_fault.contains(reason)
             });
         }
         bench.check(kind, pings);
-        let told = bench.guest()["lastFault"].clone();
-        println!("{kind}: {told}");
+        let last_fault = bench.guest()["lastFault"].clone();
+        println!("{kind}: {last_fault}");
         node.pdp(&["delete", "evil"]);
     }
-    bench.lets_go(held);
+    bench.wait_released(resources);
 }
 
 #[test]
 fn misbehaving_guest_harms_no_other_network() {
     let bench = Bench::start();
     let node = &bench.node;
-    let held = bench.held_at_rest();
+    let resources = bench.resources_at_rest();
     for kind in NUISANCES {
         node.apply(&evil(kind));
         let ask = ["exec", "evil/h1", "--", "ping", "-f", "-w5", "10.2.0.2"];
@@ -184,19 +184,19 @@ fn misbehaving_guest_harms_no_other_network() {
             eventually(&format!("{kind} is at it"), || {
                 ["reconnect", "connect_whole"].contains(&kind)
                     || bench.guest()["connected"] == json!(true)
-                    || bench.said().lines().count() > 1
+                    || bench.output().lines().count() > 1
             });
         }
         bench.check(kind, bench.pings());
         println!("{kind}: {}", bench.guest());
-        let said = bench.said();
+        let output = bench.output();
         match kind {
-            "punch" => assert!(said.contains(" no memory taken away"), "{said}"),
+            "punch" => assert!(output.contains(" no memory taken away"), "{output}"),
             // 64, and 8 for each of its two vports, in addition to its usual ones.
             "descriptors" => {
-                let opened = said.split(" opened ").nth(1).and_then(|rest| rest.lines().next());
-                let opened: u32 = opened.and_then(|count| count.parse().ok()).expect(&said);
-                assert!((40..80).contains(&opened), "{said}");
+                let opened = output.split(" opened ").nth(1).and_then(|rest| rest.lines().next());
+                let opened: u32 = opened.and_then(|count| count.parse().ok()).expect(&output);
+                assert!((40..80).contains(&opened), "{output}");
             }
             _ => {}
         }
@@ -204,7 +204,7 @@ fn misbehaving_guest_harms_no_other_network() {
         node.pdp(&["delete", "evil"]);
         assert!(since.elapsed() < Duration::from_secs(20), "{kind} goes at once");
     }
-    bench.lets_go(held);
+    bench.wait_released(resources);
 }
 
 /// 20,000 rules that every packet to the control guest traverses, or a control guest that takes no

@@ -124,7 +124,7 @@ fn guests_run_on_their_own_images() {
     let before = [pid("h1"), pid("h2")];
     let good = spec(&node.directory);
     let host = format!("ociLayout: {}/layout}}", node.directory.display());
-    for (from, to, said) in [
+    for (from, to, error) in [
         ("directory}".to_owned(), "nowhere}".to_owned(), "nowhere: No such file or directory"),
         (
             host.clone(),
@@ -137,7 +137,7 @@ fn guests_run_on_their_own_images() {
         fs::write(&file, &wrong).expect("written");
         let dry = node.try_pdp(&["apply", "--dry-run", "-f", &file.display().to_string()]);
         for words in [node.try_apply(&wrong).expect_err(&to), dry.expect_err(&to)] {
-            assert!(words.contains(said), "{words}");
+            assert!(words.contains(error), "{words}");
         }
     }
     assert_eq!(before, [pid("h1"), pid("h2")], "what runs is what ran");
@@ -245,12 +245,12 @@ spec:
     let dry = node.pdp(&["apply", "--dry-run", "-f", &file.display().to_string()]);
     assert!(dry.contains(&format!("image/{image}")), "{dry}");
     node.apply(&spec(image));
-    let said = |node: &TestNode, name: &str| {
+    let output = |node: &TestNode, name: &str| {
         node.try_exec(&format!("red/{name}"), "/bin/cat /srv/said").unwrap_or_default()
     };
     let runs = |node: &TestNode, name: &str, mark: &str| {
         eventually(&format!("{name} runs {mark}"), || {
-            said(node, name) == format!("{mark}\nblue /srv\n")
+            output(node, name) == format!("{mark}\nblue /srv\n")
         });
     };
     runs(&node, "h1", "first");
@@ -331,25 +331,25 @@ fn hanging_pull_blocks_nobody_and_ends_with_daemon() {
         processes.filter(|(_, line)| line.contains("skopeo") && line.contains(&needle)).count()
     };
     let ask = |node: &TestNode| {
-        let asks =
+        let apply =
             Background::start(&mut node.pdp_command(&["apply", "-f", &file.display().to_string()]));
         eventually("it is pulled", || pulls(node) > 0);
-        asks
+        apply
     };
-    let mut asks = ask(&node);
+    let mut apply = ask(&node);
     node.apply(&spec("blue", "{host: true}"));
-    assert!(asks.runs() && pulls(&node) > 0, "others were made meanwhile");
+    assert!(apply.runs() && pulls(&node) > 0, "others were made meanwhile");
     node.kill_pdpd();
     eventually("it ends with the daemon", || pulls(&node) == 0);
     node.start_pdpd();
     assert_eq!(fs::read_dir(&place).expect("there").count(), 0, "of a daemon that was killed");
     let names = node.json(&["get"]);
     assert_eq!(names.as_array().map(Vec::len), Some(1), "{names}");
-    let asks = ask(&node);
+    let apply = ask(&node);
     sh(&format!("kill -TERM {}", node.pdpd_pid()));
-    let said = asks.stop("CONT").replace('|', " ");
-    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(said.contains("the daemon ends before it has come"), "{said}");
+    let output = apply.stop("CONT").replace('|', " ");
+    let output = output.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(output.contains("the daemon ends during the pull"), "{output}");
     node.wait_pdpd();
     node.start_pdpd();
     let _asks = ask(&node);

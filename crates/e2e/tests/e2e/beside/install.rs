@@ -120,14 +120,14 @@ fn missing_or_wrong_rust_is_installed() {
     let rustup = ("home/.cargo/bin/rustup", RUSTUP);
     let proxy = ("home/.cargo/bin/rustc", PROXY);
     let debians = ("bin/rustc", DEBIANS_RUSTC);
-    for (what, programs, wanted) in [
+    for (what, programs, expected) in [
         ("no Rust", &[][..], calls(true)),
         ("Debian's", &[debians], calls(true)),
         ("rustup without the toolchain", &[rustup, proxy], calls(false)),
         ("both", &[rustup, proxy, debians], calls(false)),
     ] {
         let machine = Machine::new(programs);
-        assert_eq!(machine.installs(), wanted, "{what}");
+        assert_eq!(machine.installs(), expected, "{what}");
         assert_eq!(machine.installs(), [""; 0], "{what}: all is there");
     }
     let current = format!("echo 'rustc {} (0000 2026-01-01)'", pinned());

@@ -189,11 +189,11 @@ impl Net {
 }
 
 /// Networks with a new assignment of plane, tunnel and position.
-fn networks(node: &TestNode, turn: usize) -> Vec<Net> {
+fn networks(node: &TestNode, round: usize) -> Vec<Net> {
     let net = |at: usize| Net {
         name: NAMES[at],
-        plane: PLANES[(at * 3 + turn) % NETS],
-        tunnel: TUNNELS[(at + turn * 2) % NETS],
+        plane: PLANES[(at * 3 + round) % NETS],
+        tunnel: TUNNELS[(at + round * 2) % NETS],
         outside: format!("{}-o{at}", node.id),
         mark: format!("a{at}5{}", at + 1),
     };
@@ -204,7 +204,7 @@ fn is_in(bytes: &[u8], pattern: &[u8]) -> bool {
     bytes.windows(pattern.len()).any(|window| window == pattern)
 }
 
-fn isolated(turn: usize) {
+fn isolated(round: usize) {
     let mut node = TestNode::start("isolated");
     let outside = node.machine("mA", "extA");
     node.namespace().run("ip addr add 192.0.2.1/24 dev extA");
@@ -217,7 +217,7 @@ fn isolated(turn: usize) {
          ip -n {0} addr add 192.0.2.3/24 dev eth0",
         second.0
     ));
-    let nets = networks(&node, turn);
+    let nets = networks(&node, round);
     let _namespaces: Vec<Namespace> = nets.iter().map(|net| Namespace::new(&net.outside)).collect();
     for net in &nets {
         let (own, port, vni) = net.tunnel;
@@ -231,7 +231,7 @@ fn isolated(turn: usize) {
             net.outside
         ));
     }
-    let attach = ["af-xdp", "packet"][turn % 2];
+    let attach = ["af-xdp", "packet"][round % 2];
     node.apply(&format!(
         "{{apiVersion: pdp/v1, kind: Substrate, metadata: {{name: node}}, spec: {{
             mux: {{cpus: \"0\", power: 0.3}}, interfaces: {{A: {{device: extA, attach: {attach}}}}},

@@ -17,13 +17,13 @@ fn named(nodes: &[Value], name: &str) -> Value {
 }
 
 /// Path of each link, and the reason.
-fn ways(node: &TestNode) -> Vec<String> {
+fn paths(node: &TestNode) -> Vec<String> {
     let links = node.json(&["inspect", "fastpath"])["status"]["links"].clone();
-    let way = |link: &Value| {
-        let words = ["way", "wayReason"].map(|key| link[key].as_str().unwrap_or_default());
+    let path = |link: &Value| {
+        let words = ["path", "pathReason"].map(|key| link[key].as_str().unwrap_or_default());
         words.join(" ").trim().to_owned()
     };
-    links.as_array().expect("links").iter().map(way).collect()
+    links.as_array().expect("links").iter().map(path).collect()
 }
 
 /// From each kind of data plane to the kernel and back. Only the router's own data plane restarts.
@@ -77,7 +77,7 @@ fn link_between_kernel_routers_needs_no_process() {
         ["sent", "punted"].map(|name| port[name].as_u64().expect("a counter"))
     };
     let before = counters(&node);
-    assert_eq!(ways(&node), ["mux h1 is a host", "kernel", "mux h2 is a host"]);
+    assert_eq!(paths(&node), ["mux h1 is a host", "kernel", "mux h2 is a host"]);
     // The common parts of kernel ports are in use.
     let doctor = node.pdp(&["doctor"]);
     assert!(doctor.contains("nothing outlives its network or tenant"), "{doctor}");
@@ -97,10 +97,10 @@ fn link_between_kernel_routers_needs_no_process() {
     node.kill_pdpd();
     std::thread::sleep(std::time::Duration::from_millis(300));
     node.start_pdpd();
-    let said = || node.try_exec("fastpath/r1", "cat /tmp/said").unwrap_or_default();
-    eventually("all is said", || said().contains("packets transmitted"));
+    let output = || node.try_exec("fastpath/r1", "cat /tmp/said").unwrap_or_default();
+    eventually("all is said", || output().contains("packets transmitted"));
     let stats = node.json(&["stats", "fastpath"]);
-    assert!(all_answered(&said(), 1500), "{}{stats:#}", said());
+    assert!(all_answered(&output(), 1500), "{}{stats:#}", output());
     ready(&node);
     eventually("a new mux has the hosts again", || {
         node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok()
@@ -146,25 +146,25 @@ fn link_between_kernel_routers_needs_no_process() {
     assert_eq!(pids(&node), guests, "and nothing else");
 
     // Other changes are reported until they are undone.
-    let told = || -> Vec<String> {
+    let reported = || -> Vec<String> {
         let r1 = named(&nodes(&node, "fastpath"), "r1");
         let conditions = r1["conditions"].as_array().cloned().unwrap_or_default();
         let ours = conditions.iter().filter(|it| it["kind"] == "portChanged");
         ours.map(|it| it["message"].as_str().expect("words").to_owned()).collect()
     };
-    assert_eq!(told(), [""; 0]);
+    assert_eq!(reported(), [""; 0]);
     node.exec("fastpath/r1", "ip link set eth1 mtu 1400");
     let words = "port eth1: its MTU set to 1400 (by the guest itself)";
-    eventually("its MTU is told", || told() == [words]);
+    eventually("its MTU is told", || reported() == [words]);
     node.exec("fastpath/r1", "ip link set eth1 mtu 1500");
-    eventually("that is undone", || told().is_empty());
+    eventually("that is undone", || reported().is_empty());
     let since = ["events", "fastpath", "--since", "10m", "--no-samples", "--format", "json"];
     let changes = ["condition", "conditionGone"].map(|what| ("vnet/fastpath/node/r1", what));
     Watched::of(&node, &since).expect(&changes);
     node.exec("fastpath/r1", "ip link set eth1 address 02:00:00:00:00:99 name other");
     eventually("its name and address are told", || {
-        let told = told();
-        told.len() == 1 && told[0].contains("renamed to other, its link address set to 02:00:")
+        let changes = reported();
+        changes.len() == 1 && changes[0].contains("renamed to other, its MAC address set to 02:00:")
     });
     // A new pdpd finds it as well, and continues counting from its first answer.
     let before = counters(&node);
@@ -191,7 +191,7 @@ fn link_between_kernel_routers_needs_no_process() {
     node.pdp(&[&delay[..], &["--restart"]].concat());
     ready(&node);
     assert_ne!(pids(&node), guests);
-    assert_eq!(ways(&node)[1], "mux it has a delay");
+    assert_eq!(paths(&node)[1], "mux it has a delay");
     let words = node.exec("fastpath/r1", "ping -c3 -i0.1 10.0.12.2");
     assert!(words.contains("time=1") && all_answered(&words, 3), "{words}");
     let pins = node.pins().join("_ports");

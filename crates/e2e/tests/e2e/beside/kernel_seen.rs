@@ -49,11 +49,11 @@ fn traced(node: &TestNode, port: &str, filter: &str, (from, to): (&str, &str)) -
     stages.iter().map(|it| [text(it, "stage"), text(it, "detail")]).collect()
 }
 
-fn are(stages: &[[String; 2]], wanted: &[(&str, &str)]) {
+fn are(stages: &[[String; 2]], expected: &[(&str, &str)]) {
     let is_it = |([stage, detail], (name, words)): (&[String; 2], &(&str, &str))| {
         stage == name && detail.contains(words)
     };
-    let all = stages.len() == wanted.len() && stages.iter().zip(wanted).all(is_it);
+    let all = stages.len() == expected.len() && stages.iter().zip(expected).all(is_it);
     assert!(all, "{stages:#?}");
 }
 
@@ -96,7 +96,7 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     let mut forwarded = [
         ("receive", "98 bytes by link first, which stays in the kernel"),
         ("classify", "port eth0, 10.1.0.2 > 10.3.0.2"),
-        ("forward", "by its kernel's routes to 10.23.0.3 by eth1; not the short way"),
+        ("forward", "by its kernel's routes to 10.23.0.3 by eth1; without the XDP bypass"),
         ("send", "by eth1 to 02:"),
     ];
     are(&stages, &forwarded);
@@ -110,7 +110,7 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     let stages = traced(&node, "row/r2:eth0", filter, ("row/r1", "10.12.0.2"));
     forwarded[1].1 = "port eth0, 10.12.0.1 > 10.12.0.2";
     forwarded[2].1 = "by its kernel, to which 10.12.0.2 belongs";
-    forwarded[3] = ("wait", "none like it left within 1000 ms");
+    forwarded[3] = ("wait", "no such frame left within 1000 ms");
     are(&stages, &forwarded);
     node.exec("row/r2", "ip route add unreachable 10.9.0.0/16");
     let stages = traced(&node, "row/r2:eth0", filter, (from, "10.9.0.1"));
@@ -122,7 +122,10 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
     assert!(error.expect_err("none").contains("no such frame arrived within 300 ms"));
     // For a link through the mux, the trace tells why.
     let stages = traced(&node, "row/r1:eth0", filter, (from, to));
-    assert!(stages[0][1].ends_with("; link link1 goes by the mux: h1 is a host"), "{stages:#?}");
+    assert!(
+        stages[0][1].ends_with("; link link1 passes through the mux: h1 is a host"),
+        "{stages:#?}"
+    );
 
     // If its router deletes a port meanwhile, the output contains nothing false.
     let arguments = ["trace", "row/r2:eth0", "-f", "ip proto 253", "--wait", "60"];
@@ -135,7 +138,7 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
         waits.join().expect("pdp trace")
     });
     let error = error.expect_err("no such frame");
-    assert!(error.contains("the router or its port was made anew meanwhile"), "{error}");
+    assert!(error.contains("the router or its port was recreated meanwhile"), "{error}");
     eventually("the port is there again", || {
         // The router has to set the lost routes again.
         let _ = node.try_exec("row/r2", "ip route replace 10.1.0.0/24 via 10.12.0.1");
@@ -172,7 +175,7 @@ fn frames_that_stay_in_the_kernel_are_captured_and_traced() {
             }
             let tried = tried.join().expect("pdp capture");
             tried.is_err_and(|error| {
-                error.contains("16 captures at a time are the most of operators")
+                error.contains("operators: the limit of 16 captures at a time is reached")
             })
         })
     });

@@ -153,8 +153,8 @@ fn all_kinds(attach: &str) {
         for Kind { number, external, mtu, .. } in &KINDS {
             // Frames as long as the tunnel permits, both ways; IPv4 and ICMP have 28 bytes.
             let ping = format!("ping -c10 -i0.01 -w60 -M do -s {} 10.0.{number}", mtu - 28);
-            let there = machine.run(&format!("{ping}.1"));
-            assert!(all_answered(&there, 10), "{external}: {there}");
+            let outward = machine.run(&format!("{ping}.1"));
+            assert!(all_answered(&outward, 10), "{external}: {outward}");
             let here = node.exec(&host, &format!("{ping}.2"));
             assert!(all_answered(&here, 10), "{external}: {here}");
             let stream = format!("socat -u /dev/zero,readbytes=300000 TCP:10.0.{number}.2:9000");

@@ -55,8 +55,8 @@ fn answers(words: &str) -> Vec<Answer> {
 fn sides_are(words: &str, sides: f64, routers: u32) {
     let answers = answers(words);
     let least = answers.iter().map(|answer| answer.ms).fold(f64::MAX, f64::min);
-    let way = sides * SIDE_MS..sides * SIDE_MS + ADDED_MS_MAX;
-    assert!(way.contains(&least), "{words}");
+    let expected = sides * SIDE_MS..sides * SIDE_MS + ADDED_MS_MAX;
+    assert!(expected.contains(&least), "{words}");
     assert!(answers.iter().all(|answer| answer.ttl == 64 - routers), "{words}");
 }
 
@@ -77,16 +77,16 @@ fn has_converged(node: &TestNode, neighbours: usize, next_hops: [&str; 2]) -> bo
         let show = ["exec", router, "--", "vtysh", "-c", "show ip ospf neighbor"];
         node.try_pdp(&show).map_or(0, |words| words.matches("Full/").count())
     };
-    let goes = |router: &str, to: &str, by: &str| {
+    let routed = |router: &str, to: &str, by: &str| {
         let routes = vtysh(node, router, &format!("show ip route {to} json"));
         routes.is_ok_and(|routes| routes[to][0]["nexthops"][0]["ip"] == by)
     };
     full("links/r1") == neighbours
         && full("links/r2") == 2
         && full("links/r3") == neighbours
-        && goes("links/r1", "10.3.0.0/24", next_hops[0])
-        && goes("links/r3", "10.1.0.0/24", next_hops[1])
-        && goes("links/r2", "10.1.0.0/24", "10.0.12.1")
+        && routed("links/r1", "10.3.0.0/24", next_hops[0])
+        && routed("links/r3", "10.1.0.0/24", next_hops[1])
+        && routed("links/r2", "10.1.0.0/24", "10.0.12.1")
 }
 
 /// Carrier of both ends of r1 - r3.
@@ -143,8 +143,8 @@ fn guarantee_holds(node: &TestNode) {
     let words = Background::start(&mut client("links/h1", "10.2.0.2", 8, 3)).finish();
     assert!(dropped() > before + 1000, "it went on");
     drop(flood);
-    let said: Value = serde_json::from_str(&words).expect("what iperf3 says");
-    let lost = said["end"]["sum"]["lost_percent"].as_f64().expect("a part");
+    let report: Value = serde_json::from_str(&words).expect("what iperf3 says");
+    let lost = report["end"]["sum"]["lost_percent"].as_f64().expect("a part");
     // A mux without CPU for a third of a second loses some, too.
     assert!(lost < 10.0, "{lost}% lost");
 }
@@ -154,9 +154,9 @@ fn guarantee_holds(node: &TestNode) {
 fn went_the_other_way_and_back(words: &str) {
     let mut answers = answers(words);
     answers.sort_by_key(|answer| answer.number);
-    let mut ways: Vec<u32> = answers.iter().map(|answer| answer.ttl).collect();
-    ways.dedup();
-    assert_eq!(ways, [62, 61, 62], "{words}");
+    let mut ttls: Vec<u32> = answers.iter().map(|answer| answer.ttl).collect();
+    ttls.dedup();
+    assert_eq!(ttls, [62, 61, 62], "{words}");
     let (other, direct): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.ttl == 61);
     let within = |answers: &[&Answer], from: f64| {
         answers.iter().filter(|a| (from..from + ADDED_MS_MAX).contains(&a.ms)).count()

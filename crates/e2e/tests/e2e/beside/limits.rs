@@ -190,21 +190,21 @@ spec:
 fn reached_limits_are_reported_until_raised() {
     let node = TestNode::start("short");
     node.apply(SHORT);
-    let told = |name: &str| node.pdp(&["inspect", &format!("short/{name}")]);
+    let inspected = |name: &str| node.pdp(&["inspect", &format!("short/{name}")]);
     let refused =
-        "threads: reached resources.processes (24): processes or threads were refused 1 time";
-    eventually("threads that were refused", || told("threads").contains(refused));
+        "threads: reached resources.processes (24): the kernel refused processes or threads 1 time";
+    eventually("threads that were refused", || inspected("threads").contains(refused));
     let note = node.pdp(&["get", "short"]);
     assert!(note.contains(refused), "{note}");
     let killed = "bytes: reached resources.memory (64Mi): the kernel killed 1 of its processes";
-    eventually("a process that was killed", || told("bytes").contains(killed));
+    eventually("a process that was killed", || inspected("bytes").contains(killed));
     // The reason for a forwarding guest's end is reported while it is down.
     eventually("a guest that was killed", || {
-        told("big").contains("ended with code 137, out of memory")
+        inspected("big").contains("ended with code 137, out of memory")
     });
     eventually("a guest that can't run", || {
-        told("none").contains("ended with code 127: /no/such can't be started: No such file")
+        inspected("none").contains("ended with code 127: /no/such can't be started: No such file")
     });
     node.apply(&SHORT.replace("processes: 24", "processes: 512"));
-    eventually("the limit is another", || !told("threads").contains("reached"));
+    eventually("the limit is another", || !inspected("threads").contains("reached"));
 }

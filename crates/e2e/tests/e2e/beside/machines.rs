@@ -8,11 +8,11 @@ use pdp_e2e::{TestNode, eventually};
 
 /// False, with a message, if the machine lacks a program.
 fn has(program: &str) -> bool {
-    let there = Path::new(program).exists();
-    if !there {
+    let exists = Path::new(program).exists();
+    if !exists {
         eprintln!("not tested: {program} is not on this machine; see scripts/install-deps");
     }
-    there
+    exists
 }
 
 /// A DHCP server in a host and a client behind a router that does not relay. They share a link.
@@ -98,12 +98,12 @@ fn hosts_and_routers_are_reached_by_ssh() {
         ))
     };
     for (port, name) in [(22901, "h1"), (22902, "r1"), (22903, "r2")] {
-        let mut said = Err(String::new());
+        let mut output = Err(String::new());
         eventually("a login", || {
-            said = ssh(port, "hostname");
-            said.is_ok()
+            output = ssh(port, "hostname");
+            output.is_ok()
         });
-        assert_eq!(said, Ok(format!("{name}\n")));
+        assert_eq!(output, Ok(format!("{name}\n")));
     }
 }
 
@@ -133,7 +133,7 @@ fn https_is_checked_against_known_authorities() {
     eventually("a page", || node.try_exec("web/pc", "curl -sSk -m 5 https://www/").is_ok());
     // The certificate is unknown; 77 would mean that there are no certificates.
     let refused = node.try_exec("web/pc", "curl -sS -m 5 https://www/");
-    assert!(refused.as_ref().is_err_and(|said| said.contains("curl: (60)")), "{refused:?}");
+    assert!(refused.as_ref().is_err_and(|error| error.contains("curl: (60)")), "{refused:?}");
     let known = node.exec("web/www", "cat /tmp/cert");
     let script = format!(
         "echo '{known}' > /tmp/ca; curl -sS -m 5 --cacert /tmp/ca -o /dev/null -w '%{{http_code}}' https://www/"

@@ -122,8 +122,8 @@ fn management_reaches_nodes_and_the_outside() {
 s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     fs::write(node.directory.join("ask.py"), ask).expect("a file");
     eventually("an answer by UDP", || {
-        let said = machine.try_run(&format!("python3 {directory}/ask.py"));
-        said.is_ok_and(|said| said == "echo of this\n")
+        let answer = machine.try_run(&format!("python3 {directory}/ask.py"));
+        answer.is_ok_and(|answer| answer == "echo of this\n")
     });
 
     // Out of the node by name: from a router without a route
@@ -144,9 +144,9 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     for url in ["10.9.0.1:8099", "127.0.0.1:8099", "192.0.0.1:8099", "169.254.169.254"] {
         for of in ["lab/r1", "lab/h1"] {
             let more = if url.starts_with("127") { "" } else { "--interface mgmt0" };
-            let said = page(of, more, url).expect_err(url);
+            let error = page(of, more, url).expect_err(url);
             // The refusal comes at once, instead of a timeout.
-            assert!(said.contains("Failed to connect"), "{of} to {url}: {said}");
+            assert!(error.contains("Failed to connect"), "{of} to {url}: {error}");
         }
     }
     // A frame made by root is not forwarded.
@@ -208,8 +208,10 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     // in use is reported, and published once it is free.
     let other = lab().replace("18080:80", "8099:80");
     let refused = node.try_apply(&other).unwrap_or_else(|error| error);
-    let told = "port 127.0.0.1:8099 is in use by another program of the machine";
-    eventually("the port is told", || refused.contains(told) || node.pdp(&["get"]).contains(told));
+    let error = "port 127.0.0.1:8099 is in use by another program of the machine";
+    eventually("the port is told", || {
+        refused.contains(error) || node.pdp(&["get"]).contains(error)
+    });
     drop(own);
     eventually("the port is had", || fetched(&machine, 8099) == "the host's page\n");
     assert_eq!(fetched(&machine, 18080), "");

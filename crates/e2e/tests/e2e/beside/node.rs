@@ -178,7 +178,7 @@ fn second_daemon_is_refused_the_same_directories() {
         ("directory", "--bpf-pin-dir", bound.display().to_string(), node.pins()),
     ];
     let holder = format!(
-        "is in use by the daemon with pid {} and run directory {}; start this one with --name",
+        "is in use by the daemon with pid {} and run directory {}; start this daemon with --name",
         node.pdpd_pid(),
         node.run_dir().display()
     );

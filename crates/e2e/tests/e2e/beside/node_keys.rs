@@ -127,8 +127,8 @@ fn sysctls_are_set_and_belong_to_the_node() {
     assert!(own.len() > 100, "{found}");
     for name in sysctls() {
         let path = format!("/proc/sys/{}", name.replace("INTERFACE", "eth0").replace('.', "/"));
-        let there = Path::new(&path.replace("eth0", "lo")).exists();
-        assert!(!there || own.contains(path.as_str()), "{name} is not the node's own");
+        let exists = Path::new(&path.replace("eth0", "lo")).exists();
+        assert!(!exists || own.contains(path.as_str()), "{name} is not the node's own");
     }
     let text = network("").replace("net.ipv4.tcp_ecn: 1", "net.ipv4.tcp_ecn: 77");
     let refused = node.try_apply(&text).unwrap_err();
@@ -160,13 +160,13 @@ fn tenant_bind_stays_within_its_grant() {
     eventually("the node runs", || read().is_ok_and(|text| text == "granted"));
     assert!(node.try_exec("acme.lab/h1", "touch /data/y").is_err());
     for (source, why) in [
-        (format!("{granted}/link/in:/data:ro"), "there is a symbolic link in it"),
+        (format!("{granted}/link/in:/data:ro"), "the path contains a symbolic link"),
         (format!("{granted}/../secret/in:/data:ro"), "not an absolute path without .."),
         (
             format!("{}:/data:ro", at("secret").display()),
-            "is not below a directory this tenant may bind",
+            "is not below a directory that the tenant may bind",
         ),
-        (format!("{granted}/in:/data"), "may be written, and the tenant may not"),
+        (format!("{granted}/in:/data"), "is writable, but the tenant may only read it"),
         (format!("{granted}/none:/data:ro"), "No such file"),
     ] {
         let refused = node.try_apply(&spec(&source)).unwrap_err();
@@ -179,7 +179,7 @@ fn tenant_bind_stays_within_its_grant() {
     let status = node.json(&["inspect", "acme.lab"])["status"].clone();
     kill(u32::try_from(status["nodes"][0]["control"]["pid"].as_u64().unwrap()).unwrap());
     eventually("it is told why the node is not made", || {
-        node.log().contains("there is a symbolic link in it")
+        node.log().contains("the path contains a symbolic link")
     });
     assert!(read().is_err());
     fs::remove_file(at("granted")).unwrap();

@@ -12,7 +12,7 @@ const SENT: u64 = 11_250;
 /// h1 - a - b - h2. The routers `a` and `b` have a VXLAN
 /// tunnel between them, made by their own commands.
 fn vnet(plane: &str) -> String {
-    let router = |n: u8, far: u8| {
+    let router = |n: u8, peer: u8| {
         format!(
             "kind: router
       dataPlane: {plane}
@@ -20,10 +20,10 @@ fn vnet(plane: &str) -> String {
         eth0: {{addresses: [10.{n}.0.1/24]}}
         eth1: {{addresses: [192.0.2.{n}/24]}}
       exec:
-        - ip link add vx0 type vxlan id 5 local 192.0.2.{n} remote 192.0.2.{far} dstport 4789
+        - ip link add vx0 type vxlan id 5 local 192.0.2.{n} remote 192.0.2.{peer} dstport 4789
         - ip link set vx0 up mtu 1450
         - ip addr add 10.255.0.{n}/24 dev vx0
-        - ip route add 10.{far}.0.0/24 via 10.255.0.{far}"
+        - ip route add 10.{peer}.0.0/24 via 10.255.0.{peer}"
         )
     };
     let host = |n: u8| {
@@ -95,9 +95,12 @@ fn punt_limits_spare_tunnels_and_report_drops() {
         send(&node);
         let lost = dropped(&node, "punt-limit-hook");
         assert!(lost > SENT / 2, "{kind}: {lost}");
-        let told = conditions(&node);
+        let conditions_now = conditions(&node);
         let words = "eth0: puntLimits.hook drops packets; raise the limit, or send less";
-        assert!(told.len() == 1 && told[0]["message"] == words, "{told:?}");
+        assert!(
+            conditions_now.len() == 1 && conditions_now[0]["message"] == words,
+            "{conditions_now:?}"
+        );
         let row = node.pdp(&["get", "red"]);
         assert!(row.contains("puntLimits.hook"), "{row}");
         eventually("nothing is dropped any more", || conditions(&node).is_empty());

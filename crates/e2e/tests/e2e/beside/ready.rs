@@ -59,16 +59,16 @@ fn node_readiness_follows_its_commands() {
     // Later commands also run with the given user and directory.
     let who = |words: &[&str]| node.try_pdp(&[&["exec"], words].concat());
     let script = "id -u; id -g; pwd; grep CapEff /proc/self/status";
-    let said = who(&["-u", "nobody:7", "-w", "/srv", "red/good", "sh", "-c", script]);
-    assert_eq!(said.expect("it runs"), "65534\n7\n/srv\nCapEff:\t0000000000000000\n");
-    let said = who(&["-u", "nosuch", "red/good", "id"]).expect_err("no such user");
-    assert!(said.contains("error: red/good: user nosuch: not in /etc/passwd"), "{said}");
-    let said = who(&["-w", "srv", "red/good", "id"]).expect_err("no path");
-    assert!(said.contains("workdir \"srv\" is not an absolute path"), "{said}");
-    let said = who(&["-u", "70000", "red/good", "id"]).expect_err("no id");
-    assert!(said.contains("has an id beyond 0 to 65535"), "{said}");
+    let output = who(&["-u", "nobody:7", "-w", "/srv", "red/good", "sh", "-c", script]);
+    assert_eq!(output.expect("it runs"), "65534\n7\n/srv\nCapEff:\t0000000000000000\n");
+    let output = who(&["-u", "nosuch", "red/good", "id"]).expect_err("no such user");
+    assert!(output.contains("error: red/good: user nosuch: not in /etc/passwd"), "{output}");
+    let output = who(&["-w", "srv", "red/good", "id"]).expect_err("no path");
+    assert!(output.contains("workdir \"srv\" is not an absolute path"), "{output}");
+    let output = who(&["-u", "70000", "red/good", "id"]).expect_err("no id");
+    assert!(output.contains("has an id outside 0 to 65535"), "{output}");
     // A failure is reported where people look first, with its last line.
-    let told = |node: &TestNode| {
+    let is_reported = |node: &TestNode| {
         let (status, message) =
             (status(node), node.json(&["get", "red"])[0]["message"].to_string());
         let bad = of(&status, "bad");
@@ -86,11 +86,11 @@ fn node_readiness_follows_its_commands() {
                         .contains("nowhere: can't be started: workdir /x: no such directory")
             }
     };
-    eventually("failures are told", || told(&node));
+    eventually("failures are told", || is_reported(&node));
     assert!(node.exec("red/bad", "ls /run").lines().all(|name| name != "never"));
     // A daemon that takes over running processes knows all of this.
     node.kill_pdpd();
     node.start_pdpd();
-    eventually("failures are told again", || told(&node));
+    eventually("failures are told again", || is_reported(&node));
     assert_eq!(of(&status(&node), "good")["ready"], true);
 }

@@ -127,8 +127,8 @@ fn unremovable_files_are_reported_with_the_remedy() {
     eventually("the guest runs", || has_messed(&node, "lab"));
     let guest = node.run_dir().join("vnets/acme.lab/r/g0");
     let stays = Stays::in_the_way(&guest);
-    let said = node.try_pdp(&["delete", "acme.lab"]).expect_err("it stays");
-    assert!(said.contains("not taken down yet") && said.contains("guest acme.lab/r/0"), "{said}");
+    let error = node.try_pdp(&["delete", "acme.lab"]).expect_err("it stays");
+    assert!(error.contains("not removed yet") && error.contains("guest acme.lab/r/0"), "{error}");
     assert_eq!(running(&node), [""; 0], "nothing of it runs");
     let listed = node.pdp(&["get"]);
     let line = listed.lines().find(|line| line.starts_with("acme.lab")).expect("it is listed");
@@ -142,8 +142,8 @@ fn unremovable_files_are_reported_with_the_remedy() {
     node.kill_pdpd();
     node.start_pdpd();
     others_run(&node, "after another start");
-    let said = node.try_pdp(&["down", "--purge"]).expect_err("it stays");
-    assert!(said.contains("all else is removed") && said.contains(&removes), "{said}");
+    let error = node.try_pdp(&["down", "--purge"]).expect_err("it stays");
+    assert!(error.contains("everything else is removed") && error.contains(&removes), "{error}");
     node.wait_pdpd();
     let left = node.leftovers();
     let run_dir = node.run_dir().display().to_string();

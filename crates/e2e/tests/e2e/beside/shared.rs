@@ -263,7 +263,7 @@ fn no_tenant_exhausts_shared_resources() {
         assert!(refused.contains(said), "{said}: {refused}");
     }
     let refused = evil.pdp(&["apply", "-f", "-"], &wide("evil.wide")).expect_err("too many");
-    assert!(refused.contains("no room for so many interfaces and processes"), "{refused}");
+    assert!(refused.contains("can't take so many interfaces and processes"), "{refused}");
     good.goes_on("a network for which there are too few descriptors was refused");
     bounded();
 
@@ -300,9 +300,12 @@ fn tenant_cannot_take_all_captures_and_traces() {
         held.iter_mut().map(|it| usize::from(it.runs())).sum::<usize>() == 4 + ports.len()
     });
     let refused = evil.pdp(&capture, "").expect_err("no fifth capture");
-    assert!(refused.contains("4 captures at a time are the most of a tenant"), "{refused}");
+    assert!(
+        refused.contains("a tenant: the limit of 4 captures at a time is reached"),
+        "{refused}"
+    );
     let refused = evil.pdp(&trace("evil.lab/h2:eth0"), "").expect_err("no fourth trace");
-    assert!(refused.contains("3 traces at a time are the most of a tenant"), "{refused}");
+    assert!(refused.contains("a tenant: the limit of 3 traces at a time is reached"), "{refused}");
     let pings = &["exec", "-n", "good.lab/h1", "--", "ping", "-c300", "-i0.1", "10.2.0.2"];
     let _pings = Background::start(&mut good.command(pings));
     let captured = ["capture", "good.lab/h1:eth0", "-c", "1", "-w", "/dev/null"];

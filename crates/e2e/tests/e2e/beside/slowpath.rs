@@ -54,7 +54,7 @@ while True:
 ";
 
 /// Number of packets to port 9 that arrived, after five more.
-fn arrived(node: &TestNode) -> u64 {
+fn received(node: &TestNode) -> u64 {
     let words = node.pdp(&["exec", "lab/h1", "--", "python3", "-c", CLIENT]);
     words.trim().parse().unwrap_or_else(|_| panic!("{words}"))
 }
@@ -90,7 +90,7 @@ fn filters_outlast_their_program_and_the_mux() {
         &mut node.pdp_command(&["exec", "lab/h2", "--", "python3", "-c", SERVER]),
     );
     eventually("the server", || node.exec("lab/h2", "ss -lun").contains(":10 "));
-    assert_eq!(arrived(&node), 5);
+    assert_eq!(received(&node), 5);
     assert_eq!(filters(&node), serde_json::json!([]));
 
     let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python/pdp_slowpath.py");
@@ -101,19 +101,19 @@ fn filters_outlast_their_program_and_the_mux() {
     };
     let running = program();
     eventually("the filter", || is_there(&node));
-    assert_eq!((arrived(&node), counted(&node, "3")), (5, 5));
+    assert_eq!((received(&node), counted(&node, "3")), (5, 5));
 
     // The program is killed, and its filters stay.
     running.stop("KILL");
     eventually("it is gone", || programs(&node) == 0);
-    assert_eq!((arrived(&node), counted(&node, "3")), (5, 10));
+    assert_eq!((received(&node), counted(&node, "3")), (5, 10));
     // A restarted program sends them again, which removes all other filters.
     let other =
         ["fastpath", "lab/r1", "add", "--id", "8", "--match", "ip proto udp dport 11", "--drop"];
     assert_eq!(node.pdp(&other), "2 filters in force\n");
     let running = program();
     eventually("only its own", || filters(&node).as_array().is_some_and(|all| all.len() == 1));
-    assert_eq!((arrived(&node), counted(&node, "3")), (5, 15));
+    assert_eq!((received(&node), counted(&node, "3")), (5, 15));
 
     // A new mux gets all that the program wants, and counts from 0.
     let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
@@ -121,7 +121,7 @@ fn filters_outlast_their_program_and_the_mux() {
     let listed = || node.try_pdp(&["fastpath", "lab/r1", "filters"]).is_ok();
     eventually("the mux again", || listed() && is_there(&node));
     node.pdp(&["wait", "lab", "--for", "ready", "--timeout", "60s"]);
-    assert_eq!((arrived(&node), counted(&node, "3")), (5, 5));
+    assert_eq!((received(&node), counted(&node, "3")), (5, 5));
     running.stop("KILL");
     eventually("it is gone", || programs(&node) == 0);
     by_hand(&node);
@@ -137,7 +137,7 @@ fn by_hand(node: &TestNode) {
     let table = fastpath(&["filters"]);
     assert!(table.contains("ip dst 10.2.0.2 proto udp dport 9  drop"), "{table}");
     assert!(table.contains("1 of 100 filters, 10 counters, code ip"), "{table}");
-    assert_eq!((arrived(node), counted(node, "1")), (5, 5));
+    assert_eq!((received(node), counted(node, "1")), (5, 5));
     // A frame treated as if received by an interface: UDP from h1 to h2's port 9.
     let mac = |name: &str| {
         let status = node.json(&["inspect", name]);
@@ -162,7 +162,7 @@ fn by_hand(node: &TestNode) {
     node.exec("lab/h2", "ip neigh flush dev eth0");
 
     assert_eq!(fastpath(&["remove", "2"]), "0 filters in force\n");
-    assert_eq!(arrived(node), 10);
+    assert_eq!(received(node), 10);
     // Queues of a link's end, within the limits of the spec.
     let queues = r#"queues=[{"name": "rest"}, {"name": "voice", "length": 64, "buffers": 16}]"#;
     node.pdp(&["link", "set", "lab/link2", "--at", "r1:eth1", queues]);
@@ -174,16 +174,16 @@ fn by_hand(node: &TestNode) {
     let shown = node.pdp(&["inspect", "lab/r1"]);
     assert!(shown.contains("r1:eth1  voice  1       64      -      16"), "{shown}");
     for (words, why) in [
-        (&["fastpath", "lab/r1", "queue", "eth1", "2", "--frames", "65"][..], "can have 64 frames"),
-        (&["fastpath", "lab/r1", "queue", "eth1", "3", "--weight", "2"], "there are 2"),
+        (&["fastpath", "lab/r1", "queue", "eth1", "2", "--frames", "65"][..], "at most 64 frames"),
+        (&["fastpath", "lab/r1", "queue", "eth1", "3", "--weight", "2"], "use 1 to 2"),
         (&["fastpath", "lab/r1", "queue", "eth0", "1", "--weight", "2"], "vport 0 has no queues"),
-        (&["fastpath", "lab/h1", "filters"][..], "lab/h1: the mux has no filters of it"),
+        (&["fastpath", "lab/h1", "filters"][..], "lab/h1: the mux has no filters for this node"),
         (
             &["fastpath", "lab/r1", "add", "--id", "100", "--match", "ip", "--drop"],
             "the router has 100 filters",
         ),
         (&["fastpath", "lab/r1", "add", "--id", "1", "--match", "ip6 in eth9", "--drop"], "eth9"),
-        (&["fastpath", "lab/r1", "counters", "10"], "there are 10, from 0 on"),
+        (&["fastpath", "lab/r1", "counters", "10"], "the router has 10, numbered from 0"),
     ] {
         let refused = node.try_pdp(words).expect_err("it is refused");
         assert!(refused.contains(why), "{words:?}: {refused}");

@@ -161,11 +161,11 @@ fn boot_with(name: &str, disk: &str, words: &str) -> Vec<String> {
     }
     String::from_utf8_lossy(&fs::read(&console).expect("console"))
         .lines()
-        .filter_map(|line| line.split_once("VM: ").map(|(_, said)| said.trim().to_string()))
+        .filter_map(|line| line.split_once("VM: ").map(|(_, text)| text.trim().to_string()))
         .collect()
 }
 
-fn said<'a>(lines: &'a [String], what: &str) -> &'a str {
+fn value_of<'a>(lines: &'a [String], what: &str) -> &'a str {
     lines
         .iter()
         .find_map(|line| line.strip_prefix(what)?.strip_prefix(' '))
@@ -173,72 +173,73 @@ fn said<'a>(lines: &'a [String], what: &str) -> &'a str {
 }
 
 fn check(lines: &[String]) {
-    let cgroups = said(lines, "cgroups");
+    let cgroups = value_of(lines, "cgroups");
     assert_eq!(cgroups, "cgroup2fs v1=0", "stock Debian has cgroup v2 only");
-    assert_eq!(said(lines, "ping"), "5 received", "{lines:#?}");
-    assert!(said(lines, "ospf").contains("via 10.0.12.2"), "{lines:#?}");
+    assert_eq!(value_of(lines, "ping"), "5 received", "{lines:#?}");
+    assert!(value_of(lines, "ospf").contains("via 10.0.12.2"), "{lines:#?}");
     for guest in ["_r1.g0", "_r2.g0"] {
         // Power 0.2; 10 ms period.
         let limit = format!("cpu.max pdp/vnets/_ospf/{guest}/cpu.max 2000 10000");
         assert!(lines.contains(&limit), "no `{limit}`: {lines:#?}");
     }
-    let to_guest: u64 = said(lines, "stats").parse().expect("a number");
+    let to_guest: u64 = value_of(lines, "stats").parse().expect("a number");
     assert!(to_guest >= 10, "only {to_guest} frames went through forwarding guests");
 }
 
 /// Checks that the kernel enforces the limit.
 fn check_limit(lines: &[String]) {
-    let spin_us: u64 = said(lines, "spin_us").parse().expect("a number");
+    let spin_us: u64 = value_of(lines, "spin_us").parse().expect("a number");
     // 0.2 cores for 4 s are 800,000 µs; the emulated machine's clock is coarse.
     assert!((400_000..1_200_000).contains(&spin_us), "spun for {spin_us} µs of CPU time");
 }
 
 /// Vrouters with the kernel data plane, joined by a kernel link.
 fn check_kernel(lines: &[String]) {
-    assert!(said(lines, "links").starts_with("ok "), "{lines:#?}");
-    assert_eq!(said(lines, "kernel-ping"), "5 received", "{lines:#?}");
-    let counters: Vec<u64> = serde_json::from_str(said(lines, "kernel-port")).expect("counters");
+    assert!(value_of(lines, "links").starts_with("ok "), "{lines:#?}");
+    assert_eq!(value_of(lines, "kernel-ping"), "5 received", "{lines:#?}");
+    let counters: Vec<u64> =
+        serde_json::from_str(value_of(lines, "kernel-port")).expect("counters");
     assert!(counters[1] >= 5 && counters[0] >= counters[1], "{counters:?}");
     // Packets in each direction, by the kernel's count of the
     // second one. States with lifetimes count several times.
-    assert!(said(lines, "esp-ping").starts_with("5 received"), "{lines:#?}");
+    assert!(value_of(lines, "esp-ping").starts_with("5 received"), "{lines:#?}");
     let passed: Vec<u64> =
-        said(lines, "esp").split_whitespace().map(|it| it.parse().expect("a number")).collect();
+        value_of(lines, "esp").split_whitespace().map(|it| it.parse().expect("a number")).collect();
     assert!(passed.iter().filter(|packets| **packets >= 5).count() >= 2, "{lines:#?}");
-    assert_eq!(said(lines, "kernel-gone"), "0", "{lines:#?}");
+    assert_eq!(value_of(lines, "kernel-gone"), "0", "{lines:#?}");
 }
 
 /// Linux 6.1 maps the rings of an AF_XDP socket only before it is bound.
 fn check_external(lines: &[String]) {
-    assert!(said(lines, "af-xdp").starts_with("ok "), "{lines:#?}");
-    assert_eq!(said(lines, "external-apply").split(' ').next(), Some("0"), "{lines:#?}");
+    assert!(value_of(lines, "af-xdp").starts_with("ok "), "{lines:#?}");
+    assert_eq!(value_of(lines, "external-apply").split(' ').next(), Some("0"), "{lines:#?}");
     for ping in ["external-ping-10.9.0.1", "external-ping-fd09::1"] {
-        assert_eq!(said(lines, ping), "5 received", "{lines:#?}");
+        assert_eq!(value_of(lines, ping), "5 received", "{lines:#?}");
     }
-    assert_eq!(said(lines, "external-told"), "0", "nothing took its place: {lines:#?}");
-    assert_eq!(said(lines, "external-gone").split(' ').next(), Some("0"), "{lines:#?}");
+    assert_eq!(value_of(lines, "external-told"), "0", "nothing took its place: {lines:#?}");
+    assert_eq!(value_of(lines, "external-gone").split(' ').next(), Some("0"), "{lines:#?}");
 }
 
 #[test]
 fn frr_vrouters_survive_reboot_on_cgroup_v2() {
     let _turn = beside();
     let first = boot(1);
-    assert_eq!(said(&first, "apply").split(' ').next(), Some("0"), "{first:#?}");
+    assert_eq!(value_of(&first, "apply").split(' ').next(), Some("0"), "{first:#?}");
     check(&first);
     check_limit(&first);
-    assert_eq!(said(&first, "vrf"), "eth0 is in VRF blue, 0 received", "{first:#?}");
+    assert_eq!(value_of(&first, "vrf"), "eth0 is in VRF blue, 0 received", "{first:#?}");
     check_kernel(&first);
     check_external(&first);
     let second = boot(2);
-    assert_ne!(said(&first, "boot"), said(&second, "boot"));
+    assert_ne!(value_of(&first, "boot"), value_of(&second, "boot"));
     assert!(!second.iter().any(|line| line.starts_with("apply")), "nothing is applied twice");
     check(&second);
 }
 
 /// The first two numbers in the output of requests.pl: successful requests, and refused ones.
-fn counts(said: &str) -> (u64, u64) {
-    let mut words = said.split(' ').map_while(|word| word.parse().ok());
-    words.next().zip(words.next()).unwrap_or_else(|| panic!("no counts: {said}"))
+fn counts(output: &str) -> (u64, u64) {
+    let mut words = output.split(' ').map_while(|word| word.parse().ok());
+    words.next().zip(words.next()).unwrap_or_else(|| panic!("no counts: {output}"))
 }
 
 /// Each owner gets its own part of RTNL time and of the kernel memory that
@@ -248,50 +249,54 @@ fn counts(said: &str) -> (u64, u64) {
 fn no_guest_exhausts_shared_kernel_resources() {
     let _turn = beside();
     let lines = boot_with("limits", LIMITS_DISK, "vm.limits ipv6.disable=1");
-    let said = |what| said(&lines, what);
-    assert!(said("guest-bounds").starts_with("ok "), "{lines:#?}");
-    assert!(said("socket-memory").starts_with("ok "), "{lines:#?}");
-    assert!(said("tracked-connections").starts_with("ok "), "{lines:#?}");
+    let value_of = |what| value_of(&lines, what);
+    assert!(value_of("guest-bounds").starts_with("ok "), "{lines:#?}");
+    assert!(value_of("socket-memory").starts_with("ok "), "{lines:#?}");
+    assert!(value_of("tracked-connections").starts_with("ok "), "{lines:#?}");
 
-    assert_eq!(said("families"), "ipv4", "{lines:#?}");
-    assert!(["TAP", "kernel-links"].iter().all(|what| said(what).starts_with("ok ")), "{lines:#?}");
-    assert_eq!(said("ping"), "3 received", "{lines:#?}");
-    assert!(said("refused").contains("ipv6.disable=1"), "{lines:#?}");
+    assert_eq!(value_of("families"), "ipv4", "{lines:#?}");
+    assert!(
+        ["TAP", "kernel-links"].iter().all(|what| value_of(what).starts_with("ok ")),
+        "{lines:#?}"
+    );
+    assert_eq!(value_of("ping"), "3 received", "{lines:#?}");
+    assert!(value_of("refused").contains("ipv6.disable=1"), "{lines:#?}");
 
     // 64 interfaces, and those that the elapsed time permits: an eighth of it is six per second.
-    let (made, refused) = counts(said("links"));
+    let (made, refused) = counts(value_of("links"));
     assert!((64..130).contains(&made) && made + refused == 150, "{lines:#?}");
-    assert!(said("links").ends_with("Resource temporarily unavailable"), "{lines:#?}");
-    assert!(counts(said("links-same")).1 > 0, "one owner has one part: {lines:#?}");
-    assert_eq!(said("links-others"), "20 0 none", "{lines:#?}");
-    assert_eq!(said("links-root"), "264 0 none", "{lines:#?}");
-    assert_eq!(said("routes"), "5000 0 none", "{lines:#?}");
-    assert_eq!(said("reading"), "lo", "{lines:#?}");
-    assert!(counts(said("links-again")).1 > 0, "{lines:#?}");
-    assert_eq!(said("links-later"), "20 0 none", "{lines:#?}");
-    assert_eq!(said("links-call"), "0 65 Message too long", "{lines:#?}");
+    assert!(value_of("links").ends_with("Resource temporarily unavailable"), "{lines:#?}");
+    assert!(counts(value_of("links-same")).1 > 0, "one owner has one part: {lines:#?}");
+    assert_eq!(value_of("links-others"), "20 0 none", "{lines:#?}");
+    assert_eq!(value_of("links-root"), "264 0 none", "{lines:#?}");
+    assert_eq!(value_of("routes"), "5000 0 none", "{lines:#?}");
+    assert_eq!(value_of("reading"), "lo", "{lines:#?}");
+    assert!(counts(value_of("links-again")).1 > 0, "{lines:#?}");
+    assert_eq!(value_of("links-later"), "20 0 none", "{lines:#?}");
+    assert_eq!(value_of("links-call"), "0 65 Message too long", "{lines:#?}");
 
-    let most = said("links-most");
+    let most = value_of("links-most");
     assert!(most.ends_with("No space left on device 320"), "{lines:#?}");
-    let (made, refused) = counts(said("entries"));
+    let (made, refused) = counts(value_of("entries"));
     assert!((32_768 - 50..34_000).contains(&made) && made + refused == 40_000, "{lines:#?}");
-    assert!(said("entries").ends_with("No space left on device"), "{lines:#?}");
-    assert_eq!(said("entries-others"), "100 0 none", "{lines:#?}");
-    let tracked: u64 = said("tracked").rsplit(' ').next().unwrap_or("").parse().expect("a number");
+    assert!(value_of("entries").ends_with("No space left on device"), "{lines:#?}");
+    assert_eq!(value_of("entries-others"), "100 0 none", "{lines:#?}");
+    let tracked: u64 =
+        value_of("tracked").rsplit(' ').next().unwrap_or("").parse().expect("a number");
     assert!(tracked <= 16_384, "{lines:#?}");
     // Without limits a restart beside this attack takes 200
     // times as long; an emulated machine varies by less.
     let [alone, beside, beside_group] = ["restart-alone", "restart-beside", "restart-beside-group"]
-        .map(|what| said(what).trim_end_matches(" ms").parse::<u64>().expect("milliseconds"));
+        .map(|what| value_of(what).trim_end_matches(" ms").parse::<u64>().expect("milliseconds"));
     println!(
         "a node restarts in {alone} ms alone, in {beside} and {beside_group} ms beside attacks"
     );
     assert!(beside.max(beside_group) <= 4 * alone + 10_000, "{lines:#?}");
     // A request for a group takes 80 ms: 16 at once, and three in two seconds.
-    let (passed, refused) = counts(said("group"));
-    println!("{passed} of 200 requests for {}", said("group-on"));
+    let (passed, refused) = counts(value_of("group"));
+    println!("{passed} of 200 requests for {}", value_of("group-on"));
     assert!((8..100).contains(&passed) && passed + refused == 200, "{lines:#?}");
-    assert!(said("group").ends_with("Resource temporarily unavailable"), "{lines:#?}");
+    assert!(value_of("group").ends_with("Resource temporarily unavailable"), "{lines:#?}");
     // The programs' pins are gone.
     assert!(lines.iter().any(|line| line == "left"), "{lines:#?}");
 }

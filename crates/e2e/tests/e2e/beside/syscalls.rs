@@ -289,15 +289,15 @@ fn seccomp_lists_cover_real_guest_syscalls() {
         sockets.contains(":5201") && sockets.contains(":7777")
     });
     for line in IN_HOSTS {
-        let said = shell(&node, "net/h1", line);
-        println!("{line}: {}", said.lines().last().unwrap_or_default());
+        let output = shell(&node, "net/h1", line);
+        println!("{line}: {}", output.lines().last().unwrap_or_default());
     }
     for (vnet, want) in [("dpdk", ""), ("taps", " bridges"), ("py", " connected")] {
         eventually(&format!("{vnet} is at work"), || {
             let guest = &node.json(&["stats", vnet])["vnets"][vnet]["nodes"]["r1"]["guests"]["0"];
-            let said = node.pdp(&["logs", &format!("{vnet}/r1"), "--guest", "0"]);
+            let output = node.pdp(&["logs", &format!("{vnet}/r1"), "--guest", "0"]);
             // A guest that completes nothing is disconnected after a while.
-            (guest["connected"] == true || vnet == "py") && said.contains(want)
+            (guest["connected"] == true || vnet == "py") && output.contains(want)
         });
     }
     for vnet in ["net", "dpdk", "taps", "py"] {

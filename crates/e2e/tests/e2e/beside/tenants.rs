@@ -109,7 +109,7 @@ fn tenants_see_only_their_own_objects() {
         assert_eq!(engine["usedMillicores"], 200, "its own alone");
 
         // For every request, another tenant's object looks like a missing one.
-        let there = format!("{other}.lab");
+        let existing = format!("{other}.lab");
         let none = format!("{other}.none");
         for verb in [
             &["inspect", "VNET"][..],
@@ -129,12 +129,12 @@ fn tenants_see_only_their_own_objects() {
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 who.pdp(&words, "")
             };
-            let (one, two) = (ask(&there), ask(&none));
+            let (one, two) = (ask(&existing), ask(&none));
             let (one, two) = (one.expect_err("not its"), two.expect_err("not there"));
-            assert_eq!(one.replace(&there, &none), two, "{verb:?} as {name}");
+            assert_eq!(one.replace(&existing, &none), two, "{verb:?} as {name}");
         }
         // Nor can it be taken over, or the node be changed.
-        for text in [vnet(&there, "0.1"), vnet("lab", "0.1"), NODE.to_owned()] {
+        for text in [vnet(&existing, "0.1"), vnet("lab", "0.1"), NODE.to_owned()] {
             let refused = who.pdp(&["apply", "-f", "-"], &text).expect_err("not its to apply");
             assert!(refused.contains("nothing was changed"), "{refused}");
         }
@@ -149,7 +149,7 @@ fn tenants_see_only_their_own_objects() {
             &["token", "revoke", "1"],
         ] {
             let refused = who.pdp(verb, "").expect_err("an operator's");
-            assert!(refused.contains("not for the role tenant"), "{verb:?}: {refused}");
+            assert!(refused.contains("the role tenant may not do this"), "{verb:?}: {refused}");
         }
     }
 
@@ -158,7 +158,10 @@ fn tenants_see_only_their_own_objects() {
     assert!(more.contains("quota of 0.4, of which its other virtual networks use 0.2"), "{more}");
     let full = zeta.pdp(&["apply", "-f", "-"], &vnet("zeta.two", "0.2")).expect_err("no room");
     let first = full.lines().next().unwrap_or_default();
-    assert!(first.ends_with("power 0.2: the forwarding engines have no room"), "{full}");
+    assert!(
+        first.ends_with("power 0.2 exceeds the free power of the forwarding engines"),
+        "{full}"
+    );
     assert!(!full.contains("acme") && !full.contains("fe1"), "{full}");
 
     // A user without a tenant has nothing.
@@ -166,10 +169,10 @@ fn tenants_see_only_their_own_objects() {
     let bad = node.directory.join("bad.token");
     fs::write(&bad, "pdp_0").expect("token");
     let stranger = PdpUser::token(&node, ADDRESS, &bad);
-    for (who, said) in [(&nobody, "is not known here"), (&stranger, "the token is unknown")] {
+    for (who, reason) in [(&nobody, "unknown user "), (&stranger, "the token is unknown")] {
         for verb in [&["get"][..], &["inspect", "acme.lab"], &["version"], &["audit"]] {
             let refused = who.pdp(verb, "").expect_err("nobody");
-            assert!(refused.contains(said), "{verb:?}: {refused}");
+            assert!(refused.contains(reason), "{verb:?}: {refused}");
             assert!(!refused.contains("acme.lab\n"), "{refused}");
         }
     }

@@ -305,8 +305,8 @@ spec:
         assert!(text.is_empty() || of_all.contains(&format!("outward: {text}")), "{red}");
         text
     };
-    let told = |what: &str| eventually(what, || message().contains(what));
-    let nothing_told = || eventually("nothing is wrong", || message().is_empty());
+    let reports = |what: &str| eventually(what, || message().contains(what));
+    let reports_nothing = || eventually("nothing is wrong", || message().is_empty());
     // The first frame waits for the next hop's MAC address, and is not lost.
     namespace.run("ip neigh flush dev extA");
     let words = node.exec("red/h1", "ping -c1 -W1 10.0.2.2");
@@ -314,12 +314,12 @@ spec:
     assert_eq!(message(), "");
 
     namespace.run("ip route add 192.0.2.2/32 dev extA mtu 1400");
-    told(
-        "the way to 192.0.2.2 carries packets of 1400 bytes, and those of this link have up to 1500: \
-         set the mtu of h1:eth0 to at most 1350",
+    reports(
+        "the path to 192.0.2.2 carries packets up to 1400 bytes, this link's have up to 1500: set \
+         the mtu of h1:eth0 to at most 1350",
     );
     node.apply(&spec(", mtu: 1350"));
-    nothing_told();
+    reports_nothing();
     let words = node.exec("red/h1", "ping -c5 -i0.02 -w60 -M do -s 1322 10.0.2.2");
     assert!(all_answered(&words, 5), "{words}");
 
@@ -328,14 +328,14 @@ spec:
     let pings = outside.spawn("ping -q -i0.2 10.0.2.1");
     let pinging = ["exec", "red/h1", "--", "ping", "-q", "-i0.2", "-w20", "10.0.2.2"];
     let from_h1 = Background::start(&mut node.pdp_command(&pinging));
-    told("192.0.2.2 does not answer ARP on extA");
+    reports("192.0.2.2 does not answer ARP on extA");
     outside.run("ip link set eth0 down");
-    told("external A: extA has no carrier");
+    reports("external A: extA has no carrier");
     let note = node.pdp(&["get"]);
     assert!(note.contains("outward: external A: extA has no carrier"), "{note}");
     outside.run("ip link set eth0 up; ip addr add 192.0.2.2/24 dev eth0");
-    nothing_told();
+    reports_nothing();
     drop((pings, from_h1));
     namespace.run("ip addr del 192.0.2.1/24 dev extA");
-    told("192.0.2.1 is no address of this machine");
+    reports("192.0.2.1 is not an address of this machine");
 }

@@ -101,7 +101,7 @@ fn upgrade_adopts_or_restarts_running_processes() {
     node.start_pdpd();
     assert_eq!(processes_now(&now), [0; 0], "what ran of that version has ended");
     eventually("h1 reaches h2", || reaches(&node));
-    assert!(node.log().contains("all of it is started anew"), "{}", node.log());
+    assert!(node.log().contains("everything restarts"), "{}", node.log());
     assert!(!old.exists());
     let all = processes(&node);
     assert!(all.len() == 8 && now.iter().all(|pid| !all.contains(pid)), "{now:?}, then {all:?}");

@@ -205,8 +205,8 @@ fn capture_and_trace_show_packets() {
     let error = node.try_pdp(&["trace", "red/r1:eth0", "--match", "12=88b5", "--wait", "0.3"]);
     let error = error.expect_err("no such frame");
     assert!(error.contains("no such frame arrived within 300 ms"), "{error}");
-    let hint =
-        "a trace is of frames that r1 receives at eth0; those that it sends arrive at red/h1:eth0";
+    let hint = "a trace follows frames that r1 receives at eth0; frames that it sends arrive at \
+                red/h1:eth0";
     assert!(error.contains(hint), "{error}");
     // ARP requests with their addresses.
     let traced = ["trace", "red/r1:eth0", "-f", "arp[6:2] = 1", "--format", "json"];
@@ -237,8 +237,8 @@ impl Carriers {
     fn of(node: &TestNode, port: &str) -> Self {
         let (name, interface) = port.split_once(':').expect("NODE:PORT");
         let name = format!("red/{name}");
-        let says = "echo says; exec ip monitor link";
-        let lines = Lines::of(&mut node.pdp_command(&["exec", &name, "--", "sh", "-c", says]));
+        let script = "echo says; exec ip monitor link";
+        let lines = Lines::of(&mut node.pdp_command(&["exec", &name, "--", "sh", "-c", script]));
         assert_eq!(lines.next(), "says");
         // The monitor reports only once it listens.
         thread::sleep(Duration::from_millis(100));
@@ -306,7 +306,7 @@ fn a_link_fails_in_silence(node: &TestNode) {
     eventually("carrier is back", || carrier(node, "r1:eth1") && carrier(node, "h2:eth0"));
     eventually("h1 reaches h2 again", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
     let error = node.try_pdp(&["link", "up", "red/far", "--silent"]).expect_err("makes no sense");
-    assert!(error.contains("only one that is down can be silent"), "{error}");
+    assert!(error.contains("only a link that is down can be silent"), "{error}");
 }
 
 #[test]
@@ -415,8 +415,8 @@ fn spec_can_be_shown_checked_and_compared() {
     let vnets = node.json(&["get"]);
     let summary = ["name", "phase", "routers", "hosts", "links", "guests", "guestsConnected"]
         .map(|key| vnets[0][key].clone());
-    let wanted = serde_json::json!(["red", "running", 1, 2, 2, 1, 1]);
-    assert_eq!(summary.as_slice(), wanted.as_array().expect("a list").as_slice());
+    let expected = serde_json::json!(["red", "running", 1, 2, 2, 1, 1]);
+    assert_eq!(summary.as_slice(), expected.as_array().expect("a list").as_slice());
     let yaml = node.pdp(&["inspect", "red", "--format", "yaml"]);
     assert!(yaml.contains("kind: VirtualNetwork"), "{yaml}");
 
@@ -539,12 +539,12 @@ fn shell_is_bash_if_the_node_has_it() {
     );
     for (name, is_bash) in [("red/h1", true), ("red/h2", false)] {
         eventually("it runs", || node.try_pdp(&["exec", name, "/bin/true"]).is_ok());
-        let said =
+        let output =
             run(&mut node.pdp_command(&["shell", name]), "echo version $BASH_VERSION.; exit\n");
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
         // After the terminal's echo.
-        let version = said.rsplit("version ").next().and_then(|version| version.lines().next());
-        assert_eq!(version.map(|version| version != "."), Some(is_bash), "{name}: {said}");
+        let version = output.rsplit("version ").next().and_then(|version| version.lines().next());
+        assert_eq!(version.map(|version| version != "."), Some(is_bash), "{name}: {output}");
     }
 }
 
@@ -570,9 +570,9 @@ fn files_can_be_copied_to_and_from_nodes() {
     fs::write(path("secret"), "of the machine").expect("a file");
     node.exec("red/h1", &format!("ln -s {} /tmp/link", path("secret")));
     let error = node.try_pdp(&["cp", "red/h1:/tmp/link", "-"]).expect_err("not in the node");
-    assert!(error.contains("/tmp/link: there is no such file"), "{error}");
+    assert!(error.contains("/tmp/link: no such file"), "{error}");
     let error = node.try_pdp(&["cp", &path("program"), "red/h1:/tmp/link"]).expect_err("the same");
-    assert!(error.contains("/tmp/link: a link that leads nowhere"), "{error}");
+    assert!(error.contains("/tmp/link: a dangling symbolic link"), "{error}");
     assert_eq!(fs::read_to_string(path("secret")).expect("a file"), "of the machine");
 
     // Lack of space is reported, and the existing file stays.
@@ -594,12 +594,12 @@ fn commands_can_select_some_nodes() {
     let labelled =
         "      kind: host\n      labels: {role: end}\n      files: {/etc/word: {content: old}}\n";
     fs::write(&file, SPEC.replace(host, labelled)).expect("a file");
-    let told = |what: &[&str], template: &str| {
+    let printed = |what: &[&str], template: &str| {
         let template = format!("jsonpath={template}");
         node.pdp(&[what, &["red", "-o", &template]].concat()).trim().to_owned()
     };
-    let names = |what: &str| told(&["get", what], "{[*].name}");
-    let pids = |name: &str| told(&["get", "nodes"], &format!("{{[?@.name=='{name}']..pid}}"));
+    let names = |what: &str| printed(&["get", what], "{[*].name}");
+    let pids = |name: &str| printed(&["get", "nodes"], &format!("{{[?@.name=='{name}']..pid}}"));
     let reaches = || {
         eventually("h1 reaches h2", || node.try_exec("red/h1", "ping -c1 -W1 10.0.2.2").is_ok());
     };
@@ -647,14 +647,14 @@ fn commands_can_select_some_nodes() {
     assert_eq!(node.exec("red/h1", "cat /etc/word").trim(), "new");
 
     // A restart only affects the requested nodes, and counts as no failure.
-    let restarts = || told(&["get", "nodes"], "{[*].control.restarts}");
+    let restarts = || printed(&["get", "nodes"], "{[*].control.restarts}");
     let (h1, restarts_before) = (pids("h1"), restarts());
     node.exec("red/h1", "touch /tmp/made");
     node.pdp(&["restart", "red/h1"]);
     assert_ne!(pids("h1"), h1);
     assert!(node.try_exec("red/h1", "test -e /tmp/made").is_err());
-    let guest = || told(&["get", "nodes"], "{[?@.name=='r1'].guests[0].pid}");
-    let control = || told(&["get", "nodes"], "{[?@.name=='r1'].control.pid}");
+    let guest = || printed(&["get", "nodes"], "{[?@.name=='r1'].guests[0].pid}");
+    let control = || printed(&["get", "nodes"], "{[?@.name=='r1'].control.pid}");
     let (guest_before, control_before) = (guest(), control());
     node.pdp(&["restart", "red/r1", "--guest", "0"]);
     assert_eq!(control(), control_before);
@@ -680,11 +680,11 @@ fn delete_continues_past_unknown_names() {
             "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: {name}}}\nspec: {{nodes: {{h: {{kind: host}}}}}}"
         ));
     }
-    let told = node
+    let error = node
         .try_pdp(&["delete", "one", "nosuch", "two", "neither"])
         .expect_err("two are not there");
     for name in ["nosuch", "neither"] {
-        assert!(told.contains(&format!("no vnet {name:?}")), "{told}");
+        assert!(error.contains(&format!("no vnet {name:?}")), "{error}");
     }
     assert_eq!(node.json(&["get"]).as_array().map(Vec::len), Some(0));
 }

@@ -28,8 +28,8 @@ fn event(node: &TestNode, what: &str) -> String {
     let script = format!("echo {what} >> /srv/kept/events && cat /srv/kept/events");
     let mut text = String::new();
     eventually("h1 runs", || match shell(node, "red/h1", &script) {
-        Ok(said) => {
-            text = said;
+        Ok(output) => {
+            text = output;
             true
         }
         Err(_) => false,
@@ -68,7 +68,7 @@ fn volume_outlasts_everything_but_its_node() {
     node.apply(&network(moved));
     assert!(node.exec("red/h1", "cat /mnt/events").ends_with("adopted\n"));
     let other = node.try_apply(&network(&KEPT.replace("16Mi", "32Mi"))).unwrap_err();
-    assert!(other.contains("volume kept: size 32Mi is not the 16Mi that it has"), "{other}");
+    assert!(other.contains("volume kept: size 32Mi differs from its 16Mi"), "{other}");
     node.apply(&network(KEPT));
     assert_eq!(event(&node, "applied"), "made restarted killed adopted applied");
 
@@ -118,12 +118,12 @@ fn full_volume_harms_no_other_node() {
     let node = TestNode::start("full-volume");
     node.apply(&network(KEPT));
     assert_eq!(event(&node, "made"), "made");
-    let said = node.try_exec("red/h1", "dd if=/dev/zero of=/srv/kept/x bs=64k").unwrap_err();
-    assert!(said.contains("No space left on device"), "{said}");
+    let error = node.try_exec("red/h1", "dd if=/dev/zero of=/srv/kept/x bs=64k").unwrap_err();
+    assert!(error.contains("No space left on device"), "{error}");
     shell(&node, "red/h2", "echo well > /tmp/x").unwrap();
     node.apply(&network(&format!(", env: {{X: y}}{KEPT}")));
-    let said = node.try_exec("red/h1", "dd if=/dev/zero of=/srv/kept/y bs=4k").unwrap_err();
-    assert!(said.contains("No space left on device"), "still: {said}");
+    let error = node.try_exec("red/h1", "dd if=/dev/zero of=/srv/kept/y bs=4k").unwrap_err();
+    assert!(error.contains("No space left on device"), "still: {error}");
     node.exec("red/h1", "rm /srv/kept/x /srv/kept/y");
     assert_eq!(event(&node, "emptied"), "made emptied");
 }

@@ -119,10 +119,10 @@ fn watch_reports_events_and_their_actor() {
     // A waiting client keeps waiting across a restart.
     let mut waits = node.pdp_command(&["wait", "red", "--for", "gone", "--timeout", "10m"]);
     let mut waits = waits.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(waits.stderr.take().unwrap());
+    let mut stderr = BufReader::new(waits.stderr.take().unwrap());
     let mut first = String::new();
-    said.read_line(&mut first).unwrap();
-    assert!(first.contains("red is there"), "{first}");
+    stderr.read_line(&mut first).unwrap();
+    assert!(first.contains("red still exists"), "{first}");
     node.kill_pdpd();
     node.start_pdpd();
     eventually("a gap and what is", || {
@@ -132,6 +132,6 @@ fn watch_reports_events_and_their_actor() {
     node.pdp(&["delete", "red"]);
     watched.expect(&[("vnet/red", "begun"), ("vnet/red", "gone")]);
     let mut rest = String::new();
-    said.read_to_string(&mut rest).unwrap();
+    stderr.read_to_string(&mut rest).unwrap();
     assert!(waits.wait().unwrap().success(), "{rest}");
 }

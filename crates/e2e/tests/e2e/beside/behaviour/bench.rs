@@ -394,12 +394,12 @@ impl BenchSide {
             self.answered[port] |= is_answer && frame.get(40..42) == Some(&ping.to_be_bytes());
             return;
         }
-        if let Some(wanted) = solicitation(frame) {
-            let is_silent = match wanted {
+        if let Some(target) = solicitation(frame) {
+            let is_silent = match target {
                 IpAddr::V4(v4) => v4.octets()[3] == SILENT,
                 IpAddr::V6(v6) => v6.octets()[15] == SILENT,
             };
-            if !is_silent && let Some(answer) = answer(port, frame, wanted) {
+            if !is_silent && let Some(answer) = answer(port, frame, target) {
                 self.asked = true;
                 let _ = self.links[port].write(&answer);
             }

@@ -96,10 +96,10 @@ pub fn make_settings_equal(from: &Path, to: &Path) {
     let (from, to) = (open(from), open(to));
     let read =
         |netns: &File| pdp_net::netns::within(netns.as_fd(), || Ok(settings())).expect("read");
-    let wanted = read(&from);
+    let expected = read(&from);
     for _ in 0..3 {
         let is = read(&to);
-        let missing = wanted.iter().filter(|(name, value)| is.get(*name) != Some(value));
+        let missing = expected.iter().filter(|(name, value)| is.get(*name) != Some(value));
         let missing: Vec<(PathBuf, String)> =
             missing.map(|(name, value)| (name.clone(), value.clone())).collect();
         let write = || {
@@ -113,7 +113,7 @@ pub fn make_settings_equal(from: &Path, to: &Path) {
     }
     let is = read(&to);
     let different: Vec<_> =
-        wanted.iter().filter(|(name, value)| is.get(*name) != Some(value)).collect();
+        expected.iter().filter(|(name, value)| is.get(*name) != Some(value)).collect();
     assert!(different.is_empty(), "settings: {different:?}");
 }
 

@@ -55,46 +55,46 @@ fn unknown() -> Vec<Case> {
 }
 
 /// Case with an ARP packet of the case's machine.
-fn says(name: &str, arp: impl Fn(&Host, &mut Arp) + 'static) -> Case {
+fn arp_case(name: &str, arp: impl Fn(&Host, &mut Arp) + 'static) -> Case {
     case(name).frame(move |host| {
         let sender = (mac_of(0, &host.v4.octets()), host.v4);
         let target = ([0; 6], Ipv4Addr::new(10, 0, 0, 1));
-        let mut said = Arp { operation: 1, hardware: 1, sender, target };
-        arp(host, &mut said);
-        (0, said.frame(BROADCAST))
+        let mut packet = Arp { operation: 1, hardware: 1, sender, target };
+        arp(host, &mut packet);
+        (0, packet.frame(BROADCAST))
     })
 }
 
 fn arp() -> Vec<Case> {
     let address = |text: &str| text.parse::<Ipv4Addr>().expect("an address");
     vec![
-        says("ARP request for the router", |_, _| {}),
+        arp_case("ARP request for the router", |_, _| {}),
         case("ARP request, unicast").frame(|host| {
             let mut frame = ask(host, IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
             frame[..6].copy_from_slice(&host.router[0]);
             (0, frame)
         }),
-        says("ARP request for another port's address", move |_, arp| {
+        arp_case("ARP request for another port's address", move |_, arp| {
             arp.target.1 = address("10.1.0.1");
         }),
-        says("ARP probe for the router", move |_, arp| arp.sender.1 = Ipv4Addr::UNSPECIFIED),
-        says("ARP request from outside the subnet", move |_, arp| {
+        arp_case("ARP probe for the router", move |_, arp| arp.sender.1 = Ipv4Addr::UNSPECIFIED),
+        arp_case("ARP request from outside the subnet", move |_, arp| {
             arp.sender.1 = address("198.51.100.7");
         }),
-        says("gratuitous ARP for the router's own address", move |_, arp| {
+        arp_case("gratuitous ARP for the router's own address", move |_, arp| {
             arp.sender.1 = address("10.0.0.1");
         }),
-        says("ARP hardware type 6", |_, arp| arp.hardware = 6),
-        says("ARP operation 9", |_, arp| arp.operation = 9),
-        says("RARP", |_, arp| arp.operation = 3),
+        arp_case("ARP hardware type 6", |_, arp| arp.hardware = 6),
+        arp_case("ARP operation 9", |_, arp| arp.operation = 9),
+        arp_case("RARP", |_, arp| arp.operation = 3),
         case("ARP cut").frame(|host| {
             let frame = ask(host, IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
             (0, frame[..30].to_vec())
         }),
-        says("ARP for a host behind, proxy_arp 0", move |_, arp| {
+        arp_case("ARP for a host behind, proxy_arp 0", move |_, arp| {
             arp.target.1 = address("10.1.0.9")
         }),
-        says("ARP for a host behind, proxy_arp 1", move |_, arp| {
+        arp_case("ARP for a host behind, proxy_arp 1", move |_, arp| {
             arp.target.1 = address("10.1.0.9")
         })
         .setup(
@@ -105,7 +105,7 @@ fn arp() -> Vec<Case> {
             "echo 0 >/proc/sys/net/ipv4/conf/eth0/proxy_arp
                  echo 80 >/proc/sys/net/ipv4/neigh/eth0/proxy_delay",
         ),
-        says("ARP for a proxied neighbour", move |_, arp| arp.target.1 = address("192.0.2.9"))
+        arp_case("ARP for a proxied neighbour", move |_, arp| arp.target.1 = address("192.0.2.9"))
             .setup(
                 "ip neigh add proxy 192.0.2.9 dev eth0
                  echo 0 >/proc/sys/net/ipv4/neigh/eth0/proxy_delay",
@@ -118,11 +118,11 @@ fn arp() -> Vec<Case> {
 }
 
 /// A packet to the neighbour, then a claim sent into a port, then a packet again.
-fn claim(name: &str, port: usize, say: impl Fn(&Host) -> Vec<u8> + 'static) -> Case {
+fn claim(name: &str, port: usize, claim_frame: impl Fn(&Host) -> Vec<u8> + 'static) -> Case {
     let to_it =
         |case: Case| case.v4(|p, _| p.to(NEIGHBOUR).done()).v6(|p, _| p.to(NEIGHBOUR_V6).done());
-    let said = to_it(case(name)).then().frame(move |host| (port, say(host))).then();
-    to_it(said).setup(QUICK).undo(USUAL)
+    let claimed = to_it(case(name)).then().frame(move |host| (port, claim_frame(host))).then();
+    to_it(claimed).setup(QUICK).undo(USUAL)
 }
 
 /// ARP packet of the neighbour.

@@ -16,7 +16,7 @@ const DOWN: &str = "ip link set eth1 down";
 const FLOWS: u16 = 40;
 
 pub fn cases() -> Vec<Case> {
-    [sorts(), prefixes(), choices(), mtus(), locals(), ways(), objects()]
+    [sorts(), prefixes(), choices(), mtus(), locals(), multipaths(), objects()]
         .into_iter()
         .flatten()
         .collect()
@@ -356,7 +356,7 @@ fn flows(mut case: Case, v6: bool) -> Case {
     case.same_ways()
 }
 
-fn ways() -> Vec<Case> {
+fn multipaths() -> Vec<Case> {
     let two = "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.3.0.7";
     let two_v6 = "ip -6 route add 2001:db8:9::/48 nexthop via fd00:1::7 nexthop via fd00:3::7";
     let four = "ip route add 203.0.113.0/24 nexthop via 10.1.0.7 nexthop via 10.1.0.8 \\

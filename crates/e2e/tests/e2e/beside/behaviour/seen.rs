@@ -34,17 +34,17 @@ pub fn solicitation(frame: &[u8]) -> Option<IpAddr> {
 }
 
 /// Answer of the requested machine.
-pub fn answer(port: usize, asked: &[u8], wanted: IpAddr) -> Option<Vec<u8>> {
-    let from: Mac = asked.get(6..12)?.try_into().ok()?;
-    match wanted {
+pub fn answer(port: usize, request: &[u8], target: IpAddr) -> Option<Vec<u8>> {
+    let from: Mac = request.get(6..12)?.try_into().ok()?;
+    match target {
         IpAddr::V4(v4) => {
-            let asks: [u8; 4] = asked.get(28..32)?.try_into().ok()?;
+            let asks: [u8; 4] = request.get(28..32)?.try_into().ok()?;
             let sender = (mac_of(port, &v4.octets()), v4);
             let arp = Arp { operation: 2, hardware: 1, sender, target: (from, asks.into()) };
             Some(arp.frame(from))
         }
         IpAddr::V6(v6) => {
-            let asks: [u8; 16] = asked.get(22..38)?.try_into().ok()?;
+            let asks: [u8; 16] = request.get(22..38)?.try_into().ok()?;
             let mac = mac_of(port, &v6.octets());
             let host = Host { v4: Ipv4Addr::UNSPECIFIED, v6, router: [from; PORTS] };
             let mut packet = V6::new(&host);
@@ -99,7 +99,7 @@ pub fn plain(mut frame: Vec<u8>, routers: &[Mac]) -> Vec<u8> {
 pub fn compare(case: &Case, seen: &[[Frames; 2]; 2]) -> Option<String> {
     let is_wrong = |cold: bool, [pdp, kernel]: &[Frames; 2]| match &case.expect {
         Expect::Same => pdp != kernel,
-        Expect::SameWays => ways(pdp) != ways(kernel),
+        Expect::SameWays => paths(pdp) != paths(kernel),
         Expect::Differs { kernel: by_kernel, pdp: by_pdp, .. } => {
             let by_guest = words(pdp) == *by_pdp;
             words(kernel) != *by_kernel || !(by_guest || cold && pdp == kernel)
@@ -125,7 +125,7 @@ pub fn compare(case: &Case, seen: &[[Frames; 2]; 2]) -> Option<String> {
 type DeliveryPaths<'a> = (Vec<&'a [u8]>, BTreeSet<(usize, &'a [u8])>);
 
 /// The packets, and all paths taken.
-fn ways(frames: &Frames) -> DeliveryPaths<'_> {
+fn paths(frames: &Frames) -> DeliveryPaths<'_> {
     let mut packets: Vec<&[u8]> = frames.iter().map(|(_, frame)| &frame[12..]).collect();
     packets.sort();
     (packets, frames.iter().map(|(port, frame)| (*port, &frame[..6])).collect())
