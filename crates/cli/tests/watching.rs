@@ -116,7 +116,7 @@ fn top_restores_the_terminal() {
         post(&server, "vnet/red/node/r1/g0", "with-code-7");
         eventually("an event", || has("with-code-7"));
         keys.write_all(b"?").unwrap();
-        eventually("help", || has("pause the"));
+        eventually("help", || has("Up/Down"));
         match end {
             None => keys.write_all(b"q").unwrap(),
             Some(end) => signal(&child, end),

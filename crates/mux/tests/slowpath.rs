@@ -378,7 +378,7 @@ fn invalid_slow_path_client_is_disconnected() {
     let short = Ask::Frame { out: true, vport: 0, queue: 0, bytes: vec![0; 13] };
     let nonsense = [
         (vec![0xff; 64], "wrong length"),
-        (vec![0, 4, 77, 0], "no message of kind 77"),
+        (vec![0, 4, 77, 0], "unknown message kind 77"),
         (vec![0, 5, 1, 0, 0], "wrong length"),
         (vec![0, 0, 1, 0], "wrong length"),
         (vec![0], "wrong length"),
