@@ -20,7 +20,7 @@ service_units := pdpd.service pdpd@.service
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-management pdp-shim pdp-init pdp-work pdp-router pdp-label
 
-.PHONY: help deps build quick test hundred fuzz demo demo-down soak bench install install-files uninstall
+.PHONY: help deps build quick test hw-test hundred fuzz demo demo-down soak bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
@@ -29,6 +29,7 @@ help:
 	@echo '                 (default 30): did anything leak or get lost? soak-report.md'
 	@echo 'make quick       format, clippy, unit tests, words'
 	@echo 'make test        install what is missing, run every test'
+	@echo 'make hw-test     run all tests of the card (docs/hardware.md)'
 	@echo 'make hundred     run the test TEST=NAME a hundred times beside load'
 	@echo 'make fuzz        install what is missing, build, feed hostile bytes to everything that reads'
 	@echo '                 what others wrote (MINUTES=10 in all, TARGET=NAME only one)'
@@ -56,6 +57,10 @@ quick:
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace --lib
 	scripts/prose
+
+hw-test: deps
+	WORLDS=300 FRAMES=10000 scripts/hw-test
+	cargo test --package pdp-card
 
 # One test a hundred times beside load: make hundred TEST=NAME.
 hundred: deps

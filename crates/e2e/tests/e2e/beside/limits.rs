@@ -72,6 +72,7 @@ fn go_from_hand_to_hand(label: &str, kind: &str) -> TestNode {
     // A new pdpd gets them from the helper, and a new helper from pdpd.
     node.kill_pdpd();
     node.start_pdpd();
+    node.pdp(&["wait", "wide", "--for", "ready", "--timeout", "60s"]);
     let helper = pid(&node, "tap").expect("it runs");
     kill(helper);
     eventually("the helper is replaced", || pid(&node, "tap").is_some_and(|now| now != helper));
