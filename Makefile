@@ -59,8 +59,8 @@ quick:
 	scripts/prose
 
 hw-test: deps
-	WORLDS=300 FRAMES=10000 scripts/hw-test
-	cargo test --package pdp-card
+	WORLDS=300 FRAMES=10000 ROUNDS=40 scripts/hw-test
+	CARD_FRAMES=10000000 cargo test --workspace --test header_ip
 
 # One test a hundred times beside load: make hundred TEST=NAME.
 hundred: deps

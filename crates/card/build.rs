@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const RTL: &str = "../../hw/rtl";
-const SHIM: &str = "shim/lpm.cpp";
+const SHIMS: [&str; 2] = ["shim/lpm.cpp", "shim/header.cpp"];
 
 /// Sources of `card_lpm`, packages first.
 const LPM_SOURCES: [&str; 8] = [
@@ -39,6 +39,43 @@ const LPM_VARIANTS: [(&str, &[(&str, u32)]); 2] = [
     ),
 ];
 
+/// Sources of `card_header`, packages first.
+const HEADER_SOURCES: [&str; 21] = [
+    "card_pkg.sv",
+    "card_lpm_pkg.sv",
+    "card_arp.sv",
+    "card_context.sv",
+    "card_delay_ram.sv",
+    "card_flow.sv",
+    "card_flow_step.sv",
+    "card_header.sv",
+    "card_lpm.sv",
+    "card_lpm_delay.sv",
+    "card_lpm_level.sv",
+    "card_lpm_write.sv",
+    "card_meter.sv",
+    "card_nexthop.sv",
+    "card_parse.sv",
+    "card_ram.sv",
+    "card_ram_ext.sv",
+    "card_rewrite.sv",
+    "card_ve.sv",
+    "card_verdict.sv",
+    "card_vmac.sv",
+];
+
+/// The variant of `card_header`; src/header.rs has the same parameters.
+const HEADER_PARAMETERS: [(&str, u32); 8] = [
+    ("VES", 4),
+    ("VMACS", 256),
+    ("NODES", 1024),
+    ("LEAVES", 16384),
+    ("GROUPS", 512),
+    ("BUCKET_BLOCKS", 32),
+    ("HOPS", 512),
+    ("ARPS", 1024),
+];
+
 /// A module to verilate, with its parameters and its C++ functions.
 struct CardModel {
     module: &'static str,
@@ -49,23 +86,31 @@ struct CardModel {
     shim: &'static str,
 }
 
-fn models() -> impl Iterator<Item = CardModel> {
-    LPM_VARIANTS.iter().map(|&(variant, parameters)| CardModel {
+fn models() -> Vec<CardModel> {
+    let lpm = |&(variant, parameters)| CardModel {
         module: "card_lpm",
         name: format!("card_lpm_{variant}"),
         sources: &LPM_SOURCES,
         parameters,
-        shim: SHIM,
-    })
+        shim: SHIMS[0],
+    };
+    let header = CardModel {
+        module: "card_header",
+        name: "card_header".into(),
+        sources: &HEADER_SOURCES,
+        parameters: &HEADER_PARAMETERS,
+        shim: SHIMS[1],
+    };
+    LPM_VARIANTS.iter().map(lpm).chain([header]).collect()
 }
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(card_models)");
     println!("cargo::rerun-if-env-changed=PDP_VERILATOR");
     println!("cargo::rerun-if-env-changed=PDP_CARD_RTL");
-    println!("cargo::rerun-if-changed={SHIM}");
+    SHIMS.iter().for_each(|shim| println!("cargo::rerun-if-changed={shim}"));
     let rtl = env::var("PDP_CARD_RTL").unwrap_or_else(|_| RTL.into());
-    for source in LPM_SOURCES {
+    for source in HEADER_SOURCES {
         println!("cargo::rerun-if-changed={rtl}/{source}");
     }
     let Some(program) = verilator() else {
@@ -74,7 +119,7 @@ fn main() {
     };
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     let root = verilator_root(&program);
-    models().for_each(|model| build(&program, &root, &out, &rtl, &model));
+    models().iter().for_each(|model| build(&program, &root, &out, &rtl, model));
     build_runtime(&root);
     println!("cargo::rustc-cfg=card_models");
 }

@@ -1,4 +1,4 @@
-//! The functions of shim/lpm.cpp; the crate's only `unsafe` code.
+//! The functions of shim/lpm.cpp and shim/header.cpp; the crate's only `unsafe` code.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -89,5 +89,73 @@ impl Drop for LpmInstance {
     fn drop(&mut self) {
         // SAFETY: `handle` is from the same variant's `new`, and nothing uses it afterwards.
         unsafe { (self.functions.free)(self.handle.as_ptr()) };
+    }
+}
+
+/// Inputs of a cycle of card_header; the same layout as in shim/header.cpp.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeaderPins {
+    pub(crate) now: u64,
+    /// A `header_in_t`, least significant word first.
+    pub(crate) header: [u64; 9],
+    pub(crate) wr_data: [u32; 6],
+    pub(crate) wr_index: u32,
+    pub(crate) rst: u8,
+    pub(crate) valid: u8,
+    pub(crate) wr_valid: u8,
+    pub(crate) wr_table: u8,
+    pub(crate) wr_ve: u8,
+}
+
+/// Outputs of card_header after the clock edge; the same layout as in shim/header.cpp.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeaderResultPins {
+    /// A `header_out_t`, least significant word first.
+    pub(crate) header: [u64; 9],
+    pub(crate) valid: u8,
+    pub(crate) fault: u8,
+    pub(crate) excess: u8,
+    pub(crate) wr_refused: u8,
+}
+
+unsafe extern "C" {
+    fn card_header_new(seed: u32) -> *mut c_void;
+    fn card_header_free(handle: *mut c_void);
+    fn card_header_step(
+        handle: *mut c_void,
+        input: *const HeaderPins,
+        output: *mut HeaderResultPins,
+    );
+}
+
+/// An instance of the Verilated card_header. Neither `Send` nor `Sync`, as [`LpmInstance`].
+#[derive(Debug)]
+pub(crate) struct HeaderInstance(NonNull<c_void>);
+
+impl HeaderInstance {
+    /// Makes a model whose memories have random contents.
+    pub(crate) fn new(seed: u32) -> Self {
+        // SAFETY: as in `LpmInstance::new`.
+        let handle = unsafe { card_header_new(seed) };
+        Self(NonNull::new(handle).expect("a new model"))
+    }
+
+    /// Simulates one clock cycle; returns the outputs after its rising edge.
+    pub(crate) fn step(&mut self, input: &HeaderPins) -> HeaderResultPins {
+        let mut output = HeaderResultPins::default();
+        // SAFETY: the handle is from `card_header_new` and not freed before `drop`. `&mut self`
+        // excludes a second call at the same time. The function reads one `HeaderPins` and writes
+        // one `HeaderResultPins`, which have the C structures' layout, and keeps neither pointer.
+        unsafe { card_header_step(self.0.as_ptr(), input, &mut output) };
+        output
+    }
+}
+
+impl Drop for HeaderInstance {
+    fn drop(&mut self) {
+        // SAFETY: the handle is from `card_header_new`, and nothing uses it afterwards.
+        unsafe { card_header_free(self.0.as_ptr()) };
     }
 }

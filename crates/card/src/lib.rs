@@ -3,6 +3,9 @@
 //! - [`LpmModel`] is the route look-up `card_lpm`, one clock cycle at a time.
 //! - [`LpmTrie`] makes a VE's tables for it: it turns each change of a route into writes that take
 //!   effect while look-ups pass.
+//! - [`HeaderModel`] is the header pipeline `card_header` with all its tables.
+//! - [`VeDriver`] writes a VE's tables from the route mirror's messages, [`VmacTable`] the table of
+//!   all VEs' MAC addresses.
 //!
 //! build.rs verilates the models if it finds Verilator 5.048. Otherwise the crate builds without
 //! them: [`LpmModel::new`] returns `None` and the hardware's tests print that they were skipped.
@@ -10,16 +13,24 @@
 #![deny(unsafe_code)]
 
 mod blocks;
+pub mod driver;
 mod entry;
 #[cfg(card_models)]
 #[allow(unsafe_code)]
 mod ffi;
+pub mod header;
 mod model;
+pub mod table;
 pub mod trie;
+pub mod vmac;
 
 pub use blocks::BlockAllocator;
+pub use driver::{DriverError, VeDriver};
 pub use entry::{
     Leaf, LeafKind, LpmSegment, LpmTable, LpmWord, LpmWrite, NodeEntry, RootEntry, RouteFamily,
 };
+pub use header::{CardVerdict, HeaderIn, HeaderModel, HeaderOut};
 pub use model::{LpmLookup, LpmModel, LpmResult, LpmVariant, MODELS};
+pub use table::{TableWord, TableWrite};
 pub use trie::{LpmTrie, RoutePrefix, SegmentFull};
+pub use vmac::{VmacFull, VmacTable};

@@ -224,7 +224,10 @@ fn release(hops: Vec<ResolvedHop>, neighbours: &mut NeighbourTable) {
 
 /// Returns buckets for `hops` that differ as little
 /// as possible from those of the group's hops `old`.
-fn buckets(hops: &[GroupHop], old: &[GroupHop], old_buckets: &[u8]) -> Vec<u8> {
+///
+/// Each bucket holds the index of a hop. A group with less than two hops has no buckets. Another
+/// forwarder that calls this with the same sequence of hops sends each flow to the same hop.
+pub fn buckets(hops: &[GroupHop], old: &[GroupHop], old_buckets: &[u8]) -> Vec<u8> {
     if hops.len() < 2 {
         return Vec::new();
     }

@@ -29,3 +29,4 @@ pub use connection::MirrorSocket;
 pub use fib::Fib;
 pub use follower::{FollowerDeadline, MirrorChannel, MirrorFollower, MirrorInput, RouteTables};
 pub use forward::{Decision, FRAMES_MAX, FrameBatch, IpForwarder, Routed};
+pub use group::buckets;

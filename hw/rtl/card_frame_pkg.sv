@@ -1,0 +1,31 @@
+// Types of the frame path: what surrounds the header pipeline.
+package card_frame_pkg;
+  import card_pkg::*;
+
+  // Longest frame without its check sequence; the card drops longer ones.
+  localparam int MAX_LENGTH = 1714;
+
+  // What an output needs to know of a frame besides its bytes.
+  typedef struct packed {
+    verdict_t verdict;
+    logic     group;
+    logic     owned;
+    ve_t      ve;
+    vport_t   vport;
+    segment_t segment;
+  } frame_meta_t;
+
+  // Number of cells of a queue: `guarantee` cells are its own, `share` more may come from the pool.
+  typedef struct packed {
+    logic [15:0] guarantee;
+    logic [15:0] share;
+  } quota_t;
+
+  typedef logic [7:0] beats_t;
+
+  // Beats of a frame of `length` bytes.
+  function automatic beats_t beats_of(input length_t length, input int beat_bytes);
+    return beats_t'((int'(length) + beat_bytes - 1) / beat_bytes);
+  endfunction
+
+endpackage
