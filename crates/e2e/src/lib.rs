@@ -2,8 +2,8 @@
 //! its own.
 //!
 //! ```no_run
-//! use pdp_e2e::{Node, eventually};
-//! let mut node = Node::start("ping");             // pdpd runs in a fresh network namespace
+//! use pdp_e2e::{TestNode, eventually};
+//! let mut node = TestNode::start("ping");         // pdpd runs in a fresh network namespace
 //! let outside = node.machine("mA", "extA");       // a machine behind a veth pair; device extA
 //! outside.run("ip addr add 192.0.2.1/24 dev eth0");
 //! node.apply(r#"

@@ -27,7 +27,7 @@
 //! let mut found = [0; 3];
 //! filters.find(&[[0x0a04], [0x0a05], [0x0b05]], &mut found);
 //! assert_eq!(found, [7, 9, NONE]);
-//! # Ok::<(), pdp_filters::Refused>(())
+//! # Ok::<(), pdp_filters::FilterRefusal>(())
 //! ```
 //!
 //! # Bounds

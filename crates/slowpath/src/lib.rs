@@ -3,16 +3,16 @@
 //! the guide; [`pdp_proto::slowpath`] defines the messages.
 //!
 //! ```no_run
-//! use pdp_slowpath::{Action, Match, SOCKET, SlowPath, discard, filter, send};
+//! use pdp_slowpath::{FilterAction, IpMatch, SOCKET, SlowPathSession, discard, filter, send};
 //!
 //! # fn main() -> Result<(), pdp_slowpath::Error> {
-//! let mut slow_path = SlowPath::connect(SOCKET)?;
-//! let dns = Match::ip().proto(17).dport(53);
-//! let noise = Match::ip().src("198.51.100.0/24".parse().expect("a prefix"));
+//! let mut slow_path = SlowPathSession::connect(SOCKET)?;
+//! let dns = IpMatch::ip().proto(17).dport(53);
+//! let noise = IpMatch::ip().src("198.51.100.0/24".parse().expect("a prefix"));
 //! slow_path
 //!     .batch()
 //!     .set(filter(1, 100, dns, send(2, [2, 0, 0, 0, 0, 9])))
-//!     .set(filter(2, 200, noise, Action { counter: 0, ..discard() }))
+//!     .set(filter(2, 200, noise, FilterAction { counter: 0, ..discard() }))
 //!     .commit()?;
 //! loop {
 //!     slow_path.keep(std::time::Duration::from_secs(1))?;

@@ -224,8 +224,8 @@ impl From<&FilterPattern> for PatternBits {
 /// IPv4 or IPv6 packets for code `ip`. Matches all of them until further conditions are added.
 ///
 /// ```
-/// use pdp_slowpath::Match;
-/// let dns = Match::ip().dst("192.0.2.0/24".parse().unwrap()).proto(17).dport(53);
+/// use pdp_slowpath::IpMatch;
+/// let dns = IpMatch::ip().dst("192.0.2.0/24".parse().unwrap()).proto(17).dport(53);
 /// assert_eq!(dns.to_string(), "ip dst 192.0.2.0/24 proto udp dport 53");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
