@@ -20,7 +20,7 @@ service_units := pdpd.service pdpd@.service
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-management pdp-shim pdp-init pdp-work pdp-router pdp-label
 
-.PHONY: help deps build quick test hw-test hundred fuzz demo demo-down soak bench install install-files uninstall
+.PHONY: help deps build demo-build quick test hw-test hundred fuzz demo demo-down soak bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
@@ -44,6 +44,10 @@ deps:
 	@scripts/install-deps
 
 build: deps
+	cargo build --release --workspace --bins
+
+# The demo and the soak need no programs of measurements and tests.
+demo-build: deps
 	cargo build --release $(addprefix --bin ,pdp pdp-demo $(programs))
 
 # End-to-end tests run the binaries of the same profile.
@@ -60,7 +64,7 @@ quick:
 
 hw-test: deps
 	WORLDS=300 FRAMES=10000 ROUNDS=40 scripts/hw-test
-	CARD_FRAMES=10000000 cargo test --workspace --test header_ip
+	CARD_FRAMES=10000000 cargo test --workspace --test header_ip --test lpm_model --test lpm_large --test trie
 
 # One test a hundred times beside load: make hundred TEST=NAME.
 hundred: deps
@@ -70,22 +74,21 @@ hundred: deps
 fuzz: deps
 	MINUTES='$(MINUTES)' TARGET='$(TARGET)' scripts/fuzz
 
-demo: build
+demo: demo-build
 	target/release/pdp-demo up
 
-demo-down: build
+demo-down: demo-build
 	target/release/pdp-demo down
 
 # How long, from when all is up; UPDATES: a file of BGP updates (MRT, gzip) to change routes by.
-soak: build
+soak: demo-build
 	target/release/pdp-demo soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) \
 	    $(if $(UPDATES),--updates '$(UPDATES)')
 
 # Beside it nothing else should run on this machine. It ends by itself in time; what would hang is
 # ended two minutes later. There is a report of what was measured in any case.
 BENCH_MINUTES ?= $(if $(QUICK),10,37)
-bench: deps
-	cargo build --release --workspace --bins
+bench: build
 	timeout --kill-after=60 $$((60 * ($(BENCH_MINUTES) + 2))) target/release/pdp-bench run \
 	    --minutes $(BENCH_MINUTES) $(if $(QUICK),--quick); \
 	    status=$$?; target/release/pdp-bench report && exit $$status

@@ -69,7 +69,7 @@ pub struct VmacEntry {
     pub mac: MacAddress,
     /// VE that owns the address.
     pub ve: u8,
-    /// Its vport, 4 bits.
+    /// Vport of that VE, 4 bits.
     pub vport: u8,
 }
 

@@ -257,7 +257,7 @@ fn results_come_after_the_latency_in_order() {
 }
 
 /// Fills all memories, as a VE whose segments are the whole, with indices that lead anywhere.
-/// What is in the segments of `own` or in its level 0 depends on `own_seed`, all else on `seed`.
+/// `own_seed` decides the contents of the segments of `own` and of its level 0, `seed` all others.
 fn fill_with_garbage(model: &mut LpmModel, own: (u8, LpmSegment), own_seed: u64, seed: u64) {
     let LpmVariant { ves, nodes, leaves, levels, .. } = model.variant();
     let whole = LpmSegment { node_base: 0, node_length: nodes, leaf_base: 0, leaf_length: leaves };
