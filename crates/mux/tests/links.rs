@@ -792,13 +792,18 @@ fn delay_line_holds_rate_times_delay() {
     spec.vlinks[0].leaving[1].queue_frames = 4;
     let mut lab = Lab::new(&spec);
     let packets = lab.worker.core.packets.free();
-    for _ in 0..300 {
-        lab.receive("west", (0..4).map(|mark| frame(60, mark)));
-        lab.left();
+    // On a busy machine, frames leave while this program waits.
+    let (since, mut most) = (Instant::now(), 0);
+    while most <= 60 && since.elapsed() < PATIENCE {
+        for _ in 0..300 {
+            lab.receive("west", (0..4).map(|mark| frame(60, mark)));
+            lab.left();
+        }
+        most = most.max(lab.node(OUTSIDE).in_flight);
     }
     let ends = lab.node(OUTSIDE);
     assert!(!ends.ports["east"].dropped.contains_key("delay-full"), "{ends:?}");
-    assert!(ends.in_flight > 60, "{ends:?}");
+    assert!(most > 60, "{most}: {ends:?}");
     assert!(packets - lab.worker.core.packets.free() <= 4, "those that wait hold no packets");
     lab.all_left("east");
     lab.assert_adds_up(true);
