@@ -23,7 +23,7 @@ const PACKAGES: &str = "systemd-sysv,udev,dbus,frr,runc,iproute2,iputils-ping,pr
 const UNREAD: [&str; 4] =
     ["/usr/share/doc", "/usr/share/info", "/usr/share/locale", "/usr/share/man"];
 const DISK_BYTES: u64 = 3 << 30;
-const BOOT_S_MAX: u64 = 600;
+const BOOT_S_MAX: u64 = 1_200;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/e2e").to_path_buf()
