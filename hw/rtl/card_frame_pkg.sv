@@ -15,6 +15,12 @@ package card_frame_pkg;
     segment_t segment;
   } frame_meta_t;
 
+  // Frame as a port received it. Its header record carries this as token, for the counters.
+  typedef struct packed {
+    port_t   port;
+    length_t length;  // before padding is cut off
+  } ingress_t;
+
   // Number of cells of a queue: `guarantee` cells are its own, `share` more may come from the pool.
   typedef struct packed {
     logic [15:0] guarantee;
@@ -22,6 +28,15 @@ package card_frame_pkg;
   } quota_t;
 
   typedef logic [7:0] beats_t;
+
+  // A frame in the queues.
+  typedef logic [14:0] cell_t;
+  typedef struct packed {
+    cell_t   at;      // its first cell
+    length_t length;
+    logic    single;  // one beat
+    logic    pooled;  // its cells are the pool's
+  } queued_t;
 
   // Beats of a frame of `length` bytes.
   function automatic beats_t beats_of(input length_t length, input int beat_bytes);

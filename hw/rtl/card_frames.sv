@@ -1,22 +1,25 @@
 // The frame path around the header pipeline: arbiter, store, merge, queues, scheduler, and one
 // queue of beats per output.
 //
-// Latency: 2 cycles from a frame's last beat to its header record. From the result to the first
-// beat at an idle output: 5 cycles for a frame of one beat, else 6. One beat per cycle in all.
-// Output PORTS is the host. An output that does not take its beats delays no other one.
+// Latency: 2 cycles from a frame's last beat to its header record; 6 cycles from the result to the
+// first beat at an idle output. One beat per cycle in all. Output PORTS is the host. An output that
+// does not take its beats delays no other one. After a reset, the card takes no frame while
+// card_admission clears its counts: one cycle per queue.
 module card_frames
   import card_pkg::*;
   import card_frame_pkg::*;
 #(
-    parameter  int DATA_BITS  = 512,
-    parameter  int PORTS      = 4,
-    parameter  int VES        = 32,
-    parameter  int CELLS      = 2048,
-    localparam int LINES      = PORTS + 1,
-    localparam int SLOT_BITS  = $clog2(VES + 1),
-    localparam int OUT_BITS   = $clog2(LINES),
-    localparam int QUEUE_BITS = OUT_BITS + SLOT_BITS,
-    localparam int BYTES_BITS = $clog2(DATA_BITS / 8 + 1)
+    parameter  int DATA_BITS    = 512,
+    parameter  int PORTS        = 4,
+    parameter  int VES          = 32,
+    parameter  int CELLS        = 2048,
+    // One queue per output for all VEs, as in the paper, instead of one per VE.
+    parameter  bit SINGLE_QUEUE = 1'b0,
+    localparam int LINES        = PORTS + 1,
+    localparam int SLOT_BITS    = $clog2(VES + 1),
+    localparam int OUT_BITS     = $clog2(LINES),
+    localparam int QUEUE_BITS   = OUT_BITS + SLOT_BITS,
+    localparam int BYTES_BITS   = $clog2(DATA_BITS / 8 + 1)
 ) (
     input logic clk,
     input logic rst,
@@ -52,10 +55,11 @@ module card_frames
     output logic                  event_oversize_o,
     output port_t                 event_oversize_port_o,
     output logic                  event_dropped_o,        // by its verdict
-    output logic                  event_unqueued_o,       // dropped by card_queues
+    output logic                  event_unqueued_o,       // dropped by card_admission
     output logic                  event_queued_o,
     output port_t                 event_port_o,           // egress port of these three
     output frame_meta_t           event_meta_o,
+    output ingress_t              event_ingress_o,        // their frame as it was received
     output logic                  event_sent_o,
     output logic [QUEUE_BITS-1:0] event_sent_queue_o,
     output length_t               event_sent_length_o
@@ -65,8 +69,9 @@ module card_frames
   localparam int MAX_BEATS = (MAX_LENGTH + BYTES - 1) / BYTES;
   localparam int OUT_DEPTH = 1 << $clog2(2 * MAX_BEATS + 4);
   localparam int RESULTS = 128;
+  localparam int SPARE = 8;  // cells that are never in use: those on the way out of the free list
 
-  logic room, in_valid, in_last;
+  logic room, store_room, counts_ready, in_valid, in_last;
   logic [DATA_BITS-1:0] in_data;
   logic [BYTES_BITS-1:0] in_bytes;
   logic [11:0] in_user;
@@ -92,6 +97,7 @@ module card_frames
       .port_o (in_port)
   );
 
+  assign room = store_room && counts_ready;
   logic take, store_last, frame_done;
   logic [DATA_BITS-1:0] store_data;
   card_store #(
@@ -106,7 +112,7 @@ module card_frames
       .last_i         (in_last),
       .user_i         (in_user),
       .port_i         (in_port),
-      .room_o         (room),
+      .room_o         (store_room),
       .header_valid_o,
       .header_o,
       .oversize_o     (event_oversize_o),
@@ -121,6 +127,7 @@ module card_frames
   logic [DATA_BITS-1:0] merged_data;
   logic [BYTES_BITS-1:0] merged_bytes;
   length_t merged_length;
+  frame_meta_t merged_meta;
   card_merge #(
       .DATA_BITS(DATA_BITS),
       .RESULTS  (RESULTS)
@@ -139,15 +146,52 @@ module card_frames
       .data_o        (merged_data),
       .bytes_o       (merged_bytes),
       .length_o      (merged_length),
-      .port_o        (event_port_o),
-      .meta_o        (event_meta_o),
-      .dropped_o     (event_dropped_o)
+      .meta_o        (merged_meta)
   );
 
-  logic [LINES-1:0][(1<<SLOT_BITS)-1:0] waiting;
-  logic idle, start, queue_valid, queue_last;
-  logic [OUT_BITS-1:0] start_out, queue_out;
-  logic [SLOT_BITS-1:0] start_slot;
+  logic accept, pooled, release_, release_pooled;
+  logic [QUEUE_BITS-1:0] queue;
+  beats_t release_beats;
+  // verilator lint_off UNUSEDSIGNAL
+  token_t event_token;  // has bits of reserve
+  // verilator lint_on UNUSEDSIGNAL
+  assign event_ingress_o = event_token[$bits(ingress_t)-1:0];
+  card_admission #(
+      .DATA_BITS   (DATA_BITS),
+      .PORTS       (PORTS),
+      .VES         (VES),
+      .CELLS       (CELLS - SPARE),
+      .RESULTS     (RESULTS),
+      .SINGLE_QUEUE(SINGLE_QUEUE)
+  ) admission (
+      .clk,
+      .rst,
+      .ready_o         (counts_ready),
+      .valid_i         (result_valid_i),
+      .header_i        (result_i),
+      .take_i          (merged_valid && merged_first),
+      .accept_o        (accept),
+      .pooled_o        (pooled),
+      .queue_o         (queue),
+      .dropped_o       (event_dropped_o),
+      .unqueued_o      (event_unqueued_o),
+      .queued_o        (event_queued_o),
+      .port_o          (event_port_o),
+      .meta_o          (event_meta_o),
+      .token_o         (event_token),
+      .release_i       (release_),
+      .release_queue_i (event_sent_queue_o),
+      .release_beats_i (release_beats),
+      .release_pooled_i(release_pooled),
+      .pool_i,
+      .wr_quota_i,
+      .wr_queue_i,
+      .wr_quota_data_i
+  );
+
+  logic queue_valid, queue_last;
+  logic [LINES-1:0] out_room;
+  logic [OUT_BITS-1:0] queue_out;
   logic [DATA_BITS-1:0] queue_data;
   logic [BYTES_BITS-1:0] queue_bytes;
   frame_meta_t queue_meta;
@@ -159,61 +203,40 @@ module card_frames
   ) queues (
       .clk,
       .rst,
-      .valid_i        (merged_valid),
-      .first_i        (merged_first),
-      .last_i         (merged_last),
-      .data_i         (merged_data),
-      .bytes_i        (merged_bytes),
-      .length_i       (merged_length),
-      .port_i         (event_port_o),
-      .meta_i         (event_meta_o),
-      .queued_o       (event_queued_o),
-      .dropped_o      (event_unqueued_o),
-      .waiting_o      (waiting),
-      .idle_o         (idle),
-      .start_i        (start),
-      .start_out_i    (start_out),
-      .start_slot_i   (start_slot),
-      .start_length_o (event_sent_length_o),
-      .valid_o        (queue_valid),
-      .out_o          (queue_out),
-      .last_o         (queue_last),
-      .data_o         (queue_data),
-      .bytes_o        (queue_bytes),
-      .meta_o         (queue_meta),
-      .pool_i,
-      .wr_quota_i,
-      .wr_queue_i,
-      .wr_quota_data_i
-  );
-
-  logic [LINES-1:0] out_room;
-  card_scheduler #(
-      .PORTS(PORTS),
-      .VES  (VES)
-  ) scheduler (
-      .clk,
-      .rst,
-      .waiting_i       (waiting),
+      .valid_i         (merged_valid),
+      .first_i         (merged_first),
+      .last_i          (merged_last),
+      .data_i          (merged_data),
+      .bytes_i         (merged_bytes),
+      .length_i        (merged_length),
+      .meta_i          (merged_meta),
+      .accept_i        (accept),
+      .pooled_i        (pooled),
+      .queue_i         (queue),
       .room_i          (out_room),
-      .idle_i          (idle),
-      .start_o         (start),
-      .out_o           (start_out),
-      .slot_o          (start_slot),
-      .length_i        (event_sent_length_o),
+      .valid_o         (queue_valid),
+      .out_o           (queue_out),
+      .last_o          (queue_last),
+      .data_o          (queue_data),
+      .bytes_o         (queue_bytes),
+      .meta_o          (queue_meta),
+      .sent_o          (event_sent_o),
+      .sent_queue_o    (event_sent_queue_o),
+      .sent_length_o   (event_sent_length_o),
+      .release_o       (release_),
+      .release_beats_o (release_beats),
+      .release_pooled_o(release_pooled),
       .wr_weight_i,
       .wr_queue_i,
       .wr_weight_data_i
   );
-  assign event_sent_o = start;
-  assign event_sent_queue_o = {start_out, start_slot};
 
-  // MARGIN: the longest frame, and the beat that comes from the memory of card_queues.
+  // MARGIN: the longest frame, and the two beats that card_queues does not see here yet.
   for (genvar i = 0; i < LINES; i++) begin : gen_out
     card_fifo #(
         .WIDTH (DATA_BITS + BYTES_BITS + 1 + $bits(frame_meta_t)),
         .DEPTH (OUT_DEPTH),
-        .MARGIN(MAX_BEATS + 2)
+        .MARGIN(MAX_BEATS + 3)
     ) beats (
         .clk,
         .rst,

@@ -59,7 +59,7 @@ module card_lpm
   localparam int NODE_BITS = $clog2(NODES);
   localparam int LEAF_BITS = $clog2(LEAVES);
   localparam int ROOT_INDEX = NODE_BITS > LEAF_BITS ? NODE_BITS : LEAF_BITS;
-  localparam int INDEX_BITS = NODE_BITS + 2 > LEAF_BITS + 1 ? NODE_BITS + 2 : LEAF_BITS + 1;
+  localparam int INDEX_BITS = (NODE_BITS > LEAF_BITS ? NODE_BITS : LEAF_BITS) + 2;
   localparam int WORD_BITS = 64 + 17 + NODE_BITS + 63 + 15 + LEAF_BITS;
   localparam int KEY_BITS = 6 * LEVELS;  // behind level 0
 
@@ -79,7 +79,7 @@ module card_lpm
   logic  [   NODE_BITS-1:0] segment_node_base;
   logic  [     NODE_BITS:0] segment_node_end;
   logic  [   LEAF_BITS-1:0] segment_leaf_base;
-  logic  [     LEAF_BITS:0] segment_leaf_length;
+  logic  [     LEAF_BITS:0] segment_leaf_end;
 
   card_lpm_write #(
       .VES   (VES),
@@ -110,17 +110,18 @@ module card_lpm
       .segment_node_base_o  (segment_node_base),
       .segment_node_end_o   (segment_node_end),
       .segment_leaf_base_o  (segment_leaf_base),
-      .segment_leaf_length_o(segment_leaf_length)
+      .segment_leaf_end_o   (segment_leaf_end)
   );
 
-  // Level 0, and the VE's segment of nodes.
+  // Level 0, and the VE's segment of nodes, in two cycles.
   logic [ROOT_INDEX+2-1:0] root_word;
-  root_kind_t root_kind;
-  logic [ROOT_INDEX-1:0] root_index;
-  logic [NODE_BITS-1:0] node_base;
-  logic [NODE_BITS:0] node_end;
-  logic ve_exists_q;
-  logic [KEY_BITS-1:0] key_q;
+  root_kind_t root_kind_q;
+  logic [ROOT_INDEX-1:0] root_index_q;
+  logic [NODE_BITS-1:0] node_base, node_base_q;
+  logic [NODE_BITS:0] node_base_less_q;  // less 1
+  logic [NODE_BITS:0] node_end, node_end_q;
+  logic [1:0] ve_exists_q;
+  logic [1:0][KEY_BITS-1:0] key_q;
 
   card_ram #(
       .WIDTH(ROOT_INDEX + 2),
@@ -145,25 +146,28 @@ module card_lpm
       .rd_data_o({node_end, node_base})
   );
   always_ff @(posedge clk) begin
-    ve_exists_q <= int'(ve_i) < VES;
-    key_q <= key_i[119-:KEY_BITS];
+    ve_exists_q <= {ve_exists_q[0], int'(ve_i) < VES};
+    key_q <= {key_q[0], key_i[119-:KEY_BITS]};
+    root_kind_q <= root_kind_t'(root_word[ROOT_INDEX+:2]);
+    root_index_q <= root_word[ROOT_INDEX-1:0];
+    {node_end_q, node_base_q} <= {node_end, node_base};
+    node_base_less_q <= {1'b0, node_base} - 1'b1;
   end
-  assign root_kind  = root_kind_t'(root_word[ROOT_INDEX+:2]);
-  assign root_index = root_word[ROOT_INDEX-1:0];
 
   // Levels 1 to LEVELS. Element n is the walk in front of level n + 1.
-  walk_kind_t                  kind     [LEVELS+1];
-  logic       [INDEX_BITS-1:0] index    [LEVELS+1];
-  logic       [ NODE_BITS-1:0] addr     [LEVELS+1];
-  logic       [ NODE_BITS-1:0] base     [LEVELS+1];
-  logic       [   NODE_BITS:0] limit    [LEVELS+1];
+  walk_kind_t                  kind [LEVELS+1];
+  logic       [INDEX_BITS-1:0] index[LEVELS+1];
+  logic       [ NODE_BITS-1:0] addr [LEVELS];
+  logic       [   NODE_BITS:0] base [LEVELS];
+  logic       [   NODE_BITS:0] limit[LEVELS];
+  logic       [ LEAF_BITS-1:0] leaf_base, leaf_addr;
 
   logic [INDEX_BITS-1:0] first_node;
   always_comb begin
-    first_node = INDEX_BITS'(node_base) + INDEX_BITS'(root_index[NODE_BITS-1:0]);
+    first_node = INDEX_BITS'(node_base_q) + INDEX_BITS'(root_index_q[NODE_BITS-1:0]);
     addr[0] = first_node[NODE_BITS-1:0];
-    index[0] = INDEX_BITS'(root_index);
-    unique case (root_kind)
+    index[0] = INDEX_BITS'(root_index_q);
+    unique case (root_kind_q)
       ROOT_NONE:   kind[0] = WALK_NONE;
       ROOT_LEAF:   kind[0] = WALK_LEAF;
       ROOT_NODE: begin
@@ -172,60 +176,75 @@ module card_lpm
       end
       ROOT_EXCESS: kind[0] = WALK_EXCESS;
     endcase
-    if (!ve_exists_q) kind[0] = WALK_FAULT;
-    base[0]  = node_base;
-    limit[0] = node_end;
+    if (!ve_exists_q[1]) kind[0] = WALK_FAULT;
+    base[0]  = node_base_less_q;
+    limit[0] = node_end_q;
   end
 
   for (genvar level = 1; level <= LEVELS; level++) begin : gen_level
+    localparam bit LAST = level == LEVELS;
     localparam int LEFT = 6 * (LEVELS + 1 - level);
-    localparam int NEXT = level == LEVELS ? 1 : LEFT - 6;
+    localparam int NEXT = LAST ? 1 : LEFT - 6;
+    localparam int ADDR = LAST ? LEAF_BITS : NODE_BITS;
+    localparam int BASE = LAST ? LEAF_BITS : NODE_BITS + 1;
     logic [LEFT-1:0] key;
+    logic [ADDR-1:0] addr_out;
+    logic [BASE-1:0] base_in;
     // Unused behind the last level.
     // verilator lint_off UNUSEDSIGNAL
     logic [NEXT-1:0] key_next;
+    logic [BASE-1:0] base_out;
+    logic [NODE_BITS:0] limit_out;
     // verilator lint_on UNUSEDSIGNAL
     if (level == 1) begin : gen_first
-      assign key = key_q;
+      assign key = key_q[1];
     end else begin : gen_other
       assign key = gen_level[level-1].key_next;
+    end
+    if (LAST) begin : gen_last
+      assign base_in   = leaf_base;
+      assign leaf_addr = addr_out;
+    end else begin : gen_inner
+      assign base_in = base[level-1];
+      assign {addr[level], base[level], limit[level]} = {addr_out, base_out, limit_out};
     end
     card_lpm_level #(
         .NODES      (NODES),
         .LEAVES     (LEAVES),
-        .LAST       (level == LEVELS),
+        .LAST       (LAST),
         .EXTERNAL   (level >= EXT_FROM),
         .EXT_LATENCY(EXT_LATENCY),
         .INDEX_BITS (INDEX_BITS),
         .KEY_BITS   (LEFT)
     ) walk (
         .clk,
-        .kind_i     (kind[level-1]),
-        .index_i    (index[level-1]),
-        .addr_i     (addr[level-1]),
-        .node_base_i(base[level-1]),
-        .node_end_i (limit[level-1]),
-        .key_i      (key),
-        .kind_o     (kind[level]),
-        .index_o    (index[level]),
-        .addr_o     (addr[level]),
-        .node_base_o(base[level]),
-        .node_end_o (limit[level]),
-        .key_o      (key_next),
-        .wr_en_i    (node_en[level]),
-        .wr_addr_i  (node_addr),
-        .wr_word_i  (node_wr)
+        .kind_i    (kind[level-1]),
+        .index_i   (index[level-1]),
+        .addr_i    (addr[level-1]),
+        .base_i    (base_in),
+        .node_end_i(limit[level-1]),
+        .key_i     (key),
+        .kind_o    (kind[level]),
+        .index_o   (index[level]),
+        .addr_o    (addr_out),
+        .base_o    (base_out),
+        .node_end_o(limit_out),
+        .key_o     (key_next),
+        .wr_en_i   (node_en[level]),
+        .wr_addr_i (node_addr),
+        .wr_word_i (node_wr)
     );
   end
 
-  // What goes beside the walk: LATENCY cycles, the VE also two cycles earlier for the leaf segment.
+  // Beside the walk: LATENCY cycles. The VE reads its segment of leaves for the last level.
+  localparam int LAST_LATENCY = 1 + (LEVELS >= EXT_FROM ? EXT_LATENCY : 1);
   logic [LATENCY-1:0] valid_q;
   ve_t ve_late;
   token_t token_late;
   always_ff @(posedge clk) valid_q <= rst ? '0 : {valid_q[LATENCY-2:0], valid_i};
   card_lpm_delay #(
       .WIDTH ($bits(ve_t) + $bits(token_t)),
-      .CYCLES(LATENCY - 2)
+      .CYCLES(LATENCY - 2 - LAST_LATENCY)
   ) beside (
       .clk,
       .data_i({ve_i, token_i}),
@@ -233,7 +252,7 @@ module card_lpm
   );
   card_lpm_delay #(
       .WIDTH ($bits(ve_t) + $bits(token_t)),
-      .CYCLES(2)
+      .CYCLES(2 + LAST_LATENCY)
   ) beside_leaf (
       .clk,
       .data_i({ve_late, token_late}),
@@ -241,9 +260,8 @@ module card_lpm
   );
   assign valid_o = valid_q[LATENCY-1];
 
-  // The leaf: its bound, then its word.
-  logic [LEAF_BITS-1:0] leaf_base;
-  logic [  LEAF_BITS:0] leaf_length;
+  // The leaf: its word, and its bound beside it.
+  logic [LEAF_BITS:0] leaf_end, leaf_end_late;
   card_ram #(
       .WIDTH(2 * LEAF_BITS + 1),
       .DEPTH(VES)
@@ -251,20 +269,25 @@ module card_lpm
       .clk,
       .wr_en_i  (segment_en),
       .wr_addr_i(segment_addr),
-      .wr_data_i({segment_leaf_length, segment_leaf_base}),
+      .wr_data_i({segment_leaf_end, segment_leaf_base}),
       .rd_addr_i(ve_late[VE_BITS-1:0]),
-      .rd_data_o({leaf_length, leaf_base})
+      .rd_data_o({leaf_end, leaf_base})
+  );
+  card_lpm_delay #(
+      .WIDTH (LEAF_BITS + 1),
+      .CYCLES(1 + LAST_LATENCY)
+  ) beside_end (
+      .clk,
+      .data_i(leaf_end),
+      .data_o(leaf_end_late)
   );
 
-  walk_kind_t kind_end_q, kind_leaf_q;
-  logic [LEAF_BITS:0] index_end_q;
-  logic [LEAF_BITS-1:0] leaf_addr;
+  walk_kind_t kind_q;
+  logic [INDEX_BITS-1:0] index_q;
   leaf_t leaf_word;
-  assign leaf_addr = leaf_base + index_end_q[LEAF_BITS-1:0];
   always_ff @(posedge clk) begin
-    kind_end_q <= kind[LEVELS];
-    index_end_q <= index[LEVELS][LEAF_BITS:0];
-    kind_leaf_q <= kind_end_q == WALK_LEAF && index_end_q >= leaf_length ? WALK_FAULT : kind_end_q;
+    kind_q  <= kind[LEVELS];
+    index_q <= index[LEVELS];
   end
   card_ram #(
       .WIDTH($bits(leaf_t)),
@@ -281,10 +304,11 @@ module card_lpm
   always_comb begin
     leaf_o  = '{kind: LEAF_NONE, group: '0};
     fault_o = 1'b0;
-    case (kind_leaf_q)
+    case (kind_q)
       WALK_NONE:   ;
       WALK_LEAF: begin
-        if (leaf_word.kind <= LEAF_EXCESS) leaf_o = leaf_word;
+        if (leaf_word.kind <= LEAF_EXCESS && index_q < INDEX_BITS'(leaf_end_late))
+          leaf_o = leaf_word;
         else fault_o = 1'b1;
       end
       WALK_EXCESS: leaf_o.kind = LEAF_EXCESS;

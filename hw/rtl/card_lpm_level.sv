@@ -9,7 +9,11 @@
 //   leaf  = leaf_base + number of leaf_map bits from 1 to s
 //
 // To keep the adders short, card_lpm_write also stores how many bits are set in front of each
-// quarter of a map.
+// quarter of a map. As bit s of the child map is set if there is a child, the bits are counted up
+// to s, and the base is one less.
+//
+// Behind the last level, each leaf's index is absolute: LAST adds the base of the VE's leaves, also
+// to an index that an earlier level found. A child of the last level is a fault.
 //
 // Latency: RAM_LATENCY + 1 cycles. No register is in front of the memory's address: `addr_o` of a
 // level is the sum of its adder and the next level's `addr_i`.
@@ -20,7 +24,7 @@ module card_lpm_level
 #(
     parameter  int NODES       = 512,
     parameter  int LEAVES      = 2048,
-    parameter  bit LAST        = 1'b0,              // a child ends in a fault
+    parameter  bit LAST        = 1'b0,
     parameter  bit EXTERNAL    = 1'b0,              // nodes in a card_ram_ext
     parameter  int EXT_LATENCY = 4,
     parameter  int INDEX_BITS  = 14,
@@ -28,6 +32,8 @@ module card_lpm_level
     localparam int NODE_BITS   = $clog2(NODES),
     localparam int LEAF_BITS   = $clog2(LEAVES),
     localparam int NEXT_BITS   = LAST ? 1 : KEY_BITS - 6,
+    localparam int ADDR_BITS   = LAST ? LEAF_BITS : NODE_BITS,
+    localparam int BASE_BITS   = LAST ? LEAF_BITS : NODE_BITS + 1,
     localparam int WORD_BITS   = 64 + 17 + NODE_BITS + 63 + 15 + LEAF_BITS
 ) (
     input logic clk,
@@ -35,13 +41,13 @@ module card_lpm_level
     input  walk_kind_t                   kind_i,
     input  logic       [ INDEX_BITS-1:0] index_i,
     input  logic       [  NODE_BITS-1:0] addr_i,       // of the node if `kind_i` is WALK_NODE
-    input  logic       [  NODE_BITS-1:0] node_base_i,
+    input  logic       [  BASE_BITS-1:0] base_i,       // of the VE's nodes, less 1; LAST: leaves
     input  logic       [    NODE_BITS:0] node_end_i,
     input  logic       [   KEY_BITS-1:0] key_i,
     output walk_kind_t                   kind_o,
     output logic       [ INDEX_BITS-1:0] index_o,
-    output logic       [  NODE_BITS-1:0] addr_o,
-    output logic       [  NODE_BITS-1:0] node_base_o,
+    output logic       [  ADDR_BITS-1:0] addr_o,       // of the node; if LAST, of the leaf
+    output logic       [  BASE_BITS-1:0] base_o,
     output logic       [    NODE_BITS:0] node_end_o,
     output logic       [  NEXT_BITS-1:0] key_o,
 
@@ -51,8 +57,10 @@ module card_lpm_level
 );
 
   localparam int RAM_LATENCY = EXTERNAL ? EXT_LATENCY : 1;
+  localparam int SUM_BITS = LEAF_BITS + 2;  // base + leaf_base + 63 if LEAVES >= 64
   localparam int CHILD_BITS = NODE_BITS + 2;  // base + child_base + 63 if NODES >= 64
-  localparam int CARRY_BITS = $bits(walk_kind_t) + INDEX_BITS + 2 * NODE_BITS + 1 + KEY_BITS;
+  localparam int CARRY_BITS =
+      $bits(walk_kind_t) + INDEX_BITS + BASE_BITS + NODE_BITS + 1 + KEY_BITS;
 
   typedef struct packed {
     logic [LEAF_BITS-1:0] leaf_base;
@@ -67,8 +75,10 @@ module card_lpm_level
     logic [63:0]          child_map;
   } word_t;
 
-  // Read.
-  word_t word;
+  // Read. A word that is written right then is in `late` (see card_ram). The memory's output leaves
+  // time for two gates, so the choice is part of the selection of the slot's quarter.
+  word_t word, late;
+  logic is_late;
   if (EXTERNAL) begin : gen_ext
     card_ram_ext #(
         .WIDTH  (WORD_BITS),
@@ -82,15 +92,31 @@ module card_lpm_level
         .rd_addr_i(addr_i),
         .rd_data_o(word)
     );
+    assign late = '0;
+    assign is_late = 1'b0;
   end else begin : gen_ram
+    logic [1:0] wr_en_q;
+    logic [1:0][NODE_BITS-1:0] wr_addr_q;
+    word_t wr_word_q, late_q;
+    logic [NODE_BITS-1:0] addr_q;
+    always_ff @(posedge clk) begin
+      wr_en_q <= {wr_en_q[0], wr_en_i};
+      wr_addr_q <= {wr_addr_q[0], wr_addr_i};
+      wr_word_q <= wr_word_i;
+      late_q <= wr_word_q;
+      addr_q <= addr_i;
+    end
+    assign late = late_q;
+    assign is_late = wr_en_q[1] && wr_addr_q[1] == addr_q;
     card_ram #(
-        .WIDTH(WORD_BITS),
-        .DEPTH(NODES)
+        .WIDTH   (WORD_BITS),
+        .DEPTH   (NODES),
+        .COLLIDES(1'b0)
     ) nodes (
         .clk,
-        .wr_en_i,
-        .wr_addr_i,
-        .wr_data_i(wr_word_i),
+        .wr_en_i  (wr_en_q[0]),
+        .wr_addr_i(wr_addr_q[0]),
+        .wr_data_i(wr_word_q),
         .rd_addr_i(addr_i),
         .rd_data_o(word)
     );
@@ -98,7 +124,7 @@ module card_lpm_level
 
   walk_kind_t                  kind_r;
   logic       [INDEX_BITS-1:0] index_r;
-  logic       [ NODE_BITS-1:0] base_r;
+  logic       [ BASE_BITS-1:0] base_r;
   logic       [   NODE_BITS:0] end_r;
   logic       [  KEY_BITS-1:0] key_r;
   logic       [CARRY_BITS-1:0] carry;
@@ -107,11 +133,11 @@ module card_lpm_level
       .CYCLES(RAM_LATENCY)
   ) beside (
       .clk,
-      .data_i({kind_i, index_i, node_base_i, node_end_i, key_i}),
+      .data_i({kind_i, index_i, base_i, node_end_i, key_i}),
       .data_o(carry)
   );
-  assign index_r = carry[KEY_BITS+2*NODE_BITS+1+:INDEX_BITS];
-  assign base_r = carry[KEY_BITS+NODE_BITS+1+:NODE_BITS];
+  assign index_r = carry[KEY_BITS+BASE_BITS+NODE_BITS+1+:INDEX_BITS];
+  assign base_r = carry[KEY_BITS+NODE_BITS+1+:BASE_BITS];
   assign end_r = carry[KEY_BITS+:NODE_BITS+1];
   assign key_r = carry[KEY_BITS-1:0];
   assign kind_r = walk_kind_t'(carry[CARRY_BITS-1-:$bits(walk_kind_t)]);
@@ -119,27 +145,59 @@ module card_lpm_level
   // Select the slot's quarter, check the bound.
   walk_kind_t                  kind_q;
   logic       [INDEX_BITS-1:0] index_q;
-  logic       [ NODE_BITS-1:0] base_q;
+  logic       [ BASE_BITS-1:0] base_q;
   logic       [   NODE_BITS:0] end_q;
   logic       [           3:0] slot_q;
   logic       [ NEXT_BITS-1:0] key_q;
-  logic       [          15:0] child_map_q;
-  logic       [          15:0] children_below_q;  // bits of the child map below the slot
-  logic       [          15:0] leaves_upto_q;  // bits of the leaf map up to the slot
+  logic       [          15:0] child_map_q;  // up to the slot
+  logic       [          15:0] leaf_map_q;
   logic       [           5:0] children_q;  // set bits in front of the quarter
   logic       [           5:0] leaves_q;
   logic       [CHILD_BITS-1:0] child_base_q;  // absolute
-  logic       [ LEAF_BITS-1:0] leaf_base_q;
+  logic       [  SUM_BITS-1:0] leaf_base_q;  // absolute if LAST
 
-  logic [1:0] quarter;
-  logic [3:0][15:0] below;  // mask of the slots below, by quarter; 0 for the other quarters
-  logic [3:0][15:0] upto;
+  // Parts of a word, selected by masks: four gates and one more, where multiplexers take three.
+  typedef struct packed {
+    logic [15:0] child_map;
+    logic [15:0] leaf_map;
+    logic [5:0]  children;  // in front of the quarter
+    logic [5:0]  leaves;
+  } part_t;
+
+  // verilator lint_off UNUSEDSIGNAL
+  function automatic part_t part_of(input word_t of, input logic [3:0][15:0] mask,
+                                    input logic [3:0] quarter);
+    // verilator lint_on UNUSEDSIGNAL
+    logic [63:0] leaf_map;
+    leaf_map = {of.leaf_map, 1'b0};
+    part_of = '0;
+    for (int i = 0; i < 4; i++) begin
+      part_of.child_map |= of.child_map[16*i+:16] & mask[i];
+      part_of.leaf_map |= leaf_map[16*i+:16] & mask[i];
+    end
+    part_of.children = 6'(of.children_16) & {6{quarter[1]}} | of.children_32 & {6{quarter[2]}}
+        | of.children_48 & {6{quarter[3]}};
+    part_of.leaves = 6'(of.leaves_16) & {6{quarter[1]}} | 6'(of.leaves_32) & {6{quarter[2]}}
+        | of.leaves_48 & {6{quarter[3]}};
+  endfunction
+
+  logic [15:0] upto;  // mask of the slots in the quarter up to the key's
+  logic [3:0] quarter, quarter_late;  // of the word that counts
+  logic [3:0][15:0] mask, mask_late;
+  part_t part;
+  logic [LEAF_BITS-1:0] leaf_base;
   always_comb begin
-    quarter = key_r[KEY_BITS-1-:2];
-    below = '0;
-    below[quarter] = 16'((17'd1 << key_r[KEY_BITS-3-:4]) - 17'd1);
-    upto = '0;
-    upto[quarter] = {below[quarter][14:0], 1'b1};
+    upto = 16'((17'd2 << key_r[KEY_BITS-3-:4]) - 17'd1);
+    // Nothing is added to a leaf that was found before.
+    if (LAST && kind_r != WALK_NODE) upto = '0;
+    for (int i = 0; i < 4; i++) begin
+      quarter[i] = !is_late && key_r[KEY_BITS-1-:2] == 2'(i);
+      quarter_late[i] = is_late && key_r[KEY_BITS-1-:2] == 2'(i);
+      mask[i] = upto & {16{quarter[i]}};
+      mask_late[i] = upto & {16{quarter_late[i]}};
+    end
+    part = part_of(word, mask, quarter) | part_of(late, mask_late, quarter_late);
+    leaf_base = is_late ? late.leaf_base : word.leaf_base;
   end
 
   always_ff @(posedge clk) begin
@@ -149,38 +207,35 @@ module card_lpm_level
     end_q <= end_r;
     slot_q <= key_r[KEY_BITS-3-:4];
     key_q <= key_r[NEXT_BITS-1:0];
-    child_map_q <= word.child_map[16*quarter+:16];
-    children_below_q <= word.child_map[15:0] & below[0] | word.child_map[31:16] & below[1] |
-        word.child_map[47:32] & below[2] | word.child_map[63:48] & below[3];
-    leaves_upto_q <= {word.leaf_map[15:1], 1'b0} & upto[0] | word.leaf_map[31:16] & upto[1] |
-        word.leaf_map[47:32] & upto[2] | word.leaf_map[63:48] & upto[3];
-    unique case (quarter)
-      2'd0: {children_q, leaves_q} <= '0;
-      2'd1: {children_q, leaves_q} <= {6'(word.children_16), 6'(word.leaves_16)};
-      2'd2: {children_q, leaves_q} <= {word.children_32, 6'(word.leaves_32)};
-      2'd3: {children_q, leaves_q} <= {word.children_48, word.leaves_48};
-    endcase
-    child_base_q <= CHILD_BITS'(base_r) + CHILD_BITS'(word.child_base);
-    leaf_base_q  <= word.leaf_base;
+    child_map_q <= part.child_map;
+    leaf_map_q <= part.leaf_map;
+    children_q <= part.children;
+    leaves_q <= part.leaves;
+    child_base_q <= CHILD_BITS'(signed'(base_r))
+        + CHILD_BITS'(is_late ? late.child_base : word.child_base);
+    leaf_base_q <= SUM_BITS'(leaf_base);
+    if (LAST) begin
+      leaf_base_q <= SUM_BITS'(base_r)
+          + (kind_r == WALK_NODE ? SUM_BITS'(leaf_base) : SUM_BITS'(index_r));
+      if (kind_r != WALK_NODE) leaves_q <= '0;
+    end
   end
 
   // Count the bits in front of the slot.
   logic [CHILD_BITS-1:0] child;
-  logic [   LEAF_BITS:0] leaf;
+  logic [  SUM_BITS-1:0] leaf;
   always_comb begin
-    child = child_base_q + CHILD_BITS'(children_q) +
-        CHILD_BITS'(count_byte(children_below_q[7:0])) +
-        CHILD_BITS'(count_byte(children_below_q[15:8]));
-    leaf = (LEAF_BITS + 1)'(leaf_base_q) + (LEAF_BITS + 1)'(leaves_q) +
-        (LEAF_BITS + 1)'(count_byte(leaves_upto_q[7:0])) +
-        (LEAF_BITS + 1)'(count_byte(leaves_upto_q[15:8]));
-    // The next level ignores the address's word if `kind_o` is not WALK_NODE.
-    addr_o = child[NODE_BITS-1:0];
+    child = child_base_q + CHILD_BITS'(children_q) + CHILD_BITS'(count_byte(child_map_q[7:0])) +
+        CHILD_BITS'(count_byte(child_map_q[15:8]));
+    leaf = leaf_base_q + SUM_BITS'(leaves_q) + SUM_BITS'(count_byte(leaf_map_q[7:0])) +
+        SUM_BITS'(count_byte(leaf_map_q[15:8]));
+    // The reader ignores the address's word if `kind_o` says that there is none.
+    addr_o = LAST ? ADDR_BITS'(leaf) : ADDR_BITS'(child);
   end
 
   always_comb begin
     kind_o = kind_q;
-    index_o = index_q;
+    index_o = LAST ? INDEX_BITS'(leaf) : index_q;
     if (kind_q == WALK_NODE) begin
       if (child_map_q[slot_q]) begin
         kind_o  = LAST ? WALK_FAULT : WALK_NODE;
@@ -190,7 +245,7 @@ module card_lpm_level
         index_o = INDEX_BITS'(leaf);
       end
     end
-    node_base_o = base_q;
+    base_o = base_q;
     node_end_o = end_q;
     key_o = key_q;
   end

@@ -68,8 +68,8 @@ package card_lpm_pkg;
     logic [31:0] node_base;
   } segment_write_t;
 
-  // Cycles from a look-up's `valid_i` to its `valid_o`: one for level 0, the memory's and one more
-  // for each further level, one to check the leaf's bound, and one to read the leaf.
+  // Cycles from a look-up's `valid_i` to its `valid_o`: two for level 0, the memory's and one more
+  // for each further level, and one to read the leaf.
   function automatic int lpm_latency(int levels, int ext_from, int ext_latency);
     int cycles = 3;
     for (int level = 1; level <= levels; level++)

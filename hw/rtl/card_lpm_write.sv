@@ -44,7 +44,7 @@ module card_lpm_write
     output logic [  NODE_BITS-1:0] segment_node_base_o,
     output logic [    NODE_BITS:0] segment_node_end_o,
     output logic [  LEAF_BITS-1:0] segment_leaf_base_o,
-    output logic [    LEAF_BITS:0] segment_leaf_length_o
+    output logic [    LEAF_BITS:0] segment_leaf_end_o
 );
 
   localparam int SEGMENT_BITS = 2 * NODE_BITS + 1 + 2 * LEAF_BITS + 1;
@@ -257,9 +257,10 @@ module card_lpm_write
     segment_new.leaf_length <= segment_3.leaf_length[LEAF_BITS:0];
     segment_node_end_o <= (NODE_BITS + 1)'(segment_3.node_base[NODE_BITS-1:0]) +
         segment_3.node_length[NODE_BITS:0];
+    segment_leaf_end_o <= (LEAF_BITS + 1)'(segment_3.leaf_base[LEAF_BITS-1:0]) +
+        segment_3.leaf_length[LEAF_BITS:0];
   end
-  assign segment_node_base_o   = segment_new.node_base;
-  assign segment_leaf_base_o   = segment_new.leaf_base;
-  assign segment_leaf_length_o = segment_new.leaf_length;
+  assign segment_node_base_o = segment_new.node_base;
+  assign segment_leaf_base_o = segment_new.leaf_base;
 
 endmodule

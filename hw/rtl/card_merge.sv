@@ -1,5 +1,5 @@
 // Joins the results of the header pipeline with the frames in card_store, in order. Replaces the
-// first 64 bytes, cuts the length, and discards dropped frames.
+// first 64 bytes, cuts the length, and discards the frames that the header pipeline drops.
 //
 // Latency: 2 cycles from `header_valid_i` to the frame's first beat. One beat per cycle, without a
 // gap within a frame; nothing stops the output.
@@ -14,7 +14,7 @@ module card_merge
     input  logic        clk,
     input  logic        rst,
     input  logic        header_valid_i,
-    // The token is for tests of the header pipeline.
+    // The token and the port are for card_admission.
     // verilator lint_off UNUSEDSIGNAL
     input  header_out_t header_i,
     // verilator lint_on UNUSEDSIGNAL
@@ -30,9 +30,7 @@ module card_merge
     output logic [ DATA_BITS-1:0] data_o,
     output logic [BYTES_BITS-1:0] bytes_o,
     output length_t               length_o,  // of the frame
-    output port_t                 port_o,
-    output frame_meta_t           meta_o,
-    output logic                  dropped_o  // a frame was discarded; `meta_o` has the reason
+    output frame_meta_t           meta_o
 );
 
   localparam int BYTES = DATA_BITS / 8;
@@ -42,7 +40,8 @@ module card_merge
   typedef struct packed {
     header_bytes_t bytes;
     length_t       length;
-    port_t         port;
+    length_t       rest;    // `length` without the first beat
+    logic          single;  // one beat
     frame_meta_t   meta;
   } result_t;
 
@@ -52,13 +51,16 @@ module card_merge
   logic room;
   // verilator lint_on UNUSEDSIGNAL
   logic valid, first_q, ended_q, forward, ends;
-  length_t left_q, left;
+  length_t left_q;
+  logic [BYTES_BITS-1:0] left;
   logic [INDEX_BITS-1:0] index_q;
+  header_bytes_t rest_q;  // the first 64 bytes from this beat on, unless it is the first one
 
   assign result_in = '{
       bytes: header_i.bytes,
       length: header_i.length,
-      port: header_i.port,
+      rest: header_i.length - length_t'(BYTES),
+      single: header_i.length <= length_t'(BYTES),
       meta: '{
           verdict: header_i.verdict,
           group: header_i.group,
@@ -86,25 +88,23 @@ module card_merge
   assign take_o = valid;
   assign frame_done_o = valid && last_i;
   assign forward = !result.meta.verdict[3];
-  assign left = first_q ? result.length : left_q;
-  assign ends = left <= length_t'(BYTES);
+  assign left = BYTES_BITS'(first_q ? result.length : left_q);
+  assign ends = first_q ? result.single : left_q <= length_t'(BYTES);
 
   always_ff @(posedge clk) begin
     valid_o <= valid && forward && !ended_q && !rst;
-    dropped_o <= frame_done_o && !forward && !rst;
     first_o <= first_q;
     last_o <= ends || last_i;
-    bytes_o <= ends ? BYTES_BITS'(left) : BYTES_BITS'(BYTES);
+    bytes_o <= ends ? left : BYTES_BITS'(BYTES);
     length_o <= result.length;
-    port_o <= result.port;
     meta_o <= result.meta;
-    data_o <= data_i;
-    for (int i = 0; i < HEADER_BEATS; i++)
-      if (index_q == INDEX_BITS'(i)) data_o <= result.bytes[DATA_BITS*i+:DATA_BITS];
+    if (index_q == INDEX_BITS'(HEADER_BEATS)) data_o <= data_i;
+    else data_o <= first_q ? result.bytes[DATA_BITS-1:0] : rest_q[DATA_BITS-1:0];
     if (valid) begin
       first_q <= last_i;
+      rest_q <= (first_q ? result.bytes : rest_q) >> DATA_BITS;
       ended_q <= (ended_q || ends) && !last_i;
-      left_q <= left - length_t'(BYTES);
+      left_q <= first_q ? result.rest : left_q - length_t'(BYTES);
       if (last_i) index_q <= '0;
       else if (index_q != INDEX_BITS'(HEADER_BEATS)) index_q <= index_q + 1'b1;
     end

@@ -1,16 +1,17 @@
 // Queues of whole frames in cells of one memory: one queue per output and VE. Output PORTS is the
-// host. Slot VES of an output holds the frames of no VE.
+// host. Slot VES of an output holds the frames of no VE. See card_scheduler for an output's queues.
 //
-// A cell holds a beat; the cells of a queue are a linked list. A frame is admitted at its first
-// beat or dropped whole. It may leave while its later beats arrive. Admission: a queue
-// may hold `guarantee` cells. It may hold `share` more while all queues together hold at most
-// `pool_i` cells above their guarantees. The driver keeps pool + guarantees <= CELLS - SPARE. A
-// quota takes effect when its queue is empty, so that the pool's count stays exact.
+// A cell holds a beat; the cells of a frame are a linked list, and so are the frames of a queue. A
+// frame of `accept_i` has cells: card_admission counts them. A frame may leave while its later
+// beats arrive. The outputs take turns by frame, round robin.
 //
-// Latency: 1 cycle from a frame's first beat to `waiting_o`, 2 if it has more beats; 1 cycle from
-// `start_i` to the first beat at the output. One beat in and one beat out per cycle. The beats of a
-// frame arrive without a gap.
-// Invariants: each cell is free or in one frame; `pool_used_q` counts the cells above guarantees.
+// Latency: 3 cycles from a frame's first beat to the first beat at the output if that has no other
+// frame. One beat in and one beat out per cycle. The beats of a frame arrive without a gap.
+// Invariant: each cell is free or in one frame.
+//
+// No frame's start waits for the choice among queues, as each output has its next frame in a
+// register. If no other output has a frame, an output starts the successor of the frame that it
+// started one cycle ago straight from the memory. So a queue sends a frame of one beat each cycle.
 module card_queues
   import card_pkg::*;
   import card_frame_pkg::*;
@@ -34,17 +35,13 @@ module card_queues
     input  logic [ DATA_BITS-1:0] data_i,
     input  logic [BYTES_BITS-1:0] bytes_i,
     input  length_t               length_i,
-    input  port_t                 port_i,
     input  frame_meta_t           meta_i,
-    output logic                  queued_o,   // events of the frame at the input
-    output logic                  dropped_o,
+    // With the first beat.
+    input  logic                  accept_i,
+    input  logic                  pooled_i,
+    input  logic [QUEUE_BITS-1:0] queue_i,
 
-    output logic    [OUTPUTS-1:0][SLOTS-1:0] waiting_o,  // queues that hold a frame
-    output logic                             idle_o,     // a frame may start
-    input  logic                             start_i,    // only with `idle_o` and `waiting_o`
-    input  logic    [   OUT_BITS-1:0]        start_out_i,
-    input  logic    [  SLOT_BITS-1:0]        start_slot_i,
-    output length_t                          start_length_o,  // of the frame that `start_*` chooses
+    input  logic [OUTPUTS-1:0] room_i,  // the output has space for the longest frame and 2 beats
 
     output logic                  valid_o,
     output logic [  OUT_BITS-1:0] out_o,
@@ -53,233 +50,250 @@ module card_queues
     output logic [BYTES_BITS-1:0] bytes_o,
     output frame_meta_t           meta_o,
 
-    input logic [          15:0] pool_i,
-    input logic                  wr_quota_i,
-    input logic [QUEUE_BITS-1:0] wr_queue_i,  // {output, slot}
-    input quota_t                wr_quota_data_i
+    output logic                  sent_o,           // a frame started one cycle ago
+    output logic [QUEUE_BITS-1:0] sent_queue_o,
+    output length_t               sent_length_o,
+    output logic                  release_o,        // the last beat of the frame `sent_*` was read
+    output beats_t                release_beats_o,
+    output logic                  release_pooled_o,
+
+    input logic                  wr_weight_i,
+    input logic [QUEUE_BITS-1:0] wr_queue_i,       // {output, slot}
+    input logic [           7:0] wr_weight_data_i
 );
 
   localparam int BYTES = DATA_BITS / 8;
   localparam int CELL_BITS = $clog2(CELLS);
-  localparam int QUEUES = OUTPUTS << SLOT_BITS;
-  localparam int SPARE = 8;  // cells that are never in use: those on the way out of the free list
 
-  typedef logic [CELL_BITS-1:0] cell_t;
-  typedef logic [QUEUE_BITS-1:0] queue_t;
-  typedef logic [15:0] count_t;
-  // Reference to a cell; `length` counts if the cell is the first one of a frame.
-  typedef struct packed {
-    cell_t   at;
-    length_t length;
-  } link_t;
-
-  // Cells of `used` above the guarantee.
-  function automatic count_t above(input count_t used, input count_t guarantee);
-    return used > guarantee ? used - guarantee : '0;
-  endfunction
-
-  // State per queue. The bit vectors make the contents of the other arrays valid.
-  logic [QUEUES-1:0] waiting_q;   // holds a frame
-  logic [QUEUES-1:0] fresh_q;     // its first frame is `first_q`, else `head_q`
-  link_t first_q[QUEUES];         // first frame; written by the input
-  link_t head_q[QUEUES];          // first frame; written by the output
-  cell_t newest_q[QUEUES];        // first cell of the last frame
-  cell_t tail_q[QUEUES];          // last cell
-  count_t taken_q[QUEUES];        // cells taken so far
-  count_t freed_q[QUEUES];        // cells freed so far
-  quota_t wanted_q[QUEUES];       // as the driver wrote it
-  quota_t quota_q[QUEUES];        // in effect
-  count_t pool_used_q;
+  typedef logic [CELL_BITS-1:0] place_t;
 
   // ---------------------------------------------------------------------------------------------
-  // Free cells. Before the list in memory, it hands out all cells once, in order.
+  // Free cells: a ring in memory, which begins with all cells in order. As a frame's acceptance
+  // comes late in the cycle, the next four cells are in registers, and a read fills them up later.
 
-  logic take, give;
-  cell_t give_at, this_q, previous_q, after, free_read, free_rd_q, free_rd_next, free_wr_q;
-  logic initial_q;
-  count_t free_q;
+  localparam int AHEAD = 4;
 
-  assign after = initial_q ? free_rd_q : free_read;
-  assign free_rd_next = free_rd_q + cell_t'(take);
+  logic take, take_q, give_q, initial_q, fill_q, fill_initial_q;
+  place_t give_at_q, this_q, previous_q, free_read, free_rd_q, free_wr_q, fill_place_q;
+  place_t [AHEAD-1:0] ahead_q;  // `this_q` is the first one
+  logic [$clog2(AHEAD)-1:0] ahead_rd_q, ahead_wr_q;
+
+  assign this_q = ahead_q[ahead_rd_q];
 
   card_ram #(
-      .WIDTH(CELL_BITS),
-      .DEPTH(CELLS)
+      .WIDTH   (CELL_BITS),
+      .DEPTH   (CELLS),
+      .COLLIDES(1'b0)
   ) free (
       .clk,
-      .wr_en_i  (give),
+      .wr_en_i  (give_q),
       .wr_addr_i(free_wr_q),
-      .wr_data_i(give_at),
-      .rd_addr_i(free_rd_next),
+      .wr_data_i(give_at_q),
+      .rd_addr_i(free_rd_q),
       .rd_data_o(free_read)
   );
 
   always_ff @(posedge clk) begin
+    take_q <= take && !rst;
+    fill_q <= take_q && !rst;
+    fill_initial_q <= initial_q;
+    fill_place_q <= free_rd_q;
+    if (take) ahead_rd_q <= ahead_rd_q + 1'b1;
+    if (take_q) begin
+      free_rd_q <= free_rd_q + 1'b1;
+      if (free_rd_q == place_t'(CELLS - 1)) initial_q <= 1'b0;
+    end
+    if (fill_q) begin
+      ahead_q[ahead_wr_q] <= fill_initial_q ? fill_place_q : free_read;
+      ahead_wr_q <= ahead_wr_q + 1'b1;
+    end
+    free_wr_q <= free_wr_q + place_t'(give_q);
     if (rst) begin
-      this_q <= cell_t'(0);
-      free_rd_q <= cell_t'(1);
+      for (int i = 0; i < AHEAD; i++) ahead_q[i] <= place_t'(i);
+      ahead_rd_q <= '0;
+      ahead_wr_q <= '0;
+      free_rd_q <= place_t'(AHEAD);
       free_wr_q <= '0;
       initial_q <= 1'b1;
-      free_q <= count_t'(CELLS - SPARE);
-    end else begin
-      if (take) begin
-        this_q <= after;
-        free_rd_q <= free_rd_next;
-        if (free_rd_q == cell_t'(CELLS - 1)) initial_q <= 1'b0;
-      end
-      free_wr_q <= free_wr_q + cell_t'(give);
-      free_q <= free_q + count_t'(give) - count_t'(take);
     end
   end
 
   // ---------------------------------------------------------------------------------------------
-  // Input: admission, then one cell per beat.
+  // Input: one cell per beat. What is written at `this_q` counts only if the cell is taken.
 
-  logic known, admit, accept, accepted_q, enqueue, linked;
-  queue_t in_queue;
-  count_t in_beats, in_used, in_above, in_above_after;
-  quota_t in_quota;
-  logic early_q;  // `early_queue_q` was empty: the output must not overtake the links
-  queue_t early_queue_q;
-  logic emptied;  // the output takes the last frame of its queue
-  queue_t out_queue;
+  logic accept, accepted_q, insert_q;
+  logic [OUT_BITS-1:0] insert_out_q;
+  logic [SLOT_BITS-1:0] insert_slot_q;
+  queued_t insert_frame_q, recent_q;  // `recent_q`: the one inserted one cycle ago
 
-  assign known = port_i == HOST || {1'b0, port_i} < 4'(PORTS);
-  assign in_queue = {
-    port_i == HOST || !known ? OUT_BITS'(PORTS) : OUT_BITS'(port_i),
-    meta_i.owned ? SLOT_BITS'(meta_i.ve) : SLOT_BITS'(VES)
-  };
-  assign in_beats = count_t'(beats_of(length_i, BYTES));
-  assign in_quota = waiting_q[in_queue] ? quota_q[in_queue] : wanted_q[in_queue];
-  assign in_used = waiting_q[in_queue] ? taken_q[in_queue] - freed_q[in_queue] : '0;
-  assign in_above = above(in_used, in_quota.guarantee);
-  assign in_above_after = above(in_used + in_beats, in_quota.guarantee);
-  assign admit = known && in_beats <= free_q && (in_above_after == '0 ||
-      (in_above_after <= in_quota.share
-       && {1'b0, pool_used_q} + 17'(in_above_after - in_above) <= {1'b0, pool_i}));
-  assign accept = valid_i && (first_i ? admit : accepted_q);
-  assign take = accept;
-  assign enqueue = accept && first_i;
-  assign queued_o = enqueue && !rst;
-  assign dropped_o = valid_i && first_i && !admit && !rst;
-  // The queue has a frame that the new one follows.
-  assign linked = waiting_q[in_queue] && !(emptied && out_queue == in_queue);
+  assign accept = first_i ? accept_i : accepted_q;
+  assign take = valid_i && accept;
 
   always_ff @(posedge clk) begin
-    if (valid_i && first_i) accepted_q <= admit;
+    if (valid_i) accepted_q <= accept;
     previous_q <= this_q;
-    early_q <= enqueue && !linked && !last_i && !rst;
-    early_queue_q <= in_queue;
-    if (enqueue) begin
-      taken_q[in_queue] <= (waiting_q[in_queue] ? taken_q[in_queue] : freed_q[in_queue])
-          + in_beats;
-      quota_q[in_queue] <= in_quota;
-      newest_q[in_queue] <= this_q;
-      if (!linked) first_q[in_queue] <= '{at: this_q, length: length_i};
-    end
-    if (accept && last_i) tail_q[in_queue] <= this_q;
-    if (wr_quota_i && wr_queue_i < queue_t'(QUEUES)) wanted_q[wr_queue_i] <= wr_quota_data_i;
+    insert_q <= take && first_i && !rst;
+    {insert_out_q, insert_slot_q} <= queue_i;
+    insert_frame_q <= '{
+        at: cell_t'(this_q),
+        length: length_i,
+        single: last_i,
+        pooled: pooled_i
+    };
+    recent_q <= insert_frame_q;
+  end
+
+  // ---------------------------------------------------------------------------------------------
+  // The outputs' queues.
+
+  logic [OUTPUTS-1:0] able, start, chain, recent, start_chain, linked;
+  queued_t [OUTPUTS-1:0] frame;
+  logic [OUTPUTS-1:0][SLOT_BITS-1:0] slot;
+  cell_t [OUTPUTS-1:0] newest;
+  queued_t successor;  // of the frame that started one cycle ago
+
+  for (genvar i = 0; i < OUTPUTS; i++) begin : gen_output
+    card_scheduler #(
+        .SLOTS(SLOTS)
+    ) scheduler (
+        .clk,
+        .rst,
+        .early_slot_i    (queue_i[SLOT_BITS-1:0]),
+        .insert_i        (insert_q && insert_out_q == OUT_BITS'(i)),
+        .insert_slot_i   (insert_slot_q),
+        .insert_frame_i  (insert_frame_q),
+        .linked_o        (linked[i]),
+        .newest_o        (newest[i]),
+        .room_i          (room_i[i]),
+        .valid_o         (able[i]),
+        .frame_o         (frame[i]),
+        .slot_o          (slot[i]),
+        .start_i         (start[i]),
+        .next_i          (successor),
+        .recent_i        (recent_q),
+        .chain_o         (chain[i]),
+        .recent_o        (recent[i]),
+        .start_chain_i   (start_chain[i]),
+        .wr_weight_i     (wr_weight_i && wr_queue_i[QUEUE_BITS-1:SLOT_BITS] == OUT_BITS'(i)),
+        .wr_slot_i       (wr_queue_i[SLOT_BITS-1:0]),
+        .wr_weight_data_i
+    );
   end
 
   // ---------------------------------------------------------------------------------------------
   // Output: one cell per cycle from the start of a frame on.
 
-  queue_t queue_q;
-  beats_t left_q, left;       // beats of the frame that are to be read
-  count_t out_beats_q, out_beats;
-  logic step, ends, chain_q;  // `chain_q`: `link` is the next frame of `queue_q`
-  link_t start_link, link;
-  cell_t at, at_q, begin_q, begins;  // `begins`: first cell of the frame
-  count_t out_used;
-  // verilator lint_off UNUSEDSIGNAL
-  quota_t out_quota;  // without the share
-  // verilator lint_on UNUSEDSIGNAL
-  count_t release_;
+  logic busy_q, begins, chains, began_q, single, ends_q;
+  logic [OUT_BITS-1:0] out, out_q;
+  logic [OUTPUTS-1:0] behind_q;   // mask of the outputs behind `out_q`
+  logic [OUTPUTS-1:0] able_behind, choice;
+  logic [SLOT_BITS-1:0] slot_chosen;
+  logic linked_begin;             // the frame in `successor` is next
 
-  assign idle_o = left_q == '0;
-  assign out_queue = start_i ? {start_out_i, start_slot_i} : queue_q;
+  // Mask of the outputs in front of output i. A mask, as a subtraction would take longer.
+  function automatic logic [OUTPUTS-1:0] below(input int i);
+    return (OUTPUTS'(1) << i) - 1'b1;
+  endfunction
+  queued_t begin_frame;
+  length_t length_q;              // of the frame that is read
+  logic pooled_q;
+  logic [SLOT_BITS-1:0] slot_q;
+  beats_t left_q, left;           // beats of the frame from this one on
+  place_t at, cell_link;
+
   always_comb begin
-    start_link = head_q[{start_out_i, start_slot_i}];
-    if (chain_q && queue_q == {start_out_i, start_slot_i}) start_link = link;
-    else if (fresh_q[{start_out_i, start_slot_i}])
-      start_link = first_q[{start_out_i, start_slot_i}];
+    // First output behind the last one that can send, else the first one of all.
+    able_behind = able & behind_q;
+    for (int i = 0; i < OUTPUTS; i++)
+      choice[i] = able_behind != '0 ? able_behind[i] && (able_behind & below(i)) == '0
+          : able[i] && (able & below(i)) == '0;
+    chains = able == '0 && chain != '0 && !busy_q;
+    begins = !busy_q && (able != '0 || chains);
+    start = !busy_q && !rst ? choice : '0;
+    start_chain = chains && !rst ? chain : '0;
+    out = '0;
+    slot_chosen = '0;
+    begin_frame = '0;
+    for (int i = 0; i < OUTPUTS; i++) begin
+      if (choice[i]) begin
+        out |= OUT_BITS'(i);
+        slot_chosen |= slot[i];
+        begin_frame |= frame[i];
+      end
+    end
+    // The memories' words come late: one gate behind them.
+    linked_begin = able == '0 && (recent & chain) == '0;
+    if (able == '0) begin_frame = recent_q;
+    at = busy_q || linked_begin ? (busy_q ? cell_link : place_t'(successor.at))
+        : place_t'(begin_frame.at);
+    if (linked_begin) begin_frame = successor;
+    left = began_q ? beats_of(length_q, BYTES) - 8'd1 : left_q;
   end
-  assign start_length_o = start_link.length;
-  assign left = start_i ? beats_of(start_link.length, BYTES) : left_q;
-  assign out_beats = start_i ? count_t'(left) : out_beats_q;
-  assign step = start_i || left_q != '0;
-  assign ends = step && left == 8'd1;
-  assign at = start_i ? start_link.at : step ? link.at : at_q;
-  assign begins = start_i ? start_link.at : begin_q;
-  assign emptied = ends && begins == newest_q[out_queue];
-  assign give = step;
-  assign give_at = at;
-
-  // Cells of the queue after the admission of this cycle.
-  assign out_used = taken_q[out_queue] - freed_q[out_queue]
-      + (enqueue && in_queue == out_queue ? in_beats : '0);
-  assign out_quota = quota_q[out_queue];
-  assign release_ = above(out_used, out_quota.guarantee)
-      - above(out_used - out_beats, out_quota.guarantee);
 
   card_ram #(
-      .WIDTH(DATA_BITS + BYTES_BITS + 1 + $bits(frame_meta_t)),
-      .DEPTH(CELLS)
+      .WIDTH   (DATA_BITS + BYTES_BITS + 1 + $bits(frame_meta_t)),
+      .DEPTH   (CELLS),
+      .COLLIDES(1'b0)
   ) cells (
       .clk,
-      .wr_en_i  (accept),
+      .wr_en_i  (valid_i),
       .wr_addr_i(this_q),
       .wr_data_i({data_i, bytes_i, last_i, meta_i}),
       .rd_addr_i(at),
       .rd_data_o({data_o, bytes_o, last_o, meta_o})
   );
-  // Each beat writes the link that leads to it.
+  // The next cell of the frame.
   card_ram #(
-      .WIDTH($bits(link_t)),
-      .DEPTH(CELLS)
-  ) links (
+      .WIDTH   (CELL_BITS),
+      .DEPTH   (CELLS),
+      .COLLIDES(1'b0)
+  ) cell_links (
       .clk,
-      .wr_en_i  (accept && (!first_i || linked)),
-      .wr_addr_i(first_i ? tail_q[in_queue] : previous_q),
-      .wr_data_i({this_q, length_i}),
+      .wr_en_i  (valid_i && !first_i),
+      .wr_addr_i(previous_q),
+      .wr_data_i(this_q),
       .rd_addr_i(at),
-      .rd_data_o(link)
+      .rd_data_o(cell_link)
+  );
+  // The next frame of the queue, in the word of a frame's first cell.
+  card_ram #(
+      .WIDTH   ($bits(queued_t)),
+      .DEPTH   (CELLS),
+      .COLLIDES(1'b0)
+  ) frame_links (
+      .clk,
+      .wr_en_i  (insert_q && linked[insert_out_q]),
+      .wr_addr_i(place_t'(newest[insert_out_q])),
+      .wr_data_i(insert_frame_q),
+      .rd_addr_i(at),
+      .rd_data_o(successor)
   );
 
+  assign single = begins && begin_frame.single;
+  assign out_o = out_q;
+  assign sent_o = began_q;
+  assign sent_queue_o = {out_q, slot_q};
+  assign sent_length_o = length_q;
+  assign release_o = ends_q;
+  assign release_beats_o = beats_of(length_q, BYTES);
+  assign release_pooled_o = pooled_q;
+
   always_ff @(posedge clk) begin
-    at_q <= at;
-    begin_q <= begins;
-    queue_q <= out_queue;
-    out_beats_q <= out_beats;
-    out_o <= out_queue[QUEUE_BITS-1:SLOT_BITS];
-    valid_o <= step && !rst;
-    chain_q <= ends && !emptied && !rst;
-    if (chain_q) head_q[queue_q] <= link;
-    if (ends) freed_q[out_queue] <= freed_q[out_queue] + out_beats;
-
-    if (rst) begin
-      left_q <= '0;
-      waiting_q <= '0;
-      fresh_q <= '0;
-      pool_used_q <= '0;
-    end else begin
-      left_q <= step ? left - 8'd1 : 8'd0;
-      pool_used_q <= pool_used_q
-          + (enqueue ? in_above_after - in_above : '0)
-          - (ends ? release_ : '0);
-      if (ends) fresh_q[out_queue] <= 1'b0;
-      if (emptied) waiting_q[out_queue] <= 1'b0;
-      if (enqueue) begin
-        waiting_q[in_queue] <= 1'b1;
-        if (!linked) fresh_q[in_queue] <= 1'b1;
-      end
+    if (begins) {length_q, pooled_q} <= {begin_frame.length, begin_frame.pooled};
+    // The successor has the same queue.
+    if (begins && !chains) begin
+      out_q <= out;
+      slot_q <= slot_chosen;
+      for (int i = 0; i < OUTPUTS; i++) behind_q[i] <= OUT_BITS'(i) > out;
     end
-  end
-
-  always_comb begin
-    waiting_o = waiting_q;
-    if (early_q) waiting_o[early_queue_q[QUEUE_BITS-1:SLOT_BITS]][early_queue_q[SLOT_BITS-1:0]] =
-        1'b0;
+    left_q <= left - 8'd1;
+    give_at_q <= at;
+    valid_o <= (begins || busy_q) && !rst;
+    give_q <= (begins || busy_q) && !rst;
+    began_q <= begins && !rst;
+    ends_q <= (busy_q ? left == 8'd1 : single) && !rst;
+    busy_q <= (busy_q ? left != 8'd1 : begins && !begin_frame.single) && !rst;
+    if (rst) behind_q <= '0;
   end
 
 endmodule

@@ -1,97 +1,288 @@
-// Chooses the frame that leaves card_queues next: round robin over the outputs, and on each output
-// deficit round robin over its queues, by weights, in bytes.
+// The queues of one output: lists of frames, one per slot, and the choice of the next frame by
+// deficit round robin, by weights, in bytes.
 //
-// A turn of a queue adds QUANTUM bytes times its weight to its balance. It sends while the balance
-// is positive. What the last frame took too much is a debt, which the next turn pays. The quantum
-// exceeds the longest frame, so each turn sends a frame: no queue starves. Weight 0 counts as 1.
+// A turn of a queue adds QUANTUM bytes times its weight to its balance. The queue sends until the
+// balance is below 0. The one or two frames that start before the balance has them, and what the
+// last frame took too much, are a debt, which the next turn pays. The quantum exceeds the longest
+// frame, so each turn sends a frame, and the debt stays below 4,096: no queue starves. Weight 0
+// counts as 1. A queue that waits alone begins its next turn at once.
 //
-// Latency: none; the choice is combinational. One frame per cycle.
+// A frame's successor in its queue is in the memory of card_queues, in the word of the frame's
+// first cell. So a queue is its first frame and its newest one. The first one is in `heads` if the
+// output left the queue with it, and in `firsts` if it came into an empty queue.
+//
+// Latency: 1 cycle from `insert_i` to `valid_o` if the output has no other frame; 1 cycle from one
+// frame's start to the next one of the queue (`chain_o`), otherwise 2; 3 more if another queue is
+// next.
+// Invariant: a slot is in `waiting_q` if its queue has a frame that has not started.
 module card_scheduler
   import card_pkg::*;
+  import card_frame_pkg::*;
 #(
-    parameter  int PORTS      = 4,
-    parameter  int VES        = 32,
-    localparam int OUTPUTS    = PORTS + 1,
-    localparam int SLOT_BITS  = $clog2(VES + 1),
-    localparam int SLOTS      = 1 << SLOT_BITS,
-    localparam int OUT_BITS   = $clog2(OUTPUTS),
-    localparam int QUEUE_BITS = OUT_BITS + SLOT_BITS
+    parameter  int SLOTS     = 64,  // a power of two
+    localparam int SLOT_BITS = $clog2(SLOTS)
 ) (
-    input  logic                             clk,
-    input  logic                             rst,
-    input  logic    [OUTPUTS-1:0][SLOTS-1:0] waiting_i,
-    input  logic    [OUTPUTS-1:0]            room_i,    // the output has space for a frame
-    input  logic                             idle_i,
-    output logic                             start_o,
-    output logic    [   OUT_BITS-1:0]        out_o,
-    output logic    [  SLOT_BITS-1:0]        slot_o,
-    input  length_t                          length_i,  // of the frame that the outputs choose
+    input logic clk,
+    input logic rst,
 
-    input logic                  wr_weight_i,
-    input logic [QUEUE_BITS-1:0] wr_queue_i,  // {output, slot}
-    input logic [           7:0] wr_weight_data_i
+    // A frame arrives. Its slot is there one cycle earlier. If it follows a frame that waits or is
+    // the last one to have started, the caller writes it to the word of `newest_o`.
+    input  logic [SLOT_BITS-1:0] early_slot_i,
+    input  logic                 insert_i,
+    input  logic [SLOT_BITS-1:0] insert_slot_i,
+    input  queued_t              insert_frame_i,
+    output logic                 linked_o,
+    output cell_t                newest_o,
+
+    // The next frame, and its start. `room_i`: the output has space for the longest frame, and for
+    // the beats that are on their way there. It counts one cycle later.
+    input  logic                 room_i,
+    output logic                 valid_o,
+    output queued_t              frame_o,
+    output logic [SLOT_BITS-1:0] slot_o,
+    input  logic                 start_i,
+
+    // In the cycle after a start: `next_i` is the word of the frame that started. If `chain_o`, the
+    // output may start the successor right then: `recent_o` says that it is the frame inserted one
+    // cycle ago, else it is in `next_i`.
+    input  queued_t next_i,
+    input  queued_t recent_i,
+    output logic    chain_o,
+    output logic    recent_o,
+    input  logic    start_chain_i,
+
+    input logic                 wr_weight_i,
+    input logic [SLOT_BITS-1:0] wr_slot_i,
+    input logic [          7:0] wr_weight_data_i
 );
 
   localparam int QUANTUM_BITS = 11;  // QUANTUM = 2,048
-  localparam int QUEUES = OUTPUTS << SLOT_BITS;
 
-  typedef logic [QUEUE_BITS-1:0] queue_t;
+  typedef logic [SLOT_BITS-1:0] slot_t;
   typedef logic signed [QUANTUM_BITS+9:0] balance_t;
+  typedef logic [11:0] debt_t;
 
-  logic [7:0] weight_q[QUEUES];
-  length_t debt_q[QUEUES];
-  logic [QUEUES-1:0] owes_q;              // `debt_q` is valid
-  logic [OUTPUTS-1:0][SLOT_BITS-1:0] turn_q;
-  balance_t [OUTPUTS-1:0] balance_q;      // of the queue whose turn it is
-  logic [OUT_BITS-1:0] last_out_q;
+  logic [SLOTS-1:0] waiting_q, fresh_q, owes_q, waiting_left, waiting_others;
+  logic have_q, have, able_q, room_q, started_q, pick_q, idle, goes_on;
+  queued_t frame_q, next;
+  slot_t turn_q;
+  cell_t newest_q;                   // of the queue `turn_q`
+  logic last_q;                      // `frame_q` is the newest
+  logic more_q, recent_q;            // the frame that started has a successor
+  length_t length_q;                 // of the frame that started
+  balance_t balance_q, balance_new;
+  logic hits, empties, leaves_, stays;
+  logic spent;    // the balance is below 0
+  logic alone_q;  // no other queue waits
+  logic inserted_q;
+  slot_t inserted_slot_q;
+  cell_t inserted_at_q;
+  logic choose, follows, direct;
+  logic other_valid_q;               // `other_q` waits; it is the one behind `turn_q`
+  slot_t other_q, other;
 
-  logic [SLOT_BITS-1:0] turn, other;
-  logic [SLOTS-1:0] waiting;
-  logic [OUTPUTS-1:0] able;
-  logic stay;
-  balance_t balance, start_balance, top_up, owed;
+  assign valid_o = able_q;
+  assign frame_o = frame_q;
+  assign slot_o = turn_q;
+  assign next = recent_q ? recent_i : next_i;
+  assign recent_o = recent_q;
+  assign stays = !spent || alone_q;
+  assign chain_o = started_q && more_q && stays && room_q;
+  assign goes_on = started_q && more_q && stays && !start_chain_i;
+  assign spent = balance_q[$bits(balance_t)-1];
+  assign hits = insert_i && insert_slot_i == turn_q;
+  assign empties = started_q && !more_q;
+  assign leaves_ = started_q && more_q && !stays;
+  assign idle = !have_q && !started_q && !pick_q;
+  assign choose = idle && other_valid_q;
+  // A frame into empty queues needs no choice.
+  assign direct = idle && !other_valid_q && waiting_q == '0 && insert_i;
+
+  // ---------------------------------------------------------------------------------------------
+  // Lists. The word that was written last comes from a register.
+
+  cell_t newest_in, newest_out;
+  queued_t first, head;
+  logic fresh_read_q;
+
+  assign follows = inserted_q && inserted_slot_q == insert_slot_i;
+  assign newest_o = follows ? inserted_at_q : newest_in;
+  always_comb begin
+    waiting_left = waiting_q;
+    if (empties) waiting_left[turn_q] = 1'b0;
+    waiting_others = waiting_q;
+    waiting_others[turn_q] = 1'b0;
+  end
+  assign linked_o = waiting_left[insert_slot_i];
+
+  card_ram #(
+      .WIDTH   ($bits(cell_t)),
+      .DEPTH   (SLOTS),
+      .COLLIDES(1'b0)
+  ) newest_in_ram (
+      .clk,
+      .wr_en_i  (insert_i),
+      .wr_addr_i(insert_slot_i),
+      .wr_data_i(insert_frame_i.at),
+      .rd_addr_i(early_slot_i),
+      .rd_data_o(newest_in)
+  );
+  card_ram #(
+      .WIDTH   ($bits(cell_t)),
+      .DEPTH   (SLOTS),
+      .COLLIDES(1'b0)
+  ) newest_out_ram (
+      .clk,
+      .wr_en_i  (insert_i),
+      .wr_addr_i(insert_slot_i),
+      .wr_data_i(insert_frame_i.at),
+      .rd_addr_i(other_q),
+      .rd_data_o(newest_out)
+  );
+  card_ram #(
+      .WIDTH   ($bits(queued_t)),
+      .DEPTH   (SLOTS),
+      .COLLIDES(1'b0)
+  ) firsts (
+      .clk,
+      .wr_en_i  (insert_i && !linked_o),
+      .wr_addr_i(insert_slot_i),
+      .wr_data_i(insert_frame_i),
+      .rd_addr_i(other_q),
+      .rd_data_o(first)
+  );
+  card_ram #(
+      .WIDTH   ($bits(queued_t)),
+      .DEPTH   (SLOTS),
+      .COLLIDES(1'b0)
+  ) heads (
+      .clk,
+      .wr_en_i  (leaves_),
+      .wr_addr_i(turn_q),
+      .wr_data_i(next),
+      .rd_addr_i(other_q),
+      .rd_data_o(head)
+  );
+
+  cell_t newest_picked;
+  queued_t frame_picked;
+  logic next_is_last;
+  assign newest_picked = inserted_q && inserted_slot_q == turn_q ? inserted_at_q : newest_out;
+  assign frame_picked = fresh_read_q ? first : head;
+  assign next_is_last = recent_q || next_i.at == newest_q;
+  assign have = have_q ? !start_i : pick_q || direct || goes_on;
+
+  always_ff @(posedge clk) begin
+    inserted_q <= insert_i;
+    inserted_slot_q <= insert_slot_i;
+    inserted_at_q <= insert_frame_i.at;
+    fresh_read_q <= fresh_q[other_q];
+
+    if (start_i) begin
+      more_q <= !last_q || hits;
+      recent_q <= last_q && hits;
+      length_q <= frame_q.length;
+    end else begin
+      more_q <= !next_is_last || hits;
+      recent_q <= next_is_last && hits;
+      length_q <= next.length;
+    end
+
+    if (pick_q) begin
+      frame_q <= frame_picked;
+      newest_q <= newest_picked;
+      last_q <= frame_picked.at == newest_picked;
+    end else if (!have_q) begin
+      frame_q <= started_q ? next : insert_frame_i;
+      last_q <= !started_q || next_is_last;
+    end
+    if (hits || direct) newest_q <= insert_frame_i.at;
+    if (hits && !direct) last_q <= 1'b0;
+    if (choose) turn_q <= other_q;
+    if (direct) turn_q <= insert_slot_i;
+
+    started_q <= start_i || start_chain_i;
+    pick_q <= choose;
+    have_q <= have && !rst;
+    able_q <= have && room_i && !rst;
+    room_q <= room_i;
+    waiting_q <= waiting_left;
+    if (insert_i) waiting_q[insert_slot_i] <= 1'b1;
+    if (leaves_) fresh_q[turn_q] <= 1'b0;
+    if (insert_i && !linked_o) fresh_q[insert_slot_i] <= 1'b1;
+    if (rst) begin
+      started_q <= 1'b0;
+      pick_q <= 1'b0;
+      waiting_q <= '0;
+      inserted_q <= 1'b0;
+      turn_q <= '0;
+    end
+  end
+
+  // ---------------------------------------------------------------------------------------------
+  // Balance, debts, and the first waiting queue behind `turn_q`, else the first one of all.
+
   logic [7:0] weight;
+  debt_t debt;
+  logic owes_read_q, same, same_q;
+  balance_t top_up, top_up_q, owed;
+  slot_t balance_slot;
+
+  assign same = (choose ? other_q : insert_slot_i) == turn_q;
+  assign balance_slot = choose ? other_q : early_slot_i;
+
+  card_ram #(
+      .WIDTH(8),
+      .DEPTH(SLOTS)
+  ) weights (
+      .clk,
+      .wr_en_i  (wr_weight_i),
+      .wr_addr_i(wr_slot_i),
+      .wr_data_i(wr_weight_data_i),
+      .rd_addr_i(balance_slot),
+      .rd_data_o(weight)
+  );
+  card_ram #(
+      .WIDTH   ($bits(debt_t)),
+      .DEPTH   (SLOTS),
+      .COLLIDES(1'b0)
+  ) debts (
+      .clk,
+      .wr_en_i  ((choose || direct) && !same),
+      .wr_addr_i(turn_q),
+      .wr_data_i(debt_t'(-balance_q)),
+      .rd_addr_i(balance_slot),
+      .rd_data_o(debt)
+  );
 
   always_comb begin
-    out_o = last_out_q;
-    for (int i = 0; i < OUTPUTS; i++) able[i] = room_i[i] && waiting_i[i] != '0;
-    // First output behind the last one that can send, else the first one of all.
-    for (int i = OUTPUTS - 1; i >= 0; i--) if (able[i]) out_o = OUT_BITS'(i);
-    for (int i = OUTPUTS - 1; i >= 0; i--)
-      if (able[i] && OUT_BITS'(i) > last_out_q) out_o = OUT_BITS'(i);
-    start_o = able != '0 && idle_i && !rst;
-    waiting = waiting_i[out_o];
-    turn = turn_q[out_o];
-    balance = balance_q[out_o];
-    stay = waiting[turn] && balance > 0;
-    // First waiting queue behind `turn`, else the first one of all.
-    other = '0;
-    for (int i = SLOTS - 1; i >= 0; i--) if (waiting[i]) other = SLOT_BITS'(i);
-    for (int i = SLOTS - 1; i >= 0; i--)
-      if (waiting[i] && SLOT_BITS'(i) > turn) other = SLOT_BITS'(i);
-    slot_o = stay ? turn : other;
-
-    weight = weight_q[{out_o, slot_o}];
     top_up = balance_t'({weight == '0 ? 8'd1 : weight, QUANTUM_BITS'(0)});
-    if (slot_o == turn) owed = balance > 0 ? '0 : balance;
-    else owed = owes_q[{out_o, slot_o}] ? -balance_t'({1'b0, debt_q[{out_o, slot_o}]}) : '0;
-    start_balance = stay ? balance : top_up + owed;
+    if (pick_q ? same_q : same) owed = balance_q;
+    else owed = owes_read_q ? -balance_t'({1'b0, debt}) : '0;
+    balance_new = balance_q - balance_t'({1'b0, length_q});
+    // A queue that became empty within its turn goes on with it.
+    if (!started_q && (pick_q || direct))
+      balance_new = (pick_q ? same_q : same) && !spent ? balance_q : top_up + owed;
+    // The next turn of a queue that is alone.
+    if (started_q && more_q && spent && alone_q) balance_new = balance_new + top_up_q;
+    other = '0;
+    for (int i = SLOTS - 1; i >= 0; i--) if (waiting_left[i]) other = slot_t'(i);
+    for (int i = SLOTS - 1; i >= 0; i--)
+      if (waiting_left[i] && slot_t'(i) > turn_q) other = slot_t'(i);
   end
 
   always_ff @(posedge clk) begin
-    if (start_o && slot_o != turn)
-      debt_q[{out_o, turn}] <= balance > 0 ? '0 : length_t'(-balance);
-    if (wr_weight_i && wr_queue_i < queue_t'(QUEUES)) weight_q[wr_queue_i] <= wr_weight_data_i;
+    other_q <= other;
+    other_valid_q <= waiting_left != '0 && !rst;
+    same_q <= same;
+    alone_q <= waiting_others == '0;
+    if (pick_q || direct) top_up_q <= top_up;
+    owes_read_q <= owes_q[balance_slot];
+    if (started_q || pick_q || direct) balance_q <= balance_new;
+    if ((choose || direct) && !same) owes_q[turn_q] <= spent;
     if (rst) begin
       owes_q <= '0;
-      turn_q <= '0;
       balance_q <= '0;
-      last_out_q <= '0;
-    end else if (start_o) begin
-      if (slot_o != turn) owes_q[{out_o, turn}] <= 1'b1;
-      turn_q[out_o] <= slot_o;
-      balance_q[out_o] <= start_balance - balance_t'({1'b0, length_i});
-      last_out_q <= out_o;
     end
   end
 

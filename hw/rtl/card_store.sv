@@ -45,13 +45,15 @@ module card_store
   localparam int SLACK = 4;
 
   logic [BITS:0] wr_q, start_q, rd_q, rd_next, used;
+  // verilator lint_off UNUSEDSIGNAL
+  logic [BITS:0] rd_ahead;  // without the highest bit
+  // verilator lint_on UNUSEDSIGNAL
   logic [FRAME_BITS-1:0] frames_q;
   logic first_q, oversize_q, too_long, keep, emit;
   logic [11:0] length_q, length;
   logic [INDEX_BITS-1:0] index_q;  // beat of the first 64 bytes, HEADER_BEATS behind them
   header_bytes_t bytes_q, bytes;
   logic [DATA_BITS-1:0] masked;
-  token_t token_q;
 
   assign used = wr_q - rd_q;
   assign room_o = used <= (BITS+1)'(DEPTH - MAX_BEATS - SLACK)
@@ -61,6 +63,7 @@ module card_store
   assign keep = valid_i && !too_long;
   assign emit = keep && last_i;
   assign rd_next = rd_q + (BITS+1)'(take_i);
+  assign rd_ahead = rd_next + 1'b1;
 
   always_comb begin
     for (int i = 0; i < BYTES; i++)
@@ -70,16 +73,33 @@ module card_store
       if (index_q == INDEX_BITS'(i)) bytes[DATA_BITS*i+:DATA_BITS] = masked;
   end
 
+  // The end of the oldest beat's frame, early in the cycle: if the beat before was taken one cycle
+  // ago, from the word behind that one, which is old as its frame has a result; else from its own.
+  logic last, last_ahead, last_q, last_ahead_q, took_q;
+  assign last_o = took_q ? last_ahead_q : last_q;
+  card_ram #(
+      .WIDTH   (1),
+      .DEPTH   (DEPTH),
+      .COLLIDES(1'b0)
+  ) ends (
+      .clk,
+      .wr_en_i  (keep),
+      .wr_addr_i(wr_q[BITS-1:0]),
+      .wr_data_i(last_i),
+      .rd_addr_i(rd_ahead[BITS-1:0]),
+      .rd_data_o(last_ahead)
+  );
   card_ram #(
       .WIDTH(DATA_BITS + 1),
-      .DEPTH(DEPTH)
+      .DEPTH(DEPTH),
+      .COLLIDES(1'b0)
   ) beats (
       .clk,
       .wr_en_i  (keep),
       .wr_addr_i(wr_q[BITS-1:0]),
       .wr_data_i({last_i, data_i}),
       .rd_addr_i(rd_next[BITS-1:0]),
-      .rd_data_o({last_o, data_o})
+      .rd_data_o({last, data_o})
   );
 
   always_ff @(posedge clk) begin
@@ -89,7 +109,7 @@ module card_store
     header_o.segment <= port_i == HOST ? '0 : user_i;
     header_o.ve <= user_i[11:4];
     header_o.vport <= user_i[3:0];
-    header_o.token <= token_q;
+    header_o.token <= token_t'(ingress_t'{port: port_i, length: length[10:0]});
     oversize_port_o <= port_i;
     header_valid_o <= emit && !rst;
     oversize_o <= valid_i && last_i && too_long && !rst;
@@ -106,8 +126,10 @@ module card_store
         else start_q <= wr_q + 1'b1;
       end
     end
-    if (emit) token_q <= token_q + 1'b1;
     rd_q <= rd_next;
+    took_q <= take_i;
+    last_q <= last;
+    last_ahead_q <= last_ahead;
     frames_q <= frames_q + FRAME_BITS'(emit) - FRAME_BITS'(frame_done_i);
     if (rst) begin
       first_q <= 1'b1;
@@ -118,7 +140,6 @@ module card_store
       start_q <= '0;
       rd_q <= '0;
       frames_q <= '0;
-      token_q <= '0;
     end
   end
 

@@ -11,6 +11,7 @@ module card_top
     parameter  int PORTS         = 4,
     parameter  int VES           = 32,
     parameter  int CELLS         = 2048,
+    parameter  bit SINGLE_QUEUE  = 1'b0,   // see card_frames
     parameter  int VMACS         = 1024,
     parameter  int LEVELS        = 20,
     parameter  int NODES         = 8192,
@@ -50,14 +51,18 @@ module card_top
     input quota_t                wr_quota_data_i,
     input logic [           7:0] wr_weight_data_i,
 
-    // Events for counters: each frame causes one of these four, and `sent_o` if it was queued.
+    // Events for counters. Each frame that arrives is accepted or too long.
+    output logic                  event_accepted_o,
+    output ingress_t              event_accepted_ingress_o,
     output logic                  event_oversize_o,
     output port_t                 event_oversize_port_o,
+    // Each accepted frame causes one of these three, and `sent_o` if it was queued.
     output logic                  event_dropped_o,        // by its verdict
-    output logic                  event_unqueued_o,       // dropped by card_queues
+    output logic                  event_unqueued_o,       // dropped by card_admission
     output logic                  event_queued_o,
     output port_t                 event_port_o,           // egress port of these three
     output frame_meta_t           event_meta_o,
+    output ingress_t              event_ingress_o,        // their frame as it was received
     output logic                  event_sent_o,
     output logic [QUEUE_BITS-1:0] event_sent_queue_o,
     output length_t               event_sent_length_o,
@@ -77,13 +82,19 @@ module card_top
   logic header_valid, result_valid;
   header_in_t header;
   header_out_t result;
+  logic fault, excess;
+  assign event_accepted_o = header_valid;
+  assign event_accepted_ingress_o = '{port: header.port, length: header.length};
+  assign event_fault_o = fault && result_valid;
+  assign event_excess_o = excess && result_valid;
   assign event_header_ve_o = result.ve;
 
   card_frames #(
-      .DATA_BITS(DATA_BITS),
-      .PORTS    (PORTS),
-      .VES      (VES),
-      .CELLS    (CELLS)
+      .DATA_BITS   (DATA_BITS),
+      .PORTS       (PORTS),
+      .VES         (VES),
+      .CELLS       (CELLS),
+      .SINGLE_QUEUE(SINGLE_QUEUE)
   ) frames (
       .clk,
       .rst,
@@ -112,6 +123,7 @@ module card_top
       .event_queued_o,
       .event_port_o,
       .event_meta_o,
+      .event_ingress_o,
       .event_sent_o,
       .event_sent_queue_o,
       .event_sent_length_o,
@@ -141,8 +153,8 @@ module card_top
       .header_i(header),
       .valid_o (result_valid),
       .header_o(result),
-      .fault_o (event_fault_o),
-      .excess_o(event_excess_o),
+      .fault_o (fault),
+      .excess_o(excess),
       .wr_valid_i,
       .wr_table_i,
       .wr_ve_i,

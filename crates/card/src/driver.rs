@@ -9,21 +9,35 @@
 //! | neighbour | MAC address; on a link without gateway also a host route to a hop of its own |
 //!
 //! New entries are written before the entries that refer to them. A place that becomes free is used
-//! again after [`VeDriver::retire`]. So a frame sees each entry before or after its change.
+//! again after [`VeDriver::retire`]. So a frame sees each entry before or after its change. A
+//! second snapshot changes the entries that differ, and at its end removes those that it did not
+//! name.
+//!
+//! # Excess routes
+//!
+//! A route that does not fit is excess: the card sends its packets to the control guest and counts
+//! them. The same goes for the routes of a group whose hops do not fit. An excess route has a
+//! *cover*: the longest shorter prefix that can get a leaf of kind excess without more room, or
+//! else the entries of level 0 that lead to the route. Packets of the cover's other addresses also
+//! go to the control guest, unless a longer route has them. When places become free,
+//! [`VeDriver::retire`] lets excess routes enter.
 //!
 //! Limits: 16 vports, 16 own IPv4 addresses, and the VE's parts of the pooled tables. Of a group
 //! with several hops, packets by a hop without gateway are punted as neighbour.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::ops::Bound;
 
-use ipnet::IpNet;
-use pdp_proto::routes::{GroupHop, GroupId, HOPS_MAX, RouteDecision, ToGuest, Vport};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use pdp_proto::routes::{
+    GroupHop, GroupId, HOPS_MAX, ResolvedRoute, RouteDecision, ToGuest, Vport,
+};
 
 use crate::table::{
     ContextEntry, GroupEntry, HopEntry, HopSegments, MacAddress, TableWrite, VeOptions,
 };
-use crate::trie::{LpmTrie, RoutePrefix, SegmentFull};
+use crate::trie::{LpmTrie, ROOT_BITS, RoutePrefix, SegmentFull};
 use crate::{Leaf, LeafKind, LpmSegment, RouteFamily};
 
 /// Vports of a VE.
@@ -38,31 +52,29 @@ const LEVELS: u8 = 20;
 /// Largest size of a packet in the tables; more than a frame can have.
 const MTU_MAX: u16 = (1 << 14) - 1;
 
-/// Error from a message whose entries do not fit. Some of its writes may be done, so the driver
-/// must not be used further.
+/// Excess routes that one call of [`VeDriver::retire`] tries again.
+const RETRIES: usize = 64;
+
+/// Leaf of an excess route and of a cover.
+const EXCESS: Leaf = Leaf { kind: LeafKind::Excess, group: 0 };
+
+/// A message that the card cannot follow. The driver continues without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// A route does not fit.
-    #[error("route: {0}")]
-    Route(#[from] SegmentFull),
-    /// A table is full.
-    #[error("all {length} entries of the VE in table {table} are used: give it a larger part")]
-    Full {
-        /// The table.
-        table: &'static str,
-        /// Number of its entries.
-        length: u16,
-    },
-    /// A snapshot begins, and the tables are not empty.
-    #[error("a snapshot for a VE with tables: make a new driver for it")]
-    Snapshot,
+    /// The card has no such vport.
+    #[error("vport {0}: the card has vports 0 to 15: its frames go to the control guest")]
+    Vport(u16),
+    /// All places of own IPv4 addresses are used.
+    #[error(
+        "own address {0}: the card has 16 own IPv4 addresses of a VE: it forwards packets from \
+         this one instead of dropping them"
+    )]
+    OwnAddress(IpAddr),
 }
 
 /// Free places of a table.
 #[derive(Clone, Debug)]
 struct FreePlaces {
-    table: &'static str,
-    length: u16,
     /// The last one is used next.
     free: Vec<u16>,
     /// Frames on the way may still read these.
@@ -70,26 +82,33 @@ struct FreePlaces {
 }
 
 impl FreePlaces {
-    fn new(table: &'static str, length: u16) -> Self {
-        Self { table, length, free: (0..length).rev().collect(), pending: Vec::new() }
+    fn new(length: u16) -> Self {
+        Self { free: (0..length).rev().collect(), pending: Vec::new() }
     }
 
-    fn take(&mut self) -> Result<u16, DriverError> {
-        let full = DriverError::Full { table: self.table, length: self.length };
-        self.free.pop().ok_or(full)
+    fn has(&self, count: usize) -> bool {
+        self.free.len() >= count
+    }
+
+    /// Takes a place; the caller has checked that there is one.
+    fn take(&mut self) -> u16 {
+        self.free.pop().expect("a free place")
     }
 
     fn give(&mut self, place: u16) {
         self.pending.push(place);
     }
 
-    fn retire(&mut self) {
+    /// Returns true if places have become free.
+    fn retire(&mut self) -> bool {
+        let some = !self.pending.is_empty();
         self.free.append(&mut self.pending);
+        some
     }
 }
 
-/// A neighbour: egress vport and address.
-type Station = (u16, IpAddr);
+/// A neighbour: address and egress vport.
+type Station = (IpAddr, u16);
 
 /// Number of a [`DriverGroup`].
 type GroupNumber = u32;
@@ -101,13 +120,21 @@ struct DriverGroup {
     mtu: u32,
     /// As [`pdp_ip::buckets`] returns them.
     buckets: Vec<u8>,
-    index: u16,
-    hop_places: Vec<u16>,
-    block: Option<u16>,
+    /// `None`: the group does not fit, so its routes are excess.
+    place: Option<GroupPlace>,
     /// Number of routes that refer to it.
     references: usize,
     /// A group of the mirror has this number.
     named: bool,
+}
+
+/// Places of a group's entries.
+#[derive(Clone, Debug)]
+struct GroupPlace {
+    index: u16,
+    hops: Vec<u16>,
+    stations: Vec<Station>,
+    block: Option<u16>,
 }
 
 impl DriverGroup {
@@ -145,6 +172,17 @@ struct HostGroup {
     hop: u16,
 }
 
+/// Entries that a snapshot has named.
+#[derive(Debug, Default)]
+struct SnapshotNames {
+    vports: BTreeSet<u8>,
+    locals: BTreeSet<IpAddr>,
+    routes: BTreeSet<RoutePrefix>,
+    neighbours: BTreeSet<Station>,
+    /// Groups from before the snapshot that it has not found again.
+    groups: HashMap<(Vec<GroupHop>, u32), GroupNumber>,
+}
+
 /// The tables of one VE.
 #[derive(Debug)]
 pub struct VeDriver {
@@ -161,7 +199,18 @@ pub struct VeDriver {
     /// Places of stations' MAC addresses, with the number of hops that refer to each.
     arps: BTreeMap<Station, (u16, usize)>,
     host_groups: BTreeMap<RoutePrefix, HostGroup>,
+    /// Stations on a link for which there was no place. Their packets are punted as neighbour.
+    unplaced_hosts: BTreeSet<RoutePrefix>,
     trie: LpmTrie,
+    /// Covers of the prefixes whose leaf is not in the look-up. A prefix that is its own cover has
+    /// the leaf of kind excess because its last change did not fit.
+    excess: BTreeMap<RoutePrefix, RoutePrefix>,
+    /// Number of covers by family and slot of level 0.
+    blocked: BTreeMap<(RouteFamily, u8), usize>,
+    /// Number of excess routes to try again, from the one behind `last_retry` on.
+    retries_left: usize,
+    last_retry: Option<RoutePrefix>,
+    snapshot: Option<SnapshotNames>,
     arp_places: FreePlaces,
     hop_places: FreePlaces,
     block_places: FreePlaces,
@@ -184,11 +233,17 @@ impl VeDriver {
             neighbours: BTreeMap::new(),
             arps: BTreeMap::new(),
             host_groups: BTreeMap::new(),
+            unplaced_hosts: BTreeSet::new(),
             trie: LpmTrie::new(LEVELS, lpm.node_length, lpm.leaf_length),
-            arp_places: FreePlaces::new("neighbours", hops.arps.length),
-            hop_places: FreePlaces::new("next hops", hops.hops.length),
-            block_places: FreePlaces::new("blocks of buckets", hops.blocks.length),
-            group_places: FreePlaces::new("groups", hops.groups.length),
+            excess: BTreeMap::new(),
+            blocked: BTreeMap::new(),
+            retries_left: 0,
+            last_retry: None,
+            snapshot: None,
+            arp_places: FreePlaces::new(hops.arps.length),
+            hop_places: FreePlaces::new(hops.hops.length),
+            block_places: FreePlaces::new(hops.blocks.length),
+            group_places: FreePlaces::new(hops.groups.length),
             writes: Vec::new(),
         }
     }
@@ -207,54 +262,114 @@ impl VeDriver {
         std::mem::take(&mut self.writes)
     }
 
-    /// Frees the places that earlier messages left. All their writes are in the tables, and all
-    /// frames that entered before have left.
+    /// Number of prefixes whose last change does not fit. Their packets go to the control guest.
+    pub fn excess_count(&self) -> usize {
+        let unplaced = |target: &RouteTarget| {
+            matches!(target, RouteTarget::Group(number)
+                if self.groups.get(number).is_some_and(|group| group.place.is_none()))
+        };
+        let of_groups = self
+            .routes
+            .iter()
+            .filter(|(prefix, target)| unplaced(target) && !self.excess.contains_key(prefix));
+        self.excess.len() + of_groups.count()
+    }
+
+    /// Returns up to `count_max` routes behind a prefix, with their hops written out.
+    pub fn routes_after(
+        &self,
+        after: Option<RoutePrefix>,
+        count_max: usize,
+    ) -> Vec<(IpNet, ResolvedRoute)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let routes = self.routes.range((from, Bound::Unbounded)).take(count_max);
+        let resolved = |(prefix, target): (&RoutePrefix, &RouteTarget)| {
+            let route = match target {
+                RouteTarget::Hook => ResolvedRoute::Punt,
+                RouteTarget::Blackhole => ResolvedRoute::Drop,
+                RouteTarget::Group(number) => {
+                    let group = self.groups.get(number);
+                    let mut hops = group.map_or_else(Vec::new, |group| group.hops.clone());
+                    hops.sort();
+                    ResolvedRoute::Hops(hops)
+                }
+            };
+            (net_of(prefix), route)
+        };
+        routes.map(resolved).collect()
+    }
+
+    /// Frees the places that earlier messages left, and lets excess routes enter. All writes so far
+    /// are in the tables, and all frames that entered before have left.
     pub fn retire(&mut self) {
-        self.trie.retire(self.trie.change());
+        let mut freed = self.trie.retire(self.trie.change());
         for places in [
             &mut self.arp_places,
             &mut self.hop_places,
             &mut self.block_places,
             &mut self.group_places,
         ] {
-            places.retire();
+            freed |= places.retire();
+        }
+        if freed {
+            self.retry_groups();
+            self.retries_left = self.excess.len();
+        }
+        let count = self.retries_left.min(RETRIES);
+        self.retries_left -= count;
+        let behind = self.last_retry.map_or(Bound::Unbounded, Bound::Excluded);
+        let round = self.excess.range((behind, Bound::Unbounded)).chain(&self.excess);
+        for prefix in round.map(|(prefix, _)| *prefix).take(count).collect::<Vec<_>>() {
+            self.last_retry = Some(prefix);
+            self.sync(prefix);
+        }
+    }
+
+    /// Tries to place the groups and stations that did not fit.
+    fn retry_groups(&mut self) {
+        let unplaced = self.groups.iter().filter(|(_, group)| group.place.is_none());
+        for number in unplaced.map(|(&number, _)| number).collect::<Vec<_>>() {
+            self.place_group(number);
+        }
+        for host in std::mem::take(&mut self.unplaced_hosts) {
+            self.update(host);
         }
     }
 
     /// Applies one message.
     ///
     /// # Errors
-    /// If its entries do not fit.
+    /// If the card cannot follow it. The driver stays in use.
     pub fn apply(&mut self, message: &ToGuest) -> Result<(), DriverError> {
         match message {
-            ToGuest::Begin => {
-                let empty = self.vports.is_empty() && self.locals.is_empty();
-                let no_routes = self.routes.is_empty() && self.by_id.is_empty();
-                if !(empty && no_routes && self.neighbours.is_empty()) {
-                    return Err(DriverError::Snapshot);
+            ToGuest::Begin => self.begin_snapshot(),
+            ToGuest::End => self.end_snapshot(),
+            ToGuest::Vport(vport) => self.set_vport(vport)?,
+            ToGuest::Local { address, own } => {
+                if let Some(names) = &mut self.snapshot {
+                    names.locals.insert(*address);
+                }
+                self.locals.insert(*address, *own);
+                self.write_own_v4();
+                self.update(host_prefix(*address));
+                if let (IpAddr::V4(v4), true) = (address, own)
+                    && !self.own_v4.contains(&Some((*v4).into()))
+                {
+                    return Err(DriverError::OwnAddress(*address));
                 }
             }
-            ToGuest::Vport(vport) => self.set_vport(vport),
-            ToGuest::Local { address, own } => {
-                self.locals.insert(*address, *own);
-                self.write_own_v4()?;
-                self.update(host_prefix(*address))?;
-            }
-            ToGuest::LocalGone(address) => {
-                self.locals.remove(address);
-                self.write_own_v4()?;
-                self.update(host_prefix(*address))?;
-            }
-            ToGuest::Group { id, hops, mtu } => self.set_group(*id, hops, *mtu)?,
+            ToGuest::LocalGone(address) => self.remove_local(*address),
+            ToGuest::Group { id, hops, mtu } => self.set_group(*id, hops, *mtu),
             ToGuest::GroupGone(id) => {
                 if let Some(number) = self.by_id.remove(id) {
-                    if let Some(group) = self.groups.get_mut(&number) {
-                        group.named = false;
-                    }
-                    self.free_if_unused(number);
+                    self.unname(number);
                 }
             }
             ToGuest::Route { prefix, target } => {
+                let prefix = route_prefix(*prefix);
+                if let Some(names) = &mut self.snapshot {
+                    names.routes.insert(prefix);
+                }
                 let target = match target {
                     RouteDecision::Punt => RouteTarget::Hook,
                     RouteDecision::Drop => RouteTarget::Blackhole,
@@ -263,11 +378,14 @@ impl VeDriver {
                         self.by_id.get(id).map_or(RouteTarget::Hook, |&n| RouteTarget::Group(n))
                     }
                 };
-                self.set_route(route_prefix(*prefix), Some(target))?;
+                self.set_route(prefix, Some(target));
             }
-            ToGuest::RouteGone(prefix) => self.set_route(route_prefix(*prefix), None)?,
+            ToGuest::RouteGone(prefix) => self.set_route(route_prefix(*prefix), None),
             ToGuest::Neighbour { vport, address, mac } => {
-                self.set_neighbour((*vport, *address), *mac)?;
+                if let Some(names) = &mut self.snapshot {
+                    names.neighbours.insert((*address, *vport));
+                }
+                self.set_neighbour((*address, *vport), *mac);
             }
             ToGuest::Forwarding { v4, v6 } => {
                 (self.options.forwards_v4, self.options.forwards_v6) = (*v4, *v6);
@@ -277,14 +395,62 @@ impl VeDriver {
                 (self.options.chooses_v4, self.options.chooses_v6) = (*v4, *v6);
                 self.writes.push(TableWrite::Options(self.options));
             }
-            ToGuest::End | ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
+            ToGuest::Barrier(_) | ToGuest::Dump(_) => {}
         }
         Ok(())
     }
 
-    fn set_vport(&mut self, vport: &Vport) {
+    fn begin_snapshot(&mut self) {
+        // A snapshot that breaks off named its groups in vain.
+        self.unname_unfound();
+        let mut names = SnapshotNames::default();
+        let mut unnamed = Vec::new();
+        for (_, number) in std::mem::take(&mut self.by_id) {
+            let Some(group) = self.groups.get(&number) else { continue };
+            // Of two groups with the same hops, the snapshot finds one again.
+            unnamed.extend(names.groups.insert((group.hops.clone(), group.mtu), number));
+        }
+        unnamed.into_iter().for_each(|number| self.unname(number));
+        self.snapshot = Some(names);
+    }
+
+    /// Removes what the snapshot did not name.
+    fn end_snapshot(&mut self) {
+        self.unname_unfound();
+        let Some(names) = self.snapshot.take() else { return };
+        let gone = self.routes.keys().filter(|route| !names.routes.contains(route));
+        for route in gone.copied().collect::<Vec<_>>() {
+            self.set_route(route, None);
+        }
+        let gone = self.neighbours.keys().filter(|station| !names.neighbours.contains(station));
+        for station in gone.copied().collect::<Vec<_>>() {
+            self.set_neighbour(station, None);
+        }
+        let gone = self.locals.keys().filter(|address| !names.locals.contains(address));
+        for address in gone.copied().collect::<Vec<_>>() {
+            self.remove_local(address);
+        }
+        let gone = self.vports.keys().filter(|vport| !names.vports.contains(vport));
+        for vport in gone.copied().collect::<Vec<_>>() {
+            self.vports.remove(&vport);
+            self.writes.push(TableWrite::Context(vport, None));
+        }
+    }
+
+    /// Unnames the groups that the snapshot has not found again.
+    fn unname_unfound(&mut self) {
+        let unfound = self.snapshot.as_mut().map(|names| std::mem::take(&mut names.groups));
+        for number in unfound.unwrap_or_default().into_values() {
+            self.unname(number);
+        }
+    }
+
+    fn set_vport(&mut self, vport: &Vport) -> Result<(), DriverError> {
         if vport.index >= CARD_VPORTS.into() {
-            return;
+            return Err(DriverError::Vport(vport.index));
+        }
+        if let Some(names) = &mut self.snapshot {
+            names.vports.insert(vport.index as u8);
         }
         if vport.index == 0 {
             // As in pdp-ip: all forwarders of a router choose the same hop.
@@ -300,18 +466,21 @@ impl VeDriver {
         };
         self.writes.push(TableWrite::Context(vport.index as u8, Some(context)));
         self.vports.insert(vport.index as u8, vport.clone());
+        Ok(())
     }
 
-    fn write_own_v4(&mut self) -> Result<(), DriverError> {
+    fn remove_local(&mut self, address: IpAddr) {
+        self.locals.remove(&address);
+        self.write_own_v4();
+        self.update(host_prefix(address));
+    }
+
+    fn write_own_v4(&mut self) {
         let mut own: Vec<u32> = Vec::new();
         for (address, is_own) in &self.locals {
             if let (IpAddr::V4(address), true) = (address, is_own) {
                 own.push((*address).into());
             }
-        }
-        if own.len() > OWN_V4_MAX {
-            let length = OWN_V4_MAX as u16;
-            return Err(DriverError::Full { table: "own IPv4 addresses", length });
         }
         // An address keeps its slot, so that no frame misses it.
         for slot in 0..OWN_V4_MAX {
@@ -326,20 +495,25 @@ impl VeDriver {
             self.own_v4[slot] = Some(address);
             self.writes.push(TableWrite::OwnV4(slot as u8, Some(address)));
         }
-        Ok(())
     }
 
-    /// Returns the place of a station's MAC address, for one more hop.
-    fn refer_arp(&mut self, station: Station) -> Result<u16, DriverError> {
+    /// True if a station's MAC address has a place or can get one.
+    fn has_arp(&self, station: &Station) -> bool {
+        self.arps.contains_key(station) || self.arp_places.has(1)
+    }
+
+    /// Returns the place of a station's MAC address, for one more hop. The caller has checked that
+    /// there is one.
+    fn refer_arp(&mut self, station: Station) -> u16 {
         if let Some((place, references)) = self.arps.get_mut(&station) {
             *references += 1;
-            return Ok(*place);
+            return *place;
         }
-        let place = self.arp_places.take()?;
+        let place = self.arp_places.take();
         self.arps.insert(station, (place, 1));
         let mac = self.neighbours.get(&station).copied();
         self.writes.push(TableWrite::Arp(place, mac));
-        Ok(place)
+        place
     }
 
     fn release_arp(&mut self, station: Station) {
@@ -352,83 +526,129 @@ impl VeDriver {
         }
     }
 
-    fn set_group(&mut self, id: GroupId, hops: &[GroupHop], mtu: u32) -> Result<(), DriverError> {
+    fn set_group(&mut self, id: GroupId, hops: &[GroupHop], mtu: u32) {
         let hops = &hops[..hops.len().min(HOPS_MAX)];
-        let number = match self.by_id.get(&id) {
-            Some(&number) => number,
-            None => {
-                let number = self.next_group;
-                self.next_group += 1;
-                let index = self.group_places.take()?;
-                self.writes.push(TableWrite::Group(index, GroupEntry::Empty));
-                self.groups
-                    .insert(number, DriverGroup { index, named: true, ..Default::default() });
-                self.by_id.insert(id, number);
-                number
+        let found = self.snapshot.as_mut().and_then(|names| {
+            if self.by_id.contains_key(&id) {
+                None
+            } else {
+                names.groups.remove(&(hops.to_vec(), mtu))
             }
-        };
-        let Some(mut group) = self.groups.remove(&number) else { return Ok(()) };
-        if group.hops == hops && group.mtu == mtu {
-            self.groups.insert(number, group);
-            return Ok(());
+        });
+        let number = self.by_id.get(&id).copied().or(found).unwrap_or_else(|| {
+            self.next_group += 1;
+            let group = DriverGroup { named: true, ..DriverGroup::default() };
+            self.groups.insert(self.next_group, group);
+            self.next_group
+        });
+        self.by_id.insert(id, number);
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        if group.hops == hops && group.mtu == mtu && group.place.is_some() {
+            return;
         }
-        let old = group.clone();
-        group.buckets = pdp_ip::buckets(hops, &old.hops, &old.buckets);
+        let old_link = (group.link(), group.mtu);
+        group.buckets = pdp_ip::buckets(hops, &group.hops, &group.buckets);
         (group.hops, group.mtu) = (hops.to_vec(), mtu);
-        group.hop_places.clear();
-        for hop in hops {
-            let arp = match hop.gateway {
-                Some(gateway) => Some(self.refer_arp((hop.vport, gateway))?),
-                None => None,
-            };
-            let place = self.hop_places.take()?;
-            group.hop_places.push(place);
-            // The mirror never names a vport that the card does not have.
+        let link = (group.link(), group.mtu);
+        self.place_group(number);
+        // The group may have become, or ceased to be, one for a link.
+        if old_link != link && (old_link.0.is_some() || link.0.is_some()) {
+            let stations: Vec<IpAddr> = self.neighbours.keys().map(|station| station.0).collect();
+            stations.into_iter().for_each(|address| self.update(host_prefix(address)));
+        }
+    }
+
+    /// Writes a group's hops to new places, then the group. If they do not fit, the group loses its
+    /// place.
+    fn place_group(&mut self, number: GroupNumber) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let old = group.place.take();
+        let group = group.clone();
+        let new = self.write_group(&group, old.as_ref());
+        let moves = old.is_some() != new.is_some();
+        let keeps_block = new.as_ref().is_some_and(|new| new.block.is_some());
+        let keeps_index = new.is_some();
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.place = new;
+        }
+        if moves {
+            let mine = |(_, target): &(_, &_)| *target == &RouteTarget::Group(number);
+            let routes: Vec<_> = self.routes.iter().filter(mine).map(|(p, _)| *p).collect();
+            routes.into_iter().for_each(|prefix| self.sync(prefix));
+        }
+        if let Some(old) = old {
+            self.release_hops(&old);
+            if let Some(block) = old.block.filter(|_| !keeps_block) {
+                self.block_places.give(block);
+            }
+            if !keeps_index {
+                self.group_places.give(old.index);
+            }
+        }
+    }
+
+    /// Writes a group; it keeps its index and its block. Returns `None` if it does not fit.
+    fn write_group(&mut self, group: &DriverGroup, old: Option<&GroupPlace>) -> Option<GroupPlace> {
+        let gateways = group.hops.iter().filter_map(|hop| Some((hop.gateway?, hop.vport)));
+        let stations: Vec<Station> = gateways.collect();
+        let new: BTreeSet<_> = stations.iter().filter(|at| !self.arps.contains_key(at)).collect();
+        let (old_index, old_block) = (old.map(|old| old.index), old.and_then(|old| old.block));
+        let needs_block = group.hops.len() > 1 && old_block.is_none();
+        let fits = self.arp_places.has(new.len())
+            && self.hop_places.has(group.hops.len())
+            && self.block_places.has(needs_block.into())
+            && self.group_places.has(old_index.is_none().into());
+        if !fits {
+            return None;
+        }
+        let mut hop_places = Vec::new();
+        for hop in &group.hops {
+            let arp = hop.gateway.map(|gateway| self.refer_arp((gateway, hop.vport)));
+            let place = self.hop_places.take();
+            hop_places.push(place);
+            // A hop by a vport that the card does not have is punted.
             let entry = u8::try_from(hop.vport).ok().filter(|vport| *vport < CARD_VPORTS);
             let entry = entry.map(|vport| HopEntry {
                 vport,
-                chosen: hops.len() > 1,
+                chosen: group.hops.len() > 1,
                 arp,
                 mtu: group.mtu_bits(),
             });
             self.writes.push(TableWrite::Hop(place, entry));
         }
-        let entry = match group.hop_places[..] {
+        let mut block = None;
+        let entry = match hop_places[..] {
             [] => GroupEntry::Empty,
             [hop] => GroupEntry::Hop(hop),
             _ => {
-                let block = match group.block {
-                    Some(block) => block,
-                    None => self.block_places.take()?,
-                };
-                group.block = Some(block);
+                let at = old_block.unwrap_or_else(|| self.block_places.take());
+                block = Some(at);
                 for (bucket, &hop) in (0..=u8::MAX).zip(&group.buckets) {
-                    let hop = group.hop_places[usize::from(hop)];
-                    self.writes.push(TableWrite::Bucket { block, bucket, hop });
+                    let hop = hop_places[usize::from(hop)];
+                    self.writes.push(TableWrite::Bucket { block: at, bucket, hop });
                 }
-                GroupEntry::Block(block)
+                GroupEntry::Block(at)
             }
         };
-        self.writes.push(TableWrite::Group(group.index, entry));
-        if hops.len() < 2
-            && let Some(block) = group.block.take()
-        {
-            self.block_places.give(block);
-        }
-        self.groups.insert(number, group);
-        self.release_hops(&old);
-        // The group may have become, or ceased to be, one for a link.
-        let stations: Vec<IpAddr> = self.neighbours.keys().map(|station| station.1).collect();
-        stations.into_iter().try_for_each(|address| self.update(host_prefix(address)))
+        let index = old_index.unwrap_or_else(|| self.group_places.take());
+        self.writes.push(TableWrite::Group(index, entry));
+        Some(GroupPlace { index, hops: hop_places, stations, block })
     }
 
-    fn release_hops(&mut self, group: &DriverGroup) {
-        for (hop, &place) in group.hops.iter().zip(&group.hop_places) {
-            self.hop_places.give(place);
-            if let Some(gateway) = hop.gateway {
-                self.release_arp((hop.vport, gateway));
-            }
+    fn release_hops(&mut self, place: &GroupPlace) {
+        for &hop in &place.hops {
+            self.hop_places.give(hop);
         }
+        for &station in &place.stations {
+            self.release_arp(station);
+        }
+    }
+
+    fn unname(&mut self, number: GroupNumber) {
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.named = false;
+        }
+        self.free_if_unused(number);
     }
 
     fn free_if_unused(&mut self, number: GroupNumber) {
@@ -436,20 +656,16 @@ impl VeDriver {
         if !self.groups.get(&number).is_some_and(unused) {
             return;
         }
-        if let Some(group) = self.groups.remove(&number) {
-            self.release_hops(&group);
-            self.group_places.give(group.index);
-            if let Some(block) = group.block {
+        if let Some(place) = self.groups.remove(&number).and_then(|group| group.place) {
+            self.release_hops(&place);
+            self.group_places.give(place.index);
+            if let Some(block) = place.block {
                 self.block_places.give(block);
             }
         }
     }
 
-    fn set_route(
-        &mut self,
-        prefix: RoutePrefix,
-        target: Option<RouteTarget>,
-    ) -> Result<(), DriverError> {
+    fn set_route(&mut self, prefix: RoutePrefix, target: Option<RouteTarget>) {
         if let Some(RouteTarget::Group(number)) = target
             && let Some(group) = self.groups.get_mut(&number)
         {
@@ -459,11 +675,13 @@ impl VeDriver {
             Some(target) => self.routes.insert(prefix, target),
             None => self.routes.remove(&prefix),
         };
-        self.update(prefix)?;
-        let covered = |station: &&Station| covers(&prefix, &host_prefix(station.1));
-        let stations: Vec<_> = self.neighbours.keys().filter(covered).copied().collect();
-        for (_, address) in stations {
-            self.update(host_prefix(address))?;
+        self.update(prefix);
+        let net = net_of(&prefix);
+        let covered = (net.network(), 0)..=(net.broadcast(), u16::MAX);
+        let stations: Vec<IpAddr> =
+            self.neighbours.range(covered).map(|(station, _)| station.0).collect();
+        for address in stations {
+            self.update(host_prefix(address));
         }
         if let Some(RouteTarget::Group(number)) = old {
             if let Some(group) = self.groups.get_mut(&number) {
@@ -471,14 +689,9 @@ impl VeDriver {
             }
             self.free_if_unused(number);
         }
-        Ok(())
     }
 
-    fn set_neighbour(
-        &mut self,
-        station: Station,
-        mac: Option<MacAddress>,
-    ) -> Result<(), DriverError> {
+    fn set_neighbour(&mut self, station: Station, mac: Option<MacAddress>) {
         match mac {
             Some(mac) => self.neighbours.insert(station, mac),
             None => self.neighbours.remove(&station),
@@ -486,7 +699,7 @@ impl VeDriver {
         if let Some((place, _)) = self.arps.get(&station) {
             self.writes.push(TableWrite::Arp(*place, mac));
         }
-        self.update(host_prefix(station.1))
+        self.update(host_prefix(station.0));
     }
 
     /// Returns the longest route that covers a host.
@@ -499,13 +712,13 @@ impl VeDriver {
     fn link_station(&self, host: &RoutePrefix) -> Option<(Station, u16)> {
         let RouteTarget::Group(number) = self.route_of(host)? else { return None };
         let group = self.groups.get(&number)?;
-        let station = (group.link()?, host_address(host));
-        let known = self.neighbours.contains_key(&station) && station.0 < CARD_VPORTS.into();
+        let station = (host_address(host), group.link()?);
+        let known = self.neighbours.contains_key(&station) && station.1 < CARD_VPORTS.into();
         known.then_some((station, group.mtu_bits()))
     }
 
-    /// Writes the leaf of a prefix anew if it has changed.
-    fn update(&mut self, prefix: RoutePrefix) -> Result<(), DriverError> {
+    /// Brings a prefix's host group and leaf up to date.
+    fn update(&mut self, prefix: RoutePrefix) {
         let is_host = prefix.length == prefix.family.bits();
         let is_local = is_host && self.locals.contains_key(&host_address(&prefix));
         let station = if is_host && !is_local { self.link_station(&prefix) } else { None };
@@ -516,43 +729,164 @@ impl VeDriver {
         };
         if !stays {
             self.host_groups.remove(&prefix);
+            self.unplaced_hosts.remove(&prefix);
             if let Some((station, mtu)) = station {
-                let arp = Some(self.refer_arp(station)?);
-                let (hop, index) = (self.hop_places.take()?, self.group_places.take()?);
-                let vport = station.0 as u8;
-                let entry = HopEntry { vport, chosen: false, arp, mtu };
-                self.writes.push(TableWrite::Hop(hop, Some(entry)));
-                self.writes.push(TableWrite::Group(index, GroupEntry::Hop(hop)));
-                self.host_groups.insert(prefix, HostGroup { station, mtu, index, hop });
+                self.place_host(prefix, station, mtu);
             }
         }
-        let leaf = if is_local {
-            Some(Leaf { kind: LeafKind::Local, group: 0 })
-        } else if let Some(host) = self.host_groups.get(&prefix) {
-            Some(Leaf::group(host.index))
-        } else {
-            self.routes.get(&prefix).map(|target| match target {
-                RouteTarget::Hook => Leaf { kind: LeafKind::Hook, group: 0 },
-                RouteTarget::Blackhole => Leaf { kind: LeafKind::Blackhole, group: 0 },
-                RouteTarget::Group(number) => {
-                    self.groups.get(number).map_or(Leaf::NONE, |group| Leaf::group(group.index))
-                }
-            })
-        };
-        if leaf != self.trie.get(&prefix) {
-            let mut writes = Vec::new();
-            match leaf {
-                Some(leaf) => self.trie.insert(prefix, leaf, &mut writes)?,
-                None => self.trie.remove(prefix, &mut writes)?,
-            };
-            self.writes.extend(writes.into_iter().map(TableWrite::Lpm));
-        }
+        self.sync(prefix);
         if let (false, Some(old)) = (stays, old) {
             self.hop_places.give(old.hop);
             self.group_places.give(old.index);
             self.release_arp(old.station);
         }
+    }
+
+    /// Writes the group of a station on a link, if there is a place.
+    fn place_host(&mut self, prefix: RoutePrefix, station: Station, mtu: u16) {
+        let fits = self.has_arp(&station) && self.hop_places.has(1) && self.group_places.has(1);
+        if !fits {
+            self.unplaced_hosts.insert(prefix);
+            return;
+        }
+        let arp = Some(self.refer_arp(station));
+        let (hop, index) = (self.hop_places.take(), self.group_places.take());
+        let entry = HopEntry { vport: station.1 as u8, chosen: false, arp, mtu };
+        self.writes.push(TableWrite::Hop(hop, Some(entry)));
+        self.writes.push(TableWrite::Group(index, GroupEntry::Hop(hop)));
+        self.host_groups.insert(prefix, HostGroup { station, mtu, index, hop });
+    }
+
+    /// Gives the places of a station up whose host route does not fit. The route of the link punts
+    /// its packets as neighbour. Returns false if the prefix needs a leaf for other reasons.
+    fn unplace_host(&mut self, prefix: &RoutePrefix) -> bool {
+        let only_station = self.trie.get(prefix).is_none() && !self.routes.contains_key(prefix);
+        let Some(host) = self.host_groups.remove(prefix).filter(|_| only_station) else {
+            return false;
+        };
+        self.hop_places.give(host.hop);
+        self.group_places.give(host.index);
+        self.release_arp(host.station);
+        self.unplaced_hosts.insert(*prefix);
+        true
+    }
+
+    /// Returns the leaf of a prefix if all had a place.
+    fn wanted(&self, prefix: &RoutePrefix) -> Option<Leaf> {
+        let is_host = prefix.length == prefix.family.bits();
+        if is_host && self.locals.contains_key(&host_address(prefix)) {
+            return Some(Leaf { kind: LeafKind::Local, group: 0 });
+        }
+        if let Some(host) = self.host_groups.get(prefix) {
+            return Some(Leaf::group(host.index));
+        }
+        self.routes.get(prefix).map(|target| match target {
+            RouteTarget::Hook => Leaf { kind: LeafKind::Hook, group: 0 },
+            RouteTarget::Blackhole => Leaf { kind: LeafKind::Blackhole, group: 0 },
+            RouteTarget::Group(number) => {
+                let place = self.groups.get(number).and_then(|group| group.place.as_ref());
+                place.map_or(EXCESS, |place| Leaf::group(place.index))
+            }
+        })
+    }
+
+    /// Returns the leaf that a prefix must have beside the excess routes: a cover is excess, and so
+    /// is each route between a cover and its route.
+    fn required(&self, prefix: &RoutePrefix) -> Option<Leaf> {
+        let last = RoutePrefix {
+            key: prefix.key | u128::MAX.checked_shr(prefix.length).unwrap_or(0),
+            length: u32::MAX,
+            ..*prefix
+        };
+        let wanted = self.wanted(prefix);
+        for (route, cover) in self.excess.range(*prefix..=last) {
+            debug_assert!(route.length >= prefix.length);
+            if cover == prefix && cover.length > ROOT_BITS {
+                return Some(EXCESS);
+            }
+            if (ROOT_BITS + 1..prefix.length).contains(&cover.length) && wanted.is_some() {
+                return Some(EXCESS);
+            }
+        }
+        wanted
+    }
+
+    fn write_leaf(&mut self, prefix: RoutePrefix, leaf: Option<Leaf>) -> Result<(), SegmentFull> {
+        if leaf == self.trie.get(&prefix) {
+            return Ok(());
+        }
+        let mut writes = Vec::new();
+        match leaf {
+            Some(leaf) => self.trie.insert(prefix, leaf, &mut writes)?,
+            None => self.trie.remove(prefix, &mut writes)?,
+        };
+        self.writes.extend(writes.into_iter().map(TableWrite::Lpm));
         Ok(())
+    }
+
+    /// Brings a prefix's leaf up to date, or makes the prefix excess.
+    fn sync(&mut self, prefix: RoutePrefix) {
+        let cover = self.excess.remove(&prefix);
+        let leaf = self.required(&prefix);
+        match (self.write_leaf(prefix, leaf), cover) {
+            (Ok(()), Some(cover)) => self.uncover(prefix, cover),
+            (Ok(()), None) => {}
+            (Err(_), Some(cover)) => {
+                self.excess.insert(prefix, cover);
+            }
+            (Err(_), None) if self.unplace_host(&prefix) => {}
+            (Err(_), None) => {
+                let cover = self.cover(prefix);
+                self.excess.insert(prefix, cover);
+            }
+        }
+    }
+
+    /// Covers a prefix whose leaf does not fit; returns the cover.
+    fn cover(&mut self, prefix: RoutePrefix) -> RoutePrefix {
+        let at = |length| masked(prefix.family, prefix.key, length);
+        let lengths = if self.trie.get(&prefix).is_some() {
+            // The old leaf must go.
+            prefix.length..prefix.length + 1
+        } else {
+            // A cover above another route would not cover this one.
+            let longest = (ROOT_BITS + 1..prefix.length).rev();
+            let longest = longest.into_iter().find(|&length| self.trie.get(&at(length)).is_some());
+            longest.unwrap_or(ROOT_BITS + 1)..prefix.length
+        };
+        for cover in lengths.rev().filter(|&length| length > ROOT_BITS).map(at) {
+            if self.write_leaf(cover, Some(EXCESS)).is_ok() {
+                return cover;
+            }
+        }
+        let cover = at(prefix.length.min(ROOT_BITS));
+        self.block(&cover, true);
+        cover
+    }
+
+    /// Removes the cover of a prefix that is excess no longer.
+    fn uncover(&mut self, prefix: RoutePrefix, cover: RoutePrefix) {
+        if cover.length <= ROOT_BITS {
+            self.block(&cover, false);
+            return;
+        }
+        for length in cover.length..prefix.length {
+            let between = masked(prefix.family, prefix.key, length);
+            if self.trie.get(&between).is_some() {
+                self.sync(between);
+            }
+        }
+    }
+
+    /// Makes the entries of level 0 under a cover excess, or what they were.
+    fn block(&mut self, cover: &RoutePrefix, blocks: bool) {
+        let mut writes = Vec::new();
+        for slot in LpmTrie::root_slots(cover) {
+            let covers = self.blocked.entry((cover.family, slot)).or_default();
+            *covers = if blocks { *covers + 1 } else { *covers - 1 };
+            self.trie.block(cover.family, slot, *covers > 0, &mut writes);
+        }
+        self.writes.extend(writes.into_iter().map(TableWrite::Lpm));
     }
 }
 
@@ -560,10 +894,6 @@ impl VeDriver {
 fn masked(family: RouteFamily, key: u128, length: u32) -> RoutePrefix {
     let behind = u128::MAX.checked_shr(length).unwrap_or(0);
     RoutePrefix { family, key: key & !behind, length }
-}
-
-fn covers(prefix: &RoutePrefix, host: &RoutePrefix) -> bool {
-    prefix.family == host.family && masked(host.family, host.key, prefix.length) == *prefix
 }
 
 fn host_prefix(address: IpAddr) -> RoutePrefix {
@@ -574,6 +904,15 @@ fn host_address(host: &RoutePrefix) -> IpAddr {
     match host.family {
         RouteFamily::V4 => IpAddr::V4(((host.key >> 96) as u32).into()),
         RouteFamily::V6 => IpAddr::V6(host.key.into()),
+    }
+}
+
+/// Returns a prefix in the mirror's form.
+fn net_of(prefix: &RoutePrefix) -> IpNet {
+    let address = host_address(prefix);
+    match address {
+        IpAddr::V4(address) => Ipv4Net::new_assert(address, prefix.length as u8).into(),
+        IpAddr::V6(address) => Ipv6Net::new_assert(address, prefix.length as u8).into(),
     }
 }
 
@@ -607,16 +946,21 @@ mod tests {
     }
 
     #[test]
-    fn freed_places_are_used_again_after_retire() {
+    fn groups_enter_when_places_become_free() {
         let mut driver = driver(1);
-        let full = Err(DriverError::Full { table: "groups", length: 1 });
+        let prefix: IpNet = "10.0.0.0/8".parse().unwrap();
         driver.apply(&group(1, &[1])).unwrap();
-        assert_eq!(driver.apply(&group(2, &[2])), full);
-        driver.apply(&ToGuest::GroupGone(1)).unwrap();
-        assert_eq!(driver.apply(&group(2, &[2])), full);
-        driver.retire();
         driver.apply(&group(2, &[2])).unwrap();
-        assert_eq!(driver.arps.len(), 1);
+        driver.apply(&ToGuest::Route { prefix, target: RouteDecision::Group(2) }).unwrap();
+        assert_eq!(
+            (driver.trie.get(&route_prefix(prefix)), driver.excess_count()),
+            (Some(EXCESS), 1)
+        );
+        driver.apply(&ToGuest::GroupGone(1)).unwrap();
+        assert_eq!(driver.excess_count(), 1);
+        driver.retire();
+        assert_eq!(driver.trie.get(&route_prefix(prefix)), Some(Leaf::group(0)));
+        assert_eq!((driver.excess_count(), driver.arps.len()), (0, 1));
     }
 
     #[test]
@@ -637,20 +981,63 @@ mod tests {
     }
 
     #[test]
-    fn second_snapshot_is_an_error() {
-        let mut driver = driver(2);
-        driver.apply(&ToGuest::Begin).unwrap();
-        driver.apply(&group(1, &[1])).unwrap();
-        driver.apply(&ToGuest::End).unwrap();
-        assert_eq!(driver.apply(&ToGuest::Begin), Err(DriverError::Snapshot));
+    fn second_snapshot_removes_what_it_does_not_name() {
+        let mut driver = driver(4);
+        let route = |net: &str, id| ToGuest::Route {
+            prefix: net.parse().unwrap(),
+            target: RouteDecision::Group(id),
+        };
+        let local = |last| ToGuest::Local { address: [10, 0, 0, last].into(), own: true };
+        let neighbour = |last| ToGuest::Neighbour {
+            vport: 1,
+            address: [10, 0, 0, last].into(),
+            mac: Some([2; 6]),
+        };
+        let messages = [group(1, &[1]), group(2, &[2]), local(1), local(2), neighbour(1)];
+        let routes = [route("10.1.0.0/16", 1), route("10.2.0.0/16", 2)];
+        let first = [ToGuest::Begin].into_iter().chain(messages).chain(routes);
+        first.chain([ToGuest::End]).for_each(|message| driver.apply(&message).unwrap());
+        driver.take_writes();
+        let kept = [group(7, &[2]), local(2), neighbour(3), route("10.2.0.0/16", 7)];
+        let mut second = vec![ToGuest::Begin];
+        second.extend(kept);
+        second.push(ToGuest::End);
+        second.iter().for_each(|message| driver.apply(message).unwrap());
+        // The group of the same hops is the same one, so that the kept route needs no write.
+        let node_writes = driver.take_writes();
+        let rewritten = node_writes.iter().any(|write| matches!(write, TableWrite::Group(..)));
+        assert!(!rewritten, "{node_writes:?}");
+        let all = driver.routes_after(None, 10);
+        let hop = GroupHop { vport: 1, gateway: Some([10, 0, 0, 2].into()), weight: 1 };
+        assert_eq!(all, [("10.2.0.0/16".parse().unwrap(), ResolvedRoute::Hops(vec![hop]))]);
+        assert!(driver.routes_after(Some(*driver.routes.keys().next().unwrap()), 10).is_empty());
+        assert_eq!(driver.locals.len(), 1);
+        assert_eq!(driver.own_v4.iter().flatten().count(), 1);
+        assert_eq!(
+            driver.neighbours.keys().copied().collect::<Vec<_>>(),
+            [([10, 0, 0, 3].into(), 1)]
+        );
+        assert_eq!(driver.groups.len(), 1);
     }
 
     #[test]
-    fn seventeenth_own_address_is_an_error() {
+    fn refuses_what_the_card_does_not_have() {
         let mut driver = driver(2);
         let local = |last| ToGuest::Local { address: [10, 0, 0, last].into(), own: true };
         (0..16).for_each(|last| driver.apply(&local(last)).unwrap());
-        let full = DriverError::Full { table: "own IPv4 addresses", length: 16 };
-        assert_eq!(driver.apply(&local(16)), Err(full));
+        let full = Err(DriverError::OwnAddress([10, 0, 0, 16].into()));
+        assert_eq!(driver.apply(&local(16)), full);
+        driver.apply(&ToGuest::LocalGone([10, 0, 0, 3].into())).unwrap();
+        assert_eq!(driver.own_v4[3], Some(u32::from_be_bytes([10, 0, 0, 16])));
+        let vport = Vport {
+            index: 16,
+            mac: [2; 6],
+            mtu: 1500,
+            up: true,
+            hooked: Default::default(),
+            macs: Vec::new(),
+            forwards_v4: true,
+        };
+        assert_eq!(driver.apply(&ToGuest::Vport(vport)), Err(DriverError::Vport(16)));
     }
 }

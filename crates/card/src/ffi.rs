@@ -1,161 +1,139 @@
-//! The functions of shim/lpm.cpp and shim/header.cpp; the crate's only `unsafe` code.
+//! The functions of shim/model.cpp; the crate's only `unsafe` code.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-/// Inputs of a cycle; the same layout as in shim/lpm.cpp.
+/// Structures of ports, which shim/model.cpp copies one after the other.
+///
+/// # Safety
+/// All bytes of the type belong to integers.
+pub(crate) unsafe trait Pins: Sized {
+    /// Returns pins that are all zero.
+    fn zero() -> Self {
+        // SAFETY: zero is a value of an integer, and all bytes belong to integers.
+        unsafe { std::mem::zeroed() }
+    }
+}
+
+macro_rules! pins {
+    ($($module:ident
+        $inputs:ident $(<$($in_size:ident),*>)? { $($in:ident: $in_type:ty,)* }
+        $outputs:ident $(<$($out_size:ident),*>)? { $($out:ident: $out_type:ty,)* }
+    )*) => {$(
+        #[repr(C, packed)]
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $inputs $(<$(const $in_size: usize),*>)? { $(pub(crate) $in: $in_type),* }
+
+        #[repr(C, packed)]
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $outputs $(<$(const $out_size: usize),*>)? {
+            $(pub(crate) $out: $out_type),*
+        }
+
+        // SAFETY: the fields are integers and arrays of integers, without padding.
+        unsafe impl $(<$(const $in_size: usize),*>)? Pins for $inputs $(<$($in_size),*>)? {}
+        // SAFETY: the same.
+        unsafe impl $(<$(const $out_size: usize),*>)? Pins for $outputs $(<$($out_size),*>)? {}
+    )*};
+}
+
+include!("pins.rs");
+
+/// A model's functions; the same layout as `Functions` in shim/model.cpp.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LpmIn {
-    pub(crate) key: [u32; 4],
-    pub(crate) wr_data: [u32; 6],
-    pub(crate) wr_index: u32,
-    pub(crate) token: u16,
-    pub(crate) rst: u8,
-    pub(crate) valid: u8,
-    pub(crate) ve: u8,
-    pub(crate) is_v6: u8,
-    pub(crate) wr_valid: u8,
-    pub(crate) wr_table: u8,
-    pub(crate) wr_level: u8,
-    pub(crate) wr_ve: u8,
-}
-
-/// Outputs after the clock edge; the same layout as in shim/lpm.cpp.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LpmOut {
-    pub(crate) leaf: u16,
-    pub(crate) token: u16,
-    pub(crate) valid: u8,
-    pub(crate) fault: u8,
-    pub(crate) ve: u8,
-    pub(crate) wr_refused: u8,
-}
-
-/// A variant's functions.
 #[derive(Debug)]
-pub(crate) struct LpmFunctions {
-    new: unsafe extern "C" fn(seed: u32) -> *mut c_void,
-    free: unsafe extern "C" fn(handle: *mut c_void),
-    step: unsafe extern "C" fn(handle: *mut c_void, input: *const LpmIn, output: *mut LpmOut),
+pub(crate) struct ModelFunctions<I, O> {
+    input_bytes: usize,
+    output_bytes: usize,
+    create: unsafe extern "C" fn(seed: u32) -> *mut c_void,
+    destroy: unsafe extern "C" fn(model: *mut c_void),
+    settle: unsafe extern "C" fn(model: *mut c_void, inputs: *const I),
+    read: unsafe extern "C" fn(model: *mut c_void, outputs: *mut O),
+    edge: unsafe extern "C" fn(model: *mut c_void),
 }
 
-macro_rules! variant {
-    ($name:ident, $new:ident, $free:ident, $step:ident) => {
-        pub(crate) static $name: LpmFunctions = {
-            unsafe extern "C" {
-                fn $new(seed: u32) -> *mut c_void;
-                fn $free(handle: *mut c_void);
-                fn $step(handle: *mut c_void, input: *const LpmIn, output: *mut LpmOut);
-            }
-            LpmFunctions { new: $new, free: $free, step: $step }
-        };
-    };
+pub(crate) type WidePins = CardPins<64, 8>;
+pub(crate) type WideResultPins = CardResultPins<64, 8>;
+#[cfg(card_more)]
+pub(crate) type NarrowPins = CardPins<8, 4>;
+#[cfg(card_more)]
+pub(crate) type NarrowResultPins = CardResultPins<8, 4>;
+
+// SAFETY: build.rs defines these constants from shim/model.cpp. `Instance::new` checks their sizes.
+unsafe extern "C" {
+    pub(crate) safe static CARD_LPM_SMALL: ModelFunctions<LpmIn, LpmOut>;
+    pub(crate) safe static CARD_LPM_LARGE: ModelFunctions<LpmIn, LpmOut>;
+    pub(crate) safe static CARD_HEADER: ModelFunctions<HeaderPins, HeaderResultPins>;
+    pub(crate) safe static CARD_8: ModelFunctions<WidePins, WideResultPins>;
+    #[cfg(card_more)]
+    pub(crate) safe static CARD_8_NARROW: ModelFunctions<NarrowPins, NarrowResultPins>;
+    #[cfg(card_more)]
+    pub(crate) safe static CARD_32: ModelFunctions<WidePins, WideResultPins>;
+    #[cfg(card_more)]
+    pub(crate) safe static CARD_256: ModelFunctions<WidePins, WideResultPins>;
 }
 
-variant!(SMALL, card_lpm_small_new, card_lpm_small_free, card_lpm_small_step);
-variant!(LARGE, card_lpm_large_new, card_lpm_large_free, card_lpm_large_step);
-
-/// An instance of a Verilated model. Neither `Send` nor `Sync`: Verilator keeps the
-/// current model's context in a thread-local variable.
+/// An instance of a Verilated model. Neither `Send` nor `Sync`: Verilator keeps the current model's
+/// context in a thread-local variable.
 #[derive(Debug)]
-pub(crate) struct LpmInstance {
-    functions: &'static LpmFunctions,
+pub(crate) struct Instance<I: 'static, O: 'static> {
+    functions: &'static ModelFunctions<I, O>,
     handle: NonNull<c_void>,
 }
 
-impl LpmInstance {
+impl<I: Pins, O: Pins> Instance<I, O> {
     /// Makes a model whose memories have random contents.
-    pub(crate) fn new(functions: &'static LpmFunctions, seed: u32) -> Self {
-        // SAFETY: `new` has no preconditions. It never returns null: `operator new` aborts the
-        // process instead, as its exception can't pass an `extern "C"` function.
-        let handle = unsafe { (functions.new)(seed) };
+    ///
+    /// # Panics
+    /// If src/pins.rs does not have the model's ports.
+    pub(crate) fn new(functions: &'static ModelFunctions<I, O>, seed: u32) -> Self {
+        let sizes = (functions.input_bytes, functions.output_bytes);
+        assert_eq!(sizes, (size_of::<I>(), size_of::<O>()), "bytes of the ports in src/pins.rs");
+        // SAFETY: `create` has no preconditions. It never returns null: `operator new` aborts the
+        // process instead, as its exception can't pass a C function.
+        let handle = unsafe { (functions.create)(seed) };
         Self { functions, handle: NonNull::new(handle).expect("a new model") }
     }
 
     /// Simulates one clock cycle; returns the outputs after its rising edge.
-    pub(crate) fn step(&mut self, input: &LpmIn) -> LpmOut {
-        let mut output = LpmOut::default();
-        // SAFETY: `handle` is from the same variant's `new` and not freed before `drop`. `&mut
-        // self` excludes a second call at the same time. `step` reads one `LpmIn` and writes one
-        // `LpmOut`, which have the C structures' layout, and keeps neither pointer.
-        unsafe { (self.functions.step)(self.handle.as_ptr(), input, &mut output) };
-        output
+    pub(crate) fn step(&mut self, inputs: &I) -> O {
+        self.settle(inputs);
+        self.edge();
+        self.read()
+    }
+
+    /// Simulates one clock cycle; returns the outputs before its rising edge.
+    pub(crate) fn step_before_edge(&mut self, inputs: &I) -> O {
+        self.settle(inputs);
+        let outputs = self.read();
+        self.edge();
+        outputs
+    }
+
+    fn settle(&mut self, inputs: &I) {
+        // SAFETY: `handle` is from the same model's `create` and not freed before `drop`. `&mut
+        // self` excludes a second call at the same time. The function reads `input_bytes` bytes,
+        // which `new` has compared with the size of `I`, and keeps no pointer.
+        unsafe { (self.functions.settle)(self.handle.as_ptr(), inputs) };
+    }
+
+    fn read(&mut self) -> O {
+        let mut outputs = O::zero();
+        // SAFETY: as in `settle`; the function writes `output_bytes` bytes, the size of `O`.
+        // All bytes of `O` belong to integers, so that it may have any contents.
+        unsafe { (self.functions.read)(self.handle.as_ptr(), &mut outputs) };
+        outputs
+    }
+
+    fn edge(&mut self) {
+        // SAFETY: as in `settle`.
+        unsafe { (self.functions.edge)(self.handle.as_ptr()) };
     }
 }
 
-impl Drop for LpmInstance {
+impl<I, O> Drop for Instance<I, O> {
     fn drop(&mut self) {
-        // SAFETY: `handle` is from the same variant's `new`, and nothing uses it afterwards.
-        unsafe { (self.functions.free)(self.handle.as_ptr()) };
-    }
-}
-
-/// Inputs of a cycle of card_header; the same layout as in shim/header.cpp.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HeaderPins {
-    pub(crate) now: u64,
-    /// A `header_in_t`, least significant word first.
-    pub(crate) header: [u64; 9],
-    pub(crate) wr_data: [u32; 6],
-    pub(crate) wr_index: u32,
-    pub(crate) rst: u8,
-    pub(crate) valid: u8,
-    pub(crate) wr_valid: u8,
-    pub(crate) wr_table: u8,
-    pub(crate) wr_ve: u8,
-}
-
-/// Outputs of card_header after the clock edge; the same layout as in shim/header.cpp.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HeaderResultPins {
-    /// A `header_out_t`, least significant word first.
-    pub(crate) header: [u64; 9],
-    pub(crate) valid: u8,
-    pub(crate) fault: u8,
-    pub(crate) excess: u8,
-    pub(crate) wr_refused: u8,
-}
-
-unsafe extern "C" {
-    fn card_header_new(seed: u32) -> *mut c_void;
-    fn card_header_free(handle: *mut c_void);
-    fn card_header_step(
-        handle: *mut c_void,
-        input: *const HeaderPins,
-        output: *mut HeaderResultPins,
-    );
-}
-
-/// An instance of the Verilated card_header. Neither `Send` nor `Sync`, as [`LpmInstance`].
-#[derive(Debug)]
-pub(crate) struct HeaderInstance(NonNull<c_void>);
-
-impl HeaderInstance {
-    /// Makes a model whose memories have random contents.
-    pub(crate) fn new(seed: u32) -> Self {
-        // SAFETY: as in `LpmInstance::new`.
-        let handle = unsafe { card_header_new(seed) };
-        Self(NonNull::new(handle).expect("a new model"))
-    }
-
-    /// Simulates one clock cycle; returns the outputs after its rising edge.
-    pub(crate) fn step(&mut self, input: &HeaderPins) -> HeaderResultPins {
-        let mut output = HeaderResultPins::default();
-        // SAFETY: the handle is from `card_header_new` and not freed before `drop`. `&mut self`
-        // excludes a second call at the same time. The function reads one `HeaderPins` and writes
-        // one `HeaderResultPins`, which have the C structures' layout, and keeps neither pointer.
-        unsafe { card_header_step(self.0.as_ptr(), input, &mut output) };
-        output
-    }
-}
-
-impl Drop for HeaderInstance {
-    fn drop(&mut self) {
-        // SAFETY: the handle is from `card_header_new`, and nothing uses it afterwards.
-        unsafe { card_header_free(self.0.as_ptr()) };
+        // SAFETY: `handle` is from the same model's `create`, and nothing uses it afterwards.
+        unsafe { (self.functions.destroy)(self.handle.as_ptr()) };
     }
 }

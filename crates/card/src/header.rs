@@ -1,7 +1,10 @@
 //! The Verilated header pipeline.
 
+use pdp_ip::Decision;
+use pdp_wire::tag::{GuestDrop, PuntClass};
+
 #[cfg(card_models)]
-use crate::ffi;
+use crate::ffi::{self, Pins};
 use crate::table::TableWord;
 
 /// Bytes of a frame that the header pipeline sees.
@@ -12,26 +15,6 @@ pub const FRAME_BYTES_MAX: usize = 1714;
 
 /// The port to the driver.
 pub const HOST_PORT: u8 = 7;
-
-/// Sizes of the model; the parameters in build.rs.
-pub mod sizes {
-    /// VEs.
-    pub const VES: u8 = 4;
-    /// Sets of each of the four ways of the VMAC-VE table.
-    pub const VMAC_SETS: u16 = 64;
-    /// Nodes per level of the look-up.
-    pub const NODES: u32 = 1024;
-    /// Leaves of the look-up.
-    pub const LEAVES: u32 = 16384;
-    /// Groups.
-    pub const GROUPS: u16 = 512;
-    /// Blocks of buckets.
-    pub const BUCKET_BLOCKS: u16 = 32;
-    /// Next hops.
-    pub const HOPS: u16 = 512;
-    /// Neighbours.
-    pub const ARPS: u16 = 1024;
-}
 
 /// Verdict on a frame; `verdict_t` of card_pkg.sv.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,6 +69,28 @@ impl CardVerdict {
             15 => Self::DropQueue,
             _ => return None,
         })
+    }
+
+    /// Returns the verdict that says the same; `None` if the card does not have it.
+    pub fn of(decision: Decision) -> Option<Self> {
+        Some(match decision {
+            Decision::Out(_) => Self::Out,
+            Decision::Punt(PuntClass::Local) => Self::PuntLocal,
+            Decision::Punt(PuntClass::Neighbour) => Self::PuntNeighbour,
+            Decision::Punt(PuntClass::Exception) => Self::PuntException,
+            Decision::Punt(PuntClass::Hook) => Self::PuntHook,
+            Decision::Punt(PuntClass::Control) => Self::PuntControl,
+            Decision::Drop(GuestDrop::NotForUs) => Self::DropNotForUs,
+            Decision::Drop(GuestDrop::Malformed) => Self::DropMalformed,
+            Decision::Drop(GuestDrop::Policy) => Self::DropPolicy,
+            Decision::Drop(GuestDrop::Blackhole) => Self::DropBlackhole,
+            Decision::Drop(_) => return None,
+        })
+    }
+
+    /// True if the frame goes to the control guest.
+    pub fn is_punt(self) -> bool {
+        (Self::PuntLocal..=Self::PuntControl).contains(&self)
     }
 }
 
@@ -167,7 +172,7 @@ pub struct HeaderOut {
 impl HeaderOut {
     #[cfg(card_models)]
     fn read(output: &ffi::HeaderResultPins) -> Self {
-        let pins = &output.header;
+        let pins = output.header_o;
         let field = |low: u32, bits: u32| pins[0] >> low & ((1 << bits) - 1);
         let mut bytes = [0; HEADER_BYTES];
         for (at, chunk) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -184,8 +189,8 @@ impl HeaderOut {
             port: field(28, 3) as u8,
             segment: field(16, 12) as u16,
             token: field(0, 16) as u16,
-            fault: output.fault != 0,
-            excess: output.excess != 0,
+            fault: output.fault_o != 0,
+            excess: output.excess_o != 0,
         }
     }
 }
@@ -194,7 +199,7 @@ impl HeaderOut {
 #[derive(Debug)]
 pub struct HeaderModel {
     #[cfg(card_models)]
-    instance: ffi::HeaderInstance,
+    instance: ffi::Instance<ffi::HeaderPins, ffi::HeaderResultPins>,
     cycles: u64,
     refused_count: u64,
 }
@@ -210,7 +215,7 @@ impl HeaderModel {
     /// if the crate was built without models.
     #[cfg(card_models)]
     pub fn new(seed: u32) -> Option<Self> {
-        let instance = ffi::HeaderInstance::new(seed);
+        let instance = ffi::Instance::new(&ffi::CARD_HEADER, seed);
         let mut model = Self { instance, cycles: 0, refused_count: 0 };
         model.reset();
         Some(model)
@@ -237,7 +242,7 @@ impl HeaderModel {
     pub fn reset(&mut self) {
         for _ in 0..3 {
             #[cfg(card_models)]
-            self.instance.step(&ffi::HeaderPins { rst: 1, ..Default::default() });
+            self.instance.step(&ffi::HeaderPins { rst: 1, ..Pins::zero() });
             self.cycles += 1;
         }
     }
@@ -269,21 +274,21 @@ impl HeaderModel {
         write: Option<TableWord>,
     ) -> Option<HeaderOut> {
         let now = self.cycles & ((1 << 48) - 1);
-        let mut input = ffi::HeaderPins { now, ..Default::default() };
+        let mut input = ffi::HeaderPins { now_i: now, ..Pins::zero() };
         if let Some(frame) = frame {
-            input.valid = 1;
-            input.header = frame.pins();
+            input.valid_i = 1;
+            input.header_i = frame.pins();
         }
         if let Some(write) = write {
-            input.wr_valid = 1;
-            input.wr_table = write.table as u8;
-            input.wr_ve = write.ve;
-            input.wr_index = write.index;
-            input.wr_data = write.data;
+            input.wr_valid_i = 1;
+            input.wr_table_i = write.table as u8;
+            input.wr_ve_i = write.ve;
+            input.wr_index_i = write.index;
+            input.wr_data_i = write.data;
         }
         let output = self.instance.step(&input);
-        self.refused_count += u64::from(output.wr_refused);
-        (output.valid != 0).then(|| HeaderOut::read(&output))
+        self.refused_count += u64::from(output.wr_refused_o);
+        (output.valid_o != 0).then(|| HeaderOut::read(&output))
     }
 
     /// Writes words without frames, and waits until all are in the tables.

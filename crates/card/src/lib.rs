@@ -4,6 +4,8 @@
 //! - [`LpmTrie`] makes a VE's tables for it: it turns each change of a route into writes that take
 //!   effect while look-ups pass.
 //! - [`HeaderModel`] is the header pipeline `card_header` with all its tables.
+//! - [`CardModel`] is the whole card: frames at its ports, and its registers.
+//! - [`BusScheduler`] distributes the register bus among VEs.
 //! - [`VeDriver`] writes a VE's tables from the route mirror's messages, [`VmacTable`] the table of
 //!   all VEs' MAC addresses.
 //!
@@ -13,6 +15,8 @@
 #![deny(unsafe_code)]
 
 mod blocks;
+pub mod bus;
+pub mod card;
 pub mod driver;
 mod entry;
 #[cfg(card_models)]
@@ -20,17 +24,23 @@ mod entry;
 mod ffi;
 pub mod header;
 mod model;
+pub mod registers;
+pub mod setup;
+pub mod sizes;
 pub mod table;
 pub mod trie;
 pub mod vmac;
 
 pub use blocks::BlockAllocator;
+pub use bus::{BusScheduler, RegisterWrite};
+pub use card::{CardModel, CardOutput, FrameMeta};
 pub use driver::{DriverError, VeDriver};
 pub use entry::{
     Leaf, LeafKind, LpmSegment, LpmTable, LpmWord, LpmWrite, NodeEntry, RootEntry, RouteFamily,
 };
 pub use header::{CardVerdict, HeaderIn, HeaderModel, HeaderOut};
-pub use model::{LpmLookup, LpmModel, LpmResult, LpmVariant, MODELS};
+pub use model::{LpmLookup, LpmModel, LpmResult, MODELS};
+pub use sizes::{CardSizes, LpmVariant};
 pub use table::{TableWord, TableWrite};
 pub use trie::{LpmTrie, RoutePrefix, SegmentFull};
 pub use vmac::{VmacFull, VmacTable};

@@ -1,38 +1,14 @@
 //! The Verilated route look-up.
 
 #[cfg(card_models)]
-use crate::ffi;
+use crate::ffi::{self, Pins};
+use crate::sizes::LpmVariant;
 use crate::{Leaf, LpmWord, RouteFamily};
 
 /// True if the crate was built with Verilated models.
 pub const MODELS: bool = cfg!(card_models);
 
-/// A variant of `card_lpm` with its parameters, as in build.rs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LpmVariant {
-    /// Number of VEs.
-    pub ves: u32,
-    /// Levels of six bits.
-    pub levels: u8,
-    /// Nodes per level.
-    pub nodes: u32,
-    /// Leaves.
-    pub leaves: u32,
-    /// First level in external memory; none if it is above `levels`.
-    pub ext_from: u8,
-    /// Cycles of a read of external memory.
-    pub ext_latency: u32,
-}
-
 impl LpmVariant {
-    /// Four VEs with small tables on chip.
-    pub const SMALL: Self =
-        Self { ves: 4, levels: 20, nodes: 256, leaves: 2048, ext_from: 21, ext_latency: 4 };
-
-    /// Two VEs with room for the Internet's table; levels behind 20 bits in external memory.
-    pub const LARGE: Self =
-        Self { ves: 2, levels: 10, nodes: 1 << 19, leaves: 1 << 22, ext_from: 3, ext_latency: 4 };
-
     /// Cycles of a look-up; `lpm_latency` of card_lpm_pkg.sv.
     pub fn latency(&self) -> u32 {
         let level = |level| 1 + if level >= self.ext_from { self.ext_latency } else { 1 };
@@ -44,10 +20,10 @@ impl LpmVariant {
     pub const WRITE_CYCLES: u32 = 5;
 
     #[cfg(card_models)]
-    fn functions(&self) -> Option<&'static ffi::LpmFunctions> {
+    fn functions(&self) -> Option<&'static ffi::ModelFunctions<ffi::LpmIn, ffi::LpmOut>> {
         match *self {
-            Self::SMALL => Some(&ffi::SMALL),
-            Self::LARGE => Some(&ffi::LARGE),
+            Self::SMALL => Some(&ffi::CARD_LPM_SMALL),
+            Self::LARGE => Some(&ffi::CARD_LPM_LARGE),
             _ => None,
         }
     }
@@ -83,7 +59,7 @@ pub struct LpmResult {
 #[derive(Debug)]
 pub struct LpmModel {
     #[cfg(card_models)]
-    instance: ffi::LpmInstance,
+    instance: ffi::Instance<ffi::LpmIn, ffi::LpmOut>,
     variant: LpmVariant,
     cycles: u64,
     refused_count: u64,
@@ -94,7 +70,7 @@ impl LpmModel {
     /// if there is no model of this variant, or the crate was built without models.
     #[cfg(card_models)]
     pub fn new(variant: LpmVariant, seed: u32) -> Option<Self> {
-        let instance = ffi::LpmInstance::new(variant.functions()?, seed);
+        let instance = ffi::Instance::new(variant.functions()?, seed);
         let mut model = Self { instance, variant, cycles: 0, refused_count: 0 };
         model.reset();
         Some(model)
@@ -125,7 +101,7 @@ impl LpmModel {
     /// or done. The memories keep their contents.
     pub fn reset(&mut self) {
         #[cfg(card_models)]
-        self.instance.step(&ffi::LpmIn { rst: 1, ..Default::default() });
+        self.instance.step(&ffi::LpmIn { rst: 1, ..Pins::zero() });
         self.cycles += 1;
     }
 
@@ -150,29 +126,29 @@ impl LpmModel {
         lookup: Option<LpmLookup>,
         write: Option<LpmWord>,
     ) -> Option<LpmResult> {
-        let mut input = ffi::LpmIn::default();
+        let mut input = ffi::LpmIn::zero();
         if let Some(lookup) = lookup {
-            input.valid = 1;
-            input.ve = lookup.ve;
-            input.is_v6 = u8::from(lookup.family == RouteFamily::V6);
-            input.token = lookup.token;
-            input.key = std::array::from_fn(|word| (lookup.key >> (32 * word)) as u32);
+            input.valid_i = 1;
+            input.ve_i = lookup.ve;
+            input.is_v6_i = u8::from(lookup.family == RouteFamily::V6);
+            input.token_i = lookup.token;
+            input.key_i = std::array::from_fn(|word| (lookup.key >> (32 * word)) as u32);
         }
         if let Some(write) = write {
-            input.wr_valid = 1;
-            input.wr_table = write.table as u8;
-            input.wr_level = write.level;
-            input.wr_ve = write.ve;
-            input.wr_index = write.index;
-            input.wr_data = write.data;
+            input.wr_valid_i = 1;
+            input.wr_table_i = write.table as u8;
+            input.wr_level_i = write.level;
+            input.wr_ve_i = write.ve;
+            input.wr_index_i = write.index;
+            input.wr_data_i = write.data;
         }
         let output = self.instance.step(&input);
-        self.refused_count += u64::from(output.wr_refused);
-        (output.valid != 0).then(|| LpmResult {
-            leaf: Leaf::from_bits(output.leaf).expect("a known kind of leaf"),
-            fault: output.fault != 0,
-            ve: output.ve,
-            token: output.token,
+        self.refused_count += u64::from(output.wr_refused_o);
+        (output.valid_o != 0).then(|| LpmResult {
+            leaf: Leaf::from_bits(output.leaf_o).expect("a known kind of leaf"),
+            fault: output.fault_o != 0,
+            ve: output.ve_o,
+            token: output.token_o,
         })
     }
 

@@ -1,6 +1,6 @@
 //! Entries of the header pipeline's tables, and the words that its write bus carries.
 
-use crate::{LpmSegment, LpmTable, LpmWrite};
+use crate::{CardSizes, LpmSegment, LpmTable, LpmWrite};
 
 /// Tables of the write bus; `table_t` of card_pkg.sv.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -221,6 +221,35 @@ pub enum TableWrite {
     Arp(u16, Option<MacAddress>),
     /// Writes to the look-up.
     Lpm(LpmWrite),
+}
+
+impl CardSizes {
+    /// Returns the parts of the tables for a VE if all VEs have equal ones.
+    pub fn equal_parts(&self, ve: u8) -> (HopSegments, LpmSegment) {
+        let range = |entries: u32| {
+            let length = (entries / self.ves) as u16;
+            TableRange { base: length * u16::from(ve), length }
+        };
+        let hops = HopSegments {
+            arps: range(self.arps),
+            hops: range(self.hops),
+            blocks: range(self.bucket_blocks),
+            groups: range(self.groups),
+        };
+        let [node_length, leaf_length] = [self.nodes, self.leaves].map(|all| all / self.ves);
+        let lpm = LpmSegment {
+            node_base: node_length * u32::from(ve),
+            node_length,
+            leaf_base: leaf_length * u32::from(ve),
+            leaf_length,
+        };
+        (hops, lpm)
+    }
+
+    /// Sets of each of the four ways of the VMAC-VE table.
+    pub fn vmac_sets(&self) -> u16 {
+        (self.vmacs / 4) as u16
+    }
 }
 
 /// Packs fields of some bits each, the most significant one first.

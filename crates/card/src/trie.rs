@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use crate::{BlockAllocator, Leaf, LpmWrite, NodeEntry, RootEntry, RouteFamily};
 
 /// Bits of level 0.
-const ROOT_BITS: u32 = 8;
+pub(crate) const ROOT_BITS: u32 = 8;
 const ROOT_SLOTS: usize = 1 << ROOT_BITS;
 /// Bits of each further level.
 const STRIDE: u32 = 6;
@@ -123,10 +123,6 @@ impl TrieNode {
         (self.child_map >> slot & 1 != 0).then(|| self.children[self.rank(slot)])
     }
 
-    fn is_empty(&self) -> bool {
-        self.routes.is_empty() && self.children.is_empty()
-    }
-
     fn entry(&self) -> NodeEntry {
         NodeEntry {
             child_map: self.child_map,
@@ -146,6 +142,8 @@ struct RootTable {
     best: Vec<Leaf>,
     /// Node of level 1 and its place, by slot.
     children: Vec<Option<(NodeId, u32)>>,
+    /// Slots whose packets are those of excess routes, whatever the routes.
+    blocked: Vec<bool>,
 }
 
 impl Default for RootTable {
@@ -154,6 +152,7 @@ impl Default for RootTable {
             routes: BTreeMap::new(),
             best: vec![Leaf::NONE; ROOT_SLOTS],
             children: vec![None; ROOT_SLOTS],
+            blocked: vec![false; ROOT_SLOTS],
         }
     }
 }
@@ -272,13 +271,35 @@ impl LpmTrie {
     }
 
     /// Frees the places that changes up to `change` left, when all look-ups that entered before
-    /// their last write was in the tables are done.
-    pub fn retire(&mut self, change: u64) {
+    /// their last write was in the tables are done. Returns true if places have become free.
+    pub fn retire(&mut self, change: u64) -> bool {
+        let before = self.pending.len();
         while let Some(&(of, freed)) = self.pending.front()
             && of <= change
         {
             self.pending.pop_front();
             self.release(freed);
+        }
+        self.pending.len() < before
+    }
+
+    /// Slots of level 0 under a prefix; one if it is longer than level 0 reaches.
+    pub fn root_slots(prefix: &RoutePrefix) -> impl Iterator<Item = u8> + use<> {
+        let short = RoutePrefix { length: prefix.length.min(ROOT_BITS), ..*prefix };
+        root_place_of(&short).1.map(|slot| slot as u8)
+    }
+
+    /// Makes a slot of level 0 excess, whatever its routes, or what its routes say. Always fits.
+    pub fn block(
+        &mut self,
+        family: RouteFamily,
+        slot: u8,
+        blocked: bool,
+        writes: &mut Vec<LpmWrite>,
+    ) {
+        let place = &mut self.roots[family_index(family)].blocked[usize::from(slot)];
+        if std::mem::replace(place, blocked) != blocked {
+            writes.push(self.root_write(family, slot.into()));
         }
     }
 
@@ -313,7 +334,7 @@ impl LpmTrie {
     /// Removes a route and appends the writes. Returns its leaf if it was there.
     ///
     /// # Errors
-    /// If the smaller nodes or their leaves do not fit beside the old ones. Then neither routes nor
+    /// If the leaves of the route's node do not fit beside the old ones. Then neither routes nor
     /// `writes` change.
     ///
     /// # Panics
@@ -500,6 +521,7 @@ impl LpmTrie {
     fn root_write(&self, family: RouteFamily, slot: usize) -> LpmWrite {
         let root = &self.roots[family_index(family)];
         let entry = match (root.children[slot], root.best[slot]) {
+            _ if root.blocked[slot] => RootEntry::Excess,
             (Some((_, place)), _) => RootEntry::Node(place),
             (None, Leaf::NONE) => RootEntry::None,
             (None, leaf) => RootEntry::Leaf(self.root_leaves[&leaf].0),
@@ -779,18 +801,20 @@ impl LpmTrie {
         self.move_children(parent, old_count, writes)
     }
 
-    /// Removes a child from a node.
-    fn detach(
+    /// Removes the vacant children of a node.
+    fn detach_vacant(
         &mut self,
         parent: Step,
-        slot: usize,
         writes: &mut Vec<LpmWrite>,
     ) -> Result<(), SegmentFull> {
+        let node = &self.nodes[parent.id as usize];
+        let old_count = node.children.len() as u32;
+        let slots = (0..SLOTS).filter_map(|slot| Some((slot, node.child(slot)?)));
+        let (vacant, kept): (Vec<_>, Vec<_>) = slots.partition(|&(_, id)| self.is_vacant(id));
+        vacant.into_iter().for_each(|(_, id)| self.discard(id, parent.level + 1));
         let node = self.edit(parent.id);
-        let rank = node.rank(slot);
-        node.child_map &= !(1 << slot);
-        node.children.remove(rank);
-        let old_count = node.children.len() as u32 + 1;
+        node.child_map = kept.iter().fold(0, |map, &(slot, _)| map | 1 << slot);
+        node.children = kept.into_iter().map(|(_, id)| id).collect();
         self.move_children(parent, old_count, writes)
     }
 
@@ -824,6 +848,25 @@ impl LpmTrie {
         prefix: &RoutePrefix,
         writes: &mut Vec<LpmWrite>,
     ) -> Result<Option<Leaf>, SegmentFull> {
+        let before = writes.len();
+        let removed = self.remove_from_node(prefix, true, writes);
+        if removed.is_ok() {
+            return removed;
+        }
+        // The fewer children do not fit beside the old ones: a vacant node stays.
+        writes.truncate(before);
+        self.undo_change();
+        self.change += 1;
+        self.remove_from_node(prefix, false, writes)
+    }
+
+    /// Removes a route from its node; if `detaches`, also the nodes that become vacant.
+    fn remove_from_node(
+        &mut self,
+        prefix: &RoutePrefix,
+        detaches: bool,
+        writes: &mut Vec<LpmWrite>,
+    ) -> Result<Option<Leaf>, SegmentFull> {
         let (level, number) = place_of(prefix);
         let mut path = self.path(prefix.family, prefix.key, level);
         let Some(last) = path.pop().filter(|step| step.level == level) else { return Ok(None) };
@@ -833,32 +876,40 @@ impl LpmTrie {
         };
         let old_slots = node.slot_leaves();
         let (_, old) = self.edit(last.id).routes.remove(at);
-        if !self.nodes[last.id as usize].is_empty() {
+        if !detaches || !self.is_vacant(last.id) {
             self.refresh(last, &old_slots, writes)?;
             return Ok(Some(old));
         }
-        // Nodes whose only child goes, go too.
-        self.discard(last.id);
+        let mut top = last;
         while let Some(parent) = path.pop() {
-            let node = &self.nodes[parent.id as usize];
-            if node.children.len() > 1 || !node.routes.is_empty() {
-                self.detach(parent, slot(prefix.key, parent.level), writes)?;
+            if !self.is_vacant(parent.id) {
+                self.detach_vacant(parent, writes)?;
                 return Ok(Some(old));
             }
-            let child_base = node.child_base;
-            self.undo.freed.push(Freed::Nodes(parent.level + 1, child_base, 1));
-            self.discard(parent.id);
+            top = parent;
         }
+        self.discard(top.id, top.level);
         self.detach_from_root(prefix, writes)?;
         Ok(Some(old))
     }
 
-    /// Frees a node's leaves, and the node when the change is done.
-    fn discard(&mut self, id: NodeId) {
+    /// True if no route ends in a node or below it.
+    fn is_vacant(&self, id: NodeId) -> bool {
         let node = &self.nodes[id as usize];
-        let (first, count) = (node.leaf_base, node.leaves.len() as u32);
-        self.undo.freed.push(Freed::Leaves(first, count));
+        node.routes.is_empty() && node.children.iter().all(|&child| self.is_vacant(child))
+    }
+
+    /// Frees the leaves of a node and of all below it, and the nodes when the change is done. The
+    /// place of the first node is not freed.
+    fn discard(&mut self, id: NodeId, level: u8) {
+        let node = &self.nodes[id as usize];
+        self.undo.freed.push(Freed::Leaves(node.leaf_base, node.leaves.len() as u32));
         self.undo.removed.push(id);
+        let (first, children) = (node.child_base, node.children.clone());
+        if !children.is_empty() {
+            self.undo.freed.push(Freed::Nodes(level + 1, first, children.len() as u32));
+        }
+        children.into_iter().for_each(|child| self.discard(child, level + 1));
     }
 
     fn detach_from_root(

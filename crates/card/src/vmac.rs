@@ -7,6 +7,9 @@ use crate::table::{MacAddress, TableWrite, VmacEntry, vmac_key};
 const WAYS: u8 = 4;
 const STASH: u8 = 8;
 
+/// Most places that the search for a free one looks at.
+const MOVES_SEEN_MAX: usize = 512;
+
 /// Hash of the VMAC-VE table; each way takes its set from eight other bits. See card_pkg.sv.
 pub fn vmac_hash(segment: u16, mac: MacAddress, seed: u64) -> u32 {
     let mixed = vmac_key(segment, mac) ^ seed;
@@ -72,29 +75,88 @@ impl VmacTable {
         self.by_key.get(&(segment, mac)).map(|(_, entry)| *entry)
     }
 
-    /// Adds or replaces an entry.
+    /// Adds or replaces an entry. Other entries may move; they are never absent meanwhile.
     ///
     /// # Errors
-    /// If all places of its address are taken. The table is unchanged.
+    /// If there is no place for its address. The table is unchanged.
     pub fn insert(
         &mut self,
         entry: VmacEntry,
         writes: &mut Vec<TableWrite>,
     ) -> Result<(), VmacFull> {
-        let VmacEntry { segment, mac, .. } = entry;
-        let key = (segment, mac);
-        let hash = vmac_hash(segment, mac, self.seed);
-        let set = |way: u8| ((hash >> (8 * way)) as u16 & (self.sets - 1)) as u8;
-        let mut all = (0..WAYS)
-            .map(|way| VmacPlace::Way(way, set(way)))
-            .chain((0..STASH).map(VmacPlace::Stash));
+        let key = (entry.segment, entry.mac);
         let old = self.by_key.get(&key).map(|(place, _)| *place);
-        let free = || all.find(|place| !self.places.contains_key(place));
-        let place = old.or_else(free).ok_or(VmacFull)?;
+        let free = |place: &VmacPlace| !self.places.contains_key(place);
+        let place = old
+            .or_else(|| self.ways_of(key).into_iter().find(free))
+            .or_else(|| self.make_room(key, writes))
+            .or_else(|| {
+                (0..STASH).map(VmacPlace::Stash).find(|place| !self.places.contains_key(place))
+            })
+            .ok_or(VmacFull)?;
+        self.put(place, entry, writes);
+        Ok(())
+    }
+
+    fn put(&mut self, place: VmacPlace, entry: VmacEntry, writes: &mut Vec<TableWrite>) {
+        let key = (entry.segment, entry.mac);
         self.places.insert(place, key);
         self.by_key.insert(key, (place, entry));
         writes.push(place.write(Some(entry)));
-        Ok(())
+    }
+
+    /// Returns the place of an address in each way.
+    fn ways_of(&self, (segment, mac): (u16, MacAddress)) -> [VmacPlace; WAYS as usize] {
+        let hash = vmac_hash(segment, mac, self.seed);
+        std::array::from_fn(|way| {
+            let set = (hash >> (8 * way)) as u16 & (self.sets - 1);
+            VmacPlace::Way(way as u8, set as u8)
+        })
+    }
+
+    /// Moves entries, each to another one's place, so that a place of an address becomes free
+    /// (cuckoo hashing, Fotakis et al. 2003). The search is in breadth, so that few move.
+    fn make_room(
+        &mut self,
+        key: (u16, MacAddress),
+        writes: &mut Vec<TableWrite>,
+    ) -> Option<VmacPlace> {
+        // Places, each with the number of the one whose entry would move to it.
+        let mut seen: Vec<(VmacPlace, Option<usize>)> =
+            self.ways_of(key).into_iter().map(|place| (place, None)).collect();
+        let mut at = 0;
+        while at < seen.len() && seen.len() < MOVES_SEEN_MAX {
+            let occupant = *self.places.get(&seen[at].0)?;
+            for place in self.ways_of(occupant) {
+                if seen.iter().any(|(known, _)| *known == place) {
+                    continue;
+                }
+                seen.push((place, Some(at)));
+                if !self.places.contains_key(&place) {
+                    return Some(self.shift(&seen, writes));
+                }
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// Moves the entries on the way to the last place, which is free, the last one first. Returns
+    /// the first place.
+    fn shift(
+        &mut self,
+        seen: &[(VmacPlace, Option<usize>)],
+        writes: &mut Vec<TableWrite>,
+    ) -> VmacPlace {
+        let mut to = seen[seen.len() - 1];
+        while let Some(from) = to.1 {
+            let moved = self.places.get(&seen[from].0).and_then(|key| self.by_key.get(key));
+            if let Some((_, entry)) = moved.copied() {
+                self.put(to.0, entry, writes);
+            }
+            to = seen[from];
+        }
+        to.0
     }
 
     /// Removes an entry.
@@ -103,5 +165,56 @@ impl VmacTable {
             self.places.remove(&place);
             writes.push(place.write(None));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The card's memory.
+    fn write(memory: &mut BTreeMap<VmacPlace, VmacEntry>, write: &TableWrite) {
+        let (place, entry) = match *write {
+            TableWrite::Vmac { way, set, entry } => (VmacPlace::Way(way, set), entry),
+            TableWrite::Stash { slot, entry } => (VmacPlace::Stash(slot), entry),
+            _ => panic!("{write:?}"),
+        };
+        match entry {
+            Some(entry) => memory.insert(place, entry),
+            None => memory.remove(&place),
+        };
+    }
+
+    #[test]
+    fn nearly_all_places_can_be_used_and_no_entry_is_absent_meanwhile() {
+        let mut table = VmacTable::new(256, 77);
+        let mut memory = BTreeMap::new();
+        let entry = |at: u32| {
+            let [_, _, high, low] = at.wrapping_mul(0x9e37_79b1).to_be_bytes();
+            let mac = [2, 0, 0, high, low, (at >> 8) as u8 ^ at as u8];
+            VmacEntry { segment: (at % 5) as u16, mac, ve: at as u8, vport: 3 }
+        };
+        for at in 0..990 {
+            let mut writes = Vec::new();
+            table.insert(entry(at), &mut writes).unwrap();
+            for each in writes {
+                write(&mut memory, &each);
+                if at % 97 == 0 || at > 900 {
+                    for known in (0..at).map(entry) {
+                        let place = |place: &VmacPlace| memory.get(place) == Some(&known);
+                        let key = (known.segment, known.mac);
+                        let stash = (0..STASH).map(VmacPlace::Stash);
+                        assert!(table.ways_of(key).into_iter().chain(stash).any(|p| place(&p)));
+                    }
+                }
+            }
+        }
+        let mut writes = Vec::new();
+        for at in 0..990 {
+            assert_eq!(table.get(entry(at).segment, entry(at).mac), Some(entry(at)));
+            table.remove(entry(at).segment, entry(at).mac, &mut writes);
+        }
+        writes.iter().for_each(|each| write(&mut memory, each));
+        assert!(memory.is_empty() && table.places.is_empty());
     }
 }

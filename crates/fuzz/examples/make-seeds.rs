@@ -140,7 +140,13 @@ fn add_frames(seeds: &mut Seeds) -> Result<()> {
             router.push(vport);
             router.extend(counted(frame));
         }
+        seeds.add("card-frames", router.clone());
         seeds.add("router", router);
+        // A frame of the virtual router, a word of data, and its entry in a table.
+        let mut registers = vec![26];
+        registers.extend(counted(&chunk[0]));
+        registers.extend([number as u8 % 6, 1, 0, 0, 0, 6 + number as u8 % 20, 1, 0, 0, 0]);
+        seeds.add("card-registers", registers);
         let mut file = vec![0, 0];
         file.extend(chunk.iter().flat_map(|frame| counted(frame)));
         seeds.add("capture", file);

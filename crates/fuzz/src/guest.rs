@@ -1,10 +1,9 @@
 //! The router: hostile frames, and absurd routes.
 
 use std::cell::RefCell;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use pdp_guest::Batch;
-use pdp_guest::router::{Decision, Fib, FrameBatch, IpForwarder};
+use pdp_ip::{Decision, FRAMES_MAX, Fib, FrameList, IpForwarder};
 use pdp_proto::routes::{GroupHop, RouteDecision, ToGuest, Vport, VportHooks};
 
 use crate::input::FuzzInput;
@@ -13,40 +12,10 @@ use crate::messages;
 /// Vports 0 to 2 are up, 3 is down; no others.
 const UP: std::ops::Range<u16> = 0..3;
 
-/// Frames with the decision on each.
-#[derive(Clone, Debug, PartialEq)]
-struct List(Vec<(u16, Vec<u8>, Option<Decision>)>);
-
-impl FrameBatch for List {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn vport(&self, frame: usize) -> u16 {
-        self.0[frame].0
-    }
-
-    fn bytes(&self, frame: usize) -> &[u8] {
-        &self.0[frame].1
-    }
-
-    fn bytes_mut(&mut self, frame: usize) -> &mut [u8] {
-        &mut self.0[frame].1
-    }
-
-    fn cut(&mut self, frame: usize, bytes: usize) {
-        assert!(bytes <= self.0[frame].1.len(), "no frame grows");
-        self.0[frame].1.truncate(bytes);
-    }
-
-    fn decide(&mut self, frame: usize, decision: Decision) {
-        assert_eq!(self.0[frame].2.replace(decision), None, "decided once");
-    }
-}
-
-fn fib() -> Fib {
-    let mut fib = Fib::default();
-    let mut apply = |message| fib.apply(message);
+/// The mirror's messages for the router.
+pub(crate) fn mirror_messages() -> Vec<ToGuest> {
+    let mut messages = Vec::new();
+    let mut apply = |message| messages.push(message);
     apply(ToGuest::Begin);
     apply(ToGuest::Forwarding { v4: true, v6: true });
     for index in 0..4 {
@@ -92,7 +61,53 @@ fn fib() -> Fib {
     }
     apply(ToGuest::Local { address: IpAddr::from([10, 0, 0, 1]), own: true });
     apply(ToGuest::End);
+    messages
+}
+
+pub(crate) fn fib() -> Fib {
+    let mut fib = Fib::default();
+    mirror_messages().into_iter().for_each(|message| fib.apply(message));
     fib
+}
+
+/// Returns the frames of an input, each with its vport.
+pub(crate) fn router_frames(bytes: &[u8]) -> FrameList {
+    let mut input = FuzzInput(bytes);
+    let mut frames = FrameList::default();
+    while !input.is_empty() && frames.0.len() < FRAMES_MAX {
+        let vport = input.byte();
+        let mut frame = input.counted().to_vec();
+        // Most are for the router and have a valid checksum, which random bytes hardly ever have.
+        if vport & 0x80 == 0 && frame.len() >= 34 {
+            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, vport & 3]);
+            let header = 14 + usize::from(frame[14] & 0xf) * 4;
+            if frame[12..14] == [8, 0] && (34..=frame.len()).contains(&header) {
+                set_checksum(&mut frame[14..header]);
+            }
+        }
+        frames.0.push(((vport & 7).into(), frame, None));
+    }
+    frames
+}
+
+fn set_checksum(header: &mut [u8]) {
+    header[10..12].fill(0);
+    let sum = crate::wire::slow_checksum(header);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Returns a UDP frame of 60 bytes to a station's MAC address.
+pub(crate) fn udp_frame(mac: [u8; 6], to: Ipv4Addr) -> Vec<u8> {
+    let mut frame = vec![0; 60];
+    frame[..6].copy_from_slice(&mac);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14..17].copy_from_slice(&[0x45, 0, 0]);
+    frame[17] = 46;
+    frame[22..24].copy_from_slice(&[64, 17]);
+    frame[26..30].copy_from_slice(&[192, 0, 2, 1]);
+    frame[30..34].copy_from_slice(&to.octets());
+    set_checksum(&mut frame[14..34]);
+    frame
 }
 
 /// A batch of frames. Each is decided once, sent out of
@@ -101,23 +116,7 @@ pub(crate) fn router(bytes: &[u8]) {
     thread_local! {
         static ROUTER: RefCell<(Fib, IpForwarder)> = RefCell::new((fib(), IpForwarder::default()));
     }
-    let mut input = FuzzInput(bytes);
-    let mut frames = List(Vec::new());
-    while !input.is_empty() && frames.0.len() < Batch::FRAMES_MAX {
-        let vport = input.byte();
-        let mut frame = input.counted().to_vec();
-        // Most are for the router and have a valid checksum, which random bytes hardly ever have.
-        if vport & 0x80 == 0 && frame.len() >= 34 {
-            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, vport & 3]);
-            let header = 14 + usize::from(frame[14] & 0xf) * 4;
-            if frame[12..14] == [8, 0] && (34..=frame.len()).contains(&header) {
-                frame[24..26].fill(0);
-                let sum = crate::wire::slow_checksum(&frame[14..header]);
-                frame[24..26].copy_from_slice(&sum.to_be_bytes());
-            }
-        }
-        frames.0.push(((vport & 7).into(), frame, None));
-    }
+    let mut frames = router_frames(bytes);
     let before = frames.clone();
     ROUTER.with_borrow_mut(|(fib, forwarder)| {
         forwarder.process(fib, &mut frames);
@@ -133,7 +132,7 @@ pub(crate) fn router(bytes: &[u8]) {
                 }
                 Decision::Punt(_) | Decision::Drop(_) => assert_eq!(frame.1, before.1),
             }
-            let mut alone = List(vec![before.clone()]);
+            let mut alone = FrameList(vec![before.clone()]);
             forwarder.process(fib, &mut alone);
             assert_eq!(alone.0[0], *frame, "the same as alone");
         }
@@ -157,18 +156,11 @@ pub(crate) fn routes(bytes: &[u8]) {
     let mut forwarder = IpForwarder::default();
     for address in named {
         fib.resolve(address);
-        let mut frame = vec![0; 60];
-        if let IpAddr::V4(to) = address {
-            frame[12..14].copy_from_slice(&[8, 0]);
-            frame[14..17].copy_from_slice(&[0x45, 0, 0]);
-            frame[17] = 46;
-            frame[22..24].copy_from_slice(&[64, 17]);
-            frame[26..30].copy_from_slice(&[192, 0, 2, 1]);
-            frame[30..34].copy_from_slice(&to.octets());
-            let sum = crate::wire::slow_checksum(&frame[14..34]);
-            frame[24..26].copy_from_slice(&sum.to_be_bytes());
-        }
-        let mut frames = List(vec![(0, frame, None)]);
+        let frame = match address {
+            IpAddr::V4(to) => udp_frame([0; 6], to),
+            IpAddr::V6(_) => vec![0; 60],
+        };
+        let mut frames = FrameList(vec![(0, frame, None)]);
         forwarder.process(&mut fib, &mut frames);
         assert!(frames.0[0].2.is_some());
     }

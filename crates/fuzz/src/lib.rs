@@ -7,6 +7,7 @@
 //!
 //! Limits: an input has at most [`FuzzTarget::bytes_max`] bytes; longer ones are cut.
 
+mod card;
 mod filters;
 mod guest;
 mod http;
@@ -66,6 +67,8 @@ pub const TARGETS: &[FuzzTarget] = targets! {
     "worker", SEQUENCE, mux::worker;
     "capture", SEQUENCE, mux::capture;
     "router", SEQUENCE, guest::router;
+    "card-frames", SEQUENCE, card::frames;
+    "card-registers", SEQUENCE, card::registers;
     "guest-runtime", SEQUENCE, runtime::guests;
     "routes-to-guest", SEQUENCE, guest::routes;
     "routes-from-guest", SEQUENCE, messages::routes_from_guest;

@@ -85,6 +85,8 @@ tests! {
     worker "worker",
     capture "capture",
     router "router",
+    card_frames "card-frames",
+    card_registers "card-registers",
     guest_runtime "guest-runtime",
     routes_to_guest "routes-to-guest",
     routes_from_guest "routes-from-guest",

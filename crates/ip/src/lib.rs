@@ -21,6 +21,7 @@ mod fib;
 mod follower;
 mod forward;
 mod group;
+mod list;
 mod neighbour;
 #[cfg(test)]
 mod tests;
@@ -30,3 +31,4 @@ pub use fib::Fib;
 pub use follower::{FollowerDeadline, MirrorChannel, MirrorFollower, MirrorInput, RouteTables};
 pub use forward::{Decision, FRAMES_MAX, FrameBatch, IpForwarder, Routed};
 pub use group::buckets;
+pub use list::FrameList;

@@ -11,41 +11,13 @@ use pdp_wire::tag::{GuestDrop, PuntClass};
 use proptest::prelude::*;
 
 use crate::fib::Fib;
-use crate::forward::{Decision, FrameBatch, IpForwarder};
+use crate::forward::{Decision, IpForwarder};
+use crate::list::FrameList;
 
 /// RFC 1071, over the bytes as they are (etherparse ignores the reserved flag).
 fn sums_to_all_ones(header: &[u8]) -> bool {
     let words = header.chunks(2).map(|word| u64::from(word[0]) << 8 | u64::from(word[1]));
     words.sum::<u64>() % 0xffff == 0
-}
-
-/// Frames of a test, in the form of a router's batch.
-struct List(Vec<(u16, Vec<u8>, Option<Decision>)>);
-
-impl FrameBatch for List {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn vport(&self, frame: usize) -> u16 {
-        self.0[frame].0
-    }
-
-    fn bytes(&self, frame: usize) -> &[u8] {
-        &self.0[frame].1
-    }
-
-    fn bytes_mut(&mut self, frame: usize) -> &mut [u8] {
-        &mut self.0[frame].1
-    }
-
-    fn cut(&mut self, frame: usize, bytes: usize) {
-        self.0[frame].1.truncate(bytes);
-    }
-
-    fn decide(&mut self, frame: usize, decision: Decision) {
-        assert_eq!(self.0[frame].2.replace(decision), None, "decided once");
-    }
 }
 
 /// All messages of the mirror.
@@ -446,7 +418,8 @@ fn frame() -> BoxedStrategy<(u16, Vec<u8>)> {
 
 fn check(world: &World, given: Vec<(u16, Vec<u8>)>) -> Vec<Decision> {
     let mut fib = world.fib();
-    let mut list = List(given.iter().map(|(vport, frame)| (*vport, frame.clone(), None)).collect());
+    let listed = given.iter().map(|(vport, frame)| (*vport, frame.clone(), None));
+    let mut list = FrameList(listed.collect());
     IpForwarder::default().process(&mut fib, &mut list);
     let mut decisions = Vec::new();
     for ((came_by, before), (_, after, decision)) in given.iter().zip(list.0) {
@@ -536,7 +509,7 @@ fn routes_follow_group_and_neighbour_changes() {
     let mut decide = |message| {
         fib.apply(message);
         let (vport, frame) = udp([10, 1, 1, 1], 7);
-        let mut list = List(vec![(vport, frame, None)]);
+        let mut list = FrameList(vec![(vport, frame, None)]);
         IpForwarder::default().process(&mut fib, &mut list);
         list.0.remove(0).2.unwrap()
     };

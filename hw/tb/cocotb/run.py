@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Builds single modules with Verilator and runs their cocotb tests.
 
-Usage: run.py VERILATOR WORK_FOLDER [module ...]. Needs cocotb and scapy. CARD_RTL: folder of the
-modules, if another.
+Usage: run.py VERILATOR WORK_FOLDER [module ...]. Needs cocotb, cocotbext-axi, and scapy.
+CARD_RTL: folder of the modules, if another.
 """
 
 import os
@@ -20,6 +20,8 @@ RTL = pathlib.Path(os.environ.get("CARD_RTL", HERE.parent.parent / "rtl"))
 # Module, further sources, parameters.
 MODULES = {
     "card_parse": ([], {}),
+    "card_registers": (["card_frame_pkg.sv", "card_lpm_pkg.sv", "card_registers_pkg.sv",
+                        "card_fifo.sv", "card_ram.sv"], {"VES": 8}),
     "card_vmac": (["card_ram.sv"], {"VMACS": 64, "VES": 8}),
 }
 
@@ -53,7 +55,8 @@ def main():
         runner.build(sources=[RTL / "card_pkg.sv", *(RTL / source for source in sources),
                               RTL / f"{module}.sv"],
                      hdl_toplevel=module, parameters=parameters, build_dir=work / module,
-                     build_args=["-Wall"], timescale=("1ns", "1ps"))
+                     # Parameters of a package are for all that import it.
+                     build_args=["-Wall", "-Wno-UNUSEDPARAM"], timescale=("1ns", "1ps"))
         results = runner.test(hdl_toplevel=module, test_module=f"test_{module}", test_dir=HERE,
                               build_dir=work / module, results_xml=work / f"{module}.xml",
                               parameters=parameters)

@@ -2,6 +2,9 @@
 
 #![allow(dead_code)]
 
+pub mod traffic;
+pub mod world;
+
 use std::collections::HashMap;
 
 use pdp_card::{

@@ -1,0 +1,478 @@
+//! The Verilated card, with its ports, its host, and its registers.
+
+use std::collections::VecDeque;
+
+use crate::bus::{RegisterWrite, super_writes, ve_writes};
+#[cfg(card_models)]
+use crate::ffi::{self, Pins};
+use crate::table::TableWrite;
+use crate::{CardSizes, CardVerdict};
+
+/// Physical ports.
+pub const PORTS: u8 = 4;
+
+/// The line of the host. The others are the ports.
+pub const HOST_LINE: u8 = PORTS;
+
+const LINES: usize = PORTS as usize + 1;
+
+/// Result of the card beside a frame's bytes; `frame_meta_t` of card_frame_pkg.sv.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameMeta {
+    /// The verdict.
+    pub verdict: CardVerdict,
+    /// The frame goes to each VE of the segment.
+    pub group: bool,
+    /// The frame belongs to `ve`.
+    pub owned: bool,
+    /// VE of the frame.
+    pub ve: u8,
+    /// Egress vport of a frame to send, else ingress vport.
+    pub vport: u8,
+    /// Egress segment of a frame to send, else ingress segment.
+    pub segment: u16,
+}
+
+/// A frame that has left the card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardOutput {
+    /// Cycle of the first beat.
+    pub cycle: u64,
+    /// Port, or [`HOST_LINE`].
+    pub line: u8,
+    /// The frame.
+    pub bytes: Vec<u8>,
+    /// The rest of the result.
+    pub meta: FrameMeta,
+}
+
+/// A frame that has entered the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardInput {
+    /// Cycle of the last beat.
+    pub cycle: u64,
+    /// Port, or [`HOST_LINE`].
+    pub line: u8,
+}
+
+/// A frame that waits at a line.
+#[derive(Clone, Debug)]
+struct PendingFrame {
+    bytes: Vec<u8>,
+    user: u16,
+    /// Bytes that have entered.
+    sent: usize,
+}
+
+/// A frame of which some beats have left.
+#[derive(Clone, Debug, Default)]
+struct LeavingFrame {
+    first_cycle: u64,
+    bytes: Vec<u8>,
+}
+
+/// A cycle's outputs of one line.
+#[derive(Clone, Debug)]
+struct BeatOut {
+    bytes: Vec<u8>,
+    last: bool,
+    meta: u32,
+}
+
+/// A cycle's inputs that do not depend on the width.
+#[derive(Clone, Copy, Debug, Default)]
+struct CycleIn {
+    reset: bool,
+    now: u64,
+    ready: u8,
+    write_address: Option<u32>,
+    write_data: Option<u32>,
+    read_address: Option<u32>,
+}
+
+/// A cycle's outputs.
+#[derive(Clone, Debug, Default)]
+struct CycleOut {
+    ready: u8,
+    beats: [Option<BeatOut>; LINES],
+    takes_address: bool,
+    takes_data: bool,
+    takes_read: bool,
+    /// True if the write was refused.
+    write_answer: Option<bool>,
+    read_answer: Option<Result<u32, ReadRefused>>,
+}
+
+/// Error from reading an address that the page can't read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the page has no readable register at this address")]
+pub struct ReadRefused;
+
+#[cfg(card_models)]
+type WideInstance = ffi::Instance<ffi::WidePins, ffi::WideResultPins>;
+#[cfg(card_more)]
+type NarrowInstance = ffi::Instance<ffi::NarrowPins, ffi::NarrowResultPins>;
+
+#[cfg(card_models)]
+#[derive(Debug)]
+enum CardInstance {
+    Wide(WideInstance),
+    #[cfg(card_more)]
+    Narrow(NarrowInstance),
+}
+
+#[cfg(card_models)]
+impl CardInstance {
+    fn new(sizes: CardSizes, seed: u32) -> Option<Self> {
+        let wide = |functions| Some(Self::Wide(ffi::Instance::new(functions, seed)));
+        match sizes {
+            CardSizes::CARD_8 => wide(&ffi::CARD_8),
+            #[cfg(card_more)]
+            CardSizes::CARD_8_NARROW => {
+                Some(Self::Narrow(ffi::Instance::new(&ffi::CARD_8_NARROW, seed)))
+            }
+            #[cfg(card_more)]
+            CardSizes::CARD_32 => wide(&ffi::CARD_32),
+            #[cfg(card_more)]
+            CardSizes::CARD_256 => wide(&ffi::CARD_256),
+            _ => None,
+        }
+    }
+
+    fn step(&mut self, input: &CycleIn, lines: &[VecDeque<PendingFrame>; LINES]) -> CycleOut {
+        match self {
+            Self::Wide(instance) => step(instance, input, lines),
+            #[cfg(card_more)]
+            Self::Narrow(instance) => step(instance, input, lines),
+        }
+    }
+}
+
+/// Returns `width` bits from bit `at` on.
+#[cfg(card_models)]
+fn bits(from: &[u8], at: usize, width: usize) -> u32 {
+    (0..width).fold(0, |bits, bit| {
+        let place = at + bit;
+        bits | u32::from(from[place / 8] >> (place % 8) & 1) << bit
+    })
+}
+
+#[cfg(card_models)]
+fn set_bits(to: &mut [u8], at: usize, width: usize, value: usize) {
+    for bit in (0..width).filter(|bit| value >> bit & 1 != 0) {
+        to[(at + bit) / 8] |= 1 << ((at + bit) % 8);
+    }
+}
+
+#[cfg(card_models)]
+fn step<const BYTES: usize, const COUNTS: usize>(
+    instance: &mut ffi::Instance<ffi::CardPins<BYTES, COUNTS>, ffi::CardResultPins<BYTES, COUNTS>>,
+    input: &CycleIn,
+    lines: &[VecDeque<PendingFrame>; LINES],
+) -> CycleOut {
+    let count_bits = BYTES.ilog2() as usize + 1;
+    let mut pins = ffi::CardPins::zero();
+    (pins.rst, pins.now_i, pins.ready_i) = (input.reset.into(), input.now, input.ready);
+    let (mut data, mut counts) = ([[0; BYTES]; LINES], [0; COUNTS]);
+    for (line, frames) in lines.iter().enumerate() {
+        let Some(frame) = frames.front() else { continue };
+        let rest = &frame.bytes[frame.sent..];
+        let count = rest.len().min(BYTES);
+        pins.valid_i |= 1 << line;
+        data[line][..count].copy_from_slice(&rest[..count]);
+        set_bits(&mut counts, line * count_bits, count_bits, count);
+        pins.last_i |= u8::from(rest.len() <= BYTES) << line;
+        pins.user_i |= u64::from(frame.user) << (12 * line);
+    }
+    (pins.data_i, pins.bytes_i) = (data, counts);
+    pins.awvalid_i = input.write_address.is_some().into();
+    pins.awaddr_i = input.write_address.unwrap_or(0);
+    pins.wvalid_i = input.write_data.is_some().into();
+    pins.wdata_i = input.write_data.unwrap_or(0);
+    pins.wstrb_i = 15;
+    pins.arvalid_i = input.read_address.is_some().into();
+    pins.araddr_i = input.read_address.unwrap_or(0);
+    (pins.bready_i, pins.rready_i) = (1, 1);
+    let outputs = instance.step_before_edge(&pins);
+    let (data, counts, meta) = (outputs.data_o, outputs.bytes_o, outputs.meta_o);
+    let beat = |line: usize| {
+        let count = bits(&counts, line * count_bits, count_bits) as usize;
+        // Registers have any contents before the first reset.
+        let valid = !input.reset && outputs.valid_o >> line & 1 != 0;
+        valid.then(|| BeatOut {
+            bytes: data[line][..count].to_vec(),
+            last: outputs.last_o >> line & 1 != 0,
+            meta: bits(&meta, 30 * line, 30),
+        })
+    };
+    let read = if outputs.rresp_o == 0 { Ok(outputs.rdata_o) } else { Err(ReadRefused) };
+    CycleOut {
+        ready: outputs.ready_o,
+        beats: std::array::from_fn(beat),
+        takes_address: outputs.awready_o != 0,
+        takes_data: outputs.wready_o != 0,
+        takes_read: outputs.arready_o != 0,
+        write_answer: (outputs.bvalid_o != 0).then_some(outputs.bresp_o != 0),
+        read_answer: (outputs.rvalid_o != 0).then_some(read),
+    }
+}
+
+impl FrameMeta {
+    fn from_bits(bits: u32) -> Self {
+        Self {
+            verdict: CardVerdict::from_code((bits >> 26) as u8).expect("a known verdict"),
+            group: bits >> 25 & 1 != 0,
+            owned: bits >> 24 & 1 != 0,
+            ve: (bits >> 16) as u8,
+            vport: (bits >> 12 & 15) as u8,
+            segment: (bits & 0xfff) as u16,
+        }
+    }
+}
+
+/// A model of `card`. Its memories begin with random contents, its queues empty.
+#[derive(Debug)]
+pub struct CardModel {
+    #[cfg(card_models)]
+    instance: CardInstance,
+    sizes: CardSizes,
+    cycles: u64,
+    lines: [VecDeque<PendingFrame>; LINES],
+    leaving: [LeavingFrame; LINES],
+    inputs: Vec<CardInput>,
+    outputs: Vec<CardOutput>,
+    write_addresses: VecDeque<u32>,
+    write_data: VecDeque<u32>,
+    read_address: Option<u32>,
+    read_answer: Option<Result<u32, ReadRefused>>,
+    unanswered: u64,
+    refused_count: u64,
+}
+
+impl CardModel {
+    /// Most cycles from the last beat of a frame to the first one at an idle output.
+    pub const LATENCY: u64 = 64;
+
+    /// Makes a model and resets it; the memories' first contents depend on `seed`. Returns `None`
+    /// if there is no model of these sizes, or the crate was built without models.
+    #[cfg(card_models)]
+    pub fn new(sizes: CardSizes, seed: u32) -> Option<Self> {
+        let mut model = Self {
+            instance: CardInstance::new(sizes, seed)?,
+            sizes,
+            cycles: 0,
+            lines: Default::default(),
+            leaving: Default::default(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            write_addresses: VecDeque::new(),
+            write_data: VecDeque::new(),
+            read_address: None,
+            read_answer: None,
+            unanswered: 0,
+            refused_count: 0,
+        };
+        model.reset();
+        Some(model)
+    }
+
+    /// Returns `None`: the crate was built without models.
+    #[cfg(not(card_models))]
+    pub fn new(_sizes: CardSizes, _seed: u32) -> Option<Self> {
+        None
+    }
+
+    /// Sizes of the model.
+    pub fn sizes(&self) -> CardSizes {
+        self.sizes
+    }
+
+    /// Simulated clock cycles.
+    pub fn cycles(&self) -> u64 {
+        self.cycles
+    }
+
+    /// Number of register writes that the card has not answered.
+    pub fn unanswered(&self) -> u64 {
+        self.unanswered
+    }
+
+    /// Number of refused register writes.
+    pub fn refused_count(&self) -> u64 {
+        self.refused_count
+    }
+
+    /// True if frames wait at a line, or have left it in part.
+    pub fn is_busy(&self) -> bool {
+        self.lines.iter().any(|line| !line.is_empty())
+            || self.leaving.iter().any(|frame| !frame.bytes.is_empty())
+    }
+
+    /// Simulates a reset of three cycles. Frames on the way are lost, and so are register accesses.
+    /// The memories keep their contents.
+    pub fn reset(&mut self) {
+        self.lines = Default::default();
+        self.leaving = Default::default();
+        (self.write_addresses, self.write_data) = Default::default();
+        (self.read_address, self.read_answer, self.unanswered) = Default::default();
+        for _ in 0..3 {
+            #[cfg(card_models)]
+            self.instance.step(&CycleIn { reset: true, ..CycleIn::default() }, &self.lines);
+            self.cycles += 1;
+        }
+    }
+
+    /// Appends a frame to those that wait at a line. `user` is its segment; at the host, its VE and
+    /// vport, `ve << 4 | vport`.
+    pub fn send(&mut self, line: u8, frame: &[u8], user: u16) {
+        let frame = PendingFrame { bytes: frame.to_vec(), user, sent: 0 };
+        self.lines[usize::from(line)].push_back(frame);
+    }
+
+    /// Appends a register write to those that wait for the bus.
+    pub fn write(&mut self, write: RegisterWrite) {
+        self.unanswered += 1;
+        self.write_addresses.push_back(write.address);
+        self.write_data.push_back(write.data);
+    }
+
+    /// Takes the frames that have entered.
+    pub fn take_inputs(&mut self) -> Vec<CardInput> {
+        std::mem::take(&mut self.inputs)
+    }
+
+    /// Takes the frames that have left, in the order of their last beats.
+    pub fn take_outputs(&mut self) -> Vec<CardOutput> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// Simulates one cycle. Lines whose bit of `ready` is set take a beat. A tick of the meters is
+    /// one cycle.
+    ///
+    /// # Panics
+    /// If the hardware returns an unknown verdict.
+    pub fn step(&mut self, ready: u8) {
+        let input = CycleIn {
+            reset: false,
+            now: self.cycles & ((1 << 48) - 1),
+            ready,
+            write_address: self.write_addresses.front().copied(),
+            write_data: self.write_data.front().copied(),
+            read_address: self.read_address,
+        };
+        let output = self.step_model(&input);
+        self.advance_bus(&input, &output);
+        let beat_bytes = self.sizes.data_bits as usize / 8;
+        for (line, frames) in self.lines.iter_mut().enumerate() {
+            let Some(frame) = frames.front_mut().filter(|_| output.ready >> line & 1 != 0) else {
+                continue;
+            };
+            frame.sent += beat_bytes;
+            if frame.sent >= frame.bytes.len() {
+                frames.pop_front();
+                self.inputs.push(CardInput { cycle: self.cycles, line: line as u8 });
+            }
+        }
+        for (line, beat) in output.beats.into_iter().enumerate() {
+            let Some(beat) = beat.filter(|_| ready >> line & 1 != 0) else { continue };
+            let frame = &mut self.leaving[line];
+            if frame.bytes.is_empty() {
+                frame.first_cycle = self.cycles;
+            }
+            frame.bytes.extend(beat.bytes);
+            if beat.last {
+                let LeavingFrame { first_cycle, bytes } = std::mem::take(frame);
+                let meta = FrameMeta::from_bits(beat.meta);
+                let output = CardOutput { cycle: first_cycle, line: line as u8, bytes, meta };
+                self.outputs.push(output);
+            }
+        }
+        self.cycles += 1;
+    }
+
+    #[cfg(card_models)]
+    fn step_model(&mut self, input: &CycleIn) -> CycleOut {
+        self.instance.step(input, &self.lines)
+    }
+
+    #[cfg(not(card_models))]
+    fn step_model(&mut self, _: &CycleIn) -> CycleOut {
+        CycleOut::default()
+    }
+
+    /// Follows the AXI-Lite handshakes of a cycle. Answers are taken at once.
+    fn advance_bus(&mut self, input: &CycleIn, output: &CycleOut) {
+        if output.takes_address && input.write_address.is_some() {
+            self.write_addresses.pop_front();
+        }
+        if output.takes_data && input.write_data.is_some() {
+            self.write_data.pop_front();
+        }
+        if let Some(refused) = output.write_answer {
+            self.unanswered -= 1;
+            self.refused_count += u64::from(refused);
+        }
+        if output.takes_read && input.read_address.is_some() {
+            self.read_address = None;
+        }
+        if output.read_answer.is_some() {
+            self.read_answer = output.read_answer;
+        }
+    }
+
+    /// Simulates cycles with all outputs ready until all register writes are answered.
+    ///
+    /// # Panics
+    /// If the card does not answer.
+    pub fn finish_writes(&mut self) {
+        let limit = self.cycles + 100_000 + 32 * self.unanswered;
+        while self.unanswered > 0 {
+            assert!(self.cycles < limit, "{} register writes without an answer", self.unanswered);
+            self.step(u8::MAX);
+        }
+    }
+
+    /// Makes entries' writes by the super page, and waits until all are in the tables.
+    pub fn super_write_all(&mut self, ve: u8, writes: impl IntoIterator<Item = TableWrite>) {
+        for write in writes {
+            super_writes(ve, &write).for_each(|write| self.write(write));
+        }
+        self.finish_writes();
+    }
+
+    /// Makes entries' writes by the VE's page, and waits until all are in the tables.
+    pub fn ve_write_all(&mut self, ve: u8, writes: impl IntoIterator<Item = TableWrite>) {
+        for write in writes {
+            ve_writes(ve, &write).for_each(|write| self.write(write));
+        }
+        self.finish_writes();
+    }
+
+    /// Reads a register; other outputs stay ready.
+    ///
+    /// # Errors
+    /// If the page has no readable register there.
+    ///
+    /// # Panics
+    /// If the card does not answer.
+    pub fn read(&mut self, address: u32) -> Result<u32, ReadRefused> {
+        self.read_address = Some(address);
+        for _ in 0..100_000 {
+            self.step(u8::MAX);
+            if let Some(answer) = self.read_answer.take() {
+                return answer;
+            }
+        }
+        panic!("no answer to a read of {address:#x}");
+    }
+
+    /// Reads a counter of 64 bits.
+    ///
+    /// # Errors
+    /// If the page has no counter there.
+    pub fn read_counter(&mut self, address: u32) -> Result<u64, ReadRefused> {
+        let low = self.read(address)?;
+        let high = self.read(address + 4)?;
+        Ok(u64::from(high) << 32 | u64::from(low))
+    }
+}

@@ -1,0 +1,77 @@
+// Ports of the models, with the types that Verilator gives them. build.rs makes lists of their
+// names for shim/model.cpp, and ffi.rs makes structures of them.
+pins! {
+    card_lpm LpmIn {
+        rst: u8,
+        valid_i: u8,
+        ve_i: u8,
+        is_v6_i: u8,
+        token_i: u16,
+        key_i: [u32; 4],
+        wr_valid_i: u8,
+        wr_table_i: u8,
+        wr_level_i: u8,
+        wr_ve_i: u8,
+        wr_index_i: u32,
+        wr_data_i: [u32; 6],
+    } LpmOut {
+        valid_o: u8,
+        leaf_o: u16,
+        fault_o: u8,
+        ve_o: u8,
+        token_o: u16,
+        wr_refused_o: u8,
+    }
+    card_header HeaderPins {
+        rst: u8,
+        now_i: u64,
+        valid_i: u8,
+        header_i: [u64; 9],
+        wr_valid_i: u8,
+        wr_table_i: u8,
+        wr_ve_i: u8,
+        wr_index_i: u32,
+        wr_data_i: [u32; 6],
+    } HeaderResultPins {
+        valid_o: u8,
+        header_o: [u64; 9],
+        fault_o: u8,
+        excess_o: u8,
+        wr_refused_o: u8,
+    }
+    // `BYTES` of a beat, and bytes of the five counts of bytes.
+    card CardPins<BYTES, COUNTS> {
+        rst: u8,
+        now_i: u64,
+        valid_i: u8,
+        data_i: [[u8; BYTES]; 5],
+        bytes_i: [u8; COUNTS],
+        last_i: u8,
+        user_i: u64,
+        ready_i: u8,
+        awvalid_i: u8,
+        awaddr_i: u32,
+        wvalid_i: u8,
+        wdata_i: u32,
+        wstrb_i: u8,
+        bready_i: u8,
+        arvalid_i: u8,
+        araddr_i: u32,
+        rready_i: u8,
+    } CardResultPins<BYTES, COUNTS> {
+        ready_o: u8,
+        valid_o: u8,
+        data_o: [[u8; BYTES]; 5],
+        bytes_o: [u8; COUNTS],
+        last_o: u8,
+        meta_o: [u8; 20],
+        awready_o: u8,
+        wready_o: u8,
+        bvalid_o: u8,
+        bresp_o: u8,
+        arready_o: u8,
+        rvalid_o: u8,
+        rdata_o: u32,
+        rresp_o: u8,
+    }
+}
