@@ -103,7 +103,7 @@ fn count(node: &TestNode, counter: &str) -> u64 {
 
 /// Checks that red's router answers `pings` pings, one each 5 ms.
 fn answers(outside: &TestMachine, pings: usize) {
-    let words = outside.run(&format!("ping -I vx7 -c{pings} -i0.005 -W5 10.0.2.1 || true"));
+    let words = outside.run(&format!("ping -I vx7 -c{pings} -i0.005 -w60 10.0.2.1 || true"));
     assert!(all_answered(&words, pings), "{words}");
 }
 

@@ -335,7 +335,7 @@ fn kernel_forwarded_scan_takes_no_neighbours_from_others() {
     std::thread::sleep(Duration::from_secs(3));
     let filled = [table("arp_cache").0, table("ndisc_cache").0];
     let pings = known.into_iter().chain(["10.16.0.3"]).map(|to| {
-        let line = format!("ping -c50 -i0.02 -W3 {to}");
+        let line = format!("ping -c50 -i0.02 -w60 {to}");
         let words: Vec<&str> =
             ["exec", "vic/h1", "--"].into_iter().chain(line.split(' ')).collect();
         (to, pdp_e2e::Background::start(&mut node.pdp_command(&words)))
