@@ -1,5 +1,6 @@
 // A frame from the host leaves only by the port, by the segment, and from the MAC address that the
-// super page attached to its VE and vport. The card sends it unmodified.
+// super page attached to its VE and vport. Its length and its first 64 bytes are unmodified;
+// card_merge does not touch the others.
 //
 // The modules that a frame from the host does not use return anything: they are black boxes.
 module host_port
@@ -76,14 +77,17 @@ module host_port
 
   // The frame, on its way.
   logic [LATENCY:1] mine_q = '0;
-  logic [LATENCY:1][95:0] start_q;
+  logic [LATENCY:1][$bits(header_bytes_t)+$bits(length_t)-1:0] frame_q;
+  header_bytes_t bytes;
+  length_t length;
   mac_t source;
   always_ff @(posedge clk) begin
     mine_q <= {mine_q[LATENCY-1:1],
                header_i.port == HOST && header_i.ve == ve_i && header_i.vport == vport_i};
-    start_q <= {start_q[LATENCY-1:1], header_i.bytes[95:0]};
+    frame_q <= {frame_q[LATENCY-1:1], {header_i.bytes, header_i.length}};
   end
-  assign source = {<<8{start_q[LATENCY][95:48]}};
+  assign {bytes, length} = frame_q[LATENCY];
+  assign source = {<<8{bytes[95:48]}};
 
   always_comb begin
     if (started_q[0]) assume (ve_i == ve_q && vport_i == vport_q);
@@ -98,7 +102,7 @@ module host_port
       assert (out.port == before_q[4].port);
       assert (out.segment == before_q[4].segment);
       assert (source == before_q[4].mac);
-      assert (out.bytes[95:0] == start_q[LATENCY]);
+      assert (out.bytes == bytes && out.length == length);
       assert (out.owned && out.ve == ve_i && out.vport == vport_i);
     end
   end

@@ -1,5 +1,6 @@
 // The header pipeline as a whole: writes of other VEs change no result of a VE's frames, of the
-// host's frames of that VE, nor of frames that belong to no VE.
+// host's frames of that VE, nor of frames that belong to no VE. The writes differ
+// between the two copies; all frames are the same, also those of other VEs.
 //
 // The modules with tables are black boxes. This proof assumes what the other proofs show of them:
 // equal questions about the VE have equal answers. So it is about all that is between them.

@@ -1,5 +1,6 @@
 // Registers: a write to a VE's page reaches only tables of that VE, only those that a VE may write,
-// with the data that this page has staged. It changes nothing that belongs to the super page.
+// with the data that this page has staged. It changes nothing that belongs to the super page. After
+// a super page's write, no write enters before its answer.
 module pages
   import card_pkg::*;
   import card_frame_pkg::*;
@@ -89,7 +90,9 @@ module pages
       .rd_bytes_i
   );
 
+  localparam int WRITE_CYCLES = 2 + LPM_WRITE_LATENCY;
   logic [2:1] taken_q = '0;
+  logic [WRITE_CYCLES:1] super_q = '0;  // a super page's write, until its answer
   logic [2:1][8:0] page_q;  // of the write that entered 1 and 2 cycles ago
   logic started_q = 1'b0, rst_q;
   logic [$clog2(VES + 1)-1:0] target_q;
@@ -97,6 +100,7 @@ module pages
     started_q <= 1'b1;
     rst_q <= rst;
     taken_q <= rst ? '0 : {taken_q[1], dut.take};
+    super_q <= rst ? '0 : {super_q[WRITE_CYCLES-1:1], dut.take && dut.aw_q.page == '0};
     page_q <= {page_q[1], dut.aw_q.page};
     pool_q <= pool;
     target_q <= dut.target_q;
@@ -104,6 +108,13 @@ module pages
 
   always_comb begin
     if (!started_q) assume (rst);
+    if (started_q) begin
+      assert (super_q == '0 || !dut.take);
+      // Invariants.
+      assert ($onehot0(super_q) && dut.alone_q == (super_q != '0));
+      for (int i = 1; i <= WRITE_CYCLES; i++)
+        assert (super_q[i] == (dut.valid_q[i] && dut.address_q[i].page == '0));
+    end
     if (started_q && !rst_q) begin
       if (wr_valid || wr_quota || wr_weight) assert (taken_q[2]);
       if (taken_q[2] && page_q[2] != '0) begin

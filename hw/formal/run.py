@@ -65,10 +65,8 @@ PROOFS = [
           7),
     Proof("isolation_lpm",
           [("card_lpm_level", "kind_r == WALK_NODE && index_r >= INDEX_BITS'(end_r)", "1'b0"),
-           ("card_lpm", "&& index_q < INDEX_BITS'(leaf_end_late)", ""),
-           ("card_lpm_write", "index_1_q < 32'(segment.node_length) &&", ""),
            ("card_lpm_write", "if (int'(ve_1_q) >= VES)", "if (0)")], 10, short=False,
-          mode="bmc", mutant_depth=13),
+          mode="bmc"),
     # The host's frames.
     Proof("host_port",
           [("card_verdict", "source_i == egress_attachment_i.mac", "1'b1"),
@@ -87,7 +85,8 @@ PROOFS = [
     Proof("pages",
           [("card_registers", "slot_of(aw_q.page, target_q)", "target_q"),
            ("card_registers", "can_write(super_page, aw_q.offset)", "can_write(1'b1, aw_q.offset)"),
-           ("card_registers", ".wr_addr_i(aw_q.page[SLOT_BITS-1:0])", ".wr_addr_i(slot)")], 5),
+           ("card_registers", ".wr_addr_i(aw_q.page[SLOT_BITS-1:0])", ".wr_addr_i(slot)"),
+           ("card_registers", "alone_q && !super_ended", "alone_q && !ended")], 5, mutant_depth=16),
     # The meters.
     Proof("meter",
           [("card_meter", "if (fresh_s9) level_s10 <= burst_q[9];", "if (0) ;"),

@@ -1,5 +1,5 @@
 // No queue of an output starves. While a queue waits, at most SLOTS turns of other queues pass,
-// each of at most weight * 2,048 + 7,524 bytes. If the output has space, it is offered a frame
+// each of at most 255 * 2,048 + 7,524 bytes. If the output has space, it is offered a frame
 // within seven cycles. The memory of card_queues returns anything.
 module scheduler
   import card_pkg::*;

@@ -82,9 +82,6 @@ module card
   logic accepted, oversize, dropped, unqueued, queued, sent, fault, excess;
   ingress_t accepted_ingress, ingress;
   port_t oversize_port;
-  // verilator lint_off UNUSEDSIGNAL
-  port_t egress_port;  // no counter needs it
-  // verilator lint_on UNUSEDSIGNAL
   frame_meta_t meta;
   logic [QUEUE_BITS-1:0] sent_queue;
   length_t sent_length;
@@ -133,7 +130,6 @@ module card
       .event_dropped_o         (dropped),
       .event_unqueued_o        (unqueued),
       .event_queued_o          (queued),
-      .event_port_o            (egress_port),
       .event_meta_o            (meta),
       .event_ingress_o         (ingress),
       .event_sent_o            (sent),

@@ -44,8 +44,7 @@ module card_admission
     output logic        dropped_o,   // by the verdict
     output logic        unqueued_o,  // no cells or no such port
     output logic        queued_o,
-    output port_t       port_o,      // of these events
-    output frame_meta_t meta_o,
+    output frame_meta_t meta_o,      // of these events
     output token_t      token_o,
 
     input logic                  release_i,  // a frame left
@@ -160,7 +159,7 @@ module card_admission
       .DEPTH(QUEUES)
   ) quotas (
       .clk,
-      .wr_en_i  (wr_quota_i && wr_queue_i < queue_t'(QUEUES)),
+      .wr_en_i  (wr_quota_i && {1'b0, wr_queue_i} < (QUEUE_BITS + 1)'(QUEUES)),
       .wr_addr_i(wr_queue_i),
       .wr_data_i(wr_quota_data_i),
       .rd_addr_i(queue),
@@ -230,7 +229,6 @@ module card_admission
   // Decisions on their way to the first beats, and the events.
 
   typedef struct packed {
-    port_t       port;
     frame_meta_t meta;
     token_t      token;
   } event_t;
@@ -262,7 +260,6 @@ module card_admission
 
   always_ff @(posedge clk) begin
     event_q[1] <= '{
-        port: header_i.port,
         meta: '{
             verdict: header_i.verdict,
             group: header_i.group,
@@ -274,7 +271,7 @@ module card_admission
         token: header_i.token
     };
     event_q[2] <= event_q[1];
-    {port_o, meta_o, token_o} <= event_q[2];
+    {meta_o, token_o} <= event_q[2];
     dropped_o <= valid_q[2] && drop_q[2] && !rst;
     unqueued_o <= decided && !accept && !rst;
     queued_o <= decided && accept && !rst;

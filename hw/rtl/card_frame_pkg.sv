@@ -5,6 +5,9 @@ package card_frame_pkg;
   // Longest frame without its check sequence; the card drops longer ones.
   localparam int MAX_LENGTH = 1714;
 
+  // Cells that are never in use: those on the way out of the free list.
+  localparam int SPARE_CELLS = 8;
+
   // What an output needs to know of a frame besides its bytes.
   typedef struct packed {
     verdict_t verdict;

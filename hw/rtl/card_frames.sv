@@ -57,8 +57,7 @@ module card_frames
     output logic                  event_dropped_o,        // by its verdict
     output logic                  event_unqueued_o,       // dropped by card_admission
     output logic                  event_queued_o,
-    output port_t                 event_port_o,           // egress port of these three
-    output frame_meta_t           event_meta_o,
+    output frame_meta_t           event_meta_o,           // of these three
     output ingress_t              event_ingress_o,        // their frame as it was received
     output logic                  event_sent_o,
     output logic [QUEUE_BITS-1:0] event_sent_queue_o,
@@ -69,7 +68,16 @@ module card_frames
   localparam int MAX_BEATS = (MAX_LENGTH + BYTES - 1) / BYTES;
   localparam int OUT_DEPTH = 1 << $clog2(2 * MAX_BEATS + 4);
   localparam int RESULTS = 128;
-  localparam int SPARE = 8;  // cells that are never in use: those on the way out of the free list
+
+  if (!(DATA_BITS inside {64, 128, 256, 512})) begin : gen_wrong_width
+    $error("DATA_BITS is not 64, 128, 256, or 512");
+  end
+  if (PORTS < 1 || PORTS > 6) begin : gen_wrong_ports
+    $error("PORTS is not 1 to 6");
+  end
+  if (CELLS < 16 || CELLS > 32768 || CELLS != 1 << $clog2(CELLS)) begin : gen_wrong_cells
+    $error("CELLS is not a power of two from 16 to 32,768");
+  end
 
   logic room, store_room, counts_ready, in_valid, in_last;
   logic [DATA_BITS-1:0] in_data;
@@ -160,7 +168,7 @@ module card_frames
       .DATA_BITS   (DATA_BITS),
       .PORTS       (PORTS),
       .VES         (VES),
-      .CELLS       (CELLS - SPARE),
+      .CELLS       (CELLS - SPARE_CELLS),
       .RESULTS     (RESULTS),
       .SINGLE_QUEUE(SINGLE_QUEUE)
   ) admission (
@@ -176,7 +184,6 @@ module card_frames
       .dropped_o       (event_dropped_o),
       .unqueued_o      (event_unqueued_o),
       .queued_o        (event_queued_o),
-      .port_o          (event_port_o),
       .meta_o          (event_meta_o),
       .token_o         (event_token),
       .release_i       (release_),

@@ -60,6 +60,14 @@ module card_header
   localparam int LATENCY = ROUTE + 10;
   localparam int VE_BITS = VES > 1 ? $clog2(VES) : 1;
 
+  if (VES < 1 || VES > 256 || VES != 1 << $clog2(VES)) begin : gen_wrong_ves
+    $error("VES is not a power of two up to 256");
+  end
+  // card_ve keeps base + length of a part below the table's size, so 16 bits hold base + index.
+  if (GROUPS > 65536 || BUCKET_BLOCKS > 65536 || HOPS > 65536 || ARPS > 65536)
+  begin : gen_wrong_tables
+    $error("GROUPS, BUCKET_BLOCKS, HOPS, or ARPS is more than 65,536");
+  end
   if (ROUTE < 36) begin : gen_too_few_levels
     $error("LEVELS is too small: a look-up must take as long as the flow hash");
   end

@@ -2,9 +2,9 @@
 // counters. docs/hardware.md has the map. The page in an address names the virtual environment
 // (VE); no data does, except in the super page's TARGET.
 //
-// Latency: a write answers WRITE_CYCLES + 2 cycles after its address and data, a read 6 cycles
-// after its address. A write enters every second cycle, but a super page's write is alone: the next
-// one enters after its answer. A table has an entry before its write is answered.
+// Latency: a write answers WRITE_CYCLES + 2 cycles after its address and data, a read 4 cycles
+// after its address. A write enters every second cycle. After a super page's write, no write enters
+// before its answer. A table has an entry before its write is answered.
 // A refused write has no effect and answers SLVERR, as does a read of an address without a readable
 // register.
 // Invariants: the page of a VE changes only that VE's words of WRITE_DATA, counter of refused
@@ -110,7 +110,7 @@ module card_registers
   // ---------------------------------------------------------------------------------------------
   // Write, cycle 0: address and data are here; checks.
 
-  logic aw_full_q, w_full_q, take, room, alone_q, ended;
+  logic aw_full_q, w_full_q, take, room, alone_q, ended, super_ended;
   address_t aw_q;
   logic [31:0] data_q;
   logic [3:0] strobe_q;
@@ -161,7 +161,7 @@ module card_registers
     end else begin
       aw_full_q <= (aw_full_q && !take) || (awvalid_i && awready_o);
       w_full_q <= (w_full_q && !take) || (wvalid_i && wready_o);
-      alone_q <= (alone_q && !ended) || (take && super_page);
+      alone_q <= (alone_q && !super_ended) || (take && super_page);
       if (take && allowed) begin
         if (aw_q.offset == R_TARGET) target_q <= slot_t'(data_q);
         if (aw_q.offset == R_POOL) pool_o <= data_q[15:0];
@@ -201,6 +201,7 @@ module card_registers
 
   assign queue_out = index_1[18:16] == HOST ? OUT_BITS'(PORTS) : OUT_BITS'(index_1[18:16]);
   assign ended = valid_q[WRITE_CYCLES];
+  assign super_ended = ended && address_q[WRITE_CYCLES].page == '0;
   assign refused = !allowed_q[WRITE_CYCLES] || wr_refused_i;
 
   always_ff @(posedge clk) begin
@@ -291,7 +292,7 @@ module card_registers
       R_DATA_BITS:       register_word = 32'(DATA_BITS);
       R_PORTS:           register_word = 32'(PORTS);
       R_VES:             register_word = 32'(VES);
-      R_CELLS:           register_word = 32'(CELLS);
+      R_CELLS:           register_word = 32'(CELLS - SPARE_CELLS);
       R_VMACS:           register_word = 32'(VMACS);
       R_LEVELS:          register_word = 32'(LEVELS);
       R_NODES:           register_word = 32'(NODES);

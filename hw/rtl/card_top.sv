@@ -60,8 +60,7 @@ module card_top
     output logic                  event_dropped_o,        // by its verdict
     output logic                  event_unqueued_o,       // dropped by card_admission
     output logic                  event_queued_o,
-    output port_t                 event_port_o,           // egress port of these three
-    output frame_meta_t           event_meta_o,
+    output frame_meta_t           event_meta_o,           // of these three
     output ingress_t              event_ingress_o,        // their frame as it was received
     output logic                  event_sent_o,
     output logic [QUEUE_BITS-1:0] event_sent_queue_o,
@@ -121,7 +120,6 @@ module card_top
       .event_dropped_o,
       .event_unqueued_o,
       .event_queued_o,
-      .event_port_o,
       .event_meta_o,
       .event_ingress_o,
       .event_sent_o,

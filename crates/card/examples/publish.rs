@@ -39,15 +39,49 @@ struct Table {
     entry: String,
 }
 
+fn name(row: &InlineTable) -> &str {
+    row.get("name").and_then(Value::as_str).unwrap_or("a row without name")
+}
+
+/// Panics if a row lacks a key or has an unknown one.
+fn check_keys(row: &InlineTable, needed: &[&str], optional: &[&str]) {
+    for key in needed {
+        assert!(row.contains_key(key), "{} lacks the key {key}", name(row));
+    }
+    for (key, _) in row {
+        assert!(
+            needed.contains(&key) || optional.contains(&key),
+            "{}: unknown key {key}",
+            name(row)
+        );
+    }
+}
+
 fn text(table: &InlineTable, key: &str, default: &str) -> String {
-    table.get(key).and_then(Value::as_str).unwrap_or(default).into()
+    let value = table.get(key).map(|value| value.as_str().expect("a string"));
+    value.unwrap_or(default).into()
+}
+
+/// Returns one of a few texts; the first one is the default.
+fn choice(table: &InlineTable, key: &str, choices: &[&str]) -> String {
+    let value = text(table, key, choices[0]);
+    assert!(choices.contains(&&*value), "{}: {key} is none of {choices:?}", name(table));
+    value
 }
 
 fn number(table: &InlineTable, key: &str, default: u32) -> u32 {
-    table.get(key).and_then(Value::as_integer).map_or(default, |value| value as u32)
+    let value = table.get(key).map(|value| value.as_integer().expect("a number"));
+    value.map_or(default, |value| value.try_into().expect("32 bits"))
+}
+
+/// True if the pages of the VEs have it too.
+fn of_ve(table: &InlineTable) -> bool {
+    choice(table, "pages", &["super", "both"]) == "both"
 }
 
 fn register(table: &InlineTable) -> Register {
+    let optional = ["pages", "access", "bits", "reset", "counts", "words"];
+    check_keys(table, &["name", "offset", "meaning"], &optional);
     let words = number(table, "words", 1);
     let counts = table.get("counts").and_then(Value::as_array);
     let counts: Vec<u32> =
@@ -58,8 +92,8 @@ fn register(table: &InlineTable) -> Register {
         name: text(table, "name", ""),
         offset,
         end: offset + size - 1,
-        of_ve: text(table, "pages", "super") == "both",
-        access: text(table, "access", "ro"),
+        of_ve: of_ve(table),
+        access: choice(table, "access", &["ro", "rw", "wo"]),
         bits: number(table, "bits", if words == 1 { 32 } else { 64 }),
         reset: text(table, "reset", "0"),
         words,
@@ -69,10 +103,11 @@ fn register(table: &InlineTable) -> Register {
 }
 
 fn table(table: &InlineTable) -> Table {
+    check_keys(table, &["name", "number", "words", "index", "entry"], &["pages"]);
     Table {
         name: text(table, "name", ""),
         number: number(table, "number", 0),
-        of_ve: text(table, "pages", "super") == "both",
+        of_ve: of_ve(table),
         words: number(table, "words", 1),
         index: text(table, "index", ""),
         entry: text(table, "entry", ""),
@@ -93,10 +128,14 @@ struct Map {
 
 impl Map {
     fn read() -> Self {
-        let file = std::fs::read_to_string(root().join("hw/registers.toml")).unwrap();
+        Self::parse(&std::fs::read_to_string(root().join("hw/registers.toml")).unwrap())
+    }
+
+    fn parse(file: &str) -> Self {
         let document: DocumentMut = file.parse().unwrap();
+        assert!(document.iter().all(|(key, _)| ["register", "table"].contains(&key)));
         let rows = |key: &str| document[key].as_array().unwrap().iter();
-        let rows = |key: &str| rows(key).filter_map(Value::as_inline_table);
+        let rows = |key: &str| rows(key).map(|row| row.as_inline_table().expect("a row"));
         Self {
             registers: rows("register").map(register).collect(),
             tables: rows("table").map(table).collect(),
@@ -296,6 +335,30 @@ mod tests {
                 path.display()
             );
         }
+    }
+
+    /// Reads a map of one register and one table.
+    fn read_rows(register: &str, table: &str) -> Result<Map, String> {
+        let register = format!(r#"{{ name = "A", offset = 0, {register} }}"#);
+        let table = format!(r#"{{ name = "B", number = 0, words = 1, index = "0", {table} }}"#);
+        let file = format!("register = [{register}]\ntable = [{table}]\n");
+        let read = std::panic::catch_unwind(|| Map::parse(&file));
+        read.map_err(|panic| panic.downcast::<String>().map_or_else(|_| "?".into(), |it| *it))
+    }
+
+    #[test]
+    fn unknown_and_missing_keys_are_refused() {
+        let (register, table) = (r#"meaning = "m""#, r#"entry = "e""#);
+        assert!(read_rows(register, table).is_ok());
+        let refused = |register: &str, table: &str, text: &str| {
+            let message = read_rows(register, table).err().unwrap();
+            assert!(message.contains(text), "{message}");
+        };
+        refused(r#"meaning = "m", mode = "rw""#, table, "unknown key mode");
+        refused(r#"bits = 3"#, table, "lacks the key meaning");
+        refused(r#"meaning = "m", access = "w""#, table, "access is none of");
+        refused(register, r#"entry = "e", page = "both""#, "unknown key page");
+        refused(register, r#"pages = "both""#, "lacks the key entry");
     }
 
     #[test]

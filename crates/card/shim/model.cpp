@@ -1,5 +1,7 @@
 // C functions around a Verilated module, for src/ffi.rs.
 //
+// No exception leaves them: it would end in Rust. The process ends instead.
+//
 // Macros from build.rs: MODEL is the model's class, HEADER its header, NAME the symbol of its
 // functions. INPUTS(X) and OUTPUTS(X) apply X to the ports that src/pins.rs lists, in its order.
 
@@ -39,7 +41,7 @@ MODEL& model_of(void* handle) {
 }
 
 // Memories and registers begin with random contents that depend on `seed`.
-void* create(uint32_t seed) {
+void* create(uint32_t seed) noexcept {
     auto instance = new Instance;
     instance->context.randReset(2);
     instance->context.randSeed(static_cast<int>(seed & 0x7fffffff));
@@ -49,13 +51,13 @@ void* create(uint32_t seed) {
     return instance;
 }
 
-void destroy(void* handle) {
+void destroy(void* handle) noexcept {
     model_of(handle).final();
     delete static_cast<Instance*>(handle);
 }
 
 // Sets the inputs while the clock is low.
-void settle(void* handle, const unsigned char* from) {
+void settle(void* handle, const unsigned char* from) noexcept {
     MODEL& model = model_of(handle);
 #define SET(port)                                \
     std::memcpy(&model.port, from, sizeof model.port); \
@@ -65,7 +67,7 @@ void settle(void* handle, const unsigned char* from) {
     model.eval();
 }
 
-void read(void* handle, unsigned char* to) {
+void read(void* handle, unsigned char* to) noexcept {
     MODEL& model = model_of(handle);
 #define GET(port)                              \
     std::memcpy(to, &model.port, sizeof model.port); \
@@ -74,7 +76,7 @@ void read(void* handle, unsigned char* to) {
 }
 
 // Raises the clock.
-void edge(void* handle) {
+void edge(void* handle) noexcept {
     MODEL& model = model_of(handle);
     model.clk = 1;
     model.eval();

@@ -282,11 +282,6 @@ impl CardModel {
         None
     }
 
-    /// Sizes of the model.
-    pub fn sizes(&self) -> CardSizes {
-        self.sizes
-    }
-
     /// Simulated clock cycles.
     pub fn cycles(&self) -> u64 {
         self.cycles
@@ -300,12 +295,6 @@ impl CardModel {
     /// Number of refused register writes.
     pub fn refused_count(&self) -> u64 {
         self.refused_count
-    }
-
-    /// True if frames wait at a line, or have left it in part.
-    pub fn is_busy(&self) -> bool {
-        self.lines.iter().any(|line| !line.is_empty())
-            || self.leaving.iter().any(|frame| !frame.bytes.is_empty())
     }
 
     /// Simulates a reset of three cycles. Frames on the way are lost, and so are register accesses.
@@ -322,9 +311,13 @@ impl CardModel {
         }
     }
 
-    /// Appends a frame to those that wait at a line. `user` is its segment; at the host, its VE and
-    /// vport, `ve << 4 | vport`.
+    /// Appends a frame to those that wait at a line. `user` has 12 bits: at a port, the segment on
+    /// which the frame arrives; at [`HOST_LINE`], `ve << 4 | vport` by which it leaves.
+    ///
+    /// # Panics
+    /// If the frame is empty, or `user` has more bits.
     pub fn send(&mut self, line: u8, frame: &[u8], user: u16) {
+        assert!(!frame.is_empty() && user < 1 << 12, "{} bytes, user {user:#x}", frame.len());
         let frame = PendingFrame { bytes: frame.to_vec(), user, sent: 0 };
         self.lines[usize::from(line)].push_back(frame);
     }

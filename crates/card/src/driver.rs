@@ -17,10 +17,15 @@
 //!
 //! A route that does not fit is excess: the card sends its packets to the control guest and counts
 //! them. The same goes for the routes of a group whose hops do not fit. An excess route has a
-//! *cover*: the longest shorter prefix that can get a leaf of kind excess without more room, or
-//! else the entries of level 0 that lead to the route. Packets of the cover's other addresses also
-//! go to the control guest, unless a longer route has them. When places become free,
-//! [`VeDriver::retire`] lets excess routes enter.
+//! *cover*: the longest shorter prefix that can get a leaf of kind excess without more room.
+//! Packets of the cover's other addresses also go to the control guest, unless a longer route has
+//! them. If no prefix can, the entries of level 0 that lead to the route become excess. Then all
+//! packets of these addresses go to the control guest, also those of longer routes. When places
+//! become free, [`VeDriver::retire`] lets excess routes enter.
+//!
+//! A station on a link needs a group, a hop, and a MAC address for itself. Stations never have more
+//! than three quarters of these places: the rest is for groups of routes. Packets of further
+//! stations are punted as neighbour.
 //!
 //! Limits: 16 vports, 16 own IPv4 addresses, and the VE's parts of the pooled tables. Of a group
 //! with several hops, packets by a hop without gateway are punted as neighbour.
@@ -35,7 +40,7 @@ use pdp_proto::routes::{
 };
 
 use crate::table::{
-    ContextEntry, GroupEntry, HopEntry, HopSegments, MacAddress, TableWrite, VeOptions,
+    ContextEntry, GroupEntry, HopEntry, HopSegments, INDEX_REACH, MacAddress, TableWrite, VeOptions,
 };
 use crate::trie::{LpmTrie, ROOT_BITS, RoutePrefix, SegmentFull};
 use crate::{Leaf, LeafKind, LpmSegment, RouteFamily};
@@ -47,12 +52,13 @@ pub const CARD_VPORTS: u8 = 16;
 pub const OWN_V4_MAX: usize = 16;
 
 /// Levels of the look-up.
-const LEVELS: u8 = 20;
+pub(crate) const LEVELS: u8 = 20;
 
 /// Largest size of a packet in the tables; more than a frame can have.
 const MTU_MAX: u16 = (1 << 14) - 1;
 
-/// Excess routes that one call of [`VeDriver::retire`] tries again.
+/// Excess routes that one call of [`VeDriver::retire`] tries again. The same number holds for
+/// groups, and for stations.
 const RETRIES: usize = 64;
 
 /// Leaf of an excess route and of a cover.
@@ -99,6 +105,11 @@ impl FreePlaces {
         self.pending.push(place);
     }
 
+    /// Gives a place back that no frame can have read.
+    fn give_unread(&mut self, place: u16) {
+        self.free.push(place);
+    }
+
     /// Returns true if places have become free.
     fn retire(&mut self) -> bool {
         let some = !self.pending.is_empty();
@@ -111,7 +122,7 @@ impl FreePlaces {
 type Station = (IpAddr, u16);
 
 /// Number of a [`DriverGroup`].
-type GroupNumber = u32;
+type GroupNumber = u64;
 
 /// A group of the mirror.
 #[derive(Clone, Debug, Default)]
@@ -172,6 +183,50 @@ struct HostGroup {
     hop: u16,
 }
 
+/// Keys that did not fit and are tried again, a few at a time.
+#[derive(Debug)]
+struct RetryRound<K> {
+    /// Number to try again.
+    left: usize,
+    /// The one tried last.
+    last: Option<K>,
+}
+
+impl<K> Default for RetryRound<K> {
+    fn default() -> Self {
+        Self { left: 0, last: None }
+    }
+}
+
+impl<K: Copy> RetryRound<K> {
+    /// Returns the next ones; `from` returns all from a key on.
+    fn next<I: Iterator<Item = K>>(&mut self, from: impl Fn(Bound<K>) -> I) -> Vec<K> {
+        let count = self.left.min(RETRIES);
+        self.left -= count;
+        let behind = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let next: Vec<K> = from(behind).chain(from(Bound::Unbounded)).take(count).collect();
+        self.last = next.last().copied().or(self.last);
+        next
+    }
+}
+
+/// Free places of a VE's parts, without those that wait for [`VeDriver::retire`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeTables {
+    /// Neighbours.
+    pub arps: usize,
+    /// Next hops.
+    pub hops: usize,
+    /// Blocks of 256 buckets.
+    pub blocks: usize,
+    /// Groups.
+    pub groups: usize,
+    /// Leaves of the look-up.
+    pub leaves: u32,
+    /// Nodes of the look-up, by level from 1.
+    pub nodes: Vec<u32>,
+}
+
 /// Entries that a snapshot has named.
 #[derive(Debug, Default)]
 struct SnapshotNames {
@@ -207,9 +262,11 @@ pub struct VeDriver {
     excess: BTreeMap<RoutePrefix, RoutePrefix>,
     /// Number of covers by family and slot of level 0.
     blocked: BTreeMap<(RouteFamily, u8), usize>,
-    /// Number of excess routes to try again, from the one behind `last_retry` on.
-    retries_left: usize,
-    last_retry: Option<RoutePrefix>,
+    /// Most stations on links that have places.
+    hosts_max: usize,
+    retry_routes: RetryRound<RoutePrefix>,
+    retry_groups: RetryRound<GroupNumber>,
+    retry_hosts: RetryRound<RoutePrefix>,
     snapshot: Option<SnapshotNames>,
     arp_places: FreePlaces,
     hop_places: FreePlaces,
@@ -220,7 +277,17 @@ pub struct VeDriver {
 
 impl VeDriver {
     /// Makes a driver for a VE with these parts of the tables.
+    ///
+    /// # Panics
+    /// If a part has more entries than an index reaches: 1,024 groups, or 4,096 next hops,
+    /// neighbours, or blocks of buckets.
     pub fn new(hops: &HopSegments, lpm: &LpmSegment) -> Self {
+        let lengths = [hops.groups, hops.hops, hops.arps, hops.blocks].map(|part| part.length);
+        let most = [Leaf::GROUP_MAX + 1, INDEX_REACH, INDEX_REACH, INDEX_REACH];
+        assert!(lengths.iter().zip(most).all(|(&length, most)| length <= most), "{hops:?}");
+        let [groups, hop_count, arps, _] = lengths;
+        let of_stations = [groups, hop_count, arps].map(|length| length - length.div_ceil(4));
+        let hosts_max = of_stations.into_iter().min().unwrap_or(0).into();
         Self {
             options: VeOptions { chooses_v4: true, chooses_v6: true, ..VeOptions::default() },
             vports: BTreeMap::new(),
@@ -237,8 +304,10 @@ impl VeDriver {
             trie: LpmTrie::new(LEVELS, lpm.node_length, lpm.leaf_length),
             excess: BTreeMap::new(),
             blocked: BTreeMap::new(),
-            retries_left: 0,
-            last_retry: None,
+            hosts_max,
+            retry_routes: RetryRound::default(),
+            retry_groups: RetryRound::default(),
+            retry_hosts: RetryRound::default(),
             snapshot: None,
             arp_places: FreePlaces::new(hops.arps.length),
             hop_places: FreePlaces::new(hops.hops.length),
@@ -248,13 +317,22 @@ impl VeDriver {
         }
     }
 
-    /// Returns writes that empty the VE's tables, after the super user has given it its parts.
+    /// Returns writes that empty the VE's tables, after the super user has given it its parts: no
+    /// entry leads to what its parts hold. [`crate::setup::clear_ve`] also empties the parts.
     pub fn clear_writes(&self) -> Vec<TableWrite> {
-        let mut writes = vec![TableWrite::Options(self.options)];
-        writes.extend((0..CARD_VPORTS).map(|vport| TableWrite::Context(vport, None)));
-        writes.extend((0..OWN_V4_MAX).map(|slot| TableWrite::OwnV4(slot as u8, None)));
-        writes.extend(LpmTrie::clear_writes().into_iter().map(TableWrite::Lpm));
-        writes
+        clear_writes(self.options)
+    }
+
+    /// Returns the numbers of free places.
+    pub fn free_tables(&self) -> FreeTables {
+        FreeTables {
+            arps: self.arp_places.free.len(),
+            hops: self.hop_places.free.len(),
+            blocks: self.block_places.free.len(),
+            groups: self.group_places.free.len(),
+            leaves: self.trie.free_leaves(),
+            nodes: (1..=LEVELS).map(|level| self.trie.free_nodes(level)).collect(),
+        }
     }
 
     /// Takes the writes of the messages so far, in their order.
@@ -299,9 +377,13 @@ impl VeDriver {
         routes.map(resolved).collect()
     }
 
-    /// Frees the places that earlier messages left, and lets excess routes enter. All writes so far
-    /// are in the tables, and all frames that entered before have left.
+    /// Frees the places that earlier messages left. If there are any, this call and the next ones
+    /// try again what did not fit: up to 64 routes, groups, and stations a call.
+    ///
+    /// The caller has taken all writes before. They are in the tables, and all frames that entered
+    /// before have left. Otherwise a frame may see the next use of a place.
     pub fn retire(&mut self) {
+        debug_assert!(self.writes.is_empty(), "writes that are not in the tables");
         let mut freed = self.trie.retire(self.trie.change());
         for places in [
             &mut self.arp_places,
@@ -312,27 +394,23 @@ impl VeDriver {
             freed |= places.retire();
         }
         if freed {
-            self.retry_groups();
-            self.retries_left = self.excess.len();
+            self.retry_routes.left = self.excess.len();
+            self.retry_groups.left = self.groups.len();
+            self.retry_hosts.left = self.unplaced_hosts.len();
         }
-        let count = self.retries_left.min(RETRIES);
-        self.retries_left -= count;
-        let behind = self.last_retry.map_or(Bound::Unbounded, Bound::Excluded);
-        let round = self.excess.range((behind, Bound::Unbounded)).chain(&self.excess);
-        for prefix in round.map(|(prefix, _)| *prefix).take(count).collect::<Vec<_>>() {
-            self.last_retry = Some(prefix);
-            self.sync(prefix);
+        let groups = |from| self.groups.range((from, Bound::Unbounded)).map(|(&number, _)| number);
+        for number in self.retry_groups.next(groups) {
+            if self.groups.get(&number).is_some_and(|group| group.place.is_none()) {
+                self.place_group(number);
+            }
         }
-    }
-
-    /// Tries to place the groups and stations that did not fit.
-    fn retry_groups(&mut self) {
-        let unplaced = self.groups.iter().filter(|(_, group)| group.place.is_none());
-        for number in unplaced.map(|(&number, _)| number).collect::<Vec<_>>() {
-            self.place_group(number);
-        }
-        for host in std::mem::take(&mut self.unplaced_hosts) {
+        let hosts = |from| self.unplaced_hosts.range((from, Bound::Unbounded)).copied();
+        for host in self.retry_hosts.next(hosts) {
             self.update(host);
+        }
+        let routes = |from| self.excess.range((from, Bound::Unbounded)).map(|(&prefix, _)| prefix);
+        for prefix in self.retry_routes.next(routes) {
+            self.sync(prefix);
         }
     }
 
@@ -517,13 +595,21 @@ impl VeDriver {
     }
 
     fn release_arp(&mut self, station: Station) {
-        if let Some((place, references)) = self.arps.get_mut(&station) {
-            *references -= 1;
-            if *references == 0 {
-                self.arp_places.give(*place);
-                self.arps.remove(&station);
-            }
+        if let Some(place) = self.forget_arp(station) {
+            self.arp_places.give(place);
         }
+    }
+
+    /// Takes back a hop's reference to a station's MAC address. Returns its place after the last.
+    fn forget_arp(&mut self, station: Station) -> Option<u16> {
+        let (place, references) = self.arps.get_mut(&station)?;
+        *references -= 1;
+        let place = *place;
+        if *references > 0 {
+            return None;
+        }
+        self.arps.remove(&station);
+        Some(place)
     }
 
     fn set_group(&mut self, id: GroupId, hops: &[GroupHop], mtu: u32) {
@@ -719,6 +805,7 @@ impl VeDriver {
 
     /// Brings a prefix's host group and leaf up to date.
     fn update(&mut self, prefix: RoutePrefix) {
+        self.unplaced_hosts.remove(&prefix);
         let is_host = prefix.length == prefix.family.bits();
         let is_local = is_host && self.locals.contains_key(&host_address(&prefix));
         let station = if is_host && !is_local { self.link_station(&prefix) } else { None };
@@ -729,7 +816,6 @@ impl VeDriver {
         };
         if !stays {
             self.host_groups.remove(&prefix);
-            self.unplaced_hosts.remove(&prefix);
             if let Some((station, mtu)) = station {
                 self.place_host(prefix, station, mtu);
             }
@@ -744,7 +830,10 @@ impl VeDriver {
 
     /// Writes the group of a station on a link, if there is a place.
     fn place_host(&mut self, prefix: RoutePrefix, station: Station, mtu: u16) {
-        let fits = self.has_arp(&station) && self.hop_places.has(1) && self.group_places.has(1);
+        let fits = self.host_groups.len() < self.hosts_max
+            && self.has_arp(&station)
+            && self.hop_places.has(1)
+            && self.group_places.has(1);
         if !fits {
             self.unplaced_hosts.insert(prefix);
             return;
@@ -757,16 +846,19 @@ impl VeDriver {
         self.host_groups.insert(prefix, HostGroup { station, mtu, index, hop });
     }
 
-    /// Gives the places of a station up whose host route does not fit. The route of the link punts
+    /// Undoes [`VeDriver::place_host`] if the host route does not fit. The route of the link punts
     /// its packets as neighbour. Returns false if the prefix needs a leaf for other reasons.
     fn unplace_host(&mut self, prefix: &RoutePrefix) -> bool {
-        let only_station = self.trie.get(prefix).is_none() && !self.routes.contains_key(prefix);
-        let Some(host) = self.host_groups.remove(prefix).filter(|_| only_station) else {
+        if self.trie.get(prefix).is_some() || self.routes.contains_key(prefix) {
             return false;
-        };
-        self.hop_places.give(host.hop);
-        self.group_places.give(host.index);
-        self.release_arp(host.station);
+        }
+        let Some(host) = self.host_groups.remove(prefix) else { return false };
+        // No leaf leads to these places. To retire them would start the next round of retries.
+        self.hop_places.give_unread(host.hop);
+        self.group_places.give_unread(host.index);
+        if let Some(place) = self.forget_arp(host.station) {
+            self.arp_places.give_unread(place);
+        }
         self.unplaced_hosts.insert(*prefix);
         true
     }
@@ -890,6 +982,15 @@ impl VeDriver {
     }
 }
 
+/// Returns writes after which no packet has a route, and no vport a context.
+pub(crate) fn clear_writes(options: VeOptions) -> Vec<TableWrite> {
+    let mut writes = vec![TableWrite::Options(options)];
+    writes.extend((0..CARD_VPORTS).map(|vport| TableWrite::Context(vport, None)));
+    writes.extend((0..OWN_V4_MAX).map(|slot| TableWrite::OwnV4(slot as u8, None)));
+    writes.extend(LpmTrie::clear_writes().into_iter().map(TableWrite::Lpm));
+    writes
+}
+
 /// Returns the prefix of the first `length` bits.
 fn masked(family: RouteFamily, key: u128, length: u32) -> RoutePrefix {
     let behind = u128::MAX.checked_shr(length).unwrap_or(0);
@@ -945,6 +1046,65 @@ mod tests {
         ToGuest::Group { id, hops: gateways.iter().map(hop).collect(), mtu: 0 }
     }
 
+    /// The writes so far are in the tables.
+    fn retire(driver: &mut VeDriver) {
+        driver.take_writes();
+        driver.retire();
+    }
+
+    fn neighbour(last: u8, known: bool) -> ToGuest {
+        let address = [10, 0, 0, last].into();
+        ToGuest::Neighbour { vport: 1, address, mac: known.then_some([2, 0, 0, 0, 0, last]) }
+    }
+
+    /// Makes a link on vport 1.
+    fn link(driver: &mut VeDriver) {
+        let hops = vec![GroupHop { vport: 1, gateway: None, weight: 1 }];
+        driver.apply(&ToGuest::Group { id: 9, hops, mtu: 0 }).unwrap();
+        let (prefix, target) = ("10.0.0.0/24".parse().unwrap(), RouteDecision::Group(9));
+        driver.apply(&ToGuest::Route { prefix, target }).unwrap();
+    }
+
+    #[test]
+    fn stations_leave_a_quarter_of_the_places_to_routes() {
+        let mut driver = driver(8);
+        link(&mut driver);
+        (1..=20).for_each(|last| driver.apply(&neighbour(last, true)).unwrap());
+        assert_eq!((driver.host_groups.len(), driver.unplaced_hosts.len()), (6, 14));
+        driver.apply(&group(1, &[100])).unwrap();
+        assert_eq!(driver.groups.values().filter(|group| group.place.is_none()).count(), 0);
+        // A station that goes makes room for another one, and is forgotten.
+        (1..=10).for_each(|last| driver.apply(&neighbour(last, false)).unwrap());
+        assert_eq!((driver.host_groups.len(), driver.unplaced_hosts.len()), (0, 10));
+        retire(&mut driver);
+        assert_eq!((driver.host_groups.len(), driver.unplaced_hosts.len()), (6, 4));
+    }
+
+    #[test]
+    fn stations_without_a_leaf_give_their_places_back() {
+        let range = |length| TableRange { base: 0, length };
+        let hops =
+            HopSegments { arps: range(8), hops: range(8), blocks: range(0), groups: range(8) };
+        // Room for the link's route, but not for a host route.
+        let lpm = LpmSegment { node_base: 0, node_length: 3, leaf_base: 0, leaf_length: 8 };
+        let mut driver = VeDriver::new(&hops, &lpm);
+        link(&mut driver);
+        let free = driver.free_tables();
+        driver.apply(&neighbour(1, true)).unwrap();
+        driver.apply(&neighbour(2, true)).unwrap();
+        assert_eq!((driver.unplaced_hosts.len(), driver.excess_count()), (2, 0));
+        assert_eq!(driver.free_tables(), free);
+        retire(&mut driver);
+        retire(&mut driver);
+        assert!(driver.take_writes().is_empty(), "retries without an end");
+    }
+
+    #[test]
+    #[should_panic(expected = "groups: TableRange { base: 0, length: 1025 }")]
+    fn parts_that_no_index_reaches_are_refused() {
+        driver(1025);
+    }
+
     #[test]
     fn groups_enter_when_places_become_free() {
         let mut driver = driver(1);
@@ -958,7 +1118,7 @@ mod tests {
         );
         driver.apply(&ToGuest::GroupGone(1)).unwrap();
         assert_eq!(driver.excess_count(), 1);
-        driver.retire();
+        retire(&mut driver);
         assert_eq!(driver.trie.get(&route_prefix(prefix)), Some(Leaf::group(0)));
         assert_eq!((driver.excess_count(), driver.arps.len()), (0, 1));
     }
@@ -975,7 +1135,7 @@ mod tests {
         assert_eq!(driver.trie.get(&route_prefix(prefix)), Some(Leaf::group(0)));
         driver.apply(&ToGuest::RouteGone(prefix)).unwrap();
         assert!(driver.groups.is_empty() && driver.arps.is_empty() && driver.trie.is_empty());
-        driver.retire();
+        retire(&mut driver);
         assert_eq!(driver.block_places.free.len(), 1);
         assert_eq!(driver.hop_places.free.len(), 8);
     }

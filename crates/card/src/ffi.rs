@@ -89,8 +89,8 @@ impl<I: Pins, O: Pins> Instance<I, O> {
     pub(crate) fn new(functions: &'static ModelFunctions<I, O>, seed: u32) -> Self {
         let sizes = (functions.input_bytes, functions.output_bytes);
         assert_eq!(sizes, (size_of::<I>(), size_of::<O>()), "bytes of the ports in src/pins.rs");
-        // SAFETY: `create` has no preconditions. It never returns null: `operator new` aborts the
-        // process instead, as its exception can't pass a C function.
+        // SAFETY: `create` has no preconditions. As all five functions, it is `noexcept`: no
+        // exception unwinds into Rust; one of `operator new` ends the process.
         let handle = unsafe { (functions.create)(seed) };
         Self { functions, handle: NonNull::new(handle).expect("a new model") }
     }

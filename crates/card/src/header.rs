@@ -227,11 +227,6 @@ impl HeaderModel {
         None
     }
 
-    /// Simulated clock cycles.
-    pub fn cycles(&self) -> u64 {
-        self.cycles
-    }
-
     /// Number of refused writes.
     pub fn refused_count(&self) -> u64 {
         self.refused_count

@@ -39,8 +39,8 @@ pub use entry::{
     Leaf, LeafKind, LpmSegment, LpmTable, LpmWord, LpmWrite, NodeEntry, RootEntry, RouteFamily,
 };
 pub use header::{CardVerdict, HeaderIn, HeaderModel, HeaderOut};
-pub use model::{LpmLookup, LpmModel, LpmResult, MODELS};
+pub use model::{LpmLookup, LpmModel, LpmResult};
 pub use sizes::{CardSizes, LpmVariant};
 pub use table::{TableWord, TableWrite};
 pub use trie::{LpmTrie, RoutePrefix, SegmentFull};
-pub use vmac::{VmacFull, VmacTable};
+pub use vmac::{VmacError, VmacTable};

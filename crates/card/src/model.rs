@@ -5,9 +5,6 @@ use crate::ffi::{self, Pins};
 use crate::sizes::LpmVariant;
 use crate::{Leaf, LpmWord, RouteFamily};
 
-/// True if the crate was built with Verilated models.
-pub const MODELS: bool = cfg!(card_models);
-
 impl LpmVariant {
     /// Cycles of a look-up; `lpm_latency` of card_lpm_pkg.sv.
     pub fn latency(&self) -> u32 {

@@ -30,7 +30,7 @@ pub const DATA_BITS: u32 = 0x0008;
 pub const PORTS: u32 = 0x000c;
 /// Virtual environments.
 pub const VES: u32 = 0x0010;
-/// Cells of the queues.
+/// Cells that the queues can use, guaranteed or of the pool.
 pub const CELLS: u32 = 0x0014;
 /// Entries of the VMAC-VE table.
 pub const VMACS: u32 = 0x0018;
@@ -58,7 +58,8 @@ pub const POOL: u32 = 0x0048;
 pub const REFUSED_ADDRESS: u32 = 0x004c;
 /// Clears the counters of this VE, or of no VE: VES. Refused while CLEARING is 1.
 pub const CLEAR_COUNTERS: u32 = 0x0050;
-/// 1 while counters are being cleared. Each waits for a cycle in which none of its kind counts.
+/// 1 while counters are being cleared. Each waits for a cycle in which none of its kind counts. So
+/// it may stay 1 while each cycle has an event.
 pub const CLEARING: u32 = 0x0054;
 /// Bits 31:0 of the next entry. Each page has its own.
 pub const WRITE_DATA_0: u32 = 0x0100;

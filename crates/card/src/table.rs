@@ -1,47 +1,51 @@
 //! Entries of the header pipeline's tables, and the words that its write bus carries.
 
-use crate::{CardSizes, LpmSegment, LpmTable, LpmWrite};
+use crate::{CardSizes, LpmSegment, LpmTable, LpmWrite, registers};
+
+/// Next hops, neighbours, or blocks of buckets that an index of 12 bits reaches.
+pub const INDEX_REACH: u16 = 1 << 12;
 
 /// Tables of the write bus; `table_t` of card_pkg.sv.
+#[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CardTable {
     /// VMAC-VE table.
     #[default]
-    Vmac = 0,
+    Vmac = registers::TABLE_VMAC,
     /// Stash of the VMAC-VE table.
-    VmacStash = 1,
+    VmacStash = registers::TABLE_VMAC_STASH,
     /// Seed of the VMAC-VE table's hash.
-    VmacSeed = 2,
+    VmacSeed = registers::TABLE_VMAC_SEED,
     /// Rate limits.
-    Meter = 3,
+    Meter = registers::TABLE_METER,
     /// VEs that are enabled.
-    VeControl = 4,
+    VeControl = registers::TABLE_VE_CONTROL,
     /// Places of the vports.
-    Attachment = 5,
+    Attachment = registers::TABLE_ATTACHMENT,
     /// Parts of the tables of next hops.
-    HopSegments = 6,
+    HopSegments = registers::TABLE_HOP_SEGMENTS,
     /// Parts of the look-up's tables.
-    LpmSegments = 7,
+    LpmSegments = registers::TABLE_LPM_SEGMENTS,
     /// Options.
-    VeOptions = 8,
+    VeOptions = registers::TABLE_VE_OPTIONS,
     /// Contexts of the vports.
-    Context = 9,
+    Context = registers::TABLE_CONTEXT,
     /// The router's own IPv4 addresses.
-    OwnV4 = 10,
+    OwnV4 = registers::TABLE_OWN_V4,
     /// Groups of next hops.
-    Group = 11,
+    Group = registers::TABLE_GROUP,
     /// Buckets of groups with several hops.
-    Bucket = 12,
+    Bucket = registers::TABLE_BUCKET,
     /// Next hops.
-    Hop = 13,
+    Hop = registers::TABLE_HOP,
     /// Neighbours' MAC addresses.
-    Arp = 14,
+    Arp = registers::TABLE_ARP,
     /// Level 0 of the look-up.
-    LpmRoot = 15,
+    LpmRoot = registers::TABLE_LPM_ROOT,
     /// Nodes of the look-up.
-    LpmNode = 16,
+    LpmNode = registers::TABLE_LPM_NODE,
     /// Leaves of the look-up.
-    LpmLeaf = 17,
+    LpmLeaf = registers::TABLE_LPM_LEAF,
 }
 
 /// A word of the write bus.
@@ -253,9 +257,12 @@ impl CardSizes {
 }
 
 /// Packs fields of some bits each, the most significant one first.
+///
+/// # Panics
+/// If a value has more bits: it would change its neighbour.
 fn pack<const N: usize>(fields: [(u64, u32); N]) -> [u32; 6] {
     let packed = fields.into_iter().fold(0u128, |packed, (value, bits)| {
-        debug_assert!(bits == 64 || value >> bits == 0, "{value:#x} in {bits} bits");
+        assert!(bits == 64 || value >> bits == 0, "{value:#x} in {bits} bits");
         packed << bits | u128::from(value)
     });
     let word = |at: u32| packed.checked_shr(32 * at).unwrap_or(0) as u32;

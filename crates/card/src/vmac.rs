@@ -26,10 +26,16 @@ pub fn vmac_hash(segment: u16, mac: MacAddress, seed: u64) -> u32 {
     })
 }
 
-/// Error from an entry whose places are all taken, as is the stash.
+/// A MAC address that a VE can't have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no free place for a MAC address: its 4 sets and the stash are full; use another seed")]
-pub struct VmacFull;
+pub enum VmacError {
+    /// All places of the address are taken, as is the stash.
+    #[error("no free place for a MAC address: its 4 sets and the stash are full; use another seed")]
+    Full,
+    /// Another VE has the address on the segment. The error does not tell which one.
+    #[error("MAC address is taken on this segment: use another one")]
+    Taken,
+}
 
 /// Place of an entry: a way and its set, or the stash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,14 +84,18 @@ impl VmacTable {
     /// Adds or replaces an entry. Other entries may move; they are never absent meanwhile.
     ///
     /// # Errors
-    /// If there is no place for its address. The table is unchanged.
+    /// If there is no place for its address, or another VE has it on the segment. The table is
+    /// unchanged.
     pub fn insert(
         &mut self,
         entry: VmacEntry,
         writes: &mut Vec<TableWrite>,
-    ) -> Result<(), VmacFull> {
+    ) -> Result<(), VmacError> {
         let key = (entry.segment, entry.mac);
-        let old = self.by_key.get(&key).map(|(place, _)| *place);
+        let old = match self.by_key.get(&key) {
+            Some((_, old)) if old.ve != entry.ve => return Err(VmacError::Taken),
+            old => old.map(|(place, _)| *place),
+        };
         let free = |place: &VmacPlace| !self.places.contains_key(place);
         let place = old
             .or_else(|| self.ways_of(key).into_iter().find(free))
@@ -93,7 +103,7 @@ impl VmacTable {
             .or_else(|| {
                 (0..STASH).map(VmacPlace::Stash).find(|place| !self.places.contains_key(place))
             })
-            .ok_or(VmacFull)?;
+            .ok_or(VmacError::Full)?;
         self.put(place, entry, writes);
         Ok(())
     }
@@ -159,12 +169,15 @@ impl VmacTable {
         to.0
     }
 
-    /// Removes an entry.
-    pub fn remove(&mut self, segment: u16, mac: MacAddress, writes: &mut Vec<TableWrite>) {
-        if let Some((place, _)) = self.by_key.remove(&(segment, mac)) {
-            self.places.remove(&place);
-            writes.push(place.write(None));
-        }
+    /// Removes an entry of a VE. An entry of another VE stays.
+    pub fn remove(&mut self, ve: u8, segment: u16, mac: MacAddress, writes: &mut Vec<TableWrite>) {
+        let key = (segment, mac);
+        let Some(&(place, _)) = self.by_key.get(&key).filter(|(_, entry)| entry.ve == ve) else {
+            return;
+        };
+        self.by_key.remove(&key);
+        self.places.remove(&place);
+        writes.push(place.write(None));
     }
 }
 
@@ -212,9 +225,27 @@ mod tests {
         let mut writes = Vec::new();
         for at in 0..990 {
             assert_eq!(table.get(entry(at).segment, entry(at).mac), Some(entry(at)));
-            table.remove(entry(at).segment, entry(at).mac, &mut writes);
+            table.remove(entry(at).ve, entry(at).segment, entry(at).mac, &mut writes);
         }
         writes.iter().for_each(|each| write(&mut memory, each));
         assert!(memory.is_empty() && table.places.is_empty());
+    }
+
+    #[test]
+    fn address_of_another_ve_is_refused_and_stays() {
+        let mut table = VmacTable::new(256, 1);
+        let mut writes = Vec::new();
+        let entry = |segment, ve, vport| VmacEntry { segment, mac: [2; 6], ve, vport };
+        table.insert(entry(1, 3, 0), &mut writes).unwrap();
+        assert_eq!(table.insert(entry(1, 4, 0), &mut writes), Err(VmacError::Taken));
+        let text = VmacError::Taken.to_string();
+        assert!(!text.chars().any(|letter| letter.is_ascii_digit()), "{text}");
+        table.remove(4, 1, [2; 6], &mut writes);
+        assert_eq!((table.get(1, [2; 6]), writes.len()), (Some(entry(1, 3, 0)), 1));
+        table.insert(entry(1, 3, 5), &mut writes).unwrap();
+        table.insert(entry(2, 4, 0), &mut writes).unwrap();
+        table.remove(3, 1, [2; 6], &mut writes);
+        table.insert(entry(1, 4, 0), &mut writes).unwrap();
+        assert_eq!(table.get(1, [2; 6]), Some(entry(1, 4, 0)));
     }
 }

@@ -73,7 +73,7 @@ fn port_of(line: u8) -> u8 {
 impl Bench {
     fn new(sizes: CardSizes, seed: u64) -> Option<Self> {
         let mut model = CardModel::new(sizes, seed as u32)?;
-        equal_queues(&sizes, GUARANTEE).into_iter().for_each(|write| model.write(write));
+        equal_queues(&sizes, GUARANTEE).unwrap().into_iter().for_each(|write| model.write(write));
         model.finish_writes();
         let world = World::new(sizes, seed, false, &mut model);
         Some(Self { model, world, books: Books::default() })

@@ -14,7 +14,7 @@ use common::Random;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use pdp_card::bus::ve_writes;
 use pdp_card::card::{CardInput, HOST_LINE};
-use pdp_card::setup::{add_ve, equal_queues};
+use pdp_card::setup::{add_ve, enable_ve, equal_queues};
 use pdp_card::table::AttachmentEntry;
 use pdp_card::{
     BusScheduler, CardModel, CardOutput, CardSizes, CardVerdict, TableWrite, VeDriver, VmacTable,
@@ -232,7 +232,7 @@ fn arrivals(random: &mut Random, cycles: u64, every: u64) -> Vec<Arrival> {
 fn card() -> Option<(CardModel, Vec<VeDriver>)> {
     let sizes = CardSizes::CARD_8;
     let mut model = CardModel::new(sizes, 1)?;
-    equal_queues(&sizes, 4).into_iter().for_each(|write| model.write(write));
+    equal_queues(&sizes, 4).unwrap().into_iter().for_each(|write| model.write(write));
     model.finish_writes();
     let mut vmacs = VmacTable::new(sizes.vmac_sets(), 1);
     model.super_write_all(0, vmacs.clear_writes());
@@ -247,6 +247,7 @@ fn card() -> Option<(CardModel, Vec<VeDriver>)> {
         model.ve_write_all(ve, driver.clear_writes());
         snapshot(ve).iter().for_each(|message| driver.apply(message).unwrap());
         model.ve_write_all(ve, driver.take_writes());
+        model.super_write_all(ve, [enable_ve()]);
         driver.retire();
         drivers.push(driver);
     }

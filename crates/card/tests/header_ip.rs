@@ -23,7 +23,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::traffic::{IPV4, attachment};
 use common::world::{Case, Expected, World};
 use pdp_card::header::{FRAME_BYTES_MAX, HEADER_BYTES, HOST_PORT};
-use pdp_card::{CardSizes, CardVerdict, HeaderIn, HeaderModel, HeaderOut};
+use pdp_card::setup::{add_ve, clear_ve};
+use pdp_card::{CardSizes, CardVerdict, HeaderIn, HeaderModel, HeaderOut, VmacTable};
 use pdp_ip::Decision;
 use pdp_wire::ipv4::Ipv4Packet;
 use pdp_wire::tag::{GuestDrop, PuntClass};
@@ -164,6 +165,26 @@ fn unchanged(case: &Case, result: &HeaderOut) -> bool {
     usize::from(result.length) == case.frame.len()
         && result.bytes[..known] == case.frame[..known]
         && (result.port, result.segment) == (HOST_PORT, case.segment)
+}
+
+/// The card takes the clearing of a VE's whole part, and no write behind its end.
+#[test]
+fn whole_part_can_be_cleared() {
+    let Some(mut model) = HeaderModel::new(1) else {
+        println!("skipped: built without the card's models");
+        return;
+    };
+    let (sizes, ve) = (CardSizes::HEADER, 2);
+    let (hops, mut lpm) = sizes.equal_parts(ve);
+    let mut vmacs = VmacTable::new(sizes.vmac_sets(), 1);
+    let writes = add_ve(ve, (hops, lpm), &[], &mut vmacs).unwrap();
+    model.write_all(writes.iter().map(|write| write.word(ve)));
+    model.write_all(clear_ve(&hops, &lpm).map(|write| write.word(ve)));
+    assert_eq!(model.refused_count(), 0);
+    // One node of each level, and one leaf.
+    (lpm.node_length, lpm.leaf_length) = (lpm.node_length + 1, lpm.leaf_length + 1);
+    model.write_all(clear_ve(&hops, &lpm).map(|write| write.word(ve)));
+    assert_eq!(model.refused_count(), 21);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 
 use pdp_card::header::{FRAME_BYTES_MAX, HOST_PORT};
-use pdp_card::setup::{add_ve, equal_queues};
+use pdp_card::setup::{add_ve, clear_ve, enable_ve, equal_queues};
 use pdp_card::table::AttachmentEntry;
 use pdp_card::{
     CardModel, CardOutput, CardSizes, CardVerdict, HeaderIn, HeaderModel, RegisterWrite,
@@ -26,7 +26,7 @@ fn place(ve: u8, vport: u8) -> (u8, AttachmentEntry) {
     (vport, AttachmentEntry { port: vport, segment, mac: [2, 0, 0, 0, 0, vport] })
 }
 
-/// Returns the writes of a VE by the super page, and by its own.
+/// Returns the writes of a VE by the super page, and by its own. The VE is not enabled.
 fn ve_tables(
     sizes: &CardSizes,
     ve: u8,
@@ -57,7 +57,9 @@ impl HeaderBench {
         let mut vmacs = VmacTable::new(sizes.vmac_sets(), 1);
         let mut writes = vmacs.clear_writes();
         let (by_super, own) = ve_tables(&sizes, 0, &mut vmacs);
-        writes.extend(by_super.into_iter().chain(own));
+        let (hops, lpm) = sizes.equal_parts(0);
+        writes.extend(by_super.into_iter().chain(clear_ve(&hops, &lpm)).chain(own));
+        writes.push(enable_ve());
         model.write_all(writes.iter().map(|write| write.word(0)));
         assert_eq!(model.refused_count(), 0);
         Some(Self { model, fib: fib(), forwarder: IpForwarder::default() })
@@ -133,13 +135,15 @@ impl CardBench {
     fn new() -> Option<Self> {
         let sizes = CardSizes::CARD_8;
         let mut model = CardModel::new(sizes, 1)?;
-        equal_queues(&sizes, 8).into_iter().for_each(|write| model.write(write));
+        let queues = equal_queues(&sizes, 8).expect("enough cells");
+        queues.into_iter().for_each(|write| model.write(write));
         let mut vmacs = VmacTable::new(sizes.vmac_sets(), 1);
         model.super_write_all(0, vmacs.clear_writes());
         for ve in 0..3 {
             let (by_super, own) = ve_tables(&sizes, ve, &mut vmacs);
             model.super_write_all(ve, by_super);
             model.ve_write_all(ve, own);
+            model.super_write_all(ve, [enable_ve()]);
         }
         assert_eq!(model.refused_count(), 0);
         let to = ["0.0.0.1", "10.0.0.9", "10.0.0.1", "172.16.0.1", "192.168.0.1", "198.18.0.1"];

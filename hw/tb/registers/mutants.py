@@ -58,7 +58,8 @@ MUTANTS = [
     ("card_registers", "{{data_q > 32'(VES) || clearing_i}}", "clearing_i"),
     ("card_registers", "R_POOL: if ({{data_q[31:16] != '0}})", "1'b0"),
     ("card_registers", "if ({{is_commit && kind == TABLE_LPM_SEGMENTS && data_q != '0}})", "1'b0"),
-    ("card_registers", "(alone_q && !ended) || ({{take && super_page}})", "1'b0"),
+    ("card_registers", "|| ({{take && super_page}});", "1'b0"),
+    ("card_registers", "alone_q && {{!super_ended}})", "!ended"),
     ("card_registers", "{{room}} && !alone_q", "1'b1"),
     ("card_registers", "take = aw_full_q && {{w_full_q}}", "1'b1"),
     ("card_registers", "awready_o = !aw_full_q && {{open_i}}", "1'b1"),
@@ -94,7 +95,7 @@ MUTANTS = [
     ("card_top", "event_fault_o = {{fault && result_valid}};", "fault"),
     ("card_top", "event_excess_o = {{excess && result_valid}};", "excess"),
     ("card_store", "port: {{port_i}}, length: length[10:0]}", "port_i ^ port_t'(1)"),
-    ("card_merge", "ingress_o <= {{result.ingress}};", "result.ingress ^ 14'd1"),
+    ("card_admission", "token: {{header_i.token}}", "header_i.token ^ 16'd1"),
 ]
 
 PACKAGE = """package card_mutant_pkg;

@@ -18,8 +18,8 @@ enum Table {
   T_WEIGHT, TABLES,
 };
 constexpr u32 SETS = 64, NODES = 64, LEAVES = 256, GROUPS = 64, BLOCKS = 4, HOPS = 64, ARPS = 64;
-constexpr u32 PARAMETER[] = {DATA_BITS, 4, VES, CELLS, 4 * SETS, 20, NODES, LEAVES, GROUPS, BLOCKS,
-                             HOPS, ARPS};
+constexpr u32 PARAMETER[] = {DATA_BITS, 4, VES, CELLS - 8, 4 * SETS, 20, NODES, LEAVES, GROUPS,
+                             BLOCKS, HOPS, ARPS};
 // Parts of a VE.
 constexpr u32 VE_NODES = NODES / VES, VE_LEAVES = LEAVES / VES, VE_GROUPS = GROUPS / VES,
               VE_HOPS = HOPS / VES, VE_ARPS = ARPS / VES;
@@ -599,13 +599,17 @@ static void super_page(Bench& bench) {
   }
   read();
   bench.write(0, POOL, 64 * 512 / DATA_BITS);
-  // A VE writes right behind a change of its parts: the new ones bind it.
+  // A VE writes right behind a change of its parts: the new ones bind it. Two older writes of the
+  // VE are on their way when the change comes.
   int ve = below(VES);
   bench.write(0, TARGET, ve);
   for (u32 word = 0; word < 2; word++) bench.write(1 + ve, WRITE_DATA + 4 * word, 0);
   for (u32 word = 0; word < 4; word++)
     bench.write(0, WRITE_DATA + 4 * word, word == 2 ? ve * VE_LEAVES : 0);
   card.finish();
+  card.bus_chance = 256;
+  card.answer_chance = 256;
+  for (u32 word = 4; word < 6; word++) bench.write(1 + ve, WRITE_DATA + 4 * word, 0);
   card.put({true, COMMIT + 4 * T_LPM_SEGMENTS, 0});
   card.put({true, Bench::address(1 + ve, COMMIT + 4 * T_LEAF), 7, 15, SLVERR});
   bench.refused_address = Bench::address(1 + ve, COMMIT + 4 * T_LEAF);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use pdp_card::setup::add_ve;
+use pdp_card::setup::{add_ve, enable_ve};
 use pdp_card::table::VmacEntry;
 use pdp_card::{CardModel, CardSizes, CardVerdict, HeaderModel, TableWrite, VeDriver, VmacTable};
 use pdp_ip::{Decision, FRAMES_MAX, Fib, FrameList, IpForwarder, RouteTables};
@@ -113,8 +113,7 @@ impl World {
         let driver = VeDriver::new(&hops, &lpm);
         let places = (0..16).filter_map(|vport| Some((vport, attachment(number, vport)?)));
         let places: Vec<_> = places.collect();
-        let mut writes = add_ve(number, (hops, lpm), &places, &mut self.vmacs).unwrap();
-        writes.push(TableWrite::Enabled(number < self.routers));
+        let writes = add_ve(number, (hops, lpm), &places, &mut self.vmacs).unwrap();
         tables.super_write(number, writes);
         tables.ve_write(number, driver.clear_writes());
         let mut ve = Ve {
@@ -129,6 +128,7 @@ impl World {
         if number < self.routers {
             let messages = snapshot(&mut self.random, number, self.scattered);
             messages.into_iter().for_each(|message| self.apply(&mut ve, message, tables));
+            tables.super_write(number, vec![enable_ve()]);
         }
         self.ves.push(ve);
     }
@@ -141,7 +141,7 @@ impl World {
                 let segment = attachment(ve.number, index).unwrap().segment;
                 let mut writes = Vec::new();
                 for mac in ve.vports.get(&index).map_or(&[][..], |old| &old.macs) {
-                    self.vmacs.remove(segment, *mac, &mut writes);
+                    self.vmacs.remove(ve.number, segment, *mac, &mut writes);
                 }
                 for &mac in &vport.macs {
                     let entry = VmacEntry { segment, mac, ve: ve.number, vport: index };
