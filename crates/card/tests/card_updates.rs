@@ -266,7 +266,7 @@ struct Applied {
     ended: Option<u64>,
 }
 
-/// A VE's driver, and what it has changed.
+/// A VE's driver and its changes so far.
 struct Changer {
     driver: VeDriver,
     routes: Routes,

@@ -27,7 +27,7 @@ const GATEWAYS: u8 = 16;
 /// Own addresses at a time; the card has 16.
 const LOCALS: usize = 12;
 
-/// Calls of `retire` after which nothing more may be written, though much does not fit.
+/// After this many calls of `retire`, the driver must write nothing more, also if much does not fit.
 const QUIET_AFTER: usize = 60;
 
 /// The memories that decide where a packet goes.

@@ -1,18 +1,12 @@
 #!/usr/bin/env python3
-"""Breaks the registers and counters in one place at a time and expects registers_tb to fail.
-
-All mutants are in one build; the plusarg `mutant` chooses one of them, 0 none.
-Usage: mutants.py VERILATOR WORK_FOLDER [number ...]
-"""
+"""Mutants of the registers and counters, which registers_tb must catch; see mutation.py."""
 
 import pathlib
-import re
-import shutil
-import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-RTL = HERE.parent.parent / "rtl"
+sys.path.append(str(HERE.parent))
+import mutation  # noqa: E402
 
 # Module, text with the expression in {{ }}, expression instead.
 MUTANTS = [
@@ -98,63 +92,5 @@ MUTANTS = [
     ("card_admission", "token: {{header_i.token}}", "header_i.token ^ 16'd1"),
 ]
 
-PACKAGE = """package card_mutant_pkg;
-  function automatic int given();
-    int number = 0;
-    if (!$value$plusargs("mutant=%d", number)) number = 0;
-    return number;
-  endfunction
-  int mutant = given();
-endpackage
-"""
-
-
-def changed(text, number, where, new):
-    """Source in which mutant `number` has `new` instead of the expression in {{ }}."""
-    before, old, after = re.fullmatch(r"(.*?)\{\{(.*)\}\}(.*)", where, re.DOTALL).groups()
-    if before + old + after not in text:
-        sys.exit(f"mutant {number}: no {where!r}")
-    return text.replace(before + old + after, f"{before}(card_mutant_pkg::mutant == {number} ? "
-                        f"({new}) : ({old})){after}")
-
-
-def main():
-    verilator, work = sys.argv[1], pathlib.Path(sys.argv[2]).resolve()
-    numbers = [int(number) for number in sys.argv[3:]] or list(range(1, len(MUTANTS) + 1))
-    rtl = work / "rtl"
-    shutil.rmtree(rtl, ignore_errors=True)
-    shutil.copytree(RTL, rtl)
-    # From the last one on, so that a mutant does not change the text of one before.
-    for number, (module, where, new) in reversed(list(enumerate(MUTANTS, 1))):
-        path = rtl / f"{module}.sv"
-        path.write_text(changed(path.read_text(), number, where, new))
-    package = rtl / "card_pkg.sv"
-    package.write_text(PACKAGE + package.read_text())
-    subprocess.run(["make", "-C", HERE, f"VERILATOR={verilator}", f"RTL={rtl}", f"OUT={work}/obj",
-                    "WARNINGS=-Wno-fatal", f"{work}/obj/512/Vcard"],
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-    survivors = []
-    for number in [0, *numbers]:
-        try:
-            done = subprocess.run([work / "obj/512/Vcard", "8", "1", f"+mutant={number}"],
-                                  capture_output=True, text=True, check=False, timeout=200)
-            lines, code = done.stdout.splitlines(), done.returncode
-        except subprocess.TimeoutExpired:
-            lines, code = ["no end"], 1
-        if number == 0:
-            print("none:", lines[-1], flush=True)
-            if code:
-                return 1
-            continue
-        first = next((line for line in lines if not line.startswith(("20 nodes", "EPOCH:"))), "")
-        state = "caught" if code == 1 else f"SURVIVED {code}"
-        module, where, new = MUTANTS[number - 1]
-        print(f"{number:2} {state}: {module}: {where} -> {new}: {first[:70]}", flush=True)
-        if code != 1:
-            survivors.append(number)
-    print(f"{len(survivors)} of {len(numbers)} not caught: {survivors}")
-    return bool(survivors)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(mutation.main(HERE, MUTANTS, "512/Vcard", ["8", "1"]))
