@@ -27,7 +27,7 @@ const GATEWAYS: u8 = 16;
 /// Own addresses at a time; the card has 16.
 const LOCALS: usize = 12;
 
-/// After this many calls of `retire`, the driver must write nothing more, also if much does not fit.
+/// After this many calls of `retire`, the driver must write nothing more, even with full tables.
 const QUIET_AFTER: usize = 60;
 
 /// The memories that decide where a packet goes.

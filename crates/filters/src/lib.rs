@@ -54,7 +54,8 @@
 //! Algorithmic Complexity Attacks", USENIX Security 2003). The hash is NH of UMAC (RFC 4418,
 //! section 5.2.2), whose sums of two different strings are equal with a probability of 2^-32.
 //! The halves of a sum are folded, and a multiplication distributes the result over buckets.
-//! Each accidental collision of filters costs a step. So does a wrong tag, which occurs once in thirty look-ups of a bucket.
+//! Each accidental collision of filters costs a step. So does a wrong tag, which occurs once
+//! in thirty look-ups of a bucket.
 //!
 //! # Changes together
 //!
