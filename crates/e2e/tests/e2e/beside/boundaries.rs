@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use pdp_e2e::specs::two_hosts;
 use pdp_e2e::{Background, TestNode, eventually, run};
@@ -352,9 +352,17 @@ fn in_terminal(node: &TestNode, target: &str, line: &str) -> String {
     let words = std::iter::once(pdp.get_program()).chain(pdp.get_args());
     let words: Vec<&str> = words.map(|word| word.to_str().expect("UTF-8")).collect();
     let words = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
-    let output = run(Command::new("script").args(["-qec", &words, "/dev/null"]), "");
-    // Preceded by the characters that `script` types at the end of its own input.
-    String::from_utf8_lossy(&output.stdout).replace('\r', "").trim_start_matches("^@").to_owned()
+    let mut script = Command::new("timeout")
+        .args(["60", "script", "-qec", &words, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script");
+    // At the end of its input, `script` would type an end of file into the terminal.
+    let input = script.stdin.take();
+    let output = script.wait_with_output().expect("own child");
+    drop(input);
+    String::from_utf8_lossy(&output.stdout).replace('\r', "")
 }
 
 /// Guests of the machine share a limit of pseudo-terminals,
@@ -370,7 +378,7 @@ libc = ctypes.CDLL(None)
 for what in (lambda: libc.open(b'/dev/ptmx', os.O_RDWR | os.O_NOCTTY), libc.inotify_init):
     held = 0
     while held < 100_000 and what() >= 0: held += 1
-    print('holds', held, flush=True)
+open('/tmp/holds-all', 'w')
 time.sleep(1000)""#;
     let greedy =
         Background::start(&mut node.pdp_command(&["exec", "one/a", "--", "sh", "-c", all]));
@@ -378,9 +386,9 @@ time.sleep(1000)""#;
 import ctypes, os
 print(ctypes.CDLL(None).inotify_init() >= 0, os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY) >= 0)""#;
     let in_shell = |line: &str, target: &str| node.pdp(&["exec", target, "--", "sh", "-c", line]);
-    eventually("it holds all that it gets", || {
-        in_terminal(&node, "one/a", "tty").contains("no space")
-    });
+    eventually("it holds all that it gets", || node.try_exec("one/a", "ls /tmp/holds-all").is_ok());
+    let refused = in_terminal(&node, "one/a", "tty");
+    assert!(refused.contains("no space"), "{refused}");
     for other in ["one/b", "two/a"] {
         assert_eq!(in_terminal(&node, other, "tty"), "/dev/pts/0\n", "{other}");
         assert_eq!(in_shell(one, other), "True True\n", "{other}");

@@ -88,22 +88,23 @@ fn bring_up(shell: &Shell<'_>, example: &str) {
 
 /// Follows the comment of a running example. Returns the output of the commands after `up`.
 fn follow(node: &TestNode, shell: &Shell<'_>, example: &str) -> Vec<String> {
-    let (mut outputs, mut changed) = (Vec::new(), false);
+    let mut outputs = Vec::new();
     for command in &commands(example)[1..] {
         if command.starts_with("curl ") {
             outputs.push(node.namespace().run(command));
             continue;
         }
+        // Else ping calls answers of a busy machine lost.
+        let patient = command.replace("ping -c3 ", "ping -c3 -w60 ");
         // `up` awaited the state in which commands work. With one link less, routing daemons need
         // time, as do programs after a restart, and adjacencies after the machine was overloaded.
-        let first = shell.try_run(command);
-        outputs.push(if first.status.success() && !changed {
-            String::from_utf8_lossy(&first.stdout).into_owned()
-        } else {
-            eventually(command, || shell.try_run(command).status.success());
-            shell.run(command)
+        let mut words = String::new();
+        eventually(command, || {
+            let output = shell.try_run(&patient);
+            words = String::from_utf8_lossy(&output.stdout).into_owned();
+            output.status.success() && (patient == *command || all_answered(&words, 3))
         });
-        changed |= ["pdp link ", "pdp restart "].iter().any(|verb| command.starts_with(verb));
+        outputs.push(words);
     }
     outputs
 }
@@ -187,8 +188,7 @@ fn example_labs_work_side_by_side() {
 }
 
 fn ospf(node: &TestNode, outputs: &[String]) {
-    let [ping, neighbours, diff] = outputs else { panic!("{outputs:?}") };
-    assert!(all_answered(ping, 3), "{ping}");
+    let [_ping, neighbours, diff] = outputs else { panic!("{outputs:?}") };
     assert!(neighbours.contains("Full/"), "{neighbours}");
     assert!(!diff.contains("10."), "{diff}");
     let route = node.pdp(&["routes", "ospf/r1", "--guest", "0", "--within", "10.2.0.0/24"]);
@@ -196,16 +196,16 @@ fn ospf(node: &TestNode, outputs: &[String]) {
 }
 
 fn fastpath(node: &TestNode, outputs: &[String]) {
-    let [ping, neighbours, diff, stats] = outputs else { panic!("{outputs:?}") };
-    assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
+    let [_ping, neighbours, diff, stats] = outputs else { panic!("{outputs:?}") };
+    assert!(neighbours.contains("Full/"), "{neighbours}");
     assert!(!diff.contains("10.") && stats.contains("Engines"), "{diff}{stats}");
     assert_eq!(node.json(&["inspect", "fastpath"])["status"]["ready"], true);
 }
 
 fn kernel(node: &TestNode, outputs: &[String]) {
-    let [ping, neighbours, _, _, again, routes, _] = outputs else { panic!("{outputs:?}") };
-    assert!(all_answered(ping, 3) && neighbours.contains("Full/"), "{ping}{neighbours}");
-    assert!(all_answered(again, 3) && routes.contains("10.2.0.0/24"), "{again}{routes}");
+    let [_, neighbours, _, _, _, routes, _] = outputs else { panic!("{outputs:?}") };
+    assert!(neighbours.contains("Full/"), "{neighbours}");
+    assert!(routes.contains("10.2.0.0/24"), "{routes}");
     let router = node.json(&["inspect", "kernel"])["status"]["nodes"].clone();
     assert!(!router.to_string().contains("mirror"), "{router}");
 }
@@ -252,7 +252,7 @@ fn isis(node: &TestNode, outputs: &[String]) {
     assert_eq!(neighbours.matches(" Up ").count(), 2, "{neighbours}");
     assert!(!diff.contains("10."), "{diff}");
     assert!(around.contains("packets transmitted"), "{around}");
-    let ping = || node.try_exec("isis/h1", "ping -c1 -W1 10.2.0.2");
+    let ping = || node.try_exec("isis/h1", "ping -c1 -w2 10.2.0.2");
     eventually("by the third router", || ping().is_ok_and(|words| words.contains("ttl=61")));
 }
 
@@ -261,7 +261,7 @@ fn bgp(node: &TestNode, outputs: &[String]) {
     assert!(ping.contains("ttl=61"), "{ping}");
     assert!(around.contains("packets transmitted"), "{around}");
     // On a busy machine, the routers may need longer than the example's pings.
-    let ping = || node.try_exec("bgp/h1", "ping -c3 -i0.2 10.3.0.2");
+    let ping = || node.try_exec("bgp/h1", "ping -c3 -i0.2 -w20 10.3.0.2");
     eventually("by the other spine", || ping().is_ok_and(|words| all_answered(&words, 3)));
     // A router that still has both links has both paths, in its kernel and in its forwarding guest.
     let both = |words: &str| words.contains("10.0.12.0") && words.contains("10.0.22.0");
@@ -274,7 +274,7 @@ fn bgp(node: &TestNode, outputs: &[String]) {
 
 fn evpn(node: &TestNode, outputs: &[String]) {
     let [ping, summary, _macs, _fdb] = outputs else { panic!("{outputs:?}") };
-    assert!(ping.contains("ttl=64") && all_answered(ping, 3), "nobody routed it: {ping}");
+    assert!(ping.contains("ttl=64"), "nobody routed it: {ping}");
     assert!(summary.contains("10.0.1.0") && !summary.contains("Active"), "{summary}");
     let peer = node.exec("evpn/h2", "cat /sys/class/net/eth0/address");
     // The last two commands again: on a busy machine, BGP may tell of the peer later.
@@ -312,9 +312,11 @@ fn customers(node: &TestNode, outputs: &[String]) {
     let others = node.exec("blue/h2", "ls /tmp");
     assert!(!others.contains("red"), "{others}");
     node.pdp(&["link", "down", "red/link2"]);
-    let ping = |vnet: &str| node.try_exec(&format!("{vnet}/h1"), "ping -c1 -W1 10.2.0.2");
-    eventually("red's tunnel is cut", || ping("red").is_err());
-    ping("blue").expect("and blue's is not");
+    let ping = |vnet: &str, within: u8| {
+        node.try_exec(&format!("{vnet}/h1"), &format!("ping -c1 -w{within} 10.2.0.2"))
+    };
+    eventually("red's tunnel is cut", || ping("red", 3).is_err());
+    ping("blue", 60).expect("and blue's is not");
 }
 
 fn lan(node: &TestNode, outputs: &[String]) {
@@ -333,11 +335,13 @@ fn firewall(node: &TestNode, outputs: &[String]) {
     assert_eq!(page.trim(), "hello from outside");
     assert!(log.contains("192.0.2.1 - - ") && !log.contains("10.1.0."), "{log}");
     assert!(get.contains("firewall"), "{get}");
-    node.exec("firewall/pc2", "ping -c1 -W5 192.0.2.2");
+    node.exec("firewall/pc2", "ping -c1 -w60 192.0.2.2");
     // It has the route, but ingress is blocked, for a new packet as well as for the first.
-    let ping = |to: &str| node.try_exec("firewall/www", &format!("ping -c3 -i0.2 -W1 {to}"));
-    ping("192.0.2.1").expect("the firewall itself");
-    let refused = ping("10.1.0.1").expect_err("shut");
+    let ping = |to: &str, within: u8| {
+        node.try_exec("firewall/www", &format!("ping -c3 -i0.2 -w{within} {to}"))
+    };
+    ping("192.0.2.1", 60).expect("the firewall itself");
+    let refused = ping("10.1.0.1", 3).expect_err("shut");
     assert!(refused.contains("100% packet loss"), "{refused}");
 }
 
