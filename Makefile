@@ -65,7 +65,7 @@ quick:
 	scripts/prose
 
 hw-test: deps
-	MORE=1 WORLDS=300 FRAMES=10000 ROUNDS=40 PROOFS=--all REPLICATED=100000 scripts/hw-test
+	MORE=1 WORLDS=300 FRAMES=10000 ROUNDS=40 PROOFS=--all REPLICATED=100000 MUTANTS=1 scripts/hw-test
 	CARD_FRAMES=10000000 PDP_CARD_MORE=1 cargo test --workspace --test header_ip --test lpm_model --test lpm_large \
 	    --test trie --test driver_excess --test card_ip --test card_updates
 	scripts/hw-wave

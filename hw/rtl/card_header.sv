@@ -54,10 +54,9 @@ module card_header
     output logic         wr_refused_o  // LPM_WRITE_LATENCY cycles after `wr_valid_i`
 );
 
-  localparam int LPM_LATENCY = lpm_latency(LEVELS, EXT_FROM, EXT_LATENCY);
+  localparam int LATENCY = header_latency(LEVELS, EXT_FROM, EXT_LATENCY);
   // Cycle of the leaf's register, behind the look-up that begins in cycle 2.
-  localparam int ROUTE = 2 + LPM_LATENCY + 1;
-  localparam int LATENCY = ROUTE + 10;
+  localparam int ROUTE = LATENCY - 10;
   localparam int VE_BITS = VES > 1 ? $clog2(VES) : 1;
 
   if (VES < 1 || VES > 256 || VES != 1 << $clog2(VES)) begin : gen_wrong_ves

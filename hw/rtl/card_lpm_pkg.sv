@@ -77,6 +77,11 @@ package card_lpm_pkg;
     return cycles;
   endfunction
 
+  // Latency of card_header: 3 cycles before the leaf is in its register, and 10 behind that.
+  function automatic int header_latency(int levels, int ext_from, int ext_latency);
+    return 3 + lpm_latency(levels, ext_from, ext_latency) + 10;
+  endfunction
+
   // Number of set bits of a byte. Written as logic, as synthesis makes one deep tree of all that is
   // added.
   function automatic logic [3:0] count_byte(logic [7:0] bits);

@@ -257,7 +257,7 @@ module card_registers
   // ---------------------------------------------------------------------------------------------
   // Epoch: a step lasts at least as long as a frame stays in card_header.
 
-  localparam int STEP_BITS = $clog2(lpm_latency(LEVELS, EXT_FROM, EXT_LATENCY) + 13);
+  localparam int STEP_BITS = $clog2(header_latency(LEVELS, EXT_FROM, EXT_LATENCY));
   logic [31:0] epoch_q;
   logic [STEP_BITS-1:0] cycle_q;
 

@@ -44,11 +44,11 @@ def run(program, arguments, number):
     return done.returncode, (done.stdout.splitlines() or [""])[-1]
 
 
-def main(bench, mutants, program, arguments):
-    """Runs `program`, a target of the Makefile in the folder `bench`, with each mutant.
+def main(bench, mutants, targets, arguments):
+    """Runs `targets`, programs that the Makefile in the folder `bench` makes, with each mutant.
 
-    A mutant is a module, text of it with the expression in {{ }}, and the expression instead.
-    Returns true if a mutant survives.
+    A mutant is a module, text of it with the expression in {{ }}, and the expression instead. One
+    program that fails catches it. Returns true if a mutant survives.
     """
     verilator, work = sys.argv[1], pathlib.Path(sys.argv[2]).resolve()
     numbers = [int(number) for number in sys.argv[3:]] or range(1, len(mutants) + 1)
@@ -61,21 +61,23 @@ def main(bench, mutants, program, arguments):
         path.write_text(changed(path.read_text(), number, where, new))
     package = rtl / "card_pkg.sv"
     package.write_text(PACKAGE + package.read_text())
-    program = work / "obj" / program
+    programs = [work / "obj" / target for target in targets]
     subprocess.run(["make", "-C", bench, f"VERILATOR={verilator}", f"RTL={rtl}", f"OUT={work}/obj",
-                    "WARNINGS=-Wno-fatal", program],
+                    "WARNINGS=-Wno-fatal", *programs],
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-    code, line = run(program, arguments, 0)
-    print(f"none: {line}", flush=True)
-    if code:
-        return True
+    for program in programs:
+        code, line = run(program, arguments, 0)
+        print(f"none: {line}", flush=True)
+        if code:
+            return True
     survivors = []
     for number in numbers:
-        code, line = run(program, arguments, number)
-        state = "caught" if code == 1 else f"SURVIVED {code}"
+        results = (run(program, arguments, number) for program in programs)
+        line = next((line for code, line in results if code == 1), None)
         module, where, new = mutants[number - 1]
-        print(f"{number:2} {state}: {module}: {where} -> {new}: {line[:70]}", flush=True)
-        if code != 1:
+        print(f"{number:2} {'SURVIVED' if line is None else 'caught'}: {module}: {where} -> {new}: "
+              f"{line}", flush=True)
+        if line is None:
             survivors.append(number)
     print(f"{len(survivors)} of {len(numbers)} not caught: {survivors}")
     return bool(survivors)

@@ -88,8 +88,8 @@ impl BusScheduler {
         self.queues[usize::from(ve)].entries.extend(writes);
     }
 
-    /// Number of a VE's entries of which no register write has been taken. A caller that sees many
-    /// waits before it reads more changes of that VE.
+    /// Number of a VE's entries that wait for the bus. If it is high, the caller should read no
+    /// more changes of that VE for now.
     pub fn waiting(&self, ve: u8) -> usize {
         self.queues[usize::from(ve)].entries.len()
     }

@@ -16,7 +16,7 @@ pub const HOST_LINE: u8 = PORTS;
 
 const LINES: usize = PORTS as usize + 1;
 
-/// Result of the card beside a frame's bytes; `frame_meta_t` of card_frame_pkg.sv.
+/// Metadata that leaves the card with a frame; `frame_meta_t` of card_frame_pkg.sv.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameMeta {
     /// The verdict.
@@ -42,7 +42,7 @@ pub struct CardOutput {
     pub line: u8,
     /// The frame.
     pub bytes: Vec<u8>,
-    /// The rest of the result.
+    /// Its metadata.
     pub meta: FrameMeta,
 }
 

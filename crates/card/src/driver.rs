@@ -970,7 +970,7 @@ impl VeDriver {
         }
     }
 
-    /// Makes the entries of level 0 under a cover excess, or what they were.
+    /// Adds a cover to the slots of level 0 under it, or removes it. A slot with covers is excess.
     fn block(&mut self, cover: &RoutePrefix, blocks: bool) {
         let mut writes = Vec::new();
         for slot in LpmTrie::root_slots(cover) {

@@ -77,7 +77,7 @@ pub const WRITE_DATA_5: u32 = 0x0114;
 pub const FAULTS: u32 = 0x1000;
 /// Frames whose route did not fit.
 pub const EXCESS: u32 = 0x1010;
-/// Refused writes to the page of the VE. Those of no VE are the ones to all other pages.
+/// Refused writes to the VE's page; for TARGET = VES, to the super page and to pages without a VE.
 pub const REFUSED: u32 = 0x1020;
 /// Frames that left a queue, by egress port. Bytes without cut padding.
 pub const SENT: u32 = 0x1100;

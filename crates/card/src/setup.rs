@@ -4,7 +4,8 @@
 //!
 //! 1. [`add_ve`] disables the VE and gives it its parts and vports.
 //! 2. [`clear_ve`] empties these parts. They hold what another VE had there, or any contents after
-//!    power-on. So a new tenant neither forwards by them nor finds out what they were.
+//!    power-on. So a new tenant neither forwards by them nor finds out what they were. If the VE's
+//!    own page makes the writes, they also replace the words of `WRITE_DATA` there.
 //! 3. The VE gets its own page, and its driver writes its tables.
 //! 4. [`enable_ve`] lets frames in.
 

@@ -289,7 +289,8 @@ impl LpmTrie {
         root_place_of(&short).1.map(|slot| slot as u8)
     }
 
-    /// Makes a slot of level 0 excess, whatever its routes, or what its routes say. Always fits.
+    /// Sets or clears the excess mark of a slot of level 0, which always fits. While the mark is
+    /// set, all look-ups of the slot return excess.
     pub fn block(
         &mut self,
         family: RouteFamily,

@@ -29,8 +29,7 @@ MUTANTS = [
     ("card_merge", "{{header_i.length <= length_t'(BYTES)}}", "header_i.length < length_t'(BYTES)"),
     ("card_merge", "frame_done_o = {{valid && last_i}};", "last_i"),
     ("card_admission", "{{repeated_q ? freed_before_q : freed_read}}", "freed_read"),
-    ("card_admission", "known = {{header_i.port == HOST || {1'b0, header_i.port} < 4'(PORTS)}};",
-     "1'b1"),
+    ("card_admission", "!drop_q[2] && {{known_q[2]}}", "1'b1"),
     ("card_admission", "{{header_i.owned ? SLOT_BITS'(header_i.ve) : SLOT_BITS'(VES)}}",
      "SLOT_BITS'(header_i.ve)"),
     ("card_admission", "{{wrote_q && wrote_queue_q == queue_q[1] ? written_q : taken_read}}",
@@ -92,4 +91,5 @@ MUTANTS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(mutation.main(HERE, MUTANTS, "512-8-0/Vcard_frames", ["40", "1"]))
+    sys.exit(mutation.main(
+        HERE, MUTANTS, ["512-8-0/Vcard_frames", "64-8-0/Vcard_frames"], ["40", "1"]))

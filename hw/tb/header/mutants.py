@@ -85,4 +85,4 @@ MUTANTS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(mutation.main(HERE, MUTANTS, "Vcard_header", ["24", "3000", "1"]))
+    sys.exit(mutation.main(HERE, MUTANTS, ["Vcard_header"], ["24", "3000", "1"]))

@@ -93,4 +93,4 @@ MUTANTS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(mutation.main(HERE, MUTANTS, "512/Vcard", ["8", "1"]))
+    sys.exit(mutation.main(HERE, MUTANTS, ["512/Vcard"], ["8", "1"]))
