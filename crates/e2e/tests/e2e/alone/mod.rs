@@ -1,6 +1,7 @@
-//! Tests that measure. Each runs alone.
+//! Tests that measure, or that fill the whole machine. Each runs alone.
 
 mod events;
+pub(crate) mod examples;
 mod fabric;
 mod faults;
 pub(crate) mod figure1;
