@@ -37,7 +37,6 @@ MUTANTS = [
     ("card_meter", "full = {{!over_burst[41]}}", "1'b0"),
     ("card_meter", "{{elapsed_s3[47:36] != '0}}", "1'b0"),
     ("card_lpm", "{{index_q < INDEX_BITS'(leaf_end_late)}}", "1'b1"),
-    ("card_lpm_level", "{{index_r >= INDEX_BITS'(end_r)}}", "1'b0"),
     ("card_lpm_level", "{{kind_r == WALK_NODE ? SUM_BITS'(leaf_base) : SUM_BITS'(index_r)}}",
      "SUM_BITS'(leaf_base)"),
     ("card_lpm_level", "{{wr_en_q[1] && wr_addr_q[1] == addr_q}}", "1'b0"),
