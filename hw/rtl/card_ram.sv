@@ -29,11 +29,11 @@ module card_ram #(
   logic [WIDTH-1:0] words_q[DEPTH];
 
   // The word that a read returns. `meets`: the same word is being written.
-  function automatic logic [WIDTH-1:0] met(input logic [WIDTH-1:0] word, input logic meets);
+  function automatic logic [WIDTH-1:0] met(input logic [WIDTH-1:0] stored, input logic meets);
 `ifdef VERILATOR
-    return meets ? ~word : word;
+    return meets ? ~stored : stored;
 `else
-    return word;
+    return stored;
 `endif
   endfunction
 
