@@ -146,7 +146,7 @@ pub struct WatchEvent {
     /// Time of the event, milliseconds since 1970.
     pub at_ms: u64,
     /// Object of the event: `vnet/red`, `vnet/red/node/r1`, a process of the node as
-    /// `vnet/red/node/r1/g0` (or `control`, `tap`, `mirror`, `tap-g0`),
+    /// `vnet/red/node/r1/g0` (or `control`, `tap`, `mirror`, `management`, `tap-g0`),
     /// `vnet/red/node/r1/port/eth0`, `vnet/red/link/r1-r2`, `mux`, `external/A`, `substrate/NAME`,
     /// `tenant/NAME`, and `node` for the whole PdP node.
     pub object: String,

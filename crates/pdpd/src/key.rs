@@ -1,6 +1,7 @@
-//! Names of the objects that pdpd creates, as in the journal.
+//! Names of the objects that pdpd creates, as in the journal, and of their processes.
 
 use std::fmt;
+use std::ops::{Index, IndexMut};
 use std::str::FromStr;
 
 use crate::queue::Item;
@@ -67,15 +68,51 @@ impl ObjectKey {
         }
     }
 
-    /// Returns the name in the API of one of the object's processes,
-    /// given by its id ([`crate::plan::ProcessRole::id`]).
-    pub fn process_object(&self, id: &str) -> String {
+    /// Returns the roles of all processes that the object may have, outer ones first.
+    pub fn roles(&self) -> &'static [ProcessRole] {
         match self {
-            Self::Node { vnet, node } | Self::Guest { vnet, node, .. } => {
-                let part = id.splitn(3, '.').nth(2).unwrap_or("control");
-                format!("vnet/{vnet}/node/{node}/{part}")
+            Self::Node { .. } => &ProcessRole::ALL,
+            Self::Guest { .. } => &[ProcessRole::Main, ProcessRole::Tap],
+            Self::Mux => &[ProcessRole::Main],
+            Self::External(_) | Self::Vnet(_) | Self::Leftovers => &[],
+        }
+    }
+
+    /// Returns the name in the API of one of the object's processes, as in
+    /// events: `vnet/red/node/r1/tap-g3`.
+    pub fn process_object(&self, role: ProcessRole) -> String {
+        match (self, self.process_name(role)) {
+            (Self::Node { vnet, node } | Self::Guest { vnet, node, .. }, name) => {
+                format!("vnet/{vnet}/node/{node}/{}", name.as_deref().unwrap_or("control"))
             }
-            Self::Mux | Self::External(_) | Self::Vnet(_) | Self::Leftovers => self.object(),
+            _ => self.object(),
+        }
+    }
+
+    /// Returns the id of one of the object's processes: `red.r1.tap-g3`. It is unique
+    /// since names of vnets (made [`dotless`]) and nodes have no dot.
+    pub fn process_id(&self, role: ProcessRole) -> String {
+        match (self, self.process_name(role)) {
+            (Self::Node { vnet, node } | Self::Guest { vnet, node, .. }, name) => {
+                let name = name.map_or(String::new(), |name| format!(".{name}"));
+                format!("{}.{node}{name}", dotless(vnet))
+            }
+            _ => self.to_string(),
+        }
+    }
+
+    /// Returns the name of one of the object's processes in its node; `None` for the control guest.
+    fn process_name(&self, role: ProcessRole) -> Option<String> {
+        let name = match role {
+            ProcessRole::Main => None,
+            ProcessRole::Tap => Some("tap"),
+            ProcessRole::Mirror => Some("mirror"),
+            ProcessRole::Management => Some("management"),
+        };
+        match (self, name) {
+            (Self::Guest { number, .. }, None) => Some(format!("g{number}")),
+            (Self::Guest { number, .. }, Some(name)) => Some(format!("{name}-g{number}")),
+            (_, name) => name.map(str::to_owned),
         }
     }
 
@@ -94,6 +131,55 @@ impl ObjectKey {
             Self::Mux | Self::External(_) | Self::Leftovers => None,
         }
     }
+}
+
+/// Process of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProcessRole {
+    /// The object itself: the mux, the control guest or host, the forwarding guest.
+    Main,
+    /// The helper that serves its TAPs.
+    Tap,
+    /// The route mirror.
+    Mirror,
+    /// The management helper, which gives the node access besides its networks.
+    Management,
+}
+
+impl ProcessRole {
+    /// All roles, outer processes first.
+    pub const ALL: [Self; 4] = [Self::Main, Self::Tap, Self::Mirror, Self::Management];
+}
+
+/// One value for each process that an object may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerProcess<T>([T; ProcessRole::ALL.len()]);
+
+impl<T: Copy> PerProcess<T> {
+    /// Gives all processes the same value.
+    pub fn all(value: T) -> Self {
+        Self([value; ProcessRole::ALL.len()])
+    }
+}
+
+impl<T> Index<ProcessRole> for PerProcess<T> {
+    type Output = T;
+
+    fn index(&self, role: ProcessRole) -> &T {
+        &self.0[role as usize]
+    }
+}
+
+impl<T> IndexMut<ProcessRole> for PerProcess<T> {
+    fn index_mut(&mut self, role: ProcessRole) -> &mut T {
+        &mut self.0[role as usize]
+    }
+}
+
+/// Returns a vnet's name without dots. A dot separates the parts of container ids, and kernel files
+/// next to cgroups have one, like `cpu.max`. No name contains `_`, so the results are unique.
+pub fn dotless(vnet: &str) -> String {
+    vnet.replace('.', "_")
 }
 
 impl Item for ObjectKey {
@@ -152,20 +238,35 @@ mod tests {
 
     #[test]
     fn process_objects_use_their_public_names() {
-        use crate::plan::ProcessRole;
         let (node, guest) =
             (ObjectKey::node("acme.red", "r1"), ObjectKey::guest("acme.red", "r1", 3));
-        for (key, part, name) in [
-            (&node, ProcessRole::Control, "control"),
-            (&node, ProcessRole::Tap, "tap"),
-            (&node, ProcessRole::Mirror, "mirror"),
-            (&guest, ProcessRole::Guest(3), "g3"),
-            (&guest, ProcessRole::GuestTap(3), "tap-g3"),
-        ] {
-            let object = key.process_object(&part.id("acme.red", "r1"));
-            assert_eq!(object, format!("vnet/acme.red/node/r1/{name}"));
+        let names = |key: &ObjectKey| -> Vec<(String, String)> {
+            let of = |role: &ProcessRole| (key.process_object(*role), key.process_id(*role));
+            key.roles().iter().map(of).collect()
+        };
+        let named = |name: &str, id: &str| {
+            (format!("vnet/acme.red/node/r1/{name}"), format!("acme_red.r1{id}"))
+        };
+        let of_node = [
+            named("control", ""),
+            named("tap", ".tap"),
+            named("mirror", ".mirror"),
+            named("management", ".management"),
+        ];
+        assert_eq!(names(&node), of_node);
+        assert_eq!(names(&guest), [named("g3", ".g3"), named("tap-g3", ".tap-g3")]);
+        assert_eq!(names(&ObjectKey::Mux), [("mux".to_owned(), "mux".to_owned())]);
+        assert_eq!(guest.object(), guest.process_object(ProcessRole::Main));
+    }
+
+    #[test]
+    fn each_process_has_its_own_value() {
+        let mut values = PerProcess::default();
+        for (number, role) in ProcessRole::ALL.into_iter().enumerate() {
+            values[role] = number;
         }
-        assert_eq!(guest.object(), "vnet/acme.red/node/r1/g3");
+        assert_eq!(ProcessRole::ALL.map(|role| values[role]), [0, 1, 2, 3]);
+        assert_eq!(PerProcess::all(7)[ProcessRole::Mirror], 7);
     }
 
     #[test]

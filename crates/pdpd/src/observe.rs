@@ -34,8 +34,9 @@ use crate::engine::{DaemonCore, link_of};
 use crate::fastpath::FastPath;
 use crate::host::{HostError, error_chain, hide};
 use crate::http::{Captured, Daemon, ProgressFn, RouteFn};
+use crate::key::{ObjectKey, ProcessRole};
 use crate::observers::ObserverPermit;
-use crate::plan::{LinkPath, NodePlan, ProcessRole};
+use crate::plan::{LinkPath, NodePlan};
 use crate::ports::Observer;
 use crate::query::{HelperReply, Question};
 use crate::watch::{self, WatchReader};
@@ -467,23 +468,23 @@ impl Daemon for DaemonCore {
     fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem> {
         match process {
             NodeProcess::Daemon => Ok(self.host.places.run.join("pdpd.log")),
-            NodeProcess::Mux => self.log_of(&self.host.places.records().join("mux")),
+            NodeProcess::Mux => self.log_of(&ObjectKey::Mux, ProcessRole::Main),
         }
     }
 
     fn node_log(&self, vnet: &str, node: &str, process: GuestProcess) -> Result<PathBuf, Problem> {
         let plan = self.node(vnet, node)?;
-        let part = match process {
-            GuestProcess::Control => ProcessRole::Control,
-            GuestProcess::Tap => ProcessRole::Tap,
-            GuestProcess::Mirror => ProcessRole::Mirror,
-            GuestProcess::Management => ProcessRole::Management,
+        let key = ObjectKey::node(vnet, node);
+        match process {
+            GuestProcess::Control => self.log_of(&key, ProcessRole::Main),
+            GuestProcess::Tap => self.log_of(&key, ProcessRole::Tap),
+            GuestProcess::Mirror => self.log_of(&key, ProcessRole::Mirror),
+            GuestProcess::Management => self.log_of(&key, ProcessRole::Management),
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
-                ProcessRole::Guest(number)
+                self.log_of(&ObjectKey::guest(vnet, node, number), ProcessRole::Main)
             }
-        };
-        self.log_of(&self.host.places.record(vnet, node, part))
+        }
     }
 
     fn exec(
@@ -497,7 +498,7 @@ impl Daemon for DaemonCore {
             GuestProcess::Control => plan.control.dir.clone(),
             GuestProcess::Guest(number) => {
                 has_guest(vnet, node, &plan, number)?;
-                self.host.places.record(vnet, node, ProcessRole::Guest(number))
+                self.host.places.record(&ObjectKey::guest(vnet, node, number), ProcessRole::Main)
             }
             other @ (GuestProcess::Tap | GuestProcess::Mirror | GuestProcess::Management) => {
                 return Err(Problem::new(
@@ -590,9 +591,9 @@ impl DaemonCore {
         })
     }
 
-    /// Returns the log of the process in a directory of records.
-    fn log_of(&self, directory: &Path) -> Result<PathBuf, Problem> {
-        let logs = self.host.runtime.logs(directory);
+    /// Returns the log of an object's process.
+    fn log_of(&self, key: &ObjectKey, role: ProcessRole) -> Result<PathBuf, Problem> {
+        let logs = self.host.runtime.logs(&self.host.places.record(key, role));
         logs.map(|[log, _]| log).map_err(|error| Problem::internal(error_chain(&error)))
     }
 

@@ -22,7 +22,7 @@ mod node;
 mod scale;
 mod vnet;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -32,9 +32,9 @@ use pdp_container::{HelperSpec, Process};
 use pdp_net::interface::InterfaceState;
 
 use crate::host::HostError;
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::machine::Machine;
-use crate::plan::{DaemonPaths, Plan};
+use crate::plan::{DaemonPaths, Plan, TapHelperPlan};
 use crate::state::StateFile;
 pub use external::CutOff;
 use external::ExternalRuntime;
@@ -115,29 +115,6 @@ impl Removal {
     }
 }
 
-/// Processes of an object that a step started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Started {
-    /// The object's own process.
-    pub itself: bool,
-    /// The TAP helper.
-    pub tap: bool,
-    /// The route mirror.
-    pub mirror: bool,
-    /// The management helper.
-    pub management: bool,
-}
-
-impl Started {
-    /// Adds these processes.
-    pub fn add(&mut self, more: Self) {
-        self.itself |= more.itself;
-        self.tap |= more.tap;
-        self.mirror |= more.mirror;
-        self.management |= more.management;
-    }
-}
-
 /// Context of a step.
 pub struct StepContext<'a> {
     /// Receives what is being done.
@@ -149,7 +126,7 @@ pub struct StepContext<'a> {
     /// True if its processes are to be restarted.
     pub renew: bool,
     /// Processes that the step started.
-    pub started: Started,
+    pub started: BTreeSet<ProcessRole>,
     /// Objects that now have something to do because of this step.
     pub wake: Vec<ObjectKey>,
     /// Time of the next check if nothing happens before.
@@ -189,9 +166,7 @@ struct GuestRuntime {
     /// The created container that has not been started.
     made: Option<Process>,
     taps: Option<Vec<OwnedFd>>,
-    tap: HelperState,
-    mirror: HelperState,
-    management: HelperState,
+    helpers: PerProcess<HelperState>,
 }
 
 /// State of a helper.
@@ -396,6 +371,25 @@ impl Reconciler {
                 Ok(HelperCheck::Starting)
             }
         }
+    }
+
+    /// Makes sure that a TAP helper runs and serves the TAPs of a control side or guest.
+    fn tap_helper(
+        &self,
+        plan: &TapHelperPlan,
+        runtime: &mut GuestRuntime,
+        context: &mut StepContext<'_>,
+    ) -> Result<HelperCheck, HostError> {
+        let how = &mut runtime.helpers[ProcessRole::Tap];
+        let check =
+            self.helper(&plan.process, HelperListener::Made(&plan.control), how, context)?;
+        if check == HelperCheck::Listens {
+            let taps = runtime.taps.as_deref().unwrap_or_default();
+            self.machine.serve(plan, taps).inspect_err(|_| *how = HelperState::Bad)?;
+            *how = HelperState::Serves;
+            context.started.insert(ProcessRole::Tap);
+        }
+        Ok(check)
     }
 
     /// Ends all processes of an object; a failure does not stop the

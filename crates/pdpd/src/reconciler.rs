@@ -23,7 +23,6 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
@@ -36,12 +35,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::backoff::Backoff;
 use crate::host::{HostError, error_chain};
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::machine::Machine;
 use crate::plan::{DaemonPaths, Plan};
 use crate::ports::ChangedNode;
 use crate::queue::{WorkQueue, WorkerLimits};
-use crate::reconcile::{CutOff, Reconciler, Started, StepContext, StepOutcome, lock};
+use crate::reconcile::{CutOff, Reconciler, StepContext, StepOutcome, lock};
 use crate::state::StateFile;
 use crate::watch::{WatchHub, event};
 
@@ -77,14 +76,8 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(50);
 /// Health of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Restarts of its process since pdpd knows it.
-    pub restarts: u64,
-    /// Restarts of its TAP helper.
-    pub tap_restarts: u64,
-    /// Restarts of its route mirror.
-    pub mirror_restarts: u64,
-    /// Restarts of its management helper.
-    pub management_restarts: u64,
+    /// Restarts of each of its processes since pdpd knows it.
+    pub restarts: PerProcess<u64>,
     /// The problem, if any.
     pub problem: Option<String>,
 }
@@ -171,13 +164,13 @@ struct ObjectState {
     /// Last reported step.
     reported: String,
     /// Processes that were started and are not counted yet.
-    started: Started,
+    started: BTreeSet<ProcessRole>,
     /// Objects that continue after a completed step of this one.
     dependents: BTreeSet<ObjectKey>,
     /// Number of its last step, in the order in which steps end.
     end: u64,
-    /// Directories of its ended processes.
-    ended: Vec<PathBuf>,
+    /// Its processes whose end is not reported yet.
+    ended: BTreeSet<ProcessRole>,
     /// True if a client requested a restart of its processes.
     renew: bool,
     /// True if a client changed its plan while a step was in progress.
@@ -200,8 +193,8 @@ enum ObjectPhase {
 /// Processes whose end the loop waits for.
 #[derive(Debug, Default)]
 struct Watches {
-    by_directory: BTreeMap<PathBuf, u64>,
-    by_token: BTreeMap<u64, (PathBuf, ObjectKey, OwnedFd)>,
+    by_process: BTreeMap<(ObjectKey, ProcessRole), u64>,
+    by_token: BTreeMap<u64, (ObjectKey, ProcessRole, OwnedFd)>,
     next: u64,
 }
 
@@ -212,12 +205,12 @@ impl ObjectState {
 
     /// Counts started processes, except a requested restart, which is neither a failure
     /// nor a sign of one. Returns the started processes, and whether they existed before.
-    fn count(&mut self, now: Instant, renewed: bool) -> (Started, bool) {
+    fn count(&mut self, now: Instant, renewed: bool) -> (BTreeSet<ProcessRole>, bool) {
         let started = std::mem::take(&mut self.started);
-        if started == Started::default() {
+        if started.is_empty() {
             return (started, false);
         }
-        if renewed && started.itself {
+        if renewed && started.contains(&ProcessRole::Main) {
             self.renew = false;
             self.backoff = Backoff::default();
             self.backoff.started(now);
@@ -226,10 +219,7 @@ impl ObjectState {
         self.backoff.started(now);
         // The first start is no restart.
         if let Some(health) = &mut self.health {
-            health.restarts += u64::from(started.itself);
-            health.tap_restarts += u64::from(started.tap);
-            health.mirror_restarts += u64::from(started.mirror);
-            health.management_restarts += u64::from(started.management);
+            started.iter().for_each(|role| health.restarts[*role] += 1);
         }
         (started, self.health.is_some())
     }
@@ -600,7 +590,7 @@ impl ReconcileLoop {
                 inner: None,
                 backing_off: false,
                 renew: false,
-                started: Started::default(),
+                started: BTreeSet::new(),
                 wake: Vec::new(),
                 recheck_after: None,
                 newest: &|| self.plan(),
@@ -643,8 +633,8 @@ impl ReconcileLoop {
         object.asked = false;
         let ended = std::mem::take(&mut object.ended);
         drop(table);
-        for directory in ended {
-            self.report_end(&key, &directory, renew);
+        for role in ended {
+            self.report_end(&key, role, renew);
         }
         let plan = self.plan();
         let mut context = StepContext {
@@ -652,7 +642,7 @@ impl ReconcileLoop {
             inner,
             backing_off: held,
             renew,
-            started: Started::default(),
+            started: BTreeSet::new(),
             wake: Vec::new(),
             recheck_after: None,
             newest: &|| self.plan(),
@@ -668,33 +658,23 @@ impl ReconcileLoop {
     }
 
     /// `renew`: a client requested the restart.
-    fn report_end(&self, key: &ObjectKey, directory: &Path, renew: bool) {
+    fn report_end(&self, key: &ObjectKey, role: ProcessRole, renew: bool) {
+        let directory = self.places.record(key, role);
         // The directory of a process that had to end may be gone already, and with it the reason.
-        let how = match (renew, self.machine.has_directory(directory)) {
+        let how = match (renew, self.machine.has_directory(&directory)) {
             (true, _) => Some("as requested".to_owned()),
-            (false, true) => Some(self.machine.ending(directory)),
+            (false, true) => Some(self.machine.ending(&directory)),
             (false, false) => None,
         };
         let shown = how.as_ref().map(|how| format!(" {how}")).unwrap_or_default();
         tracing::info!("{} ended{shown}", directory.display());
-        let id = directory.file_name().unwrap_or_default().to_string_lossy();
-        self.watch_hub.post(event(key.process_object(&id), EventKind::Ended, how));
+        self.watch_hub.post(event(key.process_object(role), EventKind::Ended, how));
     }
 
-    fn report_start(&self, key: &ObjectKey, started: Started, again: bool) {
+    fn report_start(&self, key: &ObjectKey, started: &BTreeSet<ProcessRole>, again: bool) {
         let what = if again { EventKind::Restarted } else { EventKind::Started };
-        let object = key.object();
-        let own = match key {
-            ObjectKey::Node { .. } => format!("{object}/control"),
-            _ => object.clone(),
-        };
-        let tap = format!("{object}/tap");
-        let mirror = format!("{object}/mirror");
-        for (_, object) in [(started.itself, own), (started.tap, tap), (started.mirror, mirror)]
-            .into_iter()
-            .filter(|it| it.0)
-        {
-            self.watch_hub.post(event(object, what, None));
+        for role in started {
+            self.watch_hub.post(event(key.process_object(*role), what, None));
         }
     }
 
@@ -703,7 +683,7 @@ impl ReconcileLoop {
         key: &ObjectKey,
         began: u64,
         result: Result<StepOutcome, HostError>,
-        (started, renewed): (Started, bool),
+        (started, renewed): (BTreeSet<ProcessRole>, bool),
         wake: Vec<ObjectKey>,
         pause_done: Duration,
     ) {
@@ -732,7 +712,7 @@ impl ReconcileLoop {
         let end = table.ends;
         let object = table.objects.entry(key.clone()).or_default();
         object.end = end;
-        object.started.add(started);
+        object.started.extend(started);
         let waited = match (&result, &object.pending) {
             (Ok(StepOutcome::Wait(now)), Some((before, since))) if *before == now.what => {
                 since.elapsed()
@@ -751,9 +731,11 @@ impl ReconcileLoop {
         if !matches!(result, Ok(StepOutcome::Wait(_))) {
             object.reported.clear();
         }
-        if object.started.itself || !matches!(result, Ok(StepOutcome::Wait(_))) {
+        if object.started.contains(&ProcessRole::Main)
+            || !matches!(result, Ok(StepOutcome::Wait(_)))
+        {
             let (started, again) = object.count(now, renewed);
-            self.report_start(key, started, again);
+            self.report_start(key, &started, again);
         }
         // Repeated checks of pending work bring no news.
         let news = !matches!(result, Ok(StepOutcome::Wait(_))) || waited.is_zero();
@@ -852,16 +834,17 @@ impl ReconcileLoop {
         let mut all_run = true;
         let mut watches = lock(&self.watches);
         if let Ok(StepOutcome::Gone) = result {
-            for directory in self.places.processes(key) {
-                watches.forget(&directory);
+            for role in key.roles() {
+                watches.forget(key, *role);
             }
             return true;
         }
-        for directory in plan.processes(key) {
-            if watches.by_directory.contains_key(directory) {
+        for role in plan.processes(key) {
+            if watches.by_process.contains_key(&(key.clone(), role)) {
                 continue;
             }
-            match self.machine.exit_fd(directory) {
+            let directory = self.places.record(key, role);
+            match self.machine.exit_fd(&directory) {
                 Ok(Some(process)) => {
                     let token = watches.next;
                     let data = epoll::EventData::new_u64(token);
@@ -872,8 +855,8 @@ impl ReconcileLoop {
                         continue;
                     }
                     watches.next += 1;
-                    watches.by_directory.insert(directory.into(), token);
-                    watches.by_token.insert(token, (directory.into(), key.clone(), process));
+                    watches.by_process.insert((key.clone(), role), token);
+                    watches.by_token.insert(token, (key.clone(), role, process));
                 }
                 Ok(None) => all_run = false,
                 Err(error) => tracing::warn!("{}", error_chain(&error)),
@@ -960,13 +943,13 @@ impl ReconcileLoop {
             return;
         }
         let mut watches = lock(&self.watches);
-        let ended: Vec<(PathBuf, ObjectKey)> =
+        let ended: Vec<(ObjectKey, ProcessRole)> =
             events.iter().filter_map(|event| watches.end(event.data.u64())).collect();
         drop(watches);
         let mut table = lock(&self.table);
-        for (directory, key) in ended {
+        for (key, role) in ended {
             if let Some(object) = table.objects.get_mut(&key) {
-                object.ended.push(directory);
+                object.ended.insert(role);
                 table.enqueue(&key);
             }
         }
@@ -976,14 +959,15 @@ impl ReconcileLoop {
 }
 
 impl Watches {
-    fn end(&mut self, token: u64) -> Option<(PathBuf, ObjectKey)> {
-        let (directory, key, _) = self.by_token.remove(&token)?;
-        self.by_directory.remove(&directory);
-        Some((directory, key))
+    fn end(&mut self, token: u64) -> Option<(ObjectKey, ProcessRole)> {
+        let (key, role, _) = self.by_token.remove(&token)?;
+        let process = (key, role);
+        self.by_process.remove(&process);
+        Some(process)
     }
 
-    fn forget(&mut self, directory: &Path) {
-        if let Some(token) = self.by_directory.remove(directory) {
+    fn forget(&mut self, key: &ObjectKey, role: ProcessRole) {
+        if let Some(token) = self.by_process.remove(&(key.clone(), role)) {
             self.by_token.remove(&token);
         }
     }

@@ -25,7 +25,7 @@ use crate::access::AccessScope;
 use crate::allocations;
 use crate::control::MirrorClient;
 use crate::engine::DaemonCore;
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, ProcessRole};
 use crate::model::Model;
 use crate::plan::{self, MirrorPlan, NodePlan, VnetPlan};
 use crate::query::{HelperReply, Question};
@@ -382,21 +382,17 @@ impl StatusView<'_> {
         let health = self.health(&key);
         let (health, known) = (health.as_ref(), health.is_some());
         let control = self.process(&plan.control.dir, health, known);
-        let helper = |directory: &Path, restarts: Option<u64>| {
+        let helper = |directory: &Path, role: ProcessRole| {
             let mut status = self.process(directory, None, known);
-            status.restarts = restarts.unwrap_or(0);
+            status.restarts = health.map_or(0, |health| health.restarts[role]);
             // The helper depends on the control guest, whose own
             // message explains why that does not run.
             status.message = status.message.filter(|_| control.message.is_none());
             status
         };
-        let tap = plan
-            .tap_helper
-            .as_ref()
-            .map(|tap| helper(&tap.process.dir, health.map(|health| health.tap_restarts)));
+        let tap = plan.tap_helper.as_ref().map(|tap| helper(&tap.process.dir, ProcessRole::Tap));
         let mirror = plan.mirror.as_ref().map(|mirror| {
-            let mut status =
-                helper(&mirror.process.dir, health.map(|health| health.mirror_restarts));
+            let mut status = helper(&mirror.process.dir, ProcessRole::Mirror);
             if status.phase == Phase::Running {
                 match self.mirrors.get(mirror.config.control_socket.as_path()) {
                     Some(HelperReply::Reply(reply)) => {
@@ -409,10 +405,10 @@ impl StatusView<'_> {
             status
         });
         let commands = self.commands(plan, control.pid.is_some());
-        let management = plan.management.as_ref().map(|management| {
-            let restarts = health.map(|health| health.management_restarts);
-            helper(&management.process.dir, restarts)
-        });
+        let management = plan
+            .management
+            .as_ref()
+            .map(|management| helper(&management.process.dir, ProcessRole::Management));
         let counters = self.mux.as_ref().and_then(|mux| mux.vnets.get(vnet)?.nodes.get(name));
         let guests: Vec<ForwardingGuest> = plan
             .guests
@@ -562,7 +558,7 @@ impl StatusView<'_> {
                 _ => format!("ended {}", self.engine.host.ending(directory)),
             })
         });
-        let restarts = health.map_or(0, |health| health.restarts);
+        let restarts = health.map_or(0, |health| health.restarts[ProcessRole::Main]);
         ProcessStatus { phase, pid, restarts, message, late: false }
     }
 

@@ -8,24 +8,27 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use pdp_api::{Detail, EventKind, WatchLine};
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
 use pdp_net::route::StaticRouteSpec;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Xdp;
 use pdp_proto::mux;
 use pdp_spec::SourceFile;
+use pdpd::access::AccessScope;
 use pdpd::control::{ControlError, MuxHello};
 use pdpd::host::HostError;
-use pdpd::key::ObjectKey;
+use pdpd::key::{ObjectKey, PerProcess, ProcessRole};
 use pdpd::machine::Machine;
 use pdpd::model::Model;
 use pdpd::plan::{
-    DaemonPaths, DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, Plan, ProcessRole,
-    TapHelperPlan,
+    DaemonPaths, DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, Plan, TapHelperPlan,
 };
 use pdpd::ports::ChangedNode;
 use pdpd::reconciler::{ChangeProgress, ReconcileLoop};
 use pdpd::state::StateFile;
+use pdpd::watch::log::EventFilter;
+use pdpd::watch::{WatchReader, WatchStart};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Longest wait; far beyond the expected time of anything.
@@ -411,6 +414,11 @@ fn places() -> DaemonPaths {
     DaemonPaths { run: "/run/pretend".into(), lib: "/usr/lib/pdp".into(), pins: "/sys/none".into() }
 }
 
+/// Returns the records of a control guest or host.
+fn control(vnet: &str, node: &str) -> PathBuf {
+    places().record(&ObjectKey::node(vnet, node), ProcessRole::Main)
+}
+
 /// A router and a host.
 fn vnet(name: &str, guests: u32) -> String {
     format!(
@@ -558,8 +566,30 @@ impl Kept {
         }
     }
 
+    /// Returns the objects of all events of one kind so far.
+    fn objects(&self, what: EventKind) -> BTreeSet<String> {
+        let filter = EventFilter { scope: AccessScope::Node, vnet: None };
+        let (hub, from) = (self.reconcile_loop.watch_hub(), WatchStart::Since(0));
+        let mut reader = WatchReader::new(hub, filter, WAIT_MAX, Detail::None, &from);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let mut objects = BTreeSet::new();
+        let pause = Duration::from_millis(100);
+        while let Ok(lines) =
+            runtime.block_on(async { tokio::time::timeout(pause, reader.next()).await })
+        {
+            for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+                if let WatchLine::Event(event) = serde_json::from_slice(line).unwrap()
+                    && event.what == what
+                {
+                    objects.insert(event.object);
+                }
+            }
+        }
+        objects
+    }
+
     fn guest(&self, vnet: &str, number: u32) -> PathBuf {
-        places().record(vnet, "r1", ProcessRole::Guest(number))
+        places().record(&ObjectKey::guest(vnet, "r1", number), ProcessRole::Main)
     }
 
     /// Kills a guest. Returns the time until another one runs.
@@ -727,7 +757,7 @@ fn processes_ended_by_removal_are_not_failures() {
     let mut kept = Kept::with_vnets(1);
     kept.machine.set(|inside| inside.busy = Some(DaemonPaths::node_cgroup("v0", "h1")));
     let news = kept.delete("v0");
-    let host = places().record("v0", "h1", ProcessRole::Control);
+    let host = control("v0", "h1");
     eventually("it has ended", || kept.machine.running(&host).is_none());
     let steps = kept.reconcile_loop.steps();
     eventually("more steps are made", || kept.reconcile_loop.steps() > steps + 4);
@@ -757,7 +787,7 @@ fn unremovable_guest_keeps_neither_processes_nor_volumes() {
     let guest = ObjectKey::guest("v0", "r1", 1);
     let left = [ObjectKey::vnet("v0"), ObjectKey::node("v0", "r1"), guest.clone()];
     eventually("all else is gone", || kept.reconcile_loop.unwanted("v0") == left);
-    let volumes = places().record("v0", "r1", ProcessRole::Control);
+    let volumes = control("v0", "r1");
     assert_eq!(kept.machine.lock().volumes.get(&volumes), Some(&BTreeSet::new()));
     let stuck = kept.reconcile_loop.stuck();
     assert!(matches!(&stuck[..], [one] if one.key == guest && one.why.contains("can't remove")));
@@ -852,7 +882,7 @@ fn newer_change_does_not_report_older_failures() {
     kept.machine.set(|inside| inside.hangs = None);
     wait(&now);
     assert_eq!(kept.reconcile_loop.problems(|_| true), []);
-    assert!(kept.machine.pid(&places().record("one", "h1", ProcessRole::Control)).is_some());
+    assert!(kept.machine.pid(&control("one", "h1")).is_some());
     wait(&before);
 }
 
@@ -963,13 +993,65 @@ fn guest_without_routes_does_not_delay_others() {
     eventually("all are let in", || (0..64).all(|number| gets("v0", number)));
 }
 
+/// A network whose nodes have all kinds of processes.
+const ALL_PROCESSES: &str = "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: all}
+spec:
+  nodes:
+    r1:
+      kind: router
+      management: {outside: true}
+      interfaces: {eth0: {addresses: [10.0.1.1/24]}}
+      dataPlane: {power: 1m, program: {attach: tap, run: [sleep, \"1\"]}}
+";
+
+/// The processes of that network's router, as events name them.
+const NAMES: [&str; 6] = ["control", "g0", "management", "mirror", "tap", "tap-g0"];
+
+#[test]
+fn start_of_every_process_is_reported() {
+    let mut kept = Kept::with_vnets(1);
+    wait(&kept.apply(ALL_PROCESSES.into()));
+    kept.quiet();
+    assert_eq!(kept.reconcile_loop.problems(|_| true), []);
+    let object = |name| format!("vnet/all/node/r1/{name}");
+    let started: Vec<_> = kept.objects(EventKind::Started).into_iter().collect();
+    let of_router: Vec<_> = started.iter().filter(|it| it.starts_with("vnet/all/")).collect();
+    assert_eq!(of_router, NAMES.map(object).iter().collect::<Vec<_>>());
+    assert_eq!(started.first().map(String::as_str), Some("mux"));
+    assert_eq!(kept.objects(EventKind::Restarted), BTreeSet::new());
+}
+
+#[test]
+fn end_and_restart_of_a_process_have_the_same_object() {
+    let mut kept = Kept::with_vnets(1);
+    wait(&kept.apply(ALL_PROCESSES.into()));
+    kept.quiet();
+    let dirs: Vec<_> = kept.machine.lock().processes.keys().cloned().collect();
+    for dir in dirs.iter().filter(|dir| dir.to_string_lossy().contains("/all.r1")) {
+        eventually("it runs", || kept.machine.pid(dir).is_some());
+        let before = kept.machine.pid(dir);
+        kept.machine.kill(dir);
+        eventually("another one runs", || {
+            kept.machine.pid(dir).is_some_and(|it| Some(it) != before)
+        });
+    }
+    kept.quiet();
+    let object = |name| format!("vnet/all/node/r1/{name}");
+    let all = NAMES.map(object).into();
+    assert_eq!(kept.objects(EventKind::Ended), all);
+    assert_eq!(kept.objects(EventKind::Restarted), all);
+}
+
 /// A restart is no failure, however often: no pause, no count, and a
 /// process that ends by itself afterwards is restarted at once.
 #[test]
 fn requested_restart_causes_no_backoff() {
     let kept = Kept::with_vnets(2);
     let (node, guest) = (ObjectKey::node("v0", "r1"), ObjectKey::guest("v0", "r1", 0));
-    let control = places().record("v0", "r1", ProcessRole::Control);
+    let control = control("v0", "r1");
     let pids = |kept: &Kept| {
         let dirs = [&control, &kept.guest("v0", 0), &kept.guest("v1", 0)];
         dirs.map(|dir| kept.machine.pid(dir).expect("it runs"))
@@ -987,10 +1069,14 @@ fn requested_restart_causes_no_backoff() {
     // With a back-off the sixth restart alone would have waited for 3.2 s.
     println!("twelve restarts: {:?}", began.elapsed());
     for key in [&node, &guest] {
-        assert_eq!(kept.reconcile_loop.health(key).unwrap().restarts, 0, "{key}");
+        assert_eq!(
+            kept.reconcile_loop.health(key).unwrap().restarts,
+            PerProcess::default(),
+            "{key}"
+        );
     }
     kept.replaced("v0");
-    assert_eq!(kept.reconcile_loop.health(&guest).unwrap().restarts, 1);
+    assert_eq!(kept.reconcile_loop.health(&guest).unwrap().restarts[ProcessRole::Main], 1);
     // An unknown node remains unknown.
     wait(&kept.reconcile_loop.restart([ObjectKey::node("v9", "r1")].into()));
     assert!(
@@ -1066,7 +1152,7 @@ fn volumes_survive_a_stop_until_node_removal() {
     let mut kept = Kept::with_vnets(1);
     let text = vnet("v", 1).replace("h1: {kind: host,", "h1: {kind: host, volumes: [\"a:/a\"],");
     wait(&kept.apply(text));
-    let dir = places().record("v", "h1", ProcessRole::Control);
+    let dir = control("v", "h1");
     let mut stopped = kept.model.clone();
     stopped.allocations.stopped = true;
     wait(&kept.want(stopped));
@@ -1082,7 +1168,7 @@ fn volumes_survive_a_stop_until_node_removal() {
     wait(&kept.apply(text));
     let gone = kept.model.without("w", &places(), &cpus()).unwrap();
     wait(&kept.want(gone));
-    let dir = places().record("w", "h1", ProcessRole::Control);
+    let dir = control("w", "h1");
     let names = kept.machine.lock().volumes.get(&dir).cloned();
     assert_eq!(names, Some(BTreeSet::new()), "deleted");
 }

@@ -7,8 +7,9 @@ use pdp_container::{FileOwner, GuestFile, HelperSpec, LOG_BYTES_MAX};
 use pdp_proto::management::{GATEWAY, ManagementConfig};
 use pdp_spec::Management;
 
+use super::ManagementPlan;
 use super::node::NodePlanner;
-use super::{ManagementPlan, ProcessRole};
+use crate::key::ProcessRole;
 
 /// File with the name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -20,8 +21,8 @@ impl NodePlanner<'_> {
         let directory = self.directory();
         let config_file = directory.join("management.json");
         let process = HelperSpec {
-            id: self.id(ProcessRole::Management),
-            dir: self.record(ProcessRole::Management),
+            id: self.key().process_id(ProcessRole::Management),
+            dir: self.vnet.places.record(&self.key(), ProcessRole::Management),
             argv: vec![
                 self.vnet.places.binary("pdp-management"),
                 "--config".into(),

@@ -39,7 +39,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::allocations::{Allocations, EnginePlacement, UID_BASE, VnetAllocation, vnet_uid_base};
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, ProcessRole, dotless};
 use crate::shared::{self, SharedMap, differing};
 pub use commands::CommandPlan;
 use convert::rate;
@@ -69,9 +69,9 @@ impl DaemonPaths {
         self.run.join("records")
     }
 
-    /// Returns the records of a node's process.
-    pub fn record(&self, vnet: &str, node: &str, part: ProcessRole) -> PathBuf {
-        self.records().join(part.id(vnet, node))
+    /// Returns the records of an object's process.
+    pub fn record(&self, key: &ObjectKey, role: ProcessRole) -> PathBuf {
+        self.records().join(key.process_id(role))
     }
 
     /// Returns the directory of a node's sockets.
@@ -126,67 +126,12 @@ impl DaemonPaths {
 
     /// Returns the directories of all processes that an object may have, inner ones first.
     pub fn processes(&self, key: &ObjectKey) -> Vec<PathBuf> {
-        match key {
-            ObjectKey::Mux => vec![self.records().join("mux")],
-            ObjectKey::Node { vnet, node } => {
-                let parts = [
-                    ProcessRole::Management,
-                    ProcessRole::Mirror,
-                    ProcessRole::Tap,
-                    ProcessRole::Control,
-                ];
-                parts.map(|part| self.record(vnet, node, part)).into()
-            }
-            ObjectKey::Guest { vnet, node, number } => {
-                let parts = [ProcessRole::GuestTap(*number), ProcessRole::Guest(*number)];
-                parts.map(|part| self.record(vnet, node, part)).into()
-            }
-            ObjectKey::External(_) | ObjectKey::Vnet(_) | ObjectKey::Leftovers => Vec::new(),
-        }
+        key.roles().iter().rev().map(|role| self.record(key, *role)).collect()
     }
 
     fn binary(&self, name: &str) -> String {
         self.lib.join(name).to_string_lossy().into_owned()
     }
-}
-
-/// A process of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProcessRole {
-    /// The control guest or host.
-    Control,
-    /// The helper that serves its TAPs.
-    Tap,
-    /// The route mirror.
-    Mirror,
-    /// The management helper, which gives the node access besides its networks.
-    Management,
-    /// The forwarding guest with this number.
-    Guest(u32),
-    /// For programs that use TAPs: the helper that serves the guest with this number.
-    GuestTap(u32),
-}
-
-impl ProcessRole {
-    /// Returns its id, which is unique since names of vnets (made
-    /// [`dotless`]) and nodes have no dot.
-    pub fn id(self, vnet: &str, node: &str) -> String {
-        let node = format!("{}.{node}", dotless(vnet));
-        match self {
-            Self::Control => node,
-            Self::Tap => format!("{node}.tap"),
-            Self::Mirror => format!("{node}.mirror"),
-            Self::Management => format!("{node}.management"),
-            Self::Guest(number) => format!("{node}.g{number}"),
-            Self::GuestTap(number) => format!("{node}.tap-g{number}"),
-        }
-    }
-}
-
-/// Returns a vnet's name without dots. A dot separates the parts of container ids, and kernel files
-/// next to cgroups have one, like `cpu.max`. No name contains `_`, so the results are unique.
-fn dotless(vnet: &str) -> String {
-    vnet.replace('.', "_")
 }
 
 /// Everything that shall run.
@@ -286,31 +231,30 @@ impl Plan {
         self.vnets.get(vnet)?.nodes.get(node)
     }
 
-    /// Returns the directories of an object's processes that shall run.
-    pub fn processes(&self, key: &ObjectKey) -> Vec<&Path> {
-        let mut directories: Vec<&Path> = Vec::new();
+    /// Returns the roles of an object's processes that shall run.
+    pub fn processes(&self, key: &ObjectKey) -> Vec<ProcessRole> {
+        let roles = key.roles().iter().copied();
         match key {
-            ObjectKey::Mux => {
-                directories.extend(self.mux.iter().map(|mux| mux.process.dir.as_path()))
-            }
             ObjectKey::Node { vnet, node } => {
-                let Some(node) = self.node(vnet, node) else { return directories };
-                directories.push(&node.control.dir);
-                directories.extend(node.tap_helper.iter().map(|helper| &*helper.process.dir));
-                directories.extend(node.mirror.iter().map(|mirror| &*mirror.process.dir));
-                directories.extend(node.management.iter().map(|helper| &*helper.process.dir));
+                let Some(node) = self.node(vnet, node) else { return Vec::new() };
+                let runs = |role: &ProcessRole| match role {
+                    ProcessRole::Main => true,
+                    ProcessRole::Tap => node.tap_helper.is_some(),
+                    ProcessRole::Mirror => node.mirror.is_some(),
+                    ProcessRole::Management => node.management.is_some(),
+                };
+                roles.filter(runs).collect()
             }
             ObjectKey::Guest { vnet, node, number } => {
                 let node = self.node(vnet, node);
                 let Some(guest) = node.and_then(|node| node.guests.get(number)) else {
-                    return directories;
+                    return Vec::new();
                 };
-                directories.push(&guest.container.dir);
-                directories.extend(guest.taps.iter().map(|(_, helper)| &*helper.process.dir));
+                roles.filter(|role| *role == ProcessRole::Main || guest.taps.is_some()).collect()
             }
-            ObjectKey::External(_) | ObjectKey::Vnet(_) | ObjectKey::Leftovers => {}
+            ObjectKey::Mux => roles.filter(|_| self.mux.is_some()).collect(),
+            ObjectKey::External(_) | ObjectKey::Vnet(_) | ObjectKey::Leftovers => Vec::new(),
         }
-        directories
     }
 
     /// Returns the objects that change from `before` to this plan, including
@@ -793,8 +737,8 @@ fn check_socket(path: &Path) -> Result<(), PlanError> {
 fn mux_plan(places: &DaemonPaths, substrate: &SubstrateSpec) -> MuxPlan {
     let cpus: Vec<String> = substrate.mux.cpus.0.iter().map(u32::to_string).collect();
     let process = HelperSpec {
-        id: "mux".into(),
-        dir: places.records().join("mux"),
+        id: ObjectKey::Mux.process_id(ProcessRole::Main),
+        dir: places.record(&ObjectKey::Mux, ProcessRole::Main),
         argv: vec![
             places.binary("pdp-mux"),
             "--workers".into(),

@@ -27,9 +27,10 @@ use super::kernel_tunnels;
 use super::network::{self, SysctlPlan};
 use super::{
     DaemonPaths, DirectoryPlan, GuestPlan, KernelPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan,
-    NodePlan, PlanError, ProcessRole, TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
+    NodePlan, PlanError, TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
 };
 use crate::allocations::{EnginePlacement, UIDS_PER_VNET};
+use crate::key::{ObjectKey, ProcessRole};
 
 /// User id of forwarding programs inside a guest.
 const PROGRAM_UID: u32 = 1000;
@@ -82,7 +83,7 @@ impl NodePlanner<'_> {
             let sockets = directory.join("tap");
             let trunk = sockets.join("trunk.sock");
             let cgroup = kernel.as_ref().map_or_else(|| self.cgroup(), |it| it.cgroup.clone());
-            let mut helper = self.tap_helper(ProcessRole::Tap, &cgroup, &trunk, &sockets);
+            let mut helper = self.tap_helper(&self.key(), &cgroup, &trunk, &sockets);
             helper.ports.retain(|port| !kernel_links.contains_key(&port.vport));
             helper
         });
@@ -169,12 +170,9 @@ impl NodePlanner<'_> {
         self.vnet.places.node(self.vnet.name, self.name)
     }
 
-    pub(super) fn id(&self, part: ProcessRole) -> String {
-        part.id(self.vnet.name, self.name)
-    }
-
-    pub(super) fn record(&self, part: ProcessRole) -> PathBuf {
-        self.vnet.places.record(self.vnet.name, self.name, part)
+    /// Returns the key of the node's control side.
+    pub(super) fn key(&self) -> ObjectKey {
+        ObjectKey::node(self.vnet.name, self.name)
     }
 
     pub(super) fn cgroup(&self) -> String {
@@ -251,8 +249,8 @@ impl NodePlanner<'_> {
         let management = self.vnet.substrate.management_host.as_ref();
         let router = self.node.kind == NodeKind::Router;
         GuestSpec {
-            id: self.id(ProcessRole::Control),
-            dir: self.record(ProcessRole::Control),
+            id: self.key().process_id(ProcessRole::Main),
+            dir: self.vnet.places.record(&self.key(), ProcessRole::Main),
             cgroup: self.cgroup(),
             owner: crate::images::owner_of(self.vnet.name).to_owned(),
             root: root(self.vnet.name, &self.node.image),
@@ -296,17 +294,18 @@ impl NodePlanner<'_> {
         volumes
     }
 
+    /// Plans the TAP helper of an object: of the control side or of a guest.
     fn tap_helper(
         &self,
-        part: ProcessRole,
+        key: &ObjectKey,
         cgroup: &str,
         trunk: &Path,
         control_directory: &Path,
     ) -> TapHelperPlan {
         let control = control_directory.join("control.sock");
         let process = HelperSpec {
-            id: self.id(part),
-            dir: self.record(part),
+            id: key.process_id(ProcessRole::Tap),
+            dir: self.vnet.places.record(key, ProcessRole::Tap),
             argv: vec![
                 self.vnet.places.binary("pdp-tap"),
                 "--trunk".into(),
@@ -329,8 +328,8 @@ impl NodePlanner<'_> {
         let directory = self.directory();
         let config_file = directory.join("mirror.json");
         let process = HelperSpec {
-            id: self.id(ProcessRole::Mirror),
-            dir: self.record(ProcessRole::Mirror),
+            id: self.key().process_id(ProcessRole::Mirror),
+            dir: self.vnet.places.record(&self.key(), ProcessRole::Mirror),
             argv: vec![
                 self.vnet.places.binary("pdp-mirror"),
                 "--config".into(),
@@ -385,6 +384,7 @@ impl NodePlanner<'_> {
     }
 
     fn guest(&self, data_plane: &Parallel, number: u32, placement: &EnginePlacement) -> GuestPlan {
+        let key = ObjectKey::guest(self.vnet.name, self.name, number);
         let directory = self.directory().join(format!("g{number}"));
         let cgroup = DaemonPaths::guest_cgroup(self.vnet.name, self.name, number);
         let limits = self.power_limits(placement, data_plane.borrows());
@@ -441,8 +441,8 @@ impl NodePlanner<'_> {
             });
         }
         let container = GuestSpec {
-            id: self.id(ProcessRole::Guest(number)),
-            dir: self.record(ProcessRole::Guest(number)),
+            id: key.process_id(ProcessRole::Main),
+            dir: self.vnet.places.record(&key, ProcessRole::Main),
             cgroup: cgroup.clone(),
             owner: crate::images::owner_of(self.vnet.name).to_owned(),
             root: image,
@@ -473,7 +473,7 @@ impl NodePlanner<'_> {
         let taps = (attach == ProgramAttach::Tap).then(|| {
             let taps = self.taps(Some(self.vnet.uid + PROGRAM_UID));
             let helper = self.tap_helper(
-                ProcessRole::GuestTap(number),
+                &key,
                 &cgroup,
                 &directory.join("memif/memif.sock"),
                 &directory.join("tap"),

@@ -1,11 +1,10 @@
 //! A forwarding guest.
 
 use super::{
-    GuestRuntime, HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext,
-    StepOutcome,
+    GuestRuntime, HelperCheck, HelperState, Reconciler, Removal, StepContext, StepOutcome,
 };
 use crate::host::HostError;
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::plan::{DaemonPaths, GuestPlan, NodePlan, Plan};
 
 impl Reconciler {
@@ -56,7 +55,8 @@ impl Reconciler {
             return Ok(StepOutcome::wait(format!("the image of {key} to be unpacked")));
         }
         if !waits {
-            *runtime = GuestRuntime { tap: HelperState::Bad, ..GuestRuntime::default() };
+            let helpers = PerProcess::all(HelperState::Bad);
+            *runtime = GuestRuntime { helpers, ..GuestRuntime::default() };
             if !self.end(key)? {
                 return Ok(StepOutcome::wait_for_end(format!("the end of the old {key}")));
             }
@@ -74,29 +74,19 @@ impl Reconciler {
             }
         }
         if let Some((_, helper)) = &wanted.taps {
-            match self.helper(
-                &helper.process,
-                HelperListener::Made(&helper.control),
-                &mut runtime.tap,
-                context,
-            )? {
+            match self.tap_helper(helper, runtime, context)? {
                 HelperCheck::Starting => {
                     return Ok(StepOutcome::wait(format!("the TAP helper of {key}")));
                 }
-                HelperCheck::Serves => {}
                 HelperCheck::BackingOff => return Ok(StepOutcome::BackingOff),
-                HelperCheck::Listens => {
-                    let taps = runtime.taps.as_deref().unwrap_or_default();
-                    machine.serve(helper, taps).inspect_err(|_| runtime.tap = HelperState::Bad)?;
-                    runtime.tap = HelperState::Serves;
-                }
+                HelperCheck::Serves | HelperCheck::Listens => {}
             }
         }
         machine.start(directory)?;
         *runtime = GuestRuntime::default();
         self.state.confirm(&key.to_string(), &wanted.hash, &limits)?;
         machine.collect_images();
-        context.started.itself = true;
+        context.started.insert(ProcessRole::Main);
         match self.has_arrived(vnet, network, name, *number)? {
             true => Ok(StepOutcome::Done),
             false => Ok(StepOutcome::wait(format!("the routes of {key}"))),

@@ -6,7 +6,7 @@ use super::{
     HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext, StepOutcome, lock,
 };
 use crate::host::HostError;
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, ProcessRole};
 use crate::plan::{MuxPlan, Plan};
 
 /// Runtime state of the mux.
@@ -118,7 +118,7 @@ impl Reconciler {
             HelperCheck::Serves | HelperCheck::Listens => {
                 self.state.confirm(&key, &wanted.hash, "")?;
                 *how = HelperState::Serves;
-                context.started.itself = true;
+                context.started.insert(ProcessRole::Main);
                 Ok(StepOutcome::Done)
             }
         }

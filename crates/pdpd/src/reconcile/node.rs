@@ -16,10 +16,10 @@ use super::{
 use crate::allocations;
 use crate::control::ControlError;
 use crate::host::{self, HostError};
-use crate::key::ObjectKey;
+use crate::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::plan::{
     DaemonPaths, KernelLinkPortState, KernelLinkTarget, ManagementPlan, MirrorPlan, NodePlan,
-    ProcessRole, VnetPlan,
+    VnetPlan,
 };
 
 /// Prefix of the kernel's forwarding limits in the detail of a node's journal entry.
@@ -86,8 +86,9 @@ impl Reconciler {
                             if set != wanted.routes {
                                 machine.set_routes(guest, &set, &wanted.routes)?;
                             }
-                            if !before.ends_with(&routes) && runtime.mirror == HelperState::Serves {
-                                runtime.mirror = HelperState::Bad;
+                            let mirror = &mut runtime.helpers[ProcessRole::Mirror];
+                            if !before.ends_with(&routes) && *mirror == HelperState::Serves {
+                                *mirror = HelperState::Bad;
                             }
                             changed = true;
                         }
@@ -99,12 +100,8 @@ impl Reconciler {
                     }
                     _ => {
                         // Nothing from before is reliable.
-                        *runtime = GuestRuntime {
-                            tap: HelperState::Bad,
-                            mirror: HelperState::Bad,
-                            management: HelperState::Bad,
-                            ..GuestRuntime::default()
-                        };
+                        let helpers = PerProcess::all(HelperState::Bad);
+                        *runtime = GuestRuntime { helpers, ..GuestRuntime::default() };
                         if !self.end(key)? {
                             return Ok(StepOutcome::wait_for_end(format!(
                                 "the end of the old {key}"
@@ -134,21 +131,10 @@ impl Reconciler {
         };
         let (mut ready, mut held) = (true, false);
         if let Some(helper) = &wanted.tap_helper {
-            match self.helper(
-                &helper.process,
-                HelperListener::Made(&helper.control),
-                &mut runtime.tap,
-                context,
-            )? {
-                HelperCheck::Serves => {}
+            match self.tap_helper(helper, runtime, context)? {
+                HelperCheck::Serves | HelperCheck::Listens => {}
                 HelperCheck::Starting => ready = false,
                 HelperCheck::BackingOff => held = true,
-                HelperCheck::Listens => {
-                    let taps = runtime.taps.as_deref().unwrap_or_default();
-                    machine.serve(helper, taps).inspect_err(|_| runtime.tap = HelperState::Bad)?;
-                    runtime.tap = HelperState::Serves;
-                    context.started.tap = true;
-                }
             }
         }
         if wanted.mirror.is_none()
@@ -162,15 +148,15 @@ impl Reconciler {
             match self.helper(
                 &mirror.process,
                 HelperListener::Own(socket),
-                &mut runtime.mirror,
+                &mut runtime.helpers[ProcessRole::Mirror],
                 context,
             )? {
                 HelperCheck::Serves => {}
                 HelperCheck::Starting => ready = false,
                 HelperCheck::BackingOff => held = true,
                 HelperCheck::Listens => {
-                    runtime.mirror = HelperState::Serves;
-                    context.started.mirror = true;
+                    runtime.helpers[ProcessRole::Mirror] = HelperState::Serves;
+                    context.started.insert(ProcessRole::Mirror);
                 }
             }
         }
@@ -197,7 +183,7 @@ impl Reconciler {
         if runtime.made.is_some() {
             machine.start(directory)?;
             runtime.made = None;
-            context.started.itself = true;
+            context.started.insert(ProcessRole::Main);
             self.state.confirm(&journal, &wanted.hash, &limits)?;
             machine.collect_images();
         } else if changed {
@@ -246,7 +232,7 @@ impl Reconciler {
         };
         let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
         if self.machine.update_file(&mirror.config_file, &text)? {
-            runtime.mirror = HelperState::Bad;
+            runtime.helpers[ProcessRole::Mirror] = HelperState::Bad;
         }
         Ok(())
     }
@@ -264,20 +250,20 @@ impl Reconciler {
             ..plan.config.clone()
         };
         let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
+        let how = &mut runtime.helpers[ProcessRole::Management];
         if self.machine.update_file(&plan.config_file, &text)? {
-            runtime.management = HelperState::Bad;
+            *how = HelperState::Bad;
         }
         let socket = HelperListener::Own(&config.control_socket);
-        let check = self.helper(&plan.process, socket, &mut runtime.management, context);
-        match check {
+        match self.helper(&plan.process, socket, how, context) {
             Ok(HelperCheck::Listens) => {
-                runtime.management = HelperState::Serves;
-                context.started.management = true;
+                *how = HelperState::Serves;
+                context.started.insert(ProcessRole::Management);
                 Ok(HelperCheck::Listens)
             }
             Err(HostError::Ended { who, how }) => {
                 // The start counts, so that the helper is not restarted at once.
-                context.started.management = true;
+                context.started.insert(ProcessRole::Management);
                 let cause = self.machine.last_error(&plan.process.dir);
                 Err(HostError::Ended { who, how: cause.unwrap_or(how) })
             }
@@ -286,9 +272,8 @@ impl Reconciler {
     }
 
     /// Ends the remains of a helper that is no longer wanted.
-    fn not_wanted(&self, key: &ObjectKey, part: ProcessRole) -> Result<HelperCheck, HostError> {
-        let ObjectKey::Node { vnet, node } = key else { return Ok(HelperCheck::Serves) };
-        let directory = self.places.record(vnet, node, part);
+    fn not_wanted(&self, key: &ObjectKey, role: ProcessRole) -> Result<HelperCheck, HostError> {
+        let directory = self.places.record(key, role);
         let ended = self.machine.running(&directory).is_none() || self.machine.end(&directory)?;
         Ok(if ended { HelperCheck::Serves } else { HelperCheck::Starting })
     }
@@ -367,7 +352,7 @@ impl Reconciler {
             return removal.wait(format!("the end of the kernel's work for {key}"));
         }
         // The volumes of a node that is only stopped stay.
-        let record = self.places.record(vnet, node, ProcessRole::Control);
+        let record = self.places.record(key, ProcessRole::Main);
         let plan = (context.newest)();
         if !plan.damaged.contains(vnet) {
             removal.step(machine.remove_volumes(&record, &plan.volumes(vnet, node)));
