@@ -18,11 +18,13 @@
 //! | [`machine`], [`host`], [`control`] | actions on the machine; calls to mux and helpers |
 //! | [`settings`] | settings of the machine that limit all guests together |
 //! | [`state`] | the state file |
+//! | [`applied`] | settings of running guests and hosts, as the journal has them (pure) |
 
 #![forbid(unsafe_code)]
 
 pub mod access;
 pub mod allocations;
+pub mod applied;
 pub mod audit;
 pub mod backoff;
 pub mod bounds;

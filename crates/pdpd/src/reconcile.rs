@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use pdp_container::{HelperSpec, Process};
 use pdp_net::interface::InterfaceState;
 
+use crate::applied::AppliedSettings;
 use crate::host::HostError;
 use crate::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::machine::Machine;
@@ -404,10 +405,10 @@ impl Reconciler {
     }
 
     /// Checks whether the journal has an object made from inputs with
-    /// this hash. Returns the detail with which it was confirmed.
-    fn made_from(&self, key: &ObjectKey, hash: &str) -> Result<Option<String>, HostError> {
+    /// this hash. Returns the settings with which it was confirmed.
+    fn made_from(&self, key: &ObjectKey, hash: &str) -> Result<Option<AppliedSettings>, HostError> {
         let entry = self.state.journal_entry(&key.to_string())?;
         let same = entry.filter(|entry| entry.hash.as_deref() == Some(hash));
-        Ok(same.map(|entry| entry.detail))
+        Ok(same.map(|entry| AppliedSettings::from_journal(&entry.detail)))
     }
 }

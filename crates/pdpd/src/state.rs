@@ -149,7 +149,8 @@ pub struct StoredDocument {
 pub struct JournalEntry {
     /// Hash of its inputs; `None` while the object may exist partly.
     pub hash: Option<String>,
-    /// Data for finding the object again (JSON).
+    /// [`AppliedSettings`](crate::applied::AppliedSettings) of guests and hosts, the directory
+    /// of an external interface's pins, or empty.
     pub detail: String,
 }
 

@@ -7,6 +7,7 @@
 //! | the mux's protocol | [`pdp_proto::mux::VERSION`] | the mux is replaced, with the same gap as after a crash of the mux |
 //! | protocols of TAP helper and mirror with pdpd | [`pdp_proto::tap::VERSION`], [`pdp_proto::mirror::VERSION`] | the control side is recreated |
 //! | tags on trunks, and routes | [`pdp_wire::tag::VERSION`], [`pdp_proto::routes::VERSION`] | forwarding guests are recreated; for routes, the mirror too |
+//! | settings of running guests in the journal | [`crate::applied::VERSION`] | of an earlier version: taken over; of a later one: applied again, and the mirror is replaced |
 //! | the state file | its schema version | taken over if it is older |
 //!
 //! `data/kept` has files of each version, and `tests/kept.rs` reads

@@ -13,16 +13,18 @@ use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
 use pdp_net::route::StaticRouteSpec;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Xdp;
-use pdp_proto::mux;
+use pdp_proto::{mux, routes};
 use pdp_spec::SourceFile;
 use pdpd::access::AccessScope;
+use pdpd::applied::AppliedSettings;
 use pdpd::control::{ControlError, MuxHello};
 use pdpd::host::HostError;
 use pdpd::key::{ObjectKey, PerProcess, ProcessRole};
 use pdpd::machine::Machine;
 use pdpd::model::Model;
 use pdpd::plan::{
-    DaemonPaths, DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, Plan, TapHelperPlan,
+    DaemonPaths, DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, NodePlan, Plan,
+    TapHelperPlan,
 };
 use pdpd::ports::ChangedNode;
 use pdpd::reconciler::{ChangeProgress, ReconcileLoop};
@@ -71,6 +73,12 @@ struct Inside {
     mute: Option<String>,
     /// Muxes with process ids below this number answer every vnet with nonsense.
     lies_below: u32,
+    /// Guests whose limits changed while they ran.
+    limited: BTreeSet<PathBuf>,
+    /// Changes of nodes' static routes: the earlier ones and the wanted ones.
+    routed: BTreeMap<PathBuf, [Vec<StaticRouteSpec>; 2]>,
+    /// Helpers that moved to another cgroup.
+    moved: BTreeSet<PathBuf>,
     /// Volumes that stayed after their node's removal, by the directory of its control guest.
     volumes: BTreeMap<PathBuf, BTreeSet<String>>,
 }
@@ -171,7 +179,8 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn update_limits(&self, _: &Path, _: &Limits) -> Result<(), HostError> {
+    fn update_limits(&self, dir: &Path, _: &Limits) -> Result<(), HostError> {
+        self.lock().limited.insert(dir.into());
         Ok(())
     }
 
@@ -270,10 +279,14 @@ impl Machine for Pretend {
 
     fn set_routes(
         &self,
-        _: Process,
-        _: &[StaticRouteSpec],
-        _: &[StaticRouteSpec],
+        guest: Process,
+        before: &[StaticRouteSpec],
+        wanted: &[StaticRouteSpec],
     ) -> Result<(), HostError> {
+        let mut inside = self.lock();
+        let dir = inside.processes.iter().find(|(_, (process, _))| *process == guest);
+        let dir = dir.expect("it runs").0.clone();
+        inside.routed.insert(dir, [before.into(), wanted.into()]);
         Ok(())
     }
 
@@ -285,8 +298,8 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn reported_taps(&self, _: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
-        Ok(None)
+    fn reported_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
+        Ok(Some(plan.ports.iter().map(|_| eventfd()).collect()))
     }
 
     fn has_routes(&self, mirror: &Path, _: u32) -> bool {
@@ -321,7 +334,8 @@ impl Machine for Pretend {
         Ok(())
     }
 
-    fn enter(&self, _: &Path, _: &str) -> Result<(), HostError> {
+    fn enter(&self, dir: &Path, _: &str) -> Result<(), HostError> {
+        self.lock().moved.insert(dir.into());
         Ok(())
     }
 
@@ -1144,6 +1158,151 @@ fn failed_external_backs_off_despite_other_device_events() {
 fn ip(words: &str) {
     let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
     assert!(done.success(), "ip {words}");
+}
+
+/// Nodes with all settings that can change while they run.
+const SETTINGS: &str = "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: set}
+spec:
+  nodes:
+    r1:
+      kind: router
+      interfaces: {eth0: {addresses: [10.0.1.1/24]}}
+      routes: [{to: default, via: 10.0.1.2}]
+      dataPlane: {power: 1m}
+    k1: {kind: router, interfaces: {eth0: {addresses: [10.0.1.2/24]}}, dataPlane: {kind: kernel}}
+    h1:
+      kind: host
+      interfaces: {eth0: {addresses: [10.0.2.2/24]}}
+      routes: [{to: 10.9.0.0/16, type: blackhole}]
+";
+
+/// Effects of another pdpd on running objects.
+#[derive(Debug, Default, PartialEq)]
+struct Adoption {
+    /// Processes that it replaced or started.
+    new: BTreeSet<PathBuf>,
+    limited: BTreeSet<PathBuf>,
+    routed: BTreeMap<PathBuf, [Vec<StaticRouteSpec>; 2]>,
+    moved: BTreeSet<PathBuf>,
+}
+
+/// Returns the plan of the node that an object is or belongs to.
+fn node_of<'a>(key: &ObjectKey, plan: &'a Plan) -> Option<&'a NodePlan> {
+    plan.vnets[key.vnet_name()?].nodes.get(key.node_name())
+}
+
+fn settings(key: &ObjectKey, plan: &Plan) -> Option<AppliedSettings> {
+    let node = node_of(key, plan)?;
+    Some(match key {
+        ObjectKey::Guest { number, .. } => AppliedSettings::of_guest(&node.guests[number]),
+        _ => AppliedSettings::of_node(node),
+    })
+}
+
+/// Returns the settings as earlier versions of pdpd wrote them.
+fn old_text(key: &ObjectKey, plan: &Plan) -> String {
+    let node = node_of(key, plan).expect("a node");
+    if let ObjectKey::Guest { number, .. } = key {
+        return format!("{:?}", node.guests[number].container.limits);
+    }
+    let kernel = node.kernel.as_ref().map_or(String::new(), |kernel| {
+        format!(" kernel {:?} {}", kernel.limits, kernel.xdp_bypass)
+    });
+    let set = match node.routes.is_empty() {
+        true => String::new(),
+        false => format!(" static {}", serde_json::to_string(&node.routes).unwrap()),
+    };
+    format!("{:?}{kernel}{set} routes {}", node.control.limits, routes::VERSION)
+}
+
+/// Starts [`SETTINGS`], and then another pdpd, for which `before` has changed the journal. Returns
+/// its effects. The journal then has the settings in the current version.
+fn adoption(before: impl Fn(&ObjectKey, &Plan) -> String) -> (Kept, Adoption) {
+    let mut kept = Kept::with_vnets(1);
+    wait(&kept.apply(SETTINGS.into()));
+    kept.quiet();
+    kept.stop();
+    let plan = kept.model.wanted();
+    let current = |kept: &Kept| {
+        for key in plan.keys() {
+            let Some(settings) = settings(&key, &plan) else { continue };
+            let entry = kept.state.journal_entry(&key.to_string()).unwrap().expect("an entry");
+            assert_eq!(entry.detail, settings.to_journal(), "{key}");
+        }
+    };
+    current(&kept);
+    for key in plan.keys().iter().filter(|key| node_of(key, &plan).is_some()) {
+        let entry = kept.state.journal_entry(&key.to_string()).unwrap().expect("an entry");
+        let hash = entry.hash.expect("it is confirmed");
+        kept.state.confirm(&key.to_string(), &hash, &before(key, &plan)).unwrap();
+    }
+    let processes = |kept: &Kept| -> BTreeMap<PathBuf, u32> {
+        let inside = kept.machine.lock();
+        inside.processes.iter().map(|(dir, (process, _))| (dir.clone(), process.pid)).collect()
+    };
+    let was = processes(&kept);
+    kept.machine.set(|inside| {
+        (inside.limited, inside.routed, inside.moved) = Default::default();
+    });
+    let kept = kept.again();
+    kept.quiet();
+    assert_eq!(kept.reconcile_loop.problems(|_| true), []);
+    current(&kept);
+    let is = processes(&kept);
+    assert!(was.keys().eq(is.keys()), "{was:?}, then {is:?}");
+    let new = is.into_iter().filter(|(dir, pid)| was[dir] != *pid).map(|(dir, _)| dir).collect();
+    let inside = kept.machine.lock();
+    let (limited, moved) = (inside.limited.clone(), inside.moved.clone());
+    let adoption = Adoption { new, limited, routed: inside.routed.clone(), moved };
+    drop(inside);
+    (kept, adoption)
+}
+
+/// Returns the records of all control guests, hosts and forwarding guests.
+fn guests(plan: &Plan) -> BTreeSet<PathBuf> {
+    let nodes = plan.vnets.values().flat_map(|vnet| vnet.nodes.values());
+    let dirs = nodes.flat_map(|node| {
+        let guests = node.guests.values().map(|guest| guest.container.dir.clone());
+        guests.chain([node.control.dir.clone()])
+    });
+    dirs.collect()
+}
+
+#[test]
+fn running_processes_are_adopted_without_a_change() {
+    let (_, adoption) = adoption(|key, plan| settings(key, plan).unwrap().to_journal());
+    assert_eq!(adoption, Adoption::default());
+}
+
+/// Earlier versions of pdpd wrote text. Their limits can't be compared.
+#[test]
+fn processes_of_earlier_versions_are_adopted() {
+    let (kept, adoption) = adoption(old_text);
+    let limited = guests(&kept.model.plan);
+    assert_eq!(adoption, Adoption { limited, ..Adoption::default() });
+}
+
+#[test]
+fn settings_of_a_later_version_are_applied_again() {
+    let later = r#"{"version":2,"settings":{"limits":"none"}}"#;
+    let (kept, adoption) = adoption(|_, _| later.to_owned());
+    let plan = &kept.model.plan;
+    let mirror = |vnet| places().record(&ObjectKey::node(vnet, "r1"), ProcessRole::Mirror);
+    let routes = |node| {
+        let routes = plan.vnets["set"].nodes[node].routes.clone();
+        assert!(!routes.is_empty());
+        (control("set", node), [Vec::new(), routes])
+    };
+    let expected = Adoption {
+        new: ["set", "v0"].map(mirror).into(),
+        limited: guests(plan),
+        routed: ["h1", "r1"].map(routes).into(),
+        moved: [places().record(&ObjectKey::node("set", "k1"), ProcessRole::Tap)].into(),
+    };
+    assert_eq!(adoption, expected);
 }
 
 /// Volumes outlive a stop, and are removed with their node, even while everything is stopped.

@@ -14,6 +14,7 @@ use pdp_container::{
 use pdp_proto::routes::{FromGuest, ToGuest, decode, encode};
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::SourceFile;
+use pdpd::applied::{self, AppliedSettings};
 use pdpd::key::ObjectKey;
 use pdpd::model::Model;
 use pdpd::plan::DaemonPaths;
@@ -304,6 +305,31 @@ fn upgrade_keeps_all_plan_hashes() {
         writeln!(written, "{key} {hash}").unwrap();
     }
     keep("hashes.txt", &written, "an upgrade would start this anew, of all networks");
+}
+
+/// Settings of running guests and hosts, as a restarted pdpd finds them in the journal.
+#[test]
+fn applied_settings_keep_their_format() {
+    let mut written = String::new();
+    let mut write = |key: ObjectKey, settings: AppliedSettings| {
+        let text = settings.to_journal();
+        assert_eq!(AppliedSettings::from_journal(&text), settings);
+        writeln!(written, "{key} {text}").unwrap();
+    };
+    for (vnet, plan) in model().plan.vnets.iter() {
+        for (node, plan) in &plan.nodes {
+            write(ObjectKey::node(vnet, node), AppliedSettings::of_node(plan));
+            for (&number, guest) in &plan.guests {
+                write(ObjectKey::guest(vnet, node, number), AppliedSettings::of_guest(guest));
+            }
+        }
+    }
+    let name = format!("applied-{}.txt", applied::VERSION);
+    for line in fs::read_to_string(directory().join(&name)).unwrap_or_default().lines() {
+        let (_, text) = line.split_at(line.find('{').unwrap());
+        assert_ne!(AppliedSettings::from_journal(text), AppliedSettings::default(), "{line}");
+    }
+    keep(&name, &written, "an upgrade would apply these again");
 }
 
 /// Dumps a database as SQL statements.

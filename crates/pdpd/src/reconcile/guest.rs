@@ -3,6 +3,7 @@
 use super::{
     GuestRuntime, HelperCheck, HelperState, Reconciler, Removal, StepContext, StepOutcome,
 };
+use crate::applied::AppliedSettings;
 use crate::host::HostError;
 use crate::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::plan::{DaemonPaths, GuestPlan, NodePlan, Plan};
@@ -23,7 +24,7 @@ impl Reconciler {
         let Some(network) = plan.vnets.get(vnet) else { return Ok(StepOutcome::Done) };
         let machine = &self.machine;
         let directory = &wanted.container.dir;
-        let limits = format!("{:?}", wanted.container.limits);
+        let settings = AppliedSettings::of_guest(wanted);
         let made = self.made_from(key, &wanted.hash)?;
         let helper_runs = match &wanted.taps {
             Some((_, helper)) => machine.running(&helper.process.dir).is_some(),
@@ -34,10 +35,10 @@ impl Reconciler {
             && machine.running(directory).is_some()
             && helper_runs
         {
-            if before != limits {
+            if before != settings {
                 machine.update_limits(directory, &wanted.container.limits)?;
                 machine.write_quota(wanted)?;
-                self.state.confirm(&key.to_string(), &wanted.hash, &limits)?;
+                self.state.confirm(&key.to_string(), &wanted.hash, &settings.to_journal())?;
             }
             return match self.has_arrived(vnet, network, name, *number)? {
                 true => Ok(StepOutcome::Done),
@@ -61,7 +62,7 @@ impl Reconciler {
                 return Ok(StepOutcome::wait_for_end(format!("the end of the old {key}")));
             }
             (context.report)(&format!("{} {key}", context.verb()));
-            self.state.intend(&key.to_string(), &limits)?;
+            self.state.intend(&key.to_string(), &settings.to_journal())?;
             self.begin_arrival(vnet, network, name);
             for directory in &node.directories {
                 machine.make_directory(directory)?;
@@ -84,7 +85,7 @@ impl Reconciler {
         }
         machine.start(directory)?;
         *runtime = GuestRuntime::default();
-        self.state.confirm(&key.to_string(), &wanted.hash, &limits)?;
+        self.state.confirm(&key.to_string(), &wanted.hash, &settings.to_journal())?;
         machine.collect_images();
         context.started.insert(ProcessRole::Main);
         match self.has_arrived(vnet, network, name, *number)? {

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use pdp_container::Process;
 use pdp_net::interface::{Carrier, InterfaceState};
-use pdp_net::route::StaticRouteSpec;
-use pdp_proto::routes;
 
 use super::{
     GuestRuntime, HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext,
     StepOutcome,
 };
 use crate::allocations;
+use crate::applied::AppliedSettings;
 use crate::control::ControlError;
 use crate::host::{self, HostError};
 use crate::key::{ObjectKey, PerProcess, ProcessRole};
@@ -21,28 +20,6 @@ use crate::plan::{
     DaemonPaths, KernelLinkPortState, KernelLinkTarget, ManagementPlan, MirrorPlan, NodePlan,
     VnetPlan,
 };
-
-/// Prefix of the kernel's forwarding limits in the detail of a node's journal entry.
-const KERNEL: &str = " kernel ";
-
-/// Prefix of the static routes in the detail of a node's journal entry.
-const SET: &str = " static ";
-
-/// Formats static routes for the detail of a node's journal entry, so
-/// that later steps know which are set.
-fn set_words(routes: &[StaticRouteSpec]) -> String {
-    match routes.is_empty() {
-        true => String::new(),
-        false => format!("{SET}{}", serde_json::to_string(routes).unwrap_or_default()),
-    }
-}
-
-/// Parses the static routes in a node's detail.
-fn set_before(detail: &str) -> Vec<StaticRouteSpec> {
-    let json = detail.split_once(SET).map_or("", |(_, json)| json);
-    let mut found = serde_json::Deserializer::from_str(json).into_iter();
-    found.next().and_then(Result::ok).unwrap_or_default()
-}
 
 impl Reconciler {
     pub(super) fn node(
@@ -56,13 +33,7 @@ impl Reconciler {
         let machine = &self.machine;
         let journal = key.to_string();
         let directory = &wanted.control.dir;
-        // A mirror uses the protocol version with which it was started, and is replaced alone.
-        let routes = format!(" routes {}", routes::VERSION);
-        let kernel = wanted.kernel.as_ref().map_or(String::new(), |kernel| {
-            format!("{KERNEL}{:?} {}", kernel.limits, kernel.xdp_bypass)
-        });
-        let limits =
-            format!("{:?}{kernel}{}{routes}", wanted.control.limits, set_words(&wanted.routes));
+        let settings = AppliedSettings::of_node(wanted);
         let mut changed = false;
         let waits = runtime.made.filter(|process| machine.awaits_start(directory, *process));
         let guest = match (waits, machine.running(directory)) {
@@ -74,20 +45,23 @@ impl Reconciler {
                     (Some(guest), Some(before))
                         if !context.renew && self.take_back_taps(wanted, runtime)? =>
                     {
-                        if before != limits {
+                        if before != settings {
                             machine.update_limits(directory, &wanted.control.limits)?;
                             self.limit_kernel(wanted)?;
                             if let Some(helper) = &wanted.tap_helper
-                                && before.contains(KERNEL) != wanted.kernel.is_some()
+                                && before.kernel.is_some() != settings.kernel.is_some()
                             {
                                 machine.enter(&helper.process.dir, &helper.process.cgroup)?;
                             }
-                            let set = set_before(&before);
-                            if set != wanted.routes {
-                                machine.set_routes(guest, &set, &wanted.routes)?;
+                            if before.static_routes != wanted.routes {
+                                let set = &before.static_routes;
+                                machine.set_routes(guest, set, &wanted.routes)?;
                             }
+                            // A mirror uses the version with which it was started.
                             let mirror = &mut runtime.helpers[ProcessRole::Mirror];
-                            if !before.ends_with(&routes) && *mirror == HelperState::Serves {
+                            if before.routes_version != settings.routes_version
+                                && *mirror == HelperState::Serves
+                            {
                                 *mirror = HelperState::Bad;
                             }
                             changed = true;
@@ -108,7 +82,7 @@ impl Reconciler {
                             )));
                         }
                         (context.report)(&format!("{} {key}", context.verb()));
-                        self.state.intend(&journal, &limits)?;
+                        self.state.intend(&journal, &settings.to_journal())?;
                         self.limit_kernel(wanted)?;
                         let guest = machine.create(&wanted.control)?;
                         machine.set_sysctls(guest, &wanted.sysctls.before)?;
@@ -184,10 +158,10 @@ impl Reconciler {
             machine.start(directory)?;
             runtime.made = None;
             context.started.insert(ProcessRole::Main);
-            self.state.confirm(&journal, &wanted.hash, &limits)?;
+            self.state.confirm(&journal, &wanted.hash, &settings.to_journal())?;
             machine.collect_images();
         } else if changed {
-            self.state.confirm(&journal, &wanted.hash, &limits)?;
+            self.state.confirm(&journal, &wanted.hash, &settings.to_journal())?;
         }
         Ok(StepOutcome::Done)
     }
