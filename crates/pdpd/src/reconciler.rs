@@ -40,7 +40,7 @@ use crate::machine::Machine;
 use crate::plan::{DaemonPaths, Plan};
 use crate::ports::ChangedNode;
 use crate::queue::{WorkQueue, WorkerLimits};
-use crate::reconcile::{CutOff, Reconciler, StepContext, StepOutcome, lock};
+use crate::reconcile::{CutOff, PendingStep, Reconciler, StepContext, StepOutcome, lock};
 use crate::state::StateFile;
 use crate::watch::{WatchHub, event};
 
@@ -178,6 +178,22 @@ struct ObjectState {
     asked: bool,
 }
 
+/// A step that has ended.
+#[derive(Debug)]
+struct EndedStep {
+    result: Result<StepOutcome, HostError>,
+    /// Number of steps that had ended when it began.
+    began: u64,
+    /// Processes that it started.
+    started: BTreeSet<ProcessRole>,
+    /// True if it was to restart the object's processes.
+    renewed: bool,
+    /// Objects that have something to do because of it.
+    wake: Vec<ObjectKey>,
+    /// Pause before the next check if the object is as planned.
+    pause: Duration,
+}
+
 #[derive(Debug, Default, PartialEq, Eq)]
 enum ObjectPhase {
     /// It is to be checked, or is being checked.
@@ -259,6 +275,169 @@ impl ObjectTable {
             }
             ObjectPhase::Done => true,
         }
+    }
+
+    /// Queues objects that have something to do because of another one's step.
+    fn wake(&mut self, keys: Vec<ObjectKey>) {
+        for key in keys {
+            if let Some(object) = self.objects.get_mut(&key) {
+                // A mux that is unreliable may be so again after the restart.
+                if key != ObjectKey::Mux {
+                    object.backoff.forgive();
+                }
+                self.enqueue(&key);
+            }
+        }
+    }
+
+    /// Returns how long the same work has been pending; zero if it is not, or newly so.
+    fn waited(&self, key: &ObjectKey, result: &Result<StepOutcome, HostError>) -> Duration {
+        let pending = self.objects.get(key).and_then(|object| object.pending.as_ref());
+        match (result, pending) {
+            (Ok(StepOutcome::Wait(now)), Some((before, since))) if *before == now.what => {
+                since.elapsed()
+            }
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Counts a step and the processes that were started. Helpers are counted once the step does
+    /// not wait, together with the object's own process. Returns the processes that are counted
+    /// now, and whether they existed before.
+    fn account(
+        &mut self,
+        key: &ObjectKey,
+        started: BTreeSet<ProcessRole>,
+        waits: bool,
+        renewed: bool,
+        now: Instant,
+    ) -> (BTreeSet<ProcessRole>, bool) {
+        self.ends += 1;
+        let end = self.ends;
+        let object = self.object(key);
+        object.end = end;
+        object.started.extend(started);
+        if !waits {
+            object.reported.clear();
+        }
+        match waits && !object.started.contains(&ProcessRole::Main) {
+            true => (BTreeSet::new(), false),
+            false => object.count(now, renewed),
+        }
+    }
+
+    /// Returns the time of the next check.
+    fn enter_pending(
+        &mut self,
+        key: &ObjectKey,
+        step: PendingStep,
+        waited: Duration,
+        now: Instant,
+    ) -> Instant {
+        self.object(key).how = ObjectPhase::Pending;
+        if waited.is_zero() {
+            let report = format!("waiting for {}", step.what);
+            self.object(key).pending = Some((step.what, now));
+            self.send(key, &report);
+        }
+        now + (waited / 4).clamp(CHECK_PAUSE_MIN, CHECK_PAUSE_MAX)
+    }
+
+    fn enter_done(&mut self, key: &ObjectKey) {
+        let object = self.object(key);
+        object.how = ObjectPhase::Done;
+        object.pending = None;
+        object.unremovable_since = None;
+        object.health().problem = None;
+        self.wake_dependents(key);
+    }
+
+    /// Returns the end of the back-off.
+    fn enter_back_off(&mut self, key: &ObjectKey, now: Instant) -> Instant {
+        let object = self.object(key);
+        object.how = ObjectPhase::Failed;
+        object.backoff.waits_until(now).unwrap_or(now)
+    }
+
+    /// Returns the time of the next check, unless the other object's next step wakes this one.
+    fn enter_after(
+        &mut self,
+        key: &ObjectKey,
+        other: ObjectKey,
+        began: u64,
+        now: Instant,
+    ) -> Option<Instant> {
+        self.object(key).how = ObjectPhase::After(other.clone());
+        // The other object may have become ready during the step.
+        let at = match self.objects.get_mut(&other).filter(|other| other.end <= began) {
+            Some(other) => {
+                other.dependents.insert(key.clone());
+                None
+            }
+            None => Some(now + CHECK_PAUSE_MIN),
+        };
+        self.wake_dependents(key);
+        at
+    }
+
+    fn enter_gone(&mut self, key: &ObjectKey, wanted: bool) {
+        self.wake_dependents(key);
+        self.objects.remove(key);
+        if wanted {
+            self.enqueue(key);
+        }
+    }
+
+    /// Returns the time of the next attempt.
+    fn enter_failed(
+        &mut self,
+        key: &ObjectKey,
+        problem: String,
+        wanted: bool,
+        now: Instant,
+    ) -> Instant {
+        let report = (!wanted).then(|| format!("{key}: {problem}; retrying"));
+        let object = self.object(key);
+        object.how = ObjectPhase::Failed;
+        object.pending = None;
+        object.unremovable_since = (!wanted).then(|| object.unremovable_since.unwrap_or(now));
+        object.health().problem = Some(problem);
+        let at = match key {
+            ObjectKey::External(_) => now + EXTERNAL_PAUSE,
+            _ => object.backoff.failed(now),
+        };
+        if object.asked {
+            object.backoff.forgive();
+        }
+        report.iter().for_each(|report| self.send(key, report));
+        self.wake_dependents(key);
+        at
+    }
+
+    /// Notes whether an object is as planned after a step.
+    fn enter_settled(&mut self, key: &ObjectKey, is_wanted_again: bool) {
+        let object = self.objects.get_mut(key);
+        let is_settled = object.is_none_or(|object| {
+            if is_wanted_again {
+                object.how = ObjectPhase::Active;
+            }
+            object.how == ObjectPhase::Done
+        });
+        match is_settled {
+            true => self.unsettled.remove(key),
+            false => self.unsettled.insert(key.clone()),
+        };
+    }
+
+    /// Queues an object's next check. Returns true if it is due before all others.
+    fn requeue(&mut self, key: &ObjectKey, at: Instant) -> bool {
+        let is_next = self.queue.next_due().is_none_or(|due| at < due);
+        self.queue.add_at(key.clone(), at);
+        is_next
+    }
+
+    fn object(&mut self, key: &ObjectKey) -> &mut ObjectState {
+        self.objects.entry(key.clone()).or_default()
     }
 
     /// Notifies clients that no longer wait for anything.
@@ -653,7 +832,7 @@ impl ReconcileLoop {
             true => again.unwrap_or(RESYNC_PAUSE).clamp(CHECK_PAUSE_MIN, RESYNC_PAUSE),
             false => SETTLE_PAUSE,
         };
-        self.end(&key, began, result, (started, renew), wake, pause);
+        self.end(&key, EndedStep { result, began, started, renewed: renew, wake, pause });
         true
     }
 
@@ -678,146 +857,48 @@ impl ReconcileLoop {
         }
     }
 
-    fn end(
-        &self,
-        key: &ObjectKey,
-        began: u64,
-        result: Result<StepOutcome, HostError>,
-        (started, renewed): (BTreeSet<ProcessRole>, bool),
-        wake: Vec<ObjectKey>,
-        pause_done: Duration,
-    ) {
+    /// Enters an ended step: what it wakes, counts and changes, and its object's next check.
+    fn end(&self, key: &ObjectKey, step: EndedStep) {
+        let EndedStep { result, began, started, renewed, wake, pause } = step;
         let wanted = self.plan().has(key);
         let mut table = lock(&self.table);
         table.queue.done(key);
-        let again = table.queue.is_wanted_again(key);
+        let is_wanted_again = table.queue.is_wanted_again(key);
         let now = Instant::now();
-        for key in wake {
-            if let Some(object) = table.objects.get_mut(&key) {
-                // A mux that is unreliable may be so again after the restart.
-                if key != ObjectKey::Mux {
-                    object.backoff.forgive();
-                }
-                table.enqueue(&key);
-            }
-        }
-        // The other object may have become ready during the step.
-        let after = match &result {
-            Ok(StepOutcome::After(other)) => {
-                table.objects.get(other).is_some_and(|it| it.end <= began)
-            }
-            _ => false,
-        };
-        table.ends += 1;
-        let end = table.ends;
-        let object = table.objects.entry(key.clone()).or_default();
-        object.end = end;
-        object.started.extend(started);
-        let waited = match (&result, &object.pending) {
-            (Ok(StepOutcome::Wait(now)), Some((before, since))) if *before == now.what => {
-                since.elapsed()
-            }
-            _ => Duration::ZERO,
-        };
-        let result = match result {
-            Ok(StepOutcome::Wait(waiting)) if waiting.max.is_some_and(|max| waited > max) => {
-                Err(HostError::Stuck { what: waiting.what, seconds: waited.as_secs() })
-            }
-            result => result,
-        };
-        let pause = (waited / 4).clamp(CHECK_PAUSE_MIN, CHECK_PAUSE_MAX);
-        let mut at = None;
-        let mut reported = None;
-        if !matches!(result, Ok(StepOutcome::Wait(_))) {
-            object.reported.clear();
-        }
-        if object.started.contains(&ProcessRole::Main)
-            || !matches!(result, Ok(StepOutcome::Wait(_)))
-        {
-            let (started, again) = object.count(now, renewed);
-            self.report_start(key, &started, again);
-        }
-        // Repeated checks of pending work bring no news.
-        let news = !matches!(result, Ok(StepOutcome::Wait(_))) || waited.is_zero();
-        match result {
-            Ok(StepOutcome::Wait(waiting)) => {
-                if waited.is_zero() {
-                    reported = Some(format!("waiting for {}", waiting.what));
-                    object.pending = Some((waiting.what, now));
-                }
-                object.how = ObjectPhase::Pending;
-                at = Some(now + pause);
-            }
+        table.wake(wake);
+        let waited = table.waited(key, &result);
+        let result = limit_wait(result, waited).map_err(|error| {
+            tracing::warn!("{key}: {}", error_chain(&error));
+            self.machine.error_text(&error)
+        });
+        let waits = matches!(result, Ok(StepOutcome::Wait(_)));
+        let (started, again) = table.account(key, started, waits, renewed, now);
+        self.report_start(key, &started, again);
+        let at = match result {
+            Ok(StepOutcome::Wait(step)) => Some(table.enter_pending(key, step, waited, now)),
             Ok(StepOutcome::Done) => {
-                object.how = ObjectPhase::Done;
-                object.pending = None;
-                object.unremovable_since = None;
-                object.health().problem = None;
-                at = Some(now + pause_done);
-                table.wake_dependents(key);
+                table.enter_done(key);
+                Some(now + pause)
             }
-            Ok(StepOutcome::BackingOff) => {
-                object.how = ObjectPhase::Failed;
-                at = Some(object.backoff.waits_until(now).unwrap_or(now));
-            }
-            Ok(StepOutcome::After(other)) => {
-                object.how = ObjectPhase::After(other.clone());
-                match table.objects.get_mut(&other).filter(|_| after) {
-                    Some(other) => drop(other.dependents.insert(key.clone())),
-                    None => at = Some(now + CHECK_PAUSE_MIN),
-                }
-                table.wake_dependents(key);
-            }
+            Ok(StepOutcome::BackingOff) => Some(table.enter_back_off(key, now)),
+            Ok(StepOutcome::After(other)) => table.enter_after(key, other, began, now),
             Ok(StepOutcome::Gone) => {
-                table.wake_dependents(key);
-                table.objects.remove(key);
-                if wanted {
-                    table.enqueue(key);
-                }
+                table.enter_gone(key, wanted);
+                None
             }
-            Err(error) => {
-                tracing::warn!("{key}: {}", error_chain(&error));
-                let problem = self.machine.error_text(&error);
-                object.how = ObjectPhase::Failed;
-                object.pending = None;
-                object.unremovable_since =
-                    (!wanted).then(|| object.unremovable_since.unwrap_or(now));
-                if !wanted {
-                    reported = Some(format!("{key}: {problem}; retrying"));
-                }
-                object.health().problem = Some(problem);
-                at = Some(match key {
-                    ObjectKey::External(_) => now + EXTERNAL_PAUSE,
-                    _ => object.backoff.failed(now),
-                });
-                if object.asked {
-                    object.backoff.forgive();
-                }
-                table.wake_dependents(key);
-            }
-        }
-        if again && let Some(object) = table.objects.get_mut(key) {
-            object.how = ObjectPhase::Active;
-        }
-        match table.objects.get(key).is_some_and(|object| object.how != ObjectPhase::Done) {
-            true => table.unsettled.insert(key.clone()),
-            false => table.unsettled.remove(key),
+            Err(problem) => Some(table.enter_failed(key, problem, wanted, now)),
         };
-        if let Some(what) = reported {
-            table.send(key, &what);
-        }
+        table.enter_settled(key, is_wanted_again);
         table.settle(key);
-        let earlier = at.is_some_and(|at| table.queue.next_due().is_none_or(|due| at < due));
-        if let Some(at) = at {
-            table.queue.add_at(key.clone(), at);
-        }
+        let is_next = at.is_some_and(|at| table.requeue(key, at));
         drop(table);
         self.work.notify_one();
         // The waiting thread does not know of the first of these ports yet.
-        if earlier || self.watches_ports.load(Relaxed) != self.machine.watch_ports().is_some() {
+        if is_next || self.watches_ports.load(Relaxed) != self.machine.watch_ports().is_some() {
             self.wake();
         }
-        if news {
+        // Repeated checks of pending work bring no news.
+        if !waits || waited.is_zero() {
             self.watch_hub.touch(key);
         }
     }
@@ -955,6 +1036,19 @@ impl ReconcileLoop {
         }
         drop(table);
         self.work.notify_one();
+    }
+}
+
+/// Turns work that has been pending for too long into an error.
+fn limit_wait(
+    result: Result<StepOutcome, HostError>,
+    waited: Duration,
+) -> Result<StepOutcome, HostError> {
+    match result {
+        Ok(StepOutcome::Wait(step)) if step.max.is_some_and(|max| waited > max) => {
+            Err(HostError::Stuck { what: step.what, seconds: waited.as_secs() })
+        }
+        result => result,
     }
 }
 
