@@ -165,6 +165,8 @@ struct ObjectState {
     reported: String,
     /// Processes that were started and are not counted yet.
     started: BTreeSet<ProcessRole>,
+    /// Processes that ran before, started or adopted.
+    ran: BTreeSet<ProcessRole>,
     /// Objects that continue after a completed step of this one.
     dependents: BTreeSet<ObjectKey>,
     /// Number of its last step, in the order in which steps end.
@@ -184,6 +186,8 @@ struct EndedStep {
     result: Result<StepOutcome, HostError>,
     /// Number of steps that had ended when it began.
     began: u64,
+    /// Processes that shall run.
+    planned: BTreeSet<ProcessRole>,
     /// Processes that it started.
     started: BTreeSet<ProcessRole>,
     /// True if it was to restart the object's processes.
@@ -220,24 +224,24 @@ impl ObjectState {
     }
 
     /// Counts started processes, except a requested restart, which is neither a failure
-    /// nor a sign of one. Returns the started processes, and whether they existed before.
-    fn count(&mut self, now: Instant, renewed: bool) -> (BTreeSet<ProcessRole>, bool) {
+    /// nor a sign of one. Returns the started processes, with true for those that ran before.
+    fn count(&mut self, now: Instant, renewed: bool) -> BTreeMap<ProcessRole, bool> {
         let started = std::mem::take(&mut self.started);
         if started.is_empty() {
-            return (started, false);
+            return BTreeMap::new();
         }
-        if renewed && started.contains(&ProcessRole::Main) {
+        let requested = renewed && started.contains(&ProcessRole::Main);
+        if requested {
             self.renew = false;
             self.backoff = Backoff::default();
-            self.backoff.started(now);
-            return (started, true);
         }
         self.backoff.started(now);
-        // The first start is no restart.
-        if let Some(health) = &mut self.health {
-            started.iter().for_each(|role| health.restarts[*role] += 1);
+        let started: BTreeMap<ProcessRole, bool> =
+            started.into_iter().map(|role| (role, !self.ran.insert(role))).collect();
+        if !requested && let Some(health) = &mut self.health {
+            started.iter().for_each(|(role, ran)| health.restarts[*role] += u64::from(*ran));
         }
-        (started, self.health.is_some())
+        started
     }
 }
 
@@ -303,7 +307,7 @@ impl ObjectTable {
 
     /// Counts a step and the processes that were started. Helpers are counted once the step does
     /// not wait, together with the object's own process. Returns the processes that are counted
-    /// now, and whether they existed before.
+    /// now, with true for those that ran before.
     fn account(
         &mut self,
         key: &ObjectKey,
@@ -311,7 +315,7 @@ impl ObjectTable {
         waits: bool,
         renewed: bool,
         now: Instant,
-    ) -> (BTreeSet<ProcessRole>, bool) {
+    ) -> BTreeMap<ProcessRole, bool> {
         self.ends += 1;
         let end = self.ends;
         let object = self.object(key);
@@ -321,7 +325,7 @@ impl ObjectTable {
             object.reported.clear();
         }
         match waits && !object.started.contains(&ProcessRole::Main) {
-            true => (BTreeSet::new(), false),
+            true => BTreeMap::new(),
             false => object.count(now, renewed),
         }
     }
@@ -343,8 +347,9 @@ impl ObjectTable {
         now + (waited / 4).clamp(CHECK_PAUSE_MIN, CHECK_PAUSE_MAX)
     }
 
-    fn enter_done(&mut self, key: &ObjectKey) {
+    fn enter_done(&mut self, key: &ObjectKey, planned: BTreeSet<ProcessRole>) {
         let object = self.object(key);
+        object.ran = planned;
         object.how = ObjectPhase::Done;
         object.pending = None;
         object.unremovable_since = None;
@@ -832,7 +837,8 @@ impl ReconcileLoop {
             true => again.unwrap_or(RESYNC_PAUSE).clamp(CHECK_PAUSE_MIN, RESYNC_PAUSE),
             false => SETTLE_PAUSE,
         };
-        self.end(&key, EndedStep { result, began, started, renewed: renew, wake, pause });
+        let planned = plan.processes(&key);
+        self.end(&key, EndedStep { result, began, planned, started, renewed: renew, wake, pause });
         true
     }
 
@@ -850,16 +856,16 @@ impl ReconcileLoop {
         self.watch_hub.post(event(key.process_object(role), EventKind::Ended, how));
     }
 
-    fn report_start(&self, key: &ObjectKey, started: &BTreeSet<ProcessRole>, again: bool) {
-        let what = if again { EventKind::Restarted } else { EventKind::Started };
-        for role in started {
+    fn report_start(&self, key: &ObjectKey, started: &BTreeMap<ProcessRole, bool>) {
+        for (role, ran) in started {
+            let what = if *ran { EventKind::Restarted } else { EventKind::Started };
             self.watch_hub.post(event(key.process_object(*role), what, None));
         }
     }
 
     /// Enters an ended step: what it wakes, counts and changes, and its object's next check.
     fn end(&self, key: &ObjectKey, step: EndedStep) {
-        let EndedStep { result, began, started, renewed, wake, pause } = step;
+        let EndedStep { result, began, planned, started, renewed, wake, pause } = step;
         let wanted = self.plan().has(key);
         let mut table = lock(&self.table);
         table.queue.done(key);
@@ -872,12 +878,12 @@ impl ReconcileLoop {
             self.machine.error_text(&error)
         });
         let waits = matches!(result, Ok(StepOutcome::Wait(_)));
-        let (started, again) = table.account(key, started, waits, renewed, now);
-        self.report_start(key, &started, again);
+        let started = table.account(key, started, waits, renewed, now);
+        self.report_start(key, &started);
         let at = match result {
             Ok(StepOutcome::Wait(step)) => Some(table.enter_pending(key, step, waited, now)),
             Ok(StepOutcome::Done) => {
-                table.enter_done(key);
+                table.enter_done(key, planned);
                 Some(now + pause)
             }
             Ok(StepOutcome::BackingOff) => Some(table.enter_back_off(key, now)),

@@ -1059,6 +1059,28 @@ fn end_and_restart_of_a_process_have_the_same_object() {
     assert_eq!(kept.objects(EventKind::Restarted), all);
 }
 
+#[test]
+fn first_start_of_an_added_helper_is_no_restart() {
+    let mut kept = Kept::with_vnets(1);
+    let text = vnet("v0", 1);
+    let managed = "h1: {kind: host, management: {ports: [\"18081:80\"]},";
+    wait(&kept.apply(text.replace("h1: {kind: host,", managed)));
+    kept.quiet();
+    let key = ObjectKey::node("v0", "h1");
+    let object = key.process_object(ProcessRole::Management);
+    let restarts = || kept.reconcile_loop.health(&key).unwrap().restarts[ProcessRole::Management];
+    assert!(kept.objects(EventKind::Started).contains(&object));
+    assert!(!kept.objects(EventKind::Restarted).contains(&object));
+    assert_eq!(restarts(), 0);
+    // From then on it is one.
+    let dir = places().record(&key, ProcessRole::Management);
+    kept.machine.kill(&dir);
+    eventually("another one runs", || kept.machine.pid(&dir).is_some());
+    kept.quiet();
+    assert!(kept.objects(EventKind::Restarted).contains(&object));
+    assert_eq!(restarts(), 1);
+}
+
 /// A restart is no failure, however often: no pause, no count, and a
 /// process that ends by itself afterwards is restarted at once.
 #[test]

@@ -232,11 +232,11 @@ impl Plan {
     }
 
     /// Returns the roles of an object's processes that shall run.
-    pub fn processes(&self, key: &ObjectKey) -> Vec<ProcessRole> {
+    pub fn processes(&self, key: &ObjectKey) -> BTreeSet<ProcessRole> {
         let roles = key.roles().iter().copied();
         match key {
             ObjectKey::Node { vnet, node } => {
-                let Some(node) = self.node(vnet, node) else { return Vec::new() };
+                let Some(node) = self.node(vnet, node) else { return BTreeSet::new() };
                 let runs = |role: &ProcessRole| match role {
                     ProcessRole::Main => true,
                     ProcessRole::Tap => node.tap_helper.is_some(),
@@ -248,12 +248,12 @@ impl Plan {
             ObjectKey::Guest { vnet, node, number } => {
                 let node = self.node(vnet, node);
                 let Some(guest) = node.and_then(|node| node.guests.get(number)) else {
-                    return Vec::new();
+                    return BTreeSet::new();
                 };
                 roles.filter(|role| *role == ProcessRole::Main || guest.taps.is_some()).collect()
             }
             ObjectKey::Mux => roles.filter(|_| self.mux.is_some()).collect(),
-            ObjectKey::External(_) | ObjectKey::Vnet(_) | ObjectKey::Leftovers => Vec::new(),
+            ObjectKey::External(_) | ObjectKey::Vnet(_) | ObjectKey::Leftovers => BTreeSet::new(),
         }
     }
 
