@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pdp_memif::{ConnectionState, Listener, MemifClient, MemifSettings};
+use pdp_model::{PortStats, Stats};
 use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_proto::mux::*;
 use pdp_wire::vlan;
@@ -38,7 +39,7 @@ pub struct TimedStats {
     /// Time of the request.
     pub at: Instant,
     /// All counters.
-    pub stats: MuxStats,
+    pub stats: Stats,
 }
 
 impl SingleWorkerMux {
@@ -152,7 +153,7 @@ impl SingleWorkerMux {
 
 impl TimedStats {
     /// Counters of an external end.
-    pub fn end(&self, name: &str) -> Result<&MuxPortStats> {
+    pub fn end(&self, name: &str) -> Result<&PortStats> {
         let outside = self.stats.vnets.get(VNET).and_then(|vnet| vnet.nodes.get(OUTSIDE));
         outside.and_then(|node| node.ports.get(name)).with_context(|| format!("no end {name}"))
     }

@@ -114,7 +114,7 @@ fn main() {
             mirror.wait(adds, prefix);
             times.change.push(start.elapsed());
             let status = mirror.status();
-            let slowest_us = status.guests.iter().map(|guest| guest.apply_us).max();
+            let slowest_us = status.stats.guests.iter().map(|guest| guest.apply_us).max();
             times.apply.push(Duration::from_micros(slowest_us.unwrap_or(0)));
             std::thread::sleep(PAUSE);
             let start = Instant::now();

@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 
 use pdp_afxdp::PacketBuffer;
 use pdp_memif::{Listener, MemifClient, MemifConnection, MemifControl, MemifSettings};
+use pdp_model::{PortStats, VnetStats};
 use pdp_mux::capture::{channel, write};
 use pdp_mux::channel::{PeerChannel, PeerConnection};
 use pdp_mux::classify::{InnerFrame, PortRef, TunnelTable};
@@ -438,12 +439,12 @@ fn receive(client: &mut MemifClient) -> Vec<(Tag, Vec<u8>)> {
 }
 
 /// Checks every node's sums: frames received or made equal frames ended plus frames in flight.
-fn assert_adds_up(stats: &MuxVnetStats) {
+fn assert_adds_up(stats: &VnetStats) {
     for (name, node) in &stats.nodes {
         let ports = node.ports.values();
         let received: u64 = ports.clone().map(|port| port.received + port.made).sum();
         let ended =
-            |p: &MuxPortStats| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>();
+            |p: &PortStats| p.sent + p.punted + p.consumed + p.dropped.values().sum::<u64>();
         let ended: u64 = ports.map(ended).sum();
         assert_eq!(received, ended + node.in_flight, "{name}: {node:#?}");
     }
@@ -529,7 +530,7 @@ fn run(bench: &mut MuxBench, mut input: FuzzInput<'_>) {
     let stats = bench.worker.vnets[0].as_ref().expect("it is there").stats();
     assert_adds_up(&stats);
     let own =
-        |of: fn(&MuxPortStats) -> u64| -> u64 { stats.nodes[OUTSIDE].ports.values().map(of).sum() };
+        |of: fn(&PortStats) -> u64| -> u64 { stats.nodes[OUTSIDE].ports.values().map(of).sum() };
     let wire = &stats.nodes["r1"].ports["eth0"];
     let refused = bench.refused() - refused;
     assert_eq!(fed, wire.received + own(|port| port.received) + refused, "frames from outside");

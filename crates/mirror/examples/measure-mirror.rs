@@ -104,7 +104,7 @@ fn main() {
     wait("the guest", || routes() == all);
     show("BIRD's start to the guest's whole table", start.elapsed());
     let status = mirror.status();
-    println!("{} notifications, {} overruns", status.notifications, status.overruns);
+    println!("{} notifications, {} overruns", status.stats.notifications, status.stats.overruns);
     show_memory(&mirror, "whole table");
     equal("whole table");
 
@@ -121,7 +121,7 @@ fn main() {
         let verb = if i % 2 == 0 { "add" } else { "del" };
         netns.ip(&format!("route {verb} 10.77.0.0/16 via 172.16.1.2"));
         std::thread::sleep(Duration::from_millis(5));
-        times.push(Duration::from_micros(mirror.status().guests[0].apply_us));
+        times.push(Duration::from_micros(mirror.status().stats.guests[0].apply_us));
     }
     times.sort_unstable();
     show("one change, read to applied: median", times[CHANGES / 2]);

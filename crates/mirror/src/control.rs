@@ -12,6 +12,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use pdp_model::RouteStats;
 use pdp_proto::channel::{FrameReader, frame};
 use pdp_proto::mirror::{MirrorConfig, MirrorReply, MirrorRequest, MirrorStatusReply};
 
@@ -254,16 +255,18 @@ impl PdpdConnection {
 fn status(follower: &KernelFollower, hooks: &Hooks, guests: &Guests) -> MirrorStatusReply {
     let counts = follower.table.counts();
     MirrorStatusReply {
-        routes_v4: counts.routes[0],
-        routes_v6: counts.routes[1],
-        groups: counts.groups,
-        neighbours: counts.neighbours,
-        routes_refused: counts.refused,
-        notifications: follower.notifications_count,
-        resyncs: follower.resyncs,
-        overruns: follower.overruns,
+        stats: RouteStats {
+            routes_v4: counts.routes[0],
+            routes_v6: counts.routes[1],
+            groups: counts.groups,
+            neighbours: counts.neighbours,
+            routes_refused: counts.refused,
+            notifications: follower.notifications_count,
+            resyncs: follower.resyncs,
+            overruns: follower.overruns,
+            guests: guests.stats(),
+        },
         settled: follower.is_settled() && hooks.is_settled() && guests.have_applied_all(),
         hooks: hooks.descriptions().to_vec(),
-        guests: guests.status(),
     }
 }

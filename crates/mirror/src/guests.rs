@@ -14,8 +14,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use pdp_model::RouteGuestStats;
 use pdp_proto::channel::FrameReader;
-use pdp_proto::mirror::GuestStatus;
 use pdp_proto::routes::{
     BATCH_MAX, FROM_GUEST_BYTES_MAX, FromGuest, ToGuest, VERSION, decode, encode,
 };
@@ -155,9 +155,9 @@ impl Guests {
     }
 
     /// Returns the status of each identified guest.
-    pub fn status(&self) -> Vec<GuestStatus> {
+    pub fn stats(&self) -> Vec<RouteGuestStats> {
         let status = |guest: &MirroredGuest| {
-            Some(GuestStatus {
+            Some(RouteGuestStats {
                 guest: guest.number?,
                 synced: guest.phase == SnapshotPhase::Live
                     && guest.applied >= guest.snapshot_barrier,

@@ -32,11 +32,13 @@ fn late_guests_get_the_same_state() {
     let late_guest = connect(&mirror, 1);
     assert_eq!(late_guest.state(), early.state());
     assert_eq!(late_guest.state().forwarding, (true, true));
-    eventually("both synced", || mirror.status().guests.iter().filter(|g| g.synced).count() == 2);
+    eventually("both synced", || {
+        mirror.status().stats.guests.iter().filter(|g| g.synced).count() == 2
+    });
     let status = mirror.status();
-    assert!(status.guests.iter().all(|g| g.backlog_bytes == 0), "{status:?}");
-    assert!(status.guests.iter().any(|g| g.guest == 0 && g.apply_us_max > 0), "{status:?}");
-    assert_eq!((status.routes_v4, status.groups), (5003, 6), "{status:?}");
+    assert!(status.stats.guests.iter().all(|g| g.backlog_bytes == 0), "{status:?}");
+    assert!(status.stats.guests.iter().any(|g| g.guest == 0 && g.apply_us_max > 0), "{status:?}");
+    assert_eq!((status.stats.routes_v4, status.stats.groups), (5003, 6), "{status:?}");
     // Everything that a barrier stands for arrives before it.
     netns.ip("route del 10.0.0.0/8");
     equal(&netns, &early);
@@ -49,17 +51,17 @@ fn changes_during_a_snapshot_are_applied() {
     let mirror = Mirror::new(&netns);
     netns.batch(&many("add", 100_000, "via 172.16.0.2"));
     netns.ip("route add 1.0.0.0/8 via 172.16.0.2");
-    eventually("all routes", || mirror.status().routes_v4 > 100_000);
-    let routes = mirror.status().routes_v4;
+    eventually("all routes", || mirror.status().stats.routes_v4 > 100_000);
+    let routes = mirror.status().stats.routes_v4;
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     // The guest stops reading, so the snapshot stops in the middle.
     let lock = guest.shared.lock().unwrap();
     eventually("a snapshot half told", || {
-        mirror.status().guests.first().is_some_and(|guest| guest.backlog_bytes > 0)
+        mirror.status().stats.guests.first().is_some_and(|guest| guest.backlog_bytes > 0)
     });
     netns.ip("route del 1.0.0.0/8");
     netns.ip("route replace 20.0.0.0/32 via 172.16.1.2");
-    eventually("one route less", || mirror.status().routes_v4 < routes);
+    eventually("one route less", || mirror.status().stats.routes_v4 < routes);
     drop(lock);
     eventually("a snapshot", || guest.snapshots() == 1);
     equal(&netns, &guest);
@@ -73,7 +75,7 @@ fn guest_is_synced_only_after_applying() {
     shared.lock().unwrap().silent = true;
     let guest = Guest::reconnect(&mirror.config.routes_socket, 0, shared);
     eventually("a snapshot", || guest.snapshots() == 1);
-    let synced = || mirror.status().guests[0].synced;
+    let synced = || mirror.status().stats.guests[0].synced;
     assert!(!synced());
     let asked_early = std::thread::scope(|scope| {
         let comparison = scope.spawn(|| mirror.routes(TableSource::Diff(0), None));
@@ -132,9 +134,9 @@ fn slow_guest_is_disconnected_without_delaying_others() {
     let quick = connect(&mirror, 0);
     let mut slow = UnixStream::connect(&mirror.config.routes_socket).unwrap();
     slow.write_all(&encode(&[FromGuest::Hello { version: VERSION, guest: 1 }]).unwrap()).unwrap();
-    eventually("two guests", || mirror.status().guests.len() == 2);
+    eventually("two guests", || mirror.status().stats.guests.len() == 2);
     netns.batch(&many("add", 150_000, "via 172.16.0.2"));
-    eventually("the slow one is gone", || mirror.status().guests.len() == 1);
+    eventually("the slow one is gone", || mirror.status().stats.guests.len() == 1);
     equal(&netns, &quick);
     assert_eq!(quick.snapshots(), 1, "the quick one was let go too");
     let mut rest = Vec::new();
@@ -166,7 +168,7 @@ fn hostile_guests_are_disconnected() {
     good.say(FromGuest::Used(vec![(9, "1.2.3.4".parse().unwrap()); 1000]));
     netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
     equal(&netns, &good);
-    assert_eq!(mirror.status().guests.len(), 1);
+    assert_eq!(mirror.status().stats.guests.len(), 1);
 }
 
 #[test]
@@ -175,13 +177,13 @@ fn routes_beyond_the_limit_are_counted_and_retried() {
     let mirror = Mirror::with(&netns, 100, &[]);
     let guest = connect(&mirror, 0);
     netns.batch(&many("add", 150, "via 172.16.0.2"));
-    eventually("refused routes", || mirror.status().routes_refused >= 50);
+    eventually("refused routes", || mirror.status().stats.routes_refused >= 50);
     let status = mirror.status();
-    assert_eq!(status.routes_v4 + status.routes_v6, 100, "{status:?}");
+    assert_eq!(status.stats.routes_v4 + status.stats.routes_v6, 100, "{status:?}");
     eventually("the guest has the rest", || guest.state().routes.len() >= 100);
     assert_eq!(guest.state().routes.len(), 100);
     netns.batch(&many("del", 90, ""));
-    eventually("room for all", || mirror.status().routes_refused == 0);
+    eventually("room for all", || mirror.status().stats.routes_refused == 0);
     equal(&netns, &guest);
 }
 

@@ -284,7 +284,7 @@ fn notifications_keep_guests_in_sync() {
         let guest = synced(&mirror);
         let mut words = Words(StdRng::seed_from_u64(seed));
         let mut history = vec![format!("seed {seed}")];
-        let resyncs = mirror.status().resyncs;
+        let resyncs = mirror.status().stats.resyncs;
         for step in 0..400 {
             let operation = match words.0.random_range(0..10) {
                 0..7 => {
@@ -308,7 +308,7 @@ fn notifications_keep_guests_in_sync() {
         }
         assert_spots(&netns, &guest, &history);
         assert!(history.len() > 100, "{}", history.len());
-        assert_eq!(mirror.status().resyncs, resyncs, "a dump hid something");
+        assert_eq!(mirror.status().stats.resyncs, resyncs, "a dump hid something");
     }
 }
 

@@ -27,7 +27,7 @@ fn lost_notifications_are_repaired() {
     mirror.process.signal("-CONT");
     equal(&netns, &guest);
     assert_eq!(guest.state().vports[&1].mtu, 1444);
-    assert!(mirror.status().overruns > 0);
+    assert!(mirror.status().stats.overruns > 0);
 
     mirror.process.signal("-STOP");
     netns.batch(&many("del", 1500, ""));
@@ -55,7 +55,7 @@ fn mirror_converges_despite_steady_loss() {
     }
     equal(&netns, &guest);
     let status = mirror.status();
-    assert!(status.overruns > 0 && status.resyncs > 0, "{status:?}");
+    assert!(status.stats.overruns > 0 && status.stats.resyncs > 0, "{status:?}");
 }
 
 #[test]

@@ -99,18 +99,18 @@ fn mirror_reports_settled_only_when_synchronized() {
     // Notifications were lost, and the dump that repairs this has begun.
     let small = Mirror::with(&netns, u64::MAX, &[("RECEIVE", RECEIVE_BYTES)]);
     let status = status_after_changes(&netns, &small);
-    assert!(status.overruns > 0 && !status.settled, "{status:?}");
+    assert!(status.stats.overruns > 0 && !status.settled, "{status:?}");
     drop(small);
     // More notifications wait for the mirror than it reads before it answers.
     let mirror = Mirror::new(&netns);
     let status = status_after_changes(&netns, &mirror);
-    assert!(status.overruns == 0 && !status.settled, "{status:?}");
+    assert!(status.stats.overruns == 0 && !status.settled, "{status:?}");
     let guest = Guest::connect(&mirror.config.routes_socket, 0);
     eventually("settled with a guest", || guest.snapshots() == 1 && mirror.status().settled);
     guest.shared.lock().unwrap().silent = true;
-    let before = mirror.status().notifications;
+    let before = mirror.status().stats.notifications;
     netns.ip("route add 10.0.0.0/8 via 172.16.0.2");
-    eventually("read", || mirror.status().notifications > before);
+    eventually("read", || mirror.status().stats.notifications > before);
     assert!(!mirror.status().settled, "the guest has not confirmed it");
     guest.confirm();
     eventually("confirmed", || mirror.status().settled);
@@ -137,7 +137,7 @@ fn change_storm_keeps_memory_bounded_and_guests_synced() {
     assert!(should.routes.len() > ROUTES as usize / 2, "{}", should.routes.len());
     assert_eq!(mirror.routes(TableSource::Diff(0), None).unwrap(), []);
     let status = mirror.status();
-    assert!(status.overruns > 0 && status.resyncs > 0, "{status:?}");
+    assert!(status.stats.overruns > 0 && status.stats.resyncs > 0, "{status:?}");
     let growth = mirror.memory_bytes() - before;
     assert!(growth < GROWTH_BYTES_MAX, "{growth} bytes");
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use pdp_guest::{Batch, ForwardingProgram, ProgramRuntime};
 use pdp_memif::Listener;
+use pdp_model::Stats;
 use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_proto::mux::*;
 use pdp_wire::{outer, vxlan};
@@ -101,7 +102,7 @@ fn main() -> Result<()> {
             Err(_) => bail!("a guest panicked"),
         }
     }
-    let sent = |stats: &MuxStats| stats.externals["sink"].sent;
+    let sent = |stats: &Stats| stats.externals["sink"].sent;
     let frames = (sent(&after) - sent(&before)) as f64;
     println!("{:.2} Mpps", frames / time / 1e6);
     let worker = after.workers[0].stages.iter().zip(&before.workers[0].stages);
@@ -216,7 +217,7 @@ fn done(reply: MuxReply) -> Result<()> {
     }
 }
 
-fn stats(mux: &MuxServer) -> Result<MuxStats> {
+fn stats(mux: &MuxServer) -> Result<Stats> {
     match mux.handle(MuxRequest::Stats { vnet: None }, vec![]) {
         MuxReply::Stats(stats) => Ok(*stats),
         other => Err(anyhow::anyhow!("{other:?}")).context("stats"),

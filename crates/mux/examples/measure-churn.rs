@@ -163,9 +163,8 @@ fn main() {
             started(&mux, &vnet, &listener)
         })
         .collect();
-    let applied = |mux: &MuxServer| -> u64 {
-        names.iter().map(|name| engine_stats(mux, name).messages).sum()
-    };
+    let applied =
+        |mux: &MuxServer| -> u64 { names.iter().map(|name| engine_stats(mux, name).changes).sum() };
     let [active, ended] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let flags = (active.clone(), ended.clone());
     let feeder = std::thread::spawn(move || churn(&mut mirrors, &flags.0, &flags.1));

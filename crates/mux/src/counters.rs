@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use pdp_model::{ExternalStats, LIMITING_S, NodeStats, PortStats};
 use pdp_proto::mux;
 use pdp_wire::geneve;
 use pdp_wire::named;
@@ -193,33 +194,11 @@ impl From<geneve::GeneveError> for OuterReason {
     }
 }
 
-/// Counters of a port; see [`mux::MuxPortStats`].
+/// Counters of a port.
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
-    /// Frames received by the vlink.
-    pub received: u64,
-    /// Bytes of the received frames.
-    pub received_bytes: u64,
-    /// Frames that originated here.
-    pub made: u64,
-    /// Frames sent by the vlink.
-    pub sent: u64,
-    /// Bytes of the sent frames.
-    pub sent_bytes: u64,
-    /// Copies of flooded frames.
-    pub copied: u64,
-    /// Frames duplicated on purpose.
-    pub duplicated: u64,
-    /// Frames with a bit corrupted on purpose.
-    pub corrupted: u64,
-    /// Frames reordered on purpose: they overtook others.
-    pub reordered: u64,
-    /// Frames handed to the TAP.
-    pub punted: u64,
-    /// Frames consumed by a guest.
-    pub consumed: u64,
-    /// Frames that a capture missed.
-    pub capture_missed: u64,
+    /// Counters, except `dropped`, `waiting`, and `queues`.
+    pub stats: PortStats,
     dropped: ByReason,
     /// Time of the last drop by each of [`Reason::LIMITS`], nanoseconds of the worker's clock; 0:
     /// never.
@@ -253,28 +232,14 @@ impl PortCounters {
     }
 
     /// Returns the counters for the API, without reasons that never occurred.
-    pub fn stats(&self, now_ns: u64) -> mux::MuxPortStats {
-        let lately_ns = now_ns.saturating_sub(mux::LIMITING_S * 1_000_000_000);
+    pub fn stats(&self, now_ns: u64) -> PortStats {
+        let lately_ns = now_ns.saturating_sub(LIMITING_S * 1_000_000_000);
         let limiting = self.limited_ns.into_iter().zip(Reason::LIMITS);
         let limiting = limiting.filter(|(at_ns, _)| *at_ns > lately_ns);
-        mux::MuxPortStats {
-            received: self.received,
-            received_bytes: self.received_bytes,
-            made: self.made,
-            sent: self.sent,
-            sent_bytes: self.sent_bytes,
-            copied: self.copied,
-            duplicated: self.duplicated,
-            corrupted: self.corrupted,
-            reordered: self.reordered,
-            punted: self.punted,
-            consumed: self.consumed,
+        PortStats {
             dropped: occurred(&Reason::ALL.map(Reason::name), &self.dropped.0),
-            capture_missed: self.capture_missed,
-            waiting: 0,
-            queues: vec![],
-            underlay: None,
             limiting: limiting.map(|(_, at)| Reason::ALL[at].name().into()).collect(),
+            ..self.stats.clone()
         }
     }
 }
@@ -286,32 +251,27 @@ pub struct NodeCounters {
     pub(crate) now_ns: u64,
     /// Counters of each port, and the frames that wait at its link.
     pub(crate) ports: Vec<(PortCounters, usize)>,
-    pub(crate) guests: BTreeMap<u32, mux::MuxGuestStats>,
-    pub(crate) in_flight: u64,
-    pub(crate) tap_connected: bool,
-    pub(crate) engine: Option<mux::MuxEngineStats>,
+    /// All other counters.
+    pub(crate) node: NodeStats,
 }
 
 impl NodeCounters {
     /// Returns the counters for the API, with the ports' names in order.
-    pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> mux::MuxNodeStats {
-        let Self { now_ns, ports, guests, in_flight, tap_connected, engine } = self;
-        let stats = ports.iter().map(|(counters, waiting)| mux::MuxPortStats {
+    pub fn stats<'a>(self, names: impl Iterator<Item = &'a str>) -> NodeStats {
+        let Self { now_ns, ports, node } = self;
+        let stats = ports.iter().map(|(counters, waiting)| PortStats {
             waiting: *waiting as u64,
             ..counters.stats(now_ns)
         });
-        let ports = names.map(str::to_string).zip(stats).collect();
-        mux::MuxNodeStats { ports, guests, in_flight, tap_connected, engine }
+        NodeStats { ports: names.map(str::to_string).zip(stats).collect(), ..node }
     }
 }
 
-/// A worker's counters of an external interface; see [`mux::MuxExternalStats`].
+/// A worker's counters of an external interface.
 #[derive(Clone, Debug, Default)]
 pub struct ExternalCounters {
-    /// Frames received.
-    pub received: u64,
-    /// Frames sent.
-    pub sent: u64,
+    /// Counters, except `dropped` and those of netdevs.
+    pub stats: ExternalStats,
     dropped: [u64; OuterReason::ALL.len()],
 }
 
@@ -327,12 +287,10 @@ impl ExternalCounters {
     }
 
     /// Returns the counters in the form that pdpd gets.
-    pub fn stats(&self) -> mux::MuxExternalStats {
-        mux::MuxExternalStats {
-            received: self.received,
-            sent: self.sent,
+    pub fn stats(&self) -> ExternalStats {
+        ExternalStats {
             dropped: occurred(&OuterReason::ALL.map(OuterReason::name), &self.dropped),
-            ..mux::MuxExternalStats::default()
+            ..self.stats.clone()
         }
     }
 }

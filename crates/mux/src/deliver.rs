@@ -150,7 +150,7 @@ impl MuxVnet {
             }
         } else {
             for packet in given {
-                ports[usize::from(packet.port)].counters.consumed += 1;
+                ports[usize::from(packet.port)].counters.stats.consumed += 1;
             }
         }
         for packet in given.iter().filter(|packet| packet.mark != 0) {
@@ -192,7 +192,7 @@ impl MuxVnet {
         };
         match given {
             Ok(1) => {
-                here.counters.punted += 1;
+                here.counters.stats.punted += 1;
                 core.tracer.end(packet.mark, "punt", || {
                     format!(
                         "to the TAP of {}, {}",

@@ -112,8 +112,8 @@ impl Worker {
         });
         match (refused, here) {
             (EnqueueError::Full, Some((here, reason))) => {
-                here.counters.received += 1;
-                here.counters.received_bytes += packet.len() as u64;
+                here.counters.stats.received += 1;
+                here.counters.stats.received_bytes += packet.len() as u64;
                 here.drop(&mut self.core, reason, packet);
             }
             _ => self.refuse(external, OuterReason::Stale, packet),

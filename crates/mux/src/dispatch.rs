@@ -243,7 +243,7 @@ impl MuxVnet {
             }
             let counters = &mut self.ports[port].counters;
             if !tag.last {
-                counters.made += frames as u64;
+                counters.stats.made += frames as u64;
             }
             match (tag.verdict, at) {
                 (TagVerdict::Out, Some(_)) => {}
@@ -256,7 +256,9 @@ impl MuxVnet {
                     counters.drop_all(Reason::TooBig, frames as u64);
                 }
                 (TagVerdict::Drop(reason), _) => counters.drop_all(reason.into(), frames as u64),
-                (TagVerdict::Kept | TagVerdict::Deliver, _) => counters.consumed += frames as u64,
+                (TagVerdict::Kept | TagVerdict::Deliver, _) => {
+                    counters.stats.consumed += frames as u64
+                }
             }
         }
         if !keeps_order {

@@ -310,14 +310,14 @@ impl MuxVnet {
             }
             if let Some(bit) = drawn.corrupt {
                 packet.bytes_mut()[bit / 8] ^= 1 << (bit % 8);
-                counters.corrupted += 1;
+                counters.stats.corrupted += 1;
             }
             if drawn.duplicate {
-                counters.duplicated += 1;
+                counters.stats.duplicated += 1;
                 core.tracer.copied(packet.mark);
             }
             let Some(at_ns) = drawn.at_ns else {
-                counters.reordered += u64::from(line.waiting() > 0);
+                counters.stats.reordered += u64::from(line.waiting() > 0);
                 if drawn.duplicate {
                     match core.packets.copy_of(packet.bytes(), packet.mark) {
                         Some(copy) => on.push(copy.at(port.into())),
@@ -410,8 +410,8 @@ impl MuxVnet {
                 return self.transmit_external(core, row, frames);
             }
         };
-        here.counters.sent += row.frames as u64;
-        here.counters.sent_bytes += row.bytes as u64;
+        here.counters.stats.sent += row.frames as u64;
+        here.counters.stats.sent_bytes += row.bytes as u64;
         if let Some(engine) = counting(self.has_engines, &mut self.nodes, here.node) {
             engine.count_sent(frames, 0, false);
         }
@@ -496,8 +496,8 @@ impl MuxVnet {
         }
         let left_bytes: usize = frames.iter().map(|packet| packet.len() - header_bytes).sum();
         let sent = row.frames - frames.len();
-        here.counters.sent += sent as u64;
-        here.counters.sent_bytes += (row.bytes - left_bytes) as u64;
+        here.counters.stats.sent += sent as u64;
+        here.counters.stats.sent_bytes += (row.bytes - left_bytes) as u64;
         if row.mark != 0 && sent > 0 {
             let detail = || format!("out of {}, {} bytes", here.name, row.bytes);
             core.tracer.end(row.mark, "send", detail);

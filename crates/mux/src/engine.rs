@@ -22,6 +22,7 @@ use pdp_ip::{
     Decision, FRAMES_MAX, Fib, FollowerDeadline, FrameBatch, IpForwarder, MirrorChannel,
     MirrorFollower, MirrorInput, RouteTables, Routed,
 };
+use pdp_model::EngineStats;
 use pdp_proto::mux;
 use pdp_proto::routes::{FromGuest, ToGuest};
 use pdp_proto::slowpath::{FilterAction, FilterVerdict};
@@ -345,17 +346,17 @@ impl VrouterEngine {
     }
 
     /// Returns its state and counters.
-    pub fn stats(&self) -> mux::MuxEngineStats {
+    pub fn stats(&self) -> EngineStats {
         let (v4, v6) = self.tables.fib.routes_count();
-        mux::MuxEngineStats {
+        EngineStats {
             synced: (self.follower.is_synced() || self.fields.is_some()) && self.fault.is_none(),
             routes: (v4 + v6) as u64,
             memory_bytes: self.tables.memory_bytes() as u64,
-            messages: self.follower.messages(),
+            changes: self.follower.messages(),
             fault: self.fault.clone(),
             slowpath: self.slowpath.as_ref().map(EngineSlowPath::stats),
-            // Filled in by the control thread, which has it from the vnet.
-            used_ns: 0,
+            // The control thread adds the vnet's time, and pdpd the rest.
+            ..EngineStats::default()
         }
     }
 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use pdp_afxdp::PacketBuffer;
-use pdp_proto::mux;
+use pdp_model::ExternalStats;
 use rtrb::Consumer;
 
 use crate::counters::{ExternalCounters, OuterReason, Reason};
@@ -63,7 +63,7 @@ impl WorkerExternal {
     }
 
     /// Returns the counters of this worker, and those that only the netdevs have.
-    pub fn stats(&self) -> mux::MuxExternalStats {
+    pub fn stats(&self) -> ExternalStats {
         let mut stats = self.counters.stats();
         self.netdevs.all.iter().for_each(|netdev| netdev.count(&mut stats));
         stats

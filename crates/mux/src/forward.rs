@@ -210,11 +210,11 @@ impl MuxVnet {
     /// copies that found no free packet. Empties `missed`.
     fn count_made(&mut self, made: &PacketBatch, missed: &mut Vec<u16>) {
         for packet in made {
-            self.ports[usize::from(packet.port)].counters.made += 1;
+            self.ports[usize::from(packet.port)].counters.stats.made += 1;
         }
         for port in missed.drain(..) {
             let counters = &mut self.ports[usize::from(port)].counters;
-            counters.made += 1;
+            counters.stats.made += 1;
             counters.drop(Reason::NoPacket);
         }
     }

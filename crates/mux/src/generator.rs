@@ -5,6 +5,7 @@
 //! 4737 section 3.3: a frame is reordered if one with a higher number arrived before it).
 
 use pdp_afxdp::PACKET_BYTES;
+use pdp_model::ExternalStats;
 use pdp_proto::mux::{self, NUMBER_MARK, Rate};
 
 use crate::counters::Reason;
@@ -155,7 +156,7 @@ impl NetdevDriver for FrameGenerator {
         let before = frames.len();
         let room = room.min(tools.packets.at_hand().saturating_sub(KEEP_FREE));
         let due_ns = self.make(tools.now_ns, room, tools.packets, frames);
-        tools.counters.received += (frames.len() - before) as u64;
+        tools.counters.stats.received += (frames.len() - before) as u64;
         due_ns
     }
 
@@ -164,13 +165,13 @@ impl NetdevDriver for FrameGenerator {
     }
 
     fn send(&mut self, tools: &mut NetdevContext<'_>, frames: &mut PacketBatch) -> Reason {
-        tools.counters.sent += frames.len() as u64;
+        tools.counters.stats.sent += frames.len() as u64;
         frames.iter_mut().for_each(|packet| self.absorb(packet.bytes_mut()));
         tools.packets.give_all(frames);
         Reason::ExternalRingFull
     }
 
-    fn count(&self, stats: &mut mux::MuxExternalStats) {
+    fn count(&self, stats: &mut ExternalStats) {
         (stats.numbered, stats.late) = self.counted();
     }
 }

@@ -48,8 +48,8 @@ impl MuxVnet {
         let mut plain = !polices;
         for run in batch.chunk_by(|a, b| a.port == b.port) {
             let Some(here) = ports.get_mut(usize::from(run[0].port)) else { continue };
-            here.counters.received += run.len() as u64;
-            here.counters.received_bytes += run.iter().map(|it| it.len() as u64).sum::<u64>();
+            here.counters.stats.received += run.len() as u64;
+            here.counters.stats.received_bytes += run.iter().map(|it| it.len() as u64).sum::<u64>();
             let fits = |it: &PacketBuffer| it.mark == 0 && here.misfit(it, FCS_BYTES).is_none();
             plain &= here.is_open() && !here.is_watched() && run.iter().all(fits);
         }
@@ -131,7 +131,7 @@ impl MuxPort {
     /// Copies a frame to all captures of this port.
     /// `wall_ns` is the time of day, nanoseconds since 1970.
     pub(crate) fn capture(&mut self, wall_ns: u64, packet: &PacketBuffer) {
-        let missed = &mut self.counters.capture_missed;
+        let missed = &mut self.counters.stats.capture_missed;
         self.captures.retain_mut(|sink| {
             *missed += u64::from(!sink.offer(wall_ns, packet.bytes()));
             !sink.is_closed()

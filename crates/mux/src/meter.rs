@@ -3,7 +3,7 @@
 //! The counter is read between stages, not for each frame.
 //! That costs some 20 cycles for each batch and stage.
 
-use pdp_proto::mux::MuxStageStats;
+use pdp_model::StageStats;
 use pdp_wire::named;
 use quanta::Clock;
 
@@ -87,9 +87,9 @@ impl CycleMeter {
     }
 
     /// Returns the counters, by stage in order.
-    pub fn stats(&self) -> Vec<MuxStageStats> {
+    pub fn stats(&self) -> Vec<StageStats> {
         let counted = Stage::ALL.iter().zip(self.cycles).zip(self.frames);
-        let stats = |((stage, cycles), frames): ((&Stage, _), _)| MuxStageStats {
+        let stats = |((stage, cycles), frames): ((&Stage, _), _)| StageStats {
             stage: stage.name().to_string(),
             cycles,
             frames,

@@ -9,11 +9,10 @@ pub mod path;
 pub mod program;
 pub mod socket;
 
+use pdp_model::ExternalStats;
 use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
-
-use pdp_proto::mux::MuxExternalStats;
 
 use crate::connections::WorkerConnections;
 use crate::counters::{ExternalCounters, Reason};
@@ -86,7 +85,7 @@ pub trait NetdevDriver: Any + fmt::Debug + Send {
     }
 
     /// Adds the counters that only the netdev has.
-    fn count(&self, _: &mut MuxExternalStats) {}
+    fn count(&self, _: &mut ExternalStats) {}
 
     /// Closes it and returns the packets that it had. May take long, so a worker must not call it.
     fn close(self: Box<Self>) -> PacketBatch {

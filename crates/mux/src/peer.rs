@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use pdp_afxdp::PacketBuffer;
-use pdp_proto::mux::{AttachMode, GuestConfig as Spec, MuxGuestStats};
+use pdp_model::GuestStats;
+use pdp_proto::mux::{AttachMode, GuestConfig as Spec};
 use pdp_wire::tag;
 
 use crate::channel::PeerConnection;
@@ -64,7 +65,7 @@ pub struct MuxGuest {
     /// Frames that it has not completed.
     pub outstanding: Outstanding,
     /// Counters, except `connected` and `in_flight`.
-    pub stats: MuxGuestStats,
+    pub stats: GuestStats,
     /// Frames and completions that the mux has taken from it.
     pub(crate) taken: u64,
     pub(crate) silent: Silence,
@@ -95,7 +96,7 @@ impl MuxGuest {
             outstanding: Outstanding::default(),
             spec,
             links: (0..count).map(|_| None).collect(),
-            stats: MuxGuestStats::default(),
+            stats: GuestStats::default(),
             taken: 0,
             silent: Silence::default(),
         }

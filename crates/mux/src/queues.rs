@@ -18,8 +18,9 @@
 use std::mem;
 
 use pdp_afxdp::{PacketBuffer, prefetch};
+use pdp_model::QueueStats;
 use pdp_proto::limits::{OVERHEAD_BYTES_MAX, QUEUES_MAX, WEIGHT_MAX};
-use pdp_proto::mux::{self, EgressConfig, MuxQueueStats};
+use pdp_proto::mux::{self, EgressConfig};
 use pdp_proto::slowpath::QueueState;
 use pdp_wire::ecn;
 
@@ -550,8 +551,8 @@ impl Queues {
     }
 
     /// Returns the counters of the queues in order, beginning with queue `from`.
-    pub fn stats(&self, from: usize) -> impl Iterator<Item = MuxQueueStats> {
-        self.queues.iter().skip(from).map(|queue| MuxQueueStats {
+    pub fn stats(&self, from: usize) -> impl Iterator<Item = QueueStats> {
+        self.queues.iter().skip(from).map(|queue| QueueStats {
             name: String::new(),
             waiting: queue.frames.into(),
             waiting_bytes: queue.bytes.into(),

@@ -40,7 +40,7 @@ impl MuxVnet {
                     vnet.enter(core, (at, end), row, frames, &mut out);
                 }
                 Some(RelayTarget::Out(to)) => {
-                    here.counters.consumed += row.frames as u64;
+                    here.counters.stats.consumed += row.frames as u64;
                     frames.iter_mut().for_each(|packet| packet.port = to);
                     out.append(frames);
                 }
@@ -70,7 +70,7 @@ impl MuxVnet {
     fn egress_external(&mut self, core: &mut Core, out: &mut PacketBatch) {
         core.scratch.groups.by_port(self.own_ports.start, out);
         for run in out.chunk_by(|a, b| a.port == b.port) {
-            self.ports[usize::from(run[0].port)].counters.made += run.len() as u64;
+            self.ports[usize::from(run[0].port)].counters.stats.made += run.len() as u64;
         }
         self.egress(core, out);
     }
@@ -143,10 +143,10 @@ impl MuxVnet {
         let at = usize::from(port);
         let counters = &mut self.ports[at].counters;
         if self.own_ports.contains(&at) {
-            counters.consumed += frames as u64;
+            counters.stats.consumed += frames as u64;
         } else {
-            counters.sent += frames as u64;
-            counters.sent_bytes += bytes as u64;
+            counters.stats.sent += frames as u64;
+            counters.stats.sent_bytes += bytes as u64;
         }
         let name = &self.ports[at].name;
         core.tracer.note(mark, "send", || format!("into the segment of {name}"));
@@ -188,10 +188,10 @@ impl MuxVnet {
             let Some(copy) = copy else {
                 let far_port = &mut ports[usize::from(to)];
                 if is_own {
-                    far_port.counters.made += 1;
+                    far_port.counters.stats.made += 1;
                 } else {
-                    far_port.counters.received += 1;
-                    far_port.counters.received_bytes += packet.len() as u64;
+                    far_port.counters.stats.received += 1;
+                    far_port.counters.stats.received_bytes += packet.len() as u64;
                 }
                 far_port.end(&mut core.tracer, Reason::NoPacket, packet);
                 continue;
@@ -199,6 +199,6 @@ impl MuxVnet {
             let queue = if is_own { &mut *out } else { &mut *local };
             queue.push(copy.at(to.into()));
         }
-        ports[usize::from(packet.port)].counters.copied += copied;
+        ports[usize::from(packet.port)].counters.stats.copied += copied;
     }
 }

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::iter;
 
 use pdp_afxdp::PacketBuffer;
-use pdp_proto::mux::{self, EgressConfig, MuxQueueStats, Rate};
+use pdp_model::QueueStats;
+use pdp_proto::mux::{self, EgressConfig, Rate};
 
 use crate::police::TokenBucket;
 use crate::queues::{Buffers, Queues};
@@ -144,7 +145,7 @@ impl Shaper {
     }
 
     /// Returns the counters of each of several queues, beginning with queue `from`.
-    pub fn stats(&self, from: usize) -> impl Iterator<Item = MuxQueueStats> {
+    pub fn stats(&self, from: usize) -> impl Iterator<Item = QueueStats> {
         self.queues.iter().flat_map(move |queues| queues.stats(from))
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pdp_filters::Filters;
-use pdp_proto::mux;
+use pdp_model::SlowPathStats;
 use pdp_proto::slowpath::{Counter, Filter, QueueState};
 use pdp_wire::tag::PuntClass;
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -165,9 +165,9 @@ impl EngineSlowPath {
     }
 
     /// Returns its state.
-    pub fn stats(&self) -> mux::MuxSlowPathStats {
+    pub fn stats(&self) -> SlowPathStats {
         let fault = self.shared.fault.try_lock().ok();
-        mux::MuxSlowPathStats {
+        SlowPathStats {
             programs: self.shared.programs.load(Ordering::Relaxed) as u32,
             filters: self.actions.as_ref().map_or(0, |it| it.count()),
             memory_bytes: self.actions.as_ref().map_or(0, |it| it.memory()) as u64,

@@ -8,10 +8,8 @@ use std::mem;
 use std::ops::Range;
 
 use pdp_afxdp::PacketBuffer;
-use pdp_proto::mux::{
-    self, AttachMode, BytePattern, MuxGuestStats, MuxQueueStats, MuxVnetStats, PUNT_CLASSES, Rate,
-    VlinkEnd,
-};
+use pdp_model::{GuestStats, NodeStats, QueueStats, VnetStats};
+use pdp_proto::mux::{self, AttachMode, BytePattern, PUNT_CLASSES, Rate, VlinkEnd};
 use pdp_wire::tag::PuntClass;
 
 use crate::capture::CaptureSink;
@@ -250,7 +248,7 @@ impl MuxPort {
     }
 
     /// Returns the counters of its queues, beginning with queue `from`.
-    pub(crate) fn queues(&self, from: usize) -> impl Iterator<Item = MuxQueueStats> {
+    pub(crate) fn queues(&self, from: usize) -> impl Iterator<Item = QueueStats> {
         self.link.iter().flat_map(move |link| link.shaper.stats(from))
     }
 
@@ -801,23 +799,25 @@ impl MuxVnet {
             self.engine_backlog.iter().filter(|it| node.ports().contains(&it.port)).count();
         let counted = node.guests().map(|guest| {
             let (connected, in_flight) = (guest.is_connected(), guest.outstanding.len() as u64);
-            let stats = MuxGuestStats { connected, in_flight, ..guest.stats.clone() };
+            let stats = GuestStats { connected, in_flight, ..guest.stats.clone() };
             (guest.spec.number, stats)
         });
-        Some(NodeCounters {
-            now_ns,
+        let in_flight = backlog + outstanding + ports.iter().map(MuxPort::in_flight).sum::<usize>();
+        let engine = node.router.as_ref().and_then(|it| it.engine.as_ref());
+        let node = NodeStats {
             guests: counted.collect(),
-            in_flight: (backlog + outstanding + ports.iter().map(MuxPort::in_flight).sum::<usize>())
-                as u64,
+            in_flight: in_flight as u64,
             tap_connected: node.tap.is_some(),
-            engine: node.router.as_ref().and_then(|it| it.engine.as_ref()).map(|it| it.stats()),
-            ports: ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect(),
-        })
+            engine: engine.map(|it| it.stats()),
+            ..NodeStats::default()
+        };
+        let ports = ports.iter().map(|port| (port.counters.clone(), port.in_flight())).collect();
+        Some(NodeCounters { now_ns, ports, node })
     }
 
     /// Returns all counters with names, and each limit that
     /// ever dropped a frame. Queues have no names here.
-    pub fn stats(&self) -> MuxVnetStats {
+    pub fn stats(&self) -> VnetStats {
         let nodes = self.nodes.iter().enumerate().filter_map(|(at, node)| {
             let ports = &self.ports[node.first..][..node.count];
             let mut stats = self.count(at, 0)?.stats(ports.iter().map(|port| &*port.name));
@@ -827,7 +827,7 @@ impl MuxVnet {
             }
             Some((node.name.clone(), stats))
         });
-        MuxVnetStats { nodes: nodes.collect() }
+        VnetStats { nodes: nodes.collect() }
     }
 }
 

@@ -10,12 +10,12 @@
 //! A vnet with no work for a while goes idle. The worker skips it until a
 //! frame arrives or a peer rings its doorbell, so it costs nothing meanwhile.
 
+use pdp_model::WorkerStats;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use pdp_afxdp::PacketBuffer;
 use pdp_memif::Patience;
-use pdp_proto::mux::MuxWorkerStats;
 use rtrb::{Consumer, Producer};
 
 use crate::classify::{Classifier, PortRef, TunnelTable};
@@ -84,7 +84,7 @@ pub struct Worker {
     rung_ns: u64,
     /// Batch that is passed from stage to stage, reused so that nothing is allocated.
     batch: PacketBatch,
-    stats: MuxWorkerStats,
+    stats: WorkerStats,
     due_ns: Option<u64>,
     ended: bool,
 }
@@ -111,7 +111,7 @@ impl Worker {
             rung: vec![],
             rung_ns: 0,
             batch: vec![],
-            stats: MuxWorkerStats::default(),
+            stats: WorkerStats::default(),
             due_ns: None,
             ended: false,
         })
@@ -383,8 +383,8 @@ impl Worker {
     }
 
     /// Returns the counters.
-    pub fn stats(&self) -> MuxWorkerStats {
-        MuxWorkerStats {
+    pub fn stats(&self) -> WorkerStats {
+        WorkerStats {
             free_packets: self.core.packets.at_hand() as u64,
             stages: self.core.meter.stats(),
             ..self.stats.clone()

@@ -7,6 +7,7 @@ mod common;
 use std::path::Path;
 
 use common::*;
+use pdp_model::PortStats;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, TagVerdict};
 use pdp_wire::vlan;
@@ -237,7 +238,7 @@ proptest! {
         prop_assert_eq!(h1.sent_bytes, r1.received_bytes);
         // Frames that entered the segment and the transit left these, including copies.
         let near = [&nodes["r1"].ports["eth1"], &nodes["h2"].ports["eth0"]];
-        let own = |of: fn(&MuxPortStats) -> u64| -> u64 { nodes[OUTSIDE].ports.values().map(of).sum() };
+        let own = |of: fn(&PortStats) -> u64| -> u64 { nodes[OUTSIDE].ports.values().map(of).sum() };
         let went: u64 = near.iter().map(|port| port.sent + port.copied).sum();
         let received: u64 = near.iter().map(|port| port.received).sum();
         prop_assert_eq!(

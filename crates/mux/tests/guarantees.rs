@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::time::{Duration, Instant};
 
 use common::*;
+use pdp_model::{NodeStats, QueueStats, Stats};
 use pdp_mux::control::MuxServer;
 use pdp_mux::control::plan::{changed, outside_ends};
 use pdp_mux::core::Core;
@@ -293,7 +294,7 @@ impl Lab {
     }
 
     fn assert_adds_up(&self) {
-        let mut stats = MuxStats::default();
+        let mut stats = Stats::default();
         for (at, worker) in self.workers.iter().enumerate() {
             stats.vnets.insert(format!("v{at}"), worker.vnets[0].as_ref().unwrap().stats());
         }
@@ -466,7 +467,7 @@ impl Lab {
     }
 
     /// Returns the counters of the first link's queues.
-    fn queue_stats(&self) -> Vec<MuxQueueStats> {
+    fn queue_stats(&self) -> Vec<QueueStats> {
         let stats = self.workers[0].vnets[0].as_ref().unwrap().stats();
         stats.nodes[OUTSIDE].ports["out00"].queues.clone()
     }
@@ -689,7 +690,7 @@ fn capacity_changes_while_frames_pass() {
     let all_sent = || (0..4).map(|at| out(at).1).sum::<u64>();
     eventually("frames pass", || (0..4).all(|at| out(at).1 > 100));
     let total =
-        |node: &MuxNodeStats| node.ports.values().flat_map(|it| it.dropped.values()).sum::<u64>();
+        |node: &NodeStats| node.ports.values().flat_map(|it| it.dropped.values()).sum::<u64>();
     let drops =
         || (0..4).map(|at| total(&node_stats(&mux, &format!("v{at}"), OUTSIDE))).sum::<u64>();
     assert_eq!(drops(), 0);

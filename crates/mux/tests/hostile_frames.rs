@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::place::{Place, Raw, wire_vnet, wires};
 use common::*;
+use pdp_model::{ExternalStats, PortStats};
 use pdp_mux::control::MuxServer;
 use pdp_proto::mux::*;
 use pdp_wire::tag::{Tag, TagVerdict};
@@ -92,12 +93,12 @@ fn passes_the_kernel(frame: &[u8]) -> bool {
     !tagged || frame.len() >= 20
 }
 
-fn external(mux: &MuxServer, name: &str) -> MuxExternalStats {
+fn external(mux: &MuxServer, name: &str) -> ExternalStats {
     stats(mux).externals[name].clone()
 }
 
 /// Returns the frames that arrived at an external interface and were dropped there.
-fn refused_in(stats: &MuxExternalStats) -> u64 {
+fn refused_in(stats: &ExternalStats) -> u64 {
     let refused = |(reason, _): &(&String, &u64)| *reason != "refused" && *reason != "gone";
     stats.dropped.iter().filter(refused).map(|(_, count)| count).sum()
 }
@@ -334,7 +335,7 @@ fn frames_into_tunnels_are_all_accounted_for() {
         let tap = at % taps.len();
         eventually("room in the trunk", || taps[tap].out(0, frame) || frame.len() > 1900);
     }
-    let of_nodes = |selects: fn(&str) -> bool, of: fn(&MuxPortStats) -> u64| {
+    let of_nodes = |selects: fn(&str) -> bool, of: fn(&PortStats) -> u64| {
         let end = stats(&mux);
         let nodes = end.vnets["red"].nodes.iter().filter(|(name, _)| selects(name));
         nodes.flat_map(|(_, node)| node.ports.values().map(of)).sum::<u64>()
@@ -435,7 +436,7 @@ fn frames_into_memif_and_trunks_are_all_accounted_for() {
                 });
             }
         }
-        let sum = |of: fn(&MuxPortStats) -> u64| {
+        let sum = |of: fn(&PortStats) -> u64| {
             let end = stats(&mux);
             let ports = end.vnets["red"].nodes.values().flat_map(|node| node.ports.values());
             ports.map(of).sum::<u64>()

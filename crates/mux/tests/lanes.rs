@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 use common::*;
 use pdp_afxdp::PacketBuffer;
+use pdp_model::GuestStats;
 use pdp_mux::channel::{PeerChannel, PeerConnection, PeerFault, Pulled};
 use pdp_mux::core::Core;
 use pdp_mux::packets::Packets;
@@ -232,7 +233,7 @@ impl World {
         true
     }
 
-    fn stats(&self) -> [MuxGuestStats; GUESTS as usize] {
+    fn stats(&self) -> [GuestStats; GUESTS as usize] {
         let stats = self.vnet.stats();
         [0, 1].map(|guest| stats.nodes["r1"].guests[&guest].clone())
     }

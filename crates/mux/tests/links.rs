@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use pdp_afxdp::PacketBuffer;
+use pdp_model::{NodeStats, PortStats, Stats};
 use pdp_mux::channel::PeerChannel;
 use pdp_mux::classify::{InnerFrame, PortRef, TunnelTable};
 use pdp_mux::control::check::check;
@@ -160,7 +161,7 @@ impl Lab {
         all
     }
 
-    fn node(&self, name: &str) -> MuxNodeStats {
+    fn node(&self, name: &str) -> NodeStats {
         self.worker.vnets[0].as_ref().unwrap().stats().nodes[name].clone()
     }
 
@@ -168,7 +169,7 @@ impl Lab {
     /// every link. With `at_rest`, also checks that no packet is missing.
     fn assert_adds_up(&self, at_rest: bool) {
         let stats = self.worker.vnets[0].as_ref().unwrap().stats();
-        let (mut vnets, name) = (MuxStats::default(), self.spec.name.clone());
+        let (mut vnets, name) = (Stats::default(), self.spec.name.clone());
         vnets.vnets.insert(name, stats);
         assert_adds_up(&vnets);
         if at_rest {
@@ -376,7 +377,7 @@ impl Lan {
         all
     }
 
-    fn port(&self, at: usize) -> MuxPortStats {
+    fn port(&self, at: usize) -> PortStats {
         self.lab.node(&format!("h{}", at + 1)).ports["eth0"].clone()
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use common::*;
+use pdp_model::GuestStats;
 use pdp_mux::channel::PULL_FRAMES;
 use pdp_mux::core::Core;
 use pdp_mux::packets::Packets;
@@ -99,7 +100,7 @@ impl Bench {
         })
     }
 
-    fn guest(&mut self, node: &str, number: u32) -> MuxGuestStats {
+    fn guest(&mut self, node: &str, number: u32) -> GuestStats {
         self.vnet(|vnet, _| vnet.stats().nodes[node].guests[&number].clone())
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use common::engines::*;
 use common::*;
+use pdp_model::Stats;
 use pdp_mux::control::MuxServer;
 use pdp_proto::mux::*;
 use pdp_proto::slowpath::{
@@ -252,7 +253,7 @@ fn slow_path_filters_decide_packet_verdicts() {
     assert_adds_up(&stats_of(&mux));
 }
 
-fn stats_of(mux: &MuxServer) -> MuxStats {
+fn stats_of(mux: &MuxServer) -> Stats {
     common::stats(mux)
 }
 

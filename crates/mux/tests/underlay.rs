@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::place::{Control, Place, Raw, wire_vnet, wires};
 use common::*;
+use pdp_model::{Stats, UnderlayProblem};
 use pdp_net::xdp::Take;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
@@ -173,7 +174,7 @@ fn guest_connects_kernel_and_socat_tunnels() {
     let after = stats(&mux);
     assert_adds_up(&after);
     for name in ["red", "blue", "green"] {
-        let sent = |stats: &MuxStats| stats.vnets[name].nodes["r1"].ports["eth1"].sent;
+        let sent = |stats: &Stats| stats.vnets[name].nodes["r1"].ports["eth1"].sent;
         assert!(sent(&after) - sent(&before) >= 120, "{name}");
         assert_eq!(dropped(&after.vnets[name].nodes["r1"], "underlay-too-big"), 0);
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use pdp_afxdp::PacketBuffer;
+use pdp_model::NodeStats;
 use pdp_mux::channel::PeerChannel;
 use pdp_mux::classify::{PortRef, TunnelTable};
 use pdp_mux::control::MuxServer;
@@ -165,7 +166,7 @@ impl Bench {
         self.workers[1].is_idle(0)
     }
 
-    fn node(&self, name: &str) -> MuxNodeStats {
+    fn node(&self, name: &str) -> NodeStats {
         self.workers[1].vnets[0].as_ref().unwrap().stats().nodes[name].clone()
     }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use pdp_api::{Detail, WatchLine, WatchQuery};
 use pdp_container::{Limits, Runtime, RuntimePaths};
+use pdp_model::{GuestStats, NodeStats, PortStats, Stats, VnetStats};
 use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 use pdp_spec::{Descriptors, SourceFile};
@@ -52,10 +53,10 @@ fn vnet(number: usize) -> String {
 const SUBSTRATE: &str = "apiVersion: pdp/v1\nkind: Substrate\nmetadata: {name: node}\nspec:\n  \
     mux: {cpus: \"0\", power: 0.5}\n  forwardingEngines: {fe1: {cpus: \"1-63\", capacity: 63}}\n";
 
-fn counters(of: &mux::VnetConfig) -> mux::MuxVnetStats {
+fn counters(of: &mux::VnetConfig) -> VnetStats {
     let mut nodes = BTreeMap::new();
     for node in &of.nodes {
-        let port = mux::MuxPortStats {
+        let port = PortStats {
             received: 1 << 40,
             received_bytes: 1 << 50,
             sent: 1 << 40,
@@ -63,15 +64,15 @@ fn counters(of: &mux::VnetConfig) -> mux::MuxVnetStats {
             dropped: [("queue-full", 7), ("guest-no-route", 1 << 20)]
                 .map(|(reason, count)| (reason.to_owned(), count))
                 .into(),
-            ..mux::MuxPortStats::default()
+            ..PortStats::default()
         };
         let ports = node.ports.iter().map(|it| (it.name.clone(), port.clone())).collect();
-        let guest = mux::MuxGuestStats { connected: true, to_guest: 1 << 40, ..Default::default() };
+        let guest = GuestStats { connected: true, to_guest: 1 << 40, ..Default::default() };
         let guests = if node.name.starts_with('r') { 2 } else { 0 };
         let guests = (0..guests).map(|number| (number, guest.clone())).collect();
-        nodes.insert(node.name.clone(), mux::MuxNodeStats { ports, guests, ..Default::default() });
+        nodes.insert(node.name.clone(), NodeStats { ports, guests, ..Default::default() });
     }
-    mux::MuxVnetStats { nodes }
+    VnetStats { nodes }
 }
 
 /// CPU time of this process's threads by name, milliseconds.
@@ -137,7 +138,7 @@ fn main() -> Result<()> {
     }
     let vnets = model.plan.vnets.iter();
     let vnets = vnets.map(|(name, plan)| (name.clone(), counters(&plan.mux))).collect();
-    let stats = mux::MuxStats { vnets, ..mux::MuxStats::default() };
+    let stats = Stats { vnets, ..Stats::default() };
     let listener = UnixListener::bind(places.mux_control())?;
     std::thread::Builder::new().name("mux".into()).spawn(move || {
         for stream in listener.incoming().flatten() {

@@ -8,6 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pdp_model::Stats;
 use pdp_proto::channel::{Channel, FRAME_BYTES_MAX};
 use pdp_proto::limits::{ADDRESSES_MAX, PORTS_MAX, VNET_QUEUES_MAX};
 use pdp_proto::{mirror, mux, tap};
@@ -287,7 +288,7 @@ impl MuxClient {
     }
 
     /// Returns the counters of all vnets, or of one.
-    pub fn stats(&self, vnet: Option<&str>) -> Result<mux::MuxStats, ControlError> {
+    pub fn stats(&self, vnet: Option<&str>) -> Result<Stats, ControlError> {
         let answer_bytes_max = vnet.map_or(FRAME_BYTES_MAX, |_| VNET_STATS_BYTES_MAX);
         let call = Call { answer_bytes_max, ..self.call("stats") };
         let request = mux::MuxRequest::Stats { vnet: vnet.map(str::to_string) };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 pub use pdp_container::error_chain;
 use pdp_container::{HelperSpec, Process, ProcessOutcome, ProcessState as GuestState, Runtime};
+use pdp_model::Stats;
 use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
 use pdp_proto::mux;
@@ -163,7 +164,7 @@ impl Host {
 
     /// Returns the counters of a vnet, or of all, including the plan's
     /// ports that stay in the kernel.
-    pub fn stats(&self, vnet: Option<&str>, plan: &Plan) -> Result<mux::MuxStats, ControlError> {
+    pub fn stats(&self, vnet: Option<&str>, plan: &Plan) -> Result<Stats, ControlError> {
         let mut stats = self.mux.stats(vnet)?;
         self.ports.count(plan, &mut stats);
         Ok(stats)

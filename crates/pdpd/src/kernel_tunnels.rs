@@ -6,13 +6,13 @@
 //! resolved at once and without a time limit. No frame waits for it, so nothing else would
 //! trigger the resolution. A next hop that was used since the last check is kept fresh.
 
+use pdp_model::UnderlayProblem;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use pdp_net::interface::InterfaceState;
 use pdp_net::ports::{ExternalEnd, LinkTarget, PortSpec, Ports, UnderlayHop};
-use pdp_proto::mux::UnderlayProblem;
 use pdp_underlay::{TunnelEndpoints, TunnelNextHop, Underlay};
 
 use crate::host::{HostError, error_chain};

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process, ProcessState as GuestState};
+use pdp_model::Stats;
 use pdp_net::route::StaticRouteSpec;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Xdp;
@@ -220,7 +221,7 @@ pub trait Machine: Debug + Send + Sync {
     fn mux(&self) -> Result<MuxHello, ControlError>;
 
     /// Returns the mux's counters of a vnet.
-    fn mux_stats(&self, vnet: &str) -> Result<mux::MuxStats, ControlError>;
+    fn mux_stats(&self, vnet: &str) -> Result<Stats, ControlError>;
 
     /// Adds or changes a vnet in the mux.
     fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError>;
@@ -414,7 +415,7 @@ impl Machine for Host {
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool {
         let status = MirrorClient { path: mirror.into() }.status(MIRROR_WAIT);
         let synced = |status: pdp_proto::mirror::MirrorStatusReply| {
-            status.guests.iter().any(|known| known.guest == guest && known.synced)
+            status.stats.guests.iter().any(|known| known.guest == guest && known.synced)
         };
         status.is_ok_and(synced)
     }
@@ -488,7 +489,7 @@ impl Machine for Host {
         self.mux.hello()
     }
 
-    fn mux_stats(&self, vnet: &str) -> Result<mux::MuxStats, ControlError> {
+    fn mux_stats(&self, vnet: &str) -> Result<Stats, ControlError> {
         self.mux.stats(Some(vnet))
     }
 

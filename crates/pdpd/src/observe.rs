@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use pdp_api::exec::ExecRequest;
 use pdp_api::{
-    ApplyRequest, CaptureQuery, ChangeReport, DaemonVersion, DownRequest, EngineStats,
-    FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
+    ApplyRequest, CaptureQuery, ChangeReport, DaemonVersion, DownRequest, FastpathChange,
+    FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
     FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
-    GuestProcess, GuestStats, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck,
-    NodeProcess, NodeStats, PortStats, Problem, ProblemKind, PullRequest, QueueStats,
-    RestartRequest, RouteEntry, RouteGuestStats, RouteHop, RouteStats, RouteTarget, RoutesQuery,
-    ScaleRequest, SlowPathStats, Stats, StatsQuery, SubstrateInfo, TapStats, TenantInfo, Trace,
-    TraceRequest, TraceStep, Vnet, VnetStats, VnetSummary, WatchQuery,
+    GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck, NodeProcess,
+    NodeStats, Problem, ProblemKind, PullRequest, RestartRequest, RouteEntry, RouteHop,
+    RouteTarget, RoutesQuery, ScaleRequest, Stats, StatsQuery, SubstrateInfo, TenantInfo, Trace,
+    TraceRequest, TraceStep, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
 use pdp_container::{Process, RunAs};
@@ -233,28 +232,17 @@ impl Daemon for DaemonCore {
             stats.workers.clear();
         }
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        let mut all = Stats {
-            at_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
-            ..Stats::default()
-        };
-        for (name, external) in stats.externals {
-            all.externals.insert(name, external_stats(external));
-        }
-        all.workers = stats.workers.into_iter().map(worker_stats).collect();
+        stats.at_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        stats.vnets.retain(|vnet, _| model.plan.vnets.contains_key(vnet) && scope.sees(vnet));
         let mut nodes = Vec::new();
-        for (vnet, stats) in stats.vnets {
-            let plan = model.plan.vnets.get(&vnet).filter(|_| scope.sees(&vnet));
-            let Some(plan) = plan else { continue };
-            for (node, counters) in stats.nodes {
-                let found = plan.nodes.get(&node);
-                if found.is_some() || node == mux::OUTSIDE {
-                    nodes.push((vnet.clone(), node, found, counters));
-                }
-            }
-            all.vnets.insert(vnet, VnetStats::default());
+        for (vnet, stats) in &mut stats.vnets {
+            let plan = &model.plan.vnets[vnet];
+            stats.nodes.retain(|node, _| plan.nodes.contains_key(node) || node == mux::OUTSIDE);
+            let known = stats.nodes.iter_mut();
+            nodes.extend(known.map(|(node, stats)| (vnet, plan.nodes.get(node), stats)));
         }
         let mut questions = Vec::new();
-        for (index, (vnet, _, plan, _)) in nodes.iter().enumerate() {
+        for (index, (vnet, plan, _)) in nodes.iter().enumerate() {
             let Some(plan) = plan else { continue };
             let helper =
                 plan.tap_helper.as_ref().map(|helper| HelperEndpoint::Tap(&helper.control));
@@ -272,11 +260,10 @@ impl Daemon for DaemonCore {
         for (Question { what: (index, helper), .. }, answer) in questions.iter().zip(answers) {
             replies.entry(*index).or_default().push((helper, answer));
         }
-        for (index, (vnet, node, plan, counters)) in nodes.into_iter().enumerate() {
-            let stats = node_stats(plan, counters, replies.remove(&index).unwrap_or_default());
-            all.vnets.entry(vnet).or_default().nodes.insert(node, stats);
+        for (index, (_, plan, stats)) in nodes.into_iter().enumerate() {
+            complete(stats, plan, replies.remove(&index).unwrap_or_default());
         }
-        Ok(all)
+        Ok(stats)
     }
 
     fn watch(&self, scope: &AccessScope, query: WatchQuery) -> Result<WatchReader, Problem> {
@@ -725,30 +712,6 @@ fn unavailable(error: ControlError) -> Problem {
     Problem::new(kind, error_chain(&error))
 }
 
-pub(crate) fn external_stats(external: mux::MuxExternalStats) -> pdp_api::ExternalStats {
-    pdp_api::ExternalStats {
-        received: external.received,
-        sent: external.sent,
-        dropped: external.dropped,
-        kernel_dropped: external.kernel_dropped,
-        late: external.late,
-        numbered: external.numbered,
-    }
-}
-
-pub(crate) fn worker_stats(worker: mux::MuxWorkerStats) -> pdp_api::WorkerStats {
-    pdp_api::WorkerStats {
-        busy_rounds: worker.busy_rounds,
-        sleeps: worker.sleeps,
-        free_packets: worker.free_packets,
-        stages: worker.stages.into_iter().map(stage_stats).collect(),
-    }
-}
-
-fn stage_stats(stage: mux::MuxStageStats) -> pdp_api::StageStats {
-    pdp_api::StageStats { stage: stage.stage, cycles: stage.cycles, frames: stage.frames }
-}
-
 /// A helper that has counters.
 pub(crate) enum HelperEndpoint<'a> {
     Tap(&'a Path),
@@ -786,130 +749,44 @@ impl HelperEndpoint<'_> {
     }
 }
 
-pub(crate) fn node_stats(
+/// Adds what the mux does not know to a node's counters, and removes what only pdpd reads.
+pub(crate) fn complete(
+    stats: &mut NodeStats,
     plan: Option<&NodePlan>,
-    counters: mux::MuxNodeStats,
     helpers: Vec<(&HelperEndpoint<'_>, HelperReply<HelperCounters>)>,
-) -> NodeStats {
-    let mut ports: BTreeMap<String, PortStats> = BTreeMap::new();
-    for (name, port) in counters.ports {
-        ports.insert(
-            name,
-            PortStats {
-                received: port.received,
-                received_bytes: port.received_bytes,
-                made: port.made,
-                sent: port.sent,
-                sent_bytes: port.sent_bytes,
-                copied: port.copied,
-                duplicated: port.duplicated,
-                corrupted: port.corrupted,
-                reordered: port.reordered,
-                punted: port.punted,
-                consumed: port.consumed,
-                dropped: port.dropped,
-                capture_missed: port.capture_missed,
-                waiting: port.waiting,
-                queues: port.queues.into_iter().map(queue_stats).collect(),
-                tap: None,
-            },
-        );
+) {
+    stats.tap_connected = false;
+    for port in stats.ports.values_mut() {
+        port.underlay = None;
+        port.limiting.clear();
     }
-    let (mut routes, mut late) = (None, Vec::new());
+    for (number, guest) in &mut stats.guests {
+        if let Some(planned) = plan.and_then(|plan| plan.guests.get(number)) {
+            guest.fe = planned.placement.engine.clone();
+            guest.share_millicores = planned.placement.power_millicores.into();
+        }
+    }
+    if let Some(engine) = &mut stats.engine {
+        engine.power_millicores = plan.map_or(0, |plan| plan.mux_millicores.into());
+    }
     for (helper, answer) in helpers {
         match answer {
             HelperReply::Reply(HelperCounters::Taps(taps)) => {
-                plan.inspect(|plan| tap_stats(plan, &mut ports, taps));
+                plan.inspect(|plan| add_taps(stats, plan, taps));
             }
-            HelperReply::Reply(HelperCounters::Routes(status)) => {
-                routes = Some(route_stats(*status))
-            }
-            HelperReply::TimedOut => late.push(helper.name().to_owned()),
+            HelperReply::Reply(HelperCounters::Routes(status)) => stats.routes = Some(status.stats),
+            HelperReply::TimedOut => stats.late.push(helper.name().to_owned()),
             HelperReply::None => {}
         }
     }
-    let mut guests = BTreeMap::new();
-    for (number, guest) in counters.guests {
-        let guest_plan = plan.and_then(|plan| plan.guests.get(&number));
-        let placement = guest_plan.map(|guest| &guest.placement);
-        guests.insert(
-            number,
-            GuestStats {
-                fe: placement.map(|placement| placement.engine.clone()).unwrap_or_default(),
-                share_millicores: placement
-                    .map_or(0, |placement| u64::from(placement.power_millicores)),
-                connected: guest.connected,
-                to_guest: guest.to_guest,
-                from_guest: guest.from_guest,
-                completed: guest.completed,
-                in_flight: guest.in_flight,
-                faults: guest.faults,
-                last_fault: guest.last_fault,
-            },
-        );
-    }
-    let engine = counters.engine.map(|engine| EngineStats {
-        synced: engine.synced,
-        routes: engine.routes,
-        memory_bytes: engine.memory_bytes,
-        changes: engine.messages,
-        fault: engine.fault,
-        power_millicores: plan.map_or(0, |plan| u64::from(plan.mux_millicores)),
-        used_ns: engine.used_ns,
-        slowpath: engine.slowpath.map(|slowpath| SlowPathStats {
-            programs: slowpath.programs,
-            filters: slowpath.filters,
-            memory_bytes: slowpath.memory_bytes,
-            fault: slowpath.fault,
-        }),
-    });
-    NodeStats { ports, guests, in_flight: counters.in_flight, engine, routes, late }
 }
 
-fn queue_stats(queue: mux::MuxQueueStats) -> QueueStats {
-    let mux::MuxQueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped } = queue;
-    QueueStats { name, waiting, waiting_bytes, sent, sent_bytes, dropped }
-}
-
-fn tap_stats(
-    plan: &NodePlan,
-    ports: &mut BTreeMap<String, PortStats>,
-    taps: Vec<tap::TapPortStats>,
-) {
+fn add_taps(stats: &mut NodeStats, plan: &NodePlan, taps: Vec<tap::TapPortStats>) {
     for tap in taps {
         let name = plan.taps.get(usize::from(tap.vport)).map(|tap| tap.name.as_str());
-        if let Some(port) = name.and_then(|name| ports.get_mut(name)) {
-            port.tap = Some(TapStats {
-                to_tap: tap.to_tap,
-                from_tap: tap.from_tap,
-                to_tap_refused: tap.to_tap_refused,
-                from_tap_dropped: tap.from_tap_dropped,
-            });
+        if let Some(port) = name.and_then(|name| stats.ports.get_mut(name)) {
+            port.tap = Some(tap.stats);
         }
-    }
-}
-
-pub(crate) fn route_stats(status: mirror::MirrorStatusReply) -> RouteStats {
-    RouteStats {
-        routes_v4: status.routes_v4,
-        routes_v6: status.routes_v6,
-        groups: status.groups,
-        neighbours: status.neighbours,
-        routes_refused: status.routes_refused,
-        notifications: status.notifications,
-        resyncs: status.resyncs,
-        overruns: status.overruns,
-        guests: status
-            .guests
-            .into_iter()
-            .map(|guest| RouteGuestStats {
-                guest: guest.guest,
-                synced: guest.synced,
-                backlog_bytes: guest.backlog_bytes,
-                apply_us: guest.apply_us,
-                apply_us_max: guest.apply_us_max,
-            })
-            .collect(),
     }
 }
 
@@ -937,5 +814,25 @@ fn route_target(target: ResolvedRoute, ports: &[String]) -> RouteTarget {
                 })
                 .collect(),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pdp_model::{PortStats, UnderlayProblem};
+
+    #[test]
+    fn answers_have_only_described_counters() {
+        let port = PortStats {
+            underlay: Some(UnderlayProblem::Down),
+            limiting: vec!["flood-limit".into()],
+            ..PortStats::default()
+        };
+        let ports = [("eth0".to_owned(), port)].into();
+        let mut stats = NodeStats { ports, tap_connected: true, ..NodeStats::default() };
+        complete(&mut stats, None, Vec::new());
+        let ports = [("eth0".to_owned(), PortStats::default())].into();
+        assert_eq!(stats, NodeStats { ports, ..NodeStats::default() });
     }
 }

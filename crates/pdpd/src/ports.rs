@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
+use pdp_model::{PortStats, Stats};
 use pdp_net::interface::InterfaceWatch;
 use pdp_net::ports::{
     self, InnerEndChange, KernelPortCounters, LEASE_MAX, LinkTarget, PortSpec, Power, Reason,
@@ -21,7 +22,6 @@ use pdp_net::ports::{
 use pdp_net::route_mtu::RouteMtu;
 use pdp_net::xdp::Xdp;
 use pdp_net::{napi, netns};
-use pdp_proto::mux;
 
 use crate::host::{self, Host, HostError};
 use crate::kernel_tunnels::KernelTunnels;
@@ -597,7 +597,7 @@ impl KernelPorts {
 
     /// Adds the counters of planned ports to those of the mux, even if
     /// this daemon has not checked the ports yet.
-    pub fn count(&self, plan: &Plan, stats: &mut mux::MuxStats) {
+    pub fn count(&self, plan: &Plan, stats: &mut Stats) {
         let nodes = stats.vnets.iter_mut().flat_map(|(vnet, stats)| {
             let plan = plan.vnets.get(vnet);
             let node = move |(name, stats)| Some((plan?.nodes.get(name)?, stats));
@@ -620,8 +620,7 @@ impl KernelPorts {
                     .missed
                     .get(number)
                     .map_or(0, |missed| missed.load(Relaxed));
-                let counted =
-                    mux::MuxPortStats { underlay, capture_missed, ..port_stats(&counted) };
+                let counted = PortStats { underlay, capture_missed, ..port_stats(&counted) };
                 stats.ports.insert(name.clone(), counted);
             }
         }
@@ -688,12 +687,12 @@ fn serve(
     Ok(())
 }
 
-fn port_stats(counted: &KernelPortCounters) -> mux::MuxPortStats {
+fn port_stats(counted: &KernelPortCounters) -> PortStats {
     let dropped = Reason::ALL.into_iter().filter_map(|reason| {
         let count = counted.dropped(reason);
         (count > 0).then(|| (reason.name().to_owned(), count))
     });
-    mux::MuxPortStats {
+    PortStats {
         received: counted.from_link.frames,
         received_bytes: counted.from_link.bytes,
         made: counted.from_vrouter.frames,
@@ -701,7 +700,7 @@ fn port_stats(counted: &KernelPortCounters) -> mux::MuxPortStats {
         sent_bytes: counted.to_link.bytes,
         punted: counted.to_vrouter.frames,
         dropped: dropped.collect(),
-        ..mux::MuxPortStats::default()
+        ..PortStats::default()
     }
 }
 

@@ -14,6 +14,7 @@ use pdp_api::{
     SubstrateStatus, TenantInfo, Vnet, VnetStatus, VnetSummary,
 };
 use pdp_container::{LimitHits, ProcessState as GuestState};
+use pdp_model::{NodeStats, Stats, UnderlayProblem, VnetStats};
 use pdp_net::interface::InterfaceInfo;
 use pdp_net::ports::InnerEndChange;
 use pdp_proto::{mirror, mux};
@@ -35,7 +36,7 @@ use crate::reconciler::Health;
 struct StatusView<'a> {
     engine: &'a DaemonCore,
     model: &'a Model,
-    mux: Option<mux::MuxStats>,
+    mux: Option<Stats>,
     /// Answers of the mirrors, by socket path.
     mirrors: BTreeMap<&'a Path, HelperReply<mirror::MirrorStatusReply>>,
 }
@@ -148,7 +149,7 @@ pub fn node_itself(engine: &DaemonCore) -> SubstrateStatus {
 pub fn status(
     engine: &DaemonCore,
     name: &str,
-    mux: Option<mux::MuxVnetStats>,
+    mux: Option<VnetStats>,
     mirrors: impl Fn(&Path) -> Option<HelperReply<mirror::MirrorStatusReply>>,
 ) -> Option<VnetStatus> {
     let model = engine.model();
@@ -157,7 +158,7 @@ pub fn status(
     let paths = all.map(|mirror| mirror.config.control_socket.as_path());
     let mirrors = paths.filter_map(|path| Some((path, mirrors(path)?))).collect();
     let vnets = mux.into_iter().map(|stats| (name.to_owned(), stats)).collect();
-    let mux = Some(mux::MuxStats { vnets, ..mux::MuxStats::default() });
+    let mux = Some(Stats { vnets, ..Stats::default() });
     let view = StatusView { engine, model: &model, mux, mirrors };
     Some(view.vnet(name, plan))
 }
@@ -396,7 +397,7 @@ impl StatusView<'_> {
             if status.phase == Phase::Running {
                 match self.mirrors.get(mirror.config.control_socket.as_path()) {
                     Some(HelperReply::Reply(reply)) => {
-                        status.message = refused_routes(mirror, reply.routes_refused);
+                        status.message = refused_routes(mirror, reply.stats.routes_refused);
                     }
                     Some(HelperReply::TimedOut) => status.late = true,
                     Some(HelperReply::None) | None => {}
@@ -505,7 +506,7 @@ impl StatusView<'_> {
     fn routes_synced(&self, plan: &NodePlan, number: u32) -> Option<bool> {
         let path = plan.mirror.as_ref()?.config.control_socket.as_path();
         let HelperReply::Reply(report) = self.mirrors.get(path)? else { return None };
-        let guest = report.guests.iter().find(|guest| guest.guest == number);
+        let guest = report.stats.guests.iter().find(|guest| guest.guest == number);
         match guest {
             Some(guest) => Some(guest.synced && report.settled),
             None => {
@@ -732,7 +733,7 @@ fn failing(node: &NodeStatus) -> impl Iterator<Item = (String, &Option<String>)>
 const PORTS_NAMED: usize = 4;
 
 /// Returns a condition for a node at whose ports limits of the spec drop packets now.
-fn limiting_ports(node: &str, counters: &mux::MuxNodeStats) -> Option<Condition> {
+fn limiting_ports(node: &str, counters: &NodeStats) -> Option<Condition> {
     let mut ports: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (port, counted) in &counters.ports {
         for reason in &counted.limiting {
@@ -830,12 +831,12 @@ fn refused_routes(plan: &MirrorPlan, refused: u64) -> Option<String> {
 /// Describes the problem of a tunnel between these addresses over `device` whose
 /// frames do not reach the other end. `ports` are this end's, with their MTUs.
 fn underlay_words(
-    problem: mux::UnderlayProblem,
+    problem: UnderlayProblem,
     (local, remote): (IpAddr, IpAddr),
     device: &str,
     ports: &[(&str, &str, u32)],
 ) -> String {
-    use mux::UnderlayProblem as Problem;
+    use UnderlayProblem as Problem;
     let protocol = if remote.is_ipv4() { "ARP" } else { "neighbour discovery" };
     match problem {
         Problem::Down => format!("device {device} is down: `ip link set {device} up`"),
@@ -972,6 +973,7 @@ fn end_words(end: &mux::VlinkEnd, plan: &VnetPlan) -> String {
 mod tests {
     use super::*;
     use pdp_api::CommandState;
+    use pdp_model::PortStats;
 
     #[test]
     fn port_changes_are_described_without_control_characters() {
@@ -987,11 +989,11 @@ mod tests {
 
     #[test]
     fn limits_that_drop_packets_are_named_with_their_ports() {
-        let port = |limiting: &[&str]| mux::MuxPortStats {
+        let port = |limiting: &[&str]| PortStats {
             limiting: limiting.iter().map(|it| (*it).to_owned()).collect(),
-            ..mux::MuxPortStats::default()
+            ..PortStats::default()
         };
-        let mut counters = mux::MuxNodeStats::default();
+        let mut counters = NodeStats::default();
         counters.ports.insert("eth0".into(), port(&[]));
         assert_eq!(limiting_ports("r1", &counters), None);
         counters.ports.insert("eth9".into(), port(&["punt-limit-hook", "flood-limit"]));

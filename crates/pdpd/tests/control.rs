@@ -11,8 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pdp_model::{ExternalStats, REASONS_MAX, Stats};
 use pdp_proto::channel::{Channel, DESCRIPTORS_MAX, FRAME_BYTES_MAX};
-use pdp_proto::mux::{self, REASONS_MAX};
+use pdp_proto::mux;
 use pdpd::control::{ControlError, MuxClient};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -115,8 +116,8 @@ fn mismatched_mux_reply_is_a_clear_error() {
 /// Counters with this many reasons of drops.
 fn reasons(count: usize) -> Vec<u8> {
     let dropped = (0..count).map(|number| (number.to_string(), number as u64)).collect();
-    let external = mux::MuxExternalStats { dropped, ..Default::default() };
-    let stats = mux::MuxStats { externals: [("A".into(), external)].into(), ..Default::default() };
+    let external = ExternalStats { dropped, ..Default::default() };
+    let stats = Stats { externals: [("A".into(), external)].into(), ..Default::default() };
     frame(&serde_json::to_vec(&mux::MuxReply::Stats(Box::new(stats))).unwrap())
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use pdp_api::{Detail, EventKind, WatchLine};
 use pdp_container::{GuestSpec, HelperSpec, Limits, Process};
+use pdp_model::Stats;
 use pdp_net::route::StaticRouteSpec;
 use pdp_net::tap::TapSpec;
 use pdp_net::xdp::Xdp;
@@ -370,8 +371,8 @@ impl Machine for Pretend {
         Ok(MuxHello { externals: Vec::new(), vnets, pool })
     }
 
-    fn mux_stats(&self, _: &str) -> Result<mux::MuxStats, ControlError> {
-        Ok(mux::MuxStats::default())
+    fn mux_stats(&self, _: &str) -> Result<Stats, ControlError> {
+        Ok(Stats::default())
     }
 
     fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError> {

@@ -11,6 +11,7 @@ use pdp_api::{AuditEntry, AuditQuery, Role, Token};
 use pdp_container::{
     ProcessOutcome, ProcessState as GuestState, RECORD_VERSION, Runtime, RuntimePaths,
 };
+use pdp_model::UnderlayProblem;
 use pdp_proto::routes::{FromGuest, ToGuest, decode, encode};
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::SourceFile;
@@ -119,7 +120,7 @@ fn mux_messages_keep_their_format() {
         variants::<mux::FlowKey>(),
         variants::<mux::VlinkEnd>(),
         variants::<mux::Encapsulation>(),
-        variants::<mux::UnderlayProblem>(),
+        variants::<UnderlayProblem>(),
     ];
     let text = kept(&name);
     for variant in inner.concat() {
@@ -140,6 +141,27 @@ fn helper_messages_keep_their_format() {
         "> " => rewritten::<mirror::MirrorRequest>(message).1,
         _ => rewritten::<mirror::MirrorReply>(message).1,
     });
+}
+
+/// Processes of earlier builds write other keys, with the same meaning.
+#[test]
+fn answers_of_earlier_builds_are_read() {
+    fn read<A: DeserializeOwned + PartialEq + Debug>(name: &str) {
+        let answers = |file: &str| -> Vec<A> {
+            let text = kept(file);
+            let answers = text.lines().filter_map(|line| line.strip_prefix("< "));
+            answers.map(|line| serde_json::from_str(line).expect(line)).collect()
+        };
+        let now = answers(&format!("{name}.txt"));
+        let earlier = answers(&format!("{name}-earlier.txt"));
+        assert!(!earlier.is_empty());
+        for answer in earlier {
+            assert!(now.contains(&answer), "{name}: {answer:#?}");
+        }
+    }
+    read::<mux::MuxReply>(&format!("mux-{}", mux::VERSION));
+    read::<tap::TapReply>(&format!("tap-{}", tap::VERSION));
+    read::<mirror::MirrorReply>(&format!("mirror-{}", mirror::VERSION));
 }
 
 /// Each message as bytes and as JSON.

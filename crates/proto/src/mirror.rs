@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use ipnet::IpNet;
+use pdp_model::RouteStats;
 use serde::{Deserialize, Serialize};
 
 use crate::routes::ResolvedRoute;
@@ -103,22 +104,9 @@ pub struct MirrorRoute {
 /// Status of a mirror.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MirrorStatusReply {
-    /// IPv4 routes in the mirror's copy of the kernel's main table.
-    pub routes_v4: u64,
-    /// IPv6 routes.
-    pub routes_v6: u64,
-    /// Groups of next hops in use.
-    pub groups: u64,
-    /// Neighbours with a known MAC address.
-    pub neighbours: u64,
-    /// Routes not passed on because of `routes_max`.
-    pub routes_refused: u64,
-    /// Notifications read from the kernel.
-    pub notifications: u64,
-    /// Full dumps after the first, caused by lost notifications or link events.
-    pub resyncs: u64,
-    /// Times that the kernel reported lost notifications (ENOBUFS).
-    pub overruns: u64,
+    /// Counters.
+    #[serde(flatten)]
+    pub stats: RouteStats,
     /// True if every notification was read, no dump runs or is due, and every guest has
     /// applied everything that it was sent. Then the guests have everything that the
     /// kernel had when the request was sent. (A reply may reflect a read of the kernel
@@ -129,8 +117,6 @@ pub struct MirrorStatusReply {
     /// the tenant's. At most [`HOOKS_MAX`], plus one that counts the rest.
     #[serde(default)]
     pub hooks: Vec<String>,
-    /// Forwarding guests connected.
-    pub guests: Vec<GuestStatus>,
 }
 
 /// Most hooks that are listed one by one.
@@ -149,20 +135,4 @@ pub fn hook_words(words: &str) -> String {
             bytes <= HOOK_BYTES_MAX
         })
         .collect()
-}
-
-/// Status of one forwarding guest's copy.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestStatus {
-    /// Number of the guest in its vrouter.
-    pub guest: u32,
-    /// True if the guest has the whole snapshot, and all changes up to the last answered barrier.
-    pub synced: bool,
-    /// Bytes that the guest has still to read.
-    pub backlog_bytes: u64,
-    /// Time between reading a notification and the guest's
-    /// having applied it, for the last barrier, µs.
-    pub apply_us: u64,
-    /// Longest such time since the guest connected, µs.
-    pub apply_us_max: u64,
 }

@@ -5,15 +5,13 @@
 //! So a new pdpd can send everything again to a running mux without disturbing it, and sending
 //! everything to a new mux restores it. The mux accepts an object as a whole or not at all.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pdp_model::Stats;
 pub use pdp_wire::bpf::BpfProgram;
 use pdp_wire::tag::PuntClass;
 pub use pdp_wire::tunnel::Encapsulation;
-use serde::de::{Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// Version of this protocol, in [`MuxReply::Hello`].
 pub const VERSION: u32 = 5;
@@ -133,7 +131,7 @@ pub enum MuxReply {
         sockets: Vec<PathBuf>,
     },
     /// Counters.
-    Stats(Box<MuxStats>),
+    Stats(Box<Stats>),
     /// Addresses that a segment has learned, in no order.
     Fdb {
         /// The addresses.
@@ -520,7 +518,7 @@ pub struct GuestConfig {
     /// Weight in the distribution of frames, thousandths of a core.
     pub weight: u32,
     /// True while it drains: it gets no more frames and completes those
-    /// that it has; see [`MuxGuestStats::in_flight`].
+    /// that it has; see [`pdp_model::GuestStats::in_flight`].
     pub leaving: bool,
 }
 
@@ -874,283 +872,6 @@ pub enum VlinkEnd {
         /// Encapsulation that distinguishes the vlink's frames on the interface.
         by: Encapsulation,
     },
-}
-
-/// Counters since the mux started; those of a vnet count since it was first put.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MuxStats {
-    /// External interfaces by name.
-    pub externals: BTreeMap<String, MuxExternalStats>,
-    /// Vnets by name.
-    pub vnets: BTreeMap<String, MuxVnetStats>,
-    /// Worker threads.
-    pub workers: Vec<MuxWorkerStats>,
-}
-
-/// Most drop reasons that are accepted for one port or external interface. A mux has fewer.
-pub const REASONS_MAX: usize = 256;
-
-/// Reads at most [`REASONS_MAX`] reasons, so that a
-/// sender of invented ones costs no time and memory.
-fn reasons<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, u64>, D::Error> {
-    struct Reasons;
-
-    impl<'de> Visitor<'de> for Reasons {
-        type Value = BTreeMap<String, u64>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "counters of at most {REASONS_MAX} reasons")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut reasons = BTreeMap::new();
-            while let Some((reason, count)) = map.next_entry()? {
-                reasons.insert(reason, count);
-                if reasons.len() > REASONS_MAX {
-                    return Err(A::Error::custom(format!("more than {REASONS_MAX} reasons")));
-                }
-            }
-            Ok(reasons)
-        }
-    }
-
-    from.deserialize_map(Reasons)
-}
-
-/// Counters of an external interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxExternalStats {
-    /// Frames received, including those that are dropped here.
-    pub received: u64,
-    /// Frames that the kernel accepted for transmission.
-    pub sent: u64,
-    /// Frames dropped here, by reason. Some have no vnet to charge (unknown
-    /// tunnel, malformed outer header, …). Others were sent by a port and then
-    /// `refused` by the device, or found the program `gone`.
-    #[serde(deserialize_with = "reasons")]
-    pub dropped: BTreeMap<String, u64>,
-    /// Frames that the kernel dropped because the mux was
-    /// too slow (XDP_STATISTICS, PACKET_STATISTICS).
-    pub kernel_dropped: u64,
-    /// Generators: frames that arrived with a number.
-    #[serde(default)]
-    pub numbered: u64,
-    /// Generators: numbered frames whose number was lower than an earlier one (reordered, RFC 4737
-    /// section 3.3). Number 0 begins a new count.
-    #[serde(default)]
-    pub late: u64,
-}
-
-/// Counters of a vnet.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxVnetStats {
-    /// Nodes by name. The stand-alone external ends appear as [`OUTSIDE`].
-    pub nodes: BTreeMap<String, MuxNodeStats>,
-}
-
-/// Counters of a node, all of one moment. For every kind of node and at any
-/// load, the sum over ports of `received + made` equals the sum of `sent +
-/// punted + consumed + dropped` plus `in_flight`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxNodeStats {
-    /// Ports by name.
-    pub ports: BTreeMap<String, MuxPortStats>,
-    /// Forwarding guests by number.
-    pub guests: BTreeMap<u32, MuxGuestStats>,
-    /// Frames between arrival and their end: in guests, and in vlinks' queues.
-    pub in_flight: u64,
-    /// True if the TAP helper is connected.
-    pub tap_connected: bool,
-    /// Engine counters, for a vrouter that the mux itself forwards for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub engine: Option<MuxEngineStats>,
-}
-
-/// Counters of an engine.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxEngineStats {
-    /// True if its tables match the control guest's.
-    pub synced: bool,
-    /// Routes in its tables.
-    pub routes: u64,
-    /// Bytes of memory of its tables.
-    pub memory_bytes: u64,
-    /// Changes that it applied.
-    pub messages: u64,
-    /// Reason why its tables do not follow the control guest's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fault: Option<String>,
-    /// Worker time used for the frames and changes of its vnet, all nodes included, nanoseconds.
-    #[serde(default)]
-    pub used_ns: u64,
-    /// Counters of its slow path, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slowpath: Option<MuxSlowPathStats>,
-}
-
-/// Counters of an engine's slow path.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxSlowPathStats {
-    /// Connected programs.
-    pub programs: u32,
-    /// Installed filters.
-    pub filters: u32,
-    /// Bytes of memory of the filters and their counters.
-    pub memory_bytes: u64,
-    /// Reason why a program was last disconnected.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fault: Option<String>,
-}
-
-/// Counters of a port. Bytes are those of the inner frames.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxPortStats {
-    /// Frames that arrived at the port from its vlink; for an external end: from outside.
-    pub received: u64,
-    /// Their bytes.
-    pub received_bytes: u64,
-    /// Frames that began here: from the node's TAP, or made by a guest beyond one for one; for an
-    /// external end: from its vlink.
-    pub made: u64,
-    /// Frames that left into the port's vlink; for an external end: to the outside.
-    pub sent: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Copies of sent frames beyond one for one, where they were flooded to many ends of a segment;
-    /// for an external end: copies of received ones. Each copy counts at its destination as
-    /// received (or made), and possibly as dropped.
-    #[serde(default)]
-    pub copied: u64,
-    /// Frames duplicated on purpose. They count twice as `sent`, or later as `dropped`.
-    #[serde(default)]
-    pub duplicated: u64,
-    /// Frames in which a bit was inverted on purpose.
-    #[serde(default)]
-    pub corrupted: u64,
-    /// Frames reordered on purpose.
-    #[serde(default)]
-    pub reordered: u64,
-    /// Frames handed to the node's TAP.
-    pub punted: u64,
-    /// Frames that ended in a guest: those given to a guest that does not report their verdict
-    /// ([`AttachMode::Memif`], [`AttachMode::Tap`]), and those that a runtime guest kept. Frames
-    /// that such a guest sends count as `made`. For an external end: frames that its vlink took.
-    #[serde(default)]
-    pub consumed: u64,
-    /// Frames dropped, by reason.
-    #[serde(deserialize_with = "reasons")]
-    pub dropped: BTreeMap<String, u64>,
-    /// Frames that an active capture missed.
-    pub capture_missed: u64,
-    /// Frames that wait at its vlink now: in queues, in delay lines, for a next hop.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub waiting: u64,
-    /// Counters of its queues, in order, if it has several. Each is read at a slightly later
-    /// moment. Left out of requests for all vnets.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub queues: Vec<MuxQueueStats>,
-    /// Problem on the path of its tunnel's frames, if its vlink is a tunnel.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub underlay: Option<UnderlayProblem>,
-    /// Reasons in `dropped` that are limits of the spec and
-    /// dropped a frame in the last [`LIMITING_S`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub limiting: Vec<String>,
-}
-
-/// Seconds after its last drop for which a limit stays in [`MuxPortStats::limiting`].
-pub const LIMITING_S: u64 = 10;
-
-/// Counters of one of a port's queues.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxQueueStats {
-    /// Name of the queue.
-    pub name: String,
-    /// Frames that wait in it now.
-    pub waiting: u64,
-    /// Their bytes.
-    pub waiting_bytes: u64,
-    /// Frames that left it.
-    pub sent: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Frames dropped because it was full.
-    pub dropped: u64,
-}
-
-fn is_zero(count: &u64) -> bool {
-    *count == 0
-}
-
-/// Reason why a tunnel's frames, or the longest of them, do not reach its
-/// other end, as far as the host's kernel knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum UnderlayProblem {
-    /// The device is down, or gone.
-    Down,
-    /// The device has no carrier.
-    NoCarrier,
-    /// The tunnel's local address does not belong to the host.
-    NoAddress,
-    /// There is no route to the remote address over the device.
-    NoRoute,
-    /// Nobody answers the address resolution (ARP, neighbour discovery).
-    Unanswered {
-        /// True if it was for a router on the path, false if for the remote itself.
-        router: bool,
-    },
-    /// The path allows only shorter IP packets than the vlink may send.
-    PathMtu {
-        /// Longest packet on the path, bytes.
-        path_bytes: u32,
-        /// Longest packet of the vlink, bytes.
-        packet_bytes: u32,
-    },
-}
-
-/// Counters of a forwarding guest.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxGuestStats {
-    /// True if it is connected and in the distribution.
-    pub connected: bool,
-    /// Frames given to it.
-    pub to_guest: u64,
-    /// Frames received from it, without completions that carry no frame.
-    pub from_guest: u64,
-    /// Completions (runtime guests).
-    pub completed: u64,
-    /// Frames given to it that it has not completed yet (runtime guests).
-    #[serde(default)]
-    pub in_flight: u64,
-    /// Times that it was disconnected for violating the protocol.
-    pub faults: u64,
-    /// The last such violation.
-    pub last_fault: Option<String>,
-}
-
-/// Counters of a worker thread.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxWorkerStats {
-    /// Rounds of the loop with work.
-    pub busy_rounds: u64,
-    /// Times it went to sleep.
-    pub sleeps: u64,
-    /// Free packets in its part of the pool.
-    pub free_packets: u64,
-    /// Time-stamp counter cycles and frames by stage, in the order of the stages.
-    #[serde(default)]
-    pub stages: Vec<MuxStageStats>,
-}
-
-/// Cost of one stage of a worker.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MuxStageStats {
-    /// Name of the stage; `idle` is polling without finding work, `sleep` is blocked.
-    pub stage: String,
-    /// Cycles of the time-stamp counter.
-    pub cycles: u64,
-    /// Frames that passed through.
-    pub frames: u64,
 }
 
 /// One stage of a traced frame.

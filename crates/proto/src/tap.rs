@@ -1,6 +1,7 @@
 //! Control of a TAP helper by pdpd. Both hold a descriptor of every TAP, so that carriers stay up
 //! when either dies. A new helper or pdpd gets the descriptors from the other.
 
+use pdp_model::TapStats;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol.
@@ -57,13 +58,7 @@ pub enum TapReply {
 pub struct TapPortStats {
     /// Index of the vport.
     pub vport: u16,
-    /// Frames from the mux, written to the TAP.
-    pub to_tap: u64,
-    /// Frames from the TAP, passed to the mux.
-    pub from_tap: u64,
-    /// Frames from the mux that the TAP refused (interface down, queue full).
-    pub to_tap_refused: u64,
-    /// Frames from the TAP that were dropped because the ring to
-    /// the mux was full, or no mux was connected.
-    pub from_tap_dropped: u64,
+    /// Its counters.
+    #[serde(flatten)]
+    pub stats: TapStats,
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 
+use pdp_model::TapStats;
 use pdp_proto::tap::{TapPort, TapPortStats};
 use pdp_wire::tag::VPORTS_MAX;
 use rustix::event::epoll;
@@ -22,7 +23,7 @@ pub struct TapPorts {
     /// Vports in the order of the last `Serve`.
     order: Vec<u16>,
     /// Counters of every vport that ever had a TAP or a frame.
-    stats: BTreeMap<u16, TapPortStats>,
+    stats: BTreeMap<u16, TapStats>,
     /// Watches only the TAPs, so that one call stops reading all of them.
     epoll: OwnedFd,
 }
@@ -88,12 +89,13 @@ impl TapPorts {
 
     /// Counters by vport.
     pub fn stats(&self) -> Vec<TapPortStats> {
-        self.stats.values().cloned().collect()
+        let stats = self.stats.iter();
+        stats.map(|(&vport, stats)| TapPortStats { vport, stats: stats.clone() }).collect()
     }
 
     /// Counters of a vport.
-    pub fn stats_of(&mut self, vport: u16) -> &mut TapPortStats {
-        self.stats.entry(vport).or_insert_with(|| TapPortStats { vport, ..TapPortStats::default() })
+    pub fn stats_of(&mut self, vport: u16) -> &mut TapStats {
+        self.stats.entry(vport).or_default()
     }
 
     /// Writes a frame, given in pieces, to a TAP, and counts it.

@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pdp_memif::{Listener, MemifConnection};
+use pdp_model::TapStats;
 use pdp_proto::channel::Channel;
-use pdp_proto::tap::{TapPort, TapPortStats, TapReply, TapRequest};
+use pdp_proto::tap::{TapPort, TapReply, TapRequest};
 use pdp_wire::tag::{Tag, TagVerdict};
 
 /// Longest time that "soon" may take on a busy machine.
@@ -204,11 +205,11 @@ impl Daemon {
         self.ask(&TapRequest::Serve { ports }, fds).0
     }
 
-    fn stats(&mut self, vport: u16) -> TapPortStats {
+    fn stats(&mut self, vport: u16) -> TapStats {
         let (TapReply::Stats { ports }, _) = self.ask(&TapRequest::Stats, &[]) else {
             panic!("no stats");
         };
-        ports.into_iter().find(|stats| stats.vport == vport).unwrap()
+        ports.into_iter().find(|port| port.vport == vport).unwrap().stats
     }
 }
 

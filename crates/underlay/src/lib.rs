@@ -21,6 +21,7 @@
 
 mod kernel;
 
+use pdp_model::UnderlayProblem;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -33,7 +34,6 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NetlinkBuffer, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::Socket;
-use pdp_proto::mux::UnderlayProblem;
 use pdp_wire::{outer, udp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size;

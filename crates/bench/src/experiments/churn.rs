@@ -227,7 +227,7 @@ impl ChurnTestbed {
         while Instant::now() < end {
             let status = self.status()?;
             // The first reply may predate the last change.
-            checks = if status.settled && !status.guests.is_empty() { checks + 1 } else { 0 };
+            checks = if status.settled && !status.stats.guests.is_empty() { checks + 1 } else { 0 };
             if checks == 2 {
                 return Ok(status);
             }
@@ -263,7 +263,7 @@ impl ChurnTestbed {
         let notes = format!("cores used by mux, guest, mirror: {}", cores.join(", "));
         let pause = pause.max(pause_after).as_secs_f64() * 1e3;
         let applied = count as f64 / (seconds + lag.as_secs_f64());
-        let overruns = after.overruns - before.overruns;
+        let overruns = after.stats.overruns - before.stats.overruns;
         Ok(vec![
             Reading::new("rate", pps / 1e6, "Mpps").notes(notes),
             Reading::new("pause", pause, "ms"),

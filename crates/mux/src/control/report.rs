@@ -7,9 +7,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use pdp_model::{ExternalStats, QueueStats, Stats, VnetStats};
 use pdp_proto::mux::{
-    self, BpfProgram, BytePattern, MuxExternalStats, MuxQueueStats, MuxReply, MuxStats, OUTSIDE,
-    PortName, QueueConfig, TraceStage, VlinkEnd,
+    self, BpfProgram, BytePattern, MuxReply, OUTSIDE, PortName, QueueConfig, TraceStage, VlinkEnd,
 };
 use pdp_proto::trace::NO_FRAME;
 use tracing::info;
@@ -42,7 +42,7 @@ impl MuxControl {
         {
             return Err(format!("vnet {only} does not exist"));
         }
-        let mut stats = MuxStats::default();
+        let mut stats = Stats::default();
         let selected = state.vnets.values();
         let selected = selected.filter(|vnet| only.is_none_or(|only| only == vnet.spec.name));
         for (number, worker) in self.workers.iter().enumerate() {
@@ -67,7 +67,7 @@ impl MuxControl {
                         let vnet = worker.vnets[slot].as_ref()?;
                         let mut counted = vnet.count(node, now_ns)?;
                         let used_ns = clock.delta_as_nanos(0, vnet.used_cycles);
-                        counted.engine.iter_mut().for_each(|engine| engine.used_ns = used_ns);
+                        counted.node.engine.iter_mut().for_each(|engine| engine.used_ns = used_ns);
                         Some(counted)
                     };
                     places.into_iter().map(count).collect::<Vec<_>>()
@@ -129,12 +129,7 @@ impl MuxControl {
     }
 
     /// Adds the problems of the paths of a vnet's tunnels.
-    fn add_problems(
-        &self,
-        state: &PlanState,
-        vnet: &mux::VnetConfig,
-        stats: &mut mux::MuxVnetStats,
-    ) {
+    fn add_problems(&self, state: &PlanState, vnet: &mux::VnetConfig, stats: &mut VnetStats) {
         for end in outside_ends(vnet) {
             let (node, port) = end.name;
             let counters = stats.nodes.get_mut(node);
@@ -148,7 +143,7 @@ impl MuxControl {
 
     /// Adds the counters of a vnet's queues, copied in parts between
     /// rounds of its worker. Each part is of a different moment.
-    fn add_queues(&self, vnet: &KnownVnet, stats: &mut mux::MuxVnetStats) -> Result<(), String> {
+    fn add_queues(&self, vnet: &KnownVnet, stats: &mut VnetStats) -> Result<(), String> {
         let numbers: HashMap<_, _> = layout(&vnet.spec).zip(0..).collect();
         let ends = vnet.spec.vlinks.iter().flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
         let mut places: Vec<(usize, usize, _, &[QueueConfig])> = vec![];
@@ -180,8 +175,7 @@ impl MuxControl {
             {
                 let known = stats.nodes.get_mut(*node).and_then(|it| it.ports.get_mut(*port));
                 let named = counted.into_iter().zip(*queues);
-                let named =
-                    named.map(|(it, queue)| MuxQueueStats { name: queue.name.clone(), ..it });
+                let named = named.map(|(it, queue)| QueueStats { name: queue.name.clone(), ..it });
                 if let Some(known) = known {
                     known.queues.extend(named);
                 }
@@ -282,7 +276,7 @@ impl MuxControl {
 }
 
 /// Adds the counters of one worker.
-fn add_external(sum: &mut MuxExternalStats, counted: MuxExternalStats) {
+fn add_external(sum: &mut ExternalStats, counted: ExternalStats) {
     sum.received += counted.received;
     sum.sent += counted.sent;
     sum.kernel_dropped += counted.kernel_dropped;

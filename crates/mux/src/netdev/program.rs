@@ -65,7 +65,7 @@ impl NetdevDriver for MemifNetdev {
         let room = room.min(PULL_FRAMES).min(packets.at_hand().saturating_sub(KEEP_FREE));
         self.work(connections, |link| {
             link.channel.take(packets, room, |packet| {
-                counters.received += 1;
+                counters.stats.received += 1;
                 match packet {
                     Some(packet) => frames.push(packet),
                     None => counters.drop(OuterReason::TooLong),
@@ -93,7 +93,7 @@ impl NetdevDriver for MemifNetdev {
             }
             Ok(())
         });
-        tools.counters.sent += taken as u64;
+        tools.counters.stats.sent += taken as u64;
         frames.drain(..taken).for_each(|packet| tools.packets.give(packet));
         if self.0.is_some() { Reason::ExternalRingFull } else { Reason::ExternalGone }
     }

@@ -1,10 +1,10 @@
 //! Sockets on an interface: AF_XDP on the packet pool, and packet sockets.
 
+use pdp_model::ExternalStats;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use pdp_afxdp::{PacketSocket, Unread, XdpSocket};
-use pdp_proto::mux::MuxExternalStats;
 use pdp_wire::offload;
 
 use crate::counters::{OuterReason, Reason};
@@ -32,7 +32,7 @@ impl NetdevDriver for XdpNetdev {
         frames: &mut PacketBatch,
     ) -> Option<u64> {
         let before = frames.len();
-        tools.counters.received += self.socket.receive(frames, RECEIVE_FRAMES) as u64;
+        tools.counters.stats.received += self.socket.receive(frames, RECEIVE_FRAMES) as u64;
         // AF_XDP does not report which checksums are incomplete. Packet sockets do.
         for packet in frames[before..].iter_mut().filter(|_| self.is_virtual) {
             offload::complete(packet.bytes_mut());
@@ -46,7 +46,7 @@ impl NetdevDriver for XdpNetdev {
     }
 
     fn complete(&mut self, tools: &mut NetdevContext<'_>) {
-        tools.counters.sent += self.socket.complete(tools.back) as u64;
+        tools.counters.stats.sent += self.socket.complete(tools.back) as u64;
         tools.packets.give_sent(tools.back);
     }
 
@@ -74,7 +74,7 @@ impl NetdevDriver for XdpNetdev {
         if self.socket.sending() > 0 { SENDING_SLEEP_NS } else { u64::MAX }
     }
 
-    fn count(&self, stats: &mut MuxExternalStats) {
+    fn count(&self, stats: &mut ExternalStats) {
         stats.kernel_dropped += self.socket.kernel_dropped();
     }
 
@@ -94,7 +94,7 @@ impl NetdevDriver for PacketSocket {
         let (free, keep) = tools.packets.free_mut(KEEP_FREE);
         let Unread { too_long, not_cut } =
             PacketSocket::receive(self, free, keep, RECEIVE_FRAMES, frames);
-        tools.counters.received += (frames.len() - before + too_long + not_cut) as u64;
+        tools.counters.stats.received += (frames.len() - before + too_long + not_cut) as u64;
         tools.counters.drop_all(OuterReason::TooLong, too_long as u64);
         tools.counters.drop_all(OuterReason::NotCut, not_cut as u64);
         None
@@ -114,7 +114,7 @@ impl NetdevDriver for PacketSocket {
         if self.sending() > 0 {
             let sent = PacketSocket::flush(self, tools.back);
             tools.packets.give_all(tools.back);
-            tools.counters.sent += sent.taken as u64;
+            tools.counters.stats.sent += sent.taken as u64;
             tools.counters.drop_all(OuterReason::Refused, sent.refused as u64);
         }
     }
@@ -127,7 +127,7 @@ impl NetdevDriver for PacketSocket {
         if self.sending() > 0 { SENDING_SLEEP_NS } else { u64::MAX }
     }
 
-    fn count(&self, stats: &mut MuxExternalStats) {
+    fn count(&self, stats: &mut ExternalStats) {
         stats.kernel_dropped += self.kernel_dropped();
     }
 

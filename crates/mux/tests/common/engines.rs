@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use pdp_model::EngineStats;
 use pdp_mux::control::MuxServer;
 use pdp_proto::channel::FrameReader;
 use pdp_proto::mux::*;
@@ -125,7 +126,7 @@ pub fn mark_of(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[frame.len() - 8..].try_into().unwrap())
 }
 
-pub fn engine_stats(mux: &MuxServer, vnet: &str) -> MuxEngineStats {
+pub fn engine_stats(mux: &MuxServer, vnet: &str) -> EngineStats {
     node_stats(mux, vnet, "r1").engine.unwrap()
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pdp_memif::{ConnectionState, Listener, MemifClient, MemifSettings};
+use pdp_model::{NodeStats, Stats};
 use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_mux::memif::Memif;
 use pdp_proto::mux::*;
@@ -52,14 +53,14 @@ pub fn refused(mux: &MuxServer, vnet: &VnetConfig) -> String {
     }
 }
 
-pub fn stats(mux: &MuxServer) -> MuxStats {
+pub fn stats(mux: &MuxServer) -> Stats {
     match mux.handle(MuxRequest::Stats { vnet: None }, vec![]) {
         MuxReply::Stats(stats) => *stats,
         other => panic!("{other:?}"),
     }
 }
 
-pub fn node_stats(mux: &MuxServer, vnet: &str, node: &str) -> MuxNodeStats {
+pub fn node_stats(mux: &MuxServer, vnet: &str, node: &str) -> NodeStats {
     stats(mux).vnets[vnet].nodes[node].clone()
 }
 
@@ -83,7 +84,7 @@ pub fn soon<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
 
 /// Checks every node's balance: the frames that it received
 /// or made equal those that ended or are in flight.
-pub fn assert_adds_up(stats: &MuxStats) {
+pub fn assert_adds_up(stats: &Stats) {
     for (vnet, counters) in &stats.vnets {
         for (name, node) in &counters.nodes {
             let ports = node.ports.values();
@@ -97,7 +98,7 @@ pub fn assert_adds_up(stats: &MuxStats) {
     }
 }
 
-pub fn dropped(node: &MuxNodeStats, reason: &str) -> u64 {
+pub fn dropped(node: &NodeStats, reason: &str) -> u64 {
     node.ports.values().filter_map(|port| port.dropped.get(reason)).sum()
 }
 

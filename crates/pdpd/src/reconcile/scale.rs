@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pdp_model::Stats;
 use pdp_proto::mux;
 
 use super::vnet::VnetRuntime;
@@ -115,7 +116,7 @@ impl Reconciler {
         }
         let stats = match self.machine.mux_stats(name) {
             // The mux has no such vnet.
-            Err(ControlError::Refused { .. }) => mux::MuxStats::default(),
+            Err(ControlError::Refused { .. }) => Stats::default(),
             stats => stats?,
         };
         let mut since = BTreeMap::new();

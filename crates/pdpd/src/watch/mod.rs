@@ -28,7 +28,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pdp_api::{Detail, EventKind, SubstrateStatus, VnetStatus, WatchEvent};
-use pdp_proto::{mirror, mux};
+use pdp_model::VnetStats;
+use pdp_proto::mirror;
 use tokio::sync::watch;
 
 use crate::access::{AccessScope, Requester, current_requester};
@@ -97,7 +98,7 @@ struct SampleRequest {
 /// Last answers of the mux and mirrors, by vnet.
 #[derive(Debug, Default)]
 struct LatestStats {
-    mux: BTreeMap<String, Arc<mux::MuxVnetStats>>,
+    mux: BTreeMap<String, Arc<VnetStats>>,
     mirrors: BTreeMap<String, Arc<MirrorReplies>>,
 }
 

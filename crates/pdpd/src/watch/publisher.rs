@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pdp_api::{Detail, WATCH_EVERY_MS_DEFAULT, WatchQuery};
-use pdp_proto::mux;
+use pdp_model::Stats;
 
 use super::log::EventFilter;
 use super::{WatchHub, WatchReader, WatchStart, sampler};
@@ -102,7 +102,7 @@ fn refresh_facts(engine: &DaemonCore, vnet: Option<&str>) {
         Err(error) if error.is_timeout() => None,
         Err(error) => {
             tracing::debug!("counters for a watch: {}", error_chain(&error));
-            Some(mux::MuxStats::default())
+            Some(Stats::default())
         }
     };
     let mut changed = Vec::new();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pdp_api::ResourceUsage;
-use pdp_proto::mux;
+use pdp_model::{Stats, UnderlayProblem, VnetStats};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::snapshot::{NodeUsage, UsageSample, VnetUsage};
@@ -113,9 +113,9 @@ impl Sampler {
             Ok(stats) => stats,
             Err(error) if error.is_timeout() => return,
             // No mux runs, or it lacks this vnet.
-            Err(_) => mux::MuxStats::default(),
+            Err(_) => Stats::default(),
         };
-        let mux::MuxStats { externals, vnets, workers } = stats;
+        let Stats { externals, vnets, workers, .. } = stats;
         // In an `Arc`, since the many counters are kept twice: for statuses and for the sample.
         let vnets = shared(vnets);
         let changed = lock(&hub.latest_stats).absorb(&vnets, one);
@@ -209,9 +209,9 @@ impl Sampler {
 }
 
 /// The mux's counters, by vnet.
-type VnetStatsMap = BTreeMap<String, Arc<mux::MuxVnetStats>>;
+type VnetStatsMap = BTreeMap<String, Arc<VnetStats>>;
 
-pub(super) fn shared(vnets: BTreeMap<String, mux::MuxVnetStats>) -> VnetStatsMap {
+pub(super) fn shared(vnets: BTreeMap<String, VnetStats>) -> VnetStatsMap {
     vnets.into_iter().map(|(name, stats)| (name, Arc::new(stats))).collect()
 }
 
@@ -238,7 +238,7 @@ impl LatestStats {
 }
 
 /// Returns the part of a vnet's counters that its status shows.
-fn facts(stats: &mux::MuxVnetStats) -> Vec<(bool, Option<mux::UnderlayProblem>, &[String])> {
+fn facts(stats: &VnetStats) -> Vec<(bool, Option<UnderlayProblem>, &[String])> {
     let nodes = stats.nodes.values();
     let each = nodes.flat_map(|node| {
         let guests = node.guests.values().map(|guest| guest.connected);
@@ -312,10 +312,10 @@ pub(super) fn store_reply(
     let shown = |answer: &HelperReply<pdp_proto::mirror::MirrorStatusReply>| match answer {
         HelperReply::Reply(reply) => {
             let guests: Vec<_> =
-                reply.guests.iter().map(|guest| (guest.guest, guest.synced)).collect();
+                reply.stats.guests.iter().map(|guest| (guest.guest, guest.synced)).collect();
             HelperReply::Reply((
                 reply.settled,
-                reply.routes_refused > 0,
+                reply.stats.routes_refused > 0,
                 reply.hooks.clone(),
                 guests,
             ))

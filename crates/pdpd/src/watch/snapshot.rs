@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pdp_api::{Detail, GuestSample, NodeSample, NodeStats, ResourceUsage, VnetSample, WatchSample};
+use pdp_api::{Detail, GuestSample, NodeSample, ResourceUsage, VnetSample, WatchSample};
+use pdp_model::{ExternalStats, NodeStats, VnetStats, WorkerStats};
 use pdp_proto::mux;
 
 use super::MirrorReplies;
 use super::log::EventFilter;
 use crate::access::AccessScope;
-use crate::observe::{external_stats, node_stats, route_stats, worker_stats};
+use crate::observe::complete;
 use crate::plan::{Plan, VnetPlan};
 use crate::query::HelperReply;
 
@@ -23,11 +24,11 @@ pub struct UsageSample {
     /// Time by the monotonic clock, nanoseconds.
     pub at_ns: u64,
     /// The mux's counters, of all vnets or of the one that is watched.
-    pub vnets: BTreeMap<String, Arc<mux::MuxVnetStats>>,
+    pub vnets: BTreeMap<String, Arc<VnetStats>>,
     /// The mux's counters of external interfaces.
-    pub externals: BTreeMap<String, mux::MuxExternalStats>,
+    pub externals: BTreeMap<String, ExternalStats>,
     /// The mux's counters of its threads.
-    pub workers: Vec<mux::MuxWorkerStats>,
+    pub workers: Vec<WorkerStats>,
     /// The plan at that time.
     pub plan: Arc<Plan>,
     /// Resource usage of guests, by vnet.
@@ -63,10 +64,8 @@ impl UsageSample {
             sample.vnets.insert(name.clone(), vnet);
         }
         if filter.scope == AccessScope::Node && filter.vnet.is_none() {
-            let externals = self.externals.iter();
-            sample.externals =
-                externals.map(|(name, it)| (name.clone(), external_stats(it.clone()))).collect();
-            sample.workers = self.workers.iter().cloned().map(worker_stats).collect();
+            sample.externals = self.externals.clone();
+            sample.workers = self.workers.clone();
         }
         sample
     }
@@ -102,9 +101,10 @@ impl UsageSample {
         let mut nodes = BTreeMap::new();
         let outside = stats.get_key_value(mux::OUTSIDE).map(|(name, _)| name);
         for name in plan.nodes.keys().chain(outside) {
-            let counters = stats.get(name).cloned().unwrap_or_default();
+            let mut counters = stats.get(name).cloned().unwrap_or_default();
             let node = plan.nodes.get(name);
-            let NodeStats { ports, guests, in_flight, .. } = node_stats(node, counters, Vec::new());
+            complete(&mut counters, node, Vec::new());
+            let NodeStats { ports, guests, in_flight, .. } = counters;
             let used = usage.and_then(|nodes| nodes.get(name)).cloned().unwrap_or_default();
             let guest = |(number, counters)| {
                 let usage = used.guests.get(&number).copied().unwrap_or_default();
@@ -115,7 +115,7 @@ impl UsageSample {
             let routes = mirror.and_then(|mirror| {
                 let reply = self.mirrors.get(self.name_of(plan)?)?;
                 match reply.get(&mirror.config.control_socket) {
-                    Some((_, HelperReply::Reply(status))) => Some(route_stats(status.clone())),
+                    Some((_, HelperReply::Reply(status))) => Some(status.stats.clone()),
                     _ => None,
                 }
             });

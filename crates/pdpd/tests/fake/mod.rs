@@ -784,9 +784,8 @@ impl Daemon for Fake {
             ports: [("eth0".to_string(), port)].into(),
             guests: [(0, guest)].into(),
             in_flight: 3,
-            engine: None,
             routes: Some(RouteStats { routes_v4: 12, routes_v6: 4, ..Default::default() }),
-            late: Vec::new(),
+            ..Default::default()
         };
         let vnet = VnetStats { nodes: [("r1".to_string(), node)].into() };
         Ok(Stats {
