@@ -1,41 +1,6 @@
+pub use pdp_model::CommandState;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-/// State of a node's command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum CommandState {
-    /// Not started: a command that it waits for is not ready, or its node does not run.
-    #[default]
-    Waiting,
-    /// Runs, and its `ready` check has not succeeded yet.
-    Starting,
-    /// Runs, and its `ready` check has succeeded.
-    Ready,
-    /// Runs, and has no `ready` check.
-    Running,
-    /// Ended, and will be restarted after a pause.
-    Restarting,
-    /// Ended with code 0, or with any code if it may fail. It will not be restarted.
-    Done,
-    /// Ended otherwise or could not be started. It will not be restarted.
-    Failed,
-}
-
-impl CommandState {
-    /// Word in JSON and in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Waiting => "waiting",
-            Self::Starting => "starting",
-            Self::Ready => "ready",
-            Self::Running => "running",
-            Self::Restarting => "restarting",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
-}
 
 /// Status of a command of a node's `commands` or `exec`, as reported by the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -60,6 +60,6 @@ pub use spec::{
     HelperSpec, ID_BYTES_MAX, LOG_BYTES_MAX, Limits, Probe, Profile, RootFilesystem, RunAs,
     UserRange, VolumeMount,
 };
-pub use status::{GuestCommandState, GuestCommandStatus, WORDS_BYTES_MAX};
+pub use status::{GuestCommandStatus, WORDS_BYTES_MAX};
 pub use store::RECORD_VERSION;
 pub use view::INOTIFY_INSTANCES_MAX;

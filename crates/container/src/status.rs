@@ -8,6 +8,7 @@
 //!
 //! Limits: [`LINE_BYTES_MAX`] per line, [`WORDS_BYTES_MAX`] of text.
 
+use pdp_model::CommandState;
 use serde::{Deserialize, Serialize};
 
 /// Longest line, bytes. A pipe accepts so few bytes whole or not at all.
@@ -16,33 +17,12 @@ pub(crate) const LINE_BYTES_MAX: usize = 1024;
 /// Longest text about a command, bytes.
 pub const WORDS_BYTES_MAX: usize = 160;
 
-/// State of a command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GuestCommandState {
-    /// Not started: a command that it waits for is not ready.
-    #[default]
-    Waiting,
-    /// Runs, and is not ready yet.
-    Starting,
-    /// Runs, and its check has succeeded.
-    Ready,
-    /// Runs, and has no check.
-    Running,
-    /// Ended or could not be started, and will be restarted after a pause.
-    Restarting,
-    /// Ended finally, with code 0 or, if it may fail, with any code.
-    Done,
-    /// Ended otherwise or could not be started, finally.
-    Failed,
-}
-
 /// Status of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestCommandStatus {
     /// State of the command.
-    pub state: GuestCommandState,
+    pub state: CommandState,
     /// Number of restarts.
     #[serde(default)]
     pub restarts: u32,
@@ -123,7 +103,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn status_line(command: usize, words: &str) -> Vec<u8> {
-        let state = GuestCommandState::Ready;
+        let state = CommandState::Ready;
         let status =
             GuestCommandStatus { state, words: words.into(), ..GuestCommandStatus::default() };
         let mut line = serde_json::to_vec(&StatusUpdate { command, status }).unwrap();
@@ -142,7 +122,7 @@ mod tests {
             !statuses.read(&status_line(2, "")) && !statuses.read(&status_line(usize::MAX, ""))
         );
         let states: Vec<_> = statuses.commands().iter().map(|status| status.state).collect();
-        assert_eq!(states, [GuestCommandState::Waiting, GuestCommandState::Ready]);
+        assert_eq!(states, [CommandState::Waiting, CommandState::Ready]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use pdp_model::CommandState;
 use rustix::event::PollFd;
 
 use super::output::Output;
@@ -13,7 +14,7 @@ use super::probe::ProbeSchedule;
 use super::run_as::ResolvedRunAs;
 use super::{GOOD_RUN, NOT_STARTED, PAUSE_MAX, PAUSE_MIN, SAYS, spawn};
 use crate::spec::{CommandRestart, GuestCommand};
-use crate::status::{GuestCommandState, GuestCommandStatus, WORDS_BYTES_MAX, sanitize};
+use crate::status::{GuestCommandStatus, WORDS_BYTES_MAX, sanitize};
 
 /// Number of ends in a row, without a good run in between, from which on a command counts as one
 /// that keeps ending.
@@ -268,18 +269,16 @@ impl Service {
         let keeps_ending = self.ends >= ENDS_TOLD;
         let (state, troubled, text) = match &self.phase {
             ServicePhase::Waiting { .. } if self.starts == 0 => {
-                (GuestCommandState::Waiting, false, None)
+                (CommandState::Waiting, false, None)
             }
             ServicePhase::Waiting { .. } => {
-                (GuestCommandState::Restarting, keeps_ending, Some(self.end()))
+                (CommandState::Restarting, keeps_ending, Some(self.end()))
             }
             ServicePhase::Ended { well: true } => {
                 let failed = self.exit_status.is_some_and(|code| code != 0);
-                (GuestCommandState::Done, false, failed.then(|| self.end()))
+                (CommandState::Done, false, failed.then(|| self.end()))
             }
-            ServicePhase::Ended { well: false } => {
-                (GuestCommandState::Failed, true, Some(self.end()))
-            }
+            ServicePhase::Ended { well: false } => (CommandState::Failed, true, Some(self.end())),
             ServicePhase::Running { since, schedule: Some(schedule), .. } => {
                 let within = self.command.ready.as_ref().map_or(0, |check| check.within_ms);
                 let overdue = now >= *since + Duration::from_millis(within);
@@ -287,12 +286,11 @@ impl Service {
                     true => self.ending.clone(),
                     false => words("not ready", &schedule.failure),
                 };
-                (GuestCommandState::Starting, keeps_ending || overdue, Some(text))
+                (CommandState::Starting, keeps_ending || overdue, Some(text))
             }
             ServicePhase::Running { schedule: None, .. } => {
                 let ready = self.command.ready.is_some();
-                let state =
-                    if ready { GuestCommandState::Ready } else { GuestCommandState::Running };
+                let state = if ready { CommandState::Ready } else { CommandState::Running };
                 (state, keeps_ending, keeps_ending.then(|| self.ending.clone()))
             }
         };

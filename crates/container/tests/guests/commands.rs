@@ -5,9 +5,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use pdp_container::{
-    CommandProbe, CommandRestart, GuestCommand, GuestCommandState, GuestCommandStatus, GuestSpec,
-    Probe, ProcessState, Profile, WORDS_BYTES_MAX,
+    CommandProbe, CommandRestart, GuestCommand, GuestCommandStatus, GuestSpec, Probe, ProcessState,
+    Profile, WORDS_BYTES_MAX,
 };
+use pdp_model::CommandState;
 
 use super::{Fixture, command, eventually, log};
 
@@ -35,13 +36,13 @@ fn statuses(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandStatus> {
     fixture.runtime.commands(&spec.dir).unwrap().expect("what was told")
 }
 
-fn states(fixture: &Fixture, spec: &GuestSpec) -> Vec<GuestCommandState> {
+fn states(fixture: &Fixture, spec: &GuestSpec) -> Vec<CommandState> {
     statuses(fixture, spec).into_iter().map(|status| status.state).collect()
 }
 
 #[test]
 fn command_starts_after_its_dependencies() {
-    use GuestCommandState::{Done, Ready, Running, Starting, Waiting};
+    use CommandState::{Done, Ready, Running, Starting, Waiting};
     let fixture = Fixture::new();
     let program = ["sh", "-c", "test -e /run/go"].map(str::to_owned).into();
     let port =
@@ -98,7 +99,7 @@ fn allowed_failure_does_not_block_later_commands() {
             once("echo here > /run/here", &[1]),
         ],
     );
-    eventually("all are done", || states(&fixture, &spec) == [GuestCommandState::Done; 3]);
+    eventually("all are done", || states(&fixture, &spec) == [CommandState::Done; 3]);
     assert_eq!(fixture.exec(&spec, "cat /run/here").1, "here\n");
     let statuses = statuses(&fixture, &spec);
     let exits: Vec<_> = statuses.iter().map(|status| status.exit).collect();
@@ -115,7 +116,7 @@ fn allowed_failure_does_not_block_later_commands() {
 
 #[test]
 fn failed_command_is_reported_with_last_line() {
-    use GuestCommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
+    use CommandState::{Failed, Ready, Restarting, Running, Starting, Waiting};
     let fixture = Fixture::new();
     let never_ready = GuestCommand {
         ready: Some(CommandProbe {
@@ -150,7 +151,7 @@ fn failed_command_is_reported_with_last_line() {
         let states = states(&fixture, &spec);
         trouble == [true, true, true, false, true, false, false, false]
             && states[2..5] == [Failed, Waiting, Starting]
-            && states[5..] == [GuestCommandState::Done, Running, Ready]
+            && states[5..] == [CommandState::Done, Running, Ready]
     });
     assert_eq!(words(0), "ended with code 3: bad line 7");
     assert!(words(1).starts_with("can't be started: No such file"), "{}", words(1));
@@ -178,7 +179,7 @@ fn with_previous_command_waits_again_after_restart() {
             hanging(once("echo again >> /run/count", &[1])),
         ],
     );
-    use GuestCommandState::{Done, Ready, Restarting, Running, Starting};
+    use CommandState::{Done, Ready, Restarting, Running, Starting};
     eventually("it is being started", || states(&fixture, &spec)[0] == Starting);
     fixture.exec(&spec, "touch /run/up");
     eventually("all are ready", || states(&fixture, &spec) == [Ready, Running, Done]);
@@ -215,7 +216,7 @@ fn lying_guest_affects_only_its_own_status() {
             ready("exec sleep 1000", Probe::File("/run/never".into())),
         ],
     );
-    eventually("they run", || states(&fixture, &spec)[1] == GuestCommandState::Starting);
+    eventually("they run", || states(&fixture, &spec)[1] == CommandState::Starting);
     let ProcessState::Running(process) = fixture.runtime.state(&spec.dir).unwrap() else {
         panic!()
     };

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use pdp_container::{
-    CommandProbe, CommandRestart, GuestCommand, GuestCommandState, GuestSpec, Probe, Profile, RunAs,
-};
+use pdp_container::{CommandProbe, CommandRestart, GuestCommand, GuestSpec, Probe, Profile, RunAs};
+use pdp_model::CommandState;
 
 use super::{FileOwner, Fixture, GuestFile, command, eventually, file, log};
 
@@ -163,7 +162,7 @@ fn missing_user_or_directory_is_reported() {
     }
     assert_eq!(
         (statuses[5].state, statuses[6].state),
-        (GuestCommandState::Failed, GuestCommandState::Waiting)
+        (CommandState::Failed, CommandState::Waiting)
     );
     for (run_as, argv, why) in [
         (run_as("nosuch", ""), ["id"], "user nosuch: not in /etc/passwd\n"),
@@ -239,7 +238,7 @@ fn hostile_account_files_are_harmless() {
     // Repaired accounts apply again, also for process 1.
     fixture.exec(&spec, "rm -rf /etc/passwd; echo alice:x:7:8::/: > /etc/passwd");
     assert_eq!(fixture.exec_as(&spec, &run_as("alice", ""), &["id", "-u"]).1, "7\n");
-    eventually("it is started", || statuses()[1].state == GuestCommandState::Running);
+    eventually("it is started", || statuses()[1].state == CommandState::Running);
 }
 
 #[test]

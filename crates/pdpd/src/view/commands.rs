@@ -25,7 +25,7 @@ pub(super) fn commands(plans: &[CommandPlan], reports: Option<Vec<Report>>) -> V
 }
 
 fn command(plan: &CommandPlan, report: Report) -> CommandStatus {
-    let state = state(report.state);
+    let state = report.state;
     let mut words = report.words;
     if report.troubled && words.is_empty() {
         words = "keeps ending".to_owned();
@@ -51,23 +51,10 @@ fn command(plan: &CommandPlan, report: Report) -> CommandStatus {
     }
 }
 
-fn state(state: pdp_container::GuestCommandState) -> CommandState {
-    use pdp_container::GuestCommandState as Reported;
-    match state {
-        Reported::Waiting => CommandState::Waiting,
-        Reported::Starting => CommandState::Starting,
-        Reported::Ready => CommandState::Ready,
-        Reported::Running => CommandState::Running,
-        Reported::Restarting => CommandState::Restarting,
-        Reported::Done => CommandState::Done,
-        Reported::Failed => CommandState::Failed,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pdp_container::GuestCommandState as State;
+    use CommandState as State;
 
     fn plan(name: &str, after: &[usize], once: bool) -> CommandPlan {
         CommandPlan { name: name.into(), after: after.into(), once }
