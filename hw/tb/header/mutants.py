@@ -39,7 +39,6 @@ MUTANTS = [
     ("card_lpm", "{{index_q < INDEX_BITS'(leaf_end_late)}}", "1'b1"),
     ("card_lpm_level", "{{kind_r == WALK_NODE ? SUM_BITS'(leaf_base) : SUM_BITS'(index_r)}}",
      "SUM_BITS'(leaf_base)"),
-    ("card_lpm_level", "{{wr_en_q[1] && wr_addr_q[1] == addr_q}}", "1'b0"),
     ("card_ram", "{{late_en_q && late_addr_q == rd_addr_q}}", "1'b0"),
     ("card_flow", "{{{bytes_i[8*20+:6], bytes_i[8*21+:8]} == '0}}", "1'b1"),
     ("card_flow", "if ({{!v6_3}})", "1'b0"),
