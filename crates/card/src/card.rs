@@ -42,7 +42,7 @@ pub struct CardOutput {
     pub line: u8,
     /// The frame.
     pub bytes: Vec<u8>,
-    /// Its metadata.
+    /// Metadata of the frame.
     pub meta: FrameMeta,
 }
 

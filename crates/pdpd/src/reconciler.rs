@@ -171,7 +171,7 @@ struct ObjectState {
     dependents: BTreeSet<ObjectKey>,
     /// Number of its last step, in the order in which steps end.
     end: u64,
-    /// Its processes whose end is not reported yet.
+    /// Ended processes whose end is not reported yet.
     ended: BTreeSet<ProcessRole>,
     /// True if a client requested a restart of its processes.
     renew: bool,

@@ -58,7 +58,7 @@ pub enum TapReply {
 pub struct TapPortStats {
     /// Index of the vport.
     pub vport: u16,
-    /// Its counters.
+    /// Counters of the TAP.
     #[serde(flatten)]
     pub stats: TapStats,
 }
